@@ -23,9 +23,11 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "reference"
 ENGINE_IMAGE = str(ROOT / "engine-image")
 KSTATUS_NOTE = (
-    "`Reconciling` and `Stalled` are true when things are *not* as they should be, as kstatus wants it, and so are"
-    " `ScalingLimited` and `InternalError`; all others are true when things are well. A condition that does not apply"
-    " is absent. `kubectl wait --for=condition=Ready plim/NAME` works, and so does Flux."
+    "`Reconciling`, `Stalled`, `ScalingLimited` and `InternalError` are true when things are *not* as they should be,"
+    " and absent otherwise, as kstatus wants it. All others are true when things are well. A condition that does not"
+    " apply is absent. `status.observedGeneration` is the generation of the spec that all conditions refer to."
+    " `kubectl wait --for=condition=Ready plim/NAME` works, and so does Flux. `--for=condition=Stalled=false` waits for"
+    " ever, because an absent condition is not false."
 )
 
 

@@ -23,8 +23,7 @@ from typing import NamedTuple
 from plimsoll.cli import gc_tuning
 from plimsoll.gateway.envoy.access_log import AccessRecord
 from plimsoll.gateway.picker import Picker
-from plimsoll.gateway.service_catalog import build_catalog
-from tests.gateway.kube_objects import Object, pod
+from tests.gateway.kube_objects import Object, catalog, pod
 from tests.gateway.picker_harness import GATEWAY, FakeClock, service_with_slo
 
 ROUNDS = 9
@@ -124,10 +123,8 @@ def record_work(obj: Object, endpoints: int) -> list[WorkItem]:
 
 def _picker(obj: Object, endpoints: int, clock: FakeClock) -> Picker:
     picker = Picker(Random(1), GATEWAY, clock=clock)
-    catalog = build_catalog([obj], [pod(f"10.0.{n // 250}.{n % 250 + 1}:8000") for n in range(endpoints)])
-    picker.set_catalog(
-        catalog.with_healthy({key: {e.address for e in s.endpoints} for key, s in catalog.services.items()})
-    )
+    found = catalog([obj], [pod(f"10.0.{n // 250}.{n % 250 + 1}:8000") for n in range(endpoints)])
+    picker.set_catalog(found.with_healthy({key: {e.address for e in s.endpoints} for key, s in found.services.items()}))
     return picker
 
 

@@ -168,7 +168,7 @@ def _compare_followers(
     scene = reactive_baseline.BaselineContext(
         kinds, bounds, facts.end_s, kill.tier if kill else None, kill.span.begin_s if kill else facts.end_s
     )
-    with_caps = bool(observations.status.get("admission"))
+    with_caps = bool(observations.limits)
     found = reactive_baseline.all_pairs(observations.requests, scene, facts.targets, with_caps)
     settings_label = "with admission" if with_caps else "without admission"
     print(f"   {len(found)} pairs of followers {settings_label}, start-up {start_s[0]:.0f} to {start_s[1]:.0f} s")

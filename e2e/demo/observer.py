@@ -45,7 +45,11 @@ class OperatorMessage:
 
 @dataclass(frozen=True)
 class RunObservations:
-    """What a run left. `starts`: seconds from order to ready of the pods that came; `client_cpu_s`: the demo's own."""
+    """What a run left.
+
+    `startup_s`: seconds from order to ready of the pods that came; `limits`: the published admission limits;
+    `client_cpu_s`: the demo's own.
+    """
 
     requests: list[RequestLine]
     replicas: list[ReplicaSample]
@@ -53,6 +57,7 @@ class RunObservations:
     decisions: list[OperatorMessage]
     startup_s: dict[str, float]
     status: dict[str, Any]
+    limits: dict[str, Any]
     client_cpu_s: float
 
 
@@ -79,6 +84,7 @@ def observe_load(
         watch.decisions,
         watch.starts,
         service.status(),
+        service.limits(),
         round(time.process_time() - cpu, 1),
     )
 
@@ -159,16 +165,14 @@ class ServiceObserver:
             self._say(self._status_line(now, samples))
 
     def _record_decisions(self, status: Object) -> None:
-        for decision in sorted(
-            filter(None, [status.get("lastDecision"), *status.get("decisions", [])]), key=_decision_time
-        ):
-            at = _to_unix(decision["time"]) - self.origin
-            if decision["time"] in self._decided or at < 0:
-                continue
-            self._decided.add(decision["time"])
-            for tier, change in decision["tiers"].items():
-                words = f"{tier} {change['from']} -> {change['to']}: {change['why']}"
-                self.decisions.append(OperatorMessage(round(at, 1), "decision", words))
+        decision = status.get("lastDecision")
+        at = _to_unix(decision["time"]) - self.origin if decision else -1.0
+        if not decision or decision["time"] in self._decided or at < 0:
+            return
+        self._decided.add(decision["time"])
+        for tier, change in decision["tiers"].items():
+            words = f"{tier} {change['from']} -> {change['to']}: {change['why']}"
+            self.decisions.append(OperatorMessage(round(at, 1), "decision", words))
 
     def _record_startups(self, pods: Iterable[Object]) -> None:
         for pod in pods:
@@ -241,10 +245,6 @@ def _latencies(recent: list[RequestLine], targets: Targets) -> str:
 
 def _percent(share: float | None) -> str:
     return "  - " if share is None else f"{share:4.0%}"
-
-
-def _decision_time(decision: Object) -> str:
-    return str(decision["time"])
 
 
 def _event_time(event: Object) -> str:

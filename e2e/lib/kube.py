@@ -34,6 +34,7 @@ _ROOTS = {
     "leases": "/apis/coordination.k8s.io/v1",
     "jobs": "/apis/batch/v1",
     "inferenceservices": "/apis/plimsoll.dev/v1alpha1",
+    "inferenceserviceadmissions": "/apis/plimsoll.dev/v1alpha1",
     "inferenceservicecheckpoints": "/apis/plimsoll.dev/v1alpha1",
 }
 

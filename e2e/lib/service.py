@@ -13,6 +13,7 @@ from e2e.lib.kube import Cluster, Object, condition, is_true
 from e2e.lib.metrics import Samples
 from e2e.lib.wait import wait_until
 from plimsoll.api import labels
+from plimsoll.api.conditions import ABNORMAL_TRUE
 from plimsoll.api.contract import engine_contract
 
 MODEL_URI = "file:///models/tiny"
@@ -53,6 +54,14 @@ class Service:
     def status(self) -> Object:
         return dict((self.get() or {}).get("status") or {})
 
+    def admission(self) -> Object:
+        """The InferenceServiceAdmission; empty if there is none."""
+        return self.cluster.get(labels.ADMISSION_PLURAL, self.name, self.namespace) or {}
+
+    def limits(self) -> Object:
+        """The admission limits that are published to the gateways; empty if there are none."""
+        return dict(self.admission().get("limits") or {})
+
     def condition(self, kind: str) -> Object:
         return condition(self.get(), kind)
 
@@ -89,18 +98,20 @@ class Service:
         obj = self.get()
         if not obj or not is_true(obj, "Ready") or is_true(obj, "Reconciling"):
             return False
-        current = obj["metadata"]["generation"]
-        conditions_current = all(
-            condition(obj, kind).get("observedGeneration") == current for kind in ("Ready", "Reconciling")
-        )
-        return conditions_current and len(self.pods()) == len(self.ready_pods())
+        is_current = obj["status"].get("observedGeneration") == obj["metadata"]["generation"]
+        return is_current and len(self.pods()) == len(self.ready_pods())
 
     def wait_condition(self, kind: str, timeout_s: float = 60, **fields: str) -> Object:
-        """The condition of that type, once it has these fields (`status`, `reason`)."""
+        """The condition of that type, once it has these fields (`status`, `reason`).
+
+        One that exists only while it is true counts as False while it is absent.
+        """
 
         def matching_condition() -> Object | None:
-            condition_found = self.condition(kind)
-            return condition_found if condition_found and fields.items() <= condition_found.items() else None
+            found = self.condition(kind)
+            if not found and kind in ABNORMAL_TRUE and self.status().get("conditions"):
+                found = {"type": kind, "status": "False"}
+            return found if found and fields.items() <= found.items() else None
 
         return wait_until(f"{self.key}: {kind} has {fields}", matching_condition, timeout_s)
 

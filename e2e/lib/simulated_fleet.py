@@ -89,7 +89,7 @@ def wait_limits_published(service: Service) -> None:
     def is_calibrated() -> bool:
         status = service.status()
         lines = all("capacityPerReplica" in tier for tier in status["tiers"].values())
-        return lines and bool((status.get("admission") or {}).get("costModel"))
+        return lines and "costModel" in service.limits()
 
     wait_until(f"{service.key} knows its tiers", is_calibrated, PUBLISH_TIMEOUT_S)
 

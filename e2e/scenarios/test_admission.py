@@ -114,7 +114,7 @@ def _learn_capacity(service: Service) -> None:
         )
         wait_until(
             f"{service.key} tells it",
-            lambda: (service.status().get("admission") or {}).get("costModel"),
+            lambda: service.limits().get("costModel"),
             CONDITION_TIMEOUT_S,
         )
         sleep(SETTLED_S)

@@ -251,11 +251,12 @@ def test_slow_kv_fabric_disables_remote_prefill(learned: dict[str, Service], gat
 
 
 def _transfer_time_known(service: Service, gateway: GatewayClient) -> bool:
-    """Whether every gateway goes by an object in which the operator tells how long KV is on its way."""
-    found = service.get() or {}
-    limits = (found["status"].get("admission") or {}).get("costModel") or {}
-    versions = {told["object"]["version"] for told in gateway.services(service.key)}
-    return limits.get("kv_transfer_token_s") is not None and versions == {found["metadata"]["resourceVersion"]}
+    """Whether every gateway goes by limits in which the operator tells how long KV is on its way."""
+    found = service.admission()
+    if (found.get("limits") or {}).get("costModel", {}).get("kv_transfer_token_s") is None:
+        return False
+    versions = {told["object"]["limits_version"] for told in gateway.services(service.key)}
+    return versions == {found["metadata"]["resourceVersion"]}
 
 
 def _send_sequentially(service: Service, requests: int) -> list[RequestRecord]:

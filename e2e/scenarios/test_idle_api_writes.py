@@ -19,7 +19,16 @@ from e2e.lib.service import Service
 from e2e.lib.wait import sleep
 
 SETTLE_S = 15.0  # the last status writes after a change
-OWNED_RESOURCES = frozenset({"inferenceservices", "deployments", "services", "poddisruptionbudgets", "networkpolicies"})
+OWNED_RESOURCES = frozenset(
+    {
+        "inferenceservices",
+        "inferenceserviceadmissions",
+        "deployments",
+        "services",
+        "poddisruptionbudgets",
+        "networkpolicies",
+    }
+)
 
 
 def _last_change(services: dict[str, Service], operator: list[Object], writes: list[ApiCall]) -> float:

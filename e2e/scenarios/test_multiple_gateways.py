@@ -144,7 +144,7 @@ def _minute(records: list[RequestRecord], told: Object) -> tuple[int, int]:
 
 def _shares(service: Service) -> tuple[int, dict[str, int]]:
     """The sequences that a replica may have, and how the gateways were told to share them."""
-    told = service.status()["admission"]
+    told = service.limits()
     return told["costModel"]["batch"], told["shares"]
 
 
@@ -159,7 +159,7 @@ def _capacity_in_use(gateway: GatewayClient, service: Service) -> tuple[int, int
 
 
 def _sample_shares(gateway: GatewayClient, service: Service, seconds: float) -> list[tuple[int, int, int, int, int]]:
-    """Once a second: the whole, the sum of the shares in the status, and what the gateways hold."""
+    """Once a second: the whole, the sum of the published shares, and what the gateways hold."""
     seen = []
     for _ in range(round(seconds)):
         batch, shares = _shares(service)

@@ -226,7 +226,7 @@ def test_load_step_scales_up_then_down_without_lost_streams(
 def test_status_shows_measurements_and_last_decision(fleet: Service) -> None:
     status = fleet.status()
     tier, last = status["tiers"]["serve"], status["lastDecision"]
-    print(f"{tier}\n{status.get('slo')}\n{status['coldStart']}\n{last}")
+    print(f"{tier}\n{status.get('slo')}\n{last}")
     assert tier["capacityPerReplica"].endswith("req/s")
     assert {"needed", "model"} <= tier.keys()
     assert {"p50", "p90"} <= tier["startup"].keys()

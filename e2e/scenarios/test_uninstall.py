@@ -15,7 +15,11 @@ from e2e.lib.resource_dump import difference, dump_resources, wait_stable
 from e2e.lib.service import Service, make_manifest
 from e2e.lib.wait import wait_until
 
-CRDS = ("inferenceservices.plimsoll.dev", "inferenceservicecheckpoints.plimsoll.dev")
+CRDS = (
+    "inferenceservices.plimsoll.dev",
+    "inferenceserviceadmissions.plimsoll.dev",
+    "inferenceservicecheckpoints.plimsoll.dev",
+)
 QUESTION = Prompt("Is anybody there?", max_tokens=8)
 
 

@@ -292,11 +292,19 @@ def test_parse_applied_object_is_optional_and_validated() -> None:
     told = {
         "version": "812",
         "admission_active": False,
-        "parse_error": "status.admission: a model of version 9, not of version 3",
+        "parse_error": "InferenceServiceAdmission: version 9 is not supported; expected 4",
     }
     document["services"]["team/chat"]["object"] = told
     assert chat(document).config_state == GatewayConfigState("812", False, told["parse_error"])
-    for broken in ({"version": 812}, {"admission_active": "no"}, {"parse_error": "x" * 400}, {"version": None}):
+    document["services"]["team/chat"]["object"] = told | {"limits_version": "815"}
+    assert chat(document).config_state == GatewayConfigState("812", False, told["parse_error"], "815")
+    for broken in (
+        {"version": 812},
+        {"admission_active": "no"},
+        {"parse_error": "x" * 400},
+        {"version": None},
+        {"limits_version": 815},
+    ):
         document["services"]["team/chat"]["object"] = told | broken
         with pytest.raises(ValueError, match="object"):
             chat(document)

@@ -109,19 +109,18 @@ def test_parse_status_ignores_unknown_fields() -> None:
         {"slo": {"ttft": 0.4}},
         {"slo": "fine"},
         {"limitedBy": ["a", "b"]},
-        {"decisions": [{"time": 1}], "lastDecision": {}},
+        {"lastDecision": {}},
         {"tiers": {"decode": {"ready": "many"}}, "conditions": [{}]},
-        {"coldStart": {"decode": {"phases": [{"name": "load"}]}}},
         {"observedGeneration": -1},
     ],
     ids=str,
 )
 def test_parse_readable_fields_survive_unreadable_status(unread: Manifest) -> None:
-    status = parse({**service(), "status": {"url": "http://x", "admission": {"a": [1]}, **unread}}).status
-    assert status == InferenceServiceStatus(url="http://x", admission={"a": [1]})
+    status = parse({**service(), "status": {"url": "http://x", "modelNames": ["a"], **unread}}).status
+    assert status == InferenceServiceStatus(url="http://x", model_names=("a",))
 
 
-@pytest.mark.parametrize("status", [None, [], "fine", 7, {1: 2}, {"admission": "x"}])
+@pytest.mark.parametrize("status", [None, [], "fine", 7, {1: 2}, {"url": 7}])
 def test_parse_invalid_status_is_empty(status: Any) -> None:
     assert parse({**service(), "status": status}).status == InferenceServiceStatus()
 

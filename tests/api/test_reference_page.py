@@ -24,9 +24,7 @@ def test_reference_page_is_up_to_date() -> None:
         "| `tiers.TIER.summary` | string |  | Ready and desired pods, such as 2/3. |",
         "| `scaling.warmReplicas` | integer, 0 to 1000 | `0` | Replicas that each tier keeps beyond those it"
         " needs, up to maxReplicas: 0 to 1000. |",
-        "| `coldStart.TIER.phases` | string |  | Start-up phases in their order, each with its median and its 90th"
-        " percentile, such as pull 9s to 12s, load 20s to 31s. |",
-        "| `decisions[].tiers.TIER.to` | integer |  | Replica count that was decided. |",
+        "| `lastDecision.tiers.TIER.to` | integer |  | Replica count that was decided. |",
         "- `spec.scaling.prefillPerDecode`: prefillPerDecode is allowed only with prefill and decode tiers, "
         "not with serve",
         "| URL | Base URL for clients inside the cluster. Only with `-o wide`. |",

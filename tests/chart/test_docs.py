@@ -33,7 +33,10 @@ def test_rendered_crds_equal_generated_crds() -> None:
     rendered = {one["metadata"]["name"]: one["spec"] for one in of_kind(render(), "CustomResourceDefinition")}
     sources = [yaml.safe_load(path.read_text()) for path in docs.CRDS]
     assert rendered == {one["metadata"]["name"]: one["spec"] for one in sources}
-    assert set(rendered) == {"inferenceservices.plimsoll.dev", "inferenceservicecheckpoints.plimsoll.dev"}
+    assert set(rendered) == {
+        f"{plural}.plimsoll.dev"
+        for plural in ("inferenceservices", "inferenceserviceadmissions", "inferenceservicecheckpoints")
+    }
 
 
 def test_values_comment_belongs_to_key_below() -> None:

@@ -162,9 +162,9 @@ def test_engine_user_can_be_left_to_the_platform() -> None:
 
 def test_crds_can_be_kept_dropped_or_left_out() -> None:
     kept = of_kind(render(), "CustomResourceDefinition")
-    assert [one["metadata"]["annotations"] for one in kept] == [{"helm.sh/resource-policy": "keep"}] * 2
+    assert [one["metadata"]["annotations"] for one in kept] == [{"helm.sh/resource-policy": "keep"}] * 3
     dropped = of_kind(render({"crds": {"keep": False}}), "CustomResourceDefinition")
-    assert ["annotations" in one["metadata"] for one in dropped] == [False, False]
+    assert ["annotations" in one["metadata"] for one in dropped] == [False] * 3
     assert of_kind(render({"crds": {"install": False}}), "CustomResourceDefinition") == []
 
 

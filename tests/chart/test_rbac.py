@@ -13,10 +13,11 @@ FOLLOW = ("list", "watch")
 READ = ("get", *FOLLOW)
 OWNED = (*READ, "create", "patch", "delete")
 
-GATEWAY = {"inferenceservices.plimsoll.dev": FOLLOW, "pods": FOLLOW}
+GATEWAY = {"inferenceservices.plimsoll.dev": FOLLOW, "inferenceserviceadmissions.plimsoll.dev": FOLLOW, "pods": FOLLOW}
 OPERATOR = {
     "inferenceservices.plimsoll.dev": FOLLOW,
     "inferenceservices/status.plimsoll.dev": ("patch",),
+    "inferenceserviceadmissions.plimsoll.dev": OWNED,
     "inferenceservicecheckpoints.plimsoll.dev": ("list", "create", "patch"),
     "inferenceservices/finalizers.plimsoll.dev": ("update",),
     "deployments.apps": OWNED,
@@ -132,7 +133,7 @@ def test_rbac_aggregates_view_and_edit_roles() -> None:
     assert view["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-view"] == "true"
     assert edit["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-edit"] == "true"
     assert edit["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-admin"] == "true"
-    assert allowed(view) == {"inferenceservices.plimsoll.dev": READ}
+    assert allowed(view) == {"inferenceservices.plimsoll.dev": READ, "inferenceserviceadmissions.plimsoll.dev": READ}
     assert set(allowed(edit)) == {"inferenceservices.plimsoll.dev"}
     without = render({"rbac": {"aggregate": False}})
     assert {o["metadata"]["name"] for o in of_kind(without, "ClusterRole")} == {"plimsoll-operator", "plimsoll-gateway"}

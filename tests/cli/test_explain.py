@@ -150,6 +150,16 @@ DOCUMENT: dict[str, Any] = {
             },
         },
     },
+    "admission": {
+        "version": 4,
+        "classes": ["chat", "batch"],
+        "costModel": {"batch": 40},
+        "readyAt": 1767268840.0,
+        "readyCapacity": 12.5,
+        "starting": True,
+        "shares": {"gateway-a": 25, "gateway-b": 15},
+        "capacitySteps": [],
+    },
 }
 GOLDEN = (Path(__file__).parent / "explained.txt").read_text()
 
@@ -199,7 +209,7 @@ def test_render_decision_summary_in_one_line(before: Any, replicas: Any, recomme
 
 
 def test_render_before_first_tick_says_nothing_decided() -> None:
-    lines = render_document({**DOCUMENT, "decisions": [], "metrics": None, "tiers": {}}, PIPE)
+    lines = render_document({**DOCUMENT, "decisions": [], "metrics": None, "tiers": {}, "admission": None}, PIPE)
     assert lines[-1] == "No decision yet: the operator has just started to observe the service."
 
 

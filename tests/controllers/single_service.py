@@ -14,6 +14,7 @@ from typing import Any
 from plimsoll.adapters.kube_client import KubeClient, Resource
 from plimsoll.api import labels
 from plimsoll.controllers.autoscale.autoscaler import Autoscaler
+from plimsoll.controllers.autoscale.checkpoint_store import CheckpointStore
 from plimsoll.controllers.autoscale.signal_sources import SignalSources
 from plimsoll.controllers.gateway_poller import GatewayView
 from plimsoll.controllers.object_cache import Key, ObjectCache, role_of
@@ -22,7 +23,7 @@ from plimsoll.controllers.reconcile.reconciler import Reconciler
 from plimsoll.core.errors import NotFound
 from plimsoll.core.ports import EngineInfo, GatewayReading, SelfBenchmark
 from plimsoll.core.types import Role
-from plimsoll.gateway.admission_policy import AdmissionPolicy, read_limits, read_policy
+from plimsoll.gateway.admission_policy import AdmissionPolicy, read_policy
 from tests import builders
 from tests.controllers.test_autoscale import NOW_S, arrivals, engine
 
@@ -106,11 +107,20 @@ class SingleService:
         """A new operator process: it knows what the API server has."""
         self._readings: tuple[GatewayReading, ...] = ()
         self._dirty = True
-        sources = SignalSources(lambda: (self._readings, self.gateways), lambda pod: ABOUT, lambda pod: None)
+        checkpoints = CheckpointStore(self.kube)
+        stored = self.cache.get(labels.CHECKPOINT_KIND, KEY)
+        if stored is not None:
+            checkpoints._stored[KEY] = self.object["metadata"]["uid"], stored["state"]["zlib"]
+        sources = SignalSources(
+            lambda: (self._readings, self.gateways),
+            lambda pod: ABOUT,
+            lambda pod: None,
+            checkpoint=checkpoints.get,
+        )
         view = GatewayView(1, 1, {KEY: 1})
         self._reconciler = Reconciler(
             self.kube, self.cache, builders.PLATFORM, lambda: view, lambda key: self.scaler.report(key),
-            DrainReports(self.cache), "operator-1",
+            DrainReports(self.cache), "operator-1", checkpoints=checkpoints,
         )  # fmt: skip
         self.scaler = Autoscaler(
             self.cache, self.kube, sources, self._reconciler.record_event, lambda key: self._mark_dirty()
@@ -142,8 +152,10 @@ class SingleService:
         return read_policy(self.object)
 
     @property
-    def has_limits(self) -> bool:
-        return read_limits(self.object) is not None
+    def limits(self) -> Object | None:
+        """What the operator has published to the gateways."""
+        found = self.cache.get(labels.ADMISSION_KIND, KEY)
+        return None if found is None else dict(found["limits"])
 
     def deployment(self, tier: str) -> Object:
         found = self.cache.get("Deployment", (KEY[0], f"{KEY[1]}-{tier}"))

@@ -34,10 +34,10 @@ from plimsoll.controllers.reconcile.object_plan import plan_objects
 from plimsoll.controllers.reconcile.observe import affected_services, observe
 from plimsoll.controllers.reconcile.reconciler import collect_status_inputs, desired_replicas, names_of
 from plimsoll.controllers.reconcile.service_status import TierStatusInputs
-from plimsoll.core.admission.publication import FORMAT_VERSION
+from plimsoll.core.admission.publication import AdmissionLimits
 from plimsoll.core.autoscaling.scale_down_candidates import ReplicaLoad
 from plimsoll.gateway.service_catalog import build_catalog
-from plimsoll.resources import object_meta
+from plimsoll.resources import object_meta, objects
 from tests import builders
 from tests.controllers.test_autoscale import NOW_S, _tell
 
@@ -49,7 +49,8 @@ KEY = ("team", "chat")
 ALWAYS = {("metadata",), ("kind",), ("apiVersion",)} | {
     ("metadata", name) for name in ("name", "namespace", "uid", "creationTimestamp")
 }
-# What a later version of a definition may do to the status of a custom resource: nothing holds its types.
+UNTYPED = {labels.KIND: "status", labels.ADMISSION_KIND: "limits"}
+# What a later version of a definition may do to the operator's part of a custom resource: nothing holds its types.
 LATER: tuple[Any, ...] = ("FromALaterVersion", 7, True, [1, "x", None], {"odd": {"deep": None}}, 1e300)
 
 
@@ -71,15 +72,17 @@ def a_service() -> Object:
             {"type": "SLOMet", "status": "False", "reason": "SLOViolated", "message": "m"},
         ],
         "lastDecision": decision,
-        "decisions": [decision],
-        "admission": {
-            "version": FORMAT_VERSION, "classes": ["default"], "readyAt": 1.0, "readyCapacity": 2.0,
-            "starting": True, "shares": {"gw": 1}, "capacitySteps": [[1.0, 2.0]],
-        },
-        "tiers": {"serve": {"replicas": 1, "ready": 1, "desired": 1, "summary": "1/1", "revision": "r"}},
+        "tiers": {"serve": {"ready": 1, "desired": 1, "summary": "1/1"}},
         "modelNames": ["tiny"],
         "url": "http://x",
-    }  # fmt: skip
+    }
+    return found
+
+
+def an_admission() -> Object:
+    limits = AdmissionLimits(("default",), None, 1.0, 2.0, True, {"gw": 1}, ((1.0, 2.0),))
+    found = objects.admission(a_service(), limits)
+    found["metadata"] |= {"uid": "a", "resourceVersion": "7", "creationTimestamp": "2026-01-01T00:00:00Z"}
     return found
 
 
@@ -172,7 +175,7 @@ def damaged(whole: Object, draw: Random) -> Object:
         try:
             for name in way:
                 holder = holder[name]
-            _damage(holder, last, draw, loose=whole["kind"] == labels.KIND and path[0] == "status")
+            _damage(holder, last, draw, loose=path[0] == UNTYPED.get(whole["kind"]))
         except (KeyError, IndexError, TypeError):
             continue  # an earlier change has removed it
     return found
@@ -213,7 +216,7 @@ def round_of(store: ObjectCache) -> None:
         names = names_of(seen, datetime.fromtimestamp(NOW_S, UTC))
         sight = collect_status_inputs(seen, todo, None, None, builders.PLATFORM, names)
         old = seen.service_object.get("status") or {}
-        service_status.changed_events(old.get("conditions", []), service_status.build_conditions(sight))
+        service_status.changed_events(old.get("conditions", []), service_status.build_conditions(sight), "7")
         service_status.tiers_status(sight)
         service_status.scaling_fields(sight, old)
 
@@ -285,7 +288,7 @@ PODS: dict[str, Callable[[Object], object]] = {
 DEPLOYMENTS: dict[str, Callable[[Object], object]] = {
     "store": stored,
     "drift": lambda obj: (applied_cache.fingerprint(obj), applied_cache.has_foreign_replicas_owner(obj)),
-    "rollout": lambda obj: service_status.is_fully_rolled_out(TierStatusInputs("serve", 2, obj, (), "r")),
+    "rollout": lambda obj: service_status.is_fully_rolled_out(TierStatusInputs("serve", 2, obj, ())),
     "troubles": lambda obj: pod_diagnosis.most_severe(obj, []),
     "reconcile": lambda obj: round_of(stored(obj)),
     "autoscale": lambda obj: ticks_of(stored(obj)),
@@ -297,11 +300,17 @@ SERVICES: dict[str, Callable[[Object], object]] = {
     "autoscale": lambda obj: ticks_of(stored(obj)),
     "gateway": lambda obj: build_catalog([obj], [a_pod()]),
 }
+ADMISSIONS: dict[str, Callable[[Object], object]] = {
+    "reconcile": lambda obj: round_of(stored(obj)),
+    "autoscale": lambda obj: ticks_of(stored(obj)),
+    "gateway": lambda obj: build_catalog([a_service()], [a_pod()], [obj]),
+}
 READERS = [
     *(pytest.param(a_pod, read, id=f"Pod, {name}") for name, read in PODS.items()),
     *(pytest.param(a_leaving_pod, PODS[name], id=f"leaving Pod, {name}") for name in ("ending of a pod", "endings")),
     *(pytest.param(a_deployment, read, id=f"Deployment, {name}") for name, read in DEPLOYMENTS.items()),
     *(pytest.param(a_service, read, id=f"InferenceService, {name}") for name, read in SERVICES.items()),
+    *(pytest.param(an_admission, read, id=f"InferenceServiceAdmission, {name}") for name, read in ADMISSIONS.items()),
     pytest.param(a_revision, lambda obj: round_of(stored(obj)), id="ControllerRevision, reconcile"),
     pytest.param(a_lease, in_the_lease, id="Lease, election"),
 ]

@@ -19,7 +19,7 @@ from plimsoll.controllers.autoscale.limit_status import LimitTracker
 from plimsoll.controllers.autoscale.pod_deletion_cost import ScaleDownSelection
 from plimsoll.controllers.autoscale.scale_action import ScaleChange
 from plimsoll.controllers.autoscale.scaling_status import ScalingReport, initial_report
-from plimsoll.controllers.autoscale.signal_health import HealthReport, SignalHealth
+from plimsoll.controllers.autoscale.signal_health import ConfigVersions, HealthReport, SignalHealth
 from plimsoll.controllers.reconcile import service_status
 from plimsoll.controllers.reconcile.drain_reports import DrainTimeout
 from plimsoll.controllers.reconcile.model_names import Former, ModelNames
@@ -66,7 +66,7 @@ def tier_inputs(role: str, problem: Object | None = None, status: Object | None 
         pod = builders.pod(PARENT, role, POD, conditions=[{"type": "Ready", "status": "True"}])
         pods = (pod,) * (PODS if status is None else 0)
     deployment = builders.deployment(PARENT, role, replicas=PODS, ready=len(pods), status=status)
-    return TierStatusInputs(role, PODS, deployment, pods, "r")
+    return TierStatusInputs(role, PODS, deployment, pods)
 
 
 def status_inputs(*tiers: TierStatusInputs, **other: Any) -> StatusInputs:
@@ -95,8 +95,8 @@ def report(*held: conditions.Condition, slow: str | None = None) -> ScalingRepor
 
 
 def transition_events(new: StatusInputs, old: StatusInputs) -> Iterator[Event]:
-    before = conditions.merge([], service_status.build_conditions(old), 1, "2026-01-01T00:00:00Z")
-    yield from service_status.changed_events(before, service_status.build_conditions(new))
+    before = conditions.merge([], service_status.build_conditions(old), "2026-01-01T00:00:00Z")
+    yield from service_status.changed_events(before, service_status.build_conditions(new), "7")
 
 
 def name_states() -> Iterator[NameState]:
@@ -166,7 +166,7 @@ def emitting_conditions() -> Iterator[conditions.Condition]:
         MANY, MANY, 123_456.7, 0.000_123, 9876.5, Constraint.TTFT, 0.8, 0.6, 3599.9, None, infeasible=infeasible
     )
     state.sizings = dict.fromkeys(tiers, sizing)
-    yield scaling_conditions.slo_feasible(state)
+    yield scaling_conditions.slo_feasible(state, Slo(0.95, 1.0))
     decision = TierDecision(MANY, (), etas_s=(LONG_S,) * MANY)
     state.last_decision = TimedDecision(0.0, ScalingDecision(dict.fromkeys(tiers, decision), "decode", DecisionState()))
     overload = ServiceMetrics(123_456.7, rejected_share=0.999)
@@ -184,13 +184,17 @@ def emitting_conditions() -> Iterator[conditions.Condition]:
 def stale_gateways() -> str:
     health = SignalHealth()
     states = [
-        GatewayConfigState("1", False, QUOTE), GatewayConfigState("1", True, ""), GatewayConfigState("9", False, "")
+        GatewayConfigState("1", False, QUOTE, "8"), GatewayConfigState("1", True, "", "8"),
+        GatewayConfigState("9", False, "", "8"), GatewayConfigState("9", False), GatewayConfigState("9", True, "", "1"),
+        GatewayConfigState("9", True, QUOTE, "8"),
     ]  # fmt: skip
     message = None
     for now_s in (0.0, 100.0):
         for number, config_state in enumerate(states):
-            health.record(f"gateway-{number}", config_state, 5, now_s)
-        found = health.report(ServiceSnapshot(ServiceMetrics(0.0), {}), True, [f"gateway-{n}" for n in range(3)], now_s)
+            health.record(f"gateway-{number}", config_state, ConfigVersions(5, 8), now_s)
+        found = health.report(
+            ServiceSnapshot(ServiceMetrics(0.0), {}), True, [f"gateway-{n}" for n in range(len(states))], now_s
+        )
         message = found.stale_gateways
     assert message is not None
     return message

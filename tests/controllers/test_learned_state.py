@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import zlib
+
+import orjson
 import pytest
 
 from plimsoll.controllers.reconcile.service_status import StatusInputs, scaling_fields
 from tests import builders
 from tests.controllers.test_autoscale import ABOUT, NOW_S, PROMISED, Object, World, ready
+
+KEY = ("team", "chat")
 
 
 def test_checkpoint_in_report_is_restored_after_restart() -> None:
@@ -33,33 +39,59 @@ def shown(world: World, parent: Object) -> Object:
     return scaling_fields(StatusInputs(service_object=parent, scaling_report=report), {})
 
 
-def test_earlier_decisions_are_shown_after_restart() -> None:
-    parent = builders.service(**PROMISED)
-    world, key = World(parent), ("team", "chat")
+def scaled_up_world(parent: Object) -> World:
+    world = World(parent)
     world.store.put(builders.deployment(parent, "serve", replicas=1, ready=1))
     world.store.put(ready(parent, "serve"))
-    world.load(key, 40.0, 60, NOW_S)
-    status = shown(world, parent)
-    again = World({**parent, "status": status})
+    world.load(KEY, 40.0, 60, NOW_S)
+    return world
+
+
+def restarted(world: World, parent: Object, status: Object) -> World:
+    """A new process: it knows the objects and the checkpoint."""
+    report, again = world.scaler.report(KEY), World({**parent, "status": status})
+    assert report is not None
+    again.checkpoint = report.checkpoint
     again.store.put(world.store.get("Deployment", ("team", "chat-serve")) or {})
     again.store.put(ready(parent, "serve"))
+    return again
+
+
+def decided_at(world: World) -> list[str]:
+    """The times of the decisions that `explain` shows, that of the last tick first."""
+    document = world.scaler.explain(KEY)
+    assert document is not None
+    return [one["at"] for one in document["decisions"]]
+
+
+def test_earlier_decisions_are_shown_after_restart() -> None:
+    parent = builders.service(**PROMISED)
+    world = scaled_up_world(parent)
+    status, before = shown(world, parent), decided_at(world)[1:]
+    assert len(before) > 1
+    again = restarted(world, parent, status)
     again.scaler.decide(NOW_S + 100.0)
-    told = again.scaler.explain(key)
-    assert told is not None
-    first, *before = told["decisions"]
-    assert first["at"] == "2027-01-15T08:01:40Z", "its own, of this tick"
-    assert [one["at"] for one in before] == [one["time"] for one in [status["lastDecision"], *status["decisions"]]]
-    assert before[0]["tiers"]["serve"]["why"] == status["lastDecision"]["tiers"]["serve"]["why"]
+    assert decided_at(again) == ["2027-01-15T08:01:40Z", *before], "its own, of this tick, and those of the other"
+    document = again.scaler.explain(KEY)
+    assert document is not None
+    assert document["decisions"][1]["tiers"]["serve"]["why"] == status["lastDecision"]["tiers"]["serve"]["why"]
     again.scaler.decide(NOW_S + 120.0)
-    after = shown(again, parent)
-    assert after["lastDecision"] == status["lastDecision"], "nothing has changed since"
-    assert after["decisions"] == status["decisions"]
+    assert shown(again, parent)["lastDecision"] == status["lastDecision"], "nothing has changed since"
     more = {**PROMISED, "tiers": {"serve": {"minReplicas": 20, "maxReplicas": 20}}}
     again.store.put({**builders.service(**more), "status": status})
     again.scaler.decide(NOW_S + 121.0)
-    grown = shown(again, parent)
-    assert grown["lastDecision"]["time"] > status["lastDecision"]["time"]
-    assert status["lastDecision"] in grown["decisions"]
+    assert shown(again, parent)["lastDecision"]["time"] > status["lastDecision"]["time"]
+    assert decided_at(again)[-len(before) :] == before
+
+
+def test_decision_that_the_checkpoint_lacks_is_taken_from_the_status() -> None:
+    """The status is written first, so an operator that ends in between leaves an older checkpoint."""
+    parent = builders.service(**PROMISED)
+    world = scaled_up_world(parent)
+    newer = {"time": "2027-01-15T08:01:30Z", "tiers": {"serve": {"from": 4, "to": 5, "why": "w"}}}
+    again = restarted(world, parent, {**shown(world, parent), "lastDecision": newer})
+    again.scaler.decide(NOW_S + 100.0)
+    assert decided_at(again) == ["2027-01-15T08:01:40Z", newer["time"], *decided_at(world)[1:]]
 
 
 def test_unchanged_recommendation_over_restarts_is_one_decision() -> None:
@@ -75,28 +107,28 @@ def test_unchanged_recommendation_over_restarts_is_one_decision() -> None:
             world.scaler.decide(NOW_S + 100.0 * process + second)
         status = shown(world, parent)
         assert status["lastDecision"]["tiers"]["prefill"]["to"] == 2
-        assert "decisions" not in status
+        assert len(world.scaler._entries[KEY].service_state.decisions) == 1
 
 
 @pytest.mark.parametrize(
-    "status",
+    "stored",
     [
-        {"lastDecision": None, "decisions": 3},
-        {"lastDecision": "what", "decisions": ["ever"]},
-        {"lastDecision": {"time": "yesterday", "tiers": {}}},
-        {"lastDecision": {"time": 5, "tiers": {}}},
-        {"lastDecision": {"time": "2026-01-01T00:00:00Z", "tiers": 4}},
-        {"lastDecision": {"time": "2026-01-01T00:00:00Z", "tiers": {"serve": {"from": None, "to": 3, "why": ""}}}},
-        {"lastDecision": {"time": "2026-01-01T00:00:00Z"}},
+        None,
+        "what",
+        {"time": "yesterday", "tiers": {}},
+        {"time": 5, "tiers": {}},
+        {"time": "2026-01-01T00:00:00Z", "tiers": 4},
+        {"time": "2026-01-01T00:00:00Z", "tiers": {"serve": {"from": None, "to": 3, "why": ""}}},
+        {"time": "2026-01-01T00:00:00Z"},
     ],
 )
-def test_unreadable_stored_decision_is_dropped(status: Object) -> None:
+def test_unreadable_stored_decision_is_dropped(stored: object) -> None:
     kept = {"time": "2026-01-01T00:00:00Z", "tiers": {"serve": {"from": 1, "to": 3, "why": "{braces} stay"}}}
-    shown_before = status["decisions"] if isinstance(status.get("decisions"), int) else [kept]
-    world = World({**builders.service(**PROMISED), "status": {**status, "decisions": shown_before}})
-    world.scaler.decide(NOW_S)
-    told = world.scaler.explain(("team", "chat"))
-    assert told is not None
-    assert [one["tiers"]["serve"]["why"] for one in told["decisions"][1:]] == (
-        ["{braces} stay"] if shown_before == [kept] else []
-    )
+    for decisions, expected in (([kept, stored], ["{braces} stay"]), (stored, [])):
+        world = World({**builders.service(**PROMISED), "status": {"lastDecision": stored}})
+        state = {"version": 1, "decisions": decisions}
+        world.checkpoint = base64.b64encode(zlib.compress(orjson.dumps(state))).decode()
+        world.scaler.decide(NOW_S)
+        document = world.scaler.explain(KEY)
+        assert document is not None
+        assert [one["tiers"]["serve"]["why"] for one in document["decisions"][1:]] == expected

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from plimsoll.api import conditions
-from plimsoll.api.conditions import Condition, ConditionReason, ConditionType
+from plimsoll.api.conditions import Condition, ConditionReason
 from plimsoll.api.events import Event, EventReason
-from plimsoll.controllers.autoscale.limit_status import LIMIT_RECOVERY_SECONDS, NOT_LIMITED, LimitTracker
+from plimsoll.controllers.autoscale.limit_status import LIMIT_RECOVERY_SECONDS, LimitTracker
 from plimsoll.controllers.reconcile import service_status
 from plimsoll.controllers.reconcile.service_status import StatusInputs
 from plimsoll.core.autoscaling.decision_state import DecisionState
@@ -40,8 +40,8 @@ class StatusWriter:
         self.writes = 0
 
     def write(self, stated: tuple[Condition, ...], now: str) -> None:
-        self.events += service_status.changed_events(self.conditions, stated)
-        merged = conditions.merge(self.conditions, stated, 1, now)
+        self.events += service_status.changed_events(self.conditions, stated, "7")
+        merged = conditions.merge(self.conditions, stated, now)
         self.writes += merged != self.conditions
         self.conditions = merged
 
@@ -79,12 +79,18 @@ def test_limited_service_with_changing_demand_emits_one_event(swing: float) -> N
     assert writer.writes <= 15, "the figures of the conditions are refreshed about once a minute"
 
 
+def stated(note: LimitNote) -> Condition:
+    """The condition of a service that has just met the limit."""
+    found = LimitTracker().update(decision(note), 0.0)
+    assert found is not None
+    return found
+
+
 def limited_events(*notes: LimitNote) -> list[str]:
     """The Events of one decision after the other, with that limit each."""
     writer = StatusWriter()
     for number, note in enumerate(notes):
-        stated = LimitTracker().update(decision(note), 0.0)
-        writer.write((stated,), str(number))
+        writer.write((stated(note),), str(number))
     return [message.split(";")[0] for message in writer.named(EventReason.SCALING_LIMITED)]
 
 
@@ -104,7 +110,7 @@ def test_limit_event_of_new_bound_or_reason_is_emitted() -> None:
 def test_limit_event_names_are_unique_per_bound() -> None:
     writer = StatusWriter()
     for number, note in enumerate((MAX_9, MAX_9._replace(bound="maxReplicas is 10"), MAX_9)):
-        writer.write((LimitTracker().update(decision(note), 0.0),), str(number))
+        writer.write((stated(note),), str(number))
     names = {event.manifest(builders.service(), "o", "t")["metadata"]["name"] for event in writer.events}
     assert len(writer.events) == 3
     assert len(names) >= 2
@@ -113,36 +119,40 @@ def test_limit_event_names_are_unique_per_bound() -> None:
 def test_limit_condition_stays_for_a_minute_after_the_limit() -> None:
     limits = LimitTracker()
     first = limits.update(decision(MAX_9), 0.0)
+    assert first is not None
     assert (first.holds, first.reason, first.message) == (
         True, ConditionReason.AT_MAX_REPLICAS, "decode: maxReplicas is 9; 12 needed",
     )  # fmt: skip
     assert limits.update(decision(), 10.0) == first
     assert limits.update(decision(RATE), 10.0 + LIMIT_RECOVERY_SECONDS - 1.0) == first
     again = limits.update(decision(MAX_9._replace(detail="11 needed")), 69.5)
+    assert again is not None
     assert again.message == "decode: maxReplicas is 9; 11 needed"
     assert limits.update(decision(RATE), 70.0) == again
     other = limits.update(decision(RATE), 70.0 + LIMIT_RECOVERY_SECONDS)
+    assert other is not None
     assert other.reason is ConditionReason.RATE_LIMITED
     assert limits.update(decision(), 200.0) == other
-    gone = limits.update(decision(), 200.0 + LIMIT_RECOVERY_SECONDS)
-    assert (gone.type, gone.holds) == (ConditionType.SCALING_LIMITED, False)
+    assert limits.update(decision(), 200.0 + LIMIT_RECOVERY_SECONDS) is None
 
 
 def test_limit_condition_follows_a_new_value_at_once() -> None:
     limits = LimitTracker()
     limits.update(decision(MAX_9), 0.0)
-    assert limits.update(decision(MAX_9._replace(bound="maxReplicas is 10")), 1.0).bound == "decode: maxReplicas is 10"
+    found = limits.update(decision(MAX_9._replace(bound="maxReplicas is 10")), 1.0)
+    assert found is not None
+    assert found.bound == "decode: maxReplicas is 10"
 
 
 def test_limit_bound_is_the_first_clause_of_its_message() -> None:
     for note in (MAX_9, RATE, MAX_9._replace(detail="")):
-        stated = LimitTracker().update(decision(note), 0.0)
-        assert conditions.has_bound(stated.message, stated.bound)
+        found = stated(note)
+        assert conditions.has_bound(found.message, found.bound)
     assert not conditions.has_bound("decode: maxReplicas is 99; 100 needed", "decode: maxReplicas is 9")
 
 
 def test_limit_of_an_earlier_spec_does_not_stay() -> None:
     limits = LimitTracker()
-    assert limits.update(decision(MAX_9), 0.0, 1).holds
-    assert limits.update(decision(), 1.0, 1).holds
-    assert limits.update(decision(), 2.0, 2) == NOT_LIMITED
+    assert limits.update(decision(MAX_9), 0.0, 1) is not None
+    assert limits.update(decision(), 1.0, 1) is not None
+    assert limits.update(decision(), 2.0, 2) is None

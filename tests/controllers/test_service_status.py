@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from plimsoll.api import conditions
-from plimsoll.api.conditions import REASON_MEANINGS, Condition, ConditionReason, ConditionType
+from plimsoll.api.conditions import ABNORMAL_TRUE, REASON_MEANINGS, Condition, ConditionReason, ConditionType
 from plimsoll.api.events import EVENT_MEANINGS as EVENT_MEANING
 from plimsoll.api.events import EventReason
 from plimsoll.controllers.autoscale.scaling_status import initial_report
@@ -28,7 +28,7 @@ def tier(kind: str, *, ready: int = 1, desired: int = 1, pods: tuple[Any, ...] =
     made = builders.deployment(PARENT, kind, replicas=desired, ready=ready, status=found)
     conditions = [{"type": "Ready", "status": "True"}]
     serving = tuple(builders.pod(PARENT, kind, f"{kind}-{n}", conditions=conditions) for n in range(ready))
-    return TierStatusInputs(kind, desired, made, (*serving, *pods), f"chat-{kind}-1")
+    return TierStatusInputs(kind, desired, made, (*serving, *pods))
 
 
 def status_inputs(*tiers: TierStatusInputs, **other: Any) -> StatusInputs:
@@ -53,8 +53,6 @@ def test_conditions_healthy_service_is_ready() -> None:
     found = by_type(service_status.build_conditions(status_inputs()))
     assert {t: c.holds for t, c in found.items()} == {
         ConditionType.READY: True,
-        ConditionType.RECONCILING: False,
-        ConditionType.STALLED: False,
         ConditionType.PREFILL_READY: True,
         ConditionType.DECODE_READY: True,
         ConditionType.MODEL_NAME_ACCEPTED: True,
@@ -127,7 +125,7 @@ def test_conditions_tier_reports_pod_problem_message(pod_status: Any, reason: Co
     assert decode.reason is reason
     assert words in decode.message
     assert (ready.reason, ready.message) == (decode.reason, decode.message)
-    assert reason.value in [event.reason.value for event in service_status.changed_events([], found)]
+    assert reason.value in [event.reason.value for event in service_status.changed_events([], found, "7")]
 
 
 def test_conditions_quota_error_is_read_from_deployment() -> None:
@@ -248,11 +246,13 @@ def test_conditions_restricted_namespace_names_the_value() -> None:
 def test_events_model_name_loss_and_return(reason: ConditionReason, event: EventReason) -> None:
     lost = Condition(ConditionType.MODEL_NAME_ACCEPTED, False, reason, "why")
     found = Condition(ConditionType.MODEL_NAME_ACCEPTED, True, ConditionReason.ACCEPTED, "names")
-    before, after = (conditions.merge([], (one,), 1, "2026-01-01T00:00:00Z") for one in (lost, found))
-    assert [one.reason for one in service_status.changed_events([], (lost,))] == [event]
-    assert [one.reason for one in service_status.changed_events(after, (lost,))] == [event]
-    assert service_status.changed_events(before, (lost,)) == []
-    assert [one.reason for one in service_status.changed_events(before, (found,))] == [EventReason.MODEL_NAME_ACCEPTED]
+    before, after = (conditions.merge([], (one,), "2026-01-01T00:00:00Z") for one in (lost, found))
+    assert [one.reason for one in service_status.changed_events([], (lost,), "1")] == [event]
+    assert [one.reason for one in service_status.changed_events(after, (lost,), "1")] == [event]
+    assert service_status.changed_events(before, (lost,), "1") == []
+    assert [one.reason for one in service_status.changed_events(before, (found,), "1")] == [
+        EventReason.MODEL_NAME_ACCEPTED
+    ]
 
 
 def test_name_owned_changing_names_are_in_the_message() -> None:
@@ -267,20 +267,17 @@ def test_name_owned_changing_names_are_in_the_message() -> None:
 
 
 def test_merge_transition_time_moves_only_on_status_change() -> None:
-    first = conditions.merge([], (Condition(ConditionType.READY, False, ConditionReason.STARTING, "a"),), 1, "t1")
-    same = conditions.merge(
-        first, (Condition(ConditionType.READY, False, ConditionReason.UNSCHEDULABLE, "b"),), 2, "t2"
-    )
-    flipped = conditions.merge(same, (Condition(ConditionType.READY, True, ConditionReason.SERVING, "c"),), 2, "t3")
+    first = conditions.merge([], (Condition(ConditionType.READY, False, ConditionReason.STARTING, "a"),), "t1")
+    same = conditions.merge(first, (Condition(ConditionType.READY, False, ConditionReason.UNSCHEDULABLE, "b"),), "t2")
+    flipped = conditions.merge(same, (Condition(ConditionType.READY, True, ConditionReason.SERVING, "c"),), "t3")
     assert [c[0]["lastTransitionTime"] for c in (first, same, flipped)] == ["t1", "t1", "t3"]
-    assert [c[0]["observedGeneration"] for c in (first, same, flipped)] == [1, 2, 2]
 
 
 def test_events_unchanged_conditions_emit_nothing() -> None:
     stated = service_status.build_conditions(status_inputs())
-    assert [event.reason for event in service_status.changed_events([], stated)] == [EventReason.READY]
-    kept = conditions.merge([], stated, 1, "t1")
-    assert service_status.changed_events(kept, stated) == []
+    assert [event.reason for event in service_status.changed_events([], stated, "7")] == [EventReason.READY]
+    kept = conditions.merge([], stated, "t1")
+    assert service_status.changed_events(kept, stated, "7") == []
 
 
 def test_event_of_same_transition_has_one_name() -> None:
@@ -288,7 +285,7 @@ def test_event_of_same_transition_has_one_name() -> None:
     names = {
         e.manifest(PARENT, f"operator-{n}", f"t{n}")["metadata"]["name"]
         for n in (1, 2)
-        for e in service_status.changed_events([], stated)
+        for e in service_status.changed_events([], stated, "7")
     }
     assert len(names) == 1
 
@@ -298,15 +295,39 @@ def test_events_ready_lost_and_regained_are_three() -> None:
         service_status.build_conditions(status_inputs()),
         service_status.build_conditions(status_inputs(routable_endpoints=0)),
     )
-    first = conditions.merge([], well, 1, "t1")
-    second = conditions.merge(first, lost, 1, "t2")
+    first = conditions.merge([], well, "t1")
+    second = conditions.merge(first, lost, "t2")
     told = [
-        *service_status.changed_events([], well),
-        *service_status.changed_events(first, lost),
-        *service_status.changed_events(second, well),
+        *service_status.changed_events([], well, "7"),
+        *service_status.changed_events(first, lost, "7"),
+        *service_status.changed_events(second, well, "7"),
     ]
     assert [e.reason for e in told] == [EventReason.READY, EventReason.NOT_READY, EventReason.READY]
     assert len({e.manifest(PARENT, "o", "t")["metadata"]["name"] for e in told}) == 3
+
+
+def test_abnormal_true_conditions_exist_only_while_true() -> None:
+    """As kstatus expects; whatever reads them takes absence for False."""
+    cases = (status_inputs(), status_inputs(rejection="denied"), status_inputs(spec_problems=("spec: no",)))
+    found = [by_type(service_status.build_conditions(inputs)) for inputs in cases]
+    assert not ABNORMAL_TRUE & found[0].keys()
+    assert {ConditionType.RECONCILING, ConditionType.STALLED} == ABNORMAL_TRUE & found[1].keys()
+    assert ABNORMAL_TRUE & found[2].keys() == {ConditionType.STALLED}
+    assert all(one.holds for stated in found for one in stated.values() if one.type in ABNORMAL_TRUE)
+
+
+def test_event_of_condition_that_appears_again_has_another_name() -> None:
+    """An absent condition has no time of its last change: the object's version tells two appearances apart."""
+    stalled = service_status.build_conditions(status_inputs(rejection="denied"))
+    well = conditions.merge([], service_status.build_conditions(status_inputs()), "t1")
+    names = [
+        event.manifest(PARENT, "o", "t")["metadata"]["name"]
+        for version in ("7", "7", "9")
+        for event in service_status.changed_events(well, stalled, version)
+        if event.reason is EventReason.APPLY_REJECTED
+    ]
+    assert names[0] == names[1] != names[2]
+    assert service_status.changed_events(conditions.merge(well, stalled, "t2"), stalled, "9") == []
 
 
 def test_reasons_all_have_a_meaning() -> None:
@@ -336,7 +357,7 @@ def test_conditions_scaled_to_zero_with_queueing_is_ready() -> None:
         "True",
         ConditionReason.SCALED_TO_ZERO,
     )
-    assert found[ConditionType.RECONCILING].holds is False
+    assert ConditionType.RECONCILING not in found
     for ready in (0, 1):  # an engine is ready a moment before gateways list it
         up = tier("serve", ready=ready)
         waking = by_type(
@@ -384,9 +405,10 @@ def test_conditions_scaled_to_zero_without_queueing_is_not_ready() -> None:
     assert (kept_down.status, kept_down.reason) == ("False", ConditionReason.SCALED_TO_ZERO)
 
 
-def test_scaling_status_keeps_publication_of_earlier_process() -> None:
-    told = {"admission": {"version": 1}}
-    assert service_status.scaling_fields(status_inputs(), told) == told
+def test_scaling_status_keeps_known_fields_of_earlier_process() -> None:
+    """Limits that an earlier release wrote into the status go with the first write."""
+    told = {"limitedBy": "decode TPOT"}
+    assert service_status.scaling_fields(status_inputs(), {**told, "admission": {"version": 4}}) == told
 
 
 def test_events_unusable_fallback_emits_event() -> None:
@@ -395,8 +417,10 @@ def test_events_unusable_fallback_emits_event() -> None:
     assert by_type(good)[ConditionType.FALLBACK_RESOLVED].holds
     message = "spec.admission.fallback.name: team/small does not exist; requests meant for it are rejected"
     assert by_type(bad)[ConditionType.FALLBACK_RESOLVED].message == message
-    before = conditions.merge([], good, 1, "2026-01-01T00:00:00Z")
-    assert [event.reason for event in service_status.changed_events(before, bad)] == [EventReason.FALLBACK_UNUSABLE]
+    before = conditions.merge([], good, "2026-01-01T00:00:00Z")
+    assert [event.reason for event in service_status.changed_events(before, bad, "7")] == [
+        EventReason.FALLBACK_UNUSABLE
+    ]
     assert ConditionType.FALLBACK_RESOLVED not in by_type(service_status.build_conditions(status_inputs()))
 
 
@@ -411,10 +435,10 @@ def test_conditions_slow_transfer_keeps_tier_ready() -> None:
     )
     assert "RDMA" in found[ConditionType.PREFILL_READY].message
     assert found[ConditionType.DECODE_READY].reason is ConditionReason.ALL_REPLICAS_READY
-    assert found[ConditionType.RECONCILING].holds is False
-    before = conditions.merge([], service_status.build_conditions(status_inputs()), 1, "2026-01-01T00:00:00Z")
+    assert ConditionType.RECONCILING not in found
+    before = conditions.merge([], service_status.build_conditions(status_inputs()), "2026-01-01T00:00:00Z")
     [event] = service_status.changed_events(
-        before, service_status.build_conditions(status_inputs(scaling_report=report))
+        before, service_status.build_conditions(status_inputs(scaling_report=report)), "7"
     )
     assert event.reason is EventReason.TRANSFER_SLOW
 
@@ -427,15 +451,16 @@ def test_events_scale_to_zero_and_wake_up_emit_nothing() -> None:
     waking = service_status.build_conditions(
         status_inputs(up, routable_endpoints=0, scales_to_zero=True, scaling_report=QUEUEING_REPORT)
     )
-    before = conditions.merge([], asleep, 1, "2026-01-01T00:00:00Z")
-    assert service_status.changed_events(before, waking) == []
-    after = conditions.merge(before, waking, 1, "2026-01-01T00:00:05Z")
+    before = conditions.merge([], asleep, "2026-01-01T00:00:00Z")
+    assert service_status.changed_events(before, waking, "7") == []
+    after = conditions.merge(before, waking, "2026-01-01T00:00:05Z")
     assert (
         service_status.changed_events(
             after,
             service_status.build_conditions(
                 status_inputs(tier("serve"), scales_to_zero=True, scaling_report=QUEUEING_REPORT)
             ),
+            "7",
         )
         == []
     )

@@ -5,13 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from plimsoll.api.conditions import Condition, ConditionReason, ConditionType, merge
 from plimsoll.api.events import EventReason
 from plimsoll.controllers.autoscale.signal_health import ENGINE_SILENCE_SECONDS, STALE_CONFIG_SECONDS
 from plimsoll.controllers.reconcile import service_status
+from plimsoll.core.admission.publication import AdmissionLimits
 from plimsoll.core.demand.counter_delta import MAX_READING_GAP_S
 from plimsoll.core.ports import GatewayConfigState, GatewayReading
 from plimsoll.core.types import Role
+from plimsoll.resources import objects
 from tests import builders
 from tests.controllers.test_autoscale import NOW_S, PROMISED, World, arrivals, engine, ready
 
@@ -129,8 +133,8 @@ def test_unschedulable_pod_limits_scaling_with_scheduler_message() -> None:
 # ---------------------------------------------------------------- gateways that do not go by what they are told
 
 CONFIG_APPLIED, CONFIG_UNREADABLE = (
-    GatewayConfigState("7", True),
-    GatewayConfigState("7", False, "status.admission: a model of version 4, not of version 3"),
+    GatewayConfigState("7", True, "", "8"),
+    GatewayConfigState("7", False, "InferenceServiceAdmission: version 4 is not supported", "8"),
 )
 
 
@@ -145,6 +149,9 @@ def admission_condition(world: World, start: int, seconds: int, taken: GatewayCo
 def world_with_version(version: str = "7") -> World:
     world, parent = ready_world()
     world.store.put({**parent, "metadata": {**parent["metadata"], "resourceVersion": version}})
+    published = objects.admission(parent, AdmissionLimits(("default",)))
+    published["metadata"] |= {"uid": "a", "resourceVersion": "8"}
+    world.store.put(published)
     return world
 
 
@@ -156,43 +163,73 @@ def test_unreadable_gateway_config_is_reported_until_fixed() -> None:
     found = admission_condition(world, 60 + int(STALE_CONFIG_SECONDS), 2, CONFIG_UNREADABLE)
     assert (found.holds, found.reason) == (None, ConditionReason.GATEWAY_CONFIG_STALE)
     assert found.message == (
-        "1 of 1 gateways: they cannot read status.admission: a model of version 4, not of version 3, and admit all"
+        "1 of 1 gateways: they cannot read InferenceServiceAdmission: version 4 is not supported, and admit all"
         " requests. Run gateways and operator at the same release (helm upgrade)"
     )
     after = admission_condition(world, 100, 2, CONFIG_APPLIED)
     assert (after.holds, after.reason) == (True, ConditionReason.ADMITTING_ALL)
-    told = [merge([], (one,), 1, "2026-01-01T00:00:00Z") for one in (before, found)]
-    assert [event.reason for event in service_status.changed_events(told[0], (found,))] == [
+    told = [merge([], (one,), "2026-01-01T00:00:00Z") for one in (before, found)]
+    assert [event.reason for event in service_status.changed_events(told[0], (found,), "7")] == [
         EventReason.GATEWAY_CONFIG_STALE
     ]
-    assert [event.reason for event in service_status.changed_events(told[1], (after,))] == [
+    assert [event.reason for event in service_status.changed_events(told[1], (after,), "7")] == [
         EventReason.GATEWAY_CONFIG_SYNCED
     ]
-    assert service_status.changed_events(told[1], (found,)) == []
+    assert service_status.changed_events(told[1], (found,), "7") == []
 
 
 def test_gateway_without_admission_is_tolerated_at_first() -> None:
     """Engines tell what they are after a while; from then on a gateway has its time."""
     world = world_with_version()
-    none = GatewayConfigState("7", False)
+    none = GatewayConfigState("7", False, "", "8")
     assert admission_condition(world, 0, 30, none).holds
-    assert (
-        "1 of 1 gateways: status.admission is set but not enforced" in admission_condition(world, 30, 200, none).message
-    )
+    found = admission_condition(world, 30, 200, none).message
+    assert found.startswith("1 of 1 gateways: admission limits are published but not enforced")
+
+
+def test_gateway_of_release_before_limits_object_is_reported() -> None:
+    world = world_with_version()
+    old = GatewayConfigState("7", False)
+    assert admission_condition(world, 0, 30, old).holds
+    found = admission_condition(world, 30, 200, old).message
+    assert found.startswith("1 of 1 gateways: their release does not read InferenceServiceAdmission, and admits all")
+
+
+def test_gateway_that_keeps_earlier_limits_is_reported() -> None:
+    """It enforces what it could read last, while the operator has published something else."""
+    world = world_with_version()
+    keeping = CONFIG_UNREADABLE._replace(admission_enabled=True)
+    assert admission_condition(world, 0, int(STALE_CONFIG_SECONDS), keeping).holds
+    found = admission_condition(world, int(STALE_CONFIG_SECONDS), 5, keeping)
+    assert found.reason is ConditionReason.GATEWAY_CONFIG_STALE
+    assert "version 4 is not supported, and keep earlier limits. Run gateways and operator" in found.message
+
+
+@pytest.mark.parametrize("held", ["", "7"])
+def test_gateway_with_stale_limits_is_reported(held: str) -> None:
+    """Its watch of the limits is behind, or it never had them, while its watch of services works."""
+    world = world_with_version()
+    state = GatewayConfigState("7", True, "", held)
+    assert admission_condition(world, 0, int(STALE_CONFIG_SECONDS), state).holds
+    found = admission_condition(world, int(STALE_CONFIG_SECONDS), 5, state)
+    assert found.reason is ConditionReason.GATEWAY_CONFIG_STALE
+    assert "their version of its admission limits is outdated" in found.message
+    assert "can watch inferenceserviceadmissions" in found.message
+    assert admission_condition(world, 100, 5, GatewayConfigState("7", True, "", "9")).holds
 
 
 def test_gateway_with_stale_config_is_reported() -> None:
     world = world_with_version("9")
     for at in range(120):
         now = run_tick(
-            world, at, taken=GatewayConfigState(str(at // 20), True)
+            world, at, taken=GatewayConfigState(str(at // 20), True, "", "8")
         )  # always some versions behind, yet coming after
     assert next(c for c in now if c.type is ConditionType.ADMISSION_HEALTHY).holds
-    stuck = admission_condition(world, 120, int(STALE_CONFIG_SECONDS) + 2, GatewayConfigState("6", True))
+    stuck = admission_condition(world, 120, int(STALE_CONFIG_SECONDS) + 2, GatewayConfigState("6", True, "", "8"))
     assert stuck.reason is ConditionReason.GATEWAY_CONFIG_STALE
     assert "their version of this service is outdated" in stuck.message
     assert admission_condition(
-        world, 200, 60, GatewayConfigState("12", True)
+        world, 200, 60, GatewayConfigState("12", True, "", "8")
     ).holds  # it is the operator that is behind
 
 

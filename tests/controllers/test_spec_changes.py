@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from plimsoll.api import crd
+from plimsoll.api import crd, labels
 from plimsoll.controllers.autoscale.autoscaler import scaling_spec
 from plimsoll.core.errors import InvalidSpec
 from plimsoll.telemetry import metrics
@@ -30,7 +30,7 @@ PAIR: Object = {**SERVE, "tiers": {"prefill": {"maxReplicas": 9}, "decode": {"ma
 CLASS: Object = {"name": "default"}
 BATCH: Object = {"name": "batch", "priority": 5}
 POD = "tiers.serve.pod"
-HISTORY = ("decisions", "lastDecision", "learned", "formerModelNames", "observedGeneration")  # tell of what was
+HISTORY = ("lastDecision", "formerModelNames", "observedGeneration")  # tell of what was
 
 
 def template(service: SingleService) -> object:
@@ -54,7 +54,7 @@ def replicas(service: SingleService) -> object:
 
 def policy(service: SingleService) -> object:
     """What gateways do, apart from the limits that the operator publishes."""
-    return service.policy, service.has_limits
+    return service.policy, service.limits is not None
 
 
 def conditions(service: SingleService) -> object:
@@ -67,6 +67,11 @@ def field(name: str) -> Probe:
 
 def scaling_active(service: SingleService) -> object:
     return service.conditions["ScalingActive"], service.replicas()
+
+
+def sized(service: SingleService) -> object:
+    """The core's spec, and whether the prefill tier is above its lower bound."""
+    return core_spec(service), service.replicas()["prefill"] > 1
 
 
 def downgrade_to(name: str) -> Object:
@@ -97,6 +102,8 @@ CASES = [
     Case("engine.drainTimeout", "30s", "60s"),
     Case("slo", SLO, {"ttft": "2s", "tpot": "18ms"}, replicas, {**SERVE, "slo": None}),
     Case("slo.ttft", "2s", "3s", core_spec, {**SERVE, "slo": {"tpot": "50ms"}}),
+    Case("slo.ttft", "2s", "300ms", sized, {**PAIR, "slo": {"tpot": "50ms"}}),
+    Case("slo.tpot", "50ms", "18ms", core_spec, {**PAIR, "slo": {"ttft": "2s"}}),
     Case("slo.ttftPerKToken", "1s", "2s", core_spec),
     Case("slo.tpot", "50ms", "18ms", core_spec, {**SERVE, "slo": {"ttft": "2s"}}),
     Case("slo.e2e", "9s", "8s", core_spec),
@@ -167,6 +174,7 @@ def outcome(service: SingleService) -> Object:
         if sample.labels.get("service") == "/".join(KEY)
     }
     kinds = ("Deployment", "Service", "ServiceAccount", "PodDisruptionBudget", "NetworkPolicy", "ControllerRevision")
+    kinds += (labels.ADMISSION_KIND,)
     return {
         "replicas": service.replicas(),
         "template": template(service),
@@ -179,12 +187,38 @@ def outcome(service: SingleService) -> Object:
         "slo": sorted(status.get("slo", {})),
         "cost": status.get("cost", {}).keys(),
         "name": status["modelNames"][0],
-        "classes": (status.get("admission") or {}).get("classes"),
+        "classes": (service.limits or {}).get("classes"),
         "series": series,
         "objects": sorted(
             (kind, child["metadata"]["name"]) for kind in kinds for child in service.cache.children(kind, KEY)
         ),
     }
+
+
+async def test_prefill_tier_without_target_keeps_its_minimum() -> None:
+    """Nothing in the SLO depends on it: it is not frozen at a count of earlier, and the condition says why."""
+    service = running(PAIR)
+    try:
+        await service.run(WARM_UP_S)
+        before = service.replicas()
+        assert min(before.values()) > 1
+        service.edit("slo.ttft", DELETE)
+        await service.run(3)
+        assert service.replicas() == {"prefill": 1, "decode": before["decode"]}
+        found = {one["type"]: one for one in service.status["conditions"]}
+        assert service.conditions["ScalingActive"] == ("True", "ScalingOnForecast")
+        assert "prefill: spec.slo.ttft is not set, so it keeps its minReplicas" in found["ScalingActive"]["message"]
+        assert service.conditions["SLOFeasible"] == ("True", "Feasible")
+        [event] = [one for one in service.kube.events if one["reason"] == "ScaledDown"]
+        assert "spec.slo.ttft is not set" in event["message"]
+        service.edit("tiers.prefill.minReplicas", 3)
+        await service.run(3)
+        assert service.replicas()["prefill"] == 3
+        service.edit("scaling.prefillPerDecode", {"min": 2})
+        await service.run(3)
+        assert service.replicas()["prefill"] == 2 * before["decode"]
+    finally:
+        await service.delete()
 
 
 _never_set: dict[str, Object] = {}
@@ -220,7 +254,7 @@ async def walk(service: SingleService, case: Case) -> None:
     for value in (case.first, case.second):
         service.edit(case.path, value)
         await service.run(PHASE_S)
-        assert service.conditions["Stalled"] == ("False", "NotStalled"), service.status["conditions"]
+        assert "Stalled" not in service.conditions, service.status["conditions"]
         seen.append(case.probe(service))
     is_default = case.second in ("vllm", False, "Queue")  # the second value of a switch is its default
     assert seen[0] not in (absent, seen[1]), "it had no effect"

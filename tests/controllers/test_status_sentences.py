@@ -116,7 +116,7 @@ class Walk(World):
         stated = service_status.build_conditions(inputs)
         status = {
             "tiers": service_status.tiers_status(inputs),
-            "conditions": conditions.merge([], stated, 1, rfc3339(self.now_s)),
+            "conditions": conditions.merge([], stated, rfc3339(self.now_s)),
             **service_status.scaling_fields(inputs, {}),
         }
         self.check(status)

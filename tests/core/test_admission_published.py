@@ -41,8 +41,8 @@ STAGGERED = replace(PUBLISHED, capacity_steps=((1.8e9, 5.0), (1.8e9 + 40.0, 12.5
 
 def as_stored(limits: AdmissionLimits) -> Any:
     """The limits as a gateway reads them from the API server, where a null counts as absent."""
-    text = json.dumps({"kind": "InferenceService", "status": {"admission": to_dict(limits)}}, allow_nan=False)
-    return normalize(json.loads(text))["status"]["admission"]
+    text = json.dumps({"kind": "InferenceServiceAdmission", "limits": to_dict(limits)}, allow_nan=False)
+    return normalize(json.loads(text))["limits"]
 
 
 def test_publication_round_trip_through_the_api_is_identity() -> None:

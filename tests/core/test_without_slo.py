@@ -6,7 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from plimsoll.core.autoscaling.scaling_policy import ReplicaRateLimit, ScalingMode, ScheduleWindow, TierPolicy
+from plimsoll.core.autoscaling.inputs import ScalingSpec
+from plimsoll.core.autoscaling.scaling_policy import (
+    ReplicaRateLimit,
+    ScalingMode,
+    ScalingPolicy,
+    ScheduleWindow,
+    TierPolicy,
+)
+from plimsoll.core.slo import Slo
 from plimsoll.core.types import Role
 from tests.core.test_autoscaler import SLO, START_S, Fleet, heard, loaded, need, wish
 
@@ -49,6 +57,30 @@ def test_decide_slo_removed_without_auto_keeps_count(mode: ScalingMode) -> None:
     assert (decided.replicas, decided.recommended) == (before, 1)
 
 
+PAIR = {"prefill": TierPolicy(1, 50), "decode": TierPolicy(1, 50)}
+TPOT_ONLY = Slo(0.95, tpot_s=0.05)
+
+
+def test_decide_prefill_without_ttft_keeps_minimum_beside_decode() -> None:
+    fleet = Fleet(wish(slo=TPOT_ONLY, tiers=PAIR))
+    for tier in ("prefill", "decode"):
+        fleet.replicas[tier] = 7
+    decided = fleet.tick(heard(40.0, Role.PREFILL, Role.DECODE)).tiers
+    assert (decided["prefill"].replicas, decided["prefill"].is_held) == (1, False)
+    assert "spec.slo.ttft is not set" in decided["prefill"].summary
+    assert (decided["decode"].replicas, decided["decode"].is_held) == (7, True), "its demand is not known yet"
+
+
+def test_decide_prefill_without_ttft_follows_decode_from_zero() -> None:
+    """Both tiers are asleep or neither is, whether or not a target sizes the prefill tier."""
+    asleep = {tier: TierPolicy(0, 50) for tier in PAIR}
+    fleet = Fleet(wish(slo=TPOT_ONLY, tiers=asleep))
+    fleet.replicas |= {"prefill": 0, "decode": 3}
+    assert fleet.tick(heard(40.0, Role.PREFILL, Role.DECODE)).tiers["prefill"].replicas == 1
+    fleet.wish = ScalingSpec(ScalingPolicy(asleep, TPOT_ONLY, prefill_per_decode=(2.0, 9.0)), TPOT_ONLY)
+    assert fleet.tick(heard(40.0, Role.PREFILL, Role.DECODE)).tiers["prefill"].replicas == 6
+
+
 def test_decide_without_slo_follows_schedule() -> None:
     window = ScheduleWindow(START_S, START_S + 1e6, 4, None)
     fleet = Fleet(wish(slo=None, tiers={"serve": TierPolicy(1, 9, schedule=(window,))}))
@@ -68,7 +100,7 @@ def test_decide_ttft_removed_and_added_sizes_prefill_again() -> None:
     before = need(fleet, "prefill").replicas
     fleet.wish = wish(slo=replace(SLO, ttft_s=None), tiers=tiers)
     decided = fleet.run(heard(10.0, Role.PREFILL, Role.DECODE), 60).tiers["prefill"]
-    assert decided.is_held
+    assert (decided.replicas, decided.is_held) == (1, False)
     fleet.wish = wish(tiers=tiers)
     fleet.run(heard(10.0, Role.PREFILL, Role.DECODE), 60)
     assert need(fleet, "prefill").replicas == before

@@ -11,6 +11,7 @@ import pytest
 
 from plimsoll.api.v1alpha1 import ConditionStatus, InferenceServiceStatus, SloStatus, TiersStatus, TierStatus, parse
 from plimsoll.core.admission.publication import AdmissionLimits, from_dict, to_dict
+from plimsoll.resources import objects
 from tests.api.manifests import EXAMPLES, Manifest, aggregated, edited, examples, service
 from tests.api.statuses import STATUS
 from tests.api.valid_manifests import VALID_EDITS
@@ -191,13 +192,22 @@ def test_full_status_is_stored_unchanged(kubectl: Kubectl) -> None:
 
 
 def test_admission_publication_round_trips(kubectl: Kubectl) -> None:
-    kubectl.apply(service(**{"metadata.name": "admitting"}))
+    parent = kubectl.apply(service(**{"metadata.name": "admitting"}))
     told = AdmissionLimits(("default",), ready_capacity=0.5, starting=False, shares={"gateway-0": 7})
-    head = {key: value for key, value in service(**{"metadata.name": "admitting"}).items() if key != "spec"}
-    body = {**head, "status": InferenceServiceStatus(admission=to_dict(told)).manifest()}
-    flags = ("--server-side", "--field-manager=operator", "--subresource=status")
-    stored = parse(kubectl.apply(body, *flags)).status.admission
-    assert from_dict(stored) == told
+    made = objects.admission(parent, told)
+    stored = kubectl.apply(made, "--server-side", "--field-manager=operator")
+    assert stored["limits"] == to_dict(told)
+    assert from_dict(stored["limits"]) == told
+    empty = {"apiVersion": made["apiVersion"], "kind": made["kind"], "metadata": {"name": "other"}}
+    refused = kubectl.run("apply", "-f", "-", stdin=json.dumps(empty))
+    assert "limits: Required value" in refused.stderr
+
+
+def test_admission_limits_of_earlier_release_are_pruned_from_status(kubectl: Kubectl) -> None:
+    kubectl.apply(service(**{"metadata.name": "upgraded"}))
+    patch = json.dumps({"status": {"url": "http://x", "admission": {"version": 4}}})
+    kubectl.run_ok("patch", "plim", "upgraded", "--subresource=status", "--type=merge", "-p", patch)
+    assert kubectl.get("plim", "upgraded")["status"] == {"url": "http://x"}
 
 
 def test_status_in_manifest_is_ignored(kubectl: Kubectl) -> None:

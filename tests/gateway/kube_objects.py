@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
 
 from plimsoll.adapters.kube_client import Resource, WatchEvent
 from plimsoll.api import labels
+from plimsoll.gateway.service_catalog import ServiceCatalog, build_catalog
 
 Object = dict[str, Any]
 
@@ -30,6 +31,34 @@ def service(name: str = "chat", namespace: str = "team", model: str | None = Non
         "spec": {"model": {"uri": "file:///models/tiny", **({"name": model} if model else {})}},
         "status": {"modelNameClaim": {"name": model or name, "since": "2026-01-02T03:04:06.000001Z"}},
     }
+
+
+LIMITS = "limits"  # key of a test's InferenceService: what its InferenceServiceAdmission holds
+
+
+def admission(obj: Object, limits: Any, **changes: Any) -> Object:
+    """The InferenceServiceAdmission of a service; `changes` go into its metadata."""
+    meta = obj["metadata"]
+    owner = {"kind": labels.KIND, "name": meta["name"], "uid": meta["uid"], "controller": True}
+    names = {"name": meta["name"], "namespace": meta["namespace"], "uid": f"{meta['uid']}-admission"}
+    return {
+        "kind": labels.ADMISSION_KIND,
+        "metadata": {**names, "ownerReferences": [owner], **changes},
+        "limits": limits,
+    }
+
+
+def split(objects: Iterable[Object]) -> tuple[list[Object], list[Object]]:
+    """The InferenceServices and the InferenceServiceAdmissions as the API server has them."""
+    given = list(objects)
+    services = [{name: part for name, part in obj.items() if name != LIMITS} for obj in given]
+    return services, [admission(obj, obj[LIMITS]) for obj in given if LIMITS in obj]
+
+
+def catalog(objects: Iterable[Object], pods: Iterable[Object]) -> ServiceCatalog:
+    """What a gateway makes of these InferenceServices, their limits, and engine pods."""
+    services, admissions = split(objects)
+    return build_catalog(services, pods, admissions)
 
 
 def pod(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
@@ -23,7 +23,7 @@ from plimsoll.gateway.errors import ErrorResponse, from_header
 from plimsoll.gateway.picker import Picker, Reply
 from plimsoll.gateway.service_catalog import build_catalog
 from plimsoll.gateway.signals_document import build_signals
-from tests.gateway.kube_objects import Object, pod, service
+from tests.gateway.kube_objects import LIMITS, Object, pod, service, split
 
 START_UNIX_S = 1_800_000_000.0  # the moment at which the monotonic clock is 0
 MIX = from_samples([500.0, 1000.0, 2000.0], [0.0, 0.0, 0.0], [100.0, 200.0, 400.0])
@@ -75,7 +75,7 @@ def service_with_slo(
     obj["spec"] |= {"slo": dict(slo or SLO), "tiers": {"serve": {"maxReplicas": 8}}}
     if admission is not None:
         obj["spec"]["admission"] = dict(admission)
-    return obj | {"status": {**obj["status"], "admission": json.loads(json.dumps(to_dict(published)))}}
+    return obj | {LIMITS: json.loads(json.dumps(to_dict(published)))}
 
 
 @dataclass(order=True)
@@ -137,7 +137,18 @@ class PickerHarness:
 
     def set_objects(self, *services: Object, pods: tuple[Object, ...] = (), unreachable: tuple[str, ...] = ()) -> None:
         """These are the objects from now on, and Envoy reaches all ready engines but some."""
-        known = build_catalog(services, pods, self.policies)
+        plain, admissions = split(services)
+        self.set_api_objects(plain, admissions, pods, unreachable)
+
+    def set_api_objects(
+        self,
+        services: Iterable[Object],
+        admissions: Iterable[Object],
+        pods: tuple[Object, ...] = (),
+        unreachable: tuple[str, ...] = (),
+    ) -> None:
+        """The same, with InferenceServiceAdmissions of their own."""
+        known = build_catalog(services, pods, admissions, self.policies)
         healthy = {
             key: {e.address for e in s.serving_endpoints if e.address not in unreachable}
             for key, s in known.services.items()

@@ -24,7 +24,7 @@ from plimsoll.gateway.envoy.admin import EnvoyAdminClient
 from plimsoll.gateway.envoy.bootstrap import write_files
 from plimsoll.gateway.settings import PickerSettings
 from tests.gateway.fake_engine import FakeEngine
-from tests.gateway.kube_objects import GATEWAY_SELECTOR, SYSTEM, Object
+from tests.gateway.kube_objects import GATEWAY_SELECTOR, SYSTEM, Object, split
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 30.0  # seconds; the machine may be busy, a hang may not pass
@@ -66,7 +66,9 @@ class GatewayStack:
         self.objects_file = directory / "objects.json"
         self.log = directory / "processes.log"
         self.engines: list[FakeEngine] = []
-        self._objects: dict[str, list[Object]] = {"inferenceservices": [], "pods": [], "gateways": []}
+        self._objects: dict[str, list[Object]] = {
+            name: [] for name in ("inferenceservices", "inferenceserviceadmissions", "pods", "gateways")
+        }
         self.picker: subprocess.Popen[bytes] | None = None
         self.envoy: subprocess.Popen[bytes] | None = None
         self.http: aiohttp.ClientSession
@@ -139,7 +141,8 @@ class GatewayStack:
 
     def write_objects(self, objects: Iterable[Object], pods: Iterable[Object]) -> None:
         """From now on these are the API server's services and engine pods."""
-        self._write({"inferenceservices": list(objects), "pods": list(pods)})
+        services, admissions = split(objects)
+        self._write({"inferenceservices": services, "inferenceserviceadmissions": admissions, "pods": list(pods)})
 
     def write_gateways(self, *gateways: Object) -> None:
         """From now on these are the API server's gateway pods."""
@@ -147,10 +150,8 @@ class GatewayStack:
 
     def _write(self, changed: dict[str, list[Object]]) -> None:
         self._objects |= changed
-        services, pods, gateways = (self._objects[name] for name in ("inferenceservices", "pods", "gateways"))
-        write_if_changed(
-            self.objects_file, json.dumps({"inferenceservices": services, "pods": [*pods, *gateways]}).encode()
-        )
+        found = {**self._objects, "pods": [*self._objects["pods"], *self._objects["gateways"]]}
+        write_if_changed(self.objects_file, json.dumps(found).encode())
 
     async def engine(self, host: str = "127.0.0.1") -> FakeEngine:
         self.engines.append(await FakeEngine(host).start())

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from plimsoll.core.admission.publication import FORMAT_VERSION
 from plimsoll.core.admission.request import AdmissionOutcome
-from plimsoll.gateway.admission_policy import PolicyCache
+from plimsoll.gateway.admission_policy import AdmissionPolicy, PolicyCache
 from plimsoll.gateway.envoy.access_log import AccessRecord
 from plimsoll.gateway.http1 import HttpRequest, response
 from plimsoll.gateway.inflight import MAX_REQUEST_AGE_SECONDS
@@ -17,7 +18,7 @@ from plimsoll.gateway.picker import MAX_QUEUED_BYTES
 from plimsoll.gateway.server import HttpProtocol
 from plimsoll.gateway.service_admission import MAX_TENANTS
 from plimsoll.gateway.signals_document import build_signals
-from tests.gateway.kube_objects import pod, service
+from tests.gateway.kube_objects import LIMITS, Object, pod, service, split
 from tests.gateway.picker_harness import (
     GATEWAY,
     PickerHarness,
@@ -109,11 +110,7 @@ async def test_lost_engine_releases_slots_and_returns_with_running() -> None:
 
 
 async def test_missing_limits_admit_everything() -> None:
-    for after in (
-        service_with_slo(model=False),
-        service(),
-        {**service_with_slo(), "status": {**service()["status"], "admission": {"version": 99}}},
-    ):
+    for after in (service_with_slo(model=False), service()):
         world = PickerHarness(service_with_slo(), pods=engine_names(1))
         replies = [world.send(), world.send()]
         held = [world.send_queued(), world.send_queued()]
@@ -315,10 +312,10 @@ async def test_queue_time_never_exceeds_envoy_timeout() -> None:
     [
         {"spec": {"slo": 3}},
         {"spec": {"slo": {"ttft": "1s"}, "admission": "no"}},
-        {"status": {"admission": []}},
-        {"status": {"admission": {"version": 1}}},
-        {"status": {"admission": {"version": 1, "classes": None, "costModel": {}, "shares": 3}}},
-        {"status": "gone"},
+        {LIMITS: []},
+        {LIMITS: None},
+        {LIMITS: {"version": 1}},
+        {LIMITS: {"version": FORMAT_VERSION, "classes": None, "costModel": {}, "shares": 3}},
     ],
 )
 async def test_unreadable_object_has_no_policy_and_logs_once(broken: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -327,21 +324,28 @@ async def test_unreadable_object_has_no_policy_and_logs_once(broken: Any, caplog
     policies = PolicyCache()
     with caplog.at_level(logging.WARNING):
         for same in (obj, {**obj}):
-            policy = policies.get("team/chat", same)
+            policy = read(policies, same)
             assert policy is None or not policy.has_cost_model
-    assert caplog.text.count("team/chat has no admission") == 1
-    part = next(iter(broken)) if "spec" in broken else "status.admission"
+    assert caplog.text.count("cannot parse the admission of InferenceService team/chat") == 1
+    part = "spec" if "spec" in broken else "InferenceServiceAdmission"
     assert policies.parse_error("team/chat").startswith(f"{part}: ")
     readable = service_with_slo()
-    assert policies.get("team/chat", readable) is policies.get("team/chat", readable) is not None
-    assert policies.get("team/chat", service_with_slo()) is policies.get("team/chat", readable)
+    found = read(policies, readable)
+    assert found is not None
+    assert found.has_cost_model
+    assert read(policies, readable) is read(policies, service_with_slo()) is found
     assert policies.parse_error("team/chat") == ""
+
+
+def read(policies: PolicyCache, obj: Object) -> AdmissionPolicy | None:
+    [plain], [published] = split([obj])
+    return policies.get("team/chat", plain, published)
 
 
 async def test_unreadable_publication_still_counts_slo() -> None:
     """An operator of a newer release: no gate, no lost request, and a word about it for as long as it lasts."""
     obj = service_with_slo(slo={"ttft": "1s"}, batch=1)
-    obj["status"]["admission"]["version"] = 99
+    obj[LIMITS]["version"] = 99
     world = PickerHarness(obj, pods=engine_names(1))
     replies = [world.send(), world.send()]
     assert [picked_engine(reply) for reply in replies] == ["10.0.0.1:8000"] * 2
@@ -349,14 +353,15 @@ async def test_unreadable_publication_still_counts_slo() -> None:
         assert isinstance(reply, bytes)
         world.complete(reply, ttft_us=2_000_000, duration_us=3_000_000)
     told = build_signals(world.picker, GATEWAY, synced=True)["services"]["team/chat"]
-    assert told["object"] == {"version": "", "admission_active": False, "parse_error": UNREADABLE_MESSAGE}
+    assert told["object"] == CONFIG | {"admission_active": False, "parse_error": UNREADABLE_MESSAGE}
     assert told["slo"]["missed_ttft"] == 2
     world.set_objects(service_with_slo(slo={"ttft": "1s"}, batch=1), pods=engine_names(1))
     told = build_signals(world.picker, GATEWAY, synced=True)["services"]["team/chat"]
-    assert told["object"] == {"version": "", "admission_active": True, "parse_error": ""}
+    assert told["object"] == CONFIG | {"admission_active": True, "parse_error": ""}
 
 
-UNREADABLE_MESSAGE = "status.admission: version 99 is not supported; expected 4"
+CONFIG = {"version": "", "limits_version": ""}
+UNREADABLE_MESSAGE = "InferenceServiceAdmission: version 99 is not supported; expected 4"
 
 
 class FakeTransport(asyncio.Transport):

@@ -10,7 +10,7 @@ from plimsoll.gateway.demand_counter import DemandCounter, DemandTokens
 from plimsoll.gateway.errors import RejectionReason
 from plimsoll.gateway.signals_document import update_metrics
 from plimsoll.telemetry import metrics
-from tests.gateway.kube_objects import pod
+from tests.gateway.kube_objects import LIMITS, pod
 from tests.gateway.picker_harness import (
     PickerHarness,
     engine_names,
@@ -91,7 +91,7 @@ async def test_too_many_sequences_are_no_demand() -> None:
 async def test_too_large_request_is_demand_of_fallback_only() -> None:
     """The fallback is tried for a request that no engine of the named service can hold."""
     small = service_with_slo("small", batch=8)
-    small["status"]["admission"]["costModel"]["kv_tokens"] = 8_000_000
+    small[LIMITS]["costModel"]["kv_tokens"] = 8_000_000
     world = PickerHarness(
         service_with_slo(admission=DOWNGRADE), small, pods=(*engine_names(1), pod("10.0.1.1:8000", service="small"))
     )
@@ -141,7 +141,7 @@ async def test_rejection_from_queue_withdraws_demand() -> None:
     smaller = service_with_slo(
         admission={"classes": [{"name": "default"}, {"name": "batch"}]}, classes=("default", "batch")
     )
-    smaller["status"]["admission"]["costModel"]["kv_tokens"] = 1_000
+    smaller[LIMITS]["costModel"]["kv_tokens"] = 1_000
     world.set_objects(smaller)
     assert rejection_of(held).error["code"] == "request_too_large"
     world.send_queued()

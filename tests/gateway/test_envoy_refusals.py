@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 from e2e.lib import sdks
-from tests.gateway.kube_objects import Object, pod, service
+from tests.gateway.kube_objects import LIMITS, Object, pod, service
 from tests.gateway.malformed_requests import GOOD_BODY
 from tests.gateway.picker_harness import service_with_slo
 from tests.gateway.recording_relay import CLIENTS
@@ -54,8 +54,8 @@ async def raw(stack: GatewayStack, sent: bytes) -> bytes:
 async def one_engine(stack: GatewayStack, made: Object) -> None:
     """An engine that runs 16 sequences at once and accepts 128, as its pod and its limits say."""
     made["spec"]["engine"] = {"args": ARGS}
-    if "admission" in made["status"]:
-        made["status"]["admission"]["costModel"]["max_sequences"] = 16
+    if LIMITS in made:
+        made[LIMITS]["costModel"]["max_sequences"] = 16
     engine = await stack.engine()
     there = pod(engine.address)
     there["spec"]["containers"][0]["env"] = [{"name": "PLIMSOLL_ARGS", "value": json.dumps(ARGS)}]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.gateway.kube_objects import LIMITS
 from tests.gateway.picker_harness import PickerHarness, engine_names, response_headers, service_with_slo
 from tests.gateway.test_media_parts import QUESTION, image, jpeg, png
 
@@ -91,6 +92,6 @@ async def test_absurd_ratio_rejects_without_fault() -> None:
 
 async def test_unusable_ratio_in_status_is_reported() -> None:
     broken = service_with_slo()
-    broken["status"]["admission"]["tokenRatios"] = {"image": -1}
+    broken[LIMITS]["tokenRatios"] = {"image": -1}
     world = PickerHarness(broken, pods=engine_names(1))
     assert "token ratio" in world.service()["object"]["parse_error"]

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from plimsoll.adapters.kube_client import INFERENCESERVICES, PODS, WatchEvent
+from plimsoll.adapters.kube_client import INFERENCESERVICEADMISSIONS, INFERENCESERVICES, PODS, WatchEvent
 from plimsoll.core.histogram import LATENCY_EDGES_S
 from plimsoll.gateway.envoy.access_log import AccessRecord
 from plimsoll.gateway.errors import from_header
@@ -273,6 +273,9 @@ def test_watch_cache_is_synced_after_first_list_of_each_scope() -> None:
     objects.apply(PODS, "a", WatchEvent("SYNC"))
     assert not objects.synced
     objects.apply(PODS, "b", WatchEvent("SYNC"))
+    objects.apply(INFERENCESERVICEADMISSIONS, "a", WatchEvent("SYNC"))
+    assert not objects.synced, "without its limits a service would admit everything"
+    objects.apply(INFERENCESERVICEADMISSIONS, "b", WatchEvent("SYNC"))
     assert objects.synced
     assert objects.list_objects(INFERENCESERVICES) == [listed]
 

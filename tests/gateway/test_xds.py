@@ -15,7 +15,7 @@ from plimsoll.gateway.envoy.bootstrap import write_files
 from plimsoll.gateway.envoy.xds import publish
 from plimsoll.gateway.service_catalog import ServiceCatalog, build_catalog
 from plimsoll.gateway.settings import PickerSettings
-from tests.gateway.kube_objects import pod, service
+from tests.gateway.kube_objects import catalog, pod, service
 from tests.gateway.picker_harness import GATEWAY, service_with_slo
 
 
@@ -79,13 +79,13 @@ def ready_pods(count: int) -> list[dict[str, object]]:
 
 def test_publish_circuit_breaker_equals_capacity_share(tmp_path: Path) -> None:
     publish(
-        build_catalog([service_with_slo(batch=20, shares={GATEWAY: 7, "gateway-1": 13})], ready_pods(3)),
+        catalog([service_with_slo(batch=20, shares={GATEWAY: 7, "gateway-1": 13})], ready_pods(3)),
         tmp_path,
         GATEWAY,
     )
     assert circuit_breaker_limits(tmp_path) == {"model/chat": 21, "model/team/chat": 21}
     publish(
-        build_catalog([service_with_slo(batch=20, shares={GATEWAY: 7, "gateway-1": 13})], ready_pods(3)),
+        catalog([service_with_slo(batch=20, shares={GATEWAY: 7, "gateway-1": 13})], ready_pods(3)),
         tmp_path,
         "gateway-1",
     )
@@ -93,18 +93,18 @@ def test_publish_circuit_breaker_equals_capacity_share(tmp_path: Path) -> None:
 
 
 def test_publish_capacity_change_keeps_clusters(tmp_path: Path) -> None:
-    publish(build_catalog([service_with_slo(batch=20)], ready_pods(3)), tmp_path, GATEWAY)
+    publish(catalog([service_with_slo(batch=20)], ready_pods(3)), tmp_path, GATEWAY)
     before = (tmp_path / "cds.json").stat().st_ino
-    publish(build_catalog([service_with_slo(batch=20)], ready_pods(2)), tmp_path, GATEWAY)
+    publish(catalog([service_with_slo(batch=20)], ready_pods(2)), tmp_path, GATEWAY)
     assert circuit_breaker_limits(tmp_path)["model/chat"] == 40
-    publish(build_catalog([service_with_slo(batch=20)], []), tmp_path, GATEWAY)
+    publish(catalog([service_with_slo(batch=20)], []), tmp_path, GATEWAY)
     assert circuit_breaker_limits(tmp_path)["model/chat"] == 0
     assert (tmp_path / "cds.json").stat().st_ino == before
 
 
 @pytest.mark.parametrize("obj", [service(), service_with_slo(model=False), service_with_slo(classes=("of", "before"))])
 def test_publish_without_limits_sets_no_circuit_breaker(tmp_path: Path, obj: dict[str, object]) -> None:
-    publish(build_catalog([obj], ready_pods(2)), tmp_path, GATEWAY)
+    publish(catalog([obj], ready_pods(2)), tmp_path, GATEWAY)
     assert circuit_breaker_limits(tmp_path) == {}
 
 

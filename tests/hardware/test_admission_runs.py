@@ -195,7 +195,7 @@ def test_operated_objects_are_those_a_gateway_serves(tmp_path: Path) -> None:
     manifest = predict.service_manifest(SLO)
     local_operator.LocalOperator(manifest, tmp_path / "objects.json", 8081, tmp_path / "log", nobody)
     objects = json.loads((tmp_path / "objects.json").read_text())
-    found = build_catalog(objects["inferenceservices"], objects["pods"])
+    found = build_catalog(objects["inferenceservices"], objects["pods"], objects["inferenceserviceadmissions"])
     service = found.by_name[predict.SERVICE_NAME]
     assert [endpoint.address for endpoint in service.serving_endpoints] == [f"127.0.0.1:{local_operator.API_PORT}"]
     assert service.policy is not None

@@ -5,9 +5,9 @@
 Problem: a gate is as good as the limits that the operator publishes, and those follow from what an engine's counters
 say tick by tick. A second loop that does the same would prove itself, not the operator.
 Idea: the controllers themselves, wired as `plimsoll.controllers.operator` wires them: `Engines` scrapes the launcher,
-`Gateways` polls the picker, `Autoscaler` decides each second, `status.scaling` writes the status. Only the API server
-is missing: its objects are made here (one service, one ready pod, one Deployment, one gateway), and what would be
-written to it goes to OBJECTS.json, where the picker's watch reads it. Nothing is scaled. The log has every change of
+`Gateways` polls the picker, `Autoscaler` decides each second, and its report has the admission limits. Only the API
+server is missing: its objects are made here (one service, one ready pod, one Deployment, one gateway), and what would
+be written to it goes to OBJECTS.json, where the picker's watch reads it. Nothing is scaled. The log has every change of
 what is told, and now and then what it rests on.
 """
 
@@ -38,11 +38,13 @@ from plimsoll.controllers.gateway_poller import POLL_INTERVAL_SECONDS, GatewayPo
 from plimsoll.controllers.object_cache import Key, ObjectCache, key_of
 from plimsoll.controllers.reconcile.name_claims import FIELD as NAME_CLAIM
 from plimsoll.controllers.reconcile.service_status import StatusInputs, scaling_fields
+from plimsoll.core.admission.publication import to_dict
 from plimsoll.core.ports import EngineReading
 from plimsoll.core.routing.model_names import claimed_name
 from plimsoll.core.types import Role
 from plimsoll.gateway.atomic_write import write_if_changed
 from plimsoll.resources import object_meta
+from plimsoll.resources.objects import admission
 from plimsoll.resources.platform_config import GatewaySettings
 
 Object = dict[str, Any]
@@ -167,17 +169,24 @@ class LocalOperator:
         """The report says something new: what the reconciler would write is written, and seen by all."""
         raw = self._store.get(labels.KIND, key)
         assert raw is not None
-        inputs = StatusInputs(service_object=raw, scaling_report=self._autoscaler.report(key))
+        report = self._autoscaler.report(key)
+        inputs = StatusInputs(service_object=raw, scaling_report=report)
         version = str(int(raw["metadata"]["resourceVersion"]) + 1)
         status = {NAME_CLAIM: raw["status"][NAME_CLAIM], **scaling_fields(inputs, raw["status"])}
         self._store.put({**raw, "metadata": {**raw["metadata"], "resourceVersion": version}, "status": status})
+        published = None if report is None else report.published
+        if published is not None:
+            made = admission(raw, published)
+            made["metadata"] |= {"uid": "uid-admission", "resourceVersion": version}
+            self._store.put(made)
         self._write()
-        if status.get("admission") != self._told:
-            self._told = status.get("admission")
-            self._append_log(admission=self._told)
+        limits = None if published is None else to_dict(published)
+        if limits != self._told:
+            self._told = limits
+            self._append_log(admission=limits)
 
     def _write(self) -> None:
-        kinds = {"inferenceservices": labels.KIND, "pods": "Pod"}
+        kinds = {labels.PLURAL: labels.KIND, labels.ADMISSION_PLURAL: labels.ADMISSION_KIND, "pods": "Pod"}
         objects = {name: list(self._store.all(kind)) for name, kind in kinds.items()}
         write_if_changed(self._objects, json.dumps(objects).encode())
 

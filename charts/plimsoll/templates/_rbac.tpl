@@ -8,6 +8,9 @@
 - apiGroups: [plimsoll.dev]
   resources: [inferenceservices/status]
   verbs: [patch]
+- apiGroups: [plimsoll.dev]
+  resources: [inferenceserviceadmissions]
+  verbs: [get, list, watch, create, patch, delete]
 # Read once, at the start.
 - apiGroups: [plimsoll.dev]
   resources: [inferenceservicecheckpoints]
@@ -79,7 +82,7 @@
 
 {{- define "plimsoll.gateway.rules" -}}
 - apiGroups: [plimsoll.dev]
-  resources: [inferenceservices]
+  resources: [inferenceservices, inferenceserviceadmissions]
   verbs: [list, watch]
 - apiGroups: [""]
   resources: [pods]

@@ -91,6 +91,7 @@ class _ConfigStateRecord(msgspec.Struct):
     version: Annotated[str, msgspec.Meta(max_length=300)]
     admission_active: bool
     parse_error: Annotated[str, msgspec.Meta(max_length=300)] = ""
+    limits_version: Annotated[str, msgspec.Meta(max_length=300)] | None = None  # of version 3, but not of its first
 
 
 class _ServiceRecord(msgspec.Struct):
@@ -175,7 +176,12 @@ def _service_reading(name: str, record: _ServiceRecord) -> ServiceReading:
         inflight={e.pod: e.inflight for e in record.endpoints},
         config_state=None
         if record.object is None
-        else GatewayConfigState(record.object.version, record.object.admission_active, record.object.parse_error),
+        else GatewayConfigState(
+            record.object.version,
+            record.object.admission_active,
+            record.object.parse_error,
+            record.object.limits_version,
+        ),
     )
 
 

@@ -74,6 +74,7 @@ class Resource:
 
 INFERENCESERVICES = Resource(labels.GROUP, labels.VERSION, labels.PLURAL, labels.KIND)
 INFERENCESERVICECHECKPOINTS = Resource(labels.GROUP, labels.VERSION, labels.CHECKPOINT_PLURAL, labels.CHECKPOINT_KIND)
+INFERENCESERVICEADMISSIONS = Resource(labels.GROUP, labels.VERSION, labels.ADMISSION_PLURAL, labels.ADMISSION_KIND)
 PODS = Resource("", "v1", "pods", "Pod")
 SERVICES = Resource("", "v1", "services", "Service")
 SERVICEACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")
@@ -89,6 +90,7 @@ BY_KIND = {
     r.kind: r
     for r in (
         INFERENCESERVICES,
+        INFERENCESERVICEADMISSIONS,
         INFERENCESERVICECHECKPOINTS,
         PODS,
         SERVICES,

@@ -75,10 +75,9 @@ _KINDS: Final[Mapping[str, Mapping[str, Shape]]] = {
         "status": {
             "conditions": _CONDITIONS,
             "lastDecision": {"time": str, "binding": str},
-            "decisions": [{"time": str, "binding": str}],
-            "admission": {},
         }
     },
+    "InferenceServiceAdmission": {"limits": {}},
 }
 
 

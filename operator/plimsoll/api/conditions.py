@@ -1,16 +1,16 @@
 """Conditions and their reasons: the contract with users, `kubectl wait`, Flux and Argo CD.
 
-The lists are closed, so that every reason can be documented, alerted on and tested. `InternalError`, `ScalingLimited`,
-`Reconciling` and `Stalled` are abnormal-true (the latter two by kstatus). All other conditions are true when all is
-well. A condition that does not apply is absent. The transition time changes only with the status. `observedGeneration`
-is the generation of the object that the condition was computed from.
+The lists are closed, so that every reason can be documented, alerted on and tested. The types in `ABNORMAL_TRUE` are
+true when something is not as it should be, and absent otherwise, as kstatus expects of `Reconciling` and `Stalled`. All
+other conditions are true when all is well. A condition that does not apply is absent. The transition time changes only
+with the status. `status.observedGeneration` is the generation that all conditions were computed from.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from plimsoll.api.message_text import shorten
 
@@ -37,6 +37,16 @@ class ConditionType(StrEnum):
     INTERNAL_ERROR = "InternalError"
 
 
+ABNORMAL_TRUE: Final = frozenset(
+    {
+        ConditionType.RECONCILING,
+        ConditionType.STALLED,
+        ConditionType.SCALING_LIMITED,
+        ConditionType.INTERNAL_ERROR,
+    }
+)
+
+
 class ConditionReason(StrEnum):
     """Reason for the status of a condition."""
 
@@ -56,11 +66,9 @@ class ConditionReason(StrEnum):
     ENGINE_FAILING = "EngineFailing"
     PODS_REJECTED = "PodsRejected"
     NAMESPACE_TERMINATING = "NamespaceTerminating"
-    CONVERGED = "Converged"
     PROGRESSING = "Progressing"
     INVALID_SPEC = "InvalidSpec"
     APPLY_REJECTED = "ApplyRejected"
-    NOT_STALLED = "NotStalled"
     ACCEPTED = "Accepted"
     MODEL_NAME_TAKEN = "ModelNameTaken"
     MODEL_NAME_RESERVED = "ModelNameReserved"
@@ -72,7 +80,6 @@ class ConditionReason(StrEnum):
     PAUSED = "Paused"
     RECOMMEND_ONLY = "RecommendOnly"
     SCALING_OFF = "ScalingOff"
-    NOT_LIMITED = "NotLimited"
     AT_MAX_REPLICAS = "AtMaxReplicas"
     RATE_LIMITED = "RateLimited"
     BUDGET_EXHAUSTED = "BudgetExhausted"
@@ -115,11 +122,9 @@ REASON_MEANINGS: dict[ConditionReason, str] = {
     ConditionReason.PODS_REJECTED: "The cluster rejects the pods (quota, pod security or admission webhook). The "
     "message has its reason.",
     ConditionReason.NAMESPACE_TERMINATING: "The namespace is being deleted, so no engine can be created.",
-    ConditionReason.CONVERGED: "The cluster matches the spec.",
     ConditionReason.PROGRESSING: "The operator is changing the cluster to match the spec.",
     ConditionReason.INVALID_SPEC: "The spec is invalid. The message names each invalid field.",
     ConditionReason.APPLY_REJECTED: "The API server rejected an object of the service. The message has its reason.",
-    ConditionReason.NOT_STALLED: "Nothing prevents the operator from reconciling the service.",
     ConditionReason.ACCEPTED: "Clients reach the service by its model name.",
     ConditionReason.MODEL_NAME_TAKEN: "Another service holds the model name. The message says which one, since when, "
     "and how clients reach this service.",
@@ -127,8 +132,9 @@ REASON_MEANINGS: dict[ConditionReason, str] = {
     "services. Names that begin with NAMESPACE/ belong to that namespace.",
     ConditionReason.SHORT_NAMES_RESTRICTED: "The chart value `gateway.shortModelNames.namespaces` lists the namespaces "
     "that may claim short model names, and the service's is not one of them. Clients reach it as NAMESPACE/NAME.",
-    ConditionReason.SCALING_ON_FORECAST: "Each tier is sized for its forecast load, or keeps `minReplicas` because no "
-    "request arrives. The message names the tier nearest to its SLO capacity, and who else set a replica count.",
+    ConditionReason.SCALING_ON_FORECAST: "Each tier is sized for its forecast load. It keeps `minReplicas` if no "
+    "request arrives or no target of the SLO depends on it. The message names the tier nearest to its SLO capacity, "
+    "and who else set a replica count.",
     ConditionReason.DEMAND_UNKNOWN: "The load or the model of a tier is unknown, so its replica count is frozen. The "
     "message says why.",
     ConditionReason.DECISION_FAILED: "The scaling decision failed with an error, so the replica counts are frozen. "
@@ -139,7 +145,6 @@ REASON_MEANINGS: dict[ConditionReason, str] = {
     ConditionReason.RECOMMEND_ONLY: "`spec.scaling.mode` is Recommend: the status shows decisions, and the replica "
     "counts are frozen.",
     ConditionReason.SCALING_OFF: "`spec.scaling.mode` is Off: the replica counts are frozen.",
-    ConditionReason.NOT_LIMITED: "No limit keeps a tier from the replicas that it needs.",
     ConditionReason.AT_MAX_REPLICAS: "A tier needs more replicas than its `maxReplicas`.",
     ConditionReason.RATE_LIMITED: "`spec.scaling.scaleUp` or `scaleDown` limits the rate of a change.",
     ConditionReason.BUDGET_EXHAUSTED: "A tier needs more GPUs than the GPU budget grants.",
@@ -200,7 +205,7 @@ def has_bound(message: str, bound: str) -> bool:
     return message == bound or message.startswith(f"{bound};")
 
 
-def merge(old: list[dict[str, Any]], new: tuple[Condition, ...], generation: int, now: str) -> list[dict[str, Any]]:
+def merge(old: list[dict[str, Any]], new: tuple[Condition, ...], now: str) -> list[dict[str, Any]]:
     """Return the conditions to store in the status; an unchanged status keeps its transition time.
 
     old: the stored conditions; new: every condition that applies; now: RFC 3339 time.
@@ -216,7 +221,6 @@ def merge(old: list[dict[str, Any]], new: tuple[Condition, ...], generation: int
                 "status": condition.status,
                 "reason": condition.reason.value,
                 "message": shorten(condition.message, MAX_MESSAGE_CHARS),
-                "observedGeneration": generation,
                 "lastTransitionTime": previous.get("lastTransitionTime", now) if is_status_unchanged else now,
             }
         )

@@ -21,6 +21,7 @@ import yaml
 from pydantic import BaseModel
 
 from plimsoll.api import labels
+from plimsoll.api.v1alpha1.admission_limits import InferenceServiceAdmission
 from plimsoll.api.v1alpha1.api_model import VALIDATIONS_KEY
 from plimsoll.api.v1alpha1.checkpoint import InferenceServiceCheckpoint
 from plimsoll.api.v1alpha1.service import InferenceService
@@ -101,6 +102,17 @@ _CHECKPOINT_COLUMNS: Final = (
 )
 
 
+_ADMISSION_COLUMNS: Final = (
+    _PrinterColumn(
+        "Batch",
+        ".limits.costModel.batch",
+        "Sequences that one engine may run at once.",
+        value_type="integer",
+    ),
+    _PrinterColumn("Age", ".metadata.creationTimestamp", "Time since creation.", value_type="date"),
+)
+
+
 def path_of(plural: str) -> Path:
     """Return the file of a definition, relative to the repository."""
     return Path("crds") / f"{labels.GROUP}_{plural}.yaml"
@@ -131,9 +143,19 @@ def checkpoint_definition() -> dict[str, Any]:
     return _definition(names, _object_schema(InferenceServiceCheckpoint), _CHECKPOINT_COLUMNS, {})
 
 
+def admission_definition() -> dict[str, Any]:
+    """Return the CustomResourceDefinition of InferenceServiceAdmission."""
+    names = {"kind": labels.ADMISSION_KIND, "plural": labels.ADMISSION_PLURAL}
+    return _definition(names, _object_schema(InferenceServiceAdmission), _ADMISSION_COLUMNS, {})
+
+
 def definitions() -> dict[str, dict[str, Any]]:
     """Return every CustomResourceDefinition, by plural name."""
-    return {labels.PLURAL: definition(), labels.CHECKPOINT_PLURAL: checkpoint_definition()}
+    return {
+        labels.PLURAL: definition(),
+        labels.ADMISSION_PLURAL: admission_definition(),
+        labels.CHECKPOINT_PLURAL: checkpoint_definition(),
+    }
 
 
 def render(crd: dict[str, Any]) -> str:

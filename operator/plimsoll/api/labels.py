@@ -5,6 +5,8 @@ VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
 KIND = "InferenceService"
 PLURAL = "inferenceservices"
+ADMISSION_KIND = "InferenceServiceAdmission"
+ADMISSION_PLURAL = "inferenceserviceadmissions"
 CHECKPOINT_KIND = "InferenceServiceCheckpoint"
 CHECKPOINT_PLURAL = "inferenceservicecheckpoints"
 

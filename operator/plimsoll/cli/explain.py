@@ -10,6 +10,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Iterable
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from plimsoll.cli import cluster, kubeconfig
@@ -30,6 +31,7 @@ from plimsoll.core.units import format_figure
 
 DOCUMENT_VERSION: Final = 1  # version of the operator's document
 _INDENT: Final = "  "
+_MAX_UNIX_S: Final = 2.0**33
 _BASIS_LABELS: Final = ("engine", "model", "", "SLO capacity", "forecast", "start-up")
 _COEFFICIENTS: Final = (
     ("base_s", "per step"),
@@ -71,6 +73,7 @@ def render_document(document: Any, screen: Screen) -> list[str]:
         lines += _last_decision(last, screen)
     lines += _metrics_section(get_mapping(document, "metrics"), screen)
     lines += _basis_section(get_mapping(document, "tiers"), screen)
+    lines += _limits_section(get_mapping(document, "admission"), screen)
     return lines + _earlier_decisions(decisions[1:], screen)
 
 
@@ -285,6 +288,35 @@ def _unavailable_reason(value: Any) -> str | None:
         return MISSING
     why = get_text(value, "unknown")
     return None if why is None else f"unknown: {why}"
+
+
+# ---------------------------------------------------------------- admission limits
+
+
+def _limits_section(limits: dict[str, Any], screen: Screen) -> list[str]:
+    """Return no lines if no admission limits are published."""
+    if not limits:
+        return []
+    rows_by_name = {"slots": _slots_line(limits), "classes": _joined_items(limits, "classes"), "due": _due_line(limits)}
+    rows = [[name, words] for name, words in rows_by_name.items() if words]
+    return ["", screen.bold("admission limits"), *format_table(rows, screen, _INDENT, head=False)]
+
+
+def _slots_line(limits: Any) -> str:
+    batch = get_int(limits, "costModel", "batch")
+    if batch is None:
+        return "unlimited: no engine has reported its model"
+    shares = ", ".join(f"{name} {get_int(slots)}" for name, slots in get_mapping(limits, "shares").items())
+    return f"{batch} sequences per engine{f': {shares}' if shares else ''}"
+
+
+def _due_line(limits: Any) -> str:
+    """Return when the next replica is expected, and the capacity with all that are ordered."""
+    ready_s, capacity = get_number(limits, "readyAt"), format_optional(get_number(limits, "readyCapacity"))
+    if ready_s is None or not 0.0 <= ready_s < _MAX_UNIX_S:
+        return ""
+    due = datetime.fromtimestamp(ready_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return f"next replica at {due}, {capacity} GPU-s/s with all that are ordered"
 
 
 # ---------------------------------------------------------------- earlier decisions

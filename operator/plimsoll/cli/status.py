@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from plimsoll.adapters.kube_client import KubeClient
+from plimsoll.api.conditions import ABNORMAL_TRUE
 from plimsoll.cli import cluster, kubeconfig
 from plimsoll.cli.json_access import get_int, get_list, get_mapping, get_text, get_value
 from plimsoll.cli.output import MISSING, Screen, format_age, format_table, hanging_indent, join_nonempty
@@ -19,8 +20,6 @@ from plimsoll.cli.output_files import print_text
 
 KubeObject = dict[str, Any]
 
-# Conditions whose status True indicates a problem.
-_NEGATIVE_CONDITIONS: Final = ("Reconciling", "Stalled", "ScalingLimited", "InternalError")
 _TIERS: Final = ("prefill", "decode", "serve")
 _HEADER: Final = (
     *("NAME", "READY", "PREFILL", "DECODE", "SERVE", "TTFT", "TPOT", "E2E", "ITL"),
@@ -131,7 +130,7 @@ def _conditions_section(service: KubeObject, screen: Screen) -> list[str]:
         return ["no conditions yet: the operator has not reconciled the service"]
     rows = [[get_text(one, name) or MISSING for name in ("type", "status", "reason", "message")] for one in conditions]
     alarm_rows = {
-        place for place, row in enumerate(rows, 1) if row[1] == ("True" if row[0] in _NEGATIVE_CONDITIONS else "False")
+        place for place, row in enumerate(rows, 1) if row[1] == ("True" if row[0] in ABNORMAL_TRUE else "False")
     }
     return format_table([["CONDITION", "STATUS", "REASON", "MESSAGE"], *rows], screen, alarm_rows=alarm_rows)
 
@@ -170,7 +169,7 @@ def _tier_row(name: str, tier: Any, now_s: float) -> list[str]:
         _starting_summary(tier, now_s),
         *wanted,
         *(figure or MISSING for figure in figures),
-        get_text(tier, "model", "summary") or MISSING,
+        get_text(tier, "model") or MISSING,
     ]
 
 
@@ -213,27 +212,24 @@ def _attainment_lines(slo: dict[str, Any], measured: dict[str, Any], screen: Scr
     if of_completed is None and of_all is None:
         why = get_text(measured, "unavailableReason")
         return [] if why is None else hanging_indent("", f"attainment unknown: {why}", screen)
-    window = get_text(measured, "window")
-    when = f" over the last {window}" if window else ""
     bound = "at least " if get_text(slo, "tpot") and (get_text(slo, "ttft") or get_text(slo, "e2e")) else ""
     sentence = (
-        f"{bound}{of_completed or MISSING} of the completed and {of_all or MISSING} of all requests met the SLO{when}"
+        f"{bound}{of_completed or MISSING} of the completed and {of_all or MISSING} of all requests of the last minute"
+        " met the SLO"
     )
     return hanging_indent("", sentence, screen)
 
 
 def _decisions_section(service: KubeObject, screen: Screen) -> list[str]:
     last = get_value(service, "status", "lastDecision")
-    decisions = [*([last] if get_mapping(last) else []), *get_list(service, "status", "decisions")]
     rows = [
         [
-            get_text(one, "time") or MISSING,
+            get_text(last, "time") or MISSING,
             name,
             f"{_format_count(tier, 'from')} -> {_format_count(tier, 'to')}",
             get_text(tier, "why") or MISSING,
         ]
-        for one in decisions
-        for name, tier in get_mapping(one, "tiers").items()
+        for name, tier in get_mapping(last, "tiers").items()
     ]
     return ["", *format_table([["DECIDED", "TIER", "REPLICAS", "WHY"], *rows], screen)] if rows else []
 

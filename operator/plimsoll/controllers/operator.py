@@ -21,6 +21,7 @@ from plimsoll.adapters import pod_http
 from plimsoll.adapters.kube_client import (
     CONTROLLERREVISIONS,
     DEPLOYMENTS,
+    INFERENCESERVICEADMISSIONS,
     INFERENCESERVICES,
     NETWORKPOLICIES,
     PODDISRUPTIONBUDGETS,
@@ -74,6 +75,7 @@ WATCHED_RESOURCES = (
     (SERVICEACCOUNTS, labels.MANAGED_BY + "=plimsoll," + labels.SERVICE),
     (PODDISRUPTIONBUDGETS, labels.MANAGED_BY + "=plimsoll," + labels.SERVICE),
     (NETWORKPOLICIES, labels.MANAGED_BY + "=plimsoll," + labels.SERVICE),
+    (INFERENCESERVICEADMISSIONS, labels.MANAGED_BY + "=plimsoll," + labels.SERVICE),
     (CONTROLLERREVISIONS, labels.MANAGED_BY + "=plimsoll," + labels.SERVICE),
     (PODS, labels.ROLE),
 )

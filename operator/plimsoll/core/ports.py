@@ -56,13 +56,15 @@ class SloCounts(NamedTuple):
 class GatewayConfigState(NamedTuple):
     """The configuration of a service that a gateway uses.
 
-    version: resourceVersion of the object. admission_enabled: whether admission uses the cost model in it. parse_error:
-    which part cannot be parsed, and why; "" if all of it can.
+    version: resourceVersion of the InferenceService. admission_enabled: whether admission uses a cost model that the
+    operator published. parse_error: what cannot be parsed, and why; "" if all can. limits_version: resourceVersion of
+    the InferenceServiceAdmission, "" without one, None from a release that does not read it.
     """
 
     version: str
     admission_enabled: bool
     parse_error: str = ""
+    limits_version: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from plimsoll.core.types import Role
 from plimsoll.core.units import format_number
 
 
@@ -63,6 +64,10 @@ class Slo:
     def targets(self) -> tuple[tuple[str, float | None], ...]:
         """Each target by the name that people call it, s; None: no such target."""
         return ("TTFT", self.ttft_s), ("TPOT", self.tpot_s), ("e2e", self.e2e_s), ("itl", self.itl_s)
+
+    def has_target_for(self, role: str) -> bool:
+        """Whether a target depends on the engines of such a tier. Of a prefill tier, only TTFT does."""
+        return role != Role.PREFILL or self.ttft_s is not None
 
     def percentile(self, name: str) -> str:
         """Which percentile the target of that name bounds: that of all gaps between tokens is the 99th."""

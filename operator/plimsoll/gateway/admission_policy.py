@@ -1,11 +1,12 @@
-"""The admission policy of a service, read from its InferenceService object.
+"""The admission policy of a service, read from its InferenceService and its InferenceServiceAdmission.
 
 Problem: the gateway must serve every object in the API server, including one that a newer release wrote. Parsing a
-whole object costs a hundred times as much as a pick.
+whole object costs a hundred times as much as a pick. The two objects arrive by two watches, in any order.
 
 Idea: one place parses an object, and only after it changes. A spec that cannot be parsed leaves the service without
-admission. The error is logged once and reported to the operator until it is fixed. If only `status.admission` cannot be
-parsed, the user's policy still applies.
+admission. Limits that are missing, belong to a deleted service of the same name, or cannot be parsed are not used: the
+last usable ones apply for as long as the service has an SLO. What cannot be parsed is logged once and reported to the
+operator until it is fixed.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final
 
+from plimsoll.api import labels
 from plimsoll.api.v1alpha1 import parse
 from plimsoll.core.admission.cost_model import ClassPolicy
 from plimsoll.core.admission.publication import AdmissionLimits, from_dict
 from plimsoll.core.admission.quota import TenantPolicy
 from plimsoll.core.errors import InvalidSpec
+from plimsoll.resources import object_meta
 
 log = logging.getLogger(__name__)
 
@@ -34,8 +37,8 @@ class AdmissionPolicy:
     """The admission policy of one service.
 
     `fallback` is the NAMESPACE/NAME of the service that receives requests which this one cannot serve. `max_queued` is
-    the number of requests that may wait at one gateway. `limits` are the operator's last published limits, None before
-    the first.
+    the number of requests that may wait at one gateway. `limits` are the last published limits that could be read, None
+    before the first.
     """
 
     classes: tuple[ClassPolicy, ...]
@@ -94,32 +97,47 @@ def read_policy(obj: Object) -> AdmissionPolicy | None:
     )
 
 
-def read_limits(obj: Object) -> AdmissionLimits | None:
-    """Returns the limits in `status.admission`, or None before the first. Raises ValueError."""
-    stored = (obj.get("status") or {}).get("admission")
-    return None if stored is None else from_dict(stored)
+def read_limits(admission: Object) -> AdmissionLimits:
+    """Returns the limits in an InferenceServiceAdmission. Raises ValueError."""
+    return from_dict(admission.get("limits"))
+
+
+def admission_of(service: Object, admission: Object | None) -> Object | None:
+    """Returns the InferenceServiceAdmission if it belongs to this very service, not to a deleted one of its name."""
+    if admission is None or object_meta.owner_uid(admission) != service["metadata"].get("uid"):
+        return None
+    return admission
+
+
+@dataclass(frozen=True)
+class _ReadPolicy:
+    """A policy, and the versions of the objects that it was read from."""
+
+    service: Object
+    admission: Object | None
+    policy: AdmissionPolicy | None
 
 
 class PolicyCache:
-    """The policies of all services. Each object is parsed once per version."""
+    """The policies of all services. Each pair of objects is parsed once per version."""
 
     def __init__(self) -> None:
-        self._policies: dict[str, tuple[Object, AdmissionPolicy | None]] = {}
+        self._policies: dict[str, _ReadPolicy] = {}
         self._errors: dict[str, str] = {}
 
-    def get(self, key: str, obj: Object) -> AdmissionPolicy | None:
-        """Returns the policy of an object. `key` is its NAMESPACE/NAME."""
+    def get(self, key: str, obj: Object, admission: Object | None = None) -> AdmissionPolicy | None:
+        """Returns the policy of a service. `key` is its NAMESPACE/NAME, `admission` what `admission_of` returns."""
         cached = self._policies.get(key)
-        if cached is not None and cached[0] is obj:
-            return cached[1]
-        policy = self._read(key, obj)
-        if cached is not None and cached[1] == policy:
-            policy = cached[1]
-        self._policies[key] = obj, policy
+        if cached is not None and cached.service is obj and cached.admission is admission:
+            return cached.policy
+        policy = self._read(key, obj, admission, cached)
+        if cached is not None and cached.policy == policy:
+            policy = cached.policy
+        self._policies[key] = _ReadPolicy(obj, admission, policy)
         return policy
 
     def parse_error(self, key: str) -> str:
-        """Returns which part of the object cannot be parsed, and why. "" if all of it can."""
+        """Returns what cannot be parsed, and why. "" if all can."""
         return self._errors.get(key, "")
 
     def keep_only(self, keys: set[str]) -> None:
@@ -128,17 +146,28 @@ class PolicyCache:
             del self._policies[removed]
             self._errors.pop(removed, None)
 
-    def _read(self, key: str, obj: Object) -> AdmissionPolicy | None:
+    def _read(
+        self, key: str, obj: Object, admission: Object | None, cached: _ReadPolicy | None
+    ) -> AdmissionPolicy | None:
         policy, part = None, "spec"
         try:
-            policy, part = read_policy(obj), "status.admission"
+            policy, part = read_policy(obj), labels.ADMISSION_KIND
             if policy is not None:
-                policy = replace(policy, limits=read_limits(obj))
+                policy = replace(policy, limits=_last_limits(obj, cached))
+                if admission is not None:
+                    policy = replace(policy, limits=read_limits(admission))
         except (InvalidSpec, ValueError, TypeError, AttributeError) as error:
             message = f"{part}: {error}"
             if self._errors.get(key) != message:
-                log.warning("InferenceService %s has no admission: cannot parse %s", key, message)
+                log.warning("cannot parse the admission of InferenceService %s: %s", key, message)
             self._errors[key] = message
         else:
             self._errors.pop(key, None)
         return policy
+
+
+def _last_limits(obj: Object, cached: _ReadPolicy | None) -> AdmissionLimits | None:
+    """Returns the limits that were read last for this very service, while it had an SLO."""
+    if cached is None or cached.policy is None:
+        return None
+    return cached.policy.limits if cached.service["metadata"].get("uid") == obj["metadata"].get("uid") else None

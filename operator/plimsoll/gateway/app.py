@@ -14,7 +14,7 @@ import os
 import time
 from random import Random
 
-from plimsoll.adapters.kube_client import INFERENCESERVICES, PODS
+from plimsoll.adapters.kube_client import INFERENCESERVICEADMISSIONS, INFERENCESERVICES, PODS
 from plimsoll.gateway.admission_policy import PolicyCache
 from plimsoll.gateway.drain import drain
 from plimsoll.gateway.envoy.access_log import AccessLogReader, AccessRecord, RequestOutcome
@@ -102,7 +102,7 @@ class GatewayProcess:
         It stays ready while it stops: a Service without another ready endpoint still routes to it.
         """
         if not self._watch_cache.synced:
-            return "the first list of InferenceServices and pods from the API server is not complete"
+            return "the first list of InferenceServices, admission limits and pods from the API server is not complete"
         if not self._state_poller.in_sync:
             return "Envoy is not running, lacks clusters, or does not reach this picker yet"
         return ""
@@ -116,7 +116,10 @@ class GatewayProcess:
             if not self._watch_cache.synced:
                 continue
             catalog = build_catalog(
-                self._watch_cache.list_objects(INFERENCESERVICES), self._watch_cache.list_objects(PODS), self._policies
+                self._watch_cache.list_objects(INFERENCESERVICES),
+                self._watch_cache.list_objects(PODS),
+                self._watch_cache.list_objects(INFERENCESERVICEADMISSIONS),
+                self._policies,
             )
             metrics.GATEWAY_FILES_WRITTEN.inc(publish(catalog, self._settings.xds, self._settings.pod))
             self._state_poller.set_published(catalog)

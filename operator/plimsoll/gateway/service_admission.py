@@ -254,7 +254,7 @@ class ServiceAdmission:
 
 def _cost_model(policy: AdmissionPolicy) -> EngineCostModel:
     if policy.limits is None or policy.limits.cost_model is None:
-        raise ValueError("the policy has no cost model: status.admission.costModel is not published")
+        raise ValueError("the policy has no cost model: its InferenceServiceAdmission has no limits.costModel")
     return policy.limits.cost_model
 
 

@@ -26,7 +26,7 @@ from plimsoll.core.routing.endpoint import Endpoint
 from plimsoll.core.routing.model_names import read_claim, resolve_owners, served_names
 from plimsoll.core.types import Role
 from plimsoll.engines import vllm
-from plimsoll.gateway.admission_policy import AdmissionPolicy, PolicyCache
+from plimsoll.gateway.admission_policy import AdmissionPolicy, PolicyCache, admission_of
 from plimsoll.telemetry import metrics
 
 Object = Mapping[str, Any]
@@ -45,8 +45,8 @@ class ServiceEntry:
     `max_queued` is how many sequences one engine accepts at once, running and queued; a request cannot have more.
     `policy` is None without an SLO. `next_ready_s` is when the operator expects the next ready engine, in Unix seconds.
     `startup_s` is how long a start-up takes. Both are None if unknown. `deleted` means that no engine can start: its
-    namespace is being deleted. `resource_version` is that of its object. `parse_error` says which part of the object
-    cannot be parsed, and why, else "".
+    namespace is being deleted. `resource_version` is that of its object, `limits_version` that of its
+    InferenceServiceAdmission, "" without one. `parse_error` says what of them cannot be parsed, and why, else "".
     """
 
     namespace: str
@@ -61,6 +61,7 @@ class ServiceEntry:
     startup_s: float | None = None
     deleted: bool = False
     resource_version: str = ""
+    limits_version: str = ""
     parse_error: str = ""
     key: str = field(init=False)
 
@@ -97,17 +98,21 @@ EMPTY_CATALOG = ServiceCatalog({}, {})
 
 
 def build_catalog(
-    inference_services: Iterable[Object], pods: Iterable[Object], policies: PolicyCache | None = None
+    inference_services: Iterable[Object],
+    pods: Iterable[Object],
+    admissions: Iterable[Object] = (),
+    policies: PolicyCache | None = None,
 ) -> ServiceCatalog:
     """Returns the catalog of these objects, without services that are being deleted.
 
-    `policies` caches the policies of earlier calls.
+    `admissions` are InferenceServiceAdmission objects. `policies` caches the policies of earlier calls.
     """
     policies = policies or PolicyCache()
     claimed = [(obj, claim) for obj in inference_services if (claim := _read(read_claim, labels.KIND, obj)) is not None]
     current = [obj for obj, _ in claimed]
     claims = {_key(obj): claim for obj, claim in claimed}
     claim_by_name = resolve_owners(claims.values())
+    limits_objects = {_key(obj): obj for obj in admissions}
     engines: dict[str, list[Endpoint]] = {key: [] for key in claims}
     queues: dict[str, list[int]] = {key: [] for key in claims}
     for pod in pods:
@@ -120,7 +125,8 @@ def build_catalog(
     def service(obj: Object) -> ServiceEntry:
         key, deleted = _key(obj), _is_deleted(obj)
         next_ready_s, startup_s = _startup(obj)
-        policy = policies.get(key, obj)
+        admission = admission_of(obj, limits_objects.get(key))
+        policy = policies.get(key, obj, admission)
         if next_ready_s is None and policy is not None and policy.limits is not None:
             next_ready_s = policy.limits.ready_at_s
         return ServiceEntry(
@@ -136,6 +142,7 @@ def build_catalog(
             startup_s=startup_s,
             deleted=deleted,
             resource_version=obj["metadata"].get("resourceVersion", ""),
+            limits_version="" if admission is None else admission["metadata"].get("resourceVersion", ""),
             parse_error=policies.parse_error(key),
         )
 

@@ -34,7 +34,8 @@ def build_signals(
       `tpot` counts responses by TPOT target, because only engines measure TPOT.
     - `admission`: requests queued now and their work in GPU-seconds; GPU-seconds of retry reservations that are not yet
       due; the largest number of sequences at one engine; this gateway's slots per engine; admission outcomes.
-    - `object`: the resource version of the InferenceService, whether admission is active, and its parse error.
+    - `object`: the resource versions of the InferenceService and of its InferenceServiceAdmission, whether admission is
+      active, and what cannot be parsed.
     """
     services = {key: _service_signals(picker, service) for key, service in sorted(picker.catalog.services.items())}
     return {
@@ -69,6 +70,7 @@ def _service_signals(picker: Picker, service: ServiceEntry) -> dict[str, Any]:
         },
         "object": {
             "version": service.resource_version,
+            "limits_version": service.limits_version,
             "admission_active": service.key in picker.admission.services,
             "parse_error": service.parse_error[:MAX_ERROR_LENGTH],
         },

@@ -10,12 +10,12 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, Protocol
 
-from plimsoll.adapters.kube_client import INFERENCESERVICES, PODS, Resource, WatchEvent
+from plimsoll.adapters.kube_client import INFERENCESERVICEADMISSIONS, INFERENCESERVICES, PODS, Resource, WatchEvent
 from plimsoll.api import labels
 
 Object = dict[str, Any]
 
-WATCHED_RESOURCES = ((INFERENCESERVICES, None), (PODS, labels.ROLE))
+WATCHED_RESOURCES = ((INFERENCESERVICES, None), (INFERENCESERVICEADMISSIONS, None), (PODS, labels.ROLE))
 
 
 class WatchSource(Protocol):

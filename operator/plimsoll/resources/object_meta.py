@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -57,7 +58,7 @@ def short_hash(value: object, length: int = 10) -> str:
     return hashlib.sha256(orjson.dumps(value, option=orjson.OPT_SORT_KEYS)).hexdigest()[:length]
 
 
-def owner_uid(child: Object) -> str | None:
+def owner_uid(child: Mapping[str, Any]) -> str | None:
     """The uid of the service that controls an object; None if there is none."""
     for owner in child["metadata"].get("ownerReferences", []):
         if owner.get("controller") and "uid" in owner:

@@ -11,6 +11,7 @@ from typing import Any
 from plimsoll.api import labels
 from plimsoll.api.contract import engine_contract
 from plimsoll.api.v1alpha1 import InferenceService, RoleName
+from plimsoll.core.admission.publication import AdmissionLimits, to_dict
 from plimsoll.resources import engine_pod, object_meta
 from plimsoll.resources.platform_config import PlatformConfig
 
@@ -64,6 +65,17 @@ def template_revision(
         "metadata": object_meta.child_metadata(parent, name, object_meta.tier_labels(service.metadata.name, role)),
         "data": engine_pod.pod_template(service, role, platform) if template is None else template,
         "revision": service.metadata.generation,
+    }
+
+
+def admission(parent: Object, limits: AdmissionLimits) -> Object:
+    """The InferenceServiceAdmission, from which gateways read the admission limits of a service."""
+    name = parent["metadata"]["name"]
+    return {
+        "apiVersion": labels.API_VERSION,
+        "kind": labels.ADMISSION_KIND,
+        "metadata": object_meta.child_metadata(parent, name, object_meta.service_labels(name)),
+        "limits": to_dict(limits),
     }
 
 

@@ -1,6 +1,7 @@
 """The API, version v1alpha1: the models are the only source; the CRD and its reference page are generated from them."""
 
 from plimsoll.api.v1alpha1.admission import AdmissionSpec, FallbackRef, RequestClass, Tenant, WhenFull
+from plimsoll.api.v1alpha1.admission_limits import InferenceServiceAdmission
 from plimsoll.api.v1alpha1.checkpoint import MAX_STATE_CHARS, InferenceServiceCheckpoint, LearnedState
 from plimsoll.api.v1alpha1.cost import CostSpec
 from plimsoll.api.v1alpha1.engine import EngineSpec, EnvSource, EnvVar, KeyRef
@@ -25,25 +26,19 @@ from plimsoll.api.v1alpha1.scaling_status import (
 from plimsoll.api.v1alpha1.schedule import ScheduleEntry
 from plimsoll.api.v1alpha1.service import InferenceService, InferenceServiceSpec, ObjectMeta, parse
 from plimsoll.api.v1alpha1.slo import LatencyTargets, SloSpec
-from plimsoll.api.v1alpha1.status import MAX_PAST_DECISIONS, ConditionStatus, FormerNameStatus, InferenceServiceStatus
+from plimsoll.api.v1alpha1.status import ConditionStatus, FormerNameStatus, InferenceServiceStatus
 from plimsoll.api.v1alpha1.tier_status import (
-    ColdStartsStatus,
-    ColdStartStatus,
     StartupStatus,
-    StepTimeStatus,
     TiersStatus,
     TierStatus,
 )
 from plimsoll.api.v1alpha1.tiers import ROLES, EngineTier, EngineTiers, RoleName, RolloutSpec
 
 __all__ = [
-    "MAX_PAST_DECISIONS",
     "MAX_STATE_CHARS",
     "ROLES",
     "AdmissionSpec",
     "CacheSpec",
-    "ColdStartStatus",
-    "ColdStartsStatus",
     "ConditionStatus",
     "CostSpec",
     "CostStatus",
@@ -56,6 +51,7 @@ __all__ = [
     "FallbackRef",
     "FormerNameStatus",
     "InferenceService",
+    "InferenceServiceAdmission",
     "InferenceServiceCheckpoint",
     "InferenceServiceSpec",
     "InferenceServiceStatus",
@@ -78,7 +74,6 @@ __all__ = [
     "SloSpec",
     "SloStatus",
     "StartupStatus",
-    "StepTimeStatus",
     "TargetAttainmentStatus",
     "Tenant",
     "TierChangeStatus",

@@ -23,7 +23,7 @@ class TargetAttainmentStatus(StatusModel):
 
 
 class SloStatus(StatusModel):
-    """SLO attainment that clients saw during `window`."""
+    """SLO attainment that clients saw in the last minute."""
 
     ttft: FormattedNumber | None = Field(
         default=None, description="Time to first token at the SLO's percentile, such as 412ms."
@@ -58,7 +58,6 @@ class SloStatus(StatusModel):
         description="Target that is not measured, and the reason. The attainment is then absent.",
     )
     offered: FormattedNumber | None = Field(default=None, description="Arrival rate of requests, such as 41.2 req/s.")
-    window: FormattedNumber | None = Field(default=None, description="Length of the measurement window, such as 1m.")
 
 
 class TierChangeStatus(StatusModel):

@@ -39,7 +39,9 @@ class LatencyTargets(ApiModel):
     """Latency targets that a request must meet together."""
 
     ttft: LatencyTarget | None = Field(
-        default=None, description="Time to first token (TTFT), such as 500ms: above 0, at most 1h."
+        default=None,
+        description="Time to first token (TTFT), such as 500ms: above 0, at most 1h. A prefill tier is sized by it, "
+        "and keeps minReplicas without it.",
     )
     ttft_per_k_token: LatencyAllowance | None = Field(
         default=None,

@@ -5,15 +5,13 @@ Another version of the operator may have written the status, so unknown fields a
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from plimsoll.api.v1alpha1.api_model import MapList
 from plimsoll.api.v1alpha1.scaling_status import CostStatus, DecisionStatus, SloStatus
-from plimsoll.api.v1alpha1.tier_status import ColdStartsStatus, StatusModel, TiersStatus
-
-MAX_PAST_DECISIONS: Final = 2  # `kubectl plimsoll explain` has more
+from plimsoll.api.v1alpha1.tier_status import StatusModel, TiersStatus
 
 
 class ConditionStatus(StatusModel):
@@ -25,12 +23,6 @@ class ConditionStatus(StatusModel):
     message: str = Field(max_length=32768, description="Explanation of the status.")
     last_transition_time: str = Field(
         json_schema_extra={"format": "date-time"}, description="Time of the last change of the status."
-    )
-    observed_generation: int | None = Field(
-        default=None,
-        ge=0,
-        json_schema_extra={"format": "int64"},
-        description="Generation of the spec that the condition refers to.",
     )
 
 
@@ -60,7 +52,7 @@ class InferenceServiceStatus(StatusModel):
         default=None,
         ge=0,
         json_schema_extra={"format": "int64"},
-        description="Generation of the spec that the status refers to.",
+        description="Generation of the spec that the status and its conditions refer to.",
     )
     url: str | None = Field(default=None, max_length=2048, description="Base URL for clients inside the cluster.")
     model_names: tuple[Annotated[str, Field(max_length=320)], ...] = Field(
@@ -83,29 +75,20 @@ class InferenceServiceStatus(StatusModel):
         description="Names that were removed from the spec and are still served.",
     )
     conditions: Annotated[tuple[ConditionStatus, ...], Field(max_length=32, strict=False), MapList(("type",))] = Field(
-        default=(), description="Conditions of the service."
+        default=(),
+        description="Conditions of the service. Reconciling, Stalled, ScalingLimited and InternalError are "
+        "present only while they are true.",
     )
     tiers: TiersStatus | None = Field(default=None, description="Engines and capacity of each tier.")
-    slo: SloStatus | None = Field(default=None, description="SLO attainment that clients saw during slo.window.")
+    slo: SloStatus | None = Field(default=None, description="SLO attainment that clients saw in the last minute.")
     limited_by: str | None = Field(
         default=None,
         max_length=64,
         description="Tier nearest to its SLO capacity, and its tightest constraint: TPOT, TTFT, e2e, itl, slots or KV.",
     )
-    cold_start: ColdStartsStatus | None = Field(default=None, description="Measured start-up phases of each tier.")
     last_decision: DecisionStatus | None = Field(
-        default=None, description="Last decision that changed, or would have changed, a replica count."
-    )
-    decisions: tuple[DecisionStatus, ...] = Field(
-        default=(),
-        max_length=MAX_PAST_DECISIONS,
-        strict=False,
-        json_schema_extra={"x-kubernetes-list-type": "atomic"},
-        description="Decisions before the last one, newest first.",
+        default=None,
+        description="Last decision that changed, or would have changed, a replica count. `kubectl plimsoll explain` "
+        "has those before it.",
     )
     cost: CostStatus | None = Field(default=None, description="Cost of the service, if the spec has a price.")
-    admission: dict[str, Any] | None = Field(
-        default=None,
-        json_schema_extra={"x-kubernetes-preserve-unknown-fields": True},
-        description="Admission limits for the gateways. Internal, not an interface.",
-    )

@@ -20,45 +20,11 @@ class StatusModel(ApiModel):
     model_config = ConfigDict(extra="ignore")
 
 
-class StepTimeStatus(StatusModel):
-    """Performance model of one replica, fitted to the engines' metrics."""
-
-    base_seconds: FormattedNumber | None = Field(
-        default=None,
-        description="Time of an engine step without requests (launch and reading the weights), in seconds.",
-    )
-    work_seconds: FormattedNumber | None = Field(
-        default=None, description="GPU time of one request at the current request mix, in seconds."
-    )
-    calibrated: bool = Field(
-        default=False,
-        description="Whether the model is fitted to measurements. Until then it is an estimate from the model and "
-        "the GPU.",
-    )
-    summary: str = Field(default="", max_length=1024, description="Summary of the model with its uncertainty.")
-
-
 class StartupStatus(StatusModel):
     """Measured quantiles of a duration."""
 
     p50: FormattedNumber | None = Field(default=None, description="Median, such as 41s.")
     p90: FormattedNumber | None = Field(default=None, description="90th percentile, such as 63s.")
-
-
-class ColdStartStatus(StatusModel):
-    """Start-up phases of one tier."""
-
-    variant: str = Field(
-        default="",
-        max_length=1024,
-        description="Configuration that the times were measured for: model, image, GPUs and node selection.",
-    )
-    phases: str = Field(
-        default="",
-        max_length=1024,
-        description="Start-up phases in their order, each with its median and its 90th percentile, such as "
-        "pull 9s to 12s, load 20s to 31s.",
-    )
 
 
 class StartingStatus(StatusModel):
@@ -81,7 +47,6 @@ class StartingStatus(StatusModel):
 class TierStatus(StatusModel):
     """Engines and capacity of one tier."""
 
-    replicas: int = Field(default=0, ge=0, json_schema_extra=_INT32, description="Number of pods that exist.")
     ready: int = Field(default=0, ge=0, json_schema_extra=_INT32, description="Number of pods that are ready.")
     desired: int = Field(default=0, ge=0, json_schema_extra=_INT32, description="Desired number of pods.")
     needed: Annotated[int, Field(ge=0, json_schema_extra=_INT32)] | None = Field(
@@ -89,8 +54,6 @@ class TierStatus(StatusModel):
         description="Number of pods that the forecast load needs, before limits. Absent: load or model are unknown.",
     )
     summary: str = Field(default="", max_length=32, description="Ready and desired pods, such as 2/3.")
-    revision: str = Field(default="", max_length=63, description="Revision of new pods.")
-    selector: str = Field(default="", max_length=1024, description="Label selector of the tier's pods.")
     utilization: FormattedNumber | None = Field(
         default=None,
         description="Current load as a share of the SLO capacity of the ready pods, such as 71%.",
@@ -98,7 +61,12 @@ class TierStatus(StatusModel):
     capacity_per_replica: FormattedNumber | None = Field(
         default=None, description="SLO capacity of one pod: its highest load within the SLO, such as 9.1 req/s."
     )
-    model: StepTimeStatus | None = Field(default=None, description="Performance model of one replica.")
+    model: str = Field(
+        default="",
+        max_length=1024,
+        description="Performance model of one replica: calibrated by measurements, or what it still lacks. Until then "
+        "it is an estimate from the model and the GPU.",
+    )
     starting: StartingStatus | None = Field(default=None, description="Pods that are starting. Absent: none.")
     startup: StartupStatus | None = Field(default=None, description="Time from ordering a pod until it is ready.")
 
@@ -114,11 +82,3 @@ class TiersStatus(StatusModel):
         """Return the tier of a role, or None."""
         tier: TierStatus | None = getattr(self, role)
         return tier
-
-
-class ColdStartsStatus(StatusModel):
-    """Start-up phases of each tier."""
-
-    prefill: ColdStartStatus | None = Field(default=None, description="The prefill tier.")
-    decode: ColdStartStatus | None = Field(default=None, description="The decode tier.")
-    serve: ColdStartStatus | None = Field(default=None, description="The aggregated tier.")

@@ -19,7 +19,8 @@ from plimsoll.controllers.autoscale import decision_document
 from plimsoll.controllers.autoscale.history_backfill import HistoryBackfill
 from plimsoll.controllers.autoscale.scale_action import RecordEvent, ScaleChange, ScaleWriter
 from plimsoll.controllers.autoscale.scaling_status import ScalingReport
-from plimsoll.controllers.autoscale.service_snapshot import SnapshotReader, owned_deployment
+from plimsoll.controllers.autoscale.service_snapshot import SnapshotReader, owned_admission, owned_deployment
+from plimsoll.controllers.autoscale.signal_health import ConfigVersions
 from plimsoll.controllers.autoscale.signal_sources import SignalSources
 from plimsoll.controllers.autoscale.tracked_service import TrackedService, track
 from plimsoll.controllers.isolation import ObjectErrors, Stage
@@ -94,7 +95,7 @@ class Autoscaler:
         if entry is None:
             return None
         return decision_document.build_document(
-            entry.service_state, key, time.time(), entry.horizon_s, entry.last_metrics
+            entry.service_state, key, time.time(), entry.horizon_s, entry.last_metrics, entry.publisher.published
         )
 
     async def tick(self, now_s: float) -> float:
@@ -193,7 +194,13 @@ class Autoscaler:
                 yield service_object, service
 
     def _track(self, key: Key, service_object: Object, service: InferenceService, now_s: float) -> TrackedService:
-        entry = self._entries[key] = track(service_object, service, self._sources.checkpoint(service_object), now_s)
+        entry = self._entries[key] = track(
+            service_object,
+            service,
+            self._sources.checkpoint(service_object),
+            owned_admission(self._cache, service_object),
+            now_s,
+        )
         self._backfill.track(key, entry.service_state)
         return entry
 
@@ -207,9 +214,11 @@ class Autoscaler:
                 )
                 if entry is not None and service_object is not None:
                     with self._isolate_errors((namespace, short_name), now_s):
-                        entry.signal_health.record(
-                            reading.gateway, service_reading.config_state, resource_version(service_object), now_s
+                        admission = owned_admission(self._cache, service_object)
+                        versions = ConfigVersions(
+                            resource_version(service_object), 0 if admission is None else resource_version(admission)
                         )
+                        entry.signal_health.record(reading.gateway, service_reading.config_state, versions, now_s)
                         entry.mark_active(reading.gateway, service_reading.arrived)
                         entry.aggregator.observe_gateway(
                             reading.gateway, reading.instance_id, reading.at_s, service_reading

@@ -3,9 +3,9 @@
 Problem: a replica count alone convinces no one, and the state that led to it changes every second.
 
 Idea: the document has the last tick's decision, earlier decisions that changed something, and the metrics of the last
-tick with their age. It adds the current engine model, SLO capacity, forecast and start-up times. An unknown value is an
-object whose `unknown` field has the reason; a number that is not finite is null. `version` changes when a field changes
-its meaning, and a reader must reject a version it does not know.
+tick with their age. It adds the current engine model, SLO capacity, forecast and start-up times, and the published
+admission limits. An unknown value is an object whose `unknown` field has the reason; a number that is not finite is
+null. `version` changes when a field changes its meaning, and a reader must reject a version it does not know.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from plimsoll.core import units
+from plimsoll.core.admission.publication import AdmissionLimits, to_dict
 from plimsoll.core.autoscaling.scaling_decision import TierDecision
 from plimsoll.core.autoscaling.service_state import TICK_S, ServiceState, TimedDecision
 from plimsoll.core.autoscaling.sizing_batch import TierCapacity
@@ -40,12 +41,13 @@ def build_document(
     now_s: float,
     horizon_s: float | None = None,
     metrics: tuple[float, ServiceMetrics] | None = None,
+    limits: AdmissionLimits | None = None,
 ) -> Object:
     """The document of one service, as JSON-compatible values.
 
     key: namespace and name. now_s: seconds since the epoch. horizon_s: forecast horizon from the spec, None for the
-    learned start-up time. metrics: time and metrics of the last tick. Fields that end in `_s` are in seconds. The most
-    recent decision comes first.
+    learned start-up time. metrics: time and metrics of the last tick. limits: the published admission limits. Fields
+    that end in `_s` are in seconds. The most recent decision comes first.
     """
     return {
         "version": DOCUMENT_VERSION,
@@ -54,6 +56,7 @@ def build_document(
         "decisions": [_decision(timed_decision) for timed_decision in _timed_decisions(service)],
         "metrics": None if metrics is None else _json_value(_metrics(*metrics)),
         "tiers": {name: _json_value(_evidence(service, name, tier, horizon_s)) for name, tier in service.tiers.items()},
+        "admission": None if limits is None else to_dict(limits),
     }
 
 

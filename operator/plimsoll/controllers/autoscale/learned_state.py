@@ -1,6 +1,6 @@
-"""Autoscaler state that survives a restart: the learned state as compressed text, and the decisions in the status.
+"""Autoscaler state that survives a restart, as compressed text: what was learned, and the last decisions.
 
-The decisions are the ones that the status shows; their individual steps are not stored.
+The steps of a decision are not stored.
 """
 
 from __future__ import annotations
@@ -8,42 +8,66 @@ from __future__ import annotations
 import base64
 import binascii
 import zlib
-from collections.abc import Mapping, Sequence
-from datetime import datetime
-from typing import Any
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
 
 import orjson
 
+from plimsoll.api.events import MAX_EVENT_MESSAGE_CHARS
+from plimsoll.api.message_text import join_within
 from plimsoll.core.autoscaling.decision_state import DecisionState
 from plimsoll.core.autoscaling.scaling_decision import DecisionStep, ScalingDecision, TierDecision
 from plimsoll.core.autoscaling.service_state import ServiceState, TimedDecision
 from plimsoll.core.autoscaling.state_checkpoint import dump_service_state as autoscaler_to_dict
 from plimsoll.core.autoscaling.state_checkpoint import restore_service_state as autoscaler_restore
 
-MAX_DECODED_BYTES = 1 << 20  # limit against a crafted checkpoint that expands without bound
+_DECISIONS: Final = "decisions"
+MAX_DECODED_BYTES: Final = 1 << 20  # limit against a crafted checkpoint that expands without bound
 
 
 def encode(service_state: ServiceState) -> str:
     """The learned state, compressed and base64-encoded: about 4 KB per tier with full history."""
-    return base64.b64encode(zlib.compress(orjson.dumps(autoscaler_to_dict(service_state)), 9)).decode()
+    stored = autoscaler_to_dict(service_state) | {_DECISIONS: [*map(decision_to_dict, service_state.decisions)]}
+    return base64.b64encode(zlib.compress(orjson.dumps(stored), 9)).decode()
 
 
 def restore(service_state: ServiceState, checkpoint: str) -> None:
     """Restore the output of `encode`. Anything else is ignored, and the service starts without learned state."""
     try:
         decoded = zlib.decompressobj().decompress(base64.b64decode(checkpoint, validate=True), MAX_DECODED_BYTES)
-        autoscaler_restore(service_state, orjson.loads(decoded))
+        stored = orjson.loads(decoded)
+        decisions = stored.pop(_DECISIONS, ()) if isinstance(stored, dict) else ()
+        autoscaler_restore(service_state, stored)
     except (binascii.Error, zlib.error, ValueError):
         return
+    past_decisions = map(_timed_decision, decisions if isinstance(decisions, list) else ())
+    service_state.decisions.extend(decision for decision in past_decisions if decision is not None)
 
 
-def restore_decisions(service_state: ServiceState, status: Mapping[str, Any]) -> None:
-    """Restore the decisions in a status; decisions that cannot be parsed are skipped."""
-    past_decisions = status.get("decisions")
-    stored = [status.get("lastDecision"), *(past_decisions if isinstance(past_decisions, Sequence) else ())]
-    service_state.decisions.extend(
-        decision for one in reversed(stored) if (decision := _timed_decision(one)) is not None
-    )
+def restore_last_decision(service_state: ServiceState, status: Mapping[str, Any]) -> None:
+    """Restore the decision in a status, which can be newer than the checkpoint, if it can be parsed."""
+    decision, known = _timed_decision(status.get("lastDecision")), service_state.decisions
+    if decision is not None and not (known and known[-1].at_s >= decision.at_s):
+        known.append(decision)
+
+
+def decision_to_dict(timed_decision: TimedDecision) -> dict[str, Any]:
+    """The tiers that a decision changed, and why; the form of `status.lastDecision`."""
+    decision = timed_decision.decision
+    return {
+        "time": datetime.fromtimestamp(timed_decision.at_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "tiers": {
+            name: {
+                "from": tier.previous_replicas,
+                "to": tier.recommended or 0,
+                "why": join_within(MAX_EVENT_MESSAGE_CHARS, *tier.brief_reasons),
+            }
+            for name, tier in decision.tiers.items()
+            if tier.previous_replicas is not None and tier.previous_replicas != tier.recommended
+        },
+        **({"binding": decision.binding_tier} if decision.binding_tier else {}),
+    }
 
 
 def _timed_decision(stored: object) -> TimedDecision | None:

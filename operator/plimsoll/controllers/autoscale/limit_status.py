@@ -28,35 +28,34 @@ _ADVICE: Final = {
     ScalingLimit.UNSCHEDULABLE: "add nodes; condition ScalingLimited quotes the scheduler",
     ScalingLimit.BUDGET: "raise the budget, or lower the minReplicas of other services",
 }
-NOT_LIMITED: Final = Condition(
-    ConditionType.SCALING_LIMITED, False, ConditionReason.NOT_LIMITED, "each tier has the replicas it needs"
-)
 
 
 @dataclass
 class LimitTracker:
-    """The ScalingLimited condition of one service."""
+    """The ScalingLimited condition of one service; None while each tier has the replicas that it needs."""
 
-    condition: Condition = NOT_LIMITED
+    condition: Condition | None = None
     _generation: int | None = None
     _lifted_s: float = math.inf  # time since which the limit in the condition no longer applies; infinite while it does
 
-    def update(self, decision: ScalingDecision, now_s: float, generation: int | None = None) -> Condition:
+    def update(self, decision: ScalingDecision, now_s: float, generation: int | None = None) -> Condition | None:
         """The condition after a decision. A limit of an earlier generation of the spec does not stay.
 
         now_s: seconds since the epoch. generation: of the spec, which sets the limits.
         """
         if generation != self._generation:
-            self._generation, self.condition = generation, NOT_LIMITED
+            self._generation, self.condition = generation, None
         limits = [_limit_condition(name, note) for name, tier in decision.tiers.items() for note in tier.limit_notes]
-        found = next((condition for condition in limits if condition.bound == self.condition.bound), None)
-        has_new_value = any(condition.reason is self.condition.reason for condition in limits)
-        if found is None and self.condition.holds and not has_new_value:
-            self._lifted_s = min(self._lifted_s, now_s)
-            if now_s - self._lifted_s < LIMIT_RECOVERY_SECONDS:
-                return self.condition
+        found, previous = None, self.condition
+        if previous is not None:
+            found = next((condition for condition in limits if condition.bound == previous.bound), None)
+            has_new_value = any(condition.reason is previous.reason for condition in limits)
+            if found is None and not has_new_value:
+                self._lifted_s = min(self._lifted_s, now_s)
+                if now_s - self._lifted_s < LIMIT_RECOVERY_SECONDS:
+                    return previous
         self._lifted_s = math.inf
-        self.condition = found or next(iter(limits), NOT_LIMITED)
+        self.condition = found or next(iter(limits), None)
         return self.condition
 
 

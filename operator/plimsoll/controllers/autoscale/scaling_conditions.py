@@ -18,6 +18,7 @@ from plimsoll.core.autoscaling.observations import SizingResult
 from plimsoll.core.autoscaling.scaling_decision import TierDecision
 from plimsoll.core.autoscaling.scaling_policy import ScalingMode
 from plimsoll.core.autoscaling.service_state import ServiceState
+from plimsoll.core.slo import Slo
 from plimsoll.core.types import Unavailable
 
 Object = dict[str, Any]
@@ -58,7 +59,10 @@ def scaling_active(service_state: ServiceState, spec: ScalingSpec) -> Condition:
     without_demand = {
         n for n in unsized if n in decided and not decided[n].is_held and decided[n].steps[0].name == "demand"
     }
-    frozen = {name: reason for name, reason in unsized.items() if name not in without_demand}
+    without_target = [name for name in unsized if not spec.slo.has_target_for(name)]
+    frozen = {
+        name: reason for name, reason in unsized.items() if name not in without_demand and name not in without_target
+    }
     frozen |= {  # a size computed from an old sample does not count as current
         n: _step_reason(t, "demand") for n, t in decided.items() if t.is_held and n not in frozen
     }
@@ -73,6 +77,7 @@ def scaling_active(service_state: ServiceState, spec: ScalingSpec) -> Condition:
         message = (
             "no request arrives, waits or runs, as all gateways and engines report: each tier keeps its minReplicas"
         )
+    message += "".join(f"; {n}: spec.slo.ttft is not set, so it keeps its minReplicas" for n in without_target)
     message += "".join(overrides)
     return Condition(ConditionType.SCALING_ACTIVE, True, ConditionReason.SCALING_ON_FORECAST, message)
 
@@ -107,7 +112,8 @@ def metrics_available(snapshot: ServiceSnapshot, health: HealthReport) -> Condit
     )
 
 
-def slo_feasible(service_state: ServiceState) -> Condition:
+def slo_feasible(service_state: ServiceState, slo: Slo) -> Condition:
+    """Whether some replica count meets the SLO. A tier on which no target depends does not count."""
     infeasible_tiers = {
         n: tier_sizing
         for n, tier_sizing in service_state.sizings.items()
@@ -124,7 +130,8 @@ def slo_feasible(service_state: ServiceState) -> Condition:
         brief = f"{name}: no replica count meets spec.slo, {violation}; feasible: {targets_text}"
         message = f"{brief}{sizing.infeasible.hint}"
         return Condition(ConditionType.SLO_FEASIBLE, False, ConditionReason.INFEASIBLE, message, brief)
-    if service_state.sizings and all(isinstance(sizing, SizingResult) for sizing in service_state.sizings.values()):
+    sizings = [sizing for name, sizing in service_state.sizings.items() if slo.has_target_for(name)]
+    if sizings and all(isinstance(sizing, SizingResult) for sizing in sizings):
         return Condition(
             ConditionType.SLO_FEASIBLE, True, ConditionReason.FEASIBLE, "the SLO can be met at the current request mix"
         )

@@ -15,9 +15,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from plimsoll.api.conditions import Condition, ConditionReason, ConditionType
-from plimsoll.api.events import MAX_EVENT_MESSAGE_CHARS
-from plimsoll.api.message_text import join_within
-from plimsoll.api.v1alpha1 import MAX_PAST_DECISIONS, InferenceService
+from plimsoll.api.v1alpha1 import InferenceService
 from plimsoll.controllers.autoscale import learned_state, scaling_conditions, slo_status
 from plimsoll.controllers.autoscale.signal_health import (
     HealthReport,
@@ -26,9 +24,9 @@ from plimsoll.core import units
 from plimsoll.core.admission.publication import AdmissionLimits
 from plimsoll.core.autoscaling.inputs import ScalingSpec, ServiceSnapshot
 from plimsoll.core.autoscaling.observations import SizingResult
-from plimsoll.core.autoscaling.scaling_decision import ScalingDecision, ScalingLimit, TierDecision
+from plimsoll.core.autoscaling.scaling_decision import ScalingDecision, ScalingLimit
 from plimsoll.core.autoscaling.scaling_policy import ScalingMode
-from plimsoll.core.autoscaling.service_state import ServiceState, TimedDecision
+from plimsoll.core.autoscaling.service_state import ServiceState
 from plimsoll.core.autoscaling.sizing_batch import TierCapacity
 from plimsoll.core.autoscaling.startup_time import Eta, Overdue, StartingPod, eta
 from plimsoll.core.autoscaling.tier_state import TierState
@@ -37,7 +35,6 @@ from plimsoll.core.types import Unavailable
 
 Object = dict[str, Any]
 
-MAX_VARIANT_CHARS: Final = 1024
 # Upper bound on the learned state that a restart loses while nothing else makes the status change.
 CHECKPOINT_INTERVAL_SECONDS: Final = 900.0
 
@@ -56,10 +53,8 @@ class ScalingReport:
     conditions: tuple[Condition, ...]
     tiers: Mapping[str, Object]
     slo: Object
-    cold_start: Object
     limited_by: str | None
     last_decision: Object | None
-    decisions: tuple[Object, ...]
     checkpoint: str | None
     checkpoint_s: float  # seconds since the epoch at which `checkpoint` was made
     cost: Object
@@ -69,7 +64,7 @@ class ScalingReport:
 
 def initial_report(checkpoint: str | None, now_s: float) -> ScalingReport:
     """An empty report that carries over the checkpoint of an earlier process."""
-    return ScalingReport((), {}, (), {}, {}, {}, None, None, (), checkpoint, now_s, {}, None, None)
+    return ScalingReport((), {}, (), {}, {}, None, None, checkpoint, now_s, {}, None, None)
 
 
 def failed_report(old: ScalingReport, error: Exception) -> ScalingReport:
@@ -93,12 +88,12 @@ def state_key(
     snapshot: ServiceSnapshot,
     health: HealthReport,
     is_shedding_now: bool,
-    limited: Condition,
+    limited: Condition | None,
 ) -> tuple[object, ...]:
     """The state whose change is reported at once, as a comparable tuple; empty before the first decision.
 
     It includes the generation of the spec, because any field of it may appear in the report. limited: condition
-    ScalingLimited.
+    ScalingLimited, None if it is not true.
     """
     if service_state.last_decision is None:
         return ()
@@ -108,7 +103,7 @@ def state_key(
         health,
         is_shedding_now,
         scaling_conditions.is_partial(snapshot),
-        (limited.reason, limited.bound),
+        limited and (limited.reason, limited.bound),
         *(
             (
                 (
@@ -140,14 +135,13 @@ def build_report(
     published: AdmissionLimits | None,
     slow_transfer_message: str | None,
     health: HealthReport,
-    limited: Condition,
+    limited: Condition | None,
     now_s: float,
 ) -> ScalingReport:
     """The report at `now_s`. Figures of `previous` are kept where they moved little. Requires a decision."""
     assert service_state.last_decision is not None
     decision = service_state.last_decision.decision
     is_sized = spec.slo is not None and spec.policy.mode is not ScalingMode.OFF
-    timed_decisions = [*service_state.decisions] if is_sized else []
     is_shedding = scaling_conditions.is_shedding(snapshot, previous.conditions)
     current_state = state_key(service, service_state, snapshot, health, is_shedding, limited)
     keep_checkpoint = previous.state_key in (current_state, ()) and previous.checkpoint is not None
@@ -160,14 +154,10 @@ def build_report(
         conditions=tuple(_conditions(service_state, snapshot, spec, previous, health, tiers, slo, limited)),
         tiers=tiers if is_sized else {name: _startup_part(tier) for name, tier in tiers.items()},
         slo=slo,
-        cold_start={
-            name: _cold_start(tier) for name, tier in service_state.tiers.items() if tier.startup_model.total.startups
-        },
         limited_by=_limited_by(service_state, decision) if is_sized else None,
-        last_decision=_decision_status(timed_decisions[-1]) if timed_decisions else None,
-        decisions=tuple(
-            _decision_status(timed_decision) for timed_decision in timed_decisions[-2 : -2 - MAX_PAST_DECISIONS : -1]
-        ),
+        last_decision=learned_state.decision_to_dict(service_state.decisions[-1])
+        if is_sized and service_state.decisions
+        else None,
         checkpoint=previous.checkpoint if keep_checkpoint else learned_state.encode(service_state),
         checkpoint_s=previous.checkpoint_s if keep_checkpoint else now_s,
         cost=_cost(service, service_state, snapshot),
@@ -184,7 +174,7 @@ def _conditions(
     health: HealthReport,
     tiers: Mapping[str, Object],
     slo_figures: Object,
-    limited: Condition,
+    limited: Condition | None,
 ) -> Iterable[Condition]:
     """The conditions. tiers, slo_figures: the figures of the status, which the messages quote."""
     if spec.slo is None and all(tier.min_replicas == tier.max_replicas for tier in spec.policy.tiers.values()):
@@ -193,10 +183,11 @@ def _conditions(
     if spec.slo is None or service_state.last_decision is None:
         return
     yield scaling_conditions.metrics_available(snapshot, health)
-    yield scaling_conditions.slo_feasible(service_state)
+    yield scaling_conditions.slo_feasible(service_state, spec.slo)
     previous_slo_met = _condition_of(previous, ConditionType.SLO_MET)
     yield slo_status.slo_condition(snapshot, spec.slo, spec.slos, slo_figures, previous_slo_met)
-    yield limited
+    if limited is not None:
+        yield limited
     starting = tiers.get(service_state.client_tier, {}).get("starting", {})
     yield scaling_conditions.admission_healthy(service_state, snapshot, previous.conditions, health, starting)
 
@@ -219,7 +210,7 @@ def _tier_status(
         result["capacityPerReplica"] = units.format_rate(
             sizing.replica_work / sizing.request_gpu_s, slo_status.STATUS_DIGITS
         )
-        result["model"] = _step_time_status(tier_state, sizing, previous_status.get("model", {}))
+        result["model"] = _model_summary(tier_state)
         level = _demand_level(service_state, name)
         ready = snapshot.tiers[name].ready if name in snapshot.tiers else 0
         if level is not None and ready and math.isfinite(utilization := sizing.utilization(level, ready)):
@@ -253,23 +244,10 @@ def _starting_status(
     return result
 
 
-def _step_time_status(tier_state: TierState, sizing: SizingResult, previous_status: Mapping[str, Any]) -> Object:
+def _model_summary(tier_state: TierState) -> str:
     assert tier_state.posterior is not None  # a sizing result requires a model
-    assessment, model = assess_quality(tier_state.posterior), tier_state.model
-    assert model is not None
-    return {
-        "baseSeconds": _stable_seconds(previous_status.get("baseSeconds"), model.base_s),
-        "workSeconds": _stable_seconds(previous_status.get("workSeconds"), sizing.request_gpu_s),
-        "calibrated": assessment.sufficient,
-        "summary": "calibrated" if assessment.sufficient else assessment.message.split(":")[0],
-    }
-
-
-def _stable_seconds(previous: Any, value: float) -> str:
-    """Seconds with two significant digits; the previous text if it is within the tolerance."""
-    if isinstance(previous, str) and abs(float(previous) - value) <= slo_status.REPORT_TOLERANCE * value:
-        return previous
-    return units.format_figure(value, slo_status.STATUS_DIGITS)
+    assessment = assess_quality(tier_state.posterior)
+    return "calibrated" if assessment.sufficient else assessment.message.split(":")[0]
 
 
 def _demand_level(service: ServiceState, name: str) -> float | None:
@@ -298,18 +276,6 @@ def _cost(service: InferenceService, service_state: ServiceState, snapshot: Serv
     return result
 
 
-def _cold_start(tier_state: TierState) -> Object:
-    variant = tier_state.startup_models.current.label
-    return {
-        **({"variant": variant[:MAX_VARIANT_CHARS]} if variant else {}),
-        "phases": ", ".join(
-            f"{name} {units.format_rounded_duration(quantiles.p50_s)} to "
-            f"{units.format_rounded_duration(quantiles.p90_s)}"
-            for name, quantiles in tier_state.startup_model.quantiles
-        ),
-    }
-
-
 def _limited_by(service_state: ServiceState, decision: ScalingDecision) -> str | None:
     """The binding tier and the constraint that limits its SLO capacity; None if it is not sized."""
     sizing = service_state.sizings.get(decision.binding_tier or "")
@@ -318,23 +284,3 @@ def _limited_by(service_state: ServiceState, decision: ScalingDecision) -> str |
 
 def _rfc3339(at_s: float) -> str:
     return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _decision_status(timed_decision: TimedDecision) -> Object:
-    return {
-        "time": _rfc3339(timed_decision.at_s),
-        "tiers": {
-            name: {
-                "from": tier.previous_replicas,
-                "to": tier.recommended or 0,
-                "why": join_within(MAX_EVENT_MESSAGE_CHARS, *tier.brief_reasons),
-            }
-            for name, tier in timed_decision.decision.tiers.items()
-            if tier.previous_replicas is not None and tier.previous_replicas != tier.recommended
-        },
-        **({"binding": timed_decision.decision.binding_tier} if timed_decision.decision.binding_tier else {}),
-    }
-
-
-def _brief(tier: TierDecision) -> str:
-    return join_within(MAX_EVENT_MESSAGE_CHARS, *tier.brief_reasons)

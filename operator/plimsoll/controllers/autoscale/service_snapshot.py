@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from plimsoll.api import labels
 from plimsoll.controllers import pod_startup
 from plimsoll.controllers.autoscale.signal_sources import SignalSources
 from plimsoll.controllers.autoscale.tracked_service import TrackedService
@@ -89,6 +90,16 @@ class SnapshotReader:
             variant=entry.startup_variant(name, deployment),
             replicas_set_by=replicas_set_by(deployment) if is_automatic else None,  # others own it in other modes
         )
+
+
+def owned_admission(cache: ObjectCache, service_object: Object) -> Object | None:
+    """The InferenceServiceAdmission of a service; None if there is none, or only that of a deleted one of its name."""
+    admission = cache.get(labels.ADMISSION_KIND, key_of(service_object))
+    return (
+        admission
+        if admission is not None and object_meta.owner_uid(admission) == service_object["metadata"]["uid"]
+        else None
+    )
 
 
 def owned_deployment(cache: ObjectCache, service_object: Object, tier: str) -> Object | None:

@@ -1,9 +1,9 @@
 """Which gateways and engines of a service report metrics, and which gateways use outdated admission limits. Pure.
 
-Problem: a gateway of another release, or one that lost its watch permission, cannot read the service's status. It keeps
+Problem: a gateway of another release, or one that lost its watch permission, cannot read the admission limits. It keeps
 serving without admission control, or with old limits. Nothing fails, and only its own log shows it.
 
-Idea: gateways report the version of the object they have, whether they enforce admission, and what they cannot parse.
+Idea: gateways report the versions of the objects they have, whether they enforce admission, and what they cannot parse.
 A difference that lasts longer than any write takes to arrive is reported with its remedy.
 """
 
@@ -27,16 +27,20 @@ STALE_CONFIG_SECONDS: Final = 30.0
 
 _GATEWAY_LOG_COMMAND: Final = "kubectl logs -n plimsoll-system -l app.kubernetes.io/component=gateway -c picker"
 _STALE_OBJECT: Final = (
-    "their version of this service is outdated. Check that they can watch inferenceservices and reach the API server:"
-    f" {_GATEWAY_LOG_COMMAND}"
+    "their version of {} is outdated. Check that they can watch {} and reach the API server: " + _GATEWAY_LOG_COMMAND
 )
+_STALE_SERVICE: Final = _STALE_OBJECT.format("this service", "inferenceservices")
+_STALE_LIMITS: Final = _STALE_OBJECT.format("its admission limits", "inferenceserviceadmissions")
 _NOT_ENFORCED: Final = (
-    "status.admission is set but not enforced, and they admit all requests. The picker's log has the cause:"
+    "admission limits are published but not enforced, and they admit all requests. The picker's log has the cause:"
     f" {_GATEWAY_LOG_COMMAND}"
 )
-_UNREADABLE: Final = (
-    "they cannot read {}, and admit all requests. Run gateways and operator at the same release (helm upgrade)"
+_SAME_RELEASE: Final = "Run gateways and operator at the same release (helm upgrade)"
+_OTHER_RELEASE: Final = (
+    "their release does not read InferenceServiceAdmission, and admits all requests. " + _SAME_RELEASE
 )
+_UNREADABLE: Final = "they cannot read {}, and admit all requests. " + _SAME_RELEASE
+_UNREADABLE_UPDATE: Final = "they cannot read {}, and keep earlier limits. " + _SAME_RELEASE
 
 
 class HealthReport(NamedTuple):
@@ -53,16 +57,32 @@ class HealthReport(NamedTuple):
     prometheus_only_tiers: tuple[str, ...] = ()
 
 
-class _GatewayLag(NamedTuple):
-    """A gateway's configuration state.
+class ConfigVersions(NamedTuple):
+    """The resourceVersions of the operator's own copies; 0 without the object.
 
-    older_since_s: when its present version became older than the operator's. unenforced_since_s: when it stopped
-    enforcing admission. Both are infinite where that is not the case.
+    service: of the InferenceService. limits: of the InferenceServiceAdmission.
+    """
+
+    service: int
+    limits: int
+
+
+class _GatewayLag(NamedTuple):
+    """A gateway's configuration state, and since when (Unix s) it differs from the operator's; infinite if it does not.
+
+    service_older_s, limits_older_s: since when its present version is older. unreadable_s: since when it cannot read
+    a part. unenforced_s: since when it does not enforce admission.
     """
 
     config_state: GatewayConfigState
-    older_since_s: float
-    unenforced_since_s: float
+    service_older_s: float
+    limits_older_s: float
+    unreadable_s: float
+    unenforced_s: float
+
+    @property
+    def is_current(self) -> bool:
+        return math.isinf(min(self[1:]))
 
 
 @dataclass
@@ -76,24 +96,33 @@ class SignalHealth:
     _lagging: dict[str, _GatewayLag] = field(default_factory=dict)  # gateways whose configuration is not current
     _published_since_s: float = math.inf  # since when admission limits are published
 
-    def record(self, gateway: str, config_state: GatewayConfigState | None, version: int, now_s: float) -> None:
+    def record(
+        self, gateway: str, config_state: GatewayConfigState | None, versions: ConfigVersions, now_s: float
+    ) -> None:
         """Record a gateway's configuration state.
 
-        config_state: None if the gateway's release does not report it. version: that of the operator's own copy.
+        config_state: None if the gateway's release does not report it. versions: those of the operator's own copies.
         """
         previous = self._lagging.pop(gateway, None)
-        if config_state is None or (config_state.admission_enabled and not _is_older(config_state, version)):
+        if config_state is None:
             return
-        is_same_version = previous is not None and previous.config_state.version == config_state.version
-        self._lagging[gateway] = _GatewayLag(
-            config_state,
-            min(now_s, previous.older_since_s if previous and is_same_version else math.inf)
-            if _is_older(config_state, version)
-            else math.inf,
-            math.inf
-            if config_state.admission_enabled
-            else min(now_s, previous.unenforced_since_s if previous else math.inf),
+        old = previous or _GatewayLag(config_state, math.inf, math.inf, math.inf, math.inf)
+        state, limits_version = config_state, config_state.limits_version
+        service_older_s = old.service_older_s if old.config_state.version == state.version else math.inf
+        limits_older_s = old.limits_older_s if old.config_state.limits_version == limits_version else math.inf
+        lag = _GatewayLag(
+            state,
+            _since(_is_older(state.version, versions.service), service_older_s, now_s),
+            _since(
+                limits_version is not None and _is_older(limits_version or "0", versions.limits),
+                limits_older_s,
+                now_s,
+            ),
+            _since(bool(state.parse_error), old.unreadable_s, now_s),
+            _since(not state.admission_enabled, old.unenforced_s, now_s),
         )
+        if not lag.is_current:
+            self._lagging[gateway] = lag
 
     def report(
         self, snapshot: ServiceSnapshot, is_published: bool, gateways: Collection[str], now_s: float
@@ -129,10 +158,26 @@ class SignalHealth:
         return "; ".join(messages) or None
 
     def _problem(self, lag: _GatewayLag, now_s: float) -> str | None:
-        if now_s - max(lag.unenforced_since_s, self._published_since_s) > STALE_CONFIG_SECONDS:
-            return _UNREADABLE.format(lag.config_state.parse_error) if lag.config_state.parse_error else _NOT_ENFORCED
-        return _STALE_OBJECT if now_s - lag.older_since_s > STALE_CONFIG_SECONDS else None
+        state, limit_s = lag.config_state, now_s - STALE_CONFIG_SECONDS
+        has_stale_limits = lag.limits_older_s < limit_s
+        if max(lag.unenforced_s, self._published_since_s) < limit_s:
+            if state.parse_error:
+                return _UNREADABLE.format(state.parse_error)
+            if state.limits_version is None:
+                return _OTHER_RELEASE
+            if not has_stale_limits:
+                return _NOT_ENFORCED
+        elif state.admission_enabled and lag.unreadable_s < limit_s:
+            return _UNREADABLE_UPDATE.format(state.parse_error)
+        if lag.service_older_s < limit_s:
+            return _STALE_SERVICE
+        return _STALE_LIMITS if has_stale_limits else None
 
 
-def _is_older(config_state: GatewayConfigState, version: int) -> bool:
-    return config_state.version.isdecimal() and int(config_state.version) < version
+def _is_older(gateway_version: str, own_version: int) -> bool:
+    return gateway_version.isdecimal() and int(gateway_version) < own_version
+
+
+def _since(is_different: bool, since_s: float, now_s: float) -> float:
+    """Since when (Unix s) something differs; infinite if it does not. since_s: the time found before."""
+    return min(now_s, since_s) if is_different else math.inf

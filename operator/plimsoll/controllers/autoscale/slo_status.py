@@ -123,7 +123,7 @@ def slo_figures(snapshot: ServiceSnapshot, slo: Slo, class_slos: Sequence[Slo], 
     slo, class_slos: as for `slo_condition`.
     """
     ttft_s, tpot_s, e2e_s, itl_s = measured_percentiles(snapshot)
-    result: Object = {"window": "1m"}
+    result: Object = {}
     if ttft_s is not None:
         result["ttft"] = _stable_duration(previous.get("ttft"), ttft_s)
     if tpot_s is not None:
@@ -134,7 +134,7 @@ def slo_figures(snapshot: ServiceSnapshot, slo: Slo, class_slos: Sequence[Slo], 
         result["itl"] = _stable_duration(previous.get("itl"), itl_s)
     attainment = slo_attainment(snapshot.metrics, *class_slos)
     result |= _attainment_figures(attainment)
-    if len(result) == 1:
+    if not result:
         return {}
     if attainment.unmeasured_target is not None:
         result["unavailableReason"] = _target_unavailable(*attainment.unmeasured_target)

@@ -10,7 +10,7 @@ from typing import Any, Final
 from plimsoll.api.v1alpha1 import InferenceService
 from plimsoll.controllers import pod_startup
 from plimsoll.controllers.autoscale import learned_state, scaling_conditions, scaling_status
-from plimsoll.controllers.autoscale.limit_status import NOT_LIMITED, LimitTracker
+from plimsoll.controllers.autoscale.limit_status import LimitTracker
 from plimsoll.controllers.autoscale.scaling_status import ScalingReport
 from plimsoll.controllers.autoscale.signal_health import GATEWAY_SILENCE_SECONDS, SignalHealth
 from plimsoll.core.admission.publication import AdmissionLimits, from_dict
@@ -160,7 +160,7 @@ class TrackedService:
         health = health._replace(prometheus_only_tiers=prometheus_only_tiers)
         is_shedding = scaling_conditions.is_shedding(snapshot, () if old_report is None else old_report.conditions)
         last_decision = self.service_state.last_decision
-        limited = NOT_LIMITED
+        limited = None
         if last_decision is not None:
             limited = self.limits.update(last_decision.decision, now_s, service.metadata.generation)
         self.assess_transfer(snapshot.metrics.transfer_stats, now_s)
@@ -178,10 +178,12 @@ class TrackedService:
                 return False
             self.report = replace(old_report, published=published)
             return True
-        has_unknown_sizing = any(isinstance(need, Unavailable) for need in self.service_state.sizings.values())
+        has_unknown_sizing = spec.slo is not None and any(
+            isinstance(need, Unavailable) and spec.slo.has_target_for(name)
+            for name, need in self.service_state.sizings.items()
+        )
         if (
             old_report is None
-            and spec.slo is not None
             and self.checkpoint
             and has_unknown_sizing
             and now_s - self.tracked_since_s < GATEWAY_SILENCE_SECONDS
@@ -198,22 +200,27 @@ class TrackedService:
         return True
 
 
-def track(service_object: Object, service: InferenceService, checkpoint: str | None, now_s: float) -> TrackedService:
-    """Start to track a service, with the state that an earlier process left. checkpoint: its learned state."""
+def track(
+    service_object: Object, service: InferenceService, checkpoint: str | None, admission: Object | None, now_s: float
+) -> TrackedService:
+    """Start to track a service, with the state that an earlier process left.
+
+    checkpoint: its learned state. admission: its InferenceServiceAdmission.
+    """
     roles = [kind for kind, _ in service.spec.tiers.items()]
     status = service_object.get("status") or {}
     aggregator = MetricsAggregator([Role(role) for role in roles])
-    publisher, uid = AdmissionPublisher.restore(_published_before(status)), service_object["metadata"]["uid"]
+    publisher, uid = AdmissionPublisher.restore(_published_before(admission)), service_object["metadata"]["uid"]
     tracked = TrackedService(ServiceState.for_roles(roles), aggregator, publisher, uid, checkpoint, now_s)
     if checkpoint is not None:
         learned_state.restore(tracked.service_state, checkpoint)
-    learned_state.restore_decisions(tracked.service_state, status)
+    learned_state.restore_last_decision(tracked.service_state, status)
     return tracked
 
 
-def _published_before(status: Object) -> AdmissionLimits | None:
+def _published_before(admission: Object | None) -> AdmissionLimits | None:
     """The admission limits that an earlier process published; None if there are none or they cannot be read."""
     try:
-        return from_dict(status["admission"]) if "admission" in status else None
+        return None if admission is None else from_dict(admission.get("limits"))
     except ValueError:
         return None

@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from plimsoll.api import labels
 from plimsoll.api.v1alpha1 import InferenceService
+from plimsoll.controllers.autoscale.scaling_status import ScalingReport
 from plimsoll.controllers.reconcile.applied_cache import has_foreign_replicas_owner
 from plimsoll.controllers.reconcile.observe import ObservedService
 from plimsoll.resources import object_meta, objects
@@ -35,9 +37,16 @@ class ObjectPlan:
 
 
 def plan_objects(
-    observed: ObservedService, service: InferenceService, replicas: Mapping[str, int], platform: PlatformConfig
+    observed: ObservedService,
+    service: InferenceService,
+    replicas: Mapping[str, int],
+    platform: PlatformConfig,
+    report: ScalingReport | None = None,
 ) -> ObjectPlan:
-    """The plan for one service. replicas: desired replicas by tier."""
+    """The plan for one service. replicas: desired replicas by tier.
+
+    report: has the admission limits to publish. Before the first report of this process, the published ones stay.
+    """
     templates: list[Object] = []
     desired = objects.shared_objects(service, observed.service_object, platform)
     revisions: dict[str, str] = {}
@@ -58,8 +67,14 @@ def plan_objects(
             StoredTemplate(name, template_revision["data"]),
             _applied_replicas(deployment, replicas[kind]),
         )
+    if report is not None and report.published is not None:
+        desired.append(objects.admission(observed.service_object, report.published))
     desired_names = {(obj["kind"], obj["metadata"]["name"]) for obj in desired}
-    prune = tuple(child for child_name, child in observed.children.items() if child_name not in desired_names)
+    prune = tuple(
+        child
+        for child_name, child in observed.children.items()
+        if child_name not in desired_names and (report is not None or child["kind"] != labels.ADMISSION_KIND)
+    )
     return ObjectPlan(tuple(templates), tuple(desired), prune, revisions)
 
 

@@ -23,7 +23,14 @@ from plimsoll.core.routing.model_names import (
 Object = dict[str, Any]
 
 NO_RULES = NameRules()  # every namespace may claim every name
-CHILD_KINDS = ("Deployment", "Service", "ServiceAccount", "PodDisruptionBudget", "NetworkPolicy")
+CHILD_KINDS = (
+    "Deployment",
+    "Service",
+    "ServiceAccount",
+    "PodDisruptionBudget",
+    "NetworkPolicy",
+    labels.ADMISSION_KIND,
+)
 
 
 @dataclass(frozen=True)

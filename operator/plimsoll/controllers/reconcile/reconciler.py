@@ -117,8 +117,9 @@ class Reconciler:
         todo: ObjectPlan | None = None
         rejected: str | None = None
         if seen.service is not None:
+            report = self._report(key)
             todo = plan_objects(
-                seen, seen.service, desired_replicas(seen, seen.service, self._report(key)), self._platform
+                seen, seen.service, desired_replicas(seen, seen.service, report), self._platform, report
             )
             try:
                 await self._apply(key, seen, todo)
@@ -148,16 +149,14 @@ class Reconciler:
                 key, desired_object, observed.children.get((desired_object["kind"], desired_object["metadata"]["name"]))
             )
         ]
-        missing = [one for one in changed if (one["kind"], one["metadata"]["name"]) not in observed.children]
-        if missing or object_plan.templates:
+        is_any_missing = any((one["kind"], one["metadata"]["name"]) not in observed.children for one in changed)
+        if is_any_missing or object_plan.templates:
             await self._require_parent(observed.service_object)
-        for desired_object in missing:
-            await self._require_unowned(desired_object, observed.service_object)
         for template_revision in object_plan.templates:
             with contextlib.suppress(Conflict):
                 self._cache.put(await self._kube.create(template_revision))
         results = await asyncio.gather(
-            *(self._apply_one(key, desired_object) for desired_object in changed), return_exceptions=True
+            *(self._apply_one(key, desired_object, observed) for desired_object in changed), return_exceptions=True
         )
         for failure in filter(None, results):
             raise failure
@@ -166,7 +165,9 @@ class Reconciler:
             resource = BY_KIND[pruned["kind"]]
             await self._kube.delete(resource, pruned_meta["namespace"], pruned_meta["name"], pruned_meta["uid"])
 
-    async def _apply_one(self, key: Key, desired_object: Object) -> None:
+    async def _apply_one(self, key: Key, desired_object: Object, observed: ObservedService) -> None:
+        if (desired_object["kind"], desired_object["metadata"]["name"]) not in observed.children:
+            await self._require_unowned(desired_object, observed.service_object)
         live = await self._kube.apply(desired_object, labels.FIELD_MANAGER)
         self._applied.record(key, desired_object, live)
         self._cache.put(live)
@@ -208,22 +209,24 @@ class Reconciler:
         self._condition_gauges.export(key_of(service_object), stated_conditions)
         drain_events = self._drain_reports.pending(key_of(service_object))
         for event in (
-            *service_status.changed_events(old_status.get("conditions", []), stated_conditions),
+            *service_status.changed_events(
+                old_status.get("conditions", []),
+                stated_conditions,
+                service_object["metadata"].get("resourceVersion", ""),
+            ),
             *drain_events,
         ):
             await self.record_event(service_object, event)
         self._drain_reports.ack(key_of(service_object), drain_events)
-        generation, former = service_object["metadata"].get("generation", 0), inputs.model_names.former
+        former = inputs.model_names.former
         new_status: Object = {
-            "observedGeneration": generation,
+            "observedGeneration": service_object["metadata"].get("generation", 0),
             "url": inputs.url,
             "modelNames": list(inputs.model_names.listed),
             **({NAME_CLAIM: old_status[NAME_CLAIM]} if NAME_CLAIM in old_status else {}),
             **({"formerModelNames": [asdict(one) for one in former]} if former else {}),
             "tiers": service_status.tiers_status(inputs),
-            "conditions": conditions.merge(
-                old_status.get("conditions", []), stated_conditions, generation, rfc3339_now()
-            ),
+            "conditions": conditions.merge(old_status.get("conditions", []), stated_conditions, rfc3339_now()),
             **service_status.scaling_fields(inputs, old_status),
         }
         if new_status != old_status:
@@ -238,8 +241,7 @@ class Reconciler:
             return
         self._condition_gauges.add(key, condition)
         others = [one for one in before if one.get("type") != condition.type.value]
-        generation = raw["metadata"].get("generation", 0)
-        stated = [*others, *conditions.merge(before, (condition,), generation, rfc3339_now())]
+        stated = [*others, *conditions.merge(before, (condition,), rfc3339_now())]
         if stated == before:
             return
         try:
@@ -313,7 +315,7 @@ def collect_status_inputs(
     gateway_view = observed.gateway_view
     return StatusInputs(
         service_object=observed.service_object,
-        tiers=_tier_inputs(observed, object_plan, report) if object_plan else (),
+        tiers=_tier_inputs(observed, report) if object_plan else (),
         scaling_report=report,
         gateway_replicas=gateway_view.replicas,
         gateways_error=gateway_view.error,
@@ -335,9 +337,7 @@ def _scales_to_zero(service: InferenceService) -> bool:
     return is_active and all(tier.min_replicas == 0 for _, tier in service.spec.tiers.items())
 
 
-def _tier_inputs(
-    observed: ObservedService, object_plan: ObjectPlan, report: ScalingReport | None
-) -> tuple[TierStatusInputs, ...]:
+def _tier_inputs(observed: ObservedService, report: ScalingReport | None) -> tuple[TierStatusInputs, ...]:
     assert observed.service is not None
     replicas = desired_replicas(observed, observed.service, report)
     return tuple(
@@ -348,7 +348,6 @@ def _tier_inputs(
                 ("Deployment", object_meta.tier_name(observed.service.metadata.name, kind))
             ),
             pods=tuple(p for p in observed.pods if role_of(p) == kind),
-            revision=object_plan.revisions[kind],
         )
         for kind, _ in observed.service.spec.tiers.items()
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from plimsoll.api import conditions
-from plimsoll.api.conditions import TIER_READY_TYPES, Condition, ConditionReason, ConditionType
+from plimsoll.api.conditions import ABNORMAL_TRUE, TIER_READY_TYPES, Condition, ConditionReason, ConditionType
 from plimsoll.api.events import MAX_EVENT_MESSAGE_CHARS, Event, EventReason
 from plimsoll.api.message_text import MAX_QUOTE_CHARS, join_within, shorten
 from plimsoll.controllers import pod_startup
@@ -20,20 +20,15 @@ from plimsoll.controllers.reconcile import pod_diagnosis
 from plimsoll.controllers.reconcile.model_names import ModelNames
 from plimsoll.controllers.reconcile.name_condition import name_accepted
 from plimsoll.controllers.reconcile.observe import NameState
-from plimsoll.core.admission.publication import to_dict
 from plimsoll.core.types import Role
-from plimsoll.resources import object_meta
 
 Object = dict[str, Any]
 
 SCALING_FIELDS = (
     "slo",
-    "coldStart",
     "limitedBy",
     "lastDecision",
-    "decisions",
     "cost",
-    "admission",
 )  # parts of the status
 _SCALING_CONDITIONS = (
     ConditionType.SCALING_ACTIVE,
@@ -53,7 +48,6 @@ class TierStatusInputs:
     desired: int
     deployment: Object | None
     pods: tuple[Object, ...]
-    revision: str  # name of the ControllerRevision with its pod template
 
     @property
     def ready(self) -> int:
@@ -95,12 +89,6 @@ def build_conditions(inputs: StatusInputs) -> tuple[Condition, ...]:
     if inputs.spec_problems:
         return (
             *_ready(inputs, ()),
-            Condition(
-                ConditionType.RECONCILING,
-                False,
-                ConditionReason.INVALID_SPEC,
-                "waiting for a valid spec; condition Stalled lists the errors",
-            ),
             _invalid_spec(ConditionType.STALLED, True, inputs.spec_problems),
             *_internal_error(inputs),
         )
@@ -110,8 +98,8 @@ def build_conditions(inputs: StatusInputs) -> tuple[Condition, ...]:
     )
     return (
         *_ready(inputs, tier_conditions),
-        _reconciling(inputs, tier_conditions),
-        _stalled(inputs),
+        *_reconciling(inputs, tier_conditions),
+        *_stalled(inputs),
         *tier_conditions,
         name_accepted(inputs.name_state, inputs.model_names),
         *_fallback_resolved(inputs),
@@ -125,11 +113,14 @@ def _scaling_conditions(inputs: StatusInputs) -> tuple[Condition, ...]:
     if inputs.scaling_report is not None:
         return inputs.scaling_report.conditions
     meta, status = inputs.service_object["metadata"], inputs.service_object.get("status") or {}
+    if status.get("observedGeneration") != meta.get("generation", 0):
+        return ()
     kept = []
     for stored in status.get("conditions", ()):
         with contextlib.suppress(KeyError, ValueError):  # of another release
-            is_current = stored["observedGeneration"] == meta.get("generation", 0)
-            if stored["type"] in _SCALING_CONDITIONS and is_current:
+            if stored["type"] in _SCALING_CONDITIONS and (
+                stored["status"] == "True" or stored["type"] not in ABNORMAL_TRUE
+            ):
                 holds = {"True": True, "False": False}.get(stored["status"])
                 kept.append(
                     Condition(
@@ -272,7 +263,7 @@ def _missing(tier: TierStatusInputs) -> str:
 _SETTLED_REASONS = (ConditionReason.ALL_REPLICAS_READY, ConditionReason.SCALED_TO_ZERO, ConditionReason.TRANSFER_SLOW)
 
 
-def _reconciling(inputs: StatusInputs, tier_conditions: tuple[Condition, ...]) -> Condition:
+def _reconciling(inputs: StatusInputs, tier_conditions: tuple[Condition, ...]) -> tuple[Condition, ...]:
     waiting = [
         f"{tier.role}: {condition.message}"
         for tier, condition in zip(inputs.tiers, tier_conditions, strict=True)
@@ -280,14 +271,12 @@ def _reconciling(inputs: StatusInputs, tier_conditions: tuple[Condition, ...]) -
     ]
     if waiting or inputs.rejection:
         message = "; ".join(waiting) or "the API server rejected an object; condition Stalled has its message"
-        return Condition(ConditionType.RECONCILING, True, ConditionReason.PROGRESSING, message)
-    return Condition(ConditionType.RECONCILING, False, ConditionReason.CONVERGED, "the cluster matches the spec")
+        return (Condition(ConditionType.RECONCILING, True, ConditionReason.PROGRESSING, message),)
+    return ()
 
 
-def _stalled(inputs: StatusInputs) -> Condition:
-    if inputs.rejection:
-        return _apply_rejected(ConditionType.STALLED, True, inputs.rejection)
-    return Condition(ConditionType.STALLED, False, ConditionReason.NOT_STALLED, "reconciliation is not blocked")
+def _stalled(inputs: StatusInputs) -> tuple[Condition, ...]:
+    return (_apply_rejected(ConditionType.STALLED, True, inputs.rejection),) if inputs.rejection else ()
 
 
 def _invalid_spec(kind: ConditionType, holds: bool, problems: tuple[str, ...]) -> Condition:
@@ -358,12 +347,9 @@ def tiers_status(inputs: StatusInputs) -> dict[str, Object]:
     """`status.tiers`: the values of the columns."""
     return {
         tier.role: {
-            "replicas": _replicas(tier),
             "ready": tier.ready,
             "desired": tier.desired,
             "summary": f"{tier.ready}/{tier.desired}",
-            "revision": tier.revision,
-            "selector": _selector(inputs, tier.role),
             **(inputs.scaling_report.tiers.get(tier.role, {}) if inputs.scaling_report else {}),
         }
         for tier in inputs.tiers
@@ -377,19 +363,11 @@ def scaling_fields(inputs: StatusInputs, old_status: Object) -> Object:
         return {name: old_status[name] for name in SCALING_FIELDS if name in old_status}
     fields: Object = {
         "slo": scaling_report.slo,
-        "coldStart": scaling_report.cold_start,
         "limitedBy": scaling_report.limited_by,
         "lastDecision": scaling_report.last_decision,
-        "decisions": list(scaling_report.decisions),
         "cost": scaling_report.cost,
-        "admission": None if scaling_report.published is None else to_dict(scaling_report.published),
     }
     return {name: value for name, value in fields.items() if value}
-
-
-def _selector(inputs: StatusInputs, kind: str) -> str:
-    selector = object_meta.tier_selector(inputs.service_object["metadata"]["name"], kind)
-    return ",".join(f"{key}={value}" for key, value in selector.items())
 
 
 _REASON_EVENTS: dict[ConditionReason, EventReason] = {
@@ -406,17 +384,19 @@ _REASON_EVENTS: dict[ConditionReason, EventReason] = {
 }
 
 
-def changed_events(old: list[Object], new: tuple[Condition, ...]) -> list[Event]:
-    """Events for the conditions that differ between the old status and the new one."""
+def changed_events(old: list[Object], new: tuple[Condition, ...], resource_version: str) -> list[Event]:
+    """Events for the conditions that differ between the old status and the new one.
+
+    resource_version: of the object with the old status. It tells two times apart at which a condition appears.
+    """
     previous_by_type = {c.get("type"): c for c in old}
     result = []
     for condition in new:
         previous = previous_by_type.get(condition.type.value, {})
         reason = _event_reason(condition, previous)
         if reason is not None:
-            since = "/".join(
-                (condition.type, str(previous.get("lastTransitionTime")), str(previous.get("reason")), condition.bound)
-            )
+            since_s = previous.get("lastTransitionTime", resource_version)
+            since = "/".join((condition.type, str(since_s), str(previous.get("reason")), condition.bound))
             result.append(Event(reason, condition.event_message or condition.message, since))
     return result
 

@@ -3,8 +3,8 @@
 Problem: gateways decide about each request alone, come and go, and must work while the operator is down. The limits
 must be the same for all gateways and must not need a write per second.
 
-Idea: one small value in the service's status. Every gateway reads the same value, a new gateway at once. The operator
-writes it only if decisions would change: a model value by a few percent, an expected time, or a share.
+Idea: one small value in an object that gateways watch. Every gateway reads the same value, a new gateway at once. The
+operator writes it only if decisions would change: a model value by a few percent, an expected time, or a share.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def to_dict(limits: AdmissionLimits) -> dict[str, Any]:
 
 
 def from_dict(stored: Any) -> AdmissionLimits:
-    """Returns the limits that `to_dict` wrote. Raises ValueError for anything else: users can edit the status."""
+    """Returns the limits that `to_dict` wrote. Raises ValueError for anything else: users can edit the object."""
     if not isinstance(stored, Mapping):
         raise ValueError("not an object")
     if stored.get("version") != FORMAT_VERSION:

@@ -1,7 +1,7 @@
 """Publication of admission limits: the engine cost model of a service, and its expected capacity.
 
-Problem: the model and the expected start-up times change slightly at every tick. The limits are in the service's
-status, where every write triggers all watchers.
+Problem: the model and the expected start-up times change slightly at every tick. The limits are in an object that all
+gateways watch, so every write reaches each of them.
 
 Idea: the limits are computed with the SLO capacity, and published only if a gateway would decide differently.
 """

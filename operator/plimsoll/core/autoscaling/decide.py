@@ -16,7 +16,8 @@ from plimsoll.core.autoscaling.tier_context import TierContext
 def decide(observation: ServiceObservation, policy: ScalingPolicy, now_s: float) -> ScalingDecision:
     """Return the replica count of each tier, with the steps of the decision.
 
-    Without an SLO each tier gets its lower bound. A tier without any observation gets minReplicas or its last count.
+    A tier on which no target depends gets its lower bound. One without any observation gets minReplicas or its last
+    count.
     now_s: seconds since the epoch. The function is pure; pass `ScalingDecision.state` in the next observation. Raises
     ValueError if `now_s` is not finite.
     """
@@ -40,7 +41,7 @@ def decide(observation: ServiceObservation, policy: ScalingPolicy, now_s: float)
     return ScalingDecision(
         {
             name: decisions.get(name)
-            or _decision_without_observation(tier_policy, None if policy.slo is None else previous_states.get(name))
+            or _decision_without_observation(tier_policy, previous_states.get(name) if policy.sizes(name) else None)
             for name, tier_policy in policy.tiers.items()
         },
         binding,
@@ -54,22 +55,26 @@ def _run_steps(
     """Run steps 1 to 7. Returns the binding tier."""
     if policy.slo is None:
         for context in contexts:
-            recommend.keep_minimum(context)
+            recommend.keep_minimum(context, "spec.slo")
         replica_limits.apply_limits(contexts, observation.gpus_granted, now_s)
         return None
     previous_s = observation.state.at_s
     elapsed_s = 0.0 if previous_s is None else max(0.0, now_s - previous_s)
+    sized = [context for context in contexts if policy.sizes(context.name)]
     for context in contexts:
+        if not policy.sizes(context.name):
+            recommend.keep_minimum(context, "spec.slo.ttft")
+    for context in sized:
         recommend.apply_forecast(context)
-    recommend.apply_standby(contexts, policy)
-    for context in contexts:
+    recommend.apply_standby(sized, policy)
+    for context in sized:
         recommend.apply_sizing(context, policy, observation.idle_period)
         recommend.track_readiness(context, now_s)
-    for context in contexts:
+    for context in sized:
         recommend.apply_feedback(context, contexts, policy.slo, elapsed_s, now_s)
         pending_replicas.credit_pending(context, now_s)
     binding = pending_replicas.coordinate_tiers(contexts, policy.prefill_per_decode)
-    stabilize(contexts, policy.miss_cost, now_s)
+    stabilize(sized, policy.miss_cost, now_s)
     replica_limits.apply_limits(contexts, observation.gpus_granted, now_s)
     return binding
 
@@ -96,7 +101,7 @@ def _tier_decision(context: TierContext, policy: ScalingPolicy) -> TierDecision:
 def _decision_without_observation(policy: TierPolicy, previous: TierDecisionState | None) -> TierDecision:
     """Return minReplicas, or the last decided count of a sized service.
 
-    A missing observation does not mean that no replica runs. previous: state of the last decision; None without an SLO.
+    A missing observation does not mean that no replica runs. previous: state of the last decision; None if not sized.
     """
     minimum = policy.min_replicas
     if previous is None or previous.replicas <= minimum:

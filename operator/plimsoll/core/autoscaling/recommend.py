@@ -58,12 +58,16 @@ _LOG_LATENCY_NOISE: Final = 0.05  # noise of the log of a one-minute percentile
 _MAX_LOG_ERROR: Final = 0.7
 
 
-def keep_minimum(context: TierContext) -> None:
-    """All of steps 1 to 6 without an SLO: nothing is sized, and the tier keeps its lower bound."""
+def keep_minimum(context: TierContext, missing_field: str) -> None:
+    """Steps 1 to 4 and 6 of a tier without a target: it is not sized, and keeps its lower bound.
+
+    missing_field: the field of the spec that would size it.
+    """
     context.scale_up_target = context.scale_down_target = context.bounds[0]
     context.set_state("downscale_candidates", ())
     context.set_state("downscale_regret", context.state.downscale_regret._replace(idle=()))
-    context.add_step("need", "spec.slo is not set, so the tier is not sized: minReplicas is {}", context.bounds[0])
+    message = "{} is not set, so the tier is not sized: minReplicas is {}"
+    context.add_step("need", message, missing_field, context.bounds[0])
 
 
 def apply_forecast(context: TierContext) -> None:

@@ -101,3 +101,7 @@ class ScalingPolicy:
             raise ValueError(f"prefill_per_decode must be a lower and an upper bound, not {self.prefill_per_decode}")
         if not 0.0 <= self.miss_cost < math.inf:
             raise ValueError(f"miss_cost must be finite and at least 0, not {self.miss_cost}")
+
+    def sizes(self, tier: str) -> bool:
+        """Whether the tier is sized: a target of the SLO depends on it."""
+        return self.slo is not None and self.slo.has_target_for(tier)

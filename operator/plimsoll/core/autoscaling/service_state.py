@@ -31,7 +31,7 @@ from plimsoll.core.autoscaling.scaling_decision import ScalingDecision
 from plimsoll.core.autoscaling.scaling_policy import ScalingPolicy
 from plimsoll.core.autoscaling.sizing_batch import SizingRequest, TierCapacity
 from plimsoll.core.autoscaling.startup_models import UNKNOWN_VARIANT, Variant, record_startup, select_variant
-from plimsoll.core.autoscaling.tier_state import TierState, ttft_outside_tier_s, without_kv_posting
+from plimsoll.core.autoscaling.tier_state import NO_TARGET, TierState, ttft_outside_tier_s, without_kv_posting
 from plimsoll.core.capacity.tier_model import MAX_RATE_PER_S, TierSpec
 from plimsoll.core.demand import idle_periods
 from plimsoll.core.demand.forecasting import Forecast
@@ -217,6 +217,8 @@ class ServiceState:
     def _tier_demand(self, name: str, tier: TierState, spec: ScalingSpec, now_s: float) -> TierDemand | Unavailable:
         if spec.slo is None:
             return Unavailable("spec.slo is not set, so nothing is sized")
+        if not spec.slo.has_target_for(tier.role):
+            return NO_TARGET
         if isinstance(tier.capacity, Unavailable):
             return tier.capacity if not isinstance(self.workload, Unavailable) else self.workload
         if now_s - tier.first_arrival_s < MIN_OBSERVATION_S:

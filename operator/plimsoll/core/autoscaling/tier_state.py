@@ -55,6 +55,7 @@ _IDENTIFYING_FIELDS: Final = ("model_type", "num_hidden_layers", "hidden_size", 
 NO_STARTUPS: Final = StartupModels(PRIOR_STARTUP_MODEL)
 NO_DEMAND: Final = DemandState()
 NO_ENGINE_INFO: Final = Unavailable("no engine of the tier has reported its configuration yet")
+NO_TARGET: Final = Unavailable("spec.slo.ttft is not set, so the prefill tier is not sized")
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,8 +205,8 @@ class TierState:
         model, limits = self.model, self.limits
         if model is None or limits is None:
             return None
-        if self.role is Role.PREFILL and slo.ttft_s is None:
-            self.capacity, self._capacity_inputs = Unavailable("spec.slo.ttft is required to size a prefill tier"), None
+        if not slo.has_target_for(self.role):
+            self.capacity, self._capacity_inputs = NO_TARGET, None
             return None
         tier_spec = TierSpec(
             self.role,

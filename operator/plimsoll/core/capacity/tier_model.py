@@ -112,7 +112,7 @@ class TierSpec:
         validate_number("gateways", self.gateways, least=1)
         if (self.role is Role.DECODE) != (self.transfer is not None):
             raise ValueError("transfer belongs to a decode tier, and a decode tier needs it")
-        if self.role is Role.PREFILL and self.slo.ttft_s is None:
+        if not self.slo.has_target_for(self.role):
             raise ValueError("slo.ttft_s is needed: a prefill tier has no other target")
 
 
