@@ -274,22 +274,35 @@ def test_watch_cache_is_synced_after_first_list_of_each_scope() -> None:
     assert not objects.synced
     objects.apply(PODS, "b", WatchEvent("SYNC"))
     assert objects.synced
-    assert objects.list_objects(INFERENCESERVICES) == [listed]
+    assert objects.take_changes().services == {"a/chat": listed}
 
 
-def test_watch_cache_applies_changes_and_relists() -> None:
+def test_watch_cache_tells_changes_once() -> None:
     objects = WatchCache()
     one, two = service("one"), service("two")
     objects.apply(INFERENCESERVICES, None, WatchEvent("SYNC", objects=(one,)))
     objects.apply(INFERENCESERVICES, None, WatchEvent("ADDED", two))
     changed = service("one", model="other")
     objects.apply(INFERENCESERVICES, None, WatchEvent("MODIFIED", changed))
-    assert objects.list_objects(INFERENCESERVICES) == [changed, two]
-    objects.apply(INFERENCESERVICES, None, WatchEvent("DELETED", changed))
-    objects.apply(INFERENCESERVICES, None, WatchEvent("DELETED", changed))
-    assert objects.list_objects(INFERENCESERVICES) == [two]
+    objects.apply(PODS, None, WatchEvent("ADDED", service("pod")))
+    changes = objects.take_changes()
+    assert (changes.services, changes.pods.keys()) == ({"team/one": changed, "team/two": two}, {"team/pod"})
+    for _ in range(2):
+        objects.apply(INFERENCESERVICES, None, WatchEvent("DELETED", changed))
+        assert objects.take_changes().services == {"team/one": None}
     objects.apply(INFERENCESERVICES, None, WatchEvent("SYNC"))
-    assert objects.list_objects(INFERENCESERVICES) == []
+    assert objects.take_changes().services == {"team/two": None}
+    assert objects.take_changes().services == {}
+
+
+def test_watch_cache_relist_changes_only_new_versions() -> None:
+    objects = WatchCache()
+    same, old = service("same", resourceVersion="1"), service("old", resourceVersion="2")
+    objects.apply(INFERENCESERVICES, None, WatchEvent("SYNC", objects=(same, old)))
+    objects.take_changes()
+    new = service("old", resourceVersion="3")
+    objects.apply(INFERENCESERVICES, None, WatchEvent("SYNC", objects=(service("same", resourceVersion="1"), new)))
+    assert objects.take_changes().services == {"team/old": new}
 
 
 def test_settings_are_read_from_environment() -> None:

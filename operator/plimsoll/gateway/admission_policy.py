@@ -117,11 +117,10 @@ class PolicyCache:
         """Returns which part of the object cannot be parsed, and why. "" if all of it can."""
         return self._errors.get(key, "")
 
-    def keep_only(self, keys: set[str]) -> None:
-        """Drop the policies of all other services."""
-        for removed in self._policies.keys() - keys:
-            del self._policies[removed]
-            self._errors.pop(removed, None)
+    def remove(self, key: str) -> None:
+        """Drop the policy of one service."""
+        self._policies.pop(key, None)
+        self._errors.pop(key, None)
 
     def _read(self, key: str, obj: Object) -> AdmissionPolicy | None:
         policy, part = None, "spec"

@@ -1,8 +1,8 @@
-"""The picker process of one gateway: watches API objects, writes Envoy's files, and serves until SIGTERM.
+"""The picker process of one gateway: watches API objects, configures Envoy, and serves until SIGTERM.
 
 The order at start-up matters. The unix socket opens only after the first sync. Until then Envoy fails open to the
-clusters that it has, while a picker without a catalog would reject every model as unknown. No file is written before
-the first sync, because an empty one would remove every model from Envoy.
+clusters that it has, while a picker without a catalog would reject every model as unknown. Nothing is published before
+the first sync, because an empty catalog would remove every model from Envoy.
 """
 
 from __future__ import annotations
@@ -14,19 +14,18 @@ import os
 import time
 from random import Random
 
-from plimsoll.adapters.kube_client import INFERENCESERVICES, PODS
-from plimsoll.gateway.admission_policy import PolicyCache
 from plimsoll.gateway.drain import drain
 from plimsoll.gateway.envoy.access_log import AccessLogReader, AccessRecord, RequestOutcome
 from plimsoll.gateway.envoy.admin import EnvoyAdminClient, EnvoyUnavailable
+from plimsoll.gateway.envoy.ads_server import AdsServer
+from plimsoll.gateway.envoy.delta import AppliedEndpoints
 from plimsoll.gateway.envoy.state_poller import EnvoyStatePoller
-from plimsoll.gateway.envoy.xds import publish
 from plimsoll.gateway.parse_worker import ParseWorker
 from plimsoll.gateway.picker import Picker
 from plimsoll.gateway.request_context import HeaderNames
 from plimsoll.gateway.routes import AdminEndpoint, EnvoyEndpoint
 from plimsoll.gateway.server import HttpProtocol
-from plimsoll.gateway.service_catalog import build_catalog
+from plimsoll.gateway.service_catalog import CatalogBuilder
 from plimsoll.gateway.settings import PickerSettings
 from plimsoll.gateway.successor import wait_for_successor
 from plimsoll.gateway.watch_cache import WatchCache, WatchSource, run_watches
@@ -37,6 +36,7 @@ log = logging.getLogger(__name__)
 DEBOUNCE_SECONDS = 0.02  # merges a burst of watch events into one change
 ADMIN_IDLE_SECONDS = 60.0
 TICK_SECONDS = 1.0
+SETTLE_SECONDS = 10.0  # for an Envoy that runs to connect to this picker's discovery service and apply it
 SOCKET_BACKLOG = 4096  # each queued request occupies an Envoy connection, so bursts need new ones
 
 
@@ -50,13 +50,15 @@ class GatewayProcess:
         self._admin = EnvoyAdminClient(settings.admin_socket)
         names = HeaderNames(settings.class_header.encode(), settings.tenant_header.encode())
         self._picker = Picker(Random(), settings.pod, names)
-        self._policies = PolicyCache()
+        self._catalog_builder = CatalogBuilder()
         self._worker = ParseWorker()
         self._envoy_endpoint = EnvoyEndpoint(self._picker, self._worker)
         self._state_poller = EnvoyStatePoller(
             self._admin, self._picker, settings.poll_seconds, lambda: self._envoy_endpoint.health_checked
         )
+        self._ads = AdsServer(settings.ads_socket, settings.pod, self._on_applied)
         self._access_log = AccessLogReader(settings.fifo, self._on_record)
+        self._loop: asyncio.AbstractEventLoop
         self._changed = asyncio.Event()
         self._stop = asyncio.Event()
 
@@ -67,7 +69,9 @@ class GatewayProcess:
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
         settings = self._settings
+        self._loop = loop
         self._access_log.open()
+        self._ads.start()
         admin_endpoint = AdminEndpoint(
             self._picker, settings.pod, lambda: self._watch_cache.synced, self.not_ready_reason
         )
@@ -93,6 +97,7 @@ class GatewayProcess:
             await asyncio.gather(*tasks, shutdown_task, return_exceptions=True)
             for server in servers:
                 server.close()
+            self._ads.close()
             self._access_log.close()
             self._worker.close()
 
@@ -115,10 +120,9 @@ class GatewayProcess:
             self._changed.clear()
             if not self._watch_cache.synced:
                 continue
-            catalog = build_catalog(
-                self._watch_cache.list_objects(INFERENCESERVICES), self._watch_cache.list_objects(PODS), self._policies
-            )
-            metrics.GATEWAY_FILES_WRITTEN.inc(publish(catalog, self._settings.xds, self._settings.pod))
+            changes = self._watch_cache.take_changes()
+            catalog = self._catalog_builder.update(changes.services, changes.pods)
+            self._ads.publish(catalog)
             self._state_poller.set_published(catalog)
             if len(servers) == 1:
                 servers.append(await self._open_envoy_socket())
@@ -126,10 +130,11 @@ class GatewayProcess:
     async def _open_envoy_socket(self) -> asyncio.Server:
         """Open the unix socket for Envoy.
 
-        An Envoy that outlived the previous picker sends checks at once, so the first poll of its endpoints comes first.
+        An Envoy that outlived the previous picker sends checks at once, so it must say first which endpoints it has.
         It may still fail its health check because the previous picker drained it.
         """
-        await self._state_poller.first_poll_done.wait()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._state_poller.settled.wait(), SETTLE_SECONDS)
         with contextlib.suppress(EnvoyUnavailable):
             await self._admin.pass_health()
         path = self._settings.picker_socket
@@ -140,6 +145,10 @@ class GatewayProcess:
         )
         os.chmod(path, 0o660)  # Envoy may run as another user of the same group
         return server
+
+    def _on_applied(self, endpoints: AppliedEndpoints) -> None:
+        """Called in the discovery service's thread."""
+        self._loop.call_soon_threadsafe(self._state_poller.on_applied, endpoints)
 
     def _on_record(self, record: AccessRecord) -> None:
         was_picked = self._picker.on_access_record(record, time.monotonic())

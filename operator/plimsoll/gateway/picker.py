@@ -21,7 +21,7 @@ from plimsoll.gateway import error_messages
 from plimsoll.gateway.admission_manager import AdmissionManager
 from plimsoll.gateway.clock import Clock, LoopClock, TimerHandle
 from plimsoll.gateway.envoy.access_log import AccessRecord
-from plimsoll.gateway.envoy.xds import PICK_CLUSTER_PREFIX
+from plimsoll.gateway.envoy.listener import PICK_CLUSTER_PREFIX
 from plimsoll.gateway.error_messages import Availability
 from plimsoll.gateway.errors import ErrorResponse, Rejection, bounded_retry_after, to_header, to_response
 from plimsoll.gateway.http1 import ok_response, response

@@ -56,8 +56,8 @@ class PickerSettings:
         return self.directory / "envoy.json"
 
     @property
-    def xds(self) -> Path:
-        return self.directory / "xds"
+    def ads_socket(self) -> Path:
+        return self.directory / "ads.sock"
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> PickerSettings:

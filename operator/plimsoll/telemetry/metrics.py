@@ -105,9 +105,14 @@ GATEWAY_UNREADABLE = Counter(
     ["kind"],
     registry=GATEWAY,
 )
-GATEWAY_FILES_WRITTEN = Counter(
-    "plimsoll_gateway_config_files_written",
-    "Cluster and endpoint files written for Envoy.",
+GATEWAY_RESOURCES_ENCODED = Counter(
+    "plimsoll_gateway_config_resources_encoded",
+    "Cluster and endpoint resources that changed and were encoded for Envoy.",
+    registry=GATEWAY,
+)
+GATEWAY_CONFIG_REJECTED = Counter(
+    "plimsoll_gateway_config_rejected",
+    "Configuration updates that Envoy did not accept in full; its log and the picker's have the reason.",
     registry=GATEWAY,
 )
 GATEWAY_PICK_SECONDS = Counter(

@@ -24,6 +24,8 @@ MODELS_PATH = "/v1/models"
 STAT_PREFIX = "gateway"
 CHECK_PREFIX = "/check"  # prefix of the client's path in ext_authz checks
 MAX_ATTEMPTS = 3
+PICK_CLUSTER_PREFIX = "pick/"  # clusters whose endpoint the picker names, by NAMESPACE/NAME
+MODEL_CLUSTER_PREFIX = "model/"  # clusters that Envoy balances by itself, by model name
 METADATA = "plimsoll"  # namespace of the cluster metadata
 
 # Request headers that ext_authz forwards to the picker.
