@@ -12,8 +12,9 @@ import pytest
 from google.protobuf.json_format import MessageToDict
 
 from plimsoll.gateway.atomic_write import write_if_changed
-from plimsoll.gateway.envoy.admin import ClustersParser
+from plimsoll.gateway.envoy.admin import ClustersParser, Limit, parse_stats
 from plimsoll.gateway.envoy.bootstrap import write_files
+from plimsoll.gateway.envoy.overload import CONNECTIONS, HEAP, overload_manager
 from plimsoll.gateway.envoy.xds import (
     CLUSTER_TYPE,
     ENDPOINTS_TYPE,
@@ -167,6 +168,56 @@ def test_envoy_accepts_bootstrap_and_clusters(tmp_path: Path) -> None:
         os.close(reader)
     assert done.returncode == 0, done.stderr
     assert "OK" in done.stdout
+
+
+def test_limits_follow_memory_of_envoy() -> None:
+    settings = PickerSettings.from_environment({"PLIMSOLL_ENVOY_MEMORY_BYTES": str(2 << 30)})
+    found = (settings.max_heap_bytes, settings.body_budget_bytes, settings.max_connections)
+    assert found == (1825361100, 256 << 20, 8192)
+        1825361100,
+        256 << 20,
+        8192,
+    )
+    small = PickerSettings.from_environment({"PLIMSOLL_ENVOY_MEMORY_BYTES": "1"})
+    assert small.body_budget_bytes == small.max_body_bytes
+    monitors = {one["name"]: one["typed_config"] for one in overload_manager(settings)["resource_monitors"]}
+    assert monitors[HEAP]["max_heap_size_bytes"] == settings.max_heap_bytes
+    assert monitors[CONNECTIONS]["max_active_downstream_connections"] == 8192
+
+
+STATS_TEXT = """http.gateway.ext_authz.failure_mode_allowed: 3
+http.gateway.ext_authz.reserve.failure_mode_allowed: 9
+http.gateway.downstream_rq_active: 4
+http.gateway.downstream_cx_active: 5
+http.gateway.downstream_rq_time: P0(nan,1) P25(nan,1.025)
+http.gateway.downstream_rq_timeout: 6
+http.gateway.downstream_rq_header_timeout: 7
+http.gateway.downstream_rq_overload_close: 8
+listener.0.0.0.0_8080.downstream_global_cx_overflow: 10
+listener.admin.downstream_global_cx_overflow: 99
+listener.0.0.0.0_8080.worker_0.downstream_global_cx_overflow: 99
+listener.0.0.0.0_8080.downstream_pre_cx_timeout: 11
+listener.0.0.0.0_8080.downstream_cx_overload_reject: 12
+overload.envoy.overload_actions.reset_high_memory_stream.count: 13
+overload.envoy.resource_monitors.fixed_heap.pressure: 42
+bodies.http_local_rate_limit.rate_limited: 14
+"""
+
+
+def test_stats_parser_reads_limits() -> None:
+    stats = parse_stats(STATS_TEXT)
+    assert (stats.failed_open, stats.active, stats.connections, stats.heap_ratio) == (3, 4, 5, 0.42)
+    assert stats.reached == {
+        Limit.BODY_BYTES: 14,
+        Limit.CONNECTIONS: 10,
+        Limit.FIRST_BYTE_TIME: 11,
+        Limit.HEADERS_TIME: 7,
+        Limit.BODY_TIME: 6,
+        Limit.HEAP_REQUESTS: 8,
+        Limit.HEAP_CONNECTIONS: 12,
+        Limit.HEAP_STREAMS: 13,
+    }
+    assert set(parse_stats("").reached.values()) == {0}
 
 
 CLUSTERS_TEXT = b"""pick/team/chat::observability_name::pick/team/chat

@@ -14,6 +14,7 @@ import os
 import time
 from random import Random
 
+from plimsoll.gateway.body_budget import BodyBudget
 from plimsoll.gateway.drain import drain
 from plimsoll.gateway.envoy.access_log import AccessLogReader, AccessRecord, RequestOutcome
 from plimsoll.gateway.envoy.admin import EnvoyAdminClient, EnvoyUnavailable
@@ -52,9 +53,14 @@ class GatewayProcess:
         self._picker = Picker(Random(), settings.pod, names)
         self._catalog_builder = CatalogBuilder()
         self._worker = ParseWorker()
-        self._envoy_endpoint = EnvoyEndpoint(self._picker, self._worker)
+        self._bodies = BodyBudget(settings.body_budget_bytes, settings.max_body_bytes)
+        self._envoy_endpoint = EnvoyEndpoint(self._picker, self._worker, self._bodies)
         self._state_poller = EnvoyStatePoller(
-            self._admin, self._picker, settings.poll_seconds, lambda: self._envoy_endpoint.health_checked
+            self._admin,
+            self._picker,
+            settings.poll_seconds,
+            lambda: self._envoy_endpoint.health_checked,
+            lambda stats: self._bodies.expire(time.monotonic(), envoy_is_idle=stats.active == 0),
         )
         self._ads = AdsServer(settings.ads_socket, settings.pod, self._on_applied)
         self._access_log = AccessLogReader(settings.fifo, self._on_record)
@@ -70,6 +76,8 @@ class GatewayProcess:
         loop = asyncio.get_running_loop()
         settings = self._settings
         self._loop = loop
+        metrics.GATEWAY_BODY_BYTES_LIMIT.set(settings.body_budget_bytes)
+        metrics.GATEWAY_CONNECTIONS_LIMIT.set(settings.max_connections)
         self._access_log.open()
         self._ads.start()
         admin_endpoint = AdminEndpoint(
@@ -149,8 +157,11 @@ class GatewayProcess:
     def _on_applied(self, endpoints: AppliedEndpoints) -> None:
         """Called in the discovery service's thread."""
         self._loop.call_soon_threadsafe(self._state_poller.on_applied, endpoints)
+        if endpoints.is_new_envoy:
+            self._loop.call_soon_threadsafe(self._bodies.clear)
 
     def _on_record(self, record: AccessRecord) -> None:
+        self._bodies.release(record.request_id or "")
         was_picked = self._picker.on_access_record(record, time.monotonic())
         if was_picked and record.outcome is RequestOutcome.FAILED:
             log.warning(
@@ -165,6 +176,7 @@ class GatewayProcess:
     def _on_poll(self) -> None:
         invalid_lines, self._access_log.invalid_lines = self._access_log.invalid_lines, 0
         metrics.GATEWAY_BAD_RECORDS.inc(invalid_lines)
+        metrics.GATEWAY_BODY_BYTES.set(self._bodies.held_bytes)
 
     async def _tick_admission(self) -> None:
         while True:

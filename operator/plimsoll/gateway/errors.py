@@ -40,6 +40,7 @@ class RejectionReason(StrEnum):
     MODEL_STARTING = "model_starting"
     NO_ENDPOINT = "no_endpoint"
     GATEWAY_BUSY = "gateway_busy"
+    GATEWAY_FULL = "gateway_full"
     DEADLINE = "deadline_exceeded"
 
 
@@ -56,6 +57,7 @@ STATUS_BY_REASON = {
     RejectionReason.MODEL_STARTING: 503,
     RejectionReason.NO_ENDPOINT: 503,
     RejectionReason.GATEWAY_BUSY: 503,
+    RejectionReason.GATEWAY_FULL: 429,
     RejectionReason.DEADLINE: 504,
 }
 

@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 Reply = bytes | Awaitable[bytes]
 
-MAX_QUEUED_BYTES = 256 << 20  # Envoy keeps the bodies of queued requests in memory
+MAX_QUEUED_BYTES = 64 << 20  # bodies of queued requests; Envoy keeps them in memory
 
 # Request header with the `Retry-After` for a failure of the only engine; the engine and Envoy's local reply use it.
 NEXT_ENGINE_HEADER = engine_contract().headers["next_engine"]
@@ -145,6 +145,10 @@ class Picker:
         reply = self._first(service, ctx, now)
         self._release((), now)
         return self._enqueue(ctx, now) if reply is None else reply
+
+    def reject(self, rejection: Rejection) -> bytes:
+        """Returns the HTTP response to a request that is rejected before its service is known."""
+        return self._reject(rejection, None, self._clock.now())
 
     def on_access_record(self, record: AccessRecord, now: float) -> bool:
         """Process one access-log record. Returns whether this picker forwarded the request."""

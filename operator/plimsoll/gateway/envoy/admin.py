@@ -9,12 +9,15 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 
 from plimsoll.core.errors import PlimsollError
+from plimsoll.gateway.envoy.body_filters import RATE_STAT
 from plimsoll.gateway.envoy.listener import MODEL_CLUSTER_PREFIX, PICK_CLUSTER_PREFIX, STAT_PREFIX
+from plimsoll.gateway.envoy.overload import HEAP
 
 TIMEOUT_SECONDS = 5.0
 STATE_TIMEOUT_SECONDS = 20.0  # 10,000 endpoints are some 30 MB of text
@@ -22,6 +25,8 @@ PIECE_BYTES = 1 << 14  # less than 1 ms of parsing
 _FAILED_OPEN_STAT = f"http.{STAT_PREFIX}.ext_authz.failure_mode_allowed"
 _ACTIVE_STAT = f"http.{STAT_PREFIX}.downstream_rq_active"
 _CONNECTIONS_STAT = f"http.{STAT_PREFIX}.downstream_cx_active"
+_STATS = rf"^(http\.{STAT_PREFIX}\.|overload\.|listener\.|{RATE_STAT}\.)"
+_LISTENER = r"listener\.(?!admin)[^_]*_\d+\."
 
 
 class EnvoyUnavailable(PlimsollError):
@@ -43,13 +48,61 @@ class EnvoyState:
     parse_seconds: float = 0.0
 
 
+class Limit(StrEnum):
+    """Limits of Envoy on what clients can make it hold. The value is the label of the metric."""
+
+    BODY_BYTES = "body_bytes"  # request bodies in memory, while the picker does not respond
+    CONNECTIONS = "connections"
+    FIRST_BYTE_TIME = "first_byte_time"
+    HEADERS_TIME = "headers_time"
+    BODY_TIME = "body_time"
+    HEAP_REQUESTS = "heap_requests"  # requests refused because the heap is full
+    HEAP_CONNECTIONS = "heap_connections"
+    HEAP_STREAMS = "heap_streams"  # streams ended because the heap is full
+
+
 @dataclass(frozen=True)
 class EnvoyStats:
-    """Envoy's counters: requests that bypassed the picker since Envoy's start, active requests, open connections."""
+    """Envoy's statistics.
+
+    `failed_open` are requests that bypassed the picker since Envoy's start, `active` those that run, `connections` the
+    open ones. `heap_ratio` is the used share of the heap limit. `reached` counts since Envoy's start what each limit
+    refused or ended.
+    """
 
     failed_open: int
     active: int
     connections: int
+    heap_ratio: float = 0.0
+    reached: Mapping[Limit, int] = field(default_factory=dict)
+
+
+_LIMITS = tuple(
+    (limit, re.compile(pattern))
+    for limit, pattern in {
+        Limit.BODY_BYTES: rf"{RATE_STAT}\.http_local_rate_limit\.rate_limited",
+        Limit.CONNECTIONS: rf"{_LISTENER}downstream_global_cx_overflow",
+        Limit.FIRST_BYTE_TIME: rf"{_LISTENER}downstream_pre_cx_timeout",
+        Limit.HEADERS_TIME: rf"http\.{STAT_PREFIX}\.downstream_rq_header_timeout",
+        Limit.BODY_TIME: rf"http\.{STAT_PREFIX}\.downstream_rq_timeout",
+        Limit.HEAP_REQUESTS: rf"http\.{STAT_PREFIX}\.downstream_rq_overload_close",
+        Limit.HEAP_CONNECTIONS: rf"{_LISTENER}downstream_cx_overload_reject",
+        Limit.HEAP_STREAMS: r"overload\..*\.reset_high_memory_stream\.count",
+    }.items()
+)
+
+
+def parse_stats(text: str) -> EnvoyStats:
+    """Parses the response of `/stats`. What is not there is 0."""
+    values = {
+        name: int(value) for name, _, value in (line.partition(": ") for line in text.splitlines()) if value.isdigit()
+    }
+    reached = {
+        limit: sum(value for name, value in values.items() if pattern.fullmatch(name)) for limit, pattern in _LIMITS
+    }
+    heap_percent = values.get(f"overload.{HEAP}.pressure", 0)
+    counts = (values.get(name, 0) for name in (_FAILED_OPEN_STAT, _ACTIVE_STAT, _CONNECTIONS_STAT))
+    return EnvoyStats(*counts, heap_percent / 100, reached)
 
 
 class EnvoyAdminClient:
@@ -73,10 +126,7 @@ class EnvoyAdminClient:
         return parser.state
 
     async def stats(self) -> EnvoyStats:
-        text = (await self._call("GET", "/stats?usedonly=false&filter=^http.gateway.")).decode()
-        values = dict(line.split(": ", 1) for line in text.splitlines() if ": " in line)
-        names = (_FAILED_OPEN_STAT, _ACTIVE_STAT, _CONNECTIONS_STAT)
-        return EnvoyStats(*(int(values.get(name, "0")) for name in names))
+        return parse_stats((await self._call("GET", f"/stats?usedonly&filter={_STATS}")).decode())
 
     async def ready(self) -> bool:
         """Whether Envoy runs and listens."""

@@ -21,11 +21,11 @@ from plimsoll.gateway.envoy.listener import (
     duration,
     listener_resource,
 )
+from plimsoll.gateway.envoy.overload import overload_manager
 from plimsoll.gateway.settings import PickerSettings
 
 Json = dict[str, Any]
 
-MAX_CONNECTIONS = 20_000  # about 0.1 MB of Envoy's memory each while a stream runs
 MAX_CLUSTER_REQUESTS = 1_000_000
 RUNTIME_LAYER = "bounds"  # request limits of clusters, delivered like the clusters
 ADS: Json = {"resource_api_version": "V3", "ads": {}}  # the config source of all that the picker delivers
@@ -68,19 +68,7 @@ def bootstrap(settings: PickerSettings) -> Json:
             "listeners": [listener_resource(settings)],
             "clusters": [_picker_cluster(settings), _ads_cluster(settings)],
         },
-        "overload_manager": {
-            "resource_monitors": [
-                {
-                    "name": "envoy.resource_monitors.global_downstream_max_connections",
-                    "typed_config": {
-                        "@type": (
-                            f"{TYPE_URL}.extensions.resource_monitors.downstream_connections.v3.DownstreamConnectionsConfig"
-                        ),
-                        "max_active_downstream_connections": MAX_CONNECTIONS,
-                    },
-                }
-            ]
-        },
+        "overload_manager": overload_manager(settings),
     }
 
 

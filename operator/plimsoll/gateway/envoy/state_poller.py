@@ -28,13 +28,19 @@ class EnvoyStatePoller:
     """Keeps the picker's catalog in sync with the endpoints that Envoy can reach."""
 
     def __init__(
-        self, admin: EnvoyAdminClient, picker: Picker, poll_seconds: float, health_checked: Callable[[], bool]
+        self,
+        admin: EnvoyAdminClient,
+        picker: Picker,
+        poll_seconds: float,
+        health_checked: Callable[[], bool],
+        on_stats: Callable[[EnvoyStats], None],
     ) -> None:
         """Create the poller.
 
         `health_checked` returns whether Envoy's health check has reached this picker. Until then, the health that Envoy
-        reports is that of the previous picker.
+        reports is that of the previous picker. `on_stats` is called with the statistics of each poll.
         """
+        self._on_stats = on_stats
         self._admin = admin
         self._picker = picker
         self._poll_seconds = poll_seconds
@@ -44,7 +50,7 @@ class EnvoyStatePoller:
         self._applied: dict[str, frozenset[str]] = {}
         self._unhealthy: frozenset[str] = frozenset()
         self._connect_failures: dict[str, int] | None = None
-        self._failed_open = 0
+        self._totals: dict[str, int] = {}
         self._is_connected = False
         self._picker_healthy = False
         self.settled = asyncio.Event()  # Envoy is not running, or it has all services
@@ -103,6 +109,7 @@ class EnvoyStatePoller:
         self._picker_healthy = health_checked and state.picker_healthy
         self._apply_state(state)
         self._count(stats)
+        self._on_stats(stats)
         return state.parse_seconds
 
     def _update_catalog(self) -> None:
@@ -124,7 +131,13 @@ class EnvoyStatePoller:
         self._picker.on_envoy_stats(state.active)
 
     def _count(self, stats: EnvoyStats) -> None:
-        """Count new requests that bypassed the picker. A lower total means that Envoy restarted."""
-        total = stats.failed_open
-        metrics.GATEWAY_FAILED_OPEN.inc(total - self._failed_open if total >= self._failed_open else total)
-        self._failed_open = total
+        metrics.GATEWAY_FAILED_OPEN.inc(self._increase("", stats.failed_open))
+        for limit, total in stats.reached.items():
+            metrics.GATEWAY_LIMIT_REACHED.labels(limit.value).inc(self._increase(limit, total))
+        metrics.GATEWAY_HEAP.set(stats.heap_ratio)
+        metrics.GATEWAY_CONNECTIONS.set(stats.connections)
+
+    def _increase(self, name: str, total: int) -> int:
+        """Returns by how much a counter of Envoy grew since the last poll. A lower total means that Envoy restarted."""
+        before, self._totals[name] = self._totals.get(name, 0), total
+        return total - before if total >= before else total

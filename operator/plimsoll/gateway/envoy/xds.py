@@ -36,7 +36,13 @@ from google.protobuf.json_format import ParseDict
 
 from plimsoll.core.routing.endpoint import Endpoint
 from plimsoll.gateway.envoy.bootstrap import ADS, NO_HEALTH_MERGE, RUNTIME_LAYER, unbounded_thresholds
-from plimsoll.gateway.envoy.listener import METADATA, MODEL_CLUSTER_PREFIX, PICK_CLUSTER_PREFIX, TYPE_URL
+from plimsoll.gateway.envoy.listener import (
+    CONNECTION_BUFFER_BYTES,
+    METADATA,
+    MODEL_CLUSTER_PREFIX,
+    PICK_CLUSTER_PREFIX,
+    TYPE_URL,
+)
 from plimsoll.gateway.service_catalog import ServiceCatalog, ServiceEntry
 
 Json = dict[str, Any]
@@ -196,6 +202,7 @@ def _cluster(name: str, service: ServiceEntry) -> Json:
         "metadata": {"filter_metadata": {METADATA: {"service": service.key}}},
         "type": "EDS",
         "connect_timeout": "1s",
+        "per_connection_buffer_limit_bytes": CONNECTION_BUFFER_BYTES,
         "eds_cluster_config": {"service_name": service.key, "eds_config": ADS},
         "common_lb_config": NO_HEALTH_MERGE,
         "circuit_breakers": {
