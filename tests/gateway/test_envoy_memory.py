@@ -123,6 +123,7 @@ async def test_half_sent_bodies_without_picker_do_not_end_envoy(gateway: Gateway
     """Nobody bounds their sum then: Envoy takes no new requests, and ends those that hold most."""
     assert gateway.picker is not None
     stop(gateway.picker)
+    assert (await gateway.ask_fully(pad="a" * BODY_BYTES))[0] == 200
     sending = [asyncio.create_task(half_send(gateway, 8.0)) for _ in range(180)]
     await asyncio.gather(*sending)
 

@@ -174,10 +174,6 @@ def test_limits_follow_memory_of_envoy() -> None:
     settings = PickerSettings.from_environment({"PLIMSOLL_ENVOY_MEMORY_BYTES": str(2 << 30)})
     found = (settings.max_heap_bytes, settings.body_budget_bytes, settings.max_connections)
     assert found == (1825361100, 256 << 20, 8192)
-        1825361100,
-        256 << 20,
-        8192,
-    )
     small = PickerSettings.from_environment({"PLIMSOLL_ENVOY_MEMORY_BYTES": "1"})
     assert small.body_budget_bytes == small.max_body_bytes
     monitors = {one["name"]: one["typed_config"] for one in overload_manager(settings)["resource_monitors"]}

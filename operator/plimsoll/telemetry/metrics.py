@@ -114,7 +114,7 @@ GATEWAY_BODY_BYTES = Gauge(
 )
 GATEWAY_BODY_BYTES_LIMIT = Gauge(
     "plimsoll_gateway_body_bytes_limit",
-    "Limit of plimsoll_gateway_body_bytes: an eighth of the memory limit of Envoy's container.",
+    "Limit of plimsoll_gateway_body_bytes, an eighth of the memory limit of Envoy's container.",
     registry=GATEWAY,
 )
 GATEWAY_CONNECTIONS = Gauge(
@@ -124,7 +124,7 @@ GATEWAY_CONNECTIONS = Gauge(
 )
 GATEWAY_CONNECTIONS_LIMIT = Gauge(
     "plimsoll_gateway_connections_limit",
-    "Limit of plimsoll_gateway_connections: one for each 256 KiB of the memory limit of Envoy's container.",
+    "Limit of plimsoll_gateway_connections, one for each 256 KiB of the memory limit of Envoy's container.",
     registry=GATEWAY,
 )
 GATEWAY_BAD_RECORDS = Counter(

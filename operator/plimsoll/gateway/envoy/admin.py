@@ -101,8 +101,10 @@ def parse_stats(text: str) -> EnvoyStats:
         limit: sum(value for name, value in values.items() if pattern.fullmatch(name)) for limit, pattern in _LIMITS
     }
     heap_percent = values.get(f"overload.{HEAP}.pressure", 0)
-    counts = (values.get(name, 0) for name in (_FAILED_OPEN_STAT, _ACTIVE_STAT, _CONNECTIONS_STAT))
-    return EnvoyStats(*counts, heap_percent / 100, reached)
+    failed_open, active, connections = (
+        values.get(name, 0) for name in (_FAILED_OPEN_STAT, _ACTIVE_STAT, _CONNECTIONS_STAT)
+    )
+    return EnvoyStats(failed_open, active, connections, heap_percent / 100, reached)
 
 
 class EnvoyAdminClient:

@@ -14,10 +14,10 @@ from typing import Any
 import orjson
 
 from plimsoll.gateway.atomic_write import write_if_changed
+from plimsoll.gateway.envoy.body_filters import TYPE_URL
 from plimsoll.gateway.envoy.listener import (
     MODEL_CLUSTER_PREFIX,
     PICK_CLUSTER_PREFIX,
-    TYPE_URL,
     duration,
     listener_resource,
 )

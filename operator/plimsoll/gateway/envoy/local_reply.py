@@ -120,7 +120,7 @@ def local_reply_config(max_body_bytes: int) -> Json:
             _mapper(_flag_filter("UF", "UC"), 503, REPLIES[503]),  # with or without retries
             _mapper(_flag_filter("UO"), OVERLOADED_STATUS, OVERLOADED_REPLY) | {"status_code": OVERLOADED_STATUS},
             _mapper(_flag_filter("RL"), 429, BODIES_REPLY),
-            _mapper(_flag_filter("OM"), 503, OVERLOADED_GATEWAY),
+            _mapper(_flag_filter("OM"), 429, OVERLOADED_GATEWAY) | {"status_code": 429},
             *(
                 _mapper(_status_filter("EQ", status), status, reply)
                 for status, reply in (REPLIES | {413: large}).items()

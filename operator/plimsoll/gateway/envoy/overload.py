@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from plimsoll.gateway.envoy.listener import TYPE_URL
+from plimsoll.gateway.envoy.body_filters import TYPE_URL
 from plimsoll.gateway.settings import PickerSettings
 
 Json = dict[str, Any]

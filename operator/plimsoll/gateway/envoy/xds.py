@@ -35,13 +35,13 @@ from envoy.service.runtime.v3.rtds_pb2 import Runtime
 from google.protobuf.json_format import ParseDict
 
 from plimsoll.core.routing.endpoint import Endpoint
+from plimsoll.gateway.envoy.body_filters import TYPE_URL
 from plimsoll.gateway.envoy.bootstrap import ADS, NO_HEALTH_MERGE, RUNTIME_LAYER, unbounded_thresholds
 from plimsoll.gateway.envoy.listener import (
     CONNECTION_BUFFER_BYTES,
     METADATA,
     MODEL_CLUSTER_PREFIX,
     PICK_CLUSTER_PREFIX,
-    TYPE_URL,
 )
 from plimsoll.gateway.service_catalog import ServiceCatalog, ServiceEntry
 
