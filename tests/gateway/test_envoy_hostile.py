@@ -176,6 +176,19 @@ async def test_connection_without_first_byte_is_closed(door: tuple[GatewayStack,
     assert status_of(await exchange(stack, request())) == 200
 
 
+async def test_stream_outlasts_time_limit_of_request(door: tuple[GatewayStack, FakeEngine]) -> None:
+    stack, engine = door
+    engine.behaviour.pause = asyncio.Event()
+    try:
+        async with stack.ask(stream=True) as answer:
+            await answer.content.readany()
+            await asyncio.sleep(2 * stack.settings.body_timeout_seconds)
+            engine.behaviour.pause.set()
+            assert (await answer.text()).endswith("data: [DONE]\n\n")
+    finally:
+        engine.behaviour.pause = None
+
+
 async def test_timeouts_are_counted(door: tuple[GatewayStack, FakeEngine]) -> None:
     stack, _ = door
     whole = request()

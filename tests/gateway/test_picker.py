@@ -10,6 +10,7 @@ import pytest
 
 from plimsoll.adapters.kube_client import INFERENCESERVICES, PODS, WatchEvent
 from plimsoll.core.histogram import LATENCY_EDGES_S
+from plimsoll.gateway.body_budget import BodyBudget
 from plimsoll.gateway.envoy.access_log import AccessRecord
 from plimsoll.gateway.errors import from_header
 from plimsoll.gateway.http1 import HttpRequest
@@ -239,7 +240,8 @@ def test_recreated_service_counts_from_zero() -> None:
 
 
 async def test_envoy_endpoint_routes_by_path() -> None:
-    door = EnvoyEndpoint(picker(), ParseWorker())
+    bodies = BodyBudget(100, 60)
+    door = EnvoyEndpoint(picker(), ParseWorker(), bodies)
 
     def ask(path: bytes, body: bytes = b"", **sent: bytes) -> dict[str, str]:
         asked = {name.replace("_", "-").encode(): value for name, value in sent.items()}
@@ -253,6 +255,11 @@ async def test_envoy_endpoint_routes_by_path() -> None:
     refused = ask(b"/check/v1/completions", BODY)
     written = ask(b"/v1/completions", b"", x_plimsoll_error_response=refused["x-plimsoll-error-response"].encode())
     assert (written[":status"], written["x-plimsoll-reason"]) == ("503", "model_starting")
+    for request_id, status in ((b"a", "200"), (b"b", "429")):
+        sent = {"x_plimsoll_request_id": request_id, "x_plimsoll_body_bytes": b"60"}
+        assert ask(b"/reserve/v1/completions", **sent)[":status"] == status
+    ask(b"/check/v1/completions", BODY, x_plimsoll_request_id=b"a")
+    assert bodies.held_bytes == len(BODY)
 
 
 def test_models_are_listed_once_by_preferred_name() -> None:
