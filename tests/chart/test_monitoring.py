@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from plimsoll.adapters.vllm_metrics import METRIC_NAMES_REGEX
 from plimsoll.api.conditions import ConditionReason, ConditionType
+from plimsoll.gateway.errors import RejectionReason
 from plimsoll.telemetry import metrics
 from tests.chart.rendering import CHART, ROOT, Object, find, of_kind, render
 
@@ -84,7 +85,7 @@ def test_expression_conditions_and_reasons_exist() -> None:
         for kind in re.findall(r'\btype="([^"]+)"', expr):
             assert kind in {t.value for t in ConditionType}, where
         for reasons in re.findall(r'\breason=~?"([^"]+)"', expr):
-            assert set(reasons.split("|")) <= {r.value for r in ConditionReason}, where
+            assert set(reasons.split("|")) <= {r.value for r in (*ConditionReason, *RejectionReason)}, where
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])

@@ -105,6 +105,13 @@ def test_gateway_containers_are_init_envoy_and_picker() -> None:
     }
 
 
+def test_limits_follow_memory_limit_of_envoy() -> None:
+    spec = pod_specs(render())["plimsoll-gateway"]
+    source = {"resourceFieldRef": {"containerName": "envoy", "resource": "limits.memory"}}
+    for container in (spec["initContainers"][0], spec["containers"][0]):
+        assert {"name": "PLIMSOLL_ENVOY_MEMORY_BYTES", "valueFrom": source} in container["env"]
+
+
 def test_envoy_sidecar_has_no_startup_or_readiness_probe() -> None:
     envoy = pod_specs(render())["plimsoll-gateway"]["initContainers"][1]
     assert "startupProbe" not in envoy
@@ -130,7 +137,9 @@ def test_picker_liveness_fails_before_readiness() -> None:
 def test_gateway_pod_selector_matches_only_own_pods() -> None:
     objects = render({"gateway": {"podLabels": {"team": "x"}}}, "--name-template", "llm")
     (picker,) = pod_specs(objects)["llm-plimsoll-gateway"]["containers"]
-    selector = PickerSettings.from_environment({e["name"]: e.get("value", "") for e in picker["env"]}).pod_selector
+    selector = PickerSettings.from_environment(
+        {e["name"]: e["value"] for e in picker["env"] if "value" in e}
+    ).pod_selector
     deployment = find(objects, "Deployment", "llm-plimsoll-gateway")["spec"]
     assert dict(part.split("=") for part in selector.split(",")) == deployment["selector"]["matchLabels"]
     assert deployment["selector"]["matchLabels"].items() <= deployment["template"]["metadata"]["labels"].items()

@@ -15,7 +15,7 @@ OWNED = (*READ, "create", "patch", "delete")
 
 GATEWAY = {"inferenceservices.plimsoll.dev": FOLLOW, "inferenceserviceadmissions.plimsoll.dev": FOLLOW, "pods": FOLLOW}
 OPERATOR = {
-    "inferenceservices.plimsoll.dev": FOLLOW,
+    "inferenceservices.plimsoll.dev": ("get", *FOLLOW),
     "inferenceservices/status.plimsoll.dev": ("patch",),
     "inferenceserviceadmissions.plimsoll.dev": OWNED,
     "inferenceservicecheckpoints.plimsoll.dev": ("list", "create", "patch"),

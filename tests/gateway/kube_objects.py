@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
@@ -106,12 +107,12 @@ class FileSource:
     async def watch(
         self, resource: Resource, namespace: str | None = None, selector: str | None = None
     ) -> AsyncIterator[WatchEvent]:
-        before: bytes | None = None
+        before: os.stat_result | None = None
         while True:
-            now = self._path.read_bytes() if self._path.exists() else None
-            if now is not None and now != before:
+            now = self._path.stat() if self._path.exists() else None
+            if now is not None and (before is None or not os.path.samestat(now, before)):
                 before = now
-                found = json.loads(now)[resource.plural]
+                found = json.loads(self._path.read_bytes())[resource.plural]
                 yield WatchEvent("SYNC", objects=tuple(o for o in found if _is_selected(o, namespace, selector)))
             await asyncio.sleep(0.02)
 

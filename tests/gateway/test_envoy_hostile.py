@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Callable, Iterator
 
@@ -11,7 +12,7 @@ import pytest
 from tests.gateway import malformed_requests
 from tests.gateway.fake_engine import FakeEngine
 from tests.gateway.malformed_requests import GOOD_BODY, Case, request
-from tests.gateway.stack import GatewayStack
+from tests.gateway.stack import GatewayStack, wait_until
 
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 
@@ -159,7 +160,47 @@ async def test_slow_bytes_do_not_extend_timeout(door: tuple[GatewayStack, FakeEn
             await asyncio.sleep(0.1)
 
     dripping = asyncio.ensure_future(drip())
-    answer = await asyncio.wait_for(reader.read(1000), ANSWER_SECONDS)
+    answer = b""
+    with contextlib.suppress(ConnectionResetError):  # closed with a byte on its way
+        answer = await asyncio.wait_for(reader.read(1000), ANSWER_SECONDS)
     dripping.cancel()
     writer.close()
     assert status_of(answer) in (0, 408)
+
+
+async def test_connection_without_first_byte_is_closed(door: tuple[GatewayStack, FakeEngine]) -> None:
+    stack, _ = door
+    reader, writer = await asyncio.open_connection("127.0.0.1", stack.settings.port)
+    assert await asyncio.wait_for(reader.read(1000), ANSWER_SECONDS) == b""
+    writer.close()
+    assert status_of(await exchange(stack, request())) == 200
+
+
+async def test_stream_outlasts_time_limit_of_request(door: tuple[GatewayStack, FakeEngine]) -> None:
+    stack, engine = door
+    engine.behaviour.pause = asyncio.Event()
+    try:
+        async with stack.ask(stream=True) as answer:
+            await answer.content.readany()
+            await asyncio.sleep(2 * stack.settings.body_timeout_seconds)
+            engine.behaviour.pause.set()
+            assert (await answer.text()).endswith("data: [DONE]\n\n")
+    finally:
+        engine.behaviour.pause = None
+
+
+async def test_timeouts_are_counted(door: tuple[GatewayStack, FakeEngine]) -> None:
+    stack, _ = door
+    whole = request()
+    for raw in (b"", whole[: whole.index(b"\r\n\r\n") + 2], whole[:-1]):
+        await exchange(stack, raw)
+
+    async def are_counted() -> bool:
+        async with stack.http.get(f"{stack.picker_url}/metrics") as answer:
+            text = await answer.text()
+        return all(
+            f'plimsoll_gateway_limit_reached_total{{limit="{limit}"}} 0.0' not in text and f'limit="{limit}"' in text
+            for limit in ("first_byte_time", "headers_time", "body_time")
+        )
+
+    await wait_until(are_counted, "each limit has been counted")

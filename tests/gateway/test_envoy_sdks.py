@@ -184,17 +184,8 @@ async def test_sdk_should_not_retry_is_obeyed_or_counted_once(stack: GatewayStac
     got = await clients.ask("ten minutes from ready")
     assert all(one.startswith("503") for found in got.values() for one in found), got
     tries = [one for name in clients.processes for user in clients.wire.users(name) for one in user]
-    assert {(one.status, one.retry_after, one.should_retry) for one in tries} == {(503, None, "false")}
-    assert clients.attempts() == clients.each(lambda name: [ATTEMPTS_WITHOUT_RETRY[name]] * USERS)
-    expected = clients.each(lambda name: (USERS, USERS * (ATTEMPTS_WITHOUT_RETRY[name] - 1)))
-    assert await clients.demand() == expected
-
-
-async def test_sdk_deadline_exceeded_is_not_retried_at_once(stack: GatewayStack, clients: Clients) -> None:
-    short: dict[str, Any] = {"classes": [{"name": "default", "maxQueueTime": "1s"}]}
-    await stack.set_objects([service_with_slo(name, short, slo={"tpot": "50ms"}) for name in clients.processes], [])
-    got = await clients.ask("no engine in time")
-    assert all(one.startswith("504") for found in got.values() for one in found), got
+    assert {(one.status, one.should_retry) for one in tries} == {(503, "false")}
+    assert all(500 < int(one.retry_after or 0) <= 600 for one in tries), "for clients that can wait that long"
     assert clients.attempts() == clients.each(lambda name: [ATTEMPTS_WITHOUT_RETRY[name]] * USERS)
     expected = clients.each(lambda name: (USERS, USERS * (ATTEMPTS_WITHOUT_RETRY[name] - 1)))
     assert await clients.demand() == expected

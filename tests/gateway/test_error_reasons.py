@@ -41,6 +41,9 @@ def coded_reasons() -> set[ReasonUse]:
     envoy |= {
         ReasonUse(words.code, status, "Envoy") for status, words in (others | {503: local_reply.DRAINING}).items()
     }
+    envoy |= {
+        ReasonUse(words.code, 429, "Envoy") for words in (local_reply.BODIES_REPLY, local_reply.OVERLOADED_GATEWAY)
+    }
     engine = {ReasonUse(r.value, ENGINE.get(r, 503), "engine") for r in EngineReason}
     return {ReasonUse(reason.value, status, "picker") for reason, status in STATUS_BY_REASON.items()} | envoy | engine
 

@@ -10,6 +10,7 @@ import pytest
 
 from plimsoll.adapters.kube_client import INFERENCESERVICEADMISSIONS, INFERENCESERVICES, PODS, WatchEvent
 from plimsoll.core.histogram import LATENCY_EDGES_S
+from plimsoll.gateway.body_budget import BodyBudget
 from plimsoll.gateway.envoy.access_log import AccessRecord
 from plimsoll.gateway.errors import from_header
 from plimsoll.gateway.http1 import HttpRequest
@@ -239,7 +240,8 @@ def test_recreated_service_counts_from_zero() -> None:
 
 
 async def test_envoy_endpoint_routes_by_path() -> None:
-    door = EnvoyEndpoint(picker(), ParseWorker())
+    bodies = BodyBudget(100, 60)
+    door = EnvoyEndpoint(picker(), ParseWorker(), bodies)
 
     def ask(path: bytes, body: bytes = b"", **sent: bytes) -> dict[str, str]:
         asked = {name.replace("_", "-").encode(): value for name, value in sent.items()}
@@ -253,6 +255,11 @@ async def test_envoy_endpoint_routes_by_path() -> None:
     refused = ask(b"/check/v1/completions", BODY)
     written = ask(b"/v1/completions", b"", x_plimsoll_error_response=refused["x-plimsoll-error-response"].encode())
     assert (written[":status"], written["x-plimsoll-reason"]) == ("503", "model_starting")
+    for request_id, status in ((b"a", "200"), (b"b", "429")):
+        sent = {"x_plimsoll_request_id": request_id, "x_plimsoll_body_bytes": b"60"}
+        assert ask(b"/reserve/v1/completions", **sent)[":status"] == status
+    ask(b"/check/v1/completions", BODY, x_plimsoll_request_id=b"a")
+    assert bodies.held_bytes == len(BODY)
 
 
 def test_models_are_listed_once_by_preferred_name() -> None:
@@ -277,22 +284,35 @@ def test_watch_cache_is_synced_after_first_list_of_each_scope() -> None:
     assert not objects.synced, "without its limits a service would admit everything"
     objects.apply(INFERENCESERVICEADMISSIONS, "b", WatchEvent("SYNC"))
     assert objects.synced
-    assert objects.list_objects(INFERENCESERVICES) == [listed]
+    assert objects.take_changes().services == {"a/chat": listed}
 
 
-def test_watch_cache_applies_changes_and_relists() -> None:
+def test_watch_cache_tells_changes_once() -> None:
     objects = WatchCache()
     one, two = service("one"), service("two")
     objects.apply(INFERENCESERVICES, None, WatchEvent("SYNC", objects=(one,)))
     objects.apply(INFERENCESERVICES, None, WatchEvent("ADDED", two))
     changed = service("one", model="other")
     objects.apply(INFERENCESERVICES, None, WatchEvent("MODIFIED", changed))
-    assert objects.list_objects(INFERENCESERVICES) == [changed, two]
-    objects.apply(INFERENCESERVICES, None, WatchEvent("DELETED", changed))
-    objects.apply(INFERENCESERVICES, None, WatchEvent("DELETED", changed))
-    assert objects.list_objects(INFERENCESERVICES) == [two]
+    objects.apply(PODS, None, WatchEvent("ADDED", service("pod")))
+    changes = objects.take_changes()
+    assert (changes.services, changes.pods.keys()) == ({"team/one": changed, "team/two": two}, {"team/pod"})
+    for _ in range(2):
+        objects.apply(INFERENCESERVICES, None, WatchEvent("DELETED", changed))
+        assert objects.take_changes().services == {"team/one": None}
     objects.apply(INFERENCESERVICES, None, WatchEvent("SYNC"))
-    assert objects.list_objects(INFERENCESERVICES) == []
+    assert objects.take_changes().services == {"team/two": None}
+    assert objects.take_changes().services == {}
+
+
+def test_watch_cache_relist_changes_only_new_versions() -> None:
+    objects = WatchCache()
+    same, old = service("same", resourceVersion="1"), service("old", resourceVersion="2")
+    objects.apply(INFERENCESERVICES, None, WatchEvent("SYNC", objects=(same, old)))
+    objects.take_changes()
+    new = service("old", resourceVersion="3")
+    objects.apply(INFERENCESERVICES, None, WatchEvent("SYNC", objects=(service("same", resourceVersion="1"), new)))
+    assert objects.take_changes().services == {"team/old": new}
 
 
 def test_settings_are_read_from_environment() -> None:

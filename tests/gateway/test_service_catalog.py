@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from random import Random
 
 import pytest
 
@@ -11,7 +12,7 @@ from launcher.contract import load
 from plimsoll.core.admission.request import MAX_REQUEST_SEQUENCES
 from plimsoll.core.types import Role
 from plimsoll.engines.vllm import DEFAULT_MAX_NUM_SEQS
-from plimsoll.gateway.service_catalog import build_catalog
+from plimsoll.gateway.service_catalog import CatalogBuilder, RoutableCatalog, build_catalog
 from tests.gateway.kube_objects import Object, pod, service
 
 
@@ -176,3 +177,43 @@ def test_max_queued_is_that_of_the_largest_engine() -> None:
     assert build_catalog([service()], [small]).services["team/chat"].max_queued == 64
     assert build_catalog([service()], [small, large]).services["team/chat"].max_queued == 2048
     assert build_catalog([service()], []).services["team/chat"].max_queued == MAX_REQUEST_SEQUENCES
+
+
+def test_incremental_catalog_equals_full_one() -> None:
+    """Random changes of services, pods, owners of names and deletions, in any order."""
+    random, builder = Random(7), CatalogBuilder()
+    services: dict[str, Object] = {}
+    pods: dict[str, Object] = {}
+    for _ in range(400):
+        name = f"s{random.randrange(6)}"
+        changed_services: dict[str, Object | None] = {}
+        changed_pods: dict[str, Object | None] = {}
+        match random.randrange(5):
+            case 0:
+                changed_services[f"team/{name}"] = None
+            case 1 | 2:
+                deleted = {"deletionTimestamp": "2026-06-01T00:00:00Z"} if random.random() < 0.2 else {}
+                age = f"2026-0{random.randrange(1, 9)}-01T00:00:00Z"
+                model = random.choice(["shared", "other", None])
+                changed_services[f"team/{name}"] = service(name, model=model, creationTimestamp=age, **deleted)
+            case _:
+                one = pod(f"10.0.0.{random.randrange(20)}:8000", service=name, ready=random.random() < 0.5)
+                one["metadata"]["name"] = pod_name = f"p{random.randrange(12)}"
+                changed_pods[f"team/{pod_name}"] = one if random.random() < 0.7 else None
+        services = {k: v for k, v in (services | changed_services).items() if v is not None}
+        pods = {k: v for k, v in (pods | changed_pods).items() if v is not None}
+        assert builder.update(changed_services, changed_pods, {}) == build_catalog(services.values(), pods.values())
+
+
+def test_incremental_catalog_keeps_unchanged_entries() -> None:
+    builder, routable = CatalogBuilder(), RoutableCatalog()
+    known = {"team/one": frozenset({"10.0.0.1:8"}), "team/two": frozenset({"10.0.0.2:8"})}
+    engines = {"team/a": pod("10.0.0.1:8", service="one"), "team/b": pod("10.0.0.2:8", service="two")}
+    first = builder.update({"team/one": service("one"), "team/two": service("two")}, engines, {})
+    marked = routable.update(first, known)
+    second = builder.update({}, {"team/b": None}, {})
+    assert second.services["team/one"] is first.services["team/one"]
+    assert second.services["team/two"].endpoints == ()
+    assert routable.update(second, known).services["team/one"] is marked.services["team/one"]
+    ejected = routable.update(second, known, frozenset({"10.0.0.1:8"}))
+    assert [e.routable for e in ejected.services["team/one"].endpoints] == [False]

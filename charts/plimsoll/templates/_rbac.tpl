@@ -4,7 +4,7 @@
 {{- define "plimsoll.operator.rules" -}}
 - apiGroups: [plimsoll.dev]
   resources: [inferenceservices]
-  verbs: [list, watch]
+  verbs: [get, list, watch]
 - apiGroups: [plimsoll.dev]
   resources: [inferenceservices/status]
   verbs: [patch]

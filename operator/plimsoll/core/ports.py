@@ -20,6 +20,7 @@ NO_DEMAND_REASONS: Final = frozenset(
         "body_too_large",
         "duplicate_key",
         "gateway_busy",
+        "gateway_full",
         "invalid_encoding",
         "invalid_json",
         "model_not_found",

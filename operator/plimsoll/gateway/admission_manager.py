@@ -50,22 +50,29 @@ class AdmissionManager:
         return len(self._forwarded)
 
     def set_catalog(self, catalog: ServiceCatalog, now: float, unix: float) -> None:
-        """Replace the catalog. Call `take_orphaned`, and `release` for every service, next."""
+        """Replace the catalog. Call `take_orphaned`, and `release` for every service, next.
+
+        Only services that changed are synced, and those whose `ServiceAdmission` was dropped.
+        """
+        before = {} if self._catalog is None else self._catalog.services
         self._catalog = catalog
         for key in self._token_estimators.keys() - catalog.services.keys():
             del self._token_estimators[key]
         for key in list(self.services):
             if key not in catalog.services:
                 self._remove(key)
-        for service in catalog.services.values():
+        changed = [s for key, s in catalog.services.items() if s is not before.get(key) or key not in self.services]
+        for service in changed:
             self._isolate_errors(service.key, self._sync_service, service, now, unix)
-        self.update_replicas(now)
+        self._update_replicas_of([service.key for service in changed], now)
 
     def update_replicas(self, now: float) -> list[str]:
         """Sync every service with its usable engines. Returns the keys of the services that changed."""
-        return [
-            key for key in list(self.services) if self._isolate_errors(key, self._update_service_replicas, key, now)
-        ]
+        return self._update_replicas_of(list(self.services), now)
+
+    def _update_replicas_of(self, keys: list[str], now: float) -> list[str]:
+        present = (key for key in keys if key in self.services)
+        return [key for key in present if self._isolate_errors(key, self._update_service_replicas, key, now)]
 
     def tick(self, now: float, unix: float) -> None:
         """Update all services. Call this every second, and `release` for every service next."""

@@ -140,11 +140,10 @@ class PolicyCache:
         """Returns what cannot be parsed, and why. "" if all can."""
         return self._errors.get(key, "")
 
-    def keep_only(self, keys: set[str]) -> None:
-        """Drop the policies of all other services."""
-        for removed in self._policies.keys() - keys:
-            del self._policies[removed]
-            self._errors.pop(removed, None)
+    def remove(self, key: str) -> None:
+        """Drop the policy of one service."""
+        self._policies.pop(key, None)
+        self._errors.pop(key, None)
 
     def _read(
         self, key: str, obj: Object, admission: Object | None, cached: _ReadPolicy | None

@@ -1,8 +1,8 @@
-"""The picker process of one gateway: watches API objects, writes Envoy's files, and serves until SIGTERM.
+"""The picker process of one gateway: watches API objects, configures Envoy, and serves until SIGTERM.
 
 The order at start-up matters. The unix socket opens only after the first sync. Until then Envoy fails open to the
-clusters that it has, while a picker without a catalog would reject every model as unknown. No file is written before
-the first sync, because an empty one would remove every model from Envoy.
+clusters that it has, while a picker without a catalog would reject every model as unknown. Nothing is published before
+the first sync, because an empty catalog would remove every model from Envoy.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ import os
 import time
 from random import Random
 
-from plimsoll.adapters.kube_client import INFERENCESERVICEADMISSIONS, INFERENCESERVICES, PODS
-from plimsoll.gateway.admission_policy import PolicyCache
+from plimsoll.gateway.body_budget import BodyBudget
 from plimsoll.gateway.drain import drain
 from plimsoll.gateway.envoy.access_log import AccessLogReader, AccessRecord, RequestOutcome
 from plimsoll.gateway.envoy.admin import EnvoyAdminClient, EnvoyUnavailable
+from plimsoll.gateway.envoy.ads_server import AdsServer
+from plimsoll.gateway.envoy.delta import AppliedEndpoints
 from plimsoll.gateway.envoy.state_poller import EnvoyStatePoller
-from plimsoll.gateway.envoy.xds import publish
 from plimsoll.gateway.parse_worker import ParseWorker
 from plimsoll.gateway.picker import Picker
 from plimsoll.gateway.request_context import HeaderNames
 from plimsoll.gateway.routes import AdminEndpoint, EnvoyEndpoint
 from plimsoll.gateway.server import HttpProtocol
-from plimsoll.gateway.service_catalog import build_catalog
+from plimsoll.gateway.service_catalog import CatalogBuilder
 from plimsoll.gateway.settings import PickerSettings
 from plimsoll.gateway.successor import wait_for_successor
 from plimsoll.gateway.watch_cache import WatchCache, WatchSource, run_watches
@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 DEBOUNCE_SECONDS = 0.02  # merges a burst of watch events into one change
 ADMIN_IDLE_SECONDS = 60.0
 TICK_SECONDS = 1.0
+SETTLE_SECONDS = 10.0  # for an Envoy that runs to connect to this picker's discovery service and apply it
 SOCKET_BACKLOG = 4096  # each queued request occupies an Envoy connection, so bursts need new ones
 
 
@@ -50,13 +51,20 @@ class GatewayProcess:
         self._admin = EnvoyAdminClient(settings.admin_socket)
         names = HeaderNames(settings.class_header.encode(), settings.tenant_header.encode())
         self._picker = Picker(Random(), settings.pod, names)
-        self._policies = PolicyCache()
+        self._catalog_builder = CatalogBuilder()
         self._worker = ParseWorker()
-        self._envoy_endpoint = EnvoyEndpoint(self._picker, self._worker)
+        self._bodies = BodyBudget(settings.body_budget_bytes, settings.max_body_bytes)
+        self._envoy_endpoint = EnvoyEndpoint(self._picker, self._worker, self._bodies)
         self._state_poller = EnvoyStatePoller(
-            self._admin, self._picker, settings.poll_seconds, lambda: self._envoy_endpoint.health_checked
+            self._admin,
+            self._picker,
+            settings.poll_seconds,
+            lambda: self._envoy_endpoint.health_checked,
+            lambda stats: self._bodies.expire(time.monotonic(), envoy_is_idle=stats.active == 0),
         )
+        self._ads = AdsServer(settings.ads_socket, settings.pod, self._on_applied)
         self._access_log = AccessLogReader(settings.fifo, self._on_record)
+        self._loop: asyncio.AbstractEventLoop
         self._changed = asyncio.Event()
         self._stop = asyncio.Event()
 
@@ -67,7 +75,11 @@ class GatewayProcess:
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
         settings = self._settings
+        self._loop = loop
+        metrics.GATEWAY_BODY_BYTES_LIMIT.set(settings.body_budget_bytes)
+        metrics.GATEWAY_CONNECTIONS_LIMIT.set(settings.max_connections)
         self._access_log.open()
+        self._ads.start()
         admin_endpoint = AdminEndpoint(
             self._picker, settings.pod, lambda: self._watch_cache.synced, self.not_ready_reason
         )
@@ -93,6 +105,7 @@ class GatewayProcess:
             await asyncio.gather(*tasks, shutdown_task, return_exceptions=True)
             for server in servers:
                 server.close()
+            self._ads.close()
             self._access_log.close()
             self._worker.close()
 
@@ -115,13 +128,9 @@ class GatewayProcess:
             self._changed.clear()
             if not self._watch_cache.synced:
                 continue
-            catalog = build_catalog(
-                self._watch_cache.list_objects(INFERENCESERVICES),
-                self._watch_cache.list_objects(PODS),
-                self._watch_cache.list_objects(INFERENCESERVICEADMISSIONS),
-                self._policies,
-            )
-            metrics.GATEWAY_FILES_WRITTEN.inc(publish(catalog, self._settings.xds, self._settings.pod))
+            changes = self._watch_cache.take_changes()
+            catalog = self._catalog_builder.update(changes.services, changes.pods, changes.admissions)
+            self._ads.publish(catalog)
             self._state_poller.set_published(catalog)
             if len(servers) == 1:
                 servers.append(await self._open_envoy_socket())
@@ -129,10 +138,11 @@ class GatewayProcess:
     async def _open_envoy_socket(self) -> asyncio.Server:
         """Open the unix socket for Envoy.
 
-        An Envoy that outlived the previous picker sends checks at once, so the first poll of its endpoints comes first.
+        An Envoy that outlived the previous picker sends checks at once, so it must say first which endpoints it has.
         It may still fail its health check because the previous picker drained it.
         """
-        await self._state_poller.first_poll_done.wait()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._state_poller.settled.wait(), SETTLE_SECONDS)
         with contextlib.suppress(EnvoyUnavailable):
             await self._admin.pass_health()
         path = self._settings.picker_socket
@@ -144,7 +154,14 @@ class GatewayProcess:
         os.chmod(path, 0o660)  # Envoy may run as another user of the same group
         return server
 
+    def _on_applied(self, endpoints: AppliedEndpoints) -> None:
+        """Called in the discovery service's thread."""
+        self._loop.call_soon_threadsafe(self._state_poller.on_applied, endpoints)
+        if endpoints.is_new_envoy:
+            self._loop.call_soon_threadsafe(self._bodies.clear)
+
     def _on_record(self, record: AccessRecord) -> None:
+        self._bodies.release(record.request_id or "")
         was_picked = self._picker.on_access_record(record, time.monotonic())
         if was_picked and record.outcome is RequestOutcome.FAILED:
             log.warning(
@@ -159,6 +176,7 @@ class GatewayProcess:
     def _on_poll(self) -> None:
         invalid_lines, self._access_log.invalid_lines = self._access_log.invalid_lines, 0
         metrics.GATEWAY_BAD_RECORDS.inc(invalid_lines)
+        metrics.GATEWAY_BODY_BYTES.set(self._bodies.held_bytes)
 
     async def _tick_admission(self) -> None:
         while True:

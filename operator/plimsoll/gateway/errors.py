@@ -43,6 +43,7 @@ class RejectionReason(StrEnum):
     MODEL_STARTING = "model_starting"
     NO_ENDPOINT = "no_endpoint"
     GATEWAY_BUSY = "gateway_busy"
+    GATEWAY_FULL = "gateway_full"
     DEADLINE = "deadline_exceeded"
 
     @property
@@ -64,6 +65,7 @@ STATUS_BY_REASON = {
     RejectionReason.MODEL_STARTING: 503,
     RejectionReason.NO_ENDPOINT: 503,
     RejectionReason.GATEWAY_BUSY: 503,
+    RejectionReason.GATEWAY_FULL: 429,
     RejectionReason.DEADLINE: 504,
 }
 # Their time is known without a place in a queue: clients that return at it do not return together with a backlog.

@@ -129,7 +129,10 @@ class InFlightTracker:
         """
         lost = self._drop_lost(envoy_active, now)
         for address, count in envoy_active.items():
-            drift = count - self._own_counts.get(address, 0)
+            own = self._own_counts.get(address, 0)
+            if not count and not own and self._last_drift.get(address) == 0 and not self._external.get(address):
+                continue  # idle, as before
+            drift = count - own
             self._external[address] = reconcile_inflight(self._last_drift.get(address), drift)
             self._last_drift[address] = drift
             self._update_load(address)

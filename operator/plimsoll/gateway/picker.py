@@ -22,7 +22,7 @@ from plimsoll.gateway.admission_manager import AdmissionManager
 from plimsoll.gateway.clock import Clock, LoopClock, TimerHandle
 from plimsoll.gateway.demand_counter import DemandTokens
 from plimsoll.gateway.envoy.access_log import AccessRecord
-from plimsoll.gateway.envoy.xds import PICK_CLUSTER_PREFIX
+from plimsoll.gateway.envoy.listener import PICK_CLUSTER_PREFIX
 from plimsoll.gateway.error_messages import Availability
 from plimsoll.gateway.errors import ErrorResponse, Rejection, bounded_retry_after, to_header, to_response
 from plimsoll.gateway.http1 import ok_response, response
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 Reply = bytes | Awaitable[bytes]
 
-MAX_QUEUED_BYTES = 256 << 20  # Envoy keeps the bodies of queued requests in memory
+MAX_QUEUED_BYTES = 64 << 20  # bodies of queued requests; Envoy keeps them in memory
 
 # Request header with the `Retry-After` for a failure of the only engine; the engine and Envoy's local reply use it.
 NEXT_ENGINE_HEADER = engine_contract().headers["next_engine"]
@@ -149,6 +149,10 @@ class Picker:
         self.stats(service.key).record_arrival(tokens, retry=ctx.is_retry, demand=ctx.is_demand)
         self._release((), now)
         return self._enqueue(ctx, now) if reply is None else reply
+
+    def reject(self, rejection: Rejection) -> bytes:
+        """Returns the HTTP response to a request that is rejected before its service is known."""
+        return self._reject(rejection, None, self._clock.now())
 
     def on_access_record(self, record: AccessRecord, now: float) -> bool:
         """Process one access-log record. Returns whether this picker forwarded the request."""

@@ -1,8 +1,9 @@
 """The routes of the picker's two listeners.
 
-The unix socket serves Envoy: `/check/...` with a client's body (ext_authz), any path with the header
-`x-plimsoll-error-response` (writes that error response), `/v1/models`, `/v1/models/NAME`, and `/healthz` for Envoy's
-health check. The TCP port serves `/healthz`, `/readyz`, `/metrics` and `/signals`.
+The unix socket serves Envoy: `/reserve/...` before a large body is read and `/check/...` with a client's body (both
+ext_authz), any path with the header `x-plimsoll-error-response` (writes that error response), `/v1/models`,
+`/v1/models/NAME`, and `/healthz` for Envoy's health check. The TCP port serves `/healthz`, `/readyz`, `/metrics` and
+`/signals`.
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ import orjson
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from plimsoll.gateway import error_messages
+from plimsoll.gateway.body_budget import BodyBudget
+from plimsoll.gateway.envoy.body_filters import BODY_BYTES_HEADER, RESERVE_PREFIX
 from plimsoll.gateway.envoy.listener import CHECK_PREFIX, MODELS_PATH
 from plimsoll.gateway.errors import from_header, to_response
 from plimsoll.gateway.http1 import HttpRequest, response
 from plimsoll.gateway.parse_worker import ParseWorker
 from plimsoll.gateway.picker import Picker, write_response
+from plimsoll.gateway.request_context import request_id_of
 from plimsoll.gateway.request_parser import needs_worker
 from plimsoll.gateway.server import HandlerReply
 from plimsoll.gateway.service_catalog import ServiceEntry
@@ -30,6 +34,8 @@ from plimsoll.telemetry import metrics
 
 JSON_HEADERS = (("content-type", "application/json"),)
 _CHECK = CHECK_PREFIX.encode()
+_RESERVE = RESERVE_PREFIX.encode()
+_BODY_BYTES = BODY_BYTES_HEADER.encode()
 _MODEL = f"{MODELS_PATH}/".encode()
 
 
@@ -40,8 +46,9 @@ class EnvoyEndpoint:
     a client, -inf if there was none.
     """
 
-    def __init__(self, picker: Picker, worker: ParseWorker) -> None:
+    def __init__(self, picker: Picker, worker: ParseWorker, bodies: BodyBudget) -> None:
         self._picker = picker
+        self._bodies = bodies
         self._worker = worker
         self.health_checked = False
         self.last_request_s = -math.inf
@@ -53,6 +60,8 @@ class EnvoyEndpoint:
         self.last_request_s = time.monotonic()
         if request.path.startswith(_CHECK):
             return self._check(request)
+        if request.path.startswith(_RESERVE):
+            return self._reserve(request)
         if (reply := request.headers.get(b"x-plimsoll-error-response")) is not None:
             return write_response(from_header(reply.decode("ascii")))
         path = request.path.partition(b"?")[0]
@@ -62,8 +71,16 @@ class EnvoyEndpoint:
             return model(self._picker, unquote_to_bytes(path[len(_MODEL) :]).decode("utf-8", "replace"))
         return response(404)
 
+    def _reserve(self, request: HttpRequest) -> bytes:
+        request_id = request_id_of(request.headers)
+        announced, now = request.headers.get(_BODY_BYTES, b""), time.monotonic()
+        rejection = None if request_id is None else self._bodies.reserve(request_id, announced, now)
+        return response(200) if rejection is None else self._picker.reject(rejection)
+
     def _check(self, request: HttpRequest) -> HandlerReply:
         started_s = time.monotonic()
+        if (request_id := request_id_of(request.headers)) is not None:
+            self._bodies.record(request_id, len(request.body), started_s)
         if needs_worker(request.body):
             return self._check_in_worker(request)
         reply = self._picker.check(request.body, request.headers, started_s)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import orjson
@@ -23,7 +24,7 @@ from plimsoll.api.contract import engine_contract
 from plimsoll.core import units
 from plimsoll.core.admission.request import MAX_REQUEST_SEQUENCES
 from plimsoll.core.routing.endpoint import Endpoint
-from plimsoll.core.routing.model_names import read_claim, resolve_owners, served_names
+from plimsoll.core.routing.model_names import NameClaim, read_claim, resolve_owners, served_names
 from plimsoll.core.types import Role
 from plimsoll.engines import vllm
 from plimsoll.gateway.admission_policy import AdmissionPolicy, PolicyCache, admission_of
@@ -88,72 +89,159 @@ class ServiceCatalog:
 
     def with_healthy(self, healthy_addresses: Mapping[str, Collection[str]]) -> ServiceCatalog:
         """Returns this catalog with the endpoints marked routable that Envoy reports healthy, by service key."""
-        services = {
-            key: _mark_routable(service, healthy_addresses.get(key, ())) for key, service in self.services.items()
-        }
-        return ServiceCatalog(services, {name: services[service.key] for name, service in self.by_name.items()})
+        return RoutableCatalog().update(self, {key: frozenset(found) for key, found in healthy_addresses.items()})
 
 
 EMPTY_CATALOG = ServiceCatalog({}, {})
 
 
-def build_catalog(
-    inference_services: Iterable[Object],
-    pods: Iterable[Object],
-    admissions: Iterable[Object] = (),
-    policies: PolicyCache | None = None,
-) -> ServiceCatalog:
-    """Returns the catalog of these objects, without services that are being deleted.
+class RoutableCatalog:
+    """Marks the endpoints of a catalog that Envoy can reach. Only services that changed are made anew."""
 
-    `admissions` are InferenceServiceAdmission objects. `policies` caches the policies of earlier calls.
+    def __init__(self) -> None:
+        self._services: dict[str, tuple[ServiceEntry, frozenset[str], ServiceEntry]] = {}
+
+    def update(
+        self,
+        catalog: ServiceCatalog,
+        known: Mapping[str, frozenset[str]],
+        unhealthy: frozenset[str] = frozenset(),
+    ) -> ServiceCatalog:
+        """Returns `catalog`; endpoints that Envoy knows, by service key, and has not ejected are routable."""
+        updated = {}
+        for key, service in catalog.services.items():
+            healthy = known.get(key, frozenset())
+            if not healthy.isdisjoint(unhealthy):
+                healthy -= unhealthy
+            cached = self._services.get(key)
+            if cached is None or cached[0] is not service or cached[1] != healthy:
+                cached = service, healthy, _mark_routable(service, healthy)
+            updated[key] = cached
+        self._services = updated
+        services = {key: cached[2] for key, cached in updated.items()}
+        return ServiceCatalog(services, {name: services[service.key] for name, service in catalog.by_name.items()})
+
+
+@dataclass(slots=True)
+class _ServiceState:
+    """What the builder knows of one service key. Pods and limits may come before their service."""
+
+    obj: Object | None = None
+    admission: Object | None = None
+    claim: NameClaim | None = None
+    pods: dict[str, tuple[Endpoint, int]] = field(default_factory=dict)  # with how many sequences each accepts
+    names: tuple[str, ...] = ()
+    entry: ServiceEntry | None = None
+
+
+class CatalogBuilder:
+    """Keeps the catalog of all objects. The work of an update is proportional to what changed.
+
+    The exception is a changed name claim: then all names are resolved again.
     """
-    policies = policies or PolicyCache()
-    claimed = [(obj, claim) for obj in inference_services if (claim := _read(read_claim, labels.KIND, obj)) is not None]
-    current = [obj for obj, _ in claimed]
-    claims = {_key(obj): claim for obj, claim in claimed}
-    claim_by_name = resolve_owners(claims.values())
-    limits_objects = {_key(obj): obj for obj in admissions}
-    engines: dict[str, list[Endpoint]] = {key: [] for key in claims}
-    queues: dict[str, list[int]] = {key: [] for key in claims}
-    for pod in pods:
-        keyed_endpoint = _read(_endpoint, "Pod", pod)
-        if keyed_endpoint and keyed_endpoint[0] in engines:
-            engines[keyed_endpoint[0]].append(keyed_endpoint[1])
-            if keyed_endpoint[1].role is not Role.PREFILL:
-                queues[keyed_endpoint[0]].append(_read(_max_queued, "Pod", pod) or MAX_REQUEST_SEQUENCES)
 
-    def service(obj: Object) -> ServiceEntry:
-        key, deleted = _key(obj), _is_deleted(obj)
+    def __init__(self) -> None:
+        self._states: dict[str, _ServiceState] = {}
+        self._service_by_pod: dict[str, str] = {}
+        self._claim_by_name: dict[str, NameClaim] = {}
+        self._policies = PolicyCache()
+
+    def update(
+        self,
+        services: Mapping[str, Object | None],
+        pods: Mapping[str, Object | None],
+        admissions: Mapping[str, Object | None],
+    ) -> ServiceCatalog:
+        """Apply changed objects by NAMESPACE/NAME, None for one that is gone, and return the catalog.
+
+        `admissions` are InferenceServiceAdmission objects. Services that are being deleted are not in the catalog.
+        """
+        dirty = {key for name, pod in pods.items() for key in self._update_pod(name, pod)}
+        for key, admission in admissions.items():
+            self._state(key).admission = admission
+        claims_before = {key: self._state(key).claim for key in services}
+        for key, obj in services.items():
+            claim = None if obj is None else _read(read_claim, labels.KIND, obj)
+            state = self._states[key]
+            state.obj = None if claim is None else obj
+            if state.claim != claim:  # an equal one stays the same object, as `served_names` requires
+                state.claim = claim
+        dirty |= services.keys() | admissions.keys()
+        if any(self._states[key].claim is not before for key, before in claims_before.items()):
+            dirty |= self._resolve_names()
+        for key in dirty:
+            self._build_entry(key)
+        entries = {key: state.entry for key, state in self._states.items() if state.entry is not None}
+        owners = ((name, claim.qualified_name) for name, claim in self._claim_by_name.items())
+        return ServiceCatalog(entries, {name: entries[key] for name, key in owners if key in entries})
+
+    def _state(self, key: str) -> _ServiceState:
+        return self._states.setdefault(key, _ServiceState())
+
+    def _update_pod(self, name: str, pod: Object | None) -> set[str]:
+        """Returns the keys of the services whose endpoints change."""
+        dirty = set()
+        if (previous := self._service_by_pod.pop(name, None)) is not None:
+            self._states[previous].pods.pop(name, None)
+            dirty.add(previous)
+        found = None if pod is None else _read(_endpoint, "Pod", pod)
+        if pod is not None and found is not None:
+            key, endpoint = found
+            self._state(key).pods[name] = endpoint, _read(_max_queued, "Pod", pod) or MAX_REQUEST_SEQUENCES
+            self._service_by_pod[name] = key
+            dirty.add(key)
+        return dirty
+
+    def _resolve_names(self) -> set[str]:
+        """Returns the keys of the services that serve other names than before."""
+        claims = {key: state.claim for key, state in self._states.items() if state.claim is not None}
+        self._claim_by_name = resolve_owners(claims.values())
+        names = {key: served_names(claim, self._claim_by_name) for key, claim in claims.items()}
+        return {key for key, served in names.items() if served != self._states[key].names}
+
+    def _build_entry(self, key: str) -> None:
+        state = self._states[key]
+        state.entry = None if state.obj is None else _read(partial(self._entry, key), labels.KIND, state.obj)
+        if state.entry is None:
+            self._policies.remove(key)
+        if state.obj is None and state.admission is None and not state.pods:
+            del self._states[key]
+
+    def _entry(self, key: str, obj: Object) -> ServiceEntry:
+        state = self._states[key]
+        assert state.claim is not None
+        claim, deleted = state.claim, _is_deleted(obj)
+        state.names = served_names(claim, self._claim_by_name)
         next_ready_s, startup_s = _startup(obj)
-        admission = admission_of(obj, limits_objects.get(key))
-        policy = policies.get(key, obj, admission)
+        admission = admission_of(obj, state.admission)
+        policy = self._policies.get(key, obj, admission)
         if next_ready_s is None and policy is not None and policy.limits is not None:
             next_ready_s = policy.limits.ready_at_s
+        queues = (queued for endpoint, queued in state.pods.values() if endpoint.role is not Role.PREFILL)
         return ServiceEntry(
-            namespace=claims[key].namespace,
-            name=claims[key].name,
-            names=served_names(claims[key], claim_by_name),
-            created=_unix(claims[key].created),
-            endpoints=tuple(sorted(engines[key], key=lambda e: e.pod)),
+            namespace=claim.namespace,
+            name=claim.name,
+            names=state.names,
+            created=_unix(claim.created),
+            endpoints=tuple(sorted((endpoint for endpoint, _ in state.pods.values()), key=lambda e: e.pod)),
             max_sequences=_max_sequences(obj),
-            max_queued=max(queues[key], default=MAX_REQUEST_SEQUENCES),
+            max_queued=max(queues, default=MAX_REQUEST_SEQUENCES),
             policy=policy.without_starts if policy is not None and deleted else policy,
             next_ready_s=None if deleted else next_ready_s,
             startup_s=startup_s,
             deleted=deleted,
             resource_version=obj["metadata"].get("resourceVersion", ""),
             limits_version="" if admission is None else admission["metadata"].get("resourceVersion", ""),
-            parse_error=policies.parse_error(key),
+            parse_error=self._policies.parse_error(key),
         )
 
-    services = {one.key: one for obj in current if (one := _read(service, labels.KIND, obj)) is not None}
-    policies.keep_only(set(services))
-    by_name = {
-        name: services[claim.qualified_name]
-        for name, claim in claim_by_name.items()
-        if claim.qualified_name in services
-    }
-    return ServiceCatalog(services, by_name)
+
+def build_catalog(
+    inference_services: Iterable[Object], pods: Iterable[Object], admissions: Iterable[Object] = ()
+) -> ServiceCatalog:
+    """Returns the catalog of these objects, without services that are being deleted."""
+    kinds = (inference_services, pods, admissions)
+    return CatalogBuilder().update(*({_key(obj): obj for obj in kind} for kind in kinds))
 
 
 def _mark_routable(service: ServiceEntry, healthy_addresses: Collection[str]) -> ServiceEntry:

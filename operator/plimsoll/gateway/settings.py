@@ -23,6 +23,7 @@ class PickerSettings:
     picker_port: int = 8081
     namespaces: tuple[str, ...] = ()  # namespaces to watch; empty means all
     max_body_bytes: int = 8 << 20
+    envoy_memory_bytes: int = 1 << 30  # memory limit of Envoy's container
     drain_seconds: float = 600.0  # from SIGTERM to the end, at most
     drain_quiet_seconds: float = 5.0  # without a request: all nodes have stopped using the pod's address
     drain_idle_seconds: float = 20.0  # without a request, while clients keep idle connections; SDKs keep them 4 to 15 s
@@ -31,13 +32,28 @@ class PickerSettings:
     namespace: str = ""  # of the gateway pods
     pod_selector: str = ""  # label selector of the gateway pods; empty: unknown
     headers_timeout_seconds: float = 10.0
-    body_timeout_seconds: float = 120.0  # 8 MiB at 0.6 Mbit/s
+    body_timeout_seconds: float = 60.0  # 8 MiB at 1.1 Mbit/s
     idle_timeout_seconds: float = 600.0  # without a byte in either direction; the longest generation
     pick_timeout_seconds: float = MAX_QUEUE_SECONDS + 30.0  # the health check detects a hung picker sooner
     poll_seconds: float = 2.0  # between two polls of Envoy's state
     class_header: str = "x-gateway-inference-objective"
     tenant_header: str = "x-gateway-inference-fairness-id"
     cors_origins: tuple[str, ...] = ()  # origins whose scripts may use this gateway; "*" is all
+
+    @property
+    def max_heap_bytes(self) -> int:
+        """The size at which Envoy's heap is full. The rest of the limit is code, stacks and sockets."""
+        return self.envoy_memory_bytes * 85 // 100
+
+    @property
+    def body_budget_bytes(self) -> int:
+        """Sum of the request bodies that Envoy may hold, each of them up to three times."""
+        return max(self.envoy_memory_bytes // 8, self.max_body_bytes)
+
+    @property
+    def max_connections(self) -> int:
+        """Connections of clients. One that streams takes some 0.1 MB."""
+        return self.envoy_memory_bytes >> 18
 
     @property
     def fifo(self) -> Path:
@@ -56,8 +72,8 @@ class PickerSettings:
         return self.directory / "envoy.json"
 
     @property
-    def xds(self) -> Path:
-        return self.directory / "xds"
+    def ads_socket(self) -> Path:
+        return self.directory / "ads.sock"
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> PickerSettings:
@@ -68,6 +84,7 @@ class PickerSettings:
             picker_port=int(environ.get("PLIMSOLL_PICKER_PORT", "8081")),
             namespaces=_list(environ.get("PLIMSOLL_WATCH_NAMESPACES", "")),
             max_body_bytes=int(environ.get("PLIMSOLL_MAX_BODY_BYTES", str(8 << 20))),
+            envoy_memory_bytes=int(environ.get("PLIMSOLL_ENVOY_MEMORY_BYTES", str(1 << 30))),
             drain_seconds=float(environ.get("PLIMSOLL_DRAIN_SECONDS", "600")),
             pod=environ.get("POD_NAME", "plimsoll-gateway"),
             namespace=environ.get("POD_NAMESPACE", ""),

@@ -7,7 +7,8 @@ of events into one change.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from plimsoll.adapters.kube_client import INFERENCESERVICEADMISSIONS, INFERENCESERVICES, PODS, Resource, WatchEvent
@@ -26,6 +27,15 @@ class WatchSource(Protocol):
     ) -> AsyncIterator[WatchEvent]: ...
 
 
+@dataclass(frozen=True, slots=True)
+class ObjectChanges:
+    """Objects that changed, by NAMESPACE/NAME. None is one that no longer exists."""
+
+    services: Mapping[str, Object | None]
+    pods: Mapping[str, Object | None]
+    admissions: Mapping[str, Object | None]
+
+
 class WatchCache:
     """Objects by kind. Each (kind, namespace) scope is synced after its first list."""
 
@@ -34,6 +44,7 @@ class WatchCache:
         self._scopes: dict[tuple[str, str | None], dict[str, Object] | None] = {
             (resource.plural, namespace): None for resource, _ in WATCHED_RESOURCES for namespace in namespace_list
         }
+        self._changed: dict[str, dict[str, Object | None]] = {resource.plural: {} for resource, _ in WATCHED_RESOURCES}
 
     @property
     def synced(self) -> bool:
@@ -43,24 +54,35 @@ class WatchCache:
     def scopes(self) -> list[tuple[str, str | None]]:
         return list(self._scopes)
 
-    def list_objects(self, resource: Resource) -> list[Object]:
-        """Returns all objects of a kind."""
-        stores = (scope for (plural, _), scope in self._scopes.items() if plural == resource.plural and scope)
-        return [obj for scope in stores for obj in scope.values()]
+    def take_changes(self) -> ObjectChanges:
+        """Returns what changed since the last call."""
+        kinds = (INFERENCESERVICES, PODS, INFERENCESERVICEADMISSIONS)
+        changed = ObjectChanges(*(self._changed[kind.plural] for kind in kinds))
+        self._changed = {plural: {} for plural in self._changed}
+        return changed
 
     def apply(self, resource: Resource, namespace: str | None, event: WatchEvent) -> None:
         """Apply one watch event of this scope."""
-        scope_key = (resource.plural, namespace)
+        scope_key, changed = (resource.plural, namespace), self._changed[resource.plural]
+        scope = self._scopes[scope_key] or {}
         if event.type == "SYNC":
-            self._scopes[scope_key] = {_name(obj): obj for obj in event.objects}
+            listed = {_name(obj): obj for obj in event.objects}
+            changed |= dict.fromkeys(scope.keys() - listed.keys())
+            changed |= {name: obj for name, obj in listed.items() if not _is_same_version(scope.get(name), obj)}
+            self._scopes[scope_key] = listed
             return
-        scope = self._scopes[scope_key]
-        if scope is None:
-            scope = self._scopes[scope_key] = {}
+        name = _name(event.object)
         if event.type == "DELETED":
-            scope.pop(_name(event.object), None)
+            scope.pop(name, None)
+            changed[name] = None
         else:
-            scope[_name(event.object)] = event.object
+            scope[name] = changed[name] = event.object
+        self._scopes[scope_key] = scope
+
+
+def _is_same_version(previous: Object | None, obj: Object) -> bool:
+    version = obj["metadata"].get("resourceVersion")
+    return previous is not None and version is not None and previous["metadata"].get("resourceVersion") == version
 
 
 def _name(obj: Object) -> str:

@@ -101,6 +101,39 @@ GATEWAY_FAILED_OPEN = Counter(
     "Requests that Envoy routed without a decision of the picker, because the picker did not answer.",
     registry=GATEWAY,
 )
+GATEWAY_LIMIT_REACHED = Counter(
+    "plimsoll_gateway_limit_reached",
+    "What Envoy refused or ended at a limit (limit: body_bytes, connections, first_byte_time, headers_time, body_time,"
+    " heap_requests, heap_connections, heap_streams). Bodies that the picker refused are rejected requests with the"
+    " reason gateway_full.",
+    ["limit"],
+    registry=GATEWAY,
+)
+GATEWAY_HEAP = Gauge(
+    "plimsoll_gateway_heap_ratio",
+    "Envoy's heap as a share of its limit, which is 85 % of the container's memory limit.",
+    registry=GATEWAY,
+)
+GATEWAY_BODY_BYTES = Gauge(
+    "plimsoll_gateway_body_bytes",
+    "Bytes of the request bodies that Envoy holds or is about to read; each takes up to three times its size.",
+    registry=GATEWAY,
+)
+GATEWAY_BODY_BYTES_LIMIT = Gauge(
+    "plimsoll_gateway_body_bytes_limit",
+    "Limit of plimsoll_gateway_body_bytes, an eighth of the memory limit of Envoy's container.",
+    registry=GATEWAY,
+)
+GATEWAY_CONNECTIONS = Gauge(
+    "plimsoll_gateway_connections",
+    "Open connections of clients.",
+    registry=GATEWAY,
+)
+GATEWAY_CONNECTIONS_LIMIT = Gauge(
+    "plimsoll_gateway_connections_limit",
+    "Limit of plimsoll_gateway_connections, one for each 256 KiB of the memory limit of Envoy's container.",
+    registry=GATEWAY,
+)
 GATEWAY_BAD_RECORDS = Counter(
     "plimsoll_gateway_bad_log_records",
     "Lines of Envoy's access log that could not be parsed; a restart may truncate one.",
@@ -112,9 +145,14 @@ GATEWAY_UNREADABLE = Counter(
     ["kind"],
     registry=GATEWAY,
 )
-GATEWAY_FILES_WRITTEN = Counter(
-    "plimsoll_gateway_config_files_written",
-    "Cluster and endpoint files written for Envoy.",
+GATEWAY_RESOURCES_ENCODED = Counter(
+    "plimsoll_gateway_config_resources_encoded",
+    "Cluster and endpoint resources that changed and were encoded for Envoy.",
+    registry=GATEWAY,
+)
+GATEWAY_CONFIG_REJECTED = Counter(
+    "plimsoll_gateway_config_rejected",
+    "Configuration updates that Envoy did not accept in full; its log and the picker's have the reason.",
     registry=GATEWAY,
 )
 GATEWAY_PICK_SECONDS = Counter(

@@ -7,51 +7,104 @@ the picker and may restart alone.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+import re
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
-from typing import Any
-
-import orjson
 
 from plimsoll.core.errors import PlimsollError
-from plimsoll.gateway.envoy.listener import STAT_PREFIX
-from plimsoll.gateway.envoy.xds import MODEL_CLUSTER_PREFIX, PICK_CLUSTER_PREFIX
+from plimsoll.gateway.envoy.body_filters import RATE_STAT
+from plimsoll.gateway.envoy.listener import MODEL_CLUSTER_PREFIX, PICK_CLUSTER_PREFIX, STAT_PREFIX
+from plimsoll.gateway.envoy.overload import HEAP
 
 TIMEOUT_SECONDS = 5.0
+STATE_TIMEOUT_SECONDS = 20.0  # 10,000 endpoints are some 30 MB of text
+PIECE_BYTES = 1 << 14  # less than 1 ms of parsing
 _FAILED_OPEN_STAT = f"http.{STAT_PREFIX}.ext_authz.failure_mode_allowed"
 _ACTIVE_STAT = f"http.{STAT_PREFIX}.downstream_rq_active"
 _CONNECTIONS_STAT = f"http.{STAT_PREFIX}.downstream_cx_active"
+_STATS = rf"^(http\.{STAT_PREFIX}\.|overload\.|listener\.|{RATE_STAT}\.)"
+_LISTENER = r"listener\.(?!admin)[^_]*_\d+\."
 
 
 class EnvoyUnavailable(PlimsollError):
     """Envoy's admin socket does not respond."""
 
 
-@dataclass(frozen=True)
-class EnvoyHost:
-    """One endpoint as Envoy reports it, over all its clusters. `connect_failures` only grows."""
-
-    healthy: bool
-    active: int
-    connect_failures: int
-
-
-@dataclass(frozen=True)
+@dataclass
 class EnvoyState:
-    """Envoy's state: hosts by address for each service key, cluster names, and whether the picker is healthy."""
+    """Envoy's endpoints by address, over all clusters.
 
-    hosts: dict[str, dict[str, EnvoyHost]]
-    clusters: frozenset[str]
-    picker_healthy: bool
+    `active` has the active requests of each endpoint, and `connect_failures` the failed connections of those that have
+    any, which only grow. `unhealthy` are the ejected ones. `parse_seconds` is what it took to parse the state.
+    """
+
+    active: dict[str, int] = field(default_factory=dict)
+    connect_failures: dict[str, int] = field(default_factory=dict)
+    unhealthy: set[str] = field(default_factory=set)
+    picker_healthy: bool = False
+    parse_seconds: float = 0.0
+
+
+class Limit(StrEnum):
+    """Limits of Envoy on what clients can make it hold. The value is the label of the metric."""
+
+    BODY_BYTES = "body_bytes"  # request bodies in memory, while the picker does not respond
+    CONNECTIONS = "connections"
+    FIRST_BYTE_TIME = "first_byte_time"
+    HEADERS_TIME = "headers_time"
+    BODY_TIME = "body_time"
+    HEAP_REQUESTS = "heap_requests"  # requests refused because the heap is full
+    HEAP_CONNECTIONS = "heap_connections"
+    HEAP_STREAMS = "heap_streams"  # streams ended because the heap is full
 
 
 @dataclass(frozen=True)
 class EnvoyStats:
-    """Envoy's counters: requests that bypassed the picker since Envoy's start, active requests, open connections."""
+    """Envoy's statistics.
+
+    `failed_open` are requests that bypassed the picker since Envoy's start, `active` those that run, `connections` the
+    open ones. `heap_ratio` is the used share of the heap limit. `reached` counts since Envoy's start what each limit
+    refused or ended.
+    """
 
     failed_open: int
     active: int
     connections: int
+    heap_ratio: float = 0.0
+    reached: Mapping[Limit, int] = field(default_factory=dict)
+
+
+_LIMITS = tuple(
+    (limit, re.compile(pattern))
+    for limit, pattern in {
+        Limit.BODY_BYTES: rf"{RATE_STAT}\.http_local_rate_limit\.rate_limited",
+        Limit.CONNECTIONS: rf"{_LISTENER}downstream_global_cx_overflow",
+        Limit.FIRST_BYTE_TIME: rf"{_LISTENER}downstream_pre_cx_timeout",
+        Limit.HEADERS_TIME: rf"http\.{STAT_PREFIX}\.downstream_rq_header_timeout",
+        Limit.BODY_TIME: rf"http\.{STAT_PREFIX}\.downstream_rq_timeout",
+        Limit.HEAP_REQUESTS: rf"http\.{STAT_PREFIX}\.downstream_rq_overload_close",
+        Limit.HEAP_CONNECTIONS: rf"{_LISTENER}downstream_cx_overload_reject",
+        Limit.HEAP_STREAMS: r"overload\..*\.reset_high_memory_stream\.count",
+    }.items()
+)
+
+
+def parse_stats(text: str) -> EnvoyStats:
+    """Parses the response of `/stats`. What is not there is 0."""
+    values = {
+        name: int(value) for name, _, value in (line.partition(": ") for line in text.splitlines()) if value.isdigit()
+    }
+    reached = {
+        limit: sum(value for name, value in values.items() if pattern.fullmatch(name)) for limit, pattern in _LIMITS
+    }
+    heap_percent = values.get(f"overload.{HEAP}.pressure", 0)
+    failed_open, active, connections = (
+        values.get(name, 0) for name in (_FAILED_OPEN_STAT, _ACTIVE_STAT, _CONNECTIONS_STAT)
+    )
+    return EnvoyStats(failed_open, active, connections, heap_percent / 100, reached)
 
 
 class EnvoyAdminClient:
@@ -61,13 +114,21 @@ class EnvoyAdminClient:
         self._socket = str(socket)
 
     async def state(self) -> EnvoyState:
-        return parse_clusters(await self._call("GET", "/clusters?format=json"))
+        """Returns Envoy's state. Reads and parses it in pieces, so that the event loop is never blocked for long."""
+        parser = ClustersParser()
+        try:
+            async with asyncio.timeout(STATE_TIMEOUT_SECONDS):
+                async for piece in self._stream("GET", "/clusters"):
+                    started_s = time.perf_counter()
+                    parser.feed(piece)
+                    parser.state.parse_seconds += time.perf_counter() - started_s
+                    await asyncio.sleep(0)
+        except (OSError, TimeoutError, ValueError, IndexError, asyncio.IncompleteReadError) as error:
+            raise EnvoyUnavailable(f"GET /clusters: {error or type(error).__name__}") from error
+        return parser.state
 
     async def stats(self) -> EnvoyStats:
-        text = (await self._call("GET", "/stats?usedonly=false&filter=^http.gateway.")).decode()
-        values = dict(line.split(": ", 1) for line in text.splitlines() if ": " in line)
-        names = (_FAILED_OPEN_STAT, _ACTIVE_STAT, _CONNECTIONS_STAT)
-        return EnvoyStats(*(int(values.get(name, "0")) for name in names))
+        return parse_stats((await self._call("GET", f"/stats?usedonly&filter={_STATS}")).decode())
 
     async def ready(self) -> bool:
         """Whether Envoy runs and listens."""
@@ -87,63 +148,77 @@ class EnvoyAdminClient:
     async def _call(self, method: str, path: str) -> bytes:
         try:
             async with asyncio.timeout(TIMEOUT_SECONDS):
-                return await self._send(method, path)
+                return b"".join([piece async for piece in self._stream(method, path)])
         except (OSError, TimeoutError, ValueError, IndexError, asyncio.IncompleteReadError) as error:
             raise EnvoyUnavailable(f"{method} {path}: {error or type(error).__name__}") from error
 
-    async def _send(self, method: str, path: str) -> bytes:
-        reader, writer = await asyncio.open_unix_connection(self._socket, limit=1 << 20)
+    async def _stream(self, method: str, path: str) -> AsyncIterator[bytes]:
+        """Yields the body of the response in pieces of at most `PIECE_BYTES`."""
+        reader, writer = await asyncio.open_unix_connection(self._socket, limit=PIECE_BYTES)
         try:
             writer.write(f"{method} {path} HTTP/1.1\r\nhost: admin\r\nconnection: close\r\n\r\n".encode())
             head = (await reader.readuntil(b"\r\n\r\n")).lower()
-            body = await _read_chunked(reader) if b"transfer-encoding: chunked" in head else await reader.read()
+            status = int(head.split(b" ", 2)[1])
+            if status not in (200, 503):  # /ready returns 503 if Envoy is not ready
+                raise ValueError(f"status {status}")
+            if b"transfer-encoding: chunked" in head:
+                async for piece in _read_chunks(reader):
+                    yield piece
+            else:
+                while piece := await reader.read(PIECE_BYTES):
+                    yield piece
         finally:
             writer.close()
-        status = int(head.split(b" ", 2)[1])
-        if status not in (200, 503):  # /ready returns 503 if Envoy is not ready
-            raise ValueError(f"status {status}")
-        return body
 
 
-async def _read_chunked(reader: asyncio.StreamReader) -> bytes:
-    body = bytearray()
-    while size := int(await reader.readline(), 16):
-        body += (await reader.readexactly(size + 2))[:-2]
-    return bytes(body)
+async def _read_chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    while left := int(await reader.readline(), 16):
+        while left:
+            piece = await reader.read(min(left, PIECE_BYTES))
+            if not piece:
+                raise asyncio.IncompleteReadError(b"", left)
+            left -= len(piece)
+            yield piece
+        await reader.readexactly(2)
 
 
-def parse_clusters(document: bytes) -> EnvoyState:
-    """Parses the response of `/clusters?format=json`. Raises EnvoyUnavailable for anything else."""
-    hosts: dict[str, dict[str, EnvoyHost]] = {}
-    names: set[str] = set()
-    picker_healthy = False
-    try:
-        for cluster in orjson.loads(document).get("cluster_statuses", ()):
-            name, service = cluster["name"], cluster.get("eds_service_name")
-            names.add(name)
-            if name == "picker":
-                picker_healthy = all(_healthy(status) for status in cluster.get("host_statuses", ()))
-            if service and name.startswith((PICK_CLUSTER_PREFIX, MODEL_CLUSTER_PREFIX)):
-                _merge(hosts.setdefault(service, {}), cluster.get("host_statuses", ()))
-    except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
-        raise EnvoyUnavailable(f"cannot parse the response of /clusters: {error}") from error
-    return EnvoyState(hosts, frozenset(names), picker_healthy)
+_SERVICE_CLUSTERS = (PICK_CLUSTER_PREFIX.encode(), MODEL_CLUSTER_PREFIX.encode())
+# Literal prefixes, which the engine of `re` searches fast: there are some 20 lines for each endpoint and cluster.
+_ACTIVE = re.compile(rb"::rq_active::(\d+)")
+_FAILURES = re.compile(rb"::cx_connect_fail::([1-9]\d*)")
+_UNHEALTHY = re.compile(rb"::health_flags::/")
+_PICKER_HEALTH = re.compile(rb"picker::[^\n]*::health_flags::(.*)")
 
 
-def _healthy(status: dict[str, Any]) -> bool:
-    health = status.get("health_status", {})
-    return not health.get("failed_outlier_check") and not health.get("failed_active_health_check")
+class ClustersParser:
+    """Parses the lines of `/clusters`, given in pieces. What is not an endpoint of a service is skipped."""
+
+    def __init__(self) -> None:
+        self.state = EnvoyState()
+        self._partial_line = b""
+
+    def feed(self, piece: bytes) -> None:
+        whole, newline, self._partial_line = (self._partial_line + piece).rpartition(b"\n")
+        lines, state = whole + newline, self.state
+        active, failures = state.active, state.connect_failures
+        for match in _ACTIVE.finditer(lines):
+            if (address := _address(lines, match.start())) is not None:
+                active[address] = active.get(address, 0) + int(match[1])
+        for match in _FAILURES.finditer(lines):
+            if (address := _address(lines, match.start())) is not None:
+                failures[address] = failures.get(address, 0) + int(match[1])
+        for match in _UNHEALTHY.finditer(lines):
+            if (address := _address(lines, match.start())) is not None:
+                state.unhealthy.add(address)
+        for match in _PICKER_HEALTH.finditer(lines):
+            if lines[match.start() - 1 : match.start()] in (b"", b"\n"):
+                state.picker_healthy = match[1] == b"healthy"
 
 
-def _merge(hosts: dict[str, EnvoyHost], statuses: list[dict[str, Any]]) -> None:
-    for status in statuses:
-        socket_address = status["address"]["socket_address"]
-        ip, port = socket_address["address"], socket_address["port_value"]
-        address = f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
-        stats = {stat["name"]: int(stat.get("value", 0)) for stat in status.get("stats", ())}
-        previous = hosts.get(address, EnvoyHost(True, 0, 0))
-        hosts[address] = EnvoyHost(
-            previous.healthy and _healthy(status),
-            previous.active + stats.get("rq_active", 0),
-            previous.connect_failures + stats.get("cx_connect_fail", 0),
-        )
+def _address(lines: bytes, end: int) -> str | None:
+    """Returns the address in the line whose part CLUSTER::ADDRESS ends at `end`, or None if it is of no service."""
+    start = lines.rfind(b"\n", 0, end) + 1
+    if not lines.startswith(_SERVICE_CLUSTERS, start):
+        return None
+    ipv6 = lines.rfind(b"[", start, end)
+    return lines[lines.rfind(b"::", start, end) + 2 if ipv6 < 0 else ipv6 : end].decode()

@@ -1,4 +1,4 @@
-"""Envoy's initial files: its bootstrap, empty cluster and runtime resources, and the FIFO of its access log.
+"""Envoy's initial files: its bootstrap and the FIFO of its access log.
 
 `plimsoll gateway init` runs in an init container before Envoy and the picker, so that each of them can restart alone.
 It leaves existing valid files unchanged.
@@ -8,32 +8,37 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import orjson
 
 from plimsoll.gateway.atomic_write import write_if_changed
-from plimsoll.gateway.envoy.listener import TYPE_URL, duration, listener_resource
+from plimsoll.gateway.envoy.body_filters import TYPE_URL
+from plimsoll.gateway.envoy.listener import (
+    MODEL_CLUSTER_PREFIX,
+    PICK_CLUSTER_PREFIX,
+    duration,
+    listener_resource,
+)
+from plimsoll.gateway.envoy.overload import overload_manager
 from plimsoll.gateway.settings import PickerSettings
 
 Json = dict[str, Any]
 
-MAX_CONNECTIONS = 20_000  # about 0.1 MB of Envoy's memory each while a stream runs
 MAX_CLUSTER_REQUESTS = 1_000_000
-RUNTIME_LAYER = "bounds"  # request limits of clusters, delivered by file like the clusters
-RUNTIME_FILE = "runtime.json"
+RUNTIME_LAYER = "bounds"  # request limits of clusters, delivered like the clusters
+ADS: Json = {"resource_api_version": "V3", "ads": {}}  # the config source of all that the picker delivers
+ADS_CLUSTER = "discovery"
+_SERVICE_STATS = tuple(f"cluster.{prefix}" for prefix in (PICK_CLUSTER_PREFIX, MODEL_CLUSTER_PREFIX))
 # By default Envoy merges health changes for up to 1 s before its workers see them.
 NO_HEALTH_MERGE: Json = {"update_merge_window": "0s"}
 
 
 def write_files(settings: PickerSettings) -> None:
     """Write the files that Envoy and the picker share. Idempotent."""
-    settings.xds.mkdir(parents=True, exist_ok=True)
+    settings.directory.mkdir(parents=True, exist_ok=True)
     _ensure_fifo(settings)
-    for name, resources in (("cds.json", []), (RUNTIME_FILE, [runtime_resource({})])):
-        if not (settings.xds / name).exists():
-            write_if_changed(settings.xds / name, orjson.dumps({"version_info": "0", "resources": resources}))
     write_if_changed(settings.bootstrap, orjson.dumps(bootstrap(settings), option=orjson.OPT_INDENT_2))
 
 
@@ -50,44 +55,58 @@ def bootstrap(settings: PickerSettings) -> Json:
     return {
         "node": {"id": settings.pod, "cluster": "plimsoll-gateway"},
         "admin": {"address": {"pipe": {"path": str(settings.admin_socket), "mode": 0o660}}},
-        "dynamic_resources": {"cds_config": _path_config_source(settings, "cds.json")},
+        "dynamic_resources": {"ads_config": _ads_config(), "cds_config": ADS},
         "layered_runtime": {
             "layers": [
                 {
                     "name": RUNTIME_LAYER,
-                    "rtds_layer": {"name": RUNTIME_LAYER, "rtds_config": _path_config_source(settings, RUNTIME_FILE)},
+                    "rtds_layer": {"name": RUNTIME_LAYER, "rtds_config": ADS},
                 }
             ]
         },
-        "static_resources": {"listeners": [listener_resource(settings)], "clusters": [_picker_cluster(settings)]},
-        "overload_manager": {
-            "resource_monitors": [
-                {
-                    "name": "envoy.resource_monitors.global_downstream_max_connections",
-                    "typed_config": {
-                        "@type": (
-                            f"{TYPE_URL}.extensions.resource_monitors.downstream_connections.v3.DownstreamConnectionsConfig"
-                        ),
-                        "max_active_downstream_connections": MAX_CONNECTIONS,
-                    },
-                }
-            ]
+        "static_resources": {
+            "listeners": [listener_resource(settings)],
+            "clusters": [_picker_cluster(settings), _ads_cluster(settings)],
         },
+        "overload_manager": overload_manager(settings),
     }
 
 
-def runtime_resource(values: Mapping[str, int]) -> Json:
-    """Returns runtime values as the one resource of `RUNTIME_FILE`."""
+def _ads_config() -> Json:
+    """Returns how Envoy asks the picker for its configuration: changes only, and soon again after its restart."""
     return {
-        "@type": "type.googleapis.com/envoy.service.runtime.v3.Runtime",
-        "name": RUNTIME_LAYER,
-        "layer": dict(values),
+        "api_type": "DELTA_GRPC",
+        "transport_api_version": "V3",
+        "grpc_services": [
+            {
+                "envoy_grpc": {
+                    "cluster_name": ADS_CLUSTER,
+                    "retry_policy": {"retry_back_off": {"base_interval": "0.2s", "max_interval": "1s"}},
+                }
+            }
+        ],
     }
 
 
-def _path_config_source(settings: PickerSettings, name: str) -> Json:
-    """Returns the config source for one of the picker's files."""
-    return {"resource_api_version": "V3", "path_config_source": {"path": str(settings.xds / name)}}
+def _ads_cluster(settings: PickerSettings) -> Json:
+    return {
+        "name": ADS_CLUSTER,
+        "type": "STATIC",
+        "connect_timeout": "1s",
+        "load_assignment": _unix_socket(ADS_CLUSTER, settings.ads_socket),
+        "typed_extension_protocol_options": {
+            "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
+                "@type": f"{TYPE_URL}.extensions.upstreams.http.v3.HttpProtocolOptions",
+                "explicit_http_config": {"http2_protocol_options": {}},
+            }
+        },
+    }
+
+
+def _unix_socket(cluster: str, path: Path) -> Json:
+    """Returns the load assignment of a cluster with one unix socket."""
+    endpoint = {"endpoint": {"address": {"pipe": {"path": str(path)}}}}
+    return {"cluster_name": cluster, "endpoints": [{"lb_endpoints": [endpoint]}]}
 
 
 def _picker_cluster(settings: PickerSettings) -> Json:
@@ -96,12 +115,7 @@ def _picker_cluster(settings: PickerSettings) -> Json:
         "name": "picker",
         "type": "STATIC",
         "connect_timeout": "1s",
-        "load_assignment": {
-            "cluster_name": "picker",
-            "endpoints": [
-                {"lb_endpoints": [{"endpoint": {"address": {"pipe": {"path": str(settings.picker_socket)}}}}]}
-            ],
-        },
+        "load_assignment": _unix_socket("picker", settings.picker_socket),
         "circuit_breakers": {"thresholds": [unbounded_thresholds()]},
         "per_connection_buffer_limit_bytes": settings.max_body_bytes,
         "health_checks": [
@@ -120,7 +134,7 @@ def _picker_cluster(settings: PickerSettings) -> Json:
 
 
 def unbounded_thresholds() -> Json:
-    """Returns thresholds that lift Envoy's default limits. The picker limits requests, or `RUNTIME_FILE` does."""
+    """Returns thresholds that lift Envoy's default limits. The picker limits requests, or the runtime layer does."""
     return {
         "max_connections": MAX_CLUSTER_REQUESTS,
         "max_pending_requests": MAX_CLUSTER_REQUESTS,

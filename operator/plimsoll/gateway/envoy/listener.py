@@ -1,7 +1,7 @@
 """Envoy's listener: which requests it accepts, in which form, and where it routes them.
 
 Problem: an engine serves more paths than the API, decodes paths leniently, reads bodies of any size and waits forever
-for incomplete ones. A client can send the gateway's internal headers.
+for incomplete ones. A client can send the gateway's internal headers, and it can open streams without end.
 
 Idea: Envoy enforces all restrictions, so they do not depend on the picker. Routes match exact paths and methods. All
 else is rejected before the filter that buffers the body. Internal headers are stripped before routing. Sizes and times
@@ -13,17 +13,34 @@ from __future__ import annotations
 from importlib.resources import files
 from typing import Any
 
+from plimsoll.gateway.envoy.body_filters import (
+    BODY_BYTES_HEADER,
+    LARGE_BODY_BYTES,
+    RATE_FILTER,
+    RESERVE_FILTER,
+    RESERVE_PREFIX,
+    RESERVE_SECONDS,
+    TYPE_URL,
+    clear_no_answer,
+    rate_filter,
+    rate_policy,
+)
 from plimsoll.gateway.envoy.local_reply import HEALTH, local_reply_config
 from plimsoll.gateway.settings import PickerSettings
 
 Json = dict[str, Any]
 
-TYPE_URL = "type.googleapis.com/envoy"
 COMPLETION_PATHS = ("/v1/chat/completions", "/v1/completions")
 MODELS_PATH = "/v1/models"
 STAT_PREFIX = "gateway"
+CLIENT_IDLE = "660s"  # without a request; load balancers keep idle connections for up to 600 s
 CHECK_PREFIX = "/check"  # prefix of the client's path in ext_authz checks
+CHECK_FILTER = "envoy.filters.http.ext_authz"
+CONNECTION_BUFFER_BYTES = 64 << 10  # what is kept for a client or an engine that reads slowly
+MAX_STREAMS_PER_CONNECTION = 100  # of HTTP/2
 MAX_ATTEMPTS = 3
+PICK_CLUSTER_PREFIX = "pick/"  # clusters whose endpoint the picker names, by NAMESPACE/NAME
+MODEL_CLUSTER_PREFIX = "model/"  # clusters that Envoy balances by itself, by model name
 METADATA = "plimsoll"  # namespace of the cluster metadata
 
 # Request headers that ext_authz forwards to the picker.
@@ -55,8 +72,10 @@ def listener_resource(settings: PickerSettings) -> Json:
     return {
         "name": "api",
         "address": {"socket_address": {"address": settings.address, "port_value": settings.port}},
-        # Retries send the whole body again, so the buffer must hold a body of the maximum size.
-        "per_connection_buffer_limit_bytes": settings.max_body_bytes,
+        "per_connection_buffer_limit_bytes": CONNECTION_BUFFER_BYTES,
+        # Waits for a connection's first bytes, and closes one that sends none.
+        "listener_filters": [_http_inspector()],
+        "listener_filters_timeout": duration(settings.headers_timeout_seconds),
         "filter_chains": [
             {
                 "filters": [
@@ -86,15 +105,15 @@ def _http_connection_manager(settings: PickerSettings) -> Json:
         "request_timeout": duration(settings.body_timeout_seconds),
         "common_http_protocol_options": {
             "headers_with_underscores_action": "DROP_HEADER",
-            "idle_timeout": "3600s",
+            "idle_timeout": CLIENT_IDLE,
             "max_headers_count": 100,
         },
         "http_protocol_options": {"override_stream_error_on_invalid_http_message": True},
         "http2_protocol_options": {
             "override_stream_error_on_invalid_http_message": True,
-            "max_concurrent_streams": 1000,
-            "initial_stream_window_size": 1 << 20,
-            "initial_connection_window_size": 16 << 20,
+            "max_concurrent_streams": MAX_STREAMS_PER_CONNECTION,
+            "initial_stream_window_size": 256 << 10,
+            "initial_connection_window_size": 1 << 20,
         },
         "normalize_path": True,
         "merge_slashes": False,
@@ -103,7 +122,16 @@ def _http_connection_manager(settings: PickerSettings) -> Json:
         "early_header_mutation_extensions": [_header_mutation()],
         "local_reply_config": local_reply_config(settings.max_body_bytes),
         "route_config": {"name": "api", "virtual_hosts": [_host(settings)]},
-        "http_filters": [_cors(), _health(), _ext_authz_filter(settings), _fail_open_filter(), _router_filter()],
+        "http_filters": [
+            _cors(),
+            _health(),
+            _reserve_filter(),
+            rate_filter(),
+            clear_no_answer(),
+            _check_filter(settings),
+            _fail_open_filter(),
+            _router_filter(),
+        ],
         "access_log": [_access_log(settings)],
     }
 
@@ -114,8 +142,9 @@ def duration(value: float) -> str:
 
 
 def _header_mutation() -> Json:
-    """Strip the internal headers of the gateway and Envoy from client requests, and set a request ID."""
+    """Strip the internal headers of the gateway and Envoy from client requests, and set those of the request."""
     request_id = {"key": "x-plimsoll-request-id", "value": "%UNIQUE_ID%"}
+    body_bytes = {"key": BODY_BYTES_HEADER, "value": "%REQ(CONTENT-LENGTH)%"}
     return {
         "name": "envoy.http.early_header_mutation.header_mutation",
         "typed_config": {
@@ -125,6 +154,7 @@ def _header_mutation() -> Json:
                 {"remove_on_match": {"key_matcher": {"prefix": "x-envoy-"}}},
                 {"remove": "x-data-parallel-rank"},
                 {"append": {"header": request_id, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}},
+                {"append": {"header": body_bytes, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}},
             ],
         },
     }
@@ -132,10 +162,9 @@ def _header_mutation() -> Json:
 
 def _host(settings: PickerSettings) -> Json:
     origins = [{"safe_regex": {"regex": ".+"}} if o == "*" else {"exact": o} for o in settings.cors_origins]
-    host: Json = {"name": "api", "domains": ["*"], "routes": _routes(origins)}
-    if origins:
-        host["typed_per_filter_config"] = {CORS: _policy(origins)}
-    return host
+    filters = {RATE_FILTER: rate_policy(settings)} | ({CORS: _policy(origins)} if origins else {})
+    routes = _routes(settings, origins)
+    return {"name": "api", "domains": ["*"], "routes": routes, "typed_per_filter_config": filters}
 
 
 def _policy(origins: list[Json]) -> Json:
@@ -150,9 +179,10 @@ def _policy(origins: list[Json]) -> Json:
     }
 
 
-def _routes(origins: list[Json]) -> list[Json]:
+def _routes(settings: PickerSettings, origins: list[Json]) -> list[Json]:
     """Returns all routes. The CORS filter responds to preflights from `origins`."""
     routes = [_connect_route(), _two_hosts()]
+    small = {"name": "content-length", "range_match": {"start": 0, "end": LARGE_BODY_BYTES}}
     # The CORS filter ignores direct responses, so this needs a cluster. It responds before the cluster is called.
     routes += [{"match": _preflight({"string_match": origin}), "route": {"cluster": "picker"}} for origin in origins]
     routes += [_direct_response(_preflight({"present_match": True}), 403)]
@@ -160,7 +190,8 @@ def _routes(origins: list[Json]) -> list[Json]:
         routes += [
             _compressed(path),
             _reply_route(path),
-            _engine_route(path),
+            _engine_route(path, settings, {"headers": [_method("POST"), small]}, CHECK_FILTER),
+            _engine_route(path, settings, {"headers": [_method("POST")]}, RESERVE_FILTER, CHECK_FILTER),
             _direct_response({"path": path}, 405, allow="POST"),
         ]
     for match in ({"path": MODELS_PATH}, {"prefix": f"{MODELS_PATH}/"}):
@@ -224,9 +255,13 @@ def _reply_route(path: str) -> Json:
     }
 
 
-def _engine_route(path: str) -> Json:
+def _engine_route(path: str, settings: PickerSettings, match: Json, *filters: str) -> Json:
+    """Route completions to engines. `filters` are the ext_authz filters that ask the picker."""
     return {
-        "match": {"path": path, "headers": [_method("POST")]},
+        "match": {"path": path, **match},
+        # Retries send the whole body again, so the buffer must hold a body of the maximum size.
+        "request_body_buffer_limit": settings.max_body_bytes,
+        "request_headers_to_remove": [BODY_BYTES_HEADER],
         "request_headers_to_add": [_own_model()],
         "route": {
             "cluster_header": "x-plimsoll-cluster",
@@ -249,10 +284,11 @@ def _engine_route(path: str) -> Json:
             },
         },
         "typed_per_filter_config": {
-            "envoy.filters.http.ext_authz": {
+            name: {
                 "@type": f"{TYPE_URL}.extensions.filters.http.ext_authz.v3.ExtAuthzPerRoute",
                 "check_settings": {},
             }
+            for name in filters
         },
     }
 
@@ -282,35 +318,49 @@ def _health() -> Json:
     }
 
 
-def _ext_authz_filter(settings: PickerSettings) -> Json:
+def _reserve_filter() -> Json:
+    """Ask the picker for room before a large body is read."""
+    headers = ("x-plimsoll-request-id", BODY_BYTES_HEADER)
+    return _ext_authz_filter(RESERVE_FILTER, RESERVE_PREFIX, RESERVE_SECONDS, headers, {"stat_prefix": "reserve"})
+
+
+def _check_filter(settings: PickerSettings) -> Json:
+    """Ask the picker about the request, with its body."""
+    headers = (*CHECK_HEADERS, settings.class_header, settings.tenant_header)
+    body = {
+        "clear_route_cache": True,
+        "with_request_body": {"max_request_bytes": settings.max_body_bytes, "pack_as_bytes": True},
+    }
+    return _ext_authz_filter(CHECK_FILTER, CHECK_PREFIX, settings.pick_timeout_seconds, headers, body)
+
+
+def _ext_authz_filter(name: str, prefix: str, timeout_s: float, headers: tuple[str, ...], more: Json) -> Json:
     return {
-        "name": "envoy.filters.http.ext_authz",
+        "name": name,
         "disabled": True,  # routes to engines enable it; no other route buffers the body
         "typed_config": {
             "@type": f"{TYPE_URL}.extensions.filters.http.ext_authz.v3.ExtAuthz",
             "transport_api_version": "V3",
             "failure_mode_allow": True,
             "failure_mode_allow_header_add": True,
-            "clear_route_cache": True,
-            "with_request_body": {"max_request_bytes": settings.max_body_bytes, "pack_as_bytes": True},
             "http_service": {
-                "server_uri": {
-                    "uri": "http://picker",
-                    "cluster": "picker",
-                    "timeout": duration(settings.pick_timeout_seconds),
-                },
-                "path_prefix": CHECK_PREFIX,
+                "server_uri": {"uri": "http://picker", "cluster": "picker", "timeout": duration(timeout_s)},
+                "path_prefix": prefix,
                 "authorization_response": {
                     "allowed_upstream_headers": {"patterns": [{"prefix": "x-plimsoll-"}]},
                     "allowed_client_headers": {"patterns": [{"exact": name} for name in REJECTION_HEADERS]},
                 },
             },
-            "allowed_headers": {
-                "patterns": [
-                    {"exact": name} for name in (*CHECK_HEADERS, settings.class_header, settings.tenant_header)
-                ]
-            },
+            "allowed_headers": {"patterns": [{"exact": name} for name in headers]},
+            **more,
         },
+    }
+
+
+def _http_inspector() -> Json:
+    return {
+        "name": "envoy.filters.listener.http_inspector",
+        "typed_config": {"@type": f"{TYPE_URL}.extensions.filters.listener.http_inspector.v3.HttpInspector"},
     }
 
 

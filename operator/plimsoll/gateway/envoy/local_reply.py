@@ -86,6 +86,15 @@ ONLY_ENGINE_FAILED = LocalReply(
 )
 OVERLOADED_STATUS = 429
 OVERLOADED_REPLY = LocalReply("All ready engines are full. Try again in 10 s.", "overloaded", 10)
+BODIES_REPLY = LocalReply(
+    "This gateway instance takes only a few large request bodies, because its picker does not respond. Try again in"
+    " 10 s.",
+    "gateway_full",
+    10,
+)
+OVERLOADED_GATEWAY = LocalReply(
+    "This gateway instance is out of memory and takes no new requests. Try again in 5 s.", "gateway_full", 5
+)
 HEALTH = "/health"
 TWO_HOSTS = LocalReply("The request has more than one Host header. Send exactly one Host header.", "bad_request")
 DRAINING = LocalReply("This gateway is shutting down. Send the request to another gateway instance.", "draining", 1)
@@ -110,6 +119,8 @@ def local_reply_config(max_body_bytes: int) -> Json:
             _mapper(_both(_flag_filter("UF", "UC"), _request(NEXT_ENGINE, None)), 503, ONLY_ENGINE_FAILED),
             _mapper(_flag_filter("UF", "UC"), 503, REPLIES[503]),  # with or without retries
             _mapper(_flag_filter("UO"), OVERLOADED_STATUS, OVERLOADED_REPLY) | {"status_code": OVERLOADED_STATUS},
+            _mapper(_flag_filter("RL"), 429, BODIES_REPLY),
+            _mapper(_flag_filter("OM"), 429, OVERLOADED_GATEWAY) | {"status_code": 429},
             *(
                 _mapper(_status_filter("EQ", status), status, reply)
                 for status, reply in (REPLIES | {413: large}).items()

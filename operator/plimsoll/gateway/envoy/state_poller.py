@@ -1,7 +1,7 @@
-"""Polls Envoy's state: which endpoints are routable, in flight, and failing.
+"""Which endpoints are routable, in flight, and failing, as Envoy knows and reports them.
 
-An endpoint is routable when Envoy reports it healthy, not when its file is written. The poller reads Envoy's state
-every few seconds, and every `FAST_POLL_SECONDS` until Envoy has applied the written files.
+An endpoint is routable when Envoy has applied it and has not ejected it, not when it is published. Envoy acknowledges
+what it has applied at once. Its counts of requests and failures are polled every few seconds.
 """
 
 from __future__ import annotations
@@ -11,72 +11,91 @@ import logging
 import time
 from collections.abc import Callable
 
-from plimsoll.gateway.envoy.admin import EnvoyAdminClient, EnvoyState, EnvoyUnavailable
-from plimsoll.gateway.envoy.xds import MODEL_CLUSTER_PREFIX, PICK_CLUSTER_PREFIX
+from plimsoll.gateway.envoy.admin import EnvoyAdminClient, EnvoyState, EnvoyStats, EnvoyUnavailable
+from plimsoll.gateway.envoy.delta import AppliedEndpoints
 from plimsoll.gateway.picker import Picker
-from plimsoll.gateway.service_catalog import EMPTY_CATALOG, ServiceCatalog
+from plimsoll.gateway.service_catalog import EMPTY_CATALOG, RoutableCatalog, ServiceCatalog
 from plimsoll.telemetry import metrics
 
 log = logging.getLogger(__name__)
 
 FAST_POLL_SECONDS = 0.1
-FAST_POLLS = 50  # then at the normal interval: Envoy may never apply what it has not applied after 5 s
+FAST_POLLS = 50  # then at the normal interval: Envoy may never call this picker if it has not within 5 s
+MAX_POLL_SHARE = 0.05  # of this process's time; a poll of 10,000 endpoints takes some 0.1 s of CPU
 
 
 class EnvoyStatePoller:
     """Keeps the picker's catalog in sync with the endpoints that Envoy can reach."""
 
     def __init__(
-        self, admin: EnvoyAdminClient, picker: Picker, poll_seconds: float, health_checked: Callable[[], bool]
+        self,
+        admin: EnvoyAdminClient,
+        picker: Picker,
+        poll_seconds: float,
+        health_checked: Callable[[], bool],
+        on_stats: Callable[[EnvoyStats], None],
     ) -> None:
         """Create the poller.
 
         `health_checked` returns whether Envoy's health check has reached this picker. Until then, the health that Envoy
-        reports is that of the previous picker.
+        reports is that of the previous picker. `on_stats` is called with the statistics of each poll.
         """
+        self._on_stats = on_stats
         self._admin = admin
         self._picker = picker
         self._poll_seconds = poll_seconds
         self._health_checked = health_checked
         self._published: ServiceCatalog = EMPTY_CATALOG
-        self._healthy: dict[str, set[str]] = {}
-        self._connect_failures: dict[str, int] = {}
-        self._failed_open = 0
-        self._changed = asyncio.Event()
-        self.first_poll_done = asyncio.Event()  # set after the first poll, successful or not
-        self.in_sync = False  # Envoy responds, has all clusters, and calls this picker
+        self._routable = RoutableCatalog()
+        self._applied: dict[str, frozenset[str]] = {}
+        self._unhealthy: frozenset[str] = frozenset()
+        self._connect_failures: dict[str, int] | None = None
+        self._totals: dict[str, int] = {}
+        self._is_connected = False
+        self._picker_healthy = False
+        self.settled = asyncio.Event()  # Envoy is not running, or it has all services
+
+    @property
+    def in_sync(self) -> bool:
+        """Whether Envoy responds, has all services, and calls this picker."""
+        return self._picker_healthy and self._has_all
+
+    @property
+    def _has_all(self) -> bool:
+        return self._published.services.keys() <= self._applied.keys()
 
     def set_published(self, catalog: ServiceCatalog) -> None:
-        """Set the catalog that was written for Envoy. Endpoints that Envoy already knows stay routable."""
+        """Set the catalog that was published to Envoy. Endpoints that Envoy already knows stay routable."""
         self._published = catalog
-        self._picker.set_catalog(catalog.with_healthy(self._healthy))
-        self._changed.set()
+        for removed in self._applied.keys() - catalog.services.keys():
+            del self._applied[removed]
+        self._update_catalog()
+
+    def on_applied(self, endpoints: AppliedEndpoints) -> None:
+        """Record what Envoy has applied."""
+        if endpoints.is_new_envoy:
+            self._applied.clear()
+        self._applied |= {key: known for key, known in endpoints.addresses.items() if key in self._published.services}
+        self._is_connected = True
+        self._update_catalog()
 
     async def run(self, on_poll: Callable[[], None]) -> None:
         """Poll forever, and call `on_poll` after each poll."""
         fast_polls_left = FAST_POLLS
         while True:
-            in_sync = await self.poll()
-            self.first_poll_done.set()
+            parse_s = await self.poll()
             on_poll()
-            fast_polls_left = FAST_POLLS if in_sync else fast_polls_left - 1
-            interval_s = self._poll_seconds if in_sync or fast_polls_left <= 0 else FAST_POLL_SECONDS
-            await self._sleep(interval_s)
-            if self._changed.is_set():
-                self._changed.clear()
-                fast_polls_left = FAST_POLLS
+            fast_polls_left = FAST_POLLS if self.in_sync else fast_polls_left - 1
+            interval_s = self._poll_seconds if self.in_sync or fast_polls_left <= 0 else FAST_POLL_SECONDS
+            await self._sleep(max(interval_s, parse_s / MAX_POLL_SHARE))
 
     async def _sleep(self, seconds: float) -> None:
         started_s = time.monotonic()
-        try:
-            async with asyncio.timeout(seconds):
-                await self._changed.wait()
-        except TimeoutError:
-            pass
+        await asyncio.sleep(seconds)
         metrics.GATEWAY_LOOP_LAG.set(max(0.0, time.monotonic() - started_s - seconds))
 
-    async def poll(self) -> bool:
-        """Poll once. Returns whether Envoy has applied all written files."""
+    async def poll(self) -> float:
+        """Poll once. Returns the seconds that it took to parse Envoy's state."""
         health_checked = self._health_checked()  # its value before the poll
         try:
             state = await self._admin.state()
@@ -84,40 +103,41 @@ class EnvoyStatePoller:
         except EnvoyUnavailable as error:
             if self.in_sync:
                 log.warning("Envoy does not respond: %s", error)
-            self.in_sync = False
-            return False
+            self._picker_healthy = False
+            self.settled.set()
+            return 0.0
+        self._picker_healthy = health_checked and state.picker_healthy
         self._apply_state(state)
-        self._count_failed_open(stats.failed_open)
-        return self._is_in_sync(state, health_checked)
+        self._count(stats)
+        self._on_stats(stats)
+        return state.parse_seconds
+
+    def _update_catalog(self) -> None:
+        """Give the picker the published services, with the endpoints that Envoy knows and has not ejected."""
+        self._picker.set_catalog(self._routable.update(self._published, self._applied, self._unhealthy))
+        if self._is_connected and self._published is not EMPTY_CATALOG and self._has_all:
+            self.settled.set()
 
     def _apply_state(self, state: EnvoyState) -> None:
-        self._healthy = {
-            service: {address for address, host in hosts.items() if host.healthy}
-            for service, hosts in state.hosts.items()
-        }
-        self._picker.set_catalog(self._published.with_healthy(self._healthy))
-        hosts = {address: host for of_service in state.hosts.values() for address, host in of_service.items()}
-        for address, host in hosts.items():
-            if host.connect_failures > self._connect_failures.get(address, host.connect_failures):
-                self._picker.mark_suspect(address)
-        self._connect_failures = {address: host.connect_failures for address, host in hosts.items()}
-        self._picker.on_envoy_stats({address: host.active for address, host in hosts.items()})
+        unhealthy = frozenset(state.unhealthy)
+        if unhealthy != self._unhealthy:
+            self._unhealthy = unhealthy
+            self._update_catalog()
+        if self._connect_failures is not None:  # the first poll shows failures of any age
+            for address, failures in state.connect_failures.items():
+                if failures > self._connect_failures.get(address, 0):
+                    self._picker.mark_suspect(address)
+        self._connect_failures = state.connect_failures
+        self._picker.on_envoy_stats(state.active)
 
-    def _count_failed_open(self, total: int) -> None:
-        """Count new requests that bypassed the picker. A lower total means that Envoy restarted."""
-        metrics.GATEWAY_FAILED_OPEN.inc(total - self._failed_open if total >= self._failed_open else total)
-        self._failed_open = total
+    def _count(self, stats: EnvoyStats) -> None:
+        metrics.GATEWAY_FAILED_OPEN.inc(self._increase("", stats.failed_open))
+        for limit, total in stats.reached.items():
+            metrics.GATEWAY_LIMIT_REACHED.labels(limit.value).inc(self._increase(limit, total))
+        metrics.GATEWAY_HEAP.set(stats.heap_ratio)
+        metrics.GATEWAY_CONNECTIONS.set(stats.connections)
 
-    def _is_in_sync(self, state: EnvoyState, health_checked: bool) -> bool:
-        expected_clusters = {PICK_CLUSTER_PREFIX + key for key in self._published.services} | {
-            MODEL_CLUSTER_PREFIX + name for name in self._published.by_name
-        }
-        present_clusters = {
-            name for name in state.clusters if name.startswith((PICK_CLUSTER_PREFIX, MODEL_CLUSTER_PREFIX))
-        }
-        self.in_sync = health_checked and state.picker_healthy and expected_clusters <= present_clusters
-        expected_addresses = {
-            key: {e.address for e in s.serving_endpoints} for key, s in self._published.services.items()
-        }
-        envoy_addresses = {key: set(state.hosts.get(key, ())) for key in expected_addresses}
-        return self.in_sync and expected_clusters == present_clusters and expected_addresses == envoy_addresses
+    def _increase(self, name: str, total: int) -> int:
+        """Returns by how much a counter of Envoy grew since the last poll. A lower total means that Envoy restarted."""
+        before, self._totals[name] = self._totals.get(name, 0), total
+        return total - before if total >= before else total

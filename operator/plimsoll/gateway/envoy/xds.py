@@ -1,9 +1,9 @@
-"""Envoy's clusters and endpoints: documents computed from a catalog, and their files.
+"""Envoy's clusters, endpoints and request limits, computed from a catalog and encoded for its discovery service (xDS).
 
-Each service has one endpoint file, a `model/NAME` cluster for each model name, and a `pick/NAMESPACE/NAME` cluster.
+Each service has one endpoint resource, a `model/NAME` cluster for each model name, and a `pick/NAMESPACE/NAME` cluster.
 Envoy balances a `model/NAME` cluster by itself while the picker does not respond. The picker names the endpoint of a
-`pick/` cluster. All clusters of a service read the same file, so they have the same pods. Prefill engines are in no
-cluster, because clients never reach them.
+`pick/` cluster. All clusters of a service read the same endpoints. Prefill engines are in no cluster, because clients
+never reach them.
 
 The metadata of a cluster has the service's key, by which engines know their model. The route sends it with each
 request, whether the picker responds or not.
@@ -19,85 +19,156 @@ connection failures, and clients can cause an ordinary 500.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-import orjson
+# Modules of the messages that only their type URL names.
+import envoy.extensions.load_balancing_policies.least_request.v3.least_request_pb2
+import envoy.extensions.load_balancing_policies.override_host.v3.override_host_pb2
+import envoy.extensions.upstreams.http.v3.http_protocol_options_pb2  # noqa: F401
+import xxhash
+from envoy.config.cluster.v3.cluster_pb2 import Cluster
+from envoy.config.endpoint.v3.endpoint_pb2 import ClusterLoadAssignment
+from envoy.service.discovery.v3 import discovery_pb2
+from envoy.service.runtime.v3.rtds_pb2 import Runtime
+from google.protobuf.json_format import ParseDict
 
 from plimsoll.core.routing.endpoint import Endpoint
-from plimsoll.gateway.atomic_write import write_if_changed
-from plimsoll.gateway.envoy.bootstrap import NO_HEALTH_MERGE, RUNTIME_FILE, runtime_resource, unbounded_thresholds
-from plimsoll.gateway.envoy.listener import METADATA, TYPE_URL
+from plimsoll.gateway.envoy.body_filters import TYPE_URL
+from plimsoll.gateway.envoy.bootstrap import ADS, NO_HEALTH_MERGE, RUNTIME_LAYER, unbounded_thresholds
+from plimsoll.gateway.envoy.listener import (
+    CONNECTION_BUFFER_BYTES,
+    METADATA,
+    MODEL_CLUSTER_PREFIX,
+    PICK_CLUSTER_PREFIX,
+)
 from plimsoll.gateway.service_catalog import ServiceCatalog, ServiceEntry
 
 Json = dict[str, Any]
 
-PICK_CLUSTER_PREFIX = "pick/"
-MODEL_CLUSTER_PREFIX = "model/"
+CLUSTER_TYPE = f"{TYPE_URL}.config.cluster.v3.Cluster"
+ENDPOINTS_TYPE = f"{TYPE_URL}.config.endpoint.v3.ClusterLoadAssignment"
+RUNTIME_TYPE = f"{TYPE_URL}.service.runtime.v3.Runtime"
 # Below the 5 s after which vLLM closes an idle connection: a request sent during the close would be lost.
 UPSTREAM_IDLE = "3s"
 
 
-def publish(catalog: ServiceCatalog, directory: Path, gateway: str) -> int:
-    """Write the changed files under `directory`. Returns how many files were written or removed.
+@dataclass(frozen=True, slots=True)
+class XdsResource:
+    """One encoded resource. Its version is a hash of its content, so an equal one is not sent to Envoy again.
 
-    `gateway` is this pod's name, under which the operator publishes its share of each engine.
-    Endpoint files are written before the cluster list that names them, and removed after it.
+    `service` is the key of its service, "" for all. `addresses` are those of an endpoint resource.
     """
-    endpoint_files = directory / "endpoints"
-    endpoint_files.mkdir(exist_ok=True)
-    documents = {endpoint_file(service): endpoint_document(service) for service in catalog.services.values()}
-    written = sum(write_if_changed(endpoint_files / name, document) for name, document in documents.items())
-    written += write_if_changed(directory / RUNTIME_FILE, runtime_document(catalog, gateway))
-    written += write_if_changed(directory / "cds.json", cluster_document(catalog, endpoint_files))
-    for stale in {path.name for path in endpoint_files.glob("*.json")} - documents.keys():
-        (endpoint_files / stale).unlink()
-        written += 1
-    return written
+
+    message: Any  # an envoy.service.discovery.v3.Resource
+    service: str = ""
+    addresses: frozenset[str] = frozenset()
+
+    @property
+    def name(self) -> str:
+        return str(self.message.name)
+
+    @property
+    def version(self) -> str:
+        return str(self.message.version)
 
 
-def endpoint_file(service: ServiceEntry) -> str:
-    """Returns a file name that is unique, because a namespace contains no dot."""
-    return f"{service.namespace}.{service.name}.json"
+@dataclass(frozen=True, slots=True)
+class XdsSnapshot:
+    """All resources by type URL and name."""
+
+    by_type: Mapping[str, Mapping[str, XdsResource]]
+
+    def __getitem__(self, type_url: str) -> Mapping[str, XdsResource]:
+        return self.by_type.get(type_url, {})
 
 
-def endpoint_document(service: ServiceEntry) -> bytes:
-    """Returns a service's endpoints as an EDS response."""
-    assignment = {
-        "@type": f"{TYPE_URL}.config.endpoint.v3.ClusterLoadAssignment",
-        "cluster_name": service.key,
-        "endpoints": [{"lb_endpoints": [_lb_endpoint(endpoint) for endpoint in service.serving_endpoints]}],
-    }
-    return _discovery_response([assignment])
+EMPTY_SNAPSHOT = XdsSnapshot({})
 
 
-def cluster_document(catalog: ServiceCatalog, endpoint_files: Path) -> bytes:
-    """Returns all clusters as a CDS response."""
-    clusters: list[Json] = []
-    for service in sorted(catalog.services.values(), key=lambda s: s.key):
-        path = endpoint_files / endpoint_file(service)
-        clusters.append(
-            _cluster(PICK_CLUSTER_PREFIX + service.key, service, path)
-            | {"load_balancing_policy": _override_host_policy()}
-        )
-        names = (name for name in service.names if catalog.by_name[name].key == service.key)
-        clusters += [
-            _cluster(MODEL_CLUSTER_PREFIX + name, service, path) | {"lb_policy": "LEAST_REQUEST"} for name in names
-        ]
-    return _discovery_response(clusters)
+@dataclass(slots=True)
+class _ServiceResources:
+    """The encoded resources of one service, each with the values that it was made from."""
+
+    entry: ServiceEntry | None = None
+    names: tuple[str, ...] = ()
+    max_sequences: int = -1
+    clusters: dict[str, XdsResource] = field(default_factory=dict)
+    serving: tuple[Endpoint, ...] | None = None
+    endpoints: XdsResource | None = None
+    limit: int | None = None
+    limits: bytes = b""  # an encoded Runtime message with this service's entries
 
 
-def runtime_document(catalog: ServiceCatalog, gateway: str) -> bytes:
-    """Returns Envoy's runtime values: the concurrent-request limit of each `model/NAME` cluster."""
-    max_requests = {name: _max_requests(service, gateway) for name, service in sorted(catalog.by_name.items())}
-    layer = {
-        f"circuit_breakers.{MODEL_CLUSTER_PREFIX}{name}.default.max_requests": limit
-        for name, limit in max_requests.items()
-        if limit is not None
-    }
-    return _discovery_response([runtime_resource(layer)])
+class SnapshotBuilder:
+    """Makes snapshots. Only resources of services that changed since the last one are encoded."""
+
+    def __init__(self, gateway: str) -> None:
+        """`gateway` is this pod's name, under which the operator publishes its share of each engine."""
+        self._gateway = gateway
+        self._services: dict[str, _ServiceResources] = {}
+        self.encoded = 0  # resources encoded so far
+
+    def build(self, catalog: ServiceCatalog) -> XdsSnapshot:
+        """Returns the snapshot of a catalog."""
+        owned: dict[str, list[str]] = {key: [] for key in catalog.services}
+        for name, service in catalog.by_name.items():
+            owned[service.key].append(name)
+        self._services = {key: self._services.get(key) or _ServiceResources() for key in sorted(catalog.services)}
+        clusters: dict[str, XdsResource] = {}
+        endpoints: dict[str, XdsResource] = {}
+        for key, resources in self._services.items():
+            self._update(resources, catalog.services[key], tuple(sorted(owned[key])))
+            clusters |= resources.clusters
+            assert resources.endpoints is not None
+            endpoints[key] = resources.endpoints
+        runtime = self._runtime()
+        return XdsSnapshot({CLUSTER_TYPE: clusters, ENDPOINTS_TYPE: endpoints, RUNTIME_TYPE: {RUNTIME_LAYER: runtime}})
+
+    def _update(self, resources: _ServiceResources, service: ServiceEntry, names: tuple[str, ...]) -> None:
+        if resources.entry is service and resources.names == names:
+            return
+        serving = service.serving_endpoints
+        if (resources.names, resources.max_sequences) != (names, service.max_sequences):
+            documents = [_pick_cluster(service), *(_model_cluster(service, name) for name in names)]
+            resources.clusters = {d["name"]: self._encode(CLUSTER_TYPE, Cluster, d, service.key) for d in documents}
+        if resources.serving != serving:
+            addresses = frozenset(endpoint.address for endpoint in serving)
+            assignment = _load_assignment(service.key, serving)
+            resources.endpoints = self._encode(
+                ENDPOINTS_TYPE, ClusterLoadAssignment, assignment, service.key, addresses
+            )
+        limit = _max_requests(service, self._gateway)
+        if (resources.names, resources.limit) != (names, limit):
+            resources.limits = b"" if limit is None else _runtime_entries(names, limit)
+        resources.names, resources.max_sequences, resources.serving = names, service.max_sequences, serving
+        resources.limit, resources.entry = limit, service
+
+    def _encode(
+        self, type_url: str, message: type[Any], document: Json, service: str, addresses: frozenset[str] = frozenset()
+    ) -> XdsResource:
+        self.encoded += 1
+        name = document.get("name") or document["cluster_name"]
+        content = ParseDict(document, message()).SerializeToString(deterministic=True)
+        return XdsResource(_resource(type_url, name, content), service, addresses)
+
+    def _runtime(self) -> XdsResource:
+        """Returns all limits as one resource. Messages of one type that follow each other are merged when parsed."""
+        content = Runtime(name=RUNTIME_LAYER).SerializeToString() + b"".join(r.limits for r in self._services.values())
+        return XdsResource(_resource(RUNTIME_TYPE, RUNTIME_LAYER, content))
+
+
+def _resource(type_url: str, name: str, content: bytes) -> Any:
+    message = discovery_pb2.Resource(name=name, version=xxhash.xxh3_64_hexdigest(content))
+    message.resource.type_url, message.resource.value = type_url, content
+    return message
+
+
+def _runtime_entries(names: tuple[str, ...], limit: int) -> bytes:
+    """Returns the limits of one service's `model/` clusters as an encoded message."""
+    layer = {f"circuit_breakers.{MODEL_CLUSTER_PREFIX}{name}.default.max_requests": limit for name in names}
+    return bytes(ParseDict({"layer": layer}, Runtime()).SerializeToString(deterministic=True))
 
 
 def _max_requests(service: ServiceEntry, gateway: str) -> int | None:
@@ -108,10 +179,8 @@ def _max_requests(service: ServiceEntry, gateway: str) -> int | None:
     return policy.limits.slot_limit(gateway) * len(service.serving_endpoints)
 
 
-def _discovery_response(resources: Iterable[Json]) -> bytes:
-    resource_list = list(resources)
-    version = hashlib.sha256(orjson.dumps(resource_list)).hexdigest()[:16]
-    return orjson.dumps({"version_info": version, "resources": resource_list}, option=orjson.OPT_INDENT_2)
+def _load_assignment(key: str, endpoints: tuple[Endpoint, ...]) -> Json:
+    return {"cluster_name": key, "endpoints": [{"lb_endpoints": [_lb_endpoint(endpoint) for endpoint in endpoints]}]}
 
 
 def _lb_endpoint(endpoint: Endpoint) -> Json:
@@ -119,17 +188,22 @@ def _lb_endpoint(endpoint: Endpoint) -> Json:
     return {"endpoint": {"address": {"socket_address": {"address": ip.strip("[]"), "port_value": int(port)}}}}
 
 
-def _cluster(name: str, service: ServiceEntry, path: Path) -> Json:
+def _pick_cluster(service: ServiceEntry) -> Json:
+    return _cluster(PICK_CLUSTER_PREFIX + service.key, service) | {"load_balancing_policy": _override_host_policy()}
+
+
+def _model_cluster(service: ServiceEntry, name: str) -> Json:
+    return _cluster(MODEL_CLUSTER_PREFIX + name, service) | {"lb_policy": "LEAST_REQUEST"}
+
+
+def _cluster(name: str, service: ServiceEntry) -> Json:
     return {
-        "@type": f"{TYPE_URL}.config.cluster.v3.Cluster",
         "name": name,
         "metadata": {"filter_metadata": {METADATA: {"service": service.key}}},
         "type": "EDS",
         "connect_timeout": "1s",
-        "eds_cluster_config": {
-            "service_name": service.key,
-            "eds_config": {"resource_api_version": "V3", "path_config_source": {"path": str(path)}},
-        },
+        "per_connection_buffer_limit_bytes": CONNECTION_BUFFER_BYTES,
+        "eds_cluster_config": {"service_name": service.key, "eds_config": ADS},
         "common_lb_config": NO_HEALTH_MERGE,
         "circuit_breakers": {
             "thresholds": [

@@ -1,0 +1,123 @@
+"""The server's side of one incremental discovery stream (delta xDS), without I/O.
+
+Envoy names what it has, what it subscribes to, and which responses it has applied. The stream computes what it lacks.
+
+Two rules of the protocol are easy to miss. A cluster that is new or changed waits for its endpoints, and Envoy asks for
+them again only if no other cluster has them already: so endpoints are sent after each cluster that needs them. And a
+name that is subscribed to again is sent again, even if Envoy has that version.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from envoy.service.discovery.v3.discovery_pb2 import DeltaDiscoveryResponse
+
+from plimsoll.gateway.envoy.xds import CLUSTER_TYPE, ENDPOINTS_TYPE, RUNTIME_TYPE, XdsResource, XdsSnapshot
+
+log = logging.getLogger(__name__)
+
+_SEND_ORDER = (CLUSTER_TYPE, ENDPOINTS_TYPE, RUNTIME_TYPE)
+_WILDCARD = "*"
+
+
+@dataclass(slots=True)
+class _TypeState:
+    """What Envoy has of one type. `versions` include those that are sent but not yet applied; "" is an absent one."""
+
+    is_wildcard: bool = False
+    subscribed: set[str] = field(default_factory=set)
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedEndpoints:
+    """Addresses that Envoy knows from now on, by service key.
+
+    `is_new_envoy` is true if this Envoy has just started and knows no others.
+    """
+
+    addresses: dict[str, frozenset[str]]
+    is_new_envoy: bool = False
+
+
+class DeltaStream:
+    """The state of one stream. Feed it requests, and send what `responses` returns for the current snapshot."""
+
+    def __init__(self) -> None:
+        self._types: dict[str, _TypeState] = {}
+        self._sent: dict[str, list[XdsResource]] = {}  # by nonce, until Envoy has applied or rejected it
+        self._nonce = 0
+        self.rejected = 0  # responses that Envoy did not accept in full
+
+    def on_request(self, request: Any, snapshot: XdsSnapshot) -> AppliedEndpoints | None:
+        """Process a DeltaDiscoveryRequest. Returns the endpoints that Envoy now has, if the request says so."""
+        state = self._types.get(request.type_url)
+        applied = None
+        if state is None:
+            state = self._types[request.type_url] = self._first(request)
+            applied = self._already_applied(request, state, snapshot)
+        for name in request.resource_names_subscribe:
+            if name != _WILDCARD:
+                state.subscribed.add(name)
+            if name not in request.initial_resource_versions:
+                state.versions.pop(name, None)
+        for name in request.resource_names_unsubscribe:
+            state.subscribed.discard(name)
+            state.versions.pop(name, None)
+        if request.response_nonce:
+            applied = self._acknowledged(request)
+        return applied
+
+    def responses(self, snapshot: XdsSnapshot) -> list[Any]:
+        """Returns the DeltaDiscoveryResponses that bring Envoy to `snapshot`, in the order to send them."""
+        found = (self._response(type_url, snapshot) for type_url in _SEND_ORDER if type_url in self._types)
+        return [response for response in found if response is not None]
+
+    def _first(self, request: Any) -> _TypeState:
+        names = request.resource_names_subscribe
+        return _TypeState(is_wildcard=not names or _WILDCARD in names, versions=dict(request.initial_resource_versions))
+
+    def _already_applied(self, request: Any, state: _TypeState, snapshot: XdsSnapshot) -> AppliedEndpoints | None:
+        """Returns what an Envoy that outlived an earlier stream has, at the versions of the snapshot."""
+        if request.type_url == CLUSTER_TYPE and not state.versions:
+            return AppliedEndpoints({}, is_new_envoy=True)
+        if request.type_url != ENDPOINTS_TYPE:
+            return None
+        current = snapshot[ENDPOINTS_TYPE]
+        return _applied(r for name, r in current.items() if state.versions.get(name) == r.version)
+
+    def _acknowledged(self, request: Any) -> AppliedEndpoints | None:
+        resources = self._sent.pop(request.response_nonce, [])
+        if request.error_detail.code:
+            self.rejected += 1
+            log.error("Envoy rejects its configuration: %s", request.error_detail.message)
+        return _applied(resources) if request.type_url == ENDPOINTS_TYPE else None
+
+    def _response(self, type_url: str, snapshot: XdsSnapshot) -> Any | None:
+        state, current = self._types[type_url], snapshot[type_url]
+        wanted = current.keys() if state.is_wildcard else state.subscribed & current.keys()
+        changed = [current[name] for name in wanted if state.versions.get(name) != current[name].version]
+        removed = [name for name, version in state.versions.items() if version and name not in current]
+        removed += [name for name in state.subscribed - current.keys() if name not in state.versions]
+        if not changed and not removed:
+            return None
+        self._nonce += 1
+        response = DeltaDiscoveryResponse(type_url=type_url, nonce=str(self._nonce), removed_resources=removed)
+        response.resources.extend(resource.message for resource in changed)
+        self._sent[response.nonce] = changed
+        state.versions |= {resource.name: resource.version for resource in changed}
+        for name in removed:
+            state.versions.pop(name, None)
+        state.versions |= dict.fromkeys(state.subscribed.intersection(removed), "")
+        if type_url == CLUSTER_TYPE and (endpoints := self._types.get(ENDPOINTS_TYPE)) is not None:
+            for resource in changed:
+                endpoints.versions.pop(resource.service, None)
+        return response
+
+
+def _applied(resources: Iterable[XdsResource]) -> AppliedEndpoints:
+    return AppliedEndpoints({resource.name: resource.addresses for resource in resources})

@@ -1,0 +1,119 @@
+"""The discovery stream: Envoy gets what it lacks, in order, once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from envoy.service.discovery.v3.discovery_pb2 import DeltaDiscoveryRequest
+
+from plimsoll.gateway.envoy.delta import AppliedEndpoints, DeltaStream
+from plimsoll.gateway.envoy.xds import CLUSTER_TYPE, ENDPOINTS_TYPE, SnapshotBuilder, XdsSnapshot
+from plimsoll.gateway.service_catalog import build_catalog
+from tests.gateway.kube_objects import Object, pod, service
+from tests.gateway.picker_harness import GATEWAY
+
+
+def snapshot(*names: str, pods: tuple[Object, ...] = (), **changes: Any) -> XdsSnapshot:
+    return SnapshotBuilder(GATEWAY).build(build_catalog([service(name, **changes) for name in names], pods))
+
+
+def ask(stream: DeltaStream, type_url: str, current: XdsSnapshot, **fields: Any) -> AppliedEndpoints | None:
+    error = fields.pop("error", "")
+    request = DeltaDiscoveryRequest(type_url=type_url, **fields)
+    if error:
+        request.error_detail.code, request.error_detail.message = 3, error
+    return stream.on_request(request, current)
+
+
+def names(response: Any) -> list[str]:
+    return sorted(resource.name for resource in response.resources)
+
+
+def connected(current: XdsSnapshot, *services: str) -> DeltaStream:
+    """A stream of an Envoy that has applied all of `current`."""
+    stream = DeltaStream()
+    ask(stream, CLUSTER_TYPE, current)
+    (clusters,) = stream.responses(current)
+    ask(stream, CLUSTER_TYPE, current, response_nonce=clusters.nonce)
+    ask(stream, ENDPOINTS_TYPE, current, resource_names_subscribe=[f"team/{name}" for name in services])
+    (endpoints,) = stream.responses(current)
+    ask(stream, ENDPOINTS_TYPE, current, response_nonce=endpoints.nonce)
+    assert stream.responses(current) == []
+    return stream
+
+
+def test_new_envoy_gets_clusters_then_endpoints() -> None:
+    current, stream = snapshot("chat", pods=(pod("10.0.0.1:8"),)), DeltaStream()
+    assert ask(stream, CLUSTER_TYPE, current) == AppliedEndpoints({}, is_new_envoy=True)
+    (clusters,) = stream.responses(current)
+    assert names(clusters) == ["model/chat", "model/team/chat", "pick/team/chat"]
+    assert stream.responses(current) == []
+    ask(stream, ENDPOINTS_TYPE, current, resource_names_subscribe=["team/chat"])
+    (endpoints,) = stream.responses(current)
+    assert names(endpoints) == ["team/chat"]
+    applied = ask(stream, ENDPOINTS_TYPE, current, response_nonce=endpoints.nonce)
+    assert applied == AppliedEndpoints({"team/chat": frozenset({"10.0.0.1:8"})})
+
+
+def test_endpoint_change_sends_one_resource() -> None:
+    stream = connected(snapshot("chat", "other"), "chat", "other")
+    (response,) = stream.responses(snapshot("chat", "other", pods=(pod("10.0.0.9:8"),)))
+    assert (response.type_url, names(response), list(response.removed_resources)) == (ENDPOINTS_TYPE, ["team/chat"], [])
+
+
+def test_changed_cluster_gets_its_endpoints_again() -> None:
+    stream = connected(snapshot("chat", "other"), "chat", "other")
+    obj = service("chat")
+    obj["spec"]["engine"] = {"args": ["--max-num-seqs=7"]}
+    current = SnapshotBuilder(GATEWAY).build(build_catalog([obj, service("other")], []))
+    clusters, endpoints = stream.responses(current)
+    assert names(clusters) == ["model/chat", "model/team/chat", "pick/team/chat"]
+    assert names(endpoints) == ["team/chat"]
+
+
+def test_removed_service_is_removed_once() -> None:
+    stream = connected(snapshot("chat", "other"), "chat", "other")
+    current = snapshot("chat")
+    clusters, endpoints = stream.responses(current)
+    assert sorted(clusters.removed_resources) == ["model/other", "model/team/other", "pick/team/other"]
+    assert list(endpoints.removed_resources) == ["team/other"]
+    assert stream.responses(current) == []
+    ask(stream, ENDPOINTS_TYPE, current, resource_names_unsubscribe=["team/other"])
+    assert stream.responses(current) == []
+
+
+def test_returning_envoy_gets_only_differences() -> None:
+    before = snapshot("chat", "gone", pods=(pod("10.0.0.1:8"),))
+    current = snapshot("chat", "new", pods=(pod("10.0.0.1:8"),))
+    stream = DeltaStream()
+    versions = {t: {n: r.version for n, r in before[t].items()} for t in (CLUSTER_TYPE, ENDPOINTS_TYPE)}
+    assert ask(stream, CLUSTER_TYPE, current, initial_resource_versions=versions[CLUSTER_TYPE]) is None
+    applied = ask(
+        stream,
+        ENDPOINTS_TYPE,
+        current,
+        initial_resource_versions=versions[ENDPOINTS_TYPE],
+        resource_names_subscribe=["team/chat", "team/gone"],
+    )
+    assert applied == AppliedEndpoints({"team/chat": frozenset({"10.0.0.1:8"})})
+    clusters, endpoints = stream.responses(current)
+    assert names(clusters) == ["model/new", "model/team/new", "pick/team/new"]
+    assert sorted(clusters.removed_resources) == ["model/gone", "model/team/gone", "pick/team/gone"]
+    assert (names(endpoints), list(endpoints.removed_resources)) == ([], ["team/gone"])
+
+
+def test_rejected_response_is_counted_and_not_repeated() -> None:
+    current, stream = snapshot("chat"), DeltaStream()
+    ask(stream, CLUSTER_TYPE, current)
+    (clusters,) = stream.responses(current)
+    ask(stream, CLUSTER_TYPE, current, response_nonce=clusters.nonce, error="no such field")
+    assert stream.rejected == 1
+    assert stream.responses(current) == []
+
+
+def test_repeated_subscription_is_sent_again() -> None:
+    current = snapshot("chat")
+    stream = connected(current, "chat")
+    ask(stream, ENDPOINTS_TYPE, current, resource_names_subscribe=["team/chat"])
+    (endpoints,) = stream.responses(current)
+    assert names(endpoints) == ["team/chat"]

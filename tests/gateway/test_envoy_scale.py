@@ -1,0 +1,119 @@
+"""1,000 services with 10 endpoints each, on default kernel limits: added, changed and removed under traffic."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from plimsoll.gateway.envoy.admin import EnvoyUnavailable
+from tests.gateway.background_load import BackgroundLoad
+from tests.gateway.kube_objects import Object, pod, service
+from tests.gateway.stack import GatewayStack, stop, wait_until
+
+pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
+
+SERVICES = 1000
+ENDPOINTS = 10
+PORT = 9  # of endpoints that no request goes to
+
+
+class Fleet:
+    """Services `s0` to `s999` beside the real one. Each change gives the changed objects a new version."""
+
+    def __init__(self, engine: str) -> None:
+        self._version = 0
+        self.services = [self._versioned(service())]
+        self.pods = [self._versioned(pod(engine))]
+        self.by_service: dict[str, list[Object]] = {}
+        for n in range(SERVICES):
+            self.add(f"s{n}", n)
+
+    def add(self, name: str, subnet: int) -> None:
+        self.services.append(self._versioned(service(name)))
+        self.move(name, subnet)
+
+    def move(self, name: str, subnet: int) -> None:
+        """Give a service ten endpoints in a subnet."""
+        hosts = (f"127.{subnet // 250 + 1}.{subnet % 250}.{n + 1}:{PORT}" for n in range(ENDPOINTS))
+        self.by_service[name] = [self._versioned(pod(host, service=name)) for host in hosts]
+
+    def remove(self, name: str) -> None:
+        self.services = [one for one in self.services if one["metadata"]["name"] != name]
+        del self.by_service[name]
+
+    @property
+    def all_pods(self) -> list[Object]:
+        return [*self.pods, *(one for pods in self.by_service.values() for one in pods)]
+
+    @property
+    def addresses(self) -> set[str]:
+        return {
+            f"{one['status']['podIP']}:{one['spec']['containers'][0]['ports'][0]['containerPort']}"
+            for one in self.all_pods
+        }
+
+    def _versioned(self, obj: Object) -> Object:
+        self._version += 1
+        obj["metadata"]["resourceVersion"] = str(self._version)
+        return obj
+
+
+async def wait_applied(stack: GatewayStack, fleet: Fleet) -> None:
+    """Wait until Envoy has exactly the endpoints of the fleet."""
+
+    async def has_all() -> bool:
+        try:
+            return (await stack.admin.state()).active.keys() == fleet.addresses
+        except EnvoyUnavailable:
+            return False
+
+    await wait_until(has_all, "Envoy has the endpoints")
+
+
+def inotify_instances(pid: int) -> int:
+    links = []
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            links.append(os.readlink(link))
+        except FileNotFoundError:
+            continue
+    return sum("inotify" in link for link in links)
+
+
+async def test_thousand_services_change_under_traffic(lone: GatewayStack) -> None:
+    engine = await lone.engine()
+    fleet = Fleet(engine.address)
+    await lone.start(fleet.services, fleet.all_pods)
+    await wait_applied(lone, fleet)
+    assert lone.envoy is not None
+    assert lone.picker is not None
+    assert inotify_instances(lone.envoy.pid) <= 2
+
+    load = BackgroundLoad(lone)
+    for n in range(50):
+        fleet.add(f"new{n}", SERVICES + n)
+        fleet.move(f"s{n}", SERVICES + 50 + n)
+        fleet.remove(f"s{n + 100}")
+    lone.write_objects(fleet.services, fleet.all_pods)
+    await wait_applied(lone, fleet)
+    await load.more()
+
+    stop(lone.picker)
+    await load.more()
+    fleet.move("s1", SERVICES + 200)
+    fleet.remove("s2")
+    lone.write_objects(fleet.services, fleet.all_pods)
+    lone.start_picker()
+    await lone.ready()
+    await wait_applied(lone, fleet)
+    await load.more()
+    await load.end()
+
+    stop(lone.envoy)
+    lone.start_envoy()
+    await wait_applied(lone, fleet)
+    await lone.ready()
+    assert (await lone.ask_fully())[0] == 200
+    assert lone.envoy.poll() is None
