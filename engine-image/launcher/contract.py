@@ -33,7 +33,7 @@ class Drain:
 class ProgressLimits:
     """When an engine without progress leaves its Service, and when it is restarted; see `launcher.progress`.
 
-    poll_seconds: between two questions to the engine core; answer_seconds: how long the middleware waits for one answer.
+    poll_seconds: between two questions to the engine core; answer_seconds: how long the middleware waits for an answer.
     """
 
     poll_seconds: float

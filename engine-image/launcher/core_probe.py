@@ -48,11 +48,11 @@ class CoreProbe:
         return CoreAnswer(True, question.result() - asked_at)
 
     async def _ask(self, engine_client: object) -> float:
-        """Returns the time of the answer. An engine that cannot be asked has an API server that answers: that counts."""
+        """Returns the time of the answer. Where the core cannot be asked, the answer of the API server counts."""
         ask = getattr(engine_client, "is_sleeping", None)
         if ask is not None:
             try:
                 await ask()
-            except Exception as error:  # /health has the news of a dead core
+            except Exception as error:  # noqa: BLE001  vLLM's own; /health tells of a dead core
                 log.warning("the engine core cannot be asked for progress: %s: %s", type(error).__name__, error)
         return self._clock()

@@ -2,8 +2,8 @@
 
 Problem: Kubernetes sends requests to what says it is ready, forgets what exits 0, and ends pods with one SIGTERM.
 Idea: one process in front of vLLM says ready only after warm-up, turns every end that nobody asked for into a failure,
-and stretches the SIGTERM into unready, quiet, drain, exit 0. A dead engine ends this process, and so does one that makes
-no progress (`launcher.progress`), because an engine that hangs does not end by itself.
+and stretches the SIGTERM into unready, quiet, drain, exit 0. A dead engine ends this process, and so does one that
+makes no progress (`launcher.progress`), because an engine that hangs does not end by itself.
 """
 
 from __future__ import annotations
@@ -128,7 +128,8 @@ class Launcher:
         A warm-up may compile for longer than a step takes, and has a limit of its own. A drain has one too.
         """
         status, monitor = self._status, self._progress
-        status.silent_s, status.stalled, status.hung = monitor.silent_s, monitor.is_stalled, monitor.is_hung
+        status.stalled, status.hung = monitor.is_stalled, monitor.is_hung
+        status.silent_s = monitor.silent_s if status.warm else 0.0
         return status.draining or (status.warm and status.hung)
 
     async def _ask_progress(self) -> float | None:

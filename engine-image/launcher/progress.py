@@ -1,7 +1,7 @@
 """Whether the engine makes progress, and what follows if it does not.
 
-Problem: an engine that hangs (a kernel, NCCL, a deadlock) keeps its port open and its /health at 200, so it gets half of
-the requests for ever. An engine that is merely busy must not be taken for it: a step of a slow CPU takes seconds.
+Problem: an engine that hangs (a kernel, NCCL, a deadlock) keeps its port open and its /health at 200, so requests go
+there for ever. An engine that is merely busy must not be taken for it: a step of a slow CPU takes seconds.
 
 Idea: the launcher asks the engine's API server every `poll_seconds` whether the engine core has come round its loop
 (`launcher.core_probe`). The answer comes after the running step, whatever it computes: a prefill in chunks, 256
@@ -14,9 +14,10 @@ times
 
     stretch = clamp(step_multiple * L / unready_seconds, 1, max_stretch)
 
-where L is the longest answer of the last STEP_WINDOW_SECONDS in seconds. With the contract's figures: unready after
-max(10 s, 20 L) and at most 120 s, restarted after four times that. (20: the longest step of the warm-up has 1024
-tokens. One of 8192 tokens, vLLM's default budget, takes 10 to 15 times as long, by the profiles of the simulator.)
+where L is how long the core took at most for an answer, in seconds, within STEP_WINDOW_SECONDS before the last one.
+With the contract's figures: unready after max(10 s, 20 L) and at most 120 s, restarted after four times that. (20: the
+longest step of the warm-up has 1024 tokens. One of 8192 tokens, vLLM's default budget, takes 10 to 15 times as long, by
+the profiles of the simulator.)
 
 Time in which the launcher itself did not run (a paused container, a suspended machine) does not count.
 """
@@ -54,8 +55,6 @@ class ProgressMonitor:
     def advance(self, seconds: float) -> None:
         """Time has passed; a tick that is too long counts as MAX_TICK_SECONDS."""
         self._observed_s += min(seconds, MAX_TICK_SECONDS)
-        while self._longest_steps and self._longest_steps[0][0] < self._observed_s - STEP_WINDOW_SECONDS:
-            self._longest_steps.popleft()
 
     def record(self, step_s: float) -> None:
         """The engine core has answered, `step_s` seconds after the question."""
@@ -63,6 +62,8 @@ class ProgressMonitor:
         while self._longest_steps and self._longest_steps[-1][1] <= step_s:
             self._longest_steps.pop()
         self._longest_steps.append((self._observed_s, step_s))
+        while self._longest_steps[0][0] < self._observed_s - STEP_WINDOW_SECONDS:  # only here: silence forgets nothing
+            self._longest_steps.popleft()
 
     @property
     def silent_s(self) -> float:

@@ -119,7 +119,7 @@ class OpenAiApi:
         return self._driver.dead
 
     async def is_sleeping(self) -> bool:
-        """Whether the engine sleeps: never. As in vLLM the core answers between two steps; middleware asks by this name."""
+        """False, and between two steps as in vLLM: middleware asks the core by this name."""
         await self._driver.wait_for_core()
         return False
 
