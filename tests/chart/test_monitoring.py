@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from plimsoll.adapters.vllm_metrics import METRIC_NAMES_REGEX
 from plimsoll.api.conditions import ConditionReason, ConditionType
+from plimsoll.api.contract import engine_contract
 from plimsoll.telemetry import metrics
 from tests.chart.rendering import CHART, ROOT, Object, find, of_kind, render
 
@@ -58,6 +59,8 @@ def labels_of(name: str) -> set[str] | None:
     if name.startswith("vllm:"):
         base = name.removesuffix("_bucket")
         return ENGINE_LABELS if base in READ_METRICS else None
+    if name in engine_contract().metrics.values():
+        return ENGINE_LABELS
     return KNOWN.get(name) or RECORDED.get(name)
 
 
