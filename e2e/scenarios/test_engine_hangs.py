@@ -70,7 +70,7 @@ def test_hung_engine_is_unready_restarted_and_named(
     signal: str, cluster: Cluster, service: Callable[[str], Service]
 ) -> None:
     fleet = service(f"hang-{signal.lower()}")
-    manifest = fleet_manifest(fleet.name, {"serve": replica_bounds(2, 2)})
+    manifest = fleet_manifest(fleet.name, {"serve": replica_bounds(2, 2)}, profile_scale=4)
     del manifest["spec"]["slo"]  # so that the gateway rejects nothing
     cluster.apply(manifest, namespace=fleet.namespace)
     fleet.wait_ready()

@@ -62,6 +62,7 @@ class Launcher:
         self._failure_cause = FailureCause()
         has_slow_steps = settings.runtime == engine_info.SIMULATED or command.is_cpu_build(info.engine_version or "")
         self._progress = progress.ProgressMonitor(contract.progress, has_slow_steps)
+        self._progress_pause_s = progress.WARMUP_PAUSE_SECONDS
 
     async def run(self, argv: list[str], environment: dict[str, str]) -> int:
         """Runs the engine until it ends or we are told to stop; returns the launcher's exit code."""
@@ -98,9 +99,7 @@ class Launcher:
             engine_info.find_config, self._engine_info, self._settings, dict(os.environ)
         )  # downloaded by now
         hanging = asyncio.create_task(
-            progress.observe(
-                self._progress, self._ask_progress, self._contract.progress.poll_seconds, self._on_progress_tick
-            )
+            progress.observe(self._progress, self._ask_progress, lambda: self._progress_pause_s, self._on_progress_tick)
         )
         dying = asyncio.create_task(self._wait_until_dead())
         try:
@@ -146,6 +145,7 @@ class Launcher:
         started = time.monotonic()
         prompts = PromptFactory(self._settings.served_names[0])
         await warmup.run(self._send_warmup, self._contract.warmup, prompts)
+        self._progress_pause_s = self._contract.progress.poll_seconds  # the benchmark measures without company
         await engine_info.query_engine(self._engine_info, self._contract, self._fetch)
         info, role = self._engine_info, self._settings.role
         benchmark_plan = self_benchmark.plan_benchmark(

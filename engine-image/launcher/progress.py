@@ -37,6 +37,7 @@ from launcher.contract import ProgressLimits
 
 TICK_SECONDS: Final = 0.5
 MAX_TICK_SECONDS: Final = 2 * TICK_SECONDS
+WARMUP_PAUSE_SECONDS: Final = 0.05  # short, so that a question waits for the whole of a step
 STEP_WINDOW_SECONDS: Final = 300.0
 
 log = logging.getLogger(__name__)
@@ -102,12 +103,13 @@ def parse_step_seconds(status: int, body: bytes) -> float | None:
 async def observe(
     monitor: ProgressMonitor,
     ask: Callable[[], Awaitable[float | None]],
-    poll_seconds: float,
+    pause: Callable[[], float],
     on_tick: Callable[[], bool],
 ) -> None:
     """Asks and lets time pass until `on_tick`, called every TICK_SECONDS, returns True.
 
-    `ask` returns the seconds of a step, or None where there was no answer; it must not raise.
+    `ask` returns the seconds of a step, or None where there was no answer; it must not raise. `pause` returns the
+    seconds from an answer to the next question.
     """
 
     async def poll() -> None:
@@ -115,7 +117,7 @@ async def observe(
             step_s = await ask()
             if step_s is not None:
                 monitor.record(step_s)
-            await asyncio.sleep(poll_seconds)
+            await asyncio.sleep(pause())
 
     poller = asyncio.create_task(poll())
     try:

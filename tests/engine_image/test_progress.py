@@ -122,7 +122,7 @@ async def test_observe_asks_until_the_tick_says_so() -> None:
         ticks += 1
         return ticks == 3
 
-    await progress.observe(monitor, ask, 0.0, on_tick)
+    await progress.observe(monitor, ask, lambda: 0.0, on_tick)
     assert not answers
     assert TICK_SECONDS <= monitor.silent_s <= 2 * MAX_TICK_SECONDS
 

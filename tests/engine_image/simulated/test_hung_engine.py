@@ -96,7 +96,7 @@ async def test_engine_that_goes_on_is_ready_again(tmp_path: Path) -> None:
 async def test_busy_engine_with_long_steps_stays_ready(tmp_path: Path) -> None:
     unready_s = 1.0
     flags = ("--time-scale", "1", "--profile-scale", "12", "--max-num-batched-tokens", "8192")
-    body = {"model": "m", "prompt": [7] * 16_000, "max_tokens": 1}
+    body = {"model": "m", "prompt": [7] * 8000, "max_tokens": 1}
     async with stoppable(tmp_path, *flags, unready_seconds=unready_s, restart_seconds=4.0, step_multiple=20.0) as one:
         asked = [
             asyncio.create_task(
