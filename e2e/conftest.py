@@ -50,6 +50,7 @@ LAST_SCENARIOS = (
     "drift",
     "prefill_deleted",
     "engine_killed",
+    "engine_hangs",
     "rolling_update",
     "picker_failure",
     "gateway_deleted",

@@ -30,6 +30,21 @@ class Drain:
 
 
 @dataclass(frozen=True)
+class ProgressLimits:
+    """When an engine without progress leaves its Service, and when it is restarted; see `launcher.progress`.
+
+    poll_seconds: between two questions to the engine core; answer_seconds: how long the middleware waits for an answer.
+    """
+
+    poll_seconds: float
+    answer_seconds: float
+    unready_seconds: float
+    restart_seconds: float
+    step_multiple: float
+    max_stretch: float
+
+
+@dataclass(frozen=True)
 class Warmup:
     """What is asked of an engine before it is ready: prompt lengths in tokens, then sizes of concurrent batches."""
 
@@ -59,6 +74,7 @@ class Contract:
     metrics: Mapping[str, str]
     limits: Mapping[str, int]
     drain: Drain
+    progress: ProgressLimits
     warmup: Warmup
     self_benchmark: BenchmarkSettings
     remote_prefill_deadline_seconds: float
@@ -85,6 +101,7 @@ def parse(document: Mapping[str, Any]) -> Contract:
         runtimes=tuple(document["runtimes"]),
         roles=tuple(document["roles"]),
         drain=Drain(**document["drain"]),
+        progress=ProgressLimits(**document["progress"]),
         warmup=Warmup(
             tuple(warmup["prompt_tokens"]),
             tuple(warmup["batches"]),

@@ -24,16 +24,27 @@ JSON_CONTENT_TYPE = "application/json"
 
 @dataclass
 class EngineStatus:
-    """What the launcher knows of its engine; it is ready when warmed up, and neither dead nor leaving."""
+    """What the launcher knows of its engine; it is ready when warmed up, makes progress, and is not dead or leaving.
+
+    silent_s: seconds since the last sign of progress; stalled and hung: it is too long for requests, and for good.
+    """
 
     warm: bool = False
     dead: bool = False
     draining: bool = False
+    stalled: bool = False
+    hung: bool = False
+    silent_s: float = 0.0
 
     @property
     def ready(self) -> bool:
         """Whether the pod may get requests."""
-        return self.warm and not self.dead and not self.draining
+        return self.warm and not self.dead and not self.draining and not self.stalled
+
+    @property
+    def live(self) -> bool:
+        """Whether a restart would help nothing: the engine makes progress, or starts, or leaves in its own time."""
+        return not self.hung or not self.warm or self.draining
 
     @property
     def state_name(self) -> str:
@@ -42,7 +53,9 @@ class EngineStatus:
             return "draining"
         if self.dead:
             return "unreachable"
-        return "ready" if self.warm else "starting"
+        if not self.warm:
+            return "starting"
+        return "stalled" if self.stalled else "ready"
 
 
 def render_metrics(contract: Contract, status: EngineStatus, phases: StartupPhases) -> str:
@@ -55,6 +68,9 @@ def render_metrics(contract: Contract, status: EngineStatus, phases: StartupPhas
         f"# HELP {names['draining']} 1 while this engine finishes its requests to leave.",
         f"# TYPE {names['draining']} gauge",
         f"{names['draining']} {int(status.draining)}",
+        f"# HELP {names['no_progress']} Seconds since the engine core last answered that it makes progress.",
+        f"# TYPE {names['no_progress']} gauge",
+        f"{names['no_progress']} {status.silent_s:.1f}",
         f"# HELP {names['startup_phase']} Seconds that a phase of this start took; phases add up to the whole.",
         f"# TYPE {names['startup_phase']} gauge",
     ]
@@ -87,7 +103,7 @@ class HealthServer:
         if path == paths["ready"]:
             return (200 if self.status.ready else 503), self.status.state_name.encode()
         if path == paths["live"]:
-            return 200, self.status.state_name.encode()
+            return (200 if self.status.live else 503), self.status.state_name.encode()
         if path == paths["metrics"]:
             return 200, render_metrics(self.contract, self.status, self.phases).encode() + await self.scrape_engine()
         if path == paths["about"]:

@@ -2,7 +2,8 @@
 
 Problem: Kubernetes sends requests to what says it is ready, forgets what exits 0, and ends pods with one SIGTERM.
 Idea: one process in front of vLLM says ready only after warm-up, turns every end that nobody asked for into a failure,
-and stretches the SIGTERM into unready, quiet, drain, exit 0. Liveness is this process's own: a dead engine ends it.
+and stretches the SIGTERM into unready, quiet, drain, exit 0. A dead engine ends this process, and so does one that
+makes no progress (`launcher.progress`), because an engine that hangs does not end by itself.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from launcher import client, command, drain, engine_info, engine_process, self_benchmark, warmup
+from launcher import client, command, drain, engine_info, engine_process, progress, self_benchmark, warmup
 from launcher.asgi import wait_first
 from launcher.contract import Contract, load
 from launcher.failure_cause import FailureCause
@@ -37,6 +38,9 @@ STARTUP_POLL_SECONDS = 0.1
 # vLLM's own watchdog ends it within 5 s of its engine core's death; a server kept alive against that is of no use.
 DEAD_ENGINE_SECONDS = 10.0
 KILL_SECONDS = 5.0  # beyond the shutdown timeout; with the longest wait before SIGTERM still inside the grace
+# For the end of a killed engine. A process inside a driver may not end; the container ends with the launcher.
+REAP_SECONDS = 5.0
+API_SERVER_SECONDS = 3.0  # beyond the middleware's own wait, until a new connection is tried
 
 log = logging.getLogger("launcher")
 
@@ -56,6 +60,9 @@ class Launcher:
         )
         self._state = PodState(contract.paths["state"])
         self._failure_cause = FailureCause()
+        has_slow_steps = settings.runtime == engine_info.SIMULATED or command.is_cpu_build(info.engine_version or "")
+        self._progress = progress.ProgressMonitor(contract.progress, has_slow_steps)
+        self._progress_pause_s = progress.WARMUP_PAUSE_SECONDS
 
     async def run(self, argv: list[str], environment: dict[str, str]) -> int:
         """Runs the engine until it ends or we are told to stop; returns the launcher's exit code."""
@@ -84,28 +91,61 @@ class Launcher:
         self._failure_cause.observe(line)
 
     async def _watch_engine(self, engine: engine_process.EngineProcess) -> None:
-        """Makes the engine ready, then looks after it; ends only if the engine is dead and does not go."""
+        """Makes the engine ready, then looks after it; ends only if the engine is dead and does not go, or hangs."""
         while not await self._healthy():  # noqa: ASYNC110  another process: nothing to wait on
             await asyncio.sleep(STARTUP_POLL_SECONDS)
         self._startup_phases.end("api", time.monotonic())
         _run_in_background(
             engine_info.find_config, self._engine_info, self._settings, dict(os.environ)
         )  # downloaded by now
-        await self._warm_up()
-        self._startup_phases.end("warmup", time.monotonic())
-        self._status.warm = True
-        log.info("ready after %s", ", ".join(f"{k} {v:.1f} s" for k, v in self._startup_phases.seconds().items()))
+        hanging = asyncio.create_task(
+            progress.observe(self._progress, self._ask_progress, lambda: self._progress_pause_s, self._on_progress_tick)
+        )
+        dying = asyncio.create_task(self._wait_until_dead())
+        try:
+            await self._warm_up()
+            self._startup_phases.end("warmup", time.monotonic())
+            self._status.warm = True
+            log.info("ready after %s", ", ".join(f"{k} {v:.1f} s" for k, v in self._startup_phases.seconds().items()))
+            await wait_first(hanging, dying)
+        finally:
+            hanging.cancel()
+            dying.cancel()
+        if self._status.dead:
+            log.error("the engine is dead: vLLM's /health says 503")
+            await asyncio.wait({engine.exit}, timeout=DEAD_ENGINE_SECONDS)
+
+    async def _wait_until_dead(self) -> None:
+        """Returns once vLLM says that its engine core has ended, after the warm-up."""
         while not self._status.dead:
             await asyncio.sleep(HEALTH_POLL_SECONDS)
-            self._status.dead = await self._healthy() is False
-        log.error("the engine is dead: vLLM's /health says 503")
-        await asyncio.wait({engine.exit}, timeout=DEAD_ENGINE_SECONDS)
+            self._status.dead = self._status.warm and await self._healthy() is False
+
+    def _on_progress_tick(self) -> bool:
+        """Shows the engine's progress in the status; returns whether the observation is over.
+
+        A warm-up may compile for longer than a step takes, and has a limit of its own. A drain has one too.
+        """
+        status, monitor = self._status, self._progress
+        status.stalled, status.hung = monitor.is_stalled, monitor.is_hung
+        status.silent_s = monitor.silent_s if status.warm else 0.0
+        return status.draining or (status.warm and status.hung)
+
+    async def _ask_progress(self) -> float | None:
+        """The seconds after which the engine core answered; None where it, or its API server, has not."""
+        seconds = self._contract.progress.answer_seconds + API_SERVER_SECONDS
+        try:
+            response = await client.request(self._port, self._contract.paths["progress"], timeout=seconds)
+        except (OSError, TimeoutError, ValueError):
+            return None
+        return progress.parse_step_seconds(response.status, response.body)
 
     async def _warm_up(self) -> None:
         """First requests, then what the engine says of itself, then how fast it is in the time that is left."""
         started = time.monotonic()
         prompts = PromptFactory(self._settings.served_names[0])
         await warmup.run(self._send_warmup, self._contract.warmup, prompts)
+        self._progress_pause_s = self._contract.progress.poll_seconds  # the benchmark measures without company
         await engine_info.query_engine(self._engine_info, self._contract, self._fetch)
         info, role = self._engine_info, self._settings.role
         benchmark_plan = self_benchmark.plan_benchmark(
@@ -137,6 +177,9 @@ class Launcher:
         )
 
     async def _scrape(self) -> bytes:
+        """The engine's own metrics; of an engine that makes no progress none, at once."""
+        if self._status.stalled:
+            return b""
         try:
             response = await client.request(self._port, self._contract.paths["metrics"])
         except (OSError, TimeoutError, ValueError):
@@ -146,21 +189,39 @@ class Launcher:
     async def _on_engine_exit(self, engine: engine_process.EngineProcess) -> int:
         """An end that nobody asked for is a failure, whatever vLLM calls it."""
         self._status.dead = True
-        if not engine.exit.done():
-            engine.kill()
-        code = await engine.exit
+        if self._status.hung and not engine.exit.done():
+            return await self._end_hung_engine(engine)
+        code = await self._kill(engine)
         await engine.log_copied()
         log.error("the engine ended by itself with code %d", code)
         if self._failure_cause.message:  # without one, Kubernetes keeps the end of the log
             self._write_termination_message(self._failure_cause.message)
         return code or 1
 
+    async def _end_hung_engine(self, engine: engine_process.EngineProcess) -> int:
+        """Kills the engine, because one that hangs does not handle SIGTERM, and leaves the cause."""
+        message = (
+            f"the engine made no progress for {self._status.silent_s:.0f} s "
+            f"with {self._state.in_flight} requests running"
+        )
+        log.error("%s: it is killed", message)
+        self._write_termination_message(message)  # before the kill, which may take its time
+        await self._kill(engine)
+        return 1
+
+    async def _kill(self, engine: engine_process.EngineProcess) -> int:
+        """Kills what is left of the engine, and returns its exit code: 128 + 9 if it does not end in REAP_SECONDS."""
+        if not engine.exit.done():
+            engine.kill()
+            await asyncio.wait({engine.exit}, timeout=REAP_SECONDS)
+        return engine.exit.result() if engine.exit.done() else 128 + signal.SIGKILL
+
     async def _drain(self, engine: engine_process.EngineProcess) -> int:
         """Leaves without losing a request: unready and refusing, quiet, SIGTERM, the last answers, exit."""
-        was_ready = self._status.ready
+        was_serving = self._status.warm and not self._status.dead
         self._status.draining = True
         self._state.mark_draining()
-        if was_ready:
+        if was_serving:
             log.info("draining: new requests are refused")
             quiet = asyncio.create_task(drain.wait_until_quiet(self._state, self._contract.drain))
             await wait_first(quiet, engine.exit)
@@ -173,9 +234,8 @@ class Launcher:
         killed = not engine.exit.done()
         if killed:
             log.error("vLLM did not end in time: killed")
-            engine.kill()
-        code = await engine.exit
-        if not was_ready:
+        code = await self._kill(engine)
+        if not was_serving:
             return 0  # a start that was broken off has no failure to report
         self._report_aborted()
         return 1 if killed else code

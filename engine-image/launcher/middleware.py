@@ -14,12 +14,14 @@ What comes back is watched by `guard`.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from dataclasses import dataclass
 from typing import Any
 
 from launcher import command, contract, errors, remote_prefill, request_body, settings
 from launcher.asgi import App, Message, Receive, Scope, Send, header, replace_headers, send_json, wait_first
+from launcher.core_probe import CoreProbe
 from launcher.errors import RejectionReason
 from launcher.middleware_metrics import MiddlewareMetrics
 from launcher.modelname import Rename, renaming, unchanged
@@ -75,8 +77,12 @@ class MiddlewareConfig:
 
 def is_engine_dead(scope: Scope) -> bool:
     """Whether vLLM knows that its engine core has died; it serves on for some seconds then."""
-    state = getattr(scope.get("app"), "state", None)
-    return bool(getattr(getattr(state, "engine_client", None), "errored", False))
+    return bool(getattr(engine_client(scope), "errored", False))
+
+
+def engine_client(scope: Scope) -> object:
+    """vLLM's client of the engine core; None where the application has none."""
+    return getattr(getattr(scope.get("app"), "state", None), "engine_client", None)
 
 
 class Plimsoll:
@@ -90,6 +96,7 @@ class Plimsoll:
         self._prefill_header, self._endpoint_header = headers["prefill"], headers["endpoint"]
         self._remote_prefill_header, self._next_engine_header = headers["remote_prefill"], headers["next_engine"]
         self._model_header, self._response_model_header = headers["model"], headers["response_model"]
+        self._progress_path, self._core_probe = self._config.contract.paths["progress"], CoreProbe()
         self._prefill_client = remote_prefill.RemotePrefillClient(
             self._config.remote_prefill_deadline, self._remote_prefill_header
         )
@@ -98,6 +105,8 @@ class Plimsoll:
         """One connection event of the API server."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
+        elif scope["path"] == self._progress_path:
+            await self._answer_progress(scope, send)
         elif scope["method"] != "POST" or header(scope, "content-type").startswith("multipart/"):
             await self._forward_to_engine(scope, receive, send)
         else:
@@ -106,6 +115,12 @@ class Plimsoll:
     async def close(self) -> None:
         """Closes connections to prefill engines."""
         await self._prefill_client.close()
+
+    async def _answer_progress(self, scope: Scope, send: Send) -> None:
+        """Tells the launcher whether the engine core runs: 200 once it has answered, 503 where it has not in time."""
+        answer = await self._core_probe.wait_answer(engine_client(scope), self._config.contract.progress.answer_seconds)
+        body = json.dumps({"step_seconds": round(answer.seconds, 3)}).encode()
+        await send_json(send, 200 if answer.answered else 503, body, {b"connection": b"close"})
 
     async def _handle_post(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:

@@ -118,6 +118,11 @@ class OpenAiApi:
         """Whether the engine core has died; middleware asks by this name."""
         return self._driver.dead
 
+    async def is_sleeping(self) -> bool:
+        """False, and between two steps as in vLLM: middleware asks the core by this name."""
+        await self._driver.wait_for_core()
+        return False
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One connection event."""
         scope["app"] = self

@@ -127,6 +127,10 @@ class EngineCore:
         arriving = self._kv_arrivals[0][0] if self._kv_arrivals else math.inf
         return min(arriving, self.leases.next_expiry_s())
 
+    def step_end_s(self, now_s: float) -> float:
+        """When the step that runs at `now_s` ends; `now_s` where none runs."""
+        return min((step.end_s for step in self._steps_in_flight if step.end_s > now_s), default=now_s)
+
     def next_wakeup_s(self, now_s: float, coalesce_s: float) -> float:
         """When to look again: at the next step's end while something waits, begins or ends, else after some patience.
 

@@ -29,6 +29,7 @@ class RealTimeDriver:
         self.live: set[EngineSequence] = set()
         self.deferred = 0  # handshakes with other engines under way
         self.core_died = asyncio.Event()
+        self.hung = False
         self._coalesce_s = coalesce_s
         self._recompute = recompute
         self._loop = asyncio.get_running_loop()
@@ -41,6 +42,11 @@ class RealTimeDriver:
     def dead(self) -> bool:
         """Whether the engine core is gone."""
         return self.core_died.is_set()
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether the engine core runs no step any more."""
+        return self.dead or self.hung
 
     def now(self) -> float:
         """The engine's clock, in seconds. Not the loop's, which may be a millisecond behind."""
@@ -74,7 +80,8 @@ class RealTimeDriver:
     def abort_sequence(self, sequence: EngineSequence) -> None:
         """A client has gone."""
         if sequence.outcome is None:
-            self.core.drop_sequence(sequence, self.now())
+            if not self.hung:
+                self.core.drop_sequence(sequence, self.now())
             self._remove(sequence)
             self.catch_up()
 
@@ -82,7 +89,7 @@ class RealTimeDriver:
         """Runs what has ended by now, tells who waits for it, and sets the next wake-up."""
         now = self.now()
         core = self.core
-        if self.dead:
+        if self.stands_still:
             return
         core.advance(now)
         if core.updated:
@@ -129,8 +136,21 @@ class RealTimeDriver:
         for sequence in tuple(self.live):
             sequence.on_update()
 
+    def hang_core(self) -> None:
+        """The engine core stops in the middle of a step, and nobody is told."""
+        self.catch_up()
+        self.hung = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    async def wait_for_core(self) -> None:
+        """Returns after the step that runs now, when the core reads its messages; never if the core hangs."""
+        await asyncio.sleep(self.core.step_end_s(self.now()) - self.now())
+        if self.hung:
+            await asyncio.get_running_loop().create_future()
+
     def _add_to_core(self, sequence: EngineSequence) -> None:
-        if sequence.outcome is None and not self.dead:
+        if sequence.outcome is None and not self.stands_still:
             self.core.add(sequence, self.now())
             self.catch_up()
 
@@ -144,7 +164,7 @@ class RealTimeDriver:
     def _on_peer_lost(self, sequence: EngineSequence) -> None:
         """The engine that has a prompt's KV is gone."""
         self._claims.pop(sequence, None)
-        if sequence.outcome is not None or self.dead:
+        if sequence.outcome is not None or self.stands_still:
             return
         self.core.metrics.counters["nixl_num_failed_transfers"] += 1
         if self._recompute:

@@ -2,7 +2,8 @@
 
 SIGTERM is vLLM's: what is in the engine may finish within --shutdown-timeout while /health stays 200 and new requests
 get a 500; what is left then is aborted; exit 0. SIGUSR1 kills the engine core: /health says 503, streams break with an
-error event, and the process ends some seconds later with code 0, as vLLM's does.
+error event, and the process ends some seconds later with code 0, as vLLM's does. SIGUSR2 hangs the engine core: the API
+server answers as before, /health says 200, and no token comes any more.
 """
 
 from __future__ import annotations
@@ -122,6 +123,7 @@ async def _serve_http(options: EngineOptions, api: OpenAiApi, driver: RealTimeDr
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     loop.add_signal_handler(signal.SIGUSR1, driver.kill_core)
+    loop.add_signal_handler(signal.SIGUSR2, driver.hang_core)
     log_line("APIServer", "api_server.py:1370", f"Starting vLLM server on http://{options.host}:{options.port}")
     serving = asyncio.ensure_future(server.serve(sockets=[sock]))
     ending = asyncio.ensure_future(_wait_for_end(options, api, driver, stop))

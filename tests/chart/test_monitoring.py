@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from plimsoll.adapters.vllm_metrics import METRIC_NAMES_REGEX
 from plimsoll.api.conditions import ConditionReason, ConditionType
+from plimsoll.api.contract import engine_contract
 from plimsoll.gateway.errors import RejectionReason
 from plimsoll.telemetry import metrics
 from tests.chart.rendering import CHART, ROOT, Object, find, of_kind, render
@@ -59,6 +60,8 @@ def labels_of(name: str) -> set[str] | None:
     if name.startswith("vllm:"):
         base = name.removesuffix("_bucket")
         return ENGINE_LABELS if base in READ_METRICS else None
+    if name in engine_contract().metrics.values():
+        return ENGINE_LABELS
     return KNOWN.get(name) or RECORDED.get(name)
 
 
@@ -103,6 +106,14 @@ def test_alerts_page_and_unit_tests_cover_every_alert() -> None:
     names = [alert["alert"] for alert in ALERTS]
     assert re.findall(r"(?m)^## (.+)$", ALERTS_PAGE.read_text()) == names
     assert [name for name in names if name not in UNIT_TESTS.read_text()] == []
+
+
+def test_rules_tests_name_alerts_that_exist() -> None:
+    text = (ROOT / "tests" / "chart" / "rules" / "plimsoll_test.yaml").read_text()
+    asked = set(re.findall(r'alertname=~?\\?"([^"\\]+)', text)) | set(re.findall(r"alertname: (\w+)", text))
+    names = [alert["alert"] for alert in ALERTS]
+    assert len(asked) > 10
+    assert [one for one in asked if not any(re.fullmatch(one, name) for name in names)] == []
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed; the cluster scenario has it")

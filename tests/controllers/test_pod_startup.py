@@ -76,6 +76,15 @@ def test_startup_variant_names_model_image_and_gpus() -> None:
     )
 
 
+def test_pod_that_was_unready_for_a_time_is_no_start() -> None:
+    whole = startup_progress(None, ("launch", 1.0), ("load", 20.0))
+    scheduled = pod_condition("PodScheduled", "True", 2)
+    stalled = pod(scheduled, pod_condition("Ready", "False", 3000), running=12)
+    state = pod_startup.startup_state(stalled, whole)
+    assert (state.phase, state.created_s, state.phase_since_s) == ("launch", CREATED_S + 3000, CREATED_S + 3000)
+    assert pod_startup.phase_durations(pod(scheduled, pod_condition("Ready", "True", 3020), running=12), whole) == []
+
+
 def test_phase_durations_invalid_times_return_empty() -> None:
     backwards = pod(pod_condition("PodScheduled", "True", 30), pod_condition("Ready", "True", 40), running=12)
     assert pod_startup.phase_durations(backwards, None) == []

@@ -35,6 +35,7 @@ class Handler(BaseHTTPRequestHandler):
             "/v1/models": json.dumps({"data": [{"max_model_len": 64}]}).encode(),
             "/metrics": METRICS,
             "/version": b'{"version": "9.9", "accelerator": "H200"}',
+            "/plimsoll/progress": b'{"step_seconds": 0.0}',
         }
         self.reply(503 if DEAD and self.path == "/health" else 200, bodies[self.path])
 

@@ -129,13 +129,14 @@ class Exchange:
 
 @dataclass
 class MiddlewareHarness:
-    """The middleware in front of an engine."""
+    """The middleware in front of an engine; `is_sleeping` is what the engine core is asked."""
 
     engine: FakeEngine
     config: MiddlewareConfig
     registry: CollectorRegistry
     app: Plimsoll
     errored: bool = False
+    is_sleeping: Callable[[], Awaitable[bool]] | None = None
 
     async def send(
         self,
@@ -166,7 +167,8 @@ class MiddlewareHarness:
             exchange.messages.append(message)
 
         sent = {"content-type": "application/json", **(headers or {})}
-        app = SimpleNamespace(state=SimpleNamespace(engine_client=SimpleNamespace(errored=self.errored)))
+        engine_client = SimpleNamespace(errored=self.errored, is_sleeping=self.is_sleeping)
+        app = SimpleNamespace(state=SimpleNamespace(engine_client=engine_client))
         scope: Scope = {
             "type": "http",
             "method": method,

@@ -17,6 +17,8 @@ from plimsoll.core.autoscaling.startup_time import StartingPod
 Object = dict[str, Any]
 PhaseDurations = list[tuple[str, float]]
 
+MAX_PROBE_S = 60.0  # from the end of the warm-up until the kubelet says so; after more, the pod became ready once more
+
 
 def startup_variant(pod: Object) -> Variant:
     """The start-up variant of a pod or pod template: model, image, GPUs and node selector."""
@@ -55,15 +57,20 @@ def has_restarted(pod: Object) -> bool:
     return any(container.get("lastState", {}).get("terminated") for container in _containers(pod))
 
 
-def _began_s(pod: Object) -> float:
-    """When the start-up began, seconds since the epoch: pod creation, or when a restarted pod became unready."""
-    unready_s = _since_s(pod, "Ready") if has_restarted(pod) and not is_ready(pod) else None
+def _began_s(pod: Object, progress: StartupProgress | None) -> float:
+    """When the start-up began, seconds since the epoch: pod creation, or when a pod that was ready became unready.
+
+    It was ready if it has restarted, or if its launcher reports the whole start-up: then its engine hangs, and is
+    restarted soon.
+    """
+    was_ready = has_restarted(pod) or is_complete(progress)
+    unready_s = _since_s(pod, "Ready") if was_ready and not is_ready(pod) else None
     return max(created_s(pod), unready_s or 0.0)
 
 
 def startup_state(pod: Object, progress: StartupProgress | None) -> StartingPod:
     """The current start-up phase of a pod that is not ready. progress: the launcher's last report."""
-    created_at_s = _began_s(pod)
+    created_at_s = _began_s(pod, progress)
     scheduled = _condition(pod, "PodScheduled")
     if scheduled.get("status") != "True":
         unschedulable_message = scheduled.get("message") if scheduled.get("reason") == "Unschedulable" else None
@@ -73,13 +80,16 @@ def startup_state(pod: Object, progress: StartupProgress | None) -> StartingPod:
     if running_s is None:
         return StartingPod(pod["metadata"]["name"], created_at_s, "pull", scheduled_s)
     if progress is None or progress.phase is None:
-        return StartingPod(pod["metadata"]["name"], created_at_s, "launch", running_s)
+        return StartingPod(pod["metadata"]["name"], created_at_s, "launch", max(created_at_s, running_s))
     phase_started_s = running_s + sum(seconds for _, seconds in progress.phases)
     return StartingPod(pod["metadata"]["name"], created_at_s, progress.phase, phase_started_s)
 
 
 def phase_durations(pod: Object, progress: StartupProgress | None) -> PhaseDurations:
-    """Phases of a ready pod with their seconds; empty after a restart, and if a time is missing or negative."""
+    """Phases of a ready pod with their seconds; empty if a time is missing or negative.
+
+    Empty also for a pod that has restarted, or was unready for a time: its Ready is not the end of its start-up.
+    """
     created_at_s = created_s(pod)
     ready_s, scheduled_s = _since_s(pod, "Ready"), _since_s(pod, "PodScheduled")
     running_s = _container_started_s(pod)
@@ -88,7 +98,10 @@ def phase_durations(pod: Object, progress: StartupProgress | None) -> PhaseDurat
     phases: PhaseDurations = [("schedule", scheduled_s - created_at_s), ("pull", running_s - scheduled_s)]
     if progress is not None and progress.phases:
         phases += [(name, seconds) for name, seconds in progress.phases]
-        phases.append(("probe", max(0.0, ready_s - running_s - sum(seconds for _, seconds in progress.phases))))
+        probe_s = ready_s - running_s - sum(seconds for _, seconds in progress.phases)
+        if probe_s > MAX_PROBE_S:
+            return []
+        phases.append(("probe", max(0.0, probe_s)))
     else:
         phases.append(("engine", ready_s - running_s))
     return phases if all(seconds >= 0.0 for _, seconds in phases) else []

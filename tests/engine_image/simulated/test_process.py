@@ -27,13 +27,19 @@ FLAGS = ("--start-seconds", "1", "--time-scale", "0.1")
 
 
 @asynccontextmanager
-async def engine(folder: Path, *flags: str, drain_s: int = 600) -> AsyncIterator[Running]:
-    """A launcher with a simulated engine, ready; its last words are in the folder's `said`."""
+async def engine(
+    folder: Path, *flags: str, drain_s: int = 600, progress: dict[str, float] | None = None
+) -> AsyncIterator[Running]:
+    """A launcher with a simulated engine, ready; its last words are in the folder's `said`.
+
+    `progress`: limits of the contract that are changed.
+    """
     api, port, nixl = free_ports(3)
     document = json.loads((IMAGE_ROOT / "contract.json").read_text())
     document["ports"] = {"api": api, "launcher": port, "nixl": nixl}
     document["paths"].update(state=str(folder / "state"), termination_message=str(folder / "said"))
     document["drain"].update(min_unready_seconds=0, quiet_seconds=0)
+    document["progress"].update(progress or {})
     (folder / "contract.json").write_text(json.dumps(document))
     environment = {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",

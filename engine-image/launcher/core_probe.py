@@ -1,0 +1,58 @@
+"""Asks the engine core, from inside the API server, whether it still runs its loop.
+
+Problem: vLLM's /health is 200 while its engine core hangs, because the API server is another process. Its counters do
+not tell either: none of them moves while one long prompt is computed in chunks, or while KV blocks are on their way.
+
+Idea: vLLM's own `is_sleeping` is a question that the core answers in its loop, between two steps, from a variable. One
+question is open at a time, so a core that hangs collects no more than one. It costs one message each way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class CoreAnswer:
+    """Whether the core has answered, and the seconds that it took, or has taken so far: at most about one step."""
+
+    answered: bool
+    seconds: float
+
+
+class CoreProbe:
+    """The question to one engine core. `clock` in seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._asked_at = 0.0
+        self._question: asyncio.Task[float] | None = None
+
+    async def wait_answer(self, engine_client: object, seconds: float) -> CoreAnswer:
+        """Waits for the open question for at most `seconds`, and asks one if none is open."""
+        if self._question is None:
+            self._asked_at = self._clock()
+            self._question = asyncio.create_task(self._ask(engine_client))
+        question, asked_at = self._question, self._asked_at
+        await asyncio.wait({question}, timeout=seconds)
+        if not question.done():
+            return CoreAnswer(False, self._clock() - asked_at)
+        if self._question is question:
+            self._question = None
+        return CoreAnswer(True, question.result() - asked_at)
+
+    async def _ask(self, engine_client: object) -> float:
+        """Returns the time of the answer. Where the core cannot be asked, the answer of the API server counts."""
+        ask = getattr(engine_client, "is_sleeping", None)
+        if ask is not None:
+            try:
+                await ask()
+            except Exception as error:  # noqa: BLE001  vLLM's own; /health tells of a dead core
+                log.warning("the engine core cannot be asked for progress: %s: %s", type(error).__name__, error)
+        return self._clock()
