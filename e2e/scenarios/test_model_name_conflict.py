@@ -1,8 +1,10 @@
-"""Two services claim one model name: the older one goes on, the younger one says so, and takes over when it may."""
+"""A model name stays with its holder: other claims and edits do not move it, and it goes on when it is freed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+
+import httpx
 
 from e2e.lib.client import Prompt
 from e2e.lib.kube import Cluster
@@ -12,31 +14,76 @@ from e2e.lib.wait import sleep, wait_until
 
 NOWHERE = {"serve": {"pod": {"nodeSelector": {"example.com/nowhere": "yes"}}}}
 QUESTION = Prompt("Who owns the name?", max_tokens=8)
+OTHER_NAMESPACE = "plimsoll-e2e-names"
 
 
-def test_older_service_keeps_model_name(solo: Service, service: Callable[[str], Service], cluster: Cluster) -> None:
+def test_holder_keeps_model_name(solo: Service, service: Callable[[str], Service], cluster: Cluster) -> None:
     late = service("late")
     names = solo.status()["modelNames"]
+    since = solo.status()["modelNameClaim"]["since"].partition(".")[0]
     cluster.apply(make_manifest("late", NOWHERE, model={"name": solo.name}), namespace=late.namespace)
     told = late.wait_condition("ModelNameAccepted", status="False")
     events = late.wait_events("ModelNameTaken")
     ledger = Load(solo.target, OpenLoop([Arrival(0.2 * n, QUESTION) for n in range(10)])).run()
     print(f"{told['reason']}: {told['message']}")
-    print(f"{ledger.summary()}; names of the younger one {late.status()['modelNames']}")
+    print(f"{ledger.summary()}; names of the later one {late.status()['modelNames']}")
     assert solo.key in told["message"]
+    assert since in told["message"]
     assert len(events) == 1
     assert late.status()["modelNames"] == [late.key]
+    assert "modelNameClaim" not in late.status()
     assert solo.status()["modelNames"] == names
     assert solo.condition("ModelNameAccepted")["status"] == "True"
     assert not ledger.failures, ledger.explain()
     cluster.delete("inferenceservices", "late", namespace=late.namespace)
 
 
-def test_model_name_passes_on_when_owner_is_deleted(service: Callable[[str], Service], cluster: Cluster) -> None:
+def test_edited_older_service_takes_no_model_name(service: Callable[[str], Service], cluster: Cluster) -> None:
+    old, young = service("older"), service("younger")
+    cluster.apply(make_manifest("older", NOWHERE, model={"name": "playground"}), namespace=old.namespace)
+    old.wait_condition("ModelNameAccepted", status="True")
+    sleep(1.1)  # creation times are whole seconds
+    cluster.apply(make_manifest("younger", NOWHERE, model={"name": "contested"}), namespace=young.namespace)
+    wait_until("it is listed", lambda: young.status().get("modelNames", [""])[0] == "contested")
+    claim = young.status()["modelNameClaim"]
+    cluster.patch("inferenceservices", old.name, old.namespace, {"spec": {"model": {"name": "contested"}}})
+    told = old.wait_condition("ModelNameAccepted", status="False")
+    print(f"{told['reason']}: {told['message']}")
+    assert young.key in told["message"]
+    assert young.status()["modelNameClaim"] == claim
+    assert young.status()["modelNames"][0] == "contested"
+    for one in (old, young):
+        cluster.delete("inferenceservices", one.name, namespace=one.namespace)
+
+
+def test_qualified_name_stays_in_its_namespace(service: Callable[[str], Service], cluster: Cluster) -> None:
+    """Another namespace claims NAMESPACE/NAME, also while the service is deleted to be created again."""
+    owner = service("owned")
+    cluster.apply(make_manifest("owned", NOWHERE), namespace=owner.namespace)
+    owner.wait_condition("ModelNameAccepted", status="True")
+    cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": OTHER_NAMESPACE}})
+    thief = Service(cluster, OTHER_NAMESPACE, "thief", owner.url)
+    cluster.apply(make_manifest("thief", NOWHERE, model={"name": owner.key}), namespace=OTHER_NAMESPACE)
+    told = thief.wait_condition("ModelNameAccepted", status="False")
+    print(f"{told['reason']}: {told['message']}")
+    assert told["reason"] == "ModelNameReserved"
+    thief.wait_events("ModelNameRejected")
+    cluster.delete("inferenceservices", owner.name, namespace=owner.namespace)
+    wait_until("it is gone", lambda: owner.get() is None)
+    wait_until("no gateway lists it", lambda: owner.key not in _listed(owner))
+    sleep(3.0)  # time in which the operator could grant it
+    assert owner.key not in _listed(owner)
+    assert thief.status()["modelNames"] == [thief.key]
+    cluster.apply(make_manifest("owned", NOWHERE), namespace=owner.namespace)
+    wait_until("it is listed again", lambda: owner.key in owner.status().get("modelNames", ()))
+    cluster.delete("inferenceservices", owner.name, namespace=owner.namespace)
+    cluster.delete("namespaces", OTHER_NAMESPACE)
+
+
+def test_model_name_passes_on_when_holder_is_deleted(service: Callable[[str], Service], cluster: Cluster) -> None:
     first, second = service("first"), service("second")
     cluster.apply(make_manifest("first", NOWHERE, model={"name": "heirloom"}), namespace=first.namespace)
     first.wait_condition("ModelNameAccepted", status="True")
-    sleep(1.1)  # creation times are whole seconds
     cluster.apply(make_manifest("second", NOWHERE, model={"name": "heirloom"}), namespace=second.namespace)
     second.wait_condition("ModelNameAccepted", status="False")
     cluster.delete("inferenceservices", "first", namespace=first.namespace)
@@ -45,3 +92,8 @@ def test_model_name_passes_on_when_owner_is_deleted(service: Callable[[str], Ser
     print(f"second: {second.status()['modelNames']}, {events[0]['message']}")
     wait_until("every gateway answers to it", lambda: second.status()["modelNames"] == ["heirloom", second.key])
     cluster.delete("inferenceservices", "second", namespace=second.namespace)
+
+
+def _listed(service: Service) -> set[str]:
+    """The names in the gateway's list of models."""
+    return {model["id"] for model in httpx.get(f"{service.url}/v1/models", trust_env=False).json()["data"]}

@@ -136,7 +136,8 @@ def test_dashboard_panels_do_not_overlap() -> None:
 
 def test_rules_and_dashboard_are_rendered_on_request() -> None:
     assert of_kind(render(), "PrometheusRule") == []
-    assert [o["metadata"]["name"] for o in of_kind(render(), "ConfigMap")] == ["plimsoll-operator"]
+    configs = [o["metadata"]["name"] for o in of_kind(render(), "ConfigMap")]
+    assert configs == ["plimsoll-operator", "plimsoll-service-namespaces"]
     rules: Object = {"enabled": True, "labels": {"release": "prometheus"}, "docsUrl": "https://docs.example/llm/"}
     objects = render({"monitoring": {"prometheusRule": rules, "dashboard": {"enabled": True}}})
     rule = find(objects, "PrometheusRule")

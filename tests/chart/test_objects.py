@@ -28,7 +28,8 @@ NAME, INSTANCE, COMPONENT = (f"app.kubernetes.io/{key}" for key in ("name", "ins
 
 def settings(values: Object | None = None, *options: str) -> PlatformConfig:
     """The operator's own reading of its settings file."""
-    text = find(render(values, *options), "ConfigMap")["data"]["operator.yaml"]
+    data = [one.get("data", {}) for one in of_kind(render(values, *options), "ConfigMap")]
+    [text] = [one["operator.yaml"] for one in data if "operator.yaml" in one]
     return PlatformConfig.model_validate(yaml.safe_load(text))
 
 
@@ -101,9 +102,10 @@ def test_operator_config_reads_rendered_settings() -> None:
         },
         "metrics": {"from": [{"podSelector": {}}]},
         "networkPolicy": {"enabled": False},
-        "gateway": {"service": {"port": 8000}},
+        "gateway": {"service": {"port": 8000}, "shortModelNames": {"namespaces": ["a", "b"]}},
     }
     got = settings(values)
+    assert got.gateway.short_model_names.namespaces == ("a", "b")
     assert got.watch_namespaces == ("a",)
     assert got.engine.model_dump(by_alias=True, mode="json") == {
         "imagePullPolicy": "IfNotPresent",
@@ -124,6 +126,18 @@ def test_operator_config_defaults_are_rendered() -> None:
     assert got.engine.simulated_image == got.engine.image.replace("engine-cuda", "engine-simulated")
     assert got.engine.runtime_class_name is None
     assert (got.watch_namespaces, got.metrics.peers) == ((), ())
+    assert got.gateway.short_model_names.namespaces == ()
+
+
+def test_operator_config_without_values_of_newer_chart() -> None:
+    """As `helm upgrade --reuse-values` renders it, which has the old chart's values alone."""
+    assert settings({"gateway": {"shortModelNames": None}}).gateway.short_model_names.namespaces == ()
+
+
+@pytest.mark.parametrize("namespaces", ["bank", ["Bank"], ["a/b"], ["a", "a"], ["a" * 64], [""]])
+def test_short_model_names_invalid_namespaces_are_refused(namespaces: object) -> None:
+    with pytest.raises(RenderError, match="shortModelNames"):
+        render({"gateway": {"shortModelNames": {"namespaces": namespaces}}})
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from plimsoll.controllers import namespace_leases
 from plimsoll.controllers.operator import LEASE_NAME
+from plimsoll.controllers.reconcile.service_namespaces import CONFIGMAP_NAME
 from tests.chart.rendering import NAMESPACE, Object, find, of_kind, render
 
 FOLLOW = ("list", "watch")
@@ -26,9 +28,14 @@ OPERATOR = {
     "networkpolicies.networking.k8s.io": OWNED,
     "pods": (*FOLLOW, "patch"),
     "events": ("create",),
+    "leases.coordination.k8s.io": ("create", "get", "update", "delete"),
 }
 OPERATOR_EVERYWHERE = OPERATOR | {"customresourcedefinitions.apiextensions.k8s.io": ("list", "watch")}
-OPERATOR_AT_HOME = {"leases.coordination.k8s.io": ("create", "get", "update"), "pods": FOLLOW}
+OPERATOR_AT_HOME = {
+    "leases.coordination.k8s.io": ("create", "get", "update"),
+    "configmaps": ("get", "patch"),
+    "pods": FOLLOW,
+}
 GATEWAY_AT_HOME = {"pods": FOLLOW}
 
 
@@ -90,16 +97,33 @@ def test_rbac_bindings_reference_existing_roles() -> None:
             assert (role["kind"], binding["metadata"].get("namespace"), role["name"]) in roles
 
 
-def test_rbac_only_release_lease_may_be_changed() -> None:
+@pytest.mark.parametrize(
+    ("kind", "resource", "verbs", "name"),
+    [
+        ("Lease", "leases", {"get", "update"}, LEASE_NAME),
+        ("ConfigMap", "configmaps", {"get", "patch", "create"}, CONFIGMAP_NAME),
+    ],
+)
+def test_rbac_only_release_objects_may_be_changed(kind: str, resource: str, verbs: set[str], name: str) -> None:
     objects = render({}, "--name-template", "llm")
-    assert find(objects, "Lease")["metadata"]["name"] == LEASE_NAME
+    assert name in {one["metadata"]["name"] for one in of_kind(objects, kind)}
     changing = [
         rule
         for role in of_kind(objects, "Role")
         for rule in role["rules"]
-        if rule["resources"] == ["leases"] and set(rule["verbs"]) & {"get", "update"}
+        if rule["resources"] == [resource] and set(rule["verbs"]) & verbs
     ]
-    assert [rule["resourceNames"] for rule in changing] == [[LEASE_NAME]]
+    assert [rule["resourceNames"] for rule in changing] == [[name]]
+
+
+def test_rbac_only_namespace_leases_may_be_changed_elsewhere() -> None:
+    rules = find(render(), "ClusterRole", "plimsoll-operator")["rules"]
+    changing = [rule for rule in rules if rule["resources"] == ["leases"] and set(rule["verbs"]) != {"create"}]
+    assert [rule["resourceNames"] for rule in changing] == [[namespace_leases.LEASE_NAME]]
+
+
+def test_service_namespaces_are_written_by_operator_only() -> None:
+    assert "data" not in find(render(), "ConfigMap", CONFIGMAP_NAME)
 
 
 def test_rbac_aggregates_view_and_edit_roles() -> None:

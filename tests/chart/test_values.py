@@ -56,6 +56,7 @@ OTHER: dict[str, Any] = {
     "gateway.service.nodePort": 30123,
     "gateway.service.externalTrafficPolicy": "Local",
     "gateway.corsAllowedOrigins": ["https://app.example"],
+    "gateway.shortModelNames.namespaces": ["other"],
     "gateway.service.loadBalancerSourceRanges": ["10.0.0.0/8"],
     "gateway.ingress.hosts": ["llm.example"],
     "gateway.ingress.tls": [{"hosts": ["llm.example"], "secretName": "other"}],

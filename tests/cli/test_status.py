@@ -124,6 +124,15 @@ async def test_status_itl_is_shown_when_targeted() -> None:
     assert "ITL P99  40ms    31ms      -" in await shown(even, name="even")
 
 
+async def test_status_lost_model_name_names_holder() -> None:
+    message = "spec.model.name chat: service bank/chat holds the name since 2026-03-01T00:00:00Z; clients reach this"
+    lost = {"type": "ModelNameAccepted", "status": "False", "reason": "ModelNameTaken", "message": message}
+    late = builders.service("late") | {"status": {"modelNames": ["team/late"], "conditions": [lost]}}
+    text = " ".join(" ".join(await shown(late, name="late")).split())
+    assert f"ModelNameAccepted False ModelNameTaken {message}" in text
+    assert "model team/late" in text
+
+
 async def test_status_unavailable_attainment_gives_reason() -> None:
     told = STATUS | {
         "slo": {

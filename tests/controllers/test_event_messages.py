@@ -22,7 +22,8 @@ from plimsoll.controllers.autoscale.scaling_status import ScalingReport, initial
 from plimsoll.controllers.autoscale.signal_health import HealthReport, SignalHealth
 from plimsoll.controllers.reconcile import service_status
 from plimsoll.controllers.reconcile.drain_reports import DrainTimeout
-from plimsoll.controllers.reconcile.model_names import Former
+from plimsoll.controllers.reconcile.model_names import Former, ModelNames
+from plimsoll.controllers.reconcile.observe import NO_RULES, NameState, name_state
 from plimsoll.controllers.reconcile.service_status import StatusInputs, TierStatusInputs
 from plimsoll.core.autoscaling.decide import decide
 from plimsoll.core.autoscaling.decision_state import DecisionState
@@ -38,6 +39,7 @@ from plimsoll.core.capacity.tier_model import Constraint
 from plimsoll.core.demand.service_metrics import ServiceMetrics
 from plimsoll.core.engine_model.kv_transfer import TransferAssessment, TransferStats, assess
 from plimsoll.core.ports import GatewayConfigState
+from plimsoll.core.routing.model_names import NameClaim, NameRules
 from plimsoll.core.slo import Slo
 from plimsoll.core.types import Unavailable
 from tests import builders
@@ -68,7 +70,12 @@ def tier_inputs(role: str, problem: Object | None = None, status: Object | None 
 
 
 def status_inputs(*tiers: TierStatusInputs, **other: Any) -> StatusInputs:
-    facts: Object = {"routable_endpoints": 1, "gateway_replicas": 3, "model_names": ("chat",), "url": "http://g/v1"}
+    facts: Object = {
+        "routable_endpoints": 1,
+        "gateway_replicas": 3,
+        "model_names": ModelNames(("chat",)),
+        "url": "http://g/v1",
+    }
     return StatusInputs(PARENT, tiers or (tier_inputs("prefill"), tier_inputs("decode")), **(facts | other))
 
 
@@ -92,19 +99,34 @@ def transition_events(new: StatusInputs, old: StatusInputs) -> Iterator[Event]:
     yield from service_status.changed_events(before, service_status.build_conditions(new))
 
 
+def name_states() -> Iterator[NameState]:
+    """A service of long names that may not have its model name, for each reason."""
+    namespace, _, name = OTHER.partition("/")
+    own = NameClaim(namespace, name, "m" * 253, "2026-01-01T00:00:00Z")
+    holder = replace(own, namespace="n" * 63, granted=own.model, since="2026-01-01T00:00:00.000000Z")
+    for claim, others, rules in (
+        (own, [holder], NO_RULES),
+        (own, [replace(holder, granted="", since="", created="2025-01-01T00:00:00Z")], NO_RULES),
+        (own, [replace(holder, model=OTHER, granted=OTHER)], NO_RULES),
+        (own, [], NameRules(short_name_namespaces=frozenset({"other"}))),
+        (replace(own, model="o" * 63 + "/m"), [], NameRules(service_namespaces=frozenset({"o" * 63}))),
+    ):
+        yield name_state(claim, [claim, *others], rules)
+
+
 def condition_events() -> Iterator[Event]:
     """The Events of all conditions, at a change to trouble and back."""
     good = status_inputs(fallback=(OTHER, ""))
     names = tuple("m" * 253 for _ in range(8))
     former = tuple(Former("m" * 253, "2026-01-01T00:00:00Z") for _ in range(6))
-    named = status_inputs(url="http://" + "u" * 2000, model_names=names, former=former, name_pending="m" * 253)
+    named = status_inputs(url="http://" + "u" * 2000, model_names=ModelNames(names, former, "m" * 253))
     troubles = [
         status_inputs(spec_problems=(QUOTE, QUOTE, QUOTE), routable_endpoints=0),
         status_inputs(rejection=QUOTE, routable_endpoints=0),
         status_inputs(routable_endpoints=None, gateways_error=QUOTE),
         status_inputs(routable_endpoints=None, gateway_replicas=0),
         status_inputs(routable_endpoints=0),
-        replace(named, name_owner=(OTHER, "it is older"), routable_endpoints=0),
+        *(replace(named, name_state=state, routable_endpoints=0) for state in name_states()),
         status_inputs(fallback=(OTHER, f"falls back to this service (cycle: {' -> '.join([OTHER] * 9)})")),
         status_inputs(scaling_report=report(slow=slow_transfer())),
         *(

@@ -248,12 +248,15 @@ async def test_reconcile_error_is_shown_beside_the_old_status(monkeypatch: pytes
     raw = builders.service("chat")
     known = {"type": "Ready", "status": "True", "reason": "Serving", "lastTransitionTime": "2026-01-01T00:00:00Z"}
     raw["status"] = {"url": "http://x", "conditions": [known]}
+    kube.service = raw
     store.put(raw)
     working = make_reconciler(store, kube, errors)
     monkeypatch.setattr(reconciler, "plan_objects", fail)
     with pytest.raises(KeyError):
         await working.reconcile(CHAT)
-    (status,) = kube.statuses
+    granted, status = kube.statuses
+    assert granted.keys() == {"url", "conditions", "modelNameClaim"}
+    assert status["modelNameClaim"] == granted["modelNameClaim"]
     assert (status["url"], status["conditions"][0]) == ("http://x", known)
     shown = status["conditions"][1]
     assert (shown["type"], shown["status"], shown["reason"]) == ("InternalError", "True", "OperatorError")
@@ -272,7 +275,7 @@ async def test_reconcile_success_removes_the_condition() -> None:
     await working.reconcile(CHAT)
     assert changed == [CHAT, CHAT]  # so that one more round follows
     await working.reconcile(CHAT)
-    stated = [{one["type"] for one in status["conditions"]} for status in kube.statuses]
+    stated = [{one["type"] for one in status["conditions"]} for status in kube.statuses if "conditions" in status]
     assert ["InternalError" in types for types in stated] == [True, False]
 
 

@@ -24,10 +24,11 @@ def names(
     at: datetime = AT,
     **owned_by: str,
 ) -> ModelNames:
-    """The names of team/chat. before: those that its status lists."""
+    """The names of team/chat. before: those that its status lists. owned_by: names of others."""
     raw = builders.service()
     raw["status"] = {"modelNames": list(before), "formerModelNames": former}
-    return model_names(raw, claimed, owned_by, answered, complete, at)
+    owned = {claimed, "team/chat", *before} - {name for name, owner in owned_by.items() if owner != "team/chat"}
+    return model_names(raw, claimed, owned, answered, complete, at)
 
 
 def entry(name: str, until: str = END) -> dict[str, str]:
@@ -85,6 +86,11 @@ def test_names_claimed_old_name_is_given_up_at_once() -> None:
 
 def test_names_taken_name_leaves_the_long_one() -> None:
     assert names("chat", "chat", "team/chat", chat="team/older").listed == ("team/chat",)
+
+
+def test_names_service_without_names_lists_none() -> None:
+    raw = {**builders.service(), "status": {}}
+    assert model_names(raw, "chat", set(), None, True, AT) == ModelNames(())
 
 
 def test_names_name_that_returns_is_no_former_one() -> None:

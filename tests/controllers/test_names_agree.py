@@ -14,8 +14,10 @@ import pytest
 from plimsoll.controllers.gateway_poller import GatewayView
 from plimsoll.controllers.object_cache import ObjectCache
 from plimsoll.controllers.reconcile.model_names import FORMER_SECONDS
-from plimsoll.controllers.reconcile.observe import observe
+from plimsoll.controllers.reconcile.name_claims import claim_record
+from plimsoll.controllers.reconcile.observe import NO_RULES, observe
 from plimsoll.controllers.reconcile.reconciler import names_of
+from plimsoll.core.routing.model_names import read_claim
 from plimsoll.gateway.picker import Picker
 from plimsoll.gateway.routes import models_body
 from plimsoll.gateway.service_catalog import ServiceCatalog, build_catalog
@@ -61,12 +63,23 @@ class World:
         keys = set().union(*told)
         common = {key: frozenset(set.intersection(*(one.get(key, set()) for one in told))) for key in keys}
         view = GatewayView(GATEWAYS, GATEWAYS, models=common)  # type: ignore[arg-type]
-        for raw in self.objects:
-            seen = observe(self.store, view, (raw["metadata"]["namespace"], raw["metadata"]["name"]))
+        for key in [(raw["metadata"]["namespace"], raw["metadata"]["name"]) for raw in self.objects]:
+            self.grant(key)
+            seen = observe(self.store, view, key)
             assert seen is not None
             found = names_of(seen, self.at)
-            status = {"modelNames": list(found.listed), "formerModelNames": [asdict(one) for one in found.former]}
-            self.store.put({**copy.deepcopy(raw), "status": status})
+            names = {"modelNames": list(found.listed), "formerModelNames": [asdict(one) for one in found.former]}
+            raw = copy.deepcopy(seen.service_object)
+            self.store.put({**raw, "status": raw.get("status", {}) | names})
+
+    def grant(self, key: tuple[str, str]) -> None:
+        """The operator records, keeps or withdraws the grant of one service."""
+        raw = copy.deepcopy(self.store.get("InferenceService", key))
+        assert raw is not None
+        claim = read_claim(raw)
+        assert claim is not None
+        record = claim_record(claim, self.store.name_claims(), NO_RULES, self.at)
+        self.store.put({**raw, "status": raw.get("status", {}) | {"modelNameClaim": record}})
 
     def settle(self) -> None:
         """Everybody sees everything."""

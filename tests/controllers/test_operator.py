@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from plimsoll.api import labels
+from plimsoll.controllers.object_cache import Key
 from plimsoll.controllers.operator import OperatorProcess
 from plimsoll.controllers.operator_config import OperatorConfig
 from plimsoll.core.errors import BackendUnavailable
@@ -62,6 +65,52 @@ async def test_remove_deleted_services_keeps_recreated_service() -> None:
     world.while_asked = [new]
     await world.operator.remove_deleted_services()
     assert [one["metadata"]["uid"] for one in world.operator.cache.all(labels.KIND)] == ["another"]
+
+
+@pytest.mark.parametrize("is_managed", [True, False])
+async def test_service_of_another_release_is_left_alone(is_managed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    operator, key = FakeApiServer().operator, ("team", "chat")
+    operator.cache.put(builders.service(tiers={"serve": {"minReplicas": 1}}))
+    reconciled, later = list[Key](), list[Key]()
+
+    async def acquire(namespace: str) -> bool:
+        return is_managed
+
+    async def reconcile(key: Key) -> None:
+        reconciled.append(key)
+
+    monkeypatch.setattr(OperatorProcess, "is_synced", True)
+    monkeypatch.setattr(operator.namespace_leases, "acquire", acquire)
+    monkeypatch.setattr(operator.namespace_leases, "manages", lambda namespace: is_managed)
+    monkeypatch.setattr(operator.reconciler, "reconcile", reconcile)
+    monkeypatch.setattr(operator.queue, "add_later", lambda key, seconds: later.append(key))
+    await operator._reconcile(key)
+    operator.autoscaler.decide(1.8e9)
+    assert (reconciled, later) == (([key], []) if is_managed else ([], [key]))
+    assert (operator.autoscaler.report(key) is not None) == is_managed
+
+
+async def test_last_service_of_a_namespace_gives_its_lease_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    operator, given_up = FakeApiServer().operator, list[str]()
+    operator.cache.put(builders.service("stays"))
+
+    async def acquire(namespace: str) -> bool:
+        return True
+
+    async def ignore(key: Key) -> None:
+        return None
+
+    async def give_up(namespace: str) -> None:
+        given_up.append(namespace)
+
+    monkeypatch.setattr(OperatorProcess, "is_synced", True)
+    monkeypatch.setattr(operator.namespace_leases, "acquire", acquire)
+    monkeypatch.setattr(operator.namespace_leases, "give_up", give_up)
+    monkeypatch.setattr(operator.reconciler, "reconcile", ignore)
+    await operator._reconcile(("team", "gone"))
+    assert given_up == []
+    await operator._reconcile(("other", "gone"))
+    assert given_up == ["other"]
 
 
 async def test_remove_deleted_services_ignores_unavailable_api_server() -> None:

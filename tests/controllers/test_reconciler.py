@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from plimsoll.adapters.kube_client import DEPLOYMENTS
+from plimsoll.adapters.kube_client import DEPLOYMENTS, INFERENCESERVICES
 from plimsoll.api import labels
 from plimsoll.controllers.gateway_poller import GatewayView
-from plimsoll.core.errors import BackendUnavailable
+from plimsoll.core.errors import BackendUnavailable, Conflict
 from tests.controllers.conftest import ControllerHarness
 
 pytestmark = pytest.mark.api
@@ -232,6 +232,41 @@ async def test_reconcile_older_service_keeps_model_name(world: ControllerHarness
     loser = ("first", "second")[winners.index("ModelNameTaken")]
     assert (await world.service(loser))["status"]["modelNames"] == [f"{world.namespace}/{loser}"]
     assert (await world.events()).count("ModelNameTaken") == 1
+
+
+async def test_edited_older_service_takes_no_model_name(world: ControllerHarness) -> None:
+    name = f"{world.namespace}-chat"
+    old = await world.create("old")
+    await world.create("young", model={"uri": "file:///models/tiny", "name": name})
+    operator = await world.reconcile_once("old")
+    await world.reconcile_once("young", operator)
+    claim = (await world.service("young"))["status"]["modelNameClaim"]
+    old["spec"]["model"]["name"] = name
+    await world.edit(old)
+    operator = world.operator()  # it knows what the API server has
+    await world.reconcile_once("old", operator)
+    await world.reconcile_once("young", operator)
+    young, edited = (await world.service("young"))["status"], (await world.service("old"))["status"]
+    assert (young["modelNameClaim"], young["modelNames"][0]) == (claim, name)
+    assert "modelNameClaim" not in edited
+    told = {one["type"]: one for one in edited["conditions"]}["ModelNameAccepted"]
+    assert told["status"] == "False"
+    assert (
+        f"service {world.namespace}/young holds the name since {claim['since'].partition('.')[0]}Z" in told["message"]
+    )
+
+
+async def test_status_of_replaced_service_is_not_written(world: ControllerHarness) -> None:
+    """The successor of a deleted service of the same name gets no status, and so no model name, of that one."""
+    await world.create()
+    operator = await world.reconcile_once("chat")
+    stale = await world.service()
+    await world.kube.delete(INFERENCESERVICES, world.namespace, "chat", stale["metadata"]["uid"])
+    await operator.reconciler._write_status(stale, stale["status"])
+    await world.create()
+    with pytest.raises(Conflict):
+        await operator.reconciler._write_status(stale, stale["status"])
+    assert not (await world.service()).get("status")
 
 
 async def test_reconcile_deletes_disabled_network_policy(world: ControllerHarness) -> None:

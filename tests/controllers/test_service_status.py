@@ -13,9 +13,11 @@ from plimsoll.api.events import EVENT_MEANINGS as EVENT_MEANING
 from plimsoll.api.events import EventReason
 from plimsoll.controllers.autoscale.scaling_status import initial_report
 from plimsoll.controllers.reconcile import service_status
-from plimsoll.controllers.reconcile.model_names import Former
+from plimsoll.controllers.reconcile.model_names import Former, ModelNames
+from plimsoll.controllers.reconcile.observe import NO_RULES, name_state
 from plimsoll.controllers.reconcile.service_status import StatusInputs, TierStatusInputs
 from plimsoll.core.admission.publication import AdmissionLimits
+from plimsoll.core.routing.model_names import NameClaim, NameRules
 from tests import builders
 from tests.core.test_admission_published import LIMITS as TWO_CLASSES
 
@@ -33,7 +35,7 @@ def status_inputs(*tiers: TierStatusInputs, **other: Any) -> StatusInputs:
     facts: dict[str, Any] = {
         "routable_endpoints": 1,
         "gateway_replicas": 1,
-        "model_names": ("chat", "team/chat"),
+        "model_names": ModelNames(("chat", "team/chat")),
         "url": "http://g/v1",
     }
     return StatusInputs(service_object=PARENT, tiers=tiers or (tier("prefill"), tier("decode")), **(facts | other))
@@ -173,18 +175,89 @@ def test_conditions_invalid_spec_stalls_but_stays_ready() -> None:
     assert found[ConditionType.READY].holds
 
 
-def test_conditions_model_name_loser_names_owner() -> None:
-    other = ("other/chat", "it is older (created 2025-01-01T00:00:00Z, this service 2026-01-01T00:00:00Z)")
-    found = by_type(service_status.build_conditions(status_inputs(name_owner=other, model_names=("team/chat",))))
-    owned = found[ConditionType.MODEL_NAME_ACCEPTED]
-    assert owned.holds is False
-    assert "other/chat" in owned.message
-    assert "team/chat" in owned.message
+CHAT = NameClaim("team", "chat", "chat", "2026-01-01T00:00:00Z")
+OTHER = NameClaim("other", "chat", "chat", "2026-02-01T00:00:00Z", "chat", "2026-03-01T00:00:00.123456Z")
+
+
+def name_condition(claim: NameClaim, *others: NameClaim, rules: NameRules = NO_RULES) -> Condition:
+    """ModelNameAccepted of a service among others."""
+    state = name_state(claim, [claim, *others], rules)
+    names = ModelNames(tuple(sorted(state.owned)))
+    found = by_type(service_status.build_conditions(status_inputs(name_state=state, model_names=names)))
+    return found[ConditionType.MODEL_NAME_ACCEPTED]
+
+
+def test_conditions_model_name_loser_names_holder_and_time() -> None:
+    told = name_condition(CHAT, OTHER)
+    assert (told.holds, told.reason) == (False, ConditionReason.MODEL_NAME_TAKEN)
+    assert told.message == (
+        "spec.model.name chat: service other/chat holds the name since 2026-03-01T00:00:00Z; clients reach this service"
+        " as team/chat. Change spec.model.name to get a name of its own"
+    )
+    assert "other/chat" in told.event_message
+    assert "2026-03-01T00:00:00Z" in told.event_message
+
+
+def test_conditions_qualified_name_holder_is_named() -> None:
+    openai = NameClaim("openai", "gpt", "gpt", "", "gpt", "2026-04-01T00:00:00.000000Z")
+    first = NameClaim("team", "x", "openai/gpt", "", "openai/gpt", "2026-03-01T00:00:00.000000Z")
+    told = name_condition(openai, first)
+    assert (told.holds, told.reason) == (False, ConditionReason.MODEL_NAME_TAKEN)
+    assert "NAMESPACE/NAME openai/gpt: service team/x holds the name since 2026-03-01T00:00:00Z" in told.message
+    assert "clients reach this service as gpt." in told.message
+    assert name_condition(first, openai).holds
+
+
+def test_conditions_qualified_name_of_neighbour_is_named() -> None:
+    told = name_condition(NameClaim("team", "x", "team/chat", ""), CHAT)
+    assert "team/chat: the name is the NAMESPACE/NAME of service team/chat; clients reach this service" in told.message
+
+
+def test_conditions_unrecorded_rival_is_named() -> None:
+    rival = NameClaim("a", "a", "chat", "2025-01-01T00:00:00Z")
+    assert "service a/a claims the name too and was created first (2025-01-01" in name_condition(CHAT, rival).message
+
+
+def test_conditions_reserved_name_names_the_namespace() -> None:
+    rules = NameRules(service_namespaces=frozenset({"bank"}))
+    told = name_condition(NameClaim("team", "chat", "bank/chat", ""), rules=rules)
+    assert (told.holds, told.reason) == (False, ConditionReason.MODEL_NAME_RESERVED)
+    assert told.message.startswith(
+        "spec.model.name bank/chat: names that begin with bank/ belong to namespace bank, which has or had services;"
+        " clients reach this service as team/chat."
+    )
+
+
+def test_conditions_restricted_namespace_names_the_value() -> None:
+    rules = NameRules(short_name_namespaces=frozenset({"bank"}))
+    told = name_condition(replace(CHAT, published=("chat", "old")), rules=rules)
+    assert (told.holds, told.reason) == (False, ConditionReason.SHORT_NAMES_RESTRICTED)
+    assert "gateway.shortModelNames.namespaces" in told.message
+    assert "clients reach this service as team/chat. Set spec.model.name to team/chat" in told.message
+    assert name_condition(replace(CHAT, model="team/chat"), rules=rules).holds
+
+
+@pytest.mark.parametrize(
+    ("reason", "event"),
+    [
+        (ConditionReason.MODEL_NAME_TAKEN, EventReason.MODEL_NAME_TAKEN),
+        (ConditionReason.MODEL_NAME_RESERVED, EventReason.MODEL_NAME_REJECTED),
+        (ConditionReason.SHORT_NAMES_RESTRICTED, EventReason.MODEL_NAME_REJECTED),
+    ],
+)
+def test_events_model_name_loss_and_return(reason: ConditionReason, event: EventReason) -> None:
+    lost = Condition(ConditionType.MODEL_NAME_ACCEPTED, False, reason, "why")
+    found = Condition(ConditionType.MODEL_NAME_ACCEPTED, True, ConditionReason.ACCEPTED, "names")
+    before, after = (conditions.merge([], (one,), 1, "2026-01-01T00:00:00Z") for one in (lost, found))
+    assert [one.reason for one in service_status.changed_events([], (lost,))] == [event]
+    assert [one.reason for one in service_status.changed_events(after, (lost,))] == [event]
+    assert service_status.changed_events(before, (lost,)) == []
+    assert [one.reason for one in service_status.changed_events(before, (found,))] == [EventReason.MODEL_NAME_ACCEPTED]
 
 
 def test_name_owned_changing_names_are_in_the_message() -> None:
     former = (Former("old", "2026-01-01T13:00:00Z"),)
-    changing = status_inputs(model_names=("team/chat", "old"), former=former, name_pending="new")
+    changing = status_inputs(model_names=ModelNames(("team/chat", "old"), former, "new"))
     owned = by_type(service_status.build_conditions(changing))[ConditionType.MODEL_NAME_ACCEPTED]
     assert owned.holds
     assert owned.message == (

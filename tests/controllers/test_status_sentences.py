@@ -281,18 +281,18 @@ def test_sentences_killed_engine_is_no_overdue_start() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "created", "expected"),
+    ("name", "record", "expected"),
     [
-        ("other/young", "2026-06-01T00:00:00Z", "service other/young owns the name, because it is its NAMESPACE/NAME;"),
-        ("shared", "2026-06-01T00:00:00Z", None),
-        ("shared", "2025-06-01T00:00:00Z", "service other/young owns the name, because it is older (created 2025-06-"),
-        ("shared", "2026-01-01T00:00:00Z", "service other/young owns the name, because both were created at 2026-01-"),
+        ("other/young", None, "the name is the NAMESPACE/NAME of service other/young;"),
+        ("shared", None, None),
+        ("shared", "2026-07-01T08:00:00.123456Z", "service other/young holds the name since 2026-07-01T08:00:00Z;"),
     ],
 )
-def test_sentences_name_owner_is_called_older_only_if_so(name: str, created: str, expected: str | None) -> None:
+def test_sentences_name_holder_and_since_when(name: str, record: str | None, expected: str | None) -> None:
     walk = Walk(model={"uri": "file:///models/tiny", "name": name})
     other = builders.service("young", "other", model={"uri": "file:///models/tiny", "name": "shared"})
-    other["metadata"] |= {"creationTimestamp": created, "uid": "a-smaller-one"}
+    other["metadata"]["creationTimestamp"] = "2026-06-01T00:00:00Z"
+    other["status"] = {"modelNameClaim": {"name": "shared", "since": record}} if record else {}
     walk.store.put(other)
     found = walk.condition("ModelNameAccepted", walk.render())
     assert found["status"] == ("True" if expected is None else "False")

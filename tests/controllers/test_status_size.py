@@ -17,6 +17,7 @@ from plimsoll.api.conditions import ConditionType
 from plimsoll.api.v1alpha1 import MAX_PAST_DECISIONS
 from plimsoll.controllers.isolation import ObjectErrors, Stage
 from plimsoll.controllers.reconcile import service_status
+from plimsoll.controllers.reconcile.model_names import ModelNames
 from plimsoll.controllers.reconcile.service_status import StatusInputs, TierStatusInputs
 from plimsoll.core.autoscaling.startup_models import UNKNOWN_VARIANT
 from plimsoll.core.ports import GatewayReading
@@ -95,7 +96,7 @@ def status() -> Object:
         ),
         gateway_replicas=3,
         routable_endpoints=3,
-        model_names=("chat", "team/chat"),
+        model_names=ModelNames(("chat", "team/chat")),
         url="http://plimsoll-gateway.plimsoll-system/v1",
         scaling_report=report,
         fallback=("team/small", ""),
@@ -104,7 +105,8 @@ def status() -> Object:
     return {
         "observedGeneration": 1,
         "url": inputs.url,
-        "modelNames": list(inputs.model_names),
+        "modelNames": list(inputs.model_names.listed),
+        "modelNameClaim": {"name": "chat", "since": "2026-01-01T00:00:00.000000Z"},
         "tiers": service_status.tiers_status(inputs),
         "conditions": conditions.merge([], service_status.build_conditions(inputs), 1, "2026-01-01T00:00:00Z"),
         **service_status.scaling_fields(inputs, {}),

@@ -18,7 +18,7 @@ GATEWAY_SELECTOR = f"{labels.COMPONENT}=gateway"
 
 
 def service(name: str = "chat", namespace: str = "team", model: str | None = None, **changes: Any) -> Object:
-    """An InferenceService; `changes` go into its metadata."""
+    """An InferenceService that holds its model name; `changes` go into its metadata."""
     return {
         "metadata": {
             "name": name,
@@ -28,6 +28,7 @@ def service(name: str = "chat", namespace: str = "team", model: str | None = Non
             **changes,
         },
         "spec": {"model": {"uri": "file:///models/tiny", **({"name": model} if model else {})}},
+        "status": {"modelNameClaim": {"name": model or name, "since": "2026-01-02T03:04:06.000001Z"}},
     }
 
 

@@ -73,7 +73,7 @@ def service_with_slo(
     obj["spec"] |= {"slo": dict(slo or SLO), "tiers": {"serve": {"maxReplicas": 8}}}
     if admission is not None:
         obj["spec"]["admission"] = dict(admission)
-    return obj | {"status": {"admission": json.loads(json.dumps(to_dict(published)))}}
+    return obj | {"status": {**obj["status"], "admission": json.loads(json.dumps(to_dict(published)))}}
 
 
 @dataclass(order=True)

@@ -112,7 +112,7 @@ async def test_missing_limits_admit_everything() -> None:
     for after in (
         service_with_slo(model=False),
         service(),
-        {**service_with_slo(), "status": {"admission": {"version": 99}}},
+        {**service_with_slo(), "status": {**service()["status"], "admission": {"version": 99}}},
     ):
         world = PickerHarness(service_with_slo(), pods=engine_names(1))
         replies = [world.send(), world.send()]

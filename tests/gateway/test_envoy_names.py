@@ -97,8 +97,9 @@ async def lists(stack: GatewayStack, name: str) -> None:
 
 
 def named(model: str | None, *published: str, name: str = "chat") -> Object:
-    """A service that claims a name, and whose status still has the names before."""
-    return {**service(name, model=model), "status": {"modelNames": [*published, f"team/{name}"]}}
+    """A service that was granted the name in its spec, and whose status still has the names before."""
+    obj = service(name, model=model)
+    return {**obj, "status": {**obj["status"], "modelNames": [*published, f"team/{name}"]}}
 
 
 async def routable(stack: GatewayStack, address: str, key: str = "team/chat") -> None:

@@ -54,7 +54,7 @@ async def raw(stack: GatewayStack, sent: bytes) -> bytes:
 async def one_engine(stack: GatewayStack, made: Object) -> None:
     """An engine that runs 16 sequences at once and accepts 128, as its pod and its limits say."""
     made["spec"]["engine"] = {"args": ARGS}
-    if "status" in made:
+    if "admission" in made["status"]:
         made["status"]["admission"]["costModel"]["max_sequences"] = 16
     engine = await stack.engine()
     there = pod(engine.address)

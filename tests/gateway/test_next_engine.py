@@ -122,6 +122,6 @@ def test_several_engines_carry_no_time() -> None:
 
 @pytest.mark.parametrize("startup", ["soon", 5, None, ["1s"]])
 def test_unreadable_startup_time_counts_as_unknown(startup: Any) -> None:
-    broken = with_status(service()) | {"status": {"tiers": {"serve": {"startup": {"p50": startup}}}}}
+    broken = with_status(service(), tiers={"serve": {"startup": {"p50": startup}}})
     sent = response_headers(PickerHarness(broken, pods=(ENGINE,)).send())
     assert 10 <= int(sent[NEXT_ENGINE]) <= 30

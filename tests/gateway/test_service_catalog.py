@@ -26,12 +26,36 @@ def test_model_name_defaults_to_object_name() -> None:
     assert set(build_catalog([service()], []).by_name) == {"chat", "team/chat"}
 
 
-def test_older_service_keeps_model_name() -> None:
-    old = service("one", model="tiny")
-    new = service("two", model="tiny", creationTimestamp="2026-05-01T00:00:00Z")
-    known = build_catalog([new, old], [])
-    assert known.by_name["tiny"].name == "one"
-    assert known.services["team/two"].names == ("team/two",)
+def unrecorded(obj: Object) -> Object:
+    """The object as it is before the operator has seen its spec."""
+    return {key: value for key, value in obj.items() if key != "status"}
+
+
+def test_unrecorded_name_waits_for_the_operator() -> None:
+    known = build_catalog([unrecorded(service(model="tiny"))], [])
+    assert known.services["team/chat"].names == ("team/chat",)
+
+
+def test_edited_older_service_takes_no_model_name() -> None:
+    bank = service("chat", "bank", creationTimestamp="2026-03-01T00:00:00Z")
+    evil = unrecorded(service("old", "evil", "chat", creationTimestamp="2026-01-01T00:00:00Z"))
+    known = build_catalog([evil, bank], [])
+    assert known.by_name["chat"].key == "bank/chat"
+    assert known.services["evil/old"].names == ("evil/old",)
+
+
+def test_deleted_service_leaves_its_qualified_name_to_nobody() -> None:
+    bank = service("chat", "bank", deletionTimestamp="2026-11-01T00:00:00Z")
+    evil = unrecorded(service("x", "evil", "bank/chat"))
+    assert set(build_catalog([bank, evil], []).by_name) == {"evil/x"}
+
+
+def test_service_without_names_is_not_listed() -> None:
+    first = service("x", "team", "openai/gpt")
+    late = unrecorded(service("gpt", "openai", "taken"))
+    known = build_catalog([first, late], [])
+    assert known.by_name["openai/gpt"].key == "team/x"
+    assert known.services["openai/gpt"].names == ()
 
 
 def test_deleted_service_gives_up_model_name() -> None:

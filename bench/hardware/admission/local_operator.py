@@ -36,8 +36,10 @@ from plimsoll.controllers.autoscale.signal_sources import SignalSources
 from plimsoll.controllers.engine_poller import EnginePoller
 from plimsoll.controllers.gateway_poller import POLL_INTERVAL_SECONDS, GatewayPoller
 from plimsoll.controllers.object_cache import Key, ObjectCache, key_of
+from plimsoll.controllers.reconcile.name_claims import FIELD as NAME_CLAIM
 from plimsoll.controllers.reconcile.service_status import StatusInputs, scaling_fields
 from plimsoll.core.ports import EngineReading
+from plimsoll.core.routing.model_names import claimed_name
 from plimsoll.core.types import Role
 from plimsoll.gateway.atomic_write import write_if_changed
 from plimsoll.resources import object_meta
@@ -54,9 +56,10 @@ _EXPLAIN_S: Final = 10.0
 
 
 def service_object(manifest: Object) -> Object:
-    """A manifest as the API server has it."""
+    """A manifest as the API server has it, with the model name granted."""
     given = {"namespace": NAMESPACE, "uid": "uid-service", "generation": 1, "resourceVersion": "1"}
-    return {**manifest, "metadata": {**given, "creationTimestamp": CREATED_AT, **manifest["metadata"]}}
+    found = {**manifest, "metadata": {**given, "creationTimestamp": CREATED_AT, **manifest["metadata"]}}
+    return {**found, "status": {NAME_CLAIM: {"name": claimed_name(found), "since": CREATED_AT}}}
 
 
 def pod_object(parent: Object, started_at: str) -> Object:
@@ -166,7 +169,7 @@ class LocalOperator:
         assert raw is not None
         inputs = StatusInputs(service_object=raw, scaling_report=self._autoscaler.report(key))
         version = str(int(raw["metadata"]["resourceVersion"]) + 1)
-        status = scaling_fields(inputs, raw.get("status") or {})
+        status = {NAME_CLAIM: raw["status"][NAME_CLAIM], **scaling_fields(inputs, raw["status"])}
         self._store.put({**raw, "metadata": {**raw["metadata"], "resourceVersion": version}, "status": status})
         self._write()
         if status.get("admission") != self._told:

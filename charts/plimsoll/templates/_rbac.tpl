@@ -42,6 +42,14 @@
 - apiGroups: [""]
   resources: [events]
   verbs: [create]
+# The lease that shows other releases who manages the services of a namespace.
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  verbs: [create]
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  resourceNames: [plimsoll-release]
+  verbs: [get, update, delete]
 {{- if not .Values.watchNamespaces }}
 # The definition may come, or become known, after the operator.
 - apiGroups: [apiextensions.k8s.io]
@@ -50,7 +58,8 @@
 {{- end }}
 {{- end }}
 
-{{/* In the release's own namespace: the lease of the election, and the gateway's pods. */}}
+{{/* In the release's own namespace: the lease of the election, the list of namespaces with services, and the gateway's
+     pods. */}}
 {{- define "plimsoll.operator.ownRules" -}}
 - apiGroups: [coordination.k8s.io]
   resources: [leases]
@@ -59,6 +68,10 @@
   resources: [leases]
   resourceNames: [plimsoll-operator]
   verbs: [get, update]
+- apiGroups: [""]
+  resources: [configmaps]
+  resourceNames: [plimsoll-service-namespaces]
+  verbs: [get, patch]
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch]

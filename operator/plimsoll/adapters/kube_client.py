@@ -78,6 +78,7 @@ PODS = Resource("", "v1", "pods", "Pod")
 SERVICES = Resource("", "v1", "services", "Service")
 SERVICEACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")
 EVENTS = Resource("", "v1", "events", "Event")
+CONFIGMAPS = Resource("", "v1", "configmaps", "ConfigMap")
 DEPLOYMENTS = Resource("apps", "v1", "deployments", "Deployment")
 CONTROLLERREVISIONS = Resource("apps", "v1", "controllerrevisions", "ControllerRevision")
 PODDISRUPTIONBUDGETS = Resource("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget")
@@ -93,10 +94,12 @@ BY_KIND = {
         SERVICES,
         SERVICEACCOUNTS,
         EVENTS,
+        CONFIGMAPS,
         DEPLOYMENTS,
         CONTROLLERREVISIONS,
         PODDISRUPTIONBUDGETS,
         NETWORKPOLICIES,
+        LEASES,
     )
 }
 

@@ -63,6 +63,8 @@ class ConditionReason(StrEnum):
     NOT_STALLED = "NotStalled"
     ACCEPTED = "Accepted"
     MODEL_NAME_TAKEN = "ModelNameTaken"
+    MODEL_NAME_RESERVED = "ModelNameReserved"
+    SHORT_NAMES_RESTRICTED = "ShortNamesRestricted"
     SCALING_ON_FORECAST = "ScalingOnForecast"
     DEMAND_UNKNOWN = "DemandUnknown"
     DECISION_FAILED = "DecisionFailed"
@@ -119,8 +121,12 @@ REASON_MEANINGS: dict[ConditionReason, str] = {
     ConditionReason.APPLY_REJECTED: "The API server rejected an object of the service. The message has its reason.",
     ConditionReason.NOT_STALLED: "Nothing prevents the operator from reconciling the service.",
     ConditionReason.ACCEPTED: "Clients reach the service by its model name.",
-    ConditionReason.MODEL_NAME_TAKEN: "Another service owns the model name: an older one, or the one whose "
-    "NAMESPACE/NAME it is. Clients reach this service only as NAMESPACE/NAME.",
+    ConditionReason.MODEL_NAME_TAKEN: "Another service holds the model name. The message says which one, since when, "
+    "and how clients reach this service.",
+    ConditionReason.MODEL_NAME_RESERVED: "The model name begins with the name of another namespace that has or had "
+    "services. Names that begin with NAMESPACE/ belong to that namespace.",
+    ConditionReason.SHORT_NAMES_RESTRICTED: "The chart value `gateway.shortModelNames.namespaces` lists the namespaces "
+    "that may claim short model names, and the service's is not one of them. Clients reach it as NAMESPACE/NAME.",
     ConditionReason.SCALING_ON_FORECAST: "Each tier is sized for its forecast load, or keeps `minReplicas` because no "
     "request arrives. The message names the tier nearest to its SLO capacity, and who else set a replica count.",
     ConditionReason.DEMAND_UNKNOWN: "The load or the model of a tier is unknown, so its replica count is frozen. The "

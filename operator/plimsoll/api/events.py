@@ -34,6 +34,7 @@ class EventReason(StrEnum):
     INVALID_SPEC = "InvalidSpec"
     APPLY_REJECTED = "ApplyRejected"
     MODEL_NAME_TAKEN = "ModelNameTaken"
+    MODEL_NAME_REJECTED = "ModelNameRejected"
     MODEL_NAME_ACCEPTED = "ModelNameAccepted"
     SCALING_LIMITED = "ScalingLimited"
     METRICS_LOST = "MetricsLost"
@@ -64,7 +65,8 @@ EVENT_MEANINGS: dict[EventReason, str] = {
     EventReason.PODS_REJECTED: "The cluster rejects the pods of a tier.",
     EventReason.INVALID_SPEC: "The spec is invalid.",
     EventReason.APPLY_REJECTED: "The API server rejected an object of the service.",
-    EventReason.MODEL_NAME_TAKEN: "Another service owns the model name. The message says which one, and why.",
+    EventReason.MODEL_NAME_TAKEN: "Another service holds the model name. The message says which one, and since when.",
+    EventReason.MODEL_NAME_REJECTED: "The service's namespace may not claim the model name. The message says why.",
     EventReason.MODEL_NAME_ACCEPTED: "The model name is free and belongs to this service.",
     EventReason.SCALING_LIMITED: "A tier needs more replicas than its limits allow. The message says why.",
     EventReason.METRICS_LOST: "No gateway or no engine reports metrics of the service. Its replica counts are frozen.",

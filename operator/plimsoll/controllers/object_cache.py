@@ -12,6 +12,7 @@ from typing import Any
 from plimsoll.api import labels
 from plimsoll.api.v1alpha1 import InferenceService, parse
 from plimsoll.core.errors import InvalidSpec
+from plimsoll.core.routing.model_names import NameClaim, read_claim
 
 Object = dict[str, Any]
 Key = tuple[str, str]  # namespace, name
@@ -50,6 +51,7 @@ class ObjectCache:
         self._children: dict[tuple[str, Key], dict[Key, None]] = {}
         # By uid: the object that was parsed, and the result.
         self._parsed: dict[str, tuple[Object, InferenceService | InvalidSpec]] = {}
+        self._claims: dict[str, tuple[Object, NameClaim | None]] = {}  # by uid, as `_parsed`
         self._on_change = on_change
 
     def put(self, obj: Object) -> None:
@@ -62,7 +64,7 @@ class ObjectCache:
         ):
             return
         if key in objects and not _is_same_object(objects[key], obj):
-            self._parsed.pop(objects[key]["metadata"].get("uid"), None)
+            self._forget(objects[key])
         objects[key] = obj
         self._link(kind, key, obj)
 
@@ -72,7 +74,7 @@ class ObjectCache:
         if cached is None or not _is_same_object(cached, obj):
             return
         del self._objects[kind][key]
-        self._parsed.pop(cached["metadata"].get("uid"), None)
+        self._forget(cached)
         owner = owning_service(cached)
         if owner:
             siblings = self._children.get((kind, owner), {})
@@ -101,6 +103,18 @@ class ObjectCache:
             entry = self._parsed[uid] = (service_object, _parse(service_object))
         return entry[1]
 
+    def name_claims(self) -> list[NameClaim]:
+        """The claims of all services that are not being deleted. Each version of an object is read once."""
+        found = []
+        for service_object in self._objects.get(labels.KIND, {}).values():
+            uid = service_object["metadata"]["uid"]
+            entry = self._claims.get(uid)
+            if entry is None or entry[0] is not service_object:
+                entry = self._claims[uid] = (service_object, read_claim(service_object))
+            if entry[1] is not None:
+                found.append(entry[1])
+        return found
+
     def all(self, kind: str) -> Iterator[Object]:
         return iter(list(self._objects.get(kind, {}).values()))
 
@@ -108,6 +122,12 @@ class ObjectCache:
         """The objects of a kind that belong to a service, in no particular order."""
         objects = self._objects.get(kind, {})
         return [objects[key] for key in self._children.get((kind, service), {})]
+
+    def _forget(self, obj: Object) -> None:
+        """Drop what was derived from an object."""
+        uid = obj["metadata"].get("uid")
+        self._parsed.pop(uid, None)
+        self._claims.pop(uid, None)
 
     def _link(self, kind: str, key: Key, obj: Object) -> None:
         owner = owning_service(obj)

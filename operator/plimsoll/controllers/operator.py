@@ -43,11 +43,13 @@ from plimsoll.controllers.autoscale.signal_sources import SignalSources
 from plimsoll.controllers.engine_poller import EnginePoller
 from plimsoll.controllers.gateway_poller import GatewayPoller
 from plimsoll.controllers.isolation import ObjectErrors, Stage, subject_of, supervise
+from plimsoll.controllers.namespace_leases import RENEW_SECONDS, NamespaceLeases
 from plimsoll.controllers.object_cache import Key, ObjectCache, key_of, owning_service
 from plimsoll.controllers.operator_config import OperatorConfig
 from plimsoll.controllers.reconcile.drain_reports import DrainReports
 from plimsoll.controllers.reconcile.observe import affected_services
 from plimsoll.controllers.reconcile.reconciler import Reconciler
+from plimsoll.controllers.reconcile.service_namespaces import ServiceNamespaces
 from plimsoll.controllers.workqueue import WorkQueue
 from plimsoll.core.errors import ClusterError, NotFound
 from plimsoll.core.ports import EngineReading
@@ -100,6 +102,8 @@ class OperatorProcess:
         self.engine_poller = EnginePoller(self.cache, get_engine_page, self._on_engine_reading, errors=self.errors)
         self.drain_reports = DrainReports(self.cache, self.errors)
         self.checkpoints = CheckpointStore(kube)
+        self.service_namespaces = ServiceNamespaces(kube, config.namespace)
+        self.namespace_leases = NamespaceLeases(kube, config.namespace, self._on_taken_over)
         self.reconciler = Reconciler(
             kube,
             self.cache,
@@ -111,6 +115,7 @@ class OperatorProcess:
             self.errors,
             self.queue.add_later,
             self.checkpoints,
+            self.service_namespaces,
         )
         history = _load_prometheus(config.prometheus_url)
         self.prometheus_fallback = PrometheusFallback(
@@ -127,7 +132,13 @@ class OperatorProcess:
             self.checkpoints.get,
         )
         self.autoscaler = Autoscaler(
-            self.cache, kube, sources, self.reconciler.record_event, self.queue.add, errors=self.errors
+            self.cache,
+            kube,
+            sources,
+            self.reconciler.record_event,
+            self.queue.add,
+            errors=self.errors,
+            is_managed=lambda key: self.namespace_leases.manages(key[0]),
         )
 
     async def run(self) -> None:
@@ -158,6 +169,7 @@ class OperatorProcess:
 
         kopf does not signal the end of its own list, and the owner of a model name depends on all services.
         """
+        await self.service_namespaces.load()
         for namespace in self._namespaces or (None,):
             with contextlib.suppress(NotFound):  # the CRD may be installed later
                 items, _ = await self._kube.list(INFERENCESERVICES, namespace)
@@ -173,6 +185,7 @@ class OperatorProcess:
         yield "gateways", self.gateway_poller.run
         yield "engines", self.engine_poller.run
         yield "metrics store", self.prometheus_fallback.run
+        yield "leases of namespaces", partial(self.namespace_leases.run, self._namespaces_with_services)
         yield "work queue", self.queue.run
         yield "scaling", self._tick_forever
 
@@ -246,7 +259,24 @@ class OperatorProcess:
         if not self.is_synced:
             self.queue.add_later(key, 0.2)
             return
+        if key[0] not in self._namespaces_with_services():
+            await self.reconciler.reconcile(key)
+            await self.namespace_leases.give_up(key[0])
+            return
+        if not await self.namespace_leases.acquire(key[0]):
+            self.queue.add_later(key, RENEW_SECONDS)
+            return
         await self.reconciler.reconcile(key)
+
+    def _namespaces_with_services(self) -> set[str]:
+        return {key_of(one)[0] for one in self.cache.all(labels.KIND)}
+
+    async def _on_taken_over(self, namespace: str) -> None:
+        """Continue with what the former release had learned."""
+        for raw in self.cache.all(labels.KIND):
+            if key_of(raw)[0] == namespace:
+                self.queue.add(key_of(raw))
+        await self.checkpoints.load((namespace,))
 
     async def _tick_forever(self) -> None:
         """Tick after each round of gateway polls, when the readings are newest."""

@@ -62,10 +62,13 @@ class WorkQueue(Generic[K]):
         self._wake.set()
 
     def add_later(self, key: K, seconds: float) -> None:
-        """Process the key after `seconds`, unless it is added before."""
-        if key in self._queued or key in self._timers:
+        """Process the key after `seconds`, unless it is added before. The earliest of several times counts."""
+        loop, timer = asyncio.get_running_loop(), self._timers.get(key)
+        if key in self._queued or (timer is not None and timer.when() <= loop.time() + seconds):
             return
-        self._timers[key] = asyncio.get_running_loop().call_later(seconds, self._due, key)
+        if timer is not None:
+            timer.cancel()
+        self._timers[key] = loop.call_later(seconds, self._due, key)
 
     def _due(self, key: K) -> None:
         self._timers.pop(key, None)

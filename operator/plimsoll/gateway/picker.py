@@ -389,5 +389,5 @@ def _dispatch_response(service: ServiceEntry, pick: Pick, ctx: RequestContext, n
     if next_engine_s is not None:
         headers, count = f"{headers}{NEXT_ENGINE_HEADER}: {next_engine_s}\r\n", count + 1
     if ctx.is_fallback:
-        headers, count = f"{headers}x-plimsoll-response-model: {service.names[0]}\r\n", count + 1
+        headers, count = f"{headers}x-plimsoll-response-model: {service.preferred_name}\r\n", count + 1
     return ok_response(headers, count)

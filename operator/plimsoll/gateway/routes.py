@@ -77,9 +77,9 @@ class EnvoyEndpoint:
 
 
 def models_body(picker: Picker) -> bytes:
-    """Returns the body of `/v1/models`: every service under its preferred name."""
-    services = sorted(picker.catalog.services.values(), key=lambda s: s.names[0])
-    return orjson.dumps({"object": "list", "data": [_card(service, service.names[0]) for service in services]})
+    """Returns the body of `/v1/models`: every service that has a name, under its preferred one."""
+    services = sorted((s for s in picker.catalog.services.values() if s.names), key=lambda s: s.preferred_name)
+    return orjson.dumps({"object": "list", "data": [_card(service, service.preferred_name) for service in services]})
 
 
 def model(picker: Picker, name: str) -> bytes:

@@ -23,7 +23,7 @@ from plimsoll.api.contract import engine_contract
 from plimsoll.core import units
 from plimsoll.core.admission.request import MAX_REQUEST_SEQUENCES
 from plimsoll.core.routing.endpoint import Endpoint
-from plimsoll.core.routing.model_names import NameClaim, published, resolve_owners, served_names
+from plimsoll.core.routing.model_names import read_claim, resolve_owners, served_names
 from plimsoll.core.types import Role
 from plimsoll.engines import vllm
 from plimsoll.gateway.admission_policy import AdmissionPolicy, PolicyCache
@@ -39,7 +39,8 @@ log = logging.getLogger(__name__)
 class ServiceEntry:
     """One InferenceService as the gateway serves it.
 
-    `key` is NAMESPACE/NAME. `names` are the model names that it serves, the preferred one first. `created` is in Unix
+    `key` is NAMESPACE/NAME. `names` are the model names that it serves, the preferred one first; none if others hold
+    all of them. `created` is in Unix
     seconds. `max_sequences` is how many sequences one engine runs at once, and so how many its failure aborts.
     `max_queued` is how many sequences one engine accepts at once, running and queued; a request cannot have more.
     `policy` is None without an SLO. `next_ready_s` is when the operator expects the next ready engine, in Unix seconds.
@@ -65,6 +66,11 @@ class ServiceEntry:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "key", f"{self.namespace}/{self.name}")
+
+    @property
+    def preferred_name(self) -> str:
+        """The first of its names; `key` if it has none, which is no name that clients can send."""
+        return self.names[0] if self.names else self.key
 
     @property
     def serving_endpoints(self) -> tuple[Endpoint, ...]:
@@ -98,7 +104,7 @@ def build_catalog(
     `policies` caches the policies of earlier calls.
     """
     policies = policies or PolicyCache()
-    claimed = [(obj, claim) for obj in inference_services if (claim := _read(_claim, labels.KIND, obj)) is not None]
+    claimed = [(obj, claim) for obj in inference_services if (claim := _read(read_claim, labels.KIND, obj)) is not None]
     current = [obj for obj, _ in claimed]
     claims = {_key(obj): claim for obj, claim in claimed}
     claim_by_name = resolve_owners(claims.values())
@@ -164,16 +170,6 @@ def _read(reader: Callable[[Object], T | None], kind: str, obj: Object) -> T | N
         log.exception("cannot read an object; it is ignored", extra={"kind": kind, "object": obj.get("metadata")})
         metrics.GATEWAY_UNREADABLE.labels(kind).inc()
         return None
-
-
-def _claim(obj: Object) -> NameClaim | None:
-    """Returns the name claim of a service, or None if it is being deleted."""
-    meta = obj["metadata"]
-    if meta.get("deletionTimestamp"):
-        return None
-    model = value_at(obj, "spec", "model", "name") or meta["name"]
-    created, uid = meta.get("creationTimestamp") or "", meta.get("uid") or ""
-    return NameClaim(meta["namespace"], meta["name"], str(model), created, uid, published(obj))
 
 
 def _unix(created: str) -> int:

@@ -32,6 +32,12 @@ class EngineSettings(_ConfigModel):
     defaults: EngineDefaults = EngineDefaults()
 
 
+class ShortModelNameSettings(_ConfigModel):
+    """The namespaces whose services may claim model names other than NAMESPACE/NAME; empty for all."""
+
+    namespaces: tuple[str, ...] = ()
+
+
 class GatewaySettings(_ConfigModel):
     """The gateway's Service, and the labels of its pods."""
 
@@ -40,6 +46,7 @@ class GatewaySettings(_ConfigModel):
     port: int = 80
     pod_selector: dict[str, str] = Field(default_factory=dict, alias="podSelector")
     picker_port: int = Field(8081, alias="pickerPort")
+    short_model_names: ShortModelNameSettings = Field(ShortModelNameSettings(), alias="shortModelNames")
 
     @property
     def url(self) -> str:

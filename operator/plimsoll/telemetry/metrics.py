@@ -152,6 +152,11 @@ OPERATOR_LEADING = Gauge(
     "1 while this process holds the lease, 0 while it is a standby.",
     registry=OPERATOR,
 )
+OPERATOR_FOREIGN_NAMESPACES = Gauge(
+    "plimsoll_operator_foreign_namespaces",
+    "Namespaces with services that another release of Plimsoll manages. This release leaves them alone.",
+    registry=OPERATOR,
+)
 OPERATOR_RECONCILES = Counter(
     "plimsoll_operator_reconciles",
     "Reconciles of a service, by outcome (outcome: done, retry, unexpected).",

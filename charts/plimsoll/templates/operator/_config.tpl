@@ -32,6 +32,7 @@ gateway:
   podSelector:
     {{- include "plimsoll.selector" (dict "root" . "component" "gateway") | nindent 4 }}
   pickerPort: 8081
+  shortModelNames: {namespaces: {{ toJson (default list (default dict .Values.gateway.shortModelNames).namespaces) }}}
 metrics:
   from: {{ toJson .Values.metrics.from }}
 networkPolicy:

@@ -150,7 +150,8 @@ class ModelSource(ApiModel):
     ) = Field(
         default=None,
         description="Name that clients send as `model`. Absent: the object's name. If several services use one name, "
-        "it belongs to the oldest. NAMESPACE/NAME always works too. A change does not restart engines.",
+        "it belongs to the first one as long as that one uses it. It cannot begin with NAMESPACE/ of another namespace "
+        "that has services. NAMESPACE/NAME works too. A change does not restart engines.",
     )
     revision: (
         Annotated[

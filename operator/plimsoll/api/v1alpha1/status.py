@@ -44,6 +44,15 @@ class FormerNameStatus(StatusModel):
     )
 
 
+class ModelNameClaimStatus(StatusModel):
+    """The record that a model name belongs to the service. The operator writes it, and gateways read it."""
+
+    name: str = Field(max_length=253, description="The model name.")
+    since: str = Field(
+        json_schema_extra={"format": "date-time"}, description="Time since which the service holds the name."
+    )
+
+
 class InferenceServiceStatus(StatusModel):
     """Observed state of the service."""
 
@@ -60,6 +69,11 @@ class InferenceServiceStatus(StatusModel):
         strict=False,
         json_schema_extra={"x-kubernetes-list-type": "atomic"},
         description="Names that clients may send as `model`, including those in formerModelNames.",
+    )
+    model_name_claim: ModelNameClaimStatus | None = Field(
+        default=None,
+        description="The model name that the service holds while its spec names it. Absent: another service holds the "
+        "name, the name is not accepted, or it is NAMESPACE/NAME.",
     )
     former_model_names: tuple[FormerNameStatus, ...] = Field(
         default=(),

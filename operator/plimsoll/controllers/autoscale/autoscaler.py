@@ -61,8 +61,9 @@ class Autoscaler:
         on_report_changed: Callable[[Key], None],
         monotonic: Callable[[], float] = time.monotonic,
         errors: ObjectErrors | None = None,
+        is_managed: Callable[[Key], bool] = lambda key: True,
     ) -> None:
-        """on_report_changed: called with a service whose report has changed."""
+        """on_report_changed: called with a service whose report has changed. is_managed: whether to scale a service."""
         self._errors = errors or ObjectErrors()
         self._cache = cache
         self._sources = sources
@@ -70,6 +71,7 @@ class Autoscaler:
         self._writer = ScaleWriter(kube, cache, sources, record_event)
         self._on_report_changed = on_report_changed
         self._monotonic = monotonic
+        self._is_managed = is_managed
         self._entries: dict[Key, TrackedService] = {}
         self._gauges = ScalingGauges()
         self._backfill = HistoryBackfill(sources.history)
@@ -183,7 +185,8 @@ class Autoscaler:
     def _services(self, now_s: float) -> Iterable[tuple[Object, InferenceService]]:
         for service_object in self._cache.all(labels.KIND):
             service: InferenceService | InvalidSpec | None = None
-            if not service_object["metadata"].get("deletionTimestamp"):
+            is_deleted = bool(service_object["metadata"].get("deletionTimestamp"))
+            if not is_deleted and self._is_managed(key_of(service_object)):
                 with self._isolate_errors(key_of(service_object), now_s):
                     service = self._cache.parsed(service_object)
             if isinstance(service, InferenceService):

@@ -37,7 +37,7 @@ class ModelNames:
     next_s: seconds until the next former name expires, None if there is none.
     """
 
-    listed: tuple[str, ...]
+    listed: tuple[str, ...] = ()
     former: tuple[Former, ...] = ()
     pending: str = ""
     next_s: float | None = None
@@ -46,23 +46,23 @@ class ModelNames:
 def model_names(
     raw: Object,
     claimed: str,
-    owned_by: Mapping[str, str],
+    owned: Set[str],
     answered: Set[str] | None,
     gateways_complete: bool,
     now: datetime,
 ) -> ModelNames:
     """The names of an InferenceService.
 
-    claimed: the name in its spec. owned_by: long name of the service that owns a name. answered: names that all
+    claimed: the name in its spec. owned: the names that the service owns. answered: names that all
     gateways accept for this service, None if none reports them. gateways_complete: every gateway replica has answered.
     """
     meta = raw["metadata"]
     long_name = f"{meta['namespace']}/{meta['name']}"
     before = published(raw)
-    own = claimed if owned_by.get(claimed, long_name) == long_name else ""
+    own = claimed if claimed in owned else ""
     pending = own if answered is not None and own not in {*before, *answered} else ""
-    listed = [name for name in (own, long_name) if name and name != pending]
-    dropped = [n for n in before if n not in (own, long_name) and owned_by.get(n, long_name) == long_name]
+    listed = [name for name in (own, long_name) if name in owned and name != pending]
+    dropped = [name for name in before if name not in (own, long_name) and name in owned]
     settled = gateways_complete and (answered is None or not own or own in answered)
     former = _former(raw, dropped, settled, now)
     return ModelNames(

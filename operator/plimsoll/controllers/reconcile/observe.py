@@ -11,11 +11,33 @@ from plimsoll.api.v1alpha1 import InferenceService
 from plimsoll.controllers.gateway_poller import GatewayView
 from plimsoll.controllers.object_cache import Key, ObjectCache, key_of
 from plimsoll.core.errors import InvalidSpec
-from plimsoll.core.routing.model_names import NameClaim, published, resolve_owners
+from plimsoll.core.routing.model_names import (
+    NameClaim,
+    NameRules,
+    Refusal,
+    find_holder,
+    read_claim,
+    resolve_owners,
+)
 
 Object = dict[str, Any]
 
+NO_RULES = NameRules()  # every namespace may claim every name
 CHILD_KINDS = ("Deployment", "Service", "ServiceAccount", "PodDisruptionBudget", "NetworkPolicy")
+
+
+@dataclass(frozen=True)
+class NameState:
+    """A service's claim of a model name. holder: the claim that keeps it from this service, None if there is none.
+
+    qualified_holder: the claim that keeps NAMESPACE/NAME from it. owned: the names that the service owns.
+    """
+
+    claim: NameClaim
+    owned: frozenset[str]
+    refusal: Refusal | None = None
+    holder: NameClaim | None = None
+    qualified_holder: NameClaim | None = None
 
 
 @dataclass(frozen=True)
@@ -28,15 +50,16 @@ class ObservedService:
     children: dict[tuple[str, str], Object]  # kind and name -> object
     revisions: dict[str, Object]  # ControllerRevisions by name
     pods: tuple[Object, ...]
-    name_owners: dict[str, NameClaim]  # model name -> the claim that owns it
+    names: NameState
     gateway_view: GatewayView
     fallback: tuple[str, str] | None = None  # long name of the fallback, and why it cannot be used or ""
 
 
-def observe(cache: ObjectCache, gateways: GatewayView, key: Key) -> ObservedService | None:
+def observe(cache: ObjectCache, gateways: GatewayView, key: Key, rules: NameRules = NO_RULES) -> ObservedService | None:
     """The service; None if it does not exist or is being deleted, since Kubernetes removes its objects."""
     service_object = cache.get(labels.KIND, key)
-    if service_object is None or service_object["metadata"].get("deletionTimestamp"):
+    claim = None if service_object is None else read_claim(service_object)
+    if service_object is None or claim is None:
         return None
     service = cache.parsed(service_object)
     return ObservedService(
@@ -55,7 +78,7 @@ def observe(cache: ObjectCache, gateways: GatewayView, key: Key) -> ObservedServ
             if _is_owned_by(r, service_object)
         },
         pods=tuple(cache.children("Pod", key)),
-        name_owners=resolve_owners(name_claims(cache)),
+        names=name_state(claim, related_claims(cache, claim), rules),
         gateway_view=gateways,
         fallback=resolve_fallback(cache, service_object),
     )
@@ -88,46 +111,49 @@ def _fallback_key(service_object: Object) -> Key | None:
     return (service_object["metadata"]["namespace"], str(name)) if name else None
 
 
-def name_claims(cache: ObjectCache) -> list[NameClaim]:
-    """Every service's claim to a model name, including services with an invalid spec."""
-    return [name_claim(service_object) for service_object in cache.all(labels.KIND)]
+def related_claims(cache: ObjectCache, claim: NameClaim) -> list[NameClaim]:
+    """The claims that share a name with `claim`, itself included, also of services with an invalid spec."""
+    return [other for other in cache.name_claims() if not other.names.isdisjoint(claim.names)]
 
 
-def name_claim(service_object: Object) -> NameClaim:
-    """The claim of one service to a model name."""
-    namespace, name = key_of(service_object)
-    created, uid = service_object["metadata"].get("creationTimestamp", ""), service_object["metadata"]["uid"]
-    return NameClaim(namespace, name, claimed_name(service_object), created, uid, published(service_object))
+def name_state(claim: NameClaim, claims: list[NameClaim], rules: NameRules) -> NameState:
+    """What the service of `claim` may serve under. claims: at least those that share a name with it.
 
-
-def claimed_name(service_object: Object) -> str:
-    """The model name that a service claims, without its namespace."""
-    return str(value_at(service_object, "spec", "model", "name") or service_object["metadata"]["name"])
-
-
-def _names(raw: Object) -> frozenset[str]:
-    """The names that a service claims, or has claimed before and still accepts."""
-    return frozenset((claimed_name(raw), *published(raw)))
+    A restricted namespace serves NAMESPACE/NAME only.
+    """
+    claim_by_name, refusal = resolve_owners(claims), rules.refusal(claim)
+    owned = {name for name, owner in claim_by_name.items() if owner == claim}
+    if refusal is Refusal.RESTRICTED:
+        owned &= {claim.qualified_name}
+    qualified_holder = claim_by_name.get(claim.qualified_name)
+    return NameState(
+        claim,
+        frozenset(owned),
+        refusal,
+        find_holder(claim, claims, rules),
+        None if qualified_holder == claim else qualified_holder,
+    )
 
 
 def affected_services(cache: ObjectCache, before: Object | None, after: Object | None) -> list[Key]:
-    """The services to reconcile after a service was added or deleted, or changed its name or fallback.
+    """The services to reconcile after a service was added or deleted, or changed its names or fallback.
 
-    These are the services that claim or still accept the same name, and the services with a fallback.
+    These are the services that claim or still accept one of its names, and the services with a fallback.
     """
     changed = [service_object for service_object in (before, after) if service_object is not None]
-    names, fallbacks = (
-        {_names(service_object) for service_object in changed},
+    claims, fallbacks = (
+        {read_claim(service_object) for service_object in changed},
         {_fallback_key(service_object) for service_object in changed},
     )
-    same_name, same_fallback = len(changed) == 2 and len(names) == 1, len(changed) == 2 and len(fallbacks) == 1
-    shared = frozenset[str]().union(*names)
-    if same_name and same_fallback:
+    same_claim, same_fallback = len(changed) == 2 and len(claims) == 1, len(changed) == 2 and len(fallbacks) == 1
+    if same_claim and same_fallback:
         return []
+    shared = frozenset[str]().union(*(claim.names for claim in claims if claim is not None and not same_claim))
+    related = {(one.namespace, one.name) for one in cache.name_claims() if not one.names.isdisjoint(shared)}
     return [
         key_of(service_object)
         for service_object in cache.all(labels.KIND)
-        if (not same_name and _names(service_object) & shared) or _fallback_key(service_object) is not None
+        if key_of(service_object) in related or _fallback_key(service_object) is not None
     ]
 
 

@@ -28,11 +28,13 @@ from plimsoll.controllers.reconcile import service_status
 from plimsoll.controllers.reconcile.applied_cache import AppliedCache
 from plimsoll.controllers.reconcile.drain_reports import DrainReports
 from plimsoll.controllers.reconcile.model_names import ModelNames, model_names
+from plimsoll.controllers.reconcile.name_claims import FIELD as NAME_CLAIM
+from plimsoll.controllers.reconcile.name_claims import NameGrants
 from plimsoll.controllers.reconcile.object_plan import ObjectPlan, plan_objects
-from plimsoll.controllers.reconcile.observe import ObservedService, claimed_name, name_claim, observe
+from plimsoll.controllers.reconcile.observe import ObservedService, observe
+from plimsoll.controllers.reconcile.service_namespaces import ServiceNamespaces
 from plimsoll.controllers.reconcile.service_status import StatusInputs, TierStatusInputs
 from plimsoll.core.errors import BackendUnavailable, Conflict, Forbidden, NotFound, ObjectRejected, PlimsollError
-from plimsoll.core.routing.model_names import ownership_reason
 from plimsoll.resources import object_meta
 from plimsoll.resources.platform_config import PlatformConfig
 from plimsoll.telemetry.service_log import ServiceLog
@@ -62,6 +64,7 @@ class Reconciler:
         errors: ObjectErrors | None = None,
         later: Callable[[Key, float], None] = lambda key, seconds: None,
         checkpoints: CheckpointStore | None = None,
+        service_namespaces: ServiceNamespaces | None = None,
     ) -> None:
         """report: scaling report of a service, None before its first tick. later: reconciles a service after some
         seconds."""
@@ -75,6 +78,13 @@ class Reconciler:
         self._identity = identity
         self._later = later
         self._checkpoints = checkpoints or CheckpointStore(kube)
+        self._grants = NameGrants(
+            cache,
+            frozenset(platform.gateway.short_model_names.namespaces),
+            service_namespaces or ServiceNamespaces(kube, platform.gateway.namespace),
+            self._write_status,
+            lambda key: later(key, 0.0),
+        )
         self._applied = AppliedCache()
         self._condition_gauges = ConditionGauges()
 
@@ -95,7 +105,8 @@ class Reconciler:
             self._errors.clear(Stage.RECONCILE, key, subject_of(raw))
 
     async def _round(self, key: Key) -> None:
-        seen = observe(self._cache, self._gateway_view(), key)
+        await self._grants.update(key)
+        seen = self._observe(key)
         if seen is None:
             self._applied.forget(key)
             self._drain_reports.forget(key)
@@ -113,7 +124,7 @@ class Reconciler:
                 await self._apply(key, seen, todo)
             except (ObjectRejected, Forbidden) as error:
                 rejected = str(error)
-        seen = observe(self._cache, self._gateway_view(), key) or seen
+        seen = self._observe(key) or seen
         names = names_of(seen, datetime.datetime.now(datetime.UTC))
         sight = collect_status_inputs(seen, todo, rejected, self._report(key), self._platform, names)
         await self._publish_status(seen.service_object, replace(sight, internal_error=self._errors.condition(key)))
@@ -125,6 +136,9 @@ class Reconciler:
             await self._prune_revisions(seen, sight, todo)
         if rejected is not None:
             raise BackendUnavailable(f"retrying in 10 s: {rejected}", retry_after_seconds=10.0)
+
+    def _observe(self, key: Key) -> ObservedService | None:
+        return observe(self._cache, self._gateway_view(), key, self._grants.rules)
 
     async def _apply(self, key: Key, observed: ObservedService, object_plan: ObjectPlan) -> None:
         for template_revision in object_plan.templates:
@@ -184,12 +198,13 @@ class Reconciler:
         ):
             await self.record_event(service_object, event)
         self._drain_reports.ack(key_of(service_object), drain_events)
-        generation = service_object["metadata"].get("generation", 0)
+        generation, former = service_object["metadata"].get("generation", 0), inputs.model_names.former
         new_status: Object = {
             "observedGeneration": generation,
             "url": inputs.url,
-            "modelNames": list(inputs.model_names),
-            **({"formerModelNames": [asdict(one) for one in inputs.former]} if inputs.former else {}),
+            "modelNames": list(inputs.model_names.listed),
+            **({NAME_CLAIM: old_status[NAME_CLAIM]} if NAME_CLAIM in old_status else {}),
+            **({"formerModelNames": [asdict(one) for one in former]} if former else {}),
             "tiers": service_status.tiers_status(inputs),
             "conditions": conditions.merge(
                 old_status.get("conditions", []), stated_conditions, generation, rfc3339_now()
@@ -218,10 +233,15 @@ class Reconciler:
             log.exception(key, "cannot write the InternalError condition")
 
     async def _write_status(self, raw: Object, new: Object) -> None:
+        """Write the status of this version of the object.
+
+        Raises Conflict if the object has changed: a status that was computed from an earlier spec, or for a deleted
+        object of the same name, could give a model name away or back.
+        """
         body = {
             "apiVersion": labels.API_VERSION,
             "kind": labels.KIND,
-            "metadata": {"namespace": raw["metadata"]["namespace"], "name": raw["metadata"]["name"]},
+            "metadata": {name: raw["metadata"][name] for name in ("namespace", "name", "resourceVersion")},
             "status": new,
         }
         with contextlib.suppress(NotFound):
@@ -260,8 +280,7 @@ def names_of(seen: ObservedService, at: datetime.datetime) -> ModelNames:
     view = seen.gateway_view
     answered = view.models.get(key_of(seen.service_object))
     complete = view.responding == view.replicas
-    owners = {name: claim.qualified_name for name, claim in seen.name_owners.items()}
-    return model_names(seen.service_object, claimed_name(seen.service_object), owners, answered, complete, at)
+    return model_names(seen.service_object, seen.names.claim.model, seen.names.owned, answered, complete, at)
 
 
 def collect_status_inputs(
@@ -284,25 +303,14 @@ def collect_status_inputs(
         gateway_replicas=gateway_view.replicas,
         gateways_error=gateway_view.error,
         routable_endpoints=gateway_view.routable.get(key, 0) if gateway_view.responding else None,
-        model_names=names.listed,
-        former=names.former,
-        name_pending=names.pending,
-        name_owner=_name_owner(observed),
+        name_state=observed.names,
+        model_names=names,
         spec_problems=observed.problems,
         rejection=rejection,
         url=platform.gateway.url,
         scales_to_zero=service is not None and _scales_to_zero(service),
         fallback=observed.fallback,
     )
-
-
-def _name_owner(observed: ObservedService) -> tuple[str, str] | None:
-    """The other service that owns the claimed model name, and why; None if there is none."""
-    claim = name_claim(observed.service_object)
-    owner = observed.name_owners.get(claim.model, claim)
-    if owner.qualified_name == claim.qualified_name:
-        return None
-    return owner.qualified_name, ownership_reason(owner, claim)
 
 
 def _scales_to_zero(service: InferenceService) -> bool:

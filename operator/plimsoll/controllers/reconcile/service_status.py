@@ -7,7 +7,7 @@ names the next action.
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from plimsoll.api import conditions
@@ -17,8 +17,9 @@ from plimsoll.api.message_text import MAX_QUOTE_CHARS, join_within, shorten
 from plimsoll.controllers import pod_startup
 from plimsoll.controllers.autoscale.scaling_status import ScalingReport
 from plimsoll.controllers.reconcile import pod_diagnosis
-from plimsoll.controllers.reconcile.model_names import Former
-from plimsoll.controllers.reconcile.observe import claimed_name
+from plimsoll.controllers.reconcile.model_names import ModelNames
+from plimsoll.controllers.reconcile.name_condition import name_accepted
+from plimsoll.controllers.reconcile.observe import NameState
 from plimsoll.core.admission.publication import to_dict
 from plimsoll.core.types import Role
 from plimsoll.resources import object_meta
@@ -78,10 +79,8 @@ class StatusInputs:
     gateway_replicas: int = 0
     gateways_error: str = ""  # why no gateway replica's answer is usable
     routable_endpoints: int | None = None
-    model_names: tuple[str, ...] = ()
-    former: tuple[Former, ...] = ()  # names that the spec has dropped
-    name_pending: str = ""  # the new name while some gateway does not accept it yet
-    name_owner: tuple[str, str] | None = None  # the service that owns our model name, and why
+    model_names: ModelNames = field(default_factory=ModelNames)
+    name_state: NameState | None = None  # None: the service owns all its names
     spec_problems: tuple[str, ...] = ()
     rejection: str | None = None
     url: str = ""
@@ -114,7 +113,7 @@ def build_conditions(inputs: StatusInputs) -> tuple[Condition, ...]:
         _reconciling(inputs, tier_conditions),
         _stalled(inputs),
         *tier_conditions,
-        _name_accepted(inputs),
+        name_accepted(inputs.name_state, inputs.model_names),
         *_fallback_resolved(inputs),
         *_scaling_conditions(inputs),
         *_internal_error(inputs),
@@ -308,31 +307,6 @@ def _quote(text: str) -> str:
     return shorten(text, MAX_QUOTE_CHARS)
 
 
-def _name_accepted(inputs: StatusInputs) -> Condition:
-    if inputs.name_owner is None:
-        message = f"accepted model names: {', '.join(inputs.model_names)}{_passing(inputs)}"
-        brief = (
-            f"clients reach the service by its model name {_quote(inputs.model_names[0])}" if inputs.model_names else ""
-        )
-        return Condition(ConditionType.MODEL_NAME_ACCEPTED, True, ConditionReason.ACCEPTED, message, brief)
-    meta = inputs.service_object["metadata"]
-    long_name = f"{meta['namespace']}/{meta['name']}"
-    owner, why = inputs.name_owner
-    message = (
-        f"spec.model.name {claimed_name(inputs.service_object)}: service {owner} owns the name, because {why}; clients"
-        f" reach this service as {long_name}. Change spec.model.name to get a name of its own"
-    )
-    message += _passing(inputs)
-    brief = f"service {_quote(owner)} owns this model name; change spec.model.name"
-    return Condition(ConditionType.MODEL_NAME_ACCEPTED, False, ConditionReason.MODEL_NAME_TAKEN, message, brief)
-
-
-def _passing(inputs: StatusInputs) -> str:
-    """Pending and expiring names, as the end of a message."""
-    pending = f"; {inputs.name_pending} is added when every gateway accepts it" if inputs.name_pending else ""
-    return pending + "".join(f"; {one.name} is accepted until {one.until}" for one in inputs.former)
-
-
 def _fallback_resolved(inputs: StatusInputs) -> tuple[Condition, ...]:
     if inputs.fallback is None:
         return ()
@@ -426,6 +400,9 @@ _REASON_EVENTS: dict[ConditionReason, EventReason] = {
     ConditionReason.PODS_REJECTED: EventReason.PODS_REJECTED,
     ConditionReason.TRANSFER_SLOW: EventReason.TRANSFER_SLOW,
     ConditionReason.GATEWAY_CONFIG_STALE: EventReason.GATEWAY_CONFIG_STALE,
+    ConditionReason.MODEL_NAME_TAKEN: EventReason.MODEL_NAME_TAKEN,
+    ConditionReason.MODEL_NAME_RESERVED: EventReason.MODEL_NAME_REJECTED,
+    ConditionReason.SHORT_NAMES_RESTRICTED: EventReason.MODEL_NAME_REJECTED,
 }
 
 
@@ -446,7 +423,6 @@ def changed_events(old: list[Object], new: tuple[Condition, ...]) -> list[Event]
 
 # Event of a condition that becomes False.
 _DEGRADED_EVENTS: dict[ConditionType, EventReason] = {
-    ConditionType.MODEL_NAME_ACCEPTED: EventReason.MODEL_NAME_TAKEN,
     ConditionType.METRICS_AVAILABLE: EventReason.METRICS_LOST,
     ConditionType.SLO_FEASIBLE: EventReason.SLO_INFEASIBLE,
     ConditionType.ADMISSION_HEALTHY: EventReason.SHEDDING_STARTED,
@@ -483,6 +459,7 @@ def _event_reason(condition: Condition, previous: Object) -> EventReason | None:
             | ConditionType.DECODE_READY
             | ConditionType.SERVE_READY
             | ConditionType.ADMISSION_HEALTHY
+            | ConditionType.MODEL_NAME_ACCEPTED
         ) if condition.reason in _REASON_EVENTS:
             return _REASON_EVENTS[condition.reason]
         case ConditionType.SCALING_LIMITED if condition.holds:

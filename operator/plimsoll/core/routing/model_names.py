@@ -1,35 +1,119 @@
 """Ownership of model names.
 
-Every service serves `NAMESPACE/NAME`, which no other service can claim. A bare name belongs, across all namespaces, to
-the oldest service that claims it, then to the one with the smaller UID. So a new service never takes the traffic of a
-running one. A name that its owner dropped is still served for a while, unless another service claims it.
+Problem: a rule that compares the objects as they are now moves a name when any object is edited, and two processes that
+see different versions disagree about its owner.
+
+Idea: the operator grants a model name to one service and records the grant in that service's status. The grant lasts as
+long as the service claims the name in its spec. Gateways serve granted names, so no edit of another object can move a
+name. `NAMESPACE/NAME` needs no grant. A name that its owner dropped is served until another service is granted it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
 class NameClaim:
-    """One service's claim of a bare model name.
+    """One service's claim of a model name.
 
-    `created` is in RFC 3339, UTC, as the API server writes it. `published` are the names in its status, including
-    those that it has dropped since.
+    `model` is the name in the spec. `granted` is the name in the record, "" without one, and `since` is when it was
+    recorded. `published` are the names in the status, including those that the spec has dropped. Times are in RFC 3339,
+    UTC. `names` are all names that the service has, had or wants.
     """
 
     namespace: str
     name: str
     model: str
     created: str
-    uid: str
+    granted: str = ""
+    since: str = ""
     published: tuple[str, ...] = ()
+    names: frozenset[str] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        names = {self.model, self.qualified_name, self.granted, *self.published} - {""}
+        object.__setattr__(self, "names", frozenset(names))
 
     @property
     def qualified_name(self) -> str:
         return f"{self.namespace}/{self.name}"
+
+    @property
+    def is_granted(self) -> bool:
+        """Whether the record is of the name in the spec."""
+        return self.granted == self.model
+
+    @property
+    def _grant_order(self) -> tuple[str, str, str]:
+        return self.since, self.created, self.qualified_name
+
+    @property
+    def _claim_order(self) -> tuple[bool, str, str]:
+        """The order in which unrecorded claims of one name are granted.
+
+        A service that already serves the name comes first: its record was lost, or an earlier release wrote its status.
+        """
+        return self.model not in self.published, self.created, self.qualified_name
+
+
+class Refusal(StrEnum):
+    """Why a service may not have the model name in its spec, whoever else claims it."""
+
+    RESTRICTED = "restricted"  # its namespace may not claim short names
+    RESERVED = "reserved"  # the name begins with another namespace of services
+
+
+@dataclass(frozen=True, slots=True)
+class NameRules:
+    """Which names a namespace may claim.
+
+    `short_name_namespaces` are the namespaces that may claim names other than NAMESPACE/NAME; empty stands for all.
+    `service_namespaces` are the namespaces that have or had a service.
+    """
+
+    short_name_namespaces: frozenset[str] = frozenset()
+    service_namespaces: frozenset[str] = frozenset()
+
+    def refusal(self, claim: NameClaim) -> Refusal | None:
+        """Returns why the claim is refused, or None. A namespace that appears later takes no accepted name."""
+        if claim.model == claim.qualified_name:
+            return None
+        if self.short_name_namespaces and claim.namespace not in self.short_name_namespaces:
+            return Refusal.RESTRICTED
+        prefix, slash, _ = claim.model.partition("/")
+        is_foreign = bool(slash) and prefix != claim.namespace and prefix in self.service_namespaces
+        is_accepted = claim.is_granted or claim.model in claim.published
+        return Refusal.RESERVED if is_foreign and not is_accepted else None
+
+
+def read_claim(inference_service: Mapping[str, Any]) -> NameClaim | None:
+    """Returns the claim of an InferenceService, or None if it is being deleted. Ignores an invalid record."""
+    meta = inference_service["metadata"]
+    if meta.get("deletionTimestamp"):
+        return None
+    record = (inference_service.get("status") or {}).get("modelNameClaim")
+    granted, since = (record.get("name"), record.get("since")) if isinstance(record, dict) else (None, None)
+    is_valid = isinstance(granted, str) and isinstance(since, str) and bool(granted and since)
+    return NameClaim(
+        meta["namespace"],
+        meta["name"],
+        claimed_name(inference_service),
+        meta.get("creationTimestamp") or "",
+        str(granted) if is_valid else "",
+        str(since) if is_valid else "",
+        published(inference_service),
+    )
+
+
+def claimed_name(inference_service: Mapping[str, Any]) -> str:
+    """Returns the model name in the spec of an InferenceService; without one, the name of the object."""
+    model = (inference_service.get("spec") or {}).get("model")
+    name = model.get("name") if isinstance(model, dict) else None
+    return str(name or inference_service["metadata"]["name"])
 
 
 def published(inference_service: Mapping[str, Any]) -> tuple[str, ...]:
@@ -38,29 +122,46 @@ def published(inference_service: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(name for name in names if isinstance(name, str) and name) if isinstance(names, list) else ()
 
 
-def resolve_owners(claims: Iterable[NameClaim]) -> dict[str, NameClaim]:
-    """Returns every served name, bare and qualified, with the claim that owns it."""
-    by_age = sorted(claims, key=lambda claim: (claim.created, claim.uid))
-    claim_by_name = {claim.qualified_name: claim for claim in by_age}
-    for claim in by_age:
+def resolve_owners(claims: Collection[NameClaim]) -> dict[str, NameClaim]:
+    """Returns every served name with the claim that owns it: granted, then qualified, then dropped names."""
+    claim_by_name: dict[str, NameClaim] = {}
+    for claim in sorted((c for c in claims if c.is_granted), key=lambda c: c._grant_order):
         claim_by_name.setdefault(claim.model, claim)
-    for claim in by_age:
+    for claim in claims:
+        claim_by_name.setdefault(claim.qualified_name, claim)
+    for claim in sorted(claims, key=lambda c: (c.created, c.qualified_name)):
         for name in claim.published:
             claim_by_name.setdefault(name, claim)
     return claim_by_name
 
 
-def ownership_reason(owner: NameClaim, claim: NameClaim) -> str:
-    """Returns why `owner` owns the model name of `claim`, as a clause."""
-    if owner.qualified_name == claim.model:
-        return "it is its NAMESPACE/NAME"
-    if owner.created == claim.created:
-        return f"both were created at {owner.created} and its UID is smaller"
-    return f"it is older (created {owner.created}, this service {claim.created})"
+def find_holder(claim: NameClaim, claims: Iterable[NameClaim], rules: NameRules) -> NameClaim | None:
+    """Returns the claim of another service that keeps `claim` from its model name, or None.
+
+    A record keeps its name until the operator removes it, also when the spec beside it names another model already.
+    """
+    others = [c for c in claims if c.qualified_name != claim.qualified_name]
+    granted = [c for c in others if c.granted == claim.model]
+    if claim.is_granted:
+        earlier = [c for c in granted if c.is_granted and c._grant_order < claim._grant_order]
+        return min(earlier, key=lambda c: c._grant_order, default=None)
+    if granted:
+        return min(granted, key=lambda c: (not c.is_granted, c._grant_order))
+    qualified = next((c for c in others if c.qualified_name == claim.model), None)
+    if qualified is not None or claim.model == claim.qualified_name:
+        return qualified
+    rivals = [c for c in others if c.model == claim.model and rules.refusal(c) is None]
+    return min((c for c in rivals if c._claim_order < claim._claim_order), key=lambda c: c._claim_order, default=None)
 
 
-def served_names(claim: NameClaim, claim_by_name: dict[str, NameClaim]) -> tuple[str, ...]:
-    """Returns the names that `claim` owns: the bare name first, dropped names last."""
-    short_name = (claim.model,) if claim_by_name.get(claim.model) is claim else ()
-    dropped = (name for name in claim.published if claim_by_name.get(name) is claim)
-    return tuple(dict.fromkeys((*short_name, claim.qualified_name, *dropped)))
+def is_grantable(claim: NameClaim, claims: Iterable[NameClaim], rules: NameRules) -> bool:
+    """Whether the operator records the claim, or keeps its record. NAMESPACE/NAME needs none."""
+    if claim.model == claim.qualified_name or rules.refusal(claim) is not None:
+        return False
+    return find_holder(claim, claims, rules) is None
+
+
+def served_names(claim: NameClaim, claim_by_name: Mapping[str, NameClaim]) -> tuple[str, ...]:
+    """Returns the names that `claim` owns: the name in the spec first, dropped names last."""
+    names = dict.fromkeys((claim.model, claim.qualified_name, *claim.published))
+    return tuple(name for name in names if claim_by_name.get(name) is claim)

@@ -1,0 +1,89 @@
+"""Grants model names to services, and records each grant in the status of its service.
+
+Problem: two services that are reconciled at once may both find a name free, and a gateway that decides by itself may
+disagree with another one.
+Idea: the leading operator alone grants names, one at a time, before it writes any object of the service. It reads its
+own writes from the cache. Gateways follow the records.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from plimsoll.api import labels
+from plimsoll.controllers.object_cache import Key, ObjectCache, key_of
+from plimsoll.controllers.reconcile.observe import affected_services, related_claims
+from plimsoll.controllers.reconcile.service_namespaces import ServiceNamespaces
+from plimsoll.core.errors import Forbidden, ObjectRejected
+from plimsoll.core.routing.model_names import NameClaim, NameRules, is_grantable, read_claim
+from plimsoll.telemetry.service_log import ServiceLog
+
+Object = dict[str, Any]
+
+log = ServiceLog(__name__)
+
+FIELD = "modelNameClaim"  # of the status
+
+
+def micro_time(at: datetime) -> str:
+    """A time in RFC 3339 with microseconds, so that two grants differ."""
+    return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def claim_record(claim: NameClaim, claims: list[NameClaim], rules: NameRules, now: datetime) -> Object | None:
+    """The record that belongs into the status of a service: its present one, a new one, or None for no grant."""
+    if not is_grantable(claim, claims, rules):
+        return None
+    return {"name": claim.model, "since": claim.since if claim.is_granted else micro_time(now)}
+
+
+class NameGrants:
+    """Records the grant of each service's model name. `requeue` reconciles the services that a change concerns."""
+
+    def __init__(
+        self,
+        cache: ObjectCache,
+        short_name_namespaces: frozenset[str],
+        namespaces: ServiceNamespaces,
+        write_status: Callable[[Object, Object], Awaitable[None]],
+        requeue: Callable[[Key], None],
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._cache = cache
+        self._short_name_namespaces = short_name_namespaces
+        self._namespaces = namespaces
+        self._write_status = write_status
+        self._requeue = requeue
+        self._now = now
+        self._lock = asyncio.Lock()
+
+    @property
+    def rules(self) -> NameRules:
+        """The rules as of now."""
+        present = {key_of(one)[0] for one in self._cache.all(labels.KIND)}
+        return NameRules(self._short_name_namespaces, self._namespaces.known | present)
+
+    async def update(self, key: Key) -> None:
+        """Grant, keep or withdraw the name of a service. Raises ClusterError if it is worth a retry."""
+        async with self._lock:
+            before = self._cache.get(labels.KIND, key)
+            claim = None if before is None else read_claim(before)
+            if before is None or claim is None:
+                return
+            await self._namespaces.add(key[0])
+            status = before.get("status") or {}
+            record = claim_record(claim, related_claims(self._cache, claim), self.rules, self._now())
+            if record == status.get(FIELD):
+                return
+            others = {name: value for name, value in status.items() if name != FIELD}
+            try:
+                await self._write_status(before, others | ({} if record is None else {FIELD: record}))
+            except (Forbidden, ObjectRejected) as error:  # such as a CRD of an earlier release: engines need no name
+                log.warning(key, "cannot record the model name", model_name=claim.model, error=str(error))
+                return
+            log.info(key, "model name claim changed", model_name=claim.model, since=record["since"] if record else None)
+        for affected in affected_services(self._cache, before, self._cache.get(labels.KIND, key)):
+            self._requeue(affected)

@@ -1,0 +1,87 @@
+"""The condition ModelNameAccepted: which names a service serves, and what keeps a name from it. Pure."""
+
+from __future__ import annotations
+
+from plimsoll.api.conditions import Condition, ConditionReason, ConditionType
+from plimsoll.api.message_text import MAX_QUOTE_CHARS, shorten
+from plimsoll.controllers.reconcile.model_names import ModelNames
+from plimsoll.controllers.reconcile.observe import NameState
+from plimsoll.core.routing.model_names import NameClaim, Refusal
+
+SHORT_NAMES_VALUE = "gateway.shortModelNames.namespaces"  # of the chart
+
+
+def name_accepted(state: NameState | None, names: ModelNames) -> Condition:
+    """ModelNameAccepted. A refused name comes before a name that another service holds."""
+    rejection = None if state is None else _rejection(state, names)
+    if rejection is not None:
+        return rejection
+    brief = f"clients reach the service by its model name {_quote(names.listed[0])}" if names.listed else ""
+    message = f"accepted model names: {', '.join(names.listed)}{_passing(names)}"
+    return Condition(ConditionType.MODEL_NAME_ACCEPTED, True, ConditionReason.ACCEPTED, message, brief)
+
+
+def _rejection(state: NameState, names: ModelNames) -> Condition | None:
+    """The condition of a service without one of its names; None if it has all."""
+    claim = state.claim
+    if state.refusal is Refusal.RESTRICTED:
+        rule = f"namespace {claim.namespace} may not claim short model names (chart value {SHORT_NAMES_VALUE})"
+        advice = f"Set spec.model.name to {claim.qualified_name} to confirm this"
+        return _rejected(ConditionReason.SHORT_NAMES_RESTRICTED, state, names, rule, rule, advice)
+    advice = "Change spec.model.name to get a name of its own"
+    if state.refusal is Refusal.RESERVED:
+        owner = claim.model.partition("/")[0]
+        rule = f"names that begin with {owner}/ belong to namespace {owner}, which has or had services"
+        return _rejected(
+            ConditionReason.MODEL_NAME_RESERVED,
+            state,
+            names,
+            f"spec.model.name {claim.model}: {rule}",
+            f"the model name belongs to namespace {_quote(owner)}; change spec.model.name",
+            advice,
+        )
+    if state.holder is not None:
+        return _taken(state, names, "spec.model.name", claim.model, state.holder, advice)
+    if state.qualified_holder is not None:
+        advice = f"Change spec.model.name of {state.qualified_holder.qualified_name} to free the name"
+        return _taken(state, names, "NAMESPACE/NAME", claim.qualified_name, state.qualified_holder, advice)
+    return None
+
+
+def _taken(state: NameState, names: ModelNames, field: str, name: str, holder: NameClaim, advice: str) -> Condition:
+    """The condition of a service without the name that `field` stands for."""
+    service = holder.qualified_name
+    if holder.granted == name:
+        why = f"service {service} holds the name since {_to_seconds(holder.since)}"
+        brief = f"service {_quote(service)} holds this model name since {_to_seconds(holder.since)}"
+    elif service == name:
+        why = f"the name is the NAMESPACE/NAME of service {service}"
+        brief = f"this model name is the NAMESPACE/NAME of service {_quote(service)}"
+    else:
+        why = f"service {service} claims the name too and was created first ({holder.created})"
+        brief = f"service {_quote(service)} claims this model name too and was created first"
+    message, brief = f"{field} {name}: {why}", f"{brief}; change spec.model.name"
+    return _rejected(ConditionReason.MODEL_NAME_TAKEN, state, names, message, brief, advice)
+
+
+def _rejected(
+    reason: ConditionReason, state: NameState, names: ModelNames, problem: str, brief: str, advice: str
+) -> Condition:
+    reachable = f"clients reach this service as {', '.join(names.listed)}" if names.listed else "it has no other name"
+    message = f"{problem}; {reachable}. {advice}{_passing(names)}"
+    return Condition(ConditionType.MODEL_NAME_ACCEPTED, False, reason, message, brief)
+
+
+def _passing(names: ModelNames) -> str:
+    """Pending and expiring names, as the end of a message."""
+    pending = f"; {names.pending} is added when every gateway accepts it" if names.pending else ""
+    return pending + "".join(f"; {one.name} is accepted until {one.until}" for one in names.former)
+
+
+def _to_seconds(time: str) -> str:
+    """A time of a record without its fraction of a second."""
+    return f"{time.partition('.')[0]}Z" if "." in time else time
+
+
+def _quote(text: str) -> str:
+    return shorten(text, MAX_QUOTE_CHARS)
