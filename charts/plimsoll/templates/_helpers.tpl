@@ -101,6 +101,11 @@ priorityClassName: {{ . }}
 {{- end }}
 {{- end }}
 
+{{/* The Secret with the certificate of the admission webhook. */}}
+{{- define "plimsoll.webhook.secret" -}}
+{{ default (printf "%s-webhook" (include "plimsoll.fullname" .)) .Values.webhook.certificate.secretName }}
+{{- end }}
+
 {{/* The pod's own name and namespace as environment variables. */}}
 {{- define "plimsoll.podEnv" -}}
 - name: POD_NAME

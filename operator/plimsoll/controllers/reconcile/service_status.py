@@ -114,7 +114,7 @@ def build_conditions(inputs: StatusInputs) -> tuple[Condition, ...]:
         _stalled(inputs),
         *tier_conditions,
         name_accepted(inputs.name_state, inputs.model_names),
-        *_fallback_resolved(inputs),
+        *(() if inputs.fallback is None else (fallback_resolved(*inputs.fallback),)),
         *_scaling_conditions(inputs),
         *_internal_error(inputs),
     )
@@ -307,22 +307,18 @@ def _quote(text: str) -> str:
     return shorten(text, MAX_QUOTE_CHARS)
 
 
-def _fallback_resolved(inputs: StatusInputs) -> tuple[Condition, ...]:
-    if inputs.fallback is None:
-        return ()
-    name, problem = inputs.fallback
+def fallback_resolved(name: str, problem: str) -> Condition:
+    """FallbackResolved. name, problem: as `resolve_fallback` returns them."""
     if not problem:
-        return (
-            Condition(
-                ConditionType.FALLBACK_RESOLVED,
-                True,
-                ConditionReason.FALLBACK_RESOLVED,
-                f"{name} receives the requests that this service cannot serve",
-            ),
+        return Condition(
+            ConditionType.FALLBACK_RESOLVED,
+            True,
+            ConditionReason.FALLBACK_RESOLVED,
+            f"{name} receives the requests that this service cannot serve",
         )
     message = f"spec.admission.fallback.name: {name} {problem}; requests meant for it are rejected"
     brief = f"fallback {_quote(f'{name} {problem}')}; requests meant for it are rejected"
-    return (Condition(ConditionType.FALLBACK_RESOLVED, False, ConditionReason.FALLBACK_UNUSABLE, message, brief),)
+    return Condition(ConditionType.FALLBACK_RESOLVED, False, ConditionReason.FALLBACK_UNUSABLE, message, brief)
 
 
 def _replicas(tier: TierStatusInputs) -> int:
