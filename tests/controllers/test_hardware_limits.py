@@ -7,8 +7,14 @@ from typing import Any
 import pytest
 
 from plimsoll.api.v1alpha1 import parse
+from plimsoll.controllers.gateway_poller import GatewayView
 from plimsoll.controllers.hardware_limits import GPU_LABELS, GPU_TYPES, hardware_limits, named_accelerator
+from plimsoll.controllers.object_cache import ObjectCache, key_of
+from plimsoll.controllers.reconcile.model_names import ModelNames
+from plimsoll.controllers.reconcile.observe import observe
+from plimsoll.controllers.reconcile.reconciler import collect_status_inputs
 from plimsoll.core.engine_model.roofline import ACCELERATORS
+from plimsoll.resources.platform_config import EngineDefaults
 from tests import builders
 
 H100 = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
@@ -96,3 +102,18 @@ def test_gpu_types_have_data_sheets() -> None:
         for value, name in GPU_TYPES.items():
             assert named_accelerator({label: value.upper(), "zone": "a"}) == ACCELERATORS[name]
     assert named_accelerator({"zone": "h100"}) is None
+
+
+def test_status_inputs_have_the_limits_of_the_spec() -> None:
+    """The condition says what the webhook warned of; arguments of the chart count too."""
+    tier = {"serve": {"pod": {"nodeSelector": H100}}}
+    raw = builders.service(model={"uri": "hf://Qwen/Qwen3-8B"}, tiers=tier, slo=SLO)
+    cache = ObjectCache()
+    cache.put(raw)
+    observed = observe(cache, GatewayView(), key_of(raw))
+    assert observed is not None
+    platform = builders.PLATFORM
+    quantized = platform.engine.model_copy(update={"defaults": EngineDefaults(args=("--quantization=fp8",))})
+    for config, expected in ((platform, told()), (platform.model_copy(update={"engine": quantized}), ())):
+        inputs = collect_status_inputs(observed, None, None, None, config, ModelNames())
+        assert inputs.hardware_limits == expected

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
+from plimsoll.api.conditions import Condition, ConditionReason, ConditionType
+from plimsoll.api.message_text import MAX_QUOTE_CHARS, shorten
 from plimsoll.api.v1alpha1 import InferenceService
 from plimsoll.core.engine_model.roofline import ACCELERATORS, Accelerator, ModelShape
 from plimsoll.core.planning.known_models import find_shape
@@ -18,6 +20,7 @@ from plimsoll.core.types import Role
 from plimsoll.engines import vllm
 
 _HUB: Final = "hf://"
+_ADVICE: Final = "give each engine more GPUs, or set a longer target"
 # Node labels that name a GPU type: of GPU feature discovery, GKE, EKS, Karpenter and AMD's labeller.
 GPU_LABELS: Final = (
     "nvidia.com/gpu.product",
@@ -81,6 +84,17 @@ def hardware_limits(service: InferenceService, default_args: Sequence[str] = ())
         if gpu is not None and tier.gpus > 0:
             found += impossibilities(Role(role), model, shape, gpu, tier.gpus, slo)
     return tuple(found)
+
+
+def with_hardware_limits(condition: Condition, limits: tuple[str, ...]) -> Condition:
+    """Return SLOFeasible as false while only the data sheets say so, any other condition as it is.
+
+    limits: of `hardware_limits`. A measured capacity replaces them.
+    """
+    if not limits or condition.type is not ConditionType.SLO_FEASIBLE or condition.holds is not None:
+        return condition
+    message, brief = f"{'; '.join(limits)}; {_ADVICE}", f"{shorten(limits[0], MAX_QUOTE_CHARS)}; {_ADVICE}"
+    return Condition(ConditionType.SLO_FEASIBLE, False, ConditionReason.INFEASIBLE, message, brief)
 
 
 def named_accelerator(node_selector: Mapping[str, str]) -> Accelerator | None:

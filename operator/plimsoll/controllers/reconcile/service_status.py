@@ -16,6 +16,7 @@ from plimsoll.api.events import MAX_EVENT_MESSAGE_CHARS, Event, EventReason
 from plimsoll.api.message_text import MAX_QUOTE_CHARS, join_within, shorten
 from plimsoll.controllers import pod_startup
 from plimsoll.controllers.autoscale.scaling_status import ScalingReport
+from plimsoll.controllers.hardware_limits import with_hardware_limits
 from plimsoll.controllers.reconcile import pod_diagnosis
 from plimsoll.controllers.reconcile.model_names import ModelNames
 from plimsoll.controllers.reconcile.name_condition import name_accepted
@@ -87,6 +88,7 @@ class StatusInputs:
     scaling_report: ScalingReport | None = None  # None before the first tick
     scales_to_zero: bool = False  # whether the autoscaler may scale all tiers to zero
     fallback: tuple[str, str] | None = None  # the fallback service, and why it cannot be used or ""
+    hardware_limits: tuple[str, ...] = ()  # what no engine on the named GPUs can do
     internal_error: Condition | None = None  # unexpected error about the service or one of its objects
 
 
@@ -123,7 +125,7 @@ def build_conditions(inputs: StatusInputs) -> tuple[Condition, ...]:
 def _scaling_conditions(inputs: StatusInputs) -> tuple[Condition, ...]:
     """Those of the report; before the first report of this process, those in the status about the present spec."""
     if inputs.scaling_report is not None:
-        return inputs.scaling_report.conditions
+        return tuple(with_hardware_limits(one, inputs.hardware_limits) for one in inputs.scaling_report.conditions)
     meta, status = inputs.service_object["metadata"], inputs.service_object.get("status") or {}
     kept = []
     for stored in status.get("conditions", ()):
