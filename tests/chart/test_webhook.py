@@ -58,6 +58,16 @@ def test_webhook_service_reaches_the_port_of_every_operator_pod() -> None:
     assert rule == {"ports": [{"port": configured.port, "protocol": "TCP"}]}
 
 
+def test_values_of_an_earlier_chart_are_enough() -> None:
+    """As `helm upgrade --reuse-values` renders it, which has the old chart's values alone."""
+    assert of_kind(render({"webhook": None}), "ValidatingWebhookConfiguration") == []
+    partial: Object = {"enabled": True}
+    partial |= dict.fromkeys(("timeoutSeconds", "namespaceSelector", "annotations", "certificate"))
+    objects = render({"webhook": partial})
+    assert find(objects, "ValidatingWebhookConfiguration")["webhooks"][0]["timeoutSeconds"] == 3
+    assert find(objects, "Secret")["metadata"]["name"] == "plimsoll-webhook"
+
+
 def test_webhook_grants_the_operator_no_further_right() -> None:
     roles = [[o for o in render(values) if o["kind"] in ("Role", "ClusterRole")] for values in ({}, ON)]
     assert roles[0] == roles[1]

@@ -16,6 +16,7 @@ from plimsoll.controllers.reconcile.reconciler import collect_status_inputs
 from plimsoll.core.engine_model.roofline import ACCELERATORS
 from plimsoll.resources.platform_config import EngineDefaults
 from tests import builders
+from tests.controllers.conftest import ControllerHarness
 
 H100 = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
 SLO = {"ttft": "500ms", "tpot": "1ms"}
@@ -117,3 +118,15 @@ def test_status_inputs_have_the_limits_of_the_spec() -> None:
     for config, expected in ((platform, told()), (platform.model_copy(update={"engine": quantized}), ())):
         inputs = collect_status_inputs(observed, None, None, None, config, ModelNames())
         assert inputs.hardware_limits == expected
+
+
+@pytest.mark.api
+async def test_slo_feasible_is_false_before_an_engine_has_run(world: ControllerHarness) -> None:
+    tier = {"serve": {"pod": {"nodeSelector": H100}}}
+    await world.create(model={"uri": "hf://Qwen/Qwen3-8B"}, tiers=tier, slo=SLO)
+    operator = await world.reconcile_once("chat")
+    await world.reconcile_once("chat", operator)
+    stored = {one["type"]: one for one in (await world.service())["status"]["conditions"]}
+    assert stored["SLOFeasible"]["status"] == "False"
+    assert told()[0] in stored["SLOFeasible"]["message"]
+    assert "SLOInfeasible" in await world.events()

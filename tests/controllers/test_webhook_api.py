@@ -5,23 +5,29 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import os
+import signal
+import ssl
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from plimsoll.adapters.kube_client import INFERENCESERVICES, KubeClient
+from plimsoll.api import labels
 from plimsoll.controllers.operator_config import OperatorConfig
 from plimsoll.controllers.webhook import server
 from plimsoll.resources.platform_config import WebhookSettings
 from plimsoll.telemetry import metrics
 from tests import builders
 from tests.apiserver import ApiServer, api_server, free_port
-from tests.chart.rendering import find, render
+from tests.chart.rendering import CHART, NAMESPACE, find, helm, render
 from tests.controllers.certificates import make_certificate
 
 pytestmark = pytest.mark.api
@@ -30,6 +36,25 @@ Object = dict[str, Any]
 
 SINCE = "2026-02-01T10:00:00.000001Z"
 TRIES, PAUSE_S = 150, 0.2
+VALUES = "webhook.enabled=true,crds.install=false"
+RENEW_AFTER = "plimsoll.dev/renew-after"
+PROGRAM = """
+import asyncio, sys
+from plimsoll.adapters.lease import LeaseTimes
+from plimsoll.controllers.operator import run
+from plimsoll.api import labels
+from plimsoll.controllers.operator_config import OperatorConfig
+from plimsoll.resources.platform_config import WebhookSettings
+from plimsoll.telemetry import json_logging
+from tests.builders import PLATFORM
+
+json_logging.configure("INFO")
+namespace, identity, probes, metrics, port, folder = sys.argv[1:]
+webhook = WebhookSettings(port=int(port), certificateDirectory=folder)
+platform = PLATFORM.model_copy(update={"webhook": webhook, "watch_namespaces": (namespace,)})
+config = OperatorConfig(platform, namespace, identity, int(probes), int(metrics))
+asyncio.run(run(config, LeaseTimes(duration=4, renew_deadline=3, retry_period=1, call_timeout=1)))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +99,7 @@ class User:
 async def webhook(kube: KubeClient, folder: Path, port: int) -> AsyncIterator[None]:
     """The webhook as an operator replica runs it, leader or not."""
     settings = WebhookSettings(port=port, certificateDirectory=str(folder))
-    config = replace(OperatorConfig(builders.PLATFORM, "plimsoll-system", "me"))
+    config = OperatorConfig(builders.PLATFORM, "plimsoll-system", "me")
     task = asyncio.create_task(server.run(kube, config, settings))
     try:
         yield
@@ -115,6 +140,99 @@ async def until_refused(user: User) -> None:
             return
         await asyncio.sleep(PAUSE_S)
     raise AssertionError("the webhook refuses nothing")
+
+
+async def review_at(port: int, pem: str, obj: Object) -> Object:
+    """The answer of one replica to a review of a new object, once it listens."""
+    trust = ssl.create_default_context(cadata=pem)
+    resource = {"group": labels.GROUP, "version": labels.VERSION, "resource": labels.PLURAL}
+    request = {"uid": "u", "operation": "CREATE", "resource": resource, "namespace": "n", "name": "n", "object": obj}
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=trust)) as session:
+        for _ in range(TRIES):
+            try:
+                async with session.post(f"https://127.0.0.1:{port}{server.PATH}", json={"request": request}) as reply:
+                    return dict((await reply.json())["response"])
+            except aiohttp.ClientConnectorError:
+                await asyncio.sleep(PAUSE_S)
+    raise AssertionError("the replica does not listen")
+
+
+async def test_leader_and_standby_both_review(cluster: ApiServer, tmp_path: Path) -> None:
+    pem, user = make_certificate(tmp_path), User(cluster, "replicas")
+    await create_namespace(user)
+    await user.apply(user.manifest("holder", "replicated"))
+    claim = builders.service("late", "replicas", model={"uri": "file:///models/tiny", "name": "replicated"})
+    claim["metadata"]["creationTimestamp"] = "2099-01-01T00:00:00Z"
+    ports, processes = [free_port(), free_port()], []
+    environment = {**os.environ, "KUBECONFIG": str(cluster.kubeconfig)}
+    for number, port in enumerate(ports):
+        arguments = (user.namespace, f"op-{number}", free_port(), free_port(), port, tmp_path)
+        with (tmp_path / f"{number}.log").open("wb") as log:
+            processes.append(
+                await asyncio.create_subprocess_exec(
+                    sys.executable, "-c", PROGRAM, *map(str, arguments), env=environment, stdout=log, stderr=log
+                )
+            )
+    try:
+        for port in ports:
+            for _ in range(TRIES):
+                response = await review_at(port, pem, claim)
+                if not response["allowed"]:
+                    break
+                await asyncio.sleep(PAUSE_S)
+            assert "service replicas/holder" in response["status"]["message"]
+        logs = [(tmp_path / f"{number}.log").read_text() for number in range(2)]
+        assert sum("this replica leads" in log for log in logs) == 1
+        for process in processes:
+            process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(TRIES * PAUSE_S):
+            assert [await process.wait() for process in processes] == [0, 0]
+    finally:
+        for number, process in enumerate(processes):
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+            print((tmp_path / f"{number}.log").read_text()[-3000:])
+
+
+async def test_upgrade_keeps_certificate_until_its_renewal(cluster: ApiServer) -> None:
+    """Helm reads the Secret of the release from the API server; each rendering alone would make another one."""
+    user = User(cluster, NAMESPACE)
+    await create_namespace(user)
+
+    async def get(kind: str, *path: str) -> str:
+        code, found, error = await user.kubectl("get", kind, *path)
+        assert code == 0, error
+        return found
+
+    async def upgrade() -> tuple[Object, str]:
+        await helm_verb(cluster, "upgrade", "--install", "plimsoll", str(CHART), "--set", VALUES, "--force-conflicts")
+        secret = json.loads(await get("secret", "plimsoll-webhook", "-o", "json"))
+        configured = json.loads(await get("validatingwebhookconfiguration", f"plimsoll.{NAMESPACE}", "-o", "json"))
+        return secret, base64.b64decode(configured["webhooks"][0]["clientConfig"]["caBundle"]).decode()
+
+    first, bundle = await upgrade()
+    second, same_bundle = await upgrade()
+    assert second["data"] == first["data"]
+    assert second["metadata"]["annotations"] == first["metadata"]["annotations"]
+    assert same_bundle == bundle
+    past = f"{RENEW_AFTER}=1700000000"
+    code, _, error = await user.kubectl("annotate", "secret", "plimsoll-webhook", past, "--overwrite")
+    assert code == 0, error
+    third, both = await upgrade()
+    assert third["data"]["tls.crt"] != first["data"]["tls.crt"]
+    assert third["metadata"]["annotations"][RENEW_AFTER] != "1700000000"
+    authorities = [base64.b64decode(one["data"]["ca.crt"]).decode() for one in (third, first)]
+    assert both == "".join(authorities), "pods serve the old certificate until they have read the new one"
+    await helm_verb(cluster, "uninstall", "plimsoll")
+    kinds = "secrets,services,validatingwebhookconfigurations"
+    assert "webhook" not in await get(kinds, "-o", "name")
+
+
+async def helm_verb(cluster: ApiServer, *arguments: str) -> None:
+    command = [helm(), *arguments, "--namespace", NAMESPACE, "--kubeconfig", str(cluster.kubeconfig)]
+    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 async def test_apply_is_answered_by_the_webhook(cluster: ApiServer, kube: KubeClient, tmp_path: Path) -> None:
