@@ -57,7 +57,7 @@ LAST_SCENARIOS = (
     "admission",
     "disturbances",
 )
-LAST_SCENARIOS += ("lagging_signals", "multiple_gateways", "operator_restarts", "upgrade", "uninstall")
+LAST_SCENARIOS += ("lagging_signals", "multiple_gateways", "operator_restarts", "webhook", "upgrade", "uninstall")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

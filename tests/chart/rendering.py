@@ -30,6 +30,10 @@ EVERYTHING: Object = {
     "networkPolicy": {"clients": [{"podSelector": {}}]},
     "metrics": {"podMonitor": {"enabled": True}},
     "monitoring": {"prometheusRule": {"enabled": True}, "dashboard": {"enabled": True}},
+    "webhook": {
+        "enabled": True,
+        "certificate": {"secretName": "their-certificate", "caBundle": "-----BEGIN CERTIFICATE-----\ntheirs"},
+    },
     "gateway": {
         "service": {"type": "LoadBalancer"},
         "ingress": {"enabled": True},

@@ -55,7 +55,12 @@ def test_unsupported_kubernetes_version_is_rejected() -> None:
 
 
 def test_objects_have_labels_and_release_namespace() -> None:
-    cluster_wide = ("CustomResourceDefinition", "ClusterRole", "ClusterRoleBinding")
+    cluster_wide = (
+        "CustomResourceDefinition",
+        "ClusterRole",
+        "ClusterRoleBinding",
+        "ValidatingWebhookConfiguration",
+    )
     for o in render(EVERYTHING | {"commonLabels": {"team": "ml", COMPONENT: "mine"}}):
         labels = o["metadata"]["labels"]
         assert (labels["team"], labels[NAME], labels[INSTANCE]) == ("ml", "plimsoll", "plimsoll")

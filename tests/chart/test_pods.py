@@ -20,7 +20,9 @@ def restricted_violations(spec: Object) -> list[str]:
         found.append("no seccomp profile")
     found += [f"{key} is shared" for key in ("hostNetwork", "hostPID", "hostIPC") if spec.get(key)]
     found += [
-        f"volume {v['name']}" for v in spec.get("volumes", []) if not {"emptyDir", "configMap", "projected"} & set(v)
+        f"volume {v['name']}"
+        for v in spec.get("volumes", [])
+        if not {"emptyDir", "configMap", "projected", "secret"} & set(v)
     ]
     for container in containers(spec):
         own = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}

@@ -23,6 +23,7 @@ ENABLED_VALUES = (
     "metrics.podMonitor.enabled",
     "monitoring.prometheusRule.enabled",
     "monitoring.dashboard.enabled",
+    "webhook.enabled",
     "gateway.ingress.enabled",
     "gateway.httpRoute.enabled",
 )
@@ -49,6 +50,8 @@ OTHER: dict[str, Any] = {
     "engine.defaults.env": [{"name": "OTHER", "value": "x"}],
     "operator.replicas": 1,
     "operator.env": [{"name": "OTHER", "value": "x"}],
+    "webhook.namespaceSelector": {"matchLabels": {"other": "x"}},
+    "webhook.certificate.caBundle": "-----BEGIN CERTIFICATE-----\nother",
     "gateway.envoy.image.digest": "sha256:" + "0" * 64,
     "gateway.envoy.image.pullPolicy": "Never",
     "gateway.picker.env": [{"name": "OTHER", "value": "x"}],
@@ -132,7 +135,7 @@ def test_defaults_satisfy_schema_and_schema_has_no_other_key() -> None:
         for key in path:
             schema, values = schema["properties"][key], values[key]
             schema = SCHEMA["definitions"][schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
-        optional = {"global", "requests", "limits", "backendRequest"}
+        optional = {"global", "requests", "limits", "backendRequest", "matchLabels", "matchExpressions"}
         assert set(schema["properties"]) - optional == set(values) - optional, path
 
 
@@ -156,6 +159,8 @@ def test_schema_rejects_unknown_keys_everywhere(path: tuple[str, ...]) -> None:
         ({"metrics": {"from": [{"matchLabels": {}}]}}, "metrics/from/0"),
         ({"watchNamespaces": "team-a"}, "watchNamespaces"),
         ({"gateway": {"httpRoute": {"enabled": True}}}, "parentRefs"),
+        ({"webhook": {"timeoutSeconds": 6}}, "webhook/timeoutSeconds"),
+        ({"webhook": {"certificate": {"caBundle": "LS0t"}}}, "webhook/certificate/caBundle"),
     ],
 )
 def test_helm_rejects_invalid_value_and_names_it(values: Object, words: str) -> None:

@@ -49,6 +49,21 @@ def waiting(reason: str, message: str) -> dict[str, Any]:
     return {"containerStatuses": [{"image": "i", "state": {"waiting": {"reason": reason, "message": message}}}]}
 
 
+@pytest.mark.parametrize(
+    ("measured", "holds"), [(None, False), (True, True), (False, False)], ids=["unmeasured", "feasible", "infeasible"]
+)
+def test_slo_feasible_is_false_by_data_sheet_until_measured(measured: bool | None, holds: bool) -> None:
+    reported = Condition(ConditionType.SLO_FEASIBLE, measured, ConditionReason.NOT_MEASURED, "by measurement")
+    report = replace(initial_report(None, 0.0), conditions=(reported,))
+    limits = ("spec.slo.tpot: tier serve cannot meet 1ms", "spec.slo.ttft: tier serve cannot meet 1ms")
+    inputs = status_inputs(scaling_report=report, hardware_limits=limits)
+    found = by_type(service_status.build_conditions(inputs))[ConditionType.SLO_FEASIBLE]
+    assert found.holds is holds
+    assert all(limit in found.message for limit in limits) is (measured is None)
+    without = by_type(service_status.build_conditions(status_inputs(scaling_report=report)))
+    assert without[ConditionType.SLO_FEASIBLE] == reported
+
+
 def test_conditions_healthy_service_is_ready() -> None:
     found = by_type(service_status.build_conditions(status_inputs()))
     assert {t: c.holds for t, c in found.items()} == {

@@ -101,6 +101,17 @@ priorityClassName: {{ . }}
 {{- end }}
 {{- end }}
 
+{{/* The values of the admission webhook, as YAML: `helm upgrade --reuse-values` from an earlier chart has none or a part. */}}
+{{- define "plimsoll.webhook" -}}
+{{- $defaults := dict "enabled" false "timeoutSeconds" 3 "namespaceSelector" dict "annotations" dict "certificate" (dict "secretName" "" "caBundle" "") -}}
+{{ toYaml (merge (deepCopy (.Values.webhook | default dict)) $defaults) }}
+{{- end }}
+
+{{/* The Secret with the certificate of the admission webhook. */}}
+{{- define "plimsoll.webhook.secret" -}}
+{{ default (printf "%s-webhook" (include "plimsoll.fullname" .)) (include "plimsoll.webhook" . | fromYaml).certificate.secretName }}
+{{- end }}
+
 {{/* The pod's own name and namespace as environment variables. */}}
 {{- define "plimsoll.podEnv" -}}
 - name: POD_NAME

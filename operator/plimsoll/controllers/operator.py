@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +51,7 @@ from plimsoll.controllers.reconcile.drain_reports import DrainReports
 from plimsoll.controllers.reconcile.observe import affected_services
 from plimsoll.controllers.reconcile.reconciler import Reconciler
 from plimsoll.controllers.reconcile.service_namespaces import ServiceNamespaces
+from plimsoll.controllers.webhook import server as webhook_server
 from plimsoll.controllers.workqueue import WorkQueue
 from plimsoll.core.errors import ClusterError, NotFound
 from plimsoll.core.ports import EngineReading
@@ -317,7 +318,7 @@ async def run(config: OperatorConfig, times: LeaseTimes | None = None) -> None:
     runner = await http_server.serve(config.probe_port, config.metrics_port, endpoints)
     kube = await KubeClient.connect()
     try:
-        async with aiohttp.ClientSession() as session:
+        async with aiohttp.ClientSession() as session, _webhook(kube, config):
             while not stop_requested.is_set():
                 # Again each time: kopf replaces the handlers while this replica leads.
                 for number in (signal.SIGTERM, signal.SIGINT):
@@ -328,6 +329,21 @@ async def run(config: OperatorConfig, times: LeaseTimes | None = None) -> None:
     finally:
         await kube.close()
         await runner.cleanup()
+
+
+@contextlib.asynccontextmanager
+async def _webhook(kube: KubeClient, config: OperatorConfig) -> AsyncIterator[None]:
+    """Serve the admission webhook meanwhile, if it is configured. A standby serves it as the leader does."""
+    settings = config.platform.webhook
+    if settings is None:
+        yield
+        return
+    task = asyncio.create_task(webhook_server.run(kube, config, settings))
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait((task,))
 
 
 async def _lead_and_run(

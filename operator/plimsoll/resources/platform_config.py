@@ -64,6 +64,13 @@ class NetworkPolicySettings(_ConfigModel):
     enabled: bool = True
 
 
+class WebhookSettings(_ConfigModel):
+    """The admission webhook: its port, and the directory with `tls.crt` and `tls.key`."""
+
+    port: int = 9443
+    certificate_directory: str = Field("/etc/plimsoll-webhook", alias="certificateDirectory")
+
+
 class PlatformConfig(_ConfigModel):
     """The operator's configuration file."""
 
@@ -72,3 +79,4 @@ class PlatformConfig(_ConfigModel):
     gateway: GatewaySettings
     metrics: ScrapeSettings = ScrapeSettings()
     network_policy: NetworkPolicySettings = Field(NetworkPolicySettings(), alias="networkPolicy")
+    webhook: WebhookSettings | None = None  # None: no webhook

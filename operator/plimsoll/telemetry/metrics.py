@@ -203,6 +203,18 @@ OPERATOR_FOREIGN_NAMESPACES = Gauge(
     "Namespaces with services that another release of Plimsoll manages. This release leaves them alone.",
     registry=OPERATOR,
 )
+OPERATOR_ADMISSION_REVIEWS = Counter(
+    "plimsoll_operator_admission_reviews",
+    "Changes of InferenceServices that the admission webhook reviewed (result: allowed, warned, refused, failed); a"
+    " failed review lets the change through.",
+    ["result"],
+    registry=OPERATOR,
+)
+OPERATOR_WEBHOOK_CERTIFICATE_EXPIRY = Gauge(
+    "plimsoll_operator_webhook_certificate_expiry_seconds",
+    "Time at which the admission webhook's certificate expires, seconds since the epoch; 0 without a certificate.",
+    registry=OPERATOR,
+)
 OPERATOR_RECONCILES = Counter(
     "plimsoll_operator_reconciles",
     "Reconciles of a service, by outcome (outcome: done, retry, unexpected).",
@@ -427,6 +439,8 @@ def remove_drain_series(service: str) -> None:
 
 for _kind in ("InferenceService", "Pod"):
     GATEWAY_UNREADABLE.labels(_kind)
+for _result in ("allowed", "warned", "refused", "failed"):
+    OPERATOR_ADMISSION_REVIEWS.labels(_result)
 for _outcome in ("done", "retry", "unexpected"):
     OPERATOR_RECONCILES.labels(_outcome)
 for _verb in ("PATCH", "POST", "PUT", "DELETE"):

@@ -37,4 +37,7 @@ metrics:
   from: {{ toJson .Values.metrics.from }}
 networkPolicy:
   enabled: {{ .Values.networkPolicy.enabled }}
+{{- if (include "plimsoll.webhook" . | fromYaml).enabled }}
+webhook: {port: 9443, certificateDirectory: /etc/plimsoll-webhook}
+{{- end }}
 {{- end }}

@@ -40,6 +40,12 @@ def claim_record(claim: NameClaim, claims: list[NameClaim], rules: NameRules, no
     return {"name": claim.model, "since": claim.since if claim.is_granted else micro_time(now)}
 
 
+def name_rules(cache: ObjectCache, short_name_namespaces: frozenset[str], namespaces: ServiceNamespaces) -> NameRules:
+    """The rules as of now: a namespace counts if it has a service in the cache, or ever had one."""
+    present = {key_of(one)[0] for one in cache.all(labels.KIND)}
+    return NameRules(short_name_namespaces, namespaces.known | present)
+
+
 class NameGrants:
     """Records the grant of each service's model name. `requeue` reconciles the services that a change concerns."""
 
@@ -63,8 +69,7 @@ class NameGrants:
     @property
     def rules(self) -> NameRules:
         """The rules as of now."""
-        present = {key_of(one)[0] for one in self._cache.all(labels.KIND)}
-        return NameRules(self._short_name_namespaces, self._namespaces.known | present)
+        return name_rules(self._cache, self._short_name_namespaces, self._namespaces)
 
     async def update(self, key: Key) -> None:
         """Grant, keep or withdraw the name of a service. Raises ClusterError if it is worth a retry."""

@@ -48,19 +48,26 @@ def _rejection(state: NameState, names: ModelNames) -> Condition | None:
     return None
 
 
+def why_taken(name: str, holder: NameClaim) -> str:
+    """Why another service has a name: since when `holder` holds it, or what else makes it the owner."""
+    service = holder.qualified_name
+    if holder.granted == name:
+        return f"service {service} holds the name since {_to_seconds(holder.since)}"
+    if service == name:
+        return f"the name is the NAMESPACE/NAME of service {service}"
+    return f"service {service} claims the name too and was created first ({holder.created})"
+
+
 def _taken(state: NameState, names: ModelNames, field: str, name: str, holder: NameClaim, advice: str) -> Condition:
     """The condition of a service without the name that `field` stands for."""
     service = holder.qualified_name
     if holder.granted == name:
-        why = f"service {service} holds the name since {_to_seconds(holder.since)}"
         brief = f"service {_quote(service)} holds this model name since {_to_seconds(holder.since)}"
     elif service == name:
-        why = f"the name is the NAMESPACE/NAME of service {service}"
         brief = f"this model name is the NAMESPACE/NAME of service {_quote(service)}"
     else:
-        why = f"service {service} claims the name too and was created first ({holder.created})"
         brief = f"service {_quote(service)} claims this model name too and was created first"
-    message, brief = f"{field} {name}: {why}", f"{brief}; change spec.model.name"
+    message, brief = f"{field} {name}: {why_taken(name, holder)}", f"{brief}; change spec.model.name"
     return _rejected(ConditionReason.MODEL_NAME_TAKEN, state, names, message, brief, advice)
 
 

@@ -23,6 +23,7 @@ from plimsoll.core.routing.model_names import (
 Object = dict[str, Any]
 
 NO_RULES = NameRules()  # every namespace may claim every name
+FALLBACK_MISSING = "does not exist"
 CHILD_KINDS = (
     "Deployment",
     "Service",
@@ -96,24 +97,25 @@ def resolve_fallback(cache: ObjectCache, service_object: Object) -> tuple[str, s
 
     A fallback cannot be used if it does not exist, or if its chain of fallbacks leads back to this service.
     """
-    key, path = _fallback_key(service_object), [key_of(service_object)]
+    key, path = fallback_key(service_object), [key_of(service_object)]
     if key is None:
         return None
     long_name = "/".join(key)
     if cache.get(labels.KIND, key) is None:
-        return long_name, "does not exist"
+        return long_name, FALLBACK_MISSING
     next_key: Key | None = key
     while next_key is not None and next_key not in path:
         path.append(next_key)
         next_object = cache.get(labels.KIND, next_key)
-        next_key = None if next_object is None else _fallback_key(next_object)
+        next_key = None if next_object is None else fallback_key(next_object)
     if next_key != key_of(service_object):
         return long_name, ""
     cycle = " -> ".join("/".join(one) for one in (*path, key_of(service_object)))
     return long_name, f"falls back to this service (cycle: {cycle})"
 
 
-def _fallback_key(service_object: Object) -> Key | None:
+def fallback_key(service_object: Object) -> Key | None:
+    """The fallback that the spec names; None without one."""
     name = value_at(service_object, "spec", "admission", "fallback", "name")
     return (service_object["metadata"]["namespace"], str(name)) if name else None
 
@@ -150,7 +152,7 @@ def affected_services(cache: ObjectCache, before: Object | None, after: Object |
     changed = [service_object for service_object in (before, after) if service_object is not None]
     claims, fallbacks = (
         {read_claim(service_object) for service_object in changed},
-        {_fallback_key(service_object) for service_object in changed},
+        {fallback_key(service_object) for service_object in changed},
     )
     same_claim, same_fallback = len(changed) == 2 and len(claims) == 1, len(changed) == 2 and len(fallbacks) == 1
     if same_claim and same_fallback:
@@ -160,7 +162,7 @@ def affected_services(cache: ObjectCache, before: Object | None, after: Object |
     return [
         key_of(service_object)
         for service_object in cache.all(labels.KIND)
-        if key_of(service_object) in related or _fallback_key(service_object) is not None
+        if key_of(service_object) in related or fallback_key(service_object) is not None
     ]
 
 

@@ -21,6 +21,7 @@ from plimsoll.api.v1alpha1 import InferenceService
 from plimsoll.controllers.autoscale.checkpoint_store import CheckpointStore
 from plimsoll.controllers.autoscale.scaling_status import ScalingReport
 from plimsoll.controllers.gateway_poller import GatewayView
+from plimsoll.controllers.hardware_limits import hardware_limits
 from plimsoll.controllers.isolation import ObjectErrors, Stage, subject_of
 from plimsoll.controllers.metrics_export import ConditionGauges
 from plimsoll.controllers.object_cache import Key, ObjectCache, key_of, role_of
@@ -327,6 +328,7 @@ def collect_status_inputs(
         url=platform.gateway.url,
         scales_to_zero=service is not None and _scales_to_zero(service),
         fallback=observed.fallback,
+        hardware_limits=() if service is None else hardware_limits(service, platform.engine.defaults.args),
     )
 
 

@@ -16,6 +16,7 @@ from plimsoll.api.events import MAX_EVENT_MESSAGE_CHARS, Event, EventReason
 from plimsoll.api.message_text import MAX_QUOTE_CHARS, join_within, shorten
 from plimsoll.controllers import pod_startup
 from plimsoll.controllers.autoscale.scaling_status import ScalingReport
+from plimsoll.controllers.hardware_limits import with_hardware_limits
 from plimsoll.controllers.reconcile import pod_diagnosis
 from plimsoll.controllers.reconcile.model_names import ModelNames
 from plimsoll.controllers.reconcile.name_condition import name_accepted
@@ -81,6 +82,7 @@ class StatusInputs:
     scaling_report: ScalingReport | None = None  # None before the first tick
     scales_to_zero: bool = False  # whether the autoscaler may scale all tiers to zero
     fallback: tuple[str, str] | None = None  # the fallback service, and why it cannot be used or ""
+    hardware_limits: tuple[str, ...] = ()  # what no engine on the named GPUs can do
     internal_error: Condition | None = None  # unexpected error about the service or one of its objects
 
 
@@ -102,7 +104,7 @@ def build_conditions(inputs: StatusInputs) -> tuple[Condition, ...]:
         *_stalled(inputs),
         *tier_conditions,
         name_accepted(inputs.name_state, inputs.model_names),
-        *_fallback_resolved(inputs),
+        *(() if inputs.fallback is None else (fallback_resolved(*inputs.fallback),)),
         *_scaling_conditions(inputs),
         *_internal_error(inputs),
     )
@@ -111,7 +113,7 @@ def build_conditions(inputs: StatusInputs) -> tuple[Condition, ...]:
 def _scaling_conditions(inputs: StatusInputs) -> tuple[Condition, ...]:
     """Those of the report; before the first report of this process, those in the status about the present spec."""
     if inputs.scaling_report is not None:
-        return inputs.scaling_report.conditions
+        return tuple(with_hardware_limits(one, inputs.hardware_limits) for one in inputs.scaling_report.conditions)
     meta, status = inputs.service_object["metadata"], inputs.service_object.get("status") or {}
     if status.get("observedGeneration") != meta.get("generation", 0):
         return ()
@@ -296,22 +298,18 @@ def _quote(text: str) -> str:
     return shorten(text, MAX_QUOTE_CHARS)
 
 
-def _fallback_resolved(inputs: StatusInputs) -> tuple[Condition, ...]:
-    if inputs.fallback is None:
-        return ()
-    name, problem = inputs.fallback
+def fallback_resolved(name: str, problem: str) -> Condition:
+    """FallbackResolved. name, problem: as `resolve_fallback` returns them."""
     if not problem:
-        return (
-            Condition(
-                ConditionType.FALLBACK_RESOLVED,
-                True,
-                ConditionReason.FALLBACK_RESOLVED,
-                f"{name} receives the requests that this service cannot serve",
-            ),
+        return Condition(
+            ConditionType.FALLBACK_RESOLVED,
+            True,
+            ConditionReason.FALLBACK_RESOLVED,
+            f"{name} receives the requests that this service cannot serve",
         )
     message = f"spec.admission.fallback.name: {name} {problem}; requests meant for it are rejected"
     brief = f"fallback {_quote(f'{name} {problem}')}; requests meant for it are rejected"
-    return (Condition(ConditionType.FALLBACK_RESOLVED, False, ConditionReason.FALLBACK_UNUSABLE, message, brief),)
+    return Condition(ConditionType.FALLBACK_RESOLVED, False, ConditionReason.FALLBACK_UNUSABLE, message, brief)
 
 
 def _replicas(tier: TierStatusInputs) -> int:

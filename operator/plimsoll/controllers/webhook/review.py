@@ -1,0 +1,81 @@
+"""The admission.k8s.io/v1 protocol: from an AdmissionReview to its answer.
+
+An unexpected error lets the change through, because a fault of the operator must not keep anyone from working.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any, Final
+
+from plimsoll.adapters.normalize import normalize, value_at
+from plimsoll.api import labels
+from plimsoll.controllers.webhook.verdict import Verdict
+from plimsoll.telemetry import metrics
+from plimsoll.telemetry.service_log import ServiceLog
+
+Object = dict[str, Any]
+Judge = Callable[[Object, Object | None], Verdict]  # of the new and the old object
+
+log = ServiceLog(__name__)
+
+API_VERSION: Final = "admission.k8s.io/v1"
+KIND: Final = "AdmissionReview"
+MAX_MESSAGE_CHARS: Final = 4096
+_REVIEWED_OPERATIONS: Final = ("CREATE", "UPDATE")
+
+
+class MalformedReview(ValueError):
+    """A request that is no AdmissionReview, so that there is nothing to answer."""
+
+
+def answer(review: object, judge: Judge) -> Object:
+    """Return the answer to an AdmissionReview, whatever `judge` raises. Raises MalformedReview."""
+    request = value_at(review, "request")
+    uid = value_at(request, "uid")
+    if not isinstance(request, dict) or not isinstance(uid, str) or not uid:
+        raise MalformedReview("not an AdmissionReview: request.uid is missing")
+    namespace, name = (str(request.get(field) or "") for field in ("namespace", "name"))
+    try:
+        found = _judge(request, judge)
+    except Exception:
+        log.exception((namespace, name), "unexpected error in the admission webhook; the change is let through")
+        metrics.OPERATOR_ADMISSION_REVIEWS.labels("failed").inc()
+        found = None
+    response: Object = {"uid": uid, "allowed": True}
+    if found is not None:
+        response |= _outcome(found)
+        metrics.OPERATOR_ADMISSION_REVIEWS.labels(_result(found)).inc()
+        if found.errors:
+            log.info((namespace, name), "change refused by the admission webhook", errors="; ".join(found.errors))
+    return {"apiVersion": API_VERSION, "kind": KIND, "response": response}
+
+
+def _judge(request: Object, judge: Judge) -> Verdict:
+    new = request.get("object")
+    is_service = value_at(request, "resource", "resource") == labels.PLURAL and not request.get("subResource")
+    if not is_service or request.get("operation") not in _REVIEWED_OPERATIONS or not isinstance(new, dict):
+        return Verdict()
+    old = request.get("oldObject")
+    return judge(_complete(new, request), _complete(old, request) if isinstance(old, dict) else None)
+
+
+def _complete(obj: Object, request: Object) -> Object:
+    """The normalised object, with the namespace of the request where it has none of its own."""
+    found = normalize({"apiVersion": labels.API_VERSION, "kind": labels.KIND} | obj)
+    found["metadata"] = {"namespace": str(request.get("namespace") or "")} | found["metadata"]
+    return found
+
+
+def _outcome(found: Verdict) -> Object:
+    warnings: Object = {"warnings": list(found.warnings)} if found.warnings else {}
+    if not found.errors:
+        return warnings
+    message = "; ".join(found.errors)[:MAX_MESSAGE_CHARS]
+    status = {"code": HTTPStatus.FORBIDDEN.value, "reason": "Forbidden", "message": message}
+    return {"allowed": False, "status": status, **warnings}
+
+
+def _result(found: Verdict) -> str:
+    return "refused" if found.errors else "warned" if found.warnings else "allowed"

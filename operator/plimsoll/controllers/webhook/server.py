@@ -1,0 +1,100 @@
+"""The admission webhook's HTTPS server. Every operator replica runs one, leader or not.
+
+kopf can serve webhooks too, but only inside `kopf.operator`, which runs in the leader alone: docs/design/0016 has the
+reasons.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+from aiohttp import web
+
+from plimsoll.adapters.kube_client import KubeClient
+from plimsoll.controllers.isolation import ObjectErrors, supervise
+from plimsoll.controllers.operator_config import OperatorConfig
+from plimsoll.controllers.webhook.certificate import CertificateFiles
+from plimsoll.controllers.webhook.review import Judge, MalformedReview, answer
+from plimsoll.controllers.webhook.service_index import ServiceIndex
+from plimsoll.controllers.webhook.verdict import Verdict, verdict
+from plimsoll.resources.platform_config import WebhookSettings
+from plimsoll.telemetry import metrics
+from plimsoll.telemetry.service_log import ServiceLog
+
+Object = dict[str, Any]
+
+log = ServiceLog(__name__)
+
+PATH: Final = "/validate"
+MAX_REVIEW_BYTES: Final = 4 * 1024**2  # an object and its predecessor, of 1.5 MiB each at most
+MAX_CONCURRENT_REVIEWS: Final = 8
+READ_SECONDS: Final = 5.0  # the longest that the API server waits
+CERTIFICATE_INTERVAL_SECONDS: Final = 30.0  # between two looks at the files
+STOP_SECONDS: Final = 1.0
+
+
+async def run(kube: KubeClient, config: OperatorConfig, settings: WebhookSettings) -> None:
+    """Serve until cancelled. A failed component is restarted while the others continue."""
+    errors = ObjectErrors()
+    index = ServiceIndex(kube, config, errors)
+    default_args = config.platform.engine.defaults.args
+
+    def judge(new: Object, old: Object | None) -> Verdict:
+        return verdict(new, old, index.cluster, default_args)
+
+    async with asyncio.TaskGroup() as group:
+        for name, work in index.parts():
+            group.create_task(supervise(name, work, errors))
+        group.create_task(supervise("webhook", partial(serve, settings, judge), errors))
+
+
+async def serve(settings: WebhookSettings, judge: Judge) -> None:
+    """Serve until cancelled, from the time on that there is a certificate."""
+    files = CertificateFiles(Path(settings.certificate_directory))
+    await files.wait()
+    runner = web.AppRunner(build_app(judge), access_log=None, shutdown_timeout=STOP_SECONDS)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, port=settings.port, ssl_context=files.context).start()
+        while True:
+            await asyncio.sleep(CERTIFICATE_INTERVAL_SECONDS)
+            await files.load()
+    finally:
+        await runner.cleanup()
+
+
+def build_app(judge: Judge) -> web.Application:
+    """The application, with limits of its memory and time."""
+    slots = asyncio.Semaphore(MAX_CONCURRENT_REVIEWS)
+
+    async def validate(request: web.Request) -> web.Response:
+        if slots.locked():
+            return _failed(HTTPStatus.SERVICE_UNAVAILABLE, "too many reviews at once")
+        async with slots:
+            try:
+                async with asyncio.timeout(READ_SECONDS):
+                    body = await request.read()
+                response = answer(orjson.loads(body), judge)
+            except web.HTTPRequestEntityTooLarge:
+                return _failed(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a review has at most {MAX_REVIEW_BYTES} bytes")
+            except TimeoutError:
+                return _failed(HTTPStatus.REQUEST_TIMEOUT, f"no whole review within {READ_SECONDS:.0f} s")
+            except (orjson.JSONDecodeError, MalformedReview) as error:
+                return _failed(HTTPStatus.BAD_REQUEST, str(error))
+        return web.Response(body=orjson.dumps(response), content_type="application/json")
+
+    application = web.Application(client_max_size=MAX_REVIEW_BYTES)
+    application.router.add_post(PATH, validate)
+    return application
+
+
+def _failed(status: HTTPStatus, message: str) -> web.Response:
+    """A request without an answer, which the API server takes for one that was let through."""
+    metrics.OPERATOR_ADMISSION_REVIEWS.labels("failed").inc()
+    log.warning(None, "admission review without an answer", status=status.value, error=message)
+    return web.json_response({"message": message}, status=status)

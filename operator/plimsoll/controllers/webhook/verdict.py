@@ -1,0 +1,111 @@
+"""What the admission webhook says of a new or changed InferenceService. Pure.
+
+Problem: the schema's rules see one object. A held model name, a circle of fallbacks or an SLO beyond what the GPUs can
+do would show only later, in a condition.
+Idea: the functions behind the conditions judge the object before it is stored. Only what a change touches is refused or
+warned of, so that no other edit of a service is held up. An error is what the operator is certain of; what may still
+become right, such as a fallback that is applied later, is a warning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from plimsoll.adapters.normalize import value_at
+from plimsoll.api.v1alpha1 import InferenceService, parse
+from plimsoll.controllers.hardware_limits import hardware_limits
+from plimsoll.controllers.object_cache import ObjectCache
+from plimsoll.controllers.reconcile.model_names import model_names
+from plimsoll.controllers.reconcile.name_condition import name_accepted, why_taken
+from plimsoll.controllers.reconcile.observe import (
+    FALLBACK_MISSING,
+    fallback_key,
+    name_state,
+    related_claims,
+    resolve_fallback,
+)
+from plimsoll.controllers.reconcile.service_status import fallback_resolved
+from plimsoll.core.errors import InvalidSpec
+from plimsoll.core.routing.model_names import NameRules, claimed_name, read_claim
+
+Object = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The answer to one change. It is refused if there is an error."""
+
+    errors: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The other services, and the rules about names."""
+
+    cache: ObjectCache
+    rules: NameRules
+
+
+def verdict(new: Object, old: Object | None, cluster: Cluster | None, default_args: Sequence[str] = ()) -> Verdict:
+    """Judge a change of an InferenceService.
+
+    new, old: normalised objects; `old` is None for a new service. cluster: None while the other services are not known;
+    the rules about them are then left out. default_args: arguments that the chart adds to those of an engine.
+    """
+    if new["metadata"].get("deletionTimestamp") or (old is not None and old.get("spec") == new.get("spec")):
+        return Verdict()
+    service, former = _parse(new), None if old is None else _parse(old)
+    if isinstance(service, InvalidSpec):
+        before = former.problems if isinstance(former, InvalidSpec) else ()
+        added = tuple(problem for problem in service.problems if problem not in before)
+        return Verdict(added, tuple(problem for problem in service.problems if problem in before))
+    errors: list[str] = []
+    warnings: list[str] = []
+    if cluster is not None:
+        for is_error, message in (*_name_problems(new, old, cluster), *_fallback_problems(new, old, cluster)):
+            (errors if is_error else warnings).append(message)
+    present = hardware_limits(former, default_args) if isinstance(former, InferenceService) else ()
+    warnings += [limit for limit in hardware_limits(service, default_args) if limit not in present]
+    return Verdict(tuple(errors), tuple(warnings))
+
+
+def _parse(obj: Object) -> InferenceService | InvalidSpec:
+    try:
+        return parse(obj)
+    except InvalidSpec as error:
+        return error
+
+
+def _name_problems(new: Object, old: Object | None, cluster: Cluster) -> Iterator[tuple[bool, str]]:
+    """Whether it is an error, and the message, if a new claim of a model name would not be granted.
+
+    It is an error only for a name that the spec has, and whose holder still claims it: the name of the object is no
+    choice of a model name, and a name that its holder gives up is granted within seconds.
+    """
+    claim = read_claim(new)
+    if claim is None or (old is not None and claimed_name(old) == claim.model):
+        return
+    others = [one for one in related_claims(cluster.cache, claim) if one.qualified_name != claim.qualified_name]
+    state = name_state(claim, [*others, claim], cluster.rules)
+    holder = state.holder if state.refusal is None and value_at(new, "spec", "model", "name") is not None else None
+    if holder is not None and claim.model in (holder.model, holder.qualified_name):
+        yield True, f"spec.model.name {claim.model}: {why_taken(claim.model, holder)}; change spec.model.name"
+        return
+    names = model_names(new, claim.model, state.owned, None, gateways_complete=False, now=datetime.now(UTC))
+    condition = name_accepted(state, names)
+    if not condition.holds:
+        yield False, condition.message
+
+
+def _fallback_problems(new: Object, old: Object | None, cluster: Cluster) -> Iterator[tuple[bool, str]]:
+    """Whether it is an error, and the message, if a new fallback cannot be used."""
+    fallback = resolve_fallback(cluster.cache, new)
+    if fallback is None or (old is not None and fallback_key(old) == fallback_key(new)):
+        return
+    condition = fallback_resolved(*fallback)
+    if not condition.holds:
+        yield fallback[1] != FALLBACK_MISSING, condition.message

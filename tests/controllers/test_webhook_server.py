@@ -1,0 +1,321 @@
+"""The webhook's server and protocol: what the API server gets whatever it sends, and whatever is broken."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plimsoll.adapters.kube_client import KubeClient, WatchEvent
+from plimsoll.api import labels
+from plimsoll.controllers.isolation import ObjectErrors
+from plimsoll.controllers.operator_config import OperatorConfig
+from plimsoll.controllers.webhook import server
+from plimsoll.controllers.webhook.certificate import CERTIFICATE_FILE, CertificateFiles, InvalidCertificate, expiry_s
+from plimsoll.controllers.webhook.review import MalformedReview, answer
+from plimsoll.controllers.webhook.service_index import ServiceIndex, essentials
+from plimsoll.controllers.webhook.verdict import Verdict
+from plimsoll.core.routing.model_names import read_claim
+from plimsoll.resources.platform_config import WebhookSettings
+from plimsoll.telemetry import metrics
+from tests import builders
+from tests.apiserver import free_port
+from tests.controllers.certificates import make_certificate
+
+Object = dict[str, Any]
+
+
+def review(obj: Object | None = None, **request: Any) -> Object:
+    base: Object = {
+        "uid": "u-1",
+        "operation": "CREATE",
+        "namespace": "team",
+        "name": "chat",
+        "resource": {"group": labels.GROUP, "version": labels.VERSION, "resource": labels.PLURAL},
+        "object": builders.service() if obj is None else obj,
+        "oldObject": None,
+    }
+    return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": base | request}
+
+
+def counts() -> dict[str, float]:
+    samples = next(iter(metrics.OPERATOR_ADMISSION_REVIEWS.collect())).samples
+    return {one.labels["result"]: one.value for one in samples if one.name.endswith("_total")}
+
+
+class Judge:
+    """A judge that has one verdict, and keeps what it was asked."""
+
+    def __init__(self, verdict: Verdict | Exception = Verdict()) -> None:  # noqa: B008 - immutable
+        self.verdict = verdict
+        self.asked: list[tuple[Object, Object | None]] = []
+
+    def __call__(self, new: Object, old: Object | None) -> Verdict:
+        self.asked.append((new, old))
+        if isinstance(self.verdict, Exception):
+            raise self.verdict
+        return self.verdict
+
+
+@pytest.mark.parametrize(
+    ("verdict", "result", "expected"),
+    [
+        (Verdict(), "allowed", {"allowed": True}),
+        (Verdict(warnings=("careful",)), "warned", {"allowed": True, "warnings": ["careful"]}),
+        (
+            Verdict(("no", "never"), ("careful",)),
+            "refused",
+            {
+                "allowed": False,
+                "status": {"code": 403, "reason": "Forbidden", "message": "no; never"},
+                "warnings": ["careful"],
+            },
+        ),
+        (KeyError("bug"), "failed", {"allowed": True}),
+    ],
+)
+def test_answer_has_verdict_and_is_counted(verdict: Verdict | Exception, result: str, expected: Object) -> None:
+    before = counts()
+    found = answer(review(), Judge(verdict))
+    assert found["response"] == {"uid": "u-1"} | expected
+    assert (found["apiVersion"], found["kind"]) == ("admission.k8s.io/v1", "AdmissionReview")
+    assert {name: value - before[name] for name, value in counts().items() if value != before[name]} == {result: 1}
+
+
+@pytest.mark.parametrize(
+    "request_part",
+    [
+        {"operation": "DELETE", "object": None},
+        {"operation": "CONNECT"},
+        {"subResource": "status"},
+        {"resource": {"resource": "pods"}},
+        {"object": "text"},
+    ],
+)
+def test_answer_leaves_other_requests_alone(request_part: Object) -> None:
+    judge = Judge(Verdict(("no",)))
+    assert answer(review(**request_part), judge)["response"]["allowed"] is True
+    assert judge.asked == []
+
+
+def test_answer_judges_normalised_objects_of_a_dry_run() -> None:
+    old = builders.service()
+    new = builders.service(slo=None)
+    del new["metadata"]["namespace"]
+    judge = Judge()
+    answer(review(new, operation="UPDATE", oldObject=old, dryRun=True), judge)
+    [(asked, before)] = judge.asked
+    assert asked["metadata"]["namespace"] == "team"
+    assert "slo" not in asked["spec"]
+    assert before is not None
+    assert before["spec"] == old["spec"]
+
+
+@given(st.recursive(st.none() | st.booleans() | st.text(), lambda one: st.dictionaries(st.text(), one) | st.lists(one)))
+def test_answer_allows_whatever_object_it_gets(value: Any) -> None:
+    index = ServiceIndex(SilentKube(), OperatorConfig(builders.PLATFORM, "system", "me"), ObjectErrors())
+
+    def judge(new: Object, old: Object | None) -> Verdict:
+        return server.verdict(new, old, index.cluster)
+
+    response = answer(review({"metadata": {"name": "chat"}, "spec": value}), judge)["response"]
+    assert response["allowed"] or response["status"]["message"]
+    assert answer(review({"metadata": value}, oldObject=value), judge)["response"]["uid"] == "u-1"
+
+
+@pytest.mark.parametrize("document", [None, [], {}, {"request": 1}, {"request": {"uid": 7}}, {"request": {"uid": ""}}])
+def test_answer_rejects_what_is_no_review(document: object) -> None:
+    with pytest.raises(MalformedReview):
+        answer(document, Judge())
+
+
+@asynccontextmanager
+async def serving(folder: Path, judge: Judge) -> AsyncIterator[str]:
+    """The server on a port of 127.0.0.1; yields its URL."""
+    port = free_port()
+    settings = WebhookSettings(port=port, certificateDirectory=str(folder))
+    task = asyncio.create_task(server.serve(settings, judge))
+    try:
+        yield f"https://127.0.0.1:{port}{server.PATH}"
+    finally:
+        task.cancel()
+        await asyncio.wait((task,))
+
+
+async def post(url: str, pem: str, body: bytes | None = None) -> tuple[int, Object]:
+    """A POST over a connection of its own, once the server listens."""
+    trust = ssl.create_default_context(cadata=pem)
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=trust)) as session:
+        for _ in range(100):
+            try:
+                async with session.post(
+                    url, data=BytesIO(orjson.dumps(review()) if body is None else body)
+                ) as response:
+                    return response.status, await response.json()
+            except aiohttp.ClientConnectorCertificateError:
+                raise
+            except aiohttp.ClientConnectorError:
+                await asyncio.sleep(0.05)
+    raise AssertionError("the webhook does not listen")
+
+
+async def test_serve_answers_over_tls(tmp_path: Path) -> None:
+    pem, judge = make_certificate(tmp_path), Judge(Verdict(("no",)))
+    async with serving(tmp_path, judge) as url:
+        status, found = await post(url, pem)
+    assert status == 200
+    assert found["response"]["status"]["message"] == "no"
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [(b"{", 400), (b"{}", 400), (b"x" * (server.MAX_REVIEW_BYTES + 1), 413)],
+)
+async def test_serve_refuses_what_it_cannot_read(tmp_path: Path, body: bytes, status: int) -> None:
+    pem, before = make_certificate(tmp_path), counts()
+    async with serving(tmp_path, Judge()) as url:
+        assert (await post(url, pem, body))[0] == status
+    assert counts()["failed"] == before["failed"] + 1
+
+
+async def test_serve_accepts_the_largest_objects(tmp_path: Path) -> None:
+    """Two objects of the largest size that etcd stores."""
+    pem, judge = make_certificate(tmp_path), Judge()
+    large = builders.service() | {"status": {"padding": "x" * 1_500_000}}
+    async with serving(tmp_path, judge) as url:
+        status, _ = await post(url, pem, orjson.dumps(review(large, operation="UPDATE", oldObject=large)))
+    assert status == 200
+    assert len(judge.asked) == 1
+
+
+async def test_serve_bounds_reviews_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that sends slowly holds one of the slots, until it is given up."""
+    monkeypatch.setattr(server, "MAX_CONCURRENT_REVIEWS", 1)
+    monkeypatch.setattr(server, "READ_SECONDS", 1.0)
+    pem, trust = make_certificate(tmp_path), ssl.create_default_context(cafile=str(tmp_path / CERTIFICATE_FILE))
+    async with serving(tmp_path, Judge()) as url:
+        assert (await post(url, pem))[0] == 200
+        port = int(url.rpartition(":")[2].partition("/")[0])
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trust)
+        writer.write(f"POST {server.PATH} HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{{".encode())
+        await writer.drain()
+        await asyncio.sleep(0.2)
+        assert (await post(url, pem))[0] == 503
+        assert b" 408 " in await reader.readline()
+        assert (await post(url, pem))[0] == 200
+        writer.close()
+
+
+async def test_serve_waits_for_certificate_and_takes_a_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("plimsoll.controllers.webhook.certificate.RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(server, "CERTIFICATE_INTERVAL_SECONDS", 0.05)
+    async with serving(tmp_path, Judge()) as url:
+        await asyncio.sleep(0.2)
+        first = make_certificate(tmp_path, "first")
+        assert (await post(url, first))[0] == 200
+        second = make_certificate(tmp_path, "second", days=40)
+        for _ in range(100):
+            try:
+                assert (await post(url, second))[0] == 200
+                break
+            except aiohttp.ClientConnectorCertificateError:
+                await asyncio.sleep(0.05)
+        with pytest.raises(aiohttp.ClientConnectorCertificateError):
+            await post(url, first)
+        (tmp_path / CERTIFICATE_FILE).write_text("garbage")
+        await asyncio.sleep(0.2)
+        assert (await post(url, second))[0] == 200
+
+
+async def test_expiry_metric_is_of_the_loaded_certificate(tmp_path: Path) -> None:
+    files = CertificateFiles(tmp_path)
+    assert not await files.load()
+    pem = make_certificate(tmp_path, days=30)
+    assert await files.load()
+    exported = metrics.OPERATOR_WEBHOOK_CERTIFICATE_EXPIRY._value.get()
+    assert exported == ssl.cert_time_to_seconds(end_date(pem))
+
+
+def end_date(pem: str) -> str:
+    command = ["openssl", "x509", "-noout", "-enddate"]
+    shown = subprocess.run(command, input=pem, capture_output=True, text=True, check=True).stdout
+    return shown.strip().partition("=")[2]
+
+
+def test_expiry_reads_times_after_2049(tmp_path: Path) -> None:
+    """RFC 5280 writes them as GeneralizedTime."""
+    days = 50 * 366
+    found = datetime.fromtimestamp(expiry_s("preamble\n" + make_certificate(tmp_path, days=days)), UTC)
+    assert abs((found - datetime.now(UTC)).days - days) <= 1
+
+
+@given(st.binary(max_size=200))
+def test_expiry_rejects_what_is_no_certificate(der: bytes) -> None:
+    with pytest.raises(InvalidCertificate):
+        expiry_s(ssl.DER_cert_to_PEM_cert(der))
+
+
+class SilentKube(KubeClient):
+    """An API server that is never asked."""
+
+    def __init__(self) -> None:
+        pass
+
+
+@pytest.fixture
+def two_scopes() -> ServiceIndex:
+    platform = builders.PLATFORM.model_copy(update={"watch_namespaces": ("team", "other")})
+    return ServiceIndex(SilentKube(), OperatorConfig(platform, "system", "me"), ObjectErrors())
+
+
+def test_index_is_unknown_until_every_namespace_is_listed(two_scopes: ServiceIndex) -> None:
+    two_scopes.take("team", WatchEvent("SYNC", objects=(builders.service(),)))
+    assert two_scopes.cluster is None
+    two_scopes.take("other", WatchEvent("SYNC"))
+    assert two_scopes.cluster is not None
+    assert [one.qualified_name for one in two_scopes.cluster.cache.name_claims()] == ["team/chat"]
+    assert two_scopes.cluster.rules.service_namespaces == {"team"}
+
+
+def test_index_follows_changes(two_scopes: ServiceIndex) -> None:
+    for scope in ("team", "other"):
+        two_scopes.take(scope, WatchEvent("SYNC"))
+    service = builders.service(model={"uri": "file:///models/tiny", "name": "first"})
+    two_scopes.take("team", WatchEvent("ADDED", service))
+    renamed = builders.service(model={"uri": "file:///models/tiny", "name": "second"})
+    two_scopes.take(
+        "team", WatchEvent("MODIFIED", renamed | {"metadata": renamed["metadata"] | {"resourceVersion": "2"}})
+    )
+    assert two_scopes.cluster is not None
+    assert [one.model for one in two_scopes.cluster.cache.name_claims()] == ["second"]
+    two_scopes.take("team", WatchEvent("DELETED", renamed))
+    assert two_scopes.cluster.cache.name_claims() == []
+
+
+def test_essentials_have_the_claim_of_the_whole_object() -> None:
+    service = builders.service(
+        model={"uri": "file:///models/tiny", "name": "first"},
+        admission={"whenFull": "Downgrade", "fallback": {"name": "spare"}},
+    )
+    service["status"] = {
+        "modelNameClaim": {"name": "first", "since": "2026-02-01T10:00:00.000001Z"},
+        "modelNames": ["first", "former"],
+        "conditions": [{"type": "Ready"}] * 20,
+    }
+    kept = essentials(service)
+    assert read_claim(kept) == read_claim(service)
+    assert kept["spec"]["admission"] == {"fallback": {"name": "spare"}}
+    assert "conditions" not in kept["status"]
+    assert "tiers" not in kept["spec"]
