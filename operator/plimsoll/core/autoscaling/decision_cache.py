@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from plimsoll.core.autoscaling.tier_state import TierState
-from plimsoll.core.demand.batched_forecast import GrowthCache
+from plimsoll.core.demand.demand_state import DemandState
+from plimsoll.core.demand.growth_stats import GrowthStats
+from plimsoll.core.demand.standby_value import GrowthDistribution, growth_distribution
 from plimsoll.core.ports import EngineInfo
 
 
@@ -20,7 +22,13 @@ class CachedTier:
 
     about: EngineInfo | None = None
     basis: tuple[tuple[object, ...], tuple[object, ...]] = ((), ())
-    chances: GrowthCache = field(default_factory=GrowthCache)
+    _growth: tuple[GrowthStats, GrowthDistribution] | None = None
+
+    def growth_distribution(self, state: DemandState, horizon_s: float) -> GrowthDistribution:
+        """`standby_value.growth_distribution`; it changes when a minute closes or with the horizon."""
+        if self._growth is None or self._growth[0] is not state.closed_growth or self._growth[1].horizon_s != horizon_s:
+            self._growth = state.closed_growth, growth_distribution(state, horizon_s)
+        return self._growth[1]
 
 
 @dataclass(slots=True)

@@ -8,8 +8,6 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
-import numpy as np
-
 from plimsoll.core import histogram, units
 from plimsoll.core.autoscaling import cadence, retry_backlog
 from plimsoll.core.autoscaling.cadence import DecisionBasis
@@ -40,7 +38,7 @@ from plimsoll.core.demand.forecasting import forecast as forecast_demand
 from plimsoll.core.demand.idle_periods import IdlePeriod, IdleStats
 from plimsoll.core.demand.risk_control import RiskControl, initial_control, update_control
 from plimsoll.core.demand.service_metrics import ServiceMetrics, TierMetrics
-from plimsoll.core.demand.uncertainty import tier_miss_costs
+from plimsoll.core.demand.uncertainty import tier_miss_cost
 from plimsoll.core.slo import Slo
 from plimsoll.core.types import Role, Unavailable
 from plimsoll.core.workload import Workload
@@ -225,10 +223,10 @@ class ServiceState:
         tier_forecast = forecast_demand(tier.forecast_state, now_s, horizon_s, risk.quantile, risk.slo_share, cost)
         if isinstance(tier_forecast, Unavailable):
             return tier_forecast
-        return TierDemand(tier_forecast, self.cache.of(name).chances.distribution(tier.forecast_state, horizon_s))
+        return TierDemand(tier_forecast, self.cache.of(name).growth_distribution(tier.forecast_state, horizon_s))
 
     def miss_cost(self, name: str, policy: ScalingPolicy) -> float:
-        """What a missed GPU-second of a tier whose line is known costs in replicas of it; as `doubt.miss_costs`.
+        """Cost of a missed GPU-second of a tier with a known SLO capacity, as `uncertainty.tier_miss_cost`.
 
         While the refused are to come back it has no price, and all of the doubt counts: they want what is beyond the
         level, so that what a replica for the doubt serves is more than the uppermost bit of the load.
@@ -241,11 +239,7 @@ class ServiceState:
             for n, t in tiers
             if not isinstance(t.capacity, Unavailable)
         }
-        return float(
-            tier_miss_costs(np.array([policy.miss_cost]), np.array([[*request_gpu_s.values()]]))[
-                0, [*request_gpu_s].index(name)
-            ]
-        )
+        return tier_miss_cost(policy.miss_cost, request_gpu_s, name)
 
     def horizon_s(self, tier: str, spec: ScalingSpec) -> float:
         """Return the forecast horizon of a tier, s."""
