@@ -31,7 +31,6 @@ from plimsoll.core.types import Role
 from plimsoll.core.workload import Workload, from_samples
 
 SERVICES = 2
-REFRESHED_PER_TICK = 1
 STEP_S = 15.0
 FILLED_S, HOUR_S = 7200.0, 3600.0
 REPORT_AT_S = (600.0, HOUR_S, 2 * HOUR_S)
@@ -66,7 +65,7 @@ class FleetSimulation:
                 index: (one, self._snapshot(index, one, rates[index], metrics), tick_cost.SPEC)
                 for index, one in self.services.items()
             }
-            decisions = decide_all(requests, self.now_s, REFRESHED_PER_TICK)
+            decisions = decide_all(requests, self.now_s)
             self.counts = {
                 index: {role: tick_s.replicas for role, tick_s in one.tiers.items()} for index, one in decisions.items()
             }

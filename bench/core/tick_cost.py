@@ -1,9 +1,10 @@
-"""`python -m bench.core.tick_cost`: what one scaling tick of 1,000 services of two tiers costs, in CPU milliseconds.
+"""`python -m bench.core.tick_cost`: CPU time of one scaling tick of 1,000 and of 100 services with two tiers each.
 
-Busy: each service has its own rate and a new sample at each tick, scattered as requests that come by chance. Idle: each
-has a new sample as well, of nothing, since one that rests altogether costs no tick. All services begin with the line
-that their engines' ladder gives, and the ticks of the first minute and a half are left out; told are the median and
-the dearest of the minute after it, within which the minutes of all services are over at the same second.
+Busy: each service has its own rate and a new sample at each tick, scattered as requests that arrive by chance. Idle:
+each has a new sample of no request. (The operator decides about an idle service every four seconds; here it does at
+each tick.) All services begin with the SLO capacity that their engines' benchmark gives, and the ticks of the first
+minute and a half are left out. The mean is the share of a core, since there is one tick per second. The most expensive
+tick of the minute is one in which the minutes of all services close.
 """
 
 from __future__ import annotations
@@ -21,16 +22,15 @@ from plimsoll.core.autoscaling.inputs import ScalingSpec, ServiceSnapshot, TierS
 from plimsoll.core.autoscaling.observations import LaggingSignals
 from plimsoll.core.autoscaling.scaling_policy import ScalingPolicy, TierPolicy
 from plimsoll.core.autoscaling.service_state import ServiceState
-from plimsoll.core.autoscaling.sizing_batch import ReplicaCache, TierCapacity
+from plimsoll.core.autoscaling.sizing_batch import TierCapacity
 from plimsoll.core.demand.service_metrics import ServiceMetrics, TierMetrics
 from plimsoll.core.ports import EngineInfo, SelfBenchmark
 from plimsoll.core.slo import Slo
 from plimsoll.core.types import Role
 from plimsoll.core.workload import Workload, from_samples
 
-SERVICES = 1000
+TARGETS = {1000: 15.0, 100: 4.0}  # per cent of a core, by number of services
 WARM_UP, TICKS = 90, 60
-TARGET_MS = 100
 START_S = 1.8e9
 ROLES = (Role.PREFILL, Role.DECODE)
 SLO = Slo(0.95, ttft_s=4.0, tpot_s=0.05)
@@ -47,18 +47,23 @@ def main() -> None:
     gc_tuning.reduce_full_collections()  # as the operator does
     rng = np.random.default_rng(0)
     mix = from_samples(rng.lognormal(6.7, 0.4, 256), np.zeros(256), rng.lognormal(5.3, 0.4, 256))
-    for name, rates in (("busy", rng.uniform(1, 20, SERVICES)), ("idle", np.zeros(SERVICES))):
-        times = time_ticks(mix, rates, rng)
-        median = statistics.median(times)
-        print(
-            f"{SERVICES} {name} services, {len(ROLES)} tiers: {median:.0f} ms a tick, {max(times):.0f} at most "
-            f"(target {TARGET_MS}), {1e3 * median / SERVICES / len(ROLES):.0f} us a tier"
-        )
+    for size, target in TARGETS.items():
+        for name, rates in (("busy", rng.uniform(1, 20, size)), ("idle", np.zeros(size))):
+            times = time_ticks(mix, rates, rng)
+            mean = statistics.mean(times)
+            print(
+                f"{size} {name} services: {mean / 10:.1f} % of a core (target {target:.0f} %); a tick takes "
+                f"{statistics.median(times):.0f} ms in the median, {max(times):.0f} ms at most",
+                flush=True,
+            )
 
 
 def time_ticks(mix: Workload, rates: NDArray[np.float64], rng: np.random.Generator) -> list[float]:
-    """CPU milliseconds of each tick; what is decided is there at the next one."""
-    services = make_services(mix, SERVICES)
+    """Return the CPU milliseconds of each tick. rates: requests/s of each service.
+
+    What one tick decides is ready at the next one.
+    """
+    services = make_services(mix, len(rates))
     counts: dict[int, dict[str, int]] = {index: dict.fromkeys(ROLES, 1) for index in services}
     times = []
     for tick in range(WARM_UP + TICKS):
@@ -86,10 +91,8 @@ def make_services(mix: Workload, size: int) -> dict[int, ServiceState]:
         for role, tier in service.tiers.items():
             capacities = pattern.tiers[role]
             assert isinstance(capacities.capacity, TierCapacity)  # the ladder gives one at once
-            replicas = replace(capacities.capacity, replica_cache=ReplicaCache())
             service.tiers[role] = replace(
                 capacities,
-                capacity=replicas,
                 forecast_state=tier.forecast_state,
                 checked_s=START_S - 5.0 * index / size,
             )

@@ -1,17 +1,17 @@
-"""A large fleet, of which only what may move is decided anew, comes to what the same fleet decided whole comes to."""
+"""Cadence of a large fleet: which services a tick decides, and that their counts follow those of complete ticks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from plimsoll.core.autoscaling.fleet_decisions import decide_all
+from plimsoll.core.autoscaling.cadence import DECISION_INTERVAL_S
+from plimsoll.core.autoscaling.fleet_decisions import SMALL_FLEET, decide_all
 from plimsoll.core.autoscaling.inputs import ScalingSpec, ServiceSnapshot, TierSnapshot
 from plimsoll.core.autoscaling.observations import LaggingSignals, SizingResult
 from plimsoll.core.autoscaling.scaling_policy import ReplicaRateLimit, ScalingPolicy, TierPolicy
@@ -19,7 +19,6 @@ from plimsoll.core.autoscaling.service_state import ServiceState
 from plimsoll.core.autoscaling.sizing_batch import TierCapacity
 from plimsoll.core.autoscaling.startup_time import StartingPod
 from plimsoll.core.demand.demand_state import DemandState
-from plimsoll.core.demand.serialization import to_dict as forecast_to_dict
 from plimsoll.core.demand.service_metrics import ServiceMetrics, TierMetrics
 from plimsoll.core.ports import EngineInfo, SelfBenchmark
 from plimsoll.core.slo import Slo
@@ -34,7 +33,7 @@ LADDER = SelfBenchmark(
 )
 ABOUT = EngineInfo("vllm", "0", "some GPU", 1, 128, 400_000, 8192, 16, self_benchmark=LADDER)
 PAIR = (Role.PREFILL, Role.DECODE)
-FULL_SWEEP = 1 << 30
+COMPLETE = 1 << 30
 SECONDS = 80  # of which the last ten come after all that happens
 
 
@@ -79,10 +78,7 @@ class Fleet:
             for role in roles:
                 known = made[roles].tiers[role]
                 assert isinstance(known.capacity, TierCapacity)
-                fresh = replace(known.capacity, replica_cache=type(known.capacity.replica_cache)())
-                self.services[n].tiers[role] = replace(
-                    known, forecast_state=DemandState(), checked_s=START_S + n % 5, capacity=fresh
-                )
+                self.services[n].tiers[role] = replace(known, forecast_state=DemandState(), checked_s=START_S + n % 5)
 
     def seen(
         self, n: int, rate: float | Unavailable, starting: dict[str, tuple[StartingPod, ...]], tpot_s: float = 0.02
@@ -107,9 +103,9 @@ class Fleet:
         }
         return ServiceSnapshot(said, there)
 
-    def tick(self, now_s: float, seen: dict[int, ServiceSnapshot], decided_a_tick: int) -> None:
+    def tick(self, now_s: float, seen: dict[int, ServiceSnapshot], small_fleet: int) -> None:
         asked = {n: (self.services[n], seen[n], self.wishes[n]) for n in self.services}
-        found = decide_all(asked, now_s, decided_a_tick)
+        found = decide_all(asked, now_s, small_fleet)
         assert found.keys() == self.services.keys()
         for n, decision in found.items():
             self.counts[n] = {name: tier.replicas for name, tier in decision.tiers.items()}
@@ -128,38 +124,49 @@ def rates(rng: np.random.Generator, means: NDArray[np.float64], second: int) -> 
     return [Unavailable("silent") if gone else float(rate) for rate, gone in zip(found, lost, strict=True)]
 
 
-@given(st.integers(0, 2**32 - 1))
-@settings(max_examples=1)  # some ten seconds
-def test_unchanged_services_match_full_evaluation(seed: int) -> None:
+def decided_now(fleet: Fleet, seen: dict[int, ServiceSnapshot], now_s: float) -> dict[int, ServiceState]:
+    """Return what the services would be if all of them were decided now. The fleet itself stays as it is."""
+    copies = {}
+    for n, service in fleet.services.items():
+        copies[n] = copy.copy(service)
+        copies[n].tiers = {name: copy.copy(tier) for name, tier in service.tiers.items()}
+        copies[n].corrections = copy.deepcopy(service.corrections)
+        copies[n].decisions = service.decisions.copy()
+    decide_all({n: (copies[n], seen[n], fleet.wishes[n]) for n in copies}, now_s, COMPLETE)
+    return copies
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_what_a_tick_does_not_decide_would_stay(seed: int) -> None:
+    """On a random trajectory, a service that is not due has the replicas that a decision would give it."""
     rng = np.random.default_rng(seed)
     services = 7 * len(POLICIES)
-    means, whole, partly = rng.uniform(0.5, 20.0, services), Fleet(services), Fleet(services)
-    stood = 0
+    means, fleet, rested, differing = rng.uniform(0.5, 20.0, services), Fleet(services), 0, 0
     for second in range(SECONDS):
         now_s = START_S + second
         drawn, tpots = rates(rng, means, second), rng.uniform(0.016, 0.03, services)
         late = (StartingPod("p", now_s - 5.0),) if second in (40, 41) else ()
-        for fleet, decided_a_tick in ((whole, FULL_SWEEP), (partly, 3)):
-            seen = {
-                n: fleet.seen(n, rate, {Role.SERVE: late} if n % 7 == 0 else {}, float(tpots[n]))
-                for n, rate in enumerate(drawn)
-            }
-            fleet.tick(now_s, seen, decided_a_tick)
-        assert whole.counts == partly.counts, second
-        stood += sum(
-            service.last_decision is not None and service.last_decision.at_s < now_s
-            for service in partly.services.values()
-        )
-    tried = [
-        tier.downscale_regret for service in whole.services.values() for tier in service.decision_state.tiers.values()
-    ]
-    assert any(known.trials or known.idle for known in tried), "whether needs return is learned meanwhile"
-    for n, service in whole.services.items():
-        assert service.decision_state == partly.services[n].decision_state
-        assert {name: forecast_to_dict(tier.forecast_state) for name, tier in service.tiers.items()} == {
-            name: forecast_to_dict(tier.forecast_state) for name, tier in partly.services[n].tiers.items()
+        seen = {
+            n: fleet.seen(n, rate, {Role.SERVE: late} if n % 7 == 0 else {}, float(tpots[n]))
+            for n, rate in enumerate(drawn)
         }
-    assert stood > 0.2 * SECONDS * services, "hardly any decision stood: nothing was tried"
+        fleet.tick(now_s, seen, 0)
+        complete = decided_now(fleet, seen, now_s)
+        for n, service in fleet.services.items():
+            assert service.last_decision is not None
+            assert now_s - service.last_decision.at_s <= DECISION_INTERVAL_S
+            decision = complete[n].last_decision
+            assert decision is not None
+            for name, tier in decision.decision.tiers.items():
+                sizing = complete[n].sizings[name]
+                if isinstance(sizing, SizingResult) and service.last_decision.at_s < now_s:
+                    needed = min(sizing.replicas, fleet.wishes[n].policy.tiers[name].max_replicas)
+                    assert needed <= fleet.counts[n][name], "a service that is short of replicas is due"
+                if service.last_decision.at_s < now_s:
+                    rested += 1
+                    differing += tier.replicas != fleet.counts[n][name]
+    assert rested > 0.2 * SECONDS * services, "hardly any service rested: nothing was tried"
+    assert differing < 0.02 * rested
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -169,14 +176,14 @@ def test_queued_work_wakes_both_tiers_of_a_pair(known: bool) -> None:
     if known:  # arrivals have been seen, and have ended long ago
         for rate in (5.0,) * 20 + (0.0,) * 400:
             now_s += 1.0
-            fleet.tick(now_s, {n: fleet.seen(n, rate, {}) for n in range(3)}, FULL_SWEEP)
+            fleet.tick(now_s, {n: fleet.seen(n, rate, {}) for n in range(3)}, COMPLETE)
     fleet.counts[2] = dict.fromkeys(PAIR, 0)
     now_s += 1.0
     seen = {n: fleet.seen(n, 0.0, {}) for n in range(3)}
     line = fleet.services[2].tiers[Role.DECODE].capacity
     work_s = 400.0 * (line.request_gpu_s if known and isinstance(line, TierCapacity) else 1.0)
     seen[2] = replace(seen[2], metrics=replace(seen[2].metrics, queued=400.0, queued_work_s=work_s))
-    fleet.tick(now_s, seen, FULL_SWEEP)
+    fleet.tick(now_s, seen, COMPLETE)
     assert all(count >= 1 for count in fleet.counts[2].values()), fleet.counts[2]
     if known:
         decode = fleet.services[2].sizings[Role.DECODE]
@@ -191,5 +198,156 @@ def test_newly_ready_replica_is_noticed_without_other_changes() -> None:
     for second in range(60):
         now_s = START_S + second
         late = {Role.SERVE: (StartingPod("p", START_S),)} if 45 <= second < 50 else {}
-        fleet.tick(now_s, {0: fleet.seen(0, 5.0, {}), 1: fleet.seen(1, 5.0, late)}, 0 if second > 45 else FULL_SWEEP)
+        fleet.tick(now_s, {0: fleet.seen(0, 5.0, {}), 1: fleet.seen(1, 5.0, late)}, 0)
     assert fleet.services[1].decision_state.tiers[Role.SERVE].ready_increased_s == START_S + 50
+
+
+# Which services are decided
+
+
+class SteadyFleet(Fleet):
+    """Serve services with random arrivals that have settled. `decided`: those that the last tick decided."""
+
+    def __init__(self, services: int, rate: float = 5.0) -> None:
+        super().__init__(services)
+        self.rng, self.rate, self.now_s = np.random.default_rng(4), rate, START_S
+        self.wishes = {n: ScalingSpec(POLICIES[1], SLO) for n in self.services}
+        pattern = self.services[1].tiers[Role.SERVE]
+        for n in self.services:
+            self.services[n] = ServiceState.for_roles((Role.SERVE,))
+            self.services[n].tiers[Role.SERVE] = replace(pattern, checked_s=START_S + n % 5)
+            self.counts[n] = {Role.SERVE: 1}
+        self.decided: set[int] = set()
+
+    def advance(self, seconds: int, changes: dict[int, Callable[[ServiceSnapshot], ServiceSnapshot]] = {}) -> None:  # noqa: B006
+        """Tick once a second. changes: of what is seen of a service."""
+        for _ in range(seconds):
+            self.now_s += 1.0
+            drawn = self.rng.poisson(self.rate, len(self.services))
+            seen = {n: self.seen(n, float(drawn[n]), {}) for n in self.services}
+            self.tick(self.now_s, seen | {n: change(seen[n]) for n, change in changes.items()}, 0)
+            self.decided = {
+                n
+                for n, service in self.services.items()
+                if service.last_decision is not None and service.last_decision.at_s == self.now_s
+            }
+
+    def advance_until_rested(self, n: int) -> None:
+        """Go on until a service has just been decided at its regular time, so that it is not due at the next tick."""
+        for _ in range(100):
+            self.advance(1)
+            basis = self.services[n].basis
+            if n in self.decided and basis is not None and basis.due_s > self.now_s + 2.0:
+                return
+        raise AssertionError("the service never rests")
+
+
+@pytest.fixture(scope="module")
+def settled_fleet() -> SteadyFleet:
+    fleet = SteadyFleet(20)
+    fleet.advance(200)
+    return fleet
+
+
+def with_metrics(**changes: object) -> Callable[[ServiceSnapshot], ServiceSnapshot]:
+    return lambda seen: replace(seen, metrics=replace(seen.metrics, **changes))
+
+
+def with_tier(**changes: object) -> Callable[[ServiceSnapshot], ServiceSnapshot]:
+    def change(seen: ServiceSnapshot) -> ServiceSnapshot:
+        return replace(seen, tiers={Role.SERVE: replace(seen.tiers[Role.SERVE], **changes)})
+
+    return change
+
+
+def test_settled_services_are_decided_once_per_interval() -> None:
+    fleet = SteadyFleet(500)
+    fleet.advance(120)
+    shares, last = [], dict.fromkeys(fleet.services, fleet.now_s)
+    for _ in range(15):
+        fleet.advance(1)
+        shares.append(len(fleet.decided) / len(fleet.services))
+        last |= dict.fromkeys(fleet.decided, fleet.now_s)
+        assert fleet.now_s - min(last.values()) <= DECISION_INTERVAL_S
+    assert max(shares) <= 0.3, shares
+    assert 0.2 <= float(np.mean(shares)) <= 0.25, shares
+
+
+def test_small_fleet_is_decided_completely() -> None:
+    fleet = Fleet(SMALL_FLEET)
+    for second in range(30):
+        now_s = START_S + second
+        asked = {n: (service, fleet.seen(n, 5.0, {}), fleet.wishes[n]) for n, service in fleet.services.items()}
+        decide_all(asked, now_s)
+        assert all(service.last_decision and service.last_decision.at_s == now_s for service in fleet.services.values())
+
+
+def test_leap_in_demand_is_decided_at_next_tick(settled_fleet: SteadyFleet) -> None:
+    settled_fleet.advance_until_rested(7)
+    before = settled_fleet.counts[7][Role.SERVE]
+    settled_fleet.advance(1, {7: with_metrics(rate_per_s=200.0)})
+    assert 7 in settled_fleet.decided
+    settled_fleet.advance(5, {7: with_metrics(rate_per_s=200.0)})
+    assert settled_fleet.counts[7][Role.SERVE] > before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        with_metrics(queued=1.0),
+        with_metrics(reserved_work_s=1.0),
+        with_metrics(rejected_share=0.01),
+        with_tier(ready=0),
+        with_tier(replicas=9, ready=9),
+        with_tier(replicas_set_by="an HPA"),
+        with_tier(starting=(StartingPod("p", START_S),)),
+    ],
+)
+def test_trigger_makes_service_due(
+    settled_fleet: SteadyFleet, change: Callable[[ServiceSnapshot], ServiceSnapshot]
+) -> None:
+    settled_fleet.advance_until_rested(3)
+    service, seen = settled_fleet.services[3], settled_fleet.seen(3, settled_fleet.rate, {})
+    assert not service.is_decision_due(seen, settled_fleet.wishes[3], settled_fleet.now_s + 1.0)
+    settled_fleet.advance(1, {3: change})
+    assert 3 in settled_fleet.decided
+
+
+def test_changed_spec_or_capacity_makes_service_due(settled_fleet: SteadyFleet) -> None:
+    settled_fleet.advance_until_rested(5)
+    settled_fleet.wishes[5] = replace(settled_fleet.wishes[5], headroom=0.1)
+    settled_fleet.advance(1)
+    assert 5 in settled_fleet.decided
+    settled_fleet.advance_until_rested(5)
+    tier = settled_fleet.services[5].tiers[Role.SERVE]
+    assert isinstance(tier.capacity, TierCapacity)
+    tier.capacity = replace(tier.capacity)
+    settled_fleet.advance(1)
+    assert 5 in settled_fleet.decided
+
+
+def test_request_without_replica_makes_service_due() -> None:
+    fleet = SteadyFleet(3, rate=0.0)
+    fleet.wishes = dict.fromkeys(fleet.services, ScalingSpec(POLICIES[3], SLO))
+    fleet.advance(900)
+    assert fleet.counts[1] == {Role.SERVE: 0}
+    fleet.advance_until_rested(1)
+    fleet.advance(1, {1: with_metrics(rate_per_s=1.0)})
+    assert 1 in fleet.decided
+    assert fleet.counts[1] == {Role.SERVE: 1}
+
+
+def test_unsettled_service_is_decided_at_every_tick(settled_fleet: SteadyFleet) -> None:
+    """Six times the load, and then the usual load again: it waits for its stabilization window."""
+    settled_fleet.advance(90, {9: with_metrics(rate_per_s=30.0)})
+    high = settled_fleet.counts[9][Role.SERVE]
+    waited = 0
+    for _ in range(600):
+        waiting = bool(settled_fleet.services[9].decision_state.tiers[Role.SERVE].downscale_candidates)
+        settled_fleet.advance(1)
+        waited += waiting
+        assert not waiting or 9 in settled_fleet.decided
+        if settled_fleet.counts[9][Role.SERVE] < high:
+            break
+    assert settled_fleet.counts[9][Role.SERVE] < high
+    assert waited > 1

@@ -17,7 +17,6 @@ from plimsoll.core.admission.controller import AdmissionController, CapacityAnno
 from plimsoll.core.admission.cost_model import ClassPolicy, engine_cost_model
 from plimsoll.core.admission.quota import TenantPolicy
 from plimsoll.core.admission.request import AdmissionDecision, AdmissionOutcome, AdmissionRequest
-from plimsoll.core.autoscaling.sizing_batch import MAX_CACHED_COUNTS, ReplicaCache
 from plimsoll.core.capacity.tier_model import TierSpec
 from plimsoll.core.demand.demand_state import DemandState, observe
 from plimsoll.core.demand.serialization import from_dict, to_dict
@@ -70,18 +69,6 @@ def test_demand_state_size_is_constant_from_start() -> None:
     for minute in range(1, 3 * 24 * 60):
         state = observe(state, 60.0 * minute, 1.0 + minute % 7)
     assert size(state) == size(from_dict(to_dict(state))) == empty
-
-
-def test_replica_cache_keeps_bounded_counts_near_newest() -> None:
-    rungs = ReplicaCache()
-    for rate in range(1, 1000):
-        rungs.record(float(rate), rate)
-    assert [rungs.lookup(float(rate)) for rate in (999, 1000 - MAX_CACHED_COUNTS)] == [999, 1000 - MAX_CACHED_COUNTS]
-    assert rungs.lookup(float(999 - MAX_CACHED_COUNTS)) is None
-    for rate in range(999, 0, -1):
-        rungs.record(float(rate), rate)
-    assert [rungs.lookup(float(rate)) for rate in (1, MAX_CACHED_COUNTS)] == [1, MAX_CACHED_COUNTS]
-    assert rungs.lookup(float(MAX_CACHED_COUNTS + 1)) is None
 
 
 # The gate

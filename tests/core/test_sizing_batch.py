@@ -112,10 +112,10 @@ def test_release_margin_is_exceeded_within_error_budget(memory_fill: float, devi
 
     deviates: errors of the level that are sized for.
     """
-    rng, paths, covered, at, work = np.random.default_rng(1), 8000, memory_fill, 0.0, np.array(1.0)
+    rng, paths, covered, at, work = np.random.default_rng(1), 8000, memory_fill, 0.0, 1.0
     error = math.sqrt(1.0 / covered)
     level = rng.normal(0.0, error if memory_fill < 1.0 else error / math.sqrt(2.0), paths)
-    most = deviates * error + float(work * (scale_down_margin(work, np.array(error), np.array(memory_fill)) - 1.0))
+    most = deviates * error + work * (scale_down_margin(work, error, memory_fill) - 1.0)
     gpu_s, back = np.zeros(paths), np.zeros(paths, dtype=bool)
     for now in memory_fill * 0.01 * 1.05 ** np.arange(250):
         if now > 2.0:
@@ -131,7 +131,7 @@ def test_release_margin_holds_for_stationary_noise() -> None:
     """White noise about a level of 100, whose discounted mean has a whole memory, watched for a dozen more."""
 
     def margin(memory_fill: float) -> float:
-        return float(scale_down_margin(*(np.array(part) for part in (100.0, error, memory_fill))))
+        return scale_down_margin(100.0, error, memory_fill)
 
     rng, paths, error = np.random.default_rng(2), 4000, 5.0
     at = rng.normal(0.0, error / math.sqrt(2.0), paths)

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import itertools
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plimsoll.core.autoscaling.standby_sizing import (
     StandbyInput,
-    StandbyInputs,
     joint_standby_replicas,
-    joint_standby_replicas_batch,
     plan_standby,
 )
-from plimsoll.core.demand.batched_growth import GrowthTable
 from plimsoll.core.demand.growth_prior import GROWTH_FACTORS, PRIOR_EXCEEDANCE
 from plimsoll.core.demand.standby_value import GrowthDistribution, standby_replicas
 
@@ -33,7 +29,6 @@ standby_inputs = st.builds(
     st.integers(5, 9),
     st.sampled_from([1, 2, 8]),
 )
-idle_inputs = st.sampled_from([StandbyInput(PRIOR, work, 0.3, 0, 5) for work in (0.0, 5e-324, 1e-300)])
 
 
 def net_value(tiers: list[StandbyInput], more: tuple[int, ...], miss_cost: float) -> float:
@@ -56,25 +51,6 @@ def test_standby_counts_have_highest_net_value(tiers: list[StandbyInput], miss_c
     every = itertools.product(*(range(tier.max_replicas - tier.replicas + 1) for tier in tiers))
     best = max(net_value(tiers, more, miss_cost) for more in every)
     assert net_value(tiers, found, miss_cost) == pytest.approx(best, abs=1e-9)
-
-
-@given(
-    st.lists(
-        st.tuples(st.lists(st.one_of(standby_inputs, idle_inputs), min_size=2, max_size=2), st.floats(0.0, 60.0)),
-        min_size=1,
-        max_size=30,
-    )
-)
-def test_standby_all_services_equal_single_results(services: list[tuple[list[StandbyInput], float]]) -> None:
-    tiers = [tier for pair, _ in services for tier in pair]
-    columns = (
-        np.array([float(getattr(tier, name)) for tier in tiers]).reshape(-1, 2)
-        for name in ("work", "replica_work", "replicas", "max_replicas", "gpus_per_replica")
-    )
-    found = joint_standby_replicas_batch(
-        StandbyInputs(GrowthTable([tier.growth for tier in tiers]), *columns), np.array([cost for _, cost in services])
-    )
-    assert found.tolist() == [joint_standby_replicas(pair, miss_cost) for pair, miss_cost in services]
 
 
 @given(standby_inputs, st.floats(0.0, 60.0))

@@ -8,14 +8,13 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from plimsoll.core.demand.uncertainty import MAX_LEVEL_SHARE, counted_uncertainty, quantile_deviate, tier_miss_costs
+from plimsoll.core.demand.uncertainty import MAX_LEVEL_SHARE, counted_uncertainty, quantile_deviate, tier_miss_cost
 
 NORMAL = NormalDist()
 
 
 def uncertainty_margin(level: float, error: float, quantile: float, promised: float, miss_cost: float) -> float:
-    known = (level, error, quantile_deviate(quantile), quantile_deviate(promised), miss_cost)
-    return float(counted_uncertainty(*(np.array(part) for part in known)))
+    return counted_uncertainty(level, error, quantile_deviate(quantile), quantile_deviate(promised), miss_cost)
 
 
 def expected_served(error: float, above: float) -> float:
@@ -59,5 +58,6 @@ def test_uncertainty_quantile_above_slo_ignores_cost() -> None:
 
 
 def test_miss_costs_are_split_over_all_tiers() -> None:
-    costs = tier_miss_costs(np.array([25.0, 10.0]), np.array([[0.03, 0.06], [0.05, 0.05]]))
-    assert costs.tolist() == [[pytest.approx(75.0), pytest.approx(37.5)], [pytest.approx(20.0), pytest.approx(20.0)]]
+    request_gpu_s = {"prefill": 0.03, "decode": 0.06}
+    assert [tier_miss_cost(25.0, request_gpu_s, tier) for tier in request_gpu_s] == pytest.approx([75.0, 37.5])
+    assert tier_miss_cost(10.0, {"prefill": 0.05, "decode": 0.05}, "decode") == pytest.approx(20.0)

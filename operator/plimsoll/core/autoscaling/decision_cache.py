@@ -6,37 +6,36 @@ same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from plimsoll.core.autoscaling.scaling_policy import ScalingPolicy
-from plimsoll.core.autoscaling.sizing_batch import TierCapacity
 from plimsoll.core.autoscaling.tier_state import TierState
-from plimsoll.core.autoscaling.unchanged import supports_fast_path
-from plimsoll.core.demand.batched_forecast import GrowthCache
+from plimsoll.core.demand.demand_state import DemandState
+from plimsoll.core.demand.growth_stats import GrowthStats
+from plimsoll.core.demand.standby_value import GrowthDistribution, growth_distribution
 from plimsoll.core.ports import EngineInfo
-from plimsoll.core.types import Unavailable
 
 
 @dataclass(slots=True)
 class CachedTier:
-    """Cached results of one tier. line: its SLO capacity at the last decision."""
+    """Cached results of one tier."""
 
-    line: TierCapacity | Unavailable | None = None
     about: EngineInfo | None = None
     basis: tuple[tuple[object, ...], tuple[object, ...]] = ((), ())
-    chances: GrowthCache = field(default_factory=GrowthCache)
+    _growth: tuple[GrowthStats, GrowthDistribution] | None = None
+
+    def growth_distribution(self, state: DemandState, horizon_s: float) -> GrowthDistribution:
+        """`standby_value.growth_distribution`; it changes when a minute closes or with the horizon."""
+        if self._growth is None or self._growth[0] is not state.closed_growth or self._growth[1].horizon_s != horizon_s:
+            self._growth = state.closed_growth, growth_distribution(state, horizon_s)
+        return self._growth[1]
 
 
 @dataclass(slots=True)
 class DecisionCache:
-    """Cached results of one service. policy: that of the last decision."""
+    """Cached results of one service."""
 
     tiers: dict[str, CachedTier] = field(default_factory=dict)
-    policy: ScalingPolicy | None = None
-    _allowed: bool = False
-    _rests_since: object = None
-    _rests: Mapping[str, int] | None = None
 
     def of(self, tier: str) -> CachedTier:
         """Return the cache of a tier."""
@@ -65,24 +64,3 @@ class DecisionCache:
         if before[1] != equal or len(before[0]) != len(same):
             return True
         return any(old is not new for old, new in zip(before[0], same, strict=True))
-
-    def decided(self, policy: ScalingPolicy, capacities: Mapping[str, TierCapacity | Unavailable]) -> None:
-        """Record the inputs of a decision."""
-        if policy is not self.policy:
-            self.policy, self._allowed = policy, supports_fast_path(policy)
-        for name, line in capacities.items():
-            self.of(name).line = line
-
-    def rests(self, since: object, find: Callable[[], Mapping[str, int] | None]) -> Mapping[str, int] | None:
-        """Return the settled counts from `find`, called once per `since` object."""
-        if since is not self._rests_since:
-            self._rests_since, self._rests = since, find()
-        return self._rests
-
-    def is_quiet_under(self, policy: ScalingPolicy) -> bool:
-        """Whether the policy is that of the last decision and supports the unchanged fast path."""
-        if policy is not self.policy:
-            if policy != self.policy:
-                return False
-            self.policy = policy
-        return self._allowed

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
-import numpy as np
-
 from plimsoll.core import histogram, units
-from plimsoll.core.autoscaling import retry_backlog
+from plimsoll.core.autoscaling import cadence, retry_backlog
+from plimsoll.core.autoscaling.cadence import DecisionBasis
 from plimsoll.core.autoscaling.decide import decide
 from plimsoll.core.autoscaling.decision_cache import DecisionCache
 from plimsoll.core.autoscaling.decision_state import DecisionState
@@ -39,7 +38,7 @@ from plimsoll.core.demand.forecasting import forecast as forecast_demand
 from plimsoll.core.demand.idle_periods import IdlePeriod, IdleStats
 from plimsoll.core.demand.risk_control import RiskControl, initial_control, update_control
 from plimsoll.core.demand.service_metrics import ServiceMetrics, TierMetrics
-from plimsoll.core.demand.uncertainty import tier_miss_costs
+from plimsoll.core.demand.uncertainty import tier_miss_cost
 from plimsoll.core.slo import Slo
 from plimsoll.core.types import Role, Unavailable
 from plimsoll.core.workload import Workload
@@ -71,13 +70,17 @@ class TimedDecision(NamedTuple):
 
 @dataclass
 class ServiceState:
-    """State of one InferenceService. decisions: those that changed a count, newest last."""
+    """State of one InferenceService.
+
+    decisions: those that changed a count, newest last. basis: what the last decision was made from.
+    """
 
     tiers: dict[str, TierState]
     decision_state: DecisionState = field(default_factory=DecisionState)
     risk: RiskControl | None = None
     decisions: deque[TimedDecision] = field(default_factory=lambda: deque(maxlen=MAX_KEPT_DECISIONS))
     last_decision: TimedDecision | None = None
+    basis: DecisionBasis | None = field(default=None, repr=False)
     workload: Workload | Unavailable = NO_COMPLETED_REQUEST
     sizings: dict[str, SizingResult | Unavailable] = field(default_factory=dict)
     corrections: dict[str, CapacityCorrection] = field(default_factory=dict)
@@ -140,7 +143,7 @@ class ServiceState:
         self._update_risk(snapshot.metrics, spec.slo, startup_s, now_s)
 
     def _update_idle(self, snapshot: ServiceSnapshot, spec: ScalingSpec, startup_s: float, now_s: float) -> None:
-        """Update the idle state. A change may scale to or from zero, so it invalidates the last decision."""
+        """Update the idle state."""
         rate, arrivals = plausible_rate(snapshot.metrics), 0.0
         if snapshot.metrics.has_new_rate and not isinstance(rate, Unavailable):
             elapsed_s = 0.0 if self._sampled_s is None else max(0.0, now_s - self._sampled_s)
@@ -150,15 +153,6 @@ class ServiceState:
         self._was_active = self._was_active or is_idle is False
         within_s = startup_s + TICK_S if spec.horizon_s is None else spec.horizon_s
         self.idle_stats = idle_periods.update_idle(self.idle_stats, now_s, is_idle, arrivals, within_s)
-        reserved_work_s = snapshot.metrics.reserved_work_s
-        mismatched = is_idle is not None and is_idle != any(
-            [tier_snapshot.replicas == 0 for tier_snapshot in snapshot.tiers.values()]
-        )
-        if (mismatched and any([tier.min_replicas == 0 for tier in spec.policy.tiers.values()])) or (
-            not isinstance(reserved_work_s, Unavailable) and reserved_work_s > 0.0
-        ):
-            for entry in self.cache.tiers.values():
-                entry.line = None
 
     def plan_capacities(
         self, snapshot: ServiceSnapshot, spec: ScalingSpec, now_s: float, limit: int
@@ -231,10 +225,10 @@ class ServiceState:
         tier_forecast = forecast_demand(tier.forecast_state, now_s, horizon_s, risk.quantile, risk.slo_share, cost)
         if isinstance(tier_forecast, Unavailable):
             return tier_forecast
-        return TierDemand(tier_forecast, self.cache.of(name).chances.distribution(tier.forecast_state, horizon_s))
+        return TierDemand(tier_forecast, self.cache.of(name).growth_distribution(tier.forecast_state, horizon_s))
 
     def miss_cost(self, name: str, policy: ScalingPolicy) -> float:
-        """What a missed GPU-second of a tier whose line is known costs in replicas of it; as `doubt.miss_costs`.
+        """Cost of a missed GPU-second of a tier with a known SLO capacity, as `uncertainty.tier_miss_cost`.
 
         While the refused are to come back it has no price, and all of the doubt counts: they want what is beyond the
         level, so that what a replica for the doubt serves is more than the uppermost bit of the load.
@@ -247,11 +241,7 @@ class ServiceState:
             for n, t in tiers
             if not isinstance(t.capacity, Unavailable)
         }
-        return float(
-            tier_miss_costs(np.array([policy.miss_cost]), np.array([[*request_gpu_s.values()]]))[
-                0, [*request_gpu_s].index(name)
-            ]
-        )
+        return tier_miss_cost(policy.miss_cost, request_gpu_s, name)
 
     def horizon_s(self, tier: str, spec: ScalingSpec) -> float:
         """Return the forecast horizon of a tier, s."""
@@ -310,8 +300,9 @@ class ServiceState:
         demand: Mapping[str, TierDemand | Unavailable],
         sizings: Mapping[str, SizingResult | Unavailable],
         now_s: float,
+        key: Hashable,
     ) -> ScalingDecision:
-        """Make and store the decision of this tick."""
+        """Make and store the decision of this tick. key: of the service, for the phase of its next decision."""
         self.sizings = {name: sizings.get(name) or self._sizing_unavailable(name, demand) for name in self.tiers}
         self._apply_corrections(snapshot, spec, now_s)
         idle_period = (
@@ -326,11 +317,40 @@ class ServiceState:
         decision = decide(ServiceObservation(tiers, self.decision_state, idle_period=idle_period), spec.policy, now_s)
         self.decision_state = decision.state
         self.last_decision = TimedDecision(now_s, decision)
-        self.cache.decided(spec.policy, {name: tier.capacity for name, tier in self.tiers.items()})
+        self.basis = self._decision_basis(snapshot, spec, demand, decision, key, now_s)
         changes = _replica_changes(decision)
         if changes and not (self.decisions and _replica_changes(self.decisions[-1].decision) == changes):
             self.decisions.append(self.last_decision)
         return decision
+
+    def is_decision_due(self, snapshot: ServiceSnapshot, spec: ScalingSpec, now_s: float) -> bool:
+        """Whether the service must be decided at this tick."""
+        return self.basis is None or self.basis.is_due(self.tiers, snapshot, spec, self.is_idle, now_s)
+
+    def _decision_basis(
+        self,
+        snapshot: ServiceSnapshot,
+        spec: ScalingSpec,
+        demand: Mapping[str, TierDemand | Unavailable],
+        decision: ScalingDecision,
+        key: Hashable,
+        now_s: float,
+    ) -> DecisionBasis:
+        """Return what the decision was made from."""
+        carried = {
+            name: cadence.carried_work(self.tiers[name].forecast_state, tier_demand, sizing)
+            for name, sizing in self.sizings.items()
+            if isinstance(sizing, SizingResult) and isinstance(tier_demand := demand[name], TierDemand)
+        }
+        return DecisionBasis(
+            now_s,
+            cadence.due_s(decision, snapshot.tiers, key, now_s),
+            spec,
+            cadence.snapshot_counts(snapshot.tiers),
+            tuple([tier.capacity for tier in self.tiers.values()]),
+            carried,
+            cadence.known_share(snapshot.metrics.rejected_share),
+        )
 
     def _apply_corrections(self, snapshot: ServiceSnapshot, spec: ScalingSpec, now_s: float) -> None:
         """Raise the need of the tier that is nearest to its load line by what refusals say.

@@ -10,10 +10,8 @@ calls over all tiers. An infeasible SLO is replaced by the nearest feasible one,
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -32,50 +30,12 @@ from plimsoll.core.capacity.tier_model import (
     build_profile,
     stack_profiles,
 )
-from plimsoll.core.demand.batched_observe import Flags
 from plimsoll.core.demand.forecasting import Forecast
 from plimsoll.core.types import Unavailable
 
-_PROBES: Final = (0.88, 0.96, 0.99, 1.01, 1.04, 1.12)  # of a rate: what lies near will be asked for soon
 RELEASE_MARGIN: Final = 0.025  # of the forecast: what a line moves by within the level's memory, at an even mix
 LEVEL_RISE_ERRORS: Final = 1.96  # standard errors that a level moves up by, at some time, in one case of twenty
 RELEASE_ERRORS: Final = 3.0  # standard errors by which a load that stands for hours may wander beyond the margin
-MAX_CACHED_COUNTS: Final = (
-    64  # counts of a line: more than a load sweeps before its mix has moved; they can be found anew
-)
-
-
-class ReplicaCache:
-    """Counts of replicas, each with the rates of which it is known that they need just so many.
-
-    Requests/s with the headroom in them. More load never needs fewer, so what two rates need, those between them do.
-    RUNGS_KEPT of them; the one farthest from the newest goes first.
-    """
-
-    def __init__(self) -> None:
-        self._counts: list[int] = []
-        self._lowest_rates: list[float] = []
-        self._highest_rates: list[float] = []
-
-    def lookup(self, rate_per_s: float) -> int | None:
-        """Return the fewest replicas for a rate; None if it is not cached."""
-        index = bisect_right(self._lowest_rates, rate_per_s) - 1
-        return self._counts[index] if index >= 0 and rate_per_s <= self._highest_rates[index] else None
-
-    def record(self, rate_per_s: float, replicas: int) -> None:
-        """Record that `rate_per_s` requires `replicas`."""
-        index = bisect_left(self._counts, replicas)
-        if index < len(self._counts) and self._counts[index] == replicas:
-            self._lowest_rates[index] = min(self._lowest_rates[index], rate_per_s)
-            self._highest_rates[index] = max(self._highest_rates[index], rate_per_s)
-            return
-        self._counts.insert(index, replicas)
-        self._lowest_rates.insert(index, rate_per_s)
-        self._highest_rates.insert(index, rate_per_s)
-        if len(self._counts) > MAX_CACHED_COUNTS:
-            farthest = 0 if index > MAX_CACHED_COUNTS // 2 else -1
-            for column in (self._counts, self._lowest_rates, self._highest_rates):
-                del column[farthest]
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,29 +51,6 @@ class TierCapacity:
     replica_work: float
     constraint: Constraint
     infeasible: Infeasible | None = None
-    replica_cache: ReplicaCache = field(default_factory=ReplicaCache, repr=False)
-
-    def tpot_s(self, level: float, ready: int) -> float | None:
-        """Promised percentile of TPOT at so much work on so many replicas, s; None where it is not known."""
-        work_s, base_s, target_s, tail = self._tpot_law
-        if not ready or not math.isfinite(target_s):
-            return None
-        rho = min(level / self.request_gpu_s, MAX_RATE_PER_S) * work_s / ready
-        if not rho < 1.0:
-            return None
-        position = rho * (len(tail) - 1)
-        index = min(int(position), len(tail) - 2)
-        return (tail[index] + (position - index) * (tail[index + 1] - tail[index])) * base_s / max(1.0 - rho, 1e-12)
-
-    @cached_property
-    def _tpot_law(self) -> tuple[float, float, float, list[float]]:
-        profile = self.profile
-        return (
-            float(profile.work_s[0]),
-            float(profile.base_s[0]),
-            float(profile.tpot_s[0]),
-            profile.tpot_tail[0].tolist(),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,19 +118,18 @@ def size_batch(requests: Sequence[SizingRequest]) -> list[SizingResult | Unavail
     ordered = np.array([float(max(request.replicas, 1)) for request in requests])
     ready = np.array([float(max(request.ready, 1)) for request in requests])
     level = np.array([request.forecast.level for request in requests]) / request_gpu_s
-    cached = _cached_counts(requests, rate / (1.0 - headroom))
-    sizes = size_tiers(tiers, rate, headroom, start=np.where(np.isnan(cached), ordered, cached))
+    sizes = size_tiers(tiers, rate, headroom, start=ordered)
     attainment_now, retained_rate = (
         sizes.attainment.copy(),
         np.array([_retained_rate(request, one) for request, one in zip(requests, rate, strict=True)]),
     )
-    scales_down = (ordered > sizes.replicas) & (rate > 0)
-    scale_down_counts = np.where(
-        scales_down, _cached_counts(requests, retained_rate / (1.0 - headroom)), sizes.replicas
-    )
-    uncached = np.flatnonzero(np.isnan(scale_down_counts))
-    scale_down_counts[uncached] = size_tiers(
-        tiers.select(uncached), retained_rate[uncached], headroom[uncached], start=sizes.replicas[uncached]
+    scale_down_counts = sizes.replicas.copy()
+    scaling_down = np.flatnonzero((ordered > sizes.replicas) & (rate > 0))
+    scale_down_counts[scaling_down] = size_tiers(
+        tiers.select(scaling_down),
+        retained_rate[scaling_down],
+        headroom[scaling_down],
+        start=sizes.replicas[scaling_down],
     ).replicas
     differing = np.flatnonzero(ordered != sizes.replicas)
     attainment_now[differing] = _attainment(tiers.select(differing), rate[differing], ordered[differing])
@@ -227,58 +163,6 @@ def size_batch(requests: Sequence[SizingRequest]) -> list[SizingResult | Unavail
     return results
 
 
-def record_sizes(requests: Sequence[SizingRequest], results: Sequence[SizingResult | Unavailable]) -> None:
-    """Tell the lines what the rates asked for need, and, where that is new to a line, what those around them do."""
-    points = []
-    for request, sizing in zip(requests, results, strict=True):
-        if isinstance(sizing, SizingResult) and sizing.rate_per_s > 0.0:
-            rate = sizing.rate_per_s / (1.0 - request.headroom)
-            points.append((request.capacity, rate, sizing.replicas))
-            if request.replicas > sizing.replicas:
-                retained_rate = _retained_rate(request, sizing.rate_per_s) / (1.0 - request.headroom)
-                points.append((request.capacity, retained_rate, sizing.scale_down_replicas))
-    new_points = [
-        (capacity, rate, replicas)
-        for capacity, rate, replicas in points
-        if capacity.replica_cache.lookup(rate) != replicas
-    ]
-    if not new_points:
-        return
-    rows = np.repeat(np.arange(len(new_points)), len(_PROBES))
-    nearby_rates = np.array([rate for _, rate, _ in new_points])[rows] * np.tile(_PROBES, len(new_points))
-    nearby_rates = np.minimum(nearby_rates, MAX_RATE_PER_S)
-    start = np.array([float(replicas) for _, _, replicas in new_points])[rows]
-    sizes = size_tiers(
-        stack_profiles([capacity.profile for capacity, _, _ in new_points]).select(rows), nearby_rates, start=start
-    ).replicas
-    for capacity, rate, replicas in new_points:
-        capacity.replica_cache.record(rate, replicas)
-    for row, rate, count in zip(rows.tolist(), nearby_rates.tolist(), sizes.tolist(), strict=True):
-        if math.isfinite(count):
-            new_points[row][0].replica_cache.record(rate, int(count))
-
-
-def cached_replicas(capacities: Sequence[TierCapacity], work: Floats, headroom: Floats, mask: Flags) -> Floats:
-    """Replicas for so much work (GPU-seconds per second) of each line, as `needs` has found them before; NaN where it
-    has not, or where not `some`. headroom: broadcast to work, whose elements are those of the lines in order."""
-    rate = work / np.array([capacity.request_gpu_s for capacity in capacities]).reshape(work.shape)
-    known = mask & (rate <= MAX_RATE_PER_S / 2)
-    replicas = np.where(known, 0.0, np.nan)
-    indices = np.flatnonzero(known & (rate > 0.0))
-    rates_with_headroom = (rate / (1.0 - headroom)).ravel()[indices].tolist()
-    counts = [
-        capacities[n].replica_cache.lookup(one) for n, one in zip(indices.tolist(), rates_with_headroom, strict=True)
-    ]
-    replicas.flat[indices] = [math.nan if count is None else count for count in counts]
-    return replicas
-
-
-def _cached_counts(requests: Sequence[SizingRequest], rate: Floats) -> Floats:
-    """The fewest replicas for each rate, with the headroom in it, as far as the lines know; else NaN."""
-    counts = [request.capacity.replica_cache.lookup(one) for request, one in zip(requests, rate.tolist(), strict=True)]
-    return np.array([math.nan if count is None else count for count in counts])
-
-
 def _requested_work(request: SizingRequest) -> float:
     waiting_gpu_s = request.retry_gpu_s if request.ready else request.retry_gpu_s + request.backlog_gpu_s
     return request.forecast.work + waiting_gpu_s / max(request.forecast.horizon_s, 1.0)
@@ -287,16 +171,11 @@ def _requested_work(request: SizingRequest) -> float:
 def _retained_rate(request: SizingRequest, rate_per_s: float) -> float:
     """Return the rate, requests/s, for which ordered replicas are kept."""
     scheduled_rate = request.scheduled_gpu_s / max(request.forecast.horizon_s, 1.0) / request.capacity.request_gpu_s
-    return (rate_per_s + scheduled_rate) * _scale_down_margin(request.forecast)
+    forecast = request.forecast
+    return (rate_per_s + scheduled_rate) * scale_down_margin(forecast.work, forecast.level_error, forecast.memory_fill)
 
 
-def _scale_down_margin(forecast: Forecast) -> float:
-    return float(
-        scale_down_margin(*(np.array(part) for part in (forecast.work, forecast.level_error, forecast.memory_fill)))
-    )
-
-
-def scale_down_margin(work: Floats, error: Floats, memory: Floats) -> Floats:
+def scale_down_margin(work: float, error: float, memory: float) -> float:
     """What forecasts are multiplied with before a step down, so that chance does not take it back; 1 without work.
 
     error: of the level. memory: how full that of the level is, m. A level that is the mean of all that came since a
@@ -307,9 +186,8 @@ def scale_down_margin(work: Floats, error: Floats, memory: Floats) -> Floats:
     forgets is worth two. The line moves, too, by RELEASE_MARGIN while a memory fills, and a load that has stood for a
     time stands about as long again (Gott 1993).
     """
-    deviation = np.maximum(LEVEL_RISE_ERRORS * np.sqrt(1.0 + memory), RELEASE_ERRORS * memory) * error
-    with np.errstate(all="ignore"):  # where there is no work
-        return np.where(work > 0.0, 1.0 + np.maximum(RELEASE_MARGIN * memory, deviation / work), 1.0)
+    deviation = max(LEVEL_RISE_ERRORS * math.sqrt(1.0 + memory), RELEASE_ERRORS * memory) * error
+    return 1.0 + max(RELEASE_MARGIN * memory, deviation / work) if work > 0.0 else 1.0
 
 
 def _attainment(tiers: TierProfile, rate: Floats, replicas: Floats) -> Floats:

@@ -17,10 +17,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-
-from plimsoll.core.demand.batched_growth import GrowthTable
-from plimsoll.core.demand.batched_observe import Floats
 from plimsoll.core.demand.standby_value import CostBenefit, GrowthDistribution, standby_replicas
 
 MIN_LEVEL_WORK: Final = 1e-9  # GPU-seconds per second; below it, no standby replica pays off
@@ -37,19 +33,6 @@ class StandbyInput:
     replicas: int
     max_replicas: int
     gpus_per_replica: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class StandbyInputs:
-    """`StandbyInput` of many services with equally many tiers (two or more), as arrays of shape (services, tiers).
-    growth: row by row."""
-
-    growth: GrowthTable
-    work: Floats
-    replica_work: Floats
-    replicas: Floats
-    max_replicas: Floats
-    gpus_per_replica: Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,48 +106,6 @@ def joint_standby_replicas(tiers: Sequence[StandbyInput], miss_cost: float) -> l
         if net > best_net:
             best_net, best_counts = net, list(counts)
     return [count - tier.replicas for count, tier in zip(best_counts, tiers, strict=True)]
-
-
-def joint_standby_replicas_batch(inputs: StandbyInputs, miss_cost: Floats) -> Floats:
-    """Return `joint_standby_replicas` of each service, shape (services, tiers). miss_cost: per service."""
-    best_counts = inputs.replicas.copy()
-    rows = np.flatnonzero((inputs.work >= MIN_LEVEL_WORK).all(axis=1))
-    work, max_counts, counts = inputs.work[rows], inputs.max_replicas[rows], inputs.replicas[rows]
-    growth_per_replica, price = inputs.replica_work[rows] / work, np.maximum(inputs.gpus_per_replica[rows], 1.0)
-    value = miss_cost[rows] * (work * price).sum(axis=1)
-    horizon_s = inputs.growth.horizon_s.reshape(best_counts.shape)[rows]
-    first = rows * best_counts.shape[1]
-    slowest = first + horizon_s.argmax(axis=1)  # the tier with the longest start-up
-    base_growth = counts * growth_per_replica
-    carried_growth = base_growth.copy()
-    best_net, saving, cost = np.zeros((3, len(rows)))
-    active = np.arange(len(rows))
-    while True:
-        weakest, weakest_growth = carried_growth[active].argmin(axis=1), carried_growth[active].min(axis=1)
-        marginal_value, marginal_cost = (
-            value[active]
-            * inputs.growth.tail_and_integral(slowest[active], weakest_growth)[0]
-            * growth_per_replica[active, weakest],
-            price[active, weakest],
-        )
-        continues = (counts[active, weakest] < max_counts[active, weakest]) & (marginal_value > marginal_cost)
-        active, weakest, weakest_growth = active[continues], weakest[continues], weakest_growth[continues]
-        if not len(active):
-            return best_counts - inputs.replicas
-        distribution = first[active] + np.where(
-            base_growth[active] <= weakest_growth[:, None], horizon_s[active], -np.inf
-        ).argmax(axis=1)
-        saving_before = inputs.growth.tail_and_integral(distribution, weakest_growth)[1]
-        counts[active, weakest] += 1.0
-        carried_growth[active, weakest] = counts[active, weakest] * growth_per_replica[active, weakest]
-        cost[active] += price[active, weakest]
-        saving[active] += value[active] * (
-            inputs.growth.tail_and_integral(distribution, carried_growth[active].min(axis=1))[1] - saving_before
-        )
-        net = saving[active] - cost[active]
-        better = active[net > best_net[active]]
-        best_net[active] = np.maximum(best_net[active], net)
-        best_counts[rows[better]] = counts[better]
 
 
 def _slowest_growth(tiers: Sequence[StandbyInput]) -> GrowthDistribution:

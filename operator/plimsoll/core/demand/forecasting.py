@@ -15,8 +15,6 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-
 from plimsoll.core.demand import growth_stats, level_model, seasonality, uncertainty
 from plimsoll.core.demand.demand_state import DemandState
 from plimsoll.core.demand.standby_value import MISS_COST, own_history_share
@@ -121,19 +119,13 @@ def _parts(
     bounded = max(predicted, growth_stats.growth_bound(state.closed_growth, estimate.level, factor))
     burst = min(predicted * (factor - 1.0), bounded - predicted)
     share = quantile if slo_share is None else slo_share
-    level_inputs = (
-        estimate.level,
-        estimate.error,
-        uncertainty.quantile_deviate(quantile),
-        uncertainty.quantile_deviate(share),
-        miss_cost,
-    )
+    deviates, slo_deviates = uncertainty.quantile_deviate(quantile), uncertainty.quantile_deviate(share)
     return (
         estimate.level,
         trend,
         shape,
         burst,
-        float(uncertainty.counted_uncertainty(*(np.array(one) for one in level_inputs))),
+        uncertainty.counted_uncertainty(estimate.level, estimate.error, deviates, slo_deviates, miss_cost),
     )
 
 

@@ -21,7 +21,6 @@ allows. Equivalently, a replica is kept if load fills it at least once in sloMis
 from __future__ import annotations
 
 import math
-from array import array
 from bisect import bisect_left
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -39,8 +38,7 @@ class GrowthDistribution:
     """Probability that work grows past each factor within the horizon (seconds).
 
     own_history_share: as in `Forecast`. cumulative_integrals: derived; the integral of the probability from 0 to 1 and
-    from 0 to each factor. packed: derived; the probability of growth past 1 and past each factor, then
-    cumulative_integrals, as doubles.
+    from 0 to each factor.
     """
 
     horizon_s: float
@@ -48,7 +46,6 @@ class GrowthDistribution:
     exceedance: tuple[float, ...]
     own_history_share: float
     cumulative_integrals: tuple[float, ...] = field(init=False, repr=False, compare=False)
-    packed: bytes = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         sums, at, share = [1.0], 1.0, 1.0
@@ -56,7 +53,6 @@ class GrowthDistribution:
             sums.append(sums[-1] + 0.5 * (share + next_share) * (next_at - at))
             at, share = next_at, next_share
         object.__setattr__(self, "cumulative_integrals", tuple(sums))
-        object.__setattr__(self, "packed", array("d", (1.0, *self.exceedance, *sums)).tobytes())
 
     def between(self, low: float, high: float) -> float:
         """Integral of the exceedance probability over growth factors from `low` to `high`.

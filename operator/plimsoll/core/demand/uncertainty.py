@@ -13,15 +13,15 @@ deviate counts. Halfway to the control's upper clamp all of it counts, so that t
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from functools import lru_cache
 from statistics import NormalDist
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from plimsoll.core.demand import risk_control
-
-Floats = NDArray[np.float64]
 
 MAX_LEVEL_SHARE: Final = 0.1  # of the level; a level that is seconds old is known better before a new replica is ready
 _NORMAL: Final = NormalDist()
@@ -34,36 +34,33 @@ _DEVIATE_GRID: Final = np.linspace(0.0, 5.0, 501)[::-1]
 _UNIT_LOSS: Final = np.array([_NORMAL.pdf(z) - z * (1.0 - _NORMAL.cdf(z)) for z in _DEVIATE_GRID.tolist()])  # G, rising
 
 
+@lru_cache(256)  # few services differ in it
 def quantile_deviate(quantile: float) -> float:
     """Standard errors above the level at which the quantile lies, 0 or more."""
     return max(0.0, _NORMAL.inv_cdf(quantile))
 
 
-def counted_uncertainty(
-    level: Floats, error: Floats, deviates: Floats, slo_deviates: Floats, miss_cost: Floats
-) -> Floats:
+def counted_uncertainty(level: float, error: float, deviates: float, slo_deviates: float, miss_cost: float) -> float:
     """Uncertainty to size for, GPU-seconds per second.
 
     level, error: of the load and its standard error, same unit. deviates: normal deviate of the quantile. slo_deviates:
     that of the SLO share. miss_cost: cost of one missed GPU-second of this tier, in GPU-seconds of its replicas;
-    infinite where it has no price. Arrays of one shape.
+    infinite where it has no price.
     """
-    miss_value = np.multiply(error, miss_cost, out=np.zeros_like(error, dtype=np.float64), where=error > 0.0)
-    with np.errstate(divide="ignore"):  # an error of 0 divides by 0; the result is 0
-        paying_deviates = np.interp(1.0 / miss_value, _UNIT_LOSS, _DEVIATE_GRID)
-    fade = np.clip(
-        (deviates - slo_deviates) / np.maximum(_PRICE_FADE_SHARE * (_MAX_DEVIATE - slo_deviates), _MIN_FADE_DEVIATES),
-        0.0,
-        1.0,
-    )
-    used_deviates = np.minimum(deviates, paying_deviates) + fade * np.maximum(0.0, deviates - paying_deviates)
-    return np.asarray(np.minimum(MAX_LEVEL_SHARE * level, used_deviates * error))
+    if not error > 0.0:
+        return 0.0
+    miss_value = error * miss_cost
+    paying_deviates = float(np.interp(1.0 / miss_value if miss_value else math.inf, _UNIT_LOSS, _DEVIATE_GRID))
+    way = max(_PRICE_FADE_SHARE * (_MAX_DEVIATE - slo_deviates), _MIN_FADE_DEVIATES)
+    fade = min(max((deviates - slo_deviates) / way, 0.0), 1.0)
+    used_deviates = min(deviates, paying_deviates) + fade * max(0.0, deviates - paying_deviates)
+    return min(MAX_LEVEL_SHARE * level, used_deviates * error)
 
 
-def tier_miss_costs(miss_cost: Floats, request_gpu_s: Floats) -> Floats:
-    """Cost of a missed GPU-second in each tier; a request missed in one tier is missed as a whole.
+def tier_miss_cost(miss_cost: float, request_gpu_s: Mapping[str, float], tier: str) -> float:
+    """Cost of a missed GPU-second in a tier; a request missed in one tier is missed as a whole.
 
-    miss_cost: cost of a missed request by service, in multiples of all GPU-seconds that it takes. request_gpu_s:
-    GPU-seconds that it takes in each tier, all GPUs of a replica counted; shape (services, tiers), as the result.
+    miss_cost: cost of a missed request, in multiples of all GPU-seconds that it takes. request_gpu_s: GPU-seconds that
+    it takes in each tier, all GPUs of a replica counted.
     """
-    return np.asarray(miss_cost[:, None] * request_gpu_s.sum(axis=1, keepdims=True) / request_gpu_s)
+    return miss_cost * sum(request_gpu_s.values()) / request_gpu_s[tier]

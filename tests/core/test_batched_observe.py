@@ -1,4 +1,4 @@
-"""A fleet's forecasts in one pass are those of its tiers one by one, to the last bit."""
+"""Samples of a fleet in one pass leave the states that they leave one by one, to the last bit."""
 
 from __future__ import annotations
 
@@ -11,14 +11,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from plimsoll.core.demand import growth_stats
-from plimsoll.core.demand.batched_forecast import GrowthCache, forecast_all
-from plimsoll.core.demand.batched_growth import GrowthTable
 from plimsoll.core.demand.batched_observe import MAX_CLOSED_PER_PASS, MAX_CLOSING_PASSES, SEQUENTIAL_TIERS, observe_all
 from plimsoll.core.demand.demand_state import DemandState, observe
-from plimsoll.core.demand.forecasting import Forecast, forecast
-from plimsoll.core.demand.growth_prior import GROWTH_FACTORS
 from plimsoll.core.demand.serialization import to_dict
-from plimsoll.core.demand.standby_value import GrowthDistribution, growth_distribution, standby_pays_off
 from plimsoll.core.types import Unavailable
 
 TIERS = 3 * SEQUENTIAL_TIERS
@@ -70,28 +65,6 @@ def test_observe_all_equals_single_observe(seed: int, tick_s: float) -> None:
         works, rates = sample_load(rng, means, second)
         many, single = observe_all(many, now_s, works, rates), one_by_one(single, now_s, works, rates)
     assert [to_dict(state) for state in many] == [to_dict(state) for state in single]
-
-
-@given(st.integers(0, 2**32 - 1))
-@settings(max_examples=2)
-def test_batched_forecast_equals_single_forecast(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    means, chances = rng.uniform(0.2, 40.0, TIERS), [GrowthCache() for _ in range(TIERS)]
-    horizons, quantiles = rng.choice([5.0, 90.0, 1000.0], TIERS).tolist(), rng.choice([0.6, 0.95], TIERS).tolist()
-    costs, shares = rng.choice([0.0, 25.0, 300.0], TIERS), rng.choice([0.5, 0.95, 0.999], TIERS).tolist()
-    states, now_s = [DemandState()] * TIERS, 1.8e9
-    for second in range(300):
-        now_s += 0.9 if second < 290 else 100.0
-        states = observe_all(states, now_s, *sample_load(rng, means, second))
-        asked_s = now_s + second % 3
-        found = forecast_all(states, asked_s, horizons, quantiles, chances, shares, costs)
-        for n in range(second % 7, TIERS, 7):
-            expected = forecast(states[n], asked_s, horizons[n], quantiles[n], shares[n], float(costs[n]))
-            if isinstance(expected, Forecast):
-                assert [column[n] for column in found] == [getattr(expected, name) for name in found._fields]
-                assert chances[n].distribution(states[n], horizons[n]) == growth_distribution(states[n], horizons[n])
-            else:
-                assert math.isnan(found.work[n])
 
 
 def closed(before: list[DemandState], after: list[DemandState]) -> list[int]:
@@ -157,38 +130,6 @@ def test_observe_all_half_hour_ends_with_staggered_minute() -> None:
         tiers,
     ]
     assert {state.season.bin_index for state in second} == {1}
-
-
-growths = st.one_of(st.sampled_from((0.0, 1.0, *GROWTH_FACTORS, 40.0, math.inf)), st.floats(0.0, 12.0))
-growth_odds_of = st.builds(
-    lambda shares, horizon_s: GrowthDistribution(horizon_s, GROWTH_FACTORS, tuple(sorted(shares, reverse=True)), 0.0),
-    st.lists(st.floats(0.0, 1.0), min_size=len(GROWTH_FACTORS), max_size=len(GROWTH_FACTORS)),
-    st.sampled_from([60.0, 90.0]),
-)
-
-
-@given(st.lists(st.tuples(growth_odds_of, growths), min_size=1, max_size=20))
-def test_growth_table_past_equals_single_odds(asked: list[tuple[GrowthDistribution, float]]) -> None:
-    every = list(reversed(range(len(asked))))  # rows may be asked in any order
-    table = GrowthTable([one for one, _ in asked])
-    chance, integral = table.tail_and_integral(np.array(every), np.array([asked[n][1] for n in every]))
-    expected = [asked[n][0].tail_and_integral(asked[n][1]) for n in every]
-    assert list(zip(chance.tolist(), integral.tolist(), strict=True)) == expected
-
-
-@given(
-    st.lists(
-        st.tuples(growth_odds_of, st.floats(0.0, 9.0), st.floats(0.1, 3.0), st.integers(0, 9)), min_size=1, max_size=9
-    ),
-    st.floats(0.0, 60.0),
-)
-def test_growth_table_is_worth_equals_single_result(
-    asked: list[tuple[GrowthDistribution, float, float, int]], miss_cost: float
-) -> None:
-    table = GrowthTable([one for one, _, _, _ in asked])
-    work, replica_work, replicas = (np.array([float(one[place]) for one in asked]) for place in (1, 2, 3))
-    found = table.standby_pays_off(np.arange(len(asked)), work, replica_work, replicas, np.full(len(asked), miss_cost))
-    assert found.tolist() == [standby_pays_off(*one, miss_cost) for one in asked]
 
 
 def test_observe_all_merges_states_of_different_times() -> None:
