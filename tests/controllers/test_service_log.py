@@ -18,9 +18,11 @@ PACKAGE = Path(plimsoll.__file__).parent
 MODULES = [path for layer in ("controllers", "adapters") for path in sorted((PACKAGE / layer).rglob("*.py"))]
 # Lines about the process, a gateway or a namespace.
 WITHOUT_SERVICE = {
+    "admission review without an answer",
     "another release manages a namespace; its services are left alone",
     "cannot hold the lease of a namespace",
     "cannot read the list of namespaces with services",
+    "cannot read the webhook's certificate",
     "cannot record a namespace with services",
     "cannot renew the lease of a namespace",
     "took over a namespace",
@@ -38,6 +40,7 @@ WITHOUT_SERVICE = {
     "operator stopped",
     "stop requested",
     "watch failed; listing again",
+    "webhook certificate loaded",
 }
 
 
