@@ -240,8 +240,10 @@ def build_catalog(
     inference_services: Iterable[Object], pods: Iterable[Object], admissions: Iterable[Object] = ()
 ) -> ServiceCatalog:
     """Returns the catalog of these objects, without services that are being deleted."""
-    kinds = (inference_services, pods, admissions)
-    return CatalogBuilder().update(*({_key(obj): obj for obj in kind} for kind in kinds))
+    kinds = ((inference_services, labels.KIND), (pods, "Pod"), (admissions, labels.ADMISSION_KIND))
+    return CatalogBuilder().update(
+        *({key: obj for obj in objects if (key := _read(_key, kind, obj)) is not None} for objects, kind in kinds)
+    )
 
 
 def _mark_routable(service: ServiceEntry, healthy_addresses: Collection[str]) -> ServiceEntry:
