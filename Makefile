@@ -1,7 +1,7 @@
 # Every verb sets up what it needs, prints the seconds of each step, and shows a log only when a step fails.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup lock demo demo-engines demo-fleet demo-down test check generate verify cluster cluster-down images e2e bench
+.PHONY: help setup lock demo demo-engines demo-fleet demo-down test check generate verify cluster cluster-down images e2e e2e-all bench
 
 VENV := .venv
 PYTHON := $(VENV)/bin/python
@@ -76,9 +76,13 @@ demo-fleet: setup images ## Only the run on a fleet of light engines: ten minute
 
 demo-down: cluster-down ## Remove what the demo made
 
-e2e: images $(VENV)/.clients ## Scenarios on the cluster
+e2e: images $(VENV)/.clients ## Scenarios on the cluster, those that a change can affect most
 	@$(STAGE) -v cuda-lines python3 -m e2e.cluster cuda-lines
-	@$(STAGE) -v e2e $(PYTHON) -m pytest --durations=20 e2e -m cluster
+	@$(STAGE) -v e2e $(PYTHON) -m pytest --durations=20 --quiet-seconds=120 e2e -m "cluster and not extended"
+
+e2e-all: images $(VENV)/.clients ## All scenarios on the cluster
+	@$(STAGE) -v cuda-lines python3 -m e2e.cluster cuda-lines
+	@$(STAGE) -v e2e $(PYTHON) -m pytest --durations=40 e2e -m cluster
 
 bench: setup images ## Measure: added latency, operator at rest, pod start
 	@$(STAGE) -v bench $(PYTHON) -m bench

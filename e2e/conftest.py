@@ -59,6 +59,8 @@ LAST_SCENARIOS = (
 )
 LAST_SCENARIOS += ("lagging_signals", "multiple_gateways", "operator_restarts", "webhook", "upgrade", "uninstall")
 
+EXTENDED_SCENARIOS = ("drift", "lagging_signals", "second_release", "webhook")  # only `make e2e-all` runs them
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
@@ -72,6 +74,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         item.add_marker(pytest.mark.cluster)
         item.add_marker(pytest.mark.timeout(TIMEOUT_S))
+        if item.path.stem.removeprefix("test_") in EXTENDED_SCENARIOS:
+            item.add_marker(pytest.mark.extended)
     items.sort(key=_order)
 
 
