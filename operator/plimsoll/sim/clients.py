@@ -64,7 +64,7 @@ class RetryingClients:
             self._retry_after_s(advice),
             self._honours_retry_after(attempt),
         )
-        if attempt.attempt == 1 and advice is not None and attempt.retry_after_s is not None:
+        if attempt.attempt == 1 and advice is not None and advice.retryable:
             attempt.reservation_s = advice.eta_s
 
     def retry_delay_s(self, attempt: Attempt, advice: RetryAdvice | None) -> float | None:
