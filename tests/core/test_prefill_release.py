@@ -40,16 +40,6 @@ def test_overestimated_prompt_is_given_back_at_its_end() -> None:
     assert outcomes[0] == outcomes[1] == [AdmissionOutcome.ADMITTED] * 50
 
 
-def test_first_token_before_booked_end_releases_share() -> None:
-    """It ends after its booked prefill, but its first token came long before that."""
-    door = gate()
-    submit(door, "image", 0.0, OVERESTIMATED)
-    booked_s = replica_of(door).prefill_free_s
-    turn_s = replica_of(door).prefill_tat_s
-    door.complete("image", booked_s + 0.1, 100, booked_s / 10)
-    assert replica_of(door).prefill_tat_s == pytest.approx(turn_s / 10, rel=0.05)
-
-
 def test_first_token_shows_that_prompts_ahead_are_computed() -> None:
     """The image still streams its answer; a text behind it had its first token."""
     door = gate()

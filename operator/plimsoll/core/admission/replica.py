@@ -39,7 +39,7 @@ class RunningRequest:
     - `utilization`, `ttft_residual_s`: the replica's at admission.
     - `prefilled_at_s`: predicted end of its prefill.
     - `stall_s`, `prefill_turn_s`, `scaled_stall_s`: what it added to the replica's `prefill_free_s`, `prefill_tat_s`
-      and `stall_total_s`; `booked_share` is what is left of it after releases, from 1 to 0.
+      and `stall_total_s`, less what was released.
     - `start_step`, `stall_total_s`, `decode_integral`: the replica's values at admission.
     """
 
@@ -60,7 +60,6 @@ class RunningRequest:
     stall_s: float = 0.0
     prefill_turn_s: float = 0.0
     scaled_stall_s: float = 0.0
-    booked_share: float = 1.0
 
 
 class ReplicaState:
@@ -230,7 +229,7 @@ class ReplicaState:
         else:
             if output_tokens is not None:
                 self._update_step_time(running, output_tokens, ttft_s, now)
-            self._end_prefill(running, ttft_s, now)
+            self._end_prefill(running, now)
         if ttft_s is not None and running.remote_prefill is None:  # `PrefillQueue` tracks lateness of remote prefill
             self._ttft_residual.observe(
                 ttft_s - running.predicted_ttft_s + running.ttft_residual_s, running.utilization, now
@@ -238,14 +237,12 @@ class ReplicaState:
         self._update_derived()
         return running
 
-    def _end_prefill(self, removed: RunningRequest, ttft_s: float, now: float) -> None:
-        """Give back what was booked for its prompt and not needed: its first token came `ttft_s` after its admission.
+    def _end_prefill(self, removed: RunningRequest, now: float) -> None:
+        """Give back what is still booked for the prompt of a request that had its first token.
 
         An engine computes prompts in order, so those ahead of it are computed as well.
         """
-        booked_s = removed.booked_share * removed.cost.stall_s * self.step_time_ratio
-        unneeded = 1.0 - ttft_s / booked_s if 0.0 <= ttft_s < booked_s else 0.0
-        self._release_prefill(removed, max(unneeded, _share_ahead(removed, now)), now)
+        self._release_prefill(removed, _share_ahead(removed, now), now)
         if removed.remote_prefill is not None:
             return
         for other in self.running.values():
@@ -264,7 +261,6 @@ class ReplicaState:
             if other.stall_total_s >= released.stall_total_s:  # itself, if it still runs, or queued behind it
                 other.prefilled_at_s -= ahead_s
                 other.stall_total_s -= share * released.scaled_stall_s
-        released.booked_share *= 1.0 - share
         released.stall_s *= 1.0 - share
         released.prefill_turn_s *= 1.0 - share
         released.scaled_stall_s *= 1.0 - share
