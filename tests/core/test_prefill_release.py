@@ -40,49 +40,6 @@ def test_overestimated_prompt_is_given_back_at_its_end() -> None:
     assert outcomes[0] == outcomes[1] == [AdmissionOutcome.ADMITTED] * 50
 
 
-def test_first_token_shows_that_prompts_ahead_are_computed() -> None:
-    """The image still streams its answer; a text behind it had its first token."""
-    door = gate()
-    submit(door, "image", 0.0, OVERESTIMATED)
-    replica = replica_of(door)
-    door.pool.add(
-        AdmissionRequest("text", "chat", "t", 0.0, 1000, max_tokens=100),
-        0,
-        door.pool.place(
-            request := AdmissionRequest("text", "chat", "t", 0.0, 1000, max_tokens=100),
-            door.pool.estimate_cost(request), 0, 1.0, 1e9, 100.0,
-        )._replace(replica=replica),
-        0.0,
-    )  # fmt: skip
-    assert replica.prefill_free_s > 3.0
-    door.complete("text", 0.5, 100, 0.1)
-    assert replica.prefill_free_s == pytest.approx(0.5)
-    assert replica.running["image"].prefilled_at_s == pytest.approx(0.5)
-    free_s, total_s = replica.prefill_free_s, replica.stall_total_s
-    door.complete("image", 2.0, 100, 0.1)
-    assert replica.prefill_free_s == free_s
-    assert 0.0 <= replica.stall_total_s <= total_s
-
-
-def test_released_prompt_distorts_no_step_time() -> None:
-    """The step-time ratio of a request that ran meanwhile is that beside a prompt of the true length."""
-    doors = gate(), gate()
-    for door, prompt in zip(doors, (OVERESTIMATED, 1000), strict=True):
-        submit(door, "chat", 0.0)
-        submit(door, "image", 0.1, prompt) if prompt == 1000 else door.pool.add(
-            request := AdmissionRequest("image", "chat", "t", 0.1, prompt, max_tokens=100),
-            0,
-            door.pool.place(request, door.pool.estimate_cost(request), 0, 1.0, 1e9, 100.0)._replace(
-                replica=replica_of(door), first_token_s=0.1
-            ),
-            0.1,
-        )
-        door.complete("image", 1.0, 100, 0.05)
-        door.complete("chat", 3.0, 100, 0.05)
-    first, second = (replica_of(door).step_time_ratio for door in doors)
-    assert first == pytest.approx(second, abs=0.02)
-
-
 def test_accurate_prompts_release_nothing() -> None:
     door = gate()
     for n in range(10):

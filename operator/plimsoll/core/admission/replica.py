@@ -25,6 +25,7 @@ STEP_TIME_PRIOR_S: Final = 60.0  # weight of the model against measurements, in 
 STEP_TIME_RATIO_RANGE: Final = (0.5, 4.0)
 # How far prefill may run ahead of its share of steps: a fraction of a mean output's time in full steps ...
 PREFILL_BURST_SHARE: Final = 0.03
+OVERESTIMATE_RATIO: Final = 4.0  # of the booked prefill to the TTFT, beyond which the prompt was no such prompt
 MIN_BURST_STALLS: Final = 3.0  # ... but at least this many mean prefills
 MIN_RETRY_S: Final = 1e-3  # minimum time before a full replica is checked again
 _MIN_PREFILL_SHARE: Final = 0.05
@@ -202,8 +203,8 @@ class ReplicaState:
         """Remove a request that ended or was cancelled. Returns None if it is unknown.
 
         `output_tokens` are those of all its sequences, `ttft_s` is from its admission. If both are known, they update
-        the step-time ratio. Without a TTFT, the rest of its prefill is cancelled; with one, what its prompt did not
-        need is given back.
+        the step-time ratio. Without a TTFT, or with one that shows that its prompt was far smaller than estimated,
+        the rest of its booked prefill is given back.
         """
         running = self.running.pop(id, None)
         if running is None:
@@ -224,30 +225,16 @@ class ReplicaState:
             self.sequence_tokens = max(0.0, self.sequence_tokens - cost.sequence_tokens * running.batch_share)
             self.kv_mean_tokens = max(0.0, self.kv_mean_tokens - cost.kv_mean_tokens)
             self._amortised_s = max(0.0, self._amortised_s - running.step_s)
-        if ttft_s is None:
+        if ttft_s is None or cost.stall_s * self.step_time_ratio > OVERESTIMATE_RATIO * ttft_s:
             self._release_prefill(running, _share_ahead(running, now), now)
-        else:
-            if output_tokens is not None:
-                self._update_step_time(running, output_tokens, ttft_s, now)
-            self._end_prefill(running, now)
+        if ttft_s is not None and output_tokens is not None:
+            self._update_step_time(running, output_tokens, ttft_s, now)
         if ttft_s is not None and running.remote_prefill is None:  # `PrefillQueue` tracks lateness of remote prefill
             self._ttft_residual.observe(
                 ttft_s - running.predicted_ttft_s + running.ttft_residual_s, running.utilization, now
             )
         self._update_derived()
         return running
-
-    def _end_prefill(self, removed: RunningRequest, now: float) -> None:
-        """Give back what is still booked for the prompt of a request that had its first token.
-
-        An engine computes prompts in order, so those ahead of it are computed as well.
-        """
-        self._release_prefill(removed, _share_ahead(removed, now), now)
-        if removed.remote_prefill is not None:
-            return
-        for other in self.running.values():
-            if other.stall_total_s < removed.stall_total_s and other.remote_prefill is None:
-                self._release_prefill(other, _share_ahead(other, now), now)
 
     def _release_prefill(self, released: RunningRequest, share: float, now: float) -> None:
         """Release a share (0 to 1) of the prefill that a request booked, so that later requests start earlier."""
