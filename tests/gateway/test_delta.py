@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import pytest
 from envoy.service.discovery.v3.discovery_pb2 import DeltaDiscoveryRequest
 
+from plimsoll.gateway.envoy.ads_server import AdsServer
 from plimsoll.gateway.envoy.delta import AppliedEndpoints, DeltaStream
 from plimsoll.gateway.envoy.xds import CLUSTER_TYPE, ENDPOINTS_TYPE, SnapshotBuilder, XdsSnapshot
 from plimsoll.gateway.service_catalog import build_catalog
@@ -117,3 +120,9 @@ def test_repeated_subscription_is_sent_again() -> None:
     ask(stream, ENDPOINTS_TYPE, current, resource_names_subscribe=["team/chat"])
     (endpoints,) = stream.responses(current)
     assert names(endpoints) == ["team/chat"]
+
+
+def test_discovery_that_cannot_listen_ends_the_start(tmp_path: Path) -> None:
+    server = AdsServer(tmp_path / "missing" / "ads.sock", GATEWAY, lambda applied: None)
+    with pytest.raises(RuntimeError, match=r"cannot listen on .*ads\.sock"):
+        server.start()

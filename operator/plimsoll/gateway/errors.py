@@ -20,12 +20,13 @@ from random import Random
 import msgspec
 import orjson
 
+from plimsoll.core.admission.retry_reservations import (
+    MAX_RESERVATION_S,
+    MAX_RETRY_AFTER_S,
+    MAX_RETURN_S,
+    UNKNOWN_RETRY_RANGE_S,
+)
 from plimsoll.core.ports import NO_DEMAND_REASONS
-
-MAX_RETRY_AFTER = 60  # seconds; what every SDK honours
-MAX_RETRY_ETA = 120  # seconds; the client waits `MAX_RETRY_AFTER` first and then the rest
-MAX_RETURN = 3600  # seconds; no client is told to return later
-UNKNOWN_RETRY_AFTER = (10, 30)  # seconds; spread, so that clients do not all retry at once
 
 
 class RejectionReason(StrEnum):
@@ -100,7 +101,7 @@ class ErrorResponse(msgspec.Struct, frozen=True):
 
     @property
     def retry_after_s(self) -> float | None:
-        """The value of `Retry-After`, at most `MAX_RETRY_AFTER`. None if SDKs must not retry by themselves."""
+        """The value of `Retry-After`, at most `MAX_RETRY_AFTER_S`. None if SDKs must not retry by themselves."""
         value = self.headers.get("retry-after")
         return None if value is None or "x-should-retry" in self.headers else float(value)
 
@@ -120,7 +121,7 @@ def to_response(rejection: Rejection, random: Random) -> ErrorResponse:
     if retry_after is not None:
         headers["retry-after"] = str(retry_after)
         message += f" Try again in {retry_after} s."
-    if retry_after is None or retry_after > MAX_RETRY_AFTER or not rejection.retryable:
+    if retry_after is None or retry_after > MAX_RETRY_AFTER_S or not rejection.retryable:
         headers["x-should-retry"] = "false"  # SDKs do not wait that long; they would retry in a second
     error_type = "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error"
     error = {"message": message, "type": error_type, "param": rejection.param, "code": rejection.reason.value}
@@ -132,8 +133,8 @@ def _retry_after(status: int, rejection: Rejection, random: Random) -> int | Non
     eta_seconds = rejection.eta_seconds
     if status not in (429, 503) or (eta_seconds is None and not rejection.retryable):
         return None
-    if eta_seconds is not None and (eta_seconds > MAX_RETRY_ETA or not rejection.retryable):
-        has_known_time = rejection.reason in _KNOWN_TIMES and eta_seconds <= MAX_RETURN
+    if eta_seconds is not None and (eta_seconds > MAX_RESERVATION_S or not rejection.retryable):
+        has_known_time = rejection.reason in _KNOWN_TIMES and eta_seconds <= MAX_RETURN_S
         return max(1, math.ceil(eta_seconds)) if has_known_time else None
     return bounded_retry_after(eta_seconds, random)
 
@@ -141,8 +142,8 @@ def _retry_after(status: int, rejection: Rejection, random: Random) -> int | Non
 def bounded_retry_after(eta_seconds: float | None, random: Random) -> int:
     """Returns the seconds for `Retry-After`, 1 to 60. `eta_seconds` is the time until a retry can succeed, or None."""
     if eta_seconds is None:
-        return random.randint(*UNKNOWN_RETRY_AFTER)
-    return min(MAX_RETRY_AFTER, max(1, math.ceil(eta_seconds)))
+        return random.randint(*map(int, UNKNOWN_RETRY_RANGE_S))
+    return min(MAX_RETRY_AFTER_S, max(1, math.ceil(eta_seconds)))
 
 
 def to_header(response: ErrorResponse) -> str:

@@ -40,7 +40,7 @@ class RunningRequest:
     - `utilization`, `ttft_residual_s`: the replica's at admission.
     - `prefilled_at_s`: predicted end of its prefill.
     - `stall_s`, `prefill_turn_s`, `scaled_stall_s`: what it added to the replica's `prefill_free_s`, `prefill_tat_s`
-      and `stall_total_s`, less what was released.
+      and `stall_total_s`.
     - `start_step`, `stall_total_s`, `decode_integral`: the replica's values at admission.
     """
 
@@ -226,7 +226,7 @@ class ReplicaState:
             self.kv_mean_tokens = max(0.0, self.kv_mean_tokens - cost.kv_mean_tokens)
             self._amortised_s = max(0.0, self._amortised_s - running.step_s)
         if ttft_s is None or cost.stall_s * self.step_time_ratio > OVERESTIMATE_RATIO * ttft_s:
-            self._release_prefill(running, _share_ahead(running, now), now)
+            self._cancel_prefill(running, now)
         if ttft_s is not None and output_tokens is not None:
             self._update_step_time(running, output_tokens, ttft_s, now)
         if ttft_s is not None and running.remote_prefill is None:  # `PrefillQueue` tracks lateness of remote prefill
@@ -236,21 +236,19 @@ class ReplicaState:
         self._update_derived()
         return running
 
-    def _release_prefill(self, released: RunningRequest, share: float, now: float) -> None:
-        """Release a share (0 to 1) of the prefill that a request booked, so that later requests start earlier."""
-        if share <= 0.0:
+    def _cancel_prefill(self, removed: RunningRequest, now: float) -> None:
+        """Cancel the predicted rest of its prefill, so that later requests start earlier."""
+        remaining_s = min(removed.stall_s, removed.prefilled_at_s - now)
+        if remaining_s <= 0.0:
             return
-        ahead_s = min(share * released.stall_s, max(0.0, released.prefilled_at_s - now))
-        self.prefill_free_s -= ahead_s
-        self.prefill_tat_s -= share * released.prefill_turn_s
-        self.stall_total_s -= share * released.scaled_stall_s
+        fraction = remaining_s / removed.stall_s
+        self.prefill_free_s -= remaining_s
+        self.prefill_tat_s -= fraction * removed.prefill_turn_s
+        self.stall_total_s -= fraction * removed.scaled_stall_s
         for other in self.running.values():
-            if other.stall_total_s >= released.stall_total_s:  # itself, if it still runs, or queued behind it
-                other.prefilled_at_s -= ahead_s
-                other.stall_total_s -= share * released.scaled_stall_s
-        released.stall_s *= 1.0 - share
-        released.prefill_turn_s *= 1.0 - share
-        released.scaled_stall_s *= 1.0 - share
+            if other.stall_total_s >= removed.stall_total_s:  # queued behind it
+                other.prefilled_at_s -= remaining_s
+                other.stall_total_s -= fraction * removed.scaled_stall_s
 
     def _update_step_time(self, running: RunningRequest, output_tokens: int, ttft_s: float, now: float) -> None:
         """Update the step-time ratio from a request that has just ended and is already removed.
@@ -401,9 +399,3 @@ class ReplicaState:
             PREFILL_BURST_SHARE * cost_model.output_mean * self.min_step_budget_s, MIN_BURST_STALLS * cost_model.stall_s
         )
         self.max_prefill_ahead_s = burst_s * (math.sqrt(self.inverse_share) if self.inverse_share < math.inf else 1.0)
-
-
-def _share_ahead(running: RunningRequest, now: float) -> float:
-    """Returns the share of its booked prefill that is predicted to come after `now`, 0 to 1."""
-    ahead_s = running.prefilled_at_s - now
-    return 0.0 if ahead_s <= 0.0 or running.stall_s <= 0.0 else min(1.0, ahead_s / running.stall_s)

@@ -45,12 +45,15 @@ class AdsServer:
         self._loop = asyncio.new_event_loop()
         self._stopped = asyncio.Event()
         self._started = threading.Event()
+        self._failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="ads", daemon=True)
 
     def start(self) -> None:
-        """Listen. Returns when Envoy can connect; until the first `publish` it gets nothing."""
+        """Listen. Returns when Envoy can connect; until the first `publish` it gets nothing. Raises RuntimeError."""
         self._thread.start()
         self._started.wait()
+        if self._failure is not None:
+            raise RuntimeError(f"the discovery service cannot listen on {self._socket}") from self._failure
 
     def publish(self, catalog: ServiceCatalog) -> None:
         """Deliver the resources of this catalog from now on. Returns at once."""
@@ -64,6 +67,9 @@ class AdsServer:
     def _run(self) -> None:
         try:
             self._loop.run_until_complete(self._serve())
+        except Exception as error:
+            self._failure = error
+            log.exception("the discovery service has ended")
         finally:
             self._started.set()
 
