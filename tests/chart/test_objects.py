@@ -60,6 +60,8 @@ def test_objects_have_labels_and_release_namespace() -> None:
         "ClusterRole",
         "ClusterRoleBinding",
         "ValidatingWebhookConfiguration",
+        "ValidatingAdmissionPolicy",
+        "ValidatingAdmissionPolicyBinding",
     )
     for o in render(EVERYTHING | {"commonLabels": {"team": "ml", COMPONENT: "mine"}}):
         labels = o["metadata"]["labels"]
@@ -102,7 +104,7 @@ def test_operator_config_reads_rendered_settings() -> None:
             "defaults": {
                 "args": ["--max-model-len", "4096"],
                 "env": [{"name": "A", "value": "b"}],
-                "resources": {"requests": {"cpu": 4}, "limits": {"memory": "8Gi"}},
+                "resources": {"requests": {"cpu": 4, "memory": "8Gi"}, "limits": {"memory": "8Gi"}},
             },
         },
         "metrics": {"from": [{"podSelector": {}}]},

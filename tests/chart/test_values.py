@@ -52,6 +52,12 @@ OTHER: dict[str, Any] = {
     "operator.env": [{"name": "OTHER", "value": "x"}],
     "webhook.namespaceSelector": {"matchLabels": {"other": "x"}},
     "webhook.certificate.caBundle": "-----BEGIN CERTIFICATE-----\nother",
+    "serviceLimits.namespaceSelector": {"matchLabels": {"other": "x"}},
+    "serviceLimits.volumeTypes": ["hostPath"],
+    **{
+        f"serviceLimits.{key}": ["other"]
+        for key in ("serviceAccounts", "priorityClasses", "runtimeClasses", "images")
+    },
     "gateway.envoy.image.digest": "sha256:" + "0" * 64,
     "gateway.envoy.image.pullPolicy": "Never",
     "gateway.picker.env": [{"name": "OTHER", "value": "x"}],
@@ -66,6 +72,7 @@ OTHER: dict[str, Any] = {
     "gateway.httpRoute.parentRefs": [{"name": "other"}],
     "gateway.httpRoute.hostnames": ["llm.example"],
     "gateway.httpRoute.timeouts": {"request": "9s"},
+    **{f"{part}.antiAffinity": "required" for part in ("operator", "gateway")},
     **{f"{part}.tolerations": [{"operator": "Exists"}] for part in ("operator", "gateway")},
     **{f"{part}.topologySpreadConstraints": [{"maxSkew": 1}] for part in ("operator", "gateway")},
 }

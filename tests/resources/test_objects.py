@@ -101,3 +101,15 @@ def test_revision_name_changes_only_with_user_pod_spec() -> None:
     assert name() == name(model={"uri": "file:///models/tiny", "name": "public"})
     assert name() != name(model={"uri": "file:///models/other"})
     assert name() != name(engine={"runtime": "simulated"})
+
+
+def test_revision_name_survives_new_fields_of_the_api() -> None:
+    """Another name would restart every engine of such a service at the upgrade of the operator."""
+    pod = {
+        "nodeSelector": {"a": "b"},
+        "affinity": {"nodeAffinity": {}},
+        "volumes": [{"name": "x", "emptyDir": {}}],
+    }
+    model = {"uri": "hf://a/b", "cache": {"sizeLimit": "1Gi"}}
+    service = parse(builders.service("chat", "a", tiers={"serve": {"gpus": 2, "pod": pod}}, model=model))
+    assert objects.revision_name(service, "serve") == "chat-serve-c688e7526d"
