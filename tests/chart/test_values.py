@@ -20,6 +20,7 @@ KEYS = docs.read(docs.VALUES.read_text())
 ROWS = docs.rows_of(KEYS)
 
 ENABLED_VALUES = (
+    "networkPolicy.egress.enabled",
     "metrics.podMonitor.enabled",
     "monitoring.prometheusRule.enabled",
     "monitoring.dashboard.enabled",
@@ -39,6 +40,10 @@ OTHER: dict[str, Any] = {
     "podSecurityContext": {"runAsUser": 1234},
     "securityContext": {"runAsUser": 1234},
     "networkPolicy.clients": [{"podSelector": {"matchLabels": {"other": "x"}}}],
+    "networkPolicy.egress.dns": [{"podSelector": {}}],
+    "networkPolicy.egress.apiServer": [{"podSelector": {}}],
+    "networkPolicy.egress.apiServerPorts": [16443],
+    **{f"networkPolicy.egress.{part}": [{"to": []}] for part in ("engines", "gateway", "operator")},
     "metrics.from": [{"podSelector": {}}],
     "metrics.podMonitor.interval": "7s",
     "monitoring.prometheusRule.docsUrl": "https://docs.example/",
