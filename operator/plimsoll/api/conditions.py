@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from plimsoll.api.message_text import shorten
+from plimsoll.engines.redaction import redact
 
 MAX_MESSAGE_CHARS = 1024  # characters; the API allows 32768, which is too long for a terminal
 
@@ -220,7 +221,7 @@ def merge(old: list[dict[str, Any]], new: tuple[Condition, ...], now: str) -> li
                 "type": condition.type.value,
                 "status": condition.status,
                 "reason": condition.reason.value,
-                "message": shorten(condition.message, MAX_MESSAGE_CHARS),
+                "message": shorten(redact(condition.message), MAX_MESSAGE_CHARS),
                 "lastTransitionTime": previous.get("lastTransitionTime", now) if is_status_unchanged else now,
             }
         )

@@ -13,6 +13,7 @@ from typing import Any
 
 from plimsoll.api import labels
 from plimsoll.api.message_text import shorten
+from plimsoll.engines.redaction import redact
 
 MAX_EVENT_MESSAGE_CHARS = 250  # one or two lines of a terminal; the API server's limit is 1024
 
@@ -130,7 +131,7 @@ class Event:
             },
             "type": "Normal" if self.reason in NORMAL_REASONS else "Warning",
             "reason": self.reason.value,
-            "message": shorten(self.message, MAX_EVENT_MESSAGE_CHARS),
+            "message": shorten(redact(self.message), MAX_EVENT_MESSAGE_CHARS),
             "source": {"component": "plimsoll"},
             "reportingComponent": "plimsoll.dev/operator",
             "reportingInstance": reporter,
