@@ -44,9 +44,7 @@ _SYSTEM = "plimsoll-system"
 
 # Rights that only these scenarios use: they may be unused in a run without them.
 ONLY_IN: dict[str, frozenset[Right]] = {
-    "scaling": frozenset(
-        {Right("operator", "patch", "deployments/scale.apps"), Right("operator", "patch", "pods")}
-    ),
+    "scaling": frozenset({Right("operator", "patch", "deployments/scale.apps"), Right("operator", "patch", "pods")}),
     "rolling_update": frozenset({Right("operator", "delete", "controllerrevisions.apps")}),
     "uninstall": frozenset({Right("operator", "delete", "leases.coordination.k8s.io", "plimsoll-release")}),
 }
@@ -57,7 +55,10 @@ UNTESTED: dict[Right, str] = {
     Right("operator", "create", "leases.coordination.k8s.io", namespace=_SYSTEM): "only if somebody deletes the lease",
     Right("operator", "delete", "networkpolicies.networking.k8s.io"): "only after networkPolicy.enabled becomes false",
     Right("operator", "delete", "inferenceserviceadmissions.plimsoll.dev"): "only if limits are no longer published",
-    **{Right("operator", "delete", kind): "only objects that an earlier release made, and this one not" for kind in OWNED},
+    **{
+        Right("operator", "delete", kind): "only objects that an earlier release made, and this one not"
+        for kind in OWNED
+    },
 }
 
 

@@ -1,7 +1,7 @@
 """Least privilege: every right of the chart's roles was used, by the audit log of the whole run.
 
-It comes last, after everything is uninstalled. The log of an earlier run on this cluster counts too, so it can run alone
-after one. A right that only scenarios outside of this run use is not expected.
+It comes last, after everything is uninstalled. The log of an earlier run on this cluster counts too, so it can run
+alone after one. A right that only scenarios outside of this run use is not expected.
 """
 
 from __future__ import annotations

@@ -19,7 +19,9 @@ _NAME: Final = (
     r"(?:[\w.-]*[_.-])?(?:token|password|passwd|secret|credentials?|(?:api|access|secret|private|auth)[_-]?key)"
 )
 _QUOTED: Final = r"\"(?:[^\"\\]|\\.)+\"|'(?:[^'\\]|\\.)+'"
-_NO_SECRET: Final = r"(?!['\"]?<|(?:None|null|True|False|true|false|\d+(?:\.\d+)?)(?![\w.-]))"  # `<s>` is a token of text
+_NO_SECRET: Final = (
+    r"(?!['\"]?<|(?:None|null|True|False|true|false|\d+(?:\.\d+)?)(?![\w.-]))"  # `<s>` is a token of text
+)
 _VALUES: Final = tuple(
     re.compile(pattern, re.IGNORECASE)
     for pattern in (

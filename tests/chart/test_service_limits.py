@@ -173,7 +173,9 @@ def test_limits_cover_managed_namespaces_only() -> None:
 
 
 def test_limits_can_be_off() -> None:
-    everything = {key: ["*"] for key in ("volumeTypes", "serviceAccounts", "priorityClasses", "runtimeClasses", "images")}
+    everything = {
+        key: ["*"] for key in ("volumeTypes", "serviceAccounts", "priorityClasses", "runtimeClasses", "images")
+    }
     for limits in ({"enabled": False}, {**everything, "ipcLock": True}):
         assert [o for o in render({"serviceLimits": limits}) if o["kind"] in (POLICY, BINDING)] == []
 

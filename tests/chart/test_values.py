@@ -59,10 +59,7 @@ OTHER: dict[str, Any] = {
     "webhook.certificate.caBundle": "-----BEGIN CERTIFICATE-----\nother",
     "serviceLimits.namespaceSelector": {"matchLabels": {"other": "x"}},
     "serviceLimits.volumeTypes": ["hostPath"],
-    **{
-        f"serviceLimits.{key}": ["other"]
-        for key in ("serviceAccounts", "priorityClasses", "runtimeClasses", "images")
-    },
+    **{f"serviceLimits.{key}": ["other"] for key in ("serviceAccounts", "priorityClasses", "runtimeClasses", "images")},
     "gateway.envoy.image.digest": "sha256:" + "0" * 64,
     "gateway.envoy.image.pullPolicy": "Never",
     "gateway.picker.env": [{"name": "OTHER", "value": "x"}],

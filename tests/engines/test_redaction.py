@@ -39,7 +39,9 @@ def test_redact_removes_values_of_secrets(text: str) -> None:
     assert redact(made) == made
 
 
-@pytest.mark.parametrize("token", [TOKEN, "sk-" + "a" * 40, "ghp_" + "b" * 36, "AKIA" + "C" * 16, "eyJhbGciOiJIUzI1.eyJzdWIiOiIx.x-y_z"])
+@pytest.mark.parametrize(
+    "token", [TOKEN, "sk-" + "a" * 40, "ghp_" + "b" * 36, "AKIA" + "C" * 16, "eyJhbGciOiJIUzI1.eyJzdWIiOiIx.x-y_z"]
+)
 def test_redact_removes_known_tokens_anywhere(token: str) -> None:
     assert redact(f"the hub refused {token}.") == "the hub refused ***."
 
@@ -68,7 +70,25 @@ def test_redact_keeps_host_and_user_can_find_the_flag() -> None:
     assert redact("--hf-token abc --seed 1") == "--hf-token *** --seed 1"
 
 
-PIECES = ["--hf-token", "api_key", "=", " ", "'", '"', ":", "[", "{", "x", "https://", "@", "/", "***", TOKEN, "Bearer ", "-"]
+PIECES = [
+    "--hf-token",
+    "api_key",
+    "=",
+    " ",
+    "'",
+    '"',
+    ":",
+    "[",
+    "{",
+    "x",
+    "https://",
+    "@",
+    "/",
+    "***",
+    TOKEN,
+    "Bearer ",
+    "-",
+]
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=12).map("".join))

@@ -65,6 +65,7 @@ class ConditionReason(StrEnum):
     IMAGE_UNAVAILABLE = "ImageUnavailable"
     CONFIG_ERROR = "ConfigError"
     ENGINE_FAILING = "EngineFailing"
+    POD_FAILED = "PodFailed"
     PODS_REJECTED = "PodsRejected"
     NAMESPACE_TERMINATING = "NamespaceTerminating"
     PROGRESSING = "Progressing"
@@ -118,6 +119,8 @@ REASON_MEANINGS: dict[ConditionReason, str] = {
     ConditionReason.IMAGE_UNAVAILABLE: "The engine image cannot be pulled. The message has the kubelet's reason.",
     ConditionReason.CONFIG_ERROR: "A Secret, ConfigMap, volume or claim is missing. The message has the kubelet's "
     "reason.",
+    ConditionReason.POD_FAILED: "The kubelet ended or refused a pod, such as by an eviction, and no ready pod replaces "
+    "it. The message has the kubelet's reason.",
     ConditionReason.ENGINE_FAILING: "An engine exited on its own. The message has its exit code and termination "
     "message.",
     ConditionReason.PODS_REJECTED: "The cluster rejects the pods (quota, pod security or admission webhook). The "
