@@ -30,7 +30,7 @@ PD_MANIFEST = make_manifest(
 SOLO_MANIFEST = make_manifest("solo", {"serve": {}})
 
 # What leaves the operator and the shared services alone comes before test_quiet, whose quiet time it is. What
-# changes or breaks things follows; what removes everything is the last.
+# changes or breaks things follows; then what removes everything, and what reads the audit log of the whole run.
 FIRST_SCENARIOS = (
     "manifests",
     "first_response",
@@ -57,7 +57,15 @@ LAST_SCENARIOS = (
     "admission",
     "disturbances",
 )
-LAST_SCENARIOS += ("lagging_signals", "multiple_gateways", "operator_restarts", "webhook", "upgrade", "uninstall")
+LAST_SCENARIOS += (
+    "lagging_signals",
+    "multiple_gateways",
+    "operator_restarts",
+    "webhook",
+    "upgrade",
+    "uninstall",
+    "rbac_use",
+)
 
 EXTENDED_SCENARIOS = ("drift", "lagging_signals", "second_release", "webhook")  # only `make e2e-all` runs them
 

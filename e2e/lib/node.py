@@ -18,6 +18,7 @@ from e2e.cluster.settings import NODE
 from e2e.lib.kube import Object
 
 AUDIT_LOG = "/var/log/kubernetes/audit.log"
+AUDIT_LOGS = "/var/log/kubernetes/audit*.log"  # with those that a rotation has put aside
 _COMPONENTS = "system:(node|kube-|apiserver|serviceaccount:kube-system)"
 WRITES = frozenset({"create", "update", "patch", "delete", "deletecollection"})
 
@@ -69,6 +70,7 @@ class ApiCall:
     namespace: str
     name: str
     code: int
+    group: str = ""  # of the API; "" for the core group
 
     def __str__(self) -> str:
         what = f"{self.verb} {self.resource} {self.namespace}/{self.name}"
@@ -97,6 +99,7 @@ def _call(event: dict[str, Any]) -> ApiCall:
         namespace=ref.get("namespace", ""),
         name=ref.get("name", ""),
         code=(event.get("responseStatus") or {}).get("code", 0),
+        group=ref.get("apiGroup", ""),
     )
 
 
@@ -104,3 +107,10 @@ def audit_writes(since: float) -> list[ApiCall]:
     """The writes to the API server since `since`, by anybody but the cluster's own components."""
     lines = on_node("sh", "-c", f"grep -hvE '{_COMPONENTS}' {AUDIT_LOG} || true").splitlines()
     return [call for call in parse_audit(lines) if call.at >= since and call.verb in WRITES]
+
+
+def audit_calls_of(namespace: str) -> list[ApiCall]:
+    """Every call, reads too, by the service accounts of one namespace, as long as the log reaches back."""
+    account = f"system:serviceaccount:{namespace}:"
+    lines = on_node("sh", "-c", f"grep -hF '{account}' {AUDIT_LOGS} || true").splitlines()
+    return [call for call in parse_audit(lines) if call.user.startswith(account)]

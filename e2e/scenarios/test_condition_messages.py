@@ -36,6 +36,27 @@ def test_missing_secret_reports_kubelet_message(service: Callable[[str], Service
     cluster.delete("inferenceservices", "gated", namespace=gated.namespace)
 
 
+def test_evicted_pod_reports_kubelet_message(service: Callable[[str], Service], cluster: Cluster) -> None:
+    """An engine that writes more than a volume's limit; its failed pod stays, and is not counted."""
+    full = service("full")
+    pod = {
+        "volumes": [{"name": "small", "emptyDir": {"sizeLimit": "1Mi"}}],
+        "volumeMounts": [{"name": "small", "mountPath": "/small"}],
+    }
+    cluster.apply(make_manifest("full", {"serve": {"pod": pod}}), namespace=full.namespace)
+    full.wait_condition("ServeReady", 420, status="True")
+    [engine] = full.ready_pods()
+    write = "open('/small/file', 'wb').write(bytes(8 << 20))"
+    cluster.kubectl("exec", "-n", full.namespace, engine, "-c", "engine", "--", "python3", "-c", write)
+    [event] = full.wait_events("PodFailed", 240)  # the kubelet measures volumes every minute or so
+    print(f"Event: {event['message']}")
+    assert "Evicted" in event["message"]
+    assert "small" in event["message"]
+    full.wait_condition("ServeReady", 420, status="True", reason="AllReplicasReady")
+    assert full.status()["tiers"]["serve"]["summary"] == "1/1"
+    cluster.delete("inferenceservices", "full", namespace=full.namespace)
+
+
 def test_missing_image_reports_kubelet_message(service: Callable[[str], Service], cluster: Cluster) -> None:
     lost = service("lost")
     cluster.apply(make_manifest("lost", {"serve": {}}, engine={"version": "no-such-tag"}), namespace=lost.namespace)

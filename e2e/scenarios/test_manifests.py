@@ -53,6 +53,11 @@ BAD = {
     "a reserved flag": (_set("spec", "engine", "args", value=["--port", "1"]), "spec.engine.args", "--port"),
     "a reserved variable": (_set("spec", "engine", "env", value=ROLE), "spec.engine.env", "PLIMSOLL_"),
     "a duration without unit": (_set("spec", "slo", "ttft", value="500"), "spec.slo.ttft", "500ms"),
+    "a volume of the node": (
+        _set(*DECODE, "pod", value={"volumes": [{"name": "data", "hostPath": {"path": "/"}}]}),
+        "spec.tiers.decode.pod.volumes",
+        "volume data (hostPath) is not of an allowed kind",
+    ),
     "a long name": (_set("metadata", "name", value="a" * 41), "metadata.name", "at most 40"),
 }
 

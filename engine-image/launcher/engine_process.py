@@ -3,8 +3,8 @@
 Problem: vLLM exits 0 when its engine core has died, and leaves grandchildren behind. (Orphans are reaped by the first
 process of the container, `start.sh`, which passes signals on to the launcher.)
 Idea: one SIGCHLD handler reaps every child there is; the engine's own end resolves a future. Its output goes through a
-thread that copies it line by line and shows each line to an observer, so that a blocked log reader stops no health
-check. The engine leads a process group: what is left of it is killed with it.
+thread that copies it line by line without secrets (vLLM logs its arguments) and shows each line to an observer, so that
+a blocked log reader stops no health check. The engine leads a process group: what is left of it is killed with it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO
+
+from launcher.redaction import redact
 
 LineObserver = Callable[[bytes], None]
 
@@ -87,7 +89,8 @@ def start_engine(command: Sequence[str], environment: Mapping[str, str], observe
 
 def _copy_log(source: IO[bytes], observe: LineObserver) -> None:
     with source:
-        for line in source:
+        for raw_line in source:
+            line = redact(raw_line.decode("latin-1")).encode("latin-1")  # every byte is a character
             with contextlib.suppress(OSError):  # nobody reads our log any more: the engine goes on
                 os.write(1, line)
             observe(line)

@@ -14,6 +14,7 @@ import importlib.metadata
 import json
 import logging
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -29,6 +30,7 @@ from launcher.failure_cause import FailureCause
 from launcher.health import EngineStatus, HealthServer
 from launcher.pod_state import PodState
 from launcher.prompts import PromptFactory
+from launcher.redaction import redact
 from launcher.settings import Settings, SettingsError, read
 from launcher.startup_phases import StartupPhases
 
@@ -253,6 +255,19 @@ class Launcher:
             Path(self._contract.paths["termination_message"]).write_text(message, encoding="utf-8")
 
 
+class _RedactingFormatter(logging.Formatter):
+    """Writes a record without secrets, such as those of the command line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return redact(super().format(record))
+
+
+def _configure_logging() -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_RedactingFormatter("(launcher) %(levelname)s %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+
+
 def _run_in_background(target: Callable[..., None], *arguments: Any) -> None:
     """Runs what may hang (a driver, a disk) where nobody waits for it, at the end of the process neither."""
     threading.Thread(target=target, args=arguments, name=target.__name__, daemon=True).start()
@@ -268,7 +283,7 @@ def _installed_version() -> str:
 def main() -> int:
     """Runs the engine that the environment describes; returns the exit code."""
     started = time.monotonic()
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="(launcher) %(levelname)s %(message)s")
+    _configure_logging()
     contract = load()
     try:
         settings = read(os.environ, contract)
@@ -278,6 +293,6 @@ def main() -> int:
         log.error("%s", error)
         return 2
     environment = command.engine_environment(os.environ, settings, contract)
-    log.info("starting: %s", " ".join(argv))
+    log.info("starting: %s", shlex.join(argv))
     info = engine_info.from_settings(settings, vllm_version)
     return asyncio.run(Launcher(settings, contract, info, started).run(argv, environment))

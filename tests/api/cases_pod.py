@@ -237,4 +237,33 @@ VOLUMES = [
     ),
 ]
 
-POD_CASES = [*METADATA, *NAMES, *TOLERATIONS, *PULL_SECRETS, *RESOURCES, *VOLUMES]
+
+def _spread(constraint: dict[str, Any], field: str, says: str, server: str = "") -> Case:
+    at = f"{POD}.topologySpreadConstraints[0]{field}"
+    return single_edit(f"{POD}.topologySpreadConstraints", [constraint], says, server, at=at)
+
+
+NODES = [
+    single_edit(
+        f"{POD}.topologySpreadConstraints", [{"topologyKey": "a"}] * 9, "must have at most 8 entries", "Too many"
+    ),
+    _spread({}, ".topologyKey", "is required", "Required value"),
+    _spread({"topologyKey": ""}, ".topologyKey", "must not be empty", "should be at least 1 chars long"),
+    _spread({"topologyKey": "a" * 318}, ".topologyKey", "must have at most 317 characters", "Too long"),
+    _spread({"topologyKey": "a", "maxSkew": 0}, ".maxSkew", "must be at least 1", "greater than or equal to 1"),
+    _spread(
+        {"topologyKey": "a", "whenUnsatisfiable": "Never"},
+        ".whenUnsatisfiable",
+        "must be 'DoNotSchedule' or 'ScheduleAnyway'",
+        "Unsupported value",
+    ),
+    *text_cases(
+        f"{POD}.sharedMemory",
+        32,
+        "must be a quantity above zero, such as 64Gi",
+        ("0", "-1Gi", "64GB", "much", ""),
+        may_be_empty=True,
+    ),
+]
+
+POD_CASES = [*NODES, *METADATA, *NAMES, *TOLERATIONS, *PULL_SECRETS, *RESOURCES, *VOLUMES]

@@ -234,6 +234,21 @@ VALID_EDITS: list[dict[str, Any]] = [
     {f"{POD}.runtimeClassName": "nvidia", f"{POD}.priorityClassName": "a.b-c", f"{POD}.schedulerName": "s1"},
     {f"{POD}.imagePullSecrets": [{"name": "a"}, {"name": "b"}]},
     {f"{POD}.affinity": {"nodeAffinity": {"anything": [{"goes": 1}]}}},
+    {f"{POD}.topologySpreadConstraints": []},
+    {
+        f"{POD}.topologySpreadConstraints": [
+            {"topologyKey": "a"},
+            {
+                "topologyKey": "k" * 317,
+                "maxSkew": 5,
+                "whenUnsatisfiable": "DoNotSchedule",
+                "minDomains": 3,
+                "labelSelector": {"matchLabels": {"a": "b"}},
+            },
+        ]
+    },
+    *[{f"{POD}.sharedMemory": size} for size in ("1", "16Gi", "0.5Ti")],
+    *[{f"{POD}.ipcLock": lock} for lock in (True, False)],
     {
         f"{POD}.resources": {
             "requests": {

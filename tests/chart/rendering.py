@@ -27,7 +27,7 @@ NAMESPACE = "plimsoll-system"
 # Everything that is off or absent by default, on: what a test needs to see the effect of the values below it.
 EVERYTHING: Object = {
     "operator": {"replicas": 2},
-    "networkPolicy": {"clients": [{"podSelector": {}}]},
+    "networkPolicy": {"clients": [{"podSelector": {}}], "egress": {"enabled": True}},
     "metrics": {"podMonitor": {"enabled": True}},
     "monitoring": {"prometheusRule": {"enabled": True}, "dashboard": {"enabled": True}},
     "webhook": {

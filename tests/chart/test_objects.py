@@ -7,6 +7,8 @@ import tomllib
 import pytest
 import yaml
 
+from plimsoll.api import labels
+from plimsoll.api.contract import engine_contract
 from plimsoll.resources.platform_config import PlatformConfig
 from tests.chart.rendering import (
     CHART,
@@ -17,6 +19,7 @@ from tests.chart.rendering import (
     Object,
     RenderError,
     find,
+    merged,
     notes,
     of_kind,
     render,
@@ -60,6 +63,8 @@ def test_objects_have_labels_and_release_namespace() -> None:
         "ClusterRole",
         "ClusterRoleBinding",
         "ValidatingWebhookConfiguration",
+        "ValidatingAdmissionPolicy",
+        "ValidatingAdmissionPolicyBinding",
     )
     for o in render(EVERYTHING | {"commonLabels": {"team": "ml", COMPONENT: "mine"}}):
         labels = o["metadata"]["labels"]
@@ -102,7 +107,7 @@ def test_operator_config_reads_rendered_settings() -> None:
             "defaults": {
                 "args": ["--max-model-len", "4096"],
                 "env": [{"name": "A", "value": "b"}],
-                "resources": {"requests": {"cpu": 4}, "limits": {"memory": "8Gi"}},
+                "resources": {"requests": {"cpu": 4, "memory": "8Gi"}, "limits": {"memory": "8Gi"}},
             },
         },
         "metrics": {"from": [{"podSelector": {}}]},
@@ -245,6 +250,70 @@ def test_network_policies_admit_named_peers() -> None:
     requests, picker = find(objects, "NetworkPolicy", "plimsoll-gateway")["spec"]["ingress"]
     assert requests["from"] == [front, selector("test")]
     assert picker["from"] == [selector("operator"), prometheus]
+
+
+EGRESS: Object = {"networkPolicy": {"egress": {"enabled": True}}}
+DNS_PORTS = [{"port": port, "protocol": protocol} for port in (53, 5353) for protocol in ("UDP", "TCP")]
+
+
+def tcp(*ports: int) -> list[Object]:
+    return [{"port": port, "protocol": "TCP"} for port in ports]
+
+
+def engines(namespaces: Object) -> list[Object]:
+    role = {"key": labels.ROLE, "operator": "Exists"}
+    return [{"namespaceSelector": namespaces, "podSelector": {"matchExpressions": [role]}}]
+
+
+def test_egress_of_operator_and_gateway_is_what_they_call() -> None:
+    objects, ports = render(EGRESS), engine_contract().ports
+    base = [{"ports": DNS_PORTS}, {"ports": tcp(443, 6443)}]
+    operator, gateway = (find(objects, "NetworkPolicy", f"plimsoll-{p}")["spec"] for p in ("operator", "gateway"))
+    assert operator["policyTypes"] == gateway["policyTypes"] == ["Ingress", "Egress"]
+    assert operator["egress"] == [
+        *base,
+        {"to": [selector("gateway")], "ports": tcp(8081)},
+        {"to": engines({}), "ports": tcp(ports["launcher"])},
+    ]
+    assert gateway["egress"] == [*base, {"to": engines({}), "ports": tcp(ports["api"])}]
+
+
+def test_egress_follows_watched_namespaces_and_peers() -> None:
+    peer = {"ipBlock": {"cidr": "10.0.0.10/32"}}
+    rule = {"to": [peer], "ports": tcp(9)}
+    more = {"dns": [peer], "apiServer": [peer], "apiServerPorts": [16443], "gateway": [rule], "operator": [rule]}
+    values = merged(merged(EGRESS, {"networkPolicy": {"egress": more}}), {"watchNamespaces": ["a"]})
+    objects = render(values)
+    managed = {"matchExpressions": [{"key": "kubernetes.io/metadata.name", "operator": "In", "values": ["a"]}]}
+    for part in ("operator", "gateway"):
+        dns, server, *others = find(objects, "NetworkPolicy", f"plimsoll-{part}")["spec"]["egress"]
+        assert dns == {"ports": DNS_PORTS, "to": [peer]}
+        assert server == {"ports": tcp(16443), "to": [peer]}
+        assert others[-1] == rule
+        assert others[-2]["to"] == engines(managed)
+
+
+@pytest.mark.parametrize(
+    ("url", "port"),
+    [
+        ("http://prometheus.monitoring:9090", 9090),
+        ("http://prometheus.monitoring", 80),
+        ("https://metrics.example/path", 443),
+        ("http://user:pass@host:9091/x", 9091),
+    ],
+)
+def test_egress_of_operator_has_port_of_prometheus(url: str, port: int) -> None:
+    objects = render(merged(EGRESS, {"monitoring": {"prometheus": {"url": url}}}))
+    assert find(objects, "NetworkPolicy", "plimsoll-operator")["spec"]["egress"][-1] == {"ports": tcp(port)}
+
+
+def test_egress_settings_reach_the_operator() -> None:
+    rule = {"to": [{"ipBlock": {"cidr": "10.0.0.10/32"}}]}
+    assert settings().network_policy.egress is None
+    egress = {"modelHub": False, "engines": [rule], "dns": [{"podSelector": {}}]}
+    got = settings(merged(EGRESS, {"networkPolicy": {"egress": egress}})).network_policy.egress
+    assert got is not None
+    assert (got.model_hub, got.rules, got.dns) == (False, (rule,), ({"podSelector": {}},))
 
 
 def test_network_policies_can_be_disabled() -> None:

@@ -185,6 +185,23 @@ def test_replica_count_controls_affinity_and_pdb(part: str) -> None:
 
 
 @pytest.mark.parametrize("part", ["operator", "gateway"])
+def test_production_values_survive_the_loss_of_a_node(part: str) -> None:
+    objects = render({}, "--values", str(ROOT / "charts/plimsoll/values-production.yaml"))
+    name, deployment = f"plimsoll-{part}", find(objects, "Deployment", f"plimsoll-{part}")
+    assert deployment["spec"]["replicas"] == 2
+    assert find(objects, "PodDisruptionBudget", name)["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+    spec = pod_specs(objects)[name]
+    (term,) = spec["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert term["labelSelector"] == deployment["spec"]["selector"]
+    assert term["topologyKey"] == "kubernetes.io/hostname"
+    assert term["matchLabelKeys"] == ["pod-template-hash"]  # else a rollout of two pods needs a third node
+    (zones,) = spec["topologySpreadConstraints"]
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert zones["labelSelector"]["matchLabels"].items() <= labels.items()
+    assert zones["whenUnsatisfiable"] == "ScheduleAnyway"
+
+
+@pytest.mark.parametrize("part", ["operator", "gateway"])
 def test_placement_values_are_passed_through(part: str) -> None:
     placement = {
         "nodeSelector": {"pool": "system"},

@@ -93,7 +93,7 @@ def test_rbac_grants_no_secrets_and_no_wildcards(values: Object) -> None:
 def test_rbac_bindings_reference_existing_roles() -> None:
     for objects in (render(), render({"watchNamespaces": ["team-a"]})):
         roles = {(o["kind"], o["metadata"].get("namespace"), o["metadata"]["name"]) for o in objects}
-        for binding in (o for o in objects if o["kind"].endswith("Binding")):
+        for binding in (o for o in objects if o["kind"].endswith("RoleBinding")):
             role = binding["roleRef"]
             assert (role["kind"], binding["metadata"].get("namespace"), role["name"]) in roles
 

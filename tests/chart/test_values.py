@@ -20,6 +20,7 @@ KEYS = docs.read(docs.VALUES.read_text())
 ROWS = docs.rows_of(KEYS)
 
 ENABLED_VALUES = (
+    "networkPolicy.egress.enabled",
     "metrics.podMonitor.enabled",
     "monitoring.prometheusRule.enabled",
     "monitoring.dashboard.enabled",
@@ -39,6 +40,10 @@ OTHER: dict[str, Any] = {
     "podSecurityContext": {"runAsUser": 1234},
     "securityContext": {"runAsUser": 1234},
     "networkPolicy.clients": [{"podSelector": {"matchLabels": {"other": "x"}}}],
+    "networkPolicy.egress.dns": [{"podSelector": {}}],
+    "networkPolicy.egress.apiServer": [{"podSelector": {}}],
+    "networkPolicy.egress.apiServerPorts": [16443],
+    **{f"networkPolicy.egress.{part}": [{"to": []}] for part in ("engines", "gateway", "operator")},
     "metrics.from": [{"podSelector": {}}],
     "metrics.podMonitor.interval": "7s",
     "monitoring.prometheusRule.docsUrl": "https://docs.example/",
@@ -52,6 +57,9 @@ OTHER: dict[str, Any] = {
     "operator.env": [{"name": "OTHER", "value": "x"}],
     "webhook.namespaceSelector": {"matchLabels": {"other": "x"}},
     "webhook.certificate.caBundle": "-----BEGIN CERTIFICATE-----\nother",
+    "serviceLimits.namespaceSelector": {"matchLabels": {"other": "x"}},
+    "serviceLimits.volumeTypes": ["hostPath"],
+    **{f"serviceLimits.{key}": ["other"] for key in ("serviceAccounts", "priorityClasses", "runtimeClasses", "images")},
     "gateway.envoy.image.digest": "sha256:" + "0" * 64,
     "gateway.envoy.image.pullPolicy": "Never",
     "gateway.picker.env": [{"name": "OTHER", "value": "x"}],
@@ -66,6 +74,7 @@ OTHER: dict[str, Any] = {
     "gateway.httpRoute.parentRefs": [{"name": "other"}],
     "gateway.httpRoute.hostnames": ["llm.example"],
     "gateway.httpRoute.timeouts": {"request": "9s"},
+    **{f"{part}.antiAffinity": "required" for part in ("operator", "gateway")},
     **{f"{part}.tolerations": [{"operator": "Exists"}] for part in ("operator", "gateway")},
     **{f"{part}.topologySpreadConstraints": [{"maxSkew": 1}] for part in ("operator", "gateway")},
 }

@@ -87,6 +87,7 @@ def waiting(reason: str) -> Object:
 UNSCHEDULABLE = {"conditions": [{"type": "PodScheduled", "status": "False", "message": QUOTE}]}
 CRASHED = {"containerStatuses": [{"ready": False, "state": {}, "lastState": {
     "terminated": {"reason": "Error", "exitCode": 137, "message": QUOTE}}}]}  # fmt: skip
+FAILED = {"phase": "Failed", "reason": "Evicted", "message": QUOTE}
 REJECTED = {"conditions": [{"type": "ReplicaFailure", "status": "True", "message": QUOTE}]}
 
 
@@ -131,7 +132,13 @@ def condition_events() -> Iterator[Event]:
         status_inputs(scaling_report=report(slow=slow_transfer())),
         *(
             status_inputs(tier_inputs("prefill", problem), tier_inputs("decode", problem), routable_endpoints=0)
-            for problem in (UNSCHEDULABLE, CRASHED, waiting("ErrImagePull"), waiting("CreateContainerConfigError"))
+            for problem in (
+                UNSCHEDULABLE,
+                CRASHED,
+                FAILED,
+                waiting("ErrImagePull"),
+                waiting("CreateContainerConfigError"),
+            )
         ),
         status_inputs(tier_inputs("decode", status=REJECTED), routable_endpoints=0),
     ]
@@ -276,6 +283,14 @@ def test_every_event_is_short_without_the_guard() -> None:
     too_long = {event.message: len(event.message) for event in events if len(event.message) > MAX_EVENT_MESSAGE_CHARS}
     assert too_long == {}
     assert {event.manifest(PARENT, "o", "t")["message"] for event in events} == {event.message for event in events}
+
+
+def test_event_and_condition_hold_no_secret() -> None:
+    words = "pod x: the engine terminated (Error, exit code 1): GET https://me:s3cr3t@hub/x --hf-token s3cr3t"
+    condition = conditions.Condition(conditions.ConditionType.SERVE_READY, False, ConditionReason.ENGINE_FAILING, words)
+    (stated,) = conditions.merge([], (condition,), "2026-01-01T00:00:00Z")
+    event = Event(EventReason.ENGINE_FAILING, words).manifest(PARENT, "x", "2026-01-01T00:00:00Z")
+    assert stated["message"] == event["message"] == words.replace("me:s3cr3t", "***").replace("s3cr3t", "***")
 
 
 def test_scale_event_of_usual_names_has_all_clauses() -> None:

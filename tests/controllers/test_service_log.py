@@ -44,6 +44,18 @@ WITHOUT_SERVICE = {
 }
 
 
+def test_log_line_holds_no_secret() -> None:
+    record = logging.LogRecord("plimsoll", logging.INFO, "", 0, "GET https://me:s3cr3t@hub/x failed", None, None)
+    record.__dict__ |= {"error": ValueError("api_key=s3cr3t"), "args_of": ["--hf-token s3cr3t", {"a": "token=s3cr3t"}]}
+    try:
+        raise RuntimeError("HF_TOKEN=s3cr3t")
+    except RuntimeError as error:
+        record.exc_info = (type(error), error, error.__traceback__)
+    line = JsonFormatter().format(record)
+    assert "s3cr3t" not in line
+    assert orjson.loads(line)["message"] == "GET https://***@hub/x failed"
+
+
 def _log_calls(path: Path) -> Iterator[ast.Call]:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):

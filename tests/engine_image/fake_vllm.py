@@ -54,6 +54,9 @@ def main() -> None:
     """Serves until SIGTERM, which is a clean end; `orphan` in the arguments leaves a child behind."""
     if "broken" in sys.argv:
         sys.exit(3)
+    if "--hf-token" in sys.argv:
+        token = sys.argv[sys.argv.index("--hf-token") + 1]
+        print(f"non-default args: {{'model': 'm', 'hf_token': '{token}'}}", flush=True)
     if "failing-core" in sys.argv:
         print("(EngineCore_DP0 pid=70) ERROR 11-26 03:00:00 [core.py:866] ValueError: no room for the KV cache")
         print("(APIServer pid=8) Traceback (most recent call last):")

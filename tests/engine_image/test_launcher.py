@@ -110,6 +110,14 @@ async def test_launcher_is_ready_after_warmup_and_exits_zero(tmp_path: Path) -> 
     assert (tmp_path / "state" / "stopping").exists()
 
 
+async def test_launcher_logs_no_secret_of_the_command_line(tmp_path: Path) -> None:
+    async with launched(tmp_path, "--hf-token", "s3cr3t", "--seed", "1") as launcher:
+        started = (await launcher.until("starting: .*")).group()
+        engine = (await launcher.until("non-default args.*")).group()
+    assert "--hf-token *** --seed 1" in started
+    assert engine == "non-default args: {'model': 'm', 'hf_token': ***}"
+
+
 async def test_launcher_serves_engine_info_and_self_benchmark(tmp_path: Path) -> None:
     config = {"model_type": "llama", "hidden_size": 64, "architectures": ["x"]}
     (tmp_path / "config.json").write_text(json.dumps(config))

@@ -28,9 +28,10 @@ def test_operator_and_engine_image_share_one_contract() -> None:
     assert engine_contract().ports["api"] == 8000
 
 
-def test_operator_and_engine_image_share_one_vllm_module() -> None:
-    source = ROOT / "operator" / "plimsoll" / "engines" / "vllm.py"
-    assert source.read_bytes() == (ROOT / "engine-image" / "launcher" / "vllm.py").read_bytes()
+@pytest.mark.parametrize("name", ["vllm.py", "redaction.py"])
+def test_operator_and_engine_image_share_module(name: str) -> None:
+    source = ROOT / "operator" / "plimsoll" / "engines" / name
+    assert source.read_bytes() == (ROOT / "engine-image" / "launcher" / name).read_bytes()
 
 
 def test_checkout_has_no_symbolic_link() -> None:

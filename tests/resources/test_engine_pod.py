@@ -12,6 +12,7 @@ from plimsoll.api.contract import engine_contract
 from plimsoll.api.v1alpha1 import parse
 from plimsoll.api.v1alpha1.pod_overrides import RESERVED_MOUNTS, RESERVED_VOLUMES
 from plimsoll.resources import engine_pod
+from plimsoll.resources.platform_config import EngineDefaults, PlatformConfig
 from tests import builders
 
 Object = dict[str, Any]
@@ -32,6 +33,11 @@ def environment(template: Object) -> dict[str, Any]:
 
 def tiers(**decode: Any) -> Object:
     return {"prefill": {}, "decode": decode}
+
+
+def with_defaults(defaults: EngineDefaults) -> PlatformConfig:
+    engine = builders.PLATFORM.engine.model_copy(update={"defaults": defaults})
+    return builders.PLATFORM.model_copy(update={"engine": engine})
 
 
 def test_pod_meets_restricted_standard() -> None:
@@ -67,6 +73,65 @@ def test_pod_uses_custom_gpu_resource_everywhere() -> None:
 def test_pod_user_resources_override_chart_by_key() -> None:
     made = rendered(tiers=tiers(gpus=0, pod={"resources": {"requests": {"cpu": "3"}}}))
     assert container(made)["resources"] == {"requests": {"cpu": "3", "memory": "1Gi"}, "limits": {"memory": "2Gi"}}
+
+
+def test_pod_default_request_is_at_most_the_users_limit() -> None:
+    defaults = EngineDefaults(resources={"requests": {"cpu": "2", "memory": "8Gi"}})
+    platform = with_defaults(defaults)
+    assert container(rendered(platform=platform))["resources"]["requests"] == {
+        "cpu": "2",
+        "memory": "8Gi",
+        "nvidia.com/gpu": "1",
+    }
+    limited = tiers(gpus=0, pod={"resources": {"limits": {"memory": "4Gi", "cpu": 3}}})
+    assert container(rendered(platform=platform, tiers=limited))["resources"] == {
+        "requests": {"cpu": "2", "memory": "4Gi"},
+        "limits": {"memory": "4Gi", "cpu": 3},
+    }
+
+
+def test_pod_spread_is_soft_and_over_zones_for_serve_only() -> None:
+    made = {
+        "serve": rendered("serve", tiers={"serve": {}}),
+        "prefill": rendered("prefill"),
+        "decode": rendered("decode"),
+    }
+    keys = {kind: [c["topologyKey"] for c in one["spec"]["topologySpreadConstraints"]] for kind, one in made.items()}
+    host = "kubernetes.io/hostname"
+    assert keys == {"serve": ["topology.kubernetes.io/zone", host], "prefill": [host], "decode": [host]}
+    for kind, one in made.items():
+        for constraint in one["spec"]["topologySpreadConstraints"]:
+            assert constraint["whenUnsatisfiable"] == "ScheduleAnyway"
+            wanted = constraint["labelSelector"]["matchLabels"]
+            assert wanted[labels.ROLE] == kind
+            assert wanted.items() <= one["metadata"]["labels"].items()
+
+
+def test_pod_spread_of_user_wins() -> None:
+    own = {"topologyKey": "rack", "whenUnsatisfiable": "DoNotSchedule", "minDomains": 2}
+    [made] = rendered(tiers=tiers(pod={"topologySpreadConstraints": [own]}))["spec"]["topologySpreadConstraints"]
+    assert made.items() >= {**own, "maxSkew": 1}.items()
+    assert made["labelSelector"]["matchLabels"][labels.ROLE] == "decode"
+    selector = {"matchLabels": {"a": "b"}}
+    [made] = rendered(tiers=tiers(pod={"topologySpreadConstraints": [{**own, "labelSelector": selector}]}))["spec"][
+        "topologySpreadConstraints"
+    ]
+    assert made["labelSelector"] == selector
+    assert "topologySpreadConstraints" not in rendered(tiers=tiers(pod={"topologySpreadConstraints": []}))["spec"]
+
+
+def test_pod_ipc_lock_is_added_only_if_asked_for() -> None:
+    assert container(rendered(tiers=tiers(pod={"ipcLock": True})))["securityContext"]["capabilities"] == {
+        "drop": ["ALL"],
+        "add": ["IPC_LOCK"],
+    }
+
+
+def test_pod_empty_dirs_have_size_limits() -> None:
+    made = rendered(tiers=tiers(pod={"sharedMemory": "32Gi"}), model={"uri": "hf://a/b"})
+    sizes = {v["name"]: v["emptyDir"]["sizeLimit"] for v in made["spec"]["volumes"] if "emptyDir" in v}
+    assert sizes.keys() == {"scratch", "home", "shm", "model-cache"}
+    assert sizes["shm"] == "32Gi"
 
 
 def test_pod_args_are_role_then_chart_then_user() -> None:

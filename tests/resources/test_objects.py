@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ipaddress
 from typing import Any
+
+import pytest
 
 from plimsoll.api import labels
 from plimsoll.api.contract import engine_contract
 from plimsoll.api.v1alpha1 import parse
 from plimsoll.cli.render import render_manifest
 from plimsoll.resources import objects
-from plimsoll.resources.platform_config import ScrapeSettings
+from plimsoll.resources.platform_config import EngineEgressSettings, NetworkPolicySettings, ScrapeSettings
 from tests import builders
 
 Object = dict[str, Any]
@@ -25,9 +28,9 @@ def everything() -> list[Object]:
     return render_manifest(PARENT, builders.PLATFORM)
 
 
-def policy(**settings: Any) -> Object:
+def policy(parent: Object = PARENT, **settings: Any) -> Object:
     platform = builders.PLATFORM.model_copy(update=settings)
-    (found,) = [o for o in render_manifest(PARENT, platform) if o["kind"] == "NetworkPolicy"]
+    (found,) = [o for o in render_manifest(parent, platform) if o["kind"] == "NetworkPolicy"]
     return found
 
 
@@ -78,6 +81,65 @@ def test_network_policy_scrapers_reach_only_launcher_port() -> None:
     assert not allowed(found, peer, engine_contract().ports["api"])
 
 
+def reaches(found: Object, address: str, port: int, protocol: str = "TCP") -> bool:
+    """Whether a policy's egress rules let a pod connect to an address that is no pod's."""
+    ip = ipaddress.ip_address(address)
+
+    def contains(block: Object) -> bool:
+        inside = ip in ipaddress.ip_network(block["cidr"])
+        return inside and not any(ip in ipaddress.ip_network(out) for out in block.get("except", ()))
+
+    return any(
+        ("ports" not in rule or {"protocol": protocol, "port": port} in rule["ports"])
+        and ("to" not in rule or any(contains(peer["ipBlock"]) for peer in rule["to"] if "ipBlock" in peer))
+        for rule in found["spec"]["egress"]
+    )
+
+
+def egress_policy(uri: str = "hf://a/b", **settings: Any) -> Object:
+    network = NetworkPolicySettings(egress=EngineEgressSettings.model_validate(settings))
+    return policy(builders.service(model={"uri": uri}), network_policy=network)
+
+
+def test_network_policy_leaves_egress_open_by_default() -> None:
+    assert policy()["spec"]["policyTypes"] == ["Ingress"]
+    assert "egress" not in policy()["spec"]
+
+
+@pytest.mark.parametrize("address", ["104.18.0.1", "2606:4700::1"])
+def test_egress_of_hub_model_reaches_public_https_only(address: str) -> None:
+    found = egress_policy()
+    assert found["spec"]["policyTypes"] == ["Ingress", "Egress"]
+    assert reaches(found, address, 443)
+    assert not reaches(found, address, 80)
+    assert not reaches(egress_policy(modelHub=False), address, 443)
+    assert not reaches(egress_policy("pvc://claim/model"), address, 443)
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["169.254.169.254", "10.0.0.1", "172.20.0.1", "192.168.1.1", "100.64.0.1", "fd00::1", "fd00:ec2::254", "fe80::1"],
+)
+@pytest.mark.parametrize("port", [80, 443, 6443])
+def test_egress_reaches_no_private_address(address: str, port: int) -> None:
+    assert not reaches(egress_policy(), address, port)
+
+
+@pytest.mark.parametrize("protocol", ["UDP", "TCP"])
+def test_egress_reaches_dns(protocol: str) -> None:
+    assert reaches(egress_policy(), "10.96.0.10", 53, protocol)
+    narrow = egress_policy(dns=[{"ipBlock": {"cidr": "10.96.0.10/32"}}])
+    assert reaches(narrow, "10.96.0.10", 53, protocol)
+    assert not reaches(narrow, "10.96.0.11", 53, protocol)
+
+
+def test_egress_reaches_own_engines_and_added_rules() -> None:
+    mirror = {"to": [{"ipBlock": {"cidr": "10.1.2.3/32"}}], "ports": [{"protocol": "TCP", "port": 8443}]}
+    found = egress_policy(rules=[mirror])
+    assert reaches(found, "10.1.2.3", 8443)
+    assert {"to": [{"podSelector": {"matchLabels": {labels.SERVICE: "chat"}}}]} in found["spec"]["egress"]
+
+
 def test_deployment_omits_replicas_owned_elsewhere() -> None:
     service = parse(PARENT)
     kept = objects.StoredTemplate("x", {})
@@ -101,3 +163,15 @@ def test_revision_name_changes_only_with_user_pod_spec() -> None:
     assert name() == name(model={"uri": "file:///models/tiny", "name": "public"})
     assert name() != name(model={"uri": "file:///models/other"})
     assert name() != name(engine={"runtime": "simulated"})
+
+
+def test_revision_name_survives_new_fields_of_the_api() -> None:
+    """Another name would restart every engine of such a service at the upgrade of the operator."""
+    pod = {
+        "nodeSelector": {"a": "b"},
+        "affinity": {"nodeAffinity": {}},
+        "volumes": [{"name": "x", "emptyDir": {}}],
+    }
+    model = {"uri": "hf://a/b", "cache": {"sizeLimit": "1Gi"}}
+    service = parse(builders.service("chat", "a", tiers={"serve": {"gpus": 2, "pod": pod}}, model=model))
+    assert objects.revision_name(service, "serve") == "chat-serve-c688e7526d"

@@ -84,6 +84,15 @@ affinity:
 {{- else if gt (int $part.replicas) 1 }}
 affinity:
   podAntiAffinity:
+    {{- if eq (default "preferred" $part.antiAffinity) "required" }}
+    requiredDuringSchedulingIgnoredDuringExecution:
+      - topologyKey: kubernetes.io/hostname
+        # Among the pods of one revision: a rollout needs no node of its own.
+        matchLabelKeys: [pod-template-hash]
+        labelSelector:
+          matchLabels:
+            {{- include "plimsoll.selector" . | nindent 12 }}
+    {{- else }}
     preferredDuringSchedulingIgnoredDuringExecution:
       - weight: 100
         podAffinityTerm:
@@ -91,6 +100,7 @@ affinity:
           labelSelector:
             matchLabels:
               {{- include "plimsoll.selector" . | nindent 14 }}
+    {{- end }}
 {{- end }}
 {{- with $part.topologySpreadConstraints }}
 topologySpreadConstraints:
@@ -99,6 +109,16 @@ topologySpreadConstraints:
 {{- with $part.priorityClassName }}
 priorityClassName: {{ . }}
 {{- end }}
+{{- end }}
+
+{{/* A label selector of the namespaces that the operator manages and that "selector" selects; empty for all. */}}
+{{- define "plimsoll.managedNamespaces" -}}
+{{- $selector := deepCopy (.selector | default dict) -}}
+{{- with .root.Values.watchNamespaces -}}
+{{- $managed := dict "key" "kubernetes.io/metadata.name" "operator" "In" "values" . -}}
+{{- $_ := set $selector "matchExpressions" (append ($selector.matchExpressions | default list) $managed) -}}
+{{- end -}}
+{{- with $selector }}{{ toYaml . }}{{ end -}}
 {{- end }}
 
 {{/* The values of the admission webhook, as YAML: `helm upgrade --reuse-values` from an earlier chart has none or a part. */}}

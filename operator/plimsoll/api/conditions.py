@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from plimsoll.api.message_text import shorten
+from plimsoll.engines.redaction import redact
 
 MAX_MESSAGE_CHARS = 1024  # characters; the API allows 32768, which is too long for a terminal
 
@@ -64,6 +65,7 @@ class ConditionReason(StrEnum):
     IMAGE_UNAVAILABLE = "ImageUnavailable"
     CONFIG_ERROR = "ConfigError"
     ENGINE_FAILING = "EngineFailing"
+    POD_FAILED = "PodFailed"
     PODS_REJECTED = "PodsRejected"
     NAMESPACE_TERMINATING = "NamespaceTerminating"
     PROGRESSING = "Progressing"
@@ -117,6 +119,8 @@ REASON_MEANINGS: dict[ConditionReason, str] = {
     ConditionReason.IMAGE_UNAVAILABLE: "The engine image cannot be pulled. The message has the kubelet's reason.",
     ConditionReason.CONFIG_ERROR: "A Secret, ConfigMap, volume or claim is missing. The message has the kubelet's "
     "reason.",
+    ConditionReason.POD_FAILED: "The kubelet ended or refused a pod, such as by an eviction, and no ready pod replaces "
+    "it. The message has the kubelet's reason.",
     ConditionReason.ENGINE_FAILING: "An engine exited on its own. The message has its exit code and termination "
     "message.",
     ConditionReason.PODS_REJECTED: "The cluster rejects the pods (quota, pod security or admission webhook). The "
@@ -220,7 +224,7 @@ def merge(old: list[dict[str, Any]], new: tuple[Condition, ...], now: str) -> li
                 "type": condition.type.value,
                 "status": condition.status,
                 "reason": condition.reason.value,
-                "message": shorten(condition.message, MAX_MESSAGE_CHARS),
+                "message": shorten(redact(condition.message), MAX_MESSAGE_CHARS),
                 "lastTransitionTime": previous.get("lastTransitionTime", now) if is_status_unchanged else now,
             }
         )

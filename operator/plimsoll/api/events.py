@@ -13,6 +13,7 @@ from typing import Any
 
 from plimsoll.api import labels
 from plimsoll.api.message_text import shorten
+from plimsoll.engines.redaction import redact
 
 MAX_EVENT_MESSAGE_CHARS = 250  # one or two lines of a terminal; the API server's limit is 1024
 
@@ -30,6 +31,7 @@ class EventReason(StrEnum):
     IMAGE_UNAVAILABLE = "ImageUnavailable"
     CONFIG_ERROR = "ConfigError"
     ENGINE_FAILING = "EngineFailing"
+    POD_FAILED = "PodFailed"
     PODS_REJECTED = "PodsRejected"
     INVALID_SPEC = "InvalidSpec"
     APPLY_REJECTED = "ApplyRejected"
@@ -61,6 +63,7 @@ EVENT_MEANINGS: dict[EventReason, str] = {
     EventReason.UNSCHEDULABLE: "A pod of a tier cannot be scheduled on any node.",
     EventReason.IMAGE_UNAVAILABLE: "The engine image of a tier cannot be pulled.",
     EventReason.CONFIG_ERROR: "A tier's pod refers to a Secret, ConfigMap, volume or claim that does not exist.",
+    EventReason.POD_FAILED: "The kubelet ended or refused a pod of a tier, such as by an eviction.",
     EventReason.ENGINE_FAILING: "An engine of a tier exited on its own.",
     EventReason.PODS_REJECTED: "The cluster rejects the pods of a tier.",
     EventReason.INVALID_SPEC: "The spec is invalid.",
@@ -130,7 +133,7 @@ class Event:
             },
             "type": "Normal" if self.reason in NORMAL_REASONS else "Warning",
             "reason": self.reason.value,
-            "message": shorten(self.message, MAX_EVENT_MESSAGE_CHARS),
+            "message": shorten(redact(self.message), MAX_EVENT_MESSAGE_CHARS),
             "source": {"component": "plimsoll"},
             "reportingComponent": "plimsoll.dev/operator",
             "reportingInstance": reporter,

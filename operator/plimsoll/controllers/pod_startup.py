@@ -39,12 +39,20 @@ def is_ready(pod: Object) -> bool:
     return _condition(pod, "Ready").get("status") == "True"
 
 
+def has_ended(pod: Object) -> bool:
+    """Whether the pod has ended for good, as after an eviction. Kubernetes may keep such a pod for long."""
+    return pod.get("status", {}).get("phase") in ("Failed", "Succeeded")
+
+
 def is_terminating(pod: Object) -> bool:
     """Whether the pod is being deleted or has ended for good."""
-    return bool(pod["metadata"].get("deletionTimestamp")) or pod.get("status", {}).get("phase") in (
-        "Failed",
-        "Succeeded",
-    )
+    return bool(pod["metadata"].get("deletionTimestamp")) or has_ended(pod)
+
+
+def ended_s(pod: Object) -> float:
+    """When a pod that has ended last changed, seconds since the epoch; its creation if it never ran."""
+    changes = [epoch_s(c.get("lastTransitionTime")) for c in pod.get("status", {}).get("conditions") or ()]
+    return max(filter(None, changes), default=created_s(pod))
 
 
 def created_s(pod: Object) -> float:

@@ -12,6 +12,8 @@ from typing import Any
 from plimsoll.api import labels
 from plimsoll.api.contract import engine_contract
 from plimsoll.api.v1alpha1 import EngineTier, InferenceService, ModelSource, RoleName
+from plimsoll.api.v1alpha1.pod_overrides import DEFAULT_SHARED_MEMORY
+from plimsoll.core import units
 from plimsoll.engines import vllm
 from plimsoll.resources import object_meta
 from plimsoll.resources.platform_config import EngineDefaults, PlatformConfig
@@ -23,7 +25,11 @@ ROLE_ARGS: dict[RoleName, tuple[str, ...]] = {
     "decode": (vllm.BLOCK_SIZE, str(vllm.DISAGGREGATED_BLOCK_TOKENS)),
     "serve": (),
 }
-SHM_SIZE = "8Gi"
+# Far above what an engine writes: a pod beyond its limit is evicted.
+SCRATCH_SIZE = "16Gi"  # temporary files
+HOME_SIZE = "32Gi"  # compiled kernels
+_HOST, _ZONE = "kubernetes.io/hostname", "topology.kubernetes.io/zone"
+SPREAD_KEYS: dict[RoleName, tuple[str, ...]] = {"prefill": (_HOST,), "decode": (_HOST,), "serve": (_ZONE, _HOST)}
 SIMULATED_DEFAULTS = EngineDefaults(
     resources={"requests": {"cpu": "20m", "memory": "96Mi"}, "limits": {"memory": "256Mi"}}  # 60 MB measured under load
 )
@@ -47,9 +53,9 @@ def pod_template(service: InferenceService, tier_kind: RoleName, platform: Platf
         "terminationGracePeriodSeconds": engine_contract().termination_grace_seconds(service.spec.engine.drain_seconds),
         "securityContext": _pod_security_context(platform),
         "containers": [_container(service, tier_kind, tier, platform)],
-        "volumes": [*_volumes(service), *(volume.manifest() for volume in overrides.volumes)],
+        "volumes": [*_volumes(service, tier), *(volume.manifest() for volume in overrides.volumes)],
     }
-    spec |= _scheduling(service, tier, platform)
+    spec |= _scheduling(service, tier_kind, tier, platform)
     revision = object_meta.short_hash(_kv_identity(service, platform))
     return {
         "metadata": {
@@ -120,7 +126,7 @@ def _container(service: InferenceService, kind: RoleName, tier: EngineTier, plat
             "terminationGracePeriodSeconds": 30,  # a launcher that hangs does not handle SIGTERM, so it cannot drain
         },
         "resources": _resources(service, tier, platform),
-        "securityContext": _security_context(platform),
+        "securityContext": _security_context(tier, platform),
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [*_mounts(service), *(mount.manifest() for mount in tier.pod.volume_mounts)],
     }
@@ -131,9 +137,11 @@ def _pod_security_context(platform: PlatformConfig) -> Object:
     return {**({} if user is None else {"fsGroup": user}), "fsGroupChangePolicy": "OnRootMismatch"}
 
 
-def _security_context(platform: PlatformConfig) -> Object:
+def _security_context(tier: EngineTier, platform: PlatformConfig) -> Object:
     user = platform.engine.run_as_user
-    return {**SECURITY_CONTEXT, **({} if user is None else {"runAsUser": user, "runAsGroup": user})}
+    own_user = {} if user is None else {"runAsUser": user, "runAsGroup": user}
+    added = {"capabilities": {"drop": ["ALL"], "add": ["IPC_LOCK"]}} if tier.pod.ipc_lock else {}
+    return {**SECURITY_CONTEXT, **own_user, **added}
 
 
 def _environment(service: InferenceService, kind: RoleName, tier: EngineTier, platform: PlatformConfig) -> list[Object]:
@@ -213,10 +221,14 @@ def _gpu_resources(service: InferenceService, tier: EngineTier, platform: Platfo
 def _resources(service: InferenceService, tier: EngineTier, platform: PlatformConfig) -> Object:
     """The user's CPU and memory over the installation's. GPUs are requests and limits, as for extended resources."""
     default_resources, user_resources = engine_defaults(service, platform).resources, tier.pod.resources
+    default_requests = {
+        name: _at_most(amount, user_resources.limits.get(name))
+        for name, amount in default_resources.get("requests", {}).items()
+    }
     merged = {
-        part: {**default_resources.get(part, {}), **getattr(user_resources, part)}
-        for part in ("requests", "limits")
-        if default_resources.get(part) or getattr(user_resources, part)
+        part: {**defaults, **getattr(user_resources, part)}
+        for part, defaults in (("requests", default_requests), ("limits", default_resources.get("limits", {})))
+        if defaults or getattr(user_resources, part)
     }
     if gpus := _gpu_resources(service, tier, platform):
         for part in ("requests", "limits"):
@@ -224,7 +236,32 @@ def _resources(service: InferenceService, tier: EngineTier, platform: PlatformCo
     return merged
 
 
-def _scheduling(service: InferenceService, tier: EngineTier, platform: PlatformConfig) -> Object:
+def _at_most(amount: int | str, limit: int | str | None) -> int | str:
+    """A default request, or the user's limit if that is lower."""
+    return amount if limit is None or units.parse_quantity(amount) <= units.parse_quantity(limit) else limit
+
+
+def _spread_constraints(service: InferenceService, kind: RoleName, tier: EngineTier) -> list[Object]:
+    """The user's constraints, else a spread over nodes and zones that no pod waits for.
+
+    Prefill and decode engines are not spread over zones, because KV blocks would cross them.
+    """
+    selector = {"matchLabels": object_meta.tier_selector(service.metadata.name, kind)}
+    if tier.pod.topology_spread_constraints is not None:
+        return [{"labelSelector": selector, **given.manifest()} for given in tier.pod.topology_spread_constraints]
+    return [
+        {
+            "maxSkew": 1,
+            "topologyKey": key,
+            "whenUnsatisfiable": "ScheduleAnyway",
+            "labelSelector": selector,
+            "matchLabelKeys": ["pod-template-hash"],  # a rollout spreads the new pods, whatever the old ones do
+        }
+        for key in SPREAD_KEYS[kind]
+    ]
+
+
+def _scheduling(service: InferenceService, kind: RoleName, tier: EngineTier, platform: PlatformConfig) -> Object:
     overrides = tier.pod
     tolerations: list[Object] = [toleration.manifest() for toleration in overrides.tolerations]
     for resource in _gpu_resources(service, tier, platform):
@@ -234,6 +271,7 @@ def _scheduling(service: InferenceService, tier: EngineTier, platform: PlatformC
         "nodeSelector": dict(overrides.node_selector),
         "tolerations": tolerations,
         "affinity": overrides.affinity,
+        "topologySpreadConstraints": _spread_constraints(service, kind, tier),
         "runtimeClassName": overrides.runtime_class_name or runtime_class,
         "priorityClassName": overrides.priority_class_name,
         "schedulerName": overrides.scheduler_name,
@@ -245,11 +283,12 @@ def _scheduling(service: InferenceService, tier: EngineTier, platform: PlatformC
     return {name: value for name, value in fields.items() if value}
 
 
-def _volumes(service: InferenceService) -> list[Object]:
+def _volumes(service: InferenceService, tier: EngineTier) -> list[Object]:
+    shared_memory = tier.pod.shared_memory or DEFAULT_SHARED_MEMORY
     volumes: list[Object] = [
-        {"name": "scratch", "emptyDir": {}},
-        {"name": "home", "emptyDir": {}},
-        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": SHM_SIZE}},
+        {"name": "scratch", "emptyDir": {"sizeLimit": SCRATCH_SIZE}},
+        {"name": "home", "emptyDir": {"sizeLimit": HOME_SIZE}},
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": shared_memory}},
     ]
     if service.spec.engine.is_simulated:
         return volumes

@@ -17,6 +17,12 @@ from plimsoll.resources.platform_config import PlatformConfig
 
 Object = dict[str, Any]
 
+DNS_PORTS = (53, 5353)  # the second is that of OpenShift's pods; policies see the port of the pod
+# Addresses that are not public: private, carrier-grade NAT, loopback and link-local with the clouds' metadata services.
+PRIVATE_RANGES = {
+    "0.0.0.0/0": ("10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12", "192.168.0.0/16"),
+    "::/0": ("::1/128", "64:ff9b::/96", "fc00::/7", "fe80::/10"),
+}
 PROGRESS_DEADLINE_SECONDS = 3600  # downloading a model of hundreds of gigabytes can take most of an hour
 
 
@@ -185,6 +191,7 @@ def _network_policy(service: InferenceService, parent: Object, platform: Platfor
         "podSelector": {"matchLabels": {labels.NAME: "plimsoll", labels.COMPONENT: "operator"}},
     }
     engine_selector = {"matchLabels": {labels.SERVICE: service.metadata.name}}
+    egress = _egress(service, platform, engine_selector)
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
@@ -193,7 +200,8 @@ def _network_policy(service: InferenceService, parent: Object, platform: Platfor
         ),
         "spec": {
             "podSelector": engine_selector,
-            "policyTypes": ["Ingress"],
+            "policyTypes": ["Ingress"] if egress is None else ["Ingress", "Egress"],
+            **({} if egress is None else {"egress": egress}),
             "ingress": [
                 {
                     "from": [{**gateway_namespace, "podSelector": {"matchLabels": gateway.pod_selector}}],
@@ -206,5 +214,21 @@ def _network_policy(service: InferenceService, parent: Object, platform: Platfor
     }
 
 
-def _port(number: int) -> Object:
-    return {"protocol": "TCP", "port": number}
+def _egress(service: InferenceService, platform: PlatformConfig, engines: Object) -> list[Object] | None:
+    """DNS, the engines of the service, the hub of an hf:// model, and the administrator's rules. None for no limit."""
+    settings = platform.network_policy.egress
+    if settings is None:
+        return None
+    dns_ports = [_port(number, protocol) for number in DNS_PORTS for protocol in ("UDP", "TCP")]
+    rules: list[Object] = [
+        {"ports": dns_ports, **({"to": list(settings.dns)} if settings.dns else {})},
+        {"to": [{"podSelector": engines}]},
+    ]
+    if settings.model_hub and service.spec.model.scheme == "hf" and not service.spec.engine.is_simulated:
+        public = [{"ipBlock": {"cidr": cidr, "except": list(private)}} for cidr, private in PRIVATE_RANGES.items()]
+        rules.append({"to": public, "ports": [_port(443)]})
+    return [*rules, *settings.rules]
+
+
+def _port(number: int, protocol: str = "TCP") -> Object:
+    return {"protocol": protocol, "port": number}

@@ -60,8 +60,19 @@ class ScrapeSettings(_ConfigModel):
     peers: tuple[dict[str, Any], ...] = Field((), alias="from")
 
 
+class EngineEgressSettings(_ConfigModel):
+    """Where engines may connect to besides the engines of their service. dns: peers that answer DNS, () for all."""
+
+    dns: tuple[dict[str, Any], ...] = ()
+    model_hub: bool = Field(True, alias="modelHub")
+    rules: tuple[dict[str, Any], ...] = ()
+
+
 class NetworkPolicySettings(_ConfigModel):
+    """The NetworkPolicy of each service. egress: None for no limit."""
+
     enabled: bool = True
+    egress: EngineEgressSettings | None = None
 
 
 class WebhookSettings(_ConfigModel):

@@ -1,4 +1,4 @@
-"""Logging as one JSON object per line: a constant message and fields.
+"""Logging as one JSON object per line: a constant message and fields, without secrets.
 
 Levels: info for a decision or transition, warning for a condition that may need attention, debug for inputs.
 """
@@ -10,6 +10,8 @@ import logging
 from typing import Any
 
 import orjson
+
+from plimsoll.engines.redaction import redact
 
 _STANDARD_FIELDS = frozenset(logging.LogRecord("", 0, "", 0, "", None, None).__dict__) | {
     "message",
@@ -31,7 +33,24 @@ class JsonFormatter(logging.Formatter):
         record_fields |= {k: v for k, v in record.__dict__.items() if k not in _STANDARD_FIELDS}
         if record.exc_info:
             record_fields["exception"] = self.formatException(record.exc_info)
-        return orjson.dumps(record_fields, default=str).decode()
+        return orjson.dumps({k: _redacted(v) for k, v in record_fields.items()}, default=_text).decode()
+
+
+def _redacted(value: object) -> object:
+    """A field without secrets; text in lists and objects too."""
+    match value:
+        case str():
+            return redact(value)
+        case list() | tuple():
+            return [_redacted(item) for item in value]
+        case dict():
+            return {key: _redacted(item) for key, item in value.items()}
+        case _:
+            return value
+
+
+def _text(value: object) -> str:
+    return redact(str(value))
 
 
 def configure(level: str = "INFO") -> None:

@@ -37,6 +37,11 @@ metrics:
   from: {{ toJson .Values.metrics.from }}
 networkPolicy:
   enabled: {{ .Values.networkPolicy.enabled }}
+  {{- with .Values.networkPolicy.egress }}
+  {{- if .enabled }}
+  egress: {{ dict "dns" .dns "modelHub" .modelHub "rules" .engines | toJson }}
+  {{- end }}
+  {{- end }}
 {{- if (include "plimsoll.webhook" . | fromYaml).enabled }}
 webhook: {port: 9443, certificateDirectory: /etc/plimsoll-webhook}
 {{- end }}

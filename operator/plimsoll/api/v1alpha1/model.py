@@ -12,8 +12,7 @@ from typing import Annotated, ClassVar, Final
 from pydantic import Field
 
 from plimsoll.api.v1alpha1.api_model import ApiModel, ValidationRule, ValidationRules, matching
-from plimsoll.api.v1alpha1.pod_overrides import ObjectName, is_quantity
-from plimsoll.core import units
+from plimsoll.api.v1alpha1.pod_overrides import ObjectName, SizeLimit
 
 SCHEMES: Final = ("hf", "pvc", "file")
 PLANNED_SCHEMES: Final = ("s3", "gs", "oci")
@@ -92,20 +91,9 @@ class CacheSpec(ApiModel):
         default=None,
         description="PersistentVolumeClaim mounted at HF_HOME. It must be ReadWriteMany if several pods use it.",
     )
-    size_limit: (
-        Annotated[
-            str,
-            Field(max_length=32),
-            ValidationRules(
-                ValidationRule[str](
-                    "isQuantity(self) && quantity(self).compareTo(quantity('0')) > 0",
-                    "must be a quantity above zero, such as 64Gi",
-                    lambda text: is_quantity(text) and units.parse_quantity(text) > 0,
-                )
-            ),
-        ]
-        | None
-    ) = Field(default=None, description=f"Size limit of the emptyDir. Absent without claimName: {DEFAULT_CACHE_SIZE}.")
+    size_limit: SizeLimit | None = Field(
+        default=None, description=f"Size limit of the emptyDir. Absent without claimName: {DEFAULT_CACHE_SIZE}."
+    )
 
     rules: ClassVar[tuple[ValidationRule[CacheSpec], ...]] = (
         ValidationRule(

@@ -1,7 +1,7 @@
 """`spec.tiers.*.pod`: placement, resources and volumes of a tier's pods.
 
-The operator owns the engine container, so the overrides cover only what a platform needs to place an engine. Affinity
-and volumes are passed through; the API server validates them when the operator applies the Deployment.
+The operator owns the engine container, so the overrides cover only what a platform needs to place an engine. Affinity,
+spread and volumes are passed through; the API server validates them when the operator applies the Deployment.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ RESERVED_MOUNTS: Final = (
     *(_PATHS["scratch"], _PATHS["home"], f"{_PATHS['home']}/hf", _PATHS["models"], f"{_PATHS['models']}/claim"),
     "/dev/shm",
 )
+
+DEFAULT_SHARED_MEMORY: Final = "8Gi"
 
 _DNS = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 DNS_SUBDOMAIN = f"^{_DNS}([.]{_DNS})*$"
@@ -104,6 +106,19 @@ def is_quantity(value: int | str) -> bool:
     except ValueError:
         return False
     return True
+
+
+SizeLimit = Annotated[
+    str,
+    Field(max_length=32),
+    ValidationRules(
+        ValidationRule[str](
+            "isQuantity(self) && quantity(self).compareTo(quantity('0')) > 0",
+            "must be a quantity above zero, such as 64Gi",
+            lambda text: is_quantity(text) and units.parse_quantity(text) > 0,
+        )
+    ),
+]
 
 
 def is_resource_name(key: str) -> bool:
@@ -228,6 +243,25 @@ class VolumeMount(ApiModel):
     )
 
 
+class TopologySpreadConstraint(ApiModel):
+    """A topology spread constraint; the API server validates other fields when the operator applies the Deployment."""
+
+    model_config = ConfigDict(extra="allow", json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})
+
+    max_skew: int = Field(default=1, ge=1, description="Largest difference of the number of pods in two domains.")
+    topology_key: str = Field(
+        min_length=1, max_length=317, description="Label of nodes whose values are the domains, such as a zone's."
+    )
+    when_unsatisfiable: Literal["DoNotSchedule", "ScheduleAnyway"] = Field(
+        default="ScheduleAnyway", description="Whether a pod waits that would exceed maxSkew."
+    )
+    label_selector: dict[str, Any] | None = Field(
+        default=None,
+        json_schema_extra={"x-kubernetes-preserve-unknown-fields": True},
+        description="Pods that are counted. Absent: the tier's pods.",
+    )
+
+
 class PodOverrides(ApiModel):
     """Overrides of the tier's pods."""
 
@@ -245,6 +279,14 @@ class PodOverrides(ApiModel):
         default=None,
         json_schema_extra={"x-kubernetes-preserve-unknown-fields": True},
         description="Affinity as in a pod. The API server validates it when the operator applies the Deployment.",
+    )
+    topology_spread_constraints: tuple[TopologySpreadConstraint, ...] | None = Field(
+        default=None,
+        max_length=8,
+        strict=False,
+        json_schema_extra={"x-kubernetes-list-type": "atomic"},
+        description="How to spread the tier's pods. Absent: over nodes and, for serve, over zones, where possible. "
+        "An empty list: not at all.",
     )
     runtime_class_name: ObjectName | None = Field(
         default=None, description="RuntimeClass. Absent: the chart's default."
@@ -271,6 +313,15 @@ class PodOverrides(ApiModel):
     resources: ResourceRequirements = Field(
         default=ResourceRequirements(),
         description="Resources of the engine container. Absent keys: the chart's defaults.",
+    )
+    shared_memory: SizeLimit | None = Field(
+        default=None,
+        description=f"Size limit of /dev/shm, which counts towards the memory limit. Absent: {DEFAULT_SHARED_MEMORY}.",
+    )
+    ipc_lock: bool = Field(
+        default=False,
+        description="Whether the engine has the capability IPC_LOCK, with which RDMA drivers pin memory. The namespace "
+        "must admit the capability, and so must the chart's limits on services.",
     )
     volumes: Annotated[tuple[Volume, ...], Field(max_length=32, strict=False), MapList()] = Field(
         default=(), description="Volumes to add to the pods."

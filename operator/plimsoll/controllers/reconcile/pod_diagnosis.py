@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from plimsoll.api.conditions import ConditionReason
+from plimsoll.controllers import pod_startup
 
 Object = dict[str, Any]
 
@@ -24,6 +26,7 @@ SEVERITY_ORDER = (
     ConditionReason.IMAGE_UNAVAILABLE,
     ConditionReason.ENGINE_FAILING,
     ConditionReason.UNSCHEDULABLE,
+    ConditionReason.POD_FAILED,
 )
 
 
@@ -36,8 +39,18 @@ class PodProblem:
 
 
 def most_severe(deployment: Object | None, pods: Iterable[Object]) -> PodProblem | None:
-    """The most severe problem of a tier; None if its pods are only starting."""
-    problems = [problem for pod in pods if (problem := pod_problem(pod)) is not None]
+    """The most severe problem of a tier; None if its pods are only starting.
+
+    Kubernetes keeps failed pods. One that failed before the newest ready pod was created is replaced, so no problem.
+    """
+    known = list(pods)
+    newest_ready_s = max((pod_startup.created_s(pod) for pod in known if _is_serving(pod)), default=-math.inf)
+    problems = [
+        problem
+        for pod in known
+        if (problem := pod_problem(pod)) is not None
+        and (problem.reason is not ConditionReason.POD_FAILED or pod_startup.ended_s(pod) > newest_ready_s)
+    ]
     replica_failure = _replica_failure(deployment)
     if replica_failure is not None:
         problems.append(replica_failure)
@@ -51,6 +64,11 @@ def pod_problem(pod: Object) -> PodProblem | None:
     if pod["metadata"].get("deletionTimestamp"):
         return None
     name, status = pod["metadata"]["name"], pod.get("status", {})
+    if status.get("phase") == "Failed":
+        words = " ".join(str(status.get("message") or "the kubelet gives no message").split())
+        return PodProblem(
+            ConditionReason.POD_FAILED, f"pod {name} failed ({status.get('reason') or 'Failed'}): {words}"
+        )
     for condition in status.get("conditions", []):
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             message = condition.get("message", "")
@@ -60,6 +78,10 @@ def pod_problem(pod: Object) -> PodProblem | None:
         if problem is not None:
             return problem
     return None
+
+
+def _is_serving(pod: Object) -> bool:
+    return pod_startup.is_ready(pod) and not pod_startup.is_terminating(pod)
 
 
 def _container_problem(pod: str, container: Object) -> PodProblem | None:

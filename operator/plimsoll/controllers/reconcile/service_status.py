@@ -57,12 +57,13 @@ class TierStatusInputs:
 
     @property
     def terminating(self) -> int:
-        return sum(map(pod_startup.is_terminating, self.pods))
+        """Pods that are being deleted and still run."""
+        return sum(pod_startup.is_terminating(pod) and not pod_startup.has_ended(pod) for pod in self.pods)
 
     @property
     def starting(self) -> int:
-        """Pods that are neither ready nor being deleted."""
-        return len(self.pods) - self.ready - self.terminating
+        """Pods that are neither ready nor being deleted, without those that have failed."""
+        return sum(not pod_startup.is_ready(pod) and not pod_startup.is_terminating(pod) for pod in self.pods)
 
 
 @dataclass(frozen=True)
@@ -373,6 +374,7 @@ _REASON_EVENTS: dict[ConditionReason, EventReason] = {
     ConditionReason.IMAGE_UNAVAILABLE: EventReason.IMAGE_UNAVAILABLE,
     ConditionReason.CONFIG_ERROR: EventReason.CONFIG_ERROR,
     ConditionReason.ENGINE_FAILING: EventReason.ENGINE_FAILING,
+    ConditionReason.POD_FAILED: EventReason.POD_FAILED,
     ConditionReason.PODS_REJECTED: EventReason.PODS_REJECTED,
     ConditionReason.TRANSFER_SLOW: EventReason.TRANSFER_SLOW,
     ConditionReason.GATEWAY_CONFIG_STALE: EventReason.GATEWAY_CONFIG_STALE,
