@@ -46,7 +46,8 @@ def test_events_model_name_loss_and_return(reason: ConditionReason, event: Event
 
 METRICS = {
     reason: Condition(ConditionType.METRICS_DEGRADED, True, reason, reason.value)
-    for reason in (ConditionReason.METRICS_MISSING, ConditionReason.METRICS_PARTIAL, ConditionReason.METRICS_DELAYED}
+    for reason in (ConditionReason.METRICS_MISSING, ConditionReason.METRICS_PARTIAL, ConditionReason.METRICS_DELAYED)
+}
 
 SHEDDING = Condition(ConditionType.SHEDDING, True, ConditionReason.SHEDDING, "12% were rejected")
 STALE = Condition(ConditionType.GATEWAY_CONFIG_STALE, True, ConditionReason.GATEWAY_CONFIG_STALE, "1 of 2 gateways")
