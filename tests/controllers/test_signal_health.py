@@ -225,9 +225,7 @@ def test_gateway_with_stale_config_is_reported() -> None:
     assert ConditionType.GATEWAY_CONFIG_STALE not in [c.type for c in now]
     stuck = stale_message(world, 120, int(STALE_CONFIG_SECONDS) + 2, GatewayConfigState("6", True, "", "8"))
     assert "their version of this service is outdated" in stuck
-    assert (
-        config_stale(world, 200, 60, GatewayConfigState("12", True, "", "8")) is None
-    )  # it is the operator that is behind
+    assert config_stale(world, 200, 60, GatewayConfigState("12", True, "", "8")) is None
 
 
 def test_deleted_or_older_gateways_are_not_reported_stale() -> None:

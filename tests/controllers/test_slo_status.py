@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -55,7 +56,8 @@ def test_slo_lower_bound_above_share_is_met() -> None:
     found = condition_of(snapshot_of(0.02, 0.03))
     assert (found.holds, found.reason) == (True, ConditionReason.SLO_MET)
     assert found.message == (
-        "TTFT 98% within 500 ms (p95 400 ms), TPOT 97% within 50 ms (p95 30 ms); SLO 95%, at least 95% within all targets"
+        "TTFT 98% within 500 ms (p95 400 ms), TPOT 97% within 50 ms (p95 30 ms);"
+        " SLO 95%, at least 95% within all targets"
     )
 
 
