@@ -23,11 +23,11 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "reference"
 ENGINE_IMAGE = str(ROOT / "engine-image")
 KSTATUS_NOTE = (
-    "`Ready` and `SLOMet` are true when things are well. All others exist only while they are true: a settled service has"
-    " these two, and without an SLO `Ready` alone. `status.observedGeneration` is the generation of the spec that all"
-    " conditions refer to. `kubectl wait --for=condition=Ready plim/NAME` works,"
-    " and so do Flux and other users of kstatus, which reads `Ready`, `Reconciling` and `Stalled`."
-    " `--for=condition=Stalled=false` waits for ever, because an absent condition is not false. To wait for engines, use"
+    "`Ready` and `SLOMet` are true when things are well. All others exist only while they are true: a settled service"
+    " has these two, and without an SLO `Ready` alone. `status.observedGeneration` is the generation of the spec that"
+    " all conditions refer to. `kubectl wait --for=condition=Ready plim/NAME` works, and so do Flux and other users of"
+    " kstatus, which reads `Ready`, `Reconciling` and `Stalled`. `--for=condition=Stalled=false` waits for ever,"
+    " because an absent condition is not false. To wait for engines, use"
     " `kubectl wait --for=jsonpath='{.status.tiers.serve.summary}'=2/2 plim/NAME`."
 )
 

@@ -258,7 +258,7 @@ def fallback_unusable(name: str, problem: str) -> Condition | None:
 
 
 def tiers_status(inputs: StatusInputs) -> dict[str, Object]:
-    """`status.tiers`: the values of the columns, and the figures of the report. `needed` only if it is not `desired`."""
+    """`status.tiers`: the values of the columns and the figures of the report. `needed` only if it is not `desired`."""
     result = {}
     for tier in inputs.tiers:
         figures = inputs.scaling_report.tiers.get(tier.role, {}) if inputs.scaling_report else {}
