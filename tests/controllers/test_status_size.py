@@ -1,8 +1,8 @@
 """What `kubectl describe inferenceservice` prints: how many lines, and how long they are.
 
 The lines are counted as kubectl renders an object that it does not know: a map's keys in order, one line for each
-scalar and each element of a list, 200 columns wide. `tests/crds/test_describe.py` compares the count with kubectl's own. `kubectl plimsoll status` is the
-short form for people.
+scalar and each element of a list, 200 columns wide. `tests/crds/test_describe.py` compares the count with kubectl's
+own. `kubectl plimsoll status` is the short form for people.
 """
 
 from __future__ import annotations
