@@ -23,11 +23,12 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "reference"
 ENGINE_IMAGE = str(ROOT / "engine-image")
 KSTATUS_NOTE = (
-    "`Reconciling`, `Stalled`, `ScalingLimited` and `InternalError` are true when things are *not* as they should be,"
-    " and absent otherwise, as kstatus wants it. All others are true when things are well. A condition that does not"
-    " apply is absent. `status.observedGeneration` is the generation of the spec that all conditions refer to."
-    " `kubectl wait --for=condition=Ready plim/NAME` works, and so does Flux. `--for=condition=Stalled=false` waits for"
-    " ever, because an absent condition is not false."
+    "`Ready` and `SLOMet` are true when things are well. All others exist only while they are true: a settled service"
+    " has these two, and without an SLO `Ready` alone. `status.observedGeneration` is the generation of the spec that"
+    " all conditions refer to. `kubectl wait --for=condition=Ready plim/NAME` works, and so do Flux and other users of"
+    " kstatus, which reads `Ready`, `Reconciling` and `Stalled`. `--for=condition=Stalled=false` waits for ever,"
+    " because an absent condition is not false. To wait for engines, use"
+    " `kubectl wait --for=jsonpath='{.status.tiers.serve.summary}'=2/2 plim/NAME`."
 )
 
 
@@ -37,8 +38,8 @@ def anchor(text: str) -> str:
 
 def conditions_page() -> str:
     """Types and reasons of conditions."""
-    lines = ["# Conditions", "", KSTATUS_NOTE, "", "| type |", "|---|"]
-    lines += [f"| `{kind.value}` |" for kind in conditions.ConditionType]
+    lines = ["# Conditions", "", KSTATUS_NOTE, "", "| type | what it means while it is true |", "|---|---|"]
+    lines += [f"| `{kind.value}` | {conditions.TYPE_MEANINGS[kind]} |" for kind in conditions.ConditionType]
     lines += ["", "| reason | what it means |", "|---|---|"]
     lines += [f"| {anchor(r.value)}`{r.value}` | {text} |" for r, text in conditions.REASON_MEANINGS.items()]
     return "\n".join(lines) + "\n"

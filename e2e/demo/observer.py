@@ -170,9 +170,8 @@ class ServiceObserver:
         if not decision or decision["time"] in self._decided or at < 0:
             return
         self._decided.add(decision["time"])
-        for tier, change in decision["tiers"].items():
-            words = f"{tier} {change['from']} -> {change['to']}: {change['why']}"
-            self.decisions.append(OperatorMessage(round(at, 1), "decision", words))
+        for tier in sorted(decision.keys() - {"time"}):
+            self.decisions.append(OperatorMessage(round(at, 1), "decision", f"{tier} {decision[tier]}"))
 
     def _record_startups(self, pods: Iterable[Object]) -> None:
         for pod in pods:

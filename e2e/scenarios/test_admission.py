@@ -159,7 +159,7 @@ def test_overload_admits_95_percent_within_slo(gate: Service, gateway: GatewayCl
     seconds, before = 70.0, _outcomes(gateway, gate)
     started = time.time()
     with Load(gate.target, _steady(OVERLOAD, seconds, "overload", seed=2)) as load:
-        gate.wait_condition("AdmissionHealthy", CONDITION_TIMEOUT_S, status="False", reason="Shedding")
+        gate.wait_condition("Shedding", CONDITION_TIMEOUT_S, status="True")
         told_s = time.time() - started
         events = [e["message"] for e in gate.wait_events("SheddingStarted")]
         sleep(max(0.0, started + seconds - time.time()))
@@ -248,7 +248,7 @@ def _mixed_prompt(n: int) -> Prompt:
 def test_urgent_class_and_tenant_shares_hold_under_overload(gate: Service, gateway: GatewayClient) -> None:
     """Nobody is thrown out for the urgent: that a few who come at once find room, others must leave some."""
     seconds, before = 70.0, _outcomes(gateway, gate)
-    gate.wait_condition("AdmissionHealthy", CONDITION_TIMEOUT_S, status="True")
+    gate.wait_condition("Shedding", CONDITION_TIMEOUT_S, status="False")
     assert gate.wait_events("SheddingStopped"), "of the overload before"
     _set_fill(gate, "80%")
     started = time.time()
@@ -343,7 +343,7 @@ def test_gateway_restart_does_not_lower_demand(fleet: Service, cluster: Cluster)
 def test_openai_sdk_default_retries_are_admitted(gate: Service) -> None:
     """Default retries, unpatched: whoever was told to come back within what SDKs wait gets in when it does."""
     sdks.require_package("openai")
-    gate.wait_condition("AdmissionHealthy", CONDITION_TIMEOUT_S, status="True")
+    gate.wait_condition("Shedding", CONDITION_TIMEOUT_S, status="False")
     argv = [sys.executable, str(CLIENTS / "openai_retries.py"), gate.url, gate.name]
     with Load(gate.target, _steady(OVERLOAD, 45, "beside the SDK", seed=4)) as load:
         sleep(SETTLED_S)

@@ -16,9 +16,9 @@ def test_unschedulable_tier_reports_scheduler_message(service: Callable[[str], S
     big = service("big")
     cluster.apply(make_manifest("big", {"serve": {"gpus": 64}}), namespace=big.namespace)
     words = wait_until("the scheduler refuses", refused)
-    told = big.wait_condition("ServeReady", reason="Unschedulable")
+    told = big.wait_condition("ServeDegraded", reason="Unschedulable")
     [event] = big.wait_events("Unschedulable")
-    print(f"ServeReady {told['reason']}: {told['message']}\nEvent: {event['message']}")
+    print(f"ServeDegraded {told['reason']}: {told['message']}\nEvent: {event['message']}")
     assert words in told["message"]
     assert "nvidia.com/gpu" in told["message"]
     assert big.condition("Ready")["status"] == "False"
@@ -29,9 +29,9 @@ def test_missing_secret_reports_kubelet_message(service: Callable[[str], Service
     gated = service("gated")
     model = {"uri": "hf://example/gated", "secretRef": {"name": "nowhere"}}
     cluster.apply(make_manifest("gated", {"serve": {}}, model=model), namespace=gated.namespace)
-    told = gated.wait_condition("ServeReady", 120, reason="ConfigError")
+    told = gated.wait_condition("ServeDegraded", 120, reason="ConfigError")
     [event] = gated.wait_events("ConfigError")
-    print(f"ServeReady {told['reason']}: {told['message']}\nEvent: {event['message']}")
+    print(f"ServeDegraded {told['reason']}: {told['message']}\nEvent: {event['message']}")
     assert 'secret "nowhere" not found' in told["message"]
     cluster.delete("inferenceservices", "gated", namespace=gated.namespace)
 
@@ -60,8 +60,8 @@ def test_evicted_pod_reports_kubelet_message(service: Callable[[str], Service], 
 def test_missing_image_reports_kubelet_message(service: Callable[[str], Service], cluster: Cluster) -> None:
     lost = service("lost")
     cluster.apply(make_manifest("lost", {"serve": {}}, engine={"version": "no-such-tag"}), namespace=lost.namespace)
-    told = lost.wait_condition("ServeReady", 120, reason="ImageUnavailable")
-    print(f"ServeReady {told['reason']}: {told['message']}")
+    told = lost.wait_condition("ServeDegraded", 120, reason="ImageUnavailable")
+    print(f"ServeDegraded {told['reason']}: {told['message']}")
     assert "no-such-tag" in told["message"]
     assert lost.condition("Ready")["status"] == "False"
     cluster.delete("inferenceservices", "lost", namespace=lost.namespace)

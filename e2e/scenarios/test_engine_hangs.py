@@ -88,7 +88,7 @@ def test_hung_engine_is_unready_restarted_and_named(
             RESTART_S - (unready_at - hung_at),
         )
         restarted_at = time.time()
-        told = fleet.wait_condition("ServeReady", status="False", reason="EngineFailing")
+        told = fleet.wait_condition("ServeDegraded", reason="EngineFailing")
         events = fleet.wait_events("EngineFailing")
         fleet.wait_ready()
         sleep(SETTLE_S)
@@ -126,7 +126,7 @@ def test_hung_core_of_vllm_is_restarted_and_named(pd: Service, cluster: Cluster,
     )
     restarted_at = time.time()
     prober.allow_failures(hung_at, restarted_at)
-    told = pd.wait_condition("DecodeReady", status="False", reason="EngineFailing")
+    told = pd.wait_condition("DecodeDegraded", reason="EngineFailing")
     pd.wait_ready()
     print(f"{victim}: unready after {unready_at - hung_at:.1f} s, restarted after {restarted_at - hung_at:.1f} s")
     print(f"{_last_words(running)}; {told['message']}")

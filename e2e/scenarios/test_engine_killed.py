@@ -84,7 +84,7 @@ def test_engine_kill_ends_only_its_own_streams(
         wait_until("the engine's processes have ended", lambda: has_ended(process), every_s=0.1)
         killed_by = time.time()
         prober.allow_failures(killed_at, killed_by)
-        told = pd.wait_condition("DecodeReady", status="False")
+        told = pd.wait_condition("Reconciling", status="True")
         wait_until("the engine is replaced", pd.is_ready, START_S)
         sleep(SETTLE_S)
     failures, later = load.ledger.failures, load.ledger.since(killed_by)

@@ -97,7 +97,7 @@ def test_gated_model_without_secret_reports_engine_failing(
 ) -> None:
     open_handed = service("tokenless")
     cluster.apply(_from_hub("tokenless", hub, None), namespace=open_handed.namespace)
-    told = open_handed.wait_condition("ServeReady", 180, reason="EngineFailing")
+    told = open_handed.wait_condition("ServeDegraded", 180, reason="EngineFailing")
     cluster.delete("inferenceservices", open_handed.name, namespace=open_handed.namespace)
     print(f"{told['reason']}: {told['message']}")
     assert "exit code" in told["message"]

@@ -23,7 +23,7 @@ def test_holder_keeps_model_name(solo: Service, service: Callable[[str], Service
     names = solo.status()["modelNames"]
     since = solo.status()["modelNameClaim"]["since"].partition(".")[0]
     cluster.apply(make_manifest("late", NOWHERE, model={"name": solo.name}), namespace=late.namespace)
-    told = late.wait_condition("ModelNameAccepted", status="False")
+    told = late.wait_condition("ModelNameRejected", status="True")
     events = late.wait_events("ModelNameTaken")
     ledger = Load(solo.target, OpenLoop([Arrival(0.2 * n, QUESTION) for n in range(10)])).run()
     print(f"{told['reason']}: {told['message']}")
@@ -34,7 +34,7 @@ def test_holder_keeps_model_name(solo: Service, service: Callable[[str], Service
     assert late.status()["modelNames"] == [late.key]
     assert "modelNameClaim" not in late.status()
     assert solo.status()["modelNames"] == names
-    assert solo.condition("ModelNameAccepted")["status"] == "True"
+    assert not solo.condition("ModelNameRejected")
     assert not ledger.failures, ledger.explain()
     cluster.delete("inferenceservices", "late", namespace=late.namespace)
 
@@ -42,13 +42,13 @@ def test_holder_keeps_model_name(solo: Service, service: Callable[[str], Service
 def test_edited_older_service_takes_no_model_name(service: Callable[[str], Service], cluster: Cluster) -> None:
     old, young = service("older"), service("younger")
     cluster.apply(make_manifest("older", NOWHERE, model={"name": "playground"}), namespace=old.namespace)
-    old.wait_condition("ModelNameAccepted", status="True")
+    wait_until("it has its name", lambda: old.status().get("modelNames", [""])[0] == "playground")
     sleep(1.1)  # creation times are whole seconds
     cluster.apply(make_manifest("younger", NOWHERE, model={"name": "contested"}), namespace=young.namespace)
     wait_until("it is listed", lambda: young.status().get("modelNames", [""])[0] == "contested")
     claim = young.status()["modelNameClaim"]
     cluster.patch("inferenceservices", old.name, old.namespace, {"spec": {"model": {"name": "contested"}}})
-    told = old.wait_condition("ModelNameAccepted", status="False")
+    told = old.wait_condition("ModelNameRejected", status="True")
     print(f"{told['reason']}: {told['message']}")
     assert young.key in told["message"]
     assert young.status()["modelNameClaim"] == claim
@@ -61,11 +61,11 @@ def test_qualified_name_stays_in_its_namespace(service: Callable[[str], Service]
     """Another namespace claims NAMESPACE/NAME, also while the service is deleted to be created again."""
     owner = service("owned")
     cluster.apply(make_manifest("owned", NOWHERE), namespace=owner.namespace)
-    owner.wait_condition("ModelNameAccepted", status="True")
+    wait_until("it has its names", lambda: owner.status().get("modelNames"))
     stack.make_namespace(cluster, OTHER_NAMESPACE)
     thief = Service(cluster, OTHER_NAMESPACE, "thief", owner.url)
     cluster.apply(make_manifest("thief", NOWHERE, model={"name": owner.key}), namespace=OTHER_NAMESPACE)
-    told = thief.wait_condition("ModelNameAccepted", status="False")
+    told = thief.wait_condition("ModelNameRejected", status="True")
     print(f"{told['reason']}: {told['message']}")
     assert told["reason"] == "ModelNameReserved"
     thief.wait_events("ModelNameRejected")
@@ -84,11 +84,11 @@ def test_qualified_name_stays_in_its_namespace(service: Callable[[str], Service]
 def test_model_name_passes_on_when_holder_is_deleted(service: Callable[[str], Service], cluster: Cluster) -> None:
     first, second = service("first"), service("second")
     cluster.apply(make_manifest("first", NOWHERE, model={"name": "heirloom"}), namespace=first.namespace)
-    first.wait_condition("ModelNameAccepted", status="True")
+    wait_until("it has its name", lambda: first.status().get("modelNames", [""])[0] == "heirloom")
     cluster.apply(make_manifest("second", NOWHERE, model={"name": "heirloom"}), namespace=second.namespace)
-    second.wait_condition("ModelNameAccepted", status="False")
+    second.wait_condition("ModelNameRejected", status="True")
     cluster.delete("inferenceservices", "first", namespace=first.namespace)
-    second.wait_condition("ModelNameAccepted", status="True")
+    second.wait_condition("ModelNameRejected", status="False")
     events = second.wait_events("ModelNameAccepted")
     print(f"second: {second.status()['modelNames']}, {events[0]['message']}")
     wait_until("every gateway answers to it", lambda: second.status()["modelNames"] == ["heirloom", second.key])

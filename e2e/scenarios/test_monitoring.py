@@ -210,17 +210,17 @@ def test_unreachable_engines_are_read_through_prometheus(
             began, heard = time.time(), []
             while time.time() < began + FALLBACK_S:
                 if one := _engines(asking, watched):
-                    heard.append(one | {"told": watched.condition("MetricsAvailable")["status"]})
+                    heard.append(one | {"told": watched.condition("MetricsDegraded").get("reason")})
                 time.sleep(0.5)
         scraped = prometheus.samples(f'vllm:num_requests_running{{service="{watched.key}"}}[2m]')
         wait_until("it hears them itself", lambda: not _fallback_message(watched), POLL_TIMEOUT_S)
     reasons = {event["reason"] for event in watched.events() if event["metadata"]["name"] not in before}
     ages, running = [one["age_s"] for one in heard], {one["running"] for one in heard}
     print(f"{said}\nages {min(ages):.1f} to {max(ages):.1f} s, running {sorted(running)}; {load.ledger.summary()}")
-    assert {(one["coverage"], one["told"]) for one in heard} == {(1.0, "True")}
+    assert {(one["coverage"], one["told"]) for one in heard} == {(1.0, "MetricsDelayed")}
     assert len(running) > 1, "it hears nothing new"
     assert running <= set(scraped)
-    assert watched.condition("MetricsAvailable")["message"] == "all gateways and engines report metrics"
+    assert not watched.condition("MetricsDegraded")
     assert "MetricsLost" not in reasons
     assert not load.ledger.failures, load.ledger.explain()
 
@@ -245,7 +245,7 @@ def test_prometheus_outage_in_burst_changes_no_decision(
         while time.time() < began + OBSERVED_S:
             ticks.add(asking.explain(burst.key)["metrics"]["at"])
             desired.append(simulated_fleet.desired_replicas(burst))
-        known = {kind: burst.condition(kind)["status"] for kind in ("MetricsAvailable", "ScalingActive")}
+        known = {kind: burst.condition(kind) for kind in ("MetricsDegraded", "ScalingInactive")}
     wait_until("Prometheus is back", lambda: is_true(cluster.get("pods", "prometheus", namespace), "Ready"), 60)
     wait_until("and scrapes", lambda: prometheus.query("sum(up) > 0"), 30)
     print(f"{said}\n{len(ticks)} ticks in {OBSERVED_S:.0f} s without it, replicas {sorted(set(desired))}, {known}")
@@ -269,7 +269,7 @@ def _engines(operator: OperatorClient, service: Service) -> Object:
 
 def _fallback_message(service: Service) -> str:
     """The words for it, "" where it is not so."""
-    message = str(service.condition("MetricsAvailable").get("message", ""))
+    message = str(service.condition("MetricsDegraded").get("message", ""))
     return message if "engines of serve do not answer the operator" in message else ""
 
 

@@ -39,7 +39,7 @@ def test_second_release_waits_until_first_is_gone(
     page = OperatorClient(cluster, stack.SYSTEM).metrics()
     assert page.total("plimsoll_operator_foreign_namespaces") == 1
     wait_until("this release takes over", lambda: cluster.list("deployments", namespace), TAKEOVER_S)
-    waiting.wait_condition("ModelNameAccepted", status="True")
+    wait_until("it has its name", lambda: waiting.status().get("modelNames"))
     lease = cluster.get("leases", LEASE, namespace)
     assert lease is not None
     print(f"the Lease is held by {lease['spec']['holderIdentity']}")

@@ -90,7 +90,7 @@ def test_apply_of_slo_beyond_the_gpus_is_warned_of(service: Callable[[str], Serv
     words = "spec.slo.tpot: tier serve cannot meet 1ms"
     wait_until("it is warned of", lambda: words in told(cluster, manifest, fast.namespace), ANSWER_S)
     cluster.apply(manifest, namespace=fast.namespace)
-    condition = fast.wait_condition("SLOFeasible", status="False")
+    condition = fast.wait_condition("SLOInfeasible", status="True")
     print(f"{condition['reason']}: {condition['message']}")
     assert words in condition["message"]
     cluster.delete("inferenceservices", "fast", namespace=fast.namespace)
@@ -115,7 +115,7 @@ def test_apply_works_while_webhook_is_down(solo: Service, service: Callable[[str
     wait_until("no operator runs", lambda: not cluster.list("pods", stack.SYSTEM, SELECTOR), 120)
     cluster.apply(claiming("late", solo.name), namespace=late.namespace)
     cluster.kubectl("scale", OPERATOR, "-n", stack.SYSTEM, "--replicas=2")
-    condition = late.wait_condition("ModelNameAccepted", status="False")
+    condition = late.wait_condition("ModelNameRejected", status="True")
     print(f"let through, and then: {condition['reason']}")
     assert condition["reason"] == "ModelNameTaken"
     cluster.delete("inferenceservices", "late", namespace=late.namespace)

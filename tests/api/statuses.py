@@ -9,10 +9,6 @@ from plimsoll.api.v1alpha1 import (
     FormerNameStatus,
     InferenceServiceStatus,
     SloStatus,
-    StartupStatus,
-    TargetAttainmentStatus,
-    TierChangesStatus,
-    TierChangeStatus,
     TiersStatus,
     TierStatus,
 )
@@ -24,12 +20,10 @@ TIER = TierStatus(
     summary="2/3",
     utilization="71%",
     capacity_per_replica="9.1 req/s",
-    model="calibrated",
-    startup=StartupStatus(p50="41s", p90="63s"),
+    startup_p50="41s",
 )
-CHANGE = TierChangeStatus(from_=3, to=5, why="forecast 41 req/s in 95 s needs 5 (knee 9.1 req/s each)")
-CHANGES = TierChangesStatus(prefill=CHANGE, decode=CHANGE, serve=CHANGE)
-DECISION = DecisionStatus(time="2026-01-01T00:00:00Z", tiers=CHANGES, binding="decode")
+CHANGE = "3 -> 5: forecast 41 req/s in 95 s needs 5 (SLO capacity 9.1 req/s each)"
+DECISION = DecisionStatus(time="2026-01-01T00:00:00Z", prefill=CHANGE, decode=CHANGE, serve=CHANGE)
 STATUS = InferenceServiceStatus(
     observed_generation=2,
     url="http://gateway/v1",
@@ -48,7 +42,6 @@ STATUS = InferenceServiceStatus(
     slo=SloStatus(
         ttft="412ms",
         tpot="38ms",
-        attainment_by_target=TargetAttainmentStatus(ttft="99%", tpot="98%", e2e="98%"),
         attainment="97%",
         attainment_including_rejected="95%",
         unavailable_reason="TPOT is not known: the engines do not tell",

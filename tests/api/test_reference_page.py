@@ -24,7 +24,7 @@ def test_reference_page_is_up_to_date() -> None:
         "| `tiers.TIER.summary` | string |  | Ready and desired pods, such as 2/3. |",
         "| `scaling.warmReplicas` | integer, 0 to 1000 | `0` | Replicas that each tier keeps beyond those it"
         " needs, up to maxReplicas: 0 to 1000. |",
-        "| `lastDecision.tiers.TIER.to` | integer |  | Replica count that was decided. |",
+        "| `lastDecision.decode` | string |  | The same for the decode tier. |",
         "- `spec.scaling.prefillPerDecode`: prefillPerDecode is allowed only with prefill and decode tiers, "
         "not with serve",
         "| URL | Base URL for clients inside the cluster. Only with `-o wide`. |",

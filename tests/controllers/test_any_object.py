@@ -28,12 +28,12 @@ from plimsoll.controllers.autoscale.signal_sources import SignalSources
 from plimsoll.controllers.engine_poller import EnginePoller
 from plimsoll.controllers.gateway_poller import GatewayPoller, GatewayView
 from plimsoll.controllers.object_cache import ObjectCache
-from plimsoll.controllers.reconcile import applied_cache, pod_diagnosis, service_status
+from plimsoll.controllers.reconcile import applied_cache, condition_events, pod_diagnosis, service_status
 from plimsoll.controllers.reconcile.drain_reports import DrainReports, drain_timeout_of
 from plimsoll.controllers.reconcile.object_plan import plan_objects
 from plimsoll.controllers.reconcile.observe import affected_services, observe
 from plimsoll.controllers.reconcile.reconciler import collect_status_inputs, desired_replicas, names_of
-from plimsoll.controllers.reconcile.service_status import TierStatusInputs
+from plimsoll.controllers.reconcile.tier_state import TierStatusInputs, is_fully_rolled_out
 from plimsoll.core.admission.publication import AdmissionLimits
 from plimsoll.core.autoscaling.scale_down_candidates import ReplicaLoad
 from plimsoll.gateway.service_catalog import build_catalog
@@ -63,8 +63,7 @@ def a_service() -> Object:
         admission={"whenFull": "Downgrade", "fallback": {"name": "other"}},
     )
     found["metadata"] |= {"labels": {"team": "a"}, "annotations": {"note": "b"}, "managedFields": [{"manager": "x"}]}
-    moves = {"serve": {"from": 1, "to": 2, "why": "w"}}
-    decision = {"time": "2026-01-01T00:00:00Z", "tiers": moves, "binding": "serve"}
+    decision = {"time": "2026-01-01T00:00:00Z", "serve": "1 -> 2: w"}
     found["status"] = {
         "observedGeneration": 1,
         "conditions": [
@@ -216,7 +215,8 @@ def round_of(store: ObjectCache) -> None:
         names = names_of(seen, datetime.fromtimestamp(NOW_S, UTC))
         sight = collect_status_inputs(seen, todo, None, None, builders.PLATFORM, names)
         old = seen.service_object.get("status") or {}
-        service_status.changed_events(old.get("conditions", []), service_status.build_conditions(sight), "7")
+        stated, recovered = service_status.build_conditions(sight), service_status.recovery_messages(sight)
+        condition_events.changed_events(old.get("conditions", []), stated, recovered, "7")
         service_status.tiers_status(sight)
         service_status.scaling_fields(sight, old)
 
@@ -288,7 +288,7 @@ PODS: dict[str, Callable[[Object], object]] = {
 DEPLOYMENTS: dict[str, Callable[[Object], object]] = {
     "store": stored,
     "drift": lambda obj: (applied_cache.fingerprint(obj), applied_cache.has_foreign_replicas_owner(obj)),
-    "rollout": lambda obj: service_status.is_fully_rolled_out(TierStatusInputs("serve", 2, obj, ())),
+    "rollout": lambda obj: is_fully_rolled_out(TierStatusInputs("serve", 2, obj, ())),
     "troubles": lambda obj: pod_diagnosis.most_severe(obj, []),
     "reconcile": lambda obj: round_of(stored(obj)),
     "autoscale": lambda obj: ticks_of(stored(obj)),

@@ -20,11 +20,12 @@ from plimsoll.controllers.autoscale.pod_deletion_cost import ScaleDownSelection
 from plimsoll.controllers.autoscale.scale_action import ScaleChange
 from plimsoll.controllers.autoscale.scaling_status import ScalingReport, initial_report
 from plimsoll.controllers.autoscale.signal_health import ConfigVersions, HealthReport, SignalHealth
-from plimsoll.controllers.reconcile import service_status
+from plimsoll.controllers.reconcile import condition_events, service_status
 from plimsoll.controllers.reconcile.drain_reports import DrainTimeout
 from plimsoll.controllers.reconcile.model_names import Former, ModelNames
 from plimsoll.controllers.reconcile.observe import NO_RULES, NameState, name_state
-from plimsoll.controllers.reconcile.service_status import StatusInputs, TierStatusInputs
+from plimsoll.controllers.reconcile.service_status import StatusInputs
+from plimsoll.controllers.reconcile.tier_state import TierStatusInputs
 from plimsoll.core.autoscaling.decide import decide
 from plimsoll.core.autoscaling.decision_state import DecisionState
 from plimsoll.core.autoscaling.inputs import ServiceSnapshot, TierSnapshot
@@ -55,6 +56,7 @@ QUOTE = "0/5000 nodes are available: 4000 Insufficient nvidia.com/gpu, 1000 node
 MANY = 99_999
 PODS = 999
 LONG_S = 86_399.7
+SLO_MET = conditions.Condition(conditions.ConditionType.SLO_MET, True, ConditionReason.SLO_MET, "met")
 SLO = Slo(0.9999, 3599.9, 0.0, 3599.9, 3599.9)
 
 
@@ -97,7 +99,8 @@ def report(*held: conditions.Condition, slow: str | None = None) -> ScalingRepor
 
 def transition_events(new: StatusInputs, old: StatusInputs) -> Iterator[Event]:
     before = conditions.merge([], service_status.build_conditions(old), "2026-01-01T00:00:00Z")
-    yield from service_status.changed_events(before, service_status.build_conditions(new), "7")
+    recovered = service_status.recovery_messages(new)
+    yield from condition_events.changed_events(before, service_status.build_conditions(new), recovered, "7")
 
 
 def name_states() -> Iterator[NameState]:
@@ -115,7 +118,7 @@ def name_states() -> Iterator[NameState]:
         yield name_state(claim, [claim, *others], rules)
 
 
-def condition_events() -> Iterator[Event]:
+def all_condition_events() -> Iterator[Event]:
     """The Events of all conditions, at a change to trouble and back."""
     good = status_inputs(fallback=(OTHER, ""))
     names = tuple("m" * 253 for _ in range(8))
@@ -146,12 +149,9 @@ def condition_events() -> Iterator[Event]:
         yield from transition_events(trouble, good)
         yield from transition_events(named, trouble)
     for held in emitting_conditions():
-        for other in (replace(held, holds=True, reason=ConditionReason.ADMITTING_ALL), replace(held, holds=False)):
-            for first, second in ((held, other), (other, held)):
-                yield from transition_events(
-                    status_inputs(scaling_report=report(first)), status_inputs(scaling_report=report(second))
-                )
-        yield from transition_events(status_inputs(scaling_report=report(held)), good)
+        troubled, well = (status_inputs(scaling_report=report(SLO_MET, *others)) for others in ((held,), ()))
+        for first, second in ((troubled, well), (well, troubled)):
+            yield from transition_events(first, second)
 
 
 def slow_transfer() -> str:
@@ -164,8 +164,9 @@ def emitting_conditions() -> Iterator[conditions.Condition]:
     """The scaling conditions that emit Events, from their builders."""
     tiers = ("prefill", "decode")
     yield from (
-        scaling_conditions.metrics_available(ServiceSnapshot(ServiceMetrics(0.0), {}), health)
-        for health in (HealthReport(), HealthReport(True), HealthReport(silent_tiers=tiers))
+        found
+        for health in (HealthReport(True), HealthReport(silent_tiers=tiers))
+        if (found := scaling_conditions.metrics_degraded(ServiceSnapshot(ServiceMetrics(0.0), {}), health)) is not None
     )
     state = ServiceState.for_roles(["prefill", "decode"])
     infeasible = Infeasible(Constraint.ITL, replace(SLO, itl_s=3599.9), "a prefill tier makes the gaps shorter, " * 5)
@@ -173,14 +174,20 @@ def emitting_conditions() -> Iterator[conditions.Condition]:
         MANY, MANY, 123_456.7, 0.000_123, 9876.5, Constraint.TTFT, 0.8, 0.6, 3599.9, None, infeasible=infeasible
     )
     state.sizings = dict.fromkeys(tiers, sizing)
-    yield scaling_conditions.slo_feasible(state, Slo(0.95, 1.0))
+    infeasible_slo = scaling_conditions.slo_infeasible(state)
+    assert infeasible_slo is not None
+    yield infeasible_slo
     decision = TierDecision(MANY, (), etas_s=(LONG_S,) * MANY)
     state.last_decision = TimedDecision(0.0, ScalingDecision(dict.fromkeys(tiers, decision), "decode", DecisionState()))
     overload = ServiceMetrics(123_456.7, rejected_share=0.999)
     snapshot = ServiceSnapshot(overload, dict.fromkeys(tiers, TierSnapshot(MANY, MANY)))
     starting = {"count": MANY, "nextReady": "2026-01-01T00:00:00Z"}
-    for health in (HealthReport(), HealthReport(stale_gateways=stale_gateways())):
-        yield scaling_conditions.admission_healthy(state, snapshot, (), health, starting)
+    for found in (
+        scaling_conditions.shedding(state, snapshot, (), starting),
+        scaling_conditions.gateway_config_stale(HealthReport(stale_gateways=stale_gateways())),
+    ):
+        assert found is not None
+        yield found
     for limited in limited_decisions():
         decision_of = ScalingDecision({"prefill": limited}, None, DecisionState())
         found = LimitTracker().update(decision_of, 0.0)
@@ -274,7 +281,7 @@ def drain_events() -> Iterator[Event]:
 
 
 def all_events() -> list[Event]:
-    return [*condition_events(), *scale_events(), *drain_events()]
+    return [*all_condition_events(), *scale_events(), *drain_events()]
 
 
 def test_every_event_is_short_without_the_guard() -> None:

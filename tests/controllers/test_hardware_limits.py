@@ -121,12 +121,12 @@ def test_status_inputs_have_the_limits_of_the_spec() -> None:
 
 
 @pytest.mark.api
-async def test_slo_feasible_is_false_before_an_engine_has_run(world: ControllerHarness) -> None:
+async def test_slo_infeasible_is_true_before_an_engine_has_run(world: ControllerHarness) -> None:
     tier = {"serve": {"pod": {"nodeSelector": H100}}}
     await world.create(model={"uri": "hf://Qwen/Qwen3-8B"}, tiers=tier, slo=SLO)
     operator = await world.reconcile_once("chat")
     await world.reconcile_once("chat", operator)
     stored = {one["type"]: one for one in (await world.service())["status"]["conditions"]}
-    assert stored["SLOFeasible"]["status"] == "False"
-    assert told()[0] in stored["SLOFeasible"]["message"]
+    assert stored["SLOInfeasible"]["status"] == "True"
+    assert told()[0] in stored["SLOInfeasible"]["message"]
     assert "SLOInfeasible" in await world.events()

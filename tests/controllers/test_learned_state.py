@@ -74,7 +74,7 @@ def test_earlier_decisions_are_shown_after_restart() -> None:
     assert decided_at(again) == ["2027-01-15T08:01:40Z", *before], "its own, of this tick, and those of the other"
     document = again.scaler.explain(KEY)
     assert document is not None
-    assert document["decisions"][1]["tiers"]["serve"]["why"] == status["lastDecision"]["tiers"]["serve"]["why"]
+    assert document["decisions"][1]["tiers"]["serve"]["why"] == status["lastDecision"]["serve"].partition(": ")[2]
     again.scaler.decide(NOW_S + 120.0)
     assert shown(again, parent)["lastDecision"] == status["lastDecision"], "nothing has changed since"
     more = {**PROMISED, "tiers": {"serve": {"minReplicas": 20, "maxReplicas": 20}}}
@@ -88,10 +88,14 @@ def test_decision_that_the_checkpoint_lacks_is_taken_from_the_status() -> None:
     """The status is written first, so an operator that ends in between leaves an older checkpoint."""
     parent = builders.service(**PROMISED)
     world = scaled_up_world(parent)
-    newer = {"time": "2027-01-15T08:01:30Z", "tiers": {"serve": {"from": 4, "to": 5, "why": "w"}}}
+    newer = {"time": "2027-01-15T08:01:30Z", "serve": "4 -> 5: why: {braces}"}
     again = restarted(world, parent, {**shown(world, parent), "lastDecision": newer})
     again.scaler.decide(NOW_S + 100.0)
     assert decided_at(again) == ["2027-01-15T08:01:40Z", newer["time"], *decided_at(world)[1:]]
+    document = again.scaler.explain(KEY)
+    assert document is not None
+    restored = document["decisions"][1]["tiers"]["serve"]
+    assert (restored["before"], restored["replicas"], restored["why"]) == (4, 5, "why: {braces}")
 
 
 def test_unchanged_recommendation_over_restarts_is_one_decision() -> None:
@@ -106,7 +110,7 @@ def test_unchanged_recommendation_over_restarts_is_one_decision() -> None:
         for second in (0.0, 20.0):
             world.scaler.decide(NOW_S + 100.0 * process + second)
         status = shown(world, parent)
-        assert status["lastDecision"]["tiers"]["prefill"]["to"] == 2
+        assert status["lastDecision"]["prefill"].startswith("1 -> 2: ")
         assert len(world.scaler._entries[KEY].service_state.decisions) == 1
 
 
@@ -120,6 +124,9 @@ def test_unchanged_recommendation_over_restarts_is_one_decision() -> None:
         {"time": "2026-01-01T00:00:00Z", "tiers": 4},
         {"time": "2026-01-01T00:00:00Z", "tiers": {"serve": {"from": None, "to": 3, "why": ""}}},
         {"time": "2026-01-01T00:00:00Z"},
+        {"time": "2026-01-01T00:00:00Z", "serve": "from 1 to 3"},
+        {"time": "2026-01-01T00:00:00Z", "serve": f"1 -> {'9' * 5000}: why"},
+        {"time": "yesterday", "serve": "1 -> 3: why"},
     ],
 )
 def test_unreadable_stored_decision_is_dropped(stored: object) -> None:

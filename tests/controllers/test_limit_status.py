@@ -12,7 +12,7 @@ from plimsoll.api import conditions
 from plimsoll.api.conditions import Condition, ConditionReason
 from plimsoll.api.events import Event, EventReason
 from plimsoll.controllers.autoscale.limit_status import LIMIT_RECOVERY_SECONDS, LimitTracker
-from plimsoll.controllers.reconcile import service_status
+from plimsoll.controllers.reconcile import condition_events, service_status
 from plimsoll.controllers.reconcile.service_status import StatusInputs
 from plimsoll.core.autoscaling.decision_state import DecisionState
 from plimsoll.core.autoscaling.scaling_decision import LimitNote, ScalingDecision, ScalingLimit, TierDecision
@@ -40,7 +40,7 @@ class StatusWriter:
         self.writes = 0
 
     def write(self, stated: tuple[Condition, ...], now: str) -> None:
-        self.events += service_status.changed_events(self.conditions, stated, "7")
+        self.events += condition_events.changed_events(self.conditions, stated, {}, "7")
         merged = conditions.merge(self.conditions, stated, now)
         self.writes += merged != self.conditions
         self.conditions = merged

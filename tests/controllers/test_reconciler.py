@@ -33,7 +33,7 @@ async def test_reconcile_creates_all_objects_and_status(world: ControllerHarness
     status = (await world.service())["status"]
     assert status["modelNames"] == ["chat", f"{world.namespace}/chat"]
     assert status["tiers"]["decode"]["summary"] == "0/1"
-    assert (await reasons(world))["DecodeReady"] == "Starting"
+    assert (await reasons(world)).keys() == {"Ready", "Reconciling"}
 
 
 async def test_reconcile_second_round_writes_nothing(world: ControllerHarness) -> None:
@@ -244,9 +244,9 @@ async def test_reconcile_older_service_keeps_model_name(world: ControllerHarness
     operator = await world.reconcile_once("first")
     await world.reconcile_once("second", operator)
     both = [await reasons(world, name) for name in ("first", "second")]
-    winners = [r["ModelNameAccepted"] for r in both]
-    assert sorted(winners) == ["Accepted", "ModelNameTaken"]
-    loser = ("first", "second")[winners.index("ModelNameTaken")]
+    rejections = [r.get("ModelNameRejected") for r in both]
+    assert sorted(map(str, rejections)) == ["ModelNameTaken", "None"]
+    loser = ("first", "second")[rejections.index("ModelNameTaken")]
     assert (await world.service(loser))["status"]["modelNames"] == [f"{world.namespace}/{loser}"]
     assert (await world.events()).count("ModelNameTaken") == 1
 
@@ -266,8 +266,8 @@ async def test_edited_older_service_takes_no_model_name(world: ControllerHarness
     young, edited = (await world.service("young"))["status"], (await world.service("old"))["status"]
     assert (young["modelNameClaim"], young["modelNames"][0]) == (claim, name)
     assert "modelNameClaim" not in edited
-    told = {one["type"]: one for one in edited["conditions"]}["ModelNameAccepted"]
-    assert told["status"] == "False"
+    told = {one["type"]: one for one in edited["conditions"]}["ModelNameRejected"]
+    assert told["status"] == "True"
     assert (
         f"service {world.namespace}/young holds the name since {claim['since'].partition('.')[0]}Z" in told["message"]
     )

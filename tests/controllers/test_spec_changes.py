@@ -65,8 +65,8 @@ def field(name: str) -> Probe:
     return lambda service: service.status.get(name)
 
 
-def scaling_active(service: SingleService) -> object:
-    return service.conditions["ScalingActive"], service.replicas()
+def scaling_inactive(service: SingleService) -> object:
+    return service.conditions.get("ScalingInactive"), service.replicas()
 
 
 def sized(service: SingleService) -> object:
@@ -135,8 +135,8 @@ CASES = [
         "scaling", {"warmReplicas": 2, **HORIZON}, {"warmReplicas": 4, **HORIZON}, replicas,
         {**SERVE, "scaling": None},
     ),
-    Case("scaling.mode", "Recommend", "Off", scaling_active),
-    Case("scaling.paused", True, False, scaling_active),
+    Case("scaling.mode", "Recommend", "Off", scaling_inactive),
+    Case("scaling.paused", True, False, scaling_inactive),
     Case("scaling.headroom", "40%", "60%", replicas),
     Case("scaling.sloMissCost", 0, 100_000, core_spec),
     Case("scaling.warmReplicas", 2, 4, replicas),
@@ -196,7 +196,7 @@ def outcome(service: SingleService) -> Object:
 
 
 async def test_prefill_tier_without_target_keeps_its_minimum() -> None:
-    """Nothing in the SLO depends on it: it is not frozen at a count of earlier, and the condition says why."""
+    """Nothing in the SLO depends on it: it is not frozen at a count of earlier, and the decision says why."""
     service = running(PAIR)
     try:
         await service.run(WARM_UP_S)
@@ -205,10 +205,12 @@ async def test_prefill_tier_without_target_keeps_its_minimum() -> None:
         service.edit("slo.ttft", DELETE)
         await service.run(3)
         assert service.replicas() == {"prefill": 1, "decode": before["decode"]}
-        found = {one["type"]: one for one in service.status["conditions"]}
-        assert service.conditions["ScalingActive"] == ("True", "ScalingOnForecast")
-        assert "prefill: spec.slo.ttft is not set, so it keeps its minReplicas" in found["ScalingActive"]["message"]
-        assert service.conditions["SLOFeasible"] == ("True", "Feasible")
+        assert service.conditions.keys() & {"ScalingInactive", "SLOInfeasible"} == set()
+        assert "spec.slo.ttft is not set" in service.status["lastDecision"]["prefill"]
+        document = service.scaler.explain(KEY)
+        assert document is not None
+        steps = document["decisions"][0]["tiers"]["prefill"]["steps"]
+        assert any("spec.slo.ttft is not set" in step["why"] for step in steps), "as long as it is so"
         [event] = [one for one in service.kube.events if one["reason"] == "ScaledDown"]
         assert "spec.slo.ttft is not set" in event["message"]
         service.edit("tiers.prefill.minReplicas", 3)

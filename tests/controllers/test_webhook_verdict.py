@@ -135,7 +135,7 @@ def test_warning_has_the_words_of_the_condition() -> None:
     claims = [claim for one in (service, holder) if (claim := read_claim(one)) is not None]
     state: NameState = name_state(claims[0], claims, NameRules())
     conditions = build_conditions(StatusInputs(service, name_state=state))
-    condition = next(one for one in conditions if one.type is ConditionType.MODEL_NAME_ACCEPTED)
+    condition = next(one for one in conditions if one.type is ConditionType.MODEL_NAME_REJECTED)
     [warning] = verdict(service, None, cluster_of(holder)).warnings
     assert warning.partition(";")[0] == condition.message.partition(";")[0]
 

@@ -73,9 +73,9 @@ async def test_unreachable_engines_return_openai_503(stack: GatewayStack) -> Non
 
 async def test_only_unreachable_engine_names_time_of_next(stack: GatewayStack) -> None:
     """The client waits for the start-up that the operator expects, not for a second."""
-    engine, startup = await stack.engine(), {"p50": "45s", "p90": "60s"}
+    engine, startup = await stack.engine(), "45s"
     obj = service()
-    obj["status"]["tiers"] = {"serve": {"startup": startup}}
+    obj["status"]["tiers"] = {"serve": {"startupP50": startup}}
     await stack.set_objects([obj], [pod(engine.address)])
     await stack.wait_routable(engine)
     engine.kill()

@@ -23,7 +23,7 @@ ENGINE = pod("10.0.0.1:8000")
 
 def with_status(obj: Object, next_ready_s: float | None = None, startup: str | None = None, **status: Any) -> Object:
     """The service with what its status says of the serve tier; next_ready_s is on the test's clock."""
-    tier: Object = {} if startup is None else {"startup": {"p50": startup, "p90": startup}}
+    tier: Object = {} if startup is None else {"startupP50": startup}
     if next_ready_s is not None:
         due = datetime.fromtimestamp(START_UNIX_S + next_ready_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         tier["starting"] = {"count": 1, "nextReady": due}
@@ -122,6 +122,6 @@ def test_several_engines_carry_no_time() -> None:
 
 @pytest.mark.parametrize("startup", ["soon", 5, None, ["1s"]])
 def test_unreadable_startup_time_counts_as_unknown(startup: Any) -> None:
-    broken = with_status(service(), tiers={"serve": {"startup": {"p50": startup}}})
+    broken = with_status(service(), tiers={"serve": {"startupP50": startup}})
     sent = response_headers(PickerHarness(broken, pods=(ENGINE,)).send())
     assert 10 <= int(sent[NEXT_ENGINE]) <= 30

@@ -74,7 +74,7 @@ _KINDS: Final[Mapping[str, Mapping[str, Shape]]] = {
     "InferenceService": {
         "status": {
             "conditions": _CONDITIONS,
-            "lastDecision": {"time": str, "binding": str},
+            "lastDecision": _TEXTS,
         }
     },
     "InferenceServiceAdmission": {"limits": {}},

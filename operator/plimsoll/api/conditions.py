@@ -1,9 +1,10 @@
 """Conditions and their reasons: the contract with users, `kubectl wait`, Flux and Argo CD.
 
-The lists are closed, so that every reason can be documented, alerted on and tested. The types in `ABNORMAL_TRUE` are
-true when something is not as it should be, and absent otherwise, as kstatus expects of `Reconciling` and `Stalled`. All
-other conditions are true when all is well. A condition that does not apply is absent. The transition time changes only
-with the status. `status.observedGeneration` is the generation that all conditions were computed from.
+The lists are closed, so that every reason can be documented, alerted on and tested. `Ready` and `SLOMet` are true when
+all is well. The types in `ABNORMAL_TRUE` exist only while they are true, as kstatus expects of `Reconciling` and
+`Stalled`: each names something that users may have to act on, and `kubectl describe` of a healthy service stays short.
+The transition time changes only with the status. `status.observedGeneration` is the generation that all conditions were
+computed from.
 """
 
 from __future__ import annotations
@@ -24,28 +25,41 @@ class ConditionType(StrEnum):
     READY = "Ready"
     RECONCILING = "Reconciling"
     STALLED = "Stalled"
-    PREFILL_READY = "PrefillReady"
-    DECODE_READY = "DecodeReady"
-    SERVE_READY = "ServeReady"
-    MODEL_NAME_ACCEPTED = "ModelNameAccepted"
-    SCALING_ACTIVE = "ScalingActive"
-    SCALING_LIMITED = "ScalingLimited"
-    METRICS_AVAILABLE = "MetricsAvailable"
-    SLO_FEASIBLE = "SLOFeasible"
+    PREFILL_DEGRADED = "PrefillDegraded"
+    DECODE_DEGRADED = "DecodeDegraded"
+    SERVE_DEGRADED = "ServeDegraded"
+    MODEL_NAME_REJECTED = "ModelNameRejected"
+    FALLBACK_UNUSABLE = "FallbackUnusable"
+    SCALING_INACTIVE = "ScalingInactive"
+    METRICS_DEGRADED = "MetricsDegraded"
+    SLO_INFEASIBLE = "SLOInfeasible"
     SLO_MET = "SLOMet"
-    ADMISSION_HEALTHY = "AdmissionHealthy"
-    FALLBACK_RESOLVED = "FallbackResolved"
+    SCALING_LIMITED = "ScalingLimited"
+    SHEDDING = "Shedding"
+    GATEWAY_CONFIG_STALE = "GatewayConfigStale"
     INTERNAL_ERROR = "InternalError"
 
 
-ABNORMAL_TRUE: Final = frozenset(
-    {
-        ConditionType.RECONCILING,
-        ConditionType.STALLED,
-        ConditionType.SCALING_LIMITED,
-        ConditionType.INTERNAL_ERROR,
-    }
-)
+ABNORMAL_TRUE: Final = frozenset(ConditionType) - {ConditionType.READY, ConditionType.SLO_MET}
+
+TYPE_MEANINGS: dict[ConditionType, str] = {
+    ConditionType.READY: "Clients reach the service through the gateway.",
+    ConditionType.RECONCILING: "The cluster does not match the spec yet. The message says what is missing.",
+    ConditionType.STALLED: "The operator cannot go on: the spec is invalid, or the API server rejected an object.",
+    ConditionType.PREFILL_DEGRADED: "Prefill engines cannot start or fail, or their KV cache transfer is slow.",
+    ConditionType.DECODE_DEGRADED: "Decode engines cannot start, or fail.",
+    ConditionType.SERVE_DEGRADED: "Engines of the tier `serve` cannot start, or fail.",
+    ConditionType.MODEL_NAME_REJECTED: "Clients do not reach the service by one of its names.",
+    ConditionType.FALLBACK_UNUSABLE: "The service of `spec.admission.fallback` cannot take requests.",
+    ConditionType.SCALING_INACTIVE: "The autoscaler does not change the replica counts.",
+    ConditionType.METRICS_DEGRADED: "Metrics of gateways or engines are missing or late.",
+    ConditionType.SLO_INFEASIBLE: "No number of replicas meets the SLO.",
+    ConditionType.SLO_MET: "The responses of the last minute met the SLO. Unknown: not measured, or undecided.",
+    ConditionType.SCALING_LIMITED: "A limit keeps a tier from the replicas that it needs.",
+    ConditionType.SHEDDING: "Gateways reject requests. It ends after a minute without a rejection.",
+    ConditionType.GATEWAY_CONFIG_STALE: "A gateway does not use the current admission limits.",
+    ConditionType.INTERNAL_ERROR: "The operator failed for the service or for one of its objects.",
+}
 
 
 class ConditionReason(StrEnum):
@@ -54,13 +68,10 @@ class ConditionReason(StrEnum):
     SERVING = "Serving"
     NO_GATEWAY = "NoGateway"
     NO_ROUTABLE_ENDPOINT = "NoRoutableEndpoint"
-    ALL_REPLICAS_READY = "AllReplicasReady"
     STARTING = "Starting"
     SCALED_TO_ZERO = "ScaledToZero"
     WAKING = "Waking"
     TRANSFER_SLOW = "TransferSlow"
-    ROLLING_OUT = "RollingOut"
-    SCALING_DOWN = "ScalingDown"
     UNSCHEDULABLE = "Unschedulable"
     IMAGE_UNAVAILABLE = "ImageUnavailable"
     CONFIG_ERROR = "ConfigError"
@@ -71,11 +82,9 @@ class ConditionReason(StrEnum):
     PROGRESSING = "Progressing"
     INVALID_SPEC = "InvalidSpec"
     APPLY_REJECTED = "ApplyRejected"
-    ACCEPTED = "Accepted"
     MODEL_NAME_TAKEN = "ModelNameTaken"
     MODEL_NAME_RESERVED = "ModelNameReserved"
     SHORT_NAMES_RESTRICTED = "ShortNamesRestricted"
-    SCALING_ON_FORECAST = "ScalingOnForecast"
     DEMAND_UNKNOWN = "DemandUnknown"
     DECISION_FAILED = "DecisionFailed"
     NO_SLO = "NoSLO"
@@ -85,19 +94,16 @@ class ConditionReason(StrEnum):
     AT_MAX_REPLICAS = "AtMaxReplicas"
     RATE_LIMITED = "RateLimited"
     BUDGET_EXHAUSTED = "BudgetExhausted"
-    METRICS_FRESH = "MetricsFresh"
+    METRICS_DELAYED = "MetricsDelayed"
     METRICS_PARTIAL = "MetricsPartial"
     METRICS_MISSING = "MetricsMissing"
-    FEASIBLE = "Feasible"
     INFEASIBLE = "Infeasible"
     SLO_MET = "SLOMet"
     SLO_VIOLATED = "SLOViolated"
     SLO_UNDETERMINED = "SLOUndetermined"
     NOT_MEASURED = "NotMeasured"
-    ADMITTING_ALL = "AdmittingAll"
     SHEDDING = "Shedding"
     GATEWAY_CONFIG_STALE = "GatewayConfigStale"
-    FALLBACK_RESOLVED = "FallbackResolved"
     FALLBACK_UNUSABLE = "FallbackUnusable"
     OPERATOR_ERROR = "OperatorError"
 
@@ -106,15 +112,12 @@ REASON_MEANINGS: dict[ConditionReason, str] = {
     ConditionReason.SERVING: "At least one gateway pod lists a routable endpoint of the service.",
     ConditionReason.NO_GATEWAY: "The operator cannot reach any gateway pod, so clients cannot reach the service.",
     ConditionReason.NO_ROUTABLE_ENDPOINT: "Engines are ready, but no gateway pod lists one of them yet.",
-    ConditionReason.ALL_REPLICAS_READY: "Every desired replica of the tier is ready.",
     ConditionReason.STARTING: "Engines are starting: image pull, weights, compilation, warm-up.",
     ConditionReason.SCALED_TO_ZERO: "The tier has no replica and no request. The next request is queued while an "
     "engine starts.",
     ConditionReason.WAKING: "Requests are queued at the gateway until the first engine is ready.",
     ConditionReason.TRANSFER_SLOW: "The tier is ready, but transferring the KV cache takes longer than computing it "
     "locally.",
-    ConditionReason.ROLLING_OUT: "Replicas of a new revision are replacing those of the old one.",
-    ConditionReason.SCALING_DOWN: "More replicas exist than desired. The surplus is being removed.",
     ConditionReason.UNSCHEDULABLE: "A pod cannot be scheduled on any node. The message has the scheduler's reason.",
     ConditionReason.IMAGE_UNAVAILABLE: "The engine image cannot be pulled. The message has the kubelet's reason.",
     ConditionReason.CONFIG_ERROR: "A Secret, ConfigMap, volume or claim is missing. The message has the kubelet's "
@@ -129,16 +132,12 @@ REASON_MEANINGS: dict[ConditionReason, str] = {
     ConditionReason.PROGRESSING: "The operator is changing the cluster to match the spec.",
     ConditionReason.INVALID_SPEC: "The spec is invalid. The message names each invalid field.",
     ConditionReason.APPLY_REJECTED: "The API server rejected an object of the service. The message has its reason.",
-    ConditionReason.ACCEPTED: "Clients reach the service by its model name.",
     ConditionReason.MODEL_NAME_TAKEN: "Another service holds the model name. The message says which one, since when, "
     "and how clients reach this service.",
     ConditionReason.MODEL_NAME_RESERVED: "The model name begins with the name of another namespace that has or had "
     "services. Names that begin with NAMESPACE/ belong to that namespace.",
     ConditionReason.SHORT_NAMES_RESTRICTED: "The chart value `gateway.shortModelNames.namespaces` lists the namespaces "
     "that may claim short model names, and the service's is not one of them. Clients reach it as NAMESPACE/NAME.",
-    ConditionReason.SCALING_ON_FORECAST: "Each tier is sized for its forecast load. It keeps `minReplicas` if no "
-    "request arrives or no target of the SLO depends on it. The message names the tier nearest to its SLO capacity, "
-    "and who else set a replica count.",
     ConditionReason.DEMAND_UNKNOWN: "The load or the model of a tier is unknown, so its replica count is frozen. The "
     "message says why.",
     ConditionReason.DECISION_FAILED: "The scaling decision failed with an error, so the replica counts are frozen. "
@@ -152,12 +151,12 @@ REASON_MEANINGS: dict[ConditionReason, str] = {
     ConditionReason.AT_MAX_REPLICAS: "A tier needs more replicas than its `maxReplicas`.",
     ConditionReason.RATE_LIMITED: "`spec.scaling.scaleUp` or `scaleDown` limits the rate of a change.",
     ConditionReason.BUDGET_EXHAUSTED: "A tier needs more GPUs than the GPU budget grants.",
-    ConditionReason.METRICS_FRESH: "Gateways and engines report current metrics.",
+    ConditionReason.METRICS_DELAYED: "Engines do not answer the operator. Their metrics come from Prometheus, with a "
+    "delay.",
     ConditionReason.METRICS_PARTIAL: "Some gateways or engines report no metrics. Load is extrapolated, and no tier "
     "scales down.",
     ConditionReason.METRICS_MISSING: "No gateway reports request metrics, or no engine reports engine metrics. The "
     "replica count is frozen.",
-    ConditionReason.FEASIBLE: "Some number of replicas meets the SLO at the current request mix.",
     ConditionReason.INFEASIBLE: "No number of replicas meets the SLO. The message has the nearest feasible targets.",
     ConditionReason.SLO_MET: "In the last minute, at least the SLO's share of the responses met all targets.",
     ConditionReason.SLO_VIOLATED: "In the last minute, too few responses met their targets, or inter-token latency "
@@ -165,21 +164,19 @@ REASON_MEANINGS: dict[ConditionReason, str] = {
     ConditionReason.SLO_UNDETERMINED: "The measurements allow both that the SLO is met and that it is violated.",
     ConditionReason.NOT_MEASURED: "The attainment cannot be computed yet. The message says what is not measured, and "
     "why.",
-    ConditionReason.ADMITTING_ALL: "The ready engines carry all requests within the SLO.",
     ConditionReason.SHEDDING: "The arrival rate exceeds the SLO capacity of the ready engines. Gateways reject the "
     "excess requests.",
     ConditionReason.GATEWAY_CONFIG_STALE: "A gateway is not using the current admission limits. The message says how "
     "to fix it.",
-    ConditionReason.FALLBACK_RESOLVED: "The fallback service exists and can serve the excess requests.",
     ConditionReason.FALLBACK_UNUSABLE: "The fallback service does not exist, or falls back to this service.",
     ConditionReason.OPERATOR_ERROR: "The operator failed with an error for the object in the message. Other objects "
     "are not affected.",
 }
 
-TIER_READY_TYPES = {
-    "prefill": ConditionType.PREFILL_READY,
-    "decode": ConditionType.DECODE_READY,
-    "serve": ConditionType.SERVE_READY,
+TIER_DEGRADED_TYPES = {
+    "prefill": ConditionType.PREFILL_DEGRADED,
+    "decode": ConditionType.DECODE_DEGRADED,
+    "serve": ConditionType.SERVE_DEGRADED,
 }
 
 

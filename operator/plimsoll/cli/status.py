@@ -150,18 +150,15 @@ _TIER_HEADER: Final = [
     "NEEDED",
     "UTILIZATION",
     "CAPACITY",
-    "START-UP P50",
-    "P90",
-    "MODEL",
+    "START-UP",
 ]
 
 
 def _tier_row(name: str, tier: Any, now_s: float) -> list[str]:
-    counts = (get_int(tier, field) for field in ("ready", "desired", "needed"))
-    figures = (
-        get_text(tier, *path)
-        for path in (("utilization",), ("capacityPerReplica",), ("startup", "p50"), ("startup", "p90"))
-    )
+    desired, is_sized = get_int(tier, "desired"), get_text(tier, "capacityPerReplica") is not None
+    needed = get_int(tier, "needed")
+    counts = get_int(tier, "ready"), desired, desired if needed is None and is_sized else needed
+    figures = (get_text(tier, field) for field in ("utilization", "capacityPerReplica", "startupP50"))
     ready, *wanted = (MISSING if count is None else str(count) for count in counts)
     return [
         name,
@@ -169,7 +166,6 @@ def _tier_row(name: str, tier: Any, now_s: float) -> list[str]:
         _starting_summary(tier, now_s),
         *wanted,
         *(figure or MISSING for figure in figures),
-        get_text(tier, "model") or MISSING,
     ]
 
 
@@ -193,13 +189,12 @@ def _slo_section(service: KubeObject, screen: Screen) -> list[str]:
     measured = get_mapping(service, "status", "slo")
     extra = get_text(slo, "ttftPerKToken")
     ttft = f"{get_text(slo, 'ttft') or MISSING}{f' + {extra} per 1k tokens' if extra else ''}"
-    rows = [[f"P{95 if percentile is None else percentile}", "TARGET", "MEASURED", "ATTAINMENT"]]
+    rows = [[f"P{95 if percentile is None else percentile}", "TARGET", "MEASURED"]]
     for name, target in (("ttft", ttft), ("tpot", get_text(slo, "tpot")), ("e2e", get_text(slo, "e2e"))):
         if target or name != "e2e":
-            figures = get_text(measured, name), get_text(measured, "attainmentByTarget", name)
-            rows.append([name.upper(), target or MISSING, *(figure or MISSING for figure in figures)])
+            rows.append([name.upper(), target or MISSING, get_text(measured, name) or MISSING])
     if get_text(slo, "itl"):
-        rows.append(["ITL P99", get_text(slo, "itl") or MISSING, get_text(measured, "itl") or MISSING, MISSING])
+        rows.append(["ITL P99", get_text(slo, "itl") or MISSING, get_text(measured, "itl") or MISSING])
     return format_table(rows, screen) + _attainment_lines(slo, measured, screen)
 
 
@@ -208,7 +203,8 @@ def _attainment_lines(slo: dict[str, Any], measured: dict[str, Any], screen: Scr
 
     It is a lower bound if engines measure one target and gateways another.
     """
-    of_completed, of_all = get_text(measured, "attainment"), get_text(measured, "attainmentIncludingRejected")
+    of_completed = get_text(measured, "attainment")
+    of_all = get_text(measured, "attainmentIncludingRejected") or of_completed
     if of_completed is None and of_all is None:
         why = get_text(measured, "unavailableReason")
         return [] if why is None else hanging_indent("", f"attainment unknown: {why}", screen)
@@ -221,19 +217,12 @@ def _attainment_lines(slo: dict[str, Any], measured: dict[str, Any], screen: Scr
 
 
 def _decisions_section(service: KubeObject, screen: Screen) -> list[str]:
-    last = get_value(service, "status", "lastDecision")
+    last = get_mapping(service, "status", "lastDecision")
+    time = get_text(last, "time") or MISSING
     rows = [
-        [
-            get_text(last, "time") or MISSING,
-            name,
-            f"{_format_count(tier, 'from')} -> {_format_count(tier, 'to')}",
-            get_text(tier, "why") or MISSING,
-        ]
-        for name, tier in get_mapping(last, "tiers").items()
+        [time, tier, replicas, why or MISSING]
+        for tier in _TIERS
+        for replicas, _, why in [(get_text(last, tier) or "").partition(": ")]
+        if replicas
     ]
     return ["", *format_table([["DECIDED", "TIER", "REPLICAS", "WHY"], *rows], screen)] if rows else []
-
-
-def _format_count(tier: Any, field: str) -> str:
-    count = get_int(tier, field)
-    return MISSING if count is None else str(count)

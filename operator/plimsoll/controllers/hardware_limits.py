@@ -86,15 +86,10 @@ def hardware_limits(service: InferenceService, default_args: Sequence[str] = ())
     return tuple(found)
 
 
-def with_hardware_limits(condition: Condition, limits: tuple[str, ...]) -> Condition:
-    """Return SLOFeasible as false while only the data sheets say so, any other condition as it is.
-
-    limits: of `hardware_limits`. A measured capacity replaces them.
-    """
-    if not limits or condition.type is not ConditionType.SLO_FEASIBLE or condition.holds is not None:
-        return condition
+def infeasible_by_hardware(limits: tuple[str, ...]) -> Condition:
+    """Return SLOInfeasible by data sheets. limits: of `hardware_limits`, at least one."""
     message, brief = f"{'; '.join(limits)}; {_ADVICE}", f"{shorten(limits[0], MAX_QUOTE_CHARS)}; {_ADVICE}"
-    return Condition(ConditionType.SLO_FEASIBLE, False, ConditionReason.INFEASIBLE, message, brief)
+    return Condition(ConditionType.SLO_INFEASIBLE, True, ConditionReason.INFEASIBLE, message, brief)
 
 
 def named_accelerator(node_selector: Mapping[str, str]) -> Accelerator | None:

@@ -289,7 +289,7 @@ def _startup(obj: Object) -> tuple[float | None, float | None]:
     role = Role.SERVE if value_at(tiers, Role.SERVE) is not None else Role.DECODE
     next_ready_s = epoch_s(value_at(tiers, role, "starting", "nextReady"))
     try:
-        return next_ready_s, units.parse_duration(value_at(tiers, role, "startup", "p50"))
+        return next_ready_s, units.parse_duration(value_at(tiers, role, "startupP50"))
     except (AttributeError, TypeError, ValueError):
         return next_ready_s, None
 

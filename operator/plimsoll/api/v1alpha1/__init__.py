@@ -19,16 +19,12 @@ from plimsoll.api.v1alpha1.scaling_status import (
     CostStatus,
     DecisionStatus,
     SloStatus,
-    TargetAttainmentStatus,
-    TierChangesStatus,
-    TierChangeStatus,
 )
 from plimsoll.api.v1alpha1.schedule import ScheduleEntry
 from plimsoll.api.v1alpha1.service import InferenceService, InferenceServiceSpec, ObjectMeta, parse
 from plimsoll.api.v1alpha1.slo import LatencyTargets, SloSpec
 from plimsoll.api.v1alpha1.status import ConditionStatus, FormerNameStatus, InferenceServiceStatus
 from plimsoll.api.v1alpha1.tier_status import (
-    StartupStatus,
     TiersStatus,
     TierStatus,
 )
@@ -73,11 +69,7 @@ __all__ = [
     "SecretRef",
     "SloSpec",
     "SloStatus",
-    "StartupStatus",
-    "TargetAttainmentStatus",
     "Tenant",
-    "TierChangeStatus",
-    "TierChangesStatus",
     "TierStatus",
     "TiersStatus",
     "Toleration",

@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field
 
 from plimsoll.api.v1alpha1.tier_status import FormattedNumber, StatusModel
-
-
-class TargetAttainmentStatus(StatusModel):
-    """Share of the responses that met each target."""
-
-    ttft: FormattedNumber | None = Field(
-        default=None, description="Share whose first token met the TTFT target for their prompt length, such as 98%."
-    )
-    tpot: FormattedNumber | None = Field(
-        default=None,
-        description="Share whose time per output token met the target. It is a lower bound if targets differ by class.",
-    )
-    e2e: FormattedNumber | None = Field(
-        default=None, alias="e2e", description="Share whose last token met the e2e target."
-    )
 
 
 class SloStatus(StatusModel):
@@ -40,17 +27,15 @@ class SloStatus(StatusModel):
         default=None,
         description="99th percentile of the inter-token latency, such as 31ms; only with an itl target.",
     )
-    attainment_by_target: TargetAttainmentStatus | None = Field(
-        default=None, description="Share of the responses that met each target that is set and measured."
-    )
     attainment: FormattedNumber | None = Field(
         default=None,
         description="Share of the responses that met all targets of their request (ttft, tpot, e2e), such as 97%. It "
-        "is a lower bound, because TPOT misses are not measured per request.",
+        "is a lower bound, because TPOT misses are not measured per request. SLOMet has the share of each target.",
     )
     attainment_including_rejected: FormattedNumber | None = Field(
         default=None,
-        description="The same share of all arrived requests, rejected ones included. Rejections cannot raise it.",
+        description="The same share of all arrived requests, rejected ones included. Absent: equal to attainment. "
+        "Rejections cannot raise it.",
     )
     unavailable_reason: str | None = Field(
         default=None,
@@ -60,32 +45,18 @@ class SloStatus(StatusModel):
     offered: FormattedNumber | None = Field(default=None, description="Arrival rate of requests, such as 41.2 req/s.")
 
 
-class TierChangeStatus(StatusModel):
-    """Decision for one tier."""
-
-    from_: int = Field(
-        alias="from", ge=0, json_schema_extra={"format": "int32"}, description="Replica count before the decision."
-    )
-    to: int = Field(ge=0, json_schema_extra={"format": "int32"}, description="Replica count that was decided.")
-    why: str = Field(
-        default="", max_length=4096, description="Steps of the decision, and the expected latency without it."
-    )
-
-
-class TierChangesStatus(StatusModel):
-    """Decision for each tier."""
-
-    prefill: TierChangeStatus | None = Field(default=None, description="The prefill tier.")
-    decode: TierChangeStatus | None = Field(default=None, description="The decode tier.")
-    serve: TierChangeStatus | None = Field(default=None, description="The aggregated tier.")
+TierChange = Annotated[str, Field(max_length=4096)]
 
 
 class DecisionStatus(StatusModel):
-    """One scaling decision."""
+    """One scaling decision. A tier that it did not change is absent."""
 
     time: str = Field(json_schema_extra={"format": "date-time"}, description="Time of the decision.")
-    tiers: TierChangesStatus = Field(default=TierChangesStatus(), description="Decision for each tier.")
-    binding: str | None = Field(default=None, max_length=32, description="Tier nearest to its SLO capacity.")
+    prefill: TierChange | None = Field(
+        default=None, description="Replica counts of the prefill tier before and after, and why: `1 -> 2: WHY`."
+    )
+    decode: TierChange | None = Field(default=None, description="The same for the decode tier.")
+    serve: TierChange | None = Field(default=None, description="The same for the aggregated tier.")
 
 
 class CostStatus(StatusModel):

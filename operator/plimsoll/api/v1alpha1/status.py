@@ -76,8 +76,7 @@ class InferenceServiceStatus(StatusModel):
     )
     conditions: Annotated[tuple[ConditionStatus, ...], Field(max_length=32, strict=False), MapList(("type",))] = Field(
         default=(),
-        description="Conditions of the service. Reconciling, Stalled, ScalingLimited and InternalError are "
-        "present only while they are true.",
+        description="Conditions of the service. All but Ready and SLOMet are present only while they are true.",
     )
     tiers: TiersStatus | None = Field(default=None, description="Engines and capacity of each tier.")
     slo: SloStatus | None = Field(default=None, description="SLO attainment that clients saw in the last minute.")

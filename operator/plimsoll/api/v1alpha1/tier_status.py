@@ -20,13 +20,6 @@ class StatusModel(ApiModel):
     model_config = ConfigDict(extra="ignore")
 
 
-class StartupStatus(StatusModel):
-    """Measured quantiles of a duration."""
-
-    p50: FormattedNumber | None = Field(default=None, description="Median, such as 41s.")
-    p90: FormattedNumber | None = Field(default=None, description="90th percentile, such as 63s.")
-
-
 class StartingStatus(StatusModel):
     """Pods that are starting."""
 
@@ -51,7 +44,8 @@ class TierStatus(StatusModel):
     desired: int = Field(default=0, ge=0, json_schema_extra=_INT32, description="Desired number of pods.")
     needed: Annotated[int, Field(ge=0, json_schema_extra=_INT32)] | None = Field(
         default=None,
-        description="Number of pods that the forecast load needs, before limits. Absent: load or model are unknown.",
+        description="Number of pods that the forecast load needs, before limits, if it differs from desired. Without "
+        "capacityPerReplica it is unknown.",
     )
     summary: str = Field(default="", max_length=32, description="Ready and desired pods, such as 2/3.")
     utilization: FormattedNumber | None = Field(
@@ -61,14 +55,12 @@ class TierStatus(StatusModel):
     capacity_per_replica: FormattedNumber | None = Field(
         default=None, description="SLO capacity of one pod: its highest load within the SLO, such as 9.1 req/s."
     )
-    model: str = Field(
-        default="",
-        max_length=1024,
-        description="Performance model of one replica: calibrated by measurements, or what it still lacks. Until then "
-        "it is an estimate from the model and the GPU.",
-    )
     starting: StartingStatus | None = Field(default=None, description="Pods that are starting. Absent: none.")
-    startup: StartupStatus | None = Field(default=None, description="Time from ordering a pod until it is ready.")
+    startup_p50: FormattedNumber | None = Field(
+        default=None,
+        alias="startupP50",
+        description="Median time from ordering a pod until it is ready, such as 41s.",
+    )
 
 
 class TiersStatus(StatusModel):

@@ -1,4 +1,7 @@
-"""The scaling conditions of a service, from its state, metrics and figures. Pure."""
+"""The scaling conditions of a service, from its state, metrics and figures. Pure.
+
+Each function returns a condition that is true, or None while there is nothing to report.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from plimsoll.core.types import Unavailable
 
 Object = dict[str, Any]
 
-SHEDDING_SHARE: Final = 0.01  # share of rejected requests above which AdmissionHealthy is false
+SHEDDING_SHARE: Final = 0.01  # share of rejected requests above which Shedding is true
 _PROMETHEUS_ONLY: Final = (
     "gateways answer; engines of {} do not answer the operator, and their metrics come from Prometheus with a delay."
     " Check that the operator can reach port 8001 of the engine pods (NetworkPolicy, mesh)"
@@ -33,13 +36,15 @@ _PROMETHEUS_ONLY: Final = (
 def is_shedding(snapshot: ServiceSnapshot, old_conditions: Iterable[Condition]) -> bool:
     """Whether the service sheds load. It starts above SHEDDING_SHARE, and ends after a minute without a rejection."""
     share = snapshot.metrics.rejected_share
-    was_shedding = any(c.type is ConditionType.ADMISSION_HEALTHY and c.holds is False for c in old_conditions)
+    was_shedding = any(c.type is ConditionType.SHEDDING for c in old_conditions)
     return not isinstance(share, Unavailable) and share > (0.0 if was_shedding else SHEDDING_SHARE)
 
 
-def scaling_active(service_state: ServiceState, spec: ScalingSpec) -> Condition:
+def scaling_inactive(service_state: ServiceState, spec: ScalingSpec) -> Condition | None:
+    """Why the autoscaler changes no replica count."""
+
     def inactive(reason: ConditionReason, message: str) -> Condition:
-        return Condition(ConditionType.SCALING_ACTIVE, False, reason, message)
+        return Condition(ConditionType.SCALING_INACTIVE, True, reason, message)
 
     if spec.policy.paused:
         return inactive(ConditionReason.PAUSED, "spec.scaling.paused is true: decisions are reported, but not applied")
@@ -69,17 +74,7 @@ def scaling_active(service_state: ServiceState, spec: ScalingSpec) -> Condition:
     if frozen:
         reasons = "; ".join(f"{name}: {why}" for name, why in frozen.items())
         return inactive(ConditionReason.DEMAND_UNKNOWN, f"the replica count is frozen: {reasons}")
-    decision = service_state.last_decision.decision if service_state.last_decision else None
-    binding = (decision and decision.binding_tier) or "none"
-    overrides = [f"; {n}: {t.override}" for n, t in (decision.tiers if decision else {}).items() if t.override]
-    message = f"each tier is sized for its forecast; binding tier: {binding}"
-    if without_demand:
-        message = (
-            "no request arrives, waits or runs, as all gateways and engines report: each tier keeps its minReplicas"
-        )
-    message += "".join(f"; {n}: spec.slo.ttft is not set, so it keeps its minReplicas" for n in without_target)
-    message += "".join(overrides)
-    return Condition(ConditionType.SCALING_ACTIVE, True, ConditionReason.SCALING_ON_FORECAST, message)
+    return None
 
 
 def is_partial(snapshot: ServiceSnapshot) -> bool:
@@ -88,32 +83,35 @@ def is_partial(snapshot: ServiceSnapshot) -> bool:
     return any(0.0 < coverage < 1.0 for coverage in coverages)
 
 
-def metrics_available(snapshot: ServiceSnapshot, health: HealthReport) -> Condition:
+def metrics_degraded(snapshot: ServiceSnapshot, health: HealthReport) -> Condition | None:
+    """Which metrics are missing or late, and what the autoscaler does meanwhile."""
+
+    def degraded(reason: ConditionReason, message: str) -> Condition:
+        return Condition(ConditionType.METRICS_DEGRADED, True, reason, message)
+
     if health.gateways_silent:
         message = (
             f"no gateway replica has reported request metrics for {GATEWAY_SILENCE_SECONDS:.0f} s: demand is unknown,"
             " and the replica count is frozen"
         )
-        return Condition(ConditionType.METRICS_AVAILABLE, False, ConditionReason.METRICS_MISSING, message)
+        return degraded(ConditionReason.METRICS_MISSING, message)
     if health.silent_tiers:
         message = (
             f"no ready engine of {', '.join(health.silent_tiers)} has sent metrics for {ENGINE_SILENCE_SECONDS:.0f} s,"
             " no tier scales down. Check that the operator can reach port 8001 of its pods (NetworkPolicy, mesh)"
         )
-        return Condition(ConditionType.METRICS_AVAILABLE, False, ConditionReason.METRICS_MISSING, message)
+        return degraded(ConditionReason.METRICS_MISSING, message)
     if is_partial(snapshot):
         message = "some gateways or engines do not report metrics: tiers can scale up, but not down"
-        return Condition(ConditionType.METRICS_AVAILABLE, True, ConditionReason.METRICS_PARTIAL, message)
+        return degraded(ConditionReason.METRICS_PARTIAL, message)
     if health.prometheus_only_tiers:
         message = _PROMETHEUS_ONLY.format(", ".join(health.prometheus_only_tiers))
-        return Condition(ConditionType.METRICS_AVAILABLE, True, ConditionReason.METRICS_FRESH, message)
-    return Condition(
-        ConditionType.METRICS_AVAILABLE, True, ConditionReason.METRICS_FRESH, "all gateways and engines report metrics"
-    )
+        return degraded(ConditionReason.METRICS_DELAYED, message)
+    return None
 
 
-def slo_feasible(service_state: ServiceState, slo: Slo) -> Condition:
-    """Whether some replica count meets the SLO. A tier on which no target depends does not count."""
+def slo_infeasible(service_state: ServiceState) -> Condition | None:
+    """Which tier meets the SLO at no replica count, and the nearest feasible targets."""
     infeasible_tiers = {
         n: tier_sizing
         for n, tier_sizing in service_state.sizings.items()
@@ -129,35 +127,32 @@ def slo_feasible(service_state: ServiceState, slo: Slo) -> Condition:
         violation = f"{sizing.infeasible.constraint} violates it"
         brief = f"{name}: no replica count meets spec.slo, {violation}; feasible: {targets_text}"
         message = f"{brief}{sizing.infeasible.hint}"
-        return Condition(ConditionType.SLO_FEASIBLE, False, ConditionReason.INFEASIBLE, message, brief)
+        return Condition(ConditionType.SLO_INFEASIBLE, True, ConditionReason.INFEASIBLE, message, brief)
+    return None
+
+
+def is_feasibility_known(service_state: ServiceState, slo: Slo) -> bool:
+    """Whether the SLO capacity of every tier on which a target depends is known."""
     sizings = [sizing for name, sizing in service_state.sizings.items() if slo.has_target_for(name)]
-    if sizings and all(isinstance(sizing, SizingResult) for sizing in sizings):
-        return Condition(
-            ConditionType.SLO_FEASIBLE, True, ConditionReason.FEASIBLE, "the SLO can be met at the current request mix"
-        )
-    return Condition(
-        ConditionType.SLO_FEASIBLE, None, ConditionReason.NOT_MEASURED, "the SLO capacity of the tiers is not known yet"
-    )
+    return bool(sizings) and all(isinstance(sizing, SizingResult) for sizing in sizings)
 
 
-def admission_healthy(
-    service_state: ServiceState,
-    snapshot: ServiceSnapshot,
-    old_conditions: Iterable[Condition],
-    health: HealthReport,
-    starting: Object,
-) -> Condition:
-    """Whether requests are admitted. starting: `status.tiers.*.starting` of the tier that serves clients."""
-    is_shedding_now = is_shedding(snapshot, old_conditions)
-    if health.stale_gateways is not None:
-        problem = health.stale_gateways.split(". ")[0]
-        brief = f"{shorten(problem, MAX_QUOTE_CHARS)}; see condition AdmissionHealthy"
-        return Condition(
-            ConditionType.ADMISSION_HEALTHY, None, ConditionReason.GATEWAY_CONFIG_STALE, health.stale_gateways, brief
-        )
-    if not is_shedding_now:
-        message = f"at most {SHEDDING_SHARE:.0%} of requests are rejected"
-        return Condition(ConditionType.ADMISSION_HEALTHY, True, ConditionReason.ADMITTING_ALL, message)
+def gateway_config_stale(health: HealthReport) -> Condition | None:
+    """Which gateways use outdated admission limits or none, and the remedy."""
+    if health.stale_gateways is None:
+        return None
+    kind = ConditionType.GATEWAY_CONFIG_STALE
+    problem = health.stale_gateways.split(". ")[0]
+    brief = f"{shorten(problem, MAX_QUOTE_CHARS)}; see condition {kind}"
+    return Condition(kind, True, ConditionReason.GATEWAY_CONFIG_STALE, health.stale_gateways, brief)
+
+
+def shedding(
+    service_state: ServiceState, snapshot: ServiceSnapshot, old_conditions: Iterable[Condition], starting: Object
+) -> Condition | None:
+    """The rejected share, load and capacity. starting: `status.tiers.*.starting` of the tier that serves clients."""
+    if not is_shedding(snapshot, old_conditions):
+        return None
     tier, sizing = service_state.client_tier, service_state.sizings.get(service_state.client_tier)
     tier_snapshot, rate = snapshot.tiers.get(tier), snapshot.metrics.rate_per_s
     parts = [f"{snapshot.metrics.rejected_share:.0%} of the last minute's requests were rejected"]
@@ -170,11 +165,8 @@ def admission_healthy(
     if starting:
         due = f", the next ready at {starting['nextReady']}" if "nextReady" in starting else ""
         parts.append(f"{starting['count']} starting{due}")
-    return Condition(ConditionType.ADMISSION_HEALTHY, False, ConditionReason.SHEDDING, "; ".join(parts))
+    return Condition(ConditionType.SHEDDING, True, ConditionReason.SHEDDING, "; ".join(parts))
 
 
 def _step_reason(tier: TierDecision, name: str) -> str:
     return next((step.reason for step in tier.steps if step.name == name), tier.summary)
-
-
-# ---------------------------------------------------------------- figures

@@ -30,7 +30,6 @@ from plimsoll.core.autoscaling.service_state import ServiceState
 from plimsoll.core.autoscaling.sizing_batch import TierCapacity
 from plimsoll.core.autoscaling.startup_time import Eta, Overdue, StartingPod, eta
 from plimsoll.core.autoscaling.tier_state import TierState
-from plimsoll.core.engine_model.calibration.estimates import assess_quality
 from plimsoll.core.types import Unavailable
 
 Object = dict[str, Any]
@@ -60,6 +59,7 @@ class ScalingReport:
     cost: Object
     published: AdmissionLimits | None
     slow_transfer_message: str | None  # why remote prefill does not pay; None if it pays or if that is unknown
+    is_feasibility_known: bool = False  # whether the measured capacity tells if the SLO can be met
 
 
 def initial_report(checkpoint: str | None, now_s: float) -> ScalingReport:
@@ -68,14 +68,14 @@ def initial_report(checkpoint: str | None, now_s: float) -> ScalingReport:
 
 
 def failed_report(old: ScalingReport, error: Exception) -> ScalingReport:
-    """The old report with ScalingActive false. Its empty state key makes the next decision build a new report."""
+    """The old report with ScalingInactive. Its empty state key makes the next decision build a new report."""
     message = (
         f"the scaling decision failed with {type(error).__name__}: the replica count is frozen, the operator retries."
         " See the operator's log"
     )
-    scaling_active = Condition(ConditionType.SCALING_ACTIVE, False, ConditionReason.DECISION_FAILED, message)
-    others = [condition for condition in old.conditions if condition.type is not ConditionType.SCALING_ACTIVE]
-    return replace(old, state_key=(), conditions=(scaling_active, *others))
+    inactive = Condition(ConditionType.SCALING_INACTIVE, True, ConditionReason.DECISION_FAILED, message)
+    others = [condition for condition in old.conditions if condition.type is not ConditionType.SCALING_INACTIVE]
+    return replace(old, state_key=(), conditions=(inactive, *others))
 
 
 def _condition_of(report: ScalingReport, kind: ConditionType) -> Condition | None:
@@ -151,11 +151,15 @@ def build_report(
     return ScalingReport(
         state_key=current_state,
         desired={name: tier.replicas for name, tier in decision.tiers.items()},
-        conditions=tuple(_conditions(service_state, snapshot, spec, previous, health, tiers, slo, limited)),
+        conditions=tuple(
+            condition
+            for condition in _conditions(service_state, snapshot, spec, previous, health, tiers, slo, limited)
+            if condition is not None
+        ),
         tiers=tiers if is_sized else {name: _startup_part(tier) for name, tier in tiers.items()},
         slo=slo,
         limited_by=_limited_by(service_state, decision) if is_sized else None,
-        last_decision=learned_state.decision_to_dict(service_state.decisions[-1])
+        last_decision=learned_state.decision_to_status(service_state.decisions[-1])
         if is_sized and service_state.decisions
         else None,
         checkpoint=previous.checkpoint if keep_checkpoint else learned_state.encode(service_state),
@@ -163,6 +167,7 @@ def build_report(
         cost=_cost(service, service_state, snapshot),
         published=published,
         slow_transfer_message=slow_transfer_message,
+        is_feasibility_known=spec.slo is not None and scaling_conditions.is_feasibility_known(service_state, spec.slo),
     )
 
 
@@ -175,21 +180,24 @@ def _conditions(
     tiers: Mapping[str, Object],
     slo_figures: Object,
     limited: Condition | None,
-) -> Iterable[Condition]:
-    """The conditions. tiers, slo_figures: the figures of the status, which the messages quote."""
+) -> Iterable[Condition | None]:
+    """The conditions; None for one that does not apply.
+
+    tiers, slo_figures: the figures of the status, which the messages quote.
+    """
     if spec.slo is None and all(tier.min_replicas == tier.max_replicas for tier in spec.policy.tiers.values()):
         return  # fixed replica counts and no SLO: the spec requests no scaling
-    yield scaling_conditions.scaling_active(service_state, spec)
+    yield scaling_conditions.scaling_inactive(service_state, spec)
     if spec.slo is None or service_state.last_decision is None:
         return
-    yield scaling_conditions.metrics_available(snapshot, health)
-    yield scaling_conditions.slo_feasible(service_state, spec.slo)
+    yield scaling_conditions.metrics_degraded(snapshot, health)
+    yield scaling_conditions.slo_infeasible(service_state)
     previous_slo_met = _condition_of(previous, ConditionType.SLO_MET)
     yield slo_status.slo_condition(snapshot, spec.slo, spec.slos, slo_figures, previous_slo_met)
-    if limited is not None:
-        yield limited
+    yield limited
     starting = tiers.get(service_state.client_tier, {}).get("starting", {})
-    yield scaling_conditions.admission_healthy(service_state, snapshot, previous.conditions, health, starting)
+    yield scaling_conditions.shedding(service_state, snapshot, previous.conditions, starting)
+    yield scaling_conditions.gateway_config_stale(health)
 
 
 def _tier_status(
@@ -200,17 +208,12 @@ def _tier_status(
     sizing, tier_state = service_state.sizings.get(name), service_state.tiers[name]
     result: Object = {}
     if tier_state.startup_model.total.startups:
-        startup = tier_state.startup_model.total
-        result["startup"] = {
-            "p50": units.format_rounded_duration(startup.quantile_s(0.5)),
-            "p90": units.format_rounded_duration(startup.quantile_s(0.9)),
-        }
+        result["startupP50"] = units.format_rounded_duration(tier_state.startup_model.total.quantile_s(0.5))
     if isinstance(sizing, SizingResult):
         result["needed"] = sizing.replicas
         result["capacityPerReplica"] = units.format_rate(
             sizing.replica_work / sizing.request_gpu_s, slo_status.STATUS_DIGITS
         )
-        result["model"] = _model_summary(tier_state)
         level = _demand_level(service_state, name)
         ready = snapshot.tiers[name].ready if name in snapshot.tiers else 0
         if level is not None and ready and math.isfinite(utilization := sizing.utilization(level, ready)):
@@ -224,7 +227,7 @@ def _tier_status(
 
 def _startup_part(tier_status: Object) -> Object:
     """The part of a tier's status that holds without an SLO."""
-    return {name: tier_status[name] for name in ("startup", "starting") if name in tier_status}
+    return {name: tier_status[name] for name in ("startupP50", "starting") if name in tier_status}
 
 
 def _starting_status(
@@ -242,12 +245,6 @@ def _starting_status(
         ) <= max(5.0, slo_status.REPORT_TOLERANCE * min(remaining_s))
         result["nextReady"] = previous_time if is_near else _rfc3339(due_s)
     return result
-
-
-def _model_summary(tier_state: TierState) -> str:
-    assert tier_state.posterior is not None  # a sizing result requires a model
-    assessment = assess_quality(tier_state.posterior)
-    return "calibrated" if assessment.sufficient else assessment.message.split(":")[0]
 
 
 def _demand_level(service: ServiceState, name: str) -> float | None:

@@ -77,14 +77,14 @@ def _meets_share(share: float, slo: Slo, margin: float) -> bool:
 
 
 def _message(figures: Object, slo: Slo, class_slos: Sequence[Slo], attainment: SloAttainment) -> str:
-    """The measured attainment of each target, and of all targets of a request together, in the texts of `figures`."""
-    parts, shares = [], figures.get("attainmentByTarget", {})
+    """The measured attainment of each target, and of all targets of a request together, as in `figures`."""
+    parts = []
     for name, target_s in slo.targets:
-        share, measured = shares.get(name.lower()), figures.get(name.lower())
-        figure = "" if measured is None else f" ({slo.percentile(name)} {measured})"
-        if share is not None:
+        share, measured = attainment.by_target.get(name), figures.get(name.lower())
+        figure = "" if measured is None else f" ({slo.percentile(name)} {_sentence_duration(measured)})"
+        if share is not None and not isinstance(share, Unavailable):
             prefix = "at least " if name == "TPOT" and len({one.tpot_s for one in class_slos}) > 1 else ""
-            parts.append(f"{name} {prefix}{share} within {_target_text(class_slos, name)}{figure}")
+            parts.append(f"{name} {prefix}{_percent(share)} within {_target_text(class_slos, name)}{figure}")
         elif name == "itl" and target_s is not None and figure:
             parts.append(f"{name} target {units.format_seconds(target_s)}{figure}")
     message = f"{', '.join(parts)}; SLO {_percent(slo.share)}"
@@ -92,6 +92,11 @@ def _message(figures: Object, slo: Slo, class_slos: Sequence[Slo], attainment: S
         return message
     is_exact = attainment.upper_bound is not None and attainment.upper_bound - attainment.lower_bound < _SHARE_TOLERANCE
     return f"{message}, {'' if is_exact else 'at least '}{figures['attainment']} within all targets"
+
+
+def _sentence_duration(figure: str) -> str:
+    """A duration of `status.slo`, such as 550ms, as sentences write it."""
+    return units.format_seconds(units.parse_duration(figure), STATUS_DIGITS)
 
 
 def _target_text(class_slos: Sequence[Slo], name: str) -> str:
@@ -144,15 +149,12 @@ def slo_figures(snapshot: ServiceSnapshot, slo: Slo, class_slos: Sequence[Slo], 
 
 
 def _attainment_figures(attainment: SloAttainment) -> Object:
-    """The attainment by target and overall; unknown figures are left out."""
-    by_target = {
-        name.lower(): _percent(share)
-        for name, share in attainment.by_target.items()
-        if not isinstance(share, Unavailable)
-    }
+    """The attainment, and that including rejected requests if it differs; unknown figures are left out."""
     totals = {"attainment": attainment.lower_bound, "attainmentIncludingRejected": attainment.including_rejected}
-    overall = {name: _percent(share) for name, share in totals.items() if not isinstance(share, Unavailable)}
-    return ({"attainmentByTarget": by_target} if by_target else {}) | overall
+    figures = {name: _percent(share) for name, share in totals.items() if not isinstance(share, Unavailable)}
+    if len(set(figures.values())) < len(figures):
+        del figures["attainmentIncludingRejected"]
+    return figures
 
 
 def _percent(share: float) -> str:

@@ -1,4 +1,4 @@
-"""The condition ModelNameAccepted: which names a service serves, and what keeps a name from it. Pure."""
+"""The condition ModelNameRejected: what keeps a model name from a service. Pure."""
 
 from __future__ import annotations
 
@@ -11,18 +11,13 @@ from plimsoll.core.routing.model_names import NameClaim, Refusal
 SHORT_NAMES_VALUE = "gateway.shortModelNames.namespaces"  # of the chart
 
 
-def name_accepted(state: NameState | None, names: ModelNames) -> Condition:
-    """ModelNameAccepted. A refused name comes before a name that another service holds."""
-    rejection = None if state is None else _rejection(state, names)
-    if rejection is not None:
-        return rejection
-    brief = f"clients reach the service by its model name {_quote(names.listed[0])}" if names.listed else ""
-    message = f"accepted model names: {', '.join(names.listed)}{_passing(names)}"
-    return Condition(ConditionType.MODEL_NAME_ACCEPTED, True, ConditionReason.ACCEPTED, message, brief)
+def name_rejected(state: NameState | None, names: ModelNames) -> Condition | None:
+    """The condition of a service without one of its names; None if it has all.
 
-
-def _rejection(state: NameState, names: ModelNames) -> Condition | None:
-    """The condition of a service without one of its names; None if it has all."""
+    A refused name comes before a name that another service holds.
+    """
+    if state is None:
+        return None
     claim = state.claim
     if state.refusal is Refusal.RESTRICTED:
         rule = f"namespace {claim.namespace} may not claim short model names (chart value {SHORT_NAMES_VALUE})"
@@ -46,6 +41,11 @@ def _rejection(state: NameState, names: ModelNames) -> Condition | None:
         advice = f"Change spec.model.name of {state.qualified_holder.qualified_name} to free the name"
         return _taken(state, names, "NAMESPACE/NAME", claim.qualified_name, state.qualified_holder, advice)
     return None
+
+
+def accepted_again(names: ModelNames) -> str:
+    """The message of the Event about a name that is no longer rejected."""
+    return f"clients reach the service by its model name {_quote(names.listed[0])}" if names.listed else "it is free"
 
 
 def why_taken(name: str, holder: NameClaim) -> str:
@@ -75,14 +75,9 @@ def _rejected(
     reason: ConditionReason, state: NameState, names: ModelNames, problem: str, brief: str, advice: str
 ) -> Condition:
     reachable = f"clients reach this service as {', '.join(names.listed)}" if names.listed else "it has no other name"
-    message = f"{problem}; {reachable}. {advice}{_passing(names)}"
-    return Condition(ConditionType.MODEL_NAME_ACCEPTED, False, reason, message, brief)
-
-
-def _passing(names: ModelNames) -> str:
-    """Pending and expiring names, as the end of a message."""
-    pending = f"; {names.pending} is added when every gateway accepts it" if names.pending else ""
-    return pending + "".join(f"; {one.name} is accepted until {one.until}" for one in names.former)
+    former = "".join(f"; {one.name} is accepted until {one.until}" for one in names.former)
+    message = f"{problem}; {reachable}. {advice}{former}"
+    return Condition(ConditionType.MODEL_NAME_REJECTED, True, reason, message, brief)
 
 
 def _to_seconds(time: str) -> str:

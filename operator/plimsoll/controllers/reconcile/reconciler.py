@@ -25,7 +25,7 @@ from plimsoll.controllers.hardware_limits import hardware_limits
 from plimsoll.controllers.isolation import ObjectErrors, Stage, subject_of
 from plimsoll.controllers.metrics_export import ConditionGauges
 from plimsoll.controllers.object_cache import Key, ObjectCache, key_of, role_of
-from plimsoll.controllers.reconcile import service_status
+from plimsoll.controllers.reconcile import condition_events, service_status
 from plimsoll.controllers.reconcile.applied_cache import AppliedCache
 from plimsoll.controllers.reconcile.drain_reports import DrainReports
 from plimsoll.controllers.reconcile.model_names import ModelNames, model_names
@@ -34,7 +34,8 @@ from plimsoll.controllers.reconcile.name_claims import NameGrants
 from plimsoll.controllers.reconcile.object_plan import ObjectPlan, plan_objects
 from plimsoll.controllers.reconcile.observe import ObservedService, observe
 from plimsoll.controllers.reconcile.service_namespaces import ServiceNamespaces
-from plimsoll.controllers.reconcile.service_status import StatusInputs, TierStatusInputs
+from plimsoll.controllers.reconcile.service_status import StatusInputs
+from plimsoll.controllers.reconcile.tier_state import TierStatusInputs, is_fully_rolled_out
 from plimsoll.core.errors import BackendUnavailable, Conflict, Forbidden, NotFound, ObjectRejected, PlimsollError
 from plimsoll.resources import object_meta
 from plimsoll.resources.platform_config import PlatformConfig
@@ -210,9 +211,10 @@ class Reconciler:
         self._condition_gauges.export(key_of(service_object), stated_conditions)
         drain_events = self._drain_reports.pending(key_of(service_object))
         for event in (
-            *service_status.changed_events(
+            *condition_events.changed_events(
                 old_status.get("conditions", []),
                 stated_conditions,
+                service_status.recovery_messages(inputs),
                 service_object["metadata"].get("resourceVersion", ""),
             ),
             *drain_events,
@@ -273,7 +275,7 @@ class Reconciler:
 
     async def _prune_revisions(self, observed: ObservedService, inputs: StatusInputs, object_plan: ObjectPlan) -> None:
         """Delete stored templates that no pod uses, so that a return to an old spec renders a new one."""
-        rolled_out_tiers = {tier.role for tier in inputs.tiers if service_status.is_fully_rolled_out(tier)}
+        rolled_out_tiers = {tier.role for tier in inputs.tiers if is_fully_rolled_out(tier)}
         for name, revision in observed.revisions.items():
             tier = role_of(revision)
             if tier in rolled_out_tiers and name != object_plan.revisions[tier]:

@@ -1,4 +1,4 @@
-"""Builds a service's status from the observed state: conditions, columns and Events. Pure.
+"""Builds a service's status from the observed state: conditions and columns. Pure.
 
 A condition's message is for the person on call: it quotes the scheduler, the kubelet or the engine first, and then
 names the next action.
@@ -7,20 +7,18 @@ names the next action.
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-from plimsoll.api import conditions
-from plimsoll.api.conditions import ABNORMAL_TRUE, TIER_READY_TYPES, Condition, ConditionReason, ConditionType
-from plimsoll.api.events import MAX_EVENT_MESSAGE_CHARS, Event, EventReason
-from plimsoll.api.message_text import MAX_QUOTE_CHARS, join_within, shorten
-from plimsoll.controllers import pod_startup
+from plimsoll.api.conditions import ABNORMAL_TRUE, Condition, ConditionReason, ConditionType
+from plimsoll.api.message_text import MAX_QUOTE_CHARS, shorten
 from plimsoll.controllers.autoscale.scaling_status import ScalingReport
-from plimsoll.controllers.hardware_limits import with_hardware_limits
+from plimsoll.controllers.hardware_limits import infeasible_by_hardware
 from plimsoll.controllers.reconcile import pod_diagnosis
 from plimsoll.controllers.reconcile.model_names import ModelNames
-from plimsoll.controllers.reconcile.name_condition import name_accepted
+from plimsoll.controllers.reconcile.name_condition import accepted_again, name_rejected
 from plimsoll.controllers.reconcile.observe import NameState
+from plimsoll.controllers.reconcile.tier_state import TierState, TierStatusInputs, tier_state
 from plimsoll.core.types import Role
 
 Object = dict[str, Any]
@@ -32,38 +30,14 @@ SCALING_FIELDS = (
     "cost",
 )  # parts of the status
 _SCALING_CONDITIONS = (
-    ConditionType.SCALING_ACTIVE,
-    ConditionType.SCALING_LIMITED,
-    ConditionType.METRICS_AVAILABLE,
-    ConditionType.SLO_FEASIBLE,
+    ConditionType.SCALING_INACTIVE,
+    ConditionType.METRICS_DEGRADED,
+    ConditionType.SLO_INFEASIBLE,
     ConditionType.SLO_MET,
-    ConditionType.ADMISSION_HEALTHY,
+    ConditionType.SCALING_LIMITED,
+    ConditionType.SHEDDING,
+    ConditionType.GATEWAY_CONFIG_STALE,
 )
-
-
-@dataclass(frozen=True)
-class TierStatusInputs:
-    """One observed tier. desired: replicas that the autoscaler wants. deployment: None before it is created."""
-
-    role: str
-    desired: int
-    deployment: Object | None
-    pods: tuple[Object, ...]
-
-    @property
-    def ready(self) -> int:
-        """Ready pods that are not being deleted. Counted here, because the Deployment's own count follows later."""
-        return sum(pod_startup.is_ready(pod) and not pod_startup.is_terminating(pod) for pod in self.pods)
-
-    @property
-    def terminating(self) -> int:
-        """Pods that are being deleted and still run."""
-        return sum(pod_startup.is_terminating(pod) and not pod_startup.has_ended(pod) for pod in self.pods)
-
-    @property
-    def starting(self) -> int:
-        """Pods that are neither ready nor being deleted, without those that have failed."""
-        return sum(not pod_startup.is_ready(pod) and not pod_startup.is_terminating(pod) for pod in self.pods)
 
 
 @dataclass(frozen=True)
@@ -96,25 +70,48 @@ def build_conditions(inputs: StatusInputs) -> tuple[Condition, ...]:
             *_internal_error(inputs),
         )
     slow_transfer_message = inputs.scaling_report.slow_transfer_message if inputs.scaling_report else None
-    tier_conditions = tuple(
-        _tier_condition(tier, slow_transfer_message if tier.role == "prefill" else None) for tier in inputs.tiers
-    )
-    return (
-        *_ready(inputs, tier_conditions),
-        *_reconciling(inputs, tier_conditions),
+    tiers = tuple(tier_state(tier, slow_transfer_message if tier.role == "prefill" else None) for tier in inputs.tiers)
+    stated = (
+        *_ready(inputs, tiers),
+        *_reconciling(inputs, tiers),
         *_stalled(inputs),
-        *tier_conditions,
-        name_accepted(inputs.name_state, inputs.model_names),
-        *(() if inputs.fallback is None else (fallback_resolved(*inputs.fallback),)),
+        *(tier.degraded for tier in tiers),
+        name_rejected(inputs.name_state, inputs.model_names),
+        None if inputs.fallback is None else fallback_unusable(*inputs.fallback),
         *_scaling_conditions(inputs),
         *_internal_error(inputs),
     )
+    return tuple(condition for condition in stated if condition is not None)
+
+
+def recovery_messages(inputs: StatusInputs) -> dict[ConditionType, str]:
+    """The messages of the Events for conditions that end: of those types that the inputs tell about."""
+    messages: dict[ConditionType, str] = {}
+    if not inputs.spec_problems:
+        messages[ConditionType.MODEL_NAME_REJECTED] = accepted_again(inputs.model_names)
+    if inputs.scaling_report is not None and _has_slo(inputs.scaling_report):
+        messages[ConditionType.METRICS_DEGRADED] = "all gateways and engines report metrics"
+        if not any(
+            condition.reason is ConditionReason.METRICS_MISSING for condition in inputs.scaling_report.conditions
+        ):
+            messages[ConditionType.SHEDDING] = "gateways have rejected no request for a minute"
+        messages[ConditionType.GATEWAY_CONFIG_STALE] = "all gateways use the current admission limits"
+    return messages
+
+
+def _has_slo(report: ScalingReport) -> bool:
+    """Whether the report has the conditions of a service with an SLO."""
+    return any(condition.type is ConditionType.SLO_MET for condition in report.conditions)
 
 
 def _scaling_conditions(inputs: StatusInputs) -> tuple[Condition, ...]:
     """Those of the report; before the first report of this process, those in the status about the present spec."""
-    if inputs.scaling_report is not None:
-        return tuple(with_hardware_limits(one, inputs.hardware_limits) for one in inputs.scaling_report.conditions)
+    report = inputs.scaling_report
+    if report is not None:
+        is_infeasible = inputs.hardware_limits and _has_slo(report) and not report.is_feasibility_known
+        is_reported = any(condition.type is ConditionType.SLO_INFEASIBLE for condition in report.conditions)
+        by_hardware = (infeasible_by_hardware(inputs.hardware_limits),) if is_infeasible and not is_reported else ()
+        return (*by_hardware, *report.conditions)
     meta, status = inputs.service_object["metadata"], inputs.service_object.get("status") or {}
     if status.get("observedGeneration") != meta.get("generation", 0):
         return ()
@@ -137,7 +134,7 @@ def _internal_error(inputs: StatusInputs) -> tuple[Condition, ...]:
     return () if inputs.internal_error is None else (inputs.internal_error,)
 
 
-def _ready(inputs: StatusInputs, tier_conditions: tuple[Condition, ...]) -> tuple[Condition, ...]:
+def _ready(inputs: StatusInputs, tiers: tuple[TierState, ...]) -> tuple[Condition, ...]:
     if inputs.routable_endpoints:
         return (
             Condition(
@@ -152,17 +149,15 @@ def _ready(inputs: StatusInputs, tier_conditions: tuple[Condition, ...]) -> tupl
         return (_invalid_spec(ConditionType.READY, False, inputs.spec_problems),)
     if inputs.rejection:
         return (_apply_rejected(ConditionType.READY, False, inputs.rejection),)
-    if (
-        inputs.routable_endpoints is not None
-        and (asleep_condition := _scaled_to_zero(inputs, tier_conditions)) is not None
-    ):
+    if inputs.routable_endpoints is not None and (asleep_condition := _scaled_to_zero(inputs, tiers)) is not None:
         return (asleep_condition,)
     if inputs.tiers and not any(tier.desired for tier in inputs.tiers) and not inputs.scales_to_zero:
         problem = "all tiers have 0 replicas, and spec.scaling (mode or paused) prevents scale-up; scale them by hand"
         return (Condition(ConditionType.READY, False, ConditionReason.SCALED_TO_ZERO, problem),)
-    blocking = _blocking_tier(tier_conditions)
+    blocking = _blocking_tier(tiers)
     if blocking is not None:
-        return (replace(blocking, type=ConditionType.READY, holds=False),)
+        reason = blocking.problem or ConditionReason.STARTING
+        return (Condition(ConditionType.READY, False, reason, blocking.message, blocking.event_message),)
     if inputs.routable_endpoints is None:
         holds = None if inputs.gateway_replicas else False
         problem = "no gateway replica answers" if inputs.gateway_replicas else "no gateway replica exists"
@@ -189,7 +184,7 @@ def _unroutable(ready: int) -> Condition:
     return Condition(ConditionType.READY, False, ConditionReason.NO_ROUTABLE_ENDPOINT, message)
 
 
-def _scaled_to_zero(inputs: StatusInputs, tier_conditions: tuple[Condition, ...]) -> Condition | None:
+def _scaled_to_zero(inputs: StatusInputs, tiers: tuple[TierState, ...]) -> Condition | None:
     """Ready for a service that is scaled to zero or waking, since its gateways queue requests meanwhile.
 
     None if the service cannot scale to zero, if an engine is ready, or if a start-up fails.
@@ -202,7 +197,7 @@ def _scaled_to_zero(inputs: StatusInputs, tier_conditions: tuple[Condition, ...]
     if not any(tier.desired for tier in inputs.tiers):
         message = "all tiers are scaled to 0 replicas; the next request is queued while an engine starts"
         return Condition(ConditionType.READY, True, ConditionReason.SCALED_TO_ZERO, message)
-    if all(c.holds or c.reason is ConditionReason.STARTING for c in tier_conditions):
+    if all(tier.is_ready or tier.problem is None for tier in tiers):
         awaited = (
             "a gateway replica routes to the first engine" if _client_ready(inputs) else "the first engine is ready"
         )
@@ -210,11 +205,11 @@ def _scaled_to_zero(inputs: StatusInputs, tier_conditions: tuple[Condition, ...]
     return None
 
 
-def _blocking_tier(tier_conditions: tuple[Condition, ...]) -> Condition | None:
-    """The condition of the tier that prevents serving; None if none does."""
-    going = (c for c in tier_conditions if c.reason is ConditionReason.NAMESPACE_TERMINATING)
-    client_tier = (c for c in tier_conditions if c.type is not ConditionType.PREFILL_READY)
-    return next(going, None) or next((c for c in client_tier if not c.holds), None)
+def _blocking_tier(tiers: tuple[TierState, ...]) -> TierState | None:
+    """The tier that prevents serving; None if none does."""
+    going = (tier for tier in tiers if tier.problem is ConditionReason.NAMESPACE_TERMINATING)
+    client_tier = (tier for tier in tiers if tier.role != Role.PREFILL and not tier.is_ready)
+    return next(going, None) or next(client_tier, None)
 
 
 def _client_ready(inputs: StatusInputs) -> int:
@@ -222,56 +217,10 @@ def _client_ready(inputs: StatusInputs) -> int:
     return sum(tier.ready for tier in inputs.tiers if tier.role != Role.PREFILL)
 
 
-def _tier_condition(tier: TierStatusInputs, slow_transfer_message: str | None) -> Condition:
-    """Whether a tier has its replicas; if not, with the most severe problem of its pods.
-
-    slow_transfer_message: why remote prefill does not pay; None if it pays or is unknown.
-    """
-    kind = TIER_READY_TYPES[tier.role]
-    ready, total = tier.ready, tier.desired
-    problem = pod_diagnosis.most_severe(tier.deployment, tier.pods)
-    count = f"{ready} of {total} ready" if ready <= total else f"{ready} ready, {total} desired"
-    if ready >= total and _is_rolled_out(tier):
-        if not total:
-            return Condition(kind, True, ConditionReason.SCALED_TO_ZERO, "0 replicas, scaled to zero")
-        if slow_transfer_message is not None:
-            return Condition(kind, True, ConditionReason.TRANSFER_SLOW, f"{count}, but {slow_transfer_message}")
-        return Condition(kind, True, ConditionReason.ALL_REPLICAS_READY, count)
-    holds = ready >= total
-    if problem is not None:
-        reason = ConditionReason.ROLLING_OUT if holds else problem.reason
-        advice = f"; spec.tiers.{tier.role}.rollout.maxSurge starts this pod before an old one stops" if holds else ""
-        brief = join_within(MAX_EVENT_MESSAGE_CHARS, f"{tier.role} {count}: {_quote(problem.message)}", f"see {kind}")
-        return Condition(kind, holds, reason, f"{count}: {problem.message}{advice}", brief)
-    if tier.deployment is not None and _updated_replicas(tier) < _replicas(tier) and ready:
-        return Condition(
-            kind, holds, ConditionReason.ROLLING_OUT, f"{count}, {_updated_replicas(tier)} at the new revision"
-        )
-    if not holds:
-        return Condition(kind, False, ConditionReason.STARTING, f"{count}: {_missing(tier)}")
-    if max(ready + tier.starting, _replicas(tier)) > total:
-        return Condition(kind, True, ConditionReason.SCALING_DOWN, f"{count}: the surplus is removed")
-    return Condition(
-        kind, True, ConditionReason.ROLLING_OUT, f"{count}, the Deployment's status does not cover its newest spec yet"
-    )
-
-
-def _missing(tier: TierStatusInputs) -> str:
-    """What the replicas that are not ready wait for."""
-    pending = tier.desired - tier.ready - tier.starting
-    counts = {"starting": tier.starting, "not created yet": pending, "terminating": tier.terminating}
-    return ", ".join(f"{count} {state}" for state, count in counts.items() if count > 0)
-
-
-_SETTLED_REASONS = (ConditionReason.ALL_REPLICAS_READY, ConditionReason.SCALED_TO_ZERO, ConditionReason.TRANSFER_SLOW)
-
-
-def _reconciling(inputs: StatusInputs, tier_conditions: tuple[Condition, ...]) -> tuple[Condition, ...]:
-    waiting = [
-        f"{tier.role}: {condition.message}"
-        for tier, condition in zip(inputs.tiers, tier_conditions, strict=True)
-        if condition.reason not in _SETTLED_REASONS
-    ]
+def _reconciling(inputs: StatusInputs, tiers: tuple[TierState, ...]) -> tuple[Condition, ...]:
+    waiting = [f"{tier.role}: {tier.message}" for tier in tiers if not tier.is_settled]
+    if inputs.model_names.pending:
+        waiting.append(f"model name {inputs.model_names.pending} is added when every gateway accepts it")
     if waiting or inputs.rejection:
         message = "; ".join(waiting) or "the API server rejected an object; condition Stalled has its message"
         return (Condition(ConditionType.RECONCILING, True, ConditionReason.PROGRESSING, message),)
@@ -299,60 +248,23 @@ def _quote(text: str) -> str:
     return shorten(text, MAX_QUOTE_CHARS)
 
 
-def fallback_resolved(name: str, problem: str) -> Condition:
-    """FallbackResolved. name, problem: as `resolve_fallback` returns them."""
+def fallback_unusable(name: str, problem: str) -> Condition | None:
+    """FallbackUnusable. name, problem: as `resolve_fallback` returns them."""
     if not problem:
-        return Condition(
-            ConditionType.FALLBACK_RESOLVED,
-            True,
-            ConditionReason.FALLBACK_RESOLVED,
-            f"{name} receives the requests that this service cannot serve",
-        )
+        return None
     message = f"spec.admission.fallback.name: {name} {problem}; requests meant for it are rejected"
     brief = f"fallback {_quote(f'{name} {problem}')}; requests meant for it are rejected"
-    return Condition(ConditionType.FALLBACK_RESOLVED, False, ConditionReason.FALLBACK_UNUSABLE, message, brief)
-
-
-def _replicas(tier: TierStatusInputs) -> int:
-    return int(_deployment_status(tier).get("replicas", 0))
-
-
-def _updated_replicas(tier: TierStatusInputs) -> int:
-    return int(_deployment_status(tier).get("updatedReplicas", 0))
-
-
-def _deployment_status(tier: TierStatusInputs) -> Object:
-    status: Object = (tier.deployment or {}).get("status", {})
-    return status
-
-
-def _is_rolled_out(tier: TierStatusInputs) -> bool:
-    """True if the Deployment has observed its newest spec and runs exactly the desired pods of it."""
-    if tier.deployment is None:
-        return False
-    is_observed = _deployment_status(tier).get("observedGeneration", 0) >= tier.deployment["metadata"].get(
-        "generation", 0
-    )
-    has_exact_count = _updated_replicas(tier) == tier.desired == _replicas(tier)
-    return bool(is_observed and has_exact_count and tier.deployment["spec"].get("replicas") == tier.desired)
-
-
-def is_fully_rolled_out(tier: TierStatusInputs) -> bool:
-    """True if no pod of an older revision is left, so that its stored template can be deleted."""
-    return _is_rolled_out(tier) and tier.ready >= tier.desired
+    return Condition(ConditionType.FALLBACK_UNUSABLE, True, ConditionReason.FALLBACK_UNUSABLE, message, brief)
 
 
 def tiers_status(inputs: StatusInputs) -> dict[str, Object]:
-    """`status.tiers`: the values of the columns."""
-    return {
-        tier.role: {
-            "ready": tier.ready,
-            "desired": tier.desired,
-            "summary": f"{tier.ready}/{tier.desired}",
-            **(inputs.scaling_report.tiers.get(tier.role, {}) if inputs.scaling_report else {}),
-        }
-        for tier in inputs.tiers
-    }
+    """`status.tiers`: the values of the columns and the figures of the report. `needed` only if it is not `desired`."""
+    result = {}
+    for tier in inputs.tiers:
+        figures = inputs.scaling_report.tiers.get(tier.role, {}) if inputs.scaling_report else {}
+        counts = {"ready": tier.ready, "desired": tier.desired, "summary": f"{tier.ready}/{tier.desired}"}
+        result[tier.role] = counts | {n: v for n, v in figures.items() if n != "needed" or v != tier.desired}
+    return result
 
 
 def scaling_fields(inputs: StatusInputs, old_status: Object) -> Object:
@@ -367,86 +279,3 @@ def scaling_fields(inputs: StatusInputs, old_status: Object) -> Object:
         "cost": scaling_report.cost,
     }
     return {name: value for name, value in fields.items() if value}
-
-
-_REASON_EVENTS: dict[ConditionReason, EventReason] = {
-    ConditionReason.UNSCHEDULABLE: EventReason.UNSCHEDULABLE,
-    ConditionReason.IMAGE_UNAVAILABLE: EventReason.IMAGE_UNAVAILABLE,
-    ConditionReason.CONFIG_ERROR: EventReason.CONFIG_ERROR,
-    ConditionReason.ENGINE_FAILING: EventReason.ENGINE_FAILING,
-    ConditionReason.POD_FAILED: EventReason.POD_FAILED,
-    ConditionReason.PODS_REJECTED: EventReason.PODS_REJECTED,
-    ConditionReason.TRANSFER_SLOW: EventReason.TRANSFER_SLOW,
-    ConditionReason.GATEWAY_CONFIG_STALE: EventReason.GATEWAY_CONFIG_STALE,
-    ConditionReason.MODEL_NAME_TAKEN: EventReason.MODEL_NAME_TAKEN,
-    ConditionReason.MODEL_NAME_RESERVED: EventReason.MODEL_NAME_REJECTED,
-    ConditionReason.SHORT_NAMES_RESTRICTED: EventReason.MODEL_NAME_REJECTED,
-}
-
-
-def changed_events(old: list[Object], new: tuple[Condition, ...], resource_version: str) -> list[Event]:
-    """Events for the conditions that differ between the old status and the new one.
-
-    resource_version: of the object with the old status. It tells two times apart at which a condition appears.
-    """
-    previous_by_type = {c.get("type"): c for c in old}
-    result = []
-    for condition in new:
-        previous = previous_by_type.get(condition.type.value, {})
-        reason = _event_reason(condition, previous)
-        if reason is not None:
-            since_s = previous.get("lastTransitionTime", resource_version)
-            since = "/".join((condition.type, str(since_s), str(previous.get("reason")), condition.bound))
-            result.append(Event(reason, condition.event_message or condition.message, since))
-    return result
-
-
-# Event of a condition that becomes False.
-_DEGRADED_EVENTS: dict[ConditionType, EventReason] = {
-    ConditionType.METRICS_AVAILABLE: EventReason.METRICS_LOST,
-    ConditionType.SLO_FEASIBLE: EventReason.SLO_INFEASIBLE,
-    ConditionType.ADMISSION_HEALTHY: EventReason.SHEDDING_STARTED,
-    ConditionType.FALLBACK_RESOLVED: EventReason.FALLBACK_UNUSABLE,
-}
-# Event of a condition that becomes True again, by its previous reason or else by its type. A new condition has none.
-_RECOVERED_EVENTS: dict[ConditionType, EventReason] = {
-    ConditionType.MODEL_NAME_ACCEPTED: EventReason.MODEL_NAME_ACCEPTED,
-    ConditionType.METRICS_AVAILABLE: EventReason.METRICS_RECOVERED,
-    ConditionType.ADMISSION_HEALTHY: EventReason.SHEDDING_STOPPED,
-}
-_RECOVERED_REASON_EVENTS: dict[str | None, EventReason] = {
-    ConditionReason.GATEWAY_CONFIG_STALE.value: EventReason.GATEWAY_CONFIG_SYNCED
-}
-
-
-def _event_reason(condition: Condition, previous: Object) -> EventReason | None:
-    if (
-        previous.get("status") == condition.status
-        and previous.get("reason") == condition.reason.value
-        and (not condition.bound or conditions.has_bound(str(previous.get("message")), condition.bound))
-    ):
-        return None
-    is_flipped = previous.get("status") != condition.status
-    match condition.type:
-        case ConditionType.READY if is_flipped and condition.holds:
-            return EventReason.READY
-        case ConditionType.READY if previous.get("status") == "True" and not condition.holds:
-            return EventReason.NOT_READY
-        case ConditionType.STALLED if condition.holds:
-            return EventReason(condition.reason.value)
-        case (
-            ConditionType.PREFILL_READY
-            | ConditionType.DECODE_READY
-            | ConditionType.SERVE_READY
-            | ConditionType.ADMISSION_HEALTHY
-            | ConditionType.MODEL_NAME_ACCEPTED
-        ) if condition.reason in _REASON_EVENTS:
-            return _REASON_EVENTS[condition.reason]
-        case ConditionType.SCALING_LIMITED if condition.holds:
-            return EventReason.SCALING_LIMITED
-        case _ if is_flipped and condition.holds is False:
-            return _DEGRADED_EVENTS.get(condition.type)
-        case _ if is_flipped and previous and condition.holds:
-            return _RECOVERED_REASON_EVENTS.get(previous.get("reason")) or _RECOVERED_EVENTS.get(condition.type)
-        case _:
-            return None

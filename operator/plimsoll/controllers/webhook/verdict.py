@@ -19,7 +19,7 @@ from plimsoll.api.v1alpha1 import InferenceService, parse
 from plimsoll.controllers.hardware_limits import hardware_limits
 from plimsoll.controllers.object_cache import ObjectCache
 from plimsoll.controllers.reconcile.model_names import model_names
-from plimsoll.controllers.reconcile.name_condition import name_accepted, why_taken
+from plimsoll.controllers.reconcile.name_condition import name_rejected, why_taken
 from plimsoll.controllers.reconcile.observe import (
     FALLBACK_MISSING,
     fallback_key,
@@ -27,7 +27,7 @@ from plimsoll.controllers.reconcile.observe import (
     related_claims,
     resolve_fallback,
 )
-from plimsoll.controllers.reconcile.service_status import fallback_resolved
+from plimsoll.controllers.reconcile.service_status import fallback_unusable
 from plimsoll.core.errors import InvalidSpec
 from plimsoll.core.routing.model_names import NameRules, claimed_name, read_claim
 
@@ -96,8 +96,8 @@ def _name_problems(new: Object, old: Object | None, cluster: Cluster) -> Iterato
         yield True, f"spec.model.name {claim.model}: {why_taken(claim.model, holder)}; change spec.model.name"
         return
     names = model_names(new, claim.model, state.owned, None, gateways_complete=False, now=datetime.now(UTC))
-    condition = name_accepted(state, names)
-    if not condition.holds:
+    condition = name_rejected(state, names)
+    if condition is not None:
         yield False, condition.message
 
 
@@ -106,6 +106,6 @@ def _fallback_problems(new: Object, old: Object | None, cluster: Cluster) -> Ite
     fallback = resolve_fallback(cluster.cache, new)
     if fallback is None or (old is not None and fallback_key(old) == fallback_key(new)):
         return
-    condition = fallback_resolved(*fallback)
-    if not condition.holds:
+    condition = fallback_unusable(*fallback)
+    if condition is not None:
         yield fallback[1] != FALLBACK_MISSING, condition.message

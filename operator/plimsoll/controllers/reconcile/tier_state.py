@@ -1,0 +1,134 @@
+"""What one tier lacks, from its Deployment and pods, and its condition. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from plimsoll.api.conditions import TIER_DEGRADED_TYPES, Condition, ConditionReason
+from plimsoll.api.events import MAX_EVENT_MESSAGE_CHARS
+from plimsoll.api.message_text import MAX_QUOTE_CHARS, join_within, shorten
+from plimsoll.controllers import pod_startup
+from plimsoll.controllers.reconcile import pod_diagnosis
+
+Object = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class TierStatusInputs:
+    """One observed tier. desired: replicas that the autoscaler wants. deployment: None before it is created."""
+
+    role: str
+    desired: int
+    deployment: Object | None
+    pods: tuple[Object, ...]
+
+    @property
+    def ready(self) -> int:
+        """Ready pods that are not being deleted. Counted here, because the Deployment's own count follows later."""
+        return sum(pod_startup.is_ready(pod) and not pod_startup.is_terminating(pod) for pod in self.pods)
+
+    @property
+    def terminating(self) -> int:
+        """Pods that are being deleted and still run."""
+        return sum(pod_startup.is_terminating(pod) and not pod_startup.has_ended(pod) for pod in self.pods)
+
+    @property
+    def starting(self) -> int:
+        """Pods that are neither ready nor being deleted, without those that have failed."""
+        return sum(not pod_startup.is_ready(pod) and not pod_startup.is_terminating(pod) for pod in self.pods)
+
+
+@dataclass(frozen=True)
+class TierState:
+    """Whether a tier has its replicas, and what it lacks.
+
+    is_ready: every desired replica is ready. is_settled: it is also rolled out, and nothing about it changes. problem:
+    why it is degraded, None if it is not. message: empty for a settled tier without a problem. event_message: the
+    message of the Event about the problem.
+    """
+
+    role: str
+    is_ready: bool
+    is_settled: bool
+    problem: ConditionReason | None = None
+    message: str = ""
+    event_message: str = ""
+
+    @property
+    def degraded(self) -> Condition | None:
+        """The condition of a tier with a problem."""
+        if self.problem is None:
+            return None
+        return Condition(TIER_DEGRADED_TYPES[self.role], True, self.problem, self.message, self.event_message)
+
+
+def tier_state(tier: TierStatusInputs, slow_transfer_message: str | None) -> TierState:
+    """The state of a tier, with the most severe problem of its pods.
+
+    slow_transfer_message: why remote prefill does not pay; None if it pays or is unknown.
+    """
+    ready, total = tier.ready, tier.desired
+    problem = pod_diagnosis.most_severe(tier.deployment, tier.pods)
+    count = f"{ready} of {total} ready" if ready <= total else f"{ready} ready, {total} desired"
+    if ready >= total and _is_rolled_out(tier):
+        if total and slow_transfer_message is not None:
+            message = f"{count}, but {slow_transfer_message}"
+            return TierState(tier.role, True, True, ConditionReason.TRANSFER_SLOW, message)
+        return TierState(tier.role, True, True)
+    is_ready = ready >= total
+    if problem is not None and is_ready:
+        advice = f"spec.tiers.{tier.role}.rollout.maxSurge starts this pod before an old one stops"
+        return TierState(tier.role, True, False, None, f"{count}: {problem.message}; {advice}")
+    if problem is not None:
+        brief = join_within(
+            MAX_EVENT_MESSAGE_CHARS,
+            f"{tier.role} {count}: {shorten(problem.message, MAX_QUOTE_CHARS)}",
+            f"see {TIER_DEGRADED_TYPES[tier.role]}",
+        )
+        return TierState(tier.role, False, False, problem.reason, f"{count}: {problem.message}", brief)
+    if tier.deployment is not None and _updated_replicas(tier) < _replicas(tier) and ready:
+        message = f"{count}, {_updated_replicas(tier)} at the new revision"
+    elif not is_ready:
+        message = f"{count}: {_missing(tier)}"
+    elif max(ready + tier.starting, _replicas(tier)) > total:
+        message = f"{count}: the surplus is removed"
+    else:
+        message = f"{count}, the Deployment's status does not cover its newest spec yet"
+    return TierState(tier.role, is_ready, False, None, message)
+
+
+def _missing(tier: TierStatusInputs) -> str:
+    """What the replicas that are not ready wait for."""
+    pending = tier.desired - tier.ready - tier.starting
+    counts = {"starting": tier.starting, "not created yet": pending, "terminating": tier.terminating}
+    return ", ".join(f"{count} {state}" for state, count in counts.items() if count > 0)
+
+
+def _replicas(tier: TierStatusInputs) -> int:
+    return int(_deployment_status(tier).get("replicas", 0))
+
+
+def _updated_replicas(tier: TierStatusInputs) -> int:
+    return int(_deployment_status(tier).get("updatedReplicas", 0))
+
+
+def _deployment_status(tier: TierStatusInputs) -> Object:
+    status: Object = (tier.deployment or {}).get("status", {})
+    return status
+
+
+def _is_rolled_out(tier: TierStatusInputs) -> bool:
+    """True if the Deployment has observed its newest spec and runs exactly the desired pods of it."""
+    if tier.deployment is None:
+        return False
+    is_observed = _deployment_status(tier).get("observedGeneration", 0) >= tier.deployment["metadata"].get(
+        "generation", 0
+    )
+    has_exact_count = _updated_replicas(tier) == tier.desired == _replicas(tier)
+    return bool(is_observed and has_exact_count and tier.deployment["spec"].get("replicas") == tier.desired)
+
+
+def is_fully_rolled_out(tier: TierStatusInputs) -> bool:
+    """True if no pod of an older revision is left, so that its stored template can be deleted."""
+    return _is_rolled_out(tier) and tier.ready >= tier.desired

@@ -1,0 +1,202 @@
+"""The Events of conditions that begin, change their reason, or end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from plimsoll.api import conditions
+from plimsoll.api.conditions import Condition, ConditionReason, ConditionType
+from plimsoll.api.events import EventReason
+from plimsoll.controllers.autoscale.scaling_status import initial_report
+from plimsoll.controllers.reconcile import service_status
+from tests import builders
+from tests.controllers.test_service_status import (
+    INFEASIBLE,
+    MET,
+    PARENT,
+    QUEUEING_REPORT,
+    by_type,
+    events,
+    status_inputs,
+    tier,
+)
+
+
+@pytest.mark.parametrize(
+    ("reason", "event"),
+    [
+        (ConditionReason.MODEL_NAME_TAKEN, EventReason.MODEL_NAME_TAKEN),
+        (ConditionReason.MODEL_NAME_RESERVED, EventReason.MODEL_NAME_REJECTED),
+        (ConditionReason.SHORT_NAMES_RESTRICTED, EventReason.MODEL_NAME_REJECTED),
+    ],
+)
+def test_events_model_name_loss_and_return(reason: ConditionReason, event: EventReason) -> None:
+    lost = Condition(ConditionType.MODEL_NAME_REJECTED, True, reason, "why")
+    before = conditions.merge([], (lost,), "2026-01-01T00:00:00Z")
+    assert [one.reason for one in events([], (lost,), "1")] == [event]
+    assert events(before, (lost,), "1") == []
+    [regained] = events(before, (), "1")
+    assert regained.reason is EventReason.MODEL_NAME_ACCEPTED
+    assert regained.message == "clients reach the service by its model name chat"
+    assert events([], (), "1") == []
+    assert events(before, (), "1", spec_problems=("spec: no",)) == [], "an invalid spec says nothing about names"
+
+
+METRICS = {
+    reason: Condition(ConditionType.METRICS_DEGRADED, True, reason, reason.value)
+    for reason in (ConditionReason.METRICS_MISSING, ConditionReason.METRICS_PARTIAL, ConditionReason.METRICS_DELAYED)
+}
+
+SHEDDING = Condition(ConditionType.SHEDDING, True, ConditionReason.SHEDDING, "12% were rejected")
+STALE = Condition(ConditionType.GATEWAY_CONFIG_STALE, True, ConditionReason.GATEWAY_CONFIG_STALE, "1 of 2 gateways")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        (None, METRICS[ConditionReason.METRICS_MISSING], EventReason.METRICS_LOST),
+        (METRICS[ConditionReason.METRICS_MISSING], None, EventReason.METRICS_RECOVERED),
+        (None, METRICS[ConditionReason.METRICS_PARTIAL], None),
+        (METRICS[ConditionReason.METRICS_PARTIAL], None, None),
+        (None, METRICS[ConditionReason.METRICS_DELAYED], None),
+        (METRICS[ConditionReason.METRICS_PARTIAL], METRICS[ConditionReason.METRICS_MISSING], EventReason.METRICS_LOST),
+        (
+            METRICS[ConditionReason.METRICS_MISSING],
+            METRICS[ConditionReason.METRICS_DELAYED],
+            EventReason.METRICS_RECOVERED,
+        ),
+        (None, SHEDDING, EventReason.SHEDDING_STARTED),
+        (SHEDDING, None, EventReason.SHEDDING_STOPPED),
+        (None, STALE, EventReason.GATEWAY_CONFIG_STALE),
+        (STALE, None, EventReason.GATEWAY_CONFIG_SYNCED),
+        (None, INFEASIBLE, EventReason.SLO_INFEASIBLE),
+        (INFEASIBLE, None, None),
+    ],
+)
+def test_events_begin_and_end_of_condition(
+    before: Condition | None, after: Condition | None, expected: EventReason | None
+) -> None:
+    old, new = (() if one is None else (one,) for one in (before, after))
+    report = replace(initial_report(None, 0.0), conditions=(MET, *new))
+    stored = conditions.merge([], (MET, *old), "t1")
+    found = events(stored, (MET, *new), "7", scaling_report=report)
+    assert [event.reason for event in found] == ([] if expected is None else [expected])
+    assert events(conditions.merge([], (MET, *new), "t2"), (MET, *new), "8", scaling_report=report) == []
+
+
+@pytest.mark.parametrize("condition", [METRICS[ConditionReason.METRICS_MISSING], SHEDDING, STALE])
+def test_events_condition_that_is_not_assessed_has_not_ended(condition: Condition) -> None:
+    """Before the first report about the present spec, and without an SLO, an absent condition tells nothing."""
+    stored = conditions.merge([], (condition,), "t1")
+    for report in (None, initial_report(None, 0.0)):
+        assert events(stored, (), "7", scaling_report=report) == []
+
+
+def test_events_silent_gateways_do_not_end_shedding() -> None:
+    missing = METRICS[ConditionReason.METRICS_MISSING]
+    report = replace(initial_report(None, 0.0), conditions=(missing, MET))
+    found = events(conditions.merge([], (SHEDDING,), "t1"), (missing, MET), "7", scaling_report=report)
+    assert [event.reason for event in found] == [EventReason.METRICS_LOST]
+
+
+def test_event_of_crash_loop_is_one() -> None:
+    """The condition comes and goes with every restart of the engine; the tier is never settled in between."""
+    crashed = {"containerStatuses": [{"ready": False, "state": {"terminated": {"exitCode": 1}}}]}
+    failing, starting = (
+        service_status.build_conditions(
+            status_inputs(tier("prefill"), tier("decode", ready=0, pods=(builders.pod(PARENT, "decode", **status),)))
+        )
+        for status in (crashed, {})
+    )
+    assert ConditionType.DECODE_DEGRADED in by_type(failing)
+    assert ConditionType.DECODE_DEGRADED not in by_type(starting)
+    stored, names = conditions.merge([], starting, "t1"), set()
+    for version in range(3):
+        for stated in (failing, starting):
+            for event in events(stored, stated, str(version)):
+                assert event.reason is EventReason.ENGINE_FAILING
+                names.add(event.manifest(PARENT, "o", "t")["metadata"]["name"])
+            stored = conditions.merge(stored, stated, f"t{version + 2}")
+    assert len(names) == 1
+
+
+def test_events_unchanged_conditions_emit_nothing() -> None:
+    stated = service_status.build_conditions(status_inputs())
+    assert [event.reason for event in events([], stated, "7")] == [EventReason.READY]
+    kept = conditions.merge([], stated, "t1")
+    assert events(kept, stated, "7") == []
+
+
+def test_event_of_same_transition_has_one_name() -> None:
+    stated = service_status.build_conditions(status_inputs())
+    names = {
+        e.manifest(PARENT, f"operator-{n}", f"t{n}")["metadata"]["name"]
+        for n in (1, 2)
+        for e in events([], stated, "7")
+    }
+    assert len(names) == 1
+
+
+def test_events_ready_lost_and_regained_are_three() -> None:
+    well, lost = (
+        service_status.build_conditions(status_inputs()),
+        service_status.build_conditions(status_inputs(routable_endpoints=0)),
+    )
+    first = conditions.merge([], well, "t1")
+    second = conditions.merge(first, lost, "t2")
+    told = [
+        *events([], well, "7"),
+        *events(first, lost, "7"),
+        *events(second, well, "7"),
+    ]
+    assert [e.reason for e in told] == [EventReason.READY, EventReason.NOT_READY, EventReason.READY]
+    assert len({e.manifest(PARENT, "o", "t")["metadata"]["name"] for e in told}) == 3
+
+
+def test_event_of_condition_that_appears_again_has_another_name() -> None:
+    """An absent condition has no time of its last change: the object's version tells two appearances apart."""
+    stalled = service_status.build_conditions(status_inputs(rejection="denied"))
+    well = conditions.merge([], service_status.build_conditions(status_inputs()), "t1")
+    names = [
+        event.manifest(PARENT, "o", "t")["metadata"]["name"]
+        for version in ("7", "7", "9")
+        for event in events(well, stalled, version)
+        if event.reason is EventReason.APPLY_REJECTED
+    ]
+    assert names[0] == names[1] != names[2]
+    assert events(conditions.merge(well, stalled, "t2"), stalled, "9") == []
+
+
+def test_events_unusable_fallback_emits_event() -> None:
+    good = service_status.build_conditions(status_inputs(fallback=("team/small", "")))
+    bad = service_status.build_conditions(status_inputs(fallback=("team/small", "does not exist")))
+    assert ConditionType.FALLBACK_UNUSABLE not in by_type(good)
+    message = "spec.admission.fallback.name: team/small does not exist; requests meant for it are rejected"
+    assert by_type(bad)[ConditionType.FALLBACK_UNUSABLE].message == message
+    before = conditions.merge([], good, "2026-01-01T00:00:00Z")
+    assert [event.reason for event in events(before, bad, "7")] == [EventReason.FALLBACK_UNUSABLE]
+
+
+def test_events_scale_to_zero_and_wake_up_emit_nothing() -> None:
+    zero, up = tier("serve", ready=0, desired=0), tier("serve", ready=0)
+    asleep = service_status.build_conditions(
+        status_inputs(zero, routable_endpoints=0, scales_to_zero=True, scaling_report=QUEUEING_REPORT)
+    )
+    waking = service_status.build_conditions(
+        status_inputs(up, routable_endpoints=0, scales_to_zero=True, scaling_report=QUEUEING_REPORT)
+    )
+    before = conditions.merge([], asleep, "2026-01-01T00:00:00Z")
+    assert events(before, waking, "7") == []
+    after = conditions.merge(before, waking, "2026-01-01T00:00:05Z")
+    assert (
+        events(
+            after,
+            service_status.build_conditions(
+                status_inputs(tier("serve"), scales_to_zero=True, scaling_report=QUEUEING_REPORT)
+            ),
+            "7",
+        )
+        == []
+    )
