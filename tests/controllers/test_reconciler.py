@@ -301,3 +301,28 @@ async def test_watch_starts_with_full_list(world: ControllerHarness) -> None:
     event = await world.first(labels.KIND)
     assert event.type == "SYNC"
     assert [o["metadata"]["name"] for o in event.objects] == ["chat"]
+
+
+async def test_conditions_of_an_earlier_release_are_removed(world: ControllerHarness) -> None:
+    """One round of the new operator leaves none of another type in the API server."""
+    live = await world.create()
+    old = [
+        {"type": kind, "status": status, "reason": reason, "message": "m", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+        for kind, status, reason in (
+            ("Ready", "True", "Serving"),
+            ("DecodeReady", "True", "AllReplicasReady"),
+            ("ModelNameAccepted", "True", "Accepted"),
+            ("ScalingActive", "True", "ScalingOnForecast"),
+            ("MetricsAvailable", "False", "MetricsMissing"),
+            ("SLOFeasible", "Unknown", "NotMeasured"),
+            ("AdmissionHealthy", "Unknown", "GatewayConfigStale"),
+            ("FallbackResolved", "True", "FallbackResolved"),
+        )
+    ]
+    meta = {name: live["metadata"][name] for name in ("namespace", "name")}
+    body = {"apiVersion": live["apiVersion"], "kind": live["kind"], "metadata": meta}
+    status = {"observedGeneration": live["metadata"]["generation"], "conditions": old}
+    await world.kube.apply({**body, "status": status}, labels.FIELD_MANAGER, subresource="status")
+    await world.reconcile_once("chat")
+    stored = (await world.service())["status"]["conditions"]
+    assert {one["type"] for one in stored} == {"Ready", "Reconciling"}

@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 
 from plimsoll.api import conditions
-from plimsoll.api.conditions import ABNORMAL_TRUE, REASON_MEANINGS, Condition, ConditionReason, ConditionType
+from plimsoll.api.conditions import (
+    ABNORMAL_TRUE,
+    REASON_MEANINGS,
+    TYPE_MEANINGS,
+    Condition,
+    ConditionReason,
+    ConditionType,
+)
 from plimsoll.api.events import EVENT_MEANINGS as EVENT_MEANING
 from plimsoll.api.events import Event, EventReason
 from plimsoll.controllers.autoscale.scaling_status import initial_report
@@ -321,6 +328,7 @@ def test_abnormal_true_conditions_exist_only_while_true() -> None:
 
 
 def test_reasons_all_have_a_meaning() -> None:
+    assert set(TYPE_MEANINGS) == set(ConditionType)
     assert set(REASON_MEANINGS) == set(ConditionReason)
     assert set(EVENT_MEANING) == set(EventReason)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from plimsoll.api.conditions import ABNORMAL_TRUE, Condition, ConditionReason, ConditionType
 from plimsoll.api.message_text import MAX_QUOTE_CHARS, shorten
+from plimsoll.controllers.autoscale.scaling_conditions import SHEDDING_SHARE
 from plimsoll.controllers.autoscale.scaling_status import ScalingReport
 from plimsoll.controllers.hardware_limits import infeasible_by_hardware
 from plimsoll.controllers.reconcile import pod_diagnosis
@@ -94,7 +95,7 @@ def recovery_messages(inputs: StatusInputs) -> dict[ConditionType, str]:
         if not any(
             condition.reason is ConditionReason.METRICS_MISSING for condition in inputs.scaling_report.conditions
         ):
-            messages[ConditionType.SHEDDING] = "gateways have rejected no request for a minute"
+            messages[ConditionType.SHEDDING] = f"at most {SHEDDING_SHARE:.0%} of requests are rejected"
         messages[ConditionType.GATEWAY_CONFIG_STALE] = "all gateways use the current admission limits"
     return messages
 
