@@ -6,6 +6,7 @@ from typing import Any
 
 from plimsoll.api.conditions import Condition, ConditionReason, ConditionType
 from plimsoll.api.events import EventReason
+from plimsoll.controllers.autoscale.service_snapshot import tier_of
 from plimsoll.controllers.reconcile import service_status
 from plimsoll.controllers.reconcile.service_status import TierStatusInputs
 from tests import builders
@@ -73,3 +74,9 @@ def test_replaced_failed_pod_explains_no_later_start() -> None:
     growing = TierStatusInputs("decode", 2, deployment, (old, new, starting))
     decode = by_type(with_failed(growing))[ConditionType.DECODE_READY]
     assert (decode.reason, decode.message) == (ConditionReason.STARTING, "1 of 2 ready: 1 starting")
+
+
+def test_scaling_decision_ignores_failed_pods() -> None:
+    """Neither ready, nor starting, nor a candidate for removal."""
+    assert tier_of(pod_created("old", "2026-01-01T00:00:00Z", **EVICTED)) is None
+    assert tier_of(pod_created("new", "2026-01-01T00:00:00Z", phase="Pending")) == "decode"
