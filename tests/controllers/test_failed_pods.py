@@ -1,13 +1,13 @@
-"""Pods that the kubelet has ended or refused: quoted while their replacement is missing, and never counted."""
+"""Pods that the kubelet has ended or refused: quoted while no ready pod replaces them, and never counted."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from plimsoll.api.conditions import Condition, ConditionReason, ConditionType
-from plimsoll.api.events import EventReason
+from plimsoll.api.conditions import ConditionReason, ConditionType
+from plimsoll.controllers.autoscale.service_snapshot import tier_of
 from plimsoll.controllers.reconcile import service_status
-from plimsoll.controllers.reconcile.service_status import TierStatusInputs
+from plimsoll.controllers.reconcile.pod_diagnosis import most_severe
 from tests import builders
 from tests.controllers.test_service_status import PARENT, by_type, status_inputs, tier
 
@@ -21,10 +21,7 @@ EVICTED = {
     ],
     "containerStatuses": [{"ready": False, "state": {"terminated": {"reason": "Error", "exitCode": 137}}}],
 }
-
-
-def with_failed(decode: TierStatusInputs, **other: Any) -> tuple[Condition, ...]:
-    return service_status.build_conditions(status_inputs(tier("prefill"), decode, **other))
+READY = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
 
 
 def pod_created(name: str, created: str, **status: Any) -> Any:
@@ -33,43 +30,59 @@ def pod_created(name: str, created: str, **status: Any) -> Any:
     return made
 
 
-def test_conditions_evicted_pod_has_the_kubelets_words() -> None:
+def test_evicted_pod_has_the_kubelets_words() -> None:
     evicted = pod_created("decode-old", "2026-01-01T00:00:00Z", **EVICTED)
-    found = with_failed(tier("decode", ready=0, pods=(evicted,)), routable_endpoints=0)
-    decode = by_type(found)[ConditionType.DECODE_READY]
-    assert decode.reason is ConditionReason.POD_FAILED
-    assert f"pod decode-old failed (Evicted): {EVICTED['message']}" in decode.message
-    assert by_type(found)[ConditionType.READY].message == decode.message
-    events = {event.reason: event.message for event in service_status.changed_events([], found, "7")}
-    assert "The node was low on resource: memory" in events[EventReason.POD_FAILED]
+    problem = most_severe(None, [evicted])
+    assert problem is not None
+    assert problem.reason is ConditionReason.POD_FAILED
+    assert problem.message == f"pod decode-old failed (Evicted): {EVICTED['message']}"
+    broken = tier("decode", ready=0, pods=(evicted,))
+    ready = by_type(service_status.build_conditions(status_inputs(tier("prefill"), broken, routable_endpoints=0)))
+    assert ready[ConditionType.READY].reason is ConditionReason.POD_FAILED
+    assert problem.message in ready[ConditionType.READY].message
 
 
-def test_conditions_rejected_pod_without_conditions_is_reported() -> None:
+def test_refused_pod_without_conditions_is_reported() -> None:
     status = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "Allocate failed due to no GPU"}
-    refused = pod_created("decode-0", "2026-01-03T00:00:00Z", **status)
-    decode = by_type(with_failed(tier("decode", ready=0, pods=(refused,))))[ConditionType.DECODE_READY]
-    assert "pod decode-0 failed (UnexpectedAdmissionError): Allocate failed due to no GPU" in decode.message
+    problem = most_severe(None, [pod_created("decode-0", "2026-01-03T00:00:00Z", **status)])
+    assert problem is not None
+    assert problem.message == "pod decode-0 failed (UnexpectedAdmissionError): Allocate failed due to no GPU"
+
+
+def test_other_problem_of_replacement_comes_first() -> None:
+    waits = {"conditions": [{"type": "PodScheduled", "status": "False", "message": "0/1 nodes: no GPU"}]}
+    pods = [
+        pod_created("old", "2026-01-01T00:00:00Z", **EVICTED),
+        pod_created("new", "2026-01-02T00:00:01Z", phase="Pending", **waits),
+    ]
+    problem = most_severe(None, pods)
+    assert problem is not None
+    assert problem.reason is ConditionReason.UNSCHEDULABLE
+
+
+def test_replaced_failed_pod_is_no_problem() -> None:
+    """Kubernetes keeps it for long: what starts a day later is not explained by it."""
+    old = pod_created("old", "2026-01-01T00:00:00Z", **EVICTED)
+    starting = pod_created("starting", "2026-01-03T00:00:00Z", phase="Pending")
+    assert most_severe(None, [old, starting, pod_created("new", "2026-01-02T00:00:05Z", **READY)]) is None
+    assert most_severe(None, [old, starting, pod_created("other", "2026-01-01T00:00:05Z", **READY)]) is not None
+
+
+def test_full_tier_is_not_degraded_by_failed_pod() -> None:
+    """During a rollout, whose condition would give advice about a pod that waits."""
+    old = pod_created("old", "2026-01-01T00:00:00Z", **EVICTED)
+    rolling = tier("decode", pods=(old,), observedGeneration=0)
+    found = service_status.build_conditions(status_inputs(tier("prefill"), rolling))
+    assert not any("failed" in condition.message or "maxSurge" in condition.message for condition in found)
 
 
 def test_failed_pods_never_count_as_replicas() -> None:
     old = tuple(pod_created(f"old-{n}", "2026-01-01T00:00:00Z", **EVICTED) for n in range(5))
-    replaced = pod_created(
-        "new", "2026-01-02T00:00:05Z", conditions=[{"type": "Ready", "status": "True"}], phase="Running"
-    )
-    healthy = TierStatusInputs(
-        "decode", 1, builders.deployment(PARENT, "decode", replicas=1, ready=1), (replaced, *old)
-    )
+    healthy = tier("decode", ready=1, pods=old)
     assert (healthy.ready, healthy.starting, healthy.terminating) == (1, 0, 0)
-    assert by_type(with_failed(healthy))[ConditionType.DECODE_READY].reason is ConditionReason.ALL_REPLICAS_READY
 
 
-def test_replaced_failed_pod_explains_no_later_start() -> None:
-    """Kubernetes keeps it for long: what scales up a day later is only starting."""
-    old = pod_created("old", "2026-01-01T00:00:00Z", **EVICTED)
-    ready = [{"type": "Ready", "status": "True"}]
-    new = pod_created("new", "2026-01-02T00:00:05Z", conditions=ready, phase="Running")
-    starting = pod_created("starting", "2026-01-03T00:00:00Z", phase="Pending")
-    deployment = builders.deployment(PARENT, "decode", replicas=2, ready=1)
-    growing = TierStatusInputs("decode", 2, deployment, (old, new, starting))
-    decode = by_type(with_failed(growing))[ConditionType.DECODE_READY]
-    assert (decode.reason, decode.message) == (ConditionReason.STARTING, "1 of 2 ready: 1 starting")
+def test_scaling_decision_ignores_failed_pods() -> None:
+    """Neither ready, nor starting, nor a candidate for removal."""
+    assert tier_of(pod_created("old", "2026-01-01T00:00:00Z", **EVICTED)) is None
+    assert tier_of(pod_created("new", "2026-01-01T00:00:00Z", phase="Pending")) == "decode"

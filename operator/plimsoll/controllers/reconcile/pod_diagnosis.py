@@ -39,17 +39,14 @@ class PodProblem:
 
 
 def most_severe(deployment: Object | None, pods: Iterable[Object]) -> PodProblem | None:
-    """The most severe problem of a tier; None if its pods are only starting.
-
-    Kubernetes keeps failed pods. One that failed before the newest ready pod was created is replaced, so no problem.
-    """
+    """The most severe problem of a tier; None if its pods are only starting."""
     known = list(pods)
-    newest_ready_s = max((pod_startup.created_s(pod) for pod in known if _is_serving(pod)), default=-math.inf)
+    replaced_s = _replaced_s(deployment, known)
     problems = [
         problem
         for pod in known
         if (problem := pod_problem(pod)) is not None
-        and (problem.reason is not ConditionReason.POD_FAILED or pod_startup.ended_s(pod) > newest_ready_s)
+        and (problem.reason is not ConditionReason.POD_FAILED or pod_startup.ended_s(pod) > replaced_s)
     ]
     replica_failure = _replica_failure(deployment)
     if replica_failure is not None:
@@ -80,8 +77,17 @@ def pod_problem(pod: Object) -> PodProblem | None:
     return None
 
 
-def _is_serving(pod: Object) -> bool:
-    return pod_startup.is_ready(pod) and not pod_startup.is_terminating(pod)
+def _replaced_s(deployment: Object | None, pods: list[Object]) -> float:
+    """The time until which failed pods are replaced, seconds since the epoch: Kubernetes keeps them for long.
+
+    Each ready pod replaces those that failed before its creation. A tier with all its pods ready lacks none.
+    """
+    created_s = [
+        pod_startup.created_s(pod) for pod in pods if pod_startup.is_ready(pod) and not pod_startup.is_terminating(pod)
+    ]
+    if deployment is not None and len(created_s) >= int(deployment.get("spec", {}).get("replicas", 1)):
+        return math.inf
+    return max(created_s, default=-math.inf)
 
 
 def _container_problem(pod: str, container: Object) -> PodProblem | None:
