@@ -103,7 +103,7 @@ def replay_records(system: str, records: Sequence[RequestRecord]) -> list[Replay
         profile_used = mean_plant(distserve_profile(system, 1))
         return replay_one_engine(profile_used, requests, _make_engine(PrefillFirstEngine, distserve_profile(system, 1)))
     hardware = distserve_profile(system, 2)
-    profile_used = replace(mean_plant(hardware), leg_s=0.0)
+    profile_used = replace(mean_plant(hardware), remote_prefill_http_s=0.0)
     replayed = replay_remote_prefill(
         profile_used, requests, _make_engine(PrefillFirstEngine, hardware), _make_engine(SynchronousEngine, hardware)
     )
