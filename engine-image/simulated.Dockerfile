@@ -1,6 +1,6 @@
 # A simulated engine with the launcher: vLLM's HTTP, metrics and scheduling at a measured accelerator's pace, in 40 MB of
-# memory. Context: the root of the checkout, since the
-# profiles of accelerators are the simulator's. Works with the legacy builder.
+# memory. Context: the root of the checkout, since the engine and the profiles of accelerators are the simulator's. Works
+# with the legacy builder.
 #   docker build -f engine-image/simulated.Dockerfile -t plimsoll/engine-simulated .
 ARG DEBIAN=debian:bookworm-slim
 
@@ -32,6 +32,7 @@ COPY operator/plimsoll/__init__.py /opt/plimsoll/plimsoll/
 COPY operator/plimsoll/engines /opt/plimsoll/plimsoll/engines
 COPY operator/plimsoll/sim/__init__.py operator/plimsoll/sim/profiles.py /opt/plimsoll/plimsoll/sim/
 COPY operator/plimsoll/sim/profiles /opt/plimsoll/plimsoll/sim/profiles
+COPY operator/plimsoll/sim/engine /opt/plimsoll/plimsoll/sim/engine
 COPY engine-image/simulated /opt/plimsoll/simulated
 # The root file system is read-only where this runs: compile now, not at every start.
 RUN python3 -m compileall -q --invalidation-mode unchecked-hash /opt/plimsoll

@@ -19,7 +19,7 @@ from plimsoll.core.autoscaling.inputs import TierSnapshot
 from plimsoll.core.autoscaling.startup_time import StartingPod
 from plimsoll.core.types import Role
 from plimsoll.sim.attempt import TraceRequest
-from plimsoll.sim.iteration import StepWork
+from plimsoll.sim.engine.iteration import StepWork
 from plimsoll.sim.operator import BUSY_SCRAPE_S, TICK_S, SimulatedOperator
 from plimsoll.sim.plant import Plant
 from plimsoll.sim.policies.base import Observation, PolicyContext, SimulatedPolicy

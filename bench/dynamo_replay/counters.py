@@ -18,7 +18,8 @@ from plimsoll.core import histogram
 from plimsoll.core.ports import BucketCounts, EngineReading, ServiceReading
 from plimsoll.core.types import Role
 from plimsoll.sim.attempt import TraceRequest
-from plimsoll.sim.engine_metrics import EngineMetrics
+from plimsoll.sim.engine.engine_metrics import EngineMetrics
+from plimsoll.sim.engine_reading import reading
 from plimsoll.sim.plant import Plant
 
 GROUPS: Final = {Role.SERVE: "decode", Role.PREFILL: "prefill", Role.DECODE: "decode"}  # what their replay calls them
@@ -62,10 +63,10 @@ class ReplayCounters:
         """As it would be scraped now."""
         observed_s, step = self._newest.get(name, (now_s, None))
         if step is None or now_s - observed_s > _IDLE_S:
-            return self._counters(name).reading(name, epoch_s + now_s, 0, 0, 0.0)
+            return reading(self._counters(name), name, epoch_s + now_s, 0, 0, 0.0)
         kv_used = step["sum_decode_kv_tokens"] + step["sum_prefill_tokens"] + step["sum_prefill_kv_tokens"]
         share = min(1.0, kv_used / self._profile.kv_tokens)
-        return self._counters(name).reading(name, epoch_s + now_s, _running(step), _waiting(step), share)
+        return reading(self._counters(name), name, epoch_s + now_s, _running(step), _waiting(step), share)
 
     def gateway(self, ready: Collection[str], now_s: float) -> ServiceReading:
         """As a gateway without a gate would tell it."""

@@ -21,8 +21,8 @@ from bench.dynamo_replay.figures import ReplayRun
 from bench.dynamo_replay.step_tables import StepLaw
 from plimsoll.core.types import Role
 from plimsoll.sim.attempt import Attempt, AttemptOutcome, TraceRequest
+from plimsoll.sim.engine.kv_link import FABRIC_BYTES_PER_S
 from plimsoll.sim.errors import BadInput
-from plimsoll.sim.kv_link import FABRIC_BYTES_PER_S
 
 VERSION: Final = "1.4.2"
 _MODULES: Final = (

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from plimsoll.core.types import Role
 from plimsoll.sim.attempt import TraceRequest
-from plimsoll.sim.iteration import StepWork
+from plimsoll.sim.engine.iteration import StepWork
 from plimsoll.sim.plant import Plant
 from plimsoll.sim.policies import dynamo_profile
 from plimsoll.sim.policies.dynamo_profile import BenchmarkSample

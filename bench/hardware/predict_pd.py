@@ -43,13 +43,13 @@ from plimsoll.core.slo import Slo
 from plimsoll.core.types import Role
 from plimsoll.core.workload import Workload, from_samples
 from plimsoll.sim import profile as profiles
-from plimsoll.sim.engine import SimulatedEngine
-from plimsoll.sim.engine_metrics import EngineMetrics
-from plimsoll.sim.kv_cache import KvCache
+from plimsoll.sim.engine.engine_metrics import EngineMetrics
+from plimsoll.sim.engine.kv_cache import KvCache
+from plimsoll.sim.engine.simulated_engine import SimulatedEngine
+from plimsoll.sim.engine.step_run import StepRun
+from plimsoll.sim.engine.step_timing import StepTiming
 from plimsoll.sim.plant import Plant
 from plimsoll.sim.profile import HardwareProfile
-from plimsoll.sim.step_run import StepRun
-from plimsoll.sim.step_timing import StepTiming
 
 KV_CACHE_TOKENS, MAX_SEQUENCES, PD_BLOCK_TOKENS = (
     919_824,
@@ -81,7 +81,7 @@ def pair_profile(name: str, kv_tokens: int) -> HardwareProfile:
 def make_engine(profile: Plant, role: Role) -> TimedEngine:
     """An engine of the plant, without spread or noise."""
     one = profile.profile_for(role)
-    blocks, step_timing = KvCache(one.kv_tokens // one.block_size, one.block_size), StepTiming(one, 0.0, Random(0))
+    blocks, step_timing = KvCache(one.kv_tokens // one.block_size, one.block_size), StepTiming(one)
     return TimedEngine(
         one.max_num_seqs, one.budget, blocks, step_timing, profile.kv_link(), EngineMetrics(one.max_model_len), False
     )

@@ -16,20 +16,19 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from random import Random
 from typing import Final
 
 from bench.trust.check import SimulatorCheck
 from bench.trust.engine_driver import ReplayedRequest, mean_plant, replay_one_engine, replay_remote_prefill
 from bench.trust.recorded_runs import DATA, RequestRecord
 from bench.trust.sweep_replay import within_slo
-from plimsoll.sim.engine import SimulatedEngine
-from plimsoll.sim.engine_metrics import EngineMetrics
-from plimsoll.sim.kv_cache import KvCache
-from plimsoll.sim.kv_link import KvLink
+from plimsoll.sim.engine.engine_metrics import EngineMetrics
+from plimsoll.sim.engine.kv_cache import KvCache
+from plimsoll.sim.engine.kv_link import KvLink
+from plimsoll.sim.engine.simulated_engine import SimulatedEngine
+from plimsoll.sim.engine.step_run import StepBatch, StepRun
+from plimsoll.sim.engine.step_timing import StepTiming
 from plimsoll.sim.profile import HardwareProfile, StepCoefficients
-from plimsoll.sim.step_run import StepBatch, StepRun
-from plimsoll.sim.step_timing import StepTiming
 
 PAPER_TTFT_S: Final = 0.2
 PAPER_TPOT_S: Final = 0.1
@@ -49,22 +48,23 @@ class PrefillFirstEngine(SynchronousEngine):
     """Reads whole prompts by themselves, while whoever decodes stands still, as vLLM did before chunked prefill."""
 
     def _compose(self, now_s: float) -> StepRun | None:
-        batch, token_room = StepBatch(), self._token_budget
-        while self.waiting and self._used_slots < self._max_sequences and self.waiting[0].prompt_tokens <= token_room:
+        scheduler, batch = self._scheduler, StepBatch()
+        token_room = scheduler.token_budget
+        while self.waiting and self.running < scheduler.max_sequences and self.waiting[0].prompt_tokens <= token_room:
             first = self.waiting[0]
-            self._admit(batch, first.prompt_tokens)
+            scheduler.admit(batch, first.prompt_tokens, now_s)
             if self.waiting and self.waiting[0] is first:
                 break  # there are no blocks for it
             token_room -= first.prompt_tokens
         if not batch.tokens:
             return super()._compose(now_s)
-        series = self._timing.series(self._steps, batch.tokens, batch.pairs, 0, 0)
+        series = self._timing.series(scheduler.decodes.step, batch.tokens, batch.pairs, 0, 0)
         run = StepRun(
             series, max(now_s, self._device_free_s), now_s, now_s, 1, len(batch.prefill_completions), composed=1
         )
         run.prefill_completions, run.final_sequences = batch.prefill_completions, batch.final_sequences
         for sequence in batch.new_decodes:
-            self._start_decoding(sequence)
+            scheduler.decodes.add(sequence)
         self._set_end_times(run)
         return run
 
@@ -103,7 +103,7 @@ def replay_records(system: str, records: Sequence[RequestRecord]) -> list[Replay
         profile_used = mean_plant(distserve_profile(system, 1))
         return replay_one_engine(profile_used, requests, _make_engine(PrefillFirstEngine, distserve_profile(system, 1)))
     hardware = distserve_profile(system, 2)
-    profile_used = replace(mean_plant(hardware), leg_s=0.0)
+    profile_used = replace(mean_plant(hardware), remote_prefill_http_s=0.0)
     replayed = replay_remote_prefill(
         profile_used, requests, _make_engine(PrefillFirstEngine, hardware), _make_engine(SynchronousEngine, hardware)
     )
@@ -121,7 +121,7 @@ def _make_engine(kind: type[SimulatedEngine], profile_used: HardwareProfile) -> 
         profile_used.max_num_seqs,
         profile_used.budget,
         blocks,
-        StepTiming(profile_used, 0.0, Random(0)),
+        StepTiming(profile_used),
         kv_link,
         EngineMetrics(profile_used.max_model_len),
         fast_forward=False,

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from plimsoll.core.types import Role
-from plimsoll.sim.engine import SimulatedEngine
+from plimsoll.sim.engine.sequence import EngineSequence
+from plimsoll.sim.engine.simulated_engine import SimulatedEngine
 from plimsoll.sim.plant import Plant
 from plimsoll.sim.profile import HardwareProfile
-from plimsoll.sim.sequence import EngineSequence
 from plimsoll.sim.startup import StartupDistribution
 
 

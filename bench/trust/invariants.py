@@ -27,12 +27,13 @@ from plimsoll.api.v1alpha1 import parse
 from plimsoll.core.types import Role
 from plimsoll.sim import profile
 from plimsoll.sim.attempt import Attempt, TraceRequest
-from plimsoll.sim.engine import SimulatedEngine
+from plimsoll.sim.engine.sequence import EngineSequence
+from plimsoll.sim.engine.simulated_engine import SimulatedEngine
+from plimsoll.sim.engine_reading import scrape
 from plimsoll.sim.plant import Plant
 from plimsoll.sim.policies.base import StaticPolicy
 from plimsoll.sim.profile import HardwareProfile
 from plimsoll.sim.run_config import RunConfig
-from plimsoll.sim.sequence import EngineSequence
 from plimsoll.sim.simulator import Simulator
 
 MANIFEST: Final = {
@@ -107,7 +108,7 @@ def littles_law(own: HardwareProfile, requests: Sequence[RecordedRequest], every
     counts: list[float] = []
 
     def sample(now_s: float) -> None:
-        reading = engine.scrape("", now_s, now_s)
+        reading = scrape(engine, "", now_s, now_s)
         counts.append(float((reading.running or 0) + (reading.waiting or 0)))
         if not engine.idle or now_s < requests[-1].at_s:
             loop.schedule(now_s + every_s, sample)

@@ -23,9 +23,9 @@ from plimsoll.core.engine_model.inter_token import ITL_SHARE, InterTokenLatency,
 from plimsoll.core.engine_model.step_time import KvTransfer, StepModel, decode_tier, serve_tier
 from plimsoll.core.types import Role
 from plimsoll.core.workload import Workload, from_samples
+from plimsoll.sim.engine.quantile_sketch import QuantileSketch
+from plimsoll.sim.engine.step_timing import MAX_HEAT
 from plimsoll.sim.profile import HardwareProfile, StepCoefficients
-from plimsoll.sim.quantile_sketch import QuantileSketch
-from plimsoll.sim.step_timing import MAX_HEAT
 
 _MEASURED_RUNS = ("earlier 2048", "earlier 8192")  # their prompts were cached
 

@@ -25,13 +25,13 @@ from bench.trust.check import SimulatorCheck
 from bench.trust.engine_driver import EventLoop
 from plimsoll.core.capacity.queueing import erlang_c
 from plimsoll.sim import profile
-from plimsoll.sim.engine import SimulatedEngine
-from plimsoll.sim.engine_metrics import EngineMetrics
-from plimsoll.sim.kv_cache import KvCache
-from plimsoll.sim.kv_link import KvLink
+from plimsoll.sim.engine.engine_metrics import EngineMetrics
+from plimsoll.sim.engine.kv_cache import KvCache
+from plimsoll.sim.engine.kv_link import KvLink
+from plimsoll.sim.engine.sequence import EngineSequence
+from plimsoll.sim.engine.simulated_engine import SimulatedEngine
+from plimsoll.sim.engine.step_timing import StepTiming
 from plimsoll.sim.profile import HardwareProfile, StepCoefficients
-from plimsoll.sim.sequence import EngineSequence
-from plimsoll.sim.step_timing import StepTiming
 
 BATCH_MEANS: Final = 20
 T_QUANTILE_99: Final = 2.861  # Student's t, 19 degrees of freedom, two-sided 99 %
@@ -92,7 +92,7 @@ def simulate_queue(
         profile.max_num_seqs,
         profile.budget,
         KvCache(profile.kv_tokens // profile.block_size, profile.block_size),
-        StepTiming(profile, 0.0, Random(0)),
+        StepTiming(profile),
         KvLink(profile.layers, profile.block_size, profile.kv_bytes_per_token),
         EngineMetrics(profile.max_model_len),
     )

@@ -39,14 +39,14 @@ class Image:
         return f"{REPOSITORY}/{self.name}:{TAG}"
 
 
-_PLIMSOLL_FILES = ("__init__.py", "engines", "sim/__init__.py", "sim/profiles.py", "sim/profiles")
-_PROFILES = tuple(f"operator/plimsoll/{name}" for name in _PLIMSOLL_FILES)
+_PLIMSOLL_FILES = ("__init__.py", "engines", "sim/__init__.py", "sim/profiles.py", "sim/profiles", "sim/engine")
+_SIMULATED_ENGINE = tuple(f"operator/plimsoll/{name}" for name in _PLIMSOLL_FILES)
 IMAGES = (
     Image("operator", ROOT / "operator/Dockerfile", ("operator/plimsoll", "requirements/operator.txt")),
     Image("envoy", HERE / "envoy/Dockerfile", ("requirements/envoy.txt",)),
     Image("prometheus", HERE / "prometheus/Dockerfile", ()),
     Image("engine-cpu", ROOT / "engine-image/cpu.Dockerfile", ("engine-image/.",)),
-    Image("engine-simulated", ROOT / "engine-image/simulated.Dockerfile", ("engine-image", *_PROFILES)),
+    Image("engine-simulated", ROOT / "engine-image/simulated.Dockerfile", ("engine-image", *_SIMULATED_ENGINE)),
 )
 
 

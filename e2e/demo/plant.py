@@ -1,7 +1,7 @@
 """The light engines' own core in virtual time, as a tier whose replicas come and go: what the followers drive.
 
 Problem: another policy must be tried on the same arrivals without running another fleet for eleven minutes.
-Idea: the light engine's schedule reads no clock (`engine-image/simulated/core.py`), so a tier of them replays in
+Idea: the light engine's schedule reads no clock (`engine-image/simulated/engine_core.py`), so a tier of them replays in
 seconds, with the same step times, spread, noise and start-up times. What is left out is named in `followers.py`.
 """
 
@@ -13,16 +13,16 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
+from plimsoll.sim.engine.kv_link import KvLink
 from plimsoll.sim.profiles import HardwareProfile, load
 from simulated.engine_core import EngineCore
-from simulated.engine_metrics import EngineMetrics
-from simulated.kv_transfer import KvLink, LeaseTable
-from simulated.plant import StepTimePlant
-from simulated.scheduler import StepLimits
-from simulated.sequence import EngineSequence
+from simulated.kv_leases import LeaseTable
+from simulated.sequence import ServedSequence
+from simulated.served_metrics import ServedMetrics
+from simulated.step_noise import draw_step_noise
 
 SPREAD: Final = 0.1
 NOISE: Final = 0.02
@@ -60,7 +60,7 @@ class SimulatedRequest:
     cost: float
     known_s: float = 0.0
     remote: bool = False  # another engine has computed the prompt
-    engine_sequence: EngineSequence | None = None
+    engine_sequence: ServedSequence | None = None
     lost: bool = False
 
     @property
@@ -81,7 +81,7 @@ class EngineReplica:
     core: EngineCore
     ordered_s: float
     ready_s: float
-    jobs: dict[EngineSequence, SimulatedRequest] = field(default_factory=dict)  # in flight
+    jobs: dict[ServedSequence, SimulatedRequest] = field(default_factory=dict)  # in flight
     cap_in_use: float = 0.0  # what these cost
     draining: bool = False
     gone_s: float | None = None
@@ -94,7 +94,7 @@ class EngineReplica:
                 self.cap_in_use -= self.jobs.pop(sequence).cost
         self.core.updated.clear()
 
-    def start(self, job: SimulatedRequest, sequence: EngineSequence, now_s: float) -> None:
+    def start(self, job: SimulatedRequest, sequence: ServedSequence, now_s: float) -> None:
         """Takes a request."""
         job.engine_sequence = sequence
         self.jobs[sequence] = job
@@ -185,7 +185,7 @@ class TierSimulation:
             self._start(self._held.popleft(), best, now_s)
 
     def _start(self, job: SimulatedRequest, replica: EngineReplica, now_s: float) -> None:
-        sequence = EngineSequence(
+        sequence = ServedSequence(
             request_id=str(next(self._names)),
             prompt=bytes(4 * job.prompt_tokens),
             max_tokens=job.output_tokens,
@@ -198,11 +198,14 @@ class TierSimulation:
         kind, profile = self._kind, self._kind.profile
         seed = self._random.getrandbits(32)
         factor = kind.factor * (1.0 + SPREAD * self._random.uniform(-1.0, 1.0))
-        limits = StepLimits(kind.max_sequences, profile.budget, kind.block_size, prefix_caching=False)
-        wire = KvLink(profile.layers, kind.block_size, profile.kv_bytes_per_token, TRANSFER_RATE)
-        plant = StepTimePlant(profile, factor, NOISE, seed)
-        blocks = profile.kv_tokens // kind.block_size
-        core = EngineCore(limits, blocks, plant, wire, LeaseTable(LEASE_S), EngineMetrics(profile.max_model_len))
+        core = EngineCore(
+            replace(profile.scaled(factor), max_num_seqs=kind.max_sequences, block_size=kind.block_size),
+            KvLink(profile.layers, kind.block_size, profile.kv_bytes_per_token, TRANSFER_RATE),
+            LeaseTable(LEASE_S),
+            ServedMetrics(profile.max_model_len),
+            prefix_caching=False,
+            noise=draw_step_noise(NOISE, seed),
+        )
         return EngineReplica(core, ordered_s, ready_s)
 
 

@@ -23,7 +23,7 @@ from simulated.exposition import CONTENT_TYPE
 from simulated.options import EngineOptions
 from simulated.protocol import GenerationRequest, RequestError
 from simulated.real_time_driver import RealTimeDriver
-from simulated.sequence import EngineSequence
+from simulated.sequence import ServedSequence
 
 COMPLETIONS_PATH: Final = "/v1/completions"
 CHAT_PATH: Final = "/v1/chat/completions"
@@ -52,7 +52,7 @@ class ClientGone(Exception):
 class Generation:
     """The sequences of one request, and a way to wait for their news."""
 
-    def __init__(self, driver: RealTimeDriver, sequences: list[EngineSequence]) -> None:
+    def __init__(self, driver: RealTimeDriver, sequences: list[ServedSequence]) -> None:
         self.sequences = sequences
         self.client_gone = False
         self._driver = driver
@@ -196,12 +196,12 @@ class OpenAiApi:
             disconnect_watch.cancel()
             generation.abort()
 
-    def _sequences(self, request: GenerationRequest, name: str, arrived_s: float) -> list[EngineSequence]:
+    def _sequences(self, request: GenerationRequest, name: str, arrived_s: float) -> list[ServedSequence]:
         """The sequences of a request: each prompt `n` times."""
         prompts = [prompt for prompt in request.prompts for _ in range(request.n)]
         transfer = request.transfer or {}
         return [
-            EngineSequence(
+            ServedSequence(
                 request_id=name if len(prompts) == 1 else f"{index}_{name}",
                 prompt=prompt,
                 max_tokens=request.max_tokens,
@@ -274,14 +274,14 @@ class OpenAiApi:
         histograms["request_params_n"].observe(request.n)
         histograms["request_max_num_generation_tokens"].observe(max(one.emitted_tokens for one in generation.sequences))
 
-    def _transfer_params(self, sequence: EngineSequence) -> dict[str, Any] | None:
+    def _transfer_params(self, sequence: ServedSequence) -> dict[str, Any] | None:
         """What a decode engine needs to fetch the prompt's KV."""
         if not sequence.keeps_kv or sequence.outcome != "length":
             return None
         return {
             "do_remote_prefill": True,
             "do_remote_decode": False,
-            "remote_block_ids": [self._driver.core.leases.blocks(sequence.request_id)],
+            "remote_block_ids": [[*range(self._driver.core.kv_cache.blocks_for(sequence.prompt_tokens))]],
             "remote_engine_id": self._engine_id,
             "remote_request_id": sequence.request_id,
             "remote_host": self._options.side_channel_host,

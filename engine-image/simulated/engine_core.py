@@ -1,234 +1,213 @@
-"""The engine core in virtual time: what has happened by `now`, and when something happens next.
+"""The engine core behind the API: the simulated engine, with the sequences of requests and KV of other engines.
 
 Problem: a schedule must be exact to the microsecond while the process that computes it wakes up when it can.
-Idea: nothing here reads a clock. `advance(now)` runs every step that has ended by then, at its own time; whoever adds
-or removes a sequence says when. As in vLLM two steps are in flight: one is composed while the one before it runs, so
-what arrives waits for the rest of one step and the whole of the next.
+
+Idea: the schedule is the simulator's (`plimsoll.sim.engine`), in virtual time. Nothing here reads a clock.
+`advance(now)` processes everything that has happened by then, at its own time. Here is what only a server has:
+sequences that report their tokens and can be aborted, KV that arrives from other engines or is kept for them, and the
+moment at which somebody must be told.
 """
 
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
-from collections import deque
-from typing import Final
+from collections.abc import Sequence
+from typing import cast
 
-from simulated.block_pool import BlockPool
-from simulated.engine_metrics import EngineMetrics
-from simulated.kv_transfer import STALL_SHARE, KvLink, LeaseTable
-from simulated.plant import StepTimePlant
-from simulated.scheduler import EngineStep, Scheduler, StepLimits
-from simulated.sequence import EngineSequence, Outcome
-
-MAX_STEPS_IN_FLIGHT: Final = 2
+from plimsoll.sim.engine.kv_cache import KvCache
+from plimsoll.sim.engine.kv_link import KvLink
+from plimsoll.sim.engine.simulated_engine import SimulatedEngine
+from plimsoll.sim.engine.step_run import StepRun
+from plimsoll.sim.engine.step_timing import StepTiming
+from plimsoll.sim.profiles import HardwareProfile
+from simulated.kv_leases import LeaseTable
+from simulated.sequence import Outcome, ServedSequence
+from simulated.served_metrics import ServedMetrics
 
 
 class EngineCore:
     """One engine. All times in seconds on one clock that never goes back.
 
-    `touched` collects sequences with news for whoever listens to them; it is the listener's to clear.
+    noise: relative errors of steps, see `StepTiming`. updated: sequences with news for their listeners; the caller
+    clears it. fetching_kv: sequences whose KV is on its way.
     """
 
     def __init__(
         self,
-        limits: StepLimits,
-        blocks: int,
-        plant: StepTimePlant,
+        profile: HardwareProfile,
         kv_link: KvLink,
         leases: LeaseTable,
-        metrics: EngineMetrics,
+        metrics: ServedMetrics,
+        *,
+        prefix_caching: bool = True,
+        noise: Sequence[float] = (),
     ) -> None:
-        self.pool = BlockPool(blocks)
+        size = profile.block_size
+        self.kv_cache = KvCache(
+            profile.kv_tokens // size,
+            size,
+            size if prefix_caching else 0,
+            names_answers=True,
+            names_after_duplicate=True,
+        )
         self.leases = leases
         self.metrics = metrics
-        self.updated: set[EngineSequence] = set()
-        self.fetching_kv: set[EngineSequence] = set()
-        self._scheduler = Scheduler(limits, self.pool, metrics.record_admission)
-        self._plant = plant
+        self.updated: set[ServedSequence] = set()
+        self.fetching_kv: set[ServedSequence] = set()
         self._kv_link = kv_link
-        self._steps_in_flight: deque[EngineStep] = deque()
-        self._device_free_s = -math.inf
-        self._kv_arrivals: list[tuple[float, int, EngineSequence, float]] = []
-        self._serial = 0
+        self._engine = SimulatedEngine(
+            profile.max_num_seqs,
+            profile.budget,
+            self.kv_cache,
+            StepTiming(profile, noise),
+            kv_link,
+            metrics,
+            on_steps=self._on_steps,
+        )
+        self._present: set[ServedSequence] = set()
+        self._kv_arrivals: list[tuple[float, int, ServedSequence]] = []
+        self._arrival_order = itertools.count()
 
     @property
     def running(self) -> int:
         """Sequences in the batch."""
-        return len(self._scheduler.running)
+        return self._engine.running
 
     @property
     def waiting(self) -> int:
         """Sequences in the queue."""
-        return len(self._scheduler.waiting)
+        return len(self._engine.waiting)
 
     @property
     def loading(self) -> int:
         """Sequences whose KV is on its way."""
-        return len(self._scheduler.loading_kv)
+        return len(self._engine.loading_kv)
 
-    @property
-    def preemptions(self) -> int:
-        """How often a sequence lost its place."""
-        return self._scheduler.preemptions
-
-    def add(self, sequence: EngineSequence, now_s: float) -> None:
-        """A sequence has arrived."""
+    def add(self, sequence: ServedSequence, now_s: float) -> None:
+        """A sequence has come to the core; its TTFT counts from its arrival at the API."""
         self.advance(now_s)
-        self._scheduler.waiting.append(sequence)
-        self._fill_if_idle(now_s)
+        self._present.add(sequence)
+        self._engine.add(sequence, now_s, sequence.arrived_s)
+        self._collect()
 
-    def end_sequence(self, sequence: EngineSequence, outcome: Outcome, now_s: float) -> None:
-        """Takes a sequence out before its end; counts it as vLLM does what it ends itself."""
+    def end_sequence(self, sequence: ServedSequence, outcome: Outcome, now_s: float) -> None:
+        """End a sequence before its last token, and count it as vLLM counts what it ends itself."""
         self.advance(now_s)
         if sequence.outcome is None:
-            self._remove(sequence, outcome)
-            self.metrics.record_end(sequence, now_s)
+            self._remove(sequence, outcome, now_s)
+            self.metrics.record_early_end(sequence, now_s)
             self.updated.add(sequence)
-            self._fill_if_idle(now_s)
 
-    def drop_sequence(self, sequence: EngineSequence, now_s: float) -> None:
-        """Takes a sequence out whose client has gone: it is in no metric."""
+    def drop_sequence(self, sequence: ServedSequence, now_s: float) -> None:
+        """End a sequence whose client has gone: it is in no metric."""
         self.advance(now_s)
         if sequence.outcome is None:
-            self._remove(sequence, "abort")
-            self._fill_if_idle(now_s)
+            self._remove(sequence, "abort", now_s)
 
-    def fetch_failed(self, sequence: EngineSequence, now_s: float) -> None:
+    def fetch_failed(self, sequence: ServedSequence, now_s: float) -> None:
         """The KV of a sequence will not come; it is computed here. Nothing where it has come already."""
         self.advance(now_s)
-        if sequence in self._scheduler.loading_kv:
-            self._scheduler.on_kv_failed(sequence)
-            self._fill_if_idle(now_s)
-        elif not sequence.fetched_tokens:
-            sequence.remote = False
+        self._engine.on_kv_failed(sequence, now_s)
+        self._collect()
 
     def free_lease(self, request_id: str, now_s: float) -> bool:
-        """A decode engine has fetched a prompt; whether it was still kept."""
+        """A decode engine has fetched a prompt; returns whether it was still kept."""
         self.advance(now_s)
-        blocks = self.leases.free(request_id)
-        self.pool.release(blocks)
-        self._fill_if_idle(now_s)
-        return bool(blocks)
+        sequence = self.leases.pop(request_id)
+        if sequence is None:
+            return False
+        self._engine.on_kv_fetched(sequence, now_s)
+        self._collect()
+        return True
 
     def advance(self, now_s: float) -> None:
-        """Lets everything happen that happens by now."""
+        """Process everything that happens by now_s, and count the tokens that have come out."""
         while (event_s := self.next_event_s()) <= now_s:
+            self._engine.advance(event_s)
+            self._collect()
+            self._receive_kv(event_s)
             self._expire_leases(event_s)
-            if self._steps_in_flight and self._steps_in_flight[0].end_s <= event_s:
-                self._complete(self._steps_in_flight.popleft())
-                self._fill(event_s)
-            else:
-                self._fill_if_idle(event_s)
+        self._engine.count_steps(now_s)
 
     def next_event_s(self) -> float:
-        """When the next thing happens by itself; infinite where nothing will."""
-        if self._steps_in_flight:
-            return self._steps_in_flight[0].end_s
-        arriving = self._kv_arrivals[0][0] if self._kv_arrivals else math.inf
-        return min(arriving, self.leases.next_expiry_s())
+        """When the state changes next without a call; infinite where it does not."""
+        return min(self._engine.next_event_s, self._next_kv_event_s())
 
     def step_end_s(self, now_s: float) -> float:
         """When the step that runs at `now_s` ends; `now_s` where none runs."""
-        return min((step.end_s for step in self._steps_in_flight if step.end_s > now_s), default=now_s)
+        self.advance(now_s)
+        return self._engine.step_end_s(now_s)
 
     def next_wakeup_s(self, now_s: float, coalesce_s: float) -> float:
-        """When to look again: at the next step's end while something waits, begins or ends, else after some patience.
+        """When somebody must be told next. Tokens of a stream may wait for coalesce_s, or for the end of a step.
 
-        Between, the batch only decodes, and its tokens may be handed over together.
+        Nothing begins or ends between, so a later look finds the same times.
         """
-        soonest = self.next_event_s()
-        if not self._steps_in_flight or self._scheduler.waiting or self._kv_arrivals:
-            return soonest
-        min_remaining = math.inf
-        for sequence in self._scheduler.running:
-            if not sequence.emitted_tokens:
-                return soonest
-            min_remaining = min(min_remaining, sequence.max_tokens - sequence.emitted_tokens)
-        last = self._steps_in_flight[-1]
-        step_s = last.end_s - self._steps_in_flight[0].end_s if len(self._steps_in_flight) > 1 else 0.0
-        until_end = last.end_s + step_s * (min_remaining - len(self._steps_in_flight))
-        return max(soonest, min(now_s + coalesce_s, until_end))
+        runs = self._engine.runs_in_flight
+        news_s = next(
+            (run.end_s for run in runs if run.prefill_completions or run.final_sequences),
+            runs[-1].end_s if runs else math.inf,
+        )
+        if any(cast(ServedSequence, sequence).streamed for run in runs for sequence in run.decoding):
+            news_s = min(news_s, max(now_s + coalesce_s, self._engine.step_end_s(now_s)))
+        return min(news_s, self._next_kv_event_s())
 
-    def _fill_if_idle(self, now_s: float) -> None:
-        """Begins to work if nothing is in flight; otherwise the end of a step will."""
-        if not self._steps_in_flight:
-            self._fill(now_s)
+    def _next_kv_event_s(self) -> float:
+        arrival_s = self._kv_arrivals[0][0] if self._kv_arrivals else math.inf
+        return min(arrival_s, self.leases.next_expiry_s())
 
-    def _fill(self, now_s: float) -> None:
-        while self._kv_arrivals and self._kv_arrivals[0][0] <= now_s:
-            self._on_kv_arrival(*heapq.heappop(self._kv_arrivals))
-        while len(self._steps_in_flight) < MAX_STEPS_IN_FLIGHT:
-            step = self._scheduler.compose(now_s)
-            start_s = max(now_s, self._device_free_s)
-            if self._scheduler.kv_fetches:
-                start_s = self._post_fetches(start_s)
-            if step is None:
-                return
-            step.end_s = start_s + self._plant.step_s(start_s, step.tokens, step.pairs, step.sequences, step.cached)
-            self._device_free_s = step.end_s
-            self._steps_in_flight.append(step)
+    def _on_steps(self, run: StepRun, steps: int, ended_s: float) -> None:
+        """Steps of a run have ended, the last of them at ended_s: their sequences have a token of each."""
+        decoding = cast("list[ServedSequence]", run.decoding)
+        completions = cast("list[ServedSequence]", run.prefill_completions)
+        self.metrics.record_steps(steps, run.emitting, completions, ended_s)
+        for sequence in (*decoding, *completions):
+            sequence.emitted_tokens += steps
+            sequence.last_token_s = ended_s
+            if sequence.streamed:
+                self.updated.add(sequence)
 
-    def _post_fetches(self, start_s: float) -> float:
-        """Asks for KV: the loop stands still meanwhile. Returns when it goes on."""
-        posted_s = start_s
-        for sequence in self._scheduler.kv_fetches:
-            post_s = self._kv_link.post_s(sequence.fetched_tokens)
-            posted_s += post_s
-            arrival_s = posted_s + self._kv_link.transfer_s(sequence.fetched_tokens)
-            self._serial += 1
-            heapq.heappush(self._kv_arrivals, (arrival_s, self._serial, sequence, post_s))
+    def _collect(self) -> None:
+        """Take over what the engine has done."""
+        engine = self._engine
+        engine.first_token_sequences.clear()
+        for fetched, arrival_s in engine.kv_fetches:
+            sequence = cast(ServedSequence, fetched)
+            heapq.heappush(self._kv_arrivals, (arrival_s, next(self._arrival_order), sequence))
             self.fetching_kv.add(sequence)
-        self._scheduler.kv_fetches.clear()
-        self._device_free_s = start_s + STALL_SHARE * (posted_s - start_s)
-        return self._device_free_s
-
-    def _on_kv_arrival(self, arrival_s: float, _: int, sequence: EngineSequence, post_s: float) -> None:
-        self.fetching_kv.discard(sequence)
-        if sequence in self._scheduler.loading_kv:
-            tokens, kv_link = sequence.fetched_tokens, self._kv_link
-            self.metrics.record_kv_fetch(
-                post_s,
-                kv_link.transfer_s(tokens) + post_s,
-                kv_link.transfer_bytes(tokens),
-                kv_link.descriptors(tokens),
-                tokens,
-            )
-            self._scheduler.on_kv_loaded(sequence)
+        engine.kv_fetches.clear()
+        for finished in engine.finished_sequences:
+            sequence = cast(ServedSequence, finished)
+            assert sequence.last_token_s is not None
+            self._present.discard(sequence)
+            sequence.outcome = "length"
+            self.metrics.record_end(sequence, sequence.last_token_s)
             self.updated.add(sequence)
+            if sequence.keeps_kv:
+                self.leases.grant(sequence, sequence.last_token_s)
+        engine.finished_sequences.clear()
 
-    def _complete(self, step: EngineStep) -> None:
-        now_s, computed, emitted = step.end_s, 0, 0
-        intervals: dict[float, int] = {}
-        for sequence in step.emitting:
-            if sequence.outcome is not None:
-                continue
-            emitted += 1
-            sequence.emitted_tokens += 1
-            if sequence.emitted_tokens == 1:
-                sequence.first_token_s = now_s
-                computed += self.metrics.record_first_token(sequence, now_s)
-            else:
-                interval_s = now_s - sequence.last_token_s
-                intervals[interval_s] = intervals.get(interval_s, 0) + 1
-            sequence.last_token_s = now_s
-            if sequence.emitted_tokens >= sequence.max_tokens:
-                self._remove(sequence, "length")
-                self.metrics.record_end(sequence, now_s)
+    def _receive_kv(self, now_s: float) -> None:
+        while self._kv_arrivals and self._kv_arrivals[0][0] <= now_s:
+            _, _, sequence = heapq.heappop(self._kv_arrivals)
+            self.fetching_kv.discard(sequence)
+            if sequence in self._engine.loading_kv:
+                self.metrics.record_kv_fetch(self._kv_link, sequence.transferred_tokens)
+                self._engine.on_kv_loaded(sequence, now_s)
                 self.updated.add(sequence)
-            elif sequence.streamed:
-                self.updated.add(sequence)
-        if emitted:
-            self.metrics.record_iteration(computed, intervals, emitted)
-
-    def _remove(self, sequence: EngineSequence, outcome: Outcome) -> None:
-        blocks = self._scheduler.remove(sequence)
-        sequence.outcome = outcome
-        if sequence.keeps_kv and outcome == "length":
-            self.leases.grant(sequence.request_id, blocks, sequence.prompt_tokens, sequence.last_token_s)
-        else:
-            self.pool.release(blocks)
+                self._collect()
 
     def _expire_leases(self, now_s: float) -> None:
-        for blocks in self.leases.pop_expired(now_s):
-            self.pool.release(blocks)
-            self.metrics.counters["nixl_num_kv_expired_reqs"] += 1
+        for sequence in self.leases.pop_expired(now_s):
+            self.metrics.nixl_counts["nixl_num_kv_expired_reqs"] += 1
+            self._engine.on_kv_fetched(sequence, now_s)
+            self._collect()
+
+    def _remove(self, sequence: ServedSequence, outcome: Outcome, now_s: float) -> None:
+        sequence.outcome = outcome
+        if sequence in self._present:
+            self._present.remove(sequence)
+            self._engine.remove(sequence, now_s)
+            self._collect()

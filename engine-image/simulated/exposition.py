@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from plimsoll.engines.vllm import METRIC_PREFIX, Metric
+from plimsoll.sim.engine.engine_metrics import MetricHistogram
 from simulated.engine_core import EngineCore
-from simulated.engine_metrics import EngineMetrics, MetricHistogram
 from simulated.metric_families import COUNTER_HELP, GAUGE_HELP, HISTOGRAM_HELP, NIXL_COUNTER_HELP
 from simulated.options import EngineOptions
+from simulated.served_metrics import ServedMetrics
 
 CONTENT_TYPE: Final = "text/plain; version=1.0.0; charset=utf-8"
 
-_SOURCES: Final = ("local_compute", "local_cache_hit", "external_kv_transfer")
 _REASONS: Final = ("stop", "length", "abort", "error", "repetition")
 _REJECTIONS: Final = ("max_num_queued_reqs", "max_num_queued_tokens")
 
@@ -38,16 +38,15 @@ def format_labels(pairs: Mapping[str, str]) -> str:
 class MetricsExposition:
     """The text of one engine; `since` is the Unix time of its start, `deferred` counts what waits for KV elsewhere."""
 
-    def __init__(
-        self, options: EngineOptions, core: EngineCore, metrics: EngineMetrics, created_s: float, deferred: ReadValue
-    ) -> None:
+    def __init__(self, options: EngineOptions, core: EngineCore, created_s: float, deferred: ReadValue) -> None:
+        metrics = core.metrics
         self._created_s = created_s
         self._export = options.export
         self._base_labels = {"engine": "0", "model_name": options.served_names[0]}
         self._parts: list[str | tuple[str, ReadValue]] = []
         self._histograms: list[tuple[int, list[str], MetricHistogram]] = []
         self._gauges(core, deferred)
-        self._counters(core, metrics)
+        self._counters(metrics)
         for name, histogram in metrics.histograms.items():
             self._histogram(name, histogram)
         self._cache_info(options)
@@ -99,7 +98,7 @@ class MetricsExposition:
             return
         help_text, braces = HISTOGRAM_HELP[name], format_labels(self._base_labels)
         self._head(name, "histogram", help_text)
-        bounds = [*(format_number(bound) for bound in histogram.bounds), "+Inf"]
+        bounds = [*(format_number(bound) for bound in histogram.edges[:-1]), "+Inf"]
         starts = [
             f"{METRIC_PREFIX}{name}_bucket{format_labels({**self._base_labels, 'le': _format_bound(edge)})} "
             for edge in bounds
@@ -128,23 +127,31 @@ class MetricsExposition:
                 ({"sleep_state": "discard_all"}, lambda: 0.0),
             ],
         )
-        self._gauge("kv_cache_usage_perc", [({}, lambda: core.pool.used / core.pool.total)])
+        self._gauge("kv_cache_usage_perc", [({}, lambda: core.kv_cache.used_share)])
 
-    def _counters(self, core: EngineCore, metrics: EngineMetrics) -> None:
-        base_labels, counters = self._base_labels, metrics.counters
+    def _counters(self, metrics: ServedMetrics) -> None:
+        base_labels = self._base_labels
         model = {"model_name": base_labels["model_name"]}
         samples: dict[str, Iterable[tuple[dict[str, str], ReadValue]]] = {
-            "num_preemptions": [(base_labels, lambda: core.preemptions)],
+            "prefix_cache_queries": [(base_labels, lambda: metrics.queried_tokens)],
+            "prefix_cache_hits": [(base_labels, lambda: metrics.hit_tokens)],
+            "external_prefix_cache_queries": [(base_labels, lambda: metrics.external_queried_tokens)],
+            "external_prefix_cache_hits": [(base_labels, lambda: metrics.external_hit_tokens)],
+            "prompt_tokens": [(base_labels, lambda: metrics.all_prompt_tokens)],
+            "generation_tokens": [(base_labels, lambda: metrics.generated_tokens)],
+            "num_preemptions": [(base_labels, lambda: metrics.preemptions)],
             "prompt_tokens_by_source": [
-                ({**base_labels, "source": source}, _count_reader(counters, source)) for source in _SOURCES
+                ({**base_labels, "source": "local_compute"}, lambda: metrics.local_prompt_tokens),
+                ({**base_labels, "source": "local_cache_hit"}, lambda: metrics.cached_prompt_tokens),
+                ({**base_labels, "source": "external_kv_transfer"}, lambda: metrics.transferred_prompt_tokens),
             ],
             "prompt_tokens_cached": [
-                (base_labels, lambda: counters["local_cache_hit"] + counters["external_kv_transfer"])
+                (base_labels, lambda: metrics.cached_prompt_tokens + metrics.transferred_prompt_tokens)
             ],
             "prompt_tokens_cached_by_source": [
-                ({**base_labels, "source": "device"}, lambda: counters["prefix_cache_hits"]),
+                ({**base_labels, "source": "device"}, lambda: metrics.hit_tokens),
                 ({**base_labels, "source": "host"}, lambda: 0.0),
-                ({**base_labels, "source": "p2p"}, lambda: counters["external_prefix_cache_hits"]),
+                ({**base_labels, "source": "p2p"}, lambda: metrics.external_hit_tokens),
                 ({**base_labels, "source": "disk"}, lambda: 0.0),
                 ({**base_labels, "source": "external_unspecified"}, lambda: 0.0),
             ],
@@ -157,7 +164,7 @@ class MetricsExposition:
             ],
         }
         for name, help_text in COUNTER_HELP.items():
-            self._counter(name, help_text, samples.get(name, [(base_labels, _count_reader(counters, name))]))
+            self._counter(name, help_text, samples[name])
 
     def _cache_info(self, options: EngineOptions) -> None:
         profile = options.profile
@@ -178,11 +185,11 @@ class MetricsExposition:
         pairs = {"engine": "0", **{key: str(value) for key, value in config.items()}}
         self._parts.append(f"{Metric.CACHE_CONFIG}{format_labels(pairs)} 1.0")
 
-    def _transfers(self, core: EngineCore, metrics: EngineMetrics) -> None:
+    def _transfers(self, core: EngineCore, metrics: ServedMetrics) -> None:
         for name, histogram in metrics.nixl.items():
             self._histogram(name, histogram)
         for name, help_text in NIXL_COUNTER_HELP.items():
-            self._counter(name, help_text, [(self._base_labels, _count_reader(metrics.counters, name))])
+            self._counter(name, help_text, [(self._base_labels, _count_reader(metrics.nixl_counts, name))])
         self._gauge(
             "num_requests_kv_fetch_by_stage",
             [

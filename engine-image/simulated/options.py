@@ -224,13 +224,19 @@ def _profile(given: argparse.Namespace) -> HardwareProfile:
             f"To serve at least one request with the model's max seq len ({context}), more KV cache is needed than the "
             f"{tokens} tokens there are. Try decreasing `max_model_len`."
         )
+    budget = given.max_num_batched_tokens or profile.budget
+    sequences = given.max_num_seqs or min(profile.max_num_seqs, budget)
+    if sequences > budget:
+        raise OptionsError(
+            f"max_num_batched_tokens ({budget}) must be greater than or equal to max_num_seqs ({sequences})."
+        )
     changed = {
         **vars(profile),
         "kv_tokens": tokens,
         "block_size": size,
         "max_model_len": context,
-        "max_num_seqs": given.max_num_seqs or profile.max_num_seqs,
-        "budget": given.max_num_batched_tokens or profile.budget,
+        "max_num_seqs": sequences,
+        "budget": budget,
     }
     return HardwareProfile(**changed)
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from simulated import kv_side_channel
 from simulated.engine_core import EngineCore
-from simulated.sequence import EngineSequence
+from simulated.sequence import ServedSequence
 
 MIN_WAIT_SECONDS: Final = 1e-3  # event loops round to milliseconds, and go round in circles for less
 DEAD_ENGINE_EXIT_SECONDS: Final = 4.4  # vLLM's own end after its engine core's
@@ -26,7 +26,7 @@ class RealTimeDriver:
 
     def __init__(self, core: EngineCore, coalesce_s: float, recompute: bool) -> None:
         self.core = core
-        self.live: set[EngineSequence] = set()
+        self.live: set[ServedSequence] = set()
         self.deferred = 0  # handshakes with other engines under way
         self.core_died = asyncio.Event()
         self.hung = False
@@ -34,7 +34,7 @@ class RealTimeDriver:
         self._recompute = recompute
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._claims: dict[EngineSequence, kv_side_channel.KvClaim] = {}
+        self._claims: dict[ServedSequence, kv_side_channel.KvClaim] = {}
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -56,13 +56,13 @@ class RealTimeDriver:
         """Prompt tokens of the sequences that have no answer yet."""
         return sum(sequence.prompt_tokens for sequence in self.live if not sequence.emitted_tokens)
 
-    def submit(self, sequence: EngineSequence, delay_s: float) -> None:
+    def submit(self, sequence: ServedSequence, delay_s: float) -> None:
         """Takes a sequence, which reaches the engine core after a delay."""
         self.live.add(sequence)
         self._idle.clear()
         self._loop.call_later(delay_s, self._add_to_core, sequence)
 
-    async def submit_remote(self, sequence: EngineSequence, params: Mapping[str, Any], delay_s: float) -> None:
+    async def submit_remote(self, sequence: ServedSequence, params: Mapping[str, Any], delay_s: float) -> None:
         """Takes a sequence whose prompt another engine has computed, once that engine has answered."""
         self.live.add(sequence)
         self._idle.clear()
@@ -77,7 +77,7 @@ class RealTimeDriver:
             self._claims[sequence] = claim
         self._loop.call_later(delay_s, self._add_to_core, sequence)
 
-    def abort_sequence(self, sequence: EngineSequence) -> None:
+    def abort_sequence(self, sequence: ServedSequence) -> None:
         """A client has gone."""
         if sequence.outcome is None:
             if not self.hung:
@@ -109,7 +109,7 @@ class RealTimeDriver:
     def on_lease_freed(self, request_id: str) -> None:
         """A decode engine has fetched what was kept for it."""
         if not self.core.free_lease(request_id, self.now()):
-            self.core.metrics.counters["nixl_num_notifications_after_expiry"] += 1
+            self.core.metrics.nixl_counts["nixl_num_notifications_after_expiry"] += 1
         self.catch_up()
 
     async def wait_drained(self, timeout_s: float) -> bool:
@@ -149,24 +149,24 @@ class RealTimeDriver:
         if self.hung:
             await asyncio.get_running_loop().create_future()
 
-    def _add_to_core(self, sequence: EngineSequence) -> None:
+    def _add_to_core(self, sequence: ServedSequence) -> None:
         if sequence.outcome is None and not self.stands_still:
             self.core.add(sequence, self.now())
             self.catch_up()
 
-    def _remove(self, sequence: EngineSequence) -> None:
+    def _remove(self, sequence: ServedSequence) -> None:
         self.live.discard(sequence)
         if sequence in self._claims:
             self._claims.pop(sequence).release()
         if not self.live:
             self._idle.set()
 
-    def _on_peer_lost(self, sequence: EngineSequence) -> None:
+    def _on_peer_lost(self, sequence: ServedSequence) -> None:
         """The engine that has a prompt's KV is gone."""
         self._claims.pop(sequence, None)
         if sequence.outcome is not None or self.stands_still:
             return
-        self.core.metrics.counters["nixl_num_failed_transfers"] += 1
+        self.core.metrics.nixl_counts["nixl_num_failed_transfers"] += 1
         if self._recompute:
             self.core.fetch_failed(sequence, self.now())
         else:

@@ -13,7 +13,7 @@ from typing import Any, Final
 from simulated import token_text
 from simulated.cold_start import VERSION
 from simulated.protocol import GenerationRequest, RequestError
-from simulated.sequence import EngineSequence
+from simulated.sequence import ServedSequence
 
 DONE_EVENT: Final = b"data: [DONE]\n\n"
 SYSTEM_FINGERPRINT: Final = f"vllm-{VERSION}"
@@ -46,7 +46,7 @@ def _stream_usage(prompt: int, completion: int) -> dict[str, int]:
     return {"prompt_tokens": prompt, "total_tokens": prompt + completion, "completion_tokens": completion}
 
 
-def _token_counts(request: GenerationRequest, sequences: Sequence[EngineSequence]) -> tuple[int, int]:
+def _token_counts(request: GenerationRequest, sequences: Sequence[ServedSequence]) -> tuple[int, int]:
     """Tokens of the prompts and of the answers."""
     return sum(token_text.count_tokens(one) for one in request.prompts), sum(
         sequence.emitted_tokens for sequence in sequences
@@ -54,7 +54,7 @@ def _token_counts(request: GenerationRequest, sequences: Sequence[EngineSequence
 
 
 def complete_response(
-    request: GenerationRequest, name: str, created: int, sequences: Sequence[EngineSequence], transfer: Any
+    request: GenerationRequest, name: str, created: int, sequences: Sequence[ServedSequence], transfer: Any
 ) -> bytes:
     """An answer in one piece."""
     make_choice = _chat_choice if request.chat else _completion_choice
@@ -74,7 +74,7 @@ def complete_response(
     return to_json(document | _CHAT_PROMPT_FIELDS if request.chat else document)
 
 
-def _completion_choice(index: int, sequence: EngineSequence) -> dict[str, Any]:
+def _completion_choice(index: int, sequence: ServedSequence) -> dict[str, Any]:
     return {
         "index": index,
         "text": sequence.text(0, sequence.emitted_tokens),
@@ -88,7 +88,7 @@ def _completion_choice(index: int, sequence: EngineSequence) -> dict[str, Any]:
     }
 
 
-def _chat_choice(index: int, sequence: EngineSequence) -> dict[str, Any]:
+def _chat_choice(index: int, sequence: ServedSequence) -> dict[str, Any]:
     message: dict[str, Any] = {
         "role": "assistant",
         "content": sequence.text(0, sequence.emitted_tokens),
@@ -113,7 +113,7 @@ class ResponseStream:
     """The events of one streamed answer."""
 
     def __init__(
-        self, request: GenerationRequest, name: str, created: int, sequences: Sequence[EngineSequence]
+        self, request: GenerationRequest, name: str, created: int, sequences: Sequence[ServedSequence]
     ) -> None:
         self._asked = request
         self._sequences = sequences
@@ -145,7 +145,7 @@ class ResponseStream:
             + DONE_EVENT
         )
 
-    def _token_events(self, index: int, sequence: EngineSequence, already_emitted: int) -> list[str]:
+    def _token_events(self, index: int, sequence: ServedSequence, already_emitted: int) -> list[str]:
         before, between, middle, last = self._event_parts[index]
         until, outcome = sequence.emitted_tokens, sequence.outcome
         emitted_words = [token_text.word(sequence.seed, place) for place in range(already_emitted, until)]
@@ -173,7 +173,7 @@ class ResponseStream:
         middle = ',"stop_reason":null,"prompt_token_ids":null,"token_ids":null}]'
         return start + '"text":"', '","logprobs":null,"finish_reason":', middle, middle + fingerprint
 
-    def _usage_suffix(self, sequence: EngineSequence, completion: int) -> str:
+    def _usage_suffix(self, sequence: ServedSequence, completion: int) -> str:
         """What ends each event where it was asked for."""
         details = {"completion_tokens_details": None} if self._asked.chat else {}
         return ',"usage":' + to_json(_stream_usage(sequence.prompt_tokens, completion) | details).decode()

@@ -1,81 +1,84 @@
-"""One sequence in the engine: its prompt, how far it is, the blocks it holds, and when what happened."""
+"""One sequence of a request: the engine's sequence, with its text and a listener."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Literal
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Final, Literal
 
+from plimsoll.sim.engine.sequence import EngineSequence
 from simulated import token_text
 
 Outcome = Literal["length", "abort", "error"]
 
+_ids: Final = itertools.count()
+
 
 def ignore_update() -> None:
-    """For a sequence that nobody listens to."""
+    """For a sequence without a listener."""
 
 
-@dataclass(eq=False, slots=True)
-class EngineSequence:
-    """A sequence from its arrival to its end; times in seconds on the engine's clock.
+class ServedSequence(EngineSequence):
+    """A sequence from its arrival at the API to its end. Times in seconds on the engine's clock.
 
-    `output` tokens have been put into a step, `emitted` ones have come out; `computed` tokens have their KV. `remote`:
-    the prompt's KV is to be had from another engine; `produce`: another engine will fetch it here. `heard` is called
-    when tokens have come out, only at the end where it is not `streamed`.
+    emitted_tokens: tokens that have come out, the newest at last_token_s. on_update: called when tokens have come out,
+    and only at the end where it is not `streamed`. outcome: how it ended, None before. salt: sequences of different
+    salts share no KV.
     """
 
-    request_id: str
-    prompt: bytes
-    max_tokens: int
-    arrived_s: float
-    salt: str = ""
-    streamed: bool = False
-    remote: bool = False
-    keeps_kv: bool = False
-    on_update: Callable[[], None] = ignore_update
+    __slots__ = (
+        "_content_hashes",
+        "emitted_tokens",
+        "on_update",
+        "outcome",
+        "prompt",
+        "request_id",
+        "salt",
+        "seed",
+        "streamed",
+    )
 
-    scheduled_output: int = 0
-    emitted_tokens: int = 0
-    computed_tokens: int = 0
-    blocks: list[int] = field(default_factory=list)
-    outcome: Outcome | None = None
-
-    cached_tokens: int = 0  # of the prompt, found here at the first admission
-    fetched_tokens: int = 0  # of the prompt, computed elsewhere
-    preemptions: int = 0
-    scheduled_s: float | None = None
-    first_token_s: float = 0.0
-    last_token_s: float = 0.0
-
-    prompt_tokens: int = field(init=False)
-    seed: int = field(init=False)
-    registered_blocks: int = field(init=False, default=0)  # blocks whose content the pool knows
-    _content_hashes: list[int] = field(init=False, default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.prompt_tokens = token_text.count_tokens(self.prompt)
-        self.seed = token_text.prompt_seed(self.prompt)
-
-    @property
-    def length(self) -> int:
-        """Tokens of prompt and answer so far."""
-        return self.prompt_tokens + self.scheduled_output
-
-    @property
-    def is_fully_scheduled(self) -> bool:
-        """Whether its last token is in a step already: nothing is left to schedule."""
-        return self.scheduled_output >= self.max_tokens
+    def __init__(
+        self,
+        request_id: str,
+        prompt: bytes,
+        max_tokens: int,
+        arrived_s: float,
+        *,
+        salt: str = "",
+        streamed: bool = False,
+        remote: bool = False,
+        keeps_kv: bool = False,
+    ) -> None:
+        super().__init__(
+            next(_ids),
+            token_text.count_tokens(prompt),
+            max_tokens,
+            remote=remote,
+            keeps_kv=keeps_kv,
+            arrived_s=arrived_s,
+        )
+        self.request_id = request_id
+        self.prompt = prompt
+        self.salt = salt
+        self.streamed = streamed
+        self.on_update: Callable[[], None] = ignore_update
+        self.emitted_tokens = 0
+        self.outcome: Outcome | None = None
+        self.seed = token_text.prompt_seed(prompt)
+        self._content_hashes: list[int] = []
 
     def text(self, first: int, last: int) -> str:
         """The answer's tokens first..last-1."""
         return token_text.words_between(self.seed, first, last)
 
-    def content_hashes(self, blocks: int, block_size: int) -> list[int]:
-        """Hashes of the first full blocks' contents, each with all that comes before it."""
+    def block_names(self, tokens: int, chunk_tokens: int) -> Sequence[int]:
+        """Hashes of the full blocks in the first `tokens` tokens of prompt and answer, each with all before it."""
+        blocks = tokens // chunk_tokens
         while len(self._content_hashes) < blocks:
-            start = len(self._content_hashes) * block_size
+            start = len(self._content_hashes) * chunk_tokens
             before = self._content_hashes[-1] if self._content_hashes else hash(self.salt)
-            self._content_hashes.append(hash((before, self._tokens(start, start + block_size))) or 1)
+            self._content_hashes.append(hash((before, self._tokens(start, start + chunk_tokens))))
         return self._content_hashes[:blocks]
 
     def _tokens(self, first: int, last: int) -> bytes:

@@ -22,17 +22,17 @@ from typing import Any
 from prometheus_client import REGISTRY, generate_latest
 
 from plimsoll.engines import vllm
+from plimsoll.sim.engine.kv_link import KvLink
 from simulated import cold_start
 from simulated.api import OpenAiApi
 from simulated.engine_core import EngineCore
-from simulated.engine_metrics import EngineMetrics
 from simulated.exposition import MetricsExposition
+from simulated.kv_leases import LeaseTable
 from simulated.kv_side_channel import LeaseServer
-from simulated.kv_transfer import KvLink, LeaseTable
 from simulated.options import EngineOptions, OptionsError, parse_options
-from simulated.plant import StepTimePlant
 from simulated.real_time_driver import DEAD_ENGINE_EXIT_SECONDS, RealTimeDriver
-from simulated.scheduler import StepLimits
+from simulated.served_metrics import ServedMetrics
+from simulated.step_noise import draw_step_noise
 
 KEEP_ALIVE_SECONDS = 5
 LISTEN_BACKLOG = 2048
@@ -44,28 +44,25 @@ def log_line(process: str, source: str, message: str, level: str = "INFO") -> No
     print(f"({process} pid={os.getpid()}) {level} {stamp} [{source}] {message}", flush=True)
 
 
-def make_core(options: EngineOptions) -> tuple[EngineCore, EngineMetrics]:
-    """The engine core that the options describe, and its meters."""
+def make_core(options: EngineOptions) -> EngineCore:
+    """The engine core that the options describe."""
     profile = options.profile
-    metrics = EngineMetrics(profile.max_model_len, bool(options.kv_role))
-    core = EngineCore(
-        StepLimits(profile.max_num_seqs, profile.budget, profile.block_size, options.prefix_caching),
-        options.blocks,
-        StepTimePlant(profile, options.step_factor, options.noise, options.seed),
-        KvLink(
-            profile.layers, profile.block_size, profile.kv_bytes_per_token, options.transfer_rate, options.time_scale
-        ),
+    kv_link = KvLink(profile.layers, profile.block_size, profile.kv_bytes_per_token, options.transfer_rate)
+    return EngineCore(
+        profile.scaled(options.step_factor),
+        kv_link.scaled(options.time_scale),
         LeaseTable(options.lease_s),
-        metrics,
+        ServedMetrics(profile.max_model_len, bool(options.kv_role)),
+        prefix_caching=options.prefix_caching,
+        noise=draw_step_noise(options.noise, options.seed),
     )
-    return core, metrics
 
 
 def make_api(options: EngineOptions, created_s: float) -> tuple[OpenAiApi, RealTimeDriver, str]:
     """Everything behind the HTTP server, on the running loop, and the engine's name; `since` is a Unix time."""
-    core, metrics = make_core(options)
+    core = make_core(options)
     driver = RealTimeDriver(core, options.coalesce_s, options.recompute)
-    exposition = MetricsExposition(options, core, metrics, created_s, lambda: driver.deferred)
+    exposition = MetricsExposition(options, core, created_s, lambda: driver.deferred)
     engine_id = str(uuid.uuid4())
     # the middleware's own counters and the process's are in the library's registry, as in vLLM
     api = OpenAiApi(options, driver, engine_id, lambda: generate_latest(REGISTRY) + exposition.text().encode())

@@ -27,12 +27,12 @@ from plimsoll.core import histogram
 from plimsoll.core.types import Role
 from plimsoll.sim import profile
 from plimsoll.sim.attempt import AttemptOutcome, TraceRequest
+from plimsoll.sim.engine.iteration import StepWork
+from plimsoll.sim.engine.step_timing import StepTiming
 from plimsoll.sim.errors import BadInput
-from plimsoll.sim.iteration import StepWork
 from plimsoll.sim.policies import registry
 from plimsoll.sim.policies.base import PolicyContext
 from plimsoll.sim.request_cost import RequestCostModel
-from plimsoll.sim.step_timing import StepTiming
 
 needs_package = pytest.mark.skipif(find_spec("dynamo") is None, reason="ai-dynamo is not installed")
 LENGTHS = LengthDistribution(2048.0, 256.0)
@@ -86,7 +86,7 @@ def a_look(now_s: float, *steps: dict[str, Any], ended: int = 0, **more: Any) ->
 
 
 def test_law_step_time_equals_profile(scene: PolicyContext, law: StepLaw) -> None:
-    own = StepTiming(scene.plant.profile_for(Role.SERVE), 0.0, Random(0))
+    own = StepTiming(scene.plant.profile_for(Role.SERVE))
     for sequences in (0, 1, 40, 200):
         context = sequences * 2100
         plain = own.series(0, PROMPT, PROMPT**2 / 2.0, sequences, context).first_s

@@ -13,18 +13,19 @@ from plimsoll.api.v1alpha1 import InferenceService, parse
 from plimsoll.core.types import Role
 from plimsoll.sim import profile
 from plimsoll.sim.attempt import Attempt, TraceRequest
-from plimsoll.sim.engine import SimulatedEngine
-from plimsoll.sim.engine_metrics import EngineMetrics
-from plimsoll.sim.kv_cache import KvCache
-from plimsoll.sim.kv_link import KvLink
+from plimsoll.sim.engine.engine_metrics import EngineMetrics
+from plimsoll.sim.engine.kv_cache import KvCache
+from plimsoll.sim.engine.kv_link import KvLink
+from plimsoll.sim.engine.sequence import EngineSequence
+from plimsoll.sim.engine.simulated_engine import SimulatedEngine
+from plimsoll.sim.engine.step_timing import StepTiming
 from plimsoll.sim.plant import Plant
 from plimsoll.sim.policies.base import PlimsollPolicy, SimulatedPolicy
 from plimsoll.sim.profile import HardwareProfile
 from plimsoll.sim.run_config import RunConfig
-from plimsoll.sim.sequence import EngineSequence
 from plimsoll.sim.simulator import Simulator
 from plimsoll.sim.startup import StartupDistribution
-from plimsoll.sim.step_timing import StepTiming
+from plimsoll.sim.step_noise import draw_step_noise
 from tests import builders
 
 H200 = profile.load("h200-8b")
@@ -62,7 +63,7 @@ def make_engine(
         own.max_num_seqs,
         own.budget,
         KvCache(own.kv_tokens // own.block_size, own.block_size, chunk),
-        StepTiming(own, noise, Random(seed)),
+        StepTiming(own, draw_step_noise(noise, Random(seed))),
         KvLink(own.layers, own.block_size, own.kv_bytes_per_token),
         EngineMetrics(own.max_model_len),
         can_skip,

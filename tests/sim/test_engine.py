@@ -1,25 +1,20 @@
-"""The engine's schedule: leaping against every step by itself, and against the light engine, which never leaps."""
+"""The engine's schedule: skipping steps against single steps, and against an engine that shares no rule with it."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
-from random import Random
 from typing import Any
 
 import pytest
 
-from plimsoll.sim.profiles import load
-from plimsoll.sim.sequence import EngineSequence
-from plimsoll.sim.step_timing import StepTiming
-from simulated.engine_core import EngineCore
-from simulated.engine_metrics import EngineMetrics as LightMeters
-from simulated.kv_transfer import KvLink as LightWire
-from simulated.kv_transfer import LeaseTable
-from simulated.plant import StepTimePlant as LightPlant
-from simulated.scheduler import StepLimits
-from simulated.sequence import EngineSequence as ServedSequence
+from plimsoll.sim.engine.kv_link import FABRIC_BYTES_PER_S
+from plimsoll.sim.engine.sequence import EngineSequence
+from plimsoll.sim.engine.step_timing import StepTiming
+from plimsoll.sim.engine_reading import scrape
+from tests.engine_image.simulated.core_harness import make_core
 from tests.sim import sim_harness
+from tests.sim.reference_engine import ReferenceEngine
 
 NO_THROTTLING = replace(sim_harness.H200, hot=None)
 NO_HINGE = replace(sim_harness.H200, hot=None, hinge_sequences=0, hinge_dec=0.0)
@@ -62,18 +57,33 @@ def test_engine_skipping_steps_equals_single_stepping(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_engine_schedule_equals_engine_simulator(name: str) -> None:
-    own, load_, remote = SCENARIOS[name]
-    lengths = load_.draw()
-    one = sim_harness.make_engine(own)
-    ours = sim_harness.run(one, lengths, remote=remote)
-    core, theirs = _run_engine_simulator(own, lengths, remote)
+def test_engine_schedule_equals_reference_engine(name: str) -> None:
+    own, load, remote = SCENARIOS[name]
+    lengths = load.draw()
+    one, reference = sim_harness.make_engine(own), ReferenceEngine(own)
+    ours, theirs = sim_harness.run(one, lengths, remote=remote), reference.run(lengths, remote)
     _assert_same_times(ours, [(other.first_token_s, other.last_token_s) for other in theirs])
-    assert one.metrics.preemptions == core.preemptions
-    assert one.metrics.steps == core.metrics.histograms["iteration_tokens_total"].cumulative()[-1]
-    assert one.metrics.generated_tokens == core.metrics.counters["generation_tokens"]
-    assert one.metrics.local_prompt_tokens == core.metrics.counters["local_compute"]
-    assert one.metrics.post_s == pytest.approx(core.metrics.nixl["nixl_post_time_seconds"].total)
+    assert one.metrics.preemptions == reference.preemptions
+    assert (one.metrics.steps, one.metrics.generated_tokens) == (reference.steps, reference.tokens)
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_engine_served_over_http_core_is_the_same(name: str) -> None:
+    """What the HTTP engine simulator adds to the engine, and when it looks, changes no time."""
+    own, load, remote = SCENARIOS[name]
+    lengths = load.draw()
+    one, served = sim_harness.make_engine(own), make_core(own, caching=False, rate=FABRIC_BYTES_PER_S)
+    ours = sim_harness.run(one, lengths, remote=remote)
+    theirs = [served.add(at_s, prompt, output, start=0, remote=remote) for at_s, prompt, output in lengths]
+    served.core.advance(math.nextafter(math.inf, 0.0))
+    _assert_same_times(ours, [(other.first_token_s, other.last_token_s) for other in theirs])
+    assert all(other.emitted_tokens == other.output_tokens for other in theirs)
+    counted = [
+        (m.steps, m.generated_tokens, m.preemptions, m.local_prompt_tokens) for m in (one.metrics, served.meters)
+    ]
+    assert counted[0] == counted[1]
+    assert served.meters.histograms["iteration_tokens_total"].cumulative()[-1] == one.metrics.steps
+    assert one.metrics.post_s == pytest.approx(served.meters.nixl["nixl_post_time_seconds"].total)
 
 
 def test_engine_noise_and_heat_skip_like_single_stepping() -> None:
@@ -120,11 +130,8 @@ def test_engine_decode_step_bends_at_hinge() -> None:
 def test_step_timing_hinge_counts_tokens_of_a_step(tokens: int, sequences: int, bent: int) -> None:
     c = NO_THROTTLING.coefficients
     law_s = c.base + c.dec * sequences + (c.anypre + c.pretok * tokens if tokens else 0.0)
-    found_s = StepTiming(NO_THROTTLING, 0.0, Random(1)).series(0, tokens, 0.0, sequences, 0).first_s
+    found_s = StepTiming(NO_THROTTLING).series(0, tokens, 0.0, sequences, 0).first_s
     assert found_s == pytest.approx(law_s + bent * NO_THROTTLING.hinge_dec)
-    assert LightPlant(replace(load("h200-8b"), hot=None)).step_s(0.0, tokens, 0.0, sequences, 0) == pytest.approx(
-        found_s
-    )
 
 
 def test_engine_scrape_between_events_shows_finished_steps() -> None:
@@ -136,7 +143,7 @@ def test_engine_scrape_between_events_shows_finished_steps() -> None:
     last_s = todo[-1][0]
     for moment in range(40):
         now_s = last_s + 0.0371 * moment
-        ours, theirs = (one.scrape("p", now_s, now_s) for one in (leaping, stepping))
+        ours, theirs = (scrape(one, "p", now_s, now_s) for one in (leaping, stepping))
         for name in ("tpot_s", "ttft_s", "itl_s"):
             one, other = getattr(ours, name), getattr(theirs, name)
             assert one.counts == other.counts
@@ -209,31 +216,3 @@ def test_engine_shared_prefixes_end_and_release_blocks() -> None:
 def _assert_same_times(ours: list[EngineSequence], theirs: list[tuple[float | None, float | None]]) -> None:
     for one, other in zip(ours, theirs, strict=True):
         assert (one.first_token_s, one.last_token_s) == pytest.approx(other, abs=TIME_TOLERANCE_S)
-
-
-def _run_engine_simulator(
-    own: sim_harness.HardwareProfile, lengths: list[sim_harness.Lengths], remote: bool
-) -> tuple[EngineCore, list[ServedSequence]]:
-    """The light engine's core over the same requests, without noise."""
-    theirs = replace(
-        load("h200-8b"),
-        hot=None,
-        kv_tokens=own.kv_tokens,
-        max_num_seqs=own.max_num_seqs,
-        budget=own.budget,
-        block_size=own.block_size,
-    )
-    core = EngineCore(
-        StepLimits(own.max_num_seqs, own.budget, own.block_size, prefix_caching=False),
-        own.kv_tokens // own.block_size,
-        LightPlant(theirs),
-        LightWire(own.layers, own.block_size, own.kv_bytes_per_token, 1e11),
-        LeaseTable(30.0),
-        LightMeters(own.max_model_len),
-    )
-    found = []
-    for place, (at_s, prompt, output) in enumerate(lengths):
-        found.append(ServedSequence(str(place), bytes(4 * prompt), output, at_s, remote=remote))
-        core.add(found[-1], at_s)
-    core.advance(math.nextafter(math.inf, 0.0))
-    return core, found

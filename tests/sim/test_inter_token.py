@@ -15,6 +15,7 @@ from plimsoll.core.slo import Slo
 from plimsoll.core.types import Role
 from plimsoll.core.workload import from_samples
 from plimsoll.sim import profile
+from plimsoll.sim.engine_reading import scrape
 from plimsoll.sim.policies.base import StaticPolicy
 from plimsoll.sim.profile import HardwareProfile
 from tests.sim import sim_harness
@@ -72,7 +73,7 @@ def test_engine_kv_post_time_falls_into_one_inter_token_gap() -> None:
     for leap in (True, False):
         engine = sim_harness.make_engine(CHAT.hardware, can_skip=leap)
         sim_harness.run(engine, sim_harness.PoissonLoad(300, 12.0).draw(), remote=True)
-        told = engine.scrape("p", 1e6, 1e6).itl_s
+        told = scrape(engine, "p", 1e6, 1e6).itl_s
         assert told is not None
         found[leap] = told.counts, engine.metrics.itl.quantile_s(ITL_SHARE)
     assert found[True][0] == found[False][0]

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from plimsoll.sim.engine import SimulatedEngine
-from plimsoll.sim.iteration import NO_QUEUED_WORK, NO_WORK, Iteration, QueuedWork, queued_work
-from plimsoll.sim.sequence import EngineSequence
+from plimsoll.sim.engine.iteration import NO_QUEUED_WORK, NO_WORK, Iteration, QueuedWork, queued_work
+from plimsoll.sim.engine.sequence import EngineSequence
+from plimsoll.sim.engine.simulated_engine import SimulatedEngine
 from tests.sim import sim_harness
 
 NO_THROTTLING = replace(sim_harness.H200, hot=None)

@@ -12,8 +12,8 @@ from plimsoll.core.admission.cost_model import ClassPolicy
 from plimsoll.core.slo import Slo
 from plimsoll.core.types import Role
 from plimsoll.sim.attempt import Attempt, AttemptOutcome, TraceRequest
+from plimsoll.sim.engine.quantile_sketch import QuantileSketch
 from plimsoll.sim.policies.base import StaticPolicy
-from plimsoll.sim.quantile_sketch import QuantileSketch
 from plimsoll.sim.result import WINDOW_REQUESTS, RunResult, decision_rows, replica_rows
 from tests.sim import sim_harness
 

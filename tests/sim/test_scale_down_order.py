@@ -12,6 +12,7 @@ import pytest
 from plimsoll.core.autoscaling.scale_down_candidates import ReplicaLoad
 from plimsoll.core.types import Role
 from plimsoll.sim.attempt import TraceRequest
+from plimsoll.sim.engine_reading import scrape
 from plimsoll.sim.fleet import FleetTier, SimulatedReplica
 from plimsoll.sim.gateway import SimulatedGateway
 from plimsoll.sim.operator import SimulatedOperator
@@ -65,7 +66,7 @@ def test_operator_load_is_that_of_last_readings() -> None:
     operator.observe_gateway("g2", 2.0, replace(reading, inflight={"b": 4}))
     engine = sim_harness.make_engine(sim_harness.H200)
     engine.add(sim_harness.make_sequences([(0.0, 100, 50)])[0], 0.0)
-    operator.observe_engine(Role.SERVE, engine.scrape("a", 0.01, 2.0))
+    operator.observe_engine(Role.SERVE, scrape(engine, "a", 0.01, 2.0))
     engine.advance(1e3)
     assert engine.idle
     assert operator.replica_load("a") == ReplicaLoad(2.0, 1.0)

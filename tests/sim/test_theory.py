@@ -11,8 +11,8 @@ import pytest
 
 from bench.trust import queueing_theory
 from plimsoll.core.capacity.queueing import erlang_c
+from plimsoll.sim.engine.sequence import EngineSequence
 from plimsoll.sim.profile import HardwareProfile, StepCoefficients
-from plimsoll.sim.sequence import EngineSequence
 from tests.sim import sim_harness
 
 Mean = Callable[[float], queueing_theory.Draw]

@@ -17,8 +17,8 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec
 from vllm.v1.kv_cache_layout import KVCacheLayout
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 
+from plimsoll.sim.engine.step_timing import StepTiming
 from plimsoll.sim.profiles import HardwareProfile, load
-from simulated.plant import StepTimePlant
 from simulated.twin.step_work import AcceleratorClock, StepWork, StepWorkReader
 
 _IGNORED_METHODS: Final = frozenset(
@@ -38,7 +38,7 @@ class TwinExecutor(Executor):
         self.scheduler_config.async_scheduling = True
         settings = self.vllm_config.additional_config["twin"]
         self._profile: HardwareProfile = load(settings["profile"])
-        self._accelerator = AcceleratorClock(StepTimePlant(self._profile), float(settings["time_scale"]))
+        self._accelerator = AcceleratorClock(StepTiming(self._profile), float(settings["time_scale"]))
         self._work_reader = StepWorkReader()
         self._step_work: StepWork | None = None
         self._token = self.model_config.get_vocab_size() - 1

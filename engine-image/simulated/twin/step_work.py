@@ -12,12 +12,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from simulated.plant import StepTimePlant
+from plimsoll.sim.engine.step_timing import StepTiming
 
 
 @dataclass(slots=True)
 class StepWork:
-    """A step in the terms of `simulated.plant.Plant.seconds`, and its requests in their order.
+    """A step in the terms of `StepTiming.series`, and its requests in their order.
 
     tokens: prefilled. pairs: sum n (context + n / 2) over prefilled chunks. sequences: decoding, with so many tokens of
     context in the cache. names: request ids; emits: whether each gets a token.
@@ -70,15 +70,22 @@ class StepWorkReader:
 
 
 class AcceleratorClock:
-    """The accelerator's time. scale: seconds of the clock for each of the plant's."""
+    """The accelerator's time. scale: seconds of the clock for each of `timing`."""
 
-    def __init__(self, plant: StepTimePlant, scale: float = 1.0) -> None:
-        self._plant, self._scale = plant, scale
+    def __init__(self, timing: StepTiming, scale: float = 1.0) -> None:
+        self._timing, self._scale = timing, scale
+        self._steps = 0
         self._busy_until_s = -math.inf
 
     def end_s(self, work: StepWork, now_s: float) -> float:
         """When a step that is handed over now is over; both on one monotonic clock."""
         start_s = max(now_s, self._busy_until_s)
-        step_s = self._plant.step_s(start_s / self._scale, work.tokens, work.pairs, work.sequences, work.cached)
+        timing = self._timing
+        if start_s / self._scale >= timing.next_heat_update_s:
+            timing.update_heat(start_s / self._scale)
+        series = timing.series(self._steps, work.tokens, work.pairs, work.sequences, work.cached)
+        step_s = timing.duration_s(series, 1)
+        timing.add_compute(work.tokens, work.pairs, work.sequences)
+        self._steps += 1
         self._busy_until_s = start_s + step_s * self._scale
         return self._busy_until_s

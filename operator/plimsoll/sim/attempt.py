@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from plimsoll.core.admission.request import AdmissionRequest
-from plimsoll.sim.sequence import EngineSequence
+from plimsoll.sim.engine.sequence import EngineSequence
 
 
 class AttemptOutcome(StrEnum):

@@ -25,7 +25,7 @@ from plimsoll.core.autoscaling.startup_time import StartingPod
 from plimsoll.core.routing.endpoint import Endpoint
 from plimsoll.core.types import Role
 from plimsoll.sim.attempt import Attempt
-from plimsoll.sim.engine import SimulatedEngine
+from plimsoll.sim.engine.simulated_engine import SimulatedEngine
 from plimsoll.sim.errors import BadInput
 from plimsoll.sim.plant import Plant, min_drain_s
 from plimsoll.sim.startup import StartupPhases, current_phase

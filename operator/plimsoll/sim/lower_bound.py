@@ -39,11 +39,11 @@ from plimsoll.core.routing.picker import KV_BLOCK_TOKENS
 from plimsoll.core.slo import Slo
 from plimsoll.core.types import Role
 from plimsoll.sim.attempt import TraceRequest
+from plimsoll.sim.engine.step_timing import MAX_HEAT
 from plimsoll.sim.plant import Plant
 from plimsoll.sim.policies.base import Bounds
 from plimsoll.sim.profile import StepCoefficients
 from plimsoll.sim.request_cost import ttft_target_s
-from plimsoll.sim.step_timing import MAX_HEAT
 
 Floats = NDArray[np.float64]
 IndexArray = NDArray[np.int64]

@@ -13,13 +13,14 @@ from typing import Any, Final
 from plimsoll.api.contract import engine_contract
 from plimsoll.core.ports import EngineInfo, SelfBenchmark
 from plimsoll.core.types import Role
-from plimsoll.sim.engine import SimulatedEngine
-from plimsoll.sim.engine_metrics import EngineMetrics
-from plimsoll.sim.kv_cache import KvCache
-from plimsoll.sim.kv_link import FABRIC_BYTES_PER_S, KvLink
+from plimsoll.sim.engine.engine_metrics import EngineMetrics
+from plimsoll.sim.engine.kv_cache import KvCache
+from plimsoll.sim.engine.kv_link import FABRIC_BYTES_PER_S, KvLink
+from plimsoll.sim.engine.simulated_engine import SimulatedEngine
+from plimsoll.sim.engine.step_timing import StepTiming
 from plimsoll.sim.profile import HardwareProfile
 from plimsoll.sim.startup import StartupDistribution
-from plimsoll.sim.step_timing import StepTiming
+from plimsoll.sim.step_noise import draw_step_noise
 
 _BENCHMARK_POINTS: Final = (
     (16, 128, 1024),
@@ -31,10 +32,12 @@ _VERSION: Final = "simulated"
 
 @dataclass(frozen=True)
 class Plant:
-    """profile: of an engine of any tier. noise: relative standard deviation of a step. chunk: tokens that one of a
-    trace's block names stands for, 0 without. leg_s: HTTP of a further leg. config: the model's config.json, which
-    engines tell, None where they do not find it. gpus: of a replica. bytes_per_s: of the fabric between engines.
-    leap: see `Engine`."""
+    """The hardware of a fleet. profile: of an engine of any tier. noise: relative standard deviation of a step.
+
+    hash_block_tokens: tokens for which one of a trace's block names stands, 0 without. remote_prefill_http_s: HTTP
+    of a further leg. config: the model's config.json, which engines report, None where they do not find it. gpus: of a
+    replica. bytes_per_s: of the fabric between engines. fast_forward: see `SimulatedEngine`.
+    """
 
     profile: HardwareProfile
     startup: StartupDistribution
@@ -62,7 +65,7 @@ class Plant:
             KvCache(
                 engine_profile.kv_tokens // engine_profile.block_size, engine_profile.block_size, self.hash_block_tokens
             ),
-            StepTiming(engine_profile, self.noise, random),
+            StepTiming(engine_profile, draw_step_noise(self.noise, random)),
             self.kv_link(),
             EngineMetrics(engine_profile.max_model_len),
             self.fast_forward,

@@ -25,10 +25,10 @@ from plimsoll.core.slo import Slo
 from plimsoll.core.types import Role
 from plimsoll.sim.attempt import Attempt, AttemptOutcome, TraceRequest
 from plimsoll.sim.clients import RetryStats
+from plimsoll.sim.engine.quantile_sketch import QuantileSketch
 from plimsoll.sim.gateway import default_class
 from plimsoll.sim.load_phases import OfferedWork, reversals
 from plimsoll.sim.plant import Plant
-from plimsoll.sim.quantile_sketch import QuantileSketch
 from plimsoll.sim.request_cost import RequestCostModel, ttft_target_s
 from plimsoll.sim.simulator import Simulator
 

@@ -21,19 +21,20 @@ from plimsoll.api.v1alpha1 import InferenceService
 from plimsoll.core.admission.request import AdmissionDecision, AdmissionOutcome, RetryAdvice
 from plimsoll.core.autoscaling.scaling_decision import TierDecision
 from plimsoll.core.types import Role
+from plimsoll.sim import engine_reading
 from plimsoll.sim.attempt import Attempt, AttemptOutcome, TraceRequest
 from plimsoll.sim.clients import IDLE_CONNECTION_S, RetryingClients
 from plimsoll.sim.concurrency_cap import CappedGateway, ConcurrencyCapped, split_cap
+from plimsoll.sim.engine.quantile_sketch import QuantileSketch
+from plimsoll.sim.engine.sequence import EngineSequence
 from plimsoll.sim.event_queue import EventQueue
 from plimsoll.sim.fleet import FleetTier, GpuPool, SimulatedReplica
 from plimsoll.sim.gateway import SimulatedGateway
 from plimsoll.sim.operator import BUSY_SCRAPE_S, GATEWAY_POLL_S, IDLE_SCRAPE_S, TICK_S, SimulatedOperator
 from plimsoll.sim.plant import Plant, min_drain_s
 from plimsoll.sim.policies.base import EngineReadings, Observation, PlimsollPolicy, SimulatedPolicy
-from plimsoll.sim.quantile_sketch import QuantileSketch
 from plimsoll.sim.run_config import RunConfig
 from plimsoll.sim.run_log import RunLog
-from plimsoll.sim.sequence import EngineSequence
 
 T = TypeVar("T")
 
@@ -332,7 +333,7 @@ class Simulator:
     def _scrape(self, now_s: float, replica: SimulatedReplica, steps: int) -> None:
         if not replica.is_serving or self.operator is None:
             return
-        reading = replica.engine.scrape(replica.name, now_s, self._config.epoch_s + now_s)
+        reading = engine_reading.scrape(replica.engine, replica.name, now_s, self._config.epoch_s + now_s)
         self._collect_engine_events(replica, now_s)
         self.operator.observe_engine(replica.role, reading)
         busy = replica.engine.metrics.steps != steps or replica.engine.running or replica.engine.waiting
@@ -441,7 +442,11 @@ class Simulator:
             decided,
             EngineReadings(
                 self.tiers,
-                partial(self._read_ready_engines, now_s, lambda one: one.engine.scrape(one.name, now_s, at_s)),
+                partial(
+                    self._read_ready_engines,
+                    now_s,
+                    lambda one: engine_reading.scrape(one.engine, one.name, now_s, at_s),
+                ),
             ),
             tuple(gateway.reading() for gateway in self.gateways),
             {role: ready for role, (_, ready, _, _) in counts.items()},

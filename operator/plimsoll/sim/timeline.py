@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from plimsoll.sim.attempt import Attempt, AttemptOutcome
-from plimsoll.sim.quantile_sketch import QuantileSketch
+from plimsoll.sim.engine.quantile_sketch import QuantileSketch
 
 INTERVALS: Final = 240
 

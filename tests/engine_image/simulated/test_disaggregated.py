@@ -152,9 +152,9 @@ async def test_disconnect_during_transfer_frees_remote_blocks(tmp_path: Path) ->
             await asyncio.sleep(0)
         gone.set()
         await request
-        while prefill.driver.core.pool.used:
+        while prefill.driver.core.kv_cache.used:
             await asyncio.sleep(0)
-        assert decode.driver.core.pool.used == 0
+        assert decode.driver.core.kv_cache.used == 0
 
 
 @pytest.mark.parametrize("said", [b"", b"{}\n", b"[]\n", b"\xff\n", b'{"request_id": 1}\n', b"x" * 5000])

@@ -52,8 +52,13 @@ def test_next_news_is_next_boundary_step_or_patience_end() -> None:
     assert one.core.next_wakeup_s(0.0, 0.02) == one.core.next_event_s()  # its first token is under way
     one.core.advance(0.0300)
     assert one.core.next_wakeup_s(0.03, 0.02) == 0.05
-    one.add(0.031, tokens=5)
-    assert one.core.next_wakeup_s(0.031, 0.02) == one.core.next_event_s()
+    late = one.add(0.031, tokens=5)
+    look = one.core.next_wakeup_s(0.031, 0.02)
+    one.core.advance(look)
+    assert late.first_token_s is None
+    assert one.core.next_wakeup_s(look, 0.02) == one.core.next_event_s()
+    one.core.advance(one.core.next_event_s())
+    assert late.first_token_s == late.last_token_s
 
 
 def test_next_news_reports_completion_without_delay() -> None:
@@ -80,7 +85,7 @@ def test_finished_counts_engine_aborts_not_client_disconnects() -> None:
     one.core.drop_sequence(left, 3.0)
     one.core.end_sequence(left, "abort", 4.0)
     assert dict(one.meters.finished) == {"abort": 1}
-    assert (one.core.running, one.core.pool.used) == (0, 0)
+    assert (one.core.running, one.core.kv_cache.used) == (0, 0)
 
 
 @pytest.mark.parametrize("rho", [0.3, 0.5])

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from launcher.engine_info import parse_cache_config
 from plimsoll.adapters import vllm_metrics
-from simulated.engine_metrics import MetricHistogram, token_bounds
+from plimsoll.sim.engine.engine_metrics import MetricHistogram, token_bounds
 from simulated.exposition import format_labels
 from tests.engine_image.middleware_harness import CHAT_PATH
 from tests.engine_image.simulated.api_harness import SLOW_ARGS, ApiHarness, make_harness
@@ -178,7 +178,7 @@ async def test_exposition_scrape_shows_current_running_and_waiting(tmp_path: Pat
         seen = await one.metrics()
         assert (seen["vllm:num_requests_running",], seen["vllm:num_requests_waiting",]) == (2, 3)
         assert seen["vllm:num_requests_waiting_by_reason", "capacity"] == 3
-        assert seen["vllm:kv_cache_usage_perc",] == pytest.approx(one.driver.core.pool.used / 45_000)
+        assert seen["vllm:kv_cache_usage_perc",] == pytest.approx(one.driver.core.kv_cache.used / 45_000)
         gone.set()
         await asyncio.gather(*requests)
 

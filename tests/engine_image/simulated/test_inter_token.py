@@ -40,5 +40,5 @@ def test_itl_histogram_matches_inter_token_law(budget: int, per_s: float) -> Non
     law = InterTokenLatency(serve_tier(model, mix), budget)
     rate = len(load) / load[-1][0]
     for edge in EDGES_S:
-        long = 1 - sum(seen.counts[: seen.bounds.index(edge) + 1]) / math.fsum(seen.counts)
+        long = 1 - sum(seen.counts[: seen.edges.index(edge) + 1]) / math.fsum(seen.counts)
         assert law.share_above(rate, edge) == pytest.approx(long, rel=0.125, abs=1e-4)

@@ -95,6 +95,11 @@ def test_parse_exported_families_in_either_name_form() -> None:
     assert few == {"num_requests_waiting", "num_preemptions"} < parsed().export
 
 
+def test_parse_small_token_budget_bounds_default_sequences() -> None:
+    profile = parsed("--max-num-batched-tokens", "32").profile
+    assert (profile.max_num_seqs, profile.budget) == (32, 32)
+
+
 WRONG = [
     (("--profile", "gpu-9000"), "h200-70b"),
     (("--profile", "/nowhere.json"), "/nowhere.json: No such file"),
@@ -107,6 +112,7 @@ WRONG = [
     (("--export", "vllm:queue_depth,vllm:num_preemptions"), "--export: 'queue_depth' not among .*num_requests_waiting"),
     (("--export", ""), "--export"),
     (("--max-num-seqs", "many"), "--max-num-seqs"),
+    (("--max-num-seqs", "64", "--max-num-batched-tokens", "32"), r"max_num_batched_tokens \(32\) .* \(64\)"),
     (("--max-model-len", "2000000"), "max_model_len"),
     (("--kv-transfer-config", "[]"), "--kv-transfer-config"),
     (("--kv-transfer-config", "{"), "--kv-transfer-config"),

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulated.sequence import EngineSequence
+from simulated.sequence import ServedSequence
 from tests.engine_image.simulated.core_harness import FITTED_STEPS, CoreHarness, make_core, make_profile
 
 
-def times(of: EngineSequence) -> tuple[float, float]:
+def times(of: ServedSequence) -> tuple[float, float]:
     """First and last token."""
     return of.first_token_s, of.last_token_s
 
@@ -81,7 +81,7 @@ def test_scheduler_preempts_last_sequence_without_token_loss() -> None:
     one.run()
     assert (first.preemptions, second.preemptions) == (0, 1)
     assert (first.emitted_tokens, second.emitted_tokens) == (9, 9)
-    assert one.core.preemptions == 1
+    assert one.core.metrics.preemptions == 1
     assert first.last_token_s < second.last_token_s
 
 
@@ -117,7 +117,7 @@ def test_scheduler_generated_tokens_are_cached_for_next_turn() -> None:
     one = make_core()
     first = _run(one, one.add(0.0, prompt=8, tokens=9, start=0))
     told = first.prompt + first.text(0, 9).encode()
-    second = EngineSequence("next", told + b"more", 1, 20.0)
+    second = ServedSequence("next", told + b"more", 1, 20.0)
     one.core.add(second, 20.0)
     one.run()
     assert second.cached_tokens == 16  # the prompt's two blocks and two of the answer's; its ninth token is not a block
@@ -143,11 +143,11 @@ def test_scheduler_forgotten_sequence_frees_blocks_silently() -> None:
     one.core.drop_sequence(gone, 2.5)
     one.run()
     assert (gone.emitted_tokens, stays.emitted_tokens) == (2, 5)
-    assert one.core.pool.used == 0
+    assert one.core.kv_cache.used == 0
     assert one.meters.finished == {"length": 1}
 
 
-def _run(one: CoreHarness, sequence: EngineSequence) -> EngineSequence:
+def _run(one: CoreHarness, sequence: ServedSequence) -> ServedSequence:
     one.run()
     return sequence
 
@@ -157,7 +157,7 @@ REQUESTS = st.lists(
 )
 
 
-@given(REQUESTS, st.integers(20, 60), st.integers(1, 6), st.integers(1, 40))
+@given(REQUESTS, st.integers(20, 60), st.integers(1, 6), st.integers(6, 40))
 def test_scheduler_tokens_and_blocks_are_conserved(
     requests: list[tuple[float, int, int, int]], blocks: int, slots: int, budget: int
 ) -> None:
@@ -169,14 +169,14 @@ def test_scheduler_tokens_and_blocks_are_conserved(
         assert one.core.running <= slots
     one.run()
     assert all(
-        sequence.emitted_tokens == sequence.max_tokens and sequence.outcome == "length" for sequence in sequences
+        sequence.emitted_tokens == sequence.output_tokens and sequence.outcome == "length" for sequence in sequences
     )
-    assert one.core.pool.used == 0
-    counters, histograms = one.meters.counters, one.meters.histograms
-    prompts, outputs = sum(s.prompt_tokens for s in sequences), sum(s.max_tokens for s in sequences)
-    assert counters["prompt_tokens"] == prompts == counters["local_compute"] + counters["local_cache_hit"]
-    assert counters["generation_tokens"] == outputs
-    assert histograms["iteration_tokens_total"].total == counters["local_compute"] + outputs
+    assert one.core.kv_cache.used == 0
+    meters, histograms = one.meters, one.meters.histograms
+    prompts, outputs = sum(s.prompt_tokens for s in sequences), sum(s.output_tokens for s in sequences)
+    assert meters.all_prompt_tokens == prompts == meters.local_prompt_tokens + meters.cached_prompt_tokens
+    assert meters.generated_tokens == outputs
+    assert histograms["iteration_tokens_total"].total == meters.local_prompt_tokens + outputs
     assert sum(histograms["inter_token_latency_seconds"].counts) == outputs - len(sequences)
 
 

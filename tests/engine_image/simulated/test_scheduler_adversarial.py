@@ -10,38 +10,38 @@ from collections.abc import Callable
 import pytest
 
 from plimsoll.sim.profiles import HardwareProfile
-from simulated.sequence import EngineSequence
+from simulated.sequence import ServedSequence
 from tests.engine_image.simulated.core_harness import CoreHarness, make_core, make_profile
 
-Scenario = Callable[[CoreHarness], list[EngineSequence]]
+Scenario = Callable[[CoreHarness], list[ServedSequence]]
 
 
-def fills_the_cache(one: CoreHarness) -> list[EngineSequence]:
+def fills_the_cache(one: CoreHarness) -> list[ServedSequence]:
     """Prompt and answer are exactly the cache."""
     return [one.add(0.0, prompt=20, tokens=20)]
 
 
-def ends_on_a_block(one: CoreHarness) -> list[EngineSequence]:
+def ends_on_a_block(one: CoreHarness) -> list[ServedSequence]:
     """The last token needs no block of its own: its KV is never read."""
     return [one.add(0.0, prompt=39, tokens=2)]
 
 
-def one_token_each(one: CoreHarness) -> list[EngineSequence]:
+def one_token_each(one: CoreHarness) -> list[ServedSequence]:
     """Nobody ever decodes."""
     return [one.add(0.0, prompt=7, tokens=1) for _ in range(9)]
 
 
-def twins(one: CoreHarness) -> list[EngineSequence]:
+def twins(one: CoreHarness) -> list[ServedSequence]:
     """The same prompt many times at once: blocks are named twice, and shared while they are held."""
     return [one.add(0.0, prompt=12, tokens=6, start=0) for _ in range(5)]
 
 
-def everyone_grows(one: CoreHarness) -> list[EngineSequence]:
+def everyone_grows(one: CoreHarness) -> list[ServedSequence]:
     """All reach the end of their blocks in the same step, several times."""
     return [one.add(0.0, prompt=4, tokens=20) for _ in range(4)]
 
 
-def leaves_before_it_began(one: CoreHarness) -> list[EngineSequence]:
+def leaves_before_it_began(one: CoreHarness) -> list[ServedSequence]:
     """A sequence of the queue is taken out."""
     stays = [one.add(0.0, prompt=30, tokens=4) for _ in range(2)]
     gone = one.add(0.0, prompt=30, tokens=4)
@@ -49,7 +49,7 @@ def leaves_before_it_began(one: CoreHarness) -> list[EngineSequence]:
     return stays
 
 
-def leaves_with_its_last_token_in_flight(one: CoreHarness) -> list[EngineSequence]:
+def leaves_with_its_last_token_in_flight(one: CoreHarness) -> list[ServedSequence]:
     """Its token is in a step that still runs; the step's end must not bring it back."""
     stays, gone = one.add(0.0, tokens=9), one.add(0.0, tokens=2)
     one.run(2.0)
@@ -57,7 +57,7 @@ def leaves_with_its_last_token_in_flight(one: CoreHarness) -> list[EngineSequenc
     return [stays]
 
 
-def leaves_after_its_preemption(one: CoreHarness) -> list[EngineSequence]:
+def leaves_after_its_preemption(one: CoreHarness) -> list[ServedSequence]:
     """It waits again, without blocks, with tokens that came out already."""
     stays, gone = one.add(0.0, prompt=16, tokens=22), one.add(0.0, prompt=16, tokens=22)
     one.run(9.0)
@@ -66,7 +66,7 @@ def leaves_after_its_preemption(one: CoreHarness) -> list[EngineSequence]:
     return [stays]
 
 
-def is_taken_out_twice(one: CoreHarness) -> list[EngineSequence]:
+def is_taken_out_twice(one: CoreHarness) -> list[ServedSequence]:
     """The client goes while the engine aborts it."""
     gone, stays = one.add(0.0, tokens=9), one.add(0.0, tokens=9)
     one.core.end_sequence(gone, "abort", 1.5)
@@ -74,26 +74,26 @@ def is_taken_out_twice(one: CoreHarness) -> list[EngineSequence]:
     return [stays]
 
 
-def fetches_more_than_there_is_room_for(one: CoreHarness) -> list[EngineSequence]:
+def fetches_more_than_there_is_room_for(one: CoreHarness) -> list[ServedSequence]:
     """Prompts from elsewhere hold blocks before they run; two fit, the others wait without a dead lock."""
     return [one.add(0.0, prompt=18, tokens=3, remote=True) for _ in range(6)]
 
 
-def is_preempted_with_a_fetched_prompt(one: CoreHarness) -> list[EngineSequence]:
+def is_preempted_with_a_fetched_prompt(one: CoreHarness) -> list[ServedSequence]:
     """What was fetched is lost with the place; it is computed the second time, and counted once."""
     made = [one.add(0.0, prompt=16, tokens=16, remote=True) for _ in range(2)]
     one.run()
     assert sum(sequence.preemptions for sequence in made) == 1
-    assert one.meters.counters["prompt_tokens"] == one.meters.counters["external_kv_transfer"] == 32
+    assert one.meters.all_prompt_tokens == one.meters.transferred_prompt_tokens == 32
     return made
 
 
-def waits_for_a_lease(one: CoreHarness) -> list[EngineSequence]:
+def waits_for_a_lease(one: CoreHarness) -> list[ServedSequence]:
     """Every block is kept for a decode engine that never comes."""
     return [one.add(0.0, prompt=39, tokens=1, keeps_kv=True), one.add(0.0, prompt=39, tokens=1)]
 
 
-def comes_at_a_steps_end(one: CoreHarness) -> list[EngineSequence]:
+def comes_at_a_steps_end(one: CoreHarness) -> list[ServedSequence]:
     """Arrivals at the very moment of the end of a step, and two at once."""
     return [one.add(float(second), tokens=3) for second in (0, 1, 1, 2, 3)]
 
@@ -115,8 +115,8 @@ SCENARIOS = [
 ]
 SHAPES = [
     make_profile(),
-    make_profile(budget=1),
-    make_profile(budget=5),
+    make_profile(max_num_seqs=1, budget=1),
+    make_profile(max_num_seqs=5, budget=5),
     make_profile(max_num_seqs=1),
     make_profile(max_num_seqs=2, budget=3),
     make_profile(budget=10_000, max_num_seqs=1000),
@@ -138,5 +138,5 @@ def test_scheduler_adversarial_case_leaks_and_loses_nothing(
     one = make_core(shape, blocks=10, caching=caching)
     stayed = story(one)
     one.run()
-    assert all(sequence.emitted_tokens == sequence.max_tokens for sequence in stayed)
-    assert (one.core.pool.used, one.core.running, one.core.waiting, one.core.loading) == (0, 0, 0, 0)
+    assert all(sequence.emitted_tokens == sequence.output_tokens for sequence in stayed)
+    assert (one.core.kv_cache.used, one.core.running, one.core.waiting, one.core.loading) == (0, 0, 0, 0)

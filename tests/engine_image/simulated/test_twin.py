@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plimsoll.sim.engine.step_timing import StepTiming
 from plimsoll.sim.profiles import StepCoefficients
-from simulated.plant import StepTimePlant
 from simulated.twin.step_work import AcceleratorClock, StepWork, StepWorkReader
 from tests.engine_image.simulated.core_harness import FITTED_STEPS, UNIT_STEPS, make_profile
 
@@ -93,16 +93,16 @@ def test_work_every_token_is_prefill_or_decode(shares: list[tuple[int, int]]) ->
     assert work.tokens + work.sequences == sum(tokens for _, tokens in shares)
 
 
-def test_executor_step_takes_plant_time_times_scale() -> None:
+def test_executor_step_takes_step_time_times_scale() -> None:
     work = StepWork(tokens=512, pairs=512 * 256.0, sequences=100, cached=70_000)
-    took_s = StepTimePlant(make_profile(FITTED_STEPS)).step_s(0.0, 512, 512 * 256.0, 100, 70_000)
-    assert AcceleratorClock(StepTimePlant(make_profile(FITTED_STEPS)), 8.0).end_s(work, 100.0) == pytest.approx(
+    took_s = StepTiming(make_profile(FITTED_STEPS)).series(0, 512, 512 * 256.0, 100, 70_000).first_s
+    assert AcceleratorClock(StepTiming(make_profile(FITTED_STEPS)), 8.0).end_s(work, 100.0) == pytest.approx(
         100.0 + 8.0 * took_s
     )
 
 
 def test_executor_steps_run_back_to_back() -> None:
-    card = AcceleratorClock(StepTimePlant(make_profile(UNIT_STEPS)))
+    card = AcceleratorClock(StepTiming(make_profile(UNIT_STEPS)))
     assert card.end_s(StepWork(), 10.0) == 11.0
     assert card.end_s(StepWork(), 10.0) == 12.0  # handed over while the first one runs
     assert card.end_s(StepWork(), 11.9) == 13.0  # nearly too late, which costs nothing
@@ -114,7 +114,7 @@ def test_executor_heat_follows_engine_time() -> None:
     hot = StepCoefficients(0.01, 0.0, 2e-4, 0.0, 0.0, 0.0)
 
     def last_s(scale: float) -> float:
-        card = AcceleratorClock(StepTimePlant(make_profile(cool, hot=hot)), scale)  # type: ignore[arg-type]
+        card = AcceleratorClock(StepTiming(make_profile(cool, hot=hot)), scale)  # type: ignore[arg-type]
         ends_s = 0.0
         for _ in range(100):
             began_s, ends_s = ends_s, card.end_s(StepWork(tokens=500, pairs=0.0), ends_s)

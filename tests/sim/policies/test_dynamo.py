@@ -12,8 +12,8 @@ import pytest
 from plimsoll.core.ports import EngineReading, ServiceReading
 from plimsoll.core.types import Role
 from plimsoll.sim.attempt import AttemptOutcome
+from plimsoll.sim.engine.iteration import NO_QUEUED_WORK, NO_WORK, Iteration, QueuedWork, StepWork
 from plimsoll.sim.errors import BadInput
-from plimsoll.sim.iteration import NO_QUEUED_WORK, NO_WORK, Iteration, QueuedWork, StepWork
 from plimsoll.sim.policies import dynamo, dynamo_profile, registry
 from plimsoll.sim.policies.base import Observation, PolicyContext
 from tests.sim import sim_harness

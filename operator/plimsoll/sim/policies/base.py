@@ -17,7 +17,7 @@ from plimsoll.core.ports import EngineReading, ServiceReading
 from plimsoll.core.slo import Slo
 from plimsoll.core.types import Role
 from plimsoll.sim.attempt import TraceRequest
-from plimsoll.sim.iteration import Iteration
+from plimsoll.sim.engine.iteration import Iteration
 from plimsoll.sim.plant import Plant
 
 Bounds = Mapping[Role, tuple[int, int]]

@@ -28,8 +28,8 @@ from typing import Any, Final
 from plimsoll.core.ports import EngineReading
 from plimsoll.core.types import Role
 from plimsoll.sim.attempt import TraceRequest
+from plimsoll.sim.engine.iteration import Iteration
 from plimsoll.sim.errors import BadInput
-from plimsoll.sim.iteration import Iteration
 from plimsoll.sim.policies import dynamo_profile
 from plimsoll.sim.policies.base import Observation, PolicyContext, SimulatedPolicy
 from plimsoll.sim.policies.options import PolicyOptions

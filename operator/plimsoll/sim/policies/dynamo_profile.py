@@ -12,15 +12,14 @@ even steps from a block to the longest, each with batch sizes in even steps from
 from __future__ import annotations
 
 from collections.abc import Sequence
-from random import Random
 from typing import Final
 
 import numpy as np
 
 from plimsoll.core.types import Role
-from plimsoll.sim.iteration import StepWork
+from plimsoll.sim.engine.iteration import StepWork
+from plimsoll.sim.engine.step_timing import StepTiming
 from plimsoll.sim.plant import Plant
-from plimsoll.sim.step_timing import StepTiming
 
 BenchmarkSample = tuple[float, StepWork]  # seconds of a step, and what it did
 _MIN_PROMPT_TOKENS: Final = 10
@@ -33,7 +32,7 @@ _RESERVED_TOKENS: Final = 10  # of the longest context
 def prefill(plant: Plant, role: Role) -> Sequence[BenchmarkSample]:
     """Single prompts."""
     profile = plant.profile_for(role)
-    timing = StepTiming(profile, 0.0, Random(0))
+    timing = StepTiming(profile)
     lengths = _evenly_spaced(_MIN_PROMPT_TOKENS, profile.budget, _PROMPT_POINTS)
     return [(timing.series(0, n, n * n / 2.0, 0, 0).first_s, StepWork(prefills=1, tokens=n)) for n in lengths]
 
@@ -41,7 +40,7 @@ def prefill(plant: Plant, role: Role) -> Sequence[BenchmarkSample]:
 def decode(plant: Plant, role: Role) -> Sequence[BenchmarkSample]:
     """Batches of equal contexts."""
     profile = plant.profile_for(role)
-    timing, blocks, samples = StepTiming(profile, 0.0, Random(0)), profile.kv_tokens // profile.block_size, []
+    timing, blocks, samples = StepTiming(profile), profile.kv_tokens // profile.block_size, []
     for context in _evenly_spaced(profile.block_size, profile.max_model_len - _RESERVED_TOKENS, _CONTEXT_POINTS):
         max_batch = min(profile.max_num_seqs, blocks // -(-(context + 1) // profile.block_size))
         for batch in _evenly_spaced(1, max_batch, _BATCH_POINTS) if max_batch else ():

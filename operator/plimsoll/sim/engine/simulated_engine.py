@@ -3,31 +3,30 @@
 Problem: which requests wait, stall or are preempted decides latency more than any coefficient, so the schedule must
 equal vLLM's to the step. But most steps only add one token to each stream, and a day has half a billion of them.
 
-Idea: steps are composed as in vLLM, with two in flight. Running sequences come first, each with all the tokens it lacks
-within the token budget; a sequence without a free block preempts the last one. Waiting sequences follow in arrival
-order until budget, slots or blocks are used up. A step that only decodes is followed by identical steps until a
-sequence ends, blocks run out or an external event occurs. They form one `StepRun`, whose times are a closed form
-(`step_timing`). An external event truncates the run where the next step was not yet composed. A decoding sequence costs
-nothing until it ends: its tokens, context and blocks follow from the step number.
+Idea: steps are composed as in vLLM (`batch_scheduler`), with two in flight. A step that only decodes is followed by
+identical steps until a sequence ends, blocks run out or an external event occurs. They form one `StepRun`, whose times
+are a closed form (`step_timing`). An external event truncates the run where the next step was not yet composed. A
+decoding sequence costs nothing until it ends: its tokens, context and blocks follow from the step number
+(`decode_batch`).
 
 Every method first processes all events up to its `now_s`; the next internal event is due at `next_event_s`.
 """
 
 from __future__ import annotations
 
-import heapq
 import math
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 
-from plimsoll.core.ports import EngineReading
-from plimsoll.sim.engine_metrics import EngineMetrics
-from plimsoll.sim.iteration import Iteration, StepWork, queued_work
-from plimsoll.sim.kv_cache import KvCache
-from plimsoll.sim.kv_link import KvLink
-from plimsoll.sim.sequence import EngineSequence
-from plimsoll.sim.step_run import StepBatch, StepRun
-from plimsoll.sim.step_timing import StepTiming
+from plimsoll.sim.engine.batch_scheduler import BatchScheduler
+from plimsoll.sim.engine.engine_metrics import EngineMetrics
+from plimsoll.sim.engine.iteration import Iteration, StepWork, queued_work
+from plimsoll.sim.engine.kv_cache import KvCache
+from plimsoll.sim.engine.kv_link import KvLink
+from plimsoll.sim.engine.sequence import EngineSequence
+from plimsoll.sim.engine.step_run import StepRun
+from plimsoll.sim.engine.step_timing import StepTiming
+
+StepListener = Callable[[StepRun, int, float], None]
 
 
 class SimulatedEngine:
@@ -35,6 +34,9 @@ class SimulatedEngine:
 
     first_token_sequences, finished_sequences: sequences whose first or last token was generated. kv_fetches: sequences
     whose KV is in transfer, with its time of arrival. The caller clears these three lists.
+
+    on_steps: called with a run, how many more of its steps have ended, and when the last of them ended; the run names
+    the sequences that got a token of each. `remove` needs it. Without it no sequence costs anything while it decodes.
     """
 
     MAX_STEPS_IN_FLIGHT = 2  # steps: one is composed while the one before it runs
@@ -48,6 +50,7 @@ class SimulatedEngine:
         kv_link: KvLink,
         metrics: EngineMetrics,
         fast_forward: bool = True,
+        on_steps: StepListener | None = None,
     ) -> None:
         """max_sequences: sequences at once. token_budget: tokens of a step."""
         self.metrics = metrics
@@ -56,28 +59,11 @@ class SimulatedEngine:
         self.finished_sequences: list[EngineSequence] = []
         self.kv_fetches: list[tuple[EngineSequence, float]] = []
         self.next_event_s = math.inf
-        self.waiting: deque[EngineSequence] = deque()
-        self._max_sequences, self._token_budget, self._timing, self._kv_link, self._fast_forward = (
-            max_sequences,
-            token_budget,
-            timing,
-            kv_link,
-            fast_forward,
-        )
-        self._decoding: dict[EngineSequence, None] = {}  # in order of admission
-        self._shift_sum = 0
-        self._block_crossings = [
-            0
-        ] * kv_cache.size  # decoding sequences by the step, modulo a block, at which they need one
-        self._finish_heap: list[tuple[int, int, EngineSequence]] = []
-        self._partial_prefill: EngineSequence | None = None
-        self._loading_kv: set[EngineSequence] = set()
-        self._used_slots = 0
-        self._steps = 0
-        self._serial = 0
+        self._scheduler = BatchScheduler(max_sequences, token_budget, kv_cache, metrics)
+        self.waiting = self._scheduler.waiting
+        self._timing, self._kv_link, self._fast_forward, self._on_steps = timing, kv_link, fast_forward, on_steps
         self._steps_in_flight: list[StepRun] = []
         self._device_free_s = -math.inf
-        self._preempted = False
         self._starved = False
         self._last_completed: StepRun | None = None  # the newest one that is complete
 
@@ -85,18 +71,29 @@ class SimulatedEngine:
     def idle(self) -> bool:
         """Whether the engine has no sequence, and keeps no KV for another engine."""
         return (
-            not (self._steps_in_flight or self.waiting or self._loading_kv or self._used_slots)
+            not (self._steps_in_flight or self.waiting or self.loading_kv or self.running)
             and not self.kv_cache.is_lending
         )
 
     @property
     def running(self) -> int:
-        return self._used_slots
+        """Sequences that have a slot."""
+        return self._scheduler.running
 
-    def add(self, sequence: EngineSequence, now_s: float) -> None:
-        """Add an arriving sequence."""
+    @property
+    def loading_kv(self) -> Collection[EngineSequence]:
+        """Sequences whose KV is on its way."""
+        return self._scheduler.loading_kv
+
+    @property
+    def runs_in_flight(self) -> Sequence[StepRun]:
+        """The composed steps that have not ended, in order."""
+        return self._steps_in_flight
+
+    def add(self, sequence: EngineSequence, now_s: float, arrived_s: float | None = None) -> None:
+        """Add an arriving sequence. arrived_s: when the engine's own front end got it, from which TTFT counts."""
         self.advance(now_s)
-        sequence.arrived_s = now_s
+        sequence.arrived_s = now_s if arrived_s is None else arrived_s
         if not self.waiting:
             self._truncate_run(now_s)
         self.waiting.append(sequence)
@@ -105,12 +102,29 @@ class SimulatedEngine:
     def on_kv_loaded(self, sequence: EngineSequence, now_s: float) -> None:
         """The prompt's KV has arrived: only its last token is left to compute, and the sequence is next."""
         self.advance(now_s)
-        if sequence not in self._loading_kv:
+        if sequence not in self.loading_kv:
             return
-        self._loading_kv.discard(sequence)
-        sequence.computed_tokens = sequence.prompt_tokens - 1
         self._truncate_run(now_s)
-        self.waiting.appendleft(sequence)
+        self._scheduler.on_kv_loaded(sequence)
+        self._reschedule(now_s)
+
+    def on_kv_failed(self, sequence: EngineSequence, now_s: float) -> None:
+        """The prompt's KV will not come: it is computed here, and the sequence is next. Nothing where it has come."""
+        self.advance(now_s)
+        if sequence in self.loading_kv:
+            self._truncate_run(now_s)
+            self._scheduler.on_kv_failed(sequence)
+            self._reschedule(now_s)
+        elif not sequence.transferred_tokens:
+            sequence.remote = False
+
+    def remove(self, sequence: EngineSequence, now_s: float) -> None:
+        """Take out a sequence that has not ended, wherever it is. Its tokens in flight are lost, its blocks free."""
+        self.count_steps(now_s)
+        self._truncate_run(now_s)
+        for run in self._steps_in_flight:
+            run.drop(sequence)
+        self._scheduler.remove(sequence)
         self._reschedule(now_s)
 
     def on_kv_fetched(self, sequence: EngineSequence, now_s: float) -> None:
@@ -129,14 +143,21 @@ class SimulatedEngine:
                 self._complete(self._steps_in_flight.pop(0))
             self._compose_steps(event_s)
 
-    def scrape(self, pod: str, now_s: float, at_s: float) -> EngineReading:
-        """The engine's metrics now; at_s: the same moment in seconds since the epoch."""
+    def count_steps(self, now_s: float) -> None:
+        """Count the steps that have ended by now, also those of runs that go on."""
         self.advance(now_s)
         for run in self._steps_in_flight:
             self._commit(run, self._composed_steps(run, now_s))
             self._count_tokens(run, self._timing.completed_steps(run.series, now_s - run.start_s, run.composed))
-        waiting = len(self.waiting) + len(self._loading_kv)
-        return self.metrics.reading(pod, at_s, self._used_slots, waiting, self.kv_cache.used_share)
+
+    def step_end_s(self, now_s: float) -> float:
+        """When the step that runs at now_s ends; now_s where none runs."""
+        self.advance(now_s)
+        if self._steps_in_flight:
+            run = self._steps_in_flight[0]
+            ended = self._timing.completed_steps(run.series, now_s - run.start_s, run.count - 1)
+            return run.start_s + self._timing.duration_s(run.series, ended + 1)
+        return now_s
 
     def iteration(self, pod: str, now_s: float) -> Iteration:
         """The newest completed step, and the queued work."""
@@ -149,7 +170,7 @@ class SimulatedEngine:
                 self._steps_in_flight[0].count,
             )
             run = self._steps_in_flight[0] if step_number else run
-        waiting_work = queued_work(self.waiting, self._loading_kv)
+        waiting_work = queued_work(self.waiting, self.loading_kv)
         if run is None or not self._steps_in_flight:
             return Iteration(pod, queued=waiting_work)
         step_number = step_number or run.count
@@ -176,7 +197,7 @@ class SimulatedEngine:
                     break
                 self._commit(run, run.count)
             composed = self._compose(now_s)
-            if composed is None and self._preempted and not in_flight:
+            if composed is None and self._scheduler.preempted and not in_flight:
                 continue  # whoever lost its place is admitted anew
             if composed is None:
                 self._starved = True
@@ -232,52 +253,49 @@ class SimulatedEngine:
     def _compose(self, now_s: float) -> StepRun | None:
         if now_s >= self._timing.next_heat_update_s:
             self._timing.update_heat(now_s)
-        batch, self._preempted = StepBatch(), False
-        if self._block_crossings[self._steps % self.kv_cache.size] > self.kv_cache.free:
-            self._preempt_for_blocks()
-        sequences, context_tokens = len(self._decoding), self._shift_sum + self._steps * len(self._decoding)
-        self.kv_cache.allocate(self._block_crossings[self._steps % self.kv_cache.size])
-        budget_left = self._token_budget - sequences
-        if self._partial_prefill is not None and budget_left:
-            budget_left = self._continue(self._partial_prefill, batch, budget_left)
-        if not self._preempted:
-            self._admit(batch, budget_left)
+        decodes, batch = self._scheduler.decodes, self._scheduler.compose(now_s)
         start_s = max(now_s, self._device_free_s)
         if batch.kv_fetches:
             start_s = self._post_fetches(batch.kv_fetches, start_s)
-        if not (sequences or batch.tokens or batch.single_token_sequences):
+        if not (batch.decodes or batch.tokens or batch.single_token_sequences):
             return None
-        stretch = self._timing.series(
-            self._steps,
+        series = self._timing.series(
+            decodes.step,
             batch.tokens,
             batch.pairs,
-            sequences + batch.single_token_sequences,
-            context_tokens + batch.single_token_context,
+            batch.decodes + batch.single_token_sequences,
+            batch.context + batch.single_token_context,
         )
         second_s, after_s = now_s, start_s
         if self._steps_in_flight:
             second_s = after_s = self._steps_in_flight[-1].end_s
-        run = StepRun(stretch, start_s, second_s, after_s, 1, sequences + len(batch.prefill_completions))
-        run.prefill_completions, run.final_sequences = batch.prefill_completions, batch.final_sequences
+        run = StepRun(series, start_s, second_s, after_s, 1, batch.decodes + len(batch.prefill_completions))
+        run.prefill_completions = batch.prefill_completions
         run.first_step_work = StepWork(
-            batch.prefills, batch.tokens + batch.single_token_sequences, batch.cached, sequences, context_tokens
+            batch.prefills, batch.tokens + batch.single_token_sequences, batch.cached, batch.decodes, batch.context
         )
+        if self._on_steps is not None:
+            run.decoding = [*decodes.sequences]
         if self._fast_forward and not (batch.tokens or batch.single_token_sequences):
-            run.count = self._identical_steps(run, sequences)
+            run.count = self._identical_steps(run, batch.decodes)
         self._timing.add_compute(batch.tokens, batch.pairs, batch.single_token_sequences)
-        self._assign_steps(run, 1)
+        self._timing.add_compute(0, 0.0, batch.decodes)
+        run.composed, run.final_sequences = 1, [*batch.final_sequences, *decodes.advance(1)]
         for sequence in batch.new_decodes:
-            self._start_decoding(sequence)
+            decodes.add(sequence)
         self._set_end_times(run)
         return run
 
     def _identical_steps(self, run: StepRun, sequences: int) -> int:
         """How many steps follow each other with the same sequences."""
-        if self.waiting and (self._preempted or any(flying.final_sequences for flying in self._steps_in_flight)):
+        if self.waiting and (
+            self._scheduler.preempted or any(flying.final_sequences for flying in self._steps_in_flight)
+        ):
             return 1
-        count = min(self._finish_heap[0][0] - self._steps + 1, self._timing.max_steps(self._steps))
+        decodes = self._scheduler.decodes
+        count = min(decodes.steps_to_first_end, self._timing.max_steps(decodes.step))
         if self.kv_cache.free < sequences * (count // self.kv_cache.size + 1):
-            count = min(count, self._steps_with_blocks(sequences))
+            count = min(count, decodes.steps_within(self.kv_cache.free))
         throttle_s = self._timing.next_heat_update_s
         if run.second_composed_s >= throttle_s:
             return 1
@@ -285,141 +303,13 @@ class SimulatedEngine:
             count = min(count, 2 + self._timing.completed_steps(run.series, throttle_s - run.start_s, count))
         return count
 
-    def _steps_with_blocks(self, sequences: int) -> int:
-        """Steps for which there are blocks; the first one has its own already."""
-        size = self.kv_cache.size
-        rounds, blocks_left = divmod(self.kv_cache.free, sequences)
-        step = rounds * size + 1
-        while blocks_left >= 0:
-            blocks_left -= self._block_crossings[(self._steps + step) % size]
-            step += blocks_left >= 0
-        return step
-
     def _commit(self, run: StepRun, composed: int) -> None:
         """The first so many steps of a run are composed: blocks are taken, and who is done is not composed again."""
         new_steps = composed - run.composed
-        if new_steps <= 0:
-            return
-        size, crossing, first = self.kv_cache.size, self._block_crossings, self._steps
-        sequences = len(self._decoding)
-        if sequences:
-            rounds, rest = divmod(new_steps, size)
-            new_blocks = rounds * sequences
-            for step in range(first, first + rest):
-                new_blocks += crossing[step % size]
-            self.kv_cache.allocate(new_blocks)
-        self._assign_steps(run, new_steps)
-
-    def _assign_steps(self, run: StepRun, new_steps: int) -> None:
-        """So many more of a run's steps have their place in the order of all steps."""
-        run.composed += new_steps
-        self._timing.add_compute(0, 0.0, len(self._decoding) * new_steps)
-        self._steps += new_steps
-        finishing = self._finish_heap
-        while finishing and finishing[0][0] < self._steps:
-            sequence = heapq.heappop(finishing)[2]
-            if sequence.finish_step == self._steps - 1:
-                run.final_sequences.append(sequence)
-                self._stop_decoding(sequence)
-
-    def _start_decoding(self, sequence: EngineSequence) -> None:
-        """From the next step on it decodes."""
-        sequence.token_offset = sequence.computed_tokens - self._steps
-        sequence.finish_step = self._steps + sequence.output_tokens - sequence.scheduled_output - 1
-        self._decoding[sequence] = None
-        self._shift_sum += sequence.token_offset
-        self._block_crossings[-sequence.token_offset % self.kv_cache.size] += 1
-        self._serial += 1
-        heapq.heappush(self._finish_heap, (sequence.finish_step, self._serial, sequence))
-
-    def _stop_decoding(self, sequence: EngineSequence) -> None:
-        """It decodes no more: all it lacks is in steps, or it has lost its place."""
-        del self._decoding[sequence]
-        self._shift_sum -= sequence.token_offset
-        self._block_crossings[-sequence.token_offset % self.kv_cache.size] -= 1
-        sequence.computed_tokens = sequence.token_offset + self._steps
-        sequence.scheduled_output = sequence.output_tokens - (sequence.finish_step - self._steps + 1)
-        sequence.own_blocks = self.kv_cache.blocks_for(sequence.computed_tokens) - sequence.shared_blocks
-        sequence.finish_step = -1
-
-    def _preempt_for_blocks(self) -> None:
-        """Blocks for those that need one now, in their order, at the cost of the last ones."""
-        size, step = self.kv_cache.size, self._steps
-        order = [*self._decoding]
-        if self._partial_prefill is not None:
-            order.append(self._partial_prefill)
-        free, index = self.kv_cache.free, 0
-        while index < len(order):
-            sequence = order[index]
-            if sequence is not self._partial_prefill and (sequence.token_offset + step) % size == 0:
-                while free < 1 and index < len(order):
-                    free += self._preempt(order.pop())
-                free -= 1  # of no matter where it was itself the last
-            index += 1
-
-    def _preempt(self, sequence: EngineSequence) -> int:
-        """It loses its place and begins anew later; returns the blocks that became free."""
-        if sequence is self._partial_prefill:
-            self._partial_prefill = None
-        else:
-            self._stop_decoding(sequence)
-        before = self.kv_cache.free
-        self.kv_cache.release(sequence)
-        sequence.computed_tokens = 0
-        self._used_slots -= 1
-        self.metrics.preemptions += 1
-        self._preempted = True
-        self.waiting.appendleft(sequence)
-        return self.kv_cache.free - before
-
-    def _continue(self, sequence: EngineSequence, batch: StepBatch, budget_left: int) -> int:
-        """The next chunk of the prompt that is under way; returns what is left of the budget."""
-        tokens = min(sequence.prompt_tokens + sequence.scheduled_output - sequence.computed_tokens, budget_left)
-        if not self.kv_cache.grow(sequence, sequence.computed_tokens + tokens):
-            self._preempt(sequence)
-            return budget_left
-        self._partial_prefill = None
-        self._add_chunk(batch, sequence, tokens)
-        return budget_left - tokens
-
-    def _admit(self, batch: StepBatch, budget_left: int) -> None:
-        while self.waiting and budget_left and self._used_slots < self._max_sequences and self._partial_prefill is None:
-            sequence = self.waiting[0]
-            fetches_kv = sequence.remote and not sequence.transferred_tokens
-            if not self.kv_cache.allocate_next(sequence, sequence.prompt_tokens if fetches_kv else budget_left):
-                return
-            self.waiting.popleft()
-            sequence.admitted = True
-            if fetches_kv:
-                sequence.transferred_tokens = sequence.prompt_tokens - sequence.computed_tokens
-                self._loading_kv.add(sequence)
-                batch.kv_fetches.append(sequence)
-                continue
-            self._used_slots += 1
-            tokens = min(sequence.prompt_tokens + sequence.scheduled_output - sequence.computed_tokens, budget_left)
-            self._add_chunk(batch, sequence, tokens)
-            budget_left -= tokens
-
-    def _add_chunk(self, batch: StepBatch, sequence: EngineSequence, tokens: int) -> None:
-        """One token behind others costs what a decode costs, whatever it is."""
-        batch.prefills += 1
-        batch.cached += sequence.computed_tokens
-        if tokens == 1 and sequence.computed_tokens:
-            batch.single_token_sequences += 1
-            batch.single_token_context += sequence.computed_tokens
-        else:
-            batch.tokens += tokens
-            batch.pairs += tokens * (sequence.computed_tokens + tokens / 2)
-        sequence.computed_tokens += tokens
-        self.kv_cache.register_computed(sequence)
-        if sequence.computed_tokens < sequence.prompt_tokens + sequence.scheduled_output:
-            self._partial_prefill = sequence
-            return
-        sequence.scheduled_output += 1
-        batch.prefill_completions.append(sequence)
-        (batch.final_sequences if sequence.scheduled_output >= sequence.output_tokens else batch.new_decodes).append(
-            sequence
-        )
+        if new_steps > 0:
+            run.composed = composed
+            self._timing.add_compute(0, 0.0, len(self._scheduler.decodes.sequences) * new_steps)
+            run.final_sequences += self._scheduler.compose_more(new_steps)
 
     def _post_fetches(self, fetches: list[EngineSequence], start_s: float) -> float:
         """Asks for KV: the loop stands still meanwhile. Returns when it goes on."""
@@ -448,6 +338,8 @@ class SimulatedEngine:
             if run.emitting:
                 self.metrics.steps += new_steps
                 self.metrics.generated_tokens += new_steps * run.emitting
+            if self._on_steps is not None:
+                self._on_steps(run, new_steps, run.start_s + self._timing.duration_s(run.series, completed))
 
     def _observe_itl(
         self, run: StepRun, first: int, last: int, decoding: int, observe: Callable[[float, int], None]
@@ -480,11 +372,7 @@ class SimulatedEngine:
                 self.first_token_sequences.append(sequence)
         for sequence in run.final_sequences:
             sequence.last_token_s = run.end_s
-            self._used_slots -= 1
-            if sequence.keeps_kv:
-                self.kv_cache.lend(sequence)
-            else:
-                self.kv_cache.release(sequence)
+            self._scheduler.end(sequence)
             assert sequence.first_token_s is not None
             self.metrics.record_completion(
                 sequence.prompt_tokens, sequence.output_tokens, run.end_s - sequence.first_token_s

@@ -6,7 +6,7 @@ block of each layer, of which steps lose nine tenths (measured with NIXL between
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 FABRIC_BYTES_PER_S: Final = 1e11  # bytes a second
@@ -25,11 +25,28 @@ class KvLink:
     latency_s: float = 1.9e-3
     stall_share: float = 0.9
 
+    def scaled(self, factor: float) -> KvLink:
+        """A link on which every time is `factor` times as long."""
+        return replace(
+            self,
+            bytes_per_s=self.bytes_per_s / factor,
+            post_fixed_s=self.post_fixed_s * factor,
+            post_per_descriptor_s=self.post_per_descriptor_s * factor,
+            latency_s=self.latency_s * factor,
+        )
+
+    def descriptors(self, tokens: int) -> int:
+        """Descriptors of a read: one for each block of each layer."""
+        return self.layers * -(-tokens // self.block_size)
+
+    def transfer_bytes(self, tokens: int) -> int:
+        """Bytes on the wire: whole blocks travel."""
+        return -(-tokens // self.block_size) * self.block_size * self.kv_bytes_per_token
+
     def post_s(self, tokens: int) -> float:
         """Seconds of the main loop."""
         return self.post_fixed_s + self.post_per_descriptor_s * self.layers * -(-tokens // self.block_size)
 
     def transfer_s(self, tokens: int) -> float:
-        """Seconds on the wire, after posting; whole blocks travel."""
-        blocks = -(-tokens // self.block_size)
-        return self.latency_s + blocks * self.block_size * self.kv_bytes_per_token / self.bytes_per_s
+        """Seconds on the wire, after posting."""
+        return self.latency_s + self.transfer_bytes(tokens) / self.bytes_per_s

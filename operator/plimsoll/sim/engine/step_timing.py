@@ -5,7 +5,7 @@ decoding has a hinge at a batch size, a card under heavy compute is power-capped
 equal.
 
 Idea: while the batch is constant, its context grows by one token per sequence and step, so many steps sum up in closed
-form. Noise comes from a precomputed table of one replica's steps with prefix sums. Heat changes on a grid of time, not
+form. Noise comes from a table of one replica's steps with prefix sums. Heat changes on a grid of time, not
 with every step. Both therefore sum up as well, and fast-forwarding is exact.
 
 The hinge is where matrix products turn from memory-bound to compute-bound, at a number of tokens of a step, not of
@@ -19,19 +19,18 @@ its `hot` set at `hot_share`, and at most a fifth of that way beyond it.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from random import Random
+from itertools import accumulate
 from typing import Final
 
-import numpy as np
-
-from plimsoll.sim.profile import HardwareProfile
+from plimsoll.sim.profiles import HardwareProfile
 
 HEAT_UPDATE_S: Final = 0.5
 _HEAT_TIME_CONSTANT_S: Final = 2.0
 MAX_HEAT: Final = 1.2
-_NOISE_STEPS: Final = 1024  # steps after which the noise comes again
-_MIN_STEP_FACTOR: Final = 0.5  # of a step, whatever the noise says
+NOISE_STEPS: Final = 1024  # steps after which the noise comes again
+MIN_STEP_FACTOR: Final = 0.5  # of a step, whatever the noise says
 
 
 @dataclass(slots=True)
@@ -46,10 +45,15 @@ class StepSeries:
     noise_index: int
 
 
-class StepTiming:
-    """Step times of one replica. noise: relative standard deviation of a step."""
+def limit_noise(errors: Iterable[float]) -> list[float]:
+    """Relative errors of steps, none of which makes its step shorter than MIN_STEP_FACTOR of it."""
+    return [max(error, MIN_STEP_FACTOR - 1.0) for error in errors]
 
-    def __init__(self, profile: HardwareProfile, noise: float, random: Random) -> None:
+
+class StepTiming:
+    """Step times of one replica. noise: relative errors of NOISE_STEPS steps, within `limit_noise`; empty without."""
+
+    def __init__(self, profile: HardwareProfile, noise: Sequence[float] = ()) -> None:
         self._cool, self._hot = profile.coefficients, profile.hot
         self._hinge, self._hinge_s = profile.hinge_sequences, profile.hinge_dec
         self._cool_share, self._hot_share = profile.cool_share, profile.hot_share
@@ -58,15 +62,9 @@ class StepTiming:
         self._updated_s = -math.inf
         self.throttles = profile.hot is not None
         self.next_heat_update_s = -math.inf if self.throttles else math.inf
-        normals = (
-            np.random.default_rng(random.getrandbits(64)).standard_normal(_NOISE_STEPS)
-            if noise
-            else np.zeros(_NOISE_STEPS)
-        )
-        errors = np.maximum(noise * normals, _MIN_STEP_FACTOR - 1.0)
-        self._noise_sums: list[float] = [0.0, *np.cumsum(errors).tolist()]
-        self._moments: list[float] = [0.0, *np.cumsum(np.arange(_NOISE_STEPS) * errors).tolist()]
-        self.has_noise = noise > 0.0
+        self._noise_sums: list[float] = [0.0, *accumulate(noise)]
+        self._moments: list[float] = [0.0, *accumulate(step * error for step, error in enumerate(noise))]
+        self.has_noise = bool(noise)
 
     def series(self, step: int, tokens: int, pairs: float, sequences: int, cached: int) -> StepSeries:
         """Steps from number `step` on with this work; with `tokens` prefilled there is only one."""
@@ -77,11 +75,11 @@ class StepTiming:
         above_hinge = sequences - max(0, self._hinge - tokens)
         if above_hinge > 0:
             first_s += self._hinge_s * above_hinge
-        return StepSeries(first_s, c.ctx * sequences, step % _NOISE_STEPS)
+        return StepSeries(first_s, c.ctx * sequences, step % NOISE_STEPS)
 
     def max_steps(self, step: int) -> int:
         """Largest number of steps from number `step` on in one series."""
-        return _NOISE_STEPS - step % _NOISE_STEPS
+        return NOISE_STEPS - step % NOISE_STEPS
 
     def duration_s(self, series: StepSeries, steps: int) -> float:
         """Duration of the first `steps` steps of a series."""
@@ -114,7 +112,7 @@ class StepTiming:
             self._compute_s += c.pretok * tokens + c.preattn * pairs + c.dec * sequences
 
     def update_heat(self, now_s: float) -> None:
-        """Call when a step is composed at or after `next_heat_s`."""
+        """Call when a step is composed at or after `next_heat_update_s`."""
         assert self._hot is not None
         elapsed_s = max(now_s - self._updated_s, self._compute_s)
         if elapsed_s < math.inf:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from plimsoll.sim.iteration import NO_WORK, StepWork
-from plimsoll.sim.sequence import EngineSequence
-from plimsoll.sim.step_timing import StepSeries
+from plimsoll.sim.engine.iteration import NO_WORK, StepWork
+from plimsoll.sim.engine.sequence import EngineSequence
+from plimsoll.sim.engine.step_timing import StepSeries
 
 
 @dataclass(eq=False, slots=True)
 class StepRun:
-    """Steps of one batch. start_s: of the first one. second_s: when a second one is composed. prompts: which get a
-    token of the only step without having decoded before it. finals: which end with the last step."""
+    """Steps of one batch. start_s: of the first one. second_composed_s: when a second one is composed. emitting:
+    sequences that get a token of each step. prefill_completions: which get a token of the only step without having
+    decoded before it. final_sequences: which end with the last step. decoding: those that decode, where somebody asks.
+    """
 
     series: StepSeries
     start_s: float
@@ -26,13 +28,25 @@ class StepRun:
     next_compose_s: float = 0.0  # when what follows is composed
     prefill_completions: list[EngineSequence] = field(default_factory=list)
     final_sequences: list[EngineSequence] = field(default_factory=list)
+    decoding: list[EngineSequence] = field(default_factory=list)
     first_step_work: StepWork = NO_WORK  # of the first step
+
+    def drop(self, sequence: EngineSequence) -> None:
+        """The sequence gets no more tokens of this run."""
+        for got_tokens in (self.decoding, self.prefill_completions):
+            if sequence in got_tokens:
+                got_tokens.remove(sequence)
+                self.emitting -= 1
+        if sequence in self.final_sequences:
+            self.final_sequences.remove(sequence)
 
 
 @dataclass(slots=True)
 class StepBatch:
-    """Work of one step besides decoding."""
+    """Work of one step: `decodes` sequences that decode, which read `context` tokens; the rest is besides."""
 
+    decodes: int = 0
+    context: int = 0
     tokens: int = 0
     pairs: float = 0.0
     single_token_sequences: int = 0  # sequences that lack one token without being in the decoding batch

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from plimsoll.sim.sequence import EngineSequence
+from plimsoll.sim.engine.sequence import EngineSequence
 
 
 class StepWork(NamedTuple):
