@@ -147,9 +147,7 @@ class Picker:
         if service is None:
             return self._reject(error_messages.model_not_found(parsed.model), None, now)
         request_id = request_id_of(headers) or self.inflight.new_request_id()
-        ctx = new_context(
-            request_id, parsed, service.key, body_digest(body), len(body), headers, identity, now
-        )
+        ctx = new_context(request_id, parsed, service.key, body_digest(body), len(body), headers, identity, now)
         if service.policy is not None:
             ctx.prompt = parsed.corrected_prompt(service.policy.token_ratios)
             ctx.block_hashes, ctx.fallback = block_hashes(parsed.prompt_prefix), self._fallback_of(service)
