@@ -57,7 +57,15 @@ LAST_SCENARIOS = (
     "admission",
     "disturbances",
 )
-LAST_SCENARIOS += ("lagging_signals", "multiple_gateways", "operator_restarts", "webhook", "upgrade", "uninstall")
+LAST_SCENARIOS += (
+    "lagging_signals",
+    "multiple_gateways",
+    "api_keys",
+    "operator_restarts",
+    "webhook",
+    "upgrade",
+    "uninstall",
+)
 
 EXTENDED_SCENARIOS = ("drift", "lagging_signals", "second_release", "webhook")  # only `make e2e-all` runs them
 
