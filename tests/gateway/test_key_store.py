@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from plimsoll.adapters.kube_client import SECRETS, Resource, WatchEvent
 from plimsoll.gateway import key_store
+from plimsoll.gateway.app import GatewayProcess
 from plimsoll.gateway.key_store import KeyStore
+from plimsoll.gateway.settings import ApiKeyMode, PickerSettings
+from plimsoll.gateway.watch_cache import WATCHED_RESOURCES
 from plimsoll.telemetry import metrics
 from tests.gateway.api_key_secrets import key_of, key_secret
 from tests.gateway.kube_objects import SYSTEM, Object
@@ -113,3 +117,14 @@ async def test_store_watches_labelled_secrets_of_its_namespace_only() -> None:
     following.cancel()
     assert source.asked == [(SECRETS, SYSTEM, "plimsoll.dev/api-key")]
     assert store.get("a") is not None
+
+
+@pytest.mark.parametrize("mode", ApiKeyMode)
+def test_gateway_is_ready_after_first_list_of_keys(mode: ApiKeyMode, tmp_path: Path) -> None:
+    gateway = GatewayProcess(PickerSettings(directory=tmp_path, api_keys=mode), OneSync())
+    for resource, _ in WATCHED_RESOURCES:
+        gateway._watch_cache.apply(resource, None, WatchEvent("SYNC"))
+    waits_for_keys = "API keys" in gateway.not_ready_reason()
+    assert waits_for_keys == (mode is not ApiKeyMode.DISABLED)
+    gateway._authenticator.keys.apply(WatchEvent("SYNC"))
+    assert "Envoy is not running" in gateway.not_ready_reason()

@@ -20,7 +20,7 @@ from plimsoll.gateway.picker import Picker, Reply
 from plimsoll.gateway.retry_identity import body_digest, claims_retry
 from plimsoll.gateway.routes import EnvoyEndpoint, models_body
 from plimsoll.gateway.service_catalog import build_catalog
-from plimsoll.gateway.settings import PickerSettings, TrustedHeaders
+from plimsoll.gateway.settings import ApiKeyMode, PickerSettings, TrustedHeaders
 from plimsoll.gateway.signals_document import build_signals
 from plimsoll.gateway.watch_cache import WatchCache
 from tests.gateway.kube_objects import Object, pod, service
@@ -323,5 +323,12 @@ def test_settings_are_read_from_environment() -> None:
     assert (str(settings.fifo), settings.namespaces, settings.drain_seconds) == ("/x/access.fifo", ("a", "b"), 7.0)
     named = PickerSettings.from_environment({"PLIMSOLL_CLASS_HEADER": "X-Class", "PLIMSOLL_TENANT_HEADER": "X-Tenant"})
     assert (named.class_header, named.tenant_header) == ("x-class", "x-tenant")
+    assert (named.api_keys, named.trusted_headers) == (ApiKeyMode.DISABLED, None)
+    secured = {"PLIMSOLL_API_KEYS": "Required", "PLIMSOLL_TRUST_IDENTITY_HEADERS": "true"}
+    assert PickerSettings.from_environment(secured).api_keys is ApiKeyMode.REQUIRED
+    assert PickerSettings.from_environment(secured).trusted_headers == TrustedHeaders()
+    for name in secured:
+        with pytest.raises(ValueError, match="yes"):
+            PickerSettings.from_environment({name: "yes"})
     with pytest.raises(ValueError, match="many"):
         PickerSettings.from_environment({"PLIMSOLL_GATEWAY_PORT": "many"})

@@ -69,7 +69,7 @@ class GatewayPods:
 
     @property
     def ready_count(self) -> int:
-        """How many of them are ready, this one included. 0 if unknown."""
+        """How many pods are ready and stay, this one included. 0 if unknown."""
         return sum(_is_ready(pod) for pod in (self._by_name or {}).values() if _is_lasting(pod))
 
     async def follow(self, source: WatchSource) -> None:
