@@ -122,6 +122,7 @@ async def test_store_watches_labelled_secrets_of_its_namespace_only() -> None:
 @pytest.mark.parametrize("mode", ApiKeyMode)
 def test_gateway_is_ready_after_first_list_of_keys(mode: ApiKeyMode, tmp_path: Path) -> None:
     gateway = GatewayProcess(PickerSettings(directory=tmp_path, api_keys=mode), OneSync())
+    gateway._ads._loop.close()  # it is not started
     for resource, _ in WATCHED_RESOURCES:
         gateway._watch_cache.apply(resource, None, WatchEvent("SYNC"))
     waits_for_keys = "API keys" in gateway.not_ready_reason()
