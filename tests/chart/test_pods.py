@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from plimsoll.gateway.settings import ApiKeyMode, PickerSettings
-from tests.chart.rendering import EVERYTHING, ROOT, Object, containers, find, of_kind, pod_specs, render
+from tests.chart.rendering import EVERYTHING, ROOT, Object, containers, find, notes, of_kind, pod_specs, render
 
 LOCAL = ("--values", str(ROOT / "charts/plimsoll/ci/local-values.yaml"))
 
@@ -166,6 +166,13 @@ def test_gateway_settings_read_rendered_environment() -> None:
     assert settings.trusted_headers == (b"x-class", b"x-tenant")
     assert settings.api_keys is ApiKeyMode.REQUIRED
     assert settings.cors_origins == ("https://a.b:8", "*")
+
+
+def test_gateway_without_values_of_newer_chart_is_as_by_default() -> None:
+    """As `helm upgrade --reuse-values` renders it, which has the old chart's values alone."""
+    missing = {"gateway": {"authentication": None, "trustIdentityHeaders": None}}
+    assert render(missing) == render()
+    assert "NO AUTHENTICATION" in notes(missing)
 
 
 @pytest.mark.parametrize("part", ["operator", "gateway"])

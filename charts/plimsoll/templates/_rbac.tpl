@@ -96,7 +96,7 @@
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch]
-{{- if ne .Values.gateway.authentication.apiKeys "Disabled" }}
+{{- if ne (include "plimsoll.gateway.apiKeys" .) "Disabled" }}
 - apiGroups: [""]
   resources: [secrets]
   verbs: [list, watch]
