@@ -60,6 +60,7 @@ LAST_SCENARIOS = (
 LAST_SCENARIOS += (
     "lagging_signals",
     "multiple_gateways",
+    "api_keys",
     "operator_restarts",
     "webhook",
     "upgrade",

@@ -20,9 +20,13 @@ import time
 from random import Random
 from typing import NamedTuple
 
+from plimsoll.adapters.kube_client import WatchEvent
 from plimsoll.cli import gc_tuning
 from plimsoll.gateway.envoy.access_log import AccessRecord
+from plimsoll.gateway.identity import Authenticator
 from plimsoll.gateway.picker import Picker
+from plimsoll.gateway.settings import ApiKeyMode
+from tests.gateway.api_key_secrets import bearer, key_secret
 from tests.gateway.kube_objects import Object, catalog, pod
 from tests.gateway.picker_harness import GATEWAY, FakeClock, service_with_slo
 
@@ -143,6 +147,20 @@ def _body(prompt_bytes: int, number: int) -> bytes:
     return json.dumps({"model": "chat", "stream": True, "messages": [{"role": "user", "content": content}]}).encode()
 
 
+def authentication_us(keys: int = 10_000, count: int = 20_000) -> float:
+    """Microseconds to find and check the key of a request."""
+    authenticator = Authenticator(ApiKeyMode.REQUIRED)
+    authenticator.keys.apply(WatchEvent("SYNC", objects=tuple(key_secret(f"key-{n}") for n in range(keys))))
+    requests = [{b"authorization": bearer(f"key-{n % keys}")["authorization"].encode()} for n in range(count)]
+    rounds = []
+    for _ in range(ROUNDS):
+        started = time.process_time()
+        for headers in requests:
+            authenticator.authenticate(headers, 0.0)
+        rounds.append(1e6 * (time.process_time() - started) / count)
+    return statistics.median(rounds)
+
+
 def reference_us() -> float:
     """Microseconds of a fixed piece of Python, by which machines and moments can be compared."""
     rounds = []
@@ -156,7 +174,8 @@ def reference_us() -> float:
 
 if __name__ == "__main__":
     gc_tuning.reduce_full_collections()  # as the gateway does
-    print(f"reference loop {reference_us():.1f} us; microseconds a question + its record")
+    print(f"reference loop {reference_us():.1f} us; {authentication_us():.1f} us to check one of 10,000 API keys")
+    print("microseconds a question + its record")
     for size in (2_000, 8_000, 100_000, 1_000_000):
         count = 300 if size < 1_000_000 else 30
         for label, obj in (("no gate", service_with_slo(model=False)), ("gate", service_with_slo(batch=50))):

@@ -110,9 +110,9 @@ def wait_for_gateways(cluster: Cluster, replicas: int) -> None:
 
 
 def gateway_answers() -> bool:
-    """Whether the gateway lists its models."""
+    """Whether the gateway lists its models, or wants a key for that."""
     try:
-        return httpx.get(f"{GATEWAY_URL}/v1/models", timeout=5, trust_env=False).status_code == 200
+        return httpx.get(f"{GATEWAY_URL}/v1/models", timeout=5, trust_env=False).status_code in (200, 401)
     except httpx.HTTPError:
         return False
 

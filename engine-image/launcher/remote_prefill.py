@@ -21,7 +21,7 @@ from launcher import request_body
 ADDRESS_PATTERN = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:]+\]):[0-9]{1,5}")
 CONNECT_SECONDS = 2.0  # a node that is gone answers nothing, not even a refusal
 MAX_RESPONSE_BYTES = 16 * 1024 * 1024
-FORWARDED_HEADERS = ("authorization", "x-request-id", "traceparent", "tracestate")
+FORWARDED_HEADERS = ("x-request-id", "traceparent", "tracestate")
 PRODUCER_PARAMS = {
     "do_remote_decode": True,
     "do_remote_prefill": False,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from plimsoll.gateway.settings import PickerSettings
-from tests.chart.rendering import EVERYTHING, ROOT, Object, containers, find, of_kind, pod_specs, render
+from plimsoll.gateway.settings import ApiKeyMode, PickerSettings
+from tests.chart.rendering import EVERYTHING, ROOT, Object, containers, find, notes, of_kind, pod_specs, render
 
 LOCAL = ("--values", str(ROOT / "charts/plimsoll/ci/local-values.yaml"))
 
@@ -155,6 +155,7 @@ def test_gateway_grace_period_exceeds_drain(seconds: int) -> None:
 
 def test_gateway_settings_read_rendered_environment() -> None:
     headers = {"classHeader": "X-Class", "tenantHeader": "X-Tenant", "corsAllowedOrigins": ["https://a.b:8", "*"]}
+    headers |= {"trustIdentityHeaders": True, "authentication": {"apiKeys": "Required"}}
     values = {"watchNamespaces": ["a", "b"], "gateway": {"drainSeconds": 7, "maxBodyBytes": 104857600, **headers}}
     (picker,) = pod_specs(render(values))["plimsoll-gateway"]["containers"]
     environment = {e["name"]: e["value"] for e in picker["env"] if "value" in e}
@@ -162,7 +163,16 @@ def test_gateway_settings_read_rendered_environment() -> None:
     assert (settings.namespaces, settings.max_body_bytes, settings.drain_seconds) == (("a", "b"), 104857600, 7)
     assert (settings.port, settings.picker_port, str(settings.directory)) == (8080, 8081, "/run/plimsoll")
     assert (settings.class_header, settings.tenant_header) == ("x-class", "x-tenant")
+    assert settings.trusted_headers == (b"x-class", b"x-tenant")
+    assert settings.api_keys is ApiKeyMode.REQUIRED
     assert settings.cors_origins == ("https://a.b:8", "*")
+
+
+def test_gateway_without_values_of_newer_chart_is_as_by_default() -> None:
+    """As `helm upgrade --reuse-values` renders it, which has the old chart's values alone."""
+    missing = {"gateway": {"authentication": None, "trustIdentityHeaders": None}}
+    assert render(missing) == render()
+    assert "NO AUTHENTICATION" in notes(missing)
 
 
 @pytest.mark.parametrize("part", ["operator", "gateway"])

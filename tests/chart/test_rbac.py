@@ -90,6 +90,18 @@ def test_rbac_grants_no_secrets_and_no_wildcards(values: Object) -> None:
             assert "*" not in words
 
 
+@pytest.mark.parametrize("mode", ["Optional", "Required"])
+def test_rbac_gateway_reads_secrets_of_its_namespace_for_keys(mode: str) -> None:
+    objects = render({"gateway": {"authentication": {"apiKeys": mode}}})
+    assert allowed(find(objects, "Role", "plimsoll-gateway-own")) == GATEWAY_AT_HOME | {"secrets": FOLLOW}
+    readers = [
+        (role["kind"], role["metadata"]["name"])
+        for role in objects
+        if role["kind"] in ("Role", "ClusterRole") and "secrets" in allowed(role)
+    ]
+    assert readers == [("Role", "plimsoll-gateway-own")]
+
+
 def test_rbac_bindings_reference_existing_roles() -> None:
     for objects in (render(), render({"watchNamespaces": ["team-a"]})):
         roles = {(o["kind"], o["metadata"].get("namespace"), o["metadata"]["name"]) for o in objects}

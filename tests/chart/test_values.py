@@ -66,6 +66,7 @@ OTHER: dict[str, Any] = {
     "gateway.service.type": "ClusterIP",
     "gateway.service.nodePort": 30123,
     "gateway.service.externalTrafficPolicy": "Local",
+    "gateway.authentication.apiKeys": "Required",
     "gateway.corsAllowedOrigins": ["https://app.example"],
     "gateway.shortModelNames.namespaces": ["other"],
     "gateway.service.loadBalancerSourceRanges": ["10.0.0.0/8"],
@@ -161,6 +162,7 @@ def test_schema_rejects_unknown_keys_everywhere(path: tuple[str, ...]) -> None:
     [
         ({"gatway": {}}, "gatway"),
         ({"gateway": {"service": {"type": "Loadbalancer"}}}, "gateway/service/type"),
+        ({"gateway": {"authentication": {"apiKeys": "required"}}}, "gateway/authentication/apiKeys"),
         ({"operator": {"replicas": 3}}, "operator/replicas"),
         ({"gateway": {"replicas": "2"}}, "gateway/replicas"),
         ({"image": {"digest": "latest"}}, "image/digest"),

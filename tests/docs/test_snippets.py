@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+from base64 import b64encode
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +17,8 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
+from plimsoll.api import labels
+from plimsoll.api.api_keys import read_secret
 from plimsoll.api.v1alpha1 import parse
 from tests.chart.rendering import CHART, ROOT, render
 
@@ -84,6 +87,9 @@ def test_yaml_snippet_is_valid(document: dict[str, Any]) -> None:
         metadata = {"name": "chat", "namespace": "default"}
         kind = {"apiVersion": "plimsoll.dev/v1alpha1", "kind": "InferenceService", "metadata": metadata}
         parse({**kind, "spec": {**LEAST, **document["spec"]}})
+    elif labels.API_KEY in document.get("metadata", {}).get("labels", {}):
+        data = {field: b64encode(value.encode()).decode() for field, value in document["stringData"].items()}
+        assert read_secret({**document, "data": data}).name == document["metadata"]["name"]
     elif document.keys() <= yaml.safe_load((CHART / "values.yaml").read_text()).keys():
         assert render(document)
     else:

@@ -14,7 +14,7 @@ from tests.gateway.stack import GatewayStack
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def shared(tmp_path_factory: object) -> AsyncIterator[GatewayStack]:
-    gateway = GatewayStack(_directory(tmp_path_factory))
+    gateway = GatewayStack(make_directory(tmp_path_factory))
     try:
         yield await gateway.start()
     finally:
@@ -32,7 +32,7 @@ async def stack(shared: GatewayStack) -> AsyncIterator[GatewayStack]:
 @pytest_asyncio.fixture(loop_scope="module")
 async def lone(tmp_path_factory: object) -> AsyncIterator[GatewayStack]:
     """A gateway of the test's own, not up yet."""
-    gateway = GatewayStack(_directory(tmp_path_factory))
+    gateway = GatewayStack(make_directory(tmp_path_factory))
     try:
         yield gateway
     finally:
@@ -43,7 +43,7 @@ async def lone(tmp_path_factory: object) -> AsyncIterator[GatewayStack]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def door(tmp_path_factory: object) -> AsyncIterator[tuple[GatewayStack, FakeEngine]]:
     """A gateway that is impatient with slow requests, and its one engine."""
-    gateway = GatewayStack(_directory(tmp_path_factory), headers_timeout_seconds=0.5, body_timeout_seconds=0.8)
+    gateway = GatewayStack(make_directory(tmp_path_factory), headers_timeout_seconds=0.5, body_timeout_seconds=0.8)
     try:
         engine = await gateway.engine()
         await gateway.start([service()], [pod(engine.address)])
@@ -54,7 +54,7 @@ async def door(tmp_path_factory: object) -> AsyncIterator[tuple[GatewayStack, Fa
         print(gateway.log.read_text()[-4000:])
 
 
-def _directory(factory: object) -> Path:
+def make_directory(factory: object) -> Path:
     directory: Path = factory.mktemp("gw")  # type: ignore[attr-defined]
     assert len(str(directory)) < 80, "a unix socket's path has at most 107 bytes"
     return directory

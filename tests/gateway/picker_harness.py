@@ -19,8 +19,10 @@ from plimsoll.core.types import Role
 from plimsoll.core.workload import from_samples
 from plimsoll.gateway.envoy.access_log import AccessRecord
 from plimsoll.gateway.errors import ErrorResponse, from_header
+from plimsoll.gateway.identity import Authenticator
 from plimsoll.gateway.picker import Picker, Reply
 from plimsoll.gateway.service_catalog import CatalogBuilder
+from plimsoll.gateway.settings import TrustedHeaders
 from plimsoll.gateway.signals_document import build_signals
 from tests.gateway.kube_objects import LIMITS, Object, pod, service, split
 
@@ -131,9 +133,13 @@ def key_of(obj: Object) -> str:
 class PickerHarness:
     """One gateway's picker, its clock, and the objects that it is told."""
 
-    def __init__(self, *services: Object, pods: tuple[Object, ...] = ()) -> None:
+    def __init__(
+        self, *services: Object, pods: tuple[Object, ...] = (), authenticator: Authenticator | None = None
+    ) -> None:
+        """authenticator: without one, headers say class and tenant, as a trusted proxy's do."""
         self.clock = FakeClock()
-        self.picker = Picker(Random(1), GATEWAY, clock=self.clock)
+        trusting = Authenticator(trusted=TrustedHeaders())
+        self.picker = Picker(Random(1), GATEWAY, authenticator or trusting, clock=self.clock)
         self._catalog_builder = CatalogBuilder()
         self._keys: tuple[set[str], ...] = set(), set(), set()
         self.asked = 0

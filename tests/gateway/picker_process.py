@@ -10,13 +10,18 @@ from pathlib import Path
 import uvloop
 
 from plimsoll.gateway.main import serve
-from plimsoll.gateway.settings import PickerSettings
+from plimsoll.gateway.settings import ApiKeyMode, PickerSettings
 from tests.gateway.kube_objects import FileSource
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO)
     fields = json.loads(sys.argv[1])
     settings = PickerSettings(
-        **{**fields, "directory": Path(fields["directory"]), "namespaces": tuple(fields["namespaces"])}
+        **{
+            **fields,
+            "directory": Path(fields["directory"]),
+            "namespaces": tuple(fields["namespaces"]),
+            "api_keys": ApiKeyMode(fields["api_keys"]),
+        }
     )
     uvloop.run(serve(settings, FileSource(Path(sys.argv[2]))))

@@ -61,13 +61,14 @@ class GatewayStack:
             "successor_seconds": 1.0,
             "namespace": SYSTEM,
             "pod_selector": GATEWAY_SELECTOR,
+            "trust_identity_headers": True,  # the tests are the proxy
         }
         self.settings = PickerSettings(directory=directory / "run", pod="gateway-0", **{**fields, **settings})
         self.objects_file = directory / "objects.json"
         self.log = directory / "processes.log"
         self.engines: list[FakeEngine] = []
         self._objects: dict[str, list[Object]] = {
-            name: [] for name in ("inferenceservices", "inferenceserviceadmissions", "pods", "gateways")
+            name: [] for name in ("inferenceservices", "inferenceserviceadmissions", "pods", "gateways", "secrets")
         }
         self.picker: subprocess.Popen[bytes] | None = None
         self.envoy: subprocess.Popen[bytes] | None = None
@@ -147,6 +148,10 @@ class GatewayStack:
     def write_gateways(self, *gateways: Object) -> None:
         """From now on these are the API server's gateway pods."""
         self._write({"gateways": list(gateways)})
+
+    def write_secrets(self, *secrets: Object) -> None:
+        """From now on these are the API server's Secrets."""
+        self._write({"secrets": list(secrets)})
 
     def _write(self, changed: dict[str, list[Object]]) -> None:
         self._objects |= changed

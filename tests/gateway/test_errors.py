@@ -29,11 +29,12 @@ def test_status_covers_every_reason() -> None:
 def test_response_says_whether_to_retry(reason: RejectionReason, eta: float | None) -> None:
     reply = to_response(Rejection(reason, "Words.", "model", eta), Random(1))
     assert reply.status == STATUS_BY_REASON[reason]
-    assert reply.fits_ext_authz == (reply.status in (400, 404, 413, 429))
+    assert reply.fits_ext_authz == (reply.status in (400, 401, 403, 404, 413, 429))
     error = orjson.loads(reply.body)["error"]
     assert error["message"].startswith("Words.")
     assert (error["param"], error["code"]) == ("model", reason.value)
     assert reply.headers["x-plimsoll-reason"] == reason.value
+    assert reply.headers.get("www-authenticate") == ("Bearer" if reply.status == 401 else None)
     wait, never = reply.headers.get("retry-after"), reply.headers.get("x-should-retry")
     assert never in (None, "false")
     if wait is None:

@@ -14,12 +14,13 @@ from plimsoll.gateway.body_budget import BodyBudget
 from plimsoll.gateway.envoy.access_log import AccessRecord
 from plimsoll.gateway.errors import from_header
 from plimsoll.gateway.http1 import HttpRequest
+from plimsoll.gateway.identity import ANONYMOUS, Authenticator
 from plimsoll.gateway.parse_worker import ParseWorker
 from plimsoll.gateway.picker import Picker, Reply
 from plimsoll.gateway.retry_identity import body_digest, claims_retry
 from plimsoll.gateway.routes import EnvoyEndpoint, models_body
 from plimsoll.gateway.service_catalog import build_catalog
-from plimsoll.gateway.settings import PickerSettings
+from plimsoll.gateway.settings import ApiKeyMode, PickerSettings, TrustedHeaders
 from plimsoll.gateway.signals_document import build_signals
 from plimsoll.gateway.watch_cache import WatchCache
 from tests.gateway.kube_objects import Object, pod, service
@@ -28,7 +29,7 @@ BODY = b'{"model":"chat","messages":[]}'
 
 
 def picker(*pods: Object, services: tuple[Object, ...] | None = None) -> Picker:
-    made = Picker(Random(1))
+    made = Picker(Random(1), authenticator=Authenticator(trusted=TrustedHeaders()))
     known = build_catalog(services if services is not None else (service(),), pods)
     made.set_catalog(known.with_healthy({key: {e.address for e in s.endpoints} for key, s in known.services.items()}))
     return made
@@ -264,7 +265,7 @@ async def test_envoy_endpoint_routes_by_path() -> None:
 
 def test_models_are_listed_once_by_preferred_name() -> None:
     asked = picker(services=(service(model="tiny"), service("two", model="tiny", uid="z")))
-    assert [part["id"] for part in orjson.loads(models_body(asked))["data"]] == ["team/two", "tiny"]
+    assert [part["id"] for part in orjson.loads(models_body(asked, ANONYMOUS))["data"]] == ["team/two", "tiny"]
 
 
 def test_digest_and_retry_header_identify_retries() -> None:
@@ -322,5 +323,12 @@ def test_settings_are_read_from_environment() -> None:
     assert (str(settings.fifo), settings.namespaces, settings.drain_seconds) == ("/x/access.fifo", ("a", "b"), 7.0)
     named = PickerSettings.from_environment({"PLIMSOLL_CLASS_HEADER": "X-Class", "PLIMSOLL_TENANT_HEADER": "X-Tenant"})
     assert (named.class_header, named.tenant_header) == ("x-class", "x-tenant")
+    assert (named.api_keys, named.trusted_headers) == (ApiKeyMode.DISABLED, None)
+    secured = {"PLIMSOLL_API_KEYS": "Required", "PLIMSOLL_TRUST_IDENTITY_HEADERS": "true"}
+    assert PickerSettings.from_environment(secured).api_keys is ApiKeyMode.REQUIRED
+    assert PickerSettings.from_environment(secured).trusted_headers == TrustedHeaders()
+    for name in secured:
+        with pytest.raises(ValueError, match="yes"):
+            PickerSettings.from_environment({name: "yes"})
     with pytest.raises(ValueError, match="many"):
         PickerSettings.from_environment({"PLIMSOLL_GATEWAY_PORT": "many"})

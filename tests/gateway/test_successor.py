@@ -46,6 +46,7 @@ class ScriptedSource:
     def __init__(self, pods: GatewayPods, events: list[WatchEvent]) -> None:
         self._pods, self._events = pods, events
         self.states: list[SuccessorState] = []
+        self.ready_counts: list[int] = []
         self.asked: list[tuple[str, str | None, str | None]] = []
 
     async def watch(
@@ -55,6 +56,7 @@ class ScriptedSource:
         for event in self._events:
             yield event
             self.states.append(self._pods.state)
+            self.ready_counts.append(self._pods.ready_count)
 
 
 async def test_gateway_pods_follow_watch_events() -> None:
@@ -73,6 +75,7 @@ async def test_gateway_pods_follow_watch_events() -> None:
     assert pods.state is SuccessorState.UNKNOWN
     await pods.follow(source)
     assert source.asked == [("pods", SYSTEM, GATEWAY_SELECTOR)]
+    assert source.ready_counts == [0, 0, 1, 0, 1, 0]
     assert source.states == [
         SuccessorState.ABSENT,
         SuccessorState.STARTING,

@@ -132,6 +132,11 @@ priorityClassName: {{ . }}
 {{ default (printf "%s-webhook" (include "plimsoll.fullname" .)) (include "plimsoll.webhook" . | fromYaml).certificate.secretName }}
 {{- end }}
 
+{{/* Whether requests need an API key: `helm upgrade --reuse-values` from an earlier chart has no such value. */}}
+{{- define "plimsoll.gateway.apiKeys" -}}
+{{ default "Disabled" (default dict .Values.gateway.authentication).apiKeys }}
+{{- end }}
+
 {{/* The pod's own name and namespace as environment variables. */}}
 {{- define "plimsoll.podEnv" -}}
 - name: POD_NAME

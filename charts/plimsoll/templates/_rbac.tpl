@@ -1,5 +1,6 @@
-{{/* What operator and gateway may do, and where: each verb here is one that the code uses. Nobody reads Secrets, and nobody
-     reaches into a pod by the API server: engines and gateways are asked at their own ports. */}}
+{{/* What operator and gateway may do, and where: each verb here is one that the code uses. Only the gateway reads Secrets,
+     those of the release's namespace, if requests may have API keys. Nobody reaches into a pod by the API server: engines
+     and gateways are asked at their own ports. */}}
 
 {{- define "plimsoll.operator.rules" -}}
 - apiGroups: [plimsoll.dev]
@@ -91,11 +92,17 @@
   verbs: [list, watch]
 {{- end }}
 
-{{/* In the release's own namespace: the other gateway pods, one of which must be ready before a pod stops. */}}
+{{/* In the release's own namespace: the other gateway pods, one of which must be ready before a pod stops, and the Secrets
+     that declare API keys. RBAC cannot tell these from other Secrets by their label. */}}
 {{- define "plimsoll.gateway.ownRules" -}}
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch]
+{{- if ne (include "plimsoll.gateway.apiKeys" .) "Disabled" }}
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [list, watch]
+{{- end }}
 {{- end }}
 
 {{/* A Role (with "namespace") or a ClusterRole (without), and its binding to the component's service account.

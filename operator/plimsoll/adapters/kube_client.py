@@ -79,6 +79,7 @@ PODS = Resource("", "v1", "pods", "Pod")
 SERVICES = Resource("", "v1", "services", "Service")
 SERVICEACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")
 EVENTS = Resource("", "v1", "events", "Event")
+SECRETS = Resource("", "v1", "secrets", "Secret")
 CONFIGMAPS = Resource("", "v1", "configmaps", "ConfigMap")
 DEPLOYMENTS = Resource("apps", "v1", "deployments", "Deployment")
 CONTROLLERREVISIONS = Resource("apps", "v1", "controllerrevisions", "ControllerRevision")
@@ -96,6 +97,7 @@ BY_KIND = {
         SERVICES,
         SERVICEACCOUNTS,
         EVENTS,
+        SECRETS,
         CONFIGMAPS,
         DEPLOYMENTS,
         CONTROLLERREVISIONS,

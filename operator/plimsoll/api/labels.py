@@ -19,6 +19,9 @@ NAME = "app.kubernetes.io/name"
 INSTANCE = "app.kubernetes.io/instance"
 COMPONENT = "app.kubernetes.io/component"
 
+# Label on a Secret that declares an API key of the gateway.
+API_KEY = "plimsoll.dev/api-key"
+
 # Field managers of server-side apply: the scaler owns only the replica counts.
 FIELD_MANAGER = "plimsoll"
 SCALER_FIELD_MANAGER = "plimsoll-scaler"

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from plimsoll.core.errors import PlimsollError
 from plimsoll.telemetry import json_logging as telemetry
 
+_KUBECONFIG_HELP = "kubeconfig (default: $KUBECONFIG or ~/.kube/config)"
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand. Returns the exit status: 0 success, 1 failure, 2 usage error, 130 interrupted."""
@@ -42,6 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_render(subcommands)
     _add_status(subcommands)
     _add_explain(subcommands)
+    _add_keys(subcommands)
     _add_simulate(subcommands)
     _add_plan(subcommands)
     return parser
@@ -73,6 +76,31 @@ def _add_explain(subcommands: argparse._SubParsersAction[argparse.ArgumentParser
     )
     parser.add_argument("--json", action="store_true", help="print the operator's JSON document")
     parser.set_defaults(run=_explain)
+
+
+def _add_keys(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subcommands.add_parser("key", help="make, list and revoke API keys of the gateway")
+    verbs = parser.add_subparsers(required=True, metavar="VERB")
+    create = verbs.add_parser("create", help="make an API key and print it, once")
+    add_argument = create.add_argument
+    add_argument("name", metavar="NAME", help="name of the key and of its Secret")
+    add_argument("--tenant", metavar="T", help="tenant of its requests (default: NAME)")
+    add_argument(
+        "--class", dest="request_class", metavar="C", help="class of its requests (default: the default class)"
+    )
+    add_argument("--models", metavar="M,...", help="model names or NAMESPACE/NAME, separated by commas (default: all)")
+    add_argument("--requests-per-minute", metavar="N", help="limit on requests (default: none)")
+    add_argument("--tokens-per-minute", metavar="N", help="limit on prompt and output tokens (default: none)")
+    add_argument("--expires", metavar="T", help="a time such as 2027-01-31T00:00:00Z, or a duration such as 30d")
+    revoke = verbs.add_parser("revoke", help="revoke an API key: delete its Secret")
+    revoke.add_argument("name", metavar="NAME", help="name of the key")
+    list_all = verbs.add_parser("list", help="list API keys with their limits, without the keys themselves")
+    for verb, run in ((create, _key_create), (list_all, _key_list), (revoke, _key_revoke)):
+        verb.add_argument("--kubeconfig", metavar="FILE", help=_KUBECONFIG_HELP)
+        verb.add_argument(
+            "-n", "--namespace", default="plimsoll-system", metavar="NS", help="namespace of the gateway (%(default)s)"
+        )
+        verb.set_defaults(run=run)
 
 
 def _add_simulate(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -205,7 +233,7 @@ def _add_plan(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def _add_namespace(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiveGroup:
-    parser.add_argument("--kubeconfig", metavar="FILE", help="kubeconfig (default: $KUBECONFIG or ~/.kube/config)")
+    parser.add_argument("--kubeconfig", metavar="FILE", help=_KUBECONFIG_HELP)
     group = parser.add_mutually_exclusive_group()
     group.add_argument("-n", "--namespace", metavar="NS", help="namespace (default: that of the current context)")
     return group
@@ -256,6 +284,24 @@ def _explain(arguments: argparse.Namespace) -> int:
     from plimsoll.cli import explain
 
     return explain.run(arguments)
+
+
+def _key_create(arguments: argparse.Namespace) -> int:
+    from plimsoll.cli import keys
+
+    return keys.create(arguments)
+
+
+def _key_list(arguments: argparse.Namespace) -> int:
+    from plimsoll.cli import keys
+
+    return keys.list_all(arguments)
+
+
+def _key_revoke(arguments: argparse.Namespace) -> int:
+    from plimsoll.cli import keys
+
+    return keys.revoke(arguments)
 
 
 def _simulate(arguments: argparse.Namespace) -> int:

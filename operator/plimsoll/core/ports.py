@@ -19,13 +19,18 @@ NO_DEMAND_REASONS: Final = frozenset(
     {
         "body_too_large",
         "duplicate_key",
+        "expired_api_key",
         "gateway_busy",
         "gateway_full",
+        "invalid_api_key",
         "invalid_encoding",
         "invalid_json",
+        "missing_api_key",
+        "model_not_allowed",
         "model_not_found",
         "model_required",
         "quota_exceeded",
+        "rate_limit_exceeded",
         "request_too_large",
     }
 )

@@ -21,14 +21,14 @@ from plimsoll.gateway.envoy.admin import EnvoyAdminClient, EnvoyUnavailable
 from plimsoll.gateway.envoy.ads_server import AdsServer
 from plimsoll.gateway.envoy.delta import AppliedEndpoints
 from plimsoll.gateway.envoy.state_poller import EnvoyStatePoller
+from plimsoll.gateway.identity import Authenticator
 from plimsoll.gateway.parse_worker import ParseWorker
 from plimsoll.gateway.picker import Picker
-from plimsoll.gateway.request_context import HeaderNames
 from plimsoll.gateway.routes import AdminEndpoint, EnvoyEndpoint
 from plimsoll.gateway.server import HttpProtocol
 from plimsoll.gateway.service_catalog import CatalogBuilder
-from plimsoll.gateway.settings import PickerSettings
-from plimsoll.gateway.successor import wait_for_successor
+from plimsoll.gateway.settings import ApiKeyMode, PickerSettings
+from plimsoll.gateway.successor import GatewayPods, wait_for_successor
 from plimsoll.gateway.watch_cache import WatchCache, WatchSource, run_watches
 from plimsoll.telemetry import metrics
 
@@ -49,8 +49,9 @@ class GatewayProcess:
         self._source = source
         self._watch_cache = WatchCache(settings.namespaces)
         self._admin = EnvoyAdminClient(settings.admin_socket)
-        names = HeaderNames(settings.class_header.encode(), settings.tenant_header.encode())
-        self._picker = Picker(Random(), settings.pod, names)
+        self._authenticator = Authenticator(settings.api_keys, settings.trusted_headers)
+        self._picker = Picker(Random(), settings.pod, self._authenticator)
+        self._gateway_pods = GatewayPods(settings)
         self._catalog_builder = CatalogBuilder()
         self._worker = ParseWorker()
         self._bodies = BodyBudget(settings.body_budget_bytes, settings.max_body_bytes)
@@ -94,6 +95,11 @@ class GatewayProcess:
             asyncio.create_task(self._state_poller.run(self._on_poll)),
             asyncio.create_task(self._tick_admission()),
         ]
+        if settings.api_keys is not ApiKeyMode.DISABLED:
+            keys = self._authenticator.keys
+            tasks.append(asyncio.create_task(keys.follow(self._source, settings.namespace, self._changed.set)))
+            if settings.pod_selector:
+                tasks.append(asyncio.create_task(self._gateway_pods.follow(self._source)))
         shutdown_task = asyncio.create_task(self._shut_down())
         try:
             done, _ = await asyncio.wait((*tasks, shutdown_task), return_when=asyncio.FIRST_COMPLETED)
@@ -116,6 +122,8 @@ class GatewayProcess:
         """
         if not self._watch_cache.synced:
             return "the first list of InferenceServices, admission limits and pods from the API server is not complete"
+        if not self._authenticator.ready:
+            return "the first list of API keys (Secrets) from the API server is not complete"
         if not self._state_poller.in_sync:
             return "Envoy is not running, lacks clusters, or does not reach this picker yet"
         return ""
@@ -126,7 +134,7 @@ class GatewayProcess:
             await self._changed.wait()
             await asyncio.sleep(DEBOUNCE_SECONDS)
             self._changed.clear()
-            if not self._watch_cache.synced:
+            if not self._watch_cache.synced or not self._authenticator.ready:
                 continue
             changes = self._watch_cache.take_changes()
             catalog = self._catalog_builder.update(changes.services, changes.pods, changes.admissions)
@@ -181,6 +189,7 @@ class GatewayProcess:
     async def _tick_admission(self) -> None:
         while True:
             await asyncio.sleep(TICK_SECONDS)
+            self._picker.key_limits.gateways = max(1, self._gateway_pods.ready_count)
             self._picker.tick()
 
     async def _shut_down(self) -> None:

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import base64
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from random import Random
 
@@ -35,6 +36,11 @@ class RejectionReason(StrEnum):
     INVALID_JSON = "invalid_json"
     INVALID_ENCODING = "invalid_encoding"
     DUPLICATE_KEY = "duplicate_key"
+    MISSING_API_KEY = "missing_api_key"
+    INVALID_API_KEY = "invalid_api_key"
+    EXPIRED_API_KEY = "expired_api_key"
+    MODEL_NOT_ALLOWED = "model_not_allowed"
+    RATE_LIMIT_EXCEEDED = "rate_limit_exceeded"
     MODEL_REQUIRED = "model_required"
     MODEL_NOT_FOUND = "model_not_found"
     BODY_TOO_LARGE = "body_too_large"
@@ -57,6 +63,11 @@ STATUS_BY_REASON = {
     RejectionReason.INVALID_JSON: 400,
     RejectionReason.INVALID_ENCODING: 400,
     RejectionReason.DUPLICATE_KEY: 400,
+    RejectionReason.MISSING_API_KEY: 401,
+    RejectionReason.INVALID_API_KEY: 401,
+    RejectionReason.EXPIRED_API_KEY: 401,
+    RejectionReason.MODEL_NOT_ALLOWED: 403,
+    RejectionReason.RATE_LIMIT_EXCEEDED: 429,
     RejectionReason.MODEL_REQUIRED: 400,
     RejectionReason.MODEL_NOT_FOUND: 404,
     RejectionReason.BODY_TOO_LARGE: 413,
@@ -70,7 +81,9 @@ STATUS_BY_REASON = {
     RejectionReason.DEADLINE: 504,
 }
 # Their time is known without a place in a queue: clients that return at it do not return together with a backlog.
-_KNOWN_TIMES = frozenset({RejectionReason.MODEL_STARTING, RejectionReason.QUOTA_EXCEEDED})
+_KNOWN_TIMES = frozenset(
+    {RejectionReason.MODEL_STARTING, RejectionReason.QUOTA_EXCEEDED, RejectionReason.RATE_LIMIT_EXCEEDED}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +91,8 @@ class Rejection:
     """One rejection.
 
     `param` names the invalid field of the request body. `eta_seconds` is the estimated time until the request can
-    succeed, None if unknown. `retryable` is False if the client must not retry, whatever the status.
+    succeed, None if unknown. `retryable` is False if the client must not retry, whatever the status. `headers` are
+    further response headers, in lower case.
     """
 
     reason: RejectionReason
@@ -86,6 +100,7 @@ class Rejection:
     param: str | None = None
     eta_seconds: float | None = None
     retryable: bool = True
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 class ErrorResponse(msgspec.Struct, frozen=True):
@@ -114,7 +129,9 @@ class ErrorResponse(msgspec.Struct, frozen=True):
 def to_response(rejection: Rejection, random: Random) -> ErrorResponse:
     """Returns status, headers and error body of a rejection."""
     status = STATUS_BY_REASON[rejection.reason]
-    headers = {"content-type": "application/json", "x-plimsoll-reason": rejection.reason.value}
+    headers = {"content-type": "application/json", "x-plimsoll-reason": rejection.reason.value, **rejection.headers}
+    if status == 401:
+        headers["www-authenticate"] = "Bearer"
     if status in (429, 503, 504) and rejection.eta_seconds is not None:
         headers["x-plimsoll-eta"] = str(math.ceil(rejection.eta_seconds))
     retry_after, message = _retry_after(status, rejection, random), rejection.message

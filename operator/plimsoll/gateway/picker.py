@@ -26,9 +26,11 @@ from plimsoll.gateway.envoy.listener import PICK_CLUSTER_PREFIX
 from plimsoll.gateway.error_messages import Availability
 from plimsoll.gateway.errors import ErrorResponse, Rejection, bounded_retry_after, to_header, to_response
 from plimsoll.gateway.http1 import ok_response, response
+from plimsoll.gateway.identity import Authenticator, Identity, model_not_allowed
 from plimsoll.gateway.inflight import InFlightTracker
+from plimsoll.gateway.key_limits import KeyLimits
 from plimsoll.gateway.prefix_hash import block_hashes
-from plimsoll.gateway.request_context import RETRY_COUNT_HEADER, HeaderNames, RequestContext, new_context, request_id_of
+from plimsoll.gateway.request_context import RETRY_COUNT_HEADER, RequestContext, new_context, request_id_of
 from plimsoll.gateway.request_parser import CompletionRequest, parse_body
 from plimsoll.gateway.request_stats import RequestStats
 from plimsoll.gateway.retry_identity import body_digest, claims_retry
@@ -44,8 +46,6 @@ MAX_QUEUED_BYTES = 64 << 20  # bodies of queued requests; Envoy keeps them in me
 # Request header with the `Retry-After` for a failure of the only engine; the engine and Envoy's local reply use it.
 NEXT_ENGINE_HEADER = engine_contract().headers["next_engine"]
 
-_DEFAULT_HEADERS = HeaderNames()
-
 
 class Picker:
     """Picks engines for all services. Times are monotonic seconds. `instance_id` identifies this picker's counters."""
@@ -54,17 +54,18 @@ class Picker:
         self,
         random: Random,
         gateway: str = "",
-        header_names: HeaderNames = _DEFAULT_HEADERS,
+        authenticator: Authenticator | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """`gateway` is the name of this pod. `header_names` are the headers of class and tenant."""
+        """`gateway` is the name of this pod. Without an `authenticator` everybody is anonymous."""
         self.instance_id = secrets.token_hex(8)
         self.catalog: ServiceCatalog = EMPTY_CATALOG
         self.inflight = InFlightTracker()
         self.admission = AdmissionManager(gateway, self.inflight)
         self.stats_by_service: dict[str, RequestStats] = {}
         self._endpoint_indexes: dict[str, EndpointIndex] = {}  # built on demand after each catalog change
-        self._header_names = header_names
+        self.authenticator = authenticator or Authenticator()
+        self.key_limits = KeyLimits()
         self._clock = clock or LoopClock()
         self._queued: dict[str, RequestContext] = {}
         self._queued_bytes = 0
@@ -98,6 +99,7 @@ class Picker:
     def tick(self) -> None:
         """Update admission. Call this every second."""
         now = self._clock.now()
+        self.key_limits.expire(now)
         self.admission.tick(now, self._clock.unix())
         self._release(list(self.admission.services), now)
 
@@ -119,21 +121,33 @@ class Picker:
 
     def check(self, body: bytes, headers: Mapping[bytes, bytes], now: float) -> Reply:
         """Returns the HTTP response to an ext_authz check with the client's body."""
-        return self.decide(parse_body(body), body, headers, now)
+        identity = self.authenticate(headers)
+        if isinstance(identity, Rejection):
+            return self._reject(identity, None, now)
+        return self.decide(parse_body(body), body, headers, identity, now)
+
+    def authenticate(self, headers: Mapping[bytes, bytes]) -> Identity | Rejection:
+        """Returns who sends a request with these headers, or why it is rejected."""
+        return self.authenticator.authenticate(headers, self._clock.unix())
 
     def decide(
-        self, parsed: CompletionRequest | Rejection, body: bytes, headers: Mapping[bytes, bytes], now: float
+        self,
+        parsed: CompletionRequest | Rejection,
+        body: bytes,
+        headers: Mapping[bytes, bytes],
+        identity: Identity,
+        now: float,
     ) -> Reply:
-        """The second half of `check`, for a body that is already parsed."""
+        """The second half of `check`, for a client that is known and a body that is already parsed."""
         if isinstance(parsed, Rejection):
             return self._reject(parsed, None, now)
         service = self.catalog.by_name.get(parsed.model)
+        if not identity.may_use(parsed.model, service, self.catalog):
+            return self._reject(model_not_allowed(identity, parsed.model), None, now)
         if service is None:
             return self._reject(error_messages.model_not_found(parsed.model), None, now)
         request_id = request_id_of(headers) or self.inflight.new_request_id()
-        ctx = new_context(
-            request_id, parsed, service.key, body_digest(body), len(body), headers, self._header_names, now
-        )
+        ctx = new_context(request_id, parsed, service.key, body_digest(body), len(body), headers, identity, now)
         if service.policy is not None:
             ctx.prompt = parsed.corrected_prompt(service.policy.token_ratios)
             ctx.block_hashes, ctx.fallback = block_hashes(parsed.prompt_prefix), self._fallback_of(service)
@@ -181,6 +195,9 @@ class Picker:
     def _first(self, service: ServiceEntry, ctx: RequestContext, now: float) -> bytes | None:
         """Decide about a new request, as `_apply` returns it. Rejects more sequences than any engine accepts."""
         sequences = ctx.prompt.sequences
+        tokens = ctx.estimate.total + (ctx.max_tokens or 0) * sequences
+        if (rejection := self.key_limits.take(ctx.identity, tokens, now)) is not None:
+            return self._reject(rejection, ctx, now)
         if sequences <= service.max_queued:
             return self._apply(ctx, self.admission.submit(ctx, now, self._can_queue(ctx)), now)
         fallback = None if ctx.fallback is None else self.catalog.services[ctx.fallback]
@@ -236,7 +253,8 @@ class Picker:
             service.key, pick, ctx.request_id, now, ctx.retry_key, deadlines, self._demand_by_service(ctx)
         )
         self._recent_rejections.discard(ctx.retry_key)
-        return _dispatch_response(service, pick, ctx, None if pick.fallbacks else self._next_engine_s(service))
+        next_engine_s = None if pick.fallbacks else self._next_engine_s(service)
+        return _dispatch_response(service, pick, ctx, next_engine_s, self.key_limits.headers(ctx.identity, now))
 
     def _choose(self, service: ServiceEntry, ctx: RequestContext, decision: AdmissionDecision | None) -> Pick | None:
         """Returns the admitted engine and its fallbacks, or without admission those with the fewest in flight."""
@@ -413,8 +431,13 @@ def write_response(reply: ErrorResponse) -> bytes:
     return response(reply.status, reply.headers.items(), reply.body)
 
 
-def _dispatch_response(service: ServiceEntry, pick: Pick, ctx: RequestContext, next_engine_s: int | None) -> bytes:
-    """`next_engine_s` is the `Retry-After` of a failure of the only engine, None if there are other engines."""
+def _dispatch_response(
+    service: ServiceEntry, pick: Pick, ctx: RequestContext, next_engine_s: int | None, limits: Mapping[str, str]
+) -> bytes:
+    """`next_engine_s` is the `Retry-After` of a failure of the only engine, None if there are other engines.
+
+    `limits` are the headers that tell the client of its key's limits.
+    """
     endpoints = ",".join([e.address for e in (pick.endpoint, *pick.fallbacks)])
     headers, count = (
         (
@@ -430,4 +453,6 @@ def _dispatch_response(service: ServiceEntry, pick: Pick, ctx: RequestContext, n
         headers, count = f"{headers}{NEXT_ENGINE_HEADER}: {next_engine_s}\r\n", count + 1
     if ctx.is_fallback:
         headers, count = f"{headers}x-plimsoll-response-model: {service.preferred_name}\r\n", count + 1
+    for name, value in limits.items():
+        headers, count = f"{headers}{name}: {value}\r\n", count + 1
     return ok_response(headers, count)

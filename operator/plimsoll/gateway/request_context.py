@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import msgspec
 
 from plimsoll.core.admission.request import AdmissionRequest
 from plimsoll.core.routing.endpoint import Prompt
 from plimsoll.gateway.demand_counter import DemandTokens
+from plimsoll.gateway.identity import Identity
 from plimsoll.gateway.request_parser import CompletionRequest
 
-MAX_TENANT_BYTES = 64  # a longer tenant name is truncated
 MAX_MODEL_LENGTH = 200  # characters of a model name in a message
 MAX_IDEMPOTENCY_KEY_BYTES = 255  # a longer key is ignored
 
@@ -24,25 +23,17 @@ REQUEST_ID_HEADER = b"x-plimsoll-request-id"
 _MAX_REQUEST_ID_BYTES = 64
 
 
-@dataclass(frozen=True)
-class HeaderNames:
-    """Names of the headers for a request's class and tenant, in lower case."""
-
-    request_class: bytes = b"x-gateway-inference-objective"
-    tenant: bytes = b"x-gateway-inference-fairness-id"
-
-
 class RequestContext(msgspec.Struct, eq=False):
     """The state of one request. `arrived_s` is in monotonic seconds.
 
     `model` is the name that the client sent. For `prompt`, `max_tokens`, `stream` and `n` see `CompletionRequest`.
     `service` is the key of the service that the client named. `target_service` is the one that handles the request now:
-    the same or its fallback. `fallback` is the key of the service that may still take it. `request_class` and `tenant`
-    are unvalidated header values. `block_hashes` identify the prompt's prefix. `is_retry` is true if an earlier attempt
-    was rejected. `admission_request` is the request as submitted to the target service. `response` is set while the
-    request is queued. `is_demand` is false if no capacity would serve it. `estimate` are the estimated prompt
-    tokens of all sequences, before `token_ratios`. `counted_tokens` are those that count as demand, None before they
-    count.
+    the same or its fallback. `fallback` is the key of the service that may still take it. `identity` is who sends it;
+    its class may be unknown to the service. `block_hashes` identify the prompt's prefix. `is_retry` is true if an
+    earlier attempt was rejected. `admission_request` is the request as submitted to the target service. `response` is
+    set while the request is queued. `is_demand` is false if no capacity would serve it. `estimate` are the estimated
+    prompt tokens of all sequences, before `token_ratios`. `counted_tokens` are those that count as demand, None before
+    they count.
     """
 
     request_id: str
@@ -52,8 +43,7 @@ class RequestContext(msgspec.Struct, eq=False):
     stream: bool
     service: str
     target_service: str
-    request_class: bytes
-    tenant: str
+    identity: Identity
     body_digest: int
     body_bytes: int
     idempotency_key: str | None
@@ -67,6 +57,14 @@ class RequestContext(msgspec.Struct, eq=False):
     is_demand: bool = True
     estimate: DemandTokens = DemandTokens(0)
     counted_tokens: DemandTokens | None = None
+
+    @property
+    def request_class(self) -> bytes:
+        return self.identity.request_class
+
+    @property
+    def tenant(self) -> str:
+        return self.identity.tenant
 
     @property
     def retry_key(self) -> tuple[str, int]:
@@ -91,7 +89,7 @@ def new_context(
     body_digest: int,
     body_bytes: int,
     headers: Mapping[bytes, bytes],
-    names: HeaderNames,
+    identity: Identity,
     now: float,
 ) -> RequestContext:
     """Returns the context of a new request for an existing service."""
@@ -104,8 +102,7 @@ def new_context(
         parsed.stream,
         service,
         service,
-        headers.get(names.request_class, b""),
-        headers.get(names.tenant, b"")[:MAX_TENANT_BYTES].decode("ascii", "replace"),
+        identity,
         body_digest,
         body_bytes,
         key.decode("ascii", "replace") if 0 < len(key) <= MAX_IDEMPOTENCY_KEY_BYTES else None,

@@ -21,8 +21,9 @@ from plimsoll.gateway import error_messages
 from plimsoll.gateway.body_budget import BodyBudget
 from plimsoll.gateway.envoy.body_filters import BODY_BYTES_HEADER, RESERVE_PREFIX
 from plimsoll.gateway.envoy.listener import CHECK_PREFIX, MODELS_PATH
-from plimsoll.gateway.errors import from_header, to_response
+from plimsoll.gateway.errors import Rejection, from_header, to_response
 from plimsoll.gateway.http1 import HttpRequest, response
+from plimsoll.gateway.identity import Identity, model_not_allowed
 from plimsoll.gateway.parse_worker import ParseWorker
 from plimsoll.gateway.picker import Picker, write_response
 from plimsoll.gateway.request_context import request_id_of
@@ -65,13 +66,14 @@ class EnvoyEndpoint:
         if (reply := request.headers.get(b"x-plimsoll-error-response")) is not None:
             return write_response(from_header(reply.decode("ascii")))
         path = request.path.partition(b"?")[0]
-        if path == MODELS_PATH.encode():
-            return response(200, JSON_HEADERS, models_body(self._picker))
-        if path.startswith(_MODEL):
-            return model(self._picker, unquote_to_bytes(path[len(_MODEL) :]).decode("utf-8", "replace"))
+        if path == MODELS_PATH.encode() or path.startswith(_MODEL):
+            return self._models(request, path)
         return response(404)
 
     def _reserve(self, request: HttpRequest) -> bytes:
+        identity = self._picker.authenticate(request.headers)
+        if isinstance(identity, Rejection):
+            return self._picker.reject(identity)
         request_id = request_id_of(request.headers)
         announced, now = request.headers.get(_BODY_BYTES, b""), time.monotonic()
         rejection = None if request_id is None else self._bodies.reserve(request_id, announced, now)
@@ -82,26 +84,40 @@ class EnvoyEndpoint:
         if (request_id := request_id_of(request.headers)) is not None:
             self._bodies.record(request_id, len(request.body), started_s)
         if needs_worker(request.body):
-            return self._check_in_worker(request)
+            identity = self._picker.authenticate(request.headers)
+            return self._picker.reject(identity) if isinstance(identity, Rejection) else self._decide(request, identity)
         reply = self._picker.check(request.body, request.headers, started_s)
         metrics.GATEWAY_PICK_SECONDS.inc(time.monotonic() - started_s)
         return reply
 
-    async def _check_in_worker(self, request: HttpRequest) -> bytes:
+    async def _decide(self, request: HttpRequest, identity: Identity) -> bytes:
+        """Parse the body in the worker process, and decide."""
         parsed = await self._worker.parse(request.body)
-        reply = self._picker.decide(parsed, request.body, request.headers, time.monotonic())
+        reply = self._picker.decide(parsed, request.body, request.headers, identity, time.monotonic())
         return reply if isinstance(reply, bytes) else await reply
 
+    def _models(self, request: HttpRequest, path: bytes) -> bytes:
+        """Handles `/v1/models` and `/v1/models/NAME`: they show a client only what it may use."""
+        identity = self._picker.authenticate(request.headers)
+        if isinstance(identity, Rejection):
+            return self._picker.reject(identity)
+        if path == MODELS_PATH.encode():
+            return response(200, JSON_HEADERS, models_body(self._picker, identity))
+        return model(self._picker, identity, unquote_to_bytes(path[len(_MODEL) :]).decode("utf-8", "replace"))
 
-def models_body(picker: Picker) -> bytes:
-    """Returns the body of `/v1/models`: every service that has a name, under its preferred one."""
-    services = sorted((s for s in picker.catalog.services.values() if s.names), key=lambda s: s.preferred_name)
+
+def models_body(picker: Picker, identity: Identity) -> bytes:
+    """Returns the body of `/v1/models`: every service that has a name and may be used, under its preferred name."""
+    named = (service for service in identity.usable_services(picker.catalog) if service.names)
+    services = sorted(named, key=lambda s: s.preferred_name)
     return orjson.dumps({"object": "list", "data": [_card(service, service.preferred_name) for service in services]})
 
 
-def model(picker: Picker, name: str) -> bytes:
+def model(picker: Picker, identity: Identity, name: str) -> bytes:
     """Returns the response to `/v1/models/NAME`, for any name that the gateway serves."""
     service = picker.catalog.by_name.get(name)
+    if not identity.may_use(name, service, picker.catalog):
+        return picker.reject(model_not_allowed(identity, name))
     if service is None:
         return write_response(to_response(error_messages.model_not_found(name), Random(0)))
     return response(200, JSON_HEADERS, orjson.dumps(_card(service, name)))

@@ -72,7 +72,7 @@ class HttpProtocol(asyncio.Protocol):
         try:
             return self._handler(request)
         except Exception:  # one request's failure must not affect the next
-            log.exception("handling %s failed", request.path[:200])
+            log.exception("handling %s failed", request.path.partition(b"?")[0][:200])
             return response(500)
 
     def _on_reply(self, pending: asyncio.Future[bytes]) -> None:

@@ -8,9 +8,26 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
+from typing import NamedTuple
 
 MAX_QUEUE_SECONDS = 120.0  # upper bound on the `maxQueueTime` of every class
+
+
+class ApiKeyMode(StrEnum):
+    """Whether requests need an API key. Optional: a request without one is anonymous, one with a wrong one rejected."""
+
+    DISABLED = "Disabled"
+    OPTIONAL = "Optional"
+    REQUIRED = "Required"
+
+
+class TrustedHeaders(NamedTuple):
+    """The headers, in lower case, by which a trusted proxy names class and tenant."""
+
+    request_class: bytes = b"x-gateway-inference-objective"
+    tenant: bytes = b"x-gateway-inference-fairness-id"
 
 
 @dataclass(frozen=True)
@@ -36,9 +53,17 @@ class PickerSettings:
     idle_timeout_seconds: float = 600.0  # without a byte in either direction; the longest generation
     pick_timeout_seconds: float = MAX_QUEUE_SECONDS + 30.0  # the health check detects a hung picker sooner
     poll_seconds: float = 2.0  # between two polls of Envoy's state
-    class_header: str = "x-gateway-inference-objective"
-    tenant_header: str = "x-gateway-inference-fairness-id"
+    api_keys: ApiKeyMode = ApiKeyMode.DISABLED
+    trust_identity_headers: bool = False  # a trusted proxy sets the next two headers, or removes them
+    class_header: str = TrustedHeaders().request_class.decode()
+    tenant_header: str = TrustedHeaders().tenant.decode()
     cors_origins: tuple[str, ...] = ()  # origins whose scripts may use this gateway; "*" is all
+
+    @property
+    def trusted_headers(self) -> TrustedHeaders | None:
+        """The headers that name class and tenant, None if they are not trusted."""
+        names = TrustedHeaders(self.class_header.encode(), self.tenant_header.encode())
+        return names if self.trust_identity_headers else None
 
     @property
     def max_heap_bytes(self) -> int:
@@ -77,7 +102,7 @@ class PickerSettings:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> PickerSettings:
-        """Returns the settings of this pod. Raises ValueError for an invalid number."""
+        """Returns the settings of this pod. Raises ValueError for an invalid value."""
         return cls(
             directory=Path(environ.get("PLIMSOLL_GATEWAY_DIR", "/run/plimsoll")),
             port=int(environ.get("PLIMSOLL_GATEWAY_PORT", "8080")),
@@ -89,10 +114,18 @@ class PickerSettings:
             pod=environ.get("POD_NAME", "plimsoll-gateway"),
             namespace=environ.get("POD_NAMESPACE", ""),
             pod_selector=environ.get("PLIMSOLL_GATEWAY_SELECTOR", ""),
+            api_keys=ApiKeyMode(environ.get("PLIMSOLL_API_KEYS", ApiKeyMode.DISABLED)),
+            trust_identity_headers=_bool(environ.get("PLIMSOLL_TRUST_IDENTITY_HEADERS", "false")),
             class_header=environ.get("PLIMSOLL_CLASS_HEADER", cls.class_header).lower(),
             tenant_header=environ.get("PLIMSOLL_TENANT_HEADER", cls.tenant_header).lower(),
             cors_origins=_list(environ.get("PLIMSOLL_CORS_ALLOWED_ORIGINS", "")),
         )
+
+
+def _bool(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise ValueError(f"{text!r} is neither true nor false")
+    return text == "true"
 
 
 def _list(text: str) -> tuple[str, ...]:

@@ -84,6 +84,7 @@ def is_usable(endpoint: Endpoint) -> bool:
 
 def update_metrics(picker: Picker) -> None:
     """Update the metrics just before they are read."""
+    picker.authenticator.update_metrics()
     for stats in picker.stats_by_service.values():
         stats.update_metrics()
     for key, service in picker.catalog.services.items():

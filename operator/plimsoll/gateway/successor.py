@@ -67,6 +67,11 @@ class GatewayPods:
     def state(self) -> SuccessorState:
         return successor_state(None if self._by_name is None else self._by_name.values(), self._settings.pod)
 
+    @property
+    def ready_count(self) -> int:
+        """How many pods are ready and stay, this one included. 0 if unknown."""
+        return sum(_is_ready(pod) for pod in (self._by_name or {}).values() if _is_lasting(pod))
+
     async def follow(self, source: WatchSource) -> None:
         """Keep the pods in sync with the API server. Never returns."""
         async for event in source.watch(PODS, self._settings.namespace, self._settings.pod_selector):

@@ -139,6 +139,18 @@ GATEWAY_BAD_RECORDS = Counter(
     "Lines of Envoy's access log that could not be parsed; a restart may truncate one.",
     registry=GATEWAY,
 )
+GATEWAY_API_KEYS = Gauge(
+    "plimsoll_gateway_api_keys",
+    "Secrets labelled as API keys: accepted, invalid (the picker's log says why), or excess (beyond 10,000 keys).",
+    ["state"],
+    registry=GATEWAY,
+)
+GATEWAY_KEY_REQUESTS = Counter(
+    "plimsoll_gateway_api_key_requests",
+    "Requests with a valid API key, by key: the first 200 that are used by name, all others as `other keys`.",
+    ["key"],
+    registry=GATEWAY,
+)
 GATEWAY_UNREADABLE = Counter(
     "plimsoll_gateway_unreadable_objects",
     "Objects of the API server that were ignored because they could not be parsed (kind: InferenceService, Pod).",
@@ -439,6 +451,8 @@ def remove_drain_series(service: str) -> None:
 
 for _kind in ("InferenceService", "Pod"):
     GATEWAY_UNREADABLE.labels(_kind)
+for _state in ("accepted", "invalid", "excess"):
+    GATEWAY_API_KEYS.labels(_state)
 for _result in ("allowed", "warned", "refused", "failed"):
     OPERATOR_ADMISSION_REVIEWS.labels(_result)
 for _outcome in ("done", "retry", "unexpected"):

@@ -32,6 +32,8 @@ volumeMounts:
 - {name: PLIMSOLL_MAX_BODY_BYTES, value: {{ int64 .Values.gateway.maxBodyBytes | quote }}}
 - name: PLIMSOLL_ENVOY_MEMORY_BYTES
   valueFrom: {resourceFieldRef: {containerName: envoy, resource: limits.memory}}
+- {name: PLIMSOLL_API_KEYS, value: {{ include "plimsoll.gateway.apiKeys" . }}}
+- {name: PLIMSOLL_TRUST_IDENTITY_HEADERS, value: {{ default false .Values.gateway.trustIdentityHeaders | quote }}}
 - {name: PLIMSOLL_CLASS_HEADER, value: {{ .Values.gateway.classHeader | quote }}}
 - {name: PLIMSOLL_TENANT_HEADER, value: {{ .Values.gateway.tenantHeader | quote }}}
 - {name: PLIMSOLL_CORS_ALLOWED_ORIGINS, value: {{ join "," .Values.gateway.corsAllowedOrigins | quote }}}

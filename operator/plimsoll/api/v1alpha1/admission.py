@@ -48,9 +48,9 @@ class RequestClass(ApiModel):
             )
         ),
     ] = Field(
-        description="Value of the header x-gateway-inference-objective (the chart's gateway.classHeader) that selects "
-        f"the class. A request with an unknown name or no header belongs to the class `{DEFAULT_CLASS}`. Without that "
-        "class, it belongs to the class of the lowest priority."
+        description="Name of the class. The class of a request is that of its API key, else the value of the chart's "
+        "gateway.classHeader where gateway.trustIdentityHeaders is set. A request with an unknown class or none "
+        f"belongs to the class `{DEFAULT_CLASS}`. Without that class, it belongs to the class of the lowest priority."
     )
     priority: int = Field(
         default=0,
@@ -118,8 +118,8 @@ class Tenant(ApiModel):
             )
         ),
     ] = Field(
-        description="Value of the header x-gateway-inference-fairness-id (the chart's gateway.tenantHeader) that "
-        "selects the tenant."
+        description="Name of the tenant. The tenant of a request is that of its API key, else the value of the chart's "
+        "gateway.tenantHeader where gateway.trustIdentityHeaders is set."
     )
     weight: int = Field(
         default=1,

@@ -2,9 +2,7 @@
 
 Problem: a tenant's quota protects the other tenants, so it applies whether replicas are full or not.
 
-Idea: two buckets per tenant, each refilled at its rate, up to `QUOTA_BURST_S` worth. A request takes one from the first
-and its tokens from the second, or nothing from either. The second may go below zero, because the output length is
-known late.
+Idea: one pair of token buckets per tenant, with a burst of `QUOTA_BURST_S`.
 """
 
 from __future__ import annotations
@@ -12,6 +10,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from typing import Final
+
+from plimsoll.core.admission.token_bucket import RateBucket, RateLimits, per_second
 
 QUOTA_BURST_S: Final = 10.0  # bucket size in seconds of its rate, at least one request
 _MINUTE_S: Final = 60.0
@@ -32,48 +32,26 @@ class TenantPolicy:
                 raise ValueError(f"{name} must be finite and above 0, not {value}")
 
 
-@dataclass(slots=True)
-class _Bucket:
-    requests: float
-    tokens: float
-    refilled_s: float
-
-
 class TenantQuotas:
     """The buckets of tenants with a quota. Times are of the controller's clock."""
 
     def __init__(self) -> None:
-        self._buckets: dict[str, _Bucket] = {}
+        self._buckets: dict[str, RateBucket] = {}
 
     def __len__(self) -> int:
         return len(self._buckets)
 
     def take(self, tenant: str, policy: TenantPolicy, tokens: float, now: float) -> float:
         """Take one request of `tokens` tokens. Returns 0, or the seconds until the quota allows a retry."""
-        request_limit, token_limit = policy.requests_per_s, policy.tokens_per_min
-        if request_limit is None and token_limit is None:
+        if policy.requests_per_s is None and policy.tokens_per_min is None:
             return 0.0
-        requests_per_s = math.inf if request_limit is None else request_limit
-        tokens_per_s = math.inf if token_limit is None else token_limit / _MINUTE_S
+        limits = RateLimits(
+            per_second(policy.requests_per_s), per_second(policy.tokens_per_min, _MINUTE_S), QUOTA_BURST_S
+        )
         bucket = self._buckets.get(tenant)
-        max_requests, max_tokens = max(1.0, requests_per_s * QUOTA_BURST_S), max(1.0, tokens_per_s * QUOTA_BURST_S)
         if bucket is None:
-            bucket = self._buckets[tenant] = _Bucket(max_requests, max_tokens, now)
-        elapsed_s = max(0.0, now - bucket.refilled_s)
-        if elapsed_s:
-            bucket.requests = min(max_requests, bucket.requests + elapsed_s * requests_per_s)
-            bucket.tokens = min(max_tokens, bucket.tokens + elapsed_s * tokens_per_s)
-            bucket.refilled_s = now
-        if bucket.requests < 1.0 or bucket.tokens <= 0.0:
-            waits_s = [1e-3]
-            if bucket.requests < 1.0:
-                waits_s.append((1.0 - bucket.requests) / requests_per_s)
-            if bucket.tokens <= 0.0:
-                waits_s.append(-bucket.tokens / tokens_per_s)
-            return max(waits_s)
-        bucket.requests -= 1.0
-        bucket.tokens -= tokens
-        return 0.0
+            bucket = self._buckets[tenant] = RateBucket.full(limits, now)
+        return bucket.take(limits, tokens, now)
 
     def keep_only(self, policies: dict[str, TenantPolicy]) -> None:
         """Drop the buckets of tenants without a policy."""

@@ -26,7 +26,9 @@ from plimsoll.gateway.envoy.body_filters import (
     rate_policy,
 )
 from plimsoll.gateway.envoy.local_reply import HEALTH, local_reply_config
-from plimsoll.gateway.settings import PickerSettings
+from plimsoll.gateway.identity import CREDENTIAL_HEADERS
+from plimsoll.gateway.key_limits import RATE_LIMIT_HEADERS
+from plimsoll.gateway.settings import ApiKeyMode, PickerSettings
 
 Json = dict[str, Any]
 
@@ -46,7 +48,17 @@ METADATA = "plimsoll"  # namespace of the cluster metadata
 # Request headers that ext_authz forwards to the picker.
 CHECK_HEADERS = ("content-type", "x-request-id", "x-stainless-retry-count", "idempotency-key", "x-plimsoll-request-id")
 # Headers of the picker's rejection that ext_authz forwards to the client.
-REJECTION_HEADERS = ("content-type", "retry-after", "x-should-retry", "x-plimsoll-reason", "x-plimsoll-eta")
+REJECTION_HEADERS = (
+    "content-type",
+    "retry-after",
+    "x-should-retry",
+    "x-plimsoll-reason",
+    "x-plimsoll-eta",
+    "www-authenticate",
+    *RATE_LIMIT_HEADERS,
+)
+# Never sent to engines: they would log them, or pass them on.
+STRIPPED_HEADERS = (*CREDENTIAL_HEADERS, "proxy-authorization", "cookie")
 CORS = "envoy.filters.http.cors"
 CORS_EXPOSED = (*REJECTION_HEADERS[1:], "x-request-id")
 CORS_MAX_AGE = 600  # seconds for which a browser caches a preflight response
@@ -125,7 +137,7 @@ def _http_connection_manager(settings: PickerSettings) -> Json:
         "http_filters": [
             _cors(),
             _health(),
-            _reserve_filter(),
+            _reserve_filter(settings),
             rate_filter(),
             clear_no_answer(),
             _check_filter(settings),
@@ -261,7 +273,7 @@ def _engine_route(path: str, settings: PickerSettings, match: Json, *filters: st
         "match": {"path": path, **match},
         # Retries send the whole body again, so the buffer must hold a body of the maximum size.
         "request_body_buffer_limit": settings.max_body_bytes,
-        "request_headers_to_remove": [BODY_BYTES_HEADER],
+        "request_headers_to_remove": [BODY_BYTES_HEADER, *STRIPPED_HEADERS],
         "request_headers_to_add": [_own_model()],
         "route": {
             "cluster_header": "x-plimsoll-cluster",
@@ -318,20 +330,36 @@ def _health() -> Json:
     }
 
 
-def _reserve_filter() -> Json:
+def _reserve_filter(settings: PickerSettings) -> Json:
     """Ask the picker for room before a large body is read."""
-    headers = ("x-plimsoll-request-id", BODY_BYTES_HEADER)
-    return _ext_authz_filter(RESERVE_FILTER, RESERVE_PREFIX, RESERVE_SECONDS, headers, {"stat_prefix": "reserve"})
+    headers = ("x-plimsoll-request-id", BODY_BYTES_HEADER, *_identity_headers(settings))
+    more = {"stat_prefix": "reserve", **_when_away(settings)}
+    return _ext_authz_filter(RESERVE_FILTER, RESERVE_PREFIX, RESERVE_SECONDS, headers, more)
 
 
 def _check_filter(settings: PickerSettings) -> Json:
     """Ask the picker about the request, with its body."""
-    headers = (*CHECK_HEADERS, settings.class_header, settings.tenant_header)
+    headers = (*CHECK_HEADERS, *_identity_headers(settings))
     body = {
+        **_when_away(settings),
         "clear_route_cache": True,
         "with_request_body": {"max_request_bytes": settings.max_body_bytes, "pack_as_bytes": True},
     }
     return _ext_authz_filter(CHECK_FILTER, CHECK_PREFIX, settings.pick_timeout_seconds, headers, body)
+
+
+def _identity_headers(settings: PickerSettings) -> tuple[str, ...]:
+    """Returns the headers from which the picker learns who sends a request."""
+    credentials = CREDENTIAL_HEADERS if settings.api_keys is not ApiKeyMode.DISABLED else ()
+    trusted = (settings.class_header, settings.tenant_header) if settings.trust_identity_headers else ()
+    return (*credentials, *trusted)
+
+
+def _when_away(settings: PickerSettings) -> Json:
+    """Returns what happens while the picker does not answer: nobody else can check the API keys that are required."""
+    if settings.api_keys is ApiKeyMode.REQUIRED:
+        return {"failure_mode_allow": False, "status_on_error": {"code": "ServiceUnavailable"}}
+    return {"failure_mode_allow": True, "failure_mode_allow_header_add": True}
 
 
 def _ext_authz_filter(name: str, prefix: str, timeout_s: float, headers: tuple[str, ...], more: Json) -> Json:
@@ -341,14 +369,13 @@ def _ext_authz_filter(name: str, prefix: str, timeout_s: float, headers: tuple[s
         "typed_config": {
             "@type": f"{TYPE_URL}.extensions.filters.http.ext_authz.v3.ExtAuthz",
             "transport_api_version": "V3",
-            "failure_mode_allow": True,
-            "failure_mode_allow_header_add": True,
             "http_service": {
                 "server_uri": {"uri": "http://picker", "cluster": "picker", "timeout": duration(timeout_s)},
                 "path_prefix": prefix,
                 "authorization_response": {
                     "allowed_upstream_headers": {"patterns": [{"prefix": "x-plimsoll-"}]},
                     "allowed_client_headers": {"patterns": [{"exact": name} for name in REJECTION_HEADERS]},
+                    "allowed_client_headers_on_success": {"patterns": [{"exact": n} for n in RATE_LIMIT_HEADERS]},
                 },
             },
             "allowed_headers": {"patterns": [{"exact": name} for name in headers]},

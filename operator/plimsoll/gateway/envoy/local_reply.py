@@ -95,6 +95,11 @@ BODIES_REPLY = LocalReply(
 OVERLOADED_GATEWAY = LocalReply(
     "This gateway instance is out of memory and takes no new requests. Try again in 5 s.", "gateway_full", 5
 )
+KEYS_UNCHECKED = LocalReply(
+    "This gateway instance cannot check API keys, because its picker does not respond. Try again in 1 s.",
+    "unavailable",
+    1,
+)
 HEALTH = "/health"
 TWO_HOSTS = LocalReply("The request has more than one Host header. Send exactly one Host header.", "bad_request")
 DRAINING = LocalReply("This gateway is shutting down. Send the request to another gateway instance.", "draining", 1)
@@ -113,6 +118,7 @@ def local_reply_config(max_body_bytes: int) -> Json:
     return {
         "mappers": [
             _picker_mapper(),
+            _mapper(_flag_filter("UAEX"), 503, KEYS_UNCHECKED),
             _mapper(_both(_status_filter("EQ", 400), _request(":authority", {"contains": ","})), 400, TWO_HOSTS),
             _mapper(_both(_status_filter("EQ", 403), _request(":method", {"exact": "OPTIONS"})), 403, PREFLIGHT),
             _mapper(_both(_status_filter("EQ", 503), _request(":path", {"prefix": HEALTH})), 503, DRAINING),
@@ -131,8 +137,9 @@ def local_reply_config(max_body_bytes: int) -> Json:
 
 
 def _picker_mapper() -> Json:
+    """Match what the picker said, which is below 500. Without its answer, ext_authz responds with 503 itself."""
     return {
-        "filter": _flag_filter("UAEX"),
+        "filter": _both(_flag_filter("UAEX"), _status_filter("LE", 499)),
         "body_format_override": {
             "text_format_source": {"inline_string": UNCHANGED_BODY},
             "content_type": "application/json",

@@ -1,0 +1,69 @@
+"""Token buckets for requests and tokens: the rule of every rate limit.
+
+Problem: a client's rate is limited over time, not at each moment, and the output length of a request is known late.
+
+Idea: two buckets, each refilled at its rate, up to a burst. A request takes one from the first and its tokens from the
+second, or nothing from either. The second may go below zero.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class RateLimits(NamedTuple):
+    """Refill rates, infinite without a limit. `burst_s`: size of each bucket in seconds of its rate, at least one."""
+
+    requests_per_s: float
+    tokens_per_s: float
+    burst_s: float
+
+    @property
+    def max_requests(self) -> float:
+        return max(1.0, self.requests_per_s * self.burst_s)
+
+    @property
+    def max_tokens(self) -> float:
+        return max(1.0, self.tokens_per_s * self.burst_s)
+
+
+@dataclass(slots=True)
+class RateBucket:
+    """What is left at `refilled_s`, a time of the caller's clock in seconds."""
+
+    requests: float
+    tokens: float
+    refilled_s: float
+
+    @classmethod
+    def full(cls, limits: RateLimits, now: float) -> RateBucket:
+        return cls(limits.max_requests, limits.max_tokens, now)
+
+    def refill(self, limits: RateLimits, now: float) -> None:
+        """Add what the rates give since the last refill."""
+        elapsed_s = max(0.0, now - self.refilled_s)
+        if elapsed_s:
+            self.requests = min(limits.max_requests, self.requests + elapsed_s * limits.requests_per_s)
+            self.tokens = min(limits.max_tokens, self.tokens + elapsed_s * limits.tokens_per_s)
+            self.refilled_s = now
+
+    def take(self, limits: RateLimits, tokens: float, now: float) -> float:
+        """Take one request of `tokens` tokens. Returns 0, or the seconds until the limits allow a retry."""
+        self.refill(limits, now)
+        if self.requests < 1.0 or self.tokens <= 0.0:
+            waits_s = [1e-3]
+            if self.requests < 1.0:
+                waits_s.append((1.0 - self.requests) / limits.requests_per_s)
+            if self.tokens <= 0.0:
+                waits_s.append(-self.tokens / limits.tokens_per_s)
+            return max(waits_s)
+        self.requests -= 1.0
+        self.tokens -= tokens
+        return 0.0
+
+
+def per_second(limit: float | None, seconds: float = 1.0) -> float:
+    """Returns the rate of a limit per `seconds`, infinite for None."""
+    return math.inf if limit is None else limit / seconds
