@@ -27,6 +27,8 @@ NO_DEMAND_REASONS: Final = frozenset(
         "model_required",
         "quota_exceeded",
         "request_too_large",
+        "route_not_served",
+        "unsupported_field",
     }
 )
 

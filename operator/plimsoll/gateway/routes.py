@@ -18,6 +18,7 @@ import orjson
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from plimsoll.gateway import error_messages
+from plimsoll.gateway.api_routes import ApiRoute, route_of
 from plimsoll.gateway.body_budget import BodyBudget
 from plimsoll.gateway.envoy.body_filters import BODY_BYTES_HEADER, RESERVE_PREFIX
 from plimsoll.gateway.envoy.listener import CHECK_PREFIX, MODELS_PATH
@@ -75,21 +76,24 @@ class EnvoyEndpoint:
         request_id = request_id_of(request.headers)
         announced, now = request.headers.get(_BODY_BYTES, b""), time.monotonic()
         rejection = None if request_id is None else self._bodies.reserve(request_id, announced, now)
-        return response(200) if rejection is None else self._picker.reject(rejection)
+        if rejection is None:
+            return response(200)
+        return self._picker.reject(rejection, route_of(request.path[len(_RESERVE) :]).shape)
 
     def _check(self, request: HttpRequest) -> HandlerReply:
         started_s = time.monotonic()
         if (request_id := request_id_of(request.headers)) is not None:
             self._bodies.record(request_id, len(request.body), started_s)
-        if needs_worker(request.body):
-            return self._check_in_worker(request)
-        reply = self._picker.check(request.body, request.headers, started_s)
+        route = route_of(request.path[len(_CHECK) :])
+        if needs_worker(request.body, route.form):
+            return self._check_in_worker(request, route)
+        reply = self._picker.check(request.body, request.headers, started_s, route)
         metrics.GATEWAY_PICK_SECONDS.inc(time.monotonic() - started_s)
         return reply
 
-    async def _check_in_worker(self, request: HttpRequest) -> bytes:
-        parsed = await self._worker.parse(request.body)
-        reply = self._picker.decide(parsed, request.body, request.headers, time.monotonic())
+    async def _check_in_worker(self, request: HttpRequest, route: ApiRoute) -> bytes:
+        parsed = await self._worker.parse(request.body, route)
+        reply = self._picker.decide(parsed, request.body, request.headers, time.monotonic(), route)
         return reply if isinstance(reply, bytes) else await reply
 
 

@@ -23,6 +23,12 @@ ROLE_ARGS: dict[RoleName, tuple[str, ...]] = {
     "decode": (vllm.BLOCK_SIZE, str(vllm.DISAGGREGATED_BLOCK_TOKENS)),
     "serve": (),
 }
+TASK_ARGS: dict[str, tuple[str, ...]] = {
+    "generate": (),
+    "embed": (vllm.RUNNER, vllm.POOLING_RUNNER),
+    "score": (vllm.RUNNER, vllm.POOLING_RUNNER),
+    "transcribe": (),
+}
 SHM_SIZE = "8Gi"
 SIMULATED_DEFAULTS = EngineDefaults(
     resources={"requests": {"cpu": "20m", "memory": "96Mi"}, "limits": {"memory": "256Mi"}}  # 60 MB measured under load
@@ -143,6 +149,7 @@ def _environment(service: InferenceService, kind: RoleName, tier: EngineTier, pl
         _env_entry(names.env["runtime"], service.spec.engine.runtime),
         _env_entry(names.env["role"], kind),
         _env_entry(names.env["model"], model_argument(service)),
+        *([_env_entry(names.env["task"], model.task)] if model.task != "generate" else []),
         _env_entry(names.env["model_revision"], model.revision or ""),
         _env_entry(names.env["served_names"], json.dumps(served_names(service))),
         _env_entry(names.env["default_args"], json.dumps(default_engine_args(service, kind, tier, platform))),
@@ -192,9 +199,9 @@ def engine_defaults(service: InferenceService, platform: PlatformConfig) -> Engi
 def default_engine_args(
     service: InferenceService, kind: RoleName, tier: EngineTier, platform: PlatformConfig
 ) -> list[str]:
-    """Engine arguments that the user's arguments override: those of role, GPU count and installation, in order."""
+    """Engine arguments that the user's override: those of task, role, GPU count and installation, in order."""
     parallel = [vllm.TENSOR_PARALLEL_SIZE, str(tier.gpus)] if tier.gpus > 1 else []
-    return [*ROLE_ARGS[kind], *parallel, *engine_defaults(service, platform).args]
+    return [*TASK_ARGS[service.spec.model.task], *ROLE_ARGS[kind], *parallel, *engine_defaults(service, platform).args]
 
 
 def model_argument(service: InferenceService) -> str:
