@@ -108,7 +108,7 @@ class Plimsoll:
             await self._app(scope, receive, send)
         elif scope["path"] == self._progress_path:
             await self._answer_progress(scope, send)
-        elif scope["method"] != "POST" or header(scope, "content-type").startswith("multipart/"):
+        elif scope["method"] != "POST":
             await self._forward_to_engine(scope, receive, send)
         else:
             await self._handle_post(scope, receive, send)
@@ -140,7 +140,7 @@ class Plimsoll:
             await self._reject(scope, send)
             return
         self._config.state.mark_request()
-        if not self._is_remote_prefill(scope):
+        if not self._is_remote_prefill(scope) and scope["path"] not in api_formats.AUDIO_PATHS:
             body = request_body.strip_transfer_params(body, nested=scope["path"] not in TRANSFER_PATHS)
         await self._named(scope, receive, send, body)
 
@@ -150,7 +150,10 @@ class Plimsoll:
         if model and own and model not in own:
             await self._elsewhere(scope, send, STRAYED, RejectionReason.WRONG_ENGINE)
             return
-        body, asked = request_body.rewrite_model(body, model)
+        if scope["path"] in api_formats.AUDIO_PATHS:
+            body, asked = request_body.rewrite_form_model(body, header(scope, "content-type"), model)
+        else:
+            body, asked = request_body.rewrite_model(body, model)
         rename = renaming(own[0], header(scope, self._response_model_header) or asked) if own else unchanged
         address = header(scope, self._prefill_header)
         if address and self._config.role == "decode" and scope["path"] in TRANSFER_PATHS:

@@ -1,9 +1,9 @@
 """Watches what the engine sends and never lets a bad end look like a good one.
 
-Errors are held back until they are whole, and sent in the shape of the path's API. Answers that are not streamed are held back as
-well (they come in one piece anyway): one that was aborted becomes a 503. Streams pass as they come; a stream that ends
-badly gets an error event and is then cut: we return without the last chunk, the server closes the connection, and the
-client sees a broken transfer. Nothing is done for a client that has gone away itself.
+Errors are held back until they are whole, and sent in the shape of the path's API. Answers that are not streamed are
+held back as well (they come in one piece anyway): one that was aborted becomes a 503. Streams pass as they come; a
+stream that ends badly gets an error event and is then cut: we return without the last chunk, the server closes the
+connection, and the client sees a broken transfer. Nothing is done for a client that has gone away itself.
 
 A stream's headers wait for its first event: if that says that the engine is dead or full, nothing was promised yet, and
 the answer becomes a 503 that the gateway may take to another engine.

@@ -22,6 +22,7 @@ NO_DEMAND_REASONS: Final = frozenset(
         "gateway_busy",
         "gateway_full",
         "invalid_encoding",
+        "invalid_form",
         "invalid_json",
         "model_not_found",
         "model_required",

@@ -35,6 +35,7 @@ class RejectionReason(StrEnum):
 
     INVALID_JSON = "invalid_json"
     INVALID_ENCODING = "invalid_encoding"
+    INVALID_FORM = "invalid_form"
     DUPLICATE_KEY = "duplicate_key"
     MODEL_REQUIRED = "model_required"
     MODEL_NOT_FOUND = "model_not_found"
@@ -59,6 +60,7 @@ class RejectionReason(StrEnum):
 STATUS_BY_REASON = {
     RejectionReason.INVALID_JSON: 400,
     RejectionReason.INVALID_ENCODING: 400,
+    RejectionReason.INVALID_FORM: 400,
     RejectionReason.DUPLICATE_KEY: 400,
     RejectionReason.MODEL_REQUIRED: 400,
     RejectionReason.MODEL_NOT_FOUND: 404,

@@ -20,7 +20,8 @@ from plimsoll.core.routing.picker import EndpointIndex, Pick
 from plimsoll.core.types import Role
 from plimsoll.gateway import error_messages
 from plimsoll.gateway.admission_manager import AdmissionManager
-from plimsoll.gateway.api_routes import CHAT_ROUTE, ApiRoute, ErrorShape
+from plimsoll.gateway.api_routes import CHAT_ROUTE, ApiRoute, BodyForm, ErrorShape
+from plimsoll.gateway.audio_form import parse_audio_form
 from plimsoll.gateway.clock import Clock, LoopClock, TimerHandle
 from plimsoll.gateway.demand_counter import DemandTokens
 from plimsoll.gateway.envoy.access_log import AccessRecord
@@ -122,7 +123,9 @@ class Picker:
 
     def check(self, body: bytes, headers: Mapping[bytes, bytes], now: float, route: ApiRoute = CHAT_ROUTE) -> Reply:
         """Returns the HTTP response to an ext_authz check with the client's body."""
-        return self.decide(parse_body(body, route), body, headers, now, route)
+        is_form = route.form is BodyForm.AUDIO
+        parsed = parse_audio_form(body, headers.get(b"content-type", b"")) if is_form else parse_body(body, route)
+        return self.decide(parsed, body, headers, now, route)
 
     def decide(
         self,

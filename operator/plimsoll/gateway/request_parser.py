@@ -63,6 +63,8 @@ _decode = msgspec.json.Decoder(BodyFields).decode
 
 def needs_worker(body: bytes, form: BodyForm = BodyForm.COMPLETION) -> bool:
     """Whether `parse_body` of this body would block the event loop for too long."""
+    if form is BodyForm.AUDIO:
+        return False  # a form is not parsed as JSON
     return len(body) > LARGE_BODY_BYTES and needs_strict_parse(body, form)
 
 
