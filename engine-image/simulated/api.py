@@ -17,9 +17,9 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from plimsoll.engines import vllm
-from simulated import dialects, protocol, responses
+from simulated import protocol, responses, task_dialects
 from simulated.cold_start import VERSION
-from simulated.dialects import Dialect
+from simulated.dialects import CHAT_PATH, MESSAGES_PATH, Dialect
 from simulated.exposition import CONTENT_TYPE
 from simulated.options import EngineOptions
 from simulated.protocol import GenerationRequest, RequestError
@@ -106,7 +106,7 @@ class OpenAiApi:
             "/version": self._version,
             "/v1/models": self._models,
         }
-        self._post_routes = dialects.POOLING if options.is_pooling else dialects.GENERATION
+        self._post_routes = task_dialects.POOLING if options.is_pooling else task_dialects.GENERATION
         self._app: App = self._serve
         for path in options.middleware:
             module, _, name = path.rpartition(".")
@@ -137,17 +137,19 @@ class OpenAiApi:
                 await send_response(send, *self._get_routes[path]())
             elif dialect is not None and method == "POST":
                 await self._generate(scope, receive, send, dialect)
-            elif path in dialects.TOKEN_PATHS and method == "POST":
+            elif path in task_dialects.TOKEN_PATHS and method == "POST":
                 options = self._options
                 names, context = options.served_names, options.profile.max_model_len
-                await send_response(send, 200, dialects.tokens_response(path, await _body(receive), names, context))
+                await send_response(
+                    send, 200, task_dialects.tokens_response(path, await _body(receive), names, context)
+                )
             else:
-                known = path in self._get_routes or dialect is not None or path in dialects.TOKEN_PATHS
+                known = path in self._get_routes or dialect is not None or path in task_dialects.TOKEN_PATHS
                 detail = "Method Not Allowed" if known else "Not Found"
                 await send_response(send, 405 if known else 404, responses.to_json({"detail": detail}))
         except RequestError as error:
-            is_message = path.startswith(dialects.MESSAGES_PATH)
-            shape = dialects.GENERATION[dialects.MESSAGES_PATH if is_message else dialects.CHAT_PATH]
+            is_message = path.startswith(MESSAGES_PATH)
+            shape = task_dialects.GENERATION[MESSAGES_PATH if is_message else CHAT_PATH]
             await send_response(send, error.status, shape.error_body(error))
         except ClientGone:
             return
@@ -184,7 +186,7 @@ class OpenAiApi:
     async def _generate(self, scope: Scope, receive: Receive, send: Send, dialect: Dialect) -> None:
         arrived_s = self._driver.now()
         content_type = _header(scope, b"content-type").split(";")[0].strip().lower()
-        if content_type != JSON_CONTENT_TYPE:
+        if content_type != JSON_CONTENT_TYPE and scope["path"] not in task_dialects.AUDIO_PATHS:
             raise RequestError(
                 415, "Unsupported Media Type: Only 'application/json' is allowed", "Unsupported Media Type"
             )

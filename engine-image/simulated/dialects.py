@@ -2,19 +2,17 @@
 
 Problem: each API has its own request, answer, stream and errors, and all of them are sequences in the engine.
 Idea: a `Dialect` turns a body into the request that the engine knows, and sequences into an answer. Messages and
-responses become a chat. An embedding and a score are sequences of one token, whose prompts decide the numbers.
+responses become a chat. `task_dialects` has what models do that generate no text, and the tables of paths.
 """
 
 from __future__ import annotations
 
-import base64
 import json
-import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from simulated import protocol, responses, token_text
+from simulated import protocol, responses
 from simulated.protocol import GenerationRequest, RequestError
 from simulated.sequence import EngineSequence
 
@@ -22,10 +20,6 @@ COMPLETIONS_PATH: Final = "/v1/completions"
 CHAT_PATH: Final = "/v1/chat/completions"
 MESSAGES_PATH: Final = "/v1/messages"
 RESPONSES_PATH: Final = "/v1/responses"
-TOKEN_PATHS: Final = ("/tokenize", "/detokenize", f"{MESSAGES_PATH}/count_tokens")
-RERANK_PATHS: Final = ("/rerank", "/v1/rerank", "/v2/rerank")
-SCORE_PATHS: Final = ("/score", "/v1/score")
-EMBEDDING_SIZE: Final = 8
 _STOP_REASONS: Final = {"length": "max_tokens"}  # vLLM names no reason for an aborted answer
 
 Sequences = Sequence[EngineSequence]
@@ -56,7 +50,7 @@ class Dialect:
     error_events: Callable[[RequestError], bytes] = responses.error_events
 
 
-def _document(body: bytes) -> dict[str, Any]:
+def document_of(body: bytes) -> dict[str, Any]:
     try:
         document = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -69,14 +63,14 @@ def _document(body: bytes) -> dict[str, Any]:
 # Anthropic's messages
 
 
-def _block_text(content: Any) -> str:
+def block_text(content: Any) -> str:
     """The text of content blocks, and of a tool's results in them."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         return ""
     return "".join(
-        str(block.get("text") or "") + _block_text(block.get("content")) for block in content if isinstance(block, dict)
+        str(block.get("text") or "") + block_text(block.get("content")) for block in content if isinstance(block, dict)
     )
 
 
@@ -85,22 +79,22 @@ def _chat(chat: dict[str, Any], names: Names, context: int) -> GenerationRequest
     return protocol.parse_request(json.dumps(document).encode(), True, names, context)
 
 
-def _messages_chat(document: Mapping[str, Any]) -> dict[str, Any]:
+def messages_chat(document: Mapping[str, Any]) -> dict[str, Any]:
     found = document.get("messages")
     if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
         raise protocol.invalid_request("messages: Field required")
-    messages = [{"role": str(one.get("role")), "content": _block_text(one.get("content"))} for one in found]
+    messages = [{"role": str(one.get("role")), "content": block_text(one.get("content"))} for one in found]
     if document.get("system"):
-        messages.insert(0, {"role": "system", "content": _block_text(document["system"])})
+        messages.insert(0, {"role": "system", "content": block_text(document["system"])})
     return {"model": document.get("model"), "messages": messages}
 
 
 def _parse_messages(body: bytes, names: Names, context: int) -> GenerationRequest:
-    document = _document(body)
+    document = document_of(body)
     if not isinstance(document.get("max_tokens"), int) or document["max_tokens"] < 1:
         raise protocol.invalid_request("max_tokens: Field required")
     shared = {key: document.get(key) for key in ("max_tokens", "stream", "kv_transfer_params")}
-    return _chat(_messages_chat(document) | shared, names, context)
+    return _chat(messages_chat(document) | shared, names, context)
 
 
 def _complete_message(
@@ -186,13 +180,13 @@ def _message_error_events(error: RequestError) -> bytes:
 
 
 def _parse_responses(body: bytes, names: Names, context: int) -> GenerationRequest:
-    document = _document(body)
+    document = document_of(body)
     given = document.get("input")
     if isinstance(given, str):
         messages = [{"role": "user", "content": given}]
     elif isinstance(given, list) and all(isinstance(one, dict) for one in given):
         messages = [
-            {"role": str(one.get("role") or "tool"), "content": _block_text(one.get("content") or one.get("output"))}
+            {"role": str(one.get("role") or "tool"), "content": block_text(one.get("content") or one.get("output"))}
             for one in given
         ]
     else:
@@ -204,7 +198,7 @@ def _parse_responses(body: bytes, names: Names, context: int) -> GenerationReque
     return _chat(chat, names, context)
 
 
-def _response_document(
+def _responsedocument_of(
     request: GenerationRequest, name: str, created: int, sequence: EngineSequence, status: str, transfer: Any = None
 ) -> dict[str, Any]:
     item, tokens = _output_item(name, sequence, status), (sequence.prompt_tokens, sequence.emitted_tokens)
@@ -247,7 +241,7 @@ def _complete_response(
 ) -> bytes:
     (sequence,) = sequences
     status = _response_status(sequence)
-    return responses.to_json(_response_document(request, name, created, sequence, status, transfer))
+    return responses.to_json(_responsedocument_of(request, name, created, sequence, status, transfer))
 
 
 class ResponseEventStream:
@@ -293,139 +287,16 @@ class ResponseEventStream:
         )
 
     def _document(self, status: str) -> dict[str, Any]:
-        return _response_document(self._request, self._name, self._created, self._sequence, status)
+        return _responsedocument_of(self._request, self._name, self._created, self._sequence, status)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         self._number += 1
         return _event(kind, **fields, sequence_number=self._number)
 
 
-# Embeddings and scores: sequences of one token
-
-
-def _pooling_request(document: Mapping[str, Any], prompts: list[Any], names: Names, context: int) -> GenerationRequest:
-    body = json.dumps({"model": document.get("model"), "prompt": prompts, "max_tokens": 1}).encode()
-    return protocol.parse_request(body, False, names, context)
-
-
-def _parse_embedding(body: bytes, names: Names, context: int) -> GenerationRequest:
-    document = _document(body)
-    given = document.get("input")
-    if isinstance(given, str) or (isinstance(given, list) and given and type(given[0]) is int):
-        given = [given]
-    if not isinstance(given, list) or not given:
-        raise protocol.invalid_request("input: Field required", "input")
-    encoding = "base64" if document.get("encoding_format") == "base64" else "float"
-    return replace(_pooling_request(document, given, names, context), encoding=encoding)
-
-
-def _texts(value: Any) -> list[str]:
-    values = value if isinstance(value, list) else [value]
-    return [one if isinstance(one, str) else _block_text(one.get("content")) for one in values if one is not None]
-
-
-def _parse_pairs(first: tuple[str, ...], second: tuple[str, ...]) -> Callable[[bytes, Names, int], GenerationRequest]:
-    def parse(body: bytes, names: Names, context: int) -> GenerationRequest:
-        document = _document(body)
-        lefts = _texts(next((document[key] for key in first if key in document), None))
-        rights = _texts(next((document[key] for key in second if key in document), None))
-        if not lefts or not rights or len(lefts) not in (1, len(rights)):
-            raise protocol.invalid_request("Input lengths must be either 1:1, 1:N or N:N")
-        lefts = lefts * len(rights) if len(lefts) == 1 else lefts
-        pairs = [f"{left} {right}" for left, right in zip(lefts, rights, strict=True)]
-        return _pooling_request(document, pairs, names, context)
-
-    return parse
-
-
-def _vector(sequence: EngineSequence) -> list[float]:
-    return [((sequence.seed >> 4 * place) % 16 - 7.5) / 16 for place in range(EMBEDDING_SIZE)]
-
-
-def _score(sequence: EngineSequence) -> float:
-    return sequence.seed % 1000 / 1000
-
-
-def _pooling_usage(sequences: Sequences) -> dict[str, Any]:
-    return responses.usage_document(sum(sequence.prompt_tokens for sequence in sequences), 0)
-
-
-def _encoded(vector: list[float], encoding: str) -> list[float] | str:
-    return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode() if encoding == "base64" else vector
-
-
-def _complete_embedding(
-    request: GenerationRequest, name: str, created: int, sequences: Sequences, transfer: Any
-) -> bytes:
-    data = [
-        {"index": index, "object": "embedding", "embedding": _encoded(_vector(sequence), request.encoding)}
-        for index, sequence in enumerate(sequences)
-    ]
-    head = {"id": name, "object": "list", "created": created, "model": request.model}
-    return responses.to_json({**head, "data": data, "usage": _pooling_usage(sequences)})
-
-
-def _complete_score(request: GenerationRequest, name: str, created: int, sequences: Sequences, transfer: Any) -> bytes:
-    data = [{"index": index, "object": "score", "score": _score(one)} for index, one in enumerate(sequences)]
-    head = {"id": name, "object": "list", "created": created, "model": request.model}
-    return responses.to_json({**head, "data": data, "usage": _pooling_usage(sequences)})
-
-
-def _complete_rerank(request: GenerationRequest, name: str, created: int, sequences: Sequences, transfer: Any) -> bytes:
-    ranked = sorted(enumerate(sequences), key=lambda item: -_score(item[1]))
-    results = [
-        {"index": index, "document": {"text": None}, "relevance_score": _score(sequence)} for index, sequence in ranked
-    ]
-    tokens = sum(sequence.prompt_tokens for sequence in sequences)
-    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    return responses.to_json({"id": name, "model": request.model, "usage": usage, "results": results})
-
-
-# Tokens, without the engine
-
-
-def tokens_response(path: str, body: bytes, names: Names, context: int) -> bytes:
-    """The answer of a path of TOKEN_PATHS; raises RequestError."""
-    document = _document(body)
-    if path == "/detokenize":
-        ids = document.get("tokens")
-        if not isinstance(ids, list):
-            raise protocol.invalid_request("tokens: Field required", "tokens")
-        text = token_text.encode_ids(ids).rstrip(b"\0").decode("utf-8", "replace")
-        return responses.to_json({"prompt": text})
-    chat = path.startswith(MESSAGES_PATH)
-    found = _messages_chat(document) if chat or "messages" in document else document
-    asked = {key: found.get(key) for key in ("model", "messages", "prompt") if found.get(key) is not None}
-    request = protocol.parse_request(json.dumps(asked).encode(), "messages" in asked, names, context)
-    (prompt,) = request.prompts
-    count = token_text.count_tokens(prompt)
-    if chat:
-        return responses.to_json({"input_tokens": count})
-    ids = [number for (number,) in struct.iter_unpack("=I", prompt)]
-    return responses.to_json({"count": count, "max_model_len": context, "tokens": ids, "token_strs": None})
-
-
-def _of_protocol(chat: bool) -> Callable[[bytes, Names, int], GenerationRequest]:
-    return lambda body, names, context: protocol.parse_request(body, chat, names, context)
-
-
 GENERATION: Final[Mapping[str, Dialect]] = {
-    COMPLETIONS_PATH: Dialect("cmpl", _of_protocol(False), responses.complete_response),
-    CHAT_PATH: Dialect("chatcmpl", _of_protocol(True), responses.complete_response),
     MESSAGES_PATH: Dialect(
         "chatcmpl", _parse_messages, _complete_message, MessageStream, _message_error, _message_error_events
     ),
     RESPONSES_PATH: Dialect("resp", _parse_responses, _complete_response, ResponseEventStream),
-}
-POOLING: Final[Mapping[str, Dialect]] = {
-    "/v1/embeddings": Dialect("embd", _parse_embedding, _complete_embedding),
-    **dict.fromkeys(RERANK_PATHS, Dialect("rerank", _parse_pairs(("query",), ("documents",)), _complete_rerank)),
-    **dict.fromkeys(
-        SCORE_PATHS,
-        Dialect(
-            "score",
-            _parse_pairs(("text_1", "queries", "data_1"), ("text_2", "documents", "items", "data_2")),
-            _complete_score,
-        ),
-    ),
 }
