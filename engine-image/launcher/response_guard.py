@@ -114,7 +114,8 @@ class ResponseGuard:
     async def _on_start(self, message: Message) -> None:
         kind = next((value for key, value in message.get("headers", ()) if key.lower() == b"content-type"), b"")
         status = message["status"]
-        if status >= 400 or (self._api is not None and status == 200 and kind.startswith(b"application/json")):
+        is_read = self._api is not None or self._rename is not unchanged
+        if status >= 400 or (is_read and status == 200 and kind.startswith(b"application/json")):
             self._held_start, self._held_body = message, []
             return
         if self._api is not None and kind.startswith(b"text/event-stream"):

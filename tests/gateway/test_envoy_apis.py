@@ -123,7 +123,7 @@ async def test_form_with_sound_reaches_its_engine(served: GatewayStack) -> None:
     status, answer, _ = await post(served, "/v1/audio/transcriptions", body, content_type=KIND)
     assert status == 200, answer
     assert answer["text"]
-    status, answer, _ = await post(served, "/v1/audio/translations", b"--b0--", content_type=KIND)
+    status, answer, _ = await post(served, "/v1/audio/translations", b"no form", content_type=KIND)
     assert (status, answer["error"]["code"]) == (400, "invalid_form")
 
 
