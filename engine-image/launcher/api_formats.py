@@ -28,6 +28,8 @@ NAMED_ERROR = b"\nevent: error\n"
 
 Document = dict[str, Any]
 ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     413: "request_too_large",
     429: "overloaded_error",

@@ -28,27 +28,37 @@ STATE_FIELDS: Final = ("previous_response_id", "conversation", "background")  # 
 _decode_prompt = msgspec.json.Decoder(object).decode
 
 
-class BodyFields(msgspec.Struct):
-    """The fields that decide about a request. Those with text are raw JSON, empty if absent."""
+class CompletionFields(msgspec.Struct):
+    """The fields of a chat or completion that decide about it. Those with text are raw JSON, empty if absent."""
 
     model: object = None
     n: object = None
     max_tokens: object = None
     max_completion_tokens: object = None
-    max_output_tokens: object = None
     stream: object = None
+    prompt: msgspec.Raw = msgspec.Raw()
+    messages: msgspec.Raw = msgspec.Raw()
+    tools: msgspec.Raw = msgspec.Raw()
+    functions: msgspec.Raw = msgspec.Raw()
+    response_format: msgspec.Raw = msgspec.Raw()
+
+    @property
+    def schema_bytes(self) -> int:
+        """The size of what a chat template adds to the messages."""
+        return len(bytes(self.tools)) + len(bytes(self.functions)) + len(bytes(self.response_format))
+
+
+class BodyFields(CompletionFields):
+    """The same of all other forms. Chats are most of all requests, and each field costs them time."""
+
+    max_output_tokens: object = None
     previous_response_id: object = None
     conversation: object = None
     background: object = None
-    prompt: msgspec.Raw = msgspec.Raw()
-    messages: msgspec.Raw = msgspec.Raw()
     system: msgspec.Raw = msgspec.Raw()
     input: msgspec.Raw = msgspec.Raw()
     instructions: msgspec.Raw = msgspec.Raw()
     text: msgspec.Raw = msgspec.Raw()
-    tools: msgspec.Raw = msgspec.Raw()
-    functions: msgspec.Raw = msgspec.Raw()
-    response_format: msgspec.Raw = msgspec.Raw()
     query: msgspec.Raw = msgspec.Raw()
     queries: msgspec.Raw = msgspec.Raw()
     documents: msgspec.Raw = msgspec.Raw()
@@ -58,10 +68,14 @@ class BodyFields(msgspec.Struct):
     data_1: msgspec.Raw = msgspec.Raw()
     data_2: msgspec.Raw = msgspec.Raw()
 
-    @property
-    def schema_bytes(self) -> int:
-        """The size of what a chat template adds to the messages."""
-        return sum(len(bytes(raw)) for raw in (self.tools, self.functions, self.response_format))
+
+_decode_completion = msgspec.json.Decoder(CompletionFields).decode
+_decode_other = msgspec.json.Decoder(BodyFields).decode
+
+
+def decode_fields(body: bytes, form: BodyForm) -> CompletionFields:
+    """Returns the fields of a body. Raises msgspec.DecodeError, ValueError or RecursionError."""
+    return _decode_completion(body) if form is BodyForm.COMPLETION else _decode_other(body)
 
 
 class PromptSize(NamedTuple):
@@ -78,21 +92,21 @@ class PromptSize(NamedTuple):
     is_estimated: bool = True
 
 
-def main_value(fields: BodyFields, form: BodyForm) -> tuple[bytes, bytes]:
+def main_value(fields: CompletionFields, form: BodyForm) -> tuple[bytes, bytes]:
     """Returns the quoted key of the field that is most of a body of this form, and its raw value, empty if absent."""
-    if form is BodyForm.RESPONSES or (form is BodyForm.EMBEDDING and bytes(fields.input)):
-        return INPUT_KEY, bytes(fields.input)
+    if isinstance(fields, BodyFields) and (text := bytes(fields.input)):
+        return INPUT_KEY, text
     if form is BodyForm.COMPLETION and (text := bytes(fields.prompt)):
         return PROMPT_KEY, text
     return MESSAGES_KEY, bytes(fields.messages)
 
 
-def prompt_size(fields: BodyFields, form: BodyForm, n: int) -> PromptSize:
+def prompt_size(fields: CompletionFields, form: BodyForm, n: int) -> PromptSize:
     """Returns the size of the prompt; `n` is the number of completions per prompt."""
-    return _SIZES[form](fields, n)
+    return _SIZES[form](fields) if isinstance(fields, BodyFields) else _completion(fields, n)
 
 
-def refused_field(fields: BodyFields, form: BodyForm) -> Rejection | None:
+def refused_field(fields: CompletionFields, form: BodyForm) -> Rejection | None:
     """Returns the rejection of a request that needs state which no engine keeps."""
     if form is not BodyForm.RESPONSES:
         return None
@@ -106,23 +120,23 @@ def refused_field(fields: BodyFields, form: BodyForm) -> Rejection | None:
     return None
 
 
-def _completion(fields: BodyFields, n: int) -> PromptSize:
+def _completion(fields: CompletionFields, n: int) -> PromptSize:
     text = bytes(fields.prompt)
     if not text:
         return _conversation(bytes(fields.messages), fields.schema_bytes, n)
     return PromptSize(_list_size(n, text), text[:PREFIX_BYTES], is_estimated=not _is_token_ids(text))
 
 
-def _messages(fields: BodyFields, n: int) -> PromptSize:
+def _messages(fields: BodyFields) -> PromptSize:
     return _conversation(bytes(fields.system) + bytes(fields.messages), fields.schema_bytes, 1)
 
 
-def _responses(fields: BodyFields, n: int) -> PromptSize:
+def _responses(fields: BodyFields) -> PromptSize:
     schema_bytes = fields.schema_bytes + len(bytes(fields.text))
     return _conversation(bytes(fields.instructions) + bytes(fields.input), schema_bytes, 1)
 
 
-def _embedding(fields: BodyFields, n: int) -> PromptSize:
+def _embedding(fields: BodyFields) -> PromptSize:
     text = bytes(fields.input) or bytes(fields.messages)
     field = "input" if bytes(fields.input) else "messages"
     if _is_token_ids(text):
@@ -134,7 +148,7 @@ def _embedding(fields: BodyFields, n: int) -> PromptSize:
     return PromptSize(Prompt(tokens, count), parts.prefix, media, field)
 
 
-def _scoring(fields: BodyFields, n: int) -> PromptSize:
+def _scoring(fields: BodyFields) -> PromptSize:
     """Of pairs: one text with each of the others, or two lists of one length."""
     firsts = next((raw for raw in map(bytes, (fields.query, fields.queries, fields.text_1, fields.data_1)) if raw), b"")
     seconds, field = next(
@@ -156,12 +170,11 @@ def _scoring(fields: BodyFields, n: int) -> PromptSize:
     return PromptSize(Prompt(int(tokens) + sum(media.values()), pairs), firsts[:PREFIX_BYTES], media, field)
 
 
-def _nothing(fields: BodyFields, n: int) -> PromptSize:
+def _nothing(fields: BodyFields) -> PromptSize:
     return PromptSize(Prompt(0, 1))
 
 
-_SIZES: Final[Mapping[BodyForm, Callable[[BodyFields, int], PromptSize]]] = {
-    BodyForm.COMPLETION: _completion,
+_SIZES: Final[Mapping[BodyForm, Callable[[BodyFields], PromptSize]]] = {
     BodyForm.MESSAGES: _messages,
     BodyForm.RESPONSES: _responses,
     BodyForm.EMBEDDING: _embedding,

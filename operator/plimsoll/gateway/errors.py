@@ -78,6 +78,8 @@ STATUS_BY_REASON = {
 }
 # Anthropic's error types. SDKs decide by status and headers whether to retry, and show the type.
 _ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     413: "request_too_large",
     429: "overloaded_error",

@@ -20,7 +20,14 @@ from plimsoll.core.prompt_tokens import corrected_tokens
 from plimsoll.core.routing.endpoint import Prompt
 from plimsoll.core.types import MediaKind
 from plimsoll.gateway.api_routes import CHAT_ROUTE, ApiRoute, BodyForm
-from plimsoll.gateway.body_forms import BodyFields, main_value, prompt_size, refused_field
+from plimsoll.gateway.body_forms import (
+    BodyFields,
+    CompletionFields,
+    decode_fields,
+    main_value,
+    prompt_size,
+    refused_field,
+)
 from plimsoll.gateway.duplicate_keys import find_duplicate, needs_strict_parse, strip_value
 from plimsoll.gateway.errors import Rejection, RejectionReason
 
@@ -58,9 +65,6 @@ class ParsedRequest(msgspec.Struct):
         return self.prompt._replace(tokens=min(tokens, MAX_REQUEST_TOKENS))
 
 
-_decode = msgspec.json.Decoder(BodyFields).decode
-
-
 def needs_worker(body: bytes, form: BodyForm = BodyForm.COMPLETION) -> bool:
     """Whether `parse_body` of this body would block the event loop for too long."""
     if form is BodyForm.AUDIO:
@@ -76,7 +80,7 @@ def parse_body(body: bytes, route: ApiRoute = CHAT_ROUTE) -> ParsedRequest | Rej
             RejectionReason.INVALID_ENCODING, "The request body must be JSON in UTF-8 without a byte order mark."
         )
     try:
-        fields = _decode(body)
+        fields = decode_fields(body, form)
         is_suspicious = needs_strict_parse(strip_value(body, *main_value(fields, form)), form)
         duplicate = find_duplicate(body, form) if is_suspicious else None
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
@@ -93,7 +97,7 @@ def parse_body(body: bytes, route: ApiRoute = CHAT_ROUTE) -> ParsedRequest | Rej
     return _to_request(fields, route)
 
 
-def _to_request(fields: BodyFields, route: ApiRoute) -> ParsedRequest | Rejection:
+def _to_request(fields: CompletionFields, route: ApiRoute) -> ParsedRequest | Rejection:
     model = fields.model
     if not isinstance(model, str) or not model:
         return model_required(model)
@@ -135,8 +139,8 @@ def bounded(prompt: Prompt) -> Prompt:
     return Prompt(min(prompt.tokens, MAX_REQUEST_TOKENS), min(prompt.sequences, MAX_REQUEST_SEQUENCES))
 
 
-def _max_tokens(fields: BodyFields, form: BodyForm) -> int | None:
-    if form is BodyForm.RESPONSES:
+def _max_tokens(fields: CompletionFields, form: BodyForm) -> int | None:
+    if form is BodyForm.RESPONSES and isinstance(fields, BodyFields):
         limits: tuple[object, ...] = (fields.max_output_tokens,)
     else:
         limits = fields.max_tokens, fields.max_completion_tokens
