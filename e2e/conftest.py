@@ -39,6 +39,7 @@ FIRST_SCENARIOS = (
     "condition_messages",
     "gated_model",
     "clients",
+    "apis",
     "engine_simulator",
     "scaling",
     "independent_tiers",

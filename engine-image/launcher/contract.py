@@ -83,6 +83,7 @@ class Contract:
     stream_error_reasons: tuple[str, ...]
     runtimes: tuple[str, ...]
     roles: tuple[str, ...]
+    tasks: tuple[str, ...]
 
 
 def parse(document: Mapping[str, Any]) -> Contract:
@@ -100,6 +101,7 @@ def parse(document: Mapping[str, Any]) -> Contract:
         stream_error_reasons=tuple(document["stream_error_reasons"]),
         runtimes=tuple(document["runtimes"]),
         roles=tuple(document["roles"]),
+        tasks=tuple(document["tasks"]),
         drain=Drain(**document["drain"]),
         progress=ProgressLimits(**document["progress"]),
         warmup=Warmup(

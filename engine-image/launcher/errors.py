@@ -105,12 +105,6 @@ def error_event(message: str, code: str) -> bytes:
     return b"data: " + to_json(error_document(message, 500, code=code)) + b"\n\n"
 
 
-def event_message(raw: bytes) -> str:
-    """The words of a vLLM error event."""
-    line, _, _ = raw.partition(b"\n\n")
-    return str(to_openai_error(line.removeprefix(b"data: "), 500)["error"]["message"])
-
-
 def to_openai_event(raw: bytes) -> bytes:
     """A vLLM error event (`data: {"error": ...}`) in OpenAI's shape; what follows it in the chunk is kept."""
     line, separator, rest = raw.partition(b"\n\n")

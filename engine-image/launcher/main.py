@@ -93,7 +93,10 @@ class Launcher:
         self._failure_cause.observe(line)
 
     async def _watch_engine(self, engine: engine_process.EngineProcess) -> None:
-        """Makes the engine ready, then looks after it; ends only if the engine is dead and does not go, or hangs."""
+        """Makes the engine ready, then looks after it.
+
+        Ends only if the engine is dead and does not go, hangs, or does not serve the model's task.
+        """
         while not await self._healthy():  # noqa: ASYNC110  another process: nothing to wait on
             await asyncio.sleep(STARTUP_POLL_SECONDS)
         self._startup_phases.end("api", time.monotonic())
@@ -110,6 +113,9 @@ class Launcher:
             self._status.warm = True
             log.info("ready after %s", ", ".join(f"{k} {v:.1f} s" for k, v in self._startup_phases.seconds().items()))
             await wait_first(hanging, dying)
+        except warmup.TaskNotServed as error:
+            log.error("%s", error)
+            self._write_termination_message(str(error))
         finally:
             hanging.cancel()
             dying.cancel()
@@ -146,9 +152,11 @@ class Launcher:
         """First requests, then what the engine says of itself, then how fast it is in the time that is left."""
         started = time.monotonic()
         prompts = PromptFactory(self._settings.served_names[0])
-        await warmup.run(self._send_warmup, self._contract.warmup, prompts)
+        await warmup.run(self._send_warmup, self._contract.warmup, prompts, self._settings.task)
         self._progress_pause_s = self._contract.progress.poll_seconds  # the benchmark measures without company
         await engine_info.query_engine(self._engine_info, self._contract, self._fetch)
+        if self._settings.task != "generate":
+            return  # the benchmark times generated tokens
         info, role = self._engine_info, self._settings.role
         benchmark_plan = self_benchmark.plan_benchmark(
             self._contract, role, info.max_model_len or 0, info.max_sequences, info.kv_tokens

@@ -19,7 +19,8 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from launcher import command, contract, errors, remote_prefill, request_body, settings
+from launcher import api_formats, command, contract, errors, remote_prefill, request_body, settings
+from launcher.api_formats import CHAT_PATH, COMPLETIONS_PATH, MESSAGES_PATH, RESPONSES_PATH
 from launcher.asgi import App, Message, Receive, Scope, Send, header, replace_headers, send_json, wait_first
 from launcher.core_probe import CoreProbe
 from launcher.errors import RejectionReason
@@ -28,8 +29,8 @@ from launcher.modelname import Rename, renaming, unchanged
 from launcher.pod_state import PodState
 from launcher.response_guard import ResponseGuard
 
-CHAT_PATH = "/v1/chat/completions"
-GENERATION_PATHS = ("/v1/completions", CHAT_PATH)
+# Paths whose bodies take transfer parameters at the top, and of whose prompts another engine can make the KV cache.
+TRANSFER_PATHS = (COMPLETIONS_PATH, CHAT_PATH, MESSAGES_PATH, RESPONSES_PATH)
 DRAINING_MESSAGE = "This engine is shutting down. Please try again on a different instance."
 ENGINE_FAILED_MESSAGE = "This engine has failed. Please try again on a different instance."
 STRAYED = "This engine does not serve the model that was asked for. Please try again."
@@ -107,7 +108,7 @@ class Plimsoll:
             await self._app(scope, receive, send)
         elif scope["path"] == self._progress_path:
             await self._answer_progress(scope, send)
-        elif scope["method"] != "POST" or header(scope, "content-type").startswith("multipart/"):
+        elif scope["method"] != "POST":
             await self._forward_to_engine(scope, receive, send)
         else:
             await self._handle_post(scope, receive, send)
@@ -132,14 +133,15 @@ class Plimsoll:
             reason = RejectionReason.BODY_TOO_LARGE
             rejection_headers = {b"x-should-retry": b"false", self._headers["reason"].encode(): reason.value.encode()}
             document = errors.error_document(message, 413, code=reason)
-            await send_json(send, 413, errors.to_json(document), {b"connection": b"close", **rejection_headers})
+            body_413 = api_formats.error_body(document, 413, scope["path"])
+            await send_json(send, 413, body_413, {b"connection": b"close", **rejection_headers})
             return
         if self._config.state.draining or is_engine_dead(scope):
             await self._reject(scope, send)
             return
         self._config.state.mark_request()
-        if not self._is_remote_prefill(scope):
-            body = request_body.strip_transfer_params(body, nested=scope["path"] not in GENERATION_PATHS)
+        if not self._is_remote_prefill(scope) and scope["path"] not in api_formats.AUDIO_PATHS:
+            body = request_body.strip_transfer_params(body, nested=scope["path"] not in TRANSFER_PATHS)
         await self._named(scope, receive, send, body)
 
     async def _named(self, scope: Scope, receive: Receive, send: Send, body: bytes) -> None:
@@ -148,10 +150,13 @@ class Plimsoll:
         if model and own and model not in own:
             await self._elsewhere(scope, send, STRAYED, RejectionReason.WRONG_ENGINE)
             return
-        body, asked = request_body.rewrite_model(body, model)
+        if scope["path"] in api_formats.AUDIO_PATHS:
+            body, asked = request_body.rewrite_form_model(body, header(scope, "content-type"), model)
+        else:
+            body, asked = request_body.rewrite_model(body, model)
         rename = renaming(own[0], header(scope, self._response_model_header) or asked) if own else unchanged
         address = header(scope, self._prefill_header)
-        if address and self._config.role == "decode" and scope["path"] in GENERATION_PATHS:
+        if address and self._config.role == "decode" and scope["path"] in TRANSFER_PATHS:
             await self._decode_with_prefill(scope, receive, send, body, address, rename)
         else:
             await self._forward_to_engine(scope, request_body.replay_body(body, receive), send, body, rename)
@@ -172,7 +177,8 @@ class Plimsoll:
         """Refuses with the mark that lets the gateway try another engine."""
         next_engine = header(scope, self._next_engine_header)
         marks = errors.rejection_headers(self._headers, reason, True, next_engine) | {b"connection": b"close"}
-        await send_json(send, 503, errors.to_json(errors.error_document(words, 503, code=reason)), marks)
+        document = errors.error_document(words, 503, code=reason)
+        await send_json(send, 503, api_formats.error_body(document, 503, scope["path"]), marks)
 
     async def _decode_with_prefill(
         self, scope: Scope, receive: Receive, send: Send, body: bytes, address: str, rename: Rename
@@ -216,7 +222,7 @@ class Plimsoll:
         if not remote_prefill.is_eligible(request):
             return remote_prefill.RemotePrefillResult("ineligible")
         path = scope["path"]
-        prefill_body = remote_prefill.prefill_request_body(body, request, chat=path == CHAT_PATH)
+        prefill_body = remote_prefill.prefill_request_body(body, request, path)
         prefill = asyncio.create_task(
             self._prefill_client.run(address, path, prefill_body, remote_prefill.forwarded_headers(scope["headers"]))
         )
@@ -244,7 +250,7 @@ class Plimsoll:
             self._headers,
             self._config.metrics.count_stream_error,
             lambda: is_engine_dead(scope),
-            scope["path"] in GENERATION_PATHS,
+            scope["path"],
             rename,
             lambda: None if body is None else self._impossible(body),
             header(scope, self._next_engine_header),

@@ -31,6 +31,10 @@ class PromptFactory:
         """A greedy completion that ends after exactly `max_tokens` tokens."""
         return self.request_json(max_tokens, prompt=prompt)
 
+    def task_json(self, **fields: Any) -> bytes:
+        """A request to a model that generates no text."""
+        return json.dumps({"model": self._model, **fields}).encode()
+
     def request_json(self, max_tokens: int, **fields: Any) -> bytes:
         """A greedy request with these fields."""
         common = {"model": self._model, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}

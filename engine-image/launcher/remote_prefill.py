@@ -16,7 +16,7 @@ from typing import Any
 
 import aiohttp
 
-from launcher import request_body
+from launcher import api_formats, request_body
 
 ADDRESS_PATTERN = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:]+\]):[0-9]{1,5}")
 CONNECT_SECONDS = 2.0  # a node that is gone answers nothing, not even a refusal
@@ -58,10 +58,11 @@ def is_eligible(request: Any) -> bool:
     return not isinstance(prompt, list) or len(prompt) == 1 or all(isinstance(token, int) for token in prompt)
 
 
-def prefill_request_body(body: bytes, request: dict[str, Any], chat: bool) -> bytes:
+def prefill_request_body(body: bytes, request: dict[str, Any], path: str) -> bytes:
     """The client's request as the prefill engine gets it: one token, not streamed, and the KV kept for us."""
-    fields: dict[str, Any] = {"stream": False, "max_tokens": 1, "kv_transfer_params": PRODUCER_PARAMS}
-    if chat or "max_completion_tokens" in request:
+    limit = api_formats.FORMATS[path].output_limit
+    fields: dict[str, Any] = {"stream": False, limit: 1, "kv_transfer_params": PRODUCER_PARAMS}
+    if path == api_formats.CHAT_PATH or "max_completion_tokens" in request:
         fields["max_completion_tokens"] = 1
     if "stream_options" in request:
         fields["stream_options"] = None

@@ -12,6 +12,7 @@ import json
 from typing import Any
 
 from launcher.asgi import Message, Receive
+from launcher.form_data import FormError, parse_form
 
 TRANSFER_PARAMS_KEY = "kv_transfer_params"
 
@@ -119,6 +120,19 @@ def rewrite_model(body: bytes, model: str) -> tuple[bytes, str]:
     if not isinstance(requested, str):
         return body, ""
     return (add_fields(body, {"model": model}) if model and model != requested else body), requested
+
+
+def rewrite_form_model(body: bytes, content_type: str, model: str) -> tuple[bytes, str]:
+    """The same of a multipart form, whose field `model` has the name; a body that is no form stays as it is."""
+    try:
+        fields = [field for field in parse_form(body, content_type) if field.name == "model"]
+    except FormError:
+        return body, ""
+    if len(fields) != 1 or fields[0].is_file:
+        return body, ""
+    start, end = fields[0].start, fields[0].end
+    requested = body[start:end].decode("utf-8", "replace")
+    return (body[:start] + model.encode() + body[end:] if model and model != requested else body), requested
 
 
 def add_fields(body: bytes, fields: dict[str, Any]) -> bytes:

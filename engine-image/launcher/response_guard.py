@@ -1,9 +1,9 @@
 """Watches what the engine sends and never lets a bad end look like a good one.
 
-Errors are held back until they are whole, and sent in OpenAI's shape. Answers that are not streamed are held back as
-well (they come in one piece anyway): one that was aborted becomes a 503. Streams pass as they come; a stream that ends
-badly gets an error event and is then cut: we return without the last chunk, the server closes the connection, and the
-client sees a broken transfer. Nothing is done for a client that has gone away itself.
+Errors are held back until they are whole, and sent in the shape of the path's API. Answers that are not streamed are
+held back as well (they come in one piece anyway): one that was aborted becomes a 503. Streams pass as they come; a
+stream that ends badly gets an error event and is then cut: we return without the last chunk, the server closes the
+connection, and the client sees a broken transfer. Nothing is done for a client that has gone away itself.
 
 A stream's headers wait for its first event: if that says that the engine is dead or full, nothing was promised yet, and
 the answer becomes a 503 that the gateway may take to another engine.
@@ -14,11 +14,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from launcher import errors
+from launcher import api_formats, errors
+from launcher.api_formats import ApiFormat
 from launcher.asgi import Headers, Message, Receive, Send, replace_headers, send_json
 from launcher.errors import RejectionReason
 from launcher.modelname import Rename, unchanged
-from launcher.stream_scanner import ABORT_MARK, EVENT_END, LEADING_ERROR_MARK, StreamScanner, strip_done
+from launcher.stream_scanner import EVENT_END, StreamScanner, strip_done
 
 ABORTED_MESSAGE = "The engine stopped before the answer was complete."
 UNFINISHED_MESSAGE = "The engine ended the stream before it was complete."
@@ -29,7 +30,7 @@ INTERNAL_ERROR_MESSAGE = "Internal server error"
 class ResponseGuard:
     """One request's way back.
 
-    `names`: the contract's headers. `generation` where the path makes completions; `dead` asks whether the engine is.
+    `names`: the contract's headers. `path` is the request's; it decides the API. `dead` asks whether the engine is.
     `rename` puts the client's name of the model into answers.
     `impossible`: the error of a request that the engine's queue never has room for, None for others.
     `next_engine`: seconds until another engine is ready, where this is the only one; else empty.
@@ -41,7 +42,7 @@ class ResponseGuard:
         header_names: Mapping[str, str],
         count_error: Callable[[str], None],
         is_engine_dead: Callable[[], bool],
-        is_generation: bool,
+        path: str,
         rename: Rename = unchanged,
         impossible: Callable[[], dict[str, Any] | None] = lambda: None,
         next_engine: str = "",
@@ -50,7 +51,8 @@ class ResponseGuard:
         self._header_names = header_names
         self._count_error = count_error
         self._is_engine_dead = is_engine_dead
-        self._is_generation = is_generation
+        self._path = path
+        self._api: ApiFormat | None = api_formats.FORMATS.get(path)  # None where nothing is generated
         self._rename = rename
         self._impossible = impossible
         self._next_engine = next_engine
@@ -112,11 +114,12 @@ class ResponseGuard:
     async def _on_start(self, message: Message) -> None:
         kind = next((value for key, value in message.get("headers", ()) if key.lower() == b"content-type"), b"")
         status = message["status"]
-        if status >= 400 or (self._is_generation and status == 200 and kind.startswith(b"application/json")):
+        is_read = self._api is not None or self._rename is not unchanged
+        if status >= 400 or (is_read and status == 200 and kind.startswith(b"application/json")):
             self._held_start, self._held_body = message, []
             return
-        if self._is_generation and kind.startswith(b"text/event-stream"):
-            self._held_start, self._scanner = message, StreamScanner()
+        if self._api is not None and kind.startswith(b"text/event-stream"):
+            self._held_start, self._scanner = message, StreamScanner(self._api)
             return
         self._headers_sent = True
         await self._send(message)
@@ -130,7 +133,8 @@ class ResponseGuard:
             text = errors.to_openai_error(body, status)["error"]["message"]
             await self._reject_retryable(text, RejectionReason.ENGINE_FAILED, "engine_dead")
             return
-        if status < 400 and ABORT_MARK in body and not self._client_gone:
+        is_aborted = status < 400 and self._api is not None and self._api.is_aborted(body)
+        if is_aborted and not self._client_gone:
             await self._count_and_respond("abort", 503, ABORTED_MESSAGE, RejectionReason.ABORTED)
             return
         if status >= 400 and body:
@@ -144,7 +148,7 @@ class ResponseGuard:
                     headers, errors.rejection_headers(self._header_names, reason, retry_elsewhere=is_queue_full)
                 )
                 document["error"]["code"] = reason
-            body = errors.to_json(document)
+            body = api_formats.error_body(document, status, self._path)
             headers = replace_headers(
                 headers, {b"content-type": b"application/json", b"content-length": str(len(body)).encode()}
             )
@@ -168,7 +172,8 @@ class ResponseGuard:
         headers = (
             {} if reason is None else errors.rejection_headers(self._header_names, reason, False, self._next_engine)
         )
-        await send_json(self._send, status, errors.to_json(errors.error_document(text, status, code=reason)), headers)
+        document = errors.error_document(text, status, code=reason)
+        await send_json(self._send, status, api_formats.error_body(document, status, self._path), headers)
 
     async def _final(self) -> bool:
         """Refuses with 400 a request that a full queue is no reason to send again; False for others."""
@@ -178,7 +183,7 @@ class ResponseGuard:
         self._headers_sent = self._finished = True
         reason = RejectionReason.REQUEST_TOO_LARGE.value.encode()
         headers = {b"x-should-retry": b"false", self._header_names["reason"].encode(): reason}
-        await send_json(self._send, 400, errors.to_json(document), headers)
+        await send_json(self._send, 400, api_formats.error_body(document, 400, self._path), headers)
         return True
 
     async def _reject_retryable(self, text: str, reason: RejectionReason, error_label: str) -> None:
@@ -187,15 +192,17 @@ class ResponseGuard:
         self._headers_sent = self._aborted_stream = True
         retry = errors.rejection_headers(self._header_names, reason, True, self._next_engine)
         headers = retry | {b"connection": b"close"}
-        await send_json(self._send, 503, errors.to_json(errors.error_document(text, 503, code=reason)), headers)
+        document = errors.error_document(text, 503, code=reason)
+        await send_json(self._send, 503, api_formats.error_body(document, 503, self._path), headers)
         self._finished = True
 
     async def _send_start(self, chunk: bytes) -> None:
         """The first bytes of a stream: its headers go out now, unless these say that nothing will follow."""
         start, self._held_start = self._held_start, None
         assert start is not None
-        if chunk.startswith(LEADING_ERROR_MARK) and not self._client_gone:
-            text = errors.event_message(chunk)
+        assert self._api is not None
+        if chunk.startswith(self._api.error_mark[1:]) and not self._client_gone:
+            text = api_formats.event_message(chunk)
             if self._is_engine_dead():
                 await self._reject_retryable(text, RejectionReason.ENGINE_FAILED, "engine_dead")
                 return
@@ -204,6 +211,9 @@ class ResponseGuard:
                     self._aborted_stream = True
                     return
                 await self._reject_retryable(text, RejectionReason.QUEUE_FULL, "engine_error")
+                return
+            if self._api is api_formats.ANTHROPIC:  # vLLM loses the words of a full queue on the way to this API
+                await self._reject_retryable(text, RejectionReason.UNAVAILABLE, "engine_error")
                 return
         self._headers_sent = True
         await self._send(start)
@@ -239,12 +249,13 @@ class ResponseGuard:
     async def _on_error_event(self, message: Message, chunk: bytes) -> None:
         """vLLM's own error event: clients notice it, so it may end well, unless the whole engine is dead."""
         self._error_counted = True
-        if chunk.startswith(b"data: "):
+        assert self._api is not None
+        if self._api is api_formats.OPENAI and chunk.startswith(b"data: "):
             chunk = errors.to_openai_event(chunk)
         if self._is_engine_dead():
             self._count_error("engine_dead")
             self._aborted_stream = True
-            await self._send({**message, "body": strip_done(chunk), "more_body": True})
+            await self._send({**message, "body": strip_done(chunk, self._api), "more_body": True})
             return
         self._count_error("engine_error")
         await self._forward({**message, "body": chunk})
@@ -253,5 +264,6 @@ class ResponseGuard:
         """Tells the client that its stream is broken, and sees to it that nothing follows."""
         self._count_error(reason)
         self._aborted_stream = True
-        event = (EVENT_END if half_sent else b"") + errors.error_event(text, "engine_stopped")
+        assert self._api is not None
+        event = (EVENT_END if half_sent else b"") + self._api.error_event(text, "engine_stopped")
         await self._send({"type": "http.response.body", "body": event, "more_body": True})

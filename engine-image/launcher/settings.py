@@ -21,11 +21,13 @@ class SettingsError(ValueError):
 class Settings:
     """One engine's orders; times in seconds.
 
-    `runtime` is the program that serves; `pod_ip` is empty outside a pod, `revision` where none is pinned.
+    `runtime` is the program that serves; `task` is what the model does; `pod_ip` is empty outside a pod, `revision`
+    where none is pinned.
     """
 
     runtime: str
     role: str
+    task: str
     model: str
     revision: str
     served_names: tuple[str, ...]
@@ -42,12 +44,14 @@ def read(environment: Mapping[str, str], contract: Contract) -> Settings:
     names = contract.env
     runtime = _read_choice(environment, names["runtime"], "vllm", contract.runtimes)
     role = _read_choice(environment, names["role"], "serve", contract.roles)
+    task = _read_choice(environment, names["task"], "generate", contract.tasks)
     model = environment.get(names["model"], "")
     if not model:
         raise SettingsError(f"{names['model']} is not set")
     return Settings(
         runtime=runtime,
         role=role,
+        task=task,
         model=model,
         revision=environment.get(names["model_revision"], ""),
         served_names=_read_strings(environment, names["served_names"]) or (model,),

@@ -1,18 +1,15 @@
-"""Watches a stream of completions for the ends that look well and are not.
+"""Watches a stream of generated text for the ends that look well and are not.
 
 Problem: SDKs take `finish_reason: "abort"` and an end without `[DONE]` for success. Chunks may split anywhere.
-Idea: three byte patterns that cannot occur inside a JSON string, because there quotes and line ends are escaped. Each
-chunk is searched as it is; only the seam between two chunks is copied, some 60 bytes.
+Idea: the byte patterns of the stream's API (`api_formats`). Each chunk is searched as it is; only the seam between two
+chunks is copied, some 60 bytes.
 """
 
 from __future__ import annotations
 
-ABORT_MARK = b'"finish_reason":"abort"'
-DONE_MARK = b"\ndata: [DONE]"
-ERROR_MARK = b'\ndata: {"error"'
-LEADING_ERROR_MARK = ERROR_MARK[1:]  # where it begins a chunk
+from launcher.api_formats import OPENAI, ApiFormat
+
 EVENT_END = b"\n\n"
-SEAM_BYTES = max(len(ABORT_MARK), len(DONE_MARK), len(ERROR_MARK)) - 1
 
 
 class StreamScanner:
@@ -21,10 +18,12 @@ class StreamScanner:
     `between` is whether the last byte fed ended an event.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, api: ApiFormat = OPENAI) -> None:
         self.aborted = False
         self.done = False
         self.error = False
+        self._api = api
+        self._seam_bytes = api.seam_bytes
         self._tail = EVENT_END  # the first event needs no line end before it
 
     @property
@@ -36,21 +35,24 @@ class StreamScanner:
         """Where the aborted event ends in the chunk that is fed next: the place behind it, or -1 if not in there."""
         if self._tail.endswith(b"\n") and chunk.startswith(b"\n") and not self.at_event_boundary:
             return 1
-        position = chunk.find(EVENT_END, max(0, chunk.find(ABORT_MARK)))
+        position = chunk.find(EVENT_END, max(0, chunk.find(self._api.abort_mark)))
         return position + len(EVENT_END) if position >= 0 else -1
 
     def feed(self, chunk: bytes) -> None:
         """Looks at the next chunk."""
-        seam = self._tail + chunk[:SEAM_BYTES]
-        self.aborted = self.aborted or ABORT_MARK in chunk or ABORT_MARK in seam
-        self.done = self.done or DONE_MARK in chunk or DONE_MARK in seam
-        self.error = self.error or ERROR_MARK in chunk or ERROR_MARK in seam
-        self._tail = chunk[-SEAM_BYTES:] if len(chunk) >= SEAM_BYTES else (self._tail + chunk)[-SEAM_BYTES:]
+        size, api = self._seam_bytes, self._api
+        seam = self._tail + chunk[:size]
+        self.aborted = self.aborted or api.abort_mark in chunk or api.abort_mark in seam
+        self.done = self.done or any(mark in chunk or mark in seam for mark in api.done_marks)
+        self.error = self.error or api.error_mark in chunk or api.error_mark in seam
+        self._tail = chunk[-size:] if len(chunk) >= size else (self._tail + chunk)[-size:]
 
 
-def strip_done(chunk: bytes) -> bytes:
+def strip_done(chunk: bytes, api: ApiFormat = OPENAI) -> bytes:
     """The part of a chunk before the end mark."""
-    if chunk.startswith(DONE_MARK[1:]):
-        return b""
-    position = chunk.find(DONE_MARK)
-    return chunk if position < 0 else chunk[: position + 1]
+    for mark in api.done_marks:
+        if chunk.startswith(mark[1:]):
+            return b""
+        if (position := chunk.find(mark)) >= 0:
+            return chunk[: position + 1]
+    return chunk

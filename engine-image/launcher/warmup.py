@@ -2,7 +2,8 @@
 
 Problem: an engine that answers /health still compiles, allocates and imports at its first requests, for seconds.
 Idea: ask it once for what is coming, by the same road that users take, and be ready only then. A model that refuses a
-request (no chat template, another task) is not broken: the refusal is logged and the engine becomes ready.
+request (no chat template) is not broken: the refusal is logged and the engine becomes ready. An engine that does not
+have the route of the service's task is of no use to any client: it does not become ready.
 """
 
 from __future__ import annotations
@@ -17,13 +18,27 @@ from launcher.client import Response
 from launcher.contract import Warmup
 from launcher.prompts import COMPLETIONS_PATH, PromptFactory
 
+EMBEDDINGS_PATH = "/v1/embeddings"
+SCORE_PATH = "/score"
+TRANSCRIPTIONS_PATH = "/v1/audio/transcriptions"
+TASK_PATHS = {
+    "generate": COMPLETIONS_PATH,
+    "embed": EMBEDDINGS_PATH,
+    "score": SCORE_PATH,
+    "transcribe": TRANSCRIPTIONS_PATH,
+}
 CHAT_PATH = "/v1/chat/completions"
 MODELS_PATH = "/v1/models"
+NO_ROUTE_STATUSES = {404, 405}  # of a path that the model's task does not have
 
 log = logging.getLogger(__name__)
 
 # (path, JSON body or None for a GET) -> answer
 SendRequest = Callable[[str, bytes | None], Awaitable[Response]]
+
+
+class TaskNotServed(Exception):
+    """The engine does not have the route of the service's task."""
 
 
 @dataclass(frozen=True)
@@ -44,24 +59,38 @@ def plan_batches(warmup: Warmup, max_model_len: int) -> list[WarmupBatch]:
     ]
 
 
-def request_bodies(batches: list[WarmupBatch], prompts: PromptFactory, completion_tokens: int) -> Iterator[list[bytes]]:
-    """The requests of each batch."""
+def request_bodies(
+    batches: list[WarmupBatch], prompts: PromptFactory, completion_tokens: int, task: str = "generate"
+) -> Iterator[list[bytes]]:
+    """The requests of each batch to the path of the task; sound has no batches, only a request without any."""
+    if task == "transcribe":
+        yield [prompts.task_json()]
+        return
     for batch in batches:
-        yield [
-            prompts.completion_request(prompts.new_prompt(batch.prompt_tokens), completion_tokens)
-            for _ in range(batch.size)
-        ]
+        token_ids = [prompts.new_prompt(batch.prompt_tokens) for _ in range(batch.size)]
+        if task == "embed":
+            yield [prompts.task_json(input=ids) for ids in token_ids]
+        elif task == "score":
+            yield [prompts.task_json(text_1="warm-up", text_2="a " * batch.prompt_tokens) for _ in token_ids]
+        else:
+            yield [prompts.completion_request(ids, completion_tokens) for ids in token_ids]
 
 
-async def run(send_request: SendRequest, warmup: Warmup, prompts: PromptFactory) -> None:
-    """Warms the engine up; never fails, and ends at the contract's time at the latest."""
+async def run(send_request: SendRequest, warmup: Warmup, prompts: PromptFactory, task: str = "generate") -> None:
+    """Warms the engine up, and ends at the contract's time at the latest. Raises TaskNotServed."""
     try:
         async with asyncio.timeout(warmup.timeout_seconds):
             batches = plan_batches(warmup, parse_max_model_len((await send_request(MODELS_PATH, None)).body))
-            for requests in request_bodies(batches, prompts, warmup.completion_tokens):
-                await asyncio.gather(*(_send(send_request, COMPLETIONS_PATH, request) for request in requests))
-            chat_request = prompts.request_json(2, messages=[{"role": "user", "content": "warm-up"}], stream=True)
-            await _send(send_request, CHAT_PATH, chat_request)
+            for requests in request_bodies(batches, prompts, warmup.completion_tokens, task):
+                statuses = await asyncio.gather(*(_send(send_request, TASK_PATHS[task], one) for one in requests))
+                if set(statuses) <= NO_ROUTE_STATUSES:
+                    raise TaskNotServed(
+                        f"the engine does not serve {TASK_PATHS[task]}, so the model's task is not {task}: "
+                        "set spec.model.task to what the model does"
+                    )
+            if task == "generate":
+                chat_request = prompts.request_json(2, messages=[{"role": "user", "content": "warm-up"}], stream=True)
+                await _send(send_request, CHAT_PATH, chat_request)
     except (OSError, TimeoutError, ValueError) as error:
         log.warning("warm-up ended early: %s: %s", type(error).__name__, error)
 
@@ -77,7 +106,8 @@ def parse_max_model_len(body: bytes) -> int:
     return length
 
 
-async def _send(send_request: SendRequest, path: str, body: bytes) -> None:
+async def _send(send_request: SendRequest, path: str, body: bytes) -> int:
     response = await send_request(path, body)
     if response.status != 200:
         log.warning("warm-up: %s answered %d: %s", path, response.status, response.body[:200].decode(errors="replace"))
+    return response.status

@@ -17,16 +17,15 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from plimsoll.engines import vllm
-from simulated import protocol, responses
+from simulated import protocol, responses, task_dialects
 from simulated.cold_start import VERSION
+from simulated.dialects import CHAT_PATH, MESSAGES_PATH, Dialect
 from simulated.exposition import CONTENT_TYPE
 from simulated.options import EngineOptions
 from simulated.protocol import GenerationRequest, RequestError
 from simulated.real_time_driver import RealTimeDriver
 from simulated.sequence import ServedSequence
 
-COMPLETIONS_PATH: Final = "/v1/completions"
-CHAT_PATH: Final = "/v1/chat/completions"
 JSON_CONTENT_TYPE: Final = "application/json"
 ENGINE_DEAD_MESSAGE: Final = "EngineCore encountered an issue. See stack trace (above) for the root cause."
 STOPPING_MESSAGE: Final = "cannot schedule new futures after shutdown"
@@ -107,7 +106,7 @@ class OpenAiApi:
             "/version": self._version,
             "/v1/models": self._models,
         }
-        self._post_routes = {COMPLETIONS_PATH: False, CHAT_PATH: True}
+        self._post_routes = task_dialects.POOLING if options.is_pooling else task_dialects.GENERATION
         self._app: App = self._serve
         for path in options.middleware:
             module, _, name = path.rpartition(".")
@@ -132,17 +131,26 @@ class OpenAiApi:
         if scope["type"] != "http":
             return
         path, method = scope["path"], scope["method"]
+        dialect = self._post_routes.get(path)
         try:
             if path in self._get_routes and method in ("GET", "HEAD"):
                 await send_response(send, *self._get_routes[path]())
-            elif path in self._post_routes and method == "POST":
-                await self._generate(scope, receive, send, chat=self._post_routes[path])
+            elif dialect is not None and method == "POST":
+                await self._generate(scope, receive, send, dialect)
+            elif path in task_dialects.TOKEN_PATHS and method == "POST":
+                options = self._options
+                names, context = options.served_names, options.profile.max_model_len
+                await send_response(
+                    send, 200, task_dialects.tokens_response(path, await _body(receive), names, context)
+                )
             else:
-                known = path in self._get_routes or path in self._post_routes
+                known = path in self._get_routes or dialect is not None or path in task_dialects.TOKEN_PATHS
                 detail = "Method Not Allowed" if known else "Not Found"
                 await send_response(send, 405 if known else 404, responses.to_json({"detail": detail}))
         except RequestError as error:
-            await send_response(send, error.status, responses.to_json(error.document))
+            is_message = path.startswith(MESSAGES_PATH)
+            shape = task_dialects.GENERATION[MESSAGES_PATH if is_message else CHAT_PATH]
+            await send_response(send, error.status, shape.error_body(error))
         except ClientGone:
             return
 
@@ -175,23 +183,23 @@ class OpenAiApi:
         self._driver.catch_up()
         return 200, self._metrics(), CONTENT_TYPE
 
-    async def _generate(self, scope: Scope, receive: Receive, send: Send, chat: bool) -> None:
+    async def _generate(self, scope: Scope, receive: Receive, send: Send, dialect: Dialect) -> None:
         arrived_s = self._driver.now()
         content_type = _header(scope, b"content-type").split(";")[0].strip().lower()
-        if content_type != JSON_CONTENT_TYPE:
+        if content_type != JSON_CONTENT_TYPE and scope["path"] not in task_dialects.AUDIO_PATHS:
             raise RequestError(
                 415, "Unsupported Media Type: Only 'application/json' is allowed", "Unsupported Media Type"
             )
         body = await _body(receive)
         if self._driver.dead or self.stopping:
             raise protocol.internal_error(ENGINE_DEAD_MESSAGE if self._driver.dead else STOPPING_MESSAGE)
-        request = protocol.parse_request(body, chat, self._options.served_names, self._options.profile.max_model_len)
+        request = dialect.parse(body, self._options.served_names, self._options.profile.max_model_len)
         base = _header(scope, b"x-request-id") or request.request_id or uuid.uuid4().hex
-        name = f"{'chatcmpl' if chat else 'cmpl'}-{base}"
+        name = f"{dialect.prefix}-{base}"
         generation = Generation(self._driver, self._sequences(request, name, arrived_s))
         disconnect_watch = asyncio.ensure_future(_until_gone(receive, generation))
         try:
-            await (self._stream if request.stream else self._respond_complete)(request, name, generation, send)
+            await (self._stream if request.stream else self._respond_complete)(dialect, request, name, generation, send)
         finally:
             disconnect_watch.cancel()
             generation.abort()
@@ -238,7 +246,7 @@ class OpenAiApi:
         return RequestError(503, message, "Service Unavailable")
 
     async def _respond_complete(
-        self, request: GenerationRequest, name: str, generation: Generation, send: Send
+        self, dialect: Dialect, request: GenerationRequest, name: str, generation: Generation, send: Send
     ) -> None:
         await self._submit(request, generation)
         await generation.wait_for_update()
@@ -247,13 +255,15 @@ class OpenAiApi:
         self._record_request(request, generation)
         transfer = self._transfer_params(generation.sequences[0])
         await send_response(
-            send, 200, responses.complete_response(request, name, int(time.time()), generation.sequences, transfer)
+            send, 200, dialect.complete(request, name, int(time.time()), generation.sequences, transfer)
         )
 
-    async def _stream(self, request: GenerationRequest, name: str, generation: Generation, send: Send) -> None:
+    async def _stream(
+        self, dialect: Dialect, request: GenerationRequest, name: str, generation: Generation, send: Send
+    ) -> None:
         headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        events = responses.ResponseStream(request, name, int(time.time()), generation.sequences)
+        events = dialect.stream(request, name, int(time.time()), generation.sequences)
         end = b""
         try:
             await self._submit(request, generation)
@@ -266,7 +276,7 @@ class OpenAiApi:
                 if body + end:
                     await send({"type": "http.response.body", "body": body + end, "more_body": True})
         except RequestError as error:
-            await send({"type": "http.response.body", "body": responses.error_events(error), "more_body": True})
+            await send({"type": "http.response.body", "body": dialect.error_events(error), "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def _record_request(self, request: GenerationRequest, generation: Generation) -> None:

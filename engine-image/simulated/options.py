@@ -54,6 +54,7 @@ class EngineOptions:
     lease_s: float
     side_channel_host: str
     side_channel_port: int
+    is_pooling: bool
     ignored: tuple[str, ...]
 
 
@@ -119,6 +120,7 @@ def _parser() -> _OptionsParser:
     of_vllm.add_argument(vllm.PORT, type=int, default=8000)
     of_vllm.add_argument(vllm.SERVED_MODEL_NAME, nargs="+")
     of_vllm.add_argument(vllm.REVISION)
+    of_vllm.add_argument(vllm.RUNNER, choices=["auto", "generate", vllm.POOLING_RUNNER], default="auto")
     of_vllm.add_argument(vllm.MAX_MODEL_LEN, type=_parse_count)
     of_vllm.add_argument(vllm.MAX_NUM_SEQS, type=_parse_count)
     of_vllm.add_argument(vllm.MAX_NUM_BATCHED_TOKENS, type=_parse_count)
@@ -204,6 +206,7 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str]) -> E
         lease_s=float(extra.get("kv_lease_duration", LEASE_SECONDS)) * scale,
         side_channel_host=environment.get(vllm.NIXL_HOST_VARIABLE, "localhost"),
         side_channel_port=int(environment.get(vllm.NIXL_PORT_VARIABLE, "5600")),
+        is_pooling=given.runner == vllm.POOLING_RUNNER,
         ignored=tuple(ignored),
     )
 

@@ -55,6 +55,7 @@ class GenerationRequest:
     salt: str
     request_id: str
     transfer: Mapping[str, Any] | None
+    encoding: str = "float"  # of an embedding; or base64
 
 
 def parse_request(body: bytes, chat: bool, names: tuple[str, ...], max_model_len: int) -> GenerationRequest:

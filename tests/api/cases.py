@@ -125,6 +125,16 @@ MODELS = [
         ("-chat", "my chat", "chat\n", "/chat", "chät"),
     ),
     *text_cases("spec.model.revision", 253, "must be a branch, a tag or a commit", ("--revision", "a b", "main\n")),
+    *[
+        single_edit(
+            "spec.model.task", task, "must be 'generate', 'embed', 'score' or 'transcribe'", "Unsupported value"
+        )
+        for task in ("embedding", "Generate", "")
+    ],
+    *[
+        single_edit("spec.model.task", task, "task needs the tier serve unless it is generate")
+        for task in ("embed", "score", "transcribe")
+    ],
     Case(
         {"spec.model.uri": "pvc://claim/chat", "spec.model.revision": "main"},
         "spec.model.revision",

@@ -175,3 +175,21 @@ def test_output_lengths_of_already_busy_engine_are_unbiased() -> None:
         found += [] if isinstance(workload, Unavailable) else [workload.mean(workload.output_tokens)]
     assert found
     assert found == pytest.approx([800.0] * len(found), rel=0.05)
+
+
+def test_requests_without_output_count_one_token() -> None:
+    """As those of an embedding model: vLLM counts 0 generated tokens, and the prefill is all of the work."""
+    listener = MetricsAggregator([Role.SERVE])
+    prompts = BucketCounts(LENGTH_EDGES, (0.0,) * len(LENGTH_EDGES), 0.0)
+    for t in range(120):
+        prompts = histogram.merge([prompts, sample_histogram(LENGTH_EDGES, 300.0, 8.0)])
+        none = BucketCounts(LENGTH_EDGES, (8.0 * (t + 1), *(0.0,) * (len(LENGTH_EDGES) - 1)), 0.0)
+        told = engine(
+            float(t), output_tokens=none, prompt_tokens=prompts, generated_tokens=0.0,
+            ttft_s=sample_histogram(TTFT_EDGES_S, 0.1, 8.0 * (t + 1)), steps=20.0 * t, running=1.0,
+        )  # fmt: skip
+        listener.observe_engine(Role.SERVE, told)
+    found = listener.collect(NOW_S + 119, {Role.SERVE: ["a"]}, [], SHARE).workload
+    assert not isinstance(found, Unavailable), found
+    assert found.mean(found.output_tokens) == pytest.approx(1.0)
+    assert found.mean(found.prompt_tokens) == pytest.approx(300.0, rel=0.05)

@@ -196,3 +196,13 @@ def test_size_tier_very_large_fleet_is_supported() -> None:
     assert found.replicas[0] * 1.54083205 == pytest.approx(50_000, rel=1e-3)
     assert math.isinf(size_tiers(PROFILES["guide"], 500_000.0).replicas[0])  # beyond MAX_REPLICAS
     assert sizing.MAX_SIZED_REPLICAS == 100_000
+
+
+def test_prefill_only_tier_is_sized_by_ttft_without_tpot() -> None:
+    """An embedding model: one token each, which the prefill makes."""
+    tier = replace(SERVE, workload=replace(CHAT, output_tokens=np.ones(CHAT.weights.size)), slo=Slo(0.95, 0.5))
+    one, many = size_tier(tier, 5.0), size_tier(tier, 500.0)
+    assert isinstance(one, Sizing)
+    assert isinstance(many, Sizing)
+    assert (one.constraint, many.constraint) == (Constraint.TTFT, Constraint.TTFT)
+    assert one.replicas == 1 < many.replicas

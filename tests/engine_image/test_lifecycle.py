@@ -151,6 +151,43 @@ def test_warmup_plan_has_each_length_and_batch() -> None:
     assert [(batch.size, batch.prompt_tokens) for batch in plan] == [(1, 16), (1, 128), (1, 1024), (4, 16)]
 
 
+@pytest.mark.parametrize(
+    ("task", "path", "field"),
+    [
+        ("generate", "/v1/completions", "prompt"),
+        ("embed", "/v1/embeddings", "input"),
+        ("score", "/score", "text_2"),
+        ("transcribe", "/v1/audio/transcriptions", "model"),
+    ],
+)
+async def test_warmup_asks_the_path_of_the_task(task: str, path: str, field: str) -> None:
+    asked: list[tuple[str, bytes]] = []
+
+    async def send(to: str, body: bytes | None) -> client.Response:
+        asked.append((to, body or b""))
+        return client.Response(200, b'{"data": [{"max_model_len": 4096}]}')
+
+    await warmup.run(send, WARMUP, PromptFactory("m"), task)
+    assert {to for to, _ in asked[1:]} == {path} | ({"/v1/chat/completions"} if task == "generate" else set())
+    assert all(field in json.loads(body) for to, body in asked if to == path)
+
+
+@pytest.mark.parametrize("task", ["generate", "embed", "score", "transcribe"])
+async def test_warmup_without_the_tasks_path_names_it(task: str) -> None:
+    async def send(to: str, body: bytes | None) -> client.Response:
+        return client.Response(200 if body is None else 404, b'{"data": [{"max_model_len": 4096}]}')
+
+    with pytest.raises(warmup.TaskNotServed, match=rf"does not serve {warmup.TASK_PATHS[task]}.*spec\.model\.task"):
+        await warmup.run(send, WARMUP, PromptFactory("m"), task)
+
+
+async def test_refused_warmup_is_no_failure() -> None:
+    async def send(to: str, body: bytes | None) -> client.Response:
+        return client.Response(200 if body is None else 400, b'{"data": [{"max_model_len": 4096}]}')
+
+    await warmup.run(send, WARMUP, PromptFactory("m"), "embed")
+
+
 def test_warmup_plan_fits_max_model_len() -> None:
     assert [batch.prompt_tokens for batch in warmup.plan_batches(WARMUP, 200)] == [16, 128, 16]
     assert [batch.prompt_tokens for batch in warmup.plan_batches(WARMUP, 12)] == [4, 4]

@@ -38,6 +38,14 @@ def tokens(*texts: str) -> FakeEngine:
     return streaming_engine([*events, DONE_EVENT])
 
 
+async def test_embedding_has_the_name_that_the_client_sent(tmp_path: Path) -> None:
+    engine = respond_with(200, b'{"object":"list","model":"team/chat","data":[]}')
+    async with make_harness(engine, "serve", tmp_path, names=("team/chat",)) as serve:
+        got = await serve.send({"model": "alias", "input": "a"}, "/v1/embeddings", {"x-plimsoll-model": "team/chat"})
+    assert got.json["model"] == "alias"
+    assert got.headers["content-length"] == str(len(got.body))
+
+
 async def test_middleware_unknown_name_reaches_engine_as_own(tmp_path: Path) -> None:
     async with make_harness(whole(), "serve", tmp_path, names=NAMES) as one:
         got = await one.send(ASKED, headers=FROM_GATEWAY)

@@ -160,7 +160,7 @@ async def test_other_method_is_a_405_with_allow(stack: GatewayStack, method: str
     assert f"Use {allow}." in error["message"]
 
 
-@pytest.mark.parametrize("path", [CHAT, "/v1/models", "/v1/models/chat"])
+@pytest.mark.parametrize("path", [CHAT, "/v1/models", "/v1/models/chat", "/rerank", "/tokenize"])
 async def test_preflight_without_origins_says_how_to_allow(stack: GatewayStack, path: str) -> None:
     status, error, headers = await exchange(stack, "OPTIONS", path, {"origin": ORIGIN, **PREFLIGHT})
     assert (status, error["code"]) == (403, "origin_not_allowed")

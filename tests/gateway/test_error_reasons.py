@@ -37,6 +37,7 @@ def coded_reasons() -> set[ReasonUse]:
         local_reply.OVERLOADED_STATUS: local_reply.OVERLOADED_REPLY,
         400: local_reply.TWO_HOSTS,
         403: local_reply.PREFLIGHT,
+        404: local_reply.NOT_STORED,
     }
     envoy |= {
         ReasonUse(words.code, status, "Envoy") for status, words in (others | {503: local_reply.DRAINING}).items()
@@ -66,5 +67,7 @@ def test_envoy_local_reply_names_reason_and_retry() -> None:
     mappers = local_reply.local_reply_config(1 << 20)["mappers"][1:]  # the first passes on what the picker said
     for mapper in mappers:
         told = {each["header"]["key"]: each["header"]["value"] for each in mapper["headers_to_add"]}
-        assert told["x-plimsoll-reason"] == mapper["body_format_override"]["json_format"]["error"]["code"]
+        body = mapper["body_format_override"]["json_format"]
+        assert told["x-plimsoll-reason"] == body["error"].get("code", told["x-plimsoll-reason"])
+        assert ("code" in body["error"]) != (body.get("type") == "error"), "OpenAI's shape or Anthropic's"
         assert ("retry-after" in told) != ("x-should-retry" in told)

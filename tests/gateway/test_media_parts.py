@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.core.types import MediaKind
+from plimsoll.gateway.body_forms import PREFIX_BYTES
 from plimsoll.gateway.media_parts import (
     DEFAULT_TOKENS,
     MAX_BLOBS,
@@ -21,7 +22,7 @@ from plimsoll.gateway.media_parts import (
     image_tokens,
     split_media,
 )
-from plimsoll.gateway.request_parser import PREFIX_BYTES, CompletionRequest, parse_body
+from plimsoll.gateway.request_parser import ParsedRequest, parse_body
 
 NOISE = random.Random(1).randbytes(400_000)
 QUESTION = {"type": "text", "text": "What is this?"}
@@ -63,10 +64,10 @@ def messages(*parts: Any) -> bytes:
     return json.dumps([{"role": "user", "content": list(parts)}]).encode()
 
 
-def read(*parts: Any, **fields: Any) -> CompletionRequest:
+def read(*parts: Any, **fields: Any) -> ParsedRequest:
     body = {"model": "m", "messages": [{"role": "user", "content": list(parts)}], **fields}
     found = parse_body(json.dumps(body).encode())
-    assert isinstance(found, CompletionRequest)
+    assert isinstance(found, ParsedRequest)
     return found
 
 
@@ -187,7 +188,7 @@ def test_schemas_count_as_text_of_prompt(field: str) -> None:
 
 def test_schemas_of_completions_do_not_count() -> None:
     found = parse_body(b'{"model":"m","prompt":"' + b"x" * 400 + b'","tools":[1,2,3,4,5,6,7,8,9]}')
-    assert isinstance(found, CompletionRequest)
+    assert isinstance(found, ParsedRequest)
     assert found.prompt.tokens == 100
 
 

@@ -11,14 +11,15 @@ from hypothesis import strategies as st
 
 from plimsoll.core.admission.request import MAX_REQUEST_SEQUENCES
 from plimsoll.core.routing.endpoint import Prompt
+from plimsoll.gateway.body_forms import PREFIX_BYTES
 from plimsoll.gateway.duplicate_keys import MESSAGES_KEY, TRACKED_KEYS, find_duplicate, needs_strict_parse, strip_value
 from plimsoll.gateway.errors import Rejection, RejectionReason
-from plimsoll.gateway.request_parser import LARGE_BODY_BYTES, PREFIX_BYTES, CompletionRequest, needs_worker, parse_body
+from plimsoll.gateway.request_parser import LARGE_BODY_BYTES, ParsedRequest, needs_worker, parse_body
 
 
-def read(body: bytes) -> CompletionRequest:
+def read(body: bytes) -> ParsedRequest:
     found = parse_body(body)
-    assert isinstance(found, CompletionRequest), found
+    assert isinstance(found, ParsedRequest), found
     return found
 
 
@@ -137,12 +138,12 @@ def test_messages_content_is_not_inspected() -> None:
 
 @given(st.binary(max_size=300))
 def test_any_bytes_are_parsed_or_rejected(body: bytes) -> None:
-    assert isinstance(parse_body(body), CompletionRequest | Rejection)
+    assert isinstance(parse_body(body), ParsedRequest | Rejection)
 
 
 @given(st.text(max_size=300))
 def test_any_text_is_parsed_or_rejected(body: str) -> None:
-    assert isinstance(parse_body(body.encode("utf-8", "surrogatepass")), CompletionRequest | Rejection)
+    assert isinstance(parse_body(body.encode("utf-8", "surrogatepass")), ParsedRequest | Rejection)
 
 
 JSON = st.recursive(
@@ -178,7 +179,7 @@ def test_parsed_model_equals_engine_model(pairs: list[tuple[str, list[bool], Any
     found = parse_body(text.encode())
     if any(keys.count(key) > 1 for key in TRACKED_KEYS):
         assert isinstance(found, Rejection)
-    if isinstance(found, CompletionRequest):
+    if isinstance(found, ParsedRequest):
         assert found.model == json.loads(text)["model"]
 
 

@@ -59,6 +59,24 @@ def test_pod_requests_limits_and_tolerates_gpus() -> None:
     assert json.loads(environment(made)["PLIMSOLL_DEFAULT_ARGS"])[2:4] == ["--tensor-parallel-size", "4"]
 
 
+@pytest.mark.parametrize(
+    ("task", "default_args"),
+    [("embed", ["--runner", "pooling"]), ("score", ["--runner", "pooling"]), ("transcribe", [])],
+)
+def test_task_reaches_launcher_and_runner(task: str, default_args: list[str]) -> None:
+    spec = {"model": {"uri": "hf://org/m", "task": task}, "tiers": {"serve": {}}}
+    made = rendered("serve", **spec)
+    assert environment(made)["PLIMSOLL_TASK"] == task
+    assert json.loads(environment(made)["PLIMSOLL_DEFAULT_ARGS"])[: len(default_args)] == default_args
+    assert ("--runner" in environment(made)["PLIMSOLL_DEFAULT_ARGS"]) == bool(default_args)
+
+
+def test_pod_of_default_task_is_as_before() -> None:
+    explicit = rendered("serve", model={"uri": "hf://org/m", "task": "generate"}, tiers={"serve": {}})
+    assert explicit == rendered("serve", model={"uri": "hf://org/m"}, tiers={"serve": {}})
+    assert "PLIMSOLL_TASK" not in environment(explicit)
+
+
 def test_pod_without_gpus_mentions_no_gpu_resource() -> None:
     made = rendered(tiers=tiers(gpus=0))
     assert "nvidia.com/gpu" not in json.dumps(made)

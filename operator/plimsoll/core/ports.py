@@ -24,6 +24,7 @@ NO_DEMAND_REASONS: Final = frozenset(
         "gateway_full",
         "invalid_api_key",
         "invalid_encoding",
+        "invalid_form",
         "invalid_json",
         "missing_api_key",
         "model_not_allowed",
@@ -32,6 +33,8 @@ NO_DEMAND_REASONS: Final = frozenset(
         "quota_exceeded",
         "rate_limit_exceeded",
         "request_too_large",
+        "route_not_served",
+        "unsupported_field",
     }
 )
 

@@ -14,6 +14,17 @@ class Role(StrEnum):
     SERVE = "serve"
 
 
+class Task(StrEnum):
+    """What a service's model does, and so which routes of the API it serves."""
+
+    GENERATE = "generate"
+    EMBED = "embed"
+    SCORE = "score"
+    TRANSCRIBE = "transcribe"
+
+    __hash__ = str.__hash__  # Enum.__hash__ is slow Python code
+
+
 class MediaKind(StrEnum):
     """A kind of content of a prompt that is no text."""
 

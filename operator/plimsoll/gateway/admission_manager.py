@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, TypeVar
 
@@ -42,7 +43,7 @@ class AdmissionManager:
         self._inflight = inflight
         self._catalog: ServiceCatalog | None = None
         self._forwarded: dict[str, ForwardedRequest] = {}
-        self._token_estimators: dict[str, TokenEstimator] = {}
+        self._token_estimators: dict[str, defaultdict[str, TokenEstimator]] = {}  # by service and path
         self._orphaned: list[RequestContext] = []
 
     def __len__(self) -> int:
@@ -139,7 +140,9 @@ class AdmissionManager:
                 max_tokens=ctx.max_tokens, sequences=prompt.sequences,
             )  # fmt: skip
         waited_s = now - ctx.arrived_s
-        self._forwarded[ctx.request_id] = ForwardedRequest(request, ctx.target_service, address, waited_s, ctx.stream)
+        self._forwarded[ctx.request_id] = ForwardedRequest(
+            request, ctx.target_service, address, waited_s, ctx.stream, ctx.route.path
+        )
 
     def complete(self, request_id: str, record: AccessRecord | None, now: float) -> None:
         """Record the end of a request at an engine. `record` is None if it is lost. Call `release` next."""
@@ -223,8 +226,8 @@ class AdmissionManager:
                 )  # keep the `Retry-After` sent to clients
 
     def _create(self, key: str, policy: AdmissionPolicy, now: float, unix: float) -> ServiceAdmission:
-        token_estimator = self._token_estimators.setdefault(key, TokenEstimator())
-        admission = ServiceAdmission(key, policy, self._gateway, token_estimator, now)
+        estimators = self._token_estimators.setdefault(key, defaultdict(TokenEstimator))
+        admission = ServiceAdmission(key, policy, self._gateway, estimators, now)
         admission.tick(now, unix)
         return admission
 

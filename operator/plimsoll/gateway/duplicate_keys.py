@@ -11,13 +11,30 @@ from __future__ import annotations
 
 import json
 import re
+from functools import cache
+
+from plimsoll.gateway.api_routes import BodyForm
 
 TRACKED_KEYS = ("model", "n", "prompt", "messages", "max_tokens", "max_completion_tokens", "stream")
-
-_QUOTED_TRACKED_KEY = re.compile(b'"(?:' + "|".join(TRACKED_KEYS).encode() + b')"')
+_MORE_KEYS = {
+    BodyForm.RESPONSES: ("input", "max_output_tokens", "background", "previous_response_id", "conversation"),
+    BodyForm.EMBEDDING: ("input",),
+    BodyForm.SCORING: ("query", "queries", "documents", "items", "text_1", "text_2", "data_1", "data_2"),
+}
 # The usual spelling. If a client writes another one, the whole body is searched.
-PROMPT_KEY, MESSAGES_KEY = b'"prompt":', b'"messages":'
+PROMPT_KEY, MESSAGES_KEY, INPUT_KEY = b'"prompt":', b'"messages":', b'"input":'
 _ESCAPED_LETTER = re.compile(rb"\\u00[4-7][0-9a-fA-F]")
+
+
+@cache
+def tracked_keys(form: BodyForm) -> frozenset[str]:
+    """Returns the keys that the gateway reads in a body of this form."""
+    return frozenset((*TRACKED_KEYS, *_MORE_KEYS.get(form, ())))
+
+
+@cache
+def _quoted_keys(form: BodyForm) -> re.Pattern[bytes]:
+    return re.compile(b'"(?:' + "|".join(sorted(tracked_keys(form))).encode() + b')"')
 
 
 def strip_value(body: bytes, key: bytes, value: bytes) -> bytes:
@@ -34,23 +51,23 @@ def strip_value(body: bytes, key: bytes, value: bytes) -> bytes:
     return body[:start] + body[start + len(value) :] if body.startswith(value, start) else body
 
 
-def needs_strict_parse(body: bytes) -> bool:
+def needs_strict_parse(body: bytes, form: BodyForm = BodyForm.COMPLETION) -> bool:
     """Whether this body, possibly after `strip_value`, needs `find_duplicate`."""
-    quoted_keys = _QUOTED_TRACKED_KEY.findall(body)
+    quoted_keys = _quoted_keys(form).findall(body)
     if len(quoted_keys) != len(set(quoted_keys)):
         return True
     return b"\\u00" in body and _ESCAPED_LETTER.search(body) is not None
 
 
-def find_duplicate(body: bytes) -> str | None:
+def find_duplicate(body: bytes, form: BodyForm = BodyForm.COMPLETION) -> str | None:
     """Returns the first tracked key that occurs twice at the top level, or None.
 
     Raises ValueError for invalid JSON and RecursionError for JSON that is nested too deeply.
     """
     pairs = json.loads(body, object_pairs_hook=list, parse_int=_ignore, parse_float=_ignore)
-    seen_keys: set[str] = set()
+    tracked, seen_keys = tracked_keys(form), set[str]()
     for key, _ in pairs if isinstance(pairs, list) else ():
-        if key in TRACKED_KEYS and key in seen_keys:
+        if key in tracked and key in seen_keys:
             return str(key)
         seen_keys.add(key)
     return None

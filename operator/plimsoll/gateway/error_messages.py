@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from plimsoll.core.admission.cost_model import EngineCostModel
 from plimsoll.core.admission.request import NO_RETRY, AdmissionDecision, AdmissionOutcome
+from plimsoll.core.types import Task
+from plimsoll.gateway.api_routes import paths_of
 from plimsoll.gateway.errors import Rejection, RejectionReason
 from plimsoll.gateway.request_context import RequestContext
 
@@ -67,21 +69,22 @@ def too_long(model: str, tokens: int, context: int) -> Rejection:
     return Rejection(RejectionReason.REQUEST_TOO_LARGE, message)
 
 
-def too_many(model: str, sequences: int, n: int, limit: int) -> Rejection:
+def too_many(model: str, sequences: int, n: int, limit: int, field: str = "prompt") -> Rejection:
     """Returns the rejection of a request that has more sequences than any engine accepts.
 
-    `sequences` is `n` times the number of prompts.
+    `sequences` is `n` times the number of prompts. `field` holds the prompts.
     """
+    items = "prompts" if field == "prompt" else "items"
     prompts = sequences // n
     if prompts == 1:
         problem, action = f"The field 'n' is {n}", f"Lower 'n' to at most {limit}."
     elif n == 1:
-        problem, action = f"The field 'prompt' has {prompts} prompts", f"Send at most {limit} prompts in one request."
+        problem, action = f"The field '{field}' has {prompts} {items}", f"Send at most {limit} {items} in one request."
     else:
         problem = f"The field 'n' is {n} and the field 'prompt' has {prompts} prompts, {sequences} sequences in total"
         action = "Lower 'n' or send fewer prompts in one request."
     message = f"{problem}, but an engine of model '{model}' accepts at most {limit} sequences per request. {action}"
-    return Rejection(RejectionReason.REQUEST_TOO_LARGE, message, param="prompt" if n == 1 else "n")
+    return Rejection(RejectionReason.REQUEST_TOO_LARGE, message, param=field if n == 1 else "n")
 
 
 def no_endpoint(model: str, ready: bool, availability: Availability) -> Rejection:
@@ -111,6 +114,21 @@ def model_not_found(model: str) -> Rejection:
     """Returns the rejection of a request whose model name belongs to no service."""
     message = f"The model '{model[:200]}' does not exist. GET /v1/models lists the available models."
     return Rejection(RejectionReason.MODEL_NOT_FOUND, message, param="model")
+
+
+def route_not_served(model: str, path: str, task: Task) -> Rejection:
+    """Returns the rejection of a request on a route that the model's engines do not serve."""
+    served = ", ".join(paths_of(task))
+    message = (
+        f"Model '{model[:200]}' does not serve {path}. Its task is '{task}' (spec.model.task); it serves {served}."
+    )
+    return Rejection(RejectionReason.ROUTE_NOT_SERVED, message)
+
+
+def too_many_unbooked(model: str, path: str, limit: int) -> Rejection:
+    """Returns the rejection of a request that takes no capacity while `limit` others are at each engine."""
+    message = f"Each ready engine of model '{model[:200]}' has {limit} requests like {path} already."
+    return Rejection(RejectionReason.GATEWAY_FULL, message, eta_seconds=1)
 
 
 def _message(

@@ -1,12 +1,12 @@
-"""The closed set of the picker's rejections, each with its status, OpenAI error body and retry headers.
+"""The closed set of the picker's rejections, each with its status, error body and retry headers.
 
 Problem: SDKs decide by response headers whether and when they retry. One SDK ignores a `Retry-After` above 60 s and
 retries after 0.4 s. All SDKs retry a 504 at once. Without any header they retry within a second.
 
-Idea: every 429, 503 and 504 carries `Retry-After` of at most 60 s or `x-should-retry: false`, and the estimated time
-in `x-plimsoll-eta`. Every other 4xx carries `x-should-retry: false`. An ext_authz response cannot be a 503 or 504,
-because Envoy would count it as a failure of the picker. Such a rejection travels in a header to the picker's own
-listener, which writes the response.
+Idea: a reason has one status on all routes; only the JSON follows the route's API. Every 429, 503 and 504 carries
+`Retry-After` of at most 60 s or `x-should-retry: false`, and the estimated time in `x-plimsoll-eta`. Every other 4xx
+carries `x-should-retry: false`. An ext_authz response cannot be a 503 or 504, because Envoy would count it as a failure
+of the picker. Such a rejection travels in a header to the picker's own listener, which writes the response.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from plimsoll.core.admission.retry_reservations import (
     UNKNOWN_RETRY_RANGE_S,
 )
 from plimsoll.core.ports import NO_DEMAND_REASONS
+from plimsoll.gateway.api_routes import ErrorShape
 
 
 class RejectionReason(StrEnum):
@@ -35,6 +36,7 @@ class RejectionReason(StrEnum):
 
     INVALID_JSON = "invalid_json"
     INVALID_ENCODING = "invalid_encoding"
+    INVALID_FORM = "invalid_form"
     DUPLICATE_KEY = "duplicate_key"
     MISSING_API_KEY = "missing_api_key"
     INVALID_API_KEY = "invalid_api_key"
@@ -43,6 +45,8 @@ class RejectionReason(StrEnum):
     RATE_LIMIT_EXCEEDED = "rate_limit_exceeded"
     MODEL_REQUIRED = "model_required"
     MODEL_NOT_FOUND = "model_not_found"
+    ROUTE_NOT_SERVED = "route_not_served"
+    UNSUPPORTED_FIELD = "unsupported_field"
     BODY_TOO_LARGE = "body_too_large"
     REQUEST_TOO_LARGE = "request_too_large"
     OVERLOADED = "overloaded"
@@ -62,6 +66,7 @@ class RejectionReason(StrEnum):
 STATUS_BY_REASON = {
     RejectionReason.INVALID_JSON: 400,
     RejectionReason.INVALID_ENCODING: 400,
+    RejectionReason.INVALID_FORM: 400,
     RejectionReason.DUPLICATE_KEY: 400,
     RejectionReason.MISSING_API_KEY: 401,
     RejectionReason.INVALID_API_KEY: 401,
@@ -70,6 +75,8 @@ STATUS_BY_REASON = {
     RejectionReason.RATE_LIMIT_EXCEEDED: 429,
     RejectionReason.MODEL_REQUIRED: 400,
     RejectionReason.MODEL_NOT_FOUND: 404,
+    RejectionReason.ROUTE_NOT_SERVED: 404,
+    RejectionReason.UNSUPPORTED_FIELD: 400,
     RejectionReason.BODY_TOO_LARGE: 413,
     RejectionReason.REQUEST_TOO_LARGE: 400,
     RejectionReason.OVERLOADED: 429,
@@ -79,6 +86,16 @@ STATUS_BY_REASON = {
     RejectionReason.GATEWAY_BUSY: 503,
     RejectionReason.GATEWAY_FULL: 429,
     RejectionReason.DEADLINE: 504,
+}
+# Anthropic's error types. SDKs decide by status and headers whether to retry, and show the type.
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "overloaded_error",
+    503: "overloaded_error",
+    504: "timeout_error",
 }
 # Their time is known without a place in a queue: clients that return at it do not return together with a backlog.
 _KNOWN_TIMES = frozenset(
@@ -109,10 +126,16 @@ class ErrorResponse(msgspec.Struct, frozen=True):
     status: int
     headers: dict[str, str]
     error: dict[str, str | None]
+    shape: ErrorShape = ErrorShape.OPENAI
 
     @property
     def body(self) -> bytes:
-        return orjson.dumps({"error": self.error})
+        return orjson.dumps({"error": self.error} if self.shape is ErrorShape.OPENAI else self._anthropic())
+
+    def _anthropic(self) -> dict[str, object]:
+        is_limit = self.error["code"] in (RejectionReason.QUOTA_EXCEEDED, RejectionReason.RATE_LIMIT_EXCEEDED)
+        error_type = "rate_limit_error" if is_limit else anthropic_error_type(self.status)
+        return {"type": "error", "error": {"type": error_type, "message": self.error["message"]}}
 
     @property
     def retry_after_s(self) -> float | None:
@@ -126,8 +149,13 @@ class ErrorResponse(msgspec.Struct, frozen=True):
         return self.status < 500
 
 
-def to_response(rejection: Rejection, random: Random) -> ErrorResponse:
-    """Returns status, headers and error body of a rejection."""
+def anthropic_error_type(status: int) -> str:
+    """Returns Anthropic's error type for a status."""
+    return _ANTHROPIC_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
+
+
+def to_response(rejection: Rejection, random: Random, shape: ErrorShape = ErrorShape.OPENAI) -> ErrorResponse:
+    """Returns status, headers and error body of a rejection, in the shape of the route's API."""
     status = STATUS_BY_REASON[rejection.reason]
     headers = {"content-type": "application/json", "x-plimsoll-reason": rejection.reason.value, **rejection.headers}
     if status == 401:
@@ -142,7 +170,7 @@ def to_response(rejection: Rejection, random: Random) -> ErrorResponse:
         headers["x-should-retry"] = "false"  # SDKs do not wait that long; they would retry in a second
     error_type = "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error"
     error = {"message": message, "type": error_type, "param": rejection.param, "code": rejection.reason.value}
-    return ErrorResponse(status, headers, error)
+    return ErrorResponse(status, headers, error, shape)
 
 
 def _retry_after(status: int, rejection: Rejection, random: Random) -> int | None:

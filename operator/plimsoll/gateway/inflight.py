@@ -9,6 +9,7 @@ endpoint, and lost records.
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from types import MappingProxyType
 
@@ -28,7 +29,8 @@ class InFlightRequest(msgspec.Struct, frozen=True):
     """A request at an engine.
 
     `service` is NAMESPACE/NAME, `retry_key` identifies the client's retries, and `deadlines` are those of its SLO, None
-    without one. `demand` is what it added to the demand of services, by their keys: prompt tokens.
+    without one. `demand` is what it added to the demand of services, by their keys: prompt tokens. `is_booked` is false
+    if it takes no capacity: it counts neither as demand nor for the SLO.
     """
 
     service: str
@@ -38,6 +40,7 @@ class InFlightRequest(msgspec.Struct, frozen=True):
     retry_key: Hashable = None
     deadlines: Deadlines | None = None
     demand: Mapping[str, DemandTokens] = {}
+    is_booked: bool = True
 
 
 class InFlightTracker:
@@ -46,6 +49,7 @@ class InFlightTracker:
     def __init__(self) -> None:
         self.loads: dict[str, EndpointLoad] = {}
         self._id_prefix = secrets.token_hex(4)  # distinguishes IDs of an earlier process
+        self.unbooked: Counter[str] = Counter()  # requests that take no capacity, by service
         self._pick_number = 0
         self._requests: dict[str, InFlightRequest] = {}
         self._last_drift: dict[str, int] = {}
@@ -78,11 +82,16 @@ class InFlightTracker:
         retry_key: Hashable = None,
         deadlines: Deadlines | None = None,
         demand: Mapping[str, DemandTokens] = MappingProxyType({}),
+        is_booked: bool = True,
     ) -> None:
         """Record a pick under its request ID."""
+        if not is_booked:
+            self.unbooked[service] += 1
         self._pick_number += 1
         address, prefill = pick.endpoint.address, pick.prefill.address if pick.prefill else None
-        self._requests[request_id] = InFlightRequest(service, address, prefill, now, retry_key, deadlines, demand)
+        self._requests[request_id] = InFlightRequest(
+            service, address, prefill, now, retry_key, deadlines, demand, is_booked
+        )
         self._add_own(address, 1, self._pick_number)
         if prefill is not None:
             self._add_own(prefill, 1, self._pick_number)
@@ -170,6 +179,8 @@ class InFlightTracker:
         return [request_id for request_id, _ in lost]
 
     def _release(self, request: InFlightRequest) -> None:
+        if not request.is_booked:
+            self.unbooked[request.service] -= 1
         self._add_own(request.endpoint, -1)
         if request.prefill is not None:
             self._add_own(request.prefill, -1)

@@ -1,4 +1,4 @@
-"""Estimates the tokens of pictures, sound and video in a chat request, which are not those of their base64 text.
+"""Estimates the tokens of pictures, sound and video in a conversation, which are not those of their base64 text.
 
 Problem: a picture of 700 kB counted as 230,000 tokens of text, and its engine reads a thousand. But a body may have
 8 MiB, may be hostile, and is measured in the event loop.
@@ -37,7 +37,8 @@ LONG_TEXT_BYTES: Final = 64 * 1024  # in a longer text, parts behind URLs do not
 
 _KEY: Final = re.compile(rb'"(url|image_url|audio_url|video_url|data|file_data)"\s*:\s*"\Z')
 _KEY_BYTES: Final = 40
-_MEDIA_SIGNS: Final = b'_url"', b'"input_audio"', b'"file_data"'  # a text without them has no media
+_MEDIA_SIGNS: Final = b'_url"', b'"input_audio"', b'"file_data"', b'"source"'  # a text without them has no media
+_IMAGE_PART: Final = re.compile(rb'"type"\s*:\s*"image"')  # of Anthropic's API, with base64 text or a URL
 _PART_KEYS: Final = {
     MediaKind.IMAGE: (b'"image_url":',),
     MediaKind.AUDIO: (b'"audio_url":', b'"input_audio":'),
@@ -85,6 +86,7 @@ def split_media(text: bytes, max_prefix: int) -> MessageParts:
         rest = _without(text, blobs) if blobs else text
         for kind, keys in _PART_KEYS.items():
             by_url = sum(rest.count(key) for key in keys) - counts[kind]
+            by_url += len(_IMAGE_PART.findall(rest)) if kind is MediaKind.IMAGE else 0
             tokens[kind] += max(0, by_url) * DEFAULT_TOKENS[kind]
     media_tokens = {kind: count for kind, count in tokens.items() if count}
     return MessageParts(_prefix(text, blobs, blob_tokens, max_prefix), text_bytes, media_tokens)
@@ -120,10 +122,20 @@ def _media_kind(text: bytes, start: int) -> MediaKind | None:
         return None
     head = text[start : start + 16]
     if not head.startswith(b"data:"):
-        return MediaKind.AUDIO if key[1] == b"data" else None
+        return _bare_kind(text, start) if key[1] == b"data" else None
     if head.startswith(b"data:audio"):
         return MediaKind.AUDIO
     return MediaKind.VIDEO if head.startswith(b"data:video") else MediaKind.IMAGE
+
+
+def _bare_kind(text: bytes, start: int) -> MediaKind:
+    """Returns the kind of base64 text without a media type, by its first bytes. Sound has no common first bytes."""
+    try:
+        head = _decode(text, start, start + _HEAD_BYTES, 0, 12)
+    except ValueError:
+        return MediaKind.AUDIO
+    is_image = head.startswith((b"\x89PNG", b"\xff\xd8\xff", b"GIF8")) or head[8:12] == b"WEBP"
+    return MediaKind.IMAGE if is_image else MediaKind.AUDIO
 
 
 def _blob_tokens(text: bytes, blobs: list[_Blob]) -> list[int]:
@@ -164,11 +176,12 @@ def _prefix(text: bytes, blobs: list[_Blob], blob_tokens: list[int], max_bytes: 
 
 
 def _image_size(text: bytes, start: int, end: int) -> tuple[int, int] | None:
-    """Returns width and height in pixels from the header of a data URL, None if they are not found there."""
-    comma = text.find(b",", start, min(start + _HEAD_BYTES, end))
-    if comma < 0:
-        return None
-    start = comma + 1
+    """Returns width and height in pixels from the header of a picture, None if they are not found there."""
+    if text.startswith(b"data:", start):
+        comma = text.find(b",", start, min(start + _HEAD_BYTES, end))
+        if comma < 0:
+            return None
+        start = comma + 1
     try:
         head = _decode(text, start, end, 0, 30)
         if head.startswith(b"\x89PNG\r\n") and head[12:16] == b"IHDR":

@@ -11,8 +11,9 @@ import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 
+from plimsoll.gateway.api_routes import ApiRoute
 from plimsoll.gateway.errors import Rejection, RejectionReason
-from plimsoll.gateway.request_parser import CompletionRequest, parse_body
+from plimsoll.gateway.request_parser import ParsedRequest, parse_body
 
 MAX_WAITING_BODIES = 32  # bounds memory: each may be as large as `max_body_bytes`
 BODIES_PER_PROCESS = 100
@@ -28,12 +29,12 @@ class ParseWorker:
         self._pool: ProcessPoolExecutor | None = None
         self._waiting = 0
 
-    async def parse(self, body: bytes) -> CompletionRequest | Rejection:
+    async def parse(self, body: bytes, route: ApiRoute) -> ParsedRequest | Rejection:
         if self._waiting >= MAX_WAITING_BODIES:
             return BUSY_REJECTION
         self._waiting += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._executor(), parse_body, body)
+            return await asyncio.get_running_loop().run_in_executor(self._executor(), parse_body, body, route)
         except BrokenProcessPool:
             self._pool = None
             return BUSY_REJECTION

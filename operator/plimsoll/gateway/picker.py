@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import secrets
 from collections.abc import Awaitable, Iterable, Mapping
 from random import Random
@@ -19,6 +20,8 @@ from plimsoll.core.routing.picker import EndpointIndex, Pick
 from plimsoll.core.types import Role
 from plimsoll.gateway import error_messages
 from plimsoll.gateway.admission_manager import AdmissionManager
+from plimsoll.gateway.api_routes import CHAT_ROUTE, ApiRoute, BodyForm, ErrorShape
+from plimsoll.gateway.audio_form import parse_audio_form
 from plimsoll.gateway.clock import Clock, LoopClock, TimerHandle
 from plimsoll.gateway.demand_counter import DemandTokens
 from plimsoll.gateway.envoy.access_log import AccessRecord
@@ -31,7 +34,7 @@ from plimsoll.gateway.inflight import InFlightTracker
 from plimsoll.gateway.key_limits import KeyLimits
 from plimsoll.gateway.prefix_hash import block_hashes
 from plimsoll.gateway.request_context import RETRY_COUNT_HEADER, RequestContext, new_context, request_id_of
-from plimsoll.gateway.request_parser import CompletionRequest, parse_body
+from plimsoll.gateway.request_parser import ParsedRequest, parse_body
 from plimsoll.gateway.request_stats import RequestStats
 from plimsoll.gateway.retry_identity import body_digest, claims_retry
 from plimsoll.gateway.service_catalog import EMPTY_CATALOG, ServiceCatalog, ServiceEntry
@@ -41,6 +44,7 @@ log = logging.getLogger(__name__)
 
 Reply = bytes | Awaitable[bytes]
 
+MAX_UNBOOKED_PER_ENGINE = 64  # requests at an engine that pass admission control by
 MAX_QUEUED_BYTES = 64 << 20  # bodies of queued requests; Envoy keeps them in memory
 
 # Request header with the `Retry-After` for a failure of the only engine; the engine and Envoy's local reply use it.
@@ -119,12 +123,14 @@ class Picker:
         self.inflight.mark_suspect(address, now)
         self._refresh(now)
 
-    def check(self, body: bytes, headers: Mapping[bytes, bytes], now: float) -> Reply:
+    def check(self, body: bytes, headers: Mapping[bytes, bytes], now: float, route: ApiRoute = CHAT_ROUTE) -> Reply:
         """Returns the HTTP response to an ext_authz check with the client's body."""
         identity = self.authenticate(headers)
         if isinstance(identity, Rejection):
-            return self._reject(identity, None, now)
-        return self.decide(parse_body(body), body, headers, identity, now)
+            return self.reject(identity, route.shape)
+        is_form = route.form is BodyForm.AUDIO
+        parsed = parse_audio_form(body, headers.get(b"content-type", b"")) if is_form else parse_body(body, route)
+        return self.decide(parsed, body, headers, identity, now, route)
 
     def authenticate(self, headers: Mapping[bytes, bytes]) -> Identity | Rejection:
         """Returns who sends a request with these headers, or why it is rejected."""
@@ -132,25 +138,31 @@ class Picker:
 
     def decide(
         self,
-        parsed: CompletionRequest | Rejection,
+        parsed: ParsedRequest | Rejection,
         body: bytes,
         headers: Mapping[bytes, bytes],
         identity: Identity,
         now: float,
+        route: ApiRoute = CHAT_ROUTE,
     ) -> Reply:
         """The second half of `check`, for a client that is known and a body that is already parsed."""
         if isinstance(parsed, Rejection):
-            return self._reject(parsed, None, now)
+            return self.reject(parsed, route.shape)
         service = self.catalog.by_name.get(parsed.model)
         if not identity.may_use(parsed.model, service, self.catalog):
-            return self._reject(model_not_allowed(identity, parsed.model), None, now)
+            return self.reject(model_not_allowed(identity, parsed.model), route.shape)
         if service is None:
-            return self._reject(error_messages.model_not_found(parsed.model), None, now)
+            return self.reject(error_messages.model_not_found(parsed.model), route.shape)
+        if service.task not in route.tasks:
+            rejection = error_messages.route_not_served(parsed.model, route.path, service.task)
+            return self.reject(rejection, route.shape, service.key)
         request_id = request_id_of(headers) or self.inflight.new_request_id()
-        ctx = new_context(request_id, parsed, service.key, body_digest(body), len(body), headers, identity, now)
+        ctx = new_context(request_id, parsed, service.key, body_digest(body), len(body), headers, identity, now, route)
+        if not route.is_booked:
+            return self._dispatch_unbooked(service, ctx, now)
         if service.policy is not None:
             ctx.prompt = parsed.corrected_prompt(service.policy.token_ratios)
-            ctx.block_hashes, ctx.fallback = block_hashes(parsed.prompt_prefix), self._fallback_of(service)
+            ctx.block_hashes, ctx.fallback = block_hashes(parsed.prompt_prefix), self._fallback_of(service, route)
         ctx.is_retry = self._recent_rejections.is_retry(
             claims_retry(headers.get(RETRY_COUNT_HEADER)), ctx.retry_key, now
         )
@@ -164,9 +176,10 @@ class Picker:
         self._release((), now)
         return self._enqueue(ctx, now) if reply is None else reply
 
-    def reject(self, rejection: Rejection) -> bytes:
-        """Returns the HTTP response to a request that is rejected before its service is known."""
-        return self._reject(rejection, None, self._clock.now())
+    def reject(self, rejection: Rejection, shape: ErrorShape = ErrorShape.OPENAI, service: str = "") -> bytes:
+        """Returns the HTTP response to a request that is no demand of any service, in the shape of its route."""
+        self.stats(service).record_rejection(rejection.reason)
+        return _rejection_response(to_response(rejection, self._random, shape))
 
     def on_access_record(self, record: AccessRecord, now: float) -> bool:
         """Process one access-log record. Returns whether this picker forwarded the request."""
@@ -176,6 +189,8 @@ class Picker:
             if request_id in self._queued:
                 self._on_client_disconnect(request_id, now)
             return False
+        if not in_flight.is_booked:
+            return True
         self.admission.complete(request_id, record, now)
         # Only the client's retry header counts here: a client can retry before this record arrives.
         if record.status is not None and record.status >= 500:
@@ -206,12 +221,13 @@ class Picker:
             return self._try_fallback(ctx, now)
         limit = max(service.max_queued, 0 if fallback is None else fallback.max_queued)
         self.stats(service.key).record_outcome(AdmissionOutcome.SHED_NO_CAPACITY)
-        return self._reject(error_messages.too_many(ctx.model, sequences, ctx.n, limit), ctx, now)
+        return self._reject(error_messages.too_many(ctx.model, sequences, ctx.n, limit, ctx.prompt_field), ctx, now)
 
-    def _fallback_of(self, service: ServiceEntry) -> str | None:
-        """Returns the key of the fallback service, or None if there is none."""
-        key = service.policy.fallback if service.policy is not None else None
-        return key if key in self.catalog.services and key != service.key else None
+    def _fallback_of(self, service: ServiceEntry, route: ApiRoute) -> str | None:
+        """Returns the key of the fallback service, or None if there is none that serves the route."""
+        fallback = self.catalog.services.get((service.policy and service.policy.fallback) or "")
+        is_usable = fallback is not None and fallback is not service and fallback.task in route.tasks
+        return fallback.key if fallback is not None and is_usable else None
 
     def _apply(self, ctx: RequestContext, decision: AdmissionDecision | None, now: float) -> bytes | None:
         """Returns the reply for a decision, or None if the request is queued. Without admission, picks an engine."""
@@ -228,6 +244,22 @@ class Picker:
             self.admission.discard_reservation(ctx, now)
             return self._reject_at_origin(ctx, now)
         return self._shed(ctx, decision, now)
+
+    def _dispatch_unbooked(self, service: ServiceEntry, ctx: RequestContext, now: float) -> bytes:
+        """Send a request that takes no capacity to the engine with the fewest requests, without admission."""
+        shape, pick = ctx.route.shape, self._choose(service, ctx, None)
+        if (rejection := self.key_limits.take(ctx.identity, 0, now)) is not None:
+            return self.reject(rejection, shape)
+        if pick is None:
+            return self.reject(self._no_endpoint(service, ctx), shape)
+        engines = 1 + len(pick.fallbacks)
+        if self.inflight.unbooked[service.key] >= engines * MAX_UNBOOKED_PER_ENGINE:
+            return self.reject(
+                error_messages.too_many_unbooked(ctx.model, ctx.route.path, MAX_UNBOOKED_PER_ENGINE), shape
+            )
+        self.inflight.begin(service.key, pick, ctx.request_id, now, is_booked=False)
+        next_engine_s = None if pick.fallbacks else self._next_engine_s(service)
+        return _dispatch_response(service, pick, ctx, next_engine_s, self.key_limits.headers(ctx.identity, now))
 
     def _dispatch(self, ctx: RequestContext, decision: AdmissionDecision | None, now: float) -> bytes:
         service = self.catalog.services.get(ctx.target_service)
@@ -249,6 +281,8 @@ class Picker:
         self.admission.record_forwarded(ctx, pick.endpoint.address, now)
         slo = None if service.policy is None else service.policy.class_of(ctx.request_class).slo
         deadlines = None if slo is None else slo.deadlines(ctx.prompt.tokens)
+        if deadlines is not None and ctx.route.is_prefill_only:
+            deadlines = deadlines._replace(tpot_s=math.inf)
         self.inflight.begin(
             service.key, pick, ctx.request_id, now, ctx.retry_key, deadlines, self._demand_by_service(ctx)
         )
@@ -390,18 +424,14 @@ class Picker:
         del self._wakeups[key]
         self._release((key,), self._clock.now())
 
-    def _reject(self, rejection: Rejection, ctx: RequestContext | None, now: float) -> bytes:
-        """`ctx` is None if the request names no known service."""
-        service = "" if ctx is None or ctx.service not in self.catalog.services else ctx.service
-        self.stats(service).record_rejection(rejection.reason)
-        reply = to_response(rejection, self._random)
-        if ctx is not None and rejection.reason.is_demand:
+    def _reject(self, rejection: Rejection, ctx: RequestContext, now: float) -> bytes:
+        self.stats(ctx.service if ctx.service in self.catalog.services else "").record_rejection(rejection.reason)
+        reply = to_response(rejection, self._random, ctx.route.shape)
+        if rejection.reason.is_demand:
             self._recent_rejections.record(ctx.retry_key, now, reply.retry_after_s)
-        elif ctx is not None:
+        else:
             self._exclude_from_demand(ctx)
-        if reply.fits_ext_authz:
-            return write_response(reply)
-        return response(200, (("x-plimsoll-cluster", "picker"), ("x-plimsoll-error-response", to_header(reply))))
+        return _rejection_response(reply)
 
     def _demand_tokens(self, ctx: RequestContext, key: str) -> DemandTokens:
         """Returns the prompt tokens of all sequences, at most those that one engine of the service holds at once."""
@@ -429,6 +459,13 @@ class Picker:
 def write_response(reply: ErrorResponse) -> bytes:
     """Returns an error response as HTTP bytes."""
     return response(reply.status, reply.headers.items(), reply.body)
+
+
+def _rejection_response(reply: ErrorResponse) -> bytes:
+    """Returns the ext_authz response for a rejection; one that Envoy would count as a failure goes in a header."""
+    if reply.fits_ext_authz:
+        return write_response(reply)
+    return response(200, (("x-plimsoll-cluster", "picker"), ("x-plimsoll-error-response", to_header(reply))))
 
 
 def _dispatch_response(

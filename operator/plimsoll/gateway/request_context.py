@@ -9,9 +9,10 @@ import msgspec
 
 from plimsoll.core.admission.request import AdmissionRequest
 from plimsoll.core.routing.endpoint import Prompt
+from plimsoll.gateway.api_routes import CHAT_ROUTE, ApiRoute
 from plimsoll.gateway.demand_counter import DemandTokens
 from plimsoll.gateway.identity import Identity
-from plimsoll.gateway.request_parser import CompletionRequest
+from plimsoll.gateway.request_parser import ParsedRequest
 
 MAX_MODEL_LENGTH = 200  # characters of a model name in a message
 MAX_IDEMPOTENCY_KEY_BYTES = 255  # a longer key is ignored
@@ -26,7 +27,8 @@ _MAX_REQUEST_ID_BYTES = 64
 class RequestContext(msgspec.Struct, eq=False):
     """The state of one request. `arrived_s` is in monotonic seconds.
 
-    `model` is the name that the client sent. For `prompt`, `max_tokens`, `stream` and `n` see `CompletionRequest`.
+    `model` is the name that the client sent. `route` is the route that it called. For `prompt`, `max_tokens`, `stream`,
+    `n` and `prompt_field` see `ParsedRequest`.
     `service` is the key of the service that the client named. `target_service` is the one that handles the request now:
     the same or its fallback. `fallback` is the key of the service that may still take it. `identity` is who sends it;
     its class may be unknown to the service. `block_hashes` identify the prompt's prefix. `is_retry` is true if an
@@ -49,6 +51,8 @@ class RequestContext(msgspec.Struct, eq=False):
     idempotency_key: str | None
     arrived_s: float
     n: int = 1
+    route: ApiRoute = CHAT_ROUTE
+    prompt_field: str = "prompt"
     block_hashes: tuple[int, ...] = ()
     fallback: str | None = None
     is_retry: bool = False
@@ -84,13 +88,14 @@ def request_id_of(headers: Mapping[bytes, bytes]) -> str | None:
 
 def new_context(
     request_id: str,
-    parsed: CompletionRequest,
+    parsed: ParsedRequest,
     service: str,
     body_digest: int,
     body_bytes: int,
     headers: Mapping[bytes, bytes],
     identity: Identity,
     now: float,
+    route: ApiRoute = CHAT_ROUTE,
 ) -> RequestContext:
     """Returns the context of a new request for an existing service."""
     key = headers.get(IDEMPOTENCY_KEY_HEADER, b"")
@@ -108,11 +113,13 @@ def new_context(
         key.decode("ascii", "replace") if 0 < len(key) <= MAX_IDEMPOTENCY_KEY_BYTES else None,
         now,
         parsed.n,
+        route,
+        parsed.prompt_field,
         estimate=_estimate(parsed),
     )
 
 
-def _estimate(parsed: CompletionRequest) -> DemandTokens:
+def _estimate(parsed: ParsedRequest) -> DemandTokens:
     prompt, media = parsed.prompt, parsed.media_tokens
     total = prompt.tokens * prompt.sequences
     return DemandTokens(total, {kind: tokens * prompt.sequences for kind, tokens in media.items()} if media else media)

@@ -18,6 +18,7 @@ import orjson
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from plimsoll.gateway import error_messages
+from plimsoll.gateway.api_routes import ApiRoute, route_of
 from plimsoll.gateway.body_budget import BodyBudget
 from plimsoll.gateway.envoy.body_filters import BODY_BYTES_HEADER, RESERVE_PREFIX
 from plimsoll.gateway.envoy.listener import CHECK_PREFIX, MODELS_PATH
@@ -71,29 +72,33 @@ class EnvoyEndpoint:
         return response(404)
 
     def _reserve(self, request: HttpRequest) -> bytes:
-        identity = self._picker.authenticate(request.headers)
+        identity, route = self._picker.authenticate(request.headers), route_of(request.path[len(_RESERVE) :])
         if isinstance(identity, Rejection):
-            return self._picker.reject(identity)
+            return self._picker.reject(identity, route.shape)
         request_id = request_id_of(request.headers)
         announced, now = request.headers.get(_BODY_BYTES, b""), time.monotonic()
         rejection = None if request_id is None else self._bodies.reserve(request_id, announced, now)
-        return response(200) if rejection is None else self._picker.reject(rejection)
+        if rejection is None:
+            return response(200)
+        return self._picker.reject(rejection, route.shape)
 
     def _check(self, request: HttpRequest) -> HandlerReply:
         started_s = time.monotonic()
         if (request_id := request_id_of(request.headers)) is not None:
             self._bodies.record(request_id, len(request.body), started_s)
-        if needs_worker(request.body):
+        route = route_of(request.path[len(_CHECK) :])
+        if needs_worker(request.body, route.form):
             identity = self._picker.authenticate(request.headers)
-            return self._picker.reject(identity) if isinstance(identity, Rejection) else self._decide(request, identity)
-        reply = self._picker.check(request.body, request.headers, started_s)
+            if isinstance(identity, Rejection):
+                return self._picker.reject(identity, route.shape)
+            return self._check_in_worker(request, identity, route)
+        reply = self._picker.check(request.body, request.headers, started_s, route)
         metrics.GATEWAY_PICK_SECONDS.inc(time.monotonic() - started_s)
         return reply
 
-    async def _decide(self, request: HttpRequest, identity: Identity) -> bytes:
-        """Parse the body in the worker process, and decide."""
-        parsed = await self._worker.parse(request.body)
-        reply = self._picker.decide(parsed, request.body, request.headers, identity, time.monotonic())
+    async def _check_in_worker(self, request: HttpRequest, identity: Identity, route: ApiRoute) -> bytes:
+        parsed = await self._worker.parse(request.body, route)
+        reply = self._picker.decide(parsed, request.body, request.headers, identity, time.monotonic(), route)
         return reply if isinstance(reply, bytes) else await reply
 
     def _models(self, request: HttpRequest, path: bytes) -> bytes:

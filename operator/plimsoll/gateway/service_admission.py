@@ -35,13 +35,14 @@ PROMPT_OVERESTIMATE: Final = 4
 
 
 class ForwardedRequest(msgspec.Struct, eq=False):
-    """A request at an engine. `queued_s` is the time from its arrival to its admission."""
+    """A request at an engine. `queued_s` is the time from its arrival to its admission, `path` that of its route."""
 
     request: AdmissionRequest
     target_service: str
     address: str
     queued_s: float
     stream: bool
+    path: str
     registered_late: bool = False  # admitted before this controller existed: its TTFT updates no estimate
 
 
@@ -49,15 +50,21 @@ class ServiceAdmission:
     """Admission of one service. Raises ValueError for a policy without a cost model."""
 
     def __init__(
-        self, key: str, policy: AdmissionPolicy, gateway: str, token_estimator: TokenEstimator, now: float
+        self,
+        key: str,
+        policy: AdmissionPolicy,
+        gateway: str,
+        token_estimators: Mapping[str, TokenEstimator],
+        now: float,
     ) -> None:
+        """`token_estimators` are those of each path, because each API has other bytes around a token."""
         self.key = key
         self.policy = policy  # includes the published limits
         self._cost_model = _cost_model(policy)
         self.controller = AdmissionController(policy.classes, self._cost_model, policy.tenants)
         self.queued: dict[str, RequestContext] = {}
         self._gateway = gateway
-        self._token_estimator = token_estimator
+        self._token_estimators = token_estimators
         self._slots_by_endpoint: dict[str, int] | None = {}  # None forces the next `set_replicas` to update
         self._prefills: frozenset[str] = frozenset()
         self._tenant_seen_s: dict[str, float] = {}  # last request by tenant
@@ -228,7 +235,7 @@ class ServiceAdmission:
     def _output_tokens(self, forwarded: ForwardedRequest, record: AccessRecord) -> int | None:
         if not forwarded.stream or record.outcome is not RequestOutcome.SUCCEEDED:
             return None
-        return self._token_estimator.estimate(
+        return self._token_estimators[forwarded.path].estimate(
             record.sent_bytes or 0, forwarded.request.sequences, self._cost_model.output_mean
         )
 

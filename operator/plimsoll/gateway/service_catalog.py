@@ -25,7 +25,7 @@ from plimsoll.core import units
 from plimsoll.core.admission.request import MAX_REQUEST_SEQUENCES
 from plimsoll.core.routing.endpoint import Endpoint
 from plimsoll.core.routing.model_names import NameClaim, read_claim, resolve_owners, served_names
-from plimsoll.core.types import Role
+from plimsoll.core.types import Role, Task
 from plimsoll.engines import vllm
 from plimsoll.gateway.admission_policy import AdmissionPolicy, PolicyCache, admission_of
 from plimsoll.telemetry import metrics
@@ -40,9 +40,9 @@ log = logging.getLogger(__name__)
 class ServiceEntry:
     """One InferenceService as the gateway serves it.
 
-    `key` is NAMESPACE/NAME. `names` are the model names that it serves, the preferred one first; none if others hold
-    all of them. `created` is in Unix
-    seconds. `max_sequences` is how many sequences one engine runs at once, and so how many its failure aborts.
+    `key` is NAMESPACE/NAME. `task` says which routes its engines serve. `names` are the model names that it serves, the
+    preferred one first; none if others hold all of them. `created` is in Unix seconds.
+    `max_sequences` is how many sequences one engine runs at once, and so how many its failure aborts.
     `max_queued` is how many sequences one engine accepts at once, running and queued; a request cannot have more.
     `policy` is None without an SLO. `next_ready_s` is when the operator expects the next ready engine, in Unix seconds.
     `startup_s` is how long a start-up takes. Both are None if unknown. `deleted` means that no engine can start: its
@@ -54,6 +54,7 @@ class ServiceEntry:
     name: str
     names: tuple[str, ...]
     created: int
+    task: Task = Task.GENERATE
     endpoints: tuple[Endpoint, ...] = ()
     max_sequences: int = vllm.DEFAULT_MAX_NUM_SEQS
     max_queued: int = MAX_REQUEST_SEQUENCES
@@ -223,6 +224,7 @@ class CatalogBuilder:
             name=claim.name,
             names=state.names,
             created=_unix(claim.created),
+            task=_task(obj),
             endpoints=tuple(sorted((endpoint for endpoint, _ in state.pods.values()), key=lambda e: e.pod)),
             max_sequences=_max_sequences(obj),
             max_queued=max(queues, default=MAX_REQUEST_SEQUENCES),
@@ -292,6 +294,12 @@ def _startup(obj: Object) -> tuple[float | None, float | None]:
         return next_ready_s, units.parse_duration(value_at(tiers, role, "startupP50"))
     except (AttributeError, TypeError, ValueError):
         return next_ready_s, None
+
+
+def _task(obj: Object) -> Task:
+    """Returns `spec.model.task`, and the default for a value that a newer release may know."""
+    value = value_at(obj, "spec", "model", "task")
+    return Task(value) if value in set(Task) else Task.GENERATE
 
 
 def _max_sequences(obj: Object) -> int:

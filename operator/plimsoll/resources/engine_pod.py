@@ -25,6 +25,12 @@ ROLE_ARGS: dict[RoleName, tuple[str, ...]] = {
     "decode": (vllm.BLOCK_SIZE, str(vllm.DISAGGREGATED_BLOCK_TOKENS)),
     "serve": (),
 }
+TASK_ARGS: dict[str, tuple[str, ...]] = {
+    "generate": (),
+    "embed": (vllm.RUNNER, vllm.POOLING_RUNNER),
+    "score": (vllm.RUNNER, vllm.POOLING_RUNNER),
+    "transcribe": (),
+}
 # Far above what an engine writes: a pod beyond its limit is evicted.
 SCRATCH_SIZE = "16Gi"  # temporary files
 HOME_SIZE = "32Gi"  # compiled kernels
@@ -151,6 +157,7 @@ def _environment(service: InferenceService, kind: RoleName, tier: EngineTier, pl
         _env_entry(names.env["runtime"], service.spec.engine.runtime),
         _env_entry(names.env["role"], kind),
         _env_entry(names.env["model"], model_argument(service)),
+        *([_env_entry(names.env["task"], model.task)] if model.task != "generate" else []),
         _env_entry(names.env["model_revision"], model.revision or ""),
         _env_entry(names.env["served_names"], json.dumps(served_names(service))),
         _env_entry(names.env["default_args"], json.dumps(default_engine_args(service, kind, tier, platform))),
@@ -200,9 +207,9 @@ def engine_defaults(service: InferenceService, platform: PlatformConfig) -> Engi
 def default_engine_args(
     service: InferenceService, kind: RoleName, tier: EngineTier, platform: PlatformConfig
 ) -> list[str]:
-    """Engine arguments that the user's arguments override: those of role, GPU count and installation, in order."""
+    """Engine arguments that the user's override: those of task, role, GPU count and installation, in order."""
     parallel = [vllm.TENSOR_PARALLEL_SIZE, str(tier.gpus)] if tier.gpus > 1 else []
-    return [*ROLE_ARGS[kind], *parallel, *engine_defaults(service, platform).args]
+    return [*TASK_ARGS[service.spec.model.task], *ROLE_ARGS[kind], *parallel, *engine_defaults(service, platform).args]
 
 
 def model_argument(service: InferenceService) -> str:

@@ -7,7 +7,7 @@ has its own message for an invalid form.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, ClassVar, Final
+from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field
 
@@ -154,6 +154,12 @@ class ModelSource(ApiModel):
         ]
         | None
     ) = Field(default=None, description="Branch, tag or commit of an hf:// repository. Absent: the main branch.")
+    task: Literal["generate", "embed", "score", "transcribe"] = Field(
+        default="generate",
+        description="What the model does, and so which routes it serves: generate (chat, completions, responses, "
+        "messages), embed (embeddings, rerank, score), score (rerank and score of a cross-encoder) or transcribe "
+        "(audio). embed and score start the engine as a pooling model.",
+    )
     secret_ref: SecretRef | None = Field(
         default=None, description="Hugging Face token, for gated or private repositories."
     )

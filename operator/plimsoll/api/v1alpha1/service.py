@@ -70,6 +70,13 @@ class InferenceServiceSpec(ApiModel):
             reason="FieldValueForbidden",
         ),
         ValidationRule(
+            "!has(self.model.task) || self.model.task == 'generate' || has(self.tiers.serve)",
+            "task needs the tier serve unless it is generate: only generated text has a decode phase",
+            lambda own: own.model.task == "generate" or own.tiers.serve is not None,
+            field=".model.task",
+            reason="FieldValueForbidden",
+        ),
+        ValidationRule(
             "has(self.slo) || !has(self.admission)",
             "slo is required with admission: requests are admitted while its targets can be met",
             lambda own: own.slo is not None or own.admission is None,

@@ -5,7 +5,7 @@ for incomplete ones. A client can send the gateway's internal headers, and it ca
 
 Idea: Envoy enforces all restrictions, so they do not depend on the picker. Routes match exact paths and methods. All
 else is rejected before the filter that buffers the body. Internal headers are stripped before routing. Sizes and times
-are limited. Only the two completion paths call the picker, and only they route to engines.
+are limited. Only the paths of `api_routes` call the picker, and only they route to engines.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 from importlib.resources import files
 from typing import Any
 
+from plimsoll.gateway.api_routes import RESPONSES_PATH, ROUTES
 from plimsoll.gateway.envoy.body_filters import (
     BODY_BYTES_HEADER,
     LARGE_BODY_BYTES,
@@ -32,7 +33,6 @@ from plimsoll.gateway.settings import ApiKeyMode, PickerSettings
 
 Json = dict[str, Any]
 
-COMPLETION_PATHS = ("/v1/chat/completions", "/v1/completions")
 MODELS_PATH = "/v1/models"
 STAT_PREFIX = "gateway"
 CLIENT_IDLE = "660s"  # without a request; load balancers keep idle connections for up to 600 s
@@ -198,7 +198,7 @@ def _routes(settings: PickerSettings, origins: list[Json]) -> list[Json]:
     # The CORS filter ignores direct responses, so this needs a cluster. It responds before the cluster is called.
     routes += [{"match": _preflight({"string_match": origin}), "route": {"cluster": "picker"}} for origin in origins]
     routes += [_direct_response(_preflight({"present_match": True}), 403)]
-    for path in COMPLETION_PATHS:
+    for path in ROUTES:
         routes += [
             _compressed(path),
             _reply_route(path),
@@ -206,6 +206,7 @@ def _routes(settings: PickerSettings, origins: list[Json]) -> list[Json]:
             _engine_route(path, settings, {"headers": [_method("POST")]}, RESERVE_FILTER, CHECK_FILTER),
             _direct_response({"path": path}, 405, allow="POST"),
         ]
+    routes.append(_direct_response({"prefix": f"{RESPONSES_PATH}/"}, 404))
     for match in ({"path": MODELS_PATH}, {"prefix": f"{MODELS_PATH}/"}):
         routes += [_models_route(match), _direct_response(match, 405, allow="GET")]
     routes += [_direct_response({"path": HEALTH}, 405, allow="GET, HEAD"), _direct_response({"prefix": "/"}, 404)]
@@ -237,7 +238,7 @@ def _two_hosts() -> Json:
 def _preflight(origin: Json) -> Json:
     """Matches CORS preflights whose origin matches."""
     asked = {"name": "access-control-request-method", "present_match": True}
-    return {"prefix": "/v1/", "headers": [_method("OPTIONS"), {"name": "origin", **origin}, asked]}
+    return {"prefix": "/", "headers": [_method("OPTIONS"), {"name": "origin", **origin}, asked]}
 
 
 def _compressed(path: str) -> Json:
@@ -268,7 +269,7 @@ def _reply_route(path: str) -> Json:
 
 
 def _engine_route(path: str, settings: PickerSettings, match: Json, *filters: str) -> Json:
-    """Route completions to engines. `filters` are the ext_authz filters that ask the picker."""
+    """Route requests to engines. `filters` are the ext_authz filters that ask the picker."""
     return {
         "match": {"path": path, **match},
         # Retries send the whole body again, so the buffer must hold a body of the maximum size.

@@ -1,9 +1,10 @@
-"""Envoy's local replies, as OpenAI error bodies with messages that a client can act on.
+"""Envoy's local replies, as error bodies of the route's API with messages that a client can act on.
 
 Problem: Envoy itself responds to a bad path, a body that is too large, or an unreachable engine. Such a local reply has
 an empty or plain text body and no `Retry-After`, and most carry no response flag.
 
-Idea: one mapper per status sets the message, the error type and the headers. Rejections by the picker through ext_authz
+Idea: one mapper per status sets the message, the error type and the headers, and another one for the paths of
+Anthropic's API, whose errors have another shape. Rejections by the picker through ext_authz
 (flag UAEX) match first and pass unchanged. A cluster at its request limit (flag UO) occurs only while the picker does
 not respond, so its rejections look like the picker's.
 """
@@ -14,6 +15,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from plimsoll.api.contract import engine_contract
+from plimsoll.gateway.api_routes import MESSAGES_PATH, RESPONSES_PATH, ROUTES
+from plimsoll.gateway.errors import anthropic_error_type
 
 Json = dict[str, Any]
 
@@ -38,8 +41,7 @@ REPLIES = {
         "This gateway does not support protocol upgrades or CONNECT tunnels. Send a plain HTTP request.", "forbidden"
     ),
     404: LocalReply(
-        "Unknown path. This gateway serves /v1/models, /v1/models/NAME, /v1/chat/completions, /v1/completions and"
-        " /health.",
+        f"Unknown path. This gateway serves /v1/models, /v1/models/NAME, /health and {', '.join(ROUTES)}.",
         "unknown_path",
     ),
     405: LocalReply(
@@ -108,6 +110,11 @@ PREFLIGHT = LocalReply(
     " gateway.corsAllowedOrigins does not list it. Add it there, or send the request from a server.",
     "origin_not_allowed",
 )
+NOT_STORED = LocalReply(
+    "This gateway stores no responses, so it cannot return, cancel or delete one. Use what"
+    f" POST {RESPONSES_PATH} returns.",
+    "response_not_stored",
+)
 DEFAULT_REPLY = LocalReply("The gateway rejected the request (%RESPONSE_CODE_DETAILS%).", "gateway_error")
 
 
@@ -115,25 +122,21 @@ def local_reply_config(max_body_bytes: int) -> Json:
     """The `local_reply_config` of the HTTP connection manager."""
     large = REPLIES[413]
     large = replace(large, message=large.message.format(max_body_bytes=max_body_bytes))
-    return {
-        "mappers": [
-            _picker_mapper(),
-            _mapper(_flag_filter("UAEX"), 503, KEYS_UNCHECKED),
-            _mapper(_both(_status_filter("EQ", 400), _request(":authority", {"contains": ","})), 400, TWO_HOSTS),
-            _mapper(_both(_status_filter("EQ", 403), _request(":method", {"exact": "OPTIONS"})), 403, PREFLIGHT),
-            _mapper(_both(_status_filter("EQ", 503), _request(":path", {"prefix": HEALTH})), 503, DRAINING),
-            _mapper(_both(_flag_filter("UF", "UC"), _request(NEXT_ENGINE, None)), 503, ONLY_ENGINE_FAILED),
-            _mapper(_flag_filter("UF", "UC"), 503, REPLIES[503]),  # with or without retries
-            _mapper(_flag_filter("UO"), OVERLOADED_STATUS, OVERLOADED_REPLY) | {"status_code": OVERLOADED_STATUS},
-            _mapper(_flag_filter("RL"), 429, BODIES_REPLY),
-            _mapper(_flag_filter("OM"), 429, OVERLOADED_GATEWAY) | {"status_code": 429},
-            *(
-                _mapper(_status_filter("EQ", status), status, reply)
-                for status, reply in (REPLIES | {413: large}).items()
-            ),
-            _mapper(_status_filter("GE", 400), 400, DEFAULT_REPLY),
-        ]
-    }
+    by_cause = [
+        (_flag_filter("UAEX"), 503, KEYS_UNCHECKED),
+        (_both(_status_filter("EQ", 400), _request(":authority", {"contains": ","})), 400, TWO_HOSTS),
+        (_both(_status_filter("EQ", 403), _request(":method", {"exact": "OPTIONS"})), 403, PREFLIGHT),
+        (_both(_status_filter("EQ", 404), _request(":path", {"prefix": f"{RESPONSES_PATH}/"})), 404, NOT_STORED),
+        (_both(_status_filter("EQ", 503), _request(":path", {"prefix": HEALTH})), 503, DRAINING),
+        (_both(_flag_filter("UF", "UC"), _request(NEXT_ENGINE, None)), 503, ONLY_ENGINE_FAILED),
+        (_flag_filter("UF", "UC"), 503, REPLIES[503]),  # with or without retries
+        (_flag_filter("UO"), OVERLOADED_STATUS, OVERLOADED_REPLY),
+        (_flag_filter("RL"), 429, BODIES_REPLY),
+        (_flag_filter("OM"), 429, OVERLOADED_GATEWAY),
+    ]
+    by_status = [(_status_filter("EQ", status), status, reply) for status, reply in (REPLIES | {413: large}).items()]
+    replies = [*by_cause, *by_status, (_status_filter("GE", 400), 400, DEFAULT_REPLY)]
+    return {"mappers": [_picker_mapper(), *(mapper for reply in replies for mapper in _mappers(*reply))]}
 
 
 def _picker_mapper() -> Json:
@@ -170,13 +173,22 @@ def _both(*filters: Json) -> Json:
     return {"and_filter": {"filters": list(filters)}}
 
 
-def _mapper(reply_filter: Json, status: int, reply: LocalReply) -> Json:
-    error_type = "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error"
+def _mappers(reply_filter: Json, status: int, reply: LocalReply) -> tuple[Json, Json]:
+    """Returns the mapper for the paths of Anthropic's API, and the one for all others."""
+    is_anthropic = _both(_request(":path", {"prefix": MESSAGES_PATH}), reply_filter)
+    return (
+        _mapper(is_anthropic, status, reply, _anthropic_body(reply.message, status)),
+        _mapper(reply_filter, status, reply, _openai_body(reply, status)),
+    )
+
+
+def _mapper(reply_filter: Json, status: int, reply: LocalReply, body: Json) -> Json:
     retry_header = ("x-should-retry", "false") if reply.retry_after is None else ("retry-after", str(reply.retry_after))
     return {
         "filter": reply_filter,
         "headers_to_add": [_header(*retry_header), _header("x-plimsoll-reason", reply.code)],
-        "body_format_override": _body(reply.message, error_type, reply.code),
+        "body_format_override": {"json_format": body, "content_type": "application/json"},
+        **({"status_code": status} if status == OVERLOADED_STATUS else {}),  # Envoy's own is 503
     }
 
 
@@ -184,8 +196,10 @@ def _header(key: str, value: str) -> Json:
     return {"header": {"key": key, "value": value}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
 
 
-def _body(message: str, error_type: str, code: str) -> Json:
-    return {
-        "json_format": {"error": {"message": message, "type": error_type, "param": None, "code": code}},
-        "content_type": "application/json",
-    }
+def _openai_body(reply: LocalReply, status: int) -> Json:
+    error_type = "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error"
+    return {"error": {"message": reply.message, "type": error_type, "param": None, "code": reply.code}}
+
+
+def _anthropic_body(message: str, status: int) -> Json:
+    return {"type": "error", "error": {"type": anthropic_error_type(status), "message": message}}

@@ -1,0 +1,222 @@
+"""The size of the prompt in a request's body, by the form of the body.
+
+Problem: each API has its own fields for a prompt: `messages`, `system`, `input`, `instructions`, `query` and
+`documents`. Some of them hold a batch, each item of which is a sequence of its own in the engine.
+
+Idea: one struct decodes only these fields, as raw JSON. Text counts by its bytes, media by their size
+(`media_parts`), and token IDs by their number. Scores of pairs count each pair as one sequence of both texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
+
+import msgspec
+
+from plimsoll.core.routing.endpoint import Prompt
+from plimsoll.core.types import MediaKind
+from plimsoll.gateway.api_routes import BodyForm
+from plimsoll.gateway.duplicate_keys import INPUT_KEY, MESSAGES_KEY, PROMPT_KEY
+from plimsoll.gateway.errors import Rejection, RejectionReason
+from plimsoll.gateway.media_parts import BYTES_PER_TOKEN, split_media
+from plimsoll.gateway.prefix_hash import BLOCK_BYTES, MAX_BLOCKS
+
+PREFIX_BYTES = BLOCK_BYTES * MAX_BLOCKS + 1  # bytes of a prompt that prefix hashing reads
+STATE_FIELDS: Final = ("previous_response_id", "conversation", "background")  # of /v1/responses; need a store
+
+_decode_prompt = msgspec.json.Decoder(object).decode
+
+
+class CompletionFields(msgspec.Struct):
+    """The fields of a chat or completion that decide about it. Those with text are raw JSON, empty if absent."""
+
+    model: object = None
+    n: object = None
+    max_tokens: object = None
+    max_completion_tokens: object = None
+    stream: object = None
+    prompt: msgspec.Raw = msgspec.Raw()
+    messages: msgspec.Raw = msgspec.Raw()
+    tools: msgspec.Raw = msgspec.Raw()
+    functions: msgspec.Raw = msgspec.Raw()
+    response_format: msgspec.Raw = msgspec.Raw()
+
+    @property
+    def schema_bytes(self) -> int:
+        """The size of what a chat template adds to the messages."""
+        return len(bytes(self.tools)) + len(bytes(self.functions)) + len(bytes(self.response_format))
+
+
+class BodyFields(CompletionFields):
+    """The same of all other forms. Chats are most of all requests, and each field costs them time."""
+
+    max_output_tokens: object = None
+    previous_response_id: object = None
+    conversation: object = None
+    background: object = None
+    system: msgspec.Raw = msgspec.Raw()
+    input: msgspec.Raw = msgspec.Raw()
+    instructions: msgspec.Raw = msgspec.Raw()
+    text: msgspec.Raw = msgspec.Raw()
+    query: msgspec.Raw = msgspec.Raw()
+    queries: msgspec.Raw = msgspec.Raw()
+    documents: msgspec.Raw = msgspec.Raw()
+    items: msgspec.Raw = msgspec.Raw()
+    text_1: msgspec.Raw = msgspec.Raw()
+    text_2: msgspec.Raw = msgspec.Raw()
+    data_1: msgspec.Raw = msgspec.Raw()
+    data_2: msgspec.Raw = msgspec.Raw()
+
+
+_decode_completion = msgspec.json.Decoder(CompletionFields).decode
+_decode_other = msgspec.json.Decoder(BodyFields).decode
+
+
+def decode_fields(body: bytes, form: BodyForm) -> CompletionFields:
+    """Returns the fields of a body. Raises msgspec.DecodeError, ValueError or RecursionError."""
+    return _decode_completion(body) if form is BodyForm.COMPLETION else _decode_other(body)
+
+
+class PromptSize(NamedTuple):
+    """The prompt of one request.
+
+    `prompt` has the tokens of one sequence and the number of sequences. `field` names the field that holds the batch.
+    For `prefix`, `media_tokens` and `is_estimated` see `ParsedRequest`; `media_tokens` are those of one sequence.
+    """
+
+    prompt: Prompt
+    prefix: bytes = b""
+    media_tokens: Mapping[MediaKind, int] = {}
+    field: str = "prompt"
+    is_estimated: bool = True
+
+
+def main_value(fields: CompletionFields, form: BodyForm) -> tuple[bytes, bytes]:
+    """Returns the quoted key of the field that is most of a body of this form, and its raw value, empty if absent."""
+    if isinstance(fields, BodyFields) and (text := bytes(fields.input)):
+        return INPUT_KEY, text
+    if form is BodyForm.COMPLETION and (text := bytes(fields.prompt)):
+        return PROMPT_KEY, text
+    return MESSAGES_KEY, bytes(fields.messages)
+
+
+def prompt_size(fields: CompletionFields, form: BodyForm, n: int) -> PromptSize:
+    """Returns the size of the prompt; `n` is the number of completions per prompt."""
+    return _SIZES[form](fields) if isinstance(fields, BodyFields) else _completion(fields, n)
+
+
+def refused_field(fields: CompletionFields, form: BodyForm) -> Rejection | None:
+    """Returns the rejection of a request that needs state which no engine keeps."""
+    if form is not BodyForm.RESPONSES:
+        return None
+    for name in STATE_FIELDS:
+        if getattr(fields, name) not in (None, False):
+            message = (
+                f"The field '{name}' is not supported: this gateway stores no responses. Send the whole conversation in"
+                f" 'input', without '{name}'."
+            )
+            return Rejection(RejectionReason.UNSUPPORTED_FIELD, message, param=name)
+    return None
+
+
+def _completion(fields: CompletionFields, n: int) -> PromptSize:
+    text = bytes(fields.prompt)
+    if not text:
+        return _conversation(bytes(fields.messages), fields.schema_bytes, n)
+    return PromptSize(_list_size(n, text), text[:PREFIX_BYTES], is_estimated=not _is_token_ids(text))
+
+
+def _messages(fields: BodyFields) -> PromptSize:
+    return _conversation(bytes(fields.system) + bytes(fields.messages), fields.schema_bytes, 1)
+
+
+def _responses(fields: BodyFields) -> PromptSize:
+    schema_bytes = fields.schema_bytes + len(bytes(fields.text))
+    return _conversation(bytes(fields.instructions) + bytes(fields.input), schema_bytes, 1)
+
+
+def _embedding(fields: BodyFields) -> PromptSize:
+    text = bytes(fields.input) or bytes(fields.messages)
+    field = "input" if bytes(fields.input) else "messages"
+    if _is_token_ids(text):
+        return PromptSize(_list_size(1, text), text[:PREFIX_BYTES], field=field, is_estimated=False)
+    count = 1 if _is_conversation(text) else _count_items(text)
+    parts = split_media(text, PREFIX_BYTES)
+    media = {kind: tokens // count for kind, tokens in parts.media_tokens.items()}
+    tokens = parts.text_bytes // BYTES_PER_TOKEN // count + sum(media.values())
+    return PromptSize(Prompt(tokens, count), parts.prefix, media, field)
+
+
+def _scoring(fields: BodyFields) -> PromptSize:
+    """Of pairs: one text with each of the others, or two lists of one length."""
+    firsts = next((raw for raw in map(bytes, (fields.query, fields.queries, fields.text_1, fields.data_1)) if raw), b"")
+    seconds, field = next(
+        (
+            (bytes(raw), name)
+            for name in ("documents", "items", "text_2", "data_2")
+            if bytes(raw := getattr(fields, name))
+        ),
+        (b"", "documents"),
+    )
+    counts = _count_items(firsts), _count_items(seconds)
+    pairs, tokens = max(counts), 0.0
+    media: dict[MediaKind, int] = {}
+    for text, count in zip((firsts, seconds), counts, strict=True):
+        parts = split_media(text, 0)
+        tokens += parts.text_bytes / BYTES_PER_TOKEN / count
+        for kind, amount in parts.media_tokens.items():
+            media[kind] = media.get(kind, 0) + amount // count
+    return PromptSize(Prompt(int(tokens) + sum(media.values()), pairs), firsts[:PREFIX_BYTES], media, field)
+
+
+def _nothing(fields: BodyFields) -> PromptSize:
+    return PromptSize(Prompt(0, 1))
+
+
+_SIZES: Final[Mapping[BodyForm, Callable[[BodyFields], PromptSize]]] = {
+    BodyForm.MESSAGES: _messages,
+    BodyForm.RESPONSES: _responses,
+    BodyForm.EMBEDDING: _embedding,
+    BodyForm.SCORING: _scoring,
+    BodyForm.TOKENS: _nothing,
+}
+
+
+def _conversation(text: bytes, schema_bytes: int, n: int) -> PromptSize:
+    parts = split_media(text, PREFIX_BYTES)
+    text_tokens = (parts.text_bytes + schema_bytes) // BYTES_PER_TOKEN
+    tokens = text_tokens + sum(parts.media_tokens.values())
+    return PromptSize(Prompt(tokens, n), parts.prefix, parts.media_tokens)
+
+
+def _list_size(n: int, text: bytes) -> Prompt:
+    """Returns the tokens of one prompt of a list and the number of sequences (`n` times prompts)."""
+    if text[:1] != b"[":
+        return Prompt(len(text) // BYTES_PER_TOKEN, n)
+    if _is_token_ids(text):
+        prompts = max(1, text.count(b"["))  # token IDs; a nested list means several prompts
+        prompts = prompts - 1 if prompts > 1 else 1
+        return Prompt((text.count(b",") + 1) // prompts, n * prompts)
+    prompt_count = _count_items(text)
+    return Prompt(len(text) // BYTES_PER_TOKEN // prompt_count, n * prompt_count)
+
+
+def _is_token_ids(text: bytes) -> bool:
+    return text[:1] == b"[" and text[:64].lstrip(b"[ \t\r\n")[:1].isdigit()
+
+
+def _is_conversation(text: bytes) -> bool:
+    """Whether a list has messages and not texts, so that it is one sequence."""
+    return text[:1] == b"[" and text[1:64].lstrip(b" \t\r\n")[:1] == b"{"
+
+
+def _count_items(raw: bytes) -> int:
+    """Returns the length of a list, at least 1, and 1 for any other value."""
+    if raw[:1] != b"[":
+        return 1
+    try:
+        decoded = _decode_prompt(raw)
+    except (msgspec.DecodeError, RecursionError):
+        return 1
+    return max(1, len(decoded)) if isinstance(decoded, list) else 1

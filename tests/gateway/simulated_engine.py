@@ -1,0 +1,59 @@
+"""An engine simulator under its launcher, as a process on loopback for a real gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from launcher.contract import IMAGE_ROOT
+from tests.engine_image.test_launcher import free_ports
+
+FLAGS = ("--time-scale", "0.1", "--max-model-len", "4096")
+TASK_FLAGS = {"generate": (), "embed": ("--runner", "pooling"), "transcribe": ()}
+
+
+@asynccontextmanager
+async def simulated_engine(folder: Path, service: str, task: str) -> AsyncIterator[str]:
+    """A ready engine of the service NAMESPACE/NAME, with an existing folder; gives its address as host:port."""
+    api, launcher, nixl = free_ports(3)
+    document = json.loads((IMAGE_ROOT / "contract.json").read_text())
+    document["ports"] = {"api": api, "launcher": launcher, "nixl": nixl}
+    document["paths"].update(state=str(folder / "state"), termination_message=str(folder / "said"))
+    document["drain"].update(min_unready_seconds=0, quiet_seconds=0)
+    (folder / "contract.json").write_text(json.dumps(document))
+    environment = {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": os.pathsep.join((str(IMAGE_ROOT), str(IMAGE_ROOT.parent / "operator"))),
+        "PLIMSOLL_CONTRACT": str(folder / "contract.json"),
+        "PLIMSOLL_RUNTIME": "simulated",
+        "PLIMSOLL_MODEL": "org/m",
+        "PLIMSOLL_TASK": task,
+        "PLIMSOLL_SHUTDOWN_TIMEOUT_SECONDS": "1",
+        "PLIMSOLL_SERVED_NAMES": json.dumps([service]),
+        "PLIMSOLL_ARGS": json.dumps([*FLAGS, *TASK_FLAGS[task]]),
+    }
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "launcher", env=environment, cwd=folder,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+    )  # fmt: skip
+    assert process.stdout is not None
+    log: list[str] = []
+    try:
+        async with asyncio.timeout(60):
+            while not log or "ready after" not in log[-1]:
+                line = await process.stdout.readline()
+                assert line, "".join(log)
+                log.append(line.decode(errors="replace"))
+        rest = asyncio.create_task(process.stdout.read())
+        yield f"127.0.0.1:{api}"
+        process.terminate()
+        await rest
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()

@@ -1,0 +1,160 @@
+"""Routes at the picker: by the task of the model, with the gate that each needs, and errors of its API."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from plimsoll.core.types import Task
+from plimsoll.gateway.api_routes import ROUTES, paths_of, route_of
+from plimsoll.gateway.errors import ErrorShape, from_header
+from plimsoll.gateway.picker import MAX_UNBOOKED_PER_ENGINE, Reply
+from tests.gateway.kube_objects import Object
+from tests.gateway.picker_harness import PickerHarness, engine_names, response_headers, service_with_slo
+
+MESSAGES, EMBEDDINGS, TOKENIZE = "/v1/messages", "/v1/embeddings", "/tokenize"
+
+
+def of_task(task: str, **changes: Any) -> Object:
+    obj = service_with_slo("chat", **changes)
+    obj["spec"]["model"]["task"] = task
+    return obj
+
+
+def ask(harness: PickerHarness, path: str, **fields: Any) -> Reply:
+    harness.asked += 1
+    body = json.dumps({"model": "chat", "input": f"hi {harness.asked}", **fields}).encode()
+    headers = {b"x-plimsoll-request-id": b"t%d" % harness.asked}
+    return harness.picker.check(body, headers, harness.clock.now(), ROUTES[path])
+
+
+def error_of(reply: Reply) -> tuple[int, Any]:
+    """Status and body that the client gets."""
+    sent = response_headers(reply)
+    if (value := sent.get("x-plimsoll-error-response")) is not None:
+        found = from_header(value)
+        return found.status, json.loads(found.body)
+    assert isinstance(reply, bytes)
+    return int(sent[":status"]), json.loads(reply.partition(b"\r\n\r\n")[2])
+
+
+def test_path_with_query_has_its_route() -> None:
+    assert route_of(b"/v1/messages?beta=true") is ROUTES[MESSAGES]
+    assert {route.shape for path, route in ROUTES.items() if path.startswith(MESSAGES)} == {ErrorShape.ANTHROPIC}
+
+
+@pytest.mark.parametrize("task", list(Task))
+def test_service_serves_the_routes_of_its_task_only(task: Task) -> None:
+    harness = PickerHarness(of_task(task.value), pods=engine_names(1))
+    served = set(paths_of(task))
+    for path, route in ROUTES.items():
+        if route.form == "audio":
+            continue
+        reply = ask(harness, path)
+        if path in served:
+            assert response_headers(reply)["x-plimsoll-cluster"] == "pick/team/chat", path
+            harness.complete(reply)  # type: ignore[arg-type]
+            continue
+        status, body = error_of(reply)
+        assert status == 404
+        assert "'chat'" in body["error"]["message"]
+        assert path in body["error"]["message"]
+        assert all(one in body["error"]["message"] for one in served)
+    assert harness.service()["requests"]["rejected"].keys() <= {"route_not_served"}
+
+
+def test_service_without_task_generates() -> None:
+    harness = PickerHarness(service_with_slo("chat"), pods=engine_names(1))
+    assert harness.picker.catalog.by_name["chat"].task is Task.GENERATE
+
+
+def test_embedding_takes_a_place_until_it_ends() -> None:
+    harness = PickerHarness(of_task("embed", batch=4, admission={"whenFull": "Shed"}), pods=engine_names(1))
+    replies = [ask(harness, EMBEDDINGS, input=["a", "b"]) for _ in range(2)]
+    assert [response_headers(one)[":status"] for one in replies] == ["200", "200"]
+    status, body = error_of(ask(harness, EMBEDDINGS, input=["a", "b"]))
+    assert (status, body["error"]["code"]) == (429, "overloaded")
+    harness.complete(replies[0])  # type: ignore[arg-type]
+    assert response_headers(ask(harness, EMBEDDINGS, input=["c", "d"]))["x-plimsoll-cluster"] == "pick/team/chat"
+
+
+def test_batch_beyond_the_queue_names_its_field() -> None:
+    harness = PickerHarness(of_task("embed"), pods=engine_names(1))
+    status, body = error_of(ask(harness, EMBEDDINGS, input=["a"] * 5000))
+    assert (status, body["error"]["param"]) == (400, "input")
+    assert "5000 items" in body["error"]["message"]
+
+
+def test_prefill_only_answer_has_no_tpot_target() -> None:
+    harness = PickerHarness(of_task("embed"), pods=engine_names(1))
+    harness.complete(ask(harness, EMBEDDINGS), ttft_us=1000, duration_us=1000)  # type: ignore[arg-type]
+    slo = harness.service()["slo"]
+    assert (slo["assessed"], slo["missed"], slo["tpot"]["targets_s"]) == (1, 0, [])
+
+
+def test_token_route_books_nothing_and_counts_nothing() -> None:
+    harness = PickerHarness(service_with_slo("chat", {"whenFull": "Shed"}, batch=1), pods=engine_names(1))
+    assert isinstance(harness.send(), bytes)  # the only place is taken
+    reply = ask(harness, TOKENIZE, prompt="a")
+    assert response_headers(reply)["x-plimsoll-cluster"] == "pick/team/chat"
+    assert sum(harness.running_by_engine().values()) == 1
+    harness.complete(reply)  # type: ignore[arg-type]
+    requests = harness.service()["requests"]
+    assert (requests["arrived"], requests["succeeded"]) == (1, 0)
+
+
+def test_token_requests_are_bounded_per_engine() -> None:
+    harness = PickerHarness(service_with_slo("chat"), pods=engine_names(2))
+    replies = [ask(harness, TOKENIZE, prompt="a") for _ in range(2 * MAX_UNBOOKED_PER_ENGINE)]
+    assert {response_headers(one)[":status"] for one in replies} == {"200"}
+    status, body = error_of(ask(harness, TOKENIZE, prompt="a"))
+    assert (status, body["error"]["code"]) == (429, "gateway_full")
+    harness.complete(replies[0])  # type: ignore[arg-type]
+    assert response_headers(ask(harness, TOKENIZE, prompt="a"))[":status"] == "200"
+    assert harness.service()["requests"]["arrived"] == 0
+
+
+def test_token_request_without_engine_is_no_demand() -> None:
+    harness = PickerHarness(service_with_slo("chat"))
+    status, body = error_of(ask(harness, "/v1/messages/count_tokens", messages=[]))
+    assert (status, body["error"]["type"]) == (503, "overloaded_error")
+    assert harness.service()["requests"]["rejected"] == {}
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "kind"),
+    [
+        ({"model": "nobody"}, 404, "not_found_error"),
+        ({"model": None}, 400, "invalid_request_error"),
+        ({"messages": [{"role": "user", "content": "x" * 40}]}, 429, "overloaded_error"),
+    ],
+)
+def test_message_errors_have_anthropic_shape(fields: dict[str, Any], status: int, kind: str) -> None:
+    harness = PickerHarness(service_with_slo("chat", {"whenFull": "Shed"}, batch=1), pods=engine_names(1))
+    harness.send()
+    reply = ask(harness, MESSAGES, max_tokens=5, **fields)
+    found, body = error_of(reply)
+    assert (found, body["type"], body["error"]["type"]) == (status, "error", kind)
+    assert body["error"].keys() == {"type", "message"}
+    assert "x-plimsoll-reason" in response_headers(reply)
+
+
+def test_starting_message_service_answers_overloaded() -> None:
+    harness = PickerHarness(service_with_slo("chat", {"whenFull": "Shed"}))
+    found, body = error_of(ask(harness, MESSAGES, messages=[], max_tokens=5))
+    assert (found, body["error"]["type"]) == (503, "overloaded_error")
+
+
+async def test_fallback_of_another_task_is_not_used() -> None:
+    other = service_with_slo("other")
+    other["spec"]["model"]["task"] = "embed"
+    chat = service_with_slo("chat", {"whenFull": "Downgrade", "fallback": {"name": "other"}}, batch=1)
+    pods = (*engine_names(1), *engine_names(2, service="other")[1:])
+    harness = PickerHarness(chat, other, pods=pods)
+    assert isinstance(harness.send(), bytes)
+    harness.send_queued().cancel()
+    other["spec"]["model"]["task"] = "generate"
+    harness.set_objects(chat, other, pods=pods)
+    assert response_headers(harness.send())["x-plimsoll-cluster"] == "pick/team/other"

@@ -1,0 +1,177 @@
+"""The prompt of each API: its tokens, its sequences, its output limit, and what is refused."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import pytest
+
+from plimsoll.core.routing.endpoint import Prompt
+from plimsoll.core.types import MediaKind
+from plimsoll.gateway.api_routes import ROUTES, BodyForm
+from plimsoll.gateway.errors import Rejection, RejectionReason
+from plimsoll.gateway.media_parts import DEFAULT_TOKENS, image_tokens
+from plimsoll.gateway.prefix_hash import block_hashes
+from plimsoll.gateway.request_parser import ParsedRequest, parse_body
+from tests.gateway.test_media_parts import png, webp
+
+EMBEDDINGS, RERANK, SCORE = "/v1/embeddings", "/v1/rerank", "/v1/score"
+MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
+TEXT = "x" * 398  # 400 bytes with its quotes: 100 tokens
+
+
+def parse(path: str, **fields: Any) -> ParsedRequest | Rejection:
+    return parse_body(json.dumps({"model": "m", **fields}).encode(), ROUTES[path])
+
+
+def read(path: str, **fields: Any) -> ParsedRequest:
+    found = parse(path, **fields)
+    assert isinstance(found, ParsedRequest), found
+    return found
+
+
+@pytest.mark.parametrize(
+    ("given", "prompt"),
+    [
+        (TEXT, Prompt(100, 1)),
+        ([TEXT] * 8, Prompt(100, 8)),
+        (list(range(100, 150)), Prompt(50, 1)),
+        ([[5] * 30, [6] * 30], Prompt(30, 2)),
+        ([{"role": "user", "content": TEXT}, {"role": "user", "content": TEXT}], Prompt(217, 1)),
+        ([[{"role": "user", "content": TEXT}]] * 3, Prompt(109, 3)),
+    ],
+)
+def test_embedding_input_has_tokens_and_sequences(given: Any, prompt: Prompt) -> None:
+    found = read(EMBEDDINGS, input=given)
+    assert found.prompt.sequences == prompt.sequences
+    assert abs(found.prompt.tokens - prompt.tokens) <= 2
+    assert (found.max_tokens, found.prompt_field) == (1, "input")
+
+
+def test_embedding_token_ids_are_exact() -> None:
+    assert not read(EMBEDDINGS, input=[1, 2, 3]).is_estimated
+    assert read(EMBEDDINGS, input="abc").is_estimated
+
+
+def test_embedding_messages_are_a_conversation() -> None:
+    found = read(EMBEDDINGS, messages=[{"role": "user", "content": TEXT}])
+    assert found.prompt.sequences == 1
+    assert found.prompt.tokens > 100
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "prompt", "field"),
+    [
+        (RERANK, {"query": TEXT, "documents": [TEXT] * 5}, Prompt(200, 5), "documents"),
+        (SCORE, {"text_1": TEXT, "text_2": [TEXT] * 5}, Prompt(200, 5), "text_2"),
+        (SCORE, {"text_1": [TEXT] * 4, "text_2": [TEXT] * 4}, Prompt(200, 4), "text_2"),
+        (SCORE, {"queries": TEXT, "items": [TEXT]}, Prompt(200, 1), "items"),
+        (SCORE, {"data_1": TEXT, "data_2": TEXT}, Prompt(200, 1), "data_2"),
+        (RERANK, {"query": TEXT}, Prompt(100, 1), "documents"),
+    ],
+)
+def test_pair_counts_as_one_sequence(path: str, fields: dict[str, Any], prompt: Prompt, field: str) -> None:
+    found = read(path, **fields)
+    assert found.prompt.sequences == prompt.sequences
+    assert abs(found.prompt.tokens - prompt.tokens) <= 2
+    assert (found.max_tokens, found.prompt_field) == (1, field)
+
+
+def test_message_counts_system_and_tools_and_has_its_limit() -> None:
+    plain = read(MESSAGES, messages=[{"role": "user", "content": TEXT}], max_tokens=7, max_output_tokens=3, n=4)
+    assert (plain.max_tokens, plain.prompt.sequences) == (7, 1)
+    whole = read(
+        MESSAGES,
+        messages=[{"role": "user", "content": TEXT}],
+        system=[{"type": "text", "text": TEXT}],
+        tools=[{"name": "f", "input_schema": {"type": "object", "description": TEXT}}],
+        stream=True,
+    )
+    assert 200 < whole.prompt.tokens - plain.prompt.tokens < 250
+    assert whole.stream
+
+
+def test_message_prefix_begins_with_system_prompt() -> None:
+    def hashes(system: str) -> tuple[int, ...]:
+        found = read(MESSAGES, system=system, messages=[{"role": "user", "content": "a" * 600}])
+        return block_hashes(found.prompt_prefix)
+
+    assert hashes("s" * 600)[0] == hashes("s" * 600)[0] != hashes("t" * 600)[0]
+
+
+@pytest.mark.parametrize("data", [png(560, 280), webp(b"VP8X", 560, 280)])
+def test_anthropic_image_counts_by_pixels(data: bytes) -> None:
+    source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(data).decode()}
+    content = [{"type": "image", "source": source}, {"type": "text", "text": "What is it?"}]
+    found = read(MESSAGES, messages=[{"role": "user", "content": content}])
+    assert found.media_tokens == {MediaKind.IMAGE: image_tokens(560, 280)}
+    assert found.prompt.tokens < image_tokens(560, 280) + 100
+
+
+def test_anthropic_image_behind_url_counts_default() -> None:
+    content = [{"type": "image", "source": {"type": "url", "url": "https://x/y.png"}}] * 2
+    found = read(MESSAGES, messages=[{"role": "user", "content": content}])
+    assert found.media_tokens == {MediaKind.IMAGE: 2 * DEFAULT_TOKENS[MediaKind.IMAGE]}
+
+
+def test_sound_without_media_type_stays_sound() -> None:
+    data = base64.b64encode(b"RIFF0000WAVEfmt " + bytes(40_000)).decode()
+    content = [{"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}]
+    found = read("/v1/chat/completions", messages=[{"role": "user", "content": content}])
+    assert found.media_tokens.keys() == {MediaKind.AUDIO}
+
+
+def test_response_counts_input_instructions_tools_and_limit() -> None:
+    text = read(RESPONSES, input=TEXT, max_output_tokens=9, max_tokens=3, store=True)
+    assert abs(text.prompt.tokens - 100) <= 2
+    assert text.max_tokens == 9
+    items = read(RESPONSES, input=[{"role": "user", "content": TEXT}], instructions=TEXT, tools=[{"name": TEXT}])
+    assert items.prompt.tokens > 300
+    assert items.prompt.sequences == 1
+
+
+def test_response_picture_counts_by_pixels() -> None:
+    url = f"data:image/png;base64,{base64.b64encode(png(560, 280)).decode()}"
+    found = read(RESPONSES, input=[{"role": "user", "content": [{"type": "input_image", "image_url": url}]}])
+    assert found.media_tokens == {MediaKind.IMAGE: image_tokens(560, 280)}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("previous_response_id", "resp_1"), ("conversation", {"id": "c"}), ("background", True)]
+)
+def test_response_that_needs_a_store_is_refused_by_field(field: str, value: Any) -> None:
+    found = parse(RESPONSES, input="a", **{field: value})
+    assert isinstance(found, Rejection)
+    assert (found.reason, found.param) == (RejectionReason.UNSUPPORTED_FIELD, field)
+    assert f"'{field}'" in found.message
+    for harmless in (None, False):
+        assert isinstance(parse(RESPONSES, input="a", **{field: harmless}), ParsedRequest)
+    assert isinstance(parse("/v1/chat/completions", messages=[], **{field: value}), ParsedRequest)
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/detokenize", "/v1/messages/count_tokens"])
+def test_token_routes_need_only_the_model(path: str) -> None:
+    assert read(path, prompt=TEXT, tokens=[1]).prompt == Prompt(0, 1)
+    found = parse_body(b"{}", ROUTES[path])
+    assert isinstance(found, Rejection)
+    assert found.reason is RejectionReason.MODEL_REQUIRED
+
+
+@pytest.mark.parametrize(
+    ("path", "key"), [(EMBEDDINGS, "input"), (RERANK, "documents"), (RESPONSES, "input"), (MESSAGES, "model")]
+)
+def test_key_that_occurs_twice_is_rejected(path: str, key: str) -> None:
+    body = b'{"model": "m", "%s": "a", "%s": "b"}' % (key.encode(), key.encode())
+    found = parse_body(body, ROUTES[path])
+    assert isinstance(found, Rejection)
+    assert (found.reason, found.param) == (RejectionReason.DUPLICATE_KEY, key)
+
+
+@pytest.mark.parametrize("path", sorted(path for path, route in ROUTES.items() if route.form is not BodyForm.AUDIO))
+@pytest.mark.parametrize("value", [None, 1, "a", [], {}, [[]], [{}], [None], "[", [[1, "a"]], [[[[1]]]]])
+def test_parser_never_raises_whatever_the_fields_hold(path: str, value: Any) -> None:
+    keys = ("input", "messages", "system", "query", "documents", "text_1", "text_2", "instructions", "tools", "prompt")
+    for key in keys:
+        assert isinstance(parse(path, **{key: value}), ParsedRequest | Rejection)
