@@ -12,7 +12,7 @@ from random import Random
 
 from plimsoll.core.ports import EngineInfo
 from plimsoll.core.types import Role
-from plimsoll.sim.engine import SimulatedEngine
+from plimsoll.sim.engine.simulated_engine import SimulatedEngine
 from plimsoll.sim.plant import Plant
 from plimsoll.sim.profile import HardwareProfile
 
