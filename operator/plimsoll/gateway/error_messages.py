@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 
 from plimsoll.core.admission.cost_model import EngineCostModel
-from plimsoll.core.admission.request import NO_RETRY, AdmissionDecision, AdmissionOutcome
+from plimsoll.core.admission.request import AdmissionDecision, AdmissionOutcome
+from plimsoll.core.admission.retry_advice import MAX_RESERVATION_S, NO_RETRY, UNKNOWN_TIME, advise_retry
 from plimsoll.gateway.errors import Rejection, RejectionReason
 from plimsoll.gateway.request_context import RequestContext
 
@@ -48,10 +49,11 @@ def admission_rejection(
     if decision.outcome is AdmissionOutcome.SHED_NO_CAPACITY and cost_model is not None:
         return too_long(ctx.model, ctx.prompt.tokens, cost_model.kv_tokens)
     retry = decision.retry or NO_RETRY
-    message, eta_s = _message(ctx, decision.outcome, ready_engines, availability, now), retry.eta_s
-    if decision.outcome is AdmissionOutcome.SHED_STARTING and eta_s is None:
-        eta_s = availability.next_ready_s
-    return Rejection(_REASON_BY_OUTCOME[decision.outcome], message, eta_seconds=eta_s, retryable=retry.retryable)
+    if decision.outcome is AdmissionOutcome.SHED_STARTING and retry.eta_s is None:
+        sdk_limit_s = MAX_RESERVATION_S if retry.retryable else 0.0
+        retry = advise_retry(availability.next_ready_s, is_time_known=True, sdk_limit_s=sdk_limit_s)
+    message = _message(ctx, decision.outcome, ready_engines, availability, now)
+    return Rejection(_REASON_BY_OUTCOME[decision.outcome], message, retry=retry)
 
 
 def too_long(model: str, tokens: int, context: int) -> Rejection:
@@ -91,11 +93,13 @@ def no_endpoint(model: str, ready: bool, availability: Availability) -> Rejectio
     """
     model = model[:200]
     if ready:
-        return Rejection(RejectionReason.NO_ENDPOINT, f"The gateway cannot reach any ready engine of model '{model}'.")
+        message = f"The gateway cannot reach any ready engine of model '{model}'."
+        return Rejection(RejectionReason.NO_ENDPOINT, message, retry=UNKNOWN_TIME)
     if availability.deleted:
-        return Rejection(RejectionReason.NO_ENDPOINT, _deleted(model), retryable=False)
+        return Rejection(RejectionReason.NO_ENDPOINT, _deleted(model))
     eta_s = availability.next_ready_s
-    return Rejection(RejectionReason.MODEL_STARTING, _starting(model, eta_s), eta_seconds=eta_s)
+    retry = advise_retry(eta_s, is_time_known=True)
+    return Rejection(RejectionReason.MODEL_STARTING, _starting(model, eta_s), retry=retry)
 
 
 def _starting(model: str, next_ready_s: float | None) -> str:
