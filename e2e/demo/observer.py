@@ -171,7 +171,7 @@ class ServiceObserver:
             return
         self._decided.add(decision["time"])
         for tier, change in decision["tiers"].items():
-            words = f"{tier} {change['from']} -> {change['to']}: {change['why']}"
+            words = f"{tier} {change['from']} -> {change['to']}: {change['reason']}"
             self.decisions.append(OperatorMessage(round(at, 1), "decision", words))
 
     def _record_startups(self, pods: Iterable[Object]) -> None:

@@ -230,7 +230,7 @@ def test_status_shows_measurements_and_last_decision(fleet: Service) -> None:
     assert tier["capacityPerReplica"].endswith("req/s")
     assert {"needed", "model"} <= tier.keys()
     assert {"p50", "p90"} <= tier["startup"].keys()
-    assert last["tiers"]["serve"]["why"]
+    assert last["tiers"]["serve"]["reason"]
     [checkpoint] = [
         one
         for one in fleet.cluster.list("inferenceservicecheckpoints", fleet.namespace)
@@ -254,9 +254,9 @@ def test_cli_status_and_explain_match_status(cluster: Cluster, namespace: str, f
     document = json.loads(cluster.run(str(plimsoll), "explain", "fleet", "-n", namespace, "--json"))
     print({verb: f"{seconds:.2f} s" for verb, seconds in took_s.items()}, told["explain"], sep="\n")
     assert "Serving" in told["status"]
-    assert all(step in told["explain"] for step in ("demand", "need", "limits", "mode", "SLO capacity", "start-up"))
-    first = last["why"].split(")")[0]  # the status has the short reasons
-    assert any(one["tiers"].get("serve", {}).get("why", "").startswith(first) for one in document["decisions"])
+    assert all(step in told["explain"] for step in ("demand", "sizing", "limits", "mode", "SLO capacity", "start-up"))
+    first = last["reason"].split(")")[0]  # the status has the short reasons
+    assert any(one["tiers"].get("serve", {}).get("reason", "").startswith(first) for one in document["decisions"])
 
 
 def test_recommend_mode_changes_no_replicas(

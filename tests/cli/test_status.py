@@ -56,8 +56,8 @@ STATUS: dict[str, Any] = {
     "lastDecision": {
         "time": "2026-01-01T00:59:00Z",
         "tiers": {
-            "prefill": {"from": 2, "to": 1, "why": ""},
-            "decode": {"from": 3, "to": 5, "why": "forecast 50 req/s in 95 s needs 6"},
+            "prefill": {"from": 2, "to": 1, "reason": ""},
+            "decode": {"from": 3, "to": 5, "reason": "forecast 50 req/s in 95 s needs 6"},
         },
         "binding": "decode",
     },

@@ -63,7 +63,7 @@ def a_service() -> Object:
         admission={"whenFull": "Downgrade", "fallback": {"name": "other"}},
     )
     found["metadata"] |= {"labels": {"team": "a"}, "annotations": {"note": "b"}, "managedFields": [{"manager": "x"}]}
-    moves = {"serve": {"from": 1, "to": 2, "why": "w"}}
+    moves = {"serve": {"from": 1, "to": 2, "reason": "w"}}
     decision = {"time": "2026-01-01T00:00:00Z", "tiers": moves, "binding": "serve"}
     found["status"] = {
         "observedGeneration": 1,

@@ -74,7 +74,7 @@ def test_earlier_decisions_are_shown_after_restart() -> None:
     assert decided_at(again) == ["2027-01-15T08:01:40Z", *before], "its own, of this tick, and those of the other"
     document = again.scaler.explain(KEY)
     assert document is not None
-    assert document["decisions"][1]["tiers"]["serve"]["why"] == status["lastDecision"]["tiers"]["serve"]["why"]
+    assert document["decisions"][1]["tiers"]["serve"]["reason"] == status["lastDecision"]["tiers"]["serve"]["reason"]
     again.scaler.decide(NOW_S + 120.0)
     assert shown(again, parent)["lastDecision"] == status["lastDecision"], "nothing has changed since"
     more = {**PROMISED, "tiers": {"serve": {"minReplicas": 20, "maxReplicas": 20}}}
@@ -88,7 +88,7 @@ def test_decision_that_the_checkpoint_lacks_is_taken_from_the_status() -> None:
     """The status is written first, so an operator that ends in between leaves an older checkpoint."""
     parent = builders.service(**PROMISED)
     world = scaled_up_world(parent)
-    newer = {"time": "2027-01-15T08:01:30Z", "tiers": {"serve": {"from": 4, "to": 5, "why": "w"}}}
+    newer = {"time": "2027-01-15T08:01:30Z", "tiers": {"serve": {"from": 4, "to": 5, "reason": "w"}}}
     again = restarted(world, parent, {**shown(world, parent), "lastDecision": newer})
     again.scaler.decide(NOW_S + 100.0)
     assert decided_at(again) == ["2027-01-15T08:01:40Z", newer["time"], *decided_at(world)[1:]]
@@ -118,12 +118,12 @@ def test_unchanged_recommendation_over_restarts_is_one_decision() -> None:
         {"time": "yesterday", "tiers": {}},
         {"time": 5, "tiers": {}},
         {"time": "2026-01-01T00:00:00Z", "tiers": 4},
-        {"time": "2026-01-01T00:00:00Z", "tiers": {"serve": {"from": None, "to": 3, "why": ""}}},
+        {"time": "2026-01-01T00:00:00Z", "tiers": {"serve": {"from": None, "to": 3, "reason": ""}}},
         {"time": "2026-01-01T00:00:00Z"},
     ],
 )
 def test_unreadable_stored_decision_is_dropped(stored: object) -> None:
-    kept = {"time": "2026-01-01T00:00:00Z", "tiers": {"serve": {"from": 1, "to": 3, "why": "{braces} stay"}}}
+    kept = {"time": "2026-01-01T00:00:00Z", "tiers": {"serve": {"from": 1, "to": 3, "reason": "{braces} stay"}}}
     for decisions, expected in (([kept, stored], ["{braces} stay"]), (stored, [])):
         world = World({**builders.service(**PROMISED), "status": {"lastDecision": stored}})
         state = {"version": 1, "decisions": decisions}
@@ -131,4 +131,4 @@ def test_unreadable_stored_decision_is_dropped(stored: object) -> None:
         world.scaler.decide(NOW_S)
         document = world.scaler.explain(KEY)
         assert document is not None
-        assert [one["tiers"]["serve"]["why"] for one in document["decisions"][1:]] == expected
+        assert [one["tiers"]["serve"]["reason"] for one in document["decisions"][1:]] == expected

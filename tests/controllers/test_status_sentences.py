@@ -317,7 +317,7 @@ def test_sentences_count_set_by_hand_names_who() -> None:
     assert event.message.startswith("serve 1 -> 3: kubectl set the replica count to 1")
     assert "spec.tiers.serve.minReplicas" in event.message
     status = walk.render()
-    assert status["lastDecision"]["tiers"]["serve"]["why"].startswith("kubectl set the replica count to 1")
+    assert status["lastDecision"]["tiers"]["serve"]["reason"].startswith("kubectl set the replica count to 1")
     assert "serve: kubectl set the replica count to 1" in walk.condition("ScalingActive", status)["message"]
     walk.order(3)
     for name in ("d", "e"):

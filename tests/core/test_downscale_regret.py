@@ -184,13 +184,15 @@ def test_regret_clock_set_back_keeps_trial() -> None:
 
 def test_regret_explains_kept_replica() -> None:
     played = SimulatedTier().through([(9.5, 120.0), (3.5, 40.0)] * 8).play(9.5, 60.0).play(3.5, 10.0)
-    why = step_message(played.last, "direction").reason
+    why = step_message(played.last, "stabilization").reason
     known = played.known
     assert why.startswith("9 would be enough; scale down in 5")
     assert why.endswith(
         f"({known.needed_again:.0f} of {known.trials:.0f} idle replicas were needed again within 120 s)"
     )
-    assert "were idle" not in step_message(SimulatedTier().play(9.5, 120.0).play(3.5, TICK_S).last, "direction").reason
+    assert (
+        "were idle" not in step_message(SimulatedTier().play(9.5, 120.0).play(3.5, TICK_S).last, "stabilization").reason
+    )
 
 
 shares = st.floats(0.0, 1.0)

@@ -121,11 +121,11 @@ def test_kept_standby_replica_is_explained() -> None:
     )  # miss cost at which a second one is worth its price
     found = decide_one(observed_tier(make_forecast(0.8, FREQUENT_GROWTH), 2), miss_cost=0.9 * just)
     assert found.replicas == 2
-    assert step_message(found, "need").reason.endswith("; 1 more kept as standby")
+    assert step_message(found, "sizing").reason.endswith("; 1 more kept as standby")
     assert (
         "kept"
         not in step_message(
-            decide_one(observed_tier(make_forecast(0.8, FREQUENT_GROWTH), 1), miss_cost=0.9 * just), "need"
+            decide_one(observed_tier(make_forecast(0.8, FREQUENT_GROWTH), 1), miss_cost=0.9 * just), "sizing"
         ).reason
     )
 
@@ -153,7 +153,7 @@ def test_last_replica_stays_for_cold_start_cost(work: float, miss_cost: float, a
         for late_s in (-0.1, 0.1)
     )
     assert (stays.replicas, goes.replicas) == (1, 0)
-    assert "the last replica stays: no request for" in step_message(stays, "need").reason
+    assert "the last replica stays: no request for" in step_message(stays, "sizing").reason
     assert f"scale to zero: no request for {after_s:.0f} s;" in goes.summary
     assert goes.summary.endswith("; at once, because the service has been idle for long enough")
 

@@ -227,7 +227,7 @@ def _decisions_section(service: KubeObject, screen: Screen) -> list[str]:
             get_text(last, "time") or MISSING,
             name,
             f"{_format_count(tier, 'from')} -> {_format_count(tier, 'to')}",
-            get_text(tier, "why") or MISSING,
+            get_text(tier, "reason") or MISSING,
         ]
         for name, tier in get_mapping(last, "tiers").items()
     ]

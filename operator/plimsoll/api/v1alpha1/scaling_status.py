@@ -67,7 +67,7 @@ class TierChangeStatus(StatusModel):
         alias="from", ge=0, json_schema_extra={"format": "int32"}, description="Replica count before the decision."
     )
     to: int = Field(ge=0, json_schema_extra={"format": "int32"}, description="Replica count that was decided.")
-    why: str = Field(
+    reason: str = Field(
         default="", max_length=4096, description="Steps of the decision, and the expected latency without it."
     )
 

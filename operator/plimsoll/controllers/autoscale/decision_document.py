@@ -83,8 +83,8 @@ def _tier(tier: TierDecision) -> Object:
         "overdue": tier.overdue,
         "etas_s": tier.etas_s,
         "counterfactual": tier.counterfactual,
-        "why": tier.summary,
-        "steps": [{"name": step.name, "replicas": step.replicas, "why": step.reason} for step in tier.steps],
+        "reason": tier.summary,
+        "steps": [{"name": step.name, "replicas": step.replicas, "reason": step.reason} for step in tier.steps],
     }
 
 
