@@ -28,6 +28,7 @@ from bench.hardware import dummy_models, traces
 from bench.hardware.summary import ObservedRequest, summary
 from plimsoll.cli.main import main as plimsoll
 from plimsoll.core.capacity import slo_capacity, tier_model
+from plimsoll.core.capacity.attainment import attainment
 from plimsoll.core.capacity.goodput import goodput_knee_per_s
 from plimsoll.core.engine_model import roofline
 from plimsoll.core.engine_model.step_time import EngineLimits, StepModel, serve_tier, tail_factor
@@ -85,7 +86,7 @@ def predict(model: StepModel, plant: dict[str, Any], runs: Sequence[tuple[float,
     capacity_rps = float(slo_capacity.slo_capacity_per_s(tier, 1, admission=False)[0])
     rates = []
     for rate, trace in runs:
-        figures = tier_model.attainment(tier, rate, 1, admission=False)
+        figures = attainment(tier, rate, 1, admission=False)
         rho = float(step_model.rho(rate))
         tail = float(tail_factor(step_model, np.array([min(rho, 0.999)]), SLO.share)[0])
         mean = float(step_model.tpot_s(rate)) if rho < 1 else None

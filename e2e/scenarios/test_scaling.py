@@ -253,9 +253,9 @@ def test_cli_status_and_explain_match_status(cluster: Cluster, namespace: str, f
     document = json.loads(cluster.run(str(plimsoll), "explain", "fleet", "-n", namespace, "--json"))
     print({verb: f"{seconds:.2f} s" for verb, seconds in took_s.items()}, told["explain"], sep="\n")
     assert "Serving" in told["status"]
-    assert all(step in told["explain"] for step in ("demand", "need", "limits", "mode", "SLO capacity", "start-up"))
+    assert all(step in told["explain"] for step in ("demand", "sizing", "limits", "mode", "SLO capacity", "start-up"))
     first = last.partition(": ")[2].split(")")[0]  # the status has the short reasons
-    assert any(one["tiers"].get("serve", {}).get("why", "").startswith(first) for one in document["decisions"])
+    assert any(one["tiers"].get("serve", {}).get("reason", "").startswith(first) for one in document["decisions"])
 
 
 def test_recommend_mode_changes_no_replicas(

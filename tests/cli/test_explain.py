@@ -25,13 +25,13 @@ DECODE = {
     "overdue": ["chat-decode-7"],
     "etas_s": [41.0, 60.0],
     "counterfactual": "3 would give p95 TPOT 71 ms, target 50 ms",
-    "why": "forecast 41 req/s in 95 s needs 5; 3 would give p95 TPOT 71 ms, target 50 ms",
+    "reason": "forecast 41 req/s in 95 s needs 5; 3 would give p95 TPOT 71 ms, target 50 ms",
     "steps": [
-        {"name": "demand", "replicas": 3, "why": "forecast 4.5 GPU-s/s of work within 95 s: level 4, burst 0.5"},
+        {"name": "demand", "replicas": 3, "reason": "forecast 4.5 GPU-s/s of work within 95 s: level 4, burst 0.5"},
         {
-            "name": "need",
+            "name": "sizing",
             "replicas": 5,
-            "why": "forecast 41 req/s in 95 s needs 5 (SLO capacity 9.1 req/s each, limited by TPOT)",
+            "reason": "forecast 41 req/s in 95 s needs 5 (SLO capacity 9.1 req/s each, limited by TPOT)",
         },
     ],
 }
@@ -44,8 +44,8 @@ PREFILL = {
     "overdue": [],
     "etas_s": [],
     "counterfactual": None,
-    "why": "unknown: no metrics; replica count stays at 2",
-    "steps": [{"name": "demand", "replicas": 2, "why": "unknown: no metrics; replica count stays at 2"}],
+    "reason": "unknown: no metrics; replica count stays at 2",
+    "steps": [{"name": "demand", "replicas": 2, "reason": "unknown: no metrics; replica count stays at 2"}],
 }
 DOCUMENT: dict[str, Any] = {
     "version": 1,
@@ -57,14 +57,14 @@ DOCUMENT: dict[str, Any] = {
             "at": "2026-01-01T11:31:00Z",
             "binding": None,
             "tiers": {
-                "prefill": PREFILL | {"before": 1, "why": "1 forecast"},
-                "decode": DECODE | {"before": 5, "replicas": 3, "recommended": 3, "why": "less work"},
+                "prefill": PREFILL | {"before": 1, "reason": "1 forecast"},
+                "decode": DECODE | {"before": 5, "replicas": 3, "recommended": 3, "reason": "less work"},
             },
         },
         {
             "at": "2026-01-01T11:00:00Z",
             "binding": "decode",
-            "tiers": {"decode": DECODE | {"before": 5, "replicas": 5, "recommended": 4, "why": "mode is Recommend"}},
+            "tiers": {"decode": DECODE | {"before": 5, "replicas": 5, "recommended": 4, "reason": "mode is Recommend"}},
         },
     ],
     "metrics": {

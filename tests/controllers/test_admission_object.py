@@ -10,7 +10,8 @@ import pytest_asyncio
 
 from plimsoll.adapters.kube_client import INFERENCESERVICEADMISSIONS, Resource
 from plimsoll.api import labels
-from plimsoll.core.admission.publication import from_dict
+from plimsoll.core import codec
+from plimsoll.core.admission.publication import AdmissionLimits
 from plimsoll.core.errors import NotFound, ObjectRejected
 from plimsoll.resources import object_meta
 from tests.controllers.conftest import ControllerHarness
@@ -42,7 +43,7 @@ async def test_limits_are_in_an_object_that_the_service_owns(service: SingleServ
     assert object_meta.owner_uid(found) == service.object["metadata"]["uid"]
     assert found["metadata"]["name"] == service.object["metadata"]["name"]
     assert found["metadata"]["labels"] == object_meta.service_labels(KEY[1])
-    limits = from_dict(found["limits"])
+    limits = codec.decode(AdmissionLimits, found["limits"])
     assert limits.cost_model is not None
     assert limits.shares == {"gw-1": limits.cost_model.batch}
     assert "admission" not in service.status
@@ -150,7 +151,7 @@ async def test_limits_are_stored_and_stay_as_written(world: ControllerHarness) -
     await first.reconciler.reconcile((world.namespace, "chat"))
     stored = await world.kube.get(INFERENCESERVICEADMISSIONS, world.namespace, "chat")
     assert object_meta.owner_uid(stored) == parent["metadata"]["uid"]
-    assert from_dict(stored["limits"]).classes == ("default",)
+    assert codec.decode(AdmissionLimits, stored["limits"]).classes == ("default",)
     assert "admission" not in (await world.service())["status"]
     writes = world.kube.writes
     await world.sync(first.store)

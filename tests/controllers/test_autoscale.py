@@ -16,7 +16,8 @@ from plimsoll.controllers.autoscale.autoscaler import Autoscaler
 from plimsoll.controllers.autoscale.scale_action import ScaleChange
 from plimsoll.controllers.autoscale.signal_sources import SignalSources
 from plimsoll.controllers.object_cache import Key, ObjectCache
-from plimsoll.core.admission.publication import from_dict, to_dict
+from plimsoll.core import codec
+from plimsoll.core.admission.publication import AdmissionLimits
 from plimsoll.core.ports import (
     BucketCounts,
     EngineInfo,
@@ -278,7 +279,7 @@ def test_publication_reaches_report_and_survives_restart() -> None:
     after = again.scaler.report(("team", "chat"))
     assert after is not None
     assert after.published is not None
-    assert after.published.cost_model == from_dict(to_dict(report.published)).cost_model
+    assert after.published.cost_model == codec.decode(AdmissionLimits, codec.encode(report.published)).cost_model
 
 
 def test_queued_request_scales_from_zero() -> None:

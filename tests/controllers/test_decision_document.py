@@ -69,9 +69,9 @@ def test_document_tier_equals_decision() -> None:
     told = written_document(fleet)["decisions"][-1]["tiers"]["serve"]
     decided = fleet.service.decisions[0].decision.tiers["serve"]
     assert told["counterfactual"] == decided.counterfactual
-    assert told["why"] == decided.summary
-    assert told["steps"] == [{"name": s.name, "replicas": s.replicas, "why": s.reason} for s in decided.steps]
-    assert [step["name"] for step in told["steps"]][:2] == ["demand", "need"]
+    assert told["reason"] == decided.summary
+    assert told["steps"] == [{"name": s.name, "replicas": s.replicas, "reason": s.reason} for s in decided.steps]
+    assert [step["name"] for step in told["steps"]][:2] == ["demand", "sizing"]
     assert (told["limits"], told["frozen"], told["overdue"], told["etas_s"]) == ([], False, [], [])
 
 
@@ -92,8 +92,8 @@ def test_document_figures_are_of_last_tick() -> None:
         "engine_version": "vllm 0.32.0",
     }
     words = written_document(fleet)["decisions"][0]["tiers"]["serve"]["steps"]
-    assert f"SLO capacity {told['capacity']['capacity_per_s']:.3g} req/s" in words[1]["why"]
-    assert f"forecast {told['forecast']['work']:.3g} GPU-s/s" in words[0]["why"]
+    assert f"SLO capacity {told['capacity']['capacity_per_s']:.3g} req/s" in words[1]["reason"]
+    assert f"forecast {told['forecast']['work']:.3g} GPU-s/s" in words[0]["reason"]
     assert sum(told["forecast"]["parts"].values()) == pytest.approx(told["forecast"]["work"], rel=1e-4)
     assert told["capacity"]["infeasible"] is None
     assert told["startup"]["startups"] == 1.0

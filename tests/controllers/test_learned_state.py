@@ -74,7 +74,7 @@ def test_earlier_decisions_are_shown_after_restart() -> None:
     assert decided_at(again) == ["2027-01-15T08:01:40Z", *before], "its own, of this tick, and those of the other"
     document = again.scaler.explain(KEY)
     assert document is not None
-    assert document["decisions"][1]["tiers"]["serve"]["why"] == status["lastDecision"]["serve"].partition(": ")[2]
+    assert document["decisions"][1]["tiers"]["serve"]["reason"] == status["lastDecision"]["serve"].partition(": ")[2]
     again.scaler.decide(NOW_S + 120.0)
     assert shown(again, parent)["lastDecision"] == status["lastDecision"], "nothing has changed since"
     more = {**PROMISED, "tiers": {"serve": {"minReplicas": 20, "maxReplicas": 20}}}
@@ -122,7 +122,7 @@ def test_unchanged_recommendation_over_restarts_is_one_decision() -> None:
         {"time": "yesterday", "tiers": {}},
         {"time": 5, "tiers": {}},
         {"time": "2026-01-01T00:00:00Z", "tiers": 4},
-        {"time": "2026-01-01T00:00:00Z", "tiers": {"serve": {"from": None, "to": 3, "why": ""}}},
+        {"time": "2026-01-01T00:00:00Z", "tiers": {"serve": {"from": None, "to": 3, "reason": ""}}},
         {"time": "2026-01-01T00:00:00Z"},
         {"time": "2026-01-01T00:00:00Z", "serve": "from 1 to 3"},
         {"time": "2026-01-01T00:00:00Z", "serve": f"1 -> {'9' * 5000}: why"},
@@ -130,7 +130,7 @@ def test_unchanged_recommendation_over_restarts_is_one_decision() -> None:
     ],
 )
 def test_unreadable_stored_decision_is_dropped(stored: object) -> None:
-    kept = {"time": "2026-01-01T00:00:00Z", "tiers": {"serve": {"from": 1, "to": 3, "why": "{braces} stay"}}}
+    kept = {"time": "2026-01-01T00:00:00Z", "tiers": {"serve": {"from": 1, "to": 3, "reason": "{braces} stay"}}}
     for decisions, expected in (([kept, stored], ["{braces} stay"]), (stored, [])):
         world = World({**builders.service(**PROMISED), "status": {"lastDecision": stored}})
         state = {"version": 1, "decisions": decisions}
@@ -138,4 +138,4 @@ def test_unreadable_stored_decision_is_dropped(stored: object) -> None:
         world.scaler.decide(NOW_S)
         document = world.scaler.explain(KEY)
         assert document is not None
-        assert [one["tiers"]["serve"]["why"] for one in document["decisions"][1:]] == expected
+        assert [one["tiers"]["serve"]["reason"] for one in document["decisions"][1:]] == expected

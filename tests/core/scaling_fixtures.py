@@ -41,7 +41,7 @@ FREQUENT_GROWTH = GrowthDistribution(
     HORIZON_S, GROWTH_FACTORS, (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.01), 1.0
 )
 BUSY = idle_periods.current_idle(IdleStats(), 0.0)  # requests come, and nothing is known of their pauses
-STEPS = ["demand", "need", "feedback", "pending", "joint", "direction", "limits", "mode"]
+STEPS = ["demand", "sizing", "feedback", "pending", "ratio", "stabilization", "limits", "mode"]
 
 
 def make_forecast(work: float, odds: GrowthDistribution = NO_GROWTH, **differing: Any) -> TierDemand:

@@ -11,7 +11,8 @@ import pytest
 from plimsoll.core.admission.cost_model import ClassPolicy, EngineCostModel, RequestCost, engine_cost_model
 from plimsoll.core.admission.kv_projection import KvProjection, length_distribution
 from plimsoll.core.admission.request import AdmissionOutcome
-from plimsoll.core.capacity.tier_model import KV_Z_SCORE, TierSpec
+from plimsoll.core.capacity.kv_capacity import KV_Z_SCORE
+from plimsoll.core.capacity.tier_model import TierSpec
 from plimsoll.core.engine_model.step_time import EngineLimits
 from plimsoll.core.slo import Slo
 from plimsoll.core.types import Role

@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.adapters.normalize import normalize
+from plimsoll.core import codec
 from plimsoll.core.admission.controller import CapacityAnnouncement
 from plimsoll.core.admission.cost_model import ClassPolicy, EngineCostModel, engine_cost_model
-from plimsoll.core.admission.publication import AdmissionLimits, from_dict, has_changed, to_dict
+from plimsoll.core.admission.publication import AdmissionLimits, has_changed
 from plimsoll.core.admission.share_controller import MIN_REBALANCE_INTERVAL_S, ShareController
 from plimsoll.core.capacity.tier_model import TierSpec
 from plimsoll.core.engine_model.step_time import EngineLimits, KvTransfer, StepModel
@@ -41,7 +42,7 @@ STAGGERED = replace(PUBLISHED, capacity_steps=((1.8e9, 5.0), (1.8e9 + 40.0, 12.5
 
 def as_stored(limits: AdmissionLimits) -> Any:
     """The limits as a gateway reads them from the API server, where a null counts as absent."""
-    text = json.dumps({"kind": "InferenceServiceAdmission", "limits": to_dict(limits)}, allow_nan=False)
+    text = json.dumps({"kind": "InferenceServiceAdmission", "limits": codec.encode(limits)}, allow_nan=False)
     return normalize(json.loads(text))["limits"]
 
 
@@ -49,31 +50,33 @@ def test_publication_round_trip_through_the_api_is_identity() -> None:
     unmeasured = replace(PUBLISHED, cost_model=replace(LIMITS, kv_transfer_token_s=None))
     unbounded = replace(PUBLISHED, cost_model=replace(LIMITS, max_spread_s=math.inf, tpot_s=(math.inf, 0.05)))
     for limits in (PUBLISHED, unmeasured, unbounded, STAGGERED, AdmissionLimits(("default",))):
-        assert from_dict(as_stored(limits)) == limits
-        assert as_stored(limits) == to_dict(limits), "a part that the API server drops would be written again and again"
+        assert codec.decode(AdmissionLimits, as_stored(limits)) == limits
+        assert as_stored(limits) == codec.encode(limits), (
+            "a part that the API server drops would be written again and again"
+        )
 
 
 def test_publication_without_empty_parts_is_read() -> None:
     """A patch of the status can drop a map that is empty."""
-    stored = {name: part for name, part in to_dict(AdmissionLimits(("default",))).items() if part not in ({}, [])}
-    assert from_dict(stored) == AdmissionLimits(("default",))
+    stored = {name: part for name, part in codec.encode(AdmissionLimits(("default",))).items() if part not in ({}, [])}
+    assert codec.decode(AdmissionLimits, stored) == AdmissionLimits(("default",))
 
 
 def test_publication_without_starts_is_read_as_older_version() -> None:
     """Gateways and the operator are not replaced in the same moment: either may be the older one."""
-    older = to_dict(STAGGERED)
+    older = codec.encode(STAGGERED)
     del older["capacitySteps"]
-    assert older == {name: value for name, value in to_dict(PUBLISHED).items() if name != "capacitySteps"}
+    assert older == {name: value for name, value in codec.encode(PUBLISHED).items() if name != "capacitySteps"}
     assert older.keys() == {"version", "classes", "costModel", "readyAt", "readyCapacity", "starting", "shares"}
     assert older["version"] == 4
-    assert from_dict(older) == PUBLISHED
+    assert codec.decode(AdmissionLimits, older) == PUBLISHED
     assert PUBLISHED.announcement("gw-a", 2.0, -1.8e9) == CapacityAnnouncement(0.0, 25 / 40 * 12.5 - 2.0)
 
 
 def test_publication_without_output_lengths_is_accepted() -> None:
-    older = to_dict(PUBLISHED)
+    older = codec.encode(PUBLISHED)
     del older["costModel"]["output_quantiles"]
-    assert from_dict(older) == replace(PUBLISHED, cost_model=replace(LIMITS, output_quantiles=()))
+    assert codec.decode(AdmissionLimits, older) == replace(PUBLISHED, cost_model=replace(LIMITS, output_quantiles=()))
 
 
 def test_publication_length_shift_of_a_tenth_is_significant() -> None:
@@ -88,10 +91,10 @@ def test_publication_length_shift_of_a_tenth_is_significant() -> None:
 
 @pytest.mark.parametrize("answers", [[3.0, 2.0], [-1.0, 2.0], [1.0, None], ["x"], 7])
 def test_publication_invalid_output_lengths_raises(answers: object) -> None:
-    stored = to_dict(PUBLISHED)
+    stored = codec.encode(PUBLISHED)
     stored["costModel"]["output_quantiles"] = answers
     with pytest.raises(ValueError, match=r"output_quantiles|number|type"):
-        from_dict(stored)
+        codec.decode(AdmissionLimits, stored)
 
 
 def test_capacity_announcement_splits_startups_by_gateway() -> None:
@@ -137,7 +140,7 @@ def test_publication_limits_of_every_slo_kind_round_trip(
     )
     told = AdmissionLimits(("default",), engine_cost_model(tier, (ClassPolicy("default", 0, slo),)))
     stored = as_stored(told)
-    assert to_dict(from_dict(stored)) == stored
+    assert codec.encode(codec.decode(AdmissionLimits, stored)) == stored
 
 
 @pytest.mark.parametrize(
@@ -161,7 +164,7 @@ def test_publication_limits_of_every_slo_kind_round_trip(
 )
 def test_publication_invalid_field_raises(change: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"no |not |missing|at least"):
-        from_dict(to_dict(PUBLISHED) | change)
+        codec.decode(AdmissionLimits, codec.encode(PUBLISHED) | change)
 
 
 @pytest.mark.parametrize(
@@ -169,16 +172,16 @@ def test_publication_invalid_field_raises(change: dict[str, Any]) -> None:
     [("batch", 0), ("base_s", 0.0), ("kv_tokens", 0), ("kv_tokens", 1.5), ("base_s", "1"), ("tpot_s", [1.0])],
 )
 def test_publication_invalid_limits_raises(name: str, value: object) -> None:
-    stored = to_dict(PUBLISHED)
+    stored = codec.encode(PUBLISHED)
     stored["costModel"][name] = value
     with pytest.raises(ValueError, match=r"no |not |missing|at least"):
-        from_dict(stored)
+        codec.decode(AdmissionLimits, stored)
 
 
 @pytest.mark.parametrize("stored", [None, 3, "text", [], {}])
 def test_publication_non_object_raises(stored: object) -> None:
     with pytest.raises(ValueError, match=r"no |not |missing|at least"):
-        from_dict(stored)
+        codec.decode(AdmissionLimits, stored)
 
 
 def test_publication_change_significant_only_if_large() -> None:
@@ -326,11 +329,11 @@ def test_shares_never_exceed_cap(
 
 def test_token_ratios_are_published_when_they_move() -> None:
     told = replace(PUBLISHED, token_ratios=RATIOS)
-    assert from_dict(json.loads(json.dumps(to_dict(told)))).token_ratios == RATIOS
-    assert from_dict(to_dict(PUBLISHED)).token_ratios == {}
+    assert codec.decode(AdmissionLimits, json.loads(json.dumps(codec.encode(told)))).token_ratios == RATIOS
+    assert codec.decode(AdmissionLimits, codec.encode(PUBLISHED)).token_ratios == {}
     assert has_changed(PUBLISHED, told)
     assert not has_changed(told, replace(told, token_ratios=RATIOS | {"image": 0.3}))
     assert has_changed(told, replace(told, token_ratios=RATIOS | {"image": 0.4}))
     for bad in ({"image": 0.0}, {"image": 1e9}, {"image": "x"}, {"image": None}):
         with pytest.raises(ValueError, match=r"number|ratio"):
-            from_dict(to_dict(told) | {"tokenRatios": bad})
+            codec.decode(AdmissionLimits, codec.encode(told) | {"tokenRatios": bad})

@@ -18,8 +18,9 @@ from plimsoll.core.autoscaling.inputs import ScalingSpec, ServiceSnapshot, TierS
 from plimsoll.core.autoscaling.observations import LaggingSignals, SizingResult
 from plimsoll.core.autoscaling.scaling_decision import ScalingDecision
 from plimsoll.core.autoscaling.scaling_policy import ScalingMode, ScalingPolicy, TierPolicy
-from plimsoll.core.autoscaling.service_state import ServiceState, slo_miss_share
+from plimsoll.core.autoscaling.service_state import ServiceState
 from plimsoll.core.autoscaling.sizing_batch import TierCapacity
+from plimsoll.core.autoscaling.snapshot_signals import slo_miss_share
 from plimsoll.core.autoscaling.startup_models import Variant
 from plimsoll.core.autoscaling.startup_time import StartingPod
 from plimsoll.core.autoscaling.state_checkpoint import dump_service_state, restore_service_state

@@ -15,9 +15,9 @@ from itertools import pairwise
 
 import pytest
 
+from plimsoll.core import codec
 from plimsoll.core.admission.cost_model import ClassPolicy
-from plimsoll.core.admission.publication import MAX_CAPACITY_STEPS, from_dict
-from plimsoll.core.admission.publication import to_dict as as_told
+from plimsoll.core.admission.publication import MAX_CAPACITY_STEPS, AdmissionLimits
 from plimsoll.core.autoscaling.admission_publisher import MIN_PUBLISH_INTERVAL_S, AdmissionPublisher
 from plimsoll.core.autoscaling.fleet_decisions import decide_all
 from plimsoll.core.autoscaling.inputs import ServiceSnapshot, TierSnapshot
@@ -261,7 +261,9 @@ def test_published_shares_sum_to_batch_under_churn(seed: int) -> None:
         assert all(units >= 0 for units in told.shares.values())
         assert 0.0 <= told.ready_capacity < math.inf
         assert [at_s for at_s, _ in told.capacity_steps] == sorted(at_s for at_s, _ in told.capacity_steps)
-        assert as_told(from_dict(json.loads(json.dumps(as_told(told), allow_nan=False)))) == as_told(told)
+        assert codec.encode(
+            codec.decode(AdmissionLimits, json.loads(json.dumps(codec.encode(told), allow_nan=False))),
+        ) == codec.encode(told)
     assert changes > 1
 
 

@@ -238,27 +238,27 @@ def test_update_all_is_independent_of_order(windows: list[WindowSums], rng: Any)
 STORED = to_dict(FITTED, KEY)
 
 
-@pytest.mark.parametrize("data", [None, "", 1, [], {}, {"version": 1}, {**STORED, "more": 1}])
+@pytest.mark.parametrize("data", [None, "", 1, [], {}, {"version": 1}])
 def test_from_dict_invalid_object_raises(data: object) -> None:
-    with pytest.raises(ValueError, match="exactly the fields"):
+    with pytest.raises(ValueError, match="not a calibration"):
         from_dict(data, KEY, PRIOR, FLOOR)
 
 
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"version": 2}, "version 2"),
+        ({"version": 2}, "not a calibration: version 2"),
         ({"engine": ["other", "gpu", "tp1", "vllm 0.26.0"]}, "is of"),
-        ({"engine": None}, "is of"),
+        ({"engine": None}, "engine: None is not a list"),
         ({"prior": [1.0] * 6}, "another prior"),
-        ({"prior": [1.0] * 5}, "6 numbers"),
-        ({"prior": "abcdef"}, "6 numbers"),
-        ({"weight": -1.0}, "not negative"),
+        ({"prior": [1.0] * 5}, "prior: .* 5 parts, not 6"),
+        ({"prior": "abcdef"}, "prior: .* not a list"),
+        ({"weight": -1.0}, "weight: -1.0 is not a number of at least 0"),
         ({"weight": "12"}, "not a number"),
         ({"weight": True}, "not a number"),
         ({"weight": 1e5}, "add up"),
-        ({"noise": [1.0]}, "2 numbers"),
-        ({"noise": [1.0, -1.0]}, "not negative"),
+        ({"noise": [1.0]}, "noise: .* 1 parts, not 2"),
+        ({"noise": [1.0, -1.0]}, "noise: -1.0 is not a number of at least 0"),
         ({"shift": [math.nan, 0.0]}, "not a number"),
         ({"updatedSeconds": "now"}, "not a number"),
         ({"updatedSeconds": math.nan}, "not a number"),

@@ -11,14 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plimsoll.core import codec
 from plimsoll.core.autoscaling.decide import decide
 from plimsoll.core.autoscaling.decision_state import (
     DecisionState,
     DownscaleRegret,
     TierDecisionState,
     TimedReplicas,
-    dump_decision_state,
-    load_decision_state,
 )
 from plimsoll.core.autoscaling.downscale_regret import record_trials, return_probability
 from plimsoll.core.autoscaling.observations import ServiceObservation
@@ -185,13 +184,15 @@ def test_regret_clock_set_back_keeps_trial() -> None:
 
 def test_regret_explains_kept_replica() -> None:
     played = SimulatedTier().through([(9.5, 120.0), (3.5, 40.0)] * 8).play(9.5, 60.0).play(3.5, 10.0)
-    why = step_message(played.last, "direction").reason
+    why = step_message(played.last, "stabilization").reason
     known = played.known
     assert why.startswith("9 would be enough; scale down in 5")
     assert why.endswith(
         f"({known.needed_again:.0f} of {known.trials:.0f} idle replicas were needed again within 120 s)"
     )
-    assert "were idle" not in step_message(SimulatedTier().play(9.5, 120.0).play(3.5, TICK_S).last, "direction").reason
+    assert (
+        "were idle" not in step_message(SimulatedTier().play(9.5, 120.0).play(3.5, TICK_S).last, "stabilization").reason
+    )
 
 
 shares = st.floats(0.0, 1.0)
@@ -225,23 +226,23 @@ def test_regret_any_sequence_stays_valid_and_round_trips(
         assert levels == sorted(set(levels), reverse=True)
         assert since[1:] == sorted(since[1:])
     state = DecisionState(1.0, {"serve": TierDecisionState(downscale_regret=known)})
-    assert load_decision_state(json.loads(json.dumps(dump_decision_state(state)))) == state
+    assert codec.decode(DecisionState, json.loads(json.dumps(codec.encode(state)))) == state
 
 
 def test_load_decision_state_without_regret_is_accepted() -> None:
     state = DecisionState(
         1.0, {"serve": TierDecisionState((TimedReplicas(2, 1.0),), downscale_regret=DownscaleRegret((), 3, 2.0, 1.0))}
     )
-    old = dump_decision_state(state)
+    old = codec.encode(state)
     del old["tiers"]["serve"]["returns"]
-    assert load_decision_state(old).tiers["serve"] == TierDecisionState((TimedReplicas(2, 1.0),))
+    assert codec.decode(DecisionState, old).tiers["serve"] == TierDecisionState((TimedReplicas(2, 1.0),))
 
 
 @pytest.mark.parametrize(
-    "bad", [None, [], [[], 1, 1.0, 2.0], [[], -1, 1.0, 1.0], [[], 1, math.nan, 0.0], [[[1]], 1, 1.0, 1.0]]
+    "bad", [7, [], [[], 1, 1.0, 2.0], [[], -1, 1.0, 1.0], [[], 1, math.nan, 0.0], [[[1]], 1, 1.0, 1.0]]
 )
 def test_load_decision_state_invalid_regret_raises(bad: Any) -> None:
-    stored = dump_decision_state(DecisionState(1.0, {"serve": TierDecisionState()}))
+    stored = codec.encode(DecisionState(1.0, {"serve": TierDecisionState()}))
     stored["tiers"]["serve"]["returns"] = bad
     with pytest.raises(ValueError, match="scaling state"):
-        load_decision_state(stored)
+        codec.decode(DecisionState, stored)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plimsoll.core import codec
 from plimsoll.core.demand import idle_periods
 from plimsoll.core.demand.idle_periods import IdlePeriod, IdleStats
 
@@ -139,13 +140,13 @@ def test_idle_clock_set_back_restarts_period() -> None:
 
 def test_idle_stats_round_trip_drops_current_period() -> None:
     found, now_s = after_idle_periods([60.0, 5.0, 700.0])
-    again = idle_periods.from_dict(json.loads(json.dumps(idle_periods.to_dict(found))))
+    again = codec.decode(IdleStats, json.loads(json.dumps(codec.encode(found))))
     assert again.idle_since_s is None
     old, new = (idle_periods.current_idle(p, now_s)._replace(active=False, idle_s=30.0) for p in (found, again))
     assert new.arrival_probability(60.0) == pytest.approx(old.arrival_probability(60.0), abs=1e-3)
 
 
-GOOD = idle_periods.to_dict(IdleStats())
+GOOD = codec.encode(IdleStats())
 
 
 @pytest.mark.parametrize(
@@ -163,5 +164,5 @@ GOOD = idle_periods.to_dict(IdleStats())
     ],
 )
 def test_from_dict_invalid_idle_stats_raises(bad: Any) -> None:
-    with pytest.raises(ValueError, match="no pauses"):
-        idle_periods.from_dict(bad)
+    with pytest.raises(ValueError, match="not idle statistics"):
+        codec.decode(IdleStats, bad)

@@ -20,6 +20,7 @@ from plimsoll.core.autoscaling.rejection_feedback import (
     RejectionSample,
 )
 from plimsoll.core.autoscaling.scaling_policy import ScalingPolicy, TierPolicy
+from plimsoll.core.autoscaling.sizing_requests import sizing_requests
 from plimsoll.core.autoscaling.startup_time import StartingPod
 from plimsoll.core.demand.service_metrics import ServiceMetrics
 from plimsoll.core.demand.uncertainty import quantile_deviate
@@ -171,7 +172,9 @@ def asked(fleet: Fleet, said: ServiceMetrics, starting: tuple[StartingPod, ...],
     count = fleet.replicas["serve"] + more
     seen = ServiceSnapshot(said, {"serve": TierSnapshot(count, count - len(starting), starting, fleet.about)})
     demand: dict[str, TierDemand | Unavailable] = fleet.service.demand(seen, fleet.wish, fleet.now_s)
-    return fleet.service.sizing_requests(seen, fleet.wish, demand, fleet.now_s)["serve"].retry_gpu_s
+    return sizing_requests(fleet.service.tiers, fleet.service.sizings, seen, fleet.wish, demand, fleet.now_s)[
+        "serve"
+    ].retry_gpu_s
 
 
 def test_retry_backlog_sizes_for_full_uncertainty() -> None:

@@ -10,12 +10,10 @@ from dataclasses import dataclass
 import pytest
 
 from plimsoll.core.admission.request import AdmissionRequest
+from plimsoll.core.admission.retry_advice import MAX_RESERVATION_S, MAX_RETRY_AFTER_S, UNKNOWN_RETRY_RANGE_S
 from plimsoll.core.admission.retry_reservations import (
     EARLY_TOLERANCE_S,
-    MAX_RESERVATION_S,
-    MAX_RETRY_AFTER_S,
     SPARE_UTILIZATION,
-    UNKNOWN_RETRY_RANGE_S,
     RetryReservations,
 )
 

@@ -156,7 +156,7 @@ def test_decide_is_never_below_required_replicas(work: float, replicas: int, rea
 def test_standby_is_added_while_it_pays_off() -> None:
     found = decide_one(observed_tier(make_forecast(0.8, FREQUENT_GROWTH), 1), miss_cost=5.0)
     assert found.replicas > 1
-    assert "standby (" in step_message(found, "need").reason
+    assert "standby (" in step_message(found, "sizing").reason
     assert decide_one(observed_tier(make_forecast(0.8, FREQUENT_GROWTH), 1), miss_cost=0.0).replicas == 1
     assert decide_one(observed_tier(make_forecast(0.8, FREQUENT_GROWTH), 1), miss_cost=50.0).replicas > found.replicas
 
@@ -213,7 +213,7 @@ def test_decide_between_need_and_release_keeps_replicas() -> None:
         seen = observed_tier(1.98, replicas)
         state = DecisionState(0.0, {"serve": TierDecisionState(downscale_candidates=(TimedReplicas(2, -1e6),))})
         assert decide_one(seen, state=state).replicas == replicas
-    assert "3 kept, within the scale-down margin" in step_message(decide_one(observed_tier(1.98, 3)), "need").reason
+    assert "3 kept, within the scale-down margin" in step_message(decide_one(observed_tier(1.98, 3)), "sizing").reason
 
 
 def test_decide_infeasible_slo_sizes_for_feasible_targets() -> None:
@@ -251,7 +251,7 @@ def test_decide_partial_coverage_prevents_scale_down() -> None:
     state = DecisionState(0.0, {"serve": TierDecisionState(downscale_candidates=(TimedReplicas(1, -1e6),))})
     assert decide_one(observed_tier(0.5, 4, coverage=0.5), state=state).replicas == 4
     assert decide_one(observed_tier(4.5, 4, coverage=0.5), state=state).replicas == 5
-    assert "only 50% report metrics" in step_message(decide_one(observed_tier(0.5, 4, coverage=0.5)), "need").reason
+    assert "only 50% report metrics" in step_message(decide_one(observed_tier(0.5, 4, coverage=0.5)), "sizing").reason
 
 
 def test_scaled_sum_partial_readings_are_scaled_to_all() -> None:
@@ -365,7 +365,7 @@ def test_scale_to_zero_requires_both_tiers_idle() -> None:
     away = idle_status(1e4)
     serving = decide_pair(observed_tier(0.0, 1), observed_tier(1.5, 2), pause=away)
     assert counts(serving) == (1, 2)
-    assert "at least 1, because the other tier has replicas" in step_message(serving.tiers["prefill"], "joint").reason
+    assert "at least 1, because the other tier has replicas" in step_message(serving.tiers["prefill"], "ratio").reason
     assert counts(decide_pair(observed_tier(0.0, 0), observed_tier(0.5, 1), pause=idle_status(1.0))) == (1, 1)
     assert counts(decide_pair(observed_tier(0.0, 1), observed_tier(0.5, 1), pause=away)) == (0, 0)
     dear = observed_tier(0.5, 1, sizing=replace(sizing_for(make_forecast(0.5), 1), request_gpu_s=1e3))
@@ -409,4 +409,4 @@ def test_tier_ratio_raises_the_smaller_tier() -> None:
 def test_decision_names_tier_nearest_to_capacity() -> None:
     found = decide_pair(observed_tier(1.8, 2), observed_tier(3.9, 8))
     assert found.binding_tier == "prefill"
-    assert "90% of its SLO capacity used; binding tier: prefill" in step_message(found.tiers["prefill"], "joint").reason
+    assert "90% of its SLO capacity used; binding tier: prefill" in step_message(found.tiers["prefill"], "ratio").reason

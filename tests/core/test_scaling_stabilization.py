@@ -11,14 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plimsoll.core import codec
 from plimsoll.core.autoscaling.decide import decide
 from plimsoll.core.autoscaling.decision_state import (
     DecisionState,
     DownscaleRegret,
     TierDecisionState,
     TimedReplicas,
-    dump_decision_state,
-    load_decision_state,
 )
 from plimsoll.core.autoscaling.observations import ServiceObservation, TierDemand
 from plimsoll.core.autoscaling.scaling_decision import ScalingLimit
@@ -122,11 +121,11 @@ def test_kept_standby_replica_is_explained() -> None:
     )  # miss cost at which a second one is worth its price
     found = decide_one(observed_tier(make_forecast(0.8, FREQUENT_GROWTH), 2), miss_cost=0.9 * just)
     assert found.replicas == 2
-    assert step_message(found, "need").reason.endswith("; 1 more kept as standby")
+    assert step_message(found, "sizing").reason.endswith("; 1 more kept as standby")
     assert (
         "kept"
         not in step_message(
-            decide_one(observed_tier(make_forecast(0.8, FREQUENT_GROWTH), 1), miss_cost=0.9 * just), "need"
+            decide_one(observed_tier(make_forecast(0.8, FREQUENT_GROWTH), 1), miss_cost=0.9 * just), "sizing"
         ).reason
     )
 
@@ -154,7 +153,7 @@ def test_last_replica_stays_for_cold_start_cost(work: float, miss_cost: float, a
         for late_s in (-0.1, 0.1)
     )
     assert (stays.replicas, goes.replicas) == (1, 0)
-    assert "the last replica stays: no request for" in step_message(stays, "need").reason
+    assert "the last replica stays: no request for" in step_message(stays, "sizing").reason
     assert f"scale to zero: no request for {after_s:.0f} s;" in goes.summary
     assert goes.summary.endswith("; at once, because the service has been idle for long enough")
 
@@ -349,11 +348,11 @@ def test_decide_after_restart_or_repeat_is_equal(
 ) -> None:
     observation, policy, now_s = service
     first = decide(observation, policy, now_s)
-    stored = load_decision_state(json.loads(json.dumps(dump_decision_state(observation.state))))
+    stored = codec.decode(DecisionState, json.loads(json.dumps(codec.encode(observation.state))))
     assert decide(replace(observation, state=stored), policy, now_s) == first
     again = decide(replace(observation, state=first.state), policy, now_s)
     assert counts(again) == counts(first)
-    assert load_decision_state(json.loads(json.dumps(dump_decision_state(first.state)))) == first.state
+    assert codec.decode(DecisionState, json.loads(json.dumps(codec.encode(first.state)))) == first.state
 
 
 @given(services())
@@ -374,12 +373,10 @@ def test_decide_any_input_is_within_limits_and_explained(
 def test_decision_state_is_about_a_kilobyte() -> None:
     marks = tuple(TimedReplicas(20 - i, 1_795_000_000.0 + i) for i in range(8))
     full = TierDecisionState(marks, marks, 1.234567, downscale_regret=DownscaleRegret(marks[:4], 20, 100 / 7, 100 / 9))
-    assert (
-        len(json.dumps(dump_decision_state(DecisionState(1_795_000_000.0, {"prefill": full, "decode": full})))) < 1500
-    )
+    assert len(json.dumps(codec.encode(DecisionState(1_795_000_000.0, {"prefill": full, "decode": full})))) < 1500
 
 
-GOOD: dict[str, Any] = dump_decision_state(DecisionState(1.0, {"serve": TierDecisionState((TimedReplicas(2, 1.0),))}))
+GOOD: dict[str, Any] = codec.encode(DecisionState(1.0, {"serve": TierDecisionState((TimedReplicas(2, 1.0),))}))
 
 
 @pytest.mark.parametrize(
@@ -401,7 +398,7 @@ GOOD: dict[str, Any] = dump_decision_state(DecisionState(1.0, {"serve": TierDeci
 )
 def test_load_decision_state_invalid_state_raises(bad: Any) -> None:
     with pytest.raises(ValueError, match="scaling state"):
-        load_decision_state(bad)
+        codec.decode(DecisionState, bad)
 
 
 def test_scaling_policy_invalid_values_raise() -> None:

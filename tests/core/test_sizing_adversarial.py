@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plimsoll.core.capacity import slo_capacity, tier_model
+from plimsoll.core.capacity.attainment import attainment
 from plimsoll.core.capacity.goodput import goodput, goodput_knee_per_s
 from plimsoll.core.capacity.queueing import wait_mean_s, wait_quantile_s
 from plimsoll.core.capacity.sizing import Infeasible, Sizing, size_tier, size_tiers
@@ -39,7 +40,7 @@ BAD = [math.nan, math.inf, -math.inf, -1.0]
         ("replicas", lambda bad: slo_capacity.slo_capacity_per_s(PROFILE, bad)),
         ("replicas", lambda bad: goodput_knee_per_s(PROFILE, bad)),
         ("rate_per_s", lambda bad: goodput(PROFILE, bad, 1)),
-        ("rate_per_s", lambda bad: tier_model.attainment(PROFILE, bad, 1)),
+        ("rate_per_s", lambda bad: attainment(PROFILE, bad, 1)),
         ("arrival_cv2", lambda bad: replace(TIER, arrival_cv2=bad)),
         ("tail_scale", lambda bad: replace(TIER, tpot_tail_scale=bad)),
         ("elsewhere_s", lambda bad: replace(TIER, ttft_outside_s=bad)),
@@ -100,7 +101,7 @@ def test_size_tier_by_tail_wait_needs_more_than_by_mean() -> None:
     mean_says = rates[np.flatnonzero(wait_mean_s(rates, service, 1) <= room)[-1]]
     tail_says = rates[np.flatnonzero(wait_quantile_s(0.95, rates, service, 1) <= room)[-1]]
     assert tail_says < mean_says
-    assert tier_model.attainment(reduced, mean_says, 1, admission=False).within_slo[0] < 0.95
+    assert attainment(reduced, mean_says, 1, admission=False).within_slo[0] < 0.95
 
 
 def test_size_tier_single_precision_equals_double() -> None:
@@ -113,7 +114,7 @@ def test_size_tier_single_precision_equals_double() -> None:
 
 def test_attainment_at_overload_is_zero() -> None:
     for rate in (1e3, 1e5, 1e6):
-        found = tier_model.attainment(PROFILE, rate, 1)
+        found = attainment(PROFILE, rate, 1)
         assert found.within_slo[0] == 0
         assert goodput(PROFILE, rate, 1)[0] > 0  # admission keeps the peak
 

@@ -9,16 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.core.autoscaling import startup_time
+from plimsoll.core import codec
 from plimsoll.core.autoscaling.startup_models import (
     MAX_VARIANTS,
     UNKNOWN_VARIANT,
     StartupModels,
     Variant,
-    from_dict,
+    decode_models,
     record_startup,
     select_variant,
-    to_dict,
 )
 from plimsoll.core.autoscaling.startup_time import from_medians, record
 
@@ -89,7 +88,7 @@ def test_startups_without_variant_belong_to_first_variant() -> None:
     plain = record_startup(StartupModels(FIRST), UNKNOWN_VARIANT, [("load", 30.0)])
     assert select_variant(plain, ONE).current_model == plain.current_model
     assert select_variant(plain, UNKNOWN_VARIANT) is plain
-    old = from_dict(json.loads(json.dumps(startup_time.to_dict(record(FIRST, [("load", 30.0)])))), FIRST)
+    old = decode_models(json.loads(json.dumps(codec.encode(record(FIRST, [("load", 30.0)])))), FIRST)
     assert select_variant(old, ONE).current_model.total.startups == 1.0
 
 
@@ -101,7 +100,7 @@ def test_recent_variants_are_kept_and_round_trip(
     assert len(ledgers.by_variant) <= MAX_VARIANTS
     recent = list(dict.fromkeys(reversed([f"engine:{n}" for n, _ in starts])))[:MAX_VARIANTS]
     assert {variant.image for variant, _ in ledgers.by_variant} == set(recent)
-    again = from_dict(json.loads(json.dumps(to_dict(ledgers))), FIRST)
+    again = decode_models(json.loads(json.dumps(codec.encode(ledgers))), FIRST)
     assert again.current == ledgers.current
     assert again.current_model.horizon_s == pytest.approx(ledgers.current_model.horizon_s, rel=1e-4)
     assert [variant for variant, _ in again.by_variant] == [variant for variant, _ in ledgers.by_variant]
@@ -115,7 +114,7 @@ def test_current_variant_is_never_evicted() -> None:
     assert ONE in dict(ledgers.by_variant)
 
 
-GOOD = to_dict(after_startups((ONE, 30.0)))
+GOOD = codec.encode(after_startups((ONE, 30.0)))
 
 
 @pytest.mark.parametrize(
@@ -138,4 +137,4 @@ GOOD = to_dict(after_startups((ONE, 30.0)))
 )
 def test_from_dict_invalid_startup_models_raises(bad: Any) -> None:
     with pytest.raises(ValueError, match=r"variant|start-up model"):
-        from_dict(bad, FIRST)
+        decode_models(bad, FIRST)

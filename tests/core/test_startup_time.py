@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plimsoll.core import codec
 from plimsoll.core.autoscaling.startup_time import (
     MAX_PHASES,
     Backoff,
@@ -21,11 +22,9 @@ from plimsoll.core.autoscaling.startup_time import (
     StartupModel,
     eta,
     extend_backoff,
-    from_dict,
     from_medians,
     record,
     startup_prior,
-    to_dict,
 )
 
 GUESS = {"schedule": 1.0, "pull": 40.0, "load": 10.0, "compile": 15.0, "warmup": 4.0}  # 70 s
@@ -178,7 +177,7 @@ def test_record_many_phase_names_stays_bounded() -> None:
     for number in range(200):
         ledger = record(ledger, [(f"phase-{number}-{k}", 1.0 + k) for k in range(30)])
     assert len(ledger.phases) <= MAX_PHASES
-    assert len(json.dumps(to_dict(ledger))) < 1100
+    assert len(json.dumps(codec.encode(ledger))) < 1100
     assert total_s(ledger, 0.5) == pytest.approx(sum(1.0 + k for k in range(30)), rel=0.05)
 
 
@@ -188,14 +187,14 @@ def test_record_many_phase_names_stays_bounded() -> None:
 @given(st.lists(st.tuples(st.sampled_from(sorted(GUESS)), st.floats(0, 2000)), min_size=1, max_size=8))
 def test_startup_model_round_trip_keeps_estimates(took_s: list[tuple[str, float]]) -> None:
     ledger = record(from_medians(GUESS), took_s)
-    stored = json.loads(json.dumps(to_dict(ledger)))
-    back = from_dict(stored)
-    assert to_dict(back) == stored
+    stored = json.loads(json.dumps(codec.encode(ledger)))
+    back = codec.decode(StartupModel, stored)
+    assert codec.encode(back) == stored
     assert back.horizon_s == pytest.approx(ledger.horizon_s, rel=1e-3)
     assert [name for name, _ in back.phases] == [name for name, _ in ledger.phases]
 
 
-GOOD = to_dict(record(from_medians(GUESS), [("pull", 30.0), ("load", 8.0)]))
+GOOD = codec.encode(record(from_medians(GUESS), [("pull", 30.0), ("load", 8.0)]))
 
 
 @pytest.mark.parametrize(
@@ -221,7 +220,7 @@ GOOD = to_dict(record(from_medians(GUESS), [("pull", 30.0), ("load", 8.0)]))
 )
 def test_from_dict_invalid_startup_model_raises(bad: Any) -> None:
     with pytest.raises(ValueError, match=r"start-up|phase|number"):
-        from_dict(bad)
+        codec.decode(StartupModel, bad)
 
 
 @pytest.mark.parametrize("seconds", [-1.0, math.nan, math.inf])

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plimsoll.core import codec
 from plimsoll.core.autoscaling.startup_time import (
     Backoff,
     Eta,
@@ -24,11 +25,9 @@ from plimsoll.core.autoscaling.startup_time import (
     StartupModel,
     eta,
     extend_backoff,
-    from_dict,
     from_medians,
     record,
     startup_prior,
-    to_dict,
 )
 
 GUESS = {"schedule": 1.0, "pull": 40.0, "load": 10.0, "compile": 15.0, "warmup": 4.0}  # 70 s
@@ -47,7 +46,7 @@ def assert_sound(ledger: StartupModel) -> None:
     for _, (p50_s, p90_s, p99_s) in ledger.quantiles:
         assert 0.0 < p50_s < p90_s < p99_s < math.inf
     assert ledger.horizon_s <= ledger.overdue_s
-    back = from_dict(json.loads(json.dumps(to_dict(ledger), allow_nan=False)))
+    back = codec.decode(StartupModel, json.loads(json.dumps(codec.encode(ledger), allow_nan=False)))
     assert back.horizon_s == pytest.approx(ledger.horizon_s, rel=1e-3)
 
 
@@ -200,14 +199,14 @@ def test_backoff_full_cluster_is_tried_about_50_times_a_day() -> None:
 
 def test_from_dict_impossible_statistics_raise() -> None:
     """The spread that they tell of would make the horizon a number that cannot be written."""
-    good = to_dict(from_medians(GUESS))
+    good = codec.encode(from_medians(GUESS))
     rng = np.random.default_rng(1)
     for _ in range(2000):
         figures = [float(10.0 ** rng.uniform(-12, 9) * rng.choice([-1, 0, 1, 1])) for _ in range(4)]
         try:
-            ledger = from_dict(good | {"total": figures})
+            ledger = codec.decode(StartupModel, good | {"total": figures})
         except ValueError:
             continue
         assert_sound(ledger)
     with pytest.raises(ValueError, match="start-up statistics"):
-        from_dict(good | {"total": [60.0, 1.0, 4.0, 9.9e8]})
+        codec.decode(StartupModel, good | {"total": [60.0, 1.0, 4.0, 9.9e8]})

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 from plimsoll.core.admission.cost_model import ClassPolicy, engine_cost_model
 from plimsoll.core.capacity import slo_capacity, tier_model
+from plimsoll.core.capacity.attainment import attainment
 from plimsoll.core.capacity.goodput import goodput, goodput_knee_per_s
+from plimsoll.core.capacity.kv_capacity import kv_sequences
 from plimsoll.core.capacity.tier_model import Constraint, TierSpec
 from plimsoll.core.engine_model.step_time import EngineLimits, KvTransfer, StepModel
 from plimsoll.core.slo import Slo
@@ -58,9 +60,7 @@ def capacity_per_s(tier: TierSpec, replicas: int = 1, *, admission: bool = True)
 
 
 def attained_share(tier: TierSpec, rate: float, replicas: int = 1, *, admission: bool = True) -> float:
-    return float(
-        tier_model.attainment(tier_model.build_profile(tier), rate, replicas, admission=admission).within_slo[0]
-    )
+    return float(attainment(tier_model.build_profile(tier), rate, replicas, admission=admission).within_slo[0])
 
 
 def binding(tier: TierSpec, replicas: int = 1) -> Constraint:
@@ -103,7 +103,7 @@ def test_attainment_slot_bound_matches_simulation(rate: float, admission: bool, 
 def test_kv_sequences_match_sampled_residents(sigma: float, gateways: int) -> None:
     """Residents met in proportion to their stay, each anywhere in it: 99 of 100 draws fit each gateway's part."""
     w, rng = lognormal(500, 0.3, 3000, sigma), np.random.default_rng(1)
-    found = tier_model.kv_sequences(w, 330_000, gateways)
+    found = kv_sequences(w, 330_000, gateways)
     stay = w.weights * w.output_tokens
     share = int(found / gateways)
     drawn = rng.choice(stay.size, (20_000, share), p=stay / stay.sum())
@@ -164,7 +164,7 @@ def test_admission_batch_without_binding_tpot_is_unlimited() -> None:
     for tier in (GUIDE, replace(SERVE, slo=Slo(0.95, 0.5))):
         reduced = tier_model.build_profile(tier)
         assert reduced.batch[0] == min(
-            tier.limits.max_sequences, math.floor(tier_model.kv_sequences(tier.workload, tier.limits.kv_tokens))
+            tier.limits.max_sequences, math.floor(kv_sequences(tier.workload, tier.limits.kv_tokens))
         )
         assert reduced.share_within_tpot[0] == pytest.approx(1.0)
 
@@ -213,7 +213,7 @@ def test_profile_batch_equals_admission_batch(slots: int, tpot_s: float, itl_s: 
 def test_attainment_ttft_tail_matches_recording(rate: float, recorded_s: float) -> None:
     def share(ttft_s: float) -> float:
         reduced = tier_model.build_profile(replace(SERVE, slo=Slo(0.95, ttft_s)))
-        return float((tier_model.attainment(reduced, rate, 1).within_slo * reduced.feasible_share)[0])
+        return float((attainment(reduced, rate, 1).within_slo * reduced.feasible_share)[0])
 
     assert share(recorded_s * 0.85) < 0.95 < share(recorded_s * 1.15)
 
@@ -285,7 +285,7 @@ def test_slo_capacity_matches_grid_search(tier: TierSpec, admission: bool) -> No
         full = float(reduced.saturation_rate_per_s(replicas, admission=admission)[0])
         rates = np.linspace(full / 400, full, 400)
         tiled = reduced.select(np.zeros(400, dtype=np.intp))
-        every = tier_model.attainment(tiled, rates, replicas, admission=admission)
+        every = attainment(tiled, rates, replicas, admission=admission)
         shares = every.within_slo
         missed = slo_capacity.weighted_miss_share(tiled, every, rates, replicas) if admission else 1 - shares
         brute = rates[np.flatnonzero(missed <= 1 - tier.slo.share)[-1]]
@@ -304,9 +304,7 @@ def test_slo_capacity_search_needs_few_evaluations(tier: TierSpec, replicas: int
     def excess(rate: np.ndarray) -> np.ndarray:
         nonlocal looks
         looks += 1
-        missed = slo_capacity.weighted_miss_share(
-            reduced, tier_model.attainment(reduced, rate, replicas), rate, replicas
-        )
+        missed = slo_capacity.weighted_miss_share(reduced, attainment(reduced, rate, replicas), rate, replicas)
         return np.asarray(np.log(np.maximum(missed, 1e-300) / (1 - tier.slo.share)))
 
     found = slo_capacity.highest_root(excess, reduced.saturation_rate_per_s(replicas))
@@ -411,8 +409,7 @@ def test_slot_loss_rises_with_output_cv2_and_gateways(gateways: int, used: float
     rate = used * float(reduced.saturation_rate_per_s(1)[0])
     patience_s, step_s = float(reduced.slack_s[0, 0]), float(reduced.slot_base_s[0])
     told, exponential = (
-        1 - float(tier_model.attainment(one, rate, 1).within_slo[0])
-        for one in (reduced, replace(reduced, service_cv2=ONE))
+        1 - float(attainment(one, rate, 1).within_slo[0]) for one in (reduced, replace(reduced, service_cv2=ONE))
     )
     assert exponential < lost(outputs, 32, gateways, rate, patience_s, step_s) < told < 2.5 * exponential + 0.01
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from plimsoll.api.v1alpha1 import ConditionStatus, InferenceServiceStatus, SloStatus, TiersStatus, TierStatus, parse
-from plimsoll.core.admission.publication import AdmissionLimits, from_dict, to_dict
+from plimsoll.core import codec
+from plimsoll.core.admission.publication import AdmissionLimits
 from plimsoll.resources import objects
 from tests.api.manifests import EXAMPLES, Manifest, aggregated, edited, examples, service
 from tests.api.statuses import STATUS
@@ -196,8 +197,8 @@ def test_admission_publication_round_trips(kubectl: Kubectl) -> None:
     told = AdmissionLimits(("default",), ready_capacity=0.5, starting=False, shares={"gateway-0": 7})
     made = objects.admission(parent, told)
     stored = kubectl.apply(made, "--server-side", "--field-manager=operator")
-    assert stored["limits"] == to_dict(told)
-    assert from_dict(stored["limits"]) == told
+    assert stored["limits"] == codec.encode(told)
+    assert codec.decode(AdmissionLimits, stored["limits"]) == told
     empty = {"apiVersion": made["apiVersion"], "kind": made["kind"], "metadata": {"name": "other"}}
     refused = kubectl.run("apply", "-f", "-", stdin=json.dumps(empty))
     assert "limits: Required value" in refused.stderr

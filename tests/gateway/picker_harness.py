@@ -10,8 +10,9 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
+from plimsoll.core import codec
 from plimsoll.core.admission.cost_model import ClassPolicy, EngineCostModel, engine_cost_model
-from plimsoll.core.admission.publication import AdmissionLimits, to_dict
+from plimsoll.core.admission.publication import AdmissionLimits
 from plimsoll.core.capacity.tier_model import TierSpec
 from plimsoll.core.engine_model.step_time import EngineLimits, KvTransfer, StepModel
 from plimsoll.core.slo import Slo
@@ -76,7 +77,7 @@ def service_with_slo(
     obj["spec"] |= {"slo": dict(slo or SLO), "tiers": {"serve": {"maxReplicas": 8}}}
     if admission is not None:
         obj["spec"]["admission"] = dict(admission)
-    return obj | {LIMITS: json.loads(json.dumps(to_dict(published)))}
+    return obj | {LIMITS: json.loads(json.dumps(codec.encode(published)))}
 
 
 @dataclass(order=True)

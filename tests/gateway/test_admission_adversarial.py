@@ -361,7 +361,7 @@ async def test_unreadable_publication_still_counts_slo() -> None:
 
 
 CONFIG = {"version": "", "limits_version": ""}
-UNREADABLE_MESSAGE = "InferenceServiceAdmission: version 99 is not supported; expected 4"
+UNREADABLE_MESSAGE = "InferenceServiceAdmission: not admission limits: version 99 is not supported; expected 4"
 
 
 class FakeTransport(asyncio.Transport):

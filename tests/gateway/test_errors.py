@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plimsoll.core.admission.retry_advice import UNKNOWN_TIME, advise_retry
 from plimsoll.gateway.errors import (
     STATUS_BY_REASON,
     ErrorResponse,
@@ -24,10 +25,15 @@ def test_status_covers_every_reason() -> None:
     assert STATUS_BY_REASON.keys() == set(RejectionReason)
 
 
+START_OR_QUOTA = {RejectionReason.MODEL_STARTING, RejectionReason.QUOTA_EXCEEDED}
+
+
 @pytest.mark.parametrize("reason", RejectionReason)
 @pytest.mark.parametrize("eta", [None, 0.2, 45.0, 95.0, 500.0])
 def test_response_says_whether_to_retry(reason: RejectionReason, eta: float | None) -> None:
-    reply = to_response(Rejection(reason, "Words.", "model", eta), Random(1))
+    reply = to_response(
+        Rejection(reason, "Words.", "model", advise_retry(eta, is_time_known=reason in START_OR_QUOTA)), Random(1)
+    )
     assert reply.status == STATUS_BY_REASON[reason]
     assert reply.fits_ext_authz == (reply.status in (400, 401, 403, 404, 413, 429))
     error = orjson.loads(reply.body)["error"]
@@ -59,7 +65,8 @@ def test_response_says_whether_to_retry(reason: RejectionReason, eta: float | No
     ],
 )
 def test_response_eta_bounds_retry_after(reason: RejectionReason, eta: float, wait: str | None, told: str) -> None:
-    headers = to_response(Rejection(reason, "Words.", eta_seconds=eta), Random(1)).headers
+    retry = advise_retry(eta, is_time_known=reason in START_OR_QUOTA)
+    headers = to_response(Rejection(reason, "Words.", retry=retry), Random(1)).headers
     assert headers.get("retry-after") == wait
     assert headers["x-plimsoll-eta"] == told
 
@@ -67,7 +74,9 @@ def test_response_eta_bounds_retry_after(reason: RejectionReason, eta: float, wa
 def test_response_unknown_eta_is_spread() -> None:
     random = Random(1)
     waits = {
-        to_response(Rejection(RejectionReason.MODEL_STARTING, "Words."), random).headers["retry-after"]
+        to_response(Rejection(RejectionReason.MODEL_STARTING, "Words.", retry=UNKNOWN_TIME), random).headers[
+            "retry-after"
+        ]
         for _ in range(500)
     }
     assert waits == {str(seconds) for seconds in range(10, 31)}
@@ -93,7 +102,8 @@ def test_from_header_rejects_other_values(value: str) -> None:
 )
 @pytest.mark.parametrize("eta", [None, 5.0])
 def test_response_no_retry_sets_x_should_retry_false(reason: RejectionReason, eta: float | None) -> None:
-    headers = to_response(Rejection(reason, "Words.", eta_seconds=eta, retryable=False), Random(1)).headers
+    retry = advise_retry(eta, is_time_known=reason in START_OR_QUOTA, sdk_limit_s=0.0)
+    headers = to_response(Rejection(reason, "Words.", retry=retry), Random(1)).headers
     assert headers["x-should-retry"] == "false"
     is_time_known = eta is not None and reason is RejectionReason.MODEL_STARTING
     assert headers.get("retry-after") == ("5" if is_time_known else None)

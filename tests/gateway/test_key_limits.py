@@ -30,7 +30,7 @@ def test_requests_of_a_minute_may_come_at_once() -> None:
     rejection = limits.take(key(requests=60), 1, 10.25)
     assert rejection is not None
     assert rejection.reason is RejectionReason.RATE_LIMIT_EXCEEDED
-    assert rejection.eta_seconds == pytest.approx(0.75)
+    assert rejection.retry.eta_s == pytest.approx(0.75)
     assert accepted(limits, key(requests=60, name="other"), 100, 10.25) == 60
 
 
@@ -40,7 +40,7 @@ def test_tokens_are_booked_and_may_go_below_zero() -> None:
     rejection = limits.take(key(tokens=1000), 1, 0.0)
     assert rejection is not None
     assert "1000 tokens per minute" in rejection.message
-    assert rejection.eta_seconds == pytest.approx(12.0)
+    assert rejection.retry.eta_s == pytest.approx(12.0)
     assert rejection.headers["x-ratelimit-remaining-tokens"] == "0"
     assert rejection.headers["x-ratelimit-reset-tokens"] == "72s"
 

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from plimsoll.core.admission.request import RetryAdvice
+from plimsoll.core.admission.retry_advice import RetryAdvice
 from plimsoll.core.types import Role
 from plimsoll.sim.attempt import Attempt, AttemptOutcome, TraceRequest
 from plimsoll.sim.clients import MAX_ATTEMPTS, RetryBehavior, RetryingClients

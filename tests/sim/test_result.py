@@ -203,9 +203,9 @@ def test_decision_rows_chain_counts_and_give_reasons() -> None:
         count = row["to"]
         assert row["to"] == row["steps"][-1]["replicas"]
         assert [step["name"] for step in row["steps"]] == [
-            "demand", "need", "feedback", "pending", "joint", "direction", "limits", "mode",
+            "demand", "sizing", "feedback", "pending", "ratio", "stabilization", "limits", "mode",
         ]  # fmt: skip
-        assert any(step["why"] in row["why"] for step in row["steps"])
+        assert any(step["reason"] in row["reason"] for step in row["steps"])
 
 
 def test_quantile_sketch_is_within_a_quarter_percent() -> None:

@@ -38,7 +38,7 @@ from plimsoll.controllers.gateway_poller import POLL_INTERVAL_SECONDS, GatewayPo
 from plimsoll.controllers.object_cache import Key, ObjectCache, key_of
 from plimsoll.controllers.reconcile.name_claims import FIELD as NAME_CLAIM
 from plimsoll.controllers.reconcile.service_status import StatusInputs, scaling_fields
-from plimsoll.core.admission.publication import to_dict
+from plimsoll.core import codec
 from plimsoll.core.ports import EngineReading
 from plimsoll.core.routing.model_names import claimed_name
 from plimsoll.core.types import Role
@@ -180,7 +180,7 @@ class LocalOperator:
             made["metadata"] |= {"uid": "uid-admission", "resourceVersion": version}
             self._store.put(made)
         self._write()
-        limits = None if published is None else to_dict(published)
+        limits = None if published is None else codec.encode(published)
         if limits != self._told:
             self._told = limits
             self._append_log(admission=limits)

@@ -40,6 +40,7 @@ from bench.hardware.admission.runs import (
 from bench.hardware.archive import read_complete
 from bench.hardware.summary import within_slo
 from plimsoll.core.capacity import slo_capacity, tier_model
+from plimsoll.core.capacity.attainment import attainment
 from plimsoll.core.engine_model.step_time import EngineLimits, StepModel
 from plimsoll.core.slo import Slo
 from plimsoll.core.types import Role
@@ -63,7 +64,7 @@ def capacities(model: StepModel, kv_tokens: int, slo: Slo, gap_cv2: float = 1.0)
     low, high = 0.0, float(profile.saturation_rate_per_s(1)[0])
     for _ in range(40):
         middle = (low + high) / 2
-        meets_slo = tier_model.attainment(profile, middle, 1).within_slo[0] >= slo.share
+        meets_slo = attainment(profile, middle, 1).within_slo[0] >= slo.share
         low, high = (middle, high) if meets_slo else (low, middle)
     return float(slo_capacity.slo_capacity_per_s(profile, 1)[0]), low
 

@@ -119,7 +119,7 @@ def _steps(tier: Any) -> list[list[str]]:
             f"{place}.",
             get_text(step, "name") or MISSING,
             _format_count(get_int(step, "replicas")),
-            get_text(step, "why") or MISSING,
+            get_text(step, "reason") or MISSING,
         ]
         for place, step in enumerate(get_list(tier, "steps"), 1)
     ]
@@ -334,7 +334,7 @@ def _earlier_decisions(decisions: list[Any], screen: Screen) -> list[str]:
 
 def _decision_changes(decision: Any) -> str:
     changes = [
-        f"{name} {_replica_change(tier)}: {get_text(tier, 'why') or MISSING}"
+        f"{name} {_replica_change(tier)}: {get_text(tier, 'reason') or MISSING}"
         for name, tier in get_mapping(decision, "tiers").items()
         if get_int(tier, "before") != get_int(tier, "recommended")
     ]

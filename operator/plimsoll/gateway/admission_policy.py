@@ -19,8 +19,9 @@ from typing import Any, Final
 
 from plimsoll.api import labels
 from plimsoll.api.v1alpha1 import parse
+from plimsoll.core import codec
 from plimsoll.core.admission.cost_model import ClassPolicy
-from plimsoll.core.admission.publication import AdmissionLimits, from_dict
+from plimsoll.core.admission.publication import AdmissionLimits
 from plimsoll.core.admission.quota import TenantPolicy
 from plimsoll.core.errors import InvalidSpec
 from plimsoll.resources import object_meta
@@ -99,7 +100,7 @@ def read_policy(obj: Object) -> AdmissionPolicy | None:
 
 def read_limits(admission: Object) -> AdmissionLimits:
     """Returns the limits in an InferenceServiceAdmission. Raises ValueError."""
-    return from_dict(admission.get("limits"))
+    return codec.decode(AdmissionLimits, admission.get("limits"))
 
 
 def admission_of(service: Object, admission: Object | None) -> Object | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from plimsoll.core.admission.retry_advice import advise_retry
 from plimsoll.gateway.errors import Rejection, RejectionReason
 
 MAX_AGE_SECONDS = 7200.0  # an older request has lost its access-log record
@@ -71,4 +72,4 @@ class BodyBudget:
             f"This gateway instance holds {self.held_bytes / mib:.0f} MiB of request bodies and may hold"
             f" {self.limit_bytes / mib:.0f} MiB, so it cannot take a body of {size / mib:.1f} MiB now."
         )
-        return Rejection(RejectionReason.GATEWAY_FULL, message, eta_seconds=RETRY_SECONDS)
+        return Rejection(RejectionReason.GATEWAY_FULL, message, retry=advise_retry(RETRY_SECONDS))

@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 
 from plimsoll.core.admission.cost_model import EngineCostModel
-from plimsoll.core.admission.request import NO_RETRY, AdmissionDecision, AdmissionOutcome
+from plimsoll.core.admission.request import AdmissionDecision, AdmissionOutcome
+from plimsoll.core.admission.retry_advice import MAX_RESERVATION_S, NO_RETRY, UNKNOWN_TIME, advise_retry
 from plimsoll.core.types import Task
 from plimsoll.gateway.api_routes import paths_of
 from plimsoll.gateway.errors import Rejection, RejectionReason
@@ -50,10 +51,11 @@ def admission_rejection(
     if decision.outcome is AdmissionOutcome.SHED_NO_CAPACITY and cost_model is not None:
         return too_long(ctx.model, ctx.prompt.tokens, cost_model.kv_tokens)
     retry = decision.retry or NO_RETRY
-    message, eta_s = _message(ctx, decision.outcome, ready_engines, availability, now), retry.eta_s
-    if decision.outcome is AdmissionOutcome.SHED_STARTING and eta_s is None:
-        eta_s = availability.next_ready_s
-    return Rejection(_REASON_BY_OUTCOME[decision.outcome], message, eta_seconds=eta_s, retryable=retry.retryable)
+    if decision.outcome is AdmissionOutcome.SHED_STARTING and retry.eta_s is None:
+        sdk_limit_s = MAX_RESERVATION_S if retry.retryable else 0.0
+        retry = advise_retry(availability.next_ready_s, is_time_known=True, sdk_limit_s=sdk_limit_s)
+    message = _message(ctx, decision.outcome, ready_engines, availability, now)
+    return Rejection(_REASON_BY_OUTCOME[decision.outcome], message, retry=retry)
 
 
 def too_long(model: str, tokens: int, context: int) -> Rejection:
@@ -94,11 +96,13 @@ def no_endpoint(model: str, ready: bool, availability: Availability) -> Rejectio
     """
     model = model[:200]
     if ready:
-        return Rejection(RejectionReason.NO_ENDPOINT, f"The gateway cannot reach any ready engine of model '{model}'.")
+        message = f"The gateway cannot reach any ready engine of model '{model}'."
+        return Rejection(RejectionReason.NO_ENDPOINT, message, retry=UNKNOWN_TIME)
     if availability.deleted:
-        return Rejection(RejectionReason.NO_ENDPOINT, _deleted(model), retryable=False)
+        return Rejection(RejectionReason.NO_ENDPOINT, _deleted(model))
     eta_s = availability.next_ready_s
-    return Rejection(RejectionReason.MODEL_STARTING, _starting(model, eta_s), eta_seconds=eta_s)
+    retry = advise_retry(eta_s, is_time_known=True)
+    return Rejection(RejectionReason.MODEL_STARTING, _starting(model, eta_s), retry=retry)
 
 
 def _starting(model: str, next_ready_s: float | None) -> str:
@@ -128,7 +132,7 @@ def route_not_served(model: str, path: str, task: Task) -> Rejection:
 def too_many_unbooked(model: str, path: str, limit: int) -> Rejection:
     """Returns the rejection of a request that takes no capacity while `limit` others are at each engine."""
     message = f"Each ready engine of model '{model[:200]}' has {limit} requests like {path} already."
-    return Rejection(RejectionReason.GATEWAY_FULL, message, eta_seconds=1)
+    return Rejection(RejectionReason.GATEWAY_FULL, message, retry=advise_retry(1.0))
 
 
 def _message(

@@ -4,9 +4,10 @@ Problem: SDKs decide by response headers whether and when they retry. One SDK ig
 retries after 0.4 s. All SDKs retry a 504 at once. Without any header they retry within a second.
 
 Idea: a reason has one status on all routes; only the JSON follows the route's API. Every 429, 503 and 504 carries
-`Retry-After` of at most 60 s or `x-should-retry: false`, and the estimated time in `x-plimsoll-eta`. Every other 4xx
-carries `x-should-retry: false`. An ext_authz response cannot be a 503 or 504, because Envoy would count it as a failure
-of the picker. Such a rejection travels in a header to the picker's own listener, which writes the response.
+`Retry-After` of at most 60 s or `x-should-retry: false`, as `core.admission.retry_advice` decides, and the estimated
+time in `x-plimsoll-eta`. Every other 4xx carries `x-should-retry: false`. An ext_authz response cannot be a 503 or 504,
+because Envoy would count it as a failure of the picker. Such a rejection travels in a header to the picker's own
+listener, which writes the response.
 """
 
 from __future__ import annotations
@@ -21,12 +22,7 @@ from random import Random
 import msgspec
 import orjson
 
-from plimsoll.core.admission.retry_reservations import (
-    MAX_RESERVATION_S,
-    MAX_RETRY_AFTER_S,
-    MAX_RETURN_S,
-    UNKNOWN_RETRY_RANGE_S,
-)
+from plimsoll.core.admission.retry_advice import NO_RETRY, RetryAdvice
 from plimsoll.core.ports import NO_DEMAND_REASONS
 from plimsoll.gateway.api_routes import ErrorShape
 
@@ -97,26 +93,20 @@ _ANTHROPIC_TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-# Their time is known without a place in a queue: clients that return at it do not return together with a backlog.
-_KNOWN_TIMES = frozenset(
-    {RejectionReason.MODEL_STARTING, RejectionReason.QUOTA_EXCEEDED, RejectionReason.RATE_LIMIT_EXCEEDED}
-)
 
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
     """One rejection.
 
-    `param` names the invalid field of the request body. `eta_seconds` is the estimated time until the request can
-    succeed, None if unknown. `retryable` is False if the client must not retry, whatever the status. `headers` are
+    `param` names the invalid field of the request body. `retry` says when the client should come back. `headers` are
     further response headers, in lower case.
     """
 
     reason: RejectionReason
     message: str
     param: str | None = None
-    eta_seconds: float | None = None
-    retryable: bool = True
+    retry: RetryAdvice = NO_RETRY
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -160,35 +150,18 @@ def to_response(rejection: Rejection, random: Random, shape: ErrorShape = ErrorS
     headers = {"content-type": "application/json", "x-plimsoll-reason": rejection.reason.value, **rejection.headers}
     if status == 401:
         headers["www-authenticate"] = "Bearer"
-    if status in (429, 503, 504) and rejection.eta_seconds is not None:
-        headers["x-plimsoll-eta"] = str(math.ceil(rejection.eta_seconds))
-    retry_after, message = _retry_after(status, rejection, random), rejection.message
+    eta_s, message = rejection.retry.eta_s, rejection.message
+    if status in (429, 503, 504) and eta_s is not None:
+        headers["x-plimsoll-eta"] = str(math.ceil(eta_s))
+    retry_after = rejection.retry.draw_retry_after_s(random.randint) if status in (429, 503) else None
     if retry_after is not None:
         headers["retry-after"] = str(retry_after)
         message += f" Try again in {retry_after} s."
-    if retry_after is None or retry_after > MAX_RETRY_AFTER_S or not rejection.retryable:
-        headers["x-should-retry"] = "false"  # SDKs do not wait that long; they would retry in a second
+    if retry_after is None or not rejection.retry.retryable:
+        headers["x-should-retry"] = "false"
     error_type = "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error"
     error = {"message": message, "type": error_type, "param": rejection.param, "code": rejection.reason.value}
     return ErrorResponse(status, headers, error, shape)
-
-
-def _retry_after(status: int, rejection: Rejection, random: Random) -> int | None:
-    """Returns the seconds for `Retry-After`, or None if no time is known at which a retry can succeed."""
-    eta_seconds = rejection.eta_seconds
-    if status not in (429, 503) or (eta_seconds is None and not rejection.retryable):
-        return None
-    if eta_seconds is not None and (eta_seconds > MAX_RESERVATION_S or not rejection.retryable):
-        has_known_time = rejection.reason in _KNOWN_TIMES and eta_seconds <= MAX_RETURN_S
-        return max(1, math.ceil(eta_seconds)) if has_known_time else None
-    return bounded_retry_after(eta_seconds, random)
-
-
-def bounded_retry_after(eta_seconds: float | None, random: Random) -> int:
-    """Returns the seconds for `Retry-After`, 1 to 60. `eta_seconds` is the time until a retry can succeed, or None."""
-    if eta_seconds is None:
-        return random.randint(*map(int, UNKNOWN_RETRY_RANGE_S))
-    return min(MAX_RETRY_AFTER_S, max(1, math.ceil(eta_seconds)))
 
 
 def to_header(response: ErrorResponse) -> str:

@@ -12,6 +12,7 @@ import math
 from typing import Final
 
 from plimsoll.core.admission.token_bucket import RateBucket, RateLimits, per_second
+from plimsoll.core.admission.retry_advice import advise_retry
 from plimsoll.gateway.errors import Rejection, RejectionReason
 from plimsoll.gateway.identity import Identity
 
@@ -43,8 +44,9 @@ class KeyLimits:
         if bucket.requests >= 1.0:
             unit, limit = "tokens", identity.tokens_per_minute
         message = f"The API key '{identity.key_name}' has reached its limit of {limit} {unit} per minute."
+        advice = advise_retry(wait_s, is_time_known=True)
         return Rejection(
-            RejectionReason.RATE_LIMIT_EXCEEDED, message, eta_seconds=wait_s, headers=self.headers(identity, now)
+            RejectionReason.RATE_LIMIT_EXCEEDED, message, retry=advice, headers=self.headers(identity, now)
         )
 
     def headers(self, identity: Identity, now: float) -> dict[str, str]:

@@ -11,6 +11,7 @@ import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 
+from plimsoll.core.admission.retry_advice import advise_retry
 from plimsoll.gateway.api_routes import ApiRoute
 from plimsoll.gateway.errors import Rejection, RejectionReason
 from plimsoll.gateway.request_parser import ParsedRequest, parse_body
@@ -18,7 +19,7 @@ from plimsoll.gateway.request_parser import ParsedRequest, parse_body
 MAX_WAITING_BODIES = 32  # bounds memory: each may be as large as `max_body_bytes`
 BODIES_PER_PROCESS = 100
 BUSY_REJECTION = Rejection(
-    RejectionReason.GATEWAY_BUSY, "The gateway is busy parsing other large request bodies.", eta_seconds=1
+    RejectionReason.GATEWAY_BUSY, "The gateway is busy parsing other large request bodies.", retry=advise_retry(1)
 )
 
 

@@ -15,6 +15,7 @@ from random import Random
 
 from plimsoll.api.contract import engine_contract
 from plimsoll.core.admission.request import AdmissionDecision, AdmissionOutcome
+from plimsoll.core.admission.retry_advice import advise_retry
 from plimsoll.core.admission.retry_detection import RecentRejections
 from plimsoll.core.routing.picker import EndpointIndex, Pick
 from plimsoll.core.types import Role
@@ -27,7 +28,7 @@ from plimsoll.gateway.demand_counter import DemandTokens
 from plimsoll.gateway.envoy.access_log import AccessRecord
 from plimsoll.gateway.envoy.listener import PICK_CLUSTER_PREFIX
 from plimsoll.gateway.error_messages import Availability
-from plimsoll.gateway.errors import ErrorResponse, Rejection, bounded_retry_after, to_header, to_response
+from plimsoll.gateway.errors import ErrorResponse, Rejection, to_header, to_response
 from plimsoll.gateway.http1 import ok_response, response
 from plimsoll.gateway.identity import Authenticator, Identity, model_not_allowed
 from plimsoll.gateway.inflight import InFlightTracker
@@ -334,7 +335,8 @@ class Picker:
     def _next_engine_s(self, service: ServiceEntry) -> int:
         """Returns the `Retry-After` in seconds for a request whose only engine fails: when the next one is ready."""
         expected_s = self._availability(service).next_ready_s
-        return bounded_retry_after(service.startup_s if expected_s is None else expected_s, self._random)
+        advice = advise_retry(service.startup_s if expected_s is None else expected_s, sdk_limit_s=math.inf)
+        return advice.draw_retry_after_s(self._random.randint) or 1
 
     def _no_endpoint(self, service: ServiceEntry | None, ctx: RequestContext) -> Rejection:
         if service is None:

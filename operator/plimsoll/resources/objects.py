@@ -11,7 +11,8 @@ from typing import Any
 from plimsoll.api import labels
 from plimsoll.api.contract import engine_contract
 from plimsoll.api.v1alpha1 import InferenceService, RoleName
-from plimsoll.core.admission.publication import AdmissionLimits, to_dict
+from plimsoll.core import codec
+from plimsoll.core.admission.publication import AdmissionLimits
 from plimsoll.resources import engine_pod, object_meta
 from plimsoll.resources.platform_config import PlatformConfig
 
@@ -81,7 +82,7 @@ def admission(parent: Object, limits: AdmissionLimits) -> Object:
         "apiVersion": labels.API_VERSION,
         "kind": labels.ADMISSION_KIND,
         "metadata": object_meta.child_metadata(parent, name, object_meta.service_labels(name)),
-        "limits": to_dict(limits),
+        "limits": codec.encode(limits),
     }
 
 

@@ -19,8 +19,7 @@ from enum import StrEnum
 from random import Random
 from typing import Final
 
-from plimsoll.core.admission.request import RetryAdvice
-from plimsoll.core.admission.retry_reservations import UNKNOWN_RETRY_RANGE_S
+from plimsoll.core.admission.retry_advice import RetryAdvice
 from plimsoll.sim.attempt import Attempt, AttemptOutcome
 
 MAX_ATTEMPTS: Final = 3
@@ -53,10 +52,7 @@ class RetryingClients:
 
     def _retry_after_s(self, advice: RetryAdvice | None) -> int | None:
         """`Retry-After` of a rejection, whole seconds, randomised where the time is unknown; None: no retry."""
-        if advice is None or advice.retry_after_s is not None or not advice.retryable:
-            return None if advice is None else advice.retry_after_s
-        low_s, high_s = UNKNOWN_RETRY_RANGE_S
-        return self._random.randint(int(low_s), int(high_s))
+        return None if advice is None else advice.draw_retry_after_s(self._random.randint)
 
     def on_rejection(self, attempt: Attempt, advice: RetryAdvice | None) -> None:
         """Handle a rejection. advice: its retry advice, None without any."""

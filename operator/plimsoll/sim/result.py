@@ -296,10 +296,10 @@ def decision_rows(simulator: Simulator) -> Iterable[Mapping[str, Any]]:
             "tier": str(role),
             "from": before,
             "to": decided if decision is None else decision.replicas,
-            "why": None if decision is None else decision.summary,
+            "reason": None if decision is None else decision.summary,
             "steps": []
             if decision is None
-            else [{"name": s.name, "replicas": s.replicas, "why": s.reason} for s in decision.steps],
+            else [{"name": s.name, "replicas": s.replicas, "reason": s.reason} for s in decision.steps],
         }
 
 

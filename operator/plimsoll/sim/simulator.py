@@ -18,7 +18,8 @@ from random import Random
 from typing import Final, TypeVar
 
 from plimsoll.api.v1alpha1 import InferenceService
-from plimsoll.core.admission.request import AdmissionDecision, AdmissionOutcome, RetryAdvice
+from plimsoll.core.admission.request import AdmissionDecision, AdmissionOutcome
+from plimsoll.core.admission.retry_advice import RetryAdvice
 from plimsoll.core.autoscaling.scaling_decision import TierDecision
 from plimsoll.core.types import Role
 from plimsoll.sim import engine_reading

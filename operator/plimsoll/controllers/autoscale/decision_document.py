@@ -16,8 +16,8 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from plimsoll.core import units
-from plimsoll.core.admission.publication import AdmissionLimits, to_dict
+from plimsoll.core import codec, units
+from plimsoll.core.admission.publication import AdmissionLimits
 from plimsoll.core.autoscaling.scaling_decision import TierDecision
 from plimsoll.core.autoscaling.service_state import TICK_S, ServiceState, TimedDecision
 from plimsoll.core.autoscaling.sizing_batch import TierCapacity
@@ -56,7 +56,7 @@ def build_document(
         "decisions": [_decision(timed_decision) for timed_decision in _timed_decisions(service)],
         "metrics": None if metrics is None else _json_value(_metrics(*metrics)),
         "tiers": {name: _json_value(_evidence(service, name, tier, horizon_s)) for name, tier in service.tiers.items()},
-        "admission": None if limits is None else to_dict(limits),
+        "admission": None if limits is None else codec.encode(limits),
     }
 
 
@@ -83,8 +83,8 @@ def _tier(tier: TierDecision) -> Object:
         "overdue": tier.overdue,
         "etas_s": tier.etas_s,
         "counterfactual": tier.counterfactual,
-        "why": tier.summary,
-        "steps": [{"name": step.name, "replicas": step.replicas, "why": step.reason} for step in tier.steps],
+        "reason": tier.summary,
+        "steps": [{"name": step.name, "replicas": step.replicas, "reason": step.reason} for step in tier.steps],
     }
 
 

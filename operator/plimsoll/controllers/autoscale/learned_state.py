@@ -79,7 +79,7 @@ def decision_to_dict(timed_decision: TimedDecision) -> dict[str, Any]:
             name: {
                 "from": tier.previous_replicas,
                 "to": tier.recommended or 0,
-                "why": join_within(MAX_EVENT_MESSAGE_CHARS, *tier.brief_reasons),
+                "reason": join_within(MAX_EVENT_MESSAGE_CHARS, *tier.brief_reasons),
             }
             for name, tier in decision.tiers.items()
             if tier.previous_replicas is not None and tier.previous_replicas != tier.recommended
@@ -103,7 +103,7 @@ def _tier_decision(stored: Mapping[str, Any]) -> TierDecision:
     replicas_before, replicas_after = int(stored["from"]), int(stored["to"])
     return TierDecision(
         replicas_after,
-        (DecisionStep("told", replicas_after, "{}", (str(stored["why"]),)),),
+        (DecisionStep("stored", replicas_after, "{}", (str(stored["reason"]),)),),
         replicas_before,
         replicas_after,
     )

@@ -13,7 +13,8 @@ from plimsoll.controllers.autoscale import learned_state, scaling_conditions, sc
 from plimsoll.controllers.autoscale.limit_status import LimitTracker
 from plimsoll.controllers.autoscale.scaling_status import ScalingReport
 from plimsoll.controllers.autoscale.signal_health import GATEWAY_SILENCE_SECONDS, SignalHealth
-from plimsoll.core.admission.publication import AdmissionLimits, from_dict
+from plimsoll.core import codec
+from plimsoll.core.admission.publication import AdmissionLimits
 from plimsoll.core.autoscaling.admission_publisher import AdmissionPublisher
 from plimsoll.core.autoscaling.inputs import ScalingSpec, ServiceSnapshot
 from plimsoll.core.autoscaling.service_state import ServiceState
@@ -221,6 +222,6 @@ def track(
 def _published_before(admission: Object | None) -> AdmissionLimits | None:
     """The admission limits that an earlier process published; None if there are none or they cannot be read."""
     try:
-        return None if admission is None else from_dict(admission.get("limits"))
+        return None if admission is None else codec.decode(AdmissionLimits, admission.get("limits"))
     except ValueError:
         return None

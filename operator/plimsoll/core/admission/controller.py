@@ -21,8 +21,9 @@ from plimsoll.core.admission.fairness import Lane, QueuedRequest
 from plimsoll.core.admission.placement import Placement, ReplicaPool
 from plimsoll.core.admission.queue import AdmissionQueue
 from plimsoll.core.admission.quota import TenantPolicy, TenantQuotas
-from plimsoll.core.admission.request import NO_RETRY, AdmissionDecision, AdmissionOutcome, AdmissionRequest, RetryAdvice
-from plimsoll.core.admission.retry_reservations import MAX_RETRY_AFTER_S, RetryReservation, RetryReservations
+from plimsoll.core.admission.request import AdmissionDecision, AdmissionOutcome, AdmissionRequest
+from plimsoll.core.admission.retry_advice import MAX_RETRY_AFTER_S, NO_RETRY, advise_retry
+from plimsoll.core.admission.retry_reservations import RetryReservation, RetryReservations
 from plimsoll.core.admission.ttft_margin import TtftMargin
 
 _DEFAULT_TENANT: Final = TenantPolicy()
@@ -413,8 +414,7 @@ class AdmissionController:
         return self._count_outcome(AdmissionDecision(request.id, outcome, retry=retry))
 
     def _reject_quota(self, request: AdmissionRequest, wait_s: float) -> AdmissionDecision:
-        retryable = wait_s <= MAX_RETRY_AFTER_S
-        retry = RetryAdvice(wait_s, max(1, math.ceil(wait_s)), retryable)
+        retry = advise_retry(wait_s, is_time_known=True, sdk_limit_s=MAX_RETRY_AFTER_S)
         return self._count_outcome(
             AdmissionDecision(request.id, AdmissionOutcome.SHED_QUOTA, retry=retry, is_demand=False)
         )

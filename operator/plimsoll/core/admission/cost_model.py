@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from itertools import pairwise
+from typing import Annotated, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
+from plimsoll.core import codec
 from plimsoll.core.admission.request import AdmissionRequest
 from plimsoll.core.capacity.tier_model import (
     HTTP_OVERHEAD_PER_TOKEN_S,
@@ -24,6 +26,7 @@ from plimsoll.core.capacity.tier_model import (
     inter_token_latency,
     tpot_target,
 )
+from plimsoll.core.codec import Count, Number, Rounded
 from plimsoll.core.engine_model.batching import INFEASIBLE_TPOT_STEPS, step_time_budget_s
 from plimsoll.core.engine_model.inter_token import max_rate_within_itl
 from plimsoll.core.engine_model.step_time import StepModel, TierWork, decode_tier, serve_tier
@@ -36,6 +39,7 @@ MIN_SPREAD_TOKENS: Final = 32.0
 OUTPUT_QUANTILES: Final = 32  # number of equally weighted quantiles of the output length
 # Upper bound on one sequence's stalls, as a share of the step budget above the base step: very long prompts are rare.
 MAX_STALL_SHARE: Final = 0.1
+_Unbounded: TypeAlias = Annotated[float, Number(digits=6, infinite=True)]  # infinite without a TPOT target
 
 
 @dataclass(frozen=True)
@@ -100,6 +104,7 @@ class RequestCost(NamedTuple):
         return (self.kv_mean_tokens - self.output_tokens) / self.sequences
 
 
+@codec.stored_as("a cost model", optional=("kv_transfer_token_s", "output_quantiles"))
 @dataclass(frozen=True, slots=True)
 class EngineCostModel:
     """The cost model of one tier, the same for all its replicas. Times are in seconds. See `engine_cost_model`.
@@ -114,32 +119,39 @@ class EngineCostModel:
       known.
     """
 
-    base_s: float
-    prefill_step_s: float
-    prefill_token_s: float
-    prefill_pair_s: float
-    sequence_s: float
-    cached_token_s: float
-    post_fixed_s: float
-    post_block_s: float  # per KV block
-    block_tokens: int  # block size of the KV transfer; 0 without transfer
-    remote_base_s: float  # base time of a step of a prefill replica
-    remote_token_s: float
-    remote_pair_s: float
-    token_budget: int
-    kv_tokens: int
-    max_sequences: int
-    output_mean: float
-    output_variance: float
-    batch: int
-    step_budget_s: tuple[float, ...]
-    tpot_s: tuple[float, ...]
-    full_utilization: float
-    max_spread_s: float
-    stall_s: float
-    idle_ttft_s: float
-    kv_transfer_token_s: float | None
-    output_quantiles: tuple[float, ...] = ()
+    base_s: Rounded
+    prefill_step_s: Rounded
+    prefill_token_s: Rounded
+    prefill_pair_s: Rounded
+    sequence_s: Rounded
+    cached_token_s: Rounded
+    post_fixed_s: Rounded
+    post_block_s: Rounded  # per KV block
+    block_tokens: Count  # block size of the KV transfer; 0 without transfer
+    remote_base_s: Rounded  # base time of a step of a prefill replica
+    remote_token_s: Rounded
+    remote_pair_s: Rounded
+    token_budget: Count
+    kv_tokens: Count
+    max_sequences: Count
+    output_mean: Rounded
+    output_variance: Rounded
+    batch: Count
+    step_budget_s: tuple[_Unbounded, ...]
+    tpot_s: tuple[_Unbounded, ...]
+    full_utilization: Rounded
+    max_spread_s: _Unbounded
+    stall_s: Rounded
+    idle_ttft_s: Rounded
+    kv_transfer_token_s: Rounded | None = None
+    output_quantiles: tuple[Rounded, ...] = ()
+
+    def validate(self) -> None:
+        """Raise ValueError for values that no engine has."""
+        if any(after < previous for previous, after in pairwise((0.0, *self.output_quantiles))):
+            raise ValueError("output_quantiles must ascend from 0")
+        if min(self.batch, self.max_sequences, self.kv_tokens) < 1 or not self.base_s > 0.0:
+            raise ValueError("batch, max_sequences and kv_tokens must be at least 1, base_s above 0")
 
     @property
     def chunk_s(self) -> float:

@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from plimsoll.core.admission.cost_model import OUTPUT_QUANTILES, EngineCostModel, RequestCost
-from plimsoll.core.capacity.tier_model import KV_Z_SCORE
+from plimsoll.core.capacity.kv_capacity import KV_Z_SCORE
 from plimsoll.core.workload import FloatArray
 
 STEPS_PER_MEAN_OUTPUT: Final = 32  # bins per mean output, the resolution of the projection

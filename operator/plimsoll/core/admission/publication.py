@@ -9,18 +9,16 @@ operator writes it only if decisions would change: a model value by a few percen
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
-from itertools import pairwise
-from typing import Any, Final
+from dataclasses import dataclass, field, fields, replace
+from typing import Annotated, Final, TypeAlias
 
-from plimsoll.core import units
+from plimsoll.core import codec
 from plimsoll.core.admission.controller import CapacityAnnouncement
 from plimsoll.core.admission.cost_model import EngineCostModel
+from plimsoll.core.codec import Count, Number, Rounded
 
 FORMAT_VERSION: Final = 4
-INFINITE: Final = "infinite"  # in place of a number, which JSON cannot have; a null would count as absent
 MIN_RELATIVE_CHANGE: Final = 0.05  # relative change of a cost-model value that triggers a write
 MIN_OUTPUT_CHANGE: Final = 0.1  # same, as a share of output tokens that moved
 MIN_RATIO_CHANGE: Final = 0.2  # same, for a token ratio
@@ -28,13 +26,21 @@ MIN_TIME_CHANGE_S: Final = 3.0  # same, for an expected time
 MIN_TOKEN_RATIO: Final = 0.01
 MAX_TOKEN_RATIO: Final = 100.0
 MAX_CAPACITY_STEPS: Final = 8  # more steps would be within the uncertainty of their times
-
-_INTEGER_FIELDS: Final = frozenset({"block_tokens", "token_budget", "kv_tokens", "max_sequences", "batch"})
-_PER_CLASS_FIELDS: Final = frozenset({"step_budget_s", "tpot_s"})
-_UNBOUNDED_FIELDS: Final = _PER_CLASS_FIELDS | {"max_spread_s"}  # infinite without a TPOT target
-_OPTIONAL_FIELDS: Final = frozenset({"kv_transfer_token_s"})  # None if unknown
+_UnixTime: TypeAlias = Annotated[float, Number(decimals=1)]
+_TokenRatio: TypeAlias = Annotated[float, Number(MIN_TOKEN_RATIO, MAX_TOKEN_RATIO, digits=6)]
 
 
+@codec.stored_as(
+    "admission limits",
+    version=FORMAT_VERSION,
+    optional=("cost_model", "ready_at_s", "shares", "capacity_steps", "token_ratios", "startup_s"),
+    cost_model="costModel",
+    ready_at_s="readyAt",
+    startup_s="startupSeconds",
+    token_ratios="tokenRatios",
+    ready_capacity="readyCapacity",
+    capacity_steps="capacitySteps",
+)
 @dataclass(frozen=True)
 class AdmissionLimits:
     """The admission limits of one service. Raises ValueError if the cost model has another number of classes.
@@ -56,13 +62,13 @@ class AdmissionLimits:
 
     classes: tuple[str, ...]
     cost_model: EngineCostModel | None = None
-    ready_at_s: float | None = None
-    ready_capacity: float = 0.0
+    ready_at_s: _UnixTime | None = None
+    ready_capacity: Rounded = 0.0
     starting: bool = True
-    shares: Mapping[str, int] = field(default_factory=dict)
-    capacity_steps: tuple[tuple[float, float], ...] = ()
-    token_ratios: Mapping[str, float] = field(default_factory=dict)
-    startup_s: float | None = None
+    shares: Mapping[str, Count] = field(default_factory=dict)
+    capacity_steps: tuple[tuple[_UnixTime, Rounded], ...] = ()
+    token_ratios: Mapping[str, _TokenRatio] = field(default_factory=dict)
+    startup_s: Annotated[float, Number(decimals=1)] | None = None
 
     def __post_init__(self) -> None:
         if self.cost_model is not None and len(self.cost_model.tpot_s) != len(self.classes):
@@ -101,54 +107,6 @@ class AdmissionLimits:
         return CapacityAnnouncement(at_s, spare_rate, self.starting, tuple(later))
 
 
-def to_dict(limits: AdmissionLimits) -> dict[str, Any]:
-    """Returns the limits as JSON values. What is None is absent; numbers have six significant digits."""
-    optional: dict[str, Any] = {}
-    if limits.cost_model is not None:
-        values = asdict(limits.cost_model).items()
-        optional["costModel"] = {name: _to_json(value) for name, value in values if value is not None}
-    if limits.ready_at_s is not None:
-        optional["readyAt"] = round(limits.ready_at_s, 1)
-    if limits.startup_s is not None:
-        optional["startupSeconds"] = round(limits.startup_s, 1)
-    if limits.token_ratios:
-        optional["tokenRatios"] = {kind: _to_json(ratio) for kind, ratio in sorted(limits.token_ratios.items())}
-    return {
-        "version": FORMAT_VERSION,
-        "classes": list(limits.classes),
-        **optional,
-        "readyCapacity": _to_json(limits.ready_capacity),
-        "starting": limits.starting,
-        "shares": dict(sorted(limits.shares.items())),
-        "capacitySteps": [[round(at_s, 1), _to_json(capacity)] for at_s, capacity in limits.capacity_steps],
-    }
-
-
-def from_dict(stored: Any) -> AdmissionLimits:
-    """Returns the limits that `to_dict` wrote. Raises ValueError for anything else: users can edit the object."""
-    if not isinstance(stored, Mapping):
-        raise ValueError("not an object")
-    if stored.get("version") != FORMAT_VERSION:
-        raise ValueError(f"version {stored.get('version')!r:.40} is not supported; expected {FORMAT_VERSION}")
-    try:
-        cost_model, ready_at_s, startup_s = (stored.get(name) for name in ("costModel", "readyAt", "startupSeconds"))
-        return AdmissionLimits(
-            classes=tuple(str(name) for name in stored["classes"]),
-            cost_model=None if cost_model is None else _parse_cost_model(cost_model),
-            ready_at_s=None if ready_at_s is None else _parse_number(ready_at_s),
-            ready_capacity=_parse_number(stored["readyCapacity"]),
-            starting=bool(stored["starting"]),
-            shares={str(name): _parse_count(slots) for name, slots in (stored.get("shares") or {}).items()},
-            capacity_steps=tuple(
-                (_parse_number(at_s), _parse_number(capacity)) for at_s, capacity in stored.get("capacitySteps") or ()
-            ),
-            startup_s=None if startup_s is None else _parse_number(startup_s),
-            token_ratios={str(kind): _parse_ratio(ratio) for kind, ratio in (stored.get("tokenRatios") or {}).items()},
-        )
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"a field is missing or has the wrong type: {error}") from error
-
-
 def has_changed(old: AdmissionLimits | None, new: AdmissionLimits) -> bool:
     """Whether `new` differs enough from the published `old` to change decisions at a gateway."""
     if old is None or (old.classes, old.starting, old.shares) != (new.classes, new.starting, new.shares):
@@ -179,48 +137,6 @@ def has_changed(old: AdmissionLimits | None, new: AdmissionLimits) -> bool:
     )
 
 
-def _parse_cost_model(stored: Mapping[str, Any]) -> EngineCostModel:
-    values: dict[str, Any] = {}
-    for name in (f.name for f in fields(EngineCostModel)):
-        if name == "output_quantiles":  # an older operator does not write it
-            values[name] = tuple(_parse_number(v) for v in stored.get(name) or ())
-            continue
-        value: Any = stored.get(name) if name in _OPTIONAL_FIELDS else stored[name]
-        if name in _PER_CLASS_FIELDS:
-            values[name] = tuple(math.inf if v == INFINITE else _parse_number(v) for v in value)
-        elif value == INFINITE and name in _UNBOUNDED_FIELDS:
-            values[name] = math.inf
-        elif value is None and name in _OPTIONAL_FIELDS:
-            values[name] = None
-        else:
-            values[name] = _parse_count(value) if name in _INTEGER_FIELDS else _parse_number(value)
-    cost_model = EngineCostModel(**values)
-    if any(after < previous for previous, after in pairwise((0.0, *cost_model.output_quantiles))):
-        raise ValueError("output_quantiles must ascend from 0")
-    if cost_model.batch < 1 or cost_model.max_sequences < 1 or cost_model.kv_tokens < 1 or not cost_model.base_s > 0.0:
-        raise ValueError("batch, max_sequences and kv_tokens must be at least 1, base_s above 0")
-    return cost_model
-
-
-def _parse_number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{value!r} is not a finite number")
-    return float(value)
-
-
-def _parse_ratio(value: Any) -> float:
-    ratio = _parse_number(value)
-    if not MIN_TOKEN_RATIO <= ratio <= MAX_TOKEN_RATIO:
-        raise ValueError(f"a token ratio must lie between {MIN_TOKEN_RATIO} and {MAX_TOKEN_RATIO}, not {ratio}")
-    return ratio
-
-
-def _parse_count(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(f"{value!r} is not a non-negative integer")
-    return value
-
-
 def _outputs_differ(old: tuple[float, ...], new: tuple[float, ...]) -> bool:
     """Whether the outputs moved by more than `MIN_OUTPUT_CHANGE` (Wasserstein distance over the mean)."""
     if len(old) != len(new):
@@ -244,11 +160,3 @@ def _differs(old: float | None, new: float | None, relative_change: float = MIN_
     if old is None or new is None:
         return old is not new
     return old != new and not abs(new - old) <= relative_change * min(abs(old), abs(new))
-
-
-def _to_json(value: Any) -> Any:
-    if isinstance(value, tuple | list):
-        return [_to_json(part) for part in value]
-    if isinstance(value, float):
-        return units.round_significant(value, 6) if math.isfinite(value) else INFINITE
-    return value

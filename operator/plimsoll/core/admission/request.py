@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple
 
+from plimsoll.core.admission.retry_advice import RetryAdvice
+
 MAX_REQUEST_TOKENS: Final = 100_000_000  # upper bound for validation
 MAX_REQUEST_SEQUENCES: Final = 1_000_000
 
@@ -71,22 +73,6 @@ class AdmissionRequest:
             raise ValueError(f"sequences must lie between 1 and {MAX_REQUEST_SEQUENCES}, not {self.sequences}")
         if self.arrived_s != self.arrived_s or self.deadline_s != self.deadline_s:
             raise ValueError("arrived_s and deadline_s must be numbers")
-
-
-class RetryAdvice(NamedTuple):
-    """When a rejected client should retry.
-
-    `eta_s` is the estimated time in seconds until it can be served, None if unknown. `retry_after_s` is the value of
-    `Retry-After` in whole seconds, None for no such header. `retryable` is False if an SDK must not retry by itself; a
-    `Retry-After` above 60 s then says when a client may come back.
-    """
-
-    eta_s: float | None
-    retry_after_s: int | None
-    retryable: bool
-
-
-NO_RETRY: Final = RetryAdvice(None, None, False)
 
 
 class AdmissionDecision(NamedTuple):

@@ -4,11 +4,10 @@ Problem: if all rejected clients get the start time of the next replica, they re
 SDKs also retry several times for one demand, some of them at once.
 
 Idea: a rejected request gets a place behind those rejected before it. Its due time is when capacity is expected, plus
-the work ahead and its own over the spare capacity beyond new arrivals. `Retry-After` is at most a minute, because SDKs
-honour no more. A longer wait is announced in two steps. One beyond two minutes gets no reservation: SDKs must not
-retry, and `Retry-After` has the whole time if it is that of a start-up, for clients that can wait. A reservation is
-identified by the idempotency key, or by tenant and body within twice the `Retry-After`, so that all attempts are one
-demand. A client that returns when due goes before new requests. An unused reservation expires.
+the work ahead and its own over the spare capacity beyond new arrivals. A wait beyond two minutes gets no reservation;
+`retry_advice` says what its client is told. A reservation is identified by the idempotency key, or by tenant and body
+within twice the `Retry-After`, so that all attempts are one demand. A client that returns when due goes before new
+requests. An unused reservation expires.
 """
 
 from __future__ import annotations
@@ -19,17 +18,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from plimsoll.core.admission.request import NO_RETRY, AdmissionRequest, RetryAdvice
+from plimsoll.core.admission.request import AdmissionRequest
+from plimsoll.core.admission.retry_advice import (
+    MAX_RESERVATION_S,
+    NO_RETRY,
+    UNKNOWN_RETRY_RANGE_S,
+    UNKNOWN_TIME,
+    RetryAdvice,
+    advise_retry,
+)
 
-MAX_RETRY_AFTER_S: Final = 60  # what every SDK honours
-MAX_RESERVATION_S: Final = 120.0  # announced in two steps of `MAX_RETRY_AFTER_S`
-MAX_RETURN_S: Final = 3600.0  # no client is told to return later
-UNKNOWN_RETRY_RANGE_S: Final = (10.0, 30.0)  # random `Retry-After` if the time is unknown
 EARLY_TOLERANCE_S: Final = 1.0  # a client may return this early: Retry-After has whole seconds
 SPARE_UTILIZATION: Final = 0.9  # share of the spare capacity to give away; the rest absorbs random variation
 _STALE_ENTRIES_ALLOWED: Final = 64
-
-_UNKNOWN_ETA: Final = RetryAdvice(None, None, True)
 
 ReservationKey = tuple[str, str | int]
 
@@ -109,25 +110,21 @@ class RetryReservations:
         """
         previous = self.find(request, now)
         if previous is not None and not self.is_due(previous, now):
-            return self._retry_advice(previous, now) if previous.has_eta else _UNKNOWN_ETA
+            return self._retry_advice(previous, now) if previous.has_eta else UNKNOWN_TIME
         if previous is not None:
             self.redeem(previous)
         if not self._capacity_steps:
             self._add(
                 request, work_s, now, now + UNKNOWN_RETRY_RANGE_S[0], now + 2 * UNKNOWN_RETRY_RANGE_S[1], has_eta=False
             )
-            return _UNKNOWN_ETA
+            return UNKNOWN_TIME
         due_s = self._completion_s(queued_work_s + self._work_s + work_s, now)
-        if not due_s - now <= MAX_RESERVATION_S:
-            return self._late_advice(due_s - now, self._capacity_steps[0][0] - now)
-        return self._retry_advice(self._add(request, work_s, now, due_s, due_s, has_eta=True), now)
-
-    def _late_advice(self, eta_s: float, ready_in_s: float) -> RetryAdvice:
-        """Returns the advice without a reservation: the time of a long start-up, but none for a long backlog."""
-        if math.isinf(eta_s):
+        if math.isinf(due_s):
             return NO_RETRY
-        is_startup = ready_in_s > MAX_RESERVATION_S and eta_s <= MAX_RETURN_S
-        return RetryAdvice(eta_s, math.ceil(eta_s) if is_startup else None, False)
+        if not due_s - now <= MAX_RESERVATION_S:
+            is_startup = self._capacity_steps[0][0] - now > MAX_RESERVATION_S
+            return advise_retry(due_s - now, is_time_known=is_startup)
+        return self._retry_advice(self._add(request, work_s, now, due_s, due_s, has_eta=True), now)
 
     def _completion_s(self, work_s: float, now: float) -> float:
         """Returns the time when the spare capacity has completed `work_s` GPU-seconds, infinity if never."""
@@ -146,13 +143,12 @@ class RetryReservations:
             self._drop(reservation)
 
     def _retry_advice(self, reservation: RetryReservation, now: float) -> RetryAdvice:
-        remaining_s = max(reservation.due_s - now, 0.0)
-        retry_after_s = min(MAX_RETRY_AFTER_S, max(1, math.ceil(remaining_s)))
-        expires_s = now + 2 * retry_after_s
+        advice = advise_retry(max(reservation.due_s - now, 0.0), sdk_limit_s=math.inf)
+        expires_s = now + 2 * (advice.retry_after_s or 0)
         if expires_s > reservation.expires_s:
             reservation.expires_s = expires_s
             heapq.heappush(self._expiry, (expires_s, reservation.number, reservation.key))
-        return RetryAdvice(remaining_s, retry_after_s, True)
+        return advice
 
     def _add(
         self, request: AdmissionRequest, work_s: float, now: float, due_s: float, expires_s: float, has_eta: bool

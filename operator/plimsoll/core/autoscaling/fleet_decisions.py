@@ -15,6 +15,7 @@ from plimsoll.core.autoscaling.inputs import ScalingSpec, ServiceSnapshot
 from plimsoll.core.autoscaling.scaling_decision import ScalingDecision
 from plimsoll.core.autoscaling.service_state import CapacityPlan, ServiceState
 from plimsoll.core.autoscaling.sizing_batch import size_batch, tier_capacities
+from plimsoll.core.autoscaling.sizing_requests import sizing_requests
 from plimsoll.core.autoscaling.tier_state import TierState
 from plimsoll.core.demand.batched_observe import observe_all
 
@@ -82,7 +83,7 @@ def _decide(services: Mapping[K, ServiceEntry], now_s: float) -> dict[K, Scaling
     requests = {
         (key, tier): request
         for key, (service, snapshot, spec) in services.items()
-        for tier, request in service.sizing_requests(snapshot, spec, demand[key], now_s).items()
+        for tier, request in sizing_requests(service.tiers, service.sizings, snapshot, spec, demand[key], now_s).items()
     }
     results = dict(zip(requests, size_batch(list(requests.values())), strict=True))
     return {

@@ -93,12 +93,12 @@ def coordinate_tiers(contexts: list[TierContext], ratio: tuple[float, float]) ->
         utilization = utilizations.get(context.name)
         note = f"; {notes[context.name]}" if context.name in notes else ""
         if utilization == math.inf:
-            context.add_step("joint", "no replica ordered yet{}", note)
+            context.add_step("ratio", "no replica ordered yet{}", note)
         elif utilization is None:
-            context.add_step("joint", "load unknown; binding tier: {}{}", binding_tier or "none", note)
+            context.add_step("ratio", "load unknown; binding tier: {}{}", binding_tier or "none", note)
         else:
             context.add_step(
-                "joint", "{:.0%} of its SLO capacity used; binding tier: {}{}", utilization, binding_tier, note
+                "ratio", "{:.0%} of its SLO capacity used; binding tier: {}{}", utilization, binding_tier, note
             )
     return binding_tier
 

@@ -67,7 +67,7 @@ def keep_minimum(context: TierContext, missing_field: str) -> None:
     context.set_state("downscale_candidates", ())
     context.set_state("downscale_regret", context.state.downscale_regret._replace(idle=()))
     message = "{} is not set, so the tier is not sized: minReplicas is {}"
-    context.add_step("need", message, missing_field, context.bounds[0])
+    context.add_step("sizing", message, missing_field, context.bounds[0])
 
 
 def apply_forecast(context: TierContext) -> None:
@@ -155,13 +155,13 @@ def apply_sizing(context: TierContext, policy: ScalingPolicy, idle_period: IdleP
         required = max(context.scale_up_target, context.bounds[0])
         context.scale_up_target = context.scale_down_target = required
         message = "no request for {:.0f} s needs {}"
-        context.add_step("need", message + ("; {}" if note else ""), demand.idle_s, required, note)
+        context.add_step("sizing", message + ("; {}" if note else ""), demand.idle_s, required, note)
         return
     if context.hold_reason or isinstance(demand, Unavailable) or isinstance(sizing, Unavailable):
         note = apply_scale_to_zero(context, idle_period, policy.miss_cost)
         if context.scale_up_target == observation.replicas:
             note = f"demand unknown, replica count stays at {observation.replicas}" + (f"; {note}" if note else "")
-        context.add_step("need", "{}", note)
+        context.add_step("sizing", "{}", note)
         return
     warm, standby = context.policy.warm_replicas, context.standby
     context.scale_up_target = sizing.replicas + max(warm, standby)
@@ -201,7 +201,7 @@ def apply_sizing(context: TierContext, policy: ScalingPolicy, idle_period: IdleP
         notes,
         idle_note or extra,
     )
-    context.add_step("need", _SIZING_MESSAGE, *values, brief="{8}" if idle_note else _SIZING_BRIEF)
+    context.add_step("sizing", _SIZING_MESSAGE, *values, brief="{8}" if idle_note else _SIZING_BRIEF)
 
 
 def _measured_note(context: TierContext, constraint: Constraint, slo: Slo | None) -> str:

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from plimsoll.core.autoscaling.decision_state import DecisionState
 from plimsoll.core.units import format_message
 
-STABILIZE_STEP: Final = "direction"  # the step that applies the stabilization window
+STABILIZE_STEP: Final = "stabilization"  # the step that applies the stabilization window
 
 
 class ScalingLimit(StrEnum):

@@ -18,6 +18,7 @@ import numpy as np
 
 from plimsoll.core import units
 from plimsoll.core.autoscaling.observations import SizingResult
+from plimsoll.core.capacity.attainment import attainment
 from plimsoll.core.capacity.queueing import Floats
 from plimsoll.core.capacity.sizing import Infeasible, find_infeasibility, is_feasible, size_tiers
 from plimsoll.core.capacity.slo_capacity import binding_constraint, slo_capacity_per_s
@@ -26,7 +27,6 @@ from plimsoll.core.capacity.tier_model import (
     Constraint,
     TierProfile,
     TierSpec,
-    attainment,
     build_profile,
     stack_profiles,
 )

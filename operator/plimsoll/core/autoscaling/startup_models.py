@@ -11,22 +11,23 @@ same model and the uncertainty of a prior, because most changes are small and on
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Final, NamedTuple, TypeAlias
 
-from plimsoll.core.autoscaling import startup_time
+from plimsoll.core import codec
 from plimsoll.core.autoscaling.startup_time import PhaseEstimate, StartupModel, record
+from plimsoll.core.codec import Length
 
-VERSION: Final = 2  # version 1 had a single model
 MAX_VARIANTS: Final = 4
 MAX_NAME_CHARACTERS: Final = 1024  # per part of a variant
+_Name: TypeAlias = Annotated[str, Length(0, MAX_NAME_CHARACTERS)]
 
 
 class Variant(NamedTuple):
     """Configuration of a replica: model with revision, engine image, GPUs and node selection. Empty: unknown."""
 
-    model: str = ""
-    image: str = ""
-    gpus: str = ""
+    model: _Name = ""
+    image: _Name = ""
+    gpus: _Name = ""
 
     @property
     def label(self) -> str:
@@ -37,11 +38,12 @@ class Variant(NamedTuple):
 UNKNOWN_VARIANT: Final = Variant()
 
 
+@codec.stored_as("start-up models", version=2, omit=("default",), by_variant="variants")
 class StartupModels(NamedTuple):
     """Models by variant, least recently used first. default: model of an unknown variant. current: that of new pods."""
 
     default: StartupModel
-    by_variant: tuple[tuple[Variant, StartupModel], ...] = ()
+    by_variant: Annotated[tuple[tuple[Variant, StartupModel], ...], Length(0, MAX_VARIANTS)] = ()
     current: Variant = UNKNOWN_VARIANT
 
     @property
@@ -98,34 +100,8 @@ def _untrained(model: StartupModel) -> StartupModel:
     return StartupModel(phases, PhaseEstimate(model.total.quantile_s(0.5)))
 
 
-def to_dict(models: StartupModels) -> dict[str, Any]:
-    """Return a JSON document, about 1 KB per variant."""
-    return {
-        "version": VERSION,
-        "current": list(models.current),
-        "variants": [[list(name), startup_time.to_dict(model)] for name, model in models.by_variant],
-    }
-
-
-def from_dict(stored: Mapping[str, Any], default: StartupModel) -> StartupModels:
+def decode_models(stored: object, default: StartupModel) -> StartupModels:
     """Return the models of a stored document, also of version 1. Raises ValueError if it is invalid."""
-    if not isinstance(stored, Mapping):
-        raise ValueError("start-up models must be a mapping")
-    if stored.get("version") != VERSION:
-        return StartupModels(default, ((UNKNOWN_VARIANT, startup_time.from_dict(stored)),))
-    by_variant = stored.get("variants")
-    if not isinstance(by_variant, list) or len(by_variant) > MAX_VARIANTS:
-        raise ValueError(f"must have at most {MAX_VARIANTS} variants, not {str(by_variant)[:80]}")
-    try:
-        parsed = {_parse_variant(name): startup_time.from_dict(model) for name, model in by_variant}
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"invalid variant or start-up model: {error}") from error
-    return StartupModels(default, tuple(parsed.items()), _parse_variant(stored.get("current")))
-
-
-def _parse_variant(stored: Any) -> Variant:
-    if not isinstance(stored, list) or len(stored) != len(Variant._fields):
-        raise ValueError(f"a variant must have {len(Variant._fields)} parts, not {str(stored)[:80]}")
-    if not all(isinstance(part, str) and len(part) <= MAX_NAME_CHARACTERS for part in stored):
-        raise ValueError(f"a variant must have string parts, not {str(stored)[:80]}")
-    return Variant(*stored)
+    if isinstance(stored, Mapping) and stored.get("version") == 1:  # a single model
+        return StartupModels(default, ((UNKNOWN_VARIANT, codec.decode(StartupModel, stored)),))
+    return codec.decode(StartupModels, stored, default=default)

@@ -17,11 +17,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
-from plimsoll.core import units
+from plimsoll.core import codec
+from plimsoll.core.codec import Length, Number
 
-VERSION: Final = 1
 MAX_PHASES: Final = 12  # per model; further phases count in the total only
 
 _NORMAL: Final = NormalDist()
@@ -47,10 +47,15 @@ _PULL_BANDWIDTH_SHARE: Final = 0.3  # effective share of a pull's bandwidth, bec
 class PhaseEstimate(NamedTuple):
     """Log seconds of one phase: the prior's median (s), then discounted count, mean, and sum of squares about it."""
 
-    prior_s: float
-    startups: float = 0.0
-    mean: float = 0.0
-    squared_deviations: float = 0.0
+    prior_s: Annotated[float, Number(_MIN_PHASE_S, _MAX_PHASE_S, digits=6)]
+    startups: Annotated[float, Number(0.0, _MEMORY_STARTUPS, digits=6)] = 0.0
+    mean: Annotated[float, Number(-20.0, 20.0, digits=6)] = 0.0
+    squared_deviations: Annotated[float, Number(0.0, digits=6)] = 0.0
+
+    def validate(self) -> None:
+        """Raise ValueError for a spread that no starts have."""
+        if self.squared_deviations > self.startups * _MAX_LOG_VARIANCE:
+            raise ValueError(f"invalid start-up statistics: {self}")
 
     @property
     def distribution(self) -> NormalDist:
@@ -89,11 +94,17 @@ class StartupQuantiles(NamedTuple):
     p99_s: float
 
 
+@codec.stored_as("a start-up model", version=1)
 class StartupModel(NamedTuple):
     """Start-up model of one variant of a tier: its phases in order, and the total."""
 
-    phases: tuple[tuple[str, PhaseEstimate], ...]
+    phases: Annotated[tuple[Annotated[tuple[str, PhaseEstimate], codec.FLAT], ...], Length(1, MAX_PHASES)]
     total: PhaseEstimate
+
+    def validate(self) -> None:
+        """Raise ValueError if a phase is listed twice."""
+        if len(dict(self.phases)) < len(self.phases):
+            raise ValueError("a phase is listed twice")
 
     @property
     def quantiles(self) -> tuple[tuple[str, StartupQuantiles], ...]:
@@ -146,7 +157,7 @@ class Overdue:
 class Backoff(NamedTuple):
     """Number of unschedulable attempts, and the time until which no further replica is ordered."""
 
-    tries: int = 0
+    tries: codec.Count = 0
     until_s: float = 0.0
 
 
@@ -273,46 +284,3 @@ def extend_backoff(backoff: Backoff, now_s: float) -> Backoff:
         return backoff
     tries = min(backoff.tries + 1, 16)  # the wait does not grow further
     return Backoff(tries, now_s + min(_MIN_BACKOFF_S * 2.0 ** (tries - 1), _MAX_BACKOFF_S))
-
-
-def to_dict(model: StartupModel) -> dict[str, Any]:
-    """Return the model as a JSON document, about 1 KB."""
-    return {
-        "version": VERSION,
-        "phases": [[name, *_rounded(phase)] for name, phase in model.phases],
-        "total": _rounded(model.total),
-    }
-
-
-def from_dict(stored: Mapping[str, Any]) -> StartupModel:
-    """Return the model of a stored document. Raises ValueError for an invalid document or another version."""
-    if not isinstance(stored, Mapping) or stored.get("version") != VERSION:
-        raise ValueError(f"not a start-up model of version {VERSION}: {str(stored)[:80]}")
-    phases, total = stored.get("phases"), stored.get("total")
-    if not isinstance(phases, list) or not 0 < len(phases) <= MAX_PHASES:
-        raise ValueError(f"a start-up model must have 1 to {MAX_PHASES} phases, not {str(phases)[:80]}")
-    parsed = {}
-    for phase_row in phases:
-        if not isinstance(phase_row, list) or not phase_row or not isinstance(phase_row[0], str):
-            raise ValueError(f"a phase must be a name and numbers, not {str(phase_row)[:80]}")
-        parsed[phase_row[0]] = _parse_phase(phase_row[1:])
-    if len(parsed) < len(phases):
-        raise ValueError("a phase is listed twice")
-    return StartupModel(tuple(parsed.items()), _parse_phase(total))
-
-
-def _rounded(phase: PhaseEstimate) -> list[float]:
-    return [units.round_significant(number, 6) for number in phase]
-
-
-def _parse_phase(stored: Any) -> PhaseEstimate:
-    if not isinstance(stored, list) or len(stored) != len(PhaseEstimate._fields):
-        raise ValueError(f"{len(PhaseEstimate._fields)} numbers are kept of a phase, not {str(stored)[:80]}")
-    for value in stored:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e9:
-            raise ValueError(f"{value!r:.80} is not a valid start-up statistic")
-    prior_s, startups, mean, squared_deviations = map(float, stored)
-    in_range = 0.0 <= startups <= _MEMORY_STARTUPS and 0.0 <= squared_deviations <= startups * _MAX_LOG_VARIANCE
-    if not _MIN_PHASE_S <= prior_s <= _MAX_PHASE_S or not in_range or abs(mean) > 20.0:
-        raise ValueError(f"invalid start-up statistics: {stored}")
-    return PhaseEstimate(prior_s, startups, mean, squared_deviations)

@@ -10,8 +10,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike
 
+from plimsoll.core.capacity.attainment import attainment
 from plimsoll.core.capacity.queueing import Floats, validate_number
-from plimsoll.core.capacity.tier_model import MAX_RATE_PER_S, TierProfile, attainment
+from plimsoll.core.capacity.tier_model import MAX_RATE_PER_S, TierProfile
 
 _GRID_POINTS: Final = 33  # points of the grid search, which narrows by a factor of 16 in each round
 _REFINEMENTS: Final = 6

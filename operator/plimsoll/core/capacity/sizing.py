@@ -18,6 +18,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from plimsoll.core.capacity.attainment import attainment
 from plimsoll.core.capacity.e2e import e2e_for_tpot_s
 from plimsoll.core.capacity.queueing import Floats, validate_number
 from plimsoll.core.capacity.slo_capacity import binding_constraint, slo_capacity_per_s, weighted_miss_share
@@ -26,7 +27,6 @@ from plimsoll.core.capacity.tier_model import (
     Constraint,
     TierProfile,
     TierSpec,
-    attainment,
     build_profile,
     inter_token_latency,
     tpot_target,

@@ -16,15 +16,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike
 
+from plimsoll.core.capacity.attainment import Attainment, attainment
 from plimsoll.core.capacity.queueing import Floats, validate_number
-from plimsoll.core.capacity.tier_model import (
-    CONSTRAINTS,
-    MAX_RATE_PER_S,
-    Attainment,
-    Constraint,
-    TierProfile,
-    attainment,
-)
+from plimsoll.core.capacity.tier_model import CONSTRAINTS, MAX_RATE_PER_S, Constraint, TierProfile
 from plimsoll.core.capacity.windowed_slo import rejection_dispersion, rejection_weight
 
 _MAX_SECANT_STEPS: Final = 24  # limit for the root search; about ten are needed, seldom 16

@@ -1,4 +1,4 @@
-"""Tier model: the attainment of a tier at a rate with a given number of replicas.
+"""Tier model: what bounds the requests of a tier within the SLO. `attainment` evaluates it at a rate.
 
 Problem: a small model on a big GPU never queues, but slows every stream. A large model runs out of slots or KV cache
 while its steps are short. A prefill engine serves first come, first served. Each violates another target first, by its
@@ -23,14 +23,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from plimsoll.core.capacity.e2e import first_token_deadline_s, tpot_for_e2e_s
+from plimsoll.core.capacity.kv_capacity import kv_sequences, kv_sequences_at_end
 from plimsoll.core.capacity.queueing import (
     Floats,
-    admitted_shares,
     arrival_peakedness,
-    slot_queue,
     step_wait_s,
     validate_number,
-    variability,
 )
 from plimsoll.core.capacity.slack_classes import group_by_slack
 from plimsoll.core.engine_model.batching import share_within_tpot, step_time_budget_s
@@ -51,11 +49,6 @@ from plimsoll.core.workload import FloatArray, Workload
 
 HTTP_OVERHEAD_S: Final = 4.0e-3  # per request outside the engine: parsing and queues, measured with vLLM 0.26
 HTTP_OVERHEAD_PER_TOKEN_S: Final = 0.63e-6  # and per prompt token
-KV_Z_SCORE: Final = 2.326  # normal quantile of 99 %, for the tokens of all residents of a replica together
-SYNCHRONIZED_KV_LOSS: Final = (
-    0.08  # measured at the SLO capacity of two shapes, step by step (docs/design/0007-admission.md)
-)
-DESYNCHRONIZED_CV: Final = 0.3  # coefficient of variation of outputs from which on this loss hardly occurred
 MAX_RATE_PER_S: Final = 1e6  # requests per second of one tier; a higher estimate is wrong
 
 _IDLE_WAIT_STEPS: Final = 1.5  # steps, in the mean, before the own prefill on an idle replica
@@ -64,8 +57,6 @@ _NODES, _WEIGHTS = (0.5 * (np.polynomial.legendre.leggauss(6)[k] + (1 - k)) for 
 _MIN_TAIL_SHARE: Final = 0.75  # the spread of TPOT is derived from a quantile well above the median
 _GRID_POINTS: Final = 33  # points of a grid search, which narrows by a factor of 16 in each round
 _LIMIT_REFINEMENTS: Final = 3  # the limit need not be exact
-_MIN_CV2: Final = 1e-3  # of service times: no queue is entirely regular
-_NEGLIGIBLE_SIGMAS: Final = 9.0  # slots this far above the mean batch are never all in use
 
 
 class Constraint(StrEnum):
@@ -287,36 +278,6 @@ def _slot_limits(tier: TierSpec, work: TierWork) -> dict[Constraint, float]:
     return slots
 
 
-def kv_sequences(workload: Workload, kv_tokens: int, gateways: int = 1) -> float:
-    """Sequences whose tokens rarely exceed the KV cache, with a share of the cache for each gateway.
-
-    Running sequences are found in proportion to their stay, at a uniform point of it: their tokens lie evenly between
-    P, the prompt, and P + L, with L the output. They are independent, and their mean and variance must fit. Outputs of
-    equal length are not independent: sequences that arrived together stay together, which costs SYNCHRONIZED_KV_LOSS of
-    the number. The result is at least what fits with each at its end, which can be more for few sequences of very
-    unequal lengths.
-    """
-    prompt, output, gateway_tokens = workload.prompt_tokens, workload.output_tokens, kv_tokens / gateways
-    mean_steps = workload.mean(output)
-    mean_tokens = workload.mean(output * (prompt + output / 2)) / mean_steps
-    mean_square = workload.mean(output * (prompt**2 + prompt * output + output**2 / 3)) / mean_steps
-    spread = KV_Z_SCORE * math.sqrt(max(0.0, mean_square - mean_tokens**2))
-    root = (math.sqrt(spread**2 + 4 * mean_tokens * gateway_tokens) - spread) / (2 * mean_tokens)
-    uniformity = max(0.0, 1.0 - math.sqrt(workload.scv(output) or 0.0) / DESYNCHRONIZED_CV)
-    return max(
-        (1.0 - SYNCHRONIZED_KV_LOSS * uniformity) * gateways * root**2, _kv_sequences_at_end(workload, kv_tokens)
-    )
-
-
-def _kv_sequences_at_end(workload: Workload, kv_tokens: int) -> float:
-    """Sequences that the KV cache holds with room for the final tokens of each."""
-    return (
-        kv_tokens
-        * workload.mean(workload.output_tokens)
-        / workload.mean(workload.output_tokens * (workload.prompt_tokens + workload.output_tokens))
-    )
-
-
 def _shared_profile(tier: TierSpec) -> TierProfile:
     """Profile of steps that all running sequences share, behind a queue for slots or KV."""
     w, work = tier.workload, _tier_work(tier)
@@ -348,7 +309,7 @@ def _shared_profile(tier: TierSpec) -> TierProfile:
             stall_square_s2=w.moment(work.stall_s, 2), tpot_s=target, steps=steps, slot_base_s=work.base_s,
             slot_sequence_s=work.work_s / steps, gateways=tier.gateways,
             slots=max(
-                1, math.floor(min({**slots, Constraint.KV: _kv_sequences_at_end(w, tier.limits.kv_tokens)}.values()))
+                1, math.floor(min({**slots, Constraint.KV: kv_sequences_at_end(w, tier.limits.kv_tokens)}.values()))
             ),
             batch=math.floor(batch), share_within_tpot=share_in_tpot,
             arrival_cv2=cv2, service_cv2=max(1.0, w.scv(w.output_tokens) or 0.0),
@@ -368,48 +329,7 @@ def _single_row(**numbers: float) -> dict[str, Floats]:
     return {name: np.array([value], dtype=np.float64) for name, value in numbers.items()}
 
 
-@dataclass(frozen=True, eq=False)
-class Attainment:
-    """Shares of the requests that are feasible alone, arrays of shape (n,); all 0 where nothing is feasible.
-
-    within_slo: meets all targets. without_queueing: the same if no request waited for a slot or a server. within_tpot:
-    meets the TPOT target.
-    """
-
-    within_slo: Floats
-    without_queueing: Floats
-    within_tpot: Floats
-
-
-def attainment(
-    profile: TierProfile, rate_per_s: ArrayLike, replicas: ArrayLike, *, admission: bool = True
-) -> Attainment:
-    """Attainment of n tiers at their rates (requests/s of the whole tier) and replicas.
-
-    admission: with admission control, a request that would wait beyond its slack is rejected and counts as missed,
-    without delaying others. Without it, all requests wait. Arrays of shape (n,) or numbers.
-    """
-    rate = np.broadcast_to(validate_number("rate_per_s", rate_per_s), profile.share.shape)
-    replica_counts = np.broadcast_to(validate_number("replicas", replicas, least=1), profile.share.shape)
-    replica_cv2 = (
-        1.0 + (profile.arrival_cv2 - 1.0) * profile.gateways / replica_counts
-    )  # of a replica's own arrivals, dealt out to all
-    share_met, tpot, step_wait = _attainment_without_queueing(profile, rate / replica_counts, replica_cv2, admission)
-    slack = np.maximum(profile.slack_s - step_wait[:, None], 0.0)
-    slot_share = _share_with_slot(
-        replace(profile, slots=profile.batch) if admission else profile, rate, replica_counts, slack, admission
-    )
-    class_weights = profile.weights[:, :-1] / np.maximum(profile.feasible_share, 1e-300)[:, None]
-    class_weights = np.where(profile.feasible_share[:, None] > 0, class_weights, 0.0)
-    share_without_queueing = (class_weights * share_met).sum(axis=1)
-    return Attainment(
-        (class_weights * share_met * slot_share[:, :-1]).sum(axis=1),
-        share_without_queueing,
-        np.where(profile.feasible_share > 0, tpot, 0.0),
-    )
-
-
-def _attainment_without_queueing(
+def attainment_without_queueing(
     profile: TierProfile, rate_per_s: Floats, arrival_cv2: Floats, admission: bool
 ) -> tuple[Floats, Floats, Floats]:
     """Attainment without waits for a slot: by class (n, K - 1), within the TPOT target, and the mean wait for steps.
@@ -449,7 +369,7 @@ def _step_limit_per_s(profile: TierProfile) -> Floats:
     )  # of many, bunches are dealt out
     for refinement in range(_LIMIT_REFINEMENTS):
         rates = np.linspace(low, high, _GRID_POINTS)
-        share_met = (_attainment_without_queueing(tiled, rates, poisson_cv2, True)[0] * tiled.weights[:, :-1]).sum(
+        share_met = (attainment_without_queueing(tiled, rates, poisson_cv2, True)[0] * tiled.weights[:, :-1]).sum(
             axis=1
         )
         first_miss = int(np.argmin(np.append(share_met >= tiled.share * tiled.feasible_share, False)))
@@ -457,44 +377,3 @@ def _step_limit_per_s(profile: TierProfile) -> Floats:
             return np.array([math.inf if refinement == 0 else high])
         low, high = float(rates[max(first_miss - 1, 0)]), float(rates[first_miss])
     return np.array([high if profile.feasible_share[0] > 0 else 0.0])
-
-
-def _share_with_slot(
-    profile: TierProfile, rate: Floats, replica_counts: Floats, slack_s: Floats, admission: bool
-) -> Floats:
-    """P(a request of each class has a slot within its slack), (n, K); 1 where the slots cannot bind."""
-    slot_share = np.ones_like(slack_s)
-    rows = np.flatnonzero(_slots_may_bind(profile, rate, replica_counts))
-    if rows.size == 0:
-        return slot_share
-    selected, rate, replica_counts, slack_s = profile.select(rows), rate[rows], replica_counts[rows], slack_s[rows]
-    gateways = selected.gateways  # each has its places for itself, and is slowed by what the others have there
-    rate, slots = rate / gateways, np.maximum(np.floor(selected.slots / gateways), 1.0)
-    sequence_s = selected.slot_sequence_s * gateways
-    queue = slot_queue(
-        rate, selected.steps, selected.slot_base_s, sequence_s, slots, replica_counts, peakedness=selected.peakedness
-    )
-    rho = rate / queue.full_per_s
-    if admission:
-        # Waits beyond the slack are cut off, so that what counts is how it fares near full load, whatever the load.
-        spread = variability(np.ones_like(rho), selected.arrival_cv2, np.maximum(selected.service_cv2, _MIN_CV2))
-        slot_share[rows] = admitted_shares(queue.log_inverse, rate, queue.full_per_s, spread, slack_s, selected.weights)
-    else:
-        drain = queue.drain_per_s / variability(rho, selected.arrival_cv2, selected.service_cv2)
-        with np.errstate(invalid="ignore"):
-            late = queue.delayed_share[:, None] * np.exp(-drain[:, None] * np.where(np.isinf(slack_s), 0.0, slack_s))
-        slot_share[rows] = 1 - late
-    return slot_share
-
-
-def _slots_may_bind(profile: TierProfile, rate: Floats, replica_counts: Floats) -> NDArray[np.bool_]:
-    """False where the mean of the running sequences (negative binomial) is many standard deviations below the slots."""
-    load = rate * profile.steps / replica_counts
-    free = 1 - load * profile.slot_sequence_s
-    mean = load * (profile.slot_base_s + profile.slot_sequence_s) / np.maximum(free, 1e-12)
-    sigma = np.sqrt(
-        np.maximum(profile.peakedness, 1.0) * profile.gateways * (mean / np.maximum(free, 1e-12) + 1) / replica_counts
-    )
-    return np.asarray(
-        (free <= 0) | (mean + _NEGLIGIBLE_SIGMAS * sigma + 3 * profile.gateways / replica_counts > profile.slots)
-    )

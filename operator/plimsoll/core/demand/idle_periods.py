@@ -20,10 +20,12 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterator
+from typing import Annotated, Final, NamedTuple, TypeAlias
 
-VERSION: Final = 1
+from plimsoll.core import codec
+from plimsoll.core.codec import Amount, Length, Number
+
 LENGTH_RATIO: Final = math.sqrt(2.0)
 IDLE_LENGTHS_S: Final = tuple(
     2.0 ** (step / 2.0) for step in range(30)
@@ -34,23 +36,33 @@ PRIOR_END_SHARE: Final = (
 )  # share of idle periods reaching a length that end before the next one (Gott)
 DECAY: Final = 31.0 / 32.0  # of a length's counts, when one more idle period reaches it
 _ZEROS: Final = (0.0,) * len(IDLE_LENGTHS_S)
+_Counts: TypeAlias = Annotated[
+    tuple[Annotated[float, Number(0.0, decimals=3)], ...], Length(len(IDLE_LENGTHS_S), len(IDLE_LENGTHS_S))
+]
 
 
+@codec.stored_as("idle statistics", version=1, omit=("idle_since_s", "burst_started_s", "burst_requests"))
 class IdleStats(NamedTuple):
     """Learned idle statistics. All counts are discounted.
 
     at_risk, ended: idle periods that reached each of IDLE_LENGTHS_S, and those that ended there. idle_since_s: start of
     the current idle period; None without one or while unknown. burst_started_s, burst_requests: end of the last long
-    idle period, and requests since. bursts, requests: number of such bursts, and their requests.
+    idle period, and requests since. bursts, requests: number of such bursts, and their requests. The current idle
+    period is not stored; it is observed again.
     """
 
-    at_risk: tuple[float, ...] = _ZEROS
-    ended: tuple[float, ...] = _ZEROS
+    at_risk: _Counts = _ZEROS
+    ended: _Counts = _ZEROS
     idle_since_s: float | None = None
     burst_started_s: float | None = None
     burst_requests: float = 0.0
-    bursts: float = 0.0
-    requests: float = 0.0
+    bursts: Amount = 0.0
+    requests: Amount = 0.0
+
+    def validate(self) -> None:
+        """Raise ValueError if more idle periods ended at a length than reached it."""
+        if any(ended > at_risk for at_risk, ended in zip(self.at_risk, self.ended, strict=True)):
+            raise ValueError("more idle periods ended than there were")
 
 
 class WaitOption(NamedTuple):
@@ -169,37 +181,3 @@ def _hazard_pieces(idle_s: float, powers: tuple[float, ...]) -> Iterator[tuple[f
     for place in range(bisect_right(IDLE_LENGTHS_S, idle_s) - 1, len(IDLE_LENGTHS_S)):
         until_s = IDLE_LENGTHS_S[place + 1] if place + 1 < len(IDLE_LENGTHS_S) else math.inf
         yield max(idle_s, IDLE_LENGTHS_S[place]), until_s, powers[place]
-
-
-def to_dict(stats: IdleStats) -> dict[str, Any]:
-    """The learned statistics as JSON values. The current idle period is not stored; it is observed again."""
-    return {
-        "version": VERSION,
-        "at_risk": [round(n, 3) for n in stats.at_risk],
-        "ended": [round(n, 3) for n in stats.ended],
-        "bursts": stats.bursts,
-        "requests": stats.requests,
-    }
-
-
-def from_dict(stored: Mapping[str, Any]) -> IdleStats:
-    """Restore the statistics from `to_dict`. Raises ValueError for anything else, other versions included."""
-    try:
-        if stored["version"] != VERSION:
-            raise ValueError(f"not of version {VERSION}")
-        at_risk, ended = (tuple(map(_parse_amount, stored[name])) for name in ("at_risk", "ended"))
-        if not len(at_risk) == len(ended) == len(IDLE_LENGTHS_S) or any(
-            e > r for r, e in zip(at_risk, ended, strict=True)
-        ):
-            raise ValueError("the table of lengths does not fit")
-        return IdleStats(
-            at_risk, ended, bursts=_parse_amount(stored["bursts"]), requests=_parse_amount(stored["requests"])
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"no pauses: {error}") from error
-
-
-def _parse_amount(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value < 1e9:
-        raise ValueError(f"{value!r:.40} where an amount is expected")
-    return float(value)

@@ -14,6 +14,8 @@ from __future__ import annotations
 import math
 from typing import Final, NamedTuple
 
+from plimsoll.core.codec import Amount
+
 LEVEL_MEMORY_S: Final = 1800.0  # of the mean since the last change; short enough to follow a slow drift
 TREND_MEMORIES_S: Final = (
     900.0,
@@ -48,8 +50,8 @@ SUSPICION_STATISTIC: Final = (
 class LevelMean(NamedTuple):
     """Work since the last change, discounted with LEVEL_MEMORY_S."""
 
-    covered_s: float = 0.0
-    gpu_s: float = 0.0
+    covered_s: Amount = 0.0
+    gpu_s: Amount = 0.0
 
 
 class TrendLine(NamedTuple):
@@ -59,22 +61,22 @@ class TrendLine(NamedTuple):
     with squared weights.
     """
 
-    s0: float = 0.0
-    s1: float = 0.0
-    s2: float = 0.0
-    y0: float = 0.0
-    y1: float = 0.0
-    z0: float = 0.0
-    z1: float = 0.0
-    z2: float = 0.0
+    s0: Amount = 0.0
+    s1: Amount = 0.0
+    s2: Amount = 0.0
+    y0: Amount = 0.0
+    y1: Amount = 0.0
+    z0: Amount = 0.0
+    z1: Amount = 0.0
+    z2: Amount = 0.0
 
 
 class Cusum(NamedTuple):
     """One CUSUM test: the statistic, and the time and work since it was last at a value that chance often reaches."""
 
-    statistic: float = 0.0
-    covered_s: float = 0.0
-    gpu_s: float = 0.0
+    statistic: Amount = 0.0
+    covered_s: Amount = 0.0
+    gpu_s: Amount = 0.0
 
 
 class LevelEstimate(NamedTuple):

@@ -15,6 +15,8 @@ from __future__ import annotations
 import math
 from typing import Final, NamedTuple
 
+from plimsoll.core.codec import Amount
+
 BLOCK_S: Final = 5.0
 DIFFERENCE_MEMORY: Final = 3600.0  # number of differences, of ticks or blocks
 _PRIOR_TICKS: Final = 4.0  # weight of the prior, in measured ticks
@@ -24,19 +26,19 @@ _PRIOR_EVENTS: Final = 4.0  # the prior: this many events in the first sample
 class DifferenceSums(NamedTuple):
     """Sums over differences of successive samples: of their squares, of the levels between them, and their number."""
 
-    spread: float = 0.0
-    level: float = 0.0
-    samples: float = 0.0
+    spread: Amount = 0.0
+    level: Amount = 0.0
+    samples: Amount = 0.0
 
 
 class DispersionSums(NamedTuple):
     """Discounted sums over differences at one time scale, and the last sample."""
 
-    spread: float = 0.0
-    level: float = 0.0
-    samples: float = 0.0
-    last_work: float = 0.0
-    last_span_s: float = 0.0
+    spread: Amount = 0.0
+    level: Amount = 0.0
+    samples: Amount = 0.0
+    last_work: Amount = 0.0
+    last_span_s: Amount = 0.0
 
 
 class NoiseSums(NamedTuple):
@@ -46,8 +48,8 @@ class NoiseSums(NamedTuple):
 
     tick: DispersionSums = DispersionSums()
     block: DispersionSums = DispersionSums()
-    block_gpu_s: float = 0.0
-    block_s: float = 0.0
+    block_gpu_s: Amount = 0.0
+    block_s: Amount = 0.0
     pending: DifferenceSums = DifferenceSums()
 
 

@@ -23,6 +23,7 @@ from typing import Final
 
 import numpy as np
 
+from plimsoll.core.capacity.attainment import attainment
 from plimsoll.core.capacity.goodput import goodput_knee_per_s
 from plimsoll.core.capacity.sizing import MAX_SIZED_REPLICAS, Infeasible, Sizing, find_infeasibility, size_tier
 from plimsoll.core.capacity.slo_capacity import binding_constraint, slo_capacity_per_s
@@ -32,7 +33,6 @@ from plimsoll.core.capacity.tier_model import (
     Constraint,
     TierProfile,
     TierSpec,
-    attainment,
     build_profile,
     tpot_target,
     unloaded_ttft_s,

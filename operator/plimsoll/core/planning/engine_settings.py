@@ -20,8 +20,9 @@ from typing import Final
 
 import numpy as np
 
+from plimsoll.core.capacity.kv_capacity import kv_sequences
 from plimsoll.core.capacity.slo_capacity import slo_capacity_per_s
-from plimsoll.core.capacity.tier_model import TierSpec, build_profile, kv_sequences, stack_profiles, tpot_target
+from plimsoll.core.capacity.tier_model import TierSpec, build_profile, stack_profiles, tpot_target
 from plimsoll.core.engine_model.step_time import StepModel, prefill_pairs
 from plimsoll.core.planning.expected_latency import tier_work
 from plimsoll.core.types import Role

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from plimsoll.core.capacity.tier_model import TierProfile, TierSpec, attainment, build_profile, unloaded_ttft_s
+from plimsoll.core.capacity.attainment import attainment
+from plimsoll.core.capacity.tier_model import TierProfile, TierSpec, build_profile, unloaded_ttft_s
 from plimsoll.core.engine_model.step_time import TierWork, decode_tier, serve_tier, tail_factor
 from plimsoll.core.slo import Slo
 from plimsoll.core.types import Role

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Final
 
-from plimsoll.core.capacity.tier_model import kv_sequences
+from plimsoll.core.capacity.kv_capacity import kv_sequences
 from plimsoll.core.engine_model.roofline import Accelerator, ModelShape, kv_tokens, prior
 from plimsoll.core.engine_model.step_time import EngineLimits, KvTransfer, StepModel, serve_tier
 from plimsoll.core.workload import Workload

@@ -1,0 +1,69 @@
+"""Sizings corrected by the rejections of the service (`rejection_feedback`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from plimsoll.core.autoscaling.inputs import ServiceSnapshot
+from plimsoll.core.autoscaling.observations import SizingResult
+from plimsoll.core.autoscaling.rejection_feedback import CapacityCorrection, RejectionSample
+from plimsoll.core.autoscaling.snapshot_signals import in_flight, is_fully_ready
+from plimsoll.core.autoscaling.tier_state import TierState
+from plimsoll.core.slo import Slo
+from plimsoll.core.types import Unavailable
+
+
+def correct_sizings(
+    corrections: dict[str, CapacityCorrection],
+    sizings: Mapping[str, SizingResult | Unavailable],
+    tiers: Mapping[str, TierState],
+    snapshot: ServiceSnapshot,
+    slo: Slo | None,
+    now_s: float,
+) -> dict[str, SizingResult | Unavailable]:
+    """Return the sizings with more replicas in the tier with the highest utilization, and update its correction.
+
+    Rejections concern the whole service: while a tier has too few replicas, they may be due to it.
+    """
+    known = {
+        name: sizing for name, sizing in sizings.items() if isinstance(sizing, SizingResult) and name in snapshot.tiers
+    }
+    corrected = dict(sizings)
+    if not known or slo is None:
+        return corrected
+    rejected_share, running = snapshot.metrics.rejected_share, in_flight(snapshot.metrics)
+    most_utilized = max(known, key=lambda name: _forecast_utilization(known[name], snapshot.tiers[name].replicas))
+    fully_ready = all(map(is_fully_ready, snapshot.tiers.values()))
+    for name, sizing in known.items():
+        tier_snapshot, correction = snapshot.tiers[name], corrections.setdefault(name, CapacityCorrection())
+        tier_rejected = 0.0 if isinstance(rejected_share, Unavailable) or name != most_utilized else rejected_share
+        required, cv2 = _fractional_replicas(sizing, sizing.replicas), tiers[name].arrival_cv2
+        feedback = RejectionSample(tier_rejected, snapshot.metrics.arrivals, 1.0 - slo.share, running, cv2)
+        correction.update(required, tier_snapshot.ready, fully_ready, feedback, now_s)
+        if not correction.is_negligible:
+            counts = required, _fractional_replicas(sizing, sizing.scale_down_replicas)
+            replicas, scale_down_replicas = (math.ceil(count * correction.factor - 1e-9) for count in counts)
+            scale_down_replicas = max(replicas, scale_down_replicas)
+            corrected[name] = replace(
+                sizing,
+                replicas=replicas,
+                scale_down_replicas=scale_down_replicas,
+                capacity_correction=correction.factor,
+            )
+    return corrected
+
+
+def _fractional_replicas(sizing: SizingResult, replicas: int) -> float:
+    """Return the count before it was rounded up, at least half a replica less.
+
+    The correction applies to this number. A replica without load shows nothing of the model.
+    """
+    fractional = sizing.utilization(sizing.rate_per_s * sizing.request_gpu_s, 1) / (1.0 - sizing.headroom)
+    return min(float(replicas), max(fractional, replicas - 0.5))
+
+
+def _forecast_utilization(sizing: SizingResult, replicas: int) -> float:
+    """Return the forecast as a share of the replicas' SLO capacity."""
+    return sizing.utilization(sizing.rate_per_s * sizing.request_gpu_s, max(replicas, 1))
