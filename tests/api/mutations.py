@@ -10,7 +10,7 @@ from typing import Any
 from tests.api.manifests import Manifest, Place, put
 
 # Below these the schema takes anything, or any key.
-FREE = ("affinity", "volumes")
+FREE = ("affinity", "volumes", "topologySpreadConstraints")
 MAPS = ("nodeSelector", "labels", "annotations", "requests", "limits")
 NUMBER_OR_TEXT = ("maxSurge", "maxUnavailable", "cpu", "memory", "min", "max", "gpuHour", "requestsPerSecond")
 

@@ -233,7 +233,11 @@ VALID_EDITS: list[dict[str, Any]] = [
     },
     {f"{POD}.runtimeClassName": "nvidia", f"{POD}.priorityClassName": "a.b-c", f"{POD}.schedulerName": "s1"},
     {f"{POD}.imagePullSecrets": [{"name": "a"}, {"name": "b"}]},
-    {f"{POD}.affinity": {"nodeAffinity": {"anything": [{"goes": 1}]}}},
+    {
+        f"{POD}.affinity": {
+            "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}
+        }
+    },
     {f"{POD}.topologySpreadConstraints": []},
     {
         f"{POD}.topologySpreadConstraints": [

@@ -76,7 +76,8 @@ def strict(cluster: ApiServer) -> Iterator[Apply]:
 @pytest.mark.api
 @pytest.mark.parametrize("kind", ["hostPath", "nfs"])
 def test_default_limits_refuse_host_volumes(by_default: Apply, kind: str) -> None:
-    answer = by_default(service("limits-default", volumes=[{"name": "data", kind: {"path": "/data"}}]))
+    source = {"path": "/data", **({"server": "10.0.0.1"} if kind == "nfs" else {})}
+    answer = by_default(service("limits-default", volumes=[{"name": "data", kind: source}]))
     assert "denied request: spec.tiers.serve.pod.volumes" in answer
     assert f"volume data ({kind}) is not of an allowed kind" in answer
     assert "serviceLimits.volumeTypes" in answer

@@ -79,7 +79,7 @@ class ControllerHarness:
         view, report = lambda: self.view, lambda key: scaler.report(key)
         endings = DrainReports(store)
         reconciler = Reconciler(self.kube, store, builders.PLATFORM, view, report, endings, "operator-1")
-        silence = SignalSources(lambda: ((), ()), lambda pod: None, lambda pod: None)
+        silence = SignalSources(lambda: ((), ()), lambda namespace, pod: None, lambda namespace, pod: None)
         scaler = Autoscaler(store, self.kube, silence, reconciler.record_event, lambda key: None)
         return OperatorParts(store, reconciler, scaler, endings)
 

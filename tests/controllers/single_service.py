@@ -113,8 +113,8 @@ class SingleService:
             checkpoints._stored[KEY] = self.object["metadata"]["uid"], stored["state"]["zlib"]
         sources = SignalSources(
             lambda: (self._readings, self.gateways),
-            lambda pod: ABOUT,
-            lambda pod: None,
+            lambda namespace, pod: ABOUT,
+            lambda namespace, pod: None,
             checkpoint=checkpoints.get,
         )
         view = GatewayView(1, 1, {KEY: 1})

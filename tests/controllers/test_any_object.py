@@ -223,7 +223,7 @@ def round_of(store: ObjectCache) -> None:
 
 def ticks_of(store: ObjectCache) -> None:
     """Two ticks of the autoscaler, without the isolation of services."""
-    sources = SignalSources(lambda: ((), ()), lambda pod: None, lambda pod: None)
+    sources = SignalSources(lambda: ((), ()), lambda namespace, pod: None, lambda namespace, pod: None)
     scaler = Autoscaler(store, KubeClient.__new__(KubeClient), sources, _tell, lambda key: None)
     for second in range(2):
         scaler.decide(NOW_S + second)

@@ -57,8 +57,8 @@ class World:
         self.checkpoint: str | None = None
         sources = SignalSources(
             lambda: (self.readings, self.gateways),
-            lambda pod: ABOUT,
-            lambda pod: None,
+            lambda namespace, pod: ABOUT,
+            lambda namespace, pod: None,
             prometheus_only_tiers=lambda key: self.second_hand,
             checkpoint=lambda parent: self.checkpoint,
         )
@@ -113,7 +113,7 @@ def ready(parent: Object, tier: str) -> Object:
 
 
 def changes(store: ObjectCache) -> list[ScaleChange]:
-    sources = SignalSources(lambda: ((), ()), lambda pod: None, lambda pod: None)
+    sources = SignalSources(lambda: ((), ()), lambda namespace, pod: None, lambda namespace, pod: None)
     return Autoscaler(store, KubeClient.__new__(KubeClient), sources, _tell, lambda key: None).decide(NOW_S)
 
 
@@ -140,7 +140,7 @@ async def test_tick_does_not_wait_for_slow_api_server() -> None:
     store, parent = ObjectCache(), builders.service(tiers={"serve": {"minReplicas": 2}})
     for obj in (parent, builders.deployment(parent, "serve", replicas=1)):
         store.put(obj)
-    sources = SignalSources(lambda: ((), ()), lambda pod: None, lambda pod: None)
+    sources = SignalSources(lambda: ((), ()), lambda namespace, pod: None, lambda namespace, pod: None)
     scaler = Autoscaler(store, Slow.__new__(Slow), sources, _tell, lambda key: None, lambda: clock[0])
     assert await scaler.tick(NOW_S) == 0.0
     assert set_ == [("chat-serve", 2)]
@@ -367,12 +367,12 @@ def test_decision_error_affects_only_its_service(place: str) -> None:
         world.store.put({**ready(parent, "serve"), "metadata": ready(parent, "serve")["metadata"] | {"name": name}})
     rotten = [True]
 
-    def about(pod: str) -> EngineInfo:
+    def about(namespace: str, pod: str) -> EngineInfo:
         if pod == "bad" and rotten[0] and place == "before it":
             raise RuntimeError(pod)
         return replace(ABOUT, config=FailingConfig(rotten=True)) if pod == "bad" and rotten[0] else ABOUT
 
-    sources = SignalSources(lambda: (world.readings, ("gw-1",)), about, lambda pod: None)
+    sources = SignalSources(lambda: (world.readings, ("gw-1",)), about, lambda namespace, pod: None)
     world.scaler = Autoscaler(world.store, KubeClient.__new__(KubeClient), sources, _tell, world.heard.append)
     world.load(("team", "well"), 40.0, 60, NOW_S)
     live = [world.store.get("Deployment", ("team", f"{name}-serve")) for name in ("well", "bad")]

@@ -140,10 +140,10 @@ class FuzzWorld(World):
             self.store.put(builders.deployment(self.parent, role, replicas=least))
 
     def _scaler(self) -> Autoscaler:
-        sources = SignalSources(lambda: (self.readings, ("gw-1", "gw-2")), self._about, lambda pod: None)
+        sources = SignalSources(lambda: (self.readings, ("gw-1", "gw-2")), self._about, lambda namespace, pod: None)
         return Autoscaler(self.store, KubeClient.__new__(KubeClient), sources, _tell, lambda key: None)
 
-    def _about(self, pod: str) -> EngineInfo:
+    def _about(self, namespace: str, pod: str) -> EngineInfo:
         return self.about
 
     def tick(self, now_s: float) -> None:

@@ -205,8 +205,8 @@ async def test_deleted_terminating_or_addressless_pods_are_not_polled(world: Wor
     before = len(world.times(3))
     await world.until(30.0)
     assert len(world.times(3)) == before
-    assert world.engines.engine_info(kept["metadata"]["name"]) is not None
-    assert world.engines.engine_info(gone["metadata"]["name"]) is None
+    assert world.engines.engine_info("team", kept["metadata"]["name"]) is not None
+    assert world.engines.engine_info("team", gone["metadata"]["name"]) is None
 
 
 async def test_response_of_deleted_pod_is_dropped(world: World) -> None:
@@ -227,7 +227,7 @@ async def test_starting_engine_is_polled_for_engine_info_only(world: World) -> N
     await world.until(30.0)
     assert world.times(1) == []
     assert gaps(world.times(1, "/about")) == {ENGINE_INFO_INTERVAL_S}
-    start = world.engines.startup_progress("pod-1")
+    start = world.engines.startup_progress("team", "pod-1")
     assert start is not None
     assert start.phase == "load"
 
@@ -241,7 +241,7 @@ async def test_newly_ready_engine_is_polled_at_once(world: World) -> None:
     assert 0.0 <= world.times(1)[0] - ready_s <= 1.0
     last = world.times(1, "/about")[-1]
     assert 0.0 <= last - ready_s <= 1.0
-    about = world.engines.engine_info("pod-1")
+    about = world.engines.engine_info("team", "pod-1")
     assert about is not None
     assert about.engine == "10.0.0.1"
 
@@ -259,7 +259,7 @@ async def test_engine_without_engine_info_is_asked_with_backoff(world: World) ->
     times = world.times(1, "/about")
     assert gaps(times[:3]) == {ENGINE_INFO_INTERVAL_S}
     assert gaps(times[2:]) == {FOREIGN_ENGINE_INTERVAL_S}
-    assert world.engines.engine_info("pod-1") is None
+    assert world.engines.engine_info("team", "pod-1") is None
     assert len(world.heard) > 10
 
 
@@ -276,13 +276,13 @@ async def test_unready_engine_is_not_polled_for_metrics(world: World) -> None:
 async def test_running_is_last_reading_and_none_when_unready(world: World) -> None:
     world.pod(1)
     world.running["10.0.0.1"] = 3
-    assert world.engines.running_requests("pod-1") is None, "it has not been asked yet"
+    assert world.engines.running_requests("team", "pod-1") is None, "it has not been asked yet"
     await world.until(2 * BUSY_INTERVAL_S)
-    assert world.engines.running_requests("pod-1") == 3.0
-    assert world.engines.running_requests("pod-9") is None
+    assert world.engines.running_requests("team", "pod-1") == 3.0
+    assert world.engines.running_requests("team", "pod-9") is None
     world.pod(1, ready=False)
     await world.until(2 * BUSY_INTERVAL_S)
-    assert world.engines.running_requests("pod-1") is None
+    assert world.engines.running_requests("team", "pod-1") is None
 
 
 async def test_run_polls_until_cancelled() -> None:
@@ -293,7 +293,7 @@ async def test_run_polls_until_cancelled() -> None:
     world.pod(102, ready=False)  # whose turn comes within a hundredth of the interval
     running = asyncio.create_task(engines.run())
     async with asyncio.timeout(20):
-        while engines.startup_progress("pod-102") is None:
+        while engines.startup_progress("team", "pod-102") is None:
             await asyncio.sleep(0.01)
         world.pod(102)
         await heard.wait()

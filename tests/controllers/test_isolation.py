@@ -294,7 +294,7 @@ def scaler(
     async def told(*_: Any) -> None:
         return None
 
-    sources = SignalSources(lambda: ((), ()), lambda pod: None, lambda pod: None)
+    sources = SignalSources(lambda: ((), ()), lambda namespace, pod: None, lambda namespace, pod: None)
     return store, Autoscaler(store, kube, sources, tell or told, lambda key: None, errors=errors)
 
 

@@ -95,7 +95,7 @@ def test_decision_that_the_checkpoint_lacks_is_taken_from_the_status() -> None:
     document = again.scaler.explain(KEY)
     assert document is not None
     restored = document["decisions"][1]["tiers"]["serve"]
-    assert (restored["before"], restored["replicas"], restored["why"]) == (4, 5, "why: {braces}")
+    assert (restored["before"], restored["replicas"], restored["reason"]) == (4, 5, "why: {braces}")
 
 
 def test_unchanged_recommendation_over_restarts_is_one_decision() -> None:

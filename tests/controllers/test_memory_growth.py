@@ -37,7 +37,7 @@ class Churn:
         self.parent, self.key = parent, (parent["metadata"]["namespace"], parent["metadata"]["name"])
         for obj in (parent, builders.deployment(parent, "serve", replicas=1, ready=1), ready(parent, "serve")):
             self.store.put(obj)
-        sources = SignalSources(self._gateways, lambda pod: ABOUT, lambda pod: None)
+        sources = SignalSources(self._gateways, lambda namespace, pod: ABOUT, lambda namespace, pod: None)
         self.scaler = Autoscaler(self.store, KubeClient.__new__(KubeClient), sources, _ignore_report, lambda key: None)
 
     def tick(self) -> None:

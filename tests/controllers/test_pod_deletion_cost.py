@@ -116,7 +116,7 @@ async def shrink(kube: KubeClient, *, replicas: int = 4) -> tuple[list[Event], O
     async def tell(_: Object, event: Event) -> None:
         told.append(event)
 
-    sources = SignalSources(lambda: ((reading,), ("gw-1",)), lambda pod: None, lambda pod: None)
+    sources = SignalSources(lambda: ((reading,), ("gw-1",)), lambda namespace, pod: None, lambda namespace, pod: None)
     await Autoscaler(store, kube, sources, tell, lambda key: None).tick(NOW_S)
     return told, store
 

@@ -70,7 +70,7 @@ async def test_prometheus_fallback_queries_only_unreachable_engines(fleet: Fleet
     assert fleet.second.tiers(KEY) == ("decode",)
     ((key, role, reading),) = fleet.heard[before:]
     assert (key, role, reading.pod, reading.running) == (KEY, "decode", "pod-1", 3.0)
-    assert fleet.engines.running_requests("pod-1") == 3.0
+    assert fleet.engines.running_requests("team", "pod-1") == 3.0
 
 
 async def test_prometheus_fallback_ignores_single_missed_poll(fleet: Fleet) -> None:
@@ -112,7 +112,7 @@ async def test_prometheus_fallback_stops_when_engine_answers_again(fleet: Fleet)
     assert len(fleet.told.asked) == asked
     assert fleet.second.tiers(KEY) == ()
     before = len(fleet.heard)
-    fleet.engines.accept_external(EngineReading("pod-1", 1.9e9, "born", running=9.0))  # an answer that was on its way
+    fleet.engines.accept_external("team", EngineReading("pod-1", 1.9e9, "born", running=9.0))
     assert len(fleet.heard) == before
 
 

@@ -213,7 +213,7 @@ async def test_prefill_tier_without_target_keeps_its_minimum() -> None:
         document = service.scaler.explain(KEY)
         assert document is not None
         steps = document["decisions"][0]["tiers"]["prefill"]["steps"]
-        assert any("spec.slo.ttft is not set" in step["why"] for step in steps), "as long as it is so"
+        assert any("spec.slo.ttft is not set" in step["reason"] for step in steps), "as long as it is so"
         [event] = [one for one in service.kube.events if one["reason"] == "ScaledDown"]
         assert "spec.slo.ttft is not set" in event["message"]
         service.edit("tiers.prefill.minReplicas", 3)

@@ -45,9 +45,12 @@ def constraints() -> Iterator[tuple[str, str, str]]:
 
 
 def _nodes(path: str, node: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every schema by its path; the tiers share their names, as do a list's items and a mapping's values."""
+    """Every schema by its path; the tiers share their names, as do a list's items and a mapping's values. Kubernetes'
+    own schemas, which have no descriptions, are left out."""
     yield path, node
     for name, child in node.get("properties", {}).items():
+        if "description" not in child:
+            continue
         yield from _nodes(_common(f"{path}.{name}"), child)
     for below in ("items", "additionalProperties"):
         if below in node:

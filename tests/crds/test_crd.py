@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from kubernetes import client
 
 from plimsoll.api import crd
 from tests.apiserver import CRDS, ROOT
@@ -26,6 +29,14 @@ def nodes(node: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str,
             yield from nodes(node[key], f"{path}[{key}]")
 
 
+# Fields whose schemas are those of Kubernetes.
+KUBERNETES_OWN = re.compile(r"\.pod\.(affinity|volumes|topologySpreadConstraints)\b.*\.")
+DEPRECATED_VOLUMES = {
+    "awsElasticBlockStore", "azureDisk", "azureFile", "cephfs", "cinder", "flexVolume", "flocker", "gcePersistentDisk",
+    "gitRepo", "glusterfs", "photonPersistentDisk", "portworxVolume", "quobyte", "rbd", "scaleIO", "storageos",
+    "vsphereVolume",
+}  # fmt: skip
+
 NODES = dict(nodes(crd.schema()))
 SPEC = {path: node for path, node in NODES.items() if path.startswith((".spec", ".status"))}
 
@@ -36,8 +47,9 @@ def test_crd_file_is_up_to_date() -> None:
 
 
 def test_crd_file_is_small_and_has_no_template_syntax() -> None:
+    """kubectl stores the JSON of what it applies in an annotation, which holds 256 KiB."""
     text = crd.render(crd.definition())
-    assert len(text.encode()) < LARGEST_BYTES
+    assert len(json.dumps(crd.definition(), separators=(",", ":"))) < LARGEST_BYTES
     assert "{{" not in text
     assert yaml.safe_load(text) == crd.definition()
 
@@ -47,7 +59,29 @@ def test_crd_schema_has_only_structural_keywords() -> None:
 
 
 def test_crd_every_field_has_a_description() -> None:
-    assert [path for path, node in SPEC.items() if not path.endswith("]") and not node.get("description")] == []
+    missing = [path for path, node in SPEC.items() if not path.endswith("]") and not node.get("description")]
+    assert [path for path in missing if not KUBERNETES_OWN.search(path)] == []
+
+
+def test_crd_keeps_no_unknown_field_of_users() -> None:
+    """An object of any depth or size would end whatever reads it."""
+    key = "x-kubernetes-preserve-unknown-fields"
+    assert [path for path, node in NODES.items() if node.get(key)] == []
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("affinity", client.V1Affinity),
+        ("volumes[items]", client.V1Volume),
+        ("topologySpreadConstraints[items]", client.V1TopologySpreadConstraint),
+    ],
+)
+def test_crd_has_fields_of_kubernetes(path: str, kind: type) -> None:
+    """Every field that Kubernetes' client knows exists here, but for the deprecated kinds of volumes."""
+    known = {name.removesuffix("_") for name in kind.attribute_map.values()}
+    found = NODES[f".spec.tiers.serve.pod.{path}"]["properties"].keys()
+    assert known - DEPRECATED_VOLUMES <= found
 
 
 def test_crd_every_size_is_bounded() -> None:

@@ -58,9 +58,12 @@ def render() -> str:
 
 
 def _fields(path: str, node: Schema) -> Iterator[tuple[str, Schema]]:
-    """Yield every field with its path, parents first; the fields of the tiers only once."""
+    """Yield every field with its path, parents first; the fields of the tiers only once, and none of Kubernetes' own,
+    which have no description."""
     yield path, node
     for name, child in node.get("properties", {}).items():
+        if "description" not in child and path:
+            continue
         child_path = f"{path}.{name}".removeprefix(".")
         yield child_path, child
         yield from _nested_fields(_one_tier(child_path), child)

@@ -94,7 +94,7 @@ class EnginePoller:
         self._clock = clock
         self._monotonic = monotonic
         self._pods: dict[str, _PolledPod] = {}  # by uid
-        self._pods_by_name: dict[str, _PolledPod] = {}
+        self._pods_by_name: dict[tuple[str, str], _PolledPod] = {}  # by namespace and name
         self._busy_pods: defaultdict[tuple[Key, Role], set[str]] = defaultdict(
             set
         )  # uids of pods that had work at the last poll
@@ -102,30 +102,32 @@ class EnginePoller:
         self._relisted_s = -math.inf
         self._slots = asyncio.Semaphore(MAX_CONCURRENT_REQUESTS)
 
-    def engine_info(self, pod: str) -> EngineInfo | None:
+    def engine_info(self, namespace: str, pod: str) -> EngineInfo | None:
         """Properties of the engine in the named pod; None until it has reported them."""
-        polled = self._pods_by_name.get(pod)
+        polled = self._pods_by_name.get((namespace, pod))
         return None if polled is None else polled.engine_info
 
-    def startup_progress(self, pod: str) -> StartupProgress | None:
+    def startup_progress(self, namespace: str, pod: str) -> StartupProgress | None:
         """Start-up progress in the engine's last report; None without one."""
-        polled = self._pods_by_name.get(pod)
+        polled = self._pods_by_name.get((namespace, pod))
         return None if polled is None else polled.startup_progress
 
-    def running_requests(self, pod: str) -> float | None:
+    def running_requests(self, namespace: str, pod: str) -> float | None:
         """Running and waiting requests in the engine's last reading; None without one."""
-        polled = self._pods_by_name.get(pod)
+        polled = self._pods_by_name.get((namespace, pod))
         return None if polled is None else polled.running_requests
 
-    def unreachable(self) -> dict[str, tuple[Key, Role]]:
-        """Service and tier of the ready engines that failed to answer at least twice in a row, by pod name."""
+    def unreachable(self) -> dict[tuple[str, str], tuple[Key, Role]]:
+        """Service and tier of the ready engines that failed to answer twice in a row, by namespace and pod name."""
         return {
-            pod.name: (pod.key, pod.role) for pod in self._pods.values() if pod.is_ready and pod.metrics_failures > 1
+            (pod.key[0], pod.name): (pod.key, pod.role)
+            for pod in self._pods.values()
+            if pod.is_ready and pod.metrics_failures > 1
         }
 
-    def accept_external(self, reading: EngineReading) -> None:
+    def accept_external(self, namespace: str, reading: EngineReading) -> None:
         """Ingest a reading of an unreachable engine from the metrics store, unless it is not newer than the last."""
-        pod = self._pods_by_name.get(reading.pod)
+        pod = self._pods_by_name.get((namespace, reading.pod))
         if pod is None or not pod.is_ready or pod.metrics_failures < 2 or reading.at_s <= pod.external_scrape_s:
             return
         pod.external_scrape_s = reading.at_s
@@ -186,7 +188,7 @@ class EnginePoller:
             self._mark_idle(deleted)
         for uid, pod in present.items():
             self._update(self._pods.setdefault(uid, pod), pod, now_s)
-        self._pods_by_name = {pod.name: pod for pod in self._pods.values()}
+        self._pods_by_name = {(pod.key[0], pod.name): pod for pod in self._pods.values()}
         self._active_until_s = {key: until_s for key, until_s in self._active_until_s.items() if until_s > now_s}
 
     def _present(self) -> dict[str, _PolledPod]:

@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from plimsoll.core.admission.token_bucket import RateBucket, RateLimits, per_second
 from plimsoll.core.admission.retry_advice import advise_retry
+from plimsoll.core.admission.token_bucket import RateBucket, RateLimits, per_second
 from plimsoll.gateway.errors import Rejection, RejectionReason
 from plimsoll.gateway.identity import Identity
 

@@ -156,9 +156,10 @@ class ModelSource(ApiModel):
     ) = Field(default=None, description="Branch, tag or commit of an hf:// repository. Absent: the main branch.")
     task: Literal["generate", "embed", "score", "transcribe"] = Field(
         default="generate",
+        json_schema_extra=lambda schema: schema.pop("default"),  # not stored: `kubectl describe` stays short
         description="What the model does, and so which routes it serves: generate (chat, completions, responses, "
         "messages), embed (embeddings, rerank, score), score (rerank and score of a cross-encoder) or transcribe "
-        "(audio). embed and score start the engine as a pooling model.",
+        "(audio). embed and score start the engine as a pooling model. Absent: generate.",
     )
     secret_ref: SecretRef | None = Field(
         default=None, description="Hugging Face token, for gated or private repositories."

@@ -6,6 +6,9 @@ spread and volumes are passed through; the API server validates them when the op
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from importlib import resources
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import ConfigDict, Field
@@ -34,6 +37,20 @@ RESERVED_MOUNTS: Final = (
 )
 
 DEFAULT_SHARED_MEMORY: Final = "8Gi"
+
+# Schemas of Kubernetes 1.36 for what is passed through, without descriptions, with bounds on sizes, and without the
+# deprecated kinds of volumes. Unbounded fields would let one object end whatever reads it.
+_POD_SCHEMAS: Final = json.loads((resources.files("plimsoll.api.v1alpha1") / "pod_schema.json").read_text())
+
+
+def _add_properties(name: str) -> Callable[[dict[str, Any]], None]:
+    """A hook that adds the fields of a Kubernetes schema to those that a model declares."""
+
+    def add(schema: dict[str, Any]) -> None:
+        schema["properties"] = {**_POD_SCHEMAS[name]["properties"], **schema["properties"]}
+
+    return add
+
 
 _DNS = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 DNS_SUBDOMAIN = f"^{_DNS}([.]{_DNS})*$"
@@ -199,7 +216,7 @@ class ResourceRequirements(ApiModel):
 class Volume(ApiModel):
     """A pod volume; the API server validates its source when the operator applies the Deployment."""
 
-    model_config = ConfigDict(extra="allow", json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})
+    model_config = ConfigDict(extra="allow", json_schema_extra=_add_properties("volume"))
 
     name: Annotated[
         str,
@@ -246,7 +263,7 @@ class VolumeMount(ApiModel):
 class TopologySpreadConstraint(ApiModel):
     """A topology spread constraint; the API server validates other fields when the operator applies the Deployment."""
 
-    model_config = ConfigDict(extra="allow", json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})
+    model_config = ConfigDict(extra="allow", json_schema_extra=_add_properties("topologySpreadConstraint"))
 
     max_skew: int = Field(default=1, ge=1, description="Largest difference of the number of pods in two domains.")
     topology_key: str = Field(
@@ -257,7 +274,7 @@ class TopologySpreadConstraint(ApiModel):
     )
     label_selector: dict[str, Any] | None = Field(
         default=None,
-        json_schema_extra={"x-kubernetes-preserve-unknown-fields": True},
+        json_schema_extra=_POD_SCHEMAS["labelSelector"],
         description="Pods that are counted. Absent: the tier's pods.",
     )
 
@@ -277,7 +294,7 @@ class PodOverrides(ApiModel):
     )
     affinity: dict[str, Any] | None = Field(
         default=None,
-        json_schema_extra={"x-kubernetes-preserve-unknown-fields": True},
+        json_schema_extra=_POD_SCHEMAS["affinity"],
         description="Affinity as in a pod. The API server validates it when the operator applies the Deployment.",
     )
     topology_spread_constraints: tuple[TopologySpreadConstraint, ...] | None = Field(

@@ -57,7 +57,7 @@ def restore_last_decision(service_state: ServiceState, status: Mapping[str, Any]
 def decision_to_status(timed_decision: TimedDecision) -> dict[str, Any]:
     """`status.lastDecision`: the time, and for each tier that the decision changed a text such as `1 -> 2: WHY`."""
     stored = decision_to_dict(timed_decision)
-    changes = {name: f"{tier['from']} -> {tier['to']}: {tier['why']}" for name, tier in stored["tiers"].items()}
+    changes = {name: f"{tier['from']} -> {tier['to']}: {tier['reason']}" for name, tier in stored["tiers"].items()}
     return {"time": stored["time"], **changes}
 
 

@@ -41,11 +41,11 @@ class PrometheusFallback:
     def __init__(
         self,
         metrics_store: EngineMetricsStore | None,
-        unreachable: Callable[[], Mapping[str, tuple[Key, Role]]],
-        accept: Callable[[EngineReading], None],
+        unreachable: Callable[[], Mapping[tuple[str, str], tuple[Key, Role]]],
+        accept: Callable[[str, EngineReading], None],
     ) -> None:
         """metrics_store: None if none is configured; then nothing is queried. unreachable: service and tier of the
-        engines that do not answer, by pod name. accept: called with each reading."""
+        engines that do not answer, by namespace and pod name. accept: called with the namespace of each reading."""
         self._metrics_store = metrics_store
         self._unreachable = unreachable
         self._accept = accept
@@ -66,15 +66,15 @@ class PrometheusFallback:
         """Query all engines that do not answer now."""
         unreachable = self._unreachable()
         namespaces: defaultdict[str, list[str]] = defaultdict(list)
-        for pod, ((namespace, _), _role) in sorted(unreachable.items()):
+        for namespace, pod in sorted(unreachable):
             namespaces[namespace].append(pod)
         tiers_by_service: defaultdict[Key, set[str]] = defaultdict(set)
         for namespace, pods in namespaces.items():
             for reading in await self._query_namespace(namespace, pods):
-                if reading.pod in unreachable:
-                    key, role = unreachable[reading.pod]
+                if (namespace, reading.pod) in unreachable:
+                    key, role = unreachable[namespace, reading.pod]
                     tiers_by_service[key].add(role)
-                    self._accept(reading)
+                    self._accept(namespace, reading)
         self._tiers = {key: tuple(sorted(tiers)) for key, tiers in tiers_by_service.items()}
 
     async def _query_namespace(self, namespace: str, pods: Sequence[str]) -> Sequence[EngineReading]:

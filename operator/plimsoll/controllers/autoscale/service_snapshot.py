@@ -64,13 +64,14 @@ class SnapshotReader:
         spec: ScalingSpec,
         now_s: float,
     ) -> TierSnapshot:
+        namespace = deployment["metadata"]["namespace"]
         ready_names, is_automatic = set(ready), spec.policy.mode is ScalingMode.AUTO and not spec.policy.paused
         starting_pods = [p for p in pods if p["metadata"]["name"] not in ready_names]
         entry.starting_pods |= {p["metadata"]["name"] for p in starting_pods}
         for pod in pods:
             pod_name = pod["metadata"]["name"]
             if pod_name in ready_names and pod_name in entry.starting_pods:
-                progress = self._sources.startup_progress(pod_name)
+                progress = self._sources.startup_progress(namespace, pod_name)
                 if (
                     pod_startup.is_complete(progress)
                     or pod_startup.ready_for_s(pod, now_s) > STARTUP_REPORT_GRACE_SECONDS
@@ -83,10 +84,10 @@ class SnapshotReader:
             replicas=int(deployment["spec"].get("replicas", 1)),
             ready=len(ready),
             starting=tuple(
-                pod_startup.startup_state(p, self._sources.startup_progress(p["metadata"]["name"]))
+                pod_startup.startup_state(p, self._sources.startup_progress(namespace, p["metadata"]["name"]))
                 for p in starting_pods
             ),
-            engine_info=next(filter(None, map(self._sources.engine_info, ready)), None),
+            engine_info=next(filter(None, (self._sources.engine_info(namespace, pod) for pod in ready)), None),
             variant=entry.startup_variant(name, deployment),
             replicas_set_by=replicas_set_by(deployment) if is_automatic else None,  # others own it in other modes
         )

@@ -25,9 +25,9 @@ class SignalSources:
     """
 
     gateways: Callable[[], tuple[Iterable[GatewayReading], Iterable[str]]]
-    engine_info: Callable[[str], EngineInfo | None]
-    startup_progress: Callable[[str], StartupProgress | None]
-    running_requests: Callable[[str], float | None] = lambda pod: None
+    engine_info: Callable[[str, str], EngineInfo | None]
+    startup_progress: Callable[[str, str], StartupProgress | None]
+    running_requests: Callable[[str, str], float | None] = lambda namespace, pod: None
     mark_active: Callable[[Key], None] = lambda key: None
     history: MetricsHistory | None = None
     prometheus_only_tiers: Callable[[Key], tuple[str, ...]] = lambda key: ()
