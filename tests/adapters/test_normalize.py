@@ -14,7 +14,7 @@ from kubernetes.aio.leaderelection.resourcelock.leaselock import LeaseLock
 from plimsoll.adapters import kube_client
 from plimsoll.adapters.kube_client import PODS, KubeClient
 from plimsoll.adapters.lease import RenewalLeaseLock
-from plimsoll.adapters.normalize import epoch_s, normalize, value_at
+from plimsoll.adapters.normalize import MAX_DEPTH, epoch_s, normalize, value_at
 
 Object = dict[str, Any]
 
@@ -140,3 +140,15 @@ async def test_lease_that_cannot_be_read_is_asked_for_again(monkeypatch: pytest.
     lock = RenewalLeaseLock("n", "ns", "me", None, 1.0)
     found, error = await lock.get("n", "ns")
     assert (found, error.reason) == (False, "ValueError: renewTime is no time")
+
+
+def test_normalize_cuts_what_is_nested_too_deep() -> None:
+    deep: Any = 1
+    for _ in range(5000):
+        deep = {"a": [deep]}
+    found: Any = normalize({"kind": "InferenceService", "spec": {"deep": deep, "kept": {"a": 1}}})
+    assert found["spec"]["kept"] == {"a": 1}
+    levels, value = 0, found["spec"]["deep"]
+    while value:
+        levels, value = levels + 1, value.get("a") if isinstance(value, dict) else value[0]
+    assert 50 < levels < MAX_DEPTH

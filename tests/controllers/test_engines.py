@@ -209,6 +209,21 @@ async def test_deleted_terminating_or_addressless_pods_are_not_polled(world: Wor
     assert world.engines.engine_info("team", gone["metadata"]["name"]) is None
 
 
+async def test_pod_of_same_name_in_other_namespace_says_nothing_of_engine(world: World) -> None:
+    world.pod(1)
+    ready = [{"type": "Ready", "status": "True"}]
+    ghost = {"metadata": {"namespace": "other", "name": "ghost"}}
+    liar = builders.pod(ghost, "decode", "pod-1", podIP="10.0.0.99", conditions=ready)
+    liar["metadata"]["uid"] = "uid-liar"
+    world.store.put(liar)
+    world.running["10.0.0.1"], world.running["10.0.0.99"] = 3, 50
+    await world.until(30.0)
+    assert world.times(99), "it is polled as an engine of its own namespace"
+    assert world.engines.running_requests("team", "pod-1") == 3.0
+    assert world.engines.running_requests("other", "pod-1") == 50.0
+    assert world.engines.engine_info("team", "pod-1") != world.engines.engine_info("other", "pod-1")
+
+
 async def test_response_of_deleted_pod_is_dropped(world: World) -> None:
     obj = world.pod(1)
     await world.engines.poll_due()

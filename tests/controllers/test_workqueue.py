@@ -110,3 +110,38 @@ async def test_unexpected_error_does_not_stop_queue() -> None:
     async with running(queue):
         await settle(queue)
     assert tried == ["a", "a"]
+
+
+async def test_failing_key_that_adds_itself_does_not_spin() -> None:
+    """A status that says something else after each failure is a change of the object."""
+    rounds = 0
+
+    async def work(key: str) -> None:
+        nonlocal rounds
+        rounds += 1
+        queue.add(key)
+        raise BackendUnavailable("no", retry_after_seconds=10.0)
+
+    queue = WorkQueue(work)
+    async with running(queue):
+        queue.add("a")
+        await asyncio.sleep(0.3)
+    assert rounds <= 3
+
+
+async def test_other_keys_do_not_wait_for_failing_key() -> None:
+    worked: list[str] = []
+
+    async def work(key: str) -> None:
+        worked.append(key)
+        if key == "a":
+            queue.add(key)
+            raise BackendUnavailable("no")
+
+    queue = WorkQueue(work, workers=1)
+    async with running(queue):
+        queue.add("a")
+        await asyncio.sleep(0.05)
+        queue.add("b")
+        await asyncio.sleep(0.05)
+    assert "b" in worked

@@ -7,6 +7,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,6 +21,7 @@ from plimsoll.core.admission.share_controller import MIN_REBALANCE_INTERVAL_S, S
 from plimsoll.core.capacity.tier_model import TierSpec
 from plimsoll.core.engine_model.step_time import EngineLimits, KvTransfer, StepModel
 from plimsoll.core.ports import ServiceReading
+from plimsoll.core.prompt_tokens import MediaKind
 from plimsoll.core.slo import Slo
 from plimsoll.core.types import Role
 from plimsoll.core.workload import from_samples
@@ -325,6 +327,12 @@ def test_shares_never_exceed_cap(
             sharing.observe(name, "x", now_s, reading(arrived[name], using[name], using[name]))
         assert sum(shares.values()) <= most
         assert all(units >= 0 for units in shares.values())
+
+
+def test_token_ratios_by_kind_have_plain_keys() -> None:
+    """orjson, which hashes what is published, takes no key of a subclass of str."""
+    stored = codec.encode(replace(PUBLISHED, token_ratios={"text": 1.0, MediaKind.IMAGE: 1.2}))
+    assert json.loads(orjson.dumps(stored))["tokenRatios"] == {"image": 1.2, "text": 1.0}
 
 
 def test_token_ratios_are_published_when_they_move() -> None:

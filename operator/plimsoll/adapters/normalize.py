@@ -81,11 +81,14 @@ _KINDS: Final[Mapping[str, Mapping[str, Shape]]] = {
 }
 
 
+MAX_DEPTH: Final = 64  # levels of an object; Kubernetes' own have fewer than 30
+
+
 def normalize(obj: Mapping[str, Any]) -> Object:
-    """The object without nulls and without fields of a wrong type."""
+    """The object without nulls, without fields of a wrong type, and without what is nested deeper than `MAX_DEPTH`."""
     kind = obj.get("kind")
     shape = {"metadata": _METADATA, **_KINDS.get(kind if isinstance(kind, str) else "", {})}
-    return {name: {} for name in shape} | _fields(obj, shape)
+    return {name: {} for name in shape} | _fields(obj, shape, MAX_DEPTH)
 
 
 def value_at(obj: object, *path: str) -> Any:
@@ -106,21 +109,24 @@ def epoch_s(text: object) -> float | None:
         return None
 
 
-def _fields(value: Mapping[str, Any], shape: Mapping[str, Shape]) -> Object:
+def _fields(value: Mapping[str, Any], shape: Mapping[str, Shape], depth: int) -> Object:
     other = shape.get(_ANY)
-    pairs = ((name, _value(part, shape.get(name, other))) for name, part in value.items())
+    pairs = ((name, _value(part, shape.get(name, other), depth - 1)) for name, part in value.items())
     return {name: part for name, part in pairs if part is not None}
 
 
-def _value(value: Any, shape: Shape) -> Any:
-    """The value without nulls; None if it does not match `shape`. A shape of None matches any value."""
+def _value(value: Any, shape: Shape, depth: int) -> Any:
+    """The value without nulls; None if it does not match `shape` or has more than `depth` levels. A shape of None
+    matches any value."""
+    if depth <= 0 and isinstance(value, Mapping | list):
+        return None
     if isinstance(value, Mapping):
-        return _fields(value, shape or {}) if shape is None or isinstance(shape, Mapping) else None
+        return _fields(value, shape or {}, depth) if shape is None or isinstance(shape, Mapping) else None
     if isinstance(value, list):
         if shape is not None and not isinstance(shape, list):
             return None
         item = shape[0] if shape else None
-        return [part for one in value if (part := _value(one, item)) is not None]
+        return [part for one in value if (part := _value(one, item, depth - 1)) is not None]
     if shape is None:
         return value
     fits = isinstance(shape, type) and isinstance(value, shape) and isinstance(value, bool) is (shape is bool)

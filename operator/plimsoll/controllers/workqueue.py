@@ -22,6 +22,7 @@ log = ServiceLog(__name__)
 
 MIN_RETRY_SECONDS = 0.25
 MAX_RETRY_SECONDS = 60.0
+MIN_FAILURE_PAUSE_SECONDS = 1.0  # between two failures of a key, even if its object changes all the time
 
 
 def _service(key: Hashable) -> tuple[str, str] | None:
@@ -39,6 +40,7 @@ class WorkQueue(Generic[K]):
         self._queued: set[K] = set()  # waiting, or to be processed again
         self._active: set[K] = set()
         self._failures: dict[K, int] = {}
+        self._paused_until: dict[K, float] = {}  # time of the loop; keys that failed more than once
         self._timers: dict[K, asyncio.TimerHandle] = {}
         self._wake = asyncio.Event()
 
@@ -51,7 +53,16 @@ class WorkQueue(Generic[K]):
         return not (self._queued or self._active or self._timers)
 
     def add(self, key: K) -> None:
-        """Process the key soon. Several calls before that count as one."""
+        """Process the key soon. Several calls before that count as one. A key that keeps failing is processed at most
+        once in `MIN_FAILURE_PAUSE_SECONDS`: its own status may be what changes."""
+        if key in self._paused_until and key not in self._queued:
+            pause_s = self._paused_until[key] - asyncio.get_running_loop().time()
+            if pause_s > 0.0:
+                self.add_later(key, pause_s)
+                return
+        self._enqueue(key)
+
+    def _enqueue(self, key: K) -> None:
         timer = self._timers.pop(key, None)
         if timer:
             timer.cancel()
@@ -72,7 +83,7 @@ class WorkQueue(Generic[K]):
 
     def _due(self, key: K) -> None:
         self._timers.pop(key, None)
-        self.add(key)
+        self._enqueue(key)
 
     async def run(self) -> None:
         """Process keys until cancelled."""
@@ -112,9 +123,12 @@ class WorkQueue(Generic[K]):
         else:
             metrics.OPERATOR_RECONCILES.labels("done").inc()
             self._failures.pop(key, None)
+            self._paused_until.pop(key, None)
 
     def _retry(self, key: K, error: Exception) -> None:
         failures = self._failures[key] = self._failures.get(key, 0) + 1
+        if failures > 1:
+            self._paused_until[key] = asyncio.get_running_loop().time() + MIN_FAILURE_PAUSE_SECONDS
         delay = min(MIN_RETRY_SECONDS * 2 ** (failures - 1), MAX_RETRY_SECONDS)
         if isinstance(error, BackendUnavailable) and error.retry_after_seconds is not None:
             delay = max(delay, error.retry_after_seconds)

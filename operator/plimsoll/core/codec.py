@@ -184,7 +184,7 @@ def _at(name: str, part: _Conversion, stored: Any) -> Any:
 
 def _mapping(part: _Conversion) -> _Conversion:
     return _Conversion(
-        lambda values: {name: part.encode(values[name]) for name in sorted(values)},
+        lambda values: {str(name): part.encode(values[name]) for name in sorted(values)},  # a StrEnum's text
         lambda stored: {name: _at(name, part, value) for name, value in _check(dict, None, stored).items()},
     )
 
