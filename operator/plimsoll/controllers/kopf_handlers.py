@@ -13,7 +13,7 @@ from typing import Any, Final
 import aiohttp
 import kopf
 
-from plimsoll.adapters.normalize import normalize
+from plimsoll.adapters.kube_client import received
 from plimsoll.api import labels
 from plimsoll.controllers.operator_config import configure_kopf
 
@@ -40,7 +40,7 @@ def build_registry(on_change: OnServiceChange, *, namespaced: bool) -> kopf.Oper
     @kopf.on.event(labels.GROUP, labels.VERSION, labels.PLURAL, registry=kopf_registry)
     async def on_service_event(event: Any, **_: Any) -> None:
         obj = {"apiVersion": labels.API_VERSION, "kind": labels.KIND, **event["object"]}
-        on_change(normalize(obj), event["type"] == "DELETED")
+        on_change(received(obj), event["type"] == "DELETED")
 
     return kopf_registry
 
