@@ -71,6 +71,7 @@ class ConditionReason(StrEnum):
     PROGRESSING = "Progressing"
     INVALID_SPEC = "InvalidSpec"
     APPLY_REJECTED = "ApplyRejected"
+    OTHER_RELEASE = "OtherRelease"
     ACCEPTED = "Accepted"
     MODEL_NAME_TAKEN = "ModelNameTaken"
     MODEL_NAME_RESERVED = "ModelNameReserved"
@@ -129,6 +130,9 @@ REASON_MEANINGS: dict[ConditionReason, str] = {
     ConditionReason.PROGRESSING: "The operator is changing the cluster to match the spec.",
     ConditionReason.INVALID_SPEC: "The spec is invalid. The message names each invalid field.",
     ConditionReason.APPLY_REJECTED: "The API server rejected an object of the service. The message has its reason.",
+    ConditionReason.OTHER_RELEASE: "Another release of Plimsoll holds the Lease `plimsoll-release` of the namespace, "
+    "and this one leaves the service alone. The message names the holder. If that release runs, it "
+    "replaces the condition.",
     ConditionReason.ACCEPTED: "Clients reach the service by its model name.",
     ConditionReason.MODEL_NAME_TAKEN: "Another service holds the model name. The message says which one, since when, "
     "and how clients reach this service.",
