@@ -34,6 +34,7 @@ from plimsoll.controllers.reconcile.name_claims import FIELD as NAME_CLAIM
 from plimsoll.controllers.reconcile.name_claims import NameGrants
 from plimsoll.controllers.reconcile.object_plan import ObjectPlan, plan_objects
 from plimsoll.controllers.reconcile.observe import ObservedService, observe
+from plimsoll.controllers.reconcile.rejected_fields import in_service_terms
 from plimsoll.controllers.reconcile.service_namespaces import ServiceNamespaces
 from plimsoll.controllers.reconcile.service_status import StatusInputs, TierStatusInputs
 from plimsoll.core.errors import BackendUnavailable, Conflict, Forbidden, NotFound, ObjectRejected, PlimsollError
@@ -198,7 +199,10 @@ class Reconciler:
     async def _apply_one(self, key: Key, desired_object: Object, observed: ObservedService) -> None:
         if (desired_object["kind"], desired_object["metadata"]["name"]) not in observed.children:
             await self._require_unowned(desired_object, observed.service_object)
-        live = await self._kube.apply(desired_object, labels.FIELD_MANAGER)
+        try:
+            live = await self._kube.apply(desired_object, labels.FIELD_MANAGER)
+        except ObjectRejected as error:
+            raise ObjectRejected(in_service_terms(str(error), role_of(desired_object)), error.status) from error
         self._applied.record(key, desired_object, live)
         self._cache.put(live)
 
