@@ -98,6 +98,9 @@ class Answering(KubeClient):
     async def _json(self, *_: Any) -> Object:
         return self.document
 
+    async def _page(self, *_: Any, **__: Any) -> Object:
+        return self.document
+
     async def _send(self, *_: Any, **__: Any) -> Any:
         return type("Answer", (), {"response": None})()
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+import json
 import zlib
 
 import orjson
 import pytest
 
+from plimsoll.controllers.autoscale import learned_state
 from plimsoll.controllers.reconcile.service_status import StatusInputs, scaling_fields
 from tests import builders
 from tests.controllers.test_autoscale import ABOUT, NOW_S, PROMISED, Object, World, ready
@@ -112,6 +114,23 @@ def test_unchanged_recommendation_over_restarts_is_one_decision() -> None:
         status = shown(world, parent)
         assert status["lastDecision"]["prefill"].startswith("1 -> 2: ")
         assert len(world.scaler._entries[KEY].service_state.decisions) == 1
+
+
+@pytest.mark.parametrize("value", [-1e308, 1e308, 1e29, -1e19, 2**63])
+def test_huge_number_in_the_checkpoint_stops_nothing(value: float) -> None:
+    parent = builders.service(**PROMISED)
+    world = scaled_up_world(parent)
+    report = world.scaler.report(KEY)
+    assert report is not None
+    assert report.checkpoint is not None
+    stored = orjson.loads(zlib.decompress(base64.b64decode(report.checkpoint)))
+    tier = next(iter(stored["tiers"].values()))
+    tier["demand"]["season"][0] = value
+    again = restarted(world, parent, {})
+    again.checkpoint = base64.b64encode(zlib.compress(json.dumps(stored).encode())).decode()
+    again.load(KEY, 40.0, 5, NOW_S + 100.0)
+    state = again.scaler._entries[KEY].service_state
+    assert orjson.loads(zlib.decompress(base64.b64decode(learned_state.encode(state))))["version"] == 1
 
 
 @pytest.mark.parametrize(

@@ -76,11 +76,12 @@ class Clock:
 
 
 class Release:
-    """A release of Plimsoll; taken: the namespaces that it took over."""
+    """A release of Plimsoll; taken: the namespaces that it took over; lost: those that another one manages."""
 
     def __init__(self, server: LeaseServer, clock: Clock, name: str) -> None:
         self.taken: list[str] = []
-        self.leases = NamespaceLeases(server, name, self._take, clock)
+        self.lost: list[str] = []
+        self.leases = NamespaceLeases(server, name, self._take, clock, self.lost.append)
 
     async def _take(self, namespace: str) -> None:
         self.taken.append(namespace)
@@ -124,6 +125,22 @@ async def test_lease_second_release_takes_over_when_first_is_gone(server: LeaseS
     await first.leases.renew({"team"})
     assert not first.leases.manages("team")
     assert first.taken == []
+
+
+@pytest.mark.parametrize("duration_s", [2147483647, DURATION_SECONDS + 1, 0, None, "long"])
+async def test_lease_no_longer_duration_counts(duration_s: object, server: LeaseServer, clock: Clock) -> None:
+    release = Release(server, clock, "one")
+    await release.leases.acquire("team")
+    server.leases["team"]["spec"] |= {"holderIdentity": "evil", "leaseDurationSeconds": duration_s}
+    server.leases["team"]["metadata"]["resourceVersion"] = "1000"
+    for _ in range(2):
+        await release.leases.renew({"team"})
+        assert (release.leases.manages("team"), release.leases.foreign_release("team")) == (False, "evil")
+    assert release.lost == ["team"]
+    clock.now_s += DURATION_SECONDS
+    await release.leases.renew({"team"})
+    assert (release.leases.manages("team"), release.leases.foreign_release("team")) == (True, "")
+    assert (server.holder(), release.taken) == ("one", ["team"])
 
 
 async def test_lease_new_process_of_same_release_goes_on_at_once(server: LeaseServer, clock: Clock) -> None:

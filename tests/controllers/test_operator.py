@@ -67,6 +67,48 @@ async def test_remove_deleted_services_keeps_recreated_service() -> None:
     assert [one["metadata"]["uid"] for one in world.operator.cache.all(labels.KIND)] == ["another"]
 
 
+async def test_service_says_once_that_another_release_holds_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    api = FakeApiServer()
+    operator, key = api.operator, ("team", "chat")
+    ready = {"type": "Ready", "status": "True", "reason": "Serving", "message": "", "lastTransitionTime": "t"}
+    operator.cache.put({**builders.service(), "status": {"conditions": [ready], "observedGeneration": 1}})
+    written, queued, releases = list[Object](), list[Key](), ["evil" * 200]
+
+    async def acquire(namespace: str) -> bool:
+        return False
+
+    async def apply(obj: Object, manager: str, **_: Any) -> Object:
+        written.append(obj)
+        return {**builders.service(), "status": obj["status"]}
+
+    async def create(obj: Object) -> Object:
+        written.append(obj)
+        return obj
+
+    monkeypatch.setattr(OperatorProcess, "is_synced", True)
+    monkeypatch.setattr(operator.namespace_leases, "acquire", acquire)
+    monkeypatch.setattr(operator.namespace_leases, "foreign_release", lambda namespace: releases[-1])
+    monkeypatch.setattr(operator.queue, "add", queued.append)
+    monkeypatch.setattr(api, "apply", apply, raising=False)
+    monkeypatch.setattr(api, "create", create, raising=False)
+    for _ in range(3):
+        await operator._reconcile(key)
+    event, status = written
+    assert (event["reason"], event["type"], event["involvedObject"]["name"]) == ("OtherRelease", "Warning", "chat")
+    kept, stalled = status["status"]["conditions"]
+    assert (kept, status["status"]["observedGeneration"]) == (ready, 1)
+    assert (stalled["type"], stalled["status"], stalled["reason"]) == ("Stalled", "True", "OtherRelease")
+    assert "release evilevil" in stalled["message"]
+    assert "holds the Lease plimsoll-release of namespace team" in stalled["message"]
+    assert len(stalled["message"]) < 600
+    releases.append("another")
+    await operator._reconcile(key)
+    assert "release another holds" in written[-1]["status"]["conditions"][1]["message"]
+    operator._queue_namespace("other")
+    operator.namespace_leases._on_foreign("team")
+    assert queued == [key]
+
+
 @pytest.mark.parametrize("is_managed", [True, False])
 async def test_service_of_another_release_is_left_alone(is_managed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     operator, key = FakeApiServer().operator, ("team", "chat")

@@ -125,6 +125,18 @@ def test_metrics_full_coverage_has_all_values() -> None:
     assert tier.kv_post_share == pytest.approx(0.05)
 
 
+def test_metrics_before_first_reading_say_what_is_missing() -> None:
+    listener = MetricsAggregator([Role.SERVE])
+    found = [listener.collect(NOW_S, {}, gateways, SHARE).rate_per_s for gateways in ([], ["g", "h"])]
+    listener.observe_gateway("g", "1", NOW_S, gateway(0.0))
+    found.append(listener.collect(NOW_S + 60.0, {}, ["g", "h"], SHARE).rate_per_s)
+    assert found == [
+        Unavailable("there is no gateway"),
+        Unavailable("no gateway has reported a request of the service yet"),
+        Unavailable("none of 2 gateways answers"),
+    ]
+
+
 def test_arrival_rate_is_mean_since_last_sample() -> None:
     listener = MetricsAggregator([Role.SERVE])
     rates = []

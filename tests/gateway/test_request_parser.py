@@ -116,6 +116,23 @@ def test_invalid_body_is_rejected_with_reason(body: bytes, expected: RejectionRe
     assert reason(body) is expected
 
 
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (rb'{"model":"\ud800"}', r"\ud800 at byte 10 is one half of a character"),
+        (rb'{"model":"m","prompt":"a\\\uDBFF"}', r"\uDBFF at byte 26 is one half of a character"),
+        (rb'{"model":"m","prompt":"a\udc00"}', "invalid utf-16 surrogate pair (byte 30)"),
+        (rb'{"model":"\ud800","prompt":"a"}', "unexpected end of escaped utf-16 surrogate pair (byte 16)"),
+        (rb'{"model":"m","prompt":"\\ud800","x":"', "truncated"),
+        (rb'{"model":"m","prompt":"\ud83d\ude00', "truncated"),
+    ],
+)
+def test_half_of_a_character_is_named(body: bytes, words: str) -> None:
+    found = parse_body(body)
+    assert isinstance(found, Rejection)
+    assert (found.reason, words in found.message) == (RejectionReason.INVALID_JSON, True), found.message
+
+
 def test_only_large_suspicious_bodies_need_worker() -> None:
     plain = b'{"model":"m","x":"' + b"x" * LARGE_BODY_BYTES + b'"}'
     assert not needs_worker(plain)

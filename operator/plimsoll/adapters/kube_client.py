@@ -21,6 +21,7 @@ import aiohttp
 from kubernetes.aio import client, config
 
 from plimsoll.adapters.normalize import normalize
+from plimsoll.adapters.object_size import bounded
 from plimsoll.api import labels
 from plimsoll.core.errors import (
     BackendUnavailable,
@@ -38,7 +39,8 @@ Object = dict[str, Any]
 
 log = ServiceLog(__name__)
 
-PAGE_SIZE = 500  # objects per list call
+PAGE_SIZE = 500  # objects per list call, fewer where they are large
+MAX_PAGE_BYTES = 4 << 20  # of a page with more than one object
 WATCH_TIMEOUT_SECONDS = 290  # the server ends the stream, so that a dead stream is not mistaken for a quiet one
 WATCH_STALL_SECONDS = 320
 MIN_STREAM_SECONDS = 5.0  # a shorter stream counts as a failure of the server
@@ -139,22 +141,26 @@ class KubeClient:
 
     async def get(self, resource: Resource, namespace: str | None, name: str) -> Object:
         """Raises NotFound."""
-        return normalize(await self._json("GET", resource.path(namespace, name)))
+        return received(await self._json("GET", resource.path(namespace, name)))
 
     async def list(
         self, resource: Resource, namespace: str | None = None, selector: str | None = None
     ) -> tuple[list[Object], str]:
         """All objects of a kind, and the resourceVersion to watch from."""
         items: list[Object] = []
-        query: dict[str, str] = {"limit": str(PAGE_SIZE)}
+        query: dict[str, str] = {}
+        limit = PAGE_SIZE
         if selector:
             query["labelSelector"] = selector
         while True:
-            page = await self._json("GET", resource.path(namespace), query)
+            page = await self._page(resource.path(namespace), query | {"limit": str(limit)}, whole=limit == 1)
+            if page is None:
+                limit = max(1, limit // 4)
+                continue
             for item in page.get("items") or []:
                 item.setdefault("kind", resource.kind)
                 item.setdefault("apiVersion", resource.api_version)
-                items.append(normalize(item))
+                items.append(received(item))
             meta = page.get("metadata") or {}
             if not meta.get("continue"):
                 return items, str(meta.get("resourceVersion", ""))
@@ -205,7 +211,7 @@ class KubeClient:
             async with contextlib.aclosing(_read_lines(response.response)) as lines:
                 async for line in lines:
                     change = json.loads(line)
-                    kind, obj = change["type"], normalize(change["object"])
+                    kind, obj = change["type"], received(change["object"])
                     if kind == "ERROR":
                         return
                     version = obj["metadata"]["resourceVersion"]
@@ -225,7 +231,7 @@ class KubeClient:
             obj,
             "application/apply-patch+yaml",
         )
-        return normalize(live)
+        return received(live)
 
     async def scale(self, namespace: str, deployment: str, replicas: int, manager: str) -> None:
         """Set spec.replicas of a Deployment, and own that field only."""
@@ -241,7 +247,7 @@ class KubeClient:
         """Create an object. Raises Conflict if one of that name exists."""
         resource = BY_KIND[obj["kind"]]
         path = resource.path(obj["metadata"].get("namespace"))
-        return normalize(await self._json("POST", path, None, obj, "application/json"))
+        return received(await self._json("POST", path, None, obj, "application/json"))
 
     async def replace(self, resource: Resource, namespace: str | None, name: str, obj: Object) -> None:
         """Replace a whole object. Raises Conflict if it has changed since it was read."""
@@ -259,6 +265,22 @@ class KubeClient:
         Raises NotFound if the pod or the path does not exist, BackendUnavailable if the pod does not answer.
         """
         return await self._json("GET", PODS.path(namespace, f"{pod}:{port}", f"proxy/{path}"))
+
+    async def _page(self, path: str, query: dict[str, str], *, whole: bool) -> Object | None:
+        """One page of a list; None if it has more than MAX_PAGE_BYTES, unless it must be read as a whole."""
+        response = (await self._send("GET", path, query)).response
+        body = bytearray()
+        try:
+            async for chunk in response.content.iter_any():
+                body += chunk
+                if len(body) > MAX_PAGE_BYTES and not whole:
+                    return None
+            page: Object = json.loads(body)
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            raise BackendUnavailable(f"GET {path}: {error or type(error).__name__}") from error
+        finally:
+            response.close()
+        return page
 
     async def _json(
         self,
@@ -303,6 +325,11 @@ class KubeClient:
         if response.status >= 400:
             _raise_for_status(response.status, await response.read(), response.headers.get("Retry-After"))
         return response
+
+
+def received(obj: Object) -> Object:
+    """An object as the process keeps it: without nulls, and within the limits of its size."""
+    return normalize(bounded(obj))
 
 
 def jittered(seconds: float) -> float:

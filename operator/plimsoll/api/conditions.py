@@ -82,6 +82,7 @@ class ConditionReason(StrEnum):
     PROGRESSING = "Progressing"
     INVALID_SPEC = "InvalidSpec"
     APPLY_REJECTED = "ApplyRejected"
+    OTHER_RELEASE = "OtherRelease"
     MODEL_NAME_TAKEN = "ModelNameTaken"
     MODEL_NAME_RESERVED = "ModelNameReserved"
     SHORT_NAMES_RESTRICTED = "ShortNamesRestricted"
@@ -132,6 +133,9 @@ REASON_MEANINGS: dict[ConditionReason, str] = {
     ConditionReason.PROGRESSING: "The operator is changing the cluster to match the spec.",
     ConditionReason.INVALID_SPEC: "The spec is invalid. The message names each invalid field.",
     ConditionReason.APPLY_REJECTED: "The API server rejected an object of the service. The message has its reason.",
+    ConditionReason.OTHER_RELEASE: "Another release of Plimsoll holds the Lease `plimsoll-release` of the namespace, "
+    "and this one leaves the service alone. The message names the holder. If that release runs, it "
+    "replaces the condition.",
     ConditionReason.MODEL_NAME_TAKEN: "Another service holds the model name. The message says which one, since when, "
     "and how clients reach this service.",
     ConditionReason.MODEL_NAME_RESERVED: "The model name begins with the name of another namespace that has or had "

@@ -35,6 +35,7 @@ class EventReason(StrEnum):
     PODS_REJECTED = "PodsRejected"
     INVALID_SPEC = "InvalidSpec"
     APPLY_REJECTED = "ApplyRejected"
+    OTHER_RELEASE = "OtherRelease"
     MODEL_NAME_TAKEN = "ModelNameTaken"
     MODEL_NAME_REJECTED = "ModelNameRejected"
     MODEL_NAME_ACCEPTED = "ModelNameAccepted"
@@ -68,6 +69,8 @@ EVENT_MEANINGS: dict[EventReason, str] = {
     EventReason.PODS_REJECTED: "The cluster rejects the pods of a tier.",
     EventReason.INVALID_SPEC: "The spec is invalid.",
     EventReason.APPLY_REJECTED: "The API server rejected an object of the service.",
+    EventReason.OTHER_RELEASE: "Another release of Plimsoll holds the Lease of the service's namespace, so this one "
+    "leaves the service alone.",
     EventReason.MODEL_NAME_TAKEN: "Another service holds the model name. The message says which one, and since when.",
     EventReason.MODEL_NAME_REJECTED: "The service's namespace may not claim the model name. The message says why.",
     EventReason.MODEL_NAME_ACCEPTED: "The model name is free and belongs to this service.",

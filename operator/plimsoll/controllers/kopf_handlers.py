@@ -1,7 +1,7 @@
 """kopf handlers: they forward changes of InferenceServices and do no other work.
 
 kopf asks for the next watch at once when the API server ends one, so a server that ends each of them at once would get
-two thousand requests a second. Its session is therefore paced.
+two thousand requests a second. Its session is therefore paced. Only the further chunks of a list are free.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Final
 import aiohttp
 import kopf
 
-from plimsoll.adapters.normalize import normalize
+from plimsoll.adapters.kube_client import received
 from plimsoll.api import labels
 from plimsoll.controllers.operator_config import configure_kopf
 
@@ -40,7 +40,7 @@ def build_registry(on_change: OnServiceChange, *, namespaced: bool) -> kopf.Oper
     @kopf.on.event(labels.GROUP, labels.VERSION, labels.PLURAL, registry=kopf_registry)
     async def on_service_event(event: Any, **_: Any) -> None:
         obj = {"apiVersion": labels.API_VERSION, "kind": labels.KIND, **event["object"]}
-        on_change(normalize(obj), event["type"] == "DELETED")
+        on_change(received(obj), event["type"] == "DELETED")
 
     return kopf_registry
 
@@ -57,7 +57,9 @@ class RequestPacer:
         self._next_s = max(self._next_s, now_s - self._burst_s) + self._interval_s
         return max(0.0, self._next_s - now_s)
 
-    async def __call__(self, *_: object) -> None:
+    async def __call__(self, session: object, context: object, request: aiohttp.TraceRequestStartParams) -> None:
+        if "continue" in request.url.query:
+            return
         await asyncio.sleep(self.delay_s(asyncio.get_running_loop().time()))
 
 

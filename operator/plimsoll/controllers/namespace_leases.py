@@ -57,12 +57,15 @@ class NamespaceLeases:
         release: str,
         on_taken_over: Callable[[str], Awaitable[None]],
         clock: Callable[[], float] = time.monotonic,
+        on_foreign: Callable[[str], None] = lambda namespace: None,
     ) -> None:
-        """on_taken_over: called with a namespace that another release managed until now."""
+        """on_taken_over: called with a namespace that another release managed until now. on_foreign: called with one
+        that another release manages from now on."""
         self._kube = kube
         self._release = release
         self._on_taken_over = on_taken_over
         self._clock = clock
+        self._on_foreign = on_foreign
         self._known: dict[str, _Namespace] = {}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
@@ -70,6 +73,11 @@ class NamespaceLeases:
         """Whether this release is known to manage the namespace."""
         known = self._known.get(namespace)
         return known is not None and known.managed
+
+    def foreign_release(self, namespace: str) -> str:
+        """The other release that manages the namespace; "" without one."""
+        known = self._known.get(namespace)
+        return "" if known is None else known.foreign
 
     async def acquire(self, namespace: str) -> bool:
         """Whether this release manages the namespace; looks at its Lease if that is unknown. Raises ClusterError."""
@@ -136,7 +144,8 @@ class NamespaceLeases:
     def _is_free(self, lease: Object, known: _Namespace) -> bool:
         """Whether this release may hold the Lease: it does, nobody does, or nobody has renewed it in its duration.
 
-        The time runs by this process's clock from the first look at a version, since clocks differ.
+        The time runs by this process's clock from the first look at a version, since clocks differ. Whoever may write a
+        Lease may write any duration into it, so none beyond that of a release counts.
         """
         spec = lease.get("spec") or {}
         if spec.get("holderIdentity") in (None, "", self._release):
@@ -144,8 +153,9 @@ class NamespaceLeases:
         version = lease["metadata"]["resourceVersion"]
         if version != known.version:
             known.version, known.seen_at = version, self._clock()
-        duration_s = spec.get("leaseDurationSeconds") or DURATION_SECONDS
-        return self._clock() - known.seen_at >= duration_s
+        written_s = spec.get("leaseDurationSeconds")
+        duration_s = written_s if isinstance(written_s, int) and written_s > 0 else DURATION_SECONDS
+        return self._clock() - known.seen_at >= min(duration_s, DURATION_SECONDS)
 
     async def _hold(self, namespace: str, lease: Object | None) -> str:
         """Write the Lease; returns its UID. Raises Conflict if another release was faster."""
@@ -174,9 +184,12 @@ class NamespaceLeases:
                 release=release,
                 advice="uninstall one release, or give them different watchNamespaces",
             )
+        is_news = release != known.foreign
         known.managed, known.foreign = False, release
         self._known[namespace] = known
         self._export()
+        if is_news:
+            self._on_foreign(namespace)
 
     def _export(self) -> None:
         metrics.OPERATOR_FOREIGN_NAMESPACES.set(sum(bool(known.foreign) for known in self._known.values()))

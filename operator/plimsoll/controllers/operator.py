@@ -106,7 +106,9 @@ class OperatorProcess:
         self.drain_reports = DrainReports(self.cache, self.errors)
         self.checkpoints = CheckpointStore(kube)
         self.service_namespaces = ServiceNamespaces(kube, config.namespace)
-        self.namespace_leases = NamespaceLeases(kube, config.namespace, self._on_taken_over)
+        self.namespace_leases = NamespaceLeases(
+            kube, config.namespace, self._on_taken_over, on_foreign=self._queue_namespace
+        )
         self.reconciler = Reconciler(
             kube,
             self.cache,
@@ -267,6 +269,8 @@ class OperatorProcess:
             await self.namespace_leases.give_up(key[0])
             return
         if not await self.namespace_leases.acquire(key[0]):
+            if release := self.namespace_leases.foreign_release(key[0]):
+                await self.reconciler.publish_other_release(key, release)
             self.queue.add_later(key, RENEW_SECONDS)
             return
         await self.reconciler.reconcile(key)
@@ -276,10 +280,13 @@ class OperatorProcess:
 
     async def _on_taken_over(self, namespace: str) -> None:
         """Continue with what the former release had learned."""
+        self._queue_namespace(namespace)
+        await self.checkpoints.load((namespace,))
+
+    def _queue_namespace(self, namespace: str) -> None:
         for raw in self.cache.all(labels.KIND):
             if key_of(raw)[0] == namespace:
                 self.queue.add(key_of(raw))
-        await self.checkpoints.load((namespace,))
 
     async def _tick_forever(self) -> None:
         """Tick after each round of gateway polls, when the readings are newest."""

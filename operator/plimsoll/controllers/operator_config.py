@@ -11,10 +11,12 @@ import kopf
 import yaml
 from pydantic import ValidationError
 
+from plimsoll.controllers import kopf_storage
 from plimsoll.core.errors import PlimsollError
 from plimsoll.resources.platform_config import PlatformConfig
 
 DEFAULT_CONFIG_PATH = "/etc/plimsoll/operator.yaml"
+LIST_CHUNK = 10  # objects per list call of kopf; each has up to 1.5 MB
 
 
 class InvalidConfig(PlimsollError):
@@ -62,8 +64,16 @@ def configure_kopf(settings: kopf.OperatorSettings, *, namespaced: bool) -> None
 
     Peering would freeze the streams while another operator runs with kopf's defaults; the lease replaces it. The watch
     timeouts end a stalled stream within seconds of its due time. Scanning needs permissions beyond one namespace.
+    Nothing that a user writes into an object may stop its events: kopf reads no annotation, has no finalizer, and goes
+    on at once after an error. Small chunks and a short idle time bound what it holds of large objects.
     """
     settings.peering.standalone = True
+    settings.persistence.diffbase_storage = kopf_storage.NoDiffBase()
+    settings.persistence.progress_storage = kopf_storage.NoProgress()
+    settings.persistence.finalizer = ""  # no object can have it, so kopf never patches one to remove it
+    settings.queueing.error_delays = ()
+    settings.queueing.idle_timeout = 0.1
+    settings.watching.chunk_size = LIST_CHUNK
     settings.posting.enabled = False
     settings.scanning.disabled = namespaced
     settings.watching.server_timeout = 290

@@ -11,6 +11,7 @@ about 60 us. Which fields hold the prompt depends on the route (`body_forms`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import msgspec
@@ -34,6 +35,8 @@ from plimsoll.gateway.errors import Rejection, RejectionReason
 LARGE_BODY_BYTES = 256 * 1024  # a strict parse of a larger body runs in a worker process
 MAX_SEQUENCES_PER_PROMPT = 16_384  # vLLM's limit on `n`
 PREFILL_ONLY_TOKENS = 1  # of a route that generates nothing: the step that computes the prompt
+_TRUNCATED = "Input data was truncated"  # also said of a string that ends after a high surrogate
+_HIGH_SURROGATE = re.compile(rb'(?<!\\)(?:\\\\)*(\\u[dD][89abAB][0-9a-fA-F]{2})"')
 _BYTE_ORDER_MARKS = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")
 
 
@@ -86,7 +89,7 @@ def parse_body(body: bytes, route: ApiRoute = CHAT_ROUTE) -> ParsedRequest | Rej
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         return Rejection(
             RejectionReason.INVALID_JSON,
-            f"The request body is not a valid JSON object: {_describe_error(error)}",
+            f"The request body is not a valid JSON object: {_describe_error(error, body)}",
         )
     if duplicate is not None:
         return Rejection(
@@ -163,5 +166,11 @@ def _is_utf8(body: bytes) -> bool:
     return True
 
 
-def _describe_error(error: Exception) -> str:
-    return "it is nested too deeply." if isinstance(error, RecursionError) else f"{str(error)[:200]}."
+def _describe_error(error: Exception, body: bytes) -> str:
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply."
+    lone = _HIGH_SURROGATE.search(body) if str(error) == _TRUNCATED and b"\\u" in body else None
+    if lone is not None:  # the decoder says that the body ends there
+        escape = lone.group(1).decode()
+        return f"{escape} at byte {lone.start(1)} is one half of a character. Send both halves, such as \\ud83d\\ude00."
+    return f"{str(error)[:200]}."

@@ -116,6 +116,11 @@ def _only_hf(field: str, is_set: Callable[[ModelSource], bool]) -> ValidationRul
     )
 
 
+def _without_default(schema: dict[str, Any]) -> None:
+    """The default is not stored, so that `kubectl describe` stays short."""
+    del schema["default"]
+
+
 class ModelSource(ApiModel):
     """The model: its weights and its name."""
 
@@ -156,7 +161,7 @@ class ModelSource(ApiModel):
     ) = Field(default=None, description="Branch, tag or commit of an hf:// repository. Absent: the main branch.")
     task: Literal["generate", "embed", "score", "transcribe"] = Field(
         default="generate",
-        json_schema_extra=lambda schema: schema.pop("default"),  # not stored: `kubectl describe` stays short
+        json_schema_extra=_without_default,
         description="What the model does, and so which routes it serves: generate (chat, completions, responses, "
         "messages), embed (embeddings, rerank, score), score (rerank and score of a cross-encoder) or transcribe "
         "(audio). embed and score start the engine as a pooling model. Absent: generate.",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import ConfigDict, Field, ValidationError
 
@@ -123,6 +123,9 @@ class ObjectMeta(ApiModel):
     annotations: dict[str, str] = Field(default={})
 
 
+SIZE_PROBLEM: Final = "sizeProblem"  # a field that no stored object has: the API server prunes it
+
+
 class InferenceService(ApiModel):
     """A model served within a latency SLO by tiers of engines behind one gateway."""
 
@@ -220,8 +223,10 @@ def parse(obj: Mapping[str, Any]) -> InferenceService:
 
     Raises InvalidSpec with every problem found. Status fields that this version cannot read count as absent. As in the
     API server, rules across several fields run only if each field is valid on its own. Only the API server checks that
-    the shape of the tiers does not change.
+    the shape of the tiers does not change. An object that was too large to keep has a sentence in SIZE_PROBLEM.
     """
+    if SIZE_PROBLEM in obj:
+        raise InvalidSpec((str(obj[SIZE_PROBLEM]),))
     try:
         return InferenceService.model_validate({**obj, "status": _readable_status(obj.get("status"))}, by_name=False)
     except ValidationError as error:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 import re
 import zlib
 from collections.abc import Mapping
@@ -24,14 +25,22 @@ from plimsoll.core.autoscaling.state_checkpoint import dump_service_state as aut
 from plimsoll.core.autoscaling.state_checkpoint import restore_service_state as autoscaler_restore
 
 _DECISIONS: Final = "decisions"
-_CHANGE: Final = re.compile(r"(?P<from>[0-9]{1,9}) -> (?P<to>[0-9]{1,9}): (?P<why>.*)", re.DOTALL)
+_CHANGE: Final = re.compile(r"(?P<from>[0-9]{1,9}) -> (?P<to>[0-9]{1,9}): (?P<reason>.*)", re.DOTALL)
+MAX_NUMBER: Final = 1e30  # no learned figure comes near it
 MAX_DECODED_BYTES: Final = 1 << 20  # limit against a crafted checkpoint that expands without bound
 
 
 def encode(service_state: ServiceState) -> str:
     """The learned state, compressed and base64-encoded: about 4 KB per tier with full history."""
     stored = autoscaler_to_dict(service_state) | {_DECISIONS: [*map(decision_to_dict, service_state.decisions)]}
-    return base64.b64encode(zlib.compress(orjson.dumps(stored), 9)).decode()
+    return base64.b64encode(zlib.compress(_dumps(stored), 9)).decode()
+
+
+def _dumps(stored: Any) -> bytes:
+    try:
+        return orjson.dumps(stored)
+    except TypeError:  # an integer of more than 64 bits
+        return json.dumps(stored).encode()
 
 
 def restore(service_state: ServiceState, checkpoint: str) -> None:
@@ -39,12 +48,28 @@ def restore(service_state: ServiceState, checkpoint: str) -> None:
     try:
         decoded = zlib.decompressobj().decompress(base64.b64decode(checkpoint, validate=True), MAX_DECODED_BYTES)
         stored = orjson.loads(decoded)
+        if not _is_moderate(stored):
+            return
         decisions = stored.pop(_DECISIONS, ()) if isinstance(stored, dict) else ()
         autoscaler_restore(service_state, stored)
     except (binascii.Error, zlib.error, ValueError):
         return
     past_decisions = map(_timed_decision, decisions if isinstance(decisions, list) else ())
     service_state.decisions.extend(decision for decision in past_decisions if decision is not None)
+
+
+def _is_moderate(stored: Any) -> bool:
+    """Whether no number exceeds MAX_NUMBER: sums and squares of such a number overflow later."""
+    pending = [stored]
+    while pending:
+        one = pending.pop()
+        if isinstance(one, dict):
+            pending.extend(one.values())
+        elif isinstance(one, list):
+            pending.extend(one)
+        elif isinstance(one, int | float) and abs(one) > MAX_NUMBER:
+            return False
+    return True
 
 
 def restore_last_decision(service_state: ServiceState, status: Mapping[str, Any]) -> None:

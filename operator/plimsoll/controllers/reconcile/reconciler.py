@@ -16,7 +16,8 @@ from typing import Any
 
 from plimsoll.adapters.kube_client import BY_KIND, CONTROLLERREVISIONS, INFERENCESERVICES, KubeClient
 from plimsoll.api import conditions, labels
-from plimsoll.api.events import Event
+from plimsoll.api.conditions import Condition
+from plimsoll.api.events import Event, EventReason
 from plimsoll.api.v1alpha1 import InferenceService
 from plimsoll.controllers.autoscale.checkpoint_store import CheckpointStore
 from plimsoll.controllers.autoscale.scaling_status import ScalingReport
@@ -33,6 +34,7 @@ from plimsoll.controllers.reconcile.name_claims import FIELD as NAME_CLAIM
 from plimsoll.controllers.reconcile.name_claims import NameGrants
 from plimsoll.controllers.reconcile.object_plan import ObjectPlan, plan_objects
 from plimsoll.controllers.reconcile.observe import ObservedService, observe
+from plimsoll.controllers.reconcile.rejected_fields import in_service_terms
 from plimsoll.controllers.reconcile.service_namespaces import ServiceNamespaces
 from plimsoll.controllers.reconcile.service_status import StatusInputs
 from plimsoll.controllers.reconcile.tier_state import TierStatusInputs, is_fully_rolled_out
@@ -89,6 +91,7 @@ class Reconciler:
         )
         self._applied = AppliedCache()
         self._condition_gauges = ConditionGauges()
+        self._other_releases: dict[Key, tuple[str, str]] = {}  # uid and release of what a status was told
 
     async def reconcile(self, key: Key) -> None:
         """Reconcile once. Raises ClusterError if a retry is needed; any other error is first shown in the status."""
@@ -106,7 +109,34 @@ class Reconciler:
         if raw is not None:
             self._errors.clear(Stage.RECONCILE, key, subject_of(raw))
 
+    async def publish_other_release(self, key: Key, release: str) -> None:
+        """Add to the status that another release manages the service, once: a live one then writes its own status.
+
+        Raises ClusterError if a retry is needed.
+        """
+        raw = self._cache.get(labels.KIND, key)
+        if raw is None or raw["metadata"].get("deletionTimestamp"):
+            return
+        known = raw["metadata"]["uid"], release
+        if self._other_releases.get(key) == known:
+            return
+        condition = service_status.other_release(key[0], release)
+        await self.record_event(raw, Event(EventReason.OTHER_RELEASE, condition.event_message, release))
+        await self._add_condition(key, raw, condition)
+        self._other_releases[key] = known
+
+    async def _add_condition(self, key: Key, raw: Object, condition: Condition) -> None:
+        """Add a condition to the status, in place of one of its type."""
+        self._condition_gauges.add(key, condition)
+        old = raw.get("status") or {}
+        before = old.get("conditions", [])
+        others = [one for one in before if one.get("type") != condition.type.value]
+        stated = [*others, *conditions.merge(before, (condition,), rfc3339_now())]
+        if stated != before:
+            await self._write_status(raw, {**old, "conditions": stated})
+
     async def _round(self, key: Key) -> None:
+        self._other_releases.pop(key, None)
         await self._grants.update(key)
         seen = self._observe(key)
         if seen is None:
@@ -170,7 +200,10 @@ class Reconciler:
     async def _apply_one(self, key: Key, desired_object: Object, observed: ObservedService) -> None:
         if (desired_object["kind"], desired_object["metadata"]["name"]) not in observed.children:
             await self._require_unowned(desired_object, observed.service_object)
-        live = await self._kube.apply(desired_object, labels.FIELD_MANAGER)
+        try:
+            live = await self._kube.apply(desired_object, labels.FIELD_MANAGER)
+        except ObjectRejected as error:
+            raise ObjectRejected(in_service_terms(str(error), role_of(desired_object)), error.status) from error
         self._applied.record(key, desired_object, live)
         self._cache.put(live)
 
@@ -238,17 +271,10 @@ class Reconciler:
     async def _publish_error(self, key: Key, raw: Object) -> None:
         """Add the InternalError condition to the current status. A failed write is left to the next reconcile."""
         condition = self._errors.condition(key)
-        old = raw.get("status") or {}
-        before = old.get("conditions", [])
         if condition is None:
             return
-        self._condition_gauges.add(key, condition)
-        others = [one for one in before if one.get("type") != condition.type.value]
-        stated = [*others, *conditions.merge(before, (condition,), rfc3339_now())]
-        if stated == before:
-            return
         try:
-            await self._write_status(raw, {**old, "conditions": stated})
+            await self._add_condition(key, raw, condition)
         except Exception:
             log.exception(key, "cannot write the InternalError condition")
 

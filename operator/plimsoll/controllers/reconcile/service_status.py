@@ -15,6 +15,7 @@ from plimsoll.api.message_text import MAX_QUOTE_CHARS, shorten
 from plimsoll.controllers.autoscale.scaling_conditions import SHEDDING_SHARE
 from plimsoll.controllers.autoscale.scaling_status import ScalingReport
 from plimsoll.controllers.hardware_limits import infeasible_by_hardware
+from plimsoll.controllers.namespace_leases import LEASE_NAME
 from plimsoll.controllers.reconcile import pod_diagnosis
 from plimsoll.controllers.reconcile.model_names import ModelNames
 from plimsoll.controllers.reconcile.name_condition import accepted_again, name_rejected
@@ -243,6 +244,15 @@ def _apply_rejected(kind: ConditionType, holds: bool, rejection: str) -> Conditi
     is_going = kind is ConditionType.READY and pod_diagnosis.NAMESPACE_TERMINATING in rejection
     reason = ConditionReason.NAMESPACE_TERMINATING if is_going else ConditionReason.APPLY_REJECTED
     return Condition(kind, holds, reason, rejection, brief)
+
+
+def other_release(namespace: str, release: str) -> Condition:
+    """Stalled for a service in a namespace whose Lease another release holds."""
+    holder = f"release {_quote(release)} holds the Lease {LEASE_NAME} of namespace {namespace}"
+    advice = f"if it is not installed, delete the Lease and forbid users to write Leases in {namespace}"
+    message = f"{holder}; this operator neither reconciles nor scales the service until the Lease expires; {advice}"
+    brief = f"{holder}, so this operator leaves the service alone; see condition Stalled"
+    return Condition(ConditionType.STALLED, True, ConditionReason.OTHER_RELEASE, message, brief)
 
 
 def _quote(text: str) -> str:

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, Final
 
-from plimsoll.adapters.normalize import normalize, value_at
+from plimsoll.adapters.kube_client import received
+from plimsoll.adapters.normalize import value_at
 from plimsoll.api import labels
 from plimsoll.controllers.webhook.verdict import Verdict
 from plimsoll.telemetry import metrics
@@ -63,7 +64,7 @@ def _judge(request: Object, judge: Judge) -> Verdict:
 
 def _complete(obj: Object, request: Object) -> Object:
     """The normalised object, with the namespace of the request where it has none of its own."""
-    found = normalize({"apiVersion": labels.API_VERSION, "kind": labels.KIND} | obj)
+    found = received({"apiVersion": labels.API_VERSION, "kind": labels.KIND} | obj)
     found["metadata"] = {"namespace": str(request.get("namespace") or "")} | found["metadata"]
     return found
 

@@ -134,6 +134,10 @@ class GatewayAggregator:
         """Share of the gateways with a fresh reading; 0 without any."""
         return len(self._responding(now_s, gateways)) / len(gateways) if gateways else 0.0
 
+    def knows_any(self, gateways: Collection[str]) -> bool:
+        """Whether one of the gateways has ever reported the service."""
+        return any(name in self._gateways for name in gateways)
+
     def age_s(self, now_s: float, gateways: Collection[str]) -> float | None:
         """Age in seconds of the oldest fresh reading; None without any."""
         return max(

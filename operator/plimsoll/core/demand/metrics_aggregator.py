@@ -87,9 +87,7 @@ class MetricsAggregator:
         """Metrics from the gateways; all `Unavailable` while no gateway reports."""
         coverage = self._gateways.coverage(now_s, gateways)
         if coverage <= 0.0:
-            unavailable = Unavailable(
-                f"none of {len(gateways)} gateways answers" if gateways else "there is no gateway"
-            )
+            unavailable = Unavailable(self._no_coverage(gateways))
             return ServiceMetrics(
                 unavailable,
                 succeeded_per_s=unavailable,
@@ -126,6 +124,13 @@ class MetricsAggregator:
             in_flight=gauges.in_flight,
             quiet_s=self._gateways.quiet_s(now_s, gateways),
         )
+
+    def _no_coverage(self, gateways: Collection[str]) -> str:
+        if not gateways:
+            return "there is no gateway"
+        if not self._gateways.knows_any(gateways):
+            return "no gateway has reported a request of the service yet"
+        return f"none of {len(gateways)} gateways answers"
 
 
 def _latency_percentile(
