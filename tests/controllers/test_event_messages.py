@@ -294,7 +294,9 @@ def test_every_event_is_short_without_the_guard() -> None:
 
 def test_event_and_condition_hold_no_secret() -> None:
     words = "pod x: the engine terminated (Error, exit code 1): GET https://me:s3cr3t@hub/x --hf-token s3cr3t"
-    condition = conditions.Condition(conditions.ConditionType.SERVE_READY, False, ConditionReason.ENGINE_FAILING, words)
+    condition = conditions.Condition(
+        conditions.ConditionType.SERVE_DEGRADED, True, ConditionReason.ENGINE_FAILING, words
+    )
     (stated,) = conditions.merge([], (condition,), "2026-01-01T00:00:00Z")
     event = Event(EventReason.ENGINE_FAILING, words).manifest(PARENT, "x", "2026-01-01T00:00:00Z")
     assert stated["message"] == event["message"] == words.replace("me:s3cr3t", "***").replace("s3cr3t", "***")

@@ -9,7 +9,7 @@ from plimsoll.api.events import EventReason
 from plimsoll.controllers.reconcile import service_status
 from plimsoll.controllers.reconcile.service_status import TierStatusInputs
 from tests import builders
-from tests.controllers.test_service_status import PARENT, by_type, status_inputs, tier
+from tests.controllers.test_service_status import PARENT, by_type, events, status_inputs, tier
 
 EVICTED = {
     "phase": "Failed",
@@ -36,18 +36,18 @@ def pod_created(name: str, created: str, **status: Any) -> Any:
 def test_conditions_evicted_pod_has_the_kubelets_words() -> None:
     evicted = pod_created("decode-old", "2026-01-01T00:00:00Z", **EVICTED)
     found = with_failed(tier("decode", ready=0, pods=(evicted,)), routable_endpoints=0)
-    decode = by_type(found)[ConditionType.DECODE_READY]
+    decode = by_type(found)[ConditionType.DECODE_DEGRADED]
     assert decode.reason is ConditionReason.POD_FAILED
     assert f"pod decode-old failed (Evicted): {EVICTED['message']}" in decode.message
     assert by_type(found)[ConditionType.READY].message == decode.message
-    events = {event.reason: event.message for event in service_status.changed_events([], found, "7")}
-    assert "The node was low on resource: memory" in events[EventReason.POD_FAILED]
+    sent = {event.reason: event.message for event in events([], found, "7")}
+    assert "The node was low on resource: memory" in sent[EventReason.POD_FAILED]
 
 
 def test_conditions_rejected_pod_without_conditions_is_reported() -> None:
     status = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "Allocate failed due to no GPU"}
     refused = pod_created("decode-0", "2026-01-03T00:00:00Z", **status)
-    decode = by_type(with_failed(tier("decode", ready=0, pods=(refused,))))[ConditionType.DECODE_READY]
+    decode = by_type(with_failed(tier("decode", ready=0, pods=(refused,))))[ConditionType.DECODE_DEGRADED]
     assert "pod decode-0 failed (UnexpectedAdmissionError): Allocate failed due to no GPU" in decode.message
 
 
@@ -60,7 +60,7 @@ def test_failed_pods_never_count_as_replicas() -> None:
         "decode", 1, builders.deployment(PARENT, "decode", replicas=1, ready=1), (replaced, *old)
     )
     assert (healthy.ready, healthy.starting, healthy.terminating) == (1, 0, 0)
-    assert by_type(with_failed(healthy))[ConditionType.DECODE_READY].reason is ConditionReason.ALL_REPLICAS_READY
+    assert ConditionType.DECODE_DEGRADED not in by_type(with_failed(healthy))
 
 
 def test_replaced_failed_pod_explains_no_later_start() -> None:
@@ -71,5 +71,6 @@ def test_replaced_failed_pod_explains_no_later_start() -> None:
     starting = pod_created("starting", "2026-01-03T00:00:00Z", phase="Pending")
     deployment = builders.deployment(PARENT, "decode", replicas=2, ready=1)
     growing = TierStatusInputs("decode", 2, deployment, (old, new, starting))
-    decode = by_type(with_failed(growing))[ConditionType.DECODE_READY]
-    assert (decode.reason, decode.message) == (ConditionReason.STARTING, "1 of 2 ready: 1 starting")
+    found = by_type(with_failed(growing))
+    assert ConditionType.DECODE_DEGRADED not in found
+    assert found[ConditionType.RECONCILING].message == "decode: 1 of 2 ready: 1 starting"

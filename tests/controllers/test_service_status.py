@@ -185,15 +185,14 @@ def test_conditions_rejected_object_says_why(rejection: str, reason: ConditionRe
     assert found[ConditionType.STALLED].reason is ConditionReason.APPLY_REJECTED
 
 
-def test_conditions_unschedulable_surge_pod_names_max_surge() -> None:
+def test_conditions_surplus_pod_problem_is_not_the_tiers() -> None:
     pending = builders.pod(
         PARENT, "decode", conditions=[{"type": "PodScheduled", "status": "False", "message": "no gpu left"}]
     )
     rolling = tier("decode", pods=(pending,), replicas=2, updatedReplicas=1)
     found = by_type(service_status.build_conditions(status_inputs(tier("prefill"), rolling)))
     assert ConditionType.DECODE_DEGRADED not in found
-    assert "no gpu left" in found[ConditionType.RECONCILING].message
-    assert "tiers.decode.rollout.maxSurge" in found[ConditionType.RECONCILING].message
+    assert found[ConditionType.RECONCILING].message == "decode: 1 of 1 ready: the surplus is removed"
 
 
 def test_conditions_invalid_spec_stalls_but_stays_ready() -> None:

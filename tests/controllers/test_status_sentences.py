@@ -68,9 +68,10 @@ class Walk(World):
         ]
         self.store.put(made)
 
-    def pod(self, name: str, state: str, **status: Any) -> None:
+    def pod(self, name: str, state: str, replica_set: str = "", **status: Any) -> None:
         """Add or change a pod. state: ready, starting or terminating."""
         pod = builders.pod(self.parent, "serve", name, **status)
+        pod["metadata"]["labels"]["pod-template-hash"] = replica_set
         at = rfc3339(self.now_s)
         pod["metadata"]["creationTimestamp"] = at
         ready = "True" if state == "ready" else "False"
@@ -211,6 +212,8 @@ def test_sentences_all_ready_never_say_starting() -> None:
         walk.condition("Reconciling", walk.render())["message"] == "serve: 2 ready, 1 desired: the surplus is removed"
     )
     walk.order(1, replicas=2, updatedReplicas=1)
+    for name in ("a", "b"):
+        walk.pod(name, "ready", replica_set=name)
     found = walk.condition("Reconciling", walk.render())
     assert found["message"] == "serve: 2 ready, 1 desired, 1 at the new revision"
 

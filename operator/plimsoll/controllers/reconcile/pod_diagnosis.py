@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from plimsoll.api import labels
 from plimsoll.api.conditions import ConditionReason
 from plimsoll.controllers import pod_startup
 
@@ -15,6 +16,7 @@ Object = dict[str, Any]
 IMAGE_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
 CONFIG_REASONS = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
 MAX_LOG_CHARS = 400  # last characters of an engine's log in a message
+TEMPLATE_HASH = "pod-template-hash"  # Kubernetes' label of the ReplicaSet that a pod belongs to
 
 NAMESPACE_TERMINATING = "because it is being terminated"  # the API server's reason to create nothing in a namespace
 
@@ -38,8 +40,23 @@ class PodProblem:
     message: str
 
 
+def current_pods(deployment: Object | None, pods: Iterable[Object]) -> tuple[Object, ...]:
+    """The pods of the Deployment's present template; those of a superseded one are replaced.
+
+    Only a part of the template is in the revision label. Among pods with the present label the newest one tells the
+    ReplicaSet, because a Deployment creates pods of its present ReplicaSet.
+    """
+    template: Object = (deployment or {}).get("spec", {}).get("template", {})
+    revision = template.get("metadata", {}).get("labels", {}).get(labels.REVISION)
+    same_label = [pod for pod in pods if revision is None or _label(pod, labels.REVISION) == revision]
+    newest = max(same_label, key=pod_startup.created_s, default=None)
+    if newest is None:
+        return ()
+    return tuple(pod for pod in same_label if _label(pod, TEMPLATE_HASH) == _label(newest, TEMPLATE_HASH))
+
+
 def most_severe(deployment: Object | None, pods: Iterable[Object]) -> PodProblem | None:
-    """The most severe problem of a tier; None if its pods are only starting.
+    """The most severe problem of the pods of a tier; None if they are only starting. pods: of the present template.
 
     Kubernetes keeps failed pods. One that failed before the newest ready pod was created is replaced, so no problem.
     """
@@ -78,6 +95,11 @@ def pod_problem(pod: Object) -> PodProblem | None:
         if problem is not None:
             return problem
     return None
+
+
+def _label(pod: Object, name: str) -> str | None:
+    value: str | None = pod["metadata"].get("labels", {}).get(name)
+    return value
 
 
 def _is_serving(pod: Object) -> bool:
