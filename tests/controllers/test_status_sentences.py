@@ -28,9 +28,6 @@ from tests.controllers.test_autoscale import INFINITE, NOW_S, PROMISED, World, a
 
 Object = dict[str, Any]
 KEY = ("team", "chat")
-NAMESPACE_GOING = (
-    'pods "chat-serve-x" is forbidden: unable to create new content in namespace team because it is being terminated'
-)
 
 
 def rfc3339(at_s: float) -> str:
@@ -46,6 +43,7 @@ class Walk(World):
         self.now_s = NOW_S
         self.answered = self.slow = 0.0
         self.routable: int | None = 0
+        self.is_namespace_terminating = False
         self.order(1)
 
     @property
@@ -114,6 +112,8 @@ class Walk(World):
         plan = plan_objects(seen, seen.service, desired_replicas(seen, seen.service, report), builders.PLATFORM)
         names = names_of(seen, datetime.fromtimestamp(self.now_s, UTC))
         inputs = collect_status_inputs(seen, plan, None, report, builders.PLATFORM, names)
+        going = self.is_namespace_terminating
+        inputs = replace(inputs, tiers=tuple(replace(one, is_namespace_terminating=going) for one in inputs.tiers))
         stated = service_status.build_conditions(inputs)
         status = {
             "tiers": service_status.tiers_status(inputs),
@@ -231,6 +231,18 @@ def test_sentences_figures_follow_measurements() -> None:
     assert first["message"] != later["message"]
 
 
+def test_sentences_slo_is_measured_with_the_first_responses() -> None:
+    """The first responses after an idle time are in the status at once, not with the figures of the next minute."""
+    walk = Walk()
+    walk.routable = 1
+    walk.pod("a", "ready")
+    walk.serve(5.0, 90)
+    walk.serve(0.0, 75)
+    assert walk.condition("SLOMet", walk.render())["reason"] == "NotMeasured"
+    walk.serve(3.0, 5)
+    assert walk.condition("SLOMet", walk.render())["reason"] != "NotMeasured"
+
+
 def test_sentences_shedding_follows_replicas() -> None:
     walk = Walk(tiers={"serve": {"minReplicas": 1, "maxReplicas": 3}}, scaling={"mode": "Recommend"})
     walk.routable = 1
@@ -332,8 +344,8 @@ def test_sentences_terminating_namespace_promises_nothing() -> None:
     walk.serve(5.0, 30)
     walk.pod("a", "terminating")
     walk.routable = 0
-    failure = {"type": "ReplicaFailure", "status": "True", "message": NAMESPACE_GOING}
-    walk.order(1, replicas=0, updatedReplicas=0, conditions=[failure])
+    walk.order(1, replicas=0, updatedReplicas=0)
+    walk.is_namespace_terminating = True
     walk.serve(5.0, 1)
     found = walk.condition("Ready", walk.render())
     assert (found["status"], found["reason"]) == ("False", "NamespaceTerminating")

@@ -18,11 +18,8 @@ CONFIG_REASONS = frozenset({"CreateContainerConfigError", "CreateContainerError"
 MAX_LOG_CHARS = 400  # last characters of an engine's log in a message
 TEMPLATE_HASH = "pod-template-hash"  # Kubernetes' label of the ReplicaSet that a pod belongs to
 
-NAMESPACE_TERMINATING = "because it is being terminated"  # the API server's reason to create nothing in a namespace
-
 # Most severe first: causes that prevent pods from being created, then from running, then from staying up.
 SEVERITY_ORDER = (
-    ConditionReason.NAMESPACE_TERMINATING,
     ConditionReason.PODS_REJECTED,
     ConditionReason.CONFIG_ERROR,
     ConditionReason.IMAGE_UNAVAILABLE,
@@ -38,6 +35,11 @@ class PodProblem:
 
     reason: ConditionReason
     message: str
+
+
+NAMESPACE_DELETED = PodProblem(
+    ConditionReason.NAMESPACE_TERMINATING, "the namespace is being deleted, so no engine can be created"
+)
 
 
 def current_pods(deployment: Object | None, pods: Iterable[Object]) -> tuple[Object, ...]:
@@ -133,9 +135,5 @@ def _replica_failure(deployment: Object | None) -> PodProblem | None:
     for condition in (deployment or {}).get("status", {}).get("conditions", []):
         if condition.get("type") == "ReplicaFailure" and condition.get("status") == "True":
             message = condition.get("message", "")
-            if NAMESPACE_TERMINATING in message:
-                return PodProblem(
-                    ConditionReason.NAMESPACE_TERMINATING, "the namespace is being deleted, so no engine can be created"
-                )
             return PodProblem(ConditionReason.PODS_REJECTED, message)
     return None

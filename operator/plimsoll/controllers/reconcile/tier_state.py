@@ -17,12 +17,22 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True)
 class TierStatusInputs:
-    """One observed tier. desired: replicas that the autoscaler wants. deployment: None before it is created."""
+    """One observed tier. desired: replicas that the autoscaler wants. deployment: None before it is created.
+
+    is_namespace_terminating: whether pods are missing because the namespace is being deleted. Kubernetes does not say
+    so at the Deployment.
+    """
 
     role: str
     desired: int
     deployment: Object | None
     pods: tuple[Object, ...]
+    is_namespace_terminating: bool = False
+
+    @property
+    def pending(self) -> int:
+        """Desired replicas without a pod."""
+        return max(0, self.desired - self.ready - self.starting)
 
     @property
     def current_pods(self) -> tuple[Object, ...]:
@@ -95,7 +105,7 @@ def tier_state(tier: TierStatusInputs, slow_transfer_message: str | None) -> Tie
     is_rolling = tier.deployment is not None and ready > ready_current
     if is_rolling:
         count += f", {ready_current} at the new revision"
-    problem = pod_diagnosis.most_severe(tier.deployment, tier.current_pods) if ready_current < total else None
+    problem = _problem(tier) if ready_current < total else None
     if problem is not None:
         message = f"{count}: {problem.message}"
         if problem.reason is ConditionReason.UNSCHEDULABLE and is_ready:
@@ -115,6 +125,12 @@ def tier_state(tier: TierStatusInputs, slow_transfer_message: str | None) -> Tie
     else:
         message = f"{count}, the Deployment's status does not cover its newest spec yet"
     return TierState(tier.role, is_ready, False, None, message)
+
+
+def _problem(tier: TierStatusInputs) -> pod_diagnosis.PodProblem | None:
+    if tier.is_namespace_terminating and tier.pending:
+        return pod_diagnosis.NAMESPACE_DELETED
+    return pod_diagnosis.most_severe(tier.deployment, tier.current_pods)
 
 
 def _ready(pods: Iterable[Object]) -> int:
