@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from plimsoll.api import conditions
+from plimsoll.api.events import EventReason
 from plimsoll.controllers import pod_startup
 from plimsoll.controllers.gateway_poller import GatewayView
 from plimsoll.controllers.reconcile import service_status
@@ -335,6 +336,27 @@ def test_sentences_count_set_by_hand_names_who() -> None:
     status = walk.render()
     assert status["lastDecision"]["serve"].startswith("1 -> 3: kubectl set the replica count to 1")
     assert "ScalingInactive" not in walk.kinds(status)
+
+
+def test_sentences_scale_to_zero_by_hand_names_another_client() -> None:
+    """The scale subresource omits a count of 0, so that no field manager owns it."""
+    walk = Walk(tiers={"serve": {"minReplicas": 1, "maxReplicas": 3}}, scaling={"mode": "Auto"})
+    walk.pod("a", "ready")
+    walk.serve(0.0, 90)
+    walk.order(0)
+    deployment = walk.deployment
+    deployment["metadata"]["managedFields"][0]["fieldsV1"] = {"f:metadata": {}}
+    walk.store.put(deployment)
+    walk.remove("a")
+    walk.now_s += 1.0
+    walk.readings = tuple(replace(reading, at_s=walk.now_s) for reading in walk.readings)
+    (change,) = walk.scaler.decide(walk.now_s)
+    event = change.event()
+    assert event.reason is EventReason.SCALED_UP
+    assert event.message.startswith(
+        "serve 0 -> 1: another client (such as kubectl scale) set the replica count to 0; to keep a count,"
+    )
+    assert "needs 1" not in event.message
 
 
 def test_sentences_terminating_namespace_promises_nothing() -> None:

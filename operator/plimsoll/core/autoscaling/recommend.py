@@ -75,7 +75,7 @@ def apply_forecast(context: TierContext) -> None:
     tier_demand, context.hold_reason = context.observation.demand, _hold_reason(context)
     context.scale_up_target = context.scale_down_target = context.observation.replicas
     if isinstance(tier_demand, NoDemand):
-        message = "none: no request for {:.0f} s, and all gateways and engines report"
+        message = "none: no request for {:seconds}, and all gateways and engines report"
         context.add_step("demand", message, tier_demand.idle_s)
         return
     if context.hold_reason is not None or isinstance(tier_demand, Unavailable):
@@ -154,7 +154,7 @@ def apply_sizing(context: TierContext, policy: ScalingPolicy, idle_period: IdleP
         note = apply_scale_to_zero(context, idle_period, policy.miss_cost)
         required = max(context.scale_up_target, context.bounds[0])
         context.scale_up_target = context.scale_down_target = required
-        message = "no request for {:.0f} s needs {}"
+        message = "no request for {:seconds}: " + ("minReplicas is {}" if required == context.bounds[0] else "{} kept")
         context.add_step("need", message + ("; {}" if note else ""), demand.idle_s, required, note)
         return
     if context.hold_reason or isinstance(demand, Unavailable) or isinstance(sizing, Unavailable):

@@ -110,9 +110,15 @@ class TierDecision:
         return tuple(reasons if self.override is None else (self.override, *reasons))
 
     def _deciding_steps(self) -> list[DecisionStep]:
-        """The steps that changed the count; at a scale-down also the stabilization step."""
+        """The steps that changed the count; at a scale-down also the stabilization step.
+
+        At a scale-up these are the steps after the count was last at the previous one or below: what would have been
+        enough for another step did not raise it.
+        """
         count, found = self.previous_replicas, []
         for step in self.steps:
+            if count is not None and self.previous_replicas is not None and self.replicas > self.previous_replicas:
+                found = found if count > self.previous_replicas else []
             scales_down = (
                 step.name == STABILIZE_STEP
                 and self.previous_replicas is not None
