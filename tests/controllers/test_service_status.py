@@ -160,6 +160,28 @@ def test_conditions_tier_reports_pod_problem_message(pod_status: Any, reason: Co
     assert reason.value in [event.reason.value for event in events([], found, "7")]
 
 
+@pytest.mark.parametrize(
+    ("log", "expected"),
+    [
+        (f"usage: {'[--flag] ' * 99}\nvllm serve: error: unrecognized arguments: --nope\n", "vllm serve: error:"),
+        (f"ValueError: no room {'x ' * 400}", "ValueError: no room x"),
+        (f"{'line ' * 400}\nthe end", ""),
+    ],
+    ids=["usage", "launcher's cause", "no error"],
+)
+def test_conditions_engine_log_is_quoted_from_its_error(log: str, expected: str) -> None:
+    ended = {"terminated": {"reason": "Error", "exitCode": 2, "message": log}}
+    sick = builders.pod(PARENT, "decode", containerStatuses=[{"ready": False, "state": {}, "lastState": ended}])
+    found = service_status.build_conditions(status_inputs(tier("prefill"), tier("decode", ready=0, pods=(sick,))))
+    condition = by_type(found)[ConditionType.DECODE_DEGRADED]
+    assert f"exit code 2): {expected}" in condition.message
+    assert "usage" not in condition.message
+    if expected == "vllm serve: error:":
+        assert "unrecognized arguments: --nope" in condition.event_message
+    if not expected:
+        assert condition.message.endswith("the end")
+
+
 def test_conditions_quota_error_is_read_from_deployment() -> None:
     failure = {"type": "ReplicaFailure", "status": "True", "message": "exceeded quota: gpus"}
     found = by_type(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,8 @@ Object = dict[str, Any]
 
 IMAGE_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
 CONFIG_REASONS = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
-MAX_LOG_CHARS = 400  # last characters of an engine's log in a message
+MAX_LOG_CHARS = 400  # characters of an engine's log in a message
+ERROR_LINE = re.compile(r"^(?:.*?\W)??(?:error|\w*(?:Error|Exception)): ", re.MULTILINE)
 TEMPLATE_HASH = "pod-template-hash"  # Kubernetes' label of the ReplicaSet that a pod belongs to
 
 # Most severe first: causes that prevent pods from being created, then from running, then from staying up.
@@ -126,9 +128,17 @@ def _container_problem(pod: str, container: Object) -> PodProblem | None:
 
 def _termination_message(terminated: Object) -> str:
     reason, code = terminated.get("reason", "Error"), terminated.get("exitCode")
-    message = " ".join(terminated.get("message", "").split())[-MAX_LOG_CHARS:]
+    message = _log_excerpt(terminated.get("message", ""))
     tail = f": {message}" if message else ""
     return f"the engine terminated ({reason}, exit code {code}){tail}"
+
+
+def _log_excerpt(log: str) -> str:
+    """The log from its last error line on, else its end: a log ends with what followed the error."""
+    errors = list(ERROR_LINE.finditer(log))
+    if errors:
+        return " ".join(log[errors[-1].start() :].split())[:MAX_LOG_CHARS]
+    return " ".join(log.split())[-MAX_LOG_CHARS:]
 
 
 def _replica_failure(deployment: Object | None) -> PodProblem | None:
