@@ -115,10 +115,11 @@ class TierDecision:
         At a scale-up these are the steps after the count was last at the previous one or below: what would have been
         enough for another step did not raise it.
         """
-        count, found = self.previous_replicas, []
+        previous, count = self.previous_replicas, self.previous_replicas
+        found: list[DecisionStep] = []
         for step in self.steps:
-            if count is not None and self.previous_replicas is not None and self.replicas > self.previous_replicas:
-                found = found if count > self.previous_replicas else []
+            if previous is not None and count is not None and count <= previous < self.replicas:
+                found = []
             scales_down = (
                 step.name == STABILIZE_STEP
                 and self.previous_replicas is not None
