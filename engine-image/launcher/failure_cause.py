@@ -4,7 +4,8 @@ Problem: vLLM logs the error of a worker or of its engine core first. Then the A
 whose last line only points upwards. Kubernetes keeps the last 2 KB of a log, so the cause is lost.
 
 Idea: remember the last line that ends a traceback and does not point elsewhere, separately for the processes that do
-the work. The launcher writes it to the pod's termination message.
+the work. A process that is killed writes none. Then the line that reports its end is the best, and after it the lines
+of the other processes are only consequences. The launcher writes the line to the pod's termination message.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ MAX_CHARS: Final = 1500  # Kubernetes keeps 4096 bytes of a termination message
 _PREFIX: Final = re.compile(r"^(?:\((?P<process>[^)]{1,80}) pid=\d+\) )?(?:[A-Z]+ [-\d]+ [:\d]+ \[[^\]]{1,80}\] )?")
 _ERROR: Final = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b(?:: .*)?$")
 _POINTS_ELSEWHERE: Final = re.compile(r"root cause|stack trace above|error above|see above|logs? above", re.IGNORECASE)
+_USAGE_ERROR: Final = re.compile(r"[\w. -]{1,80}: (?=error: )")  # argparse: "vllm serve: error: ..."
+_ENDED: Final = re.compile(r"(?:engine ?core|worker)\b.*\b(?:died|exited|terminated) unexpectedly", re.IGNORECASE)
+_MARKS: Final = (b"Error", b"Exception", b"Interrupt", b"Exit", b" error: ", b"unexpectedly")
 _WORKING_PROCESS: Final = re.compile(r"EngineCore|Worker")
 
 
@@ -27,22 +31,34 @@ class FailureCause:
     def __init__(self) -> None:
         self._of_workers = ""
         self._of_others = ""
+        self._end_of_worker = ""
+        self._pointing_elsewhere = ""
 
     def observe(self, line: bytes) -> None:
         """Read one line of the engine's log."""
-        if b"Error" not in line and b"Exception" not in line and b"Interrupt" not in line and b"Exit" not in line:
+        if not any(mark in line for mark in _MARKS):
             return
         text = line[: 4 * MAX_CHARS].decode("utf-8", "replace").rstrip()
         prefix = _PREFIX.match(text)
         error = text[prefix.end() :] if prefix else text
-        if _ERROR.match(error) is None or _POINTS_ELSEWHERE.search(error):
+        usage = _USAGE_ERROR.match(error)
+        if usage is not None:
+            self._of_others = error[usage.end() :][:MAX_CHARS]
+        elif _ENDED.search(error):
+            self._end_of_worker = self._end_of_worker or error[:MAX_CHARS]
+        elif _ERROR.match(error) is None:
             return
-        if prefix and _WORKING_PROCESS.search(prefix["process"] or ""):
+        elif _POINTS_ELSEWHERE.search(error):
+            self._pointing_elsewhere = self._pointing_elsewhere or error[:MAX_CHARS]
+        elif prefix and _WORKING_PROCESS.search(prefix["process"] or ""):
             self._of_workers = error[:MAX_CHARS]
         else:
             self._of_others = error[:MAX_CHARS]
 
     @property
     def message(self) -> str:
-        """The error of a worker or of the engine core, else of another process; "" if the log has none."""
-        return self._of_workers or self._of_others
+        """The error of a worker or of the engine core, else its unexpected end, else the error of another process.
+
+        Without any of these, the first error that points elsewhere; "" if the log has none.
+        """
+        return self._of_workers or self._end_of_worker or self._of_others or self._pointing_elsewhere

@@ -43,6 +43,7 @@ class InMemoryKube(KubeClient):
     def __init__(self, cache: ObjectCache) -> None:
         self.cache = cache
         self.events: list[Object] = []
+        self.terminating: frozenset[str] = frozenset()  # namespaces
         self._version = 100
 
     async def apply(self, obj: Object, manager: str, *, force: bool = True, subresource: str | None = None) -> Object:
@@ -72,6 +73,9 @@ class InMemoryKube(KubeClient):
             self.events.append(obj)
             return obj
         return self._store({**obj, "metadata": {"uid": f"uid-{obj['metadata']['name']}", **obj["metadata"]}})
+
+    async def is_terminating(self, namespace: str) -> bool:
+        return namespace in self.terminating
 
     async def delete(self, resource: Resource, namespace: str | None, name: str, uid: str) -> None:
         live = self.cache.get(resource.kind, (namespace or "", name))

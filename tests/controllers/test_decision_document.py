@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import deque
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from plimsoll.core.autoscaling.service_state import ServiceState, TimedDecision
 from plimsoll.core.autoscaling.state_checkpoint import dump_service_state, restore_service_state
 from plimsoll.core.demand.service_metrics import ServiceMetrics
 from plimsoll.core.slo import Slo
-from plimsoll.core.types import Role
+from plimsoll.core.types import Role, Unavailable
 from tests.core.test_autoscaler import START_S, Fleet, heard, wish
 from tests.core.test_signals import NOW_S, serving
 
@@ -140,6 +141,14 @@ def test_document_unknown_engine_has_reasons_without_figures() -> None:
     why = {"unknown": "no engine of the tier has reported its configuration yet"}
     assert (told["engine"], told["model"], told["capacity"], told["forecast"]) == (None, why, why, why)
     assert told["startup"]["startups"] == 0.0
+
+
+def test_document_known_engine_waits_for_request_lengths() -> None:
+    fleet = Fleet(wish())
+    fleet.run(replace(heard(40.0, Role.SERVE), workload=Unavailable("none yet")), 5)
+    told = written_document(fleet)["tiers"]["serve"]
+    assert told["engine"] is not None
+    assert told["capacity"] == {"unknown": "no completed request has shown the lengths of prompts and outputs yet"}
 
 
 def test_document_exists_before_first_tick_and_without_slo() -> None:

@@ -41,8 +41,8 @@ def told(
 def test_target_below_one_weight_read_is_told() -> None:
     """15.1 GiB of weights that a token passes, at 3.35 TB/s."""
     assert told() == (
-        "spec.slo.tpot: tier serve cannot meet 1ms, because reading the weights of Qwen/Qwen3-8B takes 1 GPU of"
-        " type H100-SXM at least 4.5ms (data sheet)",
+        "spec.slo.tpot: tier serve cannot meet 1 ms, because reading the weights of Qwen/Qwen3-8B takes 1 GPU of"
+        " type H100-SXM at least 4.5 ms (data sheet)",
     )
 
 

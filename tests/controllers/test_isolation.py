@@ -82,6 +82,9 @@ class Cluster(KubeClient):
     async def create(self, obj: Object) -> Object:
         return obj
 
+    async def is_terminating(self, namespace: str) -> bool:
+        return False
+
     async def scale(self, namespace: str, deployment: str, replicas: int, manager: str) -> None:
         self.scaled.append(deployment)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plimsoll.adapters.kube_client import DEPLOYMENTS, INFERENCESERVICES
+from plimsoll.adapters.kube_client import DEPLOYMENTS, INFERENCESERVICES, Resource
 from plimsoll.api import labels
 from plimsoll.controllers.gateway_poller import GatewayView
 from plimsoll.core.errors import BackendUnavailable, Conflict
@@ -12,6 +12,7 @@ from tests.controllers.conftest import ControllerHarness
 
 pytestmark = pytest.mark.api
 
+NAMESPACES = Resource("", "v1", "namespaces", "Namespace")
 EVERYTHING = {
     "Deployment": ["chat-decode", "chat-prefill"],
     "Service": ["chat-decode", "chat-prefill"],
@@ -34,6 +35,17 @@ async def test_reconcile_creates_all_objects_and_status(world: ControllerHarness
     assert status["modelNames"] == ["chat", f"{world.namespace}/chat"]
     assert status["tiers"]["decode"]["summary"] == "0/1"
     assert (await reasons(world)).keys() == {"Ready", "Reconciling"}
+
+
+async def test_reconcile_terminating_namespace_is_in_the_status(world: ControllerHarness) -> None:
+    """A namespace that is deleted keeps the service until its pods have ended, and no Deployment says so."""
+    await world.create()
+    operator = await world.reconcile_once("chat")
+    uid = (await world.kube.get(NAMESPACES, None, world.namespace))["metadata"]["uid"]
+    await world.kube.delete(NAMESPACES, None, world.namespace, uid)
+    await world.reconcile_once("chat", operator)
+    assert (await reasons(world))["Ready"] == "NamespaceTerminating"
+    assert await world.events() == []
 
 
 async def test_reconcile_second_round_writes_nothing(world: ControllerHarness) -> None:

@@ -167,6 +167,28 @@ def test_conditions_tier_reports_pod_problem_message(pod_status: Any, reason: Co
     assert reason.value in [event.reason.value for event in events([], found, "7")]
 
 
+@pytest.mark.parametrize(
+    ("log", "expected"),
+    [
+        (f"usage: {'[--flag] ' * 99}\nvllm serve: error: unrecognized arguments: --nope\n", "vllm serve: error:"),
+        (f"ValueError: no room {'x ' * 400}", "ValueError: no room x"),
+        (f"{'line ' * 400}\nthe end", ""),
+    ],
+    ids=["usage", "launcher's cause", "no error"],
+)
+def test_conditions_engine_log_is_quoted_from_its_error(log: str, expected: str) -> None:
+    ended = {"terminated": {"reason": "Error", "exitCode": 2, "message": log}}
+    sick = builders.pod(PARENT, "decode", containerStatuses=[{"ready": False, "state": {}, "lastState": ended}])
+    found = service_status.build_conditions(status_inputs(tier("prefill"), tier("decode", ready=0, pods=(sick,))))
+    condition = by_type(found)[ConditionType.DECODE_DEGRADED]
+    assert f"exit code 2): {expected}" in condition.message
+    assert "usage" not in condition.message
+    if expected == "vllm serve: error:":
+        assert "unrecognized arguments: --nope" in condition.event_message
+    if not expected:
+        assert condition.message.endswith("the end")
+
+
 def test_conditions_quota_error_is_read_from_deployment() -> None:
     failure = {"type": "ReplicaFailure", "status": "True", "message": "exceeded quota: gpus"}
     found = by_type(
@@ -192,15 +214,14 @@ def test_conditions_rejected_object_says_why(rejection: str, reason: ConditionRe
     assert found[ConditionType.STALLED].reason is ConditionReason.APPLY_REJECTED
 
 
-def test_conditions_unschedulable_surge_pod_names_max_surge() -> None:
+def test_conditions_surplus_pod_problem_is_not_the_tiers() -> None:
     pending = builders.pod(
         PARENT, "decode", conditions=[{"type": "PodScheduled", "status": "False", "message": "no gpu left"}]
     )
     rolling = tier("decode", pods=(pending,), replicas=2, updatedReplicas=1)
     found = by_type(service_status.build_conditions(status_inputs(tier("prefill"), rolling)))
     assert ConditionType.DECODE_DEGRADED not in found
-    assert "no gpu left" in found[ConditionType.RECONCILING].message
-    assert "tiers.decode.rollout.maxSurge" in found[ConditionType.RECONCILING].message
+    assert found[ConditionType.RECONCILING].message == "decode: 1 of 1 ready: the surplus is removed"
 
 
 def test_conditions_invalid_spec_stalls_but_stays_ready() -> None:

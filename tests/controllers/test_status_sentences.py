@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from plimsoll.api import conditions
+from plimsoll.api.events import EventReason
 from plimsoll.controllers import pod_startup
 from plimsoll.controllers.gateway_poller import GatewayView
 from plimsoll.controllers.reconcile import service_status
@@ -28,9 +29,6 @@ from tests.controllers.test_autoscale import INFINITE, NOW_S, PROMISED, World, a
 
 Object = dict[str, Any]
 KEY = ("team", "chat")
-NAMESPACE_GOING = (
-    'pods "chat-serve-x" is forbidden: unable to create new content in namespace team because it is being terminated'
-)
 
 
 def rfc3339(at_s: float) -> str:
@@ -46,6 +44,7 @@ class Walk(World):
         self.now_s = NOW_S
         self.answered = self.slow = 0.0
         self.routable: int | None = 0
+        self.is_namespace_terminating = False
         self.order(1)
 
     @property
@@ -68,9 +67,10 @@ class Walk(World):
         ]
         self.store.put(made)
 
-    def pod(self, name: str, state: str, **status: Any) -> None:
+    def pod(self, name: str, state: str, replica_set: str = "", **status: Any) -> None:
         """Add or change a pod. state: ready, starting or terminating."""
         pod = builders.pod(self.parent, "serve", name, **status)
+        pod["metadata"]["labels"]["pod-template-hash"] = replica_set
         at = rfc3339(self.now_s)
         pod["metadata"]["creationTimestamp"] = at
         ready = "True" if state == "ready" else "False"
@@ -113,6 +113,8 @@ class Walk(World):
         plan = plan_objects(seen, seen.service, desired_replicas(seen, seen.service, report), builders.PLATFORM)
         names = names_of(seen, datetime.fromtimestamp(self.now_s, UTC))
         inputs = collect_status_inputs(seen, plan, None, report, builders.PLATFORM, names)
+        going = self.is_namespace_terminating
+        inputs = replace(inputs, tiers=tuple(replace(one, is_namespace_terminating=going) for one in inputs.tiers))
         stated = service_status.build_conditions(inputs)
         status = {
             "tiers": service_status.tiers_status(inputs),
@@ -211,6 +213,8 @@ def test_sentences_all_ready_never_say_starting() -> None:
         walk.condition("Reconciling", walk.render())["message"] == "serve: 2 ready, 1 desired: the surplus is removed"
     )
     walk.order(1, replicas=2, updatedReplicas=1)
+    for name in ("a", "b"):
+        walk.pod(name, "ready", replica_set=name)
     found = walk.condition("Reconciling", walk.render())
     assert found["message"] == "serve: 2 ready, 1 desired, 1 at the new revision"
 
@@ -226,6 +230,18 @@ def test_sentences_figures_follow_measurements() -> None:
     later = walk.condition("SLOMet", walk.render())
     assert first["reason"] == later["reason"] == "SLOMet"
     assert first["message"] != later["message"]
+
+
+def test_sentences_slo_is_measured_with_the_first_responses() -> None:
+    """The first responses after an idle time are in the status at once, not with the figures of the next minute."""
+    walk = Walk()
+    walk.routable = 1
+    walk.pod("a", "ready")
+    walk.serve(5.0, 90)
+    walk.serve(0.0, 75)
+    assert walk.condition("SLOMet", walk.render())["reason"] == "NotMeasured"
+    walk.serve(3.0, 5)
+    assert walk.condition("SLOMet", walk.render())["reason"] != "NotMeasured"
 
 
 def test_sentences_shedding_follows_replicas() -> None:
@@ -322,6 +338,27 @@ def test_sentences_count_set_by_hand_names_who() -> None:
     assert "ScalingInactive" not in walk.kinds(status)
 
 
+def test_sentences_scale_to_zero_by_hand_names_another_client() -> None:
+    """The scale subresource omits a count of 0, so that no field manager owns it."""
+    walk = Walk(tiers={"serve": {"minReplicas": 1, "maxReplicas": 3}}, scaling={"mode": "Auto"})
+    walk.pod("a", "ready")
+    walk.serve(0.0, 90)
+    walk.order(0)
+    deployment = walk.deployment
+    deployment["metadata"]["managedFields"][0]["fieldsV1"] = {"f:metadata": {}}
+    walk.store.put(deployment)
+    walk.remove("a")
+    walk.now_s += 1.0
+    walk.readings = tuple(replace(reading, at_s=walk.now_s) for reading in walk.readings)
+    (change,) = walk.scaler.decide(walk.now_s)
+    event = change.event()
+    assert event.reason is EventReason.SCALED_UP
+    assert event.message.startswith(
+        "serve 0 -> 1: another client (such as kubectl scale) set the replica count to 0; to keep a count,"
+    )
+    assert "needs 1" not in event.message
+
+
 def test_sentences_terminating_namespace_promises_nothing() -> None:
     walk = Walk()
     walk.routable = 1
@@ -329,8 +366,8 @@ def test_sentences_terminating_namespace_promises_nothing() -> None:
     walk.serve(5.0, 30)
     walk.pod("a", "terminating")
     walk.routable = 0
-    failure = {"type": "ReplicaFailure", "status": "True", "message": NAMESPACE_GOING}
-    walk.order(1, replicas=0, updatedReplicas=0, conditions=[failure])
+    walk.order(1, replicas=0, updatedReplicas=0)
+    walk.is_namespace_terminating = True
     walk.serve(5.0, 1)
     found = walk.condition("Ready", walk.render())
     assert (found["status"], found["reason"]) == ("False", "NamespaceTerminating")

@@ -86,6 +86,23 @@ def test_format_seconds_picks_the_unit(seconds: float, text: str) -> None:
     assert units.format_seconds(seconds) == text
 
 
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "0 s"),
+        (632e-6, "0 s"),
+        (0.335, "340 ms"),
+        (1.46, "1.5 s"),
+        (3.74, "4 s"),
+        (24.2, "24 s"),
+        (86_399.0, "86399 s"),
+        (math.inf, "infinite s"),
+    ],
+)
+def test_format_wait_has_the_digits_that_a_reader_needs(seconds: float, text: str) -> None:
+    assert units.format_wait(seconds) == text
+
+
 @given(st.floats(1e-12, 1e12))
 def test_format_seconds_keeps_the_value(seconds: float) -> None:
     number, unit = units.format_seconds(seconds).split(" ")

@@ -100,6 +100,15 @@ def test_decide_unproven_idle_keeps_replicas(metrics: ServiceMetrics) -> None:
     assert decided.is_held
 
 
+def test_decide_known_idle_tells_a_time_that_never_shrinks() -> None:
+    """A gateway that has restarted proves less, but the time without a request goes on."""
+    fleet = restarted(replicas=1)
+    fleet.run(idle(), 2 * WINDOW_S)
+    decided = fleet.run(idle(quiet_s=WINDOW_S + 1.0), 1).tiers["serve"]
+    need = next(step for step in decided.steps if step.name == "need")
+    assert need.reason == f"no request for {2 * WINDOW_S} s: minReplicas is 1"
+
+
 def test_decide_idle_again_after_request_waits_full_window() -> None:
     fleet = restarted()
     fleet.run(idle(), WINDOW_S + startup_s(fleet) - 5)

@@ -20,7 +20,7 @@ from plimsoll.core.autoscaling.decision_state import (
     TimedReplicas,
 )
 from plimsoll.core.autoscaling.observations import ServiceObservation, TierDemand
-from plimsoll.core.autoscaling.scaling_decision import ScalingLimit
+from plimsoll.core.autoscaling.scaling_decision import DecisionStep, ScalingLimit, TierDecision
 from plimsoll.core.autoscaling.scaling_policy import (
     ReplicaRateLimit,
     ScalingMode,
@@ -418,3 +418,24 @@ def test_scaling_policy_invalid_values_raise() -> None:
         observed_tier(1.0, 1, coverage=0.0)
     with pytest.raises(ValueError, match="now_s"):
         decide(ServiceObservation(), ScalingPolicy({}), math.nan)
+
+
+def test_scale_up_gives_only_the_reason_that_raised_the_count() -> None:
+    steps = (
+        DecisionStep("need", 0, "forecast needs 0"),
+        DecisionStep("direction", 1, "0 would be enough; scale down in 3 s"),
+        DecisionStep("limits", 2, "minReplicas is 2 by the schedule"),
+    )
+    decision = TierDecision(2, steps, previous_replicas=1)
+    assert decision.summary == "minReplicas is 2 by the schedule"
+    assert decision.brief_reasons == ("minReplicas is 2 by the schedule",)
+
+
+def test_scale_up_gives_all_steps_between_old_and_new_count() -> None:
+    steps = (
+        DecisionStep("forecast", 1, "forecast"),
+        DecisionStep("need", 5, "needs 5"),
+        DecisionStep("direction", 5, "up"),
+        DecisionStep("limits", 3, "maxReplicas is 3"),
+    )
+    assert TierDecision(3, steps, previous_replicas=1).brief_reasons == ("needs 5", "maxReplicas is 3")

@@ -11,6 +11,10 @@ NO_ROOM = "ValueError: To serve at least one request with the model's max seq le
 NO_MEMORY = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
 GATED = "huggingface_hub.errors.GatedRepoError: 401 Client Error. Cannot access gated repo"
 UPWARDS = "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"
+USAGE = "error: unrecognized arguments: --none"
+DIED = "Engine core proc EngineCore_DP0 died unexpectedly, shutting down client."
+DEAD_ERROR = "EngineDeadError: EngineCore encountered an issue. See stack trace (above) for the root cause."
+DEAD = API + "ERROR 11-26 03:00:00 [async_llm.py:700] " + DEAD_ERROR
 TRACE = f'{API}  File "/usr/lib/python3/api_server.py", line 1900, in run\n{API}    return await call(config)'
 
 
@@ -37,9 +41,11 @@ def cause(*lines: str) -> str:
         ((API + "Traceback (most recent call last):", TRACE, API + GATED), GATED),
         (("Traceback (most recent call last):", "KeyError: 'x'", "OSError: no such model"), "OSError: no such model"),
         ((CORE + "KeyError",), "KeyError"),
-        ((API + UPWARDS,), ""),
+        ((API + UPWARDS,), UPWARDS),
         (("INFO 11-26 03:00:00 [x.py:1] Errors are logged to ValueError: no",), ""),
-        (("vllm serve: error: unrecognized arguments: --none",), ""),
+        (("usage: vllm serve [-h]", "vllm serve: error: unrecognized arguments: --none"), USAGE),
+        ((API + "asyncio.CancelledError", DEAD, API + DIED, API + "asyncio.CancelledError"), DIED),
+        ((DEAD, API + "Shutting down"), DEAD_ERROR),
         (("",), ""),
     ],
 )  # fmt: skip

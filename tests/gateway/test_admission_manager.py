@@ -192,6 +192,14 @@ async def test_prompt_on_no_engine_names_the_limit() -> None:
     assert world.outcomes() == {"ShedNoCapacity": 1}
 
 
+async def test_prompt_on_no_engine_names_the_limit_that_binds() -> None:
+    """The arguments of the engines limit a sequence to less than their KV cache holds."""
+    engine = engine_names(1)[0]
+    engine["spec"]["containers"][0]["env"] = [{"name": "PLIMSOLL_ARGS", "value": '["--max-model-len=4k"]'}]
+    reply = rejection_of(PickerHarness(service_with_slo(), pods=(engine,)).send(prompt="x" * 4_000_000))
+    assert "This model's maximum context length is at most 4000 tokens" in str(reply.error["message"])
+
+
 async def test_n_above_every_engine_is_refused_unasked() -> None:
     world = PickerHarness(service_with_slo(), pods=engine_names(1))
     reply = rejection_of(world.send(n=2049))

@@ -80,6 +80,7 @@ INFERENCESERVICEADMISSIONS = Resource(labels.GROUP, labels.VERSION, labels.ADMIS
 PODS = Resource("", "v1", "pods", "Pod")
 SERVICES = Resource("", "v1", "services", "Service")
 SERVICEACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")
+NAMESPACE_TERMINATING = "because it is being terminated"  # the API server's reason to create nothing in a namespace
 EVENTS = Resource("", "v1", "events", "Event")
 SECRETS = Resource("", "v1", "secrets", "Secret")
 CONFIGMAPS = Resource("", "v1", "configmaps", "ConfigMap")
@@ -248,6 +249,25 @@ class KubeClient:
         resource = BY_KIND[obj["kind"]]
         path = resource.path(obj["metadata"].get("namespace"))
         return received(await self._json("POST", path, None, obj, "application/json"))
+
+    async def is_terminating(self, namespace: str) -> bool:
+        """Whether the namespace is being deleted, so that nothing can be created in it.
+
+        It asks for an Event without storing it, because an operator of some namespaces may not read Namespaces.
+        """
+        event: Object = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": "plimsoll-namespace-check", "namespace": namespace},
+            "involvedObject": {"namespace": namespace},
+        }
+        try:
+            await self._json("POST", EVENTS.path(namespace), {"dryRun": "All"}, event, "application/json")
+        except Forbidden as error:
+            return NAMESPACE_TERMINATING in str(error)
+        except (Conflict, NotFound, ObjectRejected):
+            return False
+        return False
 
     async def replace(self, resource: Resource, namespace: str | None, name: str, obj: Object) -> None:
         """Replace a whole object. Raises Conflict if it has changed since it was read."""

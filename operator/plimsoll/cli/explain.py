@@ -21,6 +21,7 @@ from plimsoll.cli.output import (
     format_duration,
     format_optional,
     format_table,
+    format_wait_or_missing,
     hanging_indent,
     join_nonempty,
     printable_line,
@@ -197,7 +198,7 @@ def _freshness(metrics: Any) -> str:
     """Return the age of the metrics, and the share of endpoints that report if some do not."""
     coverage = get_number(metrics, "coverage")
     coverage_text = "" if coverage in (None, 1.0) else f"{coverage:.0%} report"
-    return join_nonempty([f"{format_duration(get_number(metrics, 'age_s'))} old", coverage_text])
+    return join_nonempty([f"{format_wait_or_missing(get_number(metrics, 'age_s'))} old", coverage_text])
 
 
 # ---------------------------------------------------------------- inputs

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TextIO
 
-from plimsoll.core.units import format_figure, format_seconds
+from plimsoll.core.units import format_figure, format_seconds, format_wait
 
 MISSING: Final = "-"  # an unknown value
 _COLUMN_GAP: Final = "  "
@@ -98,6 +98,11 @@ def join_nonempty(parts: Iterable[str]) -> str:
 def format_duration(seconds: float | None) -> str:
     """Return the duration with a unit (95 s, 1.2 s, 340 ms, 4.1 us, 31 ps), or MISSING for None."""
     return MISSING if seconds is None else format_seconds(seconds)
+
+
+def format_wait_or_missing(seconds: float | None) -> str:
+    """Return the age or the remaining time (95 s, 300 ms, 0 s), or MISSING for None."""
+    return MISSING if seconds is None else format_wait(seconds)
 
 
 def format_duration_cell(seconds: float | None) -> str:

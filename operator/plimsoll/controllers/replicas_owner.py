@@ -9,6 +9,7 @@ from plimsoll.api import labels
 Object = dict[str, Any]
 
 _OWN_MANAGERS = frozenset({labels.FIELD_MANAGER, labels.SCALER_FIELD_MANAGER})
+UNNAMED_CLIENT = "another client (such as kubectl scale)"
 
 
 def replicas_owners(deployment: Object) -> list[str]:
@@ -21,6 +22,12 @@ def replicas_owners(deployment: Object) -> list[str]:
 
 
 def replicas_set_by(deployment: Object) -> str | None:
-    """The field manager that ordered the count; None if Plimsoll did, or if it is unknown."""
+    """The field manager that ordered the count; None if Plimsoll did, or if it is unknown.
+
+    `kubectl scale --replicas=0` leaves no owner, because the Scale object omits a count of 0. Plimsoll's own writes are
+    applied, and keep theirs.
+    """
     owners = replicas_owners(deployment)
+    if not owners and deployment["metadata"].get("managedFields") and deployment["spec"].get("replicas") == 0:
+        return UNNAMED_CLIENT
     return None if _OWN_MANAGERS & {*owners} else next((owner for owner in owners if owner), None)

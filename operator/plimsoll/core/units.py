@@ -192,6 +192,18 @@ def format_seconds(seconds: float, digits: int = FIGURE_DIGITS) -> str:
     return "0 s"
 
 
+def format_wait(seconds: float) -> str:
+    """A time between two events as sentences write it: an age, a window or a remaining time, such as 24 s.
+
+    It is in whole seconds from 3 s on, and 0 below 1 ms: `24 s`, `1.5 s`, `300 ms`, `0 s`.
+    """
+    if abs(seconds) < 1e-3:
+        return "0 s"
+    if math.isfinite(seconds) and abs(seconds) >= 3.0:
+        return f"{format_figure(round(seconds), 15)} s"
+    return format_seconds(seconds, 2)
+
+
 def format_rounded_duration(seconds: float, digits: int = 2) -> str:
     """A Go-style duration with few digits and one unit, for values that go into a spec or a table: 5.1ms, 1.2s, 95s.
 
@@ -207,6 +219,7 @@ MESSAGE_FORMATS: Final[dict[str, Callable[[float], str]]] = {
     "figure": format_figure,
     "rate": format_rate,
     "seconds": format_seconds,
+    "wait": format_wait,
 }
 
 
@@ -221,5 +234,5 @@ _MESSAGE_FORMATTER: Final = _MessageFormatter()
 
 
 def format_message(template: str, values: Sequence[object]) -> str:
-    """Fill a template as `str.format` does; `{:figure}`, `{:rate}` and `{:seconds}` format with the functions above."""
+    """Fill a template as `str.format` does; named formats such as `{:rate}` format with the functions above."""
     return _MESSAGE_FORMATTER.vformat(template, values, {})

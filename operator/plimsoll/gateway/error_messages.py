@@ -42,14 +42,15 @@ def admission_rejection(
     cost_model: EngineCostModel | None,
     availability: Availability,
     now: float,
+    max_model_len: int | None = None,
 ) -> Rejection:
     """Returns the rejection that a client receives for an admission decision other than Admitted.
 
     `ready_engines` counts the ready engines of the service. `cost_model` is given only if no engine can hold the
-    request.
+    request. `max_model_len` is the longest sequence in tokens by the engines' arguments, None if unknown.
     """
     if decision.outcome is AdmissionOutcome.SHED_NO_CAPACITY and cost_model is not None:
-        return too_long(ctx.model, ctx.prompt.tokens, cost_model.kv_tokens)
+        return too_long(ctx.model, ctx.prompt.tokens, min(cost_model.kv_tokens, max_model_len or cost_model.kv_tokens))
     retry = decision.retry or NO_RETRY
     if decision.outcome is AdmissionOutcome.SHED_STARTING and retry.eta_s is None:
         sdk_limit_s = MAX_RESERVATION_S if retry.retryable else 0.0

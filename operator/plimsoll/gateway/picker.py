@@ -321,8 +321,11 @@ class Picker:
     def _shed(self, ctx: RequestContext, decision: AdmissionDecision, now: float) -> bytes:
         self.stats(ctx.service).record_outcome(decision.outcome)
         ready, cost_model = self.admission.rejection_details(ctx)
+        target = self.catalog.services.get(ctx.target_service)
         availability = self._availability(self.catalog.services.get(ctx.service))
-        rejection = error_messages.admission_rejection(ctx, decision, ready, cost_model, availability, now)
+        rejection = error_messages.admission_rejection(
+            ctx, decision, ready, cost_model, availability, now, None if target is None else target.max_model_len
+        )
         return self._reject(rejection, ctx, now)
 
     def _availability(self, service: ServiceEntry | None) -> Availability:

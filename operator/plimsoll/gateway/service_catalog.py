@@ -44,6 +44,7 @@ class ServiceEntry:
     preferred one first; none if others hold all of them. `created` is in Unix seconds.
     `max_sequences` is how many sequences one engine runs at once, and so how many its failure aborts.
     `max_queued` is how many sequences one engine accepts at once, running and queued; a request cannot have more.
+    `max_model_len` is the longest sequence in tokens by the engines' arguments, None if these leave it to the model.
     `policy` is None without an SLO. `next_ready_s` is when the operator expects the next ready engine, in Unix seconds.
     `startup_s` is how long a start-up takes. Both are None if unknown. `deleted` means that no engine can start: its
     namespace is being deleted. `resource_version` is that of its object, `limits_version` that of its
@@ -58,6 +59,7 @@ class ServiceEntry:
     endpoints: tuple[Endpoint, ...] = ()
     max_sequences: int = vllm.DEFAULT_MAX_NUM_SEQS
     max_queued: int = MAX_REQUEST_SEQUENCES
+    max_model_len: int | None = None
     policy: AdmissionPolicy | None = None
     next_ready_s: float | None = None
     startup_s: float | None = None
@@ -130,7 +132,7 @@ class _ServiceState:
     obj: Object | None = None
     admission: Object | None = None
     claim: NameClaim | None = None
-    pods: dict[str, tuple[Endpoint, int]] = field(default_factory=dict)  # with how many sequences each accepts
+    pods: dict[str, tuple[Endpoint, int, int]] = field(default_factory=dict)  # with its max_queued and max_model_len
     names: tuple[str, ...] = ()
     entry: ServiceEntry | None = None
 
@@ -188,7 +190,8 @@ class CatalogBuilder:
         found = None if pod is None else _read(_endpoint, "Pod", pod)
         if pod is not None and found is not None:
             key, endpoint = found
-            self._state(key).pods[name] = endpoint, _read(_max_queued, "Pod", pod) or MAX_REQUEST_SEQUENCES
+            queued = _read(_max_queued, "Pod", pod) or MAX_REQUEST_SEQUENCES
+            self._state(key).pods[name] = endpoint, queued, _read(_max_model_len, "Pod", pod) or 0
             self._service_by_pod[name] = key
             dirty.add(key)
         return dirty
@@ -218,16 +221,20 @@ class CatalogBuilder:
         policy = self._policies.get(key, obj, admission)
         if next_ready_s is None and policy is not None and policy.limits is not None:
             next_ready_s = policy.limits.ready_at_s
-        queues = (queued for endpoint, queued in state.pods.values() if endpoint.role is not Role.PREFILL)
+        engines = [
+            (queued, length) for endpoint, queued, length in state.pods.values() if endpoint.role is not Role.PREFILL
+        ]
+        lengths = [length for _, length in engines]
         return ServiceEntry(
             namespace=claim.namespace,
             name=claim.name,
             names=state.names,
             created=_unix(claim.created),
             task=_task(obj),
-            endpoints=tuple(sorted((endpoint for endpoint, _ in state.pods.values()), key=lambda e: e.pod)),
+            endpoints=tuple(sorted((endpoint for endpoint, *_ in state.pods.values()), key=lambda e: e.pod)),
             max_sequences=_max_sequences(obj),
-            max_queued=max(queues, default=MAX_REQUEST_SEQUENCES),
+            max_queued=max((queued for queued, _ in engines), default=MAX_REQUEST_SEQUENCES),
+            max_model_len=max(lengths) if lengths and all(lengths) else None,
             policy=policy.without_starts if policy is not None and deleted else policy,
             next_ready_s=None if deleted else next_ready_s,
             startup_s=startup_s,
@@ -315,6 +322,11 @@ def _max_queued(pod: Object) -> int:
         _pod_args(pod), default=limits["queued_requests"], per_sequence=limits["queued_per_sequence"]
     )
     return limit or MAX_REQUEST_SEQUENCES
+
+
+def _max_model_len(pod: Object) -> int:
+    """Returns the longest sequence of an engine in tokens by its arguments, 0 if they leave it to the model."""
+    return vllm.flag_count(_pod_args(pod), vllm.MAX_MODEL_LEN) or 0
 
 
 def _pod_args(pod: Object) -> tuple[object, ...]:

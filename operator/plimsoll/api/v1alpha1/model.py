@@ -7,7 +7,7 @@ has its own message for an invalid form.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field
 

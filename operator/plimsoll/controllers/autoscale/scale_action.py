@@ -47,7 +47,7 @@ class ScaleChange:
         """
         after, generation = self.decision.replicas, self.deployment["metadata"].get("generation")
         reason = EventReason.SCALED_UP if after > self.replicas_before else EventReason.SCALED_DOWN
-        if not (after and self.replicas_before):
+        if not (after and self.replicas_before) and self.decision.override is None:
             reason = EventReason.SCALED_FROM_ZERO if after else EventReason.SCALED_TO_ZERO
         first, *others = self.decision.brief_reasons
         head = f"{self.tier} {self.replicas_before} -> {after}: {first}"

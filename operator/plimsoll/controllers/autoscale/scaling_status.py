@@ -30,6 +30,7 @@ from plimsoll.core.autoscaling.service_state import ServiceState
 from plimsoll.core.autoscaling.sizing_batch import TierCapacity
 from plimsoll.core.autoscaling.startup_time import Eta, Overdue, StartingPod, eta
 from plimsoll.core.autoscaling.tier_state import TierState
+from plimsoll.core.slo import Slo
 from plimsoll.core.types import Unavailable
 
 Object = dict[str, Any]
@@ -89,11 +90,13 @@ def state_key(
     health: HealthReport,
     is_shedding_now: bool,
     limited: Condition | None,
+    slos: Sequence[Slo],
 ) -> tuple[object, ...]:
     """The state whose change is reported at once, as a comparable tuple; empty before the first decision.
 
     It includes the generation of the spec, because any field of it may appear in the report. limited: condition
-    ScalingLimited, None if it is not true.
+    ScalingLimited, None if it is not true. slos: the SLO of each request class. Whether their targets are measured
+    changes at most once per metrics window without requests, and once per first response after one.
     """
     if service_state.last_decision is None:
         return ()
@@ -103,6 +106,7 @@ def state_key(
         health,
         is_shedding_now,
         scaling_conditions.is_partial(snapshot),
+        bool(slos) and slo_status.is_measured(snapshot, slos),
         limited and (limited.reason, limited.bound),
         *(
             (
@@ -143,7 +147,7 @@ def build_report(
     decision = service_state.last_decision.decision
     is_sized = spec.slo is not None and spec.policy.mode is not ScalingMode.OFF
     is_shedding = scaling_conditions.is_shedding(snapshot, previous.conditions)
-    current_state = state_key(service, service_state, snapshot, health, is_shedding, limited)
+    current_state = state_key(service, service_state, snapshot, health, is_shedding, limited, spec.slos)
     keep_checkpoint = previous.state_key in (current_state, ()) and previous.checkpoint is not None
     keep_checkpoint = keep_checkpoint and (not is_sized or now_s - previous.checkpoint_s < CHECKPOINT_INTERVAL_SECONDS)
     tiers = {name: _tier_status(service_state, snapshot, name, previous, now_s) for name in service_state.tiers}

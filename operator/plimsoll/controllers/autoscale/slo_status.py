@@ -122,6 +122,11 @@ def _target_unavailable(name: str, unavailable: Unavailable) -> str:
     return f"{name} is not known: {unavailable.reason}"
 
 
+def is_measured(snapshot: ServiceSnapshot, class_slos: Sequence[Slo]) -> bool:
+    """Whether the last minute's responses tell about all targets."""
+    return slo_attainment(snapshot.metrics, *class_slos).unmeasured_target is None
+
+
 def slo_figures(snapshot: ServiceSnapshot, slo: Slo, class_slos: Sequence[Slo], previous: Object) -> Object:
     """`status.slo`. Figures of `previous` are kept where they moved little.
 

@@ -168,7 +168,9 @@ class TrackedService:
         slow_transfer = self.slow_transfer_message
         if slow_transfer is not None and old_report is not None and old_report.slow_transfer_message is not None:
             slow_transfer = old_report.slow_transfer_message  # keeps the message while only its figures move
-        state_key = scaling_status.state_key(service, self.service_state, snapshot, health, is_shedding, limited)
+        state_key = scaling_status.state_key(
+            service, self.service_state, snapshot, health, is_shedding, limited, spec.slos
+        )
         if (
             old_report is not None
             and old_report.state_key == state_key

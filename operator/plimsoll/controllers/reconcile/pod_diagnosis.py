@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from plimsoll.api import labels
 from plimsoll.api.conditions import ConditionReason
 from plimsoll.controllers import pod_startup
 
@@ -14,13 +16,12 @@ Object = dict[str, Any]
 
 IMAGE_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
 CONFIG_REASONS = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
-MAX_LOG_CHARS = 400  # last characters of an engine's log in a message
-
-NAMESPACE_TERMINATING = "because it is being terminated"  # the API server's reason to create nothing in a namespace
+MAX_LOG_CHARS = 400  # characters of an engine's log in a message
+ERROR_LINE = re.compile(r"^(?:.*?\W)??(?:error|\w*(?:Error|Exception)): ", re.MULTILINE)
+TEMPLATE_HASH = "pod-template-hash"  # Kubernetes' label of the ReplicaSet that a pod belongs to
 
 # Most severe first: causes that prevent pods from being created, then from running, then from staying up.
 SEVERITY_ORDER = (
-    ConditionReason.NAMESPACE_TERMINATING,
     ConditionReason.PODS_REJECTED,
     ConditionReason.CONFIG_ERROR,
     ConditionReason.IMAGE_UNAVAILABLE,
@@ -38,8 +39,28 @@ class PodProblem:
     message: str
 
 
+NAMESPACE_DELETED = PodProblem(
+    ConditionReason.NAMESPACE_TERMINATING, "the namespace is being deleted, so no engine can be created"
+)
+
+
+def current_pods(deployment: Object | None, pods: Iterable[Object]) -> tuple[Object, ...]:
+    """The pods of the Deployment's present template; those of a superseded one are replaced.
+
+    Only a part of the template is in the revision label. Among pods with the present label the newest one tells the
+    ReplicaSet, because a Deployment creates pods of its present ReplicaSet.
+    """
+    template: Object = (deployment or {}).get("spec", {}).get("template", {})
+    revision = template.get("metadata", {}).get("labels", {}).get(labels.REVISION)
+    same_label = [pod for pod in pods if revision is None or _label(pod, labels.REVISION) == revision]
+    newest = max(same_label, key=pod_startup.created_s, default=None)
+    if newest is None:
+        return ()
+    return tuple(pod for pod in same_label if _label(pod, TEMPLATE_HASH) == _label(newest, TEMPLATE_HASH))
+
+
 def most_severe(deployment: Object | None, pods: Iterable[Object]) -> PodProblem | None:
-    """The most severe problem of a tier; None if its pods are only starting."""
+    """The most severe problem of the pods of a tier; None if they are only starting. pods: of the present template."""
     known = list(pods)
     replaced_s = _replaced_s(deployment, known)
     problems = [
@@ -77,6 +98,11 @@ def pod_problem(pod: Object) -> PodProblem | None:
     return None
 
 
+def _label(pod: Object, name: str) -> str | None:
+    value: str | None = pod["metadata"].get("labels", {}).get(name)
+    return value
+
+
 def _replaced_s(deployment: Object | None, pods: list[Object]) -> float:
     """The time until which failed pods are replaced, seconds since the epoch: Kubernetes keeps them for long.
 
@@ -108,18 +134,22 @@ def _container_problem(pod: str, container: Object) -> PodProblem | None:
 
 def _termination_message(terminated: Object) -> str:
     reason, code = terminated.get("reason", "Error"), terminated.get("exitCode")
-    message = " ".join(terminated.get("message", "").split())[-MAX_LOG_CHARS:]
+    message = _log_excerpt(terminated.get("message", ""))
     tail = f": {message}" if message else ""
     return f"the engine terminated ({reason}, exit code {code}){tail}"
+
+
+def _log_excerpt(log: str) -> str:
+    """The log from its last error line on, else its end: a log ends with what followed the error."""
+    errors = list(ERROR_LINE.finditer(log))
+    if errors:
+        return " ".join(log[errors[-1].start() :].split())[:MAX_LOG_CHARS]
+    return " ".join(log.split())[-MAX_LOG_CHARS:]
 
 
 def _replica_failure(deployment: Object | None) -> PodProblem | None:
     for condition in (deployment or {}).get("status", {}).get("conditions", []):
         if condition.get("type") == "ReplicaFailure" and condition.get("status") == "True":
             message = condition.get("message", "")
-            if NAMESPACE_TERMINATING in message:
-                return PodProblem(
-                    ConditionReason.NAMESPACE_TERMINATING, "the namespace is being deleted, so no engine can be created"
-                )
             return PodProblem(ConditionReason.PODS_REJECTED, message)
     return None

@@ -160,6 +160,8 @@ class Reconciler:
         seen = self._observe(key) or seen
         names = names_of(seen, datetime.datetime.now(datetime.UTC))
         sight = collect_status_inputs(seen, todo, rejected, self._report(key), self._platform, names)
+        if any(tier.pending for tier in sight.tiers) and await self._kube.is_terminating(key[0]):
+            sight = replace(sight, tiers=tuple(replace(tier, is_namespace_terminating=True) for tier in sight.tiers))
         await self._publish_status(seen.service_object, replace(sight, internal_error=self._errors.condition(key)))
         if sight.scaling_report is not None:
             await self._checkpoints.write(seen.service_object, sight.scaling_report.checkpoint)

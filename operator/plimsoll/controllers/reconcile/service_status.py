@@ -10,13 +10,13 @@ import contextlib
 from dataclasses import dataclass, field
 from typing import Any
 
+from plimsoll.adapters.kube_client import NAMESPACE_TERMINATING
 from plimsoll.api.conditions import ABNORMAL_TRUE, Condition, ConditionReason, ConditionType
 from plimsoll.api.message_text import MAX_QUOTE_CHARS, shorten
 from plimsoll.controllers.autoscale.scaling_conditions import SHEDDING_SHARE
 from plimsoll.controllers.autoscale.scaling_status import ScalingReport
 from plimsoll.controllers.hardware_limits import infeasible_by_hardware
 from plimsoll.controllers.namespace_leases import LEASE_NAME
-from plimsoll.controllers.reconcile import pod_diagnosis
 from plimsoll.controllers.reconcile.model_names import ModelNames
 from plimsoll.controllers.reconcile.name_condition import accepted_again, name_rejected
 from plimsoll.controllers.reconcile.observe import NameState
@@ -241,7 +241,7 @@ def _invalid_spec(kind: ConditionType, holds: bool, problems: tuple[str, ...]) -
 
 def _apply_rejected(kind: ConditionType, holds: bool, rejection: str) -> Condition:
     brief = f"the API server rejected an object: {_quote(rejection)}"
-    is_going = kind is ConditionType.READY and pod_diagnosis.NAMESPACE_TERMINATING in rejection
+    is_going = kind is ConditionType.READY and NAMESPACE_TERMINATING in rejection
     reason = ConditionReason.NAMESPACE_TERMINATING if is_going else ConditionReason.APPLY_REJECTED
     return Condition(kind, holds, reason, rejection, brief)
 

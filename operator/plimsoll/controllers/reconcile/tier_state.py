@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,17 +17,37 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True)
 class TierStatusInputs:
-    """One observed tier. desired: replicas that the autoscaler wants. deployment: None before it is created."""
+    """One observed tier. desired: replicas that the autoscaler wants. deployment: None before it is created.
+
+    is_namespace_terminating: whether pods are missing because the namespace is being deleted. Kubernetes does not say
+    so at the Deployment.
+    """
 
     role: str
     desired: int
     deployment: Object | None
     pods: tuple[Object, ...]
+    is_namespace_terminating: bool = False
+
+    @property
+    def pending(self) -> int:
+        """Desired replicas without a pod."""
+        return max(0, self.desired - self.ready - self.starting)
+
+    @property
+    def current_pods(self) -> tuple[Object, ...]:
+        """The pods of the Deployment's present template."""
+        return pod_diagnosis.current_pods(self.deployment, self.pods)
 
     @property
     def ready(self) -> int:
         """Ready pods that are not being deleted. Counted here, because the Deployment's own count follows later."""
-        return sum(pod_startup.is_ready(pod) and not pod_startup.is_terminating(pod) for pod in self.pods)
+        return _ready(self.pods)
+
+    @property
+    def ready_current(self) -> int:
+        """Ready pods of the Deployment's present template."""
+        return _ready(self.current_pods)
 
     @property
     def terminating(self) -> int:
@@ -36,7 +57,12 @@ class TierStatusInputs:
     @property
     def starting(self) -> int:
         """Pods that are neither ready nor being deleted, without those that have failed."""
-        return sum(not pod_startup.is_ready(pod) and not pod_startup.is_terminating(pod) for pod in self.pods)
+        return _starting(self.pods)
+
+    @property
+    def starting_current(self) -> int:
+        """Starting pods of the Deployment's present template."""
+        return _starting(self.current_pods)
 
 
 @dataclass(frozen=True)
@@ -68,27 +94,30 @@ def tier_state(tier: TierStatusInputs, slow_transfer_message: str | None) -> Tie
 
     slow_transfer_message: why remote prefill does not pay; None if it pays or is unknown.
     """
-    ready, total = tier.ready, tier.desired
-    problem = pod_diagnosis.most_severe(tier.deployment, tier.pods)
+    ready, total, ready_current = tier.ready, tier.desired, tier.ready_current
     count = f"{ready} of {total} ready" if ready <= total else f"{ready} ready, {total} desired"
-    if ready >= total and _is_rolled_out(tier):
+    is_ready = ready >= total
+    if is_ready and _is_rolled_out(tier):
         if total and slow_transfer_message is not None:
             message = f"{count}, but {slow_transfer_message}"
             return TierState(tier.role, True, True, ConditionReason.TRANSFER_SLOW, message)
         return TierState(tier.role, True, True)
-    is_ready = ready >= total
-    if problem is not None and is_ready:
-        advice = f"spec.tiers.{tier.role}.rollout.maxSurge starts this pod before an old one stops"
-        return TierState(tier.role, True, False, None, f"{count}: {problem.message}; {advice}")
+    is_rolling = tier.deployment is not None and ready > ready_current
+    if is_rolling:
+        count += f", {ready_current} at the new revision"
+    problem = _problem(tier) if ready_current < total else None
     if problem is not None:
+        message = f"{count}: {problem.message}"
+        if problem.reason is ConditionReason.UNSCHEDULABLE and is_ready:
+            message += f"; spec.tiers.{tier.role}.rollout.maxSurge starts this pod before an old one stops"
         brief = join_within(
             MAX_EVENT_MESSAGE_CHARS,
             f"{tier.role} {count}: {shorten(problem.message, MAX_QUOTE_CHARS)}",
             f"see {TIER_DEGRADED_TYPES[tier.role]}",
         )
-        return TierState(tier.role, False, False, problem.reason, f"{count}: {problem.message}", brief)
-    if tier.deployment is not None and _updated_replicas(tier) < _replicas(tier) and ready:
-        message = f"{count}, {_updated_replicas(tier)} at the new revision"
+        return TierState(tier.role, is_ready, False, problem.reason, message, brief)
+    if is_rolling:
+        message = count
     elif not is_ready:
         message = f"{count}: {_missing(tier)}"
     elif max(ready + tier.starting, _replicas(tier)) > total:
@@ -98,10 +127,25 @@ def tier_state(tier: TierStatusInputs, slow_transfer_message: str | None) -> Tie
     return TierState(tier.role, is_ready, False, None, message)
 
 
+def _problem(tier: TierStatusInputs) -> pod_diagnosis.PodProblem | None:
+    if tier.is_namespace_terminating and tier.pending:
+        return pod_diagnosis.NAMESPACE_DELETED
+    return pod_diagnosis.most_severe(tier.deployment, tier.current_pods)
+
+
+def _ready(pods: Iterable[Object]) -> int:
+    return sum(pod_startup.is_ready(pod) and not pod_startup.is_terminating(pod) for pod in pods)
+
+
+def _starting(pods: Iterable[Object]) -> int:
+    return sum(not pod_startup.is_ready(pod) and not pod_startup.is_terminating(pod) for pod in pods)
+
+
 def _missing(tier: TierStatusInputs) -> str:
     """What the replicas that are not ready wait for."""
-    pending = tier.desired - tier.ready - tier.starting
-    counts = {"starting": tier.starting, "not created yet": pending, "terminating": tier.terminating}
+    starting = tier.starting_current
+    pending = tier.desired - tier.ready - starting
+    counts = {"starting": starting, "not created yet": pending, "terminating": tier.terminating}
     return ", ".join(f"{count} {state}" for state, count in counts.items() if count > 0)
 
 

@@ -16,7 +16,7 @@ from plimsoll.core.autoscaling.observations import TierDemand
 from plimsoll.core.autoscaling.startup_time import Eta, Overdue, eta
 from plimsoll.core.autoscaling.tier_context import TierContext
 from plimsoll.core.types import Unavailable
-from plimsoll.core.units import format_number, format_seconds
+from plimsoll.core.units import format_number, format_wait
 
 PREFILL, DECODE = "prefill", "decode"
 
@@ -40,13 +40,11 @@ def credit_pending(context: TierContext, now_s: float) -> None:
     context.overdue = tuple(overdue)
     parts = [f"{observation.ready} ready"]
     if etas:
-        parts.append(
-            f"{len(etas)} starting, the next in {format_seconds(etas[0])}, the last in {format_seconds(etas[-1])}"
-        )
+        parts.append(f"{len(etas)} starting, the next in {format_wait(etas[0])}, the last in {format_wait(etas[-1])}")
     if overdue:
         longest = max(overdue.values(), key=lambda one: one.elapsed_s)
-        parts.append(f"{len(overdue)} overdue by {format_seconds(longest.elapsed_s - longest.limit_s)} and not counted")
-        parts[-1] += f" (start-up limit {format_seconds(longest.limit_s)})"
+        parts.append(f"{len(overdue)} overdue by {format_wait(longest.elapsed_s - longest.limit_s)} and not counted")
+        parts[-1] += f" (start-up limit {format_wait(longest.limit_s)})"
         replacements = (
             0 if context.hold_reason else min(len(overdue), max(0, context.scale_up_target - observation.ready))
         )

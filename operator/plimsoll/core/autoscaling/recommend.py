@@ -34,18 +34,18 @@ from plimsoll.core.demand.idle_periods import IdlePeriod
 from plimsoll.core.demand.standby_value import CostBenefit
 from plimsoll.core.slo import Slo
 from plimsoll.core.types import Unavailable
-from plimsoll.core.units import format_figure, format_number, format_seconds
+from plimsoll.core.units import format_figure, format_number, format_seconds, format_wait
 
 DEMAND_STALE_S: Final = 30.0  # an older sample does not show the current load
 
 STANDBY_RETENTION_MARGIN: Final = 1.25  # a standby replica is kept until its cost exceeds its value by this factor
 MAX_LEVEL_ERROR: Final = 0.055  # relative; above it (in the first minute or so) no standby replica is added
 _DEMAND_MESSAGE: Final = (
-    "forecast {:figure} GPU-s/s of work within {:seconds}: "
+    "forecast {:figure} GPU-s/s of work within {:wait}: "
     "level {:figure}, trend {:figure}, season {:figure}, burst {:figure}, uncertainty {:figure}"
 )
-_SIZING_MESSAGE: Final = "forecast {:rate} in {:seconds} needs {} (SLO capacity {:rate} each{}, limited by {}{}){}"
-_SIZING_BRIEF: Final = "forecast {0:rate} in {1:seconds} needs {2} (SLO capacity {3:rate} each){8}"
+_SIZING_MESSAGE: Final = "forecast {:rate} in {:wait} needs {} (SLO capacity {:rate} each{}, limited by {}{}){}"
+_SIZING_BRIEF: Final = "forecast {0:rate} in {1:wait} needs {2} (SLO capacity {3:rate} each){8}"
 
 _PRESSURE_THRESHOLD: Final = 1.05  # excess over a target that exceeds measurement noise
 _MAX_PRESSURE: Final = 2.0  # near saturation, latency does not show the size of the shortage
@@ -75,7 +75,7 @@ def apply_forecast(context: TierContext) -> None:
     tier_demand, context.hold_reason = context.observation.demand, _hold_reason(context)
     context.scale_up_target = context.scale_down_target = context.observation.replicas
     if isinstance(tier_demand, NoDemand):
-        message = "none: no request for {:.0f} s, and all gateways and engines report"
+        message = "none: no request for {:wait}, and all gateways and engines report"
         context.add_step("demand", message, tier_demand.idle_s)
         return
     if context.hold_reason is not None or isinstance(tier_demand, Unavailable):
@@ -98,7 +98,7 @@ def _hold_reason(context: TierContext) -> str | None:
     if isinstance(sizing, Unavailable):
         return sizing.reason
     if demand.forecast.age_s > DEMAND_STALE_S:
-        return f"the last sample is {format_seconds(demand.forecast.age_s)} old"
+        return f"the last sample is {format_wait(demand.forecast.age_s)} old"
     if not (math.isfinite(demand.forecast.work) and sizing.replica_work > 0.0):
         return "the forecast or the capacity is not a valid number"
     return None
@@ -154,7 +154,7 @@ def apply_sizing(context: TierContext, policy: ScalingPolicy, idle_period: IdleP
         note = apply_scale_to_zero(context, idle_period, policy.miss_cost)
         required = max(context.scale_up_target, context.bounds[0])
         context.scale_up_target = context.scale_down_target = required
-        message = "no request for {:.0f} s needs {}"
+        message = "no request for {:wait}: " + ("minReplicas is {}" if required == context.bounds[0] else "{} kept")
         context.add_step("sizing", message + ("; {}" if note else ""), demand.idle_s, required, note)
         return
     if context.hold_reason or isinstance(demand, Unavailable) or isinstance(sizing, Unavailable):
@@ -337,7 +337,7 @@ def _pressure(context: TierContext, slo: Slo | None, other_pressure: float, now_
         pressures = [
             (
                 0.0,
-                f"{context.observation.ready} ready for {format_seconds(measurable_s + LATENCY_WINDOW_S)}, "
+                f"{context.observation.ready} ready for {format_wait(measurable_s + LATENCY_WINDOW_S)}, "
                 "too short to measure latency",
             )
         ]

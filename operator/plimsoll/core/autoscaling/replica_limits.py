@@ -15,7 +15,7 @@ from plimsoll.core.autoscaling.scaling_decision import ScalingLimit
 from plimsoll.core.autoscaling.scaling_policy import ScalingMode, ScalingPolicy
 from plimsoll.core.autoscaling.startup_time import extend_backoff
 from plimsoll.core.autoscaling.tier_context import TierContext
-from plimsoll.core.units import format_seconds
+from plimsoll.core.units import format_wait
 
 
 def apply_limits(contexts: list[TierContext], gpus_granted: int | None, now_s: float) -> None:
@@ -72,14 +72,14 @@ def _apply_rate_limits(context: TierContext, count: int, now_s: float, messages:
     if up is not None and count > (
         maximum := max(current, min(_counts_since(history, now_s - up.per_s)) + up.replicas)
     ):
-        bound, detail = f"scaleUp allows {up.replicas} more in {format_seconds(up.per_s)}", f"{count} needed"
+        bound, detail = f"scaleUp allows {up.replicas} more in {format_wait(up.per_s)}", f"{count} needed"
         context.add_limit(ScalingLimit.RATE, bound, detail)
         messages.append(f"{detail}, {bound}")
         return maximum
     if down is not None and count < (
         minimum := min(current, max(_counts_since(history, now_s - down.per_s)) - down.replicas)
     ):
-        bound, detail = f"scaleDown allows {down.replicas} fewer in {format_seconds(down.per_s)}", f"{count} needed"
+        bound, detail = f"scaleDown allows {down.replicas} fewer in {format_wait(down.per_s)}", f"{count} needed"
         context.add_limit(ScalingLimit.RATE, bound, detail)
         messages.append(f"{detail}, {bound}")
         return minimum
@@ -107,7 +107,7 @@ def _apply_scheduling_backoff(context: TierContext, count: int, now_s: float, me
     if count <= current or is_new_attempt:
         return count
     left_s = context.state.scheduling_backoff.until_s - now_s
-    messages.append(f"{count} needed, but pods are unschedulable; next attempt in {format_seconds(left_s)}")
+    messages.append(f"{count} needed, but pods are unschedulable; next attempt in {format_wait(left_s)}")
     return current
 
 

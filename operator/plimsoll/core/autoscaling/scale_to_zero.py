@@ -70,16 +70,16 @@ def _compare_idle_cost(context: TierContext, idle_period: IdlePeriod, miss_cost:
     request_gpu_s = sizing.request_gpu_s if isinstance(sizing, SizingResult) else DEFAULT_REQUEST_GPU_S
     cold_start_cost_s = start_s + miss_cost * request_gpu_s * idle_period.burst_size
     wait = idle_period.optimal_wait(cold_start_cost_s)
-    idle_text = f"no request for {units.format_seconds(idle_period.idle_s)}"
+    idle_text = f"no request for {units.format_wait(idle_period.idle_s)}"
     serving_s, return_s = context.observation.serving_s, max(start_s, RETURN_WINDOW_S)
     is_wake_up = serving_s < min(idle_period.idle_s, return_s)
     if is_wake_up and (serving_s > 0.0 or idle_period.idle_s < MAX_WAKE_S):
         _at_least_one(context)
-        state = f"ready for {units.format_seconds(serving_s)}" if serving_s > 0.0 else "starting"
+        state = f"ready for {units.format_wait(serving_s)}" if serving_s > 0.0 else "starting"
         return f"the last replica stays: {idle_text}, but it is {state}, and rejected clients may return"
     explanation = (
         f"{idle_text}; {idle_period.arrival_probability(start_s):.0%} chance of one within "
-        f"{units.format_seconds(start_s)}, which would cost {units.format_figure(cold_start_cost_s)} GPU-s "
+        f"{units.format_wait(start_s)}, which would cost {units.format_figure(cold_start_cost_s)} GPU-s "
         "without a replica"
     )
     if idle_period.idle_s < start_s or wait.net_saving_s(cold_start_cost_s) > 0.0:

@@ -110,9 +110,16 @@ class TierDecision:
         return tuple(reasons if self.override is None else (self.override, *reasons))
 
     def _deciding_steps(self) -> list[DecisionStep]:
-        """The steps that changed the count; at a scale-down also the stabilization step."""
-        count, found = self.previous_replicas, []
+        """The steps that changed the count; at a scale-down also the stabilization step.
+
+        At a scale-up these are the steps after the count was last at the previous one or below: what would have been
+        enough for another step did not raise it.
+        """
+        previous, count = self.previous_replicas, self.previous_replicas
+        found: list[DecisionStep] = []
         for step in self.steps:
+            if previous is not None and count is not None and count <= previous < self.replicas:
+                found = []
             scales_down = (
                 step.name == STABILIZE_STEP
                 and self.previous_replicas is not None

@@ -61,14 +61,13 @@ def known_no_demand(snapshot: ServiceSnapshot, idle_period: IdlePeriod | Unavail
     if isinstance(idle_period, Unavailable) or idle_period.active:
         return None
     metrics = snapshot.metrics
-    idle_s = min(idle_period.idle_s, metrics.quiet_s)
-    if idle_s < LATENCY_WINDOW_S or metrics.arrivals > 0.0:
+    if min(idle_period.idle_s, metrics.quiet_s) < LATENCY_WINDOW_S or metrics.arrivals > 0.0:
         return None
     for name, tier_snapshot in snapshot.tiers.items():
         tier_metrics = metrics.tiers.get(Role(name), NO_TIER_METRICS)
         if tier_metrics.completed > 0.0 or (tier_snapshot.ready and tier_metrics.in_flight != 0.0):
             return None
-    return NoDemand(idle_s)
+    return NoDemand(idle_period.idle_s)
 
 
 def plausible_rate(metrics: ServiceMetrics) -> float | Unavailable:

@@ -26,7 +26,7 @@ from plimsoll.core.autoscaling.scaling_decision import STABILIZE_STEP
 from plimsoll.core.autoscaling.tier_context import TierContext
 from plimsoll.core.demand.standby_value import GrowthDistribution
 from plimsoll.core.types import Unavailable
-from plimsoll.core.units import format_seconds
+from plimsoll.core.units import format_wait
 
 
 def stabilize(contexts: list[TierContext], miss_cost: float, now_s: float) -> None:
@@ -62,15 +62,15 @@ def _stabilized_count(context: TierContext, miss_cost: float, now_s: float) -> t
         hold_s = _tier_hold_s(context, miss_cost, current - 1)
         remaining_s = hold_s - sufficient_for_s(candidates, current - 1, now_s)
         reason = (
-            f"{current - 1} would be enough; scale down in {format_seconds(remaining_s)}, "
-            f"stabilization window {format_seconds(hold_s)}"
+            f"{current - 1} would be enough; scale down in {format_wait(remaining_s)}, "
+            f"stabilization window {format_wait(hold_s)}"
         )
         return current, reason, _hold_explanation(context, miss_cost, current - 1)
     target = counts[index]
     if target == 0 and context.scaled_to_zero:
         return 0, "at once, because the service has been idle for long enough", ""
     sufficient_s, hold_s = sufficient_for_s(candidates, target, now_s), _tier_hold_s(context, miss_cost, target)
-    reason = f"{target} enough for {format_seconds(sufficient_s)}, stabilization window {format_seconds(hold_s)}"
+    reason = f"{target} enough for {format_wait(sufficient_s)}, stabilization window {format_wait(hold_s)}"
     return target, reason, _hold_explanation(context, miss_cost, target)
 
 
@@ -99,18 +99,16 @@ def _hold_explanation(context: TierContext, miss_cost: float, replicas: int) -> 
         downscale_regret.return_probability(regret, prior),
         miss_cost * sizing.replica_work * downscale_regret.observed_return_share(regret),
     )
-    explanation = (
-        f": start-up {format_seconds(start_s)}, {return_probability:.0%} chance that the load returns within it"
-    )
+    explanation = f": start-up {format_wait(start_s)}, {return_probability:.0%} chance that the load returns within it"
     if miss_cost_ratio:
-        explanation += f", SLO misses then worth {format_seconds(start_s * miss_cost_ratio)}"
+        explanation += f", SLO misses then worth {format_wait(start_s * miss_cost_ratio)}"
     if return_probability + miss_cost_ratio > downscale_regret.REGRET_STARTUPS:
         explanation += f"; at most {downscale_regret.REGRET_STARTUPS:.0f} start-ups"
     if replicas and return_probability > prior:
         within_s = downscale_regret.REGRET_STARTUPS * context.observation.horizon_s
         explanation += (
             f" ({regret.needed_again:.0f} of {regret.trials:.0f} idle replicas were needed again within "
-            f"{format_seconds(within_s)})"
+            f"{format_wait(within_s)})"
         )
     return explanation
 

@@ -55,6 +55,7 @@ _IDENTIFYING_FIELDS: Final = ("model_type", "num_hidden_layers", "hidden_size", 
 NO_STARTUPS: Final = StartupModels(PRIOR_STARTUP_MODEL)
 NO_DEMAND: Final = DemandState()
 NO_ENGINE_INFO: Final = Unavailable("no engine of the tier has reported its configuration yet")
+NO_REQUEST_LENGTHS: Final = Unavailable("no completed request has shown the lengths of prompts and outputs yet")
 NO_TARGET: Final = Unavailable("spec.slo.ttft is not set, so the prefill tier is not sized")
 
 
@@ -150,6 +151,8 @@ class TierState:
             if self.posterior is None:
                 self.capacity = prior_models
             return
+        if self.posterior is None and isinstance(self.capacity, Unavailable):
+            self.capacity = NO_REQUEST_LENGTHS
         self.engine_key, self.posterior, self.last_window, self.replica_speeds = (
             key,
             initial_posterior(*prior_models),

@@ -46,7 +46,7 @@ def impossibilities(
         if name == "TTFT" and slo.ttft_per_1k_tokens_s > 0:
             continue
         if name in _TARGETS_BY_ROLE[role] and target_s is not None and target_s < step_s:
-            target, step = units.format_rounded_duration(target_s), units.format_rounded_duration(step_s)
+            target, step = units.format_seconds(target_s), units.format_seconds(step_s, 2)
             yield (
                 f"spec.slo.{name.lower()}: tier {role.value} cannot meet {target}, because reading the weights of"
                 f" {model} takes {count} at least {step} (data sheet)"
