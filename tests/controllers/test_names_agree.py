@@ -18,6 +18,7 @@ from plimsoll.controllers.reconcile.name_claims import claim_record
 from plimsoll.controllers.reconcile.observe import NO_RULES, observe
 from plimsoll.controllers.reconcile.reconciler import names_of
 from plimsoll.core.routing.model_names import read_claim
+from plimsoll.gateway.identity import ANONYMOUS
 from plimsoll.gateway.picker import Picker
 from plimsoll.gateway.routes import models_body
 from plimsoll.gateway.service_catalog import ServiceCatalog, build_catalog
@@ -97,7 +98,7 @@ def ids(known: ServiceCatalog) -> set[str]:
     """The names in a gateway's list of models."""
     picker = Picker(Random(1))
     picker.set_catalog(known)
-    return {model["id"] for model in json.loads(models_body(picker))["data"]}
+    return {model["id"] for model in json.loads(models_body(picker, ANONYMOUS))["data"]}
 
 
 @pytest.mark.parametrize("seed", range(40))
