@@ -280,8 +280,14 @@ def drain_events() -> Iterator[Event]:
         yield DrainTimeout((NAMESPACE, NAME), "prefill", POD, "uid", aborted, LONG_S).event
 
 
+def release_event() -> Event:
+    """Of a service in a namespace that another release holds."""
+    release = f"{'r' * 53}.{'n' * 63}"
+    return Event(EventReason.OTHER_RELEASE, service_status.other_release("s" * 63, release).event_message, release)
+
+
 def all_events() -> list[Event]:
-    return [*all_condition_events(), *scale_events(), *drain_events()]
+    return [*all_condition_events(), *scale_events(), *drain_events(), release_event()]
 
 
 def test_every_event_is_short_without_the_guard() -> None:
