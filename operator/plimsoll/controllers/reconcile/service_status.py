@@ -251,7 +251,7 @@ def other_release(namespace: str, release: str) -> Condition:
     holder = f"release {_quote(release)} holds the Lease {LEASE_NAME} of namespace {namespace}"
     advice = f"if it is not installed, delete the Lease and forbid users to write Leases in {namespace}"
     message = f"{holder}; this operator neither reconciles nor scales the service until the Lease expires; {advice}"
-    brief = f"{holder}, so this operator leaves the service alone; see condition Stalled"
+    brief = f"release {_quote(release)} holds the Lease {LEASE_NAME}: this operator leaves the service alone"
     return Condition(ConditionType.STALLED, True, ConditionReason.OTHER_RELEASE, message, brief)
 
 
