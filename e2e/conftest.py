@@ -60,6 +60,7 @@ LAST_SCENARIOS = (
 )
 LAST_SCENARIOS += (
     "lagging_signals",
+    "eviction",
     "multiple_gateways",
     "api_keys",
     "operator_restarts",
@@ -69,7 +70,8 @@ LAST_SCENARIOS += (
     "rbac_use",
 )
 
-EXTENDED_SCENARIOS = ("drift", "lagging_signals", "second_release", "webhook")  # only `make e2e-all` runs them
+# Only `make e2e-all` runs these.
+EXTENDED_SCENARIOS = ("drift", "eviction", "lagging_signals", "second_release", "webhook")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
