@@ -38,3 +38,6 @@ class FakeKube(KubeClient):
         if isinstance(found, Exception):
             raise found
         return copy.deepcopy(found)
+
+    async def _page(self, path: str, query: dict[str, str], *, whole: bool) -> Any:
+        return await self._json("GET", path, query)

@@ -9,7 +9,10 @@ import pytest
 from plimsoll.adapters.kube_client import INFERENCESERVICES
 from tests.controllers.conftest import ControllerHarness
 
-LARGE = {"serve": {"minReplicas": 1, "pod": {"affinity": {"k": "x" * 1_200_000}}}}
+EXPRESSION = {"key": "zone", "operator": "In", "values": [f"{number}{'x' * 1000}" for number in range(60)]}
+TERMS = {"nodeSelectorTerms": [{"matchExpressions": [EXPRESSION] * 20}]}
+NODE_AFFINITY = {"requiredDuringSchedulingIgnoredDuringExecution": TERMS}
+LARGE = {"serve": {"minReplicas": 1, "pod": {"affinity": {"nodeAffinity": NODE_AFFINITY}}}}
 SERVICES = 20
 
 
@@ -31,8 +34,8 @@ async def test_large_services_say_so_and_take_no_memory(world: ControllerHarness
     status = (await world.service("large-00"))["status"]
     stalled = next(one for one in status["conditions"] if one["type"] == "Stalled")
     assert (stalled["status"], stalled["reason"]) == ("True", "InvalidSpec")
-    assert "the object has 1172 KiB" in stalled["message"]
-    assert "most of it is spec.tiers.serve.pod.affinity.k" in stalled["message"]
+    assert "the object has 11" in stalled["message"]
+    assert "most of it is spec.tiers.serve.pod.affinity" in stalled["message"]
     assert await world.events() == ["InvalidSpec"]
     assert await world.names("Deployment") == ["small-decode", "small-prefill"]
     for item in (await world.kube.list(INFERENCESERVICES, world.namespace))[0]:

@@ -166,14 +166,16 @@ async def test_reconcile_never_adopts_foreign_object(world: ControllerHarness) -
 
 
 async def test_reconcile_reports_api_server_rejection(world: ControllerHarness) -> None:
-    tiers = {"serve": {"pod": {"affinity": {"nodeAffinity": {"requiredDuringScheduling": "no such field"}}}}}
+    terms = [{"matchExpressions": [{"key": "zone", "operator": "Near"}]}]
+    node_affinity = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    tiers = {"serve": {"pod": {"affinity": {"nodeAffinity": node_affinity}}}}
     await world.create(tiers=tiers)
     with pytest.raises(BackendUnavailable):
         await world.reconcile_once("chat")
     status = (await world.service())["status"]
     stalled = next(c for c in status["conditions"] if c["type"] == "Stalled")
     assert stalled["status"] == "True"
-    assert "requiredDuringScheduling" in stalled["message"]
+    assert '"Near"' in stalled["message"]
 
 
 async def test_reconcile_sets_minimum_through_scale_subresource(world: ControllerHarness) -> None:

@@ -37,7 +37,9 @@ def test_in_service_terms_names_the_field_of_the_service(message: str, expected:
 
 @pytest.mark.api
 async def test_rejected_affinity_is_named_in_the_status(world: ControllerHarness) -> None:
-    await world.create(tiers={"serve": {"minReplicas": 1, "pod": {"affinity": {"k": "v"}}}})
+    terms = [{"matchExpressions": [{"key": "zone", "operator": "Near"}]}]
+    node_affinity = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    await world.create(tiers={"serve": {"minReplicas": 1, "pod": {"affinity": {"nodeAffinity": node_affinity}}}})
     with pytest.raises(BackendUnavailable, match=r"spec\.tiers\.serve\.pod\.affinity"):
         await world.reconcile_once("chat")
     stalled = next(one for one in (await world.service())["status"]["conditions"] if one["type"] == "Stalled")

@@ -286,7 +286,7 @@ async def test_apply_is_answered_by_the_webhook(cluster: ApiServer, kube: KubeCl
         fast["spec"]["model"] = {"uri": "hf://Qwen/Qwen3-8B"}
         code, error = await user.apply(fast)
         assert code == 0
-        assert "Warning: spec.slo.tpot: tier serve cannot meet 1ms" in error
+        assert "Warning: spec.slo.tpot: tier serve cannot meet 1 ms" in error
 
         code, _, error = await user.kubectl("label", "inferenceservice", "a", "team=ml")
         assert (code, error) == (0, "")

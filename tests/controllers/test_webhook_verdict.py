@@ -170,7 +170,7 @@ def test_slo_below_the_data_sheet_is_a_warning_once() -> None:
     service = builders.service(model={"uri": "hf://Qwen/Qwen3-32B"}, tiers=tier, slo={"tpot": "5ms"})
     found = verdict(service, None, cluster_of())
     assert not found.errors
-    assert found.warnings[0].startswith("spec.slo.tpot: tier serve cannot meet 5ms")
+    assert found.warnings[0].startswith("spec.slo.tpot: tier serve cannot meet 5 ms")
     changed = copy.deepcopy(service)
     changed["spec"]["scaling"] = {"mode": "Off"}
     assert verdict(changed, service, cluster_of()) == Verdict()

@@ -105,7 +105,7 @@ def test_decide_known_idle_tells_a_time_that_never_shrinks() -> None:
     fleet = restarted(replicas=1)
     fleet.run(idle(), 2 * WINDOW_S)
     decided = fleet.run(idle(quiet_s=WINDOW_S + 1.0), 1).tiers["serve"]
-    need = next(step for step in decided.steps if step.name == "need")
+    need = next(step for step in decided.steps if step.name == "sizing")
     assert need.reason == f"no request for {2 * WINDOW_S} s: minReplicas is 1"
 
 

@@ -30,7 +30,7 @@ def request(
     return b"\r\n".join(lines) + b"\r\n\r\n" + body
 
 
-_TARGETS = ("/metrics", "/v1/responses", "/v1/embeddings", "/tokenize", "/v1/load_lora_adapter", "/sleep", "/health")
+_TARGETS = ("/metrics", "/pooling", "/v1/realtime", "/classify", "/v1/load_lora_adapter", "/sleep", "/health")
 _TRAVERSAL_PATHS = (
     "/v1/chat/completions/..{0}",
     "/v1/chat/completions/../../..{0}",

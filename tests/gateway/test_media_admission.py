@@ -94,4 +94,4 @@ async def test_unusable_ratio_in_status_is_reported() -> None:
     broken = service_with_slo()
     broken[LIMITS]["tokenRatios"] = {"image": -1}
     world = PickerHarness(broken, pods=engine_names(1))
-    assert "token ratio" in world.service()["object"]["parse_error"]
+    assert "tokenRatios: image: -1 is not a number" in world.service()["object"]["parse_error"]

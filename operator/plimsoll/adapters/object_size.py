@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from plimsoll.api import labels
 from plimsoll.api.message_text import shorten
-from plimsoll.api.v1alpha1.service import SIZE_PROBLEM
 
 Object = dict[str, Any]
 
@@ -104,7 +103,7 @@ def _identity(obj: Mapping[str, Any], limit: int) -> Object:
         "metadata": {name: meta[name] for name in _IDENTITY if name in meta and _is_small(meta[name])},
         "spec": names | ({"replicas": replicas} if isinstance(replicas, int) else {}),
         "status": status if _is_small(status) else {},
-        SIZE_PROBLEM: _problem(obj, limit),
+        labels.SIZE_PROBLEM: _problem(obj, limit),
     }
 
 

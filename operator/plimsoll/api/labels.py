@@ -25,3 +25,5 @@ API_KEY = "plimsoll.dev/api-key"
 # Field managers of server-side apply: the scaler owns only the replica counts.
 FIELD_MANAGER = "plimsoll"
 SCALER_FIELD_MANAGER = "plimsoll-scaler"
+
+SIZE_PROBLEM = "sizeProblem"  # a field that no stored object has: the API server prunes it

@@ -68,8 +68,8 @@ class Number:
             return math.nan if stored is None else math.inf
         valid = isinstance(stored, int) or (isinstance(stored, float) and not integer)
         if isinstance(stored, bool) or not valid or not self.low <= stored <= self.high:
-            bounds = [f"at least {self.low:g}"] * (self.low > -_MAX_FLOAT)
-            bounds += [f"at most {self.high:g}"] * (self.high < _MAX_FLOAT)
+            bounds = [f"at least {units.format_number(self.low)}"] * (self.low > -_MAX_FLOAT)
+            bounds += [f"at most {units.format_number(self.high)}"] * (self.high < _MAX_FLOAT)
             expected = " of ".join(filter(None, ["an integer" if integer else "a number", " and ".join(bounds)]))
             raise ValueError(f"{shorten(stored)} is not {expected}")
         return stored if integer else float(stored)

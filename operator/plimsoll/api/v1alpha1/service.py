@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, ValidationError
 
+from plimsoll.api.labels import SIZE_PROBLEM
 from plimsoll.api.v1alpha1.admission import DEFAULT_ADMISSION, DEFAULT_MAX_QUEUE_TIME, AdmissionSpec, WhenFull
 from plimsoll.api.v1alpha1.api_model import ApiModel, ValidationRule, ValidationRules
 from plimsoll.api.v1alpha1.cost import CostSpec
@@ -123,9 +124,6 @@ class ObjectMeta(ApiModel):
     annotations: dict[str, str] = Field(default={})
 
 
-SIZE_PROBLEM: Final = "sizeProblem"  # a field that no stored object has: the API server prunes it
-
-
 class InferenceService(ApiModel):
     """A model served within a latency SLO by tiers of engines behind one gateway."""
 
@@ -223,7 +221,7 @@ def parse(obj: Mapping[str, Any]) -> InferenceService:
 
     Raises InvalidSpec with every problem found. Status fields that this version cannot read count as absent. As in the
     API server, rules across several fields run only if each field is valid on its own. Only the API server checks that
-    the shape of the tiers does not change. An object that was too large to keep has a sentence in SIZE_PROBLEM.
+    the shape of the tiers does not change. An object that was too large to keep has a sentence in `SIZE_PROBLEM`.
     """
     if SIZE_PROBLEM in obj:
         raise InvalidSpec((str(obj[SIZE_PROBLEM]),))

@@ -139,12 +139,12 @@ def _termination_message(terminated: Object) -> str:
     return f"the engine terminated ({reason}, exit code {code}){tail}"
 
 
-def _log_excerpt(log: str) -> str:
+def _log_excerpt(text: str) -> str:
     """The log from its last error line on, else its end: a log ends with what followed the error."""
-    errors = list(ERROR_LINE.finditer(log))
+    errors = list(ERROR_LINE.finditer(text))
     if errors:
-        return " ".join(log[errors[-1].start() :].split())[:MAX_LOG_CHARS]
-    return " ".join(log.split())[-MAX_LOG_CHARS:]
+        return " ".join(text[errors[-1].start() :].split())[:MAX_LOG_CHARS]
+    return " ".join(text.split())[-MAX_LOG_CHARS:]
 
 
 def _replica_failure(deployment: Object | None) -> PodProblem | None:
