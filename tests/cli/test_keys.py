@@ -50,6 +50,9 @@ class SecretApi(KubeClient):
             return {}
         return copy.deepcopy(self.secrets[name])
 
+    async def _page(self, path: str, query: dict[str, str], *, whole: bool) -> Any:
+        return await self._json("GET", path, query)
+
 
 @pytest.fixture
 def api(monkeypatch: pytest.MonkeyPatch) -> SecretApi:

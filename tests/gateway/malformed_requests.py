@@ -74,7 +74,7 @@ _NEAR_MISS_PATHS = (
     "/v1/models/",
     "/v1/models/chat",
     "/v1%2fmodels",
-    "/v1/messages",
+    "/v1/batches",
     "/invocations",
     "/v1/systemone",
     "/%6detrics",
