@@ -121,6 +121,7 @@ async def test_leader_missing_or_invalid_lease_is_reported(answer: Any, words: s
         (NotFound('pods "operator-1" not found', 404), "try again in a few seconds"),
         (NotFound("the operator does not scale a service team/chat", 404), "run plimsoll status"),
         (BackendUnavailable("error trying to reach service: dial tcp: i/o timeout", 503), "NetworkPolicy"),
+        (BackendUnavailable("error trying to reach service: connection refused", 503), "does not run at the moment"),
         (BackendUnavailable("this process does not lead", 503), "operator plimsoll-system/operator-1: this process"),
         (ObjectRejected("pod has no address", 400), "operator-1: pod has no address"),
         (ClusterError("teapot", 418), "operator-1: teapot"),

@@ -1,7 +1,7 @@
 """Bounds the memory that one object of the API server takes.
 
-Problem: the API server stores objects of 1.5 MB, and the schema cannot bound parts whose fields it does not list, such
-as an affinity. The author of a few dozen of them would end the process for lack of memory.
+Problem: the API server stores objects of 1.5 MB, and the schema bounds each text and list, not their sum. The author of
+a few dozen large ones would end the process for lack of memory.
 Idea: of an object beyond the limits only what identifies it is kept, with a sentence about its size. `parse` reports
 that sentence as an invalid spec. All other objects are kept whole.
 """

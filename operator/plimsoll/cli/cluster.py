@@ -109,6 +109,8 @@ def _hint(error: ClusterError, pod: str) -> str:
         return "; the leading pod no longer exists: try again in a few seconds"
     if isinstance(error, NotFound):
         return "; run plimsoll status to see why the service is not scaled"
+    if isinstance(error, BackendUnavailable) and "connection refused" in message:
+        return f"; the operator in {pod} does not run at the moment: see its pod's status and its previous log"
     if isinstance(error, BackendUnavailable) and "trying to reach" in message:
         return f"; check that no NetworkPolicy blocks the API server from port {OPERATOR_PORT} of {pod}"
     return ""
