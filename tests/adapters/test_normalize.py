@@ -122,9 +122,10 @@ async def test_kube_answers_are_normalised(monkeypatch: pytest.MonkeyPatch) -> N
     assert (await anext(following)).object["status"] == CLEAN["status"]  # type: ignore[call-overload]
 
 
-async def test_kube_watch_lists_again_after_a_broken_line(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("line", [b'{"type": "ADDED"}', b'{"a": ' * 9000 + b"1" + b"}" * 9000], ids=["short", "deep"])
+async def test_kube_watch_lists_again_after_a_broken_line(monkeypatch: pytest.MonkeyPatch, line: bytes) -> None:
     async def lines(_: Any) -> AsyncIterator[bytes]:
-        yield b'{"type": "ADDED"}'
+        yield line
 
     async def at_once(_: float) -> None:
         return None

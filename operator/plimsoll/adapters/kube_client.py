@@ -48,6 +48,10 @@ REQUEST_TIMEOUT_SECONDS = 15
 MIN_WATCH_PAUSE_SECONDS = 0.5  # after a failed list or watch; doubles with each further one
 MAX_WATCH_PAUSE_SECONDS = 8.0  # so that the caches are right soon after an outage
 STEADY_STREAM_SECONDS = 20.0  # a stream of this length ends a series of failures
+# What a watch survives: a server that fails, and answers that cannot be read, nested too deep among them.
+UNREADABLE = (
+    ClusterError, TimeoutError, aiohttp.ClientError, ValueError, LookupError, TypeError, RecursionError,
+)  # fmt: skip
 UNKNOWN_FIELD_MESSAGE = "failed to create typed patch object"  # for an unknown field the server answers 500
 
 
@@ -182,7 +186,7 @@ class KubeClient:
                 yield WatchEvent("SYNC", objects=tuple(items))
                 async for event in self._follow(resource, namespace, selector, version):
                     yield event
-            except (ClusterError, TimeoutError, aiohttp.ClientError, ValueError, LookupError, TypeError) as error:
+            except UNREADABLE as error:
                 asked_pause_s = getattr(error, "retry_after_seconds", None) or 0.0
                 message = str(error) or type(error).__name__
                 log.warning(None, "watch failed; listing again", resource=resource.plural, error=message)
@@ -296,7 +300,7 @@ class KubeClient:
                 if len(body) > MAX_PAGE_BYTES and not whole:
                     return None
             page: Object = json.loads(body)
-        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+        except (aiohttp.ClientError, TimeoutError, ValueError, RecursionError) as error:
             raise BackendUnavailable(f"GET {path}: {error or type(error).__name__}") from error
         finally:
             response.close()
@@ -317,7 +321,7 @@ class KubeClient:
         response = await self._send(method, path, query, body, content_type)
         try:
             result: Object = json.loads(await response.read())
-        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+        except (aiohttp.ClientError, TimeoutError, ValueError, RecursionError) as error:
             raise BackendUnavailable(f"{method} {path}: {error or type(error).__name__}") from error
         return result
 
