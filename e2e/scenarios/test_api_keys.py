@@ -23,7 +23,7 @@ from plimsoll.api import labels
 GATEWAYS = 2
 CONNECTIONS = 16  # new ones: each gateway gets some
 EFFECTIVE_S = 15.0  # after the command has ended; on a quiet machine 2 s
-EXPIRES_S = 12.0
+EXPIRES_S = 30.0
 PER_MINUTE = 4
 
 

@@ -31,14 +31,16 @@ def test_second_release_waits_until_first_is_gone(
     waiting = service("waiting")
     cluster.apply(_lease(), namespace=namespace)
     cluster.apply(make_manifest("waiting", NOWHERE), namespace=namespace)
+    waiting.wait_condition("Stalled", reason="OtherRelease")
     for _ in range(RENEWALS):
         sleep(RENEW_S)
-        assert not waiting.status()
+        assert waiting.condition("Stalled")["reason"] == "OtherRelease"
         assert not cluster.list("deployments", namespace)
         cluster.apply(_lease(), namespace=namespace)
     page = OperatorClient(cluster, stack.SYSTEM).metrics()
     assert page.total("plimsoll_operator_foreign_namespaces") == 1
     wait_until("this release takes over", lambda: cluster.list("deployments", namespace), TAKEOVER_S)
+    wait_until("nothing stalls it", lambda: not waiting.condition("Stalled"))
     wait_until("it has its name", lambda: waiting.status().get("modelNames"))
     lease = cluster.get("leases", LEASE, namespace)
     assert lease is not None

@@ -161,9 +161,11 @@ def _mount(mount: dict[str, Any], field: str, says: str, server: str = "", **mor
 
 
 VOLUMES = [
-    _volumes([{"name": f"v{i}"} for i in range(33)], "", "must have at most 32 entries", "Too many"),
+    _volumes([{"name": "disk"}], "[0]", "needs exactly one source of"),
+    _volumes([{"name": "disk", "emptyDir": {}, "image": {}}], "[0]", "needs exactly one source of"),
+    _volumes([{"name": f"v{i}", "emptyDir": {}} for i in range(33)], "", "must have at most 32 entries", "Too many"),
     _volumes(
-        [{"name": "a"}, {"name": "a"}],
+        [{"name": "a", "emptyDir": {}}, {"name": "a", "emptyDir": {}}],
         "[1]",
         "a is listed twice",
         "Duplicate value",
@@ -176,11 +178,11 @@ VOLUMES = [
         "Required value",
         typed=(f"{POD}.volumes", "omits all key fields"),
     ),
-    _volumes([{"name": ""}], "[0].name", "must not be empty", "should be at least 1 chars long"),
-    _volumes([{"name": "a" * 64}], "[0].name", "must have at most 63 characters", "Too long"),
-    _volumes([{"name": "A.b"}], "[0].name", "must be a volume name"),
+    _volumes([{"name": "", "emptyDir": {}}], "[0].name", "must not be empty", "should be at least 1 chars long"),
+    _volumes([{"name": "a" * 64, "emptyDir": {}}], "[0].name", "must have at most 63 characters", "Too long"),
+    _volumes([{"name": "A.b", "emptyDir": {}}], "[0].name", "must be a volume name"),
     *[
-        _volumes([{"name": name}], "[0].name", "is reserved for Plimsoll's volumes")
+        _volumes([{"name": name, "emptyDir": {}}], "[0].name", "is reserved for Plimsoll's volumes")
         for name in ("scratch", "home", "shm", "model", "model-cache")
     ],
     single_edit(

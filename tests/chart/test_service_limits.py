@@ -100,7 +100,7 @@ def test_default_limits_allow_everything_else(by_default: Apply) -> None:
             {"name": "a", "emptyDir": {}},
             {"name": "b", "persistentVolumeClaim": {"claimName": "c"}},
             {"name": "c", "secret": {"secretName": "s"}},
-            {"name": "d"},
+            {"name": "d", "projected": {"sources": []}},
         ],
     }
     made = service("limits-default", "free", engine={"image": "anything:1"}, **pod)

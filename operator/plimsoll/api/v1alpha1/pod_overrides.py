@@ -213,10 +213,20 @@ class ResourceRequirements(ApiModel):
     )
 
 
+_SOURCES: Final = tuple(sorted(_POD_SCHEMAS["volume"]["properties"]))
+
+
 class Volume(ApiModel):
     """A pod volume; the API server validates its source when the operator applies the Deployment."""
 
     model_config = ConfigDict(extra="allow", json_schema_extra=_add_properties("volume"))
+    rules: ClassVar[tuple[ValidationRule[Volume], ...]] = (
+        ValidationRule(
+            f"[{', '.join(f'has(self.{source})' for source in _SOURCES)}].filter(has, has).size() == 1",
+            f"needs exactly one source of {', '.join(_SOURCES)}; Kubernetes' deprecated kinds are not supported",
+            lambda own: len((own.model_extra or {}).keys() & set(_SOURCES)) == 1,
+        ),
+    )
 
     name: Annotated[
         str,
