@@ -36,7 +36,7 @@ _HEAD: Final = (
 
 @dataclass(frozen=True)
 class CaseResult:
-    """All seeds of a case. least: replicas by tier of the smallest constant fleet that keeps the promise."""
+    """All seeds of a case. least: replicas by tier of the smallest constant fleet that meets the SLO."""
 
     case: MismatchCase
     least: Mapping[Role, int]
@@ -112,7 +112,7 @@ def _play(cases: Sequence[MismatchCase], seeds: int, policy: str, pool: ProcessP
 
 
 def smallest_fleet(case: MismatchCase, seeds: int, pool: ProcessPoolExecutor) -> Mapping[Role, int]:
-    """Replicas by tier of the smallest constant fleet that keeps the promise; of the largest one if none does."""
+    """Replicas by tier of the smallest constant fleet that meets the SLO; of the largest one if none does."""
     roles = [Role(name) for name in case.tiers]
     fleets = sorted(
         itertools.product(range(1, case.max_replicas + 1), repeat=len(roles)), key=lambda one: (sum(one), one)

@@ -29,7 +29,7 @@ class MismatchRun:
     """The figures of one run.
 
     offered, within_slo: requests by window of `WINDOW_S` of their arrival. settled_s: when as many replicas were ready
-    as the smallest constant fleet that keeps the promise has, and five minutes more; None if never.
+    as the smallest constant fleet that meets the SLO has, and five minutes more; None if never.
     max_replicas, reversals: of the wanted replicas of all tiers from then on; reversals are the most of one tier.
     """
 
@@ -47,7 +47,7 @@ class MismatchRun:
 
     @property
     def settled_windows(self) -> tuple[bool, ...]:
-        """Whether each whole window after `settled_s` kept the promised share."""
+        """Whether each whole window after `settled_s` met the SLO."""
         if self.settled_s is None:
             return ()
         first = int(-(-self.settled_s // WINDOW_S))
@@ -56,7 +56,7 @@ class MismatchRun:
 
 
 def simulate(case: MismatchCase, policy: str, seed: int, least: Mapping[Role, int]) -> MismatchRun:
-    """Run it. least: replicas of the smallest constant fleet that keeps the promise."""
+    """Run it. least: replicas of the smallest constant fleet that meets the SLO."""
     service, requests = parse(case.manifest()), case.requests(seed)
     gpus = {Role(name): case.gpus for name in case.tiers}
     bounds = {Role(name): tier.replica_bounds for name, tier in service.spec.tiers.items()}

@@ -307,6 +307,14 @@ def test_egress_of_operator_has_port_of_prometheus(url: str, port: int) -> None:
     assert find(objects, "NetworkPolicy", "plimsoll-operator")["spec"]["egress"][-1] == {"ports": tcp(port)}
 
 
+def test_egress_without_values_of_newer_chart_has_defaults() -> None:
+    """As `helm upgrade --reuse-values --set networkPolicy.egress.enabled=true` renders it from an earlier chart."""
+    parts = ("dns", "apiServer", "apiServerPorts", "modelHub", "engines", "gateway", "operator")
+    values = {"networkPolicy": {"egress": {"enabled": True, **dict.fromkeys(parts)}}}
+    assert of_kind(render(values), "NetworkPolicy") == of_kind(render(EGRESS), "NetworkPolicy")
+    assert settings(values).network_policy.egress == settings(EGRESS).network_policy.egress
+
+
 def test_egress_settings_reach_the_operator() -> None:
     rule = {"to": [{"ipBlock": {"cidr": "10.0.0.10/32"}}]}
     assert settings().network_policy.egress is None

@@ -127,6 +127,15 @@ priorityClassName: {{ . }}
 {{ toYaml (merge (deepCopy (.Values.webhook | default dict)) $defaults) }}
 {{- end }}
 
+{{/* The values of egress, as YAML: `helm upgrade --reuse-values` from an earlier chart has none or a part. */}}
+{{- define "plimsoll.egressValues" -}}
+{{- $values := dict "enabled" false "dns" list "apiServer" list "apiServerPorts" (list 443 6443) "modelHub" true "engines" list "gateway" list "operator" list -}}
+{{- range $key, $value := .Values.networkPolicy.egress -}}
+{{- $_ := set $values $key $value -}}
+{{- end -}}
+{{ toYaml $values }}
+{{- end }}
+
 {{/* The Secret with the certificate of the admission webhook. */}}
 {{- define "plimsoll.webhook.secret" -}}
 {{ default (printf "%s-webhook" (include "plimsoll.fullname" .)) (include "plimsoll.webhook" . | fromYaml).certificate.secretName }}

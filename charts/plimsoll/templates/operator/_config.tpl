@@ -37,7 +37,7 @@ metrics:
   from: {{ toJson .Values.metrics.from }}
 networkPolicy:
   enabled: {{ .Values.networkPolicy.enabled }}
-  {{- with .Values.networkPolicy.egress }}
+  {{- with include "plimsoll.egressValues" . | fromYaml }}
   {{- if .enabled }}
   egress: {{ dict "dns" .dns "modelHub" .modelHub "rules" .engines | toJson }}
   {{- end }}
