@@ -13,7 +13,7 @@ from tests import builders
 from tests.cli import fake_kube
 
 CHAT, OTHER = builders.service("chat"), builders.service("summaries", namespace="team")
-DOCUMENT = {"version": 1}
+DOCUMENT = {"version": 2}
 
 
 def cluster(**answers: Any) -> fake_kube.FakeKube:

@@ -48,7 +48,7 @@ PREFILL = {
     "steps": [{"name": "demand", "replicas": 2, "reason": "unknown: no metrics; replica count stays at 2"}],
 }
 DOCUMENT: dict[str, Any] = {
-    "version": 1,
+    "version": 2,
     "service": "team/chat",
     "at": "2026-01-01T12:00:05Z",
     "decisions": [
@@ -213,9 +213,9 @@ def test_render_before_first_tick_says_nothing_decided() -> None:
     assert lines[-1] == "No decision yet: the operator has just started to observe the service."
 
 
-@pytest.mark.parametrize("version", [None, 0, 2, "1", True, 1.0, [1], {"a": 1}])
+@pytest.mark.parametrize("version", [None, 0, 1, 3, "2", True, 2.0, [1], {"a": 1}])
 def test_render_unsupported_version_is_rejected(version: Any) -> None:
-    with pytest.raises(ClusterQueryError, match="this program supports 1; use --json"):
+    with pytest.raises(ClusterQueryError, match="this program supports 2; use --json"):
         render_document({**DOCUMENT, "version": version}, PIPE)
 
 
@@ -228,9 +228,9 @@ def test_render_malformed_document_is_rejected(document: Any) -> None:
 PARTS = [
     "service", "at", "decisions", "decisions.0", "decisions.0.at", "decisions.0.binding", "decisions.0.tiers",
     "decisions.0.tiers.decode", "decisions.0.tiers.decode.steps", "decisions.0.tiers.decode.steps.0",
-    "decisions.0.tiers.decode.steps.0.why", "decisions.0.tiers.decode.limits", "decisions.0.tiers.decode.etas_s",
+    "decisions.0.tiers.decode.steps.0.reason", "decisions.0.tiers.decode.limits", "decisions.0.tiers.decode.etas_s",
     "decisions.0.tiers.decode.overdue", "decisions.0.tiers.decode.counterfactual", "decisions.1",
-    "decisions.1.tiers.decode.why", "tiers", "tiers.decode", "tiers.decode.engine", "tiers.decode.model",
+    "decisions.1.tiers.decode.reason", "tiers", "tiers.decode", "tiers.decode.engine", "tiers.decode.model",
     "tiers.decode.model.words", "tiers.decode.model.base_s", "tiers.decode.capacity",
     "tiers.decode.capacity.capacity_per_s",
     "tiers.decode.capacity.infeasible", "tiers.decode.forecast", "tiers.decode.forecast.parts",

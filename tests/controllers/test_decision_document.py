@@ -46,7 +46,7 @@ def scaled_up_fleet() -> Fleet:
 def test_document_lists_last_tick_first_then_changes() -> None:
     fleet = scaled_up_fleet()
     found = written_document(fleet)
-    assert found["version"] == 1
+    assert found["version"] == 2
     assert found["service"] == "team/chat"
     first, *before = found["decisions"]
     assert first["at"] == found["at"]

@@ -422,8 +422,8 @@ def test_scaling_policy_invalid_values_raise() -> None:
 
 def test_scale_up_gives_only_the_reason_that_raised_the_count() -> None:
     steps = (
-        DecisionStep("need", 0, "forecast needs 0"),
-        DecisionStep("direction", 1, "0 would be enough; scale down in 3 s"),
+        DecisionStep("sizing", 0, "forecast needs 0"),
+        DecisionStep("stabilization", 1, "0 would be enough; scale down in 3 s"),
         DecisionStep("limits", 2, "minReplicas is 2 by the schedule"),
     )
     decision = TierDecision(2, steps, previous_replicas=1)
@@ -433,9 +433,9 @@ def test_scale_up_gives_only_the_reason_that_raised_the_count() -> None:
 
 def test_scale_up_gives_all_steps_between_old_and_new_count() -> None:
     steps = (
-        DecisionStep("forecast", 1, "forecast"),
-        DecisionStep("need", 5, "needs 5"),
-        DecisionStep("direction", 5, "up"),
+        DecisionStep("demand", 1, "forecast"),
+        DecisionStep("sizing", 5, "needs 5"),
+        DecisionStep("stabilization", 5, "up"),
         DecisionStep("limits", 3, "maxReplicas is 3"),
     )
     assert TierDecision(3, steps, previous_replicas=1).brief_reasons == ("needs 5", "maxReplicas is 3")

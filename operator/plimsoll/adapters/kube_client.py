@@ -269,7 +269,9 @@ class KubeClient:
             await self._json("POST", EVENTS.path(namespace), {"dryRun": "All"}, event, "application/json")
         except Forbidden as error:
             return NAMESPACE_TERMINATING in str(error)
-        except (Conflict, NotFound, ObjectRejected):
+        except LeaseLost:
+            raise
+        except ClusterError:  # no answer to the question: a status is not held up by it
             return False
         return False
 

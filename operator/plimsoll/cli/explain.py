@@ -30,7 +30,7 @@ from plimsoll.cli.output import (
 from plimsoll.cli.output_files import print_text
 from plimsoll.core.units import format_figure
 
-DOCUMENT_VERSION: Final = 1  # version of the operator's document
+DOCUMENT_VERSION: Final = 2  # version of the operator's document
 _INDENT: Final = "  "
 _MAX_UNIX_S: Final = 2.0**33
 _BASIS_LABELS: Final = ("engine", "model", "", "SLO capacity", "forecast", "start-up")

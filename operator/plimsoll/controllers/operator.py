@@ -271,7 +271,8 @@ class OperatorProcess:
         if not await self.namespace_leases.acquire(key[0]):
             if release := self.namespace_leases.foreign_release(key[0]):
                 await self.reconciler.publish_other_release(key, release)
-            self.queue.add_later(key, RENEW_SECONDS)
+            if self.cache.get(labels.KIND, key) is not None:
+                self.queue.add_later(key, RENEW_SECONDS)
             return
         await self.reconciler.reconcile(key)
 

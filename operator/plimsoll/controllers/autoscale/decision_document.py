@@ -32,7 +32,7 @@ from plimsoll.core.workload import Workload
 
 Object = dict[str, Any]
 
-DOCUMENT_VERSION: Final = 1
+DOCUMENT_VERSION: Final = 2
 
 
 def build_document(

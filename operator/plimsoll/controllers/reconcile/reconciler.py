@@ -115,7 +115,11 @@ class Reconciler:
         Raises ClusterError if a retry is needed.
         """
         raw = self._cache.get(labels.KIND, key)
-        if raw is None or raw["metadata"].get("deletionTimestamp"):
+        if raw is None:
+            self._other_releases.pop(key, None)
+            self._condition_gauges.export(key, ())
+            return
+        if raw["metadata"].get("deletionTimestamp"):
             return
         known = raw["metadata"]["uid"], release
         if self._other_releases.get(key) == known:
