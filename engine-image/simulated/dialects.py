@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 from simulated import protocol, responses
@@ -195,7 +195,8 @@ def _parse_responses(body: bytes, names: Names, context: int) -> GenerationReque
         messages.insert(0, {"role": "system", "content": document["instructions"]})
     shared = {key: document.get(key) for key in ("model", "stream", "kv_transfer_params")}
     chat = shared | {"messages": messages, "max_tokens": document.get("max_output_tokens")}
-    return _chat(chat, names, context)
+    metadata = document.get("metadata")
+    return replace(_chat(chat, names, context), metadata=metadata if isinstance(metadata, dict) else None)
 
 
 def _responsedocument_of(
@@ -214,7 +215,7 @@ def _responsedocument_of(
         "created_at": created,
         "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
         "instructions": None,
-        "metadata": None,
+        "metadata": request.metadata,
         "model": request.model,
         "object": "response",
         "output": [] if status == "in_progress" else [item],
