@@ -40,7 +40,7 @@ test: setup $(VENV)/.clients ## Unit tests, and tests on a real API server, a re
 check: setup ## Linter, formatter, types, layers
 	@$(STAGE) lint ruff check .
 	@$(STAGE) format ruff format --check .
-	@$(STAGE) types bash -c 'mypy && mypy -p e2e.cluster && MYPYPATH=engine-image mypy --strict --explicit-package-bases -p launcher'
+	@$(STAGE) types bash -c 'mypy && mypy -p e2e.cluster && MYPYPATH=engine-image mypy --strict --explicit-package-bases -p launcher -p simulated'
 	@$(STAGE) layers lint-imports
 
 generate: setup ## Make again what is generated: CRDs, reference pages, the scoreboard's results

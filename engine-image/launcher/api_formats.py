@@ -4,7 +4,8 @@ Problem: an answer that ends badly must look bad to the SDK of its API. Chat str
 `message_stop`, and those of the Responses API with `response.completed`; each has error events of its own.
 Idea: a few byte patterns that cannot occur inside a JSON string, because there quotes and line ends are escaped.
 An aborted answer has the finish reason `abort`. vLLM gives Anthropic's clients no stop reason for it, and the Responses
-API the status `cancelled`.
+API the status `cancelled`. The answers of these two APIs may hold objects of the client or of the model, such as
+`metadata` and `tools`, where any pattern can occur. There only the document's own field decides.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ AUDIO_PATHS = ("/v1/audio/transcriptions", "/v1/audio/translations")
 OPENAI_ERROR = b'\ndata: {"error"'
 NAMED_ERROR = b"\nevent: error\n"
 
+MAX_JUDGED_BYTES = 16 << 20  # a longer document is not read, and passes
 Document = dict[str, Any]
 ANTHROPIC_TYPES = {
     401: "authentication_error",
@@ -42,22 +44,53 @@ ANTHROPIC_TYPES = {
 class ApiFormat:
     """What the middleware looks for in answers of one API.
 
-    `abort_mark` and `done_marks` are those of a stream, `is_aborted` judges a whole answer. `error_mark` begins an
+    `abort_marks` and `done_marks` are those of a stream, `is_aborted` judges a whole answer. Where an event with an
+    abort mark need not be an abort, `is_abort_event` judges it, from the mark to its end. `error_mark` begins an
     error event, with the line end before it. `error_event` makes one from a message and a code.
     `output_limit` is the request's field that limits the output.
     """
 
-    abort_mark: bytes
+    abort_marks: tuple[bytes, ...]
     done_marks: tuple[bytes, ...]
     error_mark: bytes
     is_aborted: Callable[[bytes], bool]
     error_event: Callable[[str, str], bytes]
+    is_abort_event: Callable[[bytes], bool] | None = None
     output_limit: str = "max_tokens"
 
     @property
     def seam_bytes(self) -> int:
         """Bytes of a chunk's end that a mark may begin in."""
-        return max(map(len, (self.abort_mark, *self.done_marks, self.error_mark))) - 1
+        return max(map(len, (*self.abort_marks, *self.done_marks, self.error_mark))) - 1
+
+
+def _parse_object(raw: bytes) -> Document:
+    """The JSON object; an empty one for what is too long, or none."""
+    try:
+        document = json.loads(raw) if len(raw) <= MAX_JUDGED_BYTES else None
+    except (ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _event_data(event: bytes) -> bytes:
+    """The first data of a server-sent event; empty where it has none."""
+    lines = event.partition(b"\n\n")[0].split(b"\n")
+    return next((line[6:] for line in lines if line.startswith(b"data: ")), b"")
+
+
+def _is_aborted_message(body: bytes) -> bool:
+    document = _parse_object(body)
+    return document.get("type") == "message" and document.get("stop_reason") is None
+
+
+def _is_cancelled_response(body: bytes) -> bool:
+    return b'"cancelled"' in body and _parse_object(body).get("status") == "cancelled"
+
+
+def _is_cancelled_event(event: bytes) -> bool:
+    response = _parse_object(_event_data(event)).get("response") if b'"cancelled"' in event else None
+    return isinstance(response, dict) and response.get("status") == "cancelled"
 
 
 def _anthropic_event(message: str, code: str) -> bytes:
@@ -72,25 +105,27 @@ def _responses_event(message: str, code: str) -> bytes:
 
 
 OPENAI = ApiFormat(
-    abort_mark=b'"finish_reason":"abort"',
+    abort_marks=(b'"finish_reason":"abort"',),
     done_marks=(b"\ndata: [DONE]",),
     error_mark=OPENAI_ERROR,
     is_aborted=lambda body: b'"finish_reason":"abort"' in body,
     error_event=errors.error_event,
 )
 ANTHROPIC = ApiFormat(
-    abort_mark=b'"delta":{"stop_reason":null',
+    abort_marks=(b'"delta":{"stop_reason":null',),
     done_marks=(b"\nevent: message_stop",),
     error_mark=NAMED_ERROR,
-    is_aborted=lambda body: b'"type":"message"' in body and b'"stop_reason":"' not in body,
+    is_aborted=_is_aborted_message,
     error_event=_anthropic_event,
 )
+_FINAL_EVENTS = (b"\nevent: response.completed", b"\nevent: response.incomplete", b"\nevent: response.failed")
 RESPONSES = ApiFormat(
-    abort_mark=b'"status":"cancelled"',
-    done_marks=(b"\nevent: response.completed", b"\nevent: response.incomplete", b"\nevent: response.failed"),
+    abort_marks=_FINAL_EVENTS,
+    done_marks=_FINAL_EVENTS,
     error_mark=NAMED_ERROR,
-    is_aborted=lambda body: b'"status":"cancelled"' in body,
+    is_aborted=_is_cancelled_response,
     error_event=_responses_event,
+    is_abort_event=_is_cancelled_event,
     output_limit="max_output_tokens",
 )
 FORMATS = {
@@ -116,12 +151,7 @@ def error_body(document: Document, status: int, path: str) -> bytes:
 
 def event_message(chunk: bytes) -> str:
     """The words of an error event of any API."""
-    for line in chunk.partition(b"\n\n")[0].split(b"\n"):
-        if line.startswith(b"data: "):
-            try:
-                document = json.loads(line[6:])
-            except (ValueError, RecursionError):
-                break
-            if isinstance(document, dict):
-                return str(errors.to_openai_error(line[6:], 500)["error"]["message"])
-    return "Internal server error"
+    data = _event_data(chunk)
+    if not _parse_object(data):
+        return "Internal server error"
+    return str(errors.to_openai_error(data, 500)["error"]["message"])

@@ -93,11 +93,23 @@ def is_queue_full(message: str) -> bool:
     return any(text in message for text in QUEUE_FULL_MESSAGES)
 
 
-def too_many(n: int, prompts: int, limit: int) -> dict[str, Any]:
-    """The error of a request for more sequences (`n` times prompts) than the engine accepts even when it is idle."""
-    asked = f"The request asks for {n * prompts} sequences ('n' is {n}, prompts: {prompts})"
-    words = f"{asked}: this engine accepts at most {limit}. Lower 'n', or send fewer prompts in one request."
-    return error_document(words, 400, "prompt" if n == 1 else "n", RejectionReason.REQUEST_TOO_LARGE)
+def too_many(n: int, prompts: int, field: str, limit: int) -> dict[str, Any]:
+    """The error of a request for more sequences (`n` times prompts) than the engine accepts even when it is idle.
+
+    field: where the prompts are. The words are those of the gateway.
+    """
+    items = "prompts" if field == "prompt" else "items"
+    if prompts == 1:
+        problem, action = f"The field 'n' is {n}", f"Lower 'n' to at most {limit}."
+    elif n == 1:
+        problem, action = f"The field '{field}' has {prompts} {items}", f"Send at most {limit} {items} in one request."
+    else:
+        problem = (
+            f"The field 'n' is {n} and the field '{field}' has {prompts} {items}, {n * prompts} sequences in total"
+        )
+        action = f"Lower 'n' or send fewer {items} in one request."
+    message = f"{problem}, but this engine accepts at most {limit} sequences per request. {action}"
+    return error_document(message, 400, field if n == 1 else "n", RejectionReason.REQUEST_TOO_LARGE)
 
 
 def error_event(message: str, code: str) -> bytes:

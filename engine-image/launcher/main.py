@@ -65,6 +65,7 @@ class Launcher:
         has_slow_steps = settings.runtime == engine_info.SIMULATED or command.is_cpu_build(info.engine_version or "")
         self._progress = progress.ProgressMonitor(contract.progress, has_slow_steps)
         self._progress_pause_s = progress.WARMUP_PAUSE_SECONDS
+        self._task_not_served = ""
 
     async def run(self, argv: list[str], environment: dict[str, str]) -> int:
         """Runs the engine until it ends or we are told to stop; returns the launcher's exit code."""
@@ -114,8 +115,7 @@ class Launcher:
             log.info("ready after %s", ", ".join(f"{k} {v:.1f} s" for k, v in self._startup_phases.seconds().items()))
             await wait_first(hanging, dying)
         except warmup.TaskNotServed as error:
-            log.error("%s", error)
-            self._write_termination_message(str(error))
+            self._task_not_served = str(error)
         finally:
             hanging.cancel()
             dying.cancel()
@@ -199,23 +199,25 @@ class Launcher:
     async def _on_engine_exit(self, engine: engine_process.EngineProcess) -> int:
         """An end that nobody asked for is a failure, whatever vLLM calls it."""
         self._status.dead = True
-        if self._status.hung and not engine.exit.done():
-            return await self._end_hung_engine(engine)
+        if self._task_not_served:
+            return await self._end_running_engine(engine, self._task_not_served)
+        is_running = not engine.exit.done()
+        if is_running and self._status.hung:
+            silent_s, requests = self._status.silent_s, self._state.in_flight
+            return await self._end_running_engine(
+                engine, f"the engine made no progress for {silent_s:.0f} s with {requests} requests running"
+            )
         code = await self._kill(engine)
         await engine.log_copied()
-        log.error("the engine ended by itself with code %d", code)
+        log.error("the engine ended %s with code %d", "only when it was killed," if is_running else "by itself", code)
         if self._failure_cause.message:  # without one, Kubernetes keeps the end of the log
             self._write_termination_message(self._failure_cause.message)
         return code or 1
 
-    async def _end_hung_engine(self, engine: engine_process.EngineProcess) -> int:
+    async def _end_running_engine(self, engine: engine_process.EngineProcess, cause: str) -> int:
         """Kills the engine, because one that hangs does not handle SIGTERM, and leaves the cause."""
-        message = (
-            f"the engine made no progress for {self._status.silent_s:.0f} s "
-            f"with {self._state.in_flight} requests running"
-        )
-        log.error("%s: it is killed", message)
-        self._write_termination_message(message)  # before the kill, which may take its time
+        log.error("%s: it is killed", cause)
+        self._write_termination_message(cause)  # before the kill, which may take its time
         await self._kill(engine)
         return 1
 

@@ -234,9 +234,9 @@ class Plimsoll:
 
     def _impossible(self, body: bytes) -> dict[str, Any] | None:
         """The error of a request for more sequences than the engine ever accepts; None for others."""
-        n, prompts = request_body.sequences(body)
+        n, prompts, field = request_body.sequences(body)
         limit = self._config.queue_limit
-        return errors.too_many(n, prompts, limit) if limit is not None and n * prompts > limit else None
+        return errors.too_many(n, prompts, field, limit) if limit is not None and n * prompts > limit else None
 
     async def _forward_to_engine(
         self, scope: Scope, receive: Receive, send: Send, body: bytes | None = None, rename: Rename = unchanged

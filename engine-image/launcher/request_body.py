@@ -15,6 +15,8 @@ from launcher.asgi import Message, Receive
 from launcher.form_data import FormError, parse_form
 
 TRANSFER_PARAMS_KEY = "kv_transfer_params"
+# What may be a list of prompts: in completions, embeddings, rerank and score, where each is a pair with the query.
+BATCH_FIELDS = ("prompt", "input", "documents", "items", "text_2", "data_2")
 
 
 class TooLarge(Exception):
@@ -64,16 +66,24 @@ def parse(body: bytes) -> Any:
         return None
 
 
-def sequences(body: bytes) -> tuple[int, int]:
-    """Answers to each prompt (`n`) and the number of prompts, 1 where the body does not say."""
+def sequences(body: bytes) -> tuple[int, int, str]:
+    """Answers to each prompt (`n`), the number of prompts, and the field that holds them.
+
+    1, 1 and `prompt` where the body does not say. A list of token ids is one prompt, and so is a list of messages.
+    """
     document = parse(body)
     if not isinstance(document, dict):
-        return 1, 1
-    n, prompt = document.get("n"), document.get("prompt")
+        return 1, 1, BATCH_FIELDS[0]
+    n = document.get("n")
     if isinstance(n, float) and n.is_integer():  # vLLM reads 2.0 as 2
         n = int(n)
-    prompts = len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else 1
-    return n if type(n) is int and n > 0 else 1, prompts
+    field = max(BATCH_FIELDS, key=lambda name: _items(document.get(name)))  # the first of equal ones
+    prompts = max(1, _items(document.get(field)))
+    return n if type(n) is int and n > 0 else 1, prompts, field
+
+
+def _items(found: Any) -> int:
+    return len(found) if isinstance(found, list) and found and isinstance(found[0], str | list) else 0
 
 
 def strip_transfer_params(body: bytes, nested: bool) -> bytes:

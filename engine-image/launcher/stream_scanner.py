@@ -2,12 +2,12 @@
 
 Problem: SDKs take `finish_reason: "abort"` and an end without `[DONE]` for success. Chunks may split anywhere.
 Idea: the byte patterns of the stream's API (`api_formats`). Each chunk is searched as it is; only the seam between two
-chunks is copied, some 60 bytes.
+chunks is copied, some 60 bytes, and the one event that has to be judged as a whole.
 """
 
 from __future__ import annotations
 
-from launcher.api_formats import OPENAI, ApiFormat
+from launcher.api_formats import MAX_JUDGED_BYTES, OPENAI, ApiFormat
 
 EVENT_END = b"\n\n"
 
@@ -25,6 +25,7 @@ class StreamScanner:
         self._api = api
         self._seam_bytes = api.seam_bytes
         self._tail = EVENT_END  # the first event needs no line end before it
+        self._judged_event: bytearray | None = bytearray()  # what is there of it; None where nothing is to be judged
 
     @property
     def at_event_boundary(self) -> bool:
@@ -35,17 +36,37 @@ class StreamScanner:
         """Where the aborted event ends in the chunk that is fed next: the place behind it, or -1 if not in there."""
         if self._tail.endswith(b"\n") and chunk.startswith(b"\n") and not self.at_event_boundary:
             return 1
-        position = chunk.find(EVENT_END, max(0, chunk.find(self._api.abort_mark)))
+        marks = [position for mark in self._api.abort_marks if (position := chunk.find(mark)) >= 0]
+        position = chunk.find(EVENT_END, min(marks, default=0))
         return position + len(EVENT_END) if position >= 0 else -1
 
     def feed(self, chunk: bytes) -> None:
         """Looks at the next chunk."""
         size, api = self._seam_bytes, self._api
         seam = self._tail + chunk[:size]
-        self.aborted = self.aborted or api.abort_mark in chunk or api.abort_mark in seam
+        if any(mark in chunk or mark in seam for mark in api.abort_marks) or self._judged_event:
+            self.aborted = self.aborted or api.is_abort_event is None or self._is_abort_event(chunk)
         self.done = self.done or any(mark in chunk or mark in seam for mark in api.done_marks)
         self.error = self.error or api.error_mark in chunk or api.error_mark in seam
         self._tail = chunk[-size:] if len(chunk) >= size else (self._tail + chunk)[-size:]
+
+    def _is_abort_event(self, chunk: bytes) -> bool:
+        """Adds the chunk to the event that is judged, and judges it once its end is there."""
+        event, api = self._judged_event, self._api
+        if event is None:
+            return False
+        if not event:
+            text = self._tail + chunk
+            event += text[min(position for mark in api.abort_marks if (position := text.find(mark)) >= 0) :]
+            searched = 0
+        else:
+            searched = len(event) - 1
+            event += chunk
+        is_whole = event.find(EVENT_END, searched) >= 0
+        if is_whole or len(event) > MAX_JUDGED_BYTES:
+            self._judged_event = None
+        assert api.is_abort_event is not None
+        return is_whole and api.is_abort_event(bytes(event))
 
 
 def strip_done(chunk: bytes, api: ApiFormat = OPENAI) -> bytes:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 from simulated import protocol, responses
 from simulated.protocol import GenerationRequest, RequestError
-from simulated.sequence import EngineSequence
+from simulated.sequence import ServedSequence
 
 COMPLETIONS_PATH: Final = "/v1/completions"
 CHAT_PATH: Final = "/v1/chat/completions"
@@ -22,7 +22,7 @@ MESSAGES_PATH: Final = "/v1/messages"
 RESPONSES_PATH: Final = "/v1/responses"
 _STOP_REASONS: Final = {"length": "max_tokens"}  # vLLM names no reason for an aborted answer
 
-Sequences = Sequence[EngineSequence]
+Sequences = Sequence[ServedSequence]
 Names = tuple[str, ...]
 
 
@@ -195,11 +195,12 @@ def _parse_responses(body: bytes, names: Names, context: int) -> GenerationReque
         messages.insert(0, {"role": "system", "content": document["instructions"]})
     shared = {key: document.get(key) for key in ("model", "stream", "kv_transfer_params")}
     chat = shared | {"messages": messages, "max_tokens": document.get("max_output_tokens")}
-    return _chat(chat, names, context)
+    metadata = document.get("metadata")
+    return replace(_chat(chat, names, context), metadata=metadata if isinstance(metadata, dict) else None)
 
 
-def _responsedocument_of(
-    request: GenerationRequest, name: str, created: int, sequence: EngineSequence, status: str, transfer: Any = None
+def _response_document(
+    request: GenerationRequest, name: str, created: int, sequence: ServedSequence, status: str, transfer: Any = None
 ) -> dict[str, Any]:
     item, tokens = _output_item(name, sequence, status), (sequence.prompt_tokens, sequence.emitted_tokens)
     usage = {
@@ -214,7 +215,7 @@ def _responsedocument_of(
         "created_at": created,
         "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
         "instructions": None,
-        "metadata": None,
+        "metadata": request.metadata,
         "model": request.model,
         "object": "response",
         "output": [] if status == "in_progress" else [item],
@@ -227,12 +228,12 @@ def _responsedocument_of(
     }
 
 
-def _output_item(name: str, sequence: EngineSequence, status: str) -> dict[str, Any]:
+def _output_item(name: str, sequence: ServedSequence, status: str) -> dict[str, Any]:
     part = {"type": "output_text", "text": sequence.text(0, sequence.emitted_tokens), "annotations": [], "logprobs": []}
     return {"id": f"msg_{name}", "type": "message", "role": "assistant", "status": status, "content": [part]}
 
 
-def _response_status(sequence: EngineSequence) -> str:
+def _response_status(sequence: ServedSequence) -> str:
     return "incomplete" if sequence.outcome == "length" else "cancelled"
 
 
@@ -241,7 +242,7 @@ def _complete_response(
 ) -> bytes:
     (sequence,) = sequences
     status = _response_status(sequence)
-    return responses.to_json(_responsedocument_of(request, name, created, sequence, status, transfer))
+    return responses.to_json(_response_document(request, name, created, sequence, status, transfer))
 
 
 class ResponseEventStream:
@@ -287,7 +288,7 @@ class ResponseEventStream:
         )
 
     def _document(self, status: str) -> dict[str, Any]:
-        return _responsedocument_of(self._request, self._name, self._created, self._sequence, status)
+        return _response_document(self._request, self._name, self._created, self._sequence, status)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         self._number += 1

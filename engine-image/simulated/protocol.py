@@ -56,6 +56,7 @@ class GenerationRequest:
     request_id: str
     transfer: Mapping[str, Any] | None
     encoding: str = "float"  # of an embedding; or base64
+    metadata: Mapping[str, Any] | None = None  # of a response, which repeats it
 
 
 def parse_request(body: bytes, chat: bool, names: tuple[str, ...], max_model_len: int) -> GenerationRequest:

@@ -28,7 +28,7 @@ from simulated.dialects import (
     messages_chat,
 )
 from simulated.protocol import GenerationRequest
-from simulated.sequence import EngineSequence
+from simulated.sequence import ServedSequence
 
 TOKEN_PATHS: Final = ("/tokenize", "/detokenize", f"{MESSAGES_PATH}/count_tokens")
 RERANK_PATHS: Final = ("/rerank", "/v1/rerank", "/v2/rerank")
@@ -79,11 +79,11 @@ def _parse_pairs(first: tuple[str, ...], second: tuple[str, ...]) -> Callable[[b
     return parse
 
 
-def _vector(sequence: EngineSequence) -> list[float]:
+def _vector(sequence: ServedSequence) -> list[float]:
     return [((sequence.seed >> 4 * place) % 16 - 7.5) / 16 for place in range(EMBEDDING_SIZE)]
 
 
-def _score(sequence: EngineSequence) -> float:
+def _score(sequence: ServedSequence) -> float:
     return sequence.seed % 1000 / 1000
 
 

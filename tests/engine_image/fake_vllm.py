@@ -47,6 +47,9 @@ class Handler(BaseHTTPRequestHandler):
             os._exit(0)
         if self.path == "/dead":
             DEAD = True
+        if "other-task" in sys.argv:
+            self.reply(404, b'{"detail": "Not Found"}')
+            return
         self.reply(200, json.dumps({"usage": {"completion_tokens": asked.get("max_tokens")}}).encode())
 
 
@@ -63,6 +66,8 @@ def main() -> None:
         print('(APIServer pid=8)   File "api_server.py", line 1, in run\n' * 100)
         print("(APIServer pid=8) RuntimeError: Engine core initialization failed. See root cause above.", flush=True)
         sys.exit(1)
+    if "other-task" in sys.argv:
+        print("ImportError: no optional kernels", flush=True)
     print("Initializing a V1 LLM engine (v0) with config: none", flush=True)
     print("init engine (profile, create kv cache, warmup model) took 0.01 s", flush=True)
     if "orphan" in sys.argv:

@@ -78,6 +78,65 @@ async def test_bad_end_of_each_api_is_an_error_event_and_a_cut(
     assert one.count("stream_errors", reason=reason) == 1
 
 
+ECHO = {"metadata": {"status": "cancelled"}, "tools": [{"parameters": {"status": "cancelled"}}]}
+COMPLETED = named("response.completed", response={**ECHO, "status": "completed"})
+CANCELLED = named("response.completed", response={**ECHO, "status": "cancelled"})
+
+
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+async def test_response_stream_may_echo_words_of_an_abort(tmp_path: Path, size: int) -> None:
+    raw = named("response.created", response={**ECHO, "status": "in_progress"}) + DELTA + COMPLETED
+    chunks = [raw[at : at + size] for at in range(0, len(raw), size)]
+    async with make_harness(streaming_engine(chunks), "serve", tmp_path) as serve:
+        got = await serve.send(ASK, RESPONSES)
+    assert (got.body, got.complete) == (raw, True)
+    assert serve.count("stream_errors", reason="abort") == 0
+
+
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+async def test_response_stream_is_cut_after_its_cancelled_event(tmp_path: Path, size: int) -> None:
+    raw = DELTA + CANCELLED + named("response.more")
+    chunks = [raw[at : at + size] for at in range(0, len(raw), size)]
+    async with make_harness(streaming_engine(chunks), "serve", tmp_path) as serve:
+        got = await serve.send(ASK, RESPONSES)
+    assert got.body.startswith(DELTA + CANCELLED + b"event: error\n")
+    assert b"response.more" not in got.body
+    assert not got.complete
+    assert serve.count("stream_errors", reason="abort") == 1
+
+
+@pytest.mark.parametrize("data", [b"[" * 100_000, b"[]", b'{"response":[]}', b"{"])
+async def test_final_event_that_is_no_response_passes(tmp_path: Path, data: bytes) -> None:
+    raw = b"event: response.completed\ndata: " + data + b"\n\n"
+    async with make_harness(streaming_engine([raw]), "serve", tmp_path) as serve:
+        got = await serve.send(ASK, RESPONSES)
+    assert (got.body, got.complete) == (raw, True)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        (RESPONSES, {**ECHO, "status": "completed"}, 200),
+        (RESPONSES, {**ECHO, "status": "cancelled"}, 503),
+        (RESPONSES, ["cancelled"], 200),
+        (MESSAGES, {"type": "message", "content": [{"type": "tool_use", "input": {"stop_reason": "a"}}]}, 503),
+        (MESSAGES, {"type": "message", "content": [], "stop_reason": "tool_use"}, 200),
+    ],
+)
+async def test_whole_body_is_judged_by_its_own_status(tmp_path: Path, path: str, body: Any, status: int) -> None:
+    engine = respond_with(200, json.dumps(body, separators=(",", ":")).encode())
+    async with make_harness(engine, "serve", tmp_path) as serve:
+        got = await serve.send({"model": "tiny"}, path)
+    assert got.status == status
+
+
+async def test_whole_body_too_deep_to_read_passes(tmp_path: Path) -> None:
+    raw = b'{"status":"cancelled","tools":' + b"[" * 100_000
+    async with make_harness(respond_with(200, raw), "serve", tmp_path) as serve:
+        got = await serve.send({"model": "tiny"}, RESPONSES)
+    assert (got.status, got.body) == (200, raw)
+
+
 async def test_message_stream_that_begins_with_an_error_goes_elsewhere(tmp_path: Path) -> None:
     chunk = named("error", error={"type": "internal_error", "message": "Input should be a valid"})
     async with make_harness(streaming_engine([chunk]), "serve", tmp_path) as serve:

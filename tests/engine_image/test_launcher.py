@@ -174,6 +174,18 @@ async def test_launcher_failed_start_leaves_its_cause_in_termination_message(tmp
     assert (tmp_path / "said").read_text() == "ValueError: no room for the KV cache"
 
 
+async def test_launcher_task_not_served_is_the_cause_of_the_end(tmp_path: Path) -> None:
+    async with launched(tmp_path, "other-task") as launcher:
+        await launcher.until("ImportError")
+        error = (await launcher.until("ERROR .*")).string
+        assert launcher.process.stdout is not None
+        rest = (await launcher.process.stdout.read()).decode()
+        assert await launcher.process.wait() == 1
+    assert "set spec.model.task to what the model does: it is killed" in error
+    assert "ended by itself" not in rest
+    assert (tmp_path / "said").read_text().endswith("set spec.model.task to what the model does")
+
+
 async def test_launcher_failure_without_an_error_leaves_the_log(tmp_path: Path) -> None:
     async with launched(tmp_path, "broken") as launcher:
         await launcher.process.wait()

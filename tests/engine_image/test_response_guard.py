@@ -261,6 +261,11 @@ BUSY = "The engine is currently busy and cannot accept new requests."
         ({"n": 129.0, "prompt": "a"}, "n"),
         ({"n": 10, "prompt": ["a"] * 13}, "n"),
         ({"prompt": [[1, 2]] * 129}, "prompt"),
+        ({"input": ["a"] * 129}, "input"),
+        ({"input": [[1, 2]] * 129}, "input"),
+        ({"query": "a", "documents": ["a"] * 129}, "documents"),
+        ({"text_1": "a", "text_2": ["a"] * 129}, "text_2"),
+        ({"queries": ["a"], "items": ["a"] * 129}, "items"),
     ],
 )
 async def test_full_queue_of_a_request_too_large_is_a_400(
@@ -278,11 +283,25 @@ async def test_full_queue_of_a_request_too_large_is_a_400(
     said = got.json["error"]
     assert (got.status, said["code"], said["param"]) == (400, "request_too_large", param)
     assert (got.headers["x-plimsoll-reason"], got.headers["x-should-retry"]) == ("request_too_large", "false")
+    assert f"The field '{param}' " in said["message"]
     assert "at most 128" in said["message"]
     assert not {"x-plimsoll-retry", "retry-after"} & got.headers.keys()
 
 
-@pytest.mark.parametrize("fields", [{"n": 128}, {"prompt": [1] * 500}, {"n": "x"}, {"n": True}, {"n": -1}])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"n": 128},
+        {"prompt": [1] * 500},
+        {"input": [1] * 500},
+        {"input": [{"role": "user", "content": "a"}] * 500},
+        {"messages": [], "documents": [{"text": "a"}] * 500},
+        {"text_1": "a", "text_2": ["a"] * 128},
+        {"n": "x"},
+        {"n": True},
+        {"n": -1},
+    ],
+)
 async def test_full_queue_of_a_possible_request_stays_a_503(tmp_path: Path, fields: dict[str, object]) -> None:
     raw = json.dumps({"error": {"message": BUSY, "code": 503}}).encode()
     async with make_harness(respond_with(503, raw), "serve", tmp_path, queue_limit=128) as serve:

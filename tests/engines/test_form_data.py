@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from email.message import Message
 from pathlib import Path
 
+import httpx
 import pytest
+import requests
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -43,10 +46,80 @@ def test_fields_have_names_and_values_byte_for_byte() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", ['multipart/form-data; boundary="b0"', "multipart/form-data; charset=utf-8; boundary=b0", KIND.title()]
+    ("kind", "boundary"),
+    [
+        (KIND, b"b0"),
+        ('multipart/form-data; boundary="b0"', b"b0"),
+        ("Multipart/Form-Data; Boundary=B0", b"B0"),
+        (
+            "multipart/form-data; boundary=2c5d7d0a4a0e4e3bb3a0c7a2ed1f4b55",
+            b"2c5d7d0a4a0e4e3bb3a0c7a2ed1f4b55",
+        ),  # httpx
+        ("multipart/form-data; boundary=------------------------d74496d66958873e", b"-" * 24 + b"d74496d66958873e"),
+        ("multipart/form-data; boundary=----WebKitFormBoundary7MA4YWxk", b"----WebKitFormBoundary7MA4YWxk"),
+        ("multipart/form-data; boundary=----formdata-undici-0123456789", b"----formdata-undici-0123456789"),
+        ('multipart/form-data; boundary="----=_Part_1_2.3"', b"----=_Part_1_2.3"),  # JavaMail
+        ('multipart/form-data; boundary="0e5f:a b"', b"0e5f:a b"),  # Go quotes these
+        ("multipart/form-data;charset=UTF-8;boundary=b0", b"b0"),  # Spring
+        ("multipart/form-data; boundary=b0; charset=UTF-8", b"b0"),  # Apache HttpClient
+        ('multipart/form-data; charset="utf-8"; boundary=b0', b"b0"),
+    ],
 )
-def test_boundary_is_read_in_all_spellings(kind: str) -> None:
-    assert boundary_of(kind).lower() == b"b0"
+def test_boundary_is_read_as_clients_write_it(kind: str, boundary: bytes) -> None:
+    assert boundary_of(kind) == boundary
+
+
+def test_boundary_of_http_clients_is_read() -> None:
+    files = {"file": ("a.wav", b"RIFF")}
+    by_httpx = httpx.Request("POST", "http://x", files=files)
+    by_requests = requests.Request("POST", "http://x", files=files).prepare()
+    assert isinstance(by_requests.body, bytes)
+    assert parse_form(by_httpx.read(), by_httpx.headers["content-type"])[0].name == "file"
+    assert parse_form(by_requests.body, by_requests.headers["content-type"])[0].name == "file"
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        'multipart/form-data; x="; boundary=b0"; boundary=b1',
+        "multipart/form-data; x=1; boundary=b0",
+        "multipart/form-data; boundary=b0; boundary=b1",
+        "multipart/form-data; boundary=b0; boundary=b0",
+        "multipart/form-data; boundary=b0; BOUNDARY=b1",
+        "multipart/form-data; boundary*=utf-8''b1; boundary=b0",
+        "multipart/form-data; boundary=b0; boundary*0=b1",
+        "multipart/form-data; boundary=b0; charset=utf-16",
+        "multipart/form-data; charset=utf-8; boundary=b0; charset=utf-16",
+        "multipart/form-data; charset=utf-8; charset=utf-8; boundary=b0",
+        'multipart/form-data; boundary="b\\0"',
+        'multipart/form-data; boundary="b;0"',
+        'multipart/form-data; boundary="b0 "',
+        'multipart/form-data; boundary="b0',
+        "multipart/form-data; boundary=<b0>",
+        "multipart/form-data; boundary=b\xe9",
+        "multipart/form-data; boundary=b0,multipart/form-data; boundary=b1",
+        "multipart/form-data; boundary=b0;",
+        "multipart/form-data; boundary=b0\n",
+        "multipart/form-datax; boundary=b0",
+        f"multipart/form-data; boundary={'b' * 71}",
+    ],
+)
+def test_boundary_that_parsers_may_read_differently_is_refused(kind: str) -> None:
+    with pytest.raises(FormError, match='not "multipart/form-data; boundary=X"'):
+        boundary_of(kind)
+
+
+@given(st.lists(st.sampled_from(["boundary", "charset", "=", ";", '"', "b0", "utf-8", " ", "*", "\\", "<", ">"])))
+def test_accepted_boundary_is_that_of_another_parser(parts: list[str]) -> None:
+    kind = "multipart/form-data; boundary=b1" + "".join(parts)
+    try:
+        found = boundary_of(kind)
+    except FormError:
+        return
+    message = Message()
+    message["content-type"] = kind
+    assert message.get_boundary() == found.decode()
+    assert message.get_content_charset("utf-8") == "utf-8"
 
 
 @pytest.mark.parametrize(

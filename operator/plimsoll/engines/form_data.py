@@ -15,7 +15,12 @@ from typing import Final, NamedTuple
 MAX_FIELDS: Final = 100
 MAX_HEADER_BYTES: Final = 4096
 
-_BOUNDARY: Final = re.compile(r';\s*boundary=(?:"([^"\\\r\n]{1,70})"|([^\s";,]{1,70}))\s*(?:;|\Z)', re.IGNORECASE)
+_TOKEN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]"
+_BOUNDARY = rf'boundary=(?:({_TOKEN}{{1,70}})|"((?:{_TOKEN}|[ (),/:=?]){{0,69}}(?:{_TOKEN}|[(),/:=?]))")'
+_CHARSET, _NEXT = r'charset=(?:utf-8|"utf-8")', r"[ \t]*;[ \t]*"
+_CONTENT_TYPE: Final = re.compile(
+    rf"multipart/form-data({_NEXT}{_CHARSET})?{_NEXT}{_BOUNDARY}(?(1)|(?:{_NEXT}{_CHARSET})?)", re.IGNORECASE | re.ASCII
+)
 _DISPOSITION: Final = re.compile(rb"^content-disposition:[ \t]*form-data;([^\r\n]*)", re.IGNORECASE | re.MULTILINE)
 _FILE_NAME = rb'(filename)="(?:[^"\\\r\n]|\\[^\r\n])*"|(filename\*)=[^;"\r\n]*'
 _PARAMETER: Final = re.compile(rb'[ \t]*(?:(name)="([^"\\\r\n]*)"|%s)[ \t]*(?:;|\Z)' % _FILE_NAME)
@@ -35,11 +40,13 @@ class FormField(NamedTuple):
 
 
 def boundary_of(content_type: str) -> bytes:
-    """Returns the boundary of a multipart/form-data content type. Raises FormError."""
-    match = _BOUNDARY.search(content_type)
-    if not content_type.lower().lstrip().startswith("multipart/form-data") or match is None:
-        raise FormError("the Content-Type is not multipart/form-data with a boundary")
-    return (match[1] or match[2]).encode("latin-1", "replace")
+    """Returns the boundary of a content type that has no parameter but it and `charset=utf-8`. Raises FormError."""
+    match = _CONTENT_TYPE.fullmatch(content_type)
+    if match is None:
+        raise FormError(
+            'the Content-Type is not "multipart/form-data; boundary=X", where "; charset=utf-8" may be added'
+        )
+    return (match[2] or match[3]).encode("ascii")
 
 
 def parse_form(body: bytes, content_type: str) -> list[FormField]:

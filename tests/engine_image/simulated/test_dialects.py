@@ -54,6 +54,18 @@ async def test_response_whole_and_streamed_are_equal(tmp_path: Path) -> None:
     assert stream[-1][0] == "response.completed"
 
 
+async def test_response_echoes_metadata_and_is_complete(tmp_path: Path) -> None:
+    metadata = {"status": "cancelled"}
+    ask = {"model": "m", "max_output_tokens": 5, "input": "Hello", "metadata": metadata}
+    async with make_harness(tmp_path) as one:
+        whole = await one.send(ask, RESPONSES)
+        stream = await one.send(ask | {"stream": True}, RESPONSES)
+    assert (whole.status, whole.json["metadata"], whole.json["status"]) == (200, metadata, "incomplete")
+    kind, last = events(stream.body)[-1]
+    assert (kind, stream.complete) == ("response.completed", True)
+    assert (last["response"]["metadata"], last["response"]["status"]) == (metadata, "incomplete")
+
+
 @pytest.mark.parametrize(
     ("given", "count"), [("Hello", 1), (["Hello", "You"], 2), ([1, 2, 3], 1), ([[1, 2], [3, 4, 5]], 2)]
 )
