@@ -263,6 +263,14 @@ async def test_envoy_endpoint_routes_by_path() -> None:
     assert bodies.held_bytes == len(BODY)
 
 
+@pytest.mark.parametrize("path", [b"/check/v1/completions", b"/reserve/v1/completions", b"/v1/models"])
+def test_envoy_endpoint_has_no_options(path: bytes) -> None:
+    door = EnvoyEndpoint(picker(pod("10.0.0.1:8000")), ParseWorker(), BodyBudget(100, 60))
+    reply = door(HttpRequest(b"OPTIONS", path, {b"x-plimsoll-error-response": b"e30"}, BODY))
+    assert isinstance(reply, bytes)
+    assert headers(reply)[":status"] == "404"
+
+
 def test_models_are_listed_once_by_preferred_name() -> None:
     asked = picker(services=(service(model="tiny"), service("two", model="tiny", uid="z")))
     assert [part["id"] for part in orjson.loads(models_body(asked, ANONYMOUS))["data"]] == ["team/two", "tiny"]

@@ -59,6 +59,8 @@ class EnvoyEndpoint:
         if request.path == b"/healthz":
             self.health_checked = True
             return response(200)
+        if request.method == b"OPTIONS":  # no route for clients has it: Envoy itself responds to preflights
+            return response(404)
         self.last_request_s = time.monotonic()
         if request.path.startswith(_CHECK):
             return self._check(request)
