@@ -115,6 +115,13 @@ def test_optional_keys_admit_strangers_and_reject_wrong_keys() -> None:
     assert reason(identity(made, **bearer("unknown"))) is RejectionReason.INVALID_API_KEY
 
 
+@pytest.mark.parametrize("key", ["plim-", "plim-ci", key_of("ci")[:-20], key_of("ci") + "!", key_of("ci") + "0" * 256])
+def test_optional_keys_reject_malformed_keys(key: str) -> None:
+    made = authenticator(key_secret("ci"), mode=ApiKeyMode.OPTIONAL)
+    for headers in ({"authorization": f"Bearer {key}"}, {"x-api-key": key}, {"api-key": key}):
+        assert reason(identity(made, **headers)) is RejectionReason.INVALID_API_KEY
+
+
 def test_without_authentication_headers_count_only_if_trusted() -> None:
     assert identity(Authenticator(), **CLAIMS, **bearer("ci")) == ANONYMOUS
     trusting = Authenticator(trusted=TrustedHeaders())
