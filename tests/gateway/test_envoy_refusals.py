@@ -194,7 +194,11 @@ async def test_preflight_of_another_origin_is_refused(open_to_browsers: GatewayS
 @pytest.mark.parametrize("origin", [ORIGIN, "https://app.example.evil"])
 @pytest.mark.parametrize(
     ("path", "expected"),
-    [(CHAT, (405, "method_not_allowed")), (f"/check{CHAT}", (404, "unknown_path")), ("/reserve/x", (404, "unknown_path"))],
+    [
+        (CHAT, (405, "method_not_allowed")),
+        (f"/check{CHAT}", (404, "unknown_path")),
+        ("/reserve/x", (404, "unknown_path")),
+    ],
 )
 async def test_options_without_a_method_is_no_preflight(
     open_to_browsers: GatewayStack, path: str, expected: tuple[int, str], origin: str

@@ -17,6 +17,7 @@ from tests.gateway.kube_objects import Object, pod, service
 from tests.gateway.picker_harness import (
     START_UNIX_S,
     PickerHarness,
+    cost_models,
     engine_names,
     rejection_of,
     response_headers,
@@ -229,6 +230,17 @@ def test_limits_of_a_key_reject_without_demand() -> None:
     assert (requests["arrived"], requests["rejected"]) == (2, {"rate_limit_exceeded": 1})
     world.advance(30.0)
     assert "x-plimsoll-endpoint" in response_headers(world.send(headers=bearer("ci")))
+
+
+@pytest.mark.parametrize(("fields", "output"), [({}, None), ({"max_tokens": 1000}, 1000), ({"n": 2}, None)])
+def test_request_without_max_tokens_is_charged_the_mean_output(fields: dict[str, int], output: int | None) -> None:
+    made = authenticator(key_secret("ci", tokens_per_minute=10_000))
+    world = PickerHarness(service_with_slo(batch=64), pods=engine_names(1), authenticator=made)
+    mean = cost_models(batch=64).output_mean
+    left = int(response_headers(world.send(headers=bearer("ci"), **fields))["x-ratelimit-remaining-tokens"])
+    prompt = world.service()["requests"]["arrived_tokens"]
+    assert mean > 100
+    assert left == pytest.approx(10_000 - prompt - (output or mean * fields.get("n", 1)), abs=1.0)
 
 
 def test_reasons_of_identity_size_nothing() -> None:

@@ -211,7 +211,8 @@ class Picker:
     def _first(self, service: ServiceEntry, ctx: RequestContext, now: float) -> bytes | None:
         """Decide about a new request, as `_apply` returns it. Rejects more sequences than any engine accepts."""
         sequences = ctx.prompt.sequences
-        tokens = ctx.estimate.total + (ctx.max_tokens or 0) * sequences
+        output = self.admission.mean_output_tokens(service.key) if ctx.max_tokens is None else ctx.max_tokens
+        tokens = ctx.estimate.total + math.ceil(output * sequences)
         if (rejection := self.key_limits.take(ctx.identity, tokens, now)) is not None:
             return self._reject(rejection, ctx, now)
         if sequences <= service.max_queued:
