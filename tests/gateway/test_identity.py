@@ -243,6 +243,23 @@ def test_request_without_max_tokens_is_charged_the_mean_output(fields: dict[str,
     assert left == pytest.approx(10_000 - prompt - (output or mean * fields.get("n", 1)), abs=1.0)
 
 
+def test_impossible_request_is_charged_no_tokens() -> None:
+    made = authenticator(key_secret("ci", tokens_per_minute=10_000))
+    world = PickerHarness(service_with_slo(batch=64), pods=engine_names(1), authenticator=made)
+    assert rejection_of(world.send(headers=bearer("ci"), n=100_000)).status == 400
+    assert response_headers(world.send(headers=bearer("ci"), max_tokens=1))[":status"] == "200"
+
+
+def test_output_beyond_the_longest_sequence_is_not_charged() -> None:
+    made = authenticator(key_secret("ci", tokens_per_minute=10_000))
+    engine = engine_names(1)[0]
+    engine["spec"]["containers"][0]["env"] = [{"name": "PLIMSOLL_ARGS", "value": '["--max-model-len", "4096"]'}]
+    world = PickerHarness(service_with_slo(batch=64), pods=(engine,), authenticator=made)
+    sent = response_headers(world.send(headers=bearer("ci"), max_tokens=100_000))
+    prompt = world.service()["requests"]["arrived_tokens"]
+    assert int(sent["x-ratelimit-remaining-tokens"]) == 10_000 - prompt - 4096
+
+
 def test_reasons_of_identity_size_nothing() -> None:
     statuses = {"missing_api_key", "invalid_api_key", "expired_api_key", "model_not_allowed", "rate_limit_exceeded"}
     assert statuses <= NO_DEMAND_REASONS

@@ -32,7 +32,7 @@ from plimsoll.gateway.errors import ErrorResponse, Rejection, to_header, to_resp
 from plimsoll.gateway.http1 import ok_response, response
 from plimsoll.gateway.identity import Authenticator, Identity, model_not_allowed
 from plimsoll.gateway.inflight import InFlightTracker
-from plimsoll.gateway.key_limits import KeyLimits
+from plimsoll.gateway.key_limits import KeyLimits, charged_tokens
 from plimsoll.gateway.prefix_hash import block_hashes
 from plimsoll.gateway.request_context import RETRY_COUNT_HEADER, RequestContext, new_context, request_id_of
 from plimsoll.gateway.request_parser import ParsedRequest, parse_body
@@ -211,17 +211,17 @@ class Picker:
     def _first(self, service: ServiceEntry, ctx: RequestContext, now: float) -> bytes | None:
         """Decide about a new request, as `_apply` returns it. Rejects more sequences than any engine accepts."""
         sequences = ctx.prompt.sequences
-        output = self.admission.mean_output_tokens(service.key) if ctx.max_tokens is None else ctx.max_tokens
-        tokens = ctx.estimate.total + math.ceil(output * sequences)
+        fallback = None if ctx.fallback is None else self.catalog.services[ctx.fallback]
+        limit = max(service.max_queued, 0 if fallback is None else fallback.max_queued)
+        mean_output = self.admission.mean_output_tokens(service.key)
+        tokens = 0 if sequences > limit else charged_tokens(ctx, mean_output, service.max_model_len)
         if (rejection := self.key_limits.take(ctx.identity, tokens, now)) is not None:
             return self._reject(rejection, ctx, now)
         if sequences <= service.max_queued:
             return self._apply(ctx, self.admission.submit(ctx, now, self._can_queue(ctx)), now)
-        fallback = None if ctx.fallback is None else self.catalog.services[ctx.fallback]
-        if fallback is not None and sequences <= fallback.max_queued:
+        if sequences <= limit:
             self._exclude_from_demand(ctx)
             return self._try_fallback(ctx, now)
-        limit = max(service.max_queued, 0 if fallback is None else fallback.max_queued)
         self.stats(service.key).record_outcome(AdmissionOutcome.SHED_NO_CAPACITY)
         return self._reject(error_messages.too_many(ctx.model, sequences, ctx.n, limit, ctx.prompt_field), ctx, now)
 
