@@ -7,9 +7,12 @@ import pytest
 
 from plimsoll.adapters.kube_client import WatchEvent
 from plimsoll.core.ports import NO_DEMAND_REASONS
+from plimsoll.gateway.body_budget import BodyBudget
 from plimsoll.gateway.errors import Rejection, RejectionReason
+from plimsoll.gateway.http1 import HttpRequest
 from plimsoll.gateway.identity import ANONYMOUS, MAX_COUNTED_KEYS, OTHER_KEYS, Authenticator, Identity
-from plimsoll.gateway.routes import model, models_body
+from plimsoll.gateway.parse_worker import ParseWorker
+from plimsoll.gateway.routes import EnvoyEndpoint, model, models_body
 from plimsoll.gateway.settings import ApiKeyMode, TrustedHeaders
 from plimsoll.telemetry import metrics
 from tests.gateway.api_key_secrets import bearer, key_of, key_secret
@@ -143,18 +146,40 @@ def test_required_keys_are_ready_after_their_first_list() -> None:
     assert authenticator().ready
 
 
+def counted(made: Authenticator, key: str) -> float | None:
+    made.update_metrics()
+    return metrics.GATEWAY.get_sample_value("plimsoll_gateway_api_key_requests_total", {"key": key})
+
+
 def test_requests_by_key_have_bounded_series() -> None:
     names = [f"counted-{n}" for n in range(MAX_COUNTED_KEYS + 3)]
     made = authenticator(*(key_secret(name) for name in names))
     for name in names:
-        identity(made, **bearer(name))
-    made.update_metrics()
-    made.update_metrics()
+        found = identity(made, **bearer(name))
+        assert isinstance(found, Identity)
+        made.count(found)
+    made.count(ANONYMOUS)
+    assert counted(made, names[0]) == counted(made, names[0]) == 1.0
+    assert (counted(made, names[-1]), counted(made, OTHER_KEYS), counted(made, "")) == (None, 3.0, None)
 
-    def count(key: str) -> float | None:
-        return metrics.GATEWAY.get_sample_value("plimsoll_gateway_api_key_requests_total", {"key": key})
 
-    assert (count(names[0]), count(names[-1]), count(OTHER_KEYS)) == (1.0, None, 3.0)
+def test_request_with_large_body_is_counted_once() -> None:
+    made = authenticator(key_secret("large"))
+    world = PickerHarness(service_with_slo(), pods=engine_names(1), authenticator=made)
+    door = EnvoyEndpoint(world.picker, ParseWorker(), BodyBudget(100, 60))
+
+    def call(path: bytes, body: bytes = b"", request_id: bytes = b"a") -> str:
+        sent = {b"x-api-key": key_of("large").encode(), b"x-plimsoll-request-id": request_id}
+        reply = door(HttpRequest(b"POST", path, sent | {b"x-plimsoll-body-bytes": b"60"}, body))
+        assert isinstance(reply, bytes)
+        return response_headers(reply)[":status"]
+
+    assert call(b"/reserve/v1/completions") == "200"
+    assert call(b"/check/v1/completions", b'{"model":"chat","prompt":"a"}') == "200"
+    assert counted(made, "large") == 1.0
+    assert call(b"/reserve/v1/completions", request_id=b"b") == "200"
+    assert call(b"/reserve/v1/completions", request_id=b"c") == "429"  # it never gets to the check
+    assert counted(made, "large") == 2.0
 
 
 def services() -> tuple[Object, ...]:

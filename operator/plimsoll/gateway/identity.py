@@ -99,8 +99,12 @@ class Authenticator:
             return _INVALID
         if key.is_expired(unix_s):
             return _expired(key)
-        self._requests_by_key[self._counted_name(name)] += 1
         return self._with_headers(key, headers)
+
+    def count(self, identity: Identity) -> None:
+        """Count a request of this identity, if it has a key. Call this once for each request."""
+        if identity.key_name:
+            self._requests_by_key[self._counted_name(identity.key_name)] += 1
 
     def update_metrics(self) -> None:
         """Update the counters of `/metrics` just before they are read."""

@@ -133,9 +133,12 @@ class Picker:
         parsed = parse_audio_form(body, headers.get(b"content-type", b"")) if is_form else parse_body(body, route)
         return self.decide(parsed, body, headers, identity, now, route)
 
-    def authenticate(self, headers: Mapping[bytes, bytes]) -> Identity | Rejection:
-        """Returns who sends a request with these headers, or why it is rejected."""
-        return self.authenticator.authenticate(headers, self._clock.unix())
+    def authenticate(self, headers: Mapping[bytes, bytes], *, is_counted: bool = True) -> Identity | Rejection:
+        """Returns who sends a request with these headers, or why it is rejected. Counts it, unless it comes again."""
+        identity = self.authenticator.authenticate(headers, self._clock.unix())
+        if is_counted and isinstance(identity, Identity):
+            self.authenticator.count(identity)
+        return identity
 
     def decide(
         self,
