@@ -11,7 +11,7 @@ from plimsoll.core.types import Task
 from plimsoll.gateway.api_routes import ROUTES, paths_of, route_of
 from plimsoll.gateway.errors import ErrorShape, from_header
 from plimsoll.gateway.picker import MAX_UNBOOKED_PER_ENGINE, Reply
-from tests.gateway.kube_objects import Object
+from tests.gateway.kube_objects import Object, pod
 from tests.gateway.picker_harness import PickerHarness, engine_names, response_headers, service_with_slo
 
 MESSAGES, EMBEDDINGS, TOKENIZE = "/v1/messages", "/v1/embeddings", "/tokenize"
@@ -105,9 +105,11 @@ def test_token_route_books_nothing_and_counts_nothing() -> None:
     assert (requests["arrived"], requests["succeeded"]) == (1, 0)
 
 
-def test_token_requests_are_bounded_per_engine() -> None:
-    harness = PickerHarness(service_with_slo("chat"), pods=engine_names(2))
-    replies = [ask(harness, TOKENIZE, prompt="a") for _ in range(2 * MAX_UNBOOKED_PER_ENGINE)]
+@pytest.mark.parametrize("engines", [2, 5])
+def test_token_requests_are_bounded_per_engine(engines: int) -> None:
+    pods = (*engine_names(engines), pod("10.0.1.1:8000", ready=False))
+    harness = PickerHarness(service_with_slo("chat"), pods=pods)
+    replies = [ask(harness, TOKENIZE, prompt="a") for _ in range(engines * MAX_UNBOOKED_PER_ENGINE)]
     assert {response_headers(one)[":status"] for one in replies} == {"200"}
     status, body = error_of(ask(harness, TOKENIZE, prompt="a"))
     assert (status, body["error"]["code"]) == (429, "gateway_full")

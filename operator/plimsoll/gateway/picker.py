@@ -257,7 +257,7 @@ class Picker:
             return self.reject(rejection, shape)
         if pick is None:
             return self.reject(self._no_endpoint(service, ctx), shape)
-        engines = 1 + len(pick.fallbacks)
+        engines = sum(e.routable and e.role is not Role.PREFILL for e in service.endpoints)
         if self.inflight.unbooked[service.key] >= engines * MAX_UNBOOKED_PER_ENGINE:
             return self.reject(
                 error_messages.too_many_unbooked(ctx.model, ctx.route.path, MAX_UNBOOKED_PER_ENGINE), shape
