@@ -118,10 +118,26 @@ def test_token_requests_are_bounded_per_engine(engines: int) -> None:
     assert harness.service()["requests"]["arrived"] == 0
 
 
-def test_token_request_without_engine_is_no_demand() -> None:
-    harness = PickerHarness(service_with_slo("chat"))
-    status, body = error_of(ask(harness, "/v1/messages/count_tokens", messages=[]))
+@pytest.mark.parametrize(("task", "path"), [("generate", "/v1/chat/completions"), ("embed", EMBEDDINGS)])
+def test_token_request_at_zero_says_what_starts_an_engine(task: str, path: str) -> None:
+    harness = PickerHarness(of_task(task))
+    reply = ask(harness, TOKENIZE, prompt="a")
+    status, body = error_of(reply)
+    assert (status, body["error"]["code"]) == (503, "no_endpoint")
+    assert body["error"]["message"] == f"No engine of model 'chat' runs. A request to {path} starts one."
+    headers = from_header(response_headers(reply)["x-plimsoll-error-response"]).headers
+    assert (headers.get("retry-after"), headers["x-should-retry"]) == (None, "false")
+    assert harness.service()["requests"]["rejected"] == {}
+
+
+@pytest.mark.parametrize("pods", [(), (pod("10.0.0.1:8000", ready=False),)])
+def test_token_request_waits_for_an_engine_that_starts(pods: tuple[Object, ...]) -> None:
+    harness = PickerHarness(service_with_slo("chat", ready_at_s=None if pods else 20.0), pods=pods)
+    reply = ask(harness, "/v1/messages/count_tokens", messages=[])
+    status, body = error_of(reply)
     assert (status, body["error"]["type"]) == (503, "overloaded_error")
+    assert "is starting" in body["error"]["message"]
+    assert "retry-after" in from_header(response_headers(reply)["x-plimsoll-error-response"]).headers
     assert harness.service()["requests"]["rejected"] == {}
 
 

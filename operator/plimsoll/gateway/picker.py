@@ -256,7 +256,12 @@ class Picker:
         if (rejection := self.key_limits.take(ctx.identity, 0, now)) is not None:
             return self.reject(rejection, shape)
         if pick is None:
-            return self.reject(self._no_endpoint(service, ctx), shape)
+            is_starting = bool(service.endpoints) or service.next_ready_s is not None
+            is_final = not is_starting and not service.deleted
+            rejection = (
+                error_messages.no_engine(ctx.model, service.task) if is_final else self._no_endpoint(service, ctx)
+            )
+            return self.reject(rejection, shape)
         engines = sum(e.routable and e.role is not Role.PREFILL for e in service.endpoints)
         if self.inflight.unbooked[service.key] >= engines * MAX_UNBOOKED_PER_ENGINE:
             return self.reject(
