@@ -179,12 +179,14 @@ def _limit(field: str, text: str) -> int:
 
 
 def _expires(field: str, text: str) -> float:
+    message = f"{field}: must be a time with a zone, such as 2027-01-31T00:00:00Z"
     try:
         found = datetime.fromisoformat(text)
-    except ValueError:
-        found = datetime.min
+        format_time(found.timestamp())  # UTC has no time before the year 1 or after 9999
+    except (ValueError, OverflowError) as error:
+        raise InvalidApiKey(message) from error
     if found.tzinfo is None:
-        raise InvalidApiKey(f"{field}: must be a time with a zone, such as 2027-01-31T00:00:00Z")
+        raise InvalidApiKey(message)
     return found.timestamp()
 
 
