@@ -183,8 +183,8 @@ def _expires(field: str, text: str) -> float:
     try:
         found = datetime.fromisoformat(text)
         format_time(found.timestamp())  # UTC has no time before the year 1 or after 9999
-    except (ValueError, OverflowError) as error:
-        raise InvalidApiKey(message) from error
+    except (ValueError, OverflowError):
+        raise InvalidApiKey(message) from None  # the error contains the value
     if found.tzinfo is None:
         raise InvalidApiKey(message)
     return found.timestamp()
