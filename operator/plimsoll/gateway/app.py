@@ -189,7 +189,7 @@ class GatewayProcess:
     async def _tick_admission(self) -> None:
         while True:
             await asyncio.sleep(TICK_SECONDS)
-            self._picker.key_limits.gateways = max(1, self._gateway_pods.ready_count)
+            self._picker.key_limits.gateways = self._gateway_pods.ready_count
             self._picker.tick()
 
     async def _shut_down(self) -> None:
