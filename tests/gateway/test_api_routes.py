@@ -12,7 +12,7 @@ from plimsoll.gateway.api_routes import ROUTES, paths_of, route_of
 from plimsoll.gateway.errors import ErrorShape, from_header
 from plimsoll.gateway.picker import MAX_UNBOOKED_PER_ENGINE, Reply
 from tests.gateway.kube_objects import Object, pod
-from tests.gateway.picker_harness import PickerHarness, engine_names, response_headers, service_with_slo
+from tests.gateway.picker_harness import PickerHarness, engine_names, picked_engine, response_headers, service_with_slo
 
 MESSAGES, EMBEDDINGS, TOKENIZE = "/v1/messages", "/v1/embeddings", "/tokenize"
 
@@ -116,6 +116,17 @@ def test_token_requests_are_bounded_per_engine(engines: int) -> None:
     harness.complete(replies[0])  # type: ignore[arg-type]
     assert response_headers(ask(harness, TOKENIZE, prompt="a"))[":status"] == "200"
     assert harness.service()["requests"]["arrived"] == 0
+
+
+def test_reset_token_request_suspends_its_engine() -> None:
+    harness = PickerHarness(service_with_slo("chat"), pods=engine_names(2))
+    first = ask(harness, TOKENIZE, prompt="a")
+    assert isinstance(first, bytes)
+    reset = picked_engine(first)
+    harness.complete(first, status=503, flags="UC")
+    assert reset not in {picked_engine(ask(harness, TOKENIZE, prompt="a")) for _ in range(4)}
+    assert reset not in {picked_engine(harness.send()) for _ in range(2)}
+    assert harness.service()["requests"]["failed"] == 0
 
 
 @pytest.mark.parametrize(("task", "path"), [("generate", "/v1/chat/completions"), ("embed", EMBEDDINGS)])

@@ -193,20 +193,23 @@ class Picker:
             if request_id in self._queued:
                 self._on_client_disconnect(request_id, now)
             return False
+        if record.reset_before_first_byte:
+            self.inflight.mark_suspect(record.upstream or in_flight.endpoint, now)
+        is_suspect = record.reset_before_first_byte or bool(record.upstream and record.upstream != in_flight.endpoint)
         if not in_flight.is_booked:
+            if is_suspect:
+                self._refresh(now)
             return True
         self.admission.complete(request_id, record, now)
         # Only the client's retry header counts here: a client can retry before this record arrives.
         if record.status is not None and record.status >= 500:
             self._recent_rejections.record(in_flight.retry_key, now, 0.0)
-        if record.reset_before_first_byte:
-            self.inflight.mark_suspect(record.upstream or in_flight.endpoint, now)
         if in_flight.service in self.catalog.services:
             self.stats(in_flight.service).record_completion(record, in_flight.deadlines)
         if record.rejected_by_engine:
             for key in in_flight.demand.keys() & self.catalog.services.keys():
                 self.stats(key).demand.withdraw(in_flight.demand[key])
-        if record.reset_before_first_byte or (record.upstream and record.upstream != in_flight.endpoint):
+        if is_suspect:
             self._refresh(now)
         self._release((in_flight.service,), now)
         return True
