@@ -31,7 +31,7 @@ from plimsoll.gateway.error_messages import Availability
 from plimsoll.gateway.errors import ErrorResponse, Rejection, to_header, to_response
 from plimsoll.gateway.http1 import ok_response, response
 from plimsoll.gateway.identity import Authenticator, Identity, model_not_allowed
-from plimsoll.gateway.inflight import InFlightTracker
+from plimsoll.gateway.inflight import InFlightRequest, InFlightTracker
 from plimsoll.gateway.key_limits import KeyLimits, charged_tokens
 from plimsoll.gateway.prefix_hash import block_hashes
 from plimsoll.gateway.request_context import RETRY_COUNT_HEADER, RequestContext, new_context, request_id_of
@@ -195,11 +195,14 @@ class Picker:
             return False
         if record.reset_before_first_byte:
             self.inflight.mark_suspect(record.upstream or in_flight.endpoint, now)
-        is_suspect = record.reset_before_first_byte or bool(record.upstream and record.upstream != in_flight.endpoint)
-        if not in_flight.is_booked:
-            if is_suspect:
-                self._refresh(now)
-            return True
+        if in_flight.is_booked:
+            self._complete_booked(request_id, in_flight, record, now)
+        if record.reset_before_first_byte or (record.upstream and record.upstream != in_flight.endpoint):
+            self._refresh(now)
+        self._release((in_flight.service,), now)
+        return True
+
+    def _complete_booked(self, request_id: str, in_flight: InFlightRequest, record: AccessRecord, now: float) -> None:
         self.admission.complete(request_id, record, now)
         # Only the client's retry header counts here: a client can retry before this record arrives.
         if record.status is not None and record.status >= 500:
@@ -209,10 +212,6 @@ class Picker:
         if record.rejected_by_engine:
             for key in in_flight.demand.keys() & self.catalog.services.keys():
                 self.stats(key).demand.withdraw(in_flight.demand[key])
-        if is_suspect:
-            self._refresh(now)
-        self._release((in_flight.service,), now)
-        return True
 
     def _first(self, service: ServiceEntry, ctx: RequestContext, now: float) -> bytes | None:
         """Decide about a new request, as `_apply` returns it. Rejects more sequences than any engine accepts."""
