@@ -82,6 +82,14 @@ def test_create_prints_key_alone_and_stores_its_hash(api: SecretApi, capsys: pyt
     assert key not in str(api.secrets)
 
 
+@pytest.mark.parametrize(("options", "namespace"), [([], NAMESPACE), (["-n", "gateways"], "gateways")])
+def test_create_prints_the_command_that_revokes(
+    api: SecretApi, capsys: pytest.CaptureFixture[str], options: list[str], namespace: str
+) -> None:
+    assert main(["key", "create", "ci", *options]) == 0
+    assert capsys.readouterr().err.rstrip().endswith(f"Revoke it with: plimsoll key revoke ci -n {namespace}")
+
+
 def test_list_shows_state_and_no_key(api: SecretApi, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["key", "list"]) == 0
     assert capsys.readouterr().out == f"no API keys in namespace {NAMESPACE}\n"

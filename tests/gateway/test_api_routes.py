@@ -11,8 +11,8 @@ from plimsoll.core.types import Task
 from plimsoll.gateway.api_routes import ROUTES, paths_of, route_of
 from plimsoll.gateway.errors import ErrorShape, from_header
 from plimsoll.gateway.picker import MAX_UNBOOKED_PER_ENGINE, Reply
-from tests.gateway.kube_objects import Object
-from tests.gateway.picker_harness import PickerHarness, engine_names, response_headers, service_with_slo
+from tests.gateway.kube_objects import Object, pod
+from tests.gateway.picker_harness import PickerHarness, engine_names, picked_engine, response_headers, service_with_slo
 
 MESSAGES, EMBEDDINGS, TOKENIZE = "/v1/messages", "/v1/embeddings", "/tokenize"
 
@@ -105,9 +105,11 @@ def test_token_route_books_nothing_and_counts_nothing() -> None:
     assert (requests["arrived"], requests["succeeded"]) == (1, 0)
 
 
-def test_token_requests_are_bounded_per_engine() -> None:
-    harness = PickerHarness(service_with_slo("chat"), pods=engine_names(2))
-    replies = [ask(harness, TOKENIZE, prompt="a") for _ in range(2 * MAX_UNBOOKED_PER_ENGINE)]
+@pytest.mark.parametrize("engines", [2, 5])
+def test_token_requests_are_bounded_per_engine(engines: int) -> None:
+    pods = (*engine_names(engines), pod("10.0.1.1:8000", ready=False))
+    harness = PickerHarness(service_with_slo("chat"), pods=pods)
+    replies = [ask(harness, TOKENIZE, prompt="a") for _ in range(engines * MAX_UNBOOKED_PER_ENGINE)]
     assert {response_headers(one)[":status"] for one in replies} == {"200"}
     status, body = error_of(ask(harness, TOKENIZE, prompt="a"))
     assert (status, body["error"]["code"]) == (429, "gateway_full")
@@ -116,10 +118,37 @@ def test_token_requests_are_bounded_per_engine() -> None:
     assert harness.service()["requests"]["arrived"] == 0
 
 
-def test_token_request_without_engine_is_no_demand() -> None:
-    harness = PickerHarness(service_with_slo("chat"))
-    status, body = error_of(ask(harness, "/v1/messages/count_tokens", messages=[]))
+def test_reset_token_request_suspends_its_engine() -> None:
+    harness = PickerHarness(service_with_slo("chat"), pods=engine_names(2))
+    first = ask(harness, TOKENIZE, prompt="a")
+    assert isinstance(first, bytes)
+    reset = picked_engine(first)
+    harness.complete(first, status=503, flags="UC")
+    assert reset not in {picked_engine(ask(harness, TOKENIZE, prompt="a")) for _ in range(4)}
+    assert reset not in {picked_engine(harness.send()) for _ in range(2)}
+    assert harness.service()["requests"]["failed"] == 0
+
+
+@pytest.mark.parametrize(("task", "path"), [("generate", "/v1/chat/completions"), ("embed", EMBEDDINGS)])
+def test_token_request_at_zero_says_what_starts_an_engine(task: str, path: str) -> None:
+    harness = PickerHarness(of_task(task))
+    reply = ask(harness, TOKENIZE, prompt="a")
+    status, body = error_of(reply)
+    assert (status, body["error"]["code"]) == (503, "no_endpoint")
+    assert body["error"]["message"] == f"No engine of model 'chat' runs. A request to {path} starts one."
+    headers = from_header(response_headers(reply)["x-plimsoll-error-response"]).headers
+    assert (headers.get("retry-after"), headers["x-should-retry"]) == (None, "false")
+    assert harness.service()["requests"]["rejected"] == {}
+
+
+@pytest.mark.parametrize("pods", [(), (pod("10.0.0.1:8000", ready=False),)])
+def test_token_request_waits_for_an_engine_that_starts(pods: tuple[Object, ...]) -> None:
+    harness = PickerHarness(service_with_slo("chat", ready_at_s=None if pods else 20.0), pods=pods)
+    reply = ask(harness, "/v1/messages/count_tokens", messages=[])
+    status, body = error_of(reply)
     assert (status, body["error"]["type"]) == (503, "overloaded_error")
+    assert "is starting" in body["error"]["message"]
+    assert "retry-after" in from_header(response_headers(reply)["x-plimsoll-error-response"]).headers
     assert harness.service()["requests"]["rejected"] == {}
 
 

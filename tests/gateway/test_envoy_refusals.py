@@ -191,6 +191,24 @@ async def test_preflight_of_another_origin_is_refused(open_to_browsers: GatewayS
     assert "access-control-allow-origin" not in headers
 
 
+@pytest.mark.parametrize("origin", [ORIGIN, "https://app.example.evil"])
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        (CHAT, (405, "method_not_allowed")),
+        (f"/check{CHAT}", (404, "unknown_path")),
+        ("/reserve/x", (404, "unknown_path")),
+    ],
+)
+async def test_options_without_a_method_is_no_preflight(
+    open_to_browsers: GatewayStack, path: str, expected: tuple[int, str], origin: str
+) -> None:
+    """The CORS filter passes such a request on, so no route of it may reach the picker."""
+    sent = {"origin": origin, "access-control-request-method": ""}
+    status, error, _ = await exchange(open_to_browsers, "OPTIONS", path, sent, GOOD_BODY)
+    assert (status, error["code"]) == expected
+
+
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 async def test_health_of_a_gateway_is_200(stack: GatewayStack, method: str) -> None:
     assert (await exchange(stack, method, "/health?x=1"))[:2] == (200, {})

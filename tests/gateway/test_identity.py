@@ -7,9 +7,12 @@ import pytest
 
 from plimsoll.adapters.kube_client import WatchEvent
 from plimsoll.core.ports import NO_DEMAND_REASONS
+from plimsoll.gateway.body_budget import BodyBudget
 from plimsoll.gateway.errors import Rejection, RejectionReason
+from plimsoll.gateway.http1 import HttpRequest
 from plimsoll.gateway.identity import ANONYMOUS, MAX_COUNTED_KEYS, OTHER_KEYS, Authenticator, Identity
-from plimsoll.gateway.routes import model, models_body
+from plimsoll.gateway.parse_worker import ParseWorker
+from plimsoll.gateway.routes import EnvoyEndpoint, model, models_body
 from plimsoll.gateway.settings import ApiKeyMode, TrustedHeaders
 from plimsoll.telemetry import metrics
 from tests.gateway.api_key_secrets import bearer, key_of, key_secret
@@ -17,6 +20,7 @@ from tests.gateway.kube_objects import Object, pod, service
 from tests.gateway.picker_harness import (
     START_UNIX_S,
     PickerHarness,
+    cost_models,
     engine_names,
     rejection_of,
     response_headers,
@@ -115,6 +119,13 @@ def test_optional_keys_admit_strangers_and_reject_wrong_keys() -> None:
     assert reason(identity(made, **bearer("unknown"))) is RejectionReason.INVALID_API_KEY
 
 
+@pytest.mark.parametrize("key", ["plim-", "plim-ci", key_of("ci")[:-20], key_of("ci") + "!", key_of("ci") + "0" * 256])
+def test_optional_keys_reject_malformed_keys(key: str) -> None:
+    made = authenticator(key_secret("ci"), mode=ApiKeyMode.OPTIONAL)
+    for headers in ({"authorization": f"Bearer {key}"}, {"x-api-key": key}, {"api-key": key}):
+        assert reason(identity(made, **headers)) is RejectionReason.INVALID_API_KEY
+
+
 def test_without_authentication_headers_count_only_if_trusted() -> None:
     assert identity(Authenticator(), **CLAIMS, **bearer("ci")) == ANONYMOUS
     trusting = Authenticator(trusted=TrustedHeaders())
@@ -135,18 +146,40 @@ def test_required_keys_are_ready_after_their_first_list() -> None:
     assert authenticator().ready
 
 
+def counted(made: Authenticator, key: str) -> float | None:
+    made.update_metrics()
+    return metrics.GATEWAY.get_sample_value("plimsoll_gateway_api_key_requests_total", {"key": key})
+
+
 def test_requests_by_key_have_bounded_series() -> None:
     names = [f"counted-{n}" for n in range(MAX_COUNTED_KEYS + 3)]
     made = authenticator(*(key_secret(name) for name in names))
     for name in names:
-        identity(made, **bearer(name))
-    made.update_metrics()
-    made.update_metrics()
+        found = identity(made, **bearer(name))
+        assert isinstance(found, Identity)
+        made.count(found)
+    made.count(ANONYMOUS)
+    assert counted(made, names[0]) == counted(made, names[0]) == 1.0
+    assert (counted(made, names[-1]), counted(made, OTHER_KEYS), counted(made, "")) == (None, 3.0, None)
 
-    def count(key: str) -> float | None:
-        return metrics.GATEWAY.get_sample_value("plimsoll_gateway_api_key_requests_total", {"key": key})
 
-    assert (count(names[0]), count(names[-1]), count(OTHER_KEYS)) == (1.0, None, 3.0)
+def test_request_with_large_body_is_counted_once() -> None:
+    made = authenticator(key_secret("large"))
+    world = PickerHarness(service_with_slo(), pods=engine_names(1), authenticator=made)
+    door = EnvoyEndpoint(world.picker, ParseWorker(), BodyBudget(100, 60))
+
+    def call(path: bytes, body: bytes = b"", request_id: bytes = b"a") -> str:
+        sent = {b"x-api-key": key_of("large").encode(), b"x-plimsoll-request-id": request_id}
+        reply = door(HttpRequest(b"POST", path, sent | {b"x-plimsoll-body-bytes": b"60"}, body))
+        assert isinstance(reply, bytes)
+        return response_headers(reply)[":status"]
+
+    assert call(b"/reserve/v1/completions") == "200"
+    assert call(b"/check/v1/completions", b'{"model":"chat","prompt":"a"}') == "200"
+    assert counted(made, "large") == 1.0
+    assert call(b"/reserve/v1/completions", request_id=b"b") == "200"
+    assert call(b"/reserve/v1/completions", request_id=b"c") == "429"  # it never gets to the check
+    assert counted(made, "large") == 2.0
 
 
 def services() -> tuple[Object, ...]:
@@ -222,6 +255,34 @@ def test_limits_of_a_key_reject_without_demand() -> None:
     assert (requests["arrived"], requests["rejected"]) == (2, {"rate_limit_exceeded": 1})
     world.advance(30.0)
     assert "x-plimsoll-endpoint" in response_headers(world.send(headers=bearer("ci")))
+
+
+@pytest.mark.parametrize(("fields", "output"), [({}, None), ({"max_tokens": 1000}, 1000), ({"n": 2}, None)])
+def test_request_without_max_tokens_is_charged_the_mean_output(fields: dict[str, int], output: int | None) -> None:
+    made = authenticator(key_secret("ci", tokens_per_minute=10_000))
+    world = PickerHarness(service_with_slo(batch=64), pods=engine_names(1), authenticator=made)
+    mean = cost_models(batch=64).output_mean
+    left = int(response_headers(world.send(headers=bearer("ci"), **fields))["x-ratelimit-remaining-tokens"])
+    prompt = world.service()["requests"]["arrived_tokens"]
+    assert mean > 100
+    assert left == pytest.approx(10_000 - prompt - (output or mean * fields.get("n", 1)), abs=1.0)
+
+
+def test_impossible_request_is_charged_no_tokens() -> None:
+    made = authenticator(key_secret("ci", tokens_per_minute=10_000))
+    world = PickerHarness(service_with_slo(batch=64), pods=engine_names(1), authenticator=made)
+    assert rejection_of(world.send(headers=bearer("ci"), n=100_000)).status == 400
+    assert response_headers(world.send(headers=bearer("ci"), max_tokens=1))[":status"] == "200"
+
+
+def test_output_beyond_the_longest_sequence_is_not_charged() -> None:
+    made = authenticator(key_secret("ci", tokens_per_minute=10_000))
+    engine = engine_names(1)[0]
+    engine["spec"]["containers"][0]["env"] = [{"name": "PLIMSOLL_ARGS", "value": '["--max-model-len", "4096"]'}]
+    world = PickerHarness(service_with_slo(batch=64), pods=(engine,), authenticator=made)
+    sent = response_headers(world.send(headers=bearer("ci"), max_tokens=100_000))
+    prompt = world.service()["requests"]["arrived_tokens"]
+    assert int(sent["x-ratelimit-remaining-tokens"]) == 10_000 - prompt - 4096
 
 
 def test_reasons_of_identity_size_nothing() -> None:

@@ -111,3 +111,13 @@ def test_keep_only_retains_running_requests_of_lost_engine() -> None:
     inflight.complete(ticket, "a", 3.0)
     inflight.keep_only(set())
     assert inflight.loads == {}
+
+
+def test_service_without_unbooked_requests_is_not_kept() -> None:
+    inflight = InFlightTracker()
+    for request_id in ("a", "b"):
+        inflight.begin("s", Pick(A), request_id, 0.0, is_booked=False)
+    inflight.complete("a", "a", 1.0)
+    assert inflight.unbooked == {"s": 1}
+    inflight.complete("b", "a", 1.0)
+    assert list(inflight.unbooked) == []

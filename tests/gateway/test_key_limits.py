@@ -45,11 +45,27 @@ def test_tokens_are_booked_and_may_go_below_zero() -> None:
     assert rejection.headers["x-ratelimit-reset-tokens"] == "72s"
 
 
-def test_one_request_books_at_most_a_minute() -> None:
+def test_one_request_books_all_its_tokens() -> None:
     limits = KeyLimits()
-    assert limits.take(key(tokens=600), 10**9, 0.0) is None
-    rejection = limits.take(key(tokens=600), 1, 30.0)
-    assert rejection is None
+    assert limits.take(key(tokens=600), 6000, 0.0) is None
+    for now, wait_s in ((30.0, 510.0), (539.0, 1.0)):
+        rejection = limits.take(key(tokens=600), 1, now)
+        assert rejection is not None
+        assert rejection.retry.eta_s == pytest.approx(wait_s)
+    assert limits.take(key(tokens=600), 1, 541.0) is None
+
+
+@pytest.mark.parametrize("gateways", [1, 3])
+def test_bucket_below_zero_is_kept_until_it_is_full(gateways: int) -> None:
+    limits = KeyLimits()
+    limits.gateways = gateways
+    identity = key(tokens=600)
+    assert limits.take(identity, 6000, 0.0) is None
+    for now in range(600 * gateways - 61):  # 200 of each 600 tokens are this gateway's, of three
+        limits.expire(float(now))
+    assert limits.headers(identity, 0.0) != {}
+    limits.expire(700.0 * gateways)
+    assert limits.headers(identity, 700.0 * gateways) == {}
 
 
 @pytest.mark.parametrize("gateways", [2, 3])
@@ -87,7 +103,7 @@ def test_idle_buckets_are_dropped_when_full() -> None:
     limits = KeyLimits()
     identity = key(requests=2)
     assert accepted(limits, identity, 3, 0.0) == 2
-    limits.expire(119.0)
+    limits.expire(59.0)
     assert limits.headers(identity, 0.0) != {}
-    limits.expire(121.0)
-    assert limits.headers(identity, 121.0) == {}
+    limits.expire(61.0)
+    assert limits.headers(identity, 61.0) == {}

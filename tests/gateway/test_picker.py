@@ -263,6 +263,14 @@ async def test_envoy_endpoint_routes_by_path() -> None:
     assert bodies.held_bytes == len(BODY)
 
 
+@pytest.mark.parametrize("path", [b"/check/v1/completions", b"/reserve/v1/completions", b"/v1/models"])
+def test_envoy_endpoint_has_no_options(path: bytes) -> None:
+    door = EnvoyEndpoint(picker(pod("10.0.0.1:8000")), ParseWorker(), BodyBudget(100, 60))
+    reply = door(HttpRequest(b"OPTIONS", path, {b"x-plimsoll-error-response": b"e30"}, BODY))
+    assert isinstance(reply, bytes)
+    assert headers(reply)[":status"] == "404"
+
+
 def test_models_are_listed_once_by_preferred_name() -> None:
     asked = picker(services=(service(model="tiny"), service("two", model="tiny", uid="z")))
     assert [part["id"] for part in orjson.loads(models_body(asked, ANONYMOUS))["data"]] == ["team/two", "tiny"]
@@ -325,10 +333,20 @@ def test_settings_are_read_from_environment() -> None:
     assert (named.class_header, named.tenant_header) == ("x-class", "x-tenant")
     assert (named.api_keys, named.trusted_headers) == (ApiKeyMode.DISABLED, None)
     secured = {"PLIMSOLL_API_KEYS": "Required", "PLIMSOLL_TRUST_IDENTITY_HEADERS": "true"}
-    assert PickerSettings.from_environment(secured).api_keys is ApiKeyMode.REQUIRED
-    assert PickerSettings.from_environment(secured).trusted_headers == TrustedHeaders()
+    in_namespace = PickerSettings.from_environment(secured | {"POD_NAMESPACE": "plimsoll-system"})
+    assert (in_namespace.api_keys, in_namespace.namespace) == (ApiKeyMode.REQUIRED, "plimsoll-system")
+    assert in_namespace.trusted_headers == TrustedHeaders()
     for name in secured:
         with pytest.raises(ValueError, match="yes"):
             PickerSettings.from_environment({name: "yes"})
     with pytest.raises(ValueError, match="many"):
         PickerSettings.from_environment({"PLIMSOLL_GATEWAY_PORT": "many"})
+
+
+@pytest.mark.parametrize("namespace", [{}, {"POD_NAMESPACE": ""}])
+def test_settings_with_keys_need_a_namespace(namespace: dict[str, str]) -> None:
+    """Without one, the Secrets of all namespaces would declare keys."""
+    for mode in ("Required", "Optional"):
+        with pytest.raises(ValueError, match=f"POD_NAMESPACE is empty, but PLIMSOLL_API_KEYS is {mode}"):
+            PickerSettings.from_environment({"PLIMSOLL_API_KEYS": mode, **namespace})
+    assert PickerSettings.from_environment({"PLIMSOLL_API_KEYS": "Disabled", **namespace}).namespace == ""

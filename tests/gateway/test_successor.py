@@ -70,12 +70,15 @@ async def test_gateway_pods_follow_watch_events() -> None:
             WatchEvent("DELETED", gateway_pod(OTHER)),
             WatchEvent("SYNC", objects=(gateway_pod(OTHER),)),
             WatchEvent("SYNC"),
+            WatchEvent("SYNC", objects=(gateway_pod(OWN), gateway_pod(OTHER))),
+            WatchEvent("MODIFIED", gateway_pod(OWN, ready=False)),
         ],
     )
+    assert pods.ready_count == 1
     assert pods.state is SuccessorState.UNKNOWN
     await pods.follow(source)
     assert source.asked == [("pods", SYSTEM, GATEWAY_SELECTOR)]
-    assert source.ready_counts == [0, 0, 1, 0, 1, 0]
+    assert source.ready_counts == [1, 1, 2, 1, 2, 1, 2, 2]
     assert source.states == [
         SuccessorState.ABSENT,
         SuccessorState.STARTING,
@@ -83,4 +86,6 @@ async def test_gateway_pods_follow_watch_events() -> None:
         SuccessorState.ABSENT,
         SuccessorState.READY,
         SuccessorState.ABSENT,
+        SuccessorState.READY,
+        SuccessorState.READY,
     ]

@@ -43,6 +43,7 @@ PAGE_SIZE = 500  # objects per list call, fewer where they are large
 MAX_PAGE_BYTES = 4 << 20  # of a page with more than one object
 WATCH_TIMEOUT_SECONDS = 290  # the server ends the stream, so that a dead stream is not mistaken for a quiet one
 WATCH_STALL_SECONDS = 320
+SECRET_SILENCE_SECONDS = 90.0  # of a dead watch of Secrets; a live one has a bookmark each minute
 MIN_STREAM_SECONDS = 5.0  # a shorter stream counts as a failure of the server
 REQUEST_TIMEOUT_SECONDS = 15
 MIN_WATCH_PAUSE_SECONDS = 0.5  # after a failed list or watch; doubles with each further one
@@ -212,7 +213,7 @@ class KubeClient:
             }
             if selector:
                 query["labelSelector"] = selector
-            response = await self._send("GET", resource.path(namespace), query, timeout=WATCH_STALL_SECONDS)
+            response = await self._send("GET", resource.path(namespace), query, timeout=watch_timeout(resource))
             async with contextlib.aclosing(_read_lines(response.response)) as lines:
                 async for line in lines:
                     change = json.loads(line)
@@ -334,7 +335,7 @@ class KubeClient:
         query: dict[str, str] | None = None,
         body: Object | None = None,
         content_type: str | None = None,
-        timeout: float = REQUEST_TIMEOUT_SECONDS,
+        timeout: float | aiohttp.ClientTimeout = REQUEST_TIMEOUT_SECONDS,
     ) -> Any:
         headers = {"Accept": "application/json"}
         if content_type:
@@ -351,6 +352,13 @@ class KubeClient:
         if response.status >= 400:
             _raise_for_status(response.status, await response.read(), response.headers.get("Retry-After"))
         return response
+
+
+def watch_timeout(resource: Resource) -> aiohttp.ClientTimeout:
+    """Returns the limits of one watch stream: on its length, and on its silence where a missed event is a danger."""
+    return aiohttp.ClientTimeout(
+        total=WATCH_STALL_SECONDS, sock_read=SECRET_SILENCE_SECONDS if resource == SECRETS else None
+    )
 
 
 def received(obj: Object) -> Object:

@@ -75,9 +75,14 @@ def key_digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
 
 
+def is_key_like(credential: bytes) -> bool:
+    """Whether this is meant as a key, perhaps a truncated one."""
+    return credential.startswith(_PREFIX_BYTES)
+
+
 def name_in_key(key: bytes) -> str | None:
     """Returns the name of the Secret that a key belongs to, None for anything that is no key of this form."""
-    if not key.startswith(_PREFIX_BYTES):
+    if not is_key_like(key):
         return None
     name, _, random = key[len(_PREFIX_BYTES) :].rpartition(b"-")
     if len(random) < MIN_RANDOM_LENGTH or len(key) > _MAX_KEY_BYTES or not random.isalnum() or not name.isascii():
@@ -174,12 +179,14 @@ def _limit(field: str, text: str) -> int:
 
 
 def _expires(field: str, text: str) -> float:
+    message = f"{field}: must be a time with a zone, such as 2027-01-31T00:00:00Z"
     try:
         found = datetime.fromisoformat(text)
-    except ValueError:
-        found = datetime.min
+        format_time(found.timestamp())  # UTC has no time before the year 1 or after 9999
+    except (ValueError, OverflowError):
+        raise InvalidApiKey(message) from None  # the error contains the value
     if found.tzinfo is None:
-        raise InvalidApiKey(f"{field}: must be a time with a zone, such as 2027-01-31T00:00:00Z")
+        raise InvalidApiKey(message)
     return found.timestamp()
 
 

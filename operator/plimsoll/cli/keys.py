@@ -52,7 +52,8 @@ def create(arguments: argparse.Namespace) -> int:
     key = asyncio.run(run())
     print_text(f"{key}\n")
     print(
-        f"This is the only time that the key is shown. Revoke it with: plimsoll key revoke {arguments.name}",
+        "This is the only time that the key is shown. Revoke it with:"
+        f" plimsoll key revoke {arguments.name} -n {arguments.namespace}",
         file=sys.stderr,
     )
     return 0

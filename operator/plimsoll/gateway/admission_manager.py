@@ -180,6 +180,11 @@ class AdmissionManager:
         admission = self.services.get(key)
         return None if admission is None else admission.controller.pool.cost_model.kv_tokens
 
+    def mean_output_tokens(self, key: str) -> float:
+        """Returns the mean output of one sequence of the service in tokens, 0 if that is unknown."""
+        admission = self.services.get(key)
+        return 0.0 if admission is None else admission.controller.pool.cost_model.output_mean
+
     def signals(self, key: str) -> dict[str, Any]:
         """Returns the service's `admission` part of `/signals`, all zero for a service without admission."""
         admission = self.services.get(key)

@@ -106,6 +106,13 @@ def no_endpoint(model: str, ready: bool, availability: Availability) -> Rejectio
     return Rejection(RejectionReason.MODEL_STARTING, _starting(model, eta_s), retry=retry)
 
 
+def no_engine(model: str, task: Task) -> Rejection:
+    """Returns the rejection of a request that starts no engine, while none runs or starts."""
+    path = next(iter(paths_of(task)))
+    message = f"No engine of model '{model[:200]}' runs. A request to {path} starts one."
+    return Rejection(RejectionReason.NO_ENDPOINT, message)
+
+
 def _starting(model: str, next_ready_s: float | None) -> str:
     expected = "" if next_ready_s is None else f" The next one is expected in {math.ceil(next_ready_s)} s."
     return f"Model '{model}' is starting: none of its engines is ready yet.{expected}"

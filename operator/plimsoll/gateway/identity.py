@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from plimsoll.api.api_keys import ApiKey, format_time, key_digest, name_in_key
+from plimsoll.api.api_keys import ApiKey, format_time, is_key_like, key_digest, name_in_key
 from plimsoll.gateway.errors import Rejection, RejectionReason
 from plimsoll.gateway.key_store import KeyStore
 from plimsoll.gateway.service_catalog import ServiceCatalog, ServiceEntry
@@ -89,7 +89,7 @@ class Authenticator:
         credential = _credential(headers)
         name = None if credential is None else name_in_key(credential)
         if credential is None or name is None:
-            if self.mode is ApiKeyMode.OPTIONAL:
+            if self.mode is ApiKeyMode.OPTIONAL and not is_key_like(credential or b""):
                 return self._with_headers(None, headers)
             return _MISSING if credential is None else _INVALID
         key = self.keys.get(name)
@@ -99,8 +99,12 @@ class Authenticator:
             return _INVALID
         if key.is_expired(unix_s):
             return _expired(key)
-        self._requests_by_key[self._counted_name(name)] += 1
         return self._with_headers(key, headers)
+
+    def count(self, identity: Identity) -> None:
+        """Count a request of this identity, if it has a key. Call this once for each request."""
+        if identity.key_name:
+            self._requests_by_key[self._counted_name(identity.key_name)] += 1
 
     def update_metrics(self) -> None:
         """Update the counters of `/metrics` just before they are read."""

@@ -181,6 +181,8 @@ class InFlightTracker:
     def _release(self, request: InFlightRequest) -> None:
         if not request.is_booked:
             self.unbooked[request.service] -= 1
+            if not self.unbooked[request.service]:
+                del self.unbooked[request.service]
         self._add_own(request.endpoint, -1)
         if request.prefill is not None:
             self._add_own(request.prefill, -1)

@@ -15,6 +15,7 @@ from plimsoll.core.admission.retry_advice import advise_retry
 from plimsoll.core.admission.token_bucket import RateBucket, RateLimits, per_second
 from plimsoll.gateway.errors import Rejection, RejectionReason
 from plimsoll.gateway.identity import Identity
+from plimsoll.gateway.request_context import RequestContext
 
 MINUTE_S: Final = 60.0
 RATE_LIMIT_HEADERS: Final = tuple(
@@ -28,16 +29,18 @@ class KeyLimits:
     def __init__(self) -> None:
         self.gateways = 1  # ready gateway pods, this one included
         self._buckets: dict[str, RateBucket] = {}
+        self._identities: dict[str, Identity] = {}  # the last one of each bucket
 
     def take(self, identity: Identity, tokens: int, now: float) -> Rejection | None:
-        """Take one request of `tokens` tokens, at most a minute's worth. Returns its rejection, None if it may pass."""
+        """Take one request of `tokens` tokens. Returns its rejection, None if it may pass."""
         limits = self._share(identity)
         if limits is None:
             return None
         bucket = self._buckets.get(identity.key_name)
         if bucket is None:
             bucket = self._buckets[identity.key_name] = RateBucket.full(limits, now)
-        wait_s = bucket.take(limits, min(tokens, identity.tokens_per_minute or 0), now)
+        self._identities[identity.key_name] = identity
+        wait_s = bucket.take(limits, tokens, now)
         if wait_s <= 0.0:
             return None
         unit, limit = "requests", identity.requests_per_minute
@@ -68,10 +71,13 @@ class KeyLimits:
         return found
 
     def expire(self, now: float) -> None:
-        """Drop the buckets of keys that are full because nobody uses them."""
-        full_s = MINUTE_S * (self.gateways + 1)  # from a minute's worth below zero
-        for name in [name for name, b in self._buckets.items() if now - b.refilled_s > full_s]:
-            del self._buckets[name]
+        """Drop the buckets that are full because nobody uses them."""
+        for name in [name for name, bucket in self._buckets.items() if now - bucket.refilled_s > MINUTE_S]:
+            bucket, limits = self._buckets[name], self._share(self._identities[name])
+            assert limits is not None
+            bucket.refill(limits, now)
+            if bucket.requests >= limits.max_requests and bucket.tokens >= limits.max_tokens:
+                del self._buckets[name], self._identities[name]
 
     def _share(self, identity: Identity) -> RateLimits | None:
         """Returns the limits of this gateway, None for a key without limits."""
@@ -81,3 +87,15 @@ class KeyLimits:
         return RateLimits(
             per_second(identity.requests_per_minute, seconds), per_second(identity.tokens_per_minute, seconds), MINUTE_S
         )
+
+
+def charged_tokens(ctx: RequestContext, mean_output: float, max_model_len: int | None) -> int:
+    """Returns the tokens that a request counts: its prompts, and what all its sequences may generate.
+
+    `mean_output` is the output of one sequence if the request does not limit it, and `max_model_len` the longest
+    sequence, None if unknown. Both are in tokens.
+    """
+    output = mean_output if ctx.max_tokens is None else ctx.max_tokens
+    if max_model_len is not None:
+        output = min(output, max_model_len)
+    return ctx.estimate.total + math.ceil(output * ctx.prompt.sequences)

@@ -31,8 +31,8 @@ from plimsoll.gateway.error_messages import Availability
 from plimsoll.gateway.errors import ErrorResponse, Rejection, to_header, to_response
 from plimsoll.gateway.http1 import ok_response, response
 from plimsoll.gateway.identity import Authenticator, Identity, model_not_allowed
-from plimsoll.gateway.inflight import InFlightTracker
-from plimsoll.gateway.key_limits import KeyLimits
+from plimsoll.gateway.inflight import InFlightRequest, InFlightTracker
+from plimsoll.gateway.key_limits import KeyLimits, charged_tokens
 from plimsoll.gateway.prefix_hash import block_hashes
 from plimsoll.gateway.request_context import RETRY_COUNT_HEADER, RequestContext, new_context, request_id_of
 from plimsoll.gateway.request_parser import ParsedRequest, parse_body
@@ -133,9 +133,12 @@ class Picker:
         parsed = parse_audio_form(body, headers.get(b"content-type", b"")) if is_form else parse_body(body, route)
         return self.decide(parsed, body, headers, identity, now, route)
 
-    def authenticate(self, headers: Mapping[bytes, bytes]) -> Identity | Rejection:
-        """Returns who sends a request with these headers, or why it is rejected."""
-        return self.authenticator.authenticate(headers, self._clock.unix())
+    def authenticate(self, headers: Mapping[bytes, bytes], *, is_counted: bool = True) -> Identity | Rejection:
+        """Returns who sends a request with these headers, or why it is rejected. Counts it, unless it comes again."""
+        identity = self.authenticator.authenticate(headers, self._clock.unix())
+        if is_counted and isinstance(identity, Identity):
+            self.authenticator.count(identity)
+        return identity
 
     def decide(
         self,
@@ -190,37 +193,40 @@ class Picker:
             if request_id in self._queued:
                 self._on_client_disconnect(request_id, now)
             return False
-        if not in_flight.is_booked:
-            return True
-        self.admission.complete(request_id, record, now)
-        # Only the client's retry header counts here: a client can retry before this record arrives.
-        if record.status is not None and record.status >= 500:
-            self._recent_rejections.record(in_flight.retry_key, now, 0.0)
         if record.reset_before_first_byte:
             self.inflight.mark_suspect(record.upstream or in_flight.endpoint, now)
-        if in_flight.service in self.catalog.services:
-            self.stats(in_flight.service).record_completion(record, in_flight.deadlines)
-        if record.rejected_by_engine:
-            for key in in_flight.demand.keys() & self.catalog.services.keys():
-                self.stats(key).demand.withdraw(in_flight.demand[key])
+        if in_flight.is_booked:
+            self._complete_booked(request_id, in_flight, record, now)
         if record.reset_before_first_byte or (record.upstream and record.upstream != in_flight.endpoint):
             self._refresh(now)
         self._release((in_flight.service,), now)
         return True
 
+    def _complete_booked(self, request_id: str, in_flight: InFlightRequest, record: AccessRecord, now: float) -> None:
+        self.admission.complete(request_id, record, now)
+        # Only the client's retry header counts here: a client can retry before this record arrives.
+        if record.status is not None and record.status >= 500:
+            self._recent_rejections.record(in_flight.retry_key, now, 0.0)
+        if in_flight.service in self.catalog.services:
+            self.stats(in_flight.service).record_completion(record, in_flight.deadlines)
+        if record.rejected_by_engine:
+            for key in in_flight.demand.keys() & self.catalog.services.keys():
+                self.stats(key).demand.withdraw(in_flight.demand[key])
+
     def _first(self, service: ServiceEntry, ctx: RequestContext, now: float) -> bytes | None:
         """Decide about a new request, as `_apply` returns it. Rejects more sequences than any engine accepts."""
         sequences = ctx.prompt.sequences
-        tokens = ctx.estimate.total + (ctx.max_tokens or 0) * sequences
+        fallback = None if ctx.fallback is None else self.catalog.services[ctx.fallback]
+        limit = max(service.max_queued, 0 if fallback is None else fallback.max_queued)
+        mean_output = self.admission.mean_output_tokens(service.key)
+        tokens = 0 if sequences > limit else charged_tokens(ctx, mean_output, service.max_model_len)
         if (rejection := self.key_limits.take(ctx.identity, tokens, now)) is not None:
             return self._reject(rejection, ctx, now)
         if sequences <= service.max_queued:
             return self._apply(ctx, self.admission.submit(ctx, now, self._can_queue(ctx)), now)
-        fallback = None if ctx.fallback is None else self.catalog.services[ctx.fallback]
-        if fallback is not None and sequences <= fallback.max_queued:
+        if sequences <= limit:
             self._exclude_from_demand(ctx)
             return self._try_fallback(ctx, now)
-        limit = max(service.max_queued, 0 if fallback is None else fallback.max_queued)
         self.stats(service.key).record_outcome(AdmissionOutcome.SHED_NO_CAPACITY)
         return self._reject(error_messages.too_many(ctx.model, sequences, ctx.n, limit, ctx.prompt_field), ctx, now)
 
@@ -252,8 +258,13 @@ class Picker:
         if (rejection := self.key_limits.take(ctx.identity, 0, now)) is not None:
             return self.reject(rejection, shape)
         if pick is None:
-            return self.reject(self._no_endpoint(service, ctx), shape)
-        engines = 1 + len(pick.fallbacks)
+            is_starting = bool(service.endpoints) or service.next_ready_s is not None
+            is_final = not is_starting and not service.deleted
+            rejection = (
+                error_messages.no_engine(ctx.model, service.task) if is_final else self._no_endpoint(service, ctx)
+            )
+            return self.reject(rejection, shape)
+        engines = sum(e.routable and e.role is not Role.PREFILL for e in service.endpoints)
         if self.inflight.unbooked[service.key] >= engines * MAX_UNBOOKED_PER_ENGINE:
             return self.reject(
                 error_messages.too_many_unbooked(ctx.model, ctx.route.path, MAX_UNBOOKED_PER_ENGINE), shape

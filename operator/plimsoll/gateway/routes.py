@@ -59,6 +59,8 @@ class EnvoyEndpoint:
         if request.path == b"/healthz":
             self.health_checked = True
             return response(200)
+        if request.method == b"OPTIONS":  # no route for clients has it: Envoy itself responds to preflights
+            return response(404)
         self.last_request_s = time.monotonic()
         if request.path.startswith(_CHECK):
             return self._check(request)
@@ -72,7 +74,8 @@ class EnvoyEndpoint:
         return response(404)
 
     def _reserve(self, request: HttpRequest) -> bytes:
-        identity, route = self._picker.authenticate(request.headers), route_of(request.path[len(_RESERVE) :])
+        identity = self._picker.authenticate(request.headers, is_counted=False)
+        route = route_of(request.path[len(_RESERVE) :])
         if isinstance(identity, Rejection):
             return self._picker.reject(identity, route.shape)
         request_id = request_id_of(request.headers)
@@ -80,6 +83,7 @@ class EnvoyEndpoint:
         rejection = None if request_id is None else self._bodies.reserve(request_id, announced, now)
         if rejection is None:
             return response(200)
+        self._picker.authenticator.count(identity)
         return self._picker.reject(rejection, route.shape)
 
     def _check(self, request: HttpRequest) -> HandlerReply:

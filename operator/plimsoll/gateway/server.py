@@ -2,7 +2,7 @@
 
 It is a bare asyncio.Protocol, because the overhead of a framework would affect every request. A handler returns bytes,
 or an awaitable for a slow body or a queued request. The awaitable is cancelled when the peer disconnects. A handler
-that raises produces a 500, which Envoy treats as a picker failure and fails open.
+that raises produces a 500. Envoy treats it as a failure of the picker and fails open, unless API keys are required.
 """
 
 from __future__ import annotations

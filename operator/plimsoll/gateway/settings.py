@@ -103,6 +103,13 @@ class PickerSettings:
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> PickerSettings:
         """Returns the settings of this pod. Raises ValueError for an invalid value."""
+        api_keys = ApiKeyMode(environ.get("PLIMSOLL_API_KEYS", ApiKeyMode.DISABLED))
+        namespace = environ.get("POD_NAMESPACE", "")
+        if api_keys is not ApiKeyMode.DISABLED and not namespace:
+            raise ValueError(
+                f"POD_NAMESPACE is empty, but PLIMSOLL_API_KEYS is {api_keys}: set it to the namespace of this pod,"
+                " whose Secrets declare the API keys"
+            )
         return cls(
             directory=Path(environ.get("PLIMSOLL_GATEWAY_DIR", "/run/plimsoll")),
             port=int(environ.get("PLIMSOLL_GATEWAY_PORT", "8080")),
@@ -112,9 +119,9 @@ class PickerSettings:
             envoy_memory_bytes=int(environ.get("PLIMSOLL_ENVOY_MEMORY_BYTES", str(1 << 30))),
             drain_seconds=float(environ.get("PLIMSOLL_DRAIN_SECONDS", "600")),
             pod=environ.get("POD_NAME", "plimsoll-gateway"),
-            namespace=environ.get("POD_NAMESPACE", ""),
+            namespace=namespace,
             pod_selector=environ.get("PLIMSOLL_GATEWAY_SELECTOR", ""),
-            api_keys=ApiKeyMode(environ.get("PLIMSOLL_API_KEYS", ApiKeyMode.DISABLED)),
+            api_keys=api_keys,
             trust_identity_headers=_bool(environ.get("PLIMSOLL_TRUST_IDENTITY_HEADERS", "false")),
             class_header=environ.get("PLIMSOLL_CLASS_HEADER", cls.class_header).lower(),
             tenant_header=environ.get("PLIMSOLL_TENANT_HEADER", cls.tenant_header).lower(),

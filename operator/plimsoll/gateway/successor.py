@@ -40,10 +40,14 @@ def successor_state(pods: Iterable[Object] | None, own_name: str) -> SuccessorSt
     """Returns the state of the pods of a gateway's Deployment, None if they are unknown, without the pod `own_name`."""
     if pods is None:
         return SuccessorState.UNKNOWN
-    others = [pod for pod in pods if pod["metadata"]["name"] != own_name and _is_lasting(pod)]
+    others = _lasting_others(pods, own_name)
     if any(_is_ready(pod) for pod in others):
         return SuccessorState.READY
     return SuccessorState.STARTING if others else SuccessorState.ABSENT
+
+
+def _lasting_others(pods: Iterable[Object], own_name: str) -> list[Object]:
+    return [pod for pod in pods if pod["metadata"]["name"] != own_name and _is_lasting(pod)]
 
 
 def _is_lasting(pod: Object) -> bool:
@@ -69,8 +73,8 @@ class GatewayPods:
 
     @property
     def ready_count(self) -> int:
-        """How many pods are ready and stay, this one included. 0 if unknown."""
-        return sum(_is_ready(pod) for pod in (self._by_name or {}).values() if _is_lasting(pod))
+        """How many pods share the load: this one, and the others that are ready and stay."""
+        return 1 + sum(_is_ready(pod) for pod in _lasting_others((self._by_name or {}).values(), self._settings.pod))
 
     async def follow(self, source: WatchSource) -> None:
         """Keep the pods in sync with the API server. Never returns."""

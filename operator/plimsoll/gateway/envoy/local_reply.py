@@ -89,8 +89,7 @@ ONLY_ENGINE_FAILED = LocalReply(
 OVERLOADED_STATUS = 429
 OVERLOADED_REPLY = LocalReply("All ready engines are full. Try again in 10 s.", "overloaded", 10)
 BODIES_REPLY = LocalReply(
-    "This gateway instance takes only a few large request bodies, because its picker does not respond. Try again in"
-    " 10 s.",
+    "This gateway instance takes only a few large request bodies, because its picker failed. Try again in 10 s.",
     "gateway_full",
     10,
 )
@@ -98,9 +97,7 @@ OVERLOADED_GATEWAY = LocalReply(
     "This gateway instance is out of memory and takes no new requests. Try again in 5 s.", "gateway_full", 5
 )
 KEYS_UNCHECKED = LocalReply(
-    "This gateway instance cannot check API keys, because its picker does not respond. Try again in 1 s.",
-    "unavailable",
-    1,
+    "This gateway instance cannot check API keys, because its picker failed. Try again in 1 s.", "unavailable", 1
 )
 HEALTH = "/health"
 TWO_HOSTS = LocalReply("The request has more than one Host header. Send exactly one Host header.", "bad_request")
