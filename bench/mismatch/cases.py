@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 
@@ -17,12 +17,6 @@ from plimsoll.sim.profile import HardwareProfile
 LENGTH_S: Final = 1800.0
 STARTUP: Final = "60"
 _CHAT: Final = LengthDistribution(2048.0, 256.0)
-
-
-class Lengths(Protocol):
-    """Draws tokens in and out."""
-
-    def draw(self, rng: np.random.Generator, requests: int) -> list[tuple[int, int]]: ...
 
 
 @dataclass(frozen=True)
@@ -47,7 +41,7 @@ class MismatchCase:
     name: str
     description: str
     rate: float = 24.0
-    lengths: Any = _CHAT
+    lengths: Any = _CHAT  # draws tokens in and out, as `LengthDistribution` does
     ttft: str = "1s"
     tpot: str = "40ms"
     hardware: str = "h200-8b-hot"
@@ -59,11 +53,9 @@ class MismatchCase:
     plant: dict[str, Any] = field(default_factory=dict)
     sends_max_tokens: bool = True
 
-    def load(self) -> RenewalLoad:
-        return RenewalLoad(self.rate, 1.0, LENGTH_S, self.lengths)
-
     def requests(self, seed: int) -> list[TraceRequest]:
-        return self.load().make(seed)
+        """Poisson arrivals of this seed, in order of time."""
+        return RenewalLoad(self.rate, 1.0, LENGTH_S, self.lengths).make(seed)
 
     def manifest(self) -> dict[str, Any]:
         tiers = {name: {"minReplicas": 1, "maxReplicas": self.max_replicas, "gpus": self.gpus} for name in self.tiers}

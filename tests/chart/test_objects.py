@@ -361,7 +361,7 @@ def test_notes_name_next_commands_and_limits() -> None:
 def test_notes_warn_while_clients_may_be_anonymous(mode: str, warning: str, has_key: bool) -> None:
     text = notes({"gateway": {"authentication": {"apiKeys": mode}}})
     assert warning in text
-    assert ("whoever reaches it may use every model" in text) == bool(warning)
+    assert ("any client that reaches it may use every model" in text) == bool(warning)
     assert ("key create -n plimsoll-system" in text) == ("Bearer $KEY" in text) == has_key
     assert "only a proxy" not in text
     assert "only a proxy" in notes({"gateway": {"trustIdentityHeaders": True}})

@@ -71,7 +71,7 @@ class KeyLimits:
         return found
 
     def expire(self, now: float) -> None:
-        """Drop the buckets that are full because nobody uses them."""
+        """Drop the buckets that are full again: their keys are not in use."""
         for name in [name for name, bucket in self._buckets.items() if now - bucket.refilled_s > MINUTE_S]:
             bucket, limits = self._buckets[name], self._share(self._identities[name])
             assert limits is not None

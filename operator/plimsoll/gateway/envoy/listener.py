@@ -357,7 +357,7 @@ def _identity_headers(settings: PickerSettings) -> tuple[str, ...]:
 
 
 def _when_away(settings: PickerSettings) -> Json:
-    """Returns what happens while the picker does not answer: nobody else can check the API keys that are required."""
+    """Returns what happens while the picker does not answer: only it can check the API keys that are required."""
     if settings.api_keys is ApiKeyMode.REQUIRED:
         return {"failure_mode_allow": False, "status_on_error": {"code": "ServiceUnavailable"}}
     return {"failure_mode_allow": True, "failure_mode_allow_header_add": True}
