@@ -159,6 +159,9 @@ def test_gateway_settings_read_rendered_environment() -> None:
     values = {"watchNamespaces": ["a", "b"], "gateway": {"drainSeconds": 7, "maxBodyBytes": 104857600, **headers}}
     (picker,) = pod_specs(render(values))["plimsoll-gateway"]["containers"]
     environment = {e["name"]: e["value"] for e in picker["env"] if "value" in e}
+    of_pod = {"metadata.namespace": "plimsoll-system"}
+    references = {e["name"]: e["valueFrom"]["fieldRef"]["fieldPath"] for e in picker["env"] if "valueFrom" in e}
+    environment |= {name: of_pod[path] for name, path in references.items() if path in of_pod}
     settings = PickerSettings.from_environment(environment)
     assert (settings.namespaces, settings.max_body_bytes, settings.drain_seconds) == (("a", "b"), 104857600, 7)
     assert (settings.port, settings.picker_port, str(settings.directory)) == (8080, 8081, "/run/plimsoll")

@@ -211,6 +211,21 @@ class GatewayStack:
 
         await wait_until(is_so, f"{count} in flight at {engine.address}")
 
+    async def wait_completed(self, count: int, service: str = "team/chat") -> dict[str, Any]:
+        """Wait until the access log has reported the end of so many requests. Returns the service's part of /signals.
+
+        A request that is no longer in flight may be without its record: Envoy's own count says so earlier.
+        """
+        found: dict[str, Any] = {}
+
+        async def is_so() -> bool:
+            found.update((await self.signals())["services"][service])
+            requests = found["requests"]
+            return requests["succeeded"] + requests["failed"] + requests["cancelled"] == count
+
+        await wait_until(is_so, f"{count} requests of {service} completed")
+        return found
+
     def ask(self, model: str | None = "chat", sent: Mapping[str, str] | None = None, **fields: Any) -> Any:
         """A chat completion with these headers sent, as an aiohttp request context."""
         body = {"model": model, "messages": [{"role": "user", "content": "hi"}], **fields}

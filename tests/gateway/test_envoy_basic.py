@@ -255,7 +255,7 @@ async def test_signals_report_tokens_and_latency(stack: GatewayStack) -> None:
     for _ in range(3):
         async with stack.http.post(f"{stack.url}/v1/chat/completions", json=body) as answer:
             await answer.read()
-    await stack.wait_inflight(engine, 0)
+    await stack.wait_completed(3)
     document = await stack.signals()
     heard = parse_signals(document, document["gateway"], 0.0)
     assert heard.routable_endpoints == {("team", "chat"): 1}
@@ -275,7 +275,7 @@ async def test_metrics_report_served_requests(stack: GatewayStack) -> None:
     async with stack.ask(stream=True) as answer:
         await answer.read()
     await stack.ask_fully("nobody")
-    await stack.wait_inflight(engine, 0)
+    await stack.wait_completed(1)
     async with stack.http.get(f"{stack.picker_url}/metrics") as answer:
         text = await answer.text()
     assert 'plimsoll_gateway_requests_completed_total{outcome="succeeded",service="team/chat"} 1.0' in text
