@@ -94,7 +94,8 @@ class ControllerHarness:
         parts = operator or self.operator()
         await self.sync(parts.store)
         await parts.reconciler.reconcile((self.namespace, name))
-        await parts.scaler.tick(NOW_S)
+        parts.scaler.tick(NOW_S)
+        await parts.scaler.finish_writes()
         return parts
 
     async def create(self, name: str = "chat", **spec: Any) -> Object:

@@ -199,7 +199,8 @@ class SingleService:
             reading = GatewayReading(self.gateway, self.now_s, self.gateway, {"/".join(KEY): arrivals(self.requests)})
             self._readings = (reading,)
             self._report_engines()
-            await self.scaler.tick(self.now_s)
+            self.scaler.tick(self.now_s)
+            await self.scaler.finish_writes()
             self._start_pods()
             if self._dirty:
                 self._dirty = False

@@ -307,7 +307,8 @@ async def test_tick_without_an_event_scales_all_services() -> None:
 
     kube, errors = Cluster(), ObjectErrors()
     _, working = scaler(kube, errors, tell)
-    await working.tick(NOW_S)
+    working.tick(NOW_S)
+    await working.finish_writes()
     assert kube.scaled == ["chat-serve", "other-serve"]
     assert errors.condition(CHAT) is None
 
@@ -323,14 +324,16 @@ async def test_tick_error_while_one_is_set_stops_no_other() -> None:
 
     kube, errors = Faulty(), ObjectErrors()
     _, working = scaler(kube, errors)
-    await working.tick(NOW_S)
+    working.tick(NOW_S)
+    await working.finish_writes()
     kube.is_faulty = False
     assert kube.scaled == ["other-serve"]
     condition = errors.condition(CHAT)
     assert condition is not None
     assert "InferenceService team/chat: KeyError while its replicas were decided" in condition.message
     assert errors.condition(OTHER) is None
-    await working.tick(NOW_S + FAILURE_BACKOFF_SECONDS)
+    working.tick(NOW_S + FAILURE_BACKOFF_SECONDS)
+    await working.finish_writes()
     assert errors.condition(CHAT) is None
     assert "chat-serve" in kube.scaled
 
@@ -340,7 +343,8 @@ async def test_tick_with_a_service_that_cannot_be_read(monkeypatch: pytest.Monke
     store, working = scaler(kube, errors)
     whole = store.parsed
     monkeypatch.setattr(store, "parsed", lambda raw: fail() if raw["metadata"]["name"] == "chat" else whole(raw))
-    await working.tick(NOW_S)
+    working.tick(NOW_S)
+    await working.finish_writes()
     assert kube.scaled == ["other-serve"]
     assert errors.condition(CHAT) is not None
 

@@ -117,7 +117,9 @@ async def shrink(kube: KubeClient, *, replicas: int = 4) -> tuple[list[Event], O
         told.append(event)
 
     sources = SignalSources(lambda: ((reading,), ("gw-1",)), lambda namespace, pod: None, lambda namespace, pod: None)
-    await Autoscaler(store, kube, sources, tell, lambda key: None).tick(NOW_S)
+    scaler = Autoscaler(store, kube, sources, tell, lambda key: None)
+    scaler.tick(NOW_S)
+    await scaler.finish_writes()
     return told, store
 
 

@@ -291,10 +291,13 @@ class OperatorProcess:
 
     async def _tick_forever(self) -> None:
         """Tick after each round of gateway polls, when the readings are newest."""
-        while True:
-            tick_s = await self.autoscaler.tick(time.time()) if self.is_synced else 0.0
-            await asyncio.sleep(PAUSE_PER_TICK_SECOND * tick_s)
-            await self.gateway_poller.wait_for_round()
+        try:
+            while True:
+                tick_s = self.autoscaler.tick(time.time()) if self.is_synced else 0.0
+                await asyncio.sleep(PAUSE_PER_TICK_SECOND * tick_s)
+                await self.gateway_poller.wait_for_round()
+        finally:
+            self.autoscaler.cancel_writes()
 
     def _on_engine_reading(self, key: Key, role: Role, reading: EngineReading) -> None:
         self.autoscaler.observe_engine(key, role, reading)

@@ -257,6 +257,11 @@ OPERATOR_WRITES = Counter(
     ["verb"],
     registry=OPERATOR,
 )
+OPERATOR_SCALE_WRITES_PENDING = Gauge(
+    "plimsoll_operator_scale_writes_pending",
+    "Replica counts that are being written to the API server, or wait for it.",
+    registry=OPERATOR,
+)
 OPERATOR_SCALE_CHANGES = Counter(
     "plimsoll_operator_scale_changes",
     "Changes of a tier's replica count by the autoscaler (tier: prefill, decode, serve; direction: up, down).",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 from plimsoll.adapters.kube_client import KubeClient
@@ -98,22 +99,27 @@ class Autoscaler:
             entry.service_state, key, time.time(), entry.horizon_s, entry.last_metrics, entry.publisher.published
         )
 
-    async def tick(self, now_s: float) -> float:
-        """Run one pass over all services. now_s: seconds since the epoch.
+    def tick(self, now_s: float) -> float:
+        """Decide about all services, and start to write what has changed. now_s: seconds since the epoch.
 
         Returns the seconds for which it blocked the event loop.
         """
         started_s = self._monotonic()
         changes = self.decide(now_s)
-        decide_s = self._monotonic() - started_s
-        for change in changes:
-            with self._isolate_errors(key_of(change.service_object), now_s):
-                await self._writer.apply(change)
+        self._writer.submit(changes, partial(self._isolate_errors, now_s=now_s))
         for key, known in self._entries.items():
             if not known.has_recent_failure(now_s):
                 self._errors.clear(Stage.SCALING, key, _subject(key))
         self._backfill.start_next({key: known.service_state for key, known in self._entries.items()}, now_s)
-        return decide_s
+        return self._monotonic() - started_s
+
+    async def finish_writes(self) -> None:
+        """Wait until the replica counts of the last tick are written."""
+        await self._writer.finish()
+
+    def cancel_writes(self) -> None:
+        """Write no replica count of an earlier tick any more."""
+        self._writer.cancel()
 
     def decide(self, now_s: float) -> list[ScaleChange]:
         """The tiers to scale. Reads only caches."""

@@ -6,9 +6,12 @@ conflict with the rest of the Deployment, and another autoscaler can own that fi
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
 from plimsoll.adapters.kube_client import KubeClient
 from plimsoll.api import labels
@@ -17,7 +20,7 @@ from plimsoll.api.message_text import join_within
 from plimsoll.controllers.autoscale import pod_deletion_cost
 from plimsoll.controllers.autoscale.service_snapshot import tier_of
 from plimsoll.controllers.autoscale.signal_sources import SignalSources
-from plimsoll.controllers.object_cache import ObjectCache, key_of
+from plimsoll.controllers.object_cache import Key, ObjectCache, key_of, resource_version
 from plimsoll.core.autoscaling.scale_down_candidates import replica_load
 from plimsoll.core.autoscaling.scaling_decision import TierDecision
 from plimsoll.core.errors import ClusterError, NotFound
@@ -26,6 +29,9 @@ from plimsoll.telemetry.service_log import ServiceLog
 
 Object = dict[str, Any]
 RecordEvent = Callable[[Object, Event], Awaitable[None]]
+TierKey = tuple[Key, str]
+
+MAX_WRITES: Final = 16  # at once; a slow API server delays the others, and no decision
 
 log = ServiceLog(__name__)
 
@@ -39,6 +45,10 @@ class ScaleChange:
     tier: str
     replicas_before: int
     decision: TierDecision
+
+    @property
+    def key(self) -> TierKey:
+        return key_of(self.service_object), self.tier
 
     def event(self, deletion_note: str = "") -> Event:
         """The Event of the change. Clauses that do not fit are left out; `kubectl plimsoll explain` has all of them.
@@ -60,16 +70,56 @@ class ScaleChange:
 
 
 class ScaleWriter:
-    """Applies changes of replica counts."""
+    """Applies changes of replica counts beside the ticks: one write at a time for a tier, `MAX_WRITES` in all."""
 
     def __init__(self, kube: KubeClient, cache: ObjectCache, sources: SignalSources, record_event: RecordEvent) -> None:
         self._kube = kube
         self._cache = cache
         self._sources = sources
         self._record_event = record_event
+        self._due: dict[TierKey, ScaleChange] = {}  # decided last
+        self._tasks: dict[TierKey, asyncio.Task[None]] = {}
+        self._written: dict[TierKey, tuple[int, int]] = {}  # resourceVersion of the Deployment before, and replicas
+        self._slots = asyncio.Semaphore(MAX_WRITES)
 
-    async def apply(self, change: ScaleChange) -> None:
-        """Set the replica count of a tier. A failure is logged; the next tick retries."""
+    def submit(self, changes: list[ScaleChange], contain: Callable[[Key], AbstractContextManager[None]]) -> None:
+        """Write these changes and no others. A write that has not begun is replaced or withdrawn.
+
+        changes: all tiers whose Deployment differs from the last decision. contain: contains an unexpected error to a
+        service.
+        """
+        self._due = {change.key: change for change in changes}
+        self._written = {key: written for key, written in self._written.items() if key in self._due}
+        for key, change in self._due.items():
+            is_written = self._written.get(key) == (resource_version(change.deployment), change.decision.replicas)
+            if key not in self._tasks and not is_written:
+                task = self._tasks[key] = asyncio.create_task(self._write(key, contain))
+                task.add_done_callback(partial(self._forget, key))
+        metrics.OPERATOR_SCALE_WRITES_PENDING.set(len(self._tasks))
+
+    async def finish(self) -> None:
+        """Wait for the writes under way."""
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    def cancel(self) -> None:
+        """Cancel the writes under way, since this process no longer leads."""
+        for task in self._tasks.values():
+            task.cancel()
+
+    def _forget(self, key: TierKey, task: asyncio.Task[None]) -> None:
+        if self._tasks.get(key) is task:
+            del self._tasks[key]
+
+    async def _write(self, key: TierKey, contain: Callable[[Key], AbstractContextManager[None]]) -> None:
+        async with self._slots:
+            change = self._due.get(key)
+            if change is not None:
+                with contain(key[0]):
+                    if await self._apply(change):
+                        self._written[key] = resource_version(change.deployment), change.decision.replicas
+
+    async def _apply(self, change: ScaleChange) -> bool:
+        """Set the replica count of a tier; returns whether it is set. A failure is logged; the next tick retries."""
         key, deployment_meta = key_of(change.service_object), change.deployment["metadata"]
 
         deletion_note = (
@@ -83,11 +133,11 @@ class ScaleWriter:
                 labels.SCALER_FIELD_MANAGER,
             )
         except NotFound:
-            return
+            return False
         except ClusterError as error:
             message = "cannot set the Deployment's replicas; retrying at the next tick"
             log.warning(key, message, deployment=deployment_meta["name"], error=str(error))
-            return
+            return False
         direction = "up" if change.decision.replicas > change.replicas_before else "down"
         metrics.OPERATOR_SCALE_CHANGES.labels(change.tier, direction).inc()
         try:
@@ -95,6 +145,7 @@ class ScaleWriter:
         except ClusterError as error:
             message = "Deployment scaled, but its Event cannot be written"
             log.warning(key, message, deployment=deployment_meta["name"], error=str(error))
+        return True
 
     async def _annotate_deletion_costs(self, change: ScaleChange) -> str:
         """Annotate the pods to delete; returns the note for the Event. On failure Kubernetes selects the pods."""
