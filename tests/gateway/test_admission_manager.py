@@ -184,7 +184,9 @@ async def test_tenant_quota_applies_despite_free_slots() -> None:
 async def test_prompt_on_no_engine_names_the_limit() -> None:
     world = PickerHarness(service_with_slo(), pods=engine_names(1))
     reply = rejection_of(world.send(prompt="x" * 4_000_000))
-    assert (reply.status, reply.error["code"], reply.headers["x-should-retry"]) == (400, "request_too_large", "false")
+    assert (reply.status, reply.headers["x-should-retry"]) == (400, "false")
+    code, reason = reply.error["code"], reply.headers["x-plimsoll-reason"]
+    assert (code, reason) == ("context_length_exceeded", "request_too_large")
     message = str(reply.error["message"])
     assert "The prompt is too long" in message
     assert "about 1000000 tokens" in message

@@ -77,7 +77,7 @@ async def test_retry_after_quota_is_new_demand() -> None:
 async def test_request_too_large_is_no_demand() -> None:
     world = PickerHarness(service_with_slo(), pods=engine_names(1))
     reply = rejection_of(world.send(messages=[{"role": "user", "content": TOO_LARGE}]))
-    assert reply.error["code"] == "request_too_large"
+    assert reply.error["code"] == "context_length_exceeded"
     assert demand(world) == (0, 0, 0)
 
 
@@ -143,7 +143,7 @@ async def test_rejection_from_queue_withdraws_demand() -> None:
     )
     smaller[LIMITS]["costModel"]["kv_tokens"] = 1_000
     world.set_objects(smaller)
-    assert rejection_of(held).error["code"] == "request_too_large"
+    assert rejection_of(held).error["code"] == "context_length_exceeded"
     world.send_queued()
     assert demand(world)[0] == 1
 

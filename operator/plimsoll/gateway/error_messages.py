@@ -63,13 +63,14 @@ def too_long(model: str, tokens: int, context: int) -> Rejection:
     """Returns the rejection of a prompt that no engine can hold.
 
     `tokens` is the estimated prompt length. `context` is an upper bound on the tokens of one sequence.
-    LiteLLM detects this error by "This model's maximum context length is", LangChain by "prompt is too long".
+    LiteLLM detects this error by "This model's maximum context length is", LangChain by "prompt is too long", others by
+    OpenAI's code.
     """
     message = (
         f"The prompt is too long for model '{model}': it has about {tokens} tokens (estimated from its size in bytes)."
         f" This model's maximum context length is at most {context} tokens. Shorten the prompt."
     )
-    return Rejection(RejectionReason.REQUEST_TOO_LARGE, message)
+    return Rejection(RejectionReason.REQUEST_TOO_LARGE, message, code="context_length_exceeded")
 
 
 def too_many(model: str, sequences: int, n: int, limit: int, field: str = "prompt") -> Rejection:

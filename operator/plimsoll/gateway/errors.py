@@ -100,7 +100,8 @@ class Rejection:
     """One rejection.
 
     `param` names the invalid field of the request body. `retry` says when the client should come back. `headers` are
-    further response headers, in lower case.
+    further response headers, in lower case. `code` is the error code in the body if SDKs know it by another word than
+    the reason.
     """
 
     reason: RejectionReason
@@ -108,6 +109,7 @@ class Rejection:
     param: str | None = None
     retry: RetryAdvice = NO_RETRY
     headers: Mapping[str, str] = field(default_factory=dict)
+    code: str | None = None
 
 
 class ErrorResponse(msgspec.Struct, frozen=True):
@@ -160,7 +162,12 @@ def to_response(rejection: Rejection, random: Random, shape: ErrorShape = ErrorS
     if retry_after is None or not rejection.retry.retryable:
         headers["x-should-retry"] = "false"
     error_type = "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error"
-    error = {"message": message, "type": error_type, "param": rejection.param, "code": rejection.reason.value}
+    error = {
+        "message": message,
+        "type": error_type,
+        "param": rejection.param,
+        "code": rejection.code or rejection.reason.value,
+    }
     return ErrorResponse(status, headers, error, shape)
 
 
