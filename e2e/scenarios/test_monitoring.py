@@ -254,7 +254,8 @@ def test_prometheus_outage_in_burst_changes_no_decision(
     assert not lost, simulated_fleet.format_records(lost)
     assert desired == sorted(desired)
     assert len(ticks) >= OBSERVED_S / 5, "it decides no more"
-    assert known == {"MetricsDegraded": {}, "ScalingInactive": {}}
+    assert known["ScalingInactive"] == {}
+    assert "Prometheus" not in str(known["MetricsDegraded"].get("message", ""))  # new engines may be without metrics
     assert [line["message"] for line in said] == ["request history is not available"], "asked once, told once"
     cluster.kubectl("delete", "plim", "burst", "-n", namespace)
 

@@ -87,7 +87,7 @@ def test_apply_of_slo_beyond_the_gpus_is_warned_of(service: Callable[[str], Serv
     fast = service("fast")
     tiers = {"serve": {"pod": {"nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-H200"}}}}
     manifest = make_manifest("fast", tiers, model={"uri": "hf://Qwen/Qwen3-8B"}, slo={"tpot": "1ms"})
-    words = "spec.slo.tpot: tier serve cannot meet 1ms"
+    words = "spec.slo.tpot: tier serve cannot meet 1 ms"
     wait_until("it is warned of", lambda: words in told(cluster, manifest, fast.namespace), ANSWER_S)
     cluster.apply(manifest, namespace=fast.namespace)
     condition = fast.wait_condition("SLOInfeasible", status="True")

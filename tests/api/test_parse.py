@@ -178,7 +178,7 @@ def test_parse_e2e_target_round_trips_and_requires_text() -> None:
     assert (slo.e2e_seconds, slo.manifest()["e2e"]) == (60.5, "1m0.5s")
     assert problems(service(**{"spec.slo": {"ttft": "500ms", "e2E": "1m"}})) == ("spec.slo.e2E: is not a known field",)
     assert problems(service(**{"spec.slo": {"ttft": "1s", "e2e": 20}})) == (
-        "spec.slo.e2e: must be a string, not an integer; put it in quotes",
+        "spec.slo.e2e: 20 must be a duration with a unit (us, ms, s, m, h), such as 500ms or 1.5s",
     )
 
 

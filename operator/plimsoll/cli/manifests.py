@@ -12,13 +12,25 @@ from plimsoll.core.errors import InvalidSpec
 
 
 def load_documents(name: str) -> list[Any]:
-    """Return all non-empty YAML documents. name: a file, or - for standard input. Raises InvalidSpec."""
+    """Return all non-empty YAML documents. name: a file, or - for standard input. Raises InvalidSpec, also for none."""
+    source = "standard input" if name == "-" else name
     try:
         text = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
-        return [one for one in yaml.safe_load_all(text.decode()) if one]
+        documents = [one for one in yaml.safe_load_all(text.decode()) if one]
     except OSError as error:
-        raise InvalidSpec((f"{name}: {error.strerror}",)) from None
+        raise InvalidSpec((f"{source}: {error.strerror}",)) from None
     except UnicodeDecodeError:
-        raise InvalidSpec((f"{name}: is not UTF-8 text",)) from None
+        raise InvalidSpec((f"{source}: is not UTF-8 text",)) from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise InvalidSpec((f"{name}: is not valid YAML: {' '.join(str(error).split())}",)) from None
+        raise InvalidSpec((f"{source}: is not valid YAML: {_problem(error)}",)) from None
+    if not documents:
+        raise InvalidSpec((f"{source}: has no YAML document",))
+    return documents
+
+
+def _problem(error: Exception) -> str:
+    """What is wrong and where, in one line, without the parser's picture of the place."""
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        return " ".join(str(error).split())
+    mark = error.problem_mark
+    return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem or error.context}"

@@ -23,6 +23,8 @@ _MAX_NAMES_LISTED: Final = 10  # columns that are named
 
 def read(path: Path, wanted_columns: Collection[str]) -> Iterator[tuple[int, TraceRow]]:
     """Number and values of each row. wanted_columns: columns to read. Raises BadInput."""
+    if not path.exists():
+        raise BadInput(f"{path}: No such file or directory")
     name = path.name.removesuffix(".gz")
     if path.name.endswith(".parquet"):
         yield from _parquet(path, wanted_columns)

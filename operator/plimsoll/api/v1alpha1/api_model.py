@@ -70,6 +70,10 @@ def check_rules(value: T, rules: tuple[ValidationRule[T], ...]) -> T:
     return value
 
 
+def _is_text(schema: CoreSchema) -> bool:
+    return schema["type"] == "str"
+
+
 class ValidationRules(Generic[T]):
     """Annotation that attaches rules to a scalar, list or mapping."""
 
@@ -77,9 +81,17 @@ class ValidationRules(Generic[T]):
         self.rules = rules
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_after_validator_function(
-            lambda value: check_rules(value, self.rules), handler(source)
+        schema = handler(source)
+        checked = core_schema.no_info_after_validator_function(lambda value: check_rules(value, self.rules), schema)
+        return (
+            core_schema.no_info_before_validator_function(self._check_number, checked) if _is_text(schema) else checked
         )
+
+    def _check_number(self, value: Any) -> Any:
+        """Refuse a number in place of a string by the rules of the string: quotes alone would not mend it."""
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            check_rules(str(value), self.rules)
+        return value
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchema:
         json_schema = handler(schema)
