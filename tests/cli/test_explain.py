@@ -106,7 +106,7 @@ DOCUMENT: dict[str, Any] = {
             "engine": {
                 "model": "Qwen3ForCausalLM 36x4096",
                 "accelerator": "NVIDIA H200",
-                "parallelism": "1 GPUs",
+                "parallelism": "1 GPU",
                 "engine_version": "vllm 0.26.0",
             },
             "model": {

@@ -175,7 +175,7 @@ def test_slo_share_just_below_target_is_not_rounded_up() -> None:
 
 
 def test_slo_idle_service_has_no_figures() -> None:
-    nobody = Unavailable("nobody was answered in the last minute")
+    nobody = Unavailable("no response in the last minute")
     none = LaggingSignals(tpot_s=nobody, itl_s=nobody)
     heard = ServiceMetrics(
         0.0, slo_counts=None, ttft_s=nobody, e2e_s=nobody, tiers={Role.SERVE: TierMetrics(none, 1.0)}
@@ -183,4 +183,4 @@ def test_slo_idle_service_has_no_figures() -> None:
     assert slo_status.slo_figures(ServiceSnapshot(heard, {}), TTFT_TPOT_SLO, (TTFT_TPOT_SLO,), {}) == {}
     found = condition_of(ServiceSnapshot(heard, {}))
     assert (found.type, found.holds, found.reason) == (ConditionType.SLO_MET, None, ConditionReason.NOT_MEASURED)
-    assert found.message == "TTFT is not known: nobody was answered in the last minute"
+    assert found.message == "TTFT is not known: no response in the last minute"

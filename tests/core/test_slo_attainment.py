@@ -268,11 +268,11 @@ def test_attainment_unknown_target_keeps_other_shares() -> None:
 
 
 def test_attainment_all_rejected_counts_as_missed() -> None:
-    nothing = make_metrics(None, None, ttft_s=Unavailable("nobody was answered in the last minute"))
+    nothing = make_metrics(None, None, ttft_s=Unavailable("no response in the last minute"))
     assert slo_attainment(replace(nothing, rejected_share=1.0), BOTH).missed_upper_bound == 1.0
     silent = slo_attainment(replace(nothing, rejected_share=Unavailable("nothing arrived")), BOTH)
     assert (silent.missed_upper_bound, silent.upper_bound) == (None, None)
-    assert unknown(silent) == ("TTFT", "nobody was answered in the last minute")
+    assert unknown(silent) == ("TTFT", "no response in the last minute")
 
 
 def test_attainment_missing_decode_tier_is_unavailable() -> None:

@@ -66,7 +66,7 @@ def test_difference_names_remaining_removed_and_changed() -> None:
 
 
 def test_explain_document_yields_read_and_metrics_times() -> None:
-    gateways = {"age_s": 0.25, "rate_per_s": 3.5, "ttft_s": {"unknown": "nobody was answered in the last minute"}}
+    gateways = {"age_s": 0.25, "rate_per_s": 3.5, "ttft_s": {"unknown": "no response in the last minute"}}
     document = {"metrics": {"at": "1970-01-01T00:01:40.500Z", "gateways": gateways}}
     assert (gateways_read_at(document), observed_at(document)) == (100.25, 100.5)
     assert (metric_value(document, "rate_per_s"), metric_value(document, "ttft_s")) == (3.5, 0.0)

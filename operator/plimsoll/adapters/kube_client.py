@@ -31,6 +31,7 @@ from plimsoll.core.errors import (
     LeaseLost,
     NotFound,
     ObjectRejected,
+    cause_of,
 )
 from plimsoll.telemetry import metrics
 from plimsoll.telemetry.service_log import ServiceLog
@@ -304,7 +305,7 @@ class KubeClient:
                     return None
             page: Object = json.loads(body)
         except (aiohttp.ClientError, TimeoutError, ValueError, RecursionError) as error:
-            raise BackendUnavailable(f"GET {path}: {error or type(error).__name__}") from error
+            raise BackendUnavailable(f"GET {path}: {cause_of(error)}") from error
         finally:
             response.close()
         return page
@@ -325,7 +326,7 @@ class KubeClient:
         try:
             result: Object = json.loads(await response.read())
         except (aiohttp.ClientError, TimeoutError, ValueError, RecursionError) as error:
-            raise BackendUnavailable(f"{method} {path}: {error or type(error).__name__}") from error
+            raise BackendUnavailable(f"{method} {path}: {cause_of(error)}") from error
         return result
 
     async def _send(
@@ -348,7 +349,7 @@ class KubeClient:
                 method, url, headers=headers, body=body, _request_timeout=timeout
             )
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise BackendUnavailable(f"{method} {path}: {error or type(error).__name__}") from error
+            raise BackendUnavailable(f"{method} {path}: {cause_of(error)}") from error
         if response.status >= 400:
             _raise_for_status(response.status, await response.read(), response.headers.get("Retry-After"))
         return response

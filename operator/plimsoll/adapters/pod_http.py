@@ -11,7 +11,7 @@ from typing import Final
 
 import aiohttp
 
-from plimsoll.core.errors import BackendUnavailable
+from plimsoll.core.errors import BackendUnavailable, cause_of
 from plimsoll.core.units import format_seconds
 
 TIMEOUT_S: Final = 2.0
@@ -42,7 +42,7 @@ async def get_page(
     except TimeoutError:
         raise BackendUnavailable(f"{url} did not answer within {format_seconds(timeout_s)}") from None
     except (aiohttp.ClientError, OSError, ValueError) as error:
-        raise BackendUnavailable(f"{url}: {error or type(error).__name__}") from error
+        raise BackendUnavailable(f"{url}: {cause_of(error)}") from error
 
 
 async def _read_body(session: aiohttp.ClientSession, url: str, max_bytes: int) -> bytes:

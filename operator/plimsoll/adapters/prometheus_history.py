@@ -21,7 +21,7 @@ from prometheus_api_client.exceptions import PrometheusApiClientException
 from prometheus_api_client.prometheus_connect import PrometheusConnect
 
 from plimsoll.adapters import vllm_metrics
-from plimsoll.core.errors import BackendUnavailable
+from plimsoll.core.errors import BackendUnavailable, cause_of
 from plimsoll.core.ports import EngineReading
 
 QUERY_STEP_S: Final = 60
@@ -85,7 +85,7 @@ class PrometheusHistory:
         try:
             yield
         except (PrometheusApiClientException, OSError, ValueError, KeyError, TypeError, IndexError) as error:
-            raise BackendUnavailable(f"Prometheus at {self._url}: {error or type(error).__name__}") from error
+            raise BackendUnavailable(f"Prometheus at {self._url}: {cause_of(error)}") from error
 
 
 def _valid_samples(values: Any, start_s: float, end_s: float) -> Iterator[tuple[float, float]]:

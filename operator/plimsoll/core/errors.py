@@ -11,6 +11,11 @@ PlimsollError
 from __future__ import annotations
 
 
+def cause_of(error: BaseException) -> str:
+    """The error's own words, or what it is: an expired time limit has none."""
+    return str(error) or ("no answer in time" if isinstance(error, TimeoutError) else type(error).__name__)
+
+
 class PlimsollError(Exception):
     """Base of every error that Plimsoll raises on purpose."""
 

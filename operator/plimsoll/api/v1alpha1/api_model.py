@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
 from pydantic.alias_generators import to_camel
@@ -71,7 +71,7 @@ def check_rules(value: T, rules: tuple[ValidationRule[T], ...]) -> T:
 
 
 def _is_text(schema: CoreSchema) -> bool:
-    return schema["type"] == "str"
+    return bool(schema["type"] == "str")
 
 
 class ValidationRules(Generic[T]):
@@ -90,7 +90,7 @@ class ValidationRules(Generic[T]):
     def _check_number(self, value: Any) -> Any:
         """Refuse a number in place of a string by the rules of the string: quotes alone would not mend it."""
         if isinstance(value, int | float) and not isinstance(value, bool):
-            check_rules(str(value), self.rules)
+            check_rules(cast(T, str(value)), self.rules)
         return value
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchema:

@@ -71,6 +71,8 @@ def scaling_inactive(service_state: ServiceState, spec: ScalingSpec) -> Conditio
     frozen |= {  # a size computed from an old sample does not count as current
         n: _step_reason(t, "demand") for n, t in decided.items() if t.is_held and n not in frozen
     }
+    # A tier without replicas is not frozen: the next request starts one.
+    frozen = {n: reason for n, reason in frozen.items() if n not in decided or decided[n].replicas}
     if frozen:
         reasons = "; ".join(f"{name}: {why}" for name, why in frozen.items())
         return inactive(ConditionReason.DEMAND_UNKNOWN, f"the replica count is frozen: {reasons}")

@@ -11,6 +11,7 @@ from typing import Any
 from plimsoll.api import labels
 from plimsoll.api.conditions import ConditionReason
 from plimsoll.controllers import pod_startup
+from plimsoll.resources.object_meta import shared_name
 
 Object = dict[str, Any]
 
@@ -148,8 +149,15 @@ def _log_excerpt(text: str) -> str:
 
 
 def _replica_failure(deployment: Object | None) -> PodProblem | None:
+    """What the API server says when it rejects pods.
+
+    That it does not know the service account that the operator made is no rejection: it learns of it within moments.
+    """
+    owner = str((deployment or {}).get("metadata", {}).get("labels", {}).get(labels.SERVICE))
+    own_account_missing = f'serviceaccount "{shared_name(owner)}" not found'
     for condition in (deployment or {}).get("status", {}).get("conditions", []):
         if condition.get("type") == "ReplicaFailure" and condition.get("status") == "True":
             message = condition.get("message", "")
-            return PodProblem(ConditionReason.PODS_REJECTED, message)
+            if own_account_missing not in message:
+                return PodProblem(ConditionReason.PODS_REJECTED, message)
     return None

@@ -361,9 +361,15 @@ def collect_status_inputs(
         rejection=rejection,
         url=platform.gateway.url,
         scales_to_zero=service is not None and _scales_to_zero(service),
+        has_stored_cost_model=_has_cost_model(observed.children.get((labels.ADMISSION_KIND, raw_meta["name"]))),
         fallback=observed.fallback,
         hardware_limits=() if service is None else hardware_limits(service, platform.engine.defaults.args),
     )
+
+
+def _has_cost_model(admission: Object | None) -> bool:
+    limits = (admission or {}).get("limits")
+    return isinstance(limits, dict) and bool(limits.get("costModel"))
 
 
 def _scales_to_zero(service: InferenceService) -> bool:

@@ -58,6 +58,7 @@ class StatusInputs:
     url: str = ""
     scaling_report: ScalingReport | None = None  # None before the first tick
     scales_to_zero: bool = False  # whether the autoscaler may scale all tiers to zero
+    has_stored_cost_model: bool = False  # whether the stored admission limits, of an earlier process, have one
     fallback: tuple[str, str] | None = None  # the fallback service, and why it cannot be used or ""
     hardware_limits: tuple[str, ...] = ()  # what no engine on the named GPUs can do
     internal_error: Condition | None = None  # unexpected error about the service or one of its objects
@@ -191,10 +192,7 @@ def _scaled_to_zero(inputs: StatusInputs, tiers: tuple[TierState, ...]) -> Condi
 
     None if the service cannot scale to zero, if an engine is ready, or if a start-up fails.
     """
-    published = inputs.scaling_report.published if inputs.scaling_report else None
-    if (
-        not inputs.scales_to_zero or published is None or published.cost_model is None
-    ):  # without a cost model gateways do not queue
+    if not inputs.scales_to_zero or not _has_cost_model(inputs):  # without a cost model gateways do not queue
         return None
     if not any(tier.desired for tier in inputs.tiers):
         message = "all tiers are scaled to 0 replicas; the next request is queued while an engine starts"
@@ -205,6 +203,14 @@ def _scaled_to_zero(inputs: StatusInputs, tiers: tuple[TierState, ...]) -> Condi
         )
         return Condition(ConditionType.READY, True, ConditionReason.WAKING, f"requests are queued until {awaited}")
     return None
+
+
+def _has_cost_model(inputs: StatusInputs) -> bool:
+    """Whether gateways have a cost model. Until the first report of this process the stored one stays."""
+    if inputs.scaling_report is None:
+        return inputs.has_stored_cost_model
+    published = inputs.scaling_report.published
+    return published is not None and published.cost_model is not None
 
 
 def _blocking_tier(tiers: tuple[TierState, ...]) -> TierState | None:
@@ -269,10 +275,18 @@ def fallback_unusable(name: str, problem: str) -> Condition | None:
 
 
 def tiers_status(inputs: StatusInputs) -> dict[str, Object]:
-    """`status.tiers`: the values of the columns and the figures of the report. `needed` only if it is not `desired`."""
+    """`status.tiers`: the values of the columns and the figures of the report. `needed` only if it is not `desired`.
+
+    The report is older than the pods. Their number is the present one, and none is expected that cannot start.
+    """
     result = {}
     for tier in inputs.tiers:
-        figures = inputs.scaling_report.tiers.get(tier.role, {}) if inputs.scaling_report else {}
+        figures = dict(inputs.scaling_report.tiers.get(tier.role, {})) if inputs.scaling_report else {}
+        if starting := figures.pop("starting", None):
+            is_expected = not tier.cannot_start
+            kept = {name: value for name, value in starting.items() if is_expected or name != "nextReady"}
+            if tier.starting:
+                figures["starting"] = kept | {"count": tier.starting}
         counts = {"ready": tier.ready, "desired": tier.desired, "summary": f"{tier.ready}/{tier.desired}"}
         result[tier.role] = counts | {n: v for n, v in figures.items() if n != "needed" or v != tier.desired}
     return result

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from plimsoll.api.conditions import TIER_DEGRADED_TYPES, Condition, ConditionReason
 from plimsoll.api.events import MAX_EVENT_MESSAGE_CHARS
@@ -13,6 +13,8 @@ from plimsoll.controllers import pod_startup
 from plimsoll.controllers.reconcile import pod_diagnosis
 
 Object = dict[str, Any]
+
+UNSTARTABLE: Final = frozenset({ConditionReason.IMAGE_UNAVAILABLE, ConditionReason.CONFIG_ERROR})
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,12 @@ class TierStatusInputs:
     def starting(self) -> int:
         """Pods that are neither ready nor being deleted, without those that have failed."""
         return _starting(self.pods)
+
+    @property
+    def cannot_start(self) -> bool:
+        """Whether a pod of the tier waits for something that only a person mends."""
+        problem = _problem(self)
+        return problem is not None and problem.reason in UNSTARTABLE
 
     @property
     def starting_current(self) -> int:

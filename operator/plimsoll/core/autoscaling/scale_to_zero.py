@@ -55,7 +55,7 @@ def _wake_up(context: TierContext, idle_period: IdlePeriod | Unavailable) -> str
     backlog_gpu_s = context.observation.backlog_gpu_s
     if not isinstance(backlog_gpu_s, Unavailable) and backlog_gpu_s > 0.0:
         _at_least_one(context)
-        return f"{units.format_figure(backlog_gpu_s)} GPU-s of work are waiting and no replica runs: start 1"
+        return "requests are waiting and no replica runs: start 1"
     if not isinstance(idle_period, Unavailable) and idle_period.active:
         _at_least_one(context)
         return "requests arrive and no replica runs: start 1"

@@ -125,7 +125,7 @@ class ServiceState:
 
     def ingest(self, snapshot: ServiceSnapshot, spec: ScalingSpec, now_s: float) -> None:
         """Ingest the metrics of one tick: engines, lengths, speeds, arrivals, misses."""
-        if not isinstance(snapshot.metrics.workload, Unavailable):
+        if not isinstance(snapshot.metrics.workload, Unavailable) or isinstance(self.workload, Unavailable):
             self.workload = snapshot.metrics.workload
         for name, tier in self.tiers.items():
             tier_snapshot = snapshot.tiers.get(name)

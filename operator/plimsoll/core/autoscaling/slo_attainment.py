@@ -102,7 +102,8 @@ def _late_shares(metrics: ServiceMetrics) -> tuple[float | Unavailable, float | 
         unavailable = metrics.ttft_s if isinstance(metrics.ttft_s, Unavailable) else _NO_GATEWAY_METRICS
         return unavailable, unavailable, unavailable
     if slo_counts.responses <= 0.0:
-        return _NO_RESPONSES, _NO_RESPONSES, _NO_RESPONSES
+        unavailable = metrics.ttft_s if isinstance(metrics.ttft_s, Unavailable) else _NO_RESPONSES
+        return unavailable, unavailable, unavailable
     late_any, late_first_token, late_last_token = (min(1.0, missed / slo_counts.responses) for missed in slo_counts[1:])
     return late_any, late_first_token, late_last_token
 

@@ -313,9 +313,10 @@ def engine_key_of(engine_info: EngineInfo) -> EngineKey:
     """What a calibration holds for, as far as the engine tells."""
     config = engine_info.config or {}
     model = " ".join(f"{name}={config[name]}" for name in _IDENTIFYING_FIELDS if name in config) or "model unknown"
-    return EngineKey(
-        model, engine_info.accelerator, f"{engine_info.gpus} GPUs", f"{engine_info.engine} {engine_info.engine_version}"
-    )
+    parallelism = "1 GPU" if engine_info.gpus == 1 else f"{engine_info.gpus} GPUs"
+    is_versioned = engine_info.engine_version != engine_info.engine
+    version = f"{engine_info.engine} {engine_info.engine_version}" if is_versioned else engine_info.engine
+    return EngineKey(model, engine_info.accelerator, parallelism, version)
 
 
 def _infeasible(infeasible: Infeasible) -> Unavailable:

@@ -138,9 +138,9 @@ def _latency_percentile(
 ) -> float | Unavailable:
     """A percentile of the latencies of the last minute."""
     if last_minute is not None and histogram is None:
-        return Unavailable("the gateways do not tell")
+        return Unavailable("the gateways do not report it")
     value = None if histogram is None else percentile(histogram, share)
-    return Unavailable("nobody was answered in the last minute") if value is None else value
+    return Unavailable("no response in the last minute") if value is None else value
 
 
 def _slo_counts(last_minute: ServiceInterval | None) -> SloCounts | None:

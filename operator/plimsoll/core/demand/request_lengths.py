@@ -246,7 +246,10 @@ class RequestLengthEstimator:
             or counted is None
             or not (min(recent_output.started, counted.requests) >= _MIN_REQUESTS and counted.tokens)
         ):
-            return Unavailable(f"too few requests have ended to know their lengths: {self._completed.weight:.0f}")
+            completed = round(self._completed.weight)
+            if not completed:
+                return Unavailable("no request has completed since the operator started")
+            return Unavailable(f"too few requests have completed to know their lengths: {completed}")
         prompt, output = counted.tokens / counted.requests, max(recent_output.tokens / recent_output.started, 1.0)
         cached = max(0.0, min(prompt * self.cached_share, prompt - 1.0))
         lengths = np.array(((max(prompt - cached, 1.0),), (cached,), (output,)))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from plimsoll.core.errors import PlimsollError
+from plimsoll.core.errors import PlimsollError, cause_of
 from plimsoll.gateway.envoy.body_filters import RATE_STAT
 from plimsoll.gateway.envoy.listener import MODEL_CLUSTER_PREFIX, PICK_CLUSTER_PREFIX, STAT_PREFIX
 from plimsoll.gateway.envoy.overload import HEAP
@@ -124,7 +124,7 @@ class EnvoyAdminClient:
                     parser.state.parse_seconds += time.perf_counter() - started_s
                     await asyncio.sleep(0)
         except (OSError, TimeoutError, ValueError, IndexError, asyncio.IncompleteReadError) as error:
-            raise EnvoyUnavailable(f"GET /clusters: {error or type(error).__name__}") from error
+            raise EnvoyUnavailable(f"GET /clusters: {cause_of(error)}") from error
         return parser.state
 
     async def stats(self) -> EnvoyStats:
@@ -150,7 +150,7 @@ class EnvoyAdminClient:
             async with asyncio.timeout(TIMEOUT_SECONDS):
                 return b"".join([piece async for piece in self._stream(method, path)])
         except (OSError, TimeoutError, ValueError, IndexError, asyncio.IncompleteReadError) as error:
-            raise EnvoyUnavailable(f"{method} {path}: {error or type(error).__name__}") from error
+            raise EnvoyUnavailable(f"{method} {path}: {cause_of(error)}") from error
 
     async def _stream(self, method: str, path: str) -> AsyncIterator[bytes]:
         """Yields the body of the response in pieces of at most `PIECE_BYTES`."""

@@ -149,7 +149,7 @@ def _insufficiency(windows: float, noise_sd: float, load_sd: float, base_sd: flo
     if noise_sd > _MAX_NOISE_SD:
         return f"not known: the windows disagree by {noise_sd:.0%} with any model"
     if windows < _MIN_WINDOWS:
-        return f"not known: {windows:.0f} windows in force, {_MIN_WINDOWS:.0f} are needed"
+        return f"not known: {windows:.0f} measured windows, {_MIN_WINDOWS:.0f} are needed"
     if load_sd < _MIN_LOAD_SD:
         return "not known: the load hardly varied, so a step's base and its work look alike"
     if max(base_sd, work_sd) > _MAX_PARAMETER_SD:
