@@ -94,7 +94,7 @@ async def run(
             if plan.long_prompt_tokens is not None and _long_prefill_s(plan, times) <= seconds - (clock() - started):
                 await _measure_long(timer, plan, plan.long_prompt_tokens, long_times)
     except (OSError, TimeoutError, ValueError) as error:
-        log.warning("the ladder ended early: %s: %s", type(error).__name__, error)
+        log.warning("the self-benchmark ended early: %s: %s", type(error).__name__, error)
     return _to_result(plan, times, long_times)
 
 

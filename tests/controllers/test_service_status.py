@@ -151,7 +151,7 @@ def test_conditions_dead_prefill_tier_keeps_service_ready() -> None:
                 ]
             },
             ConditionReason.ENGINE_FAILING,
-            "OOMKilled, exit code 137): out of memory",
+            "the engine was killed, because it ran out of memory (OOMKilled)",
         ),
     ],
 )
@@ -173,8 +173,13 @@ def test_conditions_tier_reports_pod_problem_message(pod_status: Any, reason: Co
         (f"usage: {'[--flag] ' * 99}\nvllm serve: error: unrecognized arguments: --nope\n", "vllm serve: error:"),
         (f"ValueError: no room {'x ' * 400}", "ValueError: no room x"),
         (f"{'line ' * 400}\nthe end", ""),
+        (
+            "(launcher) WARNING the self-benchmark ended early: TimeoutError: \n(launcher) INFO ready after 3 s\n"
+            "(launcher) ERROR the engine ended by itself with code -9\n",
+            "(launcher) ERROR the engine ended by itself",
+        ),
     ],
-    ids=["usage", "launcher's cause", "no error"],
+    ids=["usage", "launcher's cause", "no error", "a warning is no cause"],
 )
 def test_conditions_engine_log_is_quoted_from_its_error(log: str, expected: str) -> None:
     ended = {"terminated": {"reason": "Error", "exitCode": 2, "message": log}}
@@ -187,6 +192,40 @@ def test_conditions_engine_log_is_quoted_from_its_error(log: str, expected: str)
         assert "unrecognized arguments: --nope" in condition.event_message
     if not expected:
         assert condition.message.endswith("the end")
+
+
+def test_conditions_out_of_memory_names_the_limit() -> None:
+    ended = {
+        "terminated": {"reason": "OOMKilled", "exitCode": 137, "message": "(launcher) INFO starting: " + "x" * 900}
+    }
+    sick = builders.pod(
+        PARENT, "decode", containerStatuses=[{"name": "engine", "ready": False, "state": {}, "lastState": ended}]
+    )
+    sick["spec"] = {"containers": [{"name": "engine", "resources": {"limits": {"memory": "40Mi"}}}]}
+    found = service_status.build_conditions(status_inputs(tier("prefill"), tier("decode", ready=0, pods=(sick,))))
+    condition = by_type(found)[ConditionType.DECODE_DEGRADED]
+    assert condition.message.endswith("its limit is 40Mi; raise resources.limits.memory of the tier's pod")
+    assert "its limit is 40Mi; raise" in condition.event_message
+
+
+def test_tier_whose_image_is_missing_has_no_time() -> None:
+    stuck = builders.pod(PARENT, "decode", **waiting("ImagePullBackOff", "manifest unknown"))
+    starting = {"count": 1, "nextReady": "2026-01-01T00:00:00Z"}
+    report = replace(
+        initial_report(None, 0.0), tiers={"prefill": {"starting": starting}, "decode": {"starting": starting}}
+    )
+    inputs = status_inputs(tier("prefill"), tier("decode", ready=0, pods=(stuck,)), scaling_report=report)
+    told = service_status.tiers_status(inputs)
+    assert told["decode"]["starting"] == {"count": 1}
+    assert "starting" not in told["prefill"], "its pods are ready since the report"
+
+
+def test_conditions_asleep_is_ready_before_the_first_report() -> None:
+    """A new leader has no report yet; gateways go on with the limits that are stored."""
+    zero = tier("serve", ready=0, desired=0)
+    for stored, holds in ((True, True), (False, False)):
+        inputs = status_inputs(zero, routable_endpoints=0, scales_to_zero=True, has_stored_cost_model=stored)
+        assert by_type(service_status.build_conditions(inputs))[ConditionType.READY].holds is holds
 
 
 def test_conditions_quota_error_is_read_from_deployment() -> None:

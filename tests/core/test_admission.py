@@ -656,3 +656,35 @@ def test_two_gateways_fill_replica_like_one() -> None:
         door.set_replicas({"r": cap}, 0.0)
         halves += fill(door, step_s=0.08)[0]
     assert halves == pytest.approx(whole, rel=0.05)
+
+
+def test_idle_engine_takes_a_prompt_larger_than_this_gateways_share() -> None:
+    """Each of eight gateways has an eighth of the KV cache; what fits the engine would never fit one of them."""
+    door = gate(GUIDE, (ClassPolicy("chat", 0, GUIDE.slo),), replicas=0)
+    batch, kv_tokens = door.pool.cost_model.batch, door.pool.cost_model.kv_tokens
+    door.set_replicas({"r": batch // 8}, 0.0)
+    large = ask("large", prompt_tokens=kv_tokens // 2)
+    assert door.submit(large, 0.0).outcome is AdmissionOutcome.ADMITTED
+    assert door.submit(ask("second", prompt_tokens=kv_tokens // 2), 0.0).outcome is not AdmissionOutcome.ADMITTED
+
+
+def test_idle_engine_takes_what_it_can_serve_in_time_after_a_rejection() -> None:
+    """The margin for errors of prediction is for contention: nothing is gained by a rejection at an idle engine."""
+    door = gate()
+    lengths = range(1000, 30_000, 100)
+    longest = next(
+        n for n in lengths if door.pool.estimate_cost(ask("x", prompt_tokens=n)).idle_ttft_s > 0.9 * (SLO.ttft_s or 0.0)
+    )
+    count, now = fill(door)
+    ids = [f"fill{k}" for k in range(count)]
+    rejected = False
+    while not rejected:
+        ids.append(f"q{len(ids)}")
+        decision = door.submit(ask(ids[-1], now, prompt_tokens=longest), now)
+        rejected = decision.outcome is AdmissionOutcome.SHED_SATURATED
+        now += 0.001
+    for id in ids:
+        door.cancel(id, now)
+        door.complete(id, now)
+    assert len(door.pool) == 0
+    assert door.submit(ask("alone", now, prompt_tokens=longest), now).outcome is AdmissionOutcome.ADMITTED

@@ -43,9 +43,9 @@ def name_rejected(state: NameState | None, names: ModelNames) -> Condition | Non
     return None
 
 
-def accepted_again(names: ModelNames) -> str:
+def accepted_again(state: NameState | None) -> str:
     """The message of the Event about a name that is no longer rejected."""
-    return f"clients reach the service by its model name {_quote(names.listed[0])}" if names.listed else "it is free"
+    return "the service has its model name" + (f" {_quote(state.claim.model)}" if state is not None else "")
 
 
 def why_taken(name: str, holder: NameClaim) -> str:
@@ -60,13 +60,13 @@ def why_taken(name: str, holder: NameClaim) -> str:
 
 def _taken(state: NameState, names: ModelNames, field: str, name: str, holder: NameClaim, advice: str) -> Condition:
     """The condition of a service without the name that `field` stands for."""
-    service = holder.qualified_name
+    service, quoted = (shorten(text, MAX_QUOTE_CHARS // 2) for text in (holder.qualified_name, name))
     if holder.granted == name:
-        brief = f"service {_quote(service)} holds this model name since {_to_seconds(holder.since)}"
-    elif service == name:
-        brief = f"this model name is the NAMESPACE/NAME of service {_quote(service)}"
+        brief = f"service {service} holds model name {quoted} since {_to_seconds(holder.since)}"
+    elif holder.qualified_name == name:
+        brief = f"model name {quoted} is the NAMESPACE/NAME of service {service}"
     else:
-        brief = f"service {_quote(service)} claims this model name too and was created first"
+        brief = f"service {service} claims model name {quoted} too and was created first"
     message, brief = f"{field} {name}: {why_taken(name, holder)}", f"{brief}; change spec.model.name"
     return _rejected(ConditionReason.MODEL_NAME_TAKEN, state, names, message, brief, advice)
 

@@ -18,7 +18,10 @@ Object = dict[str, Any]
 IMAGE_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
 CONFIG_REASONS = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
 MAX_LOG_CHARS = 400  # characters of an engine's log in a message
-ERROR_LINE = re.compile(r"^(?:.*?\W)??(?:error|\w*(?:Error|Exception)): ", re.MULTILINE)
+OUT_OF_MEMORY = "OOMKilled"
+ERROR_LINE = re.compile(r"(?:.*?\W)??(?:error|\w*(?:Error|Exception)): ")
+ERROR_LEVEL = re.compile(r"(?:\([^)]*\)\s*)*ERROR\b")
+LOWER_LEVEL = re.compile(r"\s*(?:\([^)]*\)\s*)*(?:WARNING|INFO|DEBUG)\b")  # says nothing about why an engine ended
 TEMPLATE_HASH = "pod-template-hash"  # Kubernetes' label of the ReplicaSet that a pod belongs to
 
 # Most severe first: causes that prevent pods from being created, then from running, then from staying up.
@@ -93,7 +96,7 @@ def pod_problem(pod: Object) -> PodProblem | None:
             message = condition.get("message", "")
             return PodProblem(ConditionReason.UNSCHEDULABLE, f"pod {name} is unschedulable: {message}")
     for container in (*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])):
-        problem = _container_problem(name, container)
+        problem = _container_problem(name, container, _memory_limit(pod, container))
         if problem is not None:
             return problem
     return None
@@ -117,7 +120,16 @@ def _replaced_s(deployment: Object | None, pods: list[Object]) -> float:
     return max(created_s, default=-math.inf)
 
 
-def _container_problem(pod: str, container: Object) -> PodProblem | None:
+def _memory_limit(pod: Object, container: Object) -> str:
+    """The memory limit of a container as the pod says it; "" without one."""
+    containers = (*pod.get("spec", {}).get("initContainers", []), *pod.get("spec", {}).get("containers", []))
+    limits = (
+        one.get("resources", {}).get("limits", {}) for one in containers if one.get("name") == container.get("name")
+    )
+    return str(next(limits, {}).get("memory", ""))
+
+
+def _container_problem(pod: str, container: Object, memory_limit: str) -> PodProblem | None:
     state = container.get("state", {})
     waiting = state.get("waiting", {})
     reason, message = waiting.get("reason", ""), waiting.get("message", "")
@@ -129,12 +141,17 @@ def _container_problem(pod: str, container: Object) -> PodProblem | None:
         )
     terminated = state.get("terminated") or container.get("lastState", {}).get("terminated")
     if terminated and not container.get("ready"):
-        return PodProblem(ConditionReason.ENGINE_FAILING, f"pod {pod}: {_termination_message(terminated)}")
+        return PodProblem(
+            ConditionReason.ENGINE_FAILING, f"pod {pod}: {_termination_message(terminated, memory_limit)}"
+        )
     return None
 
 
-def _termination_message(terminated: Object) -> str:
+def _termination_message(terminated: Object, memory_limit: str) -> str:
     reason, code = terminated.get("reason", "Error"), terminated.get("exitCode")
+    if reason == OUT_OF_MEMORY:
+        advice = f"its limit is {memory_limit}; raise resources.limits.memory of the tier's pod" if memory_limit else ""
+        return f"the engine was killed, because it ran out of memory ({reason})" + (f": {advice}" if advice else "")
     message = _log_excerpt(terminated.get("message", ""))
     tail = f": {message}" if message else ""
     return f"the engine terminated ({reason}, exit code {code}){tail}"
@@ -142,10 +159,12 @@ def _termination_message(terminated: Object) -> str:
 
 def _log_excerpt(text: str) -> str:
     """The log from its last error line on, else its end: a log ends with what followed the error."""
-    errors = list(ERROR_LINE.finditer(text))
-    if errors:
-        return " ".join(text[errors[-1].start() :].split())[:MAX_LOG_CHARS]
-    return " ".join(text.split())[-MAX_LOG_CHARS:]
+    lines = [" ".join(line.split()) for line in text.splitlines() if line.strip() and not LOWER_LEVEL.match(line)]
+    for pattern in (ERROR_LINE, ERROR_LEVEL):
+        at = next((n for n in range(len(lines) - 1, -1, -1) if pattern.match(lines[n])), None)
+        if at is not None:
+            return "; ".join(lines[at:])[:MAX_LOG_CHARS]
+    return "; ".join(lines)[-MAX_LOG_CHARS:]
 
 
 def _replica_failure(deployment: Object | None) -> PodProblem | None:

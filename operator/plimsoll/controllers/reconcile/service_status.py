@@ -91,7 +91,7 @@ def recovery_messages(inputs: StatusInputs) -> dict[ConditionType, str]:
     """The messages of the Events for conditions that end: of those types that the inputs tell about."""
     messages: dict[ConditionType, str] = {}
     if not inputs.spec_problems:
-        messages[ConditionType.MODEL_NAME_REJECTED] = accepted_again(inputs.model_names)
+        messages[ConditionType.MODEL_NAME_REJECTED] = accepted_again(inputs.name_state)
     if inputs.scaling_report is not None and _has_slo(inputs.scaling_report):
         messages[ConditionType.METRICS_DEGRADED] = "all gateways and engines report metrics"
         if not any(

@@ -357,6 +357,8 @@ class AdmissionController:
         how much shorter the prompt is than a mean one. Otherwise short prompts fill every gap at the prefill replicas,
         and only long prompts are shed.
         """
+        if not len(self.pool):  # nothing runs, so no later moment is better
+            return 0.0
         margin, slo = self._margins[queued.class_index], self._classes[queued.class_index].slo
         shorter_s = 0.0
         if self.pool.prefill_queues and not slo.ttft_per_1k_tokens_s:

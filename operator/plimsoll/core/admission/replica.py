@@ -283,8 +283,8 @@ class ReplicaState:
         """
         if not self.max_slots:
             return math.inf
-        if not self.sequences:
-            return 0.0 if cost.prompt_tokens < self.kv_tokens else math.inf
+        if not self.sequences:  # what fits the engine may exceed this gateway's share of it
+            return 0.0 if cost.prompt_tokens < self.cost_model.kv_tokens else math.inf
         if self.decoding_sequences + cost.sequences > self.max_decoding * max_utilization:
             return math.inf
         allowed_s = self.min_step_budget_s if self.min_step_budget_s < budget_s else budget_s

@@ -113,8 +113,9 @@ class AdmissionPublisher:
             and self.published.cost_model != permissive
         ):
             cost_model = self.published.cost_model  # a new process has no model yet
-        if cost_model is None and tier_snapshot is not None and not tier_snapshot.ready:
-            cost_model = permissive
+        decided = service.last_decision.decision.tiers.get(service.client_tier)
+        if tier_snapshot is not None and (not tier_snapshot.ready or (decided is not None and not decided.replicas)):
+            cost_model = cost_model or permissive
         published = AdmissionLimits(names, cost_model, token_ratios=self._token_ratios(snapshot))
         if cost_model is not None:
             published = replace(published, shares=self.sharing.allocate(cost_model.batch, gateways, now_s))
