@@ -308,7 +308,7 @@ def _slots_line(limits: Any) -> str:
     if batch is None:
         return "unlimited: no engine has reported its model"
     shares = ", ".join(f"{name} {get_int(slots)}" for name, slots in get_mapping(limits, "shares").items())
-    return f"{batch} sequences per engine{f': {shares}' if shares else ''}"
+    return f"{batch} {'sequence' if batch == 1 else 'sequences'} per engine{f': {shares}' if shares else ''}"
 
 
 def _due_line(limits: Any) -> str:

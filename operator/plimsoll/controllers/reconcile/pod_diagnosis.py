@@ -126,7 +126,8 @@ def _memory_limit(pod: Object, container: Object) -> str:
     limits = (
         one.get("resources", {}).get("limits", {}) for one in containers if one.get("name") == container.get("name")
     )
-    return str(next(limits, {}).get("memory", ""))
+    found: Object = next(limits, {})
+    return str(found.get("memory", ""))
 
 
 def _container_problem(pod: str, container: Object, memory_limit: str) -> PodProblem | None:
