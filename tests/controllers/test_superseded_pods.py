@@ -94,3 +94,22 @@ def test_rolling_tier_counts_ready_pods_of_the_new_revision() -> None:
     both = rolling(old, pod("b", "new", "b", 9, **READY), replicas=2)
     found = by_type(service_status.build_conditions(status_inputs(both)))
     assert found[ConditionType.RECONCILING].message == "decode: 2 ready, 1 desired, 1 at the new revision"
+
+
+def test_rejected_pods_of_a_change_are_reported_beside_the_ready_old_one() -> None:
+    """The revision label lacks fields such as priorityClassName: the old pod passes for a current one."""
+    words = 'pods "chat-decode-2-" is forbidden: no PriorityClass with name nope was found'
+    failure = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": words}
+    old = pod("old", "new", "a", 0, conditions=[{"type": "Ready", "status": "True"}])
+    inputs = status_inputs(rolling(old, replicas=1, readyReplicas=1, updatedReplicas=0, conditions=[failure]))
+    found = by_type(service_status.build_conditions(inputs))
+    assert found[ConditionType.DECODE_DEGRADED].reason is ConditionReason.PODS_REJECTED
+    assert "no PriorityClass" in found[ConditionType.DECODE_DEGRADED].message
+    assert found[ConditionType.READY].holds
+
+
+def test_missing_claim_is_a_configuration_error() -> None:
+    words = '0/3 nodes are available: persistentvolumeclaim "noclaim" not found.'
+    stuck = pod("stuck", "new", "b", 0, conditions=[{"type": "PodScheduled", "status": "False", "message": words}])
+    found = by_type(service_status.build_conditions(status_inputs(rolling(stuck))))
+    assert found[ConditionType.DECODE_DEGRADED].reason is ConditionReason.CONFIG_ERROR

@@ -19,6 +19,7 @@ IMAGE_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName
 CONFIG_REASONS = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
 MAX_LOG_CHARS = 400  # characters of an engine's log in a message
 OUT_OF_MEMORY = "OOMKilled"
+MISSING_CLAIM = re.compile(r'persistentvolumeclaim "[^"]*" not found')
 ERROR_LINE = re.compile(r"(?:.*?\W)??(?:error|\w*(?:Error|Exception)): ")
 ERROR_LEVEL = re.compile(r"(?:\([^)]*\)\s*)*ERROR\b")
 LOWER_LEVEL = re.compile(r"\s*(?:\([^)]*\)\s*)*(?:WARNING|INFO|DEBUG)\b")  # says nothing about why an engine ended
@@ -94,7 +95,9 @@ def pod_problem(pod: Object) -> PodProblem | None:
     for condition in status.get("conditions", []):
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             message = condition.get("message", "")
-            return PodProblem(ConditionReason.UNSCHEDULABLE, f"pod {name} is unschedulable: {message}")
+            is_missing = MISSING_CLAIM.search(message) is not None
+            reason = ConditionReason.CONFIG_ERROR if is_missing else ConditionReason.UNSCHEDULABLE
+            return PodProblem(reason, f"pod {name} is unschedulable: {message}")
     for container in (*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])):
         problem = _container_problem(name, container, _memory_limit(pod, container))
         if problem is not None:

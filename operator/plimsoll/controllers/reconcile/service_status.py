@@ -195,7 +195,9 @@ def _scaled_to_zero(inputs: StatusInputs, tiers: tuple[TierState, ...]) -> Condi
     if not inputs.scales_to_zero or not _has_cost_model(inputs):  # without a cost model gateways do not queue
         return None
     if not any(tier.desired for tier in inputs.tiers):
-        message = "all tiers are scaled to 0 replicas; the next request is queued while an engine starts"
+        message = (
+            "all tiers are scaled to 0 replicas; the next request starts an engine and waits, at most maxQueueTime"
+        )
         return Condition(ConditionType.READY, True, ConditionReason.SCALED_TO_ZERO, message)
     if all(tier.is_ready or tier.problem is None for tier in tiers):
         awaited = (

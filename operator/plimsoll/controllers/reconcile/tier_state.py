@@ -113,7 +113,8 @@ def tier_state(tier: TierStatusInputs, slow_transfer_message: str | None) -> Tie
     is_rolling = tier.deployment is not None and ready > ready_current
     if is_rolling:
         count += f", {ready_current} at the new revision"
-    problem = _problem(tier) if ready_current < total else None
+    # Pods that are rejected do not exist, so the newest pods may be of the old template.
+    problem = _problem(tier) if ready_current < total else pod_diagnosis.most_severe(tier.deployment, ())
     if problem is not None:
         message = f"{count}: {problem.message}"
         if problem.reason is ConditionReason.UNSCHEDULABLE and is_ready:
@@ -131,7 +132,7 @@ def tier_state(tier: TierStatusInputs, slow_transfer_message: str | None) -> Tie
     elif max(ready + tier.starting, _replicas(tier)) > total:
         message = f"{count}: the surplus is removed"
     else:
-        message = f"{count}, the Deployment's status does not cover its newest spec yet"
+        message = f"{count}, Kubernetes has not begun to roll out the newest change yet"
     return TierState(tier.role, is_ready, False, None, message)
 
 
