@@ -17,6 +17,7 @@ from typing import Any
 from plimsoll.api.contract import engine_contract
 from plimsoll.gateway.api_routes import MESSAGES_PATH, RESPONSES_PATH, ROUTES
 from plimsoll.gateway.errors import anthropic_error_type
+from plimsoll.gateway.request_bounds import DEADLINE_HEADER
 
 Json = dict[str, Any]
 
@@ -86,6 +87,10 @@ ONLY_ENGINE_FAILED = LocalReply(
     "unavailable",
     NEXT_ENGINE_SECONDS,
 )
+DEADLINE_PASSED = LocalReply(
+    f"The engine did not complete the response within %REQ({DEADLINE_HEADER.upper()})% s, the deadline of the request.",
+    "deadline_exceeded",
+)
 OVERLOADED_STATUS = 429
 OVERLOADED_REPLY = LocalReply("All ready engines are full. Try again in 10 s.", "overloaded", 10)
 BODIES_REPLY = LocalReply(
@@ -127,6 +132,7 @@ def local_reply_config(max_body_bytes: int) -> Json:
         (_both(_status_filter("EQ", 503), _request(":path", {"prefix": HEALTH})), 503, DRAINING),
         (_both(_flag_filter("UF", "UC"), _request(NEXT_ENGINE, None)), 503, ONLY_ENGINE_FAILED),
         (_flag_filter("UF", "UC"), 503, REPLIES[503]),  # with or without retries
+        (_both(_flag_filter("UT"), _request(DEADLINE_HEADER, None)), 504, DEADLINE_PASSED),
         (_flag_filter("UO"), OVERLOADED_STATUS, OVERLOADED_REPLY),
         (_flag_filter("RL"), 429, BODIES_REPLY),
         (_flag_filter("OM"), 429, OVERLOADED_GATEWAY),
