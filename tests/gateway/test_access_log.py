@@ -86,7 +86,7 @@ def test_parse_missing_fields_are_none() -> None:
         (503, "UC", RequestOutcome.FAILED),
         (503, "UF,URX", RequestOutcome.FAILED),
         (200, "SI", RequestOutcome.IDLE_TIMEOUT),
-        (504, "UT", RequestOutcome.DEADLINE_EXCEEDED),
+        (504, "UMSDR", RequestOutcome.DEADLINE_EXCEEDED),
         (200, "DC", RequestOutcome.CANCELLED),
         (0, "DC", RequestOutcome.CANCELLED),
         (200, "DR", RequestOutcome.CANCELLED),

@@ -18,7 +18,7 @@ from tests.gateway.kube_objects import Object, service
 from tests.gateway.picker_harness import PickerHarness, engine_names, rejection_of, response_headers, service_with_slo
 
 TIMEOUT, PYTHON, NODE = "x-request-timeout", "x-stainless-read-timeout", "x-stainless-timeout"
-UPSTREAM, SECONDS = "x-envoy-upstream-rq-timeout-ms", "x-plimsoll-deadline-seconds"
+UPSTREAM, SECONDS = "x-envoy-upstream-stream-duration-ms", "x-plimsoll-deadline-seconds"
 IDLE, MAX_OUTPUT = "x-plimsoll-idle-timeout", "x-plimsoll-max-output-tokens"
 STARTS_S = 20.0
 
@@ -147,9 +147,9 @@ async def test_sdk_default_timeout_changes_no_decision() -> None:
 @pytest.mark.parametrize(
     ("flags", "outcome", "signal"),
     [
-        ("UT", RequestOutcome.DEADLINE_EXCEEDED, "cancelled"),
+        ("UMSDR", RequestOutcome.DEADLINE_EXCEEDED, "cancelled"),
         ("SI", RequestOutcome.IDLE_TIMEOUT, "failed"),
-        ("DC,UT", RequestOutcome.CANCELLED, "cancelled"),
+        ("DC,UMSDR", RequestOutcome.CANCELLED, "cancelled"),
     ],
 )
 def test_request_ended_by_envoy_gives_capacity_back(flags: str, outcome: RequestOutcome, signal: str) -> None:

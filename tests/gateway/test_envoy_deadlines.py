@@ -61,7 +61,8 @@ async def test_response_past_deadline_is_504_and_cancelled(stack: GatewayStack, 
     await wait_completed(stack, "deadline_exceeded", 1)
     assert await completed(stack, "failed") == 0
     assert engine.header("x-plimsoll-deadline-seconds") == "1.5"
-    assert engine.header("x-envoy-upstream-rq-timeout-ms") is None
+    assert engine.header("x-envoy-upstream-stream-duration-ms") is None
+    assert len(engine.received) == 1
 
 
 async def test_anthropic_client_gets_its_own_error_shape(stack: GatewayStack) -> None:
@@ -119,6 +120,7 @@ async def test_envoy_headers_of_clients_set_no_timeout(stack: GatewayStack, made
     engine = await start(stack, MADE[made]())
     hold = engine.behaviour.release_event = asyncio.Event()
     spoofed = {
+        "x-envoy-upstream-stream-duration-ms": "50",
         "x-envoy-upstream-rq-timeout-ms": "50",
         "X-Envoy-Upstream-Rq-Per-Try-Timeout-Ms": "50",
         "x-envoy-expected-rq-timeout-ms": "50",
@@ -139,7 +141,7 @@ async def test_envoy_headers_of_clients_set_no_timeout(stack: GatewayStack, made
 async def test_client_cannot_lengthen_the_services_limit(stack: GatewayStack) -> None:
     engine = await start(stack, limited({"maxDuration": "1s"}))
     engine.behaviour.release_event = asyncio.Event()
-    spoofed = {"x-envoy-upstream-rq-timeout-ms": "0", TIMEOUT: "3600"}
+    spoofed = {"x-envoy-upstream-stream-duration-ms": "0", TIMEOUT: "3600"}
     status, body, _ = await stack.ask_fully(sent=spoofed)
     assert (status, body["error"]["code"]) == (504, "deadline_exceeded")
     assert "within 1 s" in body["error"]["message"]
@@ -188,3 +190,19 @@ async def test_idle_timeout_between_tokens_cuts_the_stream(stack: GatewayStack) 
     assert time.monotonic() - started_s >= 5.0
     await wait_until(lambda: engine.open == 0, "the engine sees that the client is gone")
     await wait_completed(stack, "idle_timeout", 1)
+
+
+async def test_deadlines_of_many_clients_eject_no_engine(stack: GatewayStack) -> None:
+    made = service()
+    made["spec"]["engine"] = {"args": ["--max-num-seqs", "2"]}  # three failed connections in a row eject an engine
+    engines = [await stack.engine() for _ in range(4)]
+    await stack.set_objects([made], [pod(engine.address) for engine in engines])
+    await stack.wait_routable(*engines)
+    for engine in engines:
+        engine.behaviour.release_event = asyncio.Event()
+    asked = [stack.ask_fully(sent={TIMEOUT: "1.5"}) for _ in range(40)]
+    assert {status for status, *_ in await asyncio.gather(*asked)} == {504}
+    await wait_completed(stack, "deadline_exceeded", 40)
+    for _ in range(10):  # Envoy decides once a second
+        await asyncio.sleep(0.2)
+        assert [e["routable"] for e in (await stack.endpoints()).values()] == [True] * 4

@@ -16,7 +16,9 @@ from plimsoll.gateway.errors import Rejection, RejectionReason
 from plimsoll.gateway.request_context import RequestContext
 from plimsoll.gateway.request_parser import ParsedRequest
 
-UPSTREAM_TIMEOUT_HEADER: Final = "x-envoy-upstream-rq-timeout-ms"  # Envoy ends the request after it
+# Envoy ends the stream to the engine after it. A route's timeout would count as a failure of the engine: clients with
+# short deadlines could have engines ejected.
+UPSTREAM_TIMEOUT_HEADER: Final = "x-envoy-upstream-stream-duration-ms"
 DEADLINE_HEADER: Final = "x-plimsoll-deadline-seconds"  # the whole time, for the message of Envoy's local reply
 IDLE_TIMEOUT_HEADER: Final = "x-plimsoll-idle-timeout"  # seconds; selects a route of Envoy
 MAX_OUTPUT_HEADER: Final = engine_contract().headers["max_output_tokens"]

@@ -65,7 +65,7 @@ class AccessRecord(msgspec.Struct):
             flags = self.flag_set
             if flags & _CLIENT_DISCONNECT_FLAGS:
                 return RequestOutcome.CANCELLED
-            if "UT" in flags:
+            if "UMSDR" in flags:
                 return RequestOutcome.DEADLINE_EXCEEDED
             if "SI" in flags:
                 return RequestOutcome.IDLE_TIMEOUT
@@ -108,7 +108,7 @@ class AccessRecord(msgspec.Struct):
 
 
 _CLIENT_DISCONNECT_FLAGS = frozenset({"DC", "DR"})
-_UPSTREAM_FAILURE_FLAGS = frozenset({"UC", "UF", "UPE", "UR", "LR", "UMSDR"})
+_UPSTREAM_FAILURE_FLAGS = frozenset({"UC", "UF", "UPE", "UR", "UT", "LR"})
 
 _RETRYABLE_CLIENT_ERRORS = frozenset({408, 429})
 

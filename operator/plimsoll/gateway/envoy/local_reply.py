@@ -104,6 +104,7 @@ OVERLOADED_GATEWAY = LocalReply(
 KEYS_UNCHECKED = LocalReply(
     "This gateway instance cannot check API keys, because its picker failed. Try again in 1 s.", "unavailable", 1
 )
+_SET_STATUS = (OVERLOADED_STATUS, 504)
 HEALTH = "/health"
 TWO_HOSTS = LocalReply("The request has more than one Host header. Send exactly one Host header.", "bad_request")
 DRAINING = LocalReply("This gateway is shutting down. Send the request to another gateway instance.", "draining", 1)
@@ -132,7 +133,7 @@ def local_reply_config(max_body_bytes: int) -> Json:
         (_both(_status_filter("EQ", 503), _request(":path", {"prefix": HEALTH})), 503, DRAINING),
         (_both(_flag_filter("UF", "UC"), _request(NEXT_ENGINE, None)), 503, ONLY_ENGINE_FAILED),
         (_flag_filter("UF", "UC"), 503, REPLIES[503]),  # with or without retries
-        (_both(_flag_filter("UT"), _request(DEADLINE_HEADER, None)), 504, DEADLINE_PASSED),
+        (_flag_filter("UMSDR"), 504, DEADLINE_PASSED),
         (_flag_filter("UO"), OVERLOADED_STATUS, OVERLOADED_REPLY),
         (_flag_filter("RL"), 429, BODIES_REPLY),
         (_flag_filter("OM"), 429, OVERLOADED_GATEWAY),
@@ -191,7 +192,7 @@ def _mapper(reply_filter: Json, status: int, reply: LocalReply, body: Json) -> J
         "filter": reply_filter,
         "headers_to_add": [_header(*retry_header), _header("x-plimsoll-reason", reply.code)],
         "body_format_override": {"json_format": body, "content_type": "application/json"},
-        **({"status_code": status} if status == OVERLOADED_STATUS else {}),  # Envoy's own is 503
+        **({"status_code": status} if status in _SET_STATUS else {}),  # Envoy's own is 503, and 408 at a deadline
     }
 
 
