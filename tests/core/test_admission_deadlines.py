@@ -11,15 +11,15 @@ from plimsoll.core.admission.controller import AdmissionController, CapacityAnno
 from plimsoll.core.admission.cost_model import ClassPolicy
 from plimsoll.core.admission.request import AdmissionOutcome
 from plimsoll.core.slo import Slo
-from tests.core.test_admission import SERVE, ask, fill, gate, outcomes
+from tests.core.test_admission import ONE_CLASS, SERVE, ask, fill, gate, outcomes
 
 TPOT_ONLY = Slo(0.95, None, 0.0, 0.05)
 
 
 def idle_response_s(door: AdmissionController) -> float:
-    """How long a mean response takes on an idle engine, by the gate's own cost model."""
-    cost = door.pool.estimate_cost(ask("probe"))
-    return cost.idle_ttft_s + (cost.output_tokens - 1) * door.pool.cost_model.base_s
+    """How long a short response takes on an idle engine, by the gate's own cost model: one in ten is shorter."""
+    tokens = SERVE.workload.quantile(SERVE.workload.output_tokens, [0.11])[0]
+    return float(door.pool.estimate_cost(ask("probe")).idle_ttft_s + (tokens - 1) * door.pool.cost_model.base_s)
 
 
 @pytest.mark.parametrize("field", ["deadline_s", "complete_by_s"])
@@ -37,10 +37,13 @@ def test_deadline_too_short_for_idle_engine_is_no_demand(field: str) -> None:
 def test_whole_response_deadline_counts_expected_output() -> None:
     door = gate()
     enough_s = idle_response_s(door)
-    assert door.submit(ask("late", complete_by_s=0.98 * enough_s), 0.0).outcome is AdmissionOutcome.SHED_DEADLINE
+    assert door.submit(ask("late", complete_by_s=0.95 * enough_s), 0.0).outcome is AdmissionOutcome.SHED_DEADLINE
     assert door.submit(ask("timely", complete_by_s=1.05 * enough_s), 0.0).outcome is AdmissionOutcome.ADMITTED
     short = ask("short", complete_by_s=0.5 * enough_s, max_tokens=10)
     assert door.submit(short, 0.0).outcome is AdmissionOutcome.ADMITTED
+    mean_only = AdmissionController(ONE_CLASS, replace(door.pool.cost_model, output_quantiles=()), {})
+    mean_only.set_replicas({"0": 10}, 0.0)
+    assert mean_only.submit(ask("a", complete_by_s=enough_s), 0.0).outcome is AdmissionOutcome.SHED_DEADLINE
 
 
 def test_deadline_that_only_load_misses_is_saturated() -> None:

@@ -28,6 +28,7 @@ from plimsoll.core.admission.ttft_margin import TtftMargin
 
 _DEFAULT_TENANT: Final = TenantPolicy()
 CONTENTION_WINDOW_S: Final = 10.0  # time constant of contention after a rejection; longer than a burst
+SHORT_OUTPUT_SHARE: Final = 0.1  # a deadline that fewer responses could meet is too short
 _NOT_RETRYABLE: Final = frozenset({AdmissionOutcome.SHED_NO_CAPACITY, AdmissionOutcome.SHED_DEADLINE})
 
 
@@ -158,7 +159,9 @@ class AdmissionController:
                 return self._reject_quota(request, wait_s)
         if not self.pool.can_ever_fit(cost):
             return self._shed(request, cost, AdmissionOutcome.SHED_NO_CAPACITY, now)._replace(is_demand=False)
-        if now + cost.idle_ttft_s >= _client_deadline_s(request, cost, self.pool.cost_model.base_s):
+        if now + cost.idle_ttft_s >= _client_deadline_s(
+            request, cost, self.pool.cost_model, self.pool.cost_model.base_s
+        ):
             return self._shed(request, cost, AdmissionOutcome.SHED_DEADLINE, now)._replace(is_demand=False)
         if not is_retry:
             self.offered_work_s += cost.work_s
@@ -274,7 +277,7 @@ class AdmissionController:
             target_s = min(target_s, slo.e2e_s - self._decode_s(cost, class_index))
         client_s = math.inf
         if request.deadline_s is not None or request.complete_by_s is not None:
-            client_s = _client_deadline_s(request, cost, self.pool.min_step_s)
+            client_s = _client_deadline_s(request, cost, self.pool.cost_model, self.pool.min_step_s)
         queue_until_s = min(arrived_s + policy.max_queue_time_s, client_s - cost.idle_ttft_s)
         deadline_s = min(arrived_s + target_s, client_s)
         lane = Lane.RESERVED if reservation is not None and self.reservations.is_due(reservation, now) else Lane.ON_TIME
@@ -423,12 +426,16 @@ class AdmissionController:
         return decision
 
 
-def _client_deadline_s(request: AdmissionRequest, cost: RequestCost, step_s: float) -> float:
+def _client_deadline_s(request: AdmissionRequest, cost: RequestCost, model: EngineCostModel, step_s: float) -> float:
     """Returns the latest time of the first token by the client's own deadline, infinity without one.
 
-    A response that must be complete by a time needs it earlier by its other expected tokens, at `step_s` seconds each.
+    A response that must be complete by a time needs it earlier by its other tokens, at `step_s` seconds each. It counts
+    as short as one in ten is, and as its expected output if only mean and variance are known.
     """
     first_token_s = math.inf if request.deadline_s is None else request.deadline_s
     if request.complete_by_s is None:
         return first_token_s
-    return min(first_token_s, request.complete_by_s - max(cost.output_tokens / cost.sequences - 1.0, 0.0) * step_s)
+    tokens, quantiles = cost.output_tokens / cost.sequences, model.output_quantiles
+    if quantiles:
+        tokens = min(tokens, quantiles[int(SHORT_OUTPUT_SHARE * len(quantiles))])
+    return min(first_token_s, request.complete_by_s - max(tokens - 1.0, 0.0) * step_s)
