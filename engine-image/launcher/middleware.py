@@ -7,6 +7,7 @@ What it decides, in this order, for each request with a body:
    a decode engine's leg;
 3. the gateway, which lets no client set its headers, names this engine's model: a request that was meant for another
    service's engine is refused with the same mark, any other asks for that model, and its answer has the client's name;
+   it also gives the output limit of a request that states none;
 4. a decode engine that was told of a prefill engine has the prompt computed there, if it can be had in time.
 What comes back is watched by `guard`.
 """
@@ -19,7 +20,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from launcher import api_formats, command, contract, errors, remote_prefill, request_body, settings
+from launcher import api_formats, command, contract, errors, output_limit, remote_prefill, request_body, settings
 from launcher.api_formats import CHAT_PATH, COMPLETIONS_PATH, MESSAGES_PATH, RESPONSES_PATH
 from launcher.asgi import App, Message, Receive, Scope, Send, header, replace_headers, send_json, wait_first
 from launcher.core_probe import CoreProbe
@@ -96,6 +97,7 @@ class Plimsoll:
         self._headers = headers
         self._prefill_header, self._endpoint_header = headers["prefill"], headers["endpoint"]
         self._remote_prefill_header, self._next_engine_header = headers["remote_prefill"], headers["next_engine"]
+        self._max_output_header = headers["max_output_tokens"]
         self._model_header, self._response_model_header = headers["model"], headers["response_model"]
         self._progress_path, self._core_probe = self._config.contract.paths["progress"], CoreProbe()
         self._prefill_client = remote_prefill.RemotePrefillClient(
@@ -159,7 +161,7 @@ class Plimsoll:
         if address and self._config.role == "decode" and scope["path"] in TRANSFER_PATHS:
             await self._decode_with_prefill(scope, receive, send, body, address, rename)
         else:
-            await self._forward_to_engine(scope, request_body.replay_body(body, receive), send, body, rename)
+            await self._forward_within_limit(scope, receive, send, body, rename)
 
     def _is_remote_prefill(self, scope: Scope) -> bool:
         return self._config.role == "prefill" and header(scope, self._remote_prefill_header) == "prefill"
@@ -200,7 +202,7 @@ class Plimsoll:
             return await asyncio.shield(client_disconnect)
 
         try:
-            await self._forward_to_engine(scope, request_body.replay_body(body, wait_disconnect), send, body, rename)
+            await self._forward_within_limit(scope, wait_disconnect, send, body, rename)
         finally:
             client_disconnect.cancel()
 
@@ -237,6 +239,19 @@ class Plimsoll:
         n, prompts, field = request_body.sequences(body)
         limit = self._config.queue_limit
         return errors.too_many(n, prompts, field, limit) if limit is not None and n * prompts > limit else None
+
+    async def _forward_within_limit(
+        self, scope: Scope, receive: Receive, send: Send, body: bytes, rename: Rename
+    ) -> None:
+        """Passes a request on, with the output limit that the gateway gives to requests that state none."""
+        limited = output_limit.with_output_limit(body, scope["path"], header(scope, self._max_output_header))
+        if limited is not body:
+            held = output_limit.HeldRejection(send)
+            replayed = request_body.replay_body(limited, receive)
+            await self._forward_to_engine(scope, replayed, held.send, limited, rename)
+            if not held.rejected:
+                return
+        await self._forward_to_engine(scope, request_body.replay_body(body, receive), send, body, rename)
 
     async def _forward_to_engine(
         self, scope: Scope, receive: Receive, send: Send, body: bytes | None = None, rename: Rename = unchanged

@@ -253,4 +253,46 @@ ZEROS = [
     ),
 ]
 
-ADMISSION_CASES = [*ADMISSION_RULES, *CLASS_LISTS, *CLASS_TARGETS, *TENANT_LISTS, *ZEROS]
+_NEEDS_GENERATE = "is allowed only with task generate: other models have no output tokens"
+_OUTPUT_LIMIT = {"requestLimits": {"maxOutputTokens": 5}}
+
+
+def _limits(name: str, value: Any, says: str, server: str = "") -> list[Case]:
+    """A limit of requests, of the service and of a class."""
+    of_class = {"requestLimits": {name: value}}
+    return [
+        single_edit(f"spec.requestLimits.{name}", value, says, server),
+        _class(of_class, f".requestLimits.{name}", says, server),
+    ]
+
+
+REQUEST_LIMITS = [
+    *_limits("maxOutputTokens", 0, "must be at least 1", "greater than or equal to 1"),
+    *_limits("maxOutputTokens", 100_000_001, "must be at most 100000000", "less than or equal to 100000000"),
+    *[case for value in BAD_DURATIONS for case in _limits("maxDuration", value, DURATION)],
+    *_limits("maxDuration", TOO_MANY_DIGITS, "must have at most 32 characters", "Too long"),
+    *[
+        case
+        for value in ("999ms", "0s", "7201s", "2h1ms")
+        for case in _limits("maxDuration", value, "must be from 1 second to 2 hours")
+    ],
+    *[
+        case
+        for value in ("1m", "45s", "0s", "")
+        for case in _limits("idleTimeout", value, "must be '5s', '10s', '15s',", "Unsupported value")
+    ],
+    Case(
+        {"spec.model.task": "embed", "spec.requestLimits": _OUTPUT_LIMIT["requestLimits"]},
+        "spec.requestLimits.maxOutputTokens",
+        f"maxOutputTokens {_NEEDS_GENERATE}",
+        base=aggregated,
+    ),
+    Case(
+        {"spec.model.task": "score", "spec.slo": {"ttft": "1s"}, CLASSES: [{"name": "a", **_OUTPUT_LIMIT}]},
+        CLASSES,
+        f"requestLimits.maxOutputTokens of a class {_NEEDS_GENERATE}",
+        base=aggregated,
+    ),
+]
+
+ADMISSION_CASES = [*ADMISSION_RULES, *CLASS_LISTS, *CLASS_TARGETS, *TENANT_LISTS, *ZEROS, *REQUEST_LIMITS]

@@ -9,6 +9,7 @@ import pytest
 from plimsoll.api.v1alpha1 import InferenceService, parse
 from plimsoll.core.admission.cost_model import ClassPolicy
 from plimsoll.core.admission.quota import TenantPolicy
+from plimsoll.core.admission.request_limits import RequestLimits
 from plimsoll.core.errors import InvalidSpec
 from plimsoll.core.slo import Slo
 from tests.api.cases_admission import service_with_slo
@@ -126,3 +127,21 @@ def test_admission_full_example_is_read() -> None:
     assert (read.when_full, read.max_queued) == ("Downgrade", 500)
     assert read.fallback is not None
     assert read.fallback[1] == parse(examples()["admission-fallback"]).metadata.name
+
+
+def test_request_limits_of_class_replace_one_by_one() -> None:
+    classes = [{"name": "chat", "requestLimits": {"idleTimeout": "15s", "maxDuration": "30m"}}, {"name": "default"}]
+    limits = {"maxOutputTokens": 900, "maxDuration": "1m30s"}
+    read = parse(service_with_slo(**{"spec.requestLimits": limits, "spec.admission": {"classes": classes}}))
+    assert read.request_limits == {"": RequestLimits(900, 90.0), "chat": RequestLimits(900, 1800.0, 15)}
+
+
+@pytest.mark.parametrize("edits", [{}, {"spec.requestLimits": {}}], ids=str)
+def test_request_limits_absent_are_none(edits: dict[str, Any]) -> None:
+    assert parse(service(**edits)).request_limits == {}
+
+
+def test_request_limits_need_no_slo() -> None:
+    assert parse(service(**{"spec.requestLimits.idleTimeout": "60s"})).request_limits == {
+        "": RequestLimits(idle_timeout_s=60)
+    }

@@ -209,6 +209,18 @@ VALID_EDITS: list[dict[str, Any]] = [
             [{"name": f"t{at:063}", "weight": 7, "requestsPerSecond": "123456.789"} for at in range(256)],
         )
     ],
+    {"spec.requestLimits": {}},
+    *[{"spec.requestLimits.maxOutputTokens": tokens} for tokens in (1, 100_000_000)],
+    *[{"spec.requestLimits.maxDuration": text} for text in ("1s", "1000ms", "2h", "7200s", "1h59m60s")],
+    *[{"spec.requestLimits.idleTimeout": text} for text in ("5s", "600s")],
+    {
+        "spec.slo": SLO,
+        "spec.requestLimits": {"maxOutputTokens": 5, "maxDuration": "1m", "idleTimeout": "30s"},
+        "spec.admission.classes": [
+            {"name": "a", "requestLimits": {}},
+            {"name": "b", "requestLimits": {"maxDuration": "5s"}},
+        ],
+    },
     *[{f"{DECODE}.gpus": gpus} for gpus in (0, 1, 64)],
     *[{f"{DECODE}.gpuResource": name} for name in ("amd.com/gpu", "nvidia.com/mig-1g.10gb", "a/b")],
     *[

@@ -18,6 +18,7 @@ from typing import Final, NamedTuple, Protocol
 NO_DEMAND_REASONS: Final = frozenset(
     {
         "body_too_large",
+        "deadline_too_short",
         "duplicate_key",
         "expired_api_key",
         "gateway_busy",
@@ -26,6 +27,7 @@ NO_DEMAND_REASONS: Final = frozenset(
         "invalid_encoding",
         "invalid_form",
         "invalid_json",
+        "invalid_timeout",
         "missing_api_key",
         "model_not_allowed",
         "model_not_found",

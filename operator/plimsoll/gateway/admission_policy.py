@@ -18,11 +18,12 @@ from functools import cached_property
 from typing import Any, Final
 
 from plimsoll.api import labels
-from plimsoll.api.v1alpha1 import parse
+from plimsoll.api.v1alpha1 import InferenceService, parse
 from plimsoll.core import codec
 from plimsoll.core.admission.cost_model import ClassPolicy
 from plimsoll.core.admission.publication import AdmissionLimits
 from plimsoll.core.admission.quota import TenantPolicy
+from plimsoll.core.admission.request_limits import RequestLimits
 from plimsoll.core.errors import InvalidSpec
 from plimsoll.resources import object_meta
 
@@ -87,7 +88,14 @@ class AdmissionPolicy:
 
 def read_policy(obj: Object) -> AdmissionPolicy | None:
     """Returns the policy of a service without limits, or None if it has no classes. Raises InvalidSpec."""
-    service = parse({**obj, "status": {}})
+    return _policy_of(_parse_spec(obj))
+
+
+def _parse_spec(obj: Object) -> InferenceService:
+    return parse({**obj, "status": {}})
+
+
+def _policy_of(service: InferenceService) -> AdmissionPolicy | None:
     if not service.classes:
         return None
     return AdmissionPolicy(
@@ -117,6 +125,7 @@ class _ReadPolicy:
     service: Object
     admission: Object | None
     policy: AdmissionPolicy | None
+    request_limits: Mapping[str, RequestLimits]
 
 
 class PolicyCache:
@@ -131,11 +140,15 @@ class PolicyCache:
         cached = self._policies.get(key)
         if cached is not None and cached.service is obj and cached.admission is admission:
             return cached.policy
-        policy = self._read(key, obj, admission, cached)
+        policy, request_limits = self._read(key, obj, admission, cached)
         if cached is not None and cached.policy == policy:
             policy = cached.policy
-        self._policies[key] = _ReadPolicy(obj, admission, policy)
+        self._policies[key] = _ReadPolicy(obj, admission, policy, request_limits)
         return policy
+
+    def request_limits(self, key: str) -> Mapping[str, RequestLimits]:
+        """Returns the limits of single requests of a service that `get` has read, as its API object has them."""
+        return self._policies[key].request_limits
 
     def parse_error(self, key: str) -> str:
         """Returns what cannot be parsed, and why. "" if all can."""
@@ -148,10 +161,11 @@ class PolicyCache:
 
     def _read(
         self, key: str, obj: Object, admission: Object | None, cached: _ReadPolicy | None
-    ) -> AdmissionPolicy | None:
-        policy, part = None, "spec"
+    ) -> tuple[AdmissionPolicy | None, Mapping[str, RequestLimits]]:
+        policy, part, request_limits = None, "spec", {} if cached is None else cached.request_limits
         try:
-            policy, part = read_policy(obj), labels.ADMISSION_KIND
+            service = _parse_spec(obj)
+            policy, request_limits, part = _policy_of(service), service.request_limits, labels.ADMISSION_KIND
             if policy is not None:
                 policy = replace(policy, limits=_last_limits(obj, cached))
                 if admission is not None:
@@ -163,7 +177,7 @@ class PolicyCache:
             self._errors[key] = message
         else:
             self._errors.pop(key, None)
-        return policy
+        return policy, request_limits
 
 
 def _last_limits(obj: Object, cached: _ReadPolicy | None) -> AdmissionLimits | None:

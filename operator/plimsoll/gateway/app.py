@@ -171,7 +171,7 @@ class GatewayProcess:
     def _on_record(self, record: AccessRecord) -> None:
         self._bodies.release(record.request_id or "")
         was_picked = self._picker.on_access_record(record, time.monotonic())
-        if was_picked and record.outcome is RequestOutcome.FAILED:
+        if was_picked and record.outcome in (RequestOutcome.FAILED, RequestOutcome.IDLE_TIMEOUT):
             log.warning(
                 "request %s failed at %s: %s %s %s",
                 record.client_request_id,

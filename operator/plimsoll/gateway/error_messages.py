@@ -55,6 +55,11 @@ def admission_rejection(
     if decision.outcome is AdmissionOutcome.SHED_STARTING and retry.eta_s is None:
         sdk_limit_s = MAX_RESERVATION_S if retry.retryable else 0.0
         retry = advise_retry(availability.next_ready_s, is_time_known=True, sdk_limit_s=sdk_limit_s)
+    if decision.outcome is AdmissionOutcome.SHED_DEADLINE and not decision.is_demand:
+        return deadline_too_short(ctx.model, str(ctx.deadline))
+    if decision.is_client_deadline:
+        waited = f"The request waited {now - ctx.arrived_s:.1f} s for model '{ctx.model}'"
+        return Rejection(RejectionReason.DEADLINE, f"{waited} and would miss its deadline of {ctx.deadline}.")
     message = _message(ctx, decision.outcome, ready_engines, availability, now)
     return Rejection(_REASON_BY_OUTCOME[decision.outcome], message, retry=retry)
 
@@ -71,6 +76,15 @@ def too_long(model: str, tokens: int, context: int) -> Rejection:
         f" This model's maximum context length is at most {context} tokens. Shorten the prompt."
     )
     return Rejection(RejectionReason.REQUEST_TOO_LARGE, message, code="context_length_exceeded")
+
+
+def deadline_too_short(model: str, deadline: str) -> Rejection:
+    """Returns the rejection of a request that even an idle engine would serve too late."""
+    message = (
+        f"The deadline of the request is {deadline}, but even an idle engine of model '{model}' is expected to need"
+        " longer. Allow more time, shorten the prompt or ask for fewer tokens."
+    )
+    return Rejection(RejectionReason.DEADLINE_TOO_SHORT, message)
 
 
 def too_many(model: str, sequences: int, n: int, limit: int, field: str = "prompt") -> Rejection:

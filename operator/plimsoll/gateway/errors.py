@@ -43,6 +43,7 @@ class RejectionReason(StrEnum):
     MODEL_NOT_FOUND = "model_not_found"
     ROUTE_NOT_SERVED = "route_not_served"
     UNSUPPORTED_FIELD = "unsupported_field"
+    INVALID_TIMEOUT = "invalid_timeout"
     BODY_TOO_LARGE = "body_too_large"
     REQUEST_TOO_LARGE = "request_too_large"
     OVERLOADED = "overloaded"
@@ -51,6 +52,7 @@ class RejectionReason(StrEnum):
     NO_ENDPOINT = "no_endpoint"
     GATEWAY_BUSY = "gateway_busy"
     GATEWAY_FULL = "gateway_full"
+    DEADLINE_TOO_SHORT = "deadline_too_short"
     DEADLINE = "deadline_exceeded"
 
     @property
@@ -73,6 +75,7 @@ STATUS_BY_REASON = {
     RejectionReason.MODEL_NOT_FOUND: 404,
     RejectionReason.ROUTE_NOT_SERVED: 404,
     RejectionReason.UNSUPPORTED_FIELD: 400,
+    RejectionReason.INVALID_TIMEOUT: 400,
     RejectionReason.BODY_TOO_LARGE: 413,
     RejectionReason.REQUEST_TOO_LARGE: 400,
     RejectionReason.OVERLOADED: 429,
@@ -81,6 +84,7 @@ STATUS_BY_REASON = {
     RejectionReason.NO_ENDPOINT: 503,
     RejectionReason.GATEWAY_BUSY: 503,
     RejectionReason.GATEWAY_FULL: 429,
+    RejectionReason.DEADLINE_TOO_SHORT: 400,
     RejectionReason.DEADLINE: 504,
 }
 # Anthropic's error types. SDKs decide by status and headers whether to retry, and show the type.

@@ -34,6 +34,7 @@ from plimsoll.gateway.identity import Authenticator, Identity, model_not_allowed
 from plimsoll.gateway.inflight import InFlightRequest, InFlightTracker
 from plimsoll.gateway.key_limits import KeyLimits, charged_tokens
 from plimsoll.gateway.prefix_hash import block_hashes
+from plimsoll.gateway.request_bounds import bound_request, limit_headers
 from plimsoll.gateway.request_context import RETRY_COUNT_HEADER, RequestContext, new_context, request_id_of
 from plimsoll.gateway.request_parser import ParsedRequest, parse_body
 from plimsoll.gateway.request_stats import RequestStats
@@ -162,6 +163,9 @@ class Picker:
             return self.reject(rejection, route.shape, service.key)
         request_id = request_id_of(headers) or self.inflight.new_request_id()
         ctx = new_context(request_id, parsed, service.key, body_digest(body), len(body), headers, identity, now, route)
+        ctx.limits = service.limits_of(identity.request_class)
+        if (broken := bound_request(ctx, parsed, headers)) is not None:
+            return self.reject(broken, route.shape, service.key)
         if not route.is_booked:
             return self._dispatch_unbooked(service, ctx, now)
         if service.policy is not None:
@@ -271,7 +275,7 @@ class Picker:
             )
         self.inflight.begin(service.key, pick, ctx.request_id, now, is_booked=False)
         next_engine_s = None if pick.fallbacks else self._next_engine_s(service)
-        return _dispatch_response(service, pick, ctx, next_engine_s, self.key_limits.headers(ctx.identity, now))
+        return _dispatch_response(service, pick, ctx, next_engine_s, self.key_limits.headers(ctx.identity, now), now)
 
     def _dispatch(self, ctx: RequestContext, decision: AdmissionDecision | None, now: float) -> bytes:
         service = self.catalog.services.get(ctx.target_service)
@@ -300,7 +304,7 @@ class Picker:
         )
         self._recent_rejections.discard(ctx.retry_key)
         next_engine_s = None if pick.fallbacks else self._next_engine_s(service)
-        return _dispatch_response(service, pick, ctx, next_engine_s, self.key_limits.headers(ctx.identity, now))
+        return _dispatch_response(service, pick, ctx, next_engine_s, self.key_limits.headers(ctx.identity, now), now)
 
     def _choose(self, service: ServiceEntry, ctx: RequestContext, decision: AdmissionDecision | None) -> Pick | None:
         """Returns the admitted engine and its fallbacks, or without admission those with the fewest in flight."""
@@ -485,7 +489,12 @@ def _rejection_response(reply: ErrorResponse) -> bytes:
 
 
 def _dispatch_response(
-    service: ServiceEntry, pick: Pick, ctx: RequestContext, next_engine_s: int | None, limits: Mapping[str, str]
+    service: ServiceEntry,
+    pick: Pick,
+    ctx: RequestContext,
+    next_engine_s: int | None,
+    limits: Mapping[str, str],
+    now: float,
 ) -> bytes:
     """`next_engine_s` is the `Retry-After` of a failure of the only engine, None if there are other engines.
 
@@ -506,6 +515,6 @@ def _dispatch_response(
         headers, count = f"{headers}{NEXT_ENGINE_HEADER}: {next_engine_s}\r\n", count + 1
     if ctx.is_fallback:
         headers, count = f"{headers}x-plimsoll-response-model: {service.preferred_name}\r\n", count + 1
-    for name, value in limits.items():
+    for name, value in (*limits.items(), *limit_headers(ctx, now)):
         headers, count = f"{headers}{name}: {value}\r\n", count + 1
     return ok_response(headers, count)

@@ -8,8 +8,10 @@ from collections.abc import Mapping
 import msgspec
 
 from plimsoll.core.admission.request import AdmissionRequest
+from plimsoll.core.admission.request_limits import NO_LIMITS, RequestLimits
 from plimsoll.core.routing.endpoint import Prompt
 from plimsoll.gateway.api_routes import CHAT_ROUTE, ApiRoute
+from plimsoll.gateway.deadlines import NO_DEADLINE, RequestDeadline
 from plimsoll.gateway.demand_counter import DemandTokens
 from plimsoll.gateway.identity import Identity
 from plimsoll.gateway.request_parser import ParsedRequest
@@ -35,7 +37,7 @@ class RequestContext(msgspec.Struct, eq=False):
     earlier attempt was rejected. `admission_request` is the request as submitted to the target service. `response` is
     set while the request is queued. `is_demand` is false if no capacity would serve it. `estimate` are the estimated
     prompt tokens of all sequences, before `token_ratios`. `counted_tokens` are those that count as demand, None before
-    they count.
+    they count. `limits` and `deadline` are those of the service that the client named, also at its fallback.
     """
 
     request_id: str
@@ -61,6 +63,8 @@ class RequestContext(msgspec.Struct, eq=False):
     is_demand: bool = True
     estimate: DemandTokens = DemandTokens(0)
     counted_tokens: DemandTokens | None = None
+    limits: RequestLimits = NO_LIMITS
+    deadline: RequestDeadline = NO_DEADLINE
 
     @property
     def request_class(self) -> bytes:

@@ -44,10 +44,10 @@ class ParsedRequest(msgspec.Struct):
     """The parsed fields of one request. Treat it as immutable.
 
     `model` is the name that the client sent. `max_tokens` is the lowest of the client's output limits, None if it set
-    none. `stream` is true for server-sent events. `prompt_prefix` is the start of the prompt as raw JSON, with
-    digests in the place of base64 text. `n` is the number of completions per prompt. `media_tokens` are those of
-    `prompt.tokens` that are no text, by kind. `is_estimated` is false for a prompt of token IDs. `prompt_field` names
-    the field that holds several prompts.
+    none. `output_limits` are all of them by field, whatever they are. `stream` is true for server-sent events.
+    `prompt_prefix` is the start of the prompt as raw JSON, with digests in the place of base64 text. `n` is the number
+    of completions per prompt. `media_tokens` are those of `prompt.tokens` that are no text, by kind. `is_estimated` is
+    false for a prompt of token IDs. `prompt_field` names the field that holds several prompts.
     """
 
     model: str
@@ -59,6 +59,7 @@ class ParsedRequest(msgspec.Struct):
     media_tokens: Mapping[MediaKind, int] = {}
     is_estimated: bool = True
     prompt_field: str = "prompt"
+    output_limits: Mapping[str, object] = {}
 
     def corrected_prompt(self, ratios: Mapping[str, float]) -> Prompt:
         """Returns the prompt with the learned ratio of each kind of content."""
@@ -114,7 +115,8 @@ def _to_request(fields: CompletionFields, route: ApiRoute) -> ParsedRequest | Re
         )
         return Rejection(RejectionReason.REQUEST_TOO_LARGE, message, param="n")
     size = prompt_size(fields, route.form, n)
-    max_tokens = PREFILL_ONLY_TOKENS if route.is_prefill_only else _max_tokens(fields, route.form)
+    output_limits = _output_limits(fields, route.form)
+    max_tokens = PREFILL_ONLY_TOKENS if route.is_prefill_only else _max_tokens(output_limits)
     return ParsedRequest(
         model,
         bounded(size.prompt),
@@ -125,6 +127,7 @@ def _to_request(fields: CompletionFields, route: ApiRoute) -> ParsedRequest | Re
         size.media_tokens,
         size.is_estimated,
         size.field,
+        output_limits,
     )
 
 
@@ -142,12 +145,14 @@ def bounded(prompt: Prompt) -> Prompt:
     return Prompt(min(prompt.tokens, MAX_REQUEST_TOKENS), min(prompt.sequences, MAX_REQUEST_SEQUENCES))
 
 
-def _max_tokens(fields: CompletionFields, form: BodyForm) -> int | None:
+def _output_limits(fields: CompletionFields, form: BodyForm) -> dict[str, object]:
     if form is BodyForm.RESPONSES and isinstance(fields, BodyFields):
-        limits: tuple[object, ...] = (fields.max_output_tokens,)
-    else:
-        limits = fields.max_tokens, fields.max_completion_tokens
-    return min([m for m in limits if type(m) is int and 0 < m <= MAX_REQUEST_TOKENS], default=None)
+        return {"max_output_tokens": fields.max_output_tokens}
+    return {"max_tokens": fields.max_tokens, "max_completion_tokens": fields.max_completion_tokens}
+
+
+def _max_tokens(limits: Mapping[str, object]) -> int | None:
+    return min([m for m in limits.values() if type(m) is int and 0 < m <= MAX_REQUEST_TOKENS], default=None)
 
 
 def _n(value: object) -> int:

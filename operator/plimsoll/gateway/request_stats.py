@@ -138,8 +138,9 @@ class RequestStats:
                 "arrived_media_tokens": {kind.value: count for kind, count in demand.media_tokens.items()},
                 "retried": self.demand_retries,
                 "succeeded": self.completed[RequestOutcome.SUCCEEDED],
-                "failed": self.completed[RequestOutcome.FAILED],
-                "cancelled": self.completed[RequestOutcome.CANCELLED],
+                "failed": self.completed[RequestOutcome.FAILED] + self.completed[RequestOutcome.IDLE_TIMEOUT],
+                "cancelled": self.completed[RequestOutcome.CANCELLED]
+                + self.completed[RequestOutcome.DEADLINE_EXCEEDED],
                 "rejected": {reason.value: count for reason, count in self.rejections.items()},
             },
             "ttft": {

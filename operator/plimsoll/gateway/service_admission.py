@@ -11,6 +11,7 @@ gateway's slots there.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Final
@@ -214,12 +215,13 @@ class ServiceAdmission:
                 0,
                 ctx.max_tokens,
                 prompt.sequences,
-                None,
+                ctx.deadline.first_token_s if ctx.deadline.first_token_s < math.inf else None,
                 ctx.body_digest,
                 ctx.idempotency_key,
                 ctx.fallback is not None,
                 ctx.block_hashes,
                 ctx.is_retry,
+                ctx.deadline.complete_s if ctx.deadline.complete_s < math.inf else None,
             )
         return ctx.admission_request
 

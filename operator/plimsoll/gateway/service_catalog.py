@@ -23,6 +23,7 @@ from plimsoll.api.conditions import ConditionReason, ConditionType
 from plimsoll.api.contract import engine_contract
 from plimsoll.core import units
 from plimsoll.core.admission.request import MAX_REQUEST_SEQUENCES
+from plimsoll.core.admission.request_limits import NO_LIMITS, RequestLimits
 from plimsoll.core.routing.endpoint import Endpoint
 from plimsoll.core.routing.model_names import NameClaim, read_claim, resolve_owners, served_names
 from plimsoll.core.types import Role, Task
@@ -45,7 +46,8 @@ class ServiceEntry:
     `max_sequences` is how many sequences one engine runs at once, and so how many its failure aborts.
     `max_queued` is how many sequences one engine accepts at once, running and queued; a request cannot have more.
     `max_model_len` is the longest sequence in tokens by the engines' arguments, None if these leave it to the model.
-    `policy` is None without an SLO. `next_ready_s` is when the operator expects the next ready engine, in Unix seconds.
+    `policy` is None without an SLO. `request_limits` are those of single requests by class, "" for all others; empty
+    without any. `next_ready_s` is when the operator expects the next ready engine, in Unix seconds.
     `startup_s` is how long a start-up takes. Both are None if unknown. `deleted` means that no engine can start: its
     namespace is being deleted. `resource_version` is that of its object, `limits_version` that of its
     InferenceServiceAdmission, "" without one. `parse_error` says what of them cannot be parsed, and why, else "".
@@ -61,6 +63,7 @@ class ServiceEntry:
     max_queued: int = MAX_REQUEST_SEQUENCES
     max_model_len: int | None = None
     policy: AdmissionPolicy | None = None
+    request_limits: Mapping[str, RequestLimits] = field(default_factory=dict)
     next_ready_s: float | None = None
     startup_s: float | None = None
     deleted: bool = False
@@ -76,6 +79,13 @@ class ServiceEntry:
     def preferred_name(self) -> str:
         """The first of its names; `key` if it has none, which is no name that clients can send."""
         return self.names[0] if self.names else self.key
+
+    def limits_of(self, request_class: bytes) -> RequestLimits:
+        """Returns the limits of a request whose header names this class."""
+        if not self.request_limits:
+            return NO_LIMITS
+        name = "" if self.policy is None else self.policy.class_of(request_class).name
+        return self.request_limits.get(name) or self.request_limits[""]
 
     @property
     def serving_endpoints(self) -> tuple[Endpoint, ...]:
@@ -236,6 +246,7 @@ class CatalogBuilder:
             max_queued=max((queued for queued, _ in engines), default=MAX_REQUEST_SEQUENCES),
             max_model_len=max(lengths) if lengths and all(lengths) else None,
             policy=policy.without_starts if policy is not None and deleted else policy,
+            request_limits=self._policies.request_limits(key),
             next_ready_s=None if deleted else next_ready_s,
             startup_s=startup_s,
             deleted=deleted,

@@ -28,7 +28,8 @@ GATEWAY_DEMAND = Counter(
 )
 GATEWAY_COMPLETED = Counter(
     "plimsoll_gateway_requests_completed",
-    "Requests sent to an engine that have ended, by outcome (outcome: succeeded, failed, cancelled).",
+    "Requests sent to an engine that have ended, by outcome (outcome: succeeded, failed, cancelled, deadline_exceeded,"
+    " idle_timeout).",
     ["service", "outcome"],
     registry=GATEWAY,
 )

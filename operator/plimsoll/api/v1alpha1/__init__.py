@@ -14,6 +14,7 @@ from plimsoll.api.v1alpha1.pod_overrides import (
     Volume,
     VolumeMount,
 )
+from plimsoll.api.v1alpha1.request_limits import RequestLimits
 from plimsoll.api.v1alpha1.scaling import RateLimitSpec, RatioBounds, ScalingOptions
 from plimsoll.api.v1alpha1.scaling_status import (
     CostStatus,
@@ -60,6 +61,7 @@ __all__ = [
     "RateLimitSpec",
     "RatioBounds",
     "RequestClass",
+    "RequestLimits",
     "ResourceRequirements",
     "RoleName",
     "RolloutSpec",

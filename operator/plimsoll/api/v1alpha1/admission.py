@@ -14,6 +14,7 @@ from typing import Annotated, ClassVar, Final, Literal
 from pydantic import Field
 
 from plimsoll.api.v1alpha1.api_model import ApiModel, IntOrString, MapList, ValidationRule, ValidationRules, matching
+from plimsoll.api.v1alpha1.request_limits import RequestLimits
 from plimsoll.api.v1alpha1.scalars import MAX_DURATION_CHARS, decimal_rule, duration_rules
 from plimsoll.api.v1alpha1.service_name import ServiceName
 from plimsoll.api.v1alpha1.slo import LatencyTargets, SloSpec
@@ -88,6 +89,10 @@ class RequestClass(ApiModel):
         default="100%",
         description="Engine utilization up to which requests of the class are admitted: 10% to 100%. Below 100%, the "
         "rest is left for the other classes.",
+    )
+    request_limits: RequestLimits | None = Field(
+        default=None,
+        description="Limits of each request of the class. A limit that is absent here is that of spec.requestLimits.",
     )
 
     def to_core(self, slo: SloSpec, when_full: WhenFull) -> ClassPolicy:

@@ -19,6 +19,7 @@ from plimsoll.api.v1alpha1.api_model import ApiModel, ValidationRule, Validation
 from plimsoll.api.v1alpha1.cost import CostSpec
 from plimsoll.api.v1alpha1.engine import EngineSpec
 from plimsoll.api.v1alpha1.model import ModelSource
+from plimsoll.api.v1alpha1.request_limits import RequestLimits
 from plimsoll.api.v1alpha1.scaling import ScalingOptions
 from plimsoll.api.v1alpha1.schedule import upcoming_windows
 from plimsoll.api.v1alpha1.service_name import NAME_RULES
@@ -28,11 +29,20 @@ from plimsoll.api.v1alpha1.tiers import ROLES, EngineTier, EngineTiers, RoleName
 from plimsoll.api.v1alpha1.validation_messages import format_errors
 from plimsoll.core.admission.cost_model import ClassPolicy
 from plimsoll.core.admission.quota import TenantPolicy
+from plimsoll.core.admission.request_limits import NO_LIMITS
+from plimsoll.core.admission.request_limits import RequestLimits as CoreRequestLimits
 from plimsoll.core.autoscaling.scaling_policy import ScalingMode, ScalingPolicy, ScheduleWindow, TierPolicy
 from plimsoll.core.demand.standby_value import MISS_COST
 from plimsoll.core.errors import InvalidSpec
 
 _ZERO_NEEDS_SLO = "without it a tier at zero replicas is neither woken nor sized"
+
+_GENERATES_CEL = "!has(self.model.task) || self.model.task == 'generate'"
+_NEEDS_GENERATE = "is allowed only with task generate: other models have no output tokens"
+
+
+def _limits_output(limits: RequestLimits | None) -> bool:
+    return limits is not None and limits.max_output_tokens is not None
 
 
 def _min_zero_cel(role: RoleName) -> str:
@@ -58,6 +68,10 @@ class InferenceServiceSpec(ApiModel):
         description="Admission control: request classes, tenants, and the action for requests that exceed the "
         f"capacity. Absent: one class, whose requests are queued for up to {DEFAULT_MAX_QUEUE_TIME}.",
     )
+    request_limits: RequestLimits | None = Field(
+        default=None,
+        description="Limits of each request, with or without slo. A class of spec.admission may have its own.",
+    )
     cost: CostSpec | None = Field(
         default=None, description="Price of GPUs, from which the status computes the price of a million tokens."
     )
@@ -75,6 +89,25 @@ class InferenceServiceSpec(ApiModel):
             "task needs the tier serve unless it is generate: only generated text has a decode phase",
             lambda own: own.model.task == "generate" or own.tiers.serve is not None,
             field=".model.task",
+            reason="FieldValueForbidden",
+        ),
+        ValidationRule(
+            f"{_GENERATES_CEL} || !has(self.requestLimits) || !has(self.requestLimits.maxOutputTokens)",
+            f"maxOutputTokens {_NEEDS_GENERATE}",
+            lambda own: own.model.task == "generate" or not _limits_output(own.request_limits),
+            field=".requestLimits.maxOutputTokens",
+            reason="FieldValueForbidden",
+        ),
+        ValidationRule(
+            f"{_GENERATES_CEL} || !has(self.admission) || !has(self.admission.classes) || !self.admission.classes"
+            ".exists(one, has(one.requestLimits) && has(one.requestLimits.maxOutputTokens))",
+            f"requestLimits.maxOutputTokens of a class {_NEEDS_GENERATE}",
+            lambda own: (
+                own.model.task == "generate"
+                or own.admission is None
+                or not any(_limits_output(one.request_limits) for one in own.admission.classes or ())
+            ),
+            field=".admission.classes",
             reason="FieldValueForbidden",
         ),
         ValidationRule(
@@ -180,6 +213,16 @@ class InferenceService(ApiModel):
     def max_queued(self) -> int:
         """Longest queue of each gateway pod, in requests."""
         return self._admission.max_queued
+
+    @cached_property
+    def request_limits(self) -> Mapping[str, CoreRequestLimits]:
+        """Limits of a request by class; "" for requests of other classes. Empty without any limit."""
+        spec = self.spec.request_limits
+        own = NO_LIMITS if spec is None else spec.to_core()
+        classes = self._admission.classes or ()
+        by_class = {one.name: one.request_limits.to_core(own) for one in classes if one.request_limits is not None}
+        limits = {"": own, **by_class}
+        return limits if any(one != NO_LIMITS for one in limits.values()) else {}
 
     @property
     def _admission(self) -> AdmissionSpec:

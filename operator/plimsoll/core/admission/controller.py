@@ -28,6 +28,7 @@ from plimsoll.core.admission.ttft_margin import TtftMargin
 
 _DEFAULT_TENANT: Final = TenantPolicy()
 CONTENTION_WINDOW_S: Final = 10.0  # time constant of contention after a rejection; longer than a burst
+SHORT_OUTPUT_SHARE: Final = 0.1  # a deadline that fewer responses could meet is too short
 _NOT_RETRYABLE: Final = frozenset({AdmissionOutcome.SHED_NO_CAPACITY, AdmissionOutcome.SHED_DEADLINE})
 
 
@@ -156,10 +157,12 @@ class AdmissionController:
             wait_s = self._quotas.take(request.tenant, tenant, cost.kv_mean_tokens, now)
             if wait_s > 0:
                 return self._reject_quota(request, wait_s)
-        if request.deadline_s is not None and request.deadline_s <= now:
-            return self._shed(request, cost, AdmissionOutcome.SHED_DEADLINE, now)._replace(is_demand=False)
         if not self.pool.can_ever_fit(cost):
             return self._shed(request, cost, AdmissionOutcome.SHED_NO_CAPACITY, now)._replace(is_demand=False)
+        if now + cost.idle_ttft_s >= _client_deadline_s(
+            request, cost, self.pool.cost_model, self.pool.cost_model.base_s
+        ):
+            return self._shed(request, cost, AdmissionOutcome.SHED_DEADLINE, now)._replace(is_demand=False)
         if not is_retry:
             self.offered_work_s += cost.work_s
         queued = self._make_queued(request, class_index, cost, reservation, tenant.weight, now)
@@ -272,20 +275,20 @@ class AdmissionController:
             target_s = slo.ttft_s + slo.ttft_per_1k_tokens_s * request.prompt_tokens / 1000
         if slo.e2e_s is not None:
             target_s = min(target_s, slo.e2e_s - self._decode_s(cost, class_index))
-        queue_until_s = arrived_s + policy.max_queue_time_s
-        first_token_deadline_s = arrived_s + target_s
-        if request.deadline_s is not None:
-            queue_until_s, first_token_deadline_s = (
-                min(queue_until_s, request.deadline_s),
-                min(first_token_deadline_s, request.deadline_s),
-            )
-        if cost.idle_ttft_s > target_s:
-            return QueuedRequest(request, class_index, Lane.LATE, cost, weight, queue_until_s, queue_until_s)
+        client_s = math.inf
+        if request.deadline_s is not None or request.complete_by_s is not None:
+            client_s = _client_deadline_s(request, cost, self.pool.cost_model, self.pool.min_step_s)
+        queue_until_s = min(arrived_s + policy.max_queue_time_s, client_s - cost.idle_ttft_s)
+        deadline_s = min(arrived_s + target_s, client_s)
         lane = Lane.RESERVED if reservation is not None and self.reservations.is_due(reservation, now) else Lane.ON_TIME
-        if first_token_deadline_s == math.inf:
-            return QueuedRequest(request, class_index, lane, cost, weight, queue_until_s, queue_until_s)
+        if cost.idle_ttft_s > target_s:
+            lane, deadline_s = Lane.LATE, queue_until_s
+        elif target_s == math.inf:
+            deadline_s = queue_until_s
+        else:
+            queue_until_s = deadline_s - cost.idle_ttft_s
         return QueuedRequest(
-            request, class_index, lane, cost, weight, first_token_deadline_s, first_token_deadline_s - cost.idle_ttft_s
+            request, class_index, lane, cost, weight, deadline_s, queue_until_s, client_deadline_s=client_s
         )
 
     def _decode_s(self, cost: RequestCost, class_index: int) -> float:
@@ -298,8 +301,7 @@ class AdmissionController:
     ) -> AdmissionDecision:
         """Queue the request until its maximum queue time, unless no replica will be ready by then."""
         queue_until_s = min(queued.request.arrived_s, now) + self._classes[queued.class_index].max_queue_time_s
-        if queued.request.deadline_s is not None:
-            queue_until_s = min(queue_until_s, queued.request.deadline_s)
+        queue_until_s = min(queue_until_s, queued.client_deadline_s - queued.cost.idle_ttft_s)
         queued.deadline_s = queued.queue_until_s = queue_until_s
         ready_at_s = self._announcement.expected_s(now)
         if not self._announcement.starting:
@@ -343,7 +345,7 @@ class AdmissionController:
         max_utilization = policy.max_utilization
         if max_utilization < 1.0 and self._queue.class_below_share(queued.class_index) == queued.class_index:
             max_utilization = 1.0
-        within_s = math.inf  # the maximum queue time is no target for the first token
+        within_s = queued.client_deadline_s - now  # the maximum queue time is no target for the first token
         if queued.lane is not Lane.LATE and queued.queue_until_s < queued.deadline_s:
             within_s = queued.deadline_s - now - self._safety_margin_s(queued, now)
         placement = self.pool.place(queued.request, queued.cost, queued.class_index, max_utilization, within_s, now)
@@ -389,12 +391,12 @@ class AdmissionController:
         """Shed a queued request that would be late.
 
         While no replica is ready, its class's maximum queue time ends as ShedStarting, so that the client hears when
-        to come back. Its own deadline, or the maximum queue time at ready replicas, ends as ShedDeadline.
+        to come back. Its client's deadline, or the maximum queue time at ready replicas, ends as ShedDeadline.
         """
-        deadline_s = queued.request.deadline_s
-        if deadline_s is not None and deadline_s <= now:
-            outcome = AdmissionOutcome.SHED_DEADLINE
-        elif not self.pool.replicas:
+        if queued.client_deadline_s - queued.cost.idle_ttft_s <= now:
+            shed = self._shed(queued.request, queued.cost, AdmissionOutcome.SHED_DEADLINE, now)
+            return shed._replace(is_client_deadline=True)
+        if not self.pool.replicas:
             outcome = AdmissionOutcome.SHED_STARTING
         else:
             is_queue_end = queued.deadline_s == queued.queue_until_s <= now
@@ -424,3 +426,18 @@ class AdmissionController:
     def _count_outcome(self, decision: AdmissionDecision) -> AdmissionDecision:
         self.outcomes[decision.outcome] += 1
         return decision
+
+
+def _client_deadline_s(request: AdmissionRequest, cost: RequestCost, model: EngineCostModel, step_s: float) -> float:
+    """Returns the latest time of the first token by the client's own deadline, infinity without one.
+
+    A response that must be complete by a time needs it earlier by its other tokens, at `step_s` seconds each. It counts
+    as short as one in ten is, and as its expected output if only mean and variance are known.
+    """
+    first_token_s = math.inf if request.deadline_s is None else request.deadline_s
+    if request.complete_by_s is None:
+        return first_token_s
+    tokens, quantiles = cost.output_tokens / cost.sequences, model.output_quantiles
+    if quantiles:
+        tokens = min(tokens, quantiles[int(SHORT_OUTPUT_SHARE * len(quantiles))])
+    return min(first_token_s, request.complete_by_s - max(tokens - 1.0, 0.0) * step_s)

@@ -12,6 +12,7 @@ tenants wait, their received work differs by at most one or two requests.
 from __future__ import annotations
 
 import heapq
+import math
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
@@ -33,7 +34,10 @@ class Lane(IntEnum):
 
 @dataclass(slots=True)
 class QueuedRequest:
-    """A queued request. `deadline_s` is the deadline of its first token. It is shed at `queue_until_s`."""
+    """A queued request. `deadline_s` is the deadline of its first token. It is shed at `queue_until_s`.
+
+    `client_deadline_s` is the latest time of the first token by the client's own deadline, infinity without one.
+    """
 
     request: AdmissionRequest
     class_index: int
@@ -43,6 +47,7 @@ class QueuedRequest:
     deadline_s: float
     queue_until_s: float
     removed: bool = False
+    client_deadline_s: float = math.inf
 
 
 @dataclass(slots=True)

@@ -82,6 +82,11 @@ class ReplicaPool:
     def __contains__(self, id: str) -> bool:
         return id in self._replica_of
 
+    @property
+    def min_step_s(self) -> float:
+        """The mean step of the replica with the shortest one, in seconds; of an idle one while none is ready."""
+        return min((replica.step_s for replica in self.replicas.values()), default=self.cost_model.base_s)
+
     def set_cost_model(self, cost_model: EngineCostModel) -> None:
         """Set a new cost model for all replicas."""
         self.cost_model = cost_model

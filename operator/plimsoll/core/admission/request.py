@@ -39,6 +39,7 @@ class AdmissionRequest:
     - `max_tokens`: the client's output limit, None without one.
     - `sequences`: `n` times the number of prompts.
     - `deadline_s`: the absolute time after which the first token is useless, None if unknown.
+    - `complete_by_s`: the same for the last token.
     - `body_hash`, `idempotency_key`: identify a client's retry. Without both, the request counts as new.
     - `has_fallback`: if it cannot be admitted, it goes to the fallback service at once, because queueing it here would
       make it late there.
@@ -61,6 +62,7 @@ class AdmissionRequest:
     has_fallback: bool = False
     block_hashes: tuple[int, ...] = ()
     is_retry: bool = False
+    complete_by_s: float | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.prompt_tokens <= MAX_REQUEST_TOKENS:
@@ -71,8 +73,9 @@ class AdmissionRequest:
             raise ValueError(f"max_tokens must be above 0, not {self.max_tokens}")
         if not 1 <= self.sequences <= MAX_REQUEST_SEQUENCES:
             raise ValueError(f"sequences must lie between 1 and {MAX_REQUEST_SEQUENCES}, not {self.sequences}")
-        if self.arrived_s != self.arrived_s or self.deadline_s != self.deadline_s:
-            raise ValueError("arrived_s and deadline_s must be numbers")
+        times = self.arrived_s, self.deadline_s, self.complete_by_s
+        if any(time != time for time in times):
+            raise ValueError("arrived_s, deadline_s and complete_by_s must be numbers")
 
 
 class AdmissionDecision(NamedTuple):
@@ -81,7 +84,7 @@ class AdmissionDecision(NamedTuple):
     An Admitted request has the `address` of its replica and `first_token_s`, the predicted time from now to its first
     token. `prefill` is the replica that computes its prompt, None for the same one. A shed request has `retry`.
     `is_demand` is false if no capacity would serve it: it is over a quota, past its deadline, or larger than an empty
-    replica.
+    replica. `is_client_deadline`: a queued one is shed for its client's deadline.
     """
 
     request_id: str
@@ -91,3 +94,4 @@ class AdmissionDecision(NamedTuple):
     first_token_s: float = 0.0
     retry: RetryAdvice | None = None
     is_demand: bool = True
+    is_client_deadline: bool = False

@@ -28,6 +28,8 @@ class RequestOutcome(StrEnum):
     SUCCEEDED = "succeeded"  # a complete response of the engine, including a 4xx
     FAILED = "failed"  # a 5xx or an incomplete response
     CANCELLED = "cancelled"  # the client disconnected
+    DEADLINE_EXCEEDED = "deadline_exceeded"  # Envoy ended it at its deadline
+    IDLE_TIMEOUT = "idle_timeout"  # Envoy ended it because the engine sent no byte
 
     __hash__ = str.__hash__  # Enum.__hash__ is slow Python code
 
@@ -63,6 +65,10 @@ class AccessRecord(msgspec.Struct):
             flags = self.flag_set
             if flags & _CLIENT_DISCONNECT_FLAGS:
                 return RequestOutcome.CANCELLED
+            if "UMSDR" in flags:
+                return RequestOutcome.DEADLINE_EXCEEDED
+            if "SI" in flags:
+                return RequestOutcome.IDLE_TIMEOUT
             if flags & _UPSTREAM_FAILURE_FLAGS:
                 return RequestOutcome.FAILED
         if not self.status or self.status >= 500:
@@ -102,7 +108,7 @@ class AccessRecord(msgspec.Struct):
 
 
 _CLIENT_DISCONNECT_FLAGS = frozenset({"DC", "DR"})
-_UPSTREAM_FAILURE_FLAGS = frozenset({"UC", "UF", "UPE", "UR", "UT", "LR", "SI", "UMSDR"})
+_UPSTREAM_FAILURE_FLAGS = frozenset({"UC", "UF", "UPE", "UR", "UT", "LR"})
 
 _RETRYABLE_CLIENT_ERRORS = frozenset({408, 429})
 

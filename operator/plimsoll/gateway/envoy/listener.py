@@ -13,7 +13,9 @@ from __future__ import annotations
 from importlib.resources import files
 from typing import Any
 
+from plimsoll.api.v1alpha1.request_limits import IDLE_TIMEOUTS_S
 from plimsoll.gateway.api_routes import RESPONSES_PATH, ROUTES
+from plimsoll.gateway.deadlines import TIMEOUT_HEADERS
 from plimsoll.gateway.envoy.body_filters import (
     BODY_BYTES_HEADER,
     LARGE_BODY_BYTES,
@@ -29,6 +31,7 @@ from plimsoll.gateway.envoy.body_filters import (
 from plimsoll.gateway.envoy.local_reply import HEALTH, local_reply_config
 from plimsoll.gateway.identity import CREDENTIAL_HEADERS
 from plimsoll.gateway.key_limits import RATE_LIMIT_HEADERS
+from plimsoll.gateway.request_bounds import IDLE_TIMEOUT_HEADER, UPSTREAM_TIMEOUT_HEADER
 from plimsoll.gateway.settings import ApiKeyMode, PickerSettings
 
 Json = dict[str, Any]
@@ -46,7 +49,14 @@ MODEL_CLUSTER_PREFIX = "model/"  # clusters that Envoy balances by itself, by mo
 METADATA = "plimsoll"  # namespace of the cluster metadata
 
 # Request headers that ext_authz forwards to the picker.
-CHECK_HEADERS = ("content-type", "x-request-id", "x-stainless-retry-count", "idempotency-key", "x-plimsoll-request-id")
+CHECK_HEADERS = (
+    "content-type",
+    "x-request-id",
+    "x-stainless-retry-count",
+    "idempotency-key",
+    "x-plimsoll-request-id",
+    *TIMEOUT_HEADERS,
+)
 # Headers of the picker's rejection that ext_authz forwards to the client.
 REJECTION_HEADERS = (
     "content-type",
@@ -193,7 +203,7 @@ def _policy(origins: list[Json]) -> Json:
 
 def _routes(settings: PickerSettings, origins: list[Json]) -> list[Json]:
     """Returns all routes. The CORS filter responds to preflights from `origins`."""
-    routes = [_connect_route(), _two_hosts()]
+    routes = [_connect_route(), _two_hosts(), *(_idle_route(settings, seconds) for seconds in IDLE_TIMEOUTS_S)]
     small = {"name": "content-length", "range_match": {"start": 0, "end": LARGE_BODY_BYTES}}
     # The CORS filter ignores direct responses, so this needs a cluster. It responds before the cluster is called.
     routes += [{"match": _preflight({"string_match": origin}), "route": {"cluster": "picker"}} for origin in origins]
@@ -202,8 +212,8 @@ def _routes(settings: PickerSettings, origins: list[Json]) -> list[Json]:
         routes += [
             _compressed(path),
             _reply_route(path),
-            _engine_route(path, settings, {"headers": [_method("POST"), small]}, CHECK_FILTER),
-            _engine_route(path, settings, {"headers": [_method("POST")]}, RESERVE_FILTER, CHECK_FILTER),
+            _engine_route({"path": path, "headers": [_method("POST"), small]}, settings, CHECK_FILTER),
+            _engine_route({"path": path, "headers": [_method("POST")]}, settings, RESERVE_FILTER, CHECK_FILTER),
             _direct_response({"path": path}, 405, allow="POST"),
         ]
     routes.append(_direct_response({"prefix": f"{RESPONSES_PATH}/"}, 404))
@@ -268,10 +278,18 @@ def _reply_route(path: str) -> Json:
     }
 
 
-def _engine_route(path: str, settings: PickerSettings, match: Json, *filters: str) -> Json:
+def _idle_route(settings: PickerSettings, seconds: int) -> Json:
+    """Route requests that the picker has sent on with an idle timeout of their own. No client can set the header."""
+    header = {"name": IDLE_TIMEOUT_HEADER, "string_match": {"exact": str(seconds)}}
+    route = _engine_route({"prefix": "/", "headers": [_method("POST"), header]}, settings)
+    route["route"]["idle_timeout"] = duration(seconds)
+    return route
+
+
+def _engine_route(match: Json, settings: PickerSettings, *filters: str) -> Json:
     """Route requests to engines. `filters` are the ext_authz filters that ask the picker."""
     return {
-        "match": {"path": path, **match},
+        "match": match,
         # Retries send the whole body again, so the buffer must hold a body of the maximum size.
         "request_body_buffer_limit": settings.max_body_bytes,
         "request_headers_to_remove": [BODY_BYTES_HEADER, *STRIPPED_HEADERS],
@@ -374,7 +392,9 @@ def _ext_authz_filter(name: str, prefix: str, timeout_s: float, headers: tuple[s
                 "server_uri": {"uri": "http://picker", "cluster": "picker", "timeout": duration(timeout_s)},
                 "path_prefix": prefix,
                 "authorization_response": {
-                    "allowed_upstream_headers": {"patterns": [{"prefix": "x-plimsoll-"}]},
+                    "allowed_upstream_headers": {
+                        "patterns": [{"prefix": "x-plimsoll-"}, {"exact": UPSTREAM_TIMEOUT_HEADER}]
+                    },
                     "allowed_client_headers": {"patterns": [{"exact": name} for name in REJECTION_HEADERS]},
                     "allowed_client_headers_on_success": {"patterns": [{"exact": n} for n in RATE_LIMIT_HEADERS]},
                 },

@@ -17,6 +17,7 @@ from typing import Any
 from plimsoll.api.contract import engine_contract
 from plimsoll.gateway.api_routes import MESSAGES_PATH, RESPONSES_PATH, ROUTES
 from plimsoll.gateway.errors import anthropic_error_type
+from plimsoll.gateway.request_bounds import DEADLINE_HEADER
 
 Json = dict[str, Any]
 
@@ -86,6 +87,10 @@ ONLY_ENGINE_FAILED = LocalReply(
     "unavailable",
     NEXT_ENGINE_SECONDS,
 )
+DEADLINE_PASSED = LocalReply(
+    f"The engine did not complete the response within %REQ({DEADLINE_HEADER.upper()})% s, the deadline of the request.",
+    "deadline_exceeded",
+)
 OVERLOADED_STATUS = 429
 OVERLOADED_REPLY = LocalReply("All ready engines are full. Try again in 10 s.", "overloaded", 10)
 BODIES_REPLY = LocalReply(
@@ -99,6 +104,7 @@ OVERLOADED_GATEWAY = LocalReply(
 KEYS_UNCHECKED = LocalReply(
     "This gateway instance cannot check API keys, because its picker failed. Try again in 1 s.", "unavailable", 1
 )
+_SET_STATUS = (OVERLOADED_STATUS, 504)
 HEALTH = "/health"
 TWO_HOSTS = LocalReply("The request has more than one Host header. Send exactly one Host header.", "bad_request")
 DRAINING = LocalReply("This gateway is shutting down. Send the request to another gateway instance.", "draining", 1)
@@ -127,6 +133,7 @@ def local_reply_config(max_body_bytes: int) -> Json:
         (_both(_status_filter("EQ", 503), _request(":path", {"prefix": HEALTH})), 503, DRAINING),
         (_both(_flag_filter("UF", "UC"), _request(NEXT_ENGINE, None)), 503, ONLY_ENGINE_FAILED),
         (_flag_filter("UF", "UC"), 503, REPLIES[503]),  # with or without retries
+        (_flag_filter("UMSDR"), 504, DEADLINE_PASSED),
         (_flag_filter("UO"), OVERLOADED_STATUS, OVERLOADED_REPLY),
         (_flag_filter("RL"), 429, BODIES_REPLY),
         (_flag_filter("OM"), 429, OVERLOADED_GATEWAY),
@@ -185,7 +192,7 @@ def _mapper(reply_filter: Json, status: int, reply: LocalReply, body: Json) -> J
         "filter": reply_filter,
         "headers_to_add": [_header(*retry_header), _header("x-plimsoll-reason", reply.code)],
         "body_format_override": {"json_format": body, "content_type": "application/json"},
-        **({"status_code": status} if status == OVERLOADED_STATUS else {}),  # Envoy's own is 503
+        **({"status_code": status} if status in _SET_STATUS else {}),  # Envoy's own is 503, and 408 at a deadline
     }
 
 
