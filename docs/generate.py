@@ -66,9 +66,7 @@ def metrics_page() -> str:
         ("Engine (launcher, port 8001)", engine_rows()),
     ):
         lines += [f"## {title}", "", "| metric | type | labels | what it says |", "|---|---|---|---|", *rows, ""]
-    lines.append(
-        "The launcher's port also has all metrics of the engine itself (`vllm:...`)."
-    )
+    lines.append("The launcher's port also has all metrics of the engine itself (`vllm:...`).")
     return "\n".join(lines) + "\n"
 
 

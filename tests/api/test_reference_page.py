@@ -25,8 +25,7 @@ def test_reference_page_is_up_to_date() -> None:
         "| `scaling.warmReplicas` | integer, `0` | Replicas that each tier keeps beyond those it"
         " needs, up to maxReplicas: 0 to 1000. |",
         "| `lastDecision.decode` | string | The same for the decode tier. |",
-        "- `scaling.prefillPerDecode`: prefillPerDecode is allowed only with prefill and decode tiers, "
-        "not with serve",
+        "- `scaling.prefillPerDecode`: prefillPerDecode is allowed only with prefill and decode tiers, not with serve",
         "| `admission.classes[].slo.tpot` | string | As `slo.tpot`. |",
         "| URL | Base URL for clients inside the cluster. Only with `-o wide`. |",
         "| MODEL | Name that clients send as model. |",
