@@ -24,7 +24,7 @@ FOLDER = ROOT / "docs" / "reference"
 ENGINE_IMAGE = str(ROOT / "engine-image")
 KSTATUS_NOTE = (
     "`Ready` and `SLOMet` are true when things are well. All others exist only while they are true, so a settled"
-    " service has these two, and without an SLO `Ready` alone. All refer to the generation in `status.observedGeneration`."
+    " service has these two, and without an SLO `Ready` alone. All refer to the spec of `status.observedGeneration`."
     " `kubectl wait --for=condition=Ready plim/NAME` works, and so do Flux and other users of kstatus."
     " `--for=condition=Stalled=false` waits for ever, because an absent condition is not false. To wait for engines,"
     " use `kubectl wait --for=jsonpath='{.status.tiers.serve.summary}'=2/2 plim/NAME`."
