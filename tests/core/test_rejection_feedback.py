@@ -33,7 +33,7 @@ def correction_after(
     seconds: float,
     refused: float,
     whole: bool = True,
-    requested_replicas: float = 4,
+    desired: float = 4,
     ready: int = 4,
     arrivals: float = 3600.0,
     in_flight: float = 0.0,
@@ -42,21 +42,19 @@ def correction_after(
     start = 0.0 if short._at_s is None else short._at_s
     for second in range(1, int(seconds) + 1):
         refusals = RejectionSample(refused, arrivals, 0.05, in_flight, arrival_cv2)
-        short.update(requested_replicas, ready, whole, refusals, start + second)
+        short.update(desired, ready, whole, refusals, start + second)
     return short.factor
 
 
 def test_correction_waits_for_replicas_that_became_ready() -> None:
     short = CapacityCorrection()
-    correction_after(short, REJECTION_WINDOW_S - 5, 0.5, requested=8, ready=4)
-    assert correction_after(short, REJECTION_WINDOW_S - 5, 0.5, requested=8, ready=8) == 1.0
+    correction_after(short, REJECTION_WINDOW_S - 5, 0.5, desired=8, ready=4)
+    assert correction_after(short, REJECTION_WINDOW_S - 5, 0.5, desired=8, ready=8) == 1.0
 
 
 def test_correction_is_demand_over_admitted_share() -> None:
     assert correction_after(CapacityCorrection(), 2 * REJECTION_WINDOW_S, 0.2) == pytest.approx(1.25)
-    assert correction_after(CapacityCorrection(), 2 * REJECTION_WINDOW_S, 0.2, requested=2, ready=4) == pytest.approx(
-        2.5
-    )
+    assert correction_after(CapacityCorrection(), 2 * REJECTION_WINDOW_S, 0.2, desired=2, ready=4) == pytest.approx(2.5)
 
 
 def test_correction_needs_full_window_and_ready_fleet() -> None:
@@ -100,8 +98,8 @@ def test_correction_uses_demand_at_time_of_rejection() -> None:
     """Load that has ended asks for next to nothing while its refusals are still in the minute's share."""
     short = CapacityCorrection()
     assert correction_after(short, 2 * REJECTION_WINDOW_S, 0.05) == 1.0
-    assert correction_after(short, 20, 0.3, requested=4, ready=4) == pytest.approx(1.0 / 0.7)
-    assert correction_after(short, REJECTION_WINDOW_S - 1, 0.3, requested=0.5, ready=4) == pytest.approx(1.0 / 0.7)
+    assert correction_after(short, 20, 0.3, desired=4, ready=4) == pytest.approx(1.0 / 0.7)
+    assert correction_after(short, REJECTION_WINDOW_S - 1, 0.3, desired=0.5, ready=4) == pytest.approx(1.0 / 0.7)
 
 
 def test_correction_persistent_excess_accumulates() -> None:
