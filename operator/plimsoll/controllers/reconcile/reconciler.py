@@ -91,7 +91,7 @@ class Reconciler:
         )
         self._applied = AppliedCache()
         self._condition_gauges = ConditionGauges()
-        self._other_releases: dict[Key, tuple[str, str]] = {}  # uid and release of what a status was told
+        self._other_releases: dict[Key, tuple[str, str]] = {}  # uid and release that a status has
 
     async def reconcile(self, key: Key) -> None:
         """Reconcile once. Raises ClusterError if a retry is needed; any other error is first shown in the status."""
