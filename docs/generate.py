@@ -23,12 +23,11 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "reference"
 ENGINE_IMAGE = str(ROOT / "engine-image")
 KSTATUS_NOTE = (
-    "`Ready` and `SLOMet` are true when things are well. All others exist only while they are true: a settled service"
-    " has these two, and without an SLO `Ready` alone. `status.observedGeneration` is the generation of the spec that"
-    " all conditions refer to. `kubectl wait --for=condition=Ready plim/NAME` works, and so do Flux and other users of"
-    " kstatus, which reads `Ready`, `Reconciling` and `Stalled`. `--for=condition=Stalled=false` waits for ever,"
-    " because an absent condition is not false. To wait for engines, use"
-    " `kubectl wait --for=jsonpath='{.status.tiers.serve.summary}'=2/2 plim/NAME`."
+    "`Ready` and `SLOMet` are true when things are well. All others exist only while they are true, so a settled"
+    " service has these two, and without an SLO `Ready` alone. All refer to the spec of `status.observedGeneration`."
+    " `kubectl wait --for=condition=Ready plim/NAME` works, and so do Flux and other users of kstatus."
+    " `--for=condition=Stalled=false` waits for ever, because an absent condition is not false. To wait for engines,"
+    " use `kubectl wait --for=jsonpath='{.status.tiers.serve.summary}'=2/2 plim/NAME`."
 )
 
 
@@ -48,10 +47,10 @@ def conditions_page() -> str:
 def events_page() -> str:
     """Reasons of Events."""
     intro = (
-        "An Event is told when something changes, once; a restart of the operator tells nothing again."
+        "The operator emits an Event once when something changes, and does not repeat it after a restart."
         " `kubectl events --for plim/NAME` lists them."
     )
-    lines = ["# Events", "", intro, "", "| reason | type | what happened |", "|---|---|---|"]
+    lines = ["# Events", "", intro, "", "| reason | type | meaning |", "|---|---|---|"]
     for reason, text in events.EVENT_MEANINGS.items():
         kind = "Normal" if reason in events.NORMAL_REASONS else "Warning"
         lines.append(f"| {anchor(reason.value)}`{reason.value}` | {kind} | {text} |")
@@ -67,9 +66,7 @@ def metrics_page() -> str:
         ("Engine (launcher, port 8001)", engine_rows()),
     ):
         lines += [f"## {title}", "", "| metric | type | labels | what it says |", "|---|---|---|---|", *rows, ""]
-    lines.append(
-        "Behind these the launcher's port has all metrics of the engine itself (`vllm:...`), in the same answer."
-    )
+    lines.append("The launcher's port also has all metrics of the engine itself (`vllm:...`).")
     return "\n".join(lines) + "\n"
 
 
@@ -115,15 +112,14 @@ def _row(family: Metric, labels: Iterable[str]) -> str:
 
 
 CLI_INTRO = (
-    "One program, `plimsoll`. `pip install .` in a checkout has it, also as the kubectl plugin `kubectl plimsoll`. "
-    "`--help` after a verb has the same words as this page.\n\n"
-    "Exit status: 0 done, 1 it could not be done, 2 the words were off, 130 interrupted. Logs go to standard error; "
-    "`PLIMSOLL_LOG_LEVEL` (`INFO` if not set) says how many.\n"
+    "`pip install .` in a checkout installs the program `plimsoll`, also as the kubectl plugin `kubectl plimsoll`.\n\n"
+    "Exit status: 0 success, 1 failure, 2 usage error, 130 interrupted. Logs go to standard error at the level of "
+    "`PLIMSOLL_LOG_LEVEL` (`INFO`).\n"
 )
 SEE_ALSO = {
     "status": "[Explain a scaling decision](../tasks/explain-a-decision.md)",
     "explain": "[Explain a scaling decision](../tasks/explain-a-decision.md)",
-    "simulate": "[Simulate](../tasks/simulate.md), [other autoscalers](baselines.md)",
+    "simulate": "[Simulate](../tasks/simulate.md), [other autoscalers](../evaluation/baselines.md)",
     "plan": "[Plan](../tasks/plan.md), [choose an SLO](../tasks/choose-an-slo.md)",
 }
 
@@ -133,8 +129,8 @@ def cli_page() -> str:
     verbs = list(_verbs(cli._parser()))
     lines = ["# The command line", "", CLI_INTRO, "| verb | what it does |", "|---|---|"]
     lines += [f"| [`{p.prog}`](#{p.prog.replace(' ', '-')}) | {_sentence(text)} |" for p, text in verbs]
-    for parser, text in verbs:
-        lines += ["", f"## {parser.prog}", "", _sentence(text), "", "```text", _usage(parser), "```"]
+    for parser, _ in verbs:
+        lines += ["", f"## {parser.prog}", "", "```text", _usage(parser), "```"]
         rows = [_option(action) for action in _own_options(parser)]
         if rows:
             lines += ["", "| argument | what it is | default |", "|---|---|---|", *rows]

@@ -82,11 +82,12 @@ def _records_between(ledger: RequestLog, begin: float, end: float) -> list[Reque
 
 def _unexpected_failures(records: list[RequestRecord]) -> list[RequestRecord]:
     """Failures of any other kind than a refusal that says whether and when to come back."""
-    told = {429, 503}
+    reported = {429, 503}
     return [
         r
         for r in records
-        if not r.ok and (r.outcome is not RequestResult.REJECTED or r.status not in told or "retry=None" in r.detail)
+        if not r.ok
+        and (r.outcome is not RequestResult.REJECTED or r.status not in reported or "retry=None" in r.detail)
     ]
 
 
@@ -124,8 +125,8 @@ def _learn_capacity(service: Service) -> None:
 def _outcomes(gateway: GatewayClient, service: Service) -> Counter[str]:
     """Of admission, since the gateways began."""
     total: Counter[str] = Counter()
-    for told in gateway.services(service.key):
-        total.update(told["admission"]["outcomes"])
+    for reported in gateway.services(service.key):
+        total.update(reported["admission"]["outcomes"])
     return total
 
 
@@ -227,8 +228,8 @@ def _rename(cluster: Cluster, service: Service, name: str | None) -> None:
 def _responding_model(service: Service, n: int) -> str:
     """Whose answer one more request gets, by its own word."""
     words = unique_text(WORDS, f"whose {time.time()} {n}")
-    asked = {"model": service.name, "prompt": words, "max_tokens": 8, "ignore_eos": True}
-    answer = httpx.post(f"{service.url}/v1/completions", json=asked, timeout=60, trust_env=False)
+    body = {"model": service.name, "prompt": words, "max_tokens": 8, "ignore_eos": True}
+    answer = httpx.post(f"{service.url}/v1/completions", json=body, timeout=60, trust_env=False)
     assert answer.status_code == 200, answer.text
     return str(answer.json()["model"])
 
@@ -239,10 +240,10 @@ MIX = (("urgent", "ops", 2.0), ("default", "large", 5.5), ("default", "small", 5
 def _mixed_prompt(n: int) -> Prompt:
     """The n-th request of the mix: each class and tenant by its rate."""
     draw = random.Random(n)
-    klass, tenant, _ = draw.choices(MIX, [rate for *_, rate in MIX])[0]
-    labels = (("class", klass), ("tenant", tenant))
+    request_class, tenant, _ = draw.choices(MIX, [rate for *_, rate in MIX])[0]
+    labels = (("class", request_class), ("tenant", tenant))
     text = unique_text(WORDS, f"mix {time.time()} {n}")
-    return Prompt(text, OUTPUT_TOKENS, headers=((CLASS, klass), (TENANT, tenant)), labels=labels)
+    return Prompt(text, OUTPUT_TOKENS, headers=((CLASS, request_class), (TENANT, tenant)), labels=labels)
 
 
 def test_urgent_class_and_tenant_shares_hold_under_overload(gate: Service, gateway: GatewayClient) -> None:
@@ -310,8 +311,8 @@ def _kill_pickers(cluster: Cluster) -> int:
 def _scaled_down(service: Service) -> list[float]:
     """The load, requests/s, for which each step down was taken, oldest first."""
     found = [event for event in service.events() if event["reason"] == "ScaledDown"]
-    told = sorted(found, key=lambda event: event["metadata"]["creationTimestamp"])
-    return [float(re.findall(r"forecast ([0-9.e+-]+) req/s", event["message"])[0]) for event in told]
+    reported = sorted(found, key=lambda event: event["metadata"]["creationTimestamp"])
+    return [float(re.findall(r"forecast ([0-9.e+-]+) req/s", event["message"])[0]) for event in reported]
 
 
 def test_gateway_restart_does_not_lower_demand(fleet: Service, cluster: Cluster) -> None:
@@ -322,20 +323,20 @@ def test_gateway_restart_does_not_lower_demand(fleet: Service, cluster: Cluster)
     with Load(fleet.target, _steady(OVERLOAD, 600, "anew", seed=8)) as load:
         wait_until("the fleet has grown", lambda: _desired(fleet) >= 2, CONDITION_TIMEOUT_S)
         before = _settled_replicas(fleet)
-        struck_at, seen, told = time.time(), [], len(_scaled_down(fleet))
+        struck_at, observed, reported = time.time(), [], len(_scaled_down(fleet))
         pickers = _kill_pickers(cluster)
         stack.wait_for_gateways(cluster, pickers)
         whole_s = time.time() - struck_at
         for _ in range(60):
-            seen.append(_desired(fleet))
+            observed.append(_desired(fleet))
             sleep(1.0)
-        down = _scaled_down(fleet)[told:]
+        down = _scaled_down(fleet)[reported:]
     after = [r for r in load.ledger.records if r.ended_at >= struck_at]
     failed = [r for r in after if not r.ok]
-    print(f"{before} replicas, whole again after {whole_s:.0f} s, desired then {dict(Counter(seen))}")
+    print(f"{before} replicas, whole again after {whole_s:.0f} s, desired then {dict(Counter(observed))}")
     print(f"{load.ledger.summary()}; since then {len(failed)} of {len(after)} failed")
     assert all(rate >= 0.8 * OVERLOAD for rate in down), down
-    assert min(seen) * _replica_capacity(fleet) >= OVERLOAD
+    assert min(observed) * _replica_capacity(fleet) >= OVERLOAD
     assert not _unexpected_failures(after), _describe(_unexpected_failures(after))
     assert len(failed) <= 0.02 * len(after)
 
@@ -351,11 +352,11 @@ def test_openai_sdk_default_retries_are_admitted(gate: Service) -> None:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False, env=env)
     assert done.returncode == 0, done.stdout + done.stderr
     users = json.loads(done.stdout.splitlines()[-1])
-    told = [user for user in users if user["waits"] and 0 < (user["waits"][0] or 0) <= MAX_SDK_RETRY_AFTER_S]
-    came_back = [user for user in told if user["succeeded"]]
-    first_time = sum(user["statuses"][1:2] == [200] for user in told)
-    print(f"{len(users)} users, {len(told)} told to wait {sorted(user['waits'][0] for user in told)} s")
+    reported = [user for user in users if user["waits"] and 0 < (user["waits"][0] or 0) <= MAX_SDK_RETRY_AFTER_S]
+    came_back = [user for user in reported if user["succeeded"]]
+    first_time = sum(user["statuses"][1:2] == [200] for user in reported)
+    print(f"{len(users)} users, {len(reported)} told to wait {sorted(user['waits'][0] for user in reported)} s")
     print(f"{len(came_back)} of these got in, {first_time} at the first retry; {load.ledger.summary()}")
-    assert told, "nobody was told to come back: that was no overload"
+    assert reported, "nobody was told to come back: that was no overload"
     assert all(status in (200, 429, 503) for user in users for status in user["statuses"])
-    assert len(told) - len(came_back) <= max(1, len(told) // 10)
+    assert len(reported) - len(came_back) <= max(1, len(reported) // 10)

@@ -81,13 +81,13 @@ def test_key_is_valid_until_revoked(solo: Service, cluster: Cluster) -> None:
     refused = _ask(solo, authorization=f"Bearer {key}")
     assert _code(refused) == (401, "invalid_api_key")
     assert refused.headers["www-authenticate"] == "Bearer"
-    seen = listed + "".join(
+    observed = listed + "".join(
         cluster.logs(stack.SYSTEM, pod["metadata"]["name"], container, tail=-1)
         for pod in stack.gateway_pods(cluster)
         for container in ("picker", "envoy")
     )
-    assert key not in seen
-    assert key.rpartition("-")[2] not in seen
+    assert key not in observed
+    assert key.rpartition("-")[2] not in observed
 
 
 def test_expired_key_is_refused(solo: Service, cluster: Cluster) -> None:

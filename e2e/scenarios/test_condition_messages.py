@@ -16,11 +16,11 @@ def test_unschedulable_tier_reports_scheduler_message(service: Callable[[str], S
     big = service("big")
     cluster.apply(make_manifest("big", {"serve": {"gpus": 64}}), namespace=big.namespace)
     words = wait_until("the scheduler refuses", refused)
-    told = big.wait_condition("ServeDegraded", reason="Unschedulable")
+    reported_condition = big.wait_condition("ServeDegraded", reason="Unschedulable")
     [event] = big.wait_events("Unschedulable")
-    print(f"ServeDegraded {told['reason']}: {told['message']}\nEvent: {event['message']}")
-    assert words in told["message"]
-    assert "nvidia.com/gpu" in told["message"]
+    print(f"ServeDegraded {reported_condition['reason']}: {reported_condition['message']}\nEvent: {event['message']}")
+    assert words in reported_condition["message"]
+    assert "nvidia.com/gpu" in reported_condition["message"]
     assert big.condition("Ready")["status"] == "False"
     cluster.delete("inferenceservices", "big", namespace=big.namespace)
 
@@ -29,18 +29,18 @@ def test_missing_secret_reports_kubelet_message(service: Callable[[str], Service
     gated = service("gated")
     model = {"uri": "hf://example/gated", "secretRef": {"name": "nowhere"}}
     cluster.apply(make_manifest("gated", {"serve": {}}, model=model), namespace=gated.namespace)
-    told = gated.wait_condition("ServeDegraded", 120, reason="ConfigError")
+    condition = gated.wait_condition("ServeDegraded", 120, reason="ConfigError")
     [event] = gated.wait_events("ConfigError")
-    print(f"ServeDegraded {told['reason']}: {told['message']}\nEvent: {event['message']}")
-    assert 'secret "nowhere" not found' in told["message"]
+    print(f"ServeDegraded {condition['reason']}: {condition['message']}\nEvent: {event['message']}")
+    assert 'secret "nowhere" not found' in condition["message"]
     cluster.delete("inferenceservices", "gated", namespace=gated.namespace)
 
 
 def test_missing_image_reports_kubelet_message(service: Callable[[str], Service], cluster: Cluster) -> None:
     lost = service("lost")
     cluster.apply(make_manifest("lost", {"serve": {}}, engine={"version": "no-such-tag"}), namespace=lost.namespace)
-    told = lost.wait_condition("ServeDegraded", 120, reason="ImageUnavailable")
-    print(f"ServeDegraded {told['reason']}: {told['message']}")
-    assert "no-such-tag" in told["message"]
+    condition = lost.wait_condition("ServeDegraded", 120, reason="ImageUnavailable")
+    print(f"ServeDegraded {condition['reason']}: {condition['message']}")
+    assert "no-such-tag" in condition["message"]
     assert lost.condition("Ready")["status"] == "False"
     cluster.delete("inferenceservices", "lost", namespace=lost.namespace)

@@ -121,10 +121,10 @@ def test_metrics_loss_during_burst_prevents_scale_down(silence: MetricsLoss, fle
     with Load(fleet.target, _steady(HIGH, f"burst {silence.port}", seed=2)) as load:
         _wait_for_replicas(fleet, "serve", 2)
         with drop_packets(operator["status"]["podIP"], silence.port):
-            told = fleet.wait_condition("MetricsDegraded", reason="MetricsMissing")
+            condition = fleet.wait_condition("MetricsDegraded", reason="MetricsMissing")
             before = simulated_fleet.desired_replicas(fleet)
             load.stop()
-            seen = simulated_fleet.sample_desired(fleet, OBSERVED_S)
+            observed = simulated_fleet.sample_desired(fleet, OBSERVED_S)
             inactive = fleet.condition("ScalingInactive")
     fleet.wait_condition("MetricsDegraded", status="False")
     wait_until(
@@ -134,13 +134,13 @@ def test_metrics_loss_during_burst_prevents_scale_down(silence: MetricsLoss, fle
     )
     new = [e for e in fleet.events() if e["metadata"]["name"] not in known]
     said = {e["reason"]: e["message"] for e in new}
-    print(f"{before} replicas, then {seen}; {load.ledger.summary()}\n{told}\n{inactive}\n{said}")
+    print(f"{before} replicas, then {observed}; {load.ledger.summary()}\n{condition}\n{inactive}\n{said}")
     lost = simulated_fleet.unexpected_failures(load.ledger.records)
     assert not lost, simulated_fleet.format_records(lost)
-    assert min(seen) >= before
-    assert told["message"].startswith(silence.available)
+    assert min(observed) >= before
+    assert condition["message"].startswith(silence.available)
     assert inactive.get("reason") == silence.inactive
-    assert said["MetricsLost"] == told["message"]
+    assert said["MetricsLost"] == condition["message"]
     assert "MetricsRecovered" in said
 
 
@@ -210,11 +210,11 @@ def _change(service: Service, spec: Object) -> None:
 
 def _rolled_out(service: Service, slots: int) -> bool:
     """Whether every engine that serves says that it has so many slots."""
-    told = [
+    document = [
         json.loads(service.cluster.in_pod(service.namespace, pod, LAUNCHER_PORT, ENGINE_INFO_PATH))
         for pod in service.ready_pods()
     ]
-    return bool(told) and all(about["limits"]["max_sequences"] == slots for about in told)
+    return bool(document) and all(about["limits"]["max_sequences"] == slots for about in document)
 
 
 def test_slow_kv_fabric_disables_remote_prefill(learned: dict[str, Service], gateway: GatewayClient) -> None:
@@ -225,7 +225,7 @@ def test_slow_kv_fabric_disables_remote_prefill(learned: dict[str, Service], gat
     """
     far = learned["far"]
     with Load(far.target, _steady(SLOW_FABRIC_RATE, "far", seed=9)) as load:
-        told = far.wait_condition("PrefillDegraded", SCALE_UP_TIMEOUT_S, reason="TransferSlow")
+        condition = far.wait_condition("PrefillDegraded", SCALE_UP_TIMEOUT_S, reason="TransferSlow")
         wait_until(
             "the gateways know what moving takes", lambda: _transfer_time_known(far, gateway), SCALE_UP_TIMEOUT_S
         )
@@ -234,14 +234,14 @@ def test_slow_kv_fabric_disables_remote_prefill(learned: dict[str, Service], gat
     in_all = gateway.prefill_counts(far.key)
     roads, gateways = in_all - before, len(gateway.pods)
     sources = prompt_sources(far.metrics("decode"))
-    print(f"told: {told['message']}\n{len(records)} requests; one after the other {dict(roads)} by {gateways} gateways")
+    print(f"{condition['message']}\n{len(records)} requests; one after the other {dict(roads)} by {gateways} gateways")
     print(f"in all {dict(in_all)}; prompt tokens of the decode tier {sources}")
-    figures = re.search(FIGURES, told["message"])
-    assert figures, told["message"]
+    figures = re.search(FIGURES, condition["message"])
+    assert figures, condition["message"]
     moving_us, computing_us = (1e6 * parse_duration(text.replace(" ", "")) for text in figures.groups())
     assert moving_us >= 1e6 * KV_BYTES / TRANSFER_RATE > HYSTERESIS_RATIO * computing_us
-    assert [e["message"] for e in far.events() if e["reason"] == "TransferSlow"] == [told["message"]]
-    assert far.condition("PrefillDegraded") == told
+    assert [e["message"] for e in far.events() if e["reason"] == "TransferSlow"] == [condition["message"]]
+    assert far.condition("PrefillDegraded") == condition
     assert far.condition("Ready")["status"] == "True"
     failed = [r for r in records if not r.ok]
     assert not failed, simulated_fleet.format_records(failed)
@@ -255,7 +255,7 @@ def _transfer_time_known(service: Service, gateway: GatewayClient) -> bool:
     found = service.admission()
     if (found.get("limits") or {}).get("costModel", {}).get("kv_transfer_token_s") is None:
         return False
-    versions = {told["object"]["limits_version"] for told in gateway.services(service.key)}
+    versions = {reported["object"]["limits_version"] for reported in gateway.services(service.key)}
     return versions == {found["metadata"]["resourceVersion"]}
 
 

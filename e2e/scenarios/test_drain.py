@@ -75,11 +75,11 @@ def test_drain_timeout_cuts_streams_and_reports_them(
     with Load(leaving.target, _plan(LONG, LONG, SHORT)) as load:
         wait_until("the engine answers", lambda: len(load.ledger.records) == 1 or None, 60)
         pod = _delete(cluster, leaving, *grace)
-    told = wait_until(
+    events = wait_until(
         "it is told", lambda: [e for e in leaving.wait_events("DrainTimedOut") if pod in e["message"]], 60
     )
-    print(load.ledger.explain(), told[0]["message"], sep="\n")
-    assert words.format(pod) in told[0]["message"]
+    print(load.ledger.explain(), events[0]["message"], sep="\n")
+    assert words.format(pod) in events[0]["message"]
     assert sorted(r.outcome in CUT_OUTCOMES for r in load.ledger.records) == [False, True, True]
     assert sum(r.ok for r in load.ledger.records) == 1
     now = _drain_timeout_counts(cluster, leaving.key)

@@ -88,17 +88,17 @@ def test_hung_engine_is_unready_restarted_and_named(
             RESTART_S - (unready_at - hung_at),
         )
         restarted_at = time.time()
-        told = fleet.wait_condition("ServeDegraded", reason="EngineFailing")
+        condition = fleet.wait_condition("ServeDegraded", reason="EngineFailing")
         events = fleet.wait_events("EngineFailing")
         fleet.wait_ready()
         sleep(SETTLE_S)
     print(
         f"{signal} {victim}: unready after {unready_at - hung_at:.1f} s, restarted after {restarted_at - hung_at:.1f} s"
     )
-    print(f"{_last_words(running)}; {told['reason']}: {told['message']}")
+    print(f"{_last_words(running)}; {condition['reason']}: {condition['message']}")
     print(f"{load.ledger.summary()}; failed: {[str(r.outcome) for r in load.ledger.failures]}")
     assert "the engine made no progress for " in _last_words(running)
-    assert "the engine made no progress for " in told["message"]
+    assert "the engine made no progress for " in condition["message"]
     assert any("the engine made no progress for " in event["message"] for event in events)
     later = load.ledger.since(unready_at + SEEN_S)
     assert later.records, "the other engine got no requests"
@@ -126,9 +126,9 @@ def test_hung_core_of_vllm_is_restarted_and_named(pd: Service, cluster: Cluster,
     )
     restarted_at = time.time()
     prober.allow_failures(hung_at, restarted_at)
-    told = pd.wait_condition("DecodeDegraded", reason="EngineFailing")
+    condition = pd.wait_condition("DecodeDegraded", reason="EngineFailing")
     pd.wait_ready()
     print(f"{victim}: unready after {unready_at - hung_at:.1f} s, restarted after {restarted_at - hung_at:.1f} s")
-    print(f"{_last_words(running)}; {told['message']}")
+    print(f"{_last_words(running)}; {condition['message']}")
     assert "the engine made no progress for " in _last_words(running)
-    assert "the engine made no progress for " in told["message"]
+    assert "the engine made no progress for " in condition["message"]

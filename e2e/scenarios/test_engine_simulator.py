@@ -310,11 +310,11 @@ def test_simulated_engine_truncates_at_context_length(twins: Twins) -> None:
 
 def test_simulated_engine_models_list_matches_vllm(twins: Twins) -> None:
     ((real,),), ((light,),) = (one.send([("GET", "/v1/models", {}, None)]) for one in (twins.real, twins.light))
-    told = [
+    reported = [
         [(m["id"].split("/")[-1], m["object"], m["max_model_len"]) for m in one.json["data"]] for one in (real, light)
     ]
-    assert [name for name, *_ in told[0]] == ["real"] * len(told[0])
-    assert [rest for _, *rest in told[0]] == [rest for _, *rest in told[1]]
+    assert [name for name, *_ in reported[0]] == ["real"] * len(reported[0])
+    assert [rest for _, *rest in reported[0]] == [rest for _, *rest in reported[1]]
     missing = set(light.json["data"][0]) ^ set(real.json["data"][0])
     assert not missing
 
@@ -392,11 +392,11 @@ class Pair:
 
     def leg(self, body: Object) -> Any:
         """What a prefill engine tells the decode engine that asked for a prompt."""
-        asked, headers = (
+        request_body, headers = (
             {**body, "kv_transfer_params": PREFILL_PARAMS},
             {engine_contract().headers["remote_prefill"]: "prefill"},
         )
-        (got,) = Engine(self.service, "prefill").post(asked, headers=headers)
+        (got,) = Engine(self.service, "prefill").post(request_body, headers=headers)
         return got.json["kv_transfer_params"]
 
 
@@ -408,7 +408,7 @@ def test_simulated_engine_kv_transfer_matches_vllm(twins: Twins, pd: Service, pr
         seed = next(NEXT_SEED)
         prompts = [_completion(seed, 300, 6), _completion(seed + 1, 700, 4), _completion(seed, 420, 5)]
         counts = [pair.move(*prompts) for pair in (real, light)]
-        told = [shape(pair.leg(_completion(next(NEXT_SEED), 200, 1))) for pair in (real, light)]
+        reported = [shape(pair.leg(_completion(next(NEXT_SEED), 200, 1))) for pair in (real, light)]
         names = [Engine(pair.service, "decode").metrics().names("vllm:nixl") for pair in (real, light)]
     print(
         {
@@ -419,7 +419,7 @@ def test_simulated_engine_kv_transfer_matches_vllm(twins: Twins, pd: Service, pr
     )
     assert counts[0]["remote_prefills"]["remote"] == len(prompts)
     assert counts[1] == counts[0]
-    assert told[1] == told[0]
+    assert reported[1] == reported[0]
     assert names[1] == names[0]
 
 

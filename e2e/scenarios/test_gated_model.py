@@ -81,15 +81,15 @@ def test_gated_model_with_secret_is_served(
     ledger = Load(
         gated.target, OpenLoop([Arrival(0.2 * n, Prompt(f"Question {n}", max_tokens=8)) for n in range(5)])
     ).run()
-    asked = [
+    requested = [
         line for line in cluster.logs(gated.namespace, "hub", "hub", tail=400).splitlines() if "healthz" not in line
     ]
-    without = [line for line in asked if line.startswith("without")]
+    without = [line for line in requested if line.startswith("without")]
     prober.unwatch(gated.key)
     cluster.delete("inferenceservices", gated.name, namespace=gated.namespace)
-    print(f"{ledger.summary()}; the hub answered {len(asked)} requests, {len(without)} of them without the token")
+    print(f"{ledger.summary()}; the hub answered {len(requested)} requests, {len(without)} of them without the token")
     assert not ledger.failures, ledger.explain()
-    assert any(".safetensors" in line and "with token" in line for line in asked)
+    assert any(".safetensors" in line and "with token" in line for line in requested)
 
 
 def test_gated_model_without_secret_reports_engine_failing(
@@ -97,7 +97,7 @@ def test_gated_model_without_secret_reports_engine_failing(
 ) -> None:
     open_handed = service("tokenless")
     cluster.apply(_from_hub("tokenless", hub, None), namespace=open_handed.namespace)
-    told = open_handed.wait_condition("ServeDegraded", 180, reason="EngineFailing")
+    condition = open_handed.wait_condition("ServeDegraded", 180, reason="EngineFailing")
     cluster.delete("inferenceservices", open_handed.name, namespace=open_handed.namespace)
-    print(f"{told['reason']}: {told['message']}")
-    assert "exit code" in told["message"]
+    print(f"{condition['reason']}: {condition['message']}")
+    assert "exit code" in condition["message"]

@@ -35,8 +35,8 @@ OWNED_RESOURCES = frozenset(
 
 def _last_change(services: dict[str, Service], operator: list[Object], writes: list[ApiCall]) -> float:
     """When a condition last changed, or somebody else last wrote what the operator answers to; since the epoch."""
-    told = [*(s.status() for s in services.values()), *(pod["status"] for pod in operator)]
-    conditions = [c for status in told for c in status["conditions"]]
+    reported = [*(s.status() for s in services.values()), *(pod["status"] for pod in operator)]
+    conditions = [c for status in reported for c in status["conditions"]]
     changed = [datetime.fromisoformat(c["lastTransitionTime"]).timestamp() for c in conditions]
     mine = {s.namespace for s in services.values()}
     edits = [

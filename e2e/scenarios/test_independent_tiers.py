@@ -76,7 +76,7 @@ def _run(pair: Service, kind: Workload) -> RunResult:
 
 
 @pytest.fixture(scope="module")
-def seen(cluster: Cluster, namespace: str) -> dict[str, Future[RunResult]]:
+def observed(cluster: Cluster, namespace: str) -> dict[str, Future[RunResult]]:
     """By the tier that is asked for more; both are over."""
     tiers = {tier: simulated_fleet.replica_bounds(1, MAX_REPLICAS) for tier in ("prefill", "decode")}
     kinds = (PROMPTS, ANSWERS)
@@ -92,8 +92,8 @@ def seen(cluster: Cluster, namespace: str) -> dict[str, Future[RunResult]]:
 
 
 @pytest.mark.parametrize("kind", [PROMPTS, ANSWERS], ids=["prompts", "answers"])
-def test_load_on_one_tier_scales_only_that_tier(kind: Workload, seen: dict[str, Future[RunResult]]) -> None:
-    found = seen[kind.tier].result()
+def test_load_on_one_tier_scales_only_that_tier(kind: Workload, observed: dict[str, Future[RunResult]]) -> None:
+    found = observed[kind.tier].result()
     ledger, moves = found.ledger, found.moves
     print(ledger.summary() + "\n" + "\n".join(moves))
     lost = simulated_fleet.unexpected_failures(ledger.records)

@@ -109,7 +109,7 @@ class RunResult:
 
     ledger: RequestLog
     counts: list[tuple[int, ...]]
-    told: dict[str, set[str]]
+    reported: dict[str, set[str]]
     moves: list[str]
     inactive: Object
 
@@ -140,7 +140,7 @@ def _run(service: Service, signal: Signal) -> RunResult:
         return counts[-1] != counts[0]
 
     with Load(service.target, signal.plan(), source=signal.name) as load:
-        told = _signals_by_tier(service)
+        reported = _signals_by_tier(service)
         try:
             wait_until(f"{signal.name} alone moves a tier", grows, SCALE_UP_TIMEOUT_S)
         except AssertionError as error:
@@ -152,11 +152,11 @@ def _run(service: Service, signal: Signal) -> RunResult:
             sleep(1.0)
         service.wait_events("ScaledUp")
     moves = [e["message"] for e in service.events() if e["reason"].startswith("Scaled")]
-    return RunResult(load.ledger, counts, told, moves, inactive)
+    return RunResult(load.ledger, counts, reported, moves, inactive)
 
 
 @pytest.fixture(scope="module")
-def seen(cluster: Cluster, namespace: str) -> dict[str, Future[RunResult]]:
+def observed(cluster: Cluster, namespace: str) -> dict[str, Future[RunResult]]:
     """By signal; all at the same time, to save it, and all over. A service is Ready when a gateway has said so."""
     cluster.apply(*(signal.service() for signal in SIGNALS), namespace=namespace)
     services = {signal.name: Service(cluster, namespace, signal.name, stack.GATEWAY_URL) for signal in SIGNALS}
@@ -171,12 +171,12 @@ def seen(cluster: Cluster, namespace: str) -> dict[str, Future[RunResult]]:
 
 
 @pytest.mark.parametrize("signal", SIGNALS, ids=lambda signal: signal.name)
-def test_single_engine_signal_scales_only_its_tier(signal: Signal, seen: dict[str, Future[RunResult]]) -> None:
-    found = seen[signal.name].result()
-    print(f"read of engines: {found.told}\n{TIERS} wanted, in turn: {list(dict.fromkeys(found.counts))}")
+def test_single_engine_signal_scales_only_its_tier(signal: Signal, observed: dict[str, Future[RunResult]]) -> None:
+    found = observed[signal.name].result()
+    print(f"read of engines: {found.reported}\n{TIERS} wanted, in turn: {list(dict.fromkeys(found.counts))}")
     print("\n".join([*found.moves, found.inactive["message"], found.ledger.summary()]))
     lost = simulated_fleet.unexpected_failures(found.ledger.records)
-    assert found.told == {tier: {signal.reads} for tier in TIERS}
+    assert found.reported == {tier: {signal.reads} for tier in TIERS}
     assert found.inactive["reason"] == "DemandUnknown"
     grown = tuple(2 if tier == signal.tier else 1 for tier in TIERS)
     assert list(dict.fromkeys(found.counts)) == [(1, 1), grown]

@@ -51,8 +51,10 @@ def test_only_engine_killed_names_time_of_next(service: Callable[[str], Service]
     answer = wait_until("a request is rejected", rejected, every_s=0.1)
     print(answer.headers, answer.text)
     assert answer.headers.get("x-should-retry") == "false" or int(answer.headers["retry-after"]) > 1
-    told = lone.wait_condition("Reconciling", status="True")
-    print(told["message"])
-    assert pod["metadata"]["name"] in told["message"] or told["message"].startswith("serve: 0 of 1 ready: 1 starting")
+    condition = lone.wait_condition("Reconciling", status="True")
+    print(condition["message"])
+    assert pod["metadata"]["name"] in condition["message"] or condition["message"].startswith(
+        "serve: 0 of 1 ready: 1 starting"
+    )
     lone.wait_ready()
     cluster.delete("inferenceservices", "lone", namespace=lone.namespace)

@@ -23,13 +23,13 @@ def test_holder_keeps_model_name(solo: Service, service: Callable[[str], Service
     names = solo.status()["modelNames"]
     since = solo.status()["modelNameClaim"]["since"].partition(".")[0]
     cluster.apply(make_manifest("late", NOWHERE, model={"name": solo.name}), namespace=late.namespace)
-    told = late.wait_condition("ModelNameRejected", status="True")
+    condition = late.wait_condition("ModelNameRejected", status="True")
     events = late.wait_events("ModelNameTaken")
     ledger = Load(solo.target, OpenLoop([Arrival(0.2 * n, QUESTION) for n in range(10)])).run()
-    print(f"{told['reason']}: {told['message']}")
+    print(f"{condition['reason']}: {condition['message']}")
     print(f"{ledger.summary()}; names of the later one {late.status()['modelNames']}")
-    assert solo.key in told["message"]
-    assert since in told["message"]
+    assert solo.key in condition["message"]
+    assert since in condition["message"]
     assert len(events) == 1
     assert late.status()["modelNames"] == [late.key]
     assert "modelNameClaim" not in late.status()
@@ -48,9 +48,9 @@ def test_edited_older_service_takes_no_model_name(service: Callable[[str], Servi
     wait_until("it is listed", lambda: young.status().get("modelNames", [""])[0] == "contested")
     claim = young.status()["modelNameClaim"]
     cluster.patch("inferenceservices", old.name, old.namespace, {"spec": {"model": {"name": "contested"}}})
-    told = old.wait_condition("ModelNameRejected", status="True")
-    print(f"{told['reason']}: {told['message']}")
-    assert young.key in told["message"]
+    condition = old.wait_condition("ModelNameRejected", status="True")
+    print(f"{condition['reason']}: {condition['message']}")
+    assert young.key in condition["message"]
     assert young.status()["modelNameClaim"] == claim
     assert young.status()["modelNames"][0] == "contested"
     for one in (old, young):
@@ -65,9 +65,9 @@ def test_qualified_name_stays_in_its_namespace(service: Callable[[str], Service]
     stack.make_namespace(cluster, OTHER_NAMESPACE)
     thief = Service(cluster, OTHER_NAMESPACE, "thief", owner.url)
     cluster.apply(make_manifest("thief", NOWHERE, model={"name": owner.key}), namespace=OTHER_NAMESPACE)
-    told = thief.wait_condition("ModelNameRejected", status="True")
-    print(f"{told['reason']}: {told['message']}")
-    assert told["reason"] == "ModelNameReserved"
+    condition = thief.wait_condition("ModelNameRejected", status="True")
+    print(f"{condition['reason']}: {condition['message']}")
+    assert condition["reason"] == "ModelNameReserved"
     thief.wait_events("ModelNameRejected")
     cluster.delete("inferenceservices", owner.name, namespace=owner.namespace)
     wait_until("it is gone", lambda: owner.get() is None)

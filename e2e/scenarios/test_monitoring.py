@@ -126,7 +126,7 @@ def prometheus(cluster: Cluster, namespace: str, watched: Service) -> Prometheus
     )
     wait_until("Prometheus runs", lambda: is_true(cluster.get("pods", "prometheus", namespace), "Ready"), 120)
     path = f"/api/v1/namespaces/{namespace}/pods/prometheus:9090/proxy"
-    return PrometheusClient(lambda asked: cluster.raw(path + asked))
+    return PrometheusClient(lambda requested: cluster.raw(path + requested))
 
 
 def _parts(cluster: Cluster) -> list[Object]:
@@ -153,10 +153,12 @@ def test_prometheus_scrapes_all_parts_and_answers_all_queries(
         wait_until(
             "each recording rule has a value", lambda: not _without_value(prometheus, watched), SECONDS, every_s=3
         )
-        asked = list(queries(DASHBOARD, watched.key))
-        empty = [f"{q.panel} {q.ref}" for q in asked if not prometheus.query(q.expr)]
+        requested = list(queries(DASHBOARD, watched.key))
+        empty = [f"{q.panel} {q.ref}" for q in requested if not prometheus.query(q.expr)]
         rules = prometheus.rules()
-    print(f"{len(asked)} queries, without an answer: {empty or 'none'}; {len(rules)} rules; {load.ledger.summary()}")
+    print(
+        f"{len(requested)} queries, without an answer: {empty or 'none'}; {len(rules)} rules; {load.ledger.summary()}"
+    )
     assert {rule["name"]: rule["lastError"] for rule in rules if rule["health"] != "ok"} == {}
     assert [name for name in empty if name.rsplit(" ", 1)[0] in CORE] == []
     assert not load.ledger.failures, load.ledger.explain()
@@ -207,17 +209,17 @@ def test_unreachable_engines_are_read_through_prometheus(
         assert operator
         with drop_packets(operator["status"]["podIP"], LAUNCHER_PORT):
             said = wait_until("that it is so is told", lambda: _fallback_message(watched), POLL_TIMEOUT_S)
-            began, heard = time.time(), []
+            began, reported = time.time(), []
             while time.time() < began + FALLBACK_S:
                 if one := _engines(asking, watched):
-                    heard.append(one | {"told": watched.condition("MetricsDegraded").get("reason")})
+                    reported.append(one | {"told": watched.condition("MetricsDegraded").get("reason")})
                 time.sleep(0.5)
         scraped = prometheus.samples(f'vllm:num_requests_running{{service="{watched.key}"}}[2m]')
         wait_until("it hears them itself", lambda: not _fallback_message(watched), POLL_TIMEOUT_S)
     reasons = {event["reason"] for event in watched.events() if event["metadata"]["name"] not in before}
-    ages, running = [one["age_s"] for one in heard], {one["running"] for one in heard}
+    ages, running = [one["age_s"] for one in reported], {one["running"] for one in reported}
     print(f"{said}\nages {min(ages):.1f} to {max(ages):.1f} s, running {sorted(running)}; {load.ledger.summary()}")
-    assert {(one["coverage"], one["told"]) for one in heard} == {(1.0, "MetricsDelayed")}
+    assert {(one["coverage"], one["told"]) for one in reported} == {(1.0, "MetricsDelayed")}
     assert len(running) > 1, "it hears nothing new"
     assert running <= set(scraped)
     assert not watched.condition("MetricsDegraded")

@@ -61,7 +61,7 @@ class LearnedService:
 
     service: Service
     records: list[RequestRecord]
-    told: list[Object]
+    reported: list[Object]
 
 
 @pytest.fixture(scope="module")
@@ -74,11 +74,11 @@ def taught(cluster: Cluster, namespace: str, operator: OperatorClient, three: No
     found.wait_ready()
     wait_until("all that gateways and engines tell is heard", lambda: _has_full_coverage(operator, found))
     with Load(found.target, poisson(LIGHT, LIGHT_S, _mixed_prompts, seed=1)) as load:
-        told = _collect_documents(operator, found, LIGHT_S)
+        reported = _collect_documents(operator, found, LIGHT_S)
         load.wait()
-        told.append(wait_until("the operator has heard the end of it", lambda: _final_metrics(operator, found), 20))
+        reported.append(wait_until("the operator has heard the end of it", lambda: _final_metrics(operator, found), 20))
     simulated_fleet.wait_limits_published(found)
-    yield LearnedService(found, load.ledger.records, told)
+    yield LearnedService(found, load.ledger.records, reported)
     cluster.kubectl("delete", "plim", "trio", "-n", namespace)
 
 
@@ -108,64 +108,64 @@ def _with_retries(rate: float, name: str, seed: int) -> OpenLoop:
 
 def _has_full_coverage(operator: OperatorClient, service: Service) -> bool:
     """Whether there is a first reading of everybody, from which on all is counted."""
-    told = operator.explain(service.key)["metrics"]
-    parts = (told["gateways"], *told["tiers"].values()) if told else ()
+    document = operator.explain(service.key)["metrics"]
+    parts = (document["gateways"], *document["tiers"].values()) if document else ()
     return bool(parts) and all(part["coverage"] == 1.0 for part in parts)
 
 
 def _final_metrics(operator: OperatorClient, service: Service) -> Object | None:
     """What the operator knows once its engine has told that nothing runs any more."""
-    told = operator.explain(service.key)
-    nothing = metric_value(told, "in_flight") == 0.0 and told["metrics"]["tiers"]["serve"]["running"] == 0.0
-    return told if nothing else None
+    document = operator.explain(service.key)
+    nothing = metric_value(document, "in_flight") == 0.0 and document["metrics"]["tiers"]["serve"]["running"] == 0.0
+    return document if nothing else None
 
 
 def _collect_documents(operator: OperatorClient, service: Service, seconds: float) -> list[Object]:
     """What every tick of this time had heard."""
-    told: dict[str, Object] = {}
+    reported: dict[str, Object] = {}
     end = time.time() + seconds
     while time.time() < end:
         document = operator.explain(service.key)
-        told[document["metrics"]["at"]] = document
+        reported[document["metrics"]["at"]] = document
         sleep(0.3)
-    return list(told.values())
+    return list(reported.values())
 
 
 def _first_attempts(records: list[RequestRecord]) -> list[RequestRecord]:
     return [r for r in records if SECOND not in dict(r.labels)]
 
 
-def _minute(records: list[RequestRecord], told: Object) -> tuple[int, int]:
+def _minute(records: list[RequestRecord], reported: Object) -> tuple[int, int]:
     """First attempts that must be, and that can be, in what the operator calls the last minute."""
-    begin = SLOT_S * math.floor((observed_at(told) - MINUTE_S) / SLOT_S)
-    surely = [r for r in _first_attempts(records) if begin + 0.2 <= r.sent_at <= gateways_read_at(told) - 0.5]
-    return len(surely), sum(begin - 1.5 <= r.sent_at <= observed_at(told) for r in records)
+    begin = SLOT_S * math.floor((observed_at(reported) - MINUTE_S) / SLOT_S)
+    surely = [r for r in _first_attempts(records) if begin + 0.2 <= r.sent_at <= gateways_read_at(reported) - 0.5]
+    return len(surely), sum(begin - 1.5 <= r.sent_at <= observed_at(reported) for r in records)
 
 
 def _shares(service: Service) -> tuple[int, dict[str, int]]:
     """The sequences that a replica may have, and how the gateways were told to share them."""
-    told = service.limits()
-    return told["costModel"]["batch"], told["shares"]
+    limits = service.limits()
+    return limits["costModel"]["batch"], limits["shares"]
 
 
 def _capacity_in_use(gateway: GatewayClient, service: Service) -> tuple[int, int, int]:
     """What the gateways take themselves to have, the most that each had at the replica, and what is there now."""
     try:
-        told = [found["admission"] for found in gateway.services(service.key)]
+        reported = [found["admission"] for found in gateway.services(service.key)]
     except httpx.HTTPError:  # one of them comes or goes
         return 0, 0, 0
     running = gateway.in_flight(service.key).total()
-    return sum(one["slots"] for one in told), sum(one["in_use"] for one in told), running
+    return sum(one["slots"] for one in reported), sum(one["in_use"] for one in reported), running
 
 
 def _sample_shares(gateway: GatewayClient, service: Service, seconds: float) -> list[tuple[int, int, int, int, int]]:
     """Once a second: the whole, the sum of the published shares, and what the gateways hold."""
-    seen = []
+    observed = []
     for _ in range(round(seconds)):
         batch, shares = _shares(service)
-        seen.append((batch, sum(shares.values()), *_capacity_in_use(gateway, service)))
+        observed.append((batch, sum(shares.values()), *_capacity_in_use(gateway, service)))
         sleep(1.0)
-    return seen
+    return observed
 
 
 def _admitted_within_slo(records: list[RequestRecord]) -> tuple[list[RequestRecord], int]:
@@ -189,21 +189,21 @@ def _shares_assigned(service: Service, cluster: Cluster) -> Callable[[], bool]:
 
 def test_operator_metrics_match_client_records(taught: LearnedService, gateway: GatewayClient) -> None:
     """From the gateways' counts and the engine's page alone: arrivals, outcomes, lengths, latency, what runs."""
-    records, last = taught.records, taught.told[-1]
+    records, last = taught.records, taught.reported[-1]
     sent, ok = len(records), [r for r in records if r.ok]
-    counted = [told["requests"] for told in gateway.services(taught.service.key)]
+    counted = [reported["requests"] for reported in gateway.services(taught.service.key)]
     total = {name: sum(one[name] for one in counted) for name in ("arrived", "retried", "succeeded", "failed")}
     refused = sum(sum(one["rejected"].values()) for one in counted)
     ticks = [
         (gateways_read_at(one), gateways_read_at(two), metric_value(two, "rate_per_s"))
-        for one, two in pairwise(taught.told)
+        for one, two in pairwise(taught.reported)
     ]
     ticks = [tick for tick in ticks if tick[1] - tick[0] < 1.6]  # one right after the other: none was missed
     whole = sum(rate * (end - begin) for begin, end, rate in ticks)
     came = sum(begin < r.sent_at <= end for r in records for begin, end, _ in ticks)
     ttft_s = nearest_rank(sorted(r.ttft_s for r in ok if r.ttft_s is not None), 95)
     prompt, output = (sum(part) / len(ok) for part in zip(*map(_tokens, ok), strict=True))
-    running = [_running(records, told) for told in taught.told[:-1]]
+    running = [_running(records, reported) for reported in taught.reported[:-1]]
     off = sum(abs(believed - there) for believed, there in running) / len(running)
     gateways, lengths = last["metrics"]["gateways"], last["metrics"]["requests"]
     print(f"{sent} sent, {len(ok)} ok; gateways {[one['arrived'] for one in counted]}, {total}, {refused} refused")
@@ -231,10 +231,10 @@ def _tokens(record: RequestRecord) -> tuple[int, int]:
     return record.prompt_tokens, record.output_tokens
 
 
-def _running(records: list[RequestRecord], told: Object) -> tuple[float, int]:
+def _running(records: list[RequestRecord], reported: Object) -> tuple[float, int]:
     """Requests in the engine as the operator knew it, and as clients had sent and not seen ended, at that time."""
-    tier = told["metrics"]["tiers"]["serve"]
-    at = observed_at(told) - tier["age_s"]
+    tier = reported["metrics"]["tiers"]["serve"]
+    at = observed_at(reported) - tier["age_s"]
     return tier["running"], sum(r.sent_at <= at <= r.ended_at for r in records)
 
 
@@ -244,19 +244,19 @@ def test_gateway_counter_reset_is_counted_once(
     """Its counts begin at nought again, in the same pod: that is neither a fall in demand nor a leap."""
     allowed = gateway.failures_allowed()
     with Load(taught.service.target, poisson(LIGHT, 300, _mixed_prompts, seed=3)) as load:
-        told = _collect_documents(operator, taught.service, KILLED_S / 3)
+        reported = _collect_documents(operator, taught.service, KILLED_S / 3)
         struck_at = time.time()
         signal_container(stack.gateway_pods(cluster)[0], "picker", "KILL")
-        told += _collect_documents(operator, taught.service, KILLED_S * 2 / 3)
+        reported += _collect_documents(operator, taught.service, KILLED_S * 2 / 3)
         stack.wait_for_gateways(cluster, GATEWAYS)
         whole_at = time.time()
-        told += _collect_documents(operator, taught.service, 4.0)
+        reported += _collect_documents(operator, taught.service, 4.0)
     allowed = gateway.failures_allowed() - allowed
     taught.records.extend(load.ledger.records)
-    records, last = taught.records, told[-1]
+    records, last = taught.records, reported[-1]
     surely, at_most = _minute(records, last)
     unseen = sum(struck_at - 1.5 <= r.sent_at <= whole_at for r in records)
-    rates = Counter(round(metric_value(one, "rate_per_s")) for one in told)
+    rates = Counter(round(metric_value(one, "rate_per_s")) for one in reported)
     print(f"{load.ledger.summary()}; {allowed} passed the gateway unseen, whole after {whole_at - struck_at:.1f} s")
     print(
         f"last minute {metric_value(last, 'arrivals'):.0f}, by clients {surely} to {at_most}; "
@@ -265,7 +265,7 @@ def test_gateway_counter_reset_is_counted_once(
     assert not simulated_fleet.unexpected_failures(records), simulated_fleet.format_records(
         simulated_fleet.unexpected_failures(records)
     )
-    assert all(metric_value(one, "rate_per_s") >= 0.0 for one in told)
+    assert all(metric_value(one, "rate_per_s") >= 0.0 for one in reported)
     assert surely - unseen <= metric_value(last, "arrivals") <= at_most
     assert max(rates) <= 5 * LIGHT, "what was counted before was counted again"
 
@@ -273,8 +273,8 @@ def test_gateway_counter_reset_is_counted_once(
 def _counted(gateway: GatewayClient, service: Service) -> Counter[str]:
     """Arrivals, first attempts and others, over all gateways."""
     total: Counter[str] = Counter()
-    for told in gateway.services(service.key):
-        total.update({name: told["requests"][name] for name in ("arrived", "retried")})
+    for reported in gateway.services(service.key):
+        total.update({name: reported["requests"][name] for name in ("arrived", "retried")})
     return total
 
 
@@ -306,8 +306,8 @@ def test_capacity_shares_sum_to_total_and_limit_overload(
     with Load(gate.target, _with_retries(OVERLOAD, "overload", seed=2)) as load:
         sleep(SETTLED_S)
         begin = time.time()
-        seen = _sample_shares(gateway, gate, SAMPLED_S)
-        told, looks = operator.explain(gate.key), _arrival_intervals(gateway, gate, before)
+        observed = _sample_shares(gateway, gate, SAMPLED_S)
+        document, looks = operator.explain(gate.key), _arrival_intervals(gateway, gate, before)
         counted, counted_at = looks[-1].counted, looks[-1].until
         struck_at = time.time()
         gone = stack.gateway_pods(cluster)[0]["metadata"]["name"]
@@ -325,15 +325,15 @@ def test_capacity_shares_sum_to_total_and_limit_overload(
     lost = simulated_fleet.unexpected_failures(rest)
     calm = [r for r in rest if begin <= r.sent_at < struck_at]
     after = [r for r in rest if r.sent_at >= struck_at + ENDPOINT_REMOVAL_S]
-    print(f"{load.ledger.summary()}\nwhole, shares, units, most in use, running: {seen}")
+    print(f"{load.ledger.summary()}\nwhole, shares, units, most in use, running: {observed}")
     print(f"one of three gone: {len(cut)} cut, shared anew after {shared_s:.0f} s: {_shares(gate)}")
     for name, some in (("settled", calm), ("after", after)):
         admitted, kept = _admitted_within_slo(some)
         print(f"{name}: {len(some)} offered, {len(admitted)} let in, {kept} of these within the promise")
         assert 0 < len(admitted) < len(some), "that was no overload"
         assert kept >= 0.95 * len(admitted), name
-    surely, at_most = _minute([*taught.records, *records], told)
-    arrived = metric_value(told, "arrivals")
+    surely, at_most = _minute([*taught.records, *records], document)
+    arrived = metric_value(document, "arrivals")
     sent = [r for r in records if r.sent_at < counted_at]
     print(f"last minute before that: {arrived:.0f} by the operator, {surely} to {at_most} by clients")
     refused = {dict(r.labels).get(FIRST) for r in sent if r.outcome is RequestResult.REJECTED}
@@ -344,10 +344,10 @@ def test_capacity_shares_sum_to_total_and_limit_overload(
     assert all(look.counted.total() <= sum(r.sent_at < look.until for r in records) for look in looks), looks
     assert counted["retried"] <= sum(seconds), "a header alone hides no demand"
     assert not lost, simulated_fleet.format_records(lost)
-    assert any(units == batch for batch, _, units, *_ in seen), "nobody has taken up what was told"
-    assert all(shares <= batch for batch, shares, *_ in seen)
+    assert any(units == batch for batch, _, units, *_ in observed), "nobody has taken up what was told"
+    assert all(shares <= batch for batch, shares, *_ in observed)
     for (before, *_), (batch, _, units, _, running), (after, *_) in zip(
-        [seen[0], *seen], seen, [*seen[1:], seen[-1]], strict=False
+        [observed[0], *observed], observed, [*observed[1:], observed[-1]], strict=False
     ):
         most = max(before, batch, after)  # what is told may change between the status and a gateway's word
         assert units <= most

@@ -87,9 +87,9 @@ def test_idle_fleet_shrinks_after_operator_and_gateway_restart(
         cluster.kubectl(*argv, timeout_s=200)
     cluster.patch("inferenceservices", idle.name, idle.namespace, {"spec": {"tiers": {"serve": {"minReplicas": 1}}}})
     wait_until("one engine is left", lambda: len(idle.pods()) == 1, SHRINK_TIMEOUT_S)
-    told = [one["message"] for one in idle.wait_events("ScaledDown")]
-    assert any("no request for" in message for message in told), told
-    print(f"idle after both restarts: {told[-1]}")
+    events = [one["message"] for one in idle.wait_events("ScaledDown")]
+    assert any("no request for" in message for message in events), events
+    print(f"idle after both restarts: {events[-1]}")
     assert not idle.condition("ScalingInactive")
 
 

@@ -35,7 +35,7 @@ def test_prefill_tier_deletion_fails_no_request_and_recovers(
             lambda: (gateway.prefill_counts(pd.key) - before)["local"] > ENOUGH,
             120,
         )
-        told = pd.wait_condition("Reconciling", status="True")
+        condition = pd.wait_condition("Reconciling", status="True")
         wait_until(
             "the prefill tier is back",
             lambda: pd.is_ready() and uids(pd.pods("prefill")).keys() - first.keys(),
@@ -47,8 +47,8 @@ def test_prefill_tier_deletion_fails_no_request_and_recovers(
     roads = gateway.prefill_counts(pd.key) - before
     print(load.ledger.summary())
     print(f"prefills before {dict(with_tier)}, in all {dict(roads)}; back after {back_at - gone_at:.0f} s")
-    print(f"{told['reason']}: {told['message']}")
-    assert told["message"].startswith("prefill: ")
+    print(f"{condition['reason']}: {condition['message']}")
+    assert condition["message"].startswith("prefill: ")
     assert not load.ledger.failures, load.ledger.explain()
     assert with_tier["remote"] > 0
     assert pd.condition("Ready")["status"] == "True"

@@ -56,8 +56,8 @@ def _event_count(service: Service, reason: str) -> int:
 def _outcomes(gateway: GatewayClient, service: Service) -> Counter[str]:
     """Of admission, since the gateways began."""
     total: Counter[str] = Counter()
-    for told in gateway.services(service.key):
-        total.update(told["admission"]["outcomes"])
+    for reported in gateway.services(service.key):
+        total.update(reported["admission"]["outcomes"])
     return total
 
 
@@ -86,9 +86,9 @@ def _run_cycle(sleeper: Service, gateway: GatewayClient) -> list[str]:
     wait_until("it runs nothing", asleep, SCALE_TO_ZERO_TIMEOUT_S)
     asleep_s = time.time() - quiet
     wait_until("that it sleeps is told", lambda: _event_count(sleeper, "ScaledToZero") > slept, 30)
-    told = [e["message"] for e in sleeper.events() if e["reason"] == "ScaledToZero"]
-    said.append(f"nothing runs {asleep_s:.0f} s after the last answer: {told[-1]}")
-    assert "no request for" in told[-1]
+    events = [e["message"] for e in sleeper.events() if e["reason"] == "ScaledToZero"]
+    said.append(f"nothing runs {asleep_s:.0f} s after the last answer: {events[-1]}")
+    assert "no request for" in events[-1]
     assert sleeper.condition("Ready")["reason"] == "ScaledToZero"
     for _ in range(int(STAYS_AT_ZERO_S)):
         sleep(1.0)
@@ -125,7 +125,7 @@ def _run_cycle(sleeper: Service, gateway: GatewayClient) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def seen(cluster: Cluster, namespace: str, gateway: GatewayClient) -> dict[str, Future[list[str]]]:
+def observed(cluster: Cluster, namespace: str, gateway: GatewayClient) -> dict[str, Future[list[str]]]:
     """What both did, once both are through."""
     cluster.apply(*(_service_manifest(name, tiers) for name, tiers in TIERS.items()), namespace=namespace)
     with ThreadPoolExecutor(len(TIERS)) as pool:
@@ -136,6 +136,6 @@ def seen(cluster: Cluster, namespace: str, gateway: GatewayClient) -> dict[str, 
 
 
 @pytest.mark.parametrize("name", TIERS)
-def test_scale_to_zero_and_back_loses_no_request(name: str, seen: dict[str, Future[list[str]]]) -> None:
+def test_scale_to_zero_and_back_loses_no_request(name: str, observed: dict[str, Future[list[str]]]) -> None:
     """The next request waits for an engine of each tier that answers, and is answered by it."""
-    print("\n".join(seen[name].result()))
+    print("\n".join(observed[name].result()))

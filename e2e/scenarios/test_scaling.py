@@ -80,15 +80,15 @@ def _scales_up(document: Object) -> bool:
 
 def _documents_until_scale_up(operator: OperatorClient, fleet: Service) -> list[Object]:
     """What each tick had heard and decided, up to the one that ordered more."""
-    told: dict[str, Object] = {}
+    reported: dict[str, Object] = {}
 
     def ordered() -> bool:
         document = operator.explain(fleet.key)
-        told[document["metrics"]["at"]] = document
+        reported[document["metrics"]["at"]] = document
         return _scales_up(document) or len(fleet.pods("serve")) > 1
 
     wait_until("more is ordered", ordered, SCALE_UP_TIMEOUT_S, every_s=0.2)
-    return list(told.values())
+    return list(reported.values())
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class ScaleDownResult:
     ever had, again and again from when it was unrouted until it was gone. short: those that came meanwhile.
     """
 
-    told: str
+    reported: str
     open: Counter[str]
     counts: dict[str, list[int]]
     streams: RequestLog
@@ -128,8 +128,8 @@ def _scale_down(fleet: Service, gateway: GatewayClient, most: int) -> ScaleDownR
             new = wait_until(
                 "it is told", lambda: [e for e in _scale_down_events(fleet) if e["metadata"]["name"] not in known]
             )
-            told = str(min(new, key=lambda event: str(event["metadata"]["creationTimestamp"]))["message"])
-            going = re.findall(r"([a-z0-9-]+) \(\d+ in flight\)", told)
+            reported = str(min(new, key=lambda event: str(event["metadata"]["creationTimestamp"]))["message"])
+            going = re.findall(r"([a-z0-9-]+) \(\d+ in flight\)", reported)
             wait_until("those that go are unrouted", lambda: not _routable_pods(gateway, fleet) & set(going))
             sleep(IN_TRANSIT_S)
             counts: dict[str, list[int]] = {pod: [] for pod in going}
@@ -138,7 +138,7 @@ def _scale_down(fleet: Service, gateway: GatewayClient, most: int) -> ScaleDownR
                 lambda: not [pod for pod in going if _sample_requests(fleet, pod, counts[pod])],
                 DRAIN_TIMEOUT_S,
             )
-    return ScaleDownResult(told, begin, counts, streams.ledger, short.ledger)
+    return ScaleDownResult(reported, begin, counts, streams.ledger, short.ledger)
 
 
 def _scale_down_events(fleet: Service) -> list[Object]:
@@ -147,7 +147,7 @@ def _scale_down_events(fleet: Service) -> list[Object]:
 
 def _routable_pods(gateway: GatewayClient, fleet: Service) -> set[str]:
     """The pods that some gateway would pick."""
-    return {e["pod"] for told in gateway.services(fleet.key) for e in told["endpoints"] if e["routable"]}
+    return {e["pod"] for reported in gateway.services(fleet.key) for e in reported["endpoints"] if e["routable"]}
 
 
 def _sample_requests(fleet: Service, pod: str, counts: list[int]) -> bool:
@@ -177,7 +177,7 @@ def test_load_step_scales_up_then_down_without_lost_streams(
     assert metric_value(operator.explain(fleet.key), "rate_per_s") == 0.0
     started = time.time()
     with Load(fleet.target, poisson(HIGH, 180, prompts, seed=2)) as load:
-        heard = _documents_until_scale_up(operator, fleet)
+        reported = _documents_until_scale_up(operator, fleet)
         wait_until("the fleet is told to grow", lambda: _desired(fleet) > before, SCALE_UP_TIMEOUT_S)
         told_s = time.time() - started
         wait_until("a new engine serves", lambda: len(fleet.ready_pods("serve")) > before, SCALE_UP_TIMEOUT_S)
@@ -191,16 +191,16 @@ def test_load_step_scales_up_then_down_without_lost_streams(
     up = [e["message"] for e in fleet.wait_events("ScaledUp")]
     back = _scale_down(fleet, gateway, most)
     sent = min(r.sent_at for r in load.ledger.records)
-    saw = next(one for one in heard if metric_value(one, "rate_per_s") > 0.0)
+    saw = next(one for one in reported if metric_value(one, "rate_per_s") > 0.0)
     name = f"{fleet.name}-serve"
     written = [call.at for call in audit_writes(started) if (call.resource, call.name) == ("deployments/scale", name)]
     times = {"decided by": observed_at(saw), "written": written[0]}
-    if _scales_up(heard[-1]):  # somebody looked at that tick
-        times = {"decided by": observed_at(saw), "ordered": observed_at(heard[-1]), "written": written[0]}
+    if _scales_up(reported[-1]):  # somebody looked at that tick
+        times = {"decided by": observed_at(saw), "ordered": observed_at(reported[-1]), "written": written[0]}
     print({name: f"{at - sent:.3f} s after the first request" for name, at in times.items()})
     print(f"{before} -> {most} replicas, told {told_s:.0f} s after the step; {low.summary()}; {load.ledger.summary()}")
-    print("\n".join([*up, back.told]))
-    looks = {pod: f"{len(seen)} looks, requests {set(seen)}" for pod, seen in back.counts.items()}
+    print("\n".join([*up, back.reported]))
+    looks = {pod: f"{len(observed)} looks, requests {set(observed)}" for pod, observed in back.counts.items()}
     print(f"open streams {dict(back.open)}; those that go {looks}; {back.streams.summary()}; {back.short.summary()}")
     assert most > before
     assert gateways_read_at(saw) <= observed_at(
@@ -244,16 +244,18 @@ def test_status_shows_measurements_and_last_decision(fleet: Service) -> None:
 def test_cli_status_and_explain_match_status(cluster: Cluster, namespace: str, fleet: Service) -> None:
     """`plimsoll status` and `plimsoll explain` as a user types them, the operator's answer through the API server."""
     plimsoll = Path(sys.executable).with_name("plimsoll")
-    told, took_s = {}, {}
+    reported, took_s = {}, {}
     for verb in ("status", "explain"):
         began = time.monotonic()
-        told[verb] = cluster.run(str(plimsoll), verb, "fleet", "-n", namespace)
+        reported[verb] = cluster.run(str(plimsoll), verb, "fleet", "-n", namespace)
         took_s[verb] = time.monotonic() - began
     last = fleet.status()["lastDecision"]["serve"]
     document = json.loads(cluster.run(str(plimsoll), "explain", "fleet", "-n", namespace, "--json"))
-    print({verb: f"{seconds:.2f} s" for verb, seconds in took_s.items()}, told["explain"], sep="\n")
-    assert "Serving" in told["status"]
-    assert all(step in told["explain"] for step in ("demand", "sizing", "limits", "mode", "SLO capacity", "start-up"))
+    print({verb: f"{seconds:.2f} s" for verb, seconds in took_s.items()}, reported["explain"], sep="\n")
+    assert "Serving" in reported["status"]
+    assert all(
+        step in reported["explain"] for step in ("demand", "sizing", "limits", "mode", "SLO capacity", "start-up")
+    )
     first = last.partition(": ")[2].split(")")[0]  # the status has the short reasons
     assert any(one["tiers"].get("serve", {}).get("reason", "").startswith(first) for one in document["decisions"])
 

@@ -39,15 +39,15 @@ def test_removed_slo_scales_to_minimum_and_stops_admission(changing: Service) ->
     status = changing.status()
     assert not {"slo", "limitedBy", "lastDecision"} & status.keys()
     assert not {one["type"] for one in status["conditions"]} & set(SLO_CONDITIONS)
-    told = [one["message"] for one in changing.wait_events("ScaledDown")]
-    assert any("spec.slo is not set" in message for message in told), told
+    events = [one["message"] for one in changing.wait_events("ScaledDown")]
+    assert any("spec.slo is not set" in message for message in events), events
     assert _answers(changing), "requests are no longer gated"
     _patch(changing, {"slo": SLO})
     wait_until("the limits are published again", changing.limits, FOLLOW_S)
     wait_until("it is sized again", lambda: changing.condition("ScalingInactive").get("reason") != "NoSLO")
     wait_until("the condition is back", lambda: changing.condition("SLOMet"))
     assert _answers(changing)
-    print(f"slo removed: {told[-1]}; added: {changing.condition('SLOMet')['message']}")
+    print(f"slo removed: {events[-1]}; added: {changing.condition('SLOMet')['message']}")
 
 
 def test_changed_and_removed_bounds_are_followed_at_once(changing: Service) -> None:

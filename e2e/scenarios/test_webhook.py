@@ -30,7 +30,7 @@ def webhook(cluster: Cluster) -> Iterator[None]:
     assert not [name for name in left if "webhook" in name], left
 
 
-def told(cluster: Cluster, manifest: Object, namespace: str) -> str:
+def apply_error(cluster: Cluster, manifest: Object, namespace: str) -> str:
     """What a dry run of an apply says: a refusal or a warning; "" where it is accepted without a word."""
     argv = ("apply", "--warnings-as-errors", "--dry-run=server", "-n", namespace, "-f", "-")
     try:
@@ -54,7 +54,9 @@ def falling_back(name: str, fallback: str) -> Object:
 def test_apply_of_held_name_is_refused(solo: Service, service: Callable[[str], Service], cluster: Cluster) -> None:
     late = service("late")
     since = solo.status()["modelNameClaim"]["since"].partition(".")[0]
-    refusal = wait_until("it is refused", lambda: told(cluster, claiming("late", solo.name), late.namespace), ANSWER_S)
+    refusal = wait_until(
+        "it is refused", lambda: apply_error(cluster, claiming("late", solo.name), late.namespace), ANSWER_S
+    )
     with pytest.raises(KubectlError, match=f"service {solo.key} holds the name since {since}"):
         cluster.apply(claiming("late", solo.name), namespace=late.namespace)
     print(refusal.splitlines()[-1])
@@ -73,12 +75,16 @@ def test_apply_of_circle_is_refused_and_missing_fallback_warned_of(
     service: Callable[[str], Service], cluster: Cluster
 ) -> None:
     namespace = service("first").namespace
-    warning = wait_until("it is warned of", lambda: told(cluster, falling_back("first", "second"), namespace), ANSWER_S)
+    warning = wait_until(
+        "it is warned of", lambda: apply_error(cluster, falling_back("first", "second"), namespace), ANSWER_S
+    )
     print(warning.splitlines()[-1])
     assert f"{namespace}/second does not exist" in warning
     cluster.apply(falling_back("first", "second"), namespace=namespace)  # a warning refuses nothing
     circle = f"cycle: {namespace}/second -> {namespace}/first -> {namespace}/second"
-    wait_until("the circle is refused", lambda: circle in told(cluster, falling_back("second", "first"), namespace))
+    wait_until(
+        "the circle is refused", lambda: circle in apply_error(cluster, falling_back("second", "first"), namespace)
+    )
     cluster.delete("inferenceservices", "first", namespace=namespace)
 
 
@@ -88,7 +94,7 @@ def test_apply_of_slo_beyond_the_gpus_is_warned_of(service: Callable[[str], Serv
     tiers = {"serve": {"pod": {"nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-H200"}}}}
     manifest = make_manifest("fast", tiers, model={"uri": "hf://Qwen/Qwen3-8B"}, slo={"tpot": "1ms"})
     words = "spec.slo.tpot: tier serve cannot meet 1 ms"
-    wait_until("it is warned of", lambda: words in told(cluster, manifest, fast.namespace), ANSWER_S)
+    wait_until("it is warned of", lambda: words in apply_error(cluster, manifest, fast.namespace), ANSWER_S)
     cluster.apply(manifest, namespace=fast.namespace)
     condition = fast.wait_condition("SLOInfeasible", status="True")
     print(f"{condition['reason']}: {condition['message']}")
@@ -103,7 +109,9 @@ def test_standby_reviews_while_there_is_no_leader(
     late = service("late")
     leader = OperatorClient(cluster, stack.SYSTEM).leader
     cluster.kubectl("delete", "pod", leader, "-n", stack.SYSTEM, "--force", "--grace-period=0")
-    refusal = wait_until("it is refused", lambda: told(cluster, claiming("late", solo.name), late.namespace), ANSWER_S)
+    refusal = wait_until(
+        "it is refused", lambda: apply_error(cluster, claiming("late", solo.name), late.namespace), ANSWER_S
+    )
     print(f"without {leader}: {refusal.splitlines()[-1]}")
     assert solo.key in refusal
 

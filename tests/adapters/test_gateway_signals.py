@@ -116,9 +116,13 @@ def chat(document: bytes | Json) -> ServiceReading:
 
 
 def test_parse_admission_is_read_from_version_3() -> None:
-    told = chat(v3())
-    assert (told.queued, told.queued_work_s, told.reserved_work_s) == (4, 1.5, 0.25)
-    assert (told.slot_limit, told.slots_in_use, told.outcomes) == (20, 9, {"Admitted": 7, "ShedSaturated": 2})
+    reported = chat(v3())
+    assert (reported.queued, reported.queued_work_s, reported.reserved_work_s) == (4, 1.5, 0.25)
+    assert (reported.slot_limit, reported.slots_in_use, reported.outcomes) == (
+        20,
+        9,
+        {"Admitted": 7, "ShedSaturated": 2},
+    )
     before = chat(V2)
     assert (before.queued, before.queued_work_s, before.slot_limit, before.outcomes) == (0, 0.0, 0, {})
 
@@ -141,8 +145,8 @@ def test_parse_invalid_admission_raises(admission: Json) -> None:
 
 @pytest.mark.parametrize("document", [V2, orjson.dumps(V2)], ids=["mapping", "bytes"])
 def test_parse_v2_document_reads_all_fields(document: bytes | Json) -> None:
-    heard = parse_signals(document, "gw-0", 5.0)
-    assert heard == (
+    signals = parse_signals(document, "gw-0", 5.0)
+    assert signals == (
         True,
         GatewayReading(
             "gw-0",
@@ -184,10 +188,10 @@ def test_parse_picker_document_equals_its_counts() -> None:
         tally.record_completion(
             AccessRecord(request_id="t", upstream="h", status=200, flags="-", ttft_us=ttft_us, duration_us=3 * ttft_us)
         )
-    heard = parse_signals(orjson.dumps(build_signals(picker, "gw-0", synced=True)), "gw-0", 5.0)
-    assert heard.reading.instance_id == picker.instance_id
-    assert heard.routable_endpoints == {("team", "chat"): 0, ("team", "quiet"): 0}
-    found = heard.reading.services["team/chat"]
+    signals = parse_signals(orjson.dumps(build_signals(picker, "gw-0", synced=True)), "gw-0", 5.0)
+    assert signals.reading.instance_id == picker.instance_id
+    assert signals.routable_endpoints == {("team", "chat"): 0, ("team", "quiet"): 0}
+    found = signals.reading.services["team/chat"]
     assert (found.arrived, found.arrived_tokens, found.retried, found.succeeded) == (1, 300, 1, 3)
     assert found.arrived_media_tokens == {"image": 200}
     assert found.rejected == {"model_starting": 1}
@@ -198,7 +202,7 @@ def test_parse_picker_document_equals_its_counts() -> None:
     assert found.e2e_s is not None
     assert found.e2e_s.value_sum == 13.5
     assert histogram.quantile(found.e2e_s, 1.0) == pytest.approx(12.0, rel=0.09)
-    quiet = heard.reading.services["team/quiet"]
+    quiet = signals.reading.services["team/quiet"]
     for nothing in (quiet.ttft_s, quiet.e2e_s):
         assert nothing is not None
         assert histogram.total_count(nothing) == 0.0
@@ -220,9 +224,9 @@ def test_parse_unsynced_picker_is_marked() -> None:
 
 
 def test_parse_v1_document_has_no_tokens_or_latencies() -> None:
-    heard = parse_signals(v1(), "gw-0", 5.0)
-    found = heard.reading.services["team/chat"]
-    assert (heard.reading.instance_id, heard.routable_endpoints) == ("", {("team", "chat"): 1})
+    signals = parse_signals(v1(), "gw-0", 5.0)
+    found = signals.reading.services["team/chat"]
+    assert (signals.reading.instance_id, signals.routable_endpoints) == ("", {("team", "chat"): 1})
     assert (found.arrived, found.succeeded, found.inflight) == (10, 4, {"d": 7, "p": 2})
     assert found.arrived_tokens is None
     assert found.ttft_s is None
@@ -237,8 +241,8 @@ def test_parse_absent_field_is_none(path: str, name: str) -> None:
 
 def test_parse_other_reservation_unit_is_ignored() -> None:
     document = v3()
-    told = document["services"]["team/chat"]["admission"]
-    told["ticket_work"] = told.pop("reserved_work_s")  # GPU-seconds a second
+    reported = document["services"]["team/chat"]["admission"]
+    reported["ticket_work"] = reported.pop("reserved_work_s")  # GPU-seconds a second
     assert (chat(document).reserved_work_s, chat(document).queued_work_s) == (0.0, 1.5)
 
 
@@ -256,23 +260,23 @@ def test_parse_e2e_histogram_is_optional_and_validated() -> None:
 
 def test_parse_slo_counts_are_optional_and_validated() -> None:
     assert chat(v3()).slo_counts is None
-    told = {"assessed": 9, "missed": 4, "missed_ttft": 3, "missed_e2e": 2}
+    reported = {"assessed": 9, "missed": 4, "missed_ttft": 3, "missed_e2e": 2}
     document = v3()
-    document["services"]["team/chat"]["slo"] = told
+    document["services"]["team/chat"]["slo"] = reported
     assert chat(document).slo_counts == SloCounts(9.0, 4.0, 3.0, 2.0)
     for broken in ({"missed": 10}, {"missed": 2}, {"assessed": -1}, {"missed_e2e": 1.5}, {"missed_ttft": None}):
-        document["services"]["team/chat"]["slo"] = told | broken
+        document["services"]["team/chat"]["slo"] = reported | broken
         with pytest.raises(ValueError, match=r"assessed|missed"):
             chat(document)
 
 
 def test_parse_tpot_targets_are_optional_and_validated() -> None:
-    judged = {"assessed": 9, "missed": 4, "missed_ttft": 3, "missed_e2e": 2}
+    slo_counts = {"assessed": 9, "missed": 4, "missed_ttft": 3, "missed_e2e": 2}
     document = v3()
-    document["services"]["team/chat"]["slo"] = judged
+    document["services"]["team/chat"]["slo"] = slo_counts
     assert chat(document).by_tpot_target is None
-    told = {"targets_s": [0.03, 0.2], "counts": [5, 4]}
-    document["services"]["team/chat"]["slo"] = judged | {"tpot": told}
+    reported = {"targets_s": [0.03, 0.2], "counts": [5, 4]}
+    document["services"]["team/chat"]["slo"] = slo_counts | {"tpot": reported}
     assert chat(document).by_tpot_target == {0.03: 5.0, 0.2: 4.0}
     for broken in (
         {"counts": [5, 5]},
@@ -281,7 +285,7 @@ def test_parse_tpot_targets_are_optional_and_validated() -> None:
         {"targets_s": [0.2, 0.2]},
         {"targets_s": [0.0, 0.2]},
     ):
-        document["services"]["team/chat"]["slo"] = judged | {"tpot": told | broken}
+        document["services"]["team/chat"]["slo"] = slo_counts | {"tpot": reported | broken}
         with pytest.raises(ValueError, match=r"TPOT|tpot"):
             chat(document)
 
@@ -289,15 +293,15 @@ def test_parse_tpot_targets_are_optional_and_validated() -> None:
 def test_parse_applied_object_is_optional_and_validated() -> None:
     document = v3()
     assert chat(document).config_state is None
-    told = {
+    reported = {
         "version": "812",
         "admission_active": False,
         "parse_error": "InferenceServiceAdmission: version 9 is not supported; expected 4",
     }
-    document["services"]["team/chat"]["object"] = told
-    assert chat(document).config_state == GatewayConfigState("812", False, told["parse_error"])
-    document["services"]["team/chat"]["object"] = told | {"limits_version": "815"}
-    assert chat(document).config_state == GatewayConfigState("812", False, told["parse_error"], "815")
+    document["services"]["team/chat"]["object"] = reported
+    assert chat(document).config_state == GatewayConfigState("812", False, reported["parse_error"])
+    document["services"]["team/chat"]["object"] = reported | {"limits_version": "815"}
+    assert chat(document).config_state == GatewayConfigState("812", False, reported["parse_error"], "815")
     for broken in (
         {"version": 812},
         {"admission_active": "no"},
@@ -305,7 +309,7 @@ def test_parse_applied_object_is_optional_and_validated() -> None:
         {"version": None},
         {"limits_version": 815},
     ):
-        document["services"]["team/chat"]["object"] = told | broken
+        document["services"]["team/chat"]["object"] = reported | broken
         with pytest.raises(ValueError, match="object"):
             chat(document)
 

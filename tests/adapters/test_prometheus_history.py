@@ -28,12 +28,12 @@ class RangeQueryServer:
 
     def __init__(self) -> None:
         self.answer: Answer = minutes
-        self.asked: list[dict[str, str]] = []
+        self.requested: list[dict[str, str]] = []
         self.hang = asyncio.Event()
         self.url = ""
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        self.asked.append(dict(request.query))
+        self.requested.append(dict(request.query))
         found = self.answer(float(request.query["start"]), float(request.query["end"]))
         if found is None:
             await self.hang.wait()
@@ -76,8 +76,8 @@ async def test_request_rate_two_weeks_is_queried_by_week_and_joined(store: Range
     assert times == sorted(set(times))
     assert (times[0], times[-1]) == (END_S - 14 * DAY_S, END_S)
     assert len(times) == 14 * 1440 + 1
-    assert all((float(q["end"]) - float(q["start"])) / float(q["step"]) < 11_000 for q in store.asked)
-    assert all('demand_requests_total{service="team/chat"}' in q["query"] for q in store.asked)
+    assert all((float(q["end"]) - float(q["start"])) / float(q["step"]) < 11_000 for q in store.requested)
+    assert all('demand_requests_total{service="team/chat"}' in q["query"] for q in store.requested)
 
 
 async def test_request_rate_unknown_service_is_empty(store: RangeQueryServer) -> None:
@@ -110,7 +110,7 @@ async def test_request_rate_bad_response_raises_with_url(store: RangeQueryServer
     store.answer = lambda start_s, end_s: said
     with pytest.raises(BackendUnavailable, match=r"Prometheus at http://127\.0\.0\.1.*/prefix: ."):
         await store.rate()
-    assert len(store.asked) == 1, "asked again"
+    assert len(store.requested) == 1, "asked again"
 
 
 async def test_request_rate_timeout_raises(store: RangeQueryServer) -> None:
@@ -148,12 +148,12 @@ class InstantQueryServer:
 
     def __init__(self) -> None:
         self.series: Any = []
-        self.asked: list[str] = []
+        self.requested: list[str] = []
         self.status = 200
         self.url = ""
 
     async def handle(self, request: web.Request) -> web.Response:
-        self.asked.append(request.query["query"])
+        self.requested.append(request.query["query"])
         data = {"status": "success", "data": {"resultType": "matrix", "result": self.series}}
         return web.json_response(data, status=self.status)
 
@@ -174,7 +174,7 @@ async def test_engine_readings_scraped_reading_equals_direct_reading(now: Instan
     """Figures, histograms and the process's start, whichever way they came."""
     now.series = scraped(PAGE, "a", SCRAPED_S)
     assert await now.engines("a") == {"a": vllm_metrics.parse_metrics(PAGE.encode(), "a", SCRAPED_S)}
-    assert re.fullmatch(r'\{namespace="team",pod=~"a",__name__=~"[a-z:_|]+"\}\[30s\]', now.asked[0])
+    assert re.fullmatch(r'\{namespace="team",pod=~"a",__name__=~"[a-z:_|]+"\}\[30s\]', now.requested[0])
 
 
 async def test_engine_readings_scraped_by_two_jobs_uses_latest(now: InstantQueryServer) -> None:
@@ -212,9 +212,9 @@ async def test_engine_readings_drop_invalid_samples_and_empty_engines(now: Insta
 async def test_engine_readings_many_pods_are_split_to_fit_url(now: InstantQueryServer) -> None:
     pods = [f"some-service-with-a-long-name-serve-{n:010d}-abcde" for n in range(100)]
     await now.engines(*pods)
-    assert len(now.asked) == 3
-    assert max(map(len, now.asked)) < 4000
-    assert [pod for pod in pods if not any(pod in query for query in now.asked)] == []
+    assert len(now.requested) == 3
+    assert max(map(len, now.requested)) < 4000
+    assert [pod for pod in pods if not any(pod in query for query in now.requested)] == []
 
 
 async def test_engine_readings_error_status_raises_unavailable(now: InstantQueryServer) -> None:

@@ -204,14 +204,14 @@ def test_parse_text_without_vllm_metrics_raises(text: bytes) -> None:
 
 
 async def test_fetch_queries_engine_address_and_stamps_time() -> None:
-    asked: list[tuple[str, int, str]] = []
+    requested: list[tuple[str, int, str]] = []
 
     async def ask(address: str, port: int, path: str) -> bytes:
-        asked.append((address, port, path))
+        requested.append((address, port, path))
         return PAGE.encode()
 
     reading = await vllm_metrics.fetch_metrics(ask, "10.0.0.7", 8001, "/metrics", "a", lambda: AT_S)
-    assert asked == [("10.0.0.7", 8001, "/metrics")]
+    assert requested == [("10.0.0.7", 8001, "/metrics")]
     assert (reading.pod, reading.running, reading.at_s) == ("a", 3.0, AT_S)
 
 

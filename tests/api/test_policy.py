@@ -82,8 +82,8 @@ def test_mode_values_of_api_equal_core_modes() -> None:
 
 
 def test_runtime_values_of_api_equal_launcher_contract() -> None:
-    told = json.loads((Path(contract.__file__).with_name("contract.json")).read_text())
-    assert list(get_args(EngineSpec.model_fields["runtime"].annotation)) == told["runtimes"]
+    document = json.loads((Path(contract.__file__).with_name("contract.json")).read_text())
+    assert list(get_args(EngineSpec.model_fields["runtime"].annotation)) == document["runtimes"]
 
 
 @pytest.mark.parametrize(("written", "cost"), [({}, MISS_COST), ({"sloMissCost": 0}, 0.0), ({"sloMissCost": 7}, 7.0)])

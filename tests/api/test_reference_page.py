@@ -18,15 +18,15 @@ def test_reference_page_is_up_to_date() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "| `tiers.TIER.gpus` | integer, 0 to 64 | `1` | GPUs of each engine: 0 to 64. |",
-        "| `engine.env[].valueFrom.secretKeyRef.name` | string |  | Name of the object. |",
-        "- `spec.tiers.TIER.maxReplicas`: maxReplicas must not be below minReplicas",
-        "| `tiers.TIER.summary` | string |  | Ready and desired pods, such as 2/3. |",
-        "| `scaling.warmReplicas` | integer, 0 to 1000 | `0` | Replicas that each tier keeps beyond those it"
+        "| `tiers.TIER.gpus` | integer, `1` | GPUs of each engine: 0 to 64. |",
+        "| `engine.env[].valueFrom.secretKeyRef.name` | string | Name of the object. |",
+        "- `tiers.TIER.maxReplicas`, `scaling.schedule[].maxReplicas`: maxReplicas must not be below minReplicas",
+        "| `tiers.TIER.summary` | string | Ready and desired pods, such as 2/3. |",
+        "| `scaling.warmReplicas` | integer, `0` | Replicas that each tier keeps beyond those it"
         " needs, up to maxReplicas: 0 to 1000. |",
-        "| `lastDecision.decode` | string |  | The same for the decode tier. |",
-        "- `spec.scaling.prefillPerDecode`: prefillPerDecode is allowed only with prefill and decode tiers, "
-        "not with serve",
+        "| `lastDecision.decode` | string | The same for the decode tier. |",
+        "- `scaling.prefillPerDecode`: prefillPerDecode is allowed only with prefill and decode tiers, not with serve",
+        "| `admission.classes[].slo.tpot` | string | As `slo.tpot`. |",
         "| URL | Base URL for clients inside the cluster. Only with `-o wide`. |",
         "| MODEL | Name that clients send as model. |",
     ],

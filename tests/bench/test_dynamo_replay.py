@@ -90,8 +90,8 @@ def test_law_step_time_equals_profile(scene: PolicyContext, law: StepLaw) -> Non
     for sequences in (0, 1, 40, 200):
         context = sequences * 2100
         plain = own.series(0, PROMPT, PROMPT**2 / 2.0, sequences, context).first_s
-        told = law.step_s(StepWork(prefills=1, tokens=PROMPT, decodes=sequences, context=context))
-        assert told == pytest.approx(plain, rel=1e-9)
+        reported = law.step_s(StepWork(prefills=1, tokens=PROMPT, decodes=sequences, context=context))
+        assert reported == pytest.approx(plain, rel=1e-9)
 
 
 def test_law_tables_equal_the_law(law: StepLaw) -> None:
@@ -139,9 +139,10 @@ def test_replay_trace_prompts_share_no_blocks() -> None:
 
 
 def test_replay_rows_are_matched_by_time_and_lengths() -> None:
-    asked = [TraceRequest(0.0, 10, 3), TraceRequest(0.5, 10, 3), TraceRequest(0.5, 20, 3), TraceRequest(0.5, 20, 1)]
+    requests = [TraceRequest(0.0, 10, 3), TraceRequest(0.5, 10, 3), TraceRequest(0.5, 20, 3), TraceRequest(0.5, 20, 1)]
     first, second, third, last = replay.read_attempts(
-        asked, [_a_line(asked[3], ttft=70.0), _a_line(asked[1], ttft=90.0, itl=20.0), _a_line(asked[2], "rejected")]
+        requests,
+        [_a_line(requests[3], ttft=70.0), _a_line(requests[1], ttft=90.0, itl=20.0), _a_line(requests[2], "rejected")],
     )
     assert [one.id for one in (first, second, third, last)] == [1, 2, 3, 4]
     assert (first.outcome, third.outcome, third.ttft_s) == (AttemptOutcome.UNFINISHED, AttemptOutcome.REFUSED, None)
@@ -150,24 +151,24 @@ def test_replay_rows_are_matched_by_time_and_lengths() -> None:
 
 
 def test_assess_only_successful_requests_are_in_time(scene: PolicyContext) -> None:
-    asked = [TraceRequest(0.1 * n, PROMPT, 256) for n in range(5)]
+    requests = [TraceRequest(0.1 * n, PROMPT, 256) for n in range(5)]
     lines = [
-        _a_line(asked[0], ttft=900.0, itl=39.0),
-        _a_line(asked[1], ttft=1100.0, itl=5.0),
-        _a_line(asked[2], ttft=90.0, itl=41.0),
-        _a_line(asked[3], ttft=90.0, itl=1.0),
-        _a_line(asked[4], "rejected", ttft=1.0, itl=1.0),
+        _a_line(requests[0], ttft=900.0, itl=39.0),
+        _a_line(requests[1], ttft=1100.0, itl=5.0),
+        _a_line(requests[2], ttft=90.0, itl=41.0),
+        _a_line(requests[3], ttft=90.0, itl=1.0),
+        _a_line(requests[4], "rejected", ttft=1.0, itl=1.0),
     ]
-    figures = run_figures(a_run(replay.read_attempts(asked, lines), 3600.0, [(0.0, 2)]), scene, 60.0)
+    figures = run_figures(a_run(replay.read_attempts(requests, lines), 3600.0, [(0.0, 2)]), scene, 60.0)
     assert (figures["attainment"], figures["gpu_hours"], figures["offered"]) == (2 / 5, 1.0, 5)
 
 
 def test_assess_counts_windows_reversals_and_replica_hours(scene: PolicyContext) -> None:
     """Two windows of which one is late, three turns, and one replica in the first hour and two in the second."""
-    asked = [TraceRequest(7.0 * n, PROMPT, 256) for n in range(1000)]
-    lines = [_a_line(one, ttft=90.0 if number < 500 else 2000.0, itl=5.0) for number, one in enumerate(asked)]
+    requests = [TraceRequest(7.0 * n, PROMPT, 256) for n in range(1000)]
+    lines = [_a_line(one, ttft=90.0 if number < 500 else 2000.0, itl=5.0) for number, one in enumerate(requests)]
     wanted = [(0.0, 1), (10.0, 2), (20.0, 1), (30.0, 2), (40.0, 1)]
-    run = a_run(replay.read_attempts(asked, lines), 0.0, [(0.0, 1), (3600.0, 2)], wanted)
+    run = a_run(replay.read_attempts(requests, lines), 0.0, [(0.0, 1), (3600.0, 2)], wanted)
     figures = run_figures(run, scene, 7200.0)
     assert (figures["windows"], figures["passed"], figures["turns"]) == (2, 1, [3])
     assert (figures["later"], figures["peak"]) == ([2.0], [2])
@@ -187,13 +188,13 @@ def a_run(visits: Any, paid_s: float, there: Any, wanted: Any = ((0.0, 1),)) -> 
     return ReplayRun(visits, {Role.SERVE: paid_s}, {Role.SERVE: there}, {Role.SERVE: wanted})
 
 
-def _a_line(asked: TraceRequest, status: str = "completed", ttft: float = 50.0, itl: float | None = None) -> str:
+def _a_line(requests: TraceRequest, status: str = "completed", ttft: float = 50.0, itl: float | None = None) -> str:
     """Of their report."""
     return json.dumps(
         {
-            "arrival_time_ms": 1000.0 * asked.at_s,
-            "input_length": asked.prompt_tokens,
-            "requested_output_length": asked.output_tokens,
+            "arrival_time_ms": 1000.0 * requests.at_s,
+            "input_length": requests.prompt_tokens,
+            "requested_output_length": requests.output_tokens,
             "terminal_status": status,
             "ttft_ms": ttft,
             "itl_ms": itl,
@@ -225,13 +226,13 @@ def test_watch_sums_steps_into_engine_metrics(scene: PolicyContext) -> None:
     watch.observe(a_look(0.1, a_step(num_prefill_requests=2, sum_prefill_tokens=3000, num_queued_prefill=5)))
     busy = a_step(num_decode_requests=7, sum_decode_kv_tokens=72_000)
     watch.observe(a_look(0.2, busy, a_step(1, num_decode_requests=1), ended=2))
-    told = watch.engine(pod_name(Role.SERVE, 0), 0.3, 1000.0)
-    assert (told.at_s, told.steps, told.local_prompt_tokens, told.generated_tokens) == (1000.3, 2, 3000, 9)
-    assert (told.running, told.waiting) == (7, 0)
-    assert told.kv_used == pytest.approx(0.1)
-    assert told.tpot_s is not None
-    assert histogram.total_count(told.tpot_s) == 2
-    assert told.tpot_s.value_sum == pytest.approx(0.02)
+    reading = watch.engine(pod_name(Role.SERVE, 0), 0.3, 1000.0)
+    assert (reading.at_s, reading.steps, reading.local_prompt_tokens, reading.generated_tokens) == (1000.3, 2, 3000, 9)
+    assert (reading.running, reading.waiting) == (7, 0)
+    assert reading.kv_used == pytest.approx(0.1)
+    assert reading.tpot_s is not None
+    assert histogram.total_count(reading.tpot_s) == 2
+    assert reading.tpot_s.value_sum == pytest.approx(0.02)
     assert watch.engine(pod_name(Role.SERVE, 0), 2.0, 1000.0).running == 0
 
 
@@ -251,20 +252,20 @@ def test_watch_disaggregated_prefill_and_transfer_are_split(scene: PolicyContext
 
 
 def test_controller_orders_each_tier_separately() -> None:
-    told = controllers.OrderTracker({Role.PREFILL: 1, Role.DECODE: 2}).next_orders(
+    reported = controllers.OrderTracker({Role.PREFILL: 1, Role.DECODE: 2}).next_orders(
         3.0, {Role.PREFILL: 1, Role.DECODE: 4}
     )
-    assert told == {"target_prefill": None, "target_decode": 4, "next_tick_ms": 3000.0}
+    assert reported == {"target_prefill": None, "target_decode": 4, "next_tick_ms": 3000.0}
 
 
 def test_watch_gateway_counts_arrivals_and_successes(scene: PolicyContext) -> None:
     watch = ReplayCounters([Role.SERVE], IDENTICAL_REQUESTS, scene.plant)
     watch.observe(a_look(0.12, a_step(num_decode_requests=3, num_queued_prefill=4), ended=1))
-    told = watch.gateway([pod_name(Role.SERVE, 0)], 0.12)
-    assert (told.arrived, told.arrived_tokens, told.succeeded) == (3, 3 * PROMPT, 1)
-    assert told.inflight == {pod_name(Role.SERVE, 0): 7}
-    assert told.ttft_s is not None
-    assert told.ttft_s.value_sum == pytest.approx(0.08)
+    reading = watch.gateway([pod_name(Role.SERVE, 0)], 0.12)
+    assert (reading.arrived, reading.arrived_tokens, reading.succeeded) == (3, 3 * PROMPT, 1)
+    assert reading.inflight == {pod_name(Role.SERVE, 0): 7}
+    assert reading.ttft_s is not None
+    assert reading.ttft_s.value_sum == pytest.approx(0.08)
 
 
 def test_plimsoll_controller_scales_up_for_overload(scene: PolicyContext, law: StepLaw) -> None:
@@ -275,9 +276,9 @@ def test_plimsoll_controller_scales_up_for_overload(scene: PolicyContext, law: S
     )
     step, targets = a_step(num_prefill_requests=1, sum_prefill_tokens=PROMPT, num_decode_requests=64), []
     for n in range(1000):
-        told = pilot.on_tick(a_look(0.05 * n, step, ended=1))
-        if told["target_decode"] is not None:
-            targets.append(told["target_decode"])
+        reported = pilot.on_tick(a_look(0.05 * n, step, ended=1))
+        if reported["target_decode"] is not None:
+            targets.append(reported["target_decode"])
     assert targets
     assert targets[-1] > 1
 
@@ -355,11 +356,11 @@ def test_board_without_package_names_install_command(
 
 @needs_package
 def test_dynamo_engine_follows_given_step_times(law: StepLaw) -> None:
-    asked = [TraceRequest(0.0, PROMPT, 101)]
-    run = replay.play(asked, law, controllers.ConstantReplicas(), {Role.SERVE: 1}, 60.0, 10.0, "round_robin")
-    (seen,) = run.attempts
-    assert seen.ttft_s == pytest.approx(law.step_s(StepWork(prefills=1, tokens=PROMPT)), rel=0.01)
-    assert seen.tpot_s == pytest.approx(law.decode_s(1, PROMPT + 50), rel=0.01)
+    requests = [TraceRequest(0.0, PROMPT, 101)]
+    run = replay.play(requests, law, controllers.ConstantReplicas(), {Role.SERVE: 1}, 60.0, 10.0, "round_robin")
+    (observed,) = run.attempts
+    assert observed.ttft_s == pytest.approx(law.step_s(StepWork(prefills=1, tokens=PROMPT)), rel=0.01)
+    assert observed.tpot_s == pytest.approx(law.decode_s(1, PROMPT + 50), rel=0.01)
 
 
 @needs_package

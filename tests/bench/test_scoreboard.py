@@ -63,34 +63,34 @@ def test_load_is_determined_by_seed() -> None:
 
 
 def test_phases_have_their_rates_and_lengths() -> None:
-    asked = PhasedLoad(
+    requests = PhasedLoad(
         (RatePhase(300.0, 6.0, LENGTHS), RatePhase(300.0, 36.0, LengthDistribution(300.0, 1000.0)))
     ).make(1)
-    first = [one for one in asked if one.at_s < 300.0]
+    first = [one for one in requests if one.at_s < 300.0]
     assert len(first) == pytest.approx(1800, rel=RELATIVE_TOLERANCE)
-    assert len(asked) - len(first) == pytest.approx(10_800, rel=RELATIVE_TOLERANCE)
+    assert len(requests) - len(first) == pytest.approx(10_800, rel=RELATIVE_TOLERANCE)
     assert np.mean([one.prompt_tokens for one in first]) == pytest.approx(2048, rel=0.03)
-    assert np.mean([one.output_tokens for one in asked[len(first) :]]) == pytest.approx(1000, rel=0.03)
-    assert all(one.at_s <= other.at_s for one, other in itertools.pairwise(asked))
+    assert np.mean([one.output_tokens for one in requests[len(first) :]]) == pytest.approx(1000, rel=0.03)
+    assert all(one.at_s <= other.at_s for one, other in itertools.pairwise(requests))
 
 
 def test_lengths_without_sigma_are_identical() -> None:
-    asked = PhasedLoad((RatePhase(60.0, 5.0, LengthDistribution(4000.0, 1000.0, sigma=0.0)),)).make(1)
-    assert {(one.prompt_tokens, one.output_tokens) for one in asked} == {(4000, 1000)}
+    requests = PhasedLoad((RatePhase(60.0, 5.0, LengthDistribution(4000.0, 1000.0, sigma=0.0)),)).make(1)
+    assert {(one.prompt_tokens, one.output_tokens) for one in requests} == {(4000, 1000)}
 
 
 def test_sine_load_peaks_in_the_middle() -> None:
-    asked = SineLoad(5.0, 31.0, 1800.0, LENGTHS).make(1)
-    middle = sum(870.0 <= one.at_s < 930.0 for one in asked)
+    requests = SineLoad(5.0, 31.0, 1800.0, LENGTHS).make(1)
+    middle = sum(870.0 <= one.at_s < 930.0 for one in requests)
     assert middle == pytest.approx(36 * 60, rel=0.1)
-    assert sum(one.at_s < 60.0 for one in asked) == pytest.approx(60 * (5 + 31 * np.pi / 60), rel=RELATIVE_TOLERANCE)
+    assert sum(one.at_s < 60.0 for one in requests) == pytest.approx(60 * (5 + 31 * np.pi / 60), rel=RELATIVE_TOLERANCE)
 
 
 @pytest.mark.parametrize("cv", [1.0, 2.0])
 def test_renewal_load_has_requested_gap_variation(cv: float) -> None:
-    asked = RenewalLoad(5.0, cv, 3600.0, LENGTHS).make(1)
-    gaps = np.diff([one.at_s for one in asked])
-    assert len(asked) == pytest.approx(18_000, rel=0.05)
+    requests = RenewalLoad(5.0, cv, 3600.0, LENGTHS).make(1)
+    gaps = np.diff([one.at_s for one in requests])
+    assert len(requests) == pytest.approx(18_000, rel=0.05)
     assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.05)
 
 
@@ -102,9 +102,9 @@ def test_slice_is_overlaid_and_keeps_its_length() -> None:
 
 
 def test_slice_copies_have_distinct_prompt_blocks() -> None:
-    asked = TraceSlice("synthetic.csv.gz", 1030.0, 2.0, with_blocks=True).make(1)
-    assert len(asked) == 2 * 3993
-    names = {one.block_ids[0] // 1_000_000_000 for one in asked}
+    requests = TraceSlice("synthetic.csv.gz", 1030.0, 2.0, with_blocks=True).make(1)
+    assert len(requests) == 2 * 3993
+    names = {one.block_ids[0] // 1_000_000_000 for one in requests}
     assert names == {0, 1}
 
 
@@ -269,9 +269,9 @@ def test_search_policies_include_enough_reactive_baselines() -> None:
 
 def test_search_missing_package_is_skipped_with_message(capsys: pytest.CaptureFixture[str]) -> None:
     row = replace(STEP, name="nobody searched here", load=SHORT_ROWS["short"].load)
-    played, told = search.peer_policies(row), capsys.readouterr().err
+    played, output = search.peer_policies(row), capsys.readouterr().err
     for word in ("dynamo-load", "dynamo-throughput"):
-        assert (word in played) is (f"left out: {word}: " not in told)
+        assert (word in played) is (f"left out: {word}: " not in output)
 
 
 def test_mean_replicas_count_starting_and_draining() -> None:
@@ -330,12 +330,12 @@ def test_table_column_appears_only_with_values() -> None:
         STEP, board_file.make_entry(STEP, 1.0, [make_score("plimsoll", 0.9, 1.0)], boundary=False)
     )
     some = make_score("plimsoll", 0.9, 1.0, recovered=12, infeasible_alone=3, downgraded=40, itl_p99_s=0.0314)
-    told = markdown.render_row(STEP, board_file.make_entry(STEP, 1.0, [some], boundary=False))
+    reported = markdown.render_row(STEP, board_file.make_entry(STEP, 1.0, [some], boundary=False))
     for head, cell in (
         ("recovered", "1.20%"), ("infeasible alone", "0.30%"), ("downgraded", "4.00%"), ("p99 ITL, ms", "31.4")
     ):  # fmt: skip
-        assert f"| {head} |" in told
-        assert f"| {cell} |" in told
+        assert f"| {head} |" in reported
+        assert f"| {cell} |" in reported
         assert f"| {head} |" not in without
 
 

@@ -64,7 +64,7 @@ def test_plan_covers_every_row_and_known_kinds() -> None:
 
 
 def test_plan_has_baselines_for_rows_that_require_them() -> None:
-    asked = {
+    body = {
         name
         for name, row in BOARD_ROWS.items()
         if row.targets.max_attainment_gap is not None or row.targets.max_cost_ratio is not None
@@ -76,7 +76,7 @@ def test_plan_has_baselines_for_rows_that_require_them() -> None:
         for name in part.rows
         for plant in part.plants
     }
-    assert {(name, plant) for name in asked for plant in (1.0, *OTHER_PLANTS)} <= followed
+    assert {(name, plant) for name in body for plant in (1.0, *OTHER_PLANTS)} <= followed
 
 
 def test_plan_dependent_parts_follow_plimsoll() -> None:
@@ -181,12 +181,12 @@ def test_leader_by_cost_is_cheapest_with_equal_attainment() -> None:
 def test_baselines_get_stated_rates_for_identical_requests() -> None:
     field = Field(followed)
     full_run.run_plan([PlanPart("p", ("step-60", "ramp-120", "shift-60-pd", "azure-code"), ("followers",))], field)
-    told = [one for one in field.tasks if "rates=" in one.policy]
-    assert {one.row.name for one in told} == {"step-60"}
-    assert {one.policy.partition("rates=")[2] for one in told} == {"0@6;300@36;1200@6,gated=1"}
-    assert len(told) == 4
+    reported = [one for one in field.tasks if "rates=" in one.policy]
+    assert {one.row.name for one in reported} == {"step-60"}
+    assert {one.policy.partition("rates=")[2] for one in reported} == {"0@6;300@36;1200@6,gated=1"}
+    assert len(reported) == 4
     scene = search_space(STEP, 1.0, STEP.load.make(1)).context
-    assert all(registry.parse(one.policy, scene).runs_operator for one in told)
+    assert all(registry.parse(one.policy, scene).runs_operator for one in reported)
 
 
 # ---------------------------------------------------------------- constant fleets

@@ -100,11 +100,11 @@ def test_checks_trace_counts_passed_windows_as_equal() -> None:
 
 def test_checks_constant_rate_against_least_static_fleet() -> None:
     two, one = make_score("static:2", 0.97, 12.0, **GOOD), make_score("static:1", 0.5, 6.0)
-    for later, settled, asked in ((2.1, 2.0, (True, True)), (2.3, 2.0, (False, True)), (2.3, 2.3, (False, False))):
+    for later, settled, requested in ((2.1, 2.0, (True, True)), (2.3, 2.0, (False, True)), (2.3, 2.3, (False, False))):
         own = make_score("plimsoll", 0.97, 12.0, board=make_board_figures(later, settled=settled))
         found = failed_checks(target_checks.check_targets(CONSTANT, own, [own, one, two], nominal=True))
         assert found.pop("reversals")
-        assert tuple(found.values()) == asked
+        assert tuple(found.values()) == requested
         assert list(found) == ["mean replicas over 2 after an hour", "mean replicas over 2 after two"]
 
 
@@ -181,8 +181,8 @@ def test_checks_reservations_are_summed_over_seeds() -> None:
 
 def test_checks_late_reservations_may_take_two_retries() -> None:
     row = replace(STEP, targets=RowTargets(honoured_retry_after=0.95))
-    told = retry_after_counts(given=10, within_60_s=(6, 6, 0), within_120_s=(4, 1, 3))
-    own = scoring.score_policy("plimsoll", [make_run(0.9, 1.0, retry_reservations=told)])
+    reported = retry_after_counts(given=10, within_60_s=(6, 6, 0), within_120_s=(4, 1, 3))
+    own = scoring.score_policy("plimsoll", [make_run(0.9, 1.0, retry_reservations=reported)])
     assert all(failed_checks(target_checks.check_targets(row, own, [own], nominal=True)).values())
 
 
@@ -210,8 +210,8 @@ def test_checks_reservation_row_without_any_fails() -> None:
 def test_checks_reservations_are_required_without_honouring() -> None:
     row = replace(STEP, targets=RowTargets(honoured_retry_after=0.95))
     for given, refused, passed in ((9, 10, True), (8, 10, False), (0, 0, False)):
-        told = {**retry_after_counts(given, (0, 0, 0), (0, 0, 0)), "refused": refused}
-        own = scoring.score_policy("plimsoll", [make_run(0.9, 1.0, retry_reservations=told)])
+        reported = {**retry_after_counts(given, (0, 0, 0), (0, 0, 0)), "refused": refused}
+        own = scoring.score_policy("plimsoll", [make_run(0.9, 1.0, retry_reservations=reported)])
         assert failed_checks(target_checks.check_targets(row, own, [own], nominal=True)) == {
             "rejections with a retry reservation": passed
         }

@@ -75,9 +75,9 @@ def expressions() -> Iterator[tuple[str, str]]:
 
 @pytest.mark.parametrize(("where", "expr"), list(expressions()), ids=lambda value: value[:40])
 def test_expression_uses_existing_metrics_and_labels(where: str, expr: str) -> None:
-    asked = re.findall(rf"\b({NAME})(?:\{{([^}}]*)\}})?", expr)
-    assert asked, where
-    for name, matchers in asked:
+    requested = re.findall(rf"\b({NAME})(?:\{{([^}}]*)\}})?", expr)
+    assert requested, where
+    for name, matchers in requested:
         have = labels_of(name)
         assert have is not None, f"{name} does not exist"
         assert set(re.findall(r"([a-z_]+)(?:=~|!=|!~|=)", matchers)) <= have, f"{name} has only {have}"
@@ -110,10 +110,10 @@ def test_alerts_page_and_unit_tests_cover_every_alert() -> None:
 
 def test_rules_tests_name_alerts_that_exist() -> None:
     text = (ROOT / "tests" / "chart" / "rules" / "plimsoll_test.yaml").read_text()
-    asked = set(re.findall(r'alertname=~?\\?"([^"\\]+)', text)) | set(re.findall(r"alertname: (\w+)", text))
+    requested = set(re.findall(r'alertname=~?\\?"([^"\\]+)', text)) | set(re.findall(r"alertname: (\w+)", text))
     names = [alert["alert"] for alert in ALERTS]
-    assert len(asked) > 10
-    assert [one for one in asked if not any(re.fullmatch(one, name) for name in names)] == []
+    assert len(requested) > 10
+    assert [one for one in requested if not any(re.fullmatch(one, name) for name in names)] == []
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed; the cluster scenario has it")
@@ -170,10 +170,10 @@ def test_engine_pod_monitor_adds_service_and_tier_labels() -> None:
 
 
 def test_operator_prometheus_url_is_set_on_request() -> None:
-    def told(values: Object) -> Object:
+    def reported(values: Object) -> Object:
         spec = find(render(values), "Deployment", "plimsoll-operator")["spec"]["template"]["spec"]
         return {e["name"]: e.get("value") for e in spec["containers"][0]["env"]}
 
-    assert "PLIMSOLL_PROMETHEUS_URL" not in told({})
+    assert "PLIMSOLL_PROMETHEUS_URL" not in reported({})
     url = "http://prometheus.monitoring:9090"
-    assert told({"monitoring": {"prometheus": {"url": url}}})["PLIMSOLL_PROMETHEUS_URL"] == url
+    assert reported({"monitoring": {"prometheus": {"url": url}}})["PLIMSOLL_PROMETHEUS_URL"] == url

@@ -76,16 +76,20 @@ async def test_service_invalid_name_is_never_requested(name: str) -> None:
 
 
 async def test_namespace_invalid_name_is_never_requested() -> None:
-    for asked in (get_service(cluster(), "..", "chat"), list_services(cluster(), "a/b"), find_leader(cluster(), "")):
+    for requested in (
+        get_service(cluster(), "..", "chat"),
+        list_services(cluster(), "a/b"),
+        find_leader(cluster(), ""),
+    ):
         with pytest.raises(ClusterQueryError, match="is not a valid namespace name"):
-            await asked
+            await requested
 
 
 async def test_cluster_without_plimsoll_is_reported() -> None:
     empty = fake_kube.FakeKube({})
-    for asked in (get_service(empty, "team", "chat"), list_services(empty, None)):
+    for requested in (get_service(empty, "team", "chat"), list_services(empty, None)):
         with pytest.raises(ClusterQueryError, match="not installed"):
-            await asked
+            await requested
 
 
 async def test_missing_permission_is_named() -> None:

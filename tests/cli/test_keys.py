@@ -29,10 +29,10 @@ class SecretApi(KubeClient):
         super().__init__(None)
         self.secrets = {one["metadata"]["name"]: one for one in secrets}
         self.error: Exception | None = None
-        self.asked: list[tuple[str, str, Any]] = []
+        self.requested: list[tuple[str, str, Any]] = []
 
     async def _json(self, method: str, path: str, query: Any = None, body: Any = None, *_: Any) -> Any:
-        self.asked.append((method, path, query))
+        self.requested.append((method, path, query))
         if self.error is not None:
             raise self.error
         name = path.removeprefix(f"{SECRETS}/")
@@ -103,7 +103,7 @@ def test_list_shows_state_and_no_key(api: SecretApi, capsys: pytest.CaptureFixtu
     assert rows[3][-2:] == ["2026-01-01T00:00:00Z", "chat"]
     assert rows[2][-1] == "*"
     assert not any(key in str(rows) for key in keys)
-    assert api.asked[-1][2]["labelSelector"] == "plimsoll.dev/api-key"
+    assert api.requested[-1][2]["labelSelector"] == "plimsoll.dev/api-key"
 
 
 def test_revoke_deletes_only_keys(api: SecretApi, capsys: pytest.CaptureFixture[str]) -> None:

@@ -44,9 +44,9 @@ def test_render_malformed_file_is_one_line_and_status(
     path.write_bytes(held)
     rest = [] if option == "-f" else ["-f", str(EXAMPLES[0])]
     assert main(["render", option, str(path), *rest]) == 1
-    told = capsys.readouterr().err
-    assert told.startswith("plimsoll: ")
-    assert told.count("\n") == 1
+    output = capsys.readouterr().err
+    assert output.startswith("plimsoll: ")
+    assert output.count("\n") == 1
 
 
 @pytest.mark.parametrize(

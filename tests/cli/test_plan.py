@@ -30,20 +30,20 @@ def test_plan_json_and_table_agree(tmp_path: Path, capsys: pytest.CaptureFixture
     picture = tmp_path / "c.svg"
     words = [*MEASURED, *MEAN_LOAD, "--gpu-hour-cost", "3.5", "--picture", str(picture)]
     assert main([*words, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["arrangement"] == "aggregated"
-    assert told["gpus"] == told["tiers"]["serve"]["replicas"] == 2
-    assert told["expected"]["p95_tpot_s"] < 0.05
-    assert told["slo_capacity_per_s"] > 24 > 0
-    tokens_an_hour = 24 * 3600 * (told["prompt_tokens"] + told["output_tokens"])
-    per_million = told["cost"]["per_million_tokens"]
+    output = json.loads(capsys.readouterr().out)
+    assert output["arrangement"] == "aggregated"
+    assert output["gpus"] == output["tiers"]["serve"]["replicas"] == 2
+    assert output["expected"]["p95_tpot_s"] < 0.05
+    assert output["slo_capacity_per_s"] > 24 > 0
+    tokens_an_hour = 24 * 3600 * (output["prompt_tokens"] + output["output_tokens"])
+    per_million = output["cost"]["per_million_tokens"]
     assert per_million["at_this_load"] == pytest.approx(7.0 / tokens_an_hour * 1e6, rel=1e-3)
     assert per_million["at_slo_capacity"] < per_million["at_this_load"]
     assert main(words) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("aggregated: 2 x 1 GPU serve, 2 GPUs")
-    assert f"max_num_seqs             {told['tiers']['serve']['max_num_seqs']}" in shown
-    assert f"{told['slo_capacity_per_s']:.3g}" in shown
+    assert f"max_num_seqs             {output['tiers']['serve']['max_num_seqs']}" in shown
+    assert f"{output['slo_capacity_per_s']:.3g}" in shown
     assert "roofline" not in shown
     texts = [one.text for one in ElementTree.parse(picture).iter("{http://www.w3.org/2000/svg}text")]
     assert "h200-8b, 2 GPUs" in texts
@@ -77,10 +77,10 @@ def test_plan_model_by_name_and_by_file_agree(tmp_path: Path, capsys: pytest.Cap
 def test_plan_larger_cuda_graphs_only_for_moe(
     words: list[str], largest: int | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = ["plan", *words, "--ttft", "1s", "--tpot", "50ms", "--rate", "15", *MEAN_LOAD[2:]]
-    assert main([*asked, "--json"]) == 0
+    arguments = ["plan", *words, "--ttft", "1s", "--tpot", "50ms", "--rate", "15", *MEAN_LOAD[2:]]
+    assert main([*arguments, "--json"]) == 0
     tier = json.loads(capsys.readouterr().out)["tiers"]["serve"]
-    assert main(asked) == 0
+    assert main(arguments) == 0
     shown = capsys.readouterr().out
     if largest is None:
         assert tier["cuda_graphs"] is None
@@ -100,17 +100,17 @@ def test_plan_trace_uses_busiest_minutes(tmp_path: Path, capsys: pytest.CaptureF
     lines += [f"{400 + at / 8},1200,220" for at in range(8 * 300)]
     (tmp_path / "t.csv").write_text("\n".join(lines))
     assert main([*MEASURED, "--trace", str(tmp_path / "t.csv"), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["rate_per_s"] == pytest.approx(8.0, rel=0.01)
-    assert told["prompt_tokens"] == pytest.approx(1200, rel=0.01)
+    output = json.loads(capsys.readouterr().out)
+    assert output["rate_per_s"] == pytest.approx(8.0, rel=0.01)
+    assert output["prompt_tokens"] == pytest.approx(1200, rel=0.01)
 
 
 def test_plan_busiest_window_excludes_its_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = ["arrival_s,prompt_tokens,output_tokens", *(f"{n / 8},1200,220" for n in range(8 * 300))]
     (tmp_path / "t.csv").write_text("\n".join([*lines, "300,9000,220", "900,100,10"]))
     assert main([*MEASURED, "--trace", str(tmp_path / "t.csv"), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["rate_per_s"], told["prompt_tokens"]) == (8.0, 1200.0)
+    output = json.loads(capsys.readouterr().out)
+    assert (output["rate_per_s"], output["prompt_tokens"]) == (8.0, 1200.0)
 
 
 @pytest.mark.parametrize(
@@ -123,9 +123,9 @@ def test_plan_unreadable_model_file_is_rejected(
     path = tmp_path / "config.json"
     path.write_text(text)
     assert main([*BY_NAME, "--model", str(path)]) == 1
-    told = capsys.readouterr().err
-    assert f"--model: {path}: not JSON" in told
-    assert said in told
+    output = capsys.readouterr().err
+    assert f"--model: {path}: not JSON" in output
+    assert said in output
 
 
 def test_plan_document_combines_infeasible_share_of_both_tiers() -> None:
@@ -150,10 +150,10 @@ def test_plan_e2e_target_needs_more_gpus_and_names_constraint(capsys: pytest.Cap
     lines = {}
     for whole in ("1m", "8s"):
         assert main([*MEASURED, "--e2e", whole, *MEAN_LOAD, "--json"]) == 0
-        told = json.loads(capsys.readouterr().out)
-        lines[whole] = told["slo_capacity_per_s"] / told["gpus"]
-        assert told["slo"]["e2e_s"] == {"1m": 60.0, "8s": 8.0}[whole]
-    assert told["binding"] == "e2e"
+        output = json.loads(capsys.readouterr().out)
+        lines[whole] = output["slo_capacity_per_s"] / output["gpus"]
+        assert output["slo"]["e2e_s"] == {"1m": 60.0, "8s": 8.0}[whole]
+    assert output["binding"] == "e2e"
     assert lines["8s"] < lines["1m"]
     assert main([*MEASURED, "--e2e", "1s", *MEAN_LOAD]) == 1
     said = capsys.readouterr().err
@@ -162,16 +162,16 @@ def test_plan_e2e_target_needs_more_gpus_and_names_constraint(capsys: pytest.Cap
 
 
 def test_plan_itl_target_needs_more_gpus_and_names_constraint(capsys: pytest.CaptureFixture[str]) -> None:
-    told = {}
+    reported = {}
     for gap in ("2s", "80ms", "30ms", "10ms"):
         assert main([*MEASURED, "--itl", gap, *MEAN_LOAD, "--json"]) == 0
-        told[gap] = json.loads(capsys.readouterr().out)
-    assert told["30ms"]["slo"]["itl_s"] == 0.03
-    assert [one["arrangement"] for one in told.values()] == [*["aggregated"] * 2, *["disaggregated"] * 2]
-    assert told["80ms"]["binding"] == "itl"
-    assert told["80ms"]["tiers"]["serve"]["max_num_batched_tokens"] == 4096  # 16,384 would carry no more
-    assert told["10ms"]["tiers"]["decode"]["binding"] == "itl"
-    gpus = [one["gpus"] for one in told.values()]
+        reported[gap] = json.loads(capsys.readouterr().out)
+    assert reported["30ms"]["slo"]["itl_s"] == 0.03
+    assert [one["arrangement"] for one in reported.values()] == [*["aggregated"] * 2, *["disaggregated"] * 2]
+    assert reported["80ms"]["binding"] == "itl"
+    assert reported["80ms"]["tiers"]["serve"]["max_num_batched_tokens"] == 4096  # 16,384 would carry no more
+    assert reported["10ms"]["tiers"]["decode"]["binding"] == "itl"
+    gpus = [one["gpus"] for one in reported.values()]
     assert gpus == sorted(gpus)
     assert gpus[0] < gpus[-1]
     assert main([*MEASURED, "--itl", "3ms", *MEAN_LOAD]) == 1
@@ -185,14 +185,14 @@ def test_plan_too_many_infeasible_alone_suggests_feasible_slo(
 ) -> None:
     long = ["--rate", "24", "--prompt-tokens", "16000", "--output-tokens", "220"]
     assert main([*MEASURED, *long]) == 1
-    *reasons, told = capsys.readouterr().err.splitlines()
+    *reasons, output = capsys.readouterr().err.splitlines()
     names = ("one aggregated tier", "a prefill and a decode tier")
     for name, reason in zip(names, reasons, strict=True):
         assert reason.startswith(
             f"plimsoll: {name} is not possible: no number of replicas meets the SLO, because of TTFT: "
         )
         assert reason.endswith("% of the requests miss it even on an idle replica, and 5% may")
-    feasible_targets = told.removeprefix("feasible targets: ").split()
+    feasible_targets = output.removeprefix("feasible targets: ").split()
     assert main(["plan", "--hardware", "h200-8b", *feasible_targets, *long, "--json"]) == 0
     plan_told = json.loads(capsys.readouterr().out)
     assert plan_told["infeasible_alone"] <= 0.05
@@ -200,22 +200,24 @@ def test_plan_too_many_infeasible_alone_suggests_feasible_slo(
 
 
 def test_plan_requests_beyond_max_model_len_are_infeasible(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["--ttft", "500ms", "--tpot", "50ms", *MEAN_LOAD]
+    arguments = ["--ttft", "500ms", "--tpot", "50ms", *MEAN_LOAD]
     name = str(_changed(tmp_path, max_model_len=1))
-    assert main(["plan", "--hardware", name, *asked]) == 1
-    told = capsys.readouterr().err
-    assert "100.0% of the requests, prompt and answer together, are longer than the engine's max_model_len of 1" in told
+    assert main(["plan", "--hardware", name, *arguments]) == 1
+    output = capsys.readouterr().err
+    assert (
+        "100.0% of the requests, prompt and answer together, are longer than the engine's max_model_len of 1" in output
+    )
     name = str(_changed(tmp_path, max_model_len=3000))
-    assert main(["plan", "--hardware", name, *asked, "--percentile", "99"]) == 1
-    told = capsys.readouterr().err
-    assert "4.3% of the requests, prompt" in told
-    assert "--percentile 95 or less may" in told
-    assert main(["plan", "--hardware", name, *asked, "--json"]) == 0
+    assert main(["plan", "--hardware", name, *arguments, "--percentile", "99"]) == 1
+    output = capsys.readouterr().err
+    assert "4.3% of the requests, prompt" in output
+    assert "--percentile 95 or less may" in output
+    assert main(["plan", "--hardware", name, *arguments, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["longer_than_max_model_len"] == found["infeasible_alone"] == pytest.approx(11 / 256, abs=1e-6)
     assert 0.95 <= found["tiers"]["serve"]["attained"] <= 1 - found["longer_than_max_model_len"]
     assert all(opened <= 0.97 * rate for rate, opened, _ in found["curve"])
-    assert main(["plan", "--hardware", name, *asked]) == 0
+    assert main(["plan", "--hardware", name, *arguments]) == 0
     assert "exceed its max_model_len of 3000 tokens" in capsys.readouterr().out
 
 
@@ -244,15 +246,15 @@ def test_plan_impossible_step_times_are_rejected(
 
 def test_plan_profile_uses_given_gpus_per_replica(capsys: pytest.CaptureFixture[str]) -> None:
     """Of which a profile knows nothing, nor whether its steps were measured: that of h100x2-32b is a roofline."""
-    asked = ["plan", "--hardware", "h100x2-32b", "--ttft", "1s", "--tpot", "50ms", "--rate", "1", *MEAN_LOAD[2:]]
-    assert main(asked) == 0
+    arguments = ["plan", "--hardware", "h100x2-32b", "--ttft", "1s", "--tpot", "50ms", "--rate", "1", *MEAN_LOAD[2:]]
+    assert main(arguments) == 0
     assert "GPUs per replica: 1, from --gpus-per-replica (default 1)" in capsys.readouterr().out
-    assert main([*asked, "--gpus-per-replica", "2", "--gpu-hour-cost", "3"]) == 0
+    assert main([*arguments, "--gpus-per-replica", "2", "--gpu-hour-cost", "3"]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("aggregated: 1 x 2 GPU serve, 2 GPUs")
     assert "6.00 per hour" in shown
     assert "GPUs per replica: 2," in shown
-    assert main([*asked, "--json"]) == 0
+    assert main([*arguments, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["tiers"]["serve"]["steps"] == "profile"
 
 

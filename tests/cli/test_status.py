@@ -95,8 +95,8 @@ async def test_status_namespace_is_a_table_of_services() -> None:
 
 async def test_status_e2e_is_shown_when_targeted() -> None:
     slo = {"ttft": "500ms", "e2e": "20s"}
-    told = STATUS | {"slo": STATUS["slo"] | {"e2e": "9.4s"}}
-    whole = builders.service("whole", slo=slo) | {"status": told}
+    document = STATUS | {"slo": STATUS["slo"] | {"e2e": "9.4s"}}
+    whole = builders.service("whole", slo=slo) | {"status": document}
     head, chat, line = await status_lines(cluster(CHAT, whole), "team", None, PIPE, NOW_S)
     at = head.index("E2E")
     assert (chat[at : at + 4].strip(), line[at : at + 4]) == ("-", "9.4s")
@@ -106,8 +106,8 @@ async def test_status_e2e_is_shown_when_targeted() -> None:
 
 
 async def test_status_itl_is_shown_when_targeted() -> None:
-    told = STATUS | {"slo": STATUS["slo"] | {"itl": "31ms"}}
-    even = builders.service("even", slo={"ttft": "500ms", "itl": "40ms"}) | {"status": told}
+    document = STATUS | {"slo": STATUS["slo"] | {"itl": "31ms"}}
+    even = builders.service("even", slo={"ttft": "500ms", "itl": "40ms"}) | {"status": document}
     head, chat, line = await status_lines(cluster(CHAT, even), "team", None, PIPE, NOW_S)
     at = head.index("ITL")
     assert (chat[at : at + 4].strip(), line[at : at + 4]) == ("-", "31ms")
@@ -124,13 +124,13 @@ async def test_status_lost_model_name_names_holder() -> None:
 
 
 async def test_status_unavailable_attainment_gives_reason() -> None:
-    told = STATUS | {
+    document = STATUS | {
         "slo": {
             "ttft": "700ms",
             "unavailableReason": "TPOT is not known: nobody tells",
         }
     }
-    blind = builders.service("blind", slo={"ttft": "500ms", "tpot": "50ms"}) | {"status": told}
+    blind = builders.service("blind", slo={"ttft": "500ms", "tpot": "50ms"}) | {"status": document}
     lines = await shown(blind, name="blind")
     assert "TPOT  50ms    -" in lines
     assert "attainment unknown: TPOT is not known: nobody tells" in lines

@@ -207,18 +207,20 @@ def stored(*objects: Object) -> ObjectCache:
 
 def round_of(store: ObjectCache) -> None:
     """A round of the reconciler without its writes."""
-    seen = observe(store, GatewayView(), KEY)
-    todo = None
-    if seen is not None and seen.service is not None:
-        todo = plan_objects(seen, seen.service, desired_replicas(seen, seen.service, None), builders.PLATFORM)
-    if seen is not None:
-        names = names_of(seen, datetime.fromtimestamp(NOW_S, UTC))
-        sight = collect_status_inputs(seen, todo, None, None, builders.PLATFORM, names)
-        old = seen.service_object.get("status") or {}
-        stated, recovered = service_status.build_conditions(sight), service_status.recovery_messages(sight)
+    observed = observe(store, GatewayView(), KEY)
+    plan = None
+    if observed is not None and observed.service is not None:
+        plan = plan_objects(
+            observed, observed.service, desired_replicas(observed, observed.service, None), builders.PLATFORM
+        )
+    if observed is not None:
+        names = names_of(observed, datetime.fromtimestamp(NOW_S, UTC))
+        inputs = collect_status_inputs(observed, plan, None, None, builders.PLATFORM, names)
+        old = observed.service_object.get("status") or {}
+        stated, recovered = service_status.build_conditions(inputs), service_status.recovery_messages(inputs)
         condition_events.changed_events(old.get("conditions", []), stated, recovered, "7")
-        service_status.tiers_status(sight)
-        service_status.scaling_fields(sight, old)
+        service_status.tiers_status(inputs)
+        service_status.scaling_fields(inputs, old)
 
 
 def ticks_of(store: ObjectCache) -> None:

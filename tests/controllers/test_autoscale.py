@@ -55,7 +55,7 @@ class World:
         self.readings: tuple[GatewayReading, ...] = ()
         self.gateways = ("gw-1",)
         self.second_hand: tuple[str, ...] = ()  # tiers
-        self.heard: list[Key] = []
+        self.received: list[Key] = []
         self.checkpoint: str | None = None
         sources = SignalSources(
             lambda: (self.readings, self.gateways),
@@ -64,7 +64,7 @@ class World:
             prometheus_only_tiers=lambda key: self.second_hand,
             checkpoint=lambda parent: self.checkpoint,
         )
-        self.scaler = Autoscaler(self.store, KubeClient.__new__(KubeClient), sources, _tell, self.heard.append)
+        self.scaler = Autoscaler(self.store, KubeClient.__new__(KubeClient), sources, _tell, self.received.append)
 
     def load(self, key: Key, rate: float, seconds: int, start_s: float) -> list[ScaleChange]:
         """So many seconds of ticks, each with its words of one gateway and, every fifth, of the engine."""
@@ -90,10 +90,10 @@ async def _tell(_: Object, __: Event) -> None:
 
 def arrivals(count: float, late_first: float = 0.0, late_last: float = 0.0) -> ServiceReading:
     """A gateway after so many answers; a share of them late with the first token, others with the last."""
-    judged = SloCounts(count, (late_first + late_last) * count, late_first * count, late_last * count)
+    slo_counts = SloCounts(count, (late_first + late_last) * count, late_first * count, late_last * count)
     ttft = BucketCounts((0.1, 1.0, INFINITE), (0.0, count, 0.0), 0.3 * count)
     e2e = BucketCounts((2.0, 4.0, INFINITE), (0.0, count, 0.0), 2.9 * count)
-    return ServiceReading(count, 500.0 * count, 0.0, count, 0.0, 0.0, {}, ttft, e2e_s=e2e, slo_counts=judged)
+    return ServiceReading(count, 500.0 * count, 0.0, count, 0.0, 0.0, {}, ttft, e2e_s=e2e, slo_counts=slo_counts)
 
 
 def engine(ended: float, at_s: float) -> EngineReading:
@@ -265,7 +265,7 @@ def test_decide_scales_up_under_load_and_reports_it() -> None:
     assert first.tiers["serve"].previous_replicas == 1
     assert [c.type.value for c in report.conditions] == ["SLOMet"]
     assert report.is_feasibility_known
-    assert world.heard.count(("team", "chat")) < 10, "a report is told when it says something new, not at each tick"
+    assert world.received.count(("team", "chat")) < 10, "a report is told when it says something new, not at each tick"
 
 
 def test_report_counts_starting_and_overdue_replicas() -> None:
@@ -277,7 +277,7 @@ def test_report_counts_starting_and_overdue_replicas() -> None:
         pod["status"] = {"conditions": [placed]}
         return pod
 
-    def told() -> Object:
+    def reported() -> Object:
         report = world.scaler.report(("team", "chat"))
         assert report is not None
         return dict(report.tiers["serve"].get("starting", {}))
@@ -287,17 +287,17 @@ def test_report_counts_starting_and_overdue_replicas() -> None:
     world.store.put(builders.deployment(parent, "serve", replicas=3, ready=1))
     world.store.put(ready(parent, "serve"))
     world.load(("team", "chat"), 10.0, 30, NOW_S)
-    assert told() == {}
+    assert reported() == {}
     for pod in (starting("new", 5.0), starting("stuck", 86_400.0)):
         world.store.put(pod)
     world.scaler.decide(NOW_S + 30.0)
-    first = told()
+    first = reported()
     assert (first["count"], first["overdue"]) == (2, 1)
     due_s = datetime.fromisoformat(first["nextReady"]).timestamp()
     assert NOW_S + 30.0 < due_s < NOW_S + 3600.0
     world.store.put(starting("newer", 4.0))
     world.scaler.decide(NOW_S + 31.0)
-    assert told() == {"count": 3, "overdue": 1, "nextReady": first["nextReady"]}, "a second more or less is no news"
+    assert reported() == {"count": 3, "overdue": 1, "nextReady": first["nextReady"]}, "a second more or less is no news"
 
 
 @pytest.mark.parametrize("scaling", [{"mode": "Recommend"}, {"mode": "Off"}, {"paused": True}])
@@ -339,9 +339,9 @@ def test_decide_idle_service_is_rare_until_request_arrives() -> None:
         counted = arrivals(7.0 if second < 15 else 8.0)
         world.readings = (GatewayReading("gw-1", NOW_S + second, "a", {"team/chat": counted}),)
         world.scaler.decide(NOW_S + second)
-        told = world.scaler.explain(("team", "chat"))
-        assert told is not None
-        looked.append(told["decisions"][0]["at"])
+        document = world.scaler.explain(("team", "chat"))
+        assert document is not None
+        looked.append(document["decisions"][0]["at"])
     assert len(set(looked[:15])) < 7, "nothing came for a quarter of a minute"
     assert looked[15] != looked[14], "a request came"
 
@@ -409,7 +409,7 @@ def test_slow_transfer_is_reported_with_reason() -> None:
     for tier in tiers:
         world.store.put(builders.deployment(parent, tier, replicas=1, ready=1))
         world.store.put(ready(parent, tier))
-    told = set()
+    reported = set()
     for second in range(120):
         now_s, moved = NOW_S + second, 500.0 * second
         world.readings = (GatewayReading("gw-1", now_s, "a", {"team/chat": arrivals(2.0 * second)}),)
@@ -421,9 +421,9 @@ def test_slow_transfer_is_reported_with_reason() -> None:
         world.scaler.decide(now_s)
         report = world.scaler.report(key)
         if report is not None:
-            told.add(report.slow_transfer_message)
-    assert len(told) == 2, "not known at first, then the same words"
-    [words] = told - {None}
+            reported.add(report.slow_transfer_message)
+    assert len(reported) == 2, "not known at first, then the same words"
+    [words] = reported - {None}
     assert words is not None
     assert "RDMA" in words
     for minute in range(2, 40):  # nothing more is moved, since gates compute in place what is dear to move
@@ -458,7 +458,7 @@ def test_decision_error_affects_only_its_service(place: str) -> None:
         return replace(ABOUT, config=FailingConfig(rotten=True)) if pod == "bad" and rotten[0] else ABOUT
 
     sources = SignalSources(lambda: (world.readings, ("gw-1",)), about, lambda namespace, pod: None)
-    world.scaler = Autoscaler(world.store, KubeClient.__new__(KubeClient), sources, _tell, world.heard.append)
+    world.scaler = Autoscaler(world.store, KubeClient.__new__(KubeClient), sources, _tell, world.received.append)
     world.load(("team", "well"), 40.0, 60, NOW_S)
     live = [world.store.get("Deployment", ("team", f"{name}-serve")) for name in ("well", "bad")]
     assert [one["spec"]["replicas"] > 1 for one in live if one is not None] == [True, False]

@@ -150,10 +150,12 @@ class FuzzWorld(World):
         draw = self.draw
         self.rate *= draw.choice([1.0] * 20 + [0.0, 5.0])
         self.count = 0.0 if draw.random() < 0.01 else self.count + self.rate
-        told: ServiceReading = corrupted(draw, arrivals(self.count), 0.01)
-        told = replace(told, queued=draw.choice([0.0, 0.0, 3.0]), queued_work_s=draw.choice([0.0, 2.0]))
+        gateway_reading: ServiceReading = corrupted(draw, arrivals(self.count), 0.01)
+        gateway_reading = replace(
+            gateway_reading, queued=draw.choice([0.0, 0.0, 3.0]), queued_work_s=draw.choice([0.0, 2.0])
+        )
         names = [name for name in ("gw-1", "gw-2") if draw.random() < 0.9]
-        self.readings = tuple(GatewayReading(name, now_s, "a", {"/".join(KEY): told}) for name in names)
+        self.readings = tuple(GatewayReading(name, now_s, "a", {"/".join(KEY): gateway_reading}) for name in names)
         for role in self.roles:
             self.store.put(ready(self.parent, role))
             reading: EngineReading = corrupted(draw, engine(self.tokens * self.count, now_s), 0.02)

@@ -146,13 +146,13 @@ def test_events_ready_lost_and_regained_are_three() -> None:
     )
     first = conditions.merge([], well, "t1")
     second = conditions.merge(first, lost, "t2")
-    told = [
+    event_messages = [
         *events([], well, "7"),
         *events(first, lost, "7"),
         *events(second, well, "7"),
     ]
-    assert [e.reason for e in told] == [EventReason.READY, EventReason.NOT_READY, EventReason.READY]
-    assert len({e.manifest(PARENT, "o", "t")["metadata"]["name"] for e in told}) == 3
+    assert [e.reason for e in event_messages] == [EventReason.READY, EventReason.NOT_READY, EventReason.READY]
+    assert len({e.manifest(PARENT, "o", "t")["metadata"]["name"] for e in event_messages}) == 3
 
 
 def test_event_of_condition_that_appears_again_has_another_name() -> None:

@@ -20,7 +20,7 @@ from plimsoll.core.autoscaling.state_checkpoint import dump_service_state, resto
 from plimsoll.core.demand.service_metrics import ServiceMetrics
 from plimsoll.core.slo import Slo
 from plimsoll.core.types import Role, Unavailable
-from tests.core.test_autoscaler import START_S, Fleet, heard, wish
+from tests.core.test_autoscaler import START_S, Fleet, service_metrics, wish
 from tests.core.test_signals import NOW_S, serving
 
 KEY = ("team", "chat")
@@ -37,9 +37,9 @@ def written_document(fleet: Fleet, horizon_s: float | None = None) -> dict[str, 
 def scaled_up_fleet() -> Fleet:
     """A fleet that has met a step in its load."""
     fleet = Fleet(wish())
-    fleet.run(heard(2.0, Role.SERVE), 60)
+    fleet.run(service_metrics(2.0, Role.SERVE), 60)
     fleet.service.record_startup("serve", [("pull", 9.0), ("load", 20.0)])
-    fleet.run(heard(60.0, Role.SERVE), 15)
+    fleet.run(service_metrics(60.0, Role.SERVE), 15)
     return fleet
 
 
@@ -60,47 +60,47 @@ def test_document_lists_last_tick_first_then_changes() -> None:
 def test_document_lists_changing_last_decision_once() -> None:
     fleet = Fleet(wish(), arrives=False)
     while not fleet.service.decisions:
-        fleet.tick(heard(60.0, Role.SERVE))
+        fleet.tick(service_metrics(60.0, Role.SERVE))
     assert fleet.service.last_decision is fleet.service.decisions[-1]
     assert len(written_document(fleet)["decisions"]) == 1
 
 
 def test_document_tier_equals_decision() -> None:
     fleet = scaled_up_fleet()
-    told = written_document(fleet)["decisions"][-1]["tiers"]["serve"]
+    document = written_document(fleet)["decisions"][-1]["tiers"]["serve"]
     decided = fleet.service.decisions[0].decision.tiers["serve"]
-    assert told["counterfactual"] == decided.counterfactual
-    assert told["reason"] == decided.summary
-    assert told["steps"] == [{"name": s.name, "replicas": s.replicas, "reason": s.reason} for s in decided.steps]
-    assert [step["name"] for step in told["steps"]][:2] == ["demand", "sizing"]
-    assert (told["limits"], told["frozen"], told["overdue"], told["etas_s"]) == ([], False, [], [])
+    assert document["counterfactual"] == decided.counterfactual
+    assert document["reason"] == decided.summary
+    assert document["steps"] == [{"name": s.name, "replicas": s.replicas, "reason": s.reason} for s in decided.steps]
+    assert [step["name"] for step in document["steps"]][:2] == ["demand", "sizing"]
+    assert (document["limits"], document["frozen"], document["overdue"], document["etas_s"]) == ([], False, [], [])
 
 
 def test_document_figures_are_of_last_tick() -> None:
     fleet = scaled_up_fleet()
-    tier, told = fleet.service.tiers["serve"], written_document(fleet)["tiers"]["serve"]
+    tier, document = fleet.service.tiers["serve"], written_document(fleet)["tiers"]["serve"]
     assert tier.model is not None
-    assert told["model"]["base_s"] == pytest.approx(tier.model.base_s, rel=1e-5)
-    assert told["model"]["calibrated"] is False
-    assert told["model"]["summary"].startswith("not known")
-    assert set(told["model"]) - {"calibrated", "summary", "quantile"} == {
+    assert document["model"]["base_s"] == pytest.approx(tier.model.base_s, rel=1e-5)
+    assert document["model"]["calibrated"] is False
+    assert document["model"]["summary"].startswith("not known")
+    assert set(document["model"]) - {"calibrated", "summary", "quantile"} == {
         "base_s", "any_prefill_s", "prefill_token_s", "prefill_pair_s", "sequence_s", "cached_token_s",
     }  # fmt: skip
-    assert told["engine"] == {
+    assert document["engine"] == {
         "model": "model unknown",
         "accelerator": "some GPU",
         "parallelism": "1 GPUs",
         "engine_version": "vllm 0.32.0",
     }
     words = written_document(fleet)["decisions"][0]["tiers"]["serve"]["steps"]
-    assert f"SLO capacity {told['capacity']['capacity_per_s']:.3g} req/s" in words[1]["reason"]
-    assert f"forecast {told['forecast']['work']:.3g} GPU-s/s" in words[0]["reason"]
-    assert sum(told["forecast"]["parts"].values()) == pytest.approx(told["forecast"]["work"], rel=1e-4)
-    assert told["capacity"]["infeasible"] is None
-    assert told["startup"]["startups"] == 1.0
-    assert told["startup"]["variant"] == {"model": "", "image": "", "gpus": ""}
-    assert [phase["name"] for phase in told["startup"]["phases"]] == ["pull", "load", "total"]
-    assert all(phase["p50_s"] < phase["p90_s"] < phase["p99_s"] for phase in told["startup"]["phases"])
+    assert f"SLO capacity {document['capacity']['capacity_per_s']:.3g} req/s" in words[1]["reason"]
+    assert f"forecast {document['forecast']['work']:.3g} GPU-s/s" in words[0]["reason"]
+    assert sum(document["forecast"]["parts"].values()) == pytest.approx(document["forecast"]["work"], rel=1e-4)
+    assert document["capacity"]["infeasible"] is None
+    assert document["startup"]["startups"] == 1.0
+    assert document["startup"]["variant"] == {"model": "", "image": "", "gpus": ""}
+    assert [phase["name"] for phase in document["startup"]["phases"]] == ["pull", "load", "total"]
+    assert all(phase["p50_s"] < phase["p90_s"] < phase["p99_s"] for phase in document["startup"]["phases"])
 
 
 def test_document_service_metrics_have_age() -> None:
@@ -136,82 +136,82 @@ def test_document_forecast_uses_requested_horizon() -> None:
 
 def test_document_unknown_engine_has_reasons_without_figures() -> None:
     fleet = Fleet(wish(), about=None)
-    fleet.run(heard(40.0, Role.SERVE), 15)
-    told = written_document(fleet)["tiers"]["serve"]
+    fleet.run(service_metrics(40.0, Role.SERVE), 15)
+    document = written_document(fleet)["tiers"]["serve"]
     why = {"unknown": "no engine of the tier has reported its configuration yet"}
-    assert (told["engine"], told["model"], told["capacity"], told["forecast"]) == (None, why, why, why)
-    assert told["startup"]["startups"] == 0.0
+    assert (document["engine"], document["model"], document["capacity"], document["forecast"]) == (None, why, why, why)
+    assert document["startup"]["startups"] == 0.0
 
 
 def test_document_known_engine_waits_for_request_lengths() -> None:
     fleet = Fleet(wish())
-    fleet.run(replace(heard(40.0, Role.SERVE), workload=Unavailable("none yet")), 5)
-    told = written_document(fleet)["tiers"]["serve"]
-    assert told["engine"] is not None
-    assert told["capacity"] == {"unknown": "no completed request has shown the lengths of prompts and outputs yet"}
+    fleet.run(replace(service_metrics(40.0, Role.SERVE), workload=Unavailable("none yet")), 5)
+    document = written_document(fleet)["tiers"]["serve"]
+    assert document["engine"] is not None
+    assert document["capacity"] == {"unknown": "no completed request has shown the lengths of prompts and outputs yet"}
 
 
 def test_document_exists_before_first_tick_and_without_slo() -> None:
     assert build_document(ServiceState.for_roles(["prefill", "decode"]), KEY, START_S)["decisions"] == []
     fleet = Fleet(wish(slo=None))
-    fleet.run(heard(40.0, Role.SERVE), 15)
-    told = written_document(fleet)
-    assert told["decisions"][0]["tiers"]["serve"]["replicas"] == 1
-    assert "unknown" in told["tiers"]["serve"]["forecast"]
+    fleet.run(service_metrics(40.0, Role.SERVE), 15)
+    document = written_document(fleet)
+    assert document["decisions"][0]["tiers"]["serve"]["replicas"] == 1
+    assert "unknown" in document["tiers"]["serve"]["forecast"]
 
 
 def test_document_after_restart_keeps_learned_model() -> None:
     fleet = scaled_up_fleet()
     again = Fleet(wish(), about=None)
     restore_service_state(again.service, dump_service_state(fleet.service))
-    again.tick(heard(60.0, Role.SERVE))
-    told = written_document(again)["tiers"]["serve"]
-    assert told["model"]["base_s"] == written_document(fleet)["tiers"]["serve"]["model"]["base_s"]
-    assert "unknown" in told["capacity"]
+    again.tick(service_metrics(60.0, Role.SERVE))
+    document = written_document(again)["tiers"]["serve"]
+    assert document["model"]["base_s"] == written_document(fleet)["tiers"]["serve"]["model"]["base_s"]
+    assert "unknown" in document["capacity"]
 
 
 def test_document_infeasible_tpot_shows_feasible_target() -> None:
     fleet = Fleet(wish(slo=Slo(0.95, tpot_s=0.001)))
-    fleet.run(heard(5.0, Role.SERVE), 15)
-    told = written_document(fleet)["tiers"]["serve"]["capacity"]["infeasible"]
-    assert told["constraint"] == "TPOT"
-    assert told["feasible"]["tpot_s"] > 0.001
-    assert told["feasible"]["ttft_s"] is None
-    assert told["summary"].startswith("no replica count meets the SLO (TPOT violates it), sized for TPOT ")
-    assert "e2e_s" not in told["feasible"]
-    assert "itl_s" not in told["feasible"]
+    fleet.run(service_metrics(5.0, Role.SERVE), 15)
+    document = written_document(fleet)["tiers"]["serve"]["capacity"]["infeasible"]
+    assert document["constraint"] == "TPOT"
+    assert document["feasible"]["tpot_s"] > 0.001
+    assert document["feasible"]["ttft_s"] is None
+    assert document["summary"].startswith("no replica count meets the SLO (TPOT violates it), sized for TPOT ")
+    assert "e2e_s" not in document["feasible"]
+    assert "itl_s" not in document["feasible"]
 
 
 def test_document_infeasible_e2e_shows_feasible_target() -> None:
     fleet = Fleet(wish(slo=Slo(0.95, 0.5, e2e_s=0.6)))
-    fleet.run(heard(5.0, Role.SERVE), 15)
-    told = written_document(fleet)["tiers"]["serve"]["capacity"]["infeasible"]
-    assert told["constraint"] == "e2e"
-    assert told["feasible"]["e2e_s"] > 0.6
-    assert told["summary"].startswith("no replica count meets the SLO (e2e violates it), sized for TTFT 500 ms and")
+    fleet.run(service_metrics(5.0, Role.SERVE), 15)
+    document = written_document(fleet)["tiers"]["serve"]["capacity"]["infeasible"]
+    assert document["constraint"] == "e2e"
+    assert document["feasible"]["e2e_s"] > 0.6
+    assert document["summary"].startswith("no replica count meets the SLO (e2e violates it), sized for TTFT 500 ms and")
 
 
 def test_document_infeasible_itl_shows_feasible_target() -> None:
     fleet = Fleet(wish(slo=Slo(0.95, 2.0, itl_s=0.001)))
-    fleet.run(heard(5.0, Role.SERVE), 15)
-    told = written_document(fleet)["tiers"]["serve"]["capacity"]["infeasible"]
-    assert told["constraint"] == "itl"
-    assert told["feasible"]["itl_s"] > 0.001
-    assert "sized for TTFT 2 s and itl " in told["summary"]
+    fleet.run(service_metrics(5.0, Role.SERVE), 15)
+    document = written_document(fleet)["tiers"]["serve"]["capacity"]["infeasible"]
+    assert document["constraint"] == "itl"
+    assert document["feasible"]["itl_s"] > 0.001
+    assert "sized for TTFT 2 s and itl " in document["summary"]
 
 
 def test_document_recommendation_differs_from_set_replicas() -> None:
     fleet = Fleet(wish(mode=ScalingMode.RECOMMEND))
-    fleet.run(heard(60.0, Role.SERVE), 15)
-    told = written_document(fleet)["decisions"][0]["tiers"]["serve"]
-    assert told["replicas"] == 1 < told["recommended"]
+    fleet.run(service_metrics(60.0, Role.SERVE), 15)
+    document = written_document(fleet)["decisions"][0]["tiers"]["serve"]
+    assert document["replicas"] == 1 < document["recommended"]
 
 
 def test_document_lists_both_tiers_of_pair() -> None:
     fleet = Fleet(wish(tiers={"prefill": TierPolicy(1, 9), "decode": TierPolicy(1, 9)}))
-    fleet.run(heard(5.0, Role.PREFILL, Role.DECODE), 15)
-    told = written_document(fleet)
-    assert list(told["tiers"]) == list(told["decisions"][0]["tiers"]) == ["prefill", "decode"]
+    fleet.run(service_metrics(5.0, Role.PREFILL, Role.DECODE), 15)
+    document = written_document(fleet)
+    assert list(document["tiers"]) == list(document["decisions"][0]["tiers"]) == ["prefill", "decode"]
 
 
 HOSTILE = [
@@ -235,7 +235,7 @@ def test_document_of_hostile_decision_is_valid_json(tier: TierDecision) -> None:
     fleet.service.decisions = deque(
         [fleet.service.last_decision, TimedDecision(0.0, fleet.service.last_decision.decision)]
     )
-    told = written_document(fleet)["decisions"]
-    assert len(told) == 2
-    assert told[1]["at"] == "1970-01-01T00:00:00Z"
-    assert all(eta is None or math.isfinite(eta) for eta in told[0]["tiers"]["gone"]["etas_s"])
+    document = written_document(fleet)["decisions"]
+    assert len(document) == 2
+    assert document[1]["at"] == "1970-01-01T00:00:00Z"
+    assert all(eta is None or math.isfinite(eta) for eta in document[0]["tiers"]["gone"]["etas_s"])

@@ -41,17 +41,22 @@ class World:
         self.steps: Counter[str] = Counter()
         self.down: set[str] = set()
         self.mute: set[str] = set()  # of what they are
-        self.asked: list[tuple[float, str]] = []  # when, and URL
-        self.heard: list[tuple[Key, Role, EngineReading]] = []
+        self.requested: list[tuple[float, str]] = []  # when, and URL
+        self.received: list[tuple[Key, Role, EngineReading]] = []
         self.open = 0
         self.most_open = 0
         self.store = ObjectCache()
         self.engines = EnginePoller(
-            self.store, self.answer, lambda *heard: self.heard.append(heard), parse, lambda: 1.8e9, lambda: self.now_s
+            self.store,
+            self.answer,
+            lambda *reported: self.received.append(reported),
+            parse,
+            lambda: 1.8e9,
+            lambda: self.now_s,
         )
 
     async def answer(self, address: str, port: int, path: str) -> bytes:
-        self.asked.append((self.now_s, f"{address}:{port}{path}"))
+        self.requested.append((self.now_s, f"{address}:{port}{path}"))
         self.open += 1
         self.most_open = max(self.most_open, self.open)
         for _ in range(3):
@@ -80,7 +85,7 @@ class World:
 
     def times(self, number: int, path: str = "/metrics") -> list[float]:
         """When a pod was asked."""
-        return [at_s for at_s, url in self.asked if url == f"10.0.0.{number}:8001{path}"]
+        return [at_s for at_s, url in self.requested if url == f"10.0.0.{number}:8001{path}"]
 
 
 def parse(body: bytes) -> tuple[EngineInfo, StartupProgress]:
@@ -120,8 +125,8 @@ async def test_reading_carries_service_and_tier(world: World) -> None:
     world.pod(2, "prefill")
     world.running["10.0.0.1"] = 3
     await world.until(6.0)
-    told = {(key, role, reading.pod, reading.running, reading.at_s) for key, role, reading in world.heard}
-    assert told == {(KEY, Role.DECODE, "pod-1", 3.0, 1.8e9), (KEY, Role.PREFILL, "pod-2", 0.0, 1.8e9)}
+    reported = {(key, role, reading.pod, reading.running, reading.at_s) for key, role, reading in world.received}
+    assert reported == {(KEY, Role.DECODE, "pod-1", 3.0, 1.8e9), (KEY, Role.PREFILL, "pod-2", 0.0, 1.8e9)}
 
 
 async def test_busy_engine_speeds_up_polling_of_its_tier_only(world: World) -> None:
@@ -159,7 +164,7 @@ async def test_polls_of_many_pods_are_spread_over_interval(world: World) -> None
     for number in range(1, 201):
         world.pod(number)
     await world.until(BUSY_INTERVAL_S + 0.25)
-    per_round = Counter(at_s for at_s, url in world.asked if url.endswith("/metrics"))
+    per_round = Counter(at_s for at_s, url in world.requested if url.endswith("/metrics"))
     assert sum(per_round.values()) == 200
     assert max(per_round.values()) < 30  # of twenty rounds
 
@@ -180,10 +185,10 @@ async def test_unreachable_engine_is_retried_once_then_on_schedule(world: World)
     times = world.times(1)
     assert times[1] - times[0] == RETRY_DELAY_S
     assert gaps(times[1:]) == {IDLE_INTERVAL_S}
-    assert world.heard == []
+    assert world.received == []
     world.down = set()
     await world.until(12.0)
-    assert len(world.heard) >= 1
+    assert len(world.received) >= 1
 
 
 async def test_pod_being_polled_is_not_polled_again(world: World) -> None:
@@ -234,7 +239,7 @@ async def test_response_of_deleted_pod_is_dropped(world: World) -> None:
     world.now_s += 2.0
     await world.engines.poll_due()
     await asking
-    assert world.heard == []
+    assert world.received == []
 
 
 async def test_starting_engine_is_polled_for_engine_info_only(world: World) -> None:
@@ -275,7 +280,7 @@ async def test_engine_without_engine_info_is_asked_with_backoff(world: World) ->
     assert gaps(times[:3]) == {ENGINE_INFO_INTERVAL_S}
     assert gaps(times[2:]) == {FOREIGN_ENGINE_INTERVAL_S}
     assert world.engines.engine_info("team", "pod-1") is None
-    assert len(world.heard) > 10
+    assert len(world.received) > 10
 
 
 async def test_unready_engine_is_not_polled_for_metrics(world: World) -> None:
@@ -301,17 +306,17 @@ async def test_running_is_last_reading_and_none_when_unready(world: World) -> No
 
 
 async def test_run_polls_until_cancelled() -> None:
-    store, heard = ObjectCache(), asyncio.Event()
+    store, reported = ObjectCache(), asyncio.Event()
     world = World()
     world.store = store
-    engines = EnginePoller(store, world.answer, lambda *_: heard.set(), parse)
+    engines = EnginePoller(store, world.answer, lambda *_: reported.set(), parse)
     world.pod(102, ready=False)  # whose turn comes within a hundredth of the interval
     running = asyncio.create_task(engines.run())
     async with asyncio.timeout(20):
         while engines.startup_progress("team", "pod-102") is None:
             await asyncio.sleep(0.01)
         world.pod(102)
-        await heard.wait()
+        await reported.wait()
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     assert running.cancelled()

@@ -41,14 +41,14 @@ class Fleet:
     def __init__(self) -> None:
         self.answers: dict[str, dict[str, Any]] = {}
         self.hung: dict[str, asyncio.Event] = {}  # those that answer only once this is set
-        self.told: list[Key | None] = []
+        self.reported: list[Key | None] = []
         self.now_s = 100.0
         self.elapsed_s = 0.0
         self.gateways = GatewayPoller(
             None,  # type: ignore[arg-type]
             PLATFORM.gateway,
             self._answer,
-            self.told.append,
+            self.reported.append,
             lambda: self.now_s,
             lambda: self.elapsed_s,
             round_timeout_s=0.05,
@@ -168,15 +168,15 @@ async def test_routable_change_notifies_service() -> None:
     fleet.answers = {"10.0.0.1": signals(0)}
     fleet.present("10.0.0.1")
     await fleet.ask()
-    assert fleet.told == [None]
+    assert fleet.reported == [None]
     fleet.answers = {"10.0.0.1": signals(1)}
     await fleet.ask()
     fleet.answers = {"10.0.0.1": signals(2)}
     await fleet.ask()
-    assert fleet.told == [None, CHAT]
+    assert fleet.reported == [None, CHAT]
     fleet.answers = {"10.0.0.1": signals(0) | {"services": {}}}
     await fleet.ask()
-    assert fleet.told == [None, CHAT, CHAT]
+    assert fleet.reported == [None, CHAT, CHAT]
 
 
 async def test_synced_after_every_replica_answered() -> None:
@@ -293,12 +293,12 @@ async def test_view_explains_why_no_replica_is_usable() -> None:
     fleet.present("10.0.0.1")
     fleet.answers = {"10.0.0.1": signals(1) | {"synced": False}}
     assert (await fleet.ask()).error.startswith("its caches are not synced with the API server")
-    told = len(fleet.told)
+    reported = len(fleet.reported)
     await fleet.ask()
-    assert fleet.told[told:] == []
+    assert fleet.reported[reported:] == []
     fleet.answers = {"10.0.0.1": signals(1) | {"version": 99}}
     assert "run operator and gateways at the same release" in (await fleet.ask()).error
-    assert fleet.told[told:] == [None]
+    assert fleet.reported[reported:] == [None]
     fleet.answers = {}
     assert (await fleet.ask()).error == ""
     fleet.answers = {"10.0.0.1": signals(1)}
@@ -335,10 +335,10 @@ async def test_view_lists_names_that_all_replicas_answer() -> None:
     fleet.answers = {"10.0.0.1": names("new", "old"), "10.0.0.2": names("old")}
     fleet.present("10.0.0.1", "10.0.0.2")
     assert (await fleet.ask()).models == {CHAT: {"old"}}
-    fleet.told.clear()
+    fleet.reported.clear()
     fleet.answers["10.0.0.2"] = names("new", "old")
     assert (await fleet.ask()).models == {CHAT: {"new", "old"}}
-    assert fleet.told == [CHAT]
+    assert fleet.reported == [CHAT]
 
 
 async def test_view_silent_release_does_not_hide_names() -> None:

@@ -22,7 +22,7 @@ H100 = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
 SLO = {"ttft": "500ms", "tpot": "1ms"}
 
 
-def told(
+def warnings_for(
     uri: str = "hf://Qwen/Qwen3-8B",
     slo: dict[str, str] | None = SLO,
     args: tuple[str, ...] = (),
@@ -40,7 +40,7 @@ def told(
 
 def test_target_below_one_weight_read_is_told() -> None:
     """15.1 GiB of weights that a token passes, at 3.35 TB/s."""
-    assert told() == (
+    assert warnings_for() == (
         "spec.slo.tpot: tier serve cannot meet 1 ms, because reading the weights of Qwen/Qwen3-8B takes 1 GPU of"
         " type H100-SXM at least 4.5 ms (data sheet)",
     )
@@ -60,20 +60,20 @@ def test_target_below_one_weight_read_is_told() -> None:
     ],
 )
 def test_each_target_is_told_of_its_tier(slo: dict[str, str] | None, tiers: tuple[str, ...], fields: list[str]) -> None:
-    assert [sentence.partition(":")[0] for sentence in told(slo=slo, tiers=tiers)] == fields
+    assert [sentence.partition(":")[0] for sentence in warnings_for(slo=slo, tiers=tiers)] == fields
 
 
 def test_more_gpus_meet_what_one_does_not() -> None:
     slo = {"tpot": "3ms"}
-    assert told(slo=slo)
-    assert not told(slo=slo, gpus=2)
+    assert warnings_for(slo=slo)
+    assert not warnings_for(slo=slo, gpus=2)
 
 
 @pytest.mark.parametrize("slo", [None, SLO])
 def test_weights_larger_than_memory_are_told(slo: dict[str, str] | None) -> None:
-    [sentence] = told("hf://meta-llama/Llama-3.1-70B-Instruct", slo, gpus=1)
+    [sentence] = warnings_for("hf://meta-llama/Llama-3.1-70B-Instruct", slo, gpus=1)
     assert sentence.startswith("spec.tiers.serve.gpus: the weights of meta-llama/Llama-3.1-70B-Instruct have 131 GiB")
-    assert not told("hf://meta-llama/Llama-3.1-70B-Instruct", None, gpus=2)
+    assert not warnings_for("hf://meta-llama/Llama-3.1-70B-Instruct", None, gpus=2)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_weights_larger_than_memory_are_told(slo: dict[str, str] | None) -> None
     ],
 )
 def test_nothing_is_told_where_costs_are_unknown(unknown: dict[str, Any]) -> None:
-    assert told(**unknown) == ()
+    assert warnings_for(**unknown) == ()
 
 
 def test_gpu_types_have_data_sheets() -> None:
@@ -115,7 +115,7 @@ def test_status_inputs_have_the_limits_of_the_spec() -> None:
     assert observed is not None
     platform = builders.PLATFORM
     quantized = platform.engine.model_copy(update={"defaults": EngineDefaults(args=("--quantization=fp8",))})
-    for config, expected in ((platform, told()), (platform.model_copy(update={"engine": quantized}), ())):
+    for config, expected in ((platform, warnings_for()), (platform.model_copy(update={"engine": quantized}), ())):
         inputs = collect_status_inputs(observed, None, None, None, config, ModelNames())
         assert inputs.hardware_limits == expected
 
@@ -128,5 +128,5 @@ async def test_slo_infeasible_is_true_before_an_engine_has_run(world: Controller
     await world.reconcile_once("chat", operator)
     stored = {one["type"]: one for one in (await world.service())["status"]["conditions"]}
     assert stored["SLOInfeasible"]["status"] == "True"
-    assert told()[0] in stored["SLOInfeasible"]["message"]
+    assert warnings_for()[0] in stored["SLOInfeasible"]["message"]
     assert "SLOInfeasible" in await world.events()

@@ -25,10 +25,10 @@ class FakeHistory:
 
     def __init__(self, fails: bool = False) -> None:
         self.fails = fails
-        self.asked: list[tuple[str, float, float]] = []
+        self.requested: list[tuple[str, float, float]] = []
 
     def request_rate(self, service: str, start_s: float, end_s: float) -> Sequence[tuple[float, float]]:
-        self.asked.append((service, start_s, end_s))
+        self.requested.append((service, start_s, end_s))
         if self.fails:
             raise BackendUnavailable("Prometheus is away")
         first = end_s - 3 * DAY_S
@@ -66,7 +66,7 @@ async def test_backfill_is_queried_once_and_sets_seasonality() -> None:
         past.start_next({KEY: service}, NOW_S + 30.0)
         await settle(past)
     after = service.tiers["serve"].forecast_state
-    assert history.asked == [("team/chat", NOW_S + 30.0 - HISTORY_SPAN_S, NOW_S + 30.0)]
+    assert history.requested == [("team/chat", NOW_S + 30.0 - HISTORY_SPAN_S, NOW_S + 30.0)]
     assert (after.estimate, after.last_sample_s) == (before.estimate, before.last_sample_s)
     assert len(forecast_to_dict(after)["season"][4][0]) > 0
     assert forecast_to_dict(after)["season"] != forecast_to_dict(before)["season"]
@@ -81,7 +81,7 @@ async def test_backfill_failure_is_logged_once(caplog: pytest.LogCaptureFixture)
             await settle(past)
     assert service.tiers["serve"].forecast_state == before
     assert [record.message for record in caplog.records] == ["request history is not available"]
-    assert len(history.asked) == 1
+    assert len(history.requested) == 1
 
 
 async def test_backfill_skips_unsized_deleted_and_restored_services() -> None:
@@ -93,9 +93,9 @@ async def test_backfill_skips_unsized_deleted_and_restored_services() -> None:
     remembering = sized_service()
     tier = remembering.tiers["serve"]
     tier.forecast_state = with_history(tier.forecast_state, replay_history(history.request_rate("", 0.0, NOW_S), 1.0))
-    history.asked.clear()
+    history.requested.clear()
     past.track(KEY, remembering)
     past.start_next({KEY: remembering}, NOW_S)
     new_backfill(None).start_next({KEY: sized_service()}, NOW_S)
     await settle(past)
-    assert history.asked == []
+    assert history.requested == []

@@ -223,17 +223,17 @@ def test_endings_error_about_one_pod_stops_no_other(monkeypatch: pytest.MonkeyPa
     bad, good = (builders.pod(parent, "decode", name) for name in ("bad", "good"))
     for obj in (parent, bad, good):
         store.put(obj)
-    seen: list[str] = []
+    visited: list[str] = []
 
     def read(pod: Object) -> None:
-        seen.append(pod["metadata"]["name"])
+        visited.append(pod["metadata"]["name"])
         if pod["metadata"]["name"] == "bad":
             fail()
 
     monkeypatch.setattr("plimsoll.controllers.reconcile.drain_reports.drain_timeout_of", read)
     endings = DrainReports(store, errors)
     endings.on_pod_event(WatchEvent("SYNC", objects=(bad, good)))
-    assert seen == ["bad", "good"]
+    assert visited == ["bad", "good"]
     condition = errors.condition(CHAT)
     assert condition is not None
     assert "Pod team/bad: KeyError" in condition.message
@@ -294,11 +294,11 @@ def scaler(
         store.put(parent)
         store.put(builders.deployment(parent, "serve", replicas=3))
 
-    async def told(*_: Any) -> None:
+    async def reported(*_: Any) -> None:
         return None
 
     sources = SignalSources(lambda: ((), ()), lambda namespace, pod: None, lambda namespace, pod: None)
-    return store, Autoscaler(store, kube, sources, tell or told, lambda key: None, errors=errors)
+    return store, Autoscaler(store, kube, sources, tell or reported, lambda key: None, errors=errors)
 
 
 async def test_tick_without_an_event_scales_all_services() -> None:
@@ -350,7 +350,7 @@ async def test_tick_with_a_service_that_cannot_be_read(monkeypatch: pytest.Monke
 
 
 async def test_engines_error_about_one_pod_stops_no_other() -> None:
-    store, errors, clock, heard = ObjectCache(), ObjectErrors(), [0.0], list[str]()
+    store, errors, clock, reported = ObjectCache(), ObjectErrors(), [0.0], list[str]()
     parent = builders.service("chat")
     for name in ("bad", "good"):
         pod = builders.pod(parent, "decode", name, podIP=name, conditions=[{"type": "Ready", "status": "True"}])
@@ -360,13 +360,13 @@ async def test_engines_error_about_one_pod_stops_no_other() -> None:
         return fail() if address == "bad" else b"vllm:num_requests_running 1\n"
 
     def take(key: Key, role: Any, reading: Any) -> None:
-        heard.append(reading.pod)
+        reported.append(reading.pod)
 
     asking = EnginePoller(store, ask, take, monotonic=lambda: clock[0], errors=errors)
     for _ in range(12):
         await asking.poll_due()
         clock[0] += 1.0
-    assert len(heard) > 1
+    assert len(reported) > 1
     condition = errors.condition(CHAT)
     assert condition is not None
     assert "Pod team/bad: KeyError" in condition.message
@@ -396,10 +396,10 @@ def test_engines_pod_that_cannot_be_read_keeps_its_times(monkeypatch: pytest.Mon
 
 
 async def test_gateways_error_about_one_replica_stops_no_other() -> None:
-    asked: list[str] = []
+    requested: list[str] = []
 
     async def ask(address: str, port: int, path: str) -> bytes:
-        asked.append(address)
+        requested.append(address)
         return fail()
 
     gateways = GatewayPoller(None, builders.PLATFORM.gateway, ask, lambda key: None)  # type: ignore[arg-type]
@@ -410,7 +410,7 @@ async def test_gateways_error_about_one_replica_stops_no_other() -> None:
         gateways.on_pod_event(WatchEvent("ADDED", pod))
     for _ in range(2):
         await gateways.poll_round()
-    assert asked == ["a", "b", "a", "b"]
+    assert requested == ["a", "b", "a", "b"]
     assert counted(Stage.GATEWAY) == before + 5
 
 

@@ -29,9 +29,9 @@ def test_checkpoint_in_report_is_restored_after_restart() -> None:
     again.checkpoint = report.checkpoint
     again.store.put(builders.deployment(parent, "serve", replicas=5, ready=1))
     assert again.scaler.decide(NOW_S + 100.0) == [], "5 are ordered, and a fresh process knows no better"
-    told = again.scaler.explain(("team", "chat"))
-    assert told is not None
-    assert told["tiers"]["serve"]["engine"]["accelerator"] == ABOUT.accelerator, "no engine has told this process"
+    document = again.scaler.explain(("team", "chat"))
+    assert document is not None
+    assert document["tiers"]["serve"]["engine"]["accelerator"] == ABOUT.accelerator, "no engine has told this process"
 
 
 def shown(world: World, parent: Object) -> Object:

@@ -58,9 +58,9 @@ class Churn:
 
     def _gateways(self) -> tuple[tuple[GatewayReading, ...], tuple[str, ...]]:
         """One that stays, and some that are there for a tick."""
-        told = self._told()
+        reported = self._told()
         names = ("gw-stays", *[f"gw-{self.tick_no}-{n}" for n in range(AT_ONCE)])
-        return tuple(GatewayReading(name, self._now_s, "a", told) for name in names), names
+        return tuple(GatewayReading(name, self._now_s, "a", reported) for name in names), names
 
     def _told(self) -> dict[str, ServiceReading]:
         return {"/".join(self.key): arrivals(4.0 * STEP_S * self.tick_no)}

@@ -125,11 +125,11 @@ def test_itl_not_measured_is_never_slo_met(monkeypatch: pytest.MonkeyPatch, tpot
     found = loaded_world(f"silent-{tpot}", **{**PROMISED, "slo": {"ttft": "2s", "tpot": tpot, "itl": "80ms"}})
     report = found.scaler.report(("team", f"silent-{tpot}"))
     assert report is not None
-    told = next(one for one in report.conditions if one.type is ConditionType.SLO_MET)
-    assert told.holds is met
+    condition = next(one for one in report.conditions if one.type is ConditionType.SLO_MET)
+    assert condition.holds is met
     if met is None:
-        assert told.reason is ConditionReason.NOT_MEASURED
-        assert told.message == "itl is not known: the engines do not tell"
+        assert condition.reason is ConditionReason.NOT_MEASURED
+        assert condition.message == "itl is not known: the engines do not tell"
     assert "itl" not in report.slo
     assert value("plimsoll_slo_itl_measured_seconds", service=f"team/silent-{tpot}") is None
 
@@ -173,9 +173,9 @@ def test_tpot_is_assessed_per_class_target(monkeypatch: pytest.MonkeyPatch) -> N
     report = found.scaler.report(("team", "mixed"))
     assert report is not None
     assert report.slo["attainment"] == "75%"
-    told = next(one for one in report.conditions if one.type is ConditionType.SLO_MET)
-    assert told.reason is ConditionReason.SLO_VIOLATED
-    assert "TPOT at least 75% within 10 ms by class" in told.message
+    condition = next(one for one in report.conditions if one.type is ConditionType.SLO_MET)
+    assert condition.reason is ConditionReason.SLO_VIOLATED
+    assert "TPOT at least 75% within 10 ms by class" in condition.message
 
 
 def test_removed_target_has_no_met_ratio() -> None:
@@ -198,9 +198,9 @@ def test_tpot_not_measured_leaves_only_certain_misses(
     found = loaded_world("mute", **PROMISED)
     report = found.scaler.report(("team", "mute"))
     assert report is not None
-    told = next(one for one in report.conditions if one.type is ConditionType.SLO_MET)
-    assert (told.holds, told.reason) == (None, ConditionReason.NOT_MEASURED)
-    assert told.message == report.slo["unavailableReason"] == "TPOT is not known: the engines do not tell"
+    condition = next(one for one in report.conditions if one.type is ConditionType.SLO_MET)
+    assert (condition.holds, condition.reason) == (None, ConditionReason.NOT_MEASURED)
+    assert condition.message == report.slo["unavailableReason"] == "TPOT is not known: the engines do not tell"
     assert not {"attainment", "attainmentIncludingRejected"} & report.slo.keys()
     assert value("plimsoll_slo_attainment_ratio", service="team/mute") is None
     assert value("plimsoll_slo_target_attainment_ratio", service="team/mute", target="tpot") is None

@@ -67,7 +67,7 @@ class World:
 
     def start_operator(self) -> None:
         """A new operator process, which lists first."""
-        self.cache, self.seen = ObjectCache(), len(self.log)
+        self.cache, self.observed = ObjectCache(), len(self.log)
         for obj in self.live.values():
             self.cache.put(copy.deepcopy(obj))
         self.namespaces = ServiceNamespaces(self.kube, "plimsoll-system")
@@ -140,9 +140,9 @@ class World:
 
     def watch(self, events: int) -> None:
         """The operator's watch goes on by some versions."""
-        for obj, deleted in self.log[self.seen : self.seen + events]:
+        for obj, deleted in self.log[self.observed : self.observed + events]:
             (self.cache.remove if deleted else self.cache.put)(copy.deepcopy(obj))
-        self.seen = min(len(self.log), self.seen + events)
+        self.observed = min(len(self.log), self.observed + events)
 
     async def update(self, *keys: Key) -> None:
         """The operator's workers reconcile these services at once."""

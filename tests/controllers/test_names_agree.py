@@ -60,17 +60,17 @@ class World:
 
     def reconcile(self) -> None:
         """The operator brings the status of every service up to date."""
-        told = [{tuple(key.split("/")): set(s.names) for key, s in g.services.items()} for g in self.gateways]
-        keys = set().union(*told)
-        common = {key: frozenset(set.intersection(*(one.get(key, set()) for one in told))) for key in keys}
+        reported = [{tuple(key.split("/")): set(s.names) for key, s in g.services.items()} for g in self.gateways]
+        keys = set().union(*reported)
+        common = {key: frozenset(set.intersection(*(one.get(key, set()) for one in reported))) for key in keys}
         view = GatewayView(GATEWAYS, GATEWAYS, models=common)  # type: ignore[arg-type]
         for key in [(raw["metadata"]["namespace"], raw["metadata"]["name"]) for raw in self.objects]:
             self.grant(key)
-            seen = observe(self.store, view, key)
-            assert seen is not None
-            found = names_of(seen, self.at)
+            observed = observe(self.store, view, key)
+            assert observed is not None
+            found = names_of(observed, self.at)
             names = {"modelNames": list(found.listed), "formerModelNames": [asdict(one) for one in found.former]}
-            raw = copy.deepcopy(seen.service_object)
+            raw = copy.deepcopy(observed.service_object)
             self.store.put({**raw, "status": raw.get("status", {}) | names})
 
     def grant(self, key: tuple[str, str]) -> None:

@@ -41,11 +41,11 @@ def test_replace_drops_missing_objects_of_namespace_only() -> None:
 
 
 def test_children_are_found_by_label_and_notify_service() -> None:
-    told: list[Key] = []
-    store, parent = ObjectCache(told.append), builders.service()
+    reported: list[Key] = []
+    store, parent = ObjectCache(reported.append), builders.service()
     store.put(builders.deployment(parent, "decode"))
     store.put(builders.pod(parent, "decode"))
-    assert told == [("team", "chat")] * 2
+    assert reported == [("team", "chat")] * 2
     assert [o["metadata"]["name"] for o in store.children("Pod", ("team", "chat"))] == ["p"]
     store.remove(builders.pod(parent, "decode"))
     assert store.children("Pod", ("team", "chat")) == []

@@ -37,18 +37,18 @@ def test_observe_ignores_children_of_earlier_service() -> None:
     old["metadata"]["ownerReferences"][0]["uid"] = "earlier"
     store.put(raw)
     store.put(old)
-    seen = observe(store, GatewayView(), ("team", "chat"))
-    assert seen is not None
-    assert seen.children == {}
+    observed = observe(store, GatewayView(), ("team", "chat"))
+    assert observed is not None
+    assert observed.children == {}
 
 
 def test_observe_invalid_spec_returns_problems() -> None:
     store, raw = ObjectCache(), builders.service(tiers={})
     store.put(raw)
-    seen = observe(store, GatewayView(), ("team", "chat"))
-    assert seen is not None
-    assert seen.service is None
-    assert any("tiers" in problem for problem in seen.problems)
+    observed = observe(store, GatewayView(), ("team", "chat"))
+    assert observed is not None
+    assert observed.service is None
+    assert any("tiers" in problem for problem in observed.problems)
 
 
 def with_fallback(name: str, to: str) -> dict[str, object]:
@@ -60,12 +60,12 @@ def test_observe_fallback_missing_or_cyclic_is_reported() -> None:
     for raw in (with_fallback("a", "b"), with_fallback("b", "c"), builders.service("c"), with_fallback("d", "nobody")):
         store.put(raw)
 
-    def told(name: str) -> tuple[str, str] | None:
-        seen = observe(store, GatewayView(), ("team", name))
-        assert seen is not None
-        return seen.fallback
+    def reported(name: str) -> tuple[str, str] | None:
+        observed = observe(store, GatewayView(), ("team", name))
+        assert observed is not None
+        return observed.fallback
 
-    assert {name: told(name) for name in "abcd"} == {
+    assert {name: reported(name) for name in "abcd"} == {
         "a": ("team/b", ""),
         "b": ("team/c", ""),
         "c": None,
@@ -74,9 +74,9 @@ def test_observe_fallback_missing_or_cyclic_is_reported() -> None:
     store.put(with_fallback("c", "a"))
     in_turn = "falls back to this service (cycle: {0} -> {1} -> {2} -> {0})"
     ways = (("team/a", "team/b", "team/c"), ("team/b", "team/c", "team/a"), ("team/c", "team/a", "team/b"))
-    assert [told(name) for name in "abc"] == [(way[1], in_turn.format(*way)) for way in ways]
+    assert [reported(name) for name in "abc"] == [(way[1], in_turn.format(*way)) for way in ways]
     store.put(with_fallback("c", "b"))
-    assert told("a") == ("team/b", ""), "the ring of others is theirs"
+    assert reported("a") == ("team/b", ""), "the ring of others is theirs"
 
 
 def test_affected_services_lists_services_with_fallback() -> None:

@@ -23,9 +23,9 @@ def planned(raw: Object, *revisions: Object) -> ObjectPlan:
     store = ObjectCache()
     for obj in (raw, *revisions):
         store.put(obj)
-    seen = observe(store, GatewayView(), ("team", "chat"))
-    assert isinstance(seen, ObservedService)
-    return plan_objects(seen, parse(raw), {"prefill": 1, "decode": 1}, builders.PLATFORM)
+    observed = observe(store, GatewayView(), ("team", "chat"))
+    assert isinstance(observed, ObservedService)
+    return plan_objects(observed, parse(raw), {"prefill": 1, "decode": 1}, builders.PLATFORM)
 
 
 def templates(found: ObjectPlan) -> dict[str, Object]:

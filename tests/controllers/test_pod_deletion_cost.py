@@ -105,7 +105,7 @@ class Recorder(KubeClient):
 
 async def shrink(kube: KubeClient, *, replicas: int = 4) -> tuple[list[Event], ObjectCache]:
     """One tick for a service that wants 2 of so many replicas; c and a are the emptiest."""
-    store, told = ObjectCache(), list[Event]()
+    store, reported = ObjectCache(), list[Event]()
     sent = {"a": 1, "b": 7, "c": 0, "d": 3}
     store.put(PARENT)
     store.put(builders.deployment(PARENT, "serve", replicas=replicas, ready=replicas))
@@ -114,13 +114,13 @@ async def shrink(kube: KubeClient, *, replicas: int = 4) -> tuple[list[Event], O
     reading = GatewayReading("gw-1", NOW_S, "a", {"team/chat": replace(arrivals(9.0), inflight=sent)})
 
     async def tell(_: Object, event: Event) -> None:
-        told.append(event)
+        reported.append(event)
 
     sources = SignalSources(lambda: ((reading,), ("gw-1",)), lambda namespace, pod: None, lambda namespace, pod: None)
     scaler = Autoscaler(store, kube, sources, tell, lambda key: None)
     scaler.tick(NOW_S)
     await scaler.finish_writes()
-    return told, store
+    return reported, store
 
 
 async def test_scale_down_annotates_selected_pods_and_names_them() -> None:

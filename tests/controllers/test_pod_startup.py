@@ -55,9 +55,9 @@ def test_startup_state_reports_current_phase() -> None:
 
 def test_phase_durations_sum_to_total_startup_time() -> None:
     ready = pod(pod_condition("PodScheduled", "True", 2), pod_condition("Ready", "True", 40), running=12)
-    told = pod_startup.phase_durations(ready, startup_progress(None, ("launch", 1.0), ("load", 20.0)))
-    assert [name for name, _ in told] == ["schedule", "pull", "launch", "load", "probe"]
-    assert sum(seconds for _, seconds in told) == 40.0
+    reported = pod_startup.phase_durations(ready, startup_progress(None, ("launch", 1.0), ("load", 20.0)))
+    assert [name for name, _ in reported] == ["schedule", "pull", "launch", "load", "probe"]
+    assert sum(seconds for _, seconds in reported) == 40.0
     assert pod_startup.phase_durations(ready, None) == [("schedule", 2.0), ("pull", 10.0), ("engine", 28.0)]
 
 

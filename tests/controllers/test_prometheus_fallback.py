@@ -23,10 +23,10 @@ class Store:
         self.at_s = 1.8e9
         self.running = 0.0
         self.away = False
-        self.asked: list[tuple[str, tuple[str, ...]]] = []
+        self.requested: list[tuple[str, tuple[str, ...]]] = []
 
     def engine_readings(self, namespace: str, pods: Sequence[str]) -> Sequence[EngineReading]:
-        self.asked.append((namespace, tuple(pods)))
+        self.requested.append((namespace, tuple(pods)))
         if self.away:
             raise BackendUnavailable("Prometheus at http://p: refused")
         return [EngineReading(pod, self.at_s, "born", running=self.running) for pod in (*pods, "somebody-else")]
@@ -37,14 +37,14 @@ class Fleet(World):
 
     def __init__(self) -> None:
         super().__init__()
-        self.told = Store()
-        self.second = PrometheusFallback(self.told, self.engines.unreachable, self.engines.accept_external)
+        self.reported = Store()
+        self.second = PrometheusFallback(self.reported, self.engines.unreachable, self.engines.accept_external)
         for number in (1, 2):
             self.pod(number)
 
     def readings(self, pod: str) -> list[float]:
         """When each word of an engine was of, whoever told it."""
-        return [reading.at_s for _, _, reading in self.heard if reading.pod == pod]
+        return [reading.at_s for _, _, reading in self.received if reading.pod == pod]
 
 
 @pytest.fixture
@@ -56,30 +56,30 @@ async def fleet() -> Fleet:
 
 async def test_prometheus_fallback_is_unused_while_all_engines_answer(fleet: Fleet) -> None:
     await fleet.second.query()
-    assert fleet.told.asked == []
+    assert fleet.reported.requested == []
     assert fleet.second.tiers(KEY) == ()
 
 
 async def test_prometheus_fallback_queries_only_unreachable_engines(fleet: Fleet) -> None:
     fleet.down.add("10.0.0.1")
     await fleet.until(LOST_S)
-    before = len(fleet.heard)
-    fleet.told.running = 3.0
+    before = len(fleet.received)
+    fleet.reported.running = 3.0
     await fleet.second.query()
-    assert fleet.told.asked == [("team", ("pod-1",))]
+    assert fleet.reported.requested == [("team", ("pod-1",))]
     assert fleet.second.tiers(KEY) == ("decode",)
-    ((key, role, reading),) = fleet.heard[before:]
+    ((key, role, reading),) = fleet.received[before:]
     assert (key, role, reading.pod, reading.running) == (KEY, "decode", "pod-1", 3.0)
     assert fleet.engines.running_requests("team", "pod-1") == 3.0
 
 
 async def test_prometheus_fallback_ignores_single_missed_poll(fleet: Fleet) -> None:
     fleet.down.add("10.0.0.1")
-    asked = len(fleet.times(1))
-    while len(fleet.times(1)) == asked:
+    requested = len(fleet.times(1))
+    while len(fleet.times(1)) == requested:
         await fleet.until(0.25)
     await fleet.second.query()
-    assert fleet.told.asked == []
+    assert fleet.reported.requested == []
 
 
 async def test_prometheus_fallback_same_scrape_is_ingested_once(fleet: Fleet) -> None:
@@ -87,7 +87,7 @@ async def test_prometheus_fallback_same_scrape_is_ingested_once(fleet: Fleet) ->
     await fleet.until(LOST_S)
     before = fleet.readings("pod-1")
     for at_s in (1.8e9, 1.8e9, 1.8e9 + 5.0):
-        fleet.told.at_s = at_s
+        fleet.reported.at_s = at_s
         await fleet.second.query()
     assert fleet.readings("pod-1") == [*before, 1.8e9, 1.8e9 + 5.0]
 
@@ -95,7 +95,7 @@ async def test_prometheus_fallback_same_scrape_is_ingested_once(fleet: Fleet) ->
 async def test_prometheus_fallback_busy_engine_speeds_up_its_tier(fleet: Fleet) -> None:
     fleet.down.add("10.0.0.1")
     await fleet.until(LOST_S)
-    fleet.told.running = 3.0
+    fleet.reported.running = 3.0
     await fleet.second.query()
     await fleet.until(4 * BUSY_INTERVAL_S)
     assert gaps(fleet.times(2)[-3:]) == {BUSY_INTERVAL_S}
@@ -107,22 +107,22 @@ async def test_prometheus_fallback_stops_when_engine_answers_again(fleet: Fleet)
     await fleet.second.query()
     fleet.down.clear()
     await fleet.until(LOST_S)
-    asked = len(fleet.told.asked)
+    requested = len(fleet.reported.requested)
     await fleet.second.query()
-    assert len(fleet.told.asked) == asked
+    assert len(fleet.reported.requested) == requested
     assert fleet.second.tiers(KEY) == ()
-    before = len(fleet.heard)
+    before = len(fleet.received)
     fleet.engines.accept_external("team", EngineReading("pod-1", 1.9e9, "born", running=9.0))
-    assert len(fleet.heard) == before
+    assert len(fleet.received) == before
 
 
 async def test_prometheus_fallback_outage_is_logged_once(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
     fleet.down.add("10.0.0.1")
     await fleet.until(LOST_S)
-    fleet.told.away = True
+    fleet.reported.away = True
     with caplog.at_level(logging.WARNING):
         for away in (True, True, False, True):
-            fleet.told.away = away
+            fleet.reported.away = away
             await fleet.second.query()
             assert fleet.second.tiers(KEY) == (() if away else ("decode",))
     assert [record.getMessage() for record in caplog.records] == [
@@ -133,7 +133,10 @@ async def test_prometheus_fallback_outage_is_logged_once(fleet: Fleet, caplog: p
 async def test_prometheus_fallback_without_prometheus_is_never_used(fleet: Fleet) -> None:
     fleet.down.add("10.0.0.1")
     await fleet.until(LOST_S)
-    before, alone = len(fleet.heard), PrometheusFallback(None, fleet.engines.unreachable, fleet.engines.accept_external)
+    before, alone = (
+        len(fleet.received),
+        PrometheusFallback(None, fleet.engines.unreachable, fleet.engines.accept_external),
+    )
     await alone.run()
     assert fleet.engines.unreachable()
-    assert (len(fleet.heard), alone.tiers(KEY)) == (before, ())
+    assert (len(fleet.received), alone.tiers(KEY)) == (before, ())

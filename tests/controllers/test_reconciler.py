@@ -66,11 +66,11 @@ async def test_reconcile_five_restarts_add_no_event_or_change(world: ControllerH
         kind: [(await world.get(kind, n))["metadata"]["resourceVersion"] for n in names]
         for kind, names in EVERYTHING.items()
     }
-    told = await world.events()
-    assert told == ["Ready"]
+    events = await world.events()
+    assert events == ["Ready"]
     for _ in range(5):
         await world.reconcile_once("chat")
-    assert await world.events() == told
+    assert await world.events() == events
     after = {
         kind: [(await world.get(kind, n))["metadata"]["resourceVersion"] for n in names]
         for kind, names in EVERYTHING.items()
@@ -280,10 +280,11 @@ async def test_edited_older_service_takes_no_model_name(world: ControllerHarness
     young, edited = (await world.service("young"))["status"], (await world.service("old"))["status"]
     assert (young["modelNameClaim"], young["modelNames"][0]) == (claim, name)
     assert "modelNameClaim" not in edited
-    told = {one["type"]: one for one in edited["conditions"]}["ModelNameRejected"]
-    assert told["status"] == "True"
+    reported = {one["type"]: one for one in edited["conditions"]}["ModelNameRejected"]
+    assert reported["status"] == "True"
     assert (
-        f"service {world.namespace}/young holds the name since {claim['since'].partition('.')[0]}Z" in told["message"]
+        f"service {world.namespace}/young holds the name since {claim['since'].partition('.')[0]}Z"
+        in reported["message"]
     )
 
 

@@ -297,29 +297,32 @@ def name_condition(claim: NameClaim, *others: NameClaim, rules: NameRules = NO_R
 
 
 def test_conditions_model_name_loser_names_holder_and_time() -> None:
-    told = name_condition(CHAT, OTHER)
-    assert (told.holds, told.reason) == (True, ConditionReason.MODEL_NAME_TAKEN)
-    assert told.message == (
+    condition = name_condition(CHAT, OTHER)
+    assert (condition.holds, condition.reason) == (True, ConditionReason.MODEL_NAME_TAKEN)
+    assert condition.message == (
         "spec.model.name chat: service other/chat holds the name since 2026-03-01T00:00:00Z; clients reach this service"
         " as team/chat. Change spec.model.name to get a name of its own"
     )
-    assert "other/chat" in told.event_message
-    assert "2026-03-01T00:00:00Z" in told.event_message
+    assert "other/chat" in condition.event_message
+    assert "2026-03-01T00:00:00Z" in condition.event_message
 
 
 def test_conditions_qualified_name_holder_is_named() -> None:
     openai = NameClaim("openai", "gpt", "gpt", "", "gpt", "2026-04-01T00:00:00.000000Z")
     first = NameClaim("team", "x", "openai/gpt", "", "openai/gpt", "2026-03-01T00:00:00.000000Z")
-    told = name_condition(openai, first)
-    assert (told.holds, told.reason) == (True, ConditionReason.MODEL_NAME_TAKEN)
-    assert "NAMESPACE/NAME openai/gpt: service team/x holds the name since 2026-03-01T00:00:00Z" in told.message
-    assert "clients reach this service as gpt." in told.message
+    condition = name_condition(openai, first)
+    assert (condition.holds, condition.reason) == (True, ConditionReason.MODEL_NAME_TAKEN)
+    assert "NAMESPACE/NAME openai/gpt: service team/x holds the name since 2026-03-01T00:00:00Z" in condition.message
+    assert "clients reach this service as gpt." in condition.message
     assert ConditionType.MODEL_NAME_REJECTED not in names_found(first, openai)
 
 
 def test_conditions_qualified_name_of_neighbour_is_named() -> None:
-    told = name_condition(NameClaim("team", "x", "team/chat", ""), CHAT)
-    assert "team/chat: the name is the NAMESPACE/NAME of service team/chat; clients reach this service" in told.message
+    condition = name_condition(NameClaim("team", "x", "team/chat", ""), CHAT)
+    assert (
+        "team/chat: the name is the NAMESPACE/NAME of service team/chat; clients reach this service"
+        in condition.message
+    )
 
 
 def test_conditions_unrecorded_rival_is_named() -> None:
@@ -329,9 +332,9 @@ def test_conditions_unrecorded_rival_is_named() -> None:
 
 def test_conditions_reserved_name_names_the_namespace() -> None:
     rules = NameRules(service_namespaces=frozenset({"bank"}))
-    told = name_condition(NameClaim("team", "chat", "bank/chat", ""), rules=rules)
-    assert (told.holds, told.reason) == (True, ConditionReason.MODEL_NAME_RESERVED)
-    assert told.message.startswith(
+    condition = name_condition(NameClaim("team", "chat", "bank/chat", ""), rules=rules)
+    assert (condition.holds, condition.reason) == (True, ConditionReason.MODEL_NAME_RESERVED)
+    assert condition.message.startswith(
         "spec.model.name bank/chat: names that begin with bank/ belong to namespace bank, which has or had services;"
         " clients reach this service as team/chat."
     )
@@ -339,10 +342,10 @@ def test_conditions_reserved_name_names_the_namespace() -> None:
 
 def test_conditions_restricted_namespace_names_the_value() -> None:
     rules = NameRules(short_name_namespaces=frozenset({"bank"}))
-    told = name_condition(replace(CHAT, published=("chat", "old")), rules=rules)
-    assert (told.holds, told.reason) == (True, ConditionReason.SHORT_NAMES_RESTRICTED)
-    assert "gateway.shortModelNames.namespaces" in told.message
-    assert "clients reach this service as team/chat. Set spec.model.name to team/chat" in told.message
+    condition = name_condition(replace(CHAT, published=("chat", "old")), rules=rules)
+    assert (condition.holds, condition.reason) == (True, ConditionReason.SHORT_NAMES_RESTRICTED)
+    assert "gateway.shortModelNames.namespaces" in condition.message
+    assert "clients reach this service as team/chat. Set spec.model.name to team/chat" in condition.message
     qualified = names_found(replace(CHAT, model="team/chat"), rules=rules)
     assert ConditionType.MODEL_NAME_REJECTED not in qualified
 
@@ -471,8 +474,8 @@ def test_conditions_scaled_to_zero_without_queueing_is_not_ready() -> None:
 
 def test_scaling_status_keeps_known_fields_of_earlier_process() -> None:
     """Limits that an earlier release wrote into the status go with the first write."""
-    told = {"limitedBy": "decode TPOT"}
-    assert service_status.scaling_fields(status_inputs(), {**told, "admission": {"version": 4}}) == told
+    reported = {"limitedBy": "decode TPOT"}
+    assert service_status.scaling_fields(status_inputs(), {**reported, "admission": {"version": 4}}) == reported
 
 
 def test_conditions_slow_transfer_keeps_tier_ready() -> None:

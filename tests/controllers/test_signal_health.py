@@ -50,7 +50,7 @@ def found_condition(world: World, kind: ConditionType) -> Condition | None:
     return next((c for c in report.conditions if c.type is kind), None)
 
 
-def told(world: World, kind: ConditionType) -> Condition:
+def condition_of(world: World, kind: ConditionType) -> Condition:
     found = found_condition(world, kind)
     assert found is not None
     return found
@@ -67,7 +67,7 @@ def test_engine_never_answering_is_reported() -> None:
     world, _ = ready_world()
     for at in range(1, 10):
         run_tick(world, at, answers=False)
-    assert told(world, ConditionType.METRICS_DEGRADED).reason is ConditionReason.METRICS_MISSING
+    assert condition_of(world, ConditionType.METRICS_DEGRADED).reason is ConditionReason.METRICS_MISSING
 
 
 def test_engine_silence_and_recovery_are_reported() -> None:
@@ -94,7 +94,7 @@ def test_engines_read_through_prometheus_are_reported_at_once() -> None:
     assert found_condition(world, ConditionType.METRICS_DEGRADED) is None
     world.second_hand = ("serve",)
     run_tick(world, 60)
-    found = told(world, ConditionType.METRICS_DEGRADED)
+    found = condition_of(world, ConditionType.METRICS_DEGRADED)
     assert (found.holds, found.reason) == (True, ConditionReason.METRICS_DELAYED)
     assert found.message.startswith(
         "gateways answer; engines of serve do not answer the operator, and their metrics come from"
@@ -111,10 +111,10 @@ def test_gateway_silence_sets_scaling_inactive() -> None:
     assert found_condition(world, ConditionType.SCALING_INACTIVE) is None
     for at in range(120, 165):
         run_tick(world, at, gateway=False)
-    inactive = told(world, ConditionType.SCALING_INACTIVE)
+    inactive = condition_of(world, ConditionType.SCALING_INACTIVE)
     assert (inactive.holds, inactive.reason) == (True, ConditionReason.DEMAND_UNKNOWN)
     assert "the last sample is" in inactive.message
-    assert told(world, ConditionType.METRICS_DEGRADED).reason is ConditionReason.METRICS_MISSING
+    assert condition_of(world, ConditionType.METRICS_DEGRADED).reason is ConditionReason.METRICS_MISSING
 
 
 def test_unschedulable_pod_limits_scaling_with_scheduler_message() -> None:
@@ -127,7 +127,7 @@ def test_unschedulable_pod_limits_scaling_with_scheduler_message() -> None:
     world.store.put(pod)
     for at in range(30):
         run_tick(world, at)
-    found = told(world, ConditionType.SCALING_LIMITED)
+    found = condition_of(world, ConditionType.SCALING_LIMITED)
     assert (found.holds, found.reason) == (True, ConditionReason.UNSCHEDULABLE)
     assert found.message.startswith("serve: ")
     assert words in found.message

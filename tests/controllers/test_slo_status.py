@@ -40,9 +40,11 @@ def snapshot_of(late: float = 0.0, slow: float | None = 0.0, **other: Any) -> Se
         1.0,
         tpot_histogram=paces,
     )
-    judged = SloCounts(1000.0, 1000.0 * late, 1000.0 * late, 0.0)
-    heard = ServiceMetrics(5.0, slo_counts=judged, ttft_s=0.4, e2e_s=9.0, rejected_share=0.0, tiers={Role.SERVE: tier})
-    return ServiceSnapshot(replace(heard, **other), {})
+    slo_counts = SloCounts(1000.0, 1000.0 * late, 1000.0 * late, 0.0)
+    metrics = ServiceMetrics(
+        5.0, slo_counts=slo_counts, ttft_s=0.4, e2e_s=9.0, rejected_share=0.0, tiers={Role.SERVE: tier}
+    )
+    return ServiceSnapshot(replace(metrics, **other), {})
 
 
 def condition_of(
@@ -68,12 +70,12 @@ def test_slo_one_missed_target_is_violated(late: float, slow: float | None) -> N
 
 def test_slo_gateway_request_counts_are_never_undetermined() -> None:
     """3 % late with the first token and 4 % with the last, nobody with both: 93 % kept all of it, and that is known."""
-    judged = SloCounts(100.0, 7.0, 3.0, 4.0)
-    found = condition_of(snapshot_of(slo_counts=judged), TTFT_E2E_SLO)
+    slo_counts = SloCounts(100.0, 7.0, 3.0, 4.0)
+    found = condition_of(snapshot_of(slo_counts=slo_counts), TTFT_E2E_SLO)
     assert found.reason is ConditionReason.SLO_VIOLATED
     assert found.message.endswith("; SLO 95%, 93% within all targets")
     assert (
-        condition_of(snapshot_of(slo_counts=judged._replace(missed=5.0)), TTFT_E2E_SLO).reason
+        condition_of(snapshot_of(slo_counts=slo_counts._replace(missed=5.0)), TTFT_E2E_SLO).reason
         is ConditionReason.SLO_MET
     )
 
@@ -177,10 +179,10 @@ def test_slo_share_just_below_target_is_not_rounded_up() -> None:
 def test_slo_idle_service_has_no_figures() -> None:
     nobody = Unavailable("no response in the last minute")
     none = LaggingSignals(tpot_s=nobody, itl_s=nobody)
-    heard = ServiceMetrics(
+    metrics = ServiceMetrics(
         0.0, slo_counts=None, ttft_s=nobody, e2e_s=nobody, tiers={Role.SERVE: TierMetrics(none, 1.0)}
     )
-    assert slo_status.slo_figures(ServiceSnapshot(heard, {}), TTFT_TPOT_SLO, (TTFT_TPOT_SLO,), {}) == {}
-    found = condition_of(ServiceSnapshot(heard, {}))
+    assert slo_status.slo_figures(ServiceSnapshot(metrics, {}), TTFT_TPOT_SLO, (TTFT_TPOT_SLO,), {}) == {}
+    found = condition_of(ServiceSnapshot(metrics, {}))
     assert (found.type, found.holds, found.reason) == (ConditionType.SLO_MET, None, ConditionReason.NOT_MEASURED)
     assert found.message == "TTFT is not known: no response in the last minute"

@@ -255,15 +255,15 @@ async def walk(service: SingleService, case: Case) -> None:
     """Add, change and remove the part, and check that the service follows the first two."""
     await service.run(WARM_UP_S)
     absent, added = case.probe(service), first_missing(service.object["spec"], case.path)
-    seen = []
+    observed = []
     for value in (case.first, case.second):
         service.edit(case.path, value)
         await service.run(PHASE_S)
         assert "Stalled" not in service.conditions, service.status["conditions"]
-        seen.append(case.probe(service))
+        observed.append(case.probe(service))
     is_default = case.second in ("vllm", False, "Queue")  # the second value of a switch is its default
-    assert seen[0] not in (absent, seen[1]), "it had no effect"
-    assert (seen[1] == absent) is is_default, "its change had no effect"
+    assert observed[0] not in (absent, observed[1]), "it had no effect"
+    assert (observed[1] == absent) is is_default, "its change had no effect"
     service.edit(added, DELETE)
     await service.run(PHASE_S)
 

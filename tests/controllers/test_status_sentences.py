@@ -91,8 +91,10 @@ class Walk(World):
             counted = arrivals(self.answered)
             self.slow += rate if ttft_s > 1.0 else 0.0
             fast = self.answered - self.slow
-            seen = BucketCounts((0.1, 1.0, 4.0, INFINITE), (0.0, fast, self.slow, 0.0), 0.3 * fast + 2.7 * self.slow)
-            counted = replace(counted, ttft_s=seen)
+            observed = BucketCounts(
+                (0.1, 1.0, 4.0, INFINITE), (0.0, fast, self.slow, 0.0), 0.3 * fast + 2.7 * self.slow
+            )
+            counted = replace(counted, ttft_s=observed)
             self.readings = (GatewayReading("gw-1", self.now_s, "a", {"team/chat": counted}),)
             if int(self.now_s) % 5 == 0:
                 self.engine_reports()
@@ -106,13 +108,15 @@ class Walk(World):
     def render(self) -> Object:
         """The status as the reconciler writes it, checked against the objects."""
         view = GatewayView(1, 1, {KEY: self.routable}) if self.routable is not None else GatewayView(1, 0)
-        seen = observe(self.store, view, KEY)
-        assert seen is not None
-        assert seen.service is not None
+        observed = observe(self.store, view, KEY)
+        assert observed is not None
+        assert observed.service is not None
         report = self.scaler.report(KEY)
-        plan = plan_objects(seen, seen.service, desired_replicas(seen, seen.service, report), builders.PLATFORM)
-        names = names_of(seen, datetime.fromtimestamp(self.now_s, UTC))
-        inputs = collect_status_inputs(seen, plan, None, report, builders.PLATFORM, names)
+        plan = plan_objects(
+            observed, observed.service, desired_replicas(observed, observed.service, report), builders.PLATFORM
+        )
+        names = names_of(observed, datetime.fromtimestamp(self.now_s, UTC))
+        inputs = collect_status_inputs(observed, plan, None, report, builders.PLATFORM, names)
         going = self.is_namespace_terminating
         inputs = replace(inputs, tiers=tuple(replace(one, is_namespace_terminating=going) for one in inputs.tiers))
         stated = service_status.build_conditions(inputs)

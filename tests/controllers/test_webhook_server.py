@@ -60,10 +60,10 @@ class Judge:
 
     def __init__(self, verdict: Verdict | Exception = Verdict()) -> None:  # noqa: B008 - immutable
         self.verdict = verdict
-        self.asked: list[tuple[Object, Object | None]] = []
+        self.requested: list[tuple[Object, Object | None]] = []
 
     def __call__(self, new: Object, old: Object | None) -> Verdict:
-        self.asked.append((new, old))
+        self.requested.append((new, old))
         if isinstance(self.verdict, Exception):
             raise self.verdict
         return self.verdict
@@ -107,7 +107,7 @@ def test_answer_has_verdict_and_is_counted(verdict: Verdict | Exception, result:
 def test_answer_leaves_other_requests_alone(request_part: Object) -> None:
     judge = Judge(Verdict(("no",)))
     assert answer(review(**request_part), judge)["response"]["allowed"] is True
-    assert judge.asked == []
+    assert judge.requested == []
 
 
 def test_answer_judges_normalised_objects_of_a_dry_run() -> None:
@@ -116,9 +116,9 @@ def test_answer_judges_normalised_objects_of_a_dry_run() -> None:
     del new["metadata"]["namespace"]
     judge = Judge()
     answer(review(new, operation="UPDATE", oldObject=old, dryRun=True), judge)
-    [(asked, before)] = judge.asked
-    assert asked["metadata"]["namespace"] == "team"
-    assert "slo" not in asked["spec"]
+    [(requested, before)] = judge.requested
+    assert requested["metadata"]["namespace"] == "team"
+    assert "slo" not in requested["spec"]
     assert before is not None
     assert before["spec"] == old["spec"]
 
@@ -197,7 +197,7 @@ async def test_serve_accepts_the_largest_objects(tmp_path: Path) -> None:
     async with serving(tmp_path, judge) as url:
         status, _ = await post(url, pem, orjson.dumps(review(large, operation="UPDATE", oldObject=large)))
     assert status == 200
-    assert len(judge.asked) == 1
+    assert len(judge.requested) == 1
 
 
 async def test_serve_bounds_reviews_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

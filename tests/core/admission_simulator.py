@@ -224,9 +224,9 @@ class ControllerPolicy:
         gate: AdmissionController,
         on_tick: Callable[[AdmissionController, float], None] | None = None,
         share: float = 1.0,
-        told: bool = True,
+        reported: bool = True,
     ) -> None:
-        self.gate, self.on_tick, self.share, self.told = gate, on_tick, share, told
+        self.gate, self.on_tick, self.share, self.reported = gate, on_tick, share, reported
         self.jobs: dict[str, ClientRequest] = {}
         self.engines = 0
 
@@ -234,11 +234,11 @@ class ControllerPolicy:
         id = f"{job.id}/{job.attempts}"
         job.attempts += 1
         self.jobs[id] = job
-        blocks = job.blocks if self.told else ()
-        asked = AdmissionRequest(
+        blocks = job.blocks if self.reported else ()
+        requests = AdmissionRequest(
             id, job.request_class, job.tenant, now, job.prompt, body_hash=hash(job.id), block_hashes=blocks
         )
-        return self._take([self.gate.submit(asked, now)], now)
+        return self._take([self.gate.submit(requests, now)], now)
 
     def done(self, job: ClientRequest, now: float) -> list[tuple[ClientRequest, int]]:
         id = f"{job.id}/{job.attempts - 1}"

@@ -292,13 +292,13 @@ def test_infeasible_request_in_overload_is_eventually_admitted() -> None:
 def flood(
     classes: tuple[ClassPolicy, ...],
     tenants: Mapping[str, TenantPolicy],
-    asked: list[tuple[str, str, int]],
+    requested: list[tuple[str, str, int]],
     outputs: Mapping[str, int] | None = None,
 ) -> dict[tuple[str, str], int]:
     """Thirty seconds of overload, on a replica filled by tenant `first` of the first class.
 
-    asked: class, tenant and requests every 50 ms. outputs: tokens of a tenant's answers, where known. Returns how many
-    of each were let in.
+    requested: class, tenant and requests every 50 ms. outputs: tokens of a tenant's answers, where known. Returns the
+    number of admitted requests of each.
     """
     door = gate(classes=classes, tenants=tenants)
     count, now = fill(door, request_class=classes[0].name)
@@ -307,11 +307,11 @@ def flood(
     got = {(classes[0].name, "first"): count}
     for k in range(600):
         now += 0.05
-        for klass, tenant, n in asked:
+        for request_class, tenant, n in requested:
             for i in range(n):
-                id = f"{klass}{tenant}{k}.{i}"
-                who[id] = (klass, tenant)
-                decision = door.submit(ask(id, now, request_class=klass, tenant=tenant), now)
+                id = f"{request_class}{tenant}{k}.{i}"
+                who[id] = (request_class, tenant)
+                decision = door.submit(ask(id, now, request_class=request_class, tenant=tenant), now)
                 if decision.outcome is AdmissionOutcome.ADMITTED:
                     running.append(id)
                     got[who[id]] = got.get(who[id], 0) + 1
@@ -363,9 +363,9 @@ def test_quota_exceeded_sheds_with_retry_after() -> None:
         AdmissionOutcome.SHED_QUOTA,
         AdmissionOutcome.SHED_QUOTA,
     ]
-    told = door.submit(ask("t9"), 0.0).retry
-    assert told is not None
-    assert told.retry_after_s == 5
+    advice = door.submit(ask("t9"), 0.0).retry
+    assert advice is not None
+    assert advice.retry_after_s == 5
     assert door.submit(ask("t5", 5.1), 5.1).outcome is AdmissionOutcome.ADMITTED
     assert door.submit(ask("u1", 5.1, tenant="u"), 5.1).outcome is AdmissionOutcome.ADMITTED
     assert door.submit(ask("u2", 5.1, tenant="u"), 5.1).outcome is AdmissionOutcome.SHED_QUOTA
@@ -452,10 +452,10 @@ def test_retries_of_one_client_share_one_reservation() -> None:
     assert first.retry is not None
     assert first.retry.retry_after_s == 60  # 100 s in two steps
     for k, now in enumerate((0.1, 0.2, 30.0, 60.0), start=1):  # five attempts, some of them at once
-        told = door.submit(ask(f"a{k}", now, body_hash=9), now).retry
-        assert told is not None
-        assert told.eta_s == pytest.approx(100.0 - now, abs=1.0)
-    assert told.retry_after_s in (40, 41)
+        advice = door.submit(ask(f"a{k}", now, body_hash=9), now).retry
+        assert advice is not None
+        assert advice.eta_s == pytest.approx(100.0 - now, abs=1.0)
+    assert advice.retry_after_s in (40, 41)
     assert (len(door.reservations), door.retries, door.offered_work_s) == (1, 4, offered)
     assert door.reservations.work_s == pytest.approx(offered)
     door.set_replicas({"a": 100}, 100.0)
@@ -487,13 +487,13 @@ def test_reservation_without_eta_lasts_max_retry_time() -> None:
 
 def test_reservation_etas_are_spread_over_backlog_work() -> None:
     door = gate(replicas=0, outlook=CapacityAnnouncement(35.0, 0.5))
-    told = [door.submit(ask(f"r{k}", body_hash=k), 0.0).retry for k in range(2000)]
-    etas = [t.eta_s for t in told if t is not None and t.retryable]
+    advice = [door.submit(ask(f"r{k}", body_hash=k), 0.0).retry for k in range(2000)]
+    etas = [t.eta_s for t in advice if t is not None and t.retryable]
     work_s = door.reservations.work_s / len(etas)
     assert np.diff(etas) == pytest.approx(work_s / 0.45, rel=0.01)
     assert max(etas) <= 120
-    assert all(t is not None and not t.retryable and t.retry_after_s is None for t in told[len(etas) :])
-    assert max(t.retry_after_s or 0 for t in told if t is not None) == 60
+    assert all(t is not None and not t.retryable and t.retry_after_s is None for t in advice[len(etas) :])
+    assert max(t.retry_after_s or 0 for t in advice if t is not None) == 60
     assert door.reservations.pending_work_s == pytest.approx(door.reservations.work_s)
     door.tick(200.0, CapacityAnnouncement(35.0, 0.5))
     assert door.reservations.pending_work_s == 0
@@ -502,8 +502,8 @@ def test_reservation_etas_are_spread_over_backlog_work() -> None:
 def test_reservation_etas_respect_capacity_announcement() -> None:
     """One in 35 s that leaves little to spare, one in 55 s that leaves much."""
     door = gate(replicas=0, outlook=CapacityAnnouncement(35.0, 0.1, later_steps=((55.0, 0.5),)))
-    told = [door.submit(ask(f"r{k}", body_hash=k), 0.0).retry for k in range(300)]
-    etas = np.array([t.eta_s for t in told if t is not None and t.eta_s is not None])
+    advice = [door.submit(ask(f"r{k}", body_hash=k), 0.0).retry for k in range(300)]
+    etas = np.array([t.eta_s for t in advice if t is not None and t.eta_s is not None])
     work_s = door.reservations.work_s / len(etas)
     first, later = etas[etas < 55.0], etas[etas > 55.0]
     assert len(first) == int(20.0 * 0.09 / work_s)
@@ -517,8 +517,8 @@ def test_reservation_eta_is_finite_or_none(later: tuple[tuple[float, float], ...
     for at_s, spare in ((35.0, 0.5), (35.0, 0.0), (35.0, math.nan), (math.inf, 0.5), (-math.inf, 1e-300)):
         tickets = RetryReservations()
         tickets.set_capacity_steps(at_s, spare, later)
-        told = tickets.reserve(ask("a", body_hash=1), 0.1, 0.0, 0.0)
-        assert told.eta_s is None or 0.0 <= told.eta_s < math.inf
+        advice = tickets.reserve(ask("a", body_hash=1), 0.1, 0.0, 0.0)
+        assert advice.eta_s is None or 0.0 <= advice.eta_s < math.inf
 
 
 def test_retry_on_time_precedes_new_requests_late_does_not() -> None:
@@ -564,11 +564,11 @@ def test_retries_after_load_step_are_admitted_in_one_wave(last_s: float) -> None
     refusals: list[tuple[float, bool]] = []
 
     def back(job: ClientRequest, now: float) -> list[float]:
-        told = job.retry_advice[-1] if len(job.retry_advice) == job.attempts else None
-        refusals.append((now, told is not None))
-        if told is None or job.attempts > 3:
+        advice = job.retry_advice[-1] if len(job.retry_advice) == job.attempts else None
+        refusals.append((now, advice is not None))
+        if advice is None or job.attempts > 3:
             return []
-        return [now + told + 0.05]
+        return [now + advice + 0.05]
 
     offered = poisson(rate, 125.0, np.random.default_rng(11))
     policy = ControllerPolicy(gate(tier, classes, 0), outlook)

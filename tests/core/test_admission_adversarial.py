@@ -278,10 +278,10 @@ def test_invalid_capacity_announcement_gives_valid_retry_advice(outlook: Capacit
     door = gate(1, outlook)
     now = full(door)
     for k in range(200):
-        told = door.submit(ask(f"h{k}", now, body_hash=k), now).retry
-        if told is not None:
-            assert told.retry_after_s is None or (told.retryable and 1 <= told.retry_after_s <= 60)
-            assert told.eta_s is None or 0 <= told.eta_s < math.inf
+        advice = door.submit(ask(f"h{k}", now, body_hash=k), now).retry
+        if advice is not None:
+            assert advice.retry_after_s is None or (advice.retryable and 1 <= advice.retry_after_s <= 60)
+            assert advice.eta_s is None or 0 <= advice.eta_s < math.inf
     check(door)
 
 
@@ -358,8 +358,8 @@ class Soak:
         self.now += self.random.expovariate(60.0)
         key = k if self.random.random() < 0.9 else self.random.randrange(k + 1)
         kind = {"request_class": "low" if k % 3 else "high", "tenant": f"t{key % 5000}", "body_hash": key}
-        asked = ask(f"r{k}", self.now, prompt_tokens=500 + key % 2000, **kind)
-        self.take(self.door.submit(asked, self.now))
+        request = ask(f"r{k}", self.now, prompt_tokens=500 + key % 2000, **kind)
+        self.take(self.door.submit(request, self.now))
 
     def disturb(self, k: int) -> None:
         door, random = self.door, self.random
@@ -480,7 +480,7 @@ def plainly(
 def test_placement_matches_exhaustive_search(seed: int) -> None:
     random, door, now = Random(seed), gate(replicas=CANDIDATES), 0.0
     running: list[str] = []
-    seen = set()
+    visited = set()
     for k in range(800):
         now += random.expovariate(25.0)
         request = ask(f"r{k}", now, prompt_tokens=random.choice([50, 500, 4000, 30_000]))
@@ -489,10 +489,10 @@ def test_placement_matches_exhaustive_search(seed: int) -> None:
         found = None if place.replica is None else place.replica.address
         again_s = math.inf if found else place.retry_at_s
         assert (found, place.first_token_s, again_s) == plainly(door, request, fill, within_s, now)
-        seen.add((found is None, place.first_token_s < math.inf, place.retry_at_s < math.inf))
+        visited.add((found is None, place.first_token_s < math.inf, place.retry_at_s < math.inf))
         if door.submit(request, now).outcome is AdmissionOutcome.ADMITTED:
             running.append(request.id)
         if running and random.random() < 0.7:
             door.complete(running.pop(random.randrange(len(running))), now, random.randrange(1, 300), 0.1)
             running += [d.request_id for d in door.release(now) if d.outcome is AdmissionOutcome.ADMITTED]
-    assert {(False, True, False), (False, True, True), (True, True, False)} <= seen
+    assert {(False, True, False), (False, True, True), (True, True, False)} <= visited

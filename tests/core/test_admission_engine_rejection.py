@@ -34,7 +34,7 @@ def gate(remote: bool) -> AdmissionController:
     return made
 
 
-def asked(door: AdmissionController, id: str, now: float, prompt: int = 1000) -> AdmissionOutcome:
+def outcome_of(door: AdmissionController, id: str, now: float, prompt: int = 1000) -> AdmissionOutcome:
     return door.submit(AdmissionRequest(id, "chat", "t", now, prompt, max_tokens=100), now).outcome
 
 
@@ -45,7 +45,7 @@ def test_engine_rejected_request_keeps_admission_open(remote: bool) -> None:
         now = 2.0 * k
         door.submit(AdmissionRequest(f"large{k}", "chat", "t", now, TOO_LONG, max_tokens=100), now)
         door.complete(f"large{k}", now + 0.01)
-        assert asked(door, f"{k}", now + 0.02) is AdmissionOutcome.ADMITTED
+        assert outcome_of(door, f"{k}", now + 0.02) is AdmissionOutcome.ADMITTED
         door.complete(f"{k}", now + 1.0, 100, 0.1)
 
 
@@ -54,10 +54,10 @@ def test_engine_rejected_request_only_advances_requests_behind(remote: bool) -> 
     """A gate that never saw the request that was refused foresees the same from then on."""
     doors = gate(remote), gate(remote)
     for door in doors:
-        assert asked(door, "before", 0.0) is AdmissionOutcome.ADMITTED
-    assert asked(doors[0], "refused", 0.01, 6000) is AdmissionOutcome.ADMITTED
+        assert outcome_of(door, "before", 0.0) is AdmissionOutcome.ADMITTED
+    assert outcome_of(doors[0], "refused", 0.01, 6000) is AdmissionOutcome.ADMITTED
     for door in doors:
-        assert asked(door, "behind", 0.01) is AdmissionOutcome.ADMITTED
+        assert outcome_of(door, "behind", 0.01) is AdmissionOutcome.ADMITTED
     doors[0].complete("refused", 0.01)
     foreseen = [door.submit(AdmissionRequest("next", "chat", "t", 0.02, 1000, max_tokens=100), 0.02) for door in doors]
     assert foreseen[0].first_token_s == pytest.approx(foreseen[1].first_token_s, abs=1e-4)
@@ -73,7 +73,7 @@ def test_engine_rejected_request_only_advances_requests_behind(remote: bool) -> 
 def test_client_disconnect_returns_only_unread_prompt_time() -> None:
     """Long after the prompt was read an end without a word changes nothing; half way the half is given back."""
     door = gate(remote=False)
-    asked(door, "a", 0.0, 6000)
+    outcome_of(door, "a", 0.0, 6000)
     replica, whole_s = door.pool.replicas["d"], door.pool.replicas["d"].prefill_free_s
     half, late = deepcopy(door), deepcopy(door)
     late.complete("a", 2.0 * whole_s)

@@ -106,12 +106,12 @@ def test_kv_projection_matches_sampled_quantile(draw: Draw) -> None:
 def test_length_distribution_batch_sum_equals_single_rows() -> None:
     of, rng = engine_cost_model(tier(some_think), (ClassPolicy("chat", 0, PROMISE),)), np.random.default_rng(2)
     table = length_distribution(of.output_quantiles, of.output_mean, of.output_variance)
-    asked = [
+    request = [
         ask("one", prompt_tokens=int(rng.integers(1, 4000)), sequences=int(rng.integers(1, 4)), max_tokens=most)
         for most in (None, 1, 700, 5000, 100_000)
         for _ in range(40)
     ]
-    needs, got = [of.request_cost(one) for one in asked], rng.uniform(0.0, 30_000.0, len(asked))
+    needs, got = [of.request_cost(one) for one in request], rng.uniform(0.0, 30_000.0, len(request))
     each = [table.project(need, float(tokens)) for need, tokens in zip(needs, got, strict=True)]
     for found, parts in zip(table.project_sum(needs, got), zip(*each, strict=True), strict=True):
         assert found == pytest.approx(np.sum(parts, axis=0))
@@ -129,10 +129,10 @@ def test_kv_projection_output_beyond_max_ends_now() -> None:
 
 
 def test_kv_projection_without_distribution_uses_lognormal() -> None:
-    told = engine_cost_model(tier(lognormal(500, 3000, 0.5)), (ClassPolicy("chat", 0, PROMISE),))
-    need = told.request_cost(ask("one", prompt_tokens=500))
-    assert KvProjection(replace(told, output_quantiles=())).peak_tokens(need) == pytest.approx(
-        KvProjection(told).peak_tokens(need), rel=0.05
+    cost_model = engine_cost_model(tier(lognormal(500, 3000, 0.5)), (ClassPolicy("chat", 0, PROMISE),))
+    need = cost_model.request_cost(ask("one", prompt_tokens=500))
+    assert KvProjection(replace(cost_model, output_quantiles=())).peak_tokens(need) == pytest.approx(
+        KvProjection(cost_model).peak_tokens(need), rel=0.05
     )
 
 
@@ -206,6 +206,6 @@ def test_admission_empty_replica_admits_any_fitting_request(most: int | None) ->
     door = gate(replace(at, slo=Slo(0.95, 600.0, 0.0, 1.0)), (ClassPolicy("chat", 0, Slo(0.95, 600.0, 0.0, 1.0)),))
     sure = door.pool.cost_model.request_cost(ask("one", prompt_tokens=1, max_tokens=most))
     prompt = int(330_000 - sure.output_tokens - KV_Z_SCORE * sure.kv_variance**0.5) - 2
-    asked = ask("one", prompt_tokens=prompt, max_tokens=most)
-    assert door.pool.can_ever_fit(door.pool.cost_model.request_cost(asked))
-    assert door.submit(asked, 0.0).outcome is AdmissionOutcome.ADMITTED
+    request = ask("one", prompt_tokens=prompt, max_tokens=most)
+    assert door.pool.can_ever_fit(door.pool.cost_model.request_cost(request))
+    assert door.submit(request, 0.0).outcome is AdmissionOutcome.ADMITTED

@@ -82,13 +82,13 @@ def test_publication_without_output_lengths_is_accepted() -> None:
 
 
 def test_publication_length_shift_of_a_tenth_is_significant() -> None:
-    def told(*answers: float) -> AdmissionLimits:
+    def limits(*answers: float) -> AdmissionLimits:
         return replace(PUBLISHED, cost_model=replace(LIMITS, output_quantiles=answers))
 
-    assert not has_changed(PUBLISHED, told(60.0, 150.0, 250.0, 420.0))
-    assert has_changed(PUBLISHED, told(50.0, 150.0, 250.0, 500.0))
-    assert has_changed(PUBLISHED, told())
-    assert has_changed(told(), PUBLISHED)
+    assert not has_changed(PUBLISHED, limits(60.0, 150.0, 250.0, 420.0))
+    assert has_changed(PUBLISHED, limits(50.0, 150.0, 250.0, 500.0))
+    assert has_changed(PUBLISHED, limits())
+    assert has_changed(limits(), PUBLISHED)
 
 
 @pytest.mark.parametrize("answers", [[3.0, 2.0], [-1.0, 2.0], [1.0, None], ["x"], 7])
@@ -117,8 +117,8 @@ def test_capacity_announcements_sum_to_ready_capacity(parts: list[tuple[int, flo
     batch = sum(units for units, _ in parts)
     shares = {f"gw-{k}": units for k, (units, _) in enumerate(parts)}
     starts = tuple((1.8e9 + 10.0 * k, work) for k, work in enumerate(sorted(works)))
-    told = replace(PUBLISHED, cost_model=replace(LIMITS, batch=batch), shares=shares, capacity_steps=starts)
-    outlooks = [told.announcement(f"gw-{k}", offered, 0.0) for k, (_, offered) in enumerate(parts)]
+    limits = replace(PUBLISHED, cost_model=replace(LIMITS, batch=batch), shares=shares, capacity_steps=starts)
+    outlooks = [limits.announcement(f"gw-{k}", offered, 0.0) for k, (_, offered) in enumerate(parts)]
     steps = [((one.ready_at_s, one.spare_rate), *one.later_steps) for one in outlooks]
     for at, (at_s, work) in enumerate(starts or ((1.8e9, 12.5),)):
         assert {each[at][0] for each in steps} == {at_s}
@@ -140,8 +140,8 @@ def test_publication_limits_of_every_slo_kind_round_trip(
     tier = TierSpec(
         role, MODEL, MIX, EngineLimits(256, 330_000, 8192), slo, KvTransfer(32, 16) if role is Role.DECODE else None
     )
-    told = AdmissionLimits(("default",), engine_cost_model(tier, (ClassPolicy("default", 0, slo),)))
-    stored = as_stored(told)
+    limits = AdmissionLimits(("default",), engine_cost_model(tier, (ClassPolicy("default", 0, slo),)))
+    stored = as_stored(limits)
     assert codec.encode(codec.decode(AdmissionLimits, stored)) == stored
 
 
@@ -238,8 +238,8 @@ def observe_all(
     refused: int = 0,
 ) -> None:
     for name, rate in rates.items():
-        told = reading(math.floor(rate * at_s), shares.get(name, 0), in_use, refused)
-        sharing.observe(name, "a", at_s, told)
+        gateway_reading = reading(math.floor(rate * at_s), shares.get(name, 0), in_use, refused)
+        sharing.observe(name, "a", at_s, gateway_reading)
 
 
 def test_shares_with_spare_capacity_stay_above_demand() -> None:
@@ -336,12 +336,12 @@ def test_token_ratios_by_kind_have_plain_keys() -> None:
 
 
 def test_token_ratios_are_published_when_they_move() -> None:
-    told = replace(PUBLISHED, token_ratios=RATIOS)
-    assert codec.decode(AdmissionLimits, json.loads(json.dumps(codec.encode(told)))).token_ratios == RATIOS
+    limits = replace(PUBLISHED, token_ratios=RATIOS)
+    assert codec.decode(AdmissionLimits, json.loads(json.dumps(codec.encode(limits)))).token_ratios == RATIOS
     assert codec.decode(AdmissionLimits, codec.encode(PUBLISHED)).token_ratios == {}
-    assert has_changed(PUBLISHED, told)
-    assert not has_changed(told, replace(told, token_ratios=RATIOS | {"image": 0.3}))
-    assert has_changed(told, replace(told, token_ratios=RATIOS | {"image": 0.4}))
+    assert has_changed(PUBLISHED, limits)
+    assert not has_changed(limits, replace(limits, token_ratios=RATIOS | {"image": 0.3}))
+    assert has_changed(limits, replace(limits, token_ratios=RATIOS | {"image": 0.4}))
     for bad in ({"image": 0.0}, {"image": 1e9}, {"image": "x"}, {"image": None}):
         with pytest.raises(ValueError, match=r"number|ratio"):
-            codec.decode(AdmissionLimits, codec.encode(told) | {"tokenRatios": bad})
+            codec.decode(AdmissionLimits, codec.encode(limits) | {"tokenRatios": bad})

@@ -18,7 +18,7 @@ from plimsoll.core.autoscaling.startup_time import StartingPod
 from plimsoll.core.demand.service_metrics import ServiceMetrics
 from plimsoll.core.engine_model.kv_transfer import MIN_TRANSFERRED_TOKENS, TRANSFER_MEMORY_S, TransferStats
 from plimsoll.core.types import Role
-from tests.core.test_autoscaler import ABOUT, SLO, Fleet, heard, wish
+from tests.core.test_autoscaler import ABOUT, SLO, Fleet, service_metrics, wish
 
 CLASSES = (ClassPolicy("default", 0, SLO),)
 GATEWAYS = ("gw-a", "gw-b")
@@ -26,33 +26,33 @@ GATEWAYS = ("gw-a", "gw-b")
 
 def busy_fleet(mode: ScalingMode = ScalingMode.AUTO) -> Fleet:
     fleet = Fleet(replace(wish(mode=mode), classes=CLASSES))
-    fleet.run(heard(20.0, Role.SERVE), 30)
+    fleet.run(service_metrics(20.0, Role.SERVE), 30)
     return fleet
 
 
 def snapshot(fleet: Fleet, starting: tuple[StartingPod, ...] = ()) -> ServiceSnapshot:
     count = fleet.replicas["serve"]
     return ServiceSnapshot(
-        heard(20.0, Role.SERVE), {"serve": TierSnapshot(count, count - len(starting), starting, ABOUT)}
+        service_metrics(20.0, Role.SERVE), {"serve": TierSnapshot(count, count - len(starting), starting, ABOUT)}
     )
 
 
 def test_publish_unchanged_inputs_keeps_publication() -> None:
     fleet, keeper = busy_fleet(), AdmissionPublisher()
     assert keeper.publish(fleet.service, snapshot(fleet), fleet.wish, GATEWAYS, fleet.now_s)
-    told = keeper.published
-    assert told is not None
-    assert told.cost_model is not None
-    assert told.cost_model.tpot_s == (SLO.tpot_s,)
-    assert sum(told.shares.values()) == told.cost_model.batch
+    limits = keeper.published
+    assert limits is not None
+    assert limits.cost_model is not None
+    assert limits.cost_model.tpot_s == (SLO.tpot_s,)
+    assert sum(limits.shares.values()) == limits.cost_model.batch
     for second in range(20):
         assert not keeper.publish(fleet.service, snapshot(fleet), fleet.wish, GATEWAYS, fleet.now_s + second)
-    assert keeper.published is told
+    assert keeper.published is limits
 
 
 def test_publish_without_slo_is_none_without_engine_permissive() -> None:
     fleet, keeper = Fleet(replace(wish(), classes=CLASSES), about=None), AdmissionPublisher()
-    fleet.tick(heard(20.0, Role.SERVE))
+    fleet.tick(service_metrics(20.0, Role.SERVE))
     keeper.publish(fleet.service, snapshot(fleet), fleet.wish, GATEWAYS, fleet.now_s)
     assert keeper.published is not None
     assert keeper.published.cost_model is None
@@ -64,7 +64,7 @@ def test_restore_keeps_limits_until_new_engine_info() -> None:
     fleet, keeper = busy_fleet(), AdmissionPublisher()
     keeper.publish(fleet.service, snapshot(fleet), fleet.wish, GATEWAYS, fleet.now_s)
     fresh, after = Fleet(fleet.wish, about=None), AdmissionPublisher.restore(keeper.published)
-    fresh.tick(heard(20.0, Role.SERVE))
+    fresh.tick(service_metrics(20.0, Role.SERVE))
     after.publish(fresh.service, snapshot(fresh), fresh.wish, GATEWAYS, fresh.now_s)
     assert keeper.published is not None
     assert after.published is not None
@@ -80,7 +80,7 @@ def test_publish_starting_replicas_have_ready_time_and_work() -> None:
     before = keeper.published
     fleet.replicas["serve"] += 2
     new = tuple(StartingPod(f"p{n}", fleet.now_s) for n in range(2))
-    fleet.tick(heard(20.0, Role.SERVE), serve=new)
+    fleet.tick(service_metrics(20.0, Role.SERVE), serve=new)
     later_s = fleet.now_s + MIN_PUBLISH_INTERVAL_S
     assert keeper.publish(fleet.service, snapshot(fleet, new), fleet.wish, GATEWAYS, later_s)
     assert before is not None
@@ -92,7 +92,7 @@ def test_publish_starting_replicas_have_ready_time_and_work() -> None:
 
 
 def test_publish_startup_time_depends_on_same_model() -> None:
-    for after, told in ((Variant("m", "engine:2"), True), (Variant("other", "engine:1"), False)):
+    for after, reported in ((Variant("m", "engine:2"), True), (Variant("other", "engine:1"), False)):
         fleet, keeper = busy_fleet(), AdmissionPublisher()
         fleet.service.tiers["serve"].startup_models = select_variant(
             fleet.service.tiers["serve"].startup_models, Variant("m", "engine:1")
@@ -102,10 +102,10 @@ def test_publish_startup_time_depends_on_same_model() -> None:
         fleet.arrives = False
         fleet.replicas["serve"] += 1
         new = (StartingPod("p", fleet.now_s),)
-        fleet.tick(heard(20.0, Role.SERVE), serve=new)
+        fleet.tick(service_metrics(20.0, Role.SERVE), serve=new)
         keeper.publish(fleet.service, snapshot(fleet, new), fleet.wish, GATEWAYS, fleet.now_s)
         assert keeper.published is not None
-        assert (keeper.published.ready_at_s is not None) is told
+        assert (keeper.published.ready_at_s is not None) is reported
 
 
 @pytest.mark.parametrize("new", [1, 2, 8, 30])
@@ -116,23 +116,23 @@ def test_publish_staggered_startups_have_cumulative_work(new: int) -> None:
     ready = fleet.replicas["serve"]
     fleet.replicas["serve"] += new
     starting = tuple(StartingPod(f"p{n}", fleet.now_s - n) for n in range(new))
-    fleet.tick(heard(20.0, Role.SERVE), serve=starting)
+    fleet.tick(service_metrics(20.0, Role.SERVE), serve=starting)
     assert keeper.publish(fleet.service, snapshot(fleet, starting), fleet.wish, GATEWAYS, fleet.now_s)
-    told = keeper.published
-    assert told is not None
-    assert told.ready_at_s is not None
+    limits = keeper.published
+    assert limits is not None
+    assert limits.ready_at_s is not None
     if new == 1:
-        assert told.capacity_steps == ()
+        assert limits.capacity_steps == ()
         return
-    assert len(told.capacity_steps) == min(new, MAX_CAPACITY_STEPS)
-    assert told.capacity_steps[0][0] == told.ready_at_s
-    assert told.capacity_steps[-1][1] == told.ready_capacity
-    times, works = zip(*told.capacity_steps, strict=True)
+    assert len(limits.capacity_steps) == min(new, MAX_CAPACITY_STEPS)
+    assert limits.capacity_steps[0][0] == limits.ready_at_s
+    assert limits.capacity_steps[-1][1] == limits.ready_capacity
+    times, works = zip(*limits.capacity_steps, strict=True)
     assert list(times) == sorted(times)
-    each = told.ready_capacity / (ready + new)
+    each = limits.ready_capacity / (ready + new)
     assert works[0] == pytest.approx((ready + 1) * each)
-    for at_s, work in told.capacity_steps:  # who starts a second later is there a second later
-        assert work == pytest.approx((ready + 1 + at_s - told.ready_at_s) * each)
+    for at_s, work in limits.capacity_steps:  # who starts a second later is there a second later
+        assert work == pytest.approx((ready + 1 + at_s - limits.ready_at_s) * each)
 
 
 def test_publish_recommend_mode_announces_no_replica() -> None:
@@ -145,8 +145,8 @@ def test_publish_recommend_mode_announces_no_replica() -> None:
 
 def test_publish_without_engine_drops_stale_limits() -> None:
     fleet, keeper = Fleet(replace(wish(), classes=CLASSES), about=None), AdmissionPublisher()
-    fleet.tick(heard(0.0, Role.SERVE))
-    asleep = ServiceSnapshot(heard(0.0, Role.SERVE), {"serve": TierSnapshot(0, 0)})
+    fleet.tick(service_metrics(0.0, Role.SERVE))
+    asleep = ServiceSnapshot(service_metrics(0.0, Role.SERVE), {"serve": TierSnapshot(0, 0)})
     assert keeper.publish(fleet.service, asleep, fleet.wish, GATEWAYS, fleet.now_s)
     assert keeper.published is not None
     assert keeper.published.cost_model is not None
@@ -159,7 +159,7 @@ def test_publish_unmeasured_startup_has_no_ready_time() -> None:
     fleet.arrives = False
     fleet.replicas["serve"] += 1
     new = (StartingPod("p", fleet.now_s),)
-    fleet.tick(heard(20.0, Role.SERVE), serve=new)
+    fleet.tick(service_metrics(20.0, Role.SERVE), serve=new)
     keeper.publish(fleet.service, snapshot(fleet, new), fleet.wish, GATEWAYS, fleet.now_s)
     assert keeper.published is not None
     assert keeper.published.ready_at_s is None
@@ -170,7 +170,7 @@ def test_publish_remote_prefill_cost_uses_prefill_model() -> None:
     """Engines that decode never show how fast others prefill."""
     tiers = {"prefill": TierPolicy(1, 9), "decode": TierPolicy(1, 9)}
     fleet, keeper = Fleet(replace(wish(tiers=tiers), classes=CLASSES)), AdmissionPublisher()
-    said = heard(5.0, Role.PREFILL, Role.DECODE)
+    said = service_metrics(5.0, Role.PREFILL, Role.DECODE)
     fleet.run(said, 30)
     there = {name: TierSnapshot(count, count, (), ABOUT) for name, count in fleet.replicas.items()}
     prefill = fleet.service.tiers["prefill"]
@@ -197,7 +197,7 @@ PAIR = {"prefill": TierPolicy(1, 8), "decode": TierPolicy(1, 8)}
 def with_transfers(tokens: float, token_s: float) -> ServiceMetrics:
     """So many tokens moved, each so long on its way beside half as long a posting."""
     return replace(
-        heard(20.0, Role.PREFILL, Role.DECODE),
+        service_metrics(20.0, Role.PREFILL, Role.DECODE),
         transfer_stats=TransferStats(tokens, 1.5 * token_s * tokens, 0.5 * token_s * tokens),
     )
 
@@ -214,7 +214,7 @@ def published_move_s(keeper: AdmissionPublisher, fleet: Fleet, said: ServiceMetr
 
 def pair() -> Fleet:
     fleet = Fleet(replace(wish(tiers=PAIR), classes=CLASSES))
-    fleet.run(heard(20.0, Role.PREFILL, Role.DECODE), 30)
+    fleet.run(service_metrics(20.0, Role.PREFILL, Role.DECODE), 30)
     return fleet
 
 
@@ -248,7 +248,7 @@ def test_publish_kv_transfer_time_expires_after_idle() -> None:
 
 def test_publish_permissive_limits_use_remote_prefill() -> None:
     fleet, keeper = Fleet(replace(wish(tiers=PAIR), classes=CLASSES), about=None), AdmissionPublisher()
-    said = heard(20.0, Role.PREFILL, Role.DECODE)
+    said = service_metrics(20.0, Role.PREFILL, Role.DECODE)
     fleet.tick(said)
     tiers = {name: TierSnapshot(1, 0) for name in PAIR}
     keeper.publish(fleet.service, ServiceSnapshot(said, tiers), fleet.wish, GATEWAYS, fleet.now_s)
@@ -263,12 +263,14 @@ def test_publish_permissive_limits_use_remote_prefill() -> None:
 
 def test_publish_has_learned_token_ratios_and_keeps_them() -> None:
     fleet, keeper = busy_fleet(), AdmissionPublisher()
-    seen = snapshot(fleet)
-    learned = replace(seen, metrics=replace(seen.metrics, token_ratios={"image": 0.26, "text": 1.1, "video": 1e6}))
+    observed = snapshot(fleet)
+    learned = replace(
+        observed, metrics=replace(observed.metrics, token_ratios={"image": 0.26, "text": 1.1, "video": 1e6})
+    )
     keeper.publish(fleet.service, learned, fleet.wish, GATEWAYS, fleet.now_s)
     assert keeper.published is not None
     assert keeper.published.token_ratios == {"image": 0.26, "text": 1.1, "video": 100.0}
     after = AdmissionPublisher.restore(keeper.published)  # a new process has learned nothing yet
-    after.publish(fleet.service, seen, fleet.wish, GATEWAYS, fleet.now_s + MIN_PUBLISH_INTERVAL_S)
+    after.publish(fleet.service, observed, fleet.wish, GATEWAYS, fleet.now_s + MIN_PUBLISH_INTERVAL_S)
     assert after.published is not None
     assert after.published.token_ratios == keeper.published.token_ratios

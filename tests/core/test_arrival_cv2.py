@@ -47,7 +47,7 @@ def predicted_queue(load: float, servers: int, gap_cv2: float, stay_cv2: float) 
 def test_slot_queue_rejected_share_matches_simulated_cv2(
     servers: int, patience: float, load: float, gap_cv2: float
 ) -> None:
-    seen = float(np.isnan(simulated_waits(load, servers, gap_cv2, 0.3, patience)).mean())
+    observed = float(np.isnan(simulated_waits(load, servers, gap_cv2, 0.3, patience)).mean())
     queue = predicted_queue(load, servers, gap_cv2, 0.3)
     spread = queueing.variability(np.ones(1), gap_cv2, 1.0)
     slack, weights = np.array([[patience, math.inf]]), np.array([[1.0, 0.0]])
@@ -55,8 +55,8 @@ def test_slot_queue_rejected_share_matches_simulated_cv2(
     refused = 1.0 - float(
         queueing.admitted_shares(queue.log_inverse, rate, queue.full_per_s, spread, slack, weights)[0, 0]
     )
-    if seen > 1e-3:
-        assert 0.7 * seen < refused < 1.4 * seen
+    if observed > 1e-3:
+        assert 0.7 * observed < refused < 1.4 * observed
     else:  # more regular than chance, and with room to wait: hardly anybody
         assert (servers, patience, gap_cv2) == (65, 0.2, 0.25)
         assert refused < 2e-3
@@ -65,14 +65,14 @@ def test_slot_queue_rejected_share_matches_simulated_cv2(
         queueing.admitted_shares(calm.log_inverse, rate, calm.full_per_s, spread, slack, weights)[0, 0]
     )
     if gap_cv2 >= 4.0:
-        assert unbunched < 0.7 * seen, "the waits' exponent alone does not tell of it"
+        assert unbunched < 0.7 * observed, "the waits' exponent alone does not tell of it"
 
 
 @pytest.mark.parametrize("gap_cv2", [0.25, 4.0])
 def test_slot_queue_delayed_share_matches_simulated_cv2(gap_cv2: float) -> None:
     for servers, load in ((24, 0.7), (65, 0.8)):
-        seen = float((simulated_waits(load, servers, gap_cv2, 1.0) > 0).mean())
-        assert float(predicted_queue(load, servers, gap_cv2, 1.0).delayed_share[0]) == pytest.approx(seen, rel=0.4)
+        observed = float((simulated_waits(load, servers, gap_cv2, 1.0) > 0).mean())
+        assert float(predicted_queue(load, servers, gap_cv2, 1.0).delayed_share[0]) == pytest.approx(observed, rel=0.4)
 
 
 def test_arrival_peakedness_matches_batch_arrivals() -> None:

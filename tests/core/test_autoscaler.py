@@ -63,7 +63,7 @@ def mix(prompt: float = 800, output: float = 200) -> workload.Workload:
 MIX = mix()
 
 
-def heard(
+def service_metrics(
     rate: float | Unavailable, *roles: Role, coverage: float = 1.0, **measured: float | Unavailable
 ) -> ServiceMetrics:
     tiers = {role: TierMetrics(LaggingSignals(**measured), coverage, 1.0) for role in roles}
@@ -105,7 +105,7 @@ class Fleet:
 @cache
 def _loaded() -> Fleet:
     fleet = Fleet(wish())
-    fleet.run(heard(40.0, Role.SERVE), 300)
+    fleet.run(service_metrics(40.0, Role.SERVE), 300)
     return fleet
 
 
@@ -122,11 +122,11 @@ def need(fleet: Fleet, tier: str = "serve") -> SizingResult:
 
 def test_load_step_is_followed_by_single_scale_up() -> None:
     fleet = Fleet(wish())
-    fleet.run(heard(2.0, Role.SERVE), 120)
+    fleet.run(service_metrics(2.0, Role.SERVE), 120)
     before = fleet.replicas["serve"]
     counts = []
     for _ in range(20):
-        fleet.tick(heard(60.0, Role.SERVE))
+        fleet.tick(service_metrics(60.0, Role.SERVE))
         counts.append(fleet.replicas["serve"])
     sized = fleet.service.tiers["serve"].tier_spec
     assert sized is not None
@@ -140,13 +140,13 @@ def test_load_step_is_followed_by_single_scale_up() -> None:
 
 def test_constant_load_keeps_replicas_and_lower_load_fewer() -> None:
     fleet = Fleet(wish())
-    counts = [fleet.tick(heard(40.0, Role.SERVE)).tiers["serve"].replicas for _ in range(900)]
+    counts = [fleet.tick(service_metrics(40.0, Role.SERVE)).tiers["serve"].replicas for _ in range(900)]
     high, line = counts[-1], need(fleet)
     moves = [b - a for a, b in pairwise(counts) if a != b]
     reversals = sum(a * b < 0 for a, b in pairwise(moves))
     assert reversals <= 1, moves
     assert high >= 40.0 * line.request_gpu_s / line.replica_work
-    assert fleet.run(heard(4.0, Role.SERVE), 300).tiers["serve"].replicas < high
+    assert fleet.run(service_metrics(4.0, Role.SERVE), 300).tiers["serve"].replicas < high
 
 
 def test_bursty_arrivals_lower_slo_capacity() -> None:
@@ -156,7 +156,7 @@ def test_bursty_arrivals_lower_slo_capacity() -> None:
     for bunch in (1.0, 8.0):
         fleet, rng = Fleet(wish(slo=replace(SLO, ttft_s=0.15), tiers=pair)), np.random.default_rng(3)
         for rate in bunch * rng.poisson(20.0 / bunch, 300):
-            fleet.tick(heard(float(rate), Role.PREFILL, Role.DECODE))
+            fleet.tick(service_metrics(float(rate), Role.PREFILL, Role.DECODE))
         sized = fleet.service.tiers["prefill"].tier_spec
         assert sized is not None
         assert sized.arrival_cv2 == pytest.approx(bunch, rel=0.5)
@@ -168,7 +168,7 @@ def test_more_gateways_split_slots_and_lower_capacity() -> None:
     fleet = Fleet(wish(slo=replace(SLO, tpot_s=1.0)), about=replace(ABOUT, max_sequences=8))
     lines = []
     for gateways in (1, 3, 1):
-        fleet.run(replace(heard(2.0, Role.SERVE), gateway_count=gateways), 60)
+        fleet.run(replace(service_metrics(2.0, Role.SERVE), gateway_count=gateways), 60)
         lines.append(need(fleet).replica_work)
     assert lines[1] < 0.9 * lines[0]
     assert lines[2] > 1.05 * lines[1]
@@ -178,7 +178,7 @@ def test_itl_target_raises_replicas_and_is_binding() -> None:
     counts = {}
     for itl_s in (None, 2.0, 0.06):
         fleet = Fleet(wish(slo=replace(SLO, itl_s=itl_s)))
-        counts[itl_s] = fleet.run(heard(40.0, Role.SERVE), 120).tiers["serve"].replicas
+        counts[itl_s] = fleet.run(service_metrics(40.0, Role.SERVE), 120).tiers["serve"].replicas
         binding = need(fleet).constraint
         sized = fleet.service.tiers["serve"].tier_spec
         assert sized is not None
@@ -204,7 +204,11 @@ def test_step_model_is_averaged_over_ten_minutes() -> None:
 def test_missing_metrics_freeze_replicas(lost: str) -> None:
     fleet = loaded()
     before = fleet.replicas["serve"]
-    nothing = ServiceMetrics() if lost == "rate" else replace(heard(Unavailable("silent"), Role.SERVE), coverage=0.0)
+    nothing = (
+        ServiceMetrics()
+        if lost == "rate"
+        else replace(service_metrics(Unavailable("silent"), Role.SERVE), coverage=0.0)
+    )
     after = fleet.run(nothing, 120).tiers["serve"]
     assert after.replicas == before > 1
     assert after.is_held
@@ -212,19 +216,19 @@ def test_missing_metrics_freeze_replicas(lost: str) -> None:
 
 def test_tier_without_engine_info_keeps_minimum_and_explains() -> None:
     fleet = Fleet(wish(), about=None)
-    decision = fleet.run(heard(40.0, Role.SERVE), 60).tiers["serve"]
+    decision = fleet.run(service_metrics(40.0, Role.SERVE), 60).tiers["serve"]
     assert decision.replicas == 1
     assert "no engine of the tier has reported" in decision.steps[0].reason
 
 
 def test_service_without_slo_keeps_minimum() -> None:
     fleet = Fleet(wish(slo=None))
-    assert fleet.run(heard(400.0, Role.SERVE), 60).tiers["serve"].replicas == 1
+    assert fleet.run(service_metrics(400.0, Role.SERVE), 60).tiers["serve"].replicas == 1
 
 
 def test_recommend_mode_leaves_replicas_unchanged() -> None:
     fleet = Fleet(wish(mode=ScalingMode.RECOMMEND))
-    decision = fleet.run(heard(60.0, Role.SERVE), 120).tiers["serve"]
+    decision = fleet.run(service_metrics(60.0, Role.SERVE), 120).tiers["serve"]
     assert decision.replicas == 1
     assert decision.recommended is not None
     assert decision.recommended > 1
@@ -238,7 +242,7 @@ def test_long_prompts_scale_prefill_long_outputs_scale_decode() -> None:
     for name, lengths in (("prompts", mix(6000, 8)), ("counts", mix(50, 800))):
         fleet = Fleet(wish(slo=Slo(0.95, ttft_s=4.0, tpot_s=0.05), tiers=tiers))
         for _ in range(150):
-            fleet.tick(replace(heard(8.0, *roles), workload=lengths))
+            fleet.tick(replace(service_metrics(8.0, *roles), workload=lengths))
         counts[name] = dict(fleet.replicas)
     assert counts["prompts"]["prefill"] > 1
     assert counts["prompts"]["decode"] <= 2
@@ -247,7 +251,7 @@ def test_long_prompts_scale_prefill_long_outputs_scale_decode() -> None:
 
 def test_infeasible_slo_reports_feasible_targets() -> None:
     fleet = Fleet(wish(slo=Slo(0.95, tpot_s=0.001)))
-    fleet.run(heard(5.0, Role.SERVE), 30)
+    fleet.run(service_metrics(5.0, Role.SERVE), 30)
     found = need(fleet).infeasible
     assert found is not None
     assert found.nearest_slo is not None
@@ -273,23 +277,25 @@ def test_restore_keeps_learned_state_and_ignores_garbage() -> None:
 
 
 def test_horizon_follows_each_recorded_startup() -> None:
-    service, asked = ServiceState.for_roles([Role.SERVE]), wish()
-    tier, before_s = service.tiers["serve"], service.horizon_s("serve", asked)
+    service, requested = ServiceState.for_roles([Role.SERVE]), wish()
+    tier, before_s = service.tiers["serve"], service.horizon_s("serve", requested)
     for took_s in (5.0, 400.0):
         service.record_startup("serve", [("load", took_s)])
-        assert service.horizon_s("serve", asked) == tier.startup_model.horizon_s + 1.0 != before_s
-        before_s = service.horizon_s("serve", asked)
+        assert service.horizon_s("serve", requested) == tier.startup_model.horizon_s + 1.0 != before_s
+        before_s = service.horizon_s("serve", requested)
     restore_service_state(service, dump_service_state(ServiceState.for_roles([Role.SERVE])))
-    assert service.horizon_s("serve", asked) == tier.startup_model.horizon_s + 1.0 != before_s
+    assert service.horizon_s("serve", requested) == tier.startup_model.horizon_s + 1.0 != before_s
 
 
 def test_horizon_follows_desired_variant_across_restart() -> None:
     old, new = Variant("m", "engine:1", "1 gpu"), Variant("m", "engine:2", "1 gpu")
-    service, asked = ServiceState.for_roles([Role.SERVE]), wish()
+    service, requested = ServiceState.for_roles([Role.SERVE]), wish()
 
     def ordered(variant: Variant) -> float:
-        service.ingest(ServiceSnapshot(heard(1.0), {"serve": TierSnapshot(1, 1, variant=variant)}), asked, START_S)
-        return service.horizon_s("serve", asked)
+        service.ingest(
+            ServiceSnapshot(service_metrics(1.0), {"serve": TierSnapshot(1, 1, variant=variant)}), requested, START_S
+        )
+        return service.horizon_s("serve", requested)
 
     ordered(old)
     for _ in range(5):
@@ -300,7 +306,7 @@ def test_horizon_follows_desired_variant_across_restart() -> None:
     assert ordered(new) > 60.0
     kept, service = dump_service_state(service), ServiceState.for_roles([Role.SERVE])
     restore_service_state(service, json.loads(json.dumps(kept)))
-    assert service.horizon_s("serve", asked) == pytest.approx(ordered(new), rel=1e-4)
+    assert service.horizon_s("serve", requested) == pytest.approx(ordered(new), rel=1e-4)
     assert ordered(old) == pytest.approx(known_s, rel=1e-4)
 
 
@@ -319,7 +325,7 @@ def test_tick_limits_capacity_computations_per_tick() -> None:
             {
                 n: (
                     f.service,
-                    ServiceSnapshot(heard(5.0, Role.SERVE), {"serve": TierSnapshot(1, 1, (), ABOUT)}),
+                    ServiceSnapshot(service_metrics(5.0, Role.SERVE), {"serve": TierSnapshot(1, 1, (), ABOUT)}),
                     f.wish,
                 )
                 for n, f in enumerate(fleets)
@@ -334,13 +340,13 @@ def test_first_arrivals_do_not_scale_up() -> None:
     """Two requests in the first second are no load of two a second."""
     fleet = Fleet(wish())
     for rate in (30.0, *[0.2] * 60):
-        assert fleet.tick(heard(rate, Role.SERVE)).tiers["serve"].replicas == 1
+        assert fleet.tick(service_metrics(rate, Role.SERVE)).tiers["serve"].replicas == 1
 
 
 def test_single_tier_scales_down_to_its_own_minimum() -> None:
     fleet = Fleet(wish(tiers={"serve": TierPolicy(1, 9)}))
-    fleet.run(heard(5.0, Role.SERVE), 60)
-    decision = fleet.run(heard(0.0, Role.SERVE), 600).tiers["serve"]
+    fleet.run(service_metrics(5.0, Role.SERVE), 60)
+    decision = fleet.run(service_metrics(0.0, Role.SERVE), 600).tiers["serve"]
     assert decision.replicas == 1
     assert not any("other tier" in step.reason for step in decision.steps)
 
@@ -349,7 +355,7 @@ def test_silent_engines_prevent_scale_down_not_scale_up() -> None:
     """The gateways still tell what comes; how the engines fare is not known, so none is taken away."""
     fleet = loaded()
     before = fleet.replicas["serve"]
-    silent = replace(heard(1.0), tiers={Role.SERVE: TierMetrics()})
+    silent = replace(service_metrics(1.0), tiers={Role.SERVE: TierMetrics()})
     assert fleet.run(silent, 400).tiers["serve"].replicas == before
     assert fleet.run(replace(silent, rate_per_s=200.0), 120).tiers["serve"].replicas > before
 
@@ -358,18 +364,20 @@ def test_slo_miss_share_ignores_waits_allowed_by_class() -> None:
     """Ten in a hundred waited for a minute, as their class may: judged by the gateway they are no miss."""
     soon, late = (bucket_index(LATENCY_EDGES_S, first_s) for first_s in (0.2, 60.0))
     waited = from_sparse(LATENCY_EDGES_S, {soon: 90.0, late: 10.0}, 618.0)
-    told = replace(heard(5.0), ttft_histogram=waited, rejected_share=0.02)
-    assert slo_miss_share(told, SLO) == pytest.approx(0.02 + 0.98 * 0.1)  # gateways that do not judge
-    assert slo_miss_share(replace(told, slo_counts=SloCounts(100.0, 0.0, 0.0, 0.0)), SLO) == pytest.approx(0.02)
-    assert slo_miss_share(replace(told, slo_counts=SloCounts(100.0, 40.0, 5.0, 40.0)), SLO) == pytest.approx(
+    metrics = replace(service_metrics(5.0), ttft_histogram=waited, rejected_share=0.02)
+    assert slo_miss_share(metrics, SLO) == pytest.approx(0.02 + 0.98 * 0.1)  # gateways that do not judge
+    assert slo_miss_share(replace(metrics, slo_counts=SloCounts(100.0, 0.0, 0.0, 0.0)), SLO) == pytest.approx(0.02)
+    assert slo_miss_share(replace(metrics, slo_counts=SloCounts(100.0, 40.0, 5.0, 40.0)), SLO) == pytest.approx(
         0.02 + 0.98 * 0.05
     )
-    assert slo_miss_share(replace(told, slo_counts=SloCounts(0.0, 0.0, 0.0, 0.0)), SLO) == pytest.approx(
+    assert slo_miss_share(replace(metrics, slo_counts=SloCounts(0.0, 0.0, 0.0, 0.0)), SLO) == pytest.approx(
         0.02 + 0.98 * 0.1
     )
 
 
 def test_single_slow_first_request_does_not_scale_up() -> None:
     fleet = Fleet(wish())
-    counts = [fleet.tick(heard(0.5, Role.SERVE, ttft_s=2.5, waiting=2.0)).tiers["serve"].replicas for _ in range(9)]
+    counts = [
+        fleet.tick(service_metrics(0.5, Role.SERVE, ttft_s=2.5, waiting=2.0)).tiers["serve"].replicas for _ in range(9)
+    ]
     assert counts == [1] * 9, counts

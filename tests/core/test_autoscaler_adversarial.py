@@ -1,6 +1,6 @@
 """The autoscaler and what it tells gateways, against news that cannot be, clocks that jump, and clusters that lie.
 
-Whatever is heard: counts stay within their bounds, nothing goes down on what is not known, one service's trouble is no
+Whatever is reported: counts stay within their bounds, nothing goes down on what is unknown, one service's trouble is no
 other's, and what is remembered can be written down.
 """
 
@@ -30,10 +30,10 @@ from plimsoll.core.capacity.slo_capacity import slo_capacity_per_s
 from plimsoll.core.capacity.tier_model import build_profile
 from plimsoll.core.demand.service_metrics import ServiceMetrics, TierMetrics
 from plimsoll.core.types import Role, Unavailable
-from tests.core.test_autoscaler import ABOUT, SLO, Fleet, heard, loaded, need, wish
+from tests.core.test_autoscaler import ABOUT, SLO, Fleet, loaded, need, service_metrics, wish
 
 RATE = 40.0
-NORMAL_METRICS = heard(RATE, Role.SERVE)
+NORMAL_METRICS = service_metrics(RATE, Role.SERVE)
 UNAVAILABLE_METRICS = Unavailable("the gateways do not answer")
 AMOUNTS = (0.0, 5e-324, 0.5, 40.0, 1e5, 1e9, 1e308, UNAVAILABLE_METRICS)
 SHARES = (0.0, 0.3, 0.999, 1.0, UNAVAILABLE_METRICS)
@@ -55,8 +55,8 @@ def random_metrics(rng: random.Random) -> ServiceMetrics:
     if rng.random() < 0.5:
         name = rng.choice(("tpot_s", "ttft_s", "waiting", "kv_used", "preemptions_per_s"))
         measured = LaggingSignals(**{name: rng.choice(NUMBERS)})
-        told = TierMetrics(measured, rng.choice((0.0, 0.5, 1.0)), in_flight=rng.choice(AMOUNTS))
-        said = replace(said, tiers={Role.SERVE: told})
+        reported = TierMetrics(measured, rng.choice((0.0, 0.5, 1.0)), in_flight=rng.choice(AMOUNTS))
+        said = replace(said, tiers={Role.SERVE: reported})
     return said
 
 
@@ -72,7 +72,7 @@ def test_absurd_rate_is_ignored(absurd: float) -> None:
     """A counter that a broken gateway has told: it orders nothing, and does not blind the forecast for half an hour."""
     fleet, before = loaded(), loaded().replicas["serve"]
     for _ in range(5):
-        assert fleet.tick(heard(absurd, Role.SERVE)).tiers["serve"].replicas == before
+        assert fleet.tick(service_metrics(absurd, Role.SERVE)).tiers["serve"].replicas == before
     after = fleet.run(NORMAL_METRICS, 5).tiers["serve"]
     assert (after.replicas, after.is_held) == (before, False)
     assert need(fleet).rate_per_s == pytest.approx(need(loaded()).rate_per_s, rel=0.05)
@@ -96,13 +96,13 @@ def test_random_metrics_keep_replicas_within_bounds(seed: int) -> None:
 def test_service_decision_is_independent_of_other_services(seed: int) -> None:
     rng, alone, other, stranger = random.Random(seed), loaded(), loaded(), loaded()
     for second in range(1, 60):
-        now_s, said = alone.now_s + second, heard(RATE * rng.uniform(0.5, 2.0), Role.SERVE)
-        seen = ServiceSnapshot(said, {"serve": TierSnapshot(3, 3, (), ABOUT)})
+        now_s, said = alone.now_s + second, service_metrics(RATE * rng.uniform(0.5, 2.0), Role.SERVE)
+        observed = ServiceSnapshot(said, {"serve": TierSnapshot(3, 3, (), ABOUT)})
         odd = ServiceSnapshot(
             random_metrics(rng), {"serve": TierSnapshot(rng.randrange(4), rng.randrange(6), (), ABOUT)}
         )
-        one = decide_all({"a": (alone.service, seen, alone.wish)}, now_s)["a"]
-        both = {"s": (stranger.service, odd, stranger.wish), "a": (other.service, seen, other.wish)}
+        one = decide_all({"a": (alone.service, observed, alone.wish)}, now_s)["a"]
+        both = {"s": (stranger.service, odd, stranger.wish), "a": (other.service, observed, other.wish)}
         assert decide_all(both, now_s)["a"] == one
 
 
@@ -132,8 +132,8 @@ def test_pod_count_anomalies_do_not_change_required_replicas() -> None:
     wanted = need(fleet).replicas
     for replicas, ready in ((wanted, 0), (wanted, 1), (0, 0), (0, 9), (wanted, 10 * wanted), (1, 0), (wanted, wanted)):
         fleet.now_s += 1.0
-        seen = ServiceSnapshot(NORMAL_METRICS, {"serve": TierSnapshot(replicas, ready, (), ABOUT)})
-        found = decide_all({"one": (fleet.service, seen, fleet.wish)}, fleet.now_s)["one"].tiers["serve"]
+        observed = ServiceSnapshot(NORMAL_METRICS, {"serve": TierSnapshot(replicas, ready, (), ABOUT)})
+        found = decide_all({"one": (fleet.service, observed, fleet.wish)}, fleet.now_s)["one"].tiers["serve"]
         assert need(fleet).replicas == wanted
         assert found.replicas >= wanted
 
@@ -160,8 +160,8 @@ def test_pods_that_never_start_are_replaced_once() -> None:
     for _ in range(200):
         fleet.now_s += 10.0
         pods = tuple(StartingPod(f"p{n}", since_s, "pull") for n, since_s in enumerate(born_s))
-        seen = ServiceSnapshot(NORMAL_METRICS, {"serve": TierSnapshot(len(pods), 0, pods, ABOUT)})
-        found = decide_all({"one": (fleet.service, seen, fleet.wish)}, fleet.now_s)["one"].tiers["serve"]
+        observed = ServiceSnapshot(NORMAL_METRICS, {"serve": TierSnapshot(len(pods), 0, pods, ABOUT)})
+        found = decide_all({"one": (fleet.service, observed, fleet.wish)}, fleet.now_s)["one"].tiers["serve"]
         counts.append(found.replicas)
         born_s += [fleet.now_s] * (found.replicas - len(born_s))
         del born_s[found.replicas :]
@@ -186,7 +186,7 @@ def test_invalid_startup_durations_are_not_recorded() -> None:
 @pytest.mark.parametrize("rate", [3.0, 17.0, 40.0, 90.0])
 def test_required_replicas_is_first_count_reaching_forecast(rate: float) -> None:
     fleet = Fleet(wish(tiers={"serve": TierPolicy(1, 200)}))
-    fleet.run(heard(rate, Role.SERVE), 90)
+    fleet.run(service_metrics(rate, Role.SERVE), 90)
     sized = fleet.service.tiers["serve"].tier_spec
     assert sized is not None
     found, one = need(fleet), build_profile(sized)
@@ -226,8 +226,8 @@ def test_corrupted_status_never_breaks_a_tick(seed: int) -> None:
         at[path[-1]] = rng.choice(HOSTILE)
         service = ServiceState.for_roles(["serve"])
         restore_service_state(service, stored)
-        seen = ServiceSnapshot(NORMAL_METRICS, {"serve": TierSnapshot(3, 3, (), ABOUT)})
-        found = decide_all({"one": (service, seen, known.wish)}, known.now_s + 30.0)["one"]
+        observed = ServiceSnapshot(NORMAL_METRICS, {"serve": TierSnapshot(3, 3, (), ABOUT)})
+        found = decide_all({"one": (service, observed, known.wish)}, known.now_s + 30.0)["one"]
         assert 1 <= found.tiers["serve"].replicas <= 50
         json.dumps(dump_service_state(service), allow_nan=False)
 
@@ -252,18 +252,18 @@ def test_published_shares_sum_to_batch_under_churn(seed: int) -> None:
         count = fleet.replicas["serve"]
         away = rng.randrange(count + 1)
         pods = tuple(StartingPod(f"p{n}", fleet.now_s - rng.uniform(-10, 400)) for n in range(away))
-        seen = ServiceSnapshot(said, {"serve": TierSnapshot(count, count - away, pods, ABOUT)})
-        changes += keeper.publish(fleet.service, seen, fleet.wish, gateways, fleet.now_s)
-        told = keeper.published
-        assert told is not None
-        assert told.cost_model is not None
-        assert sum(told.shares.values()) <= told.cost_model.batch
-        assert all(units >= 0 for units in told.shares.values())
-        assert 0.0 <= told.ready_capacity < math.inf
-        assert [at_s for at_s, _ in told.capacity_steps] == sorted(at_s for at_s, _ in told.capacity_steps)
+        observed = ServiceSnapshot(said, {"serve": TierSnapshot(count, count - away, pods, ABOUT)})
+        changes += keeper.publish(fleet.service, observed, fleet.wish, gateways, fleet.now_s)
+        limits = keeper.published
+        assert limits is not None
+        assert limits.cost_model is not None
+        assert sum(limits.shares.values()) <= limits.cost_model.batch
+        assert all(units >= 0 for units in limits.shares.values())
+        assert 0.0 <= limits.ready_capacity < math.inf
+        assert [at_s for at_s, _ in limits.capacity_steps] == sorted(at_s for at_s, _ in limits.capacity_steps)
         assert codec.encode(
-            codec.decode(AdmissionLimits, json.loads(json.dumps(codec.encode(told), allow_nan=False))),
-        ) == codec.encode(told)
+            codec.decode(AdmissionLimits, json.loads(json.dumps(codec.encode(limits), allow_nan=False))),
+        ) == codec.encode(limits)
     assert changes > 1
 
 
@@ -272,14 +272,14 @@ def test_publication_of_many_startups_is_downsampled() -> None:
     fleet.service.record_startup("serve", [("pull", 30.0)])
     fleet.wish = replace(fleet.wish, classes=CLASSES)
     pods = tuple(StartingPod(f"p{n}", fleet.now_s - 0.01 * n) for n in range(3000))
-    seen = ServiceSnapshot(NORMAL_METRICS, {"serve": TierSnapshot(3004, 4, pods, ABOUT)})
-    decide_all({"one": (fleet.service, seen, fleet.wish)}, fleet.now_s + 1.0)
-    keeper.publish(fleet.service, seen, fleet.wish, ["gw-a"], fleet.now_s + 1.0)
-    told = keeper.published
-    assert told is not None
-    assert len(told.capacity_steps) == MAX_CAPACITY_STEPS
-    assert told.capacity_steps[0][0] == told.ready_at_s
-    assert told.capacity_steps[-1][1] == pytest.approx(told.ready_capacity)
+    observed = ServiceSnapshot(NORMAL_METRICS, {"serve": TierSnapshot(3004, 4, pods, ABOUT)})
+    decide_all({"one": (fleet.service, observed, fleet.wish)}, fleet.now_s + 1.0)
+    keeper.publish(fleet.service, observed, fleet.wish, ["gw-a"], fleet.now_s + 1.0)
+    limits = keeper.published
+    assert limits is not None
+    assert len(limits.capacity_steps) == MAX_CAPACITY_STEPS
+    assert limits.capacity_steps[0][0] == limits.ready_at_s
+    assert limits.capacity_steps[-1][1] == pytest.approx(limits.ready_capacity)
 
 
 def test_publications_are_at_least_two_seconds_apart() -> None:
@@ -288,8 +288,8 @@ def test_publications_are_at_least_two_seconds_apart() -> None:
     told_s = []
     for _ in range(100):
         fleet.tick(random_metrics(rng))
-        seen = ServiceSnapshot(NORMAL_METRICS, {"serve": TierSnapshot(3, rng.randrange(4), (), ABOUT)})
-        if keeper.publish(fleet.service, seen, fleet.wish, ["gw-a", "gw-b"][: rng.randrange(3)], fleet.now_s):
+        observed = ServiceSnapshot(NORMAL_METRICS, {"serve": TierSnapshot(3, rng.randrange(4), (), ABOUT)})
+        if keeper.publish(fleet.service, observed, fleet.wish, ["gw-a", "gw-b"][: rng.randrange(3)], fleet.now_s):
             told_s.append(fleet.now_s)
     assert len(told_s) > 5
     assert all(later - sooner >= MIN_PUBLISH_INTERVAL_S for sooner, later in pairwise(told_s))

@@ -72,15 +72,15 @@ class Fleet:
             roles = tuple(wish.policy.tiers)
             if roles not in made:
                 made[roles] = ServiceState.for_roles(roles)
-                seen = self.seen(n, 1.0, {})
-                decide_all({n: (made[roles], seen, wish)}, START_S - 60.0)
+                observed = self.snapshot_of(n, 1.0, {})
+                decide_all({n: (made[roles], observed, wish)}, START_S - 60.0)
             self.services[n] = ServiceState.for_roles(roles)
             for role in roles:
                 known = made[roles].tiers[role]
                 assert isinstance(known.capacity, TierCapacity)
                 self.services[n].tiers[role] = replace(known, forecast_state=DemandState(), checked_s=START_S + n % 5)
 
-    def seen(
+    def snapshot_of(
         self, n: int, rate: float | Unavailable, starting: dict[str, tuple[StartingPod, ...]], tpot_s: float = 0.02
     ) -> ServiceSnapshot:
         tiers = {
@@ -103,9 +103,9 @@ class Fleet:
         }
         return ServiceSnapshot(said, there)
 
-    def tick(self, now_s: float, seen: dict[int, ServiceSnapshot], small_fleet: int) -> None:
-        asked = {n: (self.services[n], seen[n], self.wishes[n]) for n in self.services}
-        found = decide_all(asked, now_s, small_fleet)
+    def tick(self, now_s: float, observed: dict[int, ServiceSnapshot], small_fleet: int) -> None:
+        body = {n: (self.services[n], observed[n], self.wishes[n]) for n in self.services}
+        found = decide_all(body, now_s, small_fleet)
         assert found.keys() == self.services.keys()
         for n, decision in found.items():
             self.counts[n] = {name: tier.replicas for name, tier in decision.tiers.items()}
@@ -124,7 +124,7 @@ def rates(rng: np.random.Generator, means: NDArray[np.float64], second: int) -> 
     return [Unavailable("silent") if gone else float(rate) for rate, gone in zip(found, lost, strict=True)]
 
 
-def decided_now(fleet: Fleet, seen: dict[int, ServiceSnapshot], now_s: float) -> dict[int, ServiceState]:
+def decided_now(fleet: Fleet, observed: dict[int, ServiceSnapshot], now_s: float) -> dict[int, ServiceState]:
     """Return what the services would be if all of them were decided now. The fleet itself stays as it is."""
     copies = {}
     for n, service in fleet.services.items():
@@ -132,7 +132,7 @@ def decided_now(fleet: Fleet, seen: dict[int, ServiceSnapshot], now_s: float) ->
         copies[n].tiers = {name: copy.copy(tier) for name, tier in service.tiers.items()}
         copies[n].corrections = copy.deepcopy(service.corrections)
         copies[n].decisions = service.decisions.copy()
-    decide_all({n: (copies[n], seen[n], fleet.wishes[n]) for n in copies}, now_s, COMPLETE)
+    decide_all({n: (copies[n], observed[n], fleet.wishes[n]) for n in copies}, now_s, COMPLETE)
     return copies
 
 
@@ -146,12 +146,12 @@ def test_what_a_tick_does_not_decide_would_stay(seed: int) -> None:
         now_s = START_S + second
         drawn, tpots = rates(rng, means, second), rng.uniform(0.016, 0.03, services)
         late = (StartingPod("p", now_s - 5.0),) if second in (40, 41) else ()
-        seen = {
-            n: fleet.seen(n, rate, {Role.SERVE: late} if n % 7 == 0 else {}, float(tpots[n]))
+        observed = {
+            n: fleet.snapshot_of(n, rate, {Role.SERVE: late} if n % 7 == 0 else {}, float(tpots[n]))
             for n, rate in enumerate(drawn)
         }
-        fleet.tick(now_s, seen, 0)
-        complete = decided_now(fleet, seen, now_s)
+        fleet.tick(now_s, observed, 0)
+        complete = decided_now(fleet, observed, now_s)
         for n, service in fleet.services.items():
             assert service.last_decision is not None
             assert now_s - service.last_decision.at_s <= DECISION_INTERVAL_S
@@ -176,14 +176,14 @@ def test_queued_work_wakes_both_tiers_of_a_pair(known: bool) -> None:
     if known:  # arrivals have been seen, and have ended long ago
         for rate in (5.0,) * 20 + (0.0,) * 400:
             now_s += 1.0
-            fleet.tick(now_s, {n: fleet.seen(n, rate, {}) for n in range(3)}, COMPLETE)
+            fleet.tick(now_s, {n: fleet.snapshot_of(n, rate, {}) for n in range(3)}, COMPLETE)
     fleet.counts[2] = dict.fromkeys(PAIR, 0)
     now_s += 1.0
-    seen = {n: fleet.seen(n, 0.0, {}) for n in range(3)}
+    observed = {n: fleet.snapshot_of(n, 0.0, {}) for n in range(3)}
     line = fleet.services[2].tiers[Role.DECODE].capacity
     work_s = 400.0 * (line.request_gpu_s if known and isinstance(line, TierCapacity) else 1.0)
-    seen[2] = replace(seen[2], metrics=replace(seen[2].metrics, queued=400.0, queued_work_s=work_s))
-    fleet.tick(now_s, seen, COMPLETE)
+    observed[2] = replace(observed[2], metrics=replace(observed[2].metrics, queued=400.0, queued_work_s=work_s))
+    fleet.tick(now_s, observed, COMPLETE)
     assert all(count >= 1 for count in fleet.counts[2].values()), fleet.counts[2]
     if known:
         decode = fleet.services[2].sizings[Role.DECODE]
@@ -198,7 +198,7 @@ def test_newly_ready_replica_is_noticed_without_other_changes() -> None:
     for second in range(60):
         now_s = START_S + second
         late = {Role.SERVE: (StartingPod("p", START_S),)} if 45 <= second < 50 else {}
-        fleet.tick(now_s, {0: fleet.seen(0, 5.0, {}), 1: fleet.seen(1, 5.0, late)}, 0)
+        fleet.tick(now_s, {0: fleet.snapshot_of(0, 5.0, {}), 1: fleet.snapshot_of(1, 5.0, late)}, 0)
     assert fleet.services[1].decision_state.tiers[Role.SERVE].ready_increased_s == START_S + 50
 
 
@@ -224,8 +224,8 @@ class SteadyFleet(Fleet):
         for _ in range(seconds):
             self.now_s += 1.0
             drawn = self.rng.poisson(self.rate, len(self.services))
-            seen = {n: self.seen(n, float(drawn[n]), {}) for n in self.services}
-            self.tick(self.now_s, seen | {n: change(seen[n]) for n, change in changes.items()}, 0)
+            observed = {n: self.snapshot_of(n, float(drawn[n]), {}) for n in self.services}
+            self.tick(self.now_s, observed | {n: change(observed[n]) for n, change in changes.items()}, 0)
             self.decided = {
                 n
                 for n, service in self.services.items()
@@ -250,12 +250,12 @@ def settled_fleet() -> SteadyFleet:
 
 
 def with_metrics(**changes: object) -> Callable[[ServiceSnapshot], ServiceSnapshot]:
-    return lambda seen: replace(seen, metrics=replace(seen.metrics, **changes))
+    return lambda observed: replace(observed, metrics=replace(observed.metrics, **changes))
 
 
 def with_tier(**changes: object) -> Callable[[ServiceSnapshot], ServiceSnapshot]:
-    def change(seen: ServiceSnapshot) -> ServiceSnapshot:
-        return replace(seen, tiers={Role.SERVE: replace(seen.tiers[Role.SERVE], **changes)})
+    def change(observed: ServiceSnapshot) -> ServiceSnapshot:
+        return replace(observed, tiers={Role.SERVE: replace(observed.tiers[Role.SERVE], **changes)})
 
     return change
 
@@ -277,8 +277,8 @@ def test_small_fleet_is_decided_completely() -> None:
     fleet = Fleet(SMALL_FLEET)
     for second in range(30):
         now_s = START_S + second
-        asked = {n: (service, fleet.seen(n, 5.0, {}), fleet.wishes[n]) for n, service in fleet.services.items()}
-        decide_all(asked, now_s)
+        body = {n: (service, fleet.snapshot_of(n, 5.0, {}), fleet.wishes[n]) for n, service in fleet.services.items()}
+        decide_all(body, now_s)
         assert all(service.last_decision and service.last_decision.at_s == now_s for service in fleet.services.values())
 
 
@@ -307,8 +307,8 @@ def test_trigger_makes_service_due(
     settled_fleet: SteadyFleet, change: Callable[[ServiceSnapshot], ServiceSnapshot]
 ) -> None:
     settled_fleet.advance_until_rested(3)
-    service, seen = settled_fleet.services[3], settled_fleet.seen(3, settled_fleet.rate, {})
-    assert not service.is_decision_due(seen, settled_fleet.wishes[3], settled_fleet.now_s + 1.0)
+    service, observed = settled_fleet.services[3], settled_fleet.snapshot_of(3, settled_fleet.rate, {})
+    assert not service.is_decision_due(observed, settled_fleet.wishes[3], settled_fleet.now_s + 1.0)
     settled_fleet.advance(1, {3: change})
     assert 3 in settled_fleet.decided
 

@@ -84,8 +84,8 @@ def test_quantile_model_has_stated_quantile(count: int) -> None:
         factors = np.exp(rng.normal(0, 0.18) + rng.normal(0, 0.15, 6))
         values = np.maximum(factors * coefficients(prior), coefficients(FLOOR))
         truth = StepModel(values[0], values[1] - values[0], *values[2:])
-        *seen, unseen = synthetic_windows(truth, rng, count + 1)
-        sized = quantile_model(update_all(initial_posterior(prior, FLOOR), seen), 0.9, window=unseen)
+        *observed, unseen = synthetic_windows(truth, rng, count + 1)
+        sized = quantile_model(update_all(initial_posterior(prior, FLOOR), observed), 0.9, window=unseen)
         work = step_counts(unseen)
         too_fast += bool(work @ coefficients(sized) < work @ coefficients(truth))
     assert too_fast <= 15  # of 100 where 10 are meant; `MISFIT` makes it fewer

@@ -35,10 +35,10 @@ def simulate_steps(begins: list[int], answers: np.ndarray, intervals: int) -> li
     return found
 
 
-def predict_completions(usual: OutputLengths, seen: list[tuple[int, int, int]], first: int = 0) -> list[float]:
+def predict_completions(usual: OutputLengths, visited: list[tuple[int, int, int]], first: int = 0) -> list[float]:
     """Tokens expected of each interval from the first that is seen on."""
-    answers, found = CompletionEstimator(seen[first - 1][2] if first else 0.0), []
-    for begun, _, _ in seen[first:]:
+    answers, found = CompletionEstimator(visited[first - 1][2] if first else 0.0), []
+    for begun, _, _ in visited[first:]:
         answers.advance(STEPS, begun)
         found.append(answers.expected_completions(usual) * usual.mean_tokens)
     return found
@@ -51,9 +51,9 @@ def test_expected_tokens_follow_request_start_times(mean: float, deviation: floa
     rng = np.random.default_rng(RNG_SEED)
     begins = [i for i in range(120) for _ in range(int(rng.choice([0, 0, 5, 60])))]
     answers = sample_lengths(mean, deviation, rng, len(begins))
-    seen = simulate_steps(begins, answers, 120)
+    observed = simulate_steps(begins, answers, 120)
     usual = OutputLengths(lengths(answers))
-    expected, made = np.array(predict_completions(usual, seen)), np.array([tokens for _, tokens, _ in seen])
+    expected, made = np.array(predict_completions(usual, observed)), np.array([tokens for _, tokens, _ in observed])
     assert expected.sum() == pytest.approx(made.sum(), rel=0.03)
     over = np.convolve(np.ones(6), made, "valid"), np.convolve(np.ones(6), expected, "valid")
     busy = over[0] > 0.5 * over[0].mean()
@@ -64,16 +64,16 @@ def test_initially_running_requests_are_spread_over_lengths() -> None:
     rng = np.random.default_rng(RNG_SEED)
     begins = [i for i in range(60) for _ in range(40)]
     answers = sample_lengths(400.0, 0.3, rng, len(begins))
-    seen = simulate_steps(begins, answers, 60)
-    expected = predict_completions(OutputLengths(lengths(answers)), seen, first=30)
-    assert expected == pytest.approx([tokens for _, tokens, _ in seen[30:]], rel=0.05)
+    observed = simulate_steps(begins, answers, 60)
+    expected = predict_completions(OutputLengths(lengths(answers)), observed, first=30)
+    assert expected == pytest.approx([tokens for _, tokens, _ in observed[30:]], rel=0.05)
 
 
 def test_longer_outputs_exceed_expected_tokens_before_end() -> None:
     answers = np.concatenate((np.full(800, 100.0), np.full(400, 800.0)))
-    seen = simulate_steps([i for i in range(30) for _ in range(40)], answers, 30)
-    expected = predict_completions(OutputLengths(lengths(np.full(9, 100.0))), seen)
-    made = [tokens for _, tokens, _ in seen]
+    observed = simulate_steps([i for i in range(30) for _ in range(40)], answers, 30)
+    expected = predict_completions(OutputLengths(lengths(np.full(9, 100.0))), observed)
+    made = [tokens for _, tokens, _ in observed]
     assert expected[10:20] == pytest.approx(made[10:20], rel=0.02)
     assert all(now > 1.5 * then for now, then in zip(made[24:], expected[24:], strict=True)), (
         "200 of 800 tokens are out"

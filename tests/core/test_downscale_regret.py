@@ -55,8 +55,8 @@ class SimulatedTier:
             self.now_s += TICK_S
             ready = sum(ready_s <= self.now_s for ready_s in self.ready_s)
             demand = work if isinstance(work, Unavailable) else make_forecast(work, NO_GROWTH)
-            seen = observed_tier(demand, self.ordered, ready)
-            found = decide(ServiceObservation({"serve": seen}, self.state), self.policy, self.now_s)
+            observed = observed_tier(demand, self.ordered, ready)
+            found = decide(ServiceObservation({"serve": observed}, self.state), self.policy, self.now_s)
             self.last, self.state, count = found.tiers["serve"], found.state, found.tiers["serve"].replicas
             if count < self.ordered:
                 self.downs.append((self.now_s, count))

@@ -177,9 +177,9 @@ def classes() -> tuple[ClassPolicy, ...]:
 
 
 def test_admission_class_tpot_is_limited_by_e2e() -> None:
-    told = engine_cost_model(SERVE, classes())
-    assert told.tpot_s == (tpot_target(replace(SERVE, slo=classes()[0].slo))[0], 0.02)
-    assert 0 < told.step_budget_s[0] < told.tpot_s[0]
+    cost_model = engine_cost_model(SERVE, classes())
+    assert cost_model.tpot_s == (tpot_target(replace(SERVE, slo=classes()[0].slo))[0], 0.02)
+    assert 0 < cost_model.step_budget_s[0] < cost_model.tpot_s[0]
 
 
 @pytest.mark.parametrize("most", [None, 10])
@@ -189,9 +189,9 @@ def test_admission_queue_wait_is_bounded_by_e2e(most: int | None) -> None:
     door = gate(replace(SERVE, slo=whole[0].slo), whole)
     now = fill(door)[1]
     assert door.submit(ask("late", now, max_tokens=most), now).outcome is AdmissionOutcome.QUEUED
-    told = door.pool.cost_model
-    tokens = told.output_mean if most is None else float(most)
-    alone_s = told.request_cost(ask("late", max_tokens=most)).idle_ttft_s
-    assert door.wake_at_s == pytest.approx(now + 9.0 - (tokens - 1) * told.tpot_s[0] - alone_s)
+    cost_model = door.pool.cost_model
+    tokens = cost_model.output_mean if most is None else float(most)
+    alone_s = cost_model.request_cost(ask("late", max_tokens=most)).idle_ttft_s
+    assert door.wake_at_s == pytest.approx(now + 9.0 - (tokens - 1) * cost_model.tpot_s[0] - alone_s)
     [refused] = door.release(door.wake_at_s + 1e-6)
     assert (refused.request_id, refused.outcome) == ("late", AdmissionOutcome.SHED_SATURATED)

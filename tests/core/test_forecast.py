@@ -47,7 +47,7 @@ def fed(works: Floats, tick_s: float = 1.0, state: DemandState | None = None, st
     return state
 
 
-def told(
+def forecast_of(
     state: DemandState,
     horizon_s: float = 120.0,
     quantile: float = 0.95,
@@ -69,7 +69,7 @@ def constant(rate: float, seconds: int, seed: int = 1, tick_s: float = 1.0) -> D
 
 
 def test_forecast_parts_sum_to_work_in_order() -> None:
-    found = told(constant(6.0, 900))
+    found = forecast_of(constant(6.0, 900))
     assert [name for name, _ in found.parts] == ["level", "trend", "season", "burst", "uncertainty"]
     assert found.work == pytest.approx(sum(amount for _, amount in found.parts))
     assert found.level == pytest.approx(6 * REQUEST_GPU_S, rel=0.05)
@@ -89,7 +89,7 @@ def test_forecast_constant_load_is_constant(rate: float) -> None:
     state, answers = fed(works[:720], tick_s), []
     for number, work in enumerate(works[720:], start=721):
         state = observe(state, number * tick_s, float(work))
-        answers.append(told(state).work)
+        answers.append(forecast_of(state).work)
     mean = rate * REQUEST_GPU_S
     spread = (max(answers) - min(answers)) / mean
     print(
@@ -115,7 +115,7 @@ def test_forecast_ramp_is_anticipated() -> None:
     rates = 5 + 31 * np.sin(np.pi * times / 1800)
     works = demand(rates, 1.0, seed=1)
     for now in (240, 360, 480, 600):
-        found = told(fed(works[:now]), quantile=0.5)
+        found = forecast_of(fed(works[:now]), quantile=0.5)
         due = rates[now : now + 120].max() * REQUEST_GPU_S
         assert found.trend > 0.0
         assert found.work == pytest.approx(due, rel=0.12)
@@ -139,14 +139,14 @@ def test_level_after_ramp_ends_does_not_overshoot(top: str) -> None:
 
 def test_trend_extrapolates_no_longer_than_observed() -> None:
     found = fed(demand(np.linspace(5.0, 35.0, 600), 1.0, seed=1))
-    soon, late, later = (told(found, horizon_s).trend for horizon_s in (10.0, 300.0, 600.0))
+    soon, late, later = (forecast_of(found, horizon_s).trend for horizon_s in (10.0, 300.0, 600.0))
     assert soon == pytest.approx(10 * found.estimate.slope_per_s, rel=0.05)
     assert 0.9 * 120 * found.estimate.slope_per_s < late < later < 120 * found.estimate.slope_per_s
 
 
 def test_forecast_falling_load_has_no_trend() -> None:
     rates = np.linspace(40.0, 10.0, 900)
-    found = told(fed(demand(rates, 1.0, seed=1)))
+    found = forecast_of(fed(demand(rates, 1.0, seed=1)))
     assert found.trend == 0.0
     assert found.level == pytest.approx(10 * REQUEST_GPU_S, rel=0.15)
 
@@ -177,8 +177,8 @@ def test_daily_season_counts_from_third_day() -> None:
 def test_forecast_includes_daily_rise() -> None:
     ended = 3 + 8.75 / 24
     state = fed(daily(ended), 60.0)
-    assert told(state, 600.0).season > 0.3
-    assert told(fed(daily(1.4), 60.0), 600.0).season == 0.0
+    assert forecast_of(state, 600.0).season > 0.3
+    assert forecast_of(fed(daily(1.4), 60.0), 600.0).season == 0.0
 
 
 def weekly(hours: int) -> seasonality.SeasonState:
@@ -222,13 +222,15 @@ def test_forecast_is_monotone_in_quantile_horizon_and_work(seed: int, rate: floa
     rates = np.full(180, rate) * (np.where(rng.random(180) < 0.1, 4.0, 1.0) if bursty else 1.0)
     works = demand(rates, 15.0, seed)
     state, double = fed(works, 15.0), fed(2 * works, 15.0)
-    by_quantile = [told(state, 120.0, q).work for q in (0.01, 0.5, 0.8, 0.95, 0.99, 0.999)]
-    by_horizon = [told(state, h).work for h in (0.0, 10.0, 60.0, 100.0, 240.0, 600.0, 5000.0)]
+    by_quantile = [forecast_of(state, 120.0, q).work for q in (0.01, 0.5, 0.8, 0.95, 0.99, 0.999)]
+    by_horizon = [forecast_of(state, h).work for h in (0.0, 10.0, 60.0, 100.0, 240.0, 600.0, 5000.0)]
     assert by_quantile == sorted(by_quantile)
     assert by_horizon == sorted(by_horizon)
-    assert told(double, miss_cost=0.5 * MISS_COST).work == pytest.approx(2 * told(state).work, rel=1e-6)
-    assert told(double).uncertainty >= 2 * told(state).uncertainty * (1 - 1e-9), "what replicas more are worth it for"
-    steered = [told(state, 120.0, q, promised=0.95).work for q in (0.5, 0.95, 0.96, 0.98, 0.999)]
+    assert forecast_of(double, miss_cost=0.5 * MISS_COST).work == pytest.approx(2 * forecast_of(state).work, rel=1e-6)
+    assert forecast_of(double).uncertainty >= 2 * forecast_of(state).uncertainty * (1 - 1e-9), (
+        "what replicas more are worth it for"
+    )
+    steered = [forecast_of(state, 120.0, q, promised=0.95).work for q in (0.5, 0.95, 0.96, 0.98, 0.999)]
     assert steered == sorted(steered)
 
 
@@ -237,7 +239,7 @@ def test_forecast_burst_uses_own_history() -> None:
     for start in range(300, len(rates), 240):
         rates[start : start + 36] = 15.0  # every twenty minutes, for three
     state = fed(demand(rates, 5.0, seed=6), 5.0)
-    quiet, sure = told(state, 240.0, 0.5), told(state, 240.0, 0.99)
+    quiet, sure = forecast_of(state, 240.0, 0.5), forecast_of(state, 240.0, 0.99)
     assert quiet.burst == 0.0
     assert sure.work > 2.0 * quiet.level
     assert growth_stats.quantile_growth_factor(state.growth, 240.0, 0.99) < 3.5
@@ -246,7 +248,7 @@ def test_forecast_burst_uses_own_history() -> None:
 def test_forecast_burst_growth_is_not_added_to_peak() -> None:
     square = np.where(np.arange(1800) % 120 < 60, 10.0, 70.0)
     peak_gpu = 70.0 * REQUEST_GPU_S
-    trough, peak = (told(fed(demand(square[:seconds], 1.0, seed=6)), 66.0, 0.9) for seconds in (1720, 1800))
+    trough, peak = (forecast_of(fed(demand(square[:seconds], 1.0, seed=6)), 66.0, 0.9) for seconds in (1720, 1800))
     assert 0.9 * peak_gpu < trough.work < 1.3 * peak_gpu
     assert 0.9 * peak_gpu < peak.work < 1.3 * peak_gpu
 
@@ -269,9 +271,9 @@ def losses(rates: Floats, budget: float) -> tuple[Floats, RiskControl, RiskContr
         if number % ticks or number == ticks:
             continue
         due = rates[number : number + ticks] * REQUEST_GPU_S
-        missed = np.maximum(0.0, due - told(state, 120.0, of_share.quantile, promised=1.0 - budget).work)
+        missed = np.maximum(0.0, due - forecast_of(state, 120.0, of_share.quantile, promised=1.0 - budget).work)
         share = float(missed.sum() / due.sum())
-        anything = float(due.max() > 1.02 * told(state, 120.0, of_any.quantile, promised=1.0 - budget).work)
+        anything = float(due.max() > 1.02 * forecast_of(state, 120.0, of_any.quantile, promised=1.0 - budget).work)
         of_share, of_any = risk_control.update_control(of_share, share), risk_control.update_control(of_any, anything)
         found.append((share, anything))
     return np.array(found), of_share, of_any
@@ -315,9 +317,9 @@ def test_risk_control_starts_at_budget_and_moves_slowly() -> None:
 
 
 @given(st.lists(st.floats(0.0, 1.0), max_size=300), st.floats(0.001, 0.9))
-def test_risk_control_quantile_stays_within_clamps(seen: list[float], budget: float) -> None:
+def test_risk_control_quantile_stays_within_clamps(visited: list[float], budget: float) -> None:
     control = risk_control.initial_control(budget)
-    for loss in seen:
+    for loss in visited:
         control = risk_control.update_control(control, loss)
         assert risk_control.MIN_QUANTILE <= control.quantile <= risk_control.MAX_QUANTILE
 
@@ -369,7 +371,7 @@ def test_growth_odds_integral_matches_numeric_integration() -> None:
 def test_standby_replicas_increase_with_startup_time() -> None:
     state = constant(6.0, 450)
     counts = [
-        standby_replicas(growth_distribution(state, horizon_s), told(state).baseline, 0.96, 1, 8)
+        standby_replicas(growth_distribution(state, horizon_s), forecast_of(state).baseline, 0.96, 1, 8)
         for horizon_s in (10.0, 60.0, 120.0, 240.0, 600.0)
     ]
     assert counts == sorted(counts)
@@ -381,21 +383,21 @@ def test_standby_replicas_increase_with_startup_time() -> None:
 
 def test_standby_from_prior_ends_after_two_constant_hours() -> None:
     state = constant(6.0, 7200, tick_s=5.0)
-    assert standby_replicas(growth_distribution(state, 240.0), told(state).baseline, 0.96, 1, 8) == 0
+    assert standby_replicas(growth_distribution(state, 240.0), forecast_of(state).baseline, 0.96, 1, 8) == 0
 
 
 def test_standby_after_level_shift_is_zero() -> None:
     rates = np.concatenate([np.full(450, 6.0), np.full(300, 36.0)])
     state = fed(demand(rates, 1.0, seed=1))
-    assert told(state).level > 5 * told(state).baseline
-    assert standby_replicas(growth_distribution(state, 240.0), told(state).baseline, 0.96, 3, 8) == 0
+    assert forecast_of(state).level > 5 * forecast_of(state).baseline
+    assert standby_replicas(growth_distribution(state, 240.0), forecast_of(state).baseline, 0.96, 3, 8) == 0
 
 
 def test_forecast_memory_fills_and_resets_on_level_shift() -> None:
-    steady = told(constant(6.0, 900)).memory_fill
+    steady = forecast_of(constant(6.0, 900)).memory_fill
     assert steady == pytest.approx(-math.expm1(-900 / 1800), rel=0.01)
-    assert told(constant(6.0, 4 * 3600, tick_s=5.0)).memory_fill == pytest.approx(1.0, abs=0.01)
-    leapt = told(fed(demand(np.concatenate([np.full(900, 6.0), np.full(60, 36.0)]), 1.0, seed=1)))
+    assert forecast_of(constant(6.0, 4 * 3600, tick_s=5.0)).memory_fill == pytest.approx(1.0, abs=0.01)
+    leapt = forecast_of(fed(demand(np.concatenate([np.full(900, 6.0), np.full(60, 36.0)]), 1.0, seed=1)))
     assert leapt.memory_fill == pytest.approx(60 / 1800, rel=0.15)
 
 
@@ -430,8 +432,8 @@ def test_demand_state_json_round_trip_is_exact() -> None:
     state = observe(state, 3 * 86400.0 + 4000.0, 0.3, rate_per_s=4.0, tokens_per_s=900.0)  # after a gap
     again = from_dict(json.loads(json.dumps(to_dict(state), allow_nan=False)))
     assert to_dict(again) == to_dict(state)
-    assert told(again, 240.0) == told(state, 240.0)
-    assert told(again).rate_per_s == 4.0
+    assert forecast_of(again, 240.0) == forecast_of(state, 240.0)
+    assert forecast_of(again).rate_per_s == 4.0
 
 
 def test_demand_state_size_is_bounded() -> None:

@@ -56,8 +56,8 @@ def test_arrival_rate_alternating_workers_is_unavailable() -> None:
     listener, rates = MetricsAggregator([Role.SERVE]), []
     for t in range(20):
         listener.observe_gateway("g", str(t % 2), NOW_S + t, gateway(1000.0 * (t % 2) + t))
-        heard = listener.collect(NOW_S + t, {}, ["g"], SHARE)
-        rates.append(heard.rate_per_s)
+        metrics = listener.collect(NOW_S + t, {}, ["g"], SHARE)
+        rates.append(metrics.rate_per_s)
     assert all(isinstance(rate, Unavailable) for rate in rates)
 
 
@@ -69,10 +69,10 @@ def test_arrival_rate_scale_down_keeps_past_counts() -> None:
     for _ in range(10):
         fleet.second({"g": 10.0})
     assert fleet.rates == pytest.approx([10.0] * len(fleet.rates))
-    assert fleet.heard.coverage == 1.0
-    assert fleet.heard.ttft_histogram is not None
+    assert fleet.received.coverage == 1.0
+    assert fleet.received.ttft_histogram is not None
     assert (
-        histogram.total_count(fleet.heard.ttft_histogram) == 9 * 10.0 + 10 * 10.0
+        histogram.total_count(fleet.received.ttft_histogram) == 9 * 10.0 + 10 * 10.0
     )  # what it answered is still in the minute
 
 
@@ -80,8 +80,8 @@ def test_arrival_rate_includes_last_reading_of_left_gateway() -> None:
     fleet = Fleet("g", "h")
     for _ in range(5):
         fleet.second({"g": 5.0, "h": 5.0})
-    heard = fleet.second({"g": 5.0, "h": 5.0}, listed=("g",))
-    assert heard.rate_per_s == 10.0
+    metrics = fleet.second({"g": 5.0, "h": 5.0}, listed=("g",))
+    assert metrics.rate_per_s == 10.0
 
 
 def test_arrival_rate_half_coverage_is_scaled_up() -> None:
@@ -90,8 +90,8 @@ def test_arrival_rate_half_coverage_is_scaled_up() -> None:
         fleet.second({"g": 5.0, "h": 5.0})
     for _ in range(20):
         fleet.second({"g": 5.0, "h": 5.0}, silent=("h",))
-    assert fleet.heard.coverage == 0.5
-    assert fleet.heard.rate_per_s == 10.0
+    assert fleet.received.coverage == 0.5
+    assert fleet.received.rate_per_s == 10.0
     assert fleet.rates == pytest.approx([10.0] * len(fleet.rates))
 
 
@@ -101,10 +101,10 @@ def test_arrival_rate_crashed_gateway_does_not_double() -> None:
         fleet.second({"g": 5.0, "h": 5.0})
     for _ in range(60):  # still listed, as after a crash, and its clients are at the other
         fleet.second({"g": 10.0}, silent=("h",))
-    assert fleet.heard.coverage == 0.5
+    assert fleet.received.coverage == 0.5
     assert max(fleet.rates) == 10.0
     fleet.second({"g": 25.0}, silent=("h",))
-    assert fleet.heard.rate_per_s == 25.0  # what is known for sure is never cut
+    assert fleet.received.rate_per_s == 25.0  # what is known for sure is never cut
 
 
 def test_arrival_rate_silent_gateway_does_not_hide_decrease() -> None:
@@ -113,7 +113,7 @@ def test_arrival_rate_silent_gateway_does_not_hide_decrease() -> None:
         fleet.second({"g": 5.0, "h": 5.0})
     for _ in range(10):
         fleet.second({"g": 1.0}, silent=("h",))
-    assert fleet.heard.rate_per_s == 2.0
+    assert fleet.received.rate_per_s == 2.0
 
 
 def test_arrival_rate_starting_gateway_counts_as_zero() -> None:
@@ -122,7 +122,7 @@ def test_arrival_rate_starting_gateway_counts_as_zero() -> None:
         fleet.second({"g": 5.0}, listed=("g", "h"))
     assert fleet.rates == [5.0] * len(fleet.rates)
     assert len(fleet.rates) == 29
-    assert fleet.heard.coverage == 0.5
+    assert fleet.received.coverage == 0.5
 
 
 def test_arrival_rate_short_silence_only_delays_sample() -> None:
@@ -137,11 +137,11 @@ def test_arrival_rate_all_gateways_silent_is_unavailable() -> None:
     for t in range(20):
         fleet.second({"g": 5.0 * t})
     for _ in range(10):
-        heard = fleet.second({"g": 500.0}, silent=("g",))
-    assert isinstance(heard.rate_per_s, Unavailable)
-    assert isinstance(heard.ttft_s, Unavailable)
-    assert heard.coverage == 0.0
-    assert not heard.has_new_rate
+        metrics = fleet.second({"g": 500.0}, silent=("g",))
+    assert isinstance(metrics.rate_per_s, Unavailable)
+    assert isinstance(metrics.ttft_s, Unavailable)
+    assert metrics.coverage == 0.0
+    assert not metrics.has_new_rate
 
 
 def test_arrival_rate_after_15_s_gap_starts_over() -> None:
@@ -151,7 +151,7 @@ def test_arrival_rate_after_15_s_gap_starts_over() -> None:
     for _ in range(16):
         fleet.second({"g": 5.0}, silent=("g",))
     assert not fleet.second({"g": 5.0}).has_new_rate
-    assert isinstance(fleet.heard.rate_per_s, Unavailable)
+    assert isinstance(fleet.received.rate_per_s, Unavailable)
     assert fleet.second({"g": 7.0}).rate_per_s == 7.0
 
 
@@ -160,8 +160,8 @@ def test_aggregator_late_and_repeated_readings_are_ignored() -> None:
     for t in (0.0, 1.0, 1.0, 0.5, -30.0):
         listener.observe_gateway("g", "1", NOW_S + t, gateway(10.0 + 5.0 * t if t >= 0 else 0.0))
         listener.observe_engine(Role.SERVE, engine(max(t, 0.0), at_s=NOW_S + t))
-    heard = listener.collect(NOW_S + 1, {Role.SERVE: ["a"]}, ["g"], SHARE)
-    assert heard.rate_per_s == 5.0
+    metrics = listener.collect(NOW_S + 1, {Role.SERVE: ["a"]}, ["g"], SHARE)
+    assert metrics.rate_per_s == 5.0
     assert not listener.collect(NOW_S + 1, {Role.SERVE: ["a"]}, ["g"], SHARE).has_new_rate
 
 
@@ -172,11 +172,11 @@ def test_aggregator_clock_set_back_over_a_minute_is_accepted() -> None:
             listener.observe_gateway("g", "1", base_s + t, gateway(5.0 * t))
             if t % 5 == 0:
                 listener.observe_engine(Role.SERVE, engine(t + 0.1, at_s=base_s + t))
-            heard = listener.collect(base_s + t, {Role.SERVE: ["a"]}, ["g"], SHARE)
-        assert heard.rate_per_s == 5.0
-        assert heard.coverage == heard.tiers[Role.SERVE].coverage == 1.0
-        assert heard.ttft_histogram is not None
-        assert histogram.total_count(heard.ttft_histogram) == 55.0  # nothing of the other hour
+            metrics = listener.collect(base_s + t, {Role.SERVE: ["a"]}, ["g"], SHARE)
+        assert metrics.rate_per_s == 5.0
+        assert metrics.coverage == metrics.tiers[Role.SERVE].coverage == 1.0
+        assert metrics.ttft_histogram is not None
+        assert histogram.total_count(metrics.ttft_histogram) == 55.0  # nothing of the other hour
 
 
 @pytest.mark.parametrize("bad", BAD)
@@ -197,8 +197,8 @@ def test_aggregator_invalid_gateway_counter_is_ignored(name: str, bad: float) ->
     elif name == "ttft_s":
         value = BucketCounts(TTFT_EDGES_S, (bad,) * len(TTFT_EDGES_S), 1.0)
     listener.observe_gateway("g", "1", NOW_S + 2, replace(gateway(10.0), **{name: value}))  # type: ignore[arg-type]
-    heard = listener.collect(NOW_S + 2, {}, ["g"], SHARE)
-    assert heard.rate_per_s == 5.0
+    metrics = listener.collect(NOW_S + 2, {}, ["g"], SHARE)
+    assert metrics.rate_per_s == 5.0
     listener.observe_gateway("g", "1", NOW_S + 3, gateway(15.0))
     assert listener.collect(NOW_S + 3, {}, ["g"], SHARE).rate_per_s == 5.0  # the mean over both seconds
 
@@ -216,10 +216,10 @@ def test_arrival_rate_includes_rejected_requests() -> None:
     for t in range(3):
         refused = {"busy": 6.0 * t, "starting": 1.0 * t}
         listener.observe_gateway("g", "1", NOW_S + t, gateway(10.0 * t, rejected=refused, succeeded=3.0 * t))
-    heard = listener.collect(NOW_S + 2, {}, ["g"], SHARE)
-    assert heard.rate_per_s == 10.0
-    assert heard.succeeded_per_s == 3.0
-    assert heard.rejected_share == 0.7
+    metrics = listener.collect(NOW_S + 2, {}, ["g"], SHARE)
+    assert metrics.rate_per_s == 10.0
+    assert metrics.succeeded_per_s == 3.0
+    assert metrics.rejected_share == 0.7
 
 
 def test_gateway_gauges_are_summed_and_scaled_to_coverage() -> None:
@@ -239,10 +239,10 @@ def test_gateway_gauges_are_summed_and_scaled_to_coverage() -> None:
 def test_arrival_rate_excludes_retries() -> None:
     listener = MetricsAggregator([Role.SERVE])
     for t in range(10):
-        told = gateway(5.0 * t, retried=50.0 * t, reserved_work_s=2.0)
-        listener.observe_gateway("g", "1", NOW_S + t, told)
-        heard = listener.collect(NOW_S + t, {}, ["g"], SHARE)
-    assert (heard.rate_per_s, heard.reserved_work_s) == (5.0, 2.0)
+        reading = gateway(5.0 * t, retried=50.0 * t, reserved_work_s=2.0)
+        listener.observe_gateway("g", "1", NOW_S + t, reading)
+        metrics = listener.collect(NOW_S + t, {}, ["g"], SHARE)
+    assert (metrics.rate_per_s, metrics.reserved_work_s) == (5.0, 2.0)
 
 
 def test_rejected_share_excludes_client_errors() -> None:
@@ -257,9 +257,9 @@ def test_rejected_share_of_retries_is_at_most_one() -> None:
     listener = MetricsAggregator([Role.SERVE])
     for t in range(3):
         listener.observe_gateway("g", "1", NOW_S + t, gateway(2.0 * t, retried=30.0 * t, rejected={"busy": 32.0 * t}))
-    heard = listener.collect(NOW_S + 2, {}, ["g"], SHARE)
-    assert heard.rejected_share == 1.0
-    assert heard.rate_per_s == 2.0
+    metrics = listener.collect(NOW_S + 2, {}, ["g"], SHARE)
+    assert metrics.rejected_share == 1.0
+    assert metrics.rate_per_s == 2.0
 
 
 def test_mean_prompt_tokens_is_unbiased_by_rejections() -> None:
@@ -268,8 +268,8 @@ def test_mean_prompt_tokens_is_unbiased_by_rejections() -> None:
     for t in range(0, 61, 5):
         listener.observe_gateway("g", "1", NOW_S + t, gateway(50.0 * t, rejected={"busy": 45.0 * t}))
         listener.observe_engine(Role.SERVE, engine(float(t)))
-    heard = listener.collect(NOW_S + 60, {Role.SERVE: ["a"]}, ["g"], SHARE)
-    assert known(heard.mean_prompt_tokens) == pytest.approx(300.0, rel=0.03)
+    metrics = listener.collect(NOW_S + 60, {Role.SERVE: ["a"]}, ["g"], SHARE)
+    assert known(metrics.mean_prompt_tokens) == pytest.approx(300.0, rel=0.03)
 
 
 def test_mean_prompt_tokens_without_estimates_does_not_fail() -> None:
@@ -287,8 +287,8 @@ def test_mean_prompt_tokens_is_unbiased_by_silent_pods() -> None:
     for t in range(0, 61, 5):
         listener.observe_gateway("g", "1", NOW_S + t, gateway(20.0 * t))
         listener.observe_engine(Role.SERVE, engine(float(t)))  # one of four
-    heard = listener.collect(NOW_S + 60, {Role.SERVE: ["a", "b", "c", "d"]}, ["g"], SHARE)
-    assert known(heard.mean_prompt_tokens) == pytest.approx(300.0, rel=0.03)
+    metrics = listener.collect(NOW_S + 60, {Role.SERVE: ["a", "b", "c", "d"]}, ["g"], SHARE)
+    assert known(metrics.mean_prompt_tokens) == pytest.approx(300.0, rel=0.03)
 
 
 def test_mean_prompt_tokens_includes_disconnected_clients() -> None:
@@ -299,7 +299,7 @@ def test_mean_prompt_tokens_includes_disconnected_clients() -> None:
         listener.observe_engine(
             Role.SERVE, engine(float(t), prompt_tokens=sample_histogram(LENGTH_EDGES, 100.0, 2.0 * t))
         )
-    heard = listener.collect(NOW_S + 60, {Role.SERVE: ["a"]}, ["g"], SHARE)
-    assert known(heard.mean_prompt_tokens) == pytest.approx(300.0, rel=0.03)
-    assert not isinstance(heard.workload, Unavailable)
-    assert heard.workload.mean(heard.workload.prompt_tokens) == pytest.approx(300.0, rel=0.03)
+    metrics = listener.collect(NOW_S + 60, {Role.SERVE: ["a"]}, ["g"], SHARE)
+    assert known(metrics.mean_prompt_tokens) == pytest.approx(300.0, rel=0.03)
+    assert not isinstance(metrics.workload, Unavailable)
+    assert metrics.workload.mean(metrics.workload.prompt_tokens) == pytest.approx(300.0, rel=0.03)

@@ -192,10 +192,10 @@ def test_slo_with_itl_only_raises() -> None:
 
 def step_budget_of(tier: TierSpec) -> float:
     """Of a class with targets of its own, none of which is the gaps'."""
-    told = engine_cost_model(
+    cost_model = engine_cost_model(
         tier, (ClassPolicy("chat", 1, tier.slo), ClassPolicy("loose", 0, Slo(0.95, 2.0, tpot_s=1.0)))
     )
-    return told.step_budget_s[1]
+    return cost_model.step_budget_s[1]
 
 
 @pytest.mark.parametrize("name", SHARED)

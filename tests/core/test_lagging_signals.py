@@ -62,8 +62,8 @@ def run(
         if second % 5 == 0:
             for pod in pods[tier]:
                 listener.observe_engine(tier, reading(pod, float(second), signal))
-        heard = listener.collect(NOW_S + second, pods, silent_gateways, SLO.share)
-        decided = decide_all({"one": (service, ServiceSnapshot(heard, tiers), wish)}, NOW_S + second)
+        metrics = listener.collect(NOW_S + second, pods, silent_gateways, SLO.share)
+        decided = decide_all({"one": (service, ServiceSnapshot(metrics, tiers), wish)}, NOW_S + second)
     return decided["one"]
 
 
@@ -130,8 +130,8 @@ def test_lagging_signal_empty_histogram_changes_nothing() -> None:
     listener = MetricsAggregator(PAIR)
     for after_s in (0.0, 5.0):
         listener.observe_engine(Role.DECODE, EngineReading("d", NOW_S + after_s, "1", tpot_s=nothing))
-    heard = listener.collect(NOW_S + 5.0, {Role.DECODE: ["d"]}, (), SLO.share)
-    seen = ServiceSnapshot(heard, {role: TierSnapshot(READY, READY, (), ABOUT) for role in PAIR})
+    metrics = listener.collect(NOW_S + 5.0, {Role.DECODE: ["d"]}, (), SLO.share)
+    observed = ServiceSnapshot(metrics, {role: TierSnapshot(READY, READY, (), ABOUT) for role in PAIR})
     wish = ScalingSpec(ScalingPolicy({role: TierPolicy(1, 50) for role in PAIR}, slo=SLO), SLO)
-    decided = decide_all({"one": (ServiceState.for_roles(PAIR), seen, wish)}, NOW_S + 5.0)["one"]
+    decided = decide_all({"one": (ServiceState.for_roles(PAIR), observed, wish)}, NOW_S + 5.0)["one"]
     assert set(counts(decided).values()) == {READY}

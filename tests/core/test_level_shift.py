@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from plimsoll.core.demand.demand_state import DemandState, observe
-from tests.core.test_forecast import REQUEST_GPU_S, demand, fed, told
+from tests.core.test_forecast import REQUEST_GPU_S, demand, fed, forecast_of
 
 
 def test_level_shift_up_and_down_moves_level_in_seconds() -> None:
@@ -14,12 +14,12 @@ def test_level_shift_up_and_down_moves_level_in_seconds() -> None:
     works = demand(rates, 1.0, seed=3)
     before = fed(works[:600])
     top = fed(works[600:604], state=before, start_s=600.0)
-    assert told(top).level == pytest.approx(36 * REQUEST_GPU_S, rel=0.25)
-    assert told(top).level_shift_age_s == pytest.approx(0.0, abs=3.0)
+    assert forecast_of(top).level == pytest.approx(36 * REQUEST_GPU_S, rel=0.25)
+    assert forecast_of(top).level_shift_age_s == pytest.approx(0.0, abs=3.0)
     settled = fed(works[604:1200], state=top, start_s=604.0)
-    assert told(settled).work == pytest.approx(36 * REQUEST_GPU_S, rel=0.05)
+    assert forecast_of(settled).work == pytest.approx(36 * REQUEST_GPU_S, rel=0.05)
     down = fed(works[1200:1220], state=settled, start_s=1200.0)
-    assert told(down).level == pytest.approx(6 * REQUEST_GPU_S, rel=0.4)
+    assert forecast_of(down).level == pytest.approx(6 * REQUEST_GPU_S, rel=0.4)
 
 
 def constant_then(seed: int, low: float, high: float, first: int = 0) -> tuple[int, int]:
@@ -30,7 +30,7 @@ def constant_then(seed: int, low: float, high: float, first: int = 0) -> tuple[i
     state, levels = DemandState(), []
     for second, work in enumerate(works, start=1):
         state = observe(state, float(second), float(work))
-        levels.append(told(state).level / REQUEST_GPU_S)
+        levels.append(forecast_of(state).level / REQUEST_GPU_S)
     up = next((s for s, level in enumerate(levels[30:90], 1) if level >= 0.75 * high), 60)
     return up, next((s for s, level in enumerate(levels[90:], 1) if level <= 0.25 * high), 120)
 
@@ -59,7 +59,7 @@ def test_level_shift_down_estimate_is_not_biased_low() -> None:
         for second, work in enumerate(works[300:], start=301):
             state = observe(state, float(second), float(work))
             if state.level_shift_s != before:
-                found.append(told(state).level / REQUEST_GPU_S)
+                found.append(forecast_of(state).level / REQUEST_GPU_S)
                 break
     print(f"levels after a leap to 4: {np.quantile(found, (0.05, 0.25, 0.5, 0.75, 0.95))}")
     assert len(found) >= 95

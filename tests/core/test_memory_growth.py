@@ -118,14 +118,14 @@ class Door:
     def _offer(self) -> None:
         number = next(self.numbers)
         beginning = tuple(range(number % 3 + 1))
-        asked = AdmissionRequest(
+        requests = AdmissionRequest(
             f"r{number}", CLASSES[number % 2].name, "known" if number % 5 == 0 else f"tenant-{number}", self.now,
             int(self.rng.choice([512, 1024, 2048])), max_tokens=200, body_hash=number,
             block_hashes=(*beginning, *range(1000 * number + 10, 1000 * number + 13)),
         )  # fmt: skip
-        decision = self.gate.submit(asked, self.now)
+        decision = self.gate.submit(requests, self.now)
         if decision.outcome is AdmissionOutcome.QUEUED and number % 7 == 0:
-            self.gate.cancel(asked.id, self.now)
+            self.gate.cancel(requests.id, self.now)
         self._run((decision,))
 
 
@@ -139,7 +139,7 @@ def door() -> Door:
 def test_admission_requests_for_minutes_leak_no_memory(door: Door) -> None:
     before, outcomes = allocated_bytes(), dict(door.gate.outcomes)
     door.last(SECONDS)
-    came = {outcome for outcome, seen in door.gate.outcomes.items() if seen > outcomes[outcome]}
+    came = {outcome for outcome, observed in door.gate.outcomes.items() if observed > outcomes[outcome]}
     assert came >= {
         AdmissionOutcome.ADMITTED,
         AdmissionOutcome.QUEUED,

@@ -37,7 +37,7 @@ SLO = Slo(0.95, 0.5, 0.0, 0.05)
 H200 = profile_machines(profiles.load("h200-8b"), 1)
 
 
-def asked(slo: Slo = SLO, rate: float = 24.0, **more: object) -> PlanRequest:
+def plan_request(slo: Slo = SLO, rate: float = 24.0, **more: object) -> PlanRequest:
     return replace(PlanRequest(CHAT, slo, rate, [H200]), **more)  # type: ignore[arg-type]
 
 
@@ -100,7 +100,7 @@ def test_plan_recorded_winning_pair_is_disaggregated() -> None:
 
 def test_plan_slow_kv_fabric_is_aggregated() -> None:
     """TCP at 0.47 GB/s is what pods get that have no process namespace in common."""
-    found = make_plan(asked(Slo(0.95, 0.5, 0.0, 0.01), bytes_per_s=0.47e9))
+    found = make_plan(plan_request(Slo(0.95, 0.5, 0.0, 0.01), bytes_per_s=0.47e9))
     assert isinstance(found, FleetPlan)
     assert not found.chosen.disaggregated
     assert "moving a prompt token takes" in found.reasons[0]
@@ -119,14 +119,14 @@ def test_handover_s_matches_measurements() -> None:
 
 
 def test_plan_without_ttft_target_is_aggregated() -> None:
-    found = make_plan(asked(Slo(0.95, tpot_s=0.05)))
+    found = make_plan(plan_request(Slo(0.95, tpot_s=0.05)))
     assert isinstance(found, FleetPlan)
     assert "TTFT target" in found.reasons[0]
 
 
 def test_expected_latency_meets_slo() -> None:
     for slo in (SLO, Slo(0.95, 0.5, 0.0, 0.01)):
-        found = make_plan(asked(slo))
+        found = make_plan(plan_request(slo))
         assert isinstance(found, FleetPlan)
         times = found.expected_latency
         assert times.p95_ttft_s is not None
@@ -149,7 +149,7 @@ def test_size_arrangement_pair_meets_share_jointly() -> None:
 
 
 def test_plan_infeasible_tpot_names_constraint() -> None:
-    found = make_plan(asked(Slo(0.95, 0.5, 0.0, 0.003)))
+    found = make_plan(plan_request(Slo(0.95, 0.5, 0.0, 0.003)))
     assert isinstance(found, PlanFailure)
     assert found.infeasibility is not None
     assert found.infeasibility.constraint is Constraint.TPOT
@@ -161,7 +161,7 @@ def test_plan_infeasible_tpot_names_constraint() -> None:
 @pytest.mark.parametrize("slo", [SLO, Slo(0.9, 0.3, 0.05, 0.02), Slo(0.95, 0.01)])
 def test_plan_meets_slo_or_names_feasible_targets(prompt: int, slo: Slo) -> None:
     """Who misses alone counts as missed, and no fleet is the answer where too many do."""
-    asked_for = asked(slo, workload=workloads.lognormal_workload(prompt, 220))
+    asked_for = plan_request(slo, workload=workloads.lognormal_workload(prompt, 220))
     found = make_plan(asked_for)
     if isinstance(found, PlanFailure):
         assert found.infeasibility is not None
@@ -178,7 +178,7 @@ def test_plan_meets_slo_or_names_feasible_targets(prompt: int, slo: Slo) -> None
 
 def test_plan_pair_for_long_prompts_is_found() -> None:
     """A prefill tier that hardly keeps its share when idle leaves the decode tier next to nothing to miss."""
-    found = make_plan(asked(Slo(0.95, 12.342263485964853), workload=workloads.lognormal_workload(50_000, 220)))
+    found = make_plan(plan_request(Slo(0.95, 12.342263485964853), workload=workloads.lognormal_workload(50_000, 220)))
     assert isinstance(found, FleetPlan)
     assert found.chosen.disaggregated
     assert found.chosen.gpus < 100
@@ -186,16 +186,16 @@ def test_plan_pair_for_long_prompts_is_found() -> None:
 
 
 def test_plan_prompts_above_max_model_len_count_as_missed() -> None:
-    w = asked().workload
+    w = plan_request().workload
     longest = float(w.quantile(w.prompt_tokens + w.output_tokens, 0.97))
-    found = make_plan(asked(max_model_len=longest))
+    found = make_plan(plan_request(max_model_len=longest))
     assert isinstance(found, FleetPlan)
     [tier], [sizing] = found.chosen.tiers, found.chosen.sizings
     assert float((tier.workload.prompt_tokens + tier.workload.output_tokens).max()) <= longest
     assert found.request.too_long_share == pytest.approx(7 / 256)
     assert sizing.infeasible_share == pytest.approx(7 / 256)
     assert 0.95 <= sizing.attainment <= 1 - 7 / 256 + 1e-12
-    refused = make_plan(asked(Slo(0.98, 0.5, 0.0, 0.05), max_model_len=longest))
+    refused = make_plan(plan_request(Slo(0.98, 0.5, 0.0, 0.05), max_model_len=longest))
     assert isinstance(refused, PlanFailure)
     assert "max_model_len" in refused.reasons[0]
 
@@ -203,7 +203,7 @@ def test_plan_prompts_above_max_model_len_count_as_missed() -> None:
 def test_plan_advises_rdma_only_if_it_helps() -> None:
     small = [replace(machine, kv_bytes_per_token=1e7) for machine in H200]
     for bytes_per_s, advised in ((50e9, False), (25e9, True)):
-        found = make_plan(asked(machines=[small], bytes_per_s=bytes_per_s))
+        found = make_plan(plan_request(machines=[small], bytes_per_s=bytes_per_s))
         assert isinstance(found, FleetPlan)
         assert "moving a prompt token takes" in found.reasons[0]
         assert ("RDMA" in found.reasons[0]) is advised
@@ -213,7 +213,7 @@ def test_plan_model_extrapolates_heat_shares() -> None:
     """A base that heat brings to nothing takes with it what a prefill takes off it."""
     machine = H200[2]
     odd = replace(machine, cool=replace(machine.hot, base_s=1.0), hot_share=0.1, cool_share=0.05)
-    assert make_plan(asked(machines=[[odd]]))
+    assert make_plan(plan_request(machines=[[odd]]))
 
 
 def test_size_arrangement_more_load_never_needs_fewer_gpus() -> None:
@@ -244,7 +244,7 @@ def test_expected_latency_at_overload_is_infinite() -> None:
 
 
 def test_goodput_curve_peaks_and_stays_below_arrivals() -> None:
-    found = make_plan(asked())
+    found = make_plan(plan_request())
     assert isinstance(found, FleetPlan)
     points = goodput_curve(found.chosen)
     alone = [p.without_admission_per_s for p in points]
@@ -264,7 +264,7 @@ def test_goodput_curve_peaks_and_stays_below_arrivals() -> None:
 )
 def test_plan_request_invalid_value_raises(changed: dict[str, object], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        replace(asked(), **changed)  # type: ignore[arg-type]
+        replace(plan_request(), **changed)  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------- settings
@@ -272,7 +272,7 @@ def test_plan_request_invalid_value_raises(changed: dict[str, object], said: str
 
 def test_plan_itl_target_reduces_chunk_size_first() -> None:
     """Recorded with one prompt in ten of 8,000 tokens: steps of 105 ms at a budget of 4,096, of 31 ms at 1,024."""
-    found = make_plan(asked(itl_limit_s=0.05))
+    found = make_plan(plan_request(itl_limit_s=0.05))
     assert isinstance(found, FleetPlan)
     assert not found.chosen.disaggregated
     assert found.settings[0].max_num_batched_tokens == 1024
@@ -282,7 +282,7 @@ def test_plan_itl_target_reduces_chunk_size_first() -> None:
 
 
 def test_plan_tight_itl_target_is_disaggregated() -> None:
-    found = make_plan(asked(Slo(0.95, 0.5, 0.0, 0.015), itl_limit_s=0.02))
+    found = make_plan(plan_request(Slo(0.95, 0.5, 0.0, 0.015), itl_limit_s=0.02))
     assert isinstance(found, FleetPlan)
     assert found.chosen.disaggregated
     assert "the ITL limit of 20 ms" in found.reasons[0]
@@ -342,7 +342,7 @@ def test_cuda_graphs_are_given_for_mixture_models_only() -> None:
 
 def test_plan_mixture_decode_engine_needs_no_extra_graphs() -> None:
     mixed = [replace(machine, mixture_of_experts=True) for machine in H200]
-    found = make_plan(asked(Slo(0.95, 0.5, 0.0, 0.015), itl_limit_s=0.02, machines=[mixed]))
+    found = make_plan(plan_request(Slo(0.95, 0.5, 0.0, 0.015), itl_limit_s=0.02, machines=[mixed]))
     assert isinstance(found, FleetPlan)
     prefill, decode = found.settings
     assert prefill.cuda_graphs is not None

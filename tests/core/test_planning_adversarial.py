@@ -30,13 +30,13 @@ from tests.core.test_planning import CHAT, H200, SLO
 FEW = [H200[0], H200[3]]  # two chunk budgets
 
 
-def asked(**changes: object) -> PlanRequest:
+def plan_request(**changes: object) -> PlanRequest:
     return replace(PlanRequest(CHAT, SLO, 24.0, [FEW]), **changes)  # type: ignore[arg-type]
 
 
 @cache
 def planned(rate_per_s: float, ttft_s: float, tpot_s: float) -> FleetPlan | PlanFailure:
-    return make_plan(asked(rate_per_s=rate_per_s, slo=Slo(0.95, ttft_s, 0.0, tpot_s)))
+    return make_plan(plan_request(rate_per_s=rate_per_s, slo=Slo(0.95, ttft_s, 0.0, tpot_s)))
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def planned(rate_per_s: float, ttft_s: float, tpot_s: float) -> FleetPlan | Plan
 def test_plan_request_invalid_value_raises_naming_field(name: str, values: tuple[object, ...]) -> None:
     for value in values:
         with pytest.raises(ValueError, match=name):
-            asked(**{name: value})
+            plan_request(**{name: value})
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_plan_request_invalid_value_raises_naming_field(name: str, values: tuple
     ids=["one token", "all answer", "all prompt", "longer than any cache", "of any length", "all cached"],
 )
 def test_plan_extreme_workload_meets_slo_or_gives_reason(workload: Workload) -> None:
-    found = make_plan(asked(workload=workload, slo=Slo(0.95, 2.0, 0.0, 0.05)))
+    found = make_plan(plan_request(workload=workload, slo=Slo(0.95, 2.0, 0.0, 0.05)))
     if isinstance(found, PlanFailure):
         assert all(found.reasons)
         return
@@ -95,7 +95,7 @@ def test_plan_gpus_are_monotone_in_rate_and_slo() -> None:
 @pytest.mark.parametrize("gap_cv2", [4.0, 100.0, 2000.0])
 def test_plan_bursty_arrivals_need_more_gpus_but_are_feasible(gap_cv2: float) -> None:
     """Dealt out to enough replicas no heap is one; an idle replica that gets all of it is no reason."""
-    calm, heaped = make_plan(asked()), make_plan(asked(arrival_cv2=gap_cv2))
+    calm, heaped = make_plan(plan_request()), make_plan(plan_request(arrival_cv2=gap_cv2))
     assert isinstance(calm, FleetPlan)
     assert isinstance(heaped, FleetPlan)
     assert heaped.chosen.gpus >= calm.chosen.gpus

@@ -83,11 +83,11 @@ def test_plan_aggregated_matches_simulation(fleet: Fleet) -> None:
     found = fleet.plan()
     assert not found.chosen.disaggregated
     law = predict_latency(found.chosen.tiers, 0.8 * found.chosen.slo_capacity_per_s, found.chosen.replicas)
-    seen = run(fleet, found, 0.8)
-    assert law.p50_tpot_s == pytest.approx(seen.tpot_s[0], rel=0.15)
-    assert law.p95_tpot_s == pytest.approx(seen.tpot_s[1], rel=0.15)
+    observed = run(fleet, found, 0.8)
+    assert law.p50_tpot_s == pytest.approx(observed.tpot_s[0], rel=0.15)
+    assert law.p95_tpot_s == pytest.approx(observed.tpot_s[1], rel=0.15)
     assert law.p95_ttft_s is not None
-    assert seen.ttft_s[1] <= law.p95_ttft_s <= 1.4 * seen.ttft_s[1]
+    assert observed.ttft_s[1] <= law.p95_ttft_s <= 1.4 * observed.ttft_s[1]
     # Slots as planned: at the line they must not cost what they are there to protect.
     slots = found.settings[0].max_num_seqs
     assert run(fleet, found, 1.0, max_num_seqs=slots).kept >= fleet.slo.share - 0.03
@@ -100,7 +100,7 @@ def test_plan_pair_matches_simulation() -> None:
     found = fleet.plan()
     assert found.chosen.disaggregated
     law = predict_latency(found.chosen.tiers, 0.8 * found.chosen.slo_capacity_per_s, found.chosen.replicas)
-    seen = run(fleet, found, 0.8)
-    assert law.p95_tpot_s == pytest.approx(seen.tpot_s[1], rel=0.15)
-    assert law.p95_ttft_s == pytest.approx(seen.ttft_s[1], rel=0.25)
+    observed = run(fleet, found, 0.8)
+    assert law.p95_tpot_s == pytest.approx(observed.tpot_s[1], rel=0.15)
+    assert law.p95_ttft_s == pytest.approx(observed.ttft_s[1], rel=0.25)
     assert run(fleet, found, 1.0).kept >= fleet.slo.share - 0.03

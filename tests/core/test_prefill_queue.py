@@ -254,7 +254,7 @@ def test_ttft_margin_after_rejections_is_kept_then_released() -> None:
 def test_saturated_prefill_queue_does_not_favor_short_prompts() -> None:
     """A line that is at its limit has at each moment just room enough for the shortest."""
     door, random = gate(), Random(1)
-    asked, refused, running = [], [], deque[tuple[float, AdmissionDecision]]()
+    requested, refused, running = [], [], deque[tuple[float, AdmissionDecision]]()
     for k in range(3000):
         now, tokens = 0.03 * k, round(random.lognormvariate(math.log(3000.0), 0.3))  # twice what is read
         while running and running[0][0] <= now:
@@ -264,10 +264,10 @@ def test_saturated_prefill_queue_does_not_favor_short_prompts() -> None:
         if found.outcome is AdmissionOutcome.ADMITTED:
             running.append((now + found.first_token_s + 0.1, found))
         if k > 300:
-            asked.append(tokens)
+            requested.append(tokens)
             refused += [tokens] if found.outcome is AdmissionOutcome.SHED_SATURATED else []
-    assert 0.5 < len(refused) / len(asked) < 0.6
-    assert sum(refused) / len(refused) < 1.1 * sum(asked) / len(asked)
+    assert 0.5 < len(refused) / len(requested) < 0.6
+    assert sum(refused) / len(refused) < 1.1 * sum(requested) / len(requested)
 
 
 @pytest.mark.parametrize("remote", [True, False])

@@ -25,7 +25,7 @@ from plimsoll.core.autoscaling.startup_time import StartingPod
 from plimsoll.core.demand.service_metrics import ServiceMetrics
 from plimsoll.core.demand.uncertainty import quantile_deviate
 from plimsoll.core.types import Role, Unavailable
-from tests.core.test_autoscaler import SLO, Fleet, heard, need, wish
+from tests.core.test_autoscaler import SLO, Fleet, need, service_metrics, wish
 
 
 def correction_after(
@@ -33,7 +33,7 @@ def correction_after(
     seconds: float,
     refused: float,
     whole: bool = True,
-    asked: float = 4,
+    desired: float = 4,
     ready: int = 4,
     arrivals: float = 3600.0,
     in_flight: float = 0.0,
@@ -42,19 +42,19 @@ def correction_after(
     start = 0.0 if short._at_s is None else short._at_s
     for second in range(1, int(seconds) + 1):
         refusals = RejectionSample(refused, arrivals, 0.05, in_flight, arrival_cv2)
-        short.update(asked, ready, whole, refusals, start + second)
+        short.update(desired, ready, whole, refusals, start + second)
     return short.factor
 
 
 def test_correction_waits_for_replicas_that_became_ready() -> None:
     short = CapacityCorrection()
-    correction_after(short, REJECTION_WINDOW_S - 5, 0.5, asked=8, ready=4)
-    assert correction_after(short, REJECTION_WINDOW_S - 5, 0.5, asked=8, ready=8) == 1.0
+    correction_after(short, REJECTION_WINDOW_S - 5, 0.5, desired=8, ready=4)
+    assert correction_after(short, REJECTION_WINDOW_S - 5, 0.5, desired=8, ready=8) == 1.0
 
 
 def test_correction_is_demand_over_admitted_share() -> None:
     assert correction_after(CapacityCorrection(), 2 * REJECTION_WINDOW_S, 0.2) == pytest.approx(1.25)
-    assert correction_after(CapacityCorrection(), 2 * REJECTION_WINDOW_S, 0.2, asked=2, ready=4) == pytest.approx(2.5)
+    assert correction_after(CapacityCorrection(), 2 * REJECTION_WINDOW_S, 0.2, desired=2, ready=4) == pytest.approx(2.5)
 
 
 def test_correction_needs_full_window_and_ready_fleet() -> None:
@@ -98,8 +98,8 @@ def test_correction_uses_demand_at_time_of_rejection() -> None:
     """Load that has ended asks for next to nothing while its refusals are still in the minute's share."""
     short = CapacityCorrection()
     assert correction_after(short, 2 * REJECTION_WINDOW_S, 0.05) == 1.0
-    assert correction_after(short, 20, 0.3, asked=4, ready=4) == pytest.approx(1.0 / 0.7)
-    assert correction_after(short, REJECTION_WINDOW_S - 1, 0.3, asked=0.5, ready=4) == pytest.approx(1.0 / 0.7)
+    assert correction_after(short, 20, 0.3, desired=4, ready=4) == pytest.approx(1.0 / 0.7)
+    assert correction_after(short, REJECTION_WINDOW_S - 1, 0.3, desired=0.5, ready=4) == pytest.approx(1.0 / 0.7)
 
 
 def test_correction_persistent_excess_accumulates() -> None:
@@ -125,26 +125,26 @@ def test_correction_repeated_evidence_adds_nothing_and_decays() -> None:
 def test_fleet_with_rejections_grows_and_explains() -> None:
     policy = ScalingPolicy({"serve": TierPolicy(1, 50)}, slo=SLO, miss_cost=0.0)  # no reserve
     fleet = Fleet(replace(wish(), policy=policy))
-    fleet.run(heard(60.0, Role.SERVE), 600)
-    before, asked = fleet.replicas["serve"], need(fleet).replicas
-    refusing = replace(heard(60.0, Role.SERVE), arrivals=3600.0, rejected_share=0.3)
+    fleet.run(service_metrics(60.0, Role.SERVE), 600)
+    before, requested = fleet.replicas["serve"], need(fleet).replicas
+    refusing = replace(service_metrics(60.0, Role.SERVE), arrivals=3600.0, rejected_share=0.3)
     fleet.run(refusing, 10)
     after = fleet.replicas["serve"]
     assert after >= math.ceil(before / 0.7 - 1e-9) > before
     found = need(fleet)
-    assert found.capacity_correction == pytest.approx(before / 0.7 / asked, rel=0.1)
+    assert found.capacity_correction == pytest.approx(before / 0.7 / requested, rel=0.1)
     words = [step.reason for step in fleet.service.decisions[-1].decision.tiers["serve"].steps]
     assert any("rejected" in word for word in words)
-    counts = [fleet.tick(heard(60.0, Role.SERVE)).tiers["serve"].replicas for _ in range(60)]
+    counts = [fleet.tick(service_metrics(60.0, Role.SERVE)).tiers["serve"].replicas for _ in range(60)]
     kept = [
-        asked * (1 + (found.capacity_correction - 1) * math.exp(-(second + 1) / CORRECTION_MEMORY_S))
+        requested * (1 + (found.capacity_correction - 1) * math.exp(-(second + 1) / CORRECTION_MEMORY_S))
         for second in range(60)
     ]
     assert all(have >= least - 1 for have, least in zip(counts, kept, strict=True)), "not at once back to what refused"
     assert all(later <= earlier for earlier, later in pairwise([after, *counts]))
 
 
-STEADY_METRICS = replace(heard(60.0, Role.SERVE), in_flight=300.0, reserved_work_s=0.0)
+STEADY_METRICS = replace(service_metrics(60.0, Role.SERVE), in_flight=300.0, reserved_work_s=0.0)
 
 
 @cache
@@ -163,16 +163,18 @@ def backlog_gpu_s(gpu_s: float, starting: bool) -> float:
     """GPU-seconds for which a fleet at a steady load has capacity added when so many are told to come back."""
     fleet = settled()
     late = StartingPod("x", fleet.now_s - 5.0, "load", fleet.now_s - 5.0)
-    before = asked(fleet, STEADY_METRICS, (late,) if starting else ())
-    return asked(fleet, replace(STEADY_METRICS, reserved_work_s=gpu_s), (late,) if starting else ()) - before
+    before = requested_replicas(fleet, STEADY_METRICS, (late,) if starting else ())
+    return (
+        requested_replicas(fleet, replace(STEADY_METRICS, reserved_work_s=gpu_s), (late,) if starting else ()) - before
+    )
 
 
-def asked(fleet: Fleet, said: ServiceMetrics, starting: tuple[StartingPod, ...], more: int = 0) -> float:
+def requested_replicas(fleet: Fleet, said: ServiceMetrics, starting: tuple[StartingPod, ...], more: int = 0) -> float:
     """Work of those told to come back for which capacity is asked, GPU-seconds, with so many replicas more ordered."""
     count = fleet.replicas["serve"] + more
-    seen = ServiceSnapshot(said, {"serve": TierSnapshot(count, count - len(starting), starting, fleet.about)})
-    demand: dict[str, TierDemand | Unavailable] = fleet.service.demand(seen, fleet.wish, fleet.now_s)
-    return sizing_requests(fleet.service.tiers, fleet.service.sizings, seen, fleet.wish, demand, fleet.now_s)[
+    observed = ServiceSnapshot(said, {"serve": TierSnapshot(count, count - len(starting), starting, fleet.about)})
+    demand: dict[str, TierDemand | Unavailable] = fleet.service.demand(observed, fleet.wish, fleet.now_s)
+    return sizing_requests(fleet.service.tiers, fleet.service.sizings, observed, fleet.wish, demand, fleet.now_s)[
         "serve"
     ].retry_gpu_s
 
@@ -206,7 +208,7 @@ def test_retry_backlog_is_reduced_by_starting_replicas() -> None:
 
     def left(ages_s: list[float], **differing: str) -> float:
         pods = tuple(StartingPod(f"{n}", fleet.now_s - age_s, **differing) for n, age_s in enumerate(ages_s))
-        return asked(fleet, metrics, pods, more=len(pods))
+        return requested_replicas(fleet, metrics, pods, more=len(pods))
 
     one, more, sooner, far = (
         left([0.0]),
@@ -217,7 +219,10 @@ def test_retry_backlog_is_reduced_by_starting_replicas() -> None:
     assert far == pytest.approx(4000.0 - max(0.0, spare) * horizon_s, rel=0.02), "who fits nowhere serves nobody"
     assert sooner < more <= one <= far
     assert sooner == pytest.approx(far - 0.9 * found.replica_work * 8 * 0.9 * horizon_s, rel=0.3)
-    assert asked(fleet, replace(metrics, reserved_work_s=1.0), (StartingPod("x", fleet.now_s),), more=8) == 0.0
+    assert (
+        requested_replicas(fleet, replace(metrics, reserved_work_s=1.0), (StartingPod("x", fleet.now_s),), more=8)
+        == 0.0
+    )
 
 
 @pytest.mark.parametrize("many", [3.0, 6.0, 10.0])

@@ -9,7 +9,7 @@ from plimsoll.core.autoscaling.startup_time import StartingPod
 from plimsoll.core.demand.service_metrics import ServiceMetrics
 from plimsoll.core.slo import Slo
 from plimsoll.core.types import Role
-from tests.core.test_autoscaler import Fleet, heard, mix, need, wish
+from tests.core.test_autoscaler import Fleet, mix, need, service_metrics, wish
 
 PAIR = (Role.PREFILL, Role.DECODE)
 LONG_OUTPUTS = mix(50, 800)  # work for decode alone
@@ -18,7 +18,7 @@ SLO = Slo(0.95, ttft_s=4.0, tpot_s=0.05)
 
 
 def make_metrics(rate: float, shed: float, lengths: object) -> ServiceMetrics:
-    return replace(heard(rate, *PAIR), workload=lengths, arrivals=60.0 * rate, rejected_share=shed)
+    return replace(service_metrics(rate, *PAIR), workload=lengths, arrivals=60.0 * rate, rejected_share=shed)
 
 
 def fleet(rate: float, lengths: object, most: int) -> Fleet:

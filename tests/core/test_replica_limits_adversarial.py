@@ -134,8 +134,8 @@ def test_rate_limit_any_clock_keeps_bounds_and_expires(seed: int) -> None:
 
 def test_replica_bounds_take_precedence_over_rate_limit() -> None:
     def one(policy: TierPolicy, work: float, count: int) -> int:
-        seen = ServiceObservation({"serve": observed_tier(make_forecast(work), count)}, DecisionState())
-        return decide(seen, ScalingPolicy({"serve": policy}, SLO), 0.0).tiers["serve"].replicas
+        observed = ServiceObservation({"serve": observed_tier(make_forecast(work), count)}, DecisionState())
+        return decide(observed, ScalingPolicy({"serve": policy}, SLO), 0.0).tiers["serve"].replicas
 
     slow = ReplicaRateLimit(1, 3600.0)
     assert one(TierPolicy(6, 20, scale_up_limit=slow), 0.5, 1) == 6
@@ -145,7 +145,7 @@ def test_replica_bounds_take_precedence_over_rate_limit() -> None:
 
 
 def test_unschedulable_pods_back_off_and_are_removed() -> None:
-    state, count, asked, wanted = DecisionState(), 2, 0, 7.5
+    state, count, requested, wanted = DecisionState(), 2, 0, 7.5
     policy = ScalingPolicy({"serve": replica_bounds(1, 100)}, SLO)
 
     def tick(now_s: float, work: float) -> ScalingDecision:
@@ -161,9 +161,9 @@ def test_unschedulable_pods_back_off_and_are_removed() -> None:
     for second in range(3600):
         decision = tick(float(second), wanted + second / 100.0)
         state, before, count = decision.state, count, decision.tiers["serve"].replicas
-        asked += count > before
+        requested += count > before
         assert count >= before
-    assert 2 <= asked <= 12, "of the doubling back-off, though more is wanted at every tick"
+    assert 2 <= requested <= 12, "of the doubling back-off, though more is wanted at every tick"
     for second in range(3600, 3900):
         decision = tick(float(second), 0.5)
         state, count = decision.state, decision.tiers["serve"].replicas
@@ -179,8 +179,8 @@ def test_paused_or_recommend_mode_ignores_limits(mode: ScalingMode) -> None:
         paused=mode is ScalingMode.AUTO,
     )
     for granted in (None, 0, 3):
-        seen = ServiceObservation({"serve": observed_tier(9.5, 2)}, DecisionState(), gpus_granted=granted)
-        assert decide(seen, policy, 0.0).tiers["serve"].replicas == 2
+        observed = ServiceObservation({"serve": observed_tier(9.5, 2)}, DecisionState(), gpus_granted=granted)
+        assert decide(observed, policy, 0.0).tiers["serve"].replicas == 2
 
 
 def test_invalid_bounds_and_rate_limits_raise() -> None:

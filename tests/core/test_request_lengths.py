@@ -31,10 +31,10 @@ def arriving(factor: float) -> tuple[float, float]:
     for t in range(61, 122):
         tokens = 60_000.0 + 1000.0 * factor * (t - 60)
         listener.observe_gateway("g", "1", NOW_S + t, gateway(4.0 * t, arrived_tokens=tokens))
-    heard = listener.collect(NOW_S + 121, {Role.SERVE: ["a"]}, ["g"], SHARE)
-    assert not isinstance(heard.workload, Unavailable)
-    assert heard.workload.mean(heard.workload.output_tokens) == pytest.approx(150.0, rel=0.02)
-    return known(heard.mean_prompt_tokens), heard.workload.mean(heard.workload.prompt_tokens)
+    metrics = listener.collect(NOW_S + 121, {Role.SERVE: ["a"]}, ["g"], SHARE)
+    assert not isinstance(metrics.workload, Unavailable)
+    assert metrics.workload.mean(metrics.workload.output_tokens) == pytest.approx(150.0, rel=0.02)
+    return known(metrics.mean_prompt_tokens), metrics.workload.mean(metrics.workload.prompt_tokens)
 
 
 def test_prompt_lengths_are_scaled_to_current_arrivals() -> None:
@@ -65,7 +65,7 @@ def replay(rate_per_s: Course, output: Course) -> list[tuple[int, float]]:
     """Mean outputs as they are known, by the second; each token takes 50 ms, so that 300 of them end 15 s later."""
     listener = MetricsAggregator([Role.SERVE])
     lengths = {name: BucketCounts(LENGTH_EDGES, (0.0,) * len(LENGTH_EDGES), 0.0) for name in ("output", "prompt")}
-    begun, tokens, running, seen = 0.0, 0.0, [], []
+    begun, tokens, running, observed = 0.0, 0.0, [], []
     for t in range(600):
         begun += rate_per_s(t)
         running.append((t + 0.05 * output(t), rate_per_s(t), output(t)))
@@ -74,16 +74,16 @@ def replay(rate_per_s: Course, output: Course) -> list[tuple[int, float]]:
             for name, mean in (("output", length), ("prompt", 300.0)):
                 lengths[name] = histogram.merge([lengths[name], sample_histogram(LENGTH_EDGES, mean, rate)])
         running = [one for one in running if one[0] > t]
-        told = engine(
+        reading = engine(
             float(t), output_tokens=lengths["output"], prompt_tokens=lengths["prompt"], generated_tokens=tokens,
             ttft_s=sample_histogram(TTFT_EDGES_S, 0.2, begun), steps=20.0 * t,
             running=sum(rate for _, rate, _ in running),
         )  # fmt: skip
-        listener.observe_engine(Role.SERVE, told)
+        listener.observe_engine(Role.SERVE, reading)
         found = listener.collect(NOW_S + t, {Role.SERVE: ["a"]}, [], SHARE).workload
         if not isinstance(found, Unavailable):
-            seen.append((t, found.mean(found.output_tokens)))
-    return seen
+            observed.append((t, found.mean(found.output_tokens)))
+    return observed
 
 
 def test_length_mix_shift_is_followed_within_a_minute() -> None:
@@ -114,12 +114,12 @@ def test_length_mix_shift_discards_previous_mix() -> None:
         listener.observe_gateway(
             "g", "1", NOW_S + t, gateway(4.0 * t, arrived_tokens=60_000.0 + 1000.0 * 4.0 * (t - 60))
         )
-        told = engine(
+        reading = engine(
             float(t), generated_tokens=750.0 * 60 + 3000.0 * (t - 60), steps=6000.0 + 400.0 * (t - 60),
             local_prompt_tokens=1125.0 * 60 + 3750.0 * (t - 60), cached_prompt_tokens=375.0 * 60 + 1250.0 * (t - 60),
             **lengths,
         )  # fmt: skip
-        listener.observe_engine(Role.SERVE, told)
+        listener.observe_engine(Role.SERVE, reading)
         found = listener.collect(NOW_S + t, {Role.SERVE: ["a"]}, ["g"], SHARE).workload
     assert not isinstance(found, Unavailable)
     assert found.mean(found.prompt_tokens) == pytest.approx(1000.0, rel=0.05)
@@ -165,12 +165,12 @@ def test_output_lengths_of_already_busy_engine_are_unbiased() -> None:
     """As an operator that starts anew sees it: most of what it makes is of requests that began before."""
     listener, found = MetricsAggregator([Role.SERVE]), []
     for t in range(120):
-        told = engine(
+        reading = engine(
             float(t), output_tokens=sample_histogram(LENGTH_EDGES, 800.0, 500.0 + 3.0 * t), generated_tokens=2400.0 * t,
             prompt_tokens=sample_histogram(LENGTH_EDGES, 300.0, 500.0 + 3.0 * t), steps=20.0 * t, running=120.0,
             ttft_s=sample_histogram(TTFT_EDGES_S, 0.2, 3.0 * t),
         )  # fmt: skip
-        listener.observe_engine(Role.SERVE, told)
+        listener.observe_engine(Role.SERVE, reading)
         workload = listener.collect(NOW_S + t, {Role.SERVE: ["a"]}, [], SHARE).workload
         found += [] if isinstance(workload, Unavailable) else [workload.mean(workload.output_tokens)]
     assert found
@@ -184,11 +184,11 @@ def test_requests_without_output_count_one_token() -> None:
     for t in range(120):
         prompts = histogram.merge([prompts, sample_histogram(LENGTH_EDGES, 300.0, 8.0)])
         none = BucketCounts(LENGTH_EDGES, (8.0 * (t + 1), *(0.0,) * (len(LENGTH_EDGES) - 1)), 0.0)
-        told = engine(
+        reading = engine(
             float(t), output_tokens=none, prompt_tokens=prompts, generated_tokens=0.0,
             ttft_s=sample_histogram(TTFT_EDGES_S, 0.1, 8.0 * (t + 1)), steps=20.0 * t, running=1.0,
         )  # fmt: skip
-        listener.observe_engine(Role.SERVE, told)
+        listener.observe_engine(Role.SERVE, reading)
     found = listener.collect(NOW_S + 119, {Role.SERVE: ["a"]}, [], SHARE).workload
     assert not isinstance(found, Unavailable), found
     assert found.mean(found.output_tokens) == pytest.approx(1.0)

@@ -43,11 +43,11 @@ def test_retry_after_engine_failure_needs_header() -> None:
 
 def test_retry_repeats_above_limit_are_a_new_request() -> None:
     refused = RecentRejections()
-    told = []
+    reported = []
     for _ in range(2 * (MAX_REPEATS + 1)):
-        told.append(refused.is_retry(False, 7, 0.0))
+        reported.append(refused.is_retry(False, 7, 0.0))
         refused.record(7, 0.0)
-    assert told == 2 * [False, *([True] * MAX_REPEATS)]
+    assert reported == 2 * [False, *([True] * MAX_REPEATS)]
 
 
 def test_retry_after_dispatch_is_a_new_request() -> None:

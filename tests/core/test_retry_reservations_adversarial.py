@@ -116,32 +116,32 @@ def issued(
         del hand.slips[name]
         old = None
     ahead_s = held_s + hand.work_s + work_s
-    told = real.reserve(request, work_s, held_s, now)
+    advice = real.reserve(request, work_s, held_s, now)
     if old is not None:
         if not old.known:
-            assert told == (None, None, True)
+            assert advice == (None, None, True)
             return False
-        assert told.eta_s == pytest.approx(old.due_s - now, abs=1e-6)
+        assert advice.eta_s == pytest.approx(old.due_s - now, abs=1e-6)
         slip = old
     elif not hand.steps:
-        assert told == (None, None, True)
+        assert advice == (None, None, True)
         hand.slips[name] = ReferenceReservation(
             work_s, now + UNKNOWN_RETRY_RANGE_S[0], now + 2 * UNKNOWN_RETRY_RANGE_S[1], False
         )
         return False
-    elif told.eta_s is None or not told.retryable:
+    elif advice.eta_s is None or not advice.retryable:
         assert hand.done_by(now + MAX_RESERVATION_S, now) <= ahead_s + 1e-6, (
             "who is sent away for good has to wait longer"
         )
         return False
     else:
-        assert hand.done_by(now + told.eta_s, now) == pytest.approx(ahead_s, abs=1e-6)
-        assert told.eta_s <= MAX_RESERVATION_S
-        slip = hand.slips[name] = ReferenceReservation(work_s, now + told.eta_s, now + told.eta_s, True)
-    assert told.retry_after_s is not None
-    assert 1 <= told.retry_after_s <= MAX_RETRY_AFTER_S
-    assert told.retry_after_s >= min(told.eta_s or 0.0, MAX_RETRY_AFTER_S)
-    slip.ends_s = max(slip.ends_s, now + 2 * told.retry_after_s)
+        assert hand.done_by(now + advice.eta_s, now) == pytest.approx(ahead_s, abs=1e-6)
+        assert advice.eta_s <= MAX_RESERVATION_S
+        slip = hand.slips[name] = ReferenceReservation(work_s, now + advice.eta_s, now + advice.eta_s, True)
+    assert advice.retry_after_s is not None
+    assert 1 <= advice.retry_after_s <= MAX_RETRY_AFTER_S
+    assert advice.retry_after_s >= min(advice.eta_s or 0.0, MAX_RETRY_AFTER_S)
+    slip.ends_s = max(slip.ends_s, now + 2 * advice.retry_after_s)
     return True
 
 

@@ -61,8 +61,8 @@ def test_pick_at_missing_replica_is_none_prefill_is_replaced() -> None:
 
 def test_pick_new_pod_at_same_address_replaces_old() -> None:
     old, new = endpoint("a", terminating=True), replace(endpoint("a"), pod="pod-new")
-    for told in ([old, new], [new, old]):
-        found = EndpointIndex(told, {}).pick(LONG)
+    for reported in ([old, new], [new, old]):
+        found = EndpointIndex(reported, {}).pick(LONG)
         assert found is not None
         assert (found.endpoint, found.fallbacks) == (new, ())
 
@@ -157,9 +157,9 @@ def test_reconcile_inflight_drift_converges_in_two_reads(steps: list[tuple[int, 
         assert abs(proxy - ours) <= abs(difference), "no look makes it worse"
         before = difference
 
-    for came, told in steps:
+    for came, reported in steps:
         moved = max(-proxy, came)
-        proxy, ours = proxy + moved, ours + told * moved
+        proxy, ours = proxy + moved, ours + reported * moved
         look()
     for _ in range(3):
         look()

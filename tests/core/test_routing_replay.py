@@ -38,5 +38,5 @@ def test_routing_replay_keeps_p95_of_ttft(replays: dict[int, tuple[ReplayResult,
 
 
 def test_routing_replay_trace_shares_prefixes() -> None:
-    assert sum(ideal_cached_tokens(REQUESTS)) > 0.15 * sum(asked.prompt for asked in REQUESTS)
+    assert sum(ideal_cached_tokens(REQUESTS)) > 0.15 * sum(requests.prompt for requests in REQUESTS)
     assert len(REQUESTS[0].blocks) == REQUESTS[0].prompt // 128

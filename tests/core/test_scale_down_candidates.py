@@ -63,9 +63,9 @@ def test_candidates_order_is_independent_of_input_order() -> None:
 
 
 def test_replica_load_sums_gateways_then_ranks_by_engine() -> None:
-    told = [replace(IDLE_READING, inflight={"a": sent}) for sent in (2, 3)]
-    assert replica_load(told, "a", None) == ReplicaLoad(5.0, None)
-    assert replica_load(told, "b", 4.0) == ReplicaLoad(0.0, 4.0), "no gateway sends it anything"
+    reported = [replace(IDLE_READING, inflight={"a": sent}) for sent in (2, 3)]
+    assert replica_load(reported, "a", None) == ReplicaLoad(5.0, None)
+    assert replica_load(reported, "b", 4.0) == ReplicaLoad(0.0, 4.0), "no gateway sends it anything"
     assert replica_load([], "a", 4.0) == ReplicaLoad(None, 4.0), "no gateway knows the service"
     ranks = [
         ReplicaLoad(0.0, 0.0),

@@ -71,7 +71,7 @@ class ScaleToZeroFleet:
             for role in self.roles
         }
         line = self.service.tiers[self.roles[-1]].capacity
-        heard = ServiceMetrics(
+        metrics = ServiceMetrics(
             rate_per_s=came,
             has_new_rate=True,
             coverage=1.0,
@@ -88,8 +88,8 @@ class ScaleToZeroFleet:
             )
             for role in self.roles
         }
-        seen = ServiceSnapshot(replace(heard, **differing), there)
-        found = decide_all({"one": (self.service, seen, self.wish)}, self.now_s)["one"]
+        observed = ServiceSnapshot(replace(metrics, **differing), there)
+        found = decide_all({"one": (self.service, observed, self.wish)}, self.now_s)["one"]
         for role in self.roles:
             if not self.counts[role] and found.tiers[role].replicas:
                 self.ready_s[role] = self.now_s + STARTS_S
@@ -240,16 +240,16 @@ def test_scale_to_zero_respects_minimum() -> None:
 
 
 @pytest.mark.parametrize(
-    "seen",
+    "observed",
     [{"queued": 1.0, "queued_work_s": 0.5}, {"rate_per_s": 1.0}, {"reserved_work_s": 0.01}, {"in_flight": 1.0}],
-    ids=lambda seen: next(iter(seen)),
+    ids=lambda observed: next(iter(observed)),
 )
 @pytest.mark.parametrize("coverage", [1.0, 0.5])
-def test_scale_from_zero_on_first_sign_of_request(seen: dict[str, Any], coverage: float) -> None:
+def test_scale_from_zero_on_first_sign_of_request(observed: dict[str, Any], coverage: float) -> None:
     sleeper = after_requests(ScaleToZeroFleet(), every_s=5)
     sleeper.asleep_after()
     sleeper.run(100)
-    assert sleeper.second(0.0, coverage=coverage, **seen) == 1
+    assert sleeper.second(0.0, coverage=coverage, **observed) == 1
 
 
 def test_scale_from_zero_single_request_wakes_one_replica() -> None:

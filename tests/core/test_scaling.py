@@ -117,8 +117,8 @@ def test_decision_reason_of_scale_down_names_one_fewer() -> None:
 
 def test_decision_reason_has_measured_latency_and_target() -> None:
     measured = LaggingSignals(tpot_s=0.044, ttft_s=0.2)
-    told = decide_one(observed_tier(4.1, 3, lagging=measured)).summary
-    assert "(SLO capacity 10 req/s each, limited by TPOT: p95 44 ms now, target 50 ms);" in told
+    reported = decide_one(observed_tier(4.1, 3, lagging=measured)).summary
+    assert "(SLO capacity 10 req/s each, limited by TPOT: p95 44 ms now, target 50 ms);" in reported
     need = observed_tier(4.1, 3).sizing
     assert isinstance(need, SizingResult)
     first = decide_one(observed_tier(4.1, 3, lagging=measured, sizing=replace(need, constraint=Constraint.TTFT)))
@@ -148,9 +148,9 @@ def test_decide_more_demand_never_gives_fewer_replicas(
 
 @given(work=st.floats(0, 50), replicas=st.integers(0, 60), ready=st.integers(0, 60), least=st.integers(0, 5))
 def test_decide_is_never_below_required_replicas(work: float, replicas: int, ready: int, least: int) -> None:
-    seen = observed_tier(work, replicas, min(ready, replicas))
-    assert isinstance(seen.sizing, SizingResult)
-    assert decide_one(seen, replica_bounds(least, 200)).replicas >= max(least, seen.sizing.replicas)
+    observed = observed_tier(work, replicas, min(ready, replicas))
+    assert isinstance(observed.sizing, SizingResult)
+    assert decide_one(observed, replica_bounds(least, 200)).replicas >= max(least, observed.sizing.replicas)
 
 
 def test_standby_is_added_while_it_pays_off() -> None:
@@ -210,9 +210,9 @@ def test_warm_replicas_add_to_need_and_prevent_zero() -> None:
 
 def test_decide_between_need_and_release_keeps_replicas() -> None:
     for replicas in (2, 3):
-        seen = observed_tier(1.98, replicas)
+        observed = observed_tier(1.98, replicas)
         state = DecisionState(0.0, {"serve": TierDecisionState(downscale_candidates=(TimedReplicas(2, -1e6),))})
-        assert decide_one(seen, state=state).replicas == replicas
+        assert decide_one(observed, state=state).replicas == replicas
     assert "3 kept, within the scale-down margin" in step_message(decide_one(observed_tier(1.98, 3)), "sizing").reason
 
 
@@ -231,9 +231,9 @@ def test_decide_infeasible_slo_sizes_for_feasible_targets() -> None:
 
 @given(replicas=st.integers(1, 16), ready=st.integers(0, 16), hours=st.floats(0, 100))
 def test_decide_unknown_demand_freezes_replicas(replicas: int, ready: int, hours: float) -> None:
-    seen = observed_tier(Unavailable("the gateways do not answer"), replicas, min(ready, replicas))
+    observed = observed_tier(Unavailable("the gateways do not answer"), replicas, min(ready, replicas))
     found = decide_one(
-        seen,
+        observed,
         now_s=3600.0 * hours,
         state=DecisionState(0.0, {"serve": TierDecisionState(downscale_candidates=(TimedReplicas(1, 0.0),))}),
     )
@@ -295,12 +295,12 @@ def test_tail_scale_converges_without_overshoot() -> None:
     for tick in range(720):
         need = observed_tier(2.5, 3).sizing
         assert isinstance(need, SizingResult)
-        seen = observed_tier(
+        observed = observed_tier(
             2.5, 3, sizing=replace(need, model_tpot_s=0.03 * scale), lagging=LaggingSignals(tpot_s=0.03 * true_scale)
         )
         state = DecisionState(10.0 * tick, {"serve": TierDecisionState(tpot_tail_scale=scale)})
         found = decide(
-            ServiceObservation({"serve": seen}, state),
+            ServiceObservation({"serve": observed}, state),
             ScalingPolicy({"serve": replica_bounds()}, SLO),
             10.0 * (tick + 1),
         )

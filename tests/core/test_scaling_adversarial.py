@@ -129,18 +129,18 @@ class Fleet:
 def run(fleets: dict[str, Fleet], works: dict[str, list[float | Unavailable]], **rest: Any) -> list[ScalingDecision]:
     """Both sides of the loop for as long as work is given. rest: of the Policy."""
     policy = ScalingPolicy({name: fleet.policy for name, fleet in fleets.items()}, SLO, **rest)
-    state, decisions, heard = DecisionState(), [], IdleStats()
+    state, decisions, reported = DecisionState(), [], IdleStats()
     for tick in range(len(next(iter(works.values())))):
         now_s = (tick + 1) * TICK_S
-        seen = {name: fleet.sees(now_s, works[name][tick]) for name, fleet in fleets.items()}
+        observed = {name: fleet.sees(now_s, works[name][tick]) for name, fleet in fleets.items()}
         came = [works[name][tick] for name in fleets]
         lost = next((work for work in came if isinstance(work, Unavailable)), None)
         idle = None if lost else not any(came) and not any(fleet.backlog_gpu_s for fleet in fleets.values())
-        heard = idle_periods.update_idle(
-            heard, now_s, idle, 0.0, max(fleet.ledger.horizon_s for fleet in fleets.values())
+        reported = idle_periods.update_idle(
+            reported, now_s, idle, 0.0, max(fleet.ledger.horizon_s for fleet in fleets.values())
         )
-        pause = lost or idle_periods.current_idle(heard, now_s)
-        decisions.append(decide(ServiceObservation(seen, state, idle_period=pause), policy, now_s))
+        pause = lost or idle_periods.current_idle(reported, now_s)
+        decisions.append(decide(ServiceObservation(observed, state, idle_period=pause), policy, now_s))
         state = decisions[-1].state
         for name, fleet in fleets.items():
             fleet.obeys(now_s, decisions[-1].tiers[name])
@@ -289,11 +289,11 @@ def test_scaled_sum_is_sum_over_pods() -> None:
 )
 def test_single_lagging_signal_scales_its_own_tier(name: str, measured: LaggingSignals) -> None:
     lost = Unavailable("the gateways do not answer")
-    seen = {
+    observed = {
         tier_name: observed_tier(lost, 3, lagging=measured if tier_name == name else LaggingSignals())
         for tier_name in PAIR
     }
-    found = decide_pair(seen["prefill"], seen["decode"])
+    found = decide_pair(observed["prefill"], observed["decode"])
     after = dict(zip(PAIR, counts(found), strict=True))
     assert after.pop(name) > 3
     assert list(after.values()) == [3]

@@ -64,9 +64,9 @@ def test_scale_up_is_immediate_and_complete() -> None:
 def test_scale_down_waits_startup_time_by_return_chance(odds: GrowthDistribution, after_s: float) -> None:
     state, went_s = DecisionState(), math.nan
     for now_s in range(0, 120, 2):
-        seen = observed_tier(make_forecast(1.9, odds), 4, sizing=sizing_for(make_forecast(1.8), 4))
+        observed = observed_tier(make_forecast(1.9, odds), 4, sizing=sizing_for(make_forecast(1.8), 4))
         found = decide(
-            ServiceObservation({"serve": seen}, state),
+            ServiceObservation({"serve": observed}, state),
             ScalingPolicy({"serve": replica_bounds()}, SLO, miss_cost=0.0),
             now_s,
         )
@@ -105,9 +105,9 @@ def test_kept_replica_reason_names_miss_cost() -> None:
     old = DecisionState(
         0.0, {"serve": TierDecisionState(downscale_candidates=(TimedReplicas(2, 40.0),), downscale_regret=known)}
     )
-    for miss_cost, told in ((0.5, ", SLO misses then worth 15 s"), (9.0, "; at most 2 start-ups")):
+    for miss_cost, reported in ((0.5, ", SLO misses then worth 15 s"), (9.0, "; at most 2 start-ups")):
         found = decide_one(observed_tier(make_forecast(1.9, NO_GROWTH), 4), now_s=60.0, state=old, miss_cost=miss_cost)
-        assert told in found.summary
+        assert reported in found.summary
     assert (
         "SLO misses"
         not in decide_one(observed_tier(make_forecast(1.9, NO_GROWTH), 4), now_s=60.0, state=old, miss_cost=0.0).summary
@@ -134,9 +134,9 @@ def test_returning_need_restarts_stabilization_window() -> None:
     state = DecisionState()
     for now_s in range(0, 200, 5):
         work = 3.5 if now_s % 20 == 0 else 1.9
-        seen = observed_tier(make_forecast(work, FREQUENT_GROWTH), 4)
+        observed = observed_tier(make_forecast(work, FREQUENT_GROWTH), 4)
         found = decide(
-            ServiceObservation({"serve": seen}, state),
+            ServiceObservation({"serve": observed}, state),
             ScalingPolicy({"serve": replica_bounds()}, SLO, miss_cost=0.0),
             now_s,
         )
@@ -162,9 +162,9 @@ def test_last_replica_stays_for_cold_start_cost(work: float, miss_cost: float, a
 def test_stopped_arrivals_hold_fleet_until_return_is_unlikely(stopped_s: int) -> None:
     state, went_s = DecisionState(), math.inf
     for now_s in range(120):
-        seen = observed_tier(make_forecast(0.0, NO_GROWTH, level_shift_age_s=float(now_s + stopped_s)), 4)
+        observed = observed_tier(make_forecast(0.0, NO_GROWTH, level_shift_age_s=float(now_s + stopped_s)), 4)
         found = decide(
-            ServiceObservation({"serve": seen}, state), ScalingPolicy({"serve": replica_bounds(1)}, SLO), now_s
+            ServiceObservation({"serve": observed}, state), ScalingPolicy({"serve": replica_bounds(1)}, SLO), now_s
         )
         state = found.state
         if found.tiers["serve"].replicas < 4:
@@ -242,8 +242,8 @@ def test_schedule_window_is_ready_at_start_and_limits_within() -> None:
     policy = replica_bounds(
         1, 10, schedule=(ScheduleWindow(1000.0, 2000.0, min_replicas=4), ScheduleWindow(3000.0, 4000.0, max_replicas=2))
     )
-    seen = observed_tier(0.5, 1)
-    assert [decide_one(seen, policy, at).replicas for at in (900.0, 941.0, 1999.0, 2000.0)] == [1, 4, 4, 1]
+    observed = observed_tier(0.5, 1)
+    assert [decide_one(observed, policy, at).replicas for at in (900.0, 941.0, 1999.0, 2000.0)] == [1, 4, 4, 1]
     busy = observed_tier(4.5, 5)
     assert [decide_one(busy, policy, at).replicas for at in (2999.0, 3000.0, 4000.0)] == [5, 2, 5]
     assert "by the schedule" in decide_one(busy, policy, 3000.0).summary
@@ -266,9 +266,9 @@ def test_unschedulable_pods_back_off_until_gone() -> None:
     refused = (StartingPod("a", 0.0, unschedulable_reason="0/3 nodes are available: insufficient nvidia.com/gpu"),)
     state, ordered, raised = DecisionState(), 2, []
     for now_s in range(0, 400, 5):
-        seen = observed_tier(19.5, ordered, 1, starting=refused)
+        observed = observed_tier(19.5, ordered, 1, starting=refused)
         found = decide(
-            ServiceObservation({"serve": seen}, state),
+            ServiceObservation({"serve": observed}, state),
             ScalingPolicy({"serve": replica_bounds(1, 30)}, SLO),
             float(now_s),
         )
@@ -366,7 +366,9 @@ def test_decide_any_input_is_within_limits_and_explained(
         assert [step.name for step in one.steps] == STEPS
         assert all(step.reason for step in one.steps)
     free = observation.gpus_granted is None and policy.tiers["decode"].scale_up_limit is None
-    if free and not any(pod.unschedulable_reason for seen in observation.tiers.values() for pod in seen.starting):
+    if free and not any(
+        pod.unschedulable_reason for observed in observation.tiers.values() for pod in observed.starting
+    ):
         assert (found.tiers["prefill"].replicas == 0) == (found.tiers["decode"].replicas == 0)
 
 

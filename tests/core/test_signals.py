@@ -88,8 +88,8 @@ def serving(seconds: int = 60, rate_per_s: float = 4.0) -> tuple[MetricsAggregat
         listener.observe_gateway("g", "1", NOW_S + t, gateway(rate_per_s * t))
         if t % 5 == 0:
             listener.observe_engine(Role.SERVE, engine(float(t)))
-        heard = listener.collect(NOW_S + t, {Role.SERVE: ["a"]}, ["g"], SHARE)
-    return listener, heard
+        metrics = listener.collect(NOW_S + t, {Role.SERVE: ["a"]}, ["g"], SHARE)
+    return listener, metrics
 
 
 def known(value: float | Unavailable) -> float:
@@ -98,24 +98,24 @@ def known(value: float | Unavailable) -> float:
 
 
 def test_metrics_full_coverage_has_all_values() -> None:
-    _, heard = serving()
-    assert heard.rate_per_s == pytest.approx(4.0)
-    assert heard.succeeded_per_s == pytest.approx(4.0)
-    assert heard.failed_per_s == heard.rejected_share == heard.queued == 0.0
-    assert heard.has_new_rate
-    assert heard.coverage == 1.0
-    assert heard.age_s == 0.0
-    assert known(heard.ttft_s) == pytest.approx(0.2, rel=0.05)  # buckets are 9 % apart
-    assert heard.ttft_histogram is not None
-    assert histogram.total_count(heard.ttft_histogram) == pytest.approx(
+    _, metrics = serving()
+    assert metrics.rate_per_s == pytest.approx(4.0)
+    assert metrics.succeeded_per_s == pytest.approx(4.0)
+    assert metrics.failed_per_s == metrics.rejected_share == metrics.queued == 0.0
+    assert metrics.has_new_rate
+    assert metrics.coverage == 1.0
+    assert metrics.age_s == 0.0
+    assert known(metrics.ttft_s) == pytest.approx(0.2, rel=0.05)  # buckets are 9 % apart
+    assert metrics.ttft_histogram is not None
+    assert histogram.total_count(metrics.ttft_histogram) == pytest.approx(
         240.0, abs=20.0
     )  # a minute, to a slot of five seconds
-    tier = heard.tiers[Role.SERVE]
+    tier = metrics.tiers[Role.SERVE]
     assert tier.coverage == 1.0
     assert tier.age_s == 0.0
-    assert tier.lagging.ttft_s == heard.ttft_s
-    assert known(heard.e2e_s) == pytest.approx(3.0, rel=0.05)
-    assert tier.lagging.e2e_s == heard.e2e_s
+    assert tier.lagging.ttft_s == metrics.ttft_s
+    assert known(metrics.e2e_s) == pytest.approx(3.0, rel=0.05)
+    assert tier.lagging.e2e_s == metrics.e2e_s
     assert known(tier.lagging.tpot_s) == pytest.approx(0.0102, rel=0.2)
     assert 0.05 <= known(tier.lagging.itl_s) <= 0.075  # their 99th percentile, whatever share is promised
     assert tier.lagging.waiting == 2.0
@@ -143,8 +143,8 @@ def test_arrival_rate_is_mean_since_last_sample() -> None:
     for t, arrived in enumerate((0, 3, 3, 3, 12)):
         if t != 2:  # one answer of the gateway is missing
             listener.observe_gateway("g", "1", NOW_S + t, gateway(float(arrived)))
-        heard = listener.collect(NOW_S + t, {}, ["g"], SHARE)
-        rates.append((heard.has_new_rate, heard.rate_per_s))
+        metrics = listener.collect(NOW_S + t, {}, ["g"], SHARE)
+        rates.append((metrics.has_new_rate, metrics.rate_per_s))
     assert isinstance(rates[0][1], Unavailable)
     assert rates[1:] == [(True, 3.0), (False, 3.0), (True, 0.0), (True, 9.0)]
 
@@ -155,16 +155,16 @@ def test_arrival_rate_interleaved_gateways_is_their_sum() -> None:
     for t in range(31):
         listener.observe_gateway("g", "1", NOW_S + t, gateway(5.0 * t))
         listener.observe_gateway("h", "1", NOW_S + t + 0.4, gateway(2.0 * (t + 0.4)))
-        heard = listener.collect(NOW_S + t + 0.5, {}, ["g", "h"], SHARE)
-        if heard.has_new_rate and t:
-            total += known(heard.rate_per_s)
+        metrics = listener.collect(NOW_S + t + 0.5, {}, ["g", "h"], SHARE)
+        if metrics.has_new_rate and t:
+            total += known(metrics.rate_per_s)
     assert total / 30 == pytest.approx(7.0)
 
 
 def test_mean_prompt_tokens_is_corrected_by_engine_counts() -> None:
-    _, heard = serving()
+    _, metrics = serving()
     # Engines count 300 tokens where gateways estimate 250; belief in the estimate fades with some hundred requests.
-    assert known(heard.mean_prompt_tokens) == pytest.approx(300.0, rel=0.03)
+    assert known(metrics.mean_prompt_tokens) == pytest.approx(300.0, rel=0.03)
 
 
 def test_mean_prompt_tokens_before_engines_is_gateway_estimate() -> None:
@@ -179,20 +179,20 @@ def test_e2e_latency_of_mixed_releases_uses_newer_gateway() -> None:
     for t in range(20):
         listener.observe_gateway("new", "1", NOW_S + t, gateway(5.0 * t))
         listener.observe_gateway("old", "1", NOW_S + t, gateway(5.0 * t, e2e_s=None))
-    heard = listener.collect(NOW_S + 20.0, {}, ["new", "old"], 0.95)
-    assert known(heard.rate_per_s) == pytest.approx(10.0)
-    assert known(heard.e2e_s) == pytest.approx(3.0, rel=0.05)
+    metrics = listener.collect(NOW_S + 20.0, {}, ["new", "old"], 0.95)
+    assert known(metrics.rate_per_s) == pytest.approx(10.0)
+    assert known(metrics.e2e_s) == pytest.approx(3.0, rel=0.05)
     assert isinstance(listener.collect(NOW_S + 400.0, {}, ["new", "old"], 0.95).e2e_s, Unavailable)
 
 
 def test_itl_without_engine_metric_or_tokens_is_unavailable() -> None:
-    told = {}
+    reported = {}
     for name, other in (("old", {"itl_s": None}), ("still", {"itl_s": gaps(7.0)})):
         listener = MetricsAggregator([Role.SERVE])
         for t in range(0, 21, 5):
             listener.observe_engine(Role.SERVE, engine(float(t), **other))
-        told[name] = listener.collect(NOW_S + 20.0, {Role.SERVE: ["a"]}, [], SHARE).tiers[Role.SERVE].lagging.itl_s
-    assert told == {
+        reported[name] = listener.collect(NOW_S + 20.0, {Role.SERVE: ["a"]}, [], SHARE).tiers[Role.SERVE].lagging.itl_s
+    assert reported == {
         "old": Unavailable("the engines do not tell"),
         "still": Unavailable("no answer had a second token in the last minute"),
     }
@@ -203,16 +203,16 @@ def test_mean_prompt_tokens_without_gateway_uses_engines() -> None:
     for t in range(0, 21, 5):
         listener.observe_gateway("g", "1", NOW_S + t, gateway(5.0 * t, arrived_tokens=None, ttft_s=None))
         listener.observe_engine(Role.SERVE, engine(float(t)))
-    heard = listener.collect(NOW_S + 20, {Role.SERVE: ["a"]}, ["g"], SHARE)
-    assert known(heard.mean_prompt_tokens) == pytest.approx(300.0)
-    assert isinstance(heard.ttft_s, Unavailable)
-    assert heard.rate_per_s == pytest.approx(5.0)
+    metrics = listener.collect(NOW_S + 20, {Role.SERVE: ["a"]}, ["g"], SHARE)
+    assert known(metrics.mean_prompt_tokens) == pytest.approx(300.0)
+    assert isinstance(metrics.ttft_s, Unavailable)
+    assert metrics.rate_per_s == pytest.approx(5.0)
 
 
 def test_workload_has_engine_lengths_and_cached_share() -> None:
-    _, heard = serving()
-    assert not isinstance(heard.workload, Unavailable)
-    work = heard.workload
+    _, metrics = serving()
+    assert not isinstance(metrics.workload, Unavailable)
+    work = metrics.workload
     assert work.mean(work.prompt_tokens) == pytest.approx(300.0, rel=0.02)
     assert work.mean(work.output_tokens) == pytest.approx(150.0, rel=0.02)
     assert work.mean(work.cached_tokens) / work.mean(work.prompt_tokens) == pytest.approx(0.25)
@@ -225,12 +225,12 @@ def test_workload_running_requests_count_current_length() -> None:
     found = []
     for seconds in (0.0, 1.0, 5.0, 10.0):
         begun, tokens = 4.0 * seconds, 20.0 * seconds**2
-        told = engine(
+        reading = engine(
             seconds, generated_tokens=tokens, prompt_tokens=nothing, output_tokens=nothing, tpot_s=nothing,
             local_prompt_tokens=225.0 * begun, cached_prompt_tokens=75.0 * begun,
             ttft_s=sample_histogram(TTFT_EDGES_S, 0.1, begun),
         )  # fmt: skip
-        listener.observe_engine(Role.SERVE, told)
+        listener.observe_engine(Role.SERVE, reading)
         found.append(listener.collect(NOW_S + seconds, {Role.SERVE: ["a"]}, ["g"], SHARE).workload)
     assert [isinstance(one, Unavailable) for one in found] == [True, True, False, False], "five must have begun"
     for one, tokens in zip(found[2:], (25.0, 50.0), strict=True):
@@ -330,8 +330,8 @@ def disaggregated() -> ServiceMetrics:
 
 
 def test_split_tiers_have_role_specific_metrics() -> None:
-    heard = disaggregated()
-    prefill, decode = heard.tiers[Role.PREFILL].lagging, heard.tiers[Role.DECODE].lagging
+    metrics = disaggregated()
+    prefill, decode = metrics.tiers[Role.PREFILL].lagging, metrics.tiers[Role.DECODE].lagging
     assert known(prefill.ttft_s) == pytest.approx(0.08, rel=0.05)
     assert isinstance(prefill.tpot_s, Unavailable)
     assert isinstance(decode.ttft_s, Unavailable)
@@ -350,12 +350,12 @@ def test_split_tiers_give_one_workload_of_full_requests() -> None:
 
 
 def test_tier_without_pods_is_covered_and_unavailable() -> None:
-    heard = MetricsAggregator([Role.SERVE]).collect(NOW_S, {Role.SERVE: []}, [], SHARE)
-    tier = heard.tiers[Role.SERVE]
+    metrics = MetricsAggregator([Role.SERVE]).collect(NOW_S, {Role.SERVE: []}, [], SHARE)
+    tier = metrics.tiers[Role.SERVE]
     assert tier.coverage == 1.0
     assert isinstance(tier.lagging.waiting, Unavailable)
-    assert heard.coverage == 0.0
-    assert heard.rate_per_s == Unavailable("there is no gateway")
+    assert metrics.coverage == 0.0
+    assert metrics.rate_per_s == Unavailable("there is no gateway")
 
 
 def test_readings_of_unknown_tier_are_ignored() -> None:
@@ -371,8 +371,8 @@ def test_missing_counter_in_one_scrape_is_skipped() -> None:
     """Steady work of 150 tokens, 100 steps a second; one reading in the middle lacks its steps."""
     listener = MetricsAggregator([Role.SERVE])
     for t in range(121):
-        told = engine(float(t), running=7.5)  # as five a second of a second and a half are
-        listener.observe_engine(Role.SERVE, replace(told, steps=None) if t == 60 else told)
+        reading = engine(float(t), running=7.5)  # as five a second of a second and a half are
+        listener.observe_engine(Role.SERVE, replace(reading, steps=None) if t == 60 else reading)
         found = listener.collect(NOW_S + t, {Role.SERVE: ["a"]}, [], SHARE).workload
         if not isinstance(found, Unavailable):
             assert found.mean(found.output_tokens) == pytest.approx(150.0, rel=0.02)

@@ -39,7 +39,7 @@ class Fleet:
         self.born = dict.fromkeys(names, 1)
         self.now_s = NOW_S
         self.rates: list[float] = []  # of every sample
-        self.heard = ServiceMetrics()
+        self.received = ServiceMetrics()
 
     def second(
         self, arrivals: dict[str, float], silent: tuple[str, ...] = (), listed: tuple[str, ...] = ()
@@ -52,10 +52,10 @@ class Fleet:
             if name not in silent:
                 reading = gateway(self.counts[name])
                 self.listener.observe_gateway(name, str(self.born[name]), self.now_s, reading)
-        self.heard = self.listener.collect(self.now_s, {}, listed or tuple(self.counts), SHARE)
-        if self.heard.has_new_rate:
-            self.rates.append(known(self.heard.rate_per_s))
-        return self.heard
+        self.received = self.listener.collect(self.now_s, {}, listed or tuple(self.counts), SHARE)
+        if self.received.has_new_rate:
+            self.rates.append(known(self.received.rate_per_s))
+        return self.received
 
     def restart(self, name: str) -> None:
         self.born[name] += 1
@@ -67,7 +67,7 @@ def tier(listener: MetricsAggregator, now_s: float, *pods: str) -> TierMetrics:
 
 
 def test_metrics_without_readings_are_unavailable() -> None:
-    heard = MetricsAggregator([Role.PREFILL, Role.DECODE]).collect(NOW_S, {Role.DECODE: ["a"]}, ["g"], SHARE)
+    metrics = MetricsAggregator([Role.PREFILL, Role.DECODE]).collect(NOW_S, {Role.DECODE: ["a"]}, ["g"], SHARE)
     for name in (
         "rate_per_s",
         "mean_prompt_tokens",
@@ -77,11 +77,11 @@ def test_metrics_without_readings_are_unavailable() -> None:
         "queued",
         "succeeded_per_s",
     ):
-        assert isinstance(getattr(heard, name), Unavailable), name
-    assert not heard.has_new_rate
-    assert heard.coverage == 0.0
-    assert heard.tiers[Role.DECODE].coverage == 0.0
-    assert isinstance(heard.tiers[Role.DECODE].lagging.waiting, Unavailable)
+        assert isinstance(getattr(metrics, name), Unavailable), name
+    assert not metrics.has_new_rate
+    assert metrics.coverage == 0.0
+    assert metrics.tiers[Role.DECODE].coverage == 0.0
+    assert isinstance(metrics.tiers[Role.DECODE].lagging.waiting, Unavailable)
 
 
 @pytest.mark.parametrize("bad", BAD)
@@ -93,14 +93,14 @@ def test_invalid_engine_value_is_dropped_alone(name: str, bad: float) -> None:
         listener.observe_engine(Role.SERVE, engine(t, **{name: value}))
     found = tier(listener, NOW_S + 10, "a")
     assert found.coverage == 1.0
-    told = {
+    reported = {
         "waiting": found.lagging.waiting,
         "kv_used": found.lagging.kv_used,
         "preemptions": found.lagging.preemptions_per_s,
         "post_s": found.kv_post_share,
         "tpot_s": found.lagging.tpot_s,
     }
-    for other, figure in told.items():
+    for other, figure in reported.items():
         assert isinstance(figure, Unavailable) == (other == name), other
     assert bool(found.windows) == (name not in ("running", "steps"))
 
@@ -207,17 +207,17 @@ def test_percentile_of_idle_minute_is_unavailable() -> None:
         if t % 5 == 0:
             idle = engine(60.0, at_s=NOW_S + t, running=0.0, waiting=0.0)
             listener.observe_engine(Role.SERVE, idle)
-    heard = listener.collect(NOW_S + 139, {Role.SERVE: ["a"]}, ["g"], SHARE)
-    assert heard.rate_per_s == 0.0  # that is known
+    metrics = listener.collect(NOW_S + 139, {Role.SERVE: ["a"]}, ["g"], SHARE)
+    assert metrics.rate_per_s == 0.0  # that is known
     for figure in (
-        heard.ttft_s,
-        heard.rejected_share,
-        heard.mean_prompt_tokens,
-        heard.tiers[Role.SERVE].lagging.tpot_s,
+        metrics.ttft_s,
+        metrics.rejected_share,
+        metrics.mean_prompt_tokens,
+        metrics.tiers[Role.SERVE].lagging.tpot_s,
     ):
         assert isinstance(figure, Unavailable)
-    assert heard.tiers[Role.SERVE].lagging.waiting == 0.0
-    assert not isinstance(heard.workload, Unavailable)  # lengths outlast a quiet minute
+    assert metrics.tiers[Role.SERVE].lagging.waiting == 0.0
+    assert not isinstance(metrics.workload, Unavailable)  # lengths outlast a quiet minute
 
 
 def test_window_idle_at_either_end_is_dropped() -> None:
@@ -247,13 +247,13 @@ def test_window_with_waiting_requests_is_not_idle(waiting: float, windows: int) 
     long its steps take."""
     listener = MetricsAggregator([Role.PREFILL, Role.DECODE])
     for t in range(0, 21, 5):
-        told = engine(
+        reading = engine(
             float(t), running=2.0, waiting=waiting, steps=5.0 * t, computed_tokens=40_010.0 * t, tpot_s=None,
             generated_tokens=10.0 * t, local_prompt_tokens=40_000.0 * t,
         )  # fmt: skip
-        listener.observe_engine(Role.PREFILL, told)
-    heard = listener.collect(NOW_S + 20, {Role.PREFILL: ["a"]}, [], SHARE)
-    assert len(heard.tiers[Role.PREFILL].windows) == windows
+        listener.observe_engine(Role.PREFILL, reading)
+    metrics = listener.collect(NOW_S + 20, {Role.PREFILL: ["a"]}, [], SHARE)
+    assert len(metrics.tiers[Role.PREFILL].windows) == windows
 
 
 def test_window_with_growing_batch_is_not_idle() -> None:
@@ -289,8 +289,8 @@ def test_workload_excludes_prefill_tier_outputs() -> None:
     for t in (0.0, 5.0, 10.0):
         one_token = sample_histogram(LENGTH_EDGES, 1.0, 5.0 * t)
         listener.observe_engine(Role.PREFILL, engine(t, output_tokens=one_token))
-    heard = listener.collect(NOW_S + 10, {Role.PREFILL: ["a"]}, [], SHARE)
-    assert isinstance(heard.workload, Unavailable)
+    metrics = listener.collect(NOW_S + 10, {Role.PREFILL: ["a"]}, [], SHARE)
+    assert isinstance(metrics.workload, Unavailable)
 
 
 def test_workload_prompts_beyond_last_edge_are_kept() -> None:
@@ -334,20 +334,20 @@ def test_arrival_rate_below_minimum_interval_is_unavailable() -> None:
     )  # one request in a millisecond is not a thousand a second
 
 
-def size_of(thing: Any, seen: set[int] | None = None) -> int:
+def size_of(thing: Any, visited: set[int] | None = None) -> int:
     """Bytes of an object with all that it holds."""
-    seen = set() if seen is None else seen
-    if id(thing) in seen or isinstance(thing, type):
+    visited = set() if visited is None else visited
+    if id(thing) in visited or isinstance(thing, type):
         return 0
-    seen.add(id(thing))
+    visited.add(id(thing))
     size = sys.getsizeof(thing)
     if isinstance(thing, dict):
-        return size + sum(size_of(k, seen) + size_of(v, seen) for k, v in thing.items())
+        return size + sum(size_of(k, visited) + size_of(v, visited) for k, v in thing.items())
     if isinstance(thing, list | tuple | set | frozenset) or type(thing).__name__ == "deque":
-        return size + sum(size_of(part, seen) for part in thing)
+        return size + sum(size_of(part, visited) for part in thing)
     names = [name for kind in type(thing).__mro__ for name in getattr(kind, "__slots__", ())]
-    slots = sum(size_of(getattr(thing, name), seen) for name in names if hasattr(thing, name))
-    return size + slots + (size_of(vars(thing), seen) if hasattr(thing, "__dict__") else 0)
+    slots = sum(size_of(getattr(thing, name), visited) for name in names if hasattr(thing, name))
+    return size + slots + (size_of(vars(thing), visited) if hasattr(thing, "__dict__") else 0)
 
 
 def test_aggregator_memory_is_bounded_over_time() -> None:
@@ -408,21 +408,27 @@ def test_aggregator_any_readings_give_valid_metrics() -> None:
         counts: dict[str, Any] = {name: ODD[rng.integers(1, 6)] for name in COUNTS if rng.random() < 0.1}
         counted: ServiceReading = replace(gateway(float(rng.integers(0, 50))), **counts)
         listener.observe_gateway(f"g{rng.integers(0, 3)}", str(rng.integers(0, 2)), at_s, counted)
-        heard = listener.collect(NOW_S + t, dict.fromkeys(roles, ("p0", "p1", "p2")), ("g0", "g1", "g2"), SHARE)
+        metrics = listener.collect(NOW_S + t, dict.fromkeys(roles, ("p0", "p1", "p2")), ("g0", "g1", "g2"), SHARE)
         figures = [
-            heard.rate_per_s,
-            heard.succeeded_per_s,
-            heard.mean_prompt_tokens,
-            heard.ttft_s,
-            heard.rejected_share,
+            metrics.rate_per_s,
+            metrics.succeeded_per_s,
+            metrics.mean_prompt_tokens,
+            metrics.ttft_s,
+            metrics.rejected_share,
         ]
-        figures += [heard.queued, heard.queued_work_s, heard.reserved_work_s, heard.in_flight, *heard.transfer_stats]
-        for found in heard.tiers.values():
+        figures += [
+            metrics.queued,
+            metrics.queued_work_s,
+            metrics.reserved_work_s,
+            metrics.in_flight,
+            *metrics.transfer_stats,
+        ]
+        for found in metrics.tiers.values():
             measured = found.lagging
             figures += [measured.tpot_s, measured.ttft_s, measured.waiting, measured.kv_used, found.step_rate_per_s]
             assert 0.0 <= found.coverage <= 1.0
         assert all(isinstance(figure, Unavailable) or 0.0 <= figure < 1e20 for figure in figures)
-        assert 0.0 <= heard.coverage <= 1.0
+        assert 0.0 <= metrics.coverage <= 1.0
 
 
 @pytest.mark.parametrize("bad", BAD)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from plimsoll.core.autoscaling.observations import LaggingSignals
 from plimsoll.core.demand.service_metrics import ServiceMetrics, TierMetrics
 from plimsoll.core.types import Role, Unavailable
-from tests.core.test_autoscaler import MIX, Fleet, heard, wish
+from tests.core.test_autoscaler import MIX, Fleet, service_metrics, wish
 
 
 def silent_gateway_metrics() -> ServiceMetrics:
@@ -29,8 +29,8 @@ def silent_gateway_metrics() -> ServiceMetrics:
 def test_silent_gateways_freeze_replicas_at_once() -> None:
     """What was kept since engines were silent is not given back in the very moment in which gateways are."""
     fleet = Fleet(wish())
-    before = fleet.run(heard(40.0, Role.SERVE), 300).tiers["serve"].replicas
-    silent_engines = replace(heard(1.0), tiers={Role.SERVE: TierMetrics()})
+    before = fleet.run(service_metrics(40.0, Role.SERVE), 300).tiers["serve"].replicas
+    silent_engines = replace(service_metrics(1.0), tiers={Role.SERVE: TierMetrics()})
     assert fleet.run(silent_engines, 300).tiers["serve"].replicas == before
     counts = [fleet.tick(silent_gateway_metrics()).tiers["serve"].replicas for _ in range(120)]
     assert counts == [before] * 120, counts
@@ -38,9 +38,9 @@ def test_silent_gateways_freeze_replicas_at_once() -> None:
 
 def test_silent_gateways_during_scale_down_freeze_replicas() -> None:
     fleet = Fleet(wish())
-    fleet.run(heard(40.0, Role.SERVE), 300)
+    fleet.run(service_metrics(40.0, Role.SERVE), 300)
     for _ in range(600):
-        now = fleet.tick(heard(4.0, Role.SERVE)).tiers["serve"].replicas
+        now = fleet.tick(service_metrics(4.0, Role.SERVE)).tiers["serve"].replicas
         if fleet.service.decision_state.tiers["serve"].downscale_candidates:
             break
     counts = [fleet.tick(silent_gateway_metrics()).tiers["serve"].replicas for _ in range(120)]

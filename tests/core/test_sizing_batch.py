@@ -31,12 +31,12 @@ from tests.core.scaling_fixtures import (
 
 def test_size_batch_equals_single_results() -> None:
     asks = [sizing_request(kind, rate, 3) for kind in (SERVE, PREFILL, DECODE) for rate in (0.0, 5.0, 70.0, 300.0)]
-    assert size_batch(asks) == [size_one(asked) for asked in asks]
+    assert size_batch(asks) == [size_one(request) for request in asks]
     assert size_batch([]) == []
-    for asked, kind in zip(asks, [SERVE] * 4 + [PREFILL] * 4 + [DECODE] * 4, strict=True):
-        alone = size_tier(kind, asked.forecast.work / asked.capacity.request_gpu_s)
+    for request, kind in zip(asks, [SERVE] * 4 + [PREFILL] * 4 + [DECODE] * 4, strict=True):
+        alone = size_tier(kind, request.forecast.work / request.capacity.request_gpu_s)
         assert isinstance(alone, Sizing)
-        assert size_one(asked).replicas == alone.replicas
+        assert size_one(request).replicas == alone.replicas
 
 
 def test_tier_capacity_has_work_capacity_and_constraint() -> None:
@@ -158,9 +158,11 @@ def test_sizing_headroom_is_kept_and_reported() -> None:
 
 def test_sizing_retry_backlog_adds_to_forecast() -> None:
     made = tier_capacity(SERVE)
-    asked = sizing_request(SERVE, 10.0, 2)
-    asked = replace(asked, retry_gpu_s=5.0 * made.request_gpu_s * asked.forecast.horizon_s)
-    assert size_one(asked).rate_per_s == pytest.approx(15.0), "cleared by when a new replica could be there, not sooner"
+    request = sizing_request(SERVE, 10.0, 2)
+    request = replace(request, retry_gpu_s=5.0 * made.request_gpu_s * request.forecast.horizon_s)
+    assert size_one(request).rate_per_s == pytest.approx(15.0), (
+        "cleared by when a new replica could be there, not sooner"
+    )
 
 
 def test_sizing_infeasible_slo_uses_feasible_targets() -> None:
@@ -176,8 +178,8 @@ def test_decide_from_tier_model_scales_and_explains() -> None:
     knee = tier_capacity(SERVE, 3)
     rate = 2.5 * knee.replica_work / knee.request_gpu_s
     demand = make_forecast(rate * knee.request_gpu_s)
-    seen = TierObservation(1, 1, STARTUP_MODEL, demand, size_one(SizingRequest(knee, demand.forecast, 1, 1)))
-    found = decide_one(seen)
+    observed = TierObservation(1, 1, STARTUP_MODEL, demand, size_one(SizingRequest(knee, demand.forecast, 1, 1)))
+    found = decide_one(observed)
     assert found.replicas == 3
     assert "limited by TPOT" in found.summary
     assert "1 could not carry the load" in found.summary

@@ -36,15 +36,15 @@ def tpot_histogram(fast: float, slow: float) -> BucketCounts:
 
 
 def make_metrics(
-    judged: SloCounts | None, told: BucketCounts | None, role: Role = Role.SERVE, **other: Any
+    slo_counts: SloCounts | None, histograms: BucketCounts | None, role: Role = Role.SERVE, **other: Any
 ) -> ServiceMetrics:
     tier = TierMetrics(
         LaggingSignals(tpot_s=Unavailable("silence")),
         1.0,
-        tpot_histogram=told,
-        completed=0.0 if told is None else sum(told.counts),
+        tpot_histogram=histograms,
+        completed=0.0 if histograms is None else sum(histograms.counts),
     )
-    return replace(ServiceMetrics(slo_counts=judged, rejected_share=0.0, tiers={role: tier}), **other)
+    return replace(ServiceMetrics(slo_counts=slo_counts, rejected_share=0.0, tiers={role: tier}), **other)
 
 
 def available(share: float | Unavailable) -> float:
@@ -71,9 +71,9 @@ def test_attainment_gateway_targets_have_exact_share() -> None:
     assert list(found.by_target) == ["TTFT", "e2e"]
 
 
-@pytest.mark.parametrize("told", [None, tpot_histogram(1.0, 99.0)])
-def test_attainment_ttft_only_slo_needs_no_engine(told: BucketCounts | None) -> None:
-    found = slo_attainment(make_metrics(SloCounts(50.0, 5.0, 5.0, 0.0), told), TTFT_ONLY)
+@pytest.mark.parametrize("histograms", [None, tpot_histogram(1.0, 99.0)])
+def test_attainment_ttft_only_slo_needs_no_engine(histograms: BucketCounts | None) -> None:
+    found = slo_attainment(make_metrics(SloCounts(50.0, 5.0, 5.0, 0.0), histograms), TTFT_ONLY)
     assert (found.by_target, found.lower_bound, found.upper_bound) == ({"TTFT": 0.9}, 0.9, 0.9)
 
 
@@ -113,10 +113,10 @@ def test_attainment_true_share_lies_within_bounds(requests: list[tuple[bool, boo
     """Requests by what they missed: first token, last token, pace; and some of one token, which keep all."""
     first, last, slow = np.array(requests, dtype=bool).T
     size = len(requests) + single
-    judged = SloCounts(float(size), float((first | last).sum()), float(first.sum()), float(last.sum()))
-    told = make_metrics(judged, tpot_histogram(float((~slow).sum()), float(slow.sum())))
-    told = replace(told, tiers={Role.SERVE: replace(told.tiers[Role.SERVE], completed=float(size))})
-    found = slo_attainment(told, ALL_TARGETS)
+    slo_counts = SloCounts(float(size), float((first | last).sum()), float(first.sum()), float(last.sum()))
+    metrics = make_metrics(slo_counts, tpot_histogram(float((~slow).sum()), float(slow.sum())))
+    metrics = replace(metrics, tiers={Role.SERVE: replace(metrics.tiers[Role.SERVE], completed=float(size))})
+    found = slo_attainment(metrics, ALL_TARGETS)
     true = 1.0 - (first | last | slow).sum() / size
     assert available(found.lower_bound) - 1e-9 <= true <= (found.upper_bound or 0.0) + 1e-9
     assert 1.0 - true <= (found.missed_upper_bound or 0.0) + 1e-9
@@ -127,10 +127,10 @@ def test_attainment_true_share_lies_within_bounds(requests: list[tuple[bool, boo
 FAST, SLOW, ANY = Slo(0.95, tpot_s=0.05), Slo(0.95, tpot_s=0.1), Slo(0.95, 60.0)
 
 
-def mixed_metrics(fast: float, slow: float, none: float, told: BucketCounts) -> ServiceMetrics:
-    """So many answers that were promised 50 ms, 100 ms and no pace; told: what engines saw of all of them."""
-    judged = SloCounts(fast + slow + none, 0.0, 0.0, 0.0)
-    return replace(make_metrics(judged, told), by_tpot_target={0.05: fast, 0.1: slow})
+def mixed_metrics(fast: float, slow: float, none: float, histograms: BucketCounts) -> ServiceMetrics:
+    """So many answers that were promised 50 ms, 100 ms and no pace; histograms: what engines saw of all of them."""
+    slo_counts = SloCounts(fast + slow + none, 0.0, 0.0, 0.0)
+    return replace(make_metrics(slo_counts, histograms), by_tpot_target={0.05: fast, 0.1: slow})
 
 
 def bounds(found: SloAttainment) -> tuple[float, float]:
@@ -182,13 +182,13 @@ def test_attainment_mixed_tpot_targets_bounds_are_tight(answers: list[tuple[floa
     """And no tighter bound holds for all that look alike: paces could be dealt out so that either is true."""
     edges = (0.05, 0.1, 0.15, 1.0, math.inf)
     counts = [float(sum(low < pace <= high for _, pace in answers)) for low, high in pairwise((0.0, *edges))]
-    told = make_metrics(
+    metrics = make_metrics(
         SloCounts(float(len(answers)), 0.0, 0.0, 0.0), BucketCounts(edges, tuple(counts), sum(p for _, p in answers))
     )
     targets = sorted(target for target, _ in answers)
     paced = {target: float(targets.count(target)) for target in targets if target < math.inf}
     promised = [Slo(0.95, 60.0) if target == math.inf else Slo(0.95, 60.0, tpot_s=target) for target in set(targets)]
-    found = slo_attainment(replace(told, by_tpot_target=paced), *promised)
+    found = slo_attainment(replace(metrics, by_tpot_target=paced), *promised)
     assert (
         available(found.lower_bound) - 1e-9
         <= sum(p <= t for t, p in answers) / len(answers)
@@ -219,8 +219,8 @@ def _paired(low: list[float], high: list[float]) -> int:
     ids=["silent gateways", "gateways of an older release", "nobody answered"],
 )
 def test_attainment_mixed_tpot_without_gateway_is_unavailable(differing: dict[str, Any], why: str) -> None:
-    told = replace(mixed_metrics(50.0, 50.0, 0.0, tpot_histogram(90.0, 10.0)), ttft_s=0.1, **differing)
-    assert unknown(slo_attainment(told, FAST, SLOW)) == ("TPOT", why)
+    metrics = replace(mixed_metrics(50.0, 50.0, 0.0, tpot_histogram(90.0, 10.0)), ttft_s=0.1, **differing)
+    assert unknown(slo_attainment(metrics, FAST, SLOW)) == ("TPOT", why)
 
 
 # ---------------------------------------------------------------- what is not known
@@ -234,7 +234,7 @@ def unknown(found: SloAttainment) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("judged", "told", "of", "why"),
+    ("slo_counts", "histograms", "of", "why"),
     [
         (None, tpot_histogram(9.0, 1.0), "TTFT", "no gateway reports it"),
         (
@@ -254,9 +254,9 @@ def unknown(found: SloAttainment) -> tuple[str, str]:
     ids=["old gateways", "nobody answered", "engines without a histogram", "nobody ended"],
 )
 def test_attainment_unmeasured_target_is_unavailable(
-    judged: SloCounts | None, told: BucketCounts | None, of: str, why: str
+    slo_counts: SloCounts | None, histograms: BucketCounts | None, of: str, why: str
 ) -> None:
-    assert unknown(slo_attainment(make_metrics(judged, told, ttft_s=0.2), BOTH)) == (of, why)
+    assert unknown(slo_attainment(make_metrics(slo_counts, histograms, ttft_s=0.2), BOTH)) == (of, why)
 
 
 def test_attainment_unknown_target_keeps_other_shares() -> None:
@@ -279,17 +279,19 @@ def test_attainment_missing_decode_tier_is_unavailable() -> None:
     prefill = TierMetrics(
         LaggingSignals(tpot_s=Unavailable("a prefill engine decodes nothing")), 1.0, tpot_histogram=None
     )
-    told = ServiceMetrics(slo_counts=SloCounts(5.0, 0.0, 0.0, 0.0), rejected_share=0.0, tiers={Role.PREFILL: prefill})
-    assert unknown(slo_attainment(told, BOTH)) == ("TPOT", "no engine reports it")
+    metrics = ServiceMetrics(
+        slo_counts=SloCounts(5.0, 0.0, 0.0, 0.0), rejected_share=0.0, tiers={Role.PREFILL: prefill}
+    )
+    assert unknown(slo_attainment(metrics, BOTH)) == ("TPOT", "no engine reports it")
 
 
 # ---------------------------------------------------------------- histograms
 
 
 def test_attainment_single_token_outputs_meet_tpot() -> None:
-    told = make_metrics(SloCounts(10.0, 0.0, 0.0, 0.0), tpot_histogram(0.0, 0.0))
-    told = replace(told, tiers={Role.SERVE: replace(told.tiers[Role.SERVE], completed=10.0)})
-    assert slo_attainment(told, BOTH).lower_bound == 1.0
+    metrics = make_metrics(SloCounts(10.0, 0.0, 0.0, 0.0), tpot_histogram(0.0, 0.0))
+    metrics = replace(metrics, tiers={Role.SERVE: replace(metrics.tiers[Role.SERVE], completed=10.0)})
+    assert slo_attainment(metrics, BOTH).lower_bound == 1.0
     half = make_metrics(SloCounts(20.0, 0.0, 0.0, 0.0), tpot_histogram(8.0, 2.0))
     half = replace(half, tiers={Role.SERVE: replace(half.tiers[Role.SERVE], completed=20.0)})
     assert available(slo_attainment(half, BOTH).lower_bound) == pytest.approx(0.9)
@@ -321,20 +323,20 @@ def test_engine_reading_invalid_tpot_buckets_are_dropped(counts: tuple[float, fl
 @pytest.mark.parametrize("broken", [math.nan, -1.0, math.inf])
 @pytest.mark.parametrize("field", SloCounts._fields)
 def test_gateway_reading_invalid_slo_counts_is_rejected(field: str, broken: float) -> None:
-    judged = SloCounts(9.0, 3.0, 2.0, 1.0)._replace(**{field: broken})
-    assert not is_valid_reading(gateway(9.0, judged))
+    slo_counts = SloCounts(9.0, 3.0, 2.0, 1.0)._replace(**{field: broken})
+    assert not is_valid_reading(gateway(9.0, slo_counts))
 
 
 # ---------------------------------------------------------------- over time
 
 
-def gateway(answers: float, judged: SloCounts | None) -> ServiceReading:
+def gateway(answers: float, slo_counts: SloCounts | None) -> ServiceReading:
     first = histogram.from_sparse(histogram.LATENCY_EDGES_S, {60: answers}, 0.2 * answers)
-    return ServiceReading(answers, 100.0 * answers, 0.0, answers, 0.0, 0.0, {}, first, slo_counts=judged)
+    return ServiceReading(answers, 100.0 * answers, 0.0, answers, 0.0, 0.0, {}, first, slo_counts=slo_counts)
 
 
-def engine(at_s: float, born: str, told: BucketCounts | None) -> EngineReading:
-    return EngineReading("p", at_s, born, running=1.0, waiting=0.0, tpot_s=told)
+def engine(at_s: float, born: str, histograms: BucketCounts | None) -> EngineReading:
+    return EngineReading("p", at_s, born, running=1.0, waiting=0.0, tpot_s=histograms)
 
 
 def attainment_of(listener: MetricsAggregator, now_s: float) -> SloAttainment:
@@ -373,8 +375,8 @@ def test_slo_counts_of_several_gateways_are_summed_by_target() -> None:
     listener = MetricsAggregator([Role.SERVE])
     for t in range(20):
         for name, paced in (("g", {0.05: 4.0 * t}), ("h", {0.05: 1.0 * t, 0.1: 2.0 * max(0, t - 9)})):
-            told = replace(gateway(9.0 * t, SloCounts(9.0 * t, 0.0, 0.0, 0.0)), by_tpot_target=paced)
-            listener.observe_gateway(name, "1", NOW_S + t, told)
+            reading = replace(gateway(9.0 * t, SloCounts(9.0 * t, 0.0, 0.0, 0.0)), by_tpot_target=paced)
+            listener.observe_gateway(name, "1", NOW_S + t, reading)
     found = listener.collect(NOW_S + 20.0, {}, ["g", "h"], 0.95)
     assert found.slo_counts is not None
     assert (found.slo_counts.responses, found.by_tpot_target) == (2 * 9.0 * 19, {0.05: 5.0 * 19, 0.1: 20.0})

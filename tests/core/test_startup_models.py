@@ -62,9 +62,12 @@ def test_variant_of_other_model_starts_from_prior() -> None:
 
 def test_measured_requires_startup_of_same_model() -> None:
     """Clients are told to come back by what was measured, also while a new image replaces the old one."""
-    seen = after_startups((ONE, 30.0))
-    assert [StartupModels(FIRST).has_startups, seen.has_startups] == [False, True]
-    assert [select_variant(seen, TWO).has_startups, select_variant(seen, OTHER_MODEL).has_startups] == [True, False]
+    observed = after_startups((ONE, 30.0))
+    assert [StartupModels(FIRST).has_startups, observed.has_startups] == [False, True]
+    assert [select_variant(observed, TWO).has_startups, select_variant(observed, OTHER_MODEL).has_startups] == [
+        True,
+        False,
+    ]
 
 
 def test_rolled_back_variant_finds_its_startup_model() -> None:

@@ -186,12 +186,12 @@ def test_backoff_any_clock_ends_within_half_an_hour(passed_s: list[float]) -> No
 
 
 def test_backoff_full_cluster_is_tried_about_50_times_a_day() -> None:
-    backoff, asked = Backoff(), 0
+    backoff, requested = Backoff(), 0
     for second in range(int(DAY_S)):
         after = extend_backoff(backoff, float(second))
-        asked += after != backoff
+        requested += after != backoff
         backoff = after
-    assert 40 <= asked <= 60
+    assert 40 <= requested <= 60
 
 
 # What hands have written

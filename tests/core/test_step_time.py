@@ -296,12 +296,12 @@ def test_tail_factor_matches_step_simulation(
     model: StepModel, shape: tuple[float, float, float, float], rho: float
 ) -> None:
     tier = serve_tier(model, lognormal(*shape))
-    seen = simulated(model, shape, rho, 500 if model is HOT else 2500)
+    observed = simulated(model, shape, rho, 500 if model is HOT else 2500)
     law = float(tpot_s(model.base_s, rho))
     # Requests meet busier steps than the mean step is: up to 9 % here.
-    assert 0.99 <= np.mean(seen) / float(tier.tpot_s(rho / tier.work_s)) < 1.1
-    assert tail_factor(tier, rho, 0.95) * law == pytest.approx(np.quantile(seen, 0.95), rel=0.08)
-    assert tail_factor(tier, rho, 0.99) * law == pytest.approx(np.quantile(seen, 0.99), rel=0.12)
+    assert 0.99 <= np.mean(observed) / float(tier.tpot_s(rho / tier.work_s)) < 1.1
+    assert tail_factor(tier, rho, 0.95) * law == pytest.approx(np.quantile(observed, 0.95), rel=0.08)
+    assert tail_factor(tier, rho, 0.99) * law == pytest.approx(np.quantile(observed, 0.99), rel=0.12)
 
 
 @pytest.mark.parametrize("name", ["8b_chat@4.85", "8b_chat@7.6", "8b_chat@11.4", "8b_chat@15.3", "8b_chat@18.95"])

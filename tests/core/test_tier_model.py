@@ -408,10 +408,10 @@ def test_slot_loss_rises_with_output_cv2_and_gateways(gateways: int, used: float
     reduced = tier_model.build_profile(tier)
     rate = used * float(reduced.saturation_rate_per_s(1)[0])
     patience_s, step_s = float(reduced.slack_s[0, 0]), float(reduced.slot_base_s[0])
-    told, exponential = (
+    reported, exponential = (
         1 - float(attainment(one, rate, 1).within_slo[0]) for one in (reduced, replace(reduced, service_cv2=ONE))
     )
-    assert exponential < lost(outputs, 32, gateways, rate, patience_s, step_s) < told < 2.5 * exponential + 0.01
+    assert exponential < lost(outputs, 32, gateways, rate, patience_s, step_s) < reported < 2.5 * exponential + 0.01
 
 
 def test_slo_capacity_decreases_with_gateways() -> None:

@@ -95,8 +95,8 @@ def test_mean_prompt_tokens_follows_mix_of_pictures() -> None:
             ended = 300.0 * arrived + 260.0 * images
             counted = engine(float(t), at_s=NOW_S + t, local_prompt_tokens=ended, cached_prompt_tokens=0.0)
             listener.observe_engine(Role.SERVE, counted)
-    heard = listener.collect(NOW_S + 1300, {Role.SERVE: ["a"]}, ["g"], SHARE)
-    assert not isinstance(heard.mean_prompt_tokens, Unavailable)
-    assert heard.mean_prompt_tokens == pytest.approx(300.0, rel=0.1)
-    assert heard.token_ratios["image"] == pytest.approx(0.26, abs=0.1)
-    assert heard.token_ratios["text"] == pytest.approx(1.0, abs=0.1)
+    metrics = listener.collect(NOW_S + 1300, {Role.SERVE: ["a"]}, ["g"], SHARE)
+    assert not isinstance(metrics.mean_prompt_tokens, Unavailable)
+    assert metrics.mean_prompt_tokens == pytest.approx(300.0, rel=0.1)
+    assert metrics.token_ratios["image"] == pytest.approx(0.26, abs=0.1)
+    assert metrics.token_ratios["text"] == pytest.approx(1.0, abs=0.1)

@@ -44,10 +44,10 @@ def test_rejection_weight_keeps_most_windows_within_slo(
     servers: int, patience: float, service_cv2: float, gap_cv2: float, load: float
 ) -> None:
     lost = simulated_rejections(servers, patience, service_cv2, gap_cv2, load, 3)
-    told = spread(servers, patience)
-    assert 0.6 * told < lost.var() / lost.mean() < 1.4 * told
+    reported = spread(servers, patience)
+    assert 0.6 * reported < lost.var() / lost.mean() < 1.4 * reported
     assert np.mean(lost > BUDGET * REQUESTS) < 0.03
-    assert 0.5 * BUDGET < lost.mean() / REQUESTS * weight_of(told) < 1.4 * BUDGET
+    assert 0.5 * BUDGET < lost.mean() / REQUESTS * weight_of(reported) < 1.4 * BUDGET
 
 
 def test_unweighted_rejections_violate_many_windows() -> None:

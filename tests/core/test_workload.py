@@ -253,9 +253,9 @@ def test_censored_weights_of_ramp_are_unbiased() -> None:
     true = np.round(200 * np.exp(0.5 * rng.standard_normal(5000)))
     so_far = rng.uniform(0, 900, 5000)  # tokens there was time for: the last arrivals have made few
     finished = true <= so_far
-    seen = np.minimum(true, so_far)
+    observed = np.minimum(true, so_far)
     naive = true[finished].mean()
-    found = from_samples(np.full(5000, 10.0), np.zeros(5000), seen, finished=finished)
+    found = from_samples(np.full(5000, 10.0), np.zeros(5000), observed, finished=finished)
     assert naive < 0.92 * true.mean()
     assert found.mean(found.output_tokens) == pytest.approx(true.mean(), rel=0.04)
     assert found.quantile(found.output_tokens, 0.5) == pytest.approx(np.median(true), rel=0.04)

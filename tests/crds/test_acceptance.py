@@ -194,11 +194,11 @@ def test_full_status_is_stored_unchanged(kubectl: Kubectl) -> None:
 
 def test_admission_publication_round_trips(kubectl: Kubectl) -> None:
     parent = kubectl.apply(service(**{"metadata.name": "admitting"}))
-    told = AdmissionLimits(("default",), ready_capacity=0.5, starting=False, shares={"gateway-0": 7})
-    made = objects.admission(parent, told)
+    limits = AdmissionLimits(("default",), ready_capacity=0.5, starting=False, shares={"gateway-0": 7})
+    made = objects.admission(parent, limits)
     stored = kubectl.apply(made, "--server-side", "--field-manager=operator")
-    assert stored["limits"] == codec.encode(told)
-    assert codec.decode(AdmissionLimits, stored["limits"]) == told
+    assert stored["limits"] == codec.encode(limits)
+    assert codec.decode(AdmissionLimits, stored["limits"]) == limits
     empty = {"apiVersion": made["apiVersion"], "kind": made["kind"], "metadata": {"name": "other"}}
     refused = kubectl.run("apply", "-f", "-", stdin=json.dumps(empty))
     assert "limits: Required value" in refused.stderr
@@ -223,8 +223,8 @@ def test_resource_names_resolve(kubectl: Kubectl) -> None:
 
 
 def test_kubectl_explain_describes_field(kubectl: Kubectl) -> None:
-    told = kubectl.run_ok("explain", "plim.spec.tiers.decode.gpus")
-    assert "GPUs of each engine" in told
+    reported = kubectl.run_ok("explain", "plim.spec.tiers.decode.gpus")
+    assert "GPUs of each engine" in reported
 
 
 def test_crd_is_structural_and_names_are_accepted(kubectl: Kubectl) -> None:

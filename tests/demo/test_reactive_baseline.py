@@ -85,8 +85,8 @@ def test_baseline_orders_for_window_and_holds() -> None:
 
 
 def test_baseline_learns_output_length_only_as_generated() -> None:
-    asked = fo.tier_jobs([make_request(10.0, prompt_tokens=2000, output_tokens_asked=500)], SCENE)["decode"]
-    work = [one for one in asked if one]
+    requests = fo.tier_jobs([make_request(10.0, prompt_tokens=2000, output_tokens_asked=500)], SCENE)["decode"]
+    work = [one for one in requests if one]
     follower = fo.ReactiveScaler(fo.Setting(0.01, 0, 0.0, 10.0, None), fo.ReplicaBounds(1, 9), work)
     assert 9.0 < work[0].known_s < 13.0
     assert [follower.desired(t) for t in (15.0, 25.0)] == [1, 5]
@@ -94,12 +94,12 @@ def test_baseline_learns_output_length_only_as_generated() -> None:
 
 def test_baseline_more_replicas_raise_attainment_over_both_tiers() -> None:
     requests = [make_request(0.15 * n, prompt_tokens=2500, output_tokens_asked=40) for n in range(300)]
-    asked = fo.tier_jobs(requests, SCENE)
+    trace_requests = fo.tier_jobs(requests, SCENE)
     cheap, rich = (
-        fo.run_setting("prefill", fo.Setting(m, s, 30, 10, None), asked["prefill"], SCENE, TARGETS)
+        fo.run_setting("prefill", fo.Setting(m, s, 30, 10, None), trace_requests["prefill"], SCENE, TARGETS)
         for m, s in ((0.95, 0), (0.4, 2))
     )
-    decode = fo.run_setting("decode", fo.Setting(0.5, 0, 30, 10, None), asked["decode"], SCENE, TARGETS)
+    decode = fo.run_setting("decode", fo.Setting(0.5, 0, 30, 10, None), trace_requests["decode"], SCENE, TARGETS)
     found = fo.combine_settings([cheap, rich], [decode], [2500] * 300, TARGETS)
     assert rich.paid_s > cheap.paid_s
     assert found[1].attainment > found[0].attainment
@@ -112,10 +112,10 @@ def test_baseline_more_replicas_raise_attainment_over_both_tiers() -> None:
 
 def test_baseline_short_prompts_are_prefilled_locally() -> None:
     requests = [make_request(0.0, prompt_tokens=100), make_request(1.0, prompt_tokens=128)]
-    asked = fo.tier_jobs(requests, SCENE)
-    assert [one is None for one in asked["prefill"]] == [True, False]
-    assert [one.remote for one in asked["decode"] if one] == [False, True]
-    result = fo.run_setting("prefill", fo.Setting(0.5, 0, 0, 10, None), asked["prefill"], SCENE, TARGETS)
+    trace_requests = fo.tier_jobs(requests, SCENE)
+    assert [one is None for one in trace_requests["prefill"]] == [True, False]
+    assert [one.remote for one in trace_requests["decode"] if one] == [False, True]
+    result = fo.run_setting("prefill", fo.Setting(0.5, 0, 0, 10, None), trace_requests["prefill"], SCENE, TARGETS)
     assert result.first_s[0] == 0.0
     assert result.tpot_s[0] == 0.0
 

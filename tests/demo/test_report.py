@@ -37,11 +37,11 @@ def test_summary_is_reproducible_from_written_rows(tmp_path: Path) -> None:
             }
         )
     )
-    rows, seen = records.read_requests(tmp_path / "requests.jsonl"), records.read_replicas(tmp_path / "replicas.jsonl")
+    rows, path = records.read_requests(tmp_path / "requests.jsonl"), records.read_replicas(tmp_path / "replicas.jsonl")
     facts = report.facts_from(said["facts"])
     assert facts == FACTS
-    assert json.loads(json.dumps(report.summary(rows, seen, facts))) == said["figures"]
-    assert [one.found for one in assess(rows, seen, facts, None)] == said["criteria"]
+    assert json.loads(json.dumps(report.summary(rows, path, facts))) == said["figures"]
+    assert [one.found for one in assess(rows, path, facts, None)] == said["criteria"]
 
 
 def test_summary_matches_hand_computed_figures() -> None:

@@ -37,13 +37,15 @@ def test_fleet_load_has_step_per_tier_and_constant_end() -> None:
     assert [r.at_s for r in rows] == sorted(r.at_s for r in rows)
     assert rows[-1].at_s < trace.LENGTH_S
 
-    def rate(klass: str, begin_s: float, end_s: float) -> float:
-        return sum(r.request_class == klass for r in trace.clip(rows, begin_s, end_s)) / (end_s - begin_s)
+    def rate(request_class: str, begin_s: float, end_s: float) -> float:
+        return sum(r.request_class == request_class for r in trace.clip(rows, begin_s, end_s)) / (end_s - begin_s)
 
     assert rate("code", *trace.STEP) > 1.5 * rate("code", 0, trace.STEP[0])
     assert rate("chat", *trace.WAVE) == pytest.approx(2 * rate("chat", 0, trace.WAVE[0]), rel=0.15)
-    for klass in ("code", "chat"):
-        last = [r.at_s for r in trace.clip(rows, trace.REAL_ARRIVALS_S, trace.LENGTH_S) if r.request_class == klass]
+    for request_class in ("code", "chat"):
+        last = [
+            r.at_s for r in trace.clip(rows, trace.REAL_ARRIVALS_S, trace.LENGTH_S) if r.request_class == request_class
+        ]
         gaps = [b - a for a, b in pairwise(last)]
         assert max(gaps) == pytest.approx(min(gaps))
 

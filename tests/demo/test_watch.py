@@ -17,13 +17,20 @@ def pod(tier: str, ready: bool = True, leaving: bool = False, phase: str = "Runn
 
 def test_counted_pods_are_ready_starting_or_draining() -> None:
     pods = [pod("decode"), pod("decode", ready=False), pod("decode", leaving=True), pod("prefill")]
-    seen = count_pods("fleet", 1.234, "decode", {"desired": 2}, pods)
-    assert (seen.t_s, seen.desired, seen.ready, seen.starting, seen.draining, seen.billed) == (1.23, 2, 1, 1, 1, 3)
+    observed = count_pods("fleet", 1.234, "decode", {"desired": 2}, pods)
+    assert (observed.t_s, observed.desired, observed.ready, observed.starting, observed.draining, observed.billed) == (
+        1.23,
+        2,
+        1,
+        1,
+        1,
+        3,
+    )
 
 
 def test_counted_desired_replica_without_pod_is_starting() -> None:
-    seen = count_pods("fleet", 0, "decode", {"desired": 4}, [pod("decode")])
-    assert (seen.ready, seen.starting) == (1, 3)
+    observed = count_pods("fleet", 0, "decode", {"desired": 4}, [pod("decode")])
+    assert (observed.ready, observed.starting) == (1, 3)
 
 
 def test_counted_finished_pods_cost_nothing() -> None:

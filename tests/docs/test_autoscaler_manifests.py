@@ -100,7 +100,7 @@ def test_scaled_object_uses_fields_known_to_keda() -> None:
     assert trigger["metadata"]["ignoreNullValues"] == "false", "else no answer is a count of 0"
 
 
-def asked(kind: str) -> str:
+def query_of(kind: str) -> str:
     """The query that Prometheus gets."""
     document = documents()[kind]
     if kind == "ScaledObject":
@@ -115,13 +115,13 @@ def asked(kind: str) -> str:
 
 
 def test_hpa_and_keda_query_the_same_metric() -> None:
-    queries = [re.sub(r"\s", "", asked(kind)) for kind in KINDS]
+    queries = [re.sub(r"\s", "", query_of(kind)) for kind in KINDS]
     assert queries == [f'max({RECOMMENDATION_METRIC}{{service="team/chat",tier="serve"}})'] * 2
 
 
 def test_recommendation_metric_has_the_queried_labels() -> None:
     for kind in KINDS:
-        names = re.findall(r"\b(plimsoll_\w+)\{([^}]*)\}", asked(kind))
+        names = re.findall(r"\b(plimsoll_\w+)\{([^}]*)\}", query_of(kind))
         assert [name for name, _ in names] == [RECOMMENDATION_METRIC]
         assert set(re.findall(r"(\w+)=", names[0][1])) <= KNOWN[RECOMMENDATION_METRIC]
     assert list(metrics.AUTOSCALER_DESIRED._labelnames) == ["service", "tier"]

@@ -26,13 +26,17 @@ async def _nothing() -> bytes:
 
 
 async def test_metrics_page_lists_exactly_exposed_engine_metrics() -> None:
-    told, registry = contract.load({}), CollectorRegistry()
-    middleware_metrics.MiddlewareMetrics(told, registry)
-    server = HealthServer(told, EngineStatus(), StartupPhases(told.startup_phases, 0.0), _nothing, lambda: b"")
-    _, launchers = await server.respond(told.paths["metrics"])
+    engine_contract, registry = contract.load({}), CollectorRegistry()
+    middleware_metrics.MiddlewareMetrics(engine_contract, registry)
+    server = HealthServer(
+        engine_contract, EngineStatus(), StartupPhases(engine_contract.startup_phases, 0.0), _nothing, lambda: b""
+    )
+    _, launchers = await server.respond(engine_contract.paths["metrics"])
     exposed = set(re.findall(r"^# TYPE (\S+)", (launchers + generate_latest(registry)).decode(), re.MULTILINE))
     listed = set(re.findall(r"^\| `(plimsoll_engine_\w+)`", generate.metrics_page(), re.MULTILINE))
-    assert listed == {name for name in exposed if not name.endswith("_created")} == set(told.metrics.values())
+    assert (
+        listed == {name for name in exposed if not name.endswith("_created")} == set(engine_contract.metrics.values())
+    )
 
 
 def test_engine_metric_names_come_only_from_contract() -> None:

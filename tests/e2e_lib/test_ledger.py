@@ -17,7 +17,7 @@ from e2e.lib.request_log import (
 )
 
 
-def seen(*events: object, status: int | None = 200, broke: str = "", done: bool = True) -> ResponseTrace:
+def trace_of(*events: object, status: int | None = 200, broke: str = "", done: bool = True) -> ResponseTrace:
     made = ResponseTrace(status=status, transport_error=broke)
     for event in events:
         made.add_event(json.dumps(event))
@@ -40,19 +40,19 @@ WHOLE = (chunk(), chunk("length"), usage(2))
 @pytest.mark.parametrize(
     ("what", "outcome"),
     [
-        (seen(*WHOLE), RequestResult.OK),
-        (seen(*WHOLE, done=False), RequestResult.NO_DONE),
-        (seen(chunk(), broke="reset", done=False), RequestResult.CUT),
-        (seen(*WHOLE, broke="reset"), RequestResult.CUT),
-        (seen(chunk(), {"error": {"message": "dead"}}, broke="reset", done=False), RequestResult.ERROR_EVENT),
-        (seen({"error": {"message": "dead"}}), RequestResult.ERROR_EVENT),
-        (seen(chunk(), chunk("abort"), usage(2)), RequestResult.ABORTED),
-        (seen(chunk(), chunk("stop"), usage(2)), RequestResult.ABORTED),
-        (seen(chunk(), usage(2)), RequestResult.ABORTED),
-        (seen(chunk("length"), usage(1)), RequestResult.SHORT),
-        (seen(chunk(), chunk(), chunk("length")), RequestResult.SHORT),
-        (seen(status=503, done=False), RequestResult.REJECTED),
-        (seen(status=None, broke="refused", done=False), RequestResult.UNREACHABLE),
+        (trace_of(*WHOLE), RequestResult.OK),
+        (trace_of(*WHOLE, done=False), RequestResult.NO_DONE),
+        (trace_of(chunk(), broke="reset", done=False), RequestResult.CUT),
+        (trace_of(*WHOLE, broke="reset"), RequestResult.CUT),
+        (trace_of(chunk(), {"error": {"message": "dead"}}, broke="reset", done=False), RequestResult.ERROR_EVENT),
+        (trace_of({"error": {"message": "dead"}}), RequestResult.ERROR_EVENT),
+        (trace_of(chunk(), chunk("abort"), usage(2)), RequestResult.ABORTED),
+        (trace_of(chunk(), chunk("stop"), usage(2)), RequestResult.ABORTED),
+        (trace_of(chunk(), usage(2)), RequestResult.ABORTED),
+        (trace_of(chunk("length"), usage(1)), RequestResult.SHORT),
+        (trace_of(chunk(), chunk(), chunk("length")), RequestResult.SHORT),
+        (trace_of(status=503, done=False), RequestResult.REJECTED),
+        (trace_of(status=None, broke="refused", done=False), RequestResult.UNREACHABLE),
         (ResponseTrace(status=200, timed_out=True), RequestResult.TIMEOUT),
     ],
 )
@@ -61,7 +61,7 @@ def test_judge_assigns_outcome(what: ResponseTrace, outcome: RequestResult) -> N
 
 
 def test_tokens_are_counted_by_usage_not_by_events() -> None:
-    made = seen(chunk(content="several tokens in one event"), chunk("length", ""), usage(7))
+    made = trace_of(chunk(content="several tokens in one event"), chunk("length", ""), usage(7))
     assert classify(made, 7) is RequestResult.OK
     assert "".join(made.text) == "several tokens in one event"
 

@@ -12,7 +12,7 @@ import pytest
 from e2e.lib.prometheus import PanelQuery, PrometheusClient, discovered, queries
 
 
-def asked(path: str) -> str:
+def requested_query(path: str) -> str:
     return parse_qs(urlsplit(path).query)["query"][0]
 
 
@@ -29,7 +29,7 @@ def test_queries_substitute_variables_and_skip_rows(tmp_path: Path) -> None:
 
 def test_query_result_omits_nan_samples() -> None:
     def answer(path: str) -> httpx.Response:
-        assert asked(path) == 'a{b="c d&e"}'
+        assert requested_query(path) == 'a{b="c d&e"}'
         result = [{"metric": {}, "value": [1.0, "NaN"]}, {"metric": {"x": "y"}, "value": [1.0, "2"]}]
         return httpx.Response(200, json={"status": "success", "data": {"result": result}})
 

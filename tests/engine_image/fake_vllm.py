@@ -42,7 +42,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         """Ends the engine, kills it, leaves an orphan, or answers a completion."""
         global DEAD
-        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        requested = json.loads(self.rfile.read(int(self.headers["content-length"])))
         if self.path == "/exit0":
             os._exit(0)
         if self.path == "/dead":
@@ -50,7 +50,7 @@ class Handler(BaseHTTPRequestHandler):
         if "other-task" in sys.argv:
             self.reply(404, b'{"detail": "Not Found"}')
             return
-        self.reply(200, json.dumps({"usage": {"completion_tokens": asked.get("max_tokens")}}).encode())
+        self.reply(200, json.dumps({"usage": {"completion_tokens": requested.get("max_tokens")}}).encode())
 
 
 def main() -> None:

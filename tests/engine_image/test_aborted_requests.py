@@ -20,7 +20,7 @@ STREAM = {"model": "tiny", "prompt": "a", "stream": True}
 
 
 @pytest.mark.parametrize(
-    ("engine", "owed"),
+    ("engine", "pending"),
     [
         (streaming_engine([token_event(finish="length"), DONE_EVENT]), 0),
         (completion_engine(), 0),
@@ -33,14 +33,14 @@ STREAM = {"model": "tiny", "prompt": "a", "stream": True}
     ],
     ids=["stream", "whole", "bad request", "aborted stream", "aborted answer", "no end", "exception", "error"],
 )
-async def test_stopping_engine_counts_aborted_requests(tmp_path: Path, engine: FakeEngine, owed: int) -> None:
+async def test_stopping_engine_counts_aborted_requests(tmp_path: Path, engine: FakeEngine, pending: int) -> None:
     async with make_harness(engine, "serve", tmp_path) as serve:
         for stopping in (False, True):
             if stopping:
                 serve.config.state.mark_stopping()
             with contextlib.suppress(RuntimeError):  # the engine's own, which the server logs
                 await serve.send(STREAM)
-            assert serve.config.state.in_flight == owed * stopping
+            assert serve.config.state.in_flight == pending * stopping
 
 
 async def test_client_disconnect_is_not_counted_as_aborted(tmp_path: Path) -> None:

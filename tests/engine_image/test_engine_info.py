@@ -37,11 +37,11 @@ def launcher_environment(**more: str) -> Settings:
     return settings.read({"PLIMSOLL_MODEL": "org/model", "PLIMSOLL_ARGS": ARGS, **more}, CONTRACT)
 
 
-def answering(answers: Mapping[str, bytes | Exception], asked: list[str]) -> engine_info.Fetch:
+def answering(answers: Mapping[str, bytes | Exception], requested: list[str]) -> engine_info.Fetch:
     """An engine that knows some paths."""
 
     async def get(path: str) -> client.Response:
-        asked.append(path)
+        requested.append(path)
         answer = answers.get(path)
         if isinstance(answer, Exception):
             raise answer
@@ -62,23 +62,23 @@ def test_from_settings_fills_static_facts() -> None:
 
 
 async def test_learn_fills_facts_from_engine_endpoints_once() -> None:
-    facts, asked = engine_info.from_settings(launcher_environment(), ""), list[str]()
-    get = answering({"/metrics": METRICS, "/v1/models": MODELS, "/version": b'{"version":"0.32.0"}'}, asked)
+    facts, requested = engine_info.from_settings(launcher_environment(), ""), list[str]()
+    get = answering({"/metrics": METRICS, "/v1/models": MODELS, "/version": b'{"version":"0.32.0"}'}, requested)
     await engine_info.query_engine(facts, CONTRACT, get)
     assert (facts.kv_tokens, facts.block_tokens, facts.max_model_len) == (919824, 16, 4096)
     assert facts.engine_version == "0.32.0"
-    asked.clear()
+    requested.clear()
     await engine_info.query_engine(facts, CONTRACT, get)
-    assert asked == []
+    assert requested == []
 
 
 @pytest.mark.parametrize("error", [OSError("gone"), TimeoutError(), ValueError("not HTTP"), None])
 async def test_learn_retries_after_missing_or_failed_responses(error: Exception | None) -> None:
-    facts, asked = engine_info.from_settings(launcher_environment(), ""), list[str]()
+    facts, requested = engine_info.from_settings(launcher_environment(), ""), list[str]()
     said = {} if error is None else {path: error for path in ("/metrics", "/v1/models", "/version")}
-    await engine_info.query_engine(facts, CONTRACT, answering(said, asked))
+    await engine_info.query_engine(facts, CONTRACT, answering(said, requested))
     assert (facts.kv_tokens, facts.block_tokens, facts.max_model_len, facts.engine_version) == (None,) * 4
-    await engine_info.query_engine(facts, CONTRACT, answering({"/metrics": METRICS, "/v1/models": MODELS}, asked))
+    await engine_info.query_engine(facts, CONTRACT, answering({"/metrics": METRICS, "/v1/models": MODELS}, requested))
     assert (facts.kv_tokens, facts.max_model_len) == (919824, 4096)
 
 
@@ -254,10 +254,10 @@ class RecordingConfig(Mapping[str, object]):
 
     def __init__(self, config: Mapping[str, object]) -> None:
         self._config = config
-        self.asked: set[str] = set()
+        self.requested: set[str] = set()
 
     def __getitem__(self, key: str) -> object:
-        self.asked.add(key)
+        self.requested.add(key)
         return self._config[key]
 
     def __iter__(self) -> Iterator[str]:
@@ -271,7 +271,7 @@ class RecordingConfig(Mapping[str, object]):
 def test_model_config_reduced_keeps_every_key_read_by_operator(name: str) -> None:
     config = RecordingConfig(CONFIGS[name])
     roofline.model_shape(config)
-    assert config.asked <= {*model_config.SPEED_KEYS, model_config.NESTED_KEY, model_config.QUANTIZATION_KEY}
+    assert config.requested <= {*model_config.SPEED_KEYS, model_config.NESTED_KEY, model_config.QUANTIZATION_KEY}
 
 
 def starting() -> StartupPhases:

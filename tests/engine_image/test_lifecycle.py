@@ -161,15 +161,15 @@ def test_warmup_plan_has_each_length_and_batch() -> None:
     ],
 )
 async def test_warmup_asks_the_path_of_the_task(task: str, path: str, field: str) -> None:
-    asked: list[tuple[str, bytes]] = []
+    requested: list[tuple[str, bytes]] = []
 
     async def send(to: str, body: bytes | None) -> client.Response:
-        asked.append((to, body or b""))
+        requested.append((to, body or b""))
         return client.Response(200, b'{"data": [{"max_model_len": 4096}]}')
 
     await warmup.run(send, WARMUP, PromptFactory("m"), task)
-    assert {to for to, _ in asked[1:]} == {path} | ({"/v1/chat/completions"} if task == "generate" else set())
-    assert all(field in json.loads(body) for to, body in asked if to == path)
+    assert {to for to, _ in requested[1:]} == {path} | ({"/v1/chat/completions"} if task == "generate" else set())
+    assert all(field in json.loads(body) for to, body in requested if to == path)
 
 
 @pytest.mark.parametrize("task", ["generate", "embed", "score", "transcribe"])
@@ -207,29 +207,29 @@ def test_prompts_ten_thousand_have_distinct_prefixes_and_length() -> None:
 
 
 async def test_warmup_rejecting_model_still_completes() -> None:
-    asked: list[str] = []
+    requested: list[str] = []
 
     async def ask(path: str, _: bytes | None) -> client.Response:
-        asked.append(path)
+        requested.append(path)
         if path == warmup.MODELS_PATH:
             return client.Response(200, b'{"data":[{"max_model_len":4096}]}')
         return client.Response(400, b"no")
 
     await warmup.run(ask, WARMUP, PromptFactory("m"))
-    assert asked.count(COMPLETIONS_PATH) == 7
-    assert asked.count(warmup.CHAT_PATH) == 1
+    assert requested.count(COMPLETIONS_PATH) == 7
+    assert requested.count(warmup.CHAT_PATH) == 1
 
 
 @pytest.mark.parametrize("error", [OSError("gone"), TimeoutError(), ValueError("not HTTP")])
 async def test_warmup_failing_engine_ends_warmup(error: Exception) -> None:
-    asked = []
+    requested = []
 
     async def ask(*what: object) -> client.Response:
-        asked.append(what)
+        requested.append(what)
         raise error
 
     await warmup.run(ask, WARMUP, PromptFactory("m"))
-    assert asked
+    assert requested
 
 
 @pytest.mark.parametrize(

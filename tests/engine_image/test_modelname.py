@@ -54,12 +54,12 @@ async def test_middleware_unknown_name_reaches_engine_as_own(tmp_path: Path) -> 
     assert int(got.headers["content-length"]) == len(got.body)
 
 
-@pytest.mark.parametrize("asked", ["chat", "team/chat"])
-async def test_middleware_no_gateway_answers_as_asked(tmp_path: Path, asked: str) -> None:
+@pytest.mark.parametrize("requested", ["chat", "team/chat"])
+async def test_middleware_no_gateway_answers_as_asked(tmp_path: Path, requested: str) -> None:
     async with make_harness(whole(), "serve", tmp_path, names=NAMES) as one:
-        got = await one.send({"model": asked, "prompt": "a"})
-    assert one.engine.requests == [{"model": asked, "prompt": "a"}]
-    assert got.json["model"] == asked
+        got = await one.send({"model": requested, "prompt": "a"})
+    assert one.engine.requests == [{"model": requested, "prompt": "a"}]
+    assert got.json["model"] == requested
 
 
 async def test_middleware_stream_has_the_clients_name(tmp_path: Path) -> None:

@@ -141,12 +141,12 @@ def test_status_of_an_engine_without_progress(status: EngineStatus, ready: bool,
 
 
 async def test_core_probe_keeps_one_question_open() -> None:
-    asked, core_goes_on, now = 0, asyncio.Event(), 0.0
+    requested, core_goes_on, now = 0, asyncio.Event(), 0.0
 
     class Client:
         async def is_sleeping(self) -> bool:
-            nonlocal asked, now
-            asked += 1
+            nonlocal requested, now
+            requested += 1
             await core_goes_on.wait()
             return False
 
@@ -154,15 +154,15 @@ async def test_core_probe_keeps_one_question_open() -> None:
     first = await probe.wait_answer(client, 0.01)
     now = 7.0
     second = await probe.wait_answer(client, 0.01)
-    assert (first.answered, second.answered, second.seconds, asked) == (False, False, 7.0, 1)
+    assert (first.answered, second.answered, second.seconds, requested) == (False, False, 7.0, 1)
     waiting = asyncio.create_task(probe.wait_answer(client, 60.0))
     await asyncio.sleep(0)
     now = 8.0
     core_goes_on.set()
     third = await waiting
-    assert (third.answered, third.seconds, asked) == (True, 8.0, 1)
+    assert (third.answered, third.seconds, requested) == (True, 8.0, 1)
     assert (await probe.wait_answer(client, 60.0)).seconds == 0.0
-    assert asked == 2
+    assert requested == 2
 
 
 async def test_middleware_answers_for_the_core(tmp_path: Path) -> None:

@@ -29,12 +29,12 @@ class Engine:
 
     now: float = 0.0
     running: int = 0
-    asked: int = 0
+    requested: int = 0
     slower: Callable[[int], float] = lambda _: 1.0  # by how much the n-th request is
     generated: Callable[[int], int] = lambda tokens: tokens
     refused_tokens: int = 10**9
     caching: bool = True
-    seen: set[tuple[int, ...]] = field(default_factory=set)
+    observed: set[tuple[int, ...]] = field(default_factory=set)
 
     def clock(self) -> float:
         return self.now
@@ -42,18 +42,18 @@ class Engine:
     async def ask(self, _: str, body: bytes | None) -> client.Response:
         request = json.loads(body or b"")
         tokens, outputs = len(request["prompt"]), request["max_tokens"]
-        self.asked += 1
+        self.requested += 1
         self.running += 1
-        began, factor = self.now, self.slower(self.asked)
+        began, factor = self.now, self.slower(self.requested)
         await asyncio.sleep(0)  # all of a batch are there
         if tokens >= self.refused_tokens:
             self.running -= 1
             return client.Response(400, b"{}")
         context = tokens + outputs / 2
         step = BASE_S + (SEQUENCE_S + READ_S * context) * self.running
-        computed = 1 if self.caching and tuple(request["prompt"]) in self.seen else tokens
+        computed = 1 if self.caching and tuple(request["prompt"]) in self.observed else tokens
         took = factor * (HTTP_S + BASE_S + TOKEN_S * computed * self.running + step * (outputs - 1))
-        self.seen.add(tuple(request["prompt"]))
+        self.observed.add(tuple(request["prompt"]))
         await asyncio.sleep(0)
         self.running -= 1
         self.now = max(self.now, began + took)
@@ -89,7 +89,7 @@ async def test_benchmark_adds_one_batch_with_long_contexts(caching: bool) -> Non
     assert (size, context) == (4, 1005)
     assert took == pytest.approx(step_s(4, 1005.5))
     assert dict(found.prefill)[1000] == pytest.approx(prefill_s(1000))  # not the cached ones'
-    assert len(engine.seen) == 3 * (3 + 2 * (1 + 4)) + 4
+    assert len(engine.observed) == 3 * (3 + 2 * (1 + 4)) + 4
 
 
 @pytest.mark.parametrize(("seconds", "sizes"), [(4.0, [1, 4]), (20.0, [1, 4, 4])])
@@ -103,7 +103,7 @@ async def test_benchmark_hanging_long_batch_keeps_other_points() -> None:
     engine = Engine()
 
     async def ask(path: str, body: bytes | None) -> client.Response:
-        if engine.asked == 3 * (3 + 2 * (1 + 4)):
+        if engine.requested == 3 * (3 + 2 * (1 + 4)):
             await asyncio.Event().wait()
         return await engine.ask(path, body)
 
@@ -123,22 +123,22 @@ async def test_benchmark_one_undisturbed_round_is_enough(calm_round: int) -> Non
 
 
 async def test_benchmark_prompts_are_all_distinct() -> None:
-    seen: list[tuple[int, ...]] = []
+    visited: list[tuple[int, ...]] = []
     engine = Engine()
 
     async def ask(path: str, body: bytes | None) -> client.Response:
-        seen.append(tuple(json.loads(body or b"")["prompt"][:2]))
+        visited.append(tuple(json.loads(body or b"")["prompt"][:2]))
         return await engine.ask(path, body)
 
     await self_benchmark.run(ask, PLAN, PromptFactory("m"), engine.clock, 60.0)
-    assert len(set(seen)) == len(seen) == 3 * (2 + 2 * (1 + 4))
+    assert len(set(visited)) == len(visited) == 3 * (2 + 2 * (1 + 4))
 
 
 async def test_benchmark_slow_engine_runs_one_round() -> None:
     engine = Engine(slower=lambda _: 10.0)
     whole = await run_benchmark(Engine(slower=lambda _: 10.0))
     once = await run_benchmark(engine, seconds=2.5)  # a round takes 1.65
-    assert engine.asked == 2 + 2 * (1 + 4)
+    assert engine.requested == 2 + 2 * (1 + 4)
     assert whole is not None
     assert once is not None
     assert [took for *_, took in once.decode] == pytest.approx([took for *_, took in whole.decode])
@@ -184,7 +184,7 @@ async def test_benchmark_engine_failure_keeps_earlier_points(error: Exception) -
     engine = Engine()
 
     async def ask(path: str, body: bytes | None) -> client.Response:
-        if engine.asked == 2:
+        if engine.requested == 2:
             raise error
         return await engine.ask(path, body)
 
@@ -236,4 +236,4 @@ def test_plan_fits_role_model_slots_and_kv_cache(
 async def test_benchmark_empty_plan_sends_nothing() -> None:
     engine = Engine()
     assert await run_benchmark(engine, replace(PLAN, prompt_tokens=(), batches=())) is None
-    assert engine.asked == 0
+    assert engine.requested == 0

@@ -218,10 +218,10 @@ def test_vllm_remote_prefill_transfers_prompt_and_keeps_text(pair: Pair) -> None
     computed = pair.decode.metric("vllm:prompt_tokens_by_source_total", source="local_compute")
     prompt_tokens = 0
     for number in range(3):
-        asked = body(words(f"move{number}"))
-        status, alone = pair.prefill.post(asked)
+        requested = body(words(f"move{number}"))
+        status, alone = pair.prefill.post(requested)
         assert status == 200
-        status, split = pair.decode.post(asked, {"x-plimsoll-prefill": f"127.0.0.1:{pair.prefill.api}"})
+        status, split = pair.decode.post(requested, {"x-plimsoll-prefill": f"127.0.0.1:{pair.prefill.api}"})
         assert (status, split["choices"][0]["text"]) == (200, alone["choices"][0]["text"])
         prompt_tokens += split["usage"]["prompt_tokens"]
     after = pair.decode.metric("vllm:prompt_tokens_by_source_total", source="external_kv_transfer")
@@ -232,10 +232,10 @@ def test_vllm_remote_prefill_transfers_prompt_and_keeps_text(pair: Pair) -> None
 
 
 def test_vllm_request_with_named_model_is_rewritten(pair: Pair) -> None:
-    asked = {**body(words("other")), "model": "busy/other"}
+    request_body = {**body(words("other")), "model": "busy/other"}
     named = {"x-plimsoll-model": "tiny", "x-plimsoll-prefill": f"127.0.0.1:{pair.prefill.api}"}
     before = pair.decode.metric("plimsoll_engine_remote_prefills_total", outcome="remote")
-    status, got = pair.decode.post(asked, named)
+    status, got = pair.decode.post(request_body, named)
     assert (status, got["model"], got["usage"]["completion_tokens"]) == (200, "busy/other", 24)
     assert pair.decode.metric("plimsoll_engine_remote_prefills_total", outcome="remote") == before + 1
 
@@ -267,12 +267,12 @@ def test_vllm_error_responses_have_openai_shape(pair: Pair) -> None:
 
 def test_vllm_tools_without_parser_are_rejected(pair: Pair) -> None:
     tools = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
-    asked = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "tools": tools}
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "tools": tools}
     for choice, flag in (
         ("auto", "--enable-auto-tool-choice"),
         ("required", "--tool-call-parser"),
     ):
-        status, got = pair.decode.post({**asked, "tool_choice": choice}, path="/v1/chat/completions")
+        status, got = pair.decode.post({**body, "tool_choice": choice}, path="/v1/chat/completions")
         print(got)
         assert (status, got["error"]["type"]) == (400, "invalid_request_error")
         assert flag in got["error"]["message"]

@@ -53,8 +53,8 @@ def _is_valid(text: str) -> bool:
 def test_vllm_forced_tool_call_is_parsed(tools: Pair, choice: Any) -> None:
     before = tools.decode.metric("plimsoll_engine_remote_prefills_total", outcome="remote")
     headers = {"x-plimsoll-prefill": f"127.0.0.1:{tools.prefill.api}"}
-    asked = _asked(f"forced {choice}", tools=TOOLS, tool_choice=choice, parallel_tool_calls=False)
-    status, got = tools.decode.post(asked, headers, PATH)
+    requested = _asked(f"forced {choice}", tools=TOOLS, tool_choice=choice, parallel_tool_calls=False)
+    status, got = tools.decode.post(requested, headers, PATH)
     print(got)
     assert status == 200
     assert tools.decode.metric("plimsoll_engine_remote_prefills_total", outcome="remote") == before + 1

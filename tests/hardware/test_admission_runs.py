@@ -121,11 +121,11 @@ async def test_static_cap_wait_timeout_rejects_and_takes_no_slot(tmp_path: Path)
 
 
 async def test_client_counts_cap_wait_and_reports_rejection(tmp_path: Path) -> None:
-    asked: list[int] = []
+    requested: list[int] = []
     own, path = StaticCap(1, lambda prompt: 0.01 if prompt < 10 else LONG_WAIT_S), tmp_path / "turn"
 
     async def answer(request: web.Request) -> web.Response:
-        asked.append(own.inside)
+        requested.append(own.inside)
         usage = b'data: {"choices":[],"usage":{"completion_tokens":5}}\n\n'
         return web.Response(body=b'data: {"choices":[{"text":"w"}],"usage":null}\n\n' + usage + b"data: [DONE]\n\n")
 
@@ -135,13 +135,13 @@ async def test_client_counts_cap_wait_and_reports_rejection(tmp_path: Path) -> N
     async with await own.serve(path), TestServer(app) as server:
         given = arguments(tmp_path / "t.csv", str(server.make_url("")), path)
         rows = await client.worker(given)
-        assert (rows[0]["status"], rows[0]["ok"], asked) == (200, True, [1])
+        assert (rows[0]["status"], rows[0]["ok"], requested) == (200, True, [1])
         await entered(own, 0)
         inside = await static_cap.acquire_slot(str(path), 100)
         assert inside is not None
         traces.write(tmp_path / "t.csv", [traces.PlannedRequest(0.0, 5, 5)])
         rows = await client.worker(given)
-        assert (rows[0]["status"], rows[0]["ok"], rows[0]["first_s"], asked) == (
+        assert (rows[0]["status"], rows[0]["ok"], rows[0]["first_s"], requested) == (
             client.REJECTED_STATUS,
             False,
             None,
@@ -208,13 +208,13 @@ def played(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
     """A prediction of two runs and what was seen of them: half are turned away at the gate, all are late without."""
 
     def make() -> tuple[Path, Path]:
-        said, seen = tmp_path / "said", tmp_path / "seen"
+        said, path = tmp_path / "said", tmp_path / "seen"
         said.mkdir()
-        seen.mkdir()
+        path.mkdir()
         traces.write(said / "run200.csv", [traces.PlannedRequest(float(at), 50, 10) for at in range(8)])
         words = ["gate@2", "cap96@2", "none@2"]
         figures = assess_run([one(at) for at in range(8)], SLO, 2.0, 6.0)
-        told = {
+        reported = {
             "slo": {"share": 0.95, "ttft_s": 1.0, "ttft_per_1k_tokens_s": 0.0, "tpot_s": 0.05},
             "warm_s": 2.0,
             "window_s": 6.0,
@@ -222,13 +222,13 @@ def played(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
             "calls": {"a": words},
             "from": {"sheet": {"a": [{"run": word, **figures} for word in words]}},
         }
-        (said / "prediction.json").write_text(json.dumps(told))
+        (said / "prediction.json").write_text(json.dumps(reported))
         for run, first_s in zip(parse_call(words), (0.2, 0.2, 5.0), strict=True):
             rows = [row(number, first_s, away=run.arm != NO_LIMIT_ARM and number % 2 == 0) for number in range(8)]
             document = {"codes": [0], "requests": rows}
-            with gzip.open(seen / f"{run.result_name('a')}.requests.json.gz", "wt") as file:
+            with gzip.open(path / f"{run.result_name('a')}.requests.json.gz", "wt") as file:
                 json.dump(document, file)
-        return said, seen
+        return said, path
 
     return make
 
@@ -243,8 +243,8 @@ def row(number: int, first_s: float, *, away: bool) -> dict[str, Any]:
 def test_compare_shows_prediction_beside_measurement(
     played: Callable[..., tuple[Path, Path]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said, seen = played()
-    assert compare.main([str(said), str(seen)]) == 0
+    said, observed = played()
+    assert compare.main([str(said), str(observed)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[2] == "| a | seen | gate@2 | 1.0 | 0.5 | 50.0% | 100.0% | 50.0% | 200 / 200 | 11.1 / 11.1 |"
     assert "goodput behind the gate, by load: 2: 0.5" in lines[lines.index("seen:") + 1]
@@ -255,27 +255,27 @@ def test_compare_shows_prediction_beside_measurement(
 def test_compare_rejects_changed_trace_and_skips_missing_run(
     played: Callable[..., tuple[Path, Path]],
 ) -> None:
-    said, seen = played()
-    told = json.loads((said / "prediction.json").read_text())
-    path = results_path(seen, parse_call(told["calls"]["a"])[2], "a")
+    said, observed = played()
+    document = json.loads((said / "prediction.json").read_text())
+    path = results_path(observed, parse_call(document["calls"]["a"])[2], "a")
     assert path is not None
     path.unlink()
-    assert [one["run"] for one in compare.measured(said, [seen], told)["a"]] == ["gate@2", "cap96@2"]
+    assert [one["run"] for one in compare.measured(said, [observed], document)["a"]] == ["gate@2", "cap96@2"]
     (said / "run200.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,1,1\n")
     with pytest.raises(ValueError, match="not the trace"):
-        compare.measured(said, [seen], told)
+        compare.measured(said, [observed], document)
 
 
 def test_archive_keeps_rejected_requests(tmp_path: Path) -> None:
-    seen, kept = tmp_path / "seen", tmp_path / "kept"
-    seen.mkdir()
+    path, kept = tmp_path / "seen", tmp_path / "kept"
+    path.mkdir()
     whole = {**row(0, 0.2, away=False), "status": 200, "tokens": 10}
     document = {"codes": [0], "requests": [whole, {**row(1, 0.2, away=True), "error": "busy"}]}
-    (seen / "a00.gate.200.requests.json").write_text(json.dumps(document))
-    (seen / "a.operator.jsonl").write_text('{"admission": null}\n')
+    (path / "a00.gate.200.requests.json").write_text(json.dumps(document))
+    (path / "a.operator.jsonl").write_text('{"admission": null}\n')
     for name in ("gpu.csv", "clock.json", "result.json"):
-        (seen / name).write_text("{}\n")
-    archive.main([str(seen), str(kept)])
+        (path / name).write_text("{}\n")
+    archive.main([str(path), str(kept)])
     rows = archive.read_complete(kept / "a00.gate.200.requests.json.gz")
     assert [row.get("status") for row in rows] == [None, 429]
     assert [one.rejected for one in compare.outcomes(rows)] == [False, True]
@@ -283,13 +283,13 @@ def test_archive_keeps_rejected_requests(tmp_path: Path) -> None:
 
 
 def test_stored_prediction_matches_stored_traces() -> None:
-    told = json.loads((DATA / "prediction.json").read_text())
-    for name, digest in told["traces"].items():
+    document = json.loads((DATA / "prediction.json").read_text())
+    for name, digest in document["traces"].items():
         assert hashlib.sha256((DATA / name).read_bytes()).hexdigest() == digest
-    runs = {run.trace for words in told["calls"].values() for run in parse_call(words)}
-    assert runs == told["traces"].keys()
-    for calls in told["from"].values():
-        assert {name: [one["run"] for one in figures] for name, figures in calls.items()} == told["calls"]
+    runs = {run.trace for words in document["calls"].values() for run in parse_call(words)}
+    assert runs == document["traces"].keys()
+    for calls in document["from"].values():
+        assert {name: [one["run"] for one in figures] for name, figures in calls.items()} == document["calls"]
 
 
 def test_drain_is_shortened_only_for_overload_without_admission() -> None:

@@ -51,8 +51,8 @@ def test_measured_windows_meet_slo_at_capacity_not_far_beyond() -> None:
 
 def test_bursty_arrivals_capacity_holds_and_poisson_one_fails() -> None:
     folders = [DATA / "8b-bunched", DATA / "8b-bunched-b"]
-    told = [json.loads((folder / "prediction.json").read_text()) for folder in folders]
-    assert all(one["gap_cv2"] == 4.0 and one["poisson_line_rps"] > 1.4 * one["line_rps"] for one in told)
+    document = [json.loads((folder / "prediction.json").read_text()) for folder in folders]
+    assert all(one["gap_cv2"] == 4.0 and one["poisson_line_rps"] > 1.4 * one["line_rps"] for one in document)
     assert all_windows(folders) == [
         "gate@1: 5 of 5 windows kept, the worst 97.4%",
         "gate@1.43: 3 of 8 windows kept, the worst 90.6%",

@@ -61,17 +61,17 @@ def test_prediction_failure_rates_match_recorded_runs(run: str, kept: float, los
     shares = [round(one["in_promise"], 3) for one in summarise.read(DATA / run)["rates"]]
     last = max(number for number, share in enumerate(shares) if share >= 0.95)
     assert shares[last : last + 2] == [kept, lost]
-    told = json.loads((DATA / run / "prediction.json").read_text())
-    assert told["shares_of_line"][last + 1] < 1
-    assert told["from"]["data sheet"]["rates"][last + 1]["simulator"]["in_promise"] == 1
+    document = json.loads((DATA / run / "prediction.json").read_text())
+    assert document["shares_of_line"][last + 1] < 1
+    assert document["from"]["data sheet"]["rates"][last + 1]["simulator"]["in_promise"] == 1
 
 
 def test_cuda_graphs_to_budget_remove_moe_step_jump() -> None:
-    seen = {}
+    observed = {}
     for run in ("30b-a3b", "30b-a3b-graphs"):
         alone = json.loads((DATA / run / "result.json").read_text())["alone"]
-        seen[run] = {one["prompt"]: one["ttft_s"] for one in alone}
-    before, after = seen["30b-a3b"], seen["30b-a3b-graphs"]
+        observed[run] = {one["prompt"]: one["ttft_s"] for one in alone}
+    before, after = observed["30b-a3b"], observed["30b-a3b-graphs"]
     assert before[1024] > 2.5 * after[1024]
     for tokens in (512, 8192, 16384):
         assert after[tokens] == pytest.approx(before[tokens], rel=0.03)
@@ -102,13 +102,13 @@ def test_fp8_graph_predictions_are_fits_of_previous_run() -> None:
     """`launches`: with a term for steps of more tokens than vLLM captures by itself, left out in what was said."""
     steps = summarise.read(DATA / "8b-fp8")["steps"]
     laws = {"as-measured": steps["fits"]["0"][0]["law"], "launches": steps["law_with_launches_beyond_graphs"]}
-    told = json.loads((DATA / "8b-fp8-graphs" / "prediction.json").read_text())["from"]
+    document = json.loads((DATA / "8b-fp8-graphs" / "prediction.json").read_text())["from"]
     for name, law in laws.items():
         if name == "launches":
             assert round(law["anypre"] * 1e3, 1) == 2.8
             law["anypre"] = 0.0
-        assert list(told[name]["law"].values()) == pytest.approx(list(law.values()), rel=1e-3)
-    assert [round(told[name]["line_rps"], 1) for name in ("as-measured", "launches")] == [29.5, 30.3]
+        assert list(document[name]["law"].values()) == pytest.approx(list(law.values()), rel=1e-3)
+    assert [round(document[name]["line_rps"], 1) for name in ("as-measured", "launches")] == [29.5, 30.3]
 
 
 def test_larger_cuda_graphs_gave_fp8_8b_no_capacity() -> None:
@@ -221,8 +221,8 @@ def test_smaller_budget_met_itl_target_and_pd_did_not() -> None:
 
 
 def test_pair_alone_runs_used_predicted_traces() -> None:
-    told = json.loads((DATA / "pair-alone" / "prediction.json").read_text())["runs"]
-    for one, (run, found) in zip(told, pairs("pair-alone").items(), strict=True):
+    document = json.loads((DATA / "pair-alone" / "prediction.json").read_text())["runs"]
+    for one, (run, found) in zip(document, pairs("pair-alone").items(), strict=True):
         trace = DATA / found["trace"]
         assert run.startswith(one["run"])
         assert hashlib.sha256(trace.read_bytes()).hexdigest() == one["sha256"]
@@ -291,8 +291,8 @@ def test_missing_counter_counts_as_zero() -> None:
 
 
 def test_archive_suffices_for_tables_and_is_deterministic(tmp_path: Path) -> None:
-    seen = tmp_path / "seen"
-    seen.mkdir()
+    path = tmp_path / "seen"
+    path.mkdir()
     row: dict[str, object] = {
         "row": 0,
         "at_s": 1.0,
@@ -303,14 +303,14 @@ def test_archive_suffices_for_tables_and_is_deterministic(tmp_path: Path) -> Non
         "last_s": 0.3,
     }
     row |= {"gap_s": None, "ok": True, "status": 200, "tokens": 3}
-    (seen / "run0.requests.json").write_text(json.dumps({"start": 1.0, "requests": [row]}))
-    (seen / "engine.steps.csv").write_text("t_sched,t_out\n1,2\n")
-    (seen / "gpu.csv").write_text("timestamp, index, sm, power, util\n2026/11/22 08:00:00.000, 0, 1980, 300, 99\n")
-    (seen / "d.metrics.txt").write_text("# HELP x\nvllm:nixl_xfer_time_seconds_sum 1.0\nvllm:other 2.0\n")
-    (seen / "clock.json").write_text("{}")
-    (seen / "result.json").write_text('{"command": "vllm serve /home/me/run1/models/8b --port 8000"}')
+    (path / "run0.requests.json").write_text(json.dumps({"start": 1.0, "requests": [row]}))
+    (path / "engine.steps.csv").write_text("t_sched,t_out\n1,2\n")
+    (path / "gpu.csv").write_text("timestamp, index, sm, power, util\n2026/11/22 08:00:00.000, 0, 1980, 300, 99\n")
+    (path / "d.metrics.txt").write_text("# HELP x\nvllm:nixl_xfer_time_seconds_sum 1.0\nvllm:other 2.0\n")
+    (path / "clock.json").write_text("{}")
+    (path / "result.json").write_text('{"command": "vllm serve /home/me/run1/models/8b --port 8000"}')
     for name in ("one", "two"):
-        assert archive.main([str(seen), str(tmp_path / name)]) == 0
+        assert archive.main([str(path), str(tmp_path / name)]) == 0
     one, two = (tmp_path / name / "run0.requests.json.gz" for name in ("one", "two"))
     assert one.read_bytes() == two.read_bytes()
     assert archive.read_run(one)["requests"][0]["late_s"] == 0.00012

@@ -51,12 +51,12 @@ def host() -> frontend_replay.HostOverhead:
 
 def test_ttft_breakdown_most_delay_precedes_the_engine() -> None:
     _, found = ttft_breakdown.load(frontend_replay.DATA, frontend_replay.CAPPED_RUN, frontend_replay.CAP)
-    told = ttft_breakdown.ttft_parts(found)
+    reported = ttft_breakdown.ttft_parts(found)
     assert len(found) >= 0.96 * 988
-    assert [round(float(np.mean(told[name]))) for name in ("before", "of it outside", "after")] == [135, 81, 44]
-    assert np.percentile(told["before"], 95) > 350
-    assert np.percentile(told["after"], 50) < 30
-    assert np.percentile(told["after"], 99) > 400
+    assert [round(float(np.mean(reported[name]))) for name in ("before", "of it outside", "after")] == [135, 81, 44]
+    assert np.percentile(reported["before"], 95) > 350
+    assert np.percentile(reported["after"], 50) < 30
+    assert np.percentile(reported["after"], 99) > 400
 
 
 def test_replay_admission_meets_slo_with_goodput_of_cap(host: frontend_replay.HostOverhead) -> None:

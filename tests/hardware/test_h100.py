@@ -15,16 +15,16 @@ DATA = Path(fit_step_model.__file__).parent / "data"
 def off(run: str, source: str) -> list[float]:
     """How far p95 of TPOT was said from what was seen, as shares."""
     rates = json.loads((DATA / run / "prediction.json").read_text())["from"][source]["rates"]
-    seen = summarise.read(DATA / run)["rates"]
-    said = [one["simulator"] for one in rates[: len(seen)]]
-    return [one["tpot_s"]["p95"] / other["tpot_s"]["p95"] - 1 for one, other in zip(said, seen, strict=True)]
+    observed = summarise.read(DATA / run)["rates"]
+    said = [one["simulator"] for one in rates[: len(observed)]]
+    return [one["tpot_s"]["p95"] / other["tpot_s"]["p95"] - 1 for one, other in zip(said, observed, strict=True)]
 
 
 def test_dense_model_capacity_held_and_ttft_was_late_beyond() -> None:
-    seen = summarise.read(DATA / "h100-8b")["rates"]
-    assert [round(one["in_promise"], 3) for one in seen[4:]] == [0.991, 0.777]
-    assert seen[5]["ttft_s"]["p95"] > 0.5
-    assert seen[5]["tpot_s"]["p95"] < 0.05
+    observed = summarise.read(DATA / "h100-8b")["rates"]
+    assert [round(one["in_promise"], 3) for one in observed[4:]] == [0.991, 0.777]
+    assert observed[5]["ttft_s"]["p95"] > 0.5
+    assert observed[5]["tpot_s"]["p95"] < 0.05
 
 
 @pytest.mark.parametrize(
@@ -52,22 +52,22 @@ def test_steps_deviation_from_data_sheet_matches_docs() -> None:
 
 def test_admission_admitted_too_much_for_slow_frontend() -> None:
     folder = DATA / "h100-8b-gate"
-    told = json.loads((folder / "prediction.json").read_text())
-    rows = {one["run"]: one for one in gate.measured(folder, [folder], told)["c"]}
+    document = json.loads((folder / "prediction.json").read_text())
+    rows = {one["run"]: one for one in gate.measured(folder, [folder], document)["c"]}
     kept = {run: round(one["admitted_in_promise"], 3) for run, one in rows.items()}
     assert kept == {"gate@1": 0.977, "gate@2": 0.809, "cap160@2": 0.915}
-    for calls in told["from"].values():
+    for calls in document["from"].values():
         assert all(one["admitted_in_promise"] > 0.99 for one in calls["c"])
     assert round(rows["gate@2"]["goodput_rps"] / rows["cap160@2"]["goodput_rps"], 3) == 0.884
 
 
 def test_ttft_residual_lies_mostly_outside_the_engine() -> None:
     lines = (DATA / "h100-8b-gate" / "engine.metrics.txt").read_text().splitlines()
-    seen = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    observed = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
 
     def mean_ms(name: str) -> float:
         whole, count = (
-            next(float(value) for key, value in seen.items() if key.startswith(f"vllm:{name}_seconds_{end}"))
+            next(float(value) for key, value in observed.items() if key.startswith(f"vllm:{name}_seconds_{end}"))
             for end in ("sum", "count")
         )
         return whole / count * 1e3

@@ -75,8 +75,8 @@ def test_meets_slo_requires_all_targets_and_completion(one: ObservedRequest, met
 
 
 def test_summary_counts_every_sent_request() -> None:
-    seen = [ObservedRequest(0, 10, 0.1, 0.01, None, True), ObservedRequest(1, 10, None, None, None, False)]
-    found = summary(seen, SLO, 2.0)
+    observed = [ObservedRequest(0, 10, 0.1, 0.01, None, True), ObservedRequest(1, 10, None, None, None, False)]
+    found = summary(observed, SLO, 2.0)
     assert (found["in_promise"], found["rate_rps"], found["goodput_rps"]) == (0.5, 1.0, 0.5)
     assert summary([], SLO, 2.0)["in_promise"] is None
 
@@ -107,11 +107,11 @@ async def test_streamed_complete_response_is_ok() -> None:
             await asyncio.sleep(0.02)
         return answer
 
-    seen = await answered(serve)
-    assert seen["ok"]
-    assert 0 < seen["first_s"] < seen["last_s"]
-    assert seen["gap_s"] == pytest.approx(seen["last_s"] - seen["first_s"])
-    assert seen["gaps_s"] == [pytest.approx(seen["gap_s"], abs=1e-5)]
+    observed = await answered(serve)
+    assert observed["ok"]
+    assert 0 < observed["first_s"] < observed["last_s"]
+    assert observed["gap_s"] == pytest.approx(observed["last_s"] - observed["first_s"])
+    assert observed["gaps_s"] == [pytest.approx(observed["gap_s"], abs=1e-5)]
 
 
 @pytest.mark.parametrize("parts", [(TOKEN, usage(1), DONE), (TOKEN, TOKEN, usage(2)), (DONE,), ()])
@@ -130,8 +130,8 @@ async def test_streamed_rejection_keeps_status_and_headers() -> None:
     async def serve(request: web.Request) -> web.Response:
         return web.Response(status=503, text="draining", headers={"x-plimsoll-retry": "1"})
 
-    seen = await answered(serve)
-    assert (seen["status"], seen["ok"], seen["headers"]) == (503, False, {"x-plimsoll-retry": "1"})
+    observed = await answered(serve)
+    assert (observed["status"], observed["ok"], observed["headers"]) == (503, False, {"x-plimsoll-retry": "1"})
 
 
 @pytest.mark.parametrize(("idle_s", "connections"), [(0.01, 2), (600.0, 1)])
@@ -139,10 +139,10 @@ async def test_client_session_does_not_reuse_old_connections(
     idle_s: float, connections: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """vLLM closes one that was idle: a request on it would be lost, and with it all that was measured."""
-    seen = set()
+    visited = set()
 
     async def serve(request: web.Request) -> web.Response:
-        seen.add(request.transport)
+        visited.add(request.transport)
         return web.Response(status=503)
 
     monkeypatch.setattr(client, "IDLE_S", idle_s)
@@ -154,31 +154,34 @@ async def test_client_session_does_not_reuse_old_connections(
                 http, str(server.make_url("")).rstrip("/"), client.request_body([5], 2, stream=True)
             )
             await asyncio.sleep(0.1)
-    assert len(seen) == connections
+    assert len(visited) == connections
 
 
 async def test_streamed_connection_failure_is_recorded() -> None:
     async with client.session() as http:
-        seen = await client.send_streamed(http, "http://127.0.0.1:1", client.request_body([5], 2, stream=True))
-    assert not seen["ok"]
-    assert "Connect" in seen["error"]
+        observed = await client.send_streamed(http, "http://127.0.0.1:1", client.request_body([5], 2, stream=True))
+    assert not observed["ok"]
+    assert "Connect" in observed["error"]
 
 
 def test_compare_trace_changed_after_prediction_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "run0.csv"
     traces.write(path, traces.poisson(2, 10, 1))
-    told: dict[str, Any] = {"slo": asdict(SLO), "traces": {"run0.csv": hashlib.sha256(path.read_bytes()).hexdigest()}}
-    told |= {"warm_s": 0.0, "window_s": 10.0}
-    (tmp_path / "prediction.json").write_text(json.dumps(told))
+    reported: dict[str, Any] = {
+        "slo": asdict(SLO),
+        "traces": {"run0.csv": hashlib.sha256(path.read_bytes()).hexdigest()},
+    }
+    reported |= {"warm_s": 0.0, "window_s": 10.0}
+    (tmp_path / "prediction.json").write_text(json.dumps(reported))
     row = {"at_s": 1.0, "late_s": 0.1, "output": 3, "first_s": 0.2, "last_s": 0.3, "gap_s": 0.05, "ok": True}
-    seen = tmp_path / "run0.requests.json"
+    observed_path = tmp_path / "run0.requests.json"
     rows = [row | {"row": number} for number in range(20)]
-    seen.write_text(json.dumps({"codes": [0, 0], "requests": rows}))
+    observed_path.write_text(json.dumps({"codes": [0, 0], "requests": rows}))
     found = compare.measured(tmp_path, tmp_path)
     assert found[0]["ttft_s"]["p50"] == pytest.approx(0.3), "a request that was sent late waited for its client"
     assert found[0]["tpot_s"]["p50"] == pytest.approx(0.05)
     for codes, lost in (([0, 0], rows[:-1]), ([0, 0], rows[::2]), ([0, -9], rows)):
-        seen.write_text(json.dumps({"codes": codes, "requests": lost}))
+        observed_path.write_text(json.dumps({"codes": codes, "requests": lost}))
         with pytest.raises(ValueError, match=r"run0.requests.json: \d+ of 20 requests"):
             compare.measured(tmp_path, tmp_path)
     traces.write(path, traces.poisson(2, 10, 2))

@@ -90,9 +90,9 @@ def run_sequences(one: SimulatedEngine, pending: Sequence[EngineSequence], at_s:
 
 
 def run(one: SimulatedEngine, lengths: Sequence[Lengths], *, remote: bool = False) -> list[EngineSequence]:
-    todo = make_sequences(lengths, remote=remote)
-    run_sequences(one, todo, [at_s for at_s, _, _ in lengths])
-    return todo
+    sequences = make_sequences(lengths, remote=remote)
+    run_sequences(one, sequences, [at_s for at_s, _, _ in lengths])
+    return sequences
 
 
 def serve_manifest(**spec: Any) -> InferenceService:
@@ -122,7 +122,7 @@ class FinishedRun:
 
 
 def simulate(
-    asked: Sequence[TraceRequest],
+    requests: Sequence[TraceRequest],
     policy: SimulatedPolicy | None = None,
     of: InferenceService | None = None,
     hardware: Plant | None = None,
@@ -131,11 +131,11 @@ def simulate(
     of = of or serve_manifest()
     usual: dict[str, Any] = {
         "initial": {Role(name): tier.replica_bounds[0] for name, tier in of.spec.tiers.items()},
-        "end_s": asked[-1].at_s,
+        "end_s": requests[-1].at_s,
     }
     visits: list[Attempt] = []
     world = Simulator(
         of, hardware or make_plant(), policy or PlimsollPolicy(), RunConfig(**{**usual, **setting}), visits.append
     )
-    world.run(asked)
+    world.run(requests)
     return FinishedRun(world, visits)

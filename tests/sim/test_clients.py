@@ -23,18 +23,18 @@ OVERLOAD_REQUESTS = [TraceRequest(float(n), 1000, 100) for n in range(30)] + [
 
 
 def refused(
-    told: RetryAdvice | None, manner: RetryBehavior, attempt: int = 1, client: str = ""
+    advice: RetryAdvice | None, manner: RetryBehavior, attempt: int = 1, client: str = ""
 ) -> tuple[Attempt, float | None]:
     """An attempt that was told this, and when its client is back."""
     clients = RetryingClients(manner, Random(1))
     visit = Attempt(5, TraceRequest(0.0, 1, 1, client=client), None, attempt=attempt)
-    clients.on_rejection(visit, told)
-    return visit, clients.retry_delay_s(visit, told)
+    clients.on_rejection(visit, advice)
+    return visit, clients.retry_delay_s(visit, advice)
 
 
-@pytest.mark.parametrize("told", [SOON_ADVICE, LATER_ADVICE, UNKNOWN_ADVICE, NO_RETRY_ADVICE, None])
-def test_client_without_retries_stays_away(told: RetryAdvice | None) -> None:
-    assert refused(told, RetryBehavior.NONE)[1] is None
+@pytest.mark.parametrize("advice", [SOON_ADVICE, LATER_ADVICE, UNKNOWN_ADVICE, NO_RETRY_ADVICE, None])
+def test_client_without_retries_stays_away(advice: RetryAdvice | None) -> None:
+    assert refused(advice, RetryBehavior.NONE)[1] is None
 
 
 @pytest.mark.parametrize("manner", [RetryBehavior.HONOUR, RetryBehavior.IGNORE, RetryBehavior.MIXED])
@@ -44,7 +44,7 @@ def test_client_attempts_never_exceed_sdk_maximum(manner: RetryBehavior) -> None
 
 
 def test_client_honouring_retry_after_waits_as_advised() -> None:
-    assert [refused(told, RetryBehavior.HONOUR)[1] for told in (SOON_ADVICE, LATER_ADVICE, NO_RETRY_ADVICE)] == [
+    assert [refused(advice, RetryBehavior.HONOUR)[1] for advice in (SOON_ADVICE, LATER_ADVICE, NO_RETRY_ADVICE)] == [
         8.0,
         60.0,
         None,
@@ -53,12 +53,12 @@ def test_client_honouring_retry_after_waits_as_advised() -> None:
 
 
 def test_client_without_advice_uses_sdk_backoff() -> None:
-    for told, manner in (
+    for advice, manner in (
         (None, RetryBehavior.HONOUR),
         *((one, RetryBehavior.IGNORE) for one in (SOON_ADVICE, LATER_ADVICE, UNKNOWN_ADVICE, NO_RETRY_ADVICE)),
     ):
-        assert 0.375 <= (refused(told, manner)[1] or 0.0) <= 0.5
-        assert 0.75 <= (refused(told, manner, attempt=2)[1] or 0.0) <= 1.0
+        assert 0.375 <= (refused(advice, manner)[1] or 0.0) <= 0.5
+        assert 0.75 <= (refused(advice, manner, attempt=2)[1] or 0.0) <= 1.0
 
 
 def test_client_mixed_behavior_is_half_and_stable_per_client() -> None:
@@ -71,8 +71,8 @@ def test_client_mixed_behavior_is_half_and_stable_per_client() -> None:
 
 def test_attempt_retry_reservation_requires_a_known_wait() -> None:
     visits = [
-        refused(told, RetryBehavior.HONOUR)[0]
-        for told in (SOON_ADVICE, LATER_ADVICE, UNKNOWN_ADVICE, NO_RETRY_ADVICE, None)
+        refused(advice, RetryBehavior.HONOUR)[0]
+        for advice in (SOON_ADVICE, LATER_ADVICE, UNKNOWN_ADVICE, NO_RETRY_ADVICE, None)
     ]
     assert [visit.reservation_s for visit in visits] == [7.2, 75.0, None, None, None]
     assert [visit.retry_after_s for visit in visits][:2] == [8, 60]

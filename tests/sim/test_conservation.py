@@ -46,8 +46,8 @@ def test_leaks_lost_or_invented_request_is_detected(separate: bool) -> None:
 
 
 def test_engine_mean_concurrency_obeys_littles_law() -> None:
-    seen, law = invariants.littles_law(PROFILE, invariants.poisson_load(1200, 18.0, 4), 0.02)
-    assert seen == pytest.approx(law, rel=0.005)
+    observed, law = invariants.littles_law(PROFILE, invariants.poisson_load(1200, 18.0, 4), 0.02)
+    assert observed == pytest.approx(law, rel=0.005)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -67,9 +67,13 @@ def test_engine_burst_short_of_blocks_takes_more_than_its_work() -> None:
 @pytest.mark.parametrize("kills", [(), ((Role.SERVE, 5.0), (Role.SERVE, 9.0))])
 @pytest.mark.parametrize("tail_s", [600.0, 0.5])
 def test_simulate_every_request_ends_exactly_once(kills: tuple[tuple[Role, float], ...], tail_s: float) -> None:
-    asked = sim_harness.PoissonLoad(400, 30.0, seed=8).requests_drawn()
+    requests = sim_harness.PoissonLoad(400, 30.0, seed=8).requests_drawn()
     done = sim_harness.simulate(
-        asked, StaticPolicy({Role.SERVE: 2}, runs_operator=False), initial={Role.SERVE: 2}, kills=kills, tail_s=tail_s
+        requests,
+        StaticPolicy({Role.SERVE: 2}, runs_operator=False),
+        initial={Role.SERVE: 2},
+        kills=kills,
+        tail_s=tail_s,
     )
     assert sorted(one.id for one in done.attempts) == list(range(1, 401))
     ends = Counter(one.outcome for one in done.attempts)

@@ -136,11 +136,11 @@ def test_step_timing_hinge_counts_tokens_of_a_step(tokens: int, sequences: int, 
 
 def test_engine_scrape_between_events_shows_finished_steps() -> None:
     leaping, stepping = sim_harness.make_engine(NO_THROTTLING), sim_harness.make_engine(NO_THROTTLING, can_skip=False)
-    todo = sim_harness.PoissonLoad(60, 15.0).draw()
+    sequences = sim_harness.PoissonLoad(60, 15.0).draw()
     for one in (leaping, stepping):
-        for job, (at_s, _, _) in zip(sim_harness.make_sequences(todo), todo, strict=True):
+        for job, (at_s, _, _) in zip(sim_harness.make_sequences(sequences), sequences, strict=True):
             one.add(job, at_s)
-    last_s = todo[-1][0]
+    last_s = sequences[-1][0]
     for moment in range(40):
         now_s = last_s + 0.0371 * moment
         ours, theirs = (scrape(one, "p", now_s, now_s) for one in (leaping, stepping))
@@ -193,21 +193,21 @@ def test_engine_fully_cached_prompt_computes_its_last_chunk() -> None:
 
 def test_engine_unused_cache_blocks_are_evicted() -> None:
     one = sim_harness.make_engine(replace(NO_HINGE, kv_tokens=4096), chunk=512)
-    todo = [EngineSequence(n, 3000, 3, block_ids=tuple(range(10 * n, 10 * n + 5))) for n in range(6)]
-    sim_harness.run_sequences(one, todo, [10.0 * n for n in range(6)])
-    assert all(job.last_token_s is not None and job.cached_tokens == 0 for job in todo)
+    sequences = [EngineSequence(n, 3000, 3, block_ids=tuple(range(10 * n, 10 * n + 5))) for n in range(6)]
+    sim_harness.run_sequences(one, sequences, [10.0 * n for n in range(6)])
+    assert all(job.last_token_s is not None and job.cached_tokens == 0 for job in sequences)
     assert one.kv_cache.free == one.kv_cache.total
 
 
 def test_engine_shared_prefixes_end_and_release_blocks() -> None:
     one = sim_harness.make_engine(replace(NO_HINGE, kv_tokens=20_000), chunk=512)
     lengths = sim_harness.PoissonLoad(300, 30.0, seed=9).draw()
-    todo = [
+    sequences = [
         EngineSequence(n, prompt, output, block_ids=tuple([n % 5, *range(100 * n + 10, 100 * n + 10 + prompt // 512)]))
         for n, (_, prompt, output) in enumerate(lengths)
     ]
-    sim_harness.run_sequences(one, todo, [at_s for at_s, _, _ in lengths])
-    assert all(job.last_token_s is not None for job in todo)
+    sim_harness.run_sequences(one, sequences, [at_s for at_s, _, _ in lengths])
+    assert all(job.last_token_s is not None for job in sequences)
     assert one.kv_cache.free == one.kv_cache.total
     assert one.metrics.preemptions > 0
     assert one.metrics.cached_prompt_tokens > 0

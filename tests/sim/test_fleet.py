@@ -28,10 +28,10 @@ def test_tier_without_free_gpu_keeps_pod_pending_with_reason() -> None:
     made, _ = of.scale(2, 10.0)
     assert not of.schedule(made[0], 10.0)
     assert of.counts() == (2, 1, 1, 0)
-    [seen] = of.snapshot(500.0, 1000.0).starting
-    assert seen.unschedulable_reason is not None
-    assert "nvidia.com/gpu" in seen.unschedulable_reason
-    assert (seen.phase, seen.created_s) == ("schedule", 1010.0)
+    [snapshot] = of.snapshot(500.0, 1000.0).starting
+    assert snapshot.unschedulable_reason is not None
+    assert "nvidia.com/gpu" in snapshot.unschedulable_reason
+    assert (snapshot.phase, snapshot.created_s) == ("schedule", 1010.0)
     assert of.replica_seconds(500.0) == 500.0
 
 
@@ -44,8 +44,8 @@ def test_tier_pending_pod_starts_when_gpu_is_freed() -> None:
     assert of.schedule(new, 40.0)
     assert new.ready_s == pytest.approx(60.0)
     assert sum(seconds for _, seconds in new.startup_phases) == pytest.approx(50.0)
-    [seen] = of.snapshot(40.0, 0.0).starting
-    assert seen.unschedulable_reason is None
+    [snapshot] = of.snapshot(40.0, 0.0).starting
+    assert snapshot.unschedulable_reason is None
     assert of.replica_seconds(100.0) == pytest.approx(40.0 + 60.0)
 
 

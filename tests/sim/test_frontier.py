@@ -215,10 +215,10 @@ def test_screening_orders_equal_those_of_a_run() -> None:
     courses = {one.options: one for one in screening._follower_schedules(ONE_TIER, Role.SERVE, settings[::97])}
     for text, course in list(courses.items())[::9]:
         done = sim_harness.simulate(ASKED, registry.parse(f"follower:{text},gated=0", ONE_TIER.context))
-        asked = {int(at_s): desired for at_s, _, desired, *_ in done.world.log.replicas}
+        body = {int(at_s): desired for at_s, _, desired, *_ in done.world.log.replicas}
         ordered, now = [], 1
         for tick in range(ONE_TIER.ticks):
-            now = asked.get(tick, now)
+            now = body.get(tick, now)
             ordered.append(now)
         assert ordered == course.orders.tolist()
 

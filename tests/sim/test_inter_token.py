@@ -37,18 +37,20 @@ class Mix:
 
     def tier(self, itl_s: float | None = None) -> TierSpec:
         own, c = self.hardware, self.hardware.coefficients
-        seen = sim_harness.PoissonLoad(3000, 1.0, self.prompt, self.output, seed=9).draw()
-        mix = from_samples([one[1] for one in seen], [0.0] * len(seen), [one[2] for one in seen])
+        observed = sim_harness.PoissonLoad(3000, 1.0, self.prompt, self.output, seed=9).draw()
+        mix = from_samples([one[1] for one in observed], [0.0] * len(observed), [one[2] for one in observed])
         model = StepModel(c.base, c.anypre, c.pretok, c.preattn, c.dec, c.ctx)
         limits = EngineLimits(own.max_num_seqs, own.kv_tokens, own.budget)
         return TierSpec(Role.SERVE, model, mix, limits, Slo(0.95, 4.0, tpot_s=0.2, itl_s=itl_s))
 
     def simulated_s(self, rate_per_s: float, replicas: int, requests: int = 4000) -> float:
         """The 99th percentile of all gaps of a fleet of engines that are alike, no gate before it."""
-        asked = sim_harness.PoissonLoad(requests, rate_per_s, self.prompt, self.output, seed=4).requests_drawn()
+        trace_requests = sim_harness.PoissonLoad(
+            requests, rate_per_s, self.prompt, self.output, seed=4
+        ).requests_drawn()
         policy, count = StaticPolicy({Role.SERVE: replicas}, runs_operator=False), {Role.SERVE: replicas}
         found = sim_harness.simulate(
-            asked, policy, hardware=sim_harness.make_plant(self.hardware, spread=0.0), initial=count
+            trace_requests, policy, hardware=sim_harness.make_plant(self.hardware, spread=0.0), initial=count
         ).world.itl
         return found.quantile_s(ITL_SHARE) or 0.0
 
@@ -73,9 +75,9 @@ def test_engine_kv_post_time_falls_into_one_inter_token_gap() -> None:
     for leap in (True, False):
         engine = sim_harness.make_engine(CHAT.hardware, can_skip=leap)
         sim_harness.run(engine, sim_harness.PoissonLoad(300, 12.0).draw(), remote=True)
-        told = scrape(engine, "p", 1e6, 1e6).itl_s
-        assert told is not None
-        found[leap] = told.counts, engine.metrics.itl.quantile_s(ITL_SHARE)
+        reported = scrape(engine, "p", 1e6, 1e6).itl_s
+        assert reported is not None
+        found[leap] = reported.counts, engine.metrics.itl.quantile_s(ITL_SHARE)
     assert found[True][0] == found[False][0]
     assert found[True][1] == pytest.approx(found[False][1], rel=0.01)
     assert (found[True][1] or 0.0) > 2 * CHAT.hardware.coefficients.base

@@ -51,7 +51,7 @@ def test_iteration_two_prefill_chunks_then_decode() -> None:
 def test_iteration_skipping_steps_reports_like_single_stepping() -> None:
     lengths = sim_harness.PoissonLoad(60, 12.0, prompt=300.0, output=60.0).draw()
     moments = [0.05 * number + 0.013 for number in range(200)]
-    told = []
+    reported = []
     for leap in (True, False):
         one, found, waiting = (
             sim_harness.make_engine(SMALL_ENGINE, can_skip=leap),
@@ -63,12 +63,12 @@ def test_iteration_skipping_steps_reports_like_single_stepping() -> None:
                 job = waiting.pop(0)
                 one.add(job, lengths[job.id][0])
             found.append(one.iteration("a", moment))
-        told.append(found)
-    for leapt, stepped in zip(*told, strict=True):
+        reported.append(found)
+    for leapt, stepped in zip(*reported, strict=True):
         assert (leapt.work, leapt.queued) == (stepped.work, stepped.queued)
         assert leapt.duration_s == pytest.approx(stepped.duration_s)
-    assert any(one.queued.prefills for one in told[0])
-    assert any(one.work.decodes == 4 for one in told[0])
+    assert any(one.queued.prefills for one in reported[0])
+    assert any(one.work.decodes == 4 for one in reported[0])
 
 
 def test_queued_work_is_split_into_prefill_and_decode() -> None:

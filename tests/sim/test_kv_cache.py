@@ -32,10 +32,10 @@ class Cache:
 
     def cached(self, *names: int) -> int:
         """Blocks that a prompt which begins so would find."""
-        asked = EngineSequence(0, SIZE * len(names) + 1, 1, names)
-        assert self.kv.allocate_next(asked, 1)
-        self.kv.release(asked)
-        return asked.cached_tokens // SIZE
+        requested = EngineSequence(0, SIZE * len(names) + 1, 1, names)
+        assert self.kv.allocate_next(requested, 1)
+        self.kv.release(requested)
+        return requested.cached_tokens // SIZE
 
 
 def make_cache(total: int, **options: bool) -> Cache:

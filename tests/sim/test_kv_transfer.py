@@ -19,10 +19,10 @@ TTFT_S, TPOT_S = 1.0, 0.04
 
 def run(bytes_per_s: float, rate_per_s: float = 6.0) -> sim_harness.FinishedRun:
     tiers = {name: {"minReplicas": 1, "maxReplicas": 4} for name in ("prefill", "decode")}
-    asked = sim_harness.PoissonLoad(int(120 * rate_per_s), rate_per_s, 2048.0, 256.0).requests_drawn()
+    requests = sim_harness.PoissonLoad(int(120 * rate_per_s), rate_per_s, 2048.0, 256.0).requests_drawn()
     hardware = sim_harness.make_plant(replace(sim_harness.H200, block_size=128), bytes_per_s=bytes_per_s)
     return sim_harness.simulate(
-        asked, of=sim_harness.serve_manifest(tiers=tiers, slo={"ttft": "1s", "tpot": "40ms"}), hardware=hardware
+        requests, of=sim_harness.serve_manifest(tiers=tiers, slo={"ttft": "1s", "tpot": "40ms"}), hardware=hardware
     )
 
 
@@ -63,10 +63,10 @@ def test_slow_kv_fabric_disables_remote_prefill(
 
 def test_fast_kv_fabric_keeps_remote_prefill(request: pytest.FixtureRequest) -> None:
     measured = run(RDMA)
-    told = measured.world.gateways[0].published
-    assert told is not None
-    assert told.cost_model is not None
-    assert told.cost_model.kv_transfer_token_s == pytest.approx(sim_harness.H200.kv_bytes_per_token / RDMA, rel=0.3)
+    limits = measured.world.gateways[0].published
+    assert limits is not None
+    assert limits.cost_model is not None
+    assert limits.cost_model.kv_transfer_token_s == pytest.approx(sim_harness.H200.kv_bytes_per_token / RDMA, rel=0.3)
     request.getfixturevalue("nobody_looks")
     always = run(RDMA)
     assert [(v.id, v.address, v.prefill_address) for v in measured.attempts] == [

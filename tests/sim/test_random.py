@@ -101,8 +101,8 @@ def test_simulate_summary_follows_from_written_rows(
     seed: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     random = Random(seed)
-    asked, wanted = trace(random), spec(random)
-    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, asked)))
+    requested, wanted = trace(random), spec(random)
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, requested)))
     (tmp_path / "s.yaml").write_text(yaml.safe_dump(builders.service(**wanted)))
     outs = {name: tmp_path / name for name in ("requests", "replicas", "windows")}
     words = ["simulate", "--trace", str(tmp_path / "t.jsonl"), "--service", str(tmp_path / "s.yaml")]
@@ -110,37 +110,37 @@ def test_simulate_summary_follows_from_written_rows(
     words += ["--start-up", random.choice(("0", "uniform:5,20")), "--clients", random.choice(("none", "mixed"))]
     words += [word for name, path in outs.items() for word in (f"--{name}-out", str(path))]
     assert main([*words, "--output", "json", "--seed", str(seed)]) == 0
-    told = json.loads(capsys.readouterr().out)
+    output = json.loads(capsys.readouterr().out)
     rows, windows = read(outs["requests"]), read(outs["windows"])
     first = sorted((one for one in rows if "attempt" not in one), key=lambda one: int(one["id"]))
     met = [attained(one, wanted) for one in first]
 
-    assert told["offered"] == len(first) == len(asked)
+    assert output["offered"] == len(first) == len(requested)
     ends = {"completed": "ok", "shed": "shed", "refused": "refused", "downgraded": "downgraded"}
     ends |= {"failed": "failed", "unfinished": "unfinished"}
     for key, outcome in ends.items():
-        assert told[key] == sum(one["outcome"] == outcome for one in first), key
-    assert told["offered"] == sum(told[key] for key in ends)
-    assert told["admitted"] == told["completed"] + told["failed"] + told["unfinished"]
-    assert told["retries"] == len(rows) - len(first)
-    assert told["attainment_offered"] == pytest.approx(sum(met) / len(met), abs=1e-5)
+        assert output[key] == sum(one["outcome"] == outcome for one in first), key
+    assert output["offered"] == sum(output[key] for key in ends)
+    assert output["admitted"] == output["completed"] + output["failed"] + output["unfinished"]
+    assert output["retries"] == len(rows) - len(first)
+    assert output["attainment_offered"] == pytest.approx(sum(met) / len(met), abs=1e-5)
     sizes = [one["prompt_tokens"] + one["output_tokens_asked"] for one in first]
     kept = sum(size for size, good in zip(sizes, met, strict=True) if good)
-    assert told["attainment_tokens"] == pytest.approx(kept / sum(sizes), abs=1e-5)
+    assert output["attainment_tokens"] == pytest.approx(kept / sum(sizes), abs=1e-5)
     for key in ("ttft_s", "tpot_s"):
         for share in (50, 95, 99):
             found = nearest((one[key] for one in first), share / 100)
-            said = told[f"p{share}_{key}"]
+            said = output[f"p{share}_{key}"]
             assert (said is None) is (found is None)
             assert found is None or abs(said - found) <= 0.0026 * found + 1.1e-5  # both sides are rounded
-    assert told["windows"]["n"] == len(windows) == told["offered"] // WINDOW_REQUESTS
+    assert output["windows"]["n"] == len(windows) == output["offered"] // WINDOW_REQUESTS
     for one in windows:
         assert one["met"] == sum(met[one["n"] * WINDOW_REQUESTS : (one["n"] + 1) * WINDOW_REQUESTS])
     hours = 0.0
     for tier, limits in wanted["tiers"].items():
         spans = [one for one in read(outs["replicas"]) if one["tier"] == tier]
         assert all(0 <= one["desired"] <= limits["maxReplicas"] for one in spans)
-        found = paid_s(spans, told["length_s"])
-        assert told["replica_seconds"][tier] == pytest.approx(found, rel=1e-4, abs=0.01)
+        found = paid_s(spans, output["length_s"])
+        assert output["replica_seconds"][tier] == pytest.approx(found, rel=1e-4, abs=0.01)
         hours += found * limits["gpus"] / 3600
-    assert told["gpu_hours"] == pytest.approx(hours, rel=1e-4, abs=2e-5)
+    assert output["gpu_hours"] == pytest.approx(hours, rel=1e-4, abs=2e-5)

@@ -25,8 +25,8 @@ def test_recorded_run_replay_matches_slo_scales_and_tpot(name: str) -> None:
 
 @pytest.mark.parametrize("kind", ["agg", "pd128"])
 def test_recorded_pair_replay_matches_ttft_and_tpot(kind: str) -> None:
-    seen = PAIRS[kind, "prefill", "6"]
-    found = [one for one in pd_replay.checks({(kind, "prefill", "6"): seen}) if one.name[:4] in ("TTFT", "TPOT")]
+    observed = PAIRS[kind, "prefill", "6"]
+    found = [one for one in pd_replay.checks({(kind, "prefill", "6"): observed}) if one.name[:4] in ("TTFT", "TPOT")]
     assert len(found) == 4
     assert [one.name for one in found if not one.holds] == []
 
@@ -43,11 +43,13 @@ def test_records_are_complete() -> None:
 
 def test_replay_truncated_request_misses_on_both_sides() -> None:
     sweep = SweepRun("x", "8b", 8192, 1.0, 2, 1.0, 0.1, ())
-    seen = [
+    observed = [
         RequestRecord(RecordedRequest(0.0, 10, 100), 0.1, math.nan, False),
         RequestRecord(RecordedRequest(0.0, 10, 1), 0.1, math.nan, True),
     ]
-    one = sweep_replay.SweepReplay(sweep, seen, [ReplayedRequest(0.1, 0.2), ReplayedRequest(0.1, 0.1)], [False, True])
+    one = sweep_replay.SweepReplay(
+        sweep, observed, [ReplayedRequest(0.1, 0.2), ReplayedRequest(0.1, 0.1)], [False, True]
+    )
     assert one.attained(1.0) == (50.0, 50.0)
 
 
@@ -71,14 +73,14 @@ def test_crossing_interpolates_goodput_knee() -> None:
 def test_replay_old_schedule_runs_prompts_first() -> None:
     own = distserve_replay.distserve_profile("vllm", 1)
     c = own.coefficients
-    seen = [
+    observed = [
         RequestRecord(RecordedRequest(0.0, 1000, 50), 0.1, 0.05, True),
         RequestRecord(RecordedRequest(0.3, 2000, 1), 0.1, 0.05, True),
     ]
-    first, second = distserve_replay.replay_records("vllm", seen)
+    first, second = distserve_replay.replay_records("vllm", observed)
     alone_s = c.base + c.anypre + 2000 * c.pretok + 2_000_000 * c.preattn
     assert alone_s <= second.first_s <= alone_s + c.base + c.dec + c.ctx * 1050
-    [undisturbed] = distserve_replay.replay_records("vllm", seen[:1])
+    [undisturbed] = distserve_replay.replay_records("vllm", observed[:1])
     assert first.last_s == pytest.approx(undisturbed.last_s + alone_s, abs=1e-3)
 
 

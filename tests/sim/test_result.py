@@ -48,9 +48,9 @@ def test_summary_e2e_target_counts_when_set() -> None:
         result = RunResult(sim_harness.make_plant(), [Role.SERVE], Slo(0.95, 1.0, 0.0, 0.05, e2e_s))
         for visit in visits:
             result.add(visit)
-        told = result.summary(world, "static:2", 0, 100.0, 1.0)
-        shares[e2e_s], shown[e2e_s] = told["attainment_offered"], told.get("p95_e2e_s")
-        assert told["infeasible_alone"] == 1  # reads that prompt for longer than either
+        summary = result.summary(world, "static:2", 0, 100.0, 1.0)
+        shares[e2e_s], shown[e2e_s] = summary["attainment_offered"], summary.get("p95_e2e_s")
+        assert summary["infeasible_alone"] == 1  # reads that prompt for longer than either
     assert shares == {None: 0.8, 0.8: 0.4}
     assert shown == {None: None, 0.8: pytest.approx(0.9, rel=0.003)}
 
@@ -62,9 +62,9 @@ def test_summary_itl_target_is_reported_beside_attainment(itl_s: float | None, m
     ).world
     result = RunResult(sim_harness.make_plant(), [Role.SERVE], Slo(0.95, 1.0, 0.0, 0.05, itl_s=itl_s))
     result.add(ended(1))
-    told = result.summary(world, "static:2", 0, 100.0, 1.0)
-    assert (told.get("itl_met"), told["attainment_offered"]) == (met, 1.0)
-    assert ("itl_met" in told) is (itl_s is not None)
+    summary = result.summary(world, "static:2", 0, 100.0, 1.0)
+    assert (summary.get("itl_met"), summary["attainment_offered"]) == (met, 1.0)
+    assert ("itl_met" in summary) is (itl_s is not None)
 
 
 def test_summary_offered_counts_all_and_admitted_omits_rejected() -> None:
@@ -85,19 +85,19 @@ def test_summary_offered_counts_all_and_admitted_omits_rejected() -> None:
         ended(10, AttemptOutcome.SHED),
     ):
         result.add(visit)
-    told = result.summary(world, "static:2", 0, 100.0, 1.0)
-    assert (told["offered"], told["admitted"], told["shed"], told["refused"]) == (10, 7, 2, 1)
-    assert (told["completed"], told["failed"], told["unfinished"]) == (5, 1, 1)
-    assert told["attainment_offered"] == 0.3
-    assert told["attainment_admitted"] == pytest.approx(3 / 7, abs=1e-5)
-    assert told["infeasible_alone"] == 1
-    assert told["goodput_rps"] == 0.03
-    assert told["goodput_tokens_per_s"] == 0.33
-    assert told["mean_replicas"] == {"serve": 2.0}
-    assert told["gpu_hours"] == pytest.approx(200 / 3600, abs=1e-5)
-    assert told["shed_work_ratio"] < 1.0
-    assert told["p50_ttft_s"] == pytest.approx(0.5, rel=0.003)
-    assert json.loads(json.dumps(told)) == told
+    summary = result.summary(world, "static:2", 0, 100.0, 1.0)
+    assert (summary["offered"], summary["admitted"], summary["shed"], summary["refused"]) == (10, 7, 2, 1)
+    assert (summary["completed"], summary["failed"], summary["unfinished"]) == (5, 1, 1)
+    assert summary["attainment_offered"] == 0.3
+    assert summary["attainment_admitted"] == pytest.approx(3 / 7, abs=1e-5)
+    assert summary["infeasible_alone"] == 1
+    assert summary["goodput_rps"] == 0.03
+    assert summary["goodput_tokens_per_s"] == 0.33
+    assert summary["mean_replicas"] == {"serve": 2.0}
+    assert summary["gpu_hours"] == pytest.approx(200 / 3600, abs=1e-5)
+    assert summary["shed_work_ratio"] < 1.0
+    assert summary["p50_ttft_s"] == pytest.approx(0.5, rel=0.003)
+    assert json.loads(json.dumps(summary)) == summary
 
 
 def test_met_uses_slo_of_request_class() -> None:
@@ -108,10 +108,10 @@ def test_met_uses_slo_of_request_class() -> None:
     ]
     result = RunResult(sim_harness.make_plant(), [Role.SERVE], SLO, classes=classes)
     met = {}
-    for klass in ("chat", "batch", "strange", ""):
+    for request_class in ("chat", "batch", "strange", ""):
         visit = ended(1, ttft_s=2.0, tpot_s=0.06)
-        visit.trace_request = replace(visit.trace_request, request_class=klass)
-        met[klass] = result.is_within_slo(visit)
+        visit.trace_request = replace(visit.trace_request, request_class=request_class)
+        met[request_class] = result.is_within_slo(visit)
     assert met == {"chat": False, "batch": True, "strange": True, "": True}
     soon = ended(2, ttft_s=0.7, prompt=10_000)
     soon.trace_request = replace(soon.trace_request, request_class="chat")
@@ -124,10 +124,10 @@ def test_summary_load_of_one_moment_has_no_rates() -> None:
     ).world
     result = RunResult(sim_harness.make_plant(), [Role.SERVE], SLO)
     result.add(ended(1))
-    told = result.summary(world, "static:2", 0, 0.0, 1.0)
-    assert (told["goodput_rps"], told["goodput_tokens_per_s"]) == (None, None)
-    assert told["mean_replicas"] == {"serve": None}
-    assert told["gpu_hours"] == 0.0
+    summary = result.summary(world, "static:2", 0, 0.0, 1.0)
+    assert (summary["goodput_rps"], summary["goodput_tokens_per_s"]) == (None, None)
+    assert summary["mean_replicas"] == {"serve": None}
+    assert summary["gpu_hours"] == 0.0
 
 
 def test_windows_cover_arrivals_and_pass_one_point_below_slo() -> None:
@@ -142,8 +142,8 @@ def test_windows_cover_arrivals_and_pass_one_point_below_slo() -> None:
         result.add(one)
         result.add(other)
     result.add(ended(2 * WINDOW_REQUESTS + 1))  # of a window that never fills
-    told = [json.loads(line) for line in lines.getvalue().splitlines()]
-    assert sorted((one["n"], one["met"], one["passed"]) for one in told) == [(0, 470, True), (1, 469, False)]
+    document = [json.loads(line) for line in lines.getvalue().splitlines()]
+    assert sorted((one["n"], one["met"], one["passed"]) for one in document) == [(0, 470, True), (1, 469, False)]
 
 
 def test_windows_exclude_requests_infeasible_on_idle_fleet() -> None:
@@ -180,17 +180,17 @@ def test_request_rows_have_demo_columns() -> None:
 
 
 def test_replica_rows_add_up_to_paid_time() -> None:
-    asked = sim_harness.PoissonLoad(600, 20.0).requests_drawn()
-    done = sim_harness.simulate(asked)
+    requests = sim_harness.PoissonLoad(600, 20.0).requests_drawn()
+    done = sim_harness.simulate(requests)
     rows = list(replica_rows(done.world))
     assert list(rows[0]) == ["run", "t_s", "tier", "desired", "ready", "starting", "draining"]
-    until = [one["t_s"] for one in rows[1:]] + [asked[-1].at_s]
+    until = [one["t_s"] for one in rows[1:]] + [requests[-1].at_s]
     paid = sum(
-        (one["ready"] + one["starting"] + one["draining"]) * (min(then, asked[-1].at_s) - one["t_s"])
+        (one["ready"] + one["starting"] + one["draining"]) * (min(then, requests[-1].at_s) - one["t_s"])
         for one, then in zip(rows, until, strict=True)
-        if one["t_s"] < asked[-1].at_s
+        if one["t_s"] < requests[-1].at_s
     )
-    assert paid == pytest.approx(done.world.tiers[Role.SERVE].replica_seconds(asked[-1].at_s), rel=1e-3)
+    assert paid == pytest.approx(done.world.tiers[Role.SERVE].replica_seconds(requests[-1].at_s), rel=1e-3)
 
 
 def test_decision_rows_chain_counts_and_give_reasons() -> None:

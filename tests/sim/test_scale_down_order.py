@@ -80,7 +80,9 @@ class Shrinking(NamedTuple):
     drained: set[str]
 
 
-def scale_downs(monkeypatch: pytest.MonkeyPatch, policy: SimulatedPolicy, asked: list[TraceRequest]) -> list[Shrinking]:
+def scale_downs(
+    monkeypatch: pytest.MonkeyPatch, policy: SimulatedPolicy, requests: list[TraceRequest]
+) -> list[Shrinking]:
     found: list[Shrinking] = []
     usual = FleetTier.scale
 
@@ -96,7 +98,7 @@ def scale_downs(monkeypatch: pytest.MonkeyPatch, policy: SimulatedPolicy, asked:
         return made, drained
 
     monkeypatch.setattr(FleetTier, "scale", noted)
-    sim_harness.simulate(asked, policy, gateways=2)
+    sim_harness.simulate(requests, policy, gateways=2)
     return found
 
 

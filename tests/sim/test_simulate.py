@@ -46,28 +46,28 @@ def test_simulate_json_has_summary_and_files_have_rows(
     files = {name: tmp_path / f"{name}.jsonl" for name in ("requests", "replicas", "windows")}
     out = [word for name, path in files.items() for word in (f"--{name}-out", str(path))]
     assert main([*typed, "--output", "json", "--start-up", "uniform:5,9", "--seed", "3", *out]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["policy"], told["seed"], told["offered"]) == ("plimsoll", 3, 200)
-    assert told["completed"] + told["shed"] == 200
+    output = json.loads(capsys.readouterr().out)
+    assert (output["policy"], output["seed"], output["offered"]) == ("plimsoll", 3, 200)
+    assert output["completed"] + output["shed"] == 200
     rows = [json.loads(line) for line in files["requests"].read_text().splitlines()]
-    assert sum(one["outcome"] == "ok" for one in rows) == told["completed"]
+    assert sum(one["outcome"] == "ok" for one in rows) == output["completed"]
     assert {json.loads(line)["tier"] for line in files["replicas"].read_text().splitlines()} == {"serve"}
     assert files["windows"].read_text() == ""
 
 
 def test_simulate_json_has_every_documented_key(typed: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*typed, "--output", "json", "--clients", "honour", "--max-gpus", "2"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    output = json.loads(capsys.readouterr().out)
     assert {
         "policy", "seed", "offered", "admitted", "queued", "downgraded", "shed", "completed", "failed", "slo",
         "attainment_offered", "attainment_admitted", "windows_met", "p50_ttft_s", "p95_ttft_s", "p99_ttft_s",
         "p50_tpot_s", "p95_tpot_s", "p99_tpot_s", "itl_p99_s", "goodput_rps", "goodput_tokens_per_s", "gpu_hours",
         "mean_replicas", "reversals", "shed_share", "shed_work_ratio", "offered_tokens", "attainment_tokens",
         "infeasible_alone", "unfinished", "client_gone", "recovered", "retry_reservations", "windows", "wall_s",
-    } <= told.keys()  # fmt: skip
-    assert {"given", "first_ok", "second_ok"} <= told["retry_reservations"].keys()
-    assert {"n", "passed"} <= told["windows"].keys()
-    assert told["reversals"] == {"serve": [0]}
+    } <= output.keys()  # fmt: skip
+    assert {"given", "first_ok", "second_ok"} <= output["retry_reservations"].keys()
+    assert {"n", "passed"} <= output["windows"].keys()
+    assert output["reversals"] == {"serve": [0]}
 
 
 def test_simulate_html_is_one_page_with_chart_per_policy(
@@ -200,21 +200,21 @@ def test_simulate_fallback_request_is_downgraded_and_missed(
 ) -> None:
     """The fallback may stand in the same file: it is the other one that is simulated."""
     small = builders.service(name="small", tiers={"serve": {"maxReplicas": 1}})
-    asked = yaml.safe_load((tmp_path / "s.yaml").read_text())
-    asked["spec"]["admission"] = {"whenFull": "Downgrade", "fallback": {"name": "small"}}
-    asked["spec"]["engine"] = {"args": ["--max-num-seqs=4"]}
-    (tmp_path / "s.yaml").write_text(yaml.safe_dump_all([small, asked]))
+    requested = yaml.safe_load((tmp_path / "s.yaml").read_text())
+    requested["spec"]["admission"] = {"whenFull": "Downgrade", "fallback": {"name": "small"}}
+    requested["spec"]["engine"] = {"args": ["--max-num-seqs=4"]}
+    (tmp_path / "s.yaml").write_text(yaml.safe_dump_all([small, requested]))
     rows = tmp_path / "r.jsonl"
     assert main([*typed, "--output", "json", "--clients", "honour", "--requests-out", str(rows)]) == 0
     out, err = capsys.readouterr()
-    told = json.loads(out)
+    document = json.loads(out)
     assert "the fallback small is not simulated" in err
-    assert told["downgraded"] > 0
-    assert told["offered"] == told["admitted"] + told["downgraded"] == 200
-    assert (told["shed"], told["retries"]) == (0, 0)
+    assert document["downgraded"] > 0
+    assert document["offered"] == document["admitted"] + document["downgraded"] == 200
+    assert (document["shed"], document["retries"]) == (0, 0)
     ends = [json.loads(line) for line in rows.read_text().splitlines()]
-    assert sum(one["outcome"] == "downgraded" for one in ends) == told["downgraded"]
-    assert told["attainment_offered"] <= 1 - told["downgraded"] / 200
+    assert sum(one["outcome"] == "downgraded" for one in ends) == document["downgraded"]
+    assert document["attainment_offered"] <= 1 - document["downgraded"] / 200
 
 
 def test_simulate_malformed_manifest_is_rejected(
@@ -337,9 +337,9 @@ def test_simulate_long_run_reports_progress(
 ) -> None:
     monkeypatch.setattr(simulate, "_PROGRESS_INTERVAL_S", 0.0)
     assert main([*typed, "--policy", "static:1", "--policy", "static:2", "--output", "json"]) == 0
-    told = capsys.readouterr()
-    assert [one["policy"] for one in json.loads(told.out)] == ["static:1", "static:2"]
-    lines = told.err.splitlines()
+    output = capsys.readouterr()
+    assert [one["policy"] for one in json.loads(output.out)] == ["static:1", "static:2"]
+    lines = output.err.splitlines()
     assert lines[0].startswith("run 1, static:1: 0 of 200 requests, 0% of the time")
     assert lines[-1].startswith("run 2, static:2: 200 of 200 requests, 100% of the time")
 
@@ -367,10 +367,10 @@ def test_simulate_search_writes_only_best_rows_and_runs_once(
     monkeypatch.setattr(simulate, "RunResult", Counted)
     search = [*typed, "--start-up", "5", "--output", "json", "--policy", "clairvoyant:runs=4,attainment=0.5"]
     assert main(search) == 0
-    ran, told = len(wrote), json.loads(capsys.readouterr().out)
+    ran, output = len(wrote), json.loads(capsys.readouterr().out)
     assert ran <= 4
     assert not any(wrote)
     assert main([*search, "--requests-out", str(tmp_path / "r.jsonl")]) == 0
     assert wrote[ran:] == [False] * ran + [True]
-    assert {**json.loads(capsys.readouterr().out), "wall_s": 0} == {**told, "wall_s": 0}
+    assert {**json.loads(capsys.readouterr().out), "wall_s": 0} == {**output, "wall_s": 0}
     assert len((tmp_path / "r.jsonl").read_text().splitlines()) == 200

@@ -35,7 +35,7 @@ class Course:
     def __init__(self, course: dict[float, dict[Role, int]]) -> None:
         self._course = course
 
-    def on_arrival(self, asked: TraceRequest, now_s: float) -> None:
+    def on_arrival(self, requests: TraceRequest, now_s: float) -> None:
         """Of no interest."""
 
     def desired_replicas(self, observation: Observation) -> dict[Role, int]:
@@ -50,8 +50,8 @@ def autoscaled_run() -> sim_harness.FinishedRun:
 @pytest.fixture(scope="module")
 def moved() -> sim_harness.FinishedRun:
     hardware = sim_harness.make_plant(replace(sim_harness.H200_CAPPED, max_num_seqs=32, block_size=128))
-    asked = sim_harness.PoissonLoad(400, 5.0, 2500, 60, seed=3).requests_drawn()
-    return sim_harness.simulate(asked, of=sim_harness.pd_manifest(), hardware=hardware)
+    requests = sim_harness.PoissonLoad(400, 5.0, 2500, 60, seed=3).requests_drawn()
+    return sim_harness.simulate(requests, of=sim_harness.pd_manifest(), hardware=hardware)
 
 
 def test_simulator_every_request_has_exactly_one_outcome(
@@ -161,8 +161,8 @@ def test_simulator_static_fleet_costs_its_duration() -> None:
 
 
 def test_simulator_startup_takes_time_and_is_paid_from_order() -> None:
-    asked = [TraceRequest(float(n), 100, 2) for n in range(60)]
-    done = sim_harness.simulate(asked, Course({10.0: {Role.SERVE: 2}}))
+    requests = [TraceRequest(float(n), 100, 2) for n in range(60)]
+    done = sim_harness.simulate(requests, Course({10.0: {Role.SERVE: 2}}))
     ready = next(at_s for at_s, _, _, live, _, _ in done.world.log.replicas if live == 2)
     assert ready == pytest.approx(30.0)
     assert done.world.tiers[Role.SERVE].replica_seconds(60.0) == pytest.approx(60.0 + 50.0)
@@ -170,8 +170,8 @@ def test_simulator_startup_takes_time_and_is_paid_from_order() -> None:
 
 
 def test_simulator_draining_replica_finishes_its_requests() -> None:
-    asked = [TraceRequest(0.1 * n, 500, 400) for n in range(100)]
-    done = sim_harness.simulate(asked, Course({0.0: {Role.SERVE: 2}, 5.0: {Role.SERVE: 1}}), initial={Role.SERVE: 2})
+    requests = [TraceRequest(0.1 * n, 500, 400) for n in range(100)]
+    done = sim_harness.simulate(requests, Course({0.0: {Role.SERVE: 2}, 5.0: {Role.SERVE: 1}}), initial={Role.SERVE: 2})
     assert {visit.outcome for visit in done.attempts} == {AttemptOutcome.OK}
     last = max(visit.end_s or 0.0 for visit in done.attempts if visit.address == "serve-1")
     gone = max(at_s for at_s, *_, draining in done.world.log.replicas if draining == 0)
@@ -180,16 +180,19 @@ def test_simulator_draining_replica_finishes_its_requests() -> None:
 
 
 def test_simulator_starting_replica_is_removed_first_at_once() -> None:
-    asked = [TraceRequest(float(n), 100, 2) for n in range(30)]
-    done = sim_harness.simulate(asked, Course({2.0: {Role.SERVE: 3}, 8.0: {Role.SERVE: 1}}))
+    requests = [TraceRequest(float(n), 100, 2) for n in range(30)]
+    done = sim_harness.simulate(requests, Course({2.0: {Role.SERVE: 3}, 8.0: {Role.SERVE: 1}}))
     assert done.world.tiers[Role.SERVE].replica_seconds(30.0) == pytest.approx(30.0 + 2 * 6.0)
     assert all(draining == 0 for *_, draining in done.world.log.replicas)
 
 
 def test_simulator_killed_engine_fails_only_its_streams() -> None:
-    asked = [TraceRequest(0.05 * n, 500, 100) for n in range(1000)]
+    requests = [TraceRequest(0.05 * n, 500, 100) for n in range(1000)]
     done = sim_harness.simulate(
-        asked, StaticPolicy({Role.SERVE: 2}, runs_operator=True), initial={Role.SERVE: 2}, kills=((Role.SERVE, 25.0),)
+        requests,
+        StaticPolicy({Role.SERVE: 2}, runs_operator=True),
+        initial={Role.SERVE: 2},
+        kills=((Role.SERVE, 25.0),),
     )
     failed = [visit for visit in done.attempts if visit.outcome is AttemptOutcome.FAILED]
     assert failed
@@ -204,8 +207,10 @@ def test_simulator_killed_engine_fails_only_its_streams() -> None:
 
 def test_simulator_killed_prefill_engine_falls_back_to_decode() -> None:
     hardware = sim_harness.make_plant(replace(sim_harness.H200_CAPPED, max_num_seqs=32, block_size=128))
-    asked = [TraceRequest(0.4 * n, 3000, 30) for n in range(100)]
-    done = sim_harness.simulate(asked, of=sim_harness.pd_manifest(), hardware=hardware, kills=((Role.PREFILL, 20.1),))
+    requests = [TraceRequest(0.4 * n, 3000, 30) for n in range(100)]
+    done = sim_harness.simulate(
+        requests, of=sim_harness.pd_manifest(), hardware=hardware, kills=((Role.PREFILL, 20.1),)
+    )
     assert {visit.outcome for visit in done.attempts} <= {AttemptOutcome.OK, AttemptOutcome.SHED}
     read_here = [
         visit
@@ -242,16 +247,16 @@ def test_simulator_service_without_slo_keeps_replicas() -> None:
 
 
 def test_simulator_time_never_goes_back() -> None:
-    seen: list[float] = []
+    visited: list[float] = []
 
     class Watching(StaticPolicy):
         def desired_replicas(self, observation: Observation) -> dict[Role, int]:
-            seen.append(observation.now_s)
+            visited.append(observation.now_s)
             return {}
 
     sim_harness.simulate(STEP[:200], Watching({Role.SERVE: 1}, runs_operator=True))
-    assert all(b - a == pytest.approx(1.0) for a, b in pairwise(seen))
-    assert math.isclose(seen[0], 0.0)
+    assert all(b - a == pytest.approx(1.0) for a, b in pairwise(visited))
+    assert math.isclose(visited[0], 0.0)
 
 
 class ObservingPolicy(StaticPolicy):
@@ -267,10 +272,10 @@ class ObservingPolicy(StaticPolicy):
 
 
 def test_simulator_peer_policy_observes_without_side_effects() -> None:
-    peeping, asked = ObservingPolicy(), sim_harness.PoissonLoad(300, 10.0, seed=4).requests_drawn()
-    seen = sim_harness.simulate(asked, peeping, initial={Role.SERVE: 2})
-    blind = sim_harness.simulate(asked, StaticPolicy({Role.SERVE: 2}, runs_operator=False), initial={Role.SERVE: 2})
-    assert _bytes(seen) == _bytes(blind)
+    peeping, requests = ObservingPolicy(), sim_harness.PoissonLoad(300, 10.0, seed=4).requests_drawn()
+    observed = sim_harness.simulate(requests, peeping, initial={Role.SERVE: 2})
+    blind = sim_harness.simulate(requests, StaticPolicy({Role.SERVE: 2}, runs_operator=False), initial={Role.SERVE: 2})
+    assert _bytes(observed) == _bytes(blind)
     look, engines = peeping.looks[-1]
     assert list(look.engine_readings) == [Role.SERVE]
     assert (look.ready, look.starting) == ({Role.SERVE: 2}, {Role.SERVE: 0})

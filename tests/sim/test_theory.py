@@ -40,8 +40,8 @@ def test_plant_constant_step_time_matches_mmc(slots: int, rho: float) -> None:
         hinge_dec=0.0,
         max_num_seqs=slots,
     )
-    asked = rho * slots / (mean * step_s)
-    found = sojourns(own, 20_000, asked, lambda r: 1 + int(r.expovariate(1 / mean)), seed=slots)
+    requested = rho * slots / (mean * step_s)
+    found = sojourns(own, 20_000, requested, lambda r: 1 + int(r.expovariate(1 / mean)), seed=slots)
     waits = [one.first_token_s - one.arrived_s for one in found if one.first_token_s is not None]
     rate = len(found) / found[-1].arrived_s  # as it came
     served = math.fsum(one.output_tokens for one in found) / len(found)

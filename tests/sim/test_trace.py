@@ -69,8 +69,8 @@ def test_read_timestamp_may_be_a_date(tmp_path: Path) -> None:
     text = "timestamp,prompt_tokens,output_tokens\n2023-11-16 18:17:03.979960,9,1\n2023-11-16T18:17:05.479960,9,1\n"
     assert [one.at_s for one in trace.read(written(tmp_path, text))] == pytest.approx([0.0, 1.5])
     zoned = [{"timestamp": f"2024-01-01T0{n}:00:00+0{n}:00", "input_length": 1, "output_length": 1} for n in (1, 2)]
-    asked = trace.read(written(tmp_path, "\n".join(map(json.dumps, zoned)), "t.jsonl"))
-    assert [one.at_s for one in asked] == [0.0, 0.0]
+    requested = trace.read(written(tmp_path, "\n".join(map(json.dumps, zoned)), "t.jsonl"))
+    assert [one.at_s for one in requested] == [0.0, 0.0]
 
 
 def test_read_header_may_start_with_byte_order_mark(tmp_path: Path) -> None:

@@ -25,11 +25,11 @@ RUNS = {one.sweep.name: one for one in twin.read_runs()}
 def self_comparison(slower: float = 1.0, later_s: float = 0.0) -> TwinRun:
     """A record that the simulator made, TPOT times a factor and TTFT with something on top."""
     sent = [RecordedRequest(one.at_s, one.prompt, one.output) for one in traces.poisson(20.0, 10.0, 3)]
-    seen = [
+    observed = [
         RequestRecord(each, got.first_s + later_s, got.tpot_s(each.output) * slower, True)
         for each, got in zip(sent, engine_driver.replay_one_engine(engine_driver.mean_plant(OWN), sent), strict=True)
     ]
-    return TwinRun(SweepRun("x", "twin", OWN.budget, 20.0, len(seen), 60.0, 0.0, tuple(seen)), OWN)
+    return TwinRun(SweepRun("x", "twin", OWN.budget, 20.0, len(observed), 60.0, 0.0, tuple(observed)), OWN)
 
 
 def test_compare_simulator_with_itself_has_no_difference() -> None:

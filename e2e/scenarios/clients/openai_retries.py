@@ -17,23 +17,23 @@ from openai import APIStatusError, AsyncOpenAI, DefaultAsyncHttpxClient
 
 COUNT, SPREAD, TOKENS = 30, 20.0, 48
 url, model = sys.argv[1:]
-seen: ContextVar[list] = ContextVar("seen")
+attempts: ContextVar[list] = ContextVar("seen")
 
 
 async def note(answer) -> None:
     """Every answer on the way, before the SDK acts on it."""
-    seen.get().append((answer.status_code, answer.headers.get("retry-after")))
+    attempts.get().append((answer.status_code, answer.headers.get("retry-after")))
 
 
 async def ask(client: AsyncOpenAI, number: int) -> dict:
     """One user's request, from first try to last."""
     tries: list = []
-    seen.set(tries)
+    attempts.set(tries)
     await asyncio.sleep(number * SPREAD / COUNT)
     words = f"user {number} " + "of the fleet " * 120
-    asked = {"messages": [{"role": "user", "content": words}], "max_tokens": TOKENS, "extra_body": {"ignore_eos": True}}
+    body = {"messages": [{"role": "user", "content": words}], "max_tokens": TOKENS, "extra_body": {"ignore_eos": True}}
     try:
-        answer = await client.chat.completions.create(model=model, **asked)
+        answer = await client.chat.completions.create(model=model, **body)
         answered = answer.usage.completion_tokens == TOKENS
     except APIStatusError:
         answered = False

@@ -70,8 +70,8 @@ class Hub(BaseHTTPRequestHandler):
 
     def span(self, size: int) -> tuple[int, int]:
         """What a Range header asks for, or all."""
-        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("range") or "")
-        return (int(asked[1]), int(asked[2] or size - 1) + 1) if asked else (0, size)
+        requested = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("range") or "")
+        return (int(requested[1]), int(requested[2] or size - 1) + 1) if requested else (0, size)
 
     def log_message(self, format: str, *args: object) -> None:
         known = "with" if self.headers.get("authorization") else "without"

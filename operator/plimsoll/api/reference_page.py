@@ -23,6 +23,7 @@ REFERENCE_PATH: Final = Path("docs") / "reference" / f"{labels.KIND.lower()}.md"
 Schema = dict[str, Any]
 
 _TIER: Final = "TIER"  # stands for every tier; their fields are equal
+_SHORT: Final = 40  # characters of a description that is written again where another field has the same one
 _ROLE: Final = re.compile(rf"\.({'|'.join(ROLES)})$")
 
 _HEAD: Final = f"""# {labels.KIND}
@@ -46,8 +47,8 @@ def render() -> str:
         "## Spec\n",
         _table((path, node) for path, node in fields.items() if path.startswith("spec.")),
         "## Rules\n",
-        "The API server rejects a manifest that breaks one of these rules. If the cluster has an older CRD, the "
-        "condition `Stalled` with reason `InvalidSpec` names the rule.\n",
+        "The API server rejects a manifest that breaks one of these rules. With an older CRD, the condition `Stalled` "
+        "names the rule. Paths other than `metadata.name` are below `spec`.\n",
         "\n".join(_rules(fields)) + "\n",
         "## Status\n",
         _table((path, node) for path, node in fields.items() if path.startswith("status.")),
@@ -83,15 +84,20 @@ def _nested_fields(path: str, node: Schema) -> Iterator[tuple[str, Schema]]:
 
 
 def _table(rows: Iterator[tuple[str, Schema]]) -> str:
-    lines = ["| field | type | default | meaning |", "|---|---|---|---|"]
+    lines = ["| field | type, default | meaning |", "|---|---|---|"]
+    described: dict[tuple[str, str], str] = {}
     for path, node in sorted(
         rows, key=lambda row: _TIER in row[0]
     ):  # fields of all tiers follow the names of the tiers
         if path.endswith("[]"):
             continue
         field_path = path.split(".", 1)[1]
-        default = f"`{json.dumps(node['default'])}`" if "default" in node else ""
-        lines.append(f"| `{field_path}` | {_type(node)} | {default} | {_escape_cell(node.get('description', ''))} |")
+        default = f", `{json.dumps(node['default'])}`" if "default" in node else ""
+        description = _escape_cell(node.get("description", ""))
+        if len(description) > _SHORT:
+            first = described.setdefault((field_path.rsplit(".", 1)[-1], description), field_path)
+            description = description if first == field_path else f"As `{first}`."
+        lines.append(f"| `{field_path}` | {_type(node)}{default} | {description} |")
     return "\n".join(lines) + "\n"
 
 
@@ -99,10 +105,10 @@ def _type(node: Schema) -> str:
     if node.get("x-kubernetes-int-or-string"):
         return "integer or string"
     if "enum" in node:
-        return " or ".join(f"`{value}`" for value in node["enum"])
+        return ", ".join(f"`{value}`" for value in node["enum"])
     match node.get("type"):
-        case "integer" if "maximum" in node:
-            return f"integer, {node['minimum']} to {node['maximum']}"
+        case "integer" if "maximum" in node and _range(node) not in node.get("description", ""):
+            return f"integer, {_range(node)}"
         case "array":
             return f"list of {_type(node['items'])}, at most {node['maxItems']}"
         case "object" if "additionalProperties" in node:
@@ -111,15 +117,18 @@ def _type(node: Schema) -> str:
             return str(kind)
 
 
+def _range(node: Schema) -> str:
+    return f"{node['minimum']} to {node['maximum']}"
+
+
 def _rules(fields: dict[str, Schema]) -> Iterator[str]:
-    """Yield one line for each rule with the field that it refers to; rules of the tiers only once."""
-    written = set()
+    """Yield one line for each rule with the fields that it refers to; rules of the tiers only once."""
+    field_paths: dict[str, dict[str, None]] = {}
     for path, node in fields.items():
         for field_path, entry in _validations(path, node):
-            line = f"- `{field_path}`: {entry['message']}"
-            if line not in written:
-                written.add(line)
-                yield line
+            field_paths.setdefault(entry["message"], {})[f"`{field_path.removeprefix('spec.')}`"] = None
+    for message, paths in field_paths.items():
+        yield f"- {', '.join(paths)}: {message}"
 
 
 def _validations(field_path: str, node: Schema) -> Iterator[tuple[str, Schema]]:

@@ -195,9 +195,13 @@ async def test_client_disconnect_frees_slot_and_is_not_counted(tmp_path: Path, s
             await asyncio.sleep(0)
         gone.set()
         await request
-        seen = await one.metrics()
-        assert (one.driver.live, seen["vllm:num_requests_running",], seen["vllm:kv_cache_usage_perc",]) == (set(), 0, 0)
-        assert sum(value for key, value in seen.items() if key[0] == "vllm:request_success_total") == 0
+        metrics = await one.metrics()
+        assert (one.driver.live, metrics["vllm:num_requests_running",], metrics["vllm:kv_cache_usage_perc",]) == (
+            set(),
+            0,
+            0,
+        )
+        assert sum(value for key, value in metrics.items() if key[0] == "vllm:request_success_total") == 0
 
 
 async def test_drain_finishes_running_and_rejects_new_requests(tmp_path: Path) -> None:

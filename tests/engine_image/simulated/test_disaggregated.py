@@ -48,14 +48,14 @@ async def test_remote_prefill_transfers_prompt_and_keeps_text(tmp_path: Path, pa
         words = [json.dumps(got["choices"][0]).split('"logprobs"')[0] for got in (split, alone)]
         assert words[0] == words[1]
         assert decode.remote_prefill_count("remote") == 1
-        seen, tokens = await decode.metrics(), split["usage"]["prompt_tokens"]
-        assert seen["vllm:prompt_tokens_by_source_total", "external_kv_transfer"] == tokens
-        assert seen["vllm:prompt_tokens_by_source_total", "local_compute"] == 0
-        assert seen["vllm:prompt_tokens_cached_by_source_total", "p2p"] == tokens
-        assert seen["vllm:external_prefix_cache_hits_total",] == tokens
-        assert seen["vllm:nixl_xfer_time_seconds_count",] == 1
-        assert seen["vllm:nixl_num_descriptors_sum",] == -(-tokens // 16) * 32
-        assert seen["vllm:iteration_tokens_total_sum",] == 24
+        metrics, tokens = await decode.metrics(), split["usage"]["prompt_tokens"]
+        assert metrics["vllm:prompt_tokens_by_source_total", "external_kv_transfer"] == tokens
+        assert metrics["vllm:prompt_tokens_by_source_total", "local_compute"] == 0
+        assert metrics["vllm:prompt_tokens_cached_by_source_total", "p2p"] == tokens
+        assert metrics["vllm:external_prefix_cache_hits_total",] == tokens
+        assert metrics["vllm:nixl_xfer_time_seconds_count",] == 1
+        assert metrics["vllm:nixl_num_descriptors_sum",] == -(-tokens // 16) * 32
+        assert metrics["vllm:iteration_tokens_total_sum",] == 24
         assert (await prefill.metrics())["vllm:kv_cache_usage_perc",] == 0
 
 
@@ -65,9 +65,9 @@ async def test_prefill_response_names_block_location(tmp_path: Path) -> None:
         assert params["do_remote_prefill"]
         assert (params["remote_port"], params["remote_host"]) == (one.options.side_channel_port, "127.0.0.1")
         assert (len(params["remote_block_ids"][0]), params["remote_num_tokens"]) == (29, 450)
-        seen = await one.metrics()
-        assert seen["vllm:kv_cache_usage_perc",] == pytest.approx(29 / 45_000)
-        assert seen["vllm:num_requests_running",] == 0
+        metrics = await one.metrics()
+        assert metrics["vllm:kv_cache_usage_perc",] == pytest.approx(29 / 45_000)
+        assert metrics["vllm:num_requests_running",] == 0
 
 
 async def test_only_remote_prefill_on_prefill_engine_keeps_blocks(tmp_path: Path) -> None:
@@ -82,9 +82,9 @@ async def test_lost_prefill_engine_falls_back_to_local_prefill(tmp_path: Path) -
         (params["remote_port"],) = free_ports(1)
         got = await decode.api_direct(ask(kv_transfer_params=params))
         assert (got.status, got.json["usage"]["completion_tokens"]) == (200, 24)
-        seen = await decode.metrics()
-        assert seen["vllm:nixl_num_failed_transfers_total",] == 1
-        assert seen["vllm:prompt_tokens_by_source_total", "local_compute"] == 450
+        metrics = await decode.metrics()
+        assert metrics["vllm:nixl_num_failed_transfers_total",] == 1
+        assert metrics["vllm:prompt_tokens_by_source_total", "local_compute"] == 450
 
 
 @pytest.mark.parametrize(
@@ -111,12 +111,12 @@ async def test_default_vllm_load_failure_policy_returns_error(tmp_path: Path) ->
 async def test_prefill_engine_lost_during_transfer_falls_back(tmp_path: Path) -> None:
     flags = ("--num-gpu-blocks-override", "60", "--max-model-len", "900")
     async with make_harness(tmp_path, *flags, role="decode") as decode:
-        asked = asyncio.Event()
+        requested = asyncio.Event()
 
         async def dies(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.readline()
             writer.write(b'{"tokens": 450}\n')
-            asked.set()
+            requested.set()
             await stopped.wait()
             writer.close()
 
@@ -130,7 +130,7 @@ async def test_prefill_engine_lost_during_transfer_falls_back(tmp_path: Path) ->
         )
         await begun.wait()
         request = asyncio.create_task(decode.api_direct(ask(kv_transfer_params=params)))
-        await asked.wait()
+        await requested.wait()
         stopped.set()
         assert (await request).json["usage"]["completion_tokens"] == 24
         gone.set()

@@ -112,8 +112,8 @@ async def test_exposition_exported_family_yields_only_its_reading(
         await one.send({"prompt": "word " * 40, "max_tokens": 20})
         text = (await one.send(path="/metrics")).body
         reading = vllm_metrics.parse_metrics(text, "pod", 1.0)
-        told = {known.name for known in fields(reading) if getattr(reading, known.name) is not None}
-        assert told == {"pod", "at_s", "instance_id", field}
+        reported = {known.name for known in fields(reading) if getattr(reading, known.name) is not None}
+        assert reported == {"pod", "at_s", "instance_id", field}
         assert parse_cache_config(text) == (720_000, one.options.profile.block_size)
         exported = {line.split("{")[0] for line in text.decode().splitlines() if line.startswith("vllm:")}
         ends = "(_total|_created|_bucket|_sum|_count)?"
@@ -145,28 +145,28 @@ async def test_exposition_sums_agree_after_mixed_load(tmp_path: Path) -> None:
             requests.append(one.send({**body, "stream": number % 2 == 0}, gone=gone if number % 8 == 7 else None))
         talk = {"messages": [{"role": "user", "content": "x" * 300}], "max_tokens": 9}
         requests.append(one.send(talk, CHAT_PATH))
-        asked = asyncio.gather(*requests)
+        trace_requests = asyncio.gather(*requests)
         while not one.driver.core.running:
             await asyncio.sleep(0)
         gone.set()
-        await asked
-        seen = await one.metrics()
+        await trace_requests
+        metrics = await one.metrics()
         sources = {
-            source: seen["vllm:prompt_tokens_by_source_total", source]
+            source: metrics["vllm:prompt_tokens_by_source_total", source]
             for source in ("local_compute", "local_cache_hit", "external_kv_transfer")
         }
-        generated = seen["vllm:generation_tokens_total",]
-        assert sum(sources.values()) == seen["vllm:prompt_tokens_total",] > 0
-        assert seen["vllm:iteration_tokens_total_sum",] == sources["local_compute"] + generated
-        assert seen["vllm:prompt_tokens_cached_total",] == sources["local_cache_hit"]
-        firsts = seen["vllm:time_to_first_token_seconds_count",]
-        assert seen["vllm:inter_token_latency_seconds_count",] == generated - firsts
-        done = seen["vllm:request_success_total", "length"]
+        generated = metrics["vllm:generation_tokens_total",]
+        assert sum(sources.values()) == metrics["vllm:prompt_tokens_total",] > 0
+        assert metrics["vllm:iteration_tokens_total_sum",] == sources["local_compute"] + generated
+        assert metrics["vllm:prompt_tokens_cached_total",] == sources["local_cache_hit"]
+        firsts = metrics["vllm:time_to_first_token_seconds_count",]
+        assert metrics["vllm:inter_token_latency_seconds_count",] == generated - firsts
+        done = metrics["vllm:request_success_total", "length"]
         for name in ("e2e_request_latency_seconds", "request_prompt_tokens", "request_time_per_output_token_seconds"):
-            assert seen[f"vllm:{name}_count",] == done
+            assert metrics[f"vllm:{name}_count",] == done
         assert done >= 22
-        assert (seen["vllm:num_requests_running",], seen["vllm:num_requests_waiting",]) == (0, 0)
-        assert seen["vllm:kv_cache_usage_perc",] == 0
+        assert (metrics["vllm:num_requests_running",], metrics["vllm:num_requests_waiting",]) == (0, 0)
+        assert metrics["vllm:kv_cache_usage_perc",] == 0
 
 
 async def test_exposition_scrape_shows_current_running_and_waiting(tmp_path: Path) -> None:
@@ -175,10 +175,10 @@ async def test_exposition_scrape_shows_current_running_and_waiting(tmp_path: Pat
         requests = [asyncio.create_task(one.send({"prompt": "a", "max_tokens": 9000}, gone=gone)) for _ in range(5)]
         while (one.driver.core.running, one.driver.core.waiting) != (2, 3):
             await asyncio.sleep(0)
-        seen = await one.metrics()
-        assert (seen["vllm:num_requests_running",], seen["vllm:num_requests_waiting",]) == (2, 3)
-        assert seen["vllm:num_requests_waiting_by_reason", "capacity"] == 3
-        assert seen["vllm:kv_cache_usage_perc",] == pytest.approx(one.driver.core.kv_cache.used / 45_000)
+        metrics = await one.metrics()
+        assert (metrics["vllm:num_requests_running",], metrics["vllm:num_requests_waiting",]) == (2, 3)
+        assert metrics["vllm:num_requests_waiting_by_reason", "capacity"] == 3
+        assert metrics["vllm:kv_cache_usage_perc",] == pytest.approx(one.driver.core.kv_cache.used / 45_000)
         gone.set()
         await asyncio.gather(*requests)
 

@@ -98,20 +98,20 @@ async def test_busy_engine_with_long_steps_stays_ready(tmp_path: Path) -> None:
     flags = ("--time-scale", "1", "--profile-scale", "12", "--max-num-batched-tokens", "8192")
     body = {"model": "m", "prompt": [7] * 8000, "max_tokens": 1}
     async with stoppable(tmp_path, *flags, unready_seconds=unready_s, restart_seconds=4.0, step_multiple=20.0) as one:
-        asked = [
+        request = [
             asyncio.create_task(
                 client.request(one.api, "/v1/completions", json.dumps(body | {"cache_salt": str(n)}).encode(), 90)
             )
             for n in range(2)
         ]
         answers, longest_s = set(), 0.0
-        while not all(task.done() for task in asked):
+        while not all(task.done() for task in request):
             answers.add((await one.get("/readyz")).body)
             metrics = (await one.get("/metrics")).body.decode()
             silent = re.search(r"^plimsoll_engine_no_progress_seconds ([0-9.]+)$", metrics, re.MULTILINE)
             longest_s = max(longest_s, float(silent[1]) if silent else 0.0)
             await asyncio.sleep(0.1)
-        assert {(await task).status for task in asked} == {200}
+        assert {(await task).status for task in request} == {200}
     assert answers == {b"ready"}
     assert longest_s > unready_s, "the steps were no longer than the bound"
 

@@ -27,7 +27,7 @@ def test_itl_histogram_matches_inter_token_law(budget: int, per_s: float) -> Non
     for at_s, prompt, output in load:
         light.add(at_s, prompt, output)
     light.run()
-    seen = light.meters.histograms["inter_token_latency_seconds"]
+    observed = light.meters.histograms["inter_token_latency_seconds"]
     model = StepModel(
         FITTED_STEPS.base,
         FITTED_STEPS.anypre,
@@ -40,5 +40,5 @@ def test_itl_histogram_matches_inter_token_law(budget: int, per_s: float) -> Non
     law = InterTokenLatency(serve_tier(model, mix), budget)
     rate = len(load) / load[-1][0]
     for edge in EDGES_S:
-        long = 1 - sum(seen.counts[: seen.edges.index(edge) + 1]) / math.fsum(seen.counts)
+        long = 1 - sum(observed.counts[: observed.edges.index(edge) + 1]) / math.fsum(observed.counts)
         assert law.share_above(rate, edge) == pytest.approx(long, rel=0.125, abs=1e-4)

@@ -108,12 +108,12 @@ async def test_process_short_drain_reports_aborted_requests(tmp_path: Path) -> N
         async with stream(one.api, 30_000) as long, stream(one.api, 40) as short:
             assert (await short.read()).endswith(b"data: [DONE]\n\n")
             await held(tmp_path, 1)  # the short one is let go a moment after its last byte
-            asked = asyncio.create_task(client.request(one.api, "/v1/completions", whole, 60.0))
+            request = asyncio.create_task(client.request(one.api, "/v1/completions", whole, 60.0))
             await held(tmp_path, 2)
             one.process.send_signal(signal.SIGTERM)
             with pytest.raises(aiohttp.ClientPayloadError):
                 await long.read()
-            assert (await asked).status == 503
+            assert (await request).status == 503
         await one.process.wait()
     assert json.loads((tmp_path / "said").read_text()) == {"abortedRequests": 2, "drainSeconds": 1}
 

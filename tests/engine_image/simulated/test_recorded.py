@@ -65,11 +65,11 @@ async def test_recorded_requests_yield_recorded_metrics(tmp_path: Path) -> None:
     async with make_harness(tmp_path, *LIMITS, *CACHE) as one:
         statuses = [(await one.send(body)).status for body in in_turn]
         statuses += [got.status for got in await asyncio.gather(*(one.send(body) for body in at_once))]
-        seen = await one.metrics()
+        metrics = await one.metrics()
     assert statuses == [200] * 11
-    assert {key: seen[f"vllm:{key[0]}", *key[1:]] for key in RECORDED} == RECORDED
+    assert {key: metrics[f"vllm:{key[0]}", *key[1:]] for key in RECORDED} == RECORDED
     for name, below in (("request_prompt_tokens", PROMPTS), ("request_generation_tokens", OUTPUTS)):
-        assert tuple(seen[f"vllm:{name}_bucket", edge] for edge in EDGES) == below
+        assert tuple(metrics[f"vllm:{name}_bucket", edge] for edge in EDGES) == below
 
 
 ANSWERS = json.loads(Path(__file__).with_name("answers_recorded.json").read_text())
@@ -102,8 +102,8 @@ async def test_recorded_responses_have_vllm_fields(tmp_path: Path, kind: str) ->
     path, body = BODIES[kind]
     async with make_harness(tmp_path) as one:
         assert _shape((await one.send(body, path)).json) == ANSWERS[kind]["whole"]
-        for name, asked in STREAMS.items():
-            *events, done = (await one.send({**body, **asked}, path)).events
+        for name, requested in STREAMS.items():
+            *events, done = (await one.send({**body, **requested}, path)).events
             assert (_distinct(_shape(json.loads(event)) for event in events), done) == (ANSWERS[kind][name], "[DONE]")
 
 

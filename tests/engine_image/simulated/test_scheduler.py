@@ -116,8 +116,8 @@ def test_scheduler_fully_cached_prompt_computes_some_tokens() -> None:
 def test_scheduler_generated_tokens_are_cached_for_next_turn() -> None:
     one = make_core()
     first = _run(one, one.add(0.0, prompt=8, tokens=9, start=0))
-    told = first.prompt + first.text(0, 9).encode()
-    second = ServedSequence("next", told + b"more", 1, 20.0)
+    reported = first.prompt + first.text(0, 9).encode()
+    second = ServedSequence("next", reported + b"more", 1, 20.0)
     one.core.add(second, 20.0)
     one.run()
     assert second.cached_tokens == 16  # the prompt's two blocks and two of the answer's; its ninth token is not a block

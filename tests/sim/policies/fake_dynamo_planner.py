@@ -32,10 +32,10 @@ class Planner:
     def initial_tick(self, start_s: float) -> Record:
         return self._tick(start_s + 5.0)
 
-    def on_tick(self, tick: Record, seen: Any) -> Record:
-        self.received.append(seen)
+    def on_tick(self, tick: Record, observed: Any) -> Record:
+        self.received.append(observed)
         order = self.orders.pop(0) if self.orders else None
-        return Record(scale_to=order, next_tick=self._tick(seen.now_s + 5.0))
+        return Record(scale_to=order, next_tick=self._tick(observed.now_s + 5.0))
 
     def _tick(self, at_s: float) -> Record:
         slow = self.config.enable_throughput_scaling and at_s % self.slow_s == 0.0

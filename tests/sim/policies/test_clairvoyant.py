@@ -97,12 +97,12 @@ def test_cheapest_slot_matches_exhaustive_search() -> None:
 
 
 def test_bound_constant_load_equals_its_work() -> None:
-    asked = [TraceRequest(0.1 * n, 1000, 100) for n in range(6000)]
+    requests = [TraceRequest(0.1 * n, 1000, 100) for n in range(6000)]
     found = CostLowerBound(
-        asked, sim_harness.make_plant(spread=0.0, noise=0.0), SLO, {Role.SERVE: (0, 9)}, {Role.SERVE: 1}, 600.0
+        requests, sim_harness.make_plant(spread=0.0, noise=0.0), SLO, {Role.SERVE: (0, 9)}, {Role.SERVE: 1}, 600.0
     )
     work = float(
-        bounds._min_work(asked, sim_harness.make_plant(spread=0.0, noise=0.0), SLO, {Role.SERVE: (0, 9)})[
+        bounds._min_work(requests, sim_harness.make_plant(spread=0.0, noise=0.0), SLO, {Role.SERVE: (0, 9)})[
             Role.SERVE
         ].sum()
     )
@@ -110,24 +110,24 @@ def test_bound_constant_load_equals_its_work() -> None:
 
 
 def test_bound_pays_startups_on_rise_and_minimum_when_low() -> None:
-    asked = [TraceRequest(0.1 * n, 200, 20) for n in range(100)]
-    asked += [TraceRequest(600.0 + 0.02 * n, 1500, 150) for n in range(15_000)]
-    asked.append(TraceRequest(1500.0, 10, 2))
+    requests = [TraceRequest(0.1 * n, 200, 20) for n in range(100)]
+    requests += [TraceRequest(600.0 + 0.02 * n, 1500, 150) for n in range(15_000)]
+    requests.append(TraceRequest(1500.0, 10, 2))
     found = {}
     for start_s in (5.0, 200.0):
         of = CostLowerBound(
-            asked, sim_harness.make_plant(start_s=start_s), SLO, {Role.SERVE: (1, 9)}, {Role.SERVE: 1}, 1500.0
+            requests, sim_harness.make_plant(start_s=start_s), SLO, {Role.SERVE: (1, 9)}, {Role.SERVE: 1}, 1500.0
         )
         found[start_s] = 3600.0 * of.gpu_hours(1.0)
-    work = float(bounds._min_work(asked, sim_harness.make_plant(), SLO, {Role.SERVE: (1, 9)})[Role.SERVE].sum())
+    work = float(bounds._min_work(requests, sim_harness.make_plant(), SLO, {Role.SERVE: (1, 9)})[Role.SERVE].sum())
     assert found[5.0] >= work + 0.9 * 1100.0  # the least fleet before and after
     assert found[200.0] >= found[5.0] + 0.5 * 195.0 * (work / 300.0 - 1.0)
 
 
 def test_bound_initial_above_maximum_may_stay() -> None:
-    asked = [TraceRequest(float(n), 200, 20) for n in range(1000)]
+    requests = [TraceRequest(float(n), 200, 20) for n in range(1000)]
     of = CostLowerBound(
-        asked, sim_harness.make_plant(start_s=50.0), SLO, {Role.SERVE: (1, 1)}, {Role.SERVE: 6}, 1000.0, slots=20
+        requests, sim_harness.make_plant(start_s=50.0), SLO, {Role.SERVE: (1, 1)}, {Role.SERVE: 6}, 1000.0, slots=20
     )
     gained, supply = of._fleet_gain(of._tiers[0], np.array([1.5] * 10 + [3.0] * 10))
     assert supply.tolist() == [6.0] * 20
@@ -135,8 +135,10 @@ def test_bound_initial_above_maximum_may_stay() -> None:
 
 
 def test_bound_cost_and_attainment_are_monotonic() -> None:
-    asked = sim_harness.PoissonLoad(600, 6.0, seed=9).requests_drawn()
-    of = CostLowerBound(asked, sim_harness.make_plant(), SLO, {Role.SERVE: (1, 4)}, {Role.SERVE: 1}, asked[-1].at_s)
+    requests = sim_harness.PoissonLoad(600, 6.0, seed=9).requests_drawn()
+    of = CostLowerBound(
+        requests, sim_harness.make_plant(), SLO, {Role.SERVE: (1, 4)}, {Role.SERVE: 1}, requests[-1].at_s
+    )
     costs = [of.gpu_hours(share) for share in (0.5, 0.9, 0.99, 1.0)]
     assert costs == sorted(costs)
     for share, cost in zip((0.5, 0.9, 0.99, 1.0), costs, strict=True):
@@ -145,9 +147,9 @@ def test_bound_cost_and_attainment_are_monotonic() -> None:
 
 
 def test_bound_infeasible_slo_costs_infinity() -> None:
-    asked = [TraceRequest(float(n), 100, 50) for n in range(100)]
+    requests = [TraceRequest(float(n), 100, 50) for n in range(100)]
     of = CostLowerBound(
-        asked, sim_harness.make_plant(), Slo(0.9, 2.0, tpot_s=0.001), {Role.SERVE: (1, 4)}, {Role.SERVE: 1}, 100.0
+        requests, sim_harness.make_plant(), Slo(0.9, 2.0, tpot_s=0.001), {Role.SERVE: (1, 4)}, {Role.SERVE: 1}, 100.0
     )
     assert of.gpu_hours(0.01) == math.inf
     assert of.gpu_hours(0.0) < math.inf
@@ -158,20 +160,20 @@ def test_bound_infeasible_slo_costs_infinity() -> None:
 
 @pytest.mark.parametrize("start_s", [0.0, 4.0])
 def test_bound_no_simulated_schedule_beats_it(start_s: float) -> None:
-    asked = sim_harness.PoissonLoad(30, 1.0, 6000, 100, seed=11).requests_drawn()
-    asked += [TraceRequest(asked[-1].at_s + one.at_s, one.prompt_tokens, one.output_tokens) for one in
+    requests = sim_harness.PoissonLoad(30, 1.0, 6000, 100, seed=11).requests_drawn()
+    requests += [TraceRequest(requests[-1].at_s + one.at_s, one.prompt_tokens, one.output_tokens) for one in
               sim_harness.PoissonLoad(400, 20.0, 6000, 100, seed=12).requests_drawn()]  # fmt: skip
     hardware, tiers = sim_harness.make_plant(start_s=start_s), {Role.SERVE: (1, 3)}
     service = sim_harness.serve_manifest(tiers={"serve": {"minReplicas": 1, "maxReplicas": 3}})
-    length_s = asked[-1].at_s
-    of = CostLowerBound(asked, hardware, SLO, tiers, {Role.SERVE: 1}, length_s, slots=20)
+    length_s = requests[-1].at_s
+    of = CostLowerBound(requests, hardware, SLO, tiers, {Role.SERVE: 1}, length_s, slots=20)
     thirds = [0.0, 24.0, 36.0]
     assert of.gpu_hours(1.0) > 1.1 * length_s / 3600  # more than the least fleet
     for counts in product((1, 3), repeat=3):
         plan = clairvoyant.format_plan(tuple((at_s, (n,)) for at_s, n in zip(thirds, counts, strict=True)))
         policy = registry.parse(f"clairvoyant:plan={plan}", PolicyContext(tiers, hardware, SLO))
         result = RunResult(hardware, tiers, SLO)
-        done = sim_harness.simulate(asked, policy, service, hardware)
+        done = sim_harness.simulate(requests, policy, service, hardware)
         for visit in done.attempts:
             result.add(visit)
         figures = result.summary(done.world, "", 0, length_s, 0.0)

@@ -45,8 +45,12 @@ def gateway(answered: float) -> ServiceReading:
 def ended(pod: str, requests: float, prompt: float, output: float, cached: float = 0.0) -> EngineReading:
     """An engine at which so many requests ended, of these mean lengths."""
     of = {"prompt_tokens": prompt, "output_tokens": output}
-    told: dict[str, Any] = {key: buckets(requests)._replace(value_sum=requests * mean) for key, mean in of.items()}
-    return EngineReading(pod, 0.0, pod, cached_prompt_tokens=cached, local_prompt_tokens=requests * prompt, **told)
+    histograms: dict[str, Any] = {
+        key: buckets(requests)._replace(value_sum=requests * mean) for key, mean in of.items()
+    }
+    return EngineReading(
+        pod, 0.0, pod, cached_prompt_tokens=cached, local_prompt_tokens=requests * prompt, **histograms
+    )
 
 
 def look(
@@ -127,7 +131,7 @@ class TestStoodIn:
         made = policy("dynamo-load")
         for second in range(12):
             made.desired_replicas(look(float(second)))
-        assert [seen.now_s for seen in planner(made).received] == [5.0, 10.0]
+        assert [observed.now_s for observed in planner(made).received] == [5.0, 10.0]
 
     def test_planner_order_is_applied_once_and_clamped(self) -> None:
         made = policy("dynamo-load")
@@ -156,9 +160,9 @@ class TestStoodIn:
         step, queued = StepWork(2, 300, 40, 16, 32_000), QueuedWork(5, 9_000, 1, 700)
         made.desired_replicas(look(0.0))
         made.desired_replicas(look(5.0, ordered=2, step=step, queued=queued))
-        (seen,) = planner(made).received
-        assert set(seen.fpm_observations.decode) == {("e0", 0), ("e1", 0)}
-        one = seen.fpm_observations.decode["e1", 0]
+        (observed,) = planner(made).received
+        assert set(observed.fpm_observations.decode) == {("e0", 0), ("e1", 0)}
+        one = observed.fpm_observations.decode["e1", 0]
         assert (one.wall_time, one.worker_id) == (0.01, "e1")
         done, waits = one.scheduled_requests, one.queued_requests
         assert (done.num_prefill_requests, done.sum_prefill_tokens, done.sum_prefill_kv_tokens) == (2, 300, 40)
@@ -175,7 +179,7 @@ class TestStoodIn:
             counted = (gateway(3.0 * second),)
             shown = look(float(second), engine_readings={Role.SERVE: readings}, gateway_readings=counted)
             made.desired_replicas(shown)
-        first, second_one = [seen.traffic for seen in planner(made).received if seen.traffic is not None]
+        first, second_one = [observed.traffic for observed in planner(made).received if observed.traffic is not None]
         assert (first.duration_s, first.num_req, first.isl, first.osl) == (180.0, 540.0, 2000.0, 200.0)
         assert second_one.num_req == 540.0
         assert second_one.isl == pytest.approx((360 * 1000 + 20 * 4000) / 380)
@@ -251,8 +255,8 @@ class TestPackage:
         assert orders[-1] == {Role.SERVE: min(8, -(-60 // rate))}
 
     def test_dynamo_fleet_steady_load_serves_all_requests(self) -> None:
-        asked = sim_harness.PoissonLoad(300, 3.0).requests_drawn()
+        requests = sim_harness.PoissonLoad(300, 3.0).requests_drawn()
         run = sim_harness.simulate(
-            asked, policy("dynamo-load:target=latency", replace(SERVE, bounds={Role.SERVE: (1, 4)}))
+            requests, policy("dynamo-load:target=latency", replace(SERVE, bounds={Role.SERVE: (1, 4)}))
         )
         assert {visit.outcome for visit in run.attempts} == {AttemptOutcome.OK}

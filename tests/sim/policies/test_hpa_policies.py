@@ -32,8 +32,8 @@ def test_hpa_queue_starting_replica_counts_as_idle_on_rise() -> None:
 
 def test_hpa_silent_engines_are_missing_and_none_holds_count() -> None:
     silent = observations.engine_reading("s", running=None, waiting=None)
-    told = observations.engine_reading("t", running=0.0, waiting=20.0)
-    wanted = observations.policy("hpa-queue").desired_replicas(observations.observe_readings(0.0, 2, [silent, told]))
+    reading = observations.engine_reading("t", running=0.0, waiting=20.0)
+    wanted = observations.policy("hpa-queue").desired_replicas(observations.observe_readings(0.0, 2, [silent, reading]))
     assert wanted == {Role.SERVE: 4}  # 2 of two: the silent one is idle
     assert observations.policy("hpa-concurrency").desired_replicas(observations.observe_readings(0.0, 3, [silent])) == {
         Role.SERVE: 3
@@ -120,16 +120,16 @@ def test_hpa_queue_invalid_options_are_rejected(options: str, said: str) -> None
 
 
 def test_hpa_concurrency_fleet_scales_with_load() -> None:
-    asked = sim_harness.PoissonLoad(100, 2.0, seed=1).requests_drawn()
-    asked += [
-        replace(one, at_s=one.at_s + asked[-1].at_s)
+    requests = sim_harness.PoissonLoad(100, 2.0, seed=1).requests_drawn()
+    requests += [
+        replace(one, at_s=one.at_s + requests[-1].at_s)
         for one in sim_harness.PoissonLoad(900, 30.0, seed=2).requests_drawn()
     ]
     done = sim_harness.simulate(
-        asked,
+        requests,
         observations.policy("hpa-concurrency:target=4", PolicyContext({Role.SERVE: (1, 4)}, sim_harness.make_plant())),
     )
     desired = [count for _, _, count, *_ in done.world.log.replicas]
     assert desired[0] == 1
     assert max(desired) == 4
-    assert len(done.attempts) == len(asked)
+    assert len(done.attempts) == len(requests)

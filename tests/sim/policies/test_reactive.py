@@ -123,9 +123,9 @@ def test_reactive_policy_malformed_rates_are_rejected(rates: str) -> None:
 
 
 def test_reactive_policy_rates_use_mean_work_of_trace() -> None:
-    asked = [TraceRequest(0.0, 1000, 100), TraceRequest(1.0, 3000, 300)]
-    each_s = sum(RequestCostModel(SERVE.plant, SERVE.bounds).cost_s(Role.SERVE, one) for one in asked) / 2
-    scene = replace(SERVE, requests=asked)
+    requests = [TraceRequest(0.0, 1000, 100), TraceRequest(1.0, 3000, 300)]
+    each_s = sum(RequestCostModel(SERVE.plant, SERVE.bounds).cost_s(Role.SERVE, one) for one in requests) / 2
+    scene = replace(SERVE, requests=requests)
     rate = 2.5 / each_s
     follower = registry.parse(f"follower:rates=0@{rate:.6f},margin=1,hold=0", scene)
     assert follower.desired_replicas(Observation(0.0, {}))[Role.SERVE] == 3
@@ -150,8 +150,8 @@ def _max_concurrency(done: sim_harness.FinishedRun) -> int:
 
 
 def test_concurrency_cap_bounds_engines_and_rejects_long_waits() -> None:
-    asked = sim_harness.PoissonLoad(600, 12.0, seed=4).requests_drawn()
-    done = sim_harness.simulate(asked, registry.parse("follower:margin=9,cap=6", SERVE))
+    requests = sim_harness.PoissonLoad(600, 12.0, seed=4).requests_drawn()
+    done = sim_harness.simulate(requests, registry.parse("follower:margin=9,cap=6", SERVE))
     assert _max_concurrency(done) == 6
     patience_s = concurrency_cap(6, SERVE).patience_s
     shed = [visit for visit in done.attempts if visit.outcome is AttemptOutcome.SHED]
@@ -167,8 +167,8 @@ def test_concurrency_cap_bounds_engines_and_rejects_long_waits() -> None:
 
 
 def test_concurrency_cap_is_divided_among_gateways() -> None:
-    asked = sim_harness.PoissonLoad(600, 12.0, seed=4).requests_drawn()
-    done = sim_harness.simulate(asked, registry.parse("follower:margin=9,cap=7", SERVE), gateways=2)
+    trace_requests = sim_harness.PoissonLoad(600, 12.0, seed=4).requests_drawn()
+    done = sim_harness.simulate(trace_requests, registry.parse("follower:margin=9,cap=7", SERVE), gateways=2)
     assert _max_concurrency(done) == 7
     assert [split_cap(requests, 3) for requests in (3, 7, 8)] == [[1, 1, 1], [3, 2, 2], [3, 3, 2]]
     with pytest.raises(BadInput, match="cap is at least 3, one request for each gateway, not 2"):
@@ -176,9 +176,9 @@ def test_concurrency_cap_is_divided_among_gateways() -> None:
 
 
 def test_concurrency_cap_never_reached_changes_nothing() -> None:
-    asked = sim_harness.PoissonLoad(300, 2.0, seed=5).requests_drawn()
+    requests = sim_harness.PoissonLoad(300, 2.0, seed=5).requests_drawn()
     ends = [
-        [(visit.id, visit.end_s) for visit in sim_harness.simulate(asked, registry.parse(word, SERVE)).attempts]
+        [(visit.id, visit.end_s) for visit in sim_harness.simulate(requests, registry.parse(word, SERVE)).attempts]
         for word in ("follower:gated=0", "follower:cap=200")
     ]
     assert ends[0] == ends[1]
@@ -187,8 +187,8 @@ def test_concurrency_cap_never_reached_changes_nothing() -> None:
 def test_concurrency_cap_random_values_lose_no_request() -> None:
     random = Random(7)
     for _ in range(5):
-        asked = sim_harness.PoissonLoad(200, random.uniform(2.0, 30.0), seed=random.randrange(99)).requests_drawn()
+        requests = sim_harness.PoissonLoad(200, random.uniform(2.0, 30.0), seed=random.randrange(99)).requests_drawn()
         word = f"follower:cap={random.randrange(3, 30)},margin={random.uniform(0.3, 2.0):.2f},hold=5,window=10"
-        done = sim_harness.simulate(asked, registry.parse(word, SERVE), gateways=random.randrange(1, 4))
+        done = sim_harness.simulate(requests, registry.parse(word, SERVE), gateways=random.randrange(1, 4))
         assert sorted(visit.id for visit in done.attempts) == list(range(1, 201))
         assert {visit.outcome for visit in done.attempts} <= {AttemptOutcome.OK, AttemptOutcome.SHED}

@@ -101,8 +101,8 @@ def test_wva_gauges_use_maximum_of_last_minute() -> None:
 
 def test_wva_requests_queued_at_gateways_count_as_load() -> None:
     lengths = {"prompt_tokens": 2_048.0, "output_tokens": 256.0}
-    told = {key: buckets(10.0)._replace(value_sum=10.0 * mean) for key, mean in lengths.items()}
-    reading = EngineReading("a", 0.0, "a", running=1.0, waiting=0.0, kv_used=0.1, **told)
+    histograms = {key: buckets(10.0)._replace(value_sum=10.0 * mean) for key, mean in lengths.items()}
+    reading = EngineReading("a", 0.0, "a", running=1.0, waiting=0.0, kv_used=0.1, **histograms)
     holding = ServiceReading(0.0, None, 0.0, 0.0, 0.0, 0.0, {}, None, queued=400.0)
 
     def wanted(*gateways: ServiceReading) -> int:
@@ -143,8 +143,8 @@ def test_sliding_windows_forget_old_values_and_removed_pods() -> None:
 
 
 def test_wva_fleet_grows_when_requests_wait() -> None:
-    asked = sim_harness.PoissonLoad(700, 60.0).requests_drawn()
+    requests = sim_harness.PoissonLoad(700, 60.0).requests_drawn()
     small = sim_harness.make_plant(replace(sim_harness.H200, max_num_seqs=16), start_s=2.0)
-    run = sim_harness.simulate(asked, policy("wva", replace(SERVE, plant=small)), hardware=small)
+    run = sim_harness.simulate(requests, policy("wva", replace(SERVE, plant=small)), hardware=small)
     assert {visit.outcome for visit in run.attempts} == {AttemptOutcome.OK}
     assert max(desired for _, _, desired, *_ in run.world.log.replicas) > 1

@@ -128,8 +128,10 @@ def test_usual_targets_are_three_base_steps_plus_work() -> None:
 def reading(pod: str, requests: float, ttft_s: float = 0.1, itl_s: float = 0.012) -> EngineReading:
     """An engine at which so many requests of 1,000 and 200 tokens ended with these means."""
     means = {"prompt_tokens": 1_000.0, "output_tokens": 200.0, "ttft_s": ttft_s, "tpot_s": itl_s}
-    told: dict[str, Any] = {key: buckets(requests)._replace(value_sum=requests * mean) for key, mean in means.items()}
-    return EngineReading(pod, 0.0, pod, running=0.0, waiting=0.0, kv_used=0.1, **told)
+    histograms: dict[str, Any] = {
+        key: buckets(requests)._replace(value_sum=requests * mean) for key, mean in means.items()
+    }
+    return EngineReading(pod, 0.0, pod, running=0.0, waiting=0.0, kv_used=0.1, **histograms)
 
 
 def gateway(arrived: float, refused: float = 0.0, waiting: float = 0.0) -> ServiceReading:

@@ -91,7 +91,7 @@ class Reconciler:
         )
         self._applied = AppliedCache()
         self._condition_gauges = ConditionGauges()
-        self._other_releases: dict[Key, tuple[str, str]] = {}  # uid and release of what a status was told
+        self._other_releases: dict[Key, tuple[str, str]] = {}  # uid and release that a status has
 
     async def reconcile(self, key: Key) -> None:
         """Reconcile once. Raises ClusterError if a retry is needed; any other error is first shown in the status."""
@@ -142,37 +142,37 @@ class Reconciler:
     async def _round(self, key: Key) -> None:
         self._other_releases.pop(key, None)
         await self._grants.update(key)
-        seen = self._observe(key)
-        if seen is None:
+        observed = self._observe(key)
+        if observed is None:
             self._applied.forget(key)
             self._drain_reports.forget(key)
             self._errors.forget(key)
             self._checkpoints.forget(key)
             self._condition_gauges.export(key, ())
             return
-        todo: ObjectPlan | None = None
+        plan: ObjectPlan | None = None
         rejected: str | None = None
-        if seen.service is not None:
+        if observed.service is not None:
             report = self._report(key)
-            todo = plan_objects(
-                seen, seen.service, desired_replicas(seen, seen.service, report), self._platform, report
+            plan = plan_objects(
+                observed, observed.service, desired_replicas(observed, observed.service, report), self._platform, report
             )
             try:
-                await self._apply(key, seen, todo)
+                await self._apply(key, observed, plan)
             except (ObjectRejected, Forbidden) as error:
                 rejected = str(error)
-        seen = self._observe(key) or seen
-        names = names_of(seen, datetime.datetime.now(datetime.UTC))
-        sight = collect_status_inputs(seen, todo, rejected, self._report(key), self._platform, names)
-        if any(tier.pending for tier in sight.tiers) and await self._kube.is_terminating(key[0]):
-            sight = replace(sight, tiers=tuple(replace(tier, is_namespace_terminating=True) for tier in sight.tiers))
-        await self._publish_status(seen.service_object, replace(sight, internal_error=self._errors.condition(key)))
-        if sight.scaling_report is not None:
-            await self._checkpoints.write(seen.service_object, sight.scaling_report.checkpoint)
+        observed = self._observe(key) or observed
+        names = names_of(observed, datetime.datetime.now(datetime.UTC))
+        inputs = collect_status_inputs(observed, plan, rejected, self._report(key), self._platform, names)
+        if any(tier.pending for tier in inputs.tiers) and await self._kube.is_terminating(key[0]):
+            inputs = replace(inputs, tiers=tuple(replace(tier, is_namespace_terminating=True) for tier in inputs.tiers))
+        await self._publish_status(observed.service_object, replace(inputs, internal_error=self._errors.condition(key)))
+        if inputs.scaling_report is not None:
+            await self._checkpoints.write(observed.service_object, inputs.scaling_report.checkpoint)
         if names.next_s is not None:
             self._later(key, names.next_s)
-        if todo is not None:
-            await self._prune_revisions(seen, sight, todo)
+        if plan is not None:
+            await self._prune_revisions(observed, inputs, plan)
         if rejected is not None:
             raise BackendUnavailable(f"retrying in 10 s: {rejected}", retry_after_seconds=10.0)
 
@@ -327,12 +327,14 @@ def desired_replicas(
     return replicas
 
 
-def names_of(seen: ObservedService, at: datetime.datetime) -> ModelNames:
+def names_of(observed: ObservedService, at: datetime.datetime) -> ModelNames:
     """The model names of a service at time `at`."""
-    view = seen.gateway_view
-    answered = view.models.get(key_of(seen.service_object))
+    view = observed.gateway_view
+    answered = view.models.get(key_of(observed.service_object))
     complete = view.responding == view.replicas
-    return model_names(seen.service_object, seen.names.claim.model, seen.names.owned, answered, complete, at)
+    return model_names(
+        observed.service_object, observed.names.claim.model, observed.names.owned, answered, complete, at
+    )
 
 
 def collect_status_inputs(

@@ -118,19 +118,19 @@ def _scaling_conditions(inputs: StatusInputs) -> tuple[Condition, ...]:
     meta, status = inputs.service_object["metadata"], inputs.service_object.get("status") or {}
     if status.get("observedGeneration") != meta.get("generation", 0):
         return ()
-    kept = []
+    conditions = []
     for stored in status.get("conditions", ()):
         with contextlib.suppress(KeyError, ValueError):  # of another release
             if stored["type"] in _SCALING_CONDITIONS and (
                 stored["status"] == "True" or stored["type"] not in ABNORMAL_TRUE
             ):
                 holds = {"True": True, "False": False}.get(stored["status"])
-                kept.append(
+                conditions.append(
                     Condition(
                         ConditionType(stored["type"]), holds, ConditionReason(stored["reason"]), stored["message"]
                     )
                 )
-    return tuple(kept)
+    return tuple(conditions)
 
 
 def _internal_error(inputs: StatusInputs) -> tuple[Condition, ...]:

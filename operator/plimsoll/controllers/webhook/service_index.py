@@ -93,12 +93,12 @@ class ServiceIndex:
 
 def essentials(service_object: Object) -> Object:
     """The part of an InferenceService that rules about other services read."""
-    kept: Object = {"apiVersion": labels.API_VERSION, "kind": labels.KIND, "metadata": {}, "spec": {}, "status": {}}
+    reduced: Object = {"apiVersion": labels.API_VERSION, "kind": labels.KIND, "metadata": {}, "spec": {}, "status": {}}
     for path in _KEPT:
         value = value_at(service_object, *path)
         if value is not None:
-            at = kept
+            at = reduced
             for field in path[:-1]:
                 at = at.setdefault(field, {})
             at[path[-1]] = value
-    return kept
+    return reduced
