@@ -228,7 +228,11 @@ def _client_ready(inputs: StatusInputs) -> int:
 
 
 def _reconciling(inputs: StatusInputs, tiers: tuple[TierState, ...]) -> tuple[Condition, ...]:
-    waiting = [f"{tier.role}: {tier.message}" for tier in tiers if not tier.is_settled]
+    waiting = [
+        f"{tier.role}: {tier.message if tier.degraded is None else f'see {tier.degraded.type}'}"
+        for tier in tiers
+        if not tier.is_settled
+    ]
     if inputs.model_names.pending:
         waiting.append(f"model name {inputs.model_names.pending} is added when every gateway accepts it")
     if waiting or inputs.rejection:
