@@ -79,12 +79,6 @@ def scaling_inactive(service_state: ServiceState, spec: ScalingSpec) -> Conditio
     return None
 
 
-def is_partial(snapshot: ServiceSnapshot) -> bool:
-    """Whether some gateways or engines report and others do not."""
-    coverages = [snapshot.metrics.coverage, *(tier.coverage for tier in snapshot.metrics.tiers.values())]
-    return any(0.0 < coverage < 1.0 for coverage in coverages)
-
-
 def metrics_degraded(snapshot: ServiceSnapshot, health: HealthReport) -> Condition | None:
     """Which metrics are missing or late, and what the autoscaler does meanwhile."""
 
@@ -103,7 +97,7 @@ def metrics_degraded(snapshot: ServiceSnapshot, health: HealthReport) -> Conditi
             " no tier scales down. Check that the operator can reach port 8001 of its pods (NetworkPolicy, mesh)"
         )
         return degraded(ConditionReason.METRICS_MISSING, message)
-    if is_partial(snapshot):
+    if health.is_partial:
         message = "some gateways or engines do not report metrics: tiers can scale up, but not down"
         return degraded(ConditionReason.METRICS_PARTIAL, message)
     if health.prometheus_only_tiers:

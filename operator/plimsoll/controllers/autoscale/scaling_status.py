@@ -105,7 +105,6 @@ def state_key(
         service.metadata.generation,
         health,
         is_shedding_now,
-        scaling_conditions.is_partial(snapshot),
         bool(slos) and slo_status.is_measured(snapshot, slos),
         limited and (limited.reason, limited.bound),
         *(

@@ -24,6 +24,7 @@ GATEWAY_SILENCE_SECONDS: Final = 15.0  # tolerates a gateway that is late now an
 ENGINE_SILENCE_SECONDS: Final = 5.0
 # A write reaches the gateways within a second; a restart of the API server takes some more.
 STALE_CONFIG_SECONDS: Final = 30.0
+PARTIAL_SECONDS: Final = 10.0  # each new engine is ready before it has been read
 
 _GATEWAY_LOG_COMMAND: Final = "kubectl logs -n plimsoll-system -l app.kubernetes.io/component=gateway -c picker"
 _STALE_OBJECT: Final = (
@@ -48,13 +49,15 @@ class HealthReport(NamedTuple):
 
     gateways_silent: no gateway reports. silent_tiers: tiers without a ready engine that reports, in order.
     stale_gateways: message about gateways with outdated admission limits, with the remedy; None if there are none.
-    prometheus_only_tiers: tiers with an engine whose metrics are known from Prometheus only.
+    prometheus_only_tiers: tiers with an engine whose metrics are known from Prometheus only. is_partial: whether some
+    gateways or engines have reported while others have not.
     """
 
     gateways_silent: bool = False
     silent_tiers: tuple[str, ...] = ()
     stale_gateways: str | None = None
     prometheus_only_tiers: tuple[str, ...] = ()
+    is_partial: bool = False
 
 
 class ConfigVersions(NamedTuple):
@@ -94,6 +97,7 @@ class SignalHealth:
         default_factory=dict
     )  # by tier: when an engine last reported, or none was ready
     _lagging: dict[str, _GatewayLag] = field(default_factory=dict)  # gateways whose configuration is not current
+    _partial_since_s: float = math.inf  # since when some of them have reported and others have not
     _published_since_s: float = math.inf  # since when admission limits are published
 
     def record(
@@ -146,7 +150,13 @@ class SignalHealth:
         )
         self._published_since_s = min(self._published_since_s, now_s) if is_published else math.inf
         stale_gateways = self._stale_gateways(gateways, now_s) if self._lagging else None
-        return HealthReport(now_s - self._last_gateway_s > GATEWAY_SILENCE_SECONDS, silent_tiers, stale_gateways)
+        self._partial_since_s = _since(_is_partial(snapshot), self._partial_since_s, now_s)
+        return HealthReport(
+            now_s - self._last_gateway_s > GATEWAY_SILENCE_SECONDS,
+            silent_tiers,
+            stale_gateways,
+            is_partial=now_s - self._partial_since_s > PARTIAL_SECONDS,
+        )
 
     def _stale_gateways(self, gateways: Collection[str], now_s: float) -> str | None:
         for gateway in self._lagging.keys() - set(gateways):
@@ -181,3 +191,8 @@ def _is_older(gateway_version: str, own_version: int) -> bool:
 def _since(is_different: bool, since_s: float, now_s: float) -> float:
     """Since when (Unix s) something differs; infinite if it does not. since_s: the time found before."""
     return min(now_s, since_s) if is_different else math.inf
+
+
+def _is_partial(snapshot: ServiceSnapshot) -> bool:
+    coverages = [snapshot.metrics.coverage, *(tier.coverage for tier in snapshot.metrics.tiers.values())]
+    return any(0.0 < coverage < 1.0 for coverage in coverages)
