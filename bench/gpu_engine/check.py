@@ -33,7 +33,7 @@ READY_S: Final = 400.0
 HANG_ENDS_S: Final = 75.0  # unready after 10 s, killed after 40 s, then the end of a process inside a driver
 KILLED_ENDS_S: Final = 25.0
 UNREADY_S: Final = {"vllm": 15.0, "simulated": 120.0}  # the simulator's steps stretch the limit
-MODEL_ARGS: Final = ("--max-model-len", "131072", "--max-num-seqs", str(MAX_SEQUENCES))
+_MODEL_ARGS: Final = ("--max-model-len", "131072", "--max-num-seqs", str(MAX_SEQUENCES))
 _RUNTIME_ARGS: Final = {"vllm": ("--load-format", "dummy"), "simulated": ("--profile", "h200-8b")}
 _TOO_MUCH_CACHE: Final = ("--kv-cache-memory-bytes", str(400 * 2**30))
 _FLAGS: Final = (
@@ -45,11 +45,9 @@ _FLAGS: Final = (
 class Session:
     """One run of the checks: where it writes, and how its engines are started."""
 
-    def __init__(
-        self, out: Path, model: str, runtime: str, args: Sequence[str], model_args: Sequence[str] = MODEL_ARGS
-    ) -> None:
+    def __init__(self, out: Path, model: str, runtime: str, args: Sequence[str]) -> None:
         self.out, self.model_name, self.runtime = out, model, runtime
-        self._args = (*_RUNTIME_ARGS[runtime], *model_args, *args)
+        self._args = (*_RUNTIME_ARGS[runtime], *_MODEL_ARGS, *args)
         self.contract: Contract = load()
         self.results = Results(out / "results.json")
         self.model = dummy_models.write_model(out / "models", model)
@@ -66,8 +64,9 @@ class Session:
             "TRITON_CACHE_DIR": str(cache / "triton"),
         }
         self._home.mkdir(exist_ok=True)
-        words = (*self._args, *args)
-        return engine.launch(name, self.model, self.out, args=words, runtime=self.runtime, variables=variables)
+        return engine.launch(
+            name, self.model, self.out, args=(*self._args, *args), runtime=self.runtime, variables=variables
+        )
 
     @contextlib.contextmanager
     def running(self, name: str, args: Sequence[str] = ()) -> Iterator[engine.LaunchedEngine | None]:
