@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -187,10 +188,12 @@ def toolarge(session: Session) -> None:
     before_mib = machine.used_mib()
     run = session.launch("toolarge", _TOO_MUCH_CACHE)
     began = time.monotonic()
-    while run.process.poll() is None and time.monotonic() - began < READY_S:
-        time.sleep(0.2)
-    code, seconds = run.process.poll(), round(time.monotonic() - began, 1)
-    run.kill()
+    try:
+        while run.process.poll() is None and time.monotonic() - began < READY_S:
+            time.sleep(0.2)
+        code, seconds = run.process.poll(), round(time.monotonic() - began, 1)
+    finally:
+        run.kill()
     results.check("toolarge: the launcher ends with a failure", code not in (None, 0), code=code, seconds=seconds)
     words = session.termination("toolarge")
     results.check("toolarge: the termination message names the memory", "memory" in words.lower(), message=words)
@@ -208,6 +211,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = parser.parse_args(argv)
     out = given.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an engine that runs is killed on the way out
     session = Session(out, given.model, given.runtime, given.arg)
     session.results.note("versions", machine.versions())
     names = given.only or ",".join(STAGES if given.runtime == "vllm" else ("first", "second"))
