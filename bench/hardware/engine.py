@@ -18,7 +18,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -117,18 +117,22 @@ def launch(
     args: Sequence[str] = (),
     default_args: Sequence[str] = (),
     runtime: str = "vllm",
+    variables: Mapping[str, str] | None = None,
 ) -> LaunchedEngine:
-    """Starts the launcher as the operator would, with a log of its steps; `gpus` is CUDA_VISIBLE_DEVICES, empty for
-    all."""
+    """Starts the launcher as the operator would, with a log of its steps.
+
+    gpus: CUDA_VISIBLE_DEVICES, empty for all. variables: more of the environment, such as the folders of caches.
+    """
     with socket.socket() as probe:
         if probe.connect_ex(("127.0.0.1", api)) == 0:
             raise RuntimeError(f"port {api} is taken: another engine would be measured")
     contract = json.loads((IMAGE / "contract.json").read_text())
     contract["ports"] = {"api": api, "launcher": api + 1, "nixl": api + 1000}
     contract["paths"]["state"] = str(out / f"{name}.state")
+    contract["paths"]["termination_message"] = str(out / f"{name}.termination")
     file = out / f"{name}.contract.json"
     file.write_text(json.dumps(contract))
-    environment = dict(os.environ)
+    environment = dict(os.environ) | dict(variables or {})
     environment["PYTHONPATH"] = ":".join(filter(None, [str(IMAGE), str(STEPLOG), environment.get("PYTHONPATH", "")]))
     environment |= {
         "PLIMSOLL_CONTRACT": str(file),

@@ -16,8 +16,7 @@ from launcher.settings import Settings, SettingsError
 
 RUNTIME_PROGRAMS = {"vllm": ("vllm", "serve"), "simulated": ("python3", "-m", "simulated", "serve")}
 MIDDLEWARE = "launcher.middleware.Plimsoll"
-# The launcher and its scrapers ask for these every second: no line of log for each.
-ACCESS_LOG_ARGUMENTS = (vllm.QUIET_ENDPOINTS, "/health,/metrics")
+HEALTH_PATH = "/health"
 
 
 def queue_limit(arguments: tuple[str, ...], contract: Contract) -> int | None:
@@ -34,6 +33,12 @@ def queue_limit_arguments(arguments: tuple[str, ...], contract: Contract) -> lis
     if vllm.has_flag(arguments, vllm.MAX_NUM_QUEUED_REQS):
         return []
     return [vllm.MAX_NUM_QUEUED_REQS, str(queue_limit(arguments, contract))]
+
+
+def access_log_arguments(contract: Contract) -> list[str]:
+    """No line of log for the paths that the launcher and its scrapers ask for every second or two."""
+    paths = (HEALTH_PATH, contract.paths["metrics"], contract.paths["progress"])
+    return [vllm.QUIET_ENDPOINTS, ",".join(paths)]
 
 
 def kv_transfer_config(role: str, cpu: bool) -> dict[str, str] | None:
@@ -63,7 +68,7 @@ def engine_command(settings: Settings, contract: Contract, *, cpu: bool) -> list
     command = [
         *RUNTIME_PROGRAMS[settings.runtime],
         settings.model,
-        *ACCESS_LOG_ARGUMENTS,
+        *access_log_arguments(contract),
         *arguments,
         *queue_limit_arguments(arguments, contract),
     ]

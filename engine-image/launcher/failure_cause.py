@@ -44,8 +44,8 @@ class FailureCause:
         usage = _USAGE_ERROR.match(error)
         if usage is not None:
             self._of_others = error[usage.end() :][:MAX_CHARS]
-        elif _ENDED.search(error):
-            self._end_of_worker = self._end_of_worker or error[:MAX_CHARS]
+        elif end := _ENDED.search(error):
+            self._end_of_worker = self._end_of_worker or error[end.start() :][:MAX_CHARS]
         elif _ERROR.match(error) is None:
             return
         elif _POINTS_ELSEWHERE.search(error):

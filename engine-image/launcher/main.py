@@ -34,7 +34,6 @@ from launcher.redaction import redact
 from launcher.settings import Settings, SettingsError, read
 from launcher.startup_phases import StartupPhases
 
-HEALTH = "/health"
 HEALTH_POLL_SECONDS = 1.0
 STARTUP_POLL_SECONDS = 0.1
 # vLLM's own watchdog ends it within 5 s of its engine core's death; a server kept alive against that is of no use.
@@ -170,7 +169,7 @@ class Launcher:
     async def _healthy(self) -> bool | None:
         """What vLLM says of its engine: True, False (dead), or None where it gives no answer (starting, busy)."""
         try:
-            response = await client.request(self._port, HEALTH)
+            response = await client.request(self._port, command.HEALTH_PATH)
         except (OSError, TimeoutError, ValueError):
             return None
         return {200: True, 503: False}.get(response.status)

@@ -15,6 +15,9 @@ USAGE = "error: unrecognized arguments: --none"
 DIED = "Engine core proc EngineCore_DP0 died unexpectedly, shutting down client."
 DEAD_ERROR = "EngineDeadError: EngineCore encountered an issue. See stack trace (above) for the root cause."
 DEAD = API + "ERROR 11-26 03:00:00 [async_llm.py:700] " + DEAD_ERROR
+# vLLM 0.32, whose engine core was killed.
+EXITED = "engine core exited unexpectedly; starting cleanup"
+MP_CLIENT = "(APIServer pid=1530) WARNING 11-26 22:50:13 [core_client.py:817] [shutdown] MPClient: "
 TRACE = f'{API}  File "/usr/lib/python3/api_server.py", line 1900, in run\n{API}    return await call(config)'
 
 
@@ -46,6 +49,7 @@ def cause(*lines: str) -> str:
         (("usage: vllm serve [-h]", "vllm serve: error: unrecognized arguments: --none"), USAGE),
         ((API + "asyncio.CancelledError", DEAD, API + DIED, API + "asyncio.CancelledError"), DIED),
         ((DEAD, API + "Shutting down"), DEAD_ERROR),
+        ((MP_CLIENT + EXITED, MP_CLIENT + "complete", DEAD), EXITED),
         (("",), ""),
     ],
 )  # fmt: skip
