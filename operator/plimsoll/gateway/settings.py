@@ -23,6 +23,20 @@ class ApiKeyMode(StrEnum):
     REQUIRED = "Required"
 
 
+class TlsVersion(StrEnum):
+    """A TLS version that the gateway may require."""
+
+    TLS_1_2 = "TLSv1.2"
+    TLS_1_3 = "TLSv1.3"
+
+
+class Plaintext(StrEnum):
+    """What a client gets that speaks plain HTTP to a gateway with TLS: an error that says so, or the API."""
+
+    REFUSE = "Refuse"
+    ALLOW = "Allow"
+
+
 class TrustedHeaders(NamedTuple):
     """The headers, in lower case, by which a trusted proxy names class and tenant."""
 
@@ -58,6 +72,9 @@ class PickerSettings:
     class_header: str = TrustedHeaders().request_class.decode()
     tenant_header: str = TrustedHeaders().tenant.decode()
     cors_origins: tuple[str, ...] = ()  # origins whose scripts may use this gateway; "*" is all
+    tls_directory: Path | None = None  # the mounted Secret with the certificate; None: no TLS
+    tls_min_version: TlsVersion = TlsVersion.TLS_1_2
+    plaintext: Plaintext = Plaintext.REFUSE  # on the port with TLS
 
     @property
     def trusted_headers(self) -> TrustedHeaders | None:
@@ -126,6 +143,9 @@ class PickerSettings:
             class_header=environ.get("PLIMSOLL_CLASS_HEADER", cls.class_header).lower(),
             tenant_header=environ.get("PLIMSOLL_TENANT_HEADER", cls.tenant_header).lower(),
             cors_origins=_list(environ.get("PLIMSOLL_CORS_ALLOWED_ORIGINS", "")),
+            tls_directory=Path(tls_directory) if (tls_directory := environ.get("PLIMSOLL_TLS_DIR", "")) else None,
+            tls_min_version=TlsVersion(environ.get("PLIMSOLL_TLS_MIN_VERSION", cls.tls_min_version)),
+            plaintext=Plaintext(environ.get("PLIMSOLL_TLS_PLAINTEXT", cls.plaintext)),
         )
 
 

@@ -82,7 +82,7 @@ _LIMITS = tuple(
     for limit, pattern in {
         Limit.BODY_BYTES: rf"{RATE_STAT}\.http_local_rate_limit\.rate_limited",
         Limit.CONNECTIONS: rf"{_LISTENER}downstream_global_cx_overflow",
-        Limit.FIRST_BYTE_TIME: rf"{_LISTENER}downstream_pre_cx_timeout",
+        Limit.FIRST_BYTE_TIME: rf"{_LISTENER}downstream_(pre_cx_timeout|cx_transport_socket_connect_timeout)",
         Limit.HEADERS_TIME: rf"http\.{STAT_PREFIX}\.downstream_rq_header_timeout",
         Limit.BODY_TIME: rf"http\.{STAT_PREFIX}\.downstream_rq_timeout",
         Limit.HEAP_REQUESTS: rf"http\.{STAT_PREFIX}\.downstream_rq_overload_close",

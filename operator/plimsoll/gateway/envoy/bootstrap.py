@@ -22,13 +22,13 @@ from plimsoll.gateway.envoy.listener import (
     listener_resource,
 )
 from plimsoll.gateway.envoy.overload import overload_manager
+from plimsoll.gateway.envoy.tls import ADS
 from plimsoll.gateway.settings import PickerSettings
 
 Json = dict[str, Any]
 
 MAX_CLUSTER_REQUESTS = 1_000_000
 RUNTIME_LAYER = "bounds"  # request limits of clusters, delivered like the clusters
-ADS: Json = {"resource_api_version": "V3", "ads": {}}  # the config source of all that the picker delivers
 ADS_CLUSTER = "discovery"
 _SERVICE_STATS = tuple(f"cluster.{prefix}" for prefix in (PICK_CLUSTER_PREFIX, MODEL_CLUSTER_PREFIX))
 # By default Envoy merges health changes for up to 1 s before its workers see them.

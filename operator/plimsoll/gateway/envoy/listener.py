@@ -26,10 +26,11 @@ from plimsoll.gateway.envoy.body_filters import (
     rate_filter,
     rate_policy,
 )
-from plimsoll.gateway.envoy.local_reply import HEALTH, local_reply_config
+from plimsoll.gateway.envoy.local_reply import HEALTH, local_reply_config, plain_http_config
+from plimsoll.gateway.envoy.tls import plain_chain, tls_chain, tls_inspector
 from plimsoll.gateway.identity import CREDENTIAL_HEADERS
 from plimsoll.gateway.key_limits import RATE_LIMIT_HEADERS
-from plimsoll.gateway.settings import ApiKeyMode, PickerSettings
+from plimsoll.gateway.settings import ApiKeyMode, PickerSettings, Plaintext
 
 Json = dict[str, Any]
 
@@ -86,18 +87,36 @@ def listener_resource(settings: PickerSettings) -> Json:
         "address": {"socket_address": {"address": settings.address, "port_value": settings.port}},
         "per_connection_buffer_limit_bytes": CONNECTION_BUFFER_BYTES,
         # Waits for a connection's first bytes, and closes one that sends none.
-        "listener_filters": [_http_inspector()],
+        "listener_filters": [_http_inspector() if settings.tls_directory is None else tls_inspector()],
         "listener_filters_timeout": duration(settings.headers_timeout_seconds),
-        "filter_chains": [
-            {
-                "filters": [
-                    {
-                        "name": "envoy.filters.network.http_connection_manager",
-                        "typed_config": _http_connection_manager(settings),
-                    }
-                ]
-            }
-        ],
+        "filter_chains": _filter_chains(settings),
+    }
+
+
+def _filter_chains(settings: PickerSettings) -> list[Json]:
+    """Returns one chain, or with TLS two: for connections that begin with a TLS handshake, and for all others."""
+    manager = _http_connection_manager(settings)
+    if settings.tls_directory is None:
+        return [{"filters": [_network_filter(manager)]}]
+    plain = manager if settings.plaintext is Plaintext.ALLOW else _refuse_plain_http(manager)
+    handshake_timeout = duration(settings.headers_timeout_seconds)
+    return [tls_chain(_network_filter(manager), settings, handshake_timeout), plain_chain(_network_filter(plain))]
+
+
+def _network_filter(manager: Json) -> Json:
+    return {"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}
+
+
+def _refuse_plain_http(manager: Json) -> Json:
+    """Returns a connection manager with the same limits that answers each request with an error."""
+    host = {"name": "plain", "domains": ["*"], "routes": [_direct_response({"prefix": "/"}, 400)]}
+    return {
+        **manager,
+        "stat_prefix": "plain_http",
+        "local_reply_config": plain_http_config(),
+        "route_config": {"name": "plain", "virtual_hosts": [host]},
+        "http_filters": [_router_filter()],
+        "access_log": [],
     }
 
 

@@ -99,6 +99,10 @@ OVERLOADED_GATEWAY = LocalReply(
 KEYS_UNCHECKED = LocalReply(
     "This gateway instance cannot check API keys, because its picker failed. Try again in 1 s.", "unavailable", 1
 )
+PLAIN_HTTP = LocalReply(
+    "This gateway speaks HTTPS on this port, and the request is plain HTTP. Use a URL that begins with https://.",
+    "tls_required",
+)
 HEALTH = "/health"
 TWO_HOSTS = LocalReply("The request has more than one Host header. Send exactly one Host header.", "bad_request")
 DRAINING = LocalReply("This gateway is shutting down. Send the request to another gateway instance.", "draining", 1)
@@ -134,6 +138,11 @@ def local_reply_config(max_body_bytes: int) -> Json:
     by_status = [(_status_filter("EQ", status), status, reply) for status, reply in (REPLIES | {413: large}).items()]
     replies = [*by_cause, *by_status, (_status_filter("GE", 400), 400, DEFAULT_REPLY)]
     return {"mappers": [_picker_mapper(), *(mapper for reply in replies for mapper in _mappers(*reply))]}
+
+
+def plain_http_config() -> Json:
+    """The `local_reply_config` of a connection manager that refuses all requests, because they are plain HTTP."""
+    return {"mappers": list(_mappers(_status_filter("GE", 400), 400, PLAIN_HTTP))}
 
 
 def _picker_mapper() -> Json:
