@@ -20,7 +20,7 @@ import yaml
 from plimsoll.api import labels
 from plimsoll.api.api_keys import read_secret
 from plimsoll.api.v1alpha1 import parse
-from tests.chart.rendering import CHART, ROOT, render
+from tests.chart.rendering import CHART, NAMESPACE, ROOT, render
 
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 HEREDOC = re.compile(r"<<EOF\n(.*?)^EOF$", re.MULTILINE | re.DOTALL)
