@@ -209,8 +209,20 @@ def test_https_reaches_all_that_names_the_port() -> None:
 
 def test_notes_warn_of_keys_in_clear_text() -> None:
     keys = {"authentication": {"apiKeys": "Required"}}
-    assert "keys travel in clear text" in notes({"gateway": keys})
-    assert "keys travel in clear text" not in notes({"gateway": keys | {"tls": {"secretName": "door"}}})
+    assert "travel in clear text" in notes({"gateway": keys})
+    assert "travel in clear text" not in notes({"gateway": keys | {"tls": {"secretName": "door"}}})
+
+
+@pytest.mark.parametrize(
+    ("mode", "warning"), [("Disabled", ""), ("Optional", "API keys are OPTIONAL"), ("Required", "")]
+)
+def test_notes_know_that_issuers_require_tokens(mode: str, warning: str) -> None:
+    issuer = {"issuer": "https://a.example", "audiences": ["llm"], "jwksUri": "https://a.example/keys"}
+    text = notes({"gateway": {"authentication": {"apiKeys": mode, "jwt": {"issuers": [issuer]}}}})
+    assert ("any client that reaches it" in text) == bool(warning)
+    assert warning in text
+    assert ("Bearer $TOKEN" in text) == (mode == "Disabled")
+    assert "tokens travel in clear text" in text
 
 
 def test_load_balancer_service_settings_are_rendered() -> None:

@@ -172,6 +172,20 @@ def test_gateway_settings_read_rendered_environment() -> None:
     assert settings.cors_origins == ("https://a.b:8", "*")
 
 
+def test_gateway_settings_read_rendered_issuers() -> None:
+    fields = {"issuer": "https://a.example", "audiences": ["llm", "b"], "claims": {"tenant": "org", "class": "c"}}
+    by_uri = fields | {"jwksUri": "https://a.example:8443/keys", "caBundle": "-----BEGIN CERTIFICATE-----\nx"}
+    inline = {"issuer": "b", "audiences": ["llm"], "jwks": '{"keys": [{"kty": "RSA"}]}'}
+    spec = pod_specs(render({"gateway": {"authentication": {"jwt": {"issuers": [by_uri, inline]}}}}))
+    for container in (spec["plimsoll-gateway"]["initContainers"][0], *spec["plimsoll-gateway"]["containers"]):
+        settings = PickerSettings.from_environment({e["name"]: e["value"] for e in container["env"] if "value" in e})
+        first, second = settings.jwt_issuers
+        assert (first.issuer, first.audiences, first.jwks_uri) == ("https://a.example", ("llm", "b"), by_uri["jwksUri"])
+        assert (first.claims.tenant, first.claims.request_class, first.claims.models) == ("org", "c", "")
+        assert (first.ca_bundle, second.jwks) == (by_uri["caBundle"], inline["jwks"])
+        assert settings.requires_credentials
+
+
 def test_gateway_mounts_certificate_into_picker_alone() -> None:
     spec = pod_specs(
         render({"gateway": {"tls": {"secretName": "door", "minVersion": "TLSv1.3", "plaintext": "Allow"}}})

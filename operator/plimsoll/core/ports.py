@@ -26,6 +26,7 @@ NO_DEMAND_REASONS: Final = frozenset(
         "invalid_encoding",
         "invalid_form",
         "invalid_json",
+        "invalid_token",
         "missing_api_key",
         "model_not_allowed",
         "model_not_found",

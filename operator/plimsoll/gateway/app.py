@@ -50,7 +50,7 @@ class GatewayProcess:
         self._source = source
         self._watch_cache = WatchCache(settings.namespaces)
         self._admin = EnvoyAdminClient(settings.admin_socket)
-        self._authenticator = Authenticator(settings.api_keys, settings.trusted_headers)
+        self._authenticator = Authenticator(settings.api_keys, settings.trusted_headers, settings.jwt_issuers)
         self._picker = Picker(Random(), settings.pod, self._authenticator)
         self._gateway_pods = GatewayPods(settings)
         self._catalog_builder = CatalogBuilder()

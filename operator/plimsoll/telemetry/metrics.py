@@ -145,6 +145,11 @@ GATEWAY_API_KEYS = Gauge(
     ["state"],
     registry=GATEWAY,
 )
+GATEWAY_JWKS_FAILURES = Counter(
+    "plimsoll_gateway_jwks_fetch_failures",
+    "Fetches of the keys of JWT issuers that failed. The keys that are known stay valid.",
+    registry=GATEWAY,
+)
 GATEWAY_CERTIFICATE_EXPIRY = Gauge(
     "plimsoll_gateway_certificate_expiry_seconds",
     "Time at which the certificate of the gateway expires, seconds since the epoch; 0 without a certificate.",

@@ -42,6 +42,11 @@ volumeMounts:
 - name: PLIMSOLL_ENVOY_MEMORY_BYTES
   valueFrom: {resourceFieldRef: {containerName: envoy, resource: limits.memory}}
 - {name: PLIMSOLL_API_KEYS, value: {{ include "plimsoll.gateway.apiKeys" . }}}
+{{- with include "plimsoll.gateway.jwtIssuers" . }}
+{{- if ne . "[]" }}
+- {name: PLIMSOLL_JWT_ISSUERS, value: {{ . | quote }}}
+{{- end }}
+{{- end }}
 - {name: PLIMSOLL_TRUST_IDENTITY_HEADERS, value: {{ default false .Values.gateway.trustIdentityHeaders | quote }}}
 - {name: PLIMSOLL_CLASS_HEADER, value: {{ .Values.gateway.classHeader | quote }}}
 - {name: PLIMSOLL_TENANT_HEADER, value: {{ .Values.gateway.tenantHeader | quote }}}

@@ -15,6 +15,7 @@ import orjson
 
 from plimsoll.gateway.atomic_write import write_if_changed
 from plimsoll.gateway.envoy.body_filters import TYPE_URL
+from plimsoll.gateway.envoy.jwt import jwks_clusters
 from plimsoll.gateway.envoy.listener import (
     MODEL_CLUSTER_PREFIX,
     PICK_CLUSTER_PREFIX,
@@ -66,7 +67,7 @@ def bootstrap(settings: PickerSettings) -> Json:
         },
         "static_resources": {
             "listeners": [listener_resource(settings)],
-            "clusters": [_picker_cluster(settings), _ads_cluster(settings)],
+            "clusters": [_picker_cluster(settings), _ads_cluster(settings), *jwks_clusters(settings)],
         },
         "overload_manager": overload_manager(settings),
     }

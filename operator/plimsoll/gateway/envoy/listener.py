@@ -26,9 +26,11 @@ from plimsoll.gateway.envoy.body_filters import (
     rate_filter,
     rate_policy,
 )
+from plimsoll.gateway.envoy.jwt import jwt_filters
 from plimsoll.gateway.envoy.local_reply import HEALTH, local_reply_config, plain_http_config
 from plimsoll.gateway.envoy.tls import plain_chain, tls_chain, tls_inspector
 from plimsoll.gateway.identity import CREDENTIAL_HEADERS
+from plimsoll.gateway.jwt_issuers import PAYLOAD_HEADER
 from plimsoll.gateway.key_limits import RATE_LIMIT_HEADERS
 from plimsoll.gateway.settings import ApiKeyMode, PickerSettings, Plaintext
 
@@ -156,6 +158,7 @@ def _http_connection_manager(settings: PickerSettings) -> Json:
         "http_filters": [
             _cors(),
             _health(),
+            *jwt_filters(settings),
             _reserve_filter(settings),
             rate_filter(),
             clear_no_answer(),
@@ -293,7 +296,7 @@ def _engine_route(path: str, settings: PickerSettings, match: Json, *filters: st
         "match": {"path": path, **match},
         # Retries send the whole body again, so the buffer must hold a body of the maximum size.
         "request_body_buffer_limit": settings.max_body_bytes,
-        "request_headers_to_remove": [BODY_BYTES_HEADER, *STRIPPED_HEADERS],
+        "request_headers_to_remove": [BODY_BYTES_HEADER, PAYLOAD_HEADER, *STRIPPED_HEADERS],
         "request_headers_to_add": [_own_model()],
         "route": {
             "cluster_header": "x-plimsoll-cluster",
@@ -370,14 +373,16 @@ def _check_filter(settings: PickerSettings) -> Json:
 
 def _identity_headers(settings: PickerSettings) -> tuple[str, ...]:
     """Returns the headers from which the picker learns who sends a request."""
-    credentials = CREDENTIAL_HEADERS if settings.api_keys is not ApiKeyMode.DISABLED else ()
+    has_issuers = bool(settings.jwt_issuers)
+    credentials = CREDENTIAL_HEADERS if has_issuers or settings.api_keys is not ApiKeyMode.DISABLED else ()
+    payload = (PAYLOAD_HEADER,) if has_issuers else ()
     trusted = (settings.class_header, settings.tenant_header) if settings.trust_identity_headers else ()
-    return (*credentials, *trusted)
+    return (*credentials, *payload, *trusted)
 
 
 def _when_away(settings: PickerSettings) -> Json:
-    """Returns what happens while the picker does not answer: only it can check the API keys that are required."""
-    if settings.api_keys is ApiKeyMode.REQUIRED:
+    """Returns what happens while the picker does not answer: only it can check the credentials that are required."""
+    if settings.requires_credentials:
         return {"failure_mode_allow": False, "status_on_error": {"code": "ServiceUnavailable"}}
     return {"failure_mode_allow": True, "failure_mode_allow_header_add": True}
 
