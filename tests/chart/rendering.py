@@ -36,6 +36,7 @@ EVERYTHING: Object = {
     },
     "gateway": {
         "service": {"type": "LoadBalancer"},
+        "tls": {"secretName": "their-door"},
         "ingress": {"enabled": True},
         "httpRoute": {"enabled": True, "parentRefs": [{"name": "front"}]},
     },

@@ -186,6 +186,45 @@ def test_gateway_is_not_exposed_by_default() -> None:
     assert {o["kind"] for o in objects} & {"Ingress", "HTTPRoute"} == set()
 
 
+def test_https_reaches_all_that_names_the_port() -> None:
+    route = {"enabled": True, "parentRefs": [{"name": "front"}]}
+    gateway: Object = {"tls": {"secretName": "door"}, "ingress": {"enabled": True}, "httpRoute": route}
+    objects = render({"gateway": gateway})
+    (port,) = find(objects, "Service", "plimsoll-gateway")["spec"]["ports"]
+    assert port == {"name": "https", "port": 443, "targetPort": 8080, "appProtocol": "https"}
+    (path,) = find(objects, "Ingress")["spec"]["rules"][0]["http"]["paths"]
+    assert path["backend"]["service"]["port"] == {"name": "https"}
+    (backend,) = find(objects, "HTTPRoute")["spec"]["rules"][0]["backendRefs"]
+    assert backend["port"] == 443
+    (test,) = [o for o in objects if o["kind"] == "Pod"]
+    assert "https://plimsoll-gateway:443/v1/models" in test["spec"]["containers"][0]["command"][2]
+    assert settings({"gateway": gateway}).gateway.url == f"https://plimsoll-gateway.{NAMESPACE}.svc/v1"
+    custom = settings({"gateway": gateway | {"service": {"port": 8443}}}).gateway.url
+    assert custom == f"https://plimsoll-gateway.{NAMESPACE}.svc:8443/v1"
+    text = notes({"gateway": gateway})
+    assert "service/plimsoll-gateway 8088:443" in text
+    assert "curl -N --insecure $URL" in text
+    assert "http://" not in text
+
+
+def test_notes_warn_of_keys_in_clear_text() -> None:
+    keys = {"authentication": {"apiKeys": "Required"}}
+    assert "travel in clear text" in notes({"gateway": keys})
+    assert "travel in clear text" not in notes({"gateway": keys | {"tls": {"secretName": "door"}}})
+
+
+@pytest.mark.parametrize(
+    ("mode", "warning"), [("Disabled", ""), ("Optional", "API keys are OPTIONAL"), ("Required", "")]
+)
+def test_notes_know_that_issuers_require_tokens(mode: str, warning: str) -> None:
+    issuer = {"issuer": "https://a.example", "audiences": ["llm"], "jwksUri": "https://a.example/keys"}
+    text = notes({"gateway": {"authentication": {"apiKeys": mode, "jwt": {"issuers": [issuer]}}}})
+    assert ("any client that reaches it" in text) == bool(warning)
+    assert warning in text
+    assert ("Bearer $TOKEN" in text) == (mode == "Disabled")
+    assert "tokens travel in clear text" in text
+
+
 def test_load_balancer_service_settings_are_rendered() -> None:
     wanted = {
         "externalTrafficPolicy": "Local",

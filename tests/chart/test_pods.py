@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plimsoll.gateway.settings import ApiKeyMode, PickerSettings
+from plimsoll.gateway.settings import ApiKeyMode, PickerSettings, Plaintext, TlsVersion
 from tests.chart.rendering import EVERYTHING, ROOT, Object, containers, find, notes, of_kind, pod_specs, render
 
 LOCAL = ("--values", str(ROOT / "charts/plimsoll/ci/local-values.yaml"))
@@ -160,7 +160,8 @@ def test_gateway_settings_read_rendered_environment() -> None:
     (picker,) = pod_specs(render(values))["plimsoll-gateway"]["containers"]
     environment = {e["name"]: e["value"] for e in picker["env"] if "value" in e}
     of_pod = {"metadata.namespace": "plimsoll-system"}
-    references = {e["name"]: e["valueFrom"]["fieldRef"]["fieldPath"] for e in picker["env"] if "valueFrom" in e}
+    sources = {e["name"]: e["valueFrom"] for e in picker["env"] if "valueFrom" in e}
+    references = {name: source["fieldRef"]["fieldPath"] for name, source in sources.items() if "fieldRef" in source}
     environment |= {name: of_pod[path] for name, path in references.items() if path in of_pod}
     settings = PickerSettings.from_environment(environment)
     assert (settings.namespaces, settings.max_body_bytes, settings.drain_seconds) == (("a", "b"), 104857600, 7)
@@ -171,9 +172,41 @@ def test_gateway_settings_read_rendered_environment() -> None:
     assert settings.cors_origins == ("https://a.b:8", "*")
 
 
+def test_gateway_settings_read_rendered_issuers() -> None:
+    fields = {"issuer": "https://a.example", "audiences": ["llm", "b"], "claims": {"tenant": "org", "class": "c"}}
+    by_uri = fields | {"jwksUri": "https://a.example:8443/keys", "caBundle": "-----BEGIN CERTIFICATE-----\nx"}
+    inline = {"issuer": "b", "audiences": ["llm"], "jwks": '{"keys": [{"kty": "RSA"}]}'}
+    spec = pod_specs(render({"gateway": {"authentication": {"jwt": {"issuers": [by_uri, inline]}}}}))
+    for container in (spec["plimsoll-gateway"]["initContainers"][0], *spec["plimsoll-gateway"]["containers"]):
+        settings = PickerSettings.from_environment({e["name"]: e["value"] for e in container["env"] if "value" in e})
+        first, second = settings.jwt_issuers
+        assert (first.issuer, first.audiences, first.jwks_uri) == ("https://a.example", ("llm", "b"), by_uri["jwksUri"])
+        assert (first.claims.tenant, first.claims.request_class, first.claims.models) == ("org", "c", "")
+        assert (first.ca_bundle, second.jwks) == (by_uri["caBundle"], inline["jwks"])
+        assert settings.requires_credentials
+
+
+def test_gateway_mounts_certificate_into_picker_alone() -> None:
+    spec = pod_specs(
+        render({"gateway": {"tls": {"secretName": "door", "minVersion": "TLSv1.3", "plaintext": "Allow"}}})
+    )["plimsoll-gateway"]
+    (picker,) = spec["containers"]
+    settings = PickerSettings.from_environment({e["name"]: e["value"] for e in picker["env"] if "value" in e})
+    mounts = {c["name"]: [m for m in c["volumeMounts"] if m["name"] == "tls"] for c in spec["initContainers"]}
+    assert mounts == {"init": [], "envoy": []}
+    (mount,) = [m for m in picker["volumeMounts"] if m["name"] == "tls"]
+    assert (mount["mountPath"], mount["readOnly"]) == (str(settings.tls_directory), True)
+    assert (settings.tls_min_version, settings.plaintext) == (TlsVersion.TLS_1_3, Plaintext.ALLOW)
+    (volume,) = [v["secret"] for v in spec["volumes"] if v["name"] == "tls"]
+    assert (volume["secretName"], volume.get("optional", False)) == ("door", False)
+    envoy = next(c for c in spec["initContainers"] if c["name"] == "envoy")
+    assert envoy["ports"] == [{"name": "https", "containerPort": 8080}]
+    assert envoy["livenessProbe"]["tcpSocket"] == {"port": "https"}
+
+
 def test_gateway_without_values_of_newer_chart_is_as_by_default() -> None:
     """As `helm upgrade --reuse-values` renders it, which has the old chart's values alone."""
-    missing = {"gateway": {"authentication": None, "trustIdentityHeaders": None}}
+    missing = {"gateway": {"authentication": None, "trustIdentityHeaders": None, "tls": None}}
     assert render(missing) == render()
     assert "NO AUTHENTICATION" in notes(missing)
 

@@ -64,7 +64,11 @@ OTHER: dict[str, Any] = {
     "gateway.envoy.image.pullPolicy": "Never",
     "gateway.picker.env": [{"name": "OTHER", "value": "x"}],
     "gateway.service.type": "ClusterIP",
+    "gateway.service.port": 8443,
+    "gateway.authentication.jwt.issuers": [{"issuer": "a", "audiences": ["b"], "jwksUri": "https://a.example/keys"}],
     "gateway.service.nodePort": 30123,
+    "gateway.tls.minVersion": "TLSv1.3",
+    "gateway.tls.plaintext": "Allow",
     "gateway.service.externalTrafficPolicy": "Local",
     "gateway.authentication.apiKeys": "Required",
     "gateway.corsAllowedOrigins": ["https://app.example"],
@@ -157,12 +161,29 @@ def test_schema_rejects_unknown_keys_everywhere(path: tuple[str, ...]) -> None:
     assert any("'tpyo' was unexpected" in message for message in errors)
 
 
+def issuer(**changes: Any) -> Object:
+    """Values with one issuer; a change to None removes a field."""
+    found = {"issuer": "a", "audiences": ["b"], "jwksUri": "https://a.example/keys", **changes}
+    fields = {name: value for name, value in found.items() if value is not None}
+    return {"gateway": {"authentication": {"jwt": {"issuers": [fields]}}}}
+
+
 @pytest.mark.parametrize(
     ("values", "words"),
     [
         ({"gatway": {}}, "gatway"),
         ({"gateway": {"service": {"type": "Loadbalancer"}}}, "gateway/service/type"),
         ({"gateway": {"authentication": {"apiKeys": "required"}}}, "gateway/authentication/apiKeys"),
+        ({"gateway": {"tls": {"secretName": "not a name"}}}, "gateway/tls/secretName"),
+        ({"gateway": {"tls": {"minVersion": "TLSv1.1"}}}, "gateway/tls/minVersion"),
+        ({"gateway": {"tls": {"minVersion": 1.3}}}, "gateway/tls/minVersion"),
+        ({"gateway": {"tls": {"plaintext": "Redirect"}}}, "gateway/tls/plaintext"),
+        (issuer(audiences=[]), "issuers/0/audiences"),
+        (issuer(jwksUri="http://a.example/keys"), "issuers/0/jwksUri"),
+        (issuer(jwks='{"keys": []}'), "issuers/0"),
+        (issuer(jwksUri=None), "issuers/0"),
+        (issuer(claims={"team": "x"}), "issuers/0/claims"),
+        (issuer(caBundle="LS0t"), "issuers/0/caBundle"),
         ({"operator": {"replicas": 3}}, "operator/replicas"),
         ({"gateway": {"replicas": "2"}}, "gateway/replicas"),
         ({"image": {"digest": "latest"}}, "image/digest"),

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.controllers.webhook.certificate import CERTIFICATE_FILE, KEY_FILE, CertificateFiles
+from plimsoll.adapters.certificate_files import CERTIFICATE_FILE, KEY_FILE
+from plimsoll.controllers.webhook.certificate import CertificateFiles
 from plimsoll.controllers.webhook.server import PATH
 from tests.chart.rendering import NAMESPACE, Object, containers, find, of_kind, pod_specs, render
 from tests.chart.test_objects import settings

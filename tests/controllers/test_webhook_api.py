@@ -27,8 +27,8 @@ from plimsoll.resources.platform_config import WebhookSettings
 from plimsoll.telemetry import metrics
 from tests import builders
 from tests.apiserver import ApiServer, api_server, free_port
+from tests.certificates import make_certificate
 from tests.chart.rendering import CHART, NAMESPACE, find, helm, render
-from tests.controllers.certificates import make_certificate
 
 pytestmark = pytest.mark.api
 

@@ -18,12 +18,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plimsoll.adapters.certificate_files import CERTIFICATE_FILE, InvalidCertificate, expiry_s
 from plimsoll.adapters.kube_client import KubeClient, WatchEvent
 from plimsoll.api import labels
 from plimsoll.controllers.isolation import ObjectErrors
 from plimsoll.controllers.operator_config import OperatorConfig
 from plimsoll.controllers.webhook import server
-from plimsoll.controllers.webhook.certificate import CERTIFICATE_FILE, CertificateFiles, InvalidCertificate, expiry_s
+from plimsoll.controllers.webhook.certificate import CertificateFiles
 from plimsoll.controllers.webhook.review import MalformedReview, answer
 from plimsoll.controllers.webhook.service_index import ServiceIndex, essentials
 from plimsoll.controllers.webhook.verdict import Verdict
@@ -32,7 +33,7 @@ from plimsoll.resources.platform_config import WebhookSettings
 from plimsoll.telemetry import metrics
 from tests import builders
 from tests.apiserver import free_port
-from tests.controllers.certificates import make_certificate
+from tests.certificates import make_certificate
 
 Object = dict[str, Any]
 
@@ -235,6 +236,9 @@ async def test_serve_waits_for_certificate_and_takes_a_new_one(tmp_path: Path, m
         with pytest.raises(aiohttp.ClientConnectorCertificateError):
             await post(url, first)
         (tmp_path / CERTIFICATE_FILE).write_text("garbage")
+        await asyncio.sleep(0.2)
+        assert (await post(url, second))[0] == 200
+        (tmp_path / CERTIFICATE_FILE).write_text(first)  # not the key's: the one before stays in use
         await asyncio.sleep(0.2)
         assert (await post(url, second))[0] == 200
 

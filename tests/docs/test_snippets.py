@@ -20,7 +20,7 @@ import yaml
 from plimsoll.api import labels
 from plimsoll.api.api_keys import read_secret
 from plimsoll.api.v1alpha1 import parse
-from tests.chart.rendering import CHART, ROOT, render
+from tests.chart.rendering import CHART, NAMESPACE, ROOT, render
 
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 HEREDOC = re.compile(r"<<EOF\n(.*?)^EOF$", re.MULTILINE | re.DOTALL)
@@ -90,6 +90,10 @@ def test_yaml_snippet_is_valid(document: dict[str, Any]) -> None:
     elif labels.API_KEY in document.get("metadata", {}).get("labels", {}):
         data = {field: b64encode(value.encode()).decode() for field, value in document["stringData"].items()}
         assert read_secret({**document, "data": data}).name == document["metadata"]["name"]
+    elif document.get("kind") == "Certificate":
+        assert render({"gateway": {"tls": {"secretName": document["spec"]["secretName"]}}})
+        assert document["metadata"]["namespace"] == NAMESPACE
+        assert f"plimsoll-gateway.{NAMESPACE}.svc" in document["spec"]["dnsNames"]
     elif document.keys() <= yaml.safe_load((CHART / "values.yaml").read_text()).keys():
         assert render(document)
     else:

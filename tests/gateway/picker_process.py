@@ -22,6 +22,7 @@ if __name__ == "__main__":
             "directory": Path(fields["directory"]),
             "namespaces": tuple(fields["namespaces"]),
             "api_keys": ApiKeyMode(fields["api_keys"]),
+            "tls_directory": Path(fields["tls_directory"]) if fields["tls_directory"] else None,
         }
     )
     uvloop.run(serve(settings, FileSource(Path(sys.argv[2]))))

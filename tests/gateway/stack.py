@@ -77,7 +77,8 @@ class GatewayStack:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.settings.port}"
+        scheme = "http" if self.settings.tls_directory is None else "https"
+        return f"{scheme}://127.0.0.1:{self.settings.port}"
 
     @property
     def picker_url(self) -> str:
@@ -132,7 +133,8 @@ class GatewayStack:
             self.envoy = subprocess.Popen(command, stdout=log, stderr=log)
 
     def start_picker(self) -> None:
-        fields = dataclasses.asdict(self.settings) | {"directory": str(self.settings.directory)}
+        fields = dataclasses.asdict(self.settings)
+        fields |= {name: str(path) for name, path in fields.items() if isinstance(path, Path)}
         paths = os.pathsep.join((str(ROOT / "operator"), str(ROOT), os.environ.get("PYTHONPATH", "")))
         command = [sys.executable, str(ROOT / "tests/gateway/picker_process.py"), json.dumps(fields)]
         with self.log.open("ab") as log:

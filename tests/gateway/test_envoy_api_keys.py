@@ -186,7 +186,7 @@ async def test_nothing_passes_while_picker_is_away(locked: tuple[GatewayStack, F
     for size in (1, 100_000):
         status, body, told = await stack.ask_fully(sent=bearer("ci"), pad="x" * size)
         assert (status, body["error"]["code"], told["retry-after"]) == (503, "unavailable", "1")
-        assert "cannot check API keys, because its picker failed" in body["error"]["message"]
+        assert "cannot authenticate clients, because its picker failed" in body["error"]["message"]
     assert len(engine.received) == seen
     # Without Secrets the API server answers no list: the new picker must not serve.
     os.rename(stack.objects_file, stack.objects_file.with_suffix(".away"))

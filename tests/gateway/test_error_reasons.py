@@ -43,6 +43,7 @@ def coded_reasons() -> set[ReasonUse]:
     envoy |= {
         ReasonUse(words.code, status, "Envoy") for status, words in (others | {503: local_reply.DRAINING}).items()
     }
+    envoy.add(ReasonUse(local_reply.PLAIN_HTTP.code, 400, "Envoy"))
     envoy |= {
         ReasonUse(words.code, 429, "Envoy") for words in (local_reply.BODIES_REPLY, local_reply.OVERLOADED_GATEWAY)
     }

@@ -146,6 +146,34 @@ priorityClassName: {{ . }}
 {{ default "Disabled" (default dict .Values.gateway.authentication).apiKeys }}
 {{- end }}
 
+{{/* The issuers of tokens, as JSON: `helm upgrade --reuse-values` from an earlier chart has none. */}}
+{{- define "plimsoll.gateway.jwtIssuers" -}}
+{{ default list (default dict (default dict .Values.gateway.authentication).jwt).issuers | toJson }}
+{{- end }}
+
+{{/* Which clients may use the gateway: `anyone`, `optional` (a credential counts) or `authenticated` ones alone. */}}
+{{- define "plimsoll.gateway.admits" -}}
+{{- $keys := include "plimsoll.gateway.apiKeys" . -}}
+{{- if eq $keys "Optional" -}}optional
+{{- else if or (eq $keys "Required") (ne (include "plimsoll.gateway.jwtIssuers" .) "[]") -}}authenticated
+{{- else -}}anyone
+{{- end -}}
+{{- end }}
+
+{{/* The values of TLS, as YAML: `helm upgrade --reuse-values` from an earlier chart has none. */}}
+{{- define "plimsoll.gateway.tls" -}}
+{{ merge (dict) (default dict .Values.gateway.tls) (dict "secretName" "" "minVersion" "TLSv1.2" "plaintext" "Refuse") | toYaml }}
+{{- end }}
+
+{{/* What clients speak: also the name of the port. */}}
+{{- define "plimsoll.gateway.scheme" -}}
+{{ ternary "https" "http" (ne (include "plimsoll.gateway.tls" . | fromYaml).secretName "") }}
+{{- end }}
+
+{{- define "plimsoll.gateway.port" -}}
+{{ default (ternary 443 80 (eq (include "plimsoll.gateway.scheme" .) "https")) .Values.gateway.service.port }}
+{{- end }}
+
 {{/* The pod's own name and namespace as environment variables. */}}
 {{- define "plimsoll.podEnv" -}}
 - name: POD_NAME

@@ -28,6 +28,7 @@ NO_DEMAND_REASONS: Final = frozenset(
         "invalid_form",
         "invalid_json",
         "invalid_timeout",
+        "invalid_token",
         "missing_api_key",
         "model_not_allowed",
         "model_not_found",

@@ -15,11 +15,12 @@ import time
 from random import Random
 
 from plimsoll.gateway.body_budget import BodyBudget
+from plimsoll.gateway.certificate_watch import CertificateWatch
 from plimsoll.gateway.drain import drain
 from plimsoll.gateway.envoy.access_log import AccessLogReader, AccessRecord, RequestOutcome
 from plimsoll.gateway.envoy.admin import EnvoyAdminClient, EnvoyUnavailable
 from plimsoll.gateway.envoy.ads_server import AdsServer
-from plimsoll.gateway.envoy.delta import AppliedEndpoints
+from plimsoll.gateway.envoy.delta import AppliedCertificate, AppliedEndpoints
 from plimsoll.gateway.envoy.state_poller import EnvoyStatePoller
 from plimsoll.gateway.identity import Authenticator
 from plimsoll.gateway.parse_worker import ParseWorker
@@ -49,7 +50,7 @@ class GatewayProcess:
         self._source = source
         self._watch_cache = WatchCache(settings.namespaces)
         self._admin = EnvoyAdminClient(settings.admin_socket)
-        self._authenticator = Authenticator(settings.api_keys, settings.trusted_headers)
+        self._authenticator = Authenticator(settings.api_keys, settings.trusted_headers, settings.jwt_issuers)
         self._picker = Picker(Random(), settings.pod, self._authenticator)
         self._gateway_pods = GatewayPods(settings)
         self._catalog_builder = CatalogBuilder()
@@ -63,7 +64,12 @@ class GatewayProcess:
             lambda: self._envoy_endpoint.health_checked,
             lambda stats: self._bodies.expire(time.monotonic(), envoy_is_idle=stats.active == 0),
         )
-        self._ads = AdsServer(settings.ads_socket, settings.pod, self._on_applied)
+        self._ads = AdsServer(settings.ads_socket, settings.pod, self._on_applied, self._on_certificate)
+        self._certificate = (
+            None
+            if settings.tls_directory is None
+            else CertificateWatch(settings.tls_directory, self._ads.publish_certificate)
+        )
         self._access_log = AccessLogReader(settings.fifo, self._on_record)
         self._loop: asyncio.AbstractEventLoop
         self._changed = asyncio.Event()
@@ -100,6 +106,8 @@ class GatewayProcess:
             tasks.append(asyncio.create_task(keys.follow(self._source, settings.namespace, self._changed.set)))
             if settings.pod_selector:
                 tasks.append(asyncio.create_task(self._gateway_pods.follow(self._source)))
+        if self._certificate is not None:
+            tasks.append(asyncio.create_task(self._certificate.follow()))
         shutdown_task = asyncio.create_task(self._shut_down())
         try:
             done, _ = await asyncio.wait((*tasks, shutdown_task), return_when=asyncio.FIRST_COMPLETED)
@@ -126,7 +134,7 @@ class GatewayProcess:
             return "the first list of API keys (Secrets) from the API server is not complete"
         if not self._state_poller.in_sync:
             return "Envoy is not running, lacks clusters, or does not reach this picker yet"
-        return ""
+        return "" if self._certificate is None else self._certificate.not_ready_reason
 
     async def _publish_changes(self, servers: list[asyncio.Server]) -> None:
         """Rebuild and publish the catalog after each change. Opens the socket for Envoy after the first one."""
@@ -167,6 +175,11 @@ class GatewayProcess:
         self._loop.call_soon_threadsafe(self._state_poller.on_applied, endpoints)
         if endpoints.is_new_envoy:
             self._loop.call_soon_threadsafe(self._bodies.clear)
+
+    def _on_certificate(self, applied: AppliedCertificate) -> None:
+        """Called in the discovery service's thread."""
+        if self._certificate is not None:
+            self._loop.call_soon_threadsafe(self._certificate.on_applied, applied)
 
     def _on_record(self, record: AccessRecord) -> None:
         self._bodies.release(record.request_id or "")

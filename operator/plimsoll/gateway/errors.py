@@ -37,6 +37,7 @@ class RejectionReason(StrEnum):
     MISSING_API_KEY = "missing_api_key"
     INVALID_API_KEY = "invalid_api_key"
     EXPIRED_API_KEY = "expired_api_key"
+    INVALID_TOKEN = "invalid_token"
     MODEL_NOT_ALLOWED = "model_not_allowed"
     RATE_LIMIT_EXCEEDED = "rate_limit_exceeded"
     MODEL_REQUIRED = "model_required"
@@ -69,6 +70,7 @@ STATUS_BY_REASON = {
     RejectionReason.MISSING_API_KEY: 401,
     RejectionReason.INVALID_API_KEY: 401,
     RejectionReason.EXPIRED_API_KEY: 401,
+    RejectionReason.INVALID_TOKEN: 401,
     RejectionReason.MODEL_NOT_ALLOWED: 403,
     RejectionReason.RATE_LIMIT_EXCEEDED: 429,
     RejectionReason.MODEL_REQUIRED: 400,
@@ -155,7 +157,8 @@ def to_response(rejection: Rejection, random: Random, shape: ErrorShape = ErrorS
     status = STATUS_BY_REASON[rejection.reason]
     headers = {"content-type": "application/json", "x-plimsoll-reason": rejection.reason.value, **rejection.headers}
     if status == 401:
-        headers["www-authenticate"] = "Bearer"
+        is_token = rejection.reason is RejectionReason.INVALID_TOKEN
+        headers["www-authenticate"] = 'Bearer error="invalid_token"' if is_token else "Bearer"  # RFC 6750
     eta_s, message = rejection.retry.eta_s, rejection.message
     if status in (429, 503, 504) and eta_s is not None:
         headers["x-plimsoll-eta"] = str(math.ceil(eta_s))

@@ -4,8 +4,8 @@ Problem: headers are what a client says about itself. A tenant could take anothe
 of people who wait.
 
 Idea: one place turns the headers of a request into an `Identity`, before anything else reads the request. It comes from
-an API key. Headers for tenant and class count only if the chart says that a trusted proxy sets them, and only for what
-the key leaves open. All else reads the `Identity`.
+an API key or from a verified token (JWT). Headers for tenant and class count only if the chart says that a trusted
+proxy sets them, and only for what key or token leave open. All else reads the `Identity`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,19 @@ from __future__ import annotations
 import hmac
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from plimsoll.api.api_keys import ApiKey, format_time, is_key_like, key_digest, name_in_key
 from plimsoll.gateway.errors import Rejection, RejectionReason
+from plimsoll.gateway.jwt_issuers import (
+    PAYLOAD_HEADER,
+    InvalidClaims,
+    JwtIssuer,
+    expired_at,
+    is_token_like,
+    read_claims,
+)
 from plimsoll.gateway.key_store import KeyStore
 from plimsoll.gateway.service_catalog import ServiceCatalog, ServiceEntry
 from plimsoll.gateway.settings import ApiKeyMode, TrustedHeaders
@@ -46,6 +54,7 @@ class Identity:
     models: frozenset[str] | None = None
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
+    token_subject: str = ""  # of a client with a token
 
     def usable_services(self, catalog: ServiceCatalog) -> Iterable[ServiceEntry]:
         """Returns the services of this catalog that are allowed."""
@@ -70,8 +79,14 @@ ANONYMOUS: Final = Identity()
 class Authenticator:
     """Turns request headers into an identity or a rejection."""
 
-    def __init__(self, mode: ApiKeyMode = ApiKeyMode.DISABLED, trusted: TrustedHeaders | None = None) -> None:
+    def __init__(
+        self,
+        mode: ApiKeyMode = ApiKeyMode.DISABLED,
+        trusted: TrustedHeaders | None = None,
+        issuers: Iterable[JwtIssuer] = (),
+    ) -> None:
         self.mode = mode
+        self._issuers = {issuer.issuer: issuer for issuer in issuers}
         self.keys = KeyStore()
         self._trusted = trusted
         self._requests_by_key: Counter[str] = Counter()
@@ -84,14 +99,27 @@ class Authenticator:
 
     def authenticate(self, headers: Mapping[bytes, bytes], unix_s: float) -> Identity | Rejection:
         """Returns the identity of a request at this Unix time, or why it is rejected."""
-        if self.mode is ApiKeyMode.DISABLED:
-            return ANONYMOUS if self._trusted is None else self._with_headers(None, headers)
+        if self.mode is ApiKeyMode.DISABLED and not self._issuers:
+            return self._with_headers(ANONYMOUS, headers)
         credential = _credential(headers)
-        name = None if credential is None else name_in_key(credential)
-        if credential is None or name is None:
-            if self.mode is ApiKeyMode.OPTIONAL and not is_key_like(credential or b""):
-                return self._with_headers(None, headers)
-            return _MISSING if credential is None else _INVALID
+        if self._issuers:
+            if (payload := headers.get(_PAYLOAD)) is not None:
+                return self._of_token(payload, headers)
+            if credential is not None and is_token_like(credential):
+                return _invalid_token(credential, unix_s)
+        if self.mode is ApiKeyMode.DISABLED:
+            return _MISSING_TOKEN if credential is None else _NO_TOKEN
+        if self.mode is ApiKeyMode.OPTIONAL and not is_key_like(credential or b""):
+            return self._with_headers(ANONYMOUS, headers)
+        if credential is None:
+            return _MISSING_EITHER if self._issuers else _MISSING
+        return self._of_key(credential, headers, unix_s)
+
+    def _of_key(self, credential: bytes, headers: Mapping[bytes, bytes], unix_s: float) -> Identity | Rejection:
+        """Returns the identity of a client with this API key."""
+        name = name_in_key(credential)
+        if name is None:
+            return _INVALID
         key = self.keys.get(name)
         # An unknown name takes as long as a wrong key.
         is_valid = hmac.compare_digest(key_digest(credential), _NO_DIGEST if key is None else key.digest)
@@ -99,7 +127,19 @@ class Authenticator:
             return _INVALID
         if key.is_expired(unix_s):
             return _expired(key)
-        return self._with_headers(key, headers)
+        limits = (key.requests_per_minute, key.tokens_per_minute)
+        found = Identity(key.name, key.tenant, key.request_class.encode(), key.models, *limits)
+        return self._with_headers(found, headers, key.name)
+
+    def _of_token(self, payload: bytes, headers: Mapping[bytes, bytes]) -> Identity | Rejection:
+        """Returns the identity of a client whose token Envoy has verified."""
+        try:
+            claims = read_claims(payload, self._issuers)
+        except InvalidClaims as error:
+            return Rejection(RejectionReason.INVALID_TOKEN, f"The token cannot be used: {error}.")
+        tenant, subject = claims.tenant[:MAX_TENANT_BYTES], claims.subject[:MAX_TENANT_BYTES]
+        found = Identity("", tenant, claims.request_class.encode(), claims.models, token_subject=subject)
+        return self._with_headers(found, headers, subject)
 
     def count(self, identity: Identity) -> None:
         """Count a request of this identity, if it has a key. Call this once for each request."""
@@ -116,25 +156,44 @@ class Authenticator:
         known = name in self._requests_by_key or len(self._requests_by_key) < MAX_COUNTED_KEYS
         return name if known else OTHER_KEYS
 
-    def _with_headers(self, key: ApiKey | None, headers: Mapping[bytes, bytes]) -> Identity:
-        tenant, request_class = ("", "") if key is None else (key.tenant, key.request_class)
-        found_class = request_class.encode()
+    def _with_headers(self, found: Identity, headers: Mapping[bytes, bytes], default_tenant: str = "") -> Identity:
+        """Returns the identity, with what it leaves open from trusted headers."""
+        tenant, found_class = found.tenant, found.request_class
         if self._trusted is not None:
             name = headers.get(self._trusted.tenant, b"")[:MAX_TENANT_BYTES].decode("ascii", "replace")
             tenant, found_class = tenant or name, found_class or headers.get(self._trusted.request_class, b"")
-        if key is None:
-            return Identity("", tenant, found_class)
-        return Identity(
-            key.name, tenant or key.name, found_class, key.models, key.requests_per_minute, key.tokens_per_minute
-        )
+        return replace(found, tenant=tenant or default_tenant, request_class=found_class)
 
 
+_PAYLOAD: Final = PAYLOAD_HEADER.encode()
 _NO_DIGEST: Final = bytes(32)
 _HOW: Final = "Send it as 'Authorization: Bearer KEY', 'x-api-key: KEY' or 'api-key: KEY'."
 _MISSING: Final = Rejection(RejectionReason.MISSING_API_KEY, f"This gateway requires an API key. {_HOW}")
 _INVALID: Final = Rejection(
     RejectionReason.INVALID_API_KEY, "The API key is not valid: it is wrong, or it has been revoked."
 )
+
+
+_MISSING_TOKEN: Final = Rejection(
+    RejectionReason.MISSING_API_KEY, "This gateway requires a token. Send it as 'Authorization: Bearer TOKEN'."
+)
+_MISSING_EITHER: Final = Rejection(
+    RejectionReason.MISSING_API_KEY,
+    f"This gateway requires an API key or a token. {_HOW} Send a token as 'Authorization: Bearer TOKEN'.",
+)
+_NO_TOKEN: Final = Rejection(
+    RejectionReason.INVALID_TOKEN, "The credential is no token (JWT). This gateway accepts no other."
+)
+
+
+def _invalid_token(credential: bytes, unix_s: float) -> Rejection:
+    """Returns the rejection of a token that Envoy did not verify."""
+    at = expired_at(credential)
+    if at is not None and at.timestamp() <= unix_s:
+        message = f"The token expired at {format_time(at.timestamp())}. Get a new one."
+    else:
+        message = "The token is not valid: this gateway does not accept its issuer, audience, signature or times."
+    return Rejection(RejectionReason.INVALID_TOKEN, message)
 
 
 def _expired(key: ApiKey) -> Rejection:
@@ -151,9 +210,7 @@ def _credential(headers: Mapping[bytes, bytes]) -> bytes | None:
 
 
 def model_not_allowed(identity: Identity, model: str) -> Rejection:
-    """Returns the rejection of a model that the key does not allow, whether the model exists or not."""
-    message = (
-        f"The API key '{identity.key_name}' may not use the model '{model[:200]}'."
-        " GET /v1/models lists the models that it may use."
-    )
+    """Returns the rejection of a model that is not allowed, whether the model exists or not."""
+    who = f"API key '{identity.key_name}'" if identity.key_name else f"token of '{identity.token_subject}'"
+    message = f"The {who} may not use the model '{model[:200]}'. GET /v1/models lists the models that it may use."
     return Rejection(RejectionReason.MODEL_NOT_ALLOWED, message, param="model")

@@ -12,6 +12,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
+from plimsoll.gateway.jwt_issuers import JwtIssuer, parse_issuers
+
 MAX_QUEUE_SECONDS = 120.0  # upper bound on the `maxQueueTime` of every class
 
 
@@ -21,6 +23,20 @@ class ApiKeyMode(StrEnum):
     DISABLED = "Disabled"
     OPTIONAL = "Optional"
     REQUIRED = "Required"
+
+
+class TlsVersion(StrEnum):
+    """A TLS version that the gateway may require."""
+
+    TLS_1_2 = "TLSv1.2"
+    TLS_1_3 = "TLSv1.3"
+
+
+class Plaintext(StrEnum):
+    """What a client gets that speaks plain HTTP to a gateway with TLS: an error that says so, or the API."""
+
+    REFUSE = "Refuse"
+    ALLOW = "Allow"
 
 
 class TrustedHeaders(NamedTuple):
@@ -58,6 +74,22 @@ class PickerSettings:
     class_header: str = TrustedHeaders().request_class.decode()
     tenant_header: str = TrustedHeaders().tenant.decode()
     cors_origins: tuple[str, ...] = ()  # origins whose scripts may use this gateway; "*" is all
+    tls_directory: Path | None = None  # the mounted Secret with the certificate; None: no TLS
+    tls_min_version: TlsVersion = TlsVersion.TLS_1_2
+    plaintext: Plaintext = Plaintext.REFUSE  # on the port with TLS
+    jwt_issuers_json: str = "[]"
+
+    @property
+    def jwt_issuers(self) -> tuple[JwtIssuer, ...]:
+        """The issuers whose tokens count. Raises InvalidIssuers."""
+        return parse_issuers(self.jwt_issuers_json)
+
+    @property
+    def requires_credentials(self) -> bool:
+        """Whether every request needs an API key or a token. Issuers without API keys require tokens."""
+        if self.api_keys is ApiKeyMode.DISABLED:
+            return bool(self.jwt_issuers)
+        return self.api_keys is ApiKeyMode.REQUIRED
 
     @property
     def trusted_headers(self) -> TrustedHeaders | None:
@@ -126,7 +158,17 @@ class PickerSettings:
             class_header=environ.get("PLIMSOLL_CLASS_HEADER", cls.class_header).lower(),
             tenant_header=environ.get("PLIMSOLL_TENANT_HEADER", cls.tenant_header).lower(),
             cors_origins=_list(environ.get("PLIMSOLL_CORS_ALLOWED_ORIGINS", "")),
+            tls_directory=Path(tls_directory) if (tls_directory := environ.get("PLIMSOLL_TLS_DIR", "")) else None,
+            tls_min_version=TlsVersion(environ.get("PLIMSOLL_TLS_MIN_VERSION", cls.tls_min_version)),
+            jwt_issuers_json=_issuers(environ.get("PLIMSOLL_JWT_ISSUERS", "[]")),
+            plaintext=Plaintext(environ.get("PLIMSOLL_TLS_PLAINTEXT", cls.plaintext)),
         )
+
+
+def _issuers(text: str) -> str:
+    """Returns the text if it declares issuers. Raises InvalidIssuers."""
+    parse_issuers(text)
+    return text
 
 
 def _bool(text: str) -> bool:

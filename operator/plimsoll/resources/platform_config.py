@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -38,11 +38,15 @@ class ShortModelNameSettings(_ConfigModel):
     namespaces: tuple[str, ...] = ()
 
 
+_DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+
+
 class GatewaySettings(_ConfigModel):
     """The gateway's Service, and the labels of its pods."""
 
     namespace: str
     service: str = "plimsoll-gateway"
+    scheme: Literal["http", "https"] = "http"
     port: int = 80
     pod_selector: dict[str, str] = Field(default_factory=dict, alias="podSelector")
     picker_port: int = Field(8081, alias="pickerPort")
@@ -50,8 +54,8 @@ class GatewaySettings(_ConfigModel):
 
     @property
     def url(self) -> str:
-        port = "" if self.port == 80 else f":{self.port}"
-        return f"http://{self.service}.{self.namespace}.svc{port}/v1"
+        port = "" if self.port == _DEFAULT_PORTS[self.scheme] else f":{self.port}"
+        return f"{self.scheme}://{self.service}.{self.namespace}.svc{port}/v1"
 
 
 class ScrapeSettings(_ConfigModel):

@@ -146,6 +146,21 @@ GATEWAY_API_KEYS = Gauge(
     ["state"],
     registry=GATEWAY,
 )
+GATEWAY_JWKS_FAILURES = Counter(
+    "plimsoll_gateway_jwks_fetch_failures",
+    "Fetches of the keys of JWT issuers that failed. The keys that are known stay valid.",
+    registry=GATEWAY,
+)
+GATEWAY_CERTIFICATE_EXPIRY = Gauge(
+    "plimsoll_gateway_certificate_expiry_seconds",
+    "Time at which the certificate of the gateway expires, seconds since the epoch; 0 without a certificate.",
+    registry=GATEWAY,
+)
+GATEWAY_CERTIFICATE_INVALID = Gauge(
+    "plimsoll_gateway_certificate_invalid",
+    "1 while the Secret of gateway.tls.secretName has a certificate or key that cannot be used, else 0.",
+    registry=GATEWAY,
+)
 GATEWAY_KEY_REQUESTS = Counter(
     "plimsoll_gateway_api_key_requests",
     "Requests with a valid API key, by key: the first 200 that are used by name, all others as `other keys`.",

@@ -1,6 +1,7 @@
 {{/* What the gateway's containers have in common. */}}
 
-{{/* Security, resources and mounts. Call with (dict "root" $ "resources" RESOURCES "api" WHETHER-IT-CALLS-THE-API). */}}
+{{/* Security, resources and mounts. Call with (dict "root" $ "resources" RESOURCES "api" WHETHER-IT-IS-THE-PICKER). The
+picker alone calls the API server and reads the certificate. */}}
 {{- define "plimsoll.gateway.container" -}}
 {{- with .resources -}}
 resources:
@@ -13,9 +14,17 @@ securityContext:
 volumeMounts:
   - {name: run, mountPath: /run/plimsoll}
   - {name: tmp, mountPath: /tmp}
+{{- if and .api (eq (include "plimsoll.gateway.scheme" .root) "https") }}
+  - {name: tls, mountPath: {{ include "plimsoll.gateway.tlsDirectory" .root }}, readOnly: true}
+{{- end }}
 {{- if .api }}
   - {name: api, mountPath: /var/run/secrets/kubernetes.io/serviceaccount, readOnly: true}
 {{- end }}
+{{- end }}
+
+{{/* Where the picker finds the certificate. */}}
+{{- define "plimsoll.gateway.tlsDirectory" -}}
+/etc/plimsoll-gateway-tls
 {{- end }}
 
 {{/* The gateway's pods as a label selector: KEY=VALUE,KEY=VALUE. */}}
@@ -33,10 +42,22 @@ volumeMounts:
 - name: PLIMSOLL_ENVOY_MEMORY_BYTES
   valueFrom: {resourceFieldRef: {containerName: envoy, resource: limits.memory}}
 - {name: PLIMSOLL_API_KEYS, value: {{ include "plimsoll.gateway.apiKeys" . }}}
+{{- with include "plimsoll.gateway.jwtIssuers" . }}
+{{- if ne . "[]" }}
+- {name: PLIMSOLL_JWT_ISSUERS, value: {{ . | quote }}}
+{{- end }}
+{{- end }}
 - {name: PLIMSOLL_TRUST_IDENTITY_HEADERS, value: {{ default false .Values.gateway.trustIdentityHeaders | quote }}}
 - {name: PLIMSOLL_CLASS_HEADER, value: {{ .Values.gateway.classHeader | quote }}}
 - {name: PLIMSOLL_TENANT_HEADER, value: {{ .Values.gateway.tenantHeader | quote }}}
 - {name: PLIMSOLL_CORS_ALLOWED_ORIGINS, value: {{ join "," .Values.gateway.corsAllowedOrigins | quote }}}
+{{- with include "plimsoll.gateway.tls" . | fromYaml }}
+{{- if .secretName }}
+- {name: PLIMSOLL_TLS_DIR, value: {{ include "plimsoll.gateway.tlsDirectory" $ }}}
+- {name: PLIMSOLL_TLS_MIN_VERSION, value: {{ .minVersion }}}
+- {name: PLIMSOLL_TLS_PLAINTEXT, value: {{ .plaintext }}}
+{{- end }}
+{{- end }}
 - {name: PLIMSOLL_GATEWAY_SELECTOR, value: {{ include "plimsoll.gateway.podSelector" . | quote }}}
 - {name: PLIMSOLL_DRAIN_SECONDS, value: {{ int64 .Values.gateway.drainSeconds | quote }}}
 {{ include "plimsoll.podEnv" . }}

@@ -28,7 +28,8 @@ engine:
 gateway:
   namespace: {{ .Release.Namespace }}
   service: {{ include "plimsoll.fullname" . }}-gateway
-  port: {{ .Values.gateway.service.port }}
+  scheme: {{ include "plimsoll.gateway.scheme" . }}
+  port: {{ include "plimsoll.gateway.port" . }}
   podSelector:
     {{- include "plimsoll.selector" (dict "root" . "component" "gateway") | nindent 4 }}
   pickerPort: 8081

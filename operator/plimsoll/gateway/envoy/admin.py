@@ -25,6 +25,7 @@ PIECE_BYTES = 1 << 14  # less than 1 ms of parsing
 _FAILED_OPEN_STAT = f"http.{STAT_PREFIX}.ext_authz.failure_mode_allowed"
 _ACTIVE_STAT = f"http.{STAT_PREFIX}.downstream_rq_active"
 _CONNECTIONS_STAT = f"http.{STAT_PREFIX}.downstream_cx_active"
+_JWKS_FAILURES_STAT = f"http.{STAT_PREFIX}.jwt_authn.jwks_fetch_failed"
 _STATS = rf"^(http\.{STAT_PREFIX}\.|overload\.|listener\.|{RATE_STAT}\.)"
 _LISTENER = r"listener\.(?!admin)[^_]*_\d+\."
 
@@ -66,14 +67,15 @@ class EnvoyStats:
     """Envoy's statistics.
 
     `failed_open` are requests that bypassed the picker since Envoy's start, `active` those that run, `connections` the
-    open ones. `heap_ratio` is the used share of the heap limit. `reached` counts since Envoy's start what each limit
-    refused or ended.
+    open ones. `heap_ratio` is the used share of the heap limit. `jwks_failures` are failed fetches of JWT keys, and
+    `reached` is what each limit refused or ended. Both count since Envoy's start.
     """
 
     failed_open: int
     active: int
     connections: int
     heap_ratio: float = 0.0
+    jwks_failures: int = 0
     reached: Mapping[Limit, int] = field(default_factory=dict)
 
 
@@ -82,7 +84,7 @@ _LIMITS = tuple(
     for limit, pattern in {
         Limit.BODY_BYTES: rf"{RATE_STAT}\.http_local_rate_limit\.rate_limited",
         Limit.CONNECTIONS: rf"{_LISTENER}downstream_global_cx_overflow",
-        Limit.FIRST_BYTE_TIME: rf"{_LISTENER}downstream_pre_cx_timeout",
+        Limit.FIRST_BYTE_TIME: rf"{_LISTENER}downstream_(pre_cx_timeout|cx_transport_socket_connect_timeout)",
         Limit.HEADERS_TIME: rf"http\.{STAT_PREFIX}\.downstream_rq_header_timeout",
         Limit.BODY_TIME: rf"http\.{STAT_PREFIX}\.downstream_rq_timeout",
         Limit.HEAP_REQUESTS: rf"http\.{STAT_PREFIX}\.downstream_rq_overload_close",
@@ -104,7 +106,8 @@ def parse_stats(text: str) -> EnvoyStats:
     failed_open, active, connections = (
         values.get(name, 0) for name in (_FAILED_OPEN_STAT, _ACTIVE_STAT, _CONNECTIONS_STAT)
     )
-    return EnvoyStats(failed_open, active, connections, heap_percent / 100, reached)
+    jwks_failures = values.get(_JWKS_FAILURES_STAT, 0)
+    return EnvoyStats(failed_open, active, connections, heap_percent / 100, jwks_failures, reached)
 
 
 class EnvoyAdminClient:

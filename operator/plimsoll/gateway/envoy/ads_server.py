@@ -1,4 +1,5 @@
-"""Envoy's discovery service (ADS) on a unix socket: it delivers clusters, endpoints and request limits.
+"""Envoy's discovery service (ADS) on a unix socket: it delivers clusters, endpoints, request limits and the
+certificate.
 
 Problem: a file per service costs Envoy one inotify instance each, of which the kernel allows 128 per user. Encoding
 and sending the resources of 1,000 services must not delay a pick.
@@ -20,8 +21,9 @@ from typing import Any
 import grpc
 from envoy.service.discovery.v3.discovery_pb2 import DeltaDiscoveryRequest, DeltaDiscoveryResponse
 
-from plimsoll.gateway.envoy.delta import AppliedEndpoints, DeltaStream
-from plimsoll.gateway.envoy.xds import EMPTY_SNAPSHOT, SnapshotBuilder
+from plimsoll.adapters.certificate_files import CertificatePair
+from plimsoll.gateway.envoy.delta import AppliedCertificate, AppliedEndpoints, DeltaStream
+from plimsoll.gateway.envoy.xds import EMPTY_SNAPSHOT, SnapshotBuilder, with_certificate
 from plimsoll.gateway.service_catalog import ServiceCatalog
 from plimsoll.telemetry import metrics
 
@@ -33,12 +35,20 @@ MAX_STREAMS = 8  # Envoy opens one; those of an Envoy that was killed end when i
 
 
 class AdsServer:
-    """The server and its thread. `on_applied` is called in that thread."""
+    """The server and its thread. `on_applied` and `on_certificate` are called in that thread."""
 
-    def __init__(self, socket: Path, gateway: str, on_applied: Callable[[AppliedEndpoints], None]) -> None:
+    def __init__(
+        self,
+        socket: Path,
+        gateway: str,
+        on_applied: Callable[[AppliedEndpoints], None],
+        on_certificate: Callable[[AppliedCertificate], None] = lambda _: None,
+    ) -> None:
         self._socket = socket
         self._builder = SnapshotBuilder(gateway)
         self._on_applied = on_applied
+        self._on_certificate = on_certificate
+        self._certificate: CertificatePair | None = None
         self._snapshot = EMPTY_SNAPSHOT
         self._published = asyncio.Event()
         self._streams: set[asyncio.Event] = set()
@@ -58,6 +68,10 @@ class AdsServer:
     def publish(self, catalog: ServiceCatalog) -> None:
         """Deliver the resources of this catalog from now on. Returns at once."""
         self._loop.call_soon_threadsafe(self._update, catalog)
+
+    def publish_certificate(self, pair: CertificatePair) -> None:
+        """Deliver this certificate from now on. Returns at once."""
+        self._loop.call_soon_threadsafe(self._update_certificate, pair)
 
     def close(self) -> None:
         """Stop the server and its thread."""
@@ -91,9 +105,17 @@ class AdsServer:
 
     def _update(self, catalog: ServiceCatalog) -> None:
         before = self._builder.encoded
-        self._snapshot = self._builder.build(catalog)
+        self._snapshot = with_certificate(self._builder.build(catalog), self._certificate)
         metrics.GATEWAY_RESOURCES_ENCODED.inc(self._builder.encoded - before)
         self._published.set()
+        self._notify()
+
+    def _update_certificate(self, pair: CertificatePair) -> None:
+        self._certificate = pair
+        self._snapshot = with_certificate(self._snapshot, pair)
+        self._notify()
+
+    def _notify(self) -> None:
         for changed in self._streams:
             changed.set()
 
@@ -120,8 +142,10 @@ class AdsServer:
                 rejected = stream.rejected
                 applied = stream.on_request(request, self._snapshot)
                 metrics.GATEWAY_CONFIG_REJECTED.inc(stream.rejected - rejected)
-                if applied is not None:
+                if isinstance(applied, AppliedEndpoints):
                     self._on_applied(applied)
+                elif applied is not None:
+                    self._on_certificate(applied)
                 changed.set()
         finally:
             changed.set()

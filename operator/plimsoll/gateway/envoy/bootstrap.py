@@ -15,6 +15,7 @@ import orjson
 
 from plimsoll.gateway.atomic_write import write_if_changed
 from plimsoll.gateway.envoy.body_filters import TYPE_URL
+from plimsoll.gateway.envoy.jwt import jwks_clusters
 from plimsoll.gateway.envoy.listener import (
     MODEL_CLUSTER_PREFIX,
     PICK_CLUSTER_PREFIX,
@@ -22,13 +23,13 @@ from plimsoll.gateway.envoy.listener import (
     listener_resource,
 )
 from plimsoll.gateway.envoy.overload import overload_manager
+from plimsoll.gateway.envoy.tls import ADS
 from plimsoll.gateway.settings import PickerSettings
 
 Json = dict[str, Any]
 
 MAX_CLUSTER_REQUESTS = 1_000_000
 RUNTIME_LAYER = "bounds"  # request limits of clusters, delivered like the clusters
-ADS: Json = {"resource_api_version": "V3", "ads": {}}  # the config source of all that the picker delivers
 ADS_CLUSTER = "discovery"
 _SERVICE_STATS = tuple(f"cluster.{prefix}" for prefix in (PICK_CLUSTER_PREFIX, MODEL_CLUSTER_PREFIX))
 # By default Envoy merges health changes for up to 1 s before its workers see them.
@@ -66,7 +67,7 @@ def bootstrap(settings: PickerSettings) -> Json:
         },
         "static_resources": {
             "listeners": [listener_resource(settings)],
-            "clusters": [_picker_cluster(settings), _ads_cluster(settings)],
+            "clusters": [_picker_cluster(settings), _ads_cluster(settings), *jwks_clusters(settings)],
         },
         "overload_manager": overload_manager(settings),
     }

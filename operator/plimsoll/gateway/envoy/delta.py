@@ -16,11 +16,19 @@ from typing import Any
 
 from envoy.service.discovery.v3.discovery_pb2 import DeltaDiscoveryResponse
 
-from plimsoll.gateway.envoy.xds import CLUSTER_TYPE, ENDPOINTS_TYPE, RUNTIME_TYPE, XdsResource, XdsSnapshot
+from plimsoll.gateway.envoy.tls import CERTIFICATE
+from plimsoll.gateway.envoy.xds import (
+    CLUSTER_TYPE,
+    ENDPOINTS_TYPE,
+    RUNTIME_TYPE,
+    SECRET_TYPE,
+    XdsResource,
+    XdsSnapshot,
+)
 
 log = logging.getLogger(__name__)
 
-_SEND_ORDER = (CLUSTER_TYPE, ENDPOINTS_TYPE, RUNTIME_TYPE)
+_SEND_ORDER = (CLUSTER_TYPE, ENDPOINTS_TYPE, RUNTIME_TYPE, SECRET_TYPE)
 _WILDCARD = "*"
 
 
@@ -44,6 +52,14 @@ class AppliedEndpoints:
     is_new_envoy: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class AppliedCertificate:
+    """Whether Envoy has a certificate from now on, and why it did not accept the last one ("": it did)."""
+
+    is_present: bool
+    error: str = ""
+
+
 class DeltaStream:
     """The state of one stream. Feed it requests, and send what `responses` returns for the current snapshot."""
 
@@ -51,10 +67,11 @@ class DeltaStream:
         self._types: dict[str, _TypeState] = {}
         self._sent: dict[str, list[XdsResource]] = {}  # by nonce, until Envoy has applied or rejected it
         self._nonce = 0
+        self._has_certificate = False
         self.rejected = 0  # responses that Envoy did not accept in full
 
-    def on_request(self, request: Any, snapshot: XdsSnapshot) -> AppliedEndpoints | None:
-        """Process a DeltaDiscoveryRequest. Returns the endpoints that Envoy now has, if the request says so."""
+    def on_request(self, request: Any, snapshot: XdsSnapshot) -> AppliedEndpoints | AppliedCertificate | None:
+        """Process a DeltaDiscoveryRequest. Returns what Envoy now has, if the request says so."""
         state = self._types.get(request.type_url)
         applied = None
         if state is None:
@@ -81,23 +98,33 @@ class DeltaStream:
         names = request.resource_names_subscribe
         return _TypeState(is_wildcard=not names or _WILDCARD in names, versions=dict(request.initial_resource_versions))
 
-    def _already_applied(self, request: Any, state: _TypeState, snapshot: XdsSnapshot) -> AppliedEndpoints | None:
+    def _already_applied(
+        self, request: Any, state: _TypeState, snapshot: XdsSnapshot
+    ) -> AppliedEndpoints | AppliedCertificate | None:
         """Returns what an Envoy that outlived an earlier stream has, at the versions of the snapshot."""
         if request.type_url == CLUSTER_TYPE and not state.versions:
             return AppliedEndpoints({}, is_new_envoy=True)
+        if request.type_url == SECRET_TYPE:
+            self._has_certificate = bool(state.versions.get(CERTIFICATE))
+            return AppliedCertificate(self._has_certificate)
         if request.type_url != ENDPOINTS_TYPE:
             return None
         current = snapshot[ENDPOINTS_TYPE]
         return _applied(r for name, r in current.items() if state.versions.get(name) == r.version)
 
-    def _acknowledged(self, request: Any) -> AppliedEndpoints | None:
+    def _acknowledged(self, request: Any) -> AppliedEndpoints | AppliedCertificate | None:
         resources = self._sent.pop(request.response_nonce, [])
         if request.error_detail.code:
             self.rejected += 1
             log.error("Envoy rejects its configuration: %s", request.error_detail.message)
+        if request.type_url == SECRET_TYPE:
+            self._has_certificate |= not request.error_detail.code
+            return AppliedCertificate(self._has_certificate, request.error_detail.message)
         return _applied(resources) if request.type_url == ENDPOINTS_TYPE else None
 
     def _response(self, type_url: str, snapshot: XdsSnapshot) -> Any | None:
+        if type_url not in snapshot:
+            return None
         state, current = self._types[type_url], snapshot[type_url]
         wanted = current.keys() if state.is_wildcard else state.subscribed & current.keys()
         changed = [current[name] for name in wanted if state.versions.get(name) != current[name].version]

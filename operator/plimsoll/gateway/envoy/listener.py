@@ -28,11 +28,14 @@ from plimsoll.gateway.envoy.body_filters import (
     rate_filter,
     rate_policy,
 )
-from plimsoll.gateway.envoy.local_reply import HEALTH, local_reply_config
+from plimsoll.gateway.envoy.jwt import jwt_filters
+from plimsoll.gateway.envoy.local_reply import HEALTH, local_reply_config, plain_http_config
+from plimsoll.gateway.envoy.tls import plain_chain, tls_chain, tls_inspector
 from plimsoll.gateway.identity import CREDENTIAL_HEADERS
+from plimsoll.gateway.jwt_issuers import PAYLOAD_HEADER
 from plimsoll.gateway.key_limits import RATE_LIMIT_HEADERS
 from plimsoll.gateway.request_bounds import IDLE_TIMEOUT_HEADER, UPSTREAM_TIMEOUT_HEADER
-from plimsoll.gateway.settings import ApiKeyMode, PickerSettings
+from plimsoll.gateway.settings import ApiKeyMode, PickerSettings, Plaintext
 
 Json = dict[str, Any]
 
@@ -96,18 +99,36 @@ def listener_resource(settings: PickerSettings) -> Json:
         "address": {"socket_address": {"address": settings.address, "port_value": settings.port}},
         "per_connection_buffer_limit_bytes": CONNECTION_BUFFER_BYTES,
         # Waits for a connection's first bytes, and closes one that sends none.
-        "listener_filters": [_http_inspector()],
+        "listener_filters": [_http_inspector() if settings.tls_directory is None else tls_inspector()],
         "listener_filters_timeout": duration(settings.headers_timeout_seconds),
-        "filter_chains": [
-            {
-                "filters": [
-                    {
-                        "name": "envoy.filters.network.http_connection_manager",
-                        "typed_config": _http_connection_manager(settings),
-                    }
-                ]
-            }
-        ],
+        "filter_chains": _filter_chains(settings),
+    }
+
+
+def _filter_chains(settings: PickerSettings) -> list[Json]:
+    """Returns one chain, or with TLS two: for connections that begin with a TLS handshake, and for all others."""
+    manager = _http_connection_manager(settings)
+    if settings.tls_directory is None:
+        return [{"filters": [_network_filter(manager)]}]
+    plain = manager if settings.plaintext is Plaintext.ALLOW else _refuse_plain_http(manager)
+    handshake_timeout = duration(settings.headers_timeout_seconds)
+    return [tls_chain(_network_filter(manager), settings, handshake_timeout), plain_chain(_network_filter(plain))]
+
+
+def _network_filter(manager: Json) -> Json:
+    return {"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}
+
+
+def _refuse_plain_http(manager: Json) -> Json:
+    """Returns a connection manager with the same limits that answers each request with an error."""
+    host = {"name": "plain", "domains": ["*"], "routes": [_direct_response({"prefix": "/"}, 400)]}
+    return {
+        **manager,
+        "stat_prefix": "plain_http",
+        "local_reply_config": plain_http_config(),
+        "route_config": {"name": "plain", "virtual_hosts": [host]},
+        "http_filters": [_router_filter()],
+        "access_log": [],
     }
 
 
@@ -147,6 +168,7 @@ def _http_connection_manager(settings: PickerSettings) -> Json:
         "http_filters": [
             _cors(),
             _health(),
+            *jwt_filters(settings),
             _reserve_filter(settings),
             rate_filter(),
             clear_no_answer(),
@@ -292,7 +314,7 @@ def _engine_route(match: Json, settings: PickerSettings, *filters: str) -> Json:
         "match": match,
         # Retries send the whole body again, so the buffer must hold a body of the maximum size.
         "request_body_buffer_limit": settings.max_body_bytes,
-        "request_headers_to_remove": [BODY_BYTES_HEADER, *STRIPPED_HEADERS],
+        "request_headers_to_remove": [BODY_BYTES_HEADER, PAYLOAD_HEADER, *STRIPPED_HEADERS],
         "request_headers_to_add": [_own_model()],
         "route": {
             "cluster_header": "x-plimsoll-cluster",
@@ -369,14 +391,16 @@ def _check_filter(settings: PickerSettings) -> Json:
 
 def _identity_headers(settings: PickerSettings) -> tuple[str, ...]:
     """Returns the headers from which the picker learns who sends a request."""
-    credentials = CREDENTIAL_HEADERS if settings.api_keys is not ApiKeyMode.DISABLED else ()
+    has_issuers = bool(settings.jwt_issuers)
+    credentials = CREDENTIAL_HEADERS if has_issuers or settings.api_keys is not ApiKeyMode.DISABLED else ()
+    payload = (PAYLOAD_HEADER,) if has_issuers else ()
     trusted = (settings.class_header, settings.tenant_header) if settings.trust_identity_headers else ()
-    return (*credentials, *trusted)
+    return (*credentials, *payload, *trusted)
 
 
 def _when_away(settings: PickerSettings) -> Json:
-    """Returns what happens while the picker does not answer: only it can check the API keys that are required."""
-    if settings.api_keys is ApiKeyMode.REQUIRED:
+    """Returns what happens while the picker does not answer: only it can check the credentials that are required."""
+    if settings.requires_credentials:
         return {"failure_mode_allow": False, "status_on_error": {"code": "ServiceUnavailable"}}
     return {"failure_mode_allow": True, "failure_mode_allow_header_add": True}
 

@@ -101,8 +101,12 @@ BODIES_REPLY = LocalReply(
 OVERLOADED_GATEWAY = LocalReply(
     "This gateway instance is out of memory and takes no new requests. Try again in 5 s.", "gateway_full", 5
 )
-KEYS_UNCHECKED = LocalReply(
-    "This gateway instance cannot check API keys, because its picker failed. Try again in 1 s.", "unavailable", 1
+UNAUTHENTICATED = LocalReply(
+    "This gateway instance cannot authenticate clients, because its picker failed. Try again in 1 s.", "unavailable", 1
+)
+PLAIN_HTTP = LocalReply(
+    "This gateway speaks HTTPS on this port, and the request is plain HTTP. Use a URL that begins with https://.",
+    "tls_required",
 )
 _SET_STATUS = (OVERLOADED_STATUS, 504)
 HEALTH = "/health"
@@ -126,7 +130,7 @@ def local_reply_config(max_body_bytes: int) -> Json:
     large = REPLIES[413]
     large = replace(large, message=large.message.format(max_body_bytes=max_body_bytes))
     by_cause = [
-        (_flag_filter("UAEX"), 503, KEYS_UNCHECKED),
+        (_flag_filter("UAEX"), 503, UNAUTHENTICATED),
         (_both(_status_filter("EQ", 400), _request(":authority", {"contains": ","})), 400, TWO_HOSTS),
         (_both(_status_filter("EQ", 403), _request(":method", {"exact": "OPTIONS"})), 403, PREFLIGHT),
         (_both(_status_filter("EQ", 404), _request(":path", {"prefix": f"{RESPONSES_PATH}/"})), 404, NOT_STORED),
@@ -141,6 +145,11 @@ def local_reply_config(max_body_bytes: int) -> Json:
     by_status = [(_status_filter("EQ", status), status, reply) for status, reply in (REPLIES | {413: large}).items()]
     replies = [*by_cause, *by_status, (_status_filter("GE", 400), 400, DEFAULT_REPLY)]
     return {"mappers": [_picker_mapper(), *(mapper for reply in replies for mapper in _mappers(*reply))]}
+
+
+def plain_http_config() -> Json:
+    """The `local_reply_config` of a connection manager that refuses all requests, because they are plain HTTP."""
+    return {"mappers": list(_mappers(_status_filter("GE", 400), 400, PLAIN_HTTP))}
 
 
 def _picker_mapper() -> Json:

@@ -132,6 +132,7 @@ class EnvoyStatePoller:
 
     def _count(self, stats: EnvoyStats) -> None:
         metrics.GATEWAY_FAILED_OPEN.inc(self._increase("", stats.failed_open))
+        metrics.GATEWAY_JWKS_FAILURES.inc(self._increase("jwks", stats.jwks_failures))
         for limit, total in stats.reached.items():
             metrics.GATEWAY_LIMIT_REACHED.labels(limit.value).inc(self._increase(limit, total))
         metrics.GATEWAY_HEAP.set(stats.heap_ratio)

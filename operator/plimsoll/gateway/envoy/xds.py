@@ -30,19 +30,22 @@ import envoy.extensions.upstreams.http.v3.http_protocol_options_pb2  # noqa: F40
 import xxhash
 from envoy.config.cluster.v3.cluster_pb2 import Cluster
 from envoy.config.endpoint.v3.endpoint_pb2 import ClusterLoadAssignment
+from envoy.extensions.transport_sockets.tls.v3.secret_pb2 import Secret
 from envoy.service.discovery.v3 import discovery_pb2
 from envoy.service.runtime.v3.rtds_pb2 import Runtime
 from google.protobuf.json_format import ParseDict
 
+from plimsoll.adapters.certificate_files import CertificatePair
 from plimsoll.core.routing.endpoint import Endpoint
 from plimsoll.gateway.envoy.body_filters import TYPE_URL
-from plimsoll.gateway.envoy.bootstrap import ADS, NO_HEALTH_MERGE, RUNTIME_LAYER, unbounded_thresholds
+from plimsoll.gateway.envoy.bootstrap import NO_HEALTH_MERGE, RUNTIME_LAYER, unbounded_thresholds
 from plimsoll.gateway.envoy.listener import (
     CONNECTION_BUFFER_BYTES,
     METADATA,
     MODEL_CLUSTER_PREFIX,
     PICK_CLUSTER_PREFIX,
 )
+from plimsoll.gateway.envoy.tls import ADS, CERTIFICATE
 from plimsoll.gateway.service_catalog import ServiceCatalog, ServiceEntry
 
 Json = dict[str, Any]
@@ -50,6 +53,7 @@ Json = dict[str, Any]
 CLUSTER_TYPE = f"{TYPE_URL}.config.cluster.v3.Cluster"
 ENDPOINTS_TYPE = f"{TYPE_URL}.config.endpoint.v3.ClusterLoadAssignment"
 RUNTIME_TYPE = f"{TYPE_URL}.service.runtime.v3.Runtime"
+SECRET_TYPE = f"{TYPE_URL}.extensions.transport_sockets.tls.v3.Secret"
 # Below the 5 s after which vLLM closes an idle connection: a request sent during the close would be lost.
 UPSTREAM_IDLE = "3s"
 
@@ -76,9 +80,12 @@ class XdsResource:
 
 @dataclass(frozen=True, slots=True)
 class XdsSnapshot:
-    """All resources by type URL and name."""
+    """All resources by type URL and name. Of a type that is not here Envoy keeps what it has."""
 
     by_type: Mapping[str, Mapping[str, XdsResource]]
+
+    def __contains__(self, type_url: str) -> bool:
+        return type_url in self.by_type
 
     def __getitem__(self, type_url: str) -> Mapping[str, XdsResource]:
         return self.by_type.get(type_url, {})
@@ -157,6 +164,17 @@ class SnapshotBuilder:
         """Returns all limits as one resource. Messages of one type that follow each other are merged when parsed."""
         content = Runtime(name=RUNTIME_LAYER).SerializeToString() + b"".join(r.limits for r in self._services.values())
         return XdsResource(_resource(RUNTIME_TYPE, RUNTIME_LAYER, content))
+
+
+def with_certificate(snapshot: XdsSnapshot, pair: CertificatePair | None) -> XdsSnapshot:
+    """Returns the snapshot with the listener's certificate, if there is one."""
+    if pair is None:
+        return snapshot
+    secret = Secret(name=CERTIFICATE)
+    secret.tls_certificate.certificate_chain.inline_bytes = pair.certificate
+    secret.tls_certificate.private_key.inline_bytes = pair.key
+    resource = XdsResource(_resource(SECRET_TYPE, CERTIFICATE, secret.SerializeToString(deterministic=True)))
+    return XdsSnapshot({**snapshot.by_type, SECRET_TYPE: {CERTIFICATE: resource}})
 
 
 def _resource(type_url: str, name: str, content: bytes) -> Any:

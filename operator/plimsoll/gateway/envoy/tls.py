@@ -1,0 +1,52 @@
+"""TLS at Envoy's listener.
+
+The certificate is a resource that the picker delivers with the clusters. Envoy uses a new one for new connections, and
+connections that are open go on. While the picker is away, Envoy keeps the certificate that it has.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from plimsoll.gateway.envoy.body_filters import TYPE_URL
+from plimsoll.gateway.settings import PickerSettings, TlsVersion
+
+Json = dict[str, Any]
+
+ADS: Final[Json] = {"resource_api_version": "V3", "ads": {}}  # the config source of all that the picker delivers
+CERTIFICATE: Final = "gateway-certificate"  # the name of the resource
+ALPN: Final = ("h2", "http/1.1")
+_VERSIONS: Final = {TlsVersion.TLS_1_2: "TLSv1_2", TlsVersion.TLS_1_3: "TLSv1_3"}
+
+
+def tls_inspector() -> Json:
+    """The listener filter that tells a TLS handshake from plain HTTP."""
+    return {
+        "name": "envoy.filters.listener.tls_inspector",
+        "typed_config": {"@type": f"{TYPE_URL}.extensions.filters.listener.tls_inspector.v3.TlsInspector"},
+    }
+
+
+def tls_chain(network_filter: Json, settings: PickerSettings, handshake_timeout: str) -> Json:
+    """Returns the filter chain of connections with TLS."""
+    return {
+        "filter_chain_match": {"transport_protocol": "tls"},
+        "filters": [network_filter],
+        "transport_socket_connect_timeout": handshake_timeout,
+        "transport_socket": {
+            "name": "envoy.transport_sockets.tls",
+            "typed_config": {
+                "@type": f"{TYPE_URL}.extensions.transport_sockets.tls.v3.DownstreamTlsContext",
+                "common_tls_context": {
+                    "alpn_protocols": list(ALPN),
+                    "tls_params": {"tls_minimum_protocol_version": _VERSIONS[settings.tls_min_version]},
+                    "tls_certificate_sds_secret_configs": [{"name": CERTIFICATE, "sds_config": ADS}],
+                },
+            },
+        },
+    }
+
+
+def plain_chain(network_filter: Json) -> Json:
+    """Returns the filter chain of connections without TLS."""
+    return {"filter_chain_match": {"transport_protocol": "raw_buffer"}, "filters": [network_filter]}

@@ -1,0 +1,58 @@
+"""Certificates for tests: self-signed, for 127.0.0.1, in a directory as the kubelet mounts a Secret."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from plimsoll.adapters.certificate_files import CERTIFICATE_FILE, KEY_FILE
+
+P256 = ("ec", "-pkeyopt", "ec_paramgen_curve:prime256v1")
+
+
+def make_certificate(folder: Path, name: str = "test", days: int = 30, algorithm: tuple[str, ...] = P256) -> str:
+    """Write certificate and key; returns the certificate in PEM."""
+    openssl = shutil.which("openssl")
+    assert openssl, "openssl is missing"
+    command = [
+        *(openssl, "req", "-x509", "-newkey", *algorithm, "-nodes"),
+        *("-days", str(days), "-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1"),
+        *("-keyout", str(folder / KEY_FILE), "-out", str(folder / CERTIFICATE_FILE)),
+    ]
+    subprocess.run(command, check=True, capture_output=True)
+    return (folder / CERTIFICATE_FILE).read_text()
+
+
+class SecretVolume:
+    """A directory that the kubelet writes: links to files in `..data`, a link that is swapped on each change."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._version = 0
+        directory.mkdir()
+
+    def write(self, files: dict[str, bytes]) -> None:
+        """Replace all files at once, and remove those of before."""
+        before = self.directory / f"..{self._version}"
+        self._version += 1
+        version = self.directory / f"..{self._version}"
+        version.mkdir()
+        for name, content in files.items():
+            (version / name).write_bytes(content)
+        (self.directory / "..data_tmp").symlink_to(version.name)
+        os.rename(self.directory / "..data_tmp", self.directory / "..data")
+        for name in files:
+            if not (self.directory / name).is_symlink():
+                (self.directory / name).symlink_to(Path("..data") / name)
+        shutil.rmtree(before, ignore_errors=True)
+
+    def rotate(self, name: str = "test", days: int = 30, algorithm: tuple[str, ...] = P256) -> str:
+        """Write a new certificate with its key; returns the certificate in PEM."""
+        scratch = self.directory / ".scratch"
+        scratch.mkdir()
+        pem = make_certificate(scratch, name, days, algorithm)
+        self.write({file: (scratch / file).read_bytes() for file in (CERTIFICATE_FILE, KEY_FILE)})
+        shutil.rmtree(scratch)
+        return pem
