@@ -86,7 +86,7 @@ ADAPTER_CASES = [
     Case(
         _adapters({}, {}, **{f"{_LORA}.maxCpuLoras": 1, f"{_LORA}.maxLoras": 1}),
         "spec.adapters",
-        "has more entries than engine.lora.maxCpuLoras",
+        "has more entries than an engine holds: raise engine.lora.maxCpuLoras",
         base=aggregated,
     ),
     Case(

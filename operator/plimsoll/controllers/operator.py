@@ -19,6 +19,7 @@ import aiohttp
 
 from plimsoll.adapters import pod_http
 from plimsoll.adapters.kube_client import (
+    CONFIGMAPS,
     CONTROLLERREVISIONS,
     DEPLOYMENTS,
     INFERENCESERVICEADMISSIONS,
@@ -73,6 +74,7 @@ PAUSE_PER_TICK_SECOND = 3.0  # a long tick of a large fleet must leave time to w
 WATCHED_RESOURCES = (
     (DEPLOYMENTS, labels.MANAGED_BY + "=plimsoll," + labels.SERVICE),
     (SERVICES, labels.MANAGED_BY + "=plimsoll," + labels.SERVICE),
+    (CONFIGMAPS, labels.MANAGED_BY + "=plimsoll," + labels.SERVICE),
     (SERVICEACCOUNTS, labels.MANAGED_BY + "=plimsoll," + labels.SERVICE),
     (PODDISRUPTIONBUDGETS, labels.MANAGED_BY + "=plimsoll," + labels.SERVICE),
     (NETWORKPOLICIES, labels.MANAGED_BY + "=plimsoll," + labels.SERVICE),

@@ -39,6 +39,7 @@ _ZERO_NEEDS_SLO = "without it a tier at zero replicas is neither woken nor sized
 def _min_zero_cel(role: RoleName) -> str:
     return f"(has(self.tiers.{role}) && self.tiers.{role}.minReplicas == 0)"
 
+
 # Plimsoll sets the first five from spec.engine.lora. With the others an engine has several API servers, of which an
 # adapter reaches only one.
 _LORA_FLAGS_PATTERN = (
@@ -85,7 +86,7 @@ class InferenceServiceSpec(ApiModel):
         ValidationRule(
             "!has(self.adapters) || size(self.adapters) <= (has(self.engine) && has(self.engine.lora) &&"
             f" has(self.engine.lora.maxCpuLoras) ? self.engine.lora.maxCpuLoras : {DEFAULT_MAX_CPU_LORAS})",
-            "has more entries than engine.lora.maxCpuLoras, the adapters that an engine holds: raise it, or remove some",
+            "has more entries than an engine holds: raise engine.lora.maxCpuLoras, or remove some",
             lambda own: len(own.adapters) <= (own.engine.lora or LoraSpec()).cpu_loras,
             field=".adapters",
         ),

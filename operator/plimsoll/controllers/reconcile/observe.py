@@ -28,6 +28,7 @@ CHILD_KINDS = (
     "Deployment",
     "Service",
     "ServiceAccount",
+    "ConfigMap",
     "PodDisruptionBudget",
     "NetworkPolicy",
     labels.ADMISSION_KIND,
