@@ -104,7 +104,13 @@ class OperatorProcess:
         self.gateway_poller = GatewayPoller(
             kube, config.platform.gateway, get_gateway_page, self._on_routability_changed, errors=self.errors
         )
-        self.engine_poller = EnginePoller(self.cache, get_engine_page, self._on_engine_reading, errors=self.errors)
+        self.engine_poller = EnginePoller(
+            self.cache,
+            get_engine_page,
+            self._on_engine_reading,
+            errors=self.errors,
+            on_adapters=lambda key: self.queue.add_later(key, 0.0),
+        )
         self.drain_reports = DrainReports(self.cache, self.errors)
         self.checkpoints = CheckpointStore(kube)
         self.service_namespaces = ServiceNamespaces(kube, config.namespace)
@@ -123,6 +129,7 @@ class OperatorProcess:
             self.queue.add_later,
             self.checkpoints,
             self.service_namespaces,
+            self.engine_poller.adapters,
         )
         history = _load_prometheus(config.prometheus_url)
         self.prometheus_fallback = PrometheusFallback(

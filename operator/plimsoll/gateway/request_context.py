@@ -9,6 +9,7 @@ import msgspec
 
 from plimsoll.core.admission.request import AdmissionRequest
 from plimsoll.core.routing.endpoint import Prompt
+from plimsoll.gateway.adapters import AdapterEntry
 from plimsoll.gateway.api_routes import CHAT_ROUTE, ApiRoute
 from plimsoll.gateway.demand_counter import DemandTokens
 from plimsoll.gateway.identity import Identity
@@ -35,7 +36,7 @@ class RequestContext(msgspec.Struct, eq=False):
     earlier attempt was rejected. `admission_request` is the request as submitted to the target service. `response` is
     set while the request is queued. `is_demand` is false if no capacity would serve it. `estimate` are the estimated
     prompt tokens of all sequences, before `token_ratios`. `counted_tokens` are those that count as demand, None before
-    they count.
+    they count. `adapter` is the LoRA adapter that the client named.
     """
 
     request_id: str
@@ -61,6 +62,7 @@ class RequestContext(msgspec.Struct, eq=False):
     is_demand: bool = True
     estimate: DemandTokens = DemandTokens(0)
     counted_tokens: DemandTokens | None = None
+    adapter: AdapterEntry | None = None
 
     @property
     def request_class(self) -> bytes:

@@ -12,8 +12,8 @@ from pydantic import Field
 
 from plimsoll.api.v1alpha1.api_model import ApiModel, ValidationRule, ValidationRules
 from plimsoll.api.v1alpha1.model import MODEL_NAME_RULE, REVISION_RULE, URI_RULES, claim_of, location_of, scheme_of
+from plimsoll.core.routing.model_names import MAX_ADAPTERS
 
-MAX_ADAPTERS: Final = 256
 DEFAULT_MAX_LORAS: Final = 8
 DEFAULT_MAX_LORA_RANK: Final = 16
 DEFAULT_MAX_CPU_LORAS: Final = MAX_ADAPTERS

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import ConfigDict, Field, ValidationError
 
 from plimsoll.api.labels import SIZE_PROBLEM
-from plimsoll.api.v1alpha1.adapters import DEFAULT_MAX_CPU_LORAS, MAX_ADAPTERS, AdapterSpec, LoraSpec
+from plimsoll.api.v1alpha1.adapters import DEFAULT_MAX_CPU_LORAS, AdapterSpec, LoraSpec
 from plimsoll.api.v1alpha1.admission import DEFAULT_ADMISSION, DEFAULT_MAX_QUEUE_TIME, AdmissionSpec, WhenFull
 from plimsoll.api.v1alpha1.api_model import ApiModel, MapList, ValidationRule, ValidationRules, compile_re2, quote
 from plimsoll.api.v1alpha1.cost import CostSpec
@@ -32,6 +32,7 @@ from plimsoll.core.admission.quota import TenantPolicy
 from plimsoll.core.autoscaling.scaling_policy import ScalingMode, ScalingPolicy, ScheduleWindow, TierPolicy
 from plimsoll.core.demand.standby_value import MISS_COST
 from plimsoll.core.errors import InvalidSpec
+from plimsoll.core.routing.model_names import MAX_ADAPTERS
 
 _ZERO_NEEDS_SLO = "without it a tier at zero replicas is neither woken nor sized"
 

@@ -9,10 +9,10 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
-from plimsoll.api.v1alpha1.adapters import MAX_ADAPTERS
 from plimsoll.api.v1alpha1.api_model import MapList
 from plimsoll.api.v1alpha1.scaling_status import CostStatus, DecisionStatus, SloStatus
 from plimsoll.api.v1alpha1.tier_status import StatusModel, TiersStatus
+from plimsoll.core.routing.model_names import MAX_ADAPTERS
 
 MAX_NOT_LOADED_ON: Final = 16
 
