@@ -75,10 +75,11 @@ def parse_desired(text: bytes) -> dict[str, Adapter]:
 
 
 def _parse_adapter(entry: Any) -> Adapter:
-    texts = [entry.get(name) for name in ("name", "scheme", "location", "revision")] if isinstance(entry, dict) else []
-    if len(texts) != 4 or not all(isinstance(text, str) for text in texts) or not texts[0]:
+    given = entry if isinstance(entry, dict) else {}
+    name, scheme, location, revision = (given.get(key) for key in ("name", "scheme", "location", "revision"))
+    if not (isinstance(name, str) and name and isinstance(scheme, str) and isinstance(location, str)):
         raise ValueError("an adapter without a name or a source")
-    return Adapter(*texts, pinned=entry.get("pinned") is True)
+    return Adapter(name, scheme, location, str(revision or ""), given.get("pinned") is True)
 
 
 @dataclass

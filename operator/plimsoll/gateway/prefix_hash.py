@@ -30,7 +30,7 @@ def block_hashes(prompt: bytes, adapter: str = "") -> tuple[int, ...]:
     """
     if len(prompt) <= _MAX_BYTES:
         prompt = prompt.rstrip(_TRAILING_SYNTAX)
-    last_hash = xxh3_64_intdigest(adapter) if adapter else 0
+    last_hash = xxh3_64_intdigest(adapter.encode()) if adapter else 0
     block_end = min(len(prompt), _MAX_BYTES) // BLOCK_BYTES * BLOCK_BYTES
     return tuple(
         [

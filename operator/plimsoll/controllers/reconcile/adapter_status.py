@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from plimsoll.adapters.launcher import AdapterReport
 from plimsoll.api.conditions import Condition, ConditionReason, ConditionType
-from plimsoll.api.message_text import MAX_QUOTE_CHARS, shorten
+from plimsoll.api.message_text import shorten
 from plimsoll.api.v1alpha1.status import MAX_NOT_LOADED_ON
 from plimsoll.engines.redaction import redact
 
@@ -20,6 +20,7 @@ Object = dict[str, Any]
 MAX_PODS: Final = 64  # names of pods in the entries of one service
 MAX_ERRORS: Final = 16  # errors in the entries of one service
 MAX_ERROR_CHARS: Final = 256
+MAX_NAME_CHARS, MAX_BRIEF_CHARS = 60, 120  # in an Event
 
 
 ReportsByPod = Mapping[str, Mapping[str, AdapterReport]]  # by pod and adapter, of ready pods
@@ -65,7 +66,7 @@ def adapter_failed(names: Sequence[str], reports: ReportsByPod, stored: Sequence
     error = redact(_first_error(name, reports))
     more = f"; {others} more in status.adapters" if others else ""
     message = f"spec.adapters {name} is not loaded by {len(pods)} of {len(reports)} engines: {pods[0]}: {error}{more}"
-    brief = f"adapter {shorten(name, MAX_QUOTE_CHARS)} cannot be loaded: {shorten(error, MAX_QUOTE_CHARS)}{more}"
+    brief = f"adapter {shorten(name, MAX_NAME_CHARS)} cannot be loaded: {shorten(error, MAX_BRIEF_CHARS)}{more}"
     return Condition(ConditionType.ADAPTER_FAILED, True, ConditionReason.ADAPTER_FAILED, message, brief)
 
 

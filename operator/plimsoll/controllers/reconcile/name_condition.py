@@ -65,7 +65,7 @@ def adapter_name_rejected(states: Sequence[NameState]) -> Condition | None:
     more = f" {others} more adapters lack their names." if others else ""
     reachable = f"clients reach this adapter as {claim.qualified_name}"
     message = f"spec.adapters {claim.model}: {problem}; {reachable}. Change its name to get a name of its own.{more}"
-    brief = f"adapter {_quote(claim.model)} does not have its name: {problem}; change it"
+    brief = f"adapter {shorten(claim.model, 60)} lacks its name, change it: {shorten(problem, 140)}"
     return Condition(ConditionType.MODEL_NAME_REJECTED, True, reason, message, brief)
 
 
