@@ -80,10 +80,9 @@ def render_metrics(
     lines += [
         f'{names["startup_phase"]}{{phase="{phase}"}} {seconds:.3f}' for phase, seconds in phases.seconds().items()
     ]
-    if adapters:
-        name = names["adapter_loaded"]
-        lines += [f"# HELP {name} 1 if the engine has loaded the LoRA adapter.", f"# TYPE {name} gauge"]
-        lines += [f'{name}{{adapter="{one["name"]}"}} {int(one["loaded"])}' for one in adapters]
+    name = names["adapter_loaded"]
+    lines += [f"# HELP {name} 1 if the engine has loaded the LoRA adapter.", f"# TYPE {name} gauge"]
+    lines += [f'{name}{{adapter="{one["name"]}"}} {int(one["loaded"])}' for one in adapters or ()]
     return "\n".join([*lines, ""])
 
 
