@@ -45,6 +45,7 @@ _SYSTEM = "plimsoll-system"
 # Rights that only these scenarios use: they may be unused in a run without them.
 ONLY_IN: dict[str, frozenset[Right]] = {
     "scaling": frozenset({Right("operator", "patch", "deployments/scale.apps"), Right("operator", "patch", "pods")}),
+    "lora": frozenset(Right("operator", verb, "configmaps") for verb in ("get", "create", "patch", "delete")),
     "rolling_update": frozenset({Right("operator", "delete", "controllerrevisions.apps")}),
     "uninstall": frozenset({Right("operator", "delete", "leases.coordination.k8s.io", "plimsoll-release")}),
 }

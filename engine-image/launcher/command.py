@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from launcher import vllm
 from launcher.contract import IMAGE_ROOT, Contract
-from launcher.settings import Settings, SettingsError
+from launcher.settings import LoraBounds, Settings, SettingsError
 
 RUNTIME_PROGRAMS = {"vllm": ("vllm", "serve"), "simulated": ("python3", "-m", "simulated", "serve")}
 MIDDLEWARE = "launcher.middleware.Plimsoll"
@@ -56,6 +56,18 @@ def kv_transfer_config(role: str, cpu: bool) -> dict[str, str] | None:
     return config
 
 
+def lora_arguments(bounds: LoraBounds | None) -> list[str]:
+    """The flags with which an engine takes adapters while it runs; none without bounds."""
+    if bounds is None:
+        return []
+    return [
+        vllm.ENABLE_LORA,
+        *(vllm.MAX_LORAS, str(bounds.max_loras)),
+        *(vllm.MAX_LORA_RANK, str(bounds.max_lora_rank)),
+        *(vllm.MAX_CPU_LORAS, str(bounds.max_cpu_loras)),
+    ]
+
+
 def engine_command(settings: Settings, contract: Contract, *, cpu: bool) -> list[str]:
     """The command line of the engine; `cpu` where vLLM's platform is the CPU.
 
@@ -76,6 +88,7 @@ def engine_command(settings: Settings, contract: Contract, *, cpu: bool) -> list
     command += [vllm.SERVED_MODEL_NAME, *settings.served_names]
     if settings.revision:
         command += [vllm.REVISION, settings.revision]
+    command += lora_arguments(settings.lora)
     transfer = kv_transfer_config(settings.role, cpu)
     if transfer:
         command += [vllm.KV_TRANSFER_CONFIG, json.dumps(transfer)]
@@ -87,6 +100,8 @@ def engine_environment(base: Mapping[str, str], settings: Settings, contract: Co
     environment = dict(base)
     environment["PYTHONPATH"] = ":".join(filter(None, [str(IMAGE_ROOT), base.get("PYTHONPATH", "")]))
     environment[vllm.NIXL_PORT_VARIABLE] = str(contract.ports["nixl"])
+    if settings.lora is not None:
+        environment[vllm.RUNTIME_LORA_VARIABLE] = "1"
     if settings.pod_ip:
         environment[vllm.NIXL_HOST_VARIABLE] = settings.pod_ip
     return environment

@@ -141,8 +141,15 @@ def find_config(info: EngineInfo, settings: Settings, environment: dict[str, str
     info.config = model_config.read(settings.model, settings.revision, environment)
 
 
-def to_json(info: EngineInfo, role: str, status: EngineStatus, phases: StartupPhases, now: float) -> bytes:
-    """The document of /about; `now` on the clock of the phases."""
+def to_json(
+    info: EngineInfo,
+    role: str,
+    status: EngineStatus,
+    phases: StartupPhases,
+    now: float,
+    adapters: list[dict[str, Any]] | None = None,
+) -> bytes:
+    """The document of /about; `now` on the clock of the phases. `adapters` is None without LoRA."""
     phase, seconds = phases.current(now) or (None, None)
     fields = {
         "version": DOCUMENT_VERSION,
@@ -159,6 +166,7 @@ def to_json(info: EngineInfo, role: str, status: EngineStatus, phases: StartupPh
             name: getattr(info, name)
             for name in ("max_sequences", "kv_tokens", "token_budget", "block_tokens", "max_model_len")
         },
+        "adapters": adapters,
         "config": info.config,
         "self_benchmark": asdict(info.self_benchmark) if info.self_benchmark else None,
     }

@@ -25,6 +25,8 @@ class RejectionReason(StrEnum):
     QUEUE_FULL = "queue_full"
     WRONG_ENGINE = "wrong_engine"
     ABORTED = "aborted"
+    ADAPTER_LOADING = "model_starting"  # the code that the gateway has for a model without a ready engine
+    ADAPTER_FAILED = "adapter_failed"
     UNAVAILABLE = "engine_unavailable"  # whatever else vLLM says 503 for
     BODY_TOO_LARGE = "body_too_large"
     REQUEST_TOO_LARGE = "request_too_large"

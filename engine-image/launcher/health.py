@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any
 
 from launcher.contract import Contract
 from launcher.startup_phases import StartupPhases
@@ -58,7 +59,9 @@ class EngineStatus:
         return "stalled" if self.stalled else "ready"
 
 
-def render_metrics(contract: Contract, status: EngineStatus, phases: StartupPhases) -> str:
+def render_metrics(
+    contract: Contract, status: EngineStatus, phases: StartupPhases, adapters: list[dict[str, Any]] | None = None
+) -> str:
     """The launcher's own metrics in Prometheus' text format."""
     names = contract.metrics
     lines = [
@@ -77,6 +80,9 @@ def render_metrics(contract: Contract, status: EngineStatus, phases: StartupPhas
     lines += [
         f'{names["startup_phase"]}{{phase="{phase}"}} {seconds:.3f}' for phase, seconds in phases.seconds().items()
     ]
+    name = names["adapter_loaded"]
+    lines += [f"# HELP {name} 1 if the engine has loaded the LoRA adapter.", f"# TYPE {name} gauge"]
+    lines += [f'{name}{{adapter="{one["name"]}"}} {int(one["loaded"])}' for one in adapters or ()]
     return "\n".join([*lines, ""])
 
 
@@ -92,6 +98,7 @@ class HealthServer:
     phases: StartupPhases
     scrape_engine: Callable[[], Awaitable[bytes]]
     engine_info: Callable[[], bytes]
+    adapters: Callable[[], list[dict[str, Any]]] = list
 
     async def start(self, port: int) -> asyncio.Server:
         """Listens on all addresses (IPv6 too where there is any); the caller closes the server."""
@@ -105,10 +112,13 @@ class HealthServer:
         if path == paths["live"]:
             return (200 if self.status.live else 503), self.status.state_name.encode()
         if path == paths["metrics"]:
-            return 200, render_metrics(self.contract, self.status, self.phases).encode() + await self.scrape_engine()
+            return 200, self._own_metrics() + await self.scrape_engine()
         if path == paths["about"]:
             return 200, self.engine_info()
         return 404, b"not found"
+
+    def _own_metrics(self) -> bytes:
+        return render_metrics(self.contract, self.status, self.phases, self.adapters()).encode()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):

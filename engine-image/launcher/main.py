@@ -23,7 +23,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from launcher import client, command, drain, engine_info, engine_process, progress, self_benchmark, warmup
+from launcher import adapters, client, command, drain, engine_info, engine_process, progress, self_benchmark, warmup
+from launcher.adapter_state import AdapterStates
 from launcher.asgi import wait_first
 from launcher.contract import Contract, load
 from launcher.failure_cause import FailureCause
@@ -65,10 +66,22 @@ class Launcher:
         self._progress = progress.ProgressMonitor(contract.progress, has_slow_steps)
         self._progress_pause_s = progress.WARMUP_PAUSE_SECONDS
         self._task_not_served = ""
+        self._adapter_states = AdapterStates(contract.paths["state"])
+        self._adapters = (
+            adapters.AdapterLoader(
+                contract.paths["adapters"],
+                self._adapter_states,
+                self._post,
+                adapters.source_resolver(contract, settings.runtime),
+            )
+            if settings.lora is not None
+            else None
+        )
 
     async def run(self, argv: list[str], environment: dict[str, str]) -> int:
         """Runs the engine until it ends or we are told to stop; returns the launcher's exit code."""
         self._state.reset()
+        self._adapter_states.reset()
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -77,7 +90,12 @@ class Launcher:
         self._startup_phases.end("launch", time.monotonic())
         _run_in_background(engine_info.detect_accelerators, self._engine_info)
         health_server = HealthServer(
-            self._contract, self._status, self._startup_phases, self._scrape, self._engine_info_document
+            self._contract,
+            self._status,
+            self._startup_phases,
+            self._scrape,
+            self._engine_info_document,
+            lambda: [] if self._adapters is None else self._adapters.document,
         )
         server = await health_server.start(self._contract.ports["launcher"])
         watcher = asyncio.create_task(self._watch_engine(engine))
@@ -107,8 +125,12 @@ class Launcher:
             progress.observe(self._progress, self._ask_progress, lambda: self._progress_pause_s, self._on_progress_tick)
         )
         dying = asyncio.create_task(self._wait_until_dead())
+        following: asyncio.Task[None] | None = None
         try:
             await self._warm_up()
+            if self._adapters is not None:
+                await self._adapters.load_pinned()
+                following = asyncio.create_task(self._adapters.follow())
             self._startup_phases.end("warmup", time.monotonic())
             self._status.warm = True
             log.info("ready after %s", ", ".join(f"{k} {v:.1f} s" for k, v in self._startup_phases.seconds().items()))
@@ -118,6 +140,8 @@ class Launcher:
         finally:
             hanging.cancel()
             dying.cancel()
+            if following is not None:
+                following.cancel()
         if self._status.dead:
             log.error("the engine is dead: vLLM's /health says 503")
             await asyncio.wait({engine.exit}, timeout=DEAD_ENGINE_SECONDS)
@@ -177,12 +201,20 @@ class Launcher:
     async def _send_warmup(self, path: str, body: bytes | None) -> client.Response:
         return await client.request(self._port, path, body, self._contract.warmup.timeout_seconds)
 
+    async def _post(self, path: str, body: bytes, seconds: float) -> client.Response:
+        return await client.request(self._port, path, body, seconds)
+
     async def _fetch(self, path: str) -> client.Response:
         return await client.request(self._port, path)
 
     def _engine_info_document(self) -> bytes:
         return engine_info.to_json(
-            self._engine_info, self._settings.role, self._status, self._startup_phases, time.monotonic()
+            self._engine_info,
+            self._settings.role,
+            self._status,
+            self._startup_phases,
+            time.monotonic(),
+            None if self._adapters is None else self._adapters.document,
         )
 
     async def _scrape(self) -> bytes:

@@ -20,7 +20,8 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from launcher import api_formats, command, contract, errors, output_limit, remote_prefill, request_body, settings
+from launcher import api_formats, command, contract, errors, output_limit, remote_prefill, request_body, settings, vllm
+from launcher.adapter_state import AdapterStates, State
 from launcher.api_formats import CHAT_PATH, COMPLETIONS_PATH, MESSAGES_PATH, RESPONSES_PATH
 from launcher.asgi import App, Message, Receive, Scope, Send, header, replace_headers, send_json, wait_first
 from launcher.core_probe import CoreProbe
@@ -35,6 +36,11 @@ TRANSFER_PATHS = (COMPLETIONS_PATH, CHAT_PATH, MESSAGES_PATH, RESPONSES_PATH)
 DRAINING_MESSAGE = "This engine is shutting down. Please try again on a different instance."
 ENGINE_FAILED_MESSAGE = "This engine has failed. Please try again on a different instance."
 STRAYED = "This engine does not serve the model that was asked for. Please try again."
+ADAPTER_LOADING_MESSAGE = "The adapter {} is being loaded. Please try again."
+ADAPTER_FAILED_MESSAGE = "The adapter {} cannot be loaded: {}"
+# Only the launcher, which is in the same pod, loads adapters.
+ADMIN_PATHS = (vllm.LOAD_LORA_PATH, vllm.UNLOAD_LORA_PATH)
+LOOPBACK = ("127.0.0.1", "::1", "::ffff:127.0.0.1")
 BODY_TOO_LARGE_MESSAGE = "The request body is longer than {} bytes."
 
 
@@ -87,6 +93,12 @@ def engine_client(scope: Scope) -> object:
     return getattr(getattr(scope.get("app"), "state", None), "engine_client", None)
 
 
+def _is_local(scope: Scope) -> bool:
+    """Whether a request comes from this pod; a request over a socket without an address does too."""
+    client = scope.get("client")
+    return not client or client[0] in LOOPBACK
+
+
 class Plimsoll:
     """The middleware, as vLLM's `--middleware` takes it."""
 
@@ -99,6 +111,8 @@ class Plimsoll:
         self._remote_prefill_header, self._next_engine_header = headers["remote_prefill"], headers["next_engine"]
         self._max_output_header = headers["max_output_tokens"]
         self._model_header, self._response_model_header = headers["model"], headers["response_model"]
+        self._adapter_header = headers["adapter"]
+        self._adapters = AdapterStates(self._config.state.folder)
         self._progress_path, self._core_probe = self._config.contract.paths["progress"], CoreProbe()
         self._prefill_client = remote_prefill.RemotePrefillClient(
             self._config.remote_prefill_deadline, self._remote_prefill_header
@@ -110,7 +124,9 @@ class Plimsoll:
             await self._app(scope, receive, send)
         elif scope["path"] == self._progress_path:
             await self._answer_progress(scope, send)
-        elif scope["method"] != "POST":
+        elif scope["path"] in ADMIN_PATHS and not _is_local(scope):
+            await send_json(send, 404, b'{"detail":"Not Found"}', {})
+        elif scope["method"] != "POST" or scope["path"] in ADMIN_PATHS:
             await self._forward_to_engine(scope, receive, send)
         else:
             await self._handle_post(scope, receive, send)
@@ -152,6 +168,12 @@ class Plimsoll:
         if model and own and model not in own:
             await self._elsewhere(scope, send, STRAYED, RejectionReason.WRONG_ENGINE)
             return
+        if adapter := header(scope, self._adapter_header):
+            found = self._adapters.get(adapter)
+            if found is None or found.state is not State.LOADED:
+                await self._without_adapter(scope, send, adapter, "" if found is None else found.error)
+                return
+            model, own = found.engine_name, (found.engine_name,)
         if scope["path"] in api_formats.AUDIO_PATHS:
             body, asked = request_body.rewrite_form_model(body, header(scope, "content-type"), model)
         else:
@@ -162,6 +184,14 @@ class Plimsoll:
             await self._decode_with_prefill(scope, receive, send, body, address, rename)
         else:
             await self._forward_within_limit(scope, receive, send, body, rename)
+
+    async def _without_adapter(self, scope: Scope, send: Send, adapter: str, error: str) -> None:
+        """Refuses a request for an adapter that is not loaded here; another engine may have it."""
+        if error:
+            message, reason = ADAPTER_FAILED_MESSAGE.format(adapter, error), RejectionReason.ADAPTER_FAILED
+        else:
+            message, reason = ADAPTER_LOADING_MESSAGE.format(adapter), RejectionReason.ADAPTER_LOADING
+        await self._elsewhere(scope, send, message, reason)
 
     def _is_remote_prefill(self, scope: Scope) -> bool:
         return self._config.role == "prefill" and header(scope, self._remote_prefill_header) == "prefill"

@@ -20,18 +20,18 @@ class PodState:
     """The marks of one engine pod in `folder`."""
 
     def __init__(self, folder: str | Path) -> None:
-        self._folder = Path(folder)
-        self._draining_path = str(self._folder / "draining")
-        self._stopping_path = str(self._folder / "stopping")
-        self._request_path = str(self._folder / "request")
+        self.folder = Path(folder)
+        self._draining_path = str(self.folder / "draining")
+        self._stopping_path = str(self.folder / "stopping")
+        self._request_path = str(self.folder / "request")
         self._in_flight = 0  # by this process
         self._in_flight_file = -1
 
     def reset(self) -> None:
         """Makes the folder and forgets every mark of an earlier process."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
         mark_paths = (self._draining_path, self._stopping_path, self._request_path)
-        for path in (*map(Path, mark_paths), *self._folder.glob(f"{IN_FLIGHT_PREFIX}*")):
+        for path in (*map(Path, mark_paths), *self.folder.glob(f"{IN_FLIGHT_PREFIX}*")):
             path.unlink(missing_ok=True)
 
     def mark_draining(self) -> None:
@@ -61,7 +61,7 @@ class PodState:
         self._in_flight = count
         with contextlib.suppress(OSError):  # a full disk fails no request
             if self._in_flight_file < 0:
-                path = self._folder / f"{IN_FLIGHT_PREFIX}{os.getpid()}"
+                path = self.folder / f"{IN_FLIGHT_PREFIX}{os.getpid()}"
                 self._in_flight_file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC)
             os.pwrite(self._in_flight_file, count.to_bytes(IN_FLIGHT_BYTES), 0)
 
@@ -69,7 +69,7 @@ class PodState:
     def in_flight(self) -> int:
         """Requests that the processes of this pod hold, or held when they ended."""
         total = 0
-        for path in self._folder.glob(f"{IN_FLIGHT_PREFIX}*"):
+        for path in self.folder.glob(f"{IN_FLIGHT_PREFIX}*"):
             with contextlib.suppress(FileNotFoundError):
                 total += int.from_bytes(path.read_bytes())
         return total

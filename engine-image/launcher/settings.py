@@ -18,9 +18,19 @@ class SettingsError(ValueError):
 
 
 @dataclass(frozen=True)
+class LoraBounds:
+    """Adapters in GPU memory, their highest rank, and adapters in CPU memory."""
+
+    max_loras: int
+    max_lora_rank: int
+    max_cpu_loras: int
+
+
+@dataclass(frozen=True)
 class Settings:
     """One engine's orders; times in seconds.
 
+    `lora` are the bounds on LoRA adapters, None without LoRA.
     `runtime` is the program that serves; `task` is what the model does; `pod_ip` is empty outside a pod, `revision`
     where none is pinned.
     """
@@ -37,6 +47,7 @@ class Settings:
     shutdown_timeout: int
     remote_prefill_deadline: float
     max_body_bytes: int
+    lora: LoraBounds | None = None
 
 
 def read(environment: Mapping[str, str], contract: Contract) -> Settings:
@@ -65,7 +76,21 @@ def read(environment: Mapping[str, str], contract: Contract) -> Settings:
             environment, names["remote_prefill_deadline"], contract.remote_prefill_deadline_seconds
         ),
         max_body_bytes=int(_read_number(environment, names["max_body"], contract.limits["max_body_bytes"])),
+        lora=_read_lora(environment, names["lora"]),
     )
+
+
+def _read_lora(environment: Mapping[str, str], name: str) -> LoraBounds | None:
+    text = environment.get(name, "")
+    if not text:
+        return None
+    try:
+        bounds = LoraBounds(**json.loads(text))
+    except (ValueError, TypeError) as error:
+        raise SettingsError(f"{name} has no bounds on adapters: {error}") from None
+    if not all(type(value) is int and value > 0 for value in vars(bounds).values()):
+        raise SettingsError(f"{name}: {text!r} has a bound that is not a positive whole number")
+    return bounds
 
 
 def _read_choice(environment: Mapping[str, str], name: str, default: str, known: tuple[str, ...]) -> str:

@@ -40,6 +40,10 @@ POOLING_RUNNER: Final = "pooling"  # embeddings and scores in place of text
 KV_TRANSFER_CONFIG: Final = "--kv-transfer-config"
 MIDDLEWARE: Final = "--middleware"
 SHUTDOWN_TIMEOUT: Final = "--shutdown-timeout"
+ENABLE_LORA: Final = "--enable-lora"
+MAX_LORAS: Final = "--max-loras"
+MAX_LORA_RANK: Final = "--max-lora-rank"
+MAX_CPU_LORAS: Final = "--max-cpu-loras"
 RESERVED_FLAGS: Final = (
     HOST, PORT, "--uds", "--model", SERVED_MODEL_NAME, REVISION, KV_TRANSFER_CONFIG, MIDDLEWARE, SHUTDOWN_TIMEOUT,
     "--ssl-keyfile", "--ssl-certfile", "--root-path", "--api-key", "--headless",
@@ -54,6 +58,10 @@ KV_PRODUCER: Final = "kv_producer"
 KV_CONSUMER: Final = "kv_consumer"
 KV_BOTH: Final = "kv_both"
 
+LOAD_LORA_PATH: Final = "/v1/load_lora_adapter"
+UNLOAD_LORA_PATH: Final = "/v1/unload_lora_adapter"
+
+RUNTIME_LORA_VARIABLE: Final = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"  # without it an engine has no LOAD_LORA_PATH
 CACHE_ROOT_VARIABLE: Final = "VLLM_CACHE_ROOT"
 NIXL_HOST_VARIABLE: Final = "VLLM_NIXL_SIDE_CHANNEL_HOST"
 NIXL_PORT_VARIABLE: Final = "VLLM_NIXL_SIDE_CHANNEL_PORT"

@@ -13,6 +13,7 @@ import importlib
 import time
 import uuid
 from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -21,12 +22,15 @@ from simulated import protocol, responses, task_dialects
 from simulated.cold_start import VERSION
 from simulated.dialects import CHAT_PATH, MESSAGES_PATH, Dialect
 from simulated.exposition import CONTENT_TYPE
+from simulated.lora import PATHS as LORA_PATHS
+from simulated.lora import LoadedAdapters
 from simulated.options import EngineOptions
 from simulated.protocol import GenerationRequest, RequestError
 from simulated.real_time_driver import RealTimeDriver
 from simulated.sequence import ServedSequence
 
 JSON_CONTENT_TYPE: Final = "application/json"
+TEXT_TYPE: Final = "text/plain; charset=utf-8"
 ENGINE_DEAD_MESSAGE: Final = "EngineCore encountered an issue. See stack trace (above) for the root cause."
 STOPPING_MESSAGE: Final = "cannot schedule new futures after shutdown"
 QUEUE_FULL_MESSAGE: Final = (
@@ -99,6 +103,7 @@ class OpenAiApi:
         self._engine_id = engine_id
         self._metrics = metrics
         self._created = int(time.time())
+        self._adapters = LoadedAdapters(options.lora)
         self._get_routes: dict[str, Callable[[], tuple[int, bytes, str]]] = {
             "/health": self._health,
             "/ping": self._health,
@@ -137,6 +142,8 @@ class OpenAiApi:
                 await send_response(send, *self._get_routes[path]())
             elif dialect is not None and method == "POST":
                 await self._generate(scope, receive, send, dialect)
+            elif path in LORA_PATHS and method == "POST" and self._adapters.enabled:
+                await send_response(send, 200, await self._adapters.respond(path, await _body(receive)), TEXT_TYPE)
             elif path in task_dialects.TOKEN_PATHS and method == "POST":
                 options = self._options
                 names, context = options.served_names, options.profile.max_model_len
@@ -177,6 +184,7 @@ class OpenAiApi:
             }
             for name in options.served_names
         ]
+        cards += self._adapters.cards(options.served_names[0], self._created)
         return 200, responses.to_json({"object": "list", "data": cards}), JSON_CONTENT_TYPE
 
     def _metrics_response(self) -> tuple[int, bytes, str]:
@@ -193,7 +201,11 @@ class OpenAiApi:
         body = await _body(receive)
         if self._driver.dead or self.stopping:
             raise protocol.internal_error(ENGINE_DEAD_MESSAGE if self._driver.dead else STOPPING_MESSAGE)
-        request = dialect.parse(body, self._options.served_names, self._options.profile.max_model_len)
+        adapter = self._adapters.named_in(body)
+        names = (adapter,) if adapter else self._options.served_names
+        request = dialect.parse(body, names, self._options.profile.max_model_len)
+        if adapter:
+            request = replace(request, salt=f"{adapter}\n{request.salt}")
         base = _header(scope, b"x-request-id") or request.request_id or uuid.uuid4().hex
         name = f"{dialect.prefix}-{base}"
         generation = Generation(self._driver, self._sequences(request, name, arrived_s))

@@ -27,6 +27,15 @@ class OptionsError(ValueError):
 
 
 @dataclass(frozen=True)
+class LoraOptions:
+    """What the engine does about adapters. failing: paths that cannot be loaded. load_s: seconds of a load."""
+
+    enabled: bool
+    failing: frozenset[str]
+    load_s: float
+
+
+@dataclass(frozen=True)
 class EngineOptions:
     """One engine. Times in seconds of the wall clock, the scale of time applied."""
 
@@ -55,6 +64,7 @@ class EngineOptions:
     side_channel_host: str
     side_channel_port: int
     is_pooling: bool
+    lora: LoraOptions
     ignored: tuple[str, ...]
 
 
@@ -134,6 +144,9 @@ def _parser() -> _OptionsParser:
     of_vllm.add_argument(vllm.MIDDLEWARE, action="append", default=[])
     of_vllm.add_argument(vllm.SHUTDOWN_TIMEOUT, type=float, default=0.0)
     of_vllm.add_argument(vllm.QUIET_ENDPOINTS)
+    of_vllm.add_argument(vllm.ENABLE_LORA, action="store_true")
+    for flag in (vllm.MAX_LORAS, vllm.MAX_LORA_RANK, vllm.MAX_CPU_LORAS):
+        of_vllm.add_argument(flag, type=_parse_count)
     own = parser.add_argument_group("the simulation's")
     own.add_argument("--profile", default="h200-8b", help="a name, or the path of a .json file")
     own.add_argument(
@@ -148,6 +161,8 @@ def _parser() -> _OptionsParser:
     own.add_argument("--time-scale", type=_parse_positive, default=1.0, help="every time takes so many times as long")
     own.add_argument("--transfer-rate", type=_parse_positive, default=1e11, help="bytes a second of KV transfers")
     own.add_argument("--coalesce-seconds", type=float, default=0.02, help="how long tokens may wait for the next")
+    own.add_argument("--adapter-seconds", type=float, default=0.0, help="how long the load of a LoRA adapter takes")
+    own.add_argument("--failing-adapters", default="", help="paths of adapters that cannot be loaded: PATH,PATH")
     own.add_argument(
         "--export",
         type=_parse_families,
@@ -207,6 +222,11 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str]) -> E
         side_channel_host=environment.get(vllm.NIXL_HOST_VARIABLE, "localhost"),
         side_channel_port=int(environment.get(vllm.NIXL_PORT_VARIABLE, "5600")),
         is_pooling=given.runner == vllm.POOLING_RUNNER,
+        lora=LoraOptions(
+            enabled=given.enable_lora and environment.get(vllm.RUNTIME_LORA_VARIABLE, "0") == "1",
+            failing=frozenset(given.failing_adapters.split(",")) - {""},
+            load_s=given.adapter_seconds * scale,
+        ),
         ignored=tuple(ignored),
     )
 

@@ -185,6 +185,7 @@ VOLUMES = [
         _volumes([{"name": name, "emptyDir": {}}], "[0].name", "is reserved for Plimsoll's volumes")
         for name in ("scratch", "home", "shm", "model", "model-cache")
     ],
+    _volumes([{"name": "plimsoll-x", "emptyDir": {}}], "[0].name", "names that begin with plimsoll- are Plimsoll's"),
     single_edit(
         f"{POD}.volumeMounts",
         [{"name": "data", "mountPath": "/data"}],

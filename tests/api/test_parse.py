@@ -9,13 +9,14 @@ import pytest
 from plimsoll.api.v1alpha1 import InferenceService, InferenceServiceStatus, parse
 from plimsoll.core.errors import InvalidSpec
 from tests.api.cases import SPEC_CASES, Case
+from tests.api.cases_adapters import ADAPTER_CASES
 from tests.api.cases_admission import ADMISSION_CASES
 from tests.api.cases_pod import POD_CASES
 from tests.api.cases_scaling import SCALING_CASES
 from tests.api.manifests import ABSENT, Manifest, aggregated, examples, service
 from tests.api.mutations import mutations
 from tests.api.statuses import STATUS
-from tests.api.valid_manifests import VALID_EDITS
+from tests.api.valid_manifests import VALID_AGGREGATED, VALID_EDITS
 
 
 def problems(manifest: Manifest) -> tuple[str, ...]:
@@ -25,7 +26,7 @@ def problems(manifest: Manifest) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(
-    "case", [*SPEC_CASES, *POD_CASES, *SCALING_CASES, *ADMISSION_CASES], ids=lambda case: case.name
+    "case", [*SPEC_CASES, *POD_CASES, *SCALING_CASES, *ADMISSION_CASES, *ADAPTER_CASES], ids=lambda case: case.name
 )
 def test_parse_broken_rule_names_field_and_remedy(case: Case) -> None:
     (problem,) = problems(case.manifest())
@@ -42,6 +43,11 @@ def test_parse_wrong_type_names_field(name: str) -> None:
 @pytest.mark.parametrize("edits", VALID_EDITS, ids=str)
 def test_parse_boundary_values_are_accepted(edits: Manifest) -> None:
     assert parse(service(**edits)).metadata.uid == ""
+
+
+@pytest.mark.parametrize("edits", VALID_AGGREGATED, ids=lambda edits: str(edits)[:60])
+def test_parse_aggregated_boundary_values_are_accepted(edits: Manifest) -> None:
+    assert parse(aggregated(**edits)).metadata.uid == ""
 
 
 @pytest.mark.parametrize("name", examples())

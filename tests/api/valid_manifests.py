@@ -288,3 +288,21 @@ VALID_EDITS: list[dict[str, Any]] = [
         ],
     },
 ]
+
+# Of a service with the tier `serve` alone.
+VALID_AGGREGATED: list[dict[str, Any]] = [
+    {"spec.adapters": []},
+    {"spec.adapters": [{"name": f"acme/a:{number}", "uri": "file:///opt/a"} for number in range(256)]},
+    {
+        "spec.adapters": [
+            {"name": "a" * 128, "uri": "pvc://claim/a", "pinned": True},
+            {"name": "b", "uri": "hf://a/b", "revision": "main"},
+        ],
+        "spec.model.task": "generate",
+        "spec.engine.args": ["--max-num-seqs", "8", "--max-lorax"],
+        "spec.engine.lora": {"maxLoras": 2, "maxCpuLoras": 2, "maxLoraRank": 512},
+    },
+    {"spec.engine.lora": {}},
+    {"spec.engine.lora": {"maxLoras": 256}},
+    {"spec.engine.args": ["--enable-lora", "--api-server-count=2"]},
+]

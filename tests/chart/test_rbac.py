@@ -25,6 +25,7 @@ OPERATOR = {
     "controllerrevisions.apps": (*FOLLOW, "create", "delete"),
     "services": OWNED,
     "serviceaccounts": OWNED,
+    "configmaps": OWNED,  # those with the adapters of services
     "poddisruptionbudgets.policy": OWNED,
     "networkpolicies.networking.k8s.io": OWNED,
     "pods": (*FOLLOW, "patch"),

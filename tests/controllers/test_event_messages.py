@@ -9,6 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plimsoll.adapters.launcher import AdapterReport
 from plimsoll.api import conditions
 from plimsoll.api.conditions import ConditionReason
 from plimsoll.api.events import MAX_EVENT_MESSAGE_CHARS, Event, EventReason
@@ -118,6 +119,22 @@ def name_states() -> Iterator[NameState]:
         yield name_state(claim, [claim, *others], rules)
 
 
+def adapter_troubles() -> Iterator[StatusInputs]:
+    """Adapters of long names that do not have them, for each reason, or that no engine can load."""
+    namespace, _, service = OTHER.partition("/")
+    own = NameClaim(namespace, f"{service}/{'a' * 128}", "a" * 128, "2026-01-01T00:00:00Z")
+    holder = replace(own, namespace="n" * 63, granted=own.model, since="2026-01-01T00:00:00.000000Z")
+    for claim, others, rules in (
+        (own, [holder], NO_RULES),
+        (own, [replace(holder, granted="", since="", created="2025-01-01T00:00:00Z")], NO_RULES),
+        (own, [], NameRules(short_name_namespaces=frozenset({"other"}))),
+        (replace(own, model="o" * 63 + "/m"), [], NameRules(service_namespaces=frozenset({"o" * 63}))),
+    ):
+        yield status_inputs(adapter_names=(name_state(claim, [claim, *others], rules),) * 2)
+    free = name_state(own, [own], NO_RULES)
+    yield status_inputs(adapter_names=(free, free), adapters={POD: {"a" * 128: AdapterReport(False, QUOTE)}})
+
+
 def all_condition_events() -> Iterator[Event]:
     """The Events of all conditions, at a change to trouble and back."""
     good = status_inputs(fallback=(OTHER, ""))
@@ -133,6 +150,7 @@ def all_condition_events() -> Iterator[Event]:
         *(replace(named, name_state=state, routable_endpoints=0) for state in name_states()),
         status_inputs(fallback=(OTHER, f"falls back to this service (cycle: {' -> '.join([OTHER] * 9)})")),
         status_inputs(scaling_report=report(slow=slow_transfer())),
+        *adapter_troubles(),
         *(
             status_inputs(tier_inputs("prefill", problem), tier_inputs("decode", problem), routable_endpoints=0)
             for problem in (

@@ -93,6 +93,8 @@ CASES = [
     Case("model.revision", "v1", "v2"),
     Case("model.secretRef", {"name": "a"}, {"name": "b"}),
     Case("model.cache", {"sizeLimit": "1Gi"}, {"claimName": "weights"}),
+    Case("adapters", [{"name": "a", "uri": "hf://x/y"}], [{"name": "a", "uri": "pvc://claim/path"}]),
+    Case("engine.lora", {"maxLoras": 2}, {"maxLoras": 4}),
     Case("engine", {"args": ["--seed", "1"]}, {"runtime": "simulated"}),
     Case("engine.runtime", "simulated", "vllm"),
     Case("engine.image", "example.com/a:1", "example.com/a:2"),

@@ -209,3 +209,25 @@ def test_deletion_and_unchanged_spec_are_left_alone() -> None:
 def test_unknown_cluster_leaves_out_rules_about_others() -> None:
     assert verdict(falling_back("chat", "spare"), None, None) == Verdict()
     assert verdict(later(named("playground")), None, None) == Verdict()
+
+
+def with_adapter(name: str, adapter: str, namespace: str = "team") -> Object:
+    made = builders.service(name, namespace, tiers={"serve": {}})
+    made["spec"]["adapters"] = [{"name": adapter, "uri": "hf://acme/x"}]
+    return made
+
+
+def test_held_adapter_name_is_refused_once() -> None:
+    new = later(with_adapter("chat", "playground"))
+    [error] = verdict(new, None, cluster_of(HOLDER)).errors
+    assert "spec.adapters playground: service other/first holds the name since 2026-02-01T10:00:00Z" in error
+    changed = with_adapter("chat", "playground")
+    changed["spec"]["scaling"] = {"paused": True}
+    assert verdict(changed, new, cluster_of(HOLDER)) == Verdict()
+
+
+def test_model_name_of_an_adapter_is_refused() -> None:
+    owner = with_adapter("first", "playground", "other")
+    owner["status"] = {"adapters": [{"name": "playground", "since": SINCE}]}
+    [error] = verdict(later(named("playground")), None, cluster_of(owner)).errors
+    assert "adapter playground of service other/first holds the name since" in error

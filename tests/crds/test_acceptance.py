@@ -15,7 +15,7 @@ from plimsoll.core.admission.publication import AdmissionLimits
 from plimsoll.resources import objects
 from tests.api.manifests import EXAMPLES, Manifest, aggregated, edited, examples, service
 from tests.api.statuses import STATUS
-from tests.api.valid_manifests import VALID_EDITS
+from tests.api.valid_manifests import VALID_AGGREGATED, VALID_EDITS
 from tests.crds.conftest import APPLY_MODES, Kubectl
 
 pytestmark = pytest.mark.api
@@ -28,8 +28,10 @@ COLUMNS = ["NAME", "MODEL", "READY", "PREFILL", "DECODE", "SERVE", "TTFT", "TPOT
 
 @pytest.mark.parametrize("way", APPLY_MODES)
 def test_boundary_values_are_accepted(kubectl: Kubectl, way: str) -> None:
-    verdicts = kubectl.validate([service(**edits) for edits in VALID_EDITS], *APPLY_MODES[way])
-    assert {str(edits): said for edits, said in zip(VALID_EDITS, verdicts, strict=True) if said} == {}
+    tables = [(service, VALID_EDITS), (aggregated, VALID_AGGREGATED)]
+    edited = [(edits, base(**edits)) for base, table in tables for edits in table]
+    verdicts = kubectl.validate([manifest for _, manifest in edited], *APPLY_MODES[way])
+    assert {str(edits): said for (edits, _), said in zip(edited, verdicts, strict=True) if said} == {}
 
 
 @pytest.mark.parametrize("way", APPLY_MODES)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.api.cases import SPEC_CASES, Case
+from tests.api.cases_adapters import ADAPTER_CASES
 from tests.api.cases_admission import ADMISSION_CASES
 from tests.api.cases_pod import POD_CASES
 from tests.api.cases_scaling import SCALING_CASES
@@ -21,7 +22,7 @@ from tests.crds.conftest import APPLY_MODES, Kubectl
 
 pytestmark = pytest.mark.api
 
-CASES = [*SPEC_CASES, *POD_CASES, *SCALING_CASES, *ADMISSION_CASES]
+CASES = [*SPEC_CASES, *POD_CASES, *SCALING_CASES, *ADMISSION_CASES, *ADAPTER_CASES]
 
 Judge = Callable[[str], list[str]]
 

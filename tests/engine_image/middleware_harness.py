@@ -146,6 +146,7 @@ class MiddlewareHarness:
         gone: asyncio.Event | None = None,
         method: str = "POST",
         pieces: int = 1,
+        client: tuple[str, int] | None = None,
     ) -> Exchange:
         """One request; `gone` is when the client closes its connection (never, if not given)."""
         raw = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -175,6 +176,7 @@ class MiddlewareHarness:
             "path": path,
             "headers": [(key.encode(), value.encode()) for key, value in sent.items()],
             "app": app,
+            "client": client,
         }
         await self.app(scope, receive, send)
         return exchange

@@ -34,6 +34,21 @@ def service(name: str = "chat", namespace: str = "team", model: str | None = Non
     }
 
 
+def with_adapters(obj: Object, *names: str, **not_loaded_on: list[str]) -> Object:
+    """The InferenceService with LoRA adapters that hold their names; `not_loaded_on` are pods without them."""
+    since = "2026-01-02T03:04:07.000001Z"
+    missing = {name: {"notLoadedOn": pods} for name, pods in not_loaded_on.items()}
+    adapters = [{"name": name, "uri": f"file:///adapters/{name}"} for name in names]
+    return {
+        **obj,
+        "spec": {**obj["spec"], "adapters": adapters},
+        "status": {
+            **obj["status"],
+            "adapters": [{"name": name, "since": since, **missing.get(name, {})} for name in names],
+        },
+    }
+
+
 LIMITS = "limits"  # key of a test's InferenceService: what its InferenceServiceAdmission holds
 
 

@@ -18,12 +18,19 @@ TASK_FLAGS = {"generate": (), "embed": ("--runner", "pooling"), "transcribe": ()
 
 
 @asynccontextmanager
-async def simulated_engine(folder: Path, service: str, task: str) -> AsyncIterator[str]:
-    """A ready engine of the service NAMESPACE/NAME, with an existing folder; gives its address as host:port."""
+async def simulated_engine(
+    folder: Path, service: str, task: str, adapters: Path | None = None, flags: tuple[str, ...] = ()
+) -> AsyncIterator[str]:
+    """A ready engine of the service NAMESPACE/NAME, with an existing folder; gives its address as host:port.
+
+    adapters: the folder with the desired LoRA adapters, for an engine with LoRA.
+    """
     api, launcher, nixl = free_ports(3)
     document = json.loads((IMAGE_ROOT / "contract.json").read_text())
     document["ports"] = {"api": api, "launcher": launcher, "nixl": nixl}
     document["paths"].update(state=str(folder / "state"), termination_message=str(folder / "said"))
+    if adapters is not None:
+        document["paths"]["adapters"] = str(adapters)
     document["drain"].update(min_unready_seconds=0, quiet_seconds=0)
     (folder / "contract.json").write_text(json.dumps(document))
     environment = {
@@ -35,8 +42,10 @@ async def simulated_engine(folder: Path, service: str, task: str) -> AsyncIterat
         "PLIMSOLL_TASK": task,
         "PLIMSOLL_SHUTDOWN_TIMEOUT_SECONDS": "1",
         "PLIMSOLL_SERVED_NAMES": json.dumps([service]),
-        "PLIMSOLL_ARGS": json.dumps([*FLAGS, *TASK_FLAGS[task]]),
+        "PLIMSOLL_ARGS": json.dumps([*FLAGS, *TASK_FLAGS[task], *flags]),
     }
+    if adapters is not None:
+        environment["PLIMSOLL_LORA"] = json.dumps({"max_loras": 2, "max_lora_rank": 16, "max_cpu_loras": 8})
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "launcher", env=environment, cwd=folder,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,

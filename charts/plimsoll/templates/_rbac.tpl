@@ -31,7 +31,7 @@
   resources: [controllerrevisions]
   verbs: [list, watch, create, delete]
 - apiGroups: [""]
-  resources: [services, serviceaccounts]
+  resources: [services, serviceaccounts, configmaps]
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]

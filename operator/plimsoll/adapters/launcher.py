@@ -15,6 +15,7 @@ from typing import Any, Final
 import orjson
 
 from plimsoll.core.ports import EngineInfo, SelfBenchmark
+from plimsoll.core.routing.model_names import MAX_ADAPTERS
 
 ENGINE_INFO_VERSION: Final = 1
 MAX_ENGINE_INFO_BYTES: Final = 262_144
@@ -22,6 +23,7 @@ UNKNOWN_NAME: Final = "unknown"  # for a name that the launcher could not determ
 
 _MAX_NUMBER: Final = 10**12  # tokens, sequences, seconds
 _MAX_TEXT_CHARS: Final = 200
+_MAX_ERROR_CHARS: Final = 512
 _MAX_PHASES: Final = 32
 _MAX_POINTS: Final = 64
 _MAX_KEYS: Final = 128  # per mapping in the model's configuration
@@ -29,11 +31,19 @@ _MAX_DEPTH: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterReport:
+    """What one engine reports of a LoRA adapter. error: the engine's words, "" without an error."""
+
+    loaded: bool
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class StartupProgress:
     """Start-up progress of an engine; None for a field that is not reported.
 
     phase: the current phase, None after the start-up. phase_s: its seconds so far. phases: completed phases in order,
-    with their seconds.
+    with their seconds. adapters: its LoRA adapters by name, None for an engine without LoRA.
     """
 
     phase: str | None
@@ -41,6 +51,7 @@ class StartupProgress:
     phases: tuple[tuple[str, float], ...]
     ready: bool | None
     draining: bool | None
+    adapters: Mapping[str, AdapterReport] | None = None
 
 
 def parse_engine_info(raw: bytes) -> tuple[EngineInfo, StartupProgress]:
@@ -66,8 +77,22 @@ def parse_engine_info(raw: bytes) -> tuple[EngineInfo, StartupProgress]:
         phases=_phases(document.get("phases")),
         ready=_flag(document.get("ready")),
         draining=_flag(document.get("draining")),
+        adapters=_adapters(document.get("adapters")),
     )
     return engine_info, progress
+
+
+def _adapters(value: object) -> Mapping[str, AdapterReport] | None:
+    """The reports by name, at most MAX_ADAPTERS; entries without a name are left out."""
+    if not isinstance(value, list):
+        return None
+    found = {}
+    for entry in map(_mapping, value[:MAX_ADAPTERS]):
+        error = entry.get("error")
+        if (name := _text(entry.get("name"))) is not None:
+            words = error[:_MAX_ERROR_CHARS] if isinstance(error, str) else ""
+            found[name] = AdapterReport(_flag(entry.get("loaded")) or False, words)
+    return found
 
 
 def _document(raw: bytes) -> Mapping[str, Any]:

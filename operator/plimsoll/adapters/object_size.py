@@ -23,7 +23,7 @@ MAX_PART_BYTES: Final = 32 * 1024  # JSON of a part that an object beyond the li
 MAX_NAME_CHARS: Final = 256
 MAX_PATH_CHARS: Final = 200
 MAX_PATH_FIELDS: Final = 8
-_WHOLE_KINDS: Final = frozenset({"ConfigMap", "Lease", "Event"})  # read one at a time, and not cached
+_WHOLE_KINDS: Final = frozenset({"ConfigMap", "Lease", "Event"})  # read one at a time, and not cached; but children are
 _IDENTITY: Final = (
     "name",
     "namespace",
@@ -41,7 +41,7 @@ _SPEC_NAMES: Final = (("model", "name"), ("admission", "fallback", "name"))  # n
 def bounded(obj: Mapping[str, Any]) -> Object:
     """The object, or its identity, status and the names in its spec if it exceeds a limit."""
     kind = obj.get("kind")
-    if kind in _WHOLE_KINDS:
+    if kind in _WHOLE_KINDS and labels.SERVICE not in (obj["metadata"].get("labels") or {}):
         return dict(obj)
     if kind == labels.KIND:
         obj = _without_managed_fields(obj)

@@ -29,6 +29,7 @@ class ConditionType(StrEnum):
     DECODE_DEGRADED = "DecodeDegraded"
     SERVE_DEGRADED = "ServeDegraded"
     MODEL_NAME_REJECTED = "ModelNameRejected"
+    ADAPTER_FAILED = "AdapterFailed"
     FALLBACK_UNUSABLE = "FallbackUnusable"
     SCALING_INACTIVE = "ScalingInactive"
     METRICS_DEGRADED = "MetricsDegraded"
@@ -50,6 +51,7 @@ TYPE_MEANINGS: dict[ConditionType, str] = {
     ConditionType.DECODE_DEGRADED: "Decode engines cannot start, or fail.",
     ConditionType.SERVE_DEGRADED: "Engines of the tier `serve` cannot start, or fail.",
     ConditionType.MODEL_NAME_REJECTED: "Clients do not reach the service by one of its names.",
+    ConditionType.ADAPTER_FAILED: "An engine cannot load a LoRA adapter. The model and other adapters are served.",
     ConditionType.FALLBACK_UNUSABLE: "The service of `spec.admission.fallback` cannot take requests.",
     ConditionType.SCALING_INACTIVE: "The autoscaler does not change the replica counts.",
     ConditionType.METRICS_DEGRADED: "Metrics of gateways or engines are missing or late.",
@@ -86,6 +88,7 @@ class ConditionReason(StrEnum):
     MODEL_NAME_TAKEN = "ModelNameTaken"
     MODEL_NAME_RESERVED = "ModelNameReserved"
     SHORT_NAMES_RESTRICTED = "ShortNamesRestricted"
+    ADAPTER_FAILED = "AdapterFailed"
     DEMAND_UNKNOWN = "DemandUnknown"
     DECISION_FAILED = "DecisionFailed"
     NO_SLO = "NoSLO"
@@ -142,6 +145,8 @@ REASON_MEANINGS: dict[ConditionReason, str] = {
     "services. Names that begin with NAMESPACE/ belong to that namespace.",
     ConditionReason.SHORT_NAMES_RESTRICTED: "The chart value `gateway.shortModelNames.namespaces` lists the namespaces "
     "that may claim short model names, and the service's is not one of them. Clients reach it as NAMESPACE/NAME.",
+    ConditionReason.ADAPTER_FAILED: "An engine cannot load a LoRA adapter. The message has the adapters and the "
+    "engine's words.",
     ConditionReason.DEMAND_UNKNOWN: "The load or the model of a tier is unknown, so its replica count is frozen. The "
     "message says why.",
     ConditionReason.DECISION_FAILED: "The scaling decision failed with an error, so the replica counts are frozen. "

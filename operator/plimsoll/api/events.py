@@ -39,6 +39,8 @@ class EventReason(StrEnum):
     MODEL_NAME_TAKEN = "ModelNameTaken"
     MODEL_NAME_REJECTED = "ModelNameRejected"
     MODEL_NAME_ACCEPTED = "ModelNameAccepted"
+    ADAPTER_FAILED = "AdapterFailed"
+    ADAPTERS_LOADED = "AdaptersLoaded"
     SCALING_LIMITED = "ScalingLimited"
     METRICS_LOST = "MetricsLost"
     METRICS_RECOVERED = "MetricsRecovered"
@@ -74,6 +76,8 @@ EVENT_MEANINGS: dict[EventReason, str] = {
     EventReason.MODEL_NAME_TAKEN: "Another service holds the model name. The message says which one, and since when.",
     EventReason.MODEL_NAME_REJECTED: "The service's namespace may not claim the model name. The message says why.",
     EventReason.MODEL_NAME_ACCEPTED: "The model name is free and belongs to this service.",
+    EventReason.ADAPTER_FAILED: "An engine cannot load a LoRA adapter. The message has the engine's words.",
+    EventReason.ADAPTERS_LOADED: "No engine fails to load a LoRA adapter any more.",
     EventReason.SCALING_LIMITED: "A tier needs more replicas than its limits allow. The message says why.",
     EventReason.METRICS_LOST: "No gateway or no engine reports metrics of the service. Its replica counts are frozen.",
     EventReason.METRICS_RECOVERED: "Gateways and engines report metrics of the service again.",
@@ -99,6 +103,7 @@ NORMAL_REASONS = frozenset(
         EventReason.SHEDDING_STOPPED,
         EventReason.GATEWAY_CONFIG_SYNCED,
         EventReason.MODEL_NAME_ACCEPTED,
+        EventReason.ADAPTERS_LOADED,
         EventReason.METRICS_RECOVERED,
     }
 )

@@ -15,12 +15,12 @@ import math
 import time
 import zlib
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from plimsoll.adapters import launcher
-from plimsoll.adapters.launcher import StartupProgress
+from plimsoll.adapters.launcher import AdapterReport, StartupProgress
 from plimsoll.adapters.vllm_metrics import HttpGet, fetch_metrics
 from plimsoll.api import labels
 from plimsoll.api.contract import engine_contract
@@ -82,11 +82,14 @@ class EnginePoller:
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         errors: ObjectErrors | None = None,
+        on_adapters: Callable[[Key], None] = lambda key: None,
     ) -> None:
         """http_get: body at a pod's address, port and path; raises BackendUnavailable. on_reading: called with every
         reading, its service and tier. parse_info: parses /about; raises ValueError. clock: seconds since the epoch,
-        which dates the readings; due times use `monotonic`."""
+        which dates the readings; due times use `monotonic`. on_adapters: called with a service whose ready engines
+        report other adapters than before."""
         self._errors = errors or ObjectErrors()
+        self._on_adapters = on_adapters
         self._cache = cache
         self._http_get = http_get
         self._on_reading = on_reading
@@ -116,6 +119,14 @@ class EnginePoller:
         """Running and waiting requests in the engine's last reading; None without one."""
         polled = self._pods_by_name.get((namespace, pod))
         return None if polled is None else polled.running_requests
+
+    def adapters(self, key: Key) -> dict[str, Mapping[str, AdapterReport]]:
+        """The last report of each ready engine of a service with LoRA, by pod and adapter."""
+        return {
+            pod.name: pod.startup_progress.adapters
+            for pod in self._pods.values()
+            if pod.key == key and pod.is_ready and pod.startup_progress and pod.startup_progress.adapters is not None
+        }
 
     def unreachable(self) -> dict[tuple[str, str], tuple[Key, Role]]:
         """Service and tier of the ready engines that failed to answer twice in a row, by namespace and pod name."""
@@ -282,7 +293,7 @@ class EnginePoller:
         return BUSY_INTERVAL_S if is_busy else IDLE_INTERVAL_S
 
     async def _poll_engine_info(self, pod: _PolledPod) -> None:
-        was_ready = pod.is_ready
+        was_ready, before = pod.is_ready, pod.startup_progress
         async with self._slots:
             sent_s = self._monotonic()
             try:
@@ -293,9 +304,12 @@ class EnginePoller:
                 log.debug(pod.key, "engine info is not available", pod=pod.name, error=str(error))
             else:
                 pod.info_failures = 0
+        found = None if pod.startup_progress is None else pod.startup_progress.adapters
+        if found is not None and pod.is_ready and (before is None or before.adapters != found or not was_ready):
+            self._on_adapters(pod.key)
         if pod.info_due_s < math.inf:  # its readiness changed during the poll, and the next one is already scheduled
             return
-        if pod.info_failures or not pod.is_ready or not was_ready:
+        if pod.info_failures or not pod.is_ready or not was_ready or found is not None:
             pod.info_due_s = sent_s + (
                 FOREIGN_ENGINE_INTERVAL_S if pod.is_ready and pod.info_failures > 2 else ENGINE_INFO_INTERVAL_S
             )

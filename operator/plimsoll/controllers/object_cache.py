@@ -12,7 +12,7 @@ from typing import Any
 from plimsoll.api import labels
 from plimsoll.api.v1alpha1 import InferenceService, parse
 from plimsoll.core.errors import InvalidSpec
-from plimsoll.core.routing.model_names import NameClaim, read_claim
+from plimsoll.core.routing.model_names import NameClaim, read_claims
 
 Object = dict[str, Any]
 Key = tuple[str, str]  # namespace, name
@@ -51,7 +51,7 @@ class ObjectCache:
         self._children: dict[tuple[str, Key], dict[Key, None]] = {}
         # By uid: the object that was parsed, and the result.
         self._parsed: dict[str, tuple[Object, InferenceService | InvalidSpec]] = {}
-        self._claims: dict[str, tuple[Object, NameClaim | None]] = {}  # by uid, as `_parsed`
+        self._claims: dict[str, tuple[Object, tuple[NameClaim, ...]]] = {}  # by uid, as `_parsed`
         self._on_change = on_change
 
     def put(self, obj: Object) -> None:
@@ -104,15 +104,17 @@ class ObjectCache:
         return entry[1]
 
     def name_claims(self) -> list[NameClaim]:
-        """The claims of all services that are not being deleted. Each version of an object is read once."""
-        found = []
+        """The claims of all services that are not being deleted, and of their adapters.
+
+        Each version of an object is read once.
+        """
+        found: list[NameClaim] = []
         for service_object in self._objects.get(labels.KIND, {}).values():
             uid = service_object["metadata"]["uid"]
             entry = self._claims.get(uid)
             if entry is None or entry[0] is not service_object:
-                entry = self._claims[uid] = (service_object, read_claim(service_object))
-            if entry[1] is not None:
-                found.append(entry[1])
+                entry = self._claims[uid] = (service_object, read_claims(service_object))
+            found += entry[1]
         return found
 
     def all(self, kind: str) -> Iterator[Object]:

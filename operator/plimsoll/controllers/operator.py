@@ -19,6 +19,7 @@ import aiohttp
 
 from plimsoll.adapters import pod_http
 from plimsoll.adapters.kube_client import (
+    CONFIGMAPS,
     CONTROLLERREVISIONS,
     DEPLOYMENTS,
     INFERENCESERVICEADMISSIONS,
@@ -73,6 +74,7 @@ PAUSE_PER_TICK_SECOND = 3.0  # a long tick of a large fleet must leave time to w
 WATCHED_RESOURCES = (
     (DEPLOYMENTS, labels.MANAGED_BY + "=plimsoll," + labels.SERVICE),
     (SERVICES, labels.MANAGED_BY + "=plimsoll," + labels.SERVICE),
+    (CONFIGMAPS, labels.MANAGED_BY + "=plimsoll," + labels.SERVICE),
     (SERVICEACCOUNTS, labels.MANAGED_BY + "=plimsoll," + labels.SERVICE),
     (PODDISRUPTIONBUDGETS, labels.MANAGED_BY + "=plimsoll," + labels.SERVICE),
     (NETWORKPOLICIES, labels.MANAGED_BY + "=plimsoll," + labels.SERVICE),
@@ -102,7 +104,13 @@ class OperatorProcess:
         self.gateway_poller = GatewayPoller(
             kube, config.platform.gateway, get_gateway_page, self._on_routability_changed, errors=self.errors
         )
-        self.engine_poller = EnginePoller(self.cache, get_engine_page, self._on_engine_reading, errors=self.errors)
+        self.engine_poller = EnginePoller(
+            self.cache,
+            get_engine_page,
+            self._on_engine_reading,
+            errors=self.errors,
+            on_adapters=lambda key: self.queue.add_later(key, 0.0),
+        )
         self.drain_reports = DrainReports(self.cache, self.errors)
         self.checkpoints = CheckpointStore(kube)
         self.service_namespaces = ServiceNamespaces(kube, config.namespace)
@@ -121,6 +129,7 @@ class OperatorProcess:
             self.queue.add_later,
             self.checkpoints,
             self.service_namespaces,
+            self.engine_poller.adapters,
         )
         history = _load_prometheus(config.prometheus_url)
         self.prometheus_fallback = PrometheusFallback(

@@ -66,11 +66,16 @@ class Identity:
     def may_use(self, model: str, service: ServiceEntry | None, catalog: ServiceCatalog) -> bool:
         """Whether the model name is allowed. `service` is what it names in this catalog.
 
-        An entry allows every name of the service that it names now.
+        An entry allows every name of the service that it names now, but of an adapter only the adapter's names.
         """
         if self.models is None or model in self.models:
             return True
-        return service is not None and any(catalog.by_name.get(name) is service for name in self.models)
+        if service is None:
+            return False
+        adapter = service.adapters.get(model)
+        if adapter is not None:
+            return not self.models.isdisjoint(adapter.names)
+        return any(catalog.by_name.get(name) is service and name not in service.adapters for name in self.models)
 
 
 ANONYMOUS: Final = Identity()

@@ -153,6 +153,11 @@ class InFlightTracker:
         self._reconciled_s = now
         return lost
 
+    def rank(self, endpoint: Endpoint) -> int:
+        """Returns a number that is lower for an endpoint with less load; suspect ones come last."""
+        load = self.loads.get(endpoint.address)
+        return 0 if load is None else load.rank
+
     def keep_only(self, addresses: set[str]) -> None:
         """Drop the loads of removed endpoints without requests in flight."""
         for address in [a for a, load in self.loads.items() if a not in addresses and not load.inflight]:

@@ -20,6 +20,7 @@ from plimsoll.core.admission.retry_detection import RecentRejections
 from plimsoll.core.routing.picker import EndpointIndex, Pick
 from plimsoll.core.types import Role
 from plimsoll.gateway import error_messages
+from plimsoll.gateway.adapters import ADAPTER_HEADER, prefer_loaded
 from plimsoll.gateway.admission_manager import AdmissionManager
 from plimsoll.gateway.api_routes import CHAT_ROUTE, ApiRoute, BodyForm, ErrorShape
 from plimsoll.gateway.audio_form import parse_audio_form
@@ -72,6 +73,7 @@ class Picker:
         self._endpoint_indexes: dict[str, EndpointIndex] = {}  # built on demand after each catalog change
         self.authenticator = authenticator or Authenticator()
         self.key_limits = KeyLimits()
+        self._counted_adapters: set[tuple[str, str]] = set()  # with a series of metrics
         self._clock = clock or LoopClock()
         self._queued: dict[str, RequestContext] = {}
         self._queued_bytes = 0
@@ -92,6 +94,10 @@ class Picker:
         self.inflight.keep_only({e.address for service in catalog.services.values() for e in service.endpoints})
         self.admission.set_catalog(catalog, now, self._clock.unix())
         self._release(list(self.admission.services), now)
+        known = {(key, one.name) for key, service in catalog.services.items() for one in service.adapters.values()}
+        for gone in self._counted_adapters - known:
+            metrics.GATEWAY_ADAPTER_REQUESTS.remove(*gone)
+        self._counted_adapters &= known
         for removed in self.stats_by_service.keys() - catalog.services.keys() - {""}:
             del self.stats_by_service[removed]
             metrics.remove_gateway_series(removed)
@@ -166,11 +172,13 @@ class Picker:
         ctx.limits = service.limits_of(identity.request_class)
         if (broken := bound_request(ctx, parsed, headers)) is not None:
             return self.reject(broken, route.shape, service.key)
+        ctx.adapter = service.adapters.get(parsed.model)
         if not route.is_booked:
             return self._dispatch_unbooked(service, ctx, now)
         if service.policy is not None:
             ctx.prompt = parsed.corrected_prompt(service.policy.token_ratios)
-            ctx.block_hashes, ctx.fallback = block_hashes(parsed.prompt_prefix), self._fallback_of(service, route)
+            ctx.block_hashes = block_hashes(parsed.prompt_prefix, "" if ctx.adapter is None else ctx.adapter.name)
+            ctx.fallback = self._fallback_of(service, route) if ctx.adapter is None else None
         ctx.is_retry = self._recent_rejections.is_retry(
             claims_retry(headers.get(RETRY_COUNT_HEADER)), ctx.retry_key, now
         )
@@ -287,6 +295,9 @@ class Picker:
                 return self._reject_at_origin(ctx, now)
             return self._reject(self._no_endpoint(service, ctx), ctx, now)
         stats = self.stats(service.key)
+        if ctx.adapter is not None:
+            self._counted_adapters.add((service.key, ctx.adapter.name))
+            metrics.GATEWAY_ADAPTER_REQUESTS.labels(service.key, ctx.adapter.name).inc()
         if ctx.is_fallback:
             self.stats(ctx.service).record_outcome(AdmissionOutcome.DOWNGRADED)
             stats.record_arrival(self._demand_tokens(ctx, service.key), retry=ctx.is_retry, demand=True)
@@ -307,7 +318,18 @@ class Picker:
         return _dispatch_response(service, pick, ctx, next_engine_s, self.key_limits.headers(ctx.identity, now), now)
 
     def _choose(self, service: ServiceEntry, ctx: RequestContext, decision: AdmissionDecision | None) -> Pick | None:
-        """Returns the admitted engine and its fallbacks, or without admission those with the fewest in flight."""
+        """Returns the admitted engine and its fallbacks, or without admission those with the fewest in flight.
+
+        Engines that have loaded the request's adapter come first.
+        """
+        pick = self._choose_by_load(service, ctx, decision)
+        if pick is None or ctx.adapter is None:
+            return pick
+        return prefer_loaded(pick, ctx.adapter, service.endpoints, self.inflight.rank)
+
+    def _choose_by_load(
+        self, service: ServiceEntry, ctx: RequestContext, decision: AdmissionDecision | None
+    ) -> Pick | None:
         index = self._endpoint_indexes.get(ctx.target_service)
         if index is None:
             index = self._endpoint_indexes[ctx.target_service] = self.inflight.endpoint_index(service.endpoints)
@@ -513,6 +535,8 @@ def _dispatch_response(
         headers, count = f"{headers}x-plimsoll-prefill: {pick.prefill.address}\r\n", count + 1
     if next_engine_s is not None:
         headers, count = f"{headers}{NEXT_ENGINE_HEADER}: {next_engine_s}\r\n", count + 1
+    if ctx.adapter is not None:
+        headers, count = f"{headers}{ADAPTER_HEADER}: {ctx.adapter.name}\r\n", count + 1
     if ctx.is_fallback:
         headers, count = f"{headers}x-plimsoll-response-model: {service.preferred_name}\r\n", count + 1
     for name, value in (*limits.items(), *limit_headers(ctx, now)):

@@ -21,14 +21,17 @@ _MAX_BYTES: Final = BLOCK_BYTES * MAX_BLOCKS
 _TRAILING_SYNTAX: Final = b']}" \t\r\n'
 
 
-def block_hashes(prompt: bytes) -> tuple[int, ...]:
+def block_hashes(prompt: bytes, adapter: str = "") -> tuple[int, ...]:
     """Returns the chained 64-bit hashes of the full blocks of `messages` or `prompt` as raw JSON. Never raises.
+
+    Prompts of different LoRA adapters share no hash, because an adapter computes other keys and values.
 
     A partial last block has no hash, because engines cache only full blocks. The cost is about 0.5 us per block.
     """
     if len(prompt) <= _MAX_BYTES:
         prompt = prompt.rstrip(_TRAILING_SYNTAX)
-    last_hash, block_end = 0, min(len(prompt), _MAX_BYTES) // BLOCK_BYTES * BLOCK_BYTES
+    last_hash = xxh3_64_intdigest(adapter.encode()) if adapter else 0
+    block_end = min(len(prompt), _MAX_BYTES) // BLOCK_BYTES * BLOCK_BYTES
     return tuple(
         [
             last_hash := xxh3_64_intdigest(prompt[offset : offset + BLOCK_BYTES], last_hash)

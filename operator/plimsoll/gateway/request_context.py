@@ -10,6 +10,7 @@ import msgspec
 from plimsoll.core.admission.request import AdmissionRequest
 from plimsoll.core.admission.request_limits import NO_LIMITS, RequestLimits
 from plimsoll.core.routing.endpoint import Prompt
+from plimsoll.gateway.adapters import AdapterEntry
 from plimsoll.gateway.api_routes import CHAT_ROUTE, ApiRoute
 from plimsoll.gateway.deadlines import NO_DEADLINE, RequestDeadline
 from plimsoll.gateway.demand_counter import DemandTokens
@@ -37,7 +38,8 @@ class RequestContext(msgspec.Struct, eq=False):
     earlier attempt was rejected. `admission_request` is the request as submitted to the target service. `response` is
     set while the request is queued. `is_demand` is false if no capacity would serve it. `estimate` are the estimated
     prompt tokens of all sequences, before `token_ratios`. `counted_tokens` are those that count as demand, None before
-    they count. `limits` and `deadline` are those of the service that the client named, also at its fallback.
+    they count. `limits` and `deadline` are those of the service that the client named, also at its fallback. `adapter`
+    is the LoRA adapter that the client named.
     """
 
     request_id: str
@@ -65,6 +67,7 @@ class RequestContext(msgspec.Struct, eq=False):
     counted_tokens: DemandTokens | None = None
     limits: RequestLimits = NO_LIMITS
     deadline: RequestDeadline = NO_DEADLINE
+    adapter: AdapterEntry | None = None
 
     @property
     def request_class(self) -> bytes:

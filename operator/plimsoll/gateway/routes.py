@@ -116,10 +116,25 @@ class EnvoyEndpoint:
 
 
 def models_body(picker: Picker, identity: Identity) -> bytes:
-    """Returns the body of `/v1/models`: every service that has a name and may be used, under its preferred name."""
-    named = (service for service in identity.usable_services(picker.catalog) if service.names)
-    services = sorted(named, key=lambda s: s.preferred_name)
-    return orjson.dumps({"object": "list", "data": [_card(service, service.preferred_name) for service in services]})
+    """Returns the body of `/v1/models`: the preferred name of every service and adapter that may be used."""
+    names = [
+        (name, service)
+        for service in identity.usable_services(picker.catalog)
+        for name in preferred_names(service)
+        if identity.may_use(name, service, picker.catalog)
+    ]
+    cards = [_card(service, name) for name, service in sorted(names, key=_name)]
+    return orjson.dumps({"object": "list", "data": cards})
+
+
+def preferred_names(service: ServiceEntry) -> list[str]:
+    """Returns the preferred name of a service, if it has one, and those of its adapters."""
+    adapters = dict.fromkeys(adapter.names[0] for adapter in service.adapters.values())
+    return [*service.names[:1], *adapters]
+
+
+def _name(named: tuple[str, ServiceEntry]) -> str:
+    return named[0]
 
 
 def model(picker: Picker, identity: Identity, name: str) -> bytes:

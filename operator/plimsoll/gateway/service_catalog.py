@@ -25,9 +25,10 @@ from plimsoll.core import units
 from plimsoll.core.admission.request import MAX_REQUEST_SEQUENCES
 from plimsoll.core.admission.request_limits import NO_LIMITS, RequestLimits
 from plimsoll.core.routing.endpoint import Endpoint
-from plimsoll.core.routing.model_names import NameClaim, read_claim, resolve_owners, served_names
+from plimsoll.core.routing.model_names import NameClaim, read_claims, resolve_owners, served_names
 from plimsoll.core.types import Role, Task
 from plimsoll.engines import vllm
+from plimsoll.gateway.adapters import AdapterEntry, not_loaded_on
 from plimsoll.gateway.admission_policy import AdmissionPolicy, PolicyCache, admission_of
 from plimsoll.telemetry import metrics
 
@@ -51,6 +52,7 @@ class ServiceEntry:
     `startup_s` is how long a start-up takes. Both are None if unknown. `deleted` means that no engine can start: its
     namespace is being deleted. `resource_version` is that of its object, `limits_version` that of its
     InferenceServiceAdmission, "" without one. `parse_error` says what of them cannot be parsed, and why, else "".
+    `adapters` are its LoRA adapters by model name.
     """
 
     namespace: str
@@ -70,6 +72,7 @@ class ServiceEntry:
     resource_version: str = ""
     limits_version: str = ""
     parse_error: str = ""
+    adapters: Mapping[str, AdapterEntry] = field(default_factory=dict)
     key: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -141,9 +144,9 @@ class _ServiceState:
 
     obj: Object | None = None
     admission: Object | None = None
-    claim: NameClaim | None = None
+    claims: tuple[NameClaim, ...] = ()  # its own, then those of its adapters
     pods: dict[str, tuple[Endpoint, int, int]] = field(default_factory=dict)  # with its max_queued and max_model_len
-    names: tuple[str, ...] = ()
+    names: tuple[tuple[str, ...], ...] = ()  # of each claim
     entry: ServiceEntry | None = None
 
 
@@ -172,20 +175,20 @@ class CatalogBuilder:
         dirty = {key for name, pod in pods.items() for key in self._update_pod(name, pod)}
         for key, admission in admissions.items():
             self._state(key).admission = admission
-        claims_before = {key: self._state(key).claim for key in services}
+        claims_before = {key: self._state(key).claims for key in services}
         for key, obj in services.items():
-            claim = None if obj is None else _read(read_claim, labels.KIND, obj)
+            claims = (None if obj is None else _read(read_claims, labels.KIND, obj)) or ()
             state = self._states[key]
-            state.obj = None if claim is None else obj
-            if state.claim != claim:  # an equal one stays the same object, as `served_names` requires
-                state.claim = claim
+            state.obj = obj if claims else None
+            if state.claims != claims:  # equal ones stay the same objects, as `served_names` requires
+                state.claims = claims
         dirty |= services.keys() | admissions.keys()
-        if any(self._states[key].claim is not before for key, before in claims_before.items()):
+        if any(self._states[key].claims is not before for key, before in claims_before.items()):
             dirty |= self._resolve_names()
         for key in dirty:
             self._build_entry(key)
         entries = {key: state.entry for key, state in self._states.items() if state.entry is not None}
-        owners = ((name, claim.qualified_name) for name, claim in self._claim_by_name.items())
+        owners = ((name, "/".join(claim.service)) for name, claim in self._claim_by_name.items())
         return ServiceCatalog(entries, {name: entries[key] for name, key in owners if key in entries})
 
     def _state(self, key: str) -> _ServiceState:
@@ -208,10 +211,13 @@ class CatalogBuilder:
 
     def _resolve_names(self) -> set[str]:
         """Returns the keys of the services that serve other names than before."""
-        claims = {key: state.claim for key, state in self._states.items() if state.claim is not None}
-        self._claim_by_name = resolve_owners(claims.values())
-        names = {key: served_names(claim, self._claim_by_name) for key, claim in claims.items()}
+        claims = {key: state.claims for key, state in self._states.items() if state.claims}
+        self._claim_by_name = resolve_owners([claim for found in claims.values() for claim in found])
+        names = {key: self._served_names(found) for key, found in claims.items()}
         return {key for key, served in names.items() if served != self._states[key].names}
+
+    def _served_names(self, claims: tuple[NameClaim, ...]) -> tuple[tuple[str, ...], ...]:
+        return tuple(served_names(claim, self._claim_by_name) for claim in claims)
 
     def _build_entry(self, key: str) -> None:
         state = self._states[key]
@@ -223,9 +229,8 @@ class CatalogBuilder:
 
     def _entry(self, key: str, obj: Object) -> ServiceEntry:
         state = self._states[key]
-        assert state.claim is not None
-        claim, deleted = state.claim, _is_deleted(obj)
-        state.names = served_names(claim, self._claim_by_name)
+        claim, deleted = state.claims[0], _is_deleted(obj)
+        state.names = self._served_names(state.claims)
         next_ready_s, startup_s = _startup(obj)
         admission = admission_of(obj, state.admission)
         policy = self._policies.get(key, obj, admission)
@@ -238,7 +243,8 @@ class CatalogBuilder:
         return ServiceEntry(
             namespace=claim.namespace,
             name=claim.name,
-            names=state.names,
+            names=state.names[0],
+            adapters=_adapters(obj, state.claims[1:], state.names[1:]),
             created=_unix(claim.created),
             task=_task(obj),
             endpoints=tuple(sorted((endpoint for endpoint, *_ in state.pods.values()), key=lambda e: e.pod)),
@@ -312,6 +318,18 @@ def _startup(obj: Object) -> tuple[float | None, float | None]:
         return next_ready_s, units.parse_duration(value_at(tiers, role, "startupP50"))
     except (AttributeError, TypeError, ValueError):
         return next_ready_s, None
+
+
+def _adapters(
+    obj: Object, claims: tuple[NameClaim, ...], names: tuple[tuple[str, ...], ...]
+) -> dict[str, AdapterEntry]:
+    """Returns the adapters of a service by each of their model names."""
+    missing = not_loaded_on(obj) if claims else {}
+    entries = [
+        AdapterEntry(claim.adapter, own, missing.get(claim.adapter, frozenset()))
+        for claim, own in zip(claims, names, strict=True)
+    ]
+    return {name: entry for entry in entries for name in entry.names}
 
 
 def _task(obj: Object) -> Task:

@@ -15,7 +15,7 @@ from plimsoll.api.v1alpha1 import EngineTier, InferenceService, ModelSource, Rol
 from plimsoll.api.v1alpha1.pod_overrides import DEFAULT_SHARED_MEMORY
 from plimsoll.core import units
 from plimsoll.engines import vllm
-from plimsoll.resources import object_meta
+from plimsoll.resources import lora, object_meta
 from plimsoll.resources.platform_config import EngineDefaults, PlatformConfig
 
 Object = dict[str, Any]
@@ -59,7 +59,11 @@ def pod_template(service: InferenceService, tier_kind: RoleName, platform: Platf
         "terminationGracePeriodSeconds": engine_contract().termination_grace_seconds(service.spec.engine.drain_seconds),
         "securityContext": _pod_security_context(platform),
         "containers": [_container(service, tier_kind, tier, platform)],
-        "volumes": [*_volumes(service, tier), *(volume.manifest() for volume in overrides.volumes)],
+        "volumes": [
+            *_volumes(service, tier),
+            *lora.volumes(service),
+            *(volume.manifest() for volume in overrides.volumes),
+        ],
     }
     spec |= _scheduling(service, tier_kind, tier, platform)
     revision = object_meta.short_hash(_kv_identity(service, platform))
@@ -134,7 +138,11 @@ def _container(service: InferenceService, kind: RoleName, tier: EngineTier, plat
         "resources": _resources(service, tier, platform),
         "securityContext": _security_context(tier, platform),
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": [*_mounts(service), *(mount.manifest() for mount in tier.pod.volume_mounts)],
+        "volumeMounts": [
+            *_mounts(service),
+            *lora.mounts(service),
+            *(mount.manifest() for mount in tier.pod.volume_mounts),
+        ],
     }
 
 
@@ -162,6 +170,7 @@ def _environment(service: InferenceService, kind: RoleName, tier: EngineTier, pl
         _env_entry(names.env["served_names"], json.dumps(served_names(service))),
         _env_entry(names.env["default_args"], json.dumps(default_engine_args(service, kind, tier, platform))),
         _env_entry(names.env["args"], json.dumps(list(service.spec.engine.args))),
+        *lora.environment(service),
         _env_entry(names.env["shutdown_timeout"], str(service.spec.engine.drain_seconds)),
         _env_entry(names.env["remote_prefill_deadline"], str(names.remote_prefill_deadline_seconds)),
         {"name": names.env["pod_ip"], "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},

@@ -13,7 +13,7 @@ from plimsoll.api.contract import engine_contract
 from plimsoll.api.v1alpha1 import InferenceService, RoleName
 from plimsoll.core import codec
 from plimsoll.core.admission.publication import AdmissionLimits
-from plimsoll.resources import engine_pod, object_meta
+from plimsoll.resources import engine_pod, lora, object_meta
 from plimsoll.resources.platform_config import PlatformConfig
 
 Object = dict[str, Any]
@@ -57,6 +57,7 @@ def _revision_name(service: InferenceService, role: RoleName, without: set[str])
         "tier": tier.model_dump(
             mode="json", by_alias=True, exclude_defaults=True, include={"gpus", "gpu_resource", "pod"}
         ),
+        **lora.revision_part(service),
     }
     return f"{object_meta.tier_name(service.metadata.name, role)}-{object_meta.short_hash(written)}"
 
@@ -100,6 +101,8 @@ def shared_objects(service: InferenceService, parent: Object, platform: Platform
             "automountServiceAccountToken": False,
         }
     ]
+    if service.lora is not None:
+        objects.append(lora.config_map(service, parent))
     if platform.network_policy.enabled:
         objects.append(_network_policy(service, parent, platform))
     return objects

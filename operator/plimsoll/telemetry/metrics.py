@@ -167,6 +167,12 @@ GATEWAY_KEY_REQUESTS = Counter(
     ["key"],
     registry=GATEWAY,
 )
+GATEWAY_ADAPTER_REQUESTS = Counter(
+    "plimsoll_gateway_adapter_requests",
+    "Requests that were sent to an engine for a LoRA adapter of the spec, by adapter.",
+    ["service", "adapter"],
+    registry=GATEWAY,
+)
 GATEWAY_UNREADABLE = Counter(
     "plimsoll_gateway_unreadable_objects",
     "Objects of the API server that were ignored because they could not be parsed (kind: InferenceService, Pod).",
@@ -208,6 +214,7 @@ _GATEWAY_SERVICE_METRICS = (
     GATEWAY_DURATION,
     GATEWAY_INFLIGHT,
     GATEWAY_ENDPOINTS,
+    GATEWAY_ADAPTER_REQUESTS,
 )
 
 

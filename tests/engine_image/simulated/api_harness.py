@@ -101,7 +101,11 @@ class ApiHarness:
 async def make_harness(folder: Path, *flags: str, role: str = "serve") -> AsyncIterator[ApiHarness]:
     """An engine with the middleware of a role; its times are a hundredth of the real ones."""
     (port,) = free_ports(1)
-    environment = {"VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1", "VLLM_NIXL_SIDE_CHANNEL_PORT": str(port)}
+    environment = {
+        "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
+        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(port),
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",  # counts only with --enable-lora
+    }
     given = list(FAST_ARGS)
     if role != "serve":
         kv_role = "kv_producer" if role == "prefill" else "kv_consumer"

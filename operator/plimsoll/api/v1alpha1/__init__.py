@@ -1,5 +1,6 @@
 """The API, version v1alpha1: the models are the only source; the CRD and its reference page are generated from them."""
 
+from plimsoll.api.v1alpha1.adapters import AdapterSpec, LoraSpec
 from plimsoll.api.v1alpha1.admission import AdmissionSpec, FallbackRef, RequestClass, Tenant, WhenFull
 from plimsoll.api.v1alpha1.admission_limits import InferenceServiceAdmission
 from plimsoll.api.v1alpha1.checkpoint import MAX_STATE_CHARS, InferenceServiceCheckpoint, LearnedState
@@ -24,7 +25,7 @@ from plimsoll.api.v1alpha1.scaling_status import (
 from plimsoll.api.v1alpha1.schedule import ScheduleEntry
 from plimsoll.api.v1alpha1.service import InferenceService, InferenceServiceSpec, ObjectMeta, parse
 from plimsoll.api.v1alpha1.slo import LatencyTargets, SloSpec
-from plimsoll.api.v1alpha1.status import ConditionStatus, FormerNameStatus, InferenceServiceStatus
+from plimsoll.api.v1alpha1.status import AdapterStatus, ConditionStatus, FormerNameStatus, InferenceServiceStatus
 from plimsoll.api.v1alpha1.tier_status import (
     TiersStatus,
     TierStatus,
@@ -34,6 +35,8 @@ from plimsoll.api.v1alpha1.tiers import ROLES, EngineTier, EngineTiers, RoleName
 __all__ = [
     "MAX_STATE_CHARS",
     "ROLES",
+    "AdapterSpec",
+    "AdapterStatus",
     "AdmissionSpec",
     "CacheSpec",
     "ConditionStatus",
@@ -55,6 +58,7 @@ __all__ = [
     "KeyRef",
     "LatencyTargets",
     "LearnedState",
+    "LoraSpec",
     "ModelSource",
     "ObjectMeta",
     "PodOverrides",

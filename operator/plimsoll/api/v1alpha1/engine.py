@@ -11,6 +11,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from plimsoll.api.contract import engine_contract
+from plimsoll.api.v1alpha1.adapters import LoraSpec
 from plimsoll.api.v1alpha1.api_model import ApiModel, MapList, ValidationRule, ValidationRules, matching, not_matching
 from plimsoll.api.v1alpha1.pod_overrides import ObjectName
 from plimsoll.api.v1alpha1.scalars import MAX_DURATION_CHARS, duration_rules
@@ -146,6 +147,11 @@ class EngineSpec(ApiModel):
         default=None,
         description="Time that a terminating engine has to finish running requests: 5s to 24h. Requests that exceed it "
         f"are aborted and counted in the Event DrainTimedOut. Absent: {DEFAULT_DRAIN_TIMEOUT}.",
+    )
+    lora: LoraSpec | None = Field(
+        default=None,
+        description="Bounds on LoRA adapters. With it an engine starts with LoRA enabled, so that even the first entry "
+        "of spec.adapters restarts no engine. Absent: LoRA is enabled while spec.adapters has an entry.",
     )
 
     rules: ClassVar[tuple[ValidationRule[EngineSpec], ...]] = (

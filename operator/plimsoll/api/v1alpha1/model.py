@@ -22,8 +22,20 @@ _SCHEME_HINT = "use hf://ORG/REPO, pvc://CLAIM/PATH or file:///PATH"
 _SEGMENT = "[A-Za-z0-9_][A-Za-z0-9._-]*"
 
 
-def _scheme(uri: str) -> str:
+def scheme_of(uri: str) -> str:
+    """The scheme of a URI, "" without one."""
     return uri.split("://")[0] if "://" in uri else ""
+
+
+def location_of(uri: str) -> str:
+    """The URI after the scheme: `ORG/REPO`, `CLAIM/PATH` or `/PATH`, without a trailing slash."""
+    return uri.split("://", 1)[1].rstrip("/")
+
+
+def claim_of(uri: str) -> tuple[str, str] | None:
+    """Claim name and path of a pvc:// URI; None for other schemes."""
+    claim, _, path = location_of(uri).partition("/")
+    return (claim, path) if scheme_of(uri) == "pvc" else None
 
 
 def _scheme_rule(scheme: str, pattern: str, message: str) -> ValidationRule[str]:
@@ -32,27 +44,27 @@ def _scheme_rule(scheme: str, pattern: str, message: str) -> ValidationRule[str]
     return ValidationRule(
         f"!self.startsWith('{scheme}://') || {rule.cel}",
         message,
-        lambda uri: _scheme(uri) != scheme or rule.holds is None or rule.holds(uri),
+        lambda uri: scheme_of(uri) != scheme or rule.holds is None or rule.holds(uri),
     )
 
 
 def _unknown_scheme_message(uri: str) -> str:
-    scheme = _scheme(uri)
+    scheme = scheme_of(uri)
     return f"has unknown scheme {scheme}://; {_SCHEME_HINT}" if scheme else f"has no scheme; {_SCHEME_HINT}"
 
 
-_URI_RULES = (
+URI_RULES = (
     ValidationRule[str](
         f"!self.matches('^({'|'.join(PLANNED_SCHEMES)})://')",
         f"has a scheme that is not supported yet; {_SCHEME_HINT}",
-        lambda uri: _scheme(uri) not in PLANNED_SCHEMES,
+        lambda uri: scheme_of(uri) not in PLANNED_SCHEMES,
         message_cel=f"'has scheme ' + self.split('://')[0] + '://, which is not supported yet; {_SCHEME_HINT}'",
-        format_message=lambda uri: f"has scheme {_scheme(uri)}://, which is not supported yet; {_SCHEME_HINT}",
+        format_message=lambda uri: f"has scheme {scheme_of(uri)}://, which is not supported yet; {_SCHEME_HINT}",
     ),
     ValidationRule[str](
         f"self.matches('^({'|'.join((*SCHEMES, *PLANNED_SCHEMES))})://')",
         f"has an unknown scheme; {_SCHEME_HINT}",
-        lambda uri: _scheme(uri) in (*SCHEMES, *PLANNED_SCHEMES),
+        lambda uri: scheme_of(uri) in (*SCHEMES, *PLANNED_SCHEMES),
         message_cel="(self.contains('://') ? 'has unknown scheme ' + self.split('://')[0] + '://' : 'has no scheme')"
         f" + '; {_SCHEME_HINT}'",
         format_message=_unknown_scheme_message,
@@ -70,6 +82,15 @@ _URI_RULES = (
         f"^file://(/{_SEGMENT})+/?$",
         "must have an absolute path in the engine image, without '..': file:///PATH",
     ),
+)
+
+MODEL_NAME_RULE = matching(
+    "^[A-Za-z0-9][A-Za-z0-9._:/-]*$",
+    "must begin with a letter or digit and have only letters, digits, '.', '_', ':', '/' and '-'",
+)
+REVISION_RULE = matching(
+    "^[A-Za-z0-9][A-Za-z0-9._/-]*$",
+    "must be a branch, a tag or a commit: letters, digits, '.', '_', '/', '-'",
 )
 
 
@@ -124,7 +145,7 @@ def _without_default(schema: dict[str, Any]) -> None:
 class ModelSource(ApiModel):
     """The model: its weights and its name."""
 
-    uri: Annotated[str, Field(min_length=1, max_length=1024), ValidationRules(*_URI_RULES)] = Field(
+    uri: Annotated[str, Field(min_length=1, max_length=1024), ValidationRules(*URI_RULES)] = Field(
         description="Location of the weights: hf://ORG/REPO (Hugging Face), pvc://CLAIM/PATH (a directory in a claim "
         "of the service's namespace, mounted read-only) or file:///PATH (a directory in the engine image)."
     )
@@ -132,12 +153,7 @@ class ModelSource(ApiModel):
         Annotated[
             str,
             Field(min_length=1, max_length=253),
-            ValidationRules(
-                matching(
-                    "^[A-Za-z0-9][A-Za-z0-9._:/-]*$",
-                    "must begin with a letter or digit and have only letters, digits, '.', '_', ':', '/' and '-'",
-                )
-            ),
+            ValidationRules(MODEL_NAME_RULE),
         ]
         | None
     ) = Field(
@@ -150,12 +166,7 @@ class ModelSource(ApiModel):
         Annotated[
             str,
             Field(min_length=1, max_length=253),
-            ValidationRules(
-                matching(
-                    "^[A-Za-z0-9][A-Za-z0-9._/-]*$",
-                    "must be a branch, a tag or a commit: letters, digits, '.', '_', '/', '-'",
-                )
-            ),
+            ValidationRules(REVISION_RULE),
         ]
         | None
     ) = Field(default=None, description="Branch, tag or commit of an hf:// repository. Absent: the main branch.")
@@ -179,18 +190,17 @@ class ModelSource(ApiModel):
     @property
     def scheme(self) -> str:
         """hf, pvc or file."""
-        return _scheme(self.uri)
+        return scheme_of(self.uri)
 
     @property
     def location(self) -> str:
         """The URI after the scheme: `ORG/REPO`, `CLAIM/PATH` or `/PATH`, without a trailing slash."""
-        return self.uri.split("://", 1)[1].rstrip("/")
+        return location_of(self.uri)
 
     @property
     def claim(self) -> tuple[str, str] | None:
         """Claim name and path of a pvc:// model; None for other schemes."""
-        claim, _, path = self.location.partition("/")
-        return (claim, path) if self.scheme == "pvc" else None
+        return claim_of(self.uri)
 
     @property
     def cache_size(self) -> str:

@@ -31,9 +31,11 @@ from plimsoll.core import units
 # Names and mount paths of the volumes that the operator adds to every engine pod.
 _PATHS = engine_contract().paths
 RESERVED_VOLUMES: Final = ("scratch", "home", "shm", "model", "model-cache")
+RESERVED_VOLUME_PREFIX: Final = "plimsoll-"
 RESERVED_MOUNTS: Final = (
     *(_PATHS["scratch"], _PATHS["home"], f"{_PATHS['home']}/hf", _PATHS["models"], f"{_PATHS['models']}/claim"),
     "/dev/shm",
+    *(_PATHS["adapters"], _PATHS["adapter_claims"]),
 )
 
 DEFAULT_SHARED_MEMORY: Final = "8Gi"
@@ -234,6 +236,10 @@ class Volume(ApiModel):
         ValidationRules(
             matching(f"^{_DNS}$", "must be a volume name: lower-case letters, digits and '-'"),
             none_of(RESERVED_VOLUMES, f"is reserved for Plimsoll's volumes ({', '.join(RESERVED_VOLUMES)})"),
+            not_matching(
+                f"^{RESERVED_VOLUME_PREFIX}",
+                f"is reserved: names that begin with {RESERVED_VOLUME_PREFIX} are Plimsoll's",
+            ),
         ),
     ] = Field(description="Name that volumeMounts refers to.")
 

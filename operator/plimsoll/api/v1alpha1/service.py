@@ -14,8 +14,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import ConfigDict, Field, ValidationError
 
 from plimsoll.api.labels import SIZE_PROBLEM
+from plimsoll.api.v1alpha1.adapters import DEFAULT_MAX_CPU_LORAS, AdapterSpec, LoraSpec
 from plimsoll.api.v1alpha1.admission import DEFAULT_ADMISSION, DEFAULT_MAX_QUEUE_TIME, AdmissionSpec, WhenFull
-from plimsoll.api.v1alpha1.api_model import ApiModel, ValidationRule, ValidationRules
+from plimsoll.api.v1alpha1.api_model import ApiModel, MapList, ValidationRule, ValidationRules, compile_re2, quote
 from plimsoll.api.v1alpha1.cost import CostSpec
 from plimsoll.api.v1alpha1.engine import EngineSpec
 from plimsoll.api.v1alpha1.model import ModelSource
@@ -34,6 +35,7 @@ from plimsoll.core.admission.request_limits import RequestLimits as CoreRequestL
 from plimsoll.core.autoscaling.scaling_policy import ScalingMode, ScalingPolicy, ScheduleWindow, TierPolicy
 from plimsoll.core.demand.standby_value import MISS_COST
 from plimsoll.core.errors import InvalidSpec
+from plimsoll.core.routing.model_names import MAX_ADAPTERS
 
 _ZERO_NEEDS_SLO = "without it a tier at zero replicas is neither woken nor sized"
 
@@ -49,10 +51,29 @@ def _min_zero_cel(role: RoleName) -> str:
     return f"(has(self.tiers.{role}) && self.tiers.{role}.minReplicas == 0)"
 
 
+# Plimsoll sets the first five from spec.engine.lora. With the others an engine has several API servers, of which an
+# adapter reaches only one.
+_LORA_FLAGS_PATTERN = (
+    "^(--(enable[-_]lora|max[-_]loras|max[-_]lora[-_]rank|max[-_]cpu[-_]loras|lora[-_]modules|api[-_]server[-_]count|"
+    "data[-_]parallel[-_]size)|-asc|-dp)([=. ]|$)"
+)
+_LORA_FLAGS = compile_re2(_LORA_FLAGS_PATTERN)
+_HAS_LORA = "((has(self.adapters) && size(self.adapters) > 0) || (has(self.engine) && has(self.engine.lora)))"
+
+
+def _uses_lora(spec: InferenceServiceSpec) -> bool:
+    return bool(spec.adapters) or spec.engine.lora is not None
+
+
 class InferenceServiceSpec(ApiModel):
     """Desired state of the service."""
 
     model: ModelSource = Field(description="The model: its weights and its name.")
+    adapters: Annotated[tuple[AdapterSpec, ...], Field(max_length=MAX_ADAPTERS, strict=False), MapList()] = Field(
+        default=(),
+        description="LoRA adapters of the model. A change restarts no engine if the service had adapters before, or "
+        "has `engine.lora`.",
+    )
     engine: EngineSpec = Field(default=EngineSpec(), description="The engine that serves the model.")
     slo: SloSpec | None = Field(
         default=None,
@@ -77,6 +98,36 @@ class InferenceServiceSpec(ApiModel):
     )
 
     rules: ClassVar[tuple[ValidationRule[InferenceServiceSpec], ...]] = (
+        ValidationRule(
+            "!has(self.adapters) || size(self.adapters) <= (has(self.engine) && has(self.engine.lora) &&"
+            f" has(self.engine.lora.maxCpuLoras) ? self.engine.lora.maxCpuLoras : {DEFAULT_MAX_CPU_LORAS})",
+            "has more entries than an engine holds: raise engine.lora.maxCpuLoras, or remove some",
+            lambda own: len(own.adapters) <= (own.engine.lora or LoraSpec()).cpu_loras,
+            field=".adapters",
+        ),
+        ValidationRule(
+            f"!{_HAS_LORA} || !has(self.model.task) || self.model.task == 'generate'",
+            "adapters and engine.lora need the model task generate",
+            lambda own: not _uses_lora(own) or own.model.task == "generate",
+            field=".adapters",
+            reason="FieldValueForbidden",
+        ),
+        ValidationRule(
+            f"!{_HAS_LORA} || has(self.tiers.serve)",
+            "adapters and engine.lora need the tier serve: remote prefill does not support them",
+            lambda own: not _uses_lora(own) or own.tiers.serve is not None,
+            field=".adapters",
+            reason="FieldValueForbidden",
+        ),
+        ValidationRule(
+            f"!{_HAS_LORA} || !has(self.engine) || !has(self.engine.args) ||"
+            f" !self.engine.args.exists(arg, arg.matches({quote(_LORA_FLAGS_PATTERN)}))",
+            "args may not set LoRA flags, --api-server-count or --data-parallel-size with adapters or engine.lora: use "
+            "engine.lora",
+            lambda own: not _uses_lora(own) or not any(_LORA_FLAGS.search(arg) for arg in own.engine.args),
+            field=".engine.args",
+            reason="FieldValueForbidden",
+        ),
         ValidationRule(
             "!has(self.scaling) || !has(self.scaling.prefillPerDecode) || !has(self.tiers.serve)",
             "prefillPerDecode is allowed only with prefill and decode tiers, not with serve",
@@ -176,6 +227,13 @@ class InferenceService(ApiModel):
             lambda own: own.fallback is None or own.fallback[1] != own.metadata.name,
             field=".spec.admission.fallback.name",
         ),
+        ValidationRule(
+            "!has(self.spec.adapters) || self.spec.adapters.all(adapter, adapter.name !="
+            " (has(self.spec.model.name) ? self.spec.model.name : self.metadata.name))",
+            "an adapter needs another name than the model",
+            lambda own: all(adapter.name != own.model_name for adapter in own.spec.adapters),
+            field=".spec.adapters",
+        ),
     )
 
     @property
@@ -187,6 +245,11 @@ class InferenceService(ApiModel):
     def model_name(self) -> str:
         """Model name that this service claims; another service may own it."""
         return self.spec.model.name or self.metadata.name
+
+    @property
+    def lora(self) -> LoraSpec | None:
+        """Bounds on LoRA adapters; None if LoRA is not enabled."""
+        return self.spec.engine.lora or (LoraSpec() if self.spec.adapters else None)
 
     @cached_property
     def classes(self) -> tuple[ClassPolicy, ...]:

@@ -5,13 +5,16 @@ Another version of the operator may have written the status, so unknown fields a
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
 from plimsoll.api.v1alpha1.api_model import MapList
 from plimsoll.api.v1alpha1.scaling_status import CostStatus, DecisionStatus, SloStatus
 from plimsoll.api.v1alpha1.tier_status import StatusModel, TiersStatus
+from plimsoll.core.routing.model_names import MAX_ADAPTERS
+
+MAX_NOT_LOADED_ON: Final = 16
 
 
 class ConditionStatus(StatusModel):
@@ -45,6 +48,30 @@ class ModelNameClaimStatus(StatusModel):
     )
 
 
+class AdapterStatus(StatusModel):
+    """One adapter. The operator writes it, and gateways read it."""
+
+    name: str = Field(max_length=128, description="Name of the adapter.")
+    since: str | None = Field(
+        default=None,
+        json_schema_extra={"format": "date-time"},
+        description="Time since which the service holds the name. Absent: another service or adapter holds it.",
+    )
+    loaded: str | None = Field(
+        default=None, max_length=24, description="Ready engines that have loaded the adapter, of all ready engines."
+    )
+    error: str | None = Field(
+        default=None, max_length=512, description="Why an engine could not load the adapter, in the engine's words."
+    )
+    not_loaded_on: tuple[Annotated[str, Field(max_length=253)], ...] = Field(
+        default=(),
+        max_length=MAX_NOT_LOADED_ON,
+        strict=False,
+        json_schema_extra={"x-kubernetes-list-type": "atomic"},
+        description=f"Ready pods without the adapter, at most {MAX_NOT_LOADED_ON}. Gateways prefer others.",
+    )
+
+
 class InferenceServiceStatus(StatusModel):
     """Observed state of the service."""
 
@@ -73,6 +100,9 @@ class InferenceServiceStatus(StatusModel):
         strict=False,
         json_schema_extra={"x-kubernetes-list-type": "atomic"},
         description="Names that were removed from the spec and are still served.",
+    )
+    adapters: Annotated[tuple[AdapterStatus, ...], Field(max_length=MAX_ADAPTERS, strict=False), MapList()] = Field(
+        default=(), description="LoRA adapters of the spec."
     )
     conditions: Annotated[tuple[ConditionStatus, ...], Field(max_length=32, strict=False), MapList(("type",))] = Field(
         default=(),

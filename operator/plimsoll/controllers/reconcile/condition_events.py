@@ -25,6 +25,7 @@ _REASON_EVENTS: dict[ConditionReason, EventReason] = {
     ConditionReason.MODEL_NAME_TAKEN: EventReason.MODEL_NAME_TAKEN,
     ConditionReason.MODEL_NAME_RESERVED: EventReason.MODEL_NAME_REJECTED,
     ConditionReason.SHORT_NAMES_RESTRICTED: EventReason.MODEL_NAME_REJECTED,
+    ConditionReason.ADAPTER_FAILED: EventReason.ADAPTER_FAILED,
     ConditionReason.FALLBACK_UNUSABLE: EventReason.FALLBACK_UNUSABLE,
     ConditionReason.METRICS_MISSING: EventReason.METRICS_LOST,
     ConditionReason.INFEASIBLE: EventReason.SLO_INFEASIBLE,
@@ -39,6 +40,7 @@ _RECOVERY_EVENTS: dict[str, EventReason] = {
     ConditionReason.MODEL_NAME_TAKEN.value: EventReason.MODEL_NAME_ACCEPTED,
     ConditionReason.MODEL_NAME_RESERVED.value: EventReason.MODEL_NAME_ACCEPTED,
     ConditionReason.SHORT_NAMES_RESTRICTED.value: EventReason.MODEL_NAME_ACCEPTED,
+    ConditionReason.ADAPTER_FAILED.value: EventReason.ADAPTERS_LOADED,
 }
 _TIER_TYPES = frozenset(TIER_DEGRADED_TYPES.values())
 

@@ -18,7 +18,7 @@ from plimsoll.controllers.object_cache import Key, ObjectCache, key_of
 from plimsoll.controllers.reconcile.observe import affected_services, related_claims
 from plimsoll.controllers.reconcile.service_namespaces import ServiceNamespaces
 from plimsoll.core.errors import Forbidden, ObjectRejected
-from plimsoll.core.routing.model_names import NameClaim, NameRules, is_grantable, read_claim
+from plimsoll.core.routing.model_names import NameClaim, NameRules, is_grantable, read_claims
 from plimsoll.telemetry.service_log import ServiceLog
 
 Object = dict[str, Any]
@@ -26,6 +26,7 @@ Object = dict[str, Any]
 log = ServiceLog(__name__)
 
 FIELD = "modelNameClaim"  # of the status
+ADAPTERS = "adapters"  # of the status; an entry has `since` if its name is granted
 
 
 def micro_time(at: datetime) -> str:
@@ -75,20 +76,32 @@ class NameGrants:
         """Grant, keep or withdraw the name of a service. Raises ClusterError if it is worth a retry."""
         async with self._lock:
             before = self._cache.get(labels.KIND, key)
-            claim = None if before is None else read_claim(before)
-            if before is None or claim is None:
+            claims = () if before is None else read_claims(before)
+            if before is None or not claims:
                 return
+            claim, now = claims[0], self._now()
             await self._namespaces.add(key[0])
             status = before.get("status") or {}
-            record = claim_record(claim, related_claims(self._cache, claim), self.rules, self._now())
-            if record == status.get(FIELD):
+            record = claim_record(claim, related_claims(self._cache, claim), self.rules, now)
+            adapters = [self._adapter_entry(status, one, now) for one in claims[1:]]
+            if record == status.get(FIELD) and adapters == status.get(ADAPTERS, []):
                 return
-            others = {name: value for name, value in status.items() if name != FIELD}
+            others = {name: value for name, value in status.items() if name not in (FIELD, ADAPTERS)}
+            granted = ({} if record is None else {FIELD: record}) | ({ADAPTERS: adapters} if adapters else {})
             try:
-                await self._write_status(before, others | ({} if record is None else {FIELD: record}))
+                await self._write_status(before, others | granted)
             except (Forbidden, ObjectRejected) as error:  # such as a CRD of an earlier release: engines need no name
                 log.warning(key, "cannot record the model name", model_name=claim.model, error=str(error))
                 return
             log.info(key, "model name claim changed", model_name=claim.model, since=record["since"] if record else None)
         for affected in affected_services(self._cache, before, self._cache.get(labels.KIND, key)):
             self._requeue(affected)
+
+    def _adapter_entry(self, status: Object, claim: NameClaim, now: datetime) -> Object:
+        """The entry of an adapter in the status, with the time of its grant, if it has one."""
+        record = claim_record(claim, related_claims(self._cache, claim), self.rules, now)
+        known = status.get(ADAPTERS)
+        entries = [one for one in known if isinstance(one, dict)] if isinstance(known, list) else []
+        before: Object = next((one for one in entries if one.get("name") == claim.model), {"name": claim.model})
+        others = {name: value for name, value in before.items() if name != "since"}
+        return others | ({} if record is None else {"since": record["since"]})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from plimsoll.api.conditions import Condition, ConditionReason, ConditionType
 from plimsoll.api.message_text import MAX_QUOTE_CHARS, shorten
 from plimsoll.controllers.reconcile.model_names import ModelNames
@@ -43,6 +45,30 @@ def name_rejected(state: NameState | None, names: ModelNames) -> Condition | Non
     return None
 
 
+def adapter_name_rejected(states: Sequence[NameState]) -> Condition | None:
+    """The condition of a service with adapters that do not have their names; None if all have theirs."""
+    lacking = [state for state in states if state.refusal is not None or state.holder is not None]
+    if not lacking:
+        return None
+    state, others = lacking[0], len(lacking) - 1
+    claim = state.claim
+    reason, problem = ConditionReason.MODEL_NAME_TAKEN, ""
+    if state.refusal is Refusal.RESTRICTED:
+        reason = ConditionReason.SHORT_NAMES_RESTRICTED
+        problem = f"namespace {claim.namespace} may not claim short model names (chart value {SHORT_NAMES_VALUE})"
+    elif state.refusal is Refusal.RESERVED:
+        reason = ConditionReason.MODEL_NAME_RESERVED
+        owner = claim.model.partition("/")[0]
+        problem = f"names that begin with {owner}/ belong to namespace {owner}, which has or had services"
+    elif state.holder is not None:
+        problem = why_taken(claim.model, state.holder)
+    more = f" {others} more adapters lack their names." if others else ""
+    reachable = f"clients reach this adapter as {claim.qualified_name}"
+    message = f"spec.adapters {claim.model}: {problem}; {reachable}. Change its name to get a name of its own.{more}"
+    brief = f"adapter {shorten(claim.model, 60)} lacks its name, change it: {shorten(problem, 140)}"
+    return Condition(ConditionType.MODEL_NAME_REJECTED, True, reason, message, brief)
+
+
 def accepted_again(state: NameState | None) -> str:
     """The message of the Event about a name that is no longer rejected."""
     return "the service has its model name" + (f" {_quote(state.claim.model)}" if state is not None else "")
@@ -50,23 +76,25 @@ def accepted_again(state: NameState | None) -> str:
 
 def why_taken(name: str, holder: NameClaim) -> str:
     """Why another service has a name: since when `holder` holds it, or what else makes it the owner."""
-    service = holder.qualified_name
     if holder.granted == name:
-        return f"service {service} holds the name since {_to_seconds(holder.since)}"
-    if service == name:
-        return f"the name is the NAMESPACE/NAME of service {service}"
-    return f"service {service} claims the name too and was created first ({holder.created})"
+        return f"{holder.holder_text} holds the name since {_to_seconds(holder.since)}"
+    if holder.qualified_name == name:
+        form = "NAMESPACE/SERVICE/NAME" if holder.adapter else "NAMESPACE/NAME"
+        return f"the name is the {form} of {holder.holder_text}"
+    return f"{holder.holder_text} claims the name too and was created first ({holder.created})"
 
 
 def _taken(state: NameState, names: ModelNames, field: str, name: str, holder: NameClaim, advice: str) -> Condition:
     """The condition of a service without the name that `field` stands for."""
-    service, quoted = (shorten(text, MAX_QUOTE_CHARS // 2) for text in (holder.qualified_name, name))
+    half = MAX_QUOTE_CHARS // 2
+    service, quoted = shorten("/".join(holder.service), half), shorten(name, half)
+    who = f"adapter {shorten(holder.adapter, 40)} of service {service}" if holder.adapter else f"service {service}"
     if holder.granted == name:
-        brief = f"service {service} holds model name {quoted} since {_to_seconds(holder.since)}"
+        brief = f"{who} holds model name {quoted} since {_to_seconds(holder.since)}"
     elif holder.qualified_name == name:
-        brief = f"model name {quoted} is the NAMESPACE/NAME of service {service}"
+        brief = f"model name {quoted} is the NAMESPACE/NAME of {who}"
     else:
-        brief = f"service {service} claims model name {quoted} too and was created first"
+        brief = f"{who} claims model name {quoted} too and was created first"
     message, brief = f"{field} {name}: {why_taken(name, holder)}", f"{brief}; change spec.model.name"
     return _rejected(ConditionReason.MODEL_NAME_TAKEN, state, names, message, brief, advice)
 

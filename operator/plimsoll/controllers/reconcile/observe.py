@@ -16,7 +16,7 @@ from plimsoll.core.routing.model_names import (
     NameRules,
     Refusal,
     find_holder,
-    read_claim,
+    read_claims,
     resolve_owners,
 )
 
@@ -28,6 +28,7 @@ CHILD_KINDS = (
     "Deployment",
     "Service",
     "ServiceAccount",
+    "ConfigMap",
     "PodDisruptionBudget",
     "NetworkPolicy",
     labels.ADMISSION_KIND,
@@ -60,14 +61,15 @@ class ObservedService:
     pods: tuple[Object, ...]
     names: NameState
     gateway_view: GatewayView
+    adapter_names: tuple[NameState, ...] = ()
     fallback: tuple[str, str] | None = None  # long name of the fallback, and why it cannot be used or ""
 
 
 def observe(cache: ObjectCache, gateways: GatewayView, key: Key, rules: NameRules = NO_RULES) -> ObservedService | None:
     """The service; None if it does not exist or is being deleted, since Kubernetes removes its objects."""
     service_object = cache.get(labels.KIND, key)
-    claim = None if service_object is None else read_claim(service_object)
-    if service_object is None or claim is None:
+    claims = () if service_object is None else read_claims(service_object)
+    if service_object is None or not claims:
         return None
     service = cache.parsed(service_object)
     return ObservedService(
@@ -86,7 +88,8 @@ def observe(cache: ObjectCache, gateways: GatewayView, key: Key, rules: NameRule
             if _is_owned_by(r, service_object)
         },
         pods=tuple(cache.children("Pod", key)),
-        names=name_state(claim, related_claims(cache, claim), rules),
+        names=name_state(claims[0], related_claims(cache, claims[0]), rules),
+        adapter_names=tuple(name_state(claim, related_claims(cache, claim), rules) for claim in claims[1:]),
         gateway_view=gateways,
         fallback=resolve_fallback(cache, service_object),
     )
@@ -151,14 +154,14 @@ def affected_services(cache: ObjectCache, before: Object | None, after: Object |
     """
     changed = [service_object for service_object in (before, after) if service_object is not None]
     claims, fallbacks = (
-        {read_claim(service_object) for service_object in changed},
+        {read_claims(service_object) for service_object in changed},
         {fallback_key(service_object) for service_object in changed},
     )
     same_claim, same_fallback = len(changed) == 2 and len(claims) == 1, len(changed) == 2 and len(fallbacks) == 1
     if same_claim and same_fallback:
         return []
-    shared = frozenset[str]().union(*(claim.names for claim in claims if claim is not None and not same_claim))
-    related = {(one.namespace, one.name) for one in cache.name_claims() if not one.names.isdisjoint(shared)}
+    shared = frozenset[str]().union(*(claim.names for found in claims for claim in found if not same_claim))
+    related = {one.service for one in cache.name_claims() if not one.names.isdisjoint(shared)}
     return [
         key_of(service_object)
         for service_object in cache.all(labels.KIND)

@@ -27,11 +27,12 @@ from plimsoll.controllers.isolation import ObjectErrors, Stage, subject_of
 from plimsoll.controllers.metrics_export import ConditionGauges
 from plimsoll.controllers.object_cache import Key, ObjectCache, key_of, role_of
 from plimsoll.controllers.reconcile import condition_events, service_status
+from plimsoll.controllers.reconcile.adapter_status import ReportsByPod, adapters_status
 from plimsoll.controllers.reconcile.applied_cache import AppliedCache
 from plimsoll.controllers.reconcile.drain_reports import DrainReports
 from plimsoll.controllers.reconcile.model_names import ModelNames, model_names
+from plimsoll.controllers.reconcile.name_claims import ADAPTERS, NameGrants
 from plimsoll.controllers.reconcile.name_claims import FIELD as NAME_CLAIM
-from plimsoll.controllers.reconcile.name_claims import NameGrants
 from plimsoll.controllers.reconcile.object_plan import ObjectPlan, plan_objects
 from plimsoll.controllers.reconcile.observe import ObservedService, observe
 from plimsoll.controllers.reconcile.rejected_fields import in_service_terms
@@ -69,9 +70,11 @@ class Reconciler:
         later: Callable[[Key, float], None] = lambda key, seconds: None,
         checkpoints: CheckpointStore | None = None,
         service_namespaces: ServiceNamespaces | None = None,
+        adapters: Callable[[Key], ReportsByPod] = lambda key: {},
     ) -> None:
         """report: scaling report of a service, None before its first tick. later: reconciles a service after some
-        seconds."""
+        seconds. adapters: what the ready engines of a service report of their adapters."""
+        self._adapters = adapters
         self._errors = errors or ObjectErrors()
         self._kube = kube
         self._cache = cache
@@ -163,7 +166,9 @@ class Reconciler:
                 rejected = str(error)
         observed = self._observe(key) or observed
         names = names_of(observed, datetime.datetime.now(datetime.UTC))
-        inputs = collect_status_inputs(observed, plan, rejected, self._report(key), self._platform, names)
+        inputs = collect_status_inputs(
+            observed, plan, rejected, self._report(key), self._platform, names, self._adapters(key)
+        )
         if any(tier.pending for tier in inputs.tiers) and await self._kube.is_terminating(key[0]):
             inputs = replace(inputs, tiers=tuple(replace(tier, is_namespace_terminating=True) for tier in inputs.tiers))
         await self._publish_status(observed.service_object, replace(inputs, internal_error=self._errors.condition(key)))
@@ -267,6 +272,7 @@ class Reconciler:
             "modelNames": list(inputs.model_names.listed),
             **({NAME_CLAIM: old_status[NAME_CLAIM]} if NAME_CLAIM in old_status else {}),
             **({"formerModelNames": [asdict(one) for one in former]} if former else {}),
+            **({ADAPTERS: adapters_status(old_status[ADAPTERS], inputs.adapters)} if ADAPTERS in old_status else {}),
             "tiers": service_status.tiers_status(inputs),
             "conditions": conditions.merge(old_status.get("conditions", []), stated_conditions, rfc3339_now()),
             **service_status.scaling_fields(inputs, old_status),
@@ -344,6 +350,7 @@ def collect_status_inputs(
     report: ScalingReport | None,
     platform: PlatformConfig,
     names: ModelNames,
+    adapters: ReportsByPod | None = None,
 ) -> StatusInputs:
     """The inputs of the status."""
     raw_meta = observed.service_object["metadata"]
@@ -358,6 +365,8 @@ def collect_status_inputs(
         gateways_error=gateway_view.error,
         routable_endpoints=gateway_view.routable.get(key, 0) if gateway_view.responding else None,
         name_state=observed.names,
+        adapter_names=observed.adapter_names,
+        adapters=adapters or {},
         model_names=names,
         spec_problems=observed.problems,
         rejection=rejection,

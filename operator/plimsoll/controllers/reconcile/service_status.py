@@ -17,8 +17,9 @@ from plimsoll.controllers.autoscale.scaling_conditions import SHEDDING_SHARE
 from plimsoll.controllers.autoscale.scaling_status import ScalingReport
 from plimsoll.controllers.hardware_limits import infeasible_by_hardware
 from plimsoll.controllers.namespace_leases import LEASE_NAME
+from plimsoll.controllers.reconcile.adapter_status import ReportsByPod, adapter_failed
 from plimsoll.controllers.reconcile.model_names import ModelNames
-from plimsoll.controllers.reconcile.name_condition import accepted_again, name_rejected
+from plimsoll.controllers.reconcile.name_condition import accepted_again, adapter_name_rejected, name_rejected
 from plimsoll.controllers.reconcile.observe import NameState
 from plimsoll.controllers.reconcile.tier_state import TierState, TierStatusInputs, tier_state
 from plimsoll.core.types import Role
@@ -53,6 +54,8 @@ class StatusInputs:
     routable_endpoints: int | None = None
     model_names: ModelNames = field(default_factory=ModelNames)
     name_state: NameState | None = None  # None: the service owns all its names
+    adapter_names: tuple[NameState, ...] = ()
+    adapters: ReportsByPod = field(default_factory=dict)  # of ready engines
     spec_problems: tuple[str, ...] = ()
     rejection: str | None = None
     url: str = ""
@@ -79,7 +82,12 @@ def build_conditions(inputs: StatusInputs) -> tuple[Condition, ...]:
         *_reconciling(inputs, tiers),
         *_stalled(inputs),
         *(tier.degraded for tier in tiers),
-        name_rejected(inputs.name_state, inputs.model_names),
+        name_rejected(inputs.name_state, inputs.model_names) or adapter_name_rejected(inputs.adapter_names),
+        adapter_failed(
+            [state.claim.model for state in inputs.adapter_names],
+            inputs.adapters,
+            (inputs.service_object.get("status") or {}).get("conditions", ()),
+        ),
         None if inputs.fallback is None else fallback_unusable(*inputs.fallback),
         *_scaling_conditions(inputs),
         *_internal_error(inputs),
@@ -92,6 +100,7 @@ def recovery_messages(inputs: StatusInputs) -> dict[ConditionType, str]:
     messages: dict[ConditionType, str] = {}
     if not inputs.spec_problems:
         messages[ConditionType.MODEL_NAME_REJECTED] = accepted_again(inputs.name_state)
+        messages[ConditionType.ADAPTER_FAILED] = "no engine fails to load an adapter"
     if inputs.scaling_report is not None and _has_slo(inputs.scaling_report):
         messages[ConditionType.METRICS_DEGRADED] = "all gateways and engines report metrics"
         if not any(

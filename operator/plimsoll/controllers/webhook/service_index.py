@@ -36,7 +36,9 @@ _KEPT: Final = (
     ("metadata", "creationTimestamp"),
     ("metadata", "deletionTimestamp"),
     ("spec", "model", "name"),
+    ("spec", "adapters"),
     ("spec", "admission", "fallback", "name"),
+    ("status", "adapters"),
     ("status", NAME_CLAIM),
     ("status", "modelNames"),
 )

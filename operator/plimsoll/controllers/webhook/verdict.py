@@ -19,7 +19,7 @@ from plimsoll.api.v1alpha1 import InferenceService, parse
 from plimsoll.controllers.hardware_limits import hardware_limits
 from plimsoll.controllers.object_cache import ObjectCache
 from plimsoll.controllers.reconcile.model_names import model_names
-from plimsoll.controllers.reconcile.name_condition import name_rejected, why_taken
+from plimsoll.controllers.reconcile.name_condition import adapter_name_rejected, name_rejected, why_taken
 from plimsoll.controllers.reconcile.observe import (
     FALLBACK_MISSING,
     fallback_key,
@@ -29,7 +29,7 @@ from plimsoll.controllers.reconcile.observe import (
 )
 from plimsoll.controllers.reconcile.service_status import fallback_unusable
 from plimsoll.core.errors import InvalidSpec
-from plimsoll.core.routing.model_names import NameRules, claimed_name, read_claim
+from plimsoll.core.routing.model_names import NameRules, adapter_names, claimed_name, read_claim, read_claims
 
 Object = dict[str, Any]
 
@@ -66,7 +66,11 @@ def verdict(new: Object, old: Object | None, cluster: Cluster | None, default_ar
     errors: list[str] = []
     warnings: list[str] = []
     if cluster is not None:
-        for is_error, message in (*_name_problems(new, old, cluster), *_fallback_problems(new, old, cluster)):
+        for is_error, message in (
+            *_name_problems(new, old, cluster),
+            *_adapter_name_problems(new, old, cluster),
+            *_fallback_problems(new, old, cluster),
+        ):
             (errors if is_error else warnings).append(message)
     present = hardware_limits(former, default_args) if isinstance(former, InferenceService) else ()
     warnings += [limit for limit in hardware_limits(service, default_args) if limit not in present]
@@ -99,6 +103,22 @@ def _name_problems(new: Object, old: Object | None, cluster: Cluster) -> Iterato
     condition = name_rejected(state, names)
     if condition is not None:
         yield False, condition.message
+
+
+def _adapter_name_problems(new: Object, old: Object | None, cluster: Cluster) -> Iterator[tuple[bool, str]]:
+    """The same for the names of new adapters."""
+    before = () if old is None else adapter_names(old)
+    claims = read_claims(new)
+    for claim in claims[1:]:
+        if claim.model in before:
+            continue
+        own = {one.qualified_name for one in claims}
+        others = [one for one in related_claims(cluster.cache, claim) if one.qualified_name not in own]
+        state = name_state(claim, [claim, *others], cluster.rules)
+        condition = adapter_name_rejected([state])
+        if condition is not None:
+            holder = state.holder if state.refusal is None else None
+            yield holder is not None and claim.model in (holder.model, holder.qualified_name), condition.message
 
 
 def _fallback_problems(new: Object, old: Object | None, cluster: Cluster) -> Iterator[tuple[bool, str]]:

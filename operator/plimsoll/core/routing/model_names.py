@@ -13,7 +13,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
+
+MAX_ADAPTERS: Final = 256  # of one service
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +24,8 @@ class NameClaim:
 
     `model` is the name in the spec. `granted` is the name in the record, "" without one, and `since` is when it was
     recorded. `published` are the names in the status, including those that the spec has dropped. Times are in RFC 3339,
-    UTC. `names` are all names that the service has, had or wants.
+    UTC. `names` are all names that the service has, had or wants. The claim of a service's adapter has the `name`
+    SERVICE/ADAPTER, so that NAMESPACE/SERVICE/ADAPTER always names it.
     """
 
     namespace: str
@@ -41,6 +44,22 @@ class NameClaim:
     @property
     def qualified_name(self) -> str:
         return f"{self.namespace}/{self.name}"
+
+    @property
+    def service(self) -> tuple[str, str]:
+        """Namespace and name of the service."""
+        return self.namespace, self.name.partition("/")[0]
+
+    @property
+    def adapter(self) -> str:
+        """The adapter that has the claim, "" for the claim of the service itself."""
+        return self.name.partition("/")[2]
+
+    @property
+    def holder_text(self) -> str:
+        """Who has the claim, in words."""
+        service = "/".join(self.service)
+        return f"adapter {self.adapter} of service {service}" if self.adapter else f"service {service}"
 
     @property
     def is_granted(self) -> bool:
@@ -107,6 +126,40 @@ def read_claim(inference_service: Mapping[str, Any]) -> NameClaim | None:
         str(since) if is_valid else "",
         published(inference_service),
     )
+
+
+def read_claims(inference_service: Mapping[str, Any]) -> tuple[NameClaim, ...]:
+    """Returns the claims of an InferenceService: its own, then one for each adapter. None if it is being deleted.
+
+    Invalid entries are ignored, and so is an adapter with the name of another one.
+    """
+    claim = read_claim(inference_service)
+    if claim is None:
+        return ()
+    since_by_name = {
+        str(entry["name"]): str(entry["since"])
+        for entry in _entries(inference_service.get("status"))
+        if isinstance(entry.get("name"), str) and isinstance(entry.get("since"), str) and entry["since"]
+    }
+    found = {}
+    for name in adapter_names(inference_service):
+        since = since_by_name.get(name, "")
+        found[name] = NameClaim(
+            claim.namespace, f"{claim.name}/{name}", name, claim.created, name if since else "", since
+        )
+    return (claim, *found.values())
+
+
+def adapter_names(inference_service: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns the names of the adapters in the spec of an InferenceService, at most MAX_ADAPTERS."""
+    names = (entry.get("name") for entry in _entries(inference_service.get("spec")))
+    return tuple(name for name in names if isinstance(name, str) and name)
+
+
+def _entries(part: Any) -> list[dict[str, Any]]:
+    """Returns the entries of `adapters` in a spec or a status. Ignores what is no entry."""
+    found = part.get("adapters") if isinstance(part, dict) else None
+    return [one for one in found[:MAX_ADAPTERS] if isinstance(one, dict)] if isinstance(found, list) else []
 
 
 def claimed_name(inference_service: Mapping[str, Any]) -> str:

@@ -14,6 +14,7 @@ from importlib.resources import files
 from typing import Any
 
 from plimsoll.api.v1alpha1.request_limits import IDLE_TIMEOUTS_S
+from plimsoll.gateway.adapters import ADAPTER_HEADER
 from plimsoll.gateway.api_routes import RESPONSES_PATH, ROUTES
 from plimsoll.gateway.deadlines import TIMEOUT_HEADERS
 from plimsoll.gateway.envoy.body_filters import (
@@ -315,7 +316,7 @@ def _engine_route(match: Json, settings: PickerSettings, *filters: str) -> Json:
         # Retries send the whole body again, so the buffer must hold a body of the maximum size.
         "request_body_buffer_limit": settings.max_body_bytes,
         "request_headers_to_remove": [BODY_BYTES_HEADER, PAYLOAD_HEADER, *STRIPPED_HEADERS],
-        "request_headers_to_add": [_own_model()],
+        "request_headers_to_add": [_own_model(), _adapter()],
         "route": {
             "cluster_header": "x-plimsoll-cluster",
             "cluster_not_found_response_code": "SERVICE_UNAVAILABLE",
@@ -350,6 +351,12 @@ def _own_model() -> Json:
     """Set the model name that the engines of a cluster use, whatever name the client sent."""
     header = {"key": "x-plimsoll-model", "value": f"%CLUSTER_METADATA({METADATA}:service)%"}
     return {"header": header, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
+
+
+def _adapter() -> Json:
+    """Name the adapter of a cluster if the picker did not name one; the picker's own cluster has none."""
+    header = {"key": ADAPTER_HEADER, "value": f"%CLUSTER_METADATA({METADATA}:adapter)%"}
+    return {"header": header, "append_action": "ADD_IF_ABSENT"}
 
 
 def _cors() -> Json:

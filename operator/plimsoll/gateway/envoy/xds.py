@@ -104,6 +104,7 @@ class _ServiceResources:
     clusters: dict[str, XdsResource] = field(default_factory=dict)
     serving: tuple[Endpoint, ...] | None = None
     endpoints: XdsResource | None = None
+    adapters: dict[str, str] = field(default_factory=dict)  # by model name
     limit: int | None = None
     limits: bytes = b""  # an encoded Runtime message with this service's entries
 
@@ -137,7 +138,9 @@ class SnapshotBuilder:
         if resources.entry is service and resources.names == names:
             return
         serving = service.serving_endpoints
-        if (resources.names, resources.max_sequences) != (names, service.max_sequences):
+        adapters = {name: entry.name for name, entry in service.adapters.items()}
+        known = resources.names, resources.adapters, resources.max_sequences
+        if known != (names, adapters, service.max_sequences):
             documents = [_pick_cluster(service), *(_model_cluster(service, name) for name in names)]
             resources.clusters = {d["name"]: self._encode(CLUSTER_TYPE, Cluster, d, service.key) for d in documents}
         if resources.serving != serving:
@@ -150,7 +153,7 @@ class SnapshotBuilder:
         if (resources.names, resources.limit) != (names, limit):
             resources.limits = b"" if limit is None else _runtime_entries(names, limit)
         resources.names, resources.max_sequences, resources.serving = names, service.max_sequences, serving
-        resources.limit, resources.entry = limit, service
+        resources.limit, resources.entry, resources.adapters = limit, service, adapters
 
     def _encode(
         self, type_url: str, message: type[Any], document: Json, service: str, addresses: frozenset[str] = frozenset()
@@ -211,7 +214,11 @@ def _pick_cluster(service: ServiceEntry) -> Json:
 
 
 def _model_cluster(service: ServiceEntry, name: str) -> Json:
-    return _cluster(MODEL_CLUSTER_PREFIX + name, service) | {"lb_policy": "LEAST_REQUEST"}
+    """The cluster of a model name while the picker is away. That of an adapter tells engines which one it is."""
+    cluster = _cluster(MODEL_CLUSTER_PREFIX + name, service) | {"lb_policy": "LEAST_REQUEST"}
+    if (adapter := service.adapters.get(name)) is not None:
+        cluster["metadata"]["filter_metadata"][METADATA]["adapter"] = adapter.name
+    return cluster
 
 
 def _cluster(name: str, service: ServiceEntry) -> Json:

@@ -1,0 +1,265 @@
+"""LoRA adapters: brings the engine to the desired set, and keeps it there.
+
+Problem: adapters come and go while the engine runs, and an engine that restarts has none. A load may take minutes or
+fail, and neither may hold up the model or other adapters.
+Idea: a file, which the kubelet keeps up to date, has the desired adapters. Its content and what the engine has loaded
+are compared again and again; a difference is one call of the engine's own API. In the engine an adapter has a name with
+a hash of its source: a new source is loaded beside the old one, and cached prompts of the old one do not match.
+The middleware reads what is loaded from a file of the state folder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import os
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from launcher import vllm
+from launcher.adapter_source import SourceError, resolve_source
+from launcher.adapter_state import AdapterStates, State
+from launcher.client import Response
+from launcher.contract import Contract
+from launcher.errors import to_openai_error
+from launcher.redaction import redact
+
+LOAD_PATH, UNLOAD_PATH = vllm.LOAD_LORA_PATH, vllm.UNLOAD_LORA_PATH
+DESIRED_FILE = "adapters.json"
+POLL_SECONDS = 1.0
+LOAD_SECONDS = 600.0
+CONCURRENT_LOADS = 4  # so that one slow download holds up no other adapter
+PINNED_SECONDS = 900.0  # what pinned adapters may take before the engine is ready without them
+FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS = 5.0, 300.0
+MAX_ERROR_CHARS = 256
+MAX_DESIRED_BYTES = 1 << 20
+UNLOADED_STATUSES = {200, 404}
+ALREADY_LOADED = "has already been loaded"
+
+log = logging.getLogger(__name__)
+
+# (path, JSON body, seconds) -> answer
+Send = Callable[[str, bytes, float], Awaitable[Response]]
+Resolve = Callable[["Adapter"], Awaitable[str]]
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A desired adapter; `location` is ORG/REPO, CLAIM/PATH or /PATH, by its scheme."""
+
+    name: str
+    scheme: str
+    location: str
+    revision: str
+    pinned: bool
+
+    @property
+    def engine_name(self) -> str:
+        """The name in the engine: `@` cannot be in the name of a model."""
+        source = json.dumps([self.scheme, self.location, self.revision])
+        return f"{self.name}@{hashlib.sha256(source.encode()).hexdigest()[:8]}"
+
+
+def parse_desired(text: bytes) -> dict[str, Adapter]:
+    """The desired adapters by name; ValueError if the text is something else."""
+    document = json.loads(text)
+    entries = document.get("adapters") if isinstance(document, dict) else None
+    if not isinstance(entries, list):
+        raise ValueError("no list of adapters")
+    return {one.name: one for one in map(_parse_adapter, entries)}
+
+
+def _parse_adapter(entry: Any) -> Adapter:
+    given = entry if isinstance(entry, dict) else {}
+    name, scheme, location, revision = (given.get(key) for key in ("name", "scheme", "location", "revision"))
+    if not (isinstance(name, str) and name and isinstance(scheme, str) and isinstance(location, str)):
+        raise ValueError("an adapter without a name or a source")
+    return Adapter(name, scheme, location, str(revision or ""), given.get("pinned") is True)
+
+
+@dataclass
+class _Entry:
+    """What is known of one adapter. `loaded` is its name in the engine, "" while it is not loaded."""
+
+    loaded: str = ""
+    failed: str = ""  # the engine name whose load failed
+    error: str = ""
+    retry_at: float = 0.0
+    retry_seconds: float = field(default=FIRST_RETRY_SECONDS)
+
+
+class AdapterLoader:
+    """Loads and unloads the adapters of one engine. Times are monotonic seconds."""
+
+    def __init__(
+        self,
+        folder: str | Path,
+        states: AdapterStates,
+        send: Send,
+        resolve: Resolve,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._file = Path(folder) / DESIRED_FILE
+        self._states = states
+        self._send = send
+        self._resolve = resolve
+        self._now = now
+        self._desired: dict[str, Adapter] = {}
+        self._entries: dict[str, _Entry] = {}
+        self._unwanted: dict[str, float] = {}  # names in the engine to unload, and when to try
+        self._last_text = b""
+        self._loads: dict[str, asyncio.Task[None]] = {}
+        self._slots = asyncio.Semaphore(CONCURRENT_LOADS)
+
+    @property
+    def document(self) -> list[dict[str, Any]]:
+        """Each desired adapter with what is known of it, for /about."""
+        return [
+            {
+                "name": name,
+                "loaded": self._state_of(adapter) is State.LOADED,
+                "error": self._entries[name].error or None,
+            }
+            for name, adapter in self._desired.items()
+        ]
+
+    async def load_pinned(self) -> None:
+        """Tries to load each pinned adapter once, before the engine is ready."""
+        self._read_desired()
+        self._publish()
+        loads = [self._start_load(adapter) for adapter in self._desired.values() if adapter.pinned]
+        if loads and (await asyncio.wait(loads, timeout=PINNED_SECONDS))[1]:
+            log.warning("pinned adapters are not loaded after %d s; the engine becomes ready", PINNED_SECONDS)
+
+    async def follow(self) -> None:
+        """Keeps the engine at the desired set until it is cancelled."""
+        try:
+            while True:
+                await self.step()
+                await asyncio.sleep(POLL_SECONDS)
+        finally:
+            for load in self._loads.values():
+                load.cancel()
+
+    async def step(self) -> None:
+        """One comparison: starts to load what is missing, and unloads what is not wanted."""
+        self._read_desired()
+        self._publish()
+        for adapter in self._desired.values():
+            entry = self._entries[adapter.name]
+            is_due = entry.failed != adapter.engine_name or self._now() >= entry.retry_at
+            if entry.loaded != adapter.engine_name and is_due and adapter.name not in self._loads:
+                self._start_load(adapter)
+        for engine_name in [name for name, at in self._unwanted.items() if self._now() >= at]:
+            await self._unload(engine_name)
+
+    def _start_load(self, adapter: Adapter) -> asyncio.Task[None]:
+        load = self._loads[adapter.name] = asyncio.create_task(self._load(adapter))
+        load.add_done_callback(lambda _: self._loads.pop(adapter.name, None))
+        return load
+
+    def _read_desired(self) -> None:
+        """Reads the file; one that cannot be read or parsed changes nothing."""
+        try:
+            with self._file.open("rb") as opened:
+                text = opened.read(MAX_DESIRED_BYTES)
+            if text == self._last_text:
+                return
+            self._last_text = text
+            desired = parse_desired(text)
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError) as error:
+            log.warning("the desired adapters cannot be read: %s", error)
+            return
+        for name in self._entries.keys() - desired.keys():
+            self._discard(self._entries.pop(name).loaded)
+        for name in desired:
+            self._entries.setdefault(name, _Entry())
+        self._desired = desired
+
+    def _discard(self, engine_name: str) -> None:
+        if engine_name:
+            self._unwanted[engine_name] = self._now()
+
+    async def _load(self, adapter: Adapter) -> None:
+        """Loads one adapter; a failure is in its entry."""
+        entry, engine_name = self._entries[adapter.name], adapter.engine_name
+        self._unwanted.pop(engine_name, None)
+        async with self._slots:
+            try:
+                path = await self._resolve(adapter)
+                error = await self._post(LOAD_PATH, {"lora_name": engine_name, "lora_path": path}, {200})
+            except SourceError as failure:
+                error = str(failure)
+        if error and ALREADY_LOADED not in error:
+            self._record_failure(entry, engine_name, redact(error))
+            log.error("adapter %s is not loaded: %s", adapter.name, entry.error)
+        elif self._entries.get(adapter.name) is not entry:  # removed from the desired ones meanwhile
+            self._discard(engine_name)
+        else:
+            previous, entry.loaded = entry.loaded, engine_name
+            entry.failed = entry.error = ""
+            entry.retry_seconds = FIRST_RETRY_SECONDS
+            if previous != engine_name:
+                self._discard(previous)
+            log.info("adapter %s is loaded", adapter.name)
+        self._publish()
+
+    def _record_failure(self, entry: _Entry, engine_name: str, error: str) -> None:
+        if entry.failed != engine_name:
+            entry.retry_seconds = FIRST_RETRY_SECONDS
+        entry.failed, entry.error = engine_name, error[:MAX_ERROR_CHARS]
+        entry.retry_at = self._now() + entry.retry_seconds
+        entry.retry_seconds = min(MAX_RETRY_SECONDS, 2 * entry.retry_seconds)
+
+    async def _unload(self, engine_name: str) -> None:
+        error = await self._post(UNLOAD_PATH, {"lora_name": engine_name}, UNLOADED_STATUSES)
+        if error:
+            log.warning("adapter %s is not unloaded: %s", engine_name, error[:MAX_ERROR_CHARS])
+            self._unwanted[engine_name] = self._now() + MAX_RETRY_SECONDS
+        else:
+            del self._unwanted[engine_name]
+
+    async def _post(self, path: str, fields: dict[str, str], accepted: set[int]) -> str:
+        """What the engine says against a request, in its words; "" for success."""
+        try:
+            response = await self._send(path, json.dumps(fields).encode(), LOAD_SECONDS)
+        except (OSError, TimeoutError, ValueError) as error:
+            return f"the engine does not answer: {type(error).__name__} {error}".strip()
+        if response.status in accepted:
+            return ""
+        message: str = to_openai_error(response.body, response.status)["error"]["message"]
+        return message
+
+    def _state_of(self, adapter: Adapter) -> State:
+        entry = self._entries[adapter.name]
+        if entry.loaded:
+            return State.LOADED
+        return State.FAILED if entry.failed else State.LOADING
+
+    def _publish(self) -> None:
+        """Writes for the middleware what is loaded under which name."""
+        self._states.write(
+            {
+                name: (self._state_of(adapter), self._entries[name].loaded, self._entries[name].error)
+                for name, adapter in self._desired.items()
+            }
+        )
+
+
+def source_resolver(contract: Contract, runtime: str, environment: Mapping[str, str] = os.environ) -> Resolve:
+    """Returns what gives the path of an adapter's files, and downloads them where they are remote."""
+    claims = Path(contract.paths["adapter_claims"])
+
+    async def resolve(adapter: Adapter) -> str:
+        if runtime != "vllm":  # the engine simulator has no weights
+            return adapter.location
+        return await resolve_source(adapter.scheme, adapter.location, adapter.revision, claims, environment)
+
+    return resolve

@@ -1,0 +1,67 @@
+"""LoRA adapters at the gateway: model names of their own, served by the engines of their service.
+
+Problem: a request for an adapter should go where the adapter is loaded. Engines know that, and the operator reports it
+with a delay of some seconds.
+
+Idea: the status of the service names ready pods without an adapter. They are avoided while another engine can serve.
+The engine has the last word: it refuses a request for an adapter that it has not loaded, and Envoy tries the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from plimsoll.adapters.normalize import value_at
+from plimsoll.core.routing.endpoint import Endpoint
+from plimsoll.core.routing.picker import FALLBACKS, Pick
+from plimsoll.core.types import Role
+
+ADAPTER_HEADER: Final = "x-plimsoll-adapter"
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterEntry:
+    """One adapter of a service. `names` are its model names, the preferred one first.
+
+    `not_loaded_on` are the names of pods that have not loaded it, by the operator's last report.
+    """
+
+    name: str
+    names: tuple[str, ...]
+    not_loaded_on: frozenset[str] = frozenset()
+
+
+def not_loaded_on(inference_service: Mapping[str, Any]) -> dict[str, frozenset[str]]:
+    """Returns the pods without an adapter in the status of an InferenceService, by adapter. Ignores invalid entries."""
+    entries = value_at(inference_service, "status", "adapters")
+    found = {}
+    for entry in entries if isinstance(entries, list) else ():
+        pods = value_at(entry, "notLoadedOn")
+        if isinstance(name := value_at(entry, "name"), str) and isinstance(pods, list):
+            found[name] = frozenset(pod for pod in pods if isinstance(pod, str))
+    return found
+
+
+def prefer_loaded(
+    pick: Pick, adapter: AdapterEntry, endpoints: Sequence[Endpoint], rank: Callable[[Endpoint], int]
+) -> Pick:
+    """Returns the pick with engines that have loaded the adapter first, and the least loaded of these if it has none.
+
+    `rank` orders endpoints, lowest first. If no engine has the adapter, the pick stays.
+    """
+    avoided = adapter.not_loaded_on
+    if not avoided or not _is_avoided(avoided, pick):
+        return pick
+    loaded = [e for e in endpoints if e.routable and e.role is not Role.PREFILL and e.pod not in avoided]
+    if not loaded:
+        return pick
+    chosen = [e for e in (pick.endpoint, *pick.fallbacks) if e.pod not in avoided]
+    chosen += sorted((e for e in loaded if e not in chosen), key=rank)
+    best, *fallbacks = chosen[: 1 + FALLBACKS]
+    return Pick(best, tuple(fallbacks))
+
+
+def _is_avoided(avoided: frozenset[str], pick: Pick) -> bool:
+    return any(endpoint.pod in avoided for endpoint in (pick.endpoint, *pick.fallbacks))
