@@ -155,12 +155,13 @@ def test_gateway_grace_period_exceeds_drain(seconds: int) -> None:
 
 def test_gateway_settings_read_rendered_environment() -> None:
     headers = {"classHeader": "X-Class", "tenantHeader": "X-Tenant", "corsAllowedOrigins": ["https://a.b:8", "*"]}
-    headers |= {"trustIdentityHeaders": True, "authentication": {"apiKeys": "Required"}}
+    headers |= {"accessLog": {"enabled": True}, "trustIdentityHeaders": True, "authentication": {"apiKeys": "Required"}}
     values = {"watchNamespaces": ["a", "b"], "gateway": {"drainSeconds": 7, "maxBodyBytes": 104857600, **headers}}
     (picker,) = pod_specs(render(values))["plimsoll-gateway"]["containers"]
     environment = {e["name"]: e["value"] for e in picker["env"] if "value" in e}
     of_pod = {"metadata.namespace": "plimsoll-system"}
-    references = {e["name"]: e["valueFrom"]["fieldRef"]["fieldPath"] for e in picker["env"] if "valueFrom" in e}
+    sources = {e["name"]: e["valueFrom"] for e in picker["env"] if "valueFrom" in e}
+    references = {name: source["fieldRef"]["fieldPath"] for name, source in sources.items() if "fieldRef" in source}
     environment |= {name: of_pod[path] for name, path in references.items() if path in of_pod}
     settings = PickerSettings.from_environment(environment)
     assert (settings.namespaces, settings.max_body_bytes, settings.drain_seconds) == (("a", "b"), 104857600, 7)
@@ -168,12 +169,13 @@ def test_gateway_settings_read_rendered_environment() -> None:
     assert (settings.class_header, settings.tenant_header) == ("x-class", "x-tenant")
     assert settings.trusted_headers == (b"x-class", b"x-tenant")
     assert settings.api_keys is ApiKeyMode.REQUIRED
+    assert settings.access_log
     assert settings.cors_origins == ("https://a.b:8", "*")
 
 
 def test_gateway_without_values_of_newer_chart_is_as_by_default() -> None:
     """As `helm upgrade --reuse-values` renders it, which has the old chart's values alone."""
-    missing = {"gateway": {"authentication": None, "trustIdentityHeaders": None}}
+    missing = {"gateway": {"authentication": None, "trustIdentityHeaders": None, "accessLog": None}}
     assert render(missing) == render()
     assert "NO AUTHENTICATION" in notes(missing)
 

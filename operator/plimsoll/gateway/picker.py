@@ -34,6 +34,7 @@ from plimsoll.gateway.identity import Authenticator, Identity, model_not_allowed
 from plimsoll.gateway.inflight import InFlightRequest, InFlightTracker
 from plimsoll.gateway.key_limits import KeyLimits, charged_tokens
 from plimsoll.gateway.prefix_hash import block_hashes
+from plimsoll.gateway.request_attributes import AttributeStore
 from plimsoll.gateway.request_context import RETRY_COUNT_HEADER, RequestContext, new_context, request_id_of
 from plimsoll.gateway.request_parser import ParsedRequest, parse_body
 from plimsoll.gateway.request_stats import RequestStats
@@ -61,6 +62,7 @@ class Picker:
         gateway: str = "",
         authenticator: Authenticator | None = None,
         clock: Clock | None = None,
+        attributes: AttributeStore | None = None,
     ) -> None:
         """`gateway` is the name of this pod. Without an `authenticator` everybody is anonymous."""
         self.instance_id = secrets.token_hex(8)
@@ -71,6 +73,7 @@ class Picker:
         self._endpoint_indexes: dict[str, EndpointIndex] = {}  # built on demand after each catalog change
         self.authenticator = authenticator or Authenticator()
         self.key_limits = KeyLimits()
+        self.attributes = AttributeStore() if attributes is None else attributes
         self._clock = clock or LoopClock()
         self._queued: dict[str, RequestContext] = {}
         self._queued_bytes = 0
@@ -150,6 +153,21 @@ class Picker:
         route: ApiRoute = CHAT_ROUTE,
     ) -> Reply:
         """The second half of `check`, for a client that is known and a body that is already parsed."""
+        attributes = self.attributes.begin(headers, identity, "" if isinstance(parsed, Rejection) else parsed.model)
+        reply = self._decide(parsed, body, headers, identity, now, route)
+        if attributes is not None and isinstance(reply, bytes):
+            attributes.answer(now)
+        return reply
+
+    def _decide(
+        self,
+        parsed: ParsedRequest | Rejection,
+        body: bytes,
+        headers: Mapping[bytes, bytes],
+        identity: Identity,
+        now: float,
+        route: ApiRoute,
+    ) -> Reply:
         if isinstance(parsed, Rejection):
             return self.reject(parsed, route.shape)
         service = self.catalog.by_name.get(parsed.model)
@@ -162,6 +180,7 @@ class Picker:
             return self.reject(rejection, route.shape, service.key)
         request_id = request_id_of(headers) or self.inflight.new_request_id()
         ctx = new_context(request_id, parsed, service.key, body_digest(body), len(body), headers, identity, now, route)
+        self.attributes.set_context(ctx)
         if not route.is_booked:
             return self._dispatch_unbooked(service, ctx, now)
         if service.policy is not None:
@@ -291,6 +310,7 @@ class Picker:
         if pick.endpoint.role is Role.DECODE:
             stats.record_prefill(remote=pick.prefill is not None)
         self.admission.record_forwarded(ctx, pick.endpoint.address, now)
+        ctx.prefill = "" if pick.prefill is None else pick.prefill.address
         slo = None if service.policy is None else service.policy.class_of(ctx.request_class).slo
         deadlines = None if slo is None else slo.deadlines(ctx.prompt.tokens)
         if deadlines is not None and ctx.route.is_prefill_only:
@@ -389,6 +409,7 @@ class Picker:
             ctx.response.cancel()
 
     def _count_disconnect(self, ctx: RequestContext) -> None:
+        self.attributes.answer(ctx.request_id, self._clock.now())
         for key in {ctx.target_service, ctx.service} & self.catalog.services.keys():
             self.stats(key).record_outcome(AdmissionOutcome.CLIENT_GONE)
 
@@ -422,6 +443,7 @@ class Picker:
             self._schedule_wakeup(ctx.target_service, now)
             return
         self._dequeue(ctx.request_id)
+        self.attributes.answer(ctx.request_id, now)
         ctx.response.set_result(reply)
 
     def _schedule_wakeup(self, key: str, now: float) -> None:

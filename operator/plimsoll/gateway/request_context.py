@@ -35,7 +35,7 @@ class RequestContext(msgspec.Struct, eq=False):
     earlier attempt was rejected. `admission_request` is the request as submitted to the target service. `response` is
     set while the request is queued. `is_demand` is false if no capacity would serve it. `estimate` are the estimated
     prompt tokens of all sequences, before `token_ratios`. `counted_tokens` are those that count as demand, None before
-    they count.
+    they count. `prefill` is the address of the prefill engine, "" without one.
     """
 
     request_id: str
@@ -61,6 +61,7 @@ class RequestContext(msgspec.Struct, eq=False):
     is_demand: bool = True
     estimate: DemandTokens = DemandTokens(0)
     counted_tokens: DemandTokens | None = None
+    prefill: str = ""
 
     @property
     def request_class(self) -> bytes:

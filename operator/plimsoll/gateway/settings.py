@@ -57,6 +57,7 @@ class PickerSettings:
     trust_identity_headers: bool = False  # a trusted proxy sets the next two headers, or removes them
     class_header: str = TrustedHeaders().request_class.decode()
     tenant_header: str = TrustedHeaders().tenant.decode()
+    access_log: bool = False  # one line for each request on standard output
     cors_origins: tuple[str, ...] = ()  # origins whose scripts may use this gateway; "*" is all
 
     @property
@@ -125,6 +126,7 @@ class PickerSettings:
             trust_identity_headers=_bool(environ.get("PLIMSOLL_TRUST_IDENTITY_HEADERS", "false")),
             class_header=environ.get("PLIMSOLL_CLASS_HEADER", cls.class_header).lower(),
             tenant_header=environ.get("PLIMSOLL_TENANT_HEADER", cls.tenant_header).lower(),
+            access_log=_bool(environ.get("PLIMSOLL_ACCESS_LOG", "false")),
             cors_origins=_list(environ.get("PLIMSOLL_CORS_ALLOWED_ORIGINS", "")),
         )
 

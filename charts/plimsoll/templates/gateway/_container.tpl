@@ -37,6 +37,7 @@ volumeMounts:
 - {name: PLIMSOLL_CLASS_HEADER, value: {{ .Values.gateway.classHeader | quote }}}
 - {name: PLIMSOLL_TENANT_HEADER, value: {{ .Values.gateway.tenantHeader | quote }}}
 - {name: PLIMSOLL_CORS_ALLOWED_ORIGINS, value: {{ join "," .Values.gateway.corsAllowedOrigins | quote }}}
+- {name: PLIMSOLL_ACCESS_LOG, value: {{ default false (default dict .Values.gateway.accessLog).enabled | quote }}}
 - {name: PLIMSOLL_GATEWAY_SELECTOR, value: {{ include "plimsoll.gateway.podSelector" . | quote }}}
 - {name: PLIMSOLL_DRAIN_SECONDS, value: {{ int64 .Values.gateway.drainSeconds | quote }}}
 {{ include "plimsoll.podEnv" . }}

@@ -77,6 +77,15 @@ ACCESS_LOG_FORMAT = {
     "sent_bytes": "%BYTES_SENT%",
     "client_request_id": "%REQ(X-REQUEST-ID):80%",
 }
+# What only the gateway's own access log needs.
+ACCESS_LOG_DETAILS = {
+    "method": "%REQ(:METHOD):20%",
+    "path": "%PATH(NQ:PATH):200%",
+    "reason": "%RESP(X-PLIMSOLL-REASON):64%",
+    "received_bytes": "%BYTES_RECEIVED%",
+    "trace_id": "%TRACE_ID%",
+    "total_ms": "%DURATION%",
+}
 
 
 def listener_resource(settings: PickerSettings) -> Json:
@@ -411,11 +420,12 @@ def _router_filter() -> Json:
 
 
 def _access_log(settings: PickerSettings) -> Json:
+    log_format = ACCESS_LOG_FORMAT | (ACCESS_LOG_DETAILS if settings.access_log else {})
     return {
         "name": "envoy.access_loggers.file",
         "typed_config": {
             "@type": f"{TYPE_URL}.extensions.access_loggers.file.v3.FileAccessLog",
             "path": str(settings.fifo),
-            "log_format": {"json_format": ACCESS_LOG_FORMAT},
+            "log_format": {"json_format": log_format},
         },
     }
