@@ -19,7 +19,7 @@ from plimsoll.engines.redaction import redact
 from plimsoll.gateway.envoy.access_log import AccessRecord
 from plimsoll.gateway.envoy.listener import MODEL_CLUSTER_PREFIX, PICK_CLUSTER_PREFIX
 from plimsoll.gateway.envoy.local_reply import HEALTH
-from plimsoll.gateway.request_attributes import RequestAttributes
+from plimsoll.gateway.request_attributes import RequestAttributes, redact_repeated
 
 _ENGINE_CLUSTERS: Final = (PICK_CLUSTER_PREFIX, MODEL_CLUSTER_PREFIX)
 _UNKNOWN: Final = RequestAttributes("", "", "")
@@ -38,10 +38,10 @@ def access_line(record: AccessRecord, attributes: RequestAttributes | None, unix
         {
             "time": datetime.datetime.fromtimestamp(unix_s, datetime.UTC).isoformat(timespec="milliseconds"),
             "log": "access",
-            "request_id": _text(record.client_request_id),
+            "request_id": redact(record.client_request_id) if record.client_request_id else None,
             "trace_id": record.trace_id or None,
-            "method": _text(record.method),
-            "path": _text(record.path),
+            "method": redact_repeated(record.method) if record.method else None,
+            "path": redact_repeated(record.path) if record.path else None,
             "tenant": known.tenant or None,
             "class": known.request_class or None,
             "api_key": known.key_name or None,
@@ -67,10 +67,6 @@ def access_line(record: AccessRecord, attributes: RequestAttributes | None, unix
     )
     # Some readers take U+2028 and the like for the end of a line.
     return line if line.isascii() else json.dumps(orjson.loads(line), separators=(",", ":")).encode() + b"\n"
-
-
-def _text(value: str | None) -> str | None:
-    return redact(value) if value else None
 
 
 def _duration_s(record: AccessRecord) -> float | None:
