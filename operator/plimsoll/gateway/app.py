@@ -54,7 +54,7 @@ class GatewayProcess:
         self._watch_cache = WatchCache(settings.namespaces)
         self._admin = EnvoyAdminClient(settings.admin_socket)
         self._authenticator = Authenticator(settings.api_keys, settings.trusted_headers)
-        attributes = AttributeStore(is_enabled=settings.access_log)
+        attributes = AttributeStore(is_enabled=settings.access_log, is_traced=bool(settings.traces_endpoint))
         self._picker = Picker(Random(), settings.pod, self._authenticator, attributes=attributes)
         self._access_lines = LineWriter(sys.stdout.fileno()) if settings.access_log else None
         self._gateway_pods = GatewayPods(settings)
@@ -179,8 +179,9 @@ class GatewayProcess:
     def _on_record(self, record: AccessRecord) -> None:
         self._bodies.release(record.request_id or "")
         was_picked = self._picker.on_access_record(record, time.monotonic())
+        attributes = self._picker.attributes.take(record.request_id or "")
         if self._access_lines is not None:
-            line = access_line(record, self._picker.attributes.take(record.request_id or ""), time.time())
+            line = access_line(record, attributes, time.time())
             if line is not None:
                 self._access_lines.write(line)
         if was_picked and record.outcome is RequestOutcome.FAILED:

@@ -155,9 +155,9 @@ class Picker:
         """The second half of `check`, for a client that is known and a body that is already parsed."""
         attributes = self.attributes.begin(headers, identity, "" if isinstance(parsed, Rejection) else parsed.model)
         reply = self._decide(parsed, body, headers, identity, now, route)
-        if attributes is not None and isinstance(reply, bytes):
-            attributes.answer(now)
-        return reply
+        if attributes is None or not isinstance(reply, bytes):
+            return reply
+        return attributes.tag(reply, route, now)
 
     def _decide(
         self,
@@ -443,8 +443,7 @@ class Picker:
             self._schedule_wakeup(ctx.target_service, now)
             return
         self._dequeue(ctx.request_id)
-        self.attributes.answer(ctx.request_id, now)
-        ctx.response.set_result(reply)
+        ctx.response.set_result(self.attributes.tag(ctx, reply, now))
 
     def _schedule_wakeup(self, key: str, now: float) -> None:
         """Schedule the next `release` of the service at the time that admission asks for."""

@@ -22,6 +22,7 @@ from plimsoll.gateway.envoy.listener import (
     listener_resource,
 )
 from plimsoll.gateway.envoy.overload import overload_manager
+from plimsoll.gateway.envoy.tracing import traces_clusters
 from plimsoll.gateway.settings import PickerSettings
 
 Json = dict[str, Any]
@@ -66,7 +67,7 @@ def bootstrap(settings: PickerSettings) -> Json:
         },
         "static_resources": {
             "listeners": [listener_resource(settings)],
-            "clusters": [_picker_cluster(settings), _ads_cluster(settings)],
+            "clusters": [_picker_cluster(settings), _ads_cluster(settings), *traces_clusters(settings)],
         },
         "overload_manager": overload_manager(settings),
     }

@@ -27,6 +27,7 @@ from plimsoll.gateway.envoy.body_filters import (
     rate_policy,
 )
 from plimsoll.gateway.envoy.local_reply import HEALTH, local_reply_config
+from plimsoll.gateway.envoy.tracing import ATTRIBUTE_PREFIX, tracing
 from plimsoll.gateway.identity import CREDENTIAL_HEADERS
 from plimsoll.gateway.key_limits import RATE_LIMIT_HEADERS
 from plimsoll.gateway.settings import ApiKeyMode, PickerSettings
@@ -154,6 +155,7 @@ def _http_connection_manager(settings: PickerSettings) -> Json:
             _router_filter(),
         ],
         "access_log": [_access_log(settings)],
+        **tracing(settings),
     }
 
 
@@ -385,6 +387,7 @@ def _ext_authz_filter(name: str, prefix: str, timeout_s: float, headers: tuple[s
                 "authorization_response": {
                     "allowed_upstream_headers": {"patterns": [{"prefix": "x-plimsoll-"}]},
                     "allowed_client_headers": {"patterns": [{"exact": name} for name in REJECTION_HEADERS]},
+                    "dynamic_metadata_from_headers": {"patterns": [{"prefix": ATTRIBUTE_PREFIX}]},
                     "allowed_client_headers_on_success": {"patterns": [{"exact": n} for n in RATE_LIMIT_HEADERS]},
                 },
             },
