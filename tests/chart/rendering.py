@@ -29,6 +29,7 @@ EVERYTHING: Object = {
     "operator": {"replicas": 2},
     "networkPolicy": {"clients": [{"podSelector": {}}], "egress": {"enabled": True}},
     "metrics": {"podMonitor": {"enabled": True}},
+    "telemetry": {"traces": {"endpoint": "http://collector.example:4317"}},
     "monitoring": {"prometheusRule": {"enabled": True}, "dashboard": {"enabled": True}},
     "webhook": {
         "enabled": True,

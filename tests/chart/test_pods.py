@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import yaml
 
 from plimsoll.gateway.settings import ApiKeyMode, PickerSettings, Plaintext, TlsVersion
 from tests.chart.rendering import EVERYTHING, ROOT, Object, containers, find, notes, of_kind, pod_specs, render
@@ -155,8 +156,10 @@ def test_gateway_grace_period_exceeds_drain(seconds: int) -> None:
 
 def test_gateway_settings_read_rendered_environment() -> None:
     headers = {"classHeader": "X-Class", "tenantHeader": "X-Tenant", "corsAllowedOrigins": ["https://a.b:8", "*"]}
-    headers |= {"trustIdentityHeaders": True, "authentication": {"apiKeys": "Required"}}
-    values = {"watchNamespaces": ["a", "b"], "gateway": {"drainSeconds": 7, "maxBodyBytes": 104857600, **headers}}
+    headers |= {"accessLog": {"enabled": True}, "trustIdentityHeaders": True, "authentication": {"apiKeys": "Required"}}
+    traces = {"endpoint": "http://collector:4318", "samplingRate": 0.5}
+    values = {"telemetry": {"traces": traces}, "watchNamespaces": ["a", "b"]}
+    values |= {"gateway": {"drainSeconds": 7, "maxBodyBytes": 104857600, **headers}}
     (picker,) = pod_specs(render(values))["plimsoll-gateway"]["containers"]
     environment = {e["name"]: e["value"] for e in picker["env"] if "value" in e}
     of_pod = {"metadata.namespace": "plimsoll-system"}
@@ -169,6 +172,8 @@ def test_gateway_settings_read_rendered_environment() -> None:
     assert (settings.class_header, settings.tenant_header) == ("x-class", "x-tenant")
     assert settings.trusted_headers == (b"x-class", b"x-tenant")
     assert settings.api_keys is ApiKeyMode.REQUIRED
+    assert settings.access_log
+    assert (settings.traces_endpoint, settings.traces_sampling) == ("http://collector:4318", 0.5)
     assert settings.cors_origins == ("https://a.b:8", "*")
 
 
@@ -206,7 +211,8 @@ def test_gateway_mounts_certificate_into_picker_alone() -> None:
 
 def test_gateway_without_values_of_newer_chart_is_as_by_default() -> None:
     """As `helm upgrade --reuse-values` renders it, which has the old chart's values alone."""
-    missing = {"gateway": {"authentication": None, "trustIdentityHeaders": None, "tls": None}}
+    gateway = {"authentication": None, "trustIdentityHeaders": None, "tls": None, "accessLog": None}
+    missing = {"telemetry": None, "gateway": gateway}
     assert render(missing) == render()
     assert "NO AUTHENTICATION" in notes(missing)
 
@@ -277,3 +283,22 @@ def test_local_values_pull_only_from_local_registry() -> None:
         for container in containers(spec):
             assert container["image"].startswith("localhost:5001/plimsoll/")
             assert container["imagePullPolicy"] == "Always"
+
+
+def test_traces_reach_engines_and_their_collector() -> None:
+    traces = {"telemetry": {"traces": {"endpoint": "http://collector:4318"}}}
+    own = {"args": ["--own"], "env": [{"name": "OTEL_SERVICE_NAME", "value": "own"}]}
+    values = traces | {"engine": {"defaults": own}, "networkPolicy": {"egress": {"enabled": True}}}
+    config = yaml.safe_load(find(render(values), "ConfigMap", "plimsoll-operator")["data"]["operator.yaml"])
+    defaults = config["engine"]["defaults"]
+    assert defaults["args"] == ["--otlp-traces-endpoint", "http://collector:4318/v1/traces", "--own"]
+    assert {e["name"]: e["value"] for e in defaults["env"]} == {
+        "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf",
+        "OTEL_SERVICE_NAME": "own",
+        "OTEL_TRACES_SAMPLER": "parentbased_always_off",
+    }
+    open_port = {"ports": [{"port": 4318, "protocol": "TCP"}]}
+    assert open_port in config["networkPolicy"]["egress"]["rules"]
+    assert open_port in find(render(values), "NetworkPolicy", "plimsoll-gateway")["spec"]["egress"]
+    plain = yaml.safe_load(find(render(), "ConfigMap", "plimsoll-operator")["data"]["operator.yaml"])
+    assert (plain["engine"]["defaults"]["args"], plain["engine"]["defaults"]["env"]) == ([], [])

@@ -181,3 +181,8 @@ priorityClassName: {{ . }}
 - name: POD_NAMESPACE
   valueFrom: {fieldRef: {fieldPath: metadata.namespace}}
 {{- end }}
+
+{{/* The values of traces, and their defaults where an older chart's values have none. */}}
+{{- define "plimsoll.traces" -}}
+{{ dict "endpoint" "" "samplingRate" 0.01 | merge (deepCopy (default dict (default dict .Values.telemetry).traces)) | toJson }}
+{{- end }}

@@ -1,7 +1,7 @@
 """Fetches a page from a pod over HTTP.
 
 It uses aiohttp because the operator fetches many pages per second: for 500 engines a page takes a tenth of the CPU time
-of httpx or less (docs/design/0024-http-client.md).
+of httpx or less (docs/design/0022-http-client.md).
 """
 
 from __future__ import annotations

@@ -11,9 +11,11 @@ import asyncio
 import contextlib
 import logging
 import os
+import sys
 import time
 from random import Random
 
+from plimsoll.gateway.access_log_lines import access_line
 from plimsoll.gateway.body_budget import BodyBudget
 from plimsoll.gateway.certificate_watch import CertificateWatch
 from plimsoll.gateway.drain import drain
@@ -23,8 +25,10 @@ from plimsoll.gateway.envoy.ads_server import AdsServer
 from plimsoll.gateway.envoy.delta import AppliedCertificate, AppliedEndpoints
 from plimsoll.gateway.envoy.state_poller import EnvoyStatePoller
 from plimsoll.gateway.identity import Authenticator
+from plimsoll.gateway.line_writer import LineWriter
 from plimsoll.gateway.parse_worker import ParseWorker
 from plimsoll.gateway.picker import Picker
+from plimsoll.gateway.request_attributes import AttributeStore
 from plimsoll.gateway.routes import AdminEndpoint, EnvoyEndpoint
 from plimsoll.gateway.server import HttpProtocol
 from plimsoll.gateway.service_catalog import CatalogBuilder
@@ -51,7 +55,9 @@ class GatewayProcess:
         self._watch_cache = WatchCache(settings.namespaces)
         self._admin = EnvoyAdminClient(settings.admin_socket)
         self._authenticator = Authenticator(settings.api_keys, settings.trusted_headers, settings.jwt_issuers)
-        self._picker = Picker(Random(), settings.pod, self._authenticator)
+        attributes = AttributeStore(is_enabled=settings.access_log, is_traced=bool(settings.traces_endpoint))
+        self._picker = Picker(Random(), settings.pod, self._authenticator, attributes=attributes)
+        self._access_lines = LineWriter(sys.stdout.fileno()) if settings.access_log else None
         self._gateway_pods = GatewayPods(settings)
         self._catalog_builder = CatalogBuilder()
         self._worker = ParseWorker()
@@ -121,6 +127,8 @@ class GatewayProcess:
                 server.close()
             self._ads.close()
             self._access_log.close()
+            if self._access_lines is not None:
+                self._access_lines.close()
             self._worker.close()
 
     def not_ready_reason(self) -> str:
@@ -184,6 +192,11 @@ class GatewayProcess:
     def _on_record(self, record: AccessRecord) -> None:
         self._bodies.release(record.request_id or "")
         was_picked = self._picker.on_access_record(record, time.monotonic())
+        attributes = self._picker.attributes.take(record.request_id or "")
+        if self._access_lines is not None:
+            line = access_line(record, attributes, time.time())
+            if line is not None:
+                self._access_lines.write(line)
         if was_picked and record.outcome in (RequestOutcome.FAILED, RequestOutcome.IDLE_TIMEOUT):
             log.warning(
                 "request %s failed at %s: %s %s %s",
@@ -197,6 +210,8 @@ class GatewayProcess:
     def _on_poll(self) -> None:
         invalid_lines, self._access_log.invalid_lines = self._access_log.invalid_lines, 0
         metrics.GATEWAY_BAD_RECORDS.inc(invalid_lines)
+        if self._access_lines is not None:
+            metrics.GATEWAY_ACCESS_LINES_DROPPED.inc(self._access_lines.take_dropped())
         metrics.GATEWAY_BODY_BYTES.set(self._bodies.held_bytes)
 
     async def _tick_admission(self) -> None:

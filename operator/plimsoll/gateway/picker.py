@@ -35,6 +35,7 @@ from plimsoll.gateway.identity import Authenticator, Identity, model_not_allowed
 from plimsoll.gateway.inflight import InFlightRequest, InFlightTracker
 from plimsoll.gateway.key_limits import KeyLimits, charged_tokens
 from plimsoll.gateway.prefix_hash import block_hashes
+from plimsoll.gateway.request_attributes import AttributeStore
 from plimsoll.gateway.request_bounds import bound_request, limit_headers
 from plimsoll.gateway.request_context import RETRY_COUNT_HEADER, RequestContext, new_context, request_id_of
 from plimsoll.gateway.request_parser import ParsedRequest, parse_body
@@ -63,6 +64,7 @@ class Picker:
         gateway: str = "",
         authenticator: Authenticator | None = None,
         clock: Clock | None = None,
+        attributes: AttributeStore | None = None,
     ) -> None:
         """`gateway` is the name of this pod. Without an `authenticator` everybody is anonymous."""
         self.instance_id = secrets.token_hex(8)
@@ -74,6 +76,7 @@ class Picker:
         self.authenticator = authenticator or Authenticator()
         self.key_limits = KeyLimits()
         self._counted_adapters: set[tuple[str, str]] = set()  # with a series of metrics
+        self.attributes = AttributeStore() if attributes is None else attributes
         self._clock = clock or LoopClock()
         self._queued: dict[str, RequestContext] = {}
         self._queued_bytes = 0
@@ -157,6 +160,21 @@ class Picker:
         route: ApiRoute = CHAT_ROUTE,
     ) -> Reply:
         """The second half of `check`, for a client that is known and a body that is already parsed."""
+        attributes = self.attributes.begin(headers, identity, "" if isinstance(parsed, Rejection) else parsed.model)
+        reply = self._decide(parsed, body, headers, identity, now, route)
+        if attributes is None or not isinstance(reply, bytes):
+            return reply
+        return attributes.tag(reply, route, now)
+
+    def _decide(
+        self,
+        parsed: ParsedRequest | Rejection,
+        body: bytes,
+        headers: Mapping[bytes, bytes],
+        identity: Identity,
+        now: float,
+        route: ApiRoute,
+    ) -> Reply:
         if isinstance(parsed, Rejection):
             return self.reject(parsed, route.shape)
         service = self.catalog.by_name.get(parsed.model)
@@ -169,10 +187,11 @@ class Picker:
             return self.reject(rejection, route.shape, service.key)
         request_id = request_id_of(headers) or self.inflight.new_request_id()
         ctx = new_context(request_id, parsed, service.key, body_digest(body), len(body), headers, identity, now, route)
+        ctx.adapter = service.adapters.get(parsed.model)
+        self.attributes.set_context(ctx)
         ctx.limits = service.limits_of(identity.request_class)
         if (broken := bound_request(ctx, parsed, headers)) is not None:
             return self.reject(broken, route.shape, service.key)
-        ctx.adapter = service.adapters.get(parsed.model)
         if not route.is_booked:
             return self._dispatch_unbooked(service, ctx, now)
         if service.policy is not None:
@@ -306,6 +325,7 @@ class Picker:
         if pick.endpoint.role is Role.DECODE:
             stats.record_prefill(remote=pick.prefill is not None)
         self.admission.record_forwarded(ctx, pick.endpoint.address, now)
+        ctx.prefill = "" if pick.prefill is None else pick.prefill.address
         slo = None if service.policy is None else service.policy.class_of(ctx.request_class).slo
         deadlines = None if slo is None else slo.deadlines(ctx.prompt.tokens)
         if deadlines is not None and ctx.route.is_prefill_only:
@@ -415,6 +435,7 @@ class Picker:
             ctx.response.cancel()
 
     def _count_disconnect(self, ctx: RequestContext) -> None:
+        self.attributes.answer(ctx.request_id, self._clock.now())
         for key in {ctx.target_service, ctx.service} & self.catalog.services.keys():
             self.stats(key).record_outcome(AdmissionOutcome.CLIENT_GONE)
 
@@ -448,7 +469,7 @@ class Picker:
             self._schedule_wakeup(ctx.target_service, now)
             return
         self._dequeue(ctx.request_id)
-        ctx.response.set_result(reply)
+        ctx.response.set_result(self.attributes.tag(ctx, reply, now))
 
     def _schedule_wakeup(self, key: str, now: float) -> None:
         """Schedule the next `release` of the service at the time that admission asks for."""

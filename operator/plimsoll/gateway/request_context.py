@@ -39,7 +39,7 @@ class RequestContext(msgspec.Struct, eq=False):
     set while the request is queued. `is_demand` is false if no capacity would serve it. `estimate` are the estimated
     prompt tokens of all sequences, before `token_ratios`. `counted_tokens` are those that count as demand, None before
     they count. `limits` and `deadline` are those of the service that the client named, also at its fallback. `adapter`
-    is the LoRA adapter that the client named.
+    is the LoRA adapter that the client named. `prefill` is the address of the prefill engine, "" without one.
     """
 
     request_id: str
@@ -68,6 +68,7 @@ class RequestContext(msgspec.Struct, eq=False):
     limits: RequestLimits = NO_LIMITS
     deadline: RequestDeadline = NO_DEADLINE
     adapter: AdapterEntry | None = None
+    prefill: str = ""
 
     @property
     def request_class(self) -> bytes:

@@ -73,6 +73,9 @@ class PickerSettings:
     trust_identity_headers: bool = False  # a trusted proxy sets the next two headers, or removes them
     class_header: str = TrustedHeaders().request_class.decode()
     tenant_header: str = TrustedHeaders().tenant.decode()
+    access_log: bool = False  # one line for each request on standard output
+    traces_endpoint: str = ""  # http://HOST:PORT of an OTLP receiver; empty: no traces
+    traces_sampling: float = 0.01  # share of the requests without a traceparent that have a trace
     cors_origins: tuple[str, ...] = ()  # origins whose scripts may use this gateway; "*" is all
     tls_directory: Path | None = None  # the mounted Secret with the certificate; None: no TLS
     tls_min_version: TlsVersion = TlsVersion.TLS_1_2
@@ -157,6 +160,9 @@ class PickerSettings:
             trust_identity_headers=_bool(environ.get("PLIMSOLL_TRUST_IDENTITY_HEADERS", "false")),
             class_header=environ.get("PLIMSOLL_CLASS_HEADER", cls.class_header).lower(),
             tenant_header=environ.get("PLIMSOLL_TENANT_HEADER", cls.tenant_header).lower(),
+            access_log=_bool(environ.get("PLIMSOLL_ACCESS_LOG", "false")),
+            traces_endpoint=environ.get("PLIMSOLL_TRACES_ENDPOINT", "").rstrip("/"),
+            traces_sampling=float(environ.get("PLIMSOLL_TRACES_SAMPLING", "0.01")),
             cors_origins=_list(environ.get("PLIMSOLL_CORS_ALLOWED_ORIGINS", "")),
             tls_directory=Path(tls_directory) if (tls_directory := environ.get("PLIMSOLL_TLS_DIR", "")) else None,
             tls_min_version=TlsVersion(environ.get("PLIMSOLL_TLS_MIN_VERSION", cls.tls_min_version)),

@@ -140,6 +140,16 @@ GATEWAY_BAD_RECORDS = Counter(
     "Lines of Envoy's access log that could not be parsed; a restart may truncate one.",
     registry=GATEWAY,
 )
+GATEWAY_ACCESS_LINES_DROPPED = Counter(
+    "plimsoll_gateway_access_log_lines_dropped",
+    "Lines of the gateway's access log that were not written, because standard output is read too slowly.",
+    registry=GATEWAY,
+)
+GATEWAY_TRACE_EXPORTS_FAILED = Counter(
+    "plimsoll_gateway_trace_exports_failed",
+    "Batches of spans that Envoy lost, because the collector did not take them.",
+    registry=GATEWAY,
+)
 GATEWAY_API_KEYS = Gauge(
     "plimsoll_gateway_api_keys",
     "Secrets labelled as API keys: accepted, invalid (the picker's log says why), or excess (beyond 10,000 keys).",

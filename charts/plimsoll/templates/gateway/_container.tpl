@@ -58,6 +58,11 @@ volumeMounts:
 - {name: PLIMSOLL_TLS_PLAINTEXT, value: {{ .plaintext }}}
 {{- end }}
 {{- end }}
+- {name: PLIMSOLL_ACCESS_LOG, value: {{ default false (default dict .Values.gateway.accessLog).enabled | quote }}}
+{{- with include "plimsoll.traces" . | fromYaml }}
+- {name: PLIMSOLL_TRACES_ENDPOINT, value: {{ .endpoint | quote }}}
+- {name: PLIMSOLL_TRACES_SAMPLING, value: {{ .samplingRate | quote }}}
+{{- end }}
 - {name: PLIMSOLL_GATEWAY_SELECTOR, value: {{ include "plimsoll.gateway.podSelector" . | quote }}}
 - {name: PLIMSOLL_DRAIN_SECONDS, value: {{ int64 .Values.gateway.drainSeconds | quote }}}
 {{ include "plimsoll.podEnv" . }}

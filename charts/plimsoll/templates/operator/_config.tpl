@@ -22,8 +22,18 @@ engine:
   runtimeClassName: {{ .Values.engine.runtimeClassName | default nil | toJson }}
   runAsUser: {{ toJson .Values.engine.runAsUser }}
   defaults:
-    args: {{ toJson .Values.engine.defaults.args }}
-    env: {{ toJson .Values.engine.defaults.env }}
+    {{- $traces := include "plimsoll.traces" . | fromYaml }}
+    {{- $args := .Values.engine.defaults.args }}
+    {{- $env := .Values.engine.defaults.env }}
+    {{- if $traces.endpoint }}
+    {{- $args = concat (list "--otlp-traces-endpoint" (printf "%s/v1/traces" $traces.endpoint)) $args }}
+    {{- /* Engines trace what the gateway samples, and nothing else. */}}
+    {{- $set := dict "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL" "http/protobuf" "OTEL_SERVICE_NAME" "plimsoll-engine" "OTEL_TRACES_SAMPLER" "parentbased_always_off" }}
+    {{- range .Values.engine.defaults.env }}{{ $set = omit $set .name }}{{ end }}
+    {{- range $name, $value := $set }}{{ $env = append $env (dict "name" $name "value" $value) }}{{ end }}
+    {{- end }}
+    args: {{ toJson $args }}
+    env: {{ toJson $env }}
     resources: {{ toJson .Values.engine.defaults.resources }}
 gateway:
   namespace: {{ .Release.Namespace }}
@@ -40,7 +50,11 @@ networkPolicy:
   enabled: {{ .Values.networkPolicy.enabled }}
   {{- with include "plimsoll.egressValues" . | fromYaml }}
   {{- if .enabled }}
-  egress: {{ dict "dns" .dns "modelHub" .modelHub "rules" .engines | toJson }}
+  {{- $rules := .engines }}
+  {{- with $traces.endpoint }}
+  {{- $rules = append $rules (dict "ports" (list (dict "port" (regexFind "[0-9]+$" . | int) "protocol" "TCP"))) }}
+  {{- end }}
+  egress: {{ dict "dns" .dns "modelHub" .modelHub "rules" $rules | toJson }}
   {{- end }}
   {{- end }}
 {{- if (include "plimsoll.webhook" . | fromYaml).enabled }}

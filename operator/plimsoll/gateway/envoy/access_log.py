@@ -39,7 +39,8 @@ class AccessRecord(msgspec.Struct):
 
     All durations start at the first byte of the request. `ttft_us` ends at the first byte of the response,
     `duration_us` at its last byte, and `received_us` at the last byte of the request. `sent_bytes` is the size of the
-    response body.
+    response body. The fields after `client_request_id` are None unless the gateway writes an access log. `path` has no
+    query, `reason` is the header `x-plimsoll-reason` of the response, and `total_ms` the time to the end in any case.
     """
 
     request_id: str | None = None
@@ -54,6 +55,12 @@ class AccessRecord(msgspec.Struct):
     received_us: int | None = None
     sent_bytes: int | None = None
     client_request_id: str | None = None
+    method: str | None = None
+    path: str | None = None
+    reason: str | None = None
+    received_bytes: int | None = None
+    trace_id: str | None = None
+    total_ms: int | None = None
 
     @property
     def flag_set(self) -> frozenset[str]:

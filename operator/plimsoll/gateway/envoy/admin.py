@@ -18,6 +18,7 @@ from plimsoll.core.errors import PlimsollError, cause_of
 from plimsoll.gateway.envoy.body_filters import RATE_STAT
 from plimsoll.gateway.envoy.listener import MODEL_CLUSTER_PREFIX, PICK_CLUSTER_PREFIX, STAT_PREFIX
 from plimsoll.gateway.envoy.overload import HEAP
+from plimsoll.gateway.envoy.tracing import TRACES_CLUSTER
 
 TIMEOUT_SECONDS = 5.0
 STATE_TIMEOUT_SECONDS = 20.0  # 10,000 endpoints are some 30 MB of text
@@ -26,7 +27,10 @@ _FAILED_OPEN_STAT = f"http.{STAT_PREFIX}.ext_authz.failure_mode_allowed"
 _ACTIVE_STAT = f"http.{STAT_PREFIX}.downstream_rq_active"
 _CONNECTIONS_STAT = f"http.{STAT_PREFIX}.downstream_cx_active"
 _JWKS_FAILURES_STAT = f"http.{STAT_PREFIX}.jwt_authn.jwks_fetch_failed"
-_STATS = rf"^(http\.{STAT_PREFIX}\.|overload\.|listener\.|{RATE_STAT}\.)"
+_STATS = rf"^(http\.{STAT_PREFIX}\.|overload\.|listener\.|{RATE_STAT}\.|cluster\.{TRACES_CLUSTER}\.upstream_rq_)"
+_FAILED_EXPORTS = re.compile(
+    rf"cluster\.{TRACES_CLUSTER}\.upstream_rq_(4xx|5xx|timeout|rx_reset|pending_(failure_eject|overflow))"
+)
 _LISTENER = r"listener\.(?!admin)[^_]*_\d+\."
 
 
@@ -67,8 +71,9 @@ class EnvoyStats:
     """Envoy's statistics.
 
     `failed_open` are requests that bypassed the picker since Envoy's start, `active` those that run, `connections` the
-    open ones. `heap_ratio` is the used share of the heap limit. `jwks_failures` are failed fetches of JWT keys, and
-    `reached` is what each limit refused or ended. Both count since Envoy's start.
+    open ones. `heap_ratio` is the used share of the heap limit. Since Envoy's start, `jwks_failures` counts failed
+    fetches of JWT keys, `reached` what each limit refused or ended, and `failed_exports` the batches of spans that the
+    collector did not take.
     """
 
     failed_open: int
@@ -77,6 +82,7 @@ class EnvoyStats:
     heap_ratio: float = 0.0
     jwks_failures: int = 0
     reached: Mapping[Limit, int] = field(default_factory=dict)
+    failed_exports: int = 0
 
 
 _LIMITS = tuple(
@@ -107,7 +113,8 @@ def parse_stats(text: str) -> EnvoyStats:
         values.get(name, 0) for name in (_FAILED_OPEN_STAT, _ACTIVE_STAT, _CONNECTIONS_STAT)
     )
     jwks_failures = values.get(_JWKS_FAILURES_STAT, 0)
-    return EnvoyStats(failed_open, active, connections, heap_percent / 100, jwks_failures, reached)
+    failed_exports = sum(value for name, value in values.items() if _FAILED_EXPORTS.fullmatch(name))
+    return EnvoyStats(failed_open, active, connections, heap_percent / 100, jwks_failures, reached, failed_exports)
 
 
 class EnvoyAdminClient:

@@ -24,6 +24,7 @@ from plimsoll.gateway.envoy.listener import (
 )
 from plimsoll.gateway.envoy.overload import overload_manager
 from plimsoll.gateway.envoy.tls import ADS
+from plimsoll.gateway.envoy.tracing import traces_clusters
 from plimsoll.gateway.settings import PickerSettings
 
 Json = dict[str, Any]
@@ -67,7 +68,12 @@ def bootstrap(settings: PickerSettings) -> Json:
         },
         "static_resources": {
             "listeners": [listener_resource(settings)],
-            "clusters": [_picker_cluster(settings), _ads_cluster(settings), *jwks_clusters(settings)],
+            "clusters": [
+                _picker_cluster(settings),
+                _ads_cluster(settings),
+                *jwks_clusters(settings),
+                *traces_clusters(settings),
+            ],
         },
         "overload_manager": overload_manager(settings),
     }

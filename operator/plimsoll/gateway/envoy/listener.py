@@ -32,6 +32,7 @@ from plimsoll.gateway.envoy.body_filters import (
 from plimsoll.gateway.envoy.jwt import jwt_filters
 from plimsoll.gateway.envoy.local_reply import HEALTH, local_reply_config, plain_http_config
 from plimsoll.gateway.envoy.tls import plain_chain, tls_chain, tls_inspector
+from plimsoll.gateway.envoy.tracing import ATTRIBUTE_PREFIX, tracing
 from plimsoll.gateway.identity import CREDENTIAL_HEADERS
 from plimsoll.gateway.jwt_issuers import PAYLOAD_HEADER
 from plimsoll.gateway.key_limits import RATE_LIMIT_HEADERS
@@ -90,6 +91,15 @@ ACCESS_LOG_FORMAT = {
     "received_us": "%COMMON_DURATION(DS_RX_BEG:DS_RX_END:us)%",
     "sent_bytes": "%BYTES_SENT%",
     "client_request_id": "%REQ(X-REQUEST-ID):80%",
+}
+# What only the gateway's own access log needs.
+ACCESS_LOG_DETAILS = {
+    "method": "%REQ(:METHOD):20%",
+    "path": "%PATH(NQ:PATH):200%",
+    "reason": "%RESP(X-PLIMSOLL-REASON):64%",
+    "received_bytes": "%BYTES_RECEIVED%",
+    "trace_id": "%TRACE_ID%",
+    "total_ms": "%DURATION%",
 }
 
 
@@ -178,6 +188,7 @@ def _http_connection_manager(settings: PickerSettings) -> Json:
             _router_filter(),
         ],
         "access_log": [_access_log(settings)],
+        **tracing(settings),
     }
 
 
@@ -427,6 +438,7 @@ def _ext_authz_filter(name: str, prefix: str, timeout_s: float, headers: tuple[s
                         "patterns": [{"prefix": "x-plimsoll-"}, {"exact": UPSTREAM_TIMEOUT_HEADER}]
                     },
                     "allowed_client_headers": {"patterns": [{"exact": name} for name in REJECTION_HEADERS]},
+                    "dynamic_metadata_from_headers": {"patterns": [{"prefix": ATTRIBUTE_PREFIX}]},
                     "allowed_client_headers_on_success": {"patterns": [{"exact": n} for n in RATE_LIMIT_HEADERS]},
                 },
             },
@@ -462,11 +474,12 @@ def _router_filter() -> Json:
 
 
 def _access_log(settings: PickerSettings) -> Json:
+    log_format = ACCESS_LOG_FORMAT | (ACCESS_LOG_DETAILS if settings.access_log else {})
     return {
         "name": "envoy.access_loggers.file",
         "typed_config": {
             "@type": f"{TYPE_URL}.extensions.access_loggers.file.v3.FileAccessLog",
             "path": str(settings.fifo),
-            "log_format": {"json_format": ACCESS_LOG_FORMAT},
+            "log_format": {"json_format": log_format},
         },
     }

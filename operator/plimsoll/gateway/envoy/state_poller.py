@@ -135,6 +135,7 @@ class EnvoyStatePoller:
         metrics.GATEWAY_JWKS_FAILURES.inc(self._increase("jwks", stats.jwks_failures))
         for limit, total in stats.reached.items():
             metrics.GATEWAY_LIMIT_REACHED.labels(limit.value).inc(self._increase(limit, total))
+        metrics.GATEWAY_TRACE_EXPORTS_FAILED.inc(self._increase("traces", stats.failed_exports))
         metrics.GATEWAY_HEAP.set(stats.heap_ratio)
         metrics.GATEWAY_CONNECTIONS.set(stats.connections)
 
