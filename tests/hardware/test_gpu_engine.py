@@ -2,14 +2,16 @@
 
 import json
 import struct
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench.gpu_engine import check, lora_adapter, results
+from bench.gpu_engine import check, compare, lora_adapter, results
 from bench.hardware import dummy_models
 from plimsoll.adapters.vllm_metrics import parse_metrics
+from plimsoll.core.slo import Slo
 
 DATA = Path(check.__file__).parent / "data"
 ABOUT: dict[str, Any] = {
@@ -77,3 +79,32 @@ def test_kept_result_has_every_engine_and_no_failure() -> None:
     kept = json.loads((DATA / "h200.json").read_text())
     assert kept["failed"] == []
     assert {entry["check"].split(":")[0] for entry in kept["checks"]} == set(check.STAGES)
+
+
+def test_recommended_arguments_are_those_of_the_plan() -> None:
+    given = Namespace(hardware="h200-8b-launcher", rate=17.0, ttft="500ms", tpot="30ms", itl_limit="40ms")
+    plan, args = compare.recommended_args(given)
+    assert args == ["--max-num-seqs", "144", "--max-num-batched-tokens", "1024"]
+    kept = json.loads((DATA / "h200-compare.json").read_text())
+    assert kept["args"] == args
+    assert kept["plan"]["tiers"]["serve"]["binding"] == plan["tiers"]["serve"]["binding"]
+
+
+def test_compared_requests_are_judged_after_the_warm_up() -> None:
+    def row(at_s: float, ttft_s: float, gap_s: float) -> dict[str, Any]:
+        return {
+            "at_s": at_s,
+            "first_s": ttft_s,
+            "last_s": ttft_s + 0.02,
+            "output": 3,
+            "late_s": 0.0,
+            "gap_s": gap_s,
+            "ok": True,
+        }
+
+    rows = [row(1.0, 9.0, 9.0), row(6.0, 0.1, 0.03), row(7.0, 0.1, 0.05), row(8.0, 0.9, 0.03)]
+    result = compare.judge(rows, Slo(0.95, ttft_s=0.5, tpot_s=0.03), 0.04, 10.0)
+    assert result["sent"] == 3
+    assert result["in_promise"] == pytest.approx(2 / 3)
+    assert result["gaps_within_limit"] == pytest.approx(2 / 3)
+    assert result["longest_gap_s"] == 0.05
