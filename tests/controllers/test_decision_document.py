@@ -89,7 +89,7 @@ def test_document_figures_are_of_last_tick() -> None:
     assert document["engine"] == {
         "model": "model unknown",
         "accelerator": "some GPU",
-        "parallelism": "1 GPUs",
+        "parallelism": "1 GPU",
         "engine_version": "vllm 0.32.0",
     }
     words = written_document(fleet)["decisions"][0]["tiers"]["serve"]["steps"]

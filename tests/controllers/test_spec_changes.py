@@ -52,6 +52,13 @@ def replicas(service: SingleService) -> object:
     return service.replicas()
 
 
+def request_limits(service: SingleService) -> object:
+    """What gateways allow a single request, by class."""
+    parsed = service.cache.parsed(service.object)
+    assert not isinstance(parsed, InvalidSpec), parsed.problems
+    return parsed.request_limits
+
+
 def policy(service: SingleService) -> object:
     """What gateways do, apart from the limits that the operator publishes."""
     return service.policy, service.limits is not None
@@ -161,6 +168,10 @@ CASES = [
     Case("admission.classes", [CLASS, BATCH], [CLASS, {**BATCH, "priority": 9}], policy),
     Case("admission.tenants", [{"name": "a", "weight": 2}], [{"name": "a", "requestsPerSecond": 1}], policy),
     Case("admission.maxQueued", 10, 20, policy),
+    Case("requestLimits", {"maxOutputTokens": 100}, {"idleTimeout": "5s"}, request_limits),
+    Case("requestLimits.maxOutputTokens", 100, 200, request_limits),
+    Case("requestLimits.maxDuration", "10s", "20s", request_limits),
+    Case("requestLimits.idleTimeout", "5s", "10s", request_limits),
     Case("cost", {"gpuHour": "2.5"}, {"gpuHour": "5", "currency": "EUR"}, field("cost")),
 ]  # fmt: skip
 

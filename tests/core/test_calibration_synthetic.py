@@ -195,7 +195,7 @@ def test_initial_posterior_equals_prior() -> None:
     posterior = initial_posterior(prior, FLOOR)
     assert coefficients(mean_model(posterior)) == pytest.approx(coefficients(prior))
     assert coefficients(quantile_model(posterior, 0.5)) == pytest.approx(coefficients(prior))
-    doubtful(posterior, "0 windows")
+    doubtful(posterior, "0 measured windows")
     assert assess_quality(posterior).identified_directions == 0
 
 

@@ -40,7 +40,9 @@ def test_response_says_whether_to_retry(reason: RejectionReason, eta: float | No
     assert error["message"].startswith("Words.")
     assert (error["param"], error["code"]) == ("model", reason.value)
     assert reply.headers["x-plimsoll-reason"] == reason.value
-    assert reply.headers.get("www-authenticate") == ("Bearer" if reply.status == 401 else None)
+    scheme, _, detail = reply.headers.get("www-authenticate", "").partition(" ")
+    assert scheme == ("Bearer" if reply.status == 401 else "")
+    assert detail == ('error="invalid_token"' if reason is RejectionReason.INVALID_TOKEN else "")
     wait, never = reply.headers.get("retry-after"), reply.headers.get("x-should-retry")
     assert never in (None, "false")
     if wait is None:

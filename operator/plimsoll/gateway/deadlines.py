@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 
 from plimsoll.api.v1alpha1.request_limits import MAX_DURATION_S
 from plimsoll.core.admission.request_limits import RequestLimits
+from plimsoll.core.units import format_figure
 from plimsoll.gateway.errors import Rejection, RejectionReason
 
 REQUEST_TIMEOUT_HEADER: Final = "x-request-timeout"
@@ -40,7 +41,7 @@ class RequestDeadline(NamedTuple):
     source: str = ""
 
     def __str__(self) -> str:
-        return f"{self.timeout_s:g} s ({self.source})"
+        return f"{format_figure(self.timeout_s, 6)} s ({self.source})"
 
 
 NO_DEADLINE: Final = RequestDeadline()

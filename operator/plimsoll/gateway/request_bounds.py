@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from plimsoll.api.contract import engine_contract
+from plimsoll.core.units import format_figure
 from plimsoll.gateway.deadlines import read_deadline
 from plimsoll.gateway.errors import Rejection, RejectionReason
 from plimsoll.gateway.request_context import RequestContext
@@ -63,7 +64,7 @@ def limit_headers(ctx: RequestContext, now: float) -> Iterator[tuple[str, str]]:
     if deadline.complete_s < math.inf:
         left_ms = max(math.ceil(1e3 * (deadline.complete_s - now)), MIN_UPSTREAM_TIMEOUT_MS)
         yield UPSTREAM_TIMEOUT_HEADER, str(left_ms)
-        yield DEADLINE_HEADER, f"{deadline.complete_s - ctx.arrived_s:g}"
+        yield DEADLINE_HEADER, format_figure(deadline.complete_s - ctx.arrived_s, 6)
     if ctx.stream and limits.idle_timeout_s is not None:
         yield IDLE_TIMEOUT_HEADER, str(limits.idle_timeout_s)
     if limits.max_output_tokens is not None and ctx.route.is_booked:
