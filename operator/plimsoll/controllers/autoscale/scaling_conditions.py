@@ -17,7 +17,7 @@ from plimsoll.controllers.autoscale.signal_health import (
 )
 from plimsoll.core import units
 from plimsoll.core.autoscaling.inputs import ScalingSpec, ServiceSnapshot
-from plimsoll.core.autoscaling.observations import SizingResult
+from plimsoll.core.autoscaling.observations import LATENCY_WINDOW_S, SizingResult
 from plimsoll.core.autoscaling.scaling_decision import TierDecision
 from plimsoll.core.autoscaling.scaling_policy import ScalingMode
 from plimsoll.core.autoscaling.service_state import ServiceState
@@ -146,18 +146,25 @@ def gateway_config_stale(health: HealthReport) -> Condition | None:
 def shedding(
     service_state: ServiceState, snapshot: ServiceSnapshot, old_conditions: Iterable[Condition], starting: Object
 ) -> Condition | None:
-    """The rejected share, load and capacity. starting: `status.tiers.*.starting` of the tier that serves clients."""
+    """The rejected share and load of the last minute, and the present capacity of the tier that has the least.
+
+    starting: `status.tiers.*.starting` of the tier that serves clients.
+    """
     if not is_shedding(snapshot, old_conditions):
         return None
-    tier, sizing = service_state.client_tier, service_state.sizings.get(service_state.client_tier)
-    tier_snapshot, rate = snapshot.tiers.get(tier), snapshot.metrics.rate_per_s
-    parts = [f"{snapshot.metrics.rejected_share:.0%} of the last minute's requests were rejected"]
-    if tier_snapshot is not None and isinstance(sizing, SizingResult) and not isinstance(rate, Unavailable):
-        capacity_per_s = tier_snapshot.ready * sizing.replica_work / sizing.request_gpu_s
-        replicas = f"{tier_snapshot.ready} ready {tier} {'replica' if tier_snapshot.ready == 1 else 'replicas'}"
-        parts.append(
-            f"arrival rate {units.format_rate(rate)}, SLO capacity {units.format_rate(capacity_per_s)} with {replicas}"
-        )
+    rate_per_s = snapshot.metrics.arrivals / LATENCY_WINDOW_S
+    rejected = f"{snapshot.metrics.rejected_share:.0%} of the last minute's requests were rejected"
+    parts = [f"{rejected} ({units.format_rate(rate_per_s)} came)"]
+    capacities = [
+        (snapshot.tiers[tier].ready * sizing.replica_work / sizing.request_gpu_s, tier)
+        for tier, sizing in service_state.sizings.items()
+        if tier in snapshot.tiers and isinstance(sizing, SizingResult)
+    ]
+    if capacities:
+        capacity_per_s, tier = min(capacities)
+        ready = snapshot.tiers[tier].ready
+        replicas = f"{ready} ready {tier} {'replica' if ready == 1 else 'replicas'}"
+        parts.append(f"SLO capacity {units.format_rate(capacity_per_s)} with {replicas}")
     if starting:
         due = f", the next ready at {starting['nextReady']}" if "nextReady" in starting else ""
         parts.append(f"{starting['count']} starting{due}")

@@ -17,6 +17,7 @@ from typing import Any, Final
 from plimsoll.api.conditions import Condition, ConditionReason, ConditionType
 from plimsoll.core import units
 from plimsoll.core.autoscaling.inputs import ServiceSnapshot
+from plimsoll.core.autoscaling.observations import LATENCY_WINDOW_S
 from plimsoll.core.autoscaling.slo_attainment import SloAttainment, slo_attainment
 from plimsoll.core.slo import Slo
 from plimsoll.core.types import Unavailable
@@ -149,7 +150,7 @@ def slo_figures(snapshot: ServiceSnapshot, slo: Slo, class_slos: Sequence[Slo], 
     if attainment.unmeasured_target is not None:
         result["unavailableReason"] = _target_unavailable(*attainment.unmeasured_target)
     if not isinstance(snapshot.metrics.rate_per_s, Unavailable):
-        result["offered"] = units.format_rate(snapshot.metrics.rate_per_s, STATUS_DIGITS)
+        result["offered"] = units.format_rate(snapshot.metrics.arrivals / LATENCY_WINDOW_S, STATUS_DIGITS)
     return result
 
 
