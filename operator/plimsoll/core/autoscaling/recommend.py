@@ -179,6 +179,8 @@ def apply_sizing(context: TierContext, policy: ScalingPolicy, idle_period: IdleP
     elif warm:
         extra = f", plus {warm} warm"
         notes += extra
+    if sizing.capacity_correction > 1.0:
+        extra += f", capacity correction {sizing.capacity_correction:.2f} after rejections"
     if (
         retained := min(observation.replicas, context.scale_down_target)
         - max(context.scale_up_target, sizing.scale_down_replicas + warm)
@@ -284,8 +286,10 @@ def _attainment_note(replicas: int, attainment: float, sizing: SizingResult, slo
     note = f"{replicas} would meet the SLO for {attainment:.1%} of the requests" + (
         "" if slo is None else f", target {format_number(100 * slo.share)}%"
     )
-    if slo is None or attainment < slo.share or sizing.headroom or sizing.capacity_correction > 1.0:
+    if slo is None or attainment < slo.share or sizing.headroom:
         return note
+    if sizing.capacity_correction > 1.0:
+        return f"{note}, by the model, which the rejections contradict"
     return f"{note}, but not {format_number(100 * slo.share)}% in {WINDOW_CONFIDENCE:.0%} of all windows"
 
 
