@@ -164,7 +164,7 @@ def _ready(inputs: StatusInputs, tiers: tuple[TierState, ...]) -> tuple[Conditio
     if inputs.routable_endpoints is not None and (asleep_condition := _scaled_to_zero(inputs, tiers)) is not None:
         return (asleep_condition,)
     if inputs.tiers and not any(tier.desired for tier in inputs.tiers) and not inputs.scales_to_zero:
-        problem = "all tiers have 0 replicas, and spec.scaling (mode or paused) prevents scale-up; scale them by hand"
+        problem = f"all tiers have 0 replicas, and {_no_scale_up(inputs.service_object)}; scale them by hand"
         return (Condition(ConditionType.READY, False, ConditionReason.SCALED_TO_ZERO, problem),)
     blocking = _blocking_tier(tiers)
     if blocking is not None:
@@ -184,6 +184,15 @@ def _ready(inputs: StatusInputs, tiers: tuple[TierState, ...]) -> tuple[Conditio
             ),
         )
     return (_unroutable(_client_ready(inputs)),)
+
+
+def _no_scale_up(service_object: Object) -> str:
+    """Why the autoscaler starts no replica."""
+    scaling = (service_object.get("spec") or {}).get("scaling") or {}
+    if scaling.get("paused"):
+        return "spec.scaling.paused is true"
+    mode = scaling.get("mode", "Auto")
+    return f"spec.scaling.mode is {mode}" if mode != "Auto" else "the autoscaler does not start one"
 
 
 def _unroutable(ready: int) -> Condition:
@@ -261,7 +270,7 @@ def _invalid_spec(kind: ConditionType, holds: bool, problems: tuple[str, ...]) -
 
 
 def _apply_rejected(kind: ConditionType, holds: bool, rejection: str) -> Condition:
-    brief = f"the API server rejected an object: {_quote(rejection)}"
+    brief = f"the API server rejected an object: {_quote(rejection)}; see Stalled"
     is_going = kind is ConditionType.READY and NAMESPACE_TERMINATING in rejection
     reason = ConditionReason.NAMESPACE_TERMINATING if is_going else ConditionReason.APPLY_REJECTED
     return Condition(kind, holds, reason, rejection, brief)
