@@ -151,7 +151,8 @@ REASON_MEANINGS: dict[ConditionReason, str] = {
     "message says why.",
     ConditionReason.DECISION_FAILED: "The scaling decision failed with an error, so the replica counts are frozen. "
     "See the operator's log.",
-    ConditionReason.NO_SLO: "`spec.slo` is not set, so nothing is sized: each tier keeps `minReplicas`. Reported where `maxReplicas` is larger.",
+    ConditionReason.NO_SLO: "`spec.slo` is not set, so nothing is sized: each tier keeps `minReplicas`. "
+    "Reported where `maxReplicas` is larger.",
     ConditionReason.PAUSED: "`spec.scaling.paused` is true: the status shows decisions, and the replica counts are "
     "frozen.",
     ConditionReason.RECOMMEND_ONLY: "`spec.scaling.mode` is Recommend: the status shows decisions, and the replica "

@@ -179,8 +179,6 @@ def apply_sizing(context: TierContext, policy: ScalingPolicy, idle_period: IdleP
     elif warm:
         extra = f", plus {warm} warm"
         notes += extra
-    if sizing.capacity_correction > 1.0:
-        extra += f", capacity correction {sizing.capacity_correction:.2f} after rejections"
     if (
         retained := min(observation.replicas, context.scale_down_target)
         - max(context.scale_up_target, sizing.scale_down_replicas + warm)
@@ -201,9 +199,14 @@ def apply_sizing(context: TierContext, policy: ScalingPolicy, idle_period: IdleP
         sizing.constraint,
         note,
         notes,
-        idle_note or extra,
+        idle_note or extra + _correction_note(sizing),
     )
     context.add_step("sizing", _SIZING_MESSAGE, *values, brief="{8}" if idle_note else _SIZING_BRIEF)
+
+
+def _correction_note(sizing: SizingResult) -> str:
+    correction = sizing.capacity_correction
+    return f", capacity correction {correction:.2f} after rejections" if correction > 1.0 else ""
 
 
 def _measured_note(context: TierContext, constraint: Constraint, slo: Slo | None) -> str:
