@@ -71,7 +71,17 @@ LAST_SCENARIOS += (
 )
 
 # Only `make e2e-all` runs these.
-EXTENDED_SCENARIOS = ("api_keys", "drift", "eviction", "lagging_signals", "lora", "second_release", "tls", "webhook")
+EXTENDED_SCENARIOS = (
+    "api_keys",
+    "drift",
+    "eviction",
+    "lagging_signals",
+    "lora",
+    "request_limits",
+    "second_release",
+    "tls",
+    "webhook",
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -113,6 +113,7 @@ def _was_on_hung_engine(record: RequestRecord, hung_at: float, unready_at: float
     return in_time and record.outcome in HANG_OUTCOMES
 
 
+@pytest.mark.extended  # with vLLM itself; the launcher is the same before the simulator
 def test_hung_core_of_vllm_is_restarted_and_named(pd: Service, cluster: Cluster, prober: Prober) -> None:
     """A busy machine may stretch the bounds of an engine on a CPU, so this one has no bound of its own."""
     victim = pd.ready_pods("decode")[0]
