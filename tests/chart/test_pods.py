@@ -177,6 +177,13 @@ def test_gateway_settings_read_rendered_environment() -> None:
     assert settings.cors_origins == ("https://a.b:8", "*")
 
 
+@pytest.mark.parametrize("rate", [0, 1])
+def test_sampling_rate_of_values_is_kept(rate: int) -> None:
+    traces = {"endpoint": "http://collector:4318", "samplingRate": rate}
+    (picker,) = pod_specs(render({"telemetry": {"traces": traces}}))["plimsoll-gateway"]["containers"]
+    assert float(next(e["value"] for e in picker["env"] if e["name"] == "PLIMSOLL_TRACES_SAMPLING")) == rate
+
+
 def test_gateway_settings_read_rendered_issuers() -> None:
     fields = {"issuer": "https://a.example", "audiences": ["llm", "b"], "claims": {"tenant": "org", "class": "c"}}
     by_uri = fields | {"jwksUri": "https://a.example:8443/keys", "caBundle": "-----BEGIN CERTIFICATE-----\nx"}

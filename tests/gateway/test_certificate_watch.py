@@ -35,7 +35,7 @@ def request(stream: DeltaStream, snapshot: XdsSnapshot, nonce: str = "", error: 
 
 def test_new_envoy_gets_certificate_and_says_so(tmp_path: Path) -> None:
     stream, current = DeltaStream(), with_certificate(EMPTY_SNAPSHOT, pair_in(tmp_path))
-    assert request(stream, current) == AppliedCertificate(is_present=False)
+    assert request(stream, current) == AppliedCertificate(is_present=False, is_current=False)
     (response,) = stream.responses(current)
     assert request(stream, current, response.nonce) == AppliedCertificate(is_present=True)
     assert stream.responses(current) == []
@@ -46,7 +46,8 @@ def test_certificate_of_old_envoy_is_never_removed(tmp_path: Path) -> None:
     known, stream = with_certificate(EMPTY_SNAPSHOT, pair_in(tmp_path)), DeltaStream()
     sent = DeltaDiscoveryRequest(type_url=SECRET_TYPE, resource_names_subscribe=[CERTIFICATE])
     sent.initial_resource_versions[CERTIFICATE] = known[SECRET_TYPE][CERTIFICATE].version
-    assert stream.on_request(sent, EMPTY_SNAPSHOT) == AppliedCertificate(is_present=True)
+    assert stream.on_request(sent, EMPTY_SNAPSHOT) == AppliedCertificate(is_present=True, is_current=False)
+    assert DeltaStream().on_request(sent, known) == AppliedCertificate(is_present=True)
     assert stream.responses(EMPTY_SNAPSHOT) == []
     assert stream.responses(known) == []
 
@@ -82,6 +83,17 @@ def test_watch_publishes_each_pair_once_and_keeps_last(tmp_path: Path, caplog: p
             watch.take(read_pair(tmp_path))
     assert len(caplog.records) == 1
     assert (published, watch.not_ready_reason) == ([first], "")
+    assert metrics.GATEWAY_CERTIFICATE_INVALID._value.get() == 1
+
+
+def test_expiry_of_a_new_picker_is_not_that_of_a_pair_that_envoy_does_not_have(tmp_path: Path) -> None:
+    """Envoy serves the pair of an earlier picker, and rejects the present one."""
+    metrics.GATEWAY_CERTIFICATE_EXPIRY.set(1.0)
+    watch = CertificateWatch(tmp_path, lambda _: None)
+    watch.take(pair_in(tmp_path))
+    watch.on_applied(AppliedCertificate(is_present=True, is_current=False))
+    watch.on_applied(AppliedCertificate(is_present=True, error="no"))
+    assert metrics.GATEWAY_CERTIFICATE_EXPIRY._value.get() == 1.0
     assert metrics.GATEWAY_CERTIFICATE_INVALID._value.get() == 1
 
 

@@ -14,6 +14,7 @@ from google.protobuf.json_format import MessageToDict
 from plimsoll.gateway.atomic_write import write_if_changed
 from plimsoll.gateway.envoy.admin import ClustersParser, Limit, parse_stats
 from plimsoll.gateway.envoy.bootstrap import write_files
+from plimsoll.gateway.envoy.listener import listener_resource
 from plimsoll.gateway.envoy.overload import CONNECTIONS, HEAP, overload_manager
 from plimsoll.gateway.envoy.xds import (
     CLUSTER_TYPE,
@@ -246,3 +247,12 @@ def test_clusters_parser_reports_unhealthy_picker() -> None:
     parser = ClustersParser()
     parser.feed(b"picker::/run/picker.sock::health_flags::/failed_active_hc\n")
     assert not parser.state.picker_healthy
+
+
+@pytest.mark.parametrize("is_logged", [False, True])
+def test_refused_plain_http_is_in_the_access_log(tmp_path: Path, is_logged: bool) -> None:
+    settings = PickerSettings(directory=tmp_path, tls_directory=tmp_path, access_log=is_logged)
+    secure, plain = (chain["filters"][0]["typed_config"] for chain in listener_resource(settings)["filter_chains"])
+    assert plain["stat_prefix"] == "plain_http"
+    assert plain["access_log"] == (secure["access_log"] if is_logged else [])
+    assert "tracing" not in plain

@@ -184,5 +184,8 @@ priorityClassName: {{ . }}
 
 {{/* The values of traces, and their defaults where an older chart's values have none. */}}
 {{- define "plimsoll.traces" -}}
-{{ dict "endpoint" "" "samplingRate" 0.01 | merge (deepCopy (default dict (default dict .Values.telemetry).traces)) | toJson }}
+{{- $traces := default dict (default dict .Values.telemetry).traces }}
+{{- $rate := 0.01 }}
+{{- if not (kindIs "invalid" $traces.samplingRate) }}{{ $rate = $traces.samplingRate }}{{ end }}
+{{- dict "endpoint" (default "" $traces.endpoint) "samplingRate" $rate | toJson }}
 {{- end }}

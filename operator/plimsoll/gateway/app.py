@@ -1,8 +1,8 @@
 """The picker process of one gateway: watches API objects, configures Envoy, and serves until SIGTERM.
 
 The order at start-up matters. The unix socket opens only after the first sync. Until then Envoy fails open to the
-clusters that it has, unless API keys are required. A picker without a catalog would reject every model as unknown.
-Nothing is published before the first sync, because an empty catalog would remove every model from Envoy.
+clusters that it has, unless API keys or tokens are required. A picker without a catalog would reject every model as
+unknown. Nothing is published before the first sync, because an empty catalog would remove every model from Envoy.
 """
 
 from __future__ import annotations

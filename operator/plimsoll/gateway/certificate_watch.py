@@ -69,7 +69,7 @@ class CertificateWatch:
         self._is_served, self._envoy_error = applied.is_present, applied.error
         if applied.error:
             log.error("Envoy does not accept the certificate in %s: %s", self._directory, applied.error)
-        elif applied.is_present and self._pair is not None and self._served != self._pair:
+        elif applied.is_present and applied.is_current and self._pair is not None and self._served != self._pair:
             self._served = self._pair
             expires = datetime.fromtimestamp(self._pair.expires_s, UTC).isoformat()
             log.info("Envoy uses the certificate in %s, which expires at %s", self._directory, expires)

@@ -54,10 +54,14 @@ class AppliedEndpoints:
 
 @dataclass(frozen=True, slots=True)
 class AppliedCertificate:
-    """Whether Envoy has a certificate from now on, and why it did not accept the last one ("": it did)."""
+    """Whether Envoy has a certificate from now on, and why it did not accept the last one ("": it did).
+
+    `is_current` is false if it has another one than the snapshot, from an earlier picker.
+    """
 
     is_present: bool
     error: str = ""
+    is_current: bool = True
 
 
 class DeltaStream:
@@ -105,8 +109,10 @@ class DeltaStream:
         if request.type_url == CLUSTER_TYPE and not state.versions:
             return AppliedEndpoints({}, is_new_envoy=True)
         if request.type_url == SECRET_TYPE:
-            self._has_certificate = bool(state.versions.get(CERTIFICATE))
-            return AppliedCertificate(self._has_certificate)
+            version, current = state.versions.get(CERTIFICATE), snapshot[SECRET_TYPE].get(CERTIFICATE)
+            self._has_certificate = bool(version)
+            is_current = current is not None and version == current.version
+            return AppliedCertificate(self._has_certificate, is_current=is_current)
         if request.type_url != ENDPOINTS_TYPE:
             return None
         current = snapshot[ENDPOINTS_TYPE]

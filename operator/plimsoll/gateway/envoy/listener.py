@@ -121,7 +121,7 @@ def _filter_chains(settings: PickerSettings) -> list[Json]:
     manager = _http_connection_manager(settings)
     if settings.tls_directory is None:
         return [{"filters": [_network_filter(manager)]}]
-    plain = manager if settings.plaintext is Plaintext.ALLOW else _refuse_plain_http(manager)
+    plain = manager if settings.plaintext is Plaintext.ALLOW else _refuse_plain_http(manager, settings)
     handshake_timeout = duration(settings.headers_timeout_seconds)
     return [tls_chain(_network_filter(manager), settings, handshake_timeout), plain_chain(_network_filter(plain))]
 
@@ -130,16 +130,17 @@ def _network_filter(manager: Json) -> Json:
     return {"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}
 
 
-def _refuse_plain_http(manager: Json) -> Json:
+def _refuse_plain_http(manager: Json, settings: PickerSettings) -> Json:
     """Returns a connection manager with the same limits that answers each request with an error."""
     host = {"name": "plain", "domains": ["*"], "routes": [_direct_response({"prefix": "/"}, 400)]}
+    shared = {name: value for name, value in manager.items() if name != "tracing"}
     return {
-        **manager,
+        **shared,
         "stat_prefix": "plain_http",
         "local_reply_config": plain_http_config(),
         "route_config": {"name": "plain", "virtual_hosts": [host]},
         "http_filters": [_router_filter()],
-        "access_log": [],
+        "access_log": manager["access_log"] if settings.access_log else [],
     }
 
 
