@@ -109,9 +109,9 @@ class DeltaStream:
         if request.type_url == CLUSTER_TYPE and not state.versions:
             return AppliedEndpoints({}, is_new_envoy=True)
         if request.type_url == SECRET_TYPE:
-            version, current = state.versions.get(CERTIFICATE), snapshot[SECRET_TYPE].get(CERTIFICATE)
+            version, certificate = state.versions.get(CERTIFICATE), snapshot[SECRET_TYPE].get(CERTIFICATE)
             self._has_certificate = bool(version)
-            is_current = current is not None and version == current.version
+            is_current = certificate is not None and version == certificate.version
             return AppliedCertificate(self._has_certificate, is_current=is_current)
         if request.type_url != ENDPOINTS_TYPE:
             return None
