@@ -41,11 +41,11 @@ def manifest() -> Object:
 
 
 @pytest.fixture(scope="module")
-def lora(cluster: Cluster, namespace: str, solo: Service) -> Service:
+def lora(cluster: Cluster, namespace: str, shared: dict[str, Service]) -> Service:
     for seed, name in enumerate(("one", "two")):
         cluster.apply(adapter_config_map(f"adapter-{name}", seed), namespace=namespace)
     cluster.apply(manifest(), namespace=namespace)
-    service = Service(cluster, namespace, "lora", solo.url)
+    service = Service(cluster, namespace, "lora", shared["solo"].url)
     service.wait_ready()
     return service
 
