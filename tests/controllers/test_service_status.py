@@ -194,6 +194,17 @@ def test_conditions_engine_log_is_quoted_from_its_error(log: str, expected: str)
         assert condition.message.endswith("the end")
 
 
+def test_conditions_access_lines_of_a_killed_engine_are_no_cause() -> None:
+    """Kubernetes keeps the end of the log, so that its first line may be cut."""
+    log = "O: 127.0.0.1:1 - POST 200 OK\n" + 'INFO:     127.0.0.1:2 - "POST /v1/completions HTTP/1.1" 200 OK\n' * 40
+    ended = {"terminated": {"reason": "Error", "exitCode": 137, "message": log}}
+    sick = builders.pod(PARENT, "decode", containerStatuses=[{"ready": False, "state": {}, "lastState": ended}])
+    found = service_status.build_conditions(status_inputs(tier("prefill"), tier("decode", ready=0, pods=(sick,))))
+    assert by_type(found)[ConditionType.DECODE_DEGRADED].message.endswith(
+        "the engine terminated (Error, exit code 137)"
+    )
+
+
 def test_conditions_out_of_memory_names_the_limit() -> None:
     ended = {
         "terminated": {"reason": "OOMKilled", "exitCode": 137, "message": "(launcher) INFO starting: " + "x" * 900}

@@ -345,7 +345,9 @@ class Picker:
         pick = self._choose_by_load(service, ctx, decision)
         if pick is None or ctx.adapter is None:
             return pick
-        adapter = service.adapters.get(ctx.adapter.name, ctx.adapter)  # it may have been loaded while the request waited
+        adapter = service.adapters.get(
+            ctx.adapter.name, ctx.adapter
+        )  # it may have been loaded while the request waited
         return prefer_loaded(pick, adapter, service.endpoints, self.inflight.rank)
 
     def _choose_by_load(

@@ -17,6 +17,7 @@ Object = dict[str, Any]
 
 IMAGE_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
 CONFIG_REASONS = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
+MAX_TERMINATION_CHARS = 2000  # Kubernetes keeps the last 2,048 bytes of a log as the termination message
 MAX_LOG_CHARS = 400  # characters of an engine's log in a message
 OUT_OF_MEMORY = "OOMKilled"
 MISSING_CLAIM = re.compile(r'persistentvolumeclaim "[^"]*" not found')
@@ -163,7 +164,9 @@ def _termination_message(terminated: Object, memory_limit: str) -> str:
 
 def _log_excerpt(text: str) -> str:
     """The log from its last error line on, else its end: a log ends with what followed the error."""
-    lines = [" ".join(line.split()) for line in text.splitlines() if line.strip() and not LOWER_LEVEL.match(line)]
+    raw = text.splitlines()
+    whole = raw[1:] if len(text) >= MAX_TERMINATION_CHARS and len(raw) > 1 else raw  # the first line is cut
+    lines = [" ".join(line.split()) for line in whole if line.strip() and not LOWER_LEVEL.match(line)]
     for pattern in (ERROR_LINE, ERROR_LEVEL):
         at = next((n for n in range(len(lines) - 1, -1, -1) if pattern.match(lines[n])), None)
         if at is not None:
