@@ -203,7 +203,7 @@ class AdapterLoader:
                 error = await self._post(LOAD_PATH, {"lora_name": engine_name, "lora_path": path}, {200})
             except SourceError as failure:
                 error = str(failure)
-            except Exception as failure:  # such as a directory that cannot be listed
+            except (OSError, ValueError, RuntimeError) as failure:  # such as a directory that cannot be listed
                 error = f"{type(failure).__name__}: {failure}"
         if error and ALREADY_LOADED not in error:
             self._record_failure(entry, engine_name, redact(error))
