@@ -140,7 +140,10 @@ class AdapterLoader:
         """Keeps the engine at the desired set until it is cancelled."""
         try:
             while True:
-                await self.step()
+                try:
+                    await self.step()
+                except Exception:  # uncaught it would end the loop, and no adapter would come or go any more
+                    log.exception("the desired adapters cannot be compared with the loaded ones; trying again")
                 await asyncio.sleep(POLL_SECONDS)
         finally:
             for load in self._loads.values():
@@ -155,7 +158,10 @@ class AdapterLoader:
             is_due = entry.failed != adapter.engine_name or self._now() >= entry.retry_at
             if entry.loaded != adapter.engine_name and is_due and adapter.name not in self._loads:
                 self._start_load(adapter)
-        for engine_name in [name for name, at in self._unwanted.items() if self._now() >= at]:
+        # A name that is desired again is about to be loaded: an unload beside that could come last.
+        wanted = {adapter.engine_name for adapter in self._desired.values()}
+        due = [name for name, at in self._unwanted.items() if name not in wanted and self._now() >= at]
+        for engine_name in due:
             await self._unload(engine_name)
 
     def _start_load(self, adapter: Adapter) -> asyncio.Task[None]:
@@ -174,7 +180,7 @@ class AdapterLoader:
             desired = parse_desired(text)
         except FileNotFoundError:
             return
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             log.warning("the desired adapters cannot be read: %s", error)
             return
         for name in self._entries.keys() - desired.keys():
@@ -197,6 +203,8 @@ class AdapterLoader:
                 error = await self._post(LOAD_PATH, {"lora_name": engine_name, "lora_path": path}, {200})
             except SourceError as failure:
                 error = str(failure)
+            except (OSError, ValueError, RuntimeError) as failure:  # such as a directory that cannot be listed
+                error = f"{type(failure).__name__}: {failure}"
         if error and ALREADY_LOADED not in error:
             self._record_failure(entry, engine_name, redact(error))
             log.error("adapter %s is not loaded: %s", adapter.name, entry.error)
@@ -244,13 +252,15 @@ class AdapterLoader:
         return State.FAILED if entry.failed else State.LOADING
 
     def _publish(self) -> None:
-        """Writes for the middleware what is loaded under which name."""
-        self._states.write(
-            {
-                name: (self._state_of(adapter), self._entries[name].loaded, self._entries[name].error)
-                for name, adapter in self._desired.items()
-            }
-        )
+        """Writes for the middleware what is loaded under which name. A full disk stops no load."""
+        states = {
+            name: (self._state_of(adapter), self._entries[name].loaded, self._entries[name].error)
+            for name, adapter in self._desired.items()
+        }
+        try:
+            self._states.write(states)
+        except OSError as error:
+            log.warning("the state of the adapters cannot be written: %s", error)
 
 
 def source_resolver(contract: Contract, runtime: str, environment: Mapping[str, str] = os.environ) -> Resolve:

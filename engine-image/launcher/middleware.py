@@ -39,7 +39,7 @@ STRAYED = "This engine does not serve the model that was asked for. Please try a
 ADAPTER_LOADING_MESSAGE = "The adapter {} is being loaded. Please try again."
 ADAPTER_FAILED_MESSAGE = "The adapter {} cannot be loaded: {}"
 # Only the launcher, which is in the same pod, loads adapters.
-ADMIN_PATHS = (vllm.LOAD_LORA_PATH, vllm.UNLOAD_LORA_PATH)
+ADMIN_PATHS = (vllm.LOAD_LORA_PATH, vllm.UNLOAD_LORA_PATH, vllm.SAGEMAKER_LORA_PATH)
 LOOPBACK = ("127.0.0.1", "::1", "::ffff:127.0.0.1")
 BODY_TOO_LARGE_MESSAGE = "The request body is longer than {} bytes."
 
@@ -93,6 +93,11 @@ def engine_client(scope: Scope) -> object:
     return getattr(getattr(scope.get("app"), "state", None), "engine_client", None)
 
 
+def _is_admin(path: str) -> bool:
+    """Whether a path of vLLM's API loads or unloads adapters."""
+    return path in ADMIN_PATHS or path.startswith(f"{vllm.SAGEMAKER_LORA_PATH}/")
+
+
 def _is_local(scope: Scope) -> bool:
     """Whether a request comes from this pod; a request over a socket without an address does too."""
     client = scope.get("client")
@@ -124,9 +129,9 @@ class Plimsoll:
             await self._app(scope, receive, send)
         elif scope["path"] == self._progress_path:
             await self._answer_progress(scope, send)
-        elif scope["path"] in ADMIN_PATHS and not _is_local(scope):
+        elif _is_admin(scope["path"]) and not _is_local(scope):
             await send_json(send, 404, b'{"detail":"Not Found"}', {})
-        elif scope["method"] != "POST" or scope["path"] in ADMIN_PATHS:
+        elif scope["method"] != "POST" or _is_admin(scope["path"]):
             await self._forward_to_engine(scope, receive, send)
         else:
             await self._handle_post(scope, receive, send)

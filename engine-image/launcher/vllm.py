@@ -60,6 +60,7 @@ KV_BOTH: Final = "kv_both"
 
 LOAD_LORA_PATH: Final = "/v1/load_lora_adapter"
 UNLOAD_LORA_PATH: Final = "/v1/unload_lora_adapter"
+SAGEMAKER_LORA_PATH: Final = "/adapters"  # loads with POST; /adapters/NAME unloads with DELETE
 
 RUNTIME_LORA_VARIABLE: Final = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"  # without it an engine has no LOAD_LORA_PATH
 CACHE_ROOT_VARIABLE: Final = "VLLM_CACHE_ROOT"

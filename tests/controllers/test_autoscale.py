@@ -225,6 +225,8 @@ async def test_former_leader_writes_nothing_more() -> None:
     api.go.set()
     await scaler.finish_writes()
     assert (api.begun, api.ended) == ([("chat-serve", 2)], [])
+    await asyncio.sleep(0)
+    assert pending_writes() == 0
 
 
 def pending_writes() -> float:

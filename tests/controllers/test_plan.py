@@ -10,7 +10,7 @@ from plimsoll.controllers.gateway_poller import GatewayView
 from plimsoll.controllers.object_cache import ObjectCache
 from plimsoll.controllers.reconcile.object_plan import ObjectPlan, plan_objects
 from plimsoll.controllers.reconcile.observe import ObservedService, observe
-from plimsoll.resources import objects
+from plimsoll.resources import lora, objects
 from tests import builders
 
 Object = dict[str, Any]
@@ -18,14 +18,14 @@ Object = dict[str, Any]
 MODEL = {"uri": "file:///models/tiny"}
 
 
-def planned(raw: Object, *revisions: Object) -> ObjectPlan:
-    """The plan for a service with these ControllerRevisions."""
+def planned(raw: Object, *children: Object) -> ObjectPlan:
+    """The plan for a service with these objects."""
     store = ObjectCache()
-    for obj in (raw, *revisions):
+    for obj in (raw, *children):
         store.put(obj)
     observed = observe(store, GatewayView(), ("team", "chat"))
     assert isinstance(observed, ObservedService)
-    return plan_objects(observed, parse(raw), {"prefill": 1, "decode": 1}, builders.PLATFORM)
+    return plan_objects(observed, parse(raw), dict.fromkeys(("prefill", "decode", "serve"), 1), builders.PLATFORM)
 
 
 def templates(found: ObjectPlan) -> dict[str, Object]:
@@ -56,3 +56,14 @@ def test_plan_earlier_revision_keeps_its_template() -> None:
     assert set(map(json.dumps, templates(first).values())) == {'{"rendered": "before"}'}
     renamed = planned(named("new"), *first.templates)
     assert (renamed.templates, templates(renamed)) == ((), templates(first))
+
+
+def test_plan_keeps_config_map_that_a_pod_mounts() -> None:
+    """A pod of the old template that is created during the rollout needs it."""
+    raw = builders.service(tiers={"serve": {}})
+    adapted = {**raw, "spec": {**raw["spec"], "adapters": [{"name": "sql", "uri": "hf://acme/sql"}]}}
+    config_map = lora.config_map(parse(adapted), adapted)
+    config_map["metadata"] |= {"uid": "uid-adapters", "resourceVersion": "7"}
+    pod = builders.pod(raw, "serve") | {"spec": {"volumes": lora.volumes(parse(adapted))}}
+    assert planned(raw, config_map, pod).prune == ()
+    assert planned(raw, config_map, builders.pod(raw, "serve")).prune == (config_map,)

@@ -58,8 +58,13 @@ async def test_unknown_adapter_never_gets_the_model(tmp_path: Path) -> None:
 async def test_only_the_pod_itself_loads_adapters(tmp_path: Path) -> None:
     engine = FakeEngine(answer)
     async with make_harness(engine, "serve", tmp_path) as harness:
-        for path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
+        for method, path in (
+            ("POST", "/v1/load_lora_adapter"),
+            ("POST", "/v1/unload_lora_adapter"),
+            ("POST", "/adapters"),
+            ("DELETE", "/adapters/sql"),
+        ):
             for address, status in (("10.1.2.3", 404), ("127.0.0.1", 200)):
-                exchange = await harness.send({"lora_name": "a"}, path, client=(address, 1))
-                assert exchange.status == status
-    assert len(engine.requests) == 2
+                exchange = await harness.send({"lora_name": "a"}, path, client=(address, 1), method=method)
+                assert (path, exchange.status) == (path, status)
+    assert len(engine.requests) == 4

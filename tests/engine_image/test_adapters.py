@@ -77,6 +77,8 @@ class Bench:
         async def resolve(adapter: Adapter) -> str:
             if adapter.location == "/gone":
                 raise SourceError("/gone does not exist in the engine pod")
+            if adapter.location == "/unreadable":
+                raise PermissionError("/unreadable")
             return adapter.location
 
         (folder / "desired").mkdir(exist_ok=True)
@@ -192,11 +194,72 @@ async def test_adapter_removed_during_its_load_is_unloaded(tmp_path: Path) -> No
         assert one.state("sql") is None
 
 
+async def test_source_reverted_during_a_load_stays_loaded(tmp_path: Path) -> None:
+    async with bench(tmp_path) as one:
+        one.desire(("sql", "/v1"))
+        await one.settle()
+        one.engine.hold.clear()
+        one.desire(("sql", "/v2"))
+        await one.loader.step()
+        while len(one.engine.calls) < 2:
+            await asyncio.sleep(0.01)
+        one.desire(("sql", "/v1"))
+        one.engine.hold.set()
+        for _ in range(3):
+            await one.settle()
+        assert one.loaded() == {"sql": "/v1"}
+        assert one.state("sql") is State.LOADED
+        assert one.engine.loaded.keys() == {entry.loaded for entry in one.loader._entries.values()}
+
+
+async def test_unexpected_error_of_a_source_is_that_adapters_alone(tmp_path: Path) -> None:
+    async with bench(tmp_path) as one:
+        one.desire(("sql", "/sql"), ("bad", "/unreadable"))
+        await one.settle()
+        assert one.loaded() == {"sql": "/sql"}
+        errors = {entry["name"]: entry["error"] for entry in one.loader.document}
+        assert errors == {"sql": None, "bad": "PermissionError: /unreadable"}
+        assert one.state("bad") is State.FAILED
+
+
+async def test_loop_goes_on_after_an_unexpected_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with bench(tmp_path) as one:
+        real, failures = one.loader.step, [RuntimeError("once")]
+
+        async def step() -> None:
+            if failures:
+                raise failures.pop()
+            await real()
+
+        monkeypatch.setattr("launcher.adapters.POLL_SECONDS", 0.01)
+        monkeypatch.setattr(one.loader, "step", step)
+        one.desire(("sql", "/sql"))
+        following = asyncio.create_task(one.loader.follow())
+        while not one.loaded() and not following.done():
+            await asyncio.sleep(0.01)
+        following.cancel()
+        assert one.loaded() == {"sql": "/sql"}
+
+
+async def test_state_that_cannot_be_written_stops_no_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(states: dict[str, tuple[State, str, str]]) -> None:
+        raise OSError("no space left on device")
+
+    async with bench(tmp_path) as one:
+        with monkeypatch.context() as full:
+            full.setattr(one.states, "write", write)
+            one.desire(("sql", "/sql", True))
+            await one.loader.load_pinned()
+        await one.settle()
+        assert one.loaded() == {"sql": "/sql"}
+        assert one.state("sql") is State.LOADED
+
+
 async def test_unreadable_file_changes_nothing(tmp_path: Path) -> None:
     async with bench(tmp_path) as one:
         one.desire(("sql", "/sql"))
         await one.settle()
-        for text in ("", "{", "[]", '{"adapters": [{"name": 1}]}', '{"adapters": {}}'):
+        for text in ("", "{", "[" * 100_000, "[]", '{"adapters": [{"name": 1}]}', '{"adapters": {}}'):
             (tmp_path / "desired" / "adapters.json").write_text(text)
             await one.settle()
         assert one.loaded() == {"sql": "/sql"}

@@ -109,6 +109,7 @@ class ScaleWriter:
     def _forget(self, key: TierKey, task: asyncio.Task[None]) -> None:
         if self._tasks.get(key) is task:
             del self._tasks[key]
+        metrics.OPERATOR_SCALE_WRITES_PENDING.set(len(self._tasks))
 
     async def _write(self, key: TierKey, contain: Callable[[Key], AbstractContextManager[None]]) -> None:
         async with self._slots:

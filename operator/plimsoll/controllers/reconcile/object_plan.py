@@ -6,7 +6,7 @@ uses the stored template, so that a new operator, chart or default image does no
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,9 +73,20 @@ def plan_objects(
     prune = tuple(
         child
         for child_name, child in observed.children.items()
-        if child_name not in desired_names and (report is not None or child["kind"] != labels.ADMISSION_KIND)
+        if child_name not in desired_names
+        and (report is not None or child["kind"] != labels.ADMISSION_KIND)
+        and not _is_mounted(child, observed.pods)
     )
     return ObjectPlan(tuple(templates), tuple(desired), prune, revisions)
+
+
+def _is_mounted(child: Object, pods: Iterable[Object]) -> bool:
+    """Whether a pod mounts a ConfigMap. Without it, a pod of the old template would not start during a rollout."""
+    return child["kind"] == "ConfigMap" and any(
+        volume.get("configMap", {}).get("name") == child["metadata"]["name"]
+        for pod in pods
+        for volume in pod.get("spec", {}).get("volumes", [])
+    )
 
 
 def _applied_replicas(deployment: Object | None, desired: int) -> int | None:
