@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -134,6 +135,9 @@ async def test_adapter_requests_are_counted(fleet: Fleet) -> None:
 async def test_adapter_is_not_taken_for_the_model_without_picker(fleet: Fleet) -> None:
     """Envoy routes by names while the picker is away. An engine without an adapter answers nothing in its place."""
     await fleet.serve("sql", "law", "none")
+    for name in ("sql", "chat"):
+        assert (await ask(fleet, name))[0] == 200
+    await asyncio.sleep(1.0)  # Envoy gets the clusters of the names, which nothing asks for while the picker is there
     picker = fleet.stack.picker
     assert picker is not None
     stop(picker)
