@@ -45,21 +45,31 @@ def test_entries_count_engines_and_name_those_without() -> None:
         "a": {"sql": LOADED, "law": AdapterReport(False, "rank 64 is above 16")},
         "c": {"sql": LOADED},
     }
-    assert adapters_status(ENTRIES, reports) == [
+    assert adapters_status(ENTRIES, reports, has_engines=True) == [
         {"name": "sql", "since": "2026-01-01T00:00:00.000001Z", "loaded": "3/3"},
         {"name": "law", "loaded": "0/3", "error": "rank 64 is above 16", "notLoadedOn": ["a", "b", "c"]},
     ]
 
 
 def test_entries_stay_while_no_engine_reports() -> None:
-    before = adapters_status(ENTRIES, {"a": {"sql": LOADED}})
-    assert adapters_status(before, {}) == before
+    before = adapters_status(ENTRIES, {"a": {"sql": LOADED}}, has_engines=True)
+    assert adapters_status(before, {}, has_engines=True) == before
+
+
+def test_adapters_without_an_engine_are_loaded_on_none() -> None:
+    """As after a scale to zero."""
+    before = adapters_status(ENTRIES, {"a": {"sql": LOADED, "law": AdapterReport(False, "no file")}}, has_engines=True)
+    assert [(one["loaded"], "error" in one) for one in before] == [("1/1", False), ("0/1", True)]
+    after = adapters_status(before, {}, has_engines=False)
+    assert [(one["loaded"], "error" in one) for one in after] == [("0/0", False), ("0/0", False)]
 
 
 def test_largest_status_is_bounded_and_valid() -> None:
     names = [f"{number:03}" + "n" * 125 for number in range(256)]
     reports = {f"{pod:03}" + "p" * 200: {n: AdapterReport(False, "e" * 512) for n in names} for pod in range(300)}
-    entries = adapters_status([{"name": name, "since": "2026-01-01T00:00:00.000001Z"} for name in names], reports)
+    entries = adapters_status(
+        [{"name": name, "since": "2026-01-01T00:00:00.000001Z"} for name in names], reports, has_engines=True
+    )
     assert len(json.dumps(entries)) < 96 * 1024
     found = parse(builders.service(tiers={"serve": {}}) | {"status": {"adapters": entries}})
     assert len(found.status.adapters) == 256

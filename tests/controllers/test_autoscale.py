@@ -399,7 +399,7 @@ def test_shedding_condition_begins_and_ends_once() -> None:
         assert report is not None
         found = {c.type: c for c in report.conditions}.get(ConditionType.SHEDDING)
         if found is not None:
-            rate = float(found.message.partition("(")[2].partition(" req/s came)")[0])
+            rate = float(found.message.partition("(of ")[2].partition(" req/s)")[0])
             assert rate == pytest.approx(10.0, rel=0.05)
         if not shed or shed[-1] is (found is None):
             shed.append(found is not None)

@@ -39,7 +39,7 @@ def test_events_model_name_loss_and_return(reason: ConditionReason, event: Event
     assert events(before, (lost,), "1") == []
     [regained] = events(before, (), "1")
     assert regained.reason is EventReason.MODEL_NAME_ACCEPTED
-    assert regained.message == "the service has its model name"
+    assert regained.message == "the service has its model name, and each of its adapters its own"
     assert events([], (), "1") == []
     assert events(before, (), "1", spec_problems=("spec: no",)) == [], "an invalid spec says nothing about names"
 

@@ -21,6 +21,7 @@ import aiohttp
 from plimsoll.gateway.atomic_write import write_if_changed
 from plimsoll.gateway.envoy.admin import EnvoyAdminClient
 from plimsoll.gateway.envoy.bootstrap import write_files
+from plimsoll.gateway.envoy.listener import MODEL_CLUSTER_PREFIX
 from plimsoll.gateway.settings import PickerSettings
 from tests.gateway.envoy_binary import ENVOY
 from tests.gateway.fake_engine import FakeEngine
@@ -204,6 +205,17 @@ class GatewayStack:
             return {a for a, e in (await self.endpoints(service)).items() if e["routable"]} == wanted
 
         await wait_until(are, f"routable: {wanted}")
+
+    async def wait_model_clusters(self, *names: str) -> None:
+        """Wait until Envoy has the clusters by which it routes these names while the picker is away."""
+
+        async def has_all() -> bool:
+            connector = aiohttp.UnixConnector(str(self.settings.admin_socket))
+            async with aiohttp.ClientSession(connector=connector) as admin, admin.get("http://envoy/clusters") as page:
+                text = await page.text()
+            return all(f"{MODEL_CLUSTER_PREFIX}{name}::" in text for name in names)
+
+        await wait_until(has_all, f"Envoy has the clusters of {names}")
 
     async def wait_inflight(self, engine: FakeEngine, count: int) -> None:
         """Wait until the picker counts so many requests at an engine."""

@@ -171,10 +171,9 @@ async def test_hostile_bytes_make_one_line(one: tuple[LoggedGateway, FakeEngine]
     await gateway.ask_fully(sent={"x-request-id": f"after-{before}"})
     await gateway.line_of(f"after-{before}")
     *made, _ = gateway.lines()[before:]
-    assert len(made) <= 1, "Envoy answers what is no HTTP without a request"
-    for line in made:
-        assert max(len(str(value)) for value in line.values()) <= 400
-        assert line["status"] in (400, 404)
+    (line,) = made
+    assert max(len(str(value)) for value in line.values()) <= 400
+    assert line["status"] in (400, 404)
     assert "a prompt" not in gateway.log.read_text()
     signals = await gateway.http.get(f"{gateway.picker_url}/metrics")
     metrics = await signals.text()

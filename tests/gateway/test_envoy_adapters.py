@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -137,7 +136,7 @@ async def test_adapter_is_not_taken_for_the_model_without_picker(fleet: Fleet) -
     await fleet.serve("sql", "law", "none")
     for name in ("sql", "chat"):
         assert (await ask(fleet, name))[0] == 200
-    await asyncio.sleep(1.0)  # Envoy gets the clusters of the names, which nothing asks for while the picker is there
+    await fleet.stack.wait_model_clusters("sql", "law", "none", "chat")
     picker = fleet.stack.picker
     assert picker is not None
     stop(picker)

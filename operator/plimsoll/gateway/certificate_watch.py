@@ -1,4 +1,4 @@
-"""The gateway's certificate: read from the mounted Secret, checked, delivered to Envoy, and its state told.
+"""The gateway's certificate: read from the mounted Secret, checked, delivered to Envoy, and its state exported.
 
 Problem: a rotation must fail no request, and a Secret that is broken must not replace a certificate that works.
 

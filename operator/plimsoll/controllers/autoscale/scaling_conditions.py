@@ -154,7 +154,7 @@ def shedding(
         return None
     rate_per_s = snapshot.metrics.arrivals / LATENCY_WINDOW_S
     rejected = f"{snapshot.metrics.rejected_share:.0%} of the last minute's requests were rejected"
-    parts = [f"{rejected} ({units.format_rate(rate_per_s)} came)"]
+    parts = [f"{rejected} (of {units.format_rate(rate_per_s)})"]
     capacities = [
         (snapshot.tiers[tier].ready * sizing.replica_work / sizing.request_gpu_s, tier)
         for tier, sizing in service_state.sizings.items()

@@ -26,12 +26,13 @@ MAX_NAME_CHARS, MAX_BRIEF_CHARS = 60, 120  # in an Event
 ReportsByPod = Mapping[str, Mapping[str, AdapterReport]]  # by pod and adapter, of ready pods
 
 
-def adapters_status(entries: Sequence[Object], reports: ReportsByPod) -> list[Object]:
+def adapters_status(entries: Sequence[Object], reports: ReportsByPod, *, has_engines: bool) -> list[Object]:
     """The entries of the adapters in the spec; `entries` are those before, with names and grants.
 
-    Without a report, as after a restart of the operator, the entries stay as they are.
+    has_engines: whether an engine is ready. While none of those has reported, as after a restart of the operator, the
+    entries stay as they are.
     """
-    if not reports:
+    if has_engines and not reports:
         return list(entries)
     pods_left, errors_left = MAX_PODS, MAX_ERRORS
     stated = []

@@ -62,7 +62,9 @@ def adapter_name_rejected(states: Sequence[NameState]) -> Condition | None:
         problem = f"names that begin with {owner}/ belong to namespace {owner}, which has or had services"
     elif state.holder is not None:
         problem = why_taken(claim.model, state.holder)
-    more = f" {others} more adapters lack their names." if others else ""
+    more = (
+        f" {others} more {'adapter lacks its name' if others == 1 else 'adapters lack their names'}." if others else ""
+    )
     reachable = f"clients reach this adapter as {claim.qualified_name}"
     message = f"spec.adapters {claim.model}: {problem}; {reachable}. Change its name to get a name of its own.{more}"
     brief = f"adapter {shorten(claim.model, 60)} lacks its name, change it: {shorten(problem, 140)}"
@@ -71,7 +73,8 @@ def adapter_name_rejected(states: Sequence[NameState]) -> Condition | None:
 
 def accepted_again(state: NameState | None) -> str:
     """The message of the Event about a name that is no longer rejected."""
-    return "the service has its model name" + (f" {_quote(state.claim.model)}" if state is not None else "")
+    name = "" if state is None else f" {_quote(state.claim.model)}"
+    return f"the service has its model name{name}, and each of its adapters its own"
 
 
 def why_taken(name: str, holder: NameClaim) -> str:

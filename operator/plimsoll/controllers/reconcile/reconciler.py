@@ -272,7 +272,7 @@ class Reconciler:
             "modelNames": list(inputs.model_names.listed),
             **({NAME_CLAIM: old_status[NAME_CLAIM]} if NAME_CLAIM in old_status else {}),
             **({"formerModelNames": [asdict(one) for one in former]} if former else {}),
-            **({ADAPTERS: adapters_status(old_status[ADAPTERS], inputs.adapters)} if ADAPTERS in old_status else {}),
+            **({ADAPTERS: _adapters_status(old_status[ADAPTERS], inputs)} if ADAPTERS in old_status else {}),
             "tiers": service_status.tiers_status(inputs),
             "conditions": conditions.merge(old_status.get("conditions", []), stated_conditions, rfc3339_now()),
             **service_status.scaling_fields(inputs, old_status),
@@ -376,6 +376,12 @@ def collect_status_inputs(
         fallback=observed.fallback,
         hardware_limits=() if service is None else hardware_limits(service, platform.engine.defaults.args),
     )
+
+
+def _adapters_status(entries: list[Object], inputs: StatusInputs) -> list[Object]:
+    """The entries; as before while the tiers are unknown, because the spec is not valid."""
+    has_engines = not inputs.tiers or any(tier.ready for tier in inputs.tiers)
+    return adapters_status(entries, inputs.adapters, has_engines=has_engines)
 
 
 def _has_cost_model(admission: Object | None) -> bool:
