@@ -72,6 +72,7 @@ LAST_SCENARIOS += (
 
 # Only `make e2e-all` runs these.
 EXTENDED_SCENARIOS = (
+    "adopt",
     "api_keys",
     "drift",
     "eviction",

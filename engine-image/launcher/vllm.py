@@ -93,6 +93,7 @@ class Metric(StrEnum):
     TTFT = "vllm:time_to_first_token_seconds"
     ITL = "vllm:inter_token_latency_seconds"
     ITL_UNTIL_0_12 = "vllm:time_per_output_token_seconds"
+    PREFILL_TIME = "vllm:request_prefill_time_seconds"
     CACHE_CONFIG = "vllm:cache_config_info"
 
 

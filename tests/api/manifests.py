@@ -26,6 +26,15 @@ def aggregated(**edits: Any) -> Manifest:
     return edited(_head({"serve": {}}), edits)
 
 
+def adopted(**edits: Any) -> Manifest:
+    """Engines of a Deployment that exists."""
+    ref = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "llm"}
+    manifest = _head({})
+    del manifest["spec"]["tiers"]
+    manifest["spec"] |= {"slo": {"ttft": "1s"}, "targets": {"serve": {"scaleTargetRef": ref, "maxReplicas": 4}}}
+    return edited(manifest, edits)
+
+
 def examples() -> dict[str, Manifest]:
     """The manifests that ship, by file name."""
     return {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in sorted(EXAMPLES.glob("*.yaml"))}

@@ -13,10 +13,11 @@ from tests.api.cases_adapters import ADAPTER_CASES
 from tests.api.cases_admission import ADMISSION_CASES
 from tests.api.cases_pod import POD_CASES
 from tests.api.cases_scaling import SCALING_CASES
-from tests.api.manifests import ABSENT, Manifest, aggregated, examples, service
+from tests.api.cases_targets import TARGET_CASES
+from tests.api.manifests import ABSENT, Manifest, adopted, aggregated, examples, service
 from tests.api.mutations import mutations
 from tests.api.statuses import STATUS
-from tests.api.valid_manifests import VALID_AGGREGATED, VALID_EDITS
+from tests.api.valid_manifests import VALID_ADOPTED, VALID_AGGREGATED, VALID_EDITS
 
 
 def problems(manifest: Manifest) -> tuple[str, ...]:
@@ -26,7 +27,9 @@ def problems(manifest: Manifest) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(
-    "case", [*SPEC_CASES, *POD_CASES, *SCALING_CASES, *ADMISSION_CASES, *ADAPTER_CASES], ids=lambda case: case.name
+    "case",
+    [*SPEC_CASES, *POD_CASES, *SCALING_CASES, *ADMISSION_CASES, *ADAPTER_CASES, *TARGET_CASES],
+    ids=lambda case: case.name,
 )
 def test_parse_broken_rule_names_field_and_remedy(case: Case) -> None:
     (problem,) = problems(case.manifest())
@@ -48,6 +51,18 @@ def test_parse_boundary_values_are_accepted(edits: Manifest) -> None:
 @pytest.mark.parametrize("edits", VALID_AGGREGATED, ids=lambda edits: str(edits)[:60])
 def test_parse_aggregated_boundary_values_are_accepted(edits: Manifest) -> None:
     assert parse(aggregated(**edits)).metadata.uid == ""
+
+
+@pytest.mark.parametrize("edits", VALID_ADOPTED, ids=str)
+def test_parse_adopted_boundary_values_are_accepted(edits: Manifest) -> None:
+    assert [role for role, _ in parse(adopted(**edits)).spec.sized_tiers.items()] == ["serve"]
+
+
+@pytest.mark.parametrize("edits", [{"pod": {}}, {"rollout": {}}, {"image": "a"}, {"adapters": []}])
+def test_parse_tier_field_of_target_is_unknown(edits: Manifest) -> None:
+    (name,) = edits
+    (problem,) = problems(adopted(**{f"spec.targets.serve.{name}": edits[name]}))
+    assert problem == f"spec.targets.serve.{name}: is not a known field"
 
 
 @pytest.mark.parametrize("name", examples())

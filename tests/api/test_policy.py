@@ -16,7 +16,7 @@ from plimsoll.core.autoscaling.scaling_policy import ReplicaRateLimit, ScalingMo
 from plimsoll.core.demand.standby_value import MISS_COST
 from plimsoll.core.slo import Slo as CoreSlo
 from plimsoll.core.types import Unavailable
-from tests.api.manifests import aggregated, examples, service
+from tests.api.manifests import Manifest, adopted, aggregated, examples, service
 
 NOON_S = datetime(2026, 6, 10, 12, tzinfo=UTC).timestamp()  # a Wednesday
 START_S = 300.0
@@ -78,7 +78,28 @@ def test_policy_mode_equals_core_mode(mode: str) -> None:
 
 
 def test_mode_values_of_api_equal_core_modes() -> None:
-    assert list(get_args(ScalingOptions.model_fields["mode"].annotation)) == [mode.value for mode in ScalingMode]
+    modes, absent = get_args(ScalingOptions.model_fields["mode"].annotation)
+    assert list(get_args(modes)) == [mode.value for mode in ScalingMode]
+    assert absent is type(None)
+
+
+@pytest.mark.parametrize(
+    ("manifest", "mode"),
+    [
+        (aggregated(), ScalingMode.AUTO),
+        (adopted(), ScalingMode.RECOMMEND),
+        (adopted(**{"spec.scaling.headroom": "10%"}), ScalingMode.RECOMMEND),
+        (adopted(**{"spec.scaling.mode": "Auto"}), ScalingMode.AUTO),
+    ],
+)
+def test_mode_default_is_recommend_for_targets(manifest: Manifest, mode: ScalingMode) -> None:
+    assert parse(manifest).policy(NOON_S).mode is mode
+
+
+def test_policy_of_target_has_its_bounds_and_gpus() -> None:
+    target = parse(adopted(**{"spec.targets.serve.minReplicas": 2, "spec.targets.serve.gpus": 8})).policy(NOON_S)
+    tier = target.tiers["serve"]
+    assert (tier.min_replicas, tier.max_replicas, tier.gpus_per_replica) == (2, 4, 8)
 
 
 def test_runtime_values_of_api_equal_launcher_contract() -> None:

@@ -20,7 +20,8 @@ def test_reference_page_is_up_to_date() -> None:
     [
         "| `tiers.TIER.gpus` | integer, `1` | GPUs of each engine: 0 to 64. |",
         "| `engine.env[].valueFrom.secretKeyRef.name` | string | Name of the object. |",
-        "- `tiers.TIER.maxReplicas`, `scaling.schedule[].maxReplicas`: maxReplicas must not be below minReplicas",
+        "- `tiers.TIER.maxReplicas`, `targets.TIER.maxReplicas`, `scaling.schedule[].maxReplicas`: maxReplicas must not"
+        " be below minReplicas",
         "| `tiers.TIER.summary` | string | Ready and desired pods, such as 2/3. |",
         "| `scaling.warmReplicas` | integer, `0` | Replicas that each tier keeps beyond those it"
         " needs, up to maxReplicas: 0 to 1000. |",

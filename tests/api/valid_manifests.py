@@ -306,3 +306,13 @@ VALID_AGGREGATED: list[dict[str, Any]] = [
     {"spec.engine.lora": {"maxLoras": 256}},
     {"spec.engine.args": ["--enable-lora", "--api-server-count=2"]},
 ]
+
+# Of a service with a target.
+VALID_ADOPTED: list[dict[str, Any]] = [
+    {},
+    {"spec.engine.runtime": "simulated", "spec.scaling.mode": "Auto"},
+    {"spec.targets.serve.podSelector": "app=llm, leaderworkerset.sigs.k8s.io/worker-index=0", "spec.model.name": "m"},
+    {"spec.targets.serve.scaleTargetRef.apiVersion": "v1", "spec.targets.serve.metricsPort": 65535},
+    {"spec.targets.serve.minReplicas": 1000, "spec.targets.serve.maxReplicas": 1000, "spec.targets.serve.gpus": 0},
+    {"spec.scaling.schedule": [{"from": "08:00", "until": "20:00", "minReplicas": 2}]},
+]

@@ -7,7 +7,7 @@ import pytest
 from plimsoll.controllers import namespace_leases
 from plimsoll.controllers.operator import LEASE_NAME
 from plimsoll.controllers.reconcile.service_namespaces import CONFIGMAP_NAME
-from tests.chart.rendering import NAMESPACE, Object, find, of_kind, render
+from tests.chart.rendering import NAMESPACE, Object, RenderError, find, of_kind, render
 
 FOLLOW = ("list", "watch")
 READ = ("get", *FOLLOW)
@@ -21,7 +21,10 @@ OPERATOR = {
     "inferenceservicecheckpoints.plimsoll.dev": ("list", "create", "patch"),
     "inferenceservices/finalizers.plimsoll.dev": ("update",),
     "deployments.apps": OWNED,
-    "deployments/scale.apps": ("patch",),
+    "deployments/scale.apps": ("get", "patch"),
+    "statefulsets.apps": ("get",),
+    "statefulsets/scale.apps": ("get", "patch"),
+    "horizontalpodautoscalers.autoscaling": ("list",),
     "controllerrevisions.apps": (*FOLLOW, "create", "delete"),
     "services": OWNED,
     "serviceaccounts": OWNED,
@@ -80,6 +83,30 @@ def test_rbac_watched_namespaces_need_no_cluster_role() -> None:
         assert subjects(objects, "RoleBinding", f"plimsoll-{part}") == [(NAMESPACE, f"plimsoll-{part}")] * 2
     assert allowed(find(objects, "Role", "plimsoll-operator-own")) == OPERATOR_AT_HOME
     assert allowed(find(objects, "Role", "plimsoll-gateway-own")) == GATEWAY_AT_HOME
+
+
+def test_rbac_targets_add_their_scale_alone() -> None:
+    workers = {"apiGroup": "leaderworkerset.x-k8s.io", "resources": ["leaderworkersets", "disaggregatedsets"]}
+    for values in ({}, {"watchNamespaces": ["team-a"]}):
+        objects = render(values | {"targets": {"resources": [workers]}})
+        role = next(
+            one for one in objects if one["kind"].endswith("Role") and one["metadata"]["name"].endswith("operator")
+        )
+        granted = {name: verbs for name, verbs in allowed(role).items() if "set" in name and "replica" not in name}
+        assert granted == {
+            "leaderworkersets.leaderworkerset.x-k8s.io": ("get",),
+            "disaggregatedsets.leaderworkerset.x-k8s.io": ("get",),
+            "leaderworkersets/scale.leaderworkerset.x-k8s.io": ("get", "patch"),
+            "disaggregatedsets/scale.leaderworkerset.x-k8s.io": ("get", "patch"),
+        }
+
+
+@pytest.mark.parametrize(
+    "resources", [[{"apiGroup": "*", "resources": ["a"]}], [{"apiGroup": "a", "resources": ["*"]}]]
+)
+def test_rbac_targets_refuse_wildcards(resources: list[Object]) -> None:
+    with pytest.raises(RenderError):
+        render({"targets": {"resources": resources}})
 
 
 @pytest.mark.parametrize("values", [{}, {"watchNamespaces": [NAMESPACE]}])

@@ -74,6 +74,7 @@ OTHER: dict[str, Any] = {
     "gateway.service.externalTrafficPolicy": "Local",
     "gateway.authentication.apiKeys": "Required",
     "gateway.corsAllowedOrigins": ["https://app.example"],
+    "targets.resources": [{"apiGroup": "other.example", "resources": ["others"]}],
     "gateway.shortModelNames.namespaces": ["other"],
     "gateway.service.loadBalancerSourceRanges": ["10.0.0.0/8"],
     "gateway.ingress.hosts": ["llm.example"],

@@ -82,8 +82,8 @@ class InMemoryKube(KubeClient):
         assert live is not None
         self.cache.remove(live)
 
-    async def scale(self, namespace: str, deployment: str, replicas: int, manager: str) -> None:
-        live = self.cache.get("Deployment", (namespace, deployment))
+    async def scale(self, resource: Resource, namespace: str, name: str, replicas: int, manager: str) -> None:
+        live = self.cache.get("Deployment", (namespace, name))
         assert live is not None
         self._store({**live, "spec": {**live["spec"], "replicas": replicas}})
 

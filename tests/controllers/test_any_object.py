@@ -211,7 +211,7 @@ def round_of(store: ObjectCache) -> None:
     plan = None
     if observed is not None and observed.service is not None:
         plan = plan_objects(
-            observed, observed.service, desired_replicas(observed, observed.service, None), builders.PLATFORM
+            observed, observed.service, desired_replicas(observed, observed.service, None, {}), builders.PLATFORM
         )
     if observed is not None:
         names = names_of(observed, datetime.fromtimestamp(NOW_S, UTC))

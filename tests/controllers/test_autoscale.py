@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from plimsoll.adapters.kube_client import KubeClient
+from plimsoll.adapters.kube_client import KubeClient, Resource
 from plimsoll.api.conditions import ConditionReason, ConditionType
 from plimsoll.api.events import Event, EventReason
 from plimsoll.controllers.autoscale.autoscaler import Autoscaler
@@ -81,7 +81,10 @@ class World:
     def settle(self, due: Iterable[ScaleChange]) -> None:
         """What was ordered is ordered."""
         for change in due:
-            self.store.put({**change.deployment, "spec": {"replicas": change.decision.replicas}})
+            meta = change.scaled.metadata
+            deployment = self.store.get("Deployment", (meta["namespace"], meta["name"]))
+            assert deployment is not None
+            self.store.put({**deployment, "spec": {"replicas": change.decision.replicas}})
 
 
 async def _tell(_: Object, __: Event) -> None:
@@ -136,10 +139,10 @@ class SlowApi(KubeClient):
     def __init__(self) -> None:
         self.go, self.begun, self.ended = asyncio.Event(), list[tuple[str, int]](), list[tuple[str, int]]()
 
-    async def scale(self, namespace: str, deployment: str, replicas: int, manager: str) -> None:
-        self.begun.append((deployment, replicas))
+    async def scale(self, resource: Resource, namespace: str, name: str, replicas: int, manager: str) -> None:
+        self.begun.append((name, replicas))
         await self.go.wait()
-        self.ended.append((deployment, replicas))
+        self.ended.append((name, replicas))
 
 
 def scaler_of(services: list[Object], api: KubeClient, store: ObjectCache, replicas: int = 1) -> Autoscaler:
@@ -204,8 +207,8 @@ async def test_decision_that_no_longer_holds_is_not_written() -> None:
 
 async def test_failed_write_is_repeated_by_next_tick() -> None:
     class Away(SlowApi):
-        async def scale(self, namespace: str, deployment: str, replicas: int, manager: str) -> None:
-            self.begun.append((deployment, replicas))
+        async def scale(self, resource: Resource, namespace: str, name: str, replicas: int, manager: str) -> None:
+            self.begun.append((name, replicas))
             raise BackendUnavailable("away")
 
     api = Away()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from plimsoll.adapters.launcher import StartupProgress
+from plimsoll.api import labels
 from plimsoll.controllers.engine_poller import (
     BUSY_INTERVAL_S,
     ENGINE_INFO_INTERVAL_S,
@@ -320,3 +321,18 @@ async def test_run_polls_until_cancelled() -> None:
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     assert running.cancelled()
+
+
+async def test_adopted_engine_is_polled_at_its_own_port_and_never_asked_about_itself() -> None:
+    world = World()
+    own = world.pod(1)
+    world.store.remove(own)
+    adopted = {"metricsPort": 9000, "gpus": 1, "model": "hf://a/b"}
+    spec = {"containers": [{"name": "vllm", "image": "vllm:1"}]}
+    world.store.put({**own, "kind": labels.ADOPTED_POD_KIND, "spec": spec, labels.ADOPTED: adopted})
+    await world.until(21.0)
+    assert {url for _, url in world.requested} == {"10.0.0.1:9000/metrics"}
+    assert len(world.received) >= 8  # every two seconds, after a phase of at most five
+    found = world.engines.engine_info("team", "pod-1")
+    assert found is not None
+    assert (found.engine, found.engine_version) == ("vllm", "vllm:1")

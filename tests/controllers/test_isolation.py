@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from plimsoll.adapters.kube_client import INFERENCESERVICES, PODS, KubeClient, WatchEvent
+from plimsoll.adapters.kube_client import INFERENCESERVICES, PODS, KubeClient, Resource, WatchEvent
 from plimsoll.adapters.normalize import normalize
 from plimsoll.api import labels
 from plimsoll.api.conditions import ConditionReason, ConditionType
@@ -85,8 +85,8 @@ class Cluster(KubeClient):
     async def is_terminating(self, namespace: str) -> bool:
         return False
 
-    async def scale(self, namespace: str, deployment: str, replicas: int, manager: str) -> None:
-        self.scaled.append(deployment)
+    async def scale(self, resource: Resource, namespace: str, name: str, replicas: int, manager: str) -> None:
+        self.scaled.append(name)
 
 
 def test_contained_error_is_the_condition_of_its_service() -> None:
@@ -317,10 +317,10 @@ async def test_tick_error_while_one_is_set_stops_no_other() -> None:
     class Faulty(Cluster):
         is_faulty = True
 
-        async def scale(self, namespace: str, deployment: str, replicas: int, manager: str) -> None:
-            if self.is_faulty and deployment == "chat-serve":
+        async def scale(self, resource: Resource, namespace: str, name: str, replicas: int, manager: str) -> None:
+            if self.is_faulty and name == "chat-serve":
                 fail()
-            await super().scale(namespace, deployment, replicas, manager)
+            await super().scale(resource, namespace, name, replicas, manager)
 
     kube, errors = Faulty(), ObjectErrors()
     _, working = scaler(kube, errors)

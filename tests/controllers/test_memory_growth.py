@@ -48,7 +48,10 @@ class Churn:
             self.store.put(pod)
         self.scaler.observe_engine(self.key, Role.SERVE, engine(4.0 * STEP_S * self.tick_no, self._now_s))
         for change in self.scaler.decide(self._now_s):
-            self.store.put({**change.deployment, "spec": {"replicas": change.decision.replicas}})
+            meta = change.scaled.metadata
+            deployment = self.store.get("Deployment", (meta["namespace"], meta["name"]))
+            assert deployment is not None
+            self.store.put({**deployment, "spec": {"replicas": change.decision.replicas}})
         for pod in pods:
             self.store.remove(pod)
 

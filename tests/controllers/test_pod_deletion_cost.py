@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from plimsoll.adapters.kube_client import KubeClient
+from plimsoll.adapters.kube_client import KubeClient, Resource
 from plimsoll.api import labels
 from plimsoll.api.events import Event, EventReason
 from plimsoll.controllers.autoscale import pod_deletion_cost
@@ -99,7 +99,7 @@ class Recorder(KubeClient):
         found["metadata"]["resourceVersion"] = "6"
         return found
 
-    async def scale(self, namespace: str, deployment: str, replicas: int, manager: str) -> None:
+    async def scale(self, resource: Resource, namespace: str, name: str, replicas: int, manager: str) -> None:
         self.scaled.append(replicas)
 
 

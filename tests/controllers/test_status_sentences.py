@@ -113,7 +113,7 @@ class Walk(World):
         assert observed.service is not None
         report = self.scaler.report(KEY)
         plan = plan_objects(
-            observed, observed.service, desired_replicas(observed, observed.service, report), builders.PLATFORM
+            observed, observed.service, desired_replicas(observed, observed.service, report, {}), builders.PLATFORM
         )
         names = names_of(observed, datetime.fromtimestamp(self.now_s, UTC))
         inputs = collect_status_inputs(observed, plan, None, report, builders.PLATFORM, names)

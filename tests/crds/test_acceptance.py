@@ -13,9 +13,9 @@ from plimsoll.api.v1alpha1 import ConditionStatus, InferenceServiceStatus, SloSt
 from plimsoll.core import codec
 from plimsoll.core.admission.publication import AdmissionLimits
 from plimsoll.resources import objects
-from tests.api.manifests import EXAMPLES, Manifest, aggregated, edited, examples, service
+from tests.api.manifests import EXAMPLES, Manifest, adopted, aggregated, edited, examples, service
 from tests.api.statuses import STATUS
-from tests.api.valid_manifests import VALID_AGGREGATED, VALID_EDITS
+from tests.api.valid_manifests import VALID_ADOPTED, VALID_AGGREGATED, VALID_EDITS
 from tests.crds.conftest import APPLY_MODES, Kubectl
 
 pytestmark = pytest.mark.api
@@ -28,7 +28,7 @@ COLUMNS = ["NAME", "MODEL", "READY", "PREFILL", "DECODE", "SERVE", "TTFT", "TPOT
 
 @pytest.mark.parametrize("way", APPLY_MODES)
 def test_boundary_values_are_accepted(kubectl: Kubectl, way: str) -> None:
-    tables = [(service, VALID_EDITS), (aggregated, VALID_AGGREGATED)]
+    tables = [(service, VALID_EDITS), (aggregated, VALID_AGGREGATED), (adopted, VALID_ADOPTED)]
     edited = [(edits, base(**edits)) for base, table in tables for edits in table]
     verdicts = kubectl.validate([manifest for _, manifest in edited], *APPLY_MODES[way])
     assert {str(edits): said for (edits, _), said in zip(edited, verdicts, strict=True) if said} == {}
@@ -100,7 +100,6 @@ def test_only_constant_defaults_outside_lists_are_stored(kubectl: Kubectl) -> No
         },
         "engine": {"runtime": "vllm"},
         "scaling": {
-            "mode": "Auto",
             "paused": False,
             "headroom": "0%",
             "warmReplicas": 0,

@@ -16,13 +16,14 @@ from tests.api.cases_adapters import ADAPTER_CASES
 from tests.api.cases_admission import ADMISSION_CASES
 from tests.api.cases_pod import POD_CASES
 from tests.api.cases_scaling import SCALING_CASES
+from tests.api.cases_targets import TARGET_CASES
 from tests.api.manifests import examples
 from tests.api.mutations import Mutation, mutations
 from tests.crds.conftest import APPLY_MODES, Kubectl
 
 pytestmark = pytest.mark.api
 
-CASES = [*SPEC_CASES, *POD_CASES, *SCALING_CASES, *ADMISSION_CASES, *ADAPTER_CASES]
+CASES = [*SPEC_CASES, *POD_CASES, *SCALING_CASES, *ADMISSION_CASES, *ADAPTER_CASES, *TARGET_CASES]
 
 Judge = Callable[[str], list[str]]
 

@@ -25,7 +25,19 @@
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [apps]
   resources: [deployments/scale]
-  verbs: [patch]
+  verbs: [get, patch]
+# Targets of services, and whoever else scales them.
+{{- range .Values.targets.resources }}
+- apiGroups: [{{ .apiGroup }}]
+  resources: {{ toJson .resources }}
+  verbs: [get]
+- apiGroups: [{{ .apiGroup }}]
+  resources: [{{ range $number, $name := .resources }}{{ if $number }}, {{ end }}{{ $name }}/scale{{ end }}]
+  verbs: [get, patch]
+{{- end }}
+- apiGroups: [autoscaling]
+  resources: [horizontalpodautoscalers]
+  verbs: [list]
 # Written once and never changed.
 - apiGroups: [apps]
   resources: [controllerrevisions]

@@ -94,6 +94,7 @@ DEPLOYMENTS = Resource("apps", "v1", "deployments", "Deployment")
 CONTROLLERREVISIONS = Resource("apps", "v1", "controllerrevisions", "ControllerRevision")
 PODDISRUPTIONBUDGETS = Resource("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget")
 NETWORKPOLICIES = Resource("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy")
+HORIZONTALPODAUTOSCALERS = Resource("autoscaling", "v2", "horizontalpodautoscalers", "HorizontalPodAutoscaler")
 LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")
 
 BY_KIND = {
@@ -229,26 +230,40 @@ class KubeClient:
 
     async def apply(self, obj: Object, manager: str, *, force: bool = True, subresource: str | None = None) -> Object:
         """Server-side apply of one object; returns the live object. Raises ObjectRejected, Conflict or LeaseLost."""
-        resource = BY_KIND[obj["kind"]] if subresource != "scale" else DEPLOYMENTS
         meta = obj["metadata"]
-        live = await self._json(
-            "PATCH",
-            resource.path(meta.get("namespace"), meta["name"], subresource),
-            {"fieldManager": manager, "force": "true" if force else "false"},
-            obj,
-            "application/apply-patch+yaml",
-        )
-        return received(live)
+        path = BY_KIND[obj["kind"]].path(meta.get("namespace"), meta["name"], subresource)
+        return received(await self._apply(path, obj, manager, force=force))
 
-    async def scale(self, namespace: str, deployment: str, replicas: int, manager: str) -> None:
-        """Set spec.replicas of a Deployment, and own that field only."""
+    async def scale(self, resource: Resource, namespace: str, name: str, replicas: int, manager: str) -> None:
+        """Set spec.replicas of an object through its `scale` subresource, and own that field only."""
         scale = {
             "apiVersion": "autoscaling/v1",
             "kind": "Scale",
-            "metadata": {"namespace": namespace, "name": deployment},
+            "metadata": {"namespace": namespace, "name": name},
             "spec": {"replicas": replicas},
         }
-        await self.apply(scale, manager, subresource="scale")
+        await self._apply(resource.path(namespace, name, "scale"), scale, manager, force=True)
+
+    async def get_scale(self, resource: Resource, namespace: str, name: str) -> Object:
+        """The Scale of an object. Raises NotFound."""
+        return received(await self._json("GET", resource.path(namespace, name, "scale")))
+
+    async def discover(self, api_version: str, kind: str) -> tuple[Resource, bool] | None:
+        """The resource of a kind, and whether it has a `scale` subresource; None for a kind that is not served."""
+        group, _, version = api_version.rpartition("/")
+        try:
+            listed = await self._json("GET", f"/apis/{group}/{version}" if group else f"/api/{version}")
+        except NotFound:
+            return None
+        served = {one["name"]: one for one in listed.get("resources") or ()}
+        for name, one in served.items():
+            if one["kind"] == kind and "/" not in name:
+                return Resource(group, version, name, kind, bool(one.get("namespaced"))), f"{name}/scale" in served
+        return None
+
+    async def _apply(self, path: str, obj: Object, manager: str, *, force: bool) -> Object:
+        options = {"fieldManager": manager, "force": "true" if force else "false"}
+        return await self._json("PATCH", path, options, obj, "application/apply-patch+yaml")
 
     async def create(self, obj: Object) -> Object:
         """Create an object. Raises Conflict if one of that name exists."""

@@ -164,9 +164,16 @@ async def fetch_metrics(
     http_get: HttpGet, address: str, port: int, path: str, pod: str, clock: Callable[[], float] = time.time
 ) -> EngineReading:
     """Fetch one engine's metrics, dated by `clock`. Raises BackendUnavailable."""
+    return (await fetch_page(http_get, address, port, path, pod, clock))[1]
+
+
+async def fetch_page(
+    http_get: HttpGet, address: str, port: int, path: str, pod: str, clock: Callable[[], float] = time.time
+) -> tuple[bytes, EngineReading]:
+    """Fetch one engine's metrics as they are, and parsed. Raises BackendUnavailable."""
     text = await http_get(address, port, path)
     try:
-        return parse_metrics(text, pod, clock())
+        return text, parse_metrics(text, pod, clock())
     except ValueError as error:
         raise BackendUnavailable(f"{pod}: {error}") from None
 

@@ -31,6 +31,7 @@ class ConditionType(StrEnum):
     MODEL_NAME_REJECTED = "ModelNameRejected"
     ADAPTER_FAILED = "AdapterFailed"
     FALLBACK_UNUSABLE = "FallbackUnusable"
+    TARGET_UNUSABLE = "TargetUnusable"
     SCALING_INACTIVE = "ScalingInactive"
     METRICS_DEGRADED = "MetricsDegraded"
     SLO_INFEASIBLE = "SLOInfeasible"
@@ -44,7 +45,7 @@ class ConditionType(StrEnum):
 ABNORMAL_TRUE: Final = frozenset(ConditionType) - {ConditionType.READY, ConditionType.SLO_MET}
 
 TYPE_MEANINGS: dict[ConditionType, str] = {
-    ConditionType.READY: "Clients reach the service through the gateway.",
+    ConditionType.READY: "Clients reach the service through the gateway. With targets: an engine is ready.",
     ConditionType.RECONCILING: "The cluster does not match the spec yet. The message says what is missing.",
     ConditionType.STALLED: "The operator cannot go on: the spec is invalid, or the API server rejected an object.",
     ConditionType.PREFILL_DEGRADED: "Prefill engines cannot start or fail, or their KV cache transfer is slow.",
@@ -53,6 +54,7 @@ TYPE_MEANINGS: dict[ConditionType, str] = {
     ConditionType.MODEL_NAME_REJECTED: "Clients do not reach the service by one of its names.",
     ConditionType.ADAPTER_FAILED: "An engine cannot load a LoRA adapter. The model and other adapters are served.",
     ConditionType.FALLBACK_UNUSABLE: "The service of `spec.admission.fallback` cannot take requests.",
+    ConditionType.TARGET_UNUSABLE: "A target of `spec.targets` cannot be read or scaled. The message has the remedy.",
     ConditionType.SCALING_INACTIVE: "The autoscaler does not change the replica counts.",
     ConditionType.METRICS_DEGRADED: "Metrics of gateways or engines are missing or late.",
     ConditionType.SLO_INFEASIBLE: "No number of replicas meets the SLO.",
@@ -89,6 +91,13 @@ class ConditionReason(StrEnum):
     MODEL_NAME_RESERVED = "ModelNameReserved"
     SHORT_NAMES_RESTRICTED = "ShortNamesRestricted"
     ADAPTER_FAILED = "AdapterFailed"
+    ENGINES_READY = "EnginesReady"
+    ENGINES_NOT_READY = "EnginesNotReady"
+    TARGET_NOT_FOUND = "TargetNotFound"
+    TARGET_FORBIDDEN = "TargetForbidden"
+    TARGET_NOT_SCALABLE = "TargetNotScalable"
+    TARGET_TAKEN = "TargetTaken"
+    REPLICAS_OWNED = "ReplicasOwned"
     DEMAND_UNKNOWN = "DemandUnknown"
     DECISION_FAILED = "DecisionFailed"
     NO_SLO = "NoSLO"
@@ -147,6 +156,15 @@ REASON_MEANINGS: dict[ConditionReason, str] = {
     "that may claim short model names, and the service's is not one of them. Clients reach it as NAMESPACE/NAME.",
     ConditionReason.ADAPTER_FAILED: "An engine cannot load a LoRA adapter. The message has the adapters and the "
     "engine's words.",
+    ConditionReason.ENGINES_READY: "An engine of the target is ready. Clients reach it by their own route.",
+    ConditionReason.ENGINES_NOT_READY: "No engine of the target is ready.",
+    ConditionReason.TARGET_NOT_FOUND: "The target, or its kind, does not exist.",
+    ConditionReason.TARGET_FORBIDDEN: "The operator may not read the target or its scale. The chart value "
+    "`targets.resources` lists the kinds that it may scale.",
+    ConditionReason.TARGET_NOT_SCALABLE: "The target has no `scale` subresource, or that names no pods.",
+    ConditionReason.TARGET_TAKEN: "Another InferenceService sizes the target already.",
+    ConditionReason.REPLICAS_OWNED: "Something else sets the replica count of the target: the message names it. "
+    "Plimsoll yields, and only recommends.",
     ConditionReason.DEMAND_UNKNOWN: "The load or the model of a tier is unknown, so its replica count is frozen. The "
     "message says why.",
     ConditionReason.DECISION_FAILED: "The scaling decision failed with an error, so the replica counts are frozen. "

@@ -42,6 +42,8 @@ class EventReason(StrEnum):
     ADAPTER_FAILED = "AdapterFailed"
     ADAPTERS_LOADED = "AdaptersLoaded"
     SCALING_LIMITED = "ScalingLimited"
+    TARGET_UNUSABLE = "TargetUnusable"
+    REPLICAS_OWNED = "ReplicasOwned"
     METRICS_LOST = "MetricsLost"
     METRICS_RECOVERED = "MetricsRecovered"
     SLO_INFEASIBLE = "SLOInfeasible"
@@ -79,6 +81,9 @@ EVENT_MEANINGS: dict[EventReason, str] = {
     EventReason.ADAPTER_FAILED: "An engine cannot load a LoRA adapter. The message has the engine's words.",
     EventReason.ADAPTERS_LOADED: "No engine fails to load a LoRA adapter any more.",
     EventReason.SCALING_LIMITED: "A tier needs more replicas than its limits allow. The message says why.",
+    EventReason.TARGET_UNUSABLE: "A target cannot be read or scaled. The message has the remedy.",
+    EventReason.REPLICAS_OWNED: "Something else sets the replica count of a target, so Plimsoll yields. The message "
+    "names it.",
     EventReason.METRICS_LOST: "No gateway or no engine reports metrics of the service. Its replica counts are frozen.",
     EventReason.METRICS_RECOVERED: "Gateways and engines report metrics of the service again.",
     EventReason.SLO_INFEASIBLE: "No number of replicas meets the SLO. The message has the nearest feasible targets.",

@@ -26,4 +26,8 @@ API_KEY = "plimsoll.dev/api-key"
 FIELD_MANAGER = "plimsoll"
 SCALER_FIELD_MANAGER = "plimsoll-scaler"
 
+# Kind of the operator's own copy of a target's pod. It has the labels of a service's pod, and `ADOPTED`.
+ADOPTED_POD_KIND = "AdoptedPod"
+ADOPTED = "adopted"  # a field of such a copy: port of the metrics, GPUs of a replica, and location of the model
+
 SIZE_PROBLEM = "sizeProblem"  # a field that no stored object has: the API server prunes it

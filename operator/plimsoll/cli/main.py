@@ -44,6 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_render(subcommands)
     _add_status(subcommands)
     _add_explain(subcommands)
+    _add_adopt(subcommands)
     _add_keys(subcommands)
     _add_simulate(subcommands)
     _add_plan(subcommands)
@@ -76,6 +77,13 @@ def _add_explain(subcommands: argparse._SubParsersAction[argparse.ArgumentParser
     )
     parser.add_argument("--json", action="store_true", help="print the operator's JSON document")
     parser.set_defaults(run=_explain)
+
+
+def _add_adopt(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subcommands.add_parser("adopt", help="find engines in the cluster and print manifests with targets")
+    group = _add_namespace(parser)
+    group.add_argument("-A", "--all-namespaces", action="store_true", help="search all namespaces")
+    parser.set_defaults(run=_adopt)
 
 
 def _add_keys(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -284,6 +292,12 @@ def _explain(arguments: argparse.Namespace) -> int:
     from plimsoll.cli import explain
 
     return explain.run(arguments)
+
+
+def _adopt(arguments: argparse.Namespace) -> int:
+    from plimsoll.cli import adopt
+
+    return adopt.run(arguments)
 
 
 def _key_create(arguments: argparse.Namespace) -> int:

@@ -19,12 +19,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from plimsoll.adapters import launcher
+from plimsoll.adapters import adopted_engine, launcher
 from plimsoll.adapters.launcher import AdapterReport, StartupProgress
-from plimsoll.adapters.vllm_metrics import HttpGet, fetch_metrics
+from plimsoll.adapters.vllm_metrics import HttpGet, fetch_page
 from plimsoll.api import labels
 from plimsoll.api.contract import engine_contract
 from plimsoll.controllers import pod_startup
+from plimsoll.controllers.hardware_limits import named_accelerator
 from plimsoll.controllers.isolation import ObjectErrors, Stage, subject_of
 from plimsoll.controllers.object_cache import Key, ObjectCache, owning_service
 from plimsoll.core.errors import BackendUnavailable
@@ -43,6 +44,7 @@ IDLE_INTERVAL_S: Final = 10.0
 RETRY_DELAY_S: Final = 1.0
 ENGINE_INFO_INTERVAL_S: Final = 5.0
 FOREIGN_ENGINE_INTERVAL_S: Final = 60.0  # for a ready engine without /about, such as one with a foreign image
+ADOPTED_INTERVAL_S: Final = 2.0  # for a target's engine: its counters are the demand
 MAX_CONCURRENT_REQUESTS: Final = 32
 _RELIST_INTERVAL_S: Final = 1.0  # between two reads of the pod cache
 _MIN_SLEEP_S: Final = 0.05
@@ -51,7 +53,10 @@ _ROLES: Final = frozenset(Role)
 
 @dataclass(eq=False)
 class _PolledPod:
-    """One engine pod. metrics_due_s, info_due_s: next poll by the monotonic clock; infinite for none."""
+    """One engine pod. metrics_due_s, info_due_s: next poll by the monotonic clock; infinite for none.
+
+    adopted: the object of a target's pod, which has no launcher; its properties come with its metrics.
+    """
 
     uid: str
     name: str
@@ -59,6 +64,7 @@ class _PolledPod:
     role: Role
     address: str
     is_ready: bool
+    adopted: Object | None = None
     metrics_due_s: float = math.inf
     info_due_s: float = math.inf
     steps: float | None = None
@@ -68,6 +74,15 @@ class _PolledPod:
     info_failures: int = 0  # consecutive failures of /about
     engine_info: EngineInfo | None = None
     startup_progress: StartupProgress | None = None
+
+    @property
+    def metrics_port(self) -> int:
+        """Port of the engine's metrics."""
+        return _launcher_port() if self.adopted is None else int(self.adopted[labels.ADOPTED]["metricsPort"])
+
+    def schedule_info(self, due_s: float) -> None:
+        """Set the time of the next poll of /about, which only launchers have."""
+        self.info_due_s = due_s if self.adopted is None else math.inf
 
 
 class EnginePoller:
@@ -205,7 +220,7 @@ class EnginePoller:
     def _present(self) -> dict[str, _PolledPod]:
         """The engine pods that can be polled, by uid. A pod that cannot be parsed keeps its previous state."""
         found: dict[str, _PolledPod] = {}
-        every = list(self._cache.all("Pod"))
+        every = self._cache.all_pods()
         for obj in every:
             uid = obj["metadata"]["uid"]
             known = self._pods.get(uid)
@@ -221,16 +236,18 @@ class EnginePoller:
         return found
 
     def _update(self, polled: _PolledPod, current: _PolledPod, now_s: float) -> None:
-        polled.address = current.address
+        polled.address, polled.adopted = current.address, current.adopted
         if polled is current:  # new: spread over the interval, because after a restart all pods are new
             phase = zlib.crc32(polled.uid.encode()) / 2**32
-            polled.info_due_s = now_s + ENGINE_INFO_INTERVAL_S * phase
+            polled.schedule_info(now_s + ENGINE_INFO_INTERVAL_S * phase)
             polled.metrics_due_s = now_s + BUSY_INTERVAL_S * phase if polled.is_ready else math.inf
         elif current.is_ready and not polled.is_ready:  # its start-up report is complete now
-            polled.metrics_due_s = polled.info_due_s = now_s
+            polled.metrics_due_s = now_s
+            polled.schedule_info(now_s)
             polled.info_failures = 0
         elif polled.is_ready and not current.is_ready:
-            polled.metrics_due_s, polled.info_due_s = math.inf, now_s + ENGINE_INFO_INTERVAL_S
+            polled.metrics_due_s = math.inf
+            polled.schedule_info(now_s + ENGINE_INFO_INTERVAL_S)
             polled.startup_progress = polled.running_requests = None  # of a container that may have ended
             self._mark_idle(polled)
         polled.is_ready = current.is_ready
@@ -239,10 +256,10 @@ class EnginePoller:
         async with self._slots:
             sent_s = self._monotonic()
             try:
-                reading = await fetch_metrics(
+                page, reading = await fetch_page(
                     self._http_get,
                     pod.address,
-                    _launcher_port(),
+                    pod.metrics_port,
                     engine_contract().paths["metrics"],
                     pod.name,
                     self._clock,
@@ -250,13 +267,16 @@ class EnginePoller:
             except BackendUnavailable as error:
                 pod.metrics_failures += 1
                 log.debug(pod.key, "engine metrics are not available", pod=pod.name, error=str(error))
-                reading = None
+                page, reading = b"", None
         if self._pods.get(pod.uid) is not pod or not pod.is_ready:
             return
         if reading is None:
             pod.metrics_due_s = sent_s + (RETRY_DELAY_S if pod.metrics_failures == 1 else self._interval_s(pod, sent_s))
             return
         pod.metrics_failures = 0
+        if pod.adopted is not None and (pod.engine_info is None or pod.engine_info.self_benchmark is None):
+            gpu = named_accelerator(pod.adopted["spec"].get("nodeSelector") or {})
+            pod.engine_info = adopted_engine.engine_info(page, reading, pod.adopted, None if gpu is None else gpu.name)
         self._update_load(pod, reading, sent_s)
         pod.metrics_due_s = sent_s + self._interval_s(pod, sent_s)
         self._on_reading(pod.key, pod.role, reading)
@@ -289,6 +309,8 @@ class EnginePoller:
                 )
 
     def _interval_s(self, pod: _PolledPod, now_s: float) -> float:
+        if pod.adopted is not None:
+            return ADOPTED_INTERVAL_S
         is_busy = (pod.key, pod.role) in self._busy_pods or self._active_until_s.get(pod.key, -math.inf) > now_s
         return BUSY_INTERVAL_S if is_busy else IDLE_INTERVAL_S
 
@@ -329,4 +351,5 @@ def _polled_pod(obj: Object) -> _PolledPod | None:
     role, address = (meta.get("labels") or {}).get(labels.ROLE), obj.get("status", {}).get("podIP")
     if key is None or role not in _ROLES or not address or pod_startup.is_terminating(obj):
         return None
-    return _PolledPod(meta["uid"], meta["name"], key, Role(role), address, pod_startup.is_ready(obj))
+    adopted = obj if obj["kind"] == labels.ADOPTED_POD_KIND else None
+    return _PolledPod(meta["uid"], meta["name"], key, Role(role), address, pod_startup.is_ready(obj), adopted)

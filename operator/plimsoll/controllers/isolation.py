@@ -37,6 +37,7 @@ class Stage(StrEnum):
     ENGINE_METRICS = "engine_metrics"
     ENGINE_ABOUT = "engine_about"
     GATEWAY = "gateway"
+    TARGET = "target"
     SCALING = "scaling"
     RECONCILE = "reconcile"
     PART = "part"
@@ -52,6 +53,7 @@ _DOING: Final = {
     Stage.ENGINE_METRICS: "its engine's metrics were read",
     Stage.ENGINE_ABOUT: "its launcher's /about was read",
     Stage.GATEWAY: "its /signals was read",
+    Stage.TARGET: "its target was read",
     Stage.SCALING: "its replicas were decided",
     Stage.RECONCILE: "it was reconciled",
     Stage.PART: "it ran",

@@ -6,7 +6,7 @@ its own writes. An older version that arrives later through a watch is ignored.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from plimsoll.api import labels
@@ -124,6 +124,28 @@ class ObjectCache:
         """The objects of a kind that belong to a service, in no particular order."""
         objects = self._objects.get(kind, {})
         return [objects[key] for key in self._children.get((kind, service), {})]
+
+    def pods(self, service: Key) -> list[Object]:
+        """The engine pods of a service: those of its tiers, or of its targets."""
+        return self.children("Pod", service) + self.children(labels.ADOPTED_POD_KIND, service)
+
+    def all_pods(self) -> list[Object]:
+        """The engine pods of all services."""
+        return [*self.all("Pod"), *self.all(labels.ADOPTED_POD_KIND)]
+
+    def replace_children(self, kind: str, service: Key, objects: Iterable[Object]) -> None:
+        """Replace the objects of a kind that belong to a service. An unchanged object is left alone."""
+        present = {key_of(obj): obj for obj in objects}
+        for cached in self.children(kind, service):
+            obj = present.get(key_of(cached))
+            if obj is None or not _is_same_object(cached, obj):
+                self.remove(cached)
+            elif resource_version(cached) == resource_version(obj) and cached.get(labels.ADOPTED) == obj.get(
+                labels.ADOPTED
+            ):
+                del present[key_of(obj)]
+        for obj in present.values():
+            self.put(obj)
 
     def _forget(self, obj: Object) -> None:
         """Drop what was derived from an object."""

@@ -52,6 +52,7 @@ from plimsoll.controllers.reconcile.drain_reports import DrainReports
 from plimsoll.controllers.reconcile.observe import affected_services
 from plimsoll.controllers.reconcile.reconciler import Reconciler
 from plimsoll.controllers.reconcile.service_namespaces import ServiceNamespaces
+from plimsoll.controllers.targets.target_poller import TargetPoller
 from plimsoll.controllers.webhook import server as webhook_server
 from plimsoll.controllers.workqueue import WorkQueue
 from plimsoll.core.errors import ClusterError, NotFound
@@ -130,6 +131,10 @@ class OperatorProcess:
             self.checkpoints,
             self.service_namespaces,
             self.engine_poller.adapters,
+            lambda key: self.target_poller.states(key),
+        )
+        self.target_poller = TargetPoller(
+            kube, self.cache, self.queue.add, self.errors, lambda key: self.namespace_leases.manages(key[0])
         )
         history = _load_prometheus(config.prometheus_url)
         self.prometheus_fallback = PrometheusFallback(
@@ -144,6 +149,8 @@ class OperatorProcess:
             history,
             self.prometheus_fallback.tiers,
             self.checkpoints.get,
+            lambda key: self.target_poller.states(key),
+            lambda key, role: self.target_poller.record_write(key, role),
         )
         self.autoscaler = Autoscaler(
             self.cache,
@@ -198,6 +205,7 @@ class OperatorProcess:
         yield "list of services", self._resync_forever
         yield "gateways", self.gateway_poller.run
         yield "engines", self.engine_poller.run
+        yield "targets", self.target_poller.run
         yield "metrics store", self.prometheus_fallback.run
         yield "leases of namespaces", partial(self.namespace_leases.run, self._namespaces_with_services)
         yield "work queue", self.queue.run

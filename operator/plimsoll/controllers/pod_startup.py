@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from plimsoll.adapters.adopted_engine import engine_container
 from plimsoll.adapters.launcher import StartupProgress
 from plimsoll.adapters.normalize import epoch_s
+from plimsoll.api import labels
 from plimsoll.api.contract import engine_contract
 from plimsoll.core.autoscaling.startup_models import MAX_NAME_CHARACTERS, Variant
 from plimsoll.core.autoscaling.startup_time import StartingPod
@@ -22,6 +24,10 @@ MAX_PROBE_S = 60.0  # from the end of the warm-up until the kubelet says so; aft
 
 def startup_variant(pod: Object) -> Variant:
     """The start-up variant of a pod or pod template: model, image, GPUs and node selector."""
+    if labels.ADOPTED in pod:
+        image = str(engine_container(pod).get("image", ""))
+        adopted_parts = str(pod[labels.ADOPTED]["model"]), image, f"{pod[labels.ADOPTED]['gpus']} GPUs"
+        return Variant(*(part[:MAX_NAME_CHARACTERS] for part in adopted_parts))
     spec = pod.get("spec") or {}
     engine: Object = next((c for c in spec.get("containers") or () if c.get("name") == "engine"), {})
     env = {entry.get("name"): entry.get("value", "") for entry in engine.get("env") or ()}

@@ -26,6 +26,7 @@ from plimsoll.api.v1alpha1.schedule import ScheduleEntry
 from plimsoll.api.v1alpha1.service import InferenceService, InferenceServiceSpec, ObjectMeta, parse
 from plimsoll.api.v1alpha1.slo import LatencyTargets, SloSpec
 from plimsoll.api.v1alpha1.status import AdapterStatus, ConditionStatus, FormerNameStatus, InferenceServiceStatus
+from plimsoll.api.v1alpha1.targets import EngineTarget, EngineTargets, ScaleTargetRef
 from plimsoll.api.v1alpha1.tier_status import (
     TiersStatus,
     TierStatus,
@@ -44,6 +45,8 @@ __all__ = [
     "CostStatus",
     "DecisionStatus",
     "EngineSpec",
+    "EngineTarget",
+    "EngineTargets",
     "EngineTier",
     "EngineTiers",
     "EnvSource",
@@ -69,6 +72,7 @@ __all__ = [
     "ResourceRequirements",
     "RoleName",
     "RolloutSpec",
+    "ScaleTargetRef",
     "ScalingOptions",
     "ScheduleEntry",
     "SecretNameRef",

@@ -105,10 +105,11 @@ def _hours_differ(schedule: Sequence[ScheduleEntry]) -> bool:
 class ScalingOptions(ApiModel):
     """Autoscaling options of all tiers."""
 
-    mode: Literal["Auto", "Recommend", "Off"] = Field(
-        default="Auto",
+    mode: Literal["Auto", "Recommend", "Off"] | None = Field(
+        default=None,
         description="Auto: the operator sets the replica counts. Recommend: the operator shows decisions in the status "
-        "and leaves the counts unchanged. Off: it leaves the counts unchanged and recommends nothing.",
+        "and leaves the counts unchanged. Off: it leaves the counts unchanged and recommends nothing. Absent: Auto for "
+        "tiers, Recommend for targets.",
     )
     paused: bool = Field(
         default=False, description="Freezes the replica counts in every mode. The status still shows decisions."

@@ -7,7 +7,7 @@ problems at once; each message begins with the full path of the invalid field.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -26,7 +26,8 @@ from plimsoll.api.v1alpha1.schedule import upcoming_windows
 from plimsoll.api.v1alpha1.service_name import NAME_RULES
 from plimsoll.api.v1alpha1.slo import SloSpec
 from plimsoll.api.v1alpha1.status import InferenceServiceStatus
-from plimsoll.api.v1alpha1.tiers import ROLES, EngineTier, EngineTiers, RoleName
+from plimsoll.api.v1alpha1.targets import EngineTarget, EngineTargets
+from plimsoll.api.v1alpha1.tiers import NO_TIERS, ROLES, EngineTier, EngineTiers, RoleName
 from plimsoll.api.v1alpha1.validation_messages import format_errors
 from plimsoll.core.admission.cost_model import ClassPolicy
 from plimsoll.core.admission.quota import TenantPolicy
@@ -48,7 +49,41 @@ def _limits_output(limits: RequestLimits | None) -> bool:
 
 
 def _min_zero_cel(role: RoleName) -> str:
-    return f"(has(self.tiers.{role}) && self.tiers.{role}.minReplicas == 0)"
+    return f"(has(self.tiers) && has(self.tiers.{role}) && self.tiers.{role}.minReplicas == 0)"
+
+
+_SERVE_ALONE = "(!has(self.tiers) || has(self.tiers.serve))"
+_NOT_RUN = "Plimsoll does not run their engines"
+_NO_GATEWAY = "their requests do not pass the gateway"
+_FOR_TARGETS = "is not allowed with targets: {}"
+
+
+def _serves_alone(spec: InferenceServiceSpec) -> bool:
+    return spec.targets is not None or spec.tiers.serve is not None
+
+
+def _not_with_targets(
+    field: str, is_set: Callable[[InferenceServiceSpec], bool], reason: str
+) -> ValidationRule[InferenceServiceSpec]:
+    """Return a rule against a field that means nothing for engines that Plimsoll does not run. field: `.a.b`."""
+    parents = field.split(".")[1:]
+    present = " && ".join(f"has(self.{'.'.join(parents[: n + 1])})" for n in range(len(parents)))
+    return ValidationRule(
+        f"!has(self.targets) || !({present})",
+        _FOR_TARGETS.format(reason),
+        lambda own: own.targets is None or not is_set(own),
+        field=field,
+        reason="FieldValueForbidden",
+    )
+
+
+def _not_in_engine(name: str, attribute: str) -> ValidationRule[InferenceServiceSpec]:
+    return _not_with_targets(f".engine.{name}", lambda own: attribute in own.engine.model_fields_set, _NOT_RUN)
+
+
+_NO_FORM = "tiers or targets is required"
+_BOTH_FORMS = "tiers and targets exclude each other"
+_FORMS_HINT = "use tiers for engines that Plimsoll runs, or targets for engines that exist"
 
 
 # Plimsoll sets the first five from spec.engine.lora. With the others an engine has several API servers, of which an
@@ -81,7 +116,14 @@ class InferenceServiceSpec(ApiModel):
         "operator sizes nothing, and each tier keeps minReplicas.",
     )
     tiers: EngineTiers = Field(
-        description="The tiers: `serve` alone, or `prefill` and `decode`. The shape cannot change."
+        default=NO_TIERS,
+        description="The tiers: `serve` alone, or `prefill` and `decode`. The shape cannot change. Either tiers or "
+        "targets is required.",
+    )
+    targets: EngineTargets | None = Field(
+        default=None,
+        description="Existing engines that something else manages, in place of tiers. Plimsoll creates nothing, and "
+        "changes nothing but the replica count in mode Auto.",
     )
     scaling: ScalingOptions = Field(default=ScalingOptions(), description="Autoscaling options of all tiers.")
     admission: AdmissionSpec | None = Field(
@@ -99,6 +141,40 @@ class InferenceServiceSpec(ApiModel):
 
     rules: ClassVar[tuple[ValidationRule[InferenceServiceSpec], ...]] = (
         ValidationRule(
+            "has(self.tiers) != has(self.targets)",
+            f"exactly one of tiers and targets is required: {_FORMS_HINT}",
+            lambda own: (own.targets is None) != (own.tiers is NO_TIERS),
+            field=".tiers",
+            reason="FieldValueRequired",
+            message_cel=f"(has(self.tiers) ? '{_BOTH_FORMS}' : '{_NO_FORM}') + ': {_FORMS_HINT}'",
+            format_message=lambda own: f"{_NO_FORM if own.targets is None else _BOTH_FORMS}: {_FORMS_HINT}",
+        ),
+        ValidationRule(
+            "has(self.tiers) == has(oldSelf.tiers)",
+            "tiers and targets cannot replace each other: delete the service and create it again",
+            None,
+            reason="FieldValueForbidden",
+        ),
+        _not_with_targets(".adapters", lambda own: bool(own.adapters), _NOT_RUN),
+        _not_with_targets(".model.cache", lambda own: "cache" in own.model.model_fields_set, _NOT_RUN),
+        _not_with_targets(".model.secretRef", lambda own: own.model.secret_ref is not None, _NOT_RUN),
+        _not_in_engine("image", "image"),
+        _not_in_engine("version", "version"),
+        _not_in_engine("args", "args"),
+        _not_in_engine("env", "env"),
+        _not_in_engine("drainTimeout", "drain_timeout"),
+        _not_in_engine("lora", "lora"),
+        _not_with_targets(".admission", lambda own: own.admission is not None, _NO_GATEWAY),
+        _not_with_targets(".requestLimits", lambda own: own.request_limits is not None, _NO_GATEWAY),
+        ValidationRule(
+            "!has(self.targets) || !has(self.scaling) || !has(self.scaling.schedule) ||"
+            " self.scaling.schedule.all(entry, !has(entry.minReplicas) || entry.minReplicas > 0)",
+            "minReplicas 0 is not allowed with targets: nothing would wake the engines",
+            lambda own: own.targets is None or all(entry.min_replicas != 0 for entry in own.scaling.schedule),
+            field=".scaling.schedule",
+            reason="FieldValueForbidden",
+        ),
+        ValidationRule(
             "!has(self.adapters) || size(self.adapters) <= (has(self.engine) && has(self.engine.lora) &&"
             f" has(self.engine.lora.maxCpuLoras) ? self.engine.lora.maxCpuLoras : {DEFAULT_MAX_CPU_LORAS})",
             "has more entries than an engine holds: raise engine.lora.maxCpuLoras, or remove some",
@@ -113,9 +189,9 @@ class InferenceServiceSpec(ApiModel):
             reason="FieldValueForbidden",
         ),
         ValidationRule(
-            f"!{_HAS_LORA} || has(self.tiers.serve)",
+            f"!{_HAS_LORA} || {_SERVE_ALONE}",
             "adapters and engine.lora need the tier serve: remote prefill does not support them",
-            lambda own: not _uses_lora(own) or own.tiers.serve is not None,
+            lambda own: not _uses_lora(own) or _serves_alone(own),
             field=".adapters",
             reason="FieldValueForbidden",
         ),
@@ -129,16 +205,16 @@ class InferenceServiceSpec(ApiModel):
             reason="FieldValueForbidden",
         ),
         ValidationRule(
-            "!has(self.scaling) || !has(self.scaling.prefillPerDecode) || !has(self.tiers.serve)",
+            f"!has(self.scaling) || !has(self.scaling.prefillPerDecode) || !{_SERVE_ALONE}",
             "prefillPerDecode is allowed only with prefill and decode tiers, not with serve",
-            lambda own: own.scaling.prefill_per_decode is None or own.tiers.serve is None,
+            lambda own: own.scaling.prefill_per_decode is None or not _serves_alone(own),
             field=".scaling.prefillPerDecode",
             reason="FieldValueForbidden",
         ),
         ValidationRule(
-            "!has(self.model.task) || self.model.task == 'generate' || has(self.tiers.serve)",
+            f"!has(self.model.task) || self.model.task == 'generate' || {_SERVE_ALONE}",
             "task needs the tier serve unless it is generate: only generated text has a decode phase",
-            lambda own: own.model.task == "generate" or own.tiers.serve is not None,
+            lambda own: own.model.task == "generate" or _serves_alone(own),
             field=".model.task",
             reason="FieldValueForbidden",
         ),
@@ -184,13 +260,25 @@ class InferenceServiceSpec(ApiModel):
             reason="FieldValueRequired",
         ),
         ValidationRule(
-            "!has(self.slo) || !has(self.slo.e2e) || has(self.slo.ttft) || !has(self.tiers.prefill)",
+            "!has(self.slo) || !has(self.slo.e2e) || has(self.slo.ttft) ||"
+            " !has(self.tiers) || !has(self.tiers.prefill)",
             "ttft is required with e2e if there is a prefill tier, because it sizes that tier",
             lambda own: own.slo is None or own.slo.e2e is None or own.slo.ttft is not None or own.tiers.prefill is None,
             field=".slo.ttft",
             reason="FieldValueRequired",
         ),
     )
+
+    @property
+    def sized_tiers(self) -> dict[RoleName, EngineTier | EngineTarget]:
+        """The tiers, or the targets in their place, by role."""
+        return dict(self.tiers.items() if self.targets is None else self.targets.items())
+
+    @property
+    def mode(self) -> ScalingMode:
+        """The scaling mode, with its default."""
+        default = ScalingMode.AUTO if self.targets is None else ScalingMode.RECOMMEND
+        return default if self.scaling.mode is None else ScalingMode(self.scaling.mode)
 
 
 class ObjectMeta(ApiModel):
@@ -300,15 +388,15 @@ class InferenceService(ApiModel):
         ratio = scaling.prefill_per_decode
         schedule_windows = upcoming_windows(scaling.schedule, now_s)
         return ScalingPolicy(
-            tiers={role: self._tier_policy(tier, schedule_windows) for role, tier in self.spec.tiers.items()},
+            tiers={role: self._tier_policy(tier, schedule_windows) for role, tier in self.spec.sized_tiers.items()},
             slo=None if slo is None else slo.to_core(),
-            mode=ScalingMode(scaling.mode),
+            mode=self.spec.mode,
             paused=scaling.paused,
             miss_cost=MISS_COST if scaling.slo_miss_cost is None else float(scaling.slo_miss_cost),
             prefill_per_decode=(0.0, math.inf) if ratio is None else ratio.to_core(),
         )
 
-    def _tier_policy(self, tier: EngineTier, schedule_windows: tuple[ScheduleWindow, ...]) -> TierPolicy:
+    def _tier_policy(self, tier: EngineTier | EngineTarget, schedule_windows: tuple[ScheduleWindow, ...]) -> TierPolicy:
         scaling = self.spec.scaling
         min_replicas, max_replicas = tier.replica_bounds
         return TierPolicy(

@@ -61,6 +61,11 @@ class TierStatus(StatusModel):
         alias="startupP50",
         description="Median time from ordering a pod until it is ready, such as 41s.",
     )
+    yielded_to: Annotated[str, Field(max_length=512)] | None = Field(
+        default=None,
+        description="Who else sets the replica count of the target, so that the operator only recommends. Absent: "
+        "nobody.",
+    )
 
 
 class TiersStatus(StatusModel):

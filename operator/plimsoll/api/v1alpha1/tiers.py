@@ -200,3 +200,6 @@ class EngineTiers(ApiModel):
             tier: EngineTier | None = getattr(self, role)
             if tier is not None:
                 yield role, tier
+
+
+NO_TIERS: Final = EngineTiers.model_construct()  # of a service with targets

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,13 +21,14 @@ from plimsoll.controllers.autoscale import decision_document
 from plimsoll.controllers.autoscale.history_backfill import HistoryBackfill
 from plimsoll.controllers.autoscale.scale_action import RecordEvent, ScaleChange, ScaleWriter
 from plimsoll.controllers.autoscale.scaling_status import ScalingReport
-from plimsoll.controllers.autoscale.service_snapshot import SnapshotReader, owned_admission, owned_deployment
+from plimsoll.controllers.autoscale.service_snapshot import SnapshotReader, owned_admission, scaled_object
 from plimsoll.controllers.autoscale.signal_health import ConfigVersions
 from plimsoll.controllers.autoscale.signal_sources import SignalSources
 from plimsoll.controllers.autoscale.tracked_service import TrackedService, track
 from plimsoll.controllers.isolation import ObjectErrors, Stage
 from plimsoll.controllers.metrics_export import ScalingGauges
 from plimsoll.controllers.object_cache import Key, ObjectCache, key_of, resource_version
+from plimsoll.controllers.targets.target_state import rival_of
 from plimsoll.core.autoscaling.fleet_decisions import decide_all
 from plimsoll.core.autoscaling.inputs import ScalingSpec, ServiceSnapshot
 from plimsoll.core.autoscaling.scaling_policy import ScalingMode
@@ -139,7 +141,7 @@ class Autoscaler:
                     entry = self._track(key, service_object, service, now_s)
                 if entry.is_idle(service_object, now_s) or entry.has_recent_failure(now_s):
                     continue
-                spec = scaling_spec(service, now_s)
+                spec = self._spec(key, service, now_s)
                 inputs[key] = (
                     entry.service_state,
                     self._snapshots.read(key, service_object, entry, spec, tuple(gateways), now_s),
@@ -151,15 +153,24 @@ class Autoscaler:
                 service_object, service = services[key]
                 entry = self._entries[key]
                 entry.last_metrics = now_s, snapshot.metrics
-                entry.publisher.publish(entry.service_state, snapshot, spec, tuple(gateways), now_s)
+                if service.spec.targets is None:
+                    entry.publisher.publish(entry.service_state, snapshot, spec, tuple(gateways), now_s)
                 self._gauges.export(key, entry.service_state, snapshot, spec)
                 indirect_tiers = self._sources.prometheus_only_tiers(key)
-                if entry.update_report(service, snapshot, spec, tuple(gateways), indirect_tiers, now_s):
+                rival = rival_of(self._sources.targets(key))
+                if entry.update_report(service, snapshot, spec, tuple(gateways), indirect_tiers, rival, now_s):
                     self._on_report_changed(key)
                 changes = list(self._changes(service_object, entry.service_state, spec))
                 entry.mark_idle(service_object, snapshot, spec, bool(changes), now_s)
                 due_changes += changes
         return due_changes
+
+    def _spec(self, key: Key, service: InferenceService, now_s: float) -> ScalingSpec:
+        """The spec; of a service whose count somebody else sets, in mode Recommend."""
+        spec = scaling_spec(service, now_s)
+        if rival_of(self._sources.targets(key)) is None:
+            return spec
+        return replace(spec, policy=replace(spec.policy, mode=ScalingMode.RECOMMEND))
 
     def _decide_with_fallback(self, inputs: dict[Key, DecisionInput], now_s: float) -> dict[Key, DecisionInput]:
         """The inputs that were decided: all in one batch or, if that fails, each separately."""
@@ -237,10 +248,9 @@ class Autoscaler:
         if spec.policy.mode is not ScalingMode.AUTO or spec.policy.paused or service_state.last_decision is None:
             return
         for tier, decision in service_state.last_decision.decision.tiers.items():
-            deployment = owned_deployment(self._cache, service_object, tier)
-            replicas_before = None if deployment is None else int(deployment["spec"].get("replicas", 1))
-            if deployment is not None and replicas_before is not None and replicas_before != decision.replicas:
-                yield ScaleChange(service_object, deployment, tier, replicas_before, decision)
+            scaled = scaled_object(self._cache, self._sources, service_object, tier)
+            if scaled is not None and scaled.replicas != decision.replicas:
+                yield ScaleChange(service_object, scaled, tier, decision)
 
 
 def _subject(key: Key) -> str:

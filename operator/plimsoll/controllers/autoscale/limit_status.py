@@ -24,7 +24,7 @@ _LIMIT_REASONS: Final = {
     ScalingLimit.UNSCHEDULABLE: ConditionReason.UNSCHEDULABLE,
 }
 _ADVICE: Final = {
-    ScalingLimit.MAX: "raise spec.tiers.{}.maxReplicas if the cluster has room",
+    ScalingLimit.MAX: "raise spec.{}.{}.maxReplicas if the cluster has room",
     ScalingLimit.UNSCHEDULABLE: "add nodes; condition ScalingLimited quotes the scheduler",
     ScalingLimit.BUDGET: "raise the budget, or lower the minReplicas of other services",
 }
@@ -32,8 +32,12 @@ _ADVICE: Final = {
 
 @dataclass
 class LimitTracker:
-    """The ScalingLimited condition of one service; None while each tier has the replicas that it needs."""
+    """The ScalingLimited condition of one service; None while each tier has the replicas that it needs.
 
+    form: the field of the spec that has the limits, tiers or targets.
+    """
+
+    form: str = "tiers"
     condition: Condition | None = None
     _generation: int | None = None
     _lifted_s: float = math.inf  # time since which the limit in the condition no longer applies; infinite while it does
@@ -45,7 +49,8 @@ class LimitTracker:
         """
         if generation != self._generation:
             self._generation, self.condition = generation, None
-        limits = [_limit_condition(name, note) for name, tier in decision.tiers.items() for note in tier.limit_notes]
+        notes = [(name, note) for name, tier in decision.tiers.items() for note in tier.limit_notes]
+        limits = [_limit_condition(self.form, name, note) for name, note in notes]
         found, previous = None, self.condition
         if previous is not None:
             found = next((condition for condition in limits if condition.bound == previous.bound), None)
@@ -59,7 +64,7 @@ class LimitTracker:
         return self.condition
 
 
-def _limit_condition(tier: str, note: LimitNote) -> Condition:
+def _limit_condition(form: str, tier: str, note: LimitNote) -> Condition:
     bound = f"{tier}: {note.bound}"
     detail = "" if note.limit is ScalingLimit.UNSCHEDULABLE else note.detail  # quotes the scheduler
     return Condition(
@@ -67,6 +72,6 @@ def _limit_condition(tier: str, note: LimitNote) -> Condition:
         True,
         _LIMIT_REASONS[note.limit],
         f"{bound}; {note.detail}" if note.detail else bound,
-        join_within(MAX_EVENT_MESSAGE_CHARS, bound, detail, _ADVICE.get(note.limit, "").format(tier)),
+        join_within(MAX_EVENT_MESSAGE_CHARS, bound, detail, _ADVICE.get(note.limit, "").format(form, tier)),
         bound,
     )

@@ -1,4 +1,4 @@
-"""The last step of a decision: the replica count of a tier's Deployment, and the Event about it.
+"""The last step of a decision: the replica count of a tier's Deployment or target, and the Event about it.
 
 Only `spec.replicas` is written, through the scale subresource and with a field manager of its own. The write cannot
 conflict with the rest of the Deployment, and another autoscaler can own that field instead.
@@ -20,7 +20,8 @@ from plimsoll.api.message_text import join_within
 from plimsoll.controllers.autoscale import pod_deletion_cost
 from plimsoll.controllers.autoscale.service_snapshot import tier_of
 from plimsoll.controllers.autoscale.signal_sources import SignalSources
-from plimsoll.controllers.object_cache import Key, ObjectCache, key_of, resource_version
+from plimsoll.controllers.object_cache import Key, ObjectCache, key_of
+from plimsoll.controllers.targets.target_state import ScaledObject
 from plimsoll.core.autoscaling.scale_down_candidates import replica_load
 from plimsoll.core.autoscaling.scaling_decision import TierDecision
 from plimsoll.core.errors import ClusterError, NotFound
@@ -38,13 +39,16 @@ log = ServiceLog(__name__)
 
 @dataclass(frozen=True)
 class ScaleChange:
-    """A tier whose Deployment has another replica count than decided."""
+    """A tier whose Deployment or target has another replica count than decided."""
 
     service_object: Object
-    deployment: Object
+    scaled: ScaledObject
     tier: str
-    replicas_before: int
     decision: TierDecision
+
+    @property
+    def replicas_before(self) -> int:
+        return self.scaled.replicas
 
     @property
     def key(self) -> TierKey:
@@ -55,7 +59,7 @@ class ScaleChange:
 
         deletion_note: which pods are deleted; may be empty.
         """
-        after, generation = self.decision.replicas, self.deployment["metadata"].get("generation")
+        after, generation = self.decision.replicas, self.scaled.metadata.get("generation")
         reason = EventReason.SCALED_UP if after > self.replicas_before else EventReason.SCALED_DOWN
         if not (after and self.replicas_before) and self.decision.override is None:
             reason = EventReason.SCALED_FROM_ZERO if after else EventReason.SCALED_TO_ZERO
@@ -79,19 +83,19 @@ class ScaleWriter:
         self._record_event = record_event
         self._due: dict[TierKey, ScaleChange] = {}  # decided last
         self._tasks: dict[TierKey, asyncio.Task[None]] = {}
-        self._written: dict[TierKey, tuple[int, int]] = {}  # resourceVersion of the Deployment before, and replicas
+        self._written: dict[TierKey, tuple[int, int]] = {}  # resourceVersion of the object before, and replicas
         self._slots = asyncio.Semaphore(MAX_WRITES)
 
     def submit(self, changes: list[ScaleChange], contain: Callable[[Key], AbstractContextManager[None]]) -> None:
         """Write these changes and no others. A write that has not begun is replaced or withdrawn.
 
-        changes: all tiers whose Deployment differs from the last decision. contain: contains an unexpected error to a
-        service.
+        changes: all tiers whose replica count differs from the last decision. contain: contains an unexpected error to
+        a service.
         """
         self._due = {change.key: change for change in changes}
         self._written = {key: written for key, written in self._written.items() if key in self._due}
         for key, change in self._due.items():
-            is_written = self._written.get(key) == (resource_version(change.deployment), change.decision.replicas)
+            is_written = self._written.get(key) == (change.scaled.resource_version, change.decision.replicas)
             if key not in self._tasks and not is_written:
                 task = self._tasks[key] = asyncio.create_task(self._write(key, contain))
                 task.add_done_callback(partial(self._forget, key))
@@ -117,35 +121,36 @@ class ScaleWriter:
             if change is not None:
                 with contain(key[0]):
                     if await self._apply(change):
-                        self._written[key] = resource_version(change.deployment), change.decision.replicas
+                        self._written[key] = change.scaled.resource_version, change.decision.replicas
 
     async def _apply(self, change: ScaleChange) -> bool:
         """Set the replica count of a tier; returns whether it is set. A failure is logged; the next tick retries."""
-        key, deployment_meta = key_of(change.service_object), change.deployment["metadata"]
-
-        deletion_note = (
-            await self._annotate_deletion_costs(change) if change.decision.replicas < change.replicas_before else ""
-        )
+        key, scaled = key_of(change.service_object), change.scaled
+        is_smaller = change.decision.replicas < change.replicas_before
+        deletion_note = await self._annotate_deletion_costs(change) if is_smaller and scaled.is_owned else ""
         try:
             await self._kube.scale(
-                deployment_meta["namespace"],
-                deployment_meta["name"],
+                scaled.resource,
+                scaled.metadata["namespace"],
+                scaled.metadata["name"],
                 change.decision.replicas,
                 labels.SCALER_FIELD_MANAGER,
             )
         except NotFound:
             return False
         except ClusterError as error:
-            message = "cannot set the Deployment's replicas; retrying at the next tick"
-            log.warning(key, message, deployment=deployment_meta["name"], error=str(error))
+            message = "cannot set the replica count; retrying at the next tick"
+            log.warning(key, message, object=scaled.label, error=str(error))
             return False
+        if not scaled.is_owned:
+            self._sources.on_target_written(key, change.tier)
         direction = "up" if change.decision.replicas > change.replicas_before else "down"
         metrics.OPERATOR_SCALE_CHANGES.labels(change.tier, direction).inc()
         try:
             await self._record_event(change.service_object, change.event(deletion_note))
         except ClusterError as error:
-            message = "Deployment scaled, but its Event cannot be written"
-            log.warning(key, message, deployment=deployment_meta["name"], error=str(error))
+            message = "replica count set, but its Event cannot be written"
+            log.warning(key, message, object=scaled.label, error=str(error))
         return True
 
     async def _annotate_deletion_costs(self, change: ScaleChange) -> str:

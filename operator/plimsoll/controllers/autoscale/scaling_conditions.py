@@ -32,6 +32,14 @@ _PROMETHEUS_ONLY: Final = (
     " Check that the operator can reach port 8001 of the engine pods (NetworkPolicy, mesh)"
 )
 
+_REMEDY: Final = (
+    "Remove it, or set spec.scaling.mode to Recommend. After a change by hand, edit the service's spec to scale again"
+)
+_ENGINES_SILENT: Final = (
+    f"no ready engine has reported at port {{}} for {GATEWAY_SILENCE_SECONDS:.0f} s: demand is unknown, and the replica"
+    " count is frozen. Check metricsPort, and that the operator can reach it (NetworkPolicy, mesh)"
+)
+
 
 def is_shedding(snapshot: ServiceSnapshot, old_conditions: Iterable[Condition]) -> bool:
     """Whether the service sheds load. It starts above SHEDDING_SHARE, and ends after a minute without a rejection."""
@@ -40,12 +48,15 @@ def is_shedding(snapshot: ServiceSnapshot, old_conditions: Iterable[Condition]) 
     return not isinstance(share, Unavailable) and share > (0.0 if was_shedding else SHEDDING_SHARE)
 
 
-def scaling_inactive(service_state: ServiceState, spec: ScalingSpec) -> Condition | None:
-    """Why the autoscaler changes no replica count."""
+def scaling_inactive(service_state: ServiceState, spec: ScalingSpec, rival: str | None = None) -> Condition | None:
+    """Why the autoscaler changes no replica count. rival: who else sets that of a target, None if nobody does."""
 
     def inactive(reason: ConditionReason, message: str) -> Condition:
         return Condition(ConditionType.SCALING_INACTIVE, True, reason, message)
 
+    if rival is not None:
+        message = f"{rival}: Plimsoll yields, and only recommends. {_REMEDY}"
+        return inactive(ConditionReason.REPLICAS_OWNED, message)
     if spec.policy.paused:
         return inactive(ConditionReason.PAUSED, "spec.scaling.paused is true: decisions are reported, but not applied")
     if spec.policy.mode is not ScalingMode.AUTO:
@@ -85,6 +96,8 @@ def metrics_degraded(snapshot: ServiceSnapshot, health: HealthReport) -> Conditi
     def degraded(reason: ConditionReason, message: str) -> Condition:
         return Condition(ConditionType.METRICS_DEGRADED, True, reason, message)
 
+    if health.target_metrics_port is not None and (health.gateways_silent or health.silent_tiers):
+        return degraded(ConditionReason.METRICS_MISSING, _ENGINES_SILENT.format(health.target_metrics_port))
     if health.gateways_silent:
         message = (
             f"no gateway replica has reported request metrics for {GATEWAY_SILENCE_SECONDS:.0f} s: demand is unknown,"

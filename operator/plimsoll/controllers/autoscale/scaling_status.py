@@ -190,7 +190,7 @@ def _conditions(
     """
     if spec.slo is None and all(tier.min_replicas == tier.max_replicas for tier in spec.policy.tiers.values()):
         return  # fixed replica counts and no SLO: the spec requests no scaling
-    yield scaling_conditions.scaling_inactive(service_state, spec)
+    yield scaling_conditions.scaling_inactive(service_state, spec, health.rival)
     if spec.slo is None or service_state.last_decision is None:
         return
     yield scaling_conditions.metrics_degraded(snapshot, health)
@@ -264,9 +264,8 @@ def _cost(service: InferenceService, service_state: ServiceState, snapshot: Serv
     cost = service.spec.cost
     if cost is None:
         return {}
-    gpus = sum(
-        tier.gpus * snapshot.tiers[kind].replicas for kind, tier in service.spec.tiers.items() if kind in snapshot.tiers
-    )
+    sized = service.spec.sized_tiers.items()
+    gpus = sum(tier.gpus * snapshot.tiers[kind].replicas for kind, tier in sized if kind in snapshot.tiers)
     result: Object = {"perHour": cost.format_amount(cost.per_hour(gpus))}
     if not isinstance(service_state.workload, Unavailable) and not isinstance(snapshot.metrics.rate_per_s, Unavailable):
         tokens_per_s = snapshot.metrics.rate_per_s * service_state.workload.mean(service_state.workload.output_tokens)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final
 
+from plimsoll.adapters.kube_client import DEPLOYMENTS
 from plimsoll.api import labels
 from plimsoll.controllers import pod_startup
 from plimsoll.controllers.autoscale.signal_sources import SignalSources
 from plimsoll.controllers.autoscale.tracked_service import TrackedService
 from plimsoll.controllers.object_cache import Key, ObjectCache, key_of, role_of
 from plimsoll.controllers.replicas_owner import replicas_set_by
+from plimsoll.controllers.targets.target_state import ScaledObject
 from plimsoll.core.autoscaling.inputs import ScalingSpec, ServiceSnapshot, TierSnapshot
 from plimsoll.core.autoscaling.scaling_policy import ScalingMode
+from plimsoll.core.autoscaling.startup_models import UNKNOWN_VARIANT
 from plimsoll.core.types import Role
 from plimsoll.resources import object_meta
 
@@ -39,14 +43,23 @@ class SnapshotReader:
     ) -> ServiceSnapshot:
         tiers: dict[str, TierSnapshot] = {}
         ready: dict[Role, list[str]] = {}
-        pods = self._cache.children("Pod", key)
+        pods = self._cache.pods(key)
         entry.prune(gateways, [pod["metadata"]["name"] for pod in pods])
         for name in entry.service_state.tiers:
             tier_pods = [pod for pod in pods if tier_of(pod) == name]
             ready[Role(name)] = [pod["metadata"]["name"] for pod in tier_pods if pod_startup.is_ready(pod)]
-            deployment = owned_deployment(self._cache, service_object, name)
-            if deployment is not None:
-                tiers[name] = self._tier_snapshot(entry, name, deployment, tier_pods, ready[Role(name)], spec, now_s)
+            scaled = scaled_object(self._cache, self._sources, service_object, name)
+            if scaled is not None:
+                tier_snapshot = self._tier_snapshot(entry, name, scaled, tier_pods, ready[Role(name)], now_s)
+                deployment = owned_deployment(self._cache, service_object, name)
+                if deployment is not None:
+                    is_automatic = spec.policy.mode is ScalingMode.AUTO and not spec.policy.paused
+                    tier_snapshot = replace(
+                        tier_snapshot,
+                        variant=entry.startup_variant(name, deployment),
+                        replicas_set_by=replicas_set_by(deployment) if is_automatic else None,  # else others own it
+                    )
+                tiers[name] = tier_snapshot
         entry.horizon_s = spec.horizon_s
         slo_share = DEFAULT_SLO_SHARE if spec.slo is None else spec.slo.share
         service_metrics = entry.aggregator.collect(now_s, ready, gateways, slo_share)
@@ -58,14 +71,12 @@ class SnapshotReader:
         self,
         entry: TrackedService,
         name: str,
-        deployment: Object,
+        scaled: ScaledObject,
         pods: list[Object],
         ready: list[str],
-        spec: ScalingSpec,
         now_s: float,
     ) -> TierSnapshot:
-        namespace = deployment["metadata"]["namespace"]
-        ready_names, is_automatic = set(ready), spec.policy.mode is ScalingMode.AUTO and not spec.policy.paused
+        namespace, ready_names = scaled.metadata["namespace"], set(ready)
         starting_pods = [p for p in pods if p["metadata"]["name"] not in ready_names]
         entry.starting_pods |= {p["metadata"]["name"] for p in starting_pods}
         for pod in pods:
@@ -81,15 +92,14 @@ class SnapshotReader:
                         name, pod_startup.phase_durations(pod, progress), pod_startup.startup_variant(pod)
                     )
         return TierSnapshot(
-            replicas=int(deployment["spec"].get("replicas", 1)),
+            replicas=scaled.replicas,
             ready=len(ready),
             starting=tuple(
                 pod_startup.startup_state(p, self._sources.startup_progress(namespace, p["metadata"]["name"]))
                 for p in starting_pods
             ),
             engine_info=next(filter(None, (self._sources.engine_info(namespace, pod) for pod in ready)), None),
-            variant=entry.startup_variant(name, deployment),
-            replicas_set_by=replicas_set_by(deployment) if is_automatic else None,  # others own it in other modes
+            variant=pod_startup.startup_variant(max(pods, key=pod_startup.created_s)) if pods else UNKNOWN_VARIANT,
         )
 
 
@@ -112,6 +122,18 @@ def owned_deployment(cache: ObjectCache, service_object: Object, tier: str) -> O
         if deployment is not None and object_meta.owner_uid(deployment) == service_object["metadata"]["uid"]
         else None
     )
+
+
+def scaled_object(cache: ObjectCache, sources: SignalSources, service_object: Object, tier: str) -> ScaledObject | None:
+    """The object with a tier's replica count: its Deployment or its target. None before it exists or can be used."""
+    target = sources.targets(key_of(service_object)).get(tier)
+    if target is not None:
+        return target.scaled
+    deployment = owned_deployment(cache, service_object, tier)
+    if deployment is None:
+        return None
+    replicas = int(deployment["spec"].get("replicas", 1))
+    return ScaledObject(DEPLOYMENTS, deployment["metadata"], replicas, is_owned=True)
 
 
 def tier_of(pod: Object) -> str | None:

@@ -50,7 +50,8 @@ class HealthReport(NamedTuple):
     gateways_silent: no gateway reports. silent_tiers: tiers without a ready engine that reports, in order.
     stale_gateways: message about gateways with outdated admission limits, with the remedy; None if there are none.
     prometheus_only_tiers: tiers with an engine whose metrics are known from Prometheus only. is_partial: whether some
-    gateways or engines have reported while others have not.
+    gateways or engines have reported while others have not. rival: who else sets the replica count of a target, None if
+    nobody does. target_metrics_port: of a target's engines, which report the demand; None for tiers.
     """
 
     gateways_silent: bool = False
@@ -58,6 +59,8 @@ class HealthReport(NamedTuple):
     stale_gateways: str | None = None
     prometheus_only_tiers: tuple[str, ...] = ()
     is_partial: bool = False
+    rival: str | None = None
+    target_metrics_port: int | None = None
 
 
 class ConfigVersions(NamedTuple):

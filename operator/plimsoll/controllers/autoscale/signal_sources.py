@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from plimsoll.adapters.launcher import StartupProgress
 from plimsoll.controllers.object_cache import Key
+from plimsoll.controllers.targets.target_state import TargetState
 from plimsoll.core.ports import EngineInfo, GatewayReading, MetricsHistory
 
 Object = dict[str, Any]
@@ -21,7 +22,8 @@ class SignalSources:
     report of an engine, by pod name. mark_active: called for a service with arrivals, so that its engines are polled
     more often. history: None if no metrics store is configured. prometheus_only_tiers: tiers of a service with an
     engine that is known from the metrics store only. checkpoint: learned state that an earlier process has stored for a
-    service.
+    service. targets: the targets of a service by role, {} for one with tiers. on_target_written: called with service
+    and role of a target whose replica count was set.
     """
 
     gateways: Callable[[], tuple[Iterable[GatewayReading], Iterable[str]]]
@@ -32,3 +34,5 @@ class SignalSources:
     history: MetricsHistory | None = None
     prometheus_only_tiers: Callable[[Key], tuple[str, ...]] = lambda key: ()
     checkpoint: Callable[[Object], str | None] = lambda service_object: None
+    targets: Callable[[Key], Mapping[str, TargetState]] = lambda key: {}
+    on_target_written: Callable[[Key, str], None] = lambda key, role: None

@@ -147,18 +147,24 @@ class TrackedService:
         spec: ScalingSpec,
         gateways: tuple[str, ...],
         prometheus_only_tiers: tuple[str, ...],
+        rival: str | None,
         now_s: float,
     ) -> bool:
         """Rebuild the report when its state changes, and every REPORT_INTERVAL_SECONDS for its figures.
 
         Admission limits are published in between, without new figures. Returns whether the report has changed.
+        rival: who else sets the replica count of a target, None if nobody does.
         """
         old_report = self.report
         published = self.publisher.published
         health = self.signal_health.report(
             snapshot, published is not None and published.cost_model is not None, gateways, now_s
         )
-        health = health._replace(prometheus_only_tiers=prometheus_only_tiers)
+        targets = service.spec.targets
+        metrics_port = None if targets is None else targets.serve.metrics_port
+        health = health._replace(
+            prometheus_only_tiers=prometheus_only_tiers, rival=rival, target_metrics_port=metrics_port
+        )
         is_shedding = scaling_conditions.is_shedding(snapshot, () if old_report is None else old_report.conditions)
         last_decision = self.service_state.last_decision
         limited = None
@@ -210,11 +216,13 @@ def track(
 
     checkpoint: its learned state. admission: its InferenceServiceAdmission.
     """
-    roles = [kind for kind, _ in service.spec.tiers.items()]
+    roles = list(service.spec.sized_tiers)
     status = service_object.get("status") or {}
-    aggregator = MetricsAggregator([Role(role) for role in roles])
+    is_adopted = service.spec.targets is not None
+    aggregator = MetricsAggregator([Role(role) for role in roles], demand_from_engines=is_adopted)
     publisher, uid = AdmissionPublisher.restore(_published_before(admission)), service_object["metadata"]["uid"]
     tracked = TrackedService(ServiceState.for_roles(roles), aggregator, publisher, uid, checkpoint, now_s)
+    tracked.limits.form = "targets" if is_adopted else "tiers"
     if checkpoint is not None:
         learned_state.restore(tracked.service_state, checkpoint)
     learned_state.restore_last_decision(tracked.service_state, status)

@@ -45,8 +45,11 @@ def plan_objects(
 ) -> ObjectPlan:
     """The plan for one service. replicas: desired replicas by tier.
 
-    report: has the admission limits to publish. Before the first report of this process, the published ones stay.
+    A service with targets has no objects. report: has the admission limits to publish. Before the first report of this
+    process, the published ones stay.
     """
+    if service.spec.targets is not None:
+        return ObjectPlan((), (), (), {})
     templates: list[Object] = []
     desired = objects.shared_objects(service, observed.service_object, platform)
     revisions: dict[str, str] = {}

@@ -87,7 +87,7 @@ def observe(cache: ObjectCache, gateways: GatewayView, key: Key, rules: NameRule
             for r in cache.children("ControllerRevision", key)
             if _is_owned_by(r, service_object)
         },
-        pods=tuple(cache.children("Pod", key)),
+        pods=tuple(cache.pods(key)),
         names=name_state(claims[0], related_claims(cache, claims[0]), rules),
         adapter_names=tuple(name_state(claim, related_claims(cache, claim), rules) for claim in claims[1:]),
         gateway_view=gateways,

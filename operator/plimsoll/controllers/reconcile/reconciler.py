@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -39,6 +39,8 @@ from plimsoll.controllers.reconcile.rejected_fields import in_service_terms
 from plimsoll.controllers.reconcile.service_namespaces import ServiceNamespaces
 from plimsoll.controllers.reconcile.service_status import StatusInputs
 from plimsoll.controllers.reconcile.tier_state import TierStatusInputs, is_fully_rolled_out
+from plimsoll.controllers.targets.target_state import TargetState
+from plimsoll.core.autoscaling.scaling_policy import ScalingMode
 from plimsoll.core.errors import BackendUnavailable, Conflict, Forbidden, NotFound, ObjectRejected, PlimsollError
 from plimsoll.resources import object_meta
 from plimsoll.resources.platform_config import PlatformConfig
@@ -71,10 +73,13 @@ class Reconciler:
         checkpoints: CheckpointStore | None = None,
         service_namespaces: ServiceNamespaces | None = None,
         adapters: Callable[[Key], ReportsByPod] = lambda key: {},
+        targets: Callable[[Key], Mapping[str, TargetState]] = lambda key: {},
     ) -> None:
         """report: scaling report of a service, None before its first tick. later: reconciles a service after some
-        seconds. adapters: what the ready engines of a service report of their adapters."""
+        seconds. adapters: what the ready engines of a service report of their adapters. targets: the targets of a
+        service as last read, by role."""
         self._adapters = adapters
+        self._targets = targets
         self._errors = errors or ObjectErrors()
         self._kube = kube
         self._cache = cache
@@ -158,7 +163,11 @@ class Reconciler:
         if observed.service is not None:
             report = self._report(key)
             plan = plan_objects(
-                observed, observed.service, desired_replicas(observed, observed.service, report), self._platform, report
+                observed,
+                observed.service,
+                desired_replicas(observed, observed.service, report, self._targets(key)),
+                self._platform,
+                report,
             )
             try:
                 await self._apply(key, observed, plan)
@@ -167,7 +176,7 @@ class Reconciler:
         observed = self._observe(key) or observed
         names = names_of(observed, datetime.datetime.now(datetime.UTC))
         inputs = collect_status_inputs(
-            observed, plan, rejected, self._report(key), self._platform, names, self._adapters(key)
+            observed, plan, rejected, self._report(key), self._platform, names, self._adapters(key), self._targets(key)
         )
         if any(tier.pending for tier in inputs.tiers) and await self._kube.is_terminating(key[0]):
             inputs = replace(inputs, tiers=tuple(replace(tier, is_namespace_terminating=True) for tier in inputs.tiers))
@@ -322,13 +331,19 @@ class Reconciler:
 
 
 def desired_replicas(
-    observed: ObservedService, service: InferenceService, report: ScalingReport | None
+    observed: ObservedService,
+    service: InferenceService,
+    report: ScalingReport | None,
+    targets: Mapping[str, TargetState],
 ) -> dict[str, int]:
-    """Desired replicas by tier; before the first scaling report, those of the Deployment."""
+    """Desired replicas by tier; before the first scaling report, those of the Deployment or target."""
     replicas: dict[str, int] = {}
-    for kind, tier in service.spec.tiers.items():
+    for kind, tier in service.spec.sized_tiers.items():
+        target = targets.get(kind)
         deployment = observed.children.get(("Deployment", object_meta.tier_name(service.metadata.name, kind)))
         ordered = tier.min_replicas if deployment is None else int(deployment["spec"].get("replicas", 1))
+        if target is not None and target.scaled is not None:
+            ordered = target.scaled.replicas
         replicas[kind] = ordered if report is None else report.desired.get(kind, ordered)
     return replicas
 
@@ -351,6 +366,7 @@ def collect_status_inputs(
     platform: PlatformConfig,
     names: ModelNames,
     adapters: ReportsByPod | None = None,
+    targets: Mapping[str, TargetState] | None = None,
 ) -> StatusInputs:
     """The inputs of the status."""
     raw_meta = observed.service_object["metadata"]
@@ -359,7 +375,8 @@ def collect_status_inputs(
     gateway_view = observed.gateway_view
     return StatusInputs(
         service_object=observed.service_object,
-        tiers=_tier_inputs(observed, report) if object_plan else (),
+        tiers=_tier_inputs(observed, report, targets or {}) if object_plan else (),
+        targets=None if service is None or service.spec.targets is None else targets or {},
         scaling_report=report,
         gateway_replicas=gateway_view.replicas,
         gateways_error=gateway_view.error,
@@ -370,7 +387,7 @@ def collect_status_inputs(
         model_names=names,
         spec_problems=observed.problems,
         rejection=rejection,
-        url=platform.gateway.url,
+        url="" if service is not None and service.spec.targets is not None else platform.gateway.url,
         scales_to_zero=service is not None and _scales_to_zero(service),
         has_stored_cost_model=_has_cost_model(observed.children.get((labels.ADMISSION_KIND, raw_meta["name"]))),
         fallback=observed.fallback,
@@ -392,13 +409,15 @@ def _has_cost_model(admission: Object | None) -> bool:
 def _scales_to_zero(service: InferenceService) -> bool:
     """Whether the autoscaler may scale all tiers to zero, and back up."""
     scaling = service.spec.scaling
-    is_active = scaling.mode == "Auto" and not scaling.paused
-    return is_active and all(tier.min_replicas == 0 for _, tier in service.spec.tiers.items())
+    is_active = service.spec.mode is ScalingMode.AUTO and not scaling.paused
+    return is_active and all(tier.min_replicas == 0 for tier in service.spec.sized_tiers.values())
 
 
-def _tier_inputs(observed: ObservedService, report: ScalingReport | None) -> tuple[TierStatusInputs, ...]:
+def _tier_inputs(
+    observed: ObservedService, report: ScalingReport | None, targets: Mapping[str, TargetState]
+) -> tuple[TierStatusInputs, ...]:
     assert observed.service is not None
-    replicas = desired_replicas(observed, observed.service, report)
+    replicas = desired_replicas(observed, observed.service, report, targets)
     return tuple(
         TierStatusInputs(
             role=kind,
@@ -408,5 +427,5 @@ def _tier_inputs(observed: ObservedService, report: ScalingReport | None) -> tup
             ),
             pods=tuple(p for p in observed.pods if role_of(p) == kind),
         )
-        for kind, _ in observed.service.spec.tiers.items()
+        for kind in observed.service.spec.sized_tiers
     )

@@ -7,6 +7,7 @@ names the next action.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,11 +22,14 @@ from plimsoll.controllers.reconcile.adapter_status import ReportsByPod, adapter_
 from plimsoll.controllers.reconcile.model_names import ModelNames
 from plimsoll.controllers.reconcile.name_condition import accepted_again, adapter_name_rejected, name_rejected
 from plimsoll.controllers.reconcile.observe import NameState
+from plimsoll.controllers.reconcile.target_conditions import target_conditions
 from plimsoll.controllers.reconcile.tier_state import TierState, TierStatusInputs, tier_state
+from plimsoll.controllers.targets.target_state import TargetState
 from plimsoll.core.types import Role
 
 Object = dict[str, Any]
 
+MAX_RIVAL_CHARS = 512
 SCALING_FIELDS = (
     "slo",
     "limitedBy",
@@ -64,6 +68,7 @@ class StatusInputs:
     has_stored_cost_model: bool = False  # whether the stored admission limits, of an earlier process, have one
     fallback: tuple[str, str] | None = None  # the fallback service, and why it cannot be used or ""
     hardware_limits: tuple[str, ...] = ()  # what no engine on the named GPUs can do
+    targets: Mapping[str, TargetState] | None = None  # by role; None for a service with tiers
     internal_error: Condition | None = None  # unexpected error about the service or one of its objects
 
 
@@ -73,6 +78,13 @@ def build_conditions(inputs: StatusInputs) -> tuple[Condition, ...]:
         return (
             *_ready(inputs, ()),
             _invalid_spec(ConditionType.STALLED, True, inputs.spec_problems),
+            *_internal_error(inputs),
+        )
+    if inputs.targets is not None:
+        return (
+            *target_conditions(inputs.tiers, inputs.targets),
+            *_of(name_rejected(inputs.name_state, inputs.model_names)),
+            *_scaling_conditions(inputs),
             *_internal_error(inputs),
         )
     slow_transfer_message = inputs.scaling_report.slow_transfer_message if inputs.scaling_report else None
@@ -140,6 +152,10 @@ def _scaling_conditions(inputs: StatusInputs) -> tuple[Condition, ...]:
                     )
                 )
     return tuple(conditions)
+
+
+def _of(condition: Condition | None) -> tuple[Condition, ...]:
+    return () if condition is None else (condition,)
 
 
 def _internal_error(inputs: StatusInputs) -> tuple[Condition, ...]:
@@ -311,6 +327,9 @@ def tiers_status(inputs: StatusInputs) -> dict[str, Object]:
             kept = {name: value for name, value in starting.items() if is_expected or name != "nextReady"}
             if tier.starting:
                 figures["starting"] = kept | {"count": tier.starting}
+        target = (inputs.targets or {}).get(tier.role)
+        if target is not None and target.rival is not None:
+            figures["yieldedTo"] = shorten(target.rival, MAX_RIVAL_CHARS)
         counts = {"ready": tier.ready, "desired": tier.desired, "summary": f"{tier.ready}/{tier.desired}"}
         result[tier.role] = counts | {n: v for n, v in figures.items() if n != "needed" or v != tier.desired}
     return result

@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from plimsoll.core.demand.counter_delta import ServiceInterval, is_valid_time, sanitize
 from plimsoll.core.demand.engine_aggregator import EngineAggregator
+from plimsoll.core.demand.engine_arrivals import EngineArrivals
 from plimsoll.core.demand.gateway_aggregator import ArrivalSample, GatewayAggregator
 from plimsoll.core.demand.histogram_percentile import percentile
 from plimsoll.core.demand.request_lengths import RequestLengthEstimator
@@ -25,9 +26,13 @@ from plimsoll.core.types import Role, Unavailable
 
 
 class MetricsAggregator:
-    """Aggregates one service. roles: its tiers; readings of engines in other roles are ignored."""
+    """Aggregates one service. roles: its tiers; readings of engines in other roles are ignored.
 
-    def __init__(self, roles: Iterable[Role]) -> None:
+    demand_from_engines: whether engines report the demand in place of gateways, which then have no part in it.
+    """
+
+    def __init__(self, roles: Iterable[Role], *, demand_from_engines: bool = False) -> None:
+        self._arrivals = EngineArrivals() if demand_from_engines else None
         self._engines = {role: EngineAggregator(role) for role in roles}
         self._prefill_roles = {Role.PREFILL} if Role.PREFILL in self._engines else {Role.SERVE, Role.DECODE}
         self._lengths = RequestLengthEstimator()
@@ -36,7 +41,8 @@ class MetricsAggregator:
 
     def observe_gateway(self, gateway: str, instance_id: str, at_s: float, reading: ServiceReading) -> None:
         """Add the service's counters at one gateway replica, read at at_s. instance_id identifies its process start."""
-        self._gateways.observe(gateway, instance_id, at_s, reading)
+        if self._arrivals is None:
+            self._gateways.observe(gateway, instance_id, at_s, reading)
 
     def observe_engine(self, role: Role, reading: EngineReading) -> None:
         """Add a reading of one engine of a tier; invalid figures in it count as missing."""
@@ -44,6 +50,10 @@ class MetricsAggregator:
         if engines is None or not is_valid_time(reading.at_s):
             return
         reading = sanitize(reading)
+        if self._arrivals is not None and role is not Role.PREFILL:
+            as_gateway = self._arrivals.observe(reading)
+            if as_gateway is not None:
+                self._gateways.observe(reading.pod, reading.instance_id, reading.at_s, as_gateway)
         transfer_counters = reading.transferred_prompt_tokens, reading.transfer_s, reading.post_s
         if role is Role.DECODE and None not in transfer_counters:
             self._transfers.record(
@@ -68,6 +78,11 @@ class MetricsAggregator:
         pods: the ready pods, by tier. Other pods get no requests, and their silence would look like load. gateways: the
         existing gateways. share: the SLO percentile, 0 to 1.
         """
+        gateway_count = max(1, len(gateways))
+        if self._arrivals is not None:
+            gateways = [pod for role, names in pods.items() if role is not Role.PREFILL for pod in names]
+            self._arrivals.retain({*gateways})
+            gateway_count = 1
         has_new_rate = self._gateways.take_sample(now_s, gateways)
         self._transfers.retain(pods.get(Role.DECODE, ()))
         metrics = self._gateway_metrics(now_s, gateways, share)
@@ -75,7 +90,7 @@ class MetricsAggregator:
             metrics,
             has_new_rate=has_new_rate,
             transfer_stats=self._transfers.stats,
-            gateway_count=max(1, len(gateways)),
+            gateway_count=gateway_count,
             workload=self._lengths.workload(now_s, metrics.mean_prompt_tokens, metrics.arrivals),
             tiers={
                 role: tier.collect(now_s, pods.get(role, ()), share, metrics.ttft_s, metrics.e2e_s)
@@ -126,6 +141,8 @@ class MetricsAggregator:
         )
 
     def _no_coverage(self, gateways: Collection[str]) -> str:
+        if self._arrivals is not None:
+            return "no ready engine reports its requests" if gateways else "no engine is ready"
         if not gateways:
             return "there is no gateway"
         if not self._gateways.knows_any(gateways):

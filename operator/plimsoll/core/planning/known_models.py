@@ -68,6 +68,12 @@ def find_shape(name: str, weights: str | None = None, kv_bytes: float = 2.0) -> 
     )
 
 
+def find_config(name: str) -> Mapping[str, Any] | None:
+    """The config.json of a model by its name, as `find_shape` reads it; None for a model that is not known."""
+    normalized = _normalize_name(name)
+    return next((config for known, config in KNOWN_CONFIGS.items() if normalized == _normalize_name(known)), None)
+
+
 def with_weights(shape: ModelShape, weights: str | None) -> ModelShape:
     """The same shape with another width of the layers' weights and their products. Raises ValueError."""
     if weights is None:

@@ -1,0 +1,152 @@
+"""A Deployment of engines that Plimsoll did not make: recommendations, then its count, then an HPA takes over."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import yaml
+
+from e2e.cluster.images import IMAGES
+from e2e.cluster.settings import KUBECONFIG
+from e2e.lib.kube import Cluster
+from e2e.lib.service import START_S, Service
+from e2e.lib.wait import sleep, wait_until
+from plimsoll.api import labels
+
+Object = dict[str, Any]
+
+NAME = "foreign"
+PORT = 8000
+REQUESTS = 60  # well above the 20 from which an engine's means count
+WORKERS = 8
+RECOMMENDATION_S = 300.0  # from the manifest to the first recommendation
+QUIET_S = 30.0  # time in which nothing may change
+FLAGS = {"port": PORT, "profile": "h200-8b-cool", "profile-scale": 4, "spread": 0, "max-num-seqs": 8}
+
+
+def _deployment() -> Object:
+    image = next(one.reference for one in IMAGES if one.name == "engine-simulated")
+    flags = [f"--{name}={value}" for name, value in FLAGS.items()]
+    container = {
+        "name": "vllm",
+        "image": image,
+        "command": ["python3", "-m", "simulated", "serve", "example/sim-8b", *flags],
+        "env": [{"name": "PYTHONPATH", "value": "/opt/plimsoll"}],
+        "ports": [{"containerPort": PORT}],
+        "readinessProbe": {"httpGet": {"path": "/health", "port": PORT}, "periodSeconds": 1},
+        "resources": {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}},
+    }
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": NAME, "labels": {"team": "own"}},
+        "spec": {
+            "replicas": 1,
+            "selector": {"matchLabels": {"app": NAME}},
+            "template": {
+                "metadata": {"labels": {"app": NAME, "llm-d.ai/model": "sim-8b"}},
+                "spec": {"containers": [container]},
+            },
+        },
+    }
+
+
+def _without_replicas(cluster: Cluster, namespace: str) -> Object:
+    """What the fleet's owner has written, as the API server has it."""
+    live = cluster.get("deployments", NAME, namespace)
+    assert live is not None
+    spec = {name: value for name, value in live["spec"].items() if name != "replicas"}
+    meta = live["metadata"]
+    annotations = {k: v for k, v in meta["annotations"].items() if k != "deployment.kubernetes.io/revision"}
+    return {"spec": spec, "labels": meta["labels"], "annotations": annotations, "owners": meta.get("ownerReferences")}
+
+
+def _replicas(cluster: Cluster, namespace: str) -> int:
+    live = cluster.get("deployments", NAME, namespace)
+    assert live is not None
+    return int(live["spec"]["replicas"])
+
+
+def _adopt(namespace: str) -> Object:
+    arguments = ["adopt", "-n", namespace, "--kubeconfig", str(KUBECONFIG)]
+    call = f"import sys; from plimsoll.cli.main import main; sys.exit(main({arguments!r}))"
+    text = subprocess.run([sys.executable, "-c", call], capture_output=True, text=True, check=True, timeout=60).stdout
+    print(text)
+    (manifest,) = yaml.safe_load_all(text)
+    return dict(manifest)
+
+
+def _send(cluster: Cluster, namespace: str) -> None:
+    """Requests past the gateway, as the fleet's own clients send them."""
+    (pod,) = (p["metadata"]["name"] for p in cluster.list("pods", namespace, f"app={NAME}"))
+    path = f"/api/v1/namespaces/{namespace}/pods/{pod}:{PORT}/proxy/v1/completions"
+
+    def ask(number: int) -> None:
+        cluster.call(path, {"model": "example/sim-8b", "prompt": f"{number} " * 200, "max_tokens": 16})
+
+    with ThreadPoolExecutor(WORKERS) as workers:
+        list(workers.map(ask, range(REQUESTS)))
+
+
+def test_foreign_fleet_is_recommended_scaled_and_left_to_an_hpa(
+    service: Callable[[str], Service], cluster: Cluster
+) -> None:
+    llm = service(NAME)
+    namespace = llm.namespace
+    cluster.apply(_deployment(), namespace=namespace)
+    wait_until("the fleet runs", lambda: cluster.list("pods", namespace, f"app={NAME}") or None, START_S)
+    cluster.kubectl("wait", "-n", namespace, "--for=condition=Available", f"deployment/{NAME}", "--timeout=300s")
+    before = _without_replicas(cluster, namespace)
+
+    manifest = _adopt(namespace)
+    target = manifest["spec"]["targets"]["serve"]
+    assert target["scaleTargetRef"] == {"apiVersion": "apps/v1", "kind": "Deployment", "name": NAME}
+    assert target["metricsPort"] == PORT
+    target |= {"maxReplicas": 4, "gpus": 0}
+    cluster.apply(manifest, namespace=namespace)
+    ready = llm.wait_condition("Ready", RECOMMENDATION_S, status="True", reason="EnginesReady")
+    print(ready["message"])
+
+    def recommends() -> Object | None:
+        _send(cluster, namespace)
+        tier = llm.status().get("tiers", {}).get("serve", {})
+        return tier if "capacityPerReplica" in tier else None
+
+    print(wait_until("there is a recommendation", recommends, RECOMMENDATION_S, every_s=2.0))
+    assert llm.condition("ScalingInactive")["reason"] == "RecommendOnly"
+    assert _without_replicas(cluster, namespace) == before
+    assert _replicas(cluster, namespace) == 1
+
+    bounds = {"targets": {"serve": {"minReplicas": 2}}, "scaling": {"mode": "Auto"}}
+    cluster.patch(labels.PLURAL, NAME, namespace, {"spec": bounds})
+    wait_until("Plimsoll sets the count", lambda: _replicas(cluster, namespace) == 2 or None, 60)
+    assert llm.wait_events("ScaledUp")
+    assert _without_replicas(cluster, namespace) == before
+
+    autoscaler = {
+        "apiVersion": "autoscaling/v2",
+        "kind": "HorizontalPodAutoscaler",
+        "metadata": {"name": "theirs"},
+        "spec": {
+            "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": NAME},
+            "minReplicas": 3,
+            "maxReplicas": 4,
+        },
+    }
+    cluster.apply(autoscaler, namespace=namespace)
+    yielded = llm.wait_condition("ScalingInactive", 60, status="True", reason="ReplicasOwned")
+    print(yielded["message"])
+    assert "HorizontalPodAutoscaler theirs" in yielded["message"]
+    wait_until("the HPA has its minimum", lambda: _replicas(cluster, namespace) == 3 or None, 90)
+    sleep(QUIET_S)
+    assert _replicas(cluster, namespace) == 3
+    assert _without_replicas(cluster, namespace) == before
+    assert llm.status()["tiers"]["serve"]["yieldedTo"] == "HorizontalPodAutoscaler theirs"
+
+    cluster.delete(labels.PLURAL, NAME, namespace=namespace)
+    assert _replicas(cluster, namespace) == 3
+    assert _without_replicas(cluster, namespace) == before

@@ -1,0 +1,117 @@
+"""`spec.targets`: engines that exist and that something else manages, in place of `spec.tiers`.
+
+A target is any object with a `scale` subresource. Plimsoll sizes it from the metrics of its pods. It writes nothing but
+its replica count, and that only in mode Auto.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, ClassVar, Final
+
+from pydantic import Field
+
+from plimsoll.api.v1alpha1.api_model import ApiModel, ValidationRule, ValidationRules, matching
+from plimsoll.api.v1alpha1.tiers import MAX_TIER_REPLICAS, RoleName
+
+DEFAULT_METRICS_PORT: Final = 8000
+
+_NAME_PATTERN: Final = "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
+
+
+class ScaleTargetRef(ApiModel):
+    """An object with a `scale` subresource in the service's namespace."""
+
+    api_version: Annotated[
+        str,
+        Field(min_length=1, max_length=317),
+        ValidationRules(
+            matching("^([a-z0-9][-a-z0-9.]*/)?v[0-9][a-z0-9]*$", "must be GROUP/VERSION or VERSION, such as apps/v1")
+        ),
+    ] = Field(description="API version, such as apps/v1.")
+    kind: Annotated[
+        str,
+        Field(min_length=1, max_length=63),
+        ValidationRules(matching("^[A-Z][A-Za-z0-9]*$", "must be a kind, such as Deployment")),
+    ] = Field(description="Kind, such as Deployment, StatefulSet or LeaderWorkerSet.")
+    name: Annotated[
+        str,
+        Field(min_length=1, max_length=253),
+        ValidationRules(matching(_NAME_PATTERN, "must be the name of an object: lower-case letters, digits, '-', '.'")),
+    ] = Field(description="Name of the object.")
+
+    @property
+    def label(self) -> str:
+        """KIND NAME, for messages."""
+        return f"{self.kind} {self.name}"
+
+
+class EngineTarget(ApiModel):
+    """Existing engines of one role."""
+
+    scale_target_ref: ScaleTargetRef = Field(description="The object whose `scale` subresource has the replica count.")
+    pod_selector: (
+        Annotated[
+            str,
+            Field(min_length=1, max_length=1024),
+            ValidationRules(
+                matching(
+                    "^[A-Za-z0-9][-A-Za-z0-9_./]*( *(=|==|!=) *[-A-Za-z0-9_.]*)?"
+                    "( *, *[A-Za-z0-9][-A-Za-z0-9_./]*( *(=|==|!=) *[-A-Za-z0-9_.]*)?)*$",
+                    "must be a label selector of equalities, such as app=llm,tier=serve",
+                )
+            ),
+        ]
+        | None
+    ) = Field(
+        default=None,
+        description="Label selector of the pods that answer at metricsPort, such as app=llm,tier=serve. Absent: "
+        "`status.selector` of the `scale` subresource. Of a group of pods, select the one with the API server.",
+    )
+    metrics_port: int = Field(
+        default=DEFAULT_METRICS_PORT,
+        ge=1,
+        le=65535,
+        description="Port of the pods at which the engine serves `/metrics`: 1 to 65535.",
+    )
+    min_replicas: int = Field(
+        default=1,
+        ge=1,
+        le=MAX_TIER_REPLICAS,
+        description="Lower bound of the replica count: 1 to 1000. Not 0, since nothing would wake the engines.",
+    )
+    max_replicas: int = Field(
+        ge=1,
+        le=MAX_TIER_REPLICAS,
+        description="Upper bound of the replica count: 1 to 1000.",
+    )
+    gpus: int = Field(
+        default=1,
+        ge=0,
+        le=64,
+        description="GPUs of each replica: 0 to 64. Of a group of pods, those of the whole group.",
+    )
+
+    rules: ClassVar[tuple[ValidationRule[EngineTarget], ...]] = (
+        ValidationRule(
+            "self.maxReplicas >= self.minReplicas",
+            "maxReplicas must not be below minReplicas",
+            lambda own: own.max_replicas >= own.min_replicas,
+            field=".maxReplicas",
+        ),
+    )
+
+    @property
+    def replica_bounds(self) -> tuple[int, int]:
+        """Lower and upper bound of the replica count."""
+        return self.min_replicas, self.max_replicas
+
+
+class EngineTargets(ApiModel):
+    """Targets of a service, one for each role."""
+
+    serve: EngineTarget = Field(description="Engines that do both prefill and decode.")
+
+    def items(self) -> Iterator[tuple[RoleName, EngineTarget]]:
+        """Yield the targets with their roles."""
+        yield "serve", self.serve

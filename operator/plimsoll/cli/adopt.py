@@ -1,0 +1,292 @@
+"""`plimsoll adopt`: finds engines in the cluster and prints a manifest with `targets` for each. It writes nothing.
+
+Problem: a fleet that exists says nowhere that it serves a model, on which port, and what scales it.
+
+Idea: an engine's pod shows itself by its image, its command line, or the labels of KServe, llm-d and other operators.
+The pod's owners lead to the object with the replica count. What was guessed is a comment in the manifest, and what was
+found but cannot be adopted is a comment in its place.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import yaml
+
+from plimsoll.adapters.adopted_engine import command_line
+from plimsoll.adapters.kube_client import PODS, KubeClient, Resource
+from plimsoll.api import labels
+from plimsoll.cli import cluster
+from plimsoll.cli.kubeconfig import current_namespace
+from plimsoll.cli.output_files import print_text
+from plimsoll.core.errors import ClusterError, Forbidden, NotFound, PlimsollError
+from plimsoll.engines import vllm
+
+KubeObject = dict[str, Any]
+
+MAX_OWNERS: Final = 6  # levels above a pod
+DEFAULT_PORT: Final = 8000
+MAX_NAME_CHARS: Final = 40
+_VLLM_IMAGE: Final = re.compile(r"vllm|/llm-d(-[a-z]+)?[:@]|rhaiis")
+_OTHER_ENGINES: Final = re.compile(
+    r"sglang|text-generation-inference|tensorrt|tritonserver|llama[.-]?cpp|ollama|lmdeploy|nim/"
+)
+_ENGINE_LABELS: Final = (
+    "serving.kserve.io/inferenceservice",
+    "llm-d.ai/inferenceServing",
+    "llm-d.ai/inference-serving",
+    "llm-d.ai/model",
+    "nvidia.com/dynamo-component-type",
+    "ray.io/serve",
+)
+_ROLE_LABEL: Final = "llm-d.ai/role"
+_WORKER_INDEX: Final = "leaderworkerset.sigs.k8s.io/worker-index"
+_GPU: Final = re.compile(r"(^|/)gpu$|nvidia\.com/mig-")
+_HUB_NAME: Final = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9._-]*/[A-Za-z0-9_][A-Za-z0-9._-]*$")
+_TTFT, _TPOT = "1s", "50ms"
+
+
+class AdoptCommandError(PlimsollError):
+    """The cluster cannot be read; the message has the cause."""
+
+
+@dataclass
+class Fleet:
+    """Engines of one object. owner: that object. pods: its pods with an engine. evidence: why they are engines."""
+
+    owner: KubeObject
+    pods: list[KubeObject] = field(default_factory=list)
+    evidence: str = ""
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the manifests of all fleets in a namespace, or in all of them."""
+
+    async def find() -> list[str]:
+        async with cluster.connect(arguments.kubeconfig) as kube:
+            namespace = None if arguments.all_namespaces else arguments.namespace
+            if namespace is None and not arguments.all_namespaces:
+                namespace = current_namespace(arguments.kubeconfig)
+            return await documents(kube, namespace)
+
+    print_text("---\n".join(asyncio.run(find())))
+    return 0
+
+
+async def documents(kube: KubeClient, namespace: str | None) -> list[str]:
+    """The YAML documents, at least one: a comment if there is nothing to adopt. namespace: None for all."""
+    place = f"namespace {namespace}" if namespace else "any namespace"
+    try:
+        pods, _ = await kube.list(PODS, namespace)
+    except Forbidden as error:
+        raise AdoptCommandError(f"forbidden: needs permission to list pods in {place} ({error})") from error
+    except ClusterError as error:
+        raise AdoptCommandError(f"cannot list pods in {place}: {error}") from error
+    fleets: dict[tuple[str, ...], Fleet] = {}
+    others: dict[tuple[str, ...], str] = {}
+    for pod in pods:
+        evidence = evidence_of(pod)
+        if evidence is None or labels.ROLE in pod["metadata"].get("labels", {}):
+            continue
+        owner = await _scalable_owner(kube, pod)
+        if isinstance(owner, str):
+            key = (pod["metadata"]["namespace"], _owner_name(pod))
+            others.setdefault(key, f"# {'/'.join(key)}: {evidence}; not adopted: {owner}\n")
+            continue
+        meta = owner["metadata"]
+        fleet = fleets.setdefault((meta["namespace"], owner["kind"], meta["name"]), Fleet(owner, evidence=evidence))
+        fleet.pods.append(pod)
+    made = [manifest_of(fleet) for _, fleet in sorted(fleets.items())]
+    return [*made, *others.values()] or [f"# no engine was found in {place}: {_SIGNS}\n"]
+
+
+_SIGNS: Final = "adopt looks for vLLM in images and command lines, and for labels of KServe, llm-d, Dynamo and Ray"
+
+
+def evidence_of(pod: KubeObject) -> str | None:
+    """Why a pod is an engine; None if nothing shows it."""
+    for container in pod["spec"].get("containers", ()):
+        words = command_line(container)
+        if "serve" in words and any(word.rsplit("/", 1)[-1] == "vllm" for word in words):
+            return f"container {container['name']} runs vllm serve"
+        if any("vllm.entrypoints" in word for word in words):
+            return f"container {container['name']} runs vLLM's API server"
+        image = str(container.get("image", ""))
+        if _VLLM_IMAGE.search(image) or _OTHER_ENGINES.search(image):
+            return f"container {container['name']} has image {image}"
+    found = pod["metadata"].get("labels", {})
+    return next((f"label {name}={found[name]}" for name in _ENGINE_LABELS if name in found), None)
+
+
+def manifest_of(fleet: Fleet) -> str:
+    """The manifest of a fleet as YAML with comments, or comments alone for one that cannot be adopted."""
+    meta, pod = fleet.owner["metadata"], fleet.pods[0]
+    label = f"{fleet.owner['kind']} {meta['namespace']}/{meta['name']}"
+    container = _engine_container(pod)
+    words, image = command_line(container), str(container.get("image", ""))
+    head = [f"{label}: {fleet.evidence}, {_count(len(fleet.pods), 'pod')}"]
+    if _OTHER_ENGINES.search(image):
+        return _comments([*head, f"not adopted: the engine of image {image} is not supported as a target yet"])
+    role = pod["metadata"].get("labels", {}).get(_ROLE_LABEL, "")
+    if role in ("prefill", "decode"):
+        return _comments([*head, f"not adopted: its role is {role}, and targets support the role serve only"])
+    port, port_note = _port(container, words)
+    model, model_note = _model(words)
+    notes = [*head, model_note, port_note]
+    if "vllm" not in " ".join((image, *words)):
+        notes.append(f"engine: not known from image {image}; a target must serve vLLM's metrics")
+    gpus = max(1, sum(_gpus(one) for one in pod["spec"].get("containers", ())))
+    gpu_note = (
+        f"gpus: {gpus} of the pod's limits" if _gpus(container) else "gpus: none in the pod's limits; 1 is a guess"
+    )
+    target: KubeObject = {
+        "scaleTargetRef": {"apiVersion": fleet.owner["apiVersion"], "kind": fleet.owner["kind"], "name": meta["name"]},
+        "metricsPort": port,
+    }
+    if _WORKER_INDEX in pod["metadata"].get("labels", {}):
+        name = pod["metadata"]["labels"].get("leaderworkerset.sigs.k8s.io/name", meta["name"])
+        target["podSelector"] = f"leaderworkerset.sigs.k8s.io/name={name},{_WORKER_INDEX}=0"
+        group = [one for each in _group(fleet.pods, pod) for one in each["spec"].get("containers", ())]
+        gpus = max(1, sum(_gpus(one) for one in group))
+        gpu_note = f"gpus: {gpus} of all pods of a group; podSelector: the leaders, which have the API server"
+    replicas = int(fleet.owner.get("spec", {}).get("replicas", 1) or 0)
+    target |= {"minReplicas": 1, "maxReplicas": max(2, 2 * replicas), "gpus": gpus}
+    notes += [
+        gpu_note,
+        f"minReplicas and maxReplicas: a guess; it has {_count(replicas, 'replica')} now",
+        f"slo: a guess ({_TTFT} to the first token, {_TPOT} for each further one); set what your users need",
+    ]
+    controller = _controller(fleet.owner)
+    if controller:
+        notes.append(f"{controller} manages it and may set its replicas: keep mode Recommend, or scale through that")
+    notes.append(
+        "mode is Recommend: nothing is written. Set scaling.mode to Auto once the recommendations convince you"
+    )
+    manifest = {
+        "apiVersion": labels.API_VERSION,
+        "kind": labels.KIND,
+        "metadata": {"name": _service_name(meta["name"]), "namespace": meta["namespace"]},
+        "spec": {
+            "model": model,
+            "slo": {"ttft": _TTFT, "tpot": _TPOT},
+            "targets": {"serve": target},
+            "scaling": {"mode": "Recommend"},
+        },
+    }
+    return _comments(notes) + yaml.safe_dump(manifest, sort_keys=False)
+
+
+async def _scalable_owner(kube: KubeClient, pod: KubeObject) -> KubeObject | str:
+    """The nearest owner above a pod with a `scale` subresource and a controller's count; a text if there is none.
+
+    A ReplicaSet of a Deployment has one too, but the Deployment sets it; so has a StatefulSet of a LeaderWorkerSet.
+    """
+    found: KubeObject | None = None
+    child, reason = pod, "no object owns the pod"
+    for _ in range(MAX_OWNERS):
+        owner = next((one for one in child["metadata"].get("ownerReferences", ()) if one.get("controller")), None)
+        if owner is None:
+            break
+        name = f"{owner['kind']} {owner['name']}"
+        try:
+            discovered = await kube.discover(str(owner["apiVersion"]), str(owner["kind"]))
+            if discovered is None:
+                reason = f"the cluster does not serve its owner {name}"
+                break
+            resource, is_scalable = discovered
+            if not is_scalable and found is not None:
+                break
+            child = await _get(kube, resource, pod["metadata"]["namespace"], owner)
+        except NotFound:
+            reason = f"its owner {name} is gone"
+            break
+        except ClusterError as error:
+            reason = f"its owner {name} cannot be read ({error})"
+            break
+        if is_scalable:
+            found = child
+        else:
+            reason = f"its owner {name} has no scale subresource"
+    return found if found is not None else reason
+
+
+async def _get(kube: KubeClient, resource: Resource, namespace: str, owner: Mapping[str, Any]) -> KubeObject:
+    live = await kube.get(resource, namespace, str(owner["name"]))
+    return {"apiVersion": owner["apiVersion"], "kind": owner["kind"], **live}
+
+
+def _owner_name(pod: KubeObject) -> str:
+    owners = pod["metadata"].get("ownerReferences") or ()
+    return f"{owners[0]['kind']} {owners[0]['name']}" if owners else f"Pod {pod['metadata']['name']}"
+
+
+def _controller(owner: KubeObject) -> str | None:
+    found = next((one for one in owner["metadata"].get("ownerReferences", ()) if one.get("controller")), None)
+    return None if found is None else f"{found['kind']} {found['name']}"
+
+
+def _engine_container(pod: KubeObject) -> KubeObject:
+    containers: list[KubeObject] = pod["spec"]["containers"]
+    for container in containers:
+        if "vllm" in " ".join((str(container.get("image", "")), *command_line(container))):
+            return container
+    return next((one for one in containers if _OTHER_ENGINES.search(str(one.get("image", "")))), containers[0])
+
+
+def _port(container: KubeObject, words: list[str]) -> tuple[int, str]:
+    flag = vllm.flag_count(words, vllm.PORT)
+    if flag is not None:
+        return flag, f"metricsPort: {flag} of --port"
+    ports = [int(one["containerPort"]) for one in container.get("ports", ()) if "containerPort" in one]
+    if ports:
+        chosen = DEFAULT_PORT if DEFAULT_PORT in ports else ports[0]
+        return chosen, f"metricsPort: {chosen} of the container's ports; a guess if it has several"
+    return DEFAULT_PORT, f"metricsPort: {DEFAULT_PORT}, vLLM's default; a guess"
+
+
+def _model(words: list[str]) -> tuple[KubeObject, str]:
+    """`spec.model`, and how it was found."""
+    values = vllm.flag_values(words)
+    name = values.get("--model", "")
+    if not name and "serve" in words[:-1]:
+        following = words[words.index("serve") + 1]
+        name = "" if following.startswith("-") else following
+    served = values.get(vllm.SERVED_MODEL_NAME, "").split(" ")[0]
+    model: KubeObject = {"name": served} if served else {}
+    if _HUB_NAME.match(name):
+        return {"uri": f"hf://{name}", **model}, f"model: {name} of the command line"
+    if name.startswith("/"):
+        return {"uri": f"file://{name}", **model}, f"model: {name} of the command line"
+    note = "model: not in the command line; set uri, from which known models are sized"
+    return {"uri": "file:///unknown", **model}, note
+
+
+def _gpus(container: KubeObject) -> int:
+    limits = (container.get("resources") or {}).get("limits") or {}
+    return sum(int(count) for name, count in limits.items() if _GPU.search(name) and str(count).isdigit())
+
+
+def _group(pods: Iterable[KubeObject], pod: KubeObject) -> list[KubeObject]:
+    """The pods of a LeaderWorkerSet's group."""
+    index = "leaderworkerset.sigs.k8s.io/group-index"
+    own = pod["metadata"]["labels"].get(index)
+    return [one for one in pods if one["metadata"].get("labels", {}).get(index) == own]
+
+
+def _service_name(name: str) -> str:
+    """A name for the service: that of the object, as far as a service may have it."""
+    cleaned = re.sub(r"[^a-z0-9-]", "-", name.lower())[:MAX_NAME_CHARS].strip("-")
+    return cleaned if cleaned[:1].isalpha() else f"llm-{cleaned}"[:MAX_NAME_CHARS].strip("-")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _comments(lines: list[str]) -> str:
+    return "".join(f"# {line}\n" for line in lines)

@@ -1,0 +1,262 @@
+"""Reads the targets of services: their replica counts, their pods, and who else sets the counts.
+
+Problem: a target can be of any kind, and its pods have no label of Plimsoll. A watch of each kind and selector would
+need permissions and connections for every fleet.
+
+Idea: each target is read every few seconds with four small requests. Fleets that are adopted number in tens, not in
+thousands. Its pods go into the object cache as copies with the labels of a service's pod, so that everything that
+follows (metrics, sizing, status) treats them as it treats other engines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final
+
+from plimsoll.adapters.kube_client import HORIZONTALPODAUTOSCALERS, PODS, KubeClient, Resource
+from plimsoll.adapters.normalize import value_at
+from plimsoll.api import labels
+from plimsoll.api.conditions import ConditionReason
+from plimsoll.api.v1alpha1 import EngineTarget, InferenceService, RoleName
+from plimsoll.controllers.isolation import ObjectErrors, Stage, subject_of
+from plimsoll.controllers.object_cache import Key, ObjectCache, key_of
+from plimsoll.controllers.targets.target_state import (
+    ScaledObject,
+    TargetProblem,
+    TargetState,
+    applying_manager,
+    autoscaler_of,
+    is_later_writer,
+    later_writer,
+)
+from plimsoll.core.autoscaling.scaling_policy import ScalingMode
+from plimsoll.core.errors import ClusterError, Forbidden, NotFound
+from plimsoll.telemetry.service_log import ServiceLog
+
+Object = dict[str, Any]
+TargetKey = tuple[Key, str]  # service and role
+_KEPT_METADATA: Final = ("namespace", "name", "uid", "resourceVersion", "generation")
+
+POLL_SECONDS: Final = 2.0
+MAX_CONCURRENT_TARGETS: Final = 8
+ALLOW_HINT: Final = "add it to the chart value targets.resources, and to watchNamespaces if that is set"
+YIELDED_TO: Final = "yieldedTo"  # field of a tier's status
+
+log = ServiceLog(__name__)
+
+
+class TargetPoller:
+    """The targets of all services, as last read. on_change: called with a service whose target has changed."""
+
+    def __init__(
+        self,
+        kube: KubeClient,
+        cache: ObjectCache,
+        on_change: Callable[[Key], None] = lambda key: None,
+        errors: ObjectErrors | None = None,
+        is_managed: Callable[[Key], bool] = lambda key: True,
+    ) -> None:
+        """is_managed: whether this release manages a service."""
+        self._kube = kube
+        self._cache = cache
+        self._on_change = on_change
+        self._errors = errors or ObjectErrors()
+        self._is_managed = is_managed
+        self._states: dict[TargetKey, TargetState] = {}
+        self._written: set[TargetKey] = set()  # targets whose count Plimsoll has set, and nobody since
+        self._yielded: dict[TargetKey, tuple[int, str]] = {}  # generation of the service, and the later writer
+        self._resources: dict[tuple[str, str], tuple[Resource, bool]] = {}
+        self._slots = asyncio.Semaphore(MAX_CONCURRENT_TARGETS)
+
+    def state(self, key: Key, role: str) -> TargetState | None:
+        """A target as last read; None before, and for a tier."""
+        return self._states.get((key, role))
+
+    def states(self, key: Key) -> dict[str, TargetState]:
+        """The targets of a service, by role."""
+        return {role: state for (one, role), state in self._states.items() if one == key}
+
+    def record_write(self, key: Key, role: str) -> None:
+        """Record that Plimsoll has set the count of a target."""
+        self._written.add((key, role))
+
+    async def run(self) -> None:
+        """Poll until cancelled."""
+        while True:
+            await self.poll()
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def poll(self) -> None:
+        """Read every target once."""
+        services = [
+            (obj, service)
+            for obj in self._cache.all(labels.KIND)
+            if self._is_managed(key_of(obj))
+            and not obj["metadata"].get("deletionTimestamp")
+            and isinstance(service := self._cache.parsed(obj), InferenceService)
+            and service.spec.targets is not None
+        ]
+        known = {(key_of(obj), role) for obj, service in services for role in service.spec.sized_tiers}
+        for gone in self._states.keys() - known:
+            self._forget(gone)
+        services.sort(key=lambda one: (one[0]["metadata"].get("creationTimestamp", ""), key_of(one[0])))
+        holders: dict[tuple[str, str, str, str], str] = {}
+        polls = []
+        for obj, service in services:
+            assert service.spec.targets is not None
+            for role, target in service.spec.targets.items():
+                ref = target.scale_target_ref
+                place = (key_of(obj)[0], ref.api_version.rpartition("/")[0], ref.kind, ref.name)
+                holder = holders.setdefault(place, obj["metadata"]["name"])
+                conflict = None if holder == obj["metadata"]["name"] else holder
+                polls.append(self._poll_contained(obj, service, role, target, conflict))
+        await asyncio.gather(*polls)
+
+    async def _poll_contained(
+        self, obj: Object, service: InferenceService, role: RoleName, target: EngineTarget, holder: str | None
+    ) -> None:
+        async with self._slots:
+            with self._errors.contained(Stage.TARGET, key_of(obj), subject_of(obj)):
+                try:
+                    await self._poll_one(obj, service, role, target, holder)
+                except ClusterError as error:  # the last state holds until the API server answers
+                    log.debug(key_of(obj), "cannot read the target", role=role, error=str(error))
+
+    async def _poll_one(
+        self, obj: Object, service: InferenceService, role: RoleName, target: EngineTarget, holder: str | None
+    ) -> None:
+        ref, key = target.scale_target_ref, key_of(obj)
+        if holder is not None:
+            message = f"{ref.label} is the target of InferenceService {holder} already: delete one of the two services"
+            self._set(key, role, target, problem=TargetProblem(ConditionReason.TARGET_TAKEN, message))
+            return
+        try:
+            found = await self._resource(ref.api_version, ref.kind)
+            if isinstance(found, TargetProblem):
+                self._set(key, role, target, problem=found)
+                return
+            was_written = (key, role) in self._written  # before the read: a write that follows is not in it
+            live = await self._kube.get(found, key[0], ref.name)
+            scale = await self._kube.get_scale(found, key[0], ref.name)
+            selector = target.pod_selector or value_at(scale, "status", "selector")
+            problem = _unusable(ref.label, live, selector)
+            if problem is not None:
+                self._set(key, role, target, problem=problem)
+                return
+            pods, _ = await self._kube.list(PODS, key[0], str(selector))
+            autoscalers, _ = await self._kube.list(HORIZONTALPODAUTOSCALERS, key[0])
+        except NotFound:
+            message = f"{ref.api_version} {ref.label} does not exist in namespace {key[0]}"
+            self._set(key, role, target, problem=TargetProblem(ConditionReason.TARGET_NOT_FOUND, message))
+            return
+        except Forbidden as error:
+            message = f"the operator may not read {ref.api_version} {ref.kind} or its scale ({error}); {ALLOW_HINT}"
+            self._set(key, role, target, problem=TargetProblem(ConditionReason.TARGET_FORBIDDEN, message))
+            return
+        replicas = value_at(scale, "spec", "replicas")
+        metadata = {name: live["metadata"][name] for name in _KEPT_METADATA if name in live["metadata"]}
+        scaled = ScaledObject(found, metadata, int(replicas) if isinstance(replicas, int) else 0)
+        rival = None
+        if service.spec.mode is ScalingMode.AUTO:
+            rival = self._rival(obj, role, target, live, autoscalers, was_written=was_written)
+        else:
+            self._written.discard((key, role))
+        copies = [_adopted(pod, obj, role, target, service.spec.model.uri) for pod in pods if not _is_own(pod)]
+        self._cache.replace_children(labels.ADOPTED_POD_KIND, key, copies)
+        self._set(key, role, target, scaled, rival=rival)
+
+    def _rival(
+        self,
+        obj: Object,
+        role: RoleName,
+        target: EngineTarget,
+        live: Object,
+        autoscalers: list[Object],
+        *,
+        was_written: bool,
+    ) -> str | None:
+        """Who else sets the count. A later writer is yielded to until the service's spec changes."""
+        place, generation = (key_of(obj), role), int(obj["metadata"].get("generation", 0))
+        rival = autoscaler_of(target.scale_target_ref, autoscalers) or applying_manager(live)
+        if rival is not None:
+            self._written.discard(place)
+            return rival
+        before = str(value_at(obj, "status", "tiers", role, YIELDED_TO) or "")
+        is_current = value_at(obj, "status", "observedGeneration") == generation
+        if place not in self._states and is_current and is_later_writer(before):  # as an earlier process had found
+            self._yielded[place] = generation, before
+        if was_written and (writer := later_writer(live)) is not None:
+            self._written.discard(place)
+            self._yielded[place] = generation, writer
+        since, known = self._yielded.get(place, (generation, None))
+        if since != generation:
+            del self._yielded[place]
+            return None
+        return known
+
+    async def _resource(self, api_version: str, kind: str) -> Resource | TargetProblem:
+        """The resource of a kind. A found one is kept; what is not served yet may be later."""
+        found = self._resources.get((api_version, kind)) or await self._kube.discover(api_version, kind)
+        if found is None:
+            return TargetProblem(
+                ConditionReason.TARGET_NOT_FOUND, f"the cluster serves no kind {kind} in {api_version}"
+            )
+        resource, is_scalable = found
+        if not is_scalable or not resource.namespaced:
+            message = f"{api_version} {kind} has no scale subresource in a namespace, so its replicas cannot be set"
+            return TargetProblem(ConditionReason.TARGET_NOT_SCALABLE, message)
+        self._resources[api_version, kind] = found
+        return resource
+
+    def _set(
+        self,
+        key: Key,
+        role: RoleName,
+        target: EngineTarget,
+        scaled: ScaledObject | None = None,
+        problem: TargetProblem | None = None,
+        rival: str | None = None,
+    ) -> None:
+        if problem is not None:
+            self._cache.replace_children(labels.ADOPTED_POD_KIND, key, ())
+        before, state = self._states.get((key, role)), TargetState(target, scaled, problem, rival)
+        self._states[key, role] = state
+        if before != state:
+            self._on_change(key)
+
+    def _forget(self, place: TargetKey) -> None:
+        del self._states[place]
+        self._written.discard(place)
+        self._yielded.pop(place, None)
+        self._cache.replace_children(labels.ADOPTED_POD_KIND, place[0], ())
+
+
+def _unusable(label: str, live: Object, selector: object) -> TargetProblem | None:
+    """Why an object cannot be a target; None if it can."""
+    own = live["metadata"].get("labels", {})
+    if own.get(labels.MANAGED_BY) == "plimsoll" and labels.SERVICE in own:
+        message = f"{label} belongs to InferenceService {own[labels.SERVICE]}, which sizes it already"
+        return TargetProblem(ConditionReason.TARGET_TAKEN, message)
+    if not isinstance(selector, str) or not selector:
+        message = f"the scale of {label} has no status.selector: set podSelector"
+        return TargetProblem(ConditionReason.TARGET_NOT_SCALABLE, message)
+    return None
+
+
+def _is_own(pod: Object) -> bool:
+    """Whether a pod belongs to a tier, whose engines are polled as such."""
+    own = pod["metadata"].get("labels", {})
+    return own.get(labels.MANAGED_BY) == "plimsoll" and labels.ROLE in own
+
+
+def _adopted(pod: Object, service_object: Object, role: RoleName, target: EngineTarget, model: str) -> Object:
+    """The copy of a target's pod for the cache."""
+    meta = pod["metadata"]
+    own = {labels.SERVICE: service_object["metadata"]["name"], labels.ROLE: role}
+    return {
+        **pod,
+        "kind": labels.ADOPTED_POD_KIND,
+        "metadata": {**meta, "labels": {**meta.get("labels", {}), **own}},
+        labels.ADOPTED: {"metricsPort": target.metrics_port, "gpus": target.gpus, "model": model},
+    }

@@ -1,0 +1,126 @@
+"""One target as last read, and the fence: who else sets its replica count. Pure.
+
+Problem: a fleet that exists often has an autoscaler already. Two that write one count undo each other for ever, and the
+fleet's owner sees replicas come and go.
+
+Idea: Plimsoll yields to every other writer, and names it. Three facts show one: a HorizontalPodAutoscaler of the object
+(KEDA makes one too), a field manager that applies `spec.replicas`, and a count that changed after Plimsoll had set it.
+A field manager that merely created the object with a count is no writer: the first write takes the count over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from plimsoll.adapters.kube_client import Resource
+from plimsoll.adapters.normalize import value_at
+from plimsoll.api import labels
+from plimsoll.api.conditions import ConditionReason
+from plimsoll.api.v1alpha1 import EngineTarget, ScaleTargetRef
+from plimsoll.controllers.object_cache import resource_version
+from plimsoll.controllers.replicas_owner import UNNAMED_CLIENT, replicas_owners
+
+Object = dict[str, Any]
+
+_KEDA_LABEL: Final = "scaledobject.keda.sh/name"
+_CHANGED: Final = "which has changed spec.replicas since"
+_CONTROLLER_MANAGER: Final = "kube-controller-manager"  # writes for every HorizontalPodAutoscaler
+_OWN: Final = frozenset({labels.FIELD_MANAGER, labels.SCALER_FIELD_MANAGER})
+
+
+@dataclass(frozen=True)
+class TargetProblem:
+    """Why a target cannot be read or scaled. message: a sentence with the remedy."""
+
+    reason: ConditionReason
+    message: str
+
+
+@dataclass(frozen=True)
+class ScaledObject:
+    """An object with a `scale` subresource. metadata: that of the object. replicas: of the spec.
+
+    is_owned: whether it is a tier's Deployment, and no target.
+    """
+
+    resource: Resource
+    metadata: Object
+    replicas: int
+    is_owned: bool = False
+
+    @property
+    def label(self) -> str:
+        """KIND NAME, for messages."""
+        return f"{self.resource.kind} {self.metadata['name']}"
+
+    @property
+    def resource_version(self) -> int:
+        """The object's resourceVersion; 0 if it is unknown."""
+        return resource_version({"metadata": self.metadata})
+
+
+@dataclass(frozen=True)
+class TargetState:
+    """A target as last read. scaled: None until it was read. rival: who else sets the count, None if nobody does."""
+
+    target: EngineTarget
+    scaled: ScaledObject | None = None
+    problem: TargetProblem | None = None
+    rival: str | None = None
+
+
+def rival_of(targets: Mapping[str, TargetState]) -> str | None:
+    """Who else sets a replica count of a service, as a clause; None if nobody does."""
+    for state in targets.values():
+        if state.rival is not None:
+            return f"{state.target.scale_target_ref.label} is scaled by {state.rival}"
+    return None
+
+
+def autoscaler_of(ref: ScaleTargetRef, autoscalers: Iterable[Object]) -> str | None:
+    """The HorizontalPodAutoscaler of a target, by its name and that of its KEDA ScaledObject; None without one."""
+    for one in autoscalers:
+        found = value_at(one, "spec", "scaleTargetRef") or {}
+        same_group = _group(str(found.get("apiVersion", ""))) == _group(ref.api_version)
+        if same_group and (found.get("kind"), found.get("name")) == (ref.kind, ref.name):
+            keda = one["metadata"].get("labels", {}).get(_KEDA_LABEL)
+            made_by = f" of KEDA's ScaledObject {keda}" if keda else ""
+            return f"HorizontalPodAutoscaler {one['metadata']['name']}{made_by}"
+    return None
+
+
+def applying_manager(obj: Object) -> str | None:
+    """A field manager other than Plimsoll's that applies spec.replicas; None without one.
+
+    To set the count would take the field from it by force, and its next apply would set the count again.
+    """
+    for entry in obj["metadata"].get("managedFields", []):
+        is_applied = entry.get("operation") == "Apply" and "f:replicas" in entry.get("fieldsV1", {}).get("f:spec", {})
+        manager = str(entry.get("manager", ""))
+        if is_applied and manager not in _OWN:
+            return f"the field manager {manager}, which applies spec.replicas"
+    return None
+
+
+def later_writer(obj: Object) -> str | None:
+    """Who has set the count since Plimsoll did; None if nobody has. obj: one whose count Plimsoll has set before."""
+    owners = replicas_owners(obj)
+    if _OWN & {*owners}:
+        return None
+    names = [owner for owner in owners if owner]
+    if not names:
+        return UNNAMED_CLIENT
+    writer = " and ".join(names)
+    hint = " (a HorizontalPodAutoscaler that is gone)" if writer == _CONTROLLER_MANAGER else ""
+    return f"the field manager {writer}{hint}, {_CHANGED}"
+
+
+def is_later_writer(text: str) -> bool:
+    """Whether a text is one that `later_writer` returns."""
+    return text == UNNAMED_CLIENT or text.endswith(_CHANGED)
+
+
+def _group(api_version: str) -> str:
+    return api_version.rpartition("/")[0]

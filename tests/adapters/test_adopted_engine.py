@@ -1,0 +1,87 @@
+"""Properties of an engine without a launcher, from a page of vLLM's metrics and its pod."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from plimsoll.adapters.adopted_engine import MIN_REQUESTS, command_line, engine_info, observed_benchmark
+from plimsoll.adapters.vllm_metrics import parse_metrics
+from plimsoll.api import labels
+from plimsoll.core.engine_model.self_benchmark import choose_prior
+from plimsoll.core.ports import EngineInfo
+from plimsoll.core.types import Unavailable
+
+REQUESTS = 200
+PAGE = f"""
+vllm:num_requests_running{{engine="0"}} 3.0
+vllm:num_requests_waiting{{engine="0"}} 0.0
+vllm:cache_config_info{{block_size="16",engine="0",num_gpu_blocks="4000"}} 1.0
+vllm:iteration_tokens_total_count{{engine="0"}} 5000
+vllm:iteration_tokens_total_sum{{engine="0"}} 120000
+vllm:generation_tokens_total{{engine="0"}} 20000
+vllm:prompt_tokens_by_source_total{{source="local_compute"}} 80000
+vllm:request_prefill_time_seconds_sum{{engine="0"}} 12.0
+vllm:request_prefill_time_seconds_count{{engine="0"}} {REQUESTS}
+vllm:request_prompt_tokens_bucket{{le="1000"}} {REQUESTS}
+vllm:request_prompt_tokens_bucket{{le="+Inf"}} {REQUESTS}
+vllm:request_prompt_tokens_sum 100000
+vllm:request_generation_tokens_bucket{{le="1000"}} {REQUESTS}
+vllm:request_generation_tokens_bucket{{le="+Inf"}} {REQUESTS}
+vllm:request_generation_tokens_sum 20000
+vllm:request_time_per_output_token_seconds_bucket{{le="0.1"}} {REQUESTS}
+vllm:request_time_per_output_token_seconds_bucket{{le="+Inf"}} {REQUESTS}
+vllm:request_time_per_output_token_seconds_sum 4.0
+"""
+
+
+def pod(model: str = "hf://acme/own", **container: Any) -> dict[str, Any]:
+    spec = {"containers": [{"name": "sidecar", "image": "proxy:1"}, {"name": "main", "image": "vllm:1", **container}]}
+    return {"metadata": {}, "spec": spec, labels.ADOPTED: {"metricsPort": 8000, "gpus": 2, "model": model}}
+
+
+def info(page: str = PAGE, accelerator: str | None = None, **changes: Any) -> EngineInfo:
+    raw = page.encode()
+    return engine_info(raw, parse_metrics(raw, "p", 0.0), pod(**changes), accelerator)
+
+
+def test_limits_come_from_arguments_and_cache() -> None:
+    found = info(args=["serve", "m", "--max-num-seqs", "64", "--max-num-batched-tokens=4k", "--max-model-len", "8192"])
+    assert (found.max_sequences, found.token_budget, found.max_model_len) == (64, 4000, 8192)
+    assert (found.block_tokens, found.kv_tokens, found.gpus) == (16, 64_000, 2)
+    assert (found.engine_version, found.accelerator, found.config) == ("vllm:1", "unknown", None)
+
+
+def test_lifetime_means_are_the_benchmark_and_give_a_prior() -> None:
+    found = info()
+    assert found.self_benchmark is not None
+    assert found.self_benchmark.prefill == ((400, 0.06),)
+    assert found.self_benchmark.decode == ((4, 550, 0.02),)
+    prior = choose_prior(found)
+    assert not isinstance(prior, Unavailable)
+    assert 0.0 < prior[0].base_s <= 0.02
+
+
+def test_known_model_on_a_named_accelerator_has_its_roofline() -> None:
+    found = info(model="hf://Qwen/Qwen3-8B", accelerator="H200")
+    assert found.config is not None
+    assert found.config["num_hidden_layers"] == 36
+    assert choose_prior(found) != choose_prior(info())
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        PAGE.replace(f" {REQUESTS}", f" {int(MIN_REQUESTS) - 1}"),
+        PAGE.replace("request_prefill_time_seconds", "request_other_seconds"),
+        PAGE.replace("iteration_tokens_total_count", "iteration_other"),
+    ],
+)
+def test_too_few_requests_or_missing_metrics_give_no_benchmark(page: str) -> None:
+    raw = page.encode()
+    assert observed_benchmark(raw, parse_metrics(raw, "p", 0.0)) is None
+
+
+def test_shell_command_is_split() -> None:
+    assert command_line({"command": ["sh", "-c", "vllm serve m --port 1"]})[2:] == ["vllm", "serve", "m", "--port", "1"]

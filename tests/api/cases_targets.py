@@ -1,0 +1,61 @@
+"""The table of `tests.api.cases` for targets."""
+
+from __future__ import annotations
+
+from tests.api.cases import Case, single_edit, text_cases
+from tests.api.manifests import ABSENT, adopted
+
+_TARGET = "spec.targets.serve"
+_REF = f"{_TARGET}.scaleTargetRef"
+_REQUIRED = ("is required", "Required value")
+_SELECTOR = "must be a label selector of equalities, such as app=llm,tier=serve"
+_NOT_RUN = "is not allowed with targets: Plimsoll does not run their engines"
+_NO_GATEWAY = "is not allowed with targets: their requests do not pass the gateway"
+
+TARGET_CASES = [
+    Case({"spec.tiers": {"serve": {}}}, "spec.tiers", "tiers and targets exclude each other", base=adopted),
+    Case({"spec.targets": ABSENT}, "spec.tiers", "tiers or targets is required: use tiers for engines", base=adopted),
+    single_edit(_TARGET, ABSENT, *_REQUIRED, base=adopted),
+    single_edit(_REF, ABSENT, *_REQUIRED, base=adopted),
+    *[single_edit(f"{_REF}.{name}", ABSENT, *_REQUIRED, base=adopted) for name in ("apiVersion", "kind", "name")],
+    single_edit(f"{_TARGET}.maxReplicas", ABSENT, *_REQUIRED, base=adopted),
+    *text_cases(
+        f"{_REF}.apiVersion", 317, "must be GROUP/VERSION or VERSION", ("apps", "apps/v1/x", "Apps/v1"), base=adopted
+    ),
+    *text_cases(
+        f"{_REF}.kind", 63, "must be a kind, such as Deployment", ("deployment", "apps/Deployment"), base=adopted
+    ),
+    *text_cases(f"{_REF}.name", 253, "must be the name of an object", ("LLM", "-llm", "a/b"), base=adopted),
+    *text_cases(f"{_TARGET}.podSelector", 1024, _SELECTOR, ("app in (a)", "=a", "app=a,", "!app"), base=adopted),
+    single_edit(f"{_TARGET}.metricsPort", 0, "must be at least 1", "greater than or equal to 1", base=adopted),
+    single_edit(f"{_TARGET}.metricsPort", 65536, "must be at most 65535", "less than or equal to 65535", base=adopted),
+    single_edit(f"{_TARGET}.minReplicas", 0, "must be at least 1", "greater than or equal to 1", base=adopted),
+    single_edit(f"{_TARGET}.minReplicas", 1001, "must be at most 1000", "less than or equal to 1000", base=adopted),
+    single_edit(f"{_TARGET}.maxReplicas", 0, "must be at least 1", "greater than or equal to 1", base=adopted),
+    single_edit(f"{_TARGET}.maxReplicas", 1001, "must be at most 1000", "less than or equal to 1000", base=adopted),
+    Case(
+        {f"{_TARGET}.minReplicas": 5},
+        f"{_TARGET}.maxReplicas",
+        "maxReplicas must not be below minReplicas",
+        base=adopted,
+    ),
+    single_edit(f"{_TARGET}.gpus", -1, "must be at least 0", "greater than or equal to 0", base=adopted),
+    single_edit(f"{_TARGET}.gpus", 65, "must be at most 64", "less than or equal to 64", base=adopted),
+    single_edit("spec.adapters", [{"name": "a", "uri": "hf://a/b"}], _NOT_RUN, base=adopted),
+    single_edit("spec.engine.image", "vllm/vllm-openai:v0.32.0", _NOT_RUN, base=adopted),
+    single_edit("spec.engine.version", "1", _NOT_RUN, base=adopted),
+    single_edit("spec.engine.args", ["--max-num-seqs=8"], _NOT_RUN, base=adopted),
+    single_edit("spec.engine.env", [{"name": "A", "value": "b"}], _NOT_RUN, base=adopted),
+    single_edit("spec.engine.drainTimeout", "60s", _NOT_RUN, base=adopted),
+    single_edit("spec.engine.lora", {}, _NOT_RUN, base=adopted),
+    single_edit("spec.model.cache", {"claimName": "hf"}, _NOT_RUN, base=adopted),
+    single_edit("spec.model.secretRef", {"name": "hf"}, _NOT_RUN, base=adopted),
+    single_edit("spec.admission", {}, _NO_GATEWAY, base=adopted),
+    single_edit("spec.requestLimits", {"maxOutputTokens": 8}, _NO_GATEWAY, base=adopted),
+    single_edit(
+        "spec.scaling.schedule",
+        [{"from": "08:00", "until": "20:00", "minReplicas": 0}],
+        "minReplicas 0 is not allowed with targets: nothing would wake the engines",
+        base=adopted,
+    ),
+]

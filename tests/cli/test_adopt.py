@@ -1,0 +1,152 @@
+"""Engines of a cluster in, manifests with targets out: what is found, guessed, and refused with a reason."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from plimsoll.api.v1alpha1 import parse
+from plimsoll.cli.adopt import AdoptCommandError, documents, evidence_of
+from plimsoll.core.errors import Forbidden
+from tests.cli.fake_kube import FakeKube
+
+Object = dict[str, Any]
+
+PODS = "/api/v1/namespaces/team/pods"
+APPS = "/apis/apps/v1"
+GROUPS = {
+    APPS: {
+        "resources": [
+            {"name": name, "kind": kind, "namespaced": True}
+            for name, kind in (
+                ("deployments", "Deployment"), ("deployments/scale", "Scale"), ("statefulsets", "StatefulSet"),
+                ("statefulsets/scale", "Scale"), ("replicasets", "ReplicaSet"), ("replicasets/scale", "Scale"),
+                ("daemonsets", "DaemonSet"),
+            )
+        ]
+    }
+}  # fmt: skip
+
+
+def owner(kind: str, name: str) -> Object:
+    return {"apiVersion": "apps/v1", "kind": kind, "name": name, "uid": name, "controller": True}
+
+
+def pod(name: str = "llm-1", owned_by: Object | None = None, labels: Object | None = None, **container: Any) -> Object:
+    meta: Object = {"name": name, "namespace": "team", "uid": name, "labels": labels or {}}
+    if owned_by is not None:
+        meta["ownerReferences"] = [owned_by]
+    return {"metadata": meta, "spec": {"containers": [{"name": "main", **container}]}, "status": {}}
+
+
+def named(plural: str, name: str, owned_by: Object | None = None, replicas: int = 3) -> Object:
+    meta: Object = {"name": name, "namespace": "team", "ownerReferences": [owned_by] if owned_by else []}
+    return {f"{APPS}/namespaces/team/{plural}/{name}": {"metadata": meta, "spec": {"replicas": replicas}}}
+
+
+async def adopt(pods: list[Object], *objects: Object) -> list[str]:
+    answers: Object = {PODS: {"items": pods}, **GROUPS}
+    for one in objects:
+        answers |= one
+    return await documents(FakeKube(answers), "team")
+
+
+VLLM = {
+    "image": "vllm/vllm-openai:v0.32.0",
+    "args": ["--model", "Qwen/Qwen3-8B", "--port=9000", "--served-model-name", "chat"],
+    "resources": {"limits": {"nvidia.com/gpu": "2"}},
+}
+
+
+async def test_deployment_of_vllm_becomes_a_valid_manifest() -> None:
+    [text] = await adopt(
+        [pod(owned_by=owner("ReplicaSet", "llm-abc"), **VLLM), pod("llm-2", owner("ReplicaSet", "llm-abc"), **VLLM)],
+        named("replicasets", "llm-abc", owner("Deployment", "llm")),
+        named("deployments", "llm"),
+    )
+    manifest = yaml.safe_load(text)
+    spec = parse(manifest).spec
+    target = spec.sized_tiers["serve"]
+    assert manifest["metadata"] == {"name": "llm", "namespace": "team"}
+    assert spec.model.uri == "hf://Qwen/Qwen3-8B"
+    assert spec.model.name == "chat"
+    assert manifest["spec"]["targets"]["serve"] == {
+        "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": "llm"},
+        "metricsPort": 9000, "minReplicas": 1, "maxReplicas": 6, "gpus": 2,
+    }  # fmt: skip
+    assert target.replica_bounds == (1, 6)
+    assert "# Deployment team/llm: container main has image vllm/vllm-openai:v0.32.0, 2 pods\n" in text
+    assert "# minReplicas and maxReplicas: a guess; it has 3 replicas now\n" in text
+    assert "mode is Recommend: nothing is written" in text
+
+
+async def test_stateful_set_with_serve_command_names_guesses() -> None:
+    command = {"image": "registry/own:1", "command": ["sh", "-c", "vllm serve /models/a --max-num-seqs 8"]}
+    [text] = await adopt([pod(owned_by=owner("StatefulSet", "llm.9x"), **command)], named("statefulsets", "llm.9x"))
+    manifest = yaml.safe_load(text)
+    assert parse(manifest).spec.model.uri == "file:///models/a"
+    assert manifest["metadata"]["name"] == "llm-9x"
+    assert manifest["spec"]["targets"]["serve"]["metricsPort"] == 8000
+    assert "container main runs vllm serve" in text
+    assert "metricsPort: 8000, vLLM's default; a guess" in text
+    assert "gpus: none in the pod's limits; 1 is a guess" in text
+
+
+async def test_owner_of_the_deployment_is_named() -> None:
+    controller = {
+        "apiVersion": "serving.kserve.io/v1beta1",
+        "kind": "InferenceService",
+        "name": "k",
+        "controller": True,
+    }
+    [text] = await adopt(
+        [pod(owned_by=owner("Deployment", "llm"), labels={"serving.kserve.io/inferenceservice": "k"}, image="own:1")],
+        named("deployments", "llm", controller),
+    )
+    assert "label serving.kserve.io/inferenceservice=k" in text
+    assert "InferenceService k manages it and may set its replicas" in text
+    assert "engine: not known from image own:1; a target must serve vLLM's metrics" in text
+    assert parse(yaml.safe_load(text)).spec.model.uri == "file:///unknown"
+
+
+@pytest.mark.parametrize(
+    ("found", "reason"),
+    [
+        (
+            pod("lone", **VLLM),
+            "team/Pod lone: container main has image vllm/vllm-openai:v0.32.0; not adopted: no object",
+        ),
+        (pod(owned_by=owner("DaemonSet", "d"), **VLLM), "not adopted: its owner DaemonSet d has no scale subresource"),
+        (pod(owned_by=owner("ReplicaSet", "gone"), **VLLM), "not adopted: its owner ReplicaSet gone is gone"),
+        (
+            pod(owned_by=owner("Deployment", "llm"), image="lmsysorg/sglang:v0.5"),
+            "not adopted: the engine of image lmsysorg/sglang:v0.5 is not supported as a target yet",
+        ),
+        (
+            pod(owned_by=owner("Deployment", "llm"), labels={"llm-d.ai/role": "decode"}, **VLLM),
+            "not adopted: its role is decode",
+        ),
+    ],
+)
+async def test_what_cannot_be_adopted_is_a_comment_with_the_reason(found: Object, reason: str) -> None:
+    [text] = await adopt([found], named("daemonsets", "d"), named("deployments", "llm"))
+    assert yaml.safe_load(text) is None
+    assert reason in text
+
+
+async def test_nothing_found_says_what_was_looked_for() -> None:
+    own = pod(owned_by=owner("Deployment", "chat-serve"), labels={"plimsoll.dev/role": "serve"}, **VLLM)
+    [text] = await adopt([own, pod("web", owner("Deployment", "web"), image="nginx:1")])
+    assert text.startswith("# no engine was found in namespace team: adopt looks for vLLM in images")
+
+
+async def test_missing_permission_is_an_error() -> None:
+    with pytest.raises(AdoptCommandError, match="needs permission to list pods in namespace team"):
+        await documents(FakeKube({PODS: Forbidden("no", 403)}), "team")
+
+
+@pytest.mark.parametrize("image", ["ghcr.io/llm-d/llm-d-inference-scheduler:v1", "nginx:1", "plimsoll/gateway:1"])
+def test_other_images_are_no_evidence(image: str) -> None:
+    assert evidence_of(pod(image=image)) is None

@@ -1,0 +1,220 @@
+"""Targets: what is read of a fleet that exists, what is decided, and what is written or left alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from plimsoll.api.v1alpha1 import parse
+from plimsoll.controllers.targets.target_state import applying_manager, autoscaler_of, is_later_writer, later_writer
+from tests.api.manifests import adopted
+from tests.controllers.adopted_fleet import KEY, AdoptedFleet, service_object
+
+AUTO = {"spec.scaling.mode": "Auto"}
+REF = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "llm"}
+
+
+def autoscaler(name: str = "web", **meta: Any) -> dict[str, Any]:
+    return {"metadata": {"name": name, **meta}, "spec": {"scaleTargetRef": REF}}
+
+
+async def test_recommend_is_the_default_and_writes_nothing() -> None:
+    fleet = AdoptedFleet(rate=40.0)
+    await fleet.run(90)
+    assert fleet.writes == []
+    assert fleet.spec == fleet.original
+    assert fleet.needed() > 1
+    assert fleet.status["tiers"]["serve"]["ready"] == 1
+    assert fleet.condition("ScalingInactive")[:2] == ("True", "RecommendOnly")
+    status, reason, message = fleet.condition("Ready")
+    assert (status, reason) == ("True", "EnginesReady")
+    assert message.startswith("1 of 1 engines of Deployment llm ready; demand is read from the engines' counters")
+    assert "retries count as demand" in message
+    assert fleet.status["lastDecision"]["serve"].startswith("1 -> ")
+
+
+async def test_auto_scales_the_target_and_changes_nothing_else() -> None:
+    fleet = AdoptedFleet(rate=40.0, **AUTO)
+    await fleet.run(90)
+    assert fleet.writes[0][0] == "plimsoll-scaler"
+    assert fleet.replicas == fleet.writes[-1][1] > 1
+    assert fleet.spec == fleet.original | {"replicas": fleet.replicas}
+    assert fleet.condition("ScalingInactive")[0] == ""
+    assert next(event["reason"] for event in fleet.events if "Scaled" in event["reason"]) == "ScaledUp"
+
+
+async def test_auto_keeps_the_bounds_of_the_target() -> None:
+    fleet = AdoptedFleet(rate=0.0, replicas=1, **AUTO, **{"spec.targets.serve.minReplicas": 3})
+    await fleet.run(30)
+    assert fleet.replicas == 3
+
+
+async def test_autoscaler_of_the_target_is_named_and_yielded_to() -> None:
+    fleet = AdoptedFleet(rate=40.0, **AUTO)
+    await fleet.run(90)
+    fleet.autoscalers = [autoscaler()]
+    fleet.write("kube-controller-manager", 2)
+    fleet.writes.clear()
+    await fleet.run(30)
+    assert (fleet.writes, fleet.replicas) == ([], 2)
+    status, reason, message = fleet.condition("ScalingInactive")
+    assert (status, reason) == ("True", "ReplicasOwned")
+    assert message.startswith("Deployment llm is scaled by HorizontalPodAutoscaler web: Plimsoll yields")
+    assert fleet.status["tiers"]["serve"]["yieldedTo"] == "HorizontalPodAutoscaler web"
+    assert [e["message"] for e in fleet.events if e["reason"] == "ReplicasOwned"]
+    fleet.autoscalers = []
+    await fleet.run(60)
+    assert fleet.writes, "without the autoscaler the count is Plimsoll's again"
+    assert fleet.condition("ScalingInactive")[0] == ""
+
+
+async def test_later_writer_is_yielded_to_until_the_spec_changes() -> None:
+    fleet = AdoptedFleet(rate=40.0, **AUTO)
+    await fleet.run(90)
+    fleet.write("argocd-controller", 1)
+    fleet.writes.clear()
+    await fleet.run(60)
+    assert (fleet.writes, fleet.replicas) == ([], 1)
+    assert (
+        "the field manager argocd-controller, which has changed spec.replicas since"
+        in (fleet.condition("ScalingInactive")[2])
+    )
+    fleet.start_operator()
+    await fleet.run(90)
+    assert (fleet.writes, fleet.replicas) == ([], 1), "a new process yields to what the status names"
+    fleet.edit(**{"spec.scaling.headroom": "10%"})
+    await fleet.run(60)
+    assert fleet.writes
+
+
+async def test_scale_to_zero_by_hand_is_yielded_to() -> None:
+    fleet = AdoptedFleet(rate=40.0, **AUTO)
+    await fleet.run(90)
+    fleet.write("kubectl", 0)
+    fleet.writes.clear()
+    await fleet.run(10)
+    assert (fleet.writes, fleet.replicas) == ([], 0)
+    assert "another client (such as kubectl scale)" in fleet.condition("ScalingInactive")[2]
+
+
+async def test_manager_that_applies_the_count_is_never_overridden() -> None:
+    fleet = AdoptedFleet(rate=40.0, **AUTO)
+    fleet.managers = [{"manager": "kustomize-controller", "operation": "Apply"}]
+    await fleet.run(60)
+    assert fleet.writes == []
+    assert (
+        "the field manager kustomize-controller, which applies spec.replicas" in fleet.condition("ScalingInactive")[2]
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "reason", "message"),
+    [
+        (
+            {"spec.targets.serve.scaleTargetRef.name": "gone"},
+            "TargetNotFound",
+            "Deployment gone does not exist",
+        ),
+        ({"spec.targets.serve.scaleTargetRef.kind": "Rocket"}, "TargetNotFound", "serves no kind Rocket in apps/v1"),
+        (
+            {"spec.targets.serve.scaleTargetRef.kind": "ReplicationThing"},
+            "TargetNotScalable",
+            "apps/v1 ReplicationThing has no scale subresource",
+        ),
+    ],
+)
+async def test_unusable_target_is_named(change: dict[str, Any], reason: str, message: str) -> None:
+    fleet = AdoptedFleet(**change)
+    await fleet.run(2)
+    for kind, status in (("TargetUnusable", "True"), ("Ready", "False")):
+        found = fleet.condition(kind)
+        assert found[:2] == (status, reason)
+        assert message in found[2]
+    assert [e["message"] for e in fleet.events if e["reason"] == "TargetUnusable"]
+
+
+async def test_forbidden_target_names_the_chart_value() -> None:
+    fleet = AdoptedFleet()
+    await fleet.run(2)
+    fleet.forbidden = {"deployments"}
+    await fleet.run(2)
+    assert fleet.condition("TargetUnusable")[1] == "TargetForbidden"
+    assert "chart value targets.resources" in fleet.condition("TargetUnusable")[2]
+    assert fleet.cache.pods(KEY) == []
+    fleet.forbidden = set()
+    await fleet.run(2)
+    assert fleet.condition("TargetUnusable")[0] == ""
+    assert fleet.condition("Ready")[1] == "EnginesReady"
+
+
+async def test_scale_without_selector_asks_for_pod_selector() -> None:
+    fleet = AdoptedFleet()
+    fleet.selector = None
+    await fleet.run(2)
+    assert fleet.condition("TargetUnusable")[1:] == (
+        "TargetNotScalable",
+        "the scale of Deployment llm has no status.selector: set podSelector",
+    )
+    fleet.edit(**{"spec.targets.serve.podSelector": "app=llm"})
+    await fleet.run(2)
+    assert fleet.condition("Ready")[1] == "EnginesReady"
+
+
+async def test_second_service_of_a_target_is_refused() -> None:
+    fleet = AdoptedFleet()
+    fleet.cache.put(service_object("first", "2025-01-01T00:00:00Z"))
+    await fleet.run(2)
+    assert fleet.condition("TargetUnusable")[1] == "TargetTaken"
+    assert "is the target of InferenceService first already" in fleet.condition("TargetUnusable")[2]
+
+
+async def test_tier_of_a_service_is_no_target() -> None:
+    fleet = AdoptedFleet()
+    fleet.labels = {"app.kubernetes.io/managed-by": "plimsoll", "plimsoll.dev/service": "chat"}
+    await fleet.run(2)
+    assert fleet.condition("TargetUnusable")[1:] == (
+        "TargetTaken",
+        "Deployment llm belongs to InferenceService chat, which sizes it already",
+    )
+
+
+async def test_deleted_service_leaves_no_pods() -> None:
+    fleet = AdoptedFleet(replicas=2)
+    await fleet.run(2)
+    assert len(fleet.cache.pods(KEY)) == 2
+    fleet.cache.remove(fleet.object)
+    await fleet.targets.poll()
+    assert fleet.cache.pods(KEY) == []
+
+
+def test_autoscaler_is_matched_by_group_kind_and_name() -> None:
+    ref = parse(adopted()).spec.sized_tiers["serve"].scale_target_ref
+    keda = autoscaler("keda-hpa-llm", labels={"scaledobject.keda.sh/name": "llm"})
+    assert autoscaler_of(ref, [autoscaler()]) == "HorizontalPodAutoscaler web"
+    assert autoscaler_of(ref, [keda]) == "HorizontalPodAutoscaler keda-hpa-llm of KEDA's ScaledObject llm"
+    other = [{"metadata": {"name": "x"}, "spec": {"scaleTargetRef": REF | change}} for change in (
+        {"apiVersion": "example.com/v1"}, {"kind": "StatefulSet"}, {"name": "other"},
+    )]  # fmt: skip
+    assert autoscaler_of(ref, other) is None
+
+
+@pytest.mark.parametrize(
+    ("entries", "applied", "later"),
+    [
+        ([("plimsoll-scaler", "Apply")], None, None),
+        ([("plimsoll-scaler", "Apply"), ("helm", "Update")], None, None),
+        ([("helm", "Update")], None, "the field manager helm, which has changed spec.replicas since"),
+        ([("flux", "Apply")], "the field manager flux, which applies spec.replicas", "the field manager flux, which"),
+        ([], None, "another client (such as kubectl scale)"),
+    ],
+)
+def test_writers_by_managed_fields(entries: list[tuple[str, str]], applied: str | None, later: str | None) -> None:
+    fields = {"f:spec": {"f:replicas": {}}}
+    managed = [{"manager": name, "operation": operation, "fieldsV1": fields} for name, operation in entries]
+    obj = {"metadata": {"managedFields": managed}, "spec": {"replicas": 2}}
+    assert applying_manager(obj) == applied
+    found = later_writer(obj)
+    assert (found or "").startswith(later or "")
+    assert (found is None) == (later is None)
+    assert found is None or is_later_writer(found)
