@@ -281,6 +281,8 @@ def _load_service(path: str) -> InferenceService:
     if not isinstance(metadata, dict):
         raise BadInput(f"{path}: metadata: must contain the name of the service")
     service = parse({**services[0], "metadata": {"namespace": "default", **metadata}})
+    if service.spec.targets is not None:
+        raise BadInput(f"{path}: spec.targets: only tiers can be simulated, not engines that exist")
     if service.fallback is not None:
         fallback_name = service.fallback[1]
         print(

@@ -66,7 +66,8 @@ class EngineTarget(ApiModel):
     ) = Field(
         default=None,
         description="Label selector of the pods that answer at metricsPort, such as app=llm,tier=serve. Absent: "
-        "`status.selector` of the `scale` subresource. Of a group of pods, select the one with the API server.",
+        "the selector in the status of the `scale` subresource. Of a group of pods, select the one with the API "
+        "server.",
     )
     metrics_port: int = Field(
         default=DEFAULT_METRICS_PORT,
