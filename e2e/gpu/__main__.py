@@ -1,4 +1,4 @@
-"""Plimsoll on real GPUs, in steps: `python -m e2e.gpu {prepare,receive,up,ask,run,collect,down}`; see README.md."""
+"""Plimsoll on real GPUs, in steps, as README.md shows them: `python -m e2e.gpu VERB`."""
 
 from __future__ import annotations
 
@@ -39,6 +39,8 @@ def main(words: Sequence[str] | None = None) -> int:
     run.add_argument("--simulated", action="store_true", help="the engines are simulated")
     run.add_argument("--workers", type=int, default=8, help="processes of the load")
     run.add_argument("--shorten", type=float, default=1.0, help="factor of all times, to rehearse")
+    collect = verbs.add_parser("collect", help="there: state and logs, such as after a step that failed")
+    collect.add_argument("--out", type=Path, required=True)
     verbs.add_parser("down", help="there: end everything that was started")
     given = parser.parse_args(words)
     try:
@@ -77,6 +79,8 @@ def _carry_out(given: argparse.Namespace) -> None:
                     workers=given.workers,
                     shorten=given.shorten,
                 )
+        case "collect":
+            measure.collect(given.out)
         case "down":
             processes.stop_all()
 

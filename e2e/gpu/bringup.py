@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes.util
+import resource
 import secrets
 import shutil
 import sys
@@ -44,7 +45,7 @@ _PKI: Final = ROOT / "pki"
 _CGROUPS: Final = Path("/sys/fs/cgroup")
 _DIRECT: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 _COMPILE: Final = "import compileall, sys; [compileall.compile_dir(f, quiet=2, workers=0) for f in sys.argv[1:]]"
-_UNPACK_S: Final = 240.0
+_UNPACK_S: Final = 480.0
 _START_S: Final = 90.0
 _NETWORK_TOOLS: Final = {
     "ip": "bin/ip",
@@ -57,6 +58,8 @@ _IPTABLES: Final = tuple(f"{family}tables{verb}" for family in ("ip", "ip6") for
 def up(model: str, simulated: str, fake_gpus: int) -> None:
     """From unpacked parts to a chart that is available and an engine image. Raises StepFailed."""
     await_unpacked("node", _UNPACK_S)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # containers inherit it
     _link_programs()
     _make_network()
     _make_kernel_ready()
@@ -230,16 +233,14 @@ def _make_pause() -> Path:
 def _make_images() -> list[Path]:
     """Operator and Envoy: the files of their images, compiled again, since compiled Python was not carried."""
     await_unpacked("images", _UNPACK_S)
-    run(
-        "chroot",
-        IMAGES / "operator",
-        "/usr/bin/python3",
-        "-c",
-        _COMPILE,
-        "/usr/lib/python3.11",
-        "/opt/plimsoll",
-        timeout_s=400,
-    )
+    root = IMAGES / "operator"
+    code = root / "opt/plimsoll/app/plimsoll"  # the checkout's, which travels with each call
+    shutil.rmtree(code, ignore_errors=True)
+    shutil.copytree(CHECKOUT / "operator/plimsoll", code, ignore=shutil.ignore_patterns("__pycache__"))
+    for path in (code, *code.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    python = ("/usr/bin/python3", "-c", _COMPILE, "/usr/lib/python3.11", "/opt/plimsoll")
+    run("chroot", root, *python, timeout_s=400)
     say("images are compiled")
     made = []
     for name in ("operator", "envoy"):

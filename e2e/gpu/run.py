@@ -60,6 +60,14 @@ def run(name: str, out: Path, capacity_per_s: float, *, simulated: bool, workers
     print(json.dumps({"scenario": name, "error": result.get("error"), "figures": result.get("figures")}), flush=True)
 
 
+def collect(out: Path) -> None:
+    """State and logs without a scenario, such as after a step that failed."""
+    out.mkdir(parents=True, exist_ok=True)
+    with gzip.open(out / "state.json.gz", "wt") as file:
+        json.dump(final_state(), file)
+    pack_logs(out / "state.logs.tar.zst")
+
+
 def _shortened(scenario: Scenario, factor: float) -> Scenario:
     """The same with less time between its events, for a rehearsal."""
     phases = tuple((share, seconds * factor) for share, seconds in scenario.phases)
