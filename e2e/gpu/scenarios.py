@@ -58,7 +58,7 @@ SCENARIOS: Final = {
         Scenario("overload", 1, 1, ((0.6, 30.0), (1.6, 60.0), (0.6, 30.0))),
         Scenario("kill", 1, 1, ((0.4, 150.0),), acts=(Act(20.0, "kill"),)),
         Scenario("zero", 0, 1, (), to_zero=True),
-        Scenario("step", 1, 2, ((0.6, 60.0), (1.5, 210.0), (0.5, 90.0))),
+        Scenario("step", 1, 2, ((0.6, 40.0), (1.5, 180.0), (0.5, 70.0))),
         Scenario(
             "failures",
             2,
