@@ -18,6 +18,7 @@ from plimsoll.api import labels
 from plimsoll.api.v1alpha1 import InferenceService
 from plimsoll.controllers.autoscale import decision_document
 from plimsoll.controllers.autoscale.history_backfill import HistoryBackfill
+from plimsoll.controllers.autoscale.recommendations import Recommendations
 from plimsoll.controllers.autoscale.scale_action import RecordEvent, ScaleChange, ScaleWriter
 from plimsoll.controllers.autoscale.scaling_status import ScalingReport
 from plimsoll.controllers.autoscale.service_snapshot import SnapshotReader, owned_admission, owned_deployment
@@ -77,6 +78,9 @@ class Autoscaler:
         self._entries: dict[Key, TrackedService] = {}
         self._gauges = ScalingGauges()
         self._backfill = HistoryBackfill(sources.history)
+        self.recommendations = Recommendations(
+            lambda: {key: entry.service_state for key, entry in self._entries.items()}
+        )
 
     def observe_engine(self, key: Key, role: Role, reading: EngineReading) -> None:
         """Ingest an engine's metrics."""
