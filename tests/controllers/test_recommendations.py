@@ -139,3 +139,13 @@ def test_list_is_built_once_a_second() -> None:
         now_s[0] += step_s
         jsonschema.validate(json.loads(recommendations.list_json()), SCHEMA)
     assert calls == [1000.0, 1001.0, 501.0]
+
+
+def test_service_without_replicas_is_recommended_one_at_a_request() -> None:
+    """From zero: nothing but the arrival is known, since no engine has run yet."""
+    fleet = Fleet(wish(mode=ScalingMode.RECOMMEND, tiers={"serve": TierPolicy(0, 9)}), about=None, arrives=False)
+    counts = []
+    for rate in (0.0, 1.0):
+        fleet.run(service_metrics(rate, Role.SERVE), 20)
+        counts.append(document(fleet)["tiers"]["serve"]["recommendedReplicas"])
+    assert counts == [0, 1]
