@@ -70,7 +70,8 @@ async def test_explain_post_is_405() -> None:
 
 def undecided() -> Recommendations:
     """Two services without a decision."""
-    return Recommendations(lambda: {("team", name): ServiceState.for_roles(["serve"]) for name in ("chat", "auto")})
+    states = {("team", name): ServiceState.for_roles(["serve"]) for name in ("chat", "auto")}
+    return Recommendations(states.keys, states.get)
 
 
 async def test_recommendations_are_listed_by_name() -> None:

@@ -130,11 +130,12 @@ def test_number_that_is_not_finite_is_no_demand() -> None:
 def test_list_is_built_once_a_second() -> None:
     calls, now_s = list[float](), [1000.0]
 
-    def states() -> dict[tuple[str, str], ServiceState]:
+    def keys() -> list[tuple[str, str]]:
         calls.append(now_s[0])
-        return {KEY: ServiceState.for_roles(["serve"])}
+        return [KEY, ("team", "deleted meanwhile")]
 
-    recommendations = Recommendations(states, lambda: now_s[0])
+    states = {KEY: ServiceState.for_roles(["serve"])}
+    recommendations = Recommendations(keys, states.get, lambda: now_s[0])
     for step_s in (0.0, LIST_SECONDS / 2, LIST_SECONDS / 2, -500.0):
         now_s[0] += step_s
         jsonschema.validate(json.loads(recommendations.list_json()), SCHEMA)

@@ -78,9 +78,7 @@ class Autoscaler:
         self._entries: dict[Key, TrackedService] = {}
         self._gauges = ScalingGauges()
         self._backfill = HistoryBackfill(sources.history)
-        self.recommendations = Recommendations(
-            lambda: {key: entry.service_state for key, entry in self._entries.items()}
-        )
+        self.recommendations = Recommendations(lambda: self._entries, self._state_of)
 
     def observe_engine(self, key: Key, role: Role, reading: EngineReading) -> None:
         """Ingest an engine's metrics."""
@@ -102,6 +100,10 @@ class Autoscaler:
         return decision_document.build_document(
             entry.service_state, key, time.time(), entry.horizon_s, entry.last_metrics, entry.publisher.published
         )
+
+    def _state_of(self, key: Key) -> ServiceState | None:
+        entry = self._entries.get(key)
+        return None if entry is None else entry.service_state
 
     def tick(self, now_s: float) -> float:
         """Decide about all services, and start to write what has changed. now_s: seconds since the epoch.

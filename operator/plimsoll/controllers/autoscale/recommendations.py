@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import Final
 
@@ -30,28 +30,35 @@ LIST_SECONDS: Final = 1.0  # the list is built again when it is older
 _DIGITS: Final = 6
 _NO_DECISION: Final = "the operator has not decided about the service yet"
 
-States = Callable[[], Mapping[Key, ServiceState]]
-
 
 class Recommendations:
-    """Reads the recommendations of all services. clock: seconds since the epoch."""
+    """Reads the recommendations of all services.
 
-    def __init__(self, states: States, clock: Callable[[], float] = time.time) -> None:
-        self._states = states
+    keys: of all services. state_of: the state of a service, None for an unknown one. clock: seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        keys: Callable[[], Iterable[Key]],
+        state_of: Callable[[Key], ServiceState | None],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._keys = keys
+        self._state_of = state_of
         self._clock = clock
         self._listed: tuple[float, bytes] = (-math.inf, b"")
 
     def get(self, key: Key) -> Recommendation | None:
         """The recommendation for a service by namespace and name; None for an unknown service."""
-        state = self._states().get(key)
+        state = self._state_of(key)
         return None if state is None else build_recommendation(key, state, self._clock())
 
     def list_json(self) -> bytes:
         """The RecommendationList as JSON, at most LIST_SECONDS old."""
         now_s = self._clock()
         if not 0.0 <= now_s - self._listed[0] < LIST_SECONDS:
-            states = sorted(self._states().items())
-            items = [build_recommendation(key, state, now_s) for key, state in states]
+            states = [(key, self._state_of(key)) for key in sorted(self._keys())]
+            items = [build_recommendation(key, state, now_s) for key, state in states if state is not None]
             document = RecommendationList(at=_rfc3339(now_s), items=items)
             self._listed = now_s, to_json(document)
         return self._listed[1]
