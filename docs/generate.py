@@ -1,4 +1,4 @@
-"""The reference pages that come from code: conditions, Events, metrics, the command line.
+"""The references that come from code: conditions, Events, metrics, the command line, the schema of recommendations.
 
 python docs/generate.py            writes what differs
 python docs/generate.py --check    writes nothing, names what differs and exits 1
@@ -7,6 +7,7 @@ python docs/generate.py --check    writes nothing, names what differs and exits 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import sys
 from collections.abc import Iterable, Iterator
@@ -15,7 +16,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from plimsoll.api import conditions, events
+from plimsoll.api import conditions, events, recommendation
 from plimsoll.cli import main as cli
 from plimsoll.telemetry import metrics
 
@@ -190,11 +191,17 @@ def _sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}."
 
 
+def recommendations_schema() -> str:
+    """JSON schema of `GET /v1/recommendations`."""
+    return json.dumps(recommendation.json_schema(), indent=2) + "\n"
+
+
 PAGES = {
     "cli.md": cli_page,
     "conditions.md": conditions_page,
     "events.md": events_page,
     "metrics.md": metrics_page,
+    "recommendations.schema.json": recommendations_schema,
 }
 
 

@@ -63,6 +63,7 @@ LAST_SCENARIOS += (
     "eviction",
     "multiple_gateways",
     "api_keys",
+    "other_autoscalers",
     "operator_restarts",
     "webhook",
     "upgrade",
@@ -73,10 +74,12 @@ LAST_SCENARIOS += (
 # Only `make e2e-all` runs these.
 EXTENDED_SCENARIOS = (
     "api_keys",
+    "delivery",
     "drift",
     "eviction",
     "lagging_signals",
     "lora",
+    "other_autoscalers",
     "request_limits",
     "second_release",
     "tls",

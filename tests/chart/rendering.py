@@ -26,7 +26,11 @@ NAMESPACE = "plimsoll-system"
 
 # Everything that is off or absent by default, on: what a test needs to see the effect of the values below it.
 EVERYTHING: Object = {
-    "operator": {"replicas": 2},
+    "operator": {
+        "replicas": 2,
+        "recommendations": {"enabled": True, "from": [{"podSelector": {"matchLabels": {"reader": "x"}}}]},
+        "kedaScaler": {"enabled": True},
+    },
     "networkPolicy": {"clients": [{"podSelector": {}}], "egress": {"enabled": True}},
     "metrics": {"podMonitor": {"enabled": True}},
     "telemetry": {"traces": {"endpoint": "http://collector.example:4317"}},

@@ -127,6 +127,16 @@ priorityClassName: {{ . }}
 {{ toYaml (merge (deepCopy (.Values.webhook | default dict)) $defaults) }}
 {{- end }}
 
+{{/* The values of what the operator offers to other autoscalers, as YAML: `helm upgrade --reuse-values` from an earlier
+     chart has none. */}}
+{{- define "plimsoll.operator.recommendations" -}}
+{{ merge (dict) (default dict .Values.operator.recommendations) (dict "enabled" false "from" list) | toYaml }}
+{{- end }}
+
+{{- define "plimsoll.operator.kedaScaler" -}}
+{{ merge (dict) (default dict .Values.operator.kedaScaler) (dict "enabled" false "from" list) | toYaml }}
+{{- end }}
+
 {{/* The values of egress, as YAML: `helm upgrade --reuse-values` from an earlier chart has none or a part. */}}
 {{- define "plimsoll.egressValues" -}}
 {{- $values := dict "enabled" false "dns" list "apiServer" list "apiServerPorts" (list 443 6443) "modelHub" true "engines" list "gateway" list "operator" list -}}

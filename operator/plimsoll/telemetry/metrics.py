@@ -255,6 +255,13 @@ OPERATOR_ADMISSION_REVIEWS = Counter(
     ["result"],
     registry=OPERATOR,
 )
+OPERATOR_KEDA_ANSWERS = Counter(
+    "plimsoll_operator_keda_answers",
+    "Answers of the KEDA scaler (code: OK, INVALID_ARGUMENT, NOT_FOUND, FAILED_PRECONDITION, UNAVAILABLE,"
+    " RESOURCE_EXHAUSTED).",
+    ["code"],
+    registry=OPERATOR,
+)
 OPERATOR_WEBHOOK_CERTIFICATE_EXPIRY = Gauge(
     "plimsoll_operator_webhook_certificate_expiry_seconds",
     "Time at which the admission webhook's certificate expires, seconds since the epoch; 0 without a certificate.",
@@ -493,6 +500,8 @@ for _state in ("accepted", "invalid", "excess"):
     GATEWAY_API_KEYS.labels(_state)
 for _result in ("allowed", "warned", "refused", "failed"):
     OPERATOR_ADMISSION_REVIEWS.labels(_result)
+for _code in ("OK", "INVALID_ARGUMENT", "NOT_FOUND", "FAILED_PRECONDITION", "UNAVAILABLE", "RESOURCE_EXHAUSTED"):
+    OPERATOR_KEDA_ANSWERS.labels(_code)
 for _outcome in ("done", "retry", "unexpected"):
     OPERATOR_RECONCILES.labels(_outcome)
 for _verb in ("PATCH", "POST", "PUT", "DELETE"):

@@ -18,6 +18,7 @@ from plimsoll.api import labels
 from plimsoll.api.v1alpha1 import InferenceService
 from plimsoll.controllers.autoscale import decision_document
 from plimsoll.controllers.autoscale.history_backfill import HistoryBackfill
+from plimsoll.controllers.autoscale.recommendations import Recommendations
 from plimsoll.controllers.autoscale.scale_action import RecordEvent, ScaleChange, ScaleWriter
 from plimsoll.controllers.autoscale.scaling_status import ScalingReport
 from plimsoll.controllers.autoscale.service_snapshot import SnapshotReader, owned_admission, owned_deployment
@@ -77,6 +78,7 @@ class Autoscaler:
         self._entries: dict[Key, TrackedService] = {}
         self._gauges = ScalingGauges()
         self._backfill = HistoryBackfill(sources.history)
+        self.recommendations = Recommendations(lambda: self._entries, self._state_of)
 
     def observe_engine(self, key: Key, role: Role, reading: EngineReading) -> None:
         """Ingest an engine's metrics."""
@@ -98,6 +100,10 @@ class Autoscaler:
         return decision_document.build_document(
             entry.service_state, key, time.time(), entry.horizon_s, entry.last_metrics, entry.publisher.published
         )
+
+    def _state_of(self, key: Key) -> ServiceState | None:
+        entry = self._entries.get(key)
+        return None if entry is None else entry.service_state
 
     def tick(self, now_s: float) -> float:
         """Decide about all services, and start to write what has changed. now_s: seconds since the epoch.

@@ -79,8 +79,8 @@ def build_conditions(inputs: StatusInputs) -> tuple[Condition, ...]:
     tiers = tuple(tier_state(tier, slow_transfer_message if tier.role == "prefill" else None) for tier in inputs.tiers)
     stated = (
         *_ready(inputs, tiers),
+        *_stalled(inputs),  # before Reconciling: kstatus judges by the first of the two
         *_reconciling(inputs, tiers),
-        *_stalled(inputs),
         *(tier.degraded for tier in tiers),
         name_rejected(inputs.name_state, inputs.model_names) or adapter_name_rejected(inputs.adapter_names),
         adapter_failed(
