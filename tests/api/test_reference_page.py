@@ -19,7 +19,9 @@ def test_reference_page_is_up_to_date() -> None:
     "line",
     [
         "| `tiers.TIER.gpus` | integer, `1` | GPUs of each engine: 0 to 64. |",
-        "| `engine.env[].valueFrom.secretKeyRef.name` | string | Name of the object. |",
+        "| `engine.env` | list of object, at most 128 | Environment variables. They override the chart's defaults."
+        " Fields as in a pod. |",
+        "| `tiers.TIER.pod.imagePullSecrets[].name` | string | Name of the Secret. |",
         "- `tiers.TIER.maxReplicas`, `scaling.schedule[].maxReplicas`: maxReplicas must not be below minReplicas",
         "| `tiers.TIER.summary` | string | Ready and desired pods, such as 2/3. |",
         "| `scaling.warmReplicas` | integer, `0` | Replicas that each tier keeps beyond those it"

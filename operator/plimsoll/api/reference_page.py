@@ -25,6 +25,7 @@ Schema = dict[str, Any]
 _TIER: Final = "TIER"  # stands for every tier; their fields are equal
 _SHORT: Final = 40  # characters of a description that is written again where another field has the same one
 _STATUS_FIELD: Final = re.compile(r"\.status\.([\w.]+(?:\[0\])?)")  # a path of a column that the table of the status has
+_AS_IN_A_POD: Final = ("engine.env[]", "pod.tolerations[]", "pod.volumeMounts[]")  # their fields are Kubernetes' own
 _ROLE: Final = re.compile(rf"\.({'|'.join(ROLES)})$")
 
 _HEAD: Final = f"""# {labels.KIND}
@@ -91,7 +92,7 @@ def _table(rows: Iterator[tuple[str, Schema]]) -> str:
     for path, node in sorted(
         rows, key=lambda row: _TIER in row[0]
     ):  # fields of all tiers follow the names of the tiers
-        if path.endswith("[]"):
+        if path.endswith("[]") or any(f"{items}." in path for items in _AS_IN_A_POD):
             continue
         field_path = path.split(".", 1)[1]
         default = f", `{json.dumps(node['default'])}`" if "default" in node else ""
@@ -99,6 +100,8 @@ def _table(rows: Iterator[tuple[str, Schema]]) -> str:
         if len(description) > _SHORT:
             first = described.setdefault((field_path.rsplit(".", 1)[-1], description), field_path)
             description = description if first == field_path else f"As `{first}`."
+        if f"{field_path}[]".endswith(_AS_IN_A_POD):
+            description += " Fields as in a pod."
         lines.append(f"| `{field_path}` | {_type(node)}{default} | {description} |")
     return "\n".join(lines) + "\n"
 
