@@ -24,7 +24,9 @@ Schema = dict[str, Any]
 
 _TIER: Final = "TIER"  # stands for every tier; their fields are equal
 _SHORT: Final = 40  # characters of a description that is written again where another field has the same one
-_STATUS_FIELD: Final = re.compile(r"\.status\.([\w.]+(?:\[0\])?)")  # a path of a column that the table of the status has
+_STATUS_FIELD: Final = re.compile(
+    r"\.status\.([\w.]+(?:\[0\])?)"
+)  # a path of a column that the table of the status has
 _AS_IN_A_POD: Final = ("engine.env[]", "pod.tolerations[]", "pod.volumeMounts[]")  # their fields are Kubernetes' own
 _ROLE: Final = re.compile(rf"\.({'|'.join(ROLES)})$")
 
@@ -150,7 +152,11 @@ def _validations(field_path: str, node: Schema) -> Iterator[tuple[str, Schema]]:
 
 
 def _columns() -> str:
-    lines = ["A column shows a field of the table above. Those with * need `-o wide`.\n", "| column | meaning |", "|---|---|"]
+    lines = [
+        "A column shows a field of the table above. Those with * need `-o wide`.\n",
+        "| column | meaning |",
+        "|---|---|",
+    ]
     version = crd.definition()["spec"]["versions"][0]
     for column in version["additionalPrinterColumns"]:
         status_field = _STATUS_FIELD.fullmatch(column["jsonPath"])
