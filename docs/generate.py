@@ -136,7 +136,7 @@ def cli_page() -> str:
         lines += ["", f"## {parser.prog}", "", "```text", _usage(parser), "```"]
         rows = [_option(action) for action in _own_options(parser)]
         if rows:
-            lines += ["", "| argument | what it is | default |", "|---|---|---|", *rows]
+            lines += ["", "| argument | what it is |", "|---|---|", *rows]
         see = SEE_ALSO.get(parser.prog.split()[-1])
         if see:
             lines += ["", f"More: {see}."]
@@ -183,8 +183,8 @@ def _option(action: argparse.Action) -> str:
     shown = f"{', '.join(action.option_strings)} {_value(action)}".strip().replace("|", "\\|")
     text = (action.help or "").removesuffix("(%(default)s)").strip() % vars(action)
     none = action.default is None or action.default is False or action.default == math.inf
-    default = "" if none else f"`{action.default}`"
-    return f"| `{shown}` | {text}{'; required' if _is_required(action) else ''} | {default} |"
+    default = "" if none else f" (`{action.default}`)"
+    return f"| `{shown}` | {text}{'; required' if _is_required(action) else ''}{default} |"
 
 
 def _sentence(text: str) -> str:
