@@ -77,6 +77,7 @@ EXTENDED_SCENARIOS = (
     "eviction",
     "lagging_signals",
     "lora",
+    "other_engine",
     "request_limits",
     "second_release",
     "tls",
