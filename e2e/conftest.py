@@ -80,6 +80,7 @@ EXTENDED_SCENARIOS = (
     "lagging_signals",
     "lora",
     "other_autoscalers",
+    "other_engine",
     "request_limits",
     "second_release",
     "tls",

@@ -102,7 +102,8 @@ def _make_base(root: Path, simulated: str) -> dict[str, Any]:
         _add_simulated(root, environment, simulated)
     else:
         script = (
-            f"#!{_ENVIRONMENT}/bin/python3\nimport sys\nfrom vllm.entrypoints.cli.main import main\nsys.exit(main())\n"
+            f"#!{_ENVIRONMENT}/bin/python3\nimport sys\nfrom vllm.entrypoints.cli.main import main\n"
+            "if __name__ == \"__main__\":\n    sys.exit(main())\n"
         )
         (environment / "bin/vllm").write_text(script)
         shutil.copytree(STEPLOG, packages, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)

@@ -184,7 +184,8 @@ def emitting_conditions() -> Iterator[conditions.Condition]:
     yield from (
         found
         for health in (HealthReport(True), HealthReport(silent_tiers=tiers))
-        if (found := scaling_conditions.metrics_degraded(ServiceSnapshot(ServiceMetrics(0.0), {}), health)) is not None
+        if (found := scaling_conditions.metrics_degraded(ServiceSnapshot(ServiceMetrics(0.0), {}), health, 8001))
+        is not None
     )
     state = ServiceState.for_roles(["prefill", "decode"])
     infeasible = Infeasible(Constraint.ITL, replace(SLO, itl_s=3599.9), "a prefill tier makes the gaps shorter, " * 5)

@@ -17,11 +17,12 @@ import zlib
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from plimsoll.adapters import launcher
+from plimsoll.adapters.engine_metrics import HttpGet, fetch_metrics
+from plimsoll.adapters.engine_of_pod import MetricsAddress, engine_of, metrics_address
 from plimsoll.adapters.launcher import AdapterReport, StartupProgress
-from plimsoll.adapters.vllm_metrics import HttpGet, fetch_metrics
 from plimsoll.api import labels
 from plimsoll.api.contract import engine_contract
 from plimsoll.controllers import pod_startup
@@ -30,6 +31,7 @@ from plimsoll.controllers.object_cache import Key, ObjectCache, owning_service
 from plimsoll.core.errors import BackendUnavailable
 from plimsoll.core.ports import EngineInfo, EngineReading
 from plimsoll.core.types import Role
+from plimsoll.engines.engine import MetricMap
 from plimsoll.telemetry.service_log import ServiceLog
 
 log = ServiceLog(__name__)
@@ -49,9 +51,20 @@ _MIN_SLEEP_S: Final = 0.05
 _ROLES: Final = frozenset(Role)
 
 
+class UnreachableEngine(NamedTuple):
+    """An engine that does not answer. metrics: the names of its metrics."""
+
+    key: Key
+    role: Role
+    metrics: MetricMap
+
+
 @dataclass(eq=False)
 class _PolledPod:
-    """One engine pod. metrics_due_s, info_due_s: next poll by the monotonic clock; infinite for none."""
+    """One engine pod. metrics: where they are; None for an engine without any. launched: whether a launcher reports.
+
+    metrics_due_s, info_due_s: next poll by the monotonic clock; infinite for none.
+    """
 
     uid: str
     name: str
@@ -59,6 +72,8 @@ class _PolledPod:
     role: Role
     address: str
     is_ready: bool
+    metrics: MetricsAddress | None
+    launched: bool
     metrics_due_s: float = math.inf
     info_due_s: float = math.inf
     steps: float | None = None
@@ -128,12 +143,12 @@ class EnginePoller:
             if pod.key == key and pod.is_ready and pod.startup_progress and pod.startup_progress.adapters is not None
         }
 
-    def unreachable(self) -> dict[tuple[str, str], tuple[Key, Role]]:
-        """Service and tier of the ready engines that failed to answer twice in a row, by namespace and pod name."""
+    def unreachable(self) -> dict[tuple[str, str], UnreachableEngine]:
+        """The ready engines that failed to answer twice in a row, by namespace and pod name."""
         return {
-            (pod.key[0], pod.name): (pod.key, pod.role)
+            (pod.key[0], pod.name): UnreachableEngine(pod.key, pod.role, pod.metrics.names)
             for pod in self._pods.values()
-            if pod.is_ready and pod.metrics_failures > 1
+            if pod.is_ready and pod.metrics_failures > 1 and pod.metrics is not None
         }
 
     def accept_external(self, namespace: str, reading: EngineReading) -> None:
@@ -169,10 +184,12 @@ class EnginePoller:
         for pod in self._pods.values():
             if pod.metrics_due_s <= now_s:
                 pod.metrics_due_s = math.inf
-                polls.append(self._contained(Stage.ENGINE_METRICS, pod, self._poll_metrics(pod)))
+                if pod.metrics is not None:
+                    polls.append(self._contained(Stage.ENGINE_METRICS, pod, self._poll_metrics(pod, pod.metrics)))
             if pod.info_due_s <= now_s:
                 pod.info_due_s = math.inf
-                polls.append(self._contained(Stage.ENGINE_ABOUT, pod, self._poll_engine_info(pod)))
+                if pod.launched:
+                    polls.append(self._contained(Stage.ENGINE_ABOUT, pod, self._poll_engine_info(pod)))
         await asyncio.gather(*polls)
 
     async def _contained(self, stage: Stage, pod: _PolledPod, poll: Awaitable[None]) -> None:
@@ -235,16 +252,17 @@ class EnginePoller:
             self._mark_idle(polled)
         polled.is_ready = current.is_ready
 
-    async def _poll_metrics(self, pod: _PolledPod) -> None:
+    async def _poll_metrics(self, pod: _PolledPod, metrics: MetricsAddress) -> None:
         async with self._slots:
             sent_s = self._monotonic()
             try:
                 reading = await fetch_metrics(
                     self._http_get,
                     pod.address,
-                    _launcher_port(),
-                    engine_contract().paths["metrics"],
+                    metrics.port,
+                    metrics.path,
                     pod.name,
+                    metrics.names,
                     self._clock,
                 )
             except BackendUnavailable as error:
@@ -329,4 +347,6 @@ def _polled_pod(obj: Object) -> _PolledPod | None:
     role, address = (meta.get("labels") or {}).get(labels.ROLE), obj.get("status", {}).get("podIP")
     if key is None or role not in _ROLES or not address or pod_startup.is_terminating(obj):
         return None
-    return _PolledPod(meta["uid"], meta["name"], key, Role(role), address, pod_startup.is_ready(obj))
+    launched = engine_of(obj).launched
+    is_ready = pod_startup.is_ready(obj)
+    return _PolledPod(meta["uid"], meta["name"], key, Role(role), address, is_ready, metrics_address(obj), launched)

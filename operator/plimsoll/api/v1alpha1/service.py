@@ -19,6 +19,7 @@ from plimsoll.api.v1alpha1.admission import DEFAULT_ADMISSION, DEFAULT_MAX_QUEUE
 from plimsoll.api.v1alpha1.api_model import ApiModel, MapList, ValidationRule, ValidationRules, compile_re2, quote
 from plimsoll.api.v1alpha1.cost import CostSpec
 from plimsoll.api.v1alpha1.engine import EngineSpec
+from plimsoll.api.v1alpha1.engine_features import needs
 from plimsoll.api.v1alpha1.model import ModelSource
 from plimsoll.api.v1alpha1.request_limits import RequestLimits
 from plimsoll.api.v1alpha1.scaling import ScalingOptions
@@ -36,6 +37,7 @@ from plimsoll.core.autoscaling.scaling_policy import ScalingMode, ScalingPolicy,
 from plimsoll.core.demand.standby_value import MISS_COST
 from plimsoll.core.errors import InvalidSpec
 from plimsoll.core.routing.model_names import MAX_ADAPTERS
+from plimsoll.engines.engine import Feature
 
 _ZERO_NEEDS_SLO = "without it a tier at zero replicas is neither woken nor sized"
 
@@ -58,11 +60,54 @@ _LORA_FLAGS_PATTERN = (
     "data[-_]parallel[-_]size)|-asc|-dp)([=. ]|$)"
 )
 _LORA_FLAGS = compile_re2(_LORA_FLAGS_PATTERN)
+
+
+def _is_task(task: str) -> str:
+    return f"has(self.model.task) && self.model.task == '{task}'"
+
+
 _HAS_LORA = "((has(self.adapters) && size(self.adapters) > 0) || (has(self.engine) && has(self.engine.lora)))"
 
 
 def _uses_lora(spec: InferenceServiceSpec) -> bool:
     return bool(spec.adapters) or spec.engine.lora is not None
+
+
+def _class_limits_output(spec: InferenceServiceSpec) -> bool:
+    classes = () if spec.admission is None else spec.admission.classes or ()
+    return any(_limits_output(one.request_limits) for one in classes)
+
+
+_LIMITS_OUTPUT = "has(self.requestLimits) && has(self.requestLimits.maxOutputTokens)"
+_CLASS_LIMITS_OUTPUT = (
+    "has(self.admission) && has(self.admission.classes) && self.admission.classes"
+    ".exists(one, has(one.requestLimits) && has(one.requestLimits.maxOutputTokens))"
+)
+_ENGINE_RULES: tuple[ValidationRule[InferenceServiceSpec], ...] = (
+    needs(
+        Feature.DISAGGREGATION,
+        "has(self.tiers.prefill) || has(self.tiers.decode)",
+        lambda own: own.tiers.serve is None,
+        field=".tiers.prefill",
+    ),
+    needs(Feature.LORA, _HAS_LORA, _uses_lora, field=".adapters"),
+    needs(Feature.EMBED, _is_task("embed"), lambda own: own.model.task == "embed", field=".model.task"),
+    needs(Feature.SCORE, _is_task("score"), lambda own: own.model.task == "score", field=".model.task"),
+    needs(Feature.TRANSCRIBE, _is_task("transcribe"), lambda own: own.model.task == "transcribe", field=".model.task"),
+    needs(
+        Feature.REVISION,
+        "has(self.model.revision)",
+        lambda own: own.model.revision is not None,
+        field=".model.revision",
+    ),
+    needs(
+        Feature.DEFAULT_OUTPUT_LIMIT,
+        _LIMITS_OUTPUT,
+        lambda own: _limits_output(own.request_limits),
+        field=".requestLimits.maxOutputTokens",
+    ),
+    needs(Feature.DEFAULT_OUTPUT_LIMIT, _CLASS_LIMITS_OUTPUT, _class_limits_output, field=".admission.classes"),
+)
 
 
 class InferenceServiceSpec(ApiModel):
@@ -98,6 +143,7 @@ class InferenceServiceSpec(ApiModel):
     )
 
     rules: ClassVar[tuple[ValidationRule[InferenceServiceSpec], ...]] = (
+        *_ENGINE_RULES,
         ValidationRule(
             "!has(self.adapters) || size(self.adapters) <= (has(self.engine) && has(self.engine.lora) &&"
             f" has(self.engine.lora.maxCpuLoras) ? self.engine.lora.maxCpuLoras : {DEFAULT_MAX_CPU_LORAS})",
@@ -143,21 +189,16 @@ class InferenceServiceSpec(ApiModel):
             reason="FieldValueForbidden",
         ),
         ValidationRule(
-            f"{_GENERATES_CEL} || !has(self.requestLimits) || !has(self.requestLimits.maxOutputTokens)",
+            f"{_GENERATES_CEL} || !({_LIMITS_OUTPUT})",
             f"maxOutputTokens {_NEEDS_GENERATE}",
             lambda own: own.model.task == "generate" or not _limits_output(own.request_limits),
             field=".requestLimits.maxOutputTokens",
             reason="FieldValueForbidden",
         ),
         ValidationRule(
-            f"{_GENERATES_CEL} || !has(self.admission) || !has(self.admission.classes) || !self.admission.classes"
-            ".exists(one, has(one.requestLimits) && has(one.requestLimits.maxOutputTokens))",
+            f"{_GENERATES_CEL} || !({_CLASS_LIMITS_OUTPUT})",
             f"requestLimits.maxOutputTokens of a class {_NEEDS_GENERATE}",
-            lambda own: (
-                own.model.task == "generate"
-                or own.admission is None
-                or not any(_limits_output(one.request_limits) for one in own.admission.classes or ())
-            ),
+            lambda own: own.model.task == "generate" or not _class_limits_output(own),
             field=".admission.classes",
             reason="FieldValueForbidden",
         ),

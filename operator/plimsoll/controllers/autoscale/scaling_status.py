@@ -32,6 +32,7 @@ from plimsoll.core.autoscaling.startup_time import Eta, Overdue, StartingPod, et
 from plimsoll.core.autoscaling.tier_state import TierState
 from plimsoll.core.slo import Slo
 from plimsoll.core.types import Unavailable
+from plimsoll.resources import engine_server
 
 Object = dict[str, Any]
 
@@ -156,7 +157,7 @@ def build_report(
         desired={name: tier.replicas for name, tier in decision.tiers.items()},
         conditions=tuple(
             condition
-            for condition in _conditions(service_state, snapshot, spec, previous, health, tiers, slo, limited)
+            for condition in _conditions(service, service_state, snapshot, spec, previous, health, tiers, slo, limited)
             if condition is not None
         ),
         tiers=tiers if is_sized else {name: _startup_part(tier) for name, tier in tiers.items()},
@@ -175,6 +176,7 @@ def build_report(
 
 
 def _conditions(
+    service: InferenceService,
     service_state: ServiceState,
     snapshot: ServiceSnapshot,
     spec: ScalingSpec,
@@ -190,10 +192,10 @@ def _conditions(
     """
     if spec.slo is None and all(tier.min_replicas == tier.max_replicas for tier in spec.policy.tiers.values()):
         return  # fixed replica counts and no SLO: the spec requests no scaling
-    yield scaling_conditions.scaling_inactive(service_state, spec)
+    yield scaling_conditions.scaling_inactive(service_state, spec, service.spec.engine.contract)
     if spec.slo is None or service_state.last_decision is None:
         return
-    yield scaling_conditions.metrics_degraded(snapshot, health)
+    yield scaling_conditions.metrics_degraded(snapshot, health, engine_server.metrics_port(service))
     yield scaling_conditions.slo_infeasible(service_state)
     previous_slo_met = _condition_of(previous, ConditionType.SLO_MET)
     yield slo_status.slo_condition(snapshot, spec.slo, spec.slos, slo_figures, previous_slo_met)
