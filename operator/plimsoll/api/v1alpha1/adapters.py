@@ -17,6 +17,9 @@ from plimsoll.core.routing.model_names import MAX_ADAPTERS
 DEFAULT_MAX_LORAS: Final = 8
 DEFAULT_MAX_LORA_RANK: Final = 16
 DEFAULT_MAX_CPU_LORAS: Final = MAX_ADAPTERS
+# Characters of all names, URIs and revisions: spec and status of 256 adapters then fit what the operator reads of an
+# object (`adapters.object_size`). It is 128 characters for each of them.
+MAX_ADAPTERS_CHARS: Final = 32_768
 
 
 class LoraSpec(ApiModel):
@@ -105,6 +108,11 @@ class AdapterSpec(ApiModel):
         """The claim of a pvc:// adapter; None for other schemes."""
         found = claim_of(self.uri)
         return None if found is None else found[0]
+
+    @property
+    def chars(self) -> int:
+        """Characters that count for MAX_ADAPTERS_CHARS."""
+        return len(self.name) + len(self.uri) + len(self.revision or "")
 
     def desired(self) -> dict[str, Any]:
         """The adapter as the launcher reads it."""
