@@ -11,8 +11,8 @@ import pytest
 
 from plimsoll.gateway import request_attributes
 from plimsoll.gateway.access_log_lines import access_line
-from plimsoll.gateway.envoy.access_log import AccessRecord
 from plimsoll.gateway.body_budget import BodyBudget
+from plimsoll.gateway.envoy.access_log import AccessRecord
 from plimsoll.gateway.http1 import HttpRequest
 from plimsoll.gateway.identity import Authenticator, Identity
 from plimsoll.gateway.parse_worker import ParseWorker

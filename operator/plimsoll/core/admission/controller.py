@@ -412,7 +412,7 @@ class AdmissionController:
             decision = self._shed(request, cost, AdmissionOutcome.SHED_NO_CAPACITY, now)
         elif start_s + cost.idle_ttft_s < client_deadline_s(request, cost, model, model.base_s):
             return None
-        elif request.has_fallback and now < min(request.deadline_s or math.inf, request.complete_by_s or math.inf):
+        elif request.has_fallback and not request.is_expired(now):
             decision = self._downgrade(request, now)
         else:
             decision = self._shed(request, cost, AdmissionOutcome.SHED_DEADLINE, now)
