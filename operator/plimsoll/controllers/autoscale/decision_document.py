@@ -129,6 +129,7 @@ def _metrics(at_s: float, metrics: ServiceMetrics) -> Object:
                 "silent": name_some(tier_metrics.silent),
                 "age_s": tier_metrics.age_s,
                 "running": _value_or_reason(tier_metrics.in_flight),
+                "kv_used": _value_or_reason(tier_metrics.lagging.kv_used),
             }
             for role, tier_metrics in metrics.tiers.items()
         },

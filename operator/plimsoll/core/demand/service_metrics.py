@@ -50,7 +50,8 @@ class ServiceMetrics:
     sample. coverage: share of the gateways with a fresh reading, 0 without any. silent: the others, in order, if some
     report. age_s: age of the oldest of these readings. mean_prompt_tokens: mean over the arrivals of the last minute.
     token_ratios: counted over estimated prompt tokens by kind of content, empty without media. workload: requests of
-    the last minutes, with prompts scaled to `mean_prompt_tokens` where that differs by more than a tenth. ttft_s: SLO percentile of TTFT
+    the last minutes, with prompts scaled to `mean_prompt_tokens` where that differs by more than a tenth. ttft_s: SLO
+    percentile of TTFT
     as clients saw it, last minute; ttft_histogram: its distribution. e2e_s: the same percentile of the end-to-end
     latency. slo_counts: the last minute's responses against the SLO; None where gateways do not report them.
     by_tpot_target: how many of those had which TPOT target (s); the rest had none. arrivals: first attempts, last
