@@ -104,6 +104,29 @@ def test_engines_read_through_prometheus_are_reported_at_once() -> None:
     assert found_condition(world, ConditionType.METRICS_DEGRADED) is None
 
 
+def test_partial_metrics_name_silent_sources() -> None:
+    world, parent = ready_world()
+    names = [f"chat-serve-{letter}" for letter in "bcdef"]
+    for name in names:
+        pod = ready(parent, "serve")
+        pod["metadata"] |= {"name": name, "uid": name}
+        world.store.put(pod)
+    world.store.put(builders.deployment(parent, "serve", replicas=6, ready=6))
+    for at in range(60):
+        run_tick(world, at)
+    found = condition_of(world, ConditionType.METRICS_DEGRADED)
+    assert found.reason is ConditionReason.METRICS_PARTIAL
+    silent = "5 serve engines (chat-serve-b, chat-serve-c, chat-serve-d and 2 more)"
+    assert found.message == f"no metrics from {silent}: tiers can scale up, but not down"
+    world, _ = ready_world()
+    world.gateways = ("gw-1", "gw-2")
+    for at in range(60):
+        run_tick(world, at)
+    assert condition_of(world, ConditionType.METRICS_DEGRADED).message == (
+        "no metrics from 1 gateway (gw-2): tiers can scale up, but not down"
+    )
+
+
 def test_gateway_silence_sets_scaling_inactive() -> None:
     world, _ = ready_world()
     for at in range(120):

@@ -84,6 +84,7 @@ class EnvoyEndpoint:
         if rejection is None:
             return response(200)
         self._picker.authenticator.count(identity)
+        self._picker.attributes.begin(request.headers, identity, "")
         return self._picker.reject(rejection, route.shape)
 
     def _check(self, request: HttpRequest) -> HandlerReply:
@@ -110,6 +111,7 @@ class EnvoyEndpoint:
         identity = self._picker.authenticate(request.headers)
         if isinstance(identity, Rejection):
             return self._picker.reject(identity)
+        self._picker.attributes.begin(request.headers, identity, "")
         if path == MODELS_PATH.encode():
             return response(200, JSON_HEADERS, models_body(self._picker, identity))
         return model(self._picker, identity, unquote_to_bytes(path[len(_MODEL) :]).decode("utf-8", "replace"))

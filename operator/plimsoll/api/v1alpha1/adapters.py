@@ -18,6 +18,9 @@ from plimsoll.engines.desired_adapters import Adapter
 DEFAULT_MAX_LORAS: Final = 8
 DEFAULT_MAX_LORA_RANK: Final = 16
 DEFAULT_MAX_CPU_LORAS: Final = MAX_ADAPTERS
+# Characters of all names, URIs and revisions: spec and status of 256 adapters then fit what the operator reads of an
+# object (`adapters.object_size`). It is 128 characters for each of them.
+MAX_ADAPTERS_CHARS: Final = 32_768
 
 
 class LoraSpec(ApiModel):
@@ -106,6 +109,11 @@ class AdapterSpec(ApiModel):
         """The claim of a pvc:// adapter; None for other schemes."""
         found = claim_of(self.uri)
         return None if found is None else found[0]
+
+    @property
+    def chars(self) -> int:
+        """Characters that count for MAX_ADAPTERS_CHARS."""
+        return len(self.name) + len(self.uri) + len(self.revision or "")
 
     @property
     def desired(self) -> Adapter:

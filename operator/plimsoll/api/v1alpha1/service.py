@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import ConfigDict, Field, ValidationError
 
 from plimsoll.api.labels import SIZE_PROBLEM
-from plimsoll.api.v1alpha1.adapters import DEFAULT_MAX_CPU_LORAS, AdapterSpec, LoraSpec
+from plimsoll.api.v1alpha1.adapters import DEFAULT_MAX_CPU_LORAS, MAX_ADAPTERS_CHARS, AdapterSpec, LoraSpec
 from plimsoll.api.v1alpha1.admission import DEFAULT_ADMISSION, DEFAULT_MAX_QUEUE_TIME, AdmissionSpec, WhenFull
 from plimsoll.api.v1alpha1.api_model import ApiModel, MapList, ValidationRule, ValidationRules, compile_re2, quote
 from plimsoll.api.v1alpha1.cost import CostSpec
@@ -149,6 +149,14 @@ class InferenceServiceSpec(ApiModel):
             f" has(self.engine.lora.maxCpuLoras) ? self.engine.lora.maxCpuLoras : {DEFAULT_MAX_CPU_LORAS})",
             "has more entries than an engine holds: raise engine.lora.maxCpuLoras, or remove some",
             lambda own: len(own.adapters) <= (own.engine.lora or LoraSpec()).cpu_loras,
+            field=".adapters",
+        ),
+        ValidationRule(
+            "!has(self.adapters) || self.adapters.map(one, size(one.name) + size(one.uri) + (has(one.revision) ?"
+            f" size(one.revision) : 0)).sum() <= {MAX_ADAPTERS_CHARS}",
+            f"names, URIs and revisions must together have at most {MAX_ADAPTERS_CHARS} characters: shorten them, or "
+            "move some adapters to another service",
+            lambda own: sum(adapter.chars for adapter in own.adapters) <= MAX_ADAPTERS_CHARS,
             field=".adapters",
         ),
         ValidationRule(

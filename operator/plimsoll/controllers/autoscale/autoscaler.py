@@ -98,7 +98,13 @@ class Autoscaler:
         if entry is None:
             return None
         return decision_document.build_document(
-            entry.service_state, key, time.time(), entry.horizon_s, entry.last_metrics, entry.publisher.published
+            entry.service_state,
+            key,
+            time.time(),
+            entry.horizon_s,
+            entry.last_metrics,
+            entry.publisher.published,
+            None if entry.report is None else entry.report.slo,
         )
 
     def _state_of(self, key: Key) -> ServiceState | None:

@@ -114,8 +114,8 @@ def metrics_degraded(snapshot: ServiceSnapshot, health: HealthReport, metrics_po
             "mesh)"
         )
         return degraded(ConditionReason.METRICS_MISSING, message)
-    if health.is_partial:
-        message = "some gateways or engines do not report metrics: tiers can scale up, but not down"
+    if health.partial:
+        message = f"no metrics from {health.partial}: tiers can scale up, but not down"
         return degraded(ConditionReason.METRICS_PARTIAL, message)
     if health.prometheus_only_tiers:
         message = _PROMETHEUS_ONLY.format(", ".join(health.prometheus_only_tiers), metrics_port)

@@ -96,7 +96,7 @@ def state_key(
     """The state whose change is reported at once, as a comparable tuple; empty before the first decision.
 
     It includes the generation of the spec, because any field of it may appear in the report. limited: condition
-    ScalingLimited, None if it is not true. slos: the SLO of each request class. Whether their targets are measured
+    ScalingLimited, None if it is not true. slos: the SLO of each request class. Which of their targets are measured
     changes at most once per metrics window without requests, and once per first response after one.
     """
     if service_state.last_decision is None:
@@ -106,7 +106,7 @@ def state_key(
         service.metadata.generation,
         health,
         is_shedding_now,
-        bool(slos) and slo_status.is_measured(snapshot, slos),
+        slo_status.measured_targets(snapshot, slos) if slos else (),
         limited and (limited.reason, limited.bound),
         *(
             (
