@@ -5,6 +5,7 @@ python -m tests.chart.rendering > tests/chart/default.yaml      after an intende
 
 from __future__ import annotations
 
+import base64
 import functools
 import json
 import os
@@ -75,7 +76,14 @@ def render(values: Mapping[str, Any] | None = None, *options: str) -> list[Objec
 def _render(values: str, options: tuple[str, ...]) -> tuple[Object, ...]:
     version = () if "--kube-version" in options else ("--kube-version", MIN_KUBERNETES)
     text = _run("template", values, *version, *options)
-    return tuple(document for document in yaml.load_all(text, Loader=yaml.CSafeLoader) if document)
+    return tuple(_masked(document) for document in yaml.load_all(text, Loader=yaml.CSafeLoader) if document)
+
+
+def _masked(document: Object) -> Object:
+    """The object without what each rendering draws by chance."""
+    if document["kind"] == "Secret" and document["metadata"]["name"].endswith("-gateway-peers"):
+        document["data"] = {key: f"{len(base64.b64decode(text))} bytes" for key, text in document["data"].items()}
+    return document
 
 
 def _run(verb: str, values: str, *options: str) -> str:

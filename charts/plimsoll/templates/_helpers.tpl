@@ -184,6 +184,11 @@ priorityClassName: {{ . }}
 {{ default (ternary 443 80 (eq (include "plimsoll.gateway.scheme" .) "https")) .Values.gateway.service.port }}
 {{- end }}
 
+{{/* The Secret that all gateways share: `helm upgrade --reuse-values` from an earlier chart has no value for it. */}}
+{{- define "plimsoll.gateway.peerSecret" -}}
+{{ (default dict .Values.gateway.peers).secretName | default (printf "%s-gateway-peers" (include "plimsoll.fullname" .)) }}
+{{- end }}
+
 {{/* The pod's own name and namespace as environment variables. */}}
 {{- define "plimsoll.podEnv" -}}
 - name: POD_NAME

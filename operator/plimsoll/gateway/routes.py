@@ -26,7 +26,8 @@ from plimsoll.gateway.errors import Rejection, from_header, to_response
 from plimsoll.gateway.http1 import HttpRequest, response
 from plimsoll.gateway.identity import Identity, model_not_allowed
 from plimsoll.gateway.parse_worker import ParseWorker
-from plimsoll.gateway.picker import Picker, write_response
+from plimsoll.gateway.picker import Picker
+from plimsoll.gateway.picker_replies import write_response
 from plimsoll.gateway.request_context import request_id_of
 from plimsoll.gateway.request_parser import needs_worker
 from plimsoll.gateway.server import HandlerReply

@@ -323,7 +323,7 @@ class InferenceService(ApiModel):
 
     @property
     def max_queued(self) -> int:
-        """Longest queue of each gateway pod, in requests."""
+        """Longest queue of the service, in requests."""
         return self._admission.max_queued
 
     @cached_property
