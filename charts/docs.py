@@ -25,6 +25,7 @@ VALUES = CHART / "values.yaml"
 PAGE = ROOT / "docs" / "reference" / "values.md"
 CRDS = sorted((ROOT / "crds").glob("plimsoll.dev_*.yaml"))
 
+SHORT = 40  # characters of a comment that is written again where another value has the same one
 HEADING = re.compile(r"# -- (?P<title>.+)")
 
 
@@ -66,14 +67,26 @@ def rows_of(values: list[ChartValue]) -> list[ChartValue]:
 def render_page(values: list[ChartValue]) -> str:
     """Return the reference page: a table per heading, preceded by the comments of groups."""
     rows = rows_of(values)
+    repeats = _repeats(rows)
     out = ["# Chart values", "", "Generated from the comments of `charts/plimsoll/values.yaml` by `make verify`."]
     for section in dict.fromkeys(value.section for value in rows):
         out += ["", f"## {section}", ""]
         groups = [v for v in values if v.section == section and v.comment and v not in rows]
         out += [f"- `{value.name}`: {value.comment}" for value in groups]
         out += [*([""] if groups else []), "| value | default | description |", "|---|---|---|"]
-        out += [f"| `{v.name}` | {_cell(v.default)} | {_escape(v.comment)} |" for v in rows if v.section == section]
+        for value in rows:
+            if value.section == section:
+                comment = f"As `{repeats[value.name]}`." if value.name in repeats else _escape(value.comment)
+                out.append(f"| `{value.name}` | {_cell(value.default)} | {comment} |")
     return "\n".join(out) + "\n"
+
+
+def _repeats(rows: list[ChartValue]) -> dict[str, str]:
+    """Return the names of values whose last key and long comment an earlier value has, with the name of that value."""
+    first: dict[tuple[str, str], str] = {}
+    long = [value for value in rows if len(value.comment) > SHORT]
+    found = {value.name: first.setdefault((value.path[-1], value.comment), value.name) for value in long}
+    return {name: earlier for name, earlier in found.items() if name != earlier}
 
 
 def _keys(node: yaml.Node | None, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], int, Any]]:

@@ -1,4 +1,4 @@
-"""The reference pages that come from code: conditions, Events, metrics, the command line.
+"""The references that come from code: conditions, Events, metrics, the command line, the schema of recommendations.
 
 python docs/generate.py            writes what differs
 python docs/generate.py --check    writes nothing, names what differs and exits 1
@@ -7,6 +7,7 @@ python docs/generate.py --check    writes nothing, names what differs and exits 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import sys
 from collections.abc import Iterable, Iterator
@@ -15,7 +16,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from plimsoll.api import conditions, events
+from plimsoll.api import conditions, events, recommendation
 from plimsoll.cli import main as cli
 from plimsoll.telemetry import metrics
 
@@ -135,7 +136,7 @@ def cli_page() -> str:
         lines += ["", f"## {parser.prog}", "", "```text", _usage(parser), "```"]
         rows = [_option(action) for action in _own_options(parser)]
         if rows:
-            lines += ["", "| argument | what it is | default |", "|---|---|---|", *rows]
+            lines += ["", "| argument | what it is |", "|---|---|", *rows]
         see = SEE_ALSO.get(parser.prog.split()[-1])
         if see:
             lines += ["", f"More: {see}."]
@@ -182,12 +183,17 @@ def _option(action: argparse.Action) -> str:
     shown = f"{', '.join(action.option_strings)} {_value(action)}".strip().replace("|", "\\|")
     text = (action.help or "").removesuffix("(%(default)s)").strip() % vars(action)
     none = action.default is None or action.default is False or action.default == math.inf
-    default = "" if none else f"`{action.default}`"
-    return f"| `{shown}` | {text}{'; required' if _is_required(action) else ''} | {default} |"
+    default = "" if none else f" (`{action.default}`)"
+    return f"| `{shown}` | {text}{'; required' if _is_required(action) else ''}{default} |"
 
 
 def _sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}."
+
+
+def recommendations_schema() -> str:
+    """JSON schema of `GET /v1/recommendations`."""
+    return json.dumps(recommendation.json_schema(), indent=2) + "\n"
 
 
 PAGES = {
@@ -195,6 +201,7 @@ PAGES = {
     "conditions.md": conditions_page,
     "events.md": events_page,
     "metrics.md": metrics_page,
+    "recommendations.schema.json": recommendations_schema,
 }
 
 

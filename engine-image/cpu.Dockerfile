@@ -1,6 +1,7 @@
 # vLLM on CPU with the launcher: for laptops, tests and the demo. Context: this folder. Works with the legacy builder.
-#   docker build -f cpu.Dockerfile -t plimsoll/engine-cpu .
-#   docker build -f cpu.Dockerfile --target vllm -t plimsoll/vllm-cpu .     (vLLM alone, a base for cuda.Dockerfile)
+#   docker build -f engine-image/cpu.Dockerfile -t plimsoll/engine-cpu engine-image
+# vLLM alone, a base for cuda.Dockerfile:
+#   docker build -f engine-image/cpu.Dockerfile --target vllm -t plimsoll/vllm-cpu engine-image
 ARG DEBIAN=debian:bookworm-slim
 
 FROM ${DEBIAN} AS build

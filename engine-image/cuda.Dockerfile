@@ -1,5 +1,5 @@
 # The launcher on the official vLLM image. Context: this folder.
-#   docker build -f cuda.Dockerfile --build-arg BASE=vllm/vllm-openai:v0.32.0@sha256:... -t plimsoll/engine .
+#   docker build -f engine-image/cuda.Dockerfile --build-arg BASE=vllm/vllm-openai:v0.32.0@sha256:... -t plimsoll/engine-cuda engine-image
 # Pin the digest that `docker buildx imagetools inspect vllm/vllm-openai:v0.32.0` shows.
 ARG BASE=vllm/vllm-openai:v0.32.0
 

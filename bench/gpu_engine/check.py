@@ -25,7 +25,8 @@ from bench.gpu_engine import lora_adapter, machine, serving
 from bench.gpu_engine.results import Results, flag_errors, missing_about, missing_signals, ready_before_warm
 from bench.hardware import dummy_models, engine, measure
 from launcher.contract import Contract, load
-from plimsoll.adapters.vllm_metrics import parse_metrics
+from plimsoll.adapters.engine_metrics import parse_metrics
+from plimsoll.engines import launched
 
 MAX_SEQUENCES: Final = 256
 QUEUE_LIMIT: Final = 300
@@ -145,7 +146,7 @@ def first(session: Session) -> None:
 
 def _check_metrics(run: engine.LaunchedEngine, results: Results) -> None:
     page = run.metrics()
-    reading = parse_metrics(page.encode(), run.name, time.time())
+    reading = parse_metrics(page.encode(), run.name, time.time(), launched.METRICS)
     missing = missing_signals(reading)
     names = sorted({line.split("{")[0].split(" ")[0] for line in page.splitlines() if line.startswith("vllm:")})
     results.note("metric names", names)

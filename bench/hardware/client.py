@@ -30,7 +30,7 @@ from bench.hardware.summary import ObservedRequest
 COMPLETIONS: Final = "/v1/completions"
 PREFILL: Final = "x-plimsoll-prefill"  # the gateway's word to a decode engine: where to have the prompt read
 _MIN_TOKEN_ID, _MAX_TOKEN_ID = 1000, 100_000  # token ids of prompts: none of them special
-_LEAD_S: Final = 0.5  # between the word to start and the first instant of the trace
+START_S: Final = 3.5  # until the trace's first instant: processes need a moment to import and to draw their prompts
 CLIENT_DRAIN_S: Final = 25.0  # that a request may take after the last one was sent
 REJECTED_STATUS: Final = 429  # the status of a request that a turnstile turned away
 IDLE_S: Final = 2.0  # after which a connection is not used again: vLLM closes it after 5 s, and a request on it is lost
@@ -187,7 +187,7 @@ def run(
 
     Raises ValueError where a process ended badly or a request has no row; what there is has been written then.
     """
-    start = time.monotonic() + 3.0 + _LEAD_S  # processes need a moment to import and to draw their prompts
+    start = time.monotonic() + START_S
     parts = [out.with_suffix(f".{number}") for number in range(workers)]
     command = [sys.executable, "-m", "bench.hardware.client", str(trace), "--url", url, "--start", str(start)]
     command += ["--seed", str(seed), "--prefill", prefill, "--remote-from", str(remote_from), "--drain", str(drain_s)]

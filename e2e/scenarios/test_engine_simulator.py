@@ -23,10 +23,11 @@ from e2e.lib.metrics import Samples
 from e2e.lib.prober import Prober
 from e2e.lib.service import API_PORT, LAUNCHER_PORT, Service, make_manifest
 from e2e.lib.wait import wait_until
-from plimsoll.adapters import vllm_metrics
+from plimsoll.adapters import engine_metrics
 from plimsoll.api.contract import engine_contract
 from plimsoll.core.engine_model import self_benchmark
 from plimsoll.core.ports import EngineReading, SelfBenchmark
+from plimsoll.engines import launched
 
 Request = tuple[str, str, Object, str | None]  # method, path, headers, body
 
@@ -110,7 +111,8 @@ class Engine:
 
     def reading(self) -> EngineReading:
         """As the operator reads it."""
-        return vllm_metrics.parse_metrics(self._page(engine_contract().paths["metrics"]).encode(), self.pod, 0.0)
+        page = self._page(engine_contract().paths["metrics"]).encode()
+        return engine_metrics.parse_metrics(page, self.pod, 0.0, launched.METRICS)
 
     def _page(self, path: str) -> str:
         return self.service.cluster.in_pod(self.service.namespace, self.pod, LAUNCHER_PORT, path)

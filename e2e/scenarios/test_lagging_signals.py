@@ -18,9 +18,10 @@ from e2e.lib.node import drop_packets
 from e2e.lib.request_log import RequestLog
 from e2e.lib.service import LAUNCHER_PORT, Service
 from e2e.lib.wait import sleep, wait_until
-from plimsoll.adapters import vllm_metrics
+from plimsoll.adapters import engine_metrics
 from plimsoll.api.contract import engine_contract
 from plimsoll.core.ports import EngineReading
+from plimsoll.engines import launched
 
 PICKER_PORT = 8081
 OPERATOR = "app.kubernetes.io/component=operator"
@@ -126,7 +127,7 @@ def _signals_by_tier(service: Service) -> dict[str, set[str]]:
 
 def _signals_of_pod(service: Service, pod: str) -> set[str]:
     page = service.cluster.in_pod(service.namespace, pod, LAUNCHER_PORT, METRICS)
-    read = vllm_metrics.parse_metrics(page.encode(), pod, 0.0)
+    read = engine_metrics.parse_metrics(page.encode(), pod, 0.0, launched.METRICS)
     figures = {one.name for one in fields(EngineReading)} - {"pod", "at_s", "instance_id"}
     return {name for name in figures if getattr(read, name) is not None}
 

@@ -11,7 +11,6 @@ The middleware reads what is loaded from a file of the state folder.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import logging
 import os
@@ -21,16 +20,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher import vllm
+from launcher import desired_adapters, vllm
 from launcher.adapter_source import SourceError, resolve_source
 from launcher.adapter_state import AdapterStates, State
 from launcher.client import Response
 from launcher.contract import Contract
+from launcher.desired_adapters import Adapter
 from launcher.errors import to_openai_error
 from launcher.redaction import redact
 
 LOAD_PATH, UNLOAD_PATH = vllm.LOAD_LORA_PATH, vllm.UNLOAD_LORA_PATH
-DESIRED_FILE = "adapters.json"
 POLL_SECONDS = 1.0
 LOAD_SECONDS = 600.0
 CONCURRENT_LOADS = 4  # so that one slow download holds up no other adapter
@@ -45,41 +44,7 @@ log = logging.getLogger(__name__)
 
 # (path, JSON body, seconds) -> answer
 Send = Callable[[str, bytes, float], Awaitable[Response]]
-Resolve = Callable[["Adapter"], Awaitable[str]]
-
-
-@dataclass(frozen=True)
-class Adapter:
-    """A desired adapter; `location` is ORG/REPO, CLAIM/PATH or /PATH, by its scheme."""
-
-    name: str
-    scheme: str
-    location: str
-    revision: str
-    pinned: bool
-
-    @property
-    def engine_name(self) -> str:
-        """The name in the engine: `@` cannot be in the name of a model."""
-        source = json.dumps([self.scheme, self.location, self.revision])
-        return f"{self.name}@{hashlib.sha256(source.encode()).hexdigest()[:8]}"
-
-
-def parse_desired(text: bytes) -> dict[str, Adapter]:
-    """The desired adapters by name; ValueError if the text is something else."""
-    document = json.loads(text)
-    entries = document.get("adapters") if isinstance(document, dict) else None
-    if not isinstance(entries, list):
-        raise ValueError("no list of adapters")
-    return {one.name: one for one in map(_parse_adapter, entries)}
-
-
-def _parse_adapter(entry: Any) -> Adapter:
-    given = entry if isinstance(entry, dict) else {}
-    name, scheme, location, revision = (given.get(key) for key in ("name", "scheme", "location", "revision"))
-    if not (isinstance(name, str) and name and isinstance(scheme, str) and isinstance(location, str)):
-        raise ValueError("an adapter without a name or a source")
-    return Adapter(name, scheme, location, str(revision or ""), given.get("pinned") is True)
+Resolve = Callable[[Adapter], Awaitable[str]]
 
 
 @dataclass
@@ -104,7 +69,7 @@ class AdapterLoader:
         resolve: Resolve,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._file = Path(folder) / DESIRED_FILE
+        self._file = Path(folder) / desired_adapters.FILE
         self._states = states
         self._send = send
         self._resolve = resolve
@@ -177,7 +142,7 @@ class AdapterLoader:
             if text == self._last_text:
                 return
             self._last_text = text
-            desired = parse_desired(text)
+            desired = desired_adapters.parse(text)
         except FileNotFoundError:
             return
         except (OSError, ValueError, RecursionError) as error:

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from plimsoll.adapters.adopted_engine import MIN_REQUESTS, command_line, engine_info, observed_benchmark
-from plimsoll.adapters.vllm_metrics import parse_metrics
+from plimsoll.adapters.engine_metrics import parse_metrics
 from plimsoll.api import labels
 from plimsoll.core.engine_model.self_benchmark import choose_prior
 from plimsoll.core.ports import EngineInfo
 from plimsoll.core.types import Unavailable
+from plimsoll.engines.launched import METRICS
 
 REQUESTS = 200
 PAGE = f"""
@@ -43,7 +44,7 @@ def pod(model: str = "hf://acme/own", **container: Any) -> dict[str, Any]:
 
 def info(page: str = PAGE, accelerator: str | None = None, **changes: Any) -> EngineInfo:
     raw = page.encode()
-    return engine_info(raw, parse_metrics(raw, "p", 0.0), pod(**changes), accelerator)
+    return engine_info(raw, parse_metrics(raw, "p", 0.0, METRICS), pod(**changes), accelerator)
 
 
 def test_limits_come_from_arguments_and_cache() -> None:
@@ -80,7 +81,7 @@ def test_known_model_on_a_named_accelerator_has_its_roofline() -> None:
 )
 def test_too_few_requests_or_missing_metrics_give_no_benchmark(page: str) -> None:
     raw = page.encode()
-    assert observed_benchmark(raw, parse_metrics(raw, "p", 0.0)) is None
+    assert observed_benchmark(raw, parse_metrics(raw, "p", 0.0, METRICS)) is None
 
 
 def test_shell_command_is_split() -> None:

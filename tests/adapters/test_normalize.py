@@ -136,7 +136,7 @@ async def test_kube_watch_lists_again_after_a_broken_line(monkeypatch: pytest.Mo
     assert [(await anext(watching)).type for _ in range(2)] == ["SYNC", "SYNC"]
 
 
-async def test_lease_that_cannot_be_read_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_lease_that_cannot_be_read_is_requested_again(monkeypatch: pytest.MonkeyPatch) -> None:
     async def broken(*_: Any) -> Any:
         raise ValueError("renewTime is no time")
 

@@ -12,10 +12,11 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer, unused_port
 from prometheus_client.parser import text_string_to_metric_families
 
-from plimsoll.adapters import vllm_metrics
+from plimsoll.adapters import engine_metrics
 from plimsoll.adapters.prometheus_history import QUERY_STEP_S, PrometheusHistory
 from plimsoll.core.errors import BackendUnavailable
 from plimsoll.core.ports import EngineReading
+from plimsoll.engines import launched
 from tests.adapters.test_scrape import PAGE
 
 DAY_S = 86400.0
@@ -158,7 +159,8 @@ class InstantQueryServer:
         return web.json_response(data, status=self.status)
 
     async def engines(self, *pods: str) -> dict[str, EngineReading]:
-        found = await asyncio.to_thread(PrometheusHistory(self.url).engine_readings, "team", pods)
+        names = dict.fromkeys(pods, launched.METRICS)
+        found = await asyncio.to_thread(PrometheusHistory(self.url).engine_readings, "team", names)
         return {reading.pod: reading for reading in found}
 
 
@@ -173,7 +175,9 @@ async def now() -> AsyncIterator[InstantQueryServer]:
 async def test_engine_readings_scraped_reading_equals_direct_reading(now: InstantQueryServer) -> None:
     """Figures, histograms and the process's start, whichever way they came."""
     now.series = scraped(PAGE, "a", SCRAPED_S)
-    assert await now.engines("a") == {"a": vllm_metrics.parse_metrics(PAGE.encode(), "a", SCRAPED_S)}
+    assert await now.engines("a") == {
+        "a": engine_metrics.parse_metrics(PAGE.encode(), "a", SCRAPED_S, launched.METRICS)
+    }
     assert re.fullmatch(r'\{namespace="team",pod=~"a",__name__=~"[a-z:_|]+"\}\[30s\]', now.requested[0])
 
 

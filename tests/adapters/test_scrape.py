@@ -6,8 +6,10 @@ import math
 
 import pytest
 
-from plimsoll.adapters import vllm_metrics
+from plimsoll.adapters import engine_metrics
 from plimsoll.core.errors import BackendUnavailable
+from plimsoll.core.ports import EngineReading
+from plimsoll.engines import launched
 
 AT_S = 1.8e9
 
@@ -63,13 +65,17 @@ vllm:nixl_xfer_time_seconds_sum{engine="0",model_name="m"} 1.25
 """
 
 
+def read(page: bytes, pod: str, at_s: float) -> EngineReading:
+    return engine_metrics.parse_metrics(page, pod, at_s, launched.METRICS)
+
+
 def without(page: str, *words: str) -> bytes:
     """The page without the lines that hold one of the words."""
     return "".join(line for line in page.splitlines(keepends=True) if not any(w in line for w in words)).encode()
 
 
 def test_parse_recent_release_reads_every_field() -> None:
-    reading = vllm_metrics.parse_metrics(PAGE.encode(), "a", AT_S)
+    reading = read(PAGE.encode(), "a", AT_S)
     assert (reading.pod, reading.at_s, reading.instance_id) == ("a", AT_S, "1795170475.15")
     assert (reading.running, reading.waiting, reading.kv_used, reading.preemptions) == (3.0, 2.0, 0.25, 1.0)
     assert (reading.steps, reading.computed_tokens, reading.generated_tokens) == (120.0, 1300.0, 500.0)
@@ -80,13 +86,13 @@ def test_parse_recent_release_reads_every_field() -> None:
 
 
 def test_parse_buckets_are_not_cumulative() -> None:
-    reading = vllm_metrics.parse_metrics(PAGE.encode(), "a", AT_S)
+    reading = read(PAGE.encode(), "a", AT_S)
     assert reading.prompt_tokens == ((1.0, 200.0, math.inf), (0.0, 3.0, 1.0), 900.0)
     assert reading.ttft_s == ((0.1, math.inf), (2.0, 3.0), 1.5)
 
 
 def test_parse_tpot_excludes_single_token_requests() -> None:
-    assert vllm_metrics.parse_metrics(PAGE.encode(), "a", AT_S).tpot_s == (
+    assert read(PAGE.encode(), "a", AT_S).tpot_s == (
         (0.01, 0.025, math.inf),
         (1.0, 2.0, 0.0),
         0.042,
@@ -95,7 +101,7 @@ def test_parse_tpot_excludes_single_token_requests() -> None:
 
 def test_parse_ranks_are_summed_and_kv_usage_is_max() -> None:
     other = PAGE.replace('engine="0"', 'engine="1"').replace("perc{engine=", "perc{dp=").replace("} 0.25", "} 0.75")
-    reading = vllm_metrics.parse_metrics((PAGE + other).encode(), "a", AT_S)
+    reading = read((PAGE + other).encode(), "a", AT_S)
     assert (reading.running, reading.waiting, reading.kv_used, reading.steps) == (6.0, 4.0, 0.75, 240.0)
     assert reading.local_prompt_tokens == 1600.0
     assert reading.ttft_s == ((0.1, math.inf), (4.0, 6.0), 3.0)
@@ -104,29 +110,25 @@ def test_parse_ranks_are_summed_and_kv_usage_is_max() -> None:
 
 def test_parse_two_processes_join_start_times() -> None:
     other = "process_start_time_seconds 1.7e+09\n"
-    assert vllm_metrics.parse_metrics((PAGE + other).encode(), "a", AT_S).instance_id == "1700000000.0,1795170475.15"
+    assert read((PAGE + other).encode(), "a", AT_S).instance_id == "1700000000.0,1795170475.15"
 
 
 def test_parse_without_process_start_uses_oldest_created() -> None:
     page = without(PAGE, "process_start")
     later = b'vllm:request_success_created{finished_reason="abort"} 1.795199e+09\n'  # a label that came later
-    assert (
-        vllm_metrics.parse_metrics(page, "a", AT_S).instance_id
-        == vllm_metrics.parse_metrics(page + later, "a", AT_S).instance_id
-        == "1795170000.0"
-    )
-    assert vllm_metrics.parse_metrics(without(PAGE, "process_start", "_created"), "a", AT_S).instance_id == ""
+    assert read(page, "a", AT_S).instance_id == read(page + later, "a", AT_S).instance_id == "1795170000.0"
+    assert read(without(PAGE, "process_start", "_created"), "a", AT_S).instance_id == ""
 
 
 def test_parse_old_kv_usage_name_is_fallback() -> None:
     old = PAGE.replace("kv_cache_usage", "gpu_cache_usage")
-    assert vllm_metrics.parse_metrics(old.encode(), "a", AT_S).kv_used == 0.25
+    assert read(old.encode(), "a", AT_S).kv_used == 0.25
     both = PAGE + 'vllm:gpu_cache_usage_perc{engine="0"} 0.5\n'
-    assert vllm_metrics.parse_metrics(both.encode(), "a", AT_S).kv_used == 0.25
+    assert read(both.encode(), "a", AT_S).kv_used == 0.25
 
 
 def test_parse_old_release_without_sources_omits_computed_tokens() -> None:
-    reading = vllm_metrics.parse_metrics(without(PAGE, "by_source"), "a", AT_S)
+    reading = read(without(PAGE, "by_source"), "a", AT_S)
     assert reading.local_prompt_tokens is None
     assert reading.cached_prompt_tokens == 400.0
     assert reading.transferred_prompt_tokens == 50.0
@@ -135,28 +137,28 @@ def test_parse_old_release_without_sources_omits_computed_tokens() -> None:
 
 def test_parse_old_release_without_hits_uses_iteration_tokens() -> None:
     page = without(PAGE, "by_source").replace(b"} 400.0", b"} 0.0").replace(b"} 50.0", b"} 0.0")
-    assert vllm_metrics.parse_metrics(page, "a", AT_S).computed_tokens == 1750.0
+    assert read(page, "a", AT_S).computed_tokens == 1750.0
 
 
 def test_parse_iteration_tokens_do_not_inflate_computed_tokens() -> None:
     page = PAGE.replace('tokens_total_sum{engine="0",model_name="m"} 1750.0', "tokens_total_sum{} 2200.0")
-    assert vllm_metrics.parse_metrics(page.encode(), "a", AT_S).computed_tokens == 1300.0
+    assert read(page.encode(), "a", AT_S).computed_tokens == 1300.0
 
 
 def test_parse_inter_token_histogram_is_not_tpot() -> None:
     old = PAGE.replace("inter_token_latency", "time_per_output_token")
-    assert vllm_metrics.parse_metrics(without(old, "request_time_per"), "a", AT_S).tpot_s is None
+    assert read(without(old, "request_time_per"), "a", AT_S).tpot_s is None
 
 
 @pytest.mark.parametrize("name", ["inter_token_latency", "time_per_output_token"])
 def test_parse_inter_token_latency_accepts_old_and_new_name(name: str) -> None:
     page = PAGE.replace("inter_token_latency", name).encode()
-    assert vllm_metrics.parse_metrics(page, "a", AT_S).itl_s == ((math.inf,), (495.0,), 9.9)
-    assert vllm_metrics.parse_metrics(without(PAGE, "inter_token_latency"), "a", AT_S).itl_s is None
+    assert read(page, "a", AT_S).itl_s == ((math.inf,), (495.0,), 9.9)
+    assert read(without(PAGE, "inter_token_latency"), "a", AT_S).itl_s is None
 
 
 def test_parse_missing_metric_is_none() -> None:
-    reading = vllm_metrics.parse_metrics(b"vllm:num_requests_running 0.0\n", "a", AT_S)
+    reading = read(b"vllm:num_requests_running 0.0\n", "a", AT_S)
     assert reading.running == 0.0
     assert (reading.waiting, reading.kv_used, reading.steps, reading.post_s, reading.tpot_s) == (None,) * 5
 
@@ -178,29 +180,29 @@ def test_parse_missing_metric_is_none() -> None:
 )
 def test_parse_broken_line_is_skipped(line: bytes) -> None:
     text = PAGE.encode().replace(b"# HELP python", line + b"\n# HELP python")
-    assert vllm_metrics.parse_metrics(text, "a", AT_S) == vllm_metrics.parse_metrics(PAGE.encode(), "a", AT_S)
+    assert read(text, "a", AT_S) == read(PAGE.encode(), "a", AT_S)
 
 
 def test_parse_accepts_syntax_in_labels_and_timestamps() -> None:
     odd = r'vllm:num_requests_running{model_name="a {le=\"1\"} b",engine="0"} 7.0 1800000000000'
-    assert vllm_metrics.parse_metrics(odd.encode(), "a", AT_S).running == 7.0
-    assert vllm_metrics.parse_metrics(odd.replace("\n", "\r\n").encode() + b"\r\n", "a", AT_S).running == 7.0
+    assert read(odd.encode(), "a", AT_S).running == 7.0
+    assert read(odd.replace("\n", "\r\n").encode() + b"\r\n", "a", AT_S).running == 7.0
 
 
 @pytest.mark.parametrize("missing", ['le="+Inf"', "_tokens_sum"])
 def test_parse_incomplete_histogram_is_none(missing: str) -> None:
-    assert vllm_metrics.parse_metrics(without(PAGE, missing), "a", AT_S).prompt_tokens is None
+    assert read(without(PAGE, missing), "a", AT_S).prompt_tokens is None
 
 
 def test_parse_decreasing_histogram_is_none() -> None:
     page = PAGE.replace('le="200.0",model_name="m"} 3.0', 'le="200.0",model_name="m"} 9.0')
-    assert vllm_metrics.parse_metrics(page.encode(), "a", AT_S).prompt_tokens is None
+    assert read(page.encode(), "a", AT_S).prompt_tokens is None
 
 
 @pytest.mark.parametrize("text", [b"", b"plimsoll_engine_ready 0\n", b"<html>no</html>", b"vllm:unheard_of 1.0\n"])
 def test_parse_text_without_vllm_metrics_raises(text: bytes) -> None:
-    with pytest.raises(ValueError, match="no metric of a vLLM engine"):
-        vllm_metrics.parse_metrics(text, "a", AT_S)
+    with pytest.raises(ValueError, match="no metric of vLLM"):
+        read(text, "a", AT_S)
 
 
 async def test_fetch_queries_engine_address_and_stamps_time() -> None:
@@ -210,7 +212,7 @@ async def test_fetch_queries_engine_address_and_stamps_time() -> None:
         requested.append((address, port, path))
         return PAGE.encode()
 
-    reading = await vllm_metrics.fetch_metrics(ask, "10.0.0.7", 8001, "/metrics", "a", lambda: AT_S)
+    reading = await engine_metrics.fetch_metrics(ask, "10.0.0.7", 8001, "/metrics", "a", launched.METRICS, lambda: AT_S)
     assert requested == [("10.0.0.7", 8001, "/metrics")]
     assert (reading.pod, reading.running, reading.at_s) == ("a", 3.0, AT_S)
 
@@ -219,8 +221,8 @@ async def test_fetch_without_engine_metrics_raises_unavailable() -> None:
     async def launcher_alone(address: str, port: int, path: str) -> bytes:
         return b"plimsoll_engine_ready 0\n"
 
-    with pytest.raises(BackendUnavailable, match="a: the page has no metric of a vLLM engine"):
-        await vllm_metrics.fetch_metrics(launcher_alone, "10.0.0.7", 8001, "/metrics", "a")
+    with pytest.raises(BackendUnavailable, match="a: the page has no metric of vLLM"):
+        await engine_metrics.fetch_metrics(launcher_alone, "10.0.0.7", 8001, "/metrics", "a", launched.METRICS)
 
 
 async def test_fetch_unreachable_engine_raises_unavailable() -> None:
@@ -228,4 +230,4 @@ async def test_fetch_unreachable_engine_raises_unavailable() -> None:
         raise BackendUnavailable(f"{address} did not answer within 2 s")
 
     with pytest.raises(BackendUnavailable, match="did not answer"):
-        await vllm_metrics.fetch_metrics(silence, "10.0.0.7", 8001, "/metrics", "a")
+        await engine_metrics.fetch_metrics(silence, "10.0.0.7", 8001, "/metrics", "a", launched.METRICS)

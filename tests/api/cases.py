@@ -172,8 +172,13 @@ MODELS = [
 
 ENGINES = [
     *[
-        single_edit("spec.engine.runtime", runtime, "must be 'vllm' or 'simulated'", "Unsupported value")
-        for runtime in ("sglang", "VLLM", "")
+        single_edit(
+            "spec.engine.runtime",
+            runtime,
+            "must be 'vllm', 'simulated', ",
+            "Unsupported value",
+        )
+        for runtime in ("tgi", "VLLM", "")
     ],
     *text_cases(
         "spec.engine.image",
@@ -200,7 +205,9 @@ ENGINES = [
     single_edit("spec.engine.args", ["--x"] * 129, "must have at most 128 entries", "Too many"),
     *text_cases("spec.engine.args", 4096, at="spec.engine.args[0]", build=lambda arg: [arg]),
     *[
-        single_edit("spec.engine.args", ["--seed", "1", arg], "is set by Plimsoll", at="spec.engine.args[2]")
+        single_edit(
+            "spec.engine.args", ["--seed", "1", arg], "may not have a flag that Plimsoll sets (reserved: --host, "
+        )
         for arg in (
             "--host",
             "--port=80",

@@ -82,6 +82,12 @@ ADAPTER_CASES = [
         ("spec.adapters", "duplicate entries"),
         base=aggregated,
     ),
+    Case(
+        _adapters(*[{"uri": "hf://acme/" + "b" * 900}] * 40),
+        "spec.adapters",
+        "names, URIs and revisions must together have at most 32768 characters",
+        base=aggregated,
+    ),
     Case(_adapters(*[{}] * 257), "spec.adapters", "must have at most 256 entries", "Too many", base=aggregated),
     Case(
         _adapters({}, {}, **{f"{_LORA}.maxCpuLoras": 1, f"{_LORA}.maxLoras": 1}),

@@ -42,6 +42,15 @@ TARGET_CASES = [
     single_edit(f"{_TARGET}.gpus", -1, "must be at least 0", "greater than or equal to 0", base=adopted),
     single_edit(f"{_TARGET}.gpus", 65, "must be at most 64", "less than or equal to 64", base=adopted),
     single_edit("spec.adapters", [{"name": "a", "uri": "hf://a/b"}], _NOT_RUN, base=adopted),
+    *[
+        Case(
+            {"spec.engine": {"runtime": runtime, "image": "example.com/x:1"}},
+            "spec.targets",
+            f"engine {runtime} has no metrics by which targets are sized: remove targets, or use engine vllm",
+            base=adopted,
+        )
+        for runtime in ("llama-cpp", "sglang", "openai")
+    ],
     single_edit("spec.engine.image", "vllm/vllm-openai:v0.32.0", _NOT_RUN, base=adopted),
     single_edit("spec.engine.version", "1", _NOT_RUN, base=adopted),
     single_edit("spec.engine.args", ["--max-num-seqs=8"], _NOT_RUN, base=adopted),

@@ -11,6 +11,7 @@ from plimsoll.core.errors import InvalidSpec
 from tests.api.cases import SPEC_CASES, Case
 from tests.api.cases_adapters import ADAPTER_CASES
 from tests.api.cases_admission import ADMISSION_CASES
+from tests.api.cases_engines import ENGINE_CASES
 from tests.api.cases_pod import POD_CASES
 from tests.api.cases_scaling import SCALING_CASES
 from tests.api.cases_targets import TARGET_CASES
@@ -28,7 +29,7 @@ def problems(manifest: Manifest) -> tuple[str, ...]:
 
 @pytest.mark.parametrize(
     "case",
-    [*SPEC_CASES, *POD_CASES, *SCALING_CASES, *ADMISSION_CASES, *ADAPTER_CASES, *TARGET_CASES],
+    [*SPEC_CASES, *POD_CASES, *SCALING_CASES, *ADMISSION_CASES, *ADAPTER_CASES, *ENGINE_CASES, *TARGET_CASES],
     ids=lambda case: case.name,
 )
 def test_parse_broken_rule_names_field_and_remedy(case: Case) -> None:
@@ -70,6 +71,12 @@ def test_parse_examples_are_accepted(name: str) -> None:
     assert isinstance(parse(examples()[name]), InferenceService)
 
 
+def test_parse_names_the_reserved_flags_that_it_found() -> None:
+    (problem,) = problems(service(**{"spec.engine.args": ["--port=1", "--seed", "4", "--kv_transfer_config.a=b"]}))
+    assert problem.startswith("spec.engine.args: may not have a flag that Plimsoll sets (reserved: --host, --port, ")
+    assert problem.endswith("): it has --port, --kv_transfer_config.a")
+
+
 def test_parse_lists_all_problems_at_once() -> None:
     manifest = service(
         **{
@@ -83,8 +90,7 @@ def test_parse_lists_all_problems_at_once() -> None:
     fields = [problem.split(": ")[0] for problem in problems(manifest)]
     assert sorted(fields) == [
         "metadata.name",
-        "spec.engine.args[0]",
-        "spec.engine.args[2]",
+        "spec.engine.args",
         "spec.model.uri",
         "spec.tiers.decode.color",
         "spec.tiers.prefill.gpus",

@@ -16,6 +16,7 @@ from plimsoll.core.autoscaling.scaling_policy import ReplicaRateLimit, ScalingMo
 from plimsoll.core.demand.standby_value import MISS_COST
 from plimsoll.core.slo import Slo as CoreSlo
 from plimsoll.core.types import Unavailable
+from plimsoll.engines.registry import ENGINES
 from tests.api.manifests import Manifest, adopted, aggregated, examples, service
 
 NOON_S = datetime(2026, 6, 10, 12, tzinfo=UTC).timestamp()  # a Wednesday
@@ -102,9 +103,10 @@ def test_policy_of_target_has_its_bounds_and_gpus() -> None:
     assert (tier.min_replicas, tier.max_replicas, tier.gpus_per_replica) == (2, 4, 8)
 
 
-def test_runtime_values_of_api_equal_launcher_contract() -> None:
+def test_runtime_values_of_api_are_the_engines() -> None:
     document = json.loads((Path(contract.__file__).with_name("contract.json")).read_text())
-    assert list(get_args(EngineSpec.model_fields["runtime"].annotation)) == document["runtimes"]
+    assert list(get_args(EngineSpec.model_fields["runtime"].annotation)) == list(ENGINES)
+    assert [name for name, engine in ENGINES.items() if engine.launched] == document["runtimes"]
 
 
 @pytest.mark.parametrize(("written", "cost"), [({}, MISS_COST), ({"sloMissCost": 0}, 0.0), ({"sloMissCost": 7}, 7.0)])

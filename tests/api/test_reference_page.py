@@ -19,7 +19,9 @@ def test_reference_page_is_up_to_date() -> None:
     "line",
     [
         "| `tiers.TIER.gpus` | integer, `1` | GPUs of each engine: 0 to 64. |",
-        "| `engine.env[].valueFrom.secretKeyRef.name` | string | Name of the object. |",
+        "| `engine.env` | list of object, at most 128 | Environment variables. They override the chart's defaults."
+        " Fields as in a pod. |",
+        "| `tiers.TIER.pod.imagePullSecrets[].name` | string | Name of the Secret. |",
         "- `tiers.TIER.maxReplicas`, `targets.TIER.maxReplicas`, `scaling.schedule[].maxReplicas`: maxReplicas must not"
         " be below minReplicas",
         "| `tiers.TIER.summary` | string | Ready and desired pods, such as 2/3. |",
@@ -28,9 +30,16 @@ def test_reference_page_is_up_to_date() -> None:
         "| `lastDecision.decode` | string | The same for the decode tier. |",
         "- `scaling.prefillPerDecode`: prefillPerDecode is allowed only with prefill and decode tiers, not with serve",
         "| `admission.classes[].slo.tpot` | string | As `slo.tpot`. |",
-        "| URL | Base URL for clients inside the cluster. Only with `-o wide`. |",
-        "| MODEL | Name that clients send as model. |",
+        "| URL* | `url` |",
+        "| MODEL | `modelNames[0]` |",
+        "| REASON | Reason of the condition Ready. |",
     ],
 )
 def test_reference_page_has_line_per_field_rule_and_column(line: str) -> None:
     assert reference_page.render().splitlines().count(line) == 1
+
+
+def test_reference_page_has_no_rule_about_form_of_one_value() -> None:
+    page = reference_page.render()
+    assert "- `metadata.name`: must have at most 40 characters" in page
+    assert "must be from 5 seconds to 24 hours" not in page

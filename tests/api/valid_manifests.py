@@ -291,6 +291,25 @@ VALID_EDITS: list[dict[str, Any]] = [
 
 # Of a service with the tier `serve` alone.
 VALID_AGGREGATED: list[dict[str, Any]] = [
+    *[
+        {"spec.engine": {"runtime": runtime, "image": "example.com/x:1", "args": args}, "spec.model": model}
+        for runtime, args, model in (
+            ("llama-cpp", ["--parallel", "8", "-c", "4096"], {"uri": "pvc://models/m.gguf"}),
+            ("llama-cpp", [], {"uri": "hf://org/repo-GGUF", "task": "embed"}),
+            ("sglang", ["--context-length", "4096"], {"uri": "hf://a/b", "revision": "v1"}),
+            ("openai", ["--host", "0.0.0.0", "--port=8000", "-m", "x"], {"uri": "file:///m", "task": "transcribe"}),
+        )
+    ],
+    {
+        "spec.engine": {
+            "runtime": "openai",
+            "image": "example.com/x:1",
+            "command": ["/bin/server", "serve"],
+            "port": 65535,
+            "healthPath": "/",
+            "metrics": {"path": "/prom/metrics", "port": 1024, "running": "a:b_c", "ttft": "_t"},
+        }
+    },
     {"spec.adapters": []},
     {"spec.adapters": [{"name": f"acme/a:{number}", "uri": "file:///opt/a"} for number in range(256)]},
     {

@@ -14,9 +14,10 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 
-from plimsoll.adapters.vllm_metrics import METRIC_NAMES_REGEX
+from plimsoll.adapters.engine_metrics import reader_of
 from plimsoll.api.conditions import ConditionReason, ConditionType
 from plimsoll.api.contract import engine_contract
+from plimsoll.engines import launched
 from plimsoll.gateway.errors import RejectionReason
 from plimsoll.telemetry import metrics
 from tests.chart.rendering import CHART, ROOT, Object, find, of_kind, render
@@ -50,7 +51,7 @@ def exposed(registry: CollectorRegistry) -> Iterator[tuple[str, set[str]]]:
                     yield family.name, labels
 
 
-READ_METRICS = {name.removesuffix("_bucket") for name in METRIC_NAMES_REGEX.split("|")}
+READ_METRICS = {name.removesuffix("_bucket") for name in reader_of(launched.METRICS).names_regex.split("|")}
 KNOWN = dict([*exposed(metrics.GATEWAY), *exposed(metrics.OPERATOR)])
 RECORDED = {rule["record"]: {"service"} for rule in RULES if "record" in rule}
 

@@ -274,6 +274,7 @@ def test_network_policies_admit_clients_and_operator() -> None:
     assert gateway["ingress"] == [
         {"ports": [{"port": 8080, "protocol": "TCP"}]},
         {"ports": [{"port": 8081, "protocol": "TCP"}], "from": [selector("operator")]},
+        {"ports": [{"port": 8082, "protocol": "TCP"}], "from": [selector("gateway")]},
     ]
     for spec, part in ((operator, "operator"), (gateway, "gateway")):
         assert spec["policyTypes"] == ["Ingress"]
@@ -286,7 +287,7 @@ def test_network_policies_admit_named_peers() -> None:
     objects = render({"metrics": {"from": [prometheus]}, "networkPolicy": {"clients": [front]}})
     (scrape,) = find(objects, "NetworkPolicy", "plimsoll-operator")["spec"]["ingress"]
     assert scrape == {"ports": [{"port": 8081, "protocol": "TCP"}], "from": [prometheus]}
-    requests, picker = find(objects, "NetworkPolicy", "plimsoll-gateway")["spec"]["ingress"]
+    requests, picker, _ = find(objects, "NetworkPolicy", "plimsoll-gateway")["spec"]["ingress"]
     assert requests["from"] == [front, selector("test")]
     assert picker["from"] == [selector("operator"), prometheus]
 
@@ -314,7 +315,11 @@ def test_egress_of_operator_and_gateway_is_what_they_call() -> None:
         {"to": [selector("gateway")], "ports": tcp(8081)},
         {"to": engines({}), "ports": tcp(ports["launcher"])},
     ]
-    assert gateway["egress"] == [*base, {"to": engines({}), "ports": tcp(ports["api"])}]
+    assert gateway["egress"] == [
+        *base,
+        {"to": [selector("gateway")], "ports": tcp(8082)},
+        {"to": engines({}), "ports": tcp(ports["api"])},
+    ]
 
 
 def test_egress_follows_watched_namespaces_and_peers() -> None:

@@ -216,9 +216,26 @@ def test_gateway_mounts_certificate_into_picker_alone() -> None:
     assert envoy["livenessProbe"]["tcpSocket"] == {"port": "https"}
 
 
+@pytest.mark.parametrize("name", ["", "theirs"])
+def test_pickers_alone_know_the_secret_of_gateways(name: str) -> None:
+    objects = render({"gateway": {"peers": {"secretName": name}}})
+    spec = pod_specs(objects)["plimsoll-gateway"]
+    (picker,) = spec["containers"]
+    settings = PickerSettings.from_environment({e["name"]: e["value"] for e in picker["env"] if "value" in e})
+    (volume,) = [v["secret"] for v in spec["volumes"] if v["name"] == "peers"]
+    assert volume["secretName"] == (name or "plimsoll-gateway-peers")
+    made = of_kind(objects, "Secret")
+    assert [secret["data"] for secret in made] == ([] if name else [{"secret": "48 bytes"}])
+    mounted = {c["name"]: [m for m in c["volumeMounts"] if m["name"] == "peers"] for c in containers(spec)}
+    (mount,) = mounted.pop("picker")
+    assert not any(mounted.values())
+    assert str(settings.peer_secret) == f"{mount['mountPath']}/{volume['items'][0]['path']}"
+    assert {"name": "peers", "containerPort": settings.peer_port} in picker["ports"]
+
+
 def test_gateway_without_values_of_newer_chart_is_as_by_default() -> None:
     """As `helm upgrade --reuse-values` renders it, which has the old chart's values alone."""
-    gateway = {"authentication": None, "trustIdentityHeaders": None, "tls": None, "accessLog": None}
+    gateway = {"authentication": None, "trustIdentityHeaders": None, "tls": None, "accessLog": None, "peers": None}
     missing = {"telemetry": None, "gateway": gateway}
     assert render(missing) == render()
     assert "NO AUTHENTICATION" in notes(missing)

@@ -67,11 +67,13 @@ DOCUMENT: dict[str, Any] = {
             "tiers": {"decode": DECODE | {"before": 5, "replicas": 5, "recommended": 4, "reason": "mode is Recommend"}},
         },
     ],
+    "slo": {"window_s": 60.0, "ttft": "350ms", "tpot": "28ms", "attainment": "97%", "offered": "35 req/s"},
     "metrics": {
         "at": "2026-01-01T12:00:04.310Z",
         "gateways": {
             "count": 2,
             "coverage": 0.5,
+            "silent": "gateway-b",
             "age_s": 0.0123,
             "rate_per_s": 35.2,
             "succeeded_per_s": 34.0,
@@ -142,6 +144,8 @@ DOCUMENT: dict[str, Any] = {
             },
             "startup": {
                 "startups": 12.0,
+                "measured_s": 28.1,
+                "prior_s": 70.0,
                 "phases": [
                     {"name": "pull", "p50_s": 9.0, "p90_s": 12.0, "p99_s": 15.0},
                     {"name": "load", "p50_s": 20.0, "p90_s": 23.0, "p99_s": 26.0},
@@ -238,6 +242,7 @@ PARTS = [
     "metrics.at", "metrics.gateways", "metrics.gateways.coverage", "metrics.gateways.age_s", "metrics.gateways.ttft_s",
     "metrics.gateways.rejected_share", "metrics.requests", "metrics.requests.cached_tokens", "metrics.tiers",
     "metrics.tiers.decode", "metrics.tiers.decode.running", "tiers.decode.startup", "tiers.decode.startup.startups",
+    "tiers.decode.startup.measured_s", "slo", "slo.window_s", "slo.ttft", "metrics.gateways.silent",
     "tiers.decode.startup.phases", "tiers.decode.startup.phases.0",
 ]  # fmt: skip
 

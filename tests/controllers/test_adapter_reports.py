@@ -39,7 +39,7 @@ class Engine:
             self.now_s += 1.0
 
 
-async def test_ready_engine_with_lora_is_asked_again() -> None:
+async def test_ready_engine_with_lora_is_polled_again() -> None:
     engine = Engine([{"name": "sql", "loaded": False}])
     await engine.run(12)
     assert engine.changed == [KEY]
@@ -51,7 +51,7 @@ async def test_ready_engine_with_lora_is_asked_again() -> None:
     assert engine.poller.adapters(("team", "other")) == {}
 
 
-async def test_engine_without_lora_is_asked_once() -> None:
+async def test_engine_without_lora_is_polled_once() -> None:
     engine = Engine(None)
     await engine.run(30)
     assert engine.asked == 1

@@ -6,13 +6,17 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
+import pytest
+
 from plimsoll.adapters.launcher import AdapterReport, parse_engine_info
-from plimsoll.api.v1alpha1 import parse
+from plimsoll.adapters.object_size import MAX_SERVICE_BYTES, measure
+from plimsoll.api.v1alpha1 import InferenceService, parse
 from plimsoll.controllers.object_cache import ObjectCache
 from plimsoll.controllers.reconcile.adapter_status import adapter_failed, adapters_status
 from plimsoll.controllers.reconcile.name_claims import claim_record
 from plimsoll.controllers.reconcile.name_condition import adapter_name_rejected
 from plimsoll.controllers.reconcile.observe import affected_services, name_state, related_claims
+from plimsoll.core.errors import InvalidSpec
 from plimsoll.core.routing.model_names import NameRules, read_claims, resolve_owners, served_names
 from plimsoll.gateway.service_catalog import build_catalog
 from tests import builders
@@ -61,7 +65,22 @@ def test_adapters_without_an_engine_are_loaded_on_none() -> None:
     before = adapters_status(ENTRIES, {"a": {"sql": LOADED, "law": AdapterReport(False, "no file")}}, has_engines=True)
     assert [(one["loaded"], "error" in one) for one in before] == [("1/1", False), ("0/1", True)]
     after = adapters_status(before, {}, has_engines=False)
-    assert [(one["loaded"], "error" in one) for one in after] == [("0/0", False), ("0/0", False)]
+    assert [(one["loaded"], "error" in one) for one in after] == [("0/0", False), ("0/0", True)]
+
+
+def test_failure_stays_while_the_only_engine_restarts() -> None:
+    bad, silent, loading = {"law": AdapterReport(False, "no file")}, {}, {"law": LOADING}
+    states = [{"a": bad}, silent, {"a": loading}, {"a": bad}, silent, {"b": loading}, {"b": {"law": LOADED}}]
+    conditions: list[Object] = []
+    entries: list[Object] = [{"name": "law"}]
+    shown = []
+    for reports in states:
+        found = adapter_failed(["law"], reports, conditions, entries)
+        conditions = [] if found is None else [{"type": "AdapterFailed", "message": found.message}]
+        entries = adapters_status(entries, reports, has_engines=bool(reports))
+        shown.append((found and found.message, entries[0].get("error")))
+    message = "spec.adapters law is not loaded by 1 of 1 engines: a: no file"
+    assert shown == [(message, "no file")] * 6 + [(None, None)]
 
 
 def test_largest_status_is_bounded_and_valid() -> None:
@@ -73,6 +92,23 @@ def test_largest_status_is_bounded_and_valid() -> None:
     assert len(json.dumps(entries)) < 96 * 1024
     found = parse(builders.service(tiers={"serve": {}}) | {"status": {"adapters": entries}})
     assert len(found.status.adapters) == 256
+
+
+@pytest.mark.parametrize("name_chars", [40, 119])
+def test_service_with_the_largest_adapters_is_read_whole(name_chars: int) -> None:
+    """The operator's own status must not make an object that the spec allows too large."""
+    names = [f"{number:03}" + "n" * (name_chars - 3) for number in range(256)]
+    uri = "hf://a/" + "u" * (128 - name_chars - 7)
+    raw = service("chat", *names)
+    raw["spec"]["adapters"] = [{"name": name, "uri": uri} for name in names]
+    assert isinstance(parse(raw), InferenceService)
+    reports = {f"{pod:03}" + "p" * 200: {n: AdapterReport(False, "e" * 512) for n in names} for pod in range(300)}
+    granted = [{"name": name, "since": "2026-01-01T00:00:00.000001Z"} for name in names]
+    raw["status"] = {"adapters": adapters_status(granted, reports, has_engines=True)}
+    assert measure(raw)[0] < 0.95 * MAX_SERVICE_BYTES
+    raw["spec"]["adapters"][0]["uri"] += "u"
+    with pytest.raises(InvalidSpec, match=r"spec.adapters.*at most 32768 characters"):
+        parse(raw)
 
 
 def test_failure_has_engines_words_and_ends_with_them() -> None:

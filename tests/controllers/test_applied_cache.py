@@ -12,27 +12,27 @@ LIVE = builders.deployment(builders.service(), "decode")
 
 
 def test_is_in_sync_ignores_server_side_changes() -> None:
-    memory, wish = AppliedCache(), copy.deepcopy(LIVE)
-    assert not memory.is_in_sync(KEY, wish, LIVE)
-    memory.record(KEY, wish, LIVE)
+    memory, desired = AppliedCache(), copy.deepcopy(LIVE)
+    assert not memory.is_in_sync(KEY, desired, LIVE)
+    memory.record(KEY, desired, LIVE)
     changed = copy.deepcopy(LIVE)
     changed["metadata"] |= {"resourceVersion": "99", "annotations": {"deployment.kubernetes.io/revision": "2"}}
     changed["status"]["readyReplicas"] = 1
-    assert memory.is_in_sync(KEY, wish, changed)
+    assert memory.is_in_sync(KEY, desired, changed)
 
 
 def test_is_in_sync_false_after_edit_deletion_or_new_desired() -> None:
-    memory, wish = AppliedCache(), copy.deepcopy(LIVE)
-    memory.record(KEY, wish, LIVE)
+    memory, desired = AppliedCache(), copy.deepcopy(LIVE)
+    memory.record(KEY, desired, LIVE)
     edited = copy.deepcopy(LIVE)
     edited["spec"]["paused"] = True
-    other = copy.deepcopy(wish)
+    other = copy.deepcopy(desired)
     other["spec"]["replicas"] = 4
-    assert not memory.is_in_sync(KEY, wish, edited)
-    assert not memory.is_in_sync(KEY, wish, None)
+    assert not memory.is_in_sync(KEY, desired, edited)
+    assert not memory.is_in_sync(KEY, desired, None)
     assert not memory.is_in_sync(KEY, other, LIVE)
     memory.forget(KEY)
-    assert not memory.is_in_sync(KEY, wish, LIVE)
+    assert not memory.is_in_sync(KEY, desired, LIVE)
 
 
 def test_has_foreign_replicas_owner_detects_other_managers() -> None:

@@ -54,12 +54,13 @@ class World:
             self.store.put(parent)
         self.readings: tuple[GatewayReading, ...] = ()
         self.gateways = ("gw-1",)
+        self.about: EngineInfo | None = ABOUT
         self.second_hand: tuple[str, ...] = ()  # tiers
         self.received: list[Key] = []
         self.checkpoint: str | None = None
         sources = SignalSources(
             lambda: (self.readings, self.gateways),
-            lambda namespace, pod: ABOUT,
+            lambda namespace, pod: self.about,
             lambda namespace, pod: None,
             prometheus_only_tiers=lambda key: self.second_hand,
             checkpoint=lambda parent: self.checkpoint,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from plimsoll.api import conditions
 from plimsoll.api.conditions import Condition, ConditionReason, ConditionType
 from plimsoll.api.events import EventReason
 from plimsoll.controllers.autoscale.scaling_status import initial_report
-from plimsoll.controllers.reconcile import service_status
+from plimsoll.controllers.reconcile import condition_events, service_status
 from tests import builders
 from tests.controllers.test_service_status import (
     INFEASIBLE,
@@ -21,6 +22,7 @@ from tests.controllers.test_service_status import (
     events,
     status_inputs,
     tier,
+    waiting,
 )
 
 
@@ -72,7 +74,6 @@ STALE = Condition(ConditionType.GATEWAY_CONFIG_STALE, True, ConditionReason.GATE
         (None, STALE, EventReason.GATEWAY_CONFIG_STALE),
         (STALE, None, EventReason.GATEWAY_CONFIG_SYNCED),
         (None, INFEASIBLE, EventReason.SLO_INFEASIBLE),
-        (INFEASIBLE, None, None),
     ],
 )
 def test_events_begin_and_end_of_condition(
@@ -200,3 +201,56 @@ def test_events_scale_to_zero_and_wake_up_emit_nothing() -> None:
         )
         == []
     )
+
+
+STALLED = Condition(ConditionType.STALLED, True, ConditionReason.INVALID_SPEC, "spec.slo: no")
+NO_FALLBACK = Condition(ConditionType.FALLBACK_UNUSABLE, True, ConditionReason.FALLBACK_UNUSABLE, "it does not exist")
+SLOW = Condition(ConditionType.PREFILL_DEGRADED, True, ConditionReason.TRANSFER_SLOW, "too slow")
+
+
+@pytest.mark.parametrize(
+    ("ended", "message"),
+    [
+        (STALLED, "the spec is valid, and the API server accepts all objects"),
+        (NO_FALLBACK, "the fallback team/small can be used"),
+        (INFEASIBLE, "a replica count meets the SLO"),
+        (SLOW, "transferring the KV cache pays again"),
+    ],
+)
+def test_events_mended_warning_is_taken_back_once(ended: Condition, message: str) -> None:
+    report = replace(initial_report(None, 0.0), conditions=(MET,), is_feasibility_known=True)
+    facts: dict[str, Any] = {"scaling_report": report, "fallback": ("team/small", "")}
+    stored = conditions.merge([], (MET, ended), "t1")
+    [found] = events(stored, (MET,), "7", **facts)
+    assert (found.reason, found.message) == (EventReason.RECOVERED, message)
+    assert found.manifest(PARENT, "o", "t")["type"] == "Normal"
+    assert events(conditions.merge(stored, (MET,), "t2"), (MET,), "8", **facts) == []
+
+
+def test_events_infeasible_slo_is_not_over_while_unknown() -> None:
+    report = replace(initial_report(None, 0.0), conditions=(MET,))
+    assert events(conditions.merge([], (MET, INFEASIBLE), "t1"), (MET,), "7", scaling_report=report) == []
+
+
+WRONG_IMAGE = builders.pod(PARENT, "serve", "new", **waiting("ImagePullBackOff", "no such image"))
+CRASHED = builders.pod(
+    PARENT, "serve", "new", containerStatuses=[{"ready": False, "state": {"terminated": {"exitCode": 1}}}]
+)
+STARTING = builders.pod(PARENT, "serve", "new")
+
+
+@pytest.mark.parametrize(
+    "pods", [(WRONG_IMAGE, STARTING, None), (CRASHED, STARTING, CRASHED, None), (CRASHED, None)], ids=len
+)
+def test_events_mended_tier_is_told_when_it_is_ready(pods: tuple[Any, ...]) -> None:
+    """A crashed engine that starts again is not mended, and neither is one whose new pod has yet to start."""
+    stored, normal = conditions.merge([], service_status.build_conditions(status_inputs(tier("serve"))), "t0"), []
+    for second, pod in enumerate((*pods, None)):
+        one = tier("serve", ready=0, pods=(pod,)) if pod else tier("serve")
+        facts = {"service_object": {**PARENT, "status": {"conditions": stored}}}
+        inputs = replace(status_inputs(one), **facts)
+        stated = service_status.build_conditions(inputs)
+        found = condition_events.changed_events(stored, stated, service_status.recovery_messages(inputs), str(second))
+        normal += [(second, event.message) for event in found if event.reason is EventReason.RECOVERED]
+        stored = conditions.merge(stored, stated, f"t{second + 1}")
+    assert normal == [(len(pods) - 1, "engines start and run again; ready: serve 1 of 1")]

@@ -115,7 +115,7 @@ def test_document_service_metrics_have_age() -> None:
     assert gateways["rate_per_s"] == pytest.approx(4.0)
     assert gateways["ttft_s"] == pytest.approx(0.2, rel=0.05)
     assert (gateways["rejected_share"], gateways["queued"], gateways["in_flight"]) == (0.0, 0.0, 0.0)
-    assert tier == {"coverage": 1.0, "age_s": 0.0, "running": 12.0}
+    assert tier == {"coverage": 1.0, "silent": "", "age_s": 0.0, "running": 12.0, "kv_used": 0.3}
     assert found["requests"]["mean_prompt_tokens"] == pytest.approx(300.0, rel=0.01)
     assert found["requests"]["cached_tokens"] == pytest.approx(75.0, rel=0.01)
     assert found["requests"]["output_tokens"] == pytest.approx(150.0, rel=0.01)

@@ -67,7 +67,7 @@ def test_drain_report_is_counted_and_emitted_once(endings: DrainReports) -> None
     assert endings.pending(KEY) == ()
 
 
-def test_drain_report_from_deleted_pod_version_is_seen(endings: DrainReports) -> None:
+def test_drain_report_from_deleted_pod_version_is_read(endings: DrainReports) -> None:
     hear(endings, pod(message=DRAIN_MESSAGE.replace("3", "1")), "DELETED")
     assert "1 request was aborted" in endings.pending(KEY)[0].message
 

@@ -44,6 +44,7 @@ class World:
         self.mute: set[str] = set()  # of what they are
         self.requested: list[tuple[float, str]] = []  # when, and URL
         self.received: list[tuple[Key, Role, EngineReading]] = []
+        self.page = b""  # in place of vLLM's
         self.open = 0
         self.most_open = 0
         self.store = ObjectCache()
@@ -67,6 +68,8 @@ class World:
             raise BackendUnavailable("connection refused")
         if path == "/about":
             return address.encode()
+        if self.page:
+            return self.page
         steps = f"vllm:iteration_tokens_total_count {self.steps[address]}\n"
         return f"vllm:num_requests_running {self.running[address]}\n{steps}".encode()
 
@@ -336,3 +339,17 @@ async def test_adopted_engine_is_polled_at_its_own_port_and_never_asked_about_it
     found = world.engines.engine_info("team", "pod-1")
     assert found is not None
     assert (found.engine, found.engine_version) == ("vllm", "vllm:1")
+
+
+async def test_engine_without_launcher_is_asked_for_metrics_alone(world: World) -> None:
+    world.page = b"llamacpp:requests_processing 2\nllamacpp:requests_deferred 1\n"
+    for number, runtime in ((1, "llama-cpp"), (2, "openai")):  # the second names no metrics
+        obj = world.pod(number, "serve")
+        obj["metadata"]["labels"][labels.ENGINE] = runtime
+        obj["spec"] = {"containers": [{"name": "engine", "ports": [{"name": "api", "containerPort": 9000}]}]}
+        world.store.put(obj)
+    await world.until(2 * IDLE_INTERVAL_S)
+    assert {url for _, url in world.requested} == {"10.0.0.1:9000/metrics"}
+    key, role, reading = world.received[0]
+    assert (key, role, reading.pod, reading.running, reading.waiting) == (KEY, "serve", "pod-1", 2.0, 1.0)
+    assert world.engines.running_requests("team", "pod-1") == 3.0

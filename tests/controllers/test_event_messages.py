@@ -9,13 +9,16 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plimsoll.adapters.kube_client import DEPLOYMENTS
 from plimsoll.adapters.launcher import AdapterReport
 from plimsoll.api import conditions
 from plimsoll.api.conditions import ConditionReason
 from plimsoll.api.events import MAX_EVENT_MESSAGE_CHARS, Event, EventReason
 from plimsoll.api.message_text import ELLIPSIS, join_within, shorten
+from plimsoll.api.v1alpha1 import parse
 from plimsoll.api.v1alpha1.service_name import MAX_NAME_CHARS
 from plimsoll.controllers.autoscale import scaling_conditions
+from plimsoll.controllers.autoscale.autoscaler import scaling_spec
 from plimsoll.controllers.autoscale.limit_status import LimitTracker
 from plimsoll.controllers.autoscale.pod_deletion_cost import ScaleDownSelection
 from plimsoll.controllers.autoscale.scale_action import ScaleChange
@@ -27,6 +30,7 @@ from plimsoll.controllers.reconcile.model_names import Former, ModelNames
 from plimsoll.controllers.reconcile.observe import NO_RULES, NameState, name_state
 from plimsoll.controllers.reconcile.service_status import StatusInputs
 from plimsoll.controllers.reconcile.tier_state import TierStatusInputs
+from plimsoll.controllers.targets.target_state import ScaledObject, TargetProblem, TargetState
 from plimsoll.core.autoscaling.decide import decide
 from plimsoll.core.autoscaling.decision_state import DecisionState
 from plimsoll.core.autoscaling.inputs import ServiceSnapshot, TierSnapshot
@@ -44,7 +48,9 @@ from plimsoll.core.ports import GatewayConfigState
 from plimsoll.core.routing.model_names import NameClaim, NameRules
 from plimsoll.core.slo import Slo
 from plimsoll.core.types import Unavailable
+from plimsoll.engines.registry import ENGINES
 from tests import builders
+from tests.api.manifests import adopted
 from tests.core.scaling_fixtures import decide_one, idle_status, make_forecast, observed_tier, replica_bounds
 
 Object = dict[str, Any]
@@ -151,6 +157,7 @@ def all_condition_events() -> Iterator[Event]:
         status_inputs(fallback=(OTHER, f"falls back to this service (cycle: {' -> '.join([OTHER] * 9)})")),
         status_inputs(scaling_report=report(slow=slow_transfer())),
         *adapter_troubles(),
+        *target_troubles(),
         *(
             status_inputs(tier_inputs("prefill", problem), tier_inputs("decode", problem), routable_endpoints=0)
             for problem in (
@@ -172,6 +179,20 @@ def all_condition_events() -> Iterator[Event]:
             yield from transition_events(first, second)
 
 
+def target_troubles() -> Iterator[StatusInputs]:
+    """A target that cannot be used, and one whose count something of a long name sets."""
+    target = parse(adopted(**{"spec.targets.serve.scaleTargetRef.name": "o" * 253})).spec.targets
+    assert target is not None
+    problem = TargetProblem(ConditionReason.TARGET_FORBIDDEN, QUOTE)
+    rival = f"{target.serve.scale_target_ref.label} is scaled by HorizontalPodAutoscaler {'h' * 253}"
+    owned = scaling_conditions.scaling_inactive(
+        ServiceState.for_roles(["serve"]), scaling_spec(parse(adopted()), 0.0), ENGINES["vllm"], rival
+    )
+    assert owned is not None
+    yield status_inputs(targets={"serve": TargetState(target.serve, problem=problem)})
+    yield status_inputs(targets={"serve": TargetState(target.serve, rival=rival)}, scaling_report=report(owned))
+
+
 def slow_transfer() -> str:
     assessment = assess(TransferStats(1e5, 1234.567 * 1e5, 1233.456 * 1e5), 0.000_123_4)
     assert isinstance(assessment, TransferAssessment)
@@ -184,7 +205,8 @@ def emitting_conditions() -> Iterator[conditions.Condition]:
     yield from (
         found
         for health in (HealthReport(True), HealthReport(silent_tiers=tiers))
-        if (found := scaling_conditions.metrics_degraded(ServiceSnapshot(ServiceMetrics(0.0), {}), health)) is not None
+        if (found := scaling_conditions.metrics_degraded(ServiceSnapshot(ServiceMetrics(0.0), {}), health, 8001))
+        is not None
     )
     state = ServiceState.for_roles(["prefill", "decode"])
     infeasible = Infeasible(Constraint.ITL, replace(SLO, itl_s=3599.9), "a prefill tier makes the gaps shorter, " * 5)
@@ -270,15 +292,19 @@ def scale_events() -> Iterator[Event]:
         decide_one(observed_tier(unknown, 1), replica_bounds(0), pause=idle_status(LONG_S)),
         shrinking_decision(),
     ]
-    deployment = builders.deployment(PARENT, "prefill")
     for decision in decisions:
         assert decision.previous_replicas is not None
         assert decision.previous_replicas != decision.replicas
-        change = ScaleChange(PARENT, deployment, "prefill", decision.previous_replicas, decision)
+        change = scale_change("prefill", decision.previous_replicas, decision)
         yield change.event()
         yield change.event(deletion)
-        yield replace(change, replicas_before=decision.replicas + 1).event(deletion)
-        yield replace(change, replicas_before=max(0, decision.replicas - 1)).event()
+        yield scale_change("prefill", decision.replicas + 1, decision).event(deletion)
+        yield scale_change("prefill", max(0, decision.replicas - 1), decision).event()
+
+
+def scale_change(tier: str, replicas_before: int, decision: TierDecision) -> ScaleChange:
+    metadata = builders.deployment(PARENT, tier)["metadata"]
+    return ScaleChange(PARENT, ScaledObject(DEPLOYMENTS, metadata, replicas_before, is_owned=True), tier, decision)
 
 
 def shrinking_decision() -> TierDecision:
@@ -328,8 +354,7 @@ def test_event_and_condition_hold_no_secret() -> None:
 
 def test_scale_event_of_usual_names_has_all_clauses() -> None:
     decision = decide_one(observed_tier(make_forecast(41.0), 2), replica_bounds(1, 30))
-    change = ScaleChange(PARENT, builders.deployment(PARENT, "decode"), "decode", 2, decision)
-    assert change.event().message == (
+    assert scale_change("decode", 2, decision).event().message == (
         "decode 2 -> 30: forecast 410 req/s in 60 s needs 41 (SLO capacity 10 req/s each);"
         " 41 needed, maxReplicas is 30; 2 would give p95 TPOT 71 ms, target 50 ms"
     )

@@ -38,7 +38,7 @@ def warnings_for(
     return hardware_limits(parse(raw), default_args)
 
 
-def test_target_below_one_weight_read_is_told() -> None:
+def test_target_below_one_weight_read_is_reported() -> None:
     """15.1 GiB of weights that a token passes, at 3.35 TB/s."""
     assert warnings_for() == (
         "spec.slo.tpot: tier serve cannot meet 1 ms, because reading the weights of Qwen/Qwen3-8B takes 1 GPU of"
@@ -59,7 +59,9 @@ def test_target_below_one_weight_read_is_told() -> None:
         (None, ("serve",), []),
     ],
 )
-def test_each_target_is_told_of_its_tier(slo: dict[str, str] | None, tiers: tuple[str, ...], fields: list[str]) -> None:
+def test_each_target_is_reported_with_its_tier(
+    slo: dict[str, str] | None, tiers: tuple[str, ...], fields: list[str]
+) -> None:
     assert [sentence.partition(":")[0] for sentence in warnings_for(slo=slo, tiers=tiers)] == fields
 
 
@@ -70,7 +72,7 @@ def test_more_gpus_meet_what_one_does_not() -> None:
 
 
 @pytest.mark.parametrize("slo", [None, SLO])
-def test_weights_larger_than_memory_are_told(slo: dict[str, str] | None) -> None:
+def test_weights_larger_than_memory_are_reported(slo: dict[str, str] | None) -> None:
     [sentence] = warnings_for("hf://meta-llama/Llama-3.1-70B-Instruct", slo, gpus=1)
     assert sentence.startswith("spec.tiers.serve.gpus: the weights of meta-llama/Llama-3.1-70B-Instruct have 131 GiB")
     assert not warnings_for("hf://meta-llama/Llama-3.1-70B-Instruct", None, gpus=2)
@@ -93,7 +95,7 @@ def test_weights_larger_than_memory_are_told(slo: dict[str, str] | None) -> None
         {"pod": {"nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3-MIG-1g.10gb"}}},
     ],
 )
-def test_nothing_is_told_where_costs_are_unknown(unknown: dict[str, Any]) -> None:
+def test_nothing_is_reported_where_costs_are_unknown(unknown: dict[str, Any]) -> None:
     assert warnings_for(**unknown) == ()
 
 

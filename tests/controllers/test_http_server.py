@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import jsonschema
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
+from plimsoll.api.recommendation import json_schema
+from plimsoll.controllers.autoscale.recommendations import Recommendations
 from plimsoll.controllers.http_server import HttpEndpoints, build_app
+from plimsoll.core.autoscaling.service_state import ServiceState
 
 DOCUMENTS = {("team", "chat"): {"version": 1, "service": "team/chat"}}
 
@@ -61,3 +66,44 @@ async def test_explain_other_paths_are_404(path: str) -> None:
 async def test_explain_post_is_405() -> None:
     async with client(HttpEndpoints(DOCUMENTS.get)) as http:
         assert (await http.post("/explain/team/chat")).status == 405
+
+
+def undecided() -> Recommendations:
+    """Two services without a decision."""
+    states = {("team", name): ServiceState.for_roles(["serve"]) for name in ("chat", "auto")}
+    return Recommendations(states.keys, states.get)
+
+
+async def test_recommendations_are_listed_by_name() -> None:
+    async with client(HttpEndpoints(recommendations=undecided())) as http:
+        reply = await http.get("/v1/recommendations")
+        assert (reply.status, reply.content_type) == (200, "application/json")
+        listed = await reply.json()
+        one = await (await http.get("/v1/recommendations/team/chat")).json()
+    jsonschema.validate(listed, json_schema())
+    assert [item["name"] for item in listed["items"]] == ["auto", "chat"]
+    assert listed["items"][1] == one
+    assert (one["stale"], one["staleReason"]) == (True, "the operator has not decided about the service yet")
+
+
+async def test_recommendation_of_unknown_service_is_json_404() -> None:
+    async with client(HttpEndpoints(recommendations=undecided())) as http:
+        for path in ("team/absent", "absent/chat", "%00/%1b%5b2J"):
+            reply = await http.get(f"/v1/recommendations/{path}")
+            assert (reply.status, (await reply.json())["reason"]) == (404, "UnknownService")
+
+
+@pytest.mark.parametrize("path", ["", "/team/chat"])
+async def test_recommendations_of_standby_close_connection(path: str) -> None:
+    """Through a Service, the next connection may reach the leader."""
+    async with client(HttpEndpoints()) as http:
+        reply = await http.get(f"/v1/recommendations{path}")
+        assert reply.status == 503
+        assert json.loads(await reply.text())["reason"] == "NotLeading"
+        assert reply.headers["Connection"] == "close"
+
+
+async def test_recommendations_are_read_only() -> None:
+    async with client(HttpEndpoints(recommendations=undecided())) as http:
+        for path in ("", "/team/chat"):
+            assert (await http.post(f"/v1/recommendations{path}")).status == 405

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from plimsoll.adapters.kube_client import LEASES, KubeClient, Resource
-from plimsoll.controllers import namespace_leases
 from plimsoll.controllers.namespace_leases import DURATION_SECONDS, LEASE_NAME, RENEW_SECONDS, NamespaceLeases
 from plimsoll.core.errors import BackendUnavailable, Conflict, Forbidden, NotFound
 from plimsoll.telemetry import metrics
@@ -222,10 +221,9 @@ async def test_lease_warning_is_rare_and_counted(
     assert sum("another release manages" in record.getMessage() for record in caplog.records) == 3
 
 
-async def test_lease_run_renews(server: LeaseServer, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(namespace_leases, "RENEW_SECONDS", 0.001)
+async def test_lease_run_renews(server: LeaseServer, clock: Clock) -> None:
     release = Release(server, clock, "one")
-    task = asyncio.create_task(release.leases.run(lambda: {"team"}))
+    task = asyncio.create_task(release.leases.run(lambda: {"team"}, interval_s=0.001))
     while server.writes < 3:
         await asyncio.sleep(0.001)
     task.cancel()

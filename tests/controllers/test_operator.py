@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 from typing import Any
 
+import grpc
 import pytest
 
 from plimsoll.api import labels
+from plimsoll.controllers.keda_scaler import messages
 from plimsoll.controllers.object_cache import Key
 from plimsoll.controllers.operator import OperatorProcess
 from plimsoll.controllers.operator_config import OperatorConfig
 from plimsoll.core.errors import BackendUnavailable
+from plimsoll.resources.platform_config import KedaScalerSettings
 from tests import builders
 
 Object = dict[str, Any]
@@ -65,6 +70,22 @@ async def test_remove_deleted_services_keeps_recreated_service() -> None:
     world.while_asked = [new]
     await world.operator.remove_deleted_services()
     assert [one["metadata"]["uid"] for one in world.operator.cache.all(labels.KIND)] == ["another"]
+
+
+async def test_leader_serves_keda_only_if_configured() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    platform = builders.PLATFORM.model_copy(update={"keda_scaler": KedaScalerSettings(port=port)})
+    operator = OperatorProcess(FakeApiServer(), OperatorConfig(platform, "plimsoll-system", "me"), None)  # type: ignore[arg-type]
+    assert "KEDA scaler" not in dict(FakeApiServer().operator._parts())
+    task = asyncio.create_task(dict(operator._parts())["KEDA scaler"]())  # type: ignore[arg-type]
+    reference = messages.ScaledObjectRef(namespace="team", scalerMetadata={"service": "chat"})
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        is_active = channel.unary_unary(f"/{messages.SERVICE}/IsActive", messages.ScaledObjectRef.SerializeToString)
+        with pytest.raises(grpc.aio.AioRpcError, match="does not scale InferenceService team/chat"):
+            await is_active(reference, wait_for_ready=True, timeout=10)
+    task.cancel()
+    await asyncio.wait([task])
 
 
 async def test_service_says_once_that_another_release_holds_it(monkeypatch: pytest.MonkeyPatch) -> None:

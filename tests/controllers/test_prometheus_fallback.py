@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 
@@ -11,6 +11,7 @@ from plimsoll.controllers.autoscale.prometheus_fallback import PrometheusFallbac
 from plimsoll.controllers.engine_poller import BUSY_INTERVAL_S, IDLE_INTERVAL_S
 from plimsoll.core.errors import BackendUnavailable
 from plimsoll.core.ports import EngineReading
+from plimsoll.engines.engine import MetricMap
 from tests.controllers.test_engines import KEY, World, gaps
 
 LOST_S = 2 * IDLE_INTERVAL_S  # after which an idle engine has not answered twice
@@ -25,7 +26,7 @@ class Store:
         self.away = False
         self.requested: list[tuple[str, tuple[str, ...]]] = []
 
-    def engine_readings(self, namespace: str, pods: Sequence[str]) -> Sequence[EngineReading]:
+    def engine_readings(self, namespace: str, pods: Mapping[str, MetricMap]) -> Sequence[EngineReading]:
         self.requested.append((namespace, tuple(pods)))
         if self.away:
             raise BackendUnavailable("Prometheus at http://p: refused")

@@ -104,6 +104,29 @@ def test_engines_read_through_prometheus_are_reported_at_once() -> None:
     assert found_condition(world, ConditionType.METRICS_DEGRADED) is None
 
 
+def test_partial_metrics_name_silent_sources() -> None:
+    world, parent = ready_world()
+    names = [f"chat-serve-{letter}" for letter in "bcdef"]
+    for name in names:
+        pod = ready(parent, "serve")
+        pod["metadata"] |= {"name": name, "uid": name}
+        world.store.put(pod)
+    world.store.put(builders.deployment(parent, "serve", replicas=6, ready=6))
+    for at in range(60):
+        run_tick(world, at)
+    found = condition_of(world, ConditionType.METRICS_DEGRADED)
+    assert found.reason is ConditionReason.METRICS_PARTIAL
+    silent = "5 serve engines (chat-serve-b, chat-serve-c, chat-serve-d and 2 more)"
+    assert found.message == f"no metrics from {silent}: tiers can scale up, but not down"
+    world, _ = ready_world()
+    world.gateways = ("gw-1", "gw-2")
+    for at in range(60):
+        run_tick(world, at)
+    assert condition_of(world, ConditionType.METRICS_DEGRADED).message == (
+        "no metrics from 1 gateway (gw-2): tiers can scale up, but not down"
+    )
+
+
 def test_gateway_silence_sets_scaling_inactive() -> None:
     world, _ = ready_world()
     for at in range(120):
@@ -115,6 +138,37 @@ def test_gateway_silence_sets_scaling_inactive() -> None:
     assert (inactive.holds, inactive.reason) == (True, ConditionReason.DEMAND_UNKNOWN)
     assert "the last sample is" in inactive.message
     assert condition_of(world, ConditionType.METRICS_DEGRADED).reason is ConditionReason.METRICS_MISSING
+
+
+def test_engine_without_launcher_grows_by_its_queue_and_says_so() -> None:
+    engine_spec = {"runtime": "llama-cpp", "image": "example.com/x:1"}
+    world, _ = ready_world(engine=engine_spec, tiers={"serve": {"minReplicas": 1, "maxReplicas": 3}})
+    world.about = None
+    for at in range(60):
+        run_tick(world, at, answers=False)
+        queue = replace(engine(2.0 * at, NOW_S + at), running=4.0, waiting=3.0)
+        world.scaler.observe_engine(KEY, Role.SERVE, queue)
+    inactive = condition_of(world, ConditionType.SCALING_INACTIVE)
+    assert inactive.reason is ConditionReason.DEMAND_UNKNOWN
+    assert inactive.message.startswith("engine llama-cpp reports no step times, so serve is not sized: ")
+    assert world.store.children("Deployment", KEY)[0]["spec"]["replicas"] > 1
+
+
+@pytest.mark.parametrize(
+    ("metrics", "words"),
+    [
+        ({}, "the load of serve is unknown, no tier scales down: name the engine's metrics in spec.engine.metrics"),
+        ({"metrics": {"running": "r", "port": 9100}}, "Check that the operator can reach port 9100 of its pods"),
+    ],
+)
+def test_silent_engine_of_unknown_server_says_what_to_do(metrics: Object, words: str) -> None:
+    world, _ = ready_world(engine={"runtime": "openai", "image": "example.com/x:1", **metrics})
+    world.about = None
+    for at in range(10):
+        run_tick(world, at, answers=False)
+    degraded = condition_of(world, ConditionType.METRICS_DEGRADED)
+    assert degraded.reason is ConditionReason.METRICS_MISSING
+    assert words in degraded.message
 
 
 def test_unschedulable_pod_limits_scaling_with_scheduler_message() -> None:

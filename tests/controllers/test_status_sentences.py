@@ -22,7 +22,7 @@ from plimsoll.controllers.reconcile.object_plan import plan_objects
 from plimsoll.controllers.reconcile.observe import observe
 from plimsoll.controllers.reconcile.reconciler import collect_status_inputs, desired_replicas, names_of
 from plimsoll.core.ports import BucketCounts, GatewayReading
-from plimsoll.core.types import Role
+from plimsoll.core.types import Role, Unavailable
 from plimsoll.resources import object_meta
 from tests import builders
 from tests.controllers.test_autoscale import INFINITE, NOW_S, PROMISED, World, arrivals, engine
@@ -83,8 +83,8 @@ class Walk(World):
     def remove(self, name: str) -> None:
         self.store.remove(builders.pod(self.parent, "serve", name))
 
-    def serve(self, rate: float, seconds: int, ttft_s: float = 0.3) -> None:
-        """Seconds of ticks with requests, each with metrics of one gateway and one engine."""
+    def serve(self, rate: float, seconds: int, ttft_s: float = 0.3, *, has_engine: bool = True) -> None:
+        """Seconds of ticks with requests, each with metrics of one gateway and, if `has_engine`, one engine."""
         for _ in range(seconds):
             self.now_s += 1.0
             self.answered += rate
@@ -96,7 +96,7 @@ class Walk(World):
             )
             counted = replace(counted, ttft_s=observed)
             self.readings = (GatewayReading("gw-1", self.now_s, "a", {"team/chat": counted}),)
-            if int(self.now_s) % 5 == 0:
+            if has_engine and int(self.now_s) % 5 == 0:
                 self.engine_reports()
             self.scaler.decide(self.now_s)
 
@@ -246,6 +246,27 @@ def test_sentences_slo_is_measured_with_the_first_responses() -> None:
     assert walk.condition("SLOMet", walk.render())["reason"] == "NotMeasured"
     walk.serve(3.0, 5)
     assert walk.condition("SLOMet", walk.render())["reason"] != "NotMeasured"
+
+
+def test_sentences_figures_leave_with_the_load() -> None:
+    """Idle engines are read less often than gateways, so the figures of both do not leave in one second."""
+    walk = Walk()
+    walk.routable = 1
+    walk.pod("a", "ready")
+    walk.serve(5.0, 90)
+    walk.serve(5.0, 5, has_engine=False)
+    walk.serve(0.0, 8, has_engine=False)
+    assert {"ttft", "tpot"} <= walk.render()["slo"].keys()
+    shown = []
+    for _ in range(80):
+        walk.serve(0.0, 1)
+        snapshot = walk.scaler._entries[KEY].last_metrics
+        assert snapshot is not None
+        measured = any(not isinstance(one.lagging.tpot_s, Unavailable) for one in snapshot[1].tiers.values())
+        shown.append((measured, "tpot" in walk.render().get("slo", {})))
+    assert (True, True) in shown
+    assert (False, False) in shown
+    assert (False, True) not in shown
 
 
 def test_sentences_shedding_follows_replicas() -> None:

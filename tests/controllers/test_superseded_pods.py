@@ -58,7 +58,7 @@ def test_superseded_pod_problem_is_not_reported(current: tuple[Any, ...], lacks:
     assert found[ConditionType.READY].reason is ConditionReason.STARTING
 
 
-def test_superseded_pod_is_told_by_its_replica_set() -> None:
+def test_superseded_pod_is_known_by_its_replica_set() -> None:
     """Memory, environment and nodes are in the template but not in the revision label."""
     pods = pod("small", "new", "a", 0, **CRASHED), pod("large", "new", "b", 9, phase="Pending")
     found = by_type(service_status.build_conditions(status_inputs(rolling(*pods), routable_endpoints=0)))

@@ -146,6 +146,7 @@ async def test_forbidden_target_names_the_chart_value() -> None:
     await fleet.run(2)
     assert fleet.condition("TargetUnusable")[0] == ""
     assert fleet.condition("Ready")[1] == "EnginesReady"
+    assert [e["message"] for e in fleet.events if e["reason"] == "Recovered"] == ["the target can be read and scaled"]
 
 
 async def test_scale_without_selector_asks_for_pod_selector() -> None:

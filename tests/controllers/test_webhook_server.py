@@ -143,11 +143,15 @@ def test_answer_rejects_what_is_no_review(document: object) -> None:
 
 
 @asynccontextmanager
-async def serving(folder: Path, judge: Judge) -> AsyncIterator[str]:
+async def serving(
+    folder: Path,
+    judge: Judge,
+    limits: server.ServerLimits = server.ServerLimits(),  # noqa: B008 - immutable
+) -> AsyncIterator[str]:
     """The server on a port of 127.0.0.1; yields its URL."""
     port = free_port()
     settings = WebhookSettings(port=port, certificateDirectory=str(folder))
-    task = asyncio.create_task(server.serve(settings, judge))
+    task = asyncio.create_task(server.serve(settings, judge, limits))
     try:
         yield f"https://127.0.0.1:{port}{server.PATH}"
     finally:
@@ -201,29 +205,34 @@ async def test_serve_accepts_the_largest_objects(tmp_path: Path) -> None:
     assert len(judge.requested) == 1
 
 
-async def test_serve_bounds_reviews_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_serve_bounds_reviews_at_once(tmp_path: Path) -> None:
     """A client that sends slowly holds one of the slots, until it is given up."""
-    monkeypatch.setattr(server, "MAX_CONCURRENT_REVIEWS", 1)
-    monkeypatch.setattr(server, "READ_SECONDS", 1.0)
     pem, trust = make_certificate(tmp_path), ssl.create_default_context(cafile=str(tmp_path / CERTIFICATE_FILE))
-    async with serving(tmp_path, Judge()) as url:
+    async with serving(tmp_path, Judge(), server.ServerLimits(concurrent_reviews=1, read_seconds=2.0)) as url:
         assert (await post(url, pem))[0] == 200
         port = int(url.rpartition(":")[2].partition("/")[0])
         reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trust)
         writer.write(f"POST {server.PATH} HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{{".encode())
         await writer.drain()
-        await asyncio.sleep(0.2)
-        assert (await post(url, pem))[0] == 503
+        while (await post(url, pem))[0] != 503:  # until the server has read the head of the slow one
+            await asyncio.sleep(0.01)
         assert b" 408 " in await reader.readline()
         assert (await post(url, pem))[0] == 200
         writer.close()
 
 
-async def test_serve_waits_for_certificate_and_takes_a_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("plimsoll.controllers.webhook.certificate.RETRY_SECONDS", 0.05)
-    monkeypatch.setattr(server, "CERTIFICATE_INTERVAL_SECONDS", 0.05)
-    async with serving(tmp_path, Judge()) as url:
-        await asyncio.sleep(0.2)
+async def test_serve_waits_for_certificate_and_takes_a_new_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def refused() -> None:
+        """Returns once the files have been looked at again and found unusable."""
+        caplog.clear()
+        while not any("cannot read the webhook's certificate" in record.getMessage() for record in caplog.records):
+            await asyncio.sleep(0.01)
+
+    limits = server.ServerLimits(certificate_seconds=0.05, no_certificate_seconds=0.05)
+    async with serving(tmp_path, Judge(), limits) as url:
+        await refused()
         first = make_certificate(tmp_path, "first")
         assert (await post(url, first))[0] == 200
         second = make_certificate(tmp_path, "second", days=40)
@@ -236,10 +245,10 @@ async def test_serve_waits_for_certificate_and_takes_a_new_one(tmp_path: Path, m
         with pytest.raises(aiohttp.ClientConnectorCertificateError):
             await post(url, first)
         (tmp_path / CERTIFICATE_FILE).write_text("garbage")
-        await asyncio.sleep(0.2)
+        await refused()
         assert (await post(url, second))[0] == 200
         (tmp_path / CERTIFICATE_FILE).write_text(first)  # not the key's: the one before stays in use
-        await asyncio.sleep(0.2)
+        await refused()
         assert (await post(url, second))[0] == 200
 
 

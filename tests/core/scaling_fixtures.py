@@ -38,8 +38,8 @@ STARTUP_MODEL = from_medians({"pull": 20.0, "load": 10.0})
 SLO = Slo(0.95, 0.5, 0.0, 0.05)
 NO_GROWTH = GrowthDistribution(HORIZON_S, (1.000001, 2.0), (0.0, 0.0), 1.0)  # load never leaps
 FREQUENT_GROWTH = GrowthDistribution(
-    HORIZON_S, GROWTH_FACTORS, (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.01), 1.0
-)
+    HORIZON_S, GROWTH_FACTORS, (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.01), 1.0, 100.0
+)  # the service has itself grown by any factor
 BUSY = idle_periods.current_idle(IdleStats(), 0.0)  # requests come, and nothing is known of their pauses
 STEPS = ["demand", "sizing", "feedback", "pending", "ratio", "stabilization", "limits", "mode"]
 

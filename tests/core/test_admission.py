@@ -54,11 +54,11 @@ def gate(
     tier: TierSpec = SERVE,
     classes: tuple[ClassPolicy, ...] = ONE_CLASS,
     replicas: int = 1,
-    outlook: CapacityAnnouncement = CapacityAnnouncement(),  # noqa: B008 - a value
+    announcement: CapacityAnnouncement = CapacityAnnouncement(),  # noqa: B008 - a value
     tenants: Mapping[str, TenantPolicy] | None = None,
 ) -> AdmissionController:
     made = AdmissionController(classes, engine_cost_model(tier, classes), tenants or {})
-    made.tick(0.0, outlook)
+    made.tick(0.0, announcement)
     if replicas:
         made.set_replicas({str(k): made.pool.cost_model.batch for k in range(replicas)}, 0.0)
     return made
@@ -70,12 +70,12 @@ def ask(id: str, now: float = 0.0, **other: object) -> AdmissionRequest:
     )  # type: ignore[arg-type]
 
 
-def fill(door: AdmissionController, now: float = 0.0, step_s: float = 0.04, **other: object) -> tuple[int, float]:
+def fill(controller: AdmissionController, now: float = 0.0, step_s: float = 0.04, **other: object) -> tuple[int, float]:
     """Offers requests, one every step_s, until one is not let in; returns how many were, and the time."""
     for count in range(5000):
-        decision = door.submit(ask(f"fill{count}", now, **other), now)
+        decision = controller.submit(ask(f"fill{count}", now, **other), now)
         if decision.outcome is not AdmissionOutcome.ADMITTED:
-            door.cancel(f"fill{count}", now)
+            controller.cancel(f"fill{count}", now)
             return count, now
         now += step_s
     raise AssertionError("it never fills")
@@ -181,11 +181,11 @@ def test_admission_ramp_from_empty_meets_tpot() -> None:
 
 
 def test_replica_step_time_ratio_of_slow_replica_is_learned() -> None:
-    door = ControllerPolicy(gate(replicas=0))
+    controller = ControllerPolicy(gate(replicas=0))
     twice = scaled(HOT, (1.4, 1.4, 1.4, 1.4, 1.4, 1.4))
     offered = poisson(30.0, 120.0, np.random.default_rng(5))
-    run(door, [StepEngine(twice, ROOMY), StepEngine(HOT, ROOMY)], offered, 120.0, ready_s=[0.0, 0.0])
-    slow, right = (door.gate.pool.replicas[str(k)] for k in range(2))
+    run(controller, [StepEngine(twice, ROOMY), StepEngine(HOT, ROOMY)], offered, 120.0, ready_s=[0.0, 0.0])
+    slow, right = (controller.gate.pool.replicas[str(k)] for k in range(2))
     assert slow.step_time_ratio == pytest.approx(1.4, rel=0.1)
     assert right.step_time_ratio == pytest.approx(1.0, rel=0.1)
 
@@ -210,15 +210,15 @@ def test_request_cost_caps_output_and_scales_with_sequences() -> None:
 
 
 def test_admission_kv_bound_fills_to_sum_quantile() -> None:
-    door = gate(GUIDE, (ClassPolicy("chat", 0, GUIDE.slo),))
-    assert fill(door, step_s=0.3, prompt_tokens=4000)[0] == 66 + 1  # that one at the pace at which they will end
+    controller = gate(GUIDE, (ClassPolicy("chat", 0, GUIDE.slo),))
+    assert fill(controller, step_s=0.3, prompt_tokens=4000)[0] == 66 + 1  # that one at the pace at which they will end
 
 
 def test_admission_class_without_tpot_keeps_tpot_of_residents() -> None:
     classes = (*ONE_CLASS, ClassPolicy("batch", -1, Slo(0.95, 60.0), max_queue_time_s=600.0))
-    door = gate(classes=classes)
-    door.submit(ask("one"), 0.0)
-    count, _ = fill(door, request_class="batch")
+    controller = gate(classes=classes)
+    controller.submit(ask("one"), 0.0)
+    count, _ = fill(controller, request_class="batch")
     assert 150 <= count <= 250
 
 
@@ -226,63 +226,63 @@ def test_admission_class_without_tpot_keeps_tpot_of_residents() -> None:
 
 
 def test_queued_request_on_free_slot_is_admitted() -> None:
-    door = gate()
-    _, now = fill(door)
-    assert door.submit(ask("late", now), now).outcome is AdmissionOutcome.QUEUED
-    assert door.release(now) == []
-    door.complete("fill0", now + 0.1)
-    assert outcomes(door.release(now + 0.1)) == [AdmissionOutcome.ADMITTED]
+    controller = gate()
+    _, now = fill(controller)
+    assert controller.submit(ask("late", now), now).outcome is AdmissionOutcome.QUEUED
+    assert controller.release(now) == []
+    controller.complete("fill0", now + 0.1)
+    assert outcomes(controller.release(now + 0.1)) == [AdmissionOutcome.ADMITTED]
 
 
 def test_queued_request_past_deadline_is_shed_or_downgraded() -> None:
-    door = gate(outlook=CapacityAnnouncement(None, 0.0))
-    _, now = fill(door)
-    while (decision := door.submit(ask(f"h{door.queued}", now), now)).outcome is AdmissionOutcome.QUEUED:
+    controller = gate(announcement=CapacityAnnouncement(None, 0.0))
+    _, now = fill(controller)
+    while (decision := controller.submit(ask(f"h{controller.queued}", now), now)).outcome is AdmissionOutcome.QUEUED:
         pass
     assert decision.outcome is AdmissionOutcome.SHED_SATURATED
     assert decision.retry is not None
     assert decision.retry.retryable
-    assert 5 <= door.queued <= 20  # half a second of what leaves
-    assert door.submit(ask("other", now, has_fallback=True), now).outcome is AdmissionOutcome.DOWNGRADED
-    assert door.wake_at_s < now + 0.5
-    assert set(outcomes(door.release(now + 0.5))) == {AdmissionOutcome.SHED_SATURATED}
-    assert door.queued == 0
+    assert 5 <= controller.queued <= 20  # half a second of what leaves
+    assert controller.submit(ask("other", now, has_fallback=True), now).outcome is AdmissionOutcome.DOWNGRADED
+    assert controller.wake_at_s < now + 0.5
+    assert set(outcomes(controller.release(now + 0.5))) == {AdmissionOutcome.SHED_SATURATED}
+    assert controller.queued == 0
 
 
 def test_admission_queue_release_orders_by_least_slack() -> None:
-    door = gate()
-    _, now = fill(door)
+    controller = gate()
+    _, now = fill(controller)
     for id, prompt in (("short", 100), ("long", 6000), ("middle", 3000)):
-        assert door.submit(ask(id, now, prompt_tokens=prompt), now).outcome is AdmissionOutcome.QUEUED
+        assert controller.submit(ask(id, now, prompt_tokens=prompt), now).outcome is AdmissionOutcome.QUEUED
     for k in range(60):
-        door.complete(f"fill{k}", now + 0.01)
-    assert [d.request_id for d in door.release(now + 0.01)][:2] == ["long", "middle"]
+        controller.complete(f"fill{k}", now + 0.01)
+    assert [d.request_id for d in controller.release(now + 0.01)][:2] == ["long", "middle"]
 
 
 def test_infeasible_request_is_admitted_after_feasible_ones() -> None:
-    door = gate()
-    assert door.submit(ask("alone", prompt_tokens=30_000), 0.0).outcome is AdmissionOutcome.ADMITTED
-    door.complete("alone", 5.0)
-    _, now = fill(door, 5.0)
-    assert door.submit(ask("huge", now, prompt_tokens=30_000), now).outcome is AdmissionOutcome.QUEUED
-    assert door.submit(ask("small", now), now).outcome is AdmissionOutcome.QUEUED
+    controller = gate()
+    assert controller.submit(ask("alone", prompt_tokens=30_000), 0.0).outcome is AdmissionOutcome.ADMITTED
+    controller.complete("alone", 5.0)
+    _, now = fill(controller, 5.0)
+    assert controller.submit(ask("huge", now, prompt_tokens=30_000), now).outcome is AdmissionOutcome.QUEUED
+    assert controller.submit(ask("small", now), now).outcome is AdmissionOutcome.QUEUED
     for k in range(60):
-        door.complete(f"fill{k}", now + 0.01)
-    assert [d.request_id for d in door.release(now + 0.01)] == ["small", "huge"]
+        controller.complete(f"fill{k}", now + 0.01)
+    assert [d.request_id for d in controller.release(now + 0.01)] == ["small", "huge"]
 
 
 def test_infeasible_request_in_overload_is_eventually_admitted() -> None:
-    door = gate()
-    _, now = fill(door)
-    door.submit(ask("huge", now, prompt_tokens=30_000), now)
+    controller = gate()
+    _, now = fill(controller)
+    controller.submit(ask("huge", now, prompt_tokens=30_000), now)
     ends = [f"fill{k}" for k in range(150)]
     let_in: list[str] = []
     for k in range(600):
         now += 0.05
-        door.submit(ask(f"n{k}", now), now)
+        controller.submit(ask(f"n{k}", now), now)
         if k % 2 and ends:
-            door.complete(ends.pop(0), now)
-        for decision in door.release(now):
+            controller.complete(ends.pop(0), now)
+        for decision in controller.release(now):
             if decision.outcome is AdmissionOutcome.ADMITTED:
                 let_in.append(decision.request_id)
                 ends.append(decision.request_id)
@@ -300,8 +300,8 @@ def flood(
     requested: class, tenant and requests every 50 ms. outputs: tokens of a tenant's answers, where known. Returns the
     number of admitted requests of each.
     """
-    door = gate(classes=classes, tenants=tenants)
-    count, now = fill(door, request_class=classes[0].name)
+    controller = gate(classes=classes, tenants=tenants)
+    count, now = fill(controller, request_class=classes[0].name)
     running = [f"fill{k}" for k in range(count)]
     who: dict[str, tuple[str, str]] = {}
     got = {(classes[0].name, "first"): count}
@@ -311,13 +311,13 @@ def flood(
             for i in range(n):
                 id = f"{request_class}{tenant}{k}.{i}"
                 who[id] = (request_class, tenant)
-                decision = door.submit(ask(id, now, request_class=request_class, tenant=tenant), now)
+                decision = controller.submit(ask(id, now, request_class=request_class, tenant=tenant), now)
                 if decision.outcome is AdmissionOutcome.ADMITTED:
                     running.append(id)
                     got[who[id]] = got.get(who[id], 0) + 1
         id = running.pop(0)
-        door.complete(id, now, (outputs or {}).get(who.get(id, ("", ""))[1]))
-        for decision in door.release(now):
+        controller.complete(id, now, (outputs or {}).get(who.get(id, ("", ""))[1]))
+        for decision in controller.release(now):
             if decision.outcome is AdmissionOutcome.ADMITTED:
                 running.append(decision.request_id)
                 got[who[decision.request_id]] = got.get(who[decision.request_id], 0) + 1
@@ -346,43 +346,43 @@ def test_class_priority_respects_guaranteed_share() -> None:
 
 def test_low_class_fill_limit_sheds_before_saturation() -> None:
     classes = (ClassPolicy("high", 1, SLO), ClassPolicy("low", 0, SLO, max_utilization=0.8))
-    door = gate(classes=classes)
-    low, now = fill(door, request_class="low")
+    controller = gate(classes=classes)
+    low, now = fill(controller, request_class="low")
     for k in range(20):
-        assert door.submit(ask(f"high{k}", now, request_class="high"), now).outcome is AdmissionOutcome.ADMITTED
+        assert controller.submit(ask(f"high{k}", now, request_class="high"), now).outcome is AdmissionOutcome.ADMITTED
         now += 0.04
     assert low <= 0.85 * fill(gate())[0]
 
 
 def test_quota_exceeded_sheds_with_retry_after() -> None:
-    door = gate(tenants={"t": TenantPolicy(requests_per_s=0.2), "u": TenantPolicy(tokens_per_min=6000.0)})
-    first = [door.submit(ask(f"t{k}"), 0.0).outcome for k in range(4)]
+    controller = gate(tenants={"t": TenantPolicy(requests_per_s=0.2), "u": TenantPolicy(tokens_per_min=6000.0)})
+    first = [controller.submit(ask(f"t{k}"), 0.0).outcome for k in range(4)]
     assert first == [
         AdmissionOutcome.ADMITTED,
         AdmissionOutcome.ADMITTED,
         AdmissionOutcome.SHED_QUOTA,
         AdmissionOutcome.SHED_QUOTA,
     ]
-    advice = door.submit(ask("t9"), 0.0).retry
+    advice = controller.submit(ask("t9"), 0.0).retry
     assert advice is not None
     assert advice.retry_after_s == 5
-    assert door.submit(ask("t5", 5.1), 5.1).outcome is AdmissionOutcome.ADMITTED
-    assert door.submit(ask("u1", 5.1, tenant="u"), 5.1).outcome is AdmissionOutcome.ADMITTED
-    assert door.submit(ask("u2", 5.1, tenant="u"), 5.1).outcome is AdmissionOutcome.SHED_QUOTA
+    assert controller.submit(ask("t5", 5.1), 5.1).outcome is AdmissionOutcome.ADMITTED
+    assert controller.submit(ask("u1", 5.1, tenant="u"), 5.1).outcome is AdmissionOutcome.ADMITTED
+    assert controller.submit(ask("u2", 5.1, tenant="u"), 5.1).outcome is AdmissionOutcome.SHED_QUOTA
 
 
 def test_scale_from_zero_queues_wakes_and_releases_paced() -> None:
-    door = gate(replicas=0, outlook=CapacityAnnouncement(20.0, 0.5))
-    assert not door.needs_wakeup
+    controller = gate(replicas=0, announcement=CapacityAnnouncement(20.0, 0.5))
+    assert not controller.needs_wakeup
     for k in range(300):
-        assert door.submit(ask(f"r{k}", k * 0.01), k * 0.01).outcome is AdmissionOutcome.QUEUED
-    assert door.needs_wakeup
-    door.set_replicas({"a": door.pool.cost_model.batch}, 20.0)
-    let_in = [(20.0, d) for d in door.release(20.0)]
+        assert controller.submit(ask(f"r{k}", k * 0.01), k * 0.01).outcome is AdmissionOutcome.QUEUED
+    assert controller.needs_wakeup
+    controller.set_replicas({"a": controller.pool.cost_model.batch}, 20.0)
+    let_in = [(20.0, d) for d in controller.release(20.0)]
     at_once, now = len(let_in), 20.0
-    while door.queued and now < 40:
-        now = max(now + 1e-3, min(door.wake_at_s, now + 0.1))
-        let_in += [(now, d) for d in door.release(now)]
+    while controller.queued and now < 40:
+        now = max(now + 1e-3, min(controller.wake_at_s, now + 0.1))
+        let_in += [(now, d) for d in controller.release(now)]
     assert at_once < 60
     assert {d.outcome for t, d in let_in if t < 30} == {AdmissionOutcome.ADMITTED}
     assert (
@@ -391,13 +391,13 @@ def test_scale_from_zero_queues_wakes_and_releases_paced() -> None:
 
 
 def test_startup_longer_than_hold_time_is_shed_at_once() -> None:
-    door = gate(replicas=0, outlook=CapacityAnnouncement(50.0, 0.5))
-    decision = door.submit(ask("a"), 0.0)
+    controller = gate(replicas=0, announcement=CapacityAnnouncement(50.0, 0.5))
+    decision = controller.submit(ask("a"), 0.0)
     assert decision.outcome is AdmissionOutcome.SHED_STARTING
     assert decision.retry is not None
     assert decision.retry.retry_after_s in (51, 52)
     assert (
-        gate(replicas=0, outlook=CapacityAnnouncement(starting=False)).submit(ask("a"), 0.0).outcome
+        gate(replicas=0, announcement=CapacityAnnouncement(starting=False)).submit(ask("a"), 0.0).outcome
         is AdmissionOutcome.SHED_NO_CAPACITY
     )
     waits = gate(replicas=0)
@@ -405,12 +405,12 @@ def test_startup_longer_than_hold_time_is_shed_at_once() -> None:
     assert outcomes(waits.release(31.0)) == [AdmissionOutcome.SHED_STARTING]
 
 
-def test_startup_of_sleeping_service_is_told_at_once() -> None:
+def test_startup_of_idle_service_is_announced_at_once() -> None:
     """The whole start-up time counts from the request that orders the start; SDKs must not retry into a long one."""
     for startup_s, outcome in ((20.0, AdmissionOutcome.QUEUED), (600.0, AdmissionOutcome.SHED_STARTING)):
-        door = gate(replicas=0, outlook=CapacityAnnouncement(None, 0.5, startup_s=startup_s))
-        door.tick(100.0, CapacityAnnouncement(None, 0.5, startup_s=startup_s))
-        decision = door.submit(ask("a", 100.0), 100.0)
+        controller = gate(replicas=0, announcement=CapacityAnnouncement(None, 0.5, startup_s=startup_s))
+        controller.tick(100.0, CapacityAnnouncement(None, 0.5, startup_s=startup_s))
+        decision = controller.submit(ask("a", 100.0), 100.0)
         assert decision.outcome is outcome
     assert decision.retry is not None
     assert decision.retry.eta_s is not None
@@ -420,10 +420,10 @@ def test_startup_of_sleeping_service_is_told_at_once() -> None:
 
 
 def test_queue_end_while_starting_tells_when_to_return() -> None:
-    door = gate(replicas=0, outlook=CapacityAnnouncement(29.0, 0.5))
-    assert door.submit(ask("a"), 0.0).outcome is AdmissionOutcome.QUEUED
-    door.tick(20.0, CapacityAnnouncement(50.0, 0.5))  # the start takes longer than was expected
-    (late,) = door.release(31.0)
+    controller = gate(replicas=0, announcement=CapacityAnnouncement(29.0, 0.5))
+    assert controller.submit(ask("a"), 0.0).outcome is AdmissionOutcome.QUEUED
+    controller.tick(20.0, CapacityAnnouncement(50.0, 0.5))  # the start takes longer than was expected
+    (late,) = controller.release(31.0)
     assert late.outcome is AdmissionOutcome.SHED_STARTING
     assert late.retry is not None
     assert late.retry.retryable
@@ -446,65 +446,69 @@ def test_remote_prefill_queues_at_prefill_and_frees_decode() -> None:
 
 
 def test_retries_of_one_client_share_one_reservation() -> None:
-    door = gate(replicas=0, outlook=CapacityAnnouncement(100.0, 0.5))
-    first = door.submit(ask("a0", body_hash=9), 0.0)
-    offered = door.offered_work_s
+    controller = gate(replicas=0, announcement=CapacityAnnouncement(100.0, 0.5))
+    first = controller.submit(ask("a0", body_hash=9), 0.0)
+    offered = controller.offered_work_s
     assert first.retry is not None
     assert first.retry.retry_after_s == 60  # 100 s in two steps
     for k, now in enumerate((0.1, 0.2, 30.0, 60.0), start=1):  # five attempts, some of them at once
-        advice = door.submit(ask(f"a{k}", now, body_hash=9), now).retry
+        advice = controller.submit(ask(f"a{k}", now, body_hash=9), now).retry
         assert advice is not None
         assert advice.eta_s == pytest.approx(100.0 - now, abs=1.0)
     assert advice.retry_after_s in (40, 41)
-    assert (len(door.reservations), door.retries, door.offered_work_s) == (1, 4, offered)
-    assert door.reservations.work_s == pytest.approx(offered)
-    door.set_replicas({"a": 100}, 100.0)
-    assert door.submit(ask("a5", 101.0, body_hash=9), 101.0).outcome is AdmissionOutcome.ADMITTED
-    assert (len(door.reservations), door.reservations.work_s, door.reservations.pending_work_s) == (0, 0.0, 0.0)
+    assert (len(controller.reservations), controller.retries, controller.offered_work_s) == (1, 4, offered)
+    assert controller.reservations.work_s == pytest.approx(offered)
+    controller.set_replicas({"a": 100}, 100.0)
+    assert controller.submit(ask("a5", 101.0, body_hash=9), 101.0).outcome is AdmissionOutcome.ADMITTED
+    assert (len(controller.reservations), controller.reservations.work_s, controller.reservations.pending_work_s) == (
+        0,
+        0.0,
+        0.0,
+    )
 
 
 def test_retry_without_reservation_uses_quota_not_demand() -> None:
-    door = gate(tenants={"t": TenantPolicy(requests_per_s=0.1)})
-    door.submit(ask("a", body_hash=1), 0.0)
-    offered = door.offered_work_s
-    refused = door.submit(ask("b", body_hash=2, is_retry=True), 0.0)
-    assert (refused.outcome, door.offered_work_s, door.retries) == (AdmissionOutcome.SHED_QUOTA, offered, 1)
+    controller = gate(tenants={"t": TenantPolicy(requests_per_s=0.1)})
+    controller.submit(ask("a", body_hash=1), 0.0)
+    offered = controller.offered_work_s
+    refused = controller.submit(ask("b", body_hash=2, is_retry=True), 0.0)
+    assert (refused.outcome, controller.offered_work_s, controller.retries) == (AdmissionOutcome.SHED_QUOTA, offered, 1)
 
 
 def test_reservation_without_eta_lasts_max_retry_time() -> None:
-    door = gate(outlook=CapacityAnnouncement(None))
-    _, now = fill(door)
+    controller = gate(announcement=CapacityAnnouncement(None))
+    _, now = fill(controller)
     while (
-        decision := door.submit(ask(f"h{door.queued}", now, body_hash=door.queued), now)
+        decision := controller.submit(ask(f"h{controller.queued}", now, body_hash=controller.queued), now)
     ).outcome is AdmissionOutcome.QUEUED:
         pass
     assert decision.retry == (None, None, True)
     hash_ = int(decision.request_id[1:])
-    assert door.submit(ask("soon", now, body_hash=hash_), now + 1).retry == (None, None, True)
-    door.submit(ask("later", now + 29, body_hash=hash_), now + 29)
-    assert (door.retries, len(door.reservations)) == (2, 0)
+    assert controller.submit(ask("soon", now, body_hash=hash_), now + 1).retry == (None, None, True)
+    controller.submit(ask("later", now + 29, body_hash=hash_), now + 29)
+    assert (controller.retries, len(controller.reservations)) == (2, 0)
 
 
 def test_reservation_etas_are_spread_over_backlog_work() -> None:
-    door = gate(replicas=0, outlook=CapacityAnnouncement(35.0, 0.5))
-    advice = [door.submit(ask(f"r{k}", body_hash=k), 0.0).retry for k in range(2000)]
+    controller = gate(replicas=0, announcement=CapacityAnnouncement(35.0, 0.5))
+    advice = [controller.submit(ask(f"r{k}", body_hash=k), 0.0).retry for k in range(2000)]
     etas = [t.eta_s for t in advice if t is not None and t.retryable]
-    work_s = door.reservations.work_s / len(etas)
+    work_s = controller.reservations.work_s / len(etas)
     assert np.diff(etas) == pytest.approx(work_s / 0.45, rel=0.01)
     assert max(etas) <= 120
     assert all(t is not None and not t.retryable and t.retry_after_s is None for t in advice[len(etas) :])
     assert max(t.retry_after_s or 0 for t in advice if t is not None) == 60
-    assert door.reservations.pending_work_s == pytest.approx(door.reservations.work_s)
-    door.tick(200.0, CapacityAnnouncement(35.0, 0.5))
-    assert door.reservations.pending_work_s == 0
+    assert controller.reservations.pending_work_s == pytest.approx(controller.reservations.work_s)
+    controller.tick(200.0, CapacityAnnouncement(35.0, 0.5))
+    assert controller.reservations.pending_work_s == 0
 
 
 def test_reservation_etas_respect_capacity_announcement() -> None:
     """One in 35 s that leaves little to spare, one in 55 s that leaves much."""
-    door = gate(replicas=0, outlook=CapacityAnnouncement(35.0, 0.1, later_steps=((55.0, 0.5),)))
-    advice = [door.submit(ask(f"r{k}", body_hash=k), 0.0).retry for k in range(300)]
+    controller = gate(replicas=0, announcement=CapacityAnnouncement(35.0, 0.1, later_steps=((55.0, 0.5),)))
+    advice = [controller.submit(ask(f"r{k}", body_hash=k), 0.0).retry for k in range(300)]
     etas = np.array([t.eta_s for t in advice if t is not None and t.eta_s is not None])
-    work_s = door.reservations.work_s / len(etas)
+    work_s = controller.reservations.work_s / len(etas)
     first, later = etas[etas < 55.0], etas[etas > 55.0]
     assert len(first) == int(20.0 * 0.09 / work_s)
     assert np.diff(first) == pytest.approx(work_s / 0.09, rel=0.01)
@@ -522,23 +526,24 @@ def test_reservation_eta_is_finite_or_none(later: tuple[tuple[float, float], ...
 
 
 def test_retry_on_time_precedes_new_requests_late_does_not() -> None:
-    door = gate(outlook=CapacityAnnouncement(2.0, 5.0))
-    _, now = fill(door)
+    controller = gate(announcement=CapacityAnnouncement(2.0, 5.0))
+    _, now = fill(controller)
     while (
-        decision := door.submit(ask(f"h{door.queued}", now, body_hash=door.queued), now)
+        decision := controller.submit(ask(f"h{controller.queued}", now, body_hash=controller.queued), now)
     ).outcome is AdmissionOutcome.QUEUED:
         pass
     assert decision.retry is not None
     assert decision.retry.retry_after_s is not None
-    door.release(now + 1)
+    controller.release(now + 1)
     back = now + decision.retry.retry_after_s
-    assert door.submit(ask("new", back), back).outcome is AdmissionOutcome.QUEUED
+    assert controller.submit(ask("new", back), back).outcome is AdmissionOutcome.QUEUED
     assert (
-        door.submit(ask("back", back, body_hash=int(decision.request_id[1:])), back).outcome is AdmissionOutcome.QUEUED
+        controller.submit(ask("back", back, body_hash=int(decision.request_id[1:])), back).outcome
+        is AdmissionOutcome.QUEUED
     )
-    door.complete("fill0", back)
-    door.complete("fill1", back)
-    assert next(d.request_id for d in door.release(back)) == "back"
+    controller.complete("fill0", back)
+    controller.complete("fill1", back)
+    assert next(d.request_id for d in controller.release(back)) == "back"
 
 
 @pytest.mark.parametrize("last_s", [75.0, 105.0])
@@ -554,12 +559,12 @@ def test_retries_after_load_step_are_admitted_in_one_wave(last_s: float) -> None
         + CHAT.mean(tier.model.decode_work_s(CHAT.prompt_tokens, CHAT.output_tokens))
     )
 
-    def outlook(door: AdmissionController, now: float) -> None:
-        two, three = (count * door.pool.cost_model.full_utilization - rate * work_s for count in (2, 3))
+    def announcement(controller: AdmissionController, now: float) -> None:
+        two, three = (count * controller.pool.cost_model.full_utilization - rate * work_s for count in (2, 3))
         if last_s == ready_s:
-            door.tick(now, CapacityAnnouncement(ready_s + 2.0, three))
+            controller.tick(now, CapacityAnnouncement(ready_s + 2.0, three))
         else:
-            door.tick(now, CapacityAnnouncement(ready_s + 2.0, two, later_steps=((last_s + 2.0, three),)))
+            controller.tick(now, CapacityAnnouncement(ready_s + 2.0, two, later_steps=((last_s + 2.0, three),)))
 
     refusals: list[tuple[float, bool]] = []
 
@@ -571,7 +576,7 @@ def test_retries_after_load_step_are_admitted_in_one_wave(last_s: float) -> None
         return [now + advice + 0.05]
 
     offered = poisson(rate, 125.0, np.random.default_rng(11))
-    policy = ControllerPolicy(gate(tier, classes, 0), outlook)
+    policy = ControllerPolicy(gate(tier, classes, 0), announcement)
     run(policy, [StepEngine(plant, ROOMY) for _ in range(3)], offered, 140.0, [0.0, ready_s, last_s], back)
     refused = [job for job in offered if job.retry_advice]
     first = [job for job in refused if sum(job.retry_advice[:1]) < 60]
@@ -652,39 +657,41 @@ def test_two_gateways_fill_replica_like_one() -> None:
     whole = fill(gate())[0]
     halves = 0
     for cap in split_by_demand(engine_cost_model(SERVE, ONE_CLASS).batch, {"a": 1.0, "b": 1.0}).values():
-        door = gate(replicas=0)
-        door.set_replicas({"r": cap}, 0.0)
-        halves += fill(door, step_s=0.08)[0]
+        controller = gate(replicas=0)
+        controller.set_replicas({"r": cap}, 0.0)
+        halves += fill(controller, step_s=0.08)[0]
     assert halves == pytest.approx(whole, rel=0.05)
 
 
 def test_idle_engine_takes_a_prompt_larger_than_this_gateways_share() -> None:
     """Each of eight gateways has an eighth of the KV cache; what fits the engine would never fit one of them."""
-    door = gate(GUIDE, (ClassPolicy("chat", 0, GUIDE.slo),), replicas=0)
-    batch, kv_tokens = door.pool.cost_model.batch, door.pool.cost_model.kv_tokens
-    door.set_replicas({"r": batch // 8}, 0.0)
+    controller = gate(GUIDE, (ClassPolicy("chat", 0, GUIDE.slo),), replicas=0)
+    batch, kv_tokens = controller.pool.cost_model.batch, controller.pool.cost_model.kv_tokens
+    controller.set_replicas({"r": batch // 8}, 0.0)
     large = ask("large", prompt_tokens=kv_tokens // 2)
-    assert door.submit(large, 0.0).outcome is AdmissionOutcome.ADMITTED
-    assert door.submit(ask("second", prompt_tokens=kv_tokens // 2), 0.0).outcome is not AdmissionOutcome.ADMITTED
+    assert controller.submit(large, 0.0).outcome is AdmissionOutcome.ADMITTED
+    assert controller.submit(ask("second", prompt_tokens=kv_tokens // 2), 0.0).outcome is not AdmissionOutcome.ADMITTED
 
 
 def test_idle_engine_takes_what_it_can_serve_in_time_after_a_rejection() -> None:
     """The margin for errors of prediction is for contention: nothing is gained by a rejection at an idle engine."""
-    door = gate()
+    controller = gate()
     lengths = range(1000, 30_000, 100)
     longest = next(
-        n for n in lengths if door.pool.estimate_cost(ask("x", prompt_tokens=n)).idle_ttft_s > 0.9 * (SLO.ttft_s or 0.0)
+        n
+        for n in lengths
+        if controller.pool.estimate_cost(ask("x", prompt_tokens=n)).idle_ttft_s > 0.9 * (SLO.ttft_s or 0.0)
     )
-    count, now = fill(door)
+    count, now = fill(controller)
     ids = [f"fill{k}" for k in range(count)]
     rejected = False
     while not rejected:
         ids.append(f"q{len(ids)}")
-        decision = door.submit(ask(ids[-1], now, prompt_tokens=longest), now)
+        decision = controller.submit(ask(ids[-1], now, prompt_tokens=longest), now)
         rejected = decision.outcome is AdmissionOutcome.SHED_SATURATED
         now += 0.001
     for id in ids:
-        door.cancel(id, now)
-        door.complete(id, now)
-    assert len(door.pool) == 0
-    assert door.submit(ask("alone", now, prompt_tokens=longest), now).outcome is AdmissionOutcome.ADMITTED
+        controller.cancel(id, now)
+        controller.complete(id, now)
+    assert len(controller.pool) == 0
+    assert controller.submit(ask("alone", now, prompt_tokens=longest), now).outcome is AdmissionOutcome.ADMITTED

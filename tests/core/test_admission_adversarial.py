@@ -31,9 +31,12 @@ NUMBERS = engine_cost_model(TIER, CLASSES)
 HUGE = 10**18
 
 
-def gate(replicas: int = 1, outlook: CapacityAnnouncement = CapacityAnnouncement(30.0, 1.0)) -> AdmissionController:  # noqa: B008 - a value
+def gate(
+    replicas: int = 1,
+    announcement: CapacityAnnouncement = CapacityAnnouncement(30.0, 1.0),  # noqa: B008 - a value
+) -> AdmissionController:
     made = AdmissionController(CLASSES, NUMBERS, {"limited": TenantPolicy(requests_per_s=5.0)})
-    made.tick(0.0, outlook)
+    made.tick(0.0, announcement)
     made.set_replicas({str(k): NUMBERS.batch for k in range(replicas)}, 0.0)
     return made
 
@@ -44,20 +47,20 @@ def ask(id: str, now: float = 0.0, **other: object) -> AdmissionRequest:
     )  # type: ignore[arg-type]
 
 
-def full(door: AdmissionController, now: float = 0.0) -> float:
+def full(controller: AdmissionController, now: float = 0.0) -> float:
     """Fills it with requests f0, f1, ...; returns the time."""
     for k in range(2000):
-        if door.submit(ask(f"f{k}", now), now).outcome is not AdmissionOutcome.ADMITTED:
-            door.cancel(f"f{k}", now)
+        if controller.submit(ask(f"f{k}", now), now).outcome is not AdmissionOutcome.ADMITTED:
+            controller.cancel(f"f{k}", now)
             return now
         now += 0.04
     raise AssertionError("it never fills")
 
 
-def check(door: AdmissionController) -> None:
+def check(controller: AdmissionController) -> None:
     """Nothing is below zero, and what is counted twice agrees."""
     held = running = 0
-    for replica in door.pool.replicas.values():
+    for replica in controller.pool.replicas.values():
         sums = (replica.sequences, replica.sequence_tokens, replica.kv_mean_tokens, replica.step_s)
         assert all(0 <= value < math.inf for value in sums)
         assert min(replica.running_per_class) >= 0
@@ -65,13 +68,13 @@ def check(door: AdmissionController) -> None:
         assert replica.sequences == sum(r.cost.sequences for r in replica.running.values())
         assert 0.5 <= replica.step_time_ratio <= 4.0
         running += len(replica.running)
-    held = door.queued
-    assert running == len(door.pool)
-    assert 0 <= door.queued_work_s < math.inf
-    assert (door.queued_work_s == 0) == (held == 0)
-    assert 0 <= door.reservations.work_s < math.inf
-    assert 0 <= door.reservations.pending_work_s < math.inf
-    assert all(count >= 0 for count in door.outcomes.values())
+    held = controller.queued
+    assert running == len(controller.pool)
+    assert 0 <= controller.queued_work_s < math.inf
+    assert (controller.queued_work_s == 0) == (held == 0)
+    assert 0 <= controller.reservations.work_s < math.inf
+    assert 0 <= controller.reservations.pending_work_s < math.inf
+    assert all(count >= 0 for count in controller.outcomes.values())
 
 
 @pytest.mark.parametrize(
@@ -116,107 +119,113 @@ def test_request_invalid_field_raises_error_naming_field(broken: dict[str, objec
     ],
 )
 def test_submit_extreme_request_returns_outcome(extreme: dict[str, object]) -> None:
-    door = gate()
-    decision = door.submit(ask("a", **extreme), 0.0)
-    check(door)
+    controller = gate()
+    decision = controller.submit(ask("a", **extreme), 0.0)
+    check(controller)
     assert decision.outcome in AdmissionOutcome
-    door.complete("a", 1.0, HUGE, math.nan)
-    check(door)
+    controller.complete("a", 1.0, HUGE, math.nan)
+    check(controller)
 
 
 def test_submit_request_larger_than_kv_is_shed_without_retry() -> None:
-    door = gate()
-    decision = door.submit(ask("a", prompt_tokens=300_000), 0.0)
+    controller = gate()
+    decision = controller.submit(ask("a", prompt_tokens=300_000), 0.0)
     assert decision.outcome is AdmissionOutcome.SHED_NO_CAPACITY
     assert decision.retry is not None
     assert not decision.retry.retryable
-    assert door.submit(ask("b", prompt_tokens=300_000, has_fallback=True), 0.0).outcome is AdmissionOutcome.DOWNGRADED
-    assert door.submit(ask("c", prompt_tokens=190_000), 0.0).outcome is AdmissionOutcome.ADMITTED
     assert (
-        door.submit(ask("d", prompt_tokens=190_000), 0.0).outcome is AdmissionOutcome.QUEUED
+        controller.submit(ask("b", prompt_tokens=300_000, has_fallback=True), 0.0).outcome
+        is AdmissionOutcome.DOWNGRADED
+    )
+    assert controller.submit(ask("c", prompt_tokens=190_000), 0.0).outcome is AdmissionOutcome.ADMITTED
+    assert (
+        controller.submit(ask("d", prompt_tokens=190_000), 0.0).outcome is AdmissionOutcome.QUEUED
     )  # it fits, but not beside the other
-    assert door.submit(ask("e", 40.0), 40.0).outcome is AdmissionOutcome.ADMITTED  # the long prompt has been computed
+    assert (
+        controller.submit(ask("e", 40.0), 40.0).outcome is AdmissionOutcome.ADMITTED
+    )  # the long prompt has been computed
 
 
 def test_submit_with_fallback_downgrades_instead_of_queueing() -> None:
     """Held until the last moment, a request would come to the fallback too late for its target."""
-    door = gate()
+    controller = gate()
     for n in range(10_000):
-        decision = door.submit(ask(f"n{n}", 0.0, has_fallback=True), 0.0)
+        decision = controller.submit(ask(f"n{n}", 0.0, has_fallback=True), 0.0)
         if decision.outcome is not AdmissionOutcome.ADMITTED:
             break
     assert decision.outcome is AdmissionOutcome.DOWNGRADED
-    assert door.queued == 0
-    door.set_replicas({}, 1.0)
-    assert door.submit(ask("from zero", 1.0, has_fallback=True), 1.0).outcome is AdmissionOutcome.DOWNGRADED
+    assert controller.queued == 0
+    controller.set_replicas({}, 1.0)
+    assert controller.submit(ask("from zero", 1.0, has_fallback=True), 1.0).outcome is AdmissionOutcome.DOWNGRADED
 
 
 def test_submit_sequences_above_batch_need_empty_replica() -> None:
-    door = gate()
+    controller = gate()
     assert (
-        door.submit(ask("a", sequences=NUMBERS.batch + 10, prompt_tokens=10), 0.0).outcome is AdmissionOutcome.ADMITTED
+        controller.submit(ask("a", sequences=NUMBERS.batch + 10, prompt_tokens=10), 0.0).outcome
+        is AdmissionOutcome.ADMITTED
     )
-    assert door.submit(ask("b", sequences=1100, prompt_tokens=10), 0.0).outcome is AdmissionOutcome.QUEUED
-    check(door)
-    door.complete("a", 0.1)
-    assert [decision.outcome for decision in door.release(0.1)] == [AdmissionOutcome.ADMITTED]
-    check(door)
+    assert controller.submit(ask("b", sequences=1100, prompt_tokens=10), 0.0).outcome is AdmissionOutcome.QUEUED
+    check(controller)
+    controller.complete("a", 0.1)
+    assert [decision.outcome for decision in controller.release(0.1)] == [AdmissionOutcome.ADMITTED]
+    check(controller)
 
 
 @pytest.mark.parametrize(("prompt_tokens", "sequences"), [(199_990, 1), (30_000, 17)])
 def test_prompts_that_fit_one_by_one_are_admitted(prompt_tokens: int, sequences: int) -> None:
     """Sequences take turns in the cache of 200,000 tokens, and the context ends an answer."""
-    door = gate()
+    controller = gate()
     large = ask("a", prompt_tokens=prompt_tokens, sequences=sequences)
-    assert door.submit(large, 0.0).outcome is AdmissionOutcome.ADMITTED
-    assert door.submit(ask("b"), 0.0).outcome is not AdmissionOutcome.SHED_NO_CAPACITY
-    check(door)
-    door.complete("a", 5.0)
-    door.release(5.0)
-    assert door.submit(ask("c", 40.0), 40.0).outcome is AdmissionOutcome.ADMITTED
-    check(door)
+    assert controller.submit(large, 0.0).outcome is AdmissionOutcome.ADMITTED
+    assert controller.submit(ask("b"), 0.0).outcome is not AdmissionOutcome.SHED_NO_CAPACITY
+    check(controller)
+    controller.complete("a", 5.0)
+    controller.release(5.0)
+    assert controller.submit(ask("c", 40.0), 40.0).outcome is AdmissionOutcome.ADMITTED
+    check(controller)
 
 
 def test_submit_past_deadline_is_shed() -> None:
-    door = gate()
+    controller = gate()
     for fallback in (False, True):
-        decision = door.submit(ask(f"a{fallback}", 5.0, deadline_s=4.0, has_fallback=fallback), 5.0)
+        decision = controller.submit(ask(f"a{fallback}", 5.0, deadline_s=4.0, has_fallback=fallback), 5.0)
         assert decision.outcome is AdmissionOutcome.SHED_DEADLINE
-    assert door.submit(ask("late", 5.0), 50.0).outcome is AdmissionOutcome.SHED_SATURATED
-    assert len(door.pool) == 0
+    assert controller.submit(ask("late", 5.0), 50.0).outcome is AdmissionOutcome.SHED_SATURATED
+    assert len(controller.pool) == 0
 
 
 def test_controller_clock_going_backwards_keeps_invariants() -> None:
-    door = gate()
-    now = full(door)
-    door.submit(ask("h", now), now)
+    controller = gate()
+    now = full(controller)
+    controller.submit(ask("h", now), now)
     for back in (now - 100.0, -math.inf, math.nan):
-        assert door.release(back) == []
-        door.tick(back, CapacityAnnouncement(30.0, 1.0))
-        check(door)
-    door.complete("f0", now - 50.0)
-    assert [d.outcome for d in door.release(now - 50.0)] == [AdmissionOutcome.ADMITTED]
-    assert door.submit(ask("i", now - 50.0), now - 50.0).outcome in AdmissionOutcome
-    door.tick(1e12, CapacityAnnouncement(30.0, 1.0))
-    check(door)
+        assert controller.release(back) == []
+        controller.tick(back, CapacityAnnouncement(30.0, 1.0))
+        check(controller)
+    controller.complete("f0", now - 50.0)
+    assert [d.outcome for d in controller.release(now - 50.0)] == [AdmissionOutcome.ADMITTED]
+    assert controller.submit(ask("i", now - 50.0), now - 50.0).outcome in AdmissionOutcome
+    controller.tick(1e12, CapacityAnnouncement(30.0, 1.0))
+    check(controller)
     with pytest.raises(ValueError, match="now"):
         AdmissionController(CLASSES, NUMBERS, {}).submit(ask("a"), math.nan)
 
 
 def test_submit_duplicate_id_raises_and_changes_nothing() -> None:
-    door = gate()
-    door.submit(ask("a"), 0.0)
+    controller = gate()
+    controller.submit(ask("a"), 0.0)
     with pytest.raises(ValueError, match="'a'"):
-        door.submit(ask("a"), 0.0)
-    now = full(door, 1.0)
-    assert door.submit(ask("h", now), now).outcome is AdmissionOutcome.QUEUED
+        controller.submit(ask("a"), 0.0)
+    now = full(controller, 1.0)
+    assert controller.submit(ask("h", now), now).outcome is AdmissionOutcome.QUEUED
     with pytest.raises(ValueError, match="'h'"):
-        door.submit(ask("h", now), now)
-    assert door.queued == 1
-    assert door.complete("a", now)
-    assert not door.complete("a", now)
-    assert not door.complete("never seen", now)
-    check(door)
+        controller.submit(ask("h", now), now)
+    assert controller.queued == 1
+    assert controller.complete("a", now)
+    assert not controller.complete("a", now)
+    assert not controller.complete("never seen", now)
+    check(controller)
 
 
 def test_controller_unknown_class_or_bad_limits_raises() -> None:
@@ -239,32 +248,32 @@ def test_controller_unknown_class_or_bad_limits_raises() -> None:
 
 
 def test_replica_loss_keeps_queue_until_replicas_return() -> None:
-    door = gate(2)
-    now = full(door)
+    controller = gate(2)
+    now = full(controller)
     for k in range(5):
-        assert door.submit(ask(f"h{k}", now), now).outcome is AdmissionOutcome.QUEUED
-    door.set_replicas({}, now)
-    assert (len(door.pool), door.queued, door.release(now)) == (0, 5, [])
-    assert door.needs_wakeup
-    assert not door.complete("f0", now)
-    door.set_replicas({"new": NUMBERS.batch}, now + 0.1)
-    assert {d.outcome for d in door.release(now + 0.1)} == {AdmissionOutcome.ADMITTED}
-    door.set_replicas({}, now + 0.2)
-    assert door.submit(ask("z", now + 0.2), now + 0.2).outcome is AdmissionOutcome.QUEUED
-    assert [d.outcome for d in door.release(now + 100)] == [AdmissionOutcome.SHED_STARTING]
-    check(door)
+        assert controller.submit(ask(f"h{k}", now), now).outcome is AdmissionOutcome.QUEUED
+    controller.set_replicas({}, now)
+    assert (len(controller.pool), controller.queued, controller.release(now)) == (0, 5, [])
+    assert controller.needs_wakeup
+    assert not controller.complete("f0", now)
+    controller.set_replicas({"new": NUMBERS.batch}, now + 0.1)
+    assert {d.outcome for d in controller.release(now + 0.1)} == {AdmissionOutcome.ADMITTED}
+    controller.set_replicas({}, now + 0.2)
+    assert controller.submit(ask("z", now + 0.2), now + 0.2).outcome is AdmissionOutcome.QUEUED
+    assert [d.outcome for d in controller.release(now + 100)] == [AdmissionOutcome.SHED_STARTING]
+    check(controller)
 
 
 def test_replica_with_zero_share_admits_nothing() -> None:
-    door = gate(0)
-    door.set_replicas({"a": 0, "b": -3}, 0.0)
-    assert door.submit(ask("a"), 0.0).outcome is not AdmissionOutcome.ADMITTED
-    door.set_replicas({"a": 0, "b": 5}, 0.0)
-    check(door)
+    controller = gate(0)
+    controller.set_replicas({"a": 0, "b": -3}, 0.0)
+    assert controller.submit(ask("a"), 0.0).outcome is not AdmissionOutcome.ADMITTED
+    controller.set_replicas({"a": 0, "b": 5}, 0.0)
+    check(controller)
 
 
 @pytest.mark.parametrize(
-    "outlook",
+    "announcement",
     [
         CapacityAnnouncement(math.nan, math.nan),
         CapacityAnnouncement(math.inf, math.inf),
@@ -274,35 +283,39 @@ def test_replica_with_zero_share_admits_nothing() -> None:
         CapacityAnnouncement(None, math.inf),
     ],
 )
-def test_invalid_capacity_announcement_gives_valid_retry_advice(outlook: CapacityAnnouncement) -> None:
-    door = gate(1, outlook)
-    now = full(door)
+def test_invalid_capacity_announcement_gives_valid_retry_advice(announcement: CapacityAnnouncement) -> None:
+    controller = gate(1, announcement)
+    now = full(controller)
     for k in range(200):
-        advice = door.submit(ask(f"h{k}", now, body_hash=k), now).retry
+        advice = controller.submit(ask(f"h{k}", now, body_hash=k), now).retry
         if advice is not None:
             assert advice.retry_after_s is None or (advice.retryable and 1 <= advice.retry_after_s <= 60)
             assert advice.eta_s is None or 0 <= advice.eta_s < math.inf
-    check(door)
+    check(controller)
 
 
 def test_unclaimed_reservations_expire_completely() -> None:
-    door = gate(0, CapacityAnnouncement(40.0, 5.0))
+    controller = gate(0, CapacityAnnouncement(40.0, 5.0))
     for k in range(2000):
-        door.submit(ask(f"r{k}", k * 0.01, body_hash=k), k * 0.01)
-    assert len(door.reservations) > 100
+        controller.submit(ask(f"r{k}", k * 0.01, body_hash=k), k * 0.01)
+    assert len(controller.reservations) > 100
     for now in range(21, 400):
-        door.tick(float(now), CapacityAnnouncement(40.0, 5.0))
-        check(door)
-    assert (len(door.reservations), door.reservations.work_s, door.reservations.pending_work_s) == (0, 0.0, 0.0)
+        controller.tick(float(now), CapacityAnnouncement(40.0, 5.0))
+        check(controller)
+    assert (len(controller.reservations), controller.reservations.work_s, controller.reservations.pending_work_s) == (
+        0,
+        0.0,
+        0.0,
+    )
 
 
 def test_client_ignoring_retry_advice_gains_one_reservation() -> None:
-    door = gate(0, CapacityAnnouncement(40.0, 1.0))
-    honest = door.submit(ask("honest", body_hash=1), 0.0).retry
+    controller = gate(0, CapacityAnnouncement(40.0, 1.0))
+    honest = controller.submit(ask("honest", body_hash=1), 0.0).retry
     for k in range(500):
-        door.submit(ask(f"r{k}", k * 0.01, body_hash=2), k * 0.01)
-    assert len(door.reservations) == 2
-    late = door.submit(ask("late", 5.0, body_hash=3), 5.0).retry
+        controller.submit(ask(f"r{k}", k * 0.01, body_hash=2), k * 0.01)
+    assert len(controller.reservations) == 2
+    late = controller.submit(ask("late", 5.0, body_hash=3), 5.0).retry
     assert honest is not None
     assert honest.eta_s is not None
     assert late is not None
@@ -311,30 +324,30 @@ def test_client_ignoring_retry_advice_gains_one_reservation() -> None:
 
 
 def test_tenant_flood_does_not_starve_other_tenant() -> None:
-    door = gate()
-    now = full(door)
+    controller = gate()
+    now = full(controller)
     for k in range(300):
-        door.submit(ask(f"a{k}", now, tenant="flood"), now)
-    assert door.submit(ask("b", now, tenant="quiet"), now).outcome is AdmissionOutcome.QUEUED
+        controller.submit(ask(f"a{k}", now, tenant="flood"), now)
+    assert controller.submit(ask("b", now, tenant="quiet"), now).outcome is AdmissionOutcome.QUEUED
     for k in range(2):
-        door.complete(f"f{k}", now)
-    let_in = [d.request_id for d in door.release(now)]
-    assert now < door.wake_at_s < now + 0.1  # the room that they leave in its KV is given by and by
-    assert "b" in let_in + [d.request_id for d in door.release(door.wake_at_s)]
+        controller.complete(f"f{k}", now)
+    let_in = [d.request_id for d in controller.release(now)]
+    assert now < controller.wake_at_s < now + 0.1  # the room that they leave in its KV is given by and by
+    assert "b" in let_in + [d.request_id for d in controller.release(controller.wake_at_s)]
 
 
 def test_cancel_queued_requests_leaves_no_state() -> None:
-    door = gate()
-    now = full(door)
+    controller = gate()
+    now = full(controller)
     for k in range(3000):
-        if door.submit(ask(f"h{k}", now, tenant=f"t{k % 7}"), now).outcome is AdmissionOutcome.QUEUED:
-            decision = door.cancel(f"h{k}", now)
+        if controller.submit(ask(f"h{k}", now, tenant=f"t{k % 7}"), now).outcome is AdmissionOutcome.QUEUED:
+            decision = controller.cancel(f"h{k}", now)
             assert decision is not None
             assert decision.outcome is AdmissionOutcome.CLIENT_GONE
-    assert door.cancel("h0", now) is None
-    assert door.queued == 0
-    assert door.wake_at_s == math.inf
-    check(door)
+    assert controller.cancel("h0", now) is None
+    assert controller.queued == 0
+    assert controller.wake_at_s == math.inf
+    check(controller)
 
 
 class Soak:
@@ -342,7 +355,7 @@ class Soak:
 
     def __init__(self) -> None:
         self.random = Random(1)
-        self.door = gate(2)
+        self.controller = gate(2)
         self.now = 0.0
         self.running: list[str] = []
         self.final: dict[AdmissionOutcome, int] = dict.fromkeys(AdmissionOutcome, 0)
@@ -359,31 +372,33 @@ class Soak:
         key = k if self.random.random() < 0.9 else self.random.randrange(k + 1)
         kind = {"request_class": "low" if k % 3 else "high", "tenant": f"t{key % 5000}", "body_hash": key}
         request = ask(f"r{k}", self.now, prompt_tokens=500 + key % 2000, **kind)
-        self.take(self.door.submit(request, self.now))
+        self.take(self.controller.submit(request, self.now))
 
     def disturb(self, k: int) -> None:
-        door, random = self.door, self.random
+        controller, random = self.controller, self.random
         if k % 5 == 0:
             if self.running:
-                door.complete(self.running.pop(random.randrange(len(self.running))), self.now, 200, random.random())
-            self.take(*door.release(self.now))
+                controller.complete(
+                    self.running.pop(random.randrange(len(self.running))), self.now, 200, random.random()
+                )
+            self.take(*controller.release(self.now))
         if k % 50 == 0:
-            self.take(door.cancel(f"r{random.randrange(k + 1)}", self.now))
+            self.take(controller.cancel(f"r{random.randrange(k + 1)}", self.now))
         if k % 2000 == 0:
-            door.set_replicas({str(i): NUMBERS.batch for i in range(random.randrange(3))}, self.now)
+            controller.set_replicas({str(i): NUMBERS.batch for i in range(random.randrange(3))}, self.now)
         if k % 1000 == 0:
-            door.tick(self.now, CapacityAnnouncement(self.now + random.uniform(-5, 50), random.uniform(0, 2)))
-            check(door)
+            controller.tick(self.now, CapacityAnnouncement(self.now + random.uniform(-5, 50), random.uniform(0, 2)))
+            check(controller)
 
     def drain(self) -> None:
         while self.running:
             self.now += 0.1
-            self.door.complete(self.running.pop(), self.now)
-            self.take(*self.door.release(self.now))
+            self.controller.complete(self.running.pop(), self.now)
+            self.take(*self.controller.release(self.now))
         for _ in range(5):
             self.now += 100.0
-            self.door.tick(self.now, CapacityAnnouncement(None))
-            self.take(*self.door.release(self.now))
+            self.controller.tick(self.now, CapacityAnnouncement(None))
+            self.take(*self.controller.release(self.now))
 
 
 def test_controller_100k_requests_leaks_no_state() -> None:
@@ -392,7 +407,7 @@ def test_controller_100k_requests_leaks_no_state() -> None:
         soak.offer(k)
         soak.disturb(k)
     soak.drain()
-    door = soak.door
+    controller = soak.controller
     assert sum(soak.final.values()) == 100_000
     assert (
         min(
@@ -401,16 +416,24 @@ def test_controller_100k_requests_leaks_no_state() -> None:
         )
         > 100
     )
-    assert (door.queued, len(door.pool), len(door.reservations), door.known_tenants) == (0, 0, 0, 0)
-    assert all(not r.running and r.kv_mean_tokens == 0 and r.sequences == 0 for r in door.pool.replicas.values())
-    check(door)
+    assert (controller.queued, len(controller.pool), len(controller.reservations), controller.known_tenants) == (
+        0,
+        0,
+        0,
+        0,
+    )
+    assert all(not r.running and r.kv_mean_tokens == 0 and r.sequences == 0 for r in controller.pool.replicas.values())
+    check(controller)
 
 
 def test_infeasible_tpot_target_still_admits_requests() -> None:
     hopeless = (ClassPolicy("high", 0, Slo(0.95, 0.5, 0.0, 0.001)),)
-    door = AdmissionController(hopeless, engine_cost_model(TIER, hopeless), {})
-    door.set_replicas({"a": 100}, 0.0)
-    assert sum(door.submit(ask(f"r{k}", k * 0.1), k * 0.1).outcome is AdmissionOutcome.ADMITTED for k in range(20)) >= 5
+    controller = AdmissionController(hopeless, engine_cost_model(TIER, hopeless), {})
+    controller.set_replicas({"a": 100}, 0.0)
+    assert (
+        sum(controller.submit(ask(f"r{k}", k * 0.1), k * 0.1).outcome is AdmissionOutcome.ADMITTED for k in range(20))
+        >= 5
+    )
     assert step_time_budget_s(serve_tier(HOT, MIX), math.inf) == math.inf
 
 
@@ -458,10 +481,10 @@ def test_share_allocator_without_gateways_keeps_slots() -> None:
 
 
 def plainly(
-    door: AdmissionController, request: AdmissionRequest, fill: float, within_s: float, now: float
+    controller: AdmissionController, request: AdmissionRequest, fill: float, within_s: float, now: float
 ) -> tuple[str | None, float, float]:
     """What `Fleet.place` does, by asking each of a few replicas everything. When to come back only where none can."""
-    fleet = door.pool
+    fleet = controller.pool
     need, budget_s = fleet.estimate_cost(request), fleet.cost_model.step_budget_s[0]
     room_at_s = {r.address: r.room_at_s(need, budget_s, fill, now) for r in fleet.replicas.values()}
     fits = [(r, r.predict_ttft_s(need, now)) for r in fleet.replicas.values() if not room_at_s[r.address]]
@@ -478,21 +501,21 @@ def plainly(
 
 @pytest.mark.parametrize("seed", range(8))
 def test_placement_matches_exhaustive_search(seed: int) -> None:
-    random, door, now = Random(seed), gate(replicas=CANDIDATES), 0.0
+    random, controller, now = Random(seed), gate(replicas=CANDIDATES), 0.0
     running: list[str] = []
     visited = set()
     for k in range(800):
         now += random.expovariate(25.0)
         request = ask(f"r{k}", now, prompt_tokens=random.choice([50, 500, 4000, 30_000]))
         fill, within_s = random.choice([0.5, 1.0]), random.choice([0.02, 0.2, 2.0, math.inf])
-        place = door.pool.place(request, door.pool.estimate_cost(request), 0, fill, within_s, now)
+        place = controller.pool.place(request, controller.pool.estimate_cost(request), 0, fill, within_s, now)
         found = None if place.replica is None else place.replica.address
         again_s = math.inf if found else place.retry_at_s
-        assert (found, place.first_token_s, again_s) == plainly(door, request, fill, within_s, now)
+        assert (found, place.first_token_s, again_s) == plainly(controller, request, fill, within_s, now)
         visited.add((found is None, place.first_token_s < math.inf, place.retry_at_s < math.inf))
-        if door.submit(request, now).outcome is AdmissionOutcome.ADMITTED:
+        if controller.submit(request, now).outcome is AdmissionOutcome.ADMITTED:
             running.append(request.id)
         if running and random.random() < 0.7:
-            door.complete(running.pop(random.randrange(len(running))), now, random.randrange(1, 300), 0.1)
-            running += [d.request_id for d in door.release(now) if d.outcome is AdmissionOutcome.ADMITTED]
+            controller.complete(running.pop(random.randrange(len(running))), now, random.randrange(1, 300), 0.1)
+            running += [d.request_id for d in controller.release(now) if d.outcome is AdmissionOutcome.ADMITTED]
     assert {(False, True, False), (False, True, True), (True, True, False)} <= visited

@@ -34,48 +34,51 @@ def gate(remote: bool) -> AdmissionController:
     return made
 
 
-def outcome_of(door: AdmissionController, id: str, now: float, prompt: int = 1000) -> AdmissionOutcome:
-    return door.submit(AdmissionRequest(id, "chat", "t", now, prompt, max_tokens=100), now).outcome
+def outcome_of(controller: AdmissionController, id: str, now: float, prompt: int = 1000) -> AdmissionOutcome:
+    return controller.submit(AdmissionRequest(id, "chat", "t", now, prompt, max_tokens=100), now).outcome
 
 
 @pytest.mark.parametrize("remote", [False, True], ids=["serve", "pair"])
 def test_engine_rejected_request_keeps_admission_open(remote: bool) -> None:
-    door = gate(remote)
+    controller = gate(remote)
     for k in range(20):
         now = 2.0 * k
-        door.submit(AdmissionRequest(f"large{k}", "chat", "t", now, TOO_LONG, max_tokens=100), now)
-        door.complete(f"large{k}", now + 0.01)
-        assert outcome_of(door, f"{k}", now + 0.02) is AdmissionOutcome.ADMITTED
-        door.complete(f"{k}", now + 1.0, 100, 0.1)
+        controller.submit(AdmissionRequest(f"large{k}", "chat", "t", now, TOO_LONG, max_tokens=100), now)
+        controller.complete(f"large{k}", now + 0.01)
+        assert outcome_of(controller, f"{k}", now + 0.02) is AdmissionOutcome.ADMITTED
+        controller.complete(f"{k}", now + 1.0, 100, 0.1)
 
 
 @pytest.mark.parametrize("remote", [False, True], ids=["serve", "pair"])
 def test_engine_rejected_request_only_advances_requests_behind(remote: bool) -> None:
     """A gate that never saw the request that was refused foresees the same from then on."""
     doors = gate(remote), gate(remote)
-    for door in doors:
-        assert outcome_of(door, "before", 0.0) is AdmissionOutcome.ADMITTED
+    for controller in doors:
+        assert outcome_of(controller, "before", 0.0) is AdmissionOutcome.ADMITTED
     assert outcome_of(doors[0], "refused", 0.01, 6000) is AdmissionOutcome.ADMITTED
-    for door in doors:
-        assert outcome_of(door, "behind", 0.01) is AdmissionOutcome.ADMITTED
+    for controller in doors:
+        assert outcome_of(controller, "behind", 0.01) is AdmissionOutcome.ADMITTED
     doors[0].complete("refused", 0.01)
-    foreseen = [door.submit(AdmissionRequest("next", "chat", "t", 0.02, 1000, max_tokens=100), 0.02) for door in doors]
+    foreseen = [
+        controller.submit(AdmissionRequest("next", "chat", "t", 0.02, 1000, max_tokens=100), 0.02)
+        for controller in doors
+    ]
     assert foreseen[0].first_token_s == pytest.approx(foreseen[1].first_token_s, abs=1e-4)
-    for door in doors:
-        door.complete("before", 2.0, 100, 0.1)
-        door.complete("behind", 2.5, 100, 0.2)
-        door.complete("next", 3.0, 100, 0.2)
-    first, second = (door.pool.replicas["d"] for door in doors)
+    for controller in doors:
+        controller.complete("before", 2.0, 100, 0.1)
+        controller.complete("behind", 2.5, 100, 0.2)
+        controller.complete("next", 3.0, 100, 0.2)
+    first, second = (controller.pool.replicas["d"] for controller in doors)
     assert first.step_time_ratio == pytest.approx(second.step_time_ratio, abs=1e-4)
     assert first.stall_total_s == pytest.approx(second.stall_total_s)
 
 
 def test_client_disconnect_returns_only_unread_prompt_time() -> None:
     """Long after the prompt was read an end without a word changes nothing; half way the half is given back."""
-    door = gate(remote=False)
-    outcome_of(door, "a", 0.0, 6000)
-    replica, whole_s = door.pool.replicas["d"], door.pool.replicas["d"].prefill_free_s
-    half, late = deepcopy(door), deepcopy(door)
+    controller = gate(remote=False)
+    outcome_of(controller, "a", 0.0, 6000)
+    replica, whole_s = controller.pool.replicas["d"], controller.pool.replicas["d"].prefill_free_s
+    half, late = deepcopy(controller), deepcopy(controller)
     late.complete("a", 2.0 * whole_s)
     assert late.pool.replicas["d"].prefill_free_s == replica.prefill_free_s
     half.complete("a", whole_s / 2)

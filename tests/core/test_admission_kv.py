@@ -138,31 +138,31 @@ def test_kv_projection_without_distribution_uses_lognormal() -> None:
 
 def test_admission_simultaneous_arrivals_reserve_final_kv() -> None:
     at = tier(lognormal(500, 3000, 0.0))
-    door = gate(replace(at, slo=Slo(0.95, 60.0, 0.0, 0.1)), (ClassPolicy("chat", 0, Slo(0.95, 60.0, 0.0, 0.1)),))
+    controller = gate(replace(at, slo=Slo(0.95, 60.0, 0.0, 0.1)), (ClassPolicy("chat", 0, Slo(0.95, 60.0, 0.0, 0.1)),))
     let_in = 0
     for number in range(400):
         now = number * 0.005
-        let_in += door.submit(ask(f"r{number}", now, prompt_tokens=500), now).outcome is AdmissionOutcome.ADMITTED
+        let_in += controller.submit(ask(f"r{number}", now, prompt_tokens=500), now).outcome is AdmissionOutcome.ADMITTED
     assert let_in <= 330_000 / 3_500 + 4
 
 
 def test_register_running_residents_count_as_in_progress() -> None:
     """A gate made anew counts residents by when they came: at the middle of their answers they hold half of them."""
-    door = gate(tier(lognormal(500, 3000, 0.0)), (ClassPolicy("chat", 0, PROMISE),))
+    controller = gate(tier(lognormal(500, 3000, 0.0)), (ClassPolicy("chat", 0, PROMISE),))
     for number in range(90):
-        assert door.register_running(ask(f"r{number}", prompt_tokens=500), "0", now=number * 0.9)
-    assert door.submit(ask("next", 81.0, prompt_tokens=500), 81.0).outcome is AdmissionOutcome.ADMITTED
+        assert controller.register_running(ask(f"r{number}", prompt_tokens=500), "0", now=number * 0.9)
+    assert controller.submit(ask("next", 81.0, prompt_tokens=500), 81.0).outcome is AdmissionOutcome.ADMITTED
 
 
 def test_kv_projection_long_running_requests_expected_longer() -> None:
     """None of sixty has ended after twice a mean answer's time: they will hold five times as much as was expected."""
-    door = gate(tier(some_think), (ClassPolicy("chat", 0, PROMISE),))
+    controller = gate(tier(some_think), (ClassPolicy("chat", 0, PROMISE),))
     for number in range(60):
-        assert door.register_running(ask(f"r{number}", prompt_tokens=400), "0", now=number * 1e-3)
-    assert door.submit(ask("young", 1.0, prompt_tokens=400), 1.0).outcome is AdmissionOutcome.ADMITTED
-    [replica] = door.pool.replicas.values()
-    now = 2 * door.pool.cost_model.output_mean * replica.step_s
-    assert door.submit(ask("late", now, prompt_tokens=400), now).outcome is not AdmissionOutcome.ADMITTED
+        assert controller.register_running(ask(f"r{number}", prompt_tokens=400), "0", now=number * 1e-3)
+    assert controller.submit(ask("young", 1.0, prompt_tokens=400), 1.0).outcome is AdmissionOutcome.ADMITTED
+    [replica] = controller.pool.replicas.values()
+    now = 2 * controller.pool.cost_model.output_mean * replica.step_s
+    assert controller.submit(ask("late", now, prompt_tokens=400), now).outcome is not AdmissionOutcome.ADMITTED
 
 
 @pytest.mark.parametrize(
@@ -203,9 +203,11 @@ def test_admission_kv_overload_matches_best_constant_cap(
 def test_admission_empty_replica_admits_any_fitting_request(most: int | None) -> None:
     """Waiting would find no better place: however much of the cache it may take, nobody is in its way."""
     at = tier(lognormal(500, 3000, 1.0))
-    door = gate(replace(at, slo=Slo(0.95, 600.0, 0.0, 1.0)), (ClassPolicy("chat", 0, Slo(0.95, 600.0, 0.0, 1.0)),))
-    sure = door.pool.cost_model.request_cost(ask("one", prompt_tokens=1, max_tokens=most))
+    controller = gate(
+        replace(at, slo=Slo(0.95, 600.0, 0.0, 1.0)), (ClassPolicy("chat", 0, Slo(0.95, 600.0, 0.0, 1.0)),)
+    )
+    sure = controller.pool.cost_model.request_cost(ask("one", prompt_tokens=1, max_tokens=most))
     prompt = int(330_000 - sure.output_tokens - KV_Z_SCORE * sure.kv_variance**0.5) - 2
     request = ask("one", prompt_tokens=prompt, max_tokens=most)
-    assert door.pool.can_ever_fit(door.pool.cost_model.request_cost(request))
-    assert door.submit(request, 0.0).outcome is AdmissionOutcome.ADMITTED
+    assert controller.pool.can_ever_fit(controller.pool.cost_model.request_cost(request))
+    assert controller.submit(request, 0.0).outcome is AdmissionOutcome.ADMITTED

@@ -74,3 +74,8 @@ def test_gateways_have_no_part_in_demand_from_engines() -> None:
 def test_no_ready_engine_is_unknown_demand() -> None:
     rate = collected({}, []).collect(NOW_S + 30, {Role.SERVE: []}, ("gw-1",), 0.95).rate_per_s
     assert rate == Unavailable("no engine is ready")
+
+
+def test_silent_engine_is_an_engine_and_no_gateway() -> None:
+    found = collected({"a": 3.0}, ["a", "b"]).collect(NOW_S + 29, {Role.SERVE: ["a", "b"]}, ("gw-1",), 0.95)
+    assert (found.silent, found.tiers[Role.SERVE].silent) == ((), ("b",))

@@ -34,21 +34,21 @@ def gate(move_token_s: float | None, prefills: str = "p") -> AdmissionController
 
 
 def ask(
-    door: AdmissionController, id: str, now: float, tokens: int = 4000, blocks: tuple[int, ...] = ()
+    controller: AdmissionController, id: str, now: float, tokens: int = 4000, blocks: tuple[int, ...] = ()
 ) -> AdmissionDecision:
-    return door.submit(AdmissionRequest(id, "chat", "t", now, tokens, block_hashes=blocks), now)
+    return controller.submit(AdmissionRequest(id, "chat", "t", now, tokens, block_hashes=blocks), now)
 
 
 def played(
-    door: AdmissionController, step_s: float, requests: int = 200, tokens: int = 4000
+    controller: AdmissionController, step_s: float, requests: int = 200, tokens: int = 4000
 ) -> list[AdmissionDecision]:
     """Requests one after the other, each of which ends after ten seconds, and what became of them."""
     found, ends = [], []
     for k in range(requests):
         now = k * step_s
         while ends and ends[0][0] <= now:
-            door.complete(ends.pop(0)[1], now, 200)
-        for one in (*door.release(now), ask(door, str(k), now, tokens)):
+            controller.complete(ends.pop(0)[1], now, 200)
+        for one in (*controller.release(now), ask(controller, str(k), now, tokens)):
             if one.outcome is not AdmissionOutcome.QUEUED:
                 found.append(one)
             if one.outcome is AdmissionOutcome.ADMITTED:
@@ -73,44 +73,44 @@ def test_unmeasured_kv_transfer_costs_nothing() -> None:
 
 
 def test_slow_kv_transfer_missing_ttft_prefills_locally() -> None:
-    door = gate(TCP)  # 4,000 tokens are more than a second on their way
-    found = ask(door, "a", 0.0)
+    controller = gate(TCP)  # 4,000 tokens are more than a second on their way
+    found = ask(controller, "a", 0.0)
     assert (found.outcome, found.address, found.prefill) == (AdmissionOutcome.ADMITTED, "d", None)
     assert found.first_token_s is not None
     assert found.first_token_s < SLO.ttft_s / 2  # type: ignore[operator]
-    assert door.pool.replicas["d"].prefill_free_s > 0.05  # its own residents wait for it
-    assert door.pool.prefill_queues["p"].free_s == 0.0
+    assert controller.pool.replicas["d"].prefill_free_s > 0.05  # its own residents wait for it
+    assert controller.pool.prefill_queues["p"].free_s == 0.0
 
 
 def test_slow_kv_transfer_busy_engine_uses_remote_prefill() -> None:
     """A prompt in place keeps everybody waiting who is there; one on its way only itself."""
     alone = ask(gate(TCP), "a", 0.0, tokens=1000)
-    door = gate(TCP)
+    controller = gate(TCP)
     for k in range(NUMBERS.batch // 3):
-        assert ask(door, f"before{k}", 0.3 * k, tokens=200).outcome is AdmissionOutcome.ADMITTED
-    among = ask(door, "a", 0.3 * NUMBERS.batch, tokens=1000)
+        assert ask(controller, f"before{k}", 0.3 * k, tokens=200).outcome is AdmissionOutcome.ADMITTED
+    among = ask(controller, "a", 0.3 * NUMBERS.batch, tokens=1000)
     assert (alone.prefill, among.prefill) == (None, "p")
 
 
 def test_prompt_cached_on_decode_engine_prefills_locally() -> None:
-    door, blocks = gate(TCP), tuple(range(31))
-    assert ask(door, "a", 0.0, blocks=blocks).prefill is None
-    door.complete("a", 5.0, 200)
-    again = ask(door, "b", 10.0, blocks=blocks)
+    controller, blocks = gate(TCP), tuple(range(31))
+    assert ask(controller, "a", 0.0, blocks=blocks).prefill is None
+    controller.complete("a", 5.0, 200)
+    again = ask(controller, "b", 10.0, blocks=blocks)
     assert again.first_token_s is not None
     assert again.first_token_s < ask(gate(TCP), "b", 10.0).first_token_s / 3  # type: ignore[operator]
 
 
 def test_local_prefill_overload_rejects_and_keeps_tpot() -> None:
     """More prompts than the engine can compute beside its streams: the rest waits and is refused."""
-    door = gate(TCP)
+    controller = gate(TCP)
     outcomes: Counter[AdmissionOutcome] = Counter()
-    for one in played(door, 0.02, requests=600):
+    for one in played(controller, 0.02, requests=600):
         outcomes[one.outcome] += 1
         assert one.prefill is None
     assert outcomes[AdmissionOutcome.ADMITTED] > 50
     assert outcomes[AdmissionOutcome.SHED_SATURATED] > 50
-    full = door.pool.replicas["d"]
+    full = controller.pool.replicas["d"]
     assert NUMBERS.step_budget_s[0] / 2 < full.step_s <= NUMBERS.step_budget_s[0]
 
 
@@ -123,9 +123,9 @@ def test_slow_kv_transfer_probes_remote_prefill_within_slo() -> None:
 
 
 def test_placement_without_room_queues_then_prefills_locally() -> None:
-    door = gate(TCP)
-    waiting = next(k for k in range(100) if ask(door, str(k), 0.0).outcome is AdmissionOutcome.QUEUED)
+    controller = gate(TCP)
+    waiting = next(k for k in range(100) if ask(controller, str(k), 0.0).outcome is AdmissionOutcome.QUEUED)
     assert waiting > 0
-    assert 0.0 < door.wake_at_s < SLO.ttft_s  # type: ignore[operator]
-    [freed] = door.release(door.wake_at_s)
+    assert 0.0 < controller.wake_at_s < SLO.ttft_s  # type: ignore[operator]
+    [freed] = controller.release(controller.wake_at_s)
     assert (freed.outcome, freed.prefill) == (AdmissionOutcome.ADMITTED, None)

@@ -35,47 +35,51 @@ def gate(prefills: str = "p", share: float = 1.0) -> AdmissionController:
     return made
 
 
-def ask(door: AdmissionController, id: str, now: float) -> AdmissionDecision:
-    return door.submit(AdmissionRequest(id, "chat", "t", now, 4000), now)
+def ask(controller: AdmissionController, id: str, now: float) -> AdmissionDecision:
+    return controller.submit(AdmissionRequest(id, "chat", "t", now, 4000), now)
 
 
-def wait_s(door: AdmissionController, now: float) -> float:
+def wait_s(controller: AdmissionController, now: float) -> float:
     """How long a request that came now would wait for its prefill to begin."""
-    found = ask(deepcopy(door), "probe", now)
+    found = ask(deepcopy(controller), "probe", now)
     assert found.outcome is AdmissionOutcome.ADMITTED
-    return max(0.0, door.pool.prefill_queues["p"].free_s - now)
+    return max(0.0, controller.pool.prefill_queues["p"].free_s - now)
 
 
-def queued(door: AdmissionController, requests: int = 3) -> list[AdmissionDecision]:
-    return [ask(door, str(k), 0.01 * k) for k in range(requests)]
+def queued(controller: AdmissionController, requests: int = 3) -> list[AdmissionDecision]:
+    return [ask(controller, str(k), 0.01 * k) for k in range(requests)]
 
 
 def test_prefill_queue_late_first_token_raises_next_wait() -> None:
-    door = gate()
-    first, second = ask(door, "a", 0.0), ask(door, "b", 0.5)
-    before = ask(deepcopy(door), "c", 1.0)
-    assert wait_s(door, 1.0) == 0.0
-    door.complete("a", 1.0, 10, first.first_token_s + 0.9)  # what was before it took so much longer; "b" is behind it
-    assert wait_s(door, 1.0) == pytest.approx(0.9 - (1.0 - second.first_token_s), abs=0.5)
-    after = ask(door, "c", 1.0)
-    assert after.first_token_s - before.first_token_s == pytest.approx(wait_s(door, 1.0) - 0.0, abs=0.3)
+    controller = gate()
+    first, second = ask(controller, "a", 0.0), ask(controller, "b", 0.5)
+    before = ask(deepcopy(controller), "c", 1.0)
+    assert wait_s(controller, 1.0) == 0.0
+    controller.complete(
+        "a", 1.0, 10, first.first_token_s + 0.9
+    )  # what was before it took so much longer; "b" is behind it
+    assert wait_s(controller, 1.0) == pytest.approx(0.9 - (1.0 - second.first_token_s), abs=0.5)
+    after = ask(controller, "c", 1.0)
+    assert after.first_token_s - before.first_token_s == pytest.approx(wait_s(controller, 1.0) - 0.0, abs=0.3)
 
 
 def test_prefill_queue_after_idle_forgets_wait() -> None:
-    door = gate()
-    first = ask(door, "a", 0.0)
-    door.complete("a", 5.0, 10, first.first_token_s + 1.0)
-    assert wait_s(door, 5.0) == pytest.approx(0.0, abs=0.01)
+    controller = gate()
+    first = ask(controller, "a", 0.0)
+    controller.complete("a", 5.0, 10, first.first_token_s + 1.0)
+    assert wait_s(controller, 5.0) == pytest.approx(0.0, abs=0.01)
 
 
 def test_prefill_queue_early_completion_reduces_wait() -> None:
-    door, other = gate(), gate()
-    made = queued(door, 10), queued(other, 10)
+    controller, other = gate(), gate()
+    made = queued(controller, 10), queued(other, 10)
     assert made[0] == made[1]
     last = made[0][-1]
-    door.complete("9", 0.7, 10, last.first_token_s - 0.5)
-    assert door.pool.prefill_queues["p"].free_s == pytest.approx(other.pool.prefill_queues["p"].free_s - 0.5, abs=1e-6)
-    assert wait_s(door, 0.7) == 0.0
+    controller.complete("9", 0.7, 10, last.first_token_s - 0.5)
+    assert controller.pool.prefill_queues["p"].free_s == pytest.approx(
+        other.pool.prefill_queues["p"].free_s - 0.5, abs=1e-6
+    )
+    assert wait_s(controller, 0.7) == 0.0
     assert wait_s(other, 0.7) > 0.2
 
 
@@ -94,44 +98,44 @@ def test_prefill_queue_shared_delay_is_counted_once() -> None:
 
 def test_prefill_queue_delay_within_one_step_is_ignored() -> None:
     """Prompts that are computed in one step have their first tokens together, at its end."""
-    door, other = gate(), gate()
-    made = queued(door), queued(other)
-    door.complete("0", 1.0, 10, made[0][1].first_token_s + 0.02)
-    assert door.pool.prefill_queues["p"].free_s == other.pool.prefill_queues["p"].free_s
+    controller, other = gate(), gate()
+    made = queued(controller), queued(other)
+    controller.complete("0", 1.0, 10, made[0][1].first_token_s + 0.02)
+    assert controller.pool.prefill_queues["p"].free_s == other.pool.prefill_queues["p"].free_s
 
 
 def test_prefill_queue_recreated_replica_starts_empty() -> None:
-    door = gate()
-    made = queued(door)
-    door.set_replicas({"d": NUMBERS.batch}, 1.0, frozenset())
-    door.set_replicas({"d": NUMBERS.batch}, 2.0, frozenset("p"))
-    door.complete("2", 2.0, 10, made[2].first_token_s + 1.5)  # was computed at the one that is gone
-    assert wait_s(door, 2.0) == pytest.approx(0.0, abs=0.01)
+    controller = gate()
+    made = queued(controller)
+    controller.set_replicas({"d": NUMBERS.batch}, 1.0, frozenset())
+    controller.set_replicas({"d": NUMBERS.batch}, 2.0, frozenset("p"))
+    controller.complete("2", 2.0, 10, made[2].first_token_s + 1.5)  # was computed at the one that is gone
+    assert wait_s(controller, 2.0) == pytest.approx(0.0, abs=0.01)
 
 
 def test_prefill_queue_late_replica_diverts_requests() -> None:
-    door = gate("pq")
-    first, second = ask(door, "a", 0.0), ask(door, "b", 0.0)
-    assert [ask(door, str(k), 0.1).prefill for k in range(6)] == ["p", "q"] * 3
+    controller = gate("pq")
+    first, second = ask(controller, "a", 0.0), ask(controller, "b", 0.0)
+    assert [ask(controller, str(k), 0.1).prefill for k in range(6)] == ["p", "q"] * 3
     assert (first.prefill, second.prefill) == ("p", "q")
-    assert ask(deepcopy(door), "next", 1.35).prefill == "p"
-    door.complete("a", 1.35, 10, first.first_token_s + 1.2)
-    assert ask(door, "next", 1.35).prefill == "q"
+    assert ask(deepcopy(controller), "next", 1.35).prefill == "p"
+    controller.complete("a", 1.35, 10, first.first_token_s + 1.2)
+    assert ask(controller, "next", 1.35).prefill == "q"
 
 
 def test_prefill_queue_completion_without_ttft_is_ignored() -> None:
-    door, other = gate(), gate()
-    queued(door)
+    controller, other = gate(), gate()
+    queued(controller)
     queued(other)
-    door.complete("1", 0.5)
-    assert door.pool.prefill_queues["p"].free_s == other.pool.prefill_queues["p"].free_s
+    controller.complete("1", 0.5)
+    assert controller.pool.prefill_queues["p"].free_s == other.pool.prefill_queues["p"].free_s
 
 
 def test_prefill_queue_burst_at_one_gateway_is_not_scaled_up() -> None:
     alone, half = gate(), gate(share=0.5)
     queued(alone, 2)
     queued(half, 2)
-    ahead_s = [door.pool.prefill_queues["p"].free_s for door in (alone, half)]
+    ahead_s = [controller.pool.prefill_queues["p"].free_s for controller in (alone, half)]
     assert ahead_s[1] == pytest.approx(ahead_s[0], rel=0.02)
 
 
@@ -140,26 +144,26 @@ def test_prefill_queue_counts_usual_load_of_other_gateways(used: float, factor: 
     """With half of the replicas, a gateway that uses so much of a prefill replica takes it that another does too."""
     ahead_s = []
     for share in (1.0, 0.5):
-        door, now = gate(share=share), 0.0
-        leg_s = door.pool.cost_model.remote_prefill_s(AdmissionRequest("a", "chat", "t", 0.0, 4000), 0)
+        controller, now = gate(share=share), 0.0
+        leg_s = controller.pool.cost_model.remote_prefill_s(AdmissionRequest("a", "chat", "t", 0.0, 4000), 0)
         for k in range(int(60.0 * used / leg_s)):
-            assert ask(door, str(k), now).outcome is AdmissionOutcome.ADMITTED
-            door.complete(str(k), now)
+            assert ask(controller, str(k), now).outcome is AdmissionOutcome.ADMITTED
+            controller.complete(str(k), now)
             now += leg_s / used
-        assert door.pool.prefill_queues["p"].free_s <= now
-        ask(door, "next", now)
-        ahead_s.append(door.pool.prefill_queues["p"].free_s - now)
+        assert controller.pool.prefill_queues["p"].free_s <= now
+        ask(controller, "next", now)
+        ahead_s.append(controller.pool.prefill_queues["p"].free_s - now)
     assert ahead_s[1] == pytest.approx(factor * ahead_s[0], rel=0.03)
 
 
 def test_prefill_queue_other_gateways_limited_to_their_share() -> None:
-    door, seen_s = gate(share=0.5), []
+    controller, seen_s = gate(share=0.5), []
     for k in range(300):
-        now, line = 0.01 * k, door.pool.prefill_queues["p"]
+        now, line = 0.01 * k, controller.pool.prefill_queues["p"]
         before_s = max(line.free_s, now)
-        if ask(door, str(k), now).outcome is AdmissionOutcome.ADMITTED:
+        if ask(controller, str(k), now).outcome is AdmissionOutcome.ADMITTED:
             seen_s.append(line.free_s - before_s)
-            door.complete(str(k), now, 10, 0.0)  # as if nothing had been before it
+            controller.complete(str(k), now, 10, 0.0)  # as if nothing had been before it
     assert len(seen_s) > 100
     share = int(0.5 * NUMBERS.batch) / NUMBERS.batch
     assert max(seen_s) <= min(seen_s) / share * 1.001
@@ -202,29 +206,29 @@ def test_prefill_queue_long_run_keeps_bounded_state() -> None:
 
 @pytest.mark.parametrize("ttft_s", [math.inf, math.nan, 1e300])
 def test_prefill_queue_invalid_ttft_keeps_admitting(ttft_s: float) -> None:
-    door = gate()
-    queued(door)
-    door.complete("1", 2.0, 10, ttft_s)
-    assert math.isfinite(door.pool.prefill_queues["p"].free_s)
-    assert door.pool.prefill_queues["p"].free_s < 2.5
-    assert ask(door, "next", 3.0).outcome is AdmissionOutcome.ADMITTED
+    controller = gate()
+    queued(controller)
+    controller.complete("1", 2.0, 10, ttft_s)
+    assert math.isfinite(controller.pool.prefill_queues["p"].free_s)
+    assert controller.pool.prefill_queues["p"].free_s < 2.5
+    assert ask(controller, "next", 3.0).outcome is AdmissionOutcome.ADMITTED
 
 
 @pytest.mark.parametrize(("tokens", "sequences"), [(127, 1), (4000, 2)])
 def test_local_prefill_leaves_prefill_queue_unchanged(tokens: int, sequences: int) -> None:
     """The gateway sends it to no prefill replica: its first token tells nothing of that queue."""
-    door = gate()
-    queued(door, 10)
-    free_s = door.pool.prefill_queues["p"].free_s
-    found = door.submit(AdmissionRequest("small", "chat", "t", 0.1, tokens, sequences=sequences), 0.1)
+    controller = gate()
+    queued(controller, 10)
+    free_s = controller.pool.prefill_queues["p"].free_s
+    found = controller.submit(AdmissionRequest("small", "chat", "t", 0.1, tokens, sequences=sequences), 0.1)
     assert (found.outcome, found.prefill) == (AdmissionOutcome.ADMITTED, None)
     assert found.first_token_s < free_s
-    door.complete("small", 0.4, 10, found.first_token_s)
-    assert door.pool.prefill_queues["p"].free_s == free_s
+    controller.complete("small", 0.4, 10, found.first_token_s)
+    assert controller.pool.prefill_queues["p"].free_s == free_s
 
 
-def burst(door: AdmissionController, now: float, requests: int = 60) -> list[AdmissionDecision]:
-    return [ask(door, f"{now}-{k}", now + 0.001 * k) for k in range(requests)]
+def burst(controller: AdmissionController, now: float, requests: int = 60) -> list[AdmissionDecision]:
+    return [ask(controller, f"{now}-{k}", now + 0.001 * k) for k in range(requests)]
 
 
 def latest_s(found: list[AdmissionDecision]) -> float:
@@ -242,10 +246,10 @@ def test_ttft_margin_after_rejections_is_kept_then_released() -> None:
     """Where others want the place, whoever gets it must be in time for sure."""
     seen_s = []
     for again_s in (4.0, 90.0):
-        door = gate()
-        for one in burst(door, 0.0):
-            door.complete(one.request_id, 3.0)
-        seen_s.append(latest_s(burst(door, again_s)))
+        controller = gate()
+        for one in burst(controller, 0.0):
+            controller.complete(one.request_id, 3.0)
+        seen_s.append(latest_s(burst(controller, again_s)))
     soon_s, later_s = seen_s
     assert later_s > 0.9 * SLO.ttft_s
     assert soon_s < later_s - 0.1 * SLO.ttft_s
@@ -253,14 +257,14 @@ def test_ttft_margin_after_rejections_is_kept_then_released() -> None:
 
 def test_saturated_prefill_queue_does_not_favor_short_prompts() -> None:
     """A line that is at its limit has at each moment just room enough for the shortest."""
-    door, random = gate(), Random(1)
+    controller, random = gate(), Random(1)
     requested, refused, running = [], [], deque[tuple[float, AdmissionDecision]]()
     for k in range(3000):
         now, tokens = 0.03 * k, round(random.lognormvariate(math.log(3000.0), 0.3))  # twice what is read
         while running and running[0][0] <= now:
             ended_s, one = running.popleft()
-            door.complete(one.request_id, ended_s, 10, one.first_token_s)
-        found = door.submit(AdmissionRequest(str(k), "chat", "t", now, tokens, max_tokens=10), now)
+            controller.complete(one.request_id, ended_s, 10, one.first_token_s)
+        found = controller.submit(AdmissionRequest(str(k), "chat", "t", now, tokens, max_tokens=10), now)
         if found.outcome is AdmissionOutcome.ADMITTED:
             running.append((now + found.first_token_s + 0.1, found))
         if k > 300:
@@ -283,15 +287,17 @@ def test_cost_model_mean_request_cost_matches_mean_length(remote: bool) -> None:
 def test_request_waiting_for_prefill_takes_no_decode_slot() -> None:
     """Places go by Little's law: to as many as decode at a time, not to all that were let in."""
     cramped = TierSpec(Role.DECODE, HOT, MIX, EngineLimits(8, 919_824, 8192), SLO, KvTransfer(32, 128))
-    door = AdmissionController(CLASSES, engine_cost_model(cramped, CLASSES), {})
-    door.set_replicas({"d": 8}, 0.0, frozenset("p"))
-    decisions = [door.submit(AdmissionRequest(str(n), "chat", "t", 0.0, 4000, max_tokens=32), 0.0) for n in range(40)]
+    controller = AdmissionController(CLASSES, engine_cost_model(cramped, CLASSES), {})
+    controller.set_replicas({"d": 8}, 0.0, frozenset("p"))
+    decisions = [
+        controller.submit(AdmissionRequest(str(n), "chat", "t", 0.0, 4000, max_tokens=32), 0.0) for n in range(40)
+    ]
     admitted = [d for d in decisions if d.outcome is AdmissionOutcome.ADMITTED]
-    replica = door.pool.replicas["d"]
+    replica = controller.pool.replicas["d"]
     assert replica.sequences == len(admitted) > 8, "each is there when its prompt is done, and by then others have gone"
     assert replica.decoding_sequences <= 8
     for decision in admitted:
-        door.complete(decision.request_id, 5.0, 32, decision.first_token_s)
+        controller.complete(decision.request_id, 5.0, 32, decision.first_token_s)
     assert (replica.sequences, replica.decoding_sequences, replica.sequence_tokens) == (0, 0.0, 0.0)
     alone = AdmissionController(CLASSES, engine_cost_model(cramped, CLASSES), {})
     alone.set_replicas({"d": 8}, 0.0)
@@ -304,27 +310,27 @@ def test_request_waiting_for_prefill_takes_no_decode_slot() -> None:
 @pytest.mark.parametrize("before", [0.0, 1.0])
 def test_queued_request_uses_remote_prefill_once_ready(before: float) -> None:
     """Both tiers start at once, or decode a second sooner: what a request costs is not what it did when it came."""
-    door = AdmissionController(CLASSES, NUMBERS, {})
-    assert [ask(door, id, 0.0).outcome for id in "ab"] == [AdmissionOutcome.QUEUED] * 2
-    work_s = door.queued_work_s
+    controller = AdmissionController(CLASSES, NUMBERS, {})
+    assert [ask(controller, id, 0.0).outcome for id in "ab"] == [AdmissionOutcome.QUEUED] * 2
+    work_s = controller.queued_work_s
     if before:
-        door.set_replicas({"d": 0}, 10.0 - before)  # the operator has not said yet how many it may take
-    door.set_replicas({"d": NUMBERS.batch}, 10.0, frozenset("p"))
-    assert door.queued_work_s < 0.6 * work_s
-    assert [(one.request_id, one.outcome, one.prefill) for one in door.release(10.0)] == [
+        controller.set_replicas({"d": 0}, 10.0 - before)  # the operator has not said yet how many it may take
+    controller.set_replicas({"d": NUMBERS.batch}, 10.0, frozenset("p"))
+    assert controller.queued_work_s < 0.6 * work_s
+    assert [(one.request_id, one.outcome, one.prefill) for one in controller.release(10.0)] == [
         ("a", AdmissionOutcome.ADMITTED, "p"),
         ("b", AdmissionOutcome.ADMITTED, "p"),
     ]
-    assert door.queued_work_s == 0.0
+    assert controller.queued_work_s == 0.0
 
 
 def test_queued_request_prefills_locally_after_prefill_loss() -> None:
-    door = AdmissionController(CLASSES, NUMBERS, {})
-    door.set_replicas({"d": 0}, 0.0, frozenset("p"))
-    assert ask(door, "a", 0.0).outcome is AdmissionOutcome.QUEUED
-    work_s = door.queued_work_s
-    door.set_replicas({"d": NUMBERS.batch}, 0.1)
-    assert door.queued_work_s > work_s
-    (found,) = door.release(0.1)
+    controller = AdmissionController(CLASSES, NUMBERS, {})
+    controller.set_replicas({"d": 0}, 0.0, frozenset("p"))
+    assert ask(controller, "a", 0.0).outcome is AdmissionOutcome.QUEUED
+    work_s = controller.queued_work_s
+    controller.set_replicas({"d": NUMBERS.batch}, 0.1)
+    assert controller.queued_work_s > work_s
+    (found,) = controller.release(0.1)
     assert (found.outcome, found.prefill) == (AdmissionOutcome.ADMITTED, None)
-    assert door.pool.replicas["d"].stall_total_s > 0.05
+    assert controller.pool.replicas["d"].stall_total_s > 0.05

@@ -18,33 +18,33 @@ def gate() -> AdmissionController:
     return made
 
 
-def replica_of(door: AdmissionController) -> ReplicaState:
-    return door.pool.replicas["d"]
+def replica_of(controller: AdmissionController) -> ReplicaState:
+    return controller.pool.replicas["d"]
 
 
-def submit(door: AdmissionController, id: str, now: float, prompt: int = 1000) -> AdmissionOutcome:
-    return door.submit(AdmissionRequest(id, "chat", "t", now, prompt, max_tokens=100), now).outcome
+def submit(controller: AdmissionController, id: str, now: float, prompt: int = 1000) -> AdmissionOutcome:
+    return controller.submit(AdmissionRequest(id, "chat", "t", now, prompt, max_tokens=100), now).outcome
 
 
 def test_overestimated_prompt_is_given_back_at_its_end() -> None:
-    door, bare = gate(), gate()
-    submit(door, "image", 0.0, OVERESTIMATED)
-    assert replica_of(door).prefill_free_s > 3.0
-    door.complete("image", 1.0, 100, 0.05)
+    controller, bare = gate(), gate()
+    submit(controller, "image", 0.0, OVERESTIMATED)
+    assert replica_of(controller).prefill_free_s > 3.0
+    controller.complete("image", 1.0, 100, 0.05)
     submit(bare, "image", 0.0)
     bare.complete("image", 1.0, 100, 0.05)
-    for one in (door, bare):
+    for one in (controller, bare):
         assert replica_of(one).prefill_free_s <= 1.0
         assert max(replica_of(one).prefill_tat_s, 1.0) == pytest.approx(1.0, abs=0.1)
-    outcomes = [[submit(one, f"text{n}", 1.0 + 0.1 * n) for n in range(50)] for one in (door, bare)]
+    outcomes = [[submit(one, f"text{n}", 1.0 + 0.1 * n) for n in range(50)] for one in (controller, bare)]
     assert outcomes[0] == outcomes[1] == [AdmissionOutcome.ADMITTED] * 50
 
 
 def test_accurate_prompts_release_nothing() -> None:
-    door = gate()
+    controller = gate()
     for n in range(10):
-        submit(door, f"{n}", 0.0)
-    replica = replica_of(door)
+        submit(controller, f"{n}", 0.0)
+    replica = replica_of(controller)
     booked = replica.prefill_free_s, replica.prefill_tat_s, replica.stall_total_s
-    door.complete("0", 2.0, 100, 0.1)
+    controller.complete("0", 2.0, 100, 0.1)
     assert (replica.prefill_free_s, replica.prefill_tat_s, replica.stall_total_s) == booked

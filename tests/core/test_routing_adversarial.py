@@ -235,12 +235,12 @@ def gate(replicas: str, now: float = 0.0) -> AdmissionController:
 @pytest.mark.parametrize("shared", [4, 20, 49])
 def test_hot_prefix_spreads_before_slo_is_violated(shared: int) -> None:
     """More than one replica can take, all with one beginning: who holds it is filled, and then the others take it."""
-    door, where = gate("abcd"), Counter[str]()
+    controller, where = gate("abcd"), Counter[str]()
     beginning = tuple(range(shared))
     for number in range(1200):
         blocks = (*beginning, *(10_000 + 100 * number + k for k in range(50 - shared)))
         now = 10.0 + 0.02 * number
-        found = door.submit(AdmissionRequest(f"r{number}", "chat", "t", now, 6400, block_hashes=blocks), now)
+        found = controller.submit(AdmissionRequest(f"r{number}", "chat", "t", now, 6400, block_hashes=blocks), now)
         if found.outcome is AdmissionOutcome.ADMITTED:
             assert found.address is not None
             assert found.first_token_s <= (SLO.ttft_s or 0.0)
@@ -250,12 +250,12 @@ def test_hot_prefix_spreads_before_slo_is_violated(shared: int) -> None:
 
 
 def test_cached_replica_that_vanished_is_not_awaited() -> None:
-    door, blocks = gate("ab"), tuple(range(50))
-    first = door.submit(AdmissionRequest("first", "chat", "t", 1.0, 6400, block_hashes=blocks), 1.0)
+    controller, blocks = gate("ab"), tuple(range(50))
+    first = controller.submit(AdmissionRequest("first", "chat", "t", 1.0, 6400, block_hashes=blocks), 1.0)
     assert first.address is not None
     (other,) = {"a", "b"} - {first.address}
-    door.set_replicas({other: door.pool.cost_model.batch}, 2.0)
-    again = door.submit(AdmissionRequest("again", "chat", "t", 2.0, 6400, block_hashes=blocks), 2.0)
+    controller.set_replicas({other: controller.pool.cost_model.batch}, 2.0)
+    again = controller.submit(AdmissionRequest("again", "chat", "t", 2.0, 6400, block_hashes=blocks), 2.0)
     assert (again.outcome, again.address) == (AdmissionOutcome.ADMITTED, other)
-    door.set_replicas({}, 3.0)
-    assert door.submit(AdmissionRequest("late", "chat", "t", 3.0, 6400, block_hashes=blocks), 3.0).address is None
+    controller.set_replicas({}, 3.0)
+    assert controller.submit(AdmissionRequest("late", "chat", "t", 3.0, 6400, block_hashes=blocks), 3.0).address is None

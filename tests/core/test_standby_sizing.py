@@ -19,6 +19,7 @@ from plimsoll.core.demand.standby_value import GrowthDistribution, standby_repli
 PRIOR = GrowthDistribution(60.0, GROWTH_FACTORS, PRIOR_EXCEEDANCE[0], 0.0)
 SLOWER = GrowthDistribution(240.0, GROWTH_FACTORS, PRIOR_EXCEEDANCE[2], 0.0)
 MISS_COST = 25.0
+OWN_GROWTH = 9  # replicas: the service has shown more growth than any count here
 
 standby_inputs = st.builds(
     StandbyInput,
@@ -28,6 +29,7 @@ standby_inputs = st.builds(
     st.integers(1, 5),
     st.integers(5, 9),
     st.sampled_from([1, 2, 8]),
+    st.just(OWN_GROWTH),
 )
 
 
@@ -76,13 +78,16 @@ def test_standby_tier_is_valued_by_work_of_the_pair() -> None:
 
 def test_standby_tier_with_headroom_may_start_slowly() -> None:
     """Nobody waits for it after a leap, so how far load grows meanwhile is no matter of the reserve."""
-    prefill = StandbyInput(PRIOR, 1.1, 0.94, 2, 8)
+    prefill = StandbyInput(PRIOR, 1.1, 0.94, 2, 8, own_growth_replicas=OWN_GROWTH)
     for count in (1, 2):
-        fast, slow = (StandbyInput(odds, 0.16, 0.85, count, 8) for odds in (PRIOR, SLOWER))
+        fast, slow = (
+            StandbyInput(odds, 0.16, 0.85, count, 8, own_growth_replicas=OWN_GROWTH) for odds in (PRIOR, SLOWER)
+        )
         assert joint_standby_replicas([prefill, slow], MISS_COST) == joint_standby_replicas([prefill, fast], MISS_COST)
     found = plan_standby([prefill, slow], MISS_COST)
     assert found.value.cost_gpu_s == found.replicas[0] * PRIOR.horizon_s
-    assert joint_standby_replicas([StandbyInput(SLOWER, 1.1, 0.94, 2, 8), fast], MISS_COST)[0] > found.replicas[0]
+    slow_prefill = StandbyInput(SLOWER, 1.1, 0.94, 2, 8, own_growth_replicas=OWN_GROWTH)
+    assert joint_standby_replicas([slow_prefill, fast], MISS_COST)[0] > found.replicas[0]
 
 
 @pytest.mark.parametrize("work", [5e-324, 1e-300])
@@ -92,10 +97,25 @@ def test_standby_near_zero_load_is_zero(work: float) -> None:
 
 
 def test_standby_zero_load_or_miss_cost_is_zero() -> None:
-    idle_inputs, busy = StandbyInput(PRIOR, 0.0, 1.0, 1, 8), StandbyInput(PRIOR, 1.0, 0.9, 1, 8)
+    idle_inputs = StandbyInput(PRIOR, 0.0, 1.0, 1, 8)
+    busy = StandbyInput(PRIOR, 1.0, 0.9, 1, 8, own_growth_replicas=OWN_GROWTH)
     assert joint_standby_replicas([idle_inputs, busy], MISS_COST) == [0, 0]
     assert joint_standby_replicas([busy, busy], 0.0) == [0, 0]
     found = plan_standby([busy, busy], MISS_COST)
     assert found.replicas[0] == found.replicas[1] > 0
     assert found.value.pays_off
     assert found.value.cost_gpu_s == 2 * found.replicas[0] * PRIOR.horizon_s
+
+
+@pytest.mark.parametrize(("needed", "own_growth", "expected"), [(3, 0, 1), (3, 2, 2), (3, 3, 3), (25, 0, 3)])
+def test_standby_beyond_growth_of_the_service_itself_is_limited(needed: int, own_growth: int, expected: int) -> None:
+    """Growth of other services justifies one standby replica, and one more for every ten that are needed."""
+    tier = StandbyInput(PRIOR, 0.95 * needed, 1.0, needed, 99, own_growth_replicas=own_growth)
+    assert joint_standby_replicas([tier], 1000.0) == [expected]
+
+
+def test_standby_of_a_pair_is_limited_in_total() -> None:
+    prefill, decode = StandbyInput(PRIOR, 1.9, 1.0, 2, 9), StandbyInput(PRIOR, 0.7, 1.0, 1, 9)
+    assert joint_standby_replicas([prefill, decode], 1000.0) == [1, 0]
+    grown = [StandbyInput(PRIOR, 1.9, 1.0, 2, 9, 1, 2), StandbyInput(PRIOR, 0.7, 1.0, 1, 9, 1, 1)]
+    assert sum(joint_standby_replicas(grown, 1000.0)) > 1

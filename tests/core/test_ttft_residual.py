@@ -86,18 +86,18 @@ def test_ttft_residual_long_prompts_remain_admitted(front: FrontendModel) -> Non
     assert share >= 0.95
 
 
-def tried(door: AdmissionController, now: float) -> bool:
-    return door.submit(ask(f"after{now}", now), now).outcome is AdmissionOutcome.ADMITTED
+def tried(controller: AdmissionController, now: float) -> bool:
+    return controller.submit(ask(f"after{now}", now), now).outcome is AdmissionOutcome.ADMITTED
 
 
 def test_ttft_residual_late_history_admits_to_empty_replica() -> None:
-    door = gate()
+    controller = gate()
     for number in range(150):
-        door.submit(ask(f"{number}", 0.04 * number), 0.04 * number)
-    assert not door.queued
+        controller.submit(ask(f"{number}", 0.04 * number), 0.04 * number)
+    assert not controller.queued
     for number in range(150):
-        door.complete(f"{number}", 8.0 + 0.01 * number, 200, 2.0)
-    assert tried(door, 9.6)
+        controller.complete(f"{number}", 8.0 + 0.01 * number, 200, 2.0)
+    assert tried(controller, 9.6)
 
 
 def test_ttft_residual_scales_with_replica_fill() -> None:

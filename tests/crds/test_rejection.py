@@ -14,6 +14,7 @@ import pytest
 from tests.api.cases import SPEC_CASES, Case
 from tests.api.cases_adapters import ADAPTER_CASES
 from tests.api.cases_admission import ADMISSION_CASES
+from tests.api.cases_engines import ENGINE_CASES
 from tests.api.cases_pod import POD_CASES
 from tests.api.cases_scaling import SCALING_CASES
 from tests.api.cases_targets import TARGET_CASES
@@ -23,7 +24,7 @@ from tests.crds.conftest import APPLY_MODES, Kubectl
 
 pytestmark = pytest.mark.api
 
-CASES = [*SPEC_CASES, *POD_CASES, *SCALING_CASES, *ADMISSION_CASES, *ADAPTER_CASES, *TARGET_CASES]
+CASES = [*SPEC_CASES, *POD_CASES, *SCALING_CASES, *ADMISSION_CASES, *ADAPTER_CASES, *ENGINE_CASES, *TARGET_CASES]
 
 Judge = Callable[[str], list[str]]
 

@@ -1,4 +1,4 @@
-"""The manifests by which an HPA or KEDA follows the advice (docs/tasks/recommend-mode.md) are right, and do follow it.
+"""The manifests by which an HPA or KEDA follows the advice (docs/tasks) are right, and do follow it.
 
 What an API server can judge it judges, field by field: the HPA itself, and the one that KEDA would make of its
 ScaledObject. Queries are held against the operator's metrics, and that the count follows against the HPA's algorithm.
@@ -15,27 +15,36 @@ from typing import Any
 import pytest
 import yaml
 
+from plimsoll.controllers.autoscale.recommendations import build_recommendation
+from plimsoll.controllers.keda_scaler.answers import METRIC_NAME, TARGET, replicas
+from plimsoll.core.autoscaling.scaling_policy import ScalingMode
+from plimsoll.core.types import Role
 from plimsoll.sim.policies import hpa
 from plimsoll.telemetry import metrics
 from tests.apiserver import ApiServer
-from tests.chart.rendering import ROOT
+from tests.chart.rendering import NAMESPACE, ROOT, find, render
 from tests.chart.test_monitoring import KNOWN
+from tests.core.test_autoscaler import Fleet, service_metrics, wish
 from tests.docs.test_snippets import blocks
 
-PAGE = ROOT / "docs" / "tasks" / "recommend-mode.md"
+PAGES = [ROOT / "docs" / "tasks" / page for page in ("recommend-mode.md", "keda.md")]
 RECOMMENDATION_METRIC = "plimsoll_autoscaler_desired_replicas"
 KINDS = ("HorizontalPodAutoscaler", "ScaledObject")
 # What of KEDA's ScaledObject the page uses, as its reference has it; metadata of a trigger are strings.
-SCALED = {
-    "spec": {"scaleTargetRef", "minReplicaCount", "maxReplicaCount", "triggers", "advanced"},
-    "trigger": {"type", "metricType", "metadata"},
-    "metadata": {"serverAddress", "query", "threshold", "ignoreNullValues"},
+SPEC_FIELDS = {
+    "scaleTargetRef",
+    "minReplicaCount",
+    "maxReplicaCount",
+    "cooldownPeriod",
+    "fallback",
+    "triggers",
+    "advanced",
 }
 
 
 @cache
 def documents() -> dict[str, Any]:
-    found = [yaml.safe_load(block.text) for block in blocks(PAGE) if block.language == "yaml"]
+    found = [yaml.safe_load(block.text) for page in PAGES for block in blocks(page) if block.language == "yaml"]
     return {one.get("kind", next(iter(one))): one for one in found}
 
 
@@ -44,16 +53,16 @@ def autoscaler(kind: str) -> dict[str, Any]:
     document: dict[str, Any] = documents()[kind]
     if kind == "HorizontalPodAutoscaler":
         return document
-    spec, (trigger,) = document["spec"], document["spec"]["triggers"]
-    metric = {"name": "s0-prometheus", "selector": {"matchLabels": {"keda": document["metadata"]["name"]}}}
-    target = {"type": trigger["metricType"], "averageValue": trigger["metadata"]["threshold"]}
+    spec = document["spec"]
+    metric = {"name": f"s0-{METRIC_NAME}", "selector": {"matchLabels": {"keda": document["metadata"]["name"]}}}
+    target = {"type": "AverageValue", "averageValue": str(TARGET)}  # a trigger's default metricType
     return {
         "apiVersion": "autoscaling/v2",
         "kind": "HorizontalPodAutoscaler",
         "metadata": {**document["metadata"], "name": f"keda-hpa-{document['metadata']['name']}"},
         "spec": {
             "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", **spec["scaleTargetRef"]},
-            "minReplicas": spec["minReplicaCount"],
+            "minReplicas": max(1, spec["minReplicaCount"]),  # KEDA itself scales from and to zero
             "maxReplicas": spec["maxReplicaCount"],
             "metrics": [{"type": "External", "external": {"metric": metric, "target": target}}],
             **spec["advanced"]["horizontalPodAutoscalerConfig"],
@@ -93,18 +102,30 @@ def test_scaled_object_uses_fields_known_to_keda() -> None:
     document = documents()["ScaledObject"]
     (trigger,) = document["spec"]["triggers"]
     assert document["apiVersion"] == "keda.sh/v1alpha1"
-    assert set(document["spec"]) == SCALED["spec"]
-    assert set(trigger) == SCALED["trigger"]
-    assert set(trigger["metadata"]) == SCALED["metadata"]
+    assert set(document["spec"]) == SPEC_FIELDS
+    assert (set(trigger), trigger["type"]) == ({"type", "metadata"}, "external-push")
     assert all(isinstance(value, str) for value in trigger["metadata"].values())
-    assert trigger["metadata"]["ignoreNullValues"] == "false", "else no answer is a count of 0"
+    assert document["spec"]["fallback"]["replicas"] > 0, "else an error of the scaler scales to zero"
 
 
-def query_of(kind: str) -> str:
-    """The query that Prometheus gets."""
-    document = documents()[kind]
-    if kind == "ScaledObject":
-        return str(document["spec"]["triggers"][0]["metadata"]["query"])
+def test_scaled_object_gets_the_recommendation_of_its_tier() -> None:
+    """Its metadata, at the address that the chart's values of the page make."""
+    document = documents()["ScaledObject"]
+    metadata = document["spec"]["triggers"][0]["metadata"]
+    namespace, target = document["metadata"]["namespace"], document["spec"]["scaleTargetRef"]["name"]
+    fleet = Fleet(wish(mode=ScalingMode.RECOMMEND), arrives=False)
+    fleet.run(service_metrics(60.0, Role.SERVE), 60)
+    known = {(namespace, "chat"): build_recommendation((namespace, "chat"), fleet.service, fleet.now_s)}
+    assert replicas(known.get, namespace, metadata) > 1
+    assert target == f"{metadata['service']}-{metadata['tier']}"
+    objects = render(documents()["operator"])
+    [port] = find(objects, "Service", "plimsoll-keda")["spec"]["ports"]
+    assert metadata["scalerAddress"] == f"plimsoll-keda.{NAMESPACE}.svc:{port['port']}"
+
+
+def hpa_query() -> str:
+    """The query that Prometheus gets from the adapter."""
+    document = documents()["HorizontalPodAutoscaler"]
     (rule,), (metric,) = documents()["externalRules"]["externalRules"], document["spec"]["metrics"]
     assert rule["name"]["as"] == metric["external"]["metric"]["name"]
     (label,) = rule["resources"]["overrides"]
@@ -114,16 +135,14 @@ def query_of(kind: str) -> str:
     return query.replace("<<.Series>>", rule["seriesQuery"])
 
 
-def test_hpa_and_keda_query_the_same_metric() -> None:
-    queries = [re.sub(r"\s", "", query_of(kind)) for kind in KINDS]
-    assert queries == [f'max({RECOMMENDATION_METRIC}{{service="team/chat",tier="serve"}})'] * 2
+def test_hpa_queries_the_recommendation_metric() -> None:
+    assert re.sub(r"\s", "", hpa_query()) == f'max({RECOMMENDATION_METRIC}{{service="team/chat",tier="serve"}})'
 
 
 def test_recommendation_metric_has_the_queried_labels() -> None:
-    for kind in KINDS:
-        names = re.findall(r"\b(plimsoll_\w+)\{([^}]*)\}", query_of(kind))
-        assert [name for name, _ in names] == [RECOMMENDATION_METRIC]
-        assert set(re.findall(r"(\w+)=", names[0][1])) <= KNOWN[RECOMMENDATION_METRIC]
+    names = re.findall(r"\b(plimsoll_\w+)\{([^}]*)\}", hpa_query())
+    assert [name for name, _ in names] == [RECOMMENDATION_METRIC]
+    assert set(re.findall(r"(\w+)=", names[0][1])) <= KNOWN[RECOMMENDATION_METRIC]
     assert list(metrics.AUTOSCALER_DESIRED._labelnames) == ["service", "tier"]
 
 

@@ -62,10 +62,10 @@ def test_cli_page_documents_every_command_and_argument() -> None:
         "plimsoll status [OPTION]... [NAME]",
         "plimsoll explain [OPTION]... NAME",
         "plimsoll operator",
-        "| `--seed SEED` | random seed | `0` |",
-        "| `--to S` | end time in the trace, in s (exclusive) |  |",
-        "| `-f, --filename FILE` | manifest, or - for standard input; required |  |",
-        r"| `--output table\|json\|html` | format of the result | `table` |",
+        "| `--seed SEED` | random seed (`0`) |",
+        "| `--to S` | end time in the trace, in s (exclusive) |",
+        "| `-f, --filename FILE` | manifest, or - for standard input; required |",
+        r"| `--output table\|json\|html` | format of the result (`table`) |",
     ],
 )
 def test_cli_page_has_usage_and_argument_rows(line: str) -> None:

@@ -14,10 +14,11 @@ from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher import client
+from launcher import client, desired_adapters
 from launcher.adapter_source import SourceError, adapter_directory, resolve_source
 from launcher.adapter_state import AdapterStates, State
-from launcher.adapters import Adapter, AdapterLoader, parse_desired
+from launcher.adapters import AdapterLoader
+from launcher.desired_adapters import Adapter
 
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 BAD = "/bad"
@@ -301,7 +302,7 @@ def test_engine_ends_with_the_last_desired_set(
 def test_desired_names_differ_by_source() -> None:
     entry = {"name": "a/b", "scheme": "hf", "location": "x/y", "revision": "", "pinned": True}
     found = [
-        parse_desired(json.dumps({"adapters": [{**entry, **change}]}).encode())["a/b"].engine_name
+        desired_adapters.parse(json.dumps({"adapters": [{**entry, **change}]}).encode())["a/b"].engine_name
         for change in ({}, {"revision": "v2"}, {"location": "x/z"}, {"scheme": "file"})
     ]
     assert len(set(found)) == 4

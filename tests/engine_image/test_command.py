@@ -47,7 +47,7 @@ def test_runtime_defaults_to_vllm() -> None:
     assert set(command.RUNTIME_PROGRAMS) == set(CONTRACT.runtimes)
 
 
-def test_engine_argv_paths_asked_again_and_again_are_not_logged() -> None:
+def test_engine_argv_polled_paths_are_not_logged() -> None:
     quiet = value(built(), vllm.QUIET_ENDPOINTS).split(",")
     assert quiet == ["/health", CONTRACT.paths["metrics"], CONTRACT.paths["progress"]]
 

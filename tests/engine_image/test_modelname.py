@@ -55,7 +55,7 @@ async def test_middleware_unknown_name_reaches_engine_as_own(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("requested", ["chat", "team/chat"])
-async def test_middleware_no_gateway_answers_as_asked(tmp_path: Path, requested: str) -> None:
+async def test_middleware_without_gateway_keeps_requested_name(tmp_path: Path, requested: str) -> None:
     async with make_harness(whole(), "serve", tmp_path, names=NAMES) as one:
         got = await one.send({"model": requested, "prompt": "a"})
     assert one.engine.requests == [{"model": requested, "prompt": "a"}]
@@ -70,7 +70,7 @@ async def test_middleware_stream_has_the_clients_name(tmp_path: Path) -> None:
     assert got.complete
 
 
-async def test_middleware_response_name_wins_over_asked(tmp_path: Path) -> None:
+async def test_middleware_response_name_wins_over_requested(tmp_path: Path) -> None:
     named = {**FROM_GATEWAY, "x-plimsoll-response-model": "small"}
     async with make_harness(whole(), "serve", tmp_path, names=NAMES) as one:
         got = await one.send(ASKED, headers=named)
@@ -106,7 +106,7 @@ def test_renaming_replaces_only_the_own_name() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_simulated_engine_answers_under_asked_name(tmp_path: Path, stream: bool) -> None:
+async def test_simulated_engine_answers_under_requested_name(tmp_path: Path, stream: bool) -> None:
     async with simulated_bench(tmp_path, "--served-model-name", *NAMES) as one:
         got = await one.send({**ASKED, "max_tokens": 3, "stream": stream}, headers=FROM_GATEWAY)
     assert got.status == 200

@@ -183,7 +183,7 @@ async def test_middleware_answers_for_the_core(tmp_path: Path) -> None:
     assert not harness.engine.requests, "vLLM has no such path"
 
 
-async def test_middleware_core_that_cannot_be_asked_counts_as_api(tmp_path: Path) -> None:
+async def test_middleware_unreachable_core_counts_as_api(tmp_path: Path) -> None:
     async def broken() -> bool:
         raise NotImplementedError
 

@@ -12,9 +12,9 @@ import pytest
 
 from launcher import command, engine_info, settings
 from launcher import vllm as launcher_vllm
-from plimsoll.adapters.vllm_metrics import METRIC_NAMES_REGEX
+from plimsoll.adapters.engine_metrics import reader_of
 from plimsoll.cli import simulate
-from plimsoll.engines import vllm
+from plimsoll.engines import launched, vllm
 from plimsoll.gateway.service_catalog import build_catalog
 from plimsoll.sim.errors import BadInput
 from simulated.metric_families import METRIC_FAMILIES
@@ -25,6 +25,7 @@ from tests.gateway.kube_objects import service
 ROOT = Path(__file__).parents[2]
 HOME = ROOT / "operator/plimsoll/engines/vllm.py"
 COPY = ROOT / "engine-image/launcher/vllm.py"
+OTHER_ENGINES = [HOME.with_name(name) for name in ("llama_cpp.py", "sglang.py")]  # with flags of the same names
 OWN_OPTIONS = {"--model"}  # an option of `plimsoll plan` has the same name
 FLAGS = {value for name, value in vars(vllm).items() if isinstance(value, str) and value.startswith("--")}
 
@@ -93,7 +94,7 @@ def string_constants(path: Path) -> Iterator[str]:
 
 def product_files() -> list[Path]:
     files = [*ROOT.glob("operator/plimsoll/**/*.py"), *ROOT.glob("engine-image/**/*.py")]
-    return [path for path in files if path not in (HOME, COPY)]
+    return [path for path in files if path not in (HOME, COPY, *OTHER_ENGINES)]
 
 
 def test_flags_and_metric_names_are_written_once() -> None:
@@ -121,7 +122,9 @@ def test_launcher_copy_needs_the_standard_library_alone() -> None:
 
 
 def test_simulator_exports_all_metrics_that_are_read() -> None:
-    read = {re.sub("_(total|bucket|sum|count)$", "", name) for name in METRIC_NAMES_REGEX.split("|")}
+    read = {
+        re.sub("_(total|bucket|sum|count)$", "", name) for name in reader_of(launched.METRICS).names_regex.split("|")
+    }
     former = {vllm.Metric.KV_USED_UNTIL_0_10, vllm.Metric.ITL_UNTIL_0_12, vllm.PROCESS_START_METRIC}
     families = {f"{vllm.METRIC_PREFIX}{name}" for name in METRIC_FAMILIES}
     assert {name for name in read - former if name not in families and f"{name}_total" not in families} == set()

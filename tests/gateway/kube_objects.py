@@ -105,11 +105,12 @@ def pod(
     }
 
 
-def gateway_pod(name: str, *, ready: bool = True, **changes: Any) -> Object:
+def gateway_pod(name: str, *, ready: bool = True, address: str = "", **changes: Any) -> Object:
     """A gateway pod of the release; `changes` go into its metadata."""
+    conditions = [{"type": "Ready", "status": "True" if ready else "False"}]
     return {
         "metadata": {"name": name, "namespace": SYSTEM, "labels": {labels.COMPONENT: "gateway"}, **changes},
-        "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True" if ready else "False"}]},
+        "status": {"phase": "Running", "conditions": conditions, **({"podIP": address} if address else {})},
     }
 
 

@@ -50,7 +50,7 @@ class SigningKey:
 
 
 class OidcIssuer:
-    """The issuer. `fails`: it answers 500. `fetches` counts what it was asked."""
+    """The issuer. `fails`: it answers 500. `padding`: text beside its keys. `fetches` counts what it was asked."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -59,6 +59,7 @@ class OidcIssuer:
         self.key = SigningKey(directory, "first")
         self.published = [self.key.public()]
         self.fails = False
+        self.padding = ""
         self.fetches = 0
         self.port = 0
         self._runner: web.AppRunner
@@ -84,7 +85,10 @@ class OidcIssuer:
 
     async def _keys(self, _: web.Request) -> web.Response:
         self.fetches += 1
-        return web.Response(status=500) if self.fails else web.json_response({"keys": self.published})
+        return web.Response(status=500) if self.fails else self._key_set()
+
+    def _key_set(self) -> web.Response:
+        return web.json_response({"keys": self.published, "padding": self.padding})
 
     def rotate(self, kid: str) -> SigningKey:
         """Make a new key and publish it beside the old one. Returns it; `key` stays the old one."""

@@ -22,7 +22,7 @@ if __name__ == "__main__":
             "directory": Path(fields["directory"]),
             "namespaces": tuple(fields["namespaces"]),
             "api_keys": ApiKeyMode(fields["api_keys"]),
-            "tls_directory": Path(fields["tls_directory"]) if fields["tls_directory"] else None,
+            **{name: Path(fields[name]) if fields[name] else None for name in ("tls_directory", "peer_secret")},
         }
     )
     uvloop.run(serve(settings, FileSource(Path(sys.argv[2]))))

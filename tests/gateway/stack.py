@@ -64,7 +64,7 @@ class GatewayStack:
             "pod_selector": GATEWAY_SELECTOR,
             "trust_identity_headers": True,  # the tests are the proxy
         }
-        self.settings = PickerSettings(directory=directory / "run", pod="gateway-0", **{**fields, **settings})
+        self.settings = PickerSettings(**{"directory": directory / "run", "pod": "gateway-0", **fields, **settings})
         self.objects_file = directory / "objects.json"
         self.log = directory / "processes.log"
         self.engines: list[FakeEngine] = []
@@ -79,11 +79,11 @@ class GatewayStack:
     @property
     def url(self) -> str:
         scheme = "http" if self.settings.tls_directory is None else "https"
-        return f"{scheme}://127.0.0.1:{self.settings.port}"
+        return f"{scheme}://{self.settings.address}:{self.settings.port}"
 
     @property
     def picker_url(self) -> str:
-        return f"http://127.0.0.1:{self.settings.picker_port}"
+        return f"http://{self.settings.address}:{self.settings.picker_port}"
 
     async def start(self, objects: Iterable[Object] = (), pods: Iterable[Object] = ()) -> GatewayStack:
         """Start both processes with these objects and wait until the gateway is ready."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from random import Random
 from typing import Any
 
@@ -10,10 +11,15 @@ import pytest
 
 from plimsoll.gateway import request_attributes
 from plimsoll.gateway.access_log_lines import access_line
+from plimsoll.gateway.body_budget import BodyBudget
 from plimsoll.gateway.envoy.access_log import AccessRecord
-from plimsoll.gateway.identity import Identity
+from plimsoll.gateway.http1 import HttpRequest
+from plimsoll.gateway.identity import Authenticator, Identity
+from plimsoll.gateway.parse_worker import ParseWorker
 from plimsoll.gateway.picker import Picker
 from plimsoll.gateway.request_attributes import AttributeStore, RequestAttributes
+from plimsoll.gateway.routes import EnvoyEndpoint
+from plimsoll.gateway.settings import TrustedHeaders
 from tests.gateway.kube_objects import catalog, pod, service
 
 SERVED = AccessRecord(
@@ -120,6 +126,20 @@ def test_store_has_attributes_of_served_and_rejected(body: bytes, model: str, na
     assert (found.model, found.service, found.context) == (model, named, None)
     assert (found.queued_s is None) == (named == "")
     assert store.take("ab-1") is None
+
+
+@pytest.mark.parametrize("path", [b"/reserve/v1/completions", b"/v1/models", b"/v1/models/nope"])
+def test_store_has_tenant_of_requests_without_a_body(path: bytes) -> None:
+    """The body of one that is refused for lack of memory is never read."""
+    store = AttributeStore(is_enabled=True)
+    made = Picker(Random(1), authenticator=Authenticator(trusted=TrustedHeaders()), attributes=store)
+    bodies = BodyBudget(100_000, 60_000)
+    assert bodies.reserve("other", b"60000", time.monotonic()) is None
+    headers = HEADERS | {TrustedHeaders().tenant: b"team-a", b"x-plimsoll-body-bytes": b"60000"}
+    EnvoyEndpoint(made, ParseWorker(), bodies)(HttpRequest(b"GET", path, headers, b""))
+    found = store.take("ab-1")
+    assert found is not None
+    assert found.tenant == "team-a"
 
 
 def test_store_keeps_nothing_unless_enabled() -> None:

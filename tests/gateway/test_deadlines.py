@@ -14,8 +14,15 @@ from plimsoll.gateway.api_routes import ROUTES
 from plimsoll.gateway.deadlines import NO_DEADLINE, RequestDeadline, read_deadline
 from plimsoll.gateway.envoy.access_log import AccessRecord, RequestOutcome
 from plimsoll.gateway.errors import Rejection
-from tests.gateway.kube_objects import Object, service
-from tests.gateway.picker_harness import PickerHarness, engine_names, rejection_of, response_headers, service_with_slo
+from tests.gateway.kube_objects import Object, pod, service
+from tests.gateway.picker_harness import (
+    PickerHarness,
+    engine_names,
+    picked_engine,
+    rejection_of,
+    response_headers,
+    service_with_slo,
+)
 
 TIMEOUT, PYTHON, NODE = "x-request-timeout", "x-stainless-read-timeout", "x-stainless-timeout"
 UPSTREAM, SECONDS = "x-envoy-upstream-stream-duration-ms", "x-plimsoll-deadline-seconds"
@@ -131,6 +138,23 @@ def test_deadline_shorter_than_an_idle_engine_needs_is_400() -> None:
     assert "0.3 s (x-request-timeout)" in str(reply.error["message"])
     assert world.service()["requests"]["arrived"] == 0  # no capacity would serve it
     assert response_headers(world.send(headers={TIMEOUT: "0.3"}, max_tokens=1))[":status"] == "200"
+
+
+DOWNGRADE = {"whenFull": "Downgrade", "fallback": {"name": "small"}}
+
+
+@pytest.mark.parametrize("is_faster", [True, False])
+async def test_deadline_too_short_for_the_model_tries_its_fallback(is_faster: bool) -> None:
+    small = service("small") if is_faster else service_with_slo("small")
+    pods = (*engine_names(1), pod("10.0.1.1:8000", service="small"))
+    world = PickerHarness(service_with_slo(admission=DOWNGRADE), small, pods=pods)
+    reply = world.send(headers={TIMEOUT: "0.3"})
+    if is_faster:
+        assert picked_engine(reply) == "10.0.1.1:8000"
+    else:
+        found = rejection_of(reply)
+        assert (found.status, found.error["code"]) == (400, "deadline_too_short")
+    assert world.service()["requests"]["arrived"] == 0
 
 
 async def test_sdk_default_timeout_changes_no_decision() -> None:

@@ -102,7 +102,7 @@ async def test_model_that_key_does_not_allow_gets_403(locked: tuple[GatewayStack
     assert [card["id"] for card in body["data"]] == ["chat", "large"]
 
 
-async def test_limit_of_key_is_told_and_enforced(locked: tuple[GatewayStack, FakeEngine]) -> None:
+async def test_limit_of_key_is_reported_and_enforced(locked: tuple[GatewayStack, FakeEngine]) -> None:
     stack, _ = locked
     stack.write_gateways(gateway_pod("gateway-0"), gateway_pod("gateway-1", ready=False))
     replies = [await stack.ask_fully(sent=bearer("slow")) for _ in range(3)]

@@ -212,7 +212,7 @@ async def test_fail_open_respects_engine_slots(lone: GatewayStack) -> None:
     for engine in (first, second):
         engine.behaviour.pause = asyncio.Event()
     engines = [pod(first.address), pod(second.address)]
-    await lone.start([service_with_slo(batch=3, shares={"gateway-0": 2, "gateway-1": 1})], engines)
+    await lone.start([service_with_slo(batch=4, shares={"gateway-0": 3, "gateway-1": 1})], engines)
     await lone.wait_routable(first, second)
     assert lone.picker is not None
     stop(lone.picker)
@@ -230,7 +230,7 @@ async def test_fail_open_respects_engine_slots(lone: GatewayStack) -> None:
     kept = first.open
     assert kept + second.open == 4
     # An engine less is a smaller bound; those who run do not notice, and the next picker knows of them.
-    lone.write_objects([service_with_slo(batch=3, shares={"gateway-0": 2, "gateway-1": 1})], [pod(first.address)])
+    lone.write_objects([service_with_slo(batch=4, shares={"gateway-0": 3, "gateway-1": 1})], [pod(first.address)])
     lone.start_picker()
     await lone.ready()
     await lone.wait_inflight(first, kept)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from plimsoll.gateway.envoy import jwt
+from plimsoll.gateway.envoy import bootstrap, jwt
 from plimsoll.gateway.settings import ApiKeyMode
 from tests.gateway.api_key_secrets import bearer, key_of, key_secret
 from tests.gateway.conftest import make_directory
@@ -196,6 +196,22 @@ async def test_new_signing_key_is_accepted_and_outage_opens_nothing(locked: Lock
         return await locked.status(old) == 401
 
     await wait_until(is_refused, "the old key is withdrawn")
+
+
+async def test_too_large_key_set_is_not_read(locked: Locked) -> None:
+    issuer = locked.issuer
+    [known] = issuer.published
+    issuer.padding, fetches = "x" * bootstrap.MAX_FETCHED_BYTES, issuer.fetches
+    token = issuer.rotate("large").sign(issuer.claims(models="*"))
+    await wait_until(lambda: issuer.fetches >= fetches + 3, "the fetch is tried again, as after a failure")
+    assert await locked.status(token) == 401
+    issuer.padding = ""
+
+    async def is_accepted() -> bool:
+        return await locked.status(token) == 200
+
+    await wait_until(is_accepted, "the key is known")
+    issuer.published = [known]
 
 
 async def test_without_picker_nothing_passes(locked: Locked) -> None:

@@ -75,7 +75,7 @@ async def test_sdk_stream_past_its_deadline_is_an_error(stack: GatewayStack) -> 
     assert len(engine.received) == 1
 
 
-async def test_sdk_timeout_too_short_for_the_prompt_is_told(stack: GatewayStack) -> None:
+async def test_sdk_timeout_too_short_for_prompt_is_rejected(stack: GatewayStack) -> None:
     from openai import BadRequestError
 
     engine = await start(stack, service_with_slo(slo={"ttft": "1h"}))

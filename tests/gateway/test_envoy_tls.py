@@ -234,6 +234,36 @@ async def test_restarts_with_broken_secret(secure: SecureGateway) -> None:
     assert "PRIVATE" not in secure.stack.log.read_text()
 
 
+async def test_first_start_with_broken_secret_is_alive_and_unready(tmp_path_factory: object) -> None:
+    """Envoy's liveness probe connects to its port. A certificate that comes later needs no restart."""
+    gateway = SecureGateway(make_directory(tmp_path_factory))
+    stack = gateway.stack
+    gateway.volume.write({CERTIFICATE_FILE: b"garbage", KEY_FILE: b"garbage"})
+
+    async def is_open() -> bool:
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", stack.settings.port)
+        except ConnectionError:
+            return False
+        writer.transport.abort()
+        return True
+
+    async def is_told() -> bool:
+        return "tls.crt holds no X.509 certificate in PEM" in await gateway.reason()
+
+    start = asyncio.create_task(gateway.start())
+    try:
+        await wait_until(is_open, "Envoy opens its port")
+        await wait_until(is_told, "readiness names the Secret's error")
+        assert not start.done()
+        pem = gateway.volume.rotate()
+        await start
+        assert await gateway.served() == pem
+    finally:
+        start.cancel()
+        await stack.shut_down()
+
+
 async def test_plaintext_allowed_and_tls_1_3_required(tmp_path_factory: object) -> None:
     gateway = SecureGateway(
         make_directory(tmp_path_factory), plaintext=Plaintext.ALLOW, tls_min_version=TlsVersion.TLS_1_3

@@ -58,7 +58,7 @@ def test_one_request_books_all_its_tokens() -> None:
 @pytest.mark.parametrize("gateways", [1, 3])
 def test_bucket_below_zero_is_kept_until_it_is_full(gateways: int) -> None:
     limits = KeyLimits()
-    limits.gateways = gateways
+    limits.gateways = lambda name: gateways
     identity = key(tokens=600)
     assert limits.take(identity, 6000, 0.0) is None
     for now in range(600 * gateways - 61):  # 200 of each 600 tokens are this gateway's, of three
@@ -72,13 +72,13 @@ def test_bucket_below_zero_is_kept_until_it_is_full(gateways: int) -> None:
 def test_gateways_enforce_equal_shares(gateways: int) -> None:
     each = [KeyLimits() for _ in range(gateways)]
     for limits in each:
-        limits.gateways = gateways
+        limits.gateways = lambda name: gateways
     total = sum(accepted(limits, key(requests=60), 100, 0.0) for limits in each)
     assert total == 60
     refilled = sum(accepted(limits, key(requests=60), 100, 30.0) for limits in each)
     assert refilled == 30
     fresh = KeyLimits()
-    fresh.gateways = gateways
+    fresh.gateways = lambda name: gateways
     fresh.take(key(requests=60), 1, 0.0)
     assert fresh.headers(key(requests=60), 0.0)["x-ratelimit-limit-requests"] == "60"
     assert fresh.headers(key(requests=60), 0.0)["x-ratelimit-remaining-requests"] == str(60 - gateways)

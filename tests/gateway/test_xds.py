@@ -99,10 +99,11 @@ def ready_pods(count: int) -> list[dict[str, object]]:
     return [pod(f"10.0.0.{n + 1}:8000") for n in range(count)]
 
 
-def test_circuit_breaker_equals_capacity_share() -> None:
+def test_circuit_breaker_is_an_equal_share() -> None:
+    """Demand does not count: the owner of a service reports that of all gateways."""
     known = catalog([service_with_slo(batch=20, shares={GATEWAY: 7, "gateway-1": 13})], ready_pods(3))
-    assert circuit_breaker_limits(snapshot(known)) == {"model/chat": 21, "model/team/chat": 21}
-    assert circuit_breaker_limits(snapshot(known, "gateway-1")) == {"model/chat": 39, "model/team/chat": 39}
+    assert circuit_breaker_limits(snapshot(known)) == {"model/chat": 30, "model/team/chat": 30}
+    assert circuit_breaker_limits(snapshot(known, "gateway-1")) == {"model/chat": 30, "model/team/chat": 30}
 
 
 def test_circuit_breakers_of_all_services_are_merged() -> None:

@@ -10,8 +10,9 @@ import pytest
 
 from bench.gpu_engine import check, compare, lora_adapter, results
 from bench.hardware import dummy_models
-from plimsoll.adapters.vllm_metrics import parse_metrics
+from plimsoll.adapters.engine_metrics import parse_metrics
 from plimsoll.core.slo import Slo
+from plimsoll.engines import launched
 
 DATA = Path(check.__file__).parent / "data"
 ABOUT: dict[str, Any] = {
@@ -47,7 +48,9 @@ def test_about_without_a_fact_is_incomplete(change: dict[str, Any], missing: lis
 
 
 def test_page_without_a_signal_names_it() -> None:
-    missing = results.missing_signals(parse_metrics(b'vllm:num_requests_running{engine="0"} 1\n', "pod", 0.0))
+    missing = results.missing_signals(
+        parse_metrics(b'vllm:num_requests_running{engine="0"} 1\n', "pod", 0.0, launched.METRICS)
+    )
     assert "running" not in missing
     assert {"waiting", "kv_used", "ttft_s", "instance_id"} <= set(missing)
     assert "transfer_s" not in missing  # only with NIXL

@@ -5,10 +5,14 @@ from __future__ import annotations
 import ast
 import operator
 import re
+import shlex
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from plimsoll.api.contract import engine_contract
 
@@ -34,7 +38,7 @@ def test_operator_and_engine_image_share_one_contract() -> None:
     assert engine_contract().ports["api"] == 8000
 
 
-@pytest.mark.parametrize("name", ["vllm.py", "redaction.py"])
+@pytest.mark.parametrize("name", ["vllm.py", "redaction.py", "form_data.py", "desired_adapters.py"])
 def test_operator_and_engine_image_share_module(name: str) -> None:
     source = ROOT / "operator" / "plimsoll" / "engines" / name
     assert source.read_bytes() == (ROOT / "engine-image" / "launcher" / name).read_bytes()
@@ -66,11 +70,52 @@ def test_engine_image_program_imports_only_listed_modules(program: str) -> None:
     assert {prefix for prefix in listed if not any(module.startswith(prefix) for module in imported)} == set()
 
 
-@pytest.mark.parametrize("dockerfile", DOCKERFILES)
-def test_dockerfile_copies_only_existing_sources(dockerfile: Path) -> None:
-    """The context is the one of the `docker build` line in the file's head or in the docs."""
-    context = ROOT if dockerfile.name in ("Dockerfile", "simulated.Dockerfile") else dockerfile.parent
+def documented_builds() -> list[tuple[str, Path, Path]]:
+    """Every `docker build` line of the pages and of the Dockerfiles, given in the root of the checkout, and every
+    image of the release, as (where it stands, Dockerfile, context)."""
+    found = []
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "engine-image").glob("*.md"), *DOCKERFILES]
+    for page in pages:
+        for line in re.findall(r"docker build (-f .+)", page.read_text()):
+            words = shlex.split(line.split("&&")[0].replace("`", ""))
+            found.append((str(page.relative_to(ROOT)), ROOT / words[words.index("-f") + 1], ROOT / words[-1]))
+    release = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text())
+    for one in release["jobs"]["images"]["strategy"]["matrix"]["include"]:
+        found.append(("release.yml", ROOT / one["file"], ROOT / one["context"]))
+    return found
+
+
+BUILDS = documented_builds()
+
+
+@pytest.mark.parametrize(
+    ("where", "dockerfile", "context"), BUILDS, ids=lambda value: str(value).removeprefix(str(ROOT))
+)
+def test_documented_build_copies_only_files_of_the_checkout(where: str, dockerfile: Path, context: Path) -> None:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    tracked = {ROOT / line for line in listed.splitlines()}
     copies = re.findall(r"^COPY (?!--from)(.+) \S+$", dockerfile.read_text(), re.MULTILINE)
-    sources = [source for line in copies for source in line.split()]
+    sources = [context / source for line in copies for source in line.split()]
     assert sources
-    assert [source for source in sources if not (context / source).exists()] == []
+    missing = [source for source in sources if not any(file.is_relative_to(source) for file in tracked)]
+    assert missing == []
+
+
+def test_every_dockerfile_has_a_documented_build() -> None:
+    assert set(DOCKERFILES) == {dockerfile for _, dockerfile, _ in BUILDS}
+
+
+def test_files_that_the_operator_image_copies_run_alone(tmp_path: Path) -> None:
+    """The package without the rest of the checkout, as the image has it."""
+    shutil.copytree(ROOT / "operator" / "plimsoll", tmp_path / "plimsoll", ignore=shutil.ignore_patterns("__pycache__"))
+    start = "from plimsoll.cli.main import main; raise SystemExit(main(['operator', '--help']))"
+    done = subprocess.run(
+        [sys.executable, "-c", start],
+        cwd=tmp_path,
+        env={"PATH": "/usr/bin", "PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "usage: plimsoll operator" in done.stdout

@@ -138,7 +138,7 @@ def test_pod_spread_of_user_wins() -> None:
     assert "topologySpreadConstraints" not in rendered(tiers=tiers(pod={"topologySpreadConstraints": []}))["spec"]
 
 
-def test_pod_ipc_lock_is_added_only_if_asked_for() -> None:
+def test_pod_ipc_lock_is_added_only_if_requested() -> None:
     assert container(rendered(tiers=tiers(pod={"ipcLock": True})))["securityContext"]["capabilities"] == {
         "drop": ["ALL"],
         "add": ["IPC_LOCK"],

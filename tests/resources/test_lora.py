@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from plimsoll.api.contract import engine_contract
 from plimsoll.api.v1alpha1 import InferenceService, parse
+from plimsoll.engines import desired_adapters
 from plimsoll.resources import engine_pod, lora, objects
 from tests import builders
 
@@ -30,7 +31,7 @@ def template(one: InferenceService) -> Object:
 
 def config(one: InferenceService) -> Any:
     made = lora.config_map(one, builders.service())
-    return json.loads(made["data"][lora.ADAPTERS_KEY])["adapters"]
+    return json.loads(made["data"][desired_adapters.FILE])["adapters"]
 
 
 def pod_part(found: Object) -> tuple[list[Object], list[Object], Any]:

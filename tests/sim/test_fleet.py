@@ -98,7 +98,7 @@ def test_tiers_share_gpus_oldest_pending_pod_first() -> None:
     freed = next(at_s for at_s, one, *_, draining in done.world.log.replicas if at_s > 50.0 and not draining)
     assert second >= max(freed, 50.0) + 10.0 - 1e-6
     assert sum(one.replica_seconds(100.0) for one in done.world.tiers.values()) <= 3 * 100.0
-    assert {visit.outcome for visit in done.attempts} == {AttemptOutcome.OK}
+    assert {attempt.outcome for attempt in done.attempts} == {AttemptOutcome.OK}
 
 
 def test_operator_sees_unschedulable_pods() -> None:

@@ -91,7 +91,7 @@ def test_shared_block_is_freed_by_its_last_user() -> None:
 
 
 @pytest.mark.parametrize("goes_on", [False, True])
-def test_block_after_duplicate_is_named_as_asked(goes_on: bool) -> None:
+def test_block_after_duplicate_is_named_as_requested(goes_on: bool) -> None:
     """Two sequences compute the same beginning at once; what only the second one has follows it."""
     cache = make_cache(12, names_after_duplicate=goes_on)
     twins = [EngineSequence(n, 9, 1, names) for n, names in enumerate(((5, 6), (5, 7)))]
@@ -107,7 +107,7 @@ def test_block_after_duplicate_is_named_as_asked(goes_on: bool) -> None:
 
 
 @pytest.mark.parametrize("named", [False, True])
-def test_generated_tokens_are_named_as_asked(named: bool) -> None:
+def test_generated_tokens_are_named_as_requested(named: bool) -> None:
     cache = make_cache(9, names_answers=named)
     sequence = EngineSequence(1, 5, 8, (1, 2, 3))
     assert cache.kv.allocate_next(sequence, 5)

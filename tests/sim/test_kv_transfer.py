@@ -28,12 +28,14 @@ def run(bytes_per_s: float, rate_per_s: float = 6.0) -> sim_harness.FinishedRun:
 
 def attainment(done: sim_harness.FinishedRun) -> float:
     """Share of all requests that were in promise."""
-    ok = [visit for visit in done.attempts if visit.outcome is AttemptOutcome.OK]
+    ok = [attempt for attempt in done.attempts if attempt.outcome is AttemptOutcome.OK]
     return sum((v.ttft_s or 0.0) <= TTFT_S and (v.tpot_s or 0.0) <= TPOT_S for v in ok) / len(done.attempts)
 
 
 def local_prefills(done: sim_harness.FinishedRun) -> list[Attempt]:
-    return [visit for visit in done.attempts if visit.outcome is AttemptOutcome.OK and not visit.prefill_address]
+    return [
+        attempt for attempt in done.attempts if attempt.outcome is AttemptOutcome.OK and not attempt.prefill_address
+    ]
 
 
 @pytest.fixture
@@ -53,10 +55,10 @@ def test_slow_kv_fabric_disables_remote_prefill(
     assert not local_prefills(always)
     read = local_prefills(measured)
     assert len(read) > 100
-    for visit in read:
-        assert visit.prefill_sequence is None
-        assert visit.sequence is not None
-        assert visit.sequence.transferred_tokens == 0
+    for attempt in read:
+        assert attempt.prefill_sequence is None
+        assert attempt.sequence is not None
+        assert attempt.sequence.transferred_tokens == 0
     assert attainment(always) < 0.9
     assert attainment(measured) > 0.95
 
@@ -72,4 +74,4 @@ def test_fast_kv_fabric_keeps_remote_prefill(request: pytest.FixtureRequest) -> 
     assert [(v.id, v.address, v.prefill_address) for v in measured.attempts] == [
         (v.id, v.address, v.prefill_address) for v in always.attempts
     ]
-    assert all(visit.prefill_address for visit in measured.attempts if visit.trace_request.prompt_tokens >= 128)
+    assert all(attempt.prefill_address for attempt in measured.attempts if attempt.trace_request.prompt_tokens >= 128)

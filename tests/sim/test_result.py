@@ -23,13 +23,13 @@ SLO = Slo(share=0.95, ttft_s=1.0, tpot_s=0.05, ttft_per_1k_tokens_s=0.5)
 def ended(
     number: int, end: AttemptOutcome = AttemptOutcome.OK, ttft_s: float = 0.5, tpot_s: float = 0.02, prompt: int = 1000
 ) -> Attempt:
-    visit = Attempt(number, TraceRequest(float(number), prompt, 11), None, outcome=end)
+    attempt = Attempt(number, TraceRequest(float(number), prompt, 11), None, outcome=end)
     if end is AttemptOutcome.OK:
-        visit.first_token_s = number + ttft_s
-        visit.end_s = visit.first_token_s + 10 * tpot_s
+        attempt.first_token_s = number + ttft_s
+        attempt.end_s = attempt.first_token_s + 10 * tpot_s
     else:
-        visit.end_s = number + 0.1
-    return visit
+        attempt.end_s = number + 0.1
+    return attempt
 
 
 def test_summary_e2e_target_counts_when_set() -> None:
@@ -46,8 +46,8 @@ def test_summary_e2e_target_counts_when_set() -> None:
     shares, shown = {}, {}
     for e2e_s in (None, 0.8):  # ten tokens after the first: 0.7, 0.9, 0.9 and 0.7 s
         result = RunResult(sim_harness.make_plant(), [Role.SERVE], Slo(0.95, 1.0, 0.0, 0.05, e2e_s))
-        for visit in visits:
-            result.add(visit)
+        for attempt in visits:
+            result.add(attempt)
         summary = result.summary(world, "static:2", 0, 100.0, 1.0)
         shares[e2e_s], shown[e2e_s] = summary["attainment_offered"], summary.get("p95_e2e_s")
         assert summary["infeasible_alone"] == 1  # reads that prompt for longer than either
@@ -72,7 +72,7 @@ def test_summary_offered_counts_all_and_admitted_omits_rejected() -> None:
         [TraceRequest(0.0, 10, 2)], StaticPolicy({Role.SERVE: 2}, runs_operator=False), initial={Role.SERVE: 2}
     ).world
     result = RunResult(sim_harness.make_plant(), [Role.SERVE], SLO)
-    for visit in (
+    for attempt in (
         ended(1),
         ended(2, ttft_s=1.4),  # within 1 s and half a second for 1,000 tokens
         ended(3, ttft_s=1.6),
@@ -84,7 +84,7 @@ def test_summary_offered_counts_all_and_admitted_omits_rejected() -> None:
         ended(9, prompt=2_000_000),  # kept, but alone it would read that context for longer than the target
         ended(10, AttemptOutcome.SHED),
     ):
-        result.add(visit)
+        result.add(attempt)
     summary = result.summary(world, "static:2", 0, 100.0, 1.0)
     assert (summary["offered"], summary["admitted"], summary["shed"], summary["refused"]) == (10, 7, 2, 1)
     assert (summary["completed"], summary["failed"], summary["unfinished"]) == (5, 1, 1)
@@ -109,9 +109,9 @@ def test_met_uses_slo_of_request_class() -> None:
     result = RunResult(sim_harness.make_plant(), [Role.SERVE], SLO, classes=classes)
     met = {}
     for request_class in ("chat", "batch", "strange", ""):
-        visit = ended(1, ttft_s=2.0, tpot_s=0.06)
-        visit.trace_request = replace(visit.trace_request, request_class=request_class)
-        met[request_class] = result.is_within_slo(visit)
+        attempt = ended(1, ttft_s=2.0, tpot_s=0.06)
+        attempt.trace_request = replace(attempt.trace_request, request_class=request_class)
+        met[request_class] = result.is_within_slo(attempt)
     assert met == {"chat": False, "batch": True, "strange": True, "": True}
     soon = ended(2, ttft_s=0.7, prompt=10_000)
     soon.trace_request = replace(soon.trace_request, request_class="chat")

@@ -58,9 +58,10 @@ def test_simulator_every_request_has_exactly_one_outcome(
     autoscaled_run: sim_harness.FinishedRun, moved: sim_harness.FinishedRun
 ) -> None:
     for done, count in ((autoscaled_run, len(STEP)), (moved, 400)):
-        assert sorted(visit.id for visit in done.attempts) == list(range(1, count + 1))
+        assert sorted(attempt.id for attempt in done.attempts) == list(range(1, count + 1))
         assert all(
-            visit.outcome is not None and visit.outcome is not AttemptOutcome.UNFINISHED for visit in done.attempts
+            attempt.outcome is not None and attempt.outcome is not AttemptOutcome.UNFINISHED
+            for attempt in done.attempts
         )
         assert done.world.in_flight == 0
 
@@ -82,7 +83,7 @@ def test_simulator_gateways_and_engines_are_empty_at_end(
 
 def test_simulator_gateway_counters_match_outcomes(autoscaled_run: sim_harness.FinishedRun) -> None:
     readings = [gateway.reading() for gateway in autoscaled_run.world.gateways]
-    ends = Counter(visit.outcome for visit in autoscaled_run.attempts)
+    ends = Counter(attempt.outcome for attempt in autoscaled_run.attempts)
     assert sum(one.arrived for one in readings) == len(STEP)
     assert sum(one.succeeded for one in readings) == ends[AttemptOutcome.OK]
     assert sum(sum(one.rejected.values()) for one in readings) == ends[AttemptOutcome.SHED]
@@ -93,38 +94,40 @@ def test_simulator_operator_scales_with_load_within_slo(autoscaled_run: sim_harn
     counts = [desired for _, role, desired, *_ in autoscaled_run.world.log.replicas if role is Role.SERVE]
     assert counts[0] == 1
     assert max(counts) > 1
-    ok = [visit for visit in autoscaled_run.attempts if visit.outcome is AttemptOutcome.OK]
-    met = [visit for visit in ok if (visit.ttft_s or 0) <= 2.0 and (visit.tpot_s or 0) <= 0.05]
+    ok = [attempt for attempt in autoscaled_run.attempts if attempt.outcome is AttemptOutcome.OK]
+    met = [attempt for attempt in ok if (attempt.ttft_s or 0) <= 2.0 and (attempt.tpot_s or 0) <= 0.05]
     assert len(met) >= 0.95 * len(ok)
-    assert {visit.reason for visit in autoscaled_run.attempts if visit.outcome is AttemptOutcome.SHED} <= {"overloaded"}
+    assert {attempt.reason for attempt in autoscaled_run.attempts if attempt.outcome is AttemptOutcome.SHED} <= {
+        "overloaded"
+    }
 
 
 def test_simulator_disaggregated_requests_use_both_tiers(moved: sim_harness.FinishedRun) -> None:
-    ok = [visit for visit in moved.attempts if visit.outcome is AttemptOutcome.OK]
+    ok = [attempt for attempt in moved.attempts if attempt.outcome is AttemptOutcome.OK]
     assert len(ok) > 300
-    for visit in ok:
-        assert visit.address.startswith("decode")
-        assert visit.prefill_address.startswith("prefill")
-        assert visit.prefill_sequence is not None
-        assert visit.sequence is not None
-        assert visit.prefill_sequence.last_token_s is not None
-        assert visit.sequence.arrived_s > visit.prefill_sequence.last_token_s
-        assert visit.sequence.transferred_tokens == visit.trace_request.prompt_tokens
+    for attempt in ok:
+        assert attempt.address.startswith("decode")
+        assert attempt.prefill_address.startswith("prefill")
+        assert attempt.prefill_sequence is not None
+        assert attempt.sequence is not None
+        assert attempt.prefill_sequence.last_token_s is not None
+        assert attempt.sequence.arrived_s > attempt.prefill_sequence.last_token_s
+        assert attempt.sequence.transferred_tokens == attempt.trace_request.prompt_tokens
 
 
 def test_simulator_request_times_are_ordered(
     autoscaled_run: sim_harness.FinishedRun, moved: sim_harness.FinishedRun
 ) -> None:
-    for visit in (*autoscaled_run.attempts, *moved.attempts):
-        if visit.outcome is AttemptOutcome.OK:
-            assert visit.admitted_s is not None
-            assert visit.first_token_s is not None
-            assert visit.end_s is not None
-            assert visit.trace_request.at_s <= visit.admitted_s < visit.first_token_s <= visit.end_s
+    for attempt in (*autoscaled_run.attempts, *moved.attempts):
+        if attempt.outcome is AttemptOutcome.OK:
+            assert attempt.admitted_s is not None
+            assert attempt.first_token_s is not None
+            assert attempt.end_s is not None
+            assert attempt.trace_request.at_s <= attempt.admitted_s < attempt.first_token_s <= attempt.end_s
 
 
 def _bytes(done: sim_harness.FinishedRun) -> str:
-    rows = [request_row(visit) for visit in done.attempts]
+    rows = [request_row(attempt) for attempt in done.attempts]
     return json.dumps([rows, [(*one[:3], str(one[3])) for one in done.world.log.changes], done.world.log.replicas])
 
 
@@ -138,7 +141,7 @@ def test_simulator_another_seed_gives_another_run(autoscaled_run: sim_harness.Fi
 
 def test_simulator_skipping_steps_changes_no_outcome(autoscaled_run: sim_harness.FinishedRun) -> None:
     slow = sim_harness.simulate(STEP, hardware=sim_harness.make_plant(fast_forward=False), gateways=2)
-    assert [visit.outcome for visit in slow.attempts] == [visit.outcome for visit in autoscaled_run.attempts]
+    assert [attempt.outcome for attempt in slow.attempts] == [attempt.outcome for attempt in autoscaled_run.attempts]
     for one, other in zip(slow.attempts, autoscaled_run.attempts, strict=True):
         assert one.id == other.id
         # A gate looks at who waits every SOON_S: a rounding of the last digit decides on which look one is refused.
@@ -149,9 +152,9 @@ def test_simulator_skipping_steps_changes_no_outcome(autoscaled_run: sim_harness
 
 def test_simulator_without_admission_all_wait_in_engines() -> None:
     done = sim_harness.simulate(STEP, StaticPolicy({Role.SERVE: 1}, runs_operator=False))
-    assert {visit.outcome for visit in done.attempts} == {AttemptOutcome.OK}
-    assert not any(visit.was_queued for visit in done.attempts)
-    assert max(visit.tpot_s or 0.0 for visit in done.attempts) > 0.05
+    assert {attempt.outcome for attempt in done.attempts} == {AttemptOutcome.OK}
+    assert not any(attempt.was_queued for attempt in done.attempts)
+    assert max(attempt.tpot_s or 0.0 for attempt in done.attempts) > 0.05
 
 
 def test_simulator_static_fleet_costs_its_duration() -> None:
@@ -166,17 +169,17 @@ def test_simulator_startup_takes_time_and_is_paid_from_order() -> None:
     ready = next(at_s for at_s, _, _, live, _, _ in done.world.log.replicas if live == 2)
     assert ready == pytest.approx(30.0)
     assert done.world.tiers[Role.SERVE].replica_seconds(60.0) == pytest.approx(60.0 + 50.0)
-    assert {visit.address for visit in done.attempts if visit.trace_request.at_s > 31.0} == {"serve-1", "serve-2"}
+    assert {attempt.address for attempt in done.attempts if attempt.trace_request.at_s > 31.0} == {"serve-1", "serve-2"}
 
 
 def test_simulator_draining_replica_finishes_its_requests() -> None:
     requests = [TraceRequest(0.1 * n, 500, 400) for n in range(100)]
     done = sim_harness.simulate(requests, Course({0.0: {Role.SERVE: 2}, 5.0: {Role.SERVE: 1}}), initial={Role.SERVE: 2})
-    assert {visit.outcome for visit in done.attempts} == {AttemptOutcome.OK}
-    last = max(visit.end_s or 0.0 for visit in done.attempts if visit.address == "serve-1")
+    assert {attempt.outcome for attempt in done.attempts} == {AttemptOutcome.OK}
+    last = max(attempt.end_s or 0.0 for attempt in done.attempts if attempt.address == "serve-1")
     gone = max(at_s for at_s, *_, draining in done.world.log.replicas if draining == 0)
     assert gone >= max(last, 5.0 + min_drain_s()) - 1e-9
-    assert all(visit.address == "serve-2" for visit in done.attempts if visit.trace_request.at_s > 5.01)
+    assert all(attempt.address == "serve-2" for attempt in done.attempts if attempt.trace_request.at_s > 5.01)
 
 
 def test_simulator_starting_replica_is_removed_first_at_once() -> None:
@@ -194,12 +197,12 @@ def test_simulator_killed_engine_fails_only_its_streams() -> None:
         initial={Role.SERVE: 2},
         kills=((Role.SERVE, 25.0),),
     )
-    failed = [visit for visit in done.attempts if visit.outcome is AttemptOutcome.FAILED]
+    failed = [attempt for attempt in done.attempts if attempt.outcome is AttemptOutcome.FAILED]
     assert failed
-    assert len({visit.address for visit in failed}) == 1
-    assert all(visit.admitted_s is not None and visit.admitted_s <= 25.0 for visit in failed)
+    assert len({attempt.address for attempt in failed}) == 1
+    assert all(attempt.admitted_s is not None and attempt.admitted_s <= 25.0 for attempt in failed)
     assert done.world.tiers[Role.SERVE].desired == 2
-    assert {visit.outcome for visit in done.attempts if visit.trace_request.at_s > 25.0} <= {
+    assert {attempt.outcome for attempt in done.attempts if attempt.trace_request.at_s > 25.0} <= {
         AttemptOutcome.OK,
         AttemptOutcome.SHED,
     }
@@ -211,14 +214,14 @@ def test_simulator_killed_prefill_engine_falls_back_to_decode() -> None:
     done = sim_harness.simulate(
         requests, of=sim_harness.pd_manifest(), hardware=hardware, kills=((Role.PREFILL, 20.1),)
     )
-    assert {visit.outcome for visit in done.attempts} <= {AttemptOutcome.OK, AttemptOutcome.SHED}
+    assert {attempt.outcome for attempt in done.attempts} <= {AttemptOutcome.OK, AttemptOutcome.SHED}
     read_here = [
-        visit
-        for visit in done.attempts
-        if visit.outcome is AttemptOutcome.OK and visit.sequence and not visit.sequence.transferred_tokens
+        attempt
+        for attempt in done.attempts
+        if attempt.outcome is AttemptOutcome.OK and attempt.sequence and not attempt.sequence.transferred_tokens
     ]
     assert read_here
-    assert all(visit.trace_request.at_s <= 41.0 for visit in read_here)
+    assert all(attempt.trace_request.at_s <= 41.0 for attempt in read_here)
 
 
 def test_simulator_request_too_long_for_any_engine_is_rejected() -> None:
@@ -226,7 +229,7 @@ def test_simulator_request_too_long_for_any_engine_is_rejected() -> None:
         done = sim_harness.simulate(
             [TraceRequest(30.0, 100, 5), TraceRequest(31.0, 50_000, 5), TraceRequest(32.0, 100, 5)], policy
         )
-        assert [visit.outcome for visit in sorted(done.attempts, key=lambda v: v.id)] == [
+        assert [attempt.outcome for attempt in sorted(done.attempts, key=lambda v: v.id)] == [
             AttemptOutcome.OK,
             AttemptOutcome.REFUSED,
             AttemptOutcome.OK,
@@ -237,13 +240,13 @@ def test_simulator_truncated_run_reports_unfinished() -> None:
     done = sim_harness.simulate(
         [TraceRequest(0.0, 100, 30_000)], StaticPolicy({Role.SERVE: 1}, runs_operator=False), tail_s=5.0
     )
-    assert [visit.outcome for visit in done.attempts] == [AttemptOutcome.UNFINISHED]
+    assert [attempt.outcome for attempt in done.attempts] == [AttemptOutcome.UNFINISHED]
 
 
 def test_simulator_service_without_slo_keeps_replicas() -> None:
     done = sim_harness.simulate(STEP[:300], of=sim_harness.serve_manifest(slo=None))
     assert not done.world.log.changes
-    assert {visit.outcome for visit in done.attempts} == {AttemptOutcome.OK}
+    assert {attempt.outcome for attempt in done.attempts} == {AttemptOutcome.OK}
 
 
 def test_simulator_time_never_goes_back() -> None:

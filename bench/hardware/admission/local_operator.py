@@ -27,8 +27,8 @@ from typing import Any, Final
 import aiohttp
 
 from plimsoll.adapters import pod_http
+from plimsoll.adapters.engine_metrics import HttpGet
 from plimsoll.adapters.kube_client import KubeClient, WatchEvent
-from plimsoll.adapters.vllm_metrics import HttpGet
 from plimsoll.api import labels
 from plimsoll.api.events import Event
 from plimsoll.controllers.autoscale.autoscaler import Autoscaler

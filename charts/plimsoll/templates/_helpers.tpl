@@ -127,6 +127,16 @@ priorityClassName: {{ . }}
 {{ toYaml (merge (deepCopy (.Values.webhook | default dict)) $defaults) }}
 {{- end }}
 
+{{/* The values of what the operator offers to other autoscalers, as YAML: `helm upgrade --reuse-values` from an earlier
+     chart has none. */}}
+{{- define "plimsoll.operator.recommendations" -}}
+{{ merge (dict) (default dict .Values.operator.recommendations) (dict "enabled" false "from" list) | toYaml }}
+{{- end }}
+
+{{- define "plimsoll.operator.kedaScaler" -}}
+{{ merge (dict) (default dict .Values.operator.kedaScaler) (dict "enabled" false "from" list) | toYaml }}
+{{- end }}
+
 {{/* The values of egress, as YAML: `helm upgrade --reuse-values` from an earlier chart has none or a part. */}}
 {{- define "plimsoll.egressValues" -}}
 {{- $values := dict "enabled" false "dns" list "apiServer" list "apiServerPorts" (list 443 6443) "modelHub" true "engines" list "gateway" list "operator" list -}}
@@ -172,6 +182,11 @@ priorityClassName: {{ . }}
 
 {{- define "plimsoll.gateway.port" -}}
 {{ default (ternary 443 80 (eq (include "plimsoll.gateway.scheme" .) "https")) .Values.gateway.service.port }}
+{{- end }}
+
+{{/* The Secret that all gateways share: `helm upgrade --reuse-values` from an earlier chart has no value for it. */}}
+{{- define "plimsoll.gateway.peerSecret" -}}
+{{ (default dict .Values.gateway.peers).secretName | default (printf "%s-gateway-peers" (include "plimsoll.fullname" .)) }}
 {{- end }}
 
 {{/* The pod's own name and namespace as environment variables. */}}

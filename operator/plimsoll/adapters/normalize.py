@@ -31,6 +31,7 @@ _POD: Final = {
         {
             "name": str,
             "image": str,
+            "args": [str],
             "env": [{"name": str, "value": str}],
             "resources": {"limits": {}},
             "ports": [{"name": str, "containerPort": int}],

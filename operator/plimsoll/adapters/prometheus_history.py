@@ -20,9 +20,10 @@ from typing import Any, Final
 from prometheus_api_client.exceptions import PrometheusApiClientException
 from prometheus_api_client.prometheus_connect import PrometheusConnect
 
-from plimsoll.adapters import vllm_metrics
+from plimsoll.adapters.engine_metrics import MetricsReader, reader_of
 from plimsoll.core.errors import BackendUnavailable, cause_of
 from plimsoll.core.ports import EngineReading
+from plimsoll.engines.engine import MetricMap
 
 QUERY_STEP_S: Final = 60
 MAX_QUERY_SPAN_S: Final = 7 * 86400.0  # 10,081 points
@@ -33,7 +34,6 @@ MAX_SCRAPE_AGE_S: Final = 30  # an older scrape is of no use
 _RATE_QUERY: Final = 'sum(rate(plimsoll_gateway_demand_requests_total{{service="{service}"}}[1m]))'
 _ENGINES_QUERY: Final = '{{namespace="{namespace}",pod=~"{pods}",__name__=~"{names}"}}[{seconds}s]'
 _TARGET_LABELS: Final = ("job", "instance")  # identify a scrape target
-_SAMPLE_LABELS: Final = ("le", "source")  # labels that the engine sets itself
 
 
 class PrometheusHistory:
@@ -56,22 +56,29 @@ class PrometheusHistory:
             from_s = to_s + QUERY_STEP_S
         return samples
 
-    def engine_readings(self, namespace: str, pods: Sequence[str]) -> list[EngineReading]:
+    def engine_readings(self, namespace: str, pods: Mapping[str, MetricMap]) -> list[EngineReading]:
         """Readings of the engines in these pods, dated by their last scrape; pods without samples are absent.
 
-        Raises BackendUnavailable.
+        pods: the metric names of each pod's engine. Raises BackendUnavailable.
         """
+        by_map: defaultdict[MetricMap, list[str]] = defaultdict(list)
+        for pod, metric_map in pods.items():
+            by_map[metric_map].append(pod)
         readings: list[EngineReading] = []
-        for offset in range(0, len(pods), MAX_PODS_PER_QUERY):
-            # Pod names need no escaping: their dots match themselves.
-            pod_pattern = "|".join(pods[offset : offset + MAX_PODS_PER_QUERY])
-            query = _ENGINES_QUERY.format(
-                namespace=namespace, pods=pod_pattern, names=vllm_metrics.METRIC_NAMES_REGEX, seconds=MAX_SCRAPE_AGE_S
-            )
-            with self._as_unavailable():
-                series = self._client.custom_query(query)
-            readings += _readings(series)
+        for metric_map, names in by_map.items():
+            reader = reader_of(metric_map)
+            for offset in range(0, len(names), MAX_PODS_PER_QUERY):
+                readings += self._readings(namespace, names[offset : offset + MAX_PODS_PER_QUERY], reader)
         return readings
+
+    def _readings(self, namespace: str, pods: Sequence[str], reader: MetricsReader) -> list[EngineReading]:
+        # Pod names need no escaping: their dots match themselves.
+        query = _ENGINES_QUERY.format(
+            namespace=namespace, pods="|".join(pods), names=reader.names_regex, seconds=MAX_SCRAPE_AGE_S
+        )
+        with self._as_unavailable():
+            series = self._client.custom_query(query)
+        return list(_readings(series, reader))
 
     def _query_range(self, query: str, start_s: float, end_s: float) -> Any:
         first, last = datetime.fromtimestamp(start_s, UTC), datetime.fromtimestamp(end_s, UTC)
@@ -101,16 +108,17 @@ def _valid_samples(values: Any, start_s: float, end_s: float) -> Iterator[tuple[
             yield at_s, rate
 
 
-def _readings(series: Any) -> Iterator[EngineReading]:
+def _readings(series: Any, reader: MetricsReader) -> Iterator[EngineReading]:
     """One reading per pod, from its most recent scrape by one job."""
     pods: defaultdict[str, defaultdict[tuple[str, ...], list[tuple[float, str]]]]
     pods = defaultdict(lambda: defaultdict(list))
+    sample_labels = ("le", *(label for label, _ in reader.labels.values()))  # those that the engine sets itself
     for row in series if isinstance(series, list) else ():
         try:
             labels: Mapping[str, str] = row["metric"]
             at_s, value = row["values"][-1]
             target = tuple(labels.get(name, "") for name in _TARGET_LABELS)
-            pods[labels["pod"]][target].append((float(at_s), _format_sample(labels, value)))
+            pods[labels["pod"]][target].append((float(at_s), _format_sample(labels, value, sample_labels)))
         except (TypeError, ValueError, KeyError, IndexError, AttributeError):
             continue
     for pod, targets in pods.items():
@@ -119,12 +127,12 @@ def _readings(series: Any) -> Iterator[EngineReading]:
         )
         page = "\n".join(line for at_s, line in targets[target] if at_s == scraped_s)
         try:
-            yield vllm_metrics.parse_metrics(page.encode(), pod, scraped_s)
+            yield reader.parse(page.encode(), pod, scraped_s)
         except ValueError:
             continue
 
 
-def _format_sample(labels: Mapping[str, str], value: str) -> str:
+def _format_sample(labels: Mapping[str, str], value: str, sample_labels: Sequence[str]) -> str:
     """The sample as the engine exports it, without the labels that Prometheus adds."""
-    label_text = ",".join(f'{name}="{labels[name]}"' for name in _SAMPLE_LABELS if name in labels)
+    label_text = ",".join(f'{name}="{labels[name]}"' for name in sample_labels if name in labels)
     return f"{labels['__name__']}{{{label_text}}} {float(value)!r}"

@@ -84,6 +84,7 @@ class ConditionReason(StrEnum):
     PODS_REJECTED = "PodsRejected"
     NAMESPACE_TERMINATING = "NamespaceTerminating"
     PROGRESSING = "Progressing"
+    RECOVERING = "Recovering"
     INVALID_SPEC = "InvalidSpec"
     APPLY_REJECTED = "ApplyRejected"
     OTHER_RELEASE = "OtherRelease"
@@ -143,6 +144,7 @@ REASON_MEANINGS: dict[ConditionReason, str] = {
     "message has its reason.",
     ConditionReason.NAMESPACE_TERMINATING: "The namespace is being deleted, so no engine can be created.",
     ConditionReason.PROGRESSING: "The operator is changing the cluster to match the spec.",
+    ConditionReason.RECOVERING: "A tier was degraded, its problem is gone, and its replicas start.",
     ConditionReason.INVALID_SPEC: "The spec is invalid. The message names each invalid field.",
     ConditionReason.APPLY_REJECTED: "The API server rejected an object of the service. The message has its reason.",
     ConditionReason.OTHER_RELEASE: "Another release of Plimsoll holds the Lease `plimsoll-release` of the namespace, "

@@ -54,6 +54,7 @@ class EventReason(StrEnum):
     FALLBACK_UNUSABLE = "FallbackUnusable"
     TRANSFER_SLOW = "TransferSlow"
     DRAIN_TIMED_OUT = "DrainTimedOut"
+    RECOVERED = "Recovered"
 
 
 EVENT_MEANINGS: dict[EventReason, str] = {
@@ -96,6 +97,7 @@ EVENT_MEANINGS: dict[EventReason, str] = {
     EventReason.GATEWAY_CONFIG_STALE: "A gateway is not using the current admission limits. The message says why.",
     EventReason.GATEWAY_CONFIG_SYNCED: "All gateways use the current admission limits again.",
     EventReason.FALLBACK_UNUSABLE: "The fallback service does not exist, or falls back to this service.",
+    EventReason.RECOVERED: "What an earlier Warning is about is over. The message says what holds now.",
 }
 
 NORMAL_REASONS = frozenset(
@@ -110,6 +112,7 @@ NORMAL_REASONS = frozenset(
         EventReason.MODEL_NAME_ACCEPTED,
         EventReason.ADAPTERS_LOADED,
         EventReason.METRICS_RECOVERED,
+        EventReason.RECOVERED,
     }
 )
 

@@ -14,10 +14,14 @@ CHECKPOINT_PLURAL = "inferenceservicecheckpoints"
 SERVICE = "plimsoll.dev/service"
 ROLE = "plimsoll.dev/role"  # prefill | decode | serve
 REVISION = "plimsoll.dev/revision"  # engines of one revision can exchange KV blocks
+ENGINE = "plimsoll.dev/engine"  # on pods of an engine without launcher: the value of spec.engine.runtime
 MANAGED_BY = "app.kubernetes.io/managed-by"
 NAME = "app.kubernetes.io/name"
 INSTANCE = "app.kubernetes.io/instance"
 COMPONENT = "app.kubernetes.io/component"
+
+# Annotation on such pods, if the user named the metrics: port, path and names.
+METRICS = "plimsoll.dev/metrics"
 
 # Label on a Secret that declares an API key of the gateway.
 API_KEY = "plimsoll.dev/api-key"

@@ -7,9 +7,11 @@ Quoted text is an excerpt. An ellipsis shows that something is missing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 ELLIPSIS: Final = "..."
+MAX_NAMES: Final = 3  # of objects that a message lists
 MAX_QUOTE_CHARS: Final = 160  # of text from elsewhere (scheduler, kubelet, engine, spec) in an Event
 
 
@@ -33,3 +35,9 @@ def join_within(limit: int, first: str, *clauses: str, separator: str = "; ") ->
         if len(text) + len(separator) + len(clause) <= limit:
             text += separator + clause
     return text
+
+
+def name_some(names: Sequence[str]) -> str:
+    """The first names, and the number of the others: `a, b, c and 4 more`."""
+    others = len(names) - MAX_NAMES
+    return ", ".join(names[:MAX_NAMES]) + (f" and {others} more" if others > 0 else "")

@@ -24,6 +24,10 @@ Schema = dict[str, Any]
 
 _TIER: Final = "TIER"  # stands for every tier; their fields are equal
 _SHORT: Final = 40  # characters of a description that is written again where another field has the same one
+_STATUS_FIELD: Final = re.compile(
+    r"\.status\.([\w.]+(?:\[0\])?)"
+)  # a path of a column that the table of the status has
+_AS_IN_A_POD: Final = ("engine.env[]", "pod.tolerations[]", "pod.volumeMounts[]")  # their fields are Kubernetes' own
 _ROLE: Final = re.compile(rf"\.({'|'.join(ROLES)})$")
 
 _HEAD: Final = f"""# {labels.KIND}
@@ -48,7 +52,8 @@ def render() -> str:
         _table((path, node) for path, node in fields.items() if path.startswith("spec.")),
         "## Rules\n",
         "The API server rejects a manifest that breaks one of these rules. With an older CRD, the condition `Stalled` "
-        "names the rule. Paths other than `metadata.name` are below `spec`.\n",
+        "names the rule. Paths other than `metadata.name` are below `spec`. Rules about the form of one value are not "
+        "listed: the rejection names the form and shows an example.\n",
         "\n".join(_rules(fields)) + "\n",
         "## Status\n",
         _table((path, node) for path, node in fields.items() if path.startswith("status.")),
@@ -89,7 +94,7 @@ def _table(rows: Iterator[tuple[str, Schema]]) -> str:
     for path, node in sorted(
         rows, key=lambda row: _TIER in row[0]
     ):  # fields of all tiers follow the names of the tiers
-        if path.endswith("[]"):
+        if path.endswith("[]") or any(f"{items}." in path for items in _AS_IN_A_POD):
             continue
         field_path = path.split(".", 1)[1]
         default = f", `{json.dumps(node['default'])}`" if "default" in node else ""
@@ -97,6 +102,8 @@ def _table(rows: Iterator[tuple[str, Schema]]) -> str:
         if len(description) > _SHORT:
             first = described.setdefault((field_path.rsplit(".", 1)[-1], description), field_path)
             description = description if first == field_path else f"As `{first}`."
+        if f"{field_path}[]".endswith(_AS_IN_A_POD):
+            description += " Fields as in a pod."
         lines.append(f"| `{field_path}` | {_type(node)}{default} | {description} |")
     return "\n".join(lines) + "\n"
 
@@ -122,11 +129,16 @@ def _range(node: Schema) -> str:
 
 
 def _rules(fields: dict[str, Schema]) -> Iterator[str]:
-    """Yield one line for each rule with the fields that it refers to; rules of the tiers only once."""
+    """Yield one line for each rule with the fields that it refers to; rules of the tiers only once.
+
+    Rules about the form of one value are left out. They begin with `must`, and the value has no fields or items.
+    """
     field_paths: dict[str, dict[str, None]] = {}
     for path, node in fields.items():
+        is_scalar = node.get("type") not in ("object", "array")
         for field_path, entry in _validations(path, node):
-            field_paths.setdefault(entry["message"], {})[f"`{field_path.removeprefix('spec.')}`"] = None
+            if not (entry["message"].startswith("must ") and is_scalar):
+                field_paths.setdefault(entry["message"], {})[f"`{field_path.removeprefix('spec.')}`"] = None
     for message, paths in field_paths.items():
         yield f"- {', '.join(paths)}: {message}"
 
@@ -140,11 +152,16 @@ def _validations(field_path: str, node: Schema) -> Iterator[tuple[str, Schema]]:
 
 
 def _columns() -> str:
-    lines = ["| column | meaning |", "|---|---|"]
+    lines = [
+        "A column shows a field of the table above. Those with * need `-o wide`.\n",
+        "| column | meaning |",
+        "|---|---|",
+    ]
     version = crd.definition()["spec"]["versions"][0]
     for column in version["additionalPrinterColumns"]:
-        wide = " Only with `-o wide`." if column.get("priority") else ""
-        lines.append(f"| {column['name'].upper()} | {_escape_cell(column['description'])}{wide} |")
+        status_field = _STATUS_FIELD.fullmatch(column["jsonPath"])
+        meaning = f"`{status_field[1]}`" if status_field else _escape_cell(column["description"])
+        lines.append(f"| {column['name'].upper()}{'*' if column.get('priority') else ''} | {meaning} |")
     return "\n".join(lines) + "\n"
 
 

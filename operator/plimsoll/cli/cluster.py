@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import difflib
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
@@ -23,6 +23,8 @@ OPERATOR_PORT: Final = 8081
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _UNKNOWN_PATH: Final = "404: Not Found"  # body of an HTTP server without this path
 _MAX_SUGGESTIONS: Final = 3
+MAX_DOCUMENTS: Final = 100
+_PARALLEL_READS: Final = 8
 
 
 class ClusterQueryError(PlimsollError):
@@ -78,6 +80,28 @@ async def get_explanation(kube: KubeClient, namespace: str, name: str, operator_
         raise _missing_permission(error, "get", "pods/proxy", operator_namespace) from error
     except ClusterError as error:
         raise ClusterQueryError(f"operator {operator_namespace}/{pod}: {error}{_hint(error, pod)}") from error
+
+
+async def get_documents(
+    kube: KubeClient, leader: str, operator_namespace: str, keys: Sequence[tuple[str, str]]
+) -> dict[tuple[str, str], Any]:
+    """Return the leading operator's documents of several services by key, without those that it does not have.
+
+    At most MAX_DOCUMENTS are read, some at a time. Raises ClusterQueryError for a missing permission.
+    """
+    turns = asyncio.Semaphore(_PARALLEL_READS)
+
+    async def read(key: tuple[str, str]) -> Any:
+        async with turns:
+            with suppress(NotFound, BackendUnavailable):
+                return await kube.get_from_pod(operator_namespace, leader, OPERATOR_PORT, f"explain/{'/'.join(key)}")
+
+    asked = keys[:MAX_DOCUMENTS]
+    try:
+        found = await asyncio.gather(*map(read, asked))
+    except Forbidden as error:
+        raise _missing_permission(error, "get", "pods/proxy", operator_namespace) from error
+    return {key: document for key, document in zip(asked, found, strict=True) if document is not None}
 
 
 async def find_leader(kube: KubeClient, namespace: str) -> str:

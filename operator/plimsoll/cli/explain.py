@@ -72,7 +72,7 @@ def render_document(document: Any, screen: Screen) -> list[str]:
         lines += ["", "No decision yet: the operator has just started to observe the service."]
     for last in decisions[:1]:
         lines += _last_decision(last, screen)
-    lines += _metrics_section(get_mapping(document, "metrics"), screen)
+    lines += _metrics_section(get_mapping(document, "metrics"), get_mapping(document, "slo"), screen)
     lines += _basis_section(get_mapping(document, "tiers"), screen)
     lines += _limits_section(get_mapping(document, "admission"), screen)
     return lines + _earlier_decisions(decisions[1:], screen)
@@ -141,13 +141,14 @@ def _facts(tier: Any) -> Iterable[tuple[str, str]]:
 # ---------------------------------------------------------------- metrics
 
 
-def _metrics_section(metrics_document: dict[str, Any], screen: Screen) -> list[str]:
+def _metrics_section(metrics_document: dict[str, Any], slo: dict[str, Any], screen: Screen) -> list[str]:
     """Return no lines if the document has no metrics."""
     if not metrics_document:
         return []
     rows_by_name = {
         "gateways": _gateway_metrics(get_value(metrics_document, "gateways")),
         "requests": _request_metrics(get_value(metrics_document, "requests")),
+        "SLO": _slo_metrics(slo),
     }
     rows_by_name |= {name: _engine_metrics(tier) for name, tier in get_mapping(metrics_document, "tiers").items()}
     head = f"metrics at {get_text(metrics_document, 'at') or MISSING}"
@@ -159,12 +160,11 @@ def _metrics_section(metrics_document: dict[str, Any], screen: Screen) -> list[s
 def _gateway_metrics(metrics: Any) -> str:
     if (missing := _missing_reason(metrics, "rate_per_s")) is not None:
         return missing
-    rejected_share, ttft_s = get_number(metrics, "rejected_share"), get_number(metrics, "ttft_s")
+    rejected_share = get_number(metrics, "rejected_share")
     return join_nonempty(
         [
             _freshness(metrics),
             f"{format_optional(get_number(metrics, 'rate_per_s'))} req/s arrival rate",
-            f"TTFT {format_duration(ttft_s)}" if ttft_s is not None else "",
             f"{rejected_share:.0%} rejected" if rejected_share is not None else "",
             f"{format_optional(get_number(metrics, 'queued'))} queued",
             f"{format_optional(get_number(metrics, 'in_flight'))} in flight",
@@ -179,6 +179,14 @@ def _request_metrics(metrics: Any) -> str:
     cached_text = f" ({format_optional(cached)} cached)" if cached else ""
     prompt, output = get_number(metrics, "mean_prompt_tokens"), get_number(metrics, "output_tokens")
     return f"mean {format_optional(prompt)} prompt tokens{cached_text}, {format_optional(output)} output tokens"
+
+
+def _slo_metrics(slo: dict[str, Any]) -> str:
+    """The figures of `status.slo` and their window, as `plimsoll status` prints them."""
+    latencies = [f"{name.upper()} {text}" for name in ("ttft", "tpot", "e2e", "itl") if (text := get_text(slo, name))]
+    met, window_s = get_text(slo, "attainment"), get_number(slo, "window_s")
+    figures = join_nonempty([*latencies, f"{met} met all targets" if met else ""])
+    return f"{figures} (over {window_s:.0f} s, as in the status)" if figures and window_s is not None else figures
 
 
 def _engine_metrics(metrics: Any) -> str:
@@ -196,8 +204,8 @@ def _missing_reason(metrics: Any, figure: str) -> str | None:
 
 def _freshness(metrics: Any) -> str:
     """Return the age of the metrics, and the share of endpoints that report if some do not."""
-    coverage = get_number(metrics, "coverage")
-    coverage_text = "" if coverage in (None, 1.0) else f"{coverage:.0%} report"
+    coverage, silent = get_number(metrics, "coverage"), get_text(metrics, "silent")
+    coverage_text = "" if coverage in (None, 1.0) else f"{coverage:.0%} report{f', not {silent}' if silent else ''}"
     return join_nonempty([f"{format_wait_or_missing(get_number(metrics, 'age_s'))} old", coverage_text])
 
 
@@ -275,8 +283,13 @@ def _startup_line(tier: Any) -> str:
     ]
     observed = get_number(tier, "startup", "startups")
     image = get_text(tier, "startup", "variant", "image")
+    prior_s, measured_s = (get_number(tier, "startup", name) for name in ("prior_s", "measured_s"))
+    parts = (
+        f", counted as {format_duration(measured_s)}" if measured_s is not None else "",
+        f"; estimate before them {format_duration(prior_s)}" if prior_s is not None else "",
+    )
     source = (
-        f"measured starts: {observed:.0f}"
+        f"measured starts: {observed:.0f}{''.join(parts)}"
         if observed
         else f"estimate, no measured start{f' of {image}' if image else ''}"
     )

@@ -45,6 +45,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_status(subcommands)
     _add_explain(subcommands)
     _add_adopt(subcommands)
+    _add_top(subcommands)
+    _add_doctor(subcommands)
     _add_keys(subcommands)
     _add_simulate(subcommands)
     _add_plan(subcommands)
@@ -84,6 +86,32 @@ def _add_adopt(subcommands: argparse._SubParsersAction[argparse.ArgumentParser])
     group = _add_namespace(parser)
     group.add_argument("-A", "--all-namespaces", action="store_true", help="search all namespaces")
     parser.set_defaults(run=_adopt)
+
+
+def _add_top(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subcommands.add_parser("top", help="show the load of services, again and again in a terminal")
+    group = _add_namespace(parser)
+    group.add_argument("-A", "--all-namespaces", action="store_true", help="show the services of all namespaces")
+    parser.add_argument(
+        "--operator-namespace", default="plimsoll-system", metavar="NS", help="namespace of the operator (%(default)s)"
+    )
+    parser.add_argument(
+        "--interval", type=float, default=2.0, metavar="S", help="seconds between two tables (%(default)s)"
+    )
+    parser.add_argument("--once", action="store_true", help="print one table, as where the output is no terminal")
+    parser.set_defaults(run=_top, refuse=parser.error)
+
+
+def _add_doctor(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subcommands.add_parser(
+        "doctor", help="find what is wrong with a service, and what to do; the exit status is 1 if something is"
+    )
+    parser.add_argument("name", metavar="NAME", help="name of the service")
+    _add_namespace(parser)
+    parser.add_argument(
+        "--operator-namespace", default="plimsoll-system", metavar="NS", help="namespace of the operator (%(default)s)"
+    )
+    parser.set_defaults(run=_doctor)
 
 
 def _add_keys(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -298,6 +326,18 @@ def _adopt(arguments: argparse.Namespace) -> int:
     from plimsoll.cli import adopt
 
     return adopt.run(arguments)
+
+
+def _top(arguments: argparse.Namespace) -> int:
+    from plimsoll.cli import top
+
+    return top.run(arguments)
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from plimsoll.cli import doctor
+
+    return doctor.run(arguments)
 
 
 def _key_create(arguments: argparse.Namespace) -> int:

@@ -17,11 +17,12 @@ import zlib
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from plimsoll.adapters import adopted_engine, launcher
+from plimsoll.adapters.engine_metrics import HttpGet, fetch_page
+from plimsoll.adapters.engine_of_pod import MetricsAddress, has_launcher, metrics_address
 from plimsoll.adapters.launcher import AdapterReport, StartupProgress
-from plimsoll.adapters.vllm_metrics import HttpGet, fetch_page
 from plimsoll.api import labels
 from plimsoll.api.contract import engine_contract
 from plimsoll.controllers import pod_startup
@@ -31,6 +32,7 @@ from plimsoll.controllers.object_cache import Key, ObjectCache, owning_service
 from plimsoll.core.errors import BackendUnavailable
 from plimsoll.core.ports import EngineInfo, EngineReading
 from plimsoll.core.types import Role
+from plimsoll.engines.engine import MetricMap
 from plimsoll.telemetry.service_log import ServiceLog
 
 log = ServiceLog(__name__)
@@ -51,11 +53,20 @@ _MIN_SLEEP_S: Final = 0.05
 _ROLES: Final = frozenset(Role)
 
 
+class UnreachableEngine(NamedTuple):
+    """An engine that does not answer. metrics: the names of its metrics."""
+
+    key: Key
+    role: Role
+    metrics: MetricMap
+
+
 @dataclass(eq=False)
 class _PolledPod:
-    """One engine pod. metrics_due_s, info_due_s: next poll by the monotonic clock; infinite for none.
+    """One engine pod. metrics: where they are; None for an engine without any. launched: whether a launcher reports.
 
-    adopted: the object of a target's pod, which has no launcher; its properties come with its metrics.
+    adopted: the object of a target's pod; its properties come with its metrics. metrics_due_s, info_due_s: next poll by
+    the monotonic clock; infinite for none.
     """
 
     uid: str
@@ -64,6 +75,8 @@ class _PolledPod:
     role: Role
     address: str
     is_ready: bool
+    metrics: MetricsAddress | None
+    launched: bool
     adopted: Object | None = None
     metrics_due_s: float = math.inf
     info_due_s: float = math.inf
@@ -74,15 +87,6 @@ class _PolledPod:
     info_failures: int = 0  # consecutive failures of /about
     engine_info: EngineInfo | None = None
     startup_progress: StartupProgress | None = None
-
-    @property
-    def metrics_port(self) -> int:
-        """Port of the engine's metrics."""
-        return _launcher_port() if self.adopted is None else int(self.adopted[labels.ADOPTED]["metricsPort"])
-
-    def schedule_info(self, due_s: float) -> None:
-        """Set the time of the next poll of /about, which only launchers have."""
-        self.info_due_s = due_s if self.adopted is None else math.inf
 
 
 class EnginePoller:
@@ -143,12 +147,12 @@ class EnginePoller:
             if pod.key == key and pod.is_ready and pod.startup_progress and pod.startup_progress.adapters is not None
         }
 
-    def unreachable(self) -> dict[tuple[str, str], tuple[Key, Role]]:
-        """Service and tier of the ready engines that failed to answer twice in a row, by namespace and pod name."""
+    def unreachable(self) -> dict[tuple[str, str], UnreachableEngine]:
+        """The ready engines that failed to answer twice in a row, by namespace and pod name."""
         return {
-            (pod.key[0], pod.name): (pod.key, pod.role)
+            (pod.key[0], pod.name): UnreachableEngine(pod.key, pod.role, pod.metrics.names)
             for pod in self._pods.values()
-            if pod.is_ready and pod.metrics_failures > 1
+            if pod.is_ready and pod.metrics_failures > 1 and pod.metrics is not None
         }
 
     def accept_external(self, namespace: str, reading: EngineReading) -> None:
@@ -184,10 +188,12 @@ class EnginePoller:
         for pod in self._pods.values():
             if pod.metrics_due_s <= now_s:
                 pod.metrics_due_s = math.inf
-                polls.append(self._contained(Stage.ENGINE_METRICS, pod, self._poll_metrics(pod)))
+                if pod.metrics is not None:
+                    polls.append(self._contained(Stage.ENGINE_METRICS, pod, self._poll_metrics(pod, pod.metrics)))
             if pod.info_due_s <= now_s:
                 pod.info_due_s = math.inf
-                polls.append(self._contained(Stage.ENGINE_ABOUT, pod, self._poll_engine_info(pod)))
+                if pod.launched:
+                    polls.append(self._contained(Stage.ENGINE_ABOUT, pod, self._poll_engine_info(pod)))
         await asyncio.gather(*polls)
 
     async def _contained(self, stage: Stage, pod: _PolledPod, poll: Awaitable[None]) -> None:
@@ -236,32 +242,31 @@ class EnginePoller:
         return found
 
     def _update(self, polled: _PolledPod, current: _PolledPod, now_s: float) -> None:
-        polled.address, polled.adopted = current.address, current.adopted
+        polled.address, polled.metrics, polled.adopted = current.address, current.metrics, current.adopted
         if polled is current:  # new: spread over the interval, because after a restart all pods are new
             phase = zlib.crc32(polled.uid.encode()) / 2**32
-            polled.schedule_info(now_s + ENGINE_INFO_INTERVAL_S * phase)
+            polled.info_due_s = now_s + ENGINE_INFO_INTERVAL_S * phase
             polled.metrics_due_s = now_s + BUSY_INTERVAL_S * phase if polled.is_ready else math.inf
         elif current.is_ready and not polled.is_ready:  # its start-up report is complete now
-            polled.metrics_due_s = now_s
-            polled.schedule_info(now_s)
+            polled.metrics_due_s = polled.info_due_s = now_s
             polled.info_failures = 0
         elif polled.is_ready and not current.is_ready:
-            polled.metrics_due_s = math.inf
-            polled.schedule_info(now_s + ENGINE_INFO_INTERVAL_S)
+            polled.metrics_due_s, polled.info_due_s = math.inf, now_s + ENGINE_INFO_INTERVAL_S
             polled.startup_progress = polled.running_requests = None  # of a container that may have ended
             self._mark_idle(polled)
         polled.is_ready = current.is_ready
 
-    async def _poll_metrics(self, pod: _PolledPod) -> None:
+    async def _poll_metrics(self, pod: _PolledPod, metrics: MetricsAddress) -> None:
         async with self._slots:
             sent_s = self._monotonic()
             try:
                 page, reading = await fetch_page(
                     self._http_get,
                     pod.address,
-                    pod.metrics_port,
-                    engine_contract().paths["metrics"],
+                    metrics.port,
+                    metrics.path,
                     pod.name,
+                    metrics.names,
                     self._clock,
                 )
             except BackendUnavailable as error:
@@ -352,4 +357,14 @@ def _polled_pod(obj: Object) -> _PolledPod | None:
     if key is None or role not in _ROLES or not address or pod_startup.is_terminating(obj):
         return None
     adopted = obj if obj["kind"] == labels.ADOPTED_POD_KIND else None
-    return _PolledPod(meta["uid"], meta["name"], key, Role(role), address, pod_startup.is_ready(obj), adopted)
+    return _PolledPod(
+        meta["uid"],
+        meta["name"],
+        key,
+        Role(role),
+        address,
+        pod_startup.is_ready(obj),
+        metrics_address(obj),
+        has_launcher(obj),
+        adopted,
+    )

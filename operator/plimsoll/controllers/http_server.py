@@ -1,6 +1,7 @@
-"""The operator's HTTP server: liveness, readiness, metrics, and the explanation of scaling decisions.
+"""The operator's HTTP server: liveness, readiness, metrics, and the explanation and recommendation of replica counts.
 
-It also runs in a standby, which has no decisions to explain.
+It also runs in a standby, which has no decisions. A standby closes the connection with its answer, so that a client's
+next try through a Service may reach the leader.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from plimsoll.controllers.autoscale.recommendations import Recommendations, to_json
 from plimsoll.telemetry import metrics
 
 ExplainService = Callable[[tuple[str, str]], dict[str, Any] | None]
@@ -22,11 +24,12 @@ ExplainService = Callable[[tuple[str, str]], dict[str, Any] | None]
 class HttpEndpoints:
     """Endpoints beyond health and metrics.
 
-    explain: returns the decision document of a service by namespace and name, None for an unknown service. The function
-    itself is None while this process does not lead.
+    explain: returns the decision document of a service by namespace and name, None for an unknown service.
+    recommendations: those of all services. Both are themselves None while this process does not lead.
     """
 
     explain: ExplainService | None = None
+    recommendations: Recommendations | None = None
 
 
 async def serve(port: int, metrics_port: int, endpoints: HttpEndpoints | None = None) -> web.AppRunner:
@@ -43,22 +46,26 @@ def build_app(endpoints: HttpEndpoints) -> web.Application:
 
     async def explain(request: web.Request) -> web.Response:
         if endpoints.explain is None:
-            return _error(
-                HTTPStatus.SERVICE_UNAVAILABLE, "NotLeading", "this operator replica does not lead; query the leader"
-            )
-        key = request.match_info["namespace"], request.match_info["name"]
-        document = endpoints.explain(key)
-        if document is None:
-            return _error(
-                HTTPStatus.NOT_FOUND, "UnknownService", f"the operator does not scale InferenceService {'/'.join(key)}"
-            )
-        return web.json_response(document)
+            return _not_leading()
+        document = endpoints.explain(_key(request))
+        return _unknown_service(request) if document is None else web.json_response(document)
+
+    async def recommend(request: web.Request) -> web.Response:
+        if endpoints.recommendations is None:
+            return _not_leading()
+        found = endpoints.recommendations.get(_key(request))
+        return _unknown_service(request) if found is None else _json(to_json(found))
+
+    async def recommend_all(_: web.Request) -> web.Response:
+        return _not_leading() if endpoints.recommendations is None else _json(endpoints.recommendations.list_json())
 
     application = web.Application()
     application.router.add_get("/healthz", _ok)
     application.router.add_get("/readyz", _ok)
     application.router.add_get("/metrics", _metrics)
     application.router.add_get("/explain/{namespace}/{name}", explain)
+    application.router.add_get("/v1/recommendations", recommend_all)
+    application.router.add_get("/v1/recommendations/{namespace}/{name}", recommend)
     return application
 
 
@@ -68,6 +75,27 @@ async def _ok(_: web.Request) -> web.Response:
 
 async def _metrics(_: web.Request) -> web.Response:
     return web.Response(body=generate_latest(metrics.OPERATOR), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+def _key(request: web.Request) -> tuple[str, str]:
+    return request.match_info["namespace"], request.match_info["name"]
+
+
+def _json(body: bytes) -> web.Response:
+    return web.Response(body=body, content_type="application/json")
+
+
+def _not_leading() -> web.Response:
+    response = _error(
+        HTTPStatus.SERVICE_UNAVAILABLE, "NotLeading", "this operator replica does not lead; query the leader"
+    )
+    response.force_close()
+    return response
+
+
+def _unknown_service(request: web.Request) -> web.Response:
+    name = "/".join(_key(request))
+    return _error(HTTPStatus.NOT_FOUND, "UnknownService", f"the operator does not scale InferenceService {name}")
 
 
 def _error(status: HTTPStatus, reason: str, message: str) -> web.Response:

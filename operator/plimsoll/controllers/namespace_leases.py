@@ -86,10 +86,10 @@ class NamespaceLeases:
                 await self._check(namespace)
         return self.manages(namespace)
 
-    async def run(self, namespaces: Callable[[], Set[str]]) -> None:
-        """Renew until cancelled. namespaces: those with services."""
+    async def run(self, namespaces: Callable[[], Set[str]], interval_s: float = RENEW_SECONDS) -> None:
+        """Renew until cancelled. namespaces: those with services. interval_s: seconds between two renewals."""
         while True:
-            await asyncio.sleep(RENEW_SECONDS)
+            await asyncio.sleep(interval_s)
             await self.renew(namespaces())
 
     async def renew(self, namespaces: Set[str]) -> None:

@@ -210,6 +210,8 @@ class OperatorProcess:
         yield "leases of namespaces", partial(self.namespace_leases.run, self._namespaces_with_services)
         yield "work queue", self.queue.run
         yield "scaling", self._tick_forever
+        if self._config.platform.keda_scaler is not None:
+            yield "KEDA scaler", partial(self._serve_keda, self._config.platform.keda_scaler.port)
 
     async def _watch_until_stopped(self) -> None:
         """Watch services until kopf returns, which stops the process because kopf handles SIGTERM."""
@@ -316,6 +318,12 @@ class OperatorProcess:
         finally:
             self.autoscaler.cancel_writes()
 
+    async def _serve_keda(self, port: int) -> None:
+        """Serve KEDA. The import is local, because most installations do not need its memory."""
+        from plimsoll.controllers.keda_scaler import server
+
+        await server.serve(port, self.autoscaler.recommendations.get)
+
     def _on_engine_reading(self, key: Key, role: Role, reading: EngineReading) -> None:
         self.autoscaler.observe_engine(key, role, reading)
 
@@ -388,10 +396,11 @@ async def _lead_and_run(
         with metrics.OPERATOR_LEADING.track_inprogress():
             operator = OperatorProcess(kube, config, session)
             endpoints.explain = operator.autoscaler.explain
+            endpoints.recommendations = operator.autoscaler.recommendations
             try:
                 await operator.run()
             finally:
-                endpoints.explain = None
+                endpoints.explain = endpoints.recommendations = None
 
     has_ended = await lead_while_leased(kube, config.namespace, LEASE_NAME, config.identity, work, times)
     if not has_ended:

@@ -38,6 +38,7 @@ class AdmissionManager:
     """Admission of one gateway pod. Times are monotonic seconds; `unix` is the same moment in Unix seconds."""
 
     def __init__(self, gateway: str, inflight: InFlightTracker) -> None:
+        self.gateways: Callable[[str], int | None] = lambda key: None  # see `ServiceAdmission`
         self.services: dict[str, ServiceAdmission] = {}
         self._gateway = gateway
         self._inflight = inflight
@@ -144,6 +145,17 @@ class AdmissionManager:
             request, ctx.target_service, address, waited_s, ctx.stream, ctx.route.path
         )
 
+    def forwarded(self, request_id: str) -> ForwardedRequest | None:
+        """Returns a request at an engine, None if it is unknown."""
+        return self._forwarded.get(request_id)
+
+    def adopt(self, forwarded: ForwardedRequest, now: float) -> None:
+        """Count a request at an engine that another gateway decided about."""
+        self._forwarded[forwarded.request.id] = forwarded
+        admission = self.services.get(forwarded.target_service)
+        if admission is not None:
+            self._isolate_errors(admission.key, admission.adopt, forwarded, now)
+
     def complete(self, request_id: str, record: AccessRecord | None, now: float) -> None:
         """Record the end of a request at an engine. `record` is None if it is lost. Call `release` next."""
         forwarded = self._forwarded.pop(request_id, None)
@@ -232,7 +244,7 @@ class AdmissionManager:
 
     def _create(self, key: str, policy: AdmissionPolicy, now: float, unix: float) -> ServiceAdmission:
         estimators = self._token_estimators.setdefault(key, defaultdict(TokenEstimator))
-        admission = ServiceAdmission(key, policy, self._gateway, estimators, now)
+        admission = ServiceAdmission(key, policy, self._gateway, estimators, now, lambda key: self.gateways(key))
         admission.tick(now, unix)
         return admission
 

@@ -26,6 +26,7 @@ from plimsoll.gateway.envoy.delta import AppliedCertificate, AppliedEndpoints
 from plimsoll.gateway.envoy.state_poller import EnvoyStatePoller
 from plimsoll.gateway.identity import Authenticator
 from plimsoll.gateway.line_writer import LineWriter
+from plimsoll.gateway.one_queue.coordinator import OneQueue
 from plimsoll.gateway.parse_worker import ParseWorker
 from plimsoll.gateway.picker import Picker
 from plimsoll.gateway.request_attributes import AttributeStore
@@ -59,6 +60,9 @@ class GatewayProcess:
         self._picker = Picker(Random(), settings.pod, self._authenticator, attributes=attributes)
         self._access_lines = LineWriter(sys.stdout.fileno()) if settings.access_log else None
         self._gateway_pods = GatewayPods(settings)
+        self._one_queue = None if settings.peer_secret is None else OneQueue(self._picker, settings)
+        if self._one_queue is None:
+            self._picker.key_limits.gateways = lambda key_name: self._gateway_pods.ready_count
         self._catalog_builder = CatalogBuilder()
         self._worker = ParseWorker()
         self._bodies = BodyBudget(settings.body_budget_bytes, settings.max_body_bytes)
@@ -96,6 +100,8 @@ class GatewayProcess:
         admin_endpoint = AdminEndpoint(
             self._picker, settings.pod, lambda: self._watch_cache.synced, self.not_ready_reason
         )
+        if self._one_queue is not None:
+            await self._one_queue.start()
         servers = [
             await loop.create_server(
                 lambda: HttpProtocol(admin_endpoint, 0, ADMIN_IDLE_SECONDS), settings.address, settings.picker_port
@@ -110,8 +116,8 @@ class GatewayProcess:
         if settings.api_keys is not ApiKeyMode.DISABLED:
             keys = self._authenticator.keys
             tasks.append(asyncio.create_task(keys.follow(self._source, settings.namespace, self._changed.set)))
-            if settings.pod_selector:
-                tasks.append(asyncio.create_task(self._gateway_pods.follow(self._source)))
+        if settings.pod_selector:
+            tasks.append(asyncio.create_task(self._gateway_pods.follow(self._source, self._on_gateway_pods)))
         if self._certificate is not None:
             tasks.append(asyncio.create_task(self._certificate.follow()))
         shutdown_task = asyncio.create_task(self._shut_down())
@@ -125,6 +131,8 @@ class GatewayProcess:
             await asyncio.gather(*tasks, shutdown_task, return_exceptions=True)
             for server in servers:
                 server.close()
+            if self._one_queue is not None:
+                self._one_queue.close()
             self._ads.close()
             self._access_log.close()
             if self._access_lines is not None:
@@ -140,6 +148,8 @@ class GatewayProcess:
             return "the first list of InferenceServices, admission limits and pods from the API server is not complete"
         if not self._authenticator.ready:
             return "the first list of API keys (Secrets) from the API server is not complete"
+        if self._one_queue is not None and self._settings.pod_selector and self._gateway_pods.names is None:
+            return "the first list of gateway pods from the API server is not complete"
         if not self._state_poller.in_sync:
             return "Envoy is not running, lacks clusters, or does not reach this picker yet"
         return "" if self._certificate is None else self._certificate.not_ready_reason
@@ -178,6 +188,10 @@ class GatewayProcess:
         os.chmod(path, 0o660)  # Envoy may run as another user of the same group
         return server
 
+    def _on_gateway_pods(self) -> None:
+        if self._one_queue is not None:
+            self._one_queue.set_pods(self._gateway_pods.ready, self._gateway_pods.names or ())
+
     def _on_applied(self, endpoints: AppliedEndpoints) -> None:
         """Called in the discovery service's thread."""
         self._loop.call_soon_threadsafe(self._state_poller.on_applied, endpoints)
@@ -213,11 +227,12 @@ class GatewayProcess:
         if self._access_lines is not None:
             metrics.GATEWAY_ACCESS_LINES_DROPPED.inc(self._access_lines.take_dropped())
         metrics.GATEWAY_BODY_BYTES.set(self._bodies.held_bytes)
+        if self._one_queue is not None:
+            self._one_queue.update_metrics()
 
     async def _tick_admission(self) -> None:
         while True:
             await asyncio.sleep(TICK_SECONDS)
-            self._picker.key_limits.gateways = self._gateway_pods.ready_count
             self._picker.tick()
 
     async def _shut_down(self) -> None:

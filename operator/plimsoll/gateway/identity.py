@@ -56,6 +56,11 @@ class Identity:
     tokens_per_minute: int | None = None
     token_subject: str = ""  # of a client with a token
 
+    @property
+    def is_limited(self) -> bool:
+        """Whether the key has limits of its own."""
+        return self.requests_per_minute is not None or self.tokens_per_minute is not None
+
     def usable_services(self, catalog: ServiceCatalog) -> Iterable[ServiceEntry]:
         """Returns the services of this catalog that are allowed."""
         if self.models is None:

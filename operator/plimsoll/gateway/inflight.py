@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 import msgspec
@@ -30,7 +30,8 @@ class InFlightRequest(msgspec.Struct, frozen=True):
 
     `service` is NAMESPACE/NAME, `retry_key` identifies the client's retries, and `deadlines` are those of its SLO, None
     without one. `demand` is what it added to the demand of services, by their keys: prompt tokens. `is_booked` is false
-    if it takes no capacity: it counts neither as demand nor for the SLO.
+    if it takes no capacity: it counts neither as demand nor for the SLO. `via` is the gateway whose Envoy carries it,
+    "" for this one.
     """
 
     service: str
@@ -41,6 +42,7 @@ class InFlightRequest(msgspec.Struct, frozen=True):
     deadlines: Deadlines | None = None
     demand: Mapping[str, DemandTokens] = {}
     is_booked: bool = True
+    via: str = ""
 
 
 class InFlightTracker:
@@ -55,12 +57,30 @@ class InFlightTracker:
         self._last_drift: dict[str, int] = {}
         self._external: dict[str, int] = {}
         self._own_counts: dict[str, int] = {}
+        self._peer_counts: dict[str, int] = {}  # those of `_own_counts` that other gateways carry
+        self._peer_external: dict[str, Mapping[str, int]] = {}  # by gateway and address
         self._suspect_until: dict[str, float] = {}
         self._envoy_active: dict[str, int] = {}  # Envoy's counts at the last `reconcile`
         self._reconciled_s = float("-inf")
 
     def __len__(self) -> int:
         return len(self._requests)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._requests
+
+    def get(self, request_id: str) -> InFlightRequest | None:
+        """Returns a request at an engine, None if it is unknown."""
+        return self._requests.get(request_id)
+
+    def requests(self) -> Iterable[tuple[str, InFlightRequest]]:
+        """Returns the requests at engines with their IDs."""
+        return self._requests.items()
+
+    def carried(self, address: str) -> int:
+        """Returns the requests at an endpoint that this gateway's own Envoy carries."""
+        own = self._own_counts.get(address, 0) - self._peer_counts.get(address, 0)
+        return max(0, own + self._external.get(address, 0))
 
     def new_request_id(self) -> str:
         """Returns an ID for a request that has none."""
@@ -83,18 +103,23 @@ class InFlightTracker:
         deadlines: Deadlines | None = None,
         demand: Mapping[str, DemandTokens] = MappingProxyType({}),
         is_booked: bool = True,
+        via: str = "",
     ) -> None:
         """Record a pick under its request ID."""
-        if not is_booked:
-            self.unbooked[service] += 1
-        self._pick_number += 1
         address, prefill = pick.endpoint.address, pick.prefill.address if pick.prefill else None
-        self._requests[request_id] = InFlightRequest(
-            service, address, prefill, now, retry_key, deadlines, demand, is_booked
+        self.add(
+            request_id, InFlightRequest(service, address, prefill, now, retry_key, deadlines, demand, is_booked, via)
         )
-        self._add_own(address, 1, self._pick_number)
-        if prefill is not None:
-            self._add_own(prefill, 1, self._pick_number)
+
+    def add(self, request_id: str, request: InFlightRequest) -> None:
+        """Record a request at an engine, picked here or by another gateway."""
+        if not request.is_booked:
+            self.unbooked[request.service] += 1
+        self._pick_number += 1
+        self._requests[request_id] = request
+        self._add_own(request.endpoint, 1, request.via, self._pick_number)
+        if request.prefill is not None:
+            self._add_own(request.prefill, 1, request.via, self._pick_number)
 
     def complete(self, request_id: str, upstream: str, now: float) -> InFlightRequest | None:
         """Record the end of a request. Returns None if this process did not pick it.
@@ -128,17 +153,34 @@ class InFlightTracker:
         return bool(expired)
 
     def external_inflight(self, address: str) -> int:
-        """Returns the requests that Envoy has at an endpoint and that this picker did not send."""
-        return max(0, self._external.get(address, 0))
+        """Returns the requests at an endpoint that the Envoys carry and that no picker sent, as far as is known."""
+        own = max(0, self._external.get(address, 0))
+        if not self._peer_external:
+            return own
+        return own + sum(counts.get(address, 0) for counts in self._peer_external.values())
 
-    def reconcile(self, envoy_active: Mapping[str, int], now: float) -> list[str]:
+    def external(self) -> dict[str, int]:
+        """Returns the requests that this gateway's Envoy carries and that no picker sent, by address."""
+        return {address: count for address, count in self._external.items() if count > 0}
+
+    def set_peer_external(self, gateway: str, counts: Mapping[str, int]) -> bool:
+        """Set what `external` is at another gateway. Returns whether it changed."""
+        before = self._peer_external.pop(gateway, {})
+        if counts:
+            self._peer_external[gateway] = counts
+        for address in before.keys() | counts.keys():
+            if address in self.loads:
+                self._update_load(address)
+        return before != counts
+
+    def reconcile(self, envoy_active: Mapping[str, int], now: float) -> list[tuple[str, InFlightRequest]]:
         """Correct the counts with Envoy's active requests by address. Call this every few seconds with all of them.
 
-        Returns the IDs of the requests that were dropped.
+        Returns the requests that were dropped, with their IDs.
         """
         lost = self._drop_lost(envoy_active, now)
         for address, count in envoy_active.items():
-            own = self._own_counts.get(address, 0)
+            own = self._own_counts.get(address, 0) - self._peer_counts.get(address, 0)
             if not count and not own and self._last_drift.get(address) == 0 and not self._external.get(address):
                 continue  # idle, as before
             drift = count - own
@@ -164,15 +206,17 @@ class InFlightTracker:
             del self.loads[address]
             self._suspect_until.pop(address, None)
             self._own_counts.pop(address, None)
+            self._peer_counts.pop(address, None)
 
-    def _drop_lost(self, envoy_active: Mapping[str, int], now: float) -> list[str]:
+    def _drop_lost(self, envoy_active: Mapping[str, int], now: float) -> list[tuple[str, InFlightRequest]]:
         """Drop requests whose record is lost: very old ones, and those at an endpoint that is idle in Envoy."""
         lost = [
             (request_id, request)
             for request_id, request in self._requests.items()
             if now - request.picked_s > MAX_REQUEST_AGE_SECONDS
             or (
-                request.picked_s < self._reconciled_s
+                not request.via
+                and request.picked_s < self._reconciled_s
                 and envoy_active.get(request.endpoint) == 0 == self._envoy_active.get(request.endpoint)
             )
         ]
@@ -181,19 +225,21 @@ class InFlightTracker:
             self._release(request)
         for address in {request.endpoint for _, request in lost}:
             self._last_drift.pop(address, None)
-        return [request_id for request_id, _ in lost]
+        return lost
 
     def _release(self, request: InFlightRequest) -> None:
         if not request.is_booked:
             self.unbooked[request.service] -= 1
             if not self.unbooked[request.service]:
                 del self.unbooked[request.service]
-        self._add_own(request.endpoint, -1)
+        self._add_own(request.endpoint, -1, request.via)
         if request.prefill is not None:
-            self._add_own(request.prefill, -1)
+            self._add_own(request.prefill, -1, request.via)
 
-    def _add_own(self, address: str, delta: int, pick_number: int | None = None) -> None:
+    def _add_own(self, address: str, delta: int, via: str, pick_number: int | None = None) -> None:
         self._own_counts[address] = self._own_counts.get(address, 0) + delta
+        if via:
+            self._peer_counts[address] = self._peer_counts.get(address, 0) + delta
         self._update_load(address, pick_number)
 
     def _load_of(self, address: str) -> EndpointLoad:
@@ -206,4 +252,6 @@ class InFlightTracker:
         """`pick_number` is that of the pick that chose this endpoint now."""
         load = self.loads.get(address) or self._load_of(address)
         inflight = max(0, self._own_counts.get(address, 0) + self._external.get(address, 0))
+        if self._peer_external:
+            inflight += sum(counts.get(address, 0) for counts in self._peer_external.values())
         load.update(inflight, load.last_pick if pick_number is None else pick_number)

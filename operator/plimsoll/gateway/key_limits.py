@@ -1,14 +1,15 @@
-"""Limits of an API key in requests and tokens per minute, enforced at this gateway.
+"""Limits of an API key in requests and tokens per minute, with token buckets of one minute.
 
 Problem: several gateways serve one key, and none sees what the others admit.
 
-Idea: each gateway enforces an equal share of the limit, by the number of ready gateways, with token buckets of one
-minute. The figures in the response headers are of all gateways, extrapolated from this one.
+Idea: one gateway owns the key and enforces the whole limit for all of them. A gateway that does not reach the owner
+enforces an equal share, by the number of ready gateways. The figures in its response headers are then extrapolated.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Final
 
 from plimsoll.core.admission.retry_advice import advise_retry
@@ -27,7 +28,7 @@ class KeyLimits:
     """The buckets of all keys that have limits. Times are monotonic seconds."""
 
     def __init__(self) -> None:
-        self.gateways = 1  # ready gateway pods, this one included
+        self.gateways: Callable[[str], int] = lambda key_name: 1  # among which the limit of a key is divided
         self._buckets: dict[str, RateBucket] = {}
         self._identities: dict[str, Identity] = {}  # the last one of each bucket
 
@@ -66,7 +67,8 @@ class KeyLimits:
         ):
             if limit is not None:
                 found[f"x-ratelimit-limit-{unit}"] = str(limit)
-                found[f"x-ratelimit-remaining-{unit}"] = str(max(0, min(limit, math.floor(left * self.gateways))))
+                left_by_all = math.floor(left * self.gateways(identity.key_name))
+                found[f"x-ratelimit-remaining-{unit}"] = str(max(0, min(limit, left_by_all)))
                 found[f"x-ratelimit-reset-{unit}"] = f"{max(0, math.ceil((full - left) / rate))}s"
         return found
 
@@ -81,9 +83,9 @@ class KeyLimits:
 
     def _share(self, identity: Identity) -> RateLimits | None:
         """Returns the limits of this gateway, None for a key without limits."""
-        if identity.requests_per_minute is None and identity.tokens_per_minute is None:
+        if not identity.is_limited:
             return None
-        seconds = MINUTE_S * self.gateways
+        seconds = MINUTE_S * self.gateways(identity.key_name)
         return RateLimits(
             per_second(identity.requests_per_minute, seconds), per_second(identity.tokens_per_minute, seconds), MINUTE_S
         )

@@ -13,34 +13,34 @@ import secrets
 from collections.abc import Awaitable, Iterable, Mapping
 from random import Random
 
-from plimsoll.api.contract import engine_contract
 from plimsoll.core.admission.request import AdmissionDecision, AdmissionOutcome
 from plimsoll.core.admission.retry_advice import advise_retry
 from plimsoll.core.admission.retry_detection import RecentRejections
 from plimsoll.core.routing.picker import EndpointIndex, Pick
 from plimsoll.core.types import Role
 from plimsoll.gateway import error_messages
-from plimsoll.gateway.adapters import ADAPTER_HEADER, prefer_loaded
+from plimsoll.gateway.adapters import prefer_loaded
 from plimsoll.gateway.admission_manager import AdmissionManager
 from plimsoll.gateway.api_routes import CHAT_ROUTE, ApiRoute, BodyForm, ErrorShape
 from plimsoll.gateway.audio_form import parse_audio_form
 from plimsoll.gateway.clock import Clock, LoopClock, TimerHandle
 from plimsoll.gateway.demand_counter import DemandTokens
 from plimsoll.gateway.envoy.access_log import AccessRecord
-from plimsoll.gateway.envoy.listener import PICK_CLUSTER_PREFIX
 from plimsoll.gateway.error_messages import Availability
-from plimsoll.gateway.errors import ErrorResponse, Rejection, to_header, to_response
-from plimsoll.gateway.http1 import ok_response, response
+from plimsoll.gateway.errors import Rejection, to_response
+from plimsoll.gateway.http1 import response
 from plimsoll.gateway.identity import Authenticator, Identity, model_not_allowed
 from plimsoll.gateway.inflight import InFlightRequest, InFlightTracker
 from plimsoll.gateway.key_limits import KeyLimits, charged_tokens
+from plimsoll.gateway.one_queue.port import Owners
+from plimsoll.gateway.picker_replies import dispatch_response, rejection_response, slo_deadlines
 from plimsoll.gateway.prefix_hash import block_hashes
 from plimsoll.gateway.request_attributes import AttributeStore
-from plimsoll.gateway.request_bounds import bound_request, limit_headers
+from plimsoll.gateway.request_bounds import bound_request
 from plimsoll.gateway.request_context import RETRY_COUNT_HEADER, RequestContext, new_context, request_id_of
 from plimsoll.gateway.request_parser import ParsedRequest, parse_body
 from plimsoll.gateway.request_stats import RequestStats
-from plimsoll.gateway.retry_identity import body_digest, claims_retry
+from plimsoll.gateway.retry_identity import OWN_SEED, body_digest, claims_retry
 from plimsoll.gateway.service_catalog import EMPTY_CATALOG, ServiceCatalog, ServiceEntry
 from plimsoll.telemetry import metrics
 
@@ -50,9 +50,6 @@ Reply = bytes | Awaitable[bytes]
 
 MAX_UNBOOKED_PER_ENGINE = 64  # requests at an engine that pass admission control by
 MAX_QUEUED_BYTES = 64 << 20  # bodies of queued requests; Envoy keeps them in memory
-
-# Request header with the `Retry-After` for a failure of the only engine; the engine and Envoy's local reply use it.
-NEXT_ENGINE_HEADER = engine_contract().headers["next_engine"]
 
 
 class Picker:
@@ -83,6 +80,8 @@ class Picker:
         self._wakeups: dict[str, tuple[float, TimerHandle]] = {}
         self._recent_rejections = RecentRejections()
         self._random = random
+        self.owners: Owners | None = None  # None: this gateway decides about all services
+        self.digest_seed = OWN_SEED
 
     @property
     def queued(self) -> int:
@@ -95,6 +94,8 @@ class Picker:
         self.catalog = catalog
         self._endpoint_indexes.clear()
         self.inflight.keep_only({e.address for service in catalog.services.values() for e in service.endpoints})
+        if self.owners is not None:
+            self.owners.set_catalog(catalog)
         self.admission.set_catalog(catalog, now, self._clock.unix())
         self._release(list(self.admission.services), now)
         known = {(key, one.name) for key, service in catalog.services.items() for one in service.adapters.values()}
@@ -123,8 +124,12 @@ class Picker:
         now = self._clock.now()
         self.inflight.expire_suspects(now)
         lost = self.inflight.reconcile(active, now)
-        for request_id in lost:
+        for request_id, in_flight in lost:
             self.admission.complete(request_id, None, now)
+            if self.owners is not None:
+                self.owners.on_end(request_id, in_flight, None)
+        if self.owners is not None:
+            self.owners.on_external(self.inflight.external())
         changed = self.admission.update_replicas(now)
         self._release(list(self.admission.services) if lost else changed, now)
 
@@ -186,21 +191,26 @@ class Picker:
             rejection = error_messages.route_not_served(parsed.model, route.path, service.task)
             return self.reject(rejection, route.shape, service.key)
         request_id = request_id_of(headers) or self.inflight.new_request_id()
-        ctx = new_context(request_id, parsed, service.key, body_digest(body), len(body), headers, identity, now, route)
+        digest = body_digest(body, self.digest_seed)
+        ctx = new_context(request_id, parsed, service.key, digest, len(body), headers, identity, now, route)
         ctx.adapter = service.adapters.get(parsed.model)
         self.attributes.set_context(ctx)
         ctx.limits = service.limits_of(identity.request_class)
         if (broken := bound_request(ctx, parsed, headers)) is not None:
             return self.reject(broken, route.shape, service.key)
-        if not route.is_booked:
-            return self._dispatch_unbooked(service, ctx, now)
-        if service.policy is not None:
+        if service.policy is not None and route.is_booked:
             ctx.prompt = parsed.corrected_prompt(service.policy.token_ratios)
             ctx.block_hashes = block_hashes(parsed.prompt_prefix, "" if ctx.adapter is None else ctx.adapter.name)
-            ctx.fallback = self._fallback_of(service, route) if ctx.adapter is None else None
-        ctx.is_retry = self._recent_rejections.is_retry(
-            claims_retry(headers.get(RETRY_COUNT_HEADER)), ctx.retry_key, now
-        )
+            ctx.fallback = self.fallback_of(service, route) if ctx.adapter is None else None
+        ctx.claims_retry = claims_retry(headers.get(RETRY_COUNT_HEADER))
+        reply = None if self.owners is None else self.owners.ask(service, ctx, now)
+        return self.decide_here(service, ctx, now) if reply is None else reply
+
+    def decide_here(self, service: ServiceEntry, ctx: RequestContext, now: float) -> Reply:
+        """Decide about a request whose service this gateway owns, or whose owner does not answer."""
+        if not ctx.route.is_booked:
+            return self._dispatch_unbooked(service, ctx, now)
+        ctx.is_retry = self._recent_rejections.is_retry(ctx.claims_retry, ctx.retry_key, now)
         if self.inflight.expire_suspects(now):
             self._refresh(now)
         ctx.is_retry = self.admission.has_reservation(ctx, now) or ctx.is_retry
@@ -214,16 +224,20 @@ class Picker:
     def reject(self, rejection: Rejection, shape: ErrorShape = ErrorShape.OPENAI, service: str = "") -> bytes:
         """Returns the HTTP response to a request that is no demand of any service, in the shape of its route."""
         self.stats(service).record_rejection(rejection.reason)
-        return _rejection_response(to_response(rejection, self._random, shape))
+        return rejection_response(to_response(rejection, self._random, shape))
 
     def on_access_record(self, record: AccessRecord, now: float) -> bool:
-        """Process one access-log record. Returns whether this picker forwarded the request."""
+        """Process one access-log record, of this gateway or of another. Returns whether the request is known."""
         request_id = record.request_id or ""
         in_flight = self.inflight.complete(request_id, record.upstream or "", now)
         if in_flight is None:
             if request_id in self._queued:
                 self._on_client_disconnect(request_id, now)
+            elif self.owners is not None:
+                self.owners.withdraw(request_id)
             return False
+        if self.owners is not None:
+            self.owners.on_end(request_id, in_flight, record)
         if record.reset_before_first_byte:
             self.inflight.mark_suspect(record.upstream or in_flight.endpoint, now)
         if in_flight.is_booked:
@@ -238,7 +252,7 @@ class Picker:
         # Only the client's retry header counts here: a client can retry before this record arrives.
         if record.status is not None and record.status >= 500:
             self._recent_rejections.record(in_flight.retry_key, now, 0.0)
-        if in_flight.service in self.catalog.services:
+        if in_flight.service in self.catalog.services and not in_flight.via:
             self.stats(in_flight.service).record_completion(record, in_flight.deadlines)
         if record.rejected_by_engine:
             for key in in_flight.demand.keys() & self.catalog.services.keys():
@@ -247,11 +261,8 @@ class Picker:
     def _first(self, service: ServiceEntry, ctx: RequestContext, now: float) -> bytes | None:
         """Decide about a new request, as `_apply` returns it. Rejects more sequences than any engine accepts."""
         sequences = ctx.prompt.sequences
-        fallback = None if ctx.fallback is None else self.catalog.services[ctx.fallback]
-        limit = max(service.max_queued, 0 if fallback is None else fallback.max_queued)
-        mean_output = self.admission.mean_output_tokens(service.key)
-        tokens = 0 if sequences > limit else charged_tokens(ctx, mean_output, service.max_model_len)
-        if (rejection := self.key_limits.take(ctx.identity, tokens, now)) is not None:
+        limit = self._max_sequences(service, ctx)
+        if (rejection := self.charge(service, ctx, now)) is not None:
             return self._reject(rejection, ctx, now)
         if sequences <= service.max_queued:
             return self._apply(ctx, self.admission.submit(ctx, now, self._can_queue(ctx)), now)
@@ -261,7 +272,32 @@ class Picker:
         self.stats(service.key).record_outcome(AdmissionOutcome.SHED_NO_CAPACITY)
         return self._reject(error_messages.too_many(ctx.model, sequences, ctx.n, limit, ctx.prompt_field), ctx, now)
 
-    def _fallback_of(self, service: ServiceEntry, route: ApiRoute) -> str | None:
+    def _max_sequences(self, service: ServiceEntry, ctx: RequestContext) -> int:
+        """Returns how many sequences one engine of the service or of its fallback accepts at most."""
+        fallback = None if ctx.fallback is None else self.catalog.services[ctx.fallback]
+        return max(service.max_queued, 0 if fallback is None else fallback.max_queued)
+
+    def tokens_charged(self, service: ServiceEntry, ctx: RequestContext) -> int:
+        """Returns the tokens that a request takes off the limits of its key."""
+        if not ctx.route.is_booked or ctx.prompt.sequences > self._max_sequences(service, ctx):
+            return 0
+        return charged_tokens(ctx, self.admission.mean_output_tokens(service.key), service.max_model_len)
+
+    def charge(self, service: ServiceEntry, ctx: RequestContext, now: float) -> Rejection | None:
+        """Take a request off the limits of its key, once. Returns its rejection, None if it may pass."""
+        if ctx.is_charged or not ctx.identity.is_limited:
+            return None
+        ctx.is_charged = True
+        return self.key_limits.take(ctx.identity, self.tokens_charged(service, ctx), now)
+
+    def reject_charge(self, ctx: RequestContext, rejection: Rejection, now: float) -> bytes:
+        """Returns the HTTP response to a request that exceeds the limits of its key, before its service is asked."""
+        if not ctx.route.is_booked:
+            return self.reject(rejection, ctx.route.shape)
+        self.stats(ctx.service).record_arrival(ctx.estimate, retry=ctx.claims_retry, demand=False)
+        return self._reject(rejection, ctx, now)
+
+    def fallback_of(self, service: ServiceEntry, route: ApiRoute) -> str | None:
         """Returns the key of the fallback service, or None if there is none that serves the route."""
         fallback = self.catalog.services.get((service.policy and service.policy.fallback) or "")
         is_usable = fallback is not None and fallback is not service and fallback.task in route.tasks
@@ -286,7 +322,7 @@ class Picker:
     def _dispatch_unbooked(self, service: ServiceEntry, ctx: RequestContext, now: float) -> bytes:
         """Send a request that takes no capacity to the engine with the fewest requests, without admission."""
         shape, pick = ctx.route.shape, self._choose(service, ctx, None)
-        if (rejection := self.key_limits.take(ctx.identity, 0, now)) is not None:
+        if (rejection := self.charge(service, ctx, now)) is not None:
             return self.reject(rejection, shape)
         if pick is None:
             is_starting = bool(service.endpoints) or service.next_ready_s is not None
@@ -302,7 +338,10 @@ class Picker:
             )
         self.inflight.begin(service.key, pick, ctx.request_id, now, is_booked=False)
         next_engine_s = None if pick.fallbacks else self._next_engine_s(service)
-        return _dispatch_response(service, pick, ctx, next_engine_s, self.key_limits.headers(ctx.identity, now), now)
+        return dispatch_response(service, pick, ctx, next_engine_s, self._rate_headers(ctx, now), now)
+
+    def _rate_headers(self, ctx: RequestContext, now: float) -> Mapping[str, str]:
+        return ctx.rate_headers or self.key_limits.headers(ctx.identity, now)
 
     def _dispatch(self, ctx: RequestContext, decision: AdmissionDecision | None, now: float) -> bytes:
         service = self.catalog.services.get(ctx.target_service)
@@ -326,16 +365,15 @@ class Picker:
             stats.record_prefill(remote=pick.prefill is not None)
         self.admission.record_forwarded(ctx, pick.endpoint.address, now)
         ctx.prefill = "" if pick.prefill is None else pick.prefill.address
-        slo = None if service.policy is None else service.policy.class_of(ctx.request_class).slo
-        deadlines = None if slo is None else slo.deadlines(ctx.prompt.tokens)
-        if deadlines is not None and ctx.route.is_prefill_only:
-            deadlines = deadlines._replace(tpot_s=math.inf)
+        deadlines = slo_deadlines(service, ctx)
         self.inflight.begin(
-            service.key, pick, ctx.request_id, now, ctx.retry_key, deadlines, self._demand_by_service(ctx)
+            service.key, pick, ctx.request_id, now, ctx.retry_key, deadlines, self._demand_by_service(ctx), via=ctx.via
         )
         self._recent_rejections.discard(ctx.retry_key)
+        if self.owners is not None:
+            self.owners.on_sent(ctx.request_id, now)
         next_engine_s = None if pick.fallbacks else self._next_engine_s(service)
-        return _dispatch_response(service, pick, ctx, next_engine_s, self.key_limits.headers(ctx.identity, now), now)
+        return dispatch_response(service, pick, ctx, next_engine_s, self._rate_headers(ctx, now), now)
 
     def _choose(self, service: ServiceEntry, ctx: RequestContext, decision: AdmissionDecision | None) -> Pick | None:
         """Returns the admitted engine and its fallbacks, or without admission those with the fewest in flight.
@@ -420,7 +458,35 @@ class Picker:
 
     def _can_queue(self, ctx: RequestContext) -> bool:
         """Whether the memory limit allows queueing the request, or it is queued already."""
-        return ctx.response is not None or self._queued_bytes + ctx.body_bytes <= MAX_QUEUED_BYTES
+        return ctx.response is not None or (ctx.can_queue and self.has_memory(ctx.body_bytes))
+
+    def has_memory(self, body_bytes: int) -> bool:
+        """Whether the memory limit allows to hold a body of this size."""
+        return self._queued_bytes + body_bytes <= MAX_QUEUED_BYTES
+
+    def add_queued_bytes(self, body_bytes: int) -> None:
+        """Count a body that waits for the decision of another gateway. A negative size ends it."""
+        self._queued_bytes += body_bytes
+
+    def is_queued(self, request_id: str) -> bool:
+        """Whether a request is in this gateway's queues."""
+        return request_id in self._queued
+
+    def queued_requests(self) -> list[RequestContext]:
+        """Returns the requests in this gateway's queues."""
+        return list(self._queued.values())
+
+    def remove_queued(self, ctx: RequestContext, now: float) -> None:
+        """Take a request out of its queue, so that another gateway can decide about it."""
+        self._dequeue(ctx.request_id)
+        self.admission.cancel(ctx, now)
+        ctx.target_service, ctx.admission_request, ctx.response = ctx.service, None, None
+
+    def on_ownership_change(self) -> None:
+        """Update admission after services or requests of other gateways have come or gone."""
+        now = self._clock.now()
+        self.admission.update_replicas(now)
+        self._release(list(self.admission.services), now)
 
     def _dequeue(self, request_id: str) -> RequestContext | None:
         """Remove a request from the queue. Returns None if it is not queued."""
@@ -497,7 +563,7 @@ class Picker:
             self._recent_rejections.record(ctx.retry_key, now, reply.retry_after_s)
         else:
             self._exclude_from_demand(ctx)
-        return _rejection_response(reply)
+        return rejection_response(reply)
 
     def _demand_tokens(self, ctx: RequestContext, key: str) -> DemandTokens:
         """Returns the prompt tokens of all sequences, at most those that one engine of the service holds at once."""
@@ -520,49 +586,3 @@ class Picker:
         if ctx.counted_tokens is not None and ctx.service in self.catalog.services:
             self.stats(ctx.service).demand.withdraw(ctx.counted_tokens)
         ctx.counted_tokens = None
-
-
-def write_response(reply: ErrorResponse) -> bytes:
-    """Returns an error response as HTTP bytes."""
-    return response(reply.status, reply.headers.items(), reply.body)
-
-
-def _rejection_response(reply: ErrorResponse) -> bytes:
-    """Returns the ext_authz response for a rejection; one that Envoy would count as a failure goes in a header."""
-    if reply.fits_ext_authz:
-        return write_response(reply)
-    return response(200, (("x-plimsoll-cluster", "picker"), ("x-plimsoll-error-response", to_header(reply))))
-
-
-def _dispatch_response(
-    service: ServiceEntry,
-    pick: Pick,
-    ctx: RequestContext,
-    next_engine_s: int | None,
-    limits: Mapping[str, str],
-    now: float,
-) -> bytes:
-    """`next_engine_s` is the `Retry-After` of a failure of the only engine, None if there are other engines.
-
-    `limits` are the headers that tell the client of its key's limits.
-    """
-    endpoints = ",".join([e.address for e in (pick.endpoint, *pick.fallbacks)])
-    headers, count = (
-        (
-            f"x-plimsoll-cluster: {PICK_CLUSTER_PREFIX}{service.key}\r\n"
-            f"x-plimsoll-endpoint: {endpoints}\r\n"
-            f"x-plimsoll-request-id: {ctx.request_id}\r\n"
-        ),
-        3,
-    )
-    if pick.prefill is not None:
-        headers, count = f"{headers}x-plimsoll-prefill: {pick.prefill.address}\r\n", count + 1
-    if next_engine_s is not None:
-        headers, count = f"{headers}{NEXT_ENGINE_HEADER}: {next_engine_s}\r\n", count + 1
-    if ctx.adapter is not None:
-        headers, count = f"{headers}{ADAPTER_HEADER}: {ctx.adapter.name}\r\n", count + 1
-    if ctx.is_fallback:
-        headers, count = f"{headers}x-plimsoll-response-model: {service.preferred_name}\r\n", count + 1
-    for name, value in (*limits.items(), *limit_headers(ctx, now)):
-        headers, count = f"{headers}{name}: {value}\r\n", count + 1
-    return ok_response(headers, count)

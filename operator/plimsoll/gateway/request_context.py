@@ -40,6 +40,9 @@ class RequestContext(msgspec.Struct, eq=False):
     prompt tokens of all sequences, before `token_ratios`. `counted_tokens` are those that count as demand, None before
     they count. `limits` and `deadline` are those of the service that the client named, also at its fallback. `adapter`
     is the LoRA adapter that the client named. `prefill` is the address of the prefill engine, "" without one.
+    `claims_retry` is true if the client marks the request as a retry. `via` is the gateway whose Envoy carries it, ""
+    for this one; `can_queue` is whether that gateway has memory for its body. `is_charged`: the limits of its key have
+    been applied, and `rate_headers` tell the client of them.
     """
 
     request_id: str
@@ -69,6 +72,11 @@ class RequestContext(msgspec.Struct, eq=False):
     deadline: RequestDeadline = NO_DEADLINE
     adapter: AdapterEntry | None = None
     prefill: str = ""
+    claims_retry: bool = False
+    via: str = ""
+    can_queue: bool = True
+    is_charged: bool = False
+    rate_headers: Mapping[str, str] = {}
 
     @property
     def request_class(self) -> bytes:

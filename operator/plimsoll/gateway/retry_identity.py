@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import secrets
+from hashlib import blake2b
 
 import xxhash
 
-_SEED = secrets.randbits(63)  # prevents crafted digest collisions
+OWN_SEED = secrets.randbits(63)  # prevents crafted digest collisions
 
 
-def body_digest(body: bytes) -> int:
-    """Returns a 64-bit digest of a body, stable for the life of this process."""
-    return xxhash.xxh3_64_intdigest(body, _SEED)
+def body_digest(body: bytes, seed: int = OWN_SEED) -> int:
+    """Returns a 64-bit digest of a body. With the own seed it is stable for the life of this process."""
+    return xxhash.xxh3_64_intdigest(body, seed)
+
+
+def shared_seed(secret: bytes) -> int:
+    """Returns the seed of all gateways that know a secret, so that each recognises the retry of another's request."""
+    return int.from_bytes(blake2b(secret, person=b"body-digest", digest_size=8).digest()) >> 1
 
 
 def claims_retry(header: bytes | None) -> bool:

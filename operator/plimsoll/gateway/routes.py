@@ -26,7 +26,8 @@ from plimsoll.gateway.errors import Rejection, from_header, to_response
 from plimsoll.gateway.http1 import HttpRequest, response
 from plimsoll.gateway.identity import Identity, model_not_allowed
 from plimsoll.gateway.parse_worker import ParseWorker
-from plimsoll.gateway.picker import Picker, write_response
+from plimsoll.gateway.picker import Picker
+from plimsoll.gateway.picker_replies import write_response
 from plimsoll.gateway.request_context import request_id_of
 from plimsoll.gateway.request_parser import needs_worker
 from plimsoll.gateway.server import HandlerReply
@@ -84,6 +85,7 @@ class EnvoyEndpoint:
         if rejection is None:
             return response(200)
         self._picker.authenticator.count(identity)
+        self._picker.attributes.begin(request.headers, identity, "")
         return self._picker.reject(rejection, route.shape)
 
     def _check(self, request: HttpRequest) -> HandlerReply:
@@ -110,6 +112,7 @@ class EnvoyEndpoint:
         identity = self._picker.authenticate(request.headers)
         if isinstance(identity, Rejection):
             return self._picker.reject(identity)
+        self._picker.attributes.begin(request.headers, identity, "")
         if path == MODELS_PATH.encode():
             return response(200, JSON_HEADERS, models_body(self._picker, identity))
         return model(self._picker, identity, unquote_to_bytes(path[len(_MODEL) :]).decode("utf-8", "replace"))

@@ -5,14 +5,15 @@ return with running requests, and Envoy carries requests that admission never sa
 and cover all gateways together.
 
 Idea: the manager keeps the forwarded requests outside the controller. A replica that returns, or a new controller for
-other classes, starts with the requests that already run. Requests at an engine from other gateways reduce this
-gateway's slots there.
+other classes, starts with the requests that already run. Requests at an engine that no picker sent reduce this
+gateway's slots there. The owner of a service has all slots of each engine. Another gateway counts its own requests, and
+has an equal share for the time in which the owner does not answer.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -22,6 +23,7 @@ from plimsoll.core.admission.arrival_estimator import ArrivalEstimator
 from plimsoll.core.admission.controller import AdmissionController, CapacityAnnouncement
 from plimsoll.core.admission.cost_model import EngineCostModel
 from plimsoll.core.admission.fairness import IDLE_TENANT_TTL_S
+from plimsoll.core.admission.publication import AdmissionLimits
 from plimsoll.core.admission.request import AdmissionDecision, AdmissionOutcome, AdmissionRequest
 from plimsoll.core.admission.token_estimator import TokenEstimator
 from plimsoll.gateway.admission_policy import AdmissionPolicy
@@ -57,14 +59,20 @@ class ServiceAdmission:
         gateway: str,
         token_estimators: Mapping[str, TokenEstimator],
         now: float,
+        gateways: Callable[[str], int | None] = lambda key: None,
     ) -> None:
-        """`token_estimators` are those of each path, because each API has other bytes around a token."""
+        """Create the admission of the service.
+
+        `token_estimators` are those of each path, because each API has other bytes around a token. `gateways` returns
+        among how many gateways the slots of a service are divided: 1 at its owner, None for the published shares.
+        """
         self.key = key
         self.policy = policy  # includes the published limits
         self._cost_model = _cost_model(policy)
         self.controller = AdmissionController(policy.classes, self._cost_model, policy.tenants)
         self.queued: dict[str, RequestContext] = {}
         self._gateway = gateway
+        self._gateways = gateways
         self._token_estimators = token_estimators
         self._slots_by_endpoint: dict[str, int] | None = {}  # None forces the next `set_replicas` to update
         self._prefills: frozenset[str] = frozenset()
@@ -75,8 +83,16 @@ class ServiceAdmission:
     @property
     def slot_limit(self) -> int:
         """The number of sequences that this gateway may run on each replica."""
-        assert self.policy.limits is not None
-        return self.policy.limits.slot_limit(self._gateway)
+        return self._limits.slot_limit(self._gateway)
+
+    @property
+    def _limits(self) -> AdmissionLimits:
+        """The published limits, with this gateway's share."""
+        limits, gateways = self.policy.limits, self._gateways(self.key)
+        assert limits is not None
+        if gateways is None or limits.cost_model is None:
+            return limits
+        return replace(limits, shares={self._gateway: max(1, limits.cost_model.batch // gateways)})
 
     @property
     def slots_in_use(self) -> int:
@@ -126,6 +142,11 @@ class ServiceAdmission:
             ):
                 forwarded.registered_late = True
         return True
+
+    def adopt(self, forwarded: ForwardedRequest, now: float) -> None:
+        """Count a request at an engine that another gateway decided about."""
+        if forwarded.address in (self._slots_by_endpoint or {}):
+            self.controller.register_running(self._reclassify(forwarded.request), forwarded.address, now)
 
     def has_reservation(self, ctx: RequestContext, now: float) -> bool:
         """Whether the request has a retry reservation here."""
@@ -230,8 +251,7 @@ class ServiceAdmission:
 
         Without a ready replica, a time that has passed is no promise any more.
         """
-        assert self.policy.limits is not None
-        limits = self.policy.limits if self.controller.pool.replicas else self.policy.limits.after(unix)
+        limits = self._limits if self.controller.pool.replicas else self._limits.after(unix)
         return limits.announcement(self._gateway, self._arrivals.work_rate, now - unix)
 
     def _output_tokens(self, forwarded: ForwardedRequest, record: AccessRecord) -> int | None:
@@ -270,7 +290,7 @@ def _cost_model(policy: AdmissionPolicy) -> EngineCostModel:
 def slots_by_endpoint(slots: int, external_inflight: Mapping[str, int], suspect: Collection[str]) -> dict[str, int]:
     """Returns the number of sequences that this gateway may run on each endpoint, by address.
 
-    `external_inflight` counts the requests of other gateways by address. `suspect` endpoints get no slots unless all
+    `external_inflight` counts the requests that no picker sent, by address. `suspect` endpoints get no slots unless all
     endpoints are suspect.
     """
     avoid = suspect if len(suspect) < len(external_inflight) else ()

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
-import orjson
-
+from plimsoll.adapters.engine_of_pod import api_port, engine_args, engine_of
 from plimsoll.adapters.normalize import epoch_s, value_at
 from plimsoll.api import labels
 from plimsoll.api.conditions import ConditionReason, ConditionType
@@ -27,7 +26,7 @@ from plimsoll.core.admission.request_limits import NO_LIMITS, RequestLimits
 from plimsoll.core.routing.endpoint import Endpoint
 from plimsoll.core.routing.model_names import NameClaim, read_claims, resolve_owners, served_names
 from plimsoll.core.types import Role, Task
-from plimsoll.engines import vllm
+from plimsoll.engines.registry import DEFAULT_ENGINE, engine_named
 from plimsoll.gateway.adapters import AdapterEntry, not_loaded_on
 from plimsoll.gateway.admission_policy import AdmissionPolicy, PolicyCache, admission_of
 from plimsoll.telemetry import metrics
@@ -61,7 +60,7 @@ class ServiceEntry:
     created: int
     task: Task = Task.GENERATE
     endpoints: tuple[Endpoint, ...] = ()
-    max_sequences: int = vllm.DEFAULT_MAX_NUM_SEQS
+    max_sequences: int = DEFAULT_ENGINE.default_sequences
     max_queued: int = MAX_REQUEST_SEQUENCES
     max_model_len: int | None = None
     policy: AdmissionPolicy | None = None
@@ -339,42 +338,22 @@ def _task(obj: Object) -> Task:
 
 
 def _max_sequences(obj: Object) -> int:
-    """Returns `--max-num-seqs` of the user's engine arguments, else the default."""
-    args = value_at(obj, "spec", "engine", "args")
-    return vllm.flag_count(args if isinstance(args, list) else (), vllm.MAX_NUM_SEQS) or vllm.DEFAULT_MAX_NUM_SEQS
+    """Returns how many sequences an engine runs at once, by the user's arguments, else the engine's default."""
+    args, runtime = value_at(obj, "spec", "engine", "args"), value_at(obj, "spec", "engine", "runtime")
+    engine = engine_named(runtime if isinstance(runtime, str) else None)
+    return engine.max_sequences(args if isinstance(args, list) else ()) or engine.default_sequences
 
 
 def _max_queued(pod: Object) -> int:
     """Returns how many sequences the engine of a pod accepts at once, by the rule that its launcher uses too."""
     limits = engine_contract().limits
-    limit = vllm.queue_limit(
-        _pod_args(pod), default=limits["queued_requests"], per_sequence=limits["queued_per_sequence"]
-    )
+    limit = engine_of(pod).queue_limit(engine_args(pod), limits["queued_requests"], limits["queued_per_sequence"])
     return limit or MAX_REQUEST_SEQUENCES
 
 
 def _max_model_len(pod: Object) -> int:
     """Returns the longest sequence of an engine in tokens by its arguments, 0 if they leave it to the model."""
-    return vllm.flag_count(_pod_args(pod), vllm.MAX_MODEL_LEN) or 0
-
-
-def _pod_args(pod: Object) -> tuple[object, ...]:
-    """Returns the engine arguments in a pod's environment, defaults first. Ignores what cannot be parsed."""
-    names = engine_contract().env
-    given = {
-        entry.get("name"): entry.get("value")
-        for container in pod.get("spec", {}).get("containers") or ()
-        for entry in container.get("env") or ()
-    }
-    return tuple(arg for name in ("default_args", "args") for arg in _list(given.get(names[name])))
-
-
-def _list(text: object) -> list[object]:
-    try:
-        read = orjson.loads(text) if isinstance(text, str) else []
-    except ValueError:
-        return []
-    return read if isinstance(read, list) else []
+    return engine_of(pod).max_model_len(engine_args(pod)) or 0
 
 
 def _endpoint(pod: Object) -> tuple[str, Endpoint] | None:
@@ -386,7 +365,7 @@ def _endpoint(pod: Object) -> tuple[str, Endpoint] | None:
         return None
     conditions = status.get("conditions") or ()
     endpoint = Endpoint(
-        address=f"[{ip}]:{_api_port(pod)}" if ":" in ip else f"{ip}:{_api_port(pod)}",
+        address=f"[{ip}]:{api_port(pod)}" if ":" in ip else f"{ip}:{api_port(pod)}",
         pod=meta["name"],
         role=Role(role),
         revision=pod_labels.get(labels.REVISION, ""),
@@ -394,11 +373,3 @@ def _endpoint(pod: Object) -> tuple[str, Endpoint] | None:
         terminating=bool(meta.get("deletionTimestamp")),
     )
     return f"{meta['namespace']}/{service}", endpoint
-
-
-def _api_port(pod: Object) -> int:
-    for container in pod.get("spec", {}).get("containers") or ():
-        for port in container.get("ports") or ():
-            if port.get("name") == "api" and "containerPort" in port:
-                return int(port["containerPort"])
-    return engine_contract().ports["api"]

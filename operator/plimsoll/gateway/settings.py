@@ -81,6 +81,9 @@ class PickerSettings:
     tls_min_version: TlsVersion = TlsVersion.TLS_1_2
     plaintext: Plaintext = Plaintext.REFUSE  # on the port with TLS
     jwt_issuers_json: str = "[]"
+    peer_secret: Path | None = None  # the file with the secret of all gateways; None: each decides by itself
+    peer_port: int = 8082  # for the other gateways
+    owner_ack_seconds: float = 0.05  # until the owner of a service must acknowledge a question
 
     @property
     def jwt_issuers(self) -> tuple[JwtIssuer, ...]:
@@ -167,6 +170,8 @@ class PickerSettings:
             tls_directory=Path(tls_directory) if (tls_directory := environ.get("PLIMSOLL_TLS_DIR", "")) else None,
             tls_min_version=TlsVersion(environ.get("PLIMSOLL_TLS_MIN_VERSION", cls.tls_min_version)),
             jwt_issuers_json=_issuers(environ.get("PLIMSOLL_JWT_ISSUERS", "[]")),
+            peer_secret=Path(peer_secret) if (peer_secret := environ.get("PLIMSOLL_PEER_SECRET_FILE", "")) else None,
+            peer_port=int(environ.get("PLIMSOLL_PEER_PORT", "8082")),
             plaintext=Plaintext(environ.get("PLIMSOLL_TLS_PLAINTEXT", cls.plaintext)),
         )
 

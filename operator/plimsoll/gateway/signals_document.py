@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from plimsoll.core.routing.endpoint import Endpoint, EndpointLoad
+from plimsoll.core.routing.endpoint import Endpoint
 from plimsoll.core.types import Role
 from plimsoll.gateway.picker import Picker
 from plimsoll.gateway.service_catalog import ServiceEntry
@@ -19,7 +19,6 @@ from plimsoll.telemetry import metrics
 
 SIGNALS_VERSION = 3
 MAX_ERROR_LENGTH = 300  # characters of a parse error
-_IDLE_LOAD = EndpointLoad()
 
 
 def build_signals(
@@ -49,7 +48,7 @@ def build_signals(
 
 
 def _service_signals(picker: Picker, service: ServiceEntry) -> dict[str, Any]:
-    loads, stats = picker.inflight.loads, picker.stats(service.key)
+    stats = picker.stats(service.key)
     return {
         "models": list(service.names),
         "endpoints": [
@@ -59,7 +58,7 @@ def _service_signals(picker: Picker, service: ServiceEntry) -> dict[str, Any]:
                 "role": e.role,
                 "revision": e.revision,
                 "routable": is_usable(e),
-                "inflight": loads.get(e.address, _IDLE_LOAD).inflight,
+                "inflight": picker.inflight.carried(e.address),
             }
             for e in service.endpoints
         ],
@@ -96,7 +95,7 @@ def update_metrics(picker: Picker) -> None:
         inflight: Counter[Role] = Counter()
         endpoint_counts: Counter[tuple[Role, bool]] = Counter()
         for e in service.endpoints:
-            inflight[e.role] += picker.inflight.loads.get(e.address, _IDLE_LOAD).inflight
+            inflight[e.role] += picker.inflight.carried(e.address)
             endpoint_counts[e.role, is_usable(e)] += 1
         for role in roles:
             metrics.GATEWAY_INFLIGHT.labels(key, role.value).set(inflight[role])

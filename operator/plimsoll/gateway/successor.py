@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -74,9 +74,22 @@ class GatewayPods:
     @property
     def ready_count(self) -> int:
         """How many pods share the load: this one, and the others that are ready and stay."""
-        return 1 + sum(_is_ready(pod) for pod in _lasting_others((self._by_name or {}).values(), self._settings.pod))
+        return 1 + len(self.ready.keys() - {self._settings.pod})
 
-    async def follow(self, source: WatchSource) -> None:
+    @property
+    def ready(self) -> dict[str, str]:
+        """The addresses of the pods that are ready and stay, by name. "" for one without an address."""
+        pods = (self._by_name or {}).items()
+        return {
+            name: pod.get("status", {}).get("podIP") or "" for name, pod in pods if _is_lasting(pod) and _is_ready(pod)
+        }
+
+    @property
+    def names(self) -> frozenset[str] | None:
+        """The names of all pods, None before the first list."""
+        return None if self._by_name is None else frozenset(self._by_name)
+
+    async def follow(self, source: WatchSource, on_change: Callable[[], None] = lambda: None) -> None:
         """Keep the pods in sync with the API server. Never returns."""
         async for event in source.watch(PODS, self._settings.namespace, self._settings.pod_selector):
             if event.type == "SYNC" or self._by_name is None:
@@ -89,6 +102,7 @@ class GatewayPods:
                     self._by_name.pop(name, None)
                 else:
                     self._by_name[name] = pod
+            on_change()
 
 
 async def wait_for_successor(source: WatchSource, settings: PickerSettings) -> None:

@@ -15,22 +15,11 @@ from plimsoll.api.v1alpha1 import EngineTier, InferenceService, ModelSource, Rol
 from plimsoll.api.v1alpha1.pod_overrides import DEFAULT_SHARED_MEMORY
 from plimsoll.core import units
 from plimsoll.engines import vllm
-from plimsoll.resources import lora, object_meta
+from plimsoll.resources import engine_server, lora, object_meta
 from plimsoll.resources.platform_config import EngineDefaults, PlatformConfig
 
 Object = dict[str, Any]
 
-ROLE_ARGS: dict[RoleName, tuple[str, ...]] = {
-    "prefill": (vllm.BLOCK_SIZE, str(vllm.DISAGGREGATED_BLOCK_TOKENS)),
-    "decode": (vllm.BLOCK_SIZE, str(vllm.DISAGGREGATED_BLOCK_TOKENS)),
-    "serve": (),
-}
-TASK_ARGS: dict[str, tuple[str, ...]] = {
-    "generate": (),
-    "embed": (vllm.RUNNER, vllm.POOLING_RUNNER),
-    "score": (vllm.RUNNER, vllm.POOLING_RUNNER),
-    "transcribe": (),
-}
 # Far above what an engine writes: a pod beyond its limit is evicted.
 SCRATCH_SIZE = "16Gi"  # temporary files
 HOME_SIZE = "32Gi"  # compiled kernels
@@ -67,14 +56,17 @@ def pod_template(service: InferenceService, tier_kind: RoleName, platform: Platf
     }
     spec |= _scheduling(service, tier_kind, tier, platform)
     revision = object_meta.short_hash(_kv_identity(service, platform))
+    engine_labels, engine_annotations = engine_server.metadata(service)
+    annotations = {**overrides.annotations, **engine_annotations}
     return {
         "metadata": {
             "labels": {
                 **overrides.labels,
                 **object_meta.tier_labels(service.metadata.name, tier_kind),
                 labels.REVISION: revision,
+                **engine_labels,
             },
-            **({"annotations": dict(overrides.annotations)} if overrides.annotations else {}),
+            **({"annotations": annotations} if annotations else {}),
         },
         "spec": spec,
     }
@@ -107,16 +99,31 @@ def image_repository(reference: str) -> str:
 
 
 def _container(service: InferenceService, kind: RoleName, tier: EngineTier, platform: PlatformConfig) -> Object:
-    engine = engine_contract()
-    launcher = engine.ports["launcher"]
+    launched = service.spec.engine.contract.launched
     return {
         "name": "engine",
         "image": engine_image(service, platform),
         "imagePullPolicy": platform.engine.image_pull_policy,
+        **({} if launched else engine_server.command(service, model_argument(service), tier.gpus)),
         "env": _environment(service, kind, tier, platform),
+        **(_launcher_ports_and_probes() if launched else engine_server.ports_and_probes(service)),
+        "resources": _resources(service, tier, platform),
+        "securityContext": _security_context(tier, platform),
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [
+            *_mounts(service),
+            *lora.mounts(service),
+            *(mount.manifest() for mount in tier.pod.volume_mounts),
+        ],
+    }
+
+
+def _launcher_ports_and_probes() -> Object:
+    engine = engine_contract()
+    return {
         "ports": [
             {"name": "api", "containerPort": engine.ports["api"]},
-            {"name": "launcher", "containerPort": launcher},
+            {"name": "launcher", "containerPort": engine.ports["launcher"]},
             {"name": "nixl", "containerPort": engine.ports["nixl"]},
         ],
         "readinessProbe": {
@@ -135,14 +142,6 @@ def _container(service: InferenceService, kind: RoleName, tier: EngineTier, plat
             "timeoutSeconds": 5,
             "terminationGracePeriodSeconds": 30,  # a launcher that hangs does not handle SIGTERM, so it cannot drain
         },
-        "resources": _resources(service, tier, platform),
-        "securityContext": _security_context(tier, platform),
-        "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": [
-            *_mounts(service),
-            *lora.mounts(service),
-            *(mount.manifest() for mount in tier.pod.volume_mounts),
-        ],
     }
 
 
@@ -159,9 +158,37 @@ def _security_context(tier: EngineTier, platform: PlatformConfig) -> Object:
 
 
 def _environment(service: InferenceService, kind: RoleName, tier: EngineTier, platform: PlatformConfig) -> list[Object]:
-    names, model = engine_contract(), service.spec.model
-    scratch, home = names.paths["scratch"], names.paths["home"]
+    model, paths = service.spec.model, engine_contract().paths
+    scratch, home = paths["scratch"], paths["home"]
+    launched = service.spec.engine.contract.launched
     plimsoll_env: list[Object] = [
+        *(
+            _launcher_environment(service, kind, tier, platform)
+            if launched
+            else engine_server.environment(service, model_argument(service))
+        ),
+        _env_entry("HOME", home),
+        _env_entry("USER", "plimsoll"),
+        _env_entry("HF_HOME", f"{home}/hf"),
+        *([_env_entry(vllm.CACHE_ROOT_VARIABLE, f"{home}/.cache/vllm")] if launched else []),
+        _env_entry("TORCHINDUCTOR_CACHE_DIR", f"{home}/.cache/torchinductor"),
+        _env_entry("TRITON_CACHE_DIR", f"{home}/.cache/triton"),
+        _env_entry("TMPDIR", scratch),
+    ]
+    if model.secret_ref and not service.spec.engine.is_simulated:
+        key = {"name": model.secret_ref.name, "key": model.secret_ref.key}
+        plimsoll_env.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": key}})
+    user_env = [entry.manifest() for entry in service.spec.engine.env]
+    user_names = {entry["name"] for entry in user_env}
+    default_env = [dict(e) for e in engine_defaults(service, platform).env if e["name"] not in user_names]
+    return _last_wins([*plimsoll_env, *default_env, *user_env])
+
+
+def _launcher_environment(
+    service: InferenceService, kind: RoleName, tier: EngineTier, platform: PlatformConfig
+) -> list[Object]:
+    names, model = engine_contract(), service.spec.model
+    return [
         _env_entry(names.env["runtime"], service.spec.engine.runtime),
         _env_entry(names.env["role"], kind),
         _env_entry(names.env["model"], model_argument(service)),
@@ -174,21 +201,7 @@ def _environment(service: InferenceService, kind: RoleName, tier: EngineTier, pl
         _env_entry(names.env["shutdown_timeout"], str(service.spec.engine.drain_seconds)),
         _env_entry(names.env["remote_prefill_deadline"], str(names.remote_prefill_deadline_seconds)),
         {"name": names.env["pod_ip"], "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
-        _env_entry("HOME", home),
-        _env_entry("USER", "plimsoll"),
-        _env_entry("HF_HOME", f"{home}/hf"),
-        _env_entry(vllm.CACHE_ROOT_VARIABLE, f"{home}/.cache/vllm"),
-        _env_entry("TORCHINDUCTOR_CACHE_DIR", f"{home}/.cache/torchinductor"),
-        _env_entry("TRITON_CACHE_DIR", f"{home}/.cache/triton"),
-        _env_entry("TMPDIR", scratch),
     ]
-    if model.secret_ref and not service.spec.engine.is_simulated:
-        key = {"name": model.secret_ref.name, "key": model.secret_ref.key}
-        plimsoll_env.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": key}})
-    user_env = [entry.manifest() for entry in service.spec.engine.env]
-    user_names = {entry["name"] for entry in user_env}
-    default_env = [dict(e) for e in engine_defaults(service, platform).env if e["name"] not in user_names]
-    return _last_wins([*plimsoll_env, *default_env, *user_env])
 
 
 def served_names(service: InferenceService) -> list[str]:
@@ -209,16 +222,22 @@ def _last_wins(entries: list[Object]) -> list[Object]:
 
 
 def engine_defaults(service: InferenceService, platform: PlatformConfig) -> EngineDefaults:
-    """The installation's defaults, or SIMULATED_DEFAULTS for the much smaller simulated engine."""
-    return SIMULATED_DEFAULTS if service.spec.engine.is_simulated else platform.engine.defaults
+    """The installation's defaults, or SIMULATED_DEFAULTS for the much smaller simulated engine.
+
+    Default arguments are vLLM's, so engines in images of the user get none.
+    """
+    if service.spec.engine.is_simulated:
+        return SIMULATED_DEFAULTS
+    defaults = platform.engine.defaults
+    return defaults if service.spec.engine.contract.launched else defaults.model_copy(update={"args": ()})
 
 
 def default_engine_args(
     service: InferenceService, kind: RoleName, tier: EngineTier, platform: PlatformConfig
 ) -> list[str]:
     """Engine arguments that the user's override: those of task, role, GPU count and installation, in order."""
-    parallel = [vllm.TENSOR_PARALLEL_SIZE, str(tier.gpus)] if tier.gpus > 1 else []
-    return [*TASK_ARGS[service.spec.model.task], *ROLE_ARGS[kind], *parallel, *engine_defaults(service, platform).args]
+    own = service.spec.engine.contract.default_args(kind, service.spec.model.task, tier.gpus)
+    return [*own, *engine_defaults(service, platform).args]
 
 
 def model_argument(service: InferenceService) -> str:

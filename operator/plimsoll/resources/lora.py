@@ -14,11 +14,11 @@ import orjson
 
 from plimsoll.api.contract import engine_contract
 from plimsoll.api.v1alpha1 import InferenceService
+from plimsoll.engines import desired_adapters
 from plimsoll.resources import object_meta
 
 Object = dict[str, Any]
 
-ADAPTERS_KEY: Final = "adapters.json"
 _VOLUME: Final = "plimsoll-adapters"
 
 
@@ -30,12 +30,11 @@ def config_map_name(service: str) -> str:
 def config_map(service: InferenceService, parent: Object) -> Object:
     """The desired adapters, as the launcher reads them."""
     name = service.metadata.name
-    document = {"adapters": [adapter.desired() for adapter in service.spec.adapters]}
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": object_meta.child_metadata(parent, config_map_name(name), object_meta.service_labels(name)),
-        "data": {ADAPTERS_KEY: orjson.dumps(document).decode()},
+        "data": {desired_adapters.FILE: desired_adapters.dump(one.desired for one in service.spec.adapters)},
     }
 
 

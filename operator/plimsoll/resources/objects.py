@@ -13,7 +13,7 @@ from plimsoll.api.contract import engine_contract
 from plimsoll.api.v1alpha1 import InferenceService, RoleName
 from plimsoll.core import codec
 from plimsoll.core.admission.publication import AdmissionLimits
-from plimsoll.resources import engine_pod, lora, object_meta
+from plimsoll.resources import engine_pod, engine_server, lora, object_meta
 from plimsoll.resources.platform_config import PlatformConfig
 
 Object = dict[str, Any]
@@ -148,7 +148,8 @@ def _deployment(
 
 
 def _service(service: InferenceService, parent: Object, role: RoleName) -> Object:
-    ports = engine_contract().ports
+    engine, ports = service.spec.engine, engine_contract().ports
+    numbers = {"api": engine.api_port, **({"launcher": ports["launcher"]} if engine.contract.launched else {})}
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -161,8 +162,8 @@ def _service(service: InferenceService, parent: Object, role: RoleName) -> Objec
             "clusterIP": "None",
             "selector": object_meta.tier_selector(service.metadata.name, role),
             "ports": [
-                {"name": name, "port": ports[name], "targetPort": name, "protocol": "TCP"}
-                for name in ("api", "launcher")
+                {"name": name, "port": number, "targetPort": name, "protocol": "TCP"}
+                for name, number in numbers.items()
             ],
         },
     }
@@ -186,9 +187,8 @@ def _disruption_budget(service: InferenceService, parent: Object, role: RoleName
 
 
 def _network_policy(service: InferenceService, parent: Object, platform: PlatformConfig) -> Object:
-    """Allow the gateway to the API port, operator and scrapers to the launcher port, and all traffic among engines."""
-    gateway = platform.gateway
-    ports = engine_contract().ports
+    """Allow the gateway to the API port, operator and scrapers to the metrics port, and all traffic among engines."""
+    gateway, metrics_port = platform.gateway, engine_server.metrics_port(service)
     gateway_namespace = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": gateway.namespace}}}
     operator = {
         **gateway_namespace,
@@ -196,6 +196,7 @@ def _network_policy(service: InferenceService, parent: Object, platform: Platfor
     }
     engine_selector = {"matchLabels": {labels.SERVICE: service.metadata.name}}
     egress = _egress(service, platform, engine_selector)
+    readers = [operator, *platform.metrics.peers]
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
@@ -209,9 +210,9 @@ def _network_policy(service: InferenceService, parent: Object, platform: Platfor
             "ingress": [
                 {
                     "from": [{**gateway_namespace, "podSelector": {"matchLabels": gateway.pod_selector}}],
-                    "ports": [_port(ports["api"])],
+                    "ports": [_port(service.spec.engine.api_port)],
                 },
-                {"from": [operator, *platform.metrics.peers], "ports": [_port(ports["launcher"])]},
+                *([] if metrics_port is None else [{"from": readers, "ports": [_port(metrics_port)]}]),
                 {"from": [{"podSelector": engine_selector}]},
             ],
         },

@@ -86,6 +86,12 @@ class WebhookSettings(_ConfigModel):
     certificate_directory: str = Field("/etc/plimsoll-webhook", alias="certificateDirectory")
 
 
+class KedaScalerSettings(_ConfigModel):
+    """The external scaler for KEDA: its gRPC port."""
+
+    port: int = 8082
+
+
 class PlatformConfig(_ConfigModel):
     """The operator's configuration file."""
 
@@ -95,3 +101,4 @@ class PlatformConfig(_ConfigModel):
     metrics: ScrapeSettings = ScrapeSettings()
     network_policy: NetworkPolicySettings = Field(NetworkPolicySettings(), alias="networkPolicy")
     webhook: WebhookSettings | None = None  # None: no webhook
+    keda_scaler: KedaScalerSettings | None = Field(None, alias="kedaScaler")  # None: no scaler

@@ -204,6 +204,33 @@ GATEWAY_PICK_SECONDS = Counter(
     "Total time spent on endpoint picks; divided by requests it is the time per pick.",
     registry=GATEWAY,
 )
+GATEWAY_OWNER_ANSWERS = Counter(
+    "plimsoll_gateway_owner_answers",
+    "Requests that the gateway that owns their service decided about, for this gateway.",
+    registry=GATEWAY,
+)
+GATEWAY_OWNER_FALLBACKS = Counter(
+    "plimsoll_gateway_owner_fallbacks",
+    "Requests that this gateway decided about with an equal share, because the gateway that owns their service or API"
+    " key did not (reason: disconnected, timeout, busy, refused).",
+    ["reason"],
+    registry=GATEWAY,
+)
+GATEWAY_OWNED_SERVICES = Gauge(
+    "plimsoll_gateway_owned_services",
+    "Services with an SLO that this gateway decides about, for all gateways.",
+    registry=GATEWAY,
+)
+GATEWAY_PEERS = Gauge(
+    "plimsoll_gateway_peers",
+    "Other gateways that are ready.",
+    registry=GATEWAY,
+)
+GATEWAY_PEERS_CONNECTED = Gauge(
+    "plimsoll_gateway_peers_connected",
+    "Other gateways that this one can ask.",
+    registry=GATEWAY,
+)
 GATEWAY_LOOP_LAG = Gauge(
     "plimsoll_gateway_loop_lag_seconds",
     "Delay of the last timer in the picker's event loop.",
@@ -253,6 +280,13 @@ OPERATOR_ADMISSION_REVIEWS = Counter(
     "Changes of InferenceServices that the admission webhook reviewed (result: allowed, warned, refused, failed); a"
     " failed review lets the change through.",
     ["result"],
+    registry=OPERATOR,
+)
+OPERATOR_KEDA_ANSWERS = Counter(
+    "plimsoll_operator_keda_answers",
+    "Answers of the KEDA scaler (code: OK, INVALID_ARGUMENT, NOT_FOUND, FAILED_PRECONDITION, UNAVAILABLE,"
+    " RESOURCE_EXHAUSTED).",
+    ["code"],
     registry=OPERATOR,
 )
 OPERATOR_WEBHOOK_CERTIFICATE_EXPIRY = Gauge(
@@ -493,6 +527,8 @@ for _state in ("accepted", "invalid", "excess"):
     GATEWAY_API_KEYS.labels(_state)
 for _result in ("allowed", "warned", "refused", "failed"):
     OPERATOR_ADMISSION_REVIEWS.labels(_result)
+for _code in ("OK", "INVALID_ARGUMENT", "NOT_FOUND", "FAILED_PRECONDITION", "UNAVAILABLE", "RESOURCE_EXHAUSTED"):
+    OPERATOR_KEDA_ANSWERS.labels(_code)
 for _outcome in ("done", "retry", "unexpected"):
     OPERATOR_RECONCILES.labels(_outcome)
 for _verb in ("PATCH", "POST", "PUT", "DELETE"):

@@ -13,7 +13,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from launcher.engine_info import parse_cache_config
-from plimsoll.adapters import vllm_metrics
+from plimsoll.adapters import engine_metrics
+from plimsoll.engines import launched
 from plimsoll.sim.engine.engine_metrics import MetricHistogram, token_bounds
 from simulated.exposition import format_labels
 from tests.engine_image.middleware_harness import CHAT_PATH
@@ -111,7 +112,7 @@ async def test_exposition_exported_family_yields_only_its_reading(
     async with make_harness(tmp_path, "--export", f"vllm:{name}", role=role) as one:
         await one.send({"prompt": "word " * 40, "max_tokens": 20})
         text = (await one.send(path="/metrics")).body
-        reading = vllm_metrics.parse_metrics(text, "pod", 1.0)
+        reading = engine_metrics.parse_metrics(text, "pod", 1.0, launched.METRICS)
         reported = {known.name for known in fields(reading) if getattr(reading, known.name) is not None}
         assert reported == {"pod", "at_s", "instance_id", field}
         assert parse_cache_config(text) == (720_000, one.options.profile.block_size)

@@ -174,8 +174,8 @@ def test_bound_no_simulated_schedule_beats_it(start_s: float) -> None:
         policy = registry.parse(f"clairvoyant:plan={plan}", PolicyContext(tiers, hardware, SLO))
         result = RunResult(hardware, tiers, SLO)
         done = sim_harness.simulate(requests, policy, service, hardware)
-        for visit in done.attempts:
-            result.add(visit)
+        for attempt in done.attempts:
+            result.add(attempt)
         figures = result.summary(done.world, "", 0, length_s, 0.0)
         assert figures["gpu_hours"] >= of.gpu_hours(figures["attainment_offered"]) - 1e-5
         assert figures["attainment_offered"] <= of.attainment(figures["gpu_hours"] + 1e-5) + 1e-5

@@ -259,4 +259,4 @@ class TestPackage:
         run = sim_harness.simulate(
             requests, policy("dynamo-load:target=latency", replace(SERVE, bounds={Role.SERVE: (1, 4)}))
         )
-        assert {visit.outcome for visit in run.attempts} == {AttemptOutcome.OK}
+        assert {attempt.outcome for attempt in run.attempts} == {AttemptOutcome.OK}

@@ -137,9 +137,9 @@ def test_reactive_policy_rates_use_mean_work_of_trace() -> None:
 def _max_concurrency(done: sim_harness.FinishedRun) -> int:
     """The most requests that one engine had at once."""
     events: dict[str, list[tuple[float, int]]] = {}
-    for visit in done.attempts:
-        if visit.admitted_s is not None and visit.end_s is not None:
-            events.setdefault(visit.address, []).extend([(visit.admitted_s, 1), (visit.end_s, -1)])
+    for attempt in done.attempts:
+        if attempt.admitted_s is not None and attempt.end_s is not None:
+            events.setdefault(attempt.address, []).extend([(attempt.admitted_s, 1), (attempt.end_s, -1)])
     most = 0
     for each in events.values():
         there = 0
@@ -154,11 +154,11 @@ def test_concurrency_cap_bounds_engines_and_rejects_long_waits() -> None:
     done = sim_harness.simulate(requests, registry.parse("follower:margin=9,cap=6", SERVE))
     assert _max_concurrency(done) == 6
     patience_s = concurrency_cap(6, SERVE).patience_s
-    shed = [visit for visit in done.attempts if visit.outcome is AttemptOutcome.SHED]
+    shed = [attempt for attempt in done.attempts if attempt.outcome is AttemptOutcome.SHED]
     assert 50 < len(shed) < 550
-    for visit in shed:
-        assert visit.reason == "overloaded"
-        assert (visit.end_s or 0.0) - visit.trace_request.at_s == pytest.approx(patience_s(visit.trace_request))
+    for attempt in shed:
+        assert attempt.reason == "overloaded"
+        assert (attempt.end_s or 0.0) - attempt.trace_request.at_s == pytest.approx(patience_s(attempt.trace_request))
     sent = sorted((v for v in done.attempts if v.admitted_s is not None), key=lambda v: (v.admitted_s, v.id))
     assert [v.id for v in sent] == sorted(v.id for v in sent)  # first come, first served
     assert all((v.admitted_s or 0.0) - v.trace_request.at_s <= patience_s(v.trace_request) for v in sent)
@@ -178,7 +178,10 @@ def test_concurrency_cap_is_divided_among_gateways() -> None:
 def test_concurrency_cap_never_reached_changes_nothing() -> None:
     requests = sim_harness.PoissonLoad(300, 2.0, seed=5).requests_drawn()
     ends = [
-        [(visit.id, visit.end_s) for visit in sim_harness.simulate(requests, registry.parse(word, SERVE)).attempts]
+        [
+            (attempt.id, attempt.end_s)
+            for attempt in sim_harness.simulate(requests, registry.parse(word, SERVE)).attempts
+        ]
         for word in ("follower:gated=0", "follower:cap=200")
     ]
     assert ends[0] == ends[1]
@@ -190,5 +193,5 @@ def test_concurrency_cap_random_values_lose_no_request() -> None:
         requests = sim_harness.PoissonLoad(200, random.uniform(2.0, 30.0), seed=random.randrange(99)).requests_drawn()
         word = f"follower:cap={random.randrange(3, 30)},margin={random.uniform(0.3, 2.0):.2f},hold=5,window=10"
         done = sim_harness.simulate(requests, registry.parse(word, SERVE), gateways=random.randrange(1, 4))
-        assert sorted(visit.id for visit in done.attempts) == list(range(1, 201))
-        assert {visit.outcome for visit in done.attempts} <= {AttemptOutcome.OK, AttemptOutcome.SHED}
+        assert sorted(attempt.id for attempt in done.attempts) == list(range(1, 201))
+        assert {attempt.outcome for attempt in done.attempts} <= {AttemptOutcome.OK, AttemptOutcome.SHED}

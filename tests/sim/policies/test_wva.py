@@ -146,5 +146,5 @@ def test_wva_fleet_grows_when_requests_wait() -> None:
     requests = sim_harness.PoissonLoad(700, 60.0).requests_drawn()
     small = sim_harness.make_plant(replace(sim_harness.H200, max_num_seqs=16), start_s=2.0)
     run = sim_harness.simulate(requests, policy("wva", replace(SERVE, plant=small)), hardware=small)
-    assert {visit.outcome for visit in run.attempts} == {AttemptOutcome.OK}
+    assert {attempt.outcome for attempt in run.attempts} == {AttemptOutcome.OK}
     assert max(desired for _, _, desired, *_ in run.world.log.replicas) > 1

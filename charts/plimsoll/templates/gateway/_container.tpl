@@ -1,7 +1,7 @@
 {{/* What the gateway's containers have in common. */}}
 
 {{/* Security, resources and mounts. Call with (dict "root" $ "resources" RESOURCES "api" WHETHER-IT-IS-THE-PICKER). The
-picker alone calls the API server and reads the certificate. */}}
+picker alone calls the API server, and reads the certificate and the secret of all gateways. */}}
 {{- define "plimsoll.gateway.container" -}}
 {{- with .resources -}}
 resources:
@@ -18,6 +18,7 @@ volumeMounts:
   - {name: tls, mountPath: {{ include "plimsoll.gateway.tlsDirectory" .root }}, readOnly: true}
 {{- end }}
 {{- if .api }}
+  - {name: peers, mountPath: {{ include "plimsoll.gateway.peerDirectory" .root }}, readOnly: true}
   - {name: api, mountPath: /var/run/secrets/kubernetes.io/serviceaccount, readOnly: true}
 {{- end }}
 {{- end }}
@@ -25,6 +26,11 @@ volumeMounts:
 {{/* Where the picker finds the certificate. */}}
 {{- define "plimsoll.gateway.tlsDirectory" -}}
 /etc/plimsoll-gateway-tls
+{{- end }}
+
+{{/* Where the picker finds the secret of all gateways. */}}
+{{- define "plimsoll.gateway.peerDirectory" -}}
+/etc/plimsoll-gateway-peers
 {{- end }}
 
 {{/* The gateway's pods as a label selector: KEY=VALUE,KEY=VALUE. */}}
@@ -64,6 +70,8 @@ volumeMounts:
 - {name: PLIMSOLL_TRACES_SAMPLING, value: {{ .samplingRate | quote }}}
 {{- end }}
 - {name: PLIMSOLL_GATEWAY_SELECTOR, value: {{ include "plimsoll.gateway.podSelector" . | quote }}}
+- {name: PLIMSOLL_PEER_PORT, value: "8082"}
+- {name: PLIMSOLL_PEER_SECRET_FILE, value: {{ include "plimsoll.gateway.peerDirectory" . }}/secret}
 - {name: PLIMSOLL_DRAIN_SECONDS, value: {{ int64 .Values.gateway.drainSeconds | quote }}}
 {{ include "plimsoll.podEnv" . }}
 {{- end }}

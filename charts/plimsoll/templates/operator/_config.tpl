@@ -60,4 +60,7 @@ networkPolicy:
 {{- if (include "plimsoll.webhook" . | fromYaml).enabled }}
 webhook: {port: 9443, certificateDirectory: /etc/plimsoll-webhook}
 {{- end }}
+{{- if (include "plimsoll.operator.kedaScaler" . | fromYaml).enabled }}
+kedaScaler: {port: 8082}
+{{- end }}
 {{- end }}

@@ -6,17 +6,21 @@ engine fixes at its start, so a change of it restarts engines.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field
 
 from plimsoll.api.v1alpha1.api_model import ApiModel, ValidationRule, ValidationRules
 from plimsoll.api.v1alpha1.model import MODEL_NAME_RULE, REVISION_RULE, URI_RULES, claim_of, location_of, scheme_of
 from plimsoll.core.routing.model_names import MAX_ADAPTERS
+from plimsoll.engines.desired_adapters import Adapter
 
 DEFAULT_MAX_LORAS: Final = 8
 DEFAULT_MAX_LORA_RANK: Final = 16
 DEFAULT_MAX_CPU_LORAS: Final = MAX_ADAPTERS
+# Characters of all names, URIs and revisions: spec and status of 256 adapters then fit what the operator reads of an
+# object (`adapters.object_size`). It is 128 characters for each of them.
+MAX_ADAPTERS_CHARS: Final = 32_768
 
 
 class LoraSpec(ApiModel):
@@ -106,12 +110,12 @@ class AdapterSpec(ApiModel):
         found = claim_of(self.uri)
         return None if found is None else found[0]
 
-    def desired(self) -> dict[str, Any]:
+    @property
+    def chars(self) -> int:
+        """Characters that count for MAX_ADAPTERS_CHARS."""
+        return len(self.name) + len(self.uri) + len(self.revision or "")
+
+    @property
+    def desired(self) -> Adapter:
         """The adapter as the launcher reads it."""
-        return {
-            "name": self.name,
-            "scheme": scheme_of(self.uri),
-            "location": location_of(self.uri),
-            "revision": self.revision or "",
-            "pinned": self.pinned,
-        }
+        return Adapter(self.name, scheme_of(self.uri), location_of(self.uri), self.revision or "", self.pinned)

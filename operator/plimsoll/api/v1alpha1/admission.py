@@ -148,13 +148,13 @@ class Tenant(ApiModel):
         | None
     ) = Field(
         default=None,
-        description='Rate limit of the tenant in requests per second, for each gateway pod, such as "0.5": above 0, '
+        description='Rate limit of the tenant in requests per second, over all gateways, such as "0.5": above 0, '
         "below a "
         "million. Absent: no limit.",
     )
     tokens_per_minute: Annotated[int, Field(ge=1, le=MAX_TOKENS_PER_MINUTE)] | None = Field(
         default=None,
-        description="Quota of the tenant in prompt and output tokens per minute, for each gateway pod: 1 to "
+        description="Quota of the tenant in prompt and output tokens per minute, over all gateways: 1 to "
         f"{MAX_TOKENS_PER_MINUTE}. Absent: no limit.",
     )
 
@@ -222,7 +222,7 @@ class AdmissionSpec(ApiModel):
         default=1000,
         ge=1,
         le=MAX_QUEUED_LIMIT,
-        description=f"Longest queue of each gateway pod, in requests: 1 to {MAX_QUEUED_LIMIT}.",
+        description=f"Longest queue of the service, in requests: 1 to {MAX_QUEUED_LIMIT}.",
     )
 
     rules: ClassVar[tuple[ValidationRule[AdmissionSpec], ...]] = (

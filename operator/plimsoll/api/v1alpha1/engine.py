@@ -1,39 +1,46 @@
 """`spec.engine`: image, arguments and environment of the engine container.
 
-The launcher sets some flags and variables (ports, KV transfer, drain). A user's value for one of them would be ignored
-or break the contract between engine and gateway, so validation rejects it by name.
+Plimsoll sets some flags and variables (ports, KV transfer, drain). A user's value for one of them would be ignored or
+break the contract between engine and gateway, so validation rejects it by name, and also what an engine cannot do.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Callable
+from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field
 
 from plimsoll.api.contract import engine_contract
 from plimsoll.api.v1alpha1.adapters import LoraSpec
 from plimsoll.api.v1alpha1.api_model import ApiModel, MapList, ValidationRule, ValidationRules, matching, not_matching
+from plimsoll.api.v1alpha1.engine_features import needs, needs_image, reserved_args
 from plimsoll.api.v1alpha1.pod_overrides import ObjectName
 from plimsoll.api.v1alpha1.scalars import MAX_DURATION_CHARS, duration_rules
 from plimsoll.core import units
-from plimsoll.engines import vllm
+from plimsoll.engines.engine import Engine, Feature, Signal
+from plimsoll.engines.registry import engine_named
 
-
-def _flag_pattern(flags: tuple[str, ...]) -> str:
-    """Return a pattern for flags as vLLM parses them: `-` or `_` between words, `=value`, `.key` of a JSON value."""
-    names = "|".join(flag.removeprefix("--").replace("-", "[-_]") for flag in flags)
-    return f"^--({names})([=. ]|$)"
-
-
+METRIC_SIGNALS: Final = {
+    "running": Signal.RUNNING,
+    "waiting": Signal.WAITING,
+    "kvUsed": Signal.KV_USED,
+    "promptTokens": Signal.LOCAL_PROMPT_TOKENS,
+    "generatedTokens": Signal.GENERATED_TOKENS,
+    "steps": Signal.STEPS,
+    "ttft": Signal.TTFT,
+    "tpot": Signal.TPOT,
+    "itl": Signal.ITL,
+}
 DEFAULT_DRAIN_TIMEOUT = units.format_duration(engine_contract().drain["shutdown_timeout_seconds"])
-_RESERVED_ARG = not_matching(
-    _flag_pattern(vllm.RESERVED_FLAGS),
-    f"is set by Plimsoll ({', '.join(vllm.RESERVED_FLAGS)} are reserved)",
-)
 _SEPARATE_VALUE = not_matching(
     "^--?[A-Za-z0-9._-]+ ",
     "has a flag and its value in one item: use two items, or --flag=value",
 )
+
+
+def _own(feature: Feature, field: str, is_set: Callable[[EngineSpec], bool]) -> ValidationRule[EngineSpec]:
+    return needs(feature, f"has(self.{field})", is_set, field=f".{field}", engine="self")
 
 
 class KeyRef(ApiModel):
@@ -89,13 +96,61 @@ class EnvVar(ApiModel):
     )
 
 
+_URL_PATH = matching("^/[A-Za-z0-9._~/-]*$", "must be a path, such as /health")
+UrlPath = Annotated[str, Field(min_length=1, max_length=253), ValidationRules(_URL_PATH)]
+Port = Annotated[int, Field(ge=1024, le=65535)]
+MetricName = Annotated[
+    str,
+    Field(min_length=1, max_length=253),
+    ValidationRules(
+        matching("^[a-zA-Z_:][a-zA-Z0-9_:]*$", "must be a metric's name: letters, digits, '_' and ':', no labels")
+    ),
+]
+
+
+class EngineMetrics(ApiModel):
+    """Where the metrics of a server are, and which of them is which signal. Label sets of one metric are summed."""
+
+    path: UrlPath = Field(default="/metrics", description="Path of the metrics page.")
+    port: Port | None = Field(default=None, description="Port of the metrics page. Absent: engine.port.")
+    running: MetricName | None = Field(default=None, description="Gauge: requests that run.")
+    waiting: MetricName | None = Field(default=None, description="Gauge: requests that wait in the engine.")
+    kv_used: MetricName | None = Field(default=None, description="Gauge: share of the KV cache in use, 0 to 1.")
+    prompt_tokens: MetricName | None = Field(
+        default=None, description="Counter: prompt tokens that the engine computed, without cached ones."
+    )
+    generated_tokens: MetricName | None = Field(default=None, description="Counter: output tokens.")
+    steps: MetricName | None = Field(default=None, description="Counter: steps, each of which runs one batch.")
+    ttft: MetricName | None = Field(
+        default=None, description="Histogram: time to first token in seconds, named without _bucket."
+    )
+    tpot: MetricName | None = Field(
+        default=None, description="Histogram: mean time per output token of each request in seconds."
+    )
+    itl: MetricName | None = Field(default=None, description="Histogram: inter-token latency in seconds.")
+
+    rules: ClassVar[tuple[ValidationRule[EngineMetrics], ...]] = (
+        ValidationRule(
+            " || ".join(f"has(self.{name})" for name in METRIC_SIGNALS),
+            f"needs at least one of {', '.join(METRIC_SIGNALS)}",
+            lambda own: bool(own.names()),
+        ),
+    )
+
+    def names(self) -> dict[str, str]:
+        """The metric of each signal that has one, by the signal's value."""
+        given = self.model_dump(mode="json", by_alias=True, exclude_none=True)
+        return {signal.value: given[field] for field, signal in METRIC_SIGNALS.items() if field in given}
+
+
 class EngineSpec(ApiModel):
     """The engine that serves the model; absent fields have the chart's defaults."""
 
-    runtime: Literal["vllm", "simulated"] = Field(
+    runtime: Literal["vllm", "simulated", "llama-cpp", "sglang", "openai"] = Field(
         default="vllm",
         description="vllm: vLLM on GPUs. simulated: an engine simulator that needs no GPUs and no weights. It responds "
-        "with the timing of an engine and with meaningless text, to try out a fleet.",
+        "with the timing of an engine and with meaningless text, to try out a fleet. llama-cpp, sglang: that server in "
+        "an image of yours. openai: any server with an OpenAI-compatible API, with command, port and metrics of yours.",
     )
     image: (
         Annotated[
@@ -111,7 +166,8 @@ class EngineSpec(ApiModel):
         | None
     ) = Field(
         default=None,
-        description="Engine image, derived from the bundled one. Absent: the chart's image for the runtime.",
+        description="Engine image. With vllm and simulated: derived from the bundled one; absent: the chart's image. "
+        "With other runtimes: that of the server, and required.",
     )
     version: (
         Annotated[
@@ -123,14 +179,32 @@ class EngineSpec(ApiModel):
         ]
         | None
     ) = Field(default=None, description="Tag that replaces the tag of the chart's engine image for the runtime.")
-    args: tuple[
-        Annotated[str, Field(min_length=1, max_length=4096), ValidationRules(_RESERVED_ARG, _SEPARATE_VALUE)], ...
-    ] = Field(
+    args: tuple[Annotated[str, Field(min_length=1, max_length=4096), ValidationRules(_SEPARATE_VALUE)], ...] = Field(
         default=(),
         max_length=128,
         strict=False,
         json_schema_extra={"x-kubernetes-list-type": "atomic"},
-        description="Arguments of `vllm serve`. They override the defaults of the role and the chart.",
+        description="Arguments of the engine, such as those of `vllm serve`. They override the defaults of the role "
+        "and the chart.",
+    )
+    command: tuple[Annotated[str, Field(min_length=1, max_length=4096)], ...] = Field(
+        default=(),
+        max_length=32,
+        strict=False,
+        json_schema_extra={"x-kubernetes-list-type": "atomic"},
+        description="Entry point of an `openai` server; args follow it. Absent: that of the image. $(PLIMSOLL_MODEL) "
+        "in it and in args is the location of the model.",
+    )
+    port: Port | None = Field(
+        default=None, description=f"Port of the API of an `openai` server. Absent: {engine_contract().ports['api']}."
+    )
+    health_path: UrlPath | None = Field(
+        default=None,
+        description="Path of an `openai` server that answers 200 when it can serve, and not before. Absent: /health.",
+    )
+    metrics: EngineMetrics | None = Field(
+        default=None,
+        description="Metrics of an `openai` server. Absent: its engines report nothing, and their load is unknown.",
     )
     env: Annotated[tuple[EnvVar, ...], Field(max_length=128, strict=False), MapList()] = Field(
         default=(), description="Environment variables. They override the chart's defaults."
@@ -155,6 +229,12 @@ class EngineSpec(ApiModel):
     )
 
     rules: ClassVar[tuple[ValidationRule[EngineSpec], ...]] = (
+        *reserved_args(),
+        needs_image(),
+        _own(Feature.OWN_SERVER, "command", lambda own: bool(own.command)),
+        _own(Feature.OWN_SERVER, "port", lambda own: own.port is not None),
+        _own(Feature.OWN_SERVER, "healthPath", lambda own: own.health_path is not None),
+        _own(Feature.OWN_SERVER, "metrics", lambda own: own.metrics is not None),
         ValidationRule(
             "!has(self.image) || !has(self.version)",
             "image and version are mutually exclusive: put the tag into image, or omit image",
@@ -168,6 +248,16 @@ class EngineSpec(ApiModel):
     def drain_seconds(self) -> int:
         """Drain timeout of a terminating engine, in seconds."""
         return round(units.parse_duration(self.drain_timeout or DEFAULT_DRAIN_TIMEOUT))
+
+    @property
+    def contract(self) -> Engine:
+        """What Plimsoll knows of the engine."""
+        return engine_named(self.runtime)
+
+    @property
+    def api_port(self) -> int:
+        """Port of the engine's API."""
+        return self.port or engine_contract().ports["api"]
 
     @property
     def is_simulated(self) -> bool:

@@ -7,18 +7,19 @@ problems at once; each message begins with the full path of the invalid field.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, ValidationError
 
 from plimsoll.api.labels import SIZE_PROBLEM
-from plimsoll.api.v1alpha1.adapters import DEFAULT_MAX_CPU_LORAS, AdapterSpec, LoraSpec
+from plimsoll.api.v1alpha1.adapters import DEFAULT_MAX_CPU_LORAS, MAX_ADAPTERS_CHARS, AdapterSpec, LoraSpec
 from plimsoll.api.v1alpha1.admission import DEFAULT_ADMISSION, DEFAULT_MAX_QUEUE_TIME, AdmissionSpec, WhenFull
 from plimsoll.api.v1alpha1.api_model import ApiModel, MapList, ValidationRule, ValidationRules, compile_re2, quote
 from plimsoll.api.v1alpha1.cost import CostSpec
 from plimsoll.api.v1alpha1.engine import EngineSpec
+from plimsoll.api.v1alpha1.engine_features import needs
 from plimsoll.api.v1alpha1.model import ModelSource
 from plimsoll.api.v1alpha1.request_limits import RequestLimits
 from plimsoll.api.v1alpha1.scaling import ScalingOptions
@@ -26,6 +27,7 @@ from plimsoll.api.v1alpha1.schedule import upcoming_windows
 from plimsoll.api.v1alpha1.service_name import NAME_RULES
 from plimsoll.api.v1alpha1.slo import SloSpec
 from plimsoll.api.v1alpha1.status import InferenceServiceStatus
+from plimsoll.api.v1alpha1.target_rules import TARGET_RULES
 from plimsoll.api.v1alpha1.targets import EngineTarget, EngineTargets
 from plimsoll.api.v1alpha1.tiers import NO_TIERS, ROLES, EngineTier, EngineTiers, RoleName
 from plimsoll.api.v1alpha1.validation_messages import format_errors
@@ -37,6 +39,7 @@ from plimsoll.core.autoscaling.scaling_policy import ScalingMode, ScalingPolicy,
 from plimsoll.core.demand.standby_value import MISS_COST
 from plimsoll.core.errors import InvalidSpec
 from plimsoll.core.routing.model_names import MAX_ADAPTERS
+from plimsoll.engines.engine import Feature
 
 _ZERO_NEEDS_SLO = "without it a tier at zero replicas is neither woken nor sized"
 
@@ -53,37 +56,10 @@ def _min_zero_cel(role: RoleName) -> str:
 
 
 _SERVE_ALONE = "(!has(self.tiers) || has(self.tiers.serve))"
-_NOT_RUN = "Plimsoll does not run their engines"
-_NO_GATEWAY = "their requests do not pass the gateway"
-_FOR_TARGETS = "is not allowed with targets: {}"
 
 
 def _serves_alone(spec: InferenceServiceSpec) -> bool:
     return spec.targets is not None or spec.tiers.serve is not None
-
-
-def _not_with_targets(
-    field: str, is_set: Callable[[InferenceServiceSpec], bool], reason: str
-) -> ValidationRule[InferenceServiceSpec]:
-    """Return a rule against a field that means nothing for engines that Plimsoll does not run. field: `.a.b`."""
-    parents = field.split(".")[1:]
-    present = " && ".join(f"has(self.{'.'.join(parents[: n + 1])})" for n in range(len(parents)))
-    return ValidationRule(
-        f"!has(self.targets) || !({present})",
-        _FOR_TARGETS.format(reason),
-        lambda own: own.targets is None or not is_set(own),
-        field=field,
-        reason="FieldValueForbidden",
-    )
-
-
-def _not_in_engine(name: str, attribute: str) -> ValidationRule[InferenceServiceSpec]:
-    return _not_with_targets(f".engine.{name}", lambda own: attribute in own.engine.model_fields_set, _NOT_RUN)
-
-
-_NO_FORM = "tiers or targets is required"
-_BOTH_FORMS = "tiers and targets exclude each other"
-_FORMS_HINT = "use tiers for engines that Plimsoll runs, or targets for engines that exist"
 
 
 # Plimsoll sets the first five from spec.engine.lora. With the others an engine has several API servers, of which an
@@ -93,11 +69,55 @@ _LORA_FLAGS_PATTERN = (
     "data[-_]parallel[-_]size)|-asc|-dp)([=. ]|$)"
 )
 _LORA_FLAGS = compile_re2(_LORA_FLAGS_PATTERN)
+
+
+def _is_task(task: str) -> str:
+    return f"has(self.model.task) && self.model.task == '{task}'"
+
+
 _HAS_LORA = "((has(self.adapters) && size(self.adapters) > 0) || (has(self.engine) && has(self.engine.lora)))"
 
 
 def _uses_lora(spec: InferenceServiceSpec) -> bool:
     return bool(spec.adapters) or spec.engine.lora is not None
+
+
+def _class_limits_output(spec: InferenceServiceSpec) -> bool:
+    classes = () if spec.admission is None else spec.admission.classes or ()
+    return any(_limits_output(one.request_limits) for one in classes)
+
+
+_LIMITS_OUTPUT = "has(self.requestLimits) && has(self.requestLimits.maxOutputTokens)"
+_CLASS_LIMITS_OUTPUT = (
+    "has(self.admission) && has(self.admission.classes) && self.admission.classes"
+    ".exists(one, has(one.requestLimits) && has(one.requestLimits.maxOutputTokens))"
+)
+_ENGINE_RULES: tuple[ValidationRule[InferenceServiceSpec], ...] = (
+    needs(
+        Feature.DISAGGREGATION,
+        f"!{_SERVE_ALONE}",
+        lambda own: not _serves_alone(own),
+        field=".tiers.prefill",
+    ),
+    needs(Feature.TARGETS, "has(self.targets)", lambda own: own.targets is not None, field=".targets"),
+    needs(Feature.LORA, _HAS_LORA, _uses_lora, field=".adapters"),
+    needs(Feature.EMBED, _is_task("embed"), lambda own: own.model.task == "embed", field=".model.task"),
+    needs(Feature.SCORE, _is_task("score"), lambda own: own.model.task == "score", field=".model.task"),
+    needs(Feature.TRANSCRIBE, _is_task("transcribe"), lambda own: own.model.task == "transcribe", field=".model.task"),
+    needs(
+        Feature.REVISION,
+        "has(self.model.revision)",
+        lambda own: own.model.revision is not None,
+        field=".model.revision",
+    ),
+    needs(
+        Feature.DEFAULT_OUTPUT_LIMIT,
+        _LIMITS_OUTPUT,
+        lambda own: _limits_output(own.request_limits),
+        field=".requestLimits.maxOutputTokens",
+    ),
+    needs(Feature.DEFAULT_OUTPUT_LIMIT, _CLASS_LIMITS_OUTPUT, _class_limits_output, field=".admission.classes"),
+)
 
 
 class InferenceServiceSpec(ApiModel):
@@ -140,45 +160,21 @@ class InferenceServiceSpec(ApiModel):
     )
 
     rules: ClassVar[tuple[ValidationRule[InferenceServiceSpec], ...]] = (
-        ValidationRule(
-            "has(self.tiers) != has(self.targets)",
-            f"exactly one of tiers and targets is required: {_FORMS_HINT}",
-            lambda own: (own.targets is None) != (own.tiers is NO_TIERS),
-            field=".tiers",
-            reason="FieldValueRequired",
-            message_cel=f"(has(self.tiers) ? '{_BOTH_FORMS}' : '{_NO_FORM}') + ': {_FORMS_HINT}'",
-            format_message=lambda own: f"{_NO_FORM if own.targets is None else _BOTH_FORMS}: {_FORMS_HINT}",
-        ),
-        ValidationRule(
-            "has(self.tiers) == has(oldSelf.tiers)",
-            "tiers and targets cannot replace each other: delete the service and create it again",
-            None,
-            reason="FieldValueForbidden",
-        ),
-        _not_with_targets(".adapters", lambda own: bool(own.adapters), _NOT_RUN),
-        _not_with_targets(".model.cache", lambda own: "cache" in own.model.model_fields_set, _NOT_RUN),
-        _not_with_targets(".model.secretRef", lambda own: own.model.secret_ref is not None, _NOT_RUN),
-        _not_in_engine("image", "image"),
-        _not_in_engine("version", "version"),
-        _not_in_engine("args", "args"),
-        _not_in_engine("env", "env"),
-        _not_in_engine("drainTimeout", "drain_timeout"),
-        _not_in_engine("lora", "lora"),
-        _not_with_targets(".admission", lambda own: own.admission is not None, _NO_GATEWAY),
-        _not_with_targets(".requestLimits", lambda own: own.request_limits is not None, _NO_GATEWAY),
-        ValidationRule(
-            "!has(self.targets) || !has(self.scaling) || !has(self.scaling.schedule) ||"
-            " self.scaling.schedule.all(entry, !has(entry.minReplicas) || entry.minReplicas > 0)",
-            "minReplicas 0 is not allowed with targets: nothing would wake the engines",
-            lambda own: own.targets is None or all(entry.min_replicas != 0 for entry in own.scaling.schedule),
-            field=".scaling.schedule",
-            reason="FieldValueForbidden",
-        ),
+        *_ENGINE_RULES,
+        *TARGET_RULES,
         ValidationRule(
             "!has(self.adapters) || size(self.adapters) <= (has(self.engine) && has(self.engine.lora) &&"
             f" has(self.engine.lora.maxCpuLoras) ? self.engine.lora.maxCpuLoras : {DEFAULT_MAX_CPU_LORAS})",
             "has more entries than an engine holds: raise engine.lora.maxCpuLoras, or remove some",
             lambda own: len(own.adapters) <= (own.engine.lora or LoraSpec()).cpu_loras,
+            field=".adapters",
+        ),
+        ValidationRule(
+            "!has(self.adapters) || self.adapters.map(one, size(one.name) + size(one.uri) + (has(one.revision) ?"
+            f" size(one.revision) : 0)).sum() <= {MAX_ADAPTERS_CHARS}",
+            f"names, URIs and revisions must together have at most {MAX_ADAPTERS_CHARS} characters: shorten them, or "
+            "move some adapters to another service",
+            lambda own: sum(adapter.chars for adapter in own.adapters) <= MAX_ADAPTERS_CHARS,
             field=".adapters",
         ),
         ValidationRule(
@@ -219,21 +215,16 @@ class InferenceServiceSpec(ApiModel):
             reason="FieldValueForbidden",
         ),
         ValidationRule(
-            f"{_GENERATES_CEL} || !has(self.requestLimits) || !has(self.requestLimits.maxOutputTokens)",
+            f"{_GENERATES_CEL} || !({_LIMITS_OUTPUT})",
             f"maxOutputTokens {_NEEDS_GENERATE}",
             lambda own: own.model.task == "generate" or not _limits_output(own.request_limits),
             field=".requestLimits.maxOutputTokens",
             reason="FieldValueForbidden",
         ),
         ValidationRule(
-            f"{_GENERATES_CEL} || !has(self.admission) || !has(self.admission.classes) || !self.admission.classes"
-            ".exists(one, has(one.requestLimits) && has(one.requestLimits.maxOutputTokens))",
+            f"{_GENERATES_CEL} || !({_CLASS_LIMITS_OUTPUT})",
             f"requestLimits.maxOutputTokens of a class {_NEEDS_GENERATE}",
-            lambda own: (
-                own.model.task == "generate"
-                or own.admission is None
-                or not any(_limits_output(one.request_limits) for one in own.admission.classes or ())
-            ),
+            lambda own: own.model.task == "generate" or not _class_limits_output(own),
             field=".admission.classes",
             reason="FieldValueForbidden",
         ),
@@ -362,7 +353,7 @@ class InferenceService(ApiModel):
 
     @property
     def max_queued(self) -> int:
-        """Longest queue of each gateway pod, in requests."""
+        """Longest queue of the service, in requests."""
         return self._admission.max_queued
 
     @cached_property

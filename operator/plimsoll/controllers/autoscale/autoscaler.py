@@ -19,6 +19,7 @@ from plimsoll.api import labels
 from plimsoll.api.v1alpha1 import InferenceService
 from plimsoll.controllers.autoscale import decision_document
 from plimsoll.controllers.autoscale.history_backfill import HistoryBackfill
+from plimsoll.controllers.autoscale.recommendations import Recommendations
 from plimsoll.controllers.autoscale.scale_action import RecordEvent, ScaleChange, ScaleWriter
 from plimsoll.controllers.autoscale.scaling_status import ScalingReport
 from plimsoll.controllers.autoscale.service_snapshot import SnapshotReader, owned_admission, scaled_object
@@ -79,6 +80,7 @@ class Autoscaler:
         self._entries: dict[Key, TrackedService] = {}
         self._gauges = ScalingGauges()
         self._backfill = HistoryBackfill(sources.history)
+        self.recommendations = Recommendations(lambda: self._entries, self._state_of)
 
     def observe_engine(self, key: Key, role: Role, reading: EngineReading) -> None:
         """Ingest an engine's metrics."""
@@ -98,8 +100,18 @@ class Autoscaler:
         if entry is None:
             return None
         return decision_document.build_document(
-            entry.service_state, key, time.time(), entry.horizon_s, entry.last_metrics, entry.publisher.published
+            entry.service_state,
+            key,
+            time.time(),
+            entry.horizon_s,
+            entry.last_metrics,
+            entry.publisher.published,
+            None if entry.report is None else entry.report.slo,
         )
+
+    def _state_of(self, key: Key) -> ServiceState | None:
+        entry = self._entries.get(key)
+        return None if entry is None else entry.service_state
 
     def tick(self, now_s: float) -> float:
         """Decide about all services, and start to write what has changed. now_s: seconds since the epoch.

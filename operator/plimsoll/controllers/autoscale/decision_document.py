@@ -16,8 +16,10 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from plimsoll.api.message_text import name_some
 from plimsoll.core import codec, units
 from plimsoll.core.admission.publication import AdmissionLimits
+from plimsoll.core.autoscaling.observations import LATENCY_WINDOW_S
 from plimsoll.core.autoscaling.scaling_decision import TierDecision
 from plimsoll.core.autoscaling.service_state import TICK_S, ServiceState, TimedDecision
 from plimsoll.core.autoscaling.sizing_batch import TierCapacity
@@ -42,12 +44,14 @@ def build_document(
     horizon_s: float | None = None,
     metrics: tuple[float, ServiceMetrics] | None = None,
     limits: AdmissionLimits | None = None,
+    slo: Object | None = None,
 ) -> Object:
     """The document of one service, as JSON-compatible values.
 
     key: namespace and name. now_s: seconds since the epoch. horizon_s: forecast horizon from the spec, None for the
-    learned start-up time. metrics: time and metrics of the last tick. limits: the published admission limits. Fields
-    that end in `_s` are in seconds. The most recent decision comes first.
+    learned start-up time. metrics: time and metrics of the last tick. limits: the published admission limits. slo:
+    `status.slo`, the figures that people see. Fields that end in `_s` are in seconds. The most recent decision comes
+    first.
     """
     return {
         "version": DOCUMENT_VERSION,
@@ -55,6 +59,7 @@ def build_document(
         "at": _rfc3339(now_s),
         "decisions": [_decision(timed_decision) for timed_decision in _timed_decisions(service)],
         "metrics": None if metrics is None else _json_value(_metrics(*metrics)),
+        "slo": None if not slo else {"window_s": LATENCY_WINDOW_S, **slo},
         "tiers": {name: _json_value(_evidence(service, name, tier, horizon_s)) for name, tier in service.tiers.items()},
         "admission": None if limits is None else codec.encode(limits),
     }
@@ -113,6 +118,7 @@ def _metrics(at_s: float, metrics: ServiceMetrics) -> Object:
         "gateways": {
             "count": metrics.gateway_count,
             "coverage": metrics.coverage,
+            "silent": name_some(metrics.silent),
             "age_s": metrics.age_s,
             **gateway_figures,
         },
@@ -120,8 +126,10 @@ def _metrics(at_s: float, metrics: ServiceMetrics) -> Object:
         "tiers": {
             role.value: {
                 "coverage": tier_metrics.coverage,
+                "silent": name_some(tier_metrics.silent),
                 "age_s": tier_metrics.age_s,
                 "running": _value_or_reason(tier_metrics.in_flight),
+                "kv_used": _value_or_reason(tier_metrics.lagging.kv_used),
             }
             for role, tier_metrics in metrics.tiers.items()
         },
@@ -224,11 +232,16 @@ def _startup(tier: TierState) -> Object:
     """Start-up time quantiles by phase; the last phase is the total.
 
     startups: weighted number of observed start-ups, older ones weigh less; 0 means that all values are priors.
+    measured_s: geometric mean of their totals, in which an outlier counts less; None without one. prior_s: the estimate
+    of the total before them.
     """
+    total = tier.startup_model.total
     phases = [{"name": name, **quantiles._asdict()} for name, quantiles in tier.startup_model.quantiles]
     return {
         "variant": tier.startup_models.current._asdict(),
-        "startups": tier.startup_model.total.startups,
+        "startups": total.startups,
+        "measured_s": math.exp(total.mean) if total.startups else None,
+        "prior_s": total.prior_s,
         "phases": phases,
     }
 

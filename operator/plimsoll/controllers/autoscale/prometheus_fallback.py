@@ -15,10 +15,11 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
+from plimsoll.controllers.engine_poller import UnreachableEngine
 from plimsoll.controllers.object_cache import Key
 from plimsoll.core.errors import BackendUnavailable
 from plimsoll.core.ports import EngineReading
-from plimsoll.core.types import Role
+from plimsoll.engines.engine import MetricMap
 from plimsoll.telemetry.service_log import ServiceLog
 
 log = ServiceLog(__name__)
@@ -30,8 +31,11 @@ QUERY_INTERVAL_S: Final = 3.0
 class EngineMetricsStore(Protocol):
     """A metrics store that scrapes engines. Its calls block."""
 
-    def engine_readings(self, namespace: str, pods: Sequence[str]) -> Sequence[EngineReading]:
-        """Readings of the engines it knows, each dated by its scrape. Raises BackendUnavailable."""
+    def engine_readings(self, namespace: str, pods: Mapping[str, MetricMap]) -> Sequence[EngineReading]:
+        """Readings of the engines it knows, each dated by its scrape. pods: the metric names of each pod's engine.
+
+        Raises BackendUnavailable.
+        """
         ...
 
 
@@ -41,11 +45,11 @@ class PrometheusFallback:
     def __init__(
         self,
         metrics_store: EngineMetricsStore | None,
-        unreachable: Callable[[], Mapping[tuple[str, str], tuple[Key, Role]]],
+        unreachable: Callable[[], Mapping[tuple[str, str], UnreachableEngine]],
         accept: Callable[[str, EngineReading], None],
     ) -> None:
-        """metrics_store: None if none is configured; then nothing is queried. unreachable: service and tier of the
-        engines that do not answer, by namespace and pod name. accept: called with the namespace of each reading."""
+        """metrics_store: None if none is configured; then nothing is queried. unreachable: the engines
+        that do not answer, by namespace and pod name. accept: called with the namespace of each reading."""
         self._metrics_store = metrics_store
         self._unreachable = unreachable
         self._accept = accept
@@ -65,19 +69,19 @@ class PrometheusFallback:
     async def query(self) -> None:
         """Query all engines that do not answer now."""
         unreachable = self._unreachable()
-        namespaces: defaultdict[str, list[str]] = defaultdict(list)
-        for namespace, pod in sorted(unreachable):
-            namespaces[namespace].append(pod)
+        namespaces: defaultdict[str, dict[str, MetricMap]] = defaultdict(dict)
+        for (namespace, pod), engine in sorted(unreachable.items(), key=lambda item: item[0]):
+            namespaces[namespace][pod] = engine.metrics
         tiers_by_service: defaultdict[Key, set[str]] = defaultdict(set)
         for namespace, pods in namespaces.items():
             for reading in await self._query_namespace(namespace, pods):
                 if (namespace, reading.pod) in unreachable:
-                    key, role = unreachable[namespace, reading.pod]
-                    tiers_by_service[key].add(role)
+                    engine = unreachable[namespace, reading.pod]
+                    tiers_by_service[engine.key].add(engine.role)
                     self._accept(namespace, reading)
         self._tiers = {key: tuple(sorted(tiers)) for key, tiers in tiers_by_service.items()}
 
-    async def _query_namespace(self, namespace: str, pods: Sequence[str]) -> Sequence[EngineReading]:
+    async def _query_namespace(self, namespace: str, pods: Mapping[str, MetricMap]) -> Sequence[EngineReading]:
         assert self._metrics_store is not None
         try:
             readings = await asyncio.to_thread(self._metrics_store.engine_readings, namespace, pods)

@@ -23,13 +23,14 @@ from plimsoll.core.autoscaling.scaling_policy import ScalingMode
 from plimsoll.core.autoscaling.service_state import ServiceState
 from plimsoll.core.slo import Slo
 from plimsoll.core.types import Unavailable
+from plimsoll.engines.engine import Engine
 
 Object = dict[str, Any]
 
 SHEDDING_SHARE: Final = 0.01  # share of rejected requests above which Shedding is true
 _PROMETHEUS_ONLY: Final = (
-    "gateways answer; engines of {} do not answer the operator, and their metrics come from Prometheus with a delay."
-    " Check that the operator can reach port 8001 of the engine pods (NetworkPolicy, mesh)"
+    "{}engines of {} do not answer the operator, and their metrics come from Prometheus with a delay."
+    " Check that the operator can reach port {} of the engine pods (NetworkPolicy, mesh)"
 )
 
 _REMEDY: Final = (
@@ -48,15 +49,21 @@ def is_shedding(snapshot: ServiceSnapshot, old_conditions: Iterable[Condition]) 
     return not isinstance(share, Unavailable) and share > (0.0 if was_shedding else SHEDDING_SHARE)
 
 
-def scaling_inactive(service_state: ServiceState, spec: ScalingSpec, rival: str | None = None) -> Condition | None:
-    """Why the autoscaler changes no replica count. rival: who else sets that of a target, None if nobody does."""
+def scaling_inactive(
+    service_state: ServiceState, spec: ScalingSpec, engine: Engine, rival: str | None = None
+) -> Condition | None:
+    """Why the autoscaler changes no replica count, or only adds replicas.
+
+    rival: who else sets the replica count of a target, None if nobody does.
+    """
 
     def inactive(reason: ConditionReason, message: str) -> Condition:
         return Condition(ConditionType.SCALING_INACTIVE, True, reason, message)
 
     if rival is not None:
-        message = f"{rival}: Plimsoll yields, and only recommends. {_REMEDY}"
-        return inactive(ConditionReason.REPLICAS_OWNED, message)
+        kind, yields = ConditionType.SCALING_INACTIVE, "Plimsoll yields, and only recommends"
+        brief = f"{shorten(rival, MAX_QUOTE_CHARS)}: {yields}; see condition {kind}"
+        return Condition(kind, True, ConditionReason.REPLICAS_OWNED, f"{rival}: {yields}. {_REMEDY}", brief)
     if spec.policy.paused:
         return inactive(ConditionReason.PAUSED, "spec.scaling.paused is true: decisions are reported, but not applied")
     if spec.policy.mode is not ScalingMode.AUTO:
@@ -85,13 +92,22 @@ def scaling_inactive(service_state: ServiceState, spec: ScalingSpec, rival: str 
     # A tier without replicas is not frozen: the next request starts one.
     frozen = {n: reason for n, reason in frozen.items() if n not in decided or decided[n].replicas}
     if frozen:
+        if not engine.launched:
+            message = (
+                f"engine {engine.name} reports no step times, so {', '.join(frozen)} is not sized: replicas are added "
+                "when requests wait in engines or latency misses the SLO, and removed only while there are no requests"
+            )
+            return inactive(ConditionReason.DEMAND_UNKNOWN, message)
         reasons = "; ".join(f"{name}: {why}" for name, why in frozen.items())
         return inactive(ConditionReason.DEMAND_UNKNOWN, f"the replica count is frozen: {reasons}")
     return None
 
 
-def metrics_degraded(snapshot: ServiceSnapshot, health: HealthReport) -> Condition | None:
-    """Which metrics are missing or late, and what the autoscaler does meanwhile."""
+def metrics_degraded(snapshot: ServiceSnapshot, health: HealthReport, metrics_port: int | None) -> Condition | None:
+    """Which metrics are missing or late, and what the autoscaler does meanwhile.
+
+    metrics_port: that of the engines' metrics; None if the service names none.
+    """
 
     def degraded(reason: ConditionReason, message: str) -> Condition:
         return Condition(ConditionType.METRICS_DEGRADED, True, reason, message)
@@ -104,17 +120,25 @@ def metrics_degraded(snapshot: ServiceSnapshot, health: HealthReport) -> Conditi
             " and the replica count is frozen"
         )
         return degraded(ConditionReason.METRICS_MISSING, message)
+    if health.silent_tiers and metrics_port is None:
+        message = (
+            f"the load of {', '.join(health.silent_tiers)} is unknown, no tier scales down: name the engine's metrics "
+            "in spec.engine.metrics"
+        )
+        return degraded(ConditionReason.METRICS_MISSING, message)
     if health.silent_tiers:
         message = (
             f"no ready engine of {', '.join(health.silent_tiers)} has sent metrics for {ENGINE_SILENCE_SECONDS:.0f} s,"
-            " no tier scales down. Check that the operator can reach port 8001 of its pods (NetworkPolicy, mesh)"
+            f" no tier scales down. Check that the operator can reach port {metrics_port} of its pods (NetworkPolicy, "
+            "mesh)"
         )
         return degraded(ConditionReason.METRICS_MISSING, message)
-    if health.is_partial:
-        message = "some gateways or engines do not report metrics: tiers can scale up, but not down"
+    if health.partial:
+        message = f"no metrics from {health.partial}: tiers can scale up, but not down"
         return degraded(ConditionReason.METRICS_PARTIAL, message)
     if health.prometheus_only_tiers:
-        message = _PROMETHEUS_ONLY.format(", ".join(health.prometheus_only_tiers))
+        gateways = "gateways answer; " if health.target_metrics_port is None else ""
+        message = _PROMETHEUS_ONLY.format(gateways, ", ".join(health.prometheus_only_tiers), metrics_port)
         return degraded(ConditionReason.METRICS_DELAYED, message)
     return None
 

@@ -32,6 +32,7 @@ from plimsoll.core.autoscaling.startup_time import Eta, Overdue, StartingPod, et
 from plimsoll.core.autoscaling.tier_state import TierState
 from plimsoll.core.slo import Slo
 from plimsoll.core.types import Unavailable
+from plimsoll.resources import engine_server
 
 Object = dict[str, Any]
 
@@ -95,7 +96,7 @@ def state_key(
     """The state whose change is reported at once, as a comparable tuple; empty before the first decision.
 
     It includes the generation of the spec, because any field of it may appear in the report. limited: condition
-    ScalingLimited, None if it is not true. slos: the SLO of each request class. Whether their targets are measured
+    ScalingLimited, None if it is not true. slos: the SLO of each request class. Which of their targets are measured
     changes at most once per metrics window without requests, and once per first response after one.
     """
     if service_state.last_decision is None:
@@ -105,7 +106,7 @@ def state_key(
         service.metadata.generation,
         health,
         is_shedding_now,
-        bool(slos) and slo_status.is_measured(snapshot, slos),
+        slo_status.measured_targets(snapshot, slos) if slos else (),
         limited and (limited.reason, limited.bound),
         *(
             (
@@ -156,7 +157,7 @@ def build_report(
         desired={name: tier.replicas for name, tier in decision.tiers.items()},
         conditions=tuple(
             condition
-            for condition in _conditions(service_state, snapshot, spec, previous, health, tiers, slo, limited)
+            for condition in _conditions(service, service_state, snapshot, spec, previous, health, tiers, slo, limited)
             if condition is not None
         ),
         tiers=tiers if is_sized else {name: _startup_part(tier) for name, tier in tiers.items()},
@@ -175,6 +176,7 @@ def build_report(
 
 
 def _conditions(
+    service: InferenceService,
     service_state: ServiceState,
     snapshot: ServiceSnapshot,
     spec: ScalingSpec,
@@ -190,10 +192,10 @@ def _conditions(
     """
     if spec.slo is None and all(tier.min_replicas == tier.max_replicas for tier in spec.policy.tiers.values()):
         return  # fixed replica counts and no SLO: the spec requests no scaling
-    yield scaling_conditions.scaling_inactive(service_state, spec, health.rival)
+    yield scaling_conditions.scaling_inactive(service_state, spec, service.spec.engine.contract, health.rival)
     if spec.slo is None or service_state.last_decision is None:
         return
-    yield scaling_conditions.metrics_degraded(snapshot, health)
+    yield scaling_conditions.metrics_degraded(snapshot, health, engine_server.metrics_port(service))
     yield scaling_conditions.slo_infeasible(service_state)
     previous_slo_met = _condition_of(previous, ConditionType.SLO_MET)
     yield slo_status.slo_condition(snapshot, spec.slo, spec.slos, slo_figures, previous_slo_met)

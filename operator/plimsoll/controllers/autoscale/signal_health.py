@@ -15,6 +15,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from plimsoll.api.message_text import name_some
 from plimsoll.core.autoscaling.inputs import ServiceSnapshot
 from plimsoll.core.ports import GatewayConfigState
 from plimsoll.core.types import Role
@@ -49,16 +50,16 @@ class HealthReport(NamedTuple):
 
     gateways_silent: no gateway reports. silent_tiers: tiers without a ready engine that reports, in order.
     stale_gateways: message about gateways with outdated admission limits, with the remedy; None if there are none.
-    prometheus_only_tiers: tiers with an engine whose metrics are known from Prometheus only. is_partial: whether some
-    gateways or engines have reported while others have not. rival: who else sets the replica count of a target, None if
-    nobody does. target_metrics_port: of a target's engines, which report the demand; None for tiers.
+    prometheus_only_tiers: tiers with an engine whose metrics are known from Prometheus only. partial: which gateways or
+    engines do not report while others do; "" if there are none. rival: who else sets the replica count of a target,
+    None if nobody does. target_metrics_port: of a target's engines, which report the demand; None for tiers.
     """
 
     gateways_silent: bool = False
     silent_tiers: tuple[str, ...] = ()
     stale_gateways: str | None = None
     prometheus_only_tiers: tuple[str, ...] = ()
-    is_partial: bool = False
+    partial: str = ""
     rival: str | None = None
     target_metrics_port: int | None = None
 
@@ -153,12 +154,13 @@ class SignalHealth:
         )
         self._published_since_s = min(self._published_since_s, now_s) if is_published else math.inf
         stale_gateways = self._stale_gateways(gateways, now_s) if self._lagging else None
-        self._partial_since_s = _since(_is_partial(snapshot), self._partial_since_s, now_s)
+        silent = _silent_sources(snapshot)
+        self._partial_since_s = _since(bool(silent), self._partial_since_s, now_s)
         return HealthReport(
             now_s - self._last_gateway_s > GATEWAY_SILENCE_SECONDS,
             silent_tiers,
             stale_gateways,
-            is_partial=now_s - self._partial_since_s > PARTIAL_SECONDS,
+            partial=silent if now_s - self._partial_since_s > PARTIAL_SECONDS else "",
         )
 
     def _stale_gateways(self, gateways: Collection[str], now_s: float) -> str | None:
@@ -196,6 +198,12 @@ def _since(is_different: bool, since_s: float, now_s: float) -> float:
     return min(now_s, since_s) if is_different else math.inf
 
 
-def _is_partial(snapshot: ServiceSnapshot) -> bool:
-    coverages = [snapshot.metrics.coverage, *(tier.coverage for tier in snapshot.metrics.tiers.values())]
-    return any(0.0 < coverage < 1.0 for coverage in coverages)
+def _silent_sources(snapshot: ServiceSnapshot) -> str:
+    """The gateways, and the engines of each tier, that do not report while others do."""
+    metrics = snapshot.metrics
+    silent = {"gateway": metrics.silent} | {f"{role} engine": tier.silent for role, tier in metrics.tiers.items()}
+    return "; ".join(
+        f"{len(names)} {kind}{'' if len(names) == 1 else 's'} ({name_some(names)})"
+        for kind, names in silent.items()
+        if names
+    )

@@ -123,9 +123,13 @@ def _target_unavailable(name: str, unavailable: Unavailable) -> str:
     return f"{name} is not known: {unavailable.reason}"
 
 
-def is_measured(snapshot: ServiceSnapshot, class_slos: Sequence[Slo]) -> bool:
-    """Whether the last minute's responses tell about all targets."""
-    return slo_attainment(snapshot.metrics, *class_slos).unmeasured_target is None
+def measured_targets(snapshot: ServiceSnapshot, class_slos: Sequence[Slo]) -> tuple[bool, ...]:
+    """Whether the last minute's responses tell about all targets, and which latencies they have a figure of.
+
+    Each figure leaves the status as soon as the last minute has no request for it.
+    """
+    is_complete = slo_attainment(snapshot.metrics, *class_slos).unmeasured_target is None
+    return (is_complete, *(latency_s is not None for latency_s in measured_percentiles(snapshot)))
 
 
 def slo_figures(snapshot: ServiceSnapshot, slo: Slo, class_slos: Sequence[Slo], previous: Object) -> Object:

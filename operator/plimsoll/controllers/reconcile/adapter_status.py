@@ -1,7 +1,8 @@
 """`status.adapters` and the condition AdapterFailed, from what the engines report. Pure.
 
 Problem: 256 adapters on 1000 engines are more than a status may hold, and a status that is too large is no status.
-Idea: an entry has counts, and the names of pods and the errors are bounded for all adapters together.
+Idea: an entry has counts, and the names of pods and the errors are bounded for all adapters together. An error stays
+until an engine has loaded the adapter: one that restarts, or that tries again, has not mended it.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ def adapters_status(entries: Sequence[Object], reports: ReportsByPod, *, has_eng
     for entry in entries:
         name = entry["name"]
         missing = sorted(pod for pod, found in reports.items() if not _is_loaded(found.get(name)))
-        error = _first_error(name, reports)
+        is_loaded = len(missing) < len(reports)
+        error = _first_error(name, reports) or ("" if is_loaded else str(entry.get("error", "")))
         kept: Object = {key: entry[key] for key in ("name", "since") if key in entry}
         kept["loaded"] = f"{len(reports) - len(missing)}/{len(reports)}"
         if error and errors_left:
@@ -50,17 +52,22 @@ def adapters_status(entries: Sequence[Object], reports: ReportsByPod, *, has_eng
     return stated
 
 
-def adapter_failed(names: Sequence[str], reports: ReportsByPod, stored: Sequence[Object] = ()) -> Condition | None:
+def adapter_failed(
+    names: Sequence[str], reports: ReportsByPod, stored: Sequence[Object] = (), entries: Sequence[Object] = ()
+) -> Condition | None:
     """The condition of a service with adapters that an engine cannot load.
 
-    stored: the conditions before, of which it stays while there is no report.
+    stored, entries: the conditions and `status.adapters` before. The condition stays while there is no report, and
+    while an adapter that failed is loaded by no engine.
     """
-    if names and not reports:
-        before = next((one for one in stored if one.get("type") == ConditionType.ADAPTER_FAILED), None)
-        words = "" if before is None else str(before.get("message", ""))
-        return Condition(ConditionType.ADAPTER_FAILED, True, ConditionReason.ADAPTER_FAILED, words) if words else None
     failing = [name for name in names if _first_error(name, reports)]
     if not failing:
+        failed = {entry["name"] for entry in entries if entry.get("error")} & {*names}
+        is_open = any(not any(_is_loaded(found.get(name)) for found in reports.values()) for name in failed)
+        before = next((one for one in stored if one.get("type") == ConditionType.ADAPTER_FAILED), None)
+        words = "" if before is None else str(before.get("message", ""))
+        if words and names and (is_open or not reports):
+            return Condition(ConditionType.ADAPTER_FAILED, True, ConditionReason.ADAPTER_FAILED, words)
         return None
     name, others = failing[0], len(failing) - 1
     pods = [pod for pod in sorted(reports) if name in reports[pod] and reports[pod][name].error]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from plimsoll.api import conditions
@@ -46,6 +46,17 @@ _RECOVERY_EVENTS: dict[str, EventReason] = {
     ConditionReason.MODEL_NAME_RESERVED.value: EventReason.MODEL_NAME_ACCEPTED,
     ConditionReason.SHORT_NAMES_RESTRICTED.value: EventReason.MODEL_NAME_ACCEPTED,
     ConditionReason.ADAPTER_FAILED.value: EventReason.ADAPTERS_LOADED,
+    ConditionReason.INVALID_SPEC.value: EventReason.RECOVERED,
+    ConditionReason.APPLY_REJECTED.value: EventReason.RECOVERED,
+    ConditionReason.OTHER_RELEASE.value: EventReason.RECOVERED,
+    ConditionReason.FALLBACK_UNUSABLE.value: EventReason.RECOVERED,
+    ConditionReason.TARGET_NOT_FOUND.value: EventReason.RECOVERED,
+    ConditionReason.TARGET_FORBIDDEN.value: EventReason.RECOVERED,
+    ConditionReason.TARGET_NOT_SCALABLE.value: EventReason.RECOVERED,
+    ConditionReason.TARGET_TAKEN.value: EventReason.RECOVERED,
+    ConditionReason.INFEASIBLE.value: EventReason.RECOVERED,
+    ConditionReason.TRANSFER_SLOW.value: EventReason.RECOVERED,
+    ConditionReason.RECOVERING.value: EventReason.RECOVERED,
 }
 _TIER_TYPES = frozenset(TIER_DEGRADED_TYPES.values())
 
@@ -77,10 +88,21 @@ def changed_events(
     for kind, message in recovered.items():
         previous = previous_by_type.get(kind.value, {})
         reason = _RECOVERY_EVENTS.get(str(previous.get("reason")))
+        if kind is ConditionType.RECONCILING and was_degraded(old) and not present & _TIER_TYPES:
+            reason = EventReason.RECOVERED
         if kind not in present and reason is not None:
             since = "/".join((kind, str(previous.get("lastTransitionTime")), str(previous.get("reason"))))
             result.append(Event(reason, message, since))
     return result
+
+
+def was_degraded(stored: Iterable[Object]) -> bool:
+    """Whether stored conditions tell of a tier that had a problem and has not all its replicas since."""
+    return any(
+        one.get("reason") == ConditionReason.RECOVERING
+        or (one.get("type") in _TIER_TYPES and one.get("reason") != ConditionReason.TRANSFER_SLOW)
+        for one in stored
+    )
 
 
 def _event_reason(condition: Condition, previous: Object) -> EventReason | None:

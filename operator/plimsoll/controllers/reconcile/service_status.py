@@ -7,7 +7,7 @@ names the next action.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ from plimsoll.controllers.autoscale.scaling_status import ScalingReport
 from plimsoll.controllers.hardware_limits import infeasible_by_hardware
 from plimsoll.controllers.namespace_leases import LEASE_NAME
 from plimsoll.controllers.reconcile.adapter_status import ReportsByPod, adapter_failed
+from plimsoll.controllers.reconcile.condition_events import was_degraded
 from plimsoll.controllers.reconcile.model_names import ModelNames
 from plimsoll.controllers.reconcile.name_condition import accepted_again, adapter_name_rejected, name_rejected
 from plimsoll.controllers.reconcile.observe import NameState
@@ -91,14 +92,15 @@ def build_conditions(inputs: StatusInputs) -> tuple[Condition, ...]:
     tiers = tuple(tier_state(tier, slow_transfer_message if tier.role == "prefill" else None) for tier in inputs.tiers)
     stated = (
         *_ready(inputs, tiers),
+        *_stalled(inputs),  # before Reconciling: kstatus judges by the first of the two
         *_reconciling(inputs, tiers),
-        *_stalled(inputs),
         *(tier.degraded for tier in tiers),
         name_rejected(inputs.name_state, inputs.model_names) or adapter_name_rejected(inputs.adapter_names),
         adapter_failed(
             [state.claim.model for state in inputs.adapter_names],
             inputs.adapters,
-            (inputs.service_object.get("status") or {}).get("conditions", ()),
+            _stored_conditions(inputs),
+            (inputs.service_object.get("status") or {}).get("adapters") or (),
         ),
         None if inputs.fallback is None else fallback_unusable(*inputs.fallback),
         *_scaling_conditions(inputs),
@@ -107,19 +109,37 @@ def build_conditions(inputs: StatusInputs) -> tuple[Condition, ...]:
     return tuple(condition for condition in stated if condition is not None)
 
 
+def _stored_conditions(inputs: StatusInputs) -> Sequence[Object]:
+    stored: Sequence[Object] = (inputs.service_object.get("status") or {}).get("conditions") or ()
+    return stored
+
+
 def recovery_messages(inputs: StatusInputs) -> dict[ConditionType, str]:
     """The messages of the Events for conditions that end: of those types that the inputs tell about."""
     messages: dict[ConditionType, str] = {}
     if not inputs.spec_problems:
         messages[ConditionType.MODEL_NAME_REJECTED] = accepted_again(inputs.name_state)
         messages[ConditionType.ADAPTER_FAILED] = "no engine fails to load an adapter"
+        messages[ConditionType.STALLED] = "the spec is valid, and the API server accepts all objects"
+        fallback = "no fallback is set" if inputs.fallback is None else f"the fallback {inputs.fallback[0]} can be used"
+        messages[ConditionType.FALLBACK_UNUSABLE] = shorten(fallback, MAX_QUOTE_CHARS)
+    if inputs.targets:  # empty before the first reading
+        messages[ConditionType.TARGET_UNUSABLE] = "the target can be read and scaled"
+    if inputs.tiers:
+        ready = ", ".join(f"{tier.role} {tier.ready} of {tier.desired}" for tier in inputs.tiers)
+        messages[ConditionType.RECONCILING] = f"engines start and run again; ready: {ready}"
     if inputs.scaling_report is not None and _has_slo(inputs.scaling_report):
-        messages[ConditionType.METRICS_DEGRADED] = "all gateways and engines report metrics"
+        reporting = "all gateways and engines" if inputs.targets is None else "all engines"
+        messages[ConditionType.METRICS_DEGRADED] = f"{reporting} report metrics"
         if not any(
             condition.reason is ConditionReason.METRICS_MISSING for condition in inputs.scaling_report.conditions
         ):
             messages[ConditionType.SHEDDING] = f"at most {SHEDDING_SHARE:.0%} of requests are rejected"
         messages[ConditionType.GATEWAY_CONFIG_STALE] = "all gateways use the current admission limits"
+        if inputs.scaling_report.is_feasibility_known:
+            messages[ConditionType.SLO_INFEASIBLE] = "a replica count meets the SLO"
+        if inputs.scaling_report.slow_transfer_message is None:
+            messages[ConditionType.PREFILL_DEGRADED] = "transferring the KV cache pays again"
     return messages
 
 
@@ -271,7 +291,10 @@ def _reconciling(inputs: StatusInputs, tiers: tuple[TierState, ...]) -> tuple[Co
         waiting.append(f"model name {inputs.model_names.pending} is added when every gateway accepts it")
     if waiting or inputs.rejection:
         message = "; ".join(waiting) or "the API server rejected an object; condition Stalled has its message"
-        return (Condition(ConditionType.RECONCILING, True, ConditionReason.PROGRESSING, message),)
+        is_degraded = any(tier.degraded is not None for tier in tiers)
+        is_recovering = not is_degraded and was_degraded(_stored_conditions(inputs))
+        reason = ConditionReason.RECOVERING if is_recovering else ConditionReason.PROGRESSING
+        return (Condition(ConditionType.RECONCILING, True, reason, message),)
     return ()
 
 

@@ -6,15 +6,12 @@ import asyncio
 import ssl
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
 
 from plimsoll.adapters.certificate_files import CERTIFICATE_FILE, CertificatePair, InvalidCertificate, load_pair
 from plimsoll.telemetry import metrics
 from plimsoll.telemetry.service_log import ServiceLog
 
 log = ServiceLog(__name__)
-
-RETRY_SECONDS: Final = 5.0  # while there is no certificate
 
 
 class CertificateFiles:
@@ -37,12 +34,12 @@ class CertificateFiles:
             log.warning(None, "cannot read the webhook's certificate", error=str(error), file=file)
         return self._pair is not None
 
-    async def wait(self) -> None:
-        """Return once there is a certificate."""
+    async def wait(self, interval_s: float) -> None:
+        """Return once there is a certificate. interval_s: seconds between two looks at the files."""
         while True:
             if await self.load():
                 return
-            await asyncio.sleep(RETRY_SECONDS)
+            await asyncio.sleep(interval_s)
 
     def _load(self) -> None:
         pair = load_pair(self._directory)

@@ -7,6 +7,7 @@ reasons.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
@@ -32,10 +33,21 @@ log = ServiceLog(__name__)
 
 PATH: Final = "/validate"
 MAX_REVIEW_BYTES: Final = 4 * 1024**2  # an object and its predecessor, of 1.5 MiB each at most
-MAX_CONCURRENT_REVIEWS: Final = 8
-READ_SECONDS: Final = 5.0  # the longest that the API server waits
-CERTIFICATE_INTERVAL_SECONDS: Final = 30.0  # between two looks at the files
 STOP_SECONDS: Final = 1.0
+
+
+@dataclass(frozen=True)
+class ServerLimits:
+    """Limits of one server. read_seconds: for a whole review, the longest that the API server waits.
+
+    certificate_seconds: between two looks at the certificate's files. no_certificate_seconds: the same while there is
+    none.
+    """
+
+    concurrent_reviews: int = 8
+    read_seconds: float = 5.0
+    certificate_seconds: float = 30.0
+    no_certificate_seconds: float = 5.0
 
 
 async def run(kube: KubeClient, config: OperatorConfig, settings: WebhookSettings) -> None:
@@ -53,37 +65,37 @@ async def run(kube: KubeClient, config: OperatorConfig, settings: WebhookSetting
         group.create_task(supervise("webhook", partial(serve, settings, judge), errors))
 
 
-async def serve(settings: WebhookSettings, judge: Judge) -> None:
+async def serve(settings: WebhookSettings, judge: Judge, limits: ServerLimits = ServerLimits()) -> None:
     """Serve until cancelled, from the time on that there is a certificate."""
     files = CertificateFiles(Path(settings.certificate_directory))
-    await files.wait()
-    runner = web.AppRunner(build_app(judge), access_log=None, shutdown_timeout=STOP_SECONDS)
+    await files.wait(limits.no_certificate_seconds)
+    runner = web.AppRunner(build_app(judge, limits), access_log=None, shutdown_timeout=STOP_SECONDS)
     await runner.setup()
     try:
         await web.TCPSite(runner, port=settings.port, ssl_context=files.context).start()
         while True:
-            await asyncio.sleep(CERTIFICATE_INTERVAL_SECONDS)
+            await asyncio.sleep(limits.certificate_seconds)
             await files.load()
     finally:
         await runner.cleanup()
 
 
-def build_app(judge: Judge) -> web.Application:
+def build_app(judge: Judge, limits: ServerLimits) -> web.Application:
     """The application, with limits of its memory and time."""
-    slots = asyncio.Semaphore(MAX_CONCURRENT_REVIEWS)
+    slots = asyncio.Semaphore(limits.concurrent_reviews)
 
     async def validate(request: web.Request) -> web.Response:
         if slots.locked():
             return _failed(HTTPStatus.SERVICE_UNAVAILABLE, "too many reviews at once")
         async with slots:
             try:
-                async with asyncio.timeout(READ_SECONDS):
+                async with asyncio.timeout(limits.read_seconds):
                     body = await request.read()
                 response = answer(orjson.loads(body), judge)
             except web.HTTPRequestEntityTooLarge:
                 return _failed(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a review has at most {MAX_REVIEW_BYTES} bytes")
             except TimeoutError:
-                return _failed(HTTPStatus.REQUEST_TIMEOUT, f"no whole review within {READ_SECONDS:.0f} s")
+                return _failed(HTTPStatus.REQUEST_TIMEOUT, f"no whole review within {limits.read_seconds:.0f} s")
             except (orjson.JSONDecodeError, MalformedReview) as error:
                 return _failed(HTTPStatus.BAD_REQUEST, str(error))
         return web.Response(body=orjson.dumps(response), content_type="application/json")

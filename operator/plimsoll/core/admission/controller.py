@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from plimsoll.core.admission.cost_model import ClassPolicy, EngineCostModel, RequestCost
+from plimsoll.core.admission.cost_model import ClassPolicy, EngineCostModel, RequestCost, client_deadline_s
 from plimsoll.core.admission.fairness import Lane, QueuedRequest
 from plimsoll.core.admission.placement import Placement, ReplicaPool
 from plimsoll.core.admission.queue import AdmissionQueue
@@ -28,7 +28,6 @@ from plimsoll.core.admission.ttft_margin import TtftMargin
 
 _DEFAULT_TENANT: Final = TenantPolicy()
 CONTENTION_WINDOW_S: Final = 10.0  # time constant of contention after a rejection; longer than a burst
-SHORT_OUTPUT_SHARE: Final = 0.1  # a deadline that fewer responses could meet is too short
 _NOT_RETRYABLE: Final = frozenset({AdmissionOutcome.SHED_NO_CAPACITY, AdmissionOutcome.SHED_DEADLINE})
 
 
@@ -157,12 +156,9 @@ class AdmissionController:
             wait_s = self._quotas.take(request.tenant, tenant, cost.kv_mean_tokens, now)
             if wait_s > 0:
                 return self._reject_quota(request, wait_s)
-        if not self.pool.can_ever_fit(cost):
-            return self._shed(request, cost, AdmissionOutcome.SHED_NO_CAPACITY, now)._replace(is_demand=False)
-        if now + cost.idle_ttft_s >= _client_deadline_s(
-            request, cost, self.pool.cost_model, self.pool.cost_model.base_s
-        ):
-            return self._shed(request, cost, AdmissionOutcome.SHED_DEADLINE, now)._replace(is_demand=False)
+        impossible = self._shed_impossible(request, cost, now, now)
+        if impossible is not None:
+            return impossible
         if not is_retry:
             self.offered_work_s += cost.work_s
         queued = self._make_queued(request, class_index, cost, reservation, tenant.weight, now)
@@ -202,8 +198,9 @@ class AdmissionController:
         """
         now = self._advance(now)
         cost = self.pool.estimate_cost(request)
-        if not self.pool.can_ever_fit(cost):
-            return self._shed(request, cost, AdmissionOutcome.SHED_NO_CAPACITY, now)._replace(is_demand=False)
+        impossible = self._shed_impossible(request, cost, min(request.arrived_s, now), now)
+        if impossible is not None:
+            return impossible
         outcome = AdmissionOutcome.SHED_SATURATED if self.pool.replicas else AdmissionOutcome.SHED_STARTING
         return self._shed(request, cost, outcome, now)
 
@@ -277,7 +274,7 @@ class AdmissionController:
             target_s = min(target_s, slo.e2e_s - self._decode_s(cost, class_index))
         client_s = math.inf
         if request.deadline_s is not None or request.complete_by_s is not None:
-            client_s = _client_deadline_s(request, cost, self.pool.cost_model, self.pool.min_step_s)
+            client_s = client_deadline_s(request, cost, self.pool.cost_model, self.pool.min_step_s)
         queue_until_s = min(arrived_s + policy.max_queue_time_s, client_s - cost.idle_ttft_s)
         deadline_s = min(arrived_s + target_s, client_s)
         lane = Lane.RESERVED if reservation is not None and self.reservations.is_due(reservation, now) else Lane.ON_TIME
@@ -403,19 +400,40 @@ class AdmissionController:
             outcome = AdmissionOutcome.SHED_DEADLINE if is_queue_end else AdmissionOutcome.SHED_SATURATED
         return self._shed(queued.request, queued.cost, outcome, now)
 
+    def _shed_impossible(
+        self, request: AdmissionRequest, cost: RequestCost, start_s: float, now: float
+    ) -> AdmissionDecision | None:
+        """Shed a request that even an idle replica cannot hold, or cannot serve in time from `start_s` on.
+
+        Another model may be able to, so a fallback is tried. Returns None for a request that can be served.
+        """
+        model = self.pool.cost_model
+        if not self.pool.can_ever_fit(cost):
+            decision = self._shed(request, cost, AdmissionOutcome.SHED_NO_CAPACITY, now)
+        elif start_s + cost.idle_ttft_s < client_deadline_s(request, cost, model, model.base_s):
+            return None
+        elif request.has_fallback and not request.is_expired(now):
+            decision = self._downgrade(request, now)
+        else:
+            decision = self._shed(request, cost, AdmissionOutcome.SHED_DEADLINE, now)
+        return decision._replace(is_demand=False)
+
     def _shed(
         self, request: AdmissionRequest, cost: RequestCost, outcome: AdmissionOutcome, now: float
     ) -> AdmissionDecision:
         if outcome is AdmissionOutcome.SHED_SATURATED:
             self._last_full_s = now
         if request.has_fallback and outcome is not AdmissionOutcome.SHED_DEADLINE:
-            reservation = self.reservations.find(request, now)
-            if reservation is not None:
-                self.reservations.redeem(reservation)
-            return self._count_outcome(AdmissionDecision(request.id, AdmissionOutcome.DOWNGRADED))
+            return self._downgrade(request, now)
         retryable = outcome not in _NOT_RETRYABLE
         retry = self.reservations.reserve(request, cost.work_s, self._queue.work_s, now) if retryable else NO_RETRY
         return self._count_outcome(AdmissionDecision(request.id, outcome, retry=retry))
+
+    def _downgrade(self, request: AdmissionRequest, now: float) -> AdmissionDecision:
+        reservation = self.reservations.find(request, now)
+        if reservation is not None:
+            self.reservations.redeem(reservation)
+        return self._count_outcome(AdmissionDecision(request.id, AdmissionOutcome.DOWNGRADED))
 
     def _reject_quota(self, request: AdmissionRequest, wait_s: float) -> AdmissionDecision:
         retry = advise_retry(wait_s, is_time_known=True, sdk_limit_s=MAX_RETRY_AFTER_S)
@@ -426,18 +444,3 @@ class AdmissionController:
     def _count_outcome(self, decision: AdmissionDecision) -> AdmissionDecision:
         self.outcomes[decision.outcome] += 1
         return decision
-
-
-def _client_deadline_s(request: AdmissionRequest, cost: RequestCost, model: EngineCostModel, step_s: float) -> float:
-    """Returns the latest time of the first token by the client's own deadline, infinity without one.
-
-    A response that must be complete by a time needs it earlier by its other tokens, at `step_s` seconds each. It counts
-    as short as one in ten is, and as its expected output if only mean and variance are known.
-    """
-    first_token_s = math.inf if request.deadline_s is None else request.deadline_s
-    if request.complete_by_s is None:
-        return first_token_s
-    tokens, quantiles = cost.output_tokens / cost.sequences, model.output_quantiles
-    if quantiles:
-        tokens = min(tokens, quantiles[int(SHORT_OUTPUT_SHARE * len(quantiles))])
-    return min(first_token_s, request.complete_by_s - max(tokens - 1.0, 0.0) * step_s)

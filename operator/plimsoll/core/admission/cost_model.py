@@ -36,6 +36,7 @@ from plimsoll.core.workload import Workload
 
 # A stall is spread over at least this many tokens; for shorter outputs the prefill share of steps is the limit.
 MIN_SPREAD_TOKENS: Final = 32.0
+SHORT_OUTPUT_SHARE: Final = 0.1  # a deadline that fewer responses could meet is too short
 OUTPUT_QUANTILES: Final = 32  # number of equally weighted quantiles of the output length
 # Upper bound on one sequence's stalls, as a share of the step budget above the base step: very long prompts are rare.
 MAX_STALL_SHARE: Final = 0.1
@@ -308,3 +309,18 @@ def _itl_step_budget_s(tier: TierSpec, work: TierWork) -> float:
     if rate <= 0.0:
         return INFEASIBLE_TPOT_STEPS * work.step_s(1.0)
     return math.inf if math.isinf(rate) else work.step_s(itl_model.batch_p99(rate))
+
+
+def client_deadline_s(request: AdmissionRequest, cost: RequestCost, model: EngineCostModel, step_s: float) -> float:
+    """Returns the latest time of the first token by the client's own deadline, infinity without one.
+
+    A response that must be complete by a time needs it earlier by its other tokens, at `step_s` seconds each. It counts
+    as short as one in ten is, and as its expected output if only mean and variance are known.
+    """
+    first_token_s = math.inf if request.deadline_s is None else request.deadline_s
+    if request.complete_by_s is None:
+        return first_token_s
+    tokens, quantiles = cost.output_tokens / cost.sequences, model.output_quantiles
+    if quantiles:
+        tokens = min(tokens, quantiles[int(SHORT_OUTPUT_SHARE * len(quantiles))])
+    return min(first_token_s, request.complete_by_s - max(tokens - 1.0, 0.0) * step_s)

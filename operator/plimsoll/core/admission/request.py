@@ -77,6 +77,10 @@ class AdmissionRequest:
         if any(time != time for time in times):
             raise ValueError("arrived_s, deadline_s and complete_by_s must be numbers")
 
+    def is_expired(self, now: float) -> bool:
+        """Whether one of its deadlines has passed, so that no engine of any model can meet it."""
+        return any(time is not None and time <= now for time in (self.deadline_s, self.complete_by_s))
+
 
 class AdmissionDecision(NamedTuple):
     """The admission decision for one request.

@@ -23,6 +23,13 @@ class TimedReplicas(NamedTuple):
     since_s: float
 
 
+class Calm(NamedTuple):
+    """Since when few requests have missed the SLO, at a forecast of about this rate, requests/s (`order_delay`)."""
+
+    rate_per_s: Amount
+    since_s: float
+
+
 _Marks: TypeAlias = Annotated[tuple[TimedReplicas, ...], Length(0, MAX_MARKS)]
 
 
@@ -50,7 +57,7 @@ NO_REGRET: Final = DownscaleRegret()
 
 @codec.stored_as(
     "a scaling state of a tier",
-    optional=("ready", "ready_increased_s", "downscale_regret"),
+    optional=("ready", "ready_increased_s", "downscale_regret", "wanted", "calm"),
     downscale_candidates="lower",
     order_history="ordered",
     tpot_tail_scale="tailScale",
@@ -65,6 +72,8 @@ class TierDecisionState(NamedTuple):
     ordered counts, oldest first, for the rate limits. tpot_tail_scale: measured TPOT tail over its prior, for the next
     sizing. scheduling_backoff: back-off after unschedulable pods. replicas: last decided count. ready: ready replicas
     at the last decision, None before it. ready_increased_s: time of their last increase, None without one.
+    wanted: wanted counts, smallest first, with the time since which at least as many are wanted. calm: None if the tier
+    is not calm.
     """
 
     downscale_candidates: _Marks = ()
@@ -75,6 +84,8 @@ class TierDecisionState(NamedTuple):
     ready: Count | None = None
     ready_increased_s: float | None = None
     downscale_regret: DownscaleRegret = NO_REGRET
+    wanted: _Marks = ()
+    calm: Calm | None = None
 
 
 @codec.stored_as("a scaling state", version=1, at_s="at")

@@ -15,6 +15,7 @@ import math
 from dataclasses import replace
 from typing import Final, TypeGuard
 
+from plimsoll.core.autoscaling import order_delay
 from plimsoll.core.autoscaling.decision_state import MAX_TAIL_SCALE, MIN_TAIL_SCALE
 from plimsoll.core.autoscaling.observations import (
     LATENCY_WINDOW_S,
@@ -120,14 +121,16 @@ def apply_standby(contexts: list[TierContext], policy: ScalingPolicy) -> None:
             continue
         forecast = demand.forecast
         is_certain &= forecast.level_error <= MAX_LEVEL_ERROR * forecast.level
-        maximum = max(context.policy.max_replicas, sizing.replicas)
+        largest_own_work = forecast.baseline * demand.growth.own_growth
+        context.own_growth_replicas = max(0, math.ceil(largest_own_work / sizing.replica_work - 1e-9) - sizing.replicas)
         standby_input = StandbyInput(
             demand.growth,
             forecast.baseline,
             sizing.replica_work,
             sizing.replicas,
-            maximum,
+            max(context.policy.max_replicas, sizing.replicas),
             context.policy.gpus_per_replica,
+            context.own_growth_replicas,
         )
         scale_up_inputs.append((context, standby_input))
         scale_down_inputs.append(replace(standby_input, replicas=sizing.scale_down_replicas))
@@ -146,8 +149,17 @@ def apply_standby(contexts: list[TierContext], policy: ScalingPolicy) -> None:
             context.retained_standby = retained
 
 
-def apply_sizing(context: TierContext, policy: ScalingPolicy, idle_period: IdlePeriod | Unavailable) -> None:
-    """Step 2: replicas for the forecast, warm and standby replicas, and scale to zero."""
+def apply_sizing(
+    context: TierContext,
+    policy: ScalingPolicy,
+    idle_period: IdlePeriod | Unavailable,
+    few_misses: bool,
+    now_s: float,
+) -> None:
+    """Step 2: replicas for the forecast, warm and standby replicas, and scale to zero.
+
+    few_misses: as `order_delay.has_few_misses`.
+    """
     observation, demand, sizing = context.observation, context.observation.demand, context.observation.sizing
     if isinstance(demand, NoDemand):
         context.scale_up_target = context.scale_down_target = context.policy.warm_replicas
@@ -164,26 +176,17 @@ def apply_sizing(context: TierContext, policy: ScalingPolicy, idle_period: IdleP
         context.add_step("sizing", "{}", note)
         return
     warm, standby = context.policy.warm_replicas, context.standby
-    context.scale_up_target = sizing.replicas + max(warm, standby)
-    context.scale_down_target = max(
-        context.scale_up_target, sizing.scale_down_replicas + max(warm, context.retained_standby)
+    wanted = sizing.replicas + max(warm, standby)
+    context.scale_up_target = order_delay.order_now(
+        context, sizing.replicas, wanted, sizing.rate_per_s, few_misses, now_s
     )
+    context.scale_down_target = max(wanted, sizing.scale_down_replicas + max(warm, context.retained_standby))
     if observation.coverage < 1.0:
         context.scale_down_target = max(context.scale_down_target, observation.replicas)
     if sizing.infeasible is not None:
         context.add_limit(ScalingLimit.INFEASIBLE)
-    notes, extra = _exception_notes(context, sizing), ""
-    if standby > warm and context.standby_value is not None:
-        extra = f", plus {standby} standby"
-        notes += f"{extra} ({_standby_note(context.standby_value)})"
-    elif warm:
-        extra = f", plus {warm} warm"
-        notes += extra
-    if (
-        retained := min(observation.replicas, context.scale_down_target)
-        - max(context.scale_up_target, sizing.scale_down_replicas + warm)
-    ) > 0:
-        notes += f"; {retained} more kept as standby"
+    extra, reserve_notes = _reserve_notes(context, sizing, wanted)
+    notes = _exception_notes(context, sizing) + reserve_notes
     idle_note = apply_scale_to_zero(context, idle_period, policy.miss_cost)
     if idle_note:
         notes += f"; {idle_note}"
@@ -202,6 +205,22 @@ def apply_sizing(context: TierContext, policy: ScalingPolicy, idle_period: IdleP
         idle_note or extra + _correction_note(sizing),
     )
     context.add_step("sizing", _SIZING_MESSAGE, *values, brief="{8}" if idle_note else _SIZING_BRIEF)
+
+
+def _reserve_notes(context: TierContext, sizing: SizingResult, wanted: int) -> tuple[str, str]:
+    """Return the warm or standby replicas as a suffix of the brief and of the full sizing message."""
+    warm, standby, extra, notes = context.policy.warm_replicas, context.standby, "", ""
+    if standby > warm and context.standby_value is not None:
+        extra = f", plus {standby} standby"
+        notes = f"{extra} ({_standby_note(context.standby_value)})"
+    elif warm:
+        extra = notes = f", plus {warm} warm"
+    kept = min(context.observation.replicas, context.scale_down_target)
+    if (retained := kept - max(wanted, sizing.scale_down_replicas + warm)) > 0:
+        notes += f"; {retained} more kept as standby"
+    if context.scale_up_target < wanted:
+        notes += f"; {wanted} not ordered while the replicas meet the SLO at this rate"
+    return extra, notes
 
 
 def _correction_note(sizing: SizingResult) -> str:

@@ -8,6 +8,9 @@ replicas, the weakest tier repeatedly gets one more. Each has a cost; the additi
 miss the SLO, valued by their work in all tiers. They miss until the short tiers have started, so the growth within the
 start-up time of these tiers counts. The best count maximises saving minus cost. With one tier, this is the rule of
 `demand.standby_value`.
+
+The growth that a new service is assumed to have is that of other services. It orders one standby replica, and one more
+for every ten that are needed. More than that needs growth that the service itself has shown.
 """
 
 from __future__ import annotations
@@ -19,13 +22,15 @@ from typing import Final
 
 from plimsoll.core.demand.standby_value import CostBenefit, GrowthDistribution, standby_replicas
 
+NEEDED_PER_PRIOR_REPLICA: Final = 10
 MIN_LEVEL_WORK: Final = 1e-9  # GPU-seconds per second; below it, no standby replica pays off
 
 
 @dataclass(frozen=True, slots=True)
 class StandbyInput:
     """One tier. work: baseline load, GPU-seconds per second. replica_work: SLO capacity of one replica, same unit.
-    replicas: needed without standby. max_replicas: upper bound."""
+    replicas: needed without standby. max_replicas: upper bound. own_growth_replicas: standby replicas that the largest
+    growth of the service's own load would fill."""
 
     growth: GrowthDistribution
     work: float
@@ -33,6 +38,7 @@ class StandbyInput:
     replicas: int
     max_replicas: int
     gpus_per_replica: int = 1
+    own_growth_replicas: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +77,11 @@ def joint_standby_replicas(tiers: Sequence[StandbyInput], miss_cost: float) -> l
     all tiers."""
     if any(tier.work < MIN_LEVEL_WORK for tier in tiers):
         return [0] * len(tiers)
+    from_prior = 1 + sum(tier.replicas for tier in tiers) // NEEDED_PER_PRIOR_REPLICA
     if len(tiers) == 1:
         (single,) = tiers
-        return [
-            standby_replicas(
-                single.growth, single.work, single.replica_work, single.replicas, single.max_replicas, miss_cost
-            )
-        ]
+        maximum = min(single.max_replicas, single.replicas + max(single.own_growth_replicas, from_prior))
+        return [standby_replicas(single.growth, single.work, single.replica_work, single.replicas, maximum, miss_cost)]
     slowest_growth = _slowest_growth(tiers)
     growth_per_replica = [tier.replica_work / tier.work for tier in tiers]  # growth factor per replica
     price = [float(max(tier.gpus_per_replica, 1)) for tier in tiers]
@@ -91,6 +95,8 @@ def joint_standby_replicas(tiers: Sequence[StandbyInput], miss_cost: float) -> l
         weakest = carried_growth.index(weakest_growth)
         if (
             counts[weakest] >= tiers[weakest].max_replicas
+            or sum(max(0, n - tier.replicas - tier.own_growth_replicas) for n, tier in zip(counts, tiers, strict=True))
+            >= from_prior
             or value * slowest_growth.tail_and_integral(weakest_growth)[0] * growth_per_replica[weakest]
             <= price[weakest]
         ):

@@ -143,8 +143,7 @@ class EngineAggregator:
                     unavailable, unavailable, unavailable, unavailable, unavailable, unavailable, unavailable
                 ),
                 0.0 if pods else 1.0,
-                None,
-                windows,
+                windows=windows,
                 in_flight=unavailable,
                 step_rate_per_s=unavailable,
                 kv_post_share=unavailable,
@@ -166,6 +165,7 @@ class EngineAggregator:
                 itl_s=_PREFILL_ONLY if self._role is Role.PREFILL else _itl_percentile(totals.itl_s),
             ),
             coverage=len(fresh_readings) / len(readings),
+            silent=tuple(sorted(name for name, reading in zip(pods, readings, strict=True) if reading is None)),
             age_s=max(max(0.0, now_s - reading.at_s) for reading in fresh_readings),
             windows=windows,
             in_flight=scaled_sum([_requests_in_engine(reading) for reading in fresh_readings])[0],

@@ -134,6 +134,10 @@ class GatewayAggregator:
         """Share of the gateways with a fresh reading; 0 without any."""
         return len(self._responding(now_s, gateways)) / len(gateways) if gateways else 0.0
 
+    def silent(self, now_s: float, gateways: Collection[str]) -> tuple[str, ...]:
+        """The gateways without a fresh reading, in order."""
+        return tuple(sorted(name for name in gateways if not self._is_responding(name, now_s)))
+
     def knows_any(self, gateways: Collection[str]) -> bool:
         """Whether one of the gateways has ever reported the service."""
         return any(name in self._gateways for name in gateways)
@@ -171,8 +175,11 @@ class GatewayAggregator:
         )
 
     def _responding(self, now_s: float, gateways: Collection[str]) -> list[_GatewayState]:
-        states = [self._gateways[name] for name in gateways if name in self._gateways]
-        return [gateway for gateway in states if is_fresh(gateway.last_reading[1], now_s, GATEWAY_FRESH_S)]
+        return [self._gateways[name] for name in gateways if self._is_responding(name, now_s)]
+
+    def _is_responding(self, name: str, now_s: float) -> bool:
+        state = self._gateways.get(name)
+        return state is not None and is_fresh(state.last_reading[1], now_s, GATEWAY_FRESH_S)
 
     def _scaled_sample(self, now_s: float, intervals: Sequence[ServiceInterval], coverage: float) -> ArrivalSample:
         known_per_s = math.fsum(_per_s(interval.arrivals, interval) for interval in intervals)

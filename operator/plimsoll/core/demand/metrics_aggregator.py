@@ -121,6 +121,7 @@ class MetricsAggregator:
         return ServiceMetrics(
             rate_per_s=sample.rate_per_s if isinstance(sample, ArrivalSample) else sample,
             coverage=coverage,
+            silent=() if self._arrivals is not None else self._gateways.silent(now_s, gateways),
             age_s=self._gateways.age_s(now_s, gateways),
             succeeded_per_s=sample.succeeded_per_s if isinstance(sample, ArrivalSample) else sample,
             failed_per_s=sample.failed_per_s if isinstance(sample, ArrivalSample) else sample,

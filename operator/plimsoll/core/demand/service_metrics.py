@@ -23,11 +23,11 @@ class TierMetrics:
 
     lagging: SLO percentiles of completed requests. Its `waiting` and `preemptions_per_s` are sums over the tier, scaled
     up to all its pods; `kv_used` is that of the fullest pod. coverage: share of the tier's pods with a fresh reading; 1
-    for a tier without pods, whose other metrics are unavailable. age_s: age of the oldest of these readings. windows:
-    busy windows since the last call. in_flight: requests in the engines that report, queued ones included.
-    step_rate_per_s: steps per second of one pod, mean over its busy time. kv_post_share: share of a pod's time spent in
-    posting KV reads. tpot_histogram: times per output token of completed requests with at least two tokens, None where
-    engines do not report them. completed: requests.
+    for a tier without pods, whose other metrics are unavailable. silent: the other pods, in order, if some report.
+    age_s: age of the oldest of these readings. windows: busy windows since the last call. in_flight: requests in the
+    engines that report, queued ones included. step_rate_per_s: steps per second of one pod, mean over its
+    busy time. kv_post_share: share of a pod's time spent in posting KV reads. tpot_histogram: times per output token of
+    completed requests with at least two tokens, None where engines do not report them. completed: requests.
     """
 
     lagging: LaggingSignals = field(default_factory=LaggingSignals)
@@ -39,6 +39,7 @@ class TierMetrics:
     kv_post_share: float | Unavailable = NO_DATA
     tpot_histogram: BucketCounts | None = None
     completed: float = 0.0
+    silent: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +47,11 @@ class ServiceMetrics:
     """Metrics of one service. Rates are means since the last sample, and sums over all gateways, silent ones included.
 
     rate_per_s: first attempts. has_new_rate: whether there is a new rate since the last call; an old rate is no new
-    sample. coverage: share of the gateways with a fresh reading, 0 without any. age_s: age of the oldest of these
-    readings. mean_prompt_tokens: mean over the arrivals of the last minute. token_ratios: counted over
-    estimated prompt tokens by kind of content, empty without media. workload: requests of the last minutes,
-    with prompts scaled to `mean_prompt_tokens` where that differs by more than a tenth. ttft_s: SLO percentile of TTFT
+    sample. coverage: share of the gateways with a fresh reading, 0 without any. silent: the others, in order, if some
+    report. age_s: age of the oldest of these readings. mean_prompt_tokens: mean over the arrivals of the last minute.
+    token_ratios: counted over estimated prompt tokens by kind of content, empty without media. workload: requests of
+    the last minutes, with prompts scaled to `mean_prompt_tokens` where that differs by more than a tenth. ttft_s: SLO
+    percentile of TTFT
     as clients saw it, last minute; ttft_histogram: its distribution. e2e_s: the same percentile of the end-to-end
     latency. slo_counts: the last minute's responses against the SLO; None where gateways do not report them.
     by_tpot_target: how many of those had which TPOT target (s); the rest had none. arrivals: first attempts, last
@@ -85,3 +87,4 @@ class ServiceMetrics:
     gateway_count: int = 1
     quiet_s: float = 0.0
     tiers: Mapping[Role, TierMetrics] = field(default_factory=dict)
+    silent: tuple[str, ...] = ()

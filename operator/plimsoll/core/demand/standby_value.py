@@ -37,7 +37,8 @@ MISS_COST: Final = 25.0
 class GrowthDistribution:
     """Probability that work grows past each factor within the horizon (seconds).
 
-    own_history_share: as in `Forecast`. cumulative_integrals: derived; the integral of the probability from 0 to 1 and
+    own_history_share: as in `Forecast`. own_growth: the largest factor that the service's own work has grown by within
+    the horizon, 1 if none was seen. cumulative_integrals: derived; the integral of the probability from 0 to 1 and
     from 0 to each factor.
     """
 
@@ -45,6 +46,7 @@ class GrowthDistribution:
     factors: tuple[float, ...]
     exceedance: tuple[float, ...]
     own_history_share: float
+    own_growth: float = 1.0
     cumulative_integrals: tuple[float, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -107,7 +109,13 @@ def growth_distribution(state: DemandState, horizon_s: float) -> GrowthDistribut
             for prior_share, own_weight, own_share in zip(prior, own_weights, own_shares, strict=True)
         ]
     )
-    return GrowthDistribution(horizon_s, GROWTH_FACTORS, mixed_shares, own_weights[growth_stats.DOUBLING_INDEX])
+    return GrowthDistribution(
+        horizon_s,
+        GROWTH_FACTORS,
+        mixed_shares,
+        own_weights[growth_stats.DOUBLING_INDEX],
+        max((factor for factor, share in zip(GROWTH_FACTORS, own_shares, strict=True) if share > 0.0), default=1.0),
+    )
 
 
 def own_history_share(state: DemandState, horizon_s: float) -> float:

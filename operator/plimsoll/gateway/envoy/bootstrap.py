@@ -31,6 +31,7 @@ Json = dict[str, Any]
 
 MAX_CLUSTER_REQUESTS = 1_000_000
 RUNTIME_LAYER = "bounds"  # request limits of clusters, delivered like the clusters
+MAX_FETCHED_BYTES = 1 << 20  # of a response that Envoy reads for itself: keys of JWT issuers, and the picker's checks
 ADS_CLUSTER = "discovery"
 _SERVICE_STATS = tuple(f"cluster.{prefix}" for prefix in (PICK_CLUSTER_PREFIX, MODEL_CLUSTER_PREFIX))
 # By default Envoy merges health changes for up to 1 s before its workers see them.
@@ -60,10 +61,11 @@ def bootstrap(settings: PickerSettings) -> Json:
         "dynamic_resources": {"ads_config": _ads_config(), "cds_config": ADS},
         "layered_runtime": {
             "layers": [
+                {"name": "constants", "static_layer": {"http.async_response_buffer_limit": MAX_FETCHED_BYTES}},
                 {
                     "name": RUNTIME_LAYER,
                     "rtds_layer": {"name": RUNTIME_LAYER, "rtds_config": ADS},
-                }
+                },
             ]
         },
         "static_resources": {

@@ -15,6 +15,8 @@ Json = dict[str, Any]
 
 ADS: Final[Json] = {"resource_api_version": "V3", "ads": {}}  # the config source of all that the picker delivers
 CERTIFICATE: Final = "gateway-certificate"  # the name of the resource
+# Until Envoy opens its port without a certificate, which its liveness probe waits for. Clients then get no handshake.
+FIRST_CERTIFICATE_SECONDS: Final = 5
 ALPN: Final = ("h2", "http/1.1")
 _VERSIONS: Final = {TlsVersion.TLS_1_2: "TLSv1_2", TlsVersion.TLS_1_3: "TLSv1_3"}
 
@@ -40,7 +42,12 @@ def tls_chain(network_filter: Json, settings: PickerSettings, handshake_timeout:
                 "common_tls_context": {
                     "alpn_protocols": list(ALPN),
                     "tls_params": {"tls_minimum_protocol_version": _VERSIONS[settings.tls_min_version]},
-                    "tls_certificate_sds_secret_configs": [{"name": CERTIFICATE, "sds_config": ADS}],
+                    "tls_certificate_sds_secret_configs": [
+                        {
+                            "name": CERTIFICATE,
+                            "sds_config": {**ADS, "initial_fetch_timeout": f"{FIRST_CERTIFICATE_SECONDS}s"},
+                        }
+                    ],
                 },
             },
         },

@@ -193,11 +193,15 @@ def _runtime_entries(names: tuple[str, ...], limit: int) -> bytes:
 
 
 def _max_requests(service: ServiceEntry, gateway: str) -> int | None:
-    """Returns this gateway's slots at all engines, or None if the service has no cost model."""
+    """Returns an equal share of the slots at all engines, or None if the service has no cost model.
+
+    It counts while the picker is away, and with it what any owner has decided.
+    """
     policy = service.policy
-    if policy is None or policy.limits is None or not policy.has_cost_model:
+    if policy is None or policy.limits is None or policy.limits.cost_model is None or not policy.has_cost_model:
         return None
-    return policy.limits.slot_limit(gateway) * len(service.serving_endpoints)
+    gateways = len(policy.limits.shares.keys() | {gateway})
+    return max(1, policy.limits.cost_model.batch // gateways) * len(service.serving_endpoints)
 
 
 def _load_assignment(key: str, endpoints: tuple[Endpoint, ...]) -> Json:

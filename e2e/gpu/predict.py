@@ -1,0 +1,69 @@
+"""What `plimsoll plan` and `plimsoll simulate` say of each scenario before it runs: one file, with the traces' hashes.
+
+The simulator gets the very requests, the very manifest, and the start-up time that was measured before; a kill is in
+neither, so the prediction of such a scenario is that of the load alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from e2e.gpu import scenarios
+from e2e.gpu.scenarios import SCENARIOS, TPOT_S, TTFT_S, Scenario
+from plimsoll.cli.main import main as plimsoll
+
+_POLICIES: Final = ("plimsoll", "static:1", "static:2", "hpa-concurrency", "keda-ttft")
+_KEPT: Final = (
+    "offered", "admitted", "shed", "attainment_offered", "attainment_admitted", "p50_ttft_s", "p95_ttft_s",
+    "p50_tpot_s", "p95_tpot_s", "gpu_hours", "changes", "mean_replicas",
+)  # fmt: skip
+_MEAN_PROMPT, _MEAN_OUTPUT = 1190, 220  # of a chat, as the traces draw it
+
+
+def predict(hardware: str, start_up: str, out: Path) -> None:
+    """Writes `out`: the capacity of one engine, and for each scenario with a load what is predicted by policy."""
+    capacity = _capacity(hardware)
+    document: dict[str, Any] = {"hardware": hardware, "start_up_s": start_up, "capacity_per_s": capacity}
+    with tempfile.TemporaryDirectory() as folder:
+        for scenario in SCENARIOS.values():
+            if scenario.phases:
+                document[scenario.name] = _predict_one(scenario, capacity, hardware, start_up, Path(folder))
+                print(scenario.name, json.dumps(document[scenario.name]["policies"]["plimsoll"]), flush=True)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def _capacity(hardware: str) -> float:
+    slo = ["--ttft", f"{TTFT_S * 1000:.0f}ms", "--tpot", f"{TPOT_S * 1000:.0f}ms"]
+    load = ["--rate", "10", "--prompt-tokens", str(_MEAN_PROMPT), "--output-tokens", str(_MEAN_OUTPUT)]
+    document = _ask(["plan", "--hardware", hardware, *slo, *load, "--json"])
+    return round(float(document["slo_capacity_per_s"]), 2)
+
+
+def _predict_one(scenario: Scenario, capacity: float, hardware: str, start_up: str, folder: Path) -> dict[str, Any]:
+    trace, service = folder / f"{scenario.name}.csv", folder / f"{scenario.name}.yaml"
+    digest = scenarios.write_trace(scenario, capacity, trace)
+    service.write_text(yaml.safe_dump(scenarios.manifest(scenario, simulated=False)))
+    words = ["--trace", str(trace), "--service", str(service), "--hardware", hardware, "--start-up", start_up]
+    words += ["--gateways", "1", "--max-gpus", str(scenario.high)]
+    policies = _POLICIES if scenario.high > scenario.low else ("plimsoll",)
+    found = {}
+    for policy in policies:
+        answer = _ask(["simulate", *words, "--policy", policy, "--output", "json"])
+        found[policy] = {key: answer[key] for key in _KEPT}
+    return {"trace_sha256": digest, "requests": len(trace.read_text().splitlines()) - 1, "policies": found}
+
+
+def _ask(words: Sequence[str]) -> Any:
+    answer = io.StringIO()
+    with contextlib.redirect_stdout(answer):
+        plimsoll(words)
+    return json.loads(answer.getvalue())

@@ -1,0 +1,309 @@
+"""One scenario: its service, its load, what is done to engines meanwhile, and a file with all that was seen.
+
+Problem: time on the machine with the GPUs is short, and what was not written down there is lost.
+Idea: each scenario is bounded in time, ends by itself and leaves two files: NAME.json.gz with every request, every
+second of replicas, every Event and scrape, and NAME.logs.tar.zst.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from bench.hardware import client, dummy_models
+from e2e.gpu import scenarios
+from e2e.gpu.observer import Observer, engine_pods, final_state, is_ready, pack_logs
+from e2e.gpu.processes import StepFailed, kubectl
+from e2e.gpu.scenarios import SERVICE, TPOT_S, TTFT_S, Act, Scenario
+from e2e.gpu.settings import CACHES, ENGINE, GATEWAY_URL, NAMESPACE, ROOT
+
+READY_S: Final = 330.0
+ZERO_S: Final = 240.0
+HELD_S: Final = 130.0
+_DRAIN_S: Final = 40.0  # after the last request was sent
+_BENCH_S: Final = 120.0
+_BENCH_PROMPTS: Final = 300
+_DIRECT: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+_CORE_MARKS: Final = ("EngineCore", "simulated serve")
+
+
+def run(name: str, out: Path, capacity_per_s: float, *, simulated: bool, workers: int, shorten: float = 1.0) -> None:
+    """Raises KeyError for an unknown scenario; what was seen is written whatever happens."""
+    scenario = scenarios.SCENARIOS[name]
+    if shorten != 1.0:
+        scenario = _shortened(scenario, shorten)
+    out.mkdir(parents=True, exist_ok=True)
+    result: dict[str, Any] = {"scenario": name, "capacity_per_s": capacity_per_s, "began": time.time()}
+    with Observer() as observer:
+        try:
+            _carry_out(scenario, capacity_per_s, simulated, workers, observer, result)
+        except (StepFailed, ValueError, OSError) as error:
+            result["error"] = str(error)
+            observer.mark("failed", error=str(error)[-500:])
+        result["final"] = final_state()
+    result |= {"samples": observer.samples, "marks": observer.marks}
+    with gzip.open(out / f"{name}.json.gz", "wt") as file:
+        json.dump(result, file)
+    pack_logs(out / f"{name}.logs.tar.zst")
+    print(json.dumps({"scenario": name, "error": result.get("error"), "figures": result.get("figures")}), flush=True)
+
+
+def collect(out: Path) -> None:
+    """State and logs without a scenario, such as after a step that failed."""
+    out.mkdir(parents=True, exist_ok=True)
+    with gzip.open(out / "state.json.gz", "wt") as file:
+        json.dump(final_state(), file)
+    pack_logs(out / "state.logs.tar.zst")
+
+
+def _shortened(scenario: Scenario, factor: float) -> Scenario:
+    """The same with less time between its events, for a rehearsal."""
+    phases = tuple((share, seconds * factor) for share, seconds in scenario.phases)
+    acts = tuple(Act(act.at_s * factor, act.what) for act in scenario.acts)
+    return Scenario(
+        scenario.name, scenario.low, scenario.high, phases, acts, scenario.bench, scenario.to_zero, scenario.seed
+    )
+
+
+def _carry_out(
+    scenario: Scenario, capacity: float, simulated: bool, workers: int, observer: Observer, result: dict[str, Any]
+) -> None:
+    for folder in (CACHES, *(CACHES / name for name in ("vllm", "inductor", "triton"))):
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o777)
+    result["manifest"] = scenarios.manifest(scenario, simulated=simulated)
+    result["policies"] = "plimsoll"
+    kubectl("apply", "-f", "-", stdin=json.dumps(result["manifest"]))
+    observer.mark("applied")
+    if not scenario.to_zero:
+        _wait_ready(max(scenario.low, 1), observer)
+        result["first_answer_s"] = _first_answer(observer, HELD_S)
+    if scenario.phases:
+        trace = ROOT / "traces" / f"{scenario.name}.csv"
+        result["trace_sha256"] = scenarios.write_trace(scenario, capacity, trace)
+        _load(scenario, trace, simulated, workers, observer, result)
+    if scenario.bench and not simulated:
+        result["bench"] = _vllm_bench(scenario.phases[0][0] * capacity, observer)
+    if scenario.to_zero:
+        _to_zero_and_back(observer, result)
+
+
+def _wait_ready(count: int, observer: Observer) -> None:
+    deadline = time.monotonic() + READY_S
+    seen = ""
+    while sum(is_ready(pod) for pod in engine_pods()) < count:
+        pods = ", ".join(f"{pod['metadata']['name']} {_pod_words(pod)}" for pod in engine_pods())
+        if pods != seen:
+            observer.mark("engines", pods=pods)
+            seen = pods
+        if time.monotonic() > deadline:
+            raise StepFailed(f"{count} ready engines: not within {READY_S:.0f} s; {pods}")
+        time.sleep(0.5)
+    observer.mark("engines are ready", count=count)
+
+
+def _pod_words(pod: Mapping[str, Any]) -> str:
+    status = pod.get("status", {})
+    waiting = [
+        (one.get("state", {}).get("waiting") or one.get("state", {}).get("terminated") or {}).get("reason", "")
+        for one in status.get("containerStatuses", [])
+    ]
+    return " ".join([str(status.get("phase")), *filter(None, waiting)])
+
+
+def _first_answer(observer: Observer, seconds: float) -> float:
+    """Seconds until the gateway answers a short request with 200. Raises StepFailed."""
+    began = time.monotonic()
+    body = json.dumps(client.request_body(client.prompt((1,), 64), 8, stream=False)).encode()
+    answer = ""
+    while time.monotonic() - began < seconds:
+        request = urllib.request.Request(
+            GATEWAY_URL + client.COMPLETIONS, data=body, headers={"content-type": "application/json"}
+        )
+        try:
+            with _DIRECT.open(request, timeout=seconds) as response:
+                if response.status == 200:
+                    observer.mark("first answer", seconds=round(time.monotonic() - began, 2))
+                    return round(time.monotonic() - began, 2)
+        except urllib.error.HTTPError as error:
+            answer = f"{error.code} {error.read()[:200]!r}"
+        except OSError as error:
+            answer = str(error)
+        time.sleep(0.5)
+    raise StepFailed(f"no answer from the gateway within {seconds:.0f} s; the last one: {answer}")
+
+
+def _load(
+    scenario: Scenario, trace: Path, simulated: bool, workers: int, observer: Observer, result: dict[str, Any]
+) -> None:
+    observer.mark("load", requests=len(trace.read_text().splitlines()) - 1, seconds=scenario.seconds)
+    lead_s = client.START_S
+    timers = [
+        threading.Timer(lead_s + act.at_s, _safely, (observer, act, scenario, simulated)) for act in scenario.acts
+    ]
+    for timer in timers:
+        timer.start()
+    result["load_began"] = time.time() + lead_s
+    rows = client.run(
+        trace, GATEWAY_URL, ROOT / "traces" / f"{scenario.name}.requests.json",
+        workers=workers, seed=scenario.seed, drain_s=_DRAIN_S,
+    )  # fmt: skip
+    for timer in timers:
+        timer.cancel()
+    result["requests"] = rows
+    result["figures"] = figures(rows, scenario.phases)
+    observer.mark("load is over", **result["figures"]["all"])
+
+
+def figures(rows: Sequence[Mapping[str, Any]], phases: Sequence[tuple[float, float]]) -> dict[str, Any]:
+    """Of all requests and of each phase: how many were offered, answered, within the SLO; statuses; percentiles."""
+    found = {"all": _figures(rows)}
+    begin = 0.0
+    for number, (share, seconds) in enumerate(phases):
+        part = [row for row in rows if begin <= row["at_s"] < begin + seconds]
+        found[f"{number}: {share:g} for {seconds:g} s"] = _figures(part)
+        begin += seconds
+    return found
+
+
+def _figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    first = [row["first_s"] + row["late_s"] for row in rows if row["ok"] and row["first_s"] is not None]
+    each = [(row["last_s"] - row["first_s"]) / (row["output"] - 1) for row in rows if row["ok"] and row["output"] > 1]
+    within = sum(_within(row) for row in rows)
+    statuses: dict[str, int] = {}
+    for row in rows:
+        key = "cut" if row["status"] == 200 and not row["ok"] else str(row["status"])
+        statuses[key] = statuses.get(key, 0) + 1
+    return {
+        "offered": len(rows),
+        "within": within,
+        "share": round(within / len(rows), 4) if rows else None,
+        "statuses": statuses,
+        "ttft_p50": scenarios.percentile(first, 50),
+        "ttft_p95": scenarios.percentile(first, 95),
+        "tpot_p50": scenarios.percentile(each, 50),
+        "tpot_p95": scenarios.percentile(each, 95),
+    }
+
+
+def _within(row: Mapping[str, Any]) -> bool:
+    if not row["ok"] or row["first_s"] is None:
+        return False
+    each = (row["last_s"] - row["first_s"]) / (row["output"] - 1) if row["output"] > 1 else 0.0
+    return bool(row["first_s"] + row["late_s"] <= TTFT_S and each <= TPOT_S)
+
+
+def _safely(observer: Observer, act: Act, scenario: Scenario, simulated: bool) -> None:
+    try:
+        _ACTS[act.what](observer, scenario, simulated)
+    except (StepFailed, OSError, LookupError) as error:
+        observer.mark(f"{act.what} failed", error=str(error))
+
+
+def _signal_core(number: int, what: str) -> Callable[[Observer, Scenario, bool], None]:
+    def act(observer: Observer, _scenario: Scenario, _simulated: bool) -> None:
+        ready = [pod for pod in engine_pods() if is_ready(pod)]
+        if not ready:
+            raise LookupError("no ready engine")
+        pid = core_pid(ready[0]["metadata"]["uid"])
+        os.kill(pid, number)
+        observer.mark(what, pod=ready[0]["metadata"]["name"], pid=pid)
+
+    return act
+
+
+def core_pid(pod_uid: str) -> int:
+    """The process of a pod that computes, as this machine counts. Raises LookupError."""
+    forms = (pod_uid, pod_uid.replace("-", "_"))
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            groups = (folder / "cgroup").read_text()
+            command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            if any(form in groups for form in forms) and any(mark in command for mark in _CORE_MARKS):
+                return int(folder.name)
+    raise LookupError(f"no engine core in pod {pod_uid}")
+
+
+def _delete(observer: Observer, _scenario: Scenario, _simulated: bool) -> None:
+    ready = [pod for pod in engine_pods() if is_ready(pod)]
+    if not ready:
+        raise LookupError("no ready engine")
+    name = ready[0]["metadata"]["name"]
+    kubectl("delete", "pod", name, "-n", NAMESPACE, "--wait=false")
+    observer.mark("deleted", pod=name)
+
+
+def _rollout(observer: Observer, scenario: Scenario, simulated: bool) -> None:
+    document = scenarios.manifest(scenario, simulated=simulated, version=1)
+    kubectl("apply", "-f", "-", stdin=json.dumps(document))
+    observer.mark("rollout")
+
+
+_ACTS: Final[Mapping[str, Callable[[Observer, Scenario, bool], None]]] = {
+    "kill": _signal_core(signal.SIGKILL, "killed"),
+    "stop": _signal_core(signal.SIGSTOP, "stopped"),
+    "delete": _delete,
+    "rollout": _rollout,
+}
+
+
+def _vllm_bench(rate: float, observer: Observer) -> dict[str, Any]:
+    """vLLM's own load tool against the gateway: its result, or the end of its output."""
+    target = ROOT / "traces" / "bench.json"
+    tokenizer = dummy_models.write_model(ROOT / "models", "8b")
+    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "bench", "serve", "--backend", "openai"]
+    command += ["--base-url", GATEWAY_URL, "--endpoint", client.COMPLETIONS, "--model", SERVICE]
+    command += ["--tokenizer", str(tokenizer), "--dataset-name", "random", "--random-input-len", "1000"]
+    command += ["--random-output-len", "200", "--request-rate", f"{rate:.2f}", "--num-prompts", str(_BENCH_PROMPTS)]
+    command += ["--ignore-eos", "--save-result", "--result-dir", str(target.parent), "--result-filename", target.name]
+    command += ["--percentile-metrics", "ttft,tpot,itl", "--metric-percentiles", "50,95,99", "--seed", "29"]
+    command += ["--goodput", f"ttft:{TTFT_S * 1000:.0f}", f"tpot:{TPOT_S * 1000:.0f}"]
+    variables = {"PYTHONPATH": str(ENGINE / "site"), "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    observer.mark("vllm bench serve", rate=round(rate, 2))
+    try:
+        done = subprocess.run(
+            command, env={**os.environ, **variables}, capture_output=True, text=True, timeout=_BENCH_S, check=False
+        )
+        output = (done.stdout + done.stderr)[-4000:]
+    except subprocess.TimeoutExpired as error:
+        output = f"not within {error.timeout} s"
+    if not target.exists():
+        observer.mark("vllm bench serve gave no result", end=output[-300:])
+        return {"command": command, "output": output}
+    document = dict(json.loads(target.read_text()))
+    kept = {key: value for key, value in document.items() if not isinstance(value, list)}
+    observer.mark("vllm bench serve is over", completed=kept.get("completed"), p95_ttft_ms=kept.get("p95_ttft_ms"))
+    return {"command": command, "result": kept, "output": output}
+
+
+def _to_zero_and_back(observer: Observer, result: dict[str, Any]) -> None:
+    """Waits for the end of the last engine, then asks: what the held requests waited."""
+    began = time.monotonic()
+    while engine_pods():
+        if time.monotonic() - began > ZERO_S:
+            raise StepFailed(f"not at zero within {ZERO_S:.0f} s")
+        time.sleep(0.5)
+    result["to_zero_s"] = round(time.monotonic() - began, 1)
+    observer.mark("at zero", seconds=result["to_zero_s"])
+    held = [threading.Thread(target=lambda: waits.append(_first_answer(observer, HELD_S))) for _ in range(3)]
+    waits: list[float] = []
+    for thread in held:
+        thread.start()
+    for thread in held:
+        thread.join(HELD_S + 5)
+    result["held_s"] = waits
+    observer.mark("held requests are answered", seconds=waits)
+    if len(waits) < len(held):
+        raise StepFailed(f"{len(held) - len(waits)} held requests were not answered")

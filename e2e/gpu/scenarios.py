@@ -1,0 +1,136 @@
+"""What is run, as data: the load over time, what is done to the engines meanwhile, and the manifest of the service.
+
+A rate is a multiple of one engine's SLO capacity as `plimsoll plan` says it before (`capacity_per_s`), so that the same
+scenario fits every card. Each trace is drawn from a seed before anything runs, and its hash is written down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from bench.hardware import traces
+from e2e.gpu.settings import CACHES, MODELS, NAMESPACE
+
+SERVICE: Final = "m"  # the model's name in the clients' requests
+TTFT_S: Final = 0.5
+TPOT_S: Final = 0.05
+PERCENTILE: Final = 95
+MAX_SEQUENCES: Final = 256
+START_S: Final = 90.0  # of an engine with kept caches, for predictions
+
+
+@dataclass(frozen=True)
+class Act:
+    """Something done to an engine `at_s` seconds after the load began."""
+
+    at_s: float
+    what: str
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """`phases`: pairs of a multiple of one engine's capacity and seconds. `bench`: vLLM's own load tool afterwards."""
+
+    name: str
+    low: int
+    high: int
+    phases: tuple[tuple[float, float], ...]
+    acts: tuple[Act, ...] = ()
+    bench: bool = False
+    to_zero: bool = False
+    seed: int = 29
+    extra: Mapping[str, Any] | None = None
+
+    @property
+    def seconds(self) -> float:
+        return sum(seconds for _, seconds in self.phases)
+
+
+SCENARIOS: Final = {
+    one.name: one
+    for one in (
+        Scenario("steady", 1, 1, ((0.7, 60.0),), bench=True),
+        Scenario("overload", 1, 1, ((0.6, 30.0), (1.6, 60.0), (0.6, 30.0))),
+        Scenario("kill", 1, 1, ((0.4, 150.0),), acts=(Act(20.0, "kill"),)),
+        Scenario("zero", 0, 1, (), to_zero=True),
+        Scenario("step", 1, 2, ((0.6, 40.0), (1.5, 180.0), (0.5, 70.0))),
+        Scenario(
+            "failures",
+            2,
+            2,
+            ((1.0, 300.0),),
+            acts=(Act(20.0, "kill"), Act(110.0, "stop"), Act(200.0, "delete")),
+        ),
+        Scenario("kills", 2, 2, ((1.0, 240.0),), acts=(Act(20.0, "kill"), Act(80.0, "kill"), Act(140.0, "kill"))),
+        Scenario("rollout", 1, 2, ((0.5, 240.0),), acts=(Act(20.0, "rollout"),)),
+    )
+}
+
+
+def trace(scenario: Scenario, capacity_per_s: float) -> list[traces.PlannedRequest]:
+    """The requests of a scenario: Poisson arrivals in each phase, the lengths of a chat."""
+    requests: list[traces.PlannedRequest] = []
+    begin = 0.0
+    for number, (share, seconds) in enumerate(scenario.phases):
+        rows = traces.poisson(share * capacity_per_s, seconds, scenario.seed * 1000 + number)
+        requests += [traces.PlannedRequest(begin + row.at_s, row.prompt, row.output) for row in rows]
+        begin += seconds
+    return requests
+
+
+def manifest(scenario: Scenario, *, simulated: bool, version: int = 0) -> dict[str, Any]:
+    """The InferenceService of a scenario; another `version` is another pod template, and so a rollout."""
+    caches = {"name": "caches", "hostPath": {"path": str(CACHES), "type": "Directory"}}
+    variables = {
+        "STEPLOG_WEIGHTS": "1",
+        "VLLM_CACHE_ROOT": "/caches/vllm",
+        "TORCHINDUCTOR_CACHE_DIR": "/caches/inductor",
+        "TRITON_CACHE_DIR": "/caches/triton",
+        "ROLLOUT": str(version),
+    }
+    tier: dict[str, Any] = {
+        "minReplicas": scenario.low,
+        "maxReplicas": scenario.high,
+        "pod": {
+            "volumes": [caches],
+            "volumeMounts": [{"name": "caches", "mountPath": "/caches"}],
+        },
+    }
+    arguments = ["--max-model-len", "32768", "--max-num-seqs", str(MAX_SEQUENCES)]
+    arguments += [] if simulated else ["--load-format", "dummy"]
+    spec: dict[str, Any] = {
+        "model": {"uri": f"file://{MODELS}/8b"},
+        "engine": {
+            "args": arguments,
+            "env": [{"name": name, "value": value} for name, value in variables.items()],
+            "drainTimeout": "30s",
+        },
+        "slo": {"ttft": f"{TTFT_S * 1000:.0f}ms", "tpot": f"{TPOT_S * 1000:.0f}ms", "percentile": PERCENTILE},
+        "tiers": {"serve": tier},
+    }
+    if scenario.to_zero:
+        spec["scaling"] = {"sloMissCost": 0, "horizon": "20s"}
+        spec["admission"] = {"classes": [{"name": "default", "maxQueueTime": "120s"}]}
+    return {
+        "apiVersion": "plimsoll.dev/v1alpha1",
+        "kind": "InferenceService",
+        "metadata": {"name": SERVICE, "namespace": NAMESPACE},
+        "spec": spec,
+    }
+
+
+def write_trace(scenario: Scenario, capacity_per_s: float, path: Path) -> str:
+    """The trace as `plimsoll simulate` reads it; its SHA-256."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    traces.write(path, trace(scenario, capacity_per_s))
+    return traces.digest(path)
+
+
+def percentile(values: list[float], share: float) -> float | None:
+    """A percentile; None of no values."""
+    return round(float(np.percentile(values, share)), 4) if values else None

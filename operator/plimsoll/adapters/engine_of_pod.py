@@ -1,0 +1,92 @@
+"""What a pod says of its engine: which one it is, its arguments, and where its metrics are.
+
+Problem: pods of several revisions run at once, so the spec does not say what a pod runs.
+
+Idea: the pod says it. A pod with a launcher has the engine's arguments in its environment. Any other has the label
+`plimsoll.dev/engine`, its arguments in the container, and an annotation if the user named the metrics. The cached copy
+of a target's pod has the port of its metrics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from plimsoll.api import labels
+from plimsoll.api.contract import engine_contract
+from plimsoll.engines.engine import Engine, MetricMap, Signal, Source
+from plimsoll.engines.registry import engine_named
+
+Object = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsAddress:
+    """Where the metrics of an engine are, and their names."""
+
+    port: int
+    path: str
+    names: MetricMap
+
+
+def engine_of(pod: Object) -> Engine:
+    """The engine of a pod. The simulator counts as vLLM, whose arguments and metrics it has."""
+    return engine_named((pod["metadata"].get("labels") or {}).get(labels.ENGINE))
+
+
+def has_launcher(pod: Object) -> bool:
+    """Whether Plimsoll's launcher runs the engine. It runs none of a target."""
+    return engine_of(pod).launched and labels.ADOPTED not in pod
+
+
+def engine_args(pod: Object) -> tuple[object, ...]:
+    """The engine's arguments, defaults first. Ignores what cannot be parsed."""
+    containers = pod.get("spec", {}).get("containers") or ()
+    if not engine_of(pod).launched:
+        return tuple(arg for one in containers if one.get("name") == "engine" for arg in one.get("args") or ())
+    names = engine_contract().env
+    given = {entry.get("name"): entry.get("value") for one in containers for entry in one.get("env") or ()}
+    return tuple(arg for name in ("default_args", "args") for arg in _list(given.get(names[name])))
+
+
+def api_port(pod: Object) -> int:
+    """The port of the engine's API."""
+    for container in pod.get("spec", {}).get("containers") or ():
+        for port in container.get("ports") or ():
+            if port.get("name") == "api" and "containerPort" in port:
+                return int(port["containerPort"])
+    return engine_contract().ports["api"]
+
+
+def metrics_address(pod: Object) -> MetricsAddress | None:
+    """Where the engine's metrics are; None if it has none. Raises ValueError for an annotation of another form."""
+    engine, contract = engine_of(pod), engine_contract()
+    if labels.ADOPTED in pod and engine.metrics is not None:
+        return MetricsAddress(int(pod[labels.ADOPTED]["metricsPort"]), contract.paths["metrics"], engine.metrics)
+    if engine.launched and engine.metrics is not None:
+        return MetricsAddress(contract.ports["launcher"], contract.paths["metrics"], engine.metrics)
+    if engine.metrics is not None:
+        return MetricsAddress(api_port(pod), contract.paths["metrics"], engine.metrics)
+    text = (pod["metadata"].get("annotations") or {}).get(labels.METRICS)
+    return None if text is None else _named(text)
+
+
+def _named(text: str) -> MetricsAddress:
+    """The address in the annotation, which `metrics_annotation` wrote."""
+    try:
+        document = orjson.loads(text)
+        signals = tuple((Signal(signal), (Source(str(metric)),)) for signal, metric in document["names"].items())
+        return MetricsAddress(int(document["port"]), str(document["path"]), MetricMap("the engine", signals))
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(f"the annotation {labels.METRICS} has another form: {error}") from error
+
+
+def _list(text: object) -> list[object]:
+    try:
+        read = orjson.loads(text) if isinstance(text, str) else []
+    except ValueError:
+        return []
+    return read if isinstance(read, list) else []

@@ -1,0 +1,93 @@
+"""Rules about what an engine cannot do: a field that needs a feature is refused for an engine that lacks it.
+
+The message names the field, the engine, the feature, and the engines that have it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from plimsoll.api.v1alpha1.api_model import ValidationRule, compile_re2, quote
+from plimsoll.engines.engine import Feature
+from plimsoll.engines.registry import ENGINES, engines_with, engines_without
+
+FORBIDDEN = "FieldValueForbidden"
+
+
+def needs(
+    feature: Feature, used_cel: str, used: Callable[[Any], bool], *, field: str, engine: str = "self.engine"
+) -> ValidationRule[Any]:
+    """Return a rule that an engine has a feature where a field of the spec needs it.
+
+    used_cel, used: whether the spec uses the feature. field: path of the field. engine: path of the engine in CEL; with
+    "self" the rule is one of EngineSpec.
+    """
+    lacking = engines_without(feature)
+    present = "" if engine == "self" else f"!has({engine}) || "
+    remedy = f" has no {feature}: remove {field.removeprefix('.')}, or use engine {' or '.join(engines_with(feature))}"
+
+    def runtime(spec: Any) -> str:
+        return str(spec.runtime if engine == "self" else spec.engine.runtime)
+
+    return ValidationRule(
+        f"{present}!({engine}.runtime in {_cel_list(lacking)}) || !({used_cel})",
+        f"the engine{remedy}",
+        lambda spec: runtime(spec) not in lacking or not used(spec),
+        field=field,
+        reason=FORBIDDEN,
+        message_cel=f"'engine ' + {engine}.runtime + {quote(remedy)}",
+        format_message=lambda spec: f"engine {runtime(spec)}{remedy}",
+    )
+
+
+def needs_image() -> ValidationRule[Any]:
+    """Return a rule that an engine without bundled image has one."""
+    lacking, says = engines_without(Feature.BUNDLED_IMAGE), f" has no {Feature.BUNDLED_IMAGE}: image is required"
+    return ValidationRule(
+        f"!(self.runtime in {_cel_list(lacking)}) || has(self.image)",
+        f"the engine{says}",
+        lambda spec: spec.runtime not in lacking or spec.image is not None,
+        field=".image",
+        reason="FieldValueRequired",
+        message_cel=f"'engine ' + self.runtime + {quote(says)}",
+        format_message=lambda spec: f"engine {spec.runtime}{says}",
+    )
+
+
+def reserved_args() -> tuple[ValidationRule[Any], ...]:
+    """Return rules that no argument is a flag that Plimsoll sets, one for each set of such flags."""
+    flag_sets = dict.fromkeys(engine.reserved_flags for engine in ENGINES.values() if engine.reserved_flags)
+    return tuple(_reserved(flags) for flags in flag_sets)
+
+
+def _reserved(flags: tuple[str, ...]) -> ValidationRule[Any]:
+    engines = tuple(name for name, engine in ENGINES.items() if engine.reserved_flags == flags)
+    pattern = _flag_pattern(flags)
+    regex = compile_re2(pattern)
+    says = f"may not have a flag that Plimsoll sets (reserved: {', '.join(flags)})"
+
+    def found(spec: Any) -> list[str]:
+        return [arg.split("=")[0] for arg in spec.args if regex.search(arg)]
+
+    return ValidationRule(
+        f"!(self.runtime in {_cel_list(engines)}) || !has(self.args) || "
+        f"!self.args.exists(arg, arg.matches({quote(pattern)}))",
+        says,
+        lambda spec: spec.runtime not in engines or not found(spec),
+        field=".args",
+        format_message=lambda spec: f"{says}: it has {', '.join(found(spec))}",
+    )
+
+
+def _flag_pattern(flags: tuple[str, ...]) -> str:
+    """Return a pattern for flags: any character between words, `=value`, `.key` of a JSON value.
+
+    It is short, because the API server limits the cost of a rule by the length of its pattern.
+    """
+    names = "|".join(flag[1:].replace("-", ".") for flag in flags)
+    return f"^-({names})([=. ]|$)"
+
+
+def _cel_list(names: tuple[str, ...]) -> str:
+    return f"[{', '.join(map(quote, names))}]"

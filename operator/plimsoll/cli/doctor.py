@@ -1,0 +1,225 @@
+"""`plimsoll doctor NAME`: what is wrong with one service, and what to do.
+
+It reads the service, its Deployments, pods and Events, the HorizontalPodAutoscalers of its namespace, the nodes, and
+the operator's document. It changes nothing. What the user may not read is listed, and the rest is still checked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from plimsoll.adapters.kube_client import DEPLOYMENTS, EVENTS, HORIZONTALPODAUTOSCALERS, PODS, KubeClient, Resource
+from plimsoll.adapters.normalize import epoch_s
+from plimsoll.api import labels
+from plimsoll.api.conditions import ABNORMAL_TRUE
+from plimsoll.cli import cluster, kubeconfig
+from plimsoll.cli.findings import NOTE, PROBLEM, UNCHECKED, Finding, exit_status, findings_lines, read_all
+from plimsoll.cli.json_access import get_int, get_list, get_mapping, get_number, get_text
+from plimsoll.cli.output import Screen, format_age, hanging_indent
+from plimsoll.cli.output_files import print_text
+from plimsoll.controllers.reconcile import pod_diagnosis
+from plimsoll.controllers.replicas_owner import replicas_set_by
+from plimsoll.core.errors import PlimsollError
+from plimsoll.core.units import format_figure
+
+KubeObject = dict[str, Any]
+
+NODES: Final = Resource("", "v1", "nodes", "Node", namespaced=False)
+MAX_FINDINGS_PER_KIND: Final = 5
+EVENT_AGE_S: Final = 3600.0
+_OPERATOR_LOGS: Final = "see the operator's log: kubectl -n {} logs deploy/plimsoll-operator --tail=100"
+
+
+@dataclass(frozen=True)
+class Patient:
+    """What was read of one service. A list is None if it could not be read. document: the operator's, or None."""
+
+    service: KubeObject
+    deployments: list[KubeObject] | None = None
+    pods: list[KubeObject] | None = None
+    events: list[KubeObject] | None = None
+    autoscalers: list[KubeObject] | None = None
+    nodes: list[KubeObject] | None = None
+    document: Any = None
+
+    @property
+    def name(self) -> str:
+        return get_text(self.service, "metadata", "name") or ""
+
+
+def run(arguments: argparse.Namespace) -> int:
+    namespace = arguments.namespace or kubeconfig.current_namespace(arguments.kubeconfig)
+    findings = asyncio.run(_examine(arguments, namespace))
+    screen = Screen.for_stream(sys.stdout)
+    problems = sum(one.level == PROBLEM for one in findings)
+    heading = f"{namespace}/{arguments.name}: {'no problem' if not problems else f'{problems} to mend'}"
+    lines = [*hanging_indent("", heading, screen), *findings_lines(findings, screen)]
+    print_text("\n".join([*lines, ""]))
+    return exit_status(findings)
+
+
+async def _examine(arguments: argparse.Namespace, namespace: str) -> list[Finding]:
+    async with cluster.connect(arguments.kubeconfig) as kube:
+        return await examine(kube, namespace, arguments.name, arguments.operator_namespace, time.time())
+
+
+async def examine(kube: KubeClient, namespace: str, name: str, operator_namespace: str, now_s: float) -> list[Finding]:
+    """Return what is found. now_s: seconds since the epoch. Raises ClusterQueryError if there is no such service."""
+    service = await cluster.get_service(kube, namespace, name)
+    unread: list[Finding] = []
+    selector = f"{labels.SERVICE}={name}"
+    deployments, pods, events, autoscalers, nodes = await asyncio.gather(
+        read_all(kube, DEPLOYMENTS, namespace, unread, selector),
+        read_all(kube, PODS, namespace, unread, selector),
+        read_all(kube, EVENTS, namespace, unread),
+        read_all(kube, HORIZONTALPODAUTOSCALERS, namespace, unread),
+        read_all(kube, NODES, None, unread),
+    )
+    document = None
+    try:
+        leader = await cluster.find_leader(kube, operator_namespace)
+        document = (await cluster.get_documents(kube, leader, operator_namespace, [(namespace, name)])).get(
+            (namespace, name)
+        )
+    except PlimsollError as error:
+        unread.append(Finding(UNCHECKED, "operator", str(error)))
+    patient = Patient(service, deployments, pods, events, autoscalers, nodes, document)
+    return [*diagnose(patient, operator_namespace, now_s), *unread]
+
+
+def diagnose(patient: Patient, operator_namespace: str, now_s: float) -> list[Finding]:
+    """Return what is wrong with a service, by what was read of it."""
+    return [
+        *_unseen_spec(patient, operator_namespace),
+        *_conditions(patient),
+        *_pods(patient),
+        *_unmatched_nodes(patient),
+        *_foreign_replicas(patient),
+        *_bypassed_gateways(patient),
+        *_warnings(patient, now_s),
+    ]
+
+
+def _unseen_spec(patient: Patient, operator_namespace: str) -> Iterable[Finding]:
+    remedy = _OPERATOR_LOGS.format(operator_namespace)
+    generation = get_int(patient.service, "metadata", "generation")
+    observed = get_int(patient.service, "status", "observedGeneration")
+    if get_text(patient.service, "metadata", "deletionTimestamp"):
+        yield Finding(NOTE, "service", "it is being deleted")
+    elif observed is None:
+        yield Finding(PROBLEM, "operator", "no operator has written a status yet", remedy)
+    elif generation is not None and observed < generation:
+        message = f"the status is of generation {observed}, the spec of {generation}: the operator is behind"
+        yield Finding(PROBLEM, "operator", message, remedy)
+
+
+def _conditions(patient: Patient) -> Iterable[Finding]:
+    for one in get_list(patient.service, "status", "conditions"):
+        kind, status = get_text(one, "type") or "", get_text(one, "status")
+        message = f"{get_text(one, 'reason')}: {get_text(one, 'message')}"
+        if (kind in ABNORMAL_TRUE and status == "True") or (kind not in ABNORMAL_TRUE and status == "False"):
+            yield Finding(NOTE if kind == "Reconciling" else PROBLEM, kind, message)
+        elif status == "Unknown":
+            yield Finding(NOTE, kind, message)
+
+
+def _pods(patient: Patient) -> Iterable[Finding]:
+    """Pods with a problem of their own, and tiers whose pods do not exist."""
+    if patient.pods is None:
+        return
+    found = []
+    for pod in patient.pods:
+        problem = pod_diagnosis.pod_problem(pod)
+        restarts = sum(get_int(one, "restartCount") or 0 for one in get_list(pod, "status", "containerStatuses"))
+        name = f"pod {get_text(pod, 'metadata', 'name')}"
+        if problem is not None:
+            remedy = f"kubectl -n {get_text(pod, 'metadata', 'namespace')} describe {name}"
+            found.append(Finding(PROBLEM, name, f"{problem.reason}: {problem.message}", remedy))
+        elif restarts:
+            found.append(Finding(NOTE, name, f"its containers have restarted {restarts} times"))
+    yield from _some(found)
+    for deployment in patient.deployments or ():
+        role, wanted = _role(deployment), get_int(deployment, "spec", "replicas") or 0
+        if wanted and not any(_role(pod) == role for pod in patient.pods):
+            owner = get_text(deployment, "metadata", "name")
+            remedy = f"see the Events of deployment {owner} for a quota or a webhook"
+            yield Finding(PROBLEM, f"tier {role}", f"{wanted} replicas are wanted, and no pod has its labels", remedy)
+
+
+def _unmatched_nodes(patient: Patient) -> Iterable[Finding]:
+    """Node selectors that no node has."""
+    if patient.nodes is None:
+        return
+    node_labels = [get_mapping(node, "metadata", "labels") for node in patient.nodes]
+    for deployment in patient.deployments or ():
+        selector = get_mapping(deployment, "spec", "template", "spec", "nodeSelector")
+        if selector and not any(selector.items() <= found.items() for found in node_labels):
+            wanted = ", ".join(f"{name}={value}" for name, value in sorted(selector.items()))
+            message = f"no node has the labels {wanted}"
+            remedy = f"label a node, or change spec.tiers.{_role(deployment)}.pod.nodeSelector"
+            yield Finding(PROBLEM, f"tier {_role(deployment)}", message, remedy)
+
+
+def _foreign_replicas(patient: Patient) -> Iterable[Finding]:
+    """Autoscalers and clients that write the replica counts too."""
+    owned = {get_text(one, "metadata", "name") for one in patient.deployments or ()}
+    for scaler in patient.autoscalers or ():
+        kind, target = (get_text(scaler, "spec", "scaleTargetRef", name) for name in ("kind", "name"))
+        if (kind == "Deployment" and target in owned) or (kind == labels.KIND and target == patient.name):
+            name = get_text(scaler, "metadata", "name")
+            message = f"it scales {kind} {target}, which Plimsoll scales too: the two undo each other"
+            yield Finding(PROBLEM, f"hpa {name}", message, f"kubectl delete hpa {name}, or spec.scaling.mode: Off")
+    for deployment in patient.deployments or ():
+        owner = replicas_set_by(deployment)
+        if owner is not None:
+            message = f"its replica count was last set by {owner}, not by Plimsoll"
+            remedy = "set spec.tiers.*.minReplicas and maxReplicas instead"
+            yield Finding(NOTE, f"tier {_role(deployment)}", message, remedy)
+
+
+def _bypassed_gateways(patient: Patient) -> Iterable[Finding]:
+    """Requests in engines that no gateway has sent. Those of targets need none."""
+    if get_mapping(patient.service, "spec", "targets"):
+        return
+    metrics = get_mapping(patient.document, "metrics")
+    rate, in_flight = (get_number(metrics, "gateways", name) for name in ("rate_per_s", "in_flight"))
+    running = sum(get_number(tier, "running") or 0.0 for tier in get_mapping(metrics, "tiers").values())
+    if running and not rate and not in_flight:
+        message = f"engines run {format_figure(running)} requests, and no gateway has sent one: demand is not seen"
+        remedy = f"send requests to status.url ({get_text(patient.service, 'status', 'url') or 'unknown'})"
+        yield Finding(PROBLEM, "traffic", message, remedy)
+
+
+def _warnings(patient: Patient, now_s: float) -> Iterable[Finding]:
+    """The newest Warnings of the last hour about the service, its Deployments and its pods."""
+    names = {patient.name}
+    names |= {get_text(one, "metadata", "name") or "" for one in (*(patient.deployments or ()), *(patient.pods or ()))}
+    recent = []
+    for event in patient.events or ():
+        at_s = epoch_s(get_text(event, "lastTimestamp") or get_text(event, "eventTime")) or 0.0
+        is_about = get_text(event, "involvedObject", "name") in names
+        if is_about and get_text(event, "type") == "Warning" and now_s - at_s <= EVENT_AGE_S:
+            recent.append((at_s, event))
+    recent.sort(key=lambda one: one[0], reverse=True)
+    for at_s, event in recent[:MAX_FINDINGS_PER_KIND]:
+        age = format_age(max(0.0, now_s - at_s))
+        subject = f"{get_text(event, 'involvedObject', 'kind')} {get_text(event, 'involvedObject', 'name')}"
+        yield Finding(NOTE, subject, f"{age} ago, {get_text(event, 'reason')}: {get_text(event, 'message')}")
+
+
+def _some(found: Sequence[Finding]) -> Iterable[Finding]:
+    """The first findings of one kind, problems first, and the number of the others."""
+    ordered = sorted(found, key=lambda one: one.level != PROBLEM)
+    yield from ordered[:MAX_FINDINGS_PER_KIND]
+    if len(ordered) > MAX_FINDINGS_PER_KIND:
+        yield Finding(NOTE, "pods", f"{len(ordered) - MAX_FINDINGS_PER_KIND} more have restarted or have problems")
+
+
+def _role(obj: KubeObject) -> str:
+    return get_text(get_mapping(obj, "metadata", "labels"), labels.ROLE) or ""

@@ -1,0 +1,65 @@
+"""What `doctor` and `check` find: a problem or a remark, with its remedy, and reads that the user may not do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from plimsoll.adapters.kube_client import KubeClient, Resource
+from plimsoll.cli.output import Screen, format_table
+from plimsoll.core.errors import ClusterError, Forbidden, NotFound
+
+KubeObject = dict[str, Any]
+
+PROBLEM: Final = "problem"
+NOTE: Final = "note"
+UNCHECKED: Final = "unchecked"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One finding. level: PROBLEM, NOTE or UNCHECKED. remedy: what to do, "" if there is nothing to do."""
+
+    level: str
+    subject: str
+    message: str
+    remedy: str = ""
+
+
+async def read_all(
+    kube: KubeClient, resource: Resource, namespace: str | None, findings: list[Finding], selector: str | None = None
+) -> list[KubeObject] | None:
+    """Return the objects of a kind; None, with an entry in `findings`, if they cannot be read.
+
+    namespace: None for all. A kind that the cluster does not have has no objects.
+    """
+    scope = f"in namespace {namespace}" if namespace else "in the whole cluster"
+    try:
+        return (await kube.list(resource, namespace, selector))[0]
+    except NotFound:
+        return []
+    except Forbidden:
+        remedy = f"ask for permission to list {resource.plural}{f'.{resource.group}' if resource.group else ''} {scope}"
+        findings.append(Finding(UNCHECKED, resource.plural, f"forbidden: cannot list {resource.plural}", remedy))
+    except ClusterError as error:
+        findings.append(Finding(UNCHECKED, resource.plural, f"cannot list {resource.plural}: {error}", "try again"))
+    return None
+
+
+def findings_lines(findings: Sequence[Finding], screen: Screen) -> list[str]:
+    """Return the findings as a table, problems first."""
+    order = (PROBLEM, NOTE, UNCHECKED)
+    ordered = sorted(findings, key=lambda one: order.index(one.level))
+    rows = [[one.level, one.subject, _sentence(one)] for one in ordered]
+    alarming = {place for place, row in enumerate(rows) if row[0] == PROBLEM}
+    return format_table(rows, screen, head=False, alarm_rows=alarming)
+
+
+def exit_status(findings: Sequence[Finding]) -> int:
+    """Return 1 if there is a problem, else 0."""
+    return int(any(one.level == PROBLEM for one in findings))
+
+
+def _sentence(finding: Finding) -> str:
+    return f"{finding.message} -> {finding.remedy}" if finding.remedy else finding.message

@@ -1,0 +1,142 @@
+"""KEDA's external scaler: the gRPC service that tells KEDA the recommended replica counts.
+
+Problem: the decisions are the leader's, while a Kubernetes Service sends a connection to any operator pod, and KEDA
+keeps its connection for ever.
+
+Idea: only the leader listens. A connection to a standby is refused, and the client tries again until it finds the
+leader. A leader that loses the lease closes its connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import grpc
+
+from plimsoll.controllers.keda_scaler import messages
+from plimsoll.controllers.keda_scaler.answers import (
+    METRIC_NAME,
+    TARGET,
+    ErrorKind,
+    Lookup,
+    ScalerError,
+    replicas,
+    service_key,
+)
+from plimsoll.telemetry import metrics
+
+MAX_MESSAGE_BYTES: Final = 64 * 1024  # a request has a few names; the metadata of a ScaledObject is small
+MAX_METADATA_BYTES: Final = 16 * 1024  # of a request's headers
+MAX_STREAMS: Final = 500  # one per ScaledObject with a trigger of type external-push
+MAX_CALLS: Final = MAX_STREAMS + 200  # further ones get RESOURCE_EXHAUSTED
+STREAM_INTERVAL_SECONDS: Final = 1.0  # between two looks at a recommendation
+CLOSE_SECONDS: Final = 1.0
+_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+    ("grpc.max_connection_idle_ms", 600_000),
+    ("grpc.so_reuseport", 0),  # a second process on the port is an error
+)
+
+
+class KedaScaler:
+    """The service. lookup: the recommendation for a service, None for an unknown one."""
+
+    def __init__(self, lookup: Lookup, interval_s: float = STREAM_INTERVAL_SECONDS) -> None:
+        self._lookup = lookup
+        self._interval_s = interval_s
+        self._streams = 0
+
+    async def start(self, address: str) -> tuple[grpc.aio.Server, int]:
+        """Listen on HOST:PORT. Returns the server and its port. Raises RuntimeError if the port is taken."""
+        server = grpc.aio.server(maximum_concurrent_rpcs=MAX_CALLS, options=_OPTIONS)
+        handlers = {
+            "IsActive": self._unary(self._is_active, messages.ScaledObjectRef),
+            "GetMetricSpec": self._unary(self._get_metric_spec, messages.ScaledObjectRef),
+            "GetMetrics": self._unary(self._get_metrics, messages.GetMetricsRequest),
+            "StreamIsActive": grpc.unary_stream_rpc_method_handler(
+                self._stream_is_active,
+                request_deserializer=messages.ScaledObjectRef.FromString,
+                response_serializer=messages.IsActiveResponse.SerializeToString,
+            ),
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(messages.SERVICE, handlers),))
+        port = server.add_insecure_port(address)
+        await server.start()
+        return server, port
+
+    def _unary(self, answer: Callable[[Any], Any], request_class: Any) -> Any:
+        async def call(request: Any, context: Any) -> Any:
+            try:
+                response = answer(request)
+            except ScalerError as error:
+                await _abort(context, error)
+            _count("OK")
+            return response
+
+        return grpc.unary_unary_rpc_method_handler(
+            call,
+            request_deserializer=request_class.FromString,
+            response_serializer=lambda message: message.SerializeToString(),
+        )
+
+    def _replicas(self, reference: Any) -> int:
+        return replicas(self._lookup, reference.namespace, reference.scalerMetadata)
+
+    def _is_active(self, reference: Any) -> Any:
+        return messages.IsActiveResponse(result=self._replicas(reference) > 0)
+
+    def _get_metric_spec(self, reference: Any) -> Any:
+        """The same for each service, also for one that comes later: without a spec KEDA would make no HPA."""
+        service_key(reference.namespace, reference.scalerMetadata)
+        spec = messages.MetricSpec(metricName=METRIC_NAME, targetSize=TARGET, targetSizeFloat=TARGET)
+        return messages.GetMetricSpecResponse(metricSpecs=[spec])
+
+    def _get_metrics(self, request: Any) -> Any:
+        if request.metricName != METRIC_NAME:
+            raise ScalerError(ErrorKind.INVALID_ARGUMENT, f"the only metric is {METRIC_NAME}")
+        count = self._replicas(request.scaledObjectRef)
+        value = messages.MetricValue(metricName=METRIC_NAME, metricValue=count, metricValueFloat=count)
+        return messages.GetMetricsResponse(metricValues=[value])
+
+    async def _stream_is_active(self, reference: Any, context: Any) -> None:
+        """Send whether replicas are recommended, at once and at each change. Without a recommendation, abort."""
+        if self._streams >= MAX_STREAMS:
+            _count("RESOURCE_EXHAUSTED")
+            text = f"the operator serves at most {MAX_STREAMS} streams: use triggers of type external"
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
+        self._streams += 1
+        last: bool | None = None
+        try:
+            while True:
+                response = self._is_active(reference)
+                if response.result is not last:
+                    await context.write(response)
+                    _count("OK")
+                    last = response.result
+                await asyncio.sleep(self._interval_s)
+        except ScalerError as error:
+            await _abort(context, error)
+        finally:
+            self._streams -= 1
+
+
+async def serve(port: int, lookup: Lookup) -> None:
+    """Serve on all addresses until cancelled. Raises RuntimeError if the port is taken."""
+    server, _ = await KedaScaler(lookup).start(f"[::]:{port}")
+    try:
+        await asyncio.Event().wait()
+    finally:
+        await server.stop(CLOSE_SECONDS)
+
+
+async def _abort(context: Any, error: ScalerError) -> Awaitable[None]:
+    _count(error.kind.value)
+    return await context.abort(grpc.StatusCode[error.kind.value], str(error))  # type: ignore[no-any-return]
+
+
+def _count(code: str) -> None:
+    metrics.OPERATOR_KEDA_ANSWERS.labels(code).inc()

@@ -1,0 +1,156 @@
+"""The engine contract: what Plimsoll knows of a program that serves a model.
+
+Problem: operator, gateway and validation ask the same questions about every engine: how it is started, which arguments
+are taken, what its metrics are called, what it cannot do. Answers that are spread over them hold for one engine only.
+
+Idea: one frozen record per engine, in a module of its own. `registry` finds it by the value of `spec.engine.runtime`.
+An engine with a launcher runs in Plimsoll's engine image, where the launcher starts it, warms it up and drains it.
+Any other runs in the user's image, and Kubernetes probes and stops it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+
+class Feature(StrEnum):
+    """Something that an engine may or may not have. The value completes "engine X has no ..."."""
+
+    DISAGGREGATION = "prefill and decode tiers"
+    LORA = "LoRA adapters that are loaded while it runs"
+    EMBED = "task embed"
+    SCORE = "task score"
+    TRANSCRIBE = "task transcribe"
+    REVISION = "choice of a model revision"
+    DEFAULT_OUTPUT_LIMIT = "output limit for requests that state none"
+    TARGETS = "metrics by which targets are sized"
+    BUNDLED_IMAGE = "bundled image"
+    OWN_SERVER = "command, port, health path and metric names of your own"
+    DRAIN_ON_TERM = "drain when it is told to stop"
+
+
+class Signal(StrEnum):
+    """A signal of an engine's metrics page. The value is the field of `core.ports.EngineReading` that it fills."""
+
+    RUNNING = "running"
+    WAITING = "waiting"
+    KV_USED = "kv_used"
+    STEPS = "steps"
+    STEP_TOKENS = "step_tokens"  # tokens of all steps; releases may count cached prompt tokens too
+    GENERATED_TOKENS = "generated_tokens"
+    LOCAL_PROMPT_TOKENS = "local_prompt_tokens"
+    CACHED_PROMPT_TOKENS = "cached_prompt_tokens"
+    TRANSFERRED_PROMPT_TOKENS = "transferred_prompt_tokens"
+    PREEMPTIONS = "preemptions"
+    POST_SECONDS = "post_s"
+    TRANSFER_SECONDS = "transfer_s"
+    PROMPT_TOKENS = "prompt_tokens"
+    OUTPUT_TOKENS = "output_tokens"
+    TPOT = "tpot_s"
+    TTFT = "ttft_s"
+    ITL = "itl_s"
+
+
+HISTOGRAMS: Final = frozenset({Signal.PROMPT_TOKENS, Signal.OUTPUT_TOKENS, Signal.TPOT, Signal.TTFT, Signal.ITL})
+
+
+class Source(NamedTuple):
+    """A metric that has a signal: its name and, if only one value of a label counts, label and value.
+
+    A histogram is named without `_bucket`, `_sum` and `_count`.
+    """
+
+    metric: str
+    label: str = ""
+    value: str = ""
+
+
+@dataclass(frozen=True)
+class MetricMap:
+    """Where a metrics page has the signals.
+
+    engine: the program's name in messages. signals: for each the metrics that may have it, the best first; label sets
+    of one metric are summed. prefix: what the names of the engine's metrics begin with, "" if nothing is known.
+    """
+
+    engine: str
+    signals: tuple[tuple[Signal, tuple[Source, ...]], ...]
+    prefix: str = ""
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The names of all metrics, sorted."""
+        return tuple(sorted({source.metric for _, sources in self.signals for source in sources}))
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What a server is started with.
+
+    model: a Hugging Face repository if `from_hub`, else a path in the container. revision: "" for the default one.
+    served_name: the model name that answers carry. task: `spec.model.task`.
+    """
+
+    model: str
+    from_hub: bool
+    served_name: str
+    task: str
+    gpus: int
+    port: int
+    revision: str = ""
+
+
+def last_value(args: Sequence[object], flags: Sequence[str]) -> str:
+    """The value of the last of several spellings of one flag, as `--flag value` or `--flag=value`; "" without one."""
+    found, texts = "", [*map(str, args), ""]
+    for argument, following in itertools.pairwise(texts):
+        name, equals, value = argument.partition("=")
+        if name in flags:
+            found = value if equals else following
+    return found
+
+
+def last_count(args: Sequence[object], flags: Sequence[str]) -> int | None:
+    """The value of a flag as a count of at least 1; None if it is absent or no such count."""
+    value = last_value(args, flags)
+    return int(value) or None if value.isascii() and value.isdigit() else None
+
+
+def _no_count(args: Sequence[object]) -> int | None:
+    return None
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One engine.
+
+    name: value of `spec.engine.runtime`. title: its name in text. metrics: None if the user names the metrics.
+    launched: whether Plimsoll's launcher starts it. reserved_flags: flags that Plimsoll sets or relies on.
+    default_args: arguments before the user's, by role, task and GPUs. own_args: those of an engine without a launcher
+    that place model, port and name; command: its entry point, () for that of the image.
+    health_path: answers 200 once the engine serves, and never before. cache_variables: environment variables that take
+    a folder for downloads, besides HF_HOME.
+    default_sequences: sequences that it runs at once if its arguments say nothing. max_sequences, max_model_len: these
+    and the longest sequence in tokens by its arguments, None if they say nothing. queue_limit: sequences that it
+    accepts at once, running and queued, by its arguments, a default, and queued ones per running one; None: no limit.
+    """
+
+    name: str
+    title: str
+    features: frozenset[Feature]
+    metrics: MetricMap | None
+    default_sequences: int
+    launched: bool = False
+    reserved_flags: tuple[str, ...] = ()
+    default_args: Callable[[str, str, int], tuple[str, ...]] = lambda role, task, gpus: ()
+    own_args: Callable[[Launch], tuple[str, ...]] = lambda launch: ()
+    command: tuple[str, ...] = ()
+    health_path: str = "/health"
+    cache_variables: tuple[str, ...] = ()
+    max_sequences: Callable[[Sequence[object]], int | None] = _no_count
+    max_model_len: Callable[[Sequence[object]], int | None] = _no_count
+    queue_limit: Callable[[Sequence[object], int, int], int | None] = lambda args, default, per_sequence: None

@@ -1,0 +1,73 @@
+"""llama.cpp's server (`llama-server`), in an image whose entry point it is.
+
+Facts from `tools/server` of its repository, and from a running server of build 11549:
+
+- A request's `model` is not checked; answers carry the alias.
+- With `--parallel N` each slot has 1/N of `--ctx-size`, unless `--kv-unified` shares it. Without it there are 4 slots.
+- `/health` answers 503 until the model is loaded. SIGTERM ends running requests.
+- Prompt tokens are counted when a prompt is done, output tokens when a request ends.
+- Its queue has no limit. Adapters are loaded at its start only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from plimsoll.engines.engine import Engine, Feature, Launch, MetricMap, Signal, Source, last_count
+
+PARALLEL: Final = ("--parallel", "-np")
+CONTEXT: Final = ("--ctx-size", "-c")
+UNIFIED: Final = ("--kv-unified", "-kvu")
+DEFAULT_SLOTS: Final = 4
+RESERVED_FLAGS: Final = (
+    "--host", "--port", "--model", "-m", "--model-url", "-mu", "--hf-repo", "-hf", "-hfr", "--docker-repo", "-dr",
+    "--alias", "-a", "--metrics", "--api-key", "--api-key-file", "--api-prefix", "--ssl-key-file", "--ssl-cert-file",
+    "--models-dir", "--models-preset",
+)  # the last two make a router of the server  # fmt: skip
+_TASK_ARGS: Final[dict[str, tuple[str, ...]]] = {"embed": ("--embeddings",), "score": ("--reranking",)}
+
+
+def _own_args(launch: Launch) -> tuple[str, ...]:
+    model = ("--hf-repo", launch.model) if launch.from_hub else ("--model", launch.model)
+    address = ("--host", "0.0.0.0", "--port", str(launch.port))
+    return (*model, "--alias", launch.served_name, *address, "--metrics", *_TASK_ARGS.get(launch.task, ()))
+
+
+def _slots(args: Sequence[object]) -> int | None:
+    return last_count(args, PARALLEL)
+
+
+def _max_model_len(args: Sequence[object]) -> int | None:
+    context, slots = last_count(args, CONTEXT), _slots(args)
+    if context is None or slots is None or any(argument in UNIFIED for argument in args):
+        return context
+    return context // slots or None
+
+
+METRICS: Final = MetricMap(
+    engine="llama.cpp",
+    prefix="llamacpp:",
+    signals=(
+        (Signal.RUNNING, (Source("llamacpp:requests_processing"),)),
+        (Signal.WAITING, (Source("llamacpp:requests_deferred"),)),
+        (Signal.KV_USED, (Source("llamacpp:kv_cache_usage_ratio"),)),  # until the middle of 2025
+        (Signal.STEPS, (Source("llamacpp:n_decode_total"),)),
+        (Signal.GENERATED_TOKENS, (Source("llamacpp:tokens_predicted_total"),)),
+        (Signal.LOCAL_PROMPT_TOKENS, (Source("llamacpp:prompt_tokens_total"),)),
+        (Signal.CACHED_PROMPT_TOKENS, (Source("llamacpp:prompt_tokens_cached_total"),)),
+    ),
+)
+
+LLAMA_CPP: Final = Engine(
+    name="llama-cpp",
+    title="llama.cpp",
+    features=frozenset({Feature.EMBED, Feature.SCORE}),
+    metrics=METRICS,
+    default_sequences=DEFAULT_SLOTS,
+    reserved_flags=RESERVED_FLAGS,
+    own_args=_own_args,
+    cache_variables=("LLAMA_CACHE",),
+    max_sequences=_slots,
+    max_model_len=_max_model_len,
+)

@@ -1,0 +1,87 @@
+"""SGLang (`sglang.launch_server`), in its own image.
+
+Facts from its documentation of server arguments and production metrics:
+
+- Metrics need `--enable-metrics`. `time_per_output_token_seconds` of older releases has inter-token latencies.
+- `prompt_tokens_total` includes cached tokens; `realtime_tokens_total` separates them by its label `mode`.
+- On SIGTERM it finishes running requests.
+- Disaggregated engines need its own bootstrap server and router, which Plimsoll does not run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from plimsoll.engines.engine import Engine, Feature, Launch, MetricMap, Signal, Source, last_count
+
+MAX_RUNNING: Final = "--max-running-requests"
+MAX_QUEUED: Final = "--max-queued-requests"
+CONTEXT: Final = "--context-length"
+DEFAULT_RUNNING: Final = 256  # Plimsoll's assumption: SGLang derives it from the free memory
+RESERVED_FLAGS: Final = (
+    "--host", "--port", "--model-path", "--model", "--served-model-name", "--revision", "--enable-metrics", "--api-key",
+    "--ssl-keyfile", "--ssl-certfile", "--config", "--disaggregation-mode",
+)  # fmt: skip
+
+
+def _own_args(launch: Launch) -> tuple[str, ...]:
+    return (
+        *("--model-path", launch.model, "--served-model-name", launch.served_name),
+        *(("--revision", launch.revision) if launch.revision else ()),
+        *(("--tp-size", str(launch.gpus)) if launch.gpus > 1 else ()),
+        *(("--is-embedding",) if launch.task == "embed" else ()),
+        *("--host", "0.0.0.0", "--port", str(launch.port), "--enable-metrics"),
+    )
+
+
+def _max_running(args: Sequence[object]) -> int | None:
+    return last_count(args, (MAX_RUNNING,))
+
+
+def _max_model_len(args: Sequence[object]) -> int | None:
+    return last_count(args, (CONTEXT,))
+
+
+def _queue_limit(args: Sequence[object], default: int, per_sequence: int) -> int | None:
+    queued = last_count(args, (MAX_QUEUED,))
+    return None if queued is None else queued + (_max_running(args) or DEFAULT_RUNNING)
+
+
+def _tokens(mode: str) -> Source:
+    return Source("sglang:realtime_tokens_total", "mode", mode)
+
+
+METRICS: Final = MetricMap(
+    engine="SGLang",
+    prefix="sglang:",
+    signals=(
+        (Signal.RUNNING, (Source("sglang:num_running_reqs"),)),
+        (Signal.WAITING, (Source("sglang:num_queue_reqs"),)),
+        (Signal.KV_USED, (Source("sglang:token_usage"),)),
+        (Signal.GENERATED_TOKENS, (_tokens("decode"), Source("sglang:generation_tokens_total"))),
+        (Signal.LOCAL_PROMPT_TOKENS, (_tokens("prefill_compute"),)),
+        (Signal.CACHED_PROMPT_TOKENS, (_tokens("prefill_cache"), Source("sglang:cached_tokens_total"))),
+        (Signal.PROMPT_TOKENS, (Source("sglang:prompt_tokens_histogram"),)),
+        (Signal.OUTPUT_TOKENS, (Source("sglang:generation_tokens_histogram"),)),
+        (Signal.TTFT, (Source("sglang:time_to_first_token_seconds"),)),
+        (
+            Signal.ITL,
+            (Source("sglang:inter_token_latency_seconds"), Source("sglang:time_per_output_token_seconds")),
+        ),
+    ),
+)
+
+SGLANG: Final = Engine(
+    name="sglang",
+    title="SGLang",
+    features=frozenset({Feature.EMBED, Feature.REVISION, Feature.DRAIN_ON_TERM}),
+    metrics=METRICS,
+    default_sequences=DEFAULT_RUNNING,
+    reserved_flags=RESERVED_FLAGS,
+    own_args=_own_args,
+    command=("python3", "-m", "sglang.launch_server"),
+    max_sequences=_max_running,
+    max_model_len=_max_model_len,
+    queue_limit=_queue_limit,
+)

@@ -1,0 +1,122 @@
+"""What engines cannot do, and fields of engines without a launcher, broken once or more; see `tests.api.cases`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.api.cases import Case, single_edit
+from tests.api.manifests import aggregated
+
+IMAGE = "example.com/x:1"
+LIMITED = {"maxOutputTokens": 100}
+NO_LORA = "engine sglang has no LoRA adapters that are loaded while it runs: remove adapters, or use engine vllm"
+NO_LIMIT = "engine openai has no output limit for requests that state none: "
+NO_SERVER = "engine vllm has no command, port, health path and metric names of your own: remove "
+NO_TIERS = "engine llama-cpp has no prefill and decode tiers: remove tiers.prefill, or use engine vllm or simulated"
+ARGS, METRICS = "spec.engine.args", "spec.engine.metrics"
+
+
+def _engine(runtime: str, path: str, value: Any, says: str, server: str = "", *, at: str = "", **more: Any) -> Case:
+    """A service with one tier of an engine in an image of the user."""
+    engine = {"spec.engine.runtime": runtime, "spec.engine.image": IMAGE}
+    edits = {**engine, **more.pop("also", {}), path: value}
+    return Case(edits, at or path, says, server, base=aggregated, **more)
+
+
+ENGINE_CASES = [
+    Case({"spec.engine": {"runtime": "llama-cpp", "image": IMAGE}}, "spec.tiers.prefill", NO_TIERS),
+    *[
+        Case(
+            {"spec.engine.runtime": runtime},
+            "spec.engine.image",
+            f"engine {runtime} has no bundled image: image is required",
+            base=aggregated,
+        )
+        for runtime in ("llama-cpp", "sglang", "openai")
+    ],
+    _engine("sglang", "spec.engine.lora", {}, NO_LORA, at="spec.adapters"),
+    _engine("sglang", "spec.model.task", "score", "engine sglang has no task score: remove model.task, or use engine "),
+    _engine("llama-cpp", "spec.model.task", "transcribe", "engine llama-cpp has no task transcribe: "),
+    _engine(
+        "llama-cpp",
+        "spec.model.revision",
+        "v1",
+        "engine llama-cpp has no choice of a model revision: ",
+        also={"spec.model.uri": "hf://a/b"},
+    ),
+    _engine("openai", "spec.requestLimits", LIMITED, NO_LIMIT, at="spec.requestLimits.maxOutputTokens"),
+    _engine(
+        "openai",
+        "spec.admission",
+        {"classes": [{"name": "a", "slo": {"ttft": "2s"}, "requestLimits": LIMITED}]},
+        NO_LIMIT,
+        at="spec.admission.classes",
+        also={"spec.slo": {"ttft": "1s"}},
+    ),
+    *[
+        single_edit(f"spec.engine.{field}", value, f"{NO_SERVER}{field}, or use engine openai")
+        for field, value in (
+            ("command", ["serve"]),
+            ("port", 9000),
+            ("healthPath", "/healthz"),
+            ("metrics", {"running": "running"}),
+        )
+    ],
+    *[
+        _engine(
+            "llama-cpp", ARGS, ["--threads", "4", flag], "may not have a flag that Plimsoll sets (reserved: --host, "
+        )
+        for flag in ("-m", "--model=x", "-hf", "--metrics", "--api_key")
+    ],
+    _engine("sglang", ARGS, ["--host", "--disaggregation-mode"], "may not have a flag that Plimsoll sets "),
+    _engine("openai", "spec.engine.command", ["x"] * 33, "must have at most 32 entries", "Too many"),
+    _engine(
+        "openai", "spec.engine.command", [""], "must not be empty", "at least 1 chars", at="spec.engine.command[0]"
+    ),
+    _engine(
+        "openai",
+        "spec.engine.command",
+        ["a" * 4097],
+        "at most 4096 characters",
+        "Too long",
+        at="spec.engine.command[0]",
+    ),
+    *[
+        _engine("openai", path, number, says, server, at=at, also={METRICS: {"running": "x"}})
+        for path, at in (("spec.engine.port", ""), (f"{METRICS}.port", ""))
+        for number, says, server in (
+            (80, "must be at least 1024, not 80", "greater than or equal to 1024"),
+            (70000, "must be at most 65535, not 70000", "less than or equal to 65535"),
+        )
+    ],
+    *[
+        _engine("openai", path, value, says, server, also={METRICS: {"running": "x"}})
+        for path in ("spec.engine.healthPath", f"{METRICS}.path")
+        for value, says, server in (
+            ("", "must not be empty", "at least 1 chars"),
+            ("/" + "a" * 253, "must have at most 253 characters", "Too long"),
+            ("health", "must be a path, such as /health", ""),
+            ("/a b", "must be a path, such as /health", ""),
+        )
+    ],
+    _engine("openai", METRICS, {}, "needs at least one of running, waiting, kvUsed"),
+    *[
+        _engine("openai", f"{METRICS}.{signal}", value, says, server)
+        for signal in (
+            "running",
+            "waiting",
+            "kvUsed",
+            "promptTokens",
+            "generatedTokens",
+            "steps",
+            "ttft",
+            "tpot",
+            "itl",
+        )
+        for value, says, server in (
+            ("", "must not be empty", "at least 1 chars"),
+            ("a" * 254, "must have at most 253 characters", "Too long"),
+            ('a{b="c"}', "must be a metric's name: letters, digits, '_' and ':', no labels", ""),
+        )
+    ],
+]

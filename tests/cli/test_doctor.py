@@ -1,0 +1,203 @@
+"""What the doctor finds in the objects of one service, and that it says what it could not read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from plimsoll.api import labels
+from plimsoll.cli.cluster import ClusterQueryError
+from plimsoll.cli.doctor import (
+    EVENTS,
+    HORIZONTALPODAUTOSCALERS,
+    MAX_FINDINGS_PER_KIND,
+    NODES,
+    Patient,
+    diagnose,
+    examine,
+)
+from plimsoll.cli.findings import NOTE, PROBLEM, UNCHECKED, Finding, exit_status, findings_lines
+from plimsoll.cli.output import Screen
+from plimsoll.core.errors import BackendUnavailable, Forbidden
+from tests import builders
+from tests.cli import fake_kube
+
+Object = dict[str, Any]
+
+NOW_S = 1767229200.0  # 2026-01-01T01:00:00Z
+READY = {"type": "Ready", "status": "True", "reason": "Serving", "message": "clients reach it"}
+PODS, DEPLOYMENTS = "/api/v1/namespaces/team/pods", "/apis/apps/v1/namespaces/team/deployments"
+
+
+def service(*conditions: Object, **status: Any) -> Object:
+    made = builders.service()
+    made["metadata"]["generation"] = 2
+    return made | {"status": {"observedGeneration": 2, "conditions": [READY, *conditions], **status}}
+
+
+def healthy(**changes: Any) -> Patient:
+    parent = service()
+    deployment = builders.deployment(parent, "decode", replicas=1, ready=1)
+    pod = builders.pod(parent, "decode", "chat-decode-a", conditions=[{"type": "Ready", "status": "True"}])
+    facts: dict[str, Any] = {
+        "service": parent,
+        "deployments": [deployment],
+        "pods": [pod],
+        "events": [],
+        "autoscalers": [],
+        "nodes": [{"metadata": {"name": "n", "labels": {"gpu": "h100"}}}],
+        "document": {"metrics": {"gateways": {"rate_per_s": 3.0, "in_flight": 2.0}, "tiers": {}}},
+    }
+    return Patient(**(facts | changes))
+
+
+def found(patient: Patient) -> list[tuple[str, str, str]]:
+    return [(one.level, one.subject, one.message) for one in diagnose(patient, "plimsoll-system", NOW_S)]
+
+
+def test_doctor_healthy_service_has_no_finding() -> None:
+    assert found(healthy()) == []
+
+
+def test_doctor_nothing_but_the_service_is_no_problem() -> None:
+    assert found(Patient(service())) == []
+
+
+@pytest.mark.parametrize(
+    ("condition", "level"),
+    [
+        ({"type": "MetricsDegraded", "status": "True"}, PROBLEM),
+        ({"type": "SLOMet", "status": "False"}, PROBLEM),
+        ({"type": "SLOMet", "status": "Unknown"}, NOTE),
+        ({"type": "Reconciling", "status": "True"}, NOTE),
+        ({"type": "MetricsDegraded", "status": "False"}, None),
+    ],
+)
+def test_doctor_tells_conditions_by_their_meaning(condition: Object, level: str | None) -> None:
+    told = found(healthy(service=service(condition | {"reason": "Why", "message": "so"})))
+    assert told == ([] if level is None else [(level, condition["type"], "Why: so")])
+
+
+def test_doctor_status_of_older_spec_is_a_problem() -> None:
+    [(level, subject, message)] = found(healthy(service=service(observedGeneration=1)))
+    assert (level, subject) == (PROBLEM, "operator")
+    assert message == "the status is of generation 1, the spec of 2: the operator is behind"
+    bare = builders.service()
+    assert found(healthy(service=bare))[0][2] == "no operator has written a status yet"
+
+
+def test_doctor_quotes_pods_and_bounds_their_number() -> None:
+    parent = service()
+    waiting = {"image": "i", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}
+    broken = [builders.pod(parent, "decode", f"p{number}", containerStatuses=[waiting]) for number in range(9)]
+    restarted = builders.pod(parent, "decode", "q", containerStatuses=[{"ready": True, "restartCount": 3, "state": {}}])
+    told = found(healthy(pods=[restarted, *broken]))
+    assert told[0] == (PROBLEM, "pod p0", "ImageUnavailable: pod p0: no such image (image i)")
+    assert [one[0] for one in told] == [*[PROBLEM] * MAX_FINDINGS_PER_KIND, NOTE]
+    assert told[-1][2] == "5 more have restarted or have problems"
+    assert found(healthy(pods=[restarted])) == [(NOTE, "pod q", "its containers have restarted 3 times")]
+
+
+def test_doctor_labels_that_match_nothing() -> None:
+    assert found(healthy(pods=[])) == [(PROBLEM, "tier decode", "1 replicas are wanted, and no pod has its labels")]
+    patient = healthy()
+    assert patient.deployments is not None
+    spec = {"replicas": 1, "template": {"spec": {"nodeSelector": {"gpu": "h200"}}}}
+    deployment = patient.deployments[0] | {"spec": spec}
+    assert found(healthy(deployments=[deployment])) == [(PROBLEM, "tier decode", "no node has the labels gpu=h200")]
+    spec["template"] = {"spec": {"nodeSelector": {"gpu": "h100"}}}
+    assert found(healthy(deployments=[deployment])) == []
+
+
+@pytest.mark.parametrize(("kind", "name"), [("Deployment", "chat-decode"), (labels.KIND, "chat")])
+def test_doctor_names_other_autoscalers(kind: str, name: str) -> None:
+    scaler = {"metadata": {"name": "theirs"}, "spec": {"scaleTargetRef": {"kind": kind, "name": name}}}
+    other = {"metadata": {"name": "other"}, "spec": {"scaleTargetRef": {"kind": "Deployment", "name": "web"}}}
+    [(level, subject, message)] = found(healthy(autoscalers=[other, scaler]))
+    assert (level, subject) == (PROBLEM, "hpa theirs")
+    assert message == f"it scales {kind} {name}, which Plimsoll scales too: the two undo each other"
+
+
+def test_doctor_names_who_set_the_replicas() -> None:
+    patient = healthy()
+    assert patient.deployments is not None
+    fields = {"manager": "kubectl-edit", "fieldsV1": {"f:spec": {"f:replicas": {}}}}
+    patient.deployments[0]["metadata"]["managedFields"] = [fields]
+    message = "its replica count was last set by kubectl-edit, not by Plimsoll"
+    assert found(patient) == [(NOTE, "tier decode", message)]
+
+
+@pytest.mark.parametrize(("in_flight", "is_bypassed"), [(0.0, True), (4.0, False)])
+def test_doctor_requests_that_no_gateway_sent(in_flight: float, is_bypassed: bool) -> None:
+    gateways = {"rate_per_s": 0.0, "in_flight": in_flight}
+    document = {"metrics": {"gateways": gateways, "tiers": {"serve": {"running": 4.0}}}}
+    told = found(healthy(document=document))
+    message = "engines run 4 requests, and no gateway has sent one: demand is not seen"
+    assert told == ([(PROBLEM, "traffic", message)] if is_bypassed else [])
+
+
+def test_doctor_requests_of_targets_need_no_gateway() -> None:
+    patient = healthy(document={"metrics": {"tiers": {"serve": {"running": 4.0}}}})
+    assert found(patient)
+    targets = {"serve": {"scaleTargetRef": {"name": "llm"}}}
+    assert found(replace(patient, service={**patient.service, "spec": {"targets": targets}})) == []
+
+
+def test_doctor_shows_recent_warnings_of_own_objects() -> None:
+    def event(name: str, at: str, kind: str = "Warning") -> Object:
+        involved = {"kind": "Pod", "name": name}
+        return {"type": kind, "reason": "Failed", "message": "no", "lastTimestamp": at, "involvedObject": involved}
+
+    events = [
+        event("chat-decode-a", "2026-01-01T00:58:00Z"),
+        event("chat-decode-a", "2025-12-31T20:00:00Z"),
+        event("other", "2026-01-01T00:58:00Z"),
+        event("chat-decode-a", "2026-01-01T00:58:00Z", "Normal"),
+    ]
+    assert found(healthy(events=events)) == [(NOTE, "Pod chat-decode-a", "2m ago, Failed: no")]
+
+
+async def test_doctor_lists_what_it_may_not_read() -> None:
+    denied = Forbidden("forbidden", 403)
+    paths = [
+        PODS,
+        DEPLOYMENTS,
+        EVENTS.path("team"),
+        HORIZONTALPODAUTOSCALERS.path("team"),
+        NODES.path(),
+        fake_kube.LEASE,
+    ]
+    answers: dict[str, Any] = dict.fromkeys(paths, denied)
+    answers[fake_kube.services("team", "chat")] = service()
+    findings = await examine(fake_kube.FakeKube(answers), "team", "chat", "plimsoll-system", NOW_S)
+    assert {one.level for one in findings} == {UNCHECKED}
+    assert len(findings) == len(paths)
+    assert "ask for permission to list deployments.apps in namespace team" in {one.remedy for one in findings}
+    assert exit_status(findings) == 0
+    answers[PODS] = BackendUnavailable("too slow")
+    findings = await examine(fake_kube.FakeKube(answers), "team", "chat", "plimsoll-system", NOW_S)
+    assert "cannot list pods: too slow" in {one.message for one in findings}
+
+
+async def test_doctor_reads_a_cluster_without_autoscalers() -> None:
+    answers = {
+        fake_kube.services("team", "chat"): service(),
+        fake_kube.LEASE: {"spec": {"holderIdentity": "o"}},
+        fake_kube.explanation("o", "team", "chat"): {},
+        fake_kube.SERVICES: {"items": []},
+    }
+    assert await examine(fake_kube.FakeKube(answers), "team", "chat", "plimsoll-system", NOW_S) == []
+    with pytest.raises(ClusterQueryError, match="no InferenceService none in namespace team"):
+        await examine(fake_kube.FakeKube(answers), "team", "none", "plimsoll-system", NOW_S)
+
+
+def test_findings_print_problems_first_with_their_remedy() -> None:
+    findings = [Finding(UNCHECKED, "nodes", "forbidden"), Finding(NOTE, "a", "b"), Finding(PROBLEM, "c", "d", "do e")]
+    assert [" ".join(line.split()) for line in findings_lines(findings, Screen())] == [
+        "problem c d -> do e",
+        "note a b",
+        "unchecked nodes forbidden",
+    ]
+    assert exit_status(findings) == 1

@@ -1,0 +1,148 @@
+"""Each engine's contract: what it is started with, what its pages say, and that the record is whole."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from plimsoll.adapters.engine_metrics import parse_metrics
+from plimsoll.core.ports import EngineReading
+from plimsoll.engines.engine import Feature, Launch, MetricMap, Signal, Source, last_count, last_value
+from plimsoll.engines.registry import ENGINES, engine_named, engines_with, engines_without
+
+PAGES = Path(__file__).with_name("pages")
+LAUNCH = Launch("/models/claim/m.gguf", False, "chat", "generate", 1, 8000)
+HUB = Launch("org/m", True, "chat", "embed", 2, 9000, "v1")
+
+
+def reading(engine: str) -> EngineReading:
+    metric_map = ENGINES[engine].metrics
+    assert metric_map is not None
+    return parse_metrics((PAGES / f"{engine.replace('-', '_')}.txt").read_bytes(), "pod", 1.0, metric_map)
+
+
+@pytest.mark.parametrize(
+    ("engine", "launch", "expected"),
+    [
+        (
+            "llama-cpp",
+            LAUNCH,
+            "--model /models/claim/m.gguf --alias chat --host 0.0.0.0 --port 8000 --metrics",
+        ),
+        (
+            "llama-cpp",
+            HUB,
+            "--hf-repo org/m --alias chat --host 0.0.0.0 --port 9000 --metrics --embeddings",
+        ),
+        (
+            "sglang",
+            LAUNCH,
+            "--model-path /models/claim/m.gguf --served-model-name chat --host 0.0.0.0 --port 8000 --enable-metrics",
+        ),
+        (
+            "sglang",
+            HUB,
+            "--model-path org/m --served-model-name chat --revision v1 --tp-size 2 --is-embedding --host 0.0.0.0"
+            " --port 9000 --enable-metrics",
+        ),
+        ("openai", HUB, ""),
+    ],
+)
+def test_own_args_place_model_name_and_port(engine: str, launch: Launch, expected: str) -> None:
+    assert ENGINES[engine].own_args(launch) == tuple(expected.split())
+
+
+@pytest.mark.parametrize("name", [name for name, engine in ENGINES.items() if not engine.launched])
+def test_own_flags_are_reserved(name: str) -> None:
+    engine = ENGINES[name]
+    flags = {arg for launch in (LAUNCH, HUB) for arg in engine.own_args(launch) if arg.startswith("--")}
+    assert flags - set(engine.reserved_flags) <= {"--embeddings", "--tp-size", "--is-embedding"}
+
+
+def test_llama_cpp_page_of_real_server_is_read() -> None:
+    found = reading("llama-cpp")
+    assert (found.running, found.waiting, found.generated_tokens) == (0.0, 0.0, 24.0)
+    assert found.local_prompt_tokens is not None
+    assert found.computed_tokens == found.local_prompt_tokens + 24.0
+    assert found.steps is not None
+    assert 24.0 <= found.steps <= 27.0
+    assert (found.kv_used, found.ttft_s, found.tpot_s, found.instance_id) == (None, None, None, "")
+
+
+def test_sglang_page_of_its_documentation_is_read() -> None:
+    found = reading("sglang")
+    assert (found.running, found.waiting, found.kv_used, found.generated_tokens) == (162.0, 2826.0, 0.28, 7.557572e6)
+    assert found.ttft_s is not None
+    assert sum(found.ttft_s.counts) == 11008.0
+    assert found.itl_s is not None
+    assert found.tpot_s is None
+    assert found.local_prompt_tokens is None  # its prompt tokens include cached ones
+    assert found.computed_tokens is None
+
+
+def test_sglang_realtime_tokens_separate_cached_ones() -> None:
+    page = "".join(
+        f'sglang:realtime_tokens_total{{mode="{mode}",model_name="m"}} {count}\n'
+        for mode, count in (("prefill_compute", 30), ("prefill_cache", 12), ("decode", 5))
+    )
+    metric_map = ENGINES["sglang"].metrics
+    assert metric_map is not None
+    found = parse_metrics(page.encode(), "pod", 1.0, metric_map)
+    assert (found.local_prompt_tokens, found.cached_prompt_tokens, found.computed_tokens) == (30.0, 12.0, 35.0)
+
+
+def test_signals_are_fields_of_a_reading() -> None:
+    fields = {field.name for field in dataclasses.fields(EngineReading)}
+    assert {signal.value for signal in Signal} - fields == {Signal.STEP_TOKENS}
+
+
+def test_map_without_prefix_selects_lines_by_name() -> None:
+    metric_map = MetricMap("x", ((Signal.RUNNING, (Source("a_running"),)), (Signal.TTFT, (Source("a_ttft"),))))
+    page = b'a_running_other 5\na_running{m="x"} 2\na_running{m="y"} 1\na_ttft_bucket{le="+Inf"} 3\na_ttft_sum 1.5\n'
+    found = parse_metrics(page, "pod", 1.0, metric_map)
+    assert found.running == 3.0
+    assert found.ttft_s is not None
+    assert (found.ttft_s.counts, found.ttft_s.value_sum) == ((3.0,), 1.5)
+
+
+@pytest.mark.parametrize(
+    ("args", "sequences", "length"),
+    [
+        ([], None, None),
+        (["--parallel", "8"], 8, None),
+        (["-np", "8", "-c", "4096"], 8, 512),
+        (["-c", "4096"], None, 4096),
+        (["-c", "4096", "--parallel", "8", "--kv-unified"], 8, 4096),
+        (["-c", "0", "--parallel", "many"], None, None),
+    ],
+)
+def test_llama_cpp_slots_share_the_context(args: list[str], sequences: int | None, length: int | None) -> None:
+    engine = ENGINES["llama-cpp"]
+    assert (engine.max_sequences(args), engine.max_model_len(args)) == (sequences, length)
+    assert engine.queue_limit(args, 2048, 8) is None
+
+
+def test_sglang_queue_limit_includes_running_requests() -> None:
+    engine = ENGINES["sglang"]
+    args = ["--max-running-requests", "32", "--max-queued-requests=100", "--context-length", "4096"]
+    assert (engine.queue_limit(args, 2048, 8), engine.max_sequences(args), engine.max_model_len(args)) == (
+        132,
+        32,
+        4096,
+    )
+    assert engine.queue_limit([], 2048, 8) is None
+
+
+def test_last_spelling_of_a_flag_counts() -> None:
+    assert last_value(["-c", "1", "--ctx-size=2"], ("--ctx-size", "-c")) == "2"
+    assert last_value(["-c"], ("-c",)) == ""
+    assert last_count(["-c", "-1"], ("-c",)) is None
+
+
+def test_every_feature_has_an_engine_with_it_and_unknown_names_are_vllm() -> None:
+    for feature in Feature:
+        assert engines_with(feature)
+        assert {*engines_with(feature), *engines_without(feature)} == set(ENGINES)
+    assert engine_named(None) is engine_named("of a newer release") is ENGINES["vllm"]

@@ -1,0 +1,239 @@
+"""Owners that are killed, hang or change: no request waits for them, and none is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+from plimsoll.gateway.one_queue import messages
+from plimsoll.gateway.one_queue.connection import PeerConnection
+from plimsoll.gateway.one_queue.owner_link import PAUSE_SECONDS
+from tests.gateway.kube_objects import Object
+from tests.gateway.one_queue_harness import SECRET, Gateway, Gateways, eventually, fallbacks, is_admitted
+from tests.gateway.picker_harness import engine_names, picked_engine, rejection_of, service_with_slo
+
+SHED = {"whenFull": "Shed"}
+
+
+def chat(batch: int = 9, **fields: object) -> Object:
+    return service_with_slo(batch=batch, **fields)  # type: ignore[arg-type]
+
+
+async def test_killed_owner_costs_no_request(tmp_path: Path) -> None:
+    """Requests in its queue and new ones are decided elsewhere, at first by each gateway, then by the next owner."""
+    async with Gateways(tmp_path, 3, chat(30), pods=engine_names(1)) as gateways:
+        owner, others = gateways.owner(), gateways.others()
+        running = [(gateway, await gateway.ask(f"{gateway.name} {n}")) for gateway in others for n in range(3)]
+        before = fallbacks("disconnected")
+        sent = [gateway.send(f"{gateway.name} during {n}") for gateway in others for n in range(2)]
+        gateways.kill(owner)
+        sent += [gateway.send(f"{gateway.name} after {n}") for gateway in others for n in range(2)]
+        assert all(map(is_admitted, await asyncio.gather(*sent)))
+        assert fallbacks("disconnected") >= before + 4
+        await gateways.set_ready(*others)
+        new = gateways.owner()
+        await eventually(lambda: new.admits == len(running) + len(sent), "the next owner knows all that run")
+        for gateway, reply in running:
+            gateway.complete(reply)
+        await eventually(lambda: new.admits == len(sent), "the next owner knows what has ended")
+
+
+async def test_gateway_alone_has_an_equal_share(tmp_path: Path) -> None:
+    """Until the API server says that the owner is gone, each may use its part of the slots, and no more."""
+    async with Gateways(tmp_path, 3, chat(9, admission=SHED), pods=engine_names(1)) as gateways:
+        others = gateways.others()
+        gateways.kill(gateways.owner())
+        for gateway in others:
+            replies = [await gateway.ask(f"{gateway.name} {n}") for n in range(6)]
+            assert sum(map(is_admitted, replies)) == 3
+            assert rejection_of(replies[-1]).error["code"] == "overloaded"
+
+
+async def test_requests_in_the_queue_of_a_killed_owner_are_decided(tmp_path: Path) -> None:
+    async with Gateways(tmp_path, 2, chat(2), pods=engine_names(1)) as gateways:
+        owner, (other,) = gateways.owner(), gateways.others()
+        running = [await other.ask(f"running {n}") for n in range(2)]
+        held = other.send("held")
+        await eventually(lambda: owner.signals()["admission"]["queued"] == 1, "it is queued at the owner")
+        gateways.kill(owner)
+        await eventually(lambda: other.signals()["admission"]["queued"] == 1, "it is queued at its gateway")
+        gateways.publish(other)
+        other.complete(running[0])
+        assert picked_engine(await held) == "10.0.0.1:8000"
+
+
+async def test_queued_requests_move_with_the_service(tmp_path: Path) -> None:
+    """The owner is to stop: it is ready no more, and still serves its clients."""
+    async with Gateways(tmp_path, 3, chat(1), pods=engine_names(1)) as gateways:
+        owner, others = gateways.owner(), gateways.others()
+        running = await others[0].ask("running")
+        held = [gateway.send(f"{gateway.name} held") for gateway in gateways.all]
+        await eventually(lambda: owner.signals()["admission"]["queued"] == 3, "all are queued at the owner")
+        gateways.publish(*others)
+        await gateways.connected(*others)
+        new = gateways.owner()
+        assert new is not owner
+        await eventually(lambda: new.signals()["admission"]["queued"] == 3, "all are queued at the next owner")
+        assert owner.signals()["admission"]["queued"] == 0
+        assert new.admits == 1
+        others[0].complete(running)
+        done, _ = await asyncio.wait(held, return_when=asyncio.FIRST_COMPLETED, timeout=30.0)
+        assert len(done) == 1
+        await eventually(lambda: new.admits == 1, "the next owner admits one")
+
+
+async def test_change_moves_affected_services_alone(tmp_path: Path) -> None:
+    services = [service_with_slo(f"model-{n}", batch=9) for n in range(30)]
+    async with Gateways(tmp_path, 3, *services) as gateways:
+        keys = [f"team/model-{n}" for n in range(30)]
+        before = {key: gateways.owner(key) for key in keys}
+        assert set(before.values()) == set(gateways.all)
+        gone = gateways.all[1]
+        gateways.publish(*(gateway for gateway in gateways.all if gateway is not gone))
+        assert all(gateways.owner(key) is owner for key, owner in before.items() if owner is not gone)
+
+
+async def test_gateway_that_left_frees_its_slots(tmp_path: Path) -> None:
+    async with Gateways(tmp_path, 3, chat(2, admission=SHED), pods=engine_names(1)) as gateways:
+        owner, (first, second) = gateways.owner(), gateways.others()
+        assert all([is_admitted(await first.ask(f"{n}")) for n in range(2)])
+        assert not is_admitted(await second.ask("full"))
+        gateways.kill(first)
+        assert owner.admits == 2  # its Envoy may still carry them
+        gateways.publish(*(gateway for gateway in gateways.all if gateway is not first))
+        await eventually(lambda: owner.admits == 0, "its streams ended with it")
+
+
+async def test_picker_that_started_again_names_what_runs(tmp_path: Path) -> None:
+    """What it does not name any more has ended meanwhile."""
+    async with Gateways(tmp_path, 2, chat(), pods=engine_names(1)) as gateways:
+        owner, (other,) = gateways.owner(), gateways.others()
+        replies = [await other.ask(f"{n}") for n in range(3)]
+        link = other.queue._links[owner.name]
+        assert link._connection is not None
+        link._connection.close()
+        other.complete(replies[0])  # the owner cannot be told
+        await gateways.connected(*gateways.all)
+        await eventually(lambda: owner.admits == 2, "the owner knows what has ended")
+
+
+async def test_gateways_with_different_secrets_decide_alone(tmp_path: Path) -> None:
+    async with Gateways(tmp_path, 2, chat(10), pods=engine_names(1)) as gateways:
+        (other,) = gateways.others()
+        (tmp_path / "secret").write_bytes(b"another secret that is long enough")
+        for gateway in gateways.all:
+            for link in gateway.queue._links.values():
+                link._read_secret = lambda: SECRET
+                assert link._connection is not None
+                link._connection.close()
+        before = fallbacks("disconnected")
+        await eventually(lambda: not any(link.is_ready for link in other.queue._links.values()), "it is disconnected")
+        assert is_admitted(await other.ask("hi"))
+        assert fallbacks("disconnected") == before + 1
+        await asyncio.sleep(0.3)
+        assert not any(link.is_ready for link in other.queue._links.values())
+
+
+class MuteOwner:
+    """A listener that knows the secret and answers pings, but no question, until `answer` is called."""
+
+    def __init__(self) -> None:
+        self.received: list[messages.ToOwner] = []
+        self.connection: PeerConnection[messages.ToOwner] | None = None
+        self._server: asyncio.Server | None = None
+
+    async def start(self, address: str, port: int) -> None:
+        self._server = await asyncio.get_running_loop().create_server(self._accept, address, port)
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        if self.connection is not None:
+            self.connection.close()
+
+    def _accept(self) -> PeerConnection[messages.ToOwner]:
+        self.connection = PeerConnection(
+            SECRET, messages.decode_to_owner, lambda c: None, self._on_message, lambda c: None, is_client=False
+        )
+        return self.connection
+
+    def _on_message(self, connection: PeerConnection[messages.ToOwner], message: messages.ToOwner) -> None:
+        self.received.append(message)
+        if isinstance(message, messages.Greeting):
+            connection.peer = message.gateway
+        if isinstance(message, messages.Ping):
+            connection.send(messages.Pong())
+
+    def of_type(self, kind: type[messages.ToOwner]) -> list[messages.ToOwner]:
+        return [message for message in self.received if isinstance(message, kind)]
+
+
+async def replace_owner(gateways: Gateways) -> tuple[MuteOwner, Gateway]:
+    """The owner's process hangs in the worst way: its connections live. Returns it with another gateway."""
+    owner, (other,) = gateways.owner(), gateways.others()
+    mute = MuteOwner()
+    gateways.kill(owner)
+    await eventually(lambda: not other.queue._links[owner.name].is_ready, "the other gateway has lost the owner")
+    await mute.start(owner.address, gateways.port)
+    await eventually(lambda: other.queue._links[owner.name].is_ready, "the other gateway is connected again")
+    return mute, other
+
+
+async def test_silent_owner_is_not_waited_for(tmp_path: Path) -> None:
+    async with Gateways(tmp_path, 2, chat(20), pods=engine_names(1), ack_seconds=0.05) as gateways:
+        mute, other = await replace_owner(gateways)
+        before = fallbacks("timeout")
+        replies = await asyncio.gather(*(other.ask(f"{n}") for n in range(4)))
+        assert all(map(is_admitted, replies))
+        assert fallbacks("timeout") == before + 4
+        await eventually(lambda: len(mute.of_type(messages.Withdrawn)) == 4, "all questions are withdrawn")
+        asked = len(mute.of_type(messages.Question))
+        assert is_admitted(await other.ask("in the pause"))
+        assert len(mute.of_type(messages.Question)) == asked
+        running = [r for message in mute.of_type(messages.RunningRequests) for r in message.requests]  # type: ignore[union-attr]
+        assert len(running) == 5  # a slow owner still learns what runs
+        mute.close()
+
+
+async def test_owner_that_recovers_is_asked_again(tmp_path: Path) -> None:
+    async with Gateways(tmp_path, 2, chat(20), pods=engine_names(1), ack_seconds=0.05) as gateways:
+        mute, other = await replace_owner(gateways)
+        await other.ask("first")
+        await asyncio.sleep(PAUSE_SECONDS)
+        await eventually(lambda: _asks_again(mute, other), "it is asked again after the pause and a pong")
+        mute.close()
+
+
+def _asks_again(mute: MuteOwner, other: Gateway) -> bool:
+    other.send(f"{time.monotonic_ns()}")
+    return len(mute.of_type(messages.Question)) > 1
+
+
+async def test_late_answer_is_ignored(tmp_path: Path) -> None:
+    async with Gateways(tmp_path, 2, chat(20), pods=engine_names(1), ack_seconds=0.05) as gateways:
+        mute, other = await replace_owner(gateways)
+        reply = await other.ask("first")
+        (question,) = mute.of_type(messages.Question)
+        assert isinstance(question, messages.Question)
+        assert mute.connection is not None
+        mute.connection.send(messages.Answer(question.number, b"late", None, "team/chat", "default", False))
+        mute.connection.send(messages.Queued(question.number + 100))
+        await asyncio.sleep(0.05)
+        assert is_admitted(reply)
+        assert other.queue._links[gateways.all[0].name if other is gateways.all[1] else gateways.all[1].name].is_ready
+        mute.close()
+
+
+async def test_acknowledged_request_waits_as_long_as_the_queue(tmp_path: Path) -> None:
+    """Waiting in the owner's queue is no failure, however short the time for an acknowledgement is."""
+    async with Gateways(tmp_path, 2, chat(1), pods=engine_names(1)) as gateways:
+        owner, (other,) = gateways.owner(), gateways.others()
+        running = await other.ask("first")
+        link = other.queue._links[owner.name]
+        held = other.send("second")
+        await eventually(lambda: owner.signals()["admission"]["queued"] == 1, "it is queued")
+        await eventually(lambda: all(u.is_queued for u in link._unanswered.values()), "it is acknowledged")
+        assert all(u.timer.cancelled() for u in link._unanswered.values())
+        other.complete(running)
+        assert is_admitted(await held)

@@ -1,0 +1,57 @@
+"""Scenarios as the operator and the figures see them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from e2e.gpu import run, scenarios
+from plimsoll.api.v1alpha1 import InferenceService
+
+
+@pytest.mark.parametrize("name", sorted(scenarios.SCENARIOS))
+def test_each_manifest_is_valid(name: str) -> None:
+    scenario = scenarios.SCENARIOS[name]
+    service = InferenceService.model_validate(scenarios.manifest(scenario, simulated=False))
+    assert service.spec.tiers.serve is not None
+    assert service.spec.tiers.serve.max_replicas == scenario.high
+
+
+def test_acts_lie_within_the_load() -> None:
+    for scenario in scenarios.SCENARIOS.values():
+        assert all(0 < act.at_s < scenario.seconds for act in scenario.acts)
+        assert all(act.what in run._ACTS for act in scenario.acts)
+
+
+def test_a_trace_is_the_same_each_time_and_follows_its_phases(tmp_path: Path) -> None:
+    scenario = scenarios.SCENARIOS["step"]
+    digests = {scenarios.write_trace(scenario, 10.0, tmp_path / f"{n}.csv") for n in range(2)}
+    assert len(digests) == 1
+    rows = scenarios.trace(scenario, 10.0)
+    (share, seconds), *_ = scenario.phases
+    assert sum(row.at_s < seconds for row in rows) == round(share * 10.0 * seconds)
+    assert [row.at_s for row in rows] == sorted(row.at_s for row in rows)
+
+
+def _row(at_s: float, first_s: float | None, last_s: float | None, *, status: int = 200) -> dict[str, Any]:
+    ok = status == 200 and last_s is not None
+    return {
+        "at_s": at_s, "late_s": 0.0, "first_s": first_s, "last_s": last_s, "output": 11, "ok": ok, "status": status,
+    }  # fmt: skip
+
+
+def test_figures_count_what_was_offered() -> None:
+    rows = [
+        _row(0.0, 0.2, 0.5),
+        _row(1.0, 0.6, 0.9),  # the first token too late
+        _row(2.0, 0.2, 0.8),  # tokens too slow
+        _row(3.0, 0.2, None),  # cut
+        _row(12.0, None, None, status=429),
+    ]
+    found = run.figures(rows, [(1.0, 10.0), (1.0, 10.0)])
+    assert found["all"]["offered"] == 5
+    assert found["all"]["within"] == 1
+    assert found["all"]["statuses"] == {"200": 3, "cut": 1, "429": 1}
+    assert found["1: 1 for 10 s"]["statuses"] == {"429": 1}
