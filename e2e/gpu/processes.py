@@ -55,7 +55,9 @@ def start(
     pids = started()
     pids[name] = process.pid
     _PIDS.parent.mkdir(parents=True, exist_ok=True)
-    _PIDS.write_text(json.dumps(pids))
+    written = _PIDS.with_suffix(".new")
+    written.write_text(json.dumps(pids))
+    written.replace(_PIDS)  # at once: others read it meanwhile
 
 
 def started() -> dict[str, int]:
