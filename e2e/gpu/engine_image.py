@@ -103,7 +103,7 @@ def _make_base(root: Path, simulated: str) -> dict[str, Any]:
     else:
         script = (
             f"#!{_ENVIRONMENT}/bin/python3\nimport sys\nfrom vllm.entrypoints.cli.main import main\n"
-            'if __name__ == "__main__":\n    sys.exit(main())\n'
+            "if __name__ == \"__main__\":\n    sys.exit(main())\n"
         )
         (environment / "bin/vllm").write_text(script)
         shutil.copytree(STEPLOG, packages, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
