@@ -11,9 +11,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
+import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from e2e.lib.kube import Cluster
+from plimsoll.gateway.one_queue.ownership import Ownership
 
 Key = tuple[str, frozenset[tuple[str, str]]]
 
@@ -87,6 +89,35 @@ class GatewayClient:
     def services(self, key: str) -> list[dict[str, Any]]:
         """What each gateway that knows service NAMESPACE/NAME says about it."""
         return [found for signals in self.signals() if (found := signals["services"].get(key))]
+
+    def slots(self, key: str) -> dict[str, int]:
+        """The sequences that each gateway pod may run on one replica of a service: all at its owner, else a share."""
+        known = [signals for signals in self.signals() if key in signals["services"]]
+        return {signals["gateway"]: signals["services"][key]["admission"]["slots"] for signals in known}
+
+    def owner(self, key: str) -> str:
+        """The gateway pod that owns a service without fallback, if all pods are ready. Needs a gateway."""
+        pods = self.pods
+        ownership = Ownership(pods[0])
+        ownership.set_candidates(pods)
+        return ownership.owner_of(key)
+
+    def has_owner(self, key: str, slots: int) -> bool:
+        """Whether the owner has all slots of a replica, and the others the share that they use without the owner."""
+        pods, owner = self.pods, self.owner(key)
+        try:
+            return self.slots(key) == {pod: slots if pod == owner else max(1, slots // len(pods)) for pod in pods}
+        except httpx.HTTPError:  # one of them comes or goes
+            return False
+
+    def has_all_peers(self) -> bool:
+        """Whether every gateway can ask all others."""
+        count = len(self.pods)
+        return self.metrics().total("plimsoll_gateway_peers_connected") == count * (count - 1)
+
+    def fallbacks(self) -> int:
+        """Requests that a gateway has decided about without their owner, such as on a machine without a free core."""
+        return int(self.metrics().total("plimsoll_gateway_owner_fallbacks_total"))
 
     def prefill_counts(self, key: str) -> Counter[str]:
         """How many requests were prefilled remotely and locally."""

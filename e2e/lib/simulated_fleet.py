@@ -52,6 +52,11 @@ def desired_replicas(service: Service, tier: str = "serve") -> int:
     return int(service.status()["tiers"][tier]["desired"])
 
 
+def replica_capacity(service: Service, tier: str = "serve") -> float:
+    """The requests/s that one replica of a tier carries within the SLO, by the status."""
+    return float(service.status()["tiers"][tier]["capacityPerReplica"].removesuffix(" req/s"))
+
+
 def within_slo(record: RequestRecord) -> bool:
     """Whether the promise to this request was kept."""
     on_time = record.ttft_s is not None and record.ttft_s <= TTFT_S

@@ -22,7 +22,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from e2e.lib import sdks, stack
+from e2e.lib import sdks, simulated_fleet, stack
 from e2e.lib.client import Prompt
 from e2e.lib.kube import Cluster, Object, uids
 from e2e.lib.load import Load, OpenLoop, poisson, unique_text
@@ -96,11 +96,6 @@ def _describe(records: list[RequestRecord]) -> str:
     return "\n".join(r.line(origin) for r in records[:20])
 
 
-def _replica_capacity(service: Service) -> float:
-    """What one replica carries by the status, requests a second."""
-    return float(service.status()["tiers"]["serve"]["capacityPerReplica"].removesuffix(" req/s"))
-
-
 def _desired(service: Service) -> int:
     return int(service.status()["tiers"]["serve"]["desired"])
 
@@ -164,7 +159,7 @@ def test_overload_admits_95_percent_within_slo(gate: Service, gateway: GatewayCl
         told_s = time.time() - started
         events = [e["message"] for e in gate.wait_events("SheddingStarted")]
         sleep(max(0.0, started + seconds - time.time()))
-        knee = _replica_capacity(gate)
+        knee = simulated_fleet.replica_capacity(gate)
     begin, end = started + SETTLED_S, started + seconds
     records = _records_between(load.ledger, begin, end)
     admitted = [r for r in records if r.outcome is not RequestResult.REJECTED]
@@ -184,17 +179,21 @@ def test_overflow_is_downgraded_to_fallback(learned: dict[str, Service], gateway
     """While the fallback has room nothing is refused, and its answers say whose they are."""
     main, spare = learned["main"], learned["spare"]
     before, served = _outcomes(gateway, main), spare.metrics("serve")
+    fallbacks = gateway.fallbacks()
     started = time.time()
     with Load(main.target, _steady(OVERLOAD, 60, "downgrade", seed=5)) as load:
         sleep(SETTLED_S)
         answers = Counter(_responding_model(main, n) for n in range(20))
-    outcomes = _outcomes(gateway, main) - before
+    outcomes, fallbacks = _outcomes(gateway, main) - before, gateway.fallbacks() - fallbacks
     taken = (spare.metrics("serve") - served).total("vllm:request_success_total")
     print(f"{load.ledger.summary()} in {time.time() - started:.0f} s; outcomes {dict(outcomes)}")
-    print(f"models of 20 answers {dict(answers)}; the fallback served {taken:.0f}")
+    print(
+        f"models of 20 answers {dict(answers)}; the fallback served {taken:.0f}; {fallbacks} decided without the owner"
+    )
     assert not load.ledger.failures, load.ledger.explain()
     assert outcomes["Downgraded"] > 0
-    assert taken == outcomes["Downgraded"]
+    # An owner may have decided about a request, too late, that the gateway which asked then decided about.
+    assert taken <= outcomes["Downgraded"] <= taken + fallbacks
     assert answers.keys() & {spare.name, spare.key}, "no answer was the fallback's"
     assert answers.keys() <= {main.name, main.key, spare.name, spare.key}
 
@@ -336,7 +335,7 @@ def test_gateway_restart_does_not_lower_demand(fleet: Service, cluster: Cluster)
     print(f"{before} replicas, whole again after {whole_s:.0f} s, desired then {dict(Counter(observed))}")
     print(f"{load.ledger.summary()}; since then {len(failed)} of {len(after)} failed")
     assert all(rate >= 0.8 * OVERLOAD for rate in down), down
-    assert min(observed) * _replica_capacity(fleet) >= OVERLOAD
+    assert min(observed) * simulated_fleet.replica_capacity(fleet) >= OVERLOAD
     assert not _unexpected_failures(after), _describe(_unexpected_failures(after))
     assert len(failed) <= 0.02 * len(after)
 

@@ -233,6 +233,31 @@ def test_pickers_alone_know_the_secret_of_gateways(name: str) -> None:
     assert {"name": "peers", "containerPort": settings.peer_port} in picker["ports"]
 
 
+def test_releases_share_no_gateways_and_no_secret() -> None:
+    """Two releases of one namespace; those of two namespaces have the namespace between them as well."""
+    releases = [render({}, "--name-template", name) for name in ("plimsoll", "second")]
+    selectors, secrets, admitted = [], [], []
+    for objects in releases:
+        (deployment,) = [d for d in of_kind(objects, "Deployment") if d["metadata"]["name"].endswith("-gateway")]
+        template = deployment["spec"]["template"]
+        (picker,) = template["spec"]["containers"]
+        settings = PickerSettings.from_environment({e["name"]: e["value"] for e in picker["env"] if "value" in e})
+        selector = dict(part.split("=") for part in settings.pod_selector.split(","))
+        assert selector.items() <= template["metadata"]["labels"].items()
+        own = {"fieldRef": {"fieldPath": "metadata.namespace"}}
+        assert {"name": "POD_NAMESPACE", "valueFrom": own} in picker["env"]
+        selectors.append(selector)
+        secrets += [v["secret"]["secretName"] for v in template["spec"]["volumes"] if v["name"] == "peers"]
+        policies = of_kind(objects, "NetworkPolicy", deployment["metadata"]["name"])
+        rules = [rule for policy in policies for rule in policy["spec"]["ingress"]]
+        (peers,) = [rule["from"] for rule in rules if rule["ports"] == [{"port": 8082, "protocol": "TCP"}]]
+        assert peers == [{"podSelector": {"matchLabels": selector}}], "no namespaceSelector: of this namespace alone"
+        admitted.append(selector["app.kubernetes.io/instance"])
+    assert selectors[0] != selectors[1]
+    assert len(set(secrets)) == 2
+    assert admitted == ["plimsoll", "second"]
+
+
 def test_gateway_without_values_of_newer_chart_is_as_by_default() -> None:
     """As `helm upgrade --reuse-values` renders it, which has the old chart's values alone."""
     gateway = {"authentication": None, "trustIdentityHeaders": None, "tls": None, "accessLog": None, "peers": None}

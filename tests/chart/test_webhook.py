@@ -17,7 +17,7 @@ from tests.chart.rendering import NAMESPACE, Object, containers, find, of_kind, 
 from tests.chart.test_objects import settings
 
 ON: Object = {"webhook": {"enabled": True}}
-KINDS = ("ValidatingWebhookConfiguration", "Secret")
+OBJECTS = (("ValidatingWebhookConfiguration", None), ("Secret", "plimsoll-webhook"))
 
 
 def webhook(values: Object, *options: str) -> Object:
@@ -28,7 +28,7 @@ def webhook(values: Object, *options: str) -> Object:
 
 def test_webhook_is_off_by_default() -> None:
     objects = render()
-    assert [one for kind in KINDS for one in of_kind(objects, kind)] == []
+    assert [one for kind, name in OBJECTS for one in of_kind(objects, kind, name)] == []
     assert settings().webhook is None
     assert find(objects, "NetworkPolicy", "plimsoll-operator")["spec"]["ingress"] == []
 
@@ -66,7 +66,7 @@ def test_values_of_an_earlier_chart_are_enough() -> None:
     partial |= dict.fromkeys(("timeoutSeconds", "namespaceSelector", "annotations", "certificate"))
     objects = render({"webhook": partial})
     assert find(objects, "ValidatingWebhookConfiguration")["webhooks"][0]["timeoutSeconds"] == 3
-    assert find(objects, "Secret")["metadata"]["name"] == "plimsoll-webhook"
+    assert find(objects, "Secret", "plimsoll-webhook")["metadata"]["name"] == "plimsoll-webhook"
 
 
 def test_webhook_grants_the_operator_no_further_right() -> None:
@@ -74,10 +74,10 @@ def test_webhook_grants_the_operator_no_further_right() -> None:
     assert roles[0] == roles[1]
 
 
-@pytest.mark.parametrize("release", ["plimsoll", "llm"])
-async def test_own_certificate_is_of_the_service_and_trusted(release: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("release", "fullname"), [("plimsoll", "plimsoll"), ("llm", "llm-plimsoll")])
+async def test_own_certificate_is_of_the_service_and_trusted(release: str, fullname: str, tmp_path: Path) -> None:
     objects = render(ON, "--name-template", release)
-    secret = find(objects, "Secret")
+    secret = find(objects, "Secret", f"{fullname}-webhook")
     service = find(objects, "Service", secret["metadata"]["name"])
     for name in (CERTIFICATE_FILE, KEY_FILE):
         (tmp_path / name).write_bytes(base64.b64decode(secret["data"][name]))
@@ -109,7 +109,7 @@ def shake_hands(server: ssl.SSLContext, client: ssl.SSLContext, host: str) -> No
 
 def test_other_names_are_not_trusted() -> None:
     """The certificate is for one name, whatever a Service of another name does."""
-    secret = find(render(ON), "Secret")
+    secret = find(render(ON), "Secret", "plimsoll-webhook")
     text = base64.b64decode(secret["data"][CERTIFICATE_FILE])
     openssl = shutil.which("openssl")
     assert openssl
@@ -121,7 +121,7 @@ def test_existing_secret_replaces_the_charts_own() -> None:
     certificate = {"secretName": "theirs", "caBundle": "-----BEGIN CERTIFICATE-----\nx"}
     values = {"webhook": {"enabled": True, "certificate": certificate, "annotations": {"a": "b"}}}
     objects = render(values)
-    assert of_kind(objects, "Secret") == []
+    assert of_kind(objects, "Secret", "plimsoll-webhook") == []
     assert base64.b64decode(webhook(values)["clientConfig"]["caBundle"]).decode() == certificate["caBundle"]
     assert find(objects, "ValidatingWebhookConfiguration")["metadata"]["annotations"] == {"a": "b"}
     [volume] = [one for one in pod_specs(objects)["plimsoll-operator"]["volumes"] if "secret" in one]
