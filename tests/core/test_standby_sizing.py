@@ -111,11 +111,16 @@ def test_standby_zero_load_or_miss_cost_is_zero() -> None:
 def test_standby_beyond_growth_of_the_service_itself_is_limited(needed: int, own_growth: int, expected: int) -> None:
     """Growth of other services justifies one standby replica, and one more for every ten that are needed."""
     tier = StandbyInput(PRIOR, 0.95 * needed, 1.0, needed, 99, own_growth_replicas=own_growth)
-    assert joint_standby_replicas([tier], 1000.0) == [expected]
+    assert joint_standby_replicas([tier], MISS_COST) == [expected]
+
+
+def test_standby_of_a_higher_miss_cost_is_larger_before_any_growth() -> None:
+    tier = StandbyInput(PRIOR, 0.95, 1.0, 1, 99)
+    assert [joint_standby_replicas([tier], times * MISS_COST)[0] for times in (1.0, 1.25, 2.0, 3.2)] == [1, 1, 2, 3]
 
 
 def test_standby_of_a_pair_is_limited_in_total() -> None:
     prefill, decode = StandbyInput(PRIOR, 1.9, 1.0, 2, 9), StandbyInput(PRIOR, 0.7, 1.0, 1, 9)
-    assert joint_standby_replicas([prefill, decode], 1000.0) == [1, 0]
+    assert joint_standby_replicas([prefill, decode], MISS_COST) == [1, 0]
     grown = [StandbyInput(PRIOR, 1.9, 1.0, 2, 9, 1, 2), StandbyInput(PRIOR, 0.7, 1.0, 1, 9, 1, 1)]
-    assert sum(joint_standby_replicas(grown, 1000.0)) > 1
+    assert sum(joint_standby_replicas(grown, MISS_COST)) > 1

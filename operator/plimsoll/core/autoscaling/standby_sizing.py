@@ -10,7 +10,7 @@ start-up time of these tiers counts. The best count maximises saving minus cost.
 `demand.standby_value`.
 
 The growth that a new service is assumed to have is that of other services. It orders one standby replica, and one more
-for every ten that are needed. More than that needs growth that the service itself has shown.
+for every ten that are needed; as many times more as `miss_cost` exceeds its default. More than that needs growth that the service itself has shown.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from plimsoll.core.demand.standby_value import CostBenefit, GrowthDistribution, standby_replicas
+from plimsoll.core.demand.standby_value import MISS_COST, CostBenefit, GrowthDistribution, standby_replicas
 
 NEEDED_PER_PRIOR_REPLICA: Final = 10
 MIN_LEVEL_WORK: Final = 1e-9  # GPU-seconds per second; below it, no standby replica pays off
@@ -77,7 +77,7 @@ def joint_standby_replicas(tiers: Sequence[StandbyInput], miss_cost: float) -> l
     all tiers."""
     if any(tier.work < MIN_LEVEL_WORK for tier in tiers):
         return [0] * len(tiers)
-    from_prior = 1 + sum(tier.replicas for tier in tiers) // NEEDED_PER_PRIOR_REPLICA
+    from_prior = _replicas_by_prior(sum(tier.replicas for tier in tiers), miss_cost)
     if len(tiers) == 1:
         (single,) = tiers
         maximum = min(single.max_replicas, single.replicas + max(single.own_growth_replicas, from_prior))
@@ -112,6 +112,11 @@ def joint_standby_replicas(tiers: Sequence[StandbyInput], miss_cost: float) -> l
         if net > best_net:
             best_net, best_counts = net, list(counts)
     return [count - tier.replicas for count, tier in zip(best_counts, tiers, strict=True)]
+
+
+def _replicas_by_prior(needed: int, miss_cost: float) -> int:
+    """Return how many standby replicas the growth of other services justifies."""
+    return (1 + needed // NEEDED_PER_PRIOR_REPLICA) * max(1, round(miss_cost / MISS_COST))
 
 
 def _slowest_growth(tiers: Sequence[StandbyInput]) -> GrowthDistribution:
