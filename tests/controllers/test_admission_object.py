@@ -54,11 +54,16 @@ async def test_limits_are_in_an_object_that_the_service_owns(service: SingleServ
 
 async def test_unchanged_limits_are_not_written_again(service: SingleService) -> None:
     await service.run(60)
-    version = admission(service)["metadata"]["resourceVersion"]
-    await service.run(20)
-    service._dirty = True  # a reconcile for any other reason
-    await service.run(1)
-    assert admission(service)["metadata"]["resourceVersion"] == version
+    unchanged = 0
+    for _ in range(20):
+        before = admission(service)
+        service._dirty = True  # a reconcile for any other reason
+        await service.run(1)
+        after = admission(service)
+        if after["limits"] == before["limits"]:
+            unchanged += 1
+            assert after["metadata"]["resourceVersion"] == before["metadata"]["resourceVersion"]
+    assert unchanged > 10
 
 
 async def test_deleted_or_edited_limits_are_restored(service: SingleService) -> None:
