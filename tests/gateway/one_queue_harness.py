@@ -95,7 +95,8 @@ class Gateways:
         authenticator: Authenticator | None = None,
     ) -> None:
         self.port = free_port()
-        secret_file = directory / "secret"
+        self._secret_file = secret_file = directory / "secret"
+        self._ack_seconds = ack_seconds
         secret_file.write_bytes(SECRET)
         self.all = [
             Gateway(number, self.port, secret_file, ack_seconds=ack_seconds, authenticator=authenticator)
@@ -158,6 +159,18 @@ class Gateways:
         gateway.queue.close()
         self._existing.remove(gateway)
         gateway.picker.owners = None
+
+
+    async def start_again(self, gateway: Gateway) -> Gateway:
+        """The process of a killed gateway starts again, and knows no services yet."""
+        again = Gateway(
+            self.all.index(gateway), self.port, self._secret_file, ack_seconds=self._ack_seconds, authenticator=None
+        )
+        self.all[self.all.index(gateway)] = again
+        self._existing.append(again)
+        await again.queue.start()
+        self.publish(*(again if g is gateway else g for g in self.ready))
+        return again
 
 
 def make_catalog(services: tuple[Object, ...], pods: tuple[Object, ...]) -> ServiceCatalog:

@@ -118,6 +118,24 @@ async def test_picker_that_started_again_names_what_runs(tmp_path: Path) -> None
         await eventually(lambda: owner.admits == 2, "the owner knows what has ended")
 
 
+async def test_owner_that_started_again_counts_what_runs_before_it_knows_the_services(tmp_path: Path) -> None:
+    """Other gateways connect at once, while its first list from the API server is not complete."""
+    async with Gateways(tmp_path, 2, chat(4, admission=SHED), pods=engine_names(1)) as gateways:
+        owner, (other,) = gateways.owner(), gateways.others()
+        replies = [await other.ask(f"{n}") for n in range(3)]
+        gateways.kill(owner)
+        link = other.queue._links[owner.name]
+        await eventually(lambda: not link.is_ready, "the other gateway has lost the owner")
+        again = await gateways.start_again(owner)
+        await eventually(lambda: len(again.picker.inflight) == 3, "it has been told what runs")
+        gateways.set_objects(chat(4, admission=SHED), pods=engine_names(1))
+        assert again.admits == 3
+        assert [is_admitted(await other.ask(f"more {n}")) for n in range(2)] == [True, False]
+        for reply in replies:
+            other.complete(reply)
+        await eventually(lambda: again.admits == 1, "it has been told what has ended")
+
+
 async def test_gateways_with_different_secrets_decide_alone(tmp_path: Path) -> None:
     async with Gateways(tmp_path, 2, chat(10), pods=engine_names(1)) as gateways:
         (other,) = gateways.others()

@@ -218,8 +218,8 @@ class OwnerServer:
         picker, named = self._picker, self._named[connection]
         for running in message.requests:
             named.add(running.request_id)
-            if running.request_id in picker.inflight or running.service not in picker.catalog.services:
-                continue
+            if running.request_id in picker.inflight:
+                continue  # a service that is unknown here may come with the first list from the API server
             in_flight, forwarded = conversions.from_running(running, connection.peer, now)
             picker.inflight.add(running.request_id, in_flight)
             picker.admission.adopt(forwarded, now)
