@@ -22,6 +22,7 @@ from plimsoll.gateway import error_messages
 from plimsoll.gateway.envoy.access_log import AccessRecord
 from plimsoll.gateway.inflight import InFlightRequest
 from plimsoll.gateway.one_queue import conversions, messages
+from plimsoll.gateway.one_queue.frames import MIN_SECRET_BYTES
 from plimsoll.gateway.one_queue.owner_link import FallbackReason, OwnerLink, Result
 from plimsoll.gateway.one_queue.owner_server import OwnerServer
 from plimsoll.gateway.one_queue.ownership import Ownership
@@ -57,7 +58,7 @@ class OneQueue:
     """Implements `Owners` for one picker. Start it with `start`, and keep `set_pods` up to date."""
 
     def __init__(self, picker: Picker, settings: PickerSettings) -> None:
-        """Raises OSError or ValueError if the secret cannot be read."""
+        """Raises OSError if the secret cannot be read, and ValueError if it is too short."""
         assert settings.peer_secret is not None
         self._picker = picker
         self._settings = settings
@@ -381,8 +382,12 @@ class OneQueue:
 
 
 def read_secret(path: Path) -> bytes:
-    """Returns the secret that all gateways of a release share. Raises OSError."""
-    return path.read_bytes().strip()
+    """Returns the secret that all gateways of a release share. Raises OSError, or ValueError if it is too short."""
+    secret = path.read_bytes().strip()
+    if len(secret) < MIN_SECRET_BYTES:
+        message = f"the secret of the gateways in {path} must have at least {MIN_SECRET_BYTES} bytes, not {len(secret)}"
+        raise ValueError(message)
+    return secret
 
 
 def _copy(done: asyncio.Future[bytes], outer: asyncio.Future[bytes]) -> None:
