@@ -72,6 +72,11 @@ def render(values: Mapping[str, Any] | None = None, *options: str) -> list[Objec
     return list(_render(json.dumps(values or {}), options))
 
 
+def render_text(values: Mapping[str, Any]) -> str:
+    """The chart as Helm renders it now, with what each rendering draws by chance. Raises RenderError."""
+    return _run("template", json.dumps(values), "--kube-version", MIN_KUBERNETES)
+
+
 @functools.cache
 def _render(values: str, options: tuple[str, ...]) -> tuple[Object, ...]:
     version = () if "--kube-version" in options else ("--kube-version", MIN_KUBERNETES)

@@ -19,7 +19,7 @@ from plimsoll.api.v1alpha1 import parse
 from plimsoll.controllers.reconcile import service_status
 from plimsoll.controllers.reconcile.service_status import StatusInputs
 from tests import builders
-from tests.chart.rendering import ROOT, render
+from tests.chart.rendering import ROOT, render, render_text
 from tests.controllers.test_service_status import status_inputs, tier, waiting
 
 GITOPS = ROOT / "examples" / "gitops"
@@ -175,6 +175,14 @@ def test_chart_values_of_examples_render() -> None:
     values.append(documents("flux/release/plimsoll.yaml")[0]["spec"]["values"])
     for one in values:
         assert any(o["kind"] == "CustomResourceDefinition" for o in render(one))
+
+
+def test_argo_cd_renders_the_same_chart_each_time() -> None:
+    """It renders without a cluster, and `selfHeal` applies every difference, such as a secret made anew."""
+    values = APPLICATIONS[0]["spec"]["source"]["helm"]["valuesObject"]
+    first, second = (render_text(values) for _ in range(2))
+    assert first == second
+    assert values["gateway"]["peers"]["secretName"] in (ROOT / "docs/tasks/gitops.md").read_text()
 
 
 def test_flux_health_names_kind_and_conditions() -> None:

@@ -33,9 +33,16 @@ class Gateway:
     """One picker with its `OneQueue`."""
 
     def __init__(
-        self, number: int, port: int, secret_file: Path, *, ack_seconds: float, authenticator: Authenticator | None
+        self,
+        number: int,
+        port: int,
+        secret_file: Path,
+        *,
+        ack_seconds: float,
+        authenticator: Authenticator | None,
+        address: str = "",
     ) -> None:
-        self.name, self.address = f"gateway-{number}", f"127.0.0.{number + 1}"
+        self.name, self.address = f"gateway-{number}", address or f"127.0.0.{number + 1}"
         settings = PickerSettings(
             address=self.address,
             pod=self.name,
@@ -95,7 +102,8 @@ class Gateways:
         authenticator: Authenticator | None = None,
     ) -> None:
         self.port = free_port()
-        secret_file = directory / "secret"
+        self._secret_file = secret_file = directory / "secret"
+        self._ack_seconds = ack_seconds
         secret_file.write_bytes(SECRET)
         self.all = [
             Gateway(number, self.port, secret_file, ack_seconds=ack_seconds, authenticator=authenticator)
@@ -158,6 +166,22 @@ class Gateways:
         gateway.queue.close()
         self._existing.remove(gateway)
         gateway.picker.owners = None
+
+    async def start_again(self, gateway: Gateway, address: str = "") -> Gateway:
+        """The process of a killed gateway starts again, maybe at another address, and knows no services yet."""
+        again = Gateway(
+            self.all.index(gateway),
+            self.port,
+            self._secret_file,
+            ack_seconds=self._ack_seconds,
+            authenticator=None,
+            address=address,
+        )
+        self.all[self.all.index(gateway)] = again
+        self._existing.append(again)
+        await again.queue.start()
+        self.publish(*(again if g is gateway else g for g in self.ready))
+        return again
 
 
 def make_catalog(services: tuple[Object, ...], pods: tuple[Object, ...]) -> ServiceCatalog:

@@ -9,8 +9,16 @@ from pathlib import Path
 from plimsoll.gateway.one_queue import messages
 from plimsoll.gateway.one_queue.connection import PeerConnection
 from plimsoll.gateway.one_queue.owner_link import PAUSE_SECONDS
-from tests.gateway.kube_objects import Object
-from tests.gateway.one_queue_harness import SECRET, Gateway, Gateways, eventually, fallbacks, is_admitted
+from tests.gateway.kube_objects import Object, service
+from tests.gateway.one_queue_harness import (
+    SECRET,
+    Gateway,
+    Gateways,
+    eventually,
+    fallbacks,
+    is_admitted,
+    make_catalog,
+)
 from tests.gateway.picker_harness import engine_names, picked_engine, rejection_of, service_with_slo
 
 SHED = {"whenFull": "Shed"}
@@ -116,6 +124,80 @@ async def test_picker_that_started_again_names_what_runs(tmp_path: Path) -> None
         other.complete(replies[0])  # the owner cannot be told
         await gateways.connected(*gateways.all)
         await eventually(lambda: owner.admits == 2, "the owner knows what has ended")
+
+
+async def test_owner_that_started_again_counts_what_runs_before_it_knows_the_services(tmp_path: Path) -> None:
+    """Other gateways connect at once, while its first list from the API server is not complete."""
+    async with Gateways(tmp_path, 2, chat(4, admission=SHED), pods=engine_names(1)) as gateways:
+        owner, (other,) = gateways.owner(), gateways.others()
+        replies = [await other.ask(f"{n}") for n in range(3)]
+        gateways.kill(owner)
+        link = other.queue._links[owner.name]
+        await eventually(lambda: not link.is_ready, "the other gateway has lost the owner")
+        again = await gateways.start_again(owner)
+        await eventually(lambda: len(again.picker.inflight) == 3, "it has been told what runs")
+        gateways.set_objects(chat(4, admission=SHED), pods=engine_names(1))
+        assert again.admits == 3
+        assert [is_admitted(await other.ask(f"more {n}")) for n in range(2)] == [True, False]
+        for reply in replies:
+            other.complete(reply)
+        await eventually(lambda: again.admits == 1, "it has been told what has ended")
+
+
+async def test_service_that_gets_or_loses_its_slo_leaves_nothing_behind(tmp_path: Path) -> None:
+    """The owner counts what runs from the time on that the service has an SLO, and no more without one."""
+    async with Gateways(tmp_path, 2, service(), pods=engine_names(1)) as gateways:
+        owner, (other,) = gateways.owner(), gateways.others()
+        first = await other.ask("without an SLO")
+        gateways.set_objects(chat(), pods=engine_names(1))
+        await eventually(lambda: owner.admits == 1, "the owner has been told what runs")
+        second = await other.ask("with an SLO")
+        assert owner.admits == 2
+        gateways.set_objects(service(), pods=engine_names(1))
+        await eventually(lambda: not len(owner.picker.inflight), "the owner forgets what others carry")
+        for reply in (first, second):
+            other.complete(reply)
+        assert not len(other.picker.inflight)
+
+
+async def test_service_without_slo_at_the_owner_is_not_decided_there(tmp_path: Path) -> None:
+    """Gateways learn of a new SLO at different moments."""
+    async with Gateways(tmp_path, 2, service(), pods=engine_names(1)) as gateways:
+        owner, (other,) = gateways.owner(), gateways.others()
+        other.picker.set_catalog(make_catalog((chat(),), engine_names(1)))
+        before = fallbacks("refused")
+        assert is_admitted(await other.ask("hi"))
+        assert fallbacks("refused") == before + 1
+        assert not [request for _, request in owner.picker.inflight.requests() if not request.via]
+
+
+async def test_request_decided_while_its_service_moves_is_known_to_the_next_owner(tmp_path: Path) -> None:
+    """A gateway joins that is to own the service; the present owner does not know it yet, and admits from its queue."""
+    async with Gateways(tmp_path, 3, chat(1), pods=engine_names(1)) as gateways:
+        new, others = gateways.owner(), gateways.others()
+        await gateways.set_ready(*others)
+        owner = gateways.owner()
+        (asking,) = (gateway for gateway in others if gateway is not owner)
+        running = await asking.ask("running")
+        held = asking.send("held")
+        await eventually(lambda: owner.signals()["admission"]["queued"] == 1, "it is queued at the present owner")
+        for gateway in (asking, new):
+            gateway.queue.set_pods({g.name: g.address for g in gateways.all}, [])
+        await eventually(lambda: new.admits == 1, "the next owner has been told what runs")
+        for gateway in (asking, owner):  # the end of the first request reaches both
+            gateway.complete(running)
+        assert is_admitted(await held)
+        await eventually(lambda: [*new.picker.inflight.requests()] != [], "the next owner counts it")
+        assert new.admits == 1
+
+
+async def test_gateway_with_another_address_is_found(tmp_path: Path) -> None:
+    """A node that started again gives a pod another address and keeps its name."""
+    async with Gateways(tmp_path, 2, chat(), pods=engine_names(1)) as gateways:
+        owner = gateways.owner()
+        gateways.kill(owner)
+        await gateways.start_again(owner, "127.0.0.9")
+        await gateways.connected(*gateways.all)
 
 
 async def test_gateways_with_different_secrets_decide_alone(tmp_path: Path) -> None:

@@ -7,8 +7,10 @@ import struct
 import msgspec
 import pytest
 
+from plimsoll.core.admission.request import MAX_REQUEST_SEQUENCES, MAX_REQUEST_TOKENS
 from plimsoll.gateway.one_queue import messages
 from plimsoll.gateway.one_queue.frames import HELLO_BYTES, MAX_FIRST_BYTES, MAX_FRAME_BYTES, FrameError, FrameSession
+from plimsoll.gateway.prefix_hash import MAX_BLOCKS
 
 SECRET = b"a secret of all gateways"
 
@@ -158,4 +160,16 @@ def test_question_beyond_a_bound_is_refused(changes: dict[str, object]) -> None:
 def test_too_many_requests_in_one_message_are_refused() -> None:
     running = messages.Running("r", "team/chat", "a", None, 0.0, 0.0, "", "", 0, 1, None, 1, (), False, "/")
     with pytest.raises(msgspec.ValidationError):
-        messages.decode_to_owner(messages.encode(messages.RunningRequests([running] * 501)))
+        messages.decode_to_owner(messages.encode(messages.RunningRequests([running] * (messages.MAX_BATCH + 1))))
+
+
+def test_longest_message_of_running_requests_fits_one_frame() -> None:
+    """Otherwise a gateway that carries many long prompts could not connect to an owner at all."""
+    name, address = "\U0001f600" * 600, "\U0001f600" * 100
+    running = messages.Running(
+        "\U0001f600" * 64, name, address, address, 1e6, 1e6, name, name, 2**64 - 1, MAX_REQUEST_TOKENS, 2**62,
+        MAX_REQUEST_SEQUENCES, (2**64 - 1,) * MAX_BLOCKS, True, name,
+    )  # fmt: skip
+    payload = messages.encode(messages.RunningRequests([running] * messages.MAX_BATCH))
+    assert len(payload) <= MAX_FRAME_BYTES
+    assert messages.decode_to_owner(payload) == messages.RunningRequests([running] * messages.MAX_BATCH)

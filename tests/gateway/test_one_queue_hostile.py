@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from plimsoll.gateway.one_queue import connection, messages, owner_server
 from plimsoll.gateway.one_queue.frames import FrameSession
-from tests.gateway.one_queue_harness import SECRET, Gateways, eventually, is_admitted
+from tests.gateway.one_queue_harness import SECRET, Gateway, Gateways, eventually, is_admitted
 from tests.gateway.picker_harness import engine_names, service_with_slo
 from tests.gateway.test_one_queue_frames import QUESTION
 
@@ -68,6 +68,13 @@ class Client:
 async def test_wrong_secret_is_cut_off(gateways: Gateways) -> None:
     client = await Client(gateways).connect(b"the secret of an attacker", "gateway-7")
     assert await client.is_closed()
+
+
+async def test_gateway_with_a_short_secret_does_not_start(tmp_path: Path) -> None:
+    """It could connect to no other gateway, and would decide all by itself."""
+    (tmp_path / "secret").write_bytes(b"short\n")
+    with pytest.raises(ValueError, match=r"secret .* must have at least 16 bytes, not 5"):
+        Gateway(0, 1, tmp_path / "secret", ack_seconds=1.0, authenticator=None)
 
 
 async def test_other_protocol_is_cut_off(gateways: Gateways) -> None:

@@ -127,6 +127,11 @@ priorityClassName: {{ . }}
 {{ toYaml (merge (deepCopy (.Values.webhook | default dict)) $defaults) }}
 {{- end }}
 
+{{/* The values of targets, as YAML: `helm upgrade --reuse-values` from an earlier chart has none. */}}
+{{- define "plimsoll.targets" -}}
+{{ default (dict "resources" (list (dict "apiGroup" "apps" "resources" (list "statefulsets")))) .Values.targets | toYaml }}
+{{- end }}
+
 {{/* The values of what the operator offers to other autoscalers, as YAML: `helm upgrade --reuse-values` from an earlier
      chart has none. */}}
 {{- define "plimsoll.operator.recommendations" -}}

@@ -27,7 +27,7 @@
   resources: [deployments/scale]
   verbs: [get, patch]
 # Targets of services, and whoever else scales them.
-{{- range .Values.targets.resources }}
+{{- range (include "plimsoll.targets" . | fromYaml).resources }}
 - apiGroups: [{{ .apiGroup }}]
   resources: {{ toJson .resources }}
   verbs: [get]

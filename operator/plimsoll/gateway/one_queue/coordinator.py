@@ -22,6 +22,7 @@ from plimsoll.gateway import error_messages
 from plimsoll.gateway.envoy.access_log import AccessRecord
 from plimsoll.gateway.inflight import InFlightRequest
 from plimsoll.gateway.one_queue import conversions, messages
+from plimsoll.gateway.one_queue.frames import MIN_SECRET_BYTES
 from plimsoll.gateway.one_queue.owner_link import FallbackReason, OwnerLink, Result
 from plimsoll.gateway.one_queue.owner_server import OwnerServer
 from plimsoll.gateway.one_queue.ownership import Ownership
@@ -57,7 +58,7 @@ class OneQueue:
     """Implements `Owners` for one picker. Start it with `start`, and keep `set_pods` up to date."""
 
     def __init__(self, picker: Picker, settings: PickerSettings) -> None:
-        """Raises OSError or ValueError if the secret cannot be read."""
+        """Raises OSError if the secret cannot be read, and ValueError if it is too short."""
         assert settings.peer_secret is not None
         self._picker = picker
         self._settings = settings
@@ -68,6 +69,7 @@ class OneQueue:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._asked: dict[str, _Asked] = {}
         self._catalog: ServiceCatalog = EMPTY_CATALOG
+        self._sized: frozenset[str] = frozenset()  # the keys of the services with an SLO
         self._external: Mapping[str, int] = {}
         self._logged_s: dict[str, float] = {}
         picker.digest_seed = shared_seed(self._read_secret())
@@ -90,9 +92,10 @@ class OneQueue:
     def set_pods(self, ready: Mapping[str, str], existing: Iterable[str]) -> None:
         """Set the ready gateway pods that stay, with their addresses, and the names of all that exist."""
         own, now = self._settings.pod, time.monotonic()
-        for name in self._links.keys() - ready.keys():
-            self._tasks.pop(name).cancel()
-            del self._links[name]
+        for name, link in list(self._links.items()):
+            if link.address != ready.get(name):
+                self._tasks.pop(name).cancel()
+                del self._links[name]
         for name, address in ready.items():
             if name != own and name not in self._links:
                 link = self._links[name] = OwnerLink(
@@ -113,8 +116,10 @@ class OneQueue:
     def set_catalog(self, catalog: ServiceCatalog) -> None:
         self._catalog = catalog
         policies = ((key, service.policy) for key, service in catalog.services.items())
-        fallbacks = {key: policy.fallback for key, policy in policies if policy is not None and policy.fallback}
-        if self._ownership.set_fallbacks(fallbacks):
+        sized = {key: policy.fallback for key, policy in policies if policy is not None}
+        before, self._sized = self._sized, frozenset(sized)
+        fallbacks = {key: fallback for key, fallback in sized.items() if fallback}
+        if self._ownership.set_fallbacks(fallbacks) or before != self._sized:
             asyncio.get_running_loop().call_soon(lambda: self._on_owners_changed(time.monotonic()))
 
     def owner_of(self, key: str) -> str:
@@ -131,7 +136,10 @@ class OneQueue:
         metrics.GATEWAY_PEERS_CONNECTED.set(sum(link.is_ready for link in self._links.values()))
 
     def _on_owners_changed(self, now: float) -> None:
-        """Hand over what belongs to other owners now: queued requests, and the knowledge of running ones."""
+        """Hand over what belongs to other owners now: queued requests, and the knowledge of running ones.
+
+        Call this too when services have got or lost their SLO: those without one have no owner.
+        """
         for link in self._links.values():
             self._report_running(link, now, is_all=False)
         self._server.hand_over(now)
@@ -265,7 +273,7 @@ class OneQueue:
     def _on_answer(self, asked: _Asked, link: OwnerLink, result: Result) -> None:
         now = time.monotonic()
         if isinstance(result, messages.Answer):
-            self._follow(asked, result, now)
+            self._follow(asked, link, result, now)
             return
         asked.moves += 1
         if self._owner_link(asked.ctx.service) is not link:
@@ -274,7 +282,7 @@ class OneQueue:
         self._count_fallback(link, result if isinstance(result, FallbackReason) else FallbackReason.REFUSED)
         self._decide_here(asked, now)
 
-    def _follow(self, asked: _Asked, answer: messages.Answer, now: float) -> None:
+    def _follow(self, asked: _Asked, link: OwnerLink, answer: messages.Answer, now: float) -> None:
         """Reply as the owner decided, and count the request if it is sent."""
         picker, ctx, running = self._picker, asked.ctx, answer.running
         metrics.GATEWAY_OWNER_ANSWERS.inc()
@@ -286,6 +294,8 @@ class OneQueue:
             ctx.prefill, ctx.admission_request = running.prefill or "", forwarded.request
             picker.inflight.add(running.request_id, in_flight)
             picker.admission.adopt(forwarded, now)
+            if self._owner_link(running.service) is not link:
+                self.on_sent(running.request_id, now)  # the owner has changed meanwhile
         elif answer.request_class:
             ctx.admission_request = AdmissionRequest(ctx.request_id, answer.request_class, ctx.tenant, ctx.arrived_s, 0)
         self._resolve(asked, answer.reply, now)
@@ -372,8 +382,12 @@ class OneQueue:
 
 
 def read_secret(path: Path) -> bytes:
-    """Returns the secret that all gateways of a release share. Raises OSError."""
-    return path.read_bytes().strip()
+    """Returns the secret that all gateways of a release share. Raises OSError, or ValueError if it is too short."""
+    secret = path.read_bytes().strip()
+    if len(secret) < MIN_SECRET_BYTES:
+        message = f"the secret of the gateways in {path} must have at least {MIN_SECRET_BYTES} bytes, not {len(secret)}"
+        raise ValueError(message)
+    return secret
 
 
 def _copy(done: asyncio.Future[bytes], outer: asyncio.Future[bytes]) -> None:

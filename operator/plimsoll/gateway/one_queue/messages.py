@@ -15,7 +15,7 @@ from plimsoll.core.admission.request import MAX_REQUEST_SEQUENCES, MAX_REQUEST_T
 from plimsoll.core.types import MediaKind
 from plimsoll.gateway.prefix_hash import MAX_BLOCKS
 
-MAX_BATCH: Final = 500  # running requests in one message
+MAX_BATCH: Final = 64  # running requests in one message; with the longest names they fit one frame
 MAX_EXTERNAL: Final = 10_000  # addresses in one message
 _MAX_SECONDS: Final = 10_000_000.0
 

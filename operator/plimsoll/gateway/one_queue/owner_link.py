@@ -71,7 +71,7 @@ class OwnerLink:
     ) -> None:
         """`on_ready` is called when the owner has proved that it knows the secret, after each new connection."""
         self.name = name
-        self._address, self._port, self._own_name = address, port, own_name
+        self.address, self._port, self._own_name = address, port, own_name
         self._read_secret = read_secret
         self._ack_seconds = ack_seconds
         self._on_ready = on_ready
@@ -130,14 +130,14 @@ class OwnerLink:
                 secret = self._read_secret()
                 async with asyncio.timeout(CONNECT_SECONDS):
                     make = functools.partial(self._make_connection, secret)
-                    _, connection = await loop.create_connection(make, self._address, self._port)
+                    _, connection = await loop.create_connection(make, self.address, self._port)
                 try:
                     await connection.closed.wait()
                 finally:
                     connection.close()
             except (OSError, TimeoutError, ValueError) as error:
                 if not is_logged:
-                    log.warning("cannot reach the gateway %s at %s:%d: %s", self.name, self._address, self._port, error)
+                    log.warning("cannot reach the gateway %s at %s:%d: %s", self.name, self.address, self._port, error)
                     is_logged = True
             if self._was_ready:
                 wait_s, is_logged = MIN_RETRY_SECONDS, False

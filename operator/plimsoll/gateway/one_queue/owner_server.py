@@ -86,10 +86,15 @@ class OwnerServer:
                     future.cancel()
                     connection.send(messages.Refused(number, is_moved=True))
         requests = self._picker.inflight.requests()
-        self._drop([id for id, request in requests if request.via and not self._is_owner(request.service)])
+        self._drop([id for id, request in requests if request.via and not self._counts(request.service)])
 
     def _is_owner(self, service: str) -> bool:
         return self._ownership.owner_of(service) == self._ownership.own_name
+
+    def _counts(self, key: str) -> bool:
+        """Whether the requests of a service count here, whichever Envoy carries them. One that is unknown may come."""
+        service = self._picker.catalog.services.get(key)
+        return self._is_owner(key) and (service is None or service.policy is not None)
 
     def _accept(self) -> asyncio.Protocol:
         connection: PeerConnection[messages.ToOwner] = PeerConnection(
@@ -153,14 +158,14 @@ class OwnerServer:
         picker, request_id = self._picker, question.request_id
         service = picker.catalog.services.get(question.service)
         is_known = request_id in picker.inflight or picker.is_queued(request_id)
-        if service is None or is_known or not self._is_owner(question.service):
+        if service is None or service.policy is None or is_known or not self._is_owner(question.service):
             connection.send(messages.Refused(question.number))
             return
         ctx = conversions.to_context(question, service, connection.peer, now)
         if ctx is None:
             connection.send(messages.Refused(question.number))
             return
-        if service.policy is not None and ctx.adapter is None:
+        if ctx.adapter is None:
             ctx.fallback = picker.fallback_of(service, ctx.route)
         reply = picker.decide_here(service, ctx, now)
         if isinstance(reply, bytes):
@@ -218,8 +223,8 @@ class OwnerServer:
         picker, named = self._picker, self._named[connection]
         for running in message.requests:
             named.add(running.request_id)
-            if running.request_id in picker.inflight or running.service not in picker.catalog.services:
-                continue
+            if running.request_id in picker.inflight:
+                continue  # a service that is unknown here may come with the first list from the API server
             in_flight, forwarded = conversions.from_running(running, connection.peer, now)
             picker.inflight.add(running.request_id, in_flight)
             picker.admission.adopt(forwarded, now)
