@@ -69,10 +69,6 @@ class TargetPoller:
         self._resources: dict[tuple[str, str], tuple[Resource, bool]] = {}
         self._slots = asyncio.Semaphore(MAX_CONCURRENT_TARGETS)
 
-    def state(self, key: Key, role: str) -> TargetState | None:
-        """A target as last read; None before, and for a tier."""
-        return self._states.get((key, role))
-
     def states(self, key: Key) -> dict[str, TargetState]:
         """The targets of a service, by role. One that the spec names since the last reading is not read yet."""
         obj = self._cache.get(labels.KIND, key)
