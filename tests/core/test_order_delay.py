@@ -9,14 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plimsoll.core.autoscaling.cadence import due_s
 from plimsoll.core.autoscaling.decide import decide
-from plimsoll.core.autoscaling.decision_state import Calm, DecisionState, TimedReplicas
+from plimsoll.core.autoscaling.decision_state import Calm, DecisionState, TierDecisionState, TimedReplicas
+from plimsoll.core.autoscaling.inputs import TierSnapshot
 from plimsoll.core.autoscaling.observations import NoDemand, ServiceObservation, TierObservation
 from plimsoll.core.autoscaling.order_delay import (
     ORDER_DELAY_S,
     carried_need,
     has_few_misses,
     lasting_replicas,
+    next_order_s,
     update_calm,
     update_wanted,
 )
@@ -142,6 +145,16 @@ def test_calm_begins_anew_with_a_higher_rate_and_ends_with_misses() -> None:
 def test_fewer_replicas_are_calm_at_their_own_rate() -> None:
     assert update_calm(Calm(10.0, 0.0, 4), 5.0, 3, True, 50.0) == Calm(5.0, 0.0, 3)
     assert update_calm(Calm(10.0, 0.0, 4), 10.2, 3, True, 50.0) == Calm(10.0, 0.0, 3)
+
+
+def test_tier_is_due_when_a_wanted_count_has_lasted() -> None:
+    state = TierDecisionState(replicas=3, wanted=(TimedReplicas(3, 10.0), TimedReplicas(7, 41.5)))
+    assert next_order_s(state, 100.0) == 41.5 + ORDER_DELAY_S
+    assert next_order_s(state, 102.0) == math.inf
+    serve = {"serve": TierSnapshot(3, 3, (), None)}
+    decision = decisions([observed_tier(2.9, 3)])[-1]
+    waiting = replace(decision, state=DecisionState(100.0, {"serve": state}))
+    assert due_s(waiting, serve, "a", 101.0) == 41.5 + ORDER_DELAY_S
 
 
 def test_few_misses_are_half_of_the_error_budget() -> None:

@@ -14,9 +14,10 @@ after a scale-down exceeds it.
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
-from plimsoll.core.autoscaling.decision_state import MAX_MARKS, Calm, TimedReplicas
+from plimsoll.core.autoscaling.decision_state import MAX_MARKS, Calm, TierDecisionState, TimedReplicas
 from plimsoll.core.autoscaling.tier_context import TierContext
 from plimsoll.core.slo import Slo
 
@@ -47,6 +48,12 @@ def order_now(context: TierContext, need: int, wanted: int, rate_per_s: float, f
     steady = carried_need(need, ordered) + max(context.policy.warm_replicas, own_standby)
     context.set_state("wanted", update_wanted(state.wanted, steady, now_s))
     return max(min(wanted, ordered), lasting_replicas(context.state.wanted, now_s))
+
+
+def next_order_s(state: TierDecisionState, now_s: float) -> float:
+    """Return when a wanted count above the decided one has lasted; infinite if there is none."""
+    waiting = (entry.since_s + ORDER_DELAY_S for entry in state.wanted if entry.replicas > state.replicas)
+    return min((due_s for due_s in waiting if due_s > now_s), default=math.inf)
 
 
 def end_calm(context: TierContext) -> None:
