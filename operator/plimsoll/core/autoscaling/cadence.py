@@ -114,7 +114,7 @@ def carried_work(state: DemandState, demand: TierDemand, sizing: SizingResult) -
 def due_s(decision: ScalingDecision, tiers: Mapping[str, TierSnapshot], key: Hashable, now_s: float) -> float:
     """Return the time of the next decision if nothing calls for it before: now_s if this one is not settled.
 
-    A count that is wanted is ordered when it has lasted. key: of the service; equal keys have the same phase in every process.
+    A wanted count is ordered once it has lasted. key: of the service; equal keys have the same phase in every process.
     """
     is_settled = all(
         _is_settled(tier, decision.state.tiers.get(name, TierDecisionState())) for name, tier in decision.tiers.items()
@@ -123,10 +123,8 @@ def due_s(decision: ScalingDecision, tiers: Mapping[str, TierSnapshot], key: Has
         return now_s
     phase_s = DECISION_INTERVAL_S * zlib.crc32(repr(key).encode()) / 2**32
     intervals = math.floor((now_s - phase_s) / DECISION_INTERVAL_S) + 1
-    next_order_s = min(
-        (order_delay.next_order_s(tier, now_s) for tier in decision.state.tiers.values()), default=math.inf
-    )
-    return min(phase_s + intervals * DECISION_INTERVAL_S, now_s + DECISION_INTERVAL_S, next_order_s)
+    orders_s = [order_delay.next_order_s(tier, now_s) for tier in decision.state.tiers.values()]
+    return min(phase_s + intervals * DECISION_INTERVAL_S, now_s + DECISION_INTERVAL_S, *orders_s)
 
 
 def known_share(share: float | Unavailable) -> float:
