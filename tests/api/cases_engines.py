@@ -57,6 +57,7 @@ ENGINE_CASES = [
         single_edit(f"spec.engine.{field}", value, f"{NO_SERVER}{field}, or use engine openai")
         for field, value in (
             ("command", ["serve"]),
+            ("command", []),
             ("port", 9000),
             ("healthPath", "/healthz"),
             ("metrics", {"running": "running"}),

@@ -41,6 +41,7 @@ TARGET_CASES = [
     ),
     single_edit(f"{_TARGET}.gpus", -1, "must be at least 0", "greater than or equal to 0", base=adopted),
     single_edit(f"{_TARGET}.gpus", 65, "must be at most 64", "less than or equal to 64", base=adopted),
+    single_edit("spec.adapters", [], _NOT_RUN, base=adopted),
     single_edit("spec.adapters", [{"name": "a", "uri": "hf://a/b"}], _NOT_RUN, base=adopted),
     *[
         Case(

@@ -139,6 +139,15 @@ async def test_what_cannot_be_adopted_is_a_comment_with_the_reason(found: Object
     assert reason in text
 
 
+async def test_text_of_a_pod_cannot_leave_its_comment() -> None:
+    hostile = {"image": "vllm/vllm-openai:1\nkind: Secret", "args": ["--model", "/m\nspec: {}\n---\nkind: Pod"]}
+    found = [pod(owned_by=owner("Deployment", "llm"), **hostile), pod("lone", image="vllm:1\nkind: Pod")]
+    made = await adopt(found, named("deployments", "llm"))
+    [manifest] = [one for one in yaml.safe_load_all("---\n".join(made)) if one is not None]
+    assert manifest["kind"] == "InferenceService"
+    assert manifest["spec"]["slo"] == {"ttft": "1s", "tpot": "50ms"}
+
+
 async def test_nothing_found_says_what_was_looked_for() -> None:
     own = pod(owned_by=owner("Deployment", "chat-serve"), labels={"plimsoll.dev/role": "serve"}, **VLLM)
     [text] = await adopt([own, pod("web", owner("Deployment", "web"), image="nginx:1")])

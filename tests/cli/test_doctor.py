@@ -120,6 +120,18 @@ def test_doctor_names_other_autoscalers(kind: str, name: str) -> None:
     assert message == f"it scales {kind} {name}, which Plimsoll scales too: the two undo each other"
 
 
+@pytest.mark.parametrize("scaling", [{"mode": "Recommend"}, {"mode": "Off"}, {"paused": True}])
+def test_doctor_others_may_scale_what_plimsoll_does_not(scaling: Object) -> None:
+    patient = healthy()
+    patient.service["spec"]["scaling"] = scaling
+    assert patient.deployments is not None
+    fields = {"manager": "kube-controller-manager", "fieldsV1": {"f:spec": {"f:replicas": {}}}}
+    patient.deployments[0]["metadata"]["managedFields"] = [fields]
+    reference = {"kind": "Deployment", "name": "chat-decode"}
+    scaler = {"metadata": {"name": "keda-hpa-chat"}, "spec": {"scaleTargetRef": reference}}
+    assert found(replace(patient, autoscalers=[scaler])) == []
+
+
 def test_doctor_names_who_set_the_replicas() -> None:
     patient = healthy()
     assert patient.deployments is not None

@@ -58,6 +58,7 @@ class AdoptedFleet(KubeClient):
         self.writes: list[tuple[str, int]] = []  # field manager, and count
         self.selector: str | None = "app=llm"
         self.labels: dict[str, str] = {}
+        self.uid = "uid-llm"
         self._version = 10
         self._counts: dict[str, float] = {}
         self.managers = [{"manager": "kubectl-client-side-apply", "operation": "Update"}]
@@ -148,7 +149,7 @@ class AdoptedFleet(KubeClient):
             raise NotFound(name, 404)
         fields = [{**one, "fieldsV1": {"f:spec": {"f:replicas": {}}}} for one in self.managers]
         meta = {
-            "namespace": namespace, "name": name, "uid": "uid-llm", "resourceVersion": str(self._version),
+            "namespace": namespace, "name": name, "uid": self.uid, "resourceVersion": str(self._version),
             "labels": self.labels, "managedFields": fields,
         }  # fmt: skip
         return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": meta, "spec": self.spec}

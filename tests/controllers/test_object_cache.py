@@ -51,6 +51,17 @@ def test_children_are_found_by_label_and_notify_service() -> None:
     assert store.children("Pod", ("team", "chat")) == []
 
 
+def test_object_of_another_service_leaves_its_former_one() -> None:
+    store, first, second = ObjectCache(), builders.service(), builders.service("other")
+    pod, moved = builders.pod(first, "decode", "p"), builders.pod(second, "decode", "p")
+    moved["metadata"]["uid"] = pod["metadata"]["uid"]
+    store.put(pod)
+    store.put(moved)
+    assert store.children("Pod", ("team", "chat")) == []
+    store.remove(moved)
+    assert store.children("Pod", ("team", "other")) == store.children("Pod", ("team", "chat")) == []
+
+
 def test_parsed_reads_each_version_once() -> None:
     store = ObjectCache()
     raw, other = builders.service(), builders.service(tiers={})

@@ -88,6 +88,25 @@ async def test_later_writer_is_yielded_to_until_the_spec_changes() -> None:
     assert fleet.writes
 
 
+async def test_recreated_target_has_no_later_writer() -> None:
+    fleet = AdoptedFleet(rate=40.0, **AUTO)
+    await fleet.run(90)
+    fleet.uid = "uid-llm-2"
+    fleet.write("helm", 1)
+    fleet.writes.clear()
+    await fleet.run(60)
+    assert fleet.writes
+    assert fleet.condition("ScalingInactive")[0] == ""
+
+
+async def test_former_target_is_not_written_after_the_spec_names_another() -> None:
+    fleet = AdoptedFleet(rate=40.0, **AUTO)
+    await fleet.run(2)
+    assert set(fleet.targets.states(KEY)) == {"serve"}
+    fleet.edit(**{"spec.targets.serve.scaleTargetRef.name": "other"})
+    assert fleet.targets.states(KEY) == {}
+
+
 async def test_scale_to_zero_by_hand_is_yielded_to() -> None:
     fleet = AdoptedFleet(rate=40.0, **AUTO)
     await fleet.run(90)

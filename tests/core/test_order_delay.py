@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plimsoll.core.autoscaling.cadence import due_s
 from plimsoll.core.autoscaling.decide import decide
-from plimsoll.core.autoscaling.decision_state import Calm, DecisionState, TimedReplicas
-from plimsoll.core.autoscaling.observations import ServiceObservation, TierObservation
+from plimsoll.core.autoscaling.decision_state import Calm, DecisionState, TierDecisionState, TimedReplicas
+from plimsoll.core.autoscaling.inputs import TierSnapshot
+from plimsoll.core.autoscaling.observations import NoDemand, ServiceObservation, TierObservation
 from plimsoll.core.autoscaling.order_delay import (
     ORDER_DELAY_S,
     carried_need,
     has_few_misses,
     lasting_replicas,
+    next_order_s,
     update_calm,
     update_wanted,
 )
 from plimsoll.core.autoscaling.scaling_decision import ScalingDecision
 from plimsoll.core.autoscaling.scaling_policy import ScalingPolicy
+from plimsoll.core.types import Unavailable
 from tests.core.scaling_fixtures import (
     FREQUENT_GROWTH,
     REQUEST_GPU_S,
@@ -90,6 +95,21 @@ def test_calm_tier_orders_a_much_larger_need_once_it_has_lasted() -> None:
     assert ordered[-1] == 7
 
 
+@pytest.mark.parametrize("work", [1.9, 5.9])
+def test_tier_that_shrank_in_calm_orders_at_once_for_returning_load(work: float) -> None:
+    busy, shrunk = [observed_tier(5.9, 6)] * CALM_S, [observed_tier(0.9, 1)] * CALM_S
+    made = decisions([*busy, *shrunk, observed_tier(work, 1)])
+    assert counts(made)[-2:] == [1, math.ceil(work)]
+
+
+@pytest.mark.parametrize("unknown", [NoDemand(90.0), Unavailable("no gateway reports")])
+def test_tier_without_known_load_is_not_calm_afterwards(unknown: NoDemand | Unavailable) -> None:
+    sizing = Unavailable("not sized")
+    gap = observed_tier(2.9, 3, sizing=sizing)
+    made = decisions([observed_tier(2.9, 3)] * CALM_S + [replace(gap, demand=unknown)] + [heavier(3.3, 3)])
+    assert counts(made)[-1] == 4
+
+
 def test_calm_tier_restores_a_count_that_was_lowered_by_hand() -> None:
     made = decisions([observed_tier(2.9, 3)] * CALM_S + [observed_tier(2.9, 1)])
     assert counts(made)[-1] == 3
@@ -113,13 +133,28 @@ def test_lasting_replicas_are_the_least_of_the_delay(wanted: list[int]) -> None:
 
 
 def test_calm_begins_anew_with_a_higher_rate_and_ends_with_misses() -> None:
-    calm = update_calm(None, 10.0, True, 0.0)
-    assert calm == Calm(10.0, 0.0)
-    assert update_calm(calm, 10.4, True, 50.0) == calm
-    assert update_calm(calm, 5.0, True, 50.0) == calm
-    assert update_calm(calm, 10.6, True, 50.0) == Calm(10.6, 50.0)
-    assert update_calm(calm, 10.0, True, -1.0) == Calm(10.0, -1.0), "the clock was set back"
-    assert update_calm(calm, 10.0, False, 50.0) is None
+    calm = update_calm(None, 10.0, 4, True, 0.0)
+    assert calm == Calm(10.0, 0.0, 4)
+    assert update_calm(calm, 10.4, 4, True, 50.0) == calm
+    assert update_calm(calm, 5.0, 5, True, 50.0) == calm
+    assert update_calm(calm, 10.6, 4, True, 50.0) == Calm(10.6, 50.0, 4)
+    assert update_calm(calm, 10.0, 4, True, -1.0) == Calm(10.0, -1.0, 4), "the clock was set back"
+    assert update_calm(calm, 10.0, 4, False, 50.0) is None
+
+
+def test_fewer_replicas_are_calm_at_their_own_rate() -> None:
+    assert update_calm(Calm(10.0, 0.0, 4), 5.0, 3, True, 50.0) == Calm(5.0, 0.0, 3)
+    assert update_calm(Calm(10.0, 0.0, 4), 10.2, 3, True, 50.0) == Calm(10.0, 0.0, 3)
+
+
+def test_tier_is_due_when_a_wanted_count_has_lasted() -> None:
+    state = TierDecisionState(replicas=3, wanted=(TimedReplicas(3, 10.0), TimedReplicas(7, 41.5)))
+    assert next_order_s(state, 100.0) == 41.5 + ORDER_DELAY_S
+    assert next_order_s(state, 102.0) == math.inf
+    serve = {"serve": TierSnapshot(3, 3, (), None)}
+    decision = decisions([observed_tier(2.9, 3)])[-1]
+    waiting = replace(decision, state=DecisionState(100.0, {"serve": state}))
+    assert due_s(waiting, serve, "a", 101.0) == 41.5 + ORDER_DELAY_S
 
 
 def test_few_misses_are_half_of_the_error_budget() -> None:

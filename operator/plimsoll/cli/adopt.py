@@ -96,7 +96,7 @@ async def documents(kube: KubeClient, namespace: str | None) -> list[str]:
         owner = await _scalable_owner(kube, pod)
         if isinstance(owner, str):
             key = (pod["metadata"]["namespace"], _owner_name(pod))
-            others.setdefault(key, f"# {'/'.join(key)}: {evidence}; not adopted: {owner}\n")
+            others.setdefault(key, _comments([f"{'/'.join(key)}: {evidence}; not adopted: {owner}"]))
             continue
         meta = owner["metadata"]
         fleet = fleets.setdefault((meta["namespace"], owner["kind"], meta["name"]), Fleet(owner, evidence=evidence))
@@ -289,4 +289,5 @@ def _count(number: int, noun: str) -> str:
 
 
 def _comments(lines: list[str]) -> str:
-    return "".join(f"# {line}\n" for line in lines)
+    """The lines as comments. Whatever a pod says stays in its line, so that it adds nothing to a manifest."""
+    return "".join(f"# {' '.join(line.split())}\n" for line in lines)

@@ -167,7 +167,10 @@ def _unmatched_nodes(patient: Patient) -> Iterable[Finding]:
 
 
 def _foreign_replicas(patient: Patient) -> Iterable[Finding]:
-    """Autoscalers and clients that write the replica counts too."""
+    """Autoscalers and clients that write the replica counts too. In other modes than Auto they may."""
+    scaling = get_mapping(patient.service, "spec", "scaling")
+    if get_text(scaling, "mode") not in (None, "Auto") or scaling.get("paused") is True:
+        return
     owned = {get_text(one, "metadata", "name") for one in patient.deployments or ()}
     for scaler in patient.autoscalers or ():
         kind, target = (get_text(scaler, "spec", "scaleTargetRef", name) for name in ("kind", "name"))

@@ -79,7 +79,7 @@ async def top_lines(kube: KubeClient, namespace: str | None, operator_namespace:
         documents = await cluster.get_documents(kube, leader, operator_namespace, [_key(one) for one in services])
     except PlimsollError as error:
         note = f"no figures of the operator: {error}"
-    if len(services) > cluster.MAX_DOCUMENTS:
+    if not note and len(services) > cluster.MAX_DOCUMENTS:
         note = f"figures of the first {cluster.MAX_DOCUMENTS} of {len(services)} services; choose a namespace with -n"
     rows = [_row(one, documents.get(_key(one))) for one in services]
     first = 0 if namespace is None else 1

@@ -65,6 +65,8 @@ class ObjectCache:
             return
         if key in objects and not _is_same_object(objects[key], obj):
             self._forget(objects[key])
+        if key in objects and owning_service(objects[key]) != owning_service(obj):
+            self._unlink(kind, key, objects[key])
         objects[key] = obj
         self._link(kind, key, obj)
 
@@ -75,13 +77,7 @@ class ObjectCache:
             return
         del self._objects[kind][key]
         self._forget(cached)
-        owner = owning_service(cached)
-        if owner:
-            siblings = self._children.get((kind, owner), {})
-            siblings.pop(key, None)
-            if not siblings:
-                self._children.pop((kind, owner), None)
-            self._on_change(owner)
+        self._unlink(kind, key, cached)
 
     def replace(self, kind: str, objects: tuple[Object, ...], namespace: str | None = None) -> None:
         """Replace all objects of a kind, in one namespace or in all, by the result of a list call."""
@@ -157,6 +153,15 @@ class ObjectCache:
         owner = owning_service(obj)
         if owner:
             self._children.setdefault((kind, owner), {})[key] = None
+            self._on_change(owner)
+
+    def _unlink(self, kind: str, key: Key, obj: Object) -> None:
+        owner = owning_service(obj)
+        if owner:
+            siblings = self._children.get((kind, owner), {})
+            siblings.pop(key, None)
+            if not siblings:
+                self._children.pop((kind, owner), None)
             self._on_change(owner)
 
 

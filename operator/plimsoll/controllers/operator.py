@@ -150,7 +150,7 @@ class OperatorProcess:
             self.prometheus_fallback.tiers,
             self.checkpoints.get,
             lambda key: self.target_poller.states(key),
-            lambda key, role: self.target_poller.record_write(key, role),
+            lambda key, role, uid: self.target_poller.record_write(key, role, uid),
         )
         self.autoscaler = Autoscaler(
             self.cache,

@@ -231,7 +231,7 @@ class EngineSpec(ApiModel):
     rules: ClassVar[tuple[ValidationRule[EngineSpec], ...]] = (
         *reserved_args(),
         needs_image(),
-        _own(Feature.OWN_SERVER, "command", lambda own: bool(own.command)),
+        _own(Feature.OWN_SERVER, "command", lambda own: "command" in own.model_fields_set),
         _own(Feature.OWN_SERVER, "port", lambda own: own.port is not None),
         _own(Feature.OWN_SERVER, "healthPath", lambda own: own.health_path is not None),
         _own(Feature.OWN_SERVER, "metrics", lambda own: own.metrics is not None),

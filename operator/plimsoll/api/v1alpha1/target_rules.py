@@ -60,7 +60,7 @@ TARGET_RULES: Final[tuple[ValidationRule[Any], ...]] = (
         None,
         reason="FieldValueForbidden",
     ),
-    _not_with_targets(".adapters", lambda own: bool(own.adapters), _NOT_RUN),
+    _not_with_targets(".adapters", lambda own: "adapters" in own.model_fields_set, _NOT_RUN),
     _not_with_targets(".model.cache", lambda own: "cache" in own.model.model_fields_set, _NOT_RUN),
     _not_with_targets(".model.secretRef", lambda own: own.model.secret_ref is not None, _NOT_RUN),
     ValidationRule(

@@ -143,7 +143,7 @@ class ScaleWriter:
             log.warning(key, message, object=scaled.label, error=str(error))
             return False
         if not scaled.is_owned:
-            self._sources.on_target_written(key, change.tier)
+            self._sources.on_target_written(key, change.tier, str(scaled.metadata.get("uid", "")))
         direction = "up" if change.decision.replicas > change.replicas_before else "down"
         metrics.OPERATOR_SCALE_CHANGES.labels(change.tier, direction).inc()
         try:

@@ -22,8 +22,8 @@ class SignalSources:
     report of an engine, by pod name. mark_active: called for a service with arrivals, so that its engines are polled
     more often. history: None if no metrics store is configured. prometheus_only_tiers: tiers of a service with an
     engine that is known from the metrics store only. checkpoint: learned state that an earlier process has stored for a
-    service. targets: the targets of a service by role, {} for one with tiers. on_target_written: called with service
-    and role of a target whose replica count was set.
+    service. targets: the targets of a service by role, {} for one with tiers. on_target_written: called with service,
+    role and uid of a target whose replica count was set.
     """
 
     gateways: Callable[[], tuple[Iterable[GatewayReading], Iterable[str]]]
@@ -35,4 +35,4 @@ class SignalSources:
     prometheus_only_tiers: Callable[[Key], tuple[str, ...]] = lambda key: ()
     checkpoint: Callable[[Object], str | None] = lambda service_object: None
     targets: Callable[[Key], Mapping[str, TargetState]] = lambda key: {}
-    on_target_written: Callable[[Key, str], None] = lambda key, role: None
+    on_target_written: Callable[[Key, str, str], None] = lambda key, role, uid: None

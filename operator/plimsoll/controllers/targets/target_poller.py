@@ -64,22 +64,27 @@ class TargetPoller:
         self._errors = errors or ObjectErrors()
         self._is_managed = is_managed
         self._states: dict[TargetKey, TargetState] = {}
-        self._written: set[TargetKey] = set()  # targets whose count Plimsoll has set, and nobody since
+        self._written: dict[TargetKey, str] = {}  # uid of the object whose count Plimsoll has set, and nobody since
         self._yielded: dict[TargetKey, tuple[int, str]] = {}  # generation of the service, and the later writer
         self._resources: dict[tuple[str, str], tuple[Resource, bool]] = {}
         self._slots = asyncio.Semaphore(MAX_CONCURRENT_TARGETS)
 
-    def state(self, key: Key, role: str) -> TargetState | None:
-        """A target as last read; None before, and for a tier."""
-        return self._states.get((key, role))
-
     def states(self, key: Key) -> dict[str, TargetState]:
-        """The targets of a service, by role."""
-        return {role: state for (one, role), state in self._states.items() if one == key}
+        """The targets of a service, by role. One that the spec names since the last reading is not read yet."""
+        obj = self._cache.get(labels.KIND, key)
+        service = None if obj is None else self._cache.parsed(obj)
+        if not isinstance(service, InferenceService) or service.spec.targets is None:
+            return {}
+        return {
+            role: state
+            for role, target in service.spec.targets.items()
+            if (state := self._states.get((key, role))) is not None
+            and state.target.scale_target_ref == target.scale_target_ref
+        }
 
-    def record_write(self, key: Key, role: str) -> None:
-        """Record that Plimsoll has set the count of a target."""
-        self._written.add((key, role))
+    def record_write(self, key: Key, role: str, uid: str) -> None:
+        """Record that Plimsoll has set the count of a target. uid: of the object."""
+        self._written[key, role] = uid
 
     async def run(self) -> None:
         """Poll until cancelled."""
@@ -136,7 +141,7 @@ class TargetPoller:
             if isinstance(found, TargetProblem):
                 self._set(key, role, target, problem=found)
                 return
-            was_written = (key, role) in self._written  # before the read: a write that follows is not in it
+            written = self._written.get((key, role))  # before the read: a write that follows is not in it
             live = await self._kube.get(found, key[0], ref.name)
             scale = await self._kube.get_scale(found, key[0], ref.name)
             selector = target.pod_selector or value_at(scale, "status", "selector")
@@ -159,9 +164,9 @@ class TargetPoller:
         scaled = ScaledObject(found, metadata, int(replicas) if isinstance(replicas, int) else 0)
         rival = None
         if service.spec.mode is ScalingMode.AUTO:
-            rival = self._rival(obj, role, target, live, autoscalers, was_written=was_written)
+            rival = self._rival(obj, role, target, live, autoscalers, was_written=written == metadata.get("uid"))
         else:
-            self._written.discard((key, role))
+            self._written.pop((key, role), None)
         copies = [_adopted(pod, obj, role, target, service.spec.model.uri) for pod in pods if not _is_own(pod)]
         self._cache.replace_children(labels.ADOPTED_POD_KIND, key, copies)
         self._set(key, role, target, scaled, rival=rival)
@@ -180,14 +185,14 @@ class TargetPoller:
         place, generation = (key_of(obj), role), int(obj["metadata"].get("generation", 0))
         rival = autoscaler_of(target.scale_target_ref, autoscalers) or applying_manager(live)
         if rival is not None:
-            self._written.discard(place)
+            self._written.pop(place, None)
             return rival
         before = str(value_at(obj, "status", "tiers", role, YIELDED_TO) or "")
         is_current = value_at(obj, "status", "observedGeneration") == generation
         if place not in self._states and is_current and is_later_writer(before):  # as an earlier process had found
             self._yielded[place] = generation, before
         if was_written and (writer := later_writer(live)) is not None:
-            self._written.discard(place)
+            self._written.pop(place, None)
             self._yielded[place] = generation, writer
         since, known = self._yielded.get(place, (generation, None))
         if since != generation:
@@ -227,7 +232,7 @@ class TargetPoller:
 
     def _forget(self, place: TargetKey) -> None:
         del self._states[place]
-        self._written.discard(place)
+        self._written.pop(place, None)
         self._yielded.pop(place, None)
         self._cache.replace_children(labels.ADOPTED_POD_KIND, place[0], ())
 

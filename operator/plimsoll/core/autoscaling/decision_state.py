@@ -24,10 +24,14 @@ class TimedReplicas(NamedTuple):
 
 
 class Calm(NamedTuple):
-    """Since when few requests have missed the SLO, at a forecast of about this rate, requests/s (`order_delay`)."""
+    """Since when few requests have missed the SLO, at a forecast of up to this rate, requests/s (`order_delay`).
+
+    replicas: the ordered count that carried it.
+    """
 
     rate_per_s: Amount
     since_s: float
+    replicas: Count
 
 
 _Marks: TypeAlias = Annotated[tuple[TimedReplicas, ...], Length(0, MAX_MARKS)]

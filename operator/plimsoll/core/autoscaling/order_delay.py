@@ -8,14 +8,16 @@ Idea: measurement outranks the model. A tier is calm after a minute in which all
 error budget was missed, and the forecast rate did not rise by more than RATE_TOLERANCE. Its replicas then carry this
 load, so a need that exceeds them by no more than CARRIED_SHARE does not count. A larger need, and standby replicas that
 the service's own growth justifies, count once they have lasted for ORDER_DELAY_S. Arrivals that exceed the rate, or
-misses, end the calm at once.
+misses, end the calm at once. Fewer replicas have shown only that they carry the present rate, so load that returns
+after a scale-down exceeds it.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
-from plimsoll.core.autoscaling.decision_state import MAX_MARKS, Calm, TimedReplicas
+from plimsoll.core.autoscaling.decision_state import MAX_MARKS, Calm, TierDecisionState, TimedReplicas
 from plimsoll.core.autoscaling.tier_context import TierContext
 from plimsoll.core.slo import Slo
 
@@ -37,7 +39,7 @@ def order_now(context: TierContext, need: int, wanted: int, rate_per_s: float, f
     """
     state = context.state
     ordered = max(context.observation.replicas, state.replicas)  # a count lowered by hand is restored at once
-    calm = update_calm(state.calm, rate_per_s, few_misses and context.observation.coverage == 1.0, now_s)
+    calm = update_calm(state.calm, rate_per_s, ordered, few_misses and context.observation.coverage == 1.0, now_s)
     context.set_state("calm", calm)
     if calm is None or now_s - calm.since_s < ORDER_DELAY_S:
         context.set_state("wanted", ())
@@ -48,12 +50,29 @@ def order_now(context: TierContext, need: int, wanted: int, rate_per_s: float, f
     return max(min(wanted, ordered), lasting_replicas(context.state.wanted, now_s))
 
 
-def update_calm(calm: Calm | None, rate_per_s: float, few_misses: bool, now_s: float) -> Calm | None:
-    """Return since when few requests have missed at this forecast rate; None while many do."""
+def next_order_s(state: TierDecisionState, now_s: float) -> float:
+    """Return when a wanted count above the decided one has lasted; infinite if there is none."""
+    waiting = (entry.since_s + ORDER_DELAY_S for entry in state.wanted if entry.replicas > state.replicas)
+    return min((due_s for due_s in waiting if due_s > now_s), default=math.inf)
+
+
+def end_calm(context: TierContext) -> None:
+    """End the calm of a tier whose demand is unknown, or that has none: nothing was carried meanwhile."""
+    context.set_state("calm", None)
+    context.set_state("wanted", ())
+
+
+def update_calm(calm: Calm | None, rate_per_s: float, replicas: int, few_misses: bool, now_s: float) -> Calm | None:
+    """Return since when few requests have missed, and the forecast rate that the ordered replicas carry.
+
+    None while many miss. Fewer replicas than before carry the present rate, as far as is known.
+    """
     if not few_misses:
         return None
     if calm is None or rate_per_s > (1.0 + RATE_TOLERANCE) * calm.rate_per_s or now_s < calm.since_s:
-        return Calm(rate_per_s, now_s)
+        return Calm(rate_per_s, now_s, replicas)
+    if replicas < calm.replicas:
+        return Calm(min(rate_per_s, calm.rate_per_s), calm.since_s, replicas)
     return calm
 
 

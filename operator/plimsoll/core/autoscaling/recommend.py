@@ -65,6 +65,7 @@ def keep_minimum(context: TierContext, missing_field: str) -> None:
     missing_field: the field of the spec that would size it.
     """
     context.scale_up_target = context.scale_down_target = context.bounds[0]
+    order_delay.end_calm(context)
     context.set_state("downscale_candidates", ())
     context.set_state("downscale_regret", context.state.downscale_regret._replace(idle=()))
     message = "{} is not set, so the tier is not sized: minReplicas is {}"
@@ -162,6 +163,7 @@ def apply_sizing(
     """
     observation, demand, sizing = context.observation, context.observation.demand, context.observation.sizing
     if isinstance(demand, NoDemand):
+        order_delay.end_calm(context)
         context.scale_up_target = context.scale_down_target = context.policy.warm_replicas
         note = apply_scale_to_zero(context, idle_period, policy.miss_cost)
         required = max(context.scale_up_target, context.bounds[0])
@@ -170,6 +172,7 @@ def apply_sizing(
         context.add_step("sizing", message + ("; {}" if note else ""), demand.idle_s, required, note)
         return
     if context.hold_reason or isinstance(demand, Unavailable) or isinstance(sizing, Unavailable):
+        order_delay.end_calm(context)
         note = apply_scale_to_zero(context, idle_period, policy.miss_cost)
         if context.scale_up_target == observation.replicas:
             note = f"demand unknown, replica count stays at {observation.replicas}" + (f"; {note}" if note else "")

@@ -10,7 +10,8 @@ start-up time of these tiers counts. The best count maximises saving minus cost.
 `demand.standby_value`.
 
 The growth that a new service is assumed to have is that of other services. It orders one standby replica, and one more
-for every ten that are needed; as many times more as `miss_cost` exceeds its default. More than that needs growth that the service itself has shown.
+for every ten that are needed. A `miss_cost` of n times the default multiplies both by n. More than that needs growth
+that the service itself has shown.
 """
 
 from __future__ import annotations

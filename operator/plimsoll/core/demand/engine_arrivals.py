@@ -7,7 +7,8 @@ between two readings are therefore the first tokens plus the growth of the queue
 does, and the sums, gaps and restarts are handled by the same code.
 
 What this lacks: a request that leaves the queue without a first token counts as no arrival if it did so within one
-interval, and retries count as arrivals. Latencies begin at the engine, without the way to it.
+interval. Retries count as arrivals, and so does a preempted request, because it queues again. Latencies begin at the
+engine, without the way to it.
 """
 
 from __future__ import annotations
