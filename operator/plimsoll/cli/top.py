@@ -18,7 +18,7 @@ from plimsoll.cli.json_access import get_list, get_mapping, get_number, get_text
 from plimsoll.cli.output import MISSING, Screen, format_table, hanging_indent
 from plimsoll.cli.output_files import print_text
 from plimsoll.core.errors import PlimsollError
-from plimsoll.core.units import format_figure
+from plimsoll.core.units import format_figure, format_number
 
 KubeObject = dict[str, Any]
 
@@ -31,7 +31,7 @@ _STATUS_HEADER: Final = ("TTFT", "TPOT", "ATTAINMENT", "UTILIZATION")
 
 def run(arguments: argparse.Namespace) -> int:
     if not arguments.interval >= MIN_INTERVAL_S:
-        arguments.refuse(f"--interval must be at least {MIN_INTERVAL_S:.0f} s, not {arguments.interval:g}")
+        arguments.refuse(f"--interval must be at least {MIN_INTERVAL_S:.0f} s, not {format_number(arguments.interval)}")
     namespace = None
     if not arguments.all_namespaces:
         namespace = arguments.namespace or kubeconfig.current_namespace(arguments.kubeconfig)

@@ -140,7 +140,7 @@ class ServiceObservation:
     from all gateways and engines.
 
     gpus_granted: GPUs that the budget grants to the service, None without a budget. missed_share: upper bound of the
-    share of the last minute's arrivals that were rejected or missed a target, None if it is not known.
+    share of the last minute's arrivals that were rejected or missed a target, None unless every target is measured.
     """
 
     tiers: Mapping[str, TierObservation] = field(default_factory=dict)

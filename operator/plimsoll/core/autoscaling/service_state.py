@@ -270,7 +270,7 @@ class ServiceState:
             self.is_idle if isinstance(self.is_idle, Unavailable) else idle_periods.current_idle(self.idle_stats, now_s)
         )
         no_demand = known_no_demand(snapshot, idle_period)
-        missed = None if spec.slo is None else slo_attainment(snapshot.metrics, spec.slo).missed_upper_bound
+        missed = None if spec.slo is None else slo_attainment(snapshot.metrics, spec.slo).known_missed_upper_bound
         tiers = {
             name: self._tier_observation(name, tier_snapshot, snapshot.metrics, demand[name], no_demand, now_s)
             for name, tier_snapshot in snapshot.tiers.items()
