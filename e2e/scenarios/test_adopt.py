@@ -39,7 +39,9 @@ def _deployment() -> Object:
         "ports": [{"containerPort": PORT}],
         "readinessProbe": {"httpGet": {"path": "/health", "port": PORT}, "periodSeconds": 1},
         "resources": {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}},
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
     }
+    security = {"runAsNonRoot": True, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}}
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -49,7 +51,7 @@ def _deployment() -> Object:
             "selector": {"matchLabels": {"app": NAME}},
             "template": {
                 "metadata": {"labels": {"app": NAME, "llm-d.ai/model": "sim-8b"}},
-                "spec": {"containers": [container]},
+                "spec": {"containers": [container], "securityContext": security},
             },
         },
     }
