@@ -51,7 +51,7 @@ async def start(number: int, port: int, secret: Path) -> Gateway:
 
 
 def serve(port: int, secret: Path, control: Connection) -> None:
-    """Run the other gateway, and report its CPU time in seconds whenever it is asked."""
+    """Run the other gateway, and report its CPU time in seconds on each line of input."""
 
     async def run() -> None:
         await start(1, port, secret)
@@ -93,14 +93,14 @@ async def measure(port: int, secret: Path, control: Connection) -> None:
     gateway = await start(0, port, secret)
     await wait_until(lambda: all(link.is_ready for link in gateway.queue._links.values()), "both are connected")
     rows = {}
-    for name, owner in (("decided here", NAMES[0]), ("asked", NAMES[1])):
+    for name, owner in (("decided here", NAMES[0]), ("by the owner", NAMES[1])):
         model = model_owned_by(owner)
         found = await latencies(gateway, model)
         tenth, last = found[len(found) // 10], found[len(found) * 99 // 100]
         rows[name] = tenth, statistics.median(found), last, await cpu_us(gateway, model, control)
         print(LINE.format(name, *rows[name]))
-    here, asked = rows["decided here"], rows["asked"]
-    print(LINE.format("the hop", *(b - a for a, b in zip(here, asked, strict=True))))
+    here, owner = rows["decided here"], rows["by the owner"]
+    print(LINE.format("the hop", *(b - a for a, b in zip(here, owner, strict=True))))
     gateway.queue.close()
 
 

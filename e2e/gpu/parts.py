@@ -18,7 +18,7 @@ from e2e.gpu.processes import say, start, wait_for
 from e2e.gpu.settings import ARCHIVES, PARTS, PIECE_BYTES, ROOT
 
 _MANIFEST: Final = "manifest.json"
-_TOOLS: Final = ("zstd", "liblz4.so.1")  # lie beside the pieces, as they are: nothing else could unpack them
+_TOOLS: Final = ("zstd", "liblz4.so.1")  # travel unpacked with the pieces: nothing else could unpack them
 _BLOCK: Final = 1 << 20
 
 

@@ -158,7 +158,7 @@ def _member(archive: Path, pattern: str) -> str:
 
 
 def _answers(records: Iterable[Mapping[str, Any]], from_s: float) -> dict[str, Any]:
-    """What became of the requests that came from `from_s` on: rejections by reason, and how long others were queued."""
+    """Outcomes of the requests that arrived from `from_s` on: rejections by reason, and queue times of others."""
     late = [one for one in records if one["ended"] >= from_s]
     rejected = [one for one in late if one["status"] != 200]
     return {
@@ -182,13 +182,13 @@ def _cards(archive: Path, began_s: float, seconds: float) -> list[float]:
 def _gateway_rows(records: Iterable[Mapping[str, Any]], read: Mapping[str, Any]) -> list[tuple[Any, ...]]:
     """Requests of `steady` and `overload` as the gateway saw them, in seconds since the load of the latter began."""
     zero_s = read["overload"]["load_began"]
-    asked = [
+    rows = [
         (read[name]["load_began"] + row["at_s"] - zero_s, row["prompt"], row["output"], name)
         for name in ("steady", "overload")
         for row in read[name]["requests"]
     ]
     by_prompt: dict[int, list[tuple[float, int, str]]] = {}
-    for at_s, prompt, output, name in asked:
+    for at_s, prompt, output, name in rows:
         by_prompt.setdefault(prompt, []).append((at_s, output, name))
     found = []
     for record in records:

@@ -192,7 +192,7 @@ def test_overflow_is_downgraded_to_fallback(learned: dict[str, Service], gateway
     )
     assert not load.ledger.failures, load.ledger.explain()
     assert outcomes["Downgraded"] > 0
-    # An owner may have decided about a request, too late, that the gateway which asked then decided about.
+    # An owner may have decided about a request, too late, that the other gateway then decided about.
     assert taken <= outcomes["Downgraded"] <= taken + fallbacks
     assert answers.keys() & {spare.name, spare.key}, "no answer was the fallback's"
     assert answers.keys() <= {main.name, main.key, spare.name, spare.key}

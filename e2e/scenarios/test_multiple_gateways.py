@@ -1,7 +1,7 @@
 """Two gateways are one queue: all slots of a replica are used, quotas are exact, and an owner that goes costs nothing.
 
-The operator believes what the clients of both saw. Counts that begin anew are counted once. An overload is cut to what
-can be carried, also when the owner dies. Where a gateway decides without the owner, as on a busy machine, its metrics
+The operator's figures match those of the clients of both. Counts that restart are counted once. An overload is cut to
+what can be carried, also when the owner dies. Where a gateway decides without the owner, as on a busy machine, its metrics
 say so: a bound that depends on the owner allows for these requests and no others.
 """
 
@@ -257,7 +257,7 @@ def _pod(cluster: Cluster, name: str) -> Object:
 def test_gateway_counter_reset_is_counted_once(
     taught: LearnedService, cluster: Cluster, gateway: GatewayClient, operator: OperatorClient
 ) -> None:
-    """The owner's counts begin at nought again, in the same pod: that is neither a fall in demand nor a leap."""
+    """The owner's counts restart at 0 in the same pod: demand neither falls nor rises."""
     allowed = gateway.failures_allowed()
     with Load(taught.service.target, poisson(LIGHT, 300, _mixed_prompts, seed=3)) as load:
         reported = _collect_documents(operator, taught.service, KILLED_S / 3)
@@ -442,7 +442,7 @@ def test_quota_is_exact_whichever_gateway_is_asked(gate: Service, gateway: Gatew
     answers = counts.total("plimsoll_gateway_owner_answers_total")
     fallbacks = counts.total("plimsoll_gateway_owner_fallbacks_total")
     results = Counter((r.status, r.reason) for r in records)
-    print(f"{dict(results)}; up to {refilled:.1f} refilled, {answers:.0f} asked, {fallbacks:.0f} decided alone")
+    print(f"{dict(results)}; up to {refilled:.1f} refilled, {answers:.0f} by the owner, {fallbacks:.0f} decided alone")
     assert results.keys() == {(200, ""), (429, "quota_exceeded")}
     assert 0 < answers + fallbacks < QUOTA_REQUESTS, "one gateway got all"
     assert QUOTA <= results[200, ""] <= QUOTA + refilled + fallbacks

@@ -1,7 +1,7 @@
 """What other autoscalers follow: the KEDA scaler through its Service, and the recommendations over HTTP.
 
 The scenario plays KEDA: it asks as KEDA does, from a pod, and scales the Deployment to the answer, from zero. KEDA
-itself does not run. With a standby beside the leader, half of all connections meet a pod without decisions.
+itself does not run. With a standby and a leader, half of all connections meet a pod without decisions.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def test_deployment_follows_scaler_from_zero(cluster: Cluster, service: Callable
     print(f"{most} replicas; {load.ledger.summary()}")
     deployment = cluster.get("deployments", "asleep-serve", asleep.namespace)
     assert deployment is not None
-    assert deployment["spec"]["replicas"] == most, "nobody but KEDA sets the count"
+    assert deployment["spec"]["replicas"] == most, "only KEDA sets the count"
 
 
 @pytest.mark.usefixtures("scaler")

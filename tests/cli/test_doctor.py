@@ -76,8 +76,8 @@ def test_doctor_nothing_but_the_service_is_no_problem() -> None:
     ],
 )
 def test_doctor_tells_conditions_by_their_meaning(condition: Object, level: str | None) -> None:
-    told = found(healthy(service=service(condition | {"reason": "Why", "message": "so"})))
-    assert told == ([] if level is None else [(level, condition["type"], "Why: so")])
+    findings = found(healthy(service=service(condition | {"reason": "Why", "message": "so"})))
+    assert findings == ([] if level is None else [(level, condition["type"], "Why: so")])
 
 
 def test_doctor_status_of_older_spec_is_a_problem() -> None:
@@ -93,10 +93,10 @@ def test_doctor_quotes_pods_and_bounds_their_number() -> None:
     waiting = {"image": "i", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}
     broken = [builders.pod(parent, "decode", f"p{number}", containerStatuses=[waiting]) for number in range(9)]
     restarted = builders.pod(parent, "decode", "q", containerStatuses=[{"ready": True, "restartCount": 3, "state": {}}])
-    told = found(healthy(pods=[restarted, *broken]))
-    assert told[0] == (PROBLEM, "pod p0", "ImageUnavailable: pod p0: no such image (image i)")
-    assert [one[0] for one in told] == [*[PROBLEM] * MAX_FINDINGS_PER_KIND, NOTE]
-    assert told[-1][2] == "5 more have restarted or have problems"
+    findings = found(healthy(pods=[restarted, *broken]))
+    assert findings[0] == (PROBLEM, "pod p0", "ImageUnavailable: pod p0: no such image (image i)")
+    assert [one[0] for one in findings] == [*[PROBLEM] * MAX_FINDINGS_PER_KIND, NOTE]
+    assert findings[-1][2] == "5 more have restarted or have problems"
     assert found(healthy(pods=[restarted])) == [(NOTE, "pod q", "its containers have restarted 3 times")]
 
 
@@ -145,9 +145,9 @@ def test_doctor_names_who_set_the_replicas() -> None:
 def test_doctor_requests_that_no_gateway_sent(in_flight: float, is_bypassed: bool) -> None:
     gateways = {"rate_per_s": 0.0, "in_flight": in_flight}
     document = {"metrics": {"gateways": gateways, "tiers": {"serve": {"running": 4.0}}}}
-    told = found(healthy(document=document))
+    findings = found(healthy(document=document))
     message = "engines run 4 requests, and no gateway has sent one: demand is not seen"
-    assert told == ([(PROBLEM, "traffic", message)] if is_bypassed else [])
+    assert findings == ([(PROBLEM, "traffic", message)] if is_bypassed else [])
 
 
 def test_doctor_requests_of_targets_need_no_gateway() -> None:

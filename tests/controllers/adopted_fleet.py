@@ -1,4 +1,4 @@
-"""A fleet that exists, and the operator's parts beside it: a Deployment with its pods, and whoever else scales it.
+"""A fleet that exists, and the operator's parts: a Deployment with its pods, and its other autoscalers.
 
 The cluster answers as an API server does: each write of the count takes the field's ownership.
 """

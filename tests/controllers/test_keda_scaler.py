@@ -1,4 +1,4 @@
-"""KEDA's external scaler, asked by a real gRPC client as KEDA asks it."""
+"""KEDA's external scaler, with a real gRPC client that sends what KEDA sends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A delivery tool finds no difference between git and the cluster, whoever applies and whatever the operator writes."""
+"""A delivery tool finds no difference between git and the cluster, however it applies, whatever the operator writes."""
 
 from __future__ import annotations
 

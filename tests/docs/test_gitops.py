@@ -178,7 +178,7 @@ def test_chart_values_of_examples_render() -> None:
 
 
 def test_argo_cd_renders_the_same_chart_each_time() -> None:
-    """It renders without a cluster, and `selfHeal` applies every difference, such as a secret made anew."""
+    """It renders without a cluster, and `selfHeal` applies every difference, such as a new secret."""
     values = APPLICATIONS[0]["spec"]["source"]["helm"]["valuesObject"]
     first, second = (render_text(values) for _ in range(2))
     assert first == second

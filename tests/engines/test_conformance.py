@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -18,6 +19,7 @@ import pytest
 
 from plimsoll.engines import conformance
 from plimsoll.engines.conformance import MISSING, NOTE, OK, Result, Server
+from plimsoll.engines.registry import ENGINES
 from tests.engine_image.test_launcher import free_ports
 from tests.gateway.simulated_engine import simulated_engine
 
@@ -154,6 +156,50 @@ def test_cancelled_request_that_runs_on_is_missing(monkeypatch: pytest.MonkeyPat
         results = conformance.run(server)
     assert outcomes(results)["cancel"] == MISSING
     assert "still runs after" in detail(results, "cancel")
+
+
+class Dripping(BaseHTTPRequestHandler):
+    """A server that answers with a byte, or an event, every 50 ms and never ends."""
+
+    def log_message(self, *args: Any) -> None:
+        """No log."""
+
+    def do_GET(self) -> None:
+        """The health check and the list of models."""
+        self._drip("application/json", b" ")
+
+    def do_POST(self) -> None:
+        """A stream."""
+        self._drip("text/event-stream", b"data: {}\n\n")
+
+    def _drip(self, kind: str, piece: bytes) -> None:
+        self.send_response(200)
+        self.send_header("content-type", kind)
+        self.end_headers()
+        with contextlib.suppress(OSError):  # the client leaves
+            for _ in range(200):
+                self.wfile.write(piece)
+                time.sleep(0.05)
+
+
+def test_answers_without_an_end_are_cut() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Dripping) as made:
+        threading.Thread(target=made.serve_forever, daemon=True).start()
+        server = Server(f"http://127.0.0.1:{made.server_port}", "m", timeout_s=0.3)
+        with pytest.raises(conformance.CheckFailed, match="GET /v1/models had no end within 0.3 s"):
+            conformance.check_models(server)
+        with pytest.raises(conformance.CheckFailed, match="the stream had no end within 0.3 s"):
+            conformance.check_stream(server)
+        made.shutdown()
+
+
+def test_request_that_ended_by_itself_is_not_called_cancelled() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Partial) as made:
+        threading.Thread(target=made.serve_forever, daemon=True).start()
+        server = Server(f"http://127.0.0.1:{made.server_port}", "m")
+        words = conformance.check_cancel(server, ENGINES["vllm"].metrics)
+        made.shutdown()
+    assert "had ended, or was not counted yet" in words
 
 
 def test_without_server_first_checks_fail_and_end() -> None:

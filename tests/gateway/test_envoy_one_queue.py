@@ -111,12 +111,12 @@ async def test_nine_slots_are_used_by_all_gateways(tmp_path_factory: object, cou
     async with installation(tmp_path_factory, count, shed) as made:
         hold = made.engine.behaviour.release_event = asyncio.Event()
         for round_number in range(3):
-            asked = asyncio.create_task(statuses(made.gateways, 30))
+            requests = asyncio.create_task(statuses(made.gateways, 30))
             await wait_until(lambda: made.engine.open == 9, "all slots are in use")
             await wait_until(lambda: _rejected(made, 21 * (round_number + 1)), "all others are rejected")  # noqa: B023
             assert made.engine.open == 9
             hold.set()
-            assert sorted(await asked) == [200] * 9 + [429] * 21
+            assert sorted(await requests) == [200] * 9 + [429] * 21
             hold.clear()
             owner = await made.owner()
             await wait_until(lambda: _is_free(owner), "the owner knows that all have ended")  # noqa: B023

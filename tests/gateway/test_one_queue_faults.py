@@ -121,7 +121,7 @@ async def test_picker_that_started_again_names_what_runs(tmp_path: Path) -> None
         link = other.queue._links[owner.name]
         assert link._connection is not None
         link._connection.close()
-        other.complete(replies[0])  # the owner cannot be told
+        other.complete(replies[0])  # no connection to the owner
         await gateways.connected(*gateways.all)
         await eventually(lambda: owner.admits == 2, "the owner knows what has ended")
 
@@ -135,13 +135,13 @@ async def test_owner_that_started_again_counts_what_runs_before_it_knows_the_ser
         link = other.queue._links[owner.name]
         await eventually(lambda: not link.is_ready, "the other gateway has lost the owner")
         again = await gateways.start_again(owner)
-        await eventually(lambda: len(again.picker.inflight) == 3, "it has been told what runs")
+        await eventually(lambda: len(again.picker.inflight) == 3, "it knows what runs")
         gateways.set_objects(chat(4, admission=SHED), pods=engine_names(1))
         assert again.admits == 3
         assert [is_admitted(await other.ask(f"more {n}")) for n in range(2)] == [True, False]
         for reply in replies:
             other.complete(reply)
-        await eventually(lambda: again.admits == 1, "it has been told what has ended")
+        await eventually(lambda: again.admits == 1, "it knows what has ended")
 
 
 async def test_service_that_gets_or_loses_its_slo_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ async def test_service_that_gets_or_loses_its_slo_leaves_nothing_behind(tmp_path
         owner, (other,) = gateways.owner(), gateways.others()
         first = await other.ask("without an SLO")
         gateways.set_objects(chat(), pods=engine_names(1))
-        await eventually(lambda: owner.admits == 1, "the owner has been told what runs")
+        await eventually(lambda: owner.admits == 1, "the owner knows what runs")
         second = await other.ask("with an SLO")
         assert owner.admits == 2
         gateways.set_objects(service(), pods=engine_names(1))
@@ -183,7 +183,7 @@ async def test_request_decided_while_its_service_moves_is_known_to_the_next_owne
         await eventually(lambda: owner.signals()["admission"]["queued"] == 1, "it is queued at the present owner")
         for gateway in (asking, new):
             gateway.queue.set_pods({g.name: g.address for g in gateways.all}, [])
-        await eventually(lambda: new.admits == 1, "the next owner has been told what runs")
+        await eventually(lambda: new.admits == 1, "the next owner knows what runs")
         for gateway in (asking, owner):  # the end of the first request reaches both
             gateway.complete(running)
         assert is_admitted(await held)
@@ -270,9 +270,9 @@ async def test_silent_owner_is_not_waited_for(tmp_path: Path) -> None:
         assert all(map(is_admitted, replies))
         assert fallbacks("timeout") == before + 4
         await eventually(lambda: len(mute.of_type(messages.Withdrawn)) == 4, "all questions are withdrawn")
-        asked = len(mute.of_type(messages.Question))
+        questions = len(mute.of_type(messages.Question))
         assert is_admitted(await other.ask("in the pause"))
-        assert len(mute.of_type(messages.Question)) == asked
+        assert len(mute.of_type(messages.Question)) == questions
         running = [r for message in mute.of_type(messages.RunningRequests) for r in message.requests]  # type: ignore[union-attr]
         assert len(running) == 5  # a slow owner still learns what runs
         mute.close()
@@ -283,7 +283,7 @@ async def test_owner_that_recovers_is_asked_again(tmp_path: Path) -> None:
         mute, other = await replace_owner(gateways)
         await other.ask("first")
         await asyncio.sleep(PAUSE_SECONDS)
-        await eventually(lambda: _asks_again(mute, other), "it is asked again after the pause and a pong")
+        await eventually(lambda: _asks_again(mute, other), "questions follow again after the pause and a pong")
         mute.close()
 
 
@@ -315,7 +315,7 @@ async def test_acknowledged_request_waits_as_long_as_the_queue(tmp_path: Path) -
         link = other.queue._links[owner.name]
         held = other.send("second")
         await eventually(lambda: owner.signals()["admission"]["queued"] == 1, "it is queued")
-        await eventually(lambda: all(u.is_queued for u in link._unanswered.values()), "it is acknowledged")
+        await eventually(lambda: all(u.timer.cancelled() for u in link._unanswered.values()), "it is acknowledged")
         assert all(u.timer.cancelled() for u in link._unanswered.values())
         other.complete(running)
         assert is_admitted(await held)

@@ -28,8 +28,8 @@ async def test_request_limit_is_exact(tmp_path: Path, count: int, has_slo: bool)
     known = service_with_slo(batch=100) if has_slo else service()
     keys = authenticator(requests_per_minute=7)
     async with Gateways(tmp_path, count, known, pods=engine_names(1), authenticator=keys) as gateways:
-        asked = [gateways.all[n % count].ask(f"request {n}", headers=bearer("ci")) for n in range(20)]
-        replies = await asyncio.gather(*asked)
+        requests = [gateways.all[n % count].ask(f"request {n}", headers=bearer("ci")) for n in range(20)]
+        replies = await asyncio.gather(*requests)
         assert sum(map(is_admitted, replies)) == 7
         rejected = [rejection_of(reply) for reply in replies if not is_admitted(reply)]
         assert {reply.error["code"] for reply in rejected} == {"rate_limit_exceeded"}

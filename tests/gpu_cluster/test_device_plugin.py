@@ -57,11 +57,11 @@ def sockets() -> Iterator[Path]:
 
 def test_the_plugin_registers_and_serves(sockets: Path) -> None:
     seen: list[bytes] = []
-    came = threading.Event()
+    received = threading.Event()
 
     def register(request: bytes, _context: object) -> bytes:
         seen.append(request)
-        came.set()
+        received.set()
         return b""
 
     kubelet = grpc.server(ThreadPoolExecutor(2))
@@ -72,7 +72,7 @@ def test_the_plugin_registers_and_serves(sockets: Path) -> None:
     command = [sys.executable, "-m", "e2e.gpu.device_plugin", str(sockets), "--fake", "2", "--mount", "/usr"]
     plugin = subprocess.Popen(command, cwd=ROOT)
     try:
-        assert came.wait(30)
+        assert received.wait(30)
         fields = dict(read_fields(seen[0]))
         assert (fields[1], fields[3]) == (b"v1beta1", b"nvidia.com/gpu")
         with grpc.insecure_channel(f"unix://{sockets}/{fields[2].decode()}") as channel:

@@ -26,7 +26,7 @@
 - apiGroups: [apps]
   resources: [deployments/scale]
   verbs: [get, patch]
-# Targets of services, and whoever else scales them.
+# Targets of services, and their other autoscalers.
 {{- range (include "plimsoll.targets" . | fromYaml).resources }}
 - apiGroups: [{{ .apiGroup }}]
   resources: {{ toJson .resources }}

@@ -96,12 +96,12 @@ async def get_documents(
             with suppress(NotFound, BackendUnavailable):
                 return await kube.get_from_pod(operator_namespace, leader, OPERATOR_PORT, f"explain/{'/'.join(key)}")
 
-    asked = keys[:MAX_DOCUMENTS]
+    chosen = keys[:MAX_DOCUMENTS]
     try:
-        found = await asyncio.gather(*map(read, asked))
+        found = await asyncio.gather(*map(read, chosen))
     except Forbidden as error:
         raise _missing_permission(error, "get", "pods/proxy", operator_namespace) from error
-    return {key: document for key, document in zip(asked, found, strict=True) if document is not None}
+    return {key: document for key, document in zip(chosen, found, strict=True) if document is not None}
 
 
 async def find_leader(kube: KubeClient, namespace: str) -> str:

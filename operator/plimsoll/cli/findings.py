@@ -1,4 +1,4 @@
-"""What `doctor` and `check` find: a problem or a remark, with its remedy, and reads that the user may not do."""
+"""What `doctor` finds: a problem or a remark, with its remedy, and reads that the user may not do."""
 
 from __future__ import annotations
 

@@ -29,10 +29,11 @@ OK: Final = "ok"
 MISSING: Final = "missing"
 NOTE: Final = "note"
 
-TIMEOUT_S: Final = 30.0  # of each request
+TIMEOUT_S: Final = 30.0  # of each request, from its head to its end
 IDLE_WAIT_S: Final = 10.0  # until a cancelled request no longer runs
 MAX_BODY_BYTES: Final = 4 * 1024 * 1024
 MAX_EVENTS: Final = 4096
+_PIECE_BYTES: Final = 65_536
 OUTPUT_TOKENS: Final = 8
 CANCELLED_OUTPUT_TOKENS: Final = 2000  # of the request that is cancelled; it must not be done before
 PROMPT: Final = "Write a list of numbers."
@@ -71,15 +72,19 @@ class Server:
     def request(self, method: str, path: str, document: Mapping[str, Any] | None = None) -> tuple[int, bytes]:
         """The status and body of an answer. Raises CheckFailed without one, or for one that is too long."""
         connection, response = self.open(method, path, document)
+        deadline_s, body = time.monotonic() + self.timeout_s, bytearray()
         try:
-            body = response.read(MAX_BODY_BYTES + 1)
+            while piece := response.read1(_PIECE_BYTES):
+                body += piece
+                if len(body) > MAX_BODY_BYTES:
+                    raise CheckFailed(f"{method} {path} answered more than {MAX_BODY_BYTES} bytes")
+                if time.monotonic() > deadline_s:
+                    raise CheckFailed(f"{method} {path} had no end within {self.timeout_s:.1f} s")
         except (OSError, http.client.HTTPException) as error:
             raise CheckFailed(f"{method} {path} was cut off: {error}") from error
         finally:
             connection.close()
-        if len(body) > MAX_BODY_BYTES:
-            raise CheckFailed(f"{method} {path} answered more than {MAX_BODY_BYTES} bytes")
-        return response.status, body
+        return response.status, bytes(body)
 
     def open(
         self, method: str, path: str, document: Mapping[str, Any] | None = None
@@ -180,7 +185,7 @@ def check_stream(server: Server) -> str:
     connection, response = server.open("POST", "/v1/chat/completions", server.chat(**options))
     try:
         _require_stream(response)
-        events = list(_events(response))
+        events = list(_events(response, server.timeout_s))
     finally:
         connection.close()
     if not events or events[-1] != "[DONE]":
@@ -202,13 +207,19 @@ def _require_stream(response: http.client.HTTPResponse) -> None:
         raise CheckFailed(f"a stream is answered with {response.status} and content-type {kind or 'none'}")
 
 
-def _events(response: http.client.HTTPResponse) -> Iterator[str]:
-    """The data of each event. Raises CheckFailed for a stream that is cut off, too long or no JSON."""
+def _events(response: http.client.HTTPResponse, timeout_s: float) -> Iterator[str]:
+    """The data of each event. Raises CheckFailed for a stream that is cut off, too long, too slow or no JSON."""
+    deadline_s, left_bytes = time.monotonic() + timeout_s, MAX_BODY_BYTES
     try:
         for _ in range(MAX_EVENTS):
-            line = response.readline(MAX_BODY_BYTES)
+            line = response.readline(left_bytes + 1)
+            left_bytes -= len(line)
             if not line:
                 return
+            if left_bytes < 0:
+                raise CheckFailed(f"the stream has more than {MAX_BODY_BYTES} bytes")
+            if time.monotonic() > deadline_s:
+                raise CheckFailed(f"the stream had no end within {timeout_s:.1f} s")
             if line.startswith(b"data:"):
                 data = line[5:].strip().decode(errors="replace")
                 if data != "[DONE]" and not isinstance(json.loads(data), dict):
@@ -227,13 +238,17 @@ def check_cancel(server: Server, metric_map: MetricMap | None) -> str:
     connection, response = server.open("POST", "/v1/chat/completions", long_chat)
     try:
         _require_stream(response)
-        if next(_events(response), "[DONE]") == "[DONE]":
+        if next(_events(response, server.timeout_s), "[DONE]") == "[DONE]":
             raise CheckFailed("the stream has no event")
+        gauges = {} if metric_map is None else dict(metric_map.signals)
+        running = tuple(source.metric for source in gauges.get(Signal.RUNNING, ()))
+        before = _gauge(server, running) if running else None
     finally:
         response.close()
         connection.close()
-    gauges = {} if metric_map is None else dict(metric_map.signals)
-    running = tuple(source.metric for source in gauges.get(Signal.RUNNING, ()))
+    if before == 0.0:
+        check_chat(server)
+        return "the next request is served; the request had ended, or was not counted yet, before it was cancelled"
     left_s, started_s = IDLE_WAIT_S, time.monotonic()
     while running and left_s > 0:
         count = _gauge(server, running)

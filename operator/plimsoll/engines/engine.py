@@ -30,7 +30,7 @@ class Feature(StrEnum):
     TARGETS = "metrics by which targets are sized"
     BUNDLED_IMAGE = "bundled image"
     OWN_SERVER = "command, port, health path and metric names of your own"
-    DRAIN_ON_TERM = "drain when it is told to stop"
+    DRAIN_ON_TERM = "drain on SIGTERM"
 
 
 class Signal(StrEnum):

@@ -291,7 +291,7 @@ class Picker:
         return self.key_limits.take(ctx.identity, self.tokens_charged(service, ctx), now)
 
     def reject_charge(self, ctx: RequestContext, rejection: Rejection, now: float) -> bytes:
-        """Returns the HTTP response to a request that exceeds the limits of its key, before its service is asked."""
+        """Returns the HTTP response to a request that exceeds the limits of its key, before admission."""
         if not ctx.route.is_booked:
             return self.reject(rejection, ctx.route.shape)
         self.stats(ctx.service).record_arrival(ctx.estimate, retry=ctx.claims_retry, demand=False)

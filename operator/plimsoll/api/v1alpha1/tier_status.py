@@ -64,7 +64,7 @@ class TierStatus(StatusModel):
     yielded_to: Annotated[str, Field(max_length=512)] | None = Field(
         default=None,
         description="Who else sets the replica count of the target, so that the operator only recommends. Absent: "
-        "nobody.",
+        "no other writer.",
     )
 
 

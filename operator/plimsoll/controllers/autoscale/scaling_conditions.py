@@ -54,7 +54,7 @@ def scaling_inactive(
 ) -> Condition | None:
     """Why the autoscaler changes no replica count, or only adds replicas.
 
-    rival: who else sets the replica count of a target, None if nobody does.
+    rival: who else sets the replica count of a target, None if no other writer does.
     """
 
     def inactive(reason: ConditionReason, message: str) -> Condition:

@@ -52,7 +52,7 @@ class HealthReport(NamedTuple):
     stale_gateways: message about gateways with outdated admission limits, with the remedy; None if there are none.
     prometheus_only_tiers: tiers with an engine whose metrics are known from Prometheus only. partial: which gateways or
     engines do not report while others do; "" if there are none. rival: who else sets the replica count of a target,
-    None if nobody does. target_metrics_port: of a target's engines, which report the demand; None for tiers.
+    None if no other writer does. target_metrics_port: of a target's engines, which report the demand; None for tiers.
     """
 
     gateways_silent: bool = False

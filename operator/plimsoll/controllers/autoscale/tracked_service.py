@@ -153,7 +153,7 @@ class TrackedService:
         """Rebuild the report when its state changes, and every REPORT_INTERVAL_SECONDS for its figures.
 
         Admission limits are published in between, without new figures. Returns whether the report has changed.
-        rival: who else sets the replica count of a target, None if nobody does.
+        rival: who else sets the replica count of a target, None if no other writer does.
         """
         old_report = self.report
         published = self.publisher.published

@@ -64,7 +64,7 @@ class TargetPoller:
         self._errors = errors or ObjectErrors()
         self._is_managed = is_managed
         self._states: dict[TargetKey, TargetState] = {}
-        self._written: dict[TargetKey, str] = {}  # uid of the object whose count Plimsoll has set, and nobody since
+        self._written: dict[TargetKey, str] = {}  # uid of the object whose count Plimsoll has set last
         self._yielded: dict[TargetKey, tuple[int, str]] = {}  # generation of the service, and the later writer
         self._resources: dict[tuple[str, str], tuple[Resource, bool]] = {}
         self._slots = asyncio.Semaphore(MAX_CONCURRENT_TARGETS)

@@ -63,7 +63,7 @@ class ScaledObject:
 
 @dataclass(frozen=True)
 class TargetState:
-    """A target as last read. scaled: None until it was read. rival: who else sets the count, None if nobody does."""
+    """A target as last read. scaled: None until it was read. rival: who else sets the count, None without one."""
 
     target: EngineTarget
     scaled: ScaledObject | None = None
@@ -72,7 +72,7 @@ class TargetState:
 
 
 def rival_of(targets: Mapping[str, TargetState]) -> str | None:
-    """Who else sets a replica count of a service, as a clause; None if nobody does."""
+    """Who else sets a replica count of a service, as a clause; None without one."""
     for state in targets.values():
         if state.rival is not None:
             return f"{state.target.scale_target_ref.label} is scaled by {state.rival}"
@@ -105,7 +105,7 @@ def applying_manager(obj: Object) -> str | None:
 
 
 def later_writer(obj: Object) -> str | None:
-    """Who has set the count since Plimsoll did; None if nobody has. obj: one whose count Plimsoll has set before."""
+    """Who has set the count since Plimsoll did; None without one. obj: one whose count Plimsoll has set before."""
     owners = replicas_owners(obj)
     if _OWN & {*owners}:
         return None

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 HELLO_SECONDS: Final = 2.0
 PING_SECONDS: Final = 0.5
 SILENCE_SECONDS: Final = 2.0
-MAX_UNSENT_BYTES: Final = 32 << 20  # a new owner is told at once of all that runs: 6,000 requests with long prompts
+MAX_UNSENT_BYTES: Final = 32 << 20  # a new owner gets all running requests at once: 6,000 requests with long prompts
 
 Received = TypeVar("Received")
 

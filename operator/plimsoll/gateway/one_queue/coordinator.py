@@ -40,10 +40,10 @@ MAX_MOVES: Final = 3  # of one request from owner to owner, before this gateway 
 LOG_SECONDS: Final = 10.0  # between two messages about one owner that does not answer
 
 
-class _Asked:
+class _PendingQuestion:
     """A request that another gateway decides about. `link` and `number` are those of the open question."""
 
-    __slots__ = ("asked_s", "ctx", "link", "moves", "number", "reply")
+    __slots__ = ("ctx", "link", "moves", "number", "reply")
 
     def __init__(self, ctx: RequestContext, reply: asyncio.Future[bytes]) -> None:
         self.ctx = ctx
@@ -51,7 +51,6 @@ class _Asked:
         self.link: OwnerLink | None = None
         self.number = 0
         self.moves = 0
-        self.asked_s = 0.0
 
 
 class OneQueue:
@@ -67,7 +66,7 @@ class OneQueue:
         self._server = OwnerServer(picker, self._ownership, self._read_secret)
         self._links: dict[str, OwnerLink] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._asked: dict[str, _Asked] = {}
+        self._pending: dict[str, _PendingQuestion] = {}
         self._catalog: ServiceCatalog = EMPTY_CATALOG
         self._sized: frozenset[str] = frozenset()  # the keys of the services with an SLO
         self._external: Mapping[str, int] = {}
@@ -179,38 +178,38 @@ class OneQueue:
         key_link = self._key_link(ctx)
         if key_link is None and (not ctx.route.is_booked or self._owner_link(service.key) is None):
             return None
-        asked = self._track(ctx, asyncio.get_running_loop().create_future())
+        pending = self._track(ctx, asyncio.get_running_loop().create_future())
         if key_link is None:
-            self._ask_owner(asked, now)
+            self._ask_owner(pending, now)
         else:
-            self._ask_charge(asked, service, key_link)
-        return asked.reply
+            self._ask_charge(pending, service, key_link)
+        return pending.reply
 
     def withdraw(self, request_id: str) -> None:
-        asked = self._asked.get(request_id)
-        if asked is not None:
-            asked.reply.cancel()
+        pending = self._pending.get(request_id)
+        if pending is not None:
+            pending.reply.cancel()
 
-    def _track(self, ctx: RequestContext, reply: asyncio.Future[bytes]) -> _Asked:
-        asked = self._asked[ctx.request_id] = _Asked(ctx, reply)
+    def _track(self, ctx: RequestContext, reply: asyncio.Future[bytes]) -> _PendingQuestion:
+        pending = self._pending[ctx.request_id] = _PendingQuestion(ctx, reply)
         self._picker.add_queued_bytes(ctx.body_bytes)
-        reply.add_done_callback(lambda done: self._on_cancelled(asked) if done.cancelled() else None)
-        return asked
+        reply.add_done_callback(lambda done: self._on_cancelled(pending) if done.cancelled() else None)
+        return pending
 
-    def _untrack(self, asked: _Asked) -> bool:
+    def _untrack(self, pending: _PendingQuestion) -> bool:
         """Returns whether another gateway still had to decide about the request."""
-        if self._asked.get(asked.ctx.request_id) is not asked:
+        if self._pending.get(pending.ctx.request_id) is not pending:
             return False
-        del self._asked[asked.ctx.request_id]
-        self._picker.add_queued_bytes(-asked.ctx.body_bytes)
+        del self._pending[pending.ctx.request_id]
+        self._picker.add_queued_bytes(-pending.ctx.body_bytes)
         return True
 
-    def _on_cancelled(self, asked: _Asked) -> None:
+    def _on_cancelled(self, pending: _PendingQuestion) -> None:
         """The client of a request has left."""
-        if self._untrack(asked):
-            if asked.link is not None:
-                asked.link.withdraw(asked.number)
-            self._picker.attributes.answer(asked.ctx.request_id, time.monotonic())
+        if self._untrack(pending):
+            if pending.link is not None:
+                pending.link.withdraw(pending.number)
+            self._picker.attributes.answer(pending.ctx.request_id, time.monotonic())
 
     def _key_link(self, ctx: RequestContext) -> OwnerLink | None:
         """Returns the link to the owner of the request's key, None if the key is to be charged here."""
@@ -225,66 +224,68 @@ class OneQueue:
             return None
         return link
 
-    def _ask_charge(self, asked: _Asked, service: ServiceEntry, link: OwnerLink) -> None:
-        identity, number = asked.ctx.identity, link.next_number()
+    def _ask_charge(self, pending: _PendingQuestion, service: ServiceEntry, link: OwnerLink) -> None:
+        identity, number = pending.ctx.identity, link.next_number()
         charge = messages.Charge(
             number,
             identity.key_name,
             identity.requests_per_minute,
             identity.tokens_per_minute,
-            self._picker.tokens_charged(service, asked.ctx),
+            self._picker.tokens_charged(service, pending.ctx),
         )
-        asked.link, asked.number = link, number
-        link.ask(charge, asked.ctx.request_id, lambda result: self._on_charged(asked, link, result))
+        pending.link, pending.number = link, number
+        link.ask(charge, pending.ctx.request_id, lambda result: self._on_charged(pending, link, result))
 
-    def _on_charged(self, asked: _Asked, link: OwnerLink, result: Result) -> None:
+    def _on_charged(self, pending: _PendingQuestion, link: OwnerLink, result: Result) -> None:
         now = time.monotonic()
         if isinstance(result, messages.Charged):
-            asked.ctx.is_charged, asked.ctx.rate_headers = True, result.headers
+            pending.ctx.is_charged, pending.ctx.rate_headers = True, result.headers
             if result.message:
-                self._resolve(asked, self._picker.reject_charge(asked.ctx, conversions.to_rejection(result), now), now)
+                self._resolve(
+                    pending, self._picker.reject_charge(pending.ctx, conversions.to_rejection(result), now), now
+                )
                 return
         else:
             self._count_fallback(link, result if isinstance(result, FallbackReason) else FallbackReason.REFUSED)
-        self._ask_owner(asked, now)
+        self._ask_owner(pending, now)
 
-    def _ask_owner(self, asked: _Asked, now: float) -> None:
-        """Ask the owner of the request's service, or decide here if it cannot be asked."""
-        picker, ctx = self._picker, asked.ctx
-        asked.link = None
-        link = self._owner_link(ctx.service) if ctx.route.is_booked and asked.moves < MAX_MOVES else None
+    def _ask_owner(self, pending: _PendingQuestion, now: float) -> None:
+        """Ask the owner of the request's service, or decide here if it cannot be reached."""
+        picker, ctx = self._picker, pending.ctx
+        pending.link = None
+        link = self._owner_link(ctx.service) if ctx.route.is_booked and pending.moves < MAX_MOVES else None
         if link is None:
-            self._decide_here(asked, now)
+            self._decide_here(pending, now)
             return
         service = self._catalog.services[ctx.service]
         if (rejection := picker.charge(service, ctx, now)) is not None:
-            self._resolve(asked, picker.reject_charge(ctx, rejection, now), now)
+            self._resolve(pending, picker.reject_charge(ctx, rejection, now), now)
             return
         ctx.rate_headers = ctx.rate_headers or picker.key_limits.headers(ctx.identity, now)
         obstacle = link.obstacle()
         if obstacle is not None:
             self._count_fallback(link, obstacle)
-            self._decide_here(asked, now)
+            self._decide_here(pending, now)
             return
-        asked.link, asked.number, asked.asked_s = link, link.next_number(), now
-        question = conversions.to_question(asked.number, ctx, picker.has_memory(0), now)
-        link.ask(question, ctx.request_id, lambda result: self._on_answer(asked, link, result))
+        pending.link, pending.number = link, link.next_number()
+        question = conversions.to_question(pending.number, ctx, picker.has_memory(0), now)
+        link.ask(question, ctx.request_id, lambda result: self._on_answer(pending, link, result))
 
-    def _on_answer(self, asked: _Asked, link: OwnerLink, result: Result) -> None:
+    def _on_answer(self, pending: _PendingQuestion, link: OwnerLink, result: Result) -> None:
         now = time.monotonic()
         if isinstance(result, messages.Answer):
-            self._follow(asked, link, result, now)
+            self._follow(pending, link, result, now)
             return
-        asked.moves += 1
-        if self._owner_link(asked.ctx.service) is not link:
-            self._ask_owner(asked, now)  # the owner has changed meanwhile
+        pending.moves += 1
+        if self._owner_link(pending.ctx.service) is not link:
+            self._ask_owner(pending, now)  # the owner has changed meanwhile
             return
         self._count_fallback(link, result if isinstance(result, FallbackReason) else FallbackReason.REFUSED)
-        self._decide_here(asked, now)
+        self._decide_here(pending, now)
 
-    def _follow(self, asked: _Asked, link: OwnerLink, answer: messages.Answer, now: float) -> None:
+    def _follow(self, pending: _PendingQuestion, link: OwnerLink, answer: messages.Answer, now: float) -> None:
         """Reply as the owner decided, and count the request if it is sent."""
-        picker, ctx, running = self._picker, asked.ctx, answer.running
+        picker, ctx, running = self._picker, pending.ctx, answer.running
         metrics.GATEWAY_OWNER_ANSWERS.inc()
         ctx.is_retry, ctx.target_service = answer.is_retry, answer.service
         if running is not None:
@@ -298,34 +299,34 @@ class OneQueue:
                 self.on_sent(running.request_id, now)  # the owner has changed meanwhile
         elif answer.request_class:
             ctx.admission_request = AdmissionRequest(ctx.request_id, answer.request_class, ctx.tenant, ctx.arrived_s, 0)
-        self._resolve(asked, answer.reply, now)
+        self._resolve(pending, answer.reply, now)
 
-    def _decide_here(self, asked: _Asked, now: float) -> None:
-        picker, ctx = self._picker, asked.ctx
-        if not self._untrack(asked):
+    def _decide_here(self, pending: _PendingQuestion, now: float) -> None:
+        picker, ctx = self._picker, pending.ctx
+        if not self._untrack(pending):
             return
         service = self._catalog.services.get(ctx.service)
         if service is None:
             rejection = error_messages.model_not_found(ctx.model)
-            self._set(asked, picker.reject(rejection, ctx.route.shape), now)
+            self._set(pending, picker.reject(rejection, ctx.route.shape), now)
             return
         if ctx.fallback is not None and ctx.fallback not in self._catalog.services:
             ctx.fallback = None
         reply = picker.decide_here(service, ctx, now)
         if isinstance(reply, bytes):
-            self._set(asked, reply, now)
+            self._set(pending, reply, now)
             return
-        queued, outer = asyncio.ensure_future(reply), asked.reply
+        queued, outer = asyncio.ensure_future(reply), pending.reply
         outer.add_done_callback(lambda done: queued.cancel() if done.cancelled() else None)
         queued.add_done_callback(lambda done: _copy(done, outer))
 
-    def _resolve(self, asked: _Asked, reply: bytes, now: float) -> None:
-        if self._untrack(asked):
-            self._set(asked, reply, now)
+    def _resolve(self, pending: _PendingQuestion, reply: bytes, now: float) -> None:
+        if self._untrack(pending):
+            self._set(pending, reply, now)
 
-    def _set(self, asked: _Asked, reply: bytes, now: float) -> None:
-        if not asked.reply.done():
-            asked.reply.set_result(self._picker.attributes.tag(asked.ctx, reply, now))
+    def _set(self, pending: _PendingQuestion, reply: bytes, now: float) -> None:
+        if not pending.reply.done():
+            pending.reply.set_result(self._picker.attributes.tag(pending.ctx, reply, now))
 
     def _count_fallback(self, link: OwnerLink, reason: FallbackReason) -> None:
         metrics.GATEWAY_OWNER_FALLBACKS.labels(reason.value).inc()

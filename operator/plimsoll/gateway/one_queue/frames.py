@@ -1,6 +1,6 @@
 """Authenticated frames between two pickers, over one TCP connection.
 
-Problem: whoever reaches the port could take an engine's slots, read tenants' names, or fill this process's memory.
+Problem: any client of the port could take an engine's slots, read tenants' names, or fill this process's memory.
 
 Idea: both sides send 20 bytes at once: a magic number and a nonce. The shared secret and both nonces make one key for
 each direction. Each frame carries a keyed digest (BLAKE2b) of its number and its payload. Without the secret no frame

@@ -3,7 +3,7 @@
 Problem: an owner may be killed, hang, or be slow. No request may wait for that.
 
 Idea: the owner acknowledges each question at once, by a decision or by `Queued`. Without that within `ack_seconds`, the
-question is withdrawn and the caller decides. For a pause afterwards nothing is asked, until the owner has sent a
+question is withdrawn and the caller decides. No question follows for a pause, and until the owner has sent a
 message again. When the connection ends, all questions without an answer fail at once.
 """
 
@@ -47,13 +47,12 @@ OnResult: TypeAlias = Callable[[Result], None]
 
 
 class _Unanswered:
-    __slots__ = ("is_queued", "on_result", "request_id", "timer")
+    __slots__ = ("on_result", "request_id", "timer")
 
     def __init__(self, request_id: str, on_result: OnResult, timer: asyncio.TimerHandle) -> None:
         self.request_id = request_id
         self.on_result = on_result
         self.timer = timer
-        self.is_queued = False
 
 
 class OwnerLink:
@@ -89,7 +88,7 @@ class OwnerLink:
         return self._is_ready
 
     def obstacle(self) -> FallbackReason | None:
-        """Returns why the owner cannot be asked now, None if it can."""
+        """Returns why no question can be sent to the owner now, None if one can."""
         if not self._is_ready:
             return FallbackReason.DISCONNECTED
         if self._was_silent or self._paused_until_s > time.monotonic():
@@ -164,7 +163,6 @@ class OwnerLink:
             self._on_ready(self)
         if isinstance(message, messages.Queued):
             if (unanswered := self._unanswered.get(message.number)) is not None:
-                unanswered.is_queued = True
                 unanswered.timer.cancel()
         elif not isinstance(message, messages.Pong):
             self._finish(message.number, message)

@@ -1,7 +1,7 @@
 """The owner's side: decides about the requests of other gateways, and counts what their Envoys carry.
 
-Problem: a gateway that is gone takes no word back. Its requests would occupy slots for ever, or its queued requests
-would be sent to engines for nobody.
+Problem: a gateway that is gone withdraws nothing. Its requests would occupy slots for ever, and its queued requests
+would be sent to engines without a client.
 
 Idea: everything belongs to a connection. When it ends, its queued requests end too. Its requests at engines stay for
 `PEER_GRACE_SECONDS`, because Envoy outlives a picker, or until the gateway connects again and names those that run. A
