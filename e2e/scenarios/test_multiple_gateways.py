@@ -1,8 +1,8 @@
 """Two gateways are one queue: all slots of a replica are used, quotas are exact, and an owner that goes costs nothing.
 
 The operator's figures match those of the clients of both. Counts that restart are counted once. An overload is cut to
-what can be carried, also when the owner dies. Where a gateway decides without the owner, as on a busy machine, its metrics
-say so: a bound that depends on the owner allows for these requests and no others.
+what can be carried, also when the owner dies. Where a gateway decides without the owner, as on a busy machine, its
+metrics say so: a bound that depends on the owner allows for these requests and no others.
 """
 
 from __future__ import annotations
