@@ -22,7 +22,6 @@ class Feature(StrEnum):
 
     DISAGGREGATION = "prefill and decode tiers"
     LORA = "LoRA adapters that are loaded while it runs"
-    EMBED = "task embed"
     SCORE = "task score"
     TRANSCRIBE = "task transcribe"
     REVISION = "choice of a model revision"

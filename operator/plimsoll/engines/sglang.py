@@ -1,6 +1,6 @@
 """SGLang (`sglang.launch_server`), in its own image.
 
-Facts from its documentation of server arguments and production metrics:
+Facts from its documentation of server arguments and production metrics, and from its source (SIGTERM):
 
 - Metrics need `--enable-metrics`. `time_per_output_token_seconds` of older releases has inter-token latencies.
 - `prompt_tokens_total` includes cached tokens; `realtime_tokens_total` separates them by its label `mode`.
@@ -75,7 +75,7 @@ METRICS: Final = MetricMap(
 SGLANG: Final = Engine(
     name="sglang",
     title="SGLang",
-    features=frozenset({Feature.EMBED, Feature.REVISION, Feature.DRAIN_ON_TERM}),
+    features=frozenset({Feature.REVISION, Feature.DRAIN_ON_TERM}),
     metrics=METRICS,
     default_sequences=DEFAULT_RUNNING,
     reserved_flags=RESERVED_FLAGS,

@@ -24,6 +24,7 @@ def needs(
     "self" the rule is one of EngineSpec.
     """
     lacking = engines_without(feature)
+    assert lacking, f"every engine has {feature}"
     present = "" if engine == "self" else f"!has({engine}) || "
     remedy = f" has no {feature}: remove {field.removeprefix('.')}, or use engine {' or '.join(engines_with(feature))}"
 
