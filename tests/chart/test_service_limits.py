@@ -122,6 +122,19 @@ def test_strict_limits_refuse_names_with_their_field(strict: Apply, pod: Object,
 
 
 @pytest.mark.api
+def test_limits_allow_targets_in_place_of_tiers(by_default: Apply, strict: Apply) -> None:
+    """Targets have no pods that the operator makes, and a service with targets has no tiers."""
+    for apply, namespace in ((by_default, "limits-default"), (strict, "limits-strict")):
+        made = service(namespace, "adopted")
+        del made["spec"]["tiers"]
+        reference = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "theirs"}
+        made["spec"]["targets"] = {"serve": {"scaleTargetRef": reference, "metricsPort": 8000, "maxReplicas": 2}}
+        assert "created" in apply(made)
+        made["spec"]["targets"]["serve"]["maxReplicas"] = 4
+        assert "configured" in apply(made), "an update of it"
+
+
+@pytest.mark.api
 @pytest.mark.parametrize("image", ["other/engine:1", "registry.example.com/teams/x:1", "registry.example.com/base:12"])
 def test_strict_limits_refuse_other_images(strict: Apply, image: str) -> None:
     answer = strict(service("limits-strict", engine={"image": image}))
