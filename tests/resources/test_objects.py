@@ -175,3 +175,12 @@ def test_revision_name_survives_new_fields_of_the_api() -> None:
     model = {"uri": "hf://a/b", "cache": {"sizeLimit": "1Gi"}}
     service = parse(builders.service("chat", "a", tiers={"serve": {"gpus": 2, "pod": pod}}, model=model))
     assert objects.revision_name(service, "serve") == "chat-serve-c688e7526d"
+
+
+def test_service_with_targets_has_no_objects() -> None:
+    """The operator creates nothing for engines that exist, and `render` prints the same."""
+    manifest = builders.service("adopted")
+    del manifest["spec"]["tiers"]
+    reference = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "theirs"}
+    manifest["spec"]["targets"] = {"serve": {"scaleTargetRef": reference, "metricsPort": 8000, "maxReplicas": 2}}
+    assert render_manifest(manifest, builders.PLATFORM) == []

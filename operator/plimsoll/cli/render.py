@@ -31,7 +31,7 @@ DEFAULT_PLATFORM = PlatformConfig(
 def run(arguments: argparse.Namespace) -> int:
     platform = DEFAULT_PLATFORM if not arguments.config else _load_platform(arguments.config)
     rendered = [obj for document in load_documents(arguments.filename) for obj in render_manifest(document, platform)]
-    print_text(yaml.safe_dump_all(rendered, sort_keys=False))
+    print_text(yaml.safe_dump_all(rendered, sort_keys=False) or "# no objects: the engines of spec.targets exist\n")
     return 0
 
 

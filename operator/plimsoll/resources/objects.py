@@ -88,7 +88,9 @@ def admission(parent: Object, limits: AdmissionLimits) -> Object:
 
 
 def shared_objects(service: InferenceService, parent: Object, platform: PlatformConfig) -> list[Object]:
-    """The objects that all tiers share."""
+    """The objects that all tiers share; none for a service with targets, whose engines exist."""
+    if service.spec.targets is not None:
+        return []
     objects: list[Object] = [
         {
             "apiVersion": "v1",
