@@ -123,13 +123,15 @@ class FileSource:
     async def watch(
         self, resource: Resource, namespace: str | None = None, selector: str | None = None
     ) -> AsyncIterator[WatchEvent]:
-        before: os.stat_result | None = None
+        before: tuple[int, int] | None = None
         while True:
-            now = self._path.stat() if self._path.exists() else None
-            if now is not None and (before is None or not os.path.samestat(now, before)):
+            found = self._path.stat() if self._path.exists() else None
+            # A file of two replacements later can have the inode of the first.
+            now = found and (found.st_ino, found.st_mtime_ns)
+            if now is not None and now != before:
                 before = now
-                found = json.loads(self._path.read_bytes())[resource.plural]
-                yield WatchEvent("SYNC", objects=tuple(o for o in found if _is_selected(o, namespace, selector)))
+                objects = json.loads(self._path.read_bytes())[resource.plural]
+                yield WatchEvent("SYNC", objects=tuple(o for o in objects if _is_selected(o, namespace, selector)))
             await asyncio.sleep(0.02)
 
 

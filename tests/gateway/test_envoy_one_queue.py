@@ -65,9 +65,17 @@ class Installation:
             await wait_until(lambda gateway=gateway: _has_peers(gateway, len(gateways) - 1), "it reaches the others")  # type: ignore[misc]
 
     async def owner(self) -> GatewayStack:
-        owners = [g for g in self.gateways if await metric(g, "plimsoll_gateway_owned_services") == 1]
+        owners = await _owners(self.gateways)
         assert len(owners) == 1
         return owners[0]
+
+
+async def _owners(gateways: list[GatewayStack]) -> list[GatewayStack]:
+    return [gateway for gateway in gateways if await metric(gateway, "plimsoll_gateway_owned_services") == 1]
+
+
+async def _have_owner(gateways: list[GatewayStack]) -> bool:
+    return len(await _owners(gateways)) == 1
 
 
 async def _has_peers(gateway: GatewayStack, count: int) -> bool:
@@ -160,7 +168,7 @@ async def test_killed_owner_costs_no_request_through_envoy(tmp_path_factory: obj
         seen = len(found)
         await wait_until(lambda: len(found) >= seen + 30, "requests are served without the owner")
         made.publish(*others)
-        await made.connected(*others)
+        await wait_until(lambda: _have_owner(others), "one of the others owns the service")
         seen = len(found)
         await wait_until(lambda: len(found) >= seen + 30, "requests are served by the next owner")
         is_over.set()
