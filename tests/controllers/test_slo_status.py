@@ -20,6 +20,7 @@ from plimsoll.core.demand.service_metrics import ServiceMetrics, TierMetrics
 from plimsoll.core.ports import BucketCounts, SloCounts
 from plimsoll.core.slo import Slo
 from plimsoll.core.types import Role, Unavailable
+from plimsoll.core.units import parse_duration
 
 EDGES_S = (0.01, 0.025, 0.05, 0.075, math.inf)
 TTFT_TPOT_SLO = Slo(0.95, 0.5, tpot_s=0.05)
@@ -29,11 +30,7 @@ Object = dict[str, Any]
 
 def snapshot_of(late: float = 0.0, slow: float | None = 0.0, **other: Any) -> ServiceSnapshot:
     """1,000 answers, such shares of which were late with the first token, or slow; slow: None where it is unknown."""
-    paces = (
-        None
-        if slow is None
-        else BucketCounts(EDGES_S, (0.0, 1e3 * (1 - slow), 0.0, 1e3 * slow, 0.0), 20.0 + 40.0 * slow)
-    )
+    paces = None if slow is None else _tpots(slow)
     tpot_s = Unavailable("the engines do not tell") if slow is None else 0.03
     tier = TierMetrics(
         LaggingSignals(tpot_s=tpot_s, itl_s=other.pop("itl_s", Unavailable("not condition_of"))),
@@ -45,6 +42,10 @@ def snapshot_of(late: float = 0.0, slow: float | None = 0.0, **other: Any) -> Se
         5.0, slo_counts=slo_counts, ttft_s=0.4, e2e_s=9.0, rejected_share=0.0, tiers={Role.SERVE: tier}
     )
     return ServiceSnapshot(replace(metrics, **other), {})
+
+
+def _tpots(slow: float) -> BucketCounts:
+    return BucketCounts(EDGES_S, (0.0, 1e3 * (1 - slow), 0.0, 1e3 * slow, 0.0), 20.0 + 40.0 * slow)
 
 
 def condition_of(
@@ -154,6 +155,26 @@ def test_slo_condition_never_contradicts_figures(late: float, slow: float | None
         assert (slow, found.holds is True) == (None, False)
         assert figures["unavailableReason"].startswith("TPOT is not known")
     SloStatus.model_validate(figures)
+
+
+@given(
+    late=st.sampled_from((0.0, 0.04, 0.05, 0.06, 0.5)),
+    slow=st.sampled_from((0.0, 0.05, 0.06, 1.0)),
+    seconds=st.floats(0.001, 2.0),
+    previous=st.none() | st.sampled_from(("40ms", "50ms", "53ms", "480ms", "500ms", "550ms", "2s")),
+)
+def test_slo_percentile_is_on_the_side_of_the_target_that_the_share_says(
+    late: float, slow: float, seconds: float, previous: str | None
+) -> None:
+    """The percentile is interpolated, rounded and kept while it moves little; the share of requests is counted."""
+    slo = replace(TTFT_TPOT_SLO, itl_s=0.053)
+    tier = TierMetrics(LaggingSignals(tpot_s=seconds, itl_s=seconds), 1.0, tpot_histogram=_tpots(slow))
+    now = snapshot_of(late, ttft_s=seconds, tiers={Role.SERVE: tier})
+    found = slo_status.slo_figures(now, slo, (slo,), {name: previous for name in ("ttft", "tpot", "itl") if previous})
+    for name, target_s, is_met in (("ttft", 0.5, late <= 0.05), ("itl", 0.053, seconds <= 0.053)):
+        assert parse_duration(found[name]) <= target_s if is_met else parse_duration(found[name]) >= target_s
+    if slow <= 0.05:
+        assert parse_duration(found["tpot"]) <= 0.05
 
 
 def test_slo_class_targets_are_listed_with_tpot_bound() -> None:

@@ -28,6 +28,7 @@ RECOVERY_MARGIN: Final = 0.2  # hysteresis: share of the error budget that must 
 ITL_RECOVERY_MARGIN: Final = 0.1  # hysteresis as a share of the inter-token latency target
 REPORT_TOLERANCE: Final = 0.1  # a figure that has moved by a smaller share keeps its old text
 STATUS_DIGITS: Final = 2  # significant digits of a figure in the status; more would change at each report
+_ALWAYS_REPORTED: Final = ("TTFT", "TPOT")  # with a target or without one
 _SHARE_TOLERANCE: Final = 1e-9  # rounding error of a share
 
 
@@ -137,17 +138,16 @@ def slo_figures(snapshot: ServiceSnapshot, slo: Slo, class_slos: Sequence[Slo], 
 
     slo, class_slos: as for `slo_condition`.
     """
-    ttft_s, tpot_s, e2e_s, itl_s = measured_percentiles(snapshot)
-    result: Object = {}
-    if ttft_s is not None:
-        result["ttft"] = _stable_duration(previous.get("ttft"), ttft_s)
-    if tpot_s is not None:
-        result["tpot"] = _stable_duration(previous.get("tpot"), tpot_s)
-    if e2e_s is not None and slo.e2e_s is not None:
-        result["e2e"] = _stable_duration(previous.get("e2e"), e2e_s)
-    if itl_s is not None and slo.itl_s is not None:
-        result["itl"] = _stable_duration(previous.get("itl"), itl_s)
     attainment = slo_attainment(snapshot.metrics, *class_slos)
+    result: Object = {}
+    for (name, target_s), latency_s in zip(slo.targets, measured_percentiles(snapshot), strict=True):
+        if latency_s is not None and (target_s is not None or name in _ALWAYS_REPORTED):
+            limits_s = (
+                _limits_s(target_s, latency_s <= target_s)
+                if name == "itl" and target_s is not None
+                else _percentile_limits_s(name, slo, class_slos, attainment)
+            )
+            result[name.lower()] = _stable_duration(previous.get(name.lower()), latency_s, *limits_s)
     result |= _attainment_figures(attainment)
     if not result:
         return {}
@@ -194,8 +194,35 @@ def _unavailable_itl(snapshot: ServiceSnapshot) -> Unavailable:
     return Unavailable("no engine reports metrics")
 
 
-def _stable_duration(previous: Any, seconds: float) -> str:
-    """A duration with two significant digits; the previous text if it is within the tolerance."""
-    if isinstance(previous, str) and abs(units.parse_duration(previous) - seconds) <= REPORT_TOLERANCE * seconds:
-        return previous
-    return units.format_rounded_duration(seconds)
+def _percentile_limits_s(
+    name: str, slo: Slo, class_slos: Sequence[Slo], attainment: SloAttainment
+) -> tuple[float, float]:
+    """Between which seconds the percentile of a latency must lie, by the share of requests that met its target.
+
+    The percentile is interpolated within a histogram's bucket and rounded, the share is counted. Where classes or
+    prompts have targets of their own, the share says nothing about one percentile of all requests.
+    """
+    targets_s, share = {dict(one.targets)[name] for one in class_slos}, attainment.by_target.get(name)
+    (target_s,) = targets_s if len(targets_s) == 1 else (None,)
+    depends_on_prompt = name == "TTFT" and any(one.ttft_per_1k_tokens_s for one in class_slos)
+    if target_s is None or depends_on_prompt or share is None or isinstance(share, Unavailable):
+        return 0.0, math.inf
+    is_met = _meets_share(share, slo, 0.0)
+    if name == "TPOT" and not is_met:
+        return 0.0, math.inf  # the share can be a lower bound
+    return _limits_s(target_s, is_met)
+
+
+def _limits_s(target_s: float, is_met: bool) -> tuple[float, float]:
+    return (0.0, target_s) if is_met else (target_s, math.inf)
+
+
+def _stable_duration(previous: Any, seconds: float, min_s: float, max_s: float) -> str:
+    """A duration above min_s and up to max_s, with two digits if they suffice; the previous text if it moved little."""
+    seconds = min(max(seconds, min_s), max_s)
+    if isinstance(previous, str):
+        previous_s = units.parse_duration(previous)
+        if abs(previous_s - seconds) <= REPORT_TOLERANCE * seconds and min_s < previous_s <= max_s:
+            return previous
+    rounded = units.format_rounded_duration(seconds)
+    return rounded if min_s < units.parse_duration(rounded) <= max_s else units.format_duration(seconds)
