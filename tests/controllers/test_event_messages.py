@@ -219,7 +219,7 @@ def emitting_conditions() -> Iterator[conditions.Condition]:
     yield infeasible_slo
     decision = TierDecision(MANY, (), etas_s=(LONG_S,) * MANY)
     state.last_decision = TimedDecision(0.0, ScalingDecision(dict.fromkeys(tiers, decision), "decode", DecisionState()))
-    overload = ServiceMetrics(123_456.7, rejected_share=0.999)
+    overload = ServiceMetrics(123_456.7, rejected_share=0.999, arrivals=1e9)
     snapshot = ServiceSnapshot(overload, dict.fromkeys(tiers, TierSnapshot(MANY, MANY)))
     starting = {"count": MANY, "nextReady": "2026-01-01T00:00:00Z"}
     for found in (

@@ -16,11 +16,15 @@ import pytest
 from plimsoll.api import conditions
 from plimsoll.api.events import EventReason
 from plimsoll.controllers import pod_startup
+from plimsoll.controllers.autoscale import scaling_conditions
 from plimsoll.controllers.gateway_poller import GatewayView
 from plimsoll.controllers.reconcile import service_status
 from plimsoll.controllers.reconcile.object_plan import plan_objects
 from plimsoll.controllers.reconcile.observe import observe
 from plimsoll.controllers.reconcile.reconciler import collect_status_inputs, desired_replicas, names_of
+from plimsoll.core.autoscaling.inputs import ServiceSnapshot
+from plimsoll.core.autoscaling.service_state import ServiceState
+from plimsoll.core.demand.service_metrics import ServiceMetrics
 from plimsoll.core.ports import BucketCounts, GatewayReading
 from plimsoll.core.types import Role, Unavailable
 from plimsoll.resources import object_meta
@@ -292,6 +296,22 @@ def test_sentences_shedding_follows_replicas() -> None:
     assert "1 starting" in shed(5)["message"]
     walk.pod("b", "ready")
     assert "with 2 ready serve replicas" in shed(65)["message"]
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "share", "text"),
+    [
+        (9.0, 5 / 9, "5 of the last minute's 9 requests were rejected"),
+        (0.9, 1.0, "the last minute's only request was rejected"),
+        (600.0, 0.5, "50% of the last minute's requests were rejected (of 10 req/s)"),
+    ],
+)
+def test_sentences_few_rejections_are_counted(arrivals: float, share: float, text: str) -> None:
+    """Nine requests at once are a burst. A rate of 0.15 req/s beside a capacity of 1.5 req/s would explain nothing."""
+    metrics = ServiceMetrics(0.15, rejected_share=share, arrivals=arrivals)
+    found = scaling_conditions.shedding(ServiceState.for_roles(["serve"]), ServiceSnapshot(metrics, {}), (), {})
+    assert found is not None
+    assert found.message == text
 
 
 def test_sentences_killed_engine_is_no_overdue_start() -> None:

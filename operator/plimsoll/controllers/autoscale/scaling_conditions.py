@@ -21,6 +21,7 @@ from plimsoll.core.autoscaling.observations import LATENCY_WINDOW_S, SizingResul
 from plimsoll.core.autoscaling.scaling_decision import TierDecision
 from plimsoll.core.autoscaling.scaling_policy import ScalingMode
 from plimsoll.core.autoscaling.service_state import ServiceState
+from plimsoll.core.demand.service_metrics import ServiceMetrics
 from plimsoll.core.slo import Slo
 from plimsoll.core.types import Unavailable
 from plimsoll.engines.engine import Engine
@@ -189,9 +190,7 @@ def shedding(
     """
     if not is_shedding(snapshot, old_conditions):
         return None
-    rate_per_s = snapshot.metrics.arrivals / LATENCY_WINDOW_S
-    rejected = f"{snapshot.metrics.rejected_share:.0%} of the last minute's requests were rejected"
-    parts = [f"{rejected} (of {units.format_rate(rate_per_s)})"]
+    parts = [_rejected(snapshot.metrics)]
     capacities = [
         (snapshot.tiers[tier].ready * sizing.replica_work / sizing.request_gpu_s, tier)
         for tier, sizing in service_state.sizings.items()
@@ -206,6 +205,19 @@ def shedding(
         due = f", the next ready at {starting['nextReady']}" if "nextReady" in starting else ""
         parts.append(f"{starting['count']} starting{due}")
     return Condition(ConditionType.SHEDDING, True, ConditionReason.SHEDDING, "; ".join(parts))
+
+
+def _rejected(metrics: ServiceMetrics) -> str:
+    """Of few requests, the count: their rate is that of a burst only while the burst lasts a minute."""
+    share, arrivals = metrics.rejected_share, metrics.arrivals
+    assert not isinstance(share, Unavailable)
+    if arrivals < 1.5:
+        return "the last minute's only request was rejected"
+    if arrivals < LATENCY_WINDOW_S:
+        return f"{max(1, round(share * arrivals))} of the last minute's {arrivals:.0f} requests were rejected"
+    return (
+        f"{share:.0%} of the last minute's requests were rejected (of {units.format_rate(arrivals / LATENCY_WINDOW_S)})"
+    )
 
 
 def _step_reason(tier: TierDecision, name: str) -> str:
