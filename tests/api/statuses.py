@@ -21,6 +21,7 @@ TIER = TierStatus(
     utilization="71%",
     capacity_per_replica="9.1 req/s",
     startup_p50="41s",
+    restart_p50="21s",
 )
 CHANGE = "3 -> 5: forecast 41 req/s in 95 s needs 5 (SLO capacity 9.1 req/s each)"
 DECISION = DecisionStatus(time="2026-01-01T00:00:00Z", prefill=CHANGE, decode=CHANGE, serve=CHANGE)

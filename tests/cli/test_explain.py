@@ -151,6 +151,16 @@ DOCUMENT: dict[str, Any] = {
                     {"name": "load", "p50_s": 20.0, "p90_s": 23.0, "p99_s": 26.0},
                     {"name": "total", "p50_s": 29.0, "p90_s": 34.0, "p99_s": 40.0},
                 ],
+                "restart": {
+                    "startups": 2.0,
+                    "measured_s": 16.2,
+                    "prior_s": 21.0,
+                    "phases": [
+                        {"name": "restart", "p50_s": 1.0, "p90_s": 1.2, "p99_s": 1.5},
+                        {"name": "load", "p50_s": 15.0, "p90_s": 18.0, "p99_s": 20.0},
+                        {"name": "total", "p50_s": 16.0, "p90_s": 19.0, "p99_s": 22.0},
+                    ],
+                },
             },
         },
     },
@@ -243,7 +253,8 @@ PARTS = [
     "metrics.gateways.rejected_share", "metrics.requests", "metrics.requests.cached_tokens", "metrics.tiers",
     "metrics.tiers.decode", "metrics.tiers.decode.running", "tiers.decode.startup", "tiers.decode.startup.startups",
     "tiers.decode.startup.measured_s", "slo", "slo.window_s", "slo.ttft", "metrics.gateways.silent",
-    "tiers.decode.startup.phases", "tiers.decode.startup.phases.0",
+    "tiers.decode.startup.phases", "tiers.decode.startup.phases.0", "tiers.decode.startup.restart",
+    "tiers.decode.startup.restart.phases", "tiers.decode.startup.restart.startups",
 ]  # fmt: skip
 
 

@@ -98,6 +98,7 @@ def test_document_figures_are_of_last_tick() -> None:
     assert sum(document["forecast"]["parts"].values()) == pytest.approx(document["forecast"]["work"], rel=1e-4)
     assert document["capacity"]["infeasible"] is None
     assert document["startup"]["startups"] == 1.0
+    assert document["startup"]["restart"] is None
     assert document["startup"]["variant"] == {"model": "", "image": "", "gpus": ""}
     assert [phase["name"] for phase in document["startup"]["phases"]] == ["pull", "load", "total"]
     assert all(phase["p50_s"] < phase["p90_s"] < phase["p99_s"] for phase in document["startup"]["phases"])

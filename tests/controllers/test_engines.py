@@ -256,6 +256,23 @@ async def test_starting_engine_is_polled_for_engine_info_only(world: World) -> N
     assert start.phase == "load"
 
 
+async def test_report_of_ended_container_is_dropped(world: World) -> None:
+    """Its phases would count as those of the container that runs now."""
+
+    def container(started: str) -> list[Object]:
+        return [{"name": "engine", "state": {"running": {"startedAt": started}}}]
+
+    world.pod(1, ready=False, containerStatuses=container("2026-01-01T00:00:00Z"))
+    await world.until(12.0)
+    assert world.engines.startup_progress("team", "pod-1") is not None
+    world.mute.add("10.0.0.1")
+    await world.until(12.0)
+    assert world.engines.startup_progress("team", "pod-1") is not None
+    world.pod(1, ready=False, containerStatuses=container("2026-01-01T00:05:00Z"))
+    await world.until(12.0)
+    assert world.engines.startup_progress("team", "pod-1") is None
+
+
 async def test_newly_ready_engine_is_polled_at_once(world: World) -> None:
     world.pod(1, ready=False)
     await world.until(12.0)

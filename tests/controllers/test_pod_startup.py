@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from plimsoll.adapters.launcher import StartupProgress
 from plimsoll.api.v1alpha1 import parse
 from plimsoll.controllers import pod_startup
@@ -81,8 +83,72 @@ def test_pod_that_was_unready_for_a_time_is_no_start() -> None:
     scheduled = pod_condition("PodScheduled", "True", 2)
     stalled = pod(scheduled, pod_condition("Ready", "False", 3000), running=12)
     state = pod_startup.startup_state(stalled, whole)
-    assert (state.phase, state.created_s, state.phase_since_s) == ("launch", CREATED_S + 3000, CREATED_S + 3000)
+    assert (state.phase, state.created_s, state.phase_since_s) == ("restart", CREATED_S + 3000, CREATED_S + 3000)
+    assert state.restart_since_s == CREATED_S + 3000
     assert pod_startup.phase_durations(pod(scheduled, pod_condition("Ready", "True", 3020), running=12), whole) == []
+
+
+def restarted(ended: int | None, running: int | None, *, ready: int | None = None, unready: int = 3000) -> Object:
+    """A pod whose engine's container ended at `ended`, with one that runs since `running`. A sidecar never ended."""
+    change = pod_condition("Ready", "False", unready) if ready is None else pod_condition("Ready", "True", ready)
+    made = pod(pod_condition("PodScheduled", "True", 2), change, running=running)
+    terminated = {"exitCode": 137} if ended is None else {"exitCode": 137, "finishedAt": at(ended)}
+    engine = {"name": "engine", "lastState": {"terminated": terminated}, **made["status"]["containerStatuses"][0]}
+    made["status"]["containerStatuses"] = [{"name": "proxy", "state": {"running": {"startedAt": at(5)}}}, engine]
+    return made
+
+
+LOADING = startup_progress("load", ("launch", 1.0), ("import", 5.0))
+WHOLE = startup_progress(None, ("launch", 1.0), ("load", 20.0))
+
+
+@pytest.mark.parametrize(
+    ("at_hand", "progress", "expected"),
+    [
+        (restarted(3001, None), None, ("restart", 3001, 3001)),  # back-off of the kubelet
+        (restarted(3001, 3003), None, ("launch", 3003, 3001)),
+        (restarted(3001, 3003), LOADING, ("load", 3009, 3001)),
+        (restarted(3001, 3003), WHOLE, ("probe", 3024, 3001)),
+        (restarted(40, 45, unready=0), LOADING, ("load", 51, 40)),  # ended in its first start
+        (restarted(40, 45), WHOLE, ("restart", 3000, 3000)),  # hangs, long after its last restart
+        (restarted(40, 45), None, ("restart", 3000, 3000)),
+        (restarted(None, None), None, ("restart", 3000, 3000)),
+        (restarted(2990, 2999), LOADING, ("load", 3005, 2990)),
+    ],
+)
+def test_restart_state_has_times_of_the_container(
+    at_hand: Object, progress: StartupProgress | None, expected: tuple[str, int, int]
+) -> None:
+    state = pod_startup.startup_state(at_hand, progress)
+    assert state.phase_since_s is not None
+    assert state.restart_since_s is not None
+    assert (state.phase, state.phase_since_s - CREATED_S, state.restart_since_s - CREATED_S) == expected
+
+
+def test_new_pod_waits_for_its_probe_after_the_last_phase() -> None:
+    late = pod(pod_condition("PodScheduled", "True", 2), pod_condition("Ready", "False", 2), running=12)
+    state = pod_startup.startup_state(late, WHOLE)
+    assert (state.phase, state.created_s, state.phase_since_s) == ("probe", CREATED_S, CREATED_S + 33)
+    assert state.restart_since_s is None
+
+
+def test_phase_durations_of_restart_begin_at_its_end() -> None:
+    again = restarted(3001, 3003, ready=3026)
+    expected = [("restart", 2.0), ("launch", 1.0), ("load", 20.0), ("probe", 2.0)]
+    assert pod_startup.phase_durations(again, WHOLE) == expected
+    assert pod_startup.phase_durations(again, None) == [("restart", 2.0), ("engine", 23.0)]
+    assert pod_startup.has_restarted(again)
+    assert pod_startup.phase_durations(restarted(None, 3003, ready=3026), WHOLE) == []
+    assert pod_startup.phase_durations(restarted(3001, 3003, ready=3300), WHOLE) == []  # unready for a time since
+
+
+def test_ended_sidecar_is_no_restart_of_the_engine() -> None:
+    ready = pod(pod_condition("PodScheduled", "True", 2), pod_condition("Ready", "True", 40), running=12)
+    engine = {"name": "engine", **ready["status"]["containerStatuses"][0]}
+    ended = {"name": "proxy", "state": {"running": {"startedAt": at(30)}}, "lastState": {"terminated": {"exitCode": 1}}}
+    ready["status"]["containerStatuses"] = [ended, engine]
+    assert not pod_startup.has_restarted(ready)
+    assert pod_startup.phase_durations(ready, None) == [("schedule", 2.0), ("pull", 10.0), ("engine", 28.0)]
 
 
 def test_phase_durations_invalid_times_return_empty() -> None:

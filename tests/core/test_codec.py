@@ -48,9 +48,11 @@ PHASES = st.builds(
     lambda prior_s, startups, mean, share: PhaseEstimate(prior_s, startups, mean, share * startups),
     numbers(0.1, 1e6), numbers(0.0, 20.0), numbers(-20.0, 20.0), numbers(0.0, 1.0),
 )  # fmt: skip
+PHASE_LISTS = st.dictionaries(NAMES, PHASES, min_size=1, max_size=12).map(lambda rows: tuple(rows.items()))
 STARTUP_MODELS = st.builds(
-    StartupModel, st.dictionaries(NAMES, PHASES, min_size=1, max_size=12).map(lambda rows: tuple(rows.items())), PHASES
-)
+    lambda phases, total, restart: StartupModel(phases, total, *restart),
+    PHASE_LISTS, PHASES, st.just(((), None)) | st.tuples(PHASE_LISTS, PHASES),
+)  # fmt: skip
 VARIANTS = st.builds(Variant, NAMES, NAMES, NAMES)
 REGRETS = st.builds(
     lambda idle, served, trials, share: DownscaleRegret(idle, served, trials, trials * share),

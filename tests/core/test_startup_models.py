@@ -77,6 +77,17 @@ def test_rolled_back_variant_finds_its_startup_model() -> None:
     assert select_variant(forth, ONE).current_model == before.current_model
 
 
+def test_new_variant_restarts_at_old_medians_with_prior_spread() -> None:
+    before = after_startups((ONE, 90.0))
+    for _ in range(4):
+        before = record_startup(before, ONE, [("restart", 1.0), ("load", 29.0)], is_restart=True)
+    assert before.current_model.total.startups == 1.0
+    after = select_variant(before, TWO).current_model
+    assert after.restart.total.startups == 0.0
+    assert after.restart.total.quantile_s(0.5) == pytest.approx(30.0, rel=0.1)
+    assert select_variant(before, OTHER_MODEL).current_model.restart_total is None
+
+
 def test_late_startup_of_old_variant_updates_old_model() -> None:
     """While a rollout is under way pods of both become ready."""
     before = select_variant(after_startups(*[(ONE, 30.0)] * 8), TWO)

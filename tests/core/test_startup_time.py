@@ -24,6 +24,7 @@ from plimsoll.core.autoscaling.startup_time import (
     extend_backoff,
     from_medians,
     record,
+    record_restart,
     startup_prior,
 )
 
@@ -156,6 +157,54 @@ def test_eta_is_never_in_the_past(elapsed: float, later: float, seconds: float) 
         assert isinstance(found, Overdue) or 0.0 <= found.likely_s <= found.late_s
 
 
+# Restarts in the pod
+
+
+RESTART = [("restart", 1.0), ("load", 5.0), ("compile", 6.0), ("warmup", 3.0)]  # 15 s, with what the first start cached
+
+
+def test_unmeasured_restart_has_the_phases_of_a_container() -> None:
+    restart = from_medians(GUESS).restart
+    assert [name for name, _ in restart.phases] == ["restart", "load", "compile", "warmup"]
+    assert restart.total.quantile_s(0.5) == pytest.approx(30.0)
+    assert restart.restart == restart
+
+
+def test_restart_is_learned_beside_the_starts() -> None:
+    ledger = record(from_medians(GUESS), list(GUESS.items()))
+    learned = record_restart(record_restart(ledger, RESTART), RESTART)
+    assert (learned.phases, learned.total) == (ledger.phases, ledger.total)
+    assert learned.restart.total.startups > 1.0
+    assert learned.restart.total.quantile_s(0.5) == pytest.approx(15.0, rel=0.1)
+    assert record(learned, list(GUESS.items())).restart == learned.restart
+    assert codec.decode(StartupModel, codec.encode(ledger)).restart_total is None
+    back = codec.decode(StartupModel, json.loads(json.dumps(codec.encode(learned))))
+    assert back.restart.total.quantile_s(0.5) == pytest.approx(learned.restart.total.quantile_s(0.5), rel=1e-3)
+
+
+def test_eta_of_restart_is_what_is_left_of_it() -> None:
+    """The phases of a restart, or the rest of a whole one, while a new pod has all phases before it."""
+    ledger = from_medians(GUESS)
+    for _ in range(8):
+        ledger = record_restart(record(ledger, list(GUESS.items())), RESTART)
+    expected = {("restart", 100.0): 15.0, ("load", 101.0): 14.0, ("warmup", 112.0): 3.0}
+    for (phase, since_s), left_s in expected.items():
+        pod = StartingPod("a", 100.0, phase, since_s, restart_since_s=100.0)
+        assert eta_of(ledger, pod, since_s).likely_s == pytest.approx(left_s, rel=0.1)
+    mute = StartingPod("a", 90.0, "unheard-of", 101.0, restart_since_s=100.0)
+    assert eta_of(ledger, mute, 100.0).likely_s == pytest.approx(15.0, rel=0.1)
+    assert eta_of(ledger, StartingPod("b", 100.0), 100.0).likely_s == pytest.approx(70.0, rel=0.1)
+
+
+def test_restart_is_overdue_after_the_limit_of_a_start() -> None:
+    """Since the pod became unready: an engine that ends again and again begins each restart, but comes never."""
+    ledger = record_restart(from_medians(GUESS), RESTART)
+    late_s = ledger.overdue_s + 1.0
+    pod = StartingPod("a", 0.0, "restart", late_s - 2.0, restart_since_s=late_s - 2.0)
+    assert isinstance(eta(ledger, pod, late_s - 2.0), Eta)
+    assert eta(ledger, pod, late_s) == Overdue(late_s, ledger.overdue_s)
+
+
 # Phases
 
 
@@ -216,6 +265,10 @@ GOOD = codec.encode(record(from_medians(GUESS), [("pull", 30.0), ("load", 8.0)])
         GOOD | {"total": [0.0, 1.0, 4.0, 0.0]},
         GOOD | {"total": [60.0, 1e6, 4.0, 0.0]},
         GOOD | {"total": [60.0, 1.0, 400.0, 0.0]},
+        GOOD | {"restart_total": [60.0, 1.0, 4.0, 0.0]},
+        GOOD | {"restart_phases": [["load", 30.0, 1.0, 3.0, 0.0]]},
+        GOOD | {"restart_phases": [["load", 30.0, 1.0, 3.0, 0.0]] * 2, "restart_total": [60.0, 1.0, 4.0, 0.0]},
+        GOOD | {"restart_phases": 3, "restart_total": [60.0, 1.0, 4.0, 0.0]},
     ],
 )
 def test_from_dict_invalid_startup_model_raises(bad: Any) -> None:

@@ -110,6 +110,13 @@ def test_only_engine_carries_time_of_next_one(next_ready_s: float | None, startu
         assert response_headers(harness.send())[NEXT_ENGINE] == expected
 
 
+def test_only_engine_is_away_for_a_restart() -> None:
+    """Its pod stays, so neither a node nor an image is awaited."""
+    restarting = with_status(service(), None, "50s")
+    restarting["status"]["tiers"]["serve"]["restartP50"] = "20s"
+    assert response_headers(PickerHarness(restarting, pods=(ENGINE,)).send())[NEXT_ENGINE] == "20"
+
+
 def test_only_engine_without_known_times_spreads_retries() -> None:
     sent = response_headers(PickerHarness(service(), pods=(ENGINE,)).send())
     assert 10 <= int(sent[NEXT_ENGINE]) <= 30

@@ -9,9 +9,9 @@ from pathlib import Path
 from plimsoll.gateway.one_queue import messages
 from plimsoll.gateway.one_queue.connection import PeerConnection
 from plimsoll.gateway.one_queue.owner_link import PAUSE_SECONDS
+from plimsoll.gateway.one_queue.peer_secret import PeerSecret
 from tests.gateway.kube_objects import Object, service
 from tests.gateway.one_queue_harness import (
-    SECRET,
     Gateway,
     Gateways,
     eventually,
@@ -203,10 +203,9 @@ async def test_gateway_with_another_address_is_found(tmp_path: Path) -> None:
 async def test_gateways_with_different_secrets_decide_alone(tmp_path: Path) -> None:
     async with Gateways(tmp_path, 2, chat(10), pods=engine_names(1)) as gateways:
         (other,) = gateways.others()
-        (tmp_path / "secret").write_bytes(b"another secret that is long enough")
+        other.queue._secret._current = b"another secret that is long enough"
         for gateway in gateways.all:
             for link in gateway.queue._links.values():
-                link._read_secret = lambda: SECRET
                 assert link._connection is not None
                 link._connection.close()
         before = fallbacks("disconnected")
@@ -220,7 +219,8 @@ async def test_gateways_with_different_secrets_decide_alone(tmp_path: Path) -> N
 class MuteOwner:
     """A listener that knows the secret and answers pings, but no question, until `answer` is called."""
 
-    def __init__(self) -> None:
+    def __init__(self, peer_secret: PeerSecret) -> None:
+        self._peer_secret = peer_secret
         self.received: list[messages.ToOwner] = []
         self.connection: PeerConnection[messages.ToOwner] | None = None
         self._server: asyncio.Server | None = None
@@ -236,7 +236,13 @@ class MuteOwner:
 
     def _accept(self) -> PeerConnection[messages.ToOwner]:
         self.connection = PeerConnection(
-            SECRET, messages.decode_to_owner, lambda c: None, self._on_message, lambda c: None, is_client=False
+            self._peer_secret.accepted,
+            self._peer_secret,
+            messages.decode_to_owner,
+            lambda c: None,
+            self._on_message,
+            lambda c: None,
+            ping=None,
         )
         return self.connection
 
@@ -254,7 +260,7 @@ class MuteOwner:
 async def replace_owner(gateways: Gateways) -> tuple[MuteOwner, Gateway]:
     """The owner's process hangs in the worst way: its connections live. Returns it with another gateway."""
     owner, (other,) = gateways.owner(), gateways.others()
-    mute = MuteOwner()
+    mute = MuteOwner(other.queue._secret)
     gateways.kill(owner)
     await eventually(lambda: not other.queue._links[owner.name].is_ready, "the other gateway has lost the owner")
     await mute.start(owner.address, gateways.port)

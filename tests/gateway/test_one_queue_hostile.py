@@ -11,6 +11,7 @@ import pytest_asyncio
 
 from plimsoll.gateway.one_queue import connection, messages, owner_server
 from plimsoll.gateway.one_queue.frames import FrameSession
+from plimsoll.telemetry import metrics
 from tests.gateway.one_queue_harness import SECRET, Gateway, Gateways, eventually, is_admitted
 from tests.gateway.picker_harness import engine_names, service_with_slo
 from tests.gateway.test_one_queue_frames import QUESTION
@@ -34,8 +35,9 @@ class Client:
         self.writer: asyncio.StreamWriter
         self.session: FrameSession
 
-    async def connect(self, secret: bytes = SECRET, name: str | None = None) -> Client:
-        self.reader, self.writer = await asyncio.open_connection(*self._address)
+    async def connect(self, secret: bytes = SECRET, name: str | None = None, source: str | None = None) -> Client:
+        local = None if source is None else (source, 0)
+        self.reader, self.writer = await asyncio.open_connection(*self._address, local_addr=local)
         self.session = FrameSession(secret, is_client=True)
         self.writer.write(self.session.hello)
         self.session.feed(await self.reader.readexactly(20))
@@ -162,7 +164,7 @@ async def test_request_id_of_another_gateway_is_refused(gateways: Gateways) -> N
     client.send(messages.Ended(request_id, "10.0.0.1:8000", 200, "-"))
     client.send(messages.Withdrawn(1, request_id))
     client.send(messages.Ping())
-    assert await client.receive() == messages.Pong()
+    assert isinstance(await client.receive(), messages.Pong)
     assert owner.admits == 1
     other.complete(reply)
     await eventually(lambda: owner.admits == 0, "its own gateway may end it")
@@ -181,14 +183,65 @@ async def test_gateway_that_vanishes_while_asking_holds_nothing(
     await eventually(lambda: gateways.owner().admits == 0, "no gateway of that name exists")
 
 
-async def test_too_many_connections_are_cut_off(gateways: Gateways, monkeypatch: pytest.MonkeyPatch) -> None:
+def rejected(reason: str) -> float:
+    return float(metrics.GATEWAY_PEER_CONNECTIONS_REJECTED.labels(reason)._value.get())
+
+
+async def test_unproven_connections_leave_room_for_gateways(
+    gateways: Gateways, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever reaches the port may open many connections. They push out each other, and no gateway."""
     monkeypatch.setattr(owner_server, "MAX_CONNECTIONS", 3)
+    monkeypatch.setattr(owner_server, "MAX_UNPROVEN", 3)
+    before = rejected("surplus")
+    strangers = [await Client(gateways).connect() for _ in range(12)]
+    for stranger in strangers[:9]:
+        assert await stranger.is_closed()
+    assert rejected("surplus") == before + 9
+    client = await Client(gateways).connect(name="gateway-7")
+    client.send(messages.Ping())
+    assert isinstance(await client.receive(), messages.Pong)
+    await gateways.connected(*gateways.all)
+    for one in (*strangers, client):
+        one.writer.close()
+
+
+async def test_stranger_pushes_out_no_gateway_that_connects(
+    gateways: Gateways, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner_server, "MAX_UNPROVEN", 2)
+    slow = await Client(gateways).connect()  # from the address of a gateway
+    strangers = [await Client(gateways).connect(source="127.0.0.99") for _ in range(4)]
+    for stranger in strangers[:3]:
+        assert await stranger.is_closed()
+    slow.send(messages.Greeting("gateway-7"))
+    slow.send(messages.Ping())
+    assert isinstance(await slow.receive(), messages.Pong)
+    for one in (*strangers, slow):
+        one.writer.close()
+
+
+async def test_too_many_gateways_are_cut_off(gateways: Gateways, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(owner_server, "MAX_CONNECTIONS", 3)
+    before = rejected("limit")
     clients = [await Client(gateways).connect(name=f"gateway-{n}") for n in range(10, 12)]
-    surplus = [await Client(gateways).connect() for _ in range(3)]
-    for client in surplus:
-        assert await client.is_closed()
+    for client in clients:
+        client.send(messages.Ping())
+        assert isinstance(await client.receive(), messages.Pong)
+    assert await (await Client(gateways).connect(name="gateway-12")).is_closed()
+    assert rejected("limit") == before + 1
     for client in clients:
         client.writer.close()
+
+
+async def test_wrong_secrets_are_counted_and_logged_once(gateways: Gateways, caplog: pytest.LogCaptureFixture) -> None:
+    before = rejected("unproven")
+    for _ in range(5):
+        client = await Client(gateways).connect(b"the secret of an attacker", "gateway-7")
+        assert await client.is_closed()
+    await eventually(lambda: rejected("unproven") == before + 5, "the connections are counted")
+    said = [record for record in caplog.records if "another secret" in record.getMessage()]
+    assert len(said) == 1
 
 
 def _fields(**changes: object) -> dict[str, object]:

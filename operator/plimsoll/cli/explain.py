@@ -33,7 +33,7 @@ from plimsoll.core.units import format_figure
 DOCUMENT_VERSION: Final = 2  # version of the operator's document
 _INDENT: Final = "  "
 _MAX_UNIX_S: Final = 2.0**33
-_BASIS_LABELS: Final = ("engine", "model", "", "SLO capacity", "forecast", "start-up")
+_BASIS_LABELS: Final = ("engine", "model", "", "SLO capacity", "forecast", "start-up", "restart")
 _COEFFICIENTS: Final = (
     ("base_s", "per step"),
     ("any_prefill_s", "more per step with prefill"),
@@ -222,6 +222,7 @@ def _basis_section(tiers: dict[str, Any], screen: Screen) -> list[str]:
             _capacity_line(tier),
             _forecast_line(tier),
             _startup_line(tier),
+            _restart_line(tier),
         )
         rows = [[label, words] for label, words in zip(_BASIS_LABELS, basis_lines, strict=True) if words]
         lines += ["", *(screen.bold(line) for line in hanging_indent("", f"{name}, inputs", screen))]
@@ -276,24 +277,29 @@ def _forecast_line(tier: Any) -> str:
 
 
 def _startup_line(tier: Any) -> str:
+    image = get_text(tier, "startup", "variant", "image")
+    unmeasured = f"estimate, no measured start{f' of {image}' if image else ''}"
+    return _durations_text(get_value(tier, "startup"), "starts", unmeasured) or MISSING
+
+
+def _restart_line(tier: Any) -> str:
+    """Return the restarts of engines in their pods; empty before the first measured one."""
+    return _durations_text(get_value(tier, "startup", "restart"), "restarts", "estimate")
+
+
+def _durations_text(startup: Any, counted: str, unmeasured: str) -> str:
     phases = [
         f"{get_text(phase, 'name') or MISSING} {format_duration(get_number(phase, 'p50_s'))} to "
         f"{format_duration(get_number(phase, 'p90_s'))}"
-        for phase in get_list(tier, "startup", "phases")
+        for phase in get_list(startup, "phases")
     ]
-    observed = get_number(tier, "startup", "startups")
-    image = get_text(tier, "startup", "variant", "image")
-    prior_s, measured_s = (get_number(tier, "startup", name) for name in ("prior_s", "measured_s"))
+    observed, prior_s, measured_s = (get_number(startup, name) for name in ("startups", "prior_s", "measured_s"))
     parts = (
         f", counted as {format_duration(measured_s)}" if measured_s is not None else "",
         f"; estimate before them {format_duration(prior_s)}" if prior_s is not None else "",
     )
-    source = (
-        f"measured starts: {observed:.0f}{''.join(parts)}"
-        if observed
-        else f"estimate, no measured start{f' of {image}' if image else ''}"
-    )
-    return f"{', '.join(phases)} (p50 to p90; {source})" if phases else MISSING
+    source = f"measured {counted}: {observed:.0f}{''.join(parts)}" if observed else unmeasured
+    return f"{', '.join(phases)} (p50 to p90; {source})" if phases else ""
 
 
 def _unavailable_reason(value: Any) -> str | None:

@@ -86,7 +86,8 @@ class _PolledPod:
     external_scrape_s: float = -math.inf  # time of the last reading that came from the metrics store
     info_failures: int = 0  # consecutive failures of /about
     engine_info: EngineInfo | None = None
-    startup_progress: StartupProgress | None = None
+    startup_progress: StartupProgress | None = None  # of the running container
+    container_started_s: float | None = None
 
 
 class EnginePoller:
@@ -252,8 +253,11 @@ class EnginePoller:
             polled.info_failures = 0
         elif polled.is_ready and not current.is_ready:
             polled.metrics_due_s, polled.info_due_s = math.inf, now_s + ENGINE_INFO_INTERVAL_S
-            polled.startup_progress = polled.running_requests = None  # of a container that may have ended
+            polled.running_requests = None
             self._mark_idle(polled)
+        if polled.container_started_s != current.container_started_s:
+            polled.startup_progress = None  # of a container that has ended
+            polled.container_started_s = current.container_started_s
         polled.is_ready = current.is_ready
 
     async def _poll_metrics(self, pod: _PolledPod, metrics: MetricsAddress) -> None:
@@ -367,4 +371,5 @@ def _polled_pod(obj: Object) -> _PolledPod | None:
         metrics_address(obj),
         has_launcher(obj),
         adopted,
+        container_started_s=pod_startup.container_started_s(obj),
     )

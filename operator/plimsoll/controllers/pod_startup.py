@@ -1,7 +1,8 @@
 """Start-up progress and start-up time of an engine, from its pod and its launcher. Pure.
 
 Kubernetes knows the phases before the container runs (schedule, pull), the launcher those after. Together they form an
-ordered list of phases whose sum is the time from the pod's creation to its readiness.
+ordered list of phases whose sum is the time from the pod's creation to its readiness. If the engine's container ends
+and the kubelet starts it again, the phases are those of a restart: their sum is the time from the end to the readiness.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from plimsoll.adapters.normalize import epoch_s
 from plimsoll.api import labels
 from plimsoll.api.contract import engine_contract
 from plimsoll.core.autoscaling.startup_models import MAX_NAME_CHARACTERS, Variant
-from plimsoll.core.autoscaling.startup_time import StartingPod
+from plimsoll.core.autoscaling.startup_time import RESTART_PHASE, StartingPod
 
 Object = dict[str, Any]
 PhaseDurations = list[tuple[str, float]]
@@ -67,49 +68,58 @@ def created_s(pod: Object) -> float:
 
 
 def has_restarted(pod: Object) -> bool:
-    """Whether a container of the pod has terminated before, so that the pod is older than its start-up."""
-    return any(container.get("lastState", {}).get("terminated") for container in _containers(pod))
-
-
-def _began_s(pod: Object, progress: StartupProgress | None) -> float:
-    """When the start-up began, seconds since the epoch: pod creation, or when a pod that was ready became unready.
-
-    It was ready if it has restarted, or if its launcher reports the whole start-up: then its engine hangs, and is
-    restarted soon.
-    """
-    was_ready = has_restarted(pod) or is_complete(progress)
-    unready_s = _since_s(pod, "Ready") if was_ready and not is_ready(pod) else None
-    return max(created_s(pod), unready_s or 0.0)
+    """Whether the engine's container has ended before, so that the pod is older than its start-up."""
+    status = _engine_status(pod)
+    return any(status.get(state, {}).get("terminated") for state in ("state", "lastState"))
 
 
 def startup_state(pod: Object, progress: StartupProgress | None) -> StartingPod:
-    """The current start-up phase of a pod that is not ready. progress: the launcher's last report."""
-    created_at_s = _began_s(pod, progress)
+    """The current start-up phase of a pod that is not ready. progress: the report of its running container.
+
+    A pod whose running container was ready before waits for the restart of its engine, which hangs.
+    """
+    name, made_s = pod["metadata"]["name"], created_s(pod)
     scheduled = _condition(pod, "PodScheduled")
     if scheduled.get("status") != "True":
         unschedulable_message = scheduled.get("message") if scheduled.get("reason") == "Unschedulable" else None
-        return StartingPod(pod["metadata"]["name"], created_at_s, "schedule", created_at_s, unschedulable_message)
-    scheduled_s = epoch_s(scheduled.get("lastTransitionTime"))
-    running_s = _container_started_s(pod)
+        return StartingPod(name, made_s, "schedule", made_s, unschedulable_message)
+    running_s, unready_s = container_started_s(pod), None if is_ready(pod) else _since_s(pod, "Ready")
+    is_starting = progress is not None and progress.phase is not None
+    was_ready = has_restarted(pod) or is_complete(progress)
+    if was_ready and running_s is not None and running_s < (unready_s or 0.0) and not is_starting:
+        return StartingPod(name, max(made_s, unready_s or 0.0), RESTART_PHASE, unready_s, restart_since_s=unready_s)
+    began_s, restart_since_s = made_s, None
+    if has_restarted(pod):
+        began_s = max(made_s, unready_s or 0.0)
+        restart_since_s = _container_ended_s(pod) or began_s
     if running_s is None:
-        return StartingPod(pod["metadata"]["name"], created_at_s, "pull", scheduled_s)
-    if progress is None or progress.phase is None:
-        return StartingPod(pod["metadata"]["name"], created_at_s, "launch", max(created_at_s, running_s))
-    phase_started_s = running_s + sum(seconds for _, seconds in progress.phases)
-    return StartingPod(pod["metadata"]["name"], created_at_s, progress.phase, phase_started_s)
+        phase, since_s = (
+            (RESTART_PHASE, restart_since_s) if restart_since_s else ("pull", _since_s(pod, "PodScheduled"))
+        )
+    elif progress is None or not (progress.phase or progress.phases):
+        phase, since_s = "launch", running_s
+    else:
+        phase = progress.phase or "probe"
+        since_s = running_s + sum(seconds for _, seconds in progress.phases)
+    return StartingPod(name, began_s, phase, since_s, restart_since_s=restart_since_s)
 
 
 def phase_durations(pod: Object, progress: StartupProgress | None) -> PhaseDurations:
     """Phases of a ready pod with their seconds; empty if a time is missing or negative.
 
-    Empty also for a pod that has restarted, or was unready for a time: its Ready is not the end of its start-up.
+    Of a pod that `has_restarted`, the phases of its engine's last restart. Empty also for a pod that was unready for a
+    time while its container ran: its Ready is not the end of a start-up.
     """
-    created_at_s = created_s(pod)
     ready_s, scheduled_s = _since_s(pod, "Ready"), _since_s(pod, "PodScheduled")
-    running_s = _container_started_s(pod)
-    if running_s is None or ready_s is None or scheduled_s is None or has_restarted(pod):
+    running_s = container_started_s(pod)
+    if running_s is None or ready_s is None or scheduled_s is None:
         return []
-    phases: PhaseDurations = [("schedule", scheduled_s - created_at_s), ("pull", running_s - scheduled_s)]
+    phases: PhaseDurations = [("schedule", scheduled_s - created_s(pod)), ("pull", running_s - scheduled_s)]
+    if has_restarted(pod):
+        ended_before_s = _container_ended_s(pod)
+        if ended_before_s is None:
+            return []
+        phases = [(RESTART_PHASE, running_s - ended_before_s)]
     if progress is not None and progress.phases:
         phases += [(name, seconds) for name, seconds in progress.phases]
         probe_s = ready_s - running_s - sum(seconds for _, seconds in progress.phases)
@@ -132,18 +142,23 @@ def ready_for_s(pod: Object, now_s: float) -> float:
     return 0.0 if since_s is None else now_s - since_s
 
 
-def _container_started_s(pod: Object) -> float | None:
-    """Start time of the running container, seconds since the epoch; None if none runs."""
-    for container in _containers(pod):
-        began_s = epoch_s(container.get("state", {}).get("running", {}).get("startedAt"))
-        if began_s is not None:
-            return began_s
-    return None
+def container_started_s(pod: Object) -> float | None:
+    """Start time of the engine's running container, seconds since the epoch; None if it does not run."""
+    return epoch_s(_engine_status(pod).get("state", {}).get("running", {}).get("startedAt"))
 
 
-def _containers(pod: Object) -> list[Object]:
-    containers: list[Object] = pod.get("status", {}).get("containerStatuses", [])
-    return containers
+def _container_ended_s(pod: Object) -> float | None:
+    """When the engine's container ended the last time, seconds since the epoch; None if it has not, or if unknown."""
+    status = _engine_status(pod)
+    ended = (status.get(state, {}).get("terminated", {}).get("finishedAt") for state in ("state", "lastState"))
+    return epoch_s(next(filter(None, ended), None))
+
+
+def _engine_status(pod: Object) -> Object:
+    """The status of the container that runs the engine; empty before there is one."""
+    name = engine_container(pod).get("name") if labels.ADOPTED in pod else "engine"
+    statuses: list[Object] = pod.get("status", {}).get("containerStatuses", [])
+    return next((status for status in statuses if status.get("name") == name), statuses[0] if statuses else {})
 
 
 def _condition(pod: Object, kind: str) -> Object:

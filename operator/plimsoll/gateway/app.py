@@ -13,7 +13,9 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Coroutine
 from random import Random
+from typing import Any
 
 from plimsoll.gateway.access_log_lines import access_line
 from plimsoll.gateway.body_budget import BodyBudget
@@ -100,8 +102,10 @@ class GatewayProcess:
         admin_endpoint = AdminEndpoint(
             self._picker, settings.pod, lambda: self._watch_cache.synced, self.not_ready_reason
         )
+        followed: list[Coroutine[Any, Any, None]] = []
         if self._one_queue is not None:
             await self._one_queue.start()
+            followed = [self._one_queue.follow_secret()]
         servers = [
             await loop.create_server(
                 lambda: HttpProtocol(admin_endpoint, 0, ADMIN_IDLE_SECONDS), settings.address, settings.picker_port
@@ -112,6 +116,7 @@ class GatewayProcess:
             asyncio.create_task(self._publish_changes(servers)),
             asyncio.create_task(self._state_poller.run(self._on_poll)),
             asyncio.create_task(self._tick_admission()),
+            *map(asyncio.create_task, followed),
         ]
         if settings.api_keys is not ApiKeyMode.DISABLED:
             keys = self._authenticator.keys

@@ -436,7 +436,7 @@ class Picker:
     def _next_engine_s(self, service: ServiceEntry) -> int:
         """Returns the `Retry-After` in seconds for a request whose only engine fails: when the next one is ready."""
         expected_s = self._availability(service).next_ready_s
-        advice = advise_retry(service.startup_s if expected_s is None else expected_s, sdk_limit_s=math.inf)
+        advice = advise_retry(service.recovery_s if expected_s is None else expected_s, sdk_limit_s=math.inf)
         return advice.draw_retry_after_s(self._random.randint) or 1
 
     def _no_endpoint(self, service: ServiceEntry | None, ctx: RequestContext) -> Rejection:

@@ -48,8 +48,8 @@ class ServiceEntry:
     `max_model_len` is the longest sequence in tokens by the engines' arguments, None if these leave it to the model.
     `policy` is None without an SLO. `request_limits` are those of single requests by class, "" for all others; empty
     without any. `next_ready_s` is when the operator expects the next ready engine, in Unix seconds.
-    `startup_s` is how long a start-up takes. Both are None if unknown. `deleted` means that no engine can start: its
-    namespace is being deleted. `resource_version` is that of its object, `limits_version` that of its
+    `recovery_s` is how long a failed engine is usually away. Both are None if unknown. `deleted` means that no engine
+    can start: its namespace is being deleted. `resource_version` is that of its object, `limits_version` that of its
     InferenceServiceAdmission, "" without one. `parse_error` says what of them cannot be parsed, and why, else "".
     `adapters` are its LoRA adapters by model name.
     """
@@ -66,7 +66,7 @@ class ServiceEntry:
     policy: AdmissionPolicy | None = None
     request_limits: Mapping[str, RequestLimits] = field(default_factory=dict)
     next_ready_s: float | None = None
-    startup_s: float | None = None
+    recovery_s: float | None = None
     deleted: bool = False
     resource_version: str = ""
     limits_version: str = ""
@@ -230,7 +230,7 @@ class CatalogBuilder:
         state = self._states[key]
         claim, deleted = state.claims[0], _is_deleted(obj)
         state.names = self._served_names(state.claims)
-        next_ready_s, startup_s = _startup(obj)
+        next_ready_s, recovery_s = _startup(obj)
         admission = admission_of(obj, state.admission)
         policy = self._policies.get(key, obj, admission)
         if next_ready_s is None and policy is not None and policy.limits is not None:
@@ -253,7 +253,7 @@ class CatalogBuilder:
             policy=policy.without_starts if policy is not None and deleted else policy,
             request_limits=self._policies.request_limits(key),
             next_ready_s=None if deleted else next_ready_s,
-            startup_s=startup_s,
+            recovery_s=recovery_s,
             deleted=deleted,
             resource_version=obj["metadata"].get("resourceVersion", ""),
             limits_version="" if admission is None else admission["metadata"].get("resourceVersion", ""),
@@ -309,12 +309,16 @@ def _is_deleted(obj: Object) -> bool:
 
 
 def _startup(obj: Object) -> tuple[float | None, float | None]:
-    """Returns the Unix time of the next ready engine and the median start-up time in seconds. None if unknown."""
+    """Returns the Unix time of the next ready engine, and how long a failed engine is usually away, in seconds.
+
+    That is the median of a restart in its pod, or else of a start. None if unknown.
+    """
     tiers = value_at(obj, "status", "tiers")
     role = Role.SERVE if value_at(tiers, Role.SERVE) is not None else Role.DECODE
     next_ready_s = epoch_s(value_at(tiers, role, "starting", "nextReady"))
     try:
-        return next_ready_s, units.parse_duration(value_at(tiers, role, "startupP50"))
+        median = value_at(tiers, role, "restartP50") or value_at(tiers, role, "startupP50")
+        return next_ready_s, units.parse_duration(median)
     except (AttributeError, TypeError, ValueError):
         return next_ready_s, None
 

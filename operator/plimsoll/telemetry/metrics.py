@@ -231,6 +231,23 @@ GATEWAY_PEERS_CONNECTED = Gauge(
     "Other gateways that this one can ask.",
     registry=GATEWAY,
 )
+GATEWAY_PEER_CONNECTIONS_REJECTED = Counter(
+    "plimsoll_gateway_peer_connections_rejected",
+    "Connections to the port for other gateways that were rejected (reason: unproven, the secret was wrong or not"
+    " proved in time; surplus, too many had not proved it; limit, too many gateways).",
+    ["reason"],
+    registry=GATEWAY,
+)
+GATEWAY_VIEWS_DIFFER = Gauge(
+    "plimsoll_gateway_peer_views_differ",
+    "1 while a connected gateway knows another list of gateways or fallbacks; each then decides with an equal share.",
+    registry=GATEWAY,
+)
+GATEWAY_PEER_SECRET_INVALID = Gauge(
+    "plimsoll_gateway_peer_secret_invalid",
+    "1 while the mounted Secret holds no secret that gateways can use; the one before is used.",
+    registry=GATEWAY,
+)
 GATEWAY_LOOP_LAG = Gauge(
     "plimsoll_gateway_loop_lag_seconds",
     "Delay of the last timer in the picker's event loop.",

@@ -61,6 +61,12 @@ class TierStatus(StatusModel):
         alias="startupP50",
         description="Median time from ordering a pod until it is ready, such as 41s.",
     )
+    restart_p50: FormattedNumber | None = Field(
+        default=None,
+        alias="restartP50",
+        description="Median time from the end of an engine until it is ready again in the same pod, such as 21s. "
+        "Absent: none was measured.",
+    )
     yielded_to: Annotated[str, Field(max_length=512)] | None = Field(
         default=None,
         description="Who else sets the replica count of the target, so that the operator only recommends. Absent: "

@@ -23,6 +23,7 @@ from plimsoll.core.autoscaling.observations import LATENCY_WINDOW_S
 from plimsoll.core.autoscaling.scaling_decision import TierDecision
 from plimsoll.core.autoscaling.service_state import TICK_S, ServiceState, TimedDecision
 from plimsoll.core.autoscaling.sizing_batch import TierCapacity
+from plimsoll.core.autoscaling.startup_time import StartupModel
 from plimsoll.core.autoscaling.tier_state import PESSIMISM, TierState
 from plimsoll.core.capacity.sizing import Infeasible
 from plimsoll.core.demand.forecasting import forecast as forecast_demand
@@ -229,20 +230,28 @@ def _forecast(service: ServiceState, name: str, tier: TierState, horizon_s: floa
 
 
 def _startup(tier: TierState) -> Object:
+    """Start-up times of new pods, and of engines that restart in their pods once one is measured, else null."""
+    model = tier.startup_model
+    return {
+        "variant": tier.startup_models.current._asdict(),
+        **_durations(model),
+        "restart": None if model.restart_total is None else _durations(model.restart),
+    }
+
+
+def _durations(model: StartupModel) -> Object:
     """Start-up time quantiles by phase; the last phase is the total.
 
     startups: weighted number of observed start-ups, older ones weigh less; 0 means that all values are priors.
     measured_s: geometric mean of their totals, in which an outlier counts less; None without one. prior_s: the estimate
     of the total before them.
     """
-    total = tier.startup_model.total
-    phases = [{"name": name, **quantiles._asdict()} for name, quantiles in tier.startup_model.quantiles]
+    total = model.total
     return {
-        "variant": tier.startup_models.current._asdict(),
         "startups": total.startups,
         "measured_s": math.exp(total.mean) if total.startups else None,
         "prior_s": total.prior_s,
-        "phases": phases,
+        "phases": [{"name": name, **quantiles._asdict()} for name, quantiles in model.quantiles],
     }
 
 

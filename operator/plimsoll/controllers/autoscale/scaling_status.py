@@ -122,6 +122,7 @@ def state_key(
                 (
                     isinstance(service_state.tiers[name].capacity, TierCapacity),
                     service_state.tiers[name].startup_model.total.startups,
+                    service_state.tiers[name].startup_model.restart_total,
                 ),
                 (snapshot.tiers[name].ready, len(snapshot.tiers[name].starting)) if name in snapshot.tiers else (0, 0),
             )
@@ -212,8 +213,11 @@ def _tier_status(
     previous_status = previous.tiers.get(name, {})
     sizing, tier_state = service_state.sizings.get(name), service_state.tiers[name]
     result: Object = {}
-    if tier_state.startup_model.total.startups:
-        result["startupP50"] = units.format_rounded_duration(tier_state.startup_model.total.quantile_s(0.5))
+    startup_model = tier_state.startup_model
+    if startup_model.total.startups:
+        result["startupP50"] = units.format_rounded_duration(startup_model.total.quantile_s(0.5))
+    if startup_model.restart.total.startups:
+        result["restartP50"] = units.format_rounded_duration(startup_model.restart.total.quantile_s(0.5))
     if isinstance(sizing, SizingResult):
         result["needed"] = sizing.replicas
         result["capacityPerReplica"] = units.format_rate(
@@ -232,7 +236,7 @@ def _tier_status(
 
 def _startup_part(tier_status: Object) -> Object:
     """The part of a tier's status that holds without an SLO."""
-    return {name: tier_status[name] for name in ("startupP50", "starting") if name in tier_status}
+    return {name: tier_status[name] for name in ("startupP50", "restartP50", "starting") if name in tier_status}
 
 
 def _starting_status(

@@ -89,7 +89,10 @@ class SnapshotReader:
                 ):
                     entry.starting_pods.discard(pod_name)
                     entry.service_state.record_startup(
-                        name, pod_startup.phase_durations(pod, progress), pod_startup.startup_variant(pod)
+                        name,
+                        pod_startup.phase_durations(pod, progress),
+                        pod_startup.startup_variant(pod),
+                        pod_startup.has_restarted(pod),
                     )
         return TierSnapshot(
             replicas=scaled.replicas,

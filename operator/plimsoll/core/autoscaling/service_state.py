@@ -118,11 +118,19 @@ class ServiceState:
         return any([tier.is_due(now_s) for tier in self.tiers.values()])
 
     def record_startup(
-        self, tier: str, phases_s: Sequence[tuple[str, float]], variant: Variant = UNKNOWN_VARIANT
+        self,
+        tier: str,
+        phases_s: Sequence[tuple[str, float]],
+        variant: Variant = UNKNOWN_VARIANT,
+        is_restart: bool = False,
     ) -> None:
-        """Record the start-up of an engine that became ready. Invalid durations are ignored."""
+        """Record the start-up of an engine that became ready. Invalid durations are ignored.
+
+        is_restart: whether the engine restarted in its pod.
+        """
         if phases_s and all(0.0 <= seconds < 86400.0 for _, seconds in phases_s):
-            self.tiers[tier].startup_models = record_startup(self.tiers[tier].startup_models, variant, phases_s)
+            models = self.tiers[tier].startup_models
+            self.tiers[tier].startup_models = record_startup(models, variant, phases_s, is_restart)
 
     def ingest(self, snapshot: ServiceSnapshot, spec: ScalingSpec, now_s: float) -> None:
         """Ingest the metrics of one tick: engines, lengths, speeds, arrivals, misses."""

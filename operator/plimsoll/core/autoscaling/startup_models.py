@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Final, NamedTuple, TypeAlias
 
 from plimsoll.core import codec
-from plimsoll.core.autoscaling.startup_time import PhaseEstimate, StartupModel, record
+from plimsoll.core.autoscaling.startup_time import PhaseEstimate, StartupModel, record, record_restart
 from plimsoll.core.codec import Length
 
 MAX_VARIANTS: Final = 4
@@ -80,10 +80,16 @@ def select_variant(models: StartupModels, variant: Variant) -> StartupModels:
     return _touch(models._replace(current=variant), variant, models.model_for(variant))
 
 
-def record_startup(models: StartupModels, variant: Variant, durations_s: Sequence[tuple[str, float]]) -> StartupModels:
-    """Return the models after a pod became ready. An unknown variant counts as the current one. Raises as `record`."""
+def record_startup(
+    models: StartupModels, variant: Variant, durations_s: Sequence[tuple[str, float]], is_restart: bool = False
+) -> StartupModels:
+    """Return the models after a pod became ready. An unknown variant counts as the current one. Raises as `record`.
+
+    is_restart: whether its engine had restarted in the pod.
+    """
     variant = models.current if variant == UNKNOWN_VARIANT else variant
-    return _touch(models, variant, record(models.model_for(variant), durations_s))
+    update = record_restart if is_restart else record
+    return _touch(models, variant, update(models.model_for(variant), durations_s))
 
 
 def _touch(models: StartupModels, variant: Variant, model: StartupModel) -> StartupModels:
@@ -96,8 +102,12 @@ def _touch(models: StartupModels, variant: Variant, model: StartupModel) -> Star
 
 def _untrained(model: StartupModel) -> StartupModel:
     """Return a model without starts, with the medians of another as prior."""
+    return StartupModel(*_priors(model), *(_priors(model.restart) if model.restart_total is not None else ((), None)))
+
+
+def _priors(model: StartupModel) -> tuple[tuple[tuple[str, PhaseEstimate], ...], PhaseEstimate]:
     phases = tuple((name, PhaseEstimate(phase.quantile_s(0.5))) for name, phase in model.phases)
-    return StartupModel(phases, PhaseEstimate(model.total.quantile_s(0.5)))
+    return phases, PhaseEstimate(model.total.quantile_s(0.5))
 
 
 def decode_models(stored: object, default: StartupModel) -> StartupModels:

@@ -6,7 +6,9 @@ node. A new service has no measurements, and a hanging pod must not count as cap
 Idea: one model per tier and variant. The duration of each phase, and the total, is log-normal. Its median and spread
 start from a prior (bytes over bandwidth) and follow the measured starts, with discounting. The model gives the forecast
 horizon, the remaining time of a starting pod in its current phase, and the limit after which it is overdue. An
-unschedulable pod starts a back-off instead.
+unschedulable pod starts a back-off instead. An engine that restarts in its pod has fewer and shorter phases, because
+node, image and caches are there. Its phases are learned apart from those of new pods, and only its own remaining time
+follows them.
 
 Durations are in seconds, times in seconds since the epoch. The caller names the phases, in order.
 """
@@ -17,12 +19,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, Final, NamedTuple, TypeAlias
 
 from plimsoll.core import codec
 from plimsoll.core.codec import Length, Number
 
 MAX_PHASES: Final = 12  # per model; further phases count in the total only
+
+POD_PHASES: Final = ("schedule", "pull")  # of a new pod only
+RESTART_PHASE: Final = "restart"  # of a restart only: from the end of the engine's container to its next start
 
 _NORMAL: Final = NormalDist()
 _PRIOR_SD: Final = 0.5  # of log seconds: a prior is wrong by a factor of about 1.6
@@ -41,6 +46,7 @@ _MAX_LOG_VARIANCE: Final = (
 # Median seconds where nothing is known. Import (with the engine process and its config) and init (compiling, graphs and
 # kernels): vLLM 0.26 on one H200 with an 8B model and cold caches, 62.8 s from start to healthy. The rest are guesses.
 _DEFAULT_PHASE_S: Final = {"schedule": 1.0, "launch": 1.0, "import": 33.0, "init": 25.0, "api": 3.0, "warmup": 5.0}
+_RESTART_GAP_S: Final = 1.0  # prior of the restart phase; the kubelet starts the container at once the first time
 _PULL_BANDWIDTH_SHARE: Final = 0.3  # effective share of a pull's bandwidth, because layers are unpacked; an estimate
 
 
@@ -94,17 +100,36 @@ class StartupQuantiles(NamedTuple):
     p99_s: float
 
 
-@codec.stored_as("a start-up model", version=1)
-class StartupModel(NamedTuple):
-    """Start-up model of one variant of a tier: its phases in order, and the total."""
+_NamedPhase: TypeAlias = Annotated[tuple[str, PhaseEstimate], codec.FLAT]
 
-    phases: Annotated[tuple[Annotated[tuple[str, PhaseEstimate], codec.FLAT], ...], Length(1, MAX_PHASES)]
+
+@codec.stored_as("a start-up model", version=1, optional=("restart_phases", "restart_total"))
+class StartupModel(NamedTuple):
+    """Start-up model of one variant of a tier: its phases in order, and the total.
+
+    restart_phases, restart_total: the same of measured restarts in the pod; empty and None before the first.
+    """
+
+    phases: Annotated[tuple[_NamedPhase, ...], Length(1, MAX_PHASES)]
     total: PhaseEstimate
+    restart_phases: Annotated[tuple[_NamedPhase, ...], Length(0, MAX_PHASES)] = ()
+    restart_total: PhaseEstimate | None = None
 
     def validate(self) -> None:
-        """Raise ValueError if a phase is listed twice."""
-        if len(dict(self.phases)) < len(self.phases):
+        """Raise ValueError if a phase is listed twice, or restarts have phases without a total or the reverse."""
+        if any(len(dict(phases)) < len(phases) for phases in (self.phases, self.restart_phases)):
             raise ValueError("a phase is listed twice")
+        if bool(self.restart_phases) != (self.restart_total is not None):
+            raise ValueError("the phases and the total of restarts belong together")
+
+    @property
+    def restart(self) -> StartupModel:
+        """Model of a restart in the pod; before the first measured one, a prior from the container's phases."""
+        if self.restart_total is not None:
+            return StartupModel(self.restart_phases, self.restart_total, self.restart_phases, self.restart_total)
+        own = {name: phase.quantile_s(0.5) for name, phase in self.phases if name not in (*POD_PHASES, RESTART_PHASE)}
+        prior = from_medians({RESTART_PHASE: _RESTART_GAP_S, **own})
+        return StartupModel(prior.phases, prior.total, prior.phases, prior.total)
 
     @property
     def quantiles(self) -> tuple[tuple[str, StartupQuantiles], ...]:
@@ -127,8 +152,9 @@ class StartupModel(NamedTuple):
 class StartingPod:
     """A pod that is not ready yet.
 
-    created_s: time of its creation. phase: current start-up phase, None if unknown; phase_since_s: its start.
-    unschedulable_reason: the scheduler's message while the pod fits on no node, else None.
+    created_s: time of its creation, or when it became unready if its engine restarts. phase: current start-up phase,
+    None if unknown; phase_since_s: its start. unschedulable_reason: the scheduler's message while the pod fits on no
+    node, else None. restart_since_s: when the engine's container ended for a restart in the pod; None for a new pod.
     """
 
     pod: str
@@ -136,6 +162,7 @@ class StartingPod:
     phase: str | None = None
     phase_since_s: float | None = None
     unschedulable_reason: str | None = None
+    restart_since_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,12 +230,25 @@ def from_medians(medians_s: Mapping[str, float]) -> StartupModel:
 
 
 def record(model: StartupModel, durations_s: Sequence[tuple[str, float]]) -> StartupModel:
-    """The ledger after a pod became ready. took_s: its phases in order with their seconds; their sum is the whole.
+    """The ledger after a new pod became ready. took_s: its phases in order with their seconds; their sum is the whole.
 
     A phase not seen before begins at what it took; one that was only guessed and did not come is forgotten. One that
-    is there twice, as after a restart, took the time of both.
+    is there twice took the time of both.
     Raises ValueError for a start that has no phase, or a time that is negative or not finite.
     """
+    phases, total = _update_phases(model, durations_s)
+    return model._replace(phases=phases, total=total)
+
+
+def record_restart(model: StartupModel, durations_s: Sequence[tuple[str, float]]) -> StartupModel:
+    """Return the model after an engine that restarted in its pod became ready. As `record`; starts are unchanged."""
+    phases, total = _update_phases(model.restart, durations_s)
+    return model._replace(restart_phases=phases, restart_total=total)
+
+
+def _update_phases(
+    model: StartupModel, durations_s: Sequence[tuple[str, float]]
+) -> tuple[tuple[tuple[str, PhaseEstimate], ...], PhaseEstimate]:
     if not durations_s or not all(0.0 <= seconds < math.inf for _, seconds in durations_s):
         raise ValueError(f"a start must be a list of phases with finite durations of at least 0 s, not {durations_s}")
     phase_s: dict[str, float] = {}
@@ -218,7 +258,7 @@ def record(model: StartupModel, durations_s: Sequence[tuple[str, float]]) -> Sta
     for name, seconds in phase_s.items():
         if name in known or len(known) < MAX_PHASES:
             known[name] = _update_phase(known.get(name) or PhaseEstimate(_clamp(seconds)), seconds)
-    return StartupModel(_order_phases(known, list(phase_s)), _update_phase(model.total, sum(phase_s.values())))
+    return _order_phases(known, list(phase_s)), _update_phase(model.total, sum(phase_s.values()))
 
 
 def _order_phases(known: Mapping[str, PhaseEstimate], observed: Sequence[str]) -> tuple[tuple[str, PhaseEstimate], ...]:
@@ -252,13 +292,16 @@ def eta(model: StartupModel, pod: StartingPod, now_s: float) -> Eta | Overdue:
     """When a starting pod will be ready; Overdue if it has taken too long for that to be known.
 
     With its phase: what is left of that phase, given how long it has run, and the phases after it; medians add, and
-    spreads add in squares. Without: what is left of the whole. A pod that fits on no node has the whole before it.
+    spreads add in squares. Without: what is left of the whole. A pod that fits on no node has the whole before it. A
+    restart has the phases of restarts. It is overdue when a new pod would be, since a replacement takes that long.
     """
     if pod.unschedulable_reason is not None:
         return Eta(model.total.quantile_s(0.5), model.total.quantile_s(0.9))
     elapsed_s = max(0.0, now_s - pod.created_s)
     if elapsed_s > model.overdue_s:
         return Overdue(elapsed_s, model.overdue_s)
+    if pod.restart_since_s is not None:
+        model, elapsed_s = model.restart, max(0.0, now_s - pod.restart_since_s)
     names = [name for name, _ in model.phases]
     if pod.phase not in names:
         return Eta(model.total.remaining_s(elapsed_s, 0.5), model.total.remaining_s(elapsed_s, 0.9))

@@ -15,6 +15,7 @@ import msgspec
 
 from plimsoll.gateway.one_queue import messages
 from plimsoll.gateway.one_queue.frames import FrameError, FrameSession
+from plimsoll.gateway.one_queue.peer_secret import PeerSecret
 
 log = logging.getLogger(__name__)
 
@@ -31,24 +32,31 @@ class PeerConnection(asyncio.Protocol, Generic[Received]):
 
     def __init__(
         self,
-        secret: bytes,
+        offered: tuple[bytes, ...],
+        peer_secret: PeerSecret,
         decode: Callable[[bytes], Received],
         on_open: Callable[[PeerConnection[Received]], None],
         on_message: Callable[[PeerConnection[Received], Received], None],
         on_close: Callable[[PeerConnection[Received]], None],
         *,
-        is_client: bool,
+        ping: Callable[[], messages.Ping] | None,
     ) -> None:
-        self._session = FrameSession(secret, is_client=is_client)
+        """`ping`: makes the pings of the side that connects; None for the other side.
+
+        `offered`: the secrets that this side uses. The connection ends when the proved one is no longer accepted."""
+        self._session = FrameSession(*offered, is_client=ping is not None)
+        self._peer_secret = peer_secret
         self._decode = decode
         self._on_open = on_open
         self._on_message = on_message
         self._on_close = on_close
-        self._is_client = is_client
+        self._ping = ping
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._made_s = self._heard_s = 0.0
         self.peer = ""  # the name of the other gateway, "" before it is known
+        self.failure = "it did not prove the secret in time"  # of a peer that is not known
+        self.address = "unknown address"  # of the other side
         self.closed = asyncio.Event()
 
     @property
@@ -56,14 +64,10 @@ class PeerConnection(asyncio.Protocol, Generic[Received]):
         """Whether frames can be sent."""
         return self._session.is_open and self._transport is not None and not self._transport.is_closing()
 
-    @property
-    def address(self) -> str:
-        """The address of the other side, for a log."""
-        name = None if self._transport is None else self._transport.get_extra_info("peername")
-        return "unknown address" if not name else str(name[0])
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        name = self._transport.get_extra_info("peername")
+        self.address = str(name[0]) if name else self.address
         loop = asyncio.get_running_loop()
         self._heard_s = loop.time()
         self._transport.write(self._session.hello)
@@ -89,7 +93,9 @@ class PeerConnection(asyncio.Protocol, Generic[Received]):
                 self._heard_s = asyncio.get_running_loop().time()
                 self._on_message(self, self._decode(payload))
         except (FrameError, msgspec.DecodeError) as error:
-            log.warning("closing the connection to the gateway %s at %s: %s", self.peer or "?", self.address, error)
+            self.failure = str(error)
+            if self.peer:
+                log.warning("closing the connection to the gateway %s at %s: %s", self.peer, self.address, error)
             self.close()
         except Exception:  # one peer's failure must not affect the others
             log.exception("closing the connection to the gateway %s at %s", self.peer or "?", self.address)
@@ -118,12 +124,17 @@ class PeerConnection(asyncio.Protocol, Generic[Received]):
         if not is_known and loop.time() - self._made_s > HELLO_SECONDS:
             self.close()
             return
+        proved = self._session.proved_secret
+        if proved is not None and proved not in self._peer_secret.accepted:
+            log.info("closing the connection to the gateway %s: its secret is no longer valid", self.peer)
+            self.close()
+            return
         if loop.time() - self._heard_s > SILENCE_SECONDS:
             log.warning("closing the connection to the gateway %s: it is silent", self.peer or self.address)
             self.close()
             return
-        if self._is_client:
-            self.send(messages.Ping())
+        if self._ping is not None:
+            self.send(self._ping())
         self._timer = loop.call_later(PING_SECONDS, self._check)
 
 

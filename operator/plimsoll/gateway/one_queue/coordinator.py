@@ -14,7 +14,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Final
 
 from plimsoll.core.admission.request import AdmissionRequest
@@ -22,10 +21,11 @@ from plimsoll.gateway import error_messages
 from plimsoll.gateway.envoy.access_log import AccessRecord
 from plimsoll.gateway.inflight import InFlightRequest
 from plimsoll.gateway.one_queue import conversions, messages
-from plimsoll.gateway.one_queue.frames import MIN_SECRET_BYTES
 from plimsoll.gateway.one_queue.owner_link import FallbackReason, OwnerLink, Result
 from plimsoll.gateway.one_queue.owner_server import OwnerServer
 from plimsoll.gateway.one_queue.ownership import Ownership
+from plimsoll.gateway.one_queue.peer_secret import PeerSecret
+from plimsoll.gateway.one_queue.peer_views import PeerViews
 from plimsoll.gateway.picker import Picker
 from plimsoll.gateway.picker_replies import slo_deadlines
 from plimsoll.gateway.request_context import RequestContext
@@ -61,9 +61,10 @@ class OneQueue:
         assert settings.peer_secret is not None
         self._picker = picker
         self._settings = settings
-        self._secret_file = settings.peer_secret
+        self._secret = PeerSecret(settings.peer_secret, self._on_secret)
         self._ownership = Ownership(settings.pod)
-        self._server = OwnerServer(picker, self._ownership, self._read_secret)
+        self._views = PeerViews(self._ownership, picker.on_ownership_change)
+        self._server = OwnerServer(picker, self._ownership, self._secret, self._views)
         self._links: dict[str, OwnerLink] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._pending: dict[str, _PendingQuestion] = {}
@@ -71,7 +72,7 @@ class OneQueue:
         self._sized: frozenset[str] = frozenset()  # the keys of the services with an SLO
         self._external: Mapping[str, int] = {}
         self._logged_s: dict[str, float] = {}
-        picker.digest_seed = shared_seed(self._read_secret())
+        self._on_secret(self._secret.accepted[0])
         picker.key_limits.gateways = self._gateways_of_key
         picker.admission.gateways = self._gateways_of_service
         picker.owners = self
@@ -79,6 +80,10 @@ class OneQueue:
     async def start(self) -> None:
         """Open the port for other gateways. Raises OSError."""
         await self._server.start(self._settings.address, self._settings.peer_port)
+
+    async def follow_secret(self) -> None:
+        """Follow the file of the secret. Never returns."""
+        await self._secret.follow()
 
     def close(self) -> None:
         """End all connections. Requests that wait for another gateway are decided here."""
@@ -102,7 +107,8 @@ class OneQueue:
                     address,
                     self._settings.peer_port,
                     own,
-                    self._read_secret,
+                    self._secret,
+                    self._views,
                     self._settings.owner_ack_seconds,
                     self._on_link_ready,
                 )
@@ -110,7 +116,7 @@ class OneQueue:
         metrics.GATEWAY_PEERS.set(len(self._links))
         if self._ownership.set_candidates(ready):
             self._on_owners_changed(now)
-        self._server.keep_gateways({*existing, *ready})
+        self._server.keep_gateways({*existing, *ready}, ready.values())
 
     def set_catalog(self, catalog: ServiceCatalog) -> None:
         self._catalog = catalog
@@ -140,7 +146,9 @@ class OneQueue:
         Call this too when services have got or lost their SLO: those without one have no owner.
         """
         for link in self._links.values():
+            link.ping()
             self._report_running(link, now, is_all=False)
+        self._views.check()
         self._server.hand_over(now)
         for ctx in self._picker.queued_requests():
             if not ctx.via and self._owner_link(ctx.service) is not None:
@@ -162,13 +170,19 @@ class OneQueue:
         return self._links.get(self._ownership.owner_of(key))
 
     def _gateways_of_service(self, key: str) -> int:
-        return 1 if self._ownership.owner_of(key) == self._settings.pod else self._ownership.gateways
+        return self._shared_with(self._ownership.owner_of(key))
 
     def _gateways_of_key(self, name: str) -> int:
-        return 1 if self._ownership.owner_of_key(name) == self._settings.pod else self._ownership.gateways
+        return self._shared_with(self._ownership.owner_of_key(name))
 
-    def _read_secret(self) -> bytes:
-        return read_secret(self._secret_file)
+    def _shared_with(self, owner: str) -> int:
+        """Returns among how many gateways this one shares what the owner has alone."""
+        if self._views.differ:
+            return self._views.gateways
+        return 1 if owner == self._settings.pod else self._ownership.gateways
+
+    def _on_secret(self, secret: bytes) -> None:
+        self._picker.digest_seed = shared_seed(secret)
 
     # ---------------------------------------------------------------- requests of this gateway
 
@@ -333,7 +347,7 @@ class OneQueue:
         now = time.monotonic()
         if now - self._logged_s.get(link.name, -LOG_SECONDS) >= LOG_SECONDS:
             self._logged_s[link.name] = now
-            share = f"1/{self._ownership.gateways} of the capacity"
+            share = f"1/{self._shared_with(link.name)} of the capacity"
             log.warning("the gateway %s does not decide (%s): deciding here, with %s", link.name, reason.value, share)
 
     # ---------------------------------------------------------------- what this gateway's Envoy carries
@@ -380,15 +394,6 @@ class OneQueue:
     def _running(self, request_id: str, in_flight: InFlightRequest, now: float) -> messages.Running | None:
         forwarded = self._picker.admission.forwarded(request_id)
         return None if forwarded is None else conversions.to_running(request_id, in_flight, forwarded, now)
-
-
-def read_secret(path: Path) -> bytes:
-    """Returns the secret that all gateways of a release share. Raises OSError, or ValueError if it is too short."""
-    secret = path.read_bytes().strip()
-    if len(secret) < MIN_SECRET_BYTES:
-        message = f"the secret of the gateways in {path} must have at least {MIN_SECRET_BYTES} bytes, not {len(secret)}"
-        raise ValueError(message)
-    return secret
 
 
 def _copy(done: asyncio.Future[bytes], outer: asyncio.Future[bytes]) -> None:

@@ -4,7 +4,8 @@ Problem: any client of the port could take an engine's slots, read tenants' name
 
 Idea: both sides send 20 bytes at once: a magic number and a nonce. The shared secret and both nonces make one key for
 each direction. Each frame carries a keyed digest (BLAKE2b) of its number and its payload. Without the secret no frame
-is valid, and none can be repeated, reordered or changed. Payloads are not encrypted: they hold sizes, hashes and names,
+is valid, and none can be repeated, reordered or changed. The side that is connected to accepts several secrets, and the
+first frame shows which one the peer uses. Payloads are not encrypted: they hold sizes, hashes and names,
 never a prompt. A frame is at most `MAX_FRAME_BYTES`, and `MAX_FIRST_BYTES` until one has proved the secret.
 """
 
@@ -36,28 +37,30 @@ class FrameError(Exception):
 class FrameSession:
     """Both directions of one connection. Send `hello` first."""
 
-    def __init__(self, secret: bytes, *, is_client: bool) -> None:
-        """Raises ValueError for a secret that is too short."""
-        if len(secret) < MIN_SECRET_BYTES:
-            raise ValueError(f"the secret must have at least {MIN_SECRET_BYTES} bytes, not {len(secret)}")
-        self._secret = blake2b(secret, digest_size=32).digest()
+    def __init__(self, *accepted: bytes, is_client: bool) -> None:
+        """`accepted`: those that the peer may use. A client has one. Raises ValueError for one that is too short."""
+        for secret in accepted:
+            if len(secret) < MIN_SECRET_BYTES:
+                raise ValueError(f"the secret must have at least {MIN_SECRET_BYTES} bytes, not {len(secret)}")
+        self._secrets = accepted
+        self._keys: list[tuple[bytes, bytes]] = []  # to send and to receive, by secret
         self._is_client = is_client
         self._nonce = secrets.token_bytes(NONCE_BYTES)
         self._buffer = bytearray()
-        self._send_key = self._receive_key = b""
+        self.proved_secret: bytes | None = None  # the one that the peer has shown to know
         self._sent = self._received = 0
         self.hello = MAGIC + self._nonce
 
     @property
     def is_open(self) -> bool:
         """Whether the peer's hello has come, so that frames can be sent."""
-        return bool(self._send_key)
+        return bool(self._keys)
 
     def encode(self, payload: bytes) -> bytes:
         """Returns the frame of a payload. Raises FrameError if it is too large."""
         if len(payload) > MAX_FRAME_BYTES:
             raise FrameError(f"a frame of {len(payload)} bytes exceeds the limit of {MAX_FRAME_BYTES}")
-        digest = _digest(self._send_key, self._sent, payload)
+        digest = _digest(self._keys[0][0], self._sent, payload)
         self._sent += 1
         return _LENGTH.pack(len(payload)) + digest + payload
 
@@ -85,18 +88,27 @@ class FrameSession:
                 buffer[start + _LENGTH.size : start + _HEAD_BYTES],
                 bytes(buffer[start + _HEAD_BYTES : end]),
             )
-            if not hmac.compare_digest(digest, _digest(self._receive_key, self._received, payload)):
-                raise FrameError("a frame has a wrong digest: the peer has another secret")
+            self._verify(bytes(digest), payload)
             self._received += 1
             payloads.append(payload)
             start = end
         del buffer[:start]
         return payloads
 
+    def _verify(self, digest: bytes, payload: bytes) -> None:
+        """Check a frame. The first one decides which of the secrets is the peer's."""
+        for secret, keys in zip(self._secrets, self._keys, strict=True):
+            if hmac.compare_digest(digest, _digest(keys[1], self._received, payload)):
+                self._secrets, self._keys, self.proved_secret = (secret,), [keys], secret
+                return
+        raise FrameError("a frame has a wrong digest: the peer has another secret")
+
     def _make_keys(self, peer_nonce: bytes) -> None:
         nonces = self._nonce + peer_nonce if self._is_client else peer_nonce + self._nonce
-        keys = [blake2b(side + nonces, key=self._secret, digest_size=32).digest() for side in (b"client", b"server")]
-        self._send_key, self._receive_key = keys if self._is_client else keys[::-1]
+        for secret in self._secrets:
+            key = blake2b(secret, digest_size=32).digest()
+            keys = [blake2b(side + nonces, key=key, digest_size=32).digest() for side in (b"client", b"server")]
+            self._keys.append((keys[0], keys[1]) if self._is_client else (keys[1], keys[0]))
 
 
 def _digest(key: bytes, number: int, payload: bytes) -> bytes:

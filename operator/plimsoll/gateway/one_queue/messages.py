@@ -30,6 +30,7 @@ OutputTokens: TypeAlias = Annotated[int, Meta(ge=1)]
 Hash: TypeAlias = Annotated[int, Meta(ge=0)]
 Blocks: TypeAlias = Annotated[tuple[Hash, ...], Meta(max_length=MAX_BLOCKS)]
 Headers: TypeAlias = Annotated[dict[Name, Name], Meta(max_length=32)]
+View: TypeAlias = Annotated[bytes, Meta(max_length=16)]
 Number: TypeAlias = Annotated[int, Meta(ge=0)]
 
 
@@ -44,11 +45,15 @@ class Greeting(Message):
 
 
 class Ping(Message):
-    """Asks for a sign of life."""
+    """Asks for a sign of life. `view` is the digest of `Ownership.view`, empty from an earlier release."""
+
+    view: View = b""
 
 
 class Pong(Message):
-    """The answer to a ping."""
+    """The answer to a ping, with the view of the other side."""
+
+    view: View = b""
 
 
 class Question(Message):

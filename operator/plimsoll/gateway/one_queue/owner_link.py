@@ -20,6 +20,8 @@ from typing import Final, TypeAlias
 
 from plimsoll.gateway.one_queue import messages
 from plimsoll.gateway.one_queue.connection import Connection, PeerConnection
+from plimsoll.gateway.one_queue.peer_secret import PeerSecret
+from plimsoll.gateway.one_queue.peer_views import PeerViews
 
 log = logging.getLogger(__name__)
 
@@ -64,14 +66,16 @@ class OwnerLink:
         address: str,
         port: int,
         own_name: str,
-        read_secret: Callable[[], bytes],
+        peer_secret: PeerSecret,
+        views: PeerViews,
         ack_seconds: float,
         on_ready: Callable[[OwnerLink], None],
     ) -> None:
         """`on_ready` is called when the owner has proved that it knows the secret, after each new connection."""
         self.name = name
         self.address, self._port, self._own_name = address, port, own_name
-        self._read_secret = read_secret
+        self._peer_secret = peer_secret
+        self._views = views
         self._ack_seconds = ack_seconds
         self._on_ready = on_ready
         self._connection: Connection | None = None
@@ -120,13 +124,17 @@ class OwnerLink:
         return self._is_ready and self._connection is not None and self._connection.send(message)
 
     async def run(self) -> None:
-        """Connect, and connect again whenever the connection ends. Never returns."""
+        """Connect, and connect again whenever the connection ends. Never returns.
+
+        After a failure the next of the accepted secrets is offered: the owner may have the former one still.
+        """
         loop = asyncio.get_running_loop()
-        wait_s, is_logged = MIN_RETRY_SECONDS, False
+        wait_s, is_logged, failures = MIN_RETRY_SECONDS, False, 0
         while True:
             self._was_ready = False
             try:
-                secret = self._read_secret()
+                accepted = self._peer_secret.accepted
+                secret = accepted[failures % len(accepted)]
                 async with asyncio.timeout(CONNECT_SECONDS):
                     make = functools.partial(self._make_connection, secret)
                     _, connection = await loop.create_connection(make, self.address, self._port)
@@ -134,25 +142,39 @@ class OwnerLink:
                     await connection.closed.wait()
                 finally:
                     connection.close()
-            except (OSError, TimeoutError, ValueError) as error:
+            except (OSError, TimeoutError) as error:
                 if not is_logged:
                     log.warning("cannot reach the gateway %s at %s:%d: %s", self.name, self.address, self._port, error)
                     is_logged = True
+            failures += 1
             if self._was_ready:
-                wait_s, is_logged = MIN_RETRY_SECONDS, False
+                wait_s, is_logged, failures = MIN_RETRY_SECONDS, False, 0
             await asyncio.sleep(wait_s * random.uniform(0.5, 1.0))
             wait_s = min(2.0 * wait_s, MAX_RETRY_SECONDS)
 
     def _make_connection(self, secret: bytes) -> PeerConnection[messages.FromOwner]:
         connection = PeerConnection(
-            secret, messages.decode_from_owner, self._on_open, self._on_message, self._on_close, is_client=True
+            (secret,),
+            self._peer_secret,
+            messages.decode_from_owner,
+            self._on_open,
+            self._on_message,
+            self._on_close,
+            ping=self._make_ping,
         )
         connection.peer = self.name
         return connection
 
+    def ping(self) -> None:
+        """Tell the owner at once that this gateway's view has changed, and ask for its own."""
+        self.send(self._make_ping())
+
+    def _make_ping(self) -> messages.Ping:
+        return messages.Ping(self._views.own)
+
     def _on_open(self, connection: Connection) -> None:
         connection.send(messages.Greeting(self._own_name))
-        connection.send(messages.Ping())
+        connection.send(self._make_ping())
         self._connection = connection
 
     def _on_message(self, connection: Connection, message: messages.FromOwner) -> None:
@@ -164,13 +186,16 @@ class OwnerLink:
         if isinstance(message, messages.Queued):
             if (unanswered := self._unanswered.get(message.number)) is not None:
                 unanswered.timer.cancel()
-        elif not isinstance(message, messages.Pong):
+        elif isinstance(message, messages.Pong):
+            self._views.record(self.name, message.view)
+        else:
             self._finish(message.number, message)
 
     def _on_close(self, connection: Connection) -> None:
         if connection is not self._connection:
             return
         self._connection, self._is_ready, self._was_silent = None, False, False
+        self._views.drop(self.name)
         for number in list(self._unanswered):
             self._finish(number, FallbackReason.DISCONNECTED)
 

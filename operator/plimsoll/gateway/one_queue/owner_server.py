@@ -6,6 +6,9 @@ would be sent to engines without a client.
 Idea: everything belongs to a connection. When it ends, its queued requests end too. Its requests at engines stay for
 `PEER_GRACE_SECONDS`, because Envoy outlives a picker, or until the gateway connects again and names those that run. A
 gateway that leaves the list of pods has ended its streams.
+
+Whoever reaches the port can open connections. Those that have not proved the secret have few places of their own. When
+they are full, the oldest one makes room, first of those that do not come from a gateway's address.
 """
 
 from __future__ import annotations
@@ -21,12 +24,17 @@ from plimsoll.gateway.one_queue import conversions, messages
 from plimsoll.gateway.one_queue.connection import Connection, PeerConnection
 from plimsoll.gateway.one_queue.frames import FrameError
 from plimsoll.gateway.one_queue.ownership import Ownership
+from plimsoll.gateway.one_queue.peer_secret import PeerSecret
+from plimsoll.gateway.one_queue.peer_views import PeerViews
 from plimsoll.gateway.picker import Picker
 from plimsoll.gateway.request_context import RequestContext
+from plimsoll.telemetry import metrics
 
 log = logging.getLogger(__name__)
 
-MAX_CONNECTIONS: Final = 256
+MAX_CONNECTIONS: Final = 256  # of gateways
+MAX_UNPROVEN: Final = 32  # further ones, whose peers have not proved the secret yet
+LOG_SECONDS: Final = 10.0  # between two messages about connections that were rejected
 PEER_GRACE_SECONDS: Final = 30.0
 
 _Queue = dict[str, tuple[int, RequestContext, "asyncio.Future[bytes]"]]  # by request ID: number, request, reply
@@ -35,11 +43,15 @@ _Queue = dict[str, tuple[int, RequestContext, "asyncio.Future[bytes]"]]  # by re
 class OwnerServer:
     """The listener for other gateways."""
 
-    def __init__(self, picker: Picker, ownership: Ownership, read_secret: Callable[[], bytes]) -> None:
+    def __init__(self, picker: Picker, ownership: Ownership, peer_secret: PeerSecret, views: PeerViews) -> None:
         self._picker = picker
         self._ownership = ownership
-        self._read_secret = read_secret
-        self._connections: set[Connection] = set()
+        self._peer_secret = peer_secret
+        self._views = views
+        self._connections: set[Connection] = set()  # of gateways
+        self._unproven: dict[Connection, None] = {}  # in the order in which they were opened
+        self._addresses: frozenset[str] = frozenset()  # of the gateways
+        self._logged_s = -LOG_SECONDS
         self._by_gateway: dict[str, Connection] = {}
         self._queued: dict[Connection, _Queue] = {}
         self._named: dict[Connection, set[str]] = {}  # running requests since the connection was made
@@ -64,14 +76,14 @@ class OwnerServer:
         """Close the port and all connections."""
         if self._server is not None:
             self._server.close()
-        for connection in list(self._connections):
+        for connection in [*self._connections, *self._unproven]:
             connection.close()
         for timer in self._grace.values():
             timer.cancel()
 
-    def keep_gateways(self, names: Collection[str]) -> None:
-        """Drop the requests of gateways that have left."""
-        self._existing = frozenset(names)
+    def keep_gateways(self, names: Collection[str], addresses: Collection[str]) -> None:
+        """Drop the requests of gateways that have left. `addresses`: of those that are ready."""
+        self._existing, self._addresses = frozenset(names), frozenset(addresses)
         gateways = {request.via for _, request in self._picker.inflight.requests() if request.via}
         for gone in (gateways | self._grace.keys()) - self._existing - self._by_gateway.keys():
             self._drop_gateway(gone)
@@ -98,20 +110,29 @@ class OwnerServer:
 
     def _accept(self) -> asyncio.Protocol:
         connection: PeerConnection[messages.ToOwner] = PeerConnection(
-            self._read_secret(),
+            self._peer_secret.accepted,
+            self._peer_secret,
             messages.decode_to_owner,
-            self._on_open,
+            lambda connection: None,
             self._on_message,
             self._on_close,
-            is_client=False,
+            ping=None,
         )
-        self._connections.add(connection)
+        if len(self._unproven) >= MAX_UNPROVEN:
+            oldest = min(self._unproven, key=lambda one: one.address in self._addresses)
+            del self._unproven[oldest]
+            self._reject(oldest, "surplus", f"more than {MAX_UNPROVEN} have not proved the secret")
+        self._unproven[connection] = None
         return connection
 
-    def _on_open(self, connection: Connection) -> None:
-        if len(self._connections) > MAX_CONNECTIONS:
-            log.warning("closing a connection of %s: %d are open", connection.address, len(self._connections))
-            connection.close()
+    def _reject(self, connection: Connection, reason: str, words: str) -> None:
+        """Count a connection that is no gateway's, and close it."""
+        metrics.GATEWAY_PEER_CONNECTIONS_REJECTED.labels(reason).inc()
+        now = time.monotonic()
+        if now - self._logged_s >= LOG_SECONDS:
+            self._logged_s = now
+            log.warning("rejecting a connection from %s to the port for gateways: %s", connection.address, words)
+        connection.close()
 
     def _on_message(self, connection: Connection, message: messages.ToOwner) -> None:
         if isinstance(message, messages.Greeting):
@@ -123,7 +144,8 @@ class OwnerServer:
         self._handlers[type(message)](connection, message, now)
 
     def _pong(self, connection: Connection, message: messages.Ping, now: float) -> None:
-        connection.send(messages.Pong())
+        self._views.record(connection.peer, message.view)
+        connection.send(messages.Pong(self._views.own))
 
     def _set_external(self, connection: Connection, message: messages.External, now: float) -> None:
         if self._picker.inflight.set_peer_external(connection.peer, message.counts):
@@ -133,6 +155,12 @@ class OwnerServer:
         name = message.gateway
         if connection.peer or not name or name == self._ownership.own_name:
             raise FrameError(f"a gateway cannot be called {name[:100]!r} here")
+        if self._unproven.pop(connection, connection) is connection:
+            return  # it has made room for another one
+        if len(self._connections) >= MAX_CONNECTIONS:
+            self._reject(connection, "limit", f"{MAX_CONNECTIONS} gateways are connected")
+            return
+        self._connections.add(connection)
         if (previous := self._by_gateway.get(name)) is not None:
             previous.close()
         connection.peer = name
@@ -143,12 +171,15 @@ class OwnerServer:
 
     def _on_close(self, connection: Connection) -> None:
         self._connections.discard(connection)
+        if self._unproven.pop(connection, connection) is None:
+            self._reject(connection, "unproven", connection.failure)
         self._named.pop(connection, None)
         for _, _, future in list(self._queued.pop(connection, {}).values()):
             future.cancel()
         name = connection.peer
         if name and self._by_gateway.get(name) is connection:
             del self._by_gateway[name]
+            self._views.drop(name)
             if name not in self._existing:
                 self._drop_gateway(name)
                 return

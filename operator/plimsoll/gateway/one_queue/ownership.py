@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from hashlib import blake2b
 from typing import Final
 
+RULE: Final = "rendezvous-blake2b/1"  # names how owners are found; gateways with another rule have another view
 MAX_REMEMBERED: Final = 20_000  # owners of services and keys
 
 
@@ -50,6 +51,20 @@ class Ownership:
         self._candidates: frozenset[str] = frozenset()
         self._groups: dict[str, str] = {}
         self._owners: dict[str, str] = {}
+        self._view = b""
+
+    @property
+    def candidates(self) -> frozenset[str]:
+        """The pods that may own."""
+        return self._candidates
+
+    @property
+    def view(self) -> bytes:
+        """A digest of all that owners follow from: gateways with the same view name the same owners."""
+        if not self._view:
+            known = [RULE, *sorted(self._candidates), "", *(f"{k} {v}" for k, v in sorted(self._groups.items()))]
+            self._view = blake2b("\0".join(known).encode(), digest_size=16).digest()
+        return self._view
 
     @property
     def gateways(self) -> int:
@@ -63,6 +78,7 @@ class Ownership:
             return False
         self._candidates = candidates
         self._owners.clear()
+        self._view = b""
         return True
 
     def set_fallbacks(self, fallbacks: Mapping[str, str]) -> bool:
@@ -72,6 +88,7 @@ class Ownership:
             return False
         self._groups = groups
         self._owners.clear()
+        self._view = b""
         return True
 
     def owner_of(self, service: str) -> str:
