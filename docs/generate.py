@@ -119,6 +119,7 @@ CLI_INTRO = (
     "Exit status: 0 success, 1 failure, 2 usage error, 130 interrupted. Logs go to standard error at the level of "
     "`PLIMSOLL_LOG_LEVEL` (`INFO`).\n"
 )
+SHARED_BY = 3  # verbs with an option from which on it is listed once for all of them
 SEE_ALSO = {
     "status": "[Explain a scaling decision](../tasks/explain-a-decision.md)",
     "explain": "[Explain a scaling decision](../tasks/explain-a-decision.md)",
@@ -132,9 +133,12 @@ def cli_page() -> str:
     verbs = list(_verbs(cli._parser()))
     lines = ["# The command line", "", CLI_INTRO, "| verb | what it does |", "|---|---|"]
     lines += [f"| [`{p.prog}`](#{p.prog.replace(' ', '-')}) | {_sentence(text)} |" for p, text in verbs]
+    shared = _shared_options([parser for parser, _ in verbs])
+    lines += ["", "## Shared options", "", "| argument | what it is | verbs |", "|---|---|---|"]
+    lines += [f"{row} {', '.join(f'`{verb}`' for verb in users)} |" for row, users in shared.items()]
     for parser, _ in verbs:
         lines += ["", f"## {parser.prog}", "", "```text", _usage(parser), "```"]
-        rows = [_option(action) for action in _own_options(parser)]
+        rows = [row for action in _own_options(parser) if (row := _option(action)) not in shared]
         if rows:
             lines += ["", "| argument | what it is |", "|---|---|", *rows]
         see = SEE_ALSO.get(parser.prog.split()[-1])
@@ -150,6 +154,16 @@ def _verbs(parser: argparse.ArgumentParser) -> Iterator[tuple[argparse.ArgumentP
             helps = {choice.dest: choice.help or "" for choice in action._choices_actions}
             for name, child in action.choices.items():
                 yield from list(_verbs(child)) or [(child, helps[name])]
+
+
+def _shared_options(parsers: list[argparse.ArgumentParser]) -> dict[str, list[str]]:
+    """Rows of options that at least SHARED_BY verbs have, with these verbs."""
+    users: dict[str, list[str]] = {}
+    for parser in parsers:
+        for action in _own_options(parser):
+            if action.option_strings:
+                users.setdefault(_option(action), []).append(parser.prog.removeprefix("plimsoll "))
+    return {row: verbs for row, verbs in users.items() if len(verbs) >= SHARED_BY}
 
 
 def _own_options(parser: argparse.ArgumentParser) -> list[argparse.Action]:
