@@ -32,16 +32,12 @@ KSTATUS_NOTE = (
 )
 
 
-def anchor(text: str) -> str:
-    return f'<a id="{text.lower()}"></a>'
-
-
 def conditions_page() -> str:
     """Types and reasons of conditions."""
     lines = ["# Conditions", "", KSTATUS_NOTE, "", "| type | what it means while it is true |", "|---|---|"]
     lines += [f"| `{kind.value}` | {conditions.TYPE_MEANINGS[kind]} |" for kind in conditions.ConditionType]
     lines += ["", "| reason | what it means |", "|---|---|"]
-    lines += [f"| {anchor(r.value)}`{r.value}` | {text} |" for r, text in conditions.REASON_MEANINGS.items()]
+    lines += [f"| `{r.value}` | {text} |" for r, text in conditions.REASON_MEANINGS.items()]
     return "\n".join(lines) + "\n"
 
 
@@ -54,7 +50,7 @@ def events_page() -> str:
     lines = ["# Events", "", intro, "", "| reason | type | meaning |", "|---|---|---|"]
     for reason, text in events.EVENT_MEANINGS.items():
         kind = "Normal" if reason in events.NORMAL_REASONS else "Warning"
-        lines.append(f"| {anchor(reason.value)}`{reason.value}` | {kind} | {text} |")
+        lines.append(f"| `{reason.value}` | {kind} | {text} |")
     return "\n".join(lines) + "\n"
 
 
