@@ -127,13 +127,12 @@ SEE_ALSO = {
 def cli_page() -> str:
     """Verbs, arguments and options of the program, from the parser that reads them."""
     verbs = list(_verbs(cli._parser()))
-    lines = ["# The command line", "", CLI_INTRO, "| verb | what it does |", "|---|---|"]
-    lines += [f"| [`{p.prog}`](#{p.prog.replace(' ', '-')}) | {_sentence(text)} |" for p, text in verbs]
+    lines = ["# The command line", "", CLI_INTRO]
     shared = _shared_options([parser for parser, _ in verbs])
-    lines += ["", "## Shared options", "", "| argument | what it is | verbs |", "|---|---|---|"]
+    lines += ["## Shared options", "", "| argument | what it is | verbs |", "|---|---|---|"]
     lines += [f"{row} {', '.join(f'`{verb}`' for verb in users)} |" for row, users in shared.items()]
-    for parser, _ in verbs:
-        lines += ["", f"## {parser.prog}", "", "```text", _usage(parser), "```"]
+    for parser, text in verbs:
+        lines += ["", f"## {parser.prog}", "", _sentence(text), "", "```text", _usage(parser), "```"]
         rows = [row for action in _own_options(parser) if (row := _option(action)) not in shared]
         if rows:
             lines += ["", "| argument | what it is |", "|---|---|", *rows]

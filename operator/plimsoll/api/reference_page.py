@@ -29,7 +29,7 @@ _STATUS_FIELD: Final = re.compile(
 )  # a path of a column that the table of the status has
 _AS_IN_A_POD: Final = ("engine.env[]", "pod.tolerations[]", "pod.volumeMounts[]")  # their fields are Kubernetes' own
 _POD_FIELD: Final = f"{_TIER}.pod."
-_LACKS: Final = "the engine has no "  # how a rule about a feature that an engine lacks begins
+_ENGINE_RULES: Final = ("the engine has no ", "may not have a flag that Plimsoll sets")  # how these begin
 _ROLE: Final = re.compile(rf"\.({'|'.join(ROLES)})$")
 
 _HEAD: Final = f"""# {labels.KIND}
@@ -55,8 +55,8 @@ def render() -> str:
         "## Rules\n",
         "The API server rejects a manifest that breaks one of these rules. With an older CRD, the condition `Stalled` "
         "names the rule. Paths other than `metadata.name` are below `spec`. Not listed are rules about the form of one "
-        "value, about `pod`, and about [what an engine lacks](../tasks/other-engines.md#what-differs-from-vllm): the "
-        "rejection says what is allowed.\n",
+        "value, about `pod`, about flags that Plimsoll sets, and about [what an engine "
+        "lacks](../tasks/other-engines.md#what-differs-from-vllm): the rejection says what is allowed.\n",
         "\n".join(_rules(fields)) + "\n",
         "## Status\n",
         _table(((path, node) for path, node in fields.items() if path.startswith("status.")), with_type=False),
@@ -137,14 +137,14 @@ def _rules(fields: dict[str, Schema]) -> Iterator[str]:
     """Yield one line for each rule with the fields that it refers to; rules of the tiers only once.
 
     Left out are rules about the form of one value, which begin with `must`, and whose value has no fields or items; about
-    pods, which are Kubernetes' own; and about what an engine lacks, which a task page lists by engine.
+    pods, which are Kubernetes' own; and about flags and features of single engines, which task pages have.
     """
     field_paths: dict[str, dict[str, None]] = {}
     for path, node in fields.items():
         is_scalar = node.get("type") not in ("object", "array")
         for field_path, entry in _validations(path, node):
             is_form = entry["message"].startswith("must ") and is_scalar
-            if not (is_form or _POD_FIELD in field_path or entry["message"].startswith(_LACKS)):
+            if not (is_form or _POD_FIELD in field_path or entry["message"].startswith(_ENGINE_RULES)):
                 field_paths.setdefault(entry["message"], {})[f"`{field_path.removeprefix('spec.')}`"] = None
     for message, paths in field_paths.items():
         yield f"- {', '.join(paths)}: {message}"
