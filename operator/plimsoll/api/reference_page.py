@@ -93,7 +93,9 @@ def _nested_fields(path: str, node: Schema) -> Iterator[tuple[str, Schema]]:
 
 def _table(rows: Iterator[tuple[str, Schema]], *, with_type: bool = True) -> str:
     """Return the rows of the fields. with_type: with a column for type and default, which are for those who write."""
-    lines = ["| field | type, default | meaning |", "|---|---|---|"] if with_type else ["| field | meaning |", "|---|---|"]
+    lines = (
+        ["| field | type, default | meaning |", "|---|---|---|"] if with_type else ["| field | meaning |", "|---|---|"]
+    )
     described: dict[tuple[str, str], str] = {}
     for path, node in sorted(
         rows, key=lambda row: _TIER in row[0]
@@ -136,8 +138,8 @@ def _range(node: Schema) -> str:
 def _rules(fields: dict[str, Schema]) -> Iterator[str]:
     """Yield one line for each rule with the fields that it refers to; rules of the tiers only once.
 
-    Left out are rules about the form of one value, which begin with `must`, and whose value has no fields or items; about
-    pods, which are Kubernetes' own; and about flags and features of single engines, which task pages have.
+    Left out are rules about the form of one value, which begin with `must`, and whose value has no fields or items;
+    about pods, which are Kubernetes' own; and about flags and features of single engines, which task pages have.
     """
     field_paths: dict[str, dict[str, None]] = {}
     for path, node in fields.items():
