@@ -25,15 +25,12 @@ FOLDER = ROOT / "docs" / "reference"
 ENGINE_IMAGE = str(ROOT / "engine-image")
 KSTATUS_NOTE = (
     "`Ready` and `SLOMet` are true when things are well. All others exist only while they are true, so a settled"
-    " service has these two, and without an SLO `Ready` alone. All refer to the spec of `status.observedGeneration`."
+    " service has these two, and without an SLO `Ready` alone. The message has the details: which object, the measured"
+    " values, the cluster's own words, and the remedy. All refer to the spec of `status.observedGeneration`."
     " `kubectl wait --for=condition=Ready plim/NAME` works, and so do Flux and other users of kstatus."
     " `--for=condition=Stalled=false` waits for ever, because an absent condition is not false. To wait for engines,"
     " use `kubectl wait --for=jsonpath='{.status.tiers.serve.summary}'=2/2 plim/NAME`."
 )
-
-
-def anchor(text: str) -> str:
-    return f'<a id="{text.lower()}"></a>'
 
 
 def conditions_page() -> str:
@@ -41,7 +38,7 @@ def conditions_page() -> str:
     lines = ["# Conditions", "", KSTATUS_NOTE, "", "| type | what it means while it is true |", "|---|---|"]
     lines += [f"| `{kind.value}` | {conditions.TYPE_MEANINGS[kind]} |" for kind in conditions.ConditionType]
     lines += ["", "| reason | what it means |", "|---|---|"]
-    lines += [f"| {anchor(r.value)}`{r.value}` | {text} |" for r, text in conditions.REASON_MEANINGS.items()]
+    lines += [f"| `{r.value}` | {text} |" for r, text in conditions.REASON_MEANINGS.items()]
     return "\n".join(lines) + "\n"
 
 
@@ -49,12 +46,12 @@ def events_page() -> str:
     """Reasons of Events."""
     intro = (
         "The operator emits an Event once when something changes, and does not repeat it after a restart."
-        " `kubectl events --for plim/NAME` lists them."
+        " `kubectl events --for plim/NAME` lists them, with details in the message."
     )
     lines = ["# Events", "", intro, "", "| reason | type | meaning |", "|---|---|---|"]
     for reason, text in events.EVENT_MEANINGS.items():
         kind = "Normal" if reason in events.NORMAL_REASONS else "Warning"
-        lines.append(f"| {anchor(reason.value)}`{reason.value}` | {kind} | {text} |")
+        lines.append(f"| `{reason.value}` | {kind} | {text} |")
     return "\n".join(lines) + "\n"
 
 
@@ -119,6 +116,7 @@ CLI_INTRO = (
     "Exit status: 0 success, 1 failure, 2 usage error, 130 interrupted. Logs go to standard error at the level of "
     "`PLIMSOLL_LOG_LEVEL` (`INFO`).\n"
 )
+SHARED_BY = 3  # verbs with an option from which on it is listed once for all of them
 SEE_ALSO = {
     "status": "[Explain a scaling decision](../tasks/explain-a-decision.md)",
     "explain": "[Explain a scaling decision](../tasks/explain-a-decision.md)",
@@ -130,11 +128,13 @@ SEE_ALSO = {
 def cli_page() -> str:
     """Verbs, arguments and options of the program, from the parser that reads them."""
     verbs = list(_verbs(cli._parser()))
-    lines = ["# The command line", "", CLI_INTRO, "| verb | what it does |", "|---|---|"]
-    lines += [f"| [`{p.prog}`](#{p.prog.replace(' ', '-')}) | {_sentence(text)} |" for p, text in verbs]
-    for parser, _ in verbs:
-        lines += ["", f"## {parser.prog}", "", "```text", _usage(parser), "```"]
-        rows = [_option(action) for action in _own_options(parser)]
+    lines = ["# The command line", "", CLI_INTRO]
+    shared = _shared_options([parser for parser, _ in verbs])
+    lines += ["## Shared options", "", "| argument | what it is | verbs |", "|---|---|---|"]
+    lines += [f"{row} {', '.join(f'`{verb}`' for verb in users)} |" for row, users in shared.items()]
+    for parser, text in verbs:
+        lines += ["", f"## {parser.prog}", "", _sentence(text), "", "```text", _usage(parser), "```"]
+        rows = [row for action in _own_options(parser) if (row := _option(action)) not in shared]
         if rows:
             lines += ["", "| argument | what it is |", "|---|---|", *rows]
         see = SEE_ALSO.get(parser.prog.split()[-1])
@@ -150,6 +150,16 @@ def _verbs(parser: argparse.ArgumentParser) -> Iterator[tuple[argparse.ArgumentP
             helps = {choice.dest: choice.help or "" for choice in action._choices_actions}
             for name, child in action.choices.items():
                 yield from list(_verbs(child)) or [(child, helps[name])]
+
+
+def _shared_options(parsers: list[argparse.ArgumentParser]) -> dict[str, list[str]]:
+    """Rows of options that at least SHARED_BY verbs have, with these verbs."""
+    users: dict[str, list[str]] = {}
+    for parser in parsers:
+        for action in _own_options(parser):
+            if action.option_strings:
+                users.setdefault(_option(action), []).append(parser.prog.removeprefix("plimsoll "))
+    return {row: verbs for row, verbs in users.items() if len(verbs) >= SHARED_BY}
 
 
 def _own_options(parser: argparse.ArgumentParser) -> list[argparse.Action]:

@@ -24,10 +24,10 @@ def test_reference_page_is_up_to_date() -> None:
         "| `tiers.TIER.pod.imagePullSecrets[].name` | string | Name of the Secret. |",
         "- `tiers.TIER.maxReplicas`, `targets.TIER.maxReplicas`, `scaling.schedule[].maxReplicas`: maxReplicas must not"
         " be below minReplicas",
-        "| `tiers.TIER.summary` | string | Ready and desired pods, such as 2/3. |",
+        "| `tiers.TIER.summary` | Ready and desired pods, such as 2/3. |",
         "| `scaling.warmReplicas` | integer, `0` | Replicas that each tier keeps beyond those it"
         " needs, up to maxReplicas: 0 to 1000. |",
-        "| `lastDecision.decode` | string | The same for the decode tier. |",
+        "| `lastDecision.decode` | The same for the decode tier. |",
         "- `scaling.prefillPerDecode`: prefillPerDecode is allowed only with prefill and decode tiers, not with serve",
         "| `admission.classes[].slo.tpot` | string | As `slo.tpot`. |",
         "| URL* | `url` |",
@@ -43,3 +43,10 @@ def test_reference_page_has_no_rule_about_form_of_one_value() -> None:
     page = reference_page.render()
     assert "- `metadata.name`: must have at most 40 characters" in page
     assert "must be from 5 seconds to 24 hours" not in page
+
+
+@pytest.mark.parametrize("left_out", [".pod.", "the engine has no ", "--served-model-name"])
+def test_reference_page_has_no_rule_about_pods_or_one_engine(left_out: str) -> None:
+    rules = [line for line in reference_page.render().splitlines() if line.startswith("- ")]
+    assert len(rules) > 30
+    assert [line for line in rules if left_out in line] == []

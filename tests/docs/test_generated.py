@@ -72,6 +72,14 @@ def test_cli_page_has_usage_and_argument_rows(line: str) -> None:
     assert line in generate.cli_page().splitlines()
 
 
+def test_cli_page_lists_a_shared_option_once_with_its_verbs() -> None:
+    rows = [line for line in generate.cli_page().splitlines() if line.startswith("| `--kubeconfig FILE`")]
+    assert len(rows) == 1
+    for parser, _ in generate._verbs(cli._parser()):
+        takes = any("--kubeconfig" in action.option_strings for action in parser._actions)
+        assert (f"`{parser.prog.removeprefix('plimsoll ')}`" in rows[0]) is takes
+
+
 def test_verbs_include_nested_subcommands() -> None:
     parser = argparse.ArgumentParser(prog="p")
     outer = parser.add_subparsers().add_parser("outer", help="o")

@@ -46,7 +46,7 @@ ABNORMAL_TRUE: Final = frozenset(ConditionType) - {ConditionType.READY, Conditio
 
 TYPE_MEANINGS: dict[ConditionType, str] = {
     ConditionType.READY: "Clients reach the service through the gateway. With targets: an engine is ready.",
-    ConditionType.RECONCILING: "The cluster does not match the spec yet. The message says what is missing.",
+    ConditionType.RECONCILING: "The cluster does not match the spec yet.",
     ConditionType.STALLED: "The operator cannot go on: the spec is invalid, or the API server rejected an object.",
     ConditionType.PREFILL_DEGRADED: "Prefill engines cannot start or fail, or their KV cache transfer is slow.",
     ConditionType.DECODE_DEGRADED: "Decode engines cannot start, or fail.",
@@ -54,7 +54,7 @@ TYPE_MEANINGS: dict[ConditionType, str] = {
     ConditionType.MODEL_NAME_REJECTED: "Clients do not reach the service by one of its names.",
     ConditionType.ADAPTER_FAILED: "An engine cannot load a LoRA adapter. The model and other adapters are served.",
     ConditionType.FALLBACK_UNUSABLE: "The service of `spec.admission.fallback` cannot take requests.",
-    ConditionType.TARGET_UNUSABLE: "A target of `spec.targets` cannot be read or scaled. The message has the remedy.",
+    ConditionType.TARGET_UNUSABLE: "A target of `spec.targets` cannot be read or scaled.",
     ConditionType.SCALING_INACTIVE: "The autoscaler does not change the replica counts.",
     ConditionType.METRICS_DEGRADED: "Metrics of gateways or engines are missing or late.",
     ConditionType.SLO_INFEASIBLE: "No number of replicas meets the SLO.",
@@ -132,32 +132,26 @@ REASON_MEANINGS: dict[ConditionReason, str] = {
     ConditionReason.WAKING: "Requests are queued at the gateway until the first engine is ready.",
     ConditionReason.TRANSFER_SLOW: "The tier is ready, but transferring the KV cache takes longer than computing it "
     "locally.",
-    ConditionReason.UNSCHEDULABLE: "A pod cannot be scheduled on any node. The message has the scheduler's reason.",
-    ConditionReason.IMAGE_UNAVAILABLE: "The engine image cannot be pulled. The message has the kubelet's reason.",
-    ConditionReason.CONFIG_ERROR: "A Secret, ConfigMap, volume or claim is missing. The message has the kubelet's "
-    "reason.",
-    ConditionReason.POD_FAILED: "The kubelet ended or refused a pod, such as by an eviction, and no ready pod replaces "
-    "it. The message has the kubelet's reason.",
-    ConditionReason.ENGINE_FAILING: "An engine exited on its own. The message has its exit code and termination "
-    "message.",
-    ConditionReason.PODS_REJECTED: "The cluster rejects the pods (quota, pod security or admission webhook). The "
-    "message has its reason.",
+    ConditionReason.UNSCHEDULABLE: "A pod cannot be scheduled on any node.",
+    ConditionReason.IMAGE_UNAVAILABLE: "The engine image cannot be pulled.",
+    ConditionReason.CONFIG_ERROR: "A Secret, ConfigMap, volume or claim is missing.",
+    ConditionReason.POD_FAILED: "The kubelet ended or refused a pod, such as by an eviction, and no ready pod "
+    "replaces it.",
+    ConditionReason.ENGINE_FAILING: "An engine exited on its own.",
+    ConditionReason.PODS_REJECTED: "The cluster rejects the pods (quota, pod security or admission webhook).",
     ConditionReason.NAMESPACE_TERMINATING: "The namespace is being deleted, so no engine can be created.",
     ConditionReason.PROGRESSING: "The operator is changing the cluster to match the spec.",
     ConditionReason.RECOVERING: "A tier was degraded, its problem is gone, and its replicas start.",
-    ConditionReason.INVALID_SPEC: "The spec is invalid. The message names each invalid field.",
-    ConditionReason.APPLY_REJECTED: "The API server rejected an object of the service. The message has its reason.",
+    ConditionReason.INVALID_SPEC: "The spec is invalid.",
+    ConditionReason.APPLY_REJECTED: "The API server rejected an object of the service.",
     ConditionReason.OTHER_RELEASE: "Another release of Plimsoll holds the Lease `plimsoll-release` of the namespace, "
-    "and this one leaves the service alone. The message names the holder. If that release runs, it "
-    "replaces the condition.",
-    ConditionReason.MODEL_NAME_TAKEN: "Another service holds the model name. The message says which one, since when, "
-    "and how clients reach this service.",
+    "and this one leaves the service alone. If that release runs, it replaces the condition.",
+    ConditionReason.MODEL_NAME_TAKEN: "Another service holds the model name.",
     ConditionReason.MODEL_NAME_RESERVED: "The model name begins with the name of another namespace that has or had "
-    "services. Names that begin with NAMESPACE/ belong to that namespace.",
-    ConditionReason.SHORT_NAMES_RESTRICTED: "The chart value `gateway.shortModelNames.namespaces` lists the namespaces "
-    "that may claim short model names, and the service's is not one of them. Clients reach it as NAMESPACE/NAME.",
-    ConditionReason.ADAPTER_FAILED: "An engine cannot load a LoRA adapter. The message has the adapters and the "
-    "engine's words.",
+    "services.",
+    ConditionReason.SHORT_NAMES_RESTRICTED: "The chart value `gateway.shortModelNames.namespaces` does not list the "
+    "service's namespace. Clients reach it as NAMESPACE/NAME.",
+    ConditionReason.ADAPTER_FAILED: "An engine cannot load a LoRA adapter.",
     ConditionReason.ENGINES_READY: "An engine of the target is ready. Clients reach it by their own route.",
     ConditionReason.ENGINES_NOT_READY: "No engine of the target is ready.",
     ConditionReason.TARGET_NOT_FOUND: "The target, or its kind, does not exist.",
@@ -165,19 +159,14 @@ REASON_MEANINGS: dict[ConditionReason, str] = {
     "`targets.resources` lists the kinds that it may scale.",
     ConditionReason.TARGET_NOT_SCALABLE: "The target has no `scale` subresource, or that names no pods.",
     ConditionReason.TARGET_TAKEN: "Another InferenceService sizes the target already.",
-    ConditionReason.REPLICAS_OWNED: "Something else sets the replica count of the target: the message names it. "
-    "Plimsoll yields, and only recommends.",
-    ConditionReason.DEMAND_UNKNOWN: "The load or the model of a tier is unknown, so its replica count is frozen. The "
-    "message says why.",
-    ConditionReason.DECISION_FAILED: "The scaling decision failed with an error, so the replica counts are frozen. "
-    "See the operator's log.",
+    ConditionReason.REPLICAS_OWNED: "Something else sets the replica count of the target, so Plimsoll only recommends.",
+    ConditionReason.DEMAND_UNKNOWN: "The load or the model of a tier is unknown, so its replica count is frozen.",
+    ConditionReason.DECISION_FAILED: "The scaling decision failed with an error, so the replica counts are frozen.",
     ConditionReason.NO_SLO: "`spec.slo` is not set, so nothing is sized: each tier keeps `minReplicas`. "
     "Reported where `maxReplicas` is larger.",
-    ConditionReason.PAUSED: "`spec.scaling.paused` is true: the status shows decisions, and the replica counts are "
-    "frozen.",
-    ConditionReason.RECOMMEND_ONLY: "`spec.scaling.mode` is Recommend: the status shows decisions, and the replica "
-    "counts are frozen.",
-    ConditionReason.SCALING_OFF: "`spec.scaling.mode` is Off: the replica counts are frozen.",
+    ConditionReason.PAUSED: "`spec.scaling.paused` is true, so the replica counts are frozen.",
+    ConditionReason.RECOMMEND_ONLY: "`spec.scaling.mode` is Recommend, so the replica counts are frozen.",
+    ConditionReason.SCALING_OFF: "`spec.scaling.mode` is Off, so the replica counts are frozen.",
     ConditionReason.AT_MAX_REPLICAS: "A tier needs more replicas than its `maxReplicas`.",
     ConditionReason.RATE_LIMITED: "`spec.scaling.scaleUp` or `scaleDown` limits the rate of a change.",
     ConditionReason.BUDGET_EXHAUSTED: "A tier needs more GPUs than the GPU budget grants.",
@@ -187,20 +176,17 @@ REASON_MEANINGS: dict[ConditionReason, str] = {
     "scales down.",
     ConditionReason.METRICS_MISSING: "No gateway reports request metrics, or no engine reports engine metrics. The "
     "replica count is frozen.",
-    ConditionReason.INFEASIBLE: "No number of replicas meets the SLO. The message has the nearest feasible targets.",
+    ConditionReason.INFEASIBLE: "No number of replicas meets the SLO.",
     ConditionReason.SLO_MET: "In the last minute, at least the SLO's share of the responses met all targets.",
     ConditionReason.SLO_VIOLATED: "In the last minute, too few responses met their targets, or inter-token latency "
     "exceeded its target.",
     ConditionReason.SLO_UNDETERMINED: "The measurements allow both that the SLO is met and that it is violated.",
-    ConditionReason.NOT_MEASURED: "The attainment cannot be computed yet. The message says what is not measured, and "
-    "why.",
+    ConditionReason.NOT_MEASURED: "The attainment cannot be computed yet.",
     ConditionReason.SHEDDING: "The arrival rate exceeds the SLO capacity of the ready engines. Gateways reject the "
     "excess requests.",
-    ConditionReason.GATEWAY_CONFIG_STALE: "A gateway is not using the current admission limits. The message says how "
-    "to fix it.",
+    ConditionReason.GATEWAY_CONFIG_STALE: "A gateway is not using the current admission limits.",
     ConditionReason.FALLBACK_UNUSABLE: "The fallback service does not exist, or falls back to this service.",
-    ConditionReason.OPERATOR_ERROR: "The operator failed with an error for the object in the message. Other objects "
-    "are not affected.",
+    ConditionReason.OPERATOR_ERROR: "The operator failed with an error for an object. Other objects are not affected.",
 }
 
 TIER_DEGRADED_TYPES = {

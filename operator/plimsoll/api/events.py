@@ -59,11 +59,9 @@ class EventReason(StrEnum):
 
 EVENT_MEANINGS: dict[EventReason, str] = {
     EventReason.READY: "The service is reachable through the gateway.",
-    EventReason.NOT_READY: "The service is no longer reachable through the gateway. The message says why.",
-    EventReason.SCALED_UP: "A tier's replica count increased. The message has the old and the new count, and the "
-    "reason.",
-    EventReason.SCALED_DOWN: "A tier's replica count decreased. The message has both counts, the reason and the "
-    "terminated pods.",
+    EventReason.NOT_READY: "The service is no longer reachable through the gateway.",
+    EventReason.SCALED_UP: "A tier's replica count increased.",
+    EventReason.SCALED_DOWN: "A tier's replica count decreased.",
     EventReason.SCALED_TO_ZERO: "A tier has no replica, because there are no requests for it.",
     EventReason.SCALED_FROM_ZERO: "A tier without replicas gets replicas, because requests are waiting.",
     EventReason.UNSCHEDULABLE: "A pod of a tier cannot be scheduled on any node.",
@@ -76,28 +74,26 @@ EVENT_MEANINGS: dict[EventReason, str] = {
     EventReason.APPLY_REJECTED: "The API server rejected an object of the service.",
     EventReason.OTHER_RELEASE: "Another release of Plimsoll holds the Lease of the service's namespace, so this one "
     "leaves the service alone.",
-    EventReason.MODEL_NAME_TAKEN: "Another service holds the model name. The message says which one, and since when.",
-    EventReason.MODEL_NAME_REJECTED: "The service's namespace may not claim the model name. The message says why.",
+    EventReason.MODEL_NAME_TAKEN: "Another service holds the model name.",
+    EventReason.MODEL_NAME_REJECTED: "The service's namespace may not claim the model name.",
     EventReason.MODEL_NAME_ACCEPTED: "The model name is free and belongs to this service.",
-    EventReason.ADAPTER_FAILED: "An engine cannot load a LoRA adapter. The message has the engine's words.",
+    EventReason.ADAPTER_FAILED: "An engine cannot load a LoRA adapter.",
     EventReason.ADAPTERS_LOADED: "No engine fails to load a LoRA adapter any more.",
-    EventReason.SCALING_LIMITED: "A tier needs more replicas than its limits allow. The message says why.",
-    EventReason.TARGET_UNUSABLE: "A target cannot be read or scaled. The message has the remedy.",
-    EventReason.REPLICAS_OWNED: "Something else sets the replica count of a target, so Plimsoll yields. The message "
-    "names it.",
+    EventReason.SCALING_LIMITED: "A tier needs more replicas than its limits allow.",
+    EventReason.TARGET_UNUSABLE: "A target cannot be read or scaled.",
+    EventReason.REPLICAS_OWNED: "Something else sets the replica count of a target, so Plimsoll yields.",
     EventReason.METRICS_LOST: "No gateway or no engine reports metrics of the service. Its replica counts are frozen.",
     EventReason.METRICS_RECOVERED: "Gateways and engines report metrics of the service again.",
-    EventReason.SLO_INFEASIBLE: "No number of replicas meets the SLO. The message has the nearest feasible targets.",
+    EventReason.SLO_INFEASIBLE: "No number of replicas meets the SLO.",
     EventReason.SHEDDING_STARTED: "Gateways reject requests, because the arrival rate exceeds the SLO capacity of "
     "the ready engines.",
-    EventReason.SHEDDING_STOPPED: "Gateways reject hardly a request any more. The message has the share.",
+    EventReason.SHEDDING_STOPPED: "Gateways reject hardly a request any more.",
     EventReason.TRANSFER_SLOW: "Transferring the KV cache takes longer than computing it locally.",
-    EventReason.DRAIN_TIMED_OUT: "A pod terminated before its requests finished. The message has the number of "
-    "aborted requests.",
-    EventReason.GATEWAY_CONFIG_STALE: "A gateway is not using the current admission limits. The message says why.",
+    EventReason.DRAIN_TIMED_OUT: "A pod terminated before its requests finished.",
+    EventReason.GATEWAY_CONFIG_STALE: "A gateway is not using the current admission limits.",
     EventReason.GATEWAY_CONFIG_SYNCED: "All gateways use the current admission limits again.",
     EventReason.FALLBACK_UNUSABLE: "The fallback service does not exist, or falls back to this service.",
-    EventReason.RECOVERED: "What an earlier Warning is about is over. The message says what holds now.",
+    EventReason.RECOVERED: "What an earlier Warning is about is over.",
 }
 
 NORMAL_REASONS = frozenset(

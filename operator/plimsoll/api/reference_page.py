@@ -28,6 +28,8 @@ _STATUS_FIELD: Final = re.compile(
     r"\.status\.([\w.]+(?:\[0\])?)"
 )  # a path of a column that the table of the status has
 _AS_IN_A_POD: Final = ("engine.env[]", "pod.tolerations[]", "pod.volumeMounts[]")  # their fields are Kubernetes' own
+_POD_FIELD: Final = f"{_TIER}.pod."
+_ENGINE_RULES: Final = ("the engine has no ", "may not have a flag that Plimsoll sets")  # how these begin
 _ROLE: Final = re.compile(rf"\.({'|'.join(ROLES)})$")
 
 _HEAD: Final = f"""# {labels.KIND}
@@ -52,11 +54,12 @@ def render() -> str:
         _table((path, node) for path, node in fields.items() if path.startswith("spec.")),
         "## Rules\n",
         "The API server rejects a manifest that breaks one of these rules. With an older CRD, the condition `Stalled` "
-        "names the rule. Paths other than `metadata.name` are below `spec`. Rules about the form of one value are not "
-        "listed: the rejection names the form and shows an example.\n",
+        "names the rule. Paths other than `metadata.name` are below `spec`. Not listed are rules about the form of one "
+        "value, about `pod`, about flags that Plimsoll sets, and about [what an engine "
+        "lacks](../tasks/other-engines.md#what-differs-from-vllm): the rejection says what is allowed.\n",
         "\n".join(_rules(fields)) + "\n",
         "## Status\n",
-        _table((path, node) for path, node in fields.items() if path.startswith("status.")),
+        _table(((path, node) for path, node in fields.items() if path.startswith("status.")), with_type=False),
         "## Columns\n",
         _columns(),
     ]
@@ -88,8 +91,11 @@ def _nested_fields(path: str, node: Schema) -> Iterator[tuple[str, Schema]]:
         yield from ((f"{path}[]{child_path.removeprefix(path)}", child) for child_path, child in _fields(path, items))
 
 
-def _table(rows: Iterator[tuple[str, Schema]]) -> str:
-    lines = ["| field | type, default | meaning |", "|---|---|---|"]
+def _table(rows: Iterator[tuple[str, Schema]], *, with_type: bool = True) -> str:
+    """Return the rows of the fields. with_type: with a column for type and default, which are for those who write."""
+    lines = (
+        ["| field | type, default | meaning |", "|---|---|---|"] if with_type else ["| field | meaning |", "|---|---|"]
+    )
     described: dict[tuple[str, str], str] = {}
     for path, node in sorted(
         rows, key=lambda row: _TIER in row[0]
@@ -104,7 +110,8 @@ def _table(rows: Iterator[tuple[str, Schema]]) -> str:
             description = description if first == field_path else f"As `{first}`."
         if f"{field_path}[]".endswith(_AS_IN_A_POD):
             description += " Fields as in a pod."
-        lines.append(f"| `{field_path}` | {_type(node)}{default} | {description} |")
+        type_cell = f" {_type(node)}{default} |" if with_type else ""
+        lines.append(f"| `{field_path}` |{type_cell} {description} |")
     return "\n".join(lines) + "\n"
 
 
@@ -131,13 +138,15 @@ def _range(node: Schema) -> str:
 def _rules(fields: dict[str, Schema]) -> Iterator[str]:
     """Yield one line for each rule with the fields that it refers to; rules of the tiers only once.
 
-    Rules about the form of one value are left out. They begin with `must`, and the value has no fields or items.
+    Left out are rules about the form of one value, which begin with `must`, and whose value has no fields or items;
+    about pods, which are Kubernetes' own; and about flags and features of single engines, which task pages have.
     """
     field_paths: dict[str, dict[str, None]] = {}
     for path, node in fields.items():
         is_scalar = node.get("type") not in ("object", "array")
         for field_path, entry in _validations(path, node):
-            if not (entry["message"].startswith("must ") and is_scalar):
+            is_form = entry["message"].startswith("must ") and is_scalar
+            if not (is_form or _POD_FIELD in field_path or entry["message"].startswith(_ENGINE_RULES)):
                 field_paths.setdefault(entry["message"], {})[f"`{field_path.removeprefix('spec.')}`"] = None
     for message, paths in field_paths.items():
         yield f"- {', '.join(paths)}: {message}"

@@ -15,27 +15,26 @@ _LATENCY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5
 
 GATEWAY_ARRIVED = Counter(
     "plimsoll_gateway_requests_arrived",
-    "Completion requests for a known model, by whether the client retries a rejected one (attempt: first, retry).",
+    "Completion requests for a known model (attempt: first, or retry of a rejected one).",
     ["service", "attempt"],
     registry=GATEWAY,
 )
 GATEWAY_DEMAND = Counter(
     "plimsoll_gateway_demand_requests",
-    "First attempts that count as demand, which sizes the fleet: without those that no capacity would serve (over a"
-    " quota, too large, rejected by the engine itself).",
+    "First attempts that count as demand: without those over a quota, too large, or rejected by the engine itself.",
     ["service"],
     registry=GATEWAY,
 )
 GATEWAY_COMPLETED = Counter(
     "plimsoll_gateway_requests_completed",
-    "Requests sent to an engine that have ended, by outcome (outcome: succeeded, failed, cancelled, deadline_exceeded,"
+    "Requests sent to an engine that have ended (outcome: succeeded, failed, cancelled, deadline_exceeded,"
     " idle_timeout).",
     ["service", "outcome"],
     registry=GATEWAY,
 )
 GATEWAY_REJECTED = Counter(
     "plimsoll_gateway_requests_rejected",
-    "Requests that the gateway rejected, by reason; `service` is empty if the request named no known model.",
+    "Requests that the gateway rejected; `service` is empty if the request named no known model.",
     ["service", "reason"],
     registry=GATEWAY,
 )
@@ -99,30 +98,29 @@ GATEWAY_ENDPOINTS = Gauge(
 )
 GATEWAY_FAILED_OPEN = Counter(
     "plimsoll_gateway_failed_open",
-    "Requests that Envoy routed without a decision of the picker, because the picker did not answer.",
+    "Requests that Envoy routed without an answer of the picker.",
     registry=GATEWAY,
 )
 GATEWAY_LIMIT_REACHED = Counter(
     "plimsoll_gateway_limit_reached",
     "What Envoy refused or ended at a limit (limit: body_bytes, connections, first_byte_time, headers_time, body_time,"
-    " heap_requests, heap_connections, heap_streams). Bodies that the picker refused are rejected requests with the"
-    " reason gateway_full.",
+    " heap_requests, heap_connections, heap_streams).",
     ["limit"],
     registry=GATEWAY,
 )
 GATEWAY_HEAP = Gauge(
     "plimsoll_gateway_heap_ratio",
-    "Envoy's heap as a share of its limit, which is 85 % of the container's memory limit.",
+    "Envoy's heap as a share of its limit.",
     registry=GATEWAY,
 )
 GATEWAY_BODY_BYTES = Gauge(
     "plimsoll_gateway_body_bytes",
-    "Bytes of the request bodies that Envoy holds or is about to read; each takes up to three times its size.",
+    "Bytes of the request bodies that Envoy holds or is about to read.",
     registry=GATEWAY,
 )
 GATEWAY_BODY_BYTES_LIMIT = Gauge(
     "plimsoll_gateway_body_bytes_limit",
-    "Limit of plimsoll_gateway_body_bytes, an eighth of the memory limit of Envoy's container.",
+    "Limit of plimsoll_gateway_body_bytes.",
     registry=GATEWAY,
 )
 GATEWAY_CONNECTIONS = Gauge(
@@ -132,17 +130,17 @@ GATEWAY_CONNECTIONS = Gauge(
 )
 GATEWAY_CONNECTIONS_LIMIT = Gauge(
     "plimsoll_gateway_connections_limit",
-    "Limit of plimsoll_gateway_connections, one for each 256 KiB of the memory limit of Envoy's container.",
+    "Limit of plimsoll_gateway_connections.",
     registry=GATEWAY,
 )
 GATEWAY_BAD_RECORDS = Counter(
     "plimsoll_gateway_bad_log_records",
-    "Lines of Envoy's access log that could not be parsed; a restart may truncate one.",
+    "Lines of Envoy's access log that could not be parsed.",
     registry=GATEWAY,
 )
 GATEWAY_ACCESS_LINES_DROPPED = Counter(
     "plimsoll_gateway_access_log_lines_dropped",
-    "Lines of the gateway's access log that were not written, because standard output is read too slowly.",
+    "Lines of the access log that were dropped, because standard output is read too slowly.",
     registry=GATEWAY,
 )
 GATEWAY_TRACE_EXPORTS_FAILED = Counter(
@@ -158,17 +156,17 @@ GATEWAY_API_KEYS = Gauge(
 )
 GATEWAY_JWKS_FAILURES = Counter(
     "plimsoll_gateway_jwks_fetch_failures",
-    "Fetches of the keys of JWT issuers that failed. The keys that are known stay valid.",
+    "Fetches of the keys of JWT issuers that failed.",
     registry=GATEWAY,
 )
 GATEWAY_CERTIFICATE_EXPIRY = Gauge(
     "plimsoll_gateway_certificate_expiry_seconds",
-    "Time at which the certificate of the gateway expires, seconds since the epoch; 0 without a certificate.",
+    "Time at which the gateway's certificate expires, seconds since the epoch; 0 without one.",
     registry=GATEWAY,
 )
 GATEWAY_CERTIFICATE_INVALID = Gauge(
     "plimsoll_gateway_certificate_invalid",
-    "1 while the Secret of gateway.tls.secretName has a certificate or key that cannot be used, else 0.",
+    "1 while the certificate or key of gateway.tls.secretName cannot be used, else 0.",
     registry=GATEWAY,
 )
 GATEWAY_KEY_REQUESTS = Counter(
@@ -179,7 +177,7 @@ GATEWAY_KEY_REQUESTS = Counter(
 )
 GATEWAY_ADAPTER_REQUESTS = Counter(
     "plimsoll_gateway_adapter_requests",
-    "Requests that were sent to an engine for a LoRA adapter of the spec, by adapter.",
+    "Requests that were sent to an engine for a LoRA adapter.",
     ["service", "adapter"],
     registry=GATEWAY,
 )
@@ -206,13 +204,13 @@ GATEWAY_PICK_SECONDS = Counter(
 )
 GATEWAY_OWNER_ANSWERS = Counter(
     "plimsoll_gateway_owner_answers",
-    "Requests that the gateway that owns their service decided about, for this gateway.",
+    "Requests of this gateway that the owner of their service decided about.",
     registry=GATEWAY,
 )
 GATEWAY_OWNER_FALLBACKS = Counter(
     "plimsoll_gateway_owner_fallbacks",
-    "Requests that this gateway decided about with an equal share, because the gateway that owns their service or API"
-    " key did not (reason: disconnected, timeout, busy, refused).",
+    "Requests that this gateway decided about, because the owner of their service or API key did not (reason:"
+    " disconnected, timeout, busy, refused).",
     ["reason"],
     registry=GATEWAY,
 )
@@ -289,13 +287,12 @@ OPERATOR_LEADING = Gauge(
 )
 OPERATOR_FOREIGN_NAMESPACES = Gauge(
     "plimsoll_operator_foreign_namespaces",
-    "Namespaces with services that another release of Plimsoll manages. This release leaves them alone.",
+    "Namespaces with services that another release of Plimsoll manages.",
     registry=OPERATOR,
 )
 OPERATOR_ADMISSION_REVIEWS = Counter(
     "plimsoll_operator_admission_reviews",
-    "Changes of InferenceServices that the admission webhook reviewed (result: allowed, warned, refused, failed); a"
-    " failed review lets the change through.",
+    "Changes of InferenceServices that the webhook reviewed (result: allowed, warned, refused, failed, which allows).",
     ["result"],
     registry=OPERATOR,
 )
@@ -308,12 +305,12 @@ OPERATOR_KEDA_ANSWERS = Counter(
 )
 OPERATOR_WEBHOOK_CERTIFICATE_EXPIRY = Gauge(
     "plimsoll_operator_webhook_certificate_expiry_seconds",
-    "Time at which the admission webhook's certificate expires, seconds since the epoch; 0 without a certificate.",
+    "Time at which the webhook's certificate expires, seconds since the epoch; 0 without one.",
     registry=OPERATOR,
 )
 OPERATOR_RECONCILES = Counter(
     "plimsoll_operator_reconciles",
-    "Reconciles of a service, by outcome (outcome: done, retry, unexpected).",
+    "Reconciles of a service (outcome: done, retry, unexpected).",
     ["outcome"],
     registry=OPERATOR,
 )
@@ -337,7 +334,7 @@ OPERATOR_INTERNAL_ERRORS = Counter(
 )
 OPERATOR_WRITES = Counter(
     "plimsoll_operator_writes",
-    "Writes to the API server by verb (verb: PATCH, POST, PUT, DELETE), without lease renewals.",
+    "Writes to the API server (verb: PATCH, POST, PUT, DELETE), without lease renewals.",
     ["verb"],
     registry=OPERATOR,
 )
@@ -363,7 +360,7 @@ OPERATOR_DRAINS_TIMED_OUT = Counter(
 )
 OPERATOR_REQUESTS_ABORTED = Counter(
     "plimsoll_operator_requests_aborted",
-    "Requests aborted because the pod's drain timed out, from its termination message.",
+    "Requests aborted because the pod's drain timed out.",
     _TIER_LABELS,
     registry=OPERATOR,
 )
@@ -420,7 +417,7 @@ AUTOSCALER_READY = Gauge(
 )
 AUTOSCALER_OVERDUE = Gauge(
     "plimsoll_autoscaler_overdue_replicas",
-    "Replicas of a tier whose start-up takes longer than earlier ones explain; they do not count as capacity.",
+    "Replicas of a tier whose start-up takes longer than earlier ones explain.",
     _TIER_LABELS,
     registry=OPERATOR,
 )
@@ -456,8 +453,7 @@ SLO_E2E_TARGET = Gauge(
 )
 SLO_E2E_MEASURED = Gauge(
     "plimsoll_slo_e2e_measured_seconds",
-    "End-to-end latency of the last minute's responses at the SLO's percentile, measured at the gateway; no series "
-    "without a target.",
+    "End-to-end latency of the last minute's responses at the SLO's percentile; no series without a target.",
     ["service"],
     registry=OPERATOR,
 )
@@ -469,15 +465,13 @@ SLO_ITL_TARGET = Gauge(
 )
 SLO_ITL_MEASURED = Gauge(
     "plimsoll_slo_itl_measured_seconds",
-    "99th percentile of the last minute's inter-token latency, from the engines' histograms; no series without a "
-    "target or a measurement.",
+    "99th percentile of the last minute's inter-token latency; no series without a target or a measurement.",
     ["service"],
     registry=OPERATOR,
 )
 SLO_TARGET_ATTAINMENT = Gauge(
     "plimsoll_slo_target_attainment_ratio",
-    "Share of the last minute's responses that met one target (target: ttft, tpot, e2e); no series without the target "
-    "or a measurement.",
+    "Share of the last minute's responses that met one target (target: ttft, tpot, e2e); no series without it.",
     ["service", "target"],
     registry=OPERATOR,
 )
