@@ -28,6 +28,11 @@ _MAX_TOKENS = (1 << 32) - 1
 _DESCRIPTOR = {"key": "body", "value": "unreserved"}
 
 
+def duration(value: float) -> str:
+    """Returns seconds in the JSON format of a protobuf duration."""
+    return f"{value:.3f}s"
+
+
 def rate_filter() -> Json:
     return {"name": RATE_FILTER, "typed_config": _rate_limit({})}
 
