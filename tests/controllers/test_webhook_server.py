@@ -30,7 +30,7 @@ from plimsoll.controllers.webhook.service_index import ServiceIndex, essentials
 from plimsoll.controllers.webhook.verdict import Verdict
 from plimsoll.core.routing.model_names import read_claim
 from plimsoll.resources.platform_config import WebhookSettings
-from plimsoll.telemetry import metrics
+from plimsoll.telemetry import operator_metrics
 from tests import builders
 from tests.apiserver import free_port
 from tests.certificates import make_certificate
@@ -52,7 +52,7 @@ def review(obj: Object | None = None, **request: Any) -> Object:
 
 
 def counts() -> dict[str, float]:
-    samples = next(iter(metrics.OPERATOR_ADMISSION_REVIEWS.collect())).samples
+    samples = next(iter(operator_metrics.OPERATOR_ADMISSION_REVIEWS.collect())).samples
     return {one.labels["result"]: one.value for one in samples if one.name.endswith("_total")}
 
 
@@ -257,7 +257,7 @@ async def test_expiry_metric_is_of_the_loaded_certificate(tmp_path: Path) -> Non
     assert not await files.load()
     pem = make_certificate(tmp_path, days=30)
     assert await files.load()
-    exported = metrics.OPERATOR_WEBHOOK_CERTIFICATE_EXPIRY._value.get()
+    exported = operator_metrics.OPERATOR_WEBHOOK_CERTIFICATE_EXPIRY._value.get()
     assert exported == ssl.cert_time_to_seconds(end_date(pem))
 
 

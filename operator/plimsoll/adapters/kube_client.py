@@ -33,7 +33,7 @@ from plimsoll.core.errors import (
     ObjectRejected,
     cause_of,
 )
-from plimsoll.telemetry import metrics
+from plimsoll.telemetry import operator_metrics
 from plimsoll.telemetry.service_log import ServiceLog
 
 Object = dict[str, Any]
@@ -336,7 +336,7 @@ class KubeClient:
         if method != "GET":
             if not self.may_write():
                 raise LeaseLost("this process no longer holds the lease")
-            metrics.OPERATOR_WRITES.labels(method).inc()
+            operator_metrics.OPERATOR_WRITES.labels(method).inc()
         response = await self._send(method, path, query, body, content_type)
         try:
             result: Object = json.loads(await response.read())

@@ -20,7 +20,7 @@ from typing import Any, Final
 from plimsoll.adapters.kube_client import LEASES, KubeClient
 from plimsoll.api import labels
 from plimsoll.core.errors import ClusterError, Conflict, Forbidden, NotFound, ObjectRejected
-from plimsoll.telemetry import metrics
+from plimsoll.telemetry import operator_metrics
 from plimsoll.telemetry.service_log import ServiceLog
 
 Object = dict[str, Any]
@@ -192,4 +192,4 @@ class NamespaceLeases:
             self._on_foreign(namespace)
 
     def _export(self) -> None:
-        metrics.OPERATOR_FOREIGN_NAMESPACES.set(sum(bool(known.foreign) for known in self._known.values()))
+        operator_metrics.OPERATOR_FOREIGN_NAMESPACES.set(sum(bool(known.foreign) for known in self._known.values()))

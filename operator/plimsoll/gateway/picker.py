@@ -42,7 +42,7 @@ from plimsoll.gateway.request_parser import ParsedRequest, parse_body
 from plimsoll.gateway.request_stats import RequestStats
 from plimsoll.gateway.retry_identity import OWN_SEED, body_digest, claims_retry
 from plimsoll.gateway.service_catalog import EMPTY_CATALOG, ServiceCatalog, ServiceEntry
-from plimsoll.telemetry import metrics
+from plimsoll.telemetry import gateway_metrics
 
 log = logging.getLogger(__name__)
 
@@ -100,11 +100,11 @@ class Picker:
         self._release(list(self.admission.services), now)
         known = {(key, one.name) for key, service in catalog.services.items() for one in service.adapters.values()}
         for gone in self._counted_adapters - known:
-            metrics.GATEWAY_ADAPTER_REQUESTS.remove(*gone)
+            gateway_metrics.GATEWAY_ADAPTER_REQUESTS.remove(*gone)
         self._counted_adapters &= known
         for removed in self.stats_by_service.keys() - catalog.services.keys() - {""}:
             del self.stats_by_service[removed]
-            metrics.remove_gateway_series(removed)
+            gateway_metrics.remove_gateway_series(removed)
 
     def stats(self, service: str) -> RequestStats:
         service_stats = self.stats_by_service.get(service)
@@ -355,7 +355,7 @@ class Picker:
         stats = self.stats(service.key)
         if ctx.adapter is not None:
             self._counted_adapters.add((service.key, ctx.adapter.name))
-            metrics.GATEWAY_ADAPTER_REQUESTS.labels(service.key, ctx.adapter.name).inc()
+            gateway_metrics.GATEWAY_ADAPTER_REQUESTS.labels(service.key, ctx.adapter.name).inc()
         if ctx.is_fallback:
             self.stats(ctx.service).record_outcome(AdmissionOutcome.DOWNGRADED)
             stats.record_arrival(self._demand_tokens(ctx, service.key), retry=ctx.is_retry, demand=True)

@@ -13,7 +13,7 @@ from plimsoll.adapters.kube_client import received
 from plimsoll.adapters.normalize import value_at
 from plimsoll.api import labels
 from plimsoll.controllers.webhook.verdict import Verdict
-from plimsoll.telemetry import metrics
+from plimsoll.telemetry import operator_metrics
 from plimsoll.telemetry.service_log import ServiceLog
 
 Object = dict[str, Any]
@@ -42,12 +42,12 @@ def answer(review: object, judge: Judge) -> Object:
         found = _judge(request, judge)
     except Exception:
         log.exception((namespace, name), "unexpected error in the admission webhook; the change is let through")
-        metrics.OPERATOR_ADMISSION_REVIEWS.labels("failed").inc()
+        operator_metrics.OPERATOR_ADMISSION_REVIEWS.labels("failed").inc()
         found = None
     response: Object = {"uid": uid, "allowed": True}
     if found is not None:
         response |= _outcome(found)
-        metrics.OPERATOR_ADMISSION_REVIEWS.labels(_result(found)).inc()
+        operator_metrics.OPERATOR_ADMISSION_REVIEWS.labels(_result(found)).inc()
         if found.errors:
             log.info((namespace, name), "change refused by the admission webhook", errors="; ".join(found.errors))
     return {"apiVersion": API_VERSION, "kind": KIND, "response": response}

@@ -24,7 +24,7 @@ from plimsoll.controllers.webhook.review import Judge, MalformedReview, answer
 from plimsoll.controllers.webhook.service_index import ServiceIndex
 from plimsoll.controllers.webhook.verdict import Verdict, verdict
 from plimsoll.resources.platform_config import WebhookSettings
-from plimsoll.telemetry import metrics
+from plimsoll.telemetry import operator_metrics
 from plimsoll.telemetry.service_log import ServiceLog
 
 Object = dict[str, Any]
@@ -107,6 +107,6 @@ def build_app(judge: Judge, limits: ServerLimits) -> web.Application:
 
 def _failed(status: HTTPStatus, message: str) -> web.Response:
     """A request without an answer, which the API server takes for one that was let through."""
-    metrics.OPERATOR_ADMISSION_REVIEWS.labels("failed").inc()
+    operator_metrics.OPERATOR_ADMISSION_REVIEWS.labels("failed").inc()
     log.warning(None, "admission review without an answer", status=status.value, error=message)
     return web.json_response({"message": message}, status=status)

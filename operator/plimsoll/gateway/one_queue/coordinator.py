@@ -32,7 +32,7 @@ from plimsoll.gateway.request_context import RequestContext
 from plimsoll.gateway.retry_identity import shared_seed
 from plimsoll.gateway.service_catalog import EMPTY_CATALOG, ServiceCatalog, ServiceEntry
 from plimsoll.gateway.settings import PickerSettings
-from plimsoll.telemetry import metrics
+from plimsoll.telemetry import gateway_metrics
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ class OneQueue:
                     self._on_link_ready,
                 )
                 self._tasks[name] = asyncio.create_task(link.run())
-        metrics.GATEWAY_PEERS.set(len(self._links))
+        gateway_metrics.GATEWAY_PEERS.set(len(self._links))
         if self._ownership.set_candidates(ready):
             self._on_owners_changed(now)
         self._server.keep_gateways({*existing, *ready})
@@ -131,8 +131,8 @@ class OneQueue:
         owned = sum(
             self._ownership.owner_of(key) == own for key, service in self._catalog.services.items() if service.policy
         )
-        metrics.GATEWAY_OWNED_SERVICES.set(owned)
-        metrics.GATEWAY_PEERS_CONNECTED.set(sum(link.is_ready for link in self._links.values()))
+        gateway_metrics.GATEWAY_OWNED_SERVICES.set(owned)
+        gateway_metrics.GATEWAY_PEERS_CONNECTED.set(sum(link.is_ready for link in self._links.values()))
 
     def _on_owners_changed(self, now: float) -> None:
         """Hand over what belongs to other owners now: queued requests, and the knowledge of running ones.
@@ -286,7 +286,7 @@ class OneQueue:
     def _follow(self, pending: _PendingQuestion, link: OwnerLink, answer: messages.Answer, now: float) -> None:
         """Reply as the owner decided, and count the request if it is sent."""
         picker, ctx, running = self._picker, pending.ctx, answer.running
-        metrics.GATEWAY_OWNER_ANSWERS.inc()
+        gateway_metrics.GATEWAY_OWNER_ANSWERS.inc()
         ctx.is_retry, ctx.target_service = answer.is_retry, answer.service
         if running is not None:
             service = self._catalog.services.get(running.service)
@@ -329,7 +329,7 @@ class OneQueue:
             pending.reply.set_result(self._picker.attributes.tag(pending.ctx, reply, now))
 
     def _count_fallback(self, link: OwnerLink, reason: FallbackReason) -> None:
-        metrics.GATEWAY_OWNER_FALLBACKS.labels(reason.value).inc()
+        gateway_metrics.GATEWAY_OWNER_FALLBACKS.labels(reason.value).inc()
         now = time.monotonic()
         if now - self._logged_s.get(link.name, -LOG_SECONDS) >= LOG_SECONDS:
             self._logged_s[link.name] = now

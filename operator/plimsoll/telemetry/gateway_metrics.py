@@ -1,0 +1,265 @@
+"""Every metric of the gateway, with its unit and labels.
+
+Label values are bounded: `service` is NAMESPACE/NAME of an existing InferenceService, the others are closed sets.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+GATEWAY = CollectorRegistry()
+
+_LATENCY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2.5, 5, 10, 30, 60, 120, 300, 600)
+
+GATEWAY_ARRIVED = Counter(
+    "plimsoll_gateway_requests_arrived",
+    "Completion requests for a known model, by whether the client retries a rejected one (attempt: first, retry).",
+    ["service", "attempt"],
+    registry=GATEWAY,
+)
+GATEWAY_DEMAND = Counter(
+    "plimsoll_gateway_demand_requests",
+    "First attempts that count as demand, which sizes the fleet: without those that no capacity would serve (over a"
+    " quota, too large, rejected by the engine itself).",
+    ["service"],
+    registry=GATEWAY,
+)
+GATEWAY_COMPLETED = Counter(
+    "plimsoll_gateway_requests_completed",
+    "Requests sent to an engine that have ended, by outcome (outcome: succeeded, failed, cancelled, deadline_exceeded,"
+    " idle_timeout).",
+    ["service", "outcome"],
+    registry=GATEWAY,
+)
+GATEWAY_REJECTED = Counter(
+    "plimsoll_gateway_requests_rejected",
+    "Requests that the gateway rejected, by reason; `service` is empty if the request named no known model.",
+    ["service", "reason"],
+    registry=GATEWAY,
+)
+GATEWAY_ADMISSION_DECISIONS = Counter(
+    "plimsoll_gateway_admission_decisions",
+    "Admission decisions (outcome: Admitted, Queued, Downgraded, ShedSaturated, ShedStarting, ShedQuota,"
+    " ShedDeadline, ShedNoCapacity, ClientGone); a queued request has a second decision later.",
+    ["service", "outcome"],
+    registry=GATEWAY,
+)
+GATEWAY_QUEUED = Gauge(
+    "plimsoll_gateway_queued_requests",
+    "Requests queued at the gateway until an engine has capacity or becomes ready.",
+    ["service"],
+    registry=GATEWAY,
+)
+GATEWAY_STEP_TIME_RATIO = Gauge(
+    "plimsoll_gateway_step_time_ratio",
+    "Step time of the slowest engine over the step time that the engine model predicts.",
+    ["service"],
+    registry=GATEWAY,
+)
+GATEWAY_TTFT_RESIDUAL = Gauge(
+    "plimsoll_gateway_ttft_residual_seconds",
+    "Largest measured TTFT in excess of the engine model's prediction: time in engine front ends, hosts and the"
+    " network.",
+    ["service"],
+    registry=GATEWAY,
+)
+GATEWAY_PREFILLS = Counter(
+    "plimsoll_gateway_prefills",
+    "Requests to a decode tier, by where their prompt is computed (where: remote, local).",
+    ["service", "where"],
+    registry=GATEWAY,
+)
+GATEWAY_TTFT = Histogram(
+    "plimsoll_gateway_time_to_first_byte_seconds",
+    "Time from a request's first byte to the first byte of the engine's response body, without errors.",
+    ["service"],
+    buckets=_LATENCY_BUCKETS_S,
+    registry=GATEWAY,
+)
+GATEWAY_DURATION = Histogram(
+    "plimsoll_gateway_request_seconds",
+    "Time from a request's first byte to the last byte of its response.",
+    ["service"],
+    buckets=_LATENCY_BUCKETS_S,
+    registry=GATEWAY,
+)
+GATEWAY_INFLIGHT = Gauge(
+    "plimsoll_gateway_inflight_requests",
+    "Requests in flight at the endpoints of a role, as counted by the picker.",
+    ["service", "role"],
+    registry=GATEWAY,
+)
+GATEWAY_ENDPOINTS = Gauge(
+    "plimsoll_gateway_endpoints",
+    "Engine pods by role and state (state: usable, waiting).",
+    ["service", "role", "state"],
+    registry=GATEWAY,
+)
+GATEWAY_FAILED_OPEN = Counter(
+    "plimsoll_gateway_failed_open",
+    "Requests that Envoy routed without a decision of the picker, because the picker did not answer.",
+    registry=GATEWAY,
+)
+GATEWAY_LIMIT_REACHED = Counter(
+    "plimsoll_gateway_limit_reached",
+    "What Envoy refused or ended at a limit (limit: body_bytes, connections, first_byte_time, headers_time, body_time,"
+    " heap_requests, heap_connections, heap_streams). Bodies that the picker refused are rejected requests with the"
+    " reason gateway_full.",
+    ["limit"],
+    registry=GATEWAY,
+)
+GATEWAY_HEAP = Gauge(
+    "plimsoll_gateway_heap_ratio",
+    "Envoy's heap as a share of its limit, which is 85 % of the container's memory limit.",
+    registry=GATEWAY,
+)
+GATEWAY_BODY_BYTES = Gauge(
+    "plimsoll_gateway_body_bytes",
+    "Bytes of the request bodies that Envoy holds or is about to read; each takes up to three times its size.",
+    registry=GATEWAY,
+)
+GATEWAY_BODY_BYTES_LIMIT = Gauge(
+    "plimsoll_gateway_body_bytes_limit",
+    "Limit of plimsoll_gateway_body_bytes, an eighth of the memory limit of Envoy's container.",
+    registry=GATEWAY,
+)
+GATEWAY_CONNECTIONS = Gauge(
+    "plimsoll_gateway_connections",
+    "Open connections of clients.",
+    registry=GATEWAY,
+)
+GATEWAY_CONNECTIONS_LIMIT = Gauge(
+    "plimsoll_gateway_connections_limit",
+    "Limit of plimsoll_gateway_connections, one for each 256 KiB of the memory limit of Envoy's container.",
+    registry=GATEWAY,
+)
+GATEWAY_BAD_RECORDS = Counter(
+    "plimsoll_gateway_bad_log_records",
+    "Lines of Envoy's access log that could not be parsed; a restart may truncate one.",
+    registry=GATEWAY,
+)
+GATEWAY_ACCESS_LINES_DROPPED = Counter(
+    "plimsoll_gateway_access_log_lines_dropped",
+    "Lines of the gateway's access log that were not written, because standard output is read too slowly.",
+    registry=GATEWAY,
+)
+GATEWAY_TRACE_EXPORTS_FAILED = Counter(
+    "plimsoll_gateway_trace_exports_failed",
+    "Batches of spans that Envoy lost, because the collector did not take them.",
+    registry=GATEWAY,
+)
+GATEWAY_API_KEYS = Gauge(
+    "plimsoll_gateway_api_keys",
+    "Secrets labelled as API keys: accepted, invalid (the picker's log says why), or excess (beyond 10,000 keys).",
+    ["state"],
+    registry=GATEWAY,
+)
+GATEWAY_JWKS_FAILURES = Counter(
+    "plimsoll_gateway_jwks_fetch_failures",
+    "Fetches of the keys of JWT issuers that failed. The keys that are known stay valid.",
+    registry=GATEWAY,
+)
+GATEWAY_CERTIFICATE_EXPIRY = Gauge(
+    "plimsoll_gateway_certificate_expiry_seconds",
+    "Time at which the certificate of the gateway expires, seconds since the epoch; 0 without a certificate.",
+    registry=GATEWAY,
+)
+GATEWAY_CERTIFICATE_INVALID = Gauge(
+    "plimsoll_gateway_certificate_invalid",
+    "1 while the Secret of gateway.tls.secretName has a certificate or key that cannot be used, else 0.",
+    registry=GATEWAY,
+)
+GATEWAY_KEY_REQUESTS = Counter(
+    "plimsoll_gateway_api_key_requests",
+    "Requests with a valid API key, by key: the first 200 that are used by name, all others as `other keys`.",
+    ["key"],
+    registry=GATEWAY,
+)
+GATEWAY_ADAPTER_REQUESTS = Counter(
+    "plimsoll_gateway_adapter_requests",
+    "Requests that were sent to an engine for a LoRA adapter of the spec, by adapter.",
+    ["service", "adapter"],
+    registry=GATEWAY,
+)
+GATEWAY_UNREADABLE = Counter(
+    "plimsoll_gateway_unreadable_objects",
+    "Objects of the API server that were ignored because they could not be parsed (kind: InferenceService, Pod).",
+    ["kind"],
+    registry=GATEWAY,
+)
+GATEWAY_RESOURCES_ENCODED = Counter(
+    "plimsoll_gateway_config_resources_encoded",
+    "Cluster and endpoint resources that changed and were encoded for Envoy.",
+    registry=GATEWAY,
+)
+GATEWAY_CONFIG_REJECTED = Counter(
+    "plimsoll_gateway_config_rejected",
+    "Configuration updates that Envoy did not accept in full; its log and the picker's have the reason.",
+    registry=GATEWAY,
+)
+GATEWAY_PICK_SECONDS = Counter(
+    "plimsoll_gateway_pick_seconds",
+    "Total time spent on endpoint picks; divided by requests it is the time per pick.",
+    registry=GATEWAY,
+)
+GATEWAY_OWNER_ANSWERS = Counter(
+    "plimsoll_gateway_owner_answers",
+    "Requests that the gateway that owns their service decided about, for this gateway.",
+    registry=GATEWAY,
+)
+GATEWAY_OWNER_FALLBACKS = Counter(
+    "plimsoll_gateway_owner_fallbacks",
+    "Requests that this gateway decided about with an equal share, because the gateway that owns their service or API"
+    " key did not (reason: disconnected, timeout, busy, refused).",
+    ["reason"],
+    registry=GATEWAY,
+)
+GATEWAY_OWNED_SERVICES = Gauge(
+    "plimsoll_gateway_owned_services",
+    "Services with an SLO that this gateway decides about, for all gateways.",
+    registry=GATEWAY,
+)
+GATEWAY_PEERS = Gauge(
+    "plimsoll_gateway_peers",
+    "Other gateways that are ready.",
+    registry=GATEWAY,
+)
+GATEWAY_PEERS_CONNECTED = Gauge(
+    "plimsoll_gateway_peers_connected",
+    "Other gateways that this one can ask.",
+    registry=GATEWAY,
+)
+GATEWAY_LOOP_LAG = Gauge(
+    "plimsoll_gateway_loop_lag_seconds",
+    "Delay of the last timer in the picker's event loop.",
+    registry=GATEWAY,
+)
+
+_GATEWAY_SERVICE_METRICS = (
+    GATEWAY_ARRIVED,
+    GATEWAY_DEMAND,
+    GATEWAY_COMPLETED,
+    GATEWAY_REJECTED,
+    GATEWAY_ADMISSION_DECISIONS,
+    GATEWAY_QUEUED,
+    GATEWAY_STEP_TIME_RATIO,
+    GATEWAY_TTFT_RESIDUAL,
+    GATEWAY_PREFILLS,
+    GATEWAY_TTFT,
+    GATEWAY_DURATION,
+    GATEWAY_INFLIGHT,
+    GATEWAY_ENDPOINTS,
+    GATEWAY_ADAPTER_REQUESTS,
+)
+
+
+def remove_gateway_series(service: str) -> None:
+    """Remove every series of a deleted service."""
+    for metric in _GATEWAY_SERVICE_METRICS:
+        metric.remove_by_labels({"service": service})
+
+
+for _kind in ("InferenceService", "Pod"):
+    GATEWAY_UNREADABLE.labels(_kind)
+for _state in ("accepted", "invalid", "excess"):
+    GATEWAY_API_KEYS.labels(_state)
