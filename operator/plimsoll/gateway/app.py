@@ -226,7 +226,7 @@ class GatewayProcess:
         gateway_metrics.GATEWAY_BAD_RECORDS.inc(invalid_lines)
         if self._access_lines is not None:
             gateway_metrics.GATEWAY_ACCESS_LINES_DROPPED.inc(self._access_lines.take_dropped())
-        gateway_metrics.GATEWAY_BODY_BYTES.set(self._bodies.held_bytes)
+        gateway_metrics.GATEWAY_BODY_BYTES.set(self._bodies.reserved_bytes)
         if self._one_queue is not None:
             self._one_queue.update_metrics()
 

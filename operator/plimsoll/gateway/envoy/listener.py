@@ -210,7 +210,7 @@ def _health() -> Json:
 def _reserve_filter(settings: PickerSettings) -> Json:
     """Ask the picker for room before a large body is read."""
     headers = ("x-plimsoll-request-id", BODY_BYTES_HEADER, *_identity_headers(settings))
-    more = {"stat_prefix": "reserve", **_when_away(settings)}
+    more = {"stat_prefix": "reserve", **_failure_mode(settings)}
     return _ext_authz_filter(RESERVE_FILTER, RESERVE_PREFIX, RESERVE_SECONDS, headers, more)
 
 
@@ -218,7 +218,7 @@ def _check_filter(settings: PickerSettings) -> Json:
     """Ask the picker about the request, with its body."""
     headers = (*CHECK_HEADERS, *_identity_headers(settings))
     body = {
-        **_when_away(settings),
+        **_failure_mode(settings),
         "clear_route_cache": True,
         "with_request_body": {"max_request_bytes": settings.max_body_bytes, "pack_as_bytes": True},
     }
@@ -234,7 +234,7 @@ def _identity_headers(settings: PickerSettings) -> tuple[str, ...]:
     return (*credentials, *payload, *trusted)
 
 
-def _when_away(settings: PickerSettings) -> Json:
+def _failure_mode(settings: PickerSettings) -> Json:
     """Returns what happens while the picker does not answer: only it can check the credentials that are required."""
     if settings.requires_credentials:
         return {"failure_mode_allow": False, "status_on_error": {"code": "ServiceUnavailable"}}

@@ -47,7 +47,7 @@ class PeerConnection(asyncio.Protocol, Generic[Received]):
         self._is_client = is_client
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._made_s = self._heard_s = 0.0
+        self._made_s = self._last_frame_s = 0.0
         self.peer = ""  # the name of the other gateway, "" before it is known
         self.closed = asyncio.Event()
 
@@ -65,9 +65,9 @@ class PeerConnection(asyncio.Protocol, Generic[Received]):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         loop = asyncio.get_running_loop()
-        self._heard_s = loop.time()
+        self._last_frame_s = loop.time()
         self._transport.write(self._session.hello)
-        self._made_s = self._heard_s
+        self._made_s = self._last_frame_s
         self._timer = loop.call_later(PING_SECONDS, self._check)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -86,7 +86,7 @@ class PeerConnection(asyncio.Protocol, Generic[Received]):
             for payload in payloads:
                 if not self.is_open:
                     return
-                self._heard_s = asyncio.get_running_loop().time()
+                self._last_frame_s = asyncio.get_running_loop().time()
                 self._on_message(self, self._decode(payload))
         except (FrameError, msgspec.DecodeError) as error:
             log.warning("closing the connection to the gateway %s at %s: %s", self.peer or "?", self.address, error)
@@ -118,7 +118,7 @@ class PeerConnection(asyncio.Protocol, Generic[Received]):
         if not is_known and loop.time() - self._made_s > HELLO_SECONDS:
             self.close()
             return
-        if loop.time() - self._heard_s > SILENCE_SECONDS:
+        if loop.time() - self._last_frame_s > SILENCE_SECONDS:
             log.warning("closing the connection to the gateway %s: it is silent", self.peer or self.address)
             self.close()
             return
