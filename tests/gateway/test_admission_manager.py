@@ -475,4 +475,4 @@ async def test_client_disconnect_record_ends_queued_request() -> None:
     assert held.cancelled()
     await asyncio.sleep(0)
     assert world.outcomes() == {"Queued": 1, "ClientGone": 1}
-    assert world.picker.queued == 0
+    assert len(world.picker.queue) == 0

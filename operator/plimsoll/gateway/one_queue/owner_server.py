@@ -157,7 +157,7 @@ class OwnerServer:
     def _decide(self, connection: Connection, question: messages.Question, now: float) -> None:
         picker, request_id = self._picker, question.request_id
         service = picker.catalog.services.get(question.service)
-        is_known = request_id in picker.inflight or picker.is_queued(request_id)
+        is_known = request_id in picker.inflight or request_id in picker.queue
         if service is None or service.policy is None or is_known or not self._is_owner(question.service):
             connection.send(messages.Refused(question.number))
             return
