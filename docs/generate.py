@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from plimsoll.api import conditions, events, recommendation
 from plimsoll.cli import main as cli
-from plimsoll.telemetry import metrics
+from plimsoll.telemetry import gateway_metrics, operator_metrics
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "reference"
@@ -59,8 +59,8 @@ def metrics_page() -> str:
     """Metrics of the processes that Plimsoll runs, and of what it adds to an engine."""
     lines = ["# Metrics", ""]
     for title, rows in (
-        ("Gateway (picker, port 8081)", _rows(metrics.GATEWAY)),
-        ("Operator (port 8081)", _rows(metrics.OPERATOR)),
+        ("Gateway (picker, port 8081)", _rows(gateway_metrics.GATEWAY)),
+        ("Operator (port 8081)", _rows(operator_metrics.OPERATOR)),
         ("Engine (launcher, port 8001)", engine_rows()),
     ):
         lines += [f"## {title}", "", "| metric | type | labels | what it says |", "|---|---|---|---|", *rows, ""]

@@ -56,17 +56,17 @@ def figures(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def request_figures(requests: Sequence[ObservedRequest]) -> dict[str, Any]:
     """The same of requests that clients or a simulator saw."""
-    seen = [request for request in requests if WARM_S <= request.sent_s < WARM_S + WINDOW_S]
-    first = [request.ttft_s * 1e3 for request in seen if request.ttft_s is not None]
-    figures_of_slo = [request.tpot_s * 1e3 for request in seen if request.tpot_s is not None]
-    shares = {f"{a:g}/{b:g}": _within_slo(seen, Slo(0.95, a, 0.0, b)) for a, b in SLO_PAIRS}
+    in_window = [request for request in requests if WARM_S <= request.sent_s < WARM_S + WINDOW_S]
+    first = [request.ttft_s * 1e3 for request in in_window if request.ttft_s is not None]
+    figures_of_slo = [request.tpot_s * 1e3 for request in in_window if request.tpot_s is not None]
+    shares = {f"{a:g}/{b:g}": _within_slo(in_window, Slo(0.95, a, 0.0, b)) for a, b in SLO_PAIRS}
     tpots = [
         request.ok and (request.ttft_s or 9e9) <= ITL_SLO[0] and (request.max_itl_s or 0) <= ITL_SLO[1]
-        for request in seen
+        for request in in_window
     ]
     return {
-        "rate_rps": len(seen) / WINDOW_S,
-        "ok": sum(request.ok for request in seen) / len(seen),
+        "rate_rps": len(in_window) / WINDOW_S,
+        "ok": sum(request.ok for request in in_window) / len(in_window),
         "ttft_ms": np.percentile(first, (50, 95)).tolist(),
         "tpot_ms": np.percentile(figures_of_slo, (50, 95)).tolist(),
         **shares,
@@ -74,8 +74,8 @@ def request_figures(requests: Sequence[ObservedRequest]) -> dict[str, Any]:
     }
 
 
-def _within_slo(seen: Sequence[ObservedRequest], slo: Slo) -> float:
-    return sum(within_slo(slo_pair, slo) for slo_pair in seen) / len(seen)
+def _within_slo(in_window: Sequence[ObservedRequest], slo: Slo) -> float:
+    return sum(within_slo(slo_pair, slo) for slo_pair in in_window) / len(in_window)
 
 
 def transfer_verdict(

@@ -103,8 +103,8 @@ def test_hung_engine_is_unready_restarted_and_named(
     later = load.ledger.since(unready_at + SEEN_S)
     assert later.records, "the other engine got no requests"
     assert not later.failures, later.explain()
-    strangers = [record for record in load.ledger.failures if not _was_on_hung_engine(record, hung_at, unready_at)]
-    assert not strangers, load.ledger.explain()
+    unexplained = [record for record in load.ledger.failures if not _was_on_hung_engine(record, hung_at, unready_at)]
+    assert not unexplained, load.ledger.explain()
 
 
 def _was_on_hung_engine(record: RequestRecord, hung_at: float, unready_at: float) -> bool:

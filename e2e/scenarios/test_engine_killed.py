@@ -92,6 +92,6 @@ def test_engine_kill_ends_only_its_own_streams(
     print(f"sent later: {later.summary()}; {len(pd.events()) - events} new Events")
     print(f"{condition['reason']}: {condition['message']}; Ready {pd.condition('Ready')['status']}")
     assert not later.failures, later.explain()
-    strangers = [r for r in failures if not (r.sent_at <= killed_by and r.outcome in ENGINE_LOSS_OUTCOMES)]
-    assert not strangers, load.ledger.explain()
+    unexplained = [r for r in failures if not (r.sent_at <= killed_by and r.outcome in ENGINE_LOSS_OUTCOMES)]
+    assert not unexplained, load.ledger.explain()
     assert len(failures) < CONCURRENCY, f"the other engine's streams ended too:\n{load.ledger.explain()}"

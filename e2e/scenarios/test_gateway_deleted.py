@@ -16,7 +16,7 @@ from e2e.lib.wait import wait_until
 
 REQUESTS = 240
 USERS = 4  # one after the other, on connections that they keep
-NEWCOMERS = 2  # each request on a connection of its own
+NEW_USERS = 2  # each request on a connection of its own
 SLOW_USERS, THINK_S = 2, 8.0  # their connection is idle for most of the time
 CLOSE = (("connection", "close"),)
 GONE_S = 180.0  # of the deleted pod: a start of its successor, the last stream, and idle connections
@@ -52,7 +52,7 @@ def _prompts(name: str, headers: tuple[tuple[str, str], ...] = ()) -> Callable[[
 def test_gateway_deleted_under_load_loses_no_request(gateways: int, solo: Service, cluster: Cluster) -> None:
     with (
         Load(solo.target, ClosedLoop(USERS, _prompts("keep"))) as keep,
-        Load(solo.target, ClosedLoop(NEWCOMERS, _prompts("new", CLOSE))) as new,
+        Load(solo.target, ClosedLoop(NEW_USERS, _prompts("new", CLOSE))) as new,
         Load(solo.target, ClosedLoop(SLOW_USERS, _prompts("slow"), think_s=THINK_S)) as slow,
     ):
         loads = (keep, new, slow)

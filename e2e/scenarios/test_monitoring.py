@@ -117,9 +117,9 @@ def prometheus(cluster: Cluster, namespace: str, watched: Service) -> Prometheus
         "plimsoll_test.yaml": yaml.safe_dump(unit_tests),
     }
     pod_meta = {"name": "prometheus", "labels": {labels.NAME: "prometheus"}}
-    door = {"selector": pod_meta["labels"], "ports": [{"port": 9090}]}
+    service_spec = {"selector": pod_meta["labels"], "ports": [{"port": 9090}]}
     cluster.apply(
-        {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "prometheus"}, "spec": door},
+        {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "prometheus"}, "spec": service_spec},
         {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "prometheus"}, "data": files},
         {"apiVersion": "v1", "kind": "Pod", "metadata": pod_meta, "spec": _pod()},
         namespace=namespace,

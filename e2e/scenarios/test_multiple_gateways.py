@@ -37,7 +37,7 @@ QUOTA, QUOTA_PER_S, QUOTA_REQUESTS = 5, 0.5, 24  # a burst of ten seconds of the
 TENANT = "jobs"
 TENANT_HEADER = (("x-gateway-inference-fairness-id", TENANT),)
 CLOSE = (("connection", "close"),)  # each request on a connection of its own, so that every gateway gets some
-USERS, NEWCOMERS = 2, 2  # on connections that they keep, and on new ones
+USERS, NEW_USERS = 2, 2  # on connections that they keep, and on new ones
 AFTER_REQUESTS = 60  # since an owner was deleted
 GONE_S = 180.0  # of a deleted pod: its last stream, and idle connections
 LIGHT_S = 36.0  # all of it within the operator's last minute when it is compared
@@ -408,9 +408,9 @@ def test_owner_deleted_under_load_costs_no_request(gate: Service, cluster: Clust
     new = simulated_fleet.prompts("new", 60, 24)
     with (
         Load(gate.target, ClosedLoop(USERS, keep)) as kept,
-        Load(gate.target, ClosedLoop(NEWCOMERS, lambda n: replace(new(n), headers=CLOSE))) as newcomers,
+        Load(gate.target, ClosedLoop(NEW_USERS, lambda n: replace(new(n), headers=CLOSE))) as new_users,
     ):
-        loads = (kept, newcomers)
+        loads = (kept, new_users)
         wait_until("all clients are served", lambda: all(load.ledger.records for load in loads), 60)
         gone, deleted_at = gateway.owner(gate.key), time.time()
         cluster.kubectl("delete", "pod", gone, "-n", stack.SYSTEM, "--wait=false")

@@ -179,7 +179,7 @@ def test_load_step_scales_up_then_down_without_lost_streams(
     with Load(fleet.target, poisson(HIGH, 180, prompts, seed=2)) as load:
         reported = _documents_until_scale_up(operator, fleet)
         wait_until("the fleet is told to grow", lambda: _desired(fleet) > before, SCALE_UP_TIMEOUT_S)
-        told_s = time.time() - started
+        scale_up_s = time.time() - started
         wait_until("a new engine serves", lambda: len(fleet.ready_pods("serve")) > before, SCALE_UP_TIMEOUT_S)
         served = time.time()
         wait_until(
@@ -198,7 +198,10 @@ def test_load_step_scales_up_then_down_without_lost_streams(
     if _scales_up(reported[-1]):  # somebody looked at that tick
         times = {"decided by": observed_at(saw), "ordered": observed_at(reported[-1]), "written": written[0]}
     print({name: f"{at - sent:.3f} s after the first request" for name, at in times.items()})
-    print(f"{before} -> {most} replicas, told {told_s:.0f} s after the step; {low.summary()}; {load.ledger.summary()}")
+    print(
+        f"{before} -> {most} replicas, scaled up {scale_up_s:.0f} s after the step;"
+        f" {low.summary()}; {load.ledger.summary()}"
+    )
     print("\n".join([*up, back.reported]))
     looks = {pod: f"{len(observed)} looks, requests {set(observed)}" for pod, observed in back.counts.items()}
     print(f"open streams {dict(back.open)}; those that go {looks}; {back.streams.summary()}; {back.short.summary()}")

@@ -26,7 +26,7 @@ from pathlib import Path
 # Opened by name, and only on a GPU.
 DROPPED = ("libtorch_cuda_linalg.so", "libcaffe2_nvrtc.so")
 # Small, and really called while torch is loaded (registration of device code, profiler): kept as they are.
-KEPT = ("libcudart.so.13", "libcupti.so.13")
+LINKED_LIBRARIES = ("libcudart.so.13", "libcupti.so.13")
 CUDA_DISTRIBUTIONS = re.compile(r"^(nvidia|cuda|triton)([-_]|$)", re.IGNORECASE)
 
 
@@ -108,9 +108,9 @@ def slim(packages: Path) -> list[str]:
     users = [*folder.glob("*.so"), *(packages / "torch").glob("_C.*.so")]
     wanted = set().union(*map(undefined, users))
     linked = set().union(*map(needed, users))
-    for name in KEPT:
+    for name in LINKED_LIBRARIES:
         shutil.copy(vendor[name], folder / name)  # torch's libraries look beside themselves first
-    replaced = sorted(name for name in linked if name in vendor and name not in KEPT)
+    replaced = sorted(name for name in linked if name in vendor and name not in LINKED_LIBRARIES)
     for name in replaced:
         names = [
             symbol for symbol in defined(vendor[name]) if symbol.name in wanted and not symbol.name.startswith("_Z")

@@ -27,7 +27,7 @@ AUDIO_PATHS = ("/v1/audio/transcriptions", "/v1/audio/translations")
 OPENAI_ERROR = b'\ndata: {"error"'
 NAMED_ERROR = b"\nevent: error\n"
 
-MAX_JUDGED_BYTES = 16 << 20  # a longer document is not read, and passes
+MAX_INSPECTED_BYTES = 16 << 20  # a longer document is not read, and passes
 Document = dict[str, Any]
 ANTHROPIC_TYPES = {
     401: "authentication_error",
@@ -67,7 +67,7 @@ class ApiFormat:
 def _parse_object(raw: bytes) -> Document:
     """The JSON object; an empty one for what is too long, or none."""
     try:
-        document = json.loads(raw) if len(raw) <= MAX_JUDGED_BYTES else None
+        document = json.loads(raw) if len(raw) <= MAX_INSPECTED_BYTES else None
     except (ValueError, RecursionError):
         return {}
     return document if isinstance(document, dict) else {}

@@ -31,21 +31,21 @@ class CoreProbe:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._asked_at = 0.0
+        self._question_at = 0.0
         self._question: asyncio.Task[float] | None = None
 
     async def wait_answer(self, engine_client: object, seconds: float) -> CoreAnswer:
         """Waits for the open question for at most `seconds`, and asks one if none is open."""
         if self._question is None:
-            self._asked_at = self._clock()
+            self._question_at = self._clock()
             self._question = asyncio.create_task(self._ask(engine_client))
-        question, asked_at = self._question, self._asked_at
+        question, question_at = self._question, self._question_at
         await asyncio.wait({question}, timeout=seconds)
         if not question.done():
-            return CoreAnswer(False, self._clock() - asked_at)
+            return CoreAnswer(False, self._clock() - question_at)
         if self._question is question:
             self._question = None
-        return CoreAnswer(True, question.result() - asked_at)
+        return CoreAnswer(True, question.result() - question_at)
 
     async def _ask(self, engine_client: object) -> float:
         """Returns the time of the answer. Where the core cannot be asked, the answer of the API server counts."""

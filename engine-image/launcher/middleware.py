@@ -35,7 +35,7 @@ from launcher.response_guard import ResponseGuard
 TRANSFER_PATHS = (COMPLETIONS_PATH, CHAT_PATH, MESSAGES_PATH, RESPONSES_PATH)
 DRAINING_MESSAGE = "This engine is shutting down. Please try again on a different instance."
 ENGINE_FAILED_MESSAGE = "This engine has failed. Please try again on a different instance."
-STRAYED = "This engine does not serve the model that was asked for. Please try again."
+MISROUTED = "This engine does not serve the model that was asked for. Please try again."
 ADAPTER_LOADING_MESSAGE = "The adapter {} is being loaded. Please try again."
 ADAPTER_FAILED_MESSAGE = "The adapter {} cannot be loaded: {}"
 # Only the launcher, which is in the same pod, loads adapters.
@@ -171,7 +171,7 @@ class Plimsoll:
         """Serves a request under the name that the gateway gives it, and answers under the client's."""
         model, own = header(scope, self._model_header), self._config.served_names
         if model and own and model not in own:
-            await self._elsewhere(scope, send, STRAYED, RejectionReason.WRONG_ENGINE)
+            await self._elsewhere(scope, send, MISROUTED, RejectionReason.WRONG_ENGINE)
             return
         if adapter := header(scope, self._adapter_header):
             found = self._adapters.get(adapter)
@@ -180,10 +180,10 @@ class Plimsoll:
                 return
             model, own = found.engine_name, (found.engine_name,)
         if scope["path"] in api_formats.AUDIO_PATHS:
-            body, asked = request_body.rewrite_form_model(body, header(scope, "content-type"), model)
+            body, requested_model = request_body.rewrite_form_model(body, header(scope, "content-type"), model)
         else:
-            body, asked = request_body.rewrite_model(body, model)
-        rename = renaming(own[0], header(scope, self._response_model_header) or asked) if own else unchanged
+            body, requested_model = request_body.rewrite_model(body, model)
+        rename = renaming(own[0], header(scope, self._response_model_header) or requested_model) if own else unchanged
         address = header(scope, self._prefill_header)
         if address and self._config.role == "decode" and scope["path"] in TRANSFER_PATHS:
             await self._decode_with_prefill(scope, receive, send, body, address, rename)
@@ -281,10 +281,10 @@ class Plimsoll:
         """Passes a request on, with the output limit that the gateway gives to requests that state none."""
         limited = output_limit.with_output_limit(body, scope["path"], header(scope, self._max_output_header))
         if limited is not body:
-            held = output_limit.HeldRejection(send)
+            buffered = output_limit.BufferedRejection(send)
             replayed = request_body.replay_body(limited, receive)
-            await self._forward_to_engine(scope, replayed, held.send, limited, rename)
-            if not held.rejected:
+            await self._forward_to_engine(scope, replayed, buffered.send, limited, rename)
+            if not buffered.rejected:
                 return
         await self._forward_to_engine(scope, request_body.replay_body(body, receive), send, body, rename)
 

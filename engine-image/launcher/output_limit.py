@@ -33,7 +33,7 @@ def with_output_limit(body: bytes, path: str, limit: str) -> bytes:
     return request_body.add_fields(body, {name: tokens})
 
 
-class HeldRejection:
+class BufferedRejection:
     """Passes an answer on, unless it is a 400: that is held back for good, and `rejected` is true."""
 
     def __init__(self, send: Send) -> None:

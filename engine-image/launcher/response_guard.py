@@ -57,8 +57,8 @@ class ResponseGuard:
         self._impossible = impossible
         self._next_engine = next_engine
         self._client_gone = False
-        self._held_start: Message | None = None
-        self._held_body: list[bytes] | None = None
+        self._buffered_start: Message | None = None
+        self._buffered_body: list[bytes] | None = None
         self._scanner: StreamScanner | None = None
         self._error_counted = False
         self._aborted_stream = False
@@ -86,10 +86,10 @@ class ResponseGuard:
             await self._on_start(message)
         elif message["type"] != "http.response.body":
             await self._send(message)
-        elif self._held_body is not None:
-            self._held_body.append(message.get("body", b""))
+        elif self._buffered_body is not None:
+            self._buffered_body.append(message.get("body", b""))
             if not message.get("more_body", False):
-                await self._send_complete(b"".join(self._held_body))
+                await self._send_complete(b"".join(self._buffered_body))
         elif self._scanner is not None:
             await self._on_chunk(message, self._scanner)
         else:
@@ -116,17 +116,17 @@ class ResponseGuard:
         status = message["status"]
         is_read = self._api is not None or self._rename is not unchanged
         if status >= 400 or (is_read and status == 200 and kind.startswith(b"application/json")):
-            self._held_start, self._held_body = message, []
+            self._buffered_start, self._buffered_body = message, []
             return
         if self._api is not None and kind.startswith(b"text/event-stream"):
-            self._held_start, self._scanner = message, StreamScanner(self._api)
+            self._buffered_start, self._scanner = message, StreamScanner(self._api)
             return
         self._headers_sent = True
         await self._send(message)
 
     async def _send_complete(self, body: bytes) -> None:
         """An answer that was held back is complete."""
-        start = self._held_start
+        start = self._buffered_start
         assert start is not None
         status, headers = start["status"], list(start.get("headers", ()))
         if status >= 500 and self._is_engine_dead():
@@ -198,7 +198,7 @@ class ResponseGuard:
 
     async def _send_start(self, chunk: bytes) -> None:
         """The first bytes of a stream: its headers go out now, unless these say that nothing will follow."""
-        start, self._held_start = self._held_start, None
+        start, self._buffered_start = self._buffered_start, None
         assert start is not None
         assert self._api is not None
         if chunk.startswith(self._api.error_mark[1:]) and not self._client_gone:
@@ -221,9 +221,9 @@ class ResponseGuard:
     async def _on_chunk(self, message: Message, scanner: StreamScanner) -> None:
         chunk = self._rename(message.get("body", b""))
         message = {**message, "body": chunk}
-        if self._held_start is not None and (chunk or not message.get("more_body", False)):
+        if self._buffered_start is not None and (chunk or not message.get("more_body", False)):
             await self._send_start(chunk)
-        if self._aborted_stream or self._held_start is not None:
+        if self._aborted_stream or self._buffered_start is not None:
             return
         aborted_end = scanner.aborted_event_end(chunk)
         scanner.feed(chunk)

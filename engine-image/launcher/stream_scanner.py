@@ -7,7 +7,7 @@ chunks is copied, some 60 bytes, and the one event that has to be judged as a wh
 
 from __future__ import annotations
 
-from launcher.api_formats import MAX_JUDGED_BYTES, OPENAI, ApiFormat
+from launcher.api_formats import MAX_INSPECTED_BYTES, OPENAI, ApiFormat
 
 EVENT_END = b"\n\n"
 
@@ -25,7 +25,7 @@ class StreamScanner:
         self._api = api
         self._seam_bytes = api.seam_bytes
         self._tail = EVENT_END  # the first event needs no line end before it
-        self._judged_event: bytearray | None = bytearray()  # what is there of it; None where nothing is to be judged
+        self._inspected_event: bytearray | None = bytearray()  # what is there of it; None where nothing is to be judged
 
     @property
     def at_event_boundary(self) -> bool:
@@ -44,7 +44,7 @@ class StreamScanner:
         """Looks at the next chunk."""
         size, api = self._seam_bytes, self._api
         seam = self._tail + chunk[:size]
-        if any(mark in chunk or mark in seam for mark in api.abort_marks) or self._judged_event:
+        if any(mark in chunk or mark in seam for mark in api.abort_marks) or self._inspected_event:
             self.aborted = self.aborted or api.is_abort_event is None or self._is_abort_event(chunk)
         self.done = self.done or any(mark in chunk or mark in seam for mark in api.done_marks)
         self.error = self.error or api.error_mark in chunk or api.error_mark in seam
@@ -52,7 +52,7 @@ class StreamScanner:
 
     def _is_abort_event(self, chunk: bytes) -> bool:
         """Adds the chunk to the event that is judged, and judges it once its end is there."""
-        event, api = self._judged_event, self._api
+        event, api = self._inspected_event, self._api
         if event is None:
             return False
         if not event:
@@ -63,8 +63,8 @@ class StreamScanner:
             searched = len(event) - 1
             event += chunk
         is_whole = event.find(EVENT_END, searched) >= 0
-        if is_whole or len(event) > MAX_JUDGED_BYTES:
-            self._judged_event = None
+        if is_whole or len(event) > MAX_INSPECTED_BYTES:
+            self._inspected_event = None
         assert api.is_abort_event is not None
         return is_whole and api.is_abort_event(bytes(event))
 

@@ -146,13 +146,13 @@ class EngineCore:
         Nothing begins or ends between, so a later look finds the same times.
         """
         runs = self._engine.runs_in_flight
-        news_s = next(
+        wake_s = next(
             (run.end_s for run in runs if run.prefill_completions or run.final_sequences),
             runs[-1].end_s if runs else math.inf,
         )
         if any(cast(ServedSequence, sequence).streamed for run in runs for sequence in run.decoding):
-            news_s = min(news_s, max(now_s + coalesce_s, self._engine.step_end_s(now_s)))
-        return min(news_s, self._next_kv_event_s())
+            wake_s = min(wake_s, max(now_s + coalesce_s, self._engine.step_end_s(now_s)))
+        return min(wake_s, self._next_kv_event_s())
 
     def _next_kv_event_s(self) -> float:
         arrival_s = self._kv_arrivals[0][0] if self._kv_arrivals else math.inf

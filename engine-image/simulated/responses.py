@@ -115,7 +115,7 @@ class ResponseStream:
     def __init__(
         self, request: GenerationRequest, name: str, created: int, sequences: Sequence[ServedSequence]
     ) -> None:
-        self._asked = request
+        self._request = request
         self._sequences = sequences
         self._emitted_tokens = [0] * len(sequences)
         self._ended: set[int] = set()
@@ -129,7 +129,7 @@ class ResponseStream:
         for index, sequence in enumerate(self._sequences):
             already_emitted = self._emitted_tokens[index]
             if index not in self._ended and (sequence.emitted_tokens > already_emitted or sequence.outcome):
-                if not already_emitted and self._asked.chat:
+                if not already_emitted and self._request.chat:
                     events.append(self._opening_event(index))
                 events += self._token_events(index, sequence, already_emitted)
                 self._emitted_tokens[index] = sequence.emitted_tokens
@@ -137,9 +137,9 @@ class ResponseStream:
 
     def final_events(self) -> bytes:
         """What comes after the last token."""
-        if not self._asked.include_usage:
+        if not self._request.include_usage:
             return DONE_EVENT
-        usage = _stream_usage(*_token_counts(self._asked, self._sequences))
+        usage = _stream_usage(*_token_counts(self._request, self._sequences))
         return (
             to_event({**self._head, "choices": [], "system_fingerprint": SYSTEM_FINGERPRINT, "usage": usage})
             + DONE_EVENT
@@ -156,7 +156,7 @@ class ResponseStream:
         ends = ["null" + middle] * len(emitted_words)
         if outcome is not None:
             ends[-1] = f'"{outcome}"{last}'
-        if not self._asked.continuous_usage:
+        if not self._request.continuous_usage:
             return [f"{before}{word}{between}{end}}}\n\n" for word, end in zip(emitted_words, ends, strict=True)]
         return [
             f"{before}{word}{between}{end}{self._usage_suffix(sequence, min(already_emitted + number, until))}}}\n\n"
@@ -166,8 +166,8 @@ class ResponseStream:
     def _event_frame(self, index: int) -> tuple[str, str, str, str]:
         """What stands before a word, between it and the finish reason, after that, and after that of the last one."""
         start = "data: " + json.dumps(self._head, separators=(",", ":"))[:-1] + f',"choices":[{{"index":{index},'
-        fingerprint = "" if self._asked.include_usage else f',"system_fingerprint":"{SYSTEM_FINGERPRINT}"'
-        if self._asked.chat:
+        fingerprint = "" if self._request.include_usage else f',"system_fingerprint":"{SYSTEM_FINGERPRINT}"'
+        if self._request.chat:
             between, middle = '"},"logprobs":null,"finish_reason":', ',"token_ids":null}]'
             return start + '"delta":{"content":"', between, middle, f',"stop_reason":null{middle}{fingerprint}'
         middle = ',"stop_reason":null,"prompt_token_ids":null,"token_ids":null}]'
@@ -175,7 +175,7 @@ class ResponseStream:
 
     def _usage_suffix(self, sequence: ServedSequence, completion: int) -> str:
         """What ends each event where it was asked for."""
-        details = {"completion_tokens_details": None} if self._asked.chat else {}
+        details = {"completion_tokens_details": None} if self._request.chat else {}
         return ',"usage":' + to_json(_stream_usage(sequence.prompt_tokens, completion) | details).decode()
 
     def _opening_event(self, index: int) -> str:
@@ -186,7 +186,7 @@ class ResponseStream:
             "finish_reason": None,
         }
         opening = {**self._head, "choices": [choice], "prompt_token_ids": None, "prompt_text": None}
-        usage_suffix = self._usage_suffix(self._sequences[index], 0) if self._asked.continuous_usage else ""
+        usage_suffix = self._usage_suffix(self._sequences[index], 0) if self._request.continuous_usage else ""
         return f"data: {to_json(opening).decode()[:-1]}{usage_suffix}}}\n\n"
 
 

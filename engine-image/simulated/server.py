@@ -123,11 +123,11 @@ async def _serve_http(options: EngineOptions, api: OpenAiApi, driver: RealTimeDr
     loop.add_signal_handler(signal.SIGUSR2, driver.hang_core)
     log_line("APIServer", "api_server.py:1370", f"Starting vLLM server on http://{options.host}:{options.port}")
     serving = asyncio.ensure_future(server.serve(sockets=[sock]))
-    ending = asyncio.ensure_future(_wait_for_end(options, api, driver, stop))
-    await asyncio.wait({serving, ending}, return_when=asyncio.FIRST_COMPLETED)
+    stopped = asyncio.ensure_future(_wait_for_end(options, api, driver, stop))
+    await asyncio.wait({serving, stopped}, return_when=asyncio.FIRST_COMPLETED)
     server.should_exit = True
     await serving
-    ending.cancel()
+    stopped.cancel()
 
 
 async def _wait_for_end(options: EngineOptions, api: OpenAiApi, driver: RealTimeDriver, stop: asyncio.Event) -> None:

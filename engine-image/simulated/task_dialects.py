@@ -165,8 +165,8 @@ def tokens_response(path: str, body: bytes, names: Names, context: int) -> bytes
         return responses.to_json({"prompt": text})
     chat = path.startswith(MESSAGES_PATH)
     found = messages_chat(document) if chat or "messages" in document else document
-    asked = {key: found.get(key) for key in ("model", "messages", "prompt") if found.get(key) is not None}
-    request = protocol.parse_request(json.dumps(asked).encode(), "messages" in asked, names, context)
+    prompt_fields = {key: found.get(key) for key in ("model", "messages", "prompt") if found.get(key) is not None}
+    request = protocol.parse_request(json.dumps(prompt_fields).encode(), "messages" in prompt_fields, names, context)
     (prompt,) = request.prompts
     count = token_text.count_tokens(prompt)
     if chat:

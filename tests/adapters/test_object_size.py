@@ -17,7 +17,7 @@ from plimsoll.adapters.object_size import MAX_SERVICE_BYTES, MAX_VALUES, bounded
 from plimsoll.api.v1alpha1 import parse
 from plimsoll.controllers.object_cache import ObjectCache
 from plimsoll.controllers.reconcile.service_status import StatusInputs, build_conditions
-from plimsoll.controllers.webhook.verdict import verdict
+from plimsoll.controllers.webhook.validation import validate_change
 from plimsoll.core.errors import InvalidSpec
 from tests import builders
 
@@ -90,8 +90,8 @@ def test_conditions_of_large_service_are_invalid_spec() -> None:
 
 def test_webhook_refuses_large_service() -> None:
     small, large = service_with({}), bounded(service_with({"k": "x" * 1_200_000}))
-    assert "1172 KiB" in verdict(large, None, None).errors[0]
-    assert "1172 KiB" in verdict(large, small, None).errors[0]
+    assert "1172 KiB" in validate_change(large, None, None).errors[0]
+    assert "1172 KiB" in validate_change(large, small, None).errors[0]
 
 
 class PagedKube(KubeClient):

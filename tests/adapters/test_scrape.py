@@ -212,8 +212,11 @@ async def test_fetch_queries_engine_address_and_stamps_time() -> None:
         requested.append((address, port, path))
         return PAGE.encode()
 
-    reading = await engine_metrics.fetch_metrics(ask, "10.0.0.7", 8001, "/metrics", "a", launched.METRICS, lambda: AT_S)
+    page, reading = await engine_metrics.fetch_page(
+        ask, "10.0.0.7", 8001, "/metrics", "a", launched.METRICS, lambda: AT_S
+    )
     assert requested == [("10.0.0.7", 8001, "/metrics")]
+    assert page == PAGE.encode()
     assert (reading.pod, reading.running, reading.at_s) == ("a", 3.0, AT_S)
 
 
@@ -222,7 +225,7 @@ async def test_fetch_without_engine_metrics_raises_unavailable() -> None:
         return b"plimsoll_engine_ready 0\n"
 
     with pytest.raises(BackendUnavailable, match="a: the page has no metric of vLLM"):
-        await engine_metrics.fetch_metrics(launcher_alone, "10.0.0.7", 8001, "/metrics", "a", launched.METRICS)
+        await engine_metrics.fetch_page(launcher_alone, "10.0.0.7", 8001, "/metrics", "a", launched.METRICS)
 
 
 async def test_fetch_unreachable_engine_raises_unavailable() -> None:
@@ -230,4 +233,4 @@ async def test_fetch_unreachable_engine_raises_unavailable() -> None:
         raise BackendUnavailable(f"{address} did not answer within 2 s")
 
     with pytest.raises(BackendUnavailable, match="did not answer"):
-        await engine_metrics.fetch_metrics(silence, "10.0.0.7", 8001, "/metrics", "a", launched.METRICS)
+        await engine_metrics.fetch_page(silence, "10.0.0.7", 8001, "/metrics", "a", launched.METRICS)

@@ -19,7 +19,7 @@ from plimsoll.api.conditions import ConditionReason, ConditionType
 from plimsoll.api.contract import engine_contract
 from plimsoll.engines import launched
 from plimsoll.gateway.errors import RejectionReason
-from plimsoll.telemetry import metrics
+from plimsoll.telemetry import gateway_metrics, operator_metrics
 from tests.chart.rendering import CHART, ROOT, Object, find, of_kind, render
 
 RULES_FILE = CHART / "files" / "rules" / "plimsoll.yaml"
@@ -52,7 +52,7 @@ def exposed(registry: CollectorRegistry) -> Iterator[tuple[str, set[str]]]:
 
 
 READ_METRICS = {name.removesuffix("_bucket") for name in reader_of(launched.METRICS).names_regex.split("|")}
-KNOWN = dict([*exposed(metrics.GATEWAY), *exposed(metrics.OPERATOR)])
+KNOWN = dict([*exposed(gateway_metrics.GATEWAY), *exposed(operator_metrics.OPERATOR)])
 RECORDED = {rule["record"]: {"service"} for rule in RULES if "record" in rule}
 
 

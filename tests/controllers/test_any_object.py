@@ -33,7 +33,7 @@ from plimsoll.controllers.reconcile.drain_reports import DrainReports, drain_tim
 from plimsoll.controllers.reconcile.object_plan import plan_objects
 from plimsoll.controllers.reconcile.observe import affected_services, observe
 from plimsoll.controllers.reconcile.reconciler import collect_status_inputs, desired_replicas, names_of
-from plimsoll.controllers.reconcile.tier_state import TierStatusInputs, is_fully_rolled_out
+from plimsoll.controllers.reconcile.tier_health import TierStatusInputs, is_fully_rolled_out
 from plimsoll.core.admission.publication import AdmissionLimits
 from plimsoll.core.autoscaling.scale_down_candidates import ReplicaLoad
 from plimsoll.gateway.service_catalog import build_catalog

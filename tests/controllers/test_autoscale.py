@@ -31,7 +31,7 @@ from plimsoll.core.ports import (
 )
 from plimsoll.core.types import Role
 from plimsoll.resources import objects
-from plimsoll.telemetry import metrics
+from plimsoll.telemetry import operator_metrics
 from tests import builders
 
 Object = dict[str, Any]
@@ -234,7 +234,7 @@ async def test_former_leader_writes_nothing_more() -> None:
 
 
 def pending_writes() -> float:
-    return metrics.OPERATOR.get_sample_value("plimsoll_operator_scale_writes_pending") or 0.0
+    return operator_metrics.OPERATOR.get_sample_value("plimsoll_operator_scale_writes_pending") or 0.0
 
 
 def test_decide_skips_invalid_foreign_and_deleted_services() -> None:
@@ -325,14 +325,14 @@ def test_metrics_are_exported_until_service_is_deleted() -> None:
     world.store.put(ready(parent, "serve"))
     world.load(("team", "chat"), 40.0, 30, NOW_S)
     labels = {"service": "team/chat", "tier": "serve"}
-    needed = metrics.OPERATOR.get_sample_value("plimsoll_autoscaler_needed_replicas", labels)
-    load = metrics.OPERATOR.get_sample_value("plimsoll_autoscaler_load_requests_per_second", labels)
+    needed = operator_metrics.OPERATOR.get_sample_value("plimsoll_autoscaler_needed_replicas", labels)
+    load = operator_metrics.OPERATOR.get_sample_value("plimsoll_autoscaler_load_requests_per_second", labels)
     assert needed is not None
     assert needed > 1
     assert load == pytest.approx(40.0, rel=0.15)
     world.store.remove(parent)
     world.scaler.decide(NOW_S + 31)
-    assert metrics.OPERATOR.get_sample_value("plimsoll_autoscaler_needed_replicas", labels) is None
+    assert operator_metrics.OPERATOR.get_sample_value("plimsoll_autoscaler_needed_replicas", labels) is None
 
 
 def test_decide_idle_service_is_rare_until_request_arrives() -> None:

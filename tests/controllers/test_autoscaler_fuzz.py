@@ -27,7 +27,7 @@ from plimsoll.core.errors import InvalidSpec
 from plimsoll.core.ports import EngineInfo, EngineReading, GatewayReading, ServiceReading
 from plimsoll.core.types import Role
 from plimsoll.gateway import admission_policy
-from plimsoll.telemetry import metrics
+from plimsoll.telemetry import operator_metrics
 from tests import builders
 from tests.controllers.test_autoscale import ABOUT, NOW_S, World, _tell, arrivals, engine, ready
 
@@ -186,7 +186,10 @@ class FuzzWorld(World):
         there = admission_policy.read_policy({**self.parent, "status": status})
         assert (there is None) == ("slo" not in self.parent["spec"])
         shown = [
-            s for family in metrics.OPERATOR.collect() for s in family.samples if s.labels.get("service") == "team/chat"
+            s
+            for family in operator_metrics.OPERATOR.collect()
+            for s in family.samples
+            if s.labels.get("service") == "team/chat"
         ]
         assert all(math.isfinite(sample.value) for sample in shown), shown
         if self.draw.random() < 0.2:

@@ -10,7 +10,7 @@ from plimsoll.adapters.kube_client import WatchEvent
 from plimsoll.api import labels
 from plimsoll.controllers.object_cache import ObjectCache
 from plimsoll.controllers.reconcile.drain_reports import DrainReports, drain_timeout_of
-from plimsoll.telemetry.metrics import OPERATOR
+from plimsoll.telemetry.operator_metrics import OPERATOR
 from tests import builders
 from tests.controllers.conftest import ControllerHarness
 

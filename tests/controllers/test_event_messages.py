@@ -29,7 +29,7 @@ from plimsoll.controllers.reconcile.drain_reports import DrainTimeout
 from plimsoll.controllers.reconcile.model_names import Former, ModelNames
 from plimsoll.controllers.reconcile.observe import NO_RULES, NameState, name_state
 from plimsoll.controllers.reconcile.service_status import StatusInputs
-from plimsoll.controllers.reconcile.tier_state import TierStatusInputs
+from plimsoll.controllers.reconcile.tier_health import TierStatusInputs
 from plimsoll.controllers.targets.target_state import ScaledObject, TargetProblem, TargetState
 from plimsoll.core.autoscaling.decide import decide
 from plimsoll.core.autoscaling.decision_state import DecisionState
@@ -184,13 +184,15 @@ def target_troubles() -> Iterator[StatusInputs]:
     target = parse(adopted(**{"spec.targets.serve.scaleTargetRef.name": "o" * 253})).spec.targets
     assert target is not None
     problem = TargetProblem(ConditionReason.TARGET_FORBIDDEN, QUOTE)
-    rival = f"{target.serve.scale_target_ref.label} is scaled by HorizontalPodAutoscaler {'h' * 253}"
+    other_writer = f"{target.serve.scale_target_ref.label} is scaled by HorizontalPodAutoscaler {'h' * 253}"
     owned = scaling_conditions.scaling_inactive(
-        ServiceState.for_roles(["serve"]), scaling_spec(parse(adopted()), 0.0), ENGINES["vllm"], rival
+        ServiceState.for_roles(["serve"]), scaling_spec(parse(adopted()), 0.0), ENGINES["vllm"], other_writer
     )
     assert owned is not None
     yield status_inputs(targets={"serve": TargetState(target.serve, problem=problem)})
-    yield status_inputs(targets={"serve": TargetState(target.serve, rival=rival)}, scaling_report=report(owned))
+    yield status_inputs(
+        targets={"serve": TargetState(target.serve, other_writer=other_writer)}, scaling_report=report(owned)
+    )
 
 
 def slow_transfer() -> str:

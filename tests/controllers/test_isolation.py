@@ -28,7 +28,7 @@ from plimsoll.controllers.reconcile.drain_reports import DrainReports
 from plimsoll.controllers.reconcile.reconciler import Reconciler
 from plimsoll.core.errors import BackendUnavailable, NotFound
 from plimsoll.gateway import service_catalog
-from plimsoll.telemetry import metrics
+from plimsoll.telemetry import gateway_metrics, operator_metrics
 from tests import builders
 from tests.controllers.test_autoscale import NOW_S, PROMISED, ready
 
@@ -39,7 +39,7 @@ CHAT, OTHER = ("team", "chat"), ("team", "other")
 
 def counted(stage: Stage) -> float:
     name = "plimsoll_operator_internal_errors_total"
-    return metrics.OPERATOR.get_sample_value(name, {"stage": stage.value}) or 0.0
+    return operator_metrics.OPERATOR.get_sample_value(name, {"stage": stage.value}) or 0.0
 
 
 def fail(*_: Any, **__: Any) -> Any:
@@ -267,7 +267,7 @@ async def test_reconcile_error_is_shown_beside_the_old_status(monkeypatch: pytes
     assert (shown["type"], shown["status"], shown["reason"]) == ("InternalError", "True", "OperatorError")
     assert shown["message"].startswith("InferenceService team/chat: KeyError while it was reconciled")
     series = {"service": "team/chat", "type": "InternalError", "reason": "OperatorError"}
-    assert metrics.OPERATOR.get_sample_value("plimsoll_service_condition", series) == 1
+    assert operator_metrics.OPERATOR.get_sample_value("plimsoll_service_condition", series) == 1
 
 
 async def test_reconcile_success_removes_the_condition() -> None:
@@ -419,11 +419,13 @@ def test_fleet_leaves_out_what_cannot_be_read() -> None:
     good = builders.pod(parent, "decode", "good", podIP="10.0.0.1")
     bad = {"kind": "Pod", "metadata": {"labels": good["metadata"]["labels"]}, "status": {"podIP": "10.0.0.2"}}
     odd: Object = {"kind": labels.KIND, "metadata": {"uid": "u"}, "spec": {}}
-    before = {kind: metrics.GATEWAY.get_sample_value(name, {"kind": kind}) or 0.0 for kind in ("Pod", labels.KIND)}
+    before = {
+        kind: gateway_metrics.GATEWAY.get_sample_value(name, {"kind": kind}) or 0.0 for kind in ("Pod", labels.KIND)
+    }
     found = service_catalog.build_catalog([parent, odd], [bad, good])
     assert [one.pod for one in found.services["team/chat"].endpoints] == ["good"]
     assert set(found.services) == {"team/chat"}
-    after = {kind: metrics.GATEWAY.get_sample_value(name, {"kind": kind}) for kind in before}
+    after = {kind: gateway_metrics.GATEWAY.get_sample_value(name, {"kind": kind}) for kind in before}
     assert after == {kind: count + 1 for kind, count in before.items()}
 
 

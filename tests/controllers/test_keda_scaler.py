@@ -16,7 +16,7 @@ from plimsoll.controllers.keda_scaler.answers import METRIC_NAME, SHOWN_CHARACTE
 from plimsoll.controllers.object_cache import Key
 from plimsoll.core.autoscaling.scaling_policy import ScalingMode
 from plimsoll.sim.policies import hpa
-from plimsoll.telemetry import metrics
+from plimsoll.telemetry import operator_metrics
 
 Call = Callable[..., Awaitable[Any]]
 METHODS = {
@@ -242,7 +242,7 @@ async def test_serve_stops_listening_when_it_is_cancelled() -> None:
 
 async def test_answers_are_counted_by_code() -> None:
     def counts() -> list[float]:
-        return [metrics.OPERATOR_KEDA_ANSWERS.labels(code)._value.get() for code in ("OK", "NOT_FOUND")]
+        return [operator_metrics.OPERATOR_KEDA_ANSWERS.labels(code)._value.get() for code in ("OK", "NOT_FOUND")]
 
     before = counts()
     async with client({("team", "chat"): service(serve=1)}) as keda:

@@ -12,13 +12,13 @@ from plimsoll.api.conditions import Condition, ConditionReason, ConditionType
 from plimsoll.controllers.metrics_export import ConditionGauges
 from plimsoll.core.ports import EngineReading, GatewayReading, ServiceReading
 from plimsoll.core.types import Role
-from plimsoll.telemetry import metrics
+from plimsoll.telemetry import operator_metrics
 from tests import builders
 from tests.controllers.test_autoscale import NOW_S, PROMISED, World, arrivals, engine, ready
 
 
 def value(name: str, **labels: str) -> float | None:
-    return metrics.OPERATOR.get_sample_value(name, labels)
+    return operator_metrics.OPERATOR.get_sample_value(name, labels)
 
 
 def loaded_world(name: str, **spec: Any) -> World:
@@ -42,7 +42,9 @@ def test_slo_metrics_are_exported_until_service_is_deleted() -> None:
     for parent in found.store.all("InferenceService"):
         found.store.remove(parent)
     found.scaler.decide(NOW_S + 31.0)
-    assert [s for family in metrics.OPERATOR.collect() for s in family.samples if "team/kept" in str(s.labels)] == []
+    assert [
+        s for family in operator_metrics.OPERATOR.collect() for s in family.samples if "team/kept" in str(s.labels)
+    ] == []
 
 
 def set_late_shares(monkeypatch: pytest.MonkeyPatch, first: float = 0.0, last: float = 0.0) -> None:
@@ -263,7 +265,9 @@ def test_condition_has_one_series_with_current_reason() -> None:
         (True, ConditionReason.SERVING, 1.0),
     ):
         shown.export(("team", "told"), [Condition(ConditionType.READY, holds, reason, "")])
-        samples = [s for f in metrics.SERVICE_CONDITION.collect() for s in f.samples if "told" in s.labels["service"]]
+        samples = [
+            s for f in operator_metrics.SERVICE_CONDITION.collect() for s in f.samples if "told" in s.labels["service"]
+        ]
         assert [(s.labels["reason"], s.value) for s in samples] == [(reason.value, wanted)]
     shown.export(("team", "told"), ())
     assert value("plimsoll_service_condition", service="team/told", type="Ready", reason="Serving") is None

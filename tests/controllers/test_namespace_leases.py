@@ -12,7 +12,7 @@ import pytest
 from plimsoll.adapters.kube_client import LEASES, KubeClient, Resource
 from plimsoll.controllers.namespace_leases import DURATION_SECONDS, LEASE_NAME, RENEW_SECONDS, NamespaceLeases
 from plimsoll.core.errors import BackendUnavailable, Conflict, Forbidden, NotFound
-from plimsoll.telemetry import metrics
+from plimsoll.telemetry import operator_metrics
 from tests.controllers.conftest import ControllerHarness
 
 Object = dict[str, Any]
@@ -217,7 +217,7 @@ async def test_lease_warning_is_rare_and_counted(
         clock.now_s += RENEW_SECONDS
         await first.leases.renew({"team"})
         await second.leases.renew({"team"})
-    assert metrics.OPERATOR_FOREIGN_NAMESPACES._value.get() == 1
+    assert operator_metrics.OPERATOR_FOREIGN_NAMESPACES._value.get() == 1
     assert sum("another release manages" in record.getMessage() for record in caplog.records) == 3
 
 

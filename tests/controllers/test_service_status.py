@@ -23,7 +23,7 @@ from plimsoll.controllers.reconcile import condition_events, service_status
 from plimsoll.controllers.reconcile.model_names import Former, ModelNames
 from plimsoll.controllers.reconcile.observe import NO_RULES, name_state
 from plimsoll.controllers.reconcile.service_status import StatusInputs
-from plimsoll.controllers.reconcile.tier_state import TierStatusInputs
+from plimsoll.controllers.reconcile.tier_health import TierStatusInputs
 from plimsoll.core.admission.publication import AdmissionLimits
 from plimsoll.core.routing.model_names import NameClaim, NameRules
 from tests import builders
@@ -337,8 +337,11 @@ def test_conditions_qualified_name_of_neighbour_is_named() -> None:
 
 
 def test_conditions_unrecorded_rival_is_named() -> None:
-    rival = NameClaim("a", "a", "chat", "2025-01-01T00:00:00Z")
-    assert "service a/a claims the name too and was created first (2025-01-01" in name_condition(CHAT, rival).message
+    other_writer = NameClaim("a", "a", "chat", "2025-01-01T00:00:00Z")
+    assert (
+        "service a/a claims the name too and was created first (2025-01-01"
+        in name_condition(CHAT, other_writer).message
+    )
 
 
 def test_conditions_reserved_name_names_the_namespace() -> None:

@@ -14,7 +14,7 @@ import pytest
 from plimsoll.api import crd, labels
 from plimsoll.controllers.autoscale.autoscaler import scaling_spec
 from plimsoll.core.errors import InvalidSpec
-from plimsoll.telemetry import metrics
+from plimsoll.telemetry import operator_metrics
 from tests.controllers.single_service import DELETE, KEY, SingleService
 
 Object = dict[str, Any]
@@ -185,7 +185,7 @@ def outcome(service: SingleService) -> Object:
     status = {name: part for name, part in service.status.items() if name not in HISTORY}
     series = {
         (sample.name, *sorted(sample.labels.items()))
-        for family in metrics.OPERATOR.collect()
+        for family in operator_metrics.OPERATOR.collect()
         for sample in family.samples
         if sample.labels.get("service") == "/".join(KEY)
     }

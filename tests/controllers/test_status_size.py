@@ -22,7 +22,7 @@ from plimsoll.controllers.isolation import ObjectErrors, Stage
 from plimsoll.controllers.reconcile import service_status
 from plimsoll.controllers.reconcile.model_names import ModelNames
 from plimsoll.controllers.reconcile.service_status import StatusInputs
-from plimsoll.controllers.reconcile.tier_state import TierStatusInputs
+from plimsoll.controllers.reconcile.tier_health import TierStatusInputs
 from plimsoll.core.autoscaling.startup_models import UNKNOWN_VARIANT
 from plimsoll.core.ports import GatewayReading
 from plimsoll.core.types import Role

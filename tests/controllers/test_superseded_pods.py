@@ -9,7 +9,7 @@ import pytest
 from plimsoll.api import labels
 from plimsoll.api.conditions import ConditionReason, ConditionType
 from plimsoll.controllers.reconcile import service_status
-from plimsoll.controllers.reconcile.tier_state import TierStatusInputs
+from plimsoll.controllers.reconcile.tier_health import TierStatusInputs
 from tests import builders
 from tests.controllers.test_service_status import PARENT, by_type, events, status_inputs, waiting
 

@@ -24,7 +24,7 @@ from plimsoll.api import labels
 from plimsoll.controllers.operator_config import OperatorConfig
 from plimsoll.controllers.webhook import server
 from plimsoll.resources.platform_config import WebhookSettings
-from plimsoll.telemetry import metrics
+from plimsoll.telemetry import operator_metrics
 from tests import builders
 from tests.apiserver import ApiServer, api_server, free_port
 from tests.certificates import make_certificate
@@ -122,7 +122,7 @@ async def create_namespace(user: User) -> None:
 
 
 def failed_reviews() -> float:
-    return float(metrics.OPERATOR_ADMISSION_REVIEWS.labels("failed")._value.get())
+    return float(operator_metrics.OPERATOR_ADMISSION_REVIEWS.labels("failed")._value.get())
 
 
 @pytest.fixture

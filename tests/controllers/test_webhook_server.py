@@ -27,10 +27,10 @@ from plimsoll.controllers.webhook import server
 from plimsoll.controllers.webhook.certificate import CertificateFiles
 from plimsoll.controllers.webhook.review import MalformedReview, answer
 from plimsoll.controllers.webhook.service_index import ServiceIndex, essentials
-from plimsoll.controllers.webhook.verdict import Verdict
+from plimsoll.controllers.webhook.validation import ValidationResult
 from plimsoll.core.routing.model_names import read_claim
 from plimsoll.resources.platform_config import WebhookSettings
-from plimsoll.telemetry import metrics
+from plimsoll.telemetry import operator_metrics
 from tests import builders
 from tests.apiserver import free_port
 from tests.certificates import make_certificate
@@ -52,31 +52,31 @@ def review(obj: Object | None = None, **request: Any) -> Object:
 
 
 def counts() -> dict[str, float]:
-    samples = next(iter(metrics.OPERATOR_ADMISSION_REVIEWS.collect())).samples
+    samples = next(iter(operator_metrics.OPERATOR_ADMISSION_REVIEWS.collect())).samples
     return {one.labels["result"]: one.value for one in samples if one.name.endswith("_total")}
 
 
-class Judge:
-    """A judge that has one verdict, and keeps what it was asked."""
+class FakeValidator:
+    """A validator that has one result, and records its arguments."""
 
-    def __init__(self, verdict: Verdict | Exception = Verdict()) -> None:  # noqa: B008 - immutable
-        self.verdict = verdict
+    def __init__(self, outcome: ValidationResult | Exception = ValidationResult()) -> None:  # noqa: B008 - immutable
+        self.outcome = outcome
         self.requested: list[tuple[Object, Object | None]] = []
 
-    def __call__(self, new: Object, old: Object | None) -> Verdict:
+    def __call__(self, new: Object, old: Object | None) -> ValidationResult:
         self.requested.append((new, old))
-        if isinstance(self.verdict, Exception):
-            raise self.verdict
-        return self.verdict
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return self.outcome
 
 
 @pytest.mark.parametrize(
-    ("verdict", "result", "expected"),
+    ("outcome", "result", "expected"),
     [
-        (Verdict(), "allowed", {"allowed": True}),
-        (Verdict(warnings=("careful",)), "warned", {"allowed": True, "warnings": ["careful"]}),
+        (ValidationResult(), "allowed", {"allowed": True}),
+        (ValidationResult(warnings=("careful",)), "warned", {"allowed": True, "warnings": ["careful"]}),
         (
-            Verdict(("no", "never"), ("careful",)),
+            ValidationResult(("no", "never"), ("careful",)),
             "refused",
             {
                 "allowed": False,
@@ -87,9 +87,9 @@ class Judge:
         (KeyError("bug"), "failed", {"allowed": True}),
     ],
 )
-def test_answer_has_verdict_and_is_counted(verdict: Verdict | Exception, result: str, expected: Object) -> None:
+def test_answer_has_result_and_is_counted(outcome: ValidationResult | Exception, result: str, expected: Object) -> None:
     before = counts()
-    found = answer(review(), Judge(verdict))
+    found = answer(review(), FakeValidator(outcome))
     assert found["response"] == {"uid": "u-1"} | expected
     assert (found["apiVersion"], found["kind"]) == ("admission.k8s.io/v1", "AdmissionReview")
     assert {name: value - before[name] for name, value in counts().items() if value != before[name]} == {result: 1}
@@ -106,18 +106,18 @@ def test_answer_has_verdict_and_is_counted(verdict: Verdict | Exception, result:
     ],
 )
 def test_answer_leaves_other_requests_alone(request_part: Object) -> None:
-    judge = Judge(Verdict(("no",)))
-    assert answer(review(**request_part), judge)["response"]["allowed"] is True
-    assert judge.requested == []
+    validator = FakeValidator(ValidationResult(("no",)))
+    assert answer(review(**request_part), validator)["response"]["allowed"] is True
+    assert validator.requested == []
 
 
-def test_answer_judges_normalised_objects_of_a_dry_run() -> None:
+def test_answer_validates_normalised_objects_of_a_dry_run() -> None:
     old = builders.service()
     new = builders.service(slo=None)
     del new["metadata"]["namespace"]
-    judge = Judge()
-    answer(review(new, operation="UPDATE", oldObject=old, dryRun=True), judge)
-    [(requested, before)] = judge.requested
+    validator = FakeValidator()
+    answer(review(new, operation="UPDATE", oldObject=old, dryRun=True), validator)
+    [(requested, before)] = validator.requested
     assert requested["metadata"]["namespace"] == "team"
     assert "slo" not in requested["spec"]
     assert before is not None
@@ -128,30 +128,30 @@ def test_answer_judges_normalised_objects_of_a_dry_run() -> None:
 def test_answer_allows_whatever_object_it_gets(value: Any) -> None:
     index = ServiceIndex(SilentKube(), OperatorConfig(builders.PLATFORM, "system", "me"), ObjectErrors())
 
-    def judge(new: Object, old: Object | None) -> Verdict:
-        return server.verdict(new, old, index.cluster)
+    def validator(new: Object, old: Object | None) -> ValidationResult:
+        return server.validate_change(new, old, index.cluster)
 
-    response = answer(review({"metadata": {"name": "chat"}, "spec": value}), judge)["response"]
+    response = answer(review({"metadata": {"name": "chat"}, "spec": value}), validator)["response"]
     assert response["allowed"] or response["status"]["message"]
-    assert answer(review({"metadata": value}, oldObject=value), judge)["response"]["uid"] == "u-1"
+    assert answer(review({"metadata": value}, oldObject=value), validator)["response"]["uid"] == "u-1"
 
 
 @pytest.mark.parametrize("document", [None, [], {}, {"request": 1}, {"request": {"uid": 7}}, {"request": {"uid": ""}}])
 def test_answer_rejects_what_is_no_review(document: object) -> None:
     with pytest.raises(MalformedReview):
-        answer(document, Judge())
+        answer(document, FakeValidator())
 
 
 @asynccontextmanager
 async def serving(
     folder: Path,
-    judge: Judge,
+    validator: FakeValidator,
     limits: server.ServerLimits = server.ServerLimits(),  # noqa: B008 - immutable
 ) -> AsyncIterator[str]:
     """The server on a port of 127.0.0.1; yields its URL."""
     port = free_port()
     settings = WebhookSettings(port=port, certificateDirectory=str(folder))
-    task = asyncio.create_task(server.serve(settings, judge, limits))
+    task = asyncio.create_task(server.serve(settings, validator, limits))
     try:
         yield f"https://127.0.0.1:{port}{server.PATH}"
     finally:
@@ -177,8 +177,8 @@ async def post(url: str, pem: str, body: bytes | None = None) -> tuple[int, Obje
 
 
 async def test_serve_answers_over_tls(tmp_path: Path) -> None:
-    pem, judge = make_certificate(tmp_path), Judge(Verdict(("no",)))
-    async with serving(tmp_path, judge) as url:
+    pem, validator = make_certificate(tmp_path), FakeValidator(ValidationResult(("no",)))
+    async with serving(tmp_path, validator) as url:
         status, found = await post(url, pem)
     assert status == 200
     assert found["response"]["status"]["message"] == "no"
@@ -190,25 +190,25 @@ async def test_serve_answers_over_tls(tmp_path: Path) -> None:
 )
 async def test_serve_refuses_what_it_cannot_read(tmp_path: Path, body: bytes, status: int) -> None:
     pem, before = make_certificate(tmp_path), counts()
-    async with serving(tmp_path, Judge()) as url:
+    async with serving(tmp_path, FakeValidator()) as url:
         assert (await post(url, pem, body))[0] == status
     assert counts()["failed"] == before["failed"] + 1
 
 
 async def test_serve_accepts_the_largest_objects(tmp_path: Path) -> None:
     """Two objects of the largest size that etcd stores."""
-    pem, judge = make_certificate(tmp_path), Judge()
+    pem, validator = make_certificate(tmp_path), FakeValidator()
     large = builders.service() | {"status": {"padding": "x" * 1_500_000}}
-    async with serving(tmp_path, judge) as url:
+    async with serving(tmp_path, validator) as url:
         status, _ = await post(url, pem, orjson.dumps(review(large, operation="UPDATE", oldObject=large)))
     assert status == 200
-    assert len(judge.requested) == 1
+    assert len(validator.requested) == 1
 
 
 async def test_serve_bounds_reviews_at_once(tmp_path: Path) -> None:
     """A client that sends slowly holds one of the slots, until it is given up."""
     pem, trust = make_certificate(tmp_path), ssl.create_default_context(cafile=str(tmp_path / CERTIFICATE_FILE))
-    async with serving(tmp_path, Judge(), server.ServerLimits(concurrent_reviews=1, read_seconds=2.0)) as url:
+    async with serving(tmp_path, FakeValidator(), server.ServerLimits(concurrent_reviews=1, read_seconds=2.0)) as url:
         assert (await post(url, pem))[0] == 200
         port = int(url.rpartition(":")[2].partition("/")[0])
         reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trust)
@@ -231,7 +231,7 @@ async def test_serve_waits_for_certificate_and_takes_a_new_one(
             await asyncio.sleep(0.01)
 
     limits = server.ServerLimits(certificate_seconds=0.05, no_certificate_seconds=0.05)
-    async with serving(tmp_path, Judge(), limits) as url:
+    async with serving(tmp_path, FakeValidator(), limits) as url:
         await refused()
         first = make_certificate(tmp_path, "first")
         assert (await post(url, first))[0] == 200
@@ -257,7 +257,7 @@ async def test_expiry_metric_is_of_the_loaded_certificate(tmp_path: Path) -> Non
     assert not await files.load()
     pem = make_certificate(tmp_path, days=30)
     assert await files.load()
-    exported = metrics.OPERATOR_WEBHOOK_CERTIFICATE_EXPIRY._value.get()
+    exported = operator_metrics.OPERATOR_WEBHOOK_CERTIFICATE_EXPIRY._value.get()
     assert exported == ssl.cert_time_to_seconds(end_date(pem))
 
 

@@ -254,11 +254,11 @@ def test_publish_permissive_limits_use_remote_prefill() -> None:
     keeper.publish(fleet.service, ServiceSnapshot(said, tiers), fleet.wish, GATEWAYS, fleet.now_s)
     assert keeper.published is not None
     assert keeper.published.cost_model is not None
-    door = AdmissionController(CLASSES, keeper.published.cost_model, {})
-    door.set_replicas({"d": 50}, 0.0, frozenset({"p"}))
-    found = [door.submit(AdmissionRequest(str(k), "default", "t", 0.0, 8000), 0.0) for k in range(20)]
+    gateway_controller = AdmissionController(CLASSES, keeper.published.cost_model, {})
+    gateway_controller.set_replicas({"d": 50}, 0.0, frozenset({"p"}))
+    found = [gateway_controller.submit(AdmissionRequest(str(k), "default", "t", 0.0, 8000), 0.0) for k in range(20)]
     assert {one.prefill for one in found} == {"p"}
-    assert door.pool.prefill_queues["p"].free_s < 1e-3
+    assert gateway_controller.pool.prefill_queues["p"].free_s < 1e-3
 
 
 def test_publish_has_learned_token_ratios_and_keeps_them() -> None:

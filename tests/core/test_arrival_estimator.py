@@ -17,11 +17,11 @@ def arrival_work(rate: float, seconds: int, rng: np.random.Generator) -> list[fl
 
 def estimates(works: list[float], since_s: int = 0) -> list[float]:
     """What is found after each second from then on."""
-    newcomers, total, found = ArrivalEstimator(0.0), 0.0, []
+    estimator, total, found = ArrivalEstimator(0.0), 0.0, []
     for second, work in enumerate(works, start=1):
         total += work
-        newcomers.update(total, float(second))
-        found.append(newcomers.work_rate)
+        estimator.update(total, float(second))
+        found.append(estimator.work_rate)
     return found[since_s:]
 
 
@@ -56,9 +56,9 @@ def test_arrival_estimate_after_load_ends_is_zero() -> None:
 
 
 def test_arrival_estimate_repeated_time_changes_nothing() -> None:
-    newcomers = ArrivalEstimator(5.0)
+    estimator = ArrivalEstimator(5.0)
     for now in (5.0, 4.0, float("nan")):
-        newcomers.update(1.0, now)
-        assert newcomers.work_rate == 0.0
-    newcomers.update(1.0, 6.0)
-    assert newcomers.work_rate == pytest.approx(1.0)
+        estimator.update(1.0, now)
+        assert estimator.work_rate == 0.0
+    estimator.update(1.0, 6.0)
+    assert estimator.work_rate == pytest.approx(1.0)

@@ -285,11 +285,11 @@ def test_publication_of_many_startups_is_downsampled() -> None:
 def test_publications_are_at_least_two_seconds_apart() -> None:
     rng, fleet, keeper = random.Random(1), loaded(), AdmissionPublisher()
     fleet.wish = replace(fleet.wish, classes=CLASSES)
-    told_s = []
+    published_s = []
     for _ in range(100):
         fleet.tick(random_metrics(rng))
         observed = ServiceSnapshot(NORMAL_METRICS, {"serve": TierSnapshot(3, rng.randrange(4), (), ABOUT)})
         if keeper.publish(fleet.service, observed, fleet.wish, ["gw-a", "gw-b"][: rng.randrange(3)], fleet.now_s):
-            told_s.append(fleet.now_s)
-    assert len(told_s) > 5
-    assert all(later - sooner >= MIN_PUBLISH_INTERVAL_S for sooner, later in pairwise(told_s))
+            published_s.append(fleet.now_s)
+    assert len(published_s) > 5
+    assert all(later - sooner >= MIN_PUBLISH_INTERVAL_S for sooner, later in pairwise(published_s))

@@ -155,10 +155,10 @@ def test_update_clock_going_backwards_keeps_knowledge() -> None:
 
 
 def test_update_clock_jump_ahead_reduces_knowledge() -> None:
-    leapt = update(FITTED, replace(GOOD, end_s=1e14))
-    assert not assess_quality(leapt).sufficient
-    assert assess_quality(leapt).base_sd > assess_quality(FITTED).base_sd
-    assert_sound(leapt)
+    shifted = update(FITTED, replace(GOOD, end_s=1e14))
+    assert not assess_quality(shifted).sufficient
+    assert assess_quality(shifted).base_sd > assess_quality(FITTED).base_sd
+    assert_sound(shifted)
 
 
 def test_update_persistent_garbage_becomes_unknown() -> None:

@@ -186,12 +186,12 @@ def test_admission_class_tpot_is_limited_by_e2e() -> None:
 def test_admission_queue_wait_is_bounded_by_e2e(most: int | None) -> None:
     """No target for the first token: the time of the expected answer comes off, so that a short one may wait longer."""
     whole = (ClassPolicy("chat", 0, Slo(0.95, e2e_s=9.0)),)
-    door = gate(replace(SERVE, slo=whole[0].slo), whole)
-    now = fill(door)[1]
-    assert door.submit(ask("late", now, max_tokens=most), now).outcome is AdmissionOutcome.QUEUED
-    cost_model = door.pool.cost_model
+    controller = gate(replace(SERVE, slo=whole[0].slo), whole)
+    now = fill(controller)[1]
+    assert controller.submit(ask("late", now, max_tokens=most), now).outcome is AdmissionOutcome.QUEUED
+    cost_model = controller.pool.cost_model
     tokens = cost_model.output_mean if most is None else float(most)
     alone_s = cost_model.request_cost(ask("late", max_tokens=most)).idle_ttft_s
-    assert door.wake_at_s == pytest.approx(now + 9.0 - (tokens - 1) * cost_model.tpot_s[0] - alone_s)
-    [refused] = door.release(door.wake_at_s + 1e-6)
+    assert controller.wake_at_s == pytest.approx(now + 9.0 - (tokens - 1) * cost_model.tpot_s[0] - alone_s)
+    [refused] = controller.release(controller.wake_at_s + 1e-6)
     assert (refused.request_id, refused.outcome) == ("late", AdmissionOutcome.SHED_SATURATED)

@@ -397,8 +397,8 @@ def test_forecast_memory_fills_and_resets_on_level_shift() -> None:
     steady = forecast_of(constant(6.0, 900)).memory_fill
     assert steady == pytest.approx(-math.expm1(-900 / 1800), rel=0.01)
     assert forecast_of(constant(6.0, 4 * 3600, tick_s=5.0)).memory_fill == pytest.approx(1.0, abs=0.01)
-    leapt = forecast_of(fed(demand(np.concatenate([np.full(900, 6.0), np.full(60, 36.0)]), 1.0, seed=1)))
-    assert leapt.memory_fill == pytest.approx(60 / 1800, rel=0.15)
+    shifted = forecast_of(fed(demand(np.concatenate([np.full(900, 6.0), np.full(60, 36.0)]), 1.0, seed=1)))
+    assert shifted.memory_fill == pytest.approx(60 / 1800, rel=0.15)
 
 
 def test_standby_value_needs_observed_level_shifts() -> None:

@@ -85,11 +85,11 @@ def test_growth_prior_weight_rises_with_agreement() -> None:
 
 def test_growth_odds_after_level_shift_spare_larger_shifts() -> None:
     """Services differ in how often load doubles; that it grows tenfold is rare in all of them."""
-    leapt = fed(demand(np.concatenate([np.full(300, 6.0), np.full(900, 38.0)]), 1.0, seed=1))
+    shifted = fed(demand(np.concatenate([np.full(300, 6.0), np.full(900, 38.0)]), 1.0, seed=1))
     at, prior, now = (
         growth_prior.GROWTH_FACTORS.index,
         growth_distribution(DemandState(), 120.0),
-        growth_distribution(leapt, 120.0),
+        growth_distribution(shifted, 120.0),
     )
     assert now.exceedance[at(4.0)] > 0.05
     assert prior.exceedance[at(6.0)] < now.exceedance[at(6.0)] < 0.35 * now.exceedance[at(4.0)]

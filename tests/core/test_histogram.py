@@ -91,8 +91,8 @@ def test_difference_after_reset_returns_new_counts(old: BucketCounts) -> None:
 
 
 @given(histograms, st.lists(st.integers(0, 100), min_size=7, max_size=7))
-def test_difference_inverts_merge(old: BucketCounts, came: list[int]) -> None:
-    part = BucketCounts(old.edges, tuple(map(float, came[: len(old.edges)])), 3.0)
+def test_difference_inverts_merge(old: BucketCounts, arrivals: list[int]) -> None:
+    part = BucketCounts(old.edges, tuple(map(float, arrivals[: len(old.edges)])), 3.0)
     together = histogram.merge([old, part])
     assert together is not None
     assert histogram.difference(together, old) == part

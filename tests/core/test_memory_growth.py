@@ -82,7 +82,7 @@ MODEL = StepModel(4.742e-3, -1.3e-3, 2.265e-5, 1.035e-9, 1.816e-5, 3.048e-8)
 SERVE = TierSpec(Role.SERVE, MODEL, MIX, EngineLimits(64, 30_000, 8192), SLO)
 
 
-class Door:
+class AdmissionLoad:
     """A gate at three times its load, to which every tenant, conversation and replica comes under a new name."""
 
     def __init__(self) -> None:
@@ -130,17 +130,17 @@ class Door:
 
 
 @pytest.fixture(scope="module")
-def door() -> Door:
-    made = Door()
+def load() -> AdmissionLoad:
+    made = AdmissionLoad()
     made.last(SECONDS)
     return made
 
 
-def test_admission_requests_for_minutes_leak_no_memory(door: Door) -> None:
-    before, outcomes = allocated_bytes(), dict(door.gate.outcomes)
-    door.last(SECONDS)
-    came = {outcome for outcome, observed in door.gate.outcomes.items() if observed > outcomes[outcome]}
-    assert came >= {
+def test_admission_requests_for_minutes_leak_no_memory(load: AdmissionLoad) -> None:
+    before, outcomes = allocated_bytes(), dict(load.gate.outcomes)
+    load.last(SECONDS)
+    decided = {outcome for outcome, observed in load.gate.outcomes.items() if observed > outcomes[outcome]}
+    assert decided >= {
         AdmissionOutcome.ADMITTED,
         AdmissionOutcome.QUEUED,
         AdmissionOutcome.SHED_SATURATED,
@@ -149,8 +149,8 @@ def test_admission_requests_for_minutes_leak_no_memory(door: Door) -> None:
     assert abs(allocated_bytes() - before) < NOISE
 
 
-def test_admission_leak_of_departed_tenants_is_detected(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_admission_leak_of_departed_tenants_is_detected(load: AdmissionLoad, monkeypatch: pytest.MonkeyPatch) -> None:
     before = allocated_bytes()
     monkeypatch.setattr(fairness, "IDLE_TENANT_TTL_S", math.inf)
-    door.last(SECONDS)
+    load.last(SECONDS)
     assert allocated_bytes() - before > NOISE

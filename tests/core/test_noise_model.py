@@ -25,8 +25,8 @@ def test_arrival_dispersion_follows_arrival_cv2(rate: float) -> None:
     poisson = [found(1.0, seed) for seed in range(8)]
     assert np.median(poisson) == 1.0
     assert max(poisson) < 1.2
-    bunched = [found(4.0, seed) for seed in range(4)]
-    assert min(bunched) > (1.2 if rate < 1.0 else 2.0)
-    assert max(bunched) < 5.0
+    bursts = [found(4.0, seed) for seed in range(4)]
+    assert min(bursts) > (1.2 if rate < 1.0 else 2.0)
+    assert max(bursts) < 5.0
     assert found(0.25, 1) == 1.0, "arrivals that are regular are not counted on to stay so"
     assert arrival_dispersion(DemandState().noise, 0.25) == 1.0

@@ -39,7 +39,7 @@ def split_budget(
         for name, count, each, low in zip(NAMES, wanted, gpus, least, strict=False)
     ]
     apply_limits(courses, granted, 0.0)
-    return [course.count for course in courses], courses
+    return [schedule.count for schedule in courses], courses
 
 
 TIERS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 8), st.integers(0, 3)), min_size=1, max_size=3)
@@ -60,8 +60,8 @@ def test_gpu_budget_is_respected_used_and_keeps_minimum(tiers: list[tuple[int, i
         assert used <= granted
         for n, count, each in zip(counts, wanted, gpus, strict=True):
             assert n == count or used + each > granted, "no GPU is left that a tier wants and that it has room for"
-    for course, n, count in zip(courses, counts, wanted, strict=True):
-        assert (ScalingLimit.BUDGET in course.limits) == (n < count)
+    for schedule, n, count in zip(courses, counts, wanted, strict=True):
+        assert (ScalingLimit.BUDGET in schedule.limits) == (n < count)
 
 
 @pytest.mark.parametrize("gpus", [(1, 1), (1, 2), (2, 1), (1, 4), (8, 1)])

@@ -68,7 +68,7 @@ KEYS = [("t", 1, None), ("t", 2, None), ("u", 1, None), ("t", 1, "k"), ("u", Non
 def test_reservations_match_reference_model(seed: int) -> None:
     rng, real, hand, now = random.Random(seed), RetryReservations(), ReferenceModel(), 1000.0
     jumps = seed % 2
-    told_some = 0
+    advised_some = 0
     for number in range(2500):
         now += rng.choice((0.0, 0.01, 0.3, 2.0, 15.0))
         if jumps and rng.random() < 0.01:
@@ -91,14 +91,14 @@ def test_reservations_match_reference_model(seed: int) -> None:
             del hand.slips[name]
         elif rng.random() < 0.5:
             work_s, held_s = rng.uniform(0.01, 0.5), rng.uniform(0.0, 1.0)
-            told_some += issued(real, hand, request, name, (work_s, held_s), now)
+            advised_some += issued(real, hand, request, name, (work_s, held_s), now)
         real.expire(now)
         hand.pass_time(now)
         assert len(real) == len(hand.slips)
         assert real.work_s == pytest.approx(hand.work_s, abs=1e-9)
         assert real.pending_work_s == pytest.approx(hand.coming_s, abs=1e-9)
         assert len(real._expiry) <= 2 * len(KEYS) + 200, "what is kept of them is bounded"
-    assert told_some > 50
+    assert advised_some > 50
 
 
 def issued(

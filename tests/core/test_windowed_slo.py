@@ -34,8 +34,8 @@ def spread(servers: float, patience: float, budget: float = BUDGET) -> float:
     return float(windowed_slo.rejection_dispersion(*one)[0])
 
 
-def weight_of(clumps: float, steady: float = 0.0, rate: float = 0.0, budget: float = BUDGET) -> float:
-    one = (np.array([value]) for value in (budget, steady, rate, clumps))
+def weight_of(dispersion: float, steady: float = 0.0, rate: float = 0.0, budget: float = BUDGET) -> float:
+    one = (np.array([value]) for value in (budget, steady, rate, dispersion))
     return float(windowed_slo.rejection_weight(*one)[0])
 
 
@@ -57,7 +57,7 @@ def test_unweighted_rejections_violate_many_windows() -> None:
 
 
 def test_rejection_weight_rises_with_dispersion() -> None:
-    weights = [weight_of(clumps) for clumps in (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 1e3, 1e9)]
+    weights = [weight_of(dispersion) for dispersion in (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 1e3, 1e9)]
     assert weights == sorted(weights)
     assert 1.5 < weights[0] < 2.0, "25 of 500 by themselves: some windows have ten more than the mean"
     longer = [weight_of(8.0, rate=rate) for rate in (0.0, 1.0, 25.0 / 3.0, 36.0, 1e3, 1e6)]

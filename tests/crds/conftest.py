@@ -56,9 +56,9 @@ class Kubectl:
         response = self.run("apply", "--dry-run=server", "-o", "name", *flags, "-f", "-", stdin=stream)
         accepted = {line.rpartition("/")[2] for line in response.stdout.splitlines()}
         errors = iter(line for line in response.stderr.splitlines() if line.startswith("Error from server"))
-        verdicts = ["" if manifest["metadata"]["name"] in accepted else next(errors, "") for manifest in named]
+        messages = ["" if manifest["metadata"]["name"] in accepted else next(errors, "") for manifest in named]
         assert next(errors, None) is None, f"kubectl said more than was asked:\n{response.stderr}"
-        return verdicts
+        return messages
 
 
 def _numbered(manifest: Manifest, number: int) -> Manifest:

@@ -30,8 +30,8 @@ COLUMNS = ["NAME", "MODEL", "READY", "PREFILL", "DECODE", "SERVE", "TTFT", "TPOT
 def test_boundary_values_are_accepted(kubectl: Kubectl, way: str) -> None:
     tables = [(service, VALID_EDITS), (aggregated, VALID_AGGREGATED), (adopted, VALID_ADOPTED)]
     edited = [(edits, base(**edits)) for base, table in tables for edits in table]
-    verdicts = kubectl.validate([manifest for _, manifest in edited], *APPLY_MODES[way])
-    assert {str(edits): said for (edits, _), said in zip(edited, verdicts, strict=True) if said} == {}
+    errors = kubectl.validate([manifest for _, manifest in edited], *APPLY_MODES[way])
+    assert {str(edits): said for (edits, _), said in zip(edited, errors, strict=True) if said} == {}
 
 
 @pytest.mark.parametrize("way", APPLY_MODES)

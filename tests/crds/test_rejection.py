@@ -1,6 +1,6 @@
 """The API server refuses what breaks a rule, names the field, and says what to write instead.
 
-The same tables as for `parse`, through both ways of applying; each way judges a whole table in one call of kubectl.
+The same tables as for `parse`, through both ways of applying; each way validates a whole table in one call of kubectl.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ pytestmark = pytest.mark.api
 
 CASES = [*SPEC_CASES, *POD_CASES, *SCALING_CASES, *ADMISSION_CASES, *ADAPTER_CASES, *ENGINE_CASES, *TARGET_CASES]
 
-Judge = Callable[[str], list[str]]
+ErrorsByWay = Callable[[str], list[str]]
 
 
 @pytest.fixture(scope="module")
-def verdicts(kubectl: Kubectl) -> Judge:
+def errors_by_way(kubectl: Kubectl) -> ErrorsByWay:
     """What the API server says to the whole table, by the way of applying; asked once."""
     manifests = [case.manifest() for case in CASES]
     return functools.cache(lambda way: kubectl.validate(manifests, *APPLY_MODES[way]))
@@ -38,8 +38,8 @@ def verdicts(kubectl: Kubectl) -> Judge:
 
 @pytest.mark.parametrize("way", APPLY_MODES)
 @pytest.mark.parametrize("number", range(len(CASES)), ids=lambda number: CASES[number].name)
-def test_broken_rule_names_field_and_remedy(verdicts: Judge, number: int, way: str) -> None:
-    case, said = CASES[number], verdicts(way)[number]
+def test_broken_rule_names_field_and_remedy(errors_by_way: ErrorsByWay, number: int, way: str) -> None:
+    case, said = CASES[number], errors_by_way(way)[number]
     path, words = _expected(case, way)
     assert f"{path}: " in _keys_as_fields(said)
     assert words in said
@@ -49,12 +49,12 @@ def test_broken_rule_names_field_and_remedy(verdicts: Judge, number: int, way: s
 @pytest.mark.parametrize("example", examples())
 def test_wrong_type_names_field(kubectl: Kubectl, example: str, way: str) -> None:
     broken = list(mutations(example, examples()[example]))
-    verdicts = kubectl.validate([mutation.manifest for mutation in broken], *APPLY_MODES[way])
-    assert [said for mutation, said in zip(broken, verdicts, strict=True) if not _is_named(mutation, said)] == []
+    errors_by_way = kubectl.validate([mutation.manifest for mutation in broken], *APPLY_MODES[way])
+    assert [said for mutation, said in zip(broken, errors_by_way, strict=True) if not _is_named(mutation, said)] == []
 
 
-def _is_named(mutation: Mutation, verdict: str) -> bool:
-    path, said = _without_positions(mutation.path), _without_positions(verdict)
+def _is_named(mutation: Mutation, error: str) -> bool:
+    path, said = _without_positions(mutation.path), _without_positions(error)
     return f"{path}: " in said or f'unknown field "{path}"' in said
 
 

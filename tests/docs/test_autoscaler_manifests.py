@@ -20,7 +20,7 @@ from plimsoll.controllers.keda_scaler.answers import METRIC_NAME, TARGET, replic
 from plimsoll.core.autoscaling.scaling_policy import ScalingMode
 from plimsoll.core.types import Role
 from plimsoll.sim.policies import hpa
-from plimsoll.telemetry import metrics
+from plimsoll.telemetry import operator_metrics
 from tests.apiserver import ApiServer
 from tests.chart.rendering import NAMESPACE, ROOT, find, render
 from tests.chart.test_monitoring import KNOWN
@@ -143,7 +143,7 @@ def test_recommendation_metric_has_the_queried_labels() -> None:
     names = re.findall(r"\b(plimsoll_\w+)\{([^}]*)\}", hpa_query())
     assert [name for name, _ in names] == [RECOMMENDATION_METRIC]
     assert set(re.findall(r"(\w+)=", names[0][1])) <= KNOWN[RECOMMENDATION_METRIC]
-    assert list(metrics.AUTOSCALER_DESIRED._labelnames) == ["service", "tier"]
+    assert list(operator_metrics.AUTOSCALER_DESIRED._labelnames) == ["service", "tier"]
 
 
 def test_hpa_selector_values_are_valid_labels() -> None:

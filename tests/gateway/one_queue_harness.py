@@ -20,7 +20,7 @@ from plimsoll.gateway.picker import Picker, Reply
 from plimsoll.gateway.service_catalog import CatalogBuilder, ServiceCatalog
 from plimsoll.gateway.settings import PickerSettings, TrustedHeaders
 from plimsoll.gateway.signals_document import build_signals
-from plimsoll.telemetry import metrics
+from plimsoll.telemetry import gateway_metrics
 from tests.gateway.kube_objects import Object, split
 from tests.gateway.picker_harness import key_of, response_headers
 from tests.gateway.stack import free_port, wait_until
@@ -145,7 +145,10 @@ class Gateways:
         def are() -> bool:
             for gateway in gateways:
                 gateway.queue.update_metrics()
-                if gateway in self._existing and metrics.GATEWAY_PEERS_CONNECTED._value.get() != len(gateways) - 1:
+                if (
+                    gateway in self._existing
+                    and gateway_metrics.GATEWAY_PEERS_CONNECTED._value.get() != len(gateways) - 1
+                ):
                     return False
             return True
 
@@ -202,4 +205,4 @@ def is_admitted(reply: bytes) -> bool:
 
 def fallbacks(reason: str) -> float:
     """How many requests the gateways of this process decided about because an owner did not answer."""
-    return float(metrics.GATEWAY_OWNER_FALLBACKS.labels(reason)._value.get())
+    return float(gateway_metrics.GATEWAY_OWNER_FALLBACKS.labels(reason)._value.get())

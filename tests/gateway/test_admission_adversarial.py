@@ -14,7 +14,7 @@ from plimsoll.gateway.admission_policy import AdmissionPolicy, PolicyCache
 from plimsoll.gateway.envoy.access_log import AccessRecord
 from plimsoll.gateway.http1 import HttpRequest, response
 from plimsoll.gateway.inflight import MAX_REQUEST_AGE_SECONDS
-from plimsoll.gateway.picker import MAX_QUEUED_BYTES
+from plimsoll.gateway.request_queue import MAX_QUEUED_BYTES
 from plimsoll.gateway.server import HttpProtocol
 from plimsoll.gateway.service_admission import MAX_TENANTS
 from plimsoll.gateway.signals_document import build_signals
@@ -38,7 +38,7 @@ def is_empty(world: PickerHarness) -> bool:
     picker = world.picker
     guards = picker.admission.services.values()
     return (
-        picker.queued == len(picker.inflight) == len(picker.admission) == 0
+        len(picker.queue) == len(picker.inflight) == len(picker.admission) == 0
         and all(load.inflight == 0 for load in picker.inflight.loads.values())
         and all(guard.controller.queued == len(guard.queued) == len(guard.controller.pool) == 0 for guard in guards)
         and all(guard.controller.queued_work_s == 0.0 for guard in guards)
@@ -116,7 +116,7 @@ async def test_missing_limits_admit_everything() -> None:
         held = [world.send_queued(), world.send_queued()]
         world.set_objects(after, pods=engine_names(1))
         assert [picked_engine(future) for future in held] == [ONE, ONE]
-        assert world.picker.queued == 0
+        assert len(world.picker.queue) == 0
         world.set_objects(service_with_slo(), pods=engine_names(1))
         assert world.running_by_engine() == {ONE: 4}
         for reply in (*replies, *(future.result() for future in held)):
@@ -468,7 +468,8 @@ async def test_outcomes_add_up_under_churn() -> None:
         await crowd.settle()
     outcomes = world.outcomes()
     assert (
-        sum(count for name, count in outcomes.items() if name != AdmissionOutcome.QUEUED) + world.picker.queued == 400
+        sum(count for name, count in outcomes.items() if name != AdmissionOutcome.QUEUED) + len(world.picker.queue)
+        == 400
     )
     assert min(outcomes.values()) > 20
     while crowd.running or crowd.waiting:

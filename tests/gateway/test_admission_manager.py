@@ -11,7 +11,7 @@ from plimsoll.adapters.gateway_signals import parse_signals
 from plimsoll.core.engine_model.step_time import KvTransfer
 from plimsoll.gateway.envoy.access_log import AccessRecord
 from plimsoll.gateway.signals_document import build_signals, update_metrics
-from plimsoll.telemetry import metrics
+from plimsoll.telemetry import gateway_metrics
 from tests.gateway.kube_objects import pod, service
 from tests.gateway.picker_harness import (
     GATEWAY,
@@ -420,15 +420,17 @@ async def test_signals_document_is_read_by_operator() -> None:
     assert (read.queued, read.slots_in_use, read.outcomes) == (1, 0, {"Queued": 1})
     assert read.queued_work_s > 0
     update_metrics(world.picker)
-    assert metrics.GATEWAY.get_sample_value("plimsoll_gateway_queued_requests", {"service": "team/chat"}) == 1.0
+    assert gateway_metrics.GATEWAY.get_sample_value("plimsoll_gateway_queued_requests", {"service": "team/chat"}) == 1.0
     labels = {"service": "team/chat", "outcome": "Queued"}
-    assert (metrics.GATEWAY.get_sample_value("plimsoll_gateway_admission_decisions_total", labels) or 0.0) >= 1.0
+    assert (
+        gateway_metrics.GATEWAY.get_sample_value("plimsoll_gateway_admission_decisions_total", labels) or 0.0
+    ) >= 1.0
 
 
 def test_metrics_equal_signals_however_often_read() -> None:
     def read(name: str, **labels: str) -> float:
         update_metrics(world.picker)
-        return metrics.GATEWAY.get_sample_value(name, {"service": "team/counted", **labels}) or 0.0
+        return gateway_metrics.GATEWAY.get_sample_value(name, {"service": "team/counted", **labels}) or 0.0
 
     world = PickerHarness(service_with_slo("counted", batch=50), pods=engine_names(1, service="counted"))
     for count in (1, 2, 3):
@@ -446,7 +448,7 @@ def test_metrics_equal_signals_however_often_read() -> None:
 def test_engine_estimates_are_exported_while_engines_exist() -> None:
     def read(name: str) -> float | None:
         update_metrics(world.picker)
-        return metrics.GATEWAY.get_sample_value(f"plimsoll_gateway_{name}", {"service": "team/learned"})
+        return gateway_metrics.GATEWAY.get_sample_value(f"plimsoll_gateway_{name}", {"service": "team/learned"})
 
     world = PickerHarness(service_with_slo("learned", batch=50), pods=engine_names(1, service="learned"))
     assert (read("step_time_ratio"), read("ttft_residual_seconds")) == (1.0, 0.0)
@@ -473,4 +475,4 @@ async def test_client_disconnect_record_ends_queued_request() -> None:
     assert held.cancelled()
     await asyncio.sleep(0)
     assert world.outcomes() == {"Queued": 1, "ClientGone": 1}
-    assert world.picker.queued == 0
+    assert len(world.picker.queue) == 0

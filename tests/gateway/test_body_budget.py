@@ -23,15 +23,15 @@ def test_room_is_refused_beyond_limit_and_given_back(budget: BodyBudget) -> None
     assert rejection.reason is RejectionReason.GATEWAY_FULL
     budget.release("a")
     assert budget.reserve("c", b"50", 0.0) is None
-    assert budget.held_bytes == 100
+    assert budget.reserved_bytes == 100
 
 
 @pytest.mark.parametrize("announced", [b"", b"-", b"-1", b"1e3", b"9" * 40])
 def test_body_of_unknown_length_takes_room_of_largest(budget: BodyBudget, announced: bytes) -> None:
     assert budget.reserve("a", announced, 0.0) is None
-    assert budget.held_bytes == LARGEST
+    assert budget.reserved_bytes == LARGEST
     budget.record("a", 3, 0.0)
-    assert budget.held_bytes == 3
+    assert budget.reserved_bytes == 3
 
 
 def test_single_body_always_fits() -> None:
@@ -40,13 +40,13 @@ def test_single_body_always_fits() -> None:
 
 def test_body_that_envoy_rejects_takes_no_room(budget: BodyBudget) -> None:
     assert budget.reserve("a", b"61", 0.0) is None
-    assert budget.held_bytes == 0
+    assert budget.reserved_bytes == 0
 
 
 def test_small_bodies_are_counted_and_not_refused(budget: BodyBudget) -> None:
     for n in range(200):
         budget.record(f"r{n}", 1, 0.0)
-    assert budget.held_bytes == 200
+    assert budget.reserved_bytes == 200
     assert budget.reserve("large", b"1", 0.0) is not None
 
 
@@ -54,21 +54,21 @@ def test_release_of_unknown_request_changes_nothing(budget: BodyBudget) -> None:
     budget.reserve("a", b"5", 0.0)
     budget.release("b")
     budget.release("")
-    assert budget.held_bytes == 5
+    assert budget.reserved_bytes == 5
 
 
 def test_lost_records_give_back_room_in_time(budget: BodyBudget) -> None:
     budget.reserve("old", b"5", 0.0)
     budget.reserve("new", b"7", MAX_AGE_SECONDS)
     budget.expire(MAX_AGE_SECONDS + 1, envoy_is_idle=False)
-    assert budget.held_bytes == 7
+    assert budget.reserved_bytes == 7
     budget.expire(MAX_AGE_SECONDS + 1, envoy_is_idle=True)
-    assert budget.held_bytes == 7
+    assert budget.reserved_bytes == 7
     budget.expire(MAX_AGE_SECONDS + IDLE_AGE_SECONDS + 1, envoy_is_idle=True)
-    assert budget.held_bytes == 0
+    assert budget.reserved_bytes == 0
 
 
 def test_new_envoy_holds_nothing(budget: BodyBudget) -> None:
     budget.reserve("a", b"5", 0.0)
     budget.clear()
-    assert budget.held_bytes == 0
+    assert budget.reserved_bytes == 0

@@ -127,7 +127,7 @@ async def test_queued_request_leaves_when_its_deadline_passes() -> None:
     late = rejection_of(short)
     assert (late.status, late.error["code"], late.headers["x-should-retry"]) == (504, "deadline_exceeded", "false")
     assert "9 s (x-request-timeout)" in str(late.error["message"])
-    assert world.service()["admission"]["queued"] == world.picker.queued == 1
+    assert world.service()["admission"]["queued"] == len(world.picker.queue) == 1
     assert world.service()["requests"]["rejected"] == {"model_starting": 1, "deadline_exceeded": 1}
 
 

@@ -9,7 +9,7 @@ from plimsoll.core.types import MediaKind
 from plimsoll.gateway.demand_counter import DemandCounter, DemandTokens
 from plimsoll.gateway.errors import RejectionReason
 from plimsoll.gateway.signals_document import update_metrics
-from plimsoll.telemetry import metrics
+from plimsoll.telemetry import gateway_metrics
 from tests.gateway.kube_objects import LIMITS, pod
 from tests.gateway.picker_harness import (
     PickerHarness,
@@ -32,7 +32,7 @@ def demand(world: PickerHarness, key: str = "team/chat") -> tuple[int, int, int]
 
 def exported(world: PickerHarness, name: str, **labels: str) -> float:
     update_metrics(world.picker)
-    return metrics.GATEWAY.get_sample_value(name, {"service": "team/chat", **labels}) or 0.0
+    return gateway_metrics.GATEWAY.get_sample_value(name, {"service": "team/chat", **labels}) or 0.0
 
 
 def test_every_no_demand_reason_is_a_rejection_reason() -> None:

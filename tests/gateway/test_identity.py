@@ -14,7 +14,7 @@ from plimsoll.gateway.identity import ANONYMOUS, MAX_COUNTED_KEYS, OTHER_KEYS, A
 from plimsoll.gateway.parse_worker import ParseWorker
 from plimsoll.gateway.routes import EnvoyEndpoint, model, models_body
 from plimsoll.gateway.settings import ApiKeyMode, TrustedHeaders
-from plimsoll.telemetry import metrics
+from plimsoll.telemetry import gateway_metrics
 from tests.gateway.api_key_secrets import bearer, key_of, key_secret
 from tests.gateway.kube_objects import Object, pod, service
 from tests.gateway.picker_harness import (
@@ -148,7 +148,7 @@ def test_required_keys_are_ready_after_their_first_list() -> None:
 
 def counted(made: Authenticator, key: str) -> float | None:
     made.update_metrics()
-    return metrics.GATEWAY.get_sample_value("plimsoll_gateway_api_key_requests_total", {"key": key})
+    return gateway_metrics.GATEWAY.get_sample_value("plimsoll_gateway_api_key_requests_total", {"key": key})
 
 
 def test_requests_by_key_have_bounded_series() -> None:

@@ -16,7 +16,7 @@ from plimsoll.gateway.app import GatewayProcess
 from plimsoll.gateway.key_store import KeyStore
 from plimsoll.gateway.settings import ApiKeyMode, PickerSettings
 from plimsoll.gateway.watch_cache import WATCHED_RESOURCES
-from plimsoll.telemetry import metrics
+from plimsoll.telemetry import gateway_metrics
 from tests.gateway.api_key_secrets import key_of, key_secret
 from tests.gateway.kube_objects import SYSTEM, Object
 
@@ -28,7 +28,7 @@ def synced(*secrets: Object) -> KeyStore:
 
 
 def gauge(state: str) -> float:
-    found = metrics.GATEWAY.get_sample_value("plimsoll_gateway_api_keys", {"state": state})
+    found = gateway_metrics.GATEWAY.get_sample_value("plimsoll_gateway_api_keys", {"state": state})
     assert found is not None
     return found
 

@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from plimsoll.gateway.one_queue import connection, messages, owner_server
 from plimsoll.gateway.one_queue.frames import FrameSession
-from plimsoll.telemetry import metrics
+from plimsoll.telemetry import gateway_metrics
 from tests.gateway.one_queue_harness import SECRET, Gateway, Gateways, eventually, is_admitted
 from tests.gateway.picker_harness import engine_names, service_with_slo
 from tests.gateway.test_one_queue_frames import QUESTION
@@ -184,7 +184,7 @@ async def test_gateway_that_vanishes_while_asking_holds_nothing(
 
 
 def rejected(reason: str) -> float:
-    return float(metrics.GATEWAY_PEER_CONNECTIONS_REJECTED.labels(reason)._value.get())
+    return float(gateway_metrics.GATEWAY_PEER_CONNECTIONS_REJECTED.labels(reason)._value.get())
 
 
 async def test_unproven_connections_leave_room_for_gateways(

@@ -9,7 +9,7 @@ import pytest
 
 from plimsoll.gateway.one_queue import connection, peer_secret
 from plimsoll.gateway.one_queue.peer_secret import PeerSecret
-from plimsoll.telemetry import metrics
+from plimsoll.telemetry import gateway_metrics
 from tests.gateway.one_queue_harness import SECRET, Gateway, Gateways, eventually, is_admitted
 from tests.gateway.picker_harness import engine_names, service_with_slo
 
@@ -68,12 +68,12 @@ async def test_secret_file_is_followed_and_a_broken_one_is_not_used(
     secret = PeerSecret(path, seen.append)
     task = asyncio.create_task(secret.follow())
     path.write_bytes(b"short")
-    await eventually(lambda: metrics.GATEWAY_PEER_SECRET_INVALID._value.get() == 1.0, "the metric says it")
+    await eventually(lambda: gateway_metrics.GATEWAY_PEER_SECRET_INVALID._value.get() == 1.0, "the metric says it")
     assert secret.accepted == (SECRET,)
     assert "must have at least 16 bytes, not 5" in caplog.text
     path.unlink()
     await eventually(lambda: "No such file" in caplog.text, "the log says it")
     path.write_bytes(NEW_SECRET + b"\n")
     await eventually(lambda: seen == [NEW_SECRET], "the new secret is used")
-    await eventually(lambda: metrics.GATEWAY_PEER_SECRET_INVALID._value.get() == 0.0, "the metric says it")
+    await eventually(lambda: gateway_metrics.GATEWAY_PEER_SECRET_INVALID._value.get() == 0.0, "the metric says it")
     task.cancel()

@@ -260,7 +260,7 @@ async def test_envoy_endpoint_routes_by_path() -> None:
         sent = {"x_plimsoll_request_id": request_id, "x_plimsoll_body_bytes": b"60"}
         assert ask(b"/reserve/v1/completions", **sent)[":status"] == status
     ask(b"/check/v1/completions", BODY, x_plimsoll_request_id=b"a")
-    assert bodies.held_bytes == len(BODY)
+    assert bodies.reserved_bytes == len(BODY)
 
 
 @pytest.mark.parametrize("path", [b"/check/v1/completions", b"/reserve/v1/completions", b"/v1/models"])

@@ -23,13 +23,13 @@ OVERLOAD_REQUESTS = [TraceRequest(float(n), 1000, 100) for n in range(30)] + [
 
 
 def refused(
-    advice: RetryAdvice | None, manner: RetryBehavior, attempt: int = 1, client: str = ""
+    advice: RetryAdvice | None, behavior: RetryBehavior, attempt: int = 1, client: str = ""
 ) -> tuple[Attempt, float | None]:
     """An attempt that was told this, and when its client is back."""
-    clients = RetryingClients(manner, Random(1))
-    visit = Attempt(5, TraceRequest(0.0, 1, 1, client=client), None, attempt=attempt)
-    clients.on_rejection(visit, advice)
-    return visit, clients.retry_delay_s(visit, advice)
+    clients = RetryingClients(behavior, Random(1))
+    client_attempt = Attempt(5, TraceRequest(0.0, 1, 1, client=client), None, attempt=attempt)
+    clients.on_rejection(client_attempt, advice)
+    return client_attempt, clients.retry_delay_s(client_attempt, advice)
 
 
 @pytest.mark.parametrize("advice", [SOON_ADVICE, LATER_ADVICE, UNKNOWN_ADVICE, NO_RETRY_ADVICE, None])
@@ -37,10 +37,10 @@ def test_client_without_retries_stays_away(advice: RetryAdvice | None) -> None:
     assert refused(advice, RetryBehavior.NONE)[1] is None
 
 
-@pytest.mark.parametrize("manner", [RetryBehavior.HONOUR, RetryBehavior.IGNORE, RetryBehavior.MIXED])
-def test_client_attempts_never_exceed_sdk_maximum(manner: RetryBehavior) -> None:
-    assert refused(SOON_ADVICE, manner, attempt=MAX_ATTEMPTS - 1)[1] is not None
-    assert refused(SOON_ADVICE, manner, attempt=MAX_ATTEMPTS)[1] is None
+@pytest.mark.parametrize("behavior", [RetryBehavior.HONOUR, RetryBehavior.IGNORE, RetryBehavior.MIXED])
+def test_client_attempts_never_exceed_sdk_maximum(behavior: RetryBehavior) -> None:
+    assert refused(SOON_ADVICE, behavior, attempt=MAX_ATTEMPTS - 1)[1] is not None
+    assert refused(SOON_ADVICE, behavior, attempt=MAX_ATTEMPTS)[1] is None
 
 
 def test_client_honouring_retry_after_waits_as_advised() -> None:
@@ -53,12 +53,12 @@ def test_client_honouring_retry_after_waits_as_advised() -> None:
 
 
 def test_client_without_advice_uses_sdk_backoff() -> None:
-    for advice, manner in (
+    for advice, behavior in (
         (None, RetryBehavior.HONOUR),
         *((one, RetryBehavior.IGNORE) for one in (SOON_ADVICE, LATER_ADVICE, UNKNOWN_ADVICE, NO_RETRY_ADVICE)),
     ):
-        assert 0.375 <= (refused(advice, manner)[1] or 0.0) <= 0.5
-        assert 0.75 <= (refused(advice, manner, attempt=2)[1] or 0.0) <= 1.0
+        assert 0.375 <= (refused(advice, behavior)[1] or 0.0) <= 0.5
+        assert 0.75 <= (refused(advice, behavior, attempt=2)[1] or 0.0) <= 1.0
 
 
 def test_client_mixed_behavior_is_half_and_stable_per_client() -> None:
@@ -74,8 +74,8 @@ def test_attempt_retry_reservation_requires_a_known_wait() -> None:
         refused(advice, RetryBehavior.HONOUR)[0]
         for advice in (SOON_ADVICE, LATER_ADVICE, UNKNOWN_ADVICE, NO_RETRY_ADVICE, None)
     ]
-    assert [visit.reservation_s for visit in visits] == [7.2, 75.0, None, None, None]
-    assert [visit.retry_after_s for visit in visits][:2] == [8, 60]
+    assert [client_attempt.reservation_s for client_attempt in visits] == [7.2, 75.0, None, None, None]
+    assert [client_attempt.retry_after_s for client_attempt in visits][:2] == [8, 60]
 
 
 @pytest.fixture(scope="module")
@@ -84,37 +84,37 @@ def honouring_run() -> sim_harness.FinishedRun:
 
 
 def test_attempts_end_once_and_share_the_request_number(honouring_run: sim_harness.FinishedRun) -> None:
-    attempts = Counter((visit.id, visit.attempt) for visit in honouring_run.attempts)
+    attempts = Counter((client_attempt.id, client_attempt.attempt) for client_attempt in honouring_run.attempts)
     assert set(attempts.values()) == {1}
     assert {number for number, _ in attempts} == set(range(1, len(OVERLOAD_REQUESTS) + 1))
-    again = [visit for visit in honouring_run.attempts if visit.attempt > 1]
+    again = [client_attempt for client_attempt in honouring_run.attempts if client_attempt.attempt > 1]
     assert again
-    ends = {(visit.id, visit.attempt): visit for visit in honouring_run.attempts}
-    for visit in again:
-        before = ends[visit.id, visit.attempt - 1]
+    ends = {(client_attempt.id, client_attempt.attempt): client_attempt for client_attempt in honouring_run.attempts}
+    for client_attempt in again:
+        before = ends[client_attempt.id, client_attempt.attempt - 1]
         assert before.outcome is AttemptOutcome.SHED
         assert before.end_s is not None
         assert before.retry_after_s is not None
-        assert visit.trace_request.at_s == pytest.approx(before.end_s + before.retry_after_s)
+        assert client_attempt.trace_request.at_s == pytest.approx(before.end_s + before.retry_after_s)
     assert not honouring_run.world.in_flight
 
 
 def test_retries_are_excluded_from_demand_and_summary(honouring_run: sim_harness.FinishedRun) -> None:
     [reading] = [gateway.reading() for gateway in honouring_run.world.gateways]
-    again = [visit for visit in honouring_run.attempts if visit.attempt > 1]
+    again = [client_attempt for client_attempt in honouring_run.attempts if client_attempt.attempt > 1]
     assert (reading.arrived, reading.retried) == (len(OVERLOAD_REQUESTS), len(again))
     result = RunResult(sim_harness.make_plant(), [Role.SERVE], sim_harness.serve_manifest().spec.slo.to_core())  # type: ignore[union-attr]
-    for visit in honouring_run.attempts:
-        result.add(visit)
+    for client_attempt in honouring_run.attempts:
+        result.add(client_attempt)
     found = result.summary(honouring_run.world, "p", 0, OVERLOAD_REQUESTS[-1].at_s, 0.0)
-    first = Counter(visit.outcome for visit in honouring_run.attempts if visit.attempt == 1)
+    first = Counter(client_attempt.outcome for client_attempt in honouring_run.attempts if client_attempt.attempt == 1)
     assert (found["offered"], found["shed"], found["completed"]) == (
         len(OVERLOAD_REQUESTS),
         first[AttemptOutcome.SHED],
         first[AttemptOutcome.OK],
     )
     assert found["retries"] == len(again)
-    assert found["recovered"] == sum(visit.outcome is AttemptOutcome.OK for visit in again) > 0
+    assert found["recovered"] == sum(client_attempt.outcome is AttemptOutcome.OK for client_attempt in again) > 0
     tickets = found["retry_reservations"]
     assert tickets["refused"] == first[AttemptOutcome.SHED]
     assert tickets["given"] == sum(v.reservation_s is not None for v in honouring_run.attempts if v.attempt == 1)
@@ -122,8 +122,8 @@ def test_retries_are_excluded_from_demand_and_summary(honouring_run: sim_harness
 
 
 def test_row_retry_states_its_attempt_number(honouring_run: sim_harness.FinishedRun) -> None:
-    for visit in honouring_run.attempts:
-        assert request_row(visit).get("attempt", 1) == visit.attempt
+    for client_attempt in honouring_run.attempts:
+        assert request_row(client_attempt).get("attempt", 1) == client_attempt.attempt
 
 
 def test_clients_same_seed_gives_same_run() -> None:
@@ -131,6 +131,6 @@ def test_clients_same_seed_gives_same_run() -> None:
         visits = sim_harness.simulate(
             OVERLOAD_REQUESTS[:600], retry_behavior=RetryBehavior.MIXED, gateways=2, seed=seed
         ).attempts
-        return json.dumps([request_row(visit) for visit in visits])
+        return json.dumps([request_row(client_attempt) for client_attempt in visits])
 
     assert run(3) == run(3) != run(4)

@@ -64,9 +64,9 @@ def test_iteration_skipping_steps_reports_like_single_stepping() -> None:
                 one.add(job, lengths[job.id][0])
             found.append(one.iteration("a", moment))
         reported.append(found)
-    for leapt, stepped in zip(*reported, strict=True):
-        assert (leapt.work, leapt.queued) == (stepped.work, stepped.queued)
-        assert leapt.duration_s == pytest.approx(stepped.duration_s)
+    for changed, stepped in zip(*reported, strict=True):
+        assert (changed.work, changed.queued) == (stepped.work, stepped.queued)
+        assert changed.duration_s == pytest.approx(stepped.duration_s)
     assert any(one.queued.prefills for one in reported[0])
     assert any(one.work.decodes == 4 for one in reported[0])
 

@@ -32,8 +32,8 @@ class Course:
     runs_operator = False
     initial = None
 
-    def __init__(self, course: dict[float, dict[Role, int]]) -> None:
-        self._course = course
+    def __init__(self, rates: dict[float, dict[Role, int]]) -> None:
+        self._course = rates
 
     def on_arrival(self, requests: TraceRequest, now_s: float) -> None:
         """Of no interest."""

@@ -180,19 +180,6 @@ def parse_metrics(text: bytes, pod: str, at_s: float, metric_map: MetricMap) -> 
     return reader_of(metric_map).parse(text, pod, at_s)
 
 
-async def fetch_metrics(
-    http_get: HttpGet,
-    address: str,
-    port: int,
-    path: str,
-    pod: str,
-    metric_map: MetricMap,
-    clock: Callable[[], float] = time.time,
-) -> EngineReading:
-    """Fetch one engine's metrics, dated by `clock`. Raises BackendUnavailable."""
-    return (await fetch_page(http_get, address, port, path, pod, metric_map, clock))[1]
-
-
 async def fetch_page(
     http_get: HttpGet,
     address: str,

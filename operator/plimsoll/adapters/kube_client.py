@@ -33,7 +33,7 @@ from plimsoll.core.errors import (
     ObjectRejected,
     cause_of,
 )
-from plimsoll.telemetry import metrics
+from plimsoll.telemetry import operator_metrics
 from plimsoll.telemetry.service_log import ServiceLog
 
 Object = dict[str, Any]
@@ -183,19 +183,19 @@ class KubeClient:
         """
         pause_s = MIN_WATCH_PAUSE_SECONDS
         while True:
-            began_s, asked_pause_s = time.monotonic(), 0.0
+            began_s, requested_pause_s = time.monotonic(), 0.0
             try:
                 items, version = await self.list(resource, namespace, selector)
                 yield WatchEvent("SYNC", objects=tuple(items))
                 async for event in self._follow(resource, namespace, selector, version):
                     yield event
             except UNREADABLE as error:
-                asked_pause_s = getattr(error, "retry_after_seconds", None) or 0.0
+                requested_pause_s = getattr(error, "retry_after_seconds", None) or 0.0
                 message = str(error) or type(error).__name__
                 log.warning(None, "watch failed; listing again", resource=resource.plural, error=message)
             if time.monotonic() - began_s > STEADY_STREAM_SECONDS:
                 pause_s = MIN_WATCH_PAUSE_SECONDS
-            await asyncio.sleep(jittered(max(pause_s, min(asked_pause_s, MAX_WATCH_PAUSE_SECONDS))))
+            await asyncio.sleep(jittered(max(pause_s, min(requested_pause_s, MAX_WATCH_PAUSE_SECONDS))))
             pause_s = min(pause_s * 2, MAX_WATCH_PAUSE_SECONDS)
 
     async def _follow(
@@ -336,7 +336,7 @@ class KubeClient:
         if method != "GET":
             if not self.may_write():
                 raise LeaseLost("this process no longer holds the lease")
-            metrics.OPERATOR_WRITES.labels(method).inc()
+            operator_metrics.OPERATOR_WRITES.labels(method).inc()
         response = await self._send(method, path, query, body, content_type)
         try:
             result: Object = json.loads(await response.read())

@@ -26,7 +26,7 @@ class _Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel, populate_by_name=True)
 
 
-class TierDemand(_Model):
+class TierLoad(_Model):
     """Load and capacity of a tier, in requests per second of the current mix."""
 
     requests_per_second: Rate = Field(description="Current load.")
@@ -52,7 +52,7 @@ class TierRecommendation(_Model):
     limits: list[ScalingLimit] = Field(description="Limits that changed the count.")
     frozen: bool = Field(description="The demand is unknown, so the recommendation is the current count.")
     reasons: list[str] = Field(description="Why, in the order of the steps; text for people.")
-    demand: TierDemand | None = Field(description="Null if unknown.")
+    demand: TierLoad | None = Field(description="Null if unknown.")
 
 
 class Recommendation(_Model):

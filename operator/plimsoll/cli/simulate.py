@@ -60,7 +60,7 @@ _PROGRESS_INTERVAL_S: Final = 5.0  # between two progress lines
 def run(arguments: argparse.Namespace) -> int:
     service = _load_service(arguments.service)
     requests = _load_requests(arguments)
-    _report_unknown_classes(requests, [klass.name for klass in service.classes], sys.stderr)
+    _report_unknown_classes(requests, [one.name for one in service.classes], sys.stderr)
     plant = _make_plant(arguments, service, requests)
     bounds = {Role(name): tier.replica_bounds for name, tier in service.spec.tiers.items()}
     policies = arguments.policy or ["plimsoll"]

@@ -15,7 +15,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from plimsoll.controllers.autoscale.recommendations import Recommendations, to_json
-from plimsoll.telemetry import metrics
+from plimsoll.telemetry import operator_metrics
 
 ExplainService = Callable[[tuple[str, str]], dict[str, Any] | None]
 
@@ -74,7 +74,7 @@ async def _ok(_: web.Request) -> web.Response:
 
 
 async def _metrics(_: web.Request) -> web.Response:
-    return web.Response(body=generate_latest(metrics.OPERATOR), headers={"Content-Type": CONTENT_TYPE_LATEST})
+    return web.Response(body=generate_latest(operator_metrics.OPERATOR), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
 def _key(request: web.Request) -> tuple[str, str]:

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from plimsoll.api.conditions import Condition, ConditionReason, ConditionType
 from plimsoll.controllers.object_cache import Key
-from plimsoll.telemetry import metrics
+from plimsoll.telemetry import operator_metrics
 from plimsoll.telemetry.service_log import ServiceLog
 
 log = ServiceLog(__name__)
@@ -44,7 +44,7 @@ class Stage(StrEnum):
 
 
 for _stage in Stage:
-    metrics.OPERATOR_INTERNAL_ERRORS.labels(_stage.value)
+    operator_metrics.OPERATOR_INTERNAL_ERRORS.labels(_stage.value)
 
 _DOING: Final = {
     Stage.WATCH: "its watch event was processed",
@@ -97,7 +97,7 @@ class ObjectErrors:
 
     def record(self, stage: Stage, service: Key | None, subject: str, error: Exception) -> None:
         """Count an error, and keep it for its service."""
-        metrics.OPERATOR_INTERNAL_ERRORS.labels(stage.value).inc()
+        operator_metrics.OPERATOR_INTERNAL_ERRORS.labels(stage.value).inc()
         if service is None:
             return
         known, name = self._present.setdefault(service, {}), type(error).__name__

@@ -35,7 +35,7 @@ def build_registry(on_change: OnServiceChange, *, namespaced: bool) -> kopf.Oper
     @kopf.on.login(registry=kopf_registry)
     async def login(**kwargs: Any) -> kopf.AiohttpSession | None:
         found = kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
-        return None if found is None else paced(found)
+        return None if found is None else paced_session(found)
 
     @kopf.on.event(labels.GROUP, labels.VERSION, labels.PLURAL, registry=kopf_registry)
     async def on_service_event(event: Any, **_: Any) -> None:
@@ -63,7 +63,7 @@ class RequestPacer:
         await asyncio.sleep(self.delay_s(asyncio.get_running_loop().time()))
 
 
-def paced(info: kopf.ConnectionInfo) -> kopf.AiohttpSession:
+def paced_session(info: kopf.ConnectionInfo) -> kopf.AiohttpSession:
     """A session with the same credentials that limits the rate of its requests. kopf closes it."""
     tracing = aiohttp.TraceConfig()
     tracing.on_request_start.append(RequestPacer())

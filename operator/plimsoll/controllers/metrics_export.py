@@ -19,7 +19,7 @@ from plimsoll.core.autoscaling.service_state import ServiceState
 from plimsoll.core.autoscaling.slo_attainment import slo_attainment
 from plimsoll.core.slo import Slo
 from plimsoll.core.types import Unavailable
-from plimsoll.telemetry import metrics
+from plimsoll.telemetry import operator_metrics
 
 STARTUP_QUANTILES = (0.5, 0.9)
 
@@ -47,7 +47,7 @@ class ScalingGauges:
         for tier, sizing in service_state.sizings.items():
             tier_decision = service_state.last_decision.decision.tiers[tier]
             count = tier_decision.replicas if tier_decision.recommended is None else tier_decision.recommended
-            metrics.AUTOSCALER_DESIRED.labels(name, tier).set(count)
+            operator_metrics.AUTOSCALER_DESIRED.labels(name, tier).set(count)
             if isinstance(sizing, SizingResult) and tier in snapshot.tiers:
                 _export_sizing(name, tier, sizing, service_state, snapshot.tiers[tier].ready)
         _export_slo(name, snapshot, spec.slo, spec.slos)
@@ -55,7 +55,7 @@ class ScalingGauges:
     def forget(self, key: Key) -> None:
         """Remove the series of a deleted service."""
         if self._exported.pop(key, None) is not None:
-            metrics.remove_scaling_series("/".join(key))
+            operator_metrics.remove_scaling_series("/".join(key))
 
 
 class ConditionGauges:
@@ -69,9 +69,9 @@ class ConditionGauges:
         name = "/".join(key)
         current = {(condition.type.value, condition.reason.value): condition.holds for condition in conditions}
         for kind, reason in self._exported.pop(key, set()) - current.keys():
-            metrics.SERVICE_CONDITION.remove(name, kind, reason)
+            operator_metrics.SERVICE_CONDITION.remove(name, kind, reason)
         for (kind, reason), holds in current.items():
-            metrics.SERVICE_CONDITION.labels(name, kind, reason).set(-1 if holds is None else holds)
+            operator_metrics.SERVICE_CONDITION.labels(name, kind, reason).set(-1 if holds is None else holds)
         if current:
             self._exported[key] = set(current)
 
@@ -79,7 +79,7 @@ class ConditionGauges:
         """Add one condition to those that are exported."""
         kind, reason = condition.type.value, condition.reason.value
         holds = -1 if condition.holds is None else condition.holds
-        metrics.SERVICE_CONDITION.labels("/".join(key), kind, reason).set(holds)
+        operator_metrics.SERVICE_CONDITION.labels("/".join(key), kind, reason).set(holds)
         self._exported.setdefault(key, set()).add((kind, reason))
 
 
@@ -87,22 +87,27 @@ def _export_replicas(name: str, tier: str, service_state: ServiceState, tier_sna
     assert service_state.last_decision is not None
     tier_decision = service_state.last_decision.decision.tiers.get(tier)
     startup = service_state.tiers[tier].startup_model.total
-    metrics.AUTOSCALER_READY.labels(name, tier).set(tier_snapshot.ready)
-    metrics.AUTOSCALER_OVERDUE.labels(name, tier).set(0 if tier_decision is None else len(tier_decision.overdue))
+    operator_metrics.AUTOSCALER_READY.labels(name, tier).set(tier_snapshot.ready)
+    operator_metrics.AUTOSCALER_OVERDUE.labels(name, tier).set(
+        0 if tier_decision is None else len(tier_decision.overdue)
+    )
     if startup.startups:
         for quantile in STARTUP_QUANTILES:
-            metrics.AUTOSCALER_STARTUP.labels(name, tier, str(quantile)).set(startup.quantile_s(quantile))
+            operator_metrics.AUTOSCALER_STARTUP.labels(name, tier, str(quantile)).set(startup.quantile_s(quantile))
 
 
 def _export_sizing(name: str, tier: str, sizing: SizingResult, service_state: ServiceState, ready: int) -> None:
     level = service_state.tiers[tier].forecast_state.estimate.level
     utilization = sizing.utilization(level, ready)
-    metrics.AUTOSCALER_NEEDED.labels(name, tier).set(sizing.replicas)
-    metrics.AUTOSCALER_REPLICA_CAPACITY.labels(name, tier).set(sizing.replica_work / sizing.request_gpu_s)
-    metrics.AUTOSCALER_LOAD.labels(name, tier).set(level / sizing.request_gpu_s)
-    metrics.AUTOSCALER_FORECAST.labels(name, tier).set(sizing.rate_per_s)
+    operator_metrics.AUTOSCALER_NEEDED.labels(name, tier).set(sizing.replicas)
+    operator_metrics.AUTOSCALER_REPLICA_CAPACITY.labels(name, tier).set(sizing.replica_work / sizing.request_gpu_s)
+    operator_metrics.AUTOSCALER_LOAD.labels(name, tier).set(level / sizing.request_gpu_s)
+    operator_metrics.AUTOSCALER_FORECAST.labels(name, tier).set(sizing.rate_per_s)
     _set_or_remove(
-        metrics.AUTOSCALER_UTILIZATION, utilization if ready and math.isfinite(utilization) else None, name, tier
+        operator_metrics.AUTOSCALER_UTILIZATION,
+        utilization if ready and math.isfinite(utilization) else None,
+        name,
+        tier,
     )
 
 
@@ -113,21 +118,26 @@ def _export_slo(name: str, snapshot: ServiceSnapshot, slo: Slo, class_slos: Sequ
     prompt_tokens = (
         0.0 if isinstance(service_metrics.mean_prompt_tokens, Unavailable) else service_metrics.mean_prompt_tokens
     )
-    metrics.SLO_OBJECTIVE.labels(name).set(slo.share)
-    _set_or_remove(metrics.SLO_TTFT_TARGET, None if slo.ttft_s is None else slo.deadlines(prompt_tokens).ttft_s, name)
-    _set_or_remove(metrics.SLO_TPOT_TARGET, slo.tpot_s, name)
-    _set_or_remove(metrics.SLO_E2E_TARGET, slo.e2e_s, name)
+    operator_metrics.SLO_OBJECTIVE.labels(name).set(slo.share)
+    _set_or_remove(
+        operator_metrics.SLO_TTFT_TARGET, None if slo.ttft_s is None else slo.deadlines(prompt_tokens).ttft_s, name
+    )
+    _set_or_remove(operator_metrics.SLO_TPOT_TARGET, slo.tpot_s, name)
+    _set_or_remove(operator_metrics.SLO_E2E_TARGET, slo.e2e_s, name)
     e2e_s, itl_s = measured_percentiles(snapshot)[2:]
-    _set_or_remove(metrics.SLO_E2E_MEASURED, None if slo.e2e_s is None else e2e_s, name)
-    _set_or_remove(metrics.SLO_ITL_TARGET, slo.itl_s, name)
-    _set_or_remove(metrics.SLO_ITL_MEASURED, None if slo.itl_s is None else itl_s, name)
+    _set_or_remove(operator_metrics.SLO_E2E_MEASURED, None if slo.e2e_s is None else e2e_s, name)
+    _set_or_remove(operator_metrics.SLO_ITL_TARGET, slo.itl_s, name)
+    _set_or_remove(operator_metrics.SLO_ITL_MEASURED, None if slo.itl_s is None else itl_s, name)
     for target, _ in slo.targets[:-1]:  # inter-token latency is not assessed per request
         _set_or_remove(
-            metrics.SLO_TARGET_ATTAINMENT, _value_or_none(attainment.by_target.get(target)), name, target.lower()
+            operator_metrics.SLO_TARGET_ATTAINMENT,
+            _value_or_none(attainment.by_target.get(target)),
+            name,
+            target.lower(),
         )
-    _set_or_remove(metrics.SLO_ATTAINMENT, _value_or_none(attainment.lower_bound), name)
-    _set_or_remove(metrics.SLO_ERROR, attainment.missed_upper_bound, name)
-    _set_or_remove(metrics.AUTOSCALER_REJECTED_SHARE, rejected_share, name)
+    _set_or_remove(operator_metrics.SLO_ATTAINMENT, _value_or_none(attainment.lower_bound), name)
+    _set_or_remove(operator_metrics.SLO_ERROR, attainment.missed_upper_bound, name)
+    _set_or_remove(operator_metrics.AUTOSCALER_REJECTED_SHARE, rejected_share, name)
 
 
 def _value_or_none(share: float | Unavailable | None) -> float | None:

@@ -20,7 +20,7 @@ from typing import Any, Final
 from plimsoll.adapters.kube_client import LEASES, KubeClient
 from plimsoll.api import labels
 from plimsoll.core.errors import ClusterError, Conflict, Forbidden, NotFound, ObjectRejected
-from plimsoll.telemetry import metrics
+from plimsoll.telemetry import operator_metrics
 from plimsoll.telemetry.service_log import ServiceLog
 
 Object = dict[str, Any]
@@ -37,13 +37,14 @@ WARN_SECONDS: Final = 600.0  # between two log lines about one namespace
 class _Namespace:
     """What is known of one namespace. managed: whether this release manages it. foreign: the release that does.
 
-    version, seen_at: the newest version of another release's Lease, and the monotonic time at which it was first seen.
+    version, version_at: the newest version of another release's Lease, and the monotonic time at which it was first
+    seen.
     """
 
     managed: bool = False
     foreign: str = ""
     version: str = ""
-    seen_at: float = 0.0
+    version_at: float = 0.0
     warned_at: float = float("-inf")
     uid: str = ""
 
@@ -152,10 +153,10 @@ class NamespaceLeases:
             return True
         version = lease["metadata"]["resourceVersion"]
         if version != known.version:
-            known.version, known.seen_at = version, self._clock()
+            known.version, known.version_at = version, self._clock()
         written_s = spec.get("leaseDurationSeconds")
         duration_s = written_s if isinstance(written_s, int) and written_s > 0 else DURATION_SECONDS
-        return self._clock() - known.seen_at >= min(duration_s, DURATION_SECONDS)
+        return self._clock() - known.version_at >= min(duration_s, DURATION_SECONDS)
 
     async def _hold(self, namespace: str, lease: Object | None) -> str:
         """Write the Lease; returns its UID. Raises Conflict if another release was faster."""
@@ -184,12 +185,12 @@ class NamespaceLeases:
                 release=release,
                 advice="uninstall one release, or give them different watchNamespaces",
             )
-        is_news = release != known.foreign
+        is_new = release != known.foreign
         known.managed, known.foreign = False, release
         self._known[namespace] = known
         self._export()
-        if is_news:
+        if is_new:
             self._on_foreign(namespace)
 
     def _export(self) -> None:
-        metrics.OPERATOR_FOREIGN_NAMESPACES.set(sum(bool(known.foreign) for known in self._known.values()))
+        operator_metrics.OPERATOR_FOREIGN_NAMESPACES.set(sum(bool(known.foreign) for known in self._known.values()))

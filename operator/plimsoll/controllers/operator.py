@@ -58,7 +58,7 @@ from plimsoll.controllers.workqueue import WorkQueue
 from plimsoll.core.errors import ClusterError, NotFound
 from plimsoll.core.ports import EngineReading
 from plimsoll.core.types import Role
-from plimsoll.telemetry import metrics
+from plimsoll.telemetry import operator_metrics
 from plimsoll.telemetry.service_log import ServiceLog
 
 if TYPE_CHECKING:
@@ -393,7 +393,7 @@ async def _lead_and_run(
 
     async def work() -> None:
         log.info(None, "lease acquired; this replica leads", identity=config.identity)
-        with metrics.OPERATOR_LEADING.track_inprogress():
+        with operator_metrics.OPERATOR_LEADING.track_inprogress():
             operator = OperatorProcess(kube, config, session)
             endpoints.explain = operator.autoscaler.explain
             endpoints.recommendations = operator.autoscaler.recommendations

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, TypeVar
 
 from plimsoll.core.errors import BackendUnavailable, PlimsollError
-from plimsoll.telemetry import metrics
+from plimsoll.telemetry import operator_metrics
 from plimsoll.telemetry.service_log import ServiceLog
 
 K = TypeVar("K", bound=Hashable)
@@ -97,7 +97,7 @@ class WorkQueue(Generic[K]):
                 self._wake.clear()
                 await self._wake.wait()
             key = self._waiting.popleft()
-            metrics.OPERATOR_QUEUE.set(len(self._waiting))
+            operator_metrics.OPERATOR_QUEUE.set(len(self._waiting))
             self._queued.discard(key)
             self._active.add(key)
             try:
@@ -110,18 +110,18 @@ class WorkQueue(Generic[K]):
 
     async def _process(self, key: K) -> None:
         try:
-            with metrics.OPERATOR_RECONCILE_SECONDS.time():
+            with operator_metrics.OPERATOR_RECONCILE_SECONDS.time():
                 await self._work(key)
         except PlimsollError as error:
-            metrics.OPERATOR_RECONCILES.labels("retry").inc()
+            operator_metrics.OPERATOR_RECONCILES.labels("retry").inc()
             log.warning(_service(key), "reconcile failed; retrying", error=str(error))
             self._retry(key, error)
         except Exception as error:  # one failing object must not stop the others
-            metrics.OPERATOR_RECONCILES.labels("unexpected").inc()
+            operator_metrics.OPERATOR_RECONCILES.labels("unexpected").inc()
             log.exception(_service(key), "unexpected error in reconcile; retrying")
             self._retry(key, error)
         else:
-            metrics.OPERATOR_RECONCILES.labels("done").inc()
+            operator_metrics.OPERATOR_RECONCILES.labels("done").inc()
             self._failures.pop(key, None)
             self._paused_until.pop(key, None)
 

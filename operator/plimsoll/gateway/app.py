@@ -38,7 +38,7 @@ from plimsoll.gateway.service_catalog import CatalogBuilder
 from plimsoll.gateway.settings import ApiKeyMode, PickerSettings
 from plimsoll.gateway.successor import GatewayPods, wait_for_successor
 from plimsoll.gateway.watch_cache import WatchCache, WatchSource, run_watches
-from plimsoll.telemetry import metrics
+from plimsoll.telemetry import gateway_metrics
 
 log = logging.getLogger(__name__)
 
@@ -95,8 +95,8 @@ class GatewayProcess:
         loop = asyncio.get_running_loop()
         settings = self._settings
         self._loop = loop
-        metrics.GATEWAY_BODY_BYTES_LIMIT.set(settings.body_budget_bytes)
-        metrics.GATEWAY_CONNECTIONS_LIMIT.set(settings.max_connections)
+        gateway_metrics.GATEWAY_BODY_BYTES_LIMIT.set(settings.body_budget_bytes)
+        gateway_metrics.GATEWAY_CONNECTIONS_LIMIT.set(settings.max_connections)
         self._access_log.open()
         self._ads.start()
         admin_endpoint = AdminEndpoint(
@@ -228,10 +228,10 @@ class GatewayProcess:
 
     def _on_poll(self) -> None:
         invalid_lines, self._access_log.invalid_lines = self._access_log.invalid_lines, 0
-        metrics.GATEWAY_BAD_RECORDS.inc(invalid_lines)
+        gateway_metrics.GATEWAY_BAD_RECORDS.inc(invalid_lines)
         if self._access_lines is not None:
-            metrics.GATEWAY_ACCESS_LINES_DROPPED.inc(self._access_lines.take_dropped())
-        metrics.GATEWAY_BODY_BYTES.set(self._bodies.held_bytes)
+            gateway_metrics.GATEWAY_ACCESS_LINES_DROPPED.inc(self._access_lines.take_dropped())
+        gateway_metrics.GATEWAY_BODY_BYTES.set(self._bodies.reserved_bytes)
         if self._one_queue is not None:
             self._one_queue.update_metrics()
 

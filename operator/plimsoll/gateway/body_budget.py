@@ -25,9 +25,9 @@ class BodyBudget:
 
     def __init__(self, limit_bytes: int, max_body_bytes: int) -> None:
         self.limit_bytes = limit_bytes
-        self.held_bytes = 0
+        self.reserved_bytes = 0
         self._max_body_bytes = max_body_bytes
-        self._held: dict[str, tuple[int, float]] = {}  # bytes and time of the first reservation
+        self._reservations: dict[str, tuple[int, float]] = {}  # bytes and time of the first reservation
 
     def reserve(self, request_id: str, announced: bytes, now: float) -> Rejection | None:
         """Reserve room for a body of `announced` bytes, in decimal; without a number, for the largest body.
@@ -37,30 +37,32 @@ class BodyBudget:
         size = int(announced) if announced.isdigit() and len(announced) < 16 else self._max_body_bytes
         if size > self._max_body_bytes:
             return None  # Envoy rejects it itself, with a better message
-        if self.held_bytes + size > self.limit_bytes and self._held:
+        if self.reserved_bytes + size > self.limit_bytes and self._reservations:
             return self._rejection(size)
         self.record(request_id, size, now)
         return None
 
     def record(self, request_id: str, size: int, now: float) -> None:
         """Record the true size of a body that was read."""
-        previous, since_s = self._held.get(request_id, (0, now))
-        self._held[request_id] = size, since_s
-        self.held_bytes += size - previous
+        previous, since_s = self._reservations.get(request_id, (0, now))
+        self._reservations[request_id] = size, since_s
+        self.reserved_bytes += size - previous
 
     def release(self, request_id: str) -> None:
         """Give back the room of a request that ended."""
-        size, _ = self._held.pop(request_id, (0, 0.0))
-        self.held_bytes -= size
+        size, _ = self._reservations.pop(request_id, (0, 0.0))
+        self.reserved_bytes -= size
 
     def expire(self, now: float, *, envoy_is_idle: bool) -> None:
         """Give back what has lost its access-log record. `envoy_is_idle` says that Envoy has no request at all."""
         age_s = IDLE_AGE_SECONDS if envoy_is_idle else MAX_AGE_SECONDS
-        self._release_all([request_id for request_id, (_, since_s) in self._held.items() if now - since_s > age_s])
+        self._release_all(
+            [request_id for request_id, (_, since_s) in self._reservations.items() if now - since_s > age_s]
+        )
 
     def clear(self) -> None:
         """Give back all, for a new Envoy."""
-        self._release_all(list(self._held))
+        self._release_all(list(self._reservations))
 
     def _release_all(self, request_ids: Iterable[str]) -> None:
         for request_id in request_ids:
@@ -69,7 +71,7 @@ class BodyBudget:
     def _rejection(self, size: int) -> Rejection:
         mib = 1 << 20
         message = (
-            f"This gateway instance holds {self.held_bytes / mib:.0f} MiB of request bodies and may hold"
+            f"This gateway instance holds {self.reserved_bytes / mib:.0f} MiB of request bodies and may hold"
             f" {self.limit_bytes / mib:.0f} MiB, so it cannot take a body of {size / mib:.1f} MiB now."
         )
         return Rejection(RejectionReason.GATEWAY_FULL, message, retry=advise_retry(RETRY_SECONDS))

@@ -18,7 +18,7 @@ from typing import Final
 
 from plimsoll.adapters.certificate_files import CertificatePair, InvalidCertificate, load_pair
 from plimsoll.gateway.envoy.delta import AppliedCertificate
-from plimsoll.telemetry import metrics
+from plimsoll.telemetry import gateway_metrics
 
 log = logging.getLogger(__name__)
 
@@ -76,9 +76,9 @@ class CertificateWatch:
         self._export()
 
     def _export(self) -> None:
-        metrics.GATEWAY_CERTIFICATE_INVALID.set(bool(self._file_error or self._envoy_error))
+        gateway_metrics.GATEWAY_CERTIFICATE_INVALID.set(bool(self._file_error or self._envoy_error))
         if self._served is not None:
-            metrics.GATEWAY_CERTIFICATE_EXPIRY.set(self._served.expires_s)
+            gateway_metrics.GATEWAY_CERTIFICATE_EXPIRY.set(self._served.expires_s)
 
 
 def read_pair(directory: Path) -> CertificatePair | InvalidCertificate:

@@ -65,11 +65,11 @@ def find_duplicate(body: bytes, form: BodyForm = BodyForm.COMPLETION) -> str | N
     Raises ValueError for invalid JSON and RecursionError for JSON that is nested too deeply.
     """
     pairs = json.loads(body, object_pairs_hook=list, parse_int=_ignore, parse_float=_ignore)
-    tracked, seen_keys = tracked_keys(form), set[str]()
+    tracked, found_keys = tracked_keys(form), set[str]()
     for key, _ in pairs if isinstance(pairs, list) else ():
-        if key in tracked and key in seen_keys:
+        if key in tracked and key in found_keys:
             return str(key)
-        seen_keys.add(key)
+        found_keys.add(key)
     return None
 
 

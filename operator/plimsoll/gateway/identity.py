@@ -29,7 +29,7 @@ from plimsoll.gateway.jwt_issuers import (
 from plimsoll.gateway.key_store import KeyStore
 from plimsoll.gateway.service_catalog import ServiceCatalog, ServiceEntry
 from plimsoll.gateway.settings import ApiKeyMode, TrustedHeaders
-from plimsoll.telemetry import metrics
+from plimsoll.telemetry import gateway_metrics
 
 MAX_TENANT_BYTES: Final = 64  # a longer tenant name in a header is truncated
 MAX_COUNTED_KEYS: Final = 200  # keys with a series of their own in /metrics; all others share one
@@ -159,7 +159,7 @@ class Authenticator:
     def update_metrics(self) -> None:
         """Update the counters of `/metrics` just before they are read."""
         for name, count in self._requests_by_key.items():
-            metrics.GATEWAY_KEY_REQUESTS.labels(name).inc(count - self._exported[name])
+            gateway_metrics.GATEWAY_KEY_REQUESTS.labels(name).inc(count - self._exported[name])
             self._exported[name] = count
 
     def _counted_name(self, name: str) -> str:

@@ -19,7 +19,7 @@ from plimsoll.adapters.kube_client import SECRETS, WatchEvent
 from plimsoll.api import labels
 from plimsoll.api.api_keys import ApiKey, InvalidApiKey, read_secret
 from plimsoll.gateway.watch_cache import WatchSource
-from plimsoll.telemetry import metrics
+from plimsoll.telemetry import gateway_metrics
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class KeyStore:
             self._read(event.object)
         self._limit()
         for state, count in (("accepted", len(self)), ("invalid", len(self._errors)), ("excess", len(self._excess))):
-            metrics.GATEWAY_API_KEYS.labels(state).set(count)
+            gateway_metrics.GATEWAY_API_KEYS.labels(state).set(count)
 
     async def follow(self, source: WatchSource, namespace: str, on_change: Callable[[], None]) -> None:
         """Keep the keys in sync with the API server. Never returns."""

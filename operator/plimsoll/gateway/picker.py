@@ -8,25 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import secrets
 from collections.abc import Awaitable, Iterable, Mapping
 from random import Random
 
 from plimsoll.core.admission.request import AdmissionDecision, AdmissionOutcome
-from plimsoll.core.admission.retry_advice import advise_retry
 from plimsoll.core.admission.retry_detection import RecentRejections
-from plimsoll.core.routing.picker import EndpointIndex, Pick
 from plimsoll.core.types import Role
 from plimsoll.gateway import error_messages
-from plimsoll.gateway.adapters import prefer_loaded
 from plimsoll.gateway.admission_manager import AdmissionManager
 from plimsoll.gateway.api_routes import CHAT_ROUTE, ApiRoute, BodyForm, ErrorShape
 from plimsoll.gateway.audio_form import parse_audio_form
-from plimsoll.gateway.clock import Clock, LoopClock, TimerHandle
-from plimsoll.gateway.demand_counter import DemandTokens
+from plimsoll.gateway.availability import availability, next_engine_s, no_endpoint, no_unbooked_engine
+from plimsoll.gateway.clock import Clock, LoopClock
+from plimsoll.gateway.engine_choice import EngineChoice
 from plimsoll.gateway.envoy.access_log import AccessRecord
-from plimsoll.gateway.error_messages import Availability
 from plimsoll.gateway.errors import Rejection, to_response
 from plimsoll.gateway.http1 import response
 from plimsoll.gateway.identity import Authenticator, Identity, model_not_allowed
@@ -38,18 +34,19 @@ from plimsoll.gateway.prefix_hash import block_hashes
 from plimsoll.gateway.request_attributes import AttributeStore
 from plimsoll.gateway.request_bounds import bound_request
 from plimsoll.gateway.request_context import RETRY_COUNT_HEADER, RequestContext, new_context, request_id_of
+from plimsoll.gateway.request_demand import demand_by_service, demand_tokens
 from plimsoll.gateway.request_parser import ParsedRequest, parse_body
+from plimsoll.gateway.request_queue import RequestQueue
 from plimsoll.gateway.request_stats import RequestStats
 from plimsoll.gateway.retry_identity import OWN_SEED, body_digest, claims_retry
 from plimsoll.gateway.service_catalog import EMPTY_CATALOG, ServiceCatalog, ServiceEntry
-from plimsoll.telemetry import metrics
+from plimsoll.telemetry import gateway_metrics
 
 log = logging.getLogger(__name__)
 
 Reply = bytes | Awaitable[bytes]
 
 MAX_UNBOOKED_PER_ENGINE = 64  # requests at an engine that pass admission control by
-MAX_QUEUED_BYTES = 64 << 20  # bodies of queued requests; Envoy keeps them in memory
 
 
 class Picker:
@@ -69,30 +66,23 @@ class Picker:
         self.inflight = InFlightTracker()
         self.admission = AdmissionManager(gateway, self.inflight)
         self.stats_by_service: dict[str, RequestStats] = {}
-        self._endpoint_indexes: dict[str, EndpointIndex] = {}  # built on demand after each catalog change
+        self._engines = EngineChoice(self.inflight)
         self.authenticator = authenticator or Authenticator()
         self.key_limits = KeyLimits()
         self._counted_adapters: set[tuple[str, str]] = set()  # with a series of metrics
         self.attributes = AttributeStore() if attributes is None else attributes
         self._clock = clock or LoopClock()
-        self._queued: dict[str, RequestContext] = {}
-        self._queued_bytes = 0
-        self._wakeups: dict[str, tuple[float, TimerHandle]] = {}
+        self.queue = RequestQueue(self._clock)
         self._recent_rejections = RecentRejections()
         self._random = random
         self.owners: Owners | None = None  # None: this gateway decides about all services
         self.digest_seed = OWN_SEED
 
-    @property
-    def queued(self) -> int:
-        """The number of queued requests."""
-        return len(self._queued)
-
     def set_catalog(self, catalog: ServiceCatalog) -> None:
         """Replace the catalog."""
         now = self._clock.now()
         self.catalog = catalog
-        self._endpoint_indexes.clear()
+        self._engines.clear()
         self.inflight.keep_only({e.address for service in catalog.services.values() for e in service.endpoints})
         if self.owners is not None:
             self.owners.set_catalog(catalog)
@@ -100,11 +90,11 @@ class Picker:
         self._release(list(self.admission.services), now)
         known = {(key, one.name) for key, service in catalog.services.items() for one in service.adapters.values()}
         for gone in self._counted_adapters - known:
-            metrics.GATEWAY_ADAPTER_REQUESTS.remove(*gone)
+            gateway_metrics.GATEWAY_ADAPTER_REQUESTS.remove(*gone)
         self._counted_adapters &= known
         for removed in self.stats_by_service.keys() - catalog.services.keys() - {""}:
             del self.stats_by_service[removed]
-            metrics.remove_gateway_series(removed)
+            gateway_metrics.remove_gateway_series(removed)
 
     def stats(self, service: str) -> RequestStats:
         service_stats = self.stats_by_service.get(service)
@@ -215,7 +205,7 @@ class Picker:
             self._refresh(now)
         ctx.is_retry = self.admission.has_reservation(ctx, now) or ctx.is_retry
         reply = self._first(service, ctx, now)
-        tokens = self._demand_tokens(ctx, service.key)
+        tokens = demand_tokens(ctx, self.admission.kv_tokens(service.key))
         ctx.counted_tokens = tokens if ctx.is_demand else None
         self.stats(service.key).record_arrival(tokens, retry=ctx.is_retry, demand=ctx.is_demand)
         self._release((), now)
@@ -231,7 +221,7 @@ class Picker:
         request_id = record.request_id or ""
         in_flight = self.inflight.complete(request_id, record.upstream or "", now)
         if in_flight is None:
-            if request_id in self._queued:
+            if request_id in self.queue:
                 self._on_client_disconnect(request_id, now)
             elif self.owners is not None:
                 self.owners.withdraw(request_id)
@@ -265,7 +255,7 @@ class Picker:
         if (rejection := self.charge(service, ctx, now)) is not None:
             return self._reject(rejection, ctx, now)
         if sequences <= service.max_queued:
-            return self._apply(ctx, self.admission.submit(ctx, now, self._can_queue(ctx)), now)
+            return self._apply(ctx, self.admission.submit(ctx, now, self.queue.can_queue(ctx)), now)
         if sequences <= limit:
             self._exclude_from_demand(ctx)
             return self._try_fallback(ctx, now)
@@ -321,44 +311,41 @@ class Picker:
 
     def _dispatch_unbooked(self, service: ServiceEntry, ctx: RequestContext, now: float) -> bytes:
         """Send a request that takes no capacity to the engine with the fewest requests, without admission."""
-        shape, pick = ctx.route.shape, self._choose(service, ctx, None)
+        shape, pick = ctx.route.shape, self._engines.choose(service, ctx, None)
         if (rejection := self.charge(service, ctx, now)) is not None:
             return self.reject(rejection, shape)
         if pick is None:
-            is_starting = bool(service.endpoints) or service.next_ready_s is not None
-            is_final = not is_starting and not service.deleted
-            rejection = (
-                error_messages.no_engine(ctx.model, service.task) if is_final else self._no_endpoint(service, ctx)
-            )
-            return self.reject(rejection, shape)
+            return self.reject(no_unbooked_engine(service, ctx, self._clock.unix()), shape)
         engines = sum(e.routable and e.role is not Role.PREFILL for e in service.endpoints)
         if self.inflight.unbooked[service.key] >= engines * MAX_UNBOOKED_PER_ENGINE:
             return self.reject(
                 error_messages.too_many_unbooked(ctx.model, ctx.route.path, MAX_UNBOOKED_PER_ENGINE), shape
             )
         self.inflight.begin(service.key, pick, ctx.request_id, now, is_booked=False)
-        next_engine_s = None if pick.fallbacks else self._next_engine_s(service)
-        return dispatch_response(service, pick, ctx, next_engine_s, self._rate_headers(ctx, now), now)
+        retry_after_s = None if pick.fallbacks else next_engine_s(service, self._clock.unix(), self._random.randint)
+        return dispatch_response(service, pick, ctx, retry_after_s, self._rate_headers(ctx, now), now)
 
     def _rate_headers(self, ctx: RequestContext, now: float) -> Mapping[str, str]:
         return ctx.rate_headers or self.key_limits.headers(ctx.identity, now)
 
     def _dispatch(self, ctx: RequestContext, decision: AdmissionDecision | None, now: float) -> bytes:
         service = self.catalog.services.get(ctx.target_service)
-        pick = None if service is None else self._choose(service, ctx, decision)
+        pick = None if service is None else self._engines.choose(service, ctx, decision)
         if service is None or pick is None:
             if decision is not None:
                 self.admission.rollback(ctx, now)
             if ctx.is_fallback:
                 return self._reject_at_origin(ctx, now)
-            return self._reject(self._no_endpoint(service, ctx), ctx, now)
+            return self._reject(no_endpoint(service, ctx, self._clock.unix()), ctx, now)
         stats = self.stats(service.key)
         if ctx.adapter is not None:
             self._counted_adapters.add((service.key, ctx.adapter.name))
-            metrics.GATEWAY_ADAPTER_REQUESTS.labels(service.key, ctx.adapter.name).inc()
+            gateway_metrics.GATEWAY_ADAPTER_REQUESTS.labels(service.key, ctx.adapter.name).inc()
         if ctx.is_fallback:
             self.stats(ctx.service).record_outcome(AdmissionOutcome.DOWNGRADED)
-            stats.record_arrival(self._demand_tokens(ctx, service.key), retry=ctx.is_retry, demand=True)
+            stats.record_arrival(
+                demand_tokens(ctx, self.admission.kv_tokens(service.key)), retry=ctx.is_retry, demand=True
+            )
         if decision is not None:
             stats.record_outcome(AdmissionOutcome.ADMITTED)
         if pick.endpoint.role is Role.DECODE:
@@ -367,38 +354,20 @@ class Picker:
         ctx.prefill = "" if pick.prefill is None else pick.prefill.address
         deadlines = slo_deadlines(service, ctx)
         self.inflight.begin(
-            service.key, pick, ctx.request_id, now, ctx.retry_key, deadlines, self._demand_by_service(ctx), via=ctx.via
+            service.key,
+            pick,
+            ctx.request_id,
+            now,
+            ctx.retry_key,
+            deadlines,
+            demand_by_service(ctx, self.admission.kv_tokens),
+            via=ctx.via,
         )
         self._recent_rejections.discard(ctx.retry_key)
         if self.owners is not None:
             self.owners.on_sent(ctx.request_id, now)
-        next_engine_s = None if pick.fallbacks else self._next_engine_s(service)
-        return dispatch_response(service, pick, ctx, next_engine_s, self._rate_headers(ctx, now), now)
-
-    def _choose(self, service: ServiceEntry, ctx: RequestContext, decision: AdmissionDecision | None) -> Pick | None:
-        """Returns the admitted engine and its fallbacks, or without admission those with the fewest in flight.
-
-        Engines that have loaded the request's adapter come first.
-        """
-        pick = self._choose_by_load(service, ctx, decision)
-        if pick is None or ctx.adapter is None:
-            return pick
-        adapter = service.adapters.get(
-            ctx.adapter.name, ctx.adapter
-        )  # it may have been loaded while the request waited
-        return prefer_loaded(pick, adapter, service.endpoints, self.inflight.rank)
-
-    def _choose_by_load(
-        self, service: ServiceEntry, ctx: RequestContext, decision: AdmissionDecision | None
-    ) -> Pick | None:
-        index = self._endpoint_indexes.get(ctx.target_service)
-        if index is None:
-            index = self._endpoint_indexes[ctx.target_service] = self.inflight.endpoint_index(service.endpoints)
-        if decision is not None and decision.address is not None:
-            pick = index.pick_at(decision.address, decision.prefill, ctx.prompt)
-            if pick is not None:
-                return pick
-        return index.pick(ctx.prompt)
+        retry_after_s = None if pick.fallbacks else next_engine_s(service, self._clock.unix(), self._random.randint)
+        return dispatch_response(service, pick, ctx, retry_after_s, self._rate_headers(ctx, now), now)
 
     def _try_fallback(self, ctx: RequestContext, now: float) -> bytes | None:
         """Send the request to the fallback service, once. If that rejects it, the origin service rejects it."""
@@ -406,79 +375,34 @@ class Picker:
         if ctx.fallback is None or fallback is None or not any(e.routable for e in fallback.endpoints):
             return self._reject_at_origin(ctx, now)
         ctx.target_service, ctx.fallback, ctx.admission_request = ctx.fallback, None, None
-        return self._apply(ctx, self.admission.submit(ctx, now, self._can_queue(ctx)), now)
+        return self._apply(ctx, self.admission.submit(ctx, now, self.queue.can_queue(ctx)), now)
 
     def _reject_at_origin(self, ctx: RequestContext, now: float) -> bytes:
         """Returns the rejection by the service that the client named."""
         ctx.target_service, ctx.fallback, ctx.admission_request = ctx.service, None, None
         decision = self.admission.reject(ctx, now)
         if decision is None:
-            return self._reject(self._no_endpoint(self.catalog.services.get(ctx.service), ctx), ctx, now)
+            return self._reject(no_endpoint(self.catalog.services.get(ctx.service), ctx, self._clock.unix()), ctx, now)
         return self._shed(ctx, decision, now)
 
     def _shed(self, ctx: RequestContext, decision: AdmissionDecision, now: float) -> bytes:
         self.stats(ctx.service).record_outcome(decision.outcome)
         ready, cost_model = self.admission.rejection_details(ctx)
         target = self.catalog.services.get(ctx.target_service)
-        availability = self._availability(self.catalog.services.get(ctx.service))
+        next_ready = availability(self.catalog.services.get(ctx.service), self._clock.unix())
         rejection = error_messages.admission_rejection(
-            ctx, decision, ready, cost_model, availability, now, None if target is None else target.max_model_len
+            ctx, decision, ready, cost_model, next_ready, now, None if target is None else target.max_model_len
         )
         return self._reject(rejection, ctx, now)
 
-    def _availability(self, service: ServiceEntry | None) -> Availability:
-        """Returns when the service will have its next ready engine, by the operator's last report."""
-        if service is None:
-            return Availability()
-        at_s, unix = service.next_ready_s, self._clock.unix()
-        return Availability(None if at_s is None or at_s <= unix else at_s - unix, service.deleted)
-
-    def _next_engine_s(self, service: ServiceEntry) -> int:
-        """Returns the `Retry-After` in seconds for a request whose only engine fails: when the next one is ready."""
-        expected_s = self._availability(service).next_ready_s
-        advice = advise_retry(service.recovery_s if expected_s is None else expected_s, sdk_limit_s=math.inf)
-        return advice.draw_retry_after_s(self._random.randint) or 1
-
-    def _no_endpoint(self, service: ServiceEntry | None, ctx: RequestContext) -> Rejection:
-        if service is None:
-            return error_messages.model_not_found(ctx.model)
-        ready = any(e.available and e.role is not Role.PREFILL for e in service.endpoints)
-        return error_messages.no_endpoint(ctx.model, ready, self._availability(service))
-
     def _enqueue(self, ctx: RequestContext, now: float) -> asyncio.Future[bytes]:
-        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        future.add_done_callback(
-            lambda done: self._on_client_disconnect(ctx.request_id, self._clock.now()) if done.cancelled() else None
-        )
-        ctx.response = future
-        self._queued[ctx.request_id] = ctx
-        self._queued_bytes += ctx.body_bytes
+        future = self.queue.add(ctx, lambda: self._on_client_disconnect(ctx.request_id, self._clock.now()))
         self._schedule_wakeup(ctx.target_service, now)
         return future
 
-    def _can_queue(self, ctx: RequestContext) -> bool:
-        """Whether the memory limit allows queueing the request, or it is queued already."""
-        return ctx.response is not None or (ctx.can_queue and self.has_memory(ctx.body_bytes))
-
-    def has_memory(self, body_bytes: int) -> bool:
-        """Whether the memory limit allows to hold a body of this size."""
-        return self._queued_bytes + body_bytes <= MAX_QUEUED_BYTES
-
-    def add_queued_bytes(self, body_bytes: int) -> None:
-        """Count a body that waits for the decision of another gateway. A negative size ends it."""
-        self._queued_bytes += body_bytes
-
-    def is_queued(self, request_id: str) -> bool:
-        """Whether a request is in this gateway's queues."""
-        return request_id in self._queued
-
-    def queued_requests(self) -> list[RequestContext]:
-        """Returns the requests in this gateway's queues."""
-        return list(self._queued.values())
-
     def remove_queued(self, ctx: RequestContext, now: float) -> None:
         """Take a request out of its queue, so that another gateway can decide about it."""
-        self._dequeue(ctx.request_id)
+        self.queue.remove(ctx.request_id)
         self.admission.cancel(ctx, now)
         ctx.target_service, ctx.admission_request, ctx.response = ctx.service, None, None
 
@@ -488,16 +412,9 @@ class Picker:
         self.admission.update_replicas(now)
         self._release(list(self.admission.services), now)
 
-    def _dequeue(self, request_id: str) -> RequestContext | None:
-        """Remove a request from the queue. Returns None if it is not queued."""
-        ctx = self._queued.pop(request_id, None)
-        if ctx is not None:
-            self._queued_bytes -= ctx.body_bytes
-        return ctx
-
     def _on_client_disconnect(self, request_id: str, now: float) -> None:
         """Remove a queued request whose client disconnected."""
-        ctx = self._dequeue(request_id)
+        ctx = self.queue.remove(request_id)
         if ctx is not None and ctx.response is not None:
             self.admission.cancel(ctx, now)
             self._count_disconnect(ctx)
@@ -525,7 +442,7 @@ class Picker:
         """Send the reply of a queued request, unless it stays queued, possibly at its fallback."""
         assert ctx.response is not None
         if ctx.response.cancelled():
-            self._dequeue(ctx.request_id)
+            self.queue.remove(ctx.request_id)
             self.admission.rollback(ctx, now)
             self._count_disconnect(ctx)
             return
@@ -537,24 +454,13 @@ class Picker:
         if reply is None:
             self._schedule_wakeup(ctx.target_service, now)
             return
-        self._dequeue(ctx.request_id)
+        self.queue.remove(ctx.request_id)
         ctx.response.set_result(self.attributes.tag(ctx, reply, now))
 
     def _schedule_wakeup(self, key: str, now: float) -> None:
         """Schedule the next `release` of the service at the time that admission asks for."""
         wake_at_s = self.admission.wake_at_s(key)
-        scheduled = self._wakeups.get(key)
-        if scheduled is not None and scheduled[0] == wake_at_s:
-            return
-        if scheduled is not None:
-            scheduled[1].cancel()
-            del self._wakeups[key]
-        if wake_at_s < float("inf"):
-            self._wakeups[key] = wake_at_s, self._clock.call_at(max(wake_at_s, now), lambda: self._wake(key))
-
-    def _wake(self, key: str) -> None:
-        del self._wakeups[key]
-        self._release((key,), self._clock.now())
+        self.queue.schedule(key, wake_at_s, now, lambda: self._release((key,), self._clock.now()))
 
     def _reject(self, rejection: Rejection, ctx: RequestContext, now: float) -> bytes:
         self.stats(ctx.service if ctx.service in self.catalog.services else "").record_rejection(rejection.reason)
@@ -564,21 +470,6 @@ class Picker:
         else:
             self._exclude_from_demand(ctx)
         return rejection_response(reply)
-
-    def _demand_tokens(self, ctx: RequestContext, key: str) -> DemandTokens:
-        """Returns the prompt tokens of all sequences, at most those that one engine of the service holds at once."""
-        estimate, capacity = ctx.estimate, self.admission.kv_tokens(key)
-        if capacity is None or estimate.total <= capacity:
-            return estimate
-        media = {kind: tokens * capacity // estimate.total for kind, tokens in estimate.media.items()}
-        return DemandTokens(capacity, media)
-
-    def _demand_by_service(self, ctx: RequestContext) -> dict[str, DemandTokens]:
-        """Returns the prompt tokens that a request adds to the demand of each service, by key."""
-        demand = {ctx.target_service: self._demand_tokens(ctx, ctx.target_service)}
-        if ctx.is_fallback and ctx.is_demand:
-            demand[ctx.service] = self._demand_tokens(ctx, ctx.service)
-        return demand
 
     def _exclude_from_demand(self, ctx: RequestContext) -> None:
         """No capacity of the service that the client named would serve the request: it adds no replicas there."""

@@ -22,7 +22,7 @@ from plimsoll.gateway.envoy.tracing import ATTRIBUTE_PREFIX
 from plimsoll.gateway.identity import Identity
 from plimsoll.gateway.request_context import RequestContext, request_id_of
 
-MAX_KEPT = 50_000  # some 20 MB
+MAX_ENTRIES = 50_000  # some 20 MB
 MAX_TEXT_LENGTH = 200  # characters of what a client wrote
 MAX_CLASS_LENGTH = 64
 
@@ -77,10 +77,10 @@ class AttributeStore:
         """`is_enabled`: for all requests. `is_traced`: for those that have a trace."""
         self.is_enabled = is_enabled
         self._is_traced = is_traced
-        self._kept: dict[str, RequestAttributes] = {}
+        self._attributes: dict[str, RequestAttributes] = {}
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._attributes)
 
     def begin(self, headers: Mapping[bytes, bytes], identity: Identity, model: str) -> RequestAttributes | None:
         """Returns the attributes of a new request whose client is known, None if they are not kept."""
@@ -88,10 +88,10 @@ class AttributeStore:
         request_id = request_id_of(headers) if self.is_enabled or is_sampled else None
         if request_id is None:
             return None
-        if len(self._kept) >= MAX_KEPT:
-            del self._kept[next(iter(self._kept))]
+        if len(self._attributes) >= MAX_ENTRIES:
+            del self._attributes[next(iter(self._attributes))]
         request_class = identity.request_class[:MAX_CLASS_LENGTH].decode("ascii", "replace")
-        attributes = self._kept[request_id] = RequestAttributes(
+        attributes = self._attributes[request_id] = RequestAttributes(
             redact_repeated(identity.tenant),
             redact_repeated(request_class),
             identity.key_name,
@@ -102,24 +102,24 @@ class AttributeStore:
 
     def set_context(self, ctx: RequestContext) -> None:
         """Record that the request names a service."""
-        attributes = self._kept.get(ctx.request_id)
+        attributes = self._attributes.get(ctx.request_id)
         if attributes is not None:
             attributes.context = ctx
 
     def tag(self, ctx: RequestContext, reply: bytes, now: float) -> bytes:
         """As `RequestAttributes.tag`, for a request that was queued."""
-        attributes = self._kept.get(ctx.request_id)
+        attributes = self._attributes.get(ctx.request_id)
         return reply if attributes is None else attributes.tag(reply, ctx.route, now)
 
     def answer(self, request_id: str, now: float) -> None:
         """As `RequestAttributes.answer`, for a request whose client left the queue."""
-        attributes = self._kept.get(request_id)
+        attributes = self._attributes.get(request_id)
         if attributes is not None:
             attributes.answer(now)
 
     def take(self, request_id: str) -> RequestAttributes | None:
         """Returns and forgets the attributes of a request that ended, None if there are none."""
-        return self._kept.pop(request_id, None)
+        return self._attributes.pop(request_id, None)
 
 
 _PRINTABLE: Final = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")

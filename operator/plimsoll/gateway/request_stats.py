@@ -18,7 +18,7 @@ from plimsoll.core.slo import Deadlines
 from plimsoll.gateway.demand_counter import DemandCounter, DemandTokens
 from plimsoll.gateway.envoy.access_log import AccessRecord, RequestOutcome
 from plimsoll.gateway.errors import RejectionReason
-from plimsoll.telemetry import metrics
+from plimsoll.telemetry import gateway_metrics
 
 
 class RequestStats:
@@ -41,17 +41,17 @@ class RequestStats:
         self.by_tpot_target: Counter[float] = Counter()  # responses with a TPOT target, by target in seconds
         self.remote_prefills = 0
         self.local_prefills = 0
-        self._first_counter = metrics.GATEWAY_ARRIVED.labels(service, "first")
-        self._retry_counter = metrics.GATEWAY_ARRIVED.labels(service, "retry")
-        self._demand_counter = metrics.GATEWAY_DEMAND.labels(service)
-        self._remote_counter = metrics.GATEWAY_PREFILLS.labels(service, "remote")
-        self._local_counter = metrics.GATEWAY_PREFILLS.labels(service, "local")
+        self._first_counter = gateway_metrics.GATEWAY_ARRIVED.labels(service, "first")
+        self._retry_counter = gateway_metrics.GATEWAY_ARRIVED.labels(service, "retry")
+        self._demand_counter = gateway_metrics.GATEWAY_DEMAND.labels(service)
+        self._remote_counter = gateway_metrics.GATEWAY_PREFILLS.labels(service, "remote")
+        self._local_counter = gateway_metrics.GATEWAY_PREFILLS.labels(service, "local")
         self._exported: dict[Counted, int] = {}
         self._completed_counters = {
-            outcome: metrics.GATEWAY_COMPLETED.labels(service, outcome.value) for outcome in RequestOutcome
+            outcome: gateway_metrics.GATEWAY_COMPLETED.labels(service, outcome.value) for outcome in RequestOutcome
         }
-        self._ttft_histogram = metrics.GATEWAY_TTFT.labels(service)
-        self._duration_histogram = metrics.GATEWAY_DURATION.labels(service)
+        self._ttft_histogram = gateway_metrics.GATEWAY_TTFT.labels(service)
+        self._duration_histogram = gateway_metrics.GATEWAY_DURATION.labels(service)
 
     def record_arrival(self, tokens: DemandTokens, *, retry: bool, demand: bool) -> None:
         """Count a request for this service, whatever its outcome.
@@ -124,9 +124,9 @@ class RequestStats:
         for outcome, counter in self._completed_counters.items():
             yield counter, self.completed[outcome]
         for admission_outcome, count in self.admission_outcomes.items():
-            yield metrics.GATEWAY_ADMISSION_DECISIONS.labels(self._service, admission_outcome.value), count
+            yield gateway_metrics.GATEWAY_ADMISSION_DECISIONS.labels(self._service, admission_outcome.value), count
         for reason, count in self.rejections.items():
-            yield metrics.GATEWAY_REJECTED.labels(self._service, reason.value), count
+            yield gateway_metrics.GATEWAY_REJECTED.labels(self._service, reason.value), count
 
     def signals(self) -> dict[str, Any]:
         """Returns the `requests`, `ttft`, `e2e`, `slo` and `prefill` parts of this service in `/signals`."""

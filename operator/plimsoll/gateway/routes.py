@@ -21,7 +21,8 @@ from plimsoll.gateway import error_messages
 from plimsoll.gateway.api_routes import ApiRoute, route_of
 from plimsoll.gateway.body_budget import BodyBudget
 from plimsoll.gateway.envoy.body_filters import BODY_BYTES_HEADER, RESERVE_PREFIX
-from plimsoll.gateway.envoy.listener import CHECK_PREFIX, MODELS_PATH
+from plimsoll.gateway.envoy.listener import CHECK_PREFIX
+from plimsoll.gateway.envoy.virtual_host import MODELS_PATH
 from plimsoll.gateway.errors import Rejection, from_header, to_response
 from plimsoll.gateway.http1 import HttpRequest, response
 from plimsoll.gateway.identity import Identity, model_not_allowed
@@ -33,7 +34,7 @@ from plimsoll.gateway.request_parser import needs_worker
 from plimsoll.gateway.server import HandlerReply
 from plimsoll.gateway.service_catalog import ServiceEntry
 from plimsoll.gateway.signals_document import build_signals, update_metrics
-from plimsoll.telemetry import metrics
+from plimsoll.telemetry import gateway_metrics
 
 JSON_HEADERS = (("content-type", "application/json"),)
 _CHECK = CHECK_PREFIX.encode()
@@ -99,7 +100,7 @@ class EnvoyEndpoint:
                 return self._picker.reject(identity, route.shape)
             return self._check_in_worker(request, identity, route)
         reply = self._picker.check(request.body, request.headers, started_s, route)
-        metrics.GATEWAY_PICK_SECONDS.inc(time.monotonic() - started_s)
+        gateway_metrics.GATEWAY_PICK_SECONDS.inc(time.monotonic() - started_s)
         return reply
 
     async def _check_in_worker(self, request: HttpRequest, identity: Identity, route: ApiRoute) -> bytes:
@@ -177,7 +178,7 @@ class AdminEndpoint:
             return response(503 if reason else 200, body=f"{reason or 'ok'}\n".encode())
         if path == b"/metrics":
             update_metrics(self._picker)
-            return response(200, (("content-type", CONTENT_TYPE_LATEST),), generate_latest(metrics.GATEWAY))
+            return response(200, (("content-type", CONTENT_TYPE_LATEST),), generate_latest(gateway_metrics.GATEWAY))
         if path == b"/signals":
             document = build_signals(self._picker, self._pod, synced=self._synced())
             return response(200, JSON_HEADERS, orjson.dumps(document))

@@ -29,7 +29,7 @@ from plimsoll.core.types import Role, Task
 from plimsoll.engines.registry import DEFAULT_ENGINE, engine_named
 from plimsoll.gateway.adapters import AdapterEntry, not_loaded_on
 from plimsoll.gateway.admission_policy import AdmissionPolicy, PolicyCache, admission_of
-from plimsoll.telemetry import metrics
+from plimsoll.telemetry import gateway_metrics
 
 Object = Mapping[str, Any]
 T = TypeVar("T")
@@ -290,7 +290,7 @@ def _read(reader: Callable[[Object], T | None], kind: str, obj: Object) -> T | N
         return reader(obj)
     except Exception:
         log.exception("cannot read an object; it is ignored", extra={"kind": kind, "object": obj.get("metadata")})
-        metrics.GATEWAY_UNREADABLE.labels(kind).inc()
+        gateway_metrics.GATEWAY_UNREADABLE.labels(kind).inc()
         return None
 
 

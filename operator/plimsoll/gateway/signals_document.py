@@ -15,7 +15,7 @@ from plimsoll.core.routing.endpoint import Endpoint
 from plimsoll.core.types import Role
 from plimsoll.gateway.picker import Picker
 from plimsoll.gateway.service_catalog import ServiceEntry
-from plimsoll.telemetry import metrics
+from plimsoll.telemetry import gateway_metrics
 
 SIGNALS_VERSION = 3
 MAX_ERROR_LENGTH = 300  # characters of a parse error
@@ -87,10 +87,10 @@ def update_metrics(picker: Picker) -> None:
     for stats in picker.stats_by_service.values():
         stats.update_metrics()
     for key, service in picker.catalog.services.items():
-        metrics.GATEWAY_QUEUED.labels(key).set(picker.admission.signals(key)["queued"])
+        gateway_metrics.GATEWAY_QUEUED.labels(key).set(picker.admission.signals(key)["queued"])
         step_time_ratio, ttft_residual_s = picker.admission.max_model_error(key)
-        metrics.GATEWAY_STEP_TIME_RATIO.labels(key).set(step_time_ratio)
-        metrics.GATEWAY_TTFT_RESIDUAL.labels(key).set(ttft_residual_s)
+        gateway_metrics.GATEWAY_STEP_TIME_RATIO.labels(key).set(step_time_ratio)
+        gateway_metrics.GATEWAY_TTFT_RESIDUAL.labels(key).set(ttft_residual_s)
         roles = {e.role for e in service.endpoints}
         inflight: Counter[Role] = Counter()
         endpoint_counts: Counter[tuple[Role, bool]] = Counter()
@@ -98,6 +98,6 @@ def update_metrics(picker: Picker) -> None:
             inflight[e.role] += picker.inflight.carried(e.address)
             endpoint_counts[e.role, is_usable(e)] += 1
         for role in roles:
-            metrics.GATEWAY_INFLIGHT.labels(key, role.value).set(inflight[role])
-            metrics.GATEWAY_ENDPOINTS.labels(key, role.value, "usable").set(endpoint_counts[role, True])
-            metrics.GATEWAY_ENDPOINTS.labels(key, role.value, "waiting").set(endpoint_counts[role, False])
+            gateway_metrics.GATEWAY_INFLIGHT.labels(key, role.value).set(inflight[role])
+            gateway_metrics.GATEWAY_ENDPOINTS.labels(key, role.value, "usable").set(endpoint_counts[role, True])
+            gateway_metrics.GATEWAY_ENDPOINTS.labels(key, role.value, "waiting").set(endpoint_counts[role, False])

@@ -96,24 +96,24 @@ def test_hpa_removed_replicas_count_against_added_ones() -> None:
 
 
 def test_hpa_scale_down_waits_for_stabilization_window() -> None:
-    hpa, current, course = Hpa(HpaBehavior(), BOUNDS), 8, {}
+    hpa, current, rates = Hpa(HpaBehavior(), BOUNDS), 8, {}
     for step in range(30):
         now_s = 15.0 * step
         current = hpa.sync(now_s, current, 8 if now_s == 0.0 else 2)
-        course[now_s] = current
-    assert course[285.0] == 8
-    assert course[300.0] == 2
+        rates[now_s] = current
+    assert rates[285.0] == 8
+    assert rates[300.0] == 2
 
 
 def test_hpa_scale_down_goes_to_window_maximum() -> None:
-    hpa, current, course = Hpa(HpaBehavior(), BOUNDS), 8, {}
+    hpa, current, rates = Hpa(HpaBehavior(), BOUNDS), 8, {}
     for step in range(42):
         now_s = 15.0 * step
         current = hpa.sync(now_s, current, 5 if now_s == 150.0 else 2)
-        course[now_s] = current
-    assert course[300.0] == 5
-    assert course[435.0] == 5
-    assert course[450.0] == 2
+        rates[now_s] = current
+    assert rates[300.0] == 5
+    assert rates[435.0] == 5
+    assert rates[450.0] == 2
 
 
 def test_hpa_scale_up_window_takes_window_minimum() -> None:

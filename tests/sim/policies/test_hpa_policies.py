@@ -58,14 +58,14 @@ def test_hpa_between_syncs_reads_and_orders_nothing() -> None:
 
 
 def test_hpa_concurrency_rises_at_once_and_falls_after_window() -> None:
-    course = observations.drive_policy(
+    rates = observations.drive_policy(
         observations.policy("hpa-concurrency:target=10"), {0: 10.0, 60: 60.0, 200: 20.0}, 600
     )
-    assert course[59] == 1
-    assert course[60] == 5
-    assert course[75] == 6
-    assert course[494] == 6  # the last sync that proposed six was at 195 s
-    assert course[495] == 2
+    assert rates[59] == 1
+    assert rates[60] == 5
+    assert rates[75] == 6
+    assert rates[494] == 6  # the last sync that proposed six was at 195 s
+    assert rates[495] == 2
     quick = observations.drive_policy(
         observations.policy("hpa-concurrency:target=10,down=60"), {0: 10.0, 60: 60.0, 200: 20.0}, 600
     )

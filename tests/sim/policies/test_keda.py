@@ -115,13 +115,13 @@ def _replicas_per_second(policy_text: str, saturated: range, until_s: int, start
 
 
 def test_keda_scales_up_after_window_and_down_one_per_period() -> None:
-    course = _replicas_per_second("keda-ttft", range(60, 120), 900, 3)
-    assert course[60] == 3
-    first = next(second for second, count in enumerate(course) if count > 3)
+    rates = _replicas_per_second("keda-ttft", range(60, 120), 900, 3)
+    assert rates[60] == 3
+    first = next(second for second, count in enumerate(rates) if count > 3)
     assert 75 <= first <= 120  # a sample that tells, and thirty seconds in which all proposed more
-    assert max(course) == 8
-    falls = [second for second in range(1, 900) if course[second] < course[second - 1]]
-    assert all(course[second - 1] - course[second] == 1 for second in falls)
+    assert max(rates) == 8
+    falls = [second for second in range(1, 900) if rates[second] < rates[second - 1]]
+    assert all(rates[second - 1] - rates[second] == 1 for second in falls)
     assert all(later - earlier >= 120 for earlier, later in pairwise(falls))
     assert falls[0] >= 120 + 180
 

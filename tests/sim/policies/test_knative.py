@@ -82,8 +82,8 @@ def test_kpa_rate_limits_apply_in_both_directions() -> None:
 def test_kpa_scale_down_delay_holds_largest_count() -> None:
     rules = KpaRules(target=10.0, max_up_rate=10.0, max_down_rate=10.0, panic_threshold=100.0, delay_s=300.0)
     kpa = Kpa(rules, 0.0, 0)
-    course = {2.0: 40.0, 300.0: 0.0, 302.0: 0.0, 540.0: 40.0, 600.0: 30.0, 660.0: 0.0, 840.0: 0.0, 900.0: 0.0}
-    assert [kpa.scale(at_s, load, load, 1) for at_s, load in course.items()] == [4, 4, 0, 4, 4, 4, 3, 0]
+    rates = {2.0: 40.0, 300.0: 0.0, 302.0: 0.0, 540.0: 40.0, 600.0: 30.0, 660.0: 0.0, 840.0: 0.0, 900.0: 0.0}
+    assert [kpa.scale(at_s, load, load, 1) for at_s, load in rates.items()] == [4, 4, 0, 4, 4, 4, 3, 0]
 
 
 def test_kpa_several_initial_replicas_start_in_panic() -> None:
@@ -111,19 +111,19 @@ def test_kpa_window_is_mean_over_its_own_seconds() -> None:
 
 
 def test_kpa_default_target_is_seventy_percent_of_soft_limit() -> None:
-    course = observations.drive_policy(observations.policy("kpa"), {0: 69.0, 10: 71.0}, 200)
-    assert course[9] == 1
-    assert course[-1] == 2
-    course = observations.drive_policy(observations.policy("kpa:target=10"), {0: 6.9, 10: 7.1}, 200)
-    assert (course[9], course[-1]) == (1, 2)
+    rates = observations.drive_policy(observations.policy("kpa"), {0: 69.0, 10: 71.0}, 200)
+    assert rates[9] == 1
+    assert rates[-1] == 2
+    rates = observations.drive_policy(observations.policy("kpa:target=10"), {0: 6.9, 10: 7.1}, 200)
+    assert (rates[9], rates[-1]) == (1, 2)
 
 
 def test_kpa_burst_scales_up_in_seconds_and_down_after_panic() -> None:
-    course = observations.drive_policy(observations.policy("kpa:target=10"), {0: 5.0, 100: 42.0, 130: 5.0}, 400)
-    assert course[99] == 1
-    assert course[106] >= 5
-    assert min(course[110:160]) == max(course[100:160])
-    assert course[-1] == 1
+    rates = observations.drive_policy(observations.policy("kpa:target=10"), {0: 5.0, 100: 42.0, 130: 5.0}, 400)
+    assert rates[99] == 1
+    assert rates[106] >= 5
+    assert min(rates[110:160]) == max(rates[100:160])
+    assert rates[-1] == 1
 
 
 def test_kpa_bounds_hold_and_no_ready_replica_holds_count() -> None:

@@ -15,7 +15,7 @@ from plimsoll.api.v1alpha1.pod_overrides import (
     Volume,
     VolumeMount,
 )
-from plimsoll.api.v1alpha1.request_limits import RequestLimits
+from plimsoll.api.v1alpha1.request_limits import RequestLimitsSpec
 from plimsoll.api.v1alpha1.scaling import RateLimitSpec, RatioBounds, ScalingOptions
 from plimsoll.api.v1alpha1.scaling_status import (
     CostStatus,
@@ -68,7 +68,7 @@ __all__ = [
     "RateLimitSpec",
     "RatioBounds",
     "RequestClass",
-    "RequestLimits",
+    "RequestLimitsSpec",
     "ResourceRequirements",
     "RoleName",
     "RolloutSpec",

@@ -14,7 +14,7 @@ from typing import Annotated, ClassVar, Final, Literal
 from pydantic import Field
 
 from plimsoll.api.v1alpha1.api_model import ApiModel, IntOrString, MapList, ValidationRule, ValidationRules, matching
-from plimsoll.api.v1alpha1.request_limits import RequestLimits
+from plimsoll.api.v1alpha1.request_limits import RequestLimitsSpec
 from plimsoll.api.v1alpha1.scalars import MAX_DURATION_CHARS, decimal_rule, duration_rules
 from plimsoll.api.v1alpha1.service_name import ServiceName
 from plimsoll.api.v1alpha1.slo import LatencyTargets, SloSpec
@@ -90,7 +90,7 @@ class RequestClass(ApiModel):
         description="Engine utilization up to which requests of the class are admitted: 10% to 100%. Below 100%, the "
         "rest is left for the other classes.",
     )
-    request_limits: RequestLimits | None = Field(
+    request_limits: RequestLimitsSpec | None = Field(
         default=None,
         description="Limits of each request of the class. A limit that is absent here is that of spec.requestLimits.",
     )

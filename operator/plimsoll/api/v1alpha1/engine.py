@@ -108,7 +108,7 @@ MetricName = Annotated[
 ]
 
 
-class EngineMetrics(ApiModel):
+class EngineMetricsSpec(ApiModel):
     """Where the metrics of a server are, and which of them is which signal. Label sets of one metric are summed."""
 
     path: UrlPath = Field(default="/metrics", description="Path of the metrics page.")
@@ -129,7 +129,7 @@ class EngineMetrics(ApiModel):
     )
     itl: MetricName | None = Field(default=None, description="Histogram: inter-token latency in seconds.")
 
-    rules: ClassVar[tuple[ValidationRule[EngineMetrics], ...]] = (
+    rules: ClassVar[tuple[ValidationRule[EngineMetricsSpec], ...]] = (
         ValidationRule(
             " || ".join(f"has(self.{name})" for name in METRIC_SIGNALS),
             f"needs at least one of {', '.join(METRIC_SIGNALS)}",
@@ -202,7 +202,7 @@ class EngineSpec(ApiModel):
         default=None,
         description="Path of an `openai` server that answers 200 when it can serve, and not before. Absent: /health.",
     )
-    metrics: EngineMetrics | None = Field(
+    metrics: EngineMetricsSpec | None = Field(
         default=None,
         description="Metrics of an `openai` server. Absent: its engines report nothing, and their load is unknown.",
     )

@@ -18,7 +18,7 @@ IDLE_TIMEOUTS_S: Final = tuple(int(units.parse_duration(text)) for text in get_a
 MAX_DURATION_S: Final = 7200.0  # of any request with a deadline
 
 
-class RequestLimits(ApiModel):
+class RequestLimitsSpec(ApiModel):
     """What one request may take at most."""
 
     max_output_tokens: Annotated[int, Field(ge=1, le=MAX_REQUEST_TOKENS)] | None = Field(

@@ -21,7 +21,7 @@ from plimsoll.api.v1alpha1.cost import CostSpec
 from plimsoll.api.v1alpha1.engine import EngineSpec
 from plimsoll.api.v1alpha1.engine_features import needs
 from plimsoll.api.v1alpha1.model import ModelSource
-from plimsoll.api.v1alpha1.request_limits import RequestLimits
+from plimsoll.api.v1alpha1.request_limits import RequestLimitsSpec
 from plimsoll.api.v1alpha1.scaling import ScalingOptions
 from plimsoll.api.v1alpha1.schedule import upcoming_windows
 from plimsoll.api.v1alpha1.service_name import NAME_RULES
@@ -33,8 +33,7 @@ from plimsoll.api.v1alpha1.tiers import NO_TIERS, ROLES, EngineTier, EngineTiers
 from plimsoll.api.v1alpha1.validation_messages import format_errors
 from plimsoll.core.admission.cost_model import ClassPolicy
 from plimsoll.core.admission.quota import TenantPolicy
-from plimsoll.core.admission.request_limits import NO_LIMITS
-from plimsoll.core.admission.request_limits import RequestLimits as CoreRequestLimits
+from plimsoll.core.admission.request_limits import NO_LIMITS, RequestLimits
 from plimsoll.core.autoscaling.scaling_policy import ScalingMode, ScalingPolicy, ScheduleWindow, TierPolicy
 from plimsoll.core.demand.standby_value import MISS_COST
 from plimsoll.core.errors import InvalidSpec
@@ -47,7 +46,7 @@ _GENERATES_CEL = "!has(self.model.task) || self.model.task == 'generate'"
 _NEEDS_GENERATE = "is allowed only with task generate: other models have no output tokens"
 
 
-def _limits_output(limits: RequestLimits | None) -> bool:
+def _limits_output(limits: RequestLimitsSpec | None) -> bool:
     return limits is not None and limits.max_output_tokens is not None
 
 
@@ -150,7 +149,7 @@ class InferenceServiceSpec(ApiModel):
         description="Admission control: request classes, tenants, and the action for requests that exceed the "
         f"capacity. Absent: one class, whose requests are queued for up to {DEFAULT_MAX_QUEUE_TIME}.",
     )
-    request_limits: RequestLimits | None = Field(
+    request_limits: RequestLimitsSpec | None = Field(
         default=None,
         description="Limits of each request, with or without slo. A class of spec.admission may have its own.",
     )
@@ -356,7 +355,7 @@ class InferenceService(ApiModel):
         return self._admission.max_queued
 
     @cached_property
-    def request_limits(self) -> Mapping[str, CoreRequestLimits]:
+    def request_limits(self) -> Mapping[str, RequestLimits]:
         """Limits of a request by class; "" for requests of other classes. Empty without any limit."""
         spec = self.spec.request_limits
         own = NO_LIMITS if spec is None else spec.to_core()

@@ -29,7 +29,7 @@ from plimsoll.controllers.autoscale.tracked_service import TrackedService, track
 from plimsoll.controllers.isolation import ObjectErrors, Stage
 from plimsoll.controllers.metrics_export import ScalingGauges
 from plimsoll.controllers.object_cache import Key, ObjectCache, key_of, resource_version
-from plimsoll.controllers.targets.target_state import rival_of
+from plimsoll.controllers.targets.target_state import other_writer_of
 from plimsoll.core.autoscaling.fleet_decisions import decide_all
 from plimsoll.core.autoscaling.inputs import ScalingSpec, ServiceSnapshot
 from plimsoll.core.autoscaling.scaling_policy import ScalingMode
@@ -169,8 +169,8 @@ class Autoscaler:
                     entry.publisher.publish(entry.service_state, snapshot, spec, tuple(gateways), now_s)
                 self._gauges.export(key, entry.service_state, snapshot, spec)
                 indirect_tiers = self._sources.prometheus_only_tiers(key)
-                rival = rival_of(self._sources.targets(key))
-                if entry.update_report(service, snapshot, spec, tuple(gateways), indirect_tiers, rival, now_s):
+                other_writer = other_writer_of(self._sources.targets(key))
+                if entry.update_report(service, snapshot, spec, tuple(gateways), indirect_tiers, other_writer, now_s):
                     self._on_report_changed(key)
                 changes = list(self._changes(service_object, entry.service_state, spec))
                 entry.mark_idle(service_object, snapshot, spec, bool(changes), now_s)
@@ -180,7 +180,7 @@ class Autoscaler:
     def _spec(self, key: Key, service: InferenceService, now_s: float) -> ScalingSpec:
         """The spec; of a service whose count somebody else sets, in mode Recommend."""
         spec = scaling_spec(service, now_s)
-        if rival_of(self._sources.targets(key)) is None:
+        if other_writer_of(self._sources.targets(key)) is None:
             return spec
         return replace(spec, policy=replace(spec.policy, mode=ScalingMode.RECOMMEND))
 

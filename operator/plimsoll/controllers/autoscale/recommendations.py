@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import Final
 
-from plimsoll.api.recommendation import Recommendation, RecommendationList, TierDemand, TierRecommendation
+from plimsoll.api.recommendation import Recommendation, RecommendationList, TierLoad, TierRecommendation
 from plimsoll.controllers.object_cache import Key
 from plimsoll.core import units
 from plimsoll.core.autoscaling.cadence import DecisionBasis
@@ -121,7 +121,7 @@ def _recommended(decision: TierDecision) -> int:
     return decision.replicas if decision.recommended is None else decision.recommended
 
 
-def _demand(state: ServiceState, name: str, sizing: SizingResult, ready: int) -> TierDemand | None:
+def _demand(state: ServiceState, name: str, sizing: SizingResult, ready: int) -> TierLoad | None:
     """The demand of a tier; None if it is not a finite number."""
     if sizing.request_gpu_s <= 0.0:
         return None
@@ -131,7 +131,7 @@ def _demand(state: ServiceState, name: str, sizing: SizingResult, ready: int) ->
         return None
     current, forecast, capacity = (units.round_significant(rate, _DIGITS) for rate in rates)
     utilization = sizing.utilization(level, ready)
-    return TierDemand(
+    return TierLoad(
         requests_per_second=current,
         forecast_requests_per_second=forecast,
         capacity_per_replica=capacity,

@@ -25,7 +25,7 @@ from plimsoll.controllers.targets.target_state import ScaledObject
 from plimsoll.core.autoscaling.scale_down_candidates import replica_load
 from plimsoll.core.autoscaling.scaling_decision import TierDecision
 from plimsoll.core.errors import ClusterError, NotFound
-from plimsoll.telemetry import metrics
+from plimsoll.telemetry import operator_metrics
 from plimsoll.telemetry.service_log import ServiceLog
 
 Object = dict[str, Any]
@@ -99,7 +99,7 @@ class ScaleWriter:
             if key not in self._tasks and not is_written:
                 task = self._tasks[key] = asyncio.create_task(self._write(key, contain))
                 task.add_done_callback(partial(self._forget, key))
-        metrics.OPERATOR_SCALE_WRITES_PENDING.set(len(self._tasks))
+        operator_metrics.OPERATOR_SCALE_WRITES_PENDING.set(len(self._tasks))
 
     async def finish(self) -> None:
         """Wait for the writes under way."""
@@ -113,7 +113,7 @@ class ScaleWriter:
     def _forget(self, key: TierKey, task: asyncio.Task[None]) -> None:
         if self._tasks.get(key) is task:
             del self._tasks[key]
-        metrics.OPERATOR_SCALE_WRITES_PENDING.set(len(self._tasks))
+        operator_metrics.OPERATOR_SCALE_WRITES_PENDING.set(len(self._tasks))
 
     async def _write(self, key: TierKey, contain: Callable[[Key], AbstractContextManager[None]]) -> None:
         async with self._slots:
@@ -145,7 +145,7 @@ class ScaleWriter:
         if not scaled.is_owned:
             self._sources.on_target_written(key, change.tier, str(scaled.metadata.get("uid", "")))
         direction = "up" if change.decision.replicas > change.replicas_before else "down"
-        metrics.OPERATOR_SCALE_CHANGES.labels(change.tier, direction).inc()
+        operator_metrics.OPERATOR_SCALE_CHANGES.labels(change.tier, direction).inc()
         try:
             await self._record_event(change.service_object, change.event(deletion_note))
         except ClusterError as error:

@@ -51,20 +51,20 @@ def is_shedding(snapshot: ServiceSnapshot, old_conditions: Iterable[Condition]) 
 
 
 def scaling_inactive(
-    service_state: ServiceState, spec: ScalingSpec, engine: Engine, rival: str | None = None
+    service_state: ServiceState, spec: ScalingSpec, engine: Engine, other_writer: str | None = None
 ) -> Condition | None:
     """Why the autoscaler changes no replica count, or only adds replicas.
 
-    rival: who else sets the replica count of a target, None if no other writer does.
+    other_writer: who else sets the replica count of a target, None if no other writer does.
     """
 
     def inactive(reason: ConditionReason, message: str) -> Condition:
         return Condition(ConditionType.SCALING_INACTIVE, True, reason, message)
 
-    if rival is not None:
+    if other_writer is not None:
         kind, yields = ConditionType.SCALING_INACTIVE, "Plimsoll yields, and only recommends"
-        brief = f"{shorten(rival, MAX_QUOTE_CHARS)}: {yields}; see condition {kind}"
-        return Condition(kind, True, ConditionReason.REPLICAS_OWNED, f"{rival}: {yields}. {_REMEDY}", brief)
+        brief = f"{shorten(other_writer, MAX_QUOTE_CHARS)}: {yields}; see condition {kind}"
+        return Condition(kind, True, ConditionReason.REPLICAS_OWNED, f"{other_writer}: {yields}. {_REMEDY}", brief)
     if spec.policy.paused:
         return inactive(ConditionReason.PAUSED, "spec.scaling.paused is true: decisions are reported, but not applied")
     if spec.policy.mode is not ScalingMode.AUTO:

@@ -193,7 +193,7 @@ def _conditions(
     """
     if spec.slo is None and all(tier.min_replicas == tier.max_replicas for tier in spec.policy.tiers.values()):
         return  # fixed replica counts and no SLO: the spec requests no scaling
-    yield scaling_conditions.scaling_inactive(service_state, spec, service.spec.engine.contract, health.rival)
+    yield scaling_conditions.scaling_inactive(service_state, spec, service.spec.engine.contract, health.other_writer)
     if spec.slo is None or service_state.last_decision is None:
         return
     yield scaling_conditions.metrics_degraded(snapshot, health, engine_server.metrics_port(service))

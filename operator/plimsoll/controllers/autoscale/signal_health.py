@@ -60,7 +60,7 @@ class HealthReport(NamedTuple):
     stale_gateways: str | None = None
     prometheus_only_tiers: tuple[str, ...] = ()
     partial: str = ""
-    rival: str | None = None
+    other_writer: str | None = None
     target_metrics_port: int | None = None
 
 

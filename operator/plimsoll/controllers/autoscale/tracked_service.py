@@ -147,13 +147,13 @@ class TrackedService:
         spec: ScalingSpec,
         gateways: tuple[str, ...],
         prometheus_only_tiers: tuple[str, ...],
-        rival: str | None,
+        other_writer: str | None,
         now_s: float,
     ) -> bool:
         """Rebuild the report when its state changes, and every REPORT_INTERVAL_SECONDS for its figures.
 
         Admission limits are published in between, without new figures. Returns whether the report has changed.
-        rival: who else sets the replica count of a target, None if no other writer does.
+        other_writer: who else sets the replica count of a target, None if no other writer does.
         """
         old_report = self.report
         published = self.publisher.published
@@ -163,7 +163,7 @@ class TrackedService:
         targets = service.spec.targets
         metrics_port = None if targets is None else targets.serve.metrics_port
         health = health._replace(
-            prometheus_only_tiers=prometheus_only_tiers, rival=rival, target_metrics_port=metrics_port
+            prometheus_only_tiers=prometheus_only_tiers, other_writer=other_writer, target_metrics_port=metrics_port
         )
         is_shedding = scaling_conditions.is_shedding(snapshot, () if old_report is None else old_report.conditions)
         last_decision = self.service_state.last_decision

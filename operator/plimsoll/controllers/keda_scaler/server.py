@@ -25,7 +25,7 @@ from plimsoll.controllers.keda_scaler.answers import (
     replicas,
     service_key,
 )
-from plimsoll.telemetry import metrics
+from plimsoll.telemetry import operator_metrics
 
 MAX_MESSAGE_BYTES: Final = 64 * 1024  # a request has a few names; the metadata of a ScaledObject is small
 MAX_METADATA_BYTES: Final = 16 * 1024  # of a request's headers
@@ -140,4 +140,4 @@ async def _abort(context: Any, error: ScalerError) -> NoReturn:
 
 
 def _count(code: str) -> None:
-    metrics.OPERATOR_KEDA_ANSWERS.labels(code).inc()
+    operator_metrics.OPERATOR_KEDA_ANSWERS.labels(code).inc()

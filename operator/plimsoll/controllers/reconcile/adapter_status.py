@@ -42,13 +42,13 @@ def adapters_status(entries: Sequence[Object], reports: ReportsByPod, *, has_eng
         missing = sorted(pod for pod, found in reports.items() if not _is_loaded(found.get(name)))
         is_loaded = len(missing) < len(reports)
         error = _first_error(name, reports) or ("" if is_loaded else str(entry.get("error", "")))
-        kept: Object = {key: entry[key] for key in ("name", "since") if key in entry}
-        kept["loaded"] = f"{len(reports) - len(missing)}/{len(reports)}"
+        stated_adapter: Object = {key: entry[key] for key in ("name", "since") if key in entry}
+        stated_adapter["loaded"] = f"{len(reports) - len(missing)}/{len(reports)}"
         if error and errors_left:
-            kept["error"], errors_left = shorten(redact(error), MAX_ERROR_CHARS), errors_left - 1
+            stated_adapter["error"], errors_left = shorten(redact(error), MAX_ERROR_CHARS), errors_left - 1
         if listed := missing[: min(MAX_NOT_LOADED_ON, pods_left)]:
-            kept["notLoadedOn"], pods_left = listed, pods_left - len(listed)
-        stated.append(kept)
+            stated_adapter["notLoadedOn"], pods_left = listed, pods_left - len(listed)
+        stated.append(stated_adapter)
     return stated
 
 

@@ -20,7 +20,7 @@ from plimsoll.api.events import Event, EventReason
 from plimsoll.controllers.isolation import ObjectErrors, Stage, subject_of
 from plimsoll.controllers.object_cache import Key, ObjectCache, owning_service, role_of
 from plimsoll.core.units import format_seconds
-from plimsoll.telemetry import metrics
+from plimsoll.telemetry import operator_metrics
 
 Object = dict[str, Any]
 
@@ -116,8 +116,8 @@ class DrainReports:
     def _count(self, service: Key, pod: Object) -> None:
         series = ("/".join(service), role_of(pod))
         drains, lost = (
-            metrics.OPERATOR_DRAINS_TIMED_OUT.labels(*series),
-            metrics.OPERATOR_REQUESTS_ABORTED.labels(*series),
+            operator_metrics.OPERATOR_DRAINS_TIMED_OUT.labels(*series),
+            operator_metrics.OPERATOR_REQUESTS_ABORTED.labels(*series),
         )
         found = None if pod["metadata"]["uid"] in self._reported_uids else drain_timeout_of(pod)
         if found is None:
@@ -142,7 +142,7 @@ class DrainReports:
     def forget(self, service: Key) -> None:
         """Drop the Events and metric series of a deleted service."""
         self._pending.pop(service, None)
-        metrics.remove_drain_series("/".join(service))
+        operator_metrics.remove_drain_series("/".join(service))
 
 
 def _terminated_state(pod: Object) -> Object | None:

@@ -38,10 +38,12 @@ def name_rejected(state: NameState | None, names: ModelNames) -> Condition | Non
             advice,
         )
     if state.holder is not None:
-        return _taken(state, names, "spec.model.name", claim.model, state.holder, advice)
+        return _name_rejected_condition(state, names, "spec.model.name", claim.model, state.holder, advice)
     if state.qualified_holder is not None:
         advice = f"Change spec.model.name of {state.qualified_holder.qualified_name} to free the name"
-        return _taken(state, names, "NAMESPACE/NAME", claim.qualified_name, state.qualified_holder, advice)
+        return _name_rejected_condition(
+            state, names, "NAMESPACE/NAME", claim.qualified_name, state.qualified_holder, advice
+        )
     return None
 
 
@@ -61,7 +63,7 @@ def adapter_name_rejected(states: Sequence[NameState]) -> Condition | None:
         owner = claim.model.partition("/")[0]
         problem = f"names that begin with {owner}/ belong to namespace {owner}, which has or had services"
     elif state.holder is not None:
-        problem = why_taken(claim.model, state.holder)
+        problem = describe_conflict(claim.model, state.holder)
     more = (
         f" {others} more {'adapter lacks its name' if others == 1 else 'adapters lack their names'}." if others else ""
     )
@@ -77,7 +79,7 @@ def accepted_again(state: NameState | None) -> str:
     return f"the service has its model name{name}, and each of its adapters its own"
 
 
-def why_taken(name: str, holder: NameClaim) -> str:
+def describe_conflict(name: str, holder: NameClaim) -> str:
     """Why another service has a name: since when `holder` holds it, or what else makes it the owner."""
     if holder.granted == name:
         return f"{holder.holder_text} holds the name since {_to_seconds(holder.since)}"
@@ -87,7 +89,9 @@ def why_taken(name: str, holder: NameClaim) -> str:
     return f"{holder.holder_text} claims the name too and was created first ({holder.created})"
 
 
-def _taken(state: NameState, names: ModelNames, field: str, name: str, holder: NameClaim, advice: str) -> Condition:
+def _name_rejected_condition(
+    state: NameState, names: ModelNames, field: str, name: str, holder: NameClaim, advice: str
+) -> Condition:
     """The condition of a service without the name that `field` stands for."""
     half = MAX_QUOTE_CHARS // 2
     service, quoted = shorten("/".join(holder.service), half), shorten(name, half)
@@ -98,7 +102,7 @@ def _taken(state: NameState, names: ModelNames, field: str, name: str, holder: N
         brief = f"model name {quoted} is the NAMESPACE/NAME of {who}"
     else:
         brief = f"{who} claims model name {quoted} too and was created first"
-    message, brief = f"{field} {name}: {why_taken(name, holder)}", f"{brief}; change spec.model.name"
+    message, brief = f"{field} {name}: {describe_conflict(name, holder)}", f"{brief}; change spec.model.name"
     return _rejected(ConditionReason.MODEL_NAME_TAKEN, state, names, message, brief, advice)
 
 

@@ -38,7 +38,7 @@ from plimsoll.controllers.reconcile.observe import ObservedService, observe
 from plimsoll.controllers.reconcile.rejected_fields import in_service_terms
 from plimsoll.controllers.reconcile.service_namespaces import ServiceNamespaces
 from plimsoll.controllers.reconcile.service_status import StatusInputs
-from plimsoll.controllers.reconcile.tier_state import TierStatusInputs, is_fully_rolled_out
+from plimsoll.controllers.reconcile.tier_health import TierStatusInputs, is_fully_rolled_out
 from plimsoll.controllers.targets.target_state import TargetState
 from plimsoll.core.autoscaling.scaling_policy import ScalingMode
 from plimsoll.core.errors import BackendUnavailable, Conflict, Forbidden, NotFound, ObjectRejected, PlimsollError

@@ -24,13 +24,13 @@ from plimsoll.controllers.reconcile.model_names import ModelNames
 from plimsoll.controllers.reconcile.name_condition import accepted_again, adapter_name_rejected, name_rejected
 from plimsoll.controllers.reconcile.observe import NameState
 from plimsoll.controllers.reconcile.target_conditions import target_conditions
-from plimsoll.controllers.reconcile.tier_state import TierState, TierStatusInputs, tier_state
+from plimsoll.controllers.reconcile.tier_health import TierHealth, TierStatusInputs, tier_health
 from plimsoll.controllers.targets.target_state import TargetState
 from plimsoll.core.types import Role
 
 Object = dict[str, Any]
 
-MAX_RIVAL_CHARS = 512
+MAX_OTHER_WRITER_CHARS = 512
 SCALING_FIELDS = (
     "slo",
     "limitedBy",
@@ -89,7 +89,7 @@ def build_conditions(inputs: StatusInputs) -> tuple[Condition, ...]:
             *_internal_error(inputs),
         )
     slow_transfer_message = inputs.scaling_report.slow_transfer_message if inputs.scaling_report else None
-    tiers = tuple(tier_state(tier, slow_transfer_message if tier.role == "prefill" else None) for tier in inputs.tiers)
+    tiers = tuple(tier_health(tier, slow_transfer_message if tier.role == "prefill" else None) for tier in inputs.tiers)
     stated = (
         *_ready(inputs, tiers),
         *_stalled(inputs),  # before Reconciling: kstatus judges by the first of the two
@@ -182,7 +182,7 @@ def _internal_error(inputs: StatusInputs) -> tuple[Condition, ...]:
     return () if inputs.internal_error is None else (inputs.internal_error,)
 
 
-def _ready(inputs: StatusInputs, tiers: tuple[TierState, ...]) -> tuple[Condition, ...]:
+def _ready(inputs: StatusInputs, tiers: tuple[TierHealth, ...]) -> tuple[Condition, ...]:
     if inputs.routable_endpoints:
         return (
             Condition(
@@ -241,7 +241,7 @@ def _unroutable(ready: int) -> Condition:
     return Condition(ConditionType.READY, False, ConditionReason.NO_ROUTABLE_ENDPOINT, message)
 
 
-def _scaled_to_zero(inputs: StatusInputs, tiers: tuple[TierState, ...]) -> Condition | None:
+def _scaled_to_zero(inputs: StatusInputs, tiers: tuple[TierHealth, ...]) -> Condition | None:
     """Ready for a service that is scaled to zero or waking, since its gateways queue requests meanwhile.
 
     None if the service cannot scale to zero, if an engine is ready, or if a start-up fails.
@@ -269,11 +269,11 @@ def _has_cost_model(inputs: StatusInputs) -> bool:
     return published is not None and published.cost_model is not None
 
 
-def _blocking_tier(tiers: tuple[TierState, ...]) -> TierState | None:
+def _blocking_tier(tiers: tuple[TierHealth, ...]) -> TierHealth | None:
     """The tier that prevents serving; None if none does."""
-    going = (tier for tier in tiers if tier.problem is ConditionReason.NAMESPACE_TERMINATING)
+    terminating = (tier for tier in tiers if tier.problem is ConditionReason.NAMESPACE_TERMINATING)
     client_tier = (tier for tier in tiers if tier.role != Role.PREFILL and not tier.is_ready)
-    return next(going, None) or next(client_tier, None)
+    return next(terminating, None) or next(client_tier, None)
 
 
 def _client_ready(inputs: StatusInputs) -> int:
@@ -281,7 +281,7 @@ def _client_ready(inputs: StatusInputs) -> int:
     return sum(tier.ready for tier in inputs.tiers if tier.role != Role.PREFILL)
 
 
-def _reconciling(inputs: StatusInputs, tiers: tuple[TierState, ...]) -> tuple[Condition, ...]:
+def _reconciling(inputs: StatusInputs, tiers: tuple[TierHealth, ...]) -> tuple[Condition, ...]:
     waiting = [
         f"{tier.role}: {tier.message if tier.degraded is None else f'see {tier.degraded.type}'}"
         for tier in tiers
@@ -310,8 +310,8 @@ def _invalid_spec(kind: ConditionType, holds: bool, problems: tuple[str, ...]) -
 
 def _apply_rejected(kind: ConditionType, holds: bool, rejection: str) -> Condition:
     brief = f"the API server rejected an object: {_quote(rejection)}; see Stalled"
-    is_going = kind is ConditionType.READY and NAMESPACE_TERMINATING in rejection
-    reason = ConditionReason.NAMESPACE_TERMINATING if is_going else ConditionReason.APPLY_REJECTED
+    is_terminating = kind is ConditionType.READY and NAMESPACE_TERMINATING in rejection
+    reason = ConditionReason.NAMESPACE_TERMINATING if is_terminating else ConditionReason.APPLY_REJECTED
     return Condition(kind, holds, reason, rejection, brief)
 
 
@@ -347,12 +347,12 @@ def tiers_status(inputs: StatusInputs) -> dict[str, Object]:
         figures = dict(inputs.scaling_report.tiers.get(tier.role, {})) if inputs.scaling_report else {}
         if starting := figures.pop("starting", None):
             is_expected = not tier.cannot_start
-            kept = {name: value for name, value in starting.items() if is_expected or name != "nextReady"}
+            expected = {name: value for name, value in starting.items() if is_expected or name != "nextReady"}
             if tier.starting:
-                figures["starting"] = kept | {"count": tier.starting}
+                figures["starting"] = expected | {"count": tier.starting}
         target = (inputs.targets or {}).get(tier.role)
-        if target is not None and target.rival is not None:
-            figures["yieldedTo"] = shorten(target.rival, MAX_RIVAL_CHARS)
+        if target is not None and target.other_writer is not None:
+            figures["yieldedTo"] = shorten(target.other_writer, MAX_OTHER_WRITER_CHARS)
         counts = {"ready": tier.ready, "desired": tier.desired, "summary": f"{tier.ready}/{tier.desired}"}
         result[tier.role] = counts | {n: v for n, v in figures.items() if n != "needed" or v != tier.desired}
     return result

@@ -8,7 +8,7 @@ from typing import Final
 from plimsoll.api.conditions import Condition, ConditionReason, ConditionType
 from plimsoll.api.events import MAX_EVENT_MESSAGE_CHARS
 from plimsoll.api.message_text import shorten
-from plimsoll.controllers.reconcile.tier_state import TierStatusInputs
+from plimsoll.controllers.reconcile.tier_health import TierStatusInputs
 from plimsoll.controllers.targets.target_state import TargetState
 
 DEMAND_SOURCE: Final = (

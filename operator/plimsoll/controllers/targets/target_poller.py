@@ -36,7 +36,7 @@ from plimsoll.telemetry.service_log import ServiceLog
 
 Object = dict[str, Any]
 TargetKey = tuple[Key, str]  # service and role
-_KEPT_METADATA: Final = ("namespace", "name", "uid", "resourceVersion", "generation")
+_USED_METADATA: Final = ("namespace", "name", "uid", "resourceVersion", "generation")
 
 POLL_SECONDS: Final = 2.0
 MAX_CONCURRENT_TARGETS: Final = 8
@@ -160,18 +160,20 @@ class TargetPoller:
             self._set(key, role, target, problem=TargetProblem(ConditionReason.TARGET_FORBIDDEN, message))
             return
         replicas = value_at(scale, "spec", "replicas")
-        metadata = {name: live["metadata"][name] for name in _KEPT_METADATA if name in live["metadata"]}
+        metadata = {name: live["metadata"][name] for name in _USED_METADATA if name in live["metadata"]}
         scaled = ScaledObject(found, metadata, int(replicas) if isinstance(replicas, int) else 0)
-        rival = None
+        other_writer = None
         if service.spec.mode is ScalingMode.AUTO:
-            rival = self._rival(obj, role, target, live, autoscalers, was_written=written == metadata.get("uid"))
+            other_writer = self._other_writer(
+                obj, role, target, live, autoscalers, was_written=written == metadata.get("uid")
+            )
         else:
             self._written.pop((key, role), None)
         copies = [_adopted(pod, obj, role, target, service.spec.model.uri) for pod in pods if not _is_own(pod)]
         self._cache.replace_children(labels.ADOPTED_POD_KIND, key, copies)
-        self._set(key, role, target, scaled, rival=rival)
+        self._set(key, role, target, scaled, other_writer=other_writer)
 
-    def _rival(
+    def _other_writer(
         self,
         obj: Object,
         role: RoleName,
@@ -183,10 +185,10 @@ class TargetPoller:
     ) -> str | None:
         """Who else sets the count. A later writer is yielded to until the service's spec changes."""
         place, generation = (key_of(obj), role), int(obj["metadata"].get("generation", 0))
-        rival = autoscaler_of(target.scale_target_ref, autoscalers) or applying_manager(live)
-        if rival is not None:
+        other_writer = autoscaler_of(target.scale_target_ref, autoscalers) or applying_manager(live)
+        if other_writer is not None:
             self._written.pop(place, None)
-            return rival
+            return other_writer
         before = str(value_at(obj, "status", "tiers", role, YIELDED_TO) or "")
         is_current = value_at(obj, "status", "observedGeneration") == generation
         if place not in self._states and is_current and is_later_writer(before):  # as an earlier process had found
@@ -221,11 +223,11 @@ class TargetPoller:
         target: EngineTarget,
         scaled: ScaledObject | None = None,
         problem: TargetProblem | None = None,
-        rival: str | None = None,
+        other_writer: str | None = None,
     ) -> None:
         if problem is not None:
             self._cache.replace_children(labels.ADOPTED_POD_KIND, key, ())
-        before, state = self._states.get((key, role)), TargetState(target, scaled, problem, rival)
+        before, state = self._states.get((key, role)), TargetState(target, scaled, problem, other_writer)
         self._states[key, role] = state
         if before != state:
             self._on_change(key)

@@ -68,14 +68,14 @@ class TargetState:
     target: EngineTarget
     scaled: ScaledObject | None = None
     problem: TargetProblem | None = None
-    rival: str | None = None
+    other_writer: str | None = None
 
 
-def rival_of(targets: Mapping[str, TargetState]) -> str | None:
+def other_writer_of(targets: Mapping[str, TargetState]) -> str | None:
     """Who else sets a replica count of a service, as a clause; None without one."""
     for state in targets.values():
-        if state.rival is not None:
-            return f"{state.target.scale_target_ref.label} is scaled by {state.rival}"
+        if state.other_writer is not None:
+            return f"{state.target.scale_target_ref.label} is scaled by {state.other_writer}"
     return None
 
 

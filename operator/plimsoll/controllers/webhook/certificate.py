@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from plimsoll.adapters.certificate_files import CERTIFICATE_FILE, CertificatePair, InvalidCertificate, load_pair
-from plimsoll.telemetry import metrics
+from plimsoll.telemetry import operator_metrics
 from plimsoll.telemetry.service_log import ServiceLog
 
 log = ServiceLog(__name__)
@@ -47,5 +47,5 @@ class CertificateFiles:
             return
         pair.load_into(self.context)
         self._pair = pair
-        metrics.OPERATOR_WEBHOOK_CERTIFICATE_EXPIRY.set(pair.expires_s)
+        operator_metrics.OPERATOR_WEBHOOK_CERTIFICATE_EXPIRY.set(pair.expires_s)
         log.info(None, "webhook certificate loaded", expires=datetime.fromtimestamp(pair.expires_s, UTC).isoformat())

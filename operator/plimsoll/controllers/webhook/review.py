@@ -12,12 +12,12 @@ from typing import Any, Final
 from plimsoll.adapters.kube_client import received
 from plimsoll.adapters.normalize import value_at
 from plimsoll.api import labels
-from plimsoll.controllers.webhook.verdict import Verdict
-from plimsoll.telemetry import metrics
+from plimsoll.controllers.webhook.validation import ValidationResult
+from plimsoll.telemetry import operator_metrics
 from plimsoll.telemetry.service_log import ServiceLog
 
 Object = dict[str, Any]
-Judge = Callable[[Object, Object | None], Verdict]  # of the new and the old object
+Validator = Callable[[Object, Object | None], ValidationResult]  # of the new and the old object
 
 log = ServiceLog(__name__)
 
@@ -31,35 +31,35 @@ class MalformedReview(ValueError):
     """A request that is no AdmissionReview, so that there is nothing to answer."""
 
 
-def answer(review: object, judge: Judge) -> Object:
-    """Return the answer to an AdmissionReview, whatever `judge` raises. Raises MalformedReview."""
+def answer(review: object, validator: Validator) -> Object:
+    """Return the answer to an AdmissionReview, whatever `validator` raises. Raises MalformedReview."""
     request = value_at(review, "request")
     uid = value_at(request, "uid")
     if not isinstance(request, dict) or not isinstance(uid, str) or not uid:
         raise MalformedReview("not an AdmissionReview: request.uid is missing")
     namespace, name = (str(request.get(field) or "") for field in ("namespace", "name"))
     try:
-        found = _judge(request, judge)
+        found = _validate(request, validator)
     except Exception:
         log.exception((namespace, name), "unexpected error in the admission webhook; the change is let through")
-        metrics.OPERATOR_ADMISSION_REVIEWS.labels("failed").inc()
+        operator_metrics.OPERATOR_ADMISSION_REVIEWS.labels("failed").inc()
         found = None
     response: Object = {"uid": uid, "allowed": True}
     if found is not None:
         response |= _outcome(found)
-        metrics.OPERATOR_ADMISSION_REVIEWS.labels(_result(found)).inc()
+        operator_metrics.OPERATOR_ADMISSION_REVIEWS.labels(_result(found)).inc()
         if found.errors:
             log.info((namespace, name), "change refused by the admission webhook", errors="; ".join(found.errors))
     return {"apiVersion": API_VERSION, "kind": KIND, "response": response}
 
 
-def _judge(request: Object, judge: Judge) -> Verdict:
+def _validate(request: Object, validator: Validator) -> ValidationResult:
     new = request.get("object")
     is_service = value_at(request, "resource", "resource") == labels.PLURAL and not request.get("subResource")
     if not is_service or request.get("operation") not in _REVIEWED_OPERATIONS or not isinstance(new, dict):
-        return Verdict()
+        return ValidationResult()
     old = request.get("oldObject")
-    return judge(_complete(new, request), _complete(old, request) if isinstance(old, dict) else None)
+    return validator(_complete(new, request), _complete(old, request) if isinstance(old, dict) else None)
 
 
 def _complete(obj: Object, request: Object) -> Object:
@@ -69,7 +69,7 @@ def _complete(obj: Object, request: Object) -> Object:
     return found
 
 
-def _outcome(found: Verdict) -> Object:
+def _outcome(found: ValidationResult) -> Object:
     warnings: Object = {"warnings": list(found.warnings)} if found.warnings else {}
     if not found.errors:
         return warnings
@@ -78,5 +78,5 @@ def _outcome(found: Verdict) -> Object:
     return {"allowed": False, "status": status, **warnings}
 
 
-def _result(found: Verdict) -> str:
+def _result(found: ValidationResult) -> str:
     return "refused" if found.errors else "warned" if found.warnings else "allowed"

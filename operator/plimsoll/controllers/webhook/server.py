@@ -20,11 +20,11 @@ from plimsoll.adapters.kube_client import KubeClient
 from plimsoll.controllers.isolation import ObjectErrors, supervise
 from plimsoll.controllers.operator_config import OperatorConfig
 from plimsoll.controllers.webhook.certificate import CertificateFiles
-from plimsoll.controllers.webhook.review import Judge, MalformedReview, answer
+from plimsoll.controllers.webhook.review import MalformedReview, Validator, answer
 from plimsoll.controllers.webhook.service_index import ServiceIndex
-from plimsoll.controllers.webhook.verdict import Verdict, verdict
+from plimsoll.controllers.webhook.validation import ValidationResult, validate_change
 from plimsoll.resources.platform_config import WebhookSettings
-from plimsoll.telemetry import metrics
+from plimsoll.telemetry import operator_metrics
 from plimsoll.telemetry.service_log import ServiceLog
 
 Object = dict[str, Any]
@@ -56,20 +56,20 @@ async def run(kube: KubeClient, config: OperatorConfig, settings: WebhookSetting
     index = ServiceIndex(kube, config, errors)
     default_args = config.platform.engine.defaults.args
 
-    def judge(new: Object, old: Object | None) -> Verdict:
-        return verdict(new, old, index.cluster, default_args)
+    def validator(new: Object, old: Object | None) -> ValidationResult:
+        return validate_change(new, old, index.cluster, default_args)
 
     async with asyncio.TaskGroup() as group:
         for name, work in index.parts():
             group.create_task(supervise(name, work, errors))
-        group.create_task(supervise("webhook", partial(serve, settings, judge), errors))
+        group.create_task(supervise("webhook", partial(serve, settings, validator), errors))
 
 
-async def serve(settings: WebhookSettings, judge: Judge, limits: ServerLimits = ServerLimits()) -> None:
+async def serve(settings: WebhookSettings, validator: Validator, limits: ServerLimits = ServerLimits()) -> None:
     """Serve until cancelled, from the time on that there is a certificate."""
     files = CertificateFiles(Path(settings.certificate_directory))
     await files.wait(limits.no_certificate_seconds)
-    runner = web.AppRunner(build_app(judge, limits), access_log=None, shutdown_timeout=STOP_SECONDS)
+    runner = web.AppRunner(build_app(validator, limits), access_log=None, shutdown_timeout=STOP_SECONDS)
     await runner.setup()
     try:
         await web.TCPSite(runner, port=settings.port, ssl_context=files.context).start()
@@ -80,7 +80,7 @@ async def serve(settings: WebhookSettings, judge: Judge, limits: ServerLimits = 
         await runner.cleanup()
 
 
-def build_app(judge: Judge, limits: ServerLimits) -> web.Application:
+def build_app(validator: Validator, limits: ServerLimits) -> web.Application:
     """The application, with limits of its memory and time."""
     slots = asyncio.Semaphore(limits.concurrent_reviews)
 
@@ -91,7 +91,7 @@ def build_app(judge: Judge, limits: ServerLimits) -> web.Application:
             try:
                 async with asyncio.timeout(limits.read_seconds):
                     body = await request.read()
-                response = answer(orjson.loads(body), judge)
+                response = answer(orjson.loads(body), validator)
             except web.HTTPRequestEntityTooLarge:
                 return _failed(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a review has at most {MAX_REVIEW_BYTES} bytes")
             except TimeoutError:
@@ -107,6 +107,6 @@ def build_app(judge: Judge, limits: ServerLimits) -> web.Application:
 
 def _failed(status: HTTPStatus, message: str) -> web.Response:
     """A request without an answer, which the API server takes for one that was let through."""
-    metrics.OPERATOR_ADMISSION_REVIEWS.labels("failed").inc()
+    operator_metrics.OPERATOR_ADMISSION_REVIEWS.labels("failed").inc()
     log.warning(None, "admission review without an answer", status=status.value, error=message)
     return web.json_response({"message": message}, status=status)

@@ -19,7 +19,7 @@ from plimsoll.controllers.operator_config import OperatorConfig
 from plimsoll.controllers.reconcile.name_claims import FIELD as NAME_CLAIM
 from plimsoll.controllers.reconcile.name_claims import name_rules
 from plimsoll.controllers.reconcile.service_namespaces import ServiceNamespaces
-from plimsoll.controllers.webhook.verdict import Cluster
+from plimsoll.controllers.webhook.validation import Cluster
 from plimsoll.core.errors import ClusterError
 from plimsoll.telemetry.service_log import ServiceLog
 
@@ -28,7 +28,7 @@ Object = dict[str, Any]
 log = ServiceLog(__name__)
 
 NAMESPACES_INTERVAL_SECONDS: Final = 300.0  # between two reads of the list of namespaces with services
-_KEPT: Final = (
+_INDEXED_FIELDS: Final = (
     ("metadata", "name"),
     ("metadata", "namespace"),
     ("metadata", "uid"),
@@ -96,7 +96,7 @@ class ServiceIndex:
 def essentials(service_object: Object) -> Object:
     """The part of an InferenceService that rules about other services read."""
     reduced: Object = {"apiVersion": labels.API_VERSION, "kind": labels.KIND, "metadata": {}, "spec": {}, "status": {}}
-    for path in _KEPT:
+    for path in _INDEXED_FIELDS:
         value = value_at(service_object, *path)
         if value is not None:
             at = reduced

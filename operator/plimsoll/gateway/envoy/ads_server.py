@@ -25,7 +25,7 @@ from plimsoll.adapters.certificate_files import CertificatePair
 from plimsoll.gateway.envoy.delta import AppliedCertificate, AppliedEndpoints, DeltaStream
 from plimsoll.gateway.envoy.xds import EMPTY_SNAPSHOT, SnapshotBuilder, with_certificate
 from plimsoll.gateway.service_catalog import ServiceCatalog
-from plimsoll.telemetry import metrics
+from plimsoll.telemetry import gateway_metrics
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ class AdsServer:
     def _update(self, catalog: ServiceCatalog) -> None:
         before = self._builder.encoded
         self._snapshot = with_certificate(self._builder.build(catalog), self._certificate)
-        metrics.GATEWAY_RESOURCES_ENCODED.inc(self._builder.encoded - before)
+        gateway_metrics.GATEWAY_RESOURCES_ENCODED.inc(self._builder.encoded - before)
         self._published.set()
         self._notify()
 
@@ -141,7 +141,7 @@ class AdsServer:
             async for request in requests:
                 rejected = stream.rejected
                 applied = stream.on_request(request, self._snapshot)
-                metrics.GATEWAY_CONFIG_REJECTED.inc(stream.rejected - rejected)
+                gateway_metrics.GATEWAY_CONFIG_REJECTED.inc(stream.rejected - rejected)
                 if isinstance(applied, AppliedEndpoints):
                     self._on_applied(applied)
                 elif applied is not None:

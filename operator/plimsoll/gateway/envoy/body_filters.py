@@ -28,6 +28,11 @@ _MAX_TOKENS = (1 << 32) - 1
 _DESCRIPTOR = {"key": "body", "value": "unreserved"}
 
 
+def duration(value: float) -> str:
+    """Returns seconds in the JSON format of a protobuf duration."""
+    return f"{value:.3f}s"
+
+
 def rate_filter() -> Json:
     return {"name": RATE_FILTER, "typed_config": _rate_limit({})}
 
@@ -44,8 +49,8 @@ def rate_policy(settings: PickerSettings) -> Json:
             "always_consume_default_token_bucket": False,
             "descriptors": [{"entries": [_DESCRIPTOR], "token_bucket": bucket}],
             "rate_limits": [
-                _taken([number], {"format": f"%REQ({BODY_BYTES_HEADER.upper()})%"}),
-                _taken([number | {"invert_match": True}], {"number": settings.max_body_bytes}),
+                _rate_limit_entry([number], {"format": f"%REQ({BODY_BYTES_HEADER.upper()})%"}),
+                _rate_limit_entry([number | {"invert_match": True}], {"number": settings.max_body_bytes}),
             ],
         }
     )
@@ -75,7 +80,7 @@ def _rate_limit(fields: Json) -> Json:
     }
 
 
-def _taken(headers: list[Json], tokens: Json) -> Json:
+def _rate_limit_entry(headers: list[Json], tokens: Json) -> Json:
     """Returns what a request without the picker's answer takes from the bucket."""
     no_answer = {"name": NO_ANSWER_HEADER, "present_match": True}
     match = {

@@ -14,12 +14,9 @@ from typing import Any
 import orjson
 
 from plimsoll.gateway.atomic_write import write_if_changed
-from plimsoll.gateway.envoy.body_filters import TYPE_URL
+from plimsoll.gateway.envoy.body_filters import TYPE_URL, duration
 from plimsoll.gateway.envoy.jwt import jwks_clusters
 from plimsoll.gateway.envoy.listener import (
-    MODEL_CLUSTER_PREFIX,
-    PICK_CLUSTER_PREFIX,
-    duration,
     listener_resource,
 )
 from plimsoll.gateway.envoy.overload import overload_manager
@@ -33,7 +30,6 @@ MAX_CLUSTER_REQUESTS = 1_000_000
 RUNTIME_LAYER = "bounds"  # request limits of clusters, delivered like the clusters
 MAX_FETCHED_BYTES = 1 << 20  # of a response that Envoy reads for itself: keys of JWT issuers, and the picker's checks
 ADS_CLUSTER = "discovery"
-_SERVICE_STATS = tuple(f"cluster.{prefix}" for prefix in (PICK_CLUSTER_PREFIX, MODEL_CLUSTER_PREFIX))
 # By default Envoy merges health changes for up to 1 s before its workers see them.
 NO_HEALTH_MERGE: Json = {"update_merge_window": "0s"}
 

@@ -1,11 +1,10 @@
-"""Envoy's listener: which requests it accepts, in which form, and where it routes them.
+"""Envoy's listener: which requests it accepts and in which form. `virtual_host` has the routes.
 
 Problem: an engine serves more paths than the API, decodes paths leniently, reads bodies of any size and waits forever
 for incomplete ones. A client can send the gateway's internal headers, and it can open streams without end.
 
-Idea: Envoy enforces all restrictions, so they do not depend on the picker. Routes match exact paths and methods. All
-else is rejected before the filter that buffers the body. Internal headers are stripped before routing. Sizes and times
-are limited. Only the paths of `api_routes` call the picker, and only they route to engines.
+Idea: Envoy enforces all restrictions, so they do not depend on the picker. What no route matches is rejected before
+the filter that buffers the body. Internal headers are stripped before routing. Sizes and times are limited.
 """
 
 from __future__ import annotations
@@ -13,45 +12,37 @@ from __future__ import annotations
 from importlib.resources import files
 from typing import Any
 
-from plimsoll.api.v1alpha1.request_limits import IDLE_TIMEOUTS_S
-from plimsoll.gateway.adapters import ADAPTER_HEADER
-from plimsoll.gateway.api_routes import RESPONSES_PATH, ROUTES
 from plimsoll.gateway.deadlines import TIMEOUT_HEADERS
 from plimsoll.gateway.envoy.body_filters import (
     BODY_BYTES_HEADER,
-    LARGE_BODY_BYTES,
-    RATE_FILTER,
     RESERVE_FILTER,
     RESERVE_PREFIX,
     RESERVE_SECONDS,
     TYPE_URL,
     clear_no_answer,
+    duration,
     rate_filter,
-    rate_policy,
 )
 from plimsoll.gateway.envoy.jwt import jwt_filters
 from plimsoll.gateway.envoy.local_reply import HEALTH, local_reply_config, plain_http_config
 from plimsoll.gateway.envoy.tls import plain_chain, tls_chain, tls_inspector
 from plimsoll.gateway.envoy.tracing import ATTRIBUTE_PREFIX, tracing
+from plimsoll.gateway.envoy.virtual_host import CHECK_FILTER, CORS, REJECTION_HEADERS, direct_response, virtual_host
 from plimsoll.gateway.identity import CREDENTIAL_HEADERS
 from plimsoll.gateway.jwt_issuers import PAYLOAD_HEADER
 from plimsoll.gateway.key_limits import RATE_LIMIT_HEADERS
-from plimsoll.gateway.request_bounds import IDLE_TIMEOUT_HEADER, UPSTREAM_TIMEOUT_HEADER
+from plimsoll.gateway.request_bounds import UPSTREAM_TIMEOUT_HEADER
 from plimsoll.gateway.settings import ApiKeyMode, PickerSettings, Plaintext
 
 Json = dict[str, Any]
 
-MODELS_PATH = "/v1/models"
 STAT_PREFIX = "gateway"
 CLIENT_IDLE = "660s"  # without a request; load balancers keep idle connections for up to 600 s
 CHECK_PREFIX = "/check"  # prefix of the client's path in ext_authz checks
-CHECK_FILTER = "envoy.filters.http.ext_authz"
 CONNECTION_BUFFER_BYTES = 64 << 10  # what is kept for a client or an engine that reads slowly
 MAX_STREAMS_PER_CONNECTION = 100  # of HTTP/2
-MAX_ATTEMPTS = 3
 PICK_CLUSTER_PREFIX = "pick/"  # clusters whose endpoint the picker names, by NAMESPACE/NAME
 MODEL_CLUSTER_PREFIX = "model/"  # clusters that Envoy balances by itself, by model name
-METADATA = "plimsoll"  # namespace of the cluster metadata
 
 # Request headers that ext_authz forwards to the picker.
 CHECK_HEADERS = (
@@ -62,21 +53,6 @@ CHECK_HEADERS = (
     "x-plimsoll-request-id",
     *TIMEOUT_HEADERS,
 )
-# Headers of the picker's rejection that ext_authz forwards to the client.
-REJECTION_HEADERS = (
-    "content-type",
-    "retry-after",
-    "x-should-retry",
-    "x-plimsoll-reason",
-    "x-plimsoll-eta",
-    "www-authenticate",
-    *RATE_LIMIT_HEADERS,
-)
-# Never sent to engines: they would log them, or pass them on.
-STRIPPED_HEADERS = (*CREDENTIAL_HEADERS, "proxy-authorization", "cookie")
-CORS = "envoy.filters.http.cors"
-CORS_EXPOSED = (*REJECTION_HEADERS[1:], "x-request-id")
-CORS_MAX_AGE = 600  # seconds for which a browser caches a preflight response
 
 ACCESS_LOG_FORMAT = {
     "request_id": "%REQ(X-PLIMSOLL-REQUEST-ID)%",
@@ -132,7 +108,7 @@ def _network_filter(manager: Json) -> Json:
 
 def _refuse_plain_http(manager: Json, settings: PickerSettings) -> Json:
     """Returns a connection manager with the same limits that answers each request with an error."""
-    host = {"name": "plain", "domains": ["*"], "routes": [_direct_response({"prefix": "/"}, 400)]}
+    host = {"name": "plain", "domains": ["*"], "routes": [direct_response({"prefix": "/"}, 400)]}
     shared = {name: value for name, value in manager.items() if name != "tracing"}
     return {
         **shared,
@@ -176,7 +152,7 @@ def _http_connection_manager(settings: PickerSettings) -> Json:
         "path_with_escaped_slashes_action": "UNESCAPE_AND_FORWARD",
         "early_header_mutation_extensions": [_header_mutation()],
         "local_reply_config": local_reply_config(settings.max_body_bytes),
-        "route_config": {"name": "api", "virtual_hosts": [_host(settings)]},
+        "route_config": {"name": "api", "virtual_hosts": [virtual_host(settings)]},
         "http_filters": [
             _cors(),
             _health(),
@@ -191,11 +167,6 @@ def _http_connection_manager(settings: PickerSettings) -> Json:
         "access_log": [_access_log(settings)],
         **tracing(settings),
     }
-
-
-def duration(value: float) -> str:
-    """Returns seconds in the JSON format of a protobuf duration."""
-    return f"{value:.3f}s"
 
 
 def _header_mutation() -> Json:
@@ -215,160 +186,6 @@ def _header_mutation() -> Json:
             ],
         },
     }
-
-
-def _host(settings: PickerSettings) -> Json:
-    origins = [{"safe_regex": {"regex": ".+"}} if o == "*" else {"exact": o} for o in settings.cors_origins]
-    filters = {RATE_FILTER: rate_policy(settings)} | ({CORS: _policy(origins)} if origins else {})
-    routes = _routes(settings, origins)
-    return {"name": "api", "domains": ["*"], "routes": routes, "typed_per_filter_config": filters}
-
-
-def _policy(origins: list[Json]) -> Json:
-    """Returns a CORS policy for these origins. It never allows browser credentials; a script sends its API key."""
-    return {
-        "@type": f"{TYPE_URL}.extensions.filters.http.cors.v3.CorsPolicy",
-        "allow_origin_string_match": origins,
-        "allow_methods": "GET, POST",
-        "allow_headers": "authorization, *",  # the wildcard does not cover this one
-        "expose_headers": ",".join(CORS_EXPOSED),
-        "max_age": str(CORS_MAX_AGE),
-    }
-
-
-def _routes(settings: PickerSettings, origins: list[Json]) -> list[Json]:
-    """Returns all routes. The CORS filter responds to preflights from `origins`."""
-    routes = [_connect_route(), _two_hosts(), *(_idle_route(settings, seconds) for seconds in IDLE_TIMEOUTS_S)]
-    small = {"name": "content-length", "range_match": {"start": 0, "end": LARGE_BODY_BYTES}}
-    # The CORS filter ignores direct responses, so this needs a cluster. It responds before the cluster is called.
-    routes += [{"match": _preflight({"string_match": origin}), "route": {"cluster": "picker"}} for origin in origins]
-    routes += [_direct_response(_preflight({"present_match": True}), 403)]
-    for path in ROUTES:
-        routes += [
-            _compressed(path),
-            _reply_route(path),
-            _engine_route({"path": path, "headers": [_method("POST"), small]}, settings, CHECK_FILTER),
-            _engine_route({"path": path, "headers": [_method("POST")]}, settings, RESERVE_FILTER, CHECK_FILTER),
-            _direct_response({"path": path}, 405, allow="POST"),
-        ]
-    routes.append(_direct_response({"prefix": f"{RESPONSES_PATH}/"}, 404))
-    for match in ({"path": MODELS_PATH}, {"prefix": f"{MODELS_PATH}/"}):
-        routes += [_models_route(match), _direct_response(match, 405, allow="GET")]
-    routes += [_direct_response({"path": HEALTH}, 405, allow="GET, HEAD"), _direct_response({"prefix": "/"}, 404)]
-    return routes
-
-
-def _method(name: str) -> Json:
-    return {"name": ":method", "string_match": {"exact": name}}
-
-
-def _connect_route() -> Json:
-    """Reject CONNECT: it would hang in the filter that buffers the body."""
-    return _direct_response({"connect_matcher": {}}, 403)
-
-
-def _direct_response(match: Json, status: int, **headers: str) -> Json:
-    """Returns a route that responds itself. `headers` are response headers, with _ for -."""
-    added = [{"header": {"key": key.replace("_", "-"), "value": value}} for key, value in headers.items()]
-    return {"match": match, "direct_response": {"status": status}, "response_headers_to_add": added}
-
-
-def _two_hosts() -> Json:
-    """Reject several Host headers: Envoy joins their values by a comma, which no host contains."""
-    return _direct_response(
-        {"prefix": "/", "headers": [{"name": ":authority", "string_match": {"contains": ","}}]}, 400
-    )
-
-
-def _preflight(origin: Json) -> Json:
-    """Matches CORS preflights whose origin matches. Without a method the CORS filter takes a request for none."""
-    asked = {"name": "access-control-request-method", "string_match": {"safe_regex": {"regex": ".+"}}}
-    return {"prefix": "/", "headers": [_method("OPTIONS"), {"name": "origin", **origin}, asked]}
-
-
-def _compressed(path: str) -> Json:
-    plain = {"string_match": {"exact": "identity", "ignore_case": True}}
-    coding = {"name": "content-encoding", **plain, "invert_match": True}
-    present = {"name": "content-encoding", "present_match": True}
-    return _direct_response(
-        {"path": path, "headers": [_method("POST"), present, coding]}, 415, accept_encoding="identity"
-    )
-
-
-def _models_route(match: Json) -> Json:
-    return {
-        "match": {**match, "headers": [_method("GET")]},
-        "route": {"cluster": "picker", "timeout": "5s"},
-    }
-
-
-def _reply_route(path: str) -> Json:
-    """Route 503 and 504 rejections of the picker, which an ext_authz response cannot carry."""
-    return {
-        "match": {
-            "path": path,
-            "headers": [_method("POST"), {"name": "x-plimsoll-error-response", "present_match": True}],
-        },
-        "route": {"cluster": "picker", "timeout": "5s"},
-    }
-
-
-def _idle_route(settings: PickerSettings, seconds: int) -> Json:
-    """Route requests that the picker has sent on with an idle timeout of their own. No client can set the header."""
-    header = {"name": IDLE_TIMEOUT_HEADER, "string_match": {"exact": str(seconds)}}
-    route = _engine_route({"prefix": "/", "headers": [_method("POST"), header]}, settings)
-    route["route"]["idle_timeout"] = duration(seconds)
-    return route
-
-
-def _engine_route(match: Json, settings: PickerSettings, *filters: str) -> Json:
-    """Route requests to engines. `filters` are the ext_authz filters that ask the picker."""
-    return {
-        "match": match,
-        # Retries send the whole body again, so the buffer must hold a body of the maximum size.
-        "request_body_buffer_limit": settings.max_body_bytes,
-        "request_headers_to_remove": [BODY_BYTES_HEADER, PAYLOAD_HEADER, *STRIPPED_HEADERS],
-        "request_headers_to_add": [_own_model(), _adapter()],
-        "route": {
-            "cluster_header": "x-plimsoll-cluster",
-            "cluster_not_found_response_code": "SERVICE_UNAVAILABLE",
-            "timeout": "0s",
-            "retry_policy": {
-                # Never by status: only a response that the engine's middleware marks is safe to retry.
-                "retry_on": "connect-failure,refused-stream,reset-before-request,retriable-headers",
-                "retriable_headers": [{"name": "x-plimsoll-retry", "string_match": {"exact": "1"}}],
-                "num_retries": MAX_ATTEMPTS - 1,
-                "retry_host_predicate": [
-                    {
-                        "name": "envoy.retry_host_predicates.previous_hosts",
-                        "typed_config": {
-                            "@type": f"{TYPE_URL}.extensions.retry.host.previous_hosts.v3.PreviousHostsPredicate"
-                        },
-                    }
-                ],
-                "host_selection_retry_max_attempts": 5,
-            },
-        },
-        "typed_per_filter_config": {
-            name: {
-                "@type": f"{TYPE_URL}.extensions.filters.http.ext_authz.v3.ExtAuthzPerRoute",
-                "check_settings": {},
-            }
-            for name in filters
-        },
-    }
-
-
-def _own_model() -> Json:
-    """Set the model name that the engines of a cluster use, whatever name the client sent."""
-    header = {"key": "x-plimsoll-model", "value": f"%CLUSTER_METADATA({METADATA}:service)%"}
-    return {"header": header, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
-
-
-def _adapter() -> Json:
-    """Name the adapter of a cluster if the picker did not name one; the picker's own cluster has none."""
-    header = {"key": ADAPTER_HEADER, "value": f"%CLUSTER_METADATA({METADATA}:adapter)%"}
-    return {"header": header, "append_action": "ADD_IF_ABSENT"}
 
 
 def _cors() -> Json:
@@ -393,7 +210,7 @@ def _health() -> Json:
 def _reserve_filter(settings: PickerSettings) -> Json:
     """Ask the picker for room before a large body is read."""
     headers = ("x-plimsoll-request-id", BODY_BYTES_HEADER, *_identity_headers(settings))
-    more = {"stat_prefix": "reserve", **_when_away(settings)}
+    more = {"stat_prefix": "reserve", **_failure_mode(settings)}
     return _ext_authz_filter(RESERVE_FILTER, RESERVE_PREFIX, RESERVE_SECONDS, headers, more)
 
 
@@ -401,7 +218,7 @@ def _check_filter(settings: PickerSettings) -> Json:
     """Ask the picker about the request, with its body."""
     headers = (*CHECK_HEADERS, *_identity_headers(settings))
     body = {
-        **_when_away(settings),
+        **_failure_mode(settings),
         "clear_route_cache": True,
         "with_request_body": {"max_request_bytes": settings.max_body_bytes, "pack_as_bytes": True},
     }
@@ -417,7 +234,7 @@ def _identity_headers(settings: PickerSettings) -> tuple[str, ...]:
     return (*credentials, *payload, *trusted)
 
 
-def _when_away(settings: PickerSettings) -> Json:
+def _failure_mode(settings: PickerSettings) -> Json:
     """Returns what happens while the picker does not answer: only it can check the credentials that are required."""
     if settings.requires_credentials:
         return {"failure_mode_allow": False, "status_on_error": {"code": "ServiceUnavailable"}}

@@ -15,7 +15,7 @@ from plimsoll.gateway.envoy.admin import EnvoyAdminClient, EnvoyState, EnvoyStat
 from plimsoll.gateway.envoy.delta import AppliedEndpoints
 from plimsoll.gateway.picker import Picker
 from plimsoll.gateway.service_catalog import EMPTY_CATALOG, RoutableCatalog, ServiceCatalog
-from plimsoll.telemetry import metrics
+from plimsoll.telemetry import gateway_metrics
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class EnvoyStatePoller:
     async def _sleep(self, seconds: float) -> None:
         started_s = time.monotonic()
         await asyncio.sleep(seconds)
-        metrics.GATEWAY_LOOP_LAG.set(max(0.0, time.monotonic() - started_s - seconds))
+        gateway_metrics.GATEWAY_LOOP_LAG.set(max(0.0, time.monotonic() - started_s - seconds))
 
     async def poll(self) -> float:
         """Poll once. Returns the seconds that it took to parse Envoy's state."""
@@ -131,13 +131,13 @@ class EnvoyStatePoller:
         self._picker.on_envoy_stats(state.active)
 
     def _count(self, stats: EnvoyStats) -> None:
-        metrics.GATEWAY_FAILED_OPEN.inc(self._increase("", stats.failed_open))
-        metrics.GATEWAY_JWKS_FAILURES.inc(self._increase("jwks", stats.jwks_failures))
+        gateway_metrics.GATEWAY_FAILED_OPEN.inc(self._increase("", stats.failed_open))
+        gateway_metrics.GATEWAY_JWKS_FAILURES.inc(self._increase("jwks", stats.jwks_failures))
         for limit, total in stats.reached.items():
-            metrics.GATEWAY_LIMIT_REACHED.labels(limit.value).inc(self._increase(limit, total))
-        metrics.GATEWAY_TRACE_EXPORTS_FAILED.inc(self._increase("traces", stats.failed_exports))
-        metrics.GATEWAY_HEAP.set(stats.heap_ratio)
-        metrics.GATEWAY_CONNECTIONS.set(stats.connections)
+            gateway_metrics.GATEWAY_LIMIT_REACHED.labels(limit.value).inc(self._increase(limit, total))
+        gateway_metrics.GATEWAY_TRACE_EXPORTS_FAILED.inc(self._increase("traces", stats.failed_exports))
+        gateway_metrics.GATEWAY_HEAP.set(stats.heap_ratio)
+        gateway_metrics.GATEWAY_CONNECTIONS.set(stats.connections)
 
     def _increase(self, name: str, total: int) -> int:
         """Returns by how much a counter of Envoy grew since the last poll. A lower total means that Envoy restarted."""

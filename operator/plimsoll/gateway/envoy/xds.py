@@ -41,11 +41,11 @@ from plimsoll.gateway.envoy.body_filters import TYPE_URL
 from plimsoll.gateway.envoy.bootstrap import NO_HEALTH_MERGE, RUNTIME_LAYER, unbounded_thresholds
 from plimsoll.gateway.envoy.listener import (
     CONNECTION_BUFFER_BYTES,
-    METADATA,
     MODEL_CLUSTER_PREFIX,
     PICK_CLUSTER_PREFIX,
 )
 from plimsoll.gateway.envoy.tls import ADS, CERTIFICATE
+from plimsoll.gateway.envoy.virtual_host import METADATA
 from plimsoll.gateway.service_catalog import ServiceCatalog, ServiceEntry
 
 Json = dict[str, Any]

@@ -53,7 +53,7 @@ class PeerConnection(asyncio.Protocol, Generic[Received]):
         self._ping = ping
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._made_s = self._heard_s = 0.0
+        self._made_s = self._last_frame_s = 0.0
         self.peer = ""  # the name of the other gateway, "" before it is known
         self.failure = "it did not prove the secret in time"  # of a peer that is not known
         self.address = "unknown address"  # of the other side
@@ -69,9 +69,9 @@ class PeerConnection(asyncio.Protocol, Generic[Received]):
         name = self._transport.get_extra_info("peername")
         self.address = str(name[0]) if name else self.address
         loop = asyncio.get_running_loop()
-        self._heard_s = loop.time()
+        self._last_frame_s = loop.time()
         self._transport.write(self._session.hello)
-        self._made_s = self._heard_s
+        self._made_s = self._last_frame_s
         self._timer = loop.call_later(PING_SECONDS, self._check)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -90,7 +90,7 @@ class PeerConnection(asyncio.Protocol, Generic[Received]):
             for payload in payloads:
                 if not self.is_open:
                     return
-                self._heard_s = asyncio.get_running_loop().time()
+                self._last_frame_s = asyncio.get_running_loop().time()
                 self._on_message(self, self._decode(payload))
         except (FrameError, msgspec.DecodeError) as error:
             self.failure = str(error)
@@ -129,7 +129,7 @@ class PeerConnection(asyncio.Protocol, Generic[Received]):
             log.info("closing the connection to the gateway %s: its secret is no longer valid", self.peer)
             self.close()
             return
-        if loop.time() - self._heard_s > SILENCE_SECONDS:
+        if loop.time() - self._last_frame_s > SILENCE_SECONDS:
             log.warning("closing the connection to the gateway %s: it is silent", self.peer or self.address)
             self.close()
             return

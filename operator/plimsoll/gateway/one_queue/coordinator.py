@@ -32,7 +32,7 @@ from plimsoll.gateway.request_context import RequestContext
 from plimsoll.gateway.retry_identity import shared_seed
 from plimsoll.gateway.service_catalog import EMPTY_CATALOG, ServiceCatalog, ServiceEntry
 from plimsoll.gateway.settings import PickerSettings
-from plimsoll.telemetry import metrics
+from plimsoll.telemetry import gateway_metrics
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ class OneQueue:
                     self._on_link_ready,
                 )
                 self._tasks[name] = asyncio.create_task(link.run())
-        metrics.GATEWAY_PEERS.set(len(self._links))
+        gateway_metrics.GATEWAY_PEERS.set(len(self._links))
         if self._ownership.set_candidates(ready):
             self._on_owners_changed(now)
         self._server.keep_gateways({*existing, *ready}, ready.values())
@@ -137,8 +137,8 @@ class OneQueue:
         owned = sum(
             self._ownership.owner_of(key) == own for key, service in self._catalog.services.items() if service.policy
         )
-        metrics.GATEWAY_OWNED_SERVICES.set(owned)
-        metrics.GATEWAY_PEERS_CONNECTED.set(sum(link.is_ready for link in self._links.values()))
+        gateway_metrics.GATEWAY_OWNED_SERVICES.set(owned)
+        gateway_metrics.GATEWAY_PEERS_CONNECTED.set(sum(link.is_ready for link in self._links.values()))
 
     def _on_owners_changed(self, now: float) -> None:
         """Hand over what belongs to other owners now: queued requests, and the knowledge of running ones.
@@ -150,7 +150,7 @@ class OneQueue:
             self._report_running(link, now, is_all=False)
         self._views.check()
         self._server.hand_over(now)
-        for ctx in self._picker.queued_requests():
+        for ctx in self._picker.queue.requests():
             if not ctx.via and self._owner_link(ctx.service) is not None:
                 self._move(ctx, now)
         self._picker.on_ownership_change()
@@ -206,7 +206,7 @@ class OneQueue:
 
     def _track(self, ctx: RequestContext, reply: asyncio.Future[bytes]) -> _PendingQuestion:
         pending = self._pending[ctx.request_id] = _PendingQuestion(ctx, reply)
-        self._picker.add_queued_bytes(ctx.body_bytes)
+        self._picker.queue.add_bytes(ctx.body_bytes)
         reply.add_done_callback(lambda done: self._on_cancelled(pending) if done.cancelled() else None)
         return pending
 
@@ -215,7 +215,7 @@ class OneQueue:
         if self._pending.get(pending.ctx.request_id) is not pending:
             return False
         del self._pending[pending.ctx.request_id]
-        self._picker.add_queued_bytes(-pending.ctx.body_bytes)
+        self._picker.queue.add_bytes(-pending.ctx.body_bytes)
         return True
 
     def _on_cancelled(self, pending: _PendingQuestion) -> None:
@@ -282,7 +282,7 @@ class OneQueue:
             self._decide_here(pending, now)
             return
         pending.link, pending.number = link, link.next_number()
-        question = conversions.to_question(pending.number, ctx, picker.has_memory(0), now)
+        question = conversions.to_question(pending.number, ctx, picker.queue.has_memory(0), now)
         link.ask(question, ctx.request_id, lambda result: self._on_answer(pending, link, result))
 
     def _on_answer(self, pending: _PendingQuestion, link: OwnerLink, result: Result) -> None:
@@ -300,7 +300,7 @@ class OneQueue:
     def _follow(self, pending: _PendingQuestion, link: OwnerLink, answer: messages.Answer, now: float) -> None:
         """Reply as the owner decided, and count the request if it is sent."""
         picker, ctx, running = self._picker, pending.ctx, answer.running
-        metrics.GATEWAY_OWNER_ANSWERS.inc()
+        gateway_metrics.GATEWAY_OWNER_ANSWERS.inc()
         ctx.is_retry, ctx.target_service = answer.is_retry, answer.service
         if running is not None:
             service = self._catalog.services.get(running.service)
@@ -343,7 +343,7 @@ class OneQueue:
             pending.reply.set_result(self._picker.attributes.tag(pending.ctx, reply, now))
 
     def _count_fallback(self, link: OwnerLink, reason: FallbackReason) -> None:
-        metrics.GATEWAY_OWNER_FALLBACKS.labels(reason.value).inc()
+        gateway_metrics.GATEWAY_OWNER_FALLBACKS.labels(reason.value).inc()
         now = time.monotonic()
         if now - self._logged_s.get(link.name, -LOG_SECONDS) >= LOG_SECONDS:
             self._logged_s[link.name] = now

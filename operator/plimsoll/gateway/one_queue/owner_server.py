@@ -28,7 +28,7 @@ from plimsoll.gateway.one_queue.peer_secret import PeerSecret
 from plimsoll.gateway.one_queue.peer_views import PeerViews
 from plimsoll.gateway.picker import Picker
 from plimsoll.gateway.request_context import RequestContext
-from plimsoll.telemetry import metrics
+from plimsoll.telemetry import gateway_metrics
 
 log = logging.getLogger(__name__)
 
@@ -127,7 +127,7 @@ class OwnerServer:
 
     def _reject(self, connection: Connection, reason: str, words: str) -> None:
         """Count a connection that is no gateway's, and close it."""
-        metrics.GATEWAY_PEER_CONNECTIONS_REJECTED.labels(reason).inc()
+        gateway_metrics.GATEWAY_PEER_CONNECTIONS_REJECTED.labels(reason).inc()
         now = time.monotonic()
         if now - self._logged_s >= LOG_SECONDS:
             self._logged_s = now
@@ -188,7 +188,7 @@ class OwnerServer:
     def _decide(self, connection: Connection, question: messages.Question, now: float) -> None:
         picker, request_id = self._picker, question.request_id
         service = picker.catalog.services.get(question.service)
-        is_known = request_id in picker.inflight or picker.is_queued(request_id)
+        is_known = request_id in picker.inflight or request_id in picker.queue
         if service is None or service.policy is None or is_known or not self._is_owner(question.service):
             connection.send(messages.Refused(question.number))
             return

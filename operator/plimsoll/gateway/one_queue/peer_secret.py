@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from plimsoll.gateway.one_queue.frames import MIN_SECRET_BYTES
-from plimsoll.telemetry import metrics
+from plimsoll.telemetry import gateway_metrics
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class PeerSecret:
         if problem and problem != self._error:
             log.error("keeping the secret of the gateways: %s", problem)
         self._error = problem
-        metrics.GATEWAY_PEER_SECRET_INVALID.set(bool(problem))
+        gateway_metrics.GATEWAY_PEER_SECRET_INVALID.set(bool(problem))
         if isinstance(found, bytes) and found != self._current:
             self._former, self._current = self._current, found
             self._former_until_s = time.monotonic() + FORMER_SECONDS

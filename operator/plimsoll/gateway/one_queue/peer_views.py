@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Final
 
 from plimsoll.gateway.one_queue.ownership import Ownership
-from plimsoll.telemetry import metrics
+from plimsoll.telemetry import gateway_metrics
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class PeerViews:
         if differ == self.differ:
             return
         self.differ = differ
-        metrics.GATEWAY_VIEWS_DIFFER.set(differ)
+        gateway_metrics.GATEWAY_VIEWS_DIFFER.set(differ)
         if differ:
             names = ", ".join(sorted(others)[:10])
             log.warning("another list of gateways or fallbacks is known to %s: deciding with an equal share", names)

@@ -12,7 +12,7 @@ from plimsoll.controllers.object_cache import ObjectCache
 from plimsoll.controllers.reconcile.observe import NameState, name_state
 from plimsoll.controllers.reconcile.service_status import StatusInputs, build_conditions
 from plimsoll.controllers.webhook.service_index import essentials
-from plimsoll.controllers.webhook.verdict import Cluster, Verdict, verdict
+from plimsoll.controllers.webhook.validation import Cluster, ValidationResult, validate_change
 from plimsoll.core.routing.model_names import NameRules, read_claim
 from tests import builders
 
@@ -53,8 +53,8 @@ HOLDER = with_claim(named("playground", "first", "other"), "playground")
 
 
 def test_held_model_name_is_refused_with_holder_and_time() -> None:
-    found = verdict(later(named("playground")), None, cluster_of(HOLDER))
-    assert found == Verdict(
+    found = validate_change(later(named("playground")), None, cluster_of(HOLDER))
+    assert found == ValidationResult(
         errors=(
             "spec.model.name playground: service other/first holds the name since 2026-02-01T10:00:00Z; change"
             " spec.model.name",
@@ -63,12 +63,14 @@ def test_held_model_name_is_refused_with_holder_and_time() -> None:
 
 
 def test_claim_of_earlier_service_is_refused() -> None:
-    [error] = verdict(later(named("playground")), None, cluster_of(named("playground", "first", "other"))).errors
+    [error] = validate_change(
+        later(named("playground")), None, cluster_of(named("playground", "first", "other"))
+    ).errors
     assert "service other/first claims the name too and was created first (2026-01-01T00:00:00Z)" in error
 
 
 def test_qualified_name_of_another_service_is_refused() -> None:
-    [error] = verdict(named("other/first"), None, cluster_of(named(None, "first", "other"))).errors
+    [error] = validate_change(named("other/first"), None, cluster_of(named(None, "first", "other"))).errors
     assert "the name is the NAMESPACE/NAME of service other/first" in error
 
 
@@ -82,13 +84,13 @@ def test_qualified_name_of_another_service_is_refused() -> None:
     ],
 )
 def test_free_model_name_is_allowed(services: tuple[Object, ...], new: Object | None) -> None:
-    assert verdict(new or named("playground"), None, cluster_of(*services)) == Verdict()
+    assert validate_change(new or named("playground"), None, cluster_of(*services)) == ValidationResult()
 
 
 def test_name_that_its_holder_gives_up_is_a_warning() -> None:
     """Two services may trade names in one apply."""
     renamed = with_claim(named("renamed", "first", "other"), "playground")
-    found = verdict(later(named("playground")), None, cluster_of(renamed))
+    found = validate_change(later(named("playground")), None, cluster_of(renamed))
     assert not found.errors
     assert "service other/first holds the name since" in found.warnings[0]
 
@@ -96,7 +98,7 @@ def test_name_that_its_holder_gives_up_is_a_warning() -> None:
 def test_object_name_that_is_held_is_a_warning() -> None:
     """Without spec.model.name the service still serves as NAMESPACE/NAME."""
     holder = with_claim(named("chat", "first", "other"), "chat")
-    found = verdict(later(named(None, "chat")), None, cluster_of(holder))
+    found = validate_change(later(named(None, "chat")), None, cluster_of(holder))
     assert not found.errors
     assert "service other/first holds the name" in found.warnings[0]
     assert "clients reach this service as team/chat" in found.warnings[0]
@@ -110,7 +112,7 @@ def test_object_name_that_is_held_is_a_warning() -> None:
     ],
 )
 def test_name_that_the_rules_refuse_is_a_warning(rules: NameRules, model: str, words: str) -> None:
-    found = verdict(named(model), None, cluster_of(rules=rules))
+    found = validate_change(named(model), None, cluster_of(rules=rules))
     assert not found.errors
     assert words in found.warnings[0]
 
@@ -119,14 +121,14 @@ def test_update_without_new_name_is_not_refused() -> None:
     loser = later(named("playground"))
     changed = copy.deepcopy(loser)
     changed["spec"]["scaling"] = {"mode": "Off"}
-    assert verdict(changed, loser, cluster_of(HOLDER, loser)) == Verdict()
+    assert validate_change(changed, loser, cluster_of(HOLDER, loser)) == ValidationResult()
 
 
 def test_update_to_a_held_name_is_refused() -> None:
     own = with_claim(later(named("own")), "own")
     changed = copy.deepcopy(own)
     changed["spec"]["model"]["name"] = "playground"
-    assert "other/first" in verdict(changed, own, cluster_of(HOLDER, own)).errors[0]
+    assert "other/first" in validate_change(changed, own, cluster_of(HOLDER, own)).errors[0]
 
 
 def test_warning_has_the_words_of_the_condition() -> None:
@@ -136,51 +138,54 @@ def test_warning_has_the_words_of_the_condition() -> None:
     state: NameState = name_state(claims[0], claims, NameRules())
     conditions = build_conditions(StatusInputs(service, name_state=state))
     condition = next(one for one in conditions if one.type is ConditionType.MODEL_NAME_REJECTED)
-    [warning] = verdict(service, None, cluster_of(holder)).warnings
+    [warning] = validate_change(service, None, cluster_of(holder)).warnings
     assert warning.partition(";")[0] == condition.message.partition(";")[0]
 
 
 def test_missing_fallback_is_a_warning() -> None:
-    found = verdict(falling_back("chat", "spare"), None, cluster_of())
-    assert found == Verdict(
+    found = validate_change(falling_back("chat", "spare"), None, cluster_of())
+    assert found == ValidationResult(
         warnings=("spec.admission.fallback.name: team/spare does not exist; requests meant for it are rejected",)
     )
-    assert verdict(falling_back("chat", "spare"), None, cluster_of(falling_back("spare", None))) == Verdict()
+    assert (
+        validate_change(falling_back("chat", "spare"), None, cluster_of(falling_back("spare", None)))
+        == ValidationResult()
+    )
 
 
 def test_circle_of_fallbacks_is_refused_and_named() -> None:
     others = (falling_back("b", "c"), falling_back("c", "a"))
-    [error] = verdict(falling_back("a", "b"), None, cluster_of(*others)).errors
+    [error] = validate_change(falling_back("a", "b"), None, cluster_of(*others)).errors
     assert "(cycle: team/a -> team/b -> team/c -> team/a)" in error
 
 
 def test_circle_of_others_is_no_error() -> None:
     others = (falling_back("b", "c"), falling_back("c", "b"))
-    assert verdict(falling_back("a", "b"), None, cluster_of(*others)) == Verdict()
+    assert validate_change(falling_back("a", "b"), None, cluster_of(*others)) == ValidationResult()
 
 
 def test_update_that_keeps_its_fallback_is_not_refused() -> None:
     old = falling_back("a", "b")
     new = falling_back("a", "b", scaling={"mode": "Off"})
-    assert verdict(new, old, cluster_of(old, falling_back("b", "a"))) == Verdict()
+    assert validate_change(new, old, cluster_of(old, falling_back("b", "a"))) == ValidationResult()
 
 
 def test_slo_below_the_data_sheet_is_a_warning_once() -> None:
     tier = {"serve": {"pod": {"nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-H200"}}}}
     service = builders.service(model={"uri": "hf://Qwen/Qwen3-32B"}, tiers=tier, slo={"tpot": "5ms"})
-    found = verdict(service, None, cluster_of())
+    found = validate_change(service, None, cluster_of())
     assert not found.errors
     assert found.warnings[0].startswith("spec.slo.tpot: tier serve cannot meet 5 ms")
     changed = copy.deepcopy(service)
     changed["spec"]["scaling"] = {"mode": "Off"}
-    assert verdict(changed, service, cluster_of()) == Verdict()
-    assert verdict(service, None, cluster_of(), ("--quantization=fp8",)) == Verdict()
+    assert validate_change(changed, service, cluster_of()) == ValidationResult()
+    assert validate_change(service, None, cluster_of(), ("--quantization=fp8",)) == ValidationResult()
 
 
 def test_invalid_spec_is_refused_with_the_words_of_stalled() -> None:
     """A cluster may have the definition of an earlier release, without the rule."""
     service = builders.service(tiers={"serve": {"minReplicas": 3, "maxReplicas": 2}}, slo={"tpot": "50"})
-    found = verdict(service, None, None)
+    found = validate_change(service, None, None)
     conditions = build_conditions(StatusInputs(service, spec_problems=found.errors))
     stalled = next(one for one in conditions if one.type is ConditionType.STALLED)
     assert len(found.errors) == 2
@@ -191,10 +196,10 @@ def test_known_problem_of_an_invalid_spec_does_not_refuse_an_update() -> None:
     old = builders.service(tiers={"serve": {"minReplicas": 3, "maxReplicas": 2}})
     new = copy.deepcopy(old)
     new["spec"]["scaling"] = {"mode": "Off"}
-    assert not verdict(new, old, None).errors
-    assert "maxReplicas" in verdict(new, old, None).warnings[0]
+    assert not validate_change(new, old, None).errors
+    assert "maxReplicas" in validate_change(new, old, None).warnings[0]
     new["spec"]["scaling"] = {"mode": "On"}
-    [error] = verdict(new, old, None).errors
+    [error] = validate_change(new, old, None).errors
     assert error.startswith("spec.scaling.mode")
 
 
@@ -202,13 +207,13 @@ def test_deletion_and_unchanged_spec_are_left_alone() -> None:
     invalid = builders.service(tiers={})
     going = invalid | {"metadata": invalid["metadata"] | {"deletionTimestamp": LATER, "finalizers": []}}
     relabelled = invalid | {"metadata": invalid["metadata"] | {"labels": {"a": "b"}}}
-    assert verdict(going, builders.service(), cluster_of()) == Verdict()
-    assert verdict(relabelled, invalid, cluster_of()) == Verdict()
+    assert validate_change(going, builders.service(), cluster_of()) == ValidationResult()
+    assert validate_change(relabelled, invalid, cluster_of()) == ValidationResult()
 
 
 def test_unknown_cluster_leaves_out_rules_about_others() -> None:
-    assert verdict(falling_back("chat", "spare"), None, None) == Verdict()
-    assert verdict(later(named("playground")), None, None) == Verdict()
+    assert validate_change(falling_back("chat", "spare"), None, None) == ValidationResult()
+    assert validate_change(later(named("playground")), None, None) == ValidationResult()
 
 
 def with_adapter(name: str, adapter: str, namespace: str = "team") -> Object:
@@ -219,15 +224,15 @@ def with_adapter(name: str, adapter: str, namespace: str = "team") -> Object:
 
 def test_held_adapter_name_is_refused_once() -> None:
     new = later(with_adapter("chat", "playground"))
-    [error] = verdict(new, None, cluster_of(HOLDER)).errors
+    [error] = validate_change(new, None, cluster_of(HOLDER)).errors
     assert "spec.adapters playground: service other/first holds the name since 2026-02-01T10:00:00Z" in error
     changed = with_adapter("chat", "playground")
     changed["spec"]["scaling"] = {"paused": True}
-    assert verdict(changed, new, cluster_of(HOLDER)) == Verdict()
+    assert validate_change(changed, new, cluster_of(HOLDER)) == ValidationResult()
 
 
 def test_model_name_of_an_adapter_is_refused() -> None:
     owner = with_adapter("first", "playground", "other")
     owner["status"] = {"adapters": [{"name": "playground", "since": SINCE}]}
-    [error] = verdict(later(named("playground")), None, cluster_of(owner)).errors
+    [error] = validate_change(later(named("playground")), None, cluster_of(owner)).errors
     assert "adapter playground of service other/first holds the name since" in error

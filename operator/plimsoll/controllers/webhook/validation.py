@@ -2,9 +2,9 @@
 
 Problem: the schema's rules see one object. A held model name, a circle of fallbacks or an SLO beyond what the GPUs can
 do would show only later, in a condition.
-Idea: the functions behind the conditions judge the object before it is stored. Only what a change touches is refused or
-warned of, so that no other edit of a service is held up. An error is what the operator is certain of; what may still
-become right, such as a fallback that is applied later, is a warning.
+Idea: the functions behind the conditions validate the object before it is stored. Only what a change touches is
+refused or warned of, so that no other edit of a service is held up. An error is what the operator is certain of; what
+may still become right, such as a fallback that is applied later, is a warning.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from plimsoll.api.v1alpha1 import InferenceService, parse
 from plimsoll.controllers.hardware_limits import hardware_limits
 from plimsoll.controllers.object_cache import ObjectCache
 from plimsoll.controllers.reconcile.model_names import model_names
-from plimsoll.controllers.reconcile.name_condition import adapter_name_rejected, name_rejected, why_taken
+from plimsoll.controllers.reconcile.name_condition import adapter_name_rejected, describe_conflict, name_rejected
 from plimsoll.controllers.reconcile.observe import (
     FALLBACK_MISSING,
     fallback_key,
@@ -35,7 +35,7 @@ Object = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ValidationResult:
     """The answer to one change. It is refused if there is an error."""
 
     errors: tuple[str, ...] = ()
@@ -50,19 +50,21 @@ class Cluster:
     rules: NameRules
 
 
-def verdict(new: Object, old: Object | None, cluster: Cluster | None, default_args: Sequence[str] = ()) -> Verdict:
-    """Judge a change of an InferenceService.
+def validate_change(
+    new: Object, old: Object | None, cluster: Cluster | None, default_args: Sequence[str] = ()
+) -> ValidationResult:
+    """Returns what is wrong with a change of an InferenceService.
 
     new, old: normalised objects; `old` is None for a new service. cluster: None while the other services are not known;
     the rules about them are then left out. default_args: arguments that the chart adds to those of an engine.
     """
     if new["metadata"].get("deletionTimestamp") or (old is not None and old.get("spec") == new.get("spec")):
-        return Verdict()
+        return ValidationResult()
     service, former = _parse(new), None if old is None else _parse(old)
     if isinstance(service, InvalidSpec):
         before = former.problems if isinstance(former, InvalidSpec) else ()
         added = tuple(problem for problem in service.problems if problem not in before)
-        return Verdict(added, tuple(problem for problem in service.problems if problem in before))
+        return ValidationResult(added, tuple(problem for problem in service.problems if problem in before))
     errors: list[str] = []
     warnings: list[str] = []
     if cluster is not None:
@@ -74,7 +76,7 @@ def verdict(new: Object, old: Object | None, cluster: Cluster | None, default_ar
             (errors if is_error else warnings).append(message)
     present = hardware_limits(former, default_args) if isinstance(former, InferenceService) else ()
     warnings += [limit for limit in hardware_limits(service, default_args) if limit not in present]
-    return Verdict(tuple(errors), tuple(warnings))
+    return ValidationResult(tuple(errors), tuple(warnings))
 
 
 def _parse(obj: Object) -> InferenceService | InvalidSpec:
@@ -97,7 +99,7 @@ def _name_problems(new: Object, old: Object | None, cluster: Cluster) -> Iterato
     state = name_state(claim, [*others, claim], cluster.rules)
     holder = state.holder if state.refusal is None and value_at(new, "spec", "model", "name") is not None else None
     if holder is not None and claim.model in (holder.model, holder.qualified_name):
-        yield True, f"spec.model.name {claim.model}: {why_taken(claim.model, holder)}; change spec.model.name"
+        yield True, f"spec.model.name {claim.model}: {describe_conflict(claim.model, holder)}; change spec.model.name"
         return
     names = model_names(new, claim.model, state.owned, None, gateways_complete=False, now=datetime.now(UTC))
     condition = name_rejected(state, names)

@@ -74,7 +74,7 @@ class TierStatusInputs:
 
 
 @dataclass(frozen=True)
-class TierState:
+class TierHealth:
     """Whether a tier has its replicas, and what it lacks.
 
     is_ready: every desired replica is ready. is_settled: it is also rolled out, and nothing about it changes. problem:
@@ -97,7 +97,7 @@ class TierState:
         return Condition(TIER_DEGRADED_TYPES[self.role], True, self.problem, self.message, self.event_message)
 
 
-def tier_state(tier: TierStatusInputs, slow_transfer_message: str | None) -> TierState:
+def tier_health(tier: TierStatusInputs, slow_transfer_message: str | None) -> TierHealth:
     """The state of a tier, with the most severe problem of its pods.
 
     slow_transfer_message: why remote prefill does not pay; None if it pays or is unknown.
@@ -108,8 +108,8 @@ def tier_state(tier: TierStatusInputs, slow_transfer_message: str | None) -> Tie
     if is_ready and _is_rolled_out(tier):
         if total and slow_transfer_message is not None:
             message = f"{count}, but {slow_transfer_message}"
-            return TierState(tier.role, True, True, ConditionReason.TRANSFER_SLOW, message)
-        return TierState(tier.role, True, True)
+            return TierHealth(tier.role, True, True, ConditionReason.TRANSFER_SLOW, message)
+        return TierHealth(tier.role, True, True)
     is_rolling = tier.deployment is not None and ready > ready_current
     if is_rolling:
         count += f", {ready_current} at the new revision"
@@ -124,7 +124,7 @@ def tier_state(tier: TierStatusInputs, slow_transfer_message: str | None) -> Tie
             f"{tier.role} {count}: {shorten(problem.message, MAX_QUOTE_CHARS)}",
             f"see {TIER_DEGRADED_TYPES[tier.role]}",
         )
-        return TierState(tier.role, is_ready, False, problem.reason, message, brief)
+        return TierHealth(tier.role, is_ready, False, problem.reason, message, brief)
     if is_rolling:
         message = count
     elif not is_ready:
@@ -133,7 +133,7 @@ def tier_state(tier: TierStatusInputs, slow_transfer_message: str | None) -> Tie
         message = f"{count}: the surplus is removed"
     else:
         message = f"{count}, Kubernetes has not begun to roll out the newest change yet"
-    return TierState(tier.role, is_ready, False, None, message)
+    return TierHealth(tier.role, is_ready, False, None, message)
 
 
 def _problem(tier: TierStatusInputs) -> pod_diagnosis.PodProblem | None:

@@ -1,0 +1,271 @@
+"""Every metric of the operator, with its unit and labels.
+
+Label values are bounded: `service` is NAMESPACE/NAME of an existing InferenceService, the others are closed sets.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+OPERATOR = CollectorRegistry()
+
+OPERATOR_LEADING = Gauge(
+    "plimsoll_operator_leading",
+    "1 while this process holds the lease, 0 while it is a standby.",
+    registry=OPERATOR,
+)
+OPERATOR_FOREIGN_NAMESPACES = Gauge(
+    "plimsoll_operator_foreign_namespaces",
+    "Namespaces with services that another release of Plimsoll manages.",
+    registry=OPERATOR,
+)
+OPERATOR_ADMISSION_REVIEWS = Counter(
+    "plimsoll_operator_admission_reviews",
+    "Changes of InferenceServices that the webhook reviewed (result: allowed, warned, refused, failed, which allows).",
+    ["result"],
+    registry=OPERATOR,
+)
+OPERATOR_KEDA_ANSWERS = Counter(
+    "plimsoll_operator_keda_answers",
+    "Answers of the KEDA scaler (code: OK, INVALID_ARGUMENT, NOT_FOUND, FAILED_PRECONDITION, UNAVAILABLE,"
+    " RESOURCE_EXHAUSTED).",
+    ["code"],
+    registry=OPERATOR,
+)
+OPERATOR_WEBHOOK_CERTIFICATE_EXPIRY = Gauge(
+    "plimsoll_operator_webhook_certificate_expiry_seconds",
+    "Time at which the webhook's certificate expires, seconds since the epoch; 0 without one.",
+    registry=OPERATOR,
+)
+OPERATOR_RECONCILES = Counter(
+    "plimsoll_operator_reconciles",
+    "Reconciles of a service (outcome: done, retry, unexpected).",
+    ["outcome"],
+    registry=OPERATOR,
+)
+OPERATOR_RECONCILE_SECONDS = Histogram(
+    "plimsoll_operator_reconcile_seconds",
+    "Duration of a reconcile.",
+    buckets=(0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
+    registry=OPERATOR,
+)
+OPERATOR_QUEUE = Gauge(
+    "plimsoll_operator_queue_keys",
+    "Services that wait for a reconcile.",
+    registry=OPERATOR,
+)
+OPERATOR_INTERNAL_ERRORS = Counter(
+    "plimsoll_operator_internal_errors",
+    "Unexpected errors of the operator, each contained to one object or component (stage: watch,"
+    " pod_ending, engine_list, engine_metrics, engine_about, gateway, scaling, reconcile, part).",
+    ["stage"],
+    registry=OPERATOR,
+)
+OPERATOR_WRITES = Counter(
+    "plimsoll_operator_writes",
+    "Writes to the API server (verb: PATCH, POST, PUT, DELETE), without lease renewals.",
+    ["verb"],
+    registry=OPERATOR,
+)
+OPERATOR_SCALE_WRITES_PENDING = Gauge(
+    "plimsoll_operator_scale_writes_pending",
+    "Replica counts that are being written to the API server, or wait for it.",
+    registry=OPERATOR,
+)
+OPERATOR_SCALE_CHANGES = Counter(
+    "plimsoll_operator_scale_changes",
+    "Changes of a tier's replica count by the autoscaler (tier: prefill, decode, serve; direction: up, down).",
+    ["tier", "direction"],
+    registry=OPERATOR,
+)
+
+_TIER_LABELS = ["service", "tier"]
+
+OPERATOR_DRAINS_TIMED_OUT = Counter(
+    "plimsoll_operator_drains_timed_out",
+    "Pods that ended before all their requests were complete.",
+    _TIER_LABELS,
+    registry=OPERATOR,
+)
+OPERATOR_REQUESTS_ABORTED = Counter(
+    "plimsoll_operator_requests_aborted",
+    "Requests aborted because the pod's drain timed out.",
+    _TIER_LABELS,
+    registry=OPERATOR,
+)
+
+
+AUTOSCALER_DESIRED = Gauge(
+    "plimsoll_autoscaler_desired_replicas",
+    "Desired replicas of a tier after all limits; in mode Recommend they are not applied.",
+    _TIER_LABELS,
+    registry=OPERATOR,
+)
+AUTOSCALER_NEEDED = Gauge(
+    "plimsoll_autoscaler_needed_replicas",
+    "Replicas that a tier needs to serve its forecast within the SLO, before limits and standby replicas.",
+    _TIER_LABELS,
+    registry=OPERATOR,
+)
+AUTOSCALER_REPLICA_CAPACITY = Gauge(
+    "plimsoll_autoscaler_replica_capacity_requests_per_second",
+    "SLO capacity of one replica of a tier.",
+    _TIER_LABELS,
+    registry=OPERATOR,
+)
+AUTOSCALER_LOAD = Gauge(
+    "plimsoll_autoscaler_load_requests_per_second",
+    "Arrival rate of a tier, first attempts only, including rejected requests.",
+    _TIER_LABELS,
+    registry=OPERATOR,
+)
+AUTOSCALER_FORECAST = Gauge(
+    "plimsoll_autoscaler_forecast_requests_per_second",
+    "Arrival rate that a tier is sized for: upper quantile of the peak within its start-up time.",
+    _TIER_LABELS,
+    registry=OPERATOR,
+)
+AUTOSCALER_UTILIZATION = Gauge(
+    "plimsoll_autoscaler_utilization_ratio",
+    "Load of a tier over the SLO capacity of its ready replicas.",
+    _TIER_LABELS,
+    registry=OPERATOR,
+)
+AUTOSCALER_REJECTED_SHARE = Gauge(
+    "plimsoll_autoscaler_rejected_ratio",
+    "Share of the last minute's first attempts that the gateway rejected.",
+    ["service"],
+    registry=OPERATOR,
+)
+
+AUTOSCALER_READY = Gauge(
+    "plimsoll_autoscaler_ready_replicas",
+    "Ready replicas of a tier.",
+    _TIER_LABELS,
+    registry=OPERATOR,
+)
+AUTOSCALER_OVERDUE = Gauge(
+    "plimsoll_autoscaler_overdue_replicas",
+    "Replicas of a tier whose start-up takes longer than earlier ones explain.",
+    _TIER_LABELS,
+    registry=OPERATOR,
+)
+AUTOSCALER_STARTUP = Gauge(
+    "plimsoll_autoscaler_startup_seconds",
+    "Expected start-up time of the next replica of a tier, from observed start-ups (quantile: 0.5, 0.9).",
+    [*_TIER_LABELS, "quantile"],
+    registry=OPERATOR,
+)
+SLO_OBJECTIVE = Gauge(
+    "plimsoll_slo_objective_ratio",
+    "Share of requests that must meet all targets of the SLO; no series without an SLO.",
+    ["service"],
+    registry=OPERATOR,
+)
+SLO_TTFT_TARGET = Gauge(
+    "plimsoll_slo_ttft_target_seconds",
+    "TTFT target, for a prompt of the last minute's mean length.",
+    ["service"],
+    registry=OPERATOR,
+)
+SLO_TPOT_TARGET = Gauge(
+    "plimsoll_slo_tpot_target_seconds",
+    "TPOT target.",
+    ["service"],
+    registry=OPERATOR,
+)
+SLO_E2E_TARGET = Gauge(
+    "plimsoll_slo_e2e_target_seconds",
+    "End-to-end latency target; no series without one.",
+    ["service"],
+    registry=OPERATOR,
+)
+SLO_E2E_MEASURED = Gauge(
+    "plimsoll_slo_e2e_measured_seconds",
+    "End-to-end latency of the last minute's responses at the SLO's percentile; no series without a target.",
+    ["service"],
+    registry=OPERATOR,
+)
+SLO_ITL_TARGET = Gauge(
+    "plimsoll_slo_itl_target_seconds",
+    "Target for the 99th percentile of the inter-token latency; no series without one.",
+    ["service"],
+    registry=OPERATOR,
+)
+SLO_ITL_MEASURED = Gauge(
+    "plimsoll_slo_itl_measured_seconds",
+    "99th percentile of the last minute's inter-token latency; no series without a target or a measurement.",
+    ["service"],
+    registry=OPERATOR,
+)
+SLO_TARGET_ATTAINMENT = Gauge(
+    "plimsoll_slo_target_attainment_ratio",
+    "Share of the last minute's responses that met one target (target: ttft, tpot, e2e); no series without it.",
+    ["service", "target"],
+    registry=OPERATOR,
+)
+SLO_ATTAINMENT = Gauge(
+    "plimsoll_slo_attainment_ratio",
+    "Lower bound of the share of the last minute's responses that met all targets; no series while a target is not "
+    "measured.",
+    ["service"],
+    registry=OPERATOR,
+)
+SLO_ERROR = Gauge(
+    "plimsoll_slo_error_ratio",
+    "Upper bound of the share of the last minute's requests that were rejected or missed a target; a target that is "
+    "not measured counts as met.",
+    ["service"],
+    registry=OPERATOR,
+)
+SERVICE_CONDITION = Gauge(
+    "plimsoll_service_condition",
+    "Status of a service's conditions (1: True, 0: False, -1: Unknown), by type and current reason.",
+    ["service", "type", "reason"],
+    registry=OPERATOR,
+)
+
+_SCALING_METRICS = (
+    AUTOSCALER_DESIRED,
+    AUTOSCALER_NEEDED,
+    AUTOSCALER_REPLICA_CAPACITY,
+    AUTOSCALER_LOAD,
+    AUTOSCALER_FORECAST,
+    AUTOSCALER_UTILIZATION,
+    AUTOSCALER_REJECTED_SHARE,
+    AUTOSCALER_READY,
+    AUTOSCALER_OVERDUE,
+    AUTOSCALER_STARTUP,
+    SLO_OBJECTIVE,
+    SLO_TTFT_TARGET,
+    SLO_TPOT_TARGET,
+    SLO_E2E_TARGET,
+    SLO_E2E_MEASURED,
+    SLO_ITL_TARGET,
+    SLO_ITL_MEASURED,
+    SLO_TARGET_ATTAINMENT,
+    SLO_ATTAINMENT,
+    SLO_ERROR,
+)
+
+
+def remove_scaling_series(service: str) -> None:
+    """Remove every scaling series of a service."""
+    for metric in _SCALING_METRICS:
+        metric.remove_by_labels({"service": service})
+
+
+def remove_drain_series(service: str) -> None:
+    """Remove the drain counters of a deleted service."""
+    for counter in (OPERATOR_DRAINS_TIMED_OUT, OPERATOR_REQUESTS_ABORTED):
+        counter.remove_by_labels({"service": service})
+
+
+for _result in ("allowed", "warned", "refused", "failed"):
+    OPERATOR_ADMISSION_REVIEWS.labels(_result)
+for _code in ("OK", "INVALID_ARGUMENT", "NOT_FOUND", "FAILED_PRECONDITION", "UNAVAILABLE", "RESOURCE_EXHAUSTED"):
+    OPERATOR_KEDA_ANSWERS.labels(_code)
+for _outcome in ("done", "retry", "unexpected"):
+    OPERATOR_RECONCILES.labels(_outcome)
+for _verb in ("PATCH", "POST", "PUT", "DELETE"):
+    OPERATOR_WRITES.labels(_verb)
