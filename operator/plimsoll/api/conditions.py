@@ -137,7 +137,7 @@ REASON_MEANINGS: dict[ConditionReason, str] = {
     ConditionReason.CONFIG_ERROR: "A Secret, ConfigMap, volume or claim is missing. The message has the kubelet's "
     "reason.",
     ConditionReason.POD_FAILED: "The kubelet ended or refused a pod, such as by an eviction, and no ready pod replaces "
-    "it. The message has the kubelet's reason.",
+    "it. Or a container that something else added to the pod failed. The message has the reason.",
     ConditionReason.ENGINE_FAILING: "An engine exited on its own. The message has its exit code and termination "
     "message.",
     ConditionReason.PODS_REJECTED: "The cluster rejects the pods (quota, pod security or admission webhook). The "

@@ -190,7 +190,7 @@ def shedding(
     if not is_shedding(snapshot, old_conditions):
         return None
     rate_per_s = snapshot.metrics.arrivals / LATENCY_WINDOW_S
-    rejected = f"{snapshot.metrics.rejected_share:.0%} of the last minute's requests were rejected"
+    rejected = f"{format_rejected(snapshot.metrics.rejected_share)} of the last minute's requests were rejected"
     parts = [f"{rejected} (of {units.format_rate(rate_per_s)})"]
     capacities = [
         (snapshot.tiers[tier].ready * sizing.replica_work / sizing.request_gpu_s, tier)
@@ -206,6 +206,13 @@ def shedding(
         due = f", the next ready at {starting['nextReady']}" if "nextReady" in starting else ""
         parts.append(f"{starting['count']} starting{due}")
     return Condition(ConditionType.SHEDDING, True, ConditionReason.SHEDDING, "; ".join(parts))
+
+
+def format_rejected(share: float) -> str:
+    """A share above 0 in whole percent: no rejection reads as none, and no admitted request as rejected."""
+    if share < 0.01:
+        return "less than 1%"
+    return f"{share:.0%}" if share < 0.99 or share >= 1.0 else "99%"
 
 
 def _step_reason(tier: TierDecision, name: str) -> str:

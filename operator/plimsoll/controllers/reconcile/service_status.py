@@ -349,7 +349,8 @@ def tiers_status(inputs: StatusInputs) -> dict[str, Object]:
             is_expected = not tier.cannot_start
             kept = {name: value for name, value in starting.items() if is_expected or name != "nextReady"}
             if tier.starting:
-                figures["starting"] = kept | {"count": tier.starting}
+                overdue = min(kept.pop("overdue", 0), tier.starting)
+                figures["starting"] = {**kept, **({"overdue": overdue} if overdue else {}), "count": tier.starting}
         target = (inputs.targets or {}).get(tier.role)
         if target is not None and target.rival is not None:
             figures["yieldedTo"] = shorten(target.rival, MAX_RIVAL_CHARS)
