@@ -143,9 +143,6 @@ def test_problems_without_message_have_no_empty_end() -> None:
 
 def test_pod_with_a_failing_container_is_not_replaced() -> None:
     """Unlike one that has ended, it still is a replica that is missing."""
-    status = {
-        "conditions": [{"type": "Ready", "status": "False"}],
-        "containerStatuses": [{"name": "mesh", "lastState": ENDED}],
-    }
-    broken = pod_created("a", "2026-01-01T00:00:00Z", **status)
+    mesh = {"name": "mesh", "lastState": ENDED}
+    broken = pod_created("a", "2026-01-01T00:00:00Z", containerStatuses=[mesh])
     assert most_severe(None, [broken, pod_created("b", "2026-01-02T00:00:00Z", **READY)]) is not None

@@ -325,10 +325,10 @@ class Picker:
         if (rejection := self.charge(service, ctx, now)) is not None:
             return self.reject(rejection, shape)
         if pick is None:
-            is_starting = bool(service.endpoints) or service.next_ready_s is not None
-            is_final = not is_starting and not service.deleted
             rejection = (
-                error_messages.no_engine(ctx.model, service.task) if is_final else self._no_endpoint(service, ctx)
+                error_messages.no_engine(ctx.model, service.task)
+                if service.is_asleep
+                else self._no_endpoint(service, ctx)
             )
             return self.reject(rejection, shape)
         engines = sum(e.routable and e.role is not Role.PREFILL for e in service.endpoints)
@@ -431,7 +431,8 @@ class Picker:
         if service is None:
             return Availability()
         at_s, unix = service.next_ready_s, self._clock.unix()
-        return Availability(None if at_s is None or at_s <= unix else at_s - unix, service.deleted)
+        next_ready_s = None if at_s is None or at_s <= unix else at_s - unix
+        return Availability(next_ready_s, service.deleted, service.stopped, service.problem)
 
     def _next_engine_s(self, service: ServiceEntry) -> int:
         """Returns the `Retry-After` in seconds for a request whose only engine fails: when the next one is ready."""
