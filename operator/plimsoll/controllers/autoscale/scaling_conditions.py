@@ -187,10 +187,11 @@ def shedding(
 
     starting: `status.tiers.*.starting` of the tier that serves clients.
     """
-    if not is_shedding(snapshot, old_conditions):
+    share = snapshot.metrics.rejected_share
+    if isinstance(share, Unavailable) or not is_shedding(snapshot, old_conditions):
         return None
     rate_per_s = snapshot.metrics.arrivals / LATENCY_WINDOW_S
-    rejected = f"{format_rejected(snapshot.metrics.rejected_share)} of the last minute's requests were rejected"
+    rejected = f"{format_rejected(share)} of the last minute's requests were rejected"
     parts = [f"{rejected} (of {units.format_rate(rate_per_s)})"]
     capacities = [
         (snapshot.tiers[tier].ready * sizing.replica_work / sizing.request_gpu_s, tier)
