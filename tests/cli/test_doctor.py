@@ -171,6 +171,22 @@ def test_doctor_shows_recent_warnings_of_own_objects() -> None:
     assert found(healthy(events=events)) == [(NOTE, "Pod chat-decode-a", "2m ago, Failed: no")]
 
 
+def test_doctor_counts_a_repeated_event_from_its_last_time() -> None:
+    """Such as FailedScheduling of a pod that has been waiting for hours: only its series has the last time."""
+    event = {
+        "type": "Warning", "reason": "FailedScheduling", "message": "no GPU", "eventTime": "2025-12-31T20:00:00.1Z",
+        "series": {"count": 40, "lastObservedTime": "2026-01-01T00:58:00.000000Z"},
+        "involvedObject": {"kind": "Pod", "name": "chat-decode-a"},
+    }  # fmt: skip
+    assert found(healthy(events=[event])) == [(NOTE, "Pod chat-decode-a", "2m ago, FailedScheduling: no GPU")]
+
+
+@pytest.mark.parametrize("series", [None, [], "x", {}, {"lastObservedTime": None}, {"lastObservedTime": 7}])
+def test_doctor_event_of_any_series_is_read(series: Any) -> None:
+    event = {"type": "Warning", "series": series, "involvedObject": {"name": "chat-decode-a"}}
+    assert found(healthy(events=[event])) == []
+
+
 async def test_doctor_lists_what_it_may_not_read() -> None:
     denied = Forbidden("forbidden", 403)
     paths = [

@@ -86,3 +86,63 @@ def test_scaling_decision_ignores_failed_pods() -> None:
     """Neither ready, nor starting, nor a candidate for removal."""
     assert tier_of(pod_created("old", "2026-01-01T00:00:00Z", **EVICTED)) is None
     assert tier_of(pod_created("new", "2026-01-01T00:00:00Z", phase="Pending")) == "decode"
+
+
+ENDED = {"terminated": {"exitCode": 1, "reason": "Error", "message": "cannot reach the registry"}}
+DONE = {"terminated": {"exitCode": 0, "reason": "Completed"}}
+RUNS = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
+
+
+def test_other_containers_of_a_pod_are_named() -> None:
+    """Meshes and policies inject containers, and their end is not the engine's."""
+    engine = {"name": "engine", "ready": True, "state": RUNS}
+    sidecar = {"name": "mesh", "ready": False, "state": RUNS, "lastState": ENDED}
+    problem = most_severe(None, [pod_created("a", "2026-01-01T00:00:00Z", containerStatuses=[engine, sidecar])])
+    assert problem is not None
+    assert problem.reason is ConditionReason.POD_FAILED
+    assert problem.message == "pod a: container mesh terminated (Error, exit code 1): cannot reach the registry"
+    killed = {"name": "mesh", "ready": False, "state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}}
+    limits = {"containers": [{"name": "mesh", "resources": {"limits": {"memory": "64Mi"}}}]}
+    pod = pod_created("a", "2026-01-01T00:00:00Z", containerStatuses=[engine, killed]) | {"spec": limits}
+    problem = most_severe(None, [pod])
+    assert problem is not None
+    assert problem.message == (
+        "pod a: container mesh was killed, because it ran out of memory (OOMKilled): its limit is 64Mi"
+    )
+
+
+def test_problem_of_the_engine_comes_before_that_of_others() -> None:
+    engine = {"name": "engine", "ready": False, "state": RUNS, "lastState": ENDED}
+    sidecar = {"name": "mesh", "ready": False, "state": RUNS, "lastState": ENDED}
+    problem = most_severe(None, [pod_created("a", "2026-01-01T00:00:00Z", containerStatuses=[sidecar, engine])])
+    assert problem is not None
+    assert problem.message.startswith("pod a: the engine terminated")
+
+
+def test_init_container_that_ended_well_is_no_problem() -> None:
+    """After a restart of the node it runs again, and keeps its former end."""
+    again = {"name": "mesh-init", "ready": False, "state": RUNS, "lastState": DONE}
+    status = {"initContainerStatuses": [again], "containerStatuses": [{"name": "engine", "ready": False, "state": {}}]}
+    assert most_severe(None, [pod_created("a", "2026-01-01T00:00:00Z", **status)]) is None
+    failed = {**status, "initContainerStatuses": [{**again, "lastState": ENDED}]}
+    problem = most_severe(None, [pod_created("a", "2026-01-01T00:00:00Z", **failed)])
+    assert problem is not None
+    assert "container mesh-init terminated (Error, exit code 1)" in problem.message
+
+
+def test_problems_without_message_have_no_empty_end() -> None:
+    unscheduled = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}
+    problem = most_severe(None, [pod_created("a", "2026-01-01T00:00:00Z", conditions=[unscheduled])])
+    assert problem is not None
+    assert problem.message == "pod a is unschedulable: SchedulingGated"
+    failure = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate"}
+    refused = most_severe(builders.deployment(PARENT, "decode", status={"conditions": [failure]}), [])
+    assert refused is not None
+    assert refused.message == "FailedCreate"
+
+
+def test_pod_with_a_failing_container_is_not_replaced() -> None:
+    """Unlike one that has ended, it still is a replica that is missing."""
+    mesh = {"name": "mesh", "lastState": ENDED}
+    broken = pod_created("a", "2026-01-01T00:00:00Z", containerStatuses=[mesh])
+    assert most_severe(None, [broken, pod_created("b", "2026-01-02T00:00:00Z", **READY)]) is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -42,6 +43,28 @@ async def test_auto_scales_the_target_and_changes_nothing_else() -> None:
     assert fleet.spec == fleet.original | {"replicas": fleet.replicas}
     assert fleet.condition("ScalingInactive")[0] == ""
     assert next(event["reason"] for event in fleet.events if "Scaled" in event["reason"]) == "ScaledUp"
+
+
+async def test_slo_of_targets_is_assessed_at_the_engines() -> None:
+    fleet = AdoptedFleet(rate=10.0)
+    await fleet.run(130)
+    status, _, message = fleet.condition("SLOMet")
+    assert status in ("True", "False"), message
+    assert "TTFT" in message
+    assert "TPOT" in message
+    assert "attainment" in fleet.status["slo"]
+    assert "unavailableReason" not in fleet.status["slo"]
+
+
+async def test_surplus_engines_of_a_target_are_no_fraction() -> None:
+    """Pods that are removed, or of a selector that matches more than the replicas, are no `3 of 2`."""
+    fleet = AdoptedFleet(replicas=3)
+    await fleet.targets.poll()
+    state = fleet.targets.states(KEY)["serve"]
+    assert state.scaled is not None
+    fleet.targets._states[KEY, "serve"] = replace(state, scaled=replace(state.scaled, replicas=2))
+    await fleet.reconciler.reconcile(KEY)
+    assert fleet.condition("Ready")[2].startswith("3 engines of Deployment llm ready, 2 desired; demand is read")
 
 
 async def test_auto_keeps_the_bounds_of_the_target() -> None:

@@ -406,3 +406,33 @@ def test_attainment_silent_engines_make_tpot_unavailable() -> None:
             listener.observe_engine(Role.SERVE, engine(NOW_S + t, "1", tpot_histogram(5.0 * t, 0.0)))
         found = attainment_of(listener, NOW_S + t)
     assert unknown(found) == ("TPOT", "none of 1 pods has answered for 15 s")
+
+
+def at_engines(within: float, late: float) -> ServiceMetrics:
+    """TTFT of 20 and 60 ms, counted by engines whose requests pass no gateway."""
+    found = make_metrics(None, tpot_histogram(96.0, 4.0), ttft_s=0.06, ttft_histogram=tpot_histogram(within, late))
+    return replace(found, is_measured_at_engines=True)
+
+
+def test_attainment_without_gateway_uses_engines_ttft() -> None:
+    found = slo_attainment(at_engines(97.0, 3.0), Slo(0.95, 0.05, tpot_s=0.05))
+    assert available(found.by_target["TTFT"]) == pytest.approx(0.97)
+    assert available(found.lower_bound) == pytest.approx(0.93)
+    assert found.unmeasured_target is None
+    tpot_only = slo_attainment(at_engines(97.0, 3.0), TPOT_ONLY)
+    assert available(tpot_only.lower_bound) == pytest.approx(0.96)
+
+
+@pytest.mark.parametrize(
+    ("slo", "expected"),
+    [
+        (Slo(0.95, 0.05, e2e_s=20.0), ("e2e", "it cannot be measured at engines")),
+        (Slo(0.95, 0.05, ttft_per_1k_tokens_s=0.1), ("TTFT", "its target depends on each prompt, and")),
+        (Slo(0.95, 9.0), ("TTFT", "TTFT values and the target exceed the engines' last histogram bucket, 150 ms")),
+    ],
+)
+def test_attainment_without_gateway_says_what_is_unknown(slo: Slo, expected: tuple[str, str]) -> None:
+    beyond = tpot_histogram(97.0, 0.0)._replace(counts=(0.0, 97.0, 0.0, 0.0, 0.0, 0.0, 3.0))
+    metrics = replace(at_engines(97.0, 3.0), ttft_histogram=beyond)
+    name, why = unknown(slo_attainment(metrics, slo))
+    assert (name, why[: len(expected[1])]) == expected

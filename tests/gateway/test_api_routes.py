@@ -11,7 +11,7 @@ from plimsoll.core.types import Task
 from plimsoll.gateway.api_routes import ROUTES, paths_of, route_of
 from plimsoll.gateway.errors import ErrorShape, from_header
 from plimsoll.gateway.picker import MAX_UNBOOKED_PER_ENGINE, Reply
-from tests.gateway.kube_objects import Object, pod
+from tests.gateway.kube_objects import Object, pod, service
 from tests.gateway.picker_harness import PickerHarness, engine_names, picked_engine, response_headers, service_with_slo
 
 MESSAGES, EMBEDDINGS, TOKENIZE = "/v1/messages", "/v1/embeddings", "/tokenize"
@@ -21,6 +21,10 @@ def of_task(task: str, **changes: Any) -> Object:
     obj = service_with_slo("chat", **changes)
     obj["spec"]["model"]["task"] = task
     return obj
+
+
+def stopped(obj: Object) -> Object:
+    return obj | {"status": {"conditions": [{"type": "Ready", "status": "False", "reason": "ScaledToZero"}]}}
 
 
 def ask(harness: PickerHarness, path: str, **fields: Any) -> Reply:
@@ -139,6 +143,13 @@ def test_token_request_at_zero_says_what_starts_an_engine(task: str, path: str) 
     headers = from_header(response_headers(reply)["x-plimsoll-error-response"]).headers
     assert (headers.get("retry-after"), headers["x-should-retry"]) == (None, "false")
     assert harness.service()["requests"]["rejected"] == {}
+
+
+@pytest.mark.parametrize("obj", [service(), stopped(of_task("generate"))])
+def test_token_request_names_no_start_that_does_not_come(obj: Object) -> None:
+    """Without an SLO, or with the scaling paused, no request starts an engine."""
+    _, body = error_of(ask(PickerHarness(obj), TOKENIZE, prompt="a"))
+    assert "starts one" not in body["error"]["message"]
 
 
 @pytest.mark.parametrize("pods", [(), (pod("10.0.0.1:8000", ready=False),)])

@@ -132,3 +132,30 @@ def test_unreadable_startup_time_counts_as_unknown(startup: Any) -> None:
     broken = with_status(service(), tiers={"serve": {"startupP50": startup}})
     sent = response_headers(PickerHarness(broken, pods=(ENGINE,)).send())
     assert 10 <= int(sent[NEXT_ENGINE]) <= 30
+
+
+def not_ready(obj: Object, reason: str) -> Object:
+    ready = {"type": "Ready", "status": "False", "reason": reason}
+    return with_status(obj, conditions=[*obj.get("status", {}).get("conditions", []), ready])
+
+
+def test_service_that_nothing_starts_is_a_final_rejection() -> None:
+    """Without an SLO, or in another mode than Auto, no request starts an engine of a service with 0 replicas."""
+    reply = rejection_of(PickerHarness(not_ready(service(), "ScaledToZero")).send())
+    assert (reply.status, reply.error["code"], reply.headers["x-should-retry"]) == (503, "no_endpoint", "false")
+    assert "retry-after" not in reply.headers
+    assert reply.error["message"] == (
+        "Model 'chat' has no engine and none is starting. Check the status of its InferenceService."
+    )
+
+
+@pytest.mark.parametrize(
+    "reason", ["ImageUnavailable", "PodsRejected", "Unschedulable", "EngineFailing", "ConfigError"]
+)
+@pytest.mark.parametrize("made", [service, lambda: service_with_slo("chat", {"whenFull": "Shed"}, ready_work=1.0)])
+def test_engine_that_cannot_start_is_not_called_starting(made: Any, reason: str) -> None:
+    reply = rejection_of(PickerHarness(not_ready(made(), reason)).send())
+    assert (reply.status, reply.error["code"]) == (503, "model_starting")
+    assert str(reply.error["message"]).startswith(
+        f"Model 'chat' has no ready engine: its InferenceService reports {reason}. Try again in "
+    )

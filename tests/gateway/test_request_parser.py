@@ -215,3 +215,18 @@ def test_find_duplicate_agrees_with_json(pairs: list[tuple[str, list[bool], Any]
     for part, _, value in pairs:
         name = b'"%b":' % part.encode()
         assert needs_strict_parse(strip_value(text.encode(), name, json.dumps(value).encode())) or not twice
+
+
+@pytest.mark.parametrize("field", ["prompt", "max_tokens", "stream", "n"])
+@pytest.mark.parametrize("value", [b"[]", b"{}", b'{"a":0}', b"[[0]]"])
+def test_large_body_of_many_values_needs_a_worker(field: str, value: bytes) -> None:
+    body = b'{"model":"m","%b":["",%b]}' % (field.encode(), b",".join([value] * 300_000))
+    assert needs_worker(body)
+    keys = b",".join(b'"%d":0' % number for number in range(100_000))
+    assert needs_worker(b'{"model":"m","%b":{%b}}' % (field.encode(), keys))
+
+
+def test_large_body_of_few_values_needs_no_worker() -> None:
+    many = [{"role": "user", "content": "word " * 1000}] * 1000
+    assert not needs_worker(json.dumps({"model": "m", "messages": many}).encode())
+    assert not needs_worker(json.dumps({"model": "m", "prompt": [1] * 1_000_000}).encode())

@@ -136,7 +136,7 @@ REASON_MEANINGS: dict[ConditionReason, str] = {
     ConditionReason.IMAGE_UNAVAILABLE: "The engine image cannot be pulled.",
     ConditionReason.CONFIG_ERROR: "A Secret, ConfigMap, volume or claim is missing.",
     ConditionReason.POD_FAILED: "The kubelet ended or refused a pod, such as by an eviction, and no ready pod "
-    "replaces it.",
+    "replaces it. Or a container that something else added to the pod failed.",
     ConditionReason.ENGINE_FAILING: "An engine exited on its own.",
     ConditionReason.PODS_REJECTED: "The cluster rejects the pods (quota, pod security or admission webhook).",
     ConditionReason.NAMESPACE_TERMINATING: "The namespace is being deleted, so no engine can be created.",

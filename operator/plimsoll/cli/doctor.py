@@ -33,6 +33,7 @@ KubeObject = dict[str, Any]
 NODES: Final = Resource("", "v1", "nodes", "Node", namespaced=False)
 MAX_FINDINGS_PER_KIND: Final = 5
 EVENT_AGE_S: Final = 3600.0
+_EVENT_TIMES: Final = (("series", "lastObservedTime"), ("lastTimestamp",), ("eventTime",))  # one or several are set
 _OPERATOR_LOGS: Final = "see the operator's log: kubectl -n {} logs deploy/plimsoll-operator --tail=100"
 
 
@@ -205,7 +206,8 @@ def _warnings(patient: Patient, now_s: float) -> Iterable[Finding]:
     names |= {get_text(one, "metadata", "name") or "" for one in (*(patient.deployments or ()), *(patient.pods or ()))}
     recent = []
     for event in patient.events or ():
-        at_s = epoch_s(get_text(event, "lastTimestamp") or get_text(event, "eventTime")) or 0.0
+        times = (get_text(event, *path) for path in _EVENT_TIMES)
+        at_s = max(filter(None, map(epoch_s, times)), default=0.0)
         is_about = get_text(event, "involvedObject", "name") in names
         if is_about and get_text(event, "type") == "Warning" and now_s - at_s <= EVENT_AGE_S:
             recent.append((at_s, event))

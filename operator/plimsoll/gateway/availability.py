@@ -19,7 +19,8 @@ def availability(service: ServiceEntry | None, unix_s: float) -> Availability:
     if service is None:
         return Availability()
     at_s = service.next_ready_s
-    return Availability(None if at_s is None or at_s <= unix_s else at_s - unix_s, service.deleted)
+    next_ready_s = None if at_s is None or at_s <= unix_s else at_s - unix_s
+    return Availability(next_ready_s, service.deleted, service.stopped, service.problem)
 
 
 def next_engine_s(service: ServiceEntry, unix_s: float, randint: Callable[[int, int], int]) -> int:
@@ -39,7 +40,6 @@ def no_endpoint(service: ServiceEntry | None, ctx: RequestContext, unix_s: float
 
 def no_unbooked_engine(service: ServiceEntry, ctx: RequestContext, unix_s: float) -> Rejection:
     """Returns the rejection of a request that takes no capacity. It is final if no engine will ever serve its route."""
-    is_starting = bool(service.endpoints) or service.next_ready_s is not None
-    if is_starting or service.deleted:
-        return no_endpoint(service, ctx, unix_s)
-    return error_messages.no_engine(ctx.model, service.task)
+    if service.is_asleep:
+        return error_messages.no_engine(ctx.model, service.task)
+    return no_endpoint(service, ctx, unix_s)

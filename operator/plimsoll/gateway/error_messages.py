@@ -19,11 +19,14 @@ class Availability:
     """When a service without a ready engine will have one.
 
     `next_ready_s` is the expected time from now in seconds, None if unknown. `deleted` means never: its namespace is
-    being deleted.
+    being deleted. `stopped` means that it has 0 replicas and no request starts one. `problem` is the reason why its
+    engines do not start, as its condition Ready names it, "" without one.
     """
 
     next_ready_s: float | None = None
     deleted: bool = False
+    stopped: bool = False
+    problem: str = ""
 
 
 _REASON_BY_OUTCOME = {
@@ -116,9 +119,10 @@ def no_endpoint(model: str, ready: bool, availability: Availability) -> Rejectio
         return Rejection(RejectionReason.NO_ENDPOINT, message, retry=UNKNOWN_TIME)
     if availability.deleted:
         return Rejection(RejectionReason.NO_ENDPOINT, _deleted(model))
-    eta_s = availability.next_ready_s
-    retry = advise_retry(eta_s, is_time_known=True)
-    return Rejection(RejectionReason.MODEL_STARTING, _starting(model, eta_s), retry=retry)
+    if availability.stopped:
+        return Rejection(RejectionReason.NO_ENDPOINT, _stopped(model))
+    retry = advise_retry(availability.next_ready_s, is_time_known=True)
+    return Rejection(RejectionReason.MODEL_STARTING, _starting(model, availability), retry=retry)
 
 
 def no_engine(model: str, task: Task) -> Rejection:
@@ -128,9 +132,16 @@ def no_engine(model: str, task: Task) -> Rejection:
     return Rejection(RejectionReason.NO_ENDPOINT, message)
 
 
-def _starting(model: str, next_ready_s: float | None) -> str:
+def _starting(model: str, availability: Availability) -> str:
+    next_ready_s, problem = availability.next_ready_s, availability.problem
     expected = "" if next_ready_s is None else f" The next one is expected in {math.ceil(next_ready_s)} s."
+    if problem:
+        return f"Model '{model}' has no ready engine: its InferenceService reports {problem}.{expected}"
     return f"Model '{model}' is starting: none of its engines is ready yet.{expected}"
+
+
+def _stopped(model: str) -> str:
+    return f"Model '{model}' has no engine and none is starting. Check the status of its InferenceService."
 
 
 def _deleted(model: str) -> str:
@@ -171,7 +182,5 @@ def _message(
         return f"The request waited {waited_s:.0f} s for model '{model}', its maximum queue time. Send it again later."
     if outcome is AdmissionOutcome.SHED_STARTING:
         waited = f"The request waited {waited_s:.0f} s. " if waited_s >= 1.0 else ""
-        return waited + _starting(model, availability.next_ready_s)
-    if availability.deleted:
-        return _deleted(model)
-    return f"Model '{model}' has no engine and none is starting. Check the status of its InferenceService."
+        return waited + _starting(model, availability)
+    return _deleted(model) if availability.deleted else _stopped(model)

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from plimsoll.adapters.engine_of_pod import api_port, engine_args, engine_of
 from plimsoll.adapters.normalize import epoch_s, value_at
@@ -36,6 +36,18 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
+_START_PROBLEMS: Final = frozenset(
+    {
+        ConditionReason.PODS_REJECTED,
+        ConditionReason.CONFIG_ERROR,
+        ConditionReason.IMAGE_UNAVAILABLE,
+        ConditionReason.ENGINE_FAILING,
+        ConditionReason.UNSCHEDULABLE,
+        ConditionReason.POD_FAILED,
+        ConditionReason.APPLY_REJECTED,
+    }
+)
+
 
 @dataclass(frozen=True, slots=True)
 class ServiceEntry:
@@ -49,8 +61,10 @@ class ServiceEntry:
     `policy` is None without an SLO. `request_limits` are those of single requests by class, "" for all others; empty
     without any. `next_ready_s` is when the operator expects the next ready engine, in Unix seconds.
     `recovery_s` is how long a failed engine is usually away. Both are None if unknown. `deleted` means that no engine
-    can start: its namespace is being deleted. `resource_version` is that of its object, `limits_version` that of its
-    InferenceServiceAdmission, "" without one. `parse_error` says what of them cannot be parsed, and why, else "".
+    can start: its namespace is being deleted. `stopped` means that it has 0 replicas, which no request changes.
+    `problem` is the reason of its condition Ready if that tells why engines do not start, else "". `resource_version`
+    is that of its object, `limits_version` that of its InferenceServiceAdmission, "" without one. `parse_error` says
+    what of them cannot be parsed, and why, else "".
     `adapters` are its LoRA adapters by model name.
     """
 
@@ -68,6 +82,8 @@ class ServiceEntry:
     next_ready_s: float | None = None
     recovery_s: float | None = None
     deleted: bool = False
+    stopped: bool = False
+    problem: str = ""
     resource_version: str = ""
     limits_version: str = ""
     parse_error: str = ""
@@ -88,6 +104,12 @@ class ServiceEntry:
             return NO_LIMITS
         name = "" if self.policy is None else self.policy.class_of(request_class).name
         return self.request_limits.get(name) or self.request_limits[""]
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether no engine runs or starts before a request comes that takes capacity."""
+        is_starting = bool(self.endpoints) or self.next_ready_s is not None
+        return self.policy is not None and not is_starting and not self.deleted and not self.stopped
 
     @property
     def serving_endpoints(self) -> tuple[Endpoint, ...]:
@@ -228,7 +250,8 @@ class CatalogBuilder:
 
     def _entry(self, key: str, obj: Object) -> ServiceEntry:
         state = self._states[key]
-        claim, deleted = state.claims[0], _is_deleted(obj)
+        claim, reason = state.claims[0], _not_ready_reason(obj)
+        deleted = reason == ConditionReason.NAMESPACE_TERMINATING
         state.names = self._served_names(state.claims)
         next_ready_s, recovery_s = _startup(obj)
         admission = admission_of(obj, state.admission)
@@ -255,6 +278,8 @@ class CatalogBuilder:
             next_ready_s=None if deleted else next_ready_s,
             recovery_s=recovery_s,
             deleted=deleted,
+            stopped=reason == ConditionReason.SCALED_TO_ZERO,
+            problem=reason if reason in _START_PROBLEMS else "",
             resource_version=obj["metadata"].get("resourceVersion", ""),
             limits_version="" if admission is None else admission["metadata"].get("resourceVersion", ""),
             parse_error=self._policies.parse_error(key),
@@ -298,14 +323,13 @@ def _unix(created: str) -> int:
     return int(epoch_s(created) or 0)
 
 
-def _is_deleted(obj: Object) -> bool:
-    """Whether the operator reports that the service's namespace is being deleted."""
+def _not_ready_reason(obj: Object) -> str:
+    """Returns the reason of the operator's condition Ready, "" while that is not false."""
     conditions = value_at(obj, "status", "conditions")
-    return any(
-        value_at(one, "type") == ConditionType.READY
-        and value_at(one, "reason") == ConditionReason.NAMESPACE_TERMINATING
-        for one in (conditions if isinstance(conditions, list) else ())
-    )
+    for one in conditions if isinstance(conditions, list) else ():
+        if value_at(one, "type") == ConditionType.READY and value_at(one, "status") == "False":
+            return str(value_at(one, "reason") or "")
+    return ""
 
 
 def _startup(obj: Object) -> tuple[float | None, float | None]:

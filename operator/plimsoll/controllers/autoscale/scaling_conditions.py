@@ -21,7 +21,6 @@ from plimsoll.core.autoscaling.observations import LATENCY_WINDOW_S, SizingResul
 from plimsoll.core.autoscaling.scaling_decision import TierDecision
 from plimsoll.core.autoscaling.scaling_policy import ScalingMode
 from plimsoll.core.autoscaling.service_state import ServiceState
-from plimsoll.core.demand.service_metrics import ServiceMetrics
 from plimsoll.core.slo import Slo
 from plimsoll.core.types import Unavailable
 from plimsoll.engines.engine import Engine
@@ -188,9 +187,10 @@ def shedding(
 
     starting: `status.tiers.*.starting` of the tier that serves clients.
     """
-    if not is_shedding(snapshot, old_conditions):
+    share = snapshot.metrics.rejected_share
+    if isinstance(share, Unavailable) or not is_shedding(snapshot, old_conditions):
         return None
-    parts = [_rejected(snapshot.metrics)]
+    parts = [_rejected(share, snapshot.metrics.arrivals)]
     capacities = [
         (snapshot.tiers[tier].ready * sizing.replica_work / sizing.request_gpu_s, tier)
         for tier, sizing in service_state.sizings.items()
@@ -207,17 +207,21 @@ def shedding(
     return Condition(ConditionType.SHEDDING, True, ConditionReason.SHEDDING, "; ".join(parts))
 
 
-def _rejected(metrics: ServiceMetrics) -> str:
+def _rejected(share: float, arrivals: float) -> str:
     """Of few requests, the count: their rate is that of a burst only while the burst lasts a minute."""
-    share, arrivals = metrics.rejected_share, metrics.arrivals
-    assert not isinstance(share, Unavailable)
     if arrivals < 1.5:
         return "the last minute's only request was rejected"
     if arrivals < LATENCY_WINDOW_S:
         return f"{max(1, round(share * arrivals))} of the last minute's {arrivals:.0f} requests were rejected"
-    return (
-        f"{share:.0%} of the last minute's requests were rejected (of {units.format_rate(arrivals / LATENCY_WINDOW_S)})"
-    )
+    rate = units.format_rate(arrivals / LATENCY_WINDOW_S)
+    return f"{format_rejected(share)} of the last minute's requests were rejected (of {rate})"
+
+
+def format_rejected(share: float) -> str:
+    """A share above 0 in whole percent: no rejection reads as none, and no admitted request as rejected."""
+    if share < 0.01:
+        return "less than 1%"
+    return f"{share:.0%}" if share < 0.99 or share >= 1.0 else "99%"
 
 
 def _step_reason(tier: TierDecision, name: str) -> str:

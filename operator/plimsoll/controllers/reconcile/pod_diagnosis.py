@@ -20,6 +20,8 @@ CONFIG_REASONS = frozenset({"CreateContainerConfigError", "CreateContainerError"
 MAX_TERMINATION_CHARS = 2000  # Kubernetes keeps the last 2,048 bytes of a log as the termination message
 MAX_LOG_CHARS = 400  # characters of an engine's log in a message
 OUT_OF_MEMORY = "OOMKilled"
+RAISE_MEMORY = "; raise resources.limits.memory of the tier's pod"
+ENGINE = "engine"  # name of its container; meshes and policies may add others
 MISSING_CLAIM = re.compile(r'persistentvolumeclaim "[^"]*" not found')
 ERROR_LINE = re.compile(r"(?:.*?\W)??(?:error|\w*(?:Error|Exception)): ")
 ERROR_LEVEL = re.compile(r"(?:\([^)]*\)\s*)*ERROR\b")
@@ -73,7 +75,7 @@ def most_severe(deployment: Object | None, pods: Iterable[Object]) -> PodProblem
         problem
         for pod in known
         if (problem := pod_problem(pod)) is not None
-        and (problem.reason is not ConditionReason.POD_FAILED or pod_startup.ended_s(pod) > replaced_s)
+        and (not pod_startup.has_ended(pod) or pod_startup.ended_s(pod) > replaced_s)
     ]
     replica_failure = _replica_failure(deployment)
     if replica_failure is not None:
@@ -95,15 +97,16 @@ def pod_problem(pod: Object) -> PodProblem | None:
         )
     for condition in status.get("conditions", []):
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            message = condition.get("message", "")
+            message = condition.get("message") or condition.get("reason") or "the scheduler gives no reason"
             is_missing = MISSING_CLAIM.search(message) is not None
             reason = ConditionReason.CONFIG_ERROR if is_missing else ConditionReason.UNSCHEDULABLE
             return PodProblem(reason, f"pod {name} is unschedulable: {message}")
-    for container in (*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])):
-        problem = _container_problem(name, container, _memory_limit(pod, container))
-        if problem is not None:
-            return problem
-    return None
+    problems = [
+        problem
+        for container in (*status.get("initContainerStatuses", []), *status.get("containerStatuses", []))
+        if (problem := _container_problem(name, container, _memory_limit(pod, container))) is not None
+    ]
+    return min(problems, key=lambda problem: SEVERITY_ORDER.index(problem.reason), default=None)
 
 
 def _label(pod: Object, name: str) -> str | None:
@@ -145,21 +148,26 @@ def _container_problem(pod: str, container: Object, memory_limit: str) -> PodPro
             ConditionReason.IMAGE_UNAVAILABLE, f"pod {pod}: {message or reason} (image {container.get('image', '')})"
         )
     terminated = state.get("terminated") or container.get("lastState", {}).get("terminated")
-    if terminated and not container.get("ready"):
-        return PodProblem(
-            ConditionReason.ENGINE_FAILING, f"pod {pod}: {_termination_message(terminated, memory_limit)}"
-        )
-    return None
+    if not terminated or container.get("ready"):
+        return None
+    if container.get("name", ENGINE) == ENGINE:
+        message = _termination_message("the engine", terminated, memory_limit, RAISE_MEMORY)
+        return PodProblem(ConditionReason.ENGINE_FAILING, f"pod {pod}: {message}")
+    if terminated.get("exitCode") == 0:  # it has done its work, and may run again after a restart of the node
+        return None
+    message = _termination_message(f"container {container['name']}", terminated, memory_limit)
+    return PodProblem(ConditionReason.POD_FAILED, f"pod {pod}: {message}")
 
 
-def _termination_message(terminated: Object, memory_limit: str) -> str:
+def _termination_message(subject: str, terminated: Object, memory_limit: str, remedy: str = "") -> str:
+    """How a container ended. remedy: what to do about its memory limit."""
     reason, code = terminated.get("reason", "Error"), terminated.get("exitCode")
     if reason == OUT_OF_MEMORY:
-        advice = f"its limit is {memory_limit}; raise resources.limits.memory of the tier's pod" if memory_limit else ""
-        return f"the engine was killed, because it ran out of memory ({reason})" + (f": {advice}" if advice else "")
+        advice = f": its limit is {memory_limit}{remedy}" if memory_limit else ""
+        return f"{subject} was killed, because it ran out of memory ({reason}){advice}"
     message = _log_excerpt(terminated.get("message", ""))
     tail = f": {message}" if message else ""
-    return f"the engine terminated ({reason}, exit code {code}){tail}"
+    return f"{subject} terminated ({reason}, exit code {code}){tail}"
 
 
 def _log_excerpt(text: str) -> str:
@@ -183,7 +191,7 @@ def _replica_failure(deployment: Object | None) -> PodProblem | None:
     own_account_missing = f'serviceaccount "{shared_name(owner)}" not found'
     for condition in (deployment or {}).get("status", {}).get("conditions", []):
         if condition.get("type") == "ReplicaFailure" and condition.get("status") == "True":
-            message = condition.get("message", "")
+            message = condition.get("message") or condition.get("reason") or "the API server gives no reason"
             if own_account_missing not in message:
                 return PodProblem(ConditionReason.PODS_REJECTED, message)
     return None

@@ -349,7 +349,8 @@ def tiers_status(inputs: StatusInputs) -> dict[str, Object]:
             is_expected = not tier.cannot_start
             expected = {name: value for name, value in starting.items() if is_expected or name != "nextReady"}
             if tier.starting:
-                figures["starting"] = expected | {"count": tier.starting}
+                overdue = min(expected.pop("overdue", 0), tier.starting)
+                figures["starting"] = {**expected, **({"overdue": overdue} if overdue else {}), "count": tier.starting}
         target = (inputs.targets or {}).get(tier.role)
         if target is not None and target.other_writer is not None:
             figures["yieldedTo"] = shorten(target.other_writer, MAX_OTHER_WRITER_CHARS)

@@ -34,7 +34,11 @@ def target_conditions(tiers: tuple[TierStatusInputs, ...], targets: Mapping[str,
         return (
             Condition(ConditionType.READY, None, ConditionReason.ENGINES_NOT_READY, "the target has not been read yet"),
         )
-    count = f"{ready} of {total} engines of {names} ready"
+    count = (
+        f"{ready} of {total} engines of {names} ready"
+        if ready <= total
+        else f"{ready} engines of {names} ready, {total} desired"
+    )
     if not ready:
         return (Condition(ConditionType.READY, False, ConditionReason.ENGINES_NOT_READY, count),)
     return (Condition(ConditionType.READY, True, ConditionReason.ENGINES_READY, f"{count}; {DEMAND_SOURCE}", count),)

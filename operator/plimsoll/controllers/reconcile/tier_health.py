@@ -125,7 +125,9 @@ def tier_health(tier: TierStatusInputs, slow_transfer_message: str | None) -> Ti
             f"see {TIER_DEGRADED_TYPES[tier.role]}",
         )
         return TierHealth(tier.role, is_ready, False, problem.reason, message, brief)
-    if is_rolling:
+    if (paused := _paused_rollout(tier)) is not None:
+        message = f"{count}; {paused}"
+    elif is_rolling:
         message = count
     elif not is_ready:
         message = f"{count}: {_missing(tier)}"
@@ -180,6 +182,17 @@ def _is_rolled_out(tier: TierStatusInputs) -> bool:
     )
     has_exact_count = _updated_replicas(tier) == tier.desired == _replicas(tier)
     return bool(is_observed and has_exact_count and tier.deployment["spec"].get("replicas") == tier.desired)
+
+
+def _paused_rollout(tier: TierStatusInputs) -> str | None:
+    """That someone has paused the rollout of a Deployment with pods to replace; None if it is not so."""
+    if tier.deployment is None or not tier.deployment["spec"].get("paused"):
+        return None
+    if _updated_replicas(tier) >= _replicas(tier):
+        return None
+    namespace, name = (tier.deployment["metadata"][field] for field in ("namespace", "name"))
+    remedy = f"resume it with kubectl -n {namespace} rollout resume deployment {name}"
+    return f"the rollout of Deployment {name} is paused: {remedy}"
 
 
 def is_fully_rolled_out(tier: TierStatusInputs) -> bool:

@@ -7,6 +7,8 @@ Idea: a bound that holds for any overlap of the misses. The gateway counts late 
 slow ones in the same minute. At most the sum of both misses (Bonferroni), so at least the rest meets all targets. The
 shares of single targets are reported as well. A target that is not measured has no attainment.
 
+Where requests do not pass a gateway, the engines' histogram of TTFT takes its place; e2e then stays unknown.
+
 Classes may have different TPOT targets, but engines do not know classes. Gateways count the responses per TPOT target,
 engines those slower than each target. Which of them were slow is unknown, so the share is a bound, too.
 """
@@ -29,6 +31,8 @@ from plimsoll.core.units import format_seconds
 _NO_RESPONSES: Final = Unavailable("no response of the last minute counts for the target")
 _NO_GATEWAY_METRICS: Final = Unavailable("no gateway reports it")
 _NO_ENGINE_METRICS: Final = Unavailable("no engine reports it")
+_NOT_AT_ENGINES: Final = Unavailable("it cannot be measured at engines")
+_DEPENDS_ON_PROMPT: Final = Unavailable("its target depends on each prompt, and engines do not count that")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,10 @@ class SloAttainment:
 
 def slo_attainment(metrics: ServiceMetrics, *slos: Slo) -> SloAttainment:
     """Return the attainment. slos: one per request class, or that of the service."""
-    (late_share, *late_by_target), (min_slow, max_slow) = _late_shares(metrics), _slow_share_bounds(metrics, slos)
+    (late_share, *late_by_target), (min_slow, max_slow) = (
+        _late_shares(metrics, slos),
+        _slow_share_bounds(metrics, slos),
+    )
     missed_by_target = {
         "TTFT": late_by_target[0],
         "TPOT": max_slow,
@@ -100,9 +107,15 @@ def _missed_of_arrivals(rejected_share: float | Unavailable, missed_of_responses
     return rejected + (1.0 - rejected) * missed_of_responses
 
 
-def _late_shares(metrics: ServiceMetrics) -> tuple[float | Unavailable, float | Unavailable, float | Unavailable]:
+def _late_shares(
+    metrics: ServiceMetrics, slos: Sequence[Slo]
+) -> tuple[float | Unavailable, float | Unavailable, float | Unavailable]:
     """Return the shares of responses that missed any gateway target, the TTFT target, and the e2e target."""
     slo_counts = metrics.slo_counts
+    if metrics.is_measured_at_engines and metrics.ttft_histogram is not None:
+        late_first_token = _late_at_engines(metrics.ttft_histogram, slos)
+        has_e2e = any(slo.e2e_s is not None for slo in slos)
+        return _NOT_AT_ENGINES if has_e2e else late_first_token, late_first_token, _NOT_AT_ENGINES
     if slo_counts is None:
         unavailable = metrics.ttft_s if isinstance(metrics.ttft_s, Unavailable) else _NO_GATEWAY_METRICS
         return unavailable, unavailable, unavailable
@@ -111,6 +124,24 @@ def _late_shares(metrics: ServiceMetrics) -> tuple[float | Unavailable, float | 
         return unavailable, unavailable, unavailable
     late_any, late_first_token, late_last_token = (min(1.0, missed / slo_counts.responses) for missed in slo_counts[1:])
     return late_any, late_first_token, late_last_token
+
+
+def _late_at_engines(histogram: BucketCounts, slos: Sequence[Slo]) -> float | Unavailable:
+    """Return the share of responses that missed the TTFT target, by the engines' histogram.
+
+    It is 0 without a target. Classes belong to the gateway, so all SLOs have the same target.
+    """
+    target_s = next((slo.ttft_s for slo in slos if slo.ttft_s is not None), None)
+    if target_s is None:
+        return 0.0
+    if any(slo.ttft_per_1k_tokens_s for slo in slos):
+        return _DEPENDS_ON_PROMPT
+    within = share_within(histogram, target_s)
+    if within is None:
+        return _NO_RESPONSES
+    if histogram.counts[-1] > 0.0 and not _is_resolvable(histogram, target_s):
+        return _unresolvable("TTFT", histogram)
+    return 1.0 - within
 
 
 def _slow_share_bounds(metrics: ServiceMetrics, slos: Sequence[Slo]) -> tuple[float | Unavailable, float | Unavailable]:
@@ -163,13 +194,15 @@ def _share_slower_than(metrics: ServiceMetrics, target_s: float) -> float | Unav
     if within is None:
         return 0.0 if tier_metrics.completed > 0.0 else _NO_RESPONSES
     if tpot_histogram.counts[-1] > 0.0 and not _is_resolvable(tpot_histogram, target_s):
-        return Unavailable(
-            f"TPOT values and the target exceed the engines' last histogram bucket, "
-            f"{format_seconds(tpot_histogram.edges[-2:][0])}"
-        )
+        return _unresolvable("TPOT", tpot_histogram)
     return (1.0 - within) * with_tpot / max(with_tpot, tier_metrics.completed)
 
 
 def _is_resolvable(histogram: BucketCounts, target_s: float) -> bool:
     """Whether every value of the last, unbounded bucket exceeds the target."""
     return len(histogram.edges) > 1 and target_s <= histogram.edges[-2]
+
+
+def _unresolvable(name: str, histogram: BucketCounts) -> Unavailable:
+    last = format_seconds(histogram.edges[-2:][0])
+    return Unavailable(f"{name} values and the target exceed the engines' last histogram bucket, {last}")

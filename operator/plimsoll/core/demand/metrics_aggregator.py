@@ -129,6 +129,7 @@ class MetricsAggregator:
             token_ratios=self._lengths.token_ratios(),
             ttft_s=_latency_percentile(last_minute, None if last_minute is None else last_minute.ttft_s, share),
             ttft_histogram=None if last_minute is None else last_minute.ttft_s,
+            is_measured_at_engines=self._arrivals is not None,
             e2e_s=_latency_percentile(last_minute, None if last_minute is None else last_minute.e2e_s, share),
             slo_counts=_slo_counts(last_minute),
             by_tpot_target=None if last_minute is None else last_minute.by_tpot_target,

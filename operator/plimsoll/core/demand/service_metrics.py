@@ -61,6 +61,7 @@ class ServiceMetrics:
     gateways have sent to engines and that have not ended. transfer_stats: KV that decode engines received from prefill
     engines, over about ten minutes. gateway_count: existing gateways. quiet_s: seconds for which every gateway has
     reported, without a gap, that no request arrives, ends, waits or runs; 0 unless all gateways report.
+    is_measured_at_engines: whether requests pass no gateway, so that engines report what gateways do otherwise.
     """
 
     rate_per_s: float | Unavailable = NO_DATA
@@ -74,6 +75,7 @@ class ServiceMetrics:
     workload: Workload | Unavailable = NO_DATA
     ttft_s: float | Unavailable = NO_DATA
     ttft_histogram: BucketCounts | None = None
+    is_measured_at_engines: bool = False
     e2e_s: float | Unavailable = NO_DATA
     slo_counts: SloCounts | None = None
     by_tpot_target: Mapping[float, float] | None = None
