@@ -1,7 +1,7 @@
 """`python -m bench`: every measurement in turn, printed and written to build/bench/report.json; `scoreboard`: policies;
 `trust`: the simulator against theory, laws and records; `plan`: the planner beside others and recorded runs; `foreign`:
-Plimsoll's sizing on a simulator that others wrote; `mismatch`: engines that differ from what they announce; `figures`:
-the size of code and docs.
+Plimsoll's sizing on a simulator that others wrote; `mismatch`: engines that differ from what they announce;
+`ablation`: the law without one of its mechanisms at a time; `figures`: the size of code and docs.
 
 Nothing here passes or fails but `trust`, which exits 1 where a bound is not met: a figure is for a person to judge. The
 targets stand beside the figures.
@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable
 
 from bench import figures as code_figures
+from bench.ablation import command as ablation
 from bench.controlplane import apply_latency, code_rollout, decision_latency, idle_footprint, pod_startup
 from bench.dynamo_replay import command as foreign
 from bench.gateway import latency
@@ -62,6 +63,7 @@ if __name__ == "__main__":
         "plan": planning.main,
         "foreign": foreign.main,
         "mismatch": mismatch.main,
+        "ablation": ablation.main,
         "figures": code_figures.main,
     }
     sys.exit(boards.get(sys.argv[1] if len(sys.argv) > 1 else "", lambda _: main(sys.argv[1:]))(sys.argv[2:]))

@@ -31,6 +31,7 @@ class MismatchRun:
     offered, within_slo: requests by window of `WINDOW_S` of their arrival. settled_s: when as many replicas were ready
     as the smallest constant fleet that meets the SLO has, and five minutes more; None if never.
     max_replicas, reversals: of the wanted replicas of all tiers from then on; reversals are the most of one tier.
+    changes: decisions of the whole run that changed a count.
     """
 
     offered: tuple[int, ...]
@@ -39,6 +40,7 @@ class MismatchRun:
     max_replicas: int
     reversals: int
     gpu_hours: float
+    changes: int
 
     @property
     def attainment(self) -> float:
@@ -90,6 +92,7 @@ def simulate(case: MismatchCase, policy: str, seed: int, least: Mapping[Role, in
         _max_replicas(simulator.log, list(bounds), settled_s),
         max(_reversals(simulator.log, role, settled_s) for role in bounds),
         figures["gpu_hours"],
+        figures["changes"],
     )
 
 

@@ -48,7 +48,7 @@ def code_hash() -> CodeHash:
     with_operator, without_operator = hashlib.sha256(), hashlib.sha256()
     for path in sorted(files):
         content = path.read_bytes()
-        hashed = _executed_code(content) if path.suffix == ".py" else content
+        hashed = executed_code(content) if path.suffix == ".py" else content
         with_operator.update(hashed)
         if path not in operators:
             without_operator.update(hashed)
@@ -68,8 +68,8 @@ def _trace_hash(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _executed_code(source: bytes) -> bytes:
-    """The syntax tree, without the strings that stand as statements."""
+def executed_code(source: bytes) -> bytes:
+    """The syntax tree of a module, without the strings that stand as statements."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
         body = getattr(node, "body", None)

@@ -13,8 +13,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from bench.scoreboard.simulate_run import RunTask
-
 COMMITTED_RUNS: Final = Path(__file__).parent / "runs.jsonl.gz"
 _FILE: Final = "runs.jsonl"
 
@@ -61,8 +59,8 @@ class RunStore:
         run = self._runs.get(key)
         return None if run is None else run.figures
 
-    def put(self, key: str, task: RunTask, figures: Mapping[str, Any]) -> None:
-        run = self._runs[key] = StoredRun(key, task.row.name, task.plant, figures)
+    def put(self, run: StoredRun) -> None:
+        self._runs[run.key] = run
         with self._path.open("a") as lines:
             lines.write(_to_line(run))
             lines.flush()

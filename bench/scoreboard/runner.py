@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from bench.scoreboard.code_hash import CodeHash, run_key
-from bench.scoreboard.run_store import RunStore
+from bench.scoreboard.run_store import RunStore, StoredRun
 from bench.scoreboard.simulate_run import RunTask, simulate
 
 RunTaskFunction = Callable[[RunTask], dict[str, Any]]
@@ -44,7 +44,7 @@ class Runner:
         missing = {key: task for key, task in zip(keys, tasks, strict=True) if self.store.get(key) is None}
         for key, figures in self._run_missing(missing) if missing else ():
             task = missing[key]
-            self.store.put(key, task, figures)
+            self.store.put(StoredRun(key, task.row.name, task.plant, figures))
             print(
                 f"{task.row_and_plant} {task.policy} seed {task.seed}: {figures['attainment_offered']:.2%} of offered, "
                 f"{figures['gpu_hours']:.3f} GPU-hours, {figures['wall_s']:.0f} s of CPU",

@@ -17,7 +17,7 @@ from plimsoll.api.v1alpha1 import parse
 from plimsoll.core.types import Role
 from plimsoll.sim.plant import Plant
 
-KEPT = MismatchRun((100,) * 6, (0, 50, 95, 100, 100, 95), 600.0, 4, 1, 2.0)
+KEPT = MismatchRun((100,) * 6, (0, 50, 95, 100, 100, 95), 600.0, 4, 1, 2.0, 3)
 LEAST = {Role.SERVE: 3}
 
 

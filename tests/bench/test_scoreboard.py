@@ -28,7 +28,7 @@ from bench.scoreboard import (
 from bench.scoreboard.code_hash import CodeHash, run_key
 from bench.scoreboard.loads import LengthDistribution, PhasedLoad, RatePhase, RenewalLoad, SineLoad
 from bench.scoreboard.rows import BOARD_ROWS, SHORT_ROWS, RowTargets
-from bench.scoreboard.run_store import RunStore
+from bench.scoreboard.run_store import RunStore, StoredRun
 from bench.scoreboard.simulate_run import RunTask, mean_replicas
 from bench.scoreboard.trace_slices import TraceSlice
 from plimsoll.api.v1alpha1 import parse
@@ -302,14 +302,13 @@ def test_run_key_ignores_targets_and_descriptions() -> None:
 
 
 def test_store_reloads_runs_and_skips_truncated_line(tmp_path: Path) -> None:
-    task = RunTask(STEP, 1.0, "plimsoll", 1)
-    RunStore(tmp_path).put("one", task, {"attainment_offered": 0.5})
+    RunStore(tmp_path).put(StoredRun("one", STEP.name, 1.0, {"attainment_offered": 0.5}))
     with (tmp_path / "runs.jsonl").open("a") as lines:
         lines.write('{"key": "two", "figu')
     store = RunStore(tmp_path)
     assert store.get("one") == {"attainment_offered": 0.5}
     assert store.get("two") is None
-    store.put("three", task, {})
+    store.put(StoredRun("three", STEP.name, 1.0, {}))
     assert RunStore(tmp_path).get("three") == {}
 
 

@@ -1,0 +1,466 @@
+"""The mechanisms of the law beyond demand, capacity and placement, and how each is switched off.
+
+Not in the table: what a field of the spec asks for (headroom, warm replicas, schedules, rate limits, quotas, classes,
+tenants, the ratio of tiers), and what only limits how often something is computed.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+from bench.ablation.switches import Mechanism, Switch, constant, doing, returning, returning_argument
+from plimsoll.core.admission.retry_advice import UNKNOWN_TIME
+from plimsoll.core.autoscaling.retry_backlog import NO_BACKLOG
+from plimsoll.core.types import Unavailable
+
+_OFF: Final = Unavailable("switched off")
+_NO_FACTOR: Final = 1e9  # larger than anything that it is compared with
+
+
+def _corrections_ignored(_: Any, corrections: Any, sizings: Any, *_others: Any) -> Any:
+    """returns the sizings as the model has them."""
+    return dict(sizings)
+
+
+def _no_other_services(original: Any, horizon_s: float) -> Any:
+    """returns no growth, with the weights as they are."""
+    shares, weights_s = original(horizon_s)
+    return (0.0,) * len(shares), weights_s
+
+
+def _all_uncertainty(_: Any, level: float, error: float, deviates: float, *_others: Any) -> float:
+    """returns the whole deviate of the quantile, whatever it costs."""
+    return min(0.1 * level, max(0.0, deviates * error))
+
+
+def _without_phase(original: Any, model: Any, pod: Any, now_s: float) -> Any:
+    """sees no phase of a starting pod."""
+    return original(model, type(pod)(pod.pod, pod.created_s, None, None, pod.unschedulable_reason), now_s)
+
+
+def _last_replica_stays(_: Any, context: Any, *_others: Any) -> str:
+    """keeps the last replica."""
+    context.scale_up_target, context.scale_down_target = (
+        max(context.scale_up_target, 1),
+        max(context.scale_down_target, 1),
+    )
+    return "the last replica stays"
+
+
+def _equal_shares(_: Any, controller: Any, cap: int, gateways: Any, now_s: float) -> dict[str, float]:
+    """gives each gateway the same share."""
+    return {name: cap / len(gateways) for name in gateways}
+
+
+def _first_token_alone(original: Any, replica: Any, cost: Any, now: float) -> float:
+    """predicts as if prefill ahead ran without decoding."""
+    stretch, replica.prefill_stretch = replica.prefill_stretch, 1.0
+    try:
+        return float(original(replica, cost, now))
+    finally:
+        replica.prefill_stretch = stretch
+
+
+_SCALE_UP: Final = (
+    Mechanism(
+        "standby",
+        "Keeps replicas beyond the need while the misses that they would avoid are worth more than their GPU time.",
+        (Switch("autoscaling.recommend", "apply_standby", returning(None)),),
+        (
+            "autoscaling/standby_sizing.py",
+            "autoscaling/recommend.py:apply_standby",
+            "demand/standby_value.py:standby_replicas",
+            "demand/standby_value.py:standby_pays_off",
+            "demand/standby_value.py:standby_cost_benefit",
+        ),
+    ),
+    Mechanism(
+        "standby-own-growth",
+        "Growth of other services buys one standby replica and one for every ten needed; more takes own growth.",
+        (Switch("autoscaling.standby_sizing", "_replicas_by_prior", returning(1_000_000)),),
+        ("autoscaling/standby_sizing.py:_replicas_by_prior",),
+    ),
+    Mechanism(
+        "standby-retention",
+        "Keeps a standby replica that is there until it costs 1.25 times its value.",
+        (Switch("autoscaling.recommend", "STANDBY_RETENTION_MARGIN", constant(1.0)),),
+        (),
+    ),
+    Mechanism(
+        "standby-certain-level",
+        "Orders no standby replica while the level is known to less than 5.5 %.",
+        (Switch("autoscaling.recommend", "MAX_LEVEL_ERROR", constant(math.inf)),),
+        (),
+    ),
+    Mechanism(
+        "growth-prior",
+        "Assumes for a new service that load grows as often as that of other services.",
+        (Switch("demand.standby_value", "_growth_prior", doing(_no_other_services)),),
+        ("demand/growth_prior.py",),
+    ),
+    Mechanism(
+        "own-growth-burst",
+        "Raises the forecast by the factor by which the service's own load has exceeded predictions.",
+        (Switch("demand.growth_stats", "quantile_growth_factor", returning(1.0)),),
+        ("demand/growth_stats.py:quantile_growth_factor", "demand/growth_stats.py:growth_bound"),
+    ),
+    Mechanism(
+        "order-delay",
+        "Orders at once only what a rise of arrivals or misses ask for, while few requests miss.",
+        (Switch("autoscaling.order_delay", "has_few_misses", returning(False)),),
+        ("autoscaling/order_delay.py",),
+    ),
+    Mechanism(
+        "carried-need",
+        "While few requests miss, a need of up to a quarter more than what is ordered does not count.",
+        (Switch("autoscaling.order_delay", "carried_need", returning_argument(0, "need")),),
+        ("autoscaling/order_delay.py:carried_need",),
+    ),
+    Mechanism(
+        "trend",
+        "Draws the level towards two straight lines, and extrapolates their slope.",
+        (Switch("demand.level_model", "TREND_THRESHOLD", constant(_NO_FACTOR)),),
+        (
+            "demand/level_model.py:_blend",
+            "demand/level_model.py:_add_to_line",
+            "demand/level_model.py:add_to_lines",
+            "demand/level_model.py:reset_lines",
+            "demand/batched_observe.py:_blend",
+        ),
+    ),
+    Mechanism(
+        "level-shift",
+        "Restarts the level where a change of the rate is certain.",
+        (Switch("demand.level_model", "detect_shift", returning(None)),),
+        ("demand/level_model.py:run_tests", "demand/level_model.py:detect_shift"),
+    ),
+    Mechanism(
+        "season",
+        "Adds the growth of the profile of the day and of the week to the forecast.",
+        (Switch("demand.seasonality", "predicted_growth", returning(0.0)),),
+        ("demand/seasonality.py",),
+    ),
+    Mechanism(
+        "level-uncertainty",
+        "Sizes for a part of the error of the level.",
+        (Switch("demand.uncertainty", "counted_uncertainty", returning(0.0)),),
+        ("demand/uncertainty.py",),
+    ),
+    Mechanism(
+        "uncertainty-price",
+        "Counts the error of the level only as far as a replica for it pays off.",
+        (Switch("demand.uncertainty", "counted_uncertainty", doing(_all_uncertainty)),),
+        ("demand/uncertainty.py:counted_uncertainty",),
+    ),
+    Mechanism(
+        "risk-control",
+        "Moves the quantile to size for by the share of missed requests.",
+        (Switch("autoscaling.service_state", "update_control", returning_argument(0, "control")),),
+        ("demand/risk_control.py", "autoscaling/service_state.py:ServiceState._update_risk"),
+    ),
+    Mechanism(
+        "retry-backlog",
+        "Sizes for the work of rejected requests that were told when to come back.",
+        (Switch("autoscaling.sizing_requests", "_retry_backlog", returning(NO_BACKLOG, "returns no backlog")),),
+        ("autoscaling/retry_backlog.py", "autoscaling/sizing_requests.py:_retry_backlog"),
+    ),
+    Mechanism(
+        "rejection-feedback",
+        "Raises the need where requests are rejected although all replicas have been ready for a minute.",
+        (Switch("autoscaling.service_state", "correct_sizings", doing(_corrections_ignored)),),
+        ("autoscaling/rejection_feedback.py", "autoscaling/capacity_correction.py"),
+    ),
+    Mechanism(
+        "rejection-significance",
+        "Counts only rejections and retries beyond random variation.",
+        (
+            Switch("autoscaling.rejection_feedback", "insignificant_rejections", returning(0.0)),
+            Switch("autoscaling.retry_backlog", "insignificant_rejections", returning(0.0)),
+        ),
+        ("autoscaling/rejection_significance.py",),
+    ),
+    Mechanism(
+        "lagging-signals",
+        "While demand is unknown, latency, queues, KV use and preemptions can add replicas.",
+        (Switch("autoscaling.recommend", "_pressure", returning((0.0, "switched off"))),),
+        ("autoscaling/recommend.py:_pressure",),
+    ),
+    Mechanism(
+        "overdue",
+        "Orders a replacement for a pod that starts for too long.",
+        (Switch("autoscaling.startup_time", "StartupModel.overdue_s", returning(math.inf)),),
+        ("autoscaling/startup_time.py:StartupModel.overdue_s",),
+    ),
+)
+_SCALE_DOWN: Final = (
+    Mechanism(
+        "stabilization-window",
+        "Scales down when the lower count has been enough for a while.",
+        (Switch("autoscaling.stabilize", "stabilization_window_s", returning(0.0)),),
+        ("autoscaling/stabilize.py:stabilization_window_s", "autoscaling/stabilize.py:_growth_probability"),
+    ),
+    Mechanism(
+        "downscale-regret",
+        "Learns how often load returns soon after a replica became idle, and waits longer.",
+        (Switch("autoscaling.downscale_regret", "record_trials", returning_argument(0, "regret")),),
+        ("autoscaling/downscale_regret.py",),
+    ),
+    Mechanism(
+        "scale-down-margin",
+        "Keeps replicas for what the level may yet move by.",
+        (Switch("autoscaling.sizing_batch", "scale_down_margin", returning(1.0)),),
+        ("autoscaling/sizing_batch.py:scale_down_margin",),
+    ),
+    Mechanism(
+        "idle-cost",
+        "Compares the cost of a wait with that of a cold start before the last replica goes.",
+        (Switch("autoscaling.scale_to_zero", "_compare_idle_cost", doing(_last_replica_stays)),),
+        ("autoscaling/scale_to_zero.py:_compare_idle_cost", "demand/idle_periods.py"),
+    ),
+)
+_MODEL: Final = (
+    Mechanism(
+        "step-calibration",
+        "Learns the times of steps (and so TPOT and TTFT) from the engines' counters.",
+        (Switch("autoscaling.tier_state", "update_all", returning_argument(0, "posterior")),),
+        (
+            "engine_model/calibration/posterior_update.py",
+            "engine_model/calibration/counter_window.py",
+            "engine_model/calibration/posterior_model.py",
+        ),
+    ),
+    Mechanism(
+        "calibration-shift",
+        "Forgets what was learned of steps when surprises persist.",
+        (Switch("engine_model.calibration.posterior_update", "_CUSUM_LIMIT", constant(math.inf)),),
+        (),
+    ),
+    Mechanism(
+        "replica-speed",
+        "Takes the speed of each replica out of the windows that the model learns from.",
+        (
+            Switch(
+                "engine_model.calibration.replica_speed",
+                "ReplicaSpeeds.normalize",
+                returning_argument(3, "ratios"),
+            ),
+        ),
+        ("engine_model/calibration/replica_speed.py",),
+    ),
+    Mechanism(
+        "pessimism",
+        "Sizes on the upper quartile of the step time while little is known.",
+        (Switch("autoscaling.tier_state", "PESSIMISM", constant(0.5)),),
+        ("engine_model/calibration/estimates.py:quantile_model",),
+    ),
+    Mechanism(
+        "tpot-tail",
+        "Scales the tail of TPOT by measured over modelled TPOT.",
+        (Switch("autoscaling.recommend", "updated_tail_scale", returning_argument(0, "tpot_tail_scale")),),
+        ("autoscaling/recommend.py:_integrate_tail", "autoscaling/recommend.py:updated_tail_scale"),
+    ),
+    Mechanism(
+        "arrival-dispersion",
+        "Learns how far arrivals bunch, and sizes for it.",
+        (Switch("autoscaling.tier_state", "arrival_dispersion", returning(1.0)),),
+        ("demand/noise_model.py:arrival_dispersion", "autoscaling/tier_state.py:TierState.measured_arrival_cv2"),
+    ),
+    Mechanism(
+        "windowed-slo",
+        "Counts a rejection as several misses, so that nearly every window meets the SLO.",
+        (Switch("capacity.slo_capacity", "rejection_weight", returning(1.0)),),
+        ("capacity/windowed_slo.py", "capacity/peakedness.py"),
+    ),
+)
+_LENGTHS: Final = (
+    Mechanism(
+        "recent-outputs",
+        "Scales outputs up to the tokens generated in the last half minute.",
+        (Switch("demand.request_lengths", "RequestLengthEstimator._recent_output_factor", returning((1.0, 0.0))),),
+        (
+            "demand/completion_estimator.py",
+            "demand/request_lengths.py:RequestLengthEstimator._recent_output_factor",
+        ),
+    ),
+    Mechanism(
+        "mix-shift",
+        "Forgets completed requests where arrivals or outputs show a new mix.",
+        (Switch("demand.request_lengths", "RequestLengthEstimator._is_mix_shift", returning(False)),),
+        (
+            "demand/request_lengths.py:RequestLengthEstimator._is_mix_shift",
+            "demand/request_lengths.py:RequestLengthEstimator._discard_older",
+        ),
+    ),
+    Mechanism(
+        "partial-lengths",
+        "Takes outputs so far for lengths before requests have completed.",
+        (
+            Switch(
+                "demand.request_lengths",
+                "RequestLengthEstimator._partial_lengths",
+                returning(_OFF, "says that lengths are unknown"),
+            ),
+        ),
+        ("demand/request_lengths.py:RequestLengthEstimator._partial_lengths",),
+    ),
+    Mechanism(
+        "prompt-correction",
+        "Corrects the tokens that gateways estimate by those that engines count.",
+        (Switch("demand.request_lengths", "_correction_ratio", returning(1.0)),),
+        ("demand/request_lengths.py:_correction_ratio",),
+    ),
+    Mechanism(
+        "media-ratios",
+        "Learns the tokens of pictures, sound and video.",
+        (Switch("demand.token_ratios", "TokenRatioEstimator.ratios", returning({})),),
+        ("demand/token_ratios.py",),
+    ),
+    Mechanism(
+        "prefix-share",
+        "Learns the share of prompt tokens that the prefix cache saves.",
+        (Switch("demand.request_lengths", "RequestLengthEstimator.cached_share", returning(0.0)),),
+        (
+            "demand/request_lengths.py:RequestLengthEstimator.cached_share",
+            "demand/request_lengths.py:RequestLengthEstimator.on_prefill",
+        ),
+    ),
+)
+_STARTUP: Final = (
+    Mechanism(
+        "startup-learning",
+        "Learns start-up times from the pods that became ready.",
+        (Switch("autoscaling.startup_models", "record", returning_argument(0, "model")),),
+        (
+            "autoscaling/startup_time.py:record",
+            "autoscaling/startup_time.py:_update_phase",
+            "autoscaling/startup_models.py",
+        ),
+    ),
+    Mechanism(
+        "startup-phases",
+        "Predicts the end of a start by the phase that it is in.",
+        (
+            Switch("autoscaling.pending_replicas", "eta", doing(_without_phase)),
+            Switch("autoscaling.retry_backlog", "eta", doing(_without_phase)),
+        ),
+        ("autoscaling/startup_time.py:_order_phases",),
+    ),
+)
+_ADMISSION: Final = (
+    Mechanism(
+        "ttft-margin",
+        "Keeps a part of the TTFT target free while requests compete for slots.",
+        (Switch("admission.controller", "AdmissionController._safety_margin_s", returning(0.0)),),
+        ("admission/ttft_margin.py", "admission/controller.py:AdmissionController._safety_margin_s"),
+    ),
+    Mechanism(
+        "ttft-margin-learning",
+        "Moves that margin with each first token, from 30 % of the target.",
+        (Switch("admission.ttft_margin", "TtftMargin.observe", returning(None)),),
+        ("admission/ttft_margin.py:TtftMargin.observe",),
+    ),
+    Mechanism(
+        "ttft-residual",
+        "Learns how much later than predicted first tokens of a replica are.",
+        (Switch("admission.ttft_residual", "TtftResidual.expected_s", returning(0.0)),),
+        ("admission/ttft_residual.py",),
+    ),
+    Mechanism(
+        "step-time-ratio",
+        "Learns how fast each replica is from the requests that end.",
+        (Switch("admission.replica", "ReplicaState._update_step_time", returning(None)),),
+        ("admission/replica.py:ReplicaState._update_step_time",),
+    ),
+    Mechanism(
+        "fast-replica-slots",
+        "A replica that is faster than the model holds more sequences.",
+        (Switch("admission.replica", "ReplicaState._extra_capacity", returning(1.0)),),
+        ("admission/replica.py:ReplicaState._extra_capacity",),
+    ),
+    Mechanism(
+        "chunk-interference",
+        "Prefill that is ahead takes longer in steps that also decode.",
+        (Switch("admission.replica", "ReplicaState.predict_ttft_s", doing(_first_token_alone)),),
+        (),
+    ),
+    Mechanism(
+        "prefill-pacing",
+        "Prefill may run ahead of its share of the steps only by a short burst.",
+        (Switch("admission.replica", "PREFILL_BURST_SHARE", constant(_NO_FACTOR)),),
+        ("admission/replica.py:ReplicaState._update_budgets",),
+    ),
+    Mechanism(
+        "kv-projection",
+        "Projects the KV cache until running requests have ended, before it is called full.",
+        (Switch("admission.replica", "ReplicaState._kv_room_at_s", returning(math.inf)),),
+        ("admission/kv_projection.py", "admission/replica.py:ReplicaState._kv_room_at_s"),
+    ),
+    Mechanism(
+        "prefill-cancel",
+        "Gives booked prefill back when its request ends early or was smaller.",
+        (Switch("admission.replica", "ReplicaState._cancel_prefill", returning(None)),),
+        ("admission/replica.py:ReplicaState._cancel_prefill",),
+    ),
+    Mechanism(
+        "output-estimate",
+        "Estimates the tokens of a response from its bytes.",
+        (Switch("admission.token_estimator", "TokenEstimator.estimate", returning(None)),),
+        ("admission/token_estimator.py",),
+    ),
+    Mechanism(
+        "retry-reservations",
+        "Gives rejected clients a time with capacity for them.",
+        (
+            Switch(
+                "admission.retry_reservations",
+                "RetryReservations.reserve",
+                returning(UNKNOWN_TIME, "gives no reservation"),
+            ),
+        ),
+        ("admission/retry_reservations.py", "admission/arrival_estimator.py"),
+    ),
+    Mechanism(
+        "retry-detection",
+        "Does not count the retry of a rejected request as new demand.",
+        (Switch("admission.retry_detection", "RecentRejections.is_retry", returning(False)),),
+        ("admission/retry_detection.py",),
+    ),
+    Mechanism(
+        "gateway-arrivals",
+        "Keeps capacity for new arrivals free of retry reservations.",
+        (Switch("admission.arrival_estimator", "ArrivalEstimator.work_rate", returning(0.0)),),
+        ("admission/arrival_estimator.py",),
+    ),
+    Mechanism(
+        "prefix-affinity",
+        "Sends a prompt to the replica that has its prefix.",
+        (Switch("routing.prefix_index", "PrefixIndex.match_depth", returning(0)),),
+        ("routing/prefix_index.py",),
+    ),
+    Mechanism(
+        "kv-transfer",
+        "Learns what a KV transfer takes, and prefills at decode engines where that is faster.",
+        (
+            Switch(
+                "autoscaling.admission_publisher", "transit_s", returning(_OFF, "says that no transfer was measured")
+            ),
+        ),
+        ("engine_model/kv_transfer.py", "admission/placement.py:ReplicaPool._local_cost_if_cheaper"),
+    ),
+    Mechanism(
+        "prefill-lateness",
+        "Corrects the queue of a prefill engine by prompts that are done.",
+        (Switch("admission.prefill_queue", "PrefillQueue.complete", returning(None)),),
+        ("admission/prefill_queue.py:PrefillQueue.complete",),
+    ),
+    Mechanism(
+        "gateway-shares",
+        "Divides slots among gateways by their demand.",
+        (Switch("admission.share_controller", "ShareController._demand_weights", doing(_equal_shares)),),
+        ("admission/share_controller.py:ShareController._demand_weights",),
+    ),
+)
+MECHANISMS: Final[dict[str, Mechanism]] = {
+    one.name: one for one in (*_SCALE_UP, *_SCALE_DOWN, *_MODEL, *_LENGTHS, *_STARTUP, *_ADMISSION)
+}
