@@ -213,7 +213,9 @@ def test_auto_target_of_unknown_kind_is_refused(by_default: Apply, users: str) -
     """Also for an administrator: the right to check is unknown, as no API tells CEL the resource of a kind."""
     rollout = adopting(users, "rollout", apiVersion="argoproj.io/v1alpha1", kind="Rollout")
     answer = by_default(rollout)
-    assert "Plimsoll may not scale argoproj.io/v1alpha1 Rollout: rollouts.argoproj.io is not in the chart value" in answer
+    assert (
+        "Plimsoll may not scale argoproj.io/v1alpha1 Rollout: rollouts.argoproj.io is not in the chart value" in answer
+    )
     assert "targets.resources" in answer
     rollout["spec"]["scaling"]["mode"] = "Recommend"
     assert "created" in by_default(rollout, "--dry-run=server")

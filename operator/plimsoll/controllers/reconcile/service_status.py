@@ -352,7 +352,8 @@ def tiers_status(inputs: StatusInputs) -> dict[str, Object]:
                 figures["starting"] = kept | {"count": tier.starting}
         target = (inputs.targets or {}).get(tier.role)
         if target is not None and target.rival is not None:
-            figures["yieldedTo"] = shorten(target.rival, MAX_RIVAL_CHARS)
+            figures["yieldedTo"] = shorten(target.rival.name, MAX_RIVAL_CHARS)
+            figures["yieldedCause"] = target.rival.cause.value
         counts = {"ready": tier.ready, "desired": tier.desired, "summary": f"{tier.ready}/{tier.desired}"}
         result[tier.role] = counts | {n: v for n, v in figures.items() if n != "needed" or v != tier.desired}
     return result
