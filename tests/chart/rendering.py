@@ -30,7 +30,7 @@ EVERYTHING: Object = {
     "operator": {
         "replicas": 2,
         "recommendations": {"enabled": True, "from": [{"podSelector": {"matchLabels": {"reader": "x"}}}]},
-        "kedaScaler": {"enabled": True},
+        "kedaScaler": {"enabled": True, "tls": {"secretName": "their-scaler"}},
     },
     "networkPolicy": {"clients": [{"podSelector": {}}], "egress": {"enabled": True}},
     "metrics": {"podMonitor": {"enabled": True}},

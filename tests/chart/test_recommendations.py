@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from plimsoll.resources.platform_config import KedaScalerSettings
-from tests.chart.rendering import Object, containers, find, of_kind, pod_specs, render
+from tests.chart.rendering import Object, RenderError, containers, find, of_kind, pod_specs, render
 from tests.chart.test_objects import settings
 
 KEDA: Object = {"operator": {"kedaScaler": {"enabled": True}}}
@@ -44,6 +44,23 @@ def test_service_reaches_port_that_the_peers_may_use(values: Object, name: str, 
 def test_operator_serves_keda_on_the_port_of_the_service() -> None:
     [port] = find(render(KEDA), "Service", "plimsoll-keda")["spec"]["ports"]
     assert settings(KEDA).keda_scaler == KedaScalerSettings(port=port["targetPort"])
+
+
+def test_scaler_certificate_is_mounted_where_it_is_read() -> None:
+    tls = {"secretName": "scaler-tls", "requireClientCertificate": True}
+    values = {"operator": {"kedaScaler": {"enabled": True, "tls": tls}}}
+    pod = pod_specs(render(values))["plimsoll-operator"]
+    found = settings(values).keda_scaler
+    assert found is not None
+    assert found.require_client_certificate
+    [mount] = [m for m in containers(pod)[0]["volumeMounts"] if m["mountPath"] == found.certificate_directory]
+    [volume] = [v for v in pod["volumes"] if v["name"] == mount["name"]]
+    assert volume["secret"]["secretName"] == "scaler-tls"
+
+
+def test_client_certificates_need_a_server_certificate() -> None:
+    with pytest.raises(RenderError, match=r"requireClientCertificate needs operator\.kedaScaler\.tls\.secretName"):
+        render({"operator": {"kedaScaler": {"enabled": True, "tls": {"requireClientCertificate": True}}}})
 
 
 def test_api_without_peers_is_closed() -> None:

@@ -39,6 +39,17 @@ def service(namespace: str, name: str = "chat", engine: Object | None = None, **
     return made | {"metadata": {"name": name, "namespace": namespace}}
 
 
+def adopting(namespace: str, service_name: str, mode: str | None = "Auto", **reference: str) -> Object:
+    """A service with a target. mode: of scaling; None leaves it away."""
+    made = service(namespace, service_name)
+    del made["spec"]["tiers"]
+    target = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "theirs"} | reference
+    made["spec"]["targets"] = {"serve": {"scaleTargetRef": target, "metricsPort": 8000, "maxReplicas": 2}}
+    if mode is not None:
+        made["spec"]["scaling"] = {"mode": mode}
+    return made
+
+
 def limited(server: ApiServer, namespace: str, limits: Object) -> Iterator[Apply]:
     """Applies services in a namespace with these limits, which hold there only."""
     kubectl(server, "create", "namespace", namespace)
@@ -125,13 +136,116 @@ def test_strict_limits_refuse_names_with_their_field(strict: Apply, pod: Object,
 def test_limits_allow_targets_in_place_of_tiers(by_default: Apply, strict: Apply) -> None:
     """Targets have no pods that the operator makes, and a service with targets has no tiers."""
     for apply, namespace in ((by_default, "limits-default"), (strict, "limits-strict")):
-        made = service(namespace, "adopted")
-        del made["spec"]["tiers"]
-        reference = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "theirs"}
-        made["spec"]["targets"] = {"serve": {"scaleTargetRef": reference, "metricsPort": 8000, "maxReplicas": 2}}
+        made = adopting(namespace, "adopted", mode=None)
         assert "created" in apply(made)
         made["spec"]["targets"]["serve"]["maxReplicas"] = 4
         assert "configured" in apply(made), "an update of it"
+
+
+@pytest.fixture(scope="module")
+def users(cluster: ApiServer, by_default: Apply) -> str:
+    """A namespace in which editor and scaler may write services, and scaler may scale Deployment `theirs`."""
+    namespace = "limits-default"
+
+    def grant(name: str, rule: str, *people: str) -> None:
+        kubectl(cluster, "create", "role", name, "-n", namespace, *rule.split())
+        bound = [f"--user={one}" for one in people]
+        answer = kubectl(cluster, "create", "rolebinding", name, "-n", namespace, f"--role={name}", *bound)
+        assert "created" in answer, answer
+
+    writes = "--verb=get,create,update,patch --resource=inferenceservices.plimsoll.dev"
+    grant("services", writes, "editor", "scaler")
+    grant("scale", "--verb=update --resource=deployments.apps/scale --resource-name=theirs", "scaler")
+    return namespace
+
+
+@pytest.mark.api
+def test_auto_target_needs_the_scale_right(by_default: Apply, users: str) -> None:
+    answer = by_default(adopting(users, "auto"), "--as=editor")
+    assert "denied request: spec.targets.serve.scaleTargetRef: in mode Auto" in answer
+    assert "user editor may not update deployments.apps/scale theirs in namespace limits-default" in answer
+    assert "set spec.scaling.mode to Recommend, or grant the right" in answer
+    assert "created" in by_default(adopting(users, "auto"), "--as=scaler", "--dry-run=server")
+    other = by_default(adopting(users, "auto", name="other"), "--as=scaler")
+    assert "user scaler may not update deployments.apps/scale other" in other
+    stateful = by_default(adopting(users, "auto", kind="StatefulSet"), "--as=scaler")
+    assert "user scaler may not update statefulsets.apps/scale theirs" in stateful
+
+
+@pytest.mark.api
+@pytest.mark.parametrize("mode", [None, "Recommend", "Off"])
+def test_target_that_is_not_scaled_needs_no_right(by_default: Apply, users: str, mode: str | None) -> None:
+    assert "created" in by_default(adopting(users, "reads", mode), "--as=editor", "--dry-run=server")
+
+
+@pytest.mark.api
+def test_update_that_scales_a_target_needs_right(cluster: ApiServer, by_default: Apply, users: str) -> None:
+    """Bounds are of the target or of the schedule: both set the count. All else of a service others may change."""
+    assert "created" in by_default(adopting(users, "kept", "Recommend"), "--as=editor")
+    denied = "user editor may not update deployments.apps/scale theirs"
+    auto = adopting(users, "kept")
+    assert denied in by_default(auto, "--as=editor")
+    assert "configured" in by_default(auto, "--as=scaler")
+    bounded = adopting(users, "kept")
+    bounded["spec"]["targets"]["serve"]["maxReplicas"] = 900
+    assert denied in by_default(bounded, "--as=editor")
+    scheduled = adopting(users, "kept")
+    hours = {"from": "08:00", "until": "09:00", "minReplicas": 900, "maxReplicas": 900}
+    scheduled["spec"]["scaling"]["schedule"] = [hours]
+    assert denied in by_default(scheduled, "--as=editor")
+    renamed = adopting(users, "kept", name="other")
+    assert "may not update deployments.apps/scale other" in by_default(renamed, "--as=scaler")
+    with_slo = adopting(users, "kept")
+    with_slo["spec"]["slo"] = {"ttft": "3s", "tpot": "70ms"}
+    assert "configured" in by_default(with_slo, "--as=editor")
+    marked = kubectl(
+        cluster, "patch", "inferenceservice", "kept", "-n", users, "--as=editor", "--type=merge",
+        "-p", '{"metadata":{"labels":{"x":"y"},"finalizers":["example.com/x"]}}',
+    )  # fmt: skip
+    assert "patched" in marked
+    kubectl(cluster, "patch", "inferenceservice", "kept", "-n", users, "--type=merge", "-p",
+            '{"metadata":{"finalizers":null}}')  # fmt: skip
+    assert "configured" in by_default(adopting(users, "kept", "Recommend"), "--as=editor"), "the way out needs no right"
+
+
+@pytest.mark.api
+def test_auto_target_of_unknown_kind_is_refused(by_default: Apply, users: str) -> None:
+    """Also for an administrator: the right to check is unknown, as no API tells CEL the resource of a kind."""
+    rollout = adopting(users, "rollout", apiVersion="argoproj.io/v1alpha1", kind="Rollout")
+    answer = by_default(rollout)
+    assert (
+        "Plimsoll may not scale argoproj.io/v1alpha1 Rollout: rollouts.argoproj.io is not in the chart value" in answer
+    )
+    assert "targets.resources" in answer
+    rollout["spec"]["scaling"]["mode"] = "Recommend"
+    assert "created" in by_default(rollout, "--dry-run=server")
+
+
+@pytest.mark.api
+@pytest.mark.parametrize(
+    ("kind", "resource"), [("Proxy", "proxies"), ("Batch", "batches"), ("Gateway", "gateways"), ("Class", "classes")]
+)
+def test_kind_of_target_has_regular_plural(by_default: Apply, users: str, kind: str, resource: str) -> None:
+    made = adopting(users, "plural", apiVersion="example.com/v1", kind=kind)
+    assert f"{resource}.example.com is not in the chart value" in by_default(made)
+
+
+def test_scale_right_covers_kinds_of_chart() -> None:
+    values = {"targets": {"resources": [{"apiGroup": "leaderworkerset.x-k8s.io", "resources": ["leaderworkersets"]}]}}
+    rules = json.dumps(find(render(values), POLICY))
+    assert "leaderworkersets.leaderworkerset.x-k8s.io" in rules
+    assert "deployments.apps" in rules
+    assert "statefulsets.apps" not in rules
+
+
+def test_scale_right_can_be_waived() -> None:
+    assert "authorizer" in json.dumps(find(render(), POLICY))
+    assert "authorizer" not in json.dumps(find(render({"serviceLimits": {"requireScaleRight": False}}), POLICY))
+
+
+def test_scale_right_of_an_earlier_chart_is_required() -> None:
+    """As `helm upgrade --reuse-values` renders it from a chart that had the other limits alone."""
+    assert "authorizer" in json.dumps(find(render({"serviceLimits": {"requireScaleRight": None}}), POLICY))
 
 
 @pytest.mark.api
@@ -190,7 +304,7 @@ def test_limits_can_be_off() -> None:
     everything = {
         key: ["*"] for key in ("volumeTypes", "serviceAccounts", "priorityClasses", "runtimeClasses", "images")
     }
-    for limits in ({"enabled": False}, {**everything, "ipcLock": True}):
+    for limits in ({"enabled": False}, {**everything, "ipcLock": True, "requireScaleRight": False}):
         assert [o for o in render({"serviceLimits": limits}) if o["kind"] in (POLICY, BINDING)] == []
 
 

@@ -20,7 +20,7 @@ from plimsoll.controllers.object_cache import Key, ObjectCache
 from plimsoll.controllers.reconcile.drain_reports import DrainReports
 from plimsoll.controllers.reconcile.reconciler import Reconciler
 from plimsoll.controllers.targets.target_poller import TargetPoller
-from plimsoll.core.errors import Forbidden, NotFound
+from plimsoll.core.errors import ClusterError, Forbidden, NotFound
 from plimsoll.core.ports import BucketCounts, EngineInfo, SelfBenchmark
 from plimsoll.core.types import Role
 from tests import builders
@@ -57,6 +57,9 @@ class AdoptedFleet(KubeClient):
         self.events: list[Object] = []
         self.writes: list[tuple[str, int]] = []  # field manager, and count
         self.selector: str | None = "app=llm"
+        self.deployments = {"llm"}
+        self.unanswered: set[str] = set()  # names for which the API server fails
+        self.selected: dict[str, int] = {}  # pods of other selectors
         self.labels: dict[str, str] = {}
         self.uid = "uid-llm"
         self._version = 10
@@ -145,7 +148,9 @@ class AdoptedFleet(KubeClient):
             raise Forbidden(f"{resource.plural} is forbidden", 403)
         if resource.kind == labels.KIND:
             return self.object
-        if name != "llm":
+        if name in self.unanswered:
+            raise ClusterError(f"{name}: no answer", 503)
+        if name not in self.deployments:
             raise NotFound(name, 404)
         fields = [{**one, "fieldsV1": {"f:spec": {"f:replicas": {}}}} for one in self.managers]
         meta = {
@@ -164,8 +169,9 @@ class AdoptedFleet(KubeClient):
         if resource is HORIZONTALPODAUTOSCALERS:
             return self.autoscalers, "1"
         assert resource is PODS
-        assert selector == "app=llm"
-        return [self._pod(number) for number in range(self.replicas)], "1"
+        assert selector is not None
+        count = self.replicas if selector == "app=llm" else self.selected[selector]
+        return [self._pod(number) for number in range(count)], "1"
 
     async def scale(self, resource: Resource, namespace: str, name: str, replicas: int, manager: str) -> None:
         assert (resource, namespace, name) == (DEPLOYMENTS, KEY[0], "llm")

@@ -30,7 +30,7 @@ from plimsoll.controllers.reconcile.model_names import Former, ModelNames
 from plimsoll.controllers.reconcile.observe import NO_RULES, NameState, name_state
 from plimsoll.controllers.reconcile.service_status import StatusInputs
 from plimsoll.controllers.reconcile.tier_health import TierStatusInputs
-from plimsoll.controllers.targets.target_state import ScaledObject, TargetProblem, TargetState
+from plimsoll.controllers.targets.target_state import OtherWriter, ScaledObject, TargetProblem, TargetState, WriterCause
 from plimsoll.core.autoscaling.decide import decide
 from plimsoll.core.autoscaling.decision_state import DecisionState
 from plimsoll.core.autoscaling.inputs import ServiceSnapshot, TierSnapshot
@@ -184,9 +184,10 @@ def target_troubles() -> Iterator[StatusInputs]:
     target = parse(adopted(**{"spec.targets.serve.scaleTargetRef.name": "o" * 253})).spec.targets
     assert target is not None
     problem = TargetProblem(ConditionReason.TARGET_FORBIDDEN, QUOTE)
-    other_writer = f"{target.serve.scale_target_ref.label} is scaled by HorizontalPodAutoscaler {'h' * 253}"
+    other_writer = OtherWriter(WriterCause.AUTOSCALER, f"HorizontalPodAutoscaler {'h' * 253}")
+    clause = f"{target.serve.scale_target_ref.label} is scaled by {other_writer.name}"
     owned = scaling_conditions.scaling_inactive(
-        ServiceState.for_roles(["serve"]), scaling_spec(parse(adopted()), 0.0), ENGINES["vllm"], other_writer
+        ServiceState.for_roles(["serve"]), scaling_spec(parse(adopted()), 0.0), ENGINES["vllm"], clause
     )
     assert owned is not None
     yield status_inputs(targets={"serve": TargetState(target.serve, problem=problem)})

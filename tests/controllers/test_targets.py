@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from plimsoll.api.v1alpha1 import parse
-from plimsoll.controllers.targets.target_state import applying_manager, autoscaler_of, is_later_writer, later_writer
+from plimsoll.controllers.targets.target_state import WriterCause, applying_manager, autoscaler_of, later_writer
 from tests.api.manifests import adopted
 from tests.controllers.adopted_fleet import KEY, AdoptedFleet, service_object
 
@@ -84,7 +84,8 @@ async def test_autoscaler_of_the_target_is_named_and_yielded_to() -> None:
     status, reason, message = fleet.condition("ScalingInactive")
     assert (status, reason) == ("True", "ReplicasOwned")
     assert message.startswith("Deployment llm is scaled by HorizontalPodAutoscaler web: Plimsoll yields")
-    assert fleet.status["tiers"]["serve"]["yieldedTo"] == "HorizontalPodAutoscaler web"
+    tier = fleet.status["tiers"]["serve"]
+    assert (tier["yieldedTo"], tier["yieldedCause"]) == ("HorizontalPodAutoscaler web", "Autoscaler")
     assert [e["message"] for e in fleet.events if e["reason"] == "ReplicasOwned"]
     fleet.autoscalers = []
     await fleet.run(60)
@@ -103,9 +104,14 @@ async def test_later_writer_is_yielded_to_until_the_spec_changes() -> None:
         "the field manager argocd-controller, which has changed spec.replicas since"
         in (fleet.condition("ScalingInactive")[2])
     )
+    tier = fleet.status["tiers"]["serve"]
+    assert tier["yieldedCause"] == "LaterWrite"
+    tier["yieldedTo"] = "a sentence of another version"
     fleet.start_operator()
     await fleet.run(90)
     assert (fleet.writes, fleet.replicas) == ([], 1), "a new process yields to what the status names"
+    again = fleet.status["tiers"]["serve"]
+    assert (again["yieldedTo"], again["yieldedCause"]) == ("a sentence of another version", "LaterWrite")
     fleet.edit(**{"spec.scaling.headroom": "10%"})
     await fleet.run(60)
     assert fleet.writes
@@ -212,6 +218,45 @@ async def test_second_service_of_a_target_is_refused() -> None:
     assert "is the target of InferenceService first already" in fleet.condition("TargetUnusable")[2]
 
 
+async def test_pods_of_two_targets_stay_with_the_older_service() -> None:
+    """Selectors that overlap: the younger service is refused and names both, and no pod changes hands."""
+    fleet = AdoptedFleet(replicas=2)
+    fleet.deployments = {"llm", "wide"}
+    wide = {"spec.targets.serve.scaleTargetRef.name": "wide", "spec.targets.serve.podSelector": "team=x"}
+    fleet.cache.put(service_object("older", "2025-01-01T00:00:00Z", **wide))
+    fleet.selected["team=x"] = 3  # llm-0 and llm-1 are of both
+    for _ in range(4):
+        await fleet.run(1)
+        assert fleet.cache.pods(KEY) == []
+        assert len(fleet.cache.pods((KEY[0], "older"))) == 3
+    assert fleet.condition("TargetUnusable") == (
+        "True",
+        "TargetOverlaps",
+        "2 of 2 pods of Deployment llm, such as llm-0, are engines of InferenceService older (Deployment wide) already:"
+        " narrow podSelector of InferenceService llm-slo or of InferenceService older",
+    )
+    assert fleet.condition("Ready")[0] == "False"
+    assert [e["reason"] for e in fleet.events if "pods of Deployment llm" in e["message"]] == ["TargetUnusable"]
+    fleet.selected["team=x"] = 0
+    await fleet.run(2)
+    assert fleet.condition("TargetUnusable")[0] == ""
+    assert len(fleet.cache.pods(KEY)) == 2
+
+
+async def test_unread_older_target_keeps_its_pods() -> None:
+    """While the API server does not answer for the older service, the younger does not take its pods."""
+    fleet = AdoptedFleet(replicas=2)
+    fleet.deployments = {"llm", "wide"}
+    wide = {"spec.targets.serve.scaleTargetRef.name": "wide", "spec.targets.serve.podSelector": "team=x"}
+    fleet.cache.put(service_object("older", "2025-01-01T00:00:00Z", **wide))
+    fleet.selected["team=x"] = 1
+    await fleet.run(2)
+    fleet.unanswered = {"wide"}
+    await fleet.run(2)
+    assert fleet.condition("TargetUnusable")[1] == "TargetOverlaps"
+    assert len(fleet.cache.pods((KEY[0], "older"))) == 1
+
+
 async def test_tier_of_a_service_is_no_target() -> None:
     fleet = AdoptedFleet()
     fleet.labels = {"app.kubernetes.io/managed-by": "plimsoll", "plimsoll.dev/service": "chat"}
@@ -234,8 +279,10 @@ async def test_deleted_service_leaves_no_pods() -> None:
 def test_autoscaler_is_matched_by_group_kind_and_name() -> None:
     ref = parse(adopted()).spec.sized_tiers["serve"].scale_target_ref
     keda = autoscaler("keda-hpa-llm", labels={"scaledobject.keda.sh/name": "llm"})
-    assert autoscaler_of(ref, [autoscaler()]) == "HorizontalPodAutoscaler web"
-    assert autoscaler_of(ref, [keda]) == "HorizontalPodAutoscaler keda-hpa-llm of KEDA's ScaledObject llm"
+    for one, name in ((autoscaler(), "web"), (keda, "keda-hpa-llm of KEDA's ScaledObject llm")):
+        found = autoscaler_of(ref, [one])
+        assert found is not None
+        assert (found.cause, found.name) == (WriterCause.AUTOSCALER, f"HorizontalPodAutoscaler {name}")
     other = [{"metadata": {"name": "x"}, "spec": {"scaleTargetRef": REF | change}} for change in (
         {"apiVersion": "example.com/v1"}, {"kind": "StatefulSet"}, {"name": "other"},
     )]  # fmt: skip
@@ -256,8 +303,9 @@ def test_writers_by_managed_fields(entries: list[tuple[str, str]], applied: str 
     fields = {"f:spec": {"f:replicas": {}}}
     managed = [{"manager": name, "operation": operation, "fieldsV1": fields} for name, operation in entries]
     obj = {"metadata": {"managedFields": managed}, "spec": {"replicas": 2}}
-    assert applying_manager(obj) == applied
-    found = later_writer(obj)
-    assert (found or "").startswith(later or "")
+    applying, found = applying_manager(obj), later_writer(obj)
+    assert (None if applying is None else (applying.name, applying.cause)) == (applied and (applied, WriterCause.APPLY))
     assert (found is None) == (later is None)
-    assert found is None or is_later_writer(found)
+    if found is not None and later is not None:
+        assert found.cause is WriterCause.LATER_WRITE
+        assert found.name.startswith(later)

@@ -94,6 +94,9 @@ def test_yaml_snippet_is_valid(document: dict[str, Any]) -> None:
         assert render({"gateway": {"tls": {"secretName": document["spec"]["secretName"]}}})
         assert document["metadata"]["namespace"] == NAMESPACE
         assert f"plimsoll-gateway.{NAMESPACE}.svc" in document["spec"]["dnsNames"]
+    elif document.get("kind") == "TriggerAuthentication":  # as KEDA names them
+        found = {one["parameter"]: one["key"] for one in document["spec"]["secretTargetRef"]}
+        assert found == {"caCert": "ca.crt", "tlsClientCert": "tls.crt", "tlsClientKey": "tls.key"}
     elif document.keys() <= yaml.safe_load((CHART / "values.yaml").read_text()).keys():
         assert render(document)
     else:

@@ -139,7 +139,12 @@ priorityClassName: {{ . }}
 {{- end }}
 
 {{- define "plimsoll.operator.kedaScaler" -}}
-{{ merge (dict) (default dict .Values.operator.kedaScaler) (dict "enabled" false "from" list) | toYaml }}
+{{- $tls := dict "secretName" "" "requireClientCertificate" false -}}
+{{- $values := merge (dict) (deepCopy (default dict .Values.operator.kedaScaler)) (dict "enabled" false "from" list "tls" $tls) -}}
+{{- if and $values.tls.requireClientCertificate (not $values.tls.secretName) -}}
+{{- fail "operator.kedaScaler.tls.requireClientCertificate needs operator.kedaScaler.tls.secretName" -}}
+{{- end -}}
+{{ toYaml $values }}
 {{- end }}
 
 {{/* The values of egress, as YAML: `helm upgrade --reuse-values` from an earlier chart has none or a part. */}}

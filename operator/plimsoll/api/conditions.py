@@ -98,6 +98,7 @@ class ConditionReason(StrEnum):
     TARGET_FORBIDDEN = "TargetForbidden"
     TARGET_NOT_SCALABLE = "TargetNotScalable"
     TARGET_TAKEN = "TargetTaken"
+    TARGET_OVERLAPS = "TargetOverlaps"
     REPLICAS_OWNED = "ReplicasOwned"
     DEMAND_UNKNOWN = "DemandUnknown"
     DECISION_FAILED = "DecisionFailed"
@@ -159,6 +160,7 @@ REASON_MEANINGS: dict[ConditionReason, str] = {
     "`targets.resources` lists the kinds that it may scale.",
     ConditionReason.TARGET_NOT_SCALABLE: "The target has no `scale` subresource, or that names no pods.",
     ConditionReason.TARGET_TAKEN: "Another InferenceService sizes the target already.",
+    ConditionReason.TARGET_OVERLAPS: "Pods of the target are engines of an older InferenceService already.",
     ConditionReason.REPLICAS_OWNED: "Something else sets the replica count of the target, so Plimsoll only recommends.",
     ConditionReason.DEMAND_UNKNOWN: "The load or the model of a tier is unknown, so its replica count is frozen.",
     ConditionReason.DECISION_FAILED: "The scaling decision failed with an error, so the replica counts are frozen.",

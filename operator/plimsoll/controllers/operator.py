@@ -58,6 +58,7 @@ from plimsoll.controllers.workqueue import WorkQueue
 from plimsoll.core.errors import ClusterError, NotFound
 from plimsoll.core.ports import EngineReading
 from plimsoll.core.types import Role
+from plimsoll.resources.platform_config import KedaScalerSettings
 from plimsoll.telemetry import operator_metrics
 from plimsoll.telemetry.service_log import ServiceLog
 
@@ -211,7 +212,7 @@ class OperatorProcess:
         yield "work queue", self.queue.run
         yield "scaling", self._tick_forever
         if self._config.platform.keda_scaler is not None:
-            yield "KEDA scaler", partial(self._serve_keda, self._config.platform.keda_scaler.port)
+            yield "KEDA scaler", partial(self._serve_keda, self._config.platform.keda_scaler)
 
     async def _watch_until_stopped(self) -> None:
         """Watch services until kopf returns, which stops the process because kopf handles SIGTERM."""
@@ -318,11 +319,11 @@ class OperatorProcess:
         finally:
             self.autoscaler.cancel_writes()
 
-    async def _serve_keda(self, port: int) -> None:
+    async def _serve_keda(self, settings: KedaScalerSettings) -> None:
         """Serve KEDA. The import is local, because most installations do not need its memory."""
         from plimsoll.controllers.keda_scaler import server
 
-        await server.serve(port, self.autoscaler.recommendations.get)
+        await server.serve(settings, self.autoscaler.recommendations.get)
 
     def _on_engine_reading(self, key: Key, role: Role, reading: EngineReading) -> None:
         self.autoscaler.observe_engine(key, role, reading)

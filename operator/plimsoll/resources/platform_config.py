@@ -87,9 +87,14 @@ class WebhookSettings(_ConfigModel):
 
 
 class KedaScalerSettings(_ConfigModel):
-    """The external scaler for KEDA: its gRPC port."""
+    """The external scaler for KEDA: its gRPC port, and the directory with `tls.crt` and `tls.key`, None for plaintext.
+
+    With `require_client_certificate` the directory also has `ca.crt`, the authority of the clients.
+    """
 
     port: int = 8082
+    certificate_directory: str | None = Field(None, alias="certificateDirectory")
+    require_client_certificate: bool = Field(False, alias="requireClientCertificate")
 
 
 class PlatformConfig(_ConfigModel):

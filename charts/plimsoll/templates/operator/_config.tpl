@@ -60,7 +60,14 @@ networkPolicy:
 {{- if (include "plimsoll.webhook" . | fromYaml).enabled }}
 webhook: {port: 9443, certificateDirectory: /etc/plimsoll-webhook}
 {{- end }}
-{{- if (include "plimsoll.operator.kedaScaler" . | fromYaml).enabled }}
-kedaScaler: {port: 8082}
+{{- with include "plimsoll.operator.kedaScaler" . | fromYaml }}
+{{- if .enabled }}
+kedaScaler:
+  port: 8082
+  {{- if .tls.secretName }}
+  certificateDirectory: /etc/plimsoll-keda
+  requireClientCertificate: {{ .tls.requireClientCertificate }}
+  {{- end }}
+{{- end }}
 {{- end }}
 {{- end }}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from pydantic import ConfigDict, Field
 from pydantic.config import JsonDict
@@ -71,6 +71,12 @@ class TierStatus(StatusModel):
         default=None,
         description="Who else sets the replica count of the target, so that the operator only recommends. Absent: "
         "no other writer.",
+    )
+    yielded_cause: Literal["Autoscaler", "Apply", "LaterWrite"] | None = Field(
+        default=None,
+        description="What shows yieldedTo. Autoscaler: a HorizontalPodAutoscaler has the object as its target. Apply: "
+        "a field manager applies spec.replicas. LaterWrite: the count was changed after Plimsoll had set it; the "
+        "operator yields until the spec of the service changes.",
     )
 
 

@@ -51,7 +51,7 @@ class HealthReport(NamedTuple):
     gateways_silent: no gateway reports. silent_tiers: tiers without a ready engine that reports, in order.
     stale_gateways: message about gateways with outdated admission limits, with the remedy; None if there are none.
     prometheus_only_tiers: tiers with an engine whose metrics are known from Prometheus only. partial: which gateways or
-    engines do not report while others do; "" if there are none. rival: who else sets the replica count of a target,
+    engines do not report while others do; "" if there are none. other_writer: who else sets the count of a target,
     None if no other writer does. target_metrics_port: of a target's engines, which report the demand; None for tiers.
     """
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import grpc
@@ -25,6 +26,8 @@ from plimsoll.controllers.keda_scaler.answers import (
     replicas,
     service_key,
 )
+from plimsoll.controllers.keda_scaler.server_credentials import ServerCredentials
+from plimsoll.resources.platform_config import KedaScalerSettings
 from plimsoll.telemetry import operator_metrics
 
 MAX_MESSAGE_BYTES: Final = 64 * 1024  # a request has a few names; the metadata of a ScaledObject is small
@@ -50,8 +53,13 @@ class KedaScaler:
         self._interval_s = interval_s
         self._streams = 0
 
-    async def start(self, address: str) -> tuple[grpc.aio.Server, int]:
-        """Listen on HOST:PORT. Returns the server and its port. Raises RuntimeError if the port is taken."""
+    async def start(
+        self, address: str, credentials: grpc.ServerCredentials | None = None
+    ) -> tuple[grpc.aio.Server, int]:
+        """Listen on HOST:PORT. Returns the server and its port. Raises RuntimeError if the port is taken.
+
+        credentials: of TLS; None for plaintext.
+        """
         server = grpc.aio.server(maximum_concurrent_rpcs=MAX_CALLS, options=_OPTIONS)
         handlers = {
             "IsActive": self._unary(self._is_active, messages.ScaledObjectRef),
@@ -64,7 +72,10 @@ class KedaScaler:
             ),
         }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(messages.SERVICE, handlers),))
-        port = server.add_insecure_port(address)
+        if credentials is None:
+            port = server.add_insecure_port(address)
+        else:
+            port = server.add_secure_port(address, credentials)
         await server.start()
         return server, port
 
@@ -124,9 +135,16 @@ class KedaScaler:
             self._streams -= 1
 
 
-async def serve(port: int, lookup: Lookup) -> None:
-    """Serve on all addresses until cancelled. Raises RuntimeError if the port is taken."""
-    server, _ = await KedaScaler(lookup).start(f"[::]:{port}")
+async def serve(settings: KedaScalerSettings, lookup: Lookup) -> None:
+    """Serve on all addresses until cancelled; with TLS from the time on that there is a certificate.
+
+    Raises RuntimeError if the port is taken.
+    """
+    credentials = None
+    if settings.certificate_directory is not None:
+        files = ServerCredentials(Path(settings.certificate_directory), settings.require_client_certificate)
+        credentials = await files.wait()
+    server, _ = await KedaScaler(lookup).start(f"[::]:{settings.port}", credentials)
     try:
         await asyncio.Event().wait()
     finally:

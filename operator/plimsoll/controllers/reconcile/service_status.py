@@ -353,7 +353,8 @@ def tiers_status(inputs: StatusInputs) -> dict[str, Object]:
                 figures["starting"] = {**expected, **({"overdue": overdue} if overdue else {}), "count": tier.starting}
         target = (inputs.targets or {}).get(tier.role)
         if target is not None and target.other_writer is not None:
-            figures["yieldedTo"] = shorten(target.other_writer, MAX_OTHER_WRITER_CHARS)
+            figures["yieldedTo"] = shorten(target.other_writer.name, MAX_OTHER_WRITER_CHARS)
+            figures["yieldedCause"] = target.other_writer.cause.value
         counts = {"ready": tier.ready, "desired": tier.desired, "summary": f"{tier.ready}/{tier.desired}"}
         result[tier.role] = counts | {n: v for n, v in figures.items() if n != "needed" or v != tier.desired}
     return result

@@ -5,13 +5,15 @@ need permissions and connections for every fleet.
 
 Idea: each target is read every few seconds with four small requests. Fleets that are adopted number in tens, not in
 thousands. Its pods go into the object cache as copies with the labels of a service's pod, so that everything that
-follows (metrics, sizing, status) treats them as it treats other engines.
+follows (metrics, sizing, status) treats them as it treats other engines. A pod is an engine of one service: of the
+oldest whose target selects it. So all targets are read first, and then applied from the oldest service on.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from plimsoll.adapters.kube_client import HORIZONTALPODAUTOSCALERS, PODS, KubeClient, Resource
@@ -22,12 +24,13 @@ from plimsoll.api.v1alpha1 import EngineTarget, InferenceService, RoleName
 from plimsoll.controllers.isolation import ObjectErrors, Stage, subject_of
 from plimsoll.controllers.object_cache import Key, ObjectCache, key_of
 from plimsoll.controllers.targets.target_state import (
+    OtherWriter,
     ScaledObject,
     TargetProblem,
     TargetState,
+    WriterCause,
     applying_manager,
     autoscaler_of,
-    is_later_writer,
     later_writer,
 )
 from plimsoll.core.autoscaling.scaling_policy import ScalingMode
@@ -41,9 +44,19 @@ _USED_METADATA: Final = ("namespace", "name", "uid", "resourceVersion", "generat
 POLL_SECONDS: Final = 2.0
 MAX_CONCURRENT_TARGETS: Final = 8
 ALLOW_HINT: Final = "add it to the chart value targets.resources, and to watchNamespaces if that is set"
-YIELDED_TO: Final = "yieldedTo"  # field of a tier's status
+YIELDED_TO: Final = "yieldedTo"  # fields of a tier's status
+YIELDED_CAUSE: Final = "yieldedCause"
 
 log = ServiceLog(__name__)
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """A target that can be used. pods: their copies for the cache."""
+
+    scaled: ScaledObject
+    other_writer: OtherWriter | None
+    pods: list[Object]
 
 
 class TargetPoller:
@@ -65,7 +78,7 @@ class TargetPoller:
         self._is_managed = is_managed
         self._states: dict[TargetKey, TargetState] = {}
         self._written: dict[TargetKey, str] = {}  # uid of the object whose count Plimsoll has set last
-        self._yielded: dict[TargetKey, tuple[int, str]] = {}  # generation of the service, and the later writer
+        self._yielded: dict[TargetKey, tuple[int, OtherWriter]] = {}  # generation of the service, and the later writer
         self._resources: dict[tuple[str, str], tuple[Resource, bool]] = {}
         self._slots = asyncio.Semaphore(MAX_CONCURRENT_TARGETS)
 
@@ -107,7 +120,7 @@ class TargetPoller:
             self._forget(gone)
         services.sort(key=lambda one: (one[0]["metadata"].get("creationTimestamp", ""), key_of(one[0])))
         holders: dict[tuple[str, str, str, str], str] = {}
-        polls = []
+        reads, targets = [], []
         for obj, service in services:
             assert service.spec.targets is not None
             for role, target in service.spec.targets.items():
@@ -115,50 +128,75 @@ class TargetPoller:
                 place = (key_of(obj)[0], ref.api_version.rpartition("/")[0], ref.kind, ref.name)
                 holder = holders.setdefault(place, obj["metadata"]["name"])
                 conflict = None if holder == obj["metadata"]["name"] else holder
-                polls.append(self._poll_contained(obj, service, role, target, conflict))
-        await asyncio.gather(*polls)
+                reads.append(self._read_contained(obj, service, role, target, conflict))
+                targets.append((obj, role, target))
+        engines: dict[Key, tuple[Key, EngineTarget]] = {}  # pods with the service that they are engines of
+        for (obj, role, target), found in zip(targets, await asyncio.gather(*reads), strict=True):
+            key = key_of(obj)
+            if found is not None:  # else the last state holds until the API server answers
+                with self._errors.contained(Stage.TARGET, key, subject_of(obj)):
+                    self._apply(key, role, target, found, engines)
+            engines.update((key_of(pod), (key, target)) for pod in self._cache.children(labels.ADOPTED_POD_KIND, key))
 
-    async def _poll_contained(
-        self, obj: Object, service: InferenceService, role: RoleName, target: EngineTarget, holder: str | None
+    def _apply(
+        self,
+        key: Key,
+        role: RoleName,
+        target: EngineTarget,
+        found: _Reading | TargetProblem,
+        engines: Mapping[Key, tuple[Key, EngineTarget]],
     ) -> None:
+        """Keep what was read of a target. engines: the pods of older services."""
+        pods = found.pods if isinstance(found, _Reading) else []
+        if (problem := _overlap(key, target, pods, engines)) is not None:
+            found, pods = problem, []
+        self._cache.replace_children(labels.ADOPTED_POD_KIND, key, pods)
+        if isinstance(found, TargetProblem):
+            state = TargetState(target, problem=found)
+        else:
+            state = TargetState(target, found.scaled, other_writer=found.other_writer)
+        before = self._states.get((key, role))
+        self._states[key, role] = state
+        if before != state:
+            self._on_change(key)
+
+    async def _read_contained(
+        self, obj: Object, service: InferenceService, role: RoleName, target: EngineTarget, holder: str | None
+    ) -> _Reading | TargetProblem | None:
         async with self._slots:
             with self._errors.contained(Stage.TARGET, key_of(obj), subject_of(obj)):
                 try:
-                    await self._poll_one(obj, service, role, target, holder)
-                except ClusterError as error:  # the last state holds until the API server answers
+                    return await self._read(obj, service, role, target, holder)
+                except ClusterError as error:
                     log.debug(key_of(obj), "cannot read the target", role=role, error=str(error))
+        return None
 
-    async def _poll_one(
+    async def _read(
         self, obj: Object, service: InferenceService, role: RoleName, target: EngineTarget, holder: str | None
-    ) -> None:
+    ) -> _Reading | TargetProblem:
         ref, key = target.scale_target_ref, key_of(obj)
         if holder is not None:
             message = f"{ref.label} is the target of InferenceService {holder} already: delete one of the two services"
-            self._set(key, role, target, problem=TargetProblem(ConditionReason.TARGET_TAKEN, message))
-            return
+            return TargetProblem(ConditionReason.TARGET_TAKEN, message)
         try:
             found = await self._resource(ref.api_version, ref.kind)
             if isinstance(found, TargetProblem):
-                self._set(key, role, target, problem=found)
-                return
+                return found
             written = self._written.get((key, role))  # before the read: a write that follows is not in it
             live = await self._kube.get(found, key[0], ref.name)
             scale = await self._kube.get_scale(found, key[0], ref.name)
             selector = target.pod_selector or value_at(scale, "status", "selector")
             problem = _unusable(ref.label, live, selector)
             if problem is not None:
-                self._set(key, role, target, problem=problem)
-                return
+                return problem
             pods, _ = await self._kube.list(PODS, key[0], str(selector))
             autoscalers, _ = await self._kube.list(HORIZONTALPODAUTOSCALERS, key[0])
         except NotFound:
             message = f"{ref.api_version} {ref.label} does not exist in namespace {key[0]}"
-            self._set(key, role, target, problem=TargetProblem(ConditionReason.TARGET_NOT_FOUND, message))
-            return
+            return TargetProblem(ConditionReason.TARGET_NOT_FOUND, message)
         except Forbidden as error:
             message = f"the operator may not read {ref.api_version} {ref.kind} or its scale ({error}); {ALLOW_HINT}"
-            self._set(key, role, target, problem=TargetProblem(ConditionReason.TARGET_FORBIDDEN, message))
-            return
+            return TargetProblem(ConditionReason.TARGET_FORBIDDEN, message)
         replicas = value_at(scale, "spec", "replicas")
         metadata = {name: live["metadata"][name] for name in _USED_METADATA if name in live["metadata"]}
         scaled = ScaledObject(found, metadata, int(replicas) if isinstance(replicas, int) else 0)
@@ -170,8 +208,7 @@ class TargetPoller:
         else:
             self._written.pop((key, role), None)
         copies = [_adopted(pod, obj, role, target, service.spec.model.uri) for pod in pods if not _is_own(pod)]
-        self._cache.replace_children(labels.ADOPTED_POD_KIND, key, copies)
-        self._set(key, role, target, scaled, other_writer=other_writer)
+        return _Reading(scaled, other_writer, copies)
 
     def _other_writer(
         self,
@@ -182,17 +219,20 @@ class TargetPoller:
         autoscalers: list[Object],
         *,
         was_written: bool,
-    ) -> str | None:
+    ) -> OtherWriter | None:
         """Who else sets the count. A later writer is yielded to until the service's spec changes."""
         place, generation = (key_of(obj), role), int(obj["metadata"].get("generation", 0))
         other_writer = autoscaler_of(target.scale_target_ref, autoscalers) or applying_manager(live)
         if other_writer is not None:
             self._written.pop(place, None)
             return other_writer
-        before = str(value_at(obj, "status", "tiers", role, YIELDED_TO) or "")
+        before = value_at(obj, "status", "tiers", role) or {}
         is_current = value_at(obj, "status", "observedGeneration") == generation
-        if place not in self._states and is_current and is_later_writer(before):  # as an earlier process had found
-            self._yielded[place] = generation, before
+        if place not in self._states and is_current and before.get(YIELDED_CAUSE) == WriterCause.LATER_WRITE:
+            other_writer = OtherWriter(
+                WriterCause.LATER_WRITE, str(before.get(YIELDED_TO, ""))
+            )  # as an earlier process had found
+            self._yielded[place] = generation, other_writer
         if was_written and (writer := later_writer(live)) is not None:
             self._written.pop(place, None)
             self._yielded[place] = generation, writer
@@ -216,22 +256,6 @@ class TargetPoller:
         self._resources[api_version, kind] = found
         return resource
 
-    def _set(
-        self,
-        key: Key,
-        role: RoleName,
-        target: EngineTarget,
-        scaled: ScaledObject | None = None,
-        problem: TargetProblem | None = None,
-        other_writer: str | None = None,
-    ) -> None:
-        if problem is not None:
-            self._cache.replace_children(labels.ADOPTED_POD_KIND, key, ())
-        before, state = self._states.get((key, role)), TargetState(target, scaled, problem, other_writer)
-        self._states[key, role] = state
-        if before != state:
-            self._on_change(key)
-
     def _forget(self, place: TargetKey) -> None:
         del self._states[place]
         self._written.pop(place, None)
@@ -249,6 +273,22 @@ def _unusable(label: str, live: Object, selector: object) -> TargetProblem | Non
         message = f"the scale of {label} has no status.selector: set podSelector"
         return TargetProblem(ConditionReason.TARGET_NOT_SCALABLE, message)
     return None
+
+
+def _overlap(
+    key: Key, target: EngineTarget, pods: list[Object], engines: Mapping[Key, tuple[Key, EngineTarget]]
+) -> TargetProblem | None:
+    """Why the pods of a target cannot be engines of its service; None if they can. engines: pods of older services."""
+    shared = sorted(place for place in map(key_of, pods) if place in engines)
+    if not shared:
+        return None
+    (_, holder), other = engines[shared[0]]
+    message = (
+        f"{len(shared)} of {len(pods)} pods of {target.scale_target_ref.label}, such as {shared[0][1]}, are engines of"
+        f" InferenceService {holder} ({other.scale_target_ref.label}) already: narrow podSelector of InferenceService"
+        f" {key[1]} or of InferenceService {holder}"
+    )
+    return TargetProblem(ConditionReason.TARGET_OVERLAPS, message)
 
 
 def _is_own(pod: Object) -> bool:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, Final
 
 from plimsoll.adapters.kube_client import Resource
@@ -25,7 +26,6 @@ from plimsoll.controllers.replicas_owner import UNNAMED_CLIENT, replicas_owners
 Object = dict[str, Any]
 
 _KEDA_LABEL: Final = "scaledobject.keda.sh/name"
-_CHANGED: Final = "which has changed spec.replicas since"
 _CONTROLLER_MANAGER: Final = "kube-controller-manager"  # writes for every HorizontalPodAutoscaler
 _OWN: Final = frozenset({labels.FIELD_MANAGER, labels.SCALER_FIELD_MANAGER})
 
@@ -61,25 +61,41 @@ class ScaledObject:
         return resource_version({"metadata": self.metadata})
 
 
+class WriterCause(StrEnum):
+    """What shows that something else sets a count. The values are those of `yieldedCause` in the status."""
+
+    AUTOSCALER = "Autoscaler"
+    APPLY = "Apply"
+    LATER_WRITE = "LaterWrite"
+
+
+@dataclass(frozen=True)
+class OtherWriter:
+    """Who else sets the count of a target. name: for messages."""
+
+    cause: WriterCause
+    name: str
+
+
 @dataclass(frozen=True)
 class TargetState:
-    """A target as last read. scaled: None until it was read. rival: who else sets the count, None without one."""
+    """A target as last read. scaled: None until it was read. other_writer: who else sets the count, or None."""
 
     target: EngineTarget
     scaled: ScaledObject | None = None
     problem: TargetProblem | None = None
-    other_writer: str | None = None
+    other_writer: OtherWriter | None = None
 
 
 def other_writer_of(targets: Mapping[str, TargetState]) -> str | None:
     """Who else sets a replica count of a service, as a clause; None without one."""
     for state in targets.values():
         if state.other_writer is not None:
-            return f"{state.target.scale_target_ref.label} is scaled by {state.other_writer}"
+            return f"{state.target.scale_target_ref.label} is scaled by {state.other_writer.name}"
     return None
 
 
-def autoscaler_of(ref: ScaleTargetRef, autoscalers: Iterable[Object]) -> str | None:
+def autoscaler_of(ref: ScaleTargetRef, autoscalers: Iterable[Object]) -> OtherWriter | None:
     """The HorizontalPodAutoscaler of a target, by its name and that of its KEDA ScaledObject; None without one."""
     for one in autoscalers:
         found = value_at(one, "spec", "scaleTargetRef") or {}
@@ -87,11 +103,11 @@ def autoscaler_of(ref: ScaleTargetRef, autoscalers: Iterable[Object]) -> str | N
         if same_group and (found.get("kind"), found.get("name")) == (ref.kind, ref.name):
             keda = one["metadata"].get("labels", {}).get(_KEDA_LABEL)
             made_by = f" of KEDA's ScaledObject {keda}" if keda else ""
-            return f"HorizontalPodAutoscaler {one['metadata']['name']}{made_by}"
+            return OtherWriter(WriterCause.AUTOSCALER, f"HorizontalPodAutoscaler {one['metadata']['name']}{made_by}")
     return None
 
 
-def applying_manager(obj: Object) -> str | None:
+def applying_manager(obj: Object) -> OtherWriter | None:
     """A field manager other than Plimsoll's that applies spec.replicas; None without one.
 
     To set the count would take the field from it by force, and its next apply would set the count again.
@@ -100,26 +116,23 @@ def applying_manager(obj: Object) -> str | None:
         is_applied = entry.get("operation") == "Apply" and "f:replicas" in entry.get("fieldsV1", {}).get("f:spec", {})
         manager = str(entry.get("manager", ""))
         if is_applied and manager not in _OWN:
-            return f"the field manager {manager}, which applies spec.replicas"
+            return OtherWriter(WriterCause.APPLY, f"the field manager {manager}, which applies spec.replicas")
     return None
 
 
-def later_writer(obj: Object) -> str | None:
+def later_writer(obj: Object) -> OtherWriter | None:
     """Who has set the count since Plimsoll did; None without one. obj: one whose count Plimsoll has set before."""
     owners = replicas_owners(obj)
     if _OWN & {*owners}:
         return None
     names = [owner for owner in owners if owner]
     if not names:
-        return UNNAMED_CLIENT
+        return OtherWriter(WriterCause.LATER_WRITE, UNNAMED_CLIENT)
     writer = " and ".join(names)
     hint = " (a HorizontalPodAutoscaler that is gone)" if writer == _CONTROLLER_MANAGER else ""
-    return f"the field manager {writer}{hint}, {_CHANGED}"
-
-
-def is_later_writer(text: str) -> bool:
-    """Whether a text is one that `later_writer` returns."""
-    return text == UNNAMED_CLIENT or text.endswith(_CHANGED)
+    return OtherWriter(
+        WriterCause.LATER_WRITE, f"the field manager {writer}{hint}, which has changed spec.replicas since"
+    )
 
 
 def _group(api_version: str) -> str:

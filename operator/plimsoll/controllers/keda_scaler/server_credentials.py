@@ -1,0 +1,86 @@
+"""TLS of the external scaler: the certificate of a mounted Secret, read again when it changes.
+
+Problem: KEDA keeps its connection for ever, and a restart of the listener would end it at each rotation.
+
+Idea: gRPC asks for the certificate at each new connection. So a rotation needs no restart, and breaks no connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import grpc
+
+from plimsoll.adapters.certificate_files import CertificatePair, InvalidCertificate, load_pair
+from plimsoll.telemetry.service_log import ServiceLog
+
+CLIENT_CA_FILE: Final = "ca.crt"
+CHECK_SECONDS: Final = 10.0  # between two looks at the files
+WAIT_SECONDS: Final = 5.0  # the same, while there is no certificate
+
+log = ServiceLog(__name__)
+
+
+class ServerCredentials:
+    """Credentials from the files in a directory. check_s: seconds between two looks at them."""
+
+    def __init__(
+        self,
+        directory: Path,
+        require_client_certificate: bool,
+        check_s: float = CHECK_SECONDS,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """require_client_certificate: accept only clients with a certificate of the authority in `ca.crt`."""
+        self._directory = directory
+        self._require_client_certificate = require_client_certificate
+        self._check_s = check_s
+        self._monotonic = monotonic
+        self._files: tuple[CertificatePair, bytes | None] | None = None
+        self._next_check_s = 0.0
+
+    async def wait(self, interval_s: float = WAIT_SECONDS) -> grpc.ServerCredentials:
+        """Return the credentials once there is a certificate. There is no plaintext meanwhile."""
+        while True:
+            first = await asyncio.to_thread(self._changed)
+            if first is not None:
+                return grpc.dynamic_ssl_server_credentials(first, self._fetch, self._require_client_certificate)
+            await asyncio.sleep(interval_s)
+
+    def _fetch(self) -> grpc.ServerCertificateConfiguration | None:
+        """The new certificate; None to keep the present one. gRPC calls it for each new connection."""
+        now_s = self._monotonic()
+        if now_s < self._next_check_s:
+            return None
+        self._next_check_s = now_s + self._check_s
+        return self._changed()
+
+    def _changed(self) -> grpc.ServerCertificateConfiguration | None:
+        """The files as a configuration; None if they are as before, or cannot be used, which is logged."""
+        try:
+            pair = load_pair(self._directory)
+            files = pair, self._read_authority(pair.directory) if self._require_client_certificate else None
+        except InvalidCertificate as error:
+            log.warning(
+                None, "cannot read the KEDA scaler's certificate", error=str(error), directory=str(self._directory)
+            )
+            return None
+        if files == self._files:
+            return None
+        self._files = files
+        log.info(None, "KEDA scaler certificate loaded")
+        return grpc.ssl_server_certificate_configuration([(pair.key, pair.certificate)], files[1])
+
+    def _read_authority(self, directory: Path) -> bytes:
+        """The authority of client certificates in PEM. Raises InvalidCertificate."""
+        try:
+            authority = (directory / CLIENT_CA_FILE).read_bytes()
+            ssl.create_default_context(cadata=authority.decode("ascii", "replace"))
+        except (OSError, ssl.SSLError, ValueError) as error:
+            raise InvalidCertificate(f"{CLIENT_CA_FILE} has no certificate of an authority: {error}") from error
+        return authority
