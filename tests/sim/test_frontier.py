@@ -137,14 +137,6 @@ def test_hindsight_unaffordable_budget_is_rejected() -> None:
         frontier.expand("hindsight:runs=6,gpu-hours=0.1", ONE_TIER, frontier.runner(Plant()), (6,))
 
 
-def test_hindsight_caps_give_every_gateway_a_share() -> None:
-    plant, scene = Plant(), replace(ONE_TIER.context, gateways=1000)
-    frontier.expand("hindsight:runs=6", replace(ONE_TIER, context=scene), frontier.runner(plant), (6,))
-    assert {word.partition("cap=")[2] for word, _ in plant.ran} == {"", "1000"}
-    for word, _ in plant.ran:
-        registry.parse(word, scene)
-
-
 def test_reactive_frontier_uses_one_admission_mode() -> None:
     found = frontier.expand("follower-frontier:runs=6", ONE_TIER, frontier.runner(Plant()))
     assert found

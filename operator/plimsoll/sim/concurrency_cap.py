@@ -26,7 +26,7 @@ from plimsoll.sim.gateway import MAX_QUEUE_S, SimulatedGateway
 
 @dataclass(frozen=True)
 class ConcurrencyCap:
-    """requests: in flight at one engine that generates responses, over all gateways. patience_s: how long a request may
+    """requests: in flight at one engine that generates responses. patience_s: how long a request may
     queue.
     """
 
@@ -41,13 +41,8 @@ class ConcurrencyCapped(Protocol):
     cap: ConcurrencyCap | None
 
 
-def split_cap(requests: int, gateways: int) -> list[int]:
-    """The share of each gateway in the cap. Shares differ by at most one request."""
-    return [requests // gateways + (number < requests % gateways) for number in range(gateways)]
-
-
 class CappedGateway(SimulatedGateway):
-    """One of the gateways that share a cap. share: requests of the cap that it may send to an engine."""
+    """A gateway that decides by a cap. With several gateways, their owner decides by the whole cap."""
 
     def __init__(
         self,
@@ -58,11 +53,10 @@ class CappedGateway(SimulatedGateway):
         epoch_s: float,
         fallback: bool = False,
         *,
-        cap: ConcurrencyCap,
-        share: int,
+        concurrency_cap: ConcurrencyCap,
     ) -> None:
         super().__init__(name, classes, tenants, max_queued, epoch_s, fallback)
-        self._share, self._patience_s = share, cap.patience_s
+        self._cap, self._patience_s = concurrency_cap.requests, concurrency_cap.patience_s
         self._deadlines: list[tuple[float, str]] = []
 
     @property
@@ -102,4 +96,4 @@ class CappedGateway(SimulatedGateway):
     def _free_slots(self) -> int:
         """Requests that can be admitted now."""
         answering = (one.address for one in self._endpoints if one.role is not Role.PREFILL)
-        return sum(max(0, self._share - self._loads[address].inflight) for address in answering)
+        return sum(max(0, self._cap - self._loads[address].inflight) for address in answering)

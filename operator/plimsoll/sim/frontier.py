@@ -233,8 +233,8 @@ def _near_front(points: Sequence[FrontierPoint]) -> Sequence[FrontierPoint]:
 
 
 def _scaled_cap(share: float, context: PolicyContext) -> int:
-    """A share of the most, and at least one for each gateway."""
-    return max(context.gateways, round(share * max_resident_sequences(context)))
+    """A share of the most, and at least one."""
+    return max(1, round(share * max_resident_sequences(context)))
 
 
 def max_resident_sequences(scene: PolicyContext) -> float:

@@ -5,10 +5,13 @@ Problem: the core decides, but the gateway determines what it knows, when, and w
 Half of admission control's errors are there.
 
 Idea: make the calls of `plimsoll.gateway` in the same order: submit, queue, release when a request has ended or a limit
-has changed and at wake-ups, one tick per second, and the published share of each engine. Response tokens are estimated
-from bytes, here one per token. Without admission control, the request goes to the engine with the fewest requests in
-flight, as in the picker. Retries are marked as such: a request that was rejected here before, or has a retry
-reservation, is not new demand.
+has changed and at wake-ups, and one tick per second. Response tokens are estimated from bytes, here one per token.
+Without admission control, the request goes to the engine with the fewest requests in flight, as in the picker. Retries
+are marked as such: a request that was rejected here before, or has a retry reservation, is not new demand.
+
+With several gateways, one owns the service and decides for all of them, with all slots of each engine. It counts
+arrivals and rejections. The gateway that carries a request counts its end. The owner can always be reached here, so no
+gateway decides with a share. A question takes 0.25 ms (design record 23), which is left out.
 """
 
 from __future__ import annotations
@@ -74,6 +77,7 @@ class SimulatedGateway:
         self._default = default_class(classes)
         self._endpoints: list[Endpoint] = []
         self._loads: dict[str, EndpointLoad] = {}
+        self._carried: Counter[str] = Counter()  # requests in flight through this gateway, by address
         self._endpoint_index = EndpointIndex((), self._loads)
         self._pick_count = 0
         self._caps: dict[str, int] = {}
@@ -99,7 +103,7 @@ class SimulatedGateway:
 
     def publish(self, published: AdmissionLimits | None, now_s: float) -> list[Attempt]:
         """Apply the operator's published limits. Returns the queued requests if admission control was disabled."""
-        before, self.published = self.published, published
+        before, self.published = self.published, self._with_all_slots(published)
         if published is None or published.cost_model is None:
             stranded, self.queued, self.admission = list(self.queued.values()), {}, None
             return stranded
@@ -122,6 +126,7 @@ class SimulatedGateway:
         self._endpoints = endpoints
         for address in self._loads.keys() - {one.address for one in endpoints}:
             del self._loads[address]
+        self._carried = +self._carried  # drops the engines without requests
         for one in endpoints:
             self._loads.setdefault(one.address, EndpointLoad())
         self._endpoint_index = EndpointIndex(endpoints, self._loads)
@@ -191,7 +196,7 @@ class SimulatedGateway:
         return placement.endpoint.address, placement.prefill.address if placement.prefill else ""
 
     def on_dispatch(self, attempt: Attempt, gated: bool) -> None:
-        """The request goes to an engine."""
+        """The request, which this gateway decided about, goes to an engine."""
         self._pick_count += 1
         self.running[str(attempt.id)] = attempt
         if gated:
@@ -199,6 +204,10 @@ class SimulatedGateway:
         for address in filter(None, (attempt.address, attempt.prefill_address)):
             engine_load = self._loads.setdefault(address, EndpointLoad())
             engine_load.update(engine_load.inflight + 1, self._pick_count)
+
+    def carry(self, attempt: Attempt) -> None:
+        """The request goes to an engine through this gateway, whichever gateway decided."""
+        self._carried.update(filter(None, (attempt.address, attempt.prefill_address)))
 
     def record_shed(self, attempt: Attempt, decision: AdmissionDecision, now_s: float) -> str:
         """The request was rejected, or goes to the fallback; returns the reason of the gateway's response."""
@@ -221,7 +230,7 @@ class SimulatedGateway:
             self._recent_rejections.record(attempt.id, now_s)
 
     def on_end(self, attempt: Attempt, succeeded: bool, now_s: float) -> None:
-        """A request at an engine has ended. Call `release` next."""
+        """A request at an engine, which this gateway decided about, has ended. Call `release` next."""
         key = str(attempt.id)
         self.running.pop(key, None)
         for address in filter(None, (attempt.address, attempt.prefill_address)):
@@ -229,21 +238,26 @@ class SimulatedGateway:
                 self._loads[address].inflight -= 1
         ttft_s = output = None
         if succeeded and attempt.first_token_s is not None and attempt.admitted_s is not None:
-            self._succeeded += 1
-            ttft_e2e_s = attempt.first_token_s - attempt.trace_request.at_s
-            self._ttft[histogram.bucket_index(histogram.LATENCY_EDGES_S, ttft_e2e_s)] += 1
-            self._ttft_s += ttft_e2e_s
-            e2e_s = now_s - attempt.trace_request.at_s
-            self._e2e[histogram.bucket_index(histogram.LATENCY_EDGES_S, e2e_s)] += 1
-            self._e2e_s += e2e_s
             limits = None if self.published is None else self.published.cost_model
             mean = None if limits is None else limits.output_mean
             output = self._token_estimator.estimate(attempt.trace_request.output_tokens, 1, mean)
             ttft_s = None if attempt.is_registered_running else attempt.first_token_s - attempt.admitted_s
-        else:
-            self._failed += 1
         if self.admission is not None:
             self.admission.complete(key, now_s, output, ttft_s)
+
+    def record_end(self, attempt: Attempt, succeeded: bool, now_s: float) -> None:
+        """Count the end of a request that this gateway carried."""
+        self._carried.subtract(filter(None, (attempt.address, attempt.prefill_address)))
+        if not succeeded or attempt.first_token_s is None or attempt.admitted_s is None:
+            self._failed += 1
+            return
+        self._succeeded += 1
+        ttft_e2e_s = attempt.first_token_s - attempt.trace_request.at_s
+        self._ttft[histogram.bucket_index(histogram.LATENCY_EDGES_S, ttft_e2e_s)] += 1
+        self._ttft_s += ttft_e2e_s
+        e2e_s = now_s - attempt.trace_request.at_s
+        self._e2e[histogram.bucket_index(histogram.LATENCY_EDGES_S, e2e_s)] += 1
+        self._e2e_s += e2e_s
 
     def reading(self) -> ServiceReading:
         """The reading that the operator polls."""
@@ -264,14 +278,20 @@ class SimulatedGateway:
             slot_limit=0 if admission is None or published is None else published.slot_limit(self.name),
             slots_in_use=max((one.sequences for one in replicas), default=0),
             outcomes={str(outcome): float(count) for outcome, count in self._outcomes.items()},
-            inflight={address: load.inflight for address, load in self._loads.items()},
+            inflight={address: self._carried[address] for address in self._loads},
             e2e_s=BucketCounts(histogram.LATENCY_EDGES_S, tuple(self._e2e), self._e2e_s),
         )
 
     # ---------------------------------------------------------------- inside
 
+    def _with_all_slots(self, published: AdmissionLimits | None) -> AdmissionLimits | None:
+        """The limits of the owner, whatever share is published for it."""
+        if published is None or published.cost_model is None:
+            return published
+        return replace(published, shares={self.name: published.cost_model.batch})
+
     def _update_replicas(self, now_s: float) -> None:
-        """The gate's replicas, each with what this gateway may have there."""
+        """The gate's replicas, each with all its slots."""
         if self.admission is None or self.published is None:
             return
         units = self.published.slot_limit(self.name)

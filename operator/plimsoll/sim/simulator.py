@@ -5,7 +5,8 @@ cluster, and that code must see no more than it would there.
 
 Idea: events have one order (`event_queue`), and all random numbers come from one seed. An engine is advanced only when
 one of its events is due; in between it is a formula. The operator and the admission controllers see only what engines
-and gateways export: scraped counters, readiness, and the end of requests.
+and gateways export: scraped counters, readiness, and the end of requests. The first gateway owns a service with an SLO:
+it decides for all of them. Without an SLO, each gateway decides about its own requests.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from plimsoll.core.types import Role
 from plimsoll.sim import engine_reading
 from plimsoll.sim.attempt import Attempt, AttemptOutcome, TraceRequest
 from plimsoll.sim.clients import IDLE_CONNECTION_S, RetryingClients
-from plimsoll.sim.concurrency_cap import CappedGateway, ConcurrencyCapped, split_cap
+from plimsoll.sim.concurrency_cap import CappedGateway, ConcurrencyCapped
 from plimsoll.sim.engine.quantile_sketch import QuantileSketch
 from plimsoll.sim.engine.sequence import EngineSequence
 from plimsoll.sim.event_queue import EventQueue
@@ -87,21 +88,20 @@ class Simulator:
         max_queued = 0 if service.when_full == "Shed" else service.max_queued
         names = [f"gateway-{n + 1}" for n in range(config.gateways)]
         concurrency_cap = policy.cap if isinstance(policy, ConcurrencyCapped) else None
-        shares = [0] * len(names) if concurrency_cap is None else split_cap(concurrency_cap.requests, len(names))
-        gateway_types = [
-            SimulatedGateway if concurrency_cap is None else partial(CappedGateway, cap=concurrency_cap, share=share)
-            for share in shares
-        ]
+        make_gateway = (
+            SimulatedGateway if concurrency_cap is None else partial(CappedGateway, concurrency_cap=concurrency_cap)
+        )
         arguments = service.classes, service.tenants, max_queued, config.epoch_s, service.fallback is not None
-        self.gateways = [
-            gateway_type(name, *arguments) for gateway_type, name in zip(gateway_types, names, strict=True)
-        ]
+        self.gateways = [make_gateway(name, *arguments) for name in names]
+        has_owner = service.spec.slo is not None or concurrency_cap is not None
+        self._deciders = self.gateways[:1] if has_owner else self.gateways
         self.operator = SimulatedOperator(service) if policy.runs_operator else None
+        self._gateway_random = Random(random.getrandbits(64))
         is_plimsoll = isinstance(policy, PlimsollPolicy)  # other policies mark no scale-down candidates
         self._replica_load = self.operator.replica_load if self.operator is not None and is_plimsoll else None
         self._events = EventQueue()
         self._schedule = self._events.schedule
-        self._wake_times_s = [math.inf] * config.gateways
+        self._wake_times_s = [math.inf] * len(self._deciders)
         self._arrivals: Iterator[TraceRequest] = iter(())
         self._request_count = 0
         self._finished = False
@@ -145,13 +145,19 @@ class Simulator:
         self._submit_to_gateway(attempt, now_s)
 
     def _any_gateway(self) -> int:
-        return self._random.randrange(len(self.gateways)) if len(self.gateways) > 1 else 0
+        return self._gateway_random.randrange(len(self.gateways)) if len(self.gateways) > 1 else 0
+
+    def _decider_index(self, attempt: Attempt) -> int:
+        """Place in `_deciders` of the gateway that decides about a request."""
+        return attempt.gateway if len(self._deciders) > 1 else 0
+
+    def _decider(self, attempt: Attempt) -> SimulatedGateway:
+        return self._deciders[self._decider_index(attempt)]
 
     def _submit_to_gateway(self, attempt: Attempt, now_s: float) -> None:
         self.in_flight += 1
-        gateway = self.gateways[attempt.gateway]
-        self._apply(attempt, gateway.submit(attempt, now_s), now_s)
-        self._schedule_wakeup(attempt.gateway, now_s)
+        self._apply(attempt, self._decider(attempt).submit(attempt, now_s), now_s)
+        self._schedule_wakeup(self._decider_index(attempt), now_s)
 
     def _on_rejection(self, attempt: Attempt, advice: RetryAdvice | None, reason: str, now_s: float) -> None:
         """A gateway has rejected the attempt. advice: retry advice of the response, None without any."""
@@ -185,12 +191,12 @@ class Simulator:
         if decision is None or decision.outcome is AdmissionOutcome.ADMITTED:
             self._dispatch(attempt, decision, now_s)
         elif decision.outcome is not AdmissionOutcome.QUEUED:
-            reason = self.gateways[attempt.gateway].record_shed(attempt, decision, now_s)
+            reason = self._decider(attempt).record_shed(attempt, decision, now_s)
             self._on_rejection(attempt, decision.retry, reason, now_s)
 
     def _dispatch(self, attempt: Attempt, decision: AdmissionDecision | None, now_s: float) -> None:
         """Send the request to its engine, through a prefill engine if there is one."""
-        gateway, request = self.gateways[attempt.gateway], attempt.trace_request
+        gateway, request = self._decider(attempt), attempt.trace_request
         address, prefill = gateway.choose_endpoints(attempt, decision)
         if not address:
             gateway.record_rejection(attempt, "model_starting", now_s)
@@ -198,6 +204,7 @@ class Simulator:
             return
         attempt.admitted_s, attempt.address, attempt.prefill_address = now_s, address, prefill
         gateway.on_dispatch(attempt, decision is not None)
+        self.gateways[attempt.gateway].carry(attempt)
         self._replicas[address].attempts[attempt.id] = attempt
         if request.prompt_tokens + request.output_tokens > self._plant.max_sequence_tokens:
             self._fail_attempt(attempt, AttemptOutcome.REFUSED, "request_too_large", now_s)
@@ -272,9 +279,13 @@ class Simulator:
             delay_s = self._plant.remote_prefill_http_s + self._plant.frontend_s(attempt.trace_request.prompt_tokens)
             self._schedule(now_s + delay_s, _EVENT_SUBMIT, self._enqueue_sequence, attempt)
             return
-        self.gateways[attempt.gateway].on_end(attempt, True, now_s)
+        self._record_end(attempt, True, now_s)
         self._end_attempt(attempt, AttemptOutcome.OK, now_s)
-        self._release_queued(attempt.gateway, now_s)
+        self._release_queued(self._decider_index(attempt), now_s)
+
+    def _record_end(self, attempt: Attempt, succeeded: bool, now_s: float) -> None:
+        self.gateways[attempt.gateway].record_end(attempt, succeeded, now_s)
+        self._decider(attempt).on_end(attempt, succeeded, now_s)
 
     def _on_kv_loaded(self, now_s: float, replica: SimulatedReplica, sequence: EngineSequence) -> None:
         """A prompt's KV has come to its decode engine."""
@@ -295,12 +306,12 @@ class Simulator:
     # ---------------------------------------------------------------- gateways
 
     def _release_queued(self, index: int, now_s: float) -> None:
-        for attempt, decision in self.gateways[index].release(now_s):
+        for attempt, decision in self._deciders[index].release(now_s):
             self._apply(attempt, decision, now_s)
         self._schedule_wakeup(index, now_s)
 
     def _schedule_wakeup(self, index: int, now_s: float) -> None:
-        wake_s = self.gateways[index].wake_s
+        wake_s = self._deciders[index].wake_s
         if wake_s != self._wake_times_s[index] and wake_s < math.inf:
             self._schedule(max(wake_s, now_s), _EVENT_WAKE, self._on_wakeup, index, wake_s)
         self._wake_times_s[index] = wake_s
@@ -313,8 +324,9 @@ class Simulator:
     def _update_endpoints(self, now_s: float) -> None:
         """Publish the available engines to the gateways."""
         endpoints = [one for tier in self.tiers.values() for one in tier.endpoints()]
-        for index, gateway in enumerate(self.gateways):
+        for gateway in self.gateways:
             gateway.set_endpoints(endpoints, now_s)
+        for index in range(len(self._deciders)):
             self._release_queued(index, now_s)
 
     def _poll_gateways(self, now_s: float) -> None:
@@ -389,7 +401,7 @@ class Simulator:
         if replica is not None:
             replica.attempts.pop(attempt.id, None)
         attempt.reason = reason
-        self.gateways[attempt.gateway].on_end(attempt, False, now_s)
+        self._record_end(attempt, False, now_s)
         self._end_attempt(attempt, outcome, now_s)
         self._release_kv(attempt, now_s)
 
@@ -424,7 +436,7 @@ class Simulator:
                 reason = desired if decisions is None or decisions[role].replicas != desired else decisions[role]
                 self.log.changes.append((now_s, role, desired_before[role], reason))
                 self._set_replicas(role, desired, now_s)
-        for index, gateway in enumerate(self.gateways):
+        for index, gateway in enumerate(self._deciders):
             gateway.tick(now_s)
             self._release_queued(index, now_s)
         if now_s < self._config.end_s or self.in_flight or self._retrying:
@@ -476,7 +488,7 @@ class Simulator:
         published = operator.published
         decision = operator.tick(epoch_s + now_s, snapshots, ready, names)
         if operator.published is not published:
-            for index, gateway in enumerate(self.gateways):
+            for index, gateway in enumerate(self._deciders):
                 for attempt in gateway.publish(operator.published, now_s):
                     self._apply(attempt, None, now_s)
                 self._release_queued(index, now_s)

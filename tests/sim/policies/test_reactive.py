@@ -11,7 +11,6 @@ import pytest
 from plimsoll.core.slo import Slo
 from plimsoll.core.types import Role
 from plimsoll.sim.attempt import AttemptOutcome, TraceRequest
-from plimsoll.sim.concurrency_cap import split_cap
 from plimsoll.sim.errors import BadInput
 from plimsoll.sim.policies import registry
 from plimsoll.sim.policies.base import Observation, PolicyContext
@@ -166,13 +165,14 @@ def test_concurrency_cap_bounds_engines_and_rejects_long_waits() -> None:
     assert not any(gateway.queued for gateway in done.world.gateways)
 
 
-def test_concurrency_cap_is_divided_among_gateways() -> None:
+def test_concurrency_cap_of_several_gateways_is_one_queue() -> None:
     trace_requests = sim_harness.PoissonLoad(600, 12.0, seed=4).requests_drawn()
-    done = sim_harness.simulate(trace_requests, registry.parse("follower:margin=9,cap=7", SERVE), gateways=2)
-    assert _max_concurrency(done) == 7
-    assert [split_cap(requests, 3) for requests in (3, 7, 8)] == [[1, 1, 1], [3, 2, 2], [3, 3, 2]]
-    with pytest.raises(BadInput, match="cap is at least 3, one request for each gateway, not 2"):
-        registry.parse("follower:cap=2", replace(SERVE, gateways=3))
+    alone, shared = (
+        sim_harness.simulate(trace_requests, registry.parse("follower:margin=9,cap=7", SERVE), gateways=gateways)
+        for gateways in (1, 3)
+    )
+    assert _max_concurrency(shared) == 7
+    assert [(one.id, one.end_s) for one in shared.attempts] == [(one.id, one.end_s) for one in alone.attempts]
 
 
 def test_concurrency_cap_never_reached_changes_nothing() -> None:

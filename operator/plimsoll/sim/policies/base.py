@@ -64,15 +64,13 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class PolicyContext:
-    """What a policy is made for. gpus: of a replica. asked: the whole trace, for those that know the future alone.
-    gateways: that share a cap on what is in flight."""
+    """What a policy is made for. gpus: of a replica. asked: the whole trace, for those that know the future alone."""
 
     bounds: Bounds
     plant: Plant
     slo: Slo | None = None
     gpus: Mapping[Role, int] = field(default_factory=dict)
     requests: Sequence[TraceRequest] | None = None
-    gateways: int = 1
 
 
 class SimulatedPolicy(Protocol):

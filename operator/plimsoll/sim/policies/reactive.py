@@ -186,8 +186,6 @@ def admission(options: PolicyOptions, context: PolicyContext, gated: bool) -> tu
     gated = options.flag("gated", gated and not requests)
     if gated and requests:
         raise options.error("gated=1 and cap: the model or the cap decides about admission, not both")
-    if 0 < requests < context.gateways:
-        raise options.error(f"cap is at least {context.gateways}, one request for each gateway, not {requests}")
     return gated, concurrency_cap(requests, context) if requests else None
 
 
