@@ -68,4 +68,11 @@ TARGET_CASES = [
         "minReplicas 0 is not allowed with targets: nothing would wake the engines",
         base=adopted,
     ),
+    Case(
+        {"spec.slo": ABSENT, "spec.scaling.mode": "Auto"},
+        "spec.slo",
+        "is required with targets in mode Auto: without it nothing is sized",
+        "Required value",
+        base=adopted,
+    ),
 ]

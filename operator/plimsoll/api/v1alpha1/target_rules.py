@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from plimsoll.api.v1alpha1.api_model import ValidationRule, quote
 from plimsoll.api.v1alpha1.tiers import NO_TIERS
+from plimsoll.core.autoscaling.scaling_policy import ScalingMode
 from plimsoll.engines.engine import Feature
 from plimsoll.engines.registry import engines_without
 
@@ -84,5 +85,13 @@ TARGET_RULES: Final[tuple[ValidationRule[Any], ...]] = (
         lambda own: own.targets is None or all(entry.min_replicas != 0 for entry in own.scaling.schedule),
         field=".scaling.schedule",
         reason="FieldValueForbidden",
+    ),
+    ValidationRule(
+        "!has(self.targets) || has(self.slo) || !has(self.scaling) || !has(self.scaling.mode) ||"
+        " self.scaling.mode != 'Auto'",
+        "is required with targets in mode Auto: without it nothing is sized, and the targets would go to minReplicas",
+        lambda own: own.targets is None or own.slo is not None or own.mode is not ScalingMode.AUTO,
+        field=".slo",
+        reason="FieldValueRequired",
     ),
 )
