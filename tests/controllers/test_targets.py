@@ -197,6 +197,17 @@ async def test_forbidden_target_names_the_chart_value() -> None:
     assert [e["message"] for e in fleet.events if e["reason"] == "Recovered"] == ["the target can be read and scaled"]
 
 
+async def test_target_that_was_never_returned_is_reported() -> None:
+    fleet = AdoptedFleet()
+    fleet.unanswered = {"llm"}
+    await fleet.run(2)
+    assert fleet.condition("TargetUnusable")[1] == "TargetUnreadable"
+    assert "the API server does not return Deployment llm: llm: no answer" in fleet.condition("TargetUnusable")[2]
+    fleet.unanswered = set()
+    await fleet.run(2)
+    assert fleet.condition("Ready")[1] == "EnginesReady"
+
+
 async def test_scale_without_selector_asks_for_pod_selector() -> None:
     fleet = AdoptedFleet()
     fleet.selector = None

@@ -97,6 +97,7 @@ class ConditionReason(StrEnum):
     TARGET_NOT_FOUND = "TargetNotFound"
     TARGET_FORBIDDEN = "TargetForbidden"
     TARGET_NOT_SCALABLE = "TargetNotScalable"
+    TARGET_UNREADABLE = "TargetUnreadable"
     TARGET_TAKEN = "TargetTaken"
     TARGET_OVERLAPS = "TargetOverlaps"
     REPLICAS_OWNED = "ReplicasOwned"
@@ -159,6 +160,7 @@ REASON_MEANINGS: dict[ConditionReason, str] = {
     ConditionReason.TARGET_FORBIDDEN: "The operator may not read the target or its scale. The chart value "
     "`targets.resources` lists the kinds that it may scale.",
     ConditionReason.TARGET_NOT_SCALABLE: "The target has no `scale` subresource, or that names no pods.",
+    ConditionReason.TARGET_UNREADABLE: "The API server fails to return the target, its scale or its pods.",
     ConditionReason.TARGET_TAKEN: "Another InferenceService sizes the target already.",
     ConditionReason.TARGET_OVERLAPS: "Pods of the target are engines of an older InferenceService already.",
     ConditionReason.REPLICAS_OWNED: "Something else sets the replica count of the target, so Plimsoll only recommends.",

@@ -133,7 +133,7 @@ class TargetPoller:
         engines: dict[Key, tuple[Key, EngineTarget]] = {}  # pods with the service that they are engines of
         for (obj, role, target), found in zip(targets, await asyncio.gather(*reads), strict=True):
             key = key_of(obj)
-            if found is not None:  # else the last state holds until the API server answers
+            if found is not None:  # else the last readings hold until the API server answers
                 with self._errors.contained(Stage.TARGET, key, subject_of(obj)):
                     self._apply(key, role, target, found, engines)
             engines.update((key_of(pod), (key, target)) for pod in self._cache.children(labels.ADOPTED_POD_KIND, key))
@@ -169,6 +169,9 @@ class TargetPoller:
                     return await self._read(obj, service, role, target, holder)
                 except ClusterError as error:
                     log.debug(key_of(obj), "cannot read the target", role=role, error=str(error))
+                    if (key_of(obj), role) not in self._states:
+                        message = f"the API server does not return {target.scale_target_ref.label}: {error}"
+                        return TargetProblem(ConditionReason.TARGET_UNREADABLE, message)
         return None
 
     async def _read(
