@@ -15,6 +15,7 @@ from plimsoll.controllers.keda_scaler import messages, server
 from plimsoll.controllers.keda_scaler.answers import METRIC_NAME, SHOWN_CHARACTERS
 from plimsoll.controllers.object_cache import Key
 from plimsoll.core.autoscaling.scaling_policy import ScalingMode
+from plimsoll.resources.platform_config import KedaScalerSettings
 from plimsoll.sim.policies import hpa
 from plimsoll.telemetry import operator_metrics
 
@@ -231,7 +232,7 @@ async def test_serve_stops_listening_when_it_is_cancelled() -> None:
     """A standby must not answer: a connection to it is refused."""
     running, port = await server.KedaScaler({}.get).start("127.0.0.1:0")
     await running.stop(0)
-    task = asyncio.create_task(server.serve(port, {("team", "chat"): service(serve=4)}.get))
+    task = asyncio.create_task(server.serve(KedaScalerSettings(port=port), {("team", "chat"): service(serve=4)}.get))
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         await asyncio.wait_for(channel.channel_ready(), 10)
         assert await Client(channel).replicas(service="chat") == 4

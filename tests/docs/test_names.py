@@ -17,7 +17,7 @@ from tests.docs.test_snippets import pages
 FIELD = re.compile(r"(?<![\w./-])((?:spec|status)\.[a-zA-Z]\w*(?:\.(?:\w+|\*))*)")
 METRIC = re.compile(r"(?<![\w:/.-])((?:service:)?plimsoll_[a-z0-9_:]+)")
 OTHERS = {"spec.replicas", "plimsoll_desired_replicas"}  # of a Deployment; what an adapter calls the advice
-TIERS = r"^((?:spec|status)\.tiers)\.(?:\*|TIER|prefill|decode|serve)"
+TIERS = r"^(spec\.targets|(?:spec|status)\.tiers)\.(?:\*|TIER|prefill|decode|serve)"
 
 
 @cache

@@ -149,7 +149,7 @@ def test_store_keeps_nothing_unless_enabled() -> None:
 
 
 def test_full_store_forgets_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_attributes, "MAX_KEPT", 2)
+    monkeypatch.setattr(request_attributes, "MAX_ENTRIES", 2)
     store = AttributeStore(is_enabled=True)
     for number in range(3):
         store.begin({b"x-plimsoll-request-id": b"r%d" % number}, Identity(), "chat")

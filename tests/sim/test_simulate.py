@@ -156,7 +156,6 @@ def _start_engines_with(path: Path, args: list[str]) -> None:
     [
         (["--policy", "magic"], "none of plimsoll"),
         (["--policy", "hindsigth"], "follower-frontier, hindsight"),
-        (["--policy", "follower:cap=1"], "cap is at least 2, one request for each gateway"),
         (["--hardware", "h300"], "no hardware profile"),
         (["--initial", "1,2"], "--initial: must be SERVE"),
         (["--start-up", "soon"], "--start-up"),
@@ -308,7 +307,6 @@ def test_simulate_every_policy_is_validated_before_first_run(
     for policy, said in (
         ("static:2", "3 are too few for the initial 2 serve replicas of 2 GPUs each of --policy static:2"),
         ("clairvoyant:foo=1", "--policy clairvoyant:foo=1: unknown foo"),
-        ("clairvoyant:cap=1", "cap is at least 2, one request for each gateway"),
         ("hindsight:windows=2", "--policy hindsight:windows=2: windows is a number"),
         ("follower-frontier:runs=0", "--policy follower-frontier:runs=0: runs is a whole number"),
     ):
