@@ -44,6 +44,12 @@ _SYSTEM = "plimsoll-system"
 
 # Rights that only these scenarios use: they may be unused in a run without them.
 ONLY_IN: dict[str, frozenset[Right]] = {
+    "adopt": frozenset(
+        {
+            Right("operator", "get", "deployments/scale.apps"),
+            Right("operator", "list", "horizontalpodautoscalers.autoscaling"),
+        }
+    ),
     "scaling": frozenset({Right("operator", "patch", "deployments/scale.apps"), Right("operator", "patch", "pods")}),
     "lora": frozenset(Right("operator", verb, "configmaps") for verb in ("get", "create", "patch", "delete")),
     "rolling_update": frozenset({Right("operator", "delete", "controllerrevisions.apps")}),
@@ -56,6 +62,14 @@ UNTESTED: dict[Right, str] = {
     Right("operator", "create", "leases.coordination.k8s.io", namespace=_SYSTEM): "only if somebody deletes the lease",
     Right("operator", "delete", "networkpolicies.networking.k8s.io"): "only after networkPolicy.enabled becomes false",
     Right("operator", "delete", "inferenceserviceadmissions.plimsoll.dev"): "only if limits are no longer published",
+    **{
+        Right("operator", verb, resource): "only for a target of this kind; the scenarios adopt a Deployment"
+        for verb, resource in (
+            ("get", "statefulsets.apps"),
+            ("get", "statefulsets/scale.apps"),
+            ("patch", "statefulsets/scale.apps"),
+        )
+    },
     **{
         Right("operator", "delete", kind): "only objects that an earlier release made, and this one not"
         for kind in OWNED
