@@ -307,7 +307,7 @@ def test_sentences_shedding_follows_replicas() -> None:
     ],
 )
 def test_sentences_few_rejections_are_counted(arrivals: float, share: float, text: str) -> None:
-    """Nine requests at once are a burst. A rate of 0.15 req/s beside a capacity of 1.5 req/s would explain nothing."""
+    """Nine requests at once are a burst. A rate of 0.15 req/s with a capacity of 1.5 req/s would explain nothing."""
     metrics = ServiceMetrics(0.15, rejected_share=share, arrivals=arrivals)
     found = scaling_conditions.shedding(ServiceState.for_roles(["serve"]), ServiceSnapshot(metrics, {}), (), {})
     assert found is not None

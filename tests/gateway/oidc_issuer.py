@@ -50,7 +50,7 @@ class SigningKey:
 
 
 class OidcIssuer:
-    """The issuer. `fails`: it answers 500. `padding`: text beside its keys. `fetches` counts requests."""
+    """The issuer. `fails`: it answers 500. `padding`: text that follows its keys. `fetches` counts requests."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

@@ -1,4 +1,4 @@
-"""Gateways that know different lists of gateways: nobody hands out slots that another one hands out too."""
+"""Gateways that know different lists of gateways: no two hand out the same slots."""
 
 from __future__ import annotations
 

@@ -124,6 +124,16 @@ class ConditionReason(StrEnum):
     OPERATOR_ERROR = "OperatorError"
 
 
+# Most severe first: causes that prevent pods from being created, then from running, then from staying up.
+POD_PROBLEMS = (
+    ConditionReason.PODS_REJECTED,
+    ConditionReason.CONFIG_ERROR,
+    ConditionReason.IMAGE_UNAVAILABLE,
+    ConditionReason.ENGINE_FAILING,
+    ConditionReason.UNSCHEDULABLE,
+    ConditionReason.POD_FAILED,
+)
+
 REASON_MEANINGS: dict[ConditionReason, str] = {
     ConditionReason.SERVING: "At least one gateway pod lists a routable endpoint of the service.",
     ConditionReason.NO_GATEWAY: "The operator cannot reach any gateway pod, so clients cannot reach the service.",

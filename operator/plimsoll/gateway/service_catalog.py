@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 from plimsoll.adapters.engine_of_pod import api_port, engine_args, engine_of
 from plimsoll.adapters.normalize import epoch_s, value_at
 from plimsoll.api import labels
-from plimsoll.api.conditions import ConditionReason, ConditionType
+from plimsoll.api.conditions import POD_PROBLEMS, ConditionReason, ConditionType
 from plimsoll.api.contract import engine_contract
 from plimsoll.core import units
 from plimsoll.core.admission.request import MAX_REQUEST_SEQUENCES
@@ -36,17 +36,7 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-_START_PROBLEMS: Final = frozenset(
-    {
-        ConditionReason.PODS_REJECTED,
-        ConditionReason.CONFIG_ERROR,
-        ConditionReason.IMAGE_UNAVAILABLE,
-        ConditionReason.ENGINE_FAILING,
-        ConditionReason.UNSCHEDULABLE,
-        ConditionReason.POD_FAILED,
-        ConditionReason.APPLY_REJECTED,
-    }
-)
+_START_PROBLEMS: Final = frozenset({*POD_PROBLEMS, ConditionReason.APPLY_REJECTED})
 
 
 @dataclass(frozen=True, slots=True)

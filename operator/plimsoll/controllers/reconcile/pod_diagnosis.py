@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from plimsoll.api import labels
-from plimsoll.api.conditions import ConditionReason
+from plimsoll.api.conditions import POD_PROBLEMS, ConditionReason
 from plimsoll.controllers import pod_startup
 from plimsoll.resources.object_meta import shared_name
 
@@ -27,16 +27,6 @@ ERROR_LINE = re.compile(r"(?:.*?\W)??(?:error|\w*(?:Error|Exception)): ")
 ERROR_LEVEL = re.compile(r"(?:\([^)]*\)\s*)*ERROR\b")
 LOWER_LEVEL = re.compile(r"\s*(?:\([^)]*\)\s*)*(?:WARNING|INFO|DEBUG)\b")  # says nothing about why an engine ended
 TEMPLATE_HASH = "pod-template-hash"  # Kubernetes' label of the ReplicaSet that a pod belongs to
-
-# Most severe first: causes that prevent pods from being created, then from running, then from staying up.
-SEVERITY_ORDER = (
-    ConditionReason.PODS_REJECTED,
-    ConditionReason.CONFIG_ERROR,
-    ConditionReason.IMAGE_UNAVAILABLE,
-    ConditionReason.ENGINE_FAILING,
-    ConditionReason.UNSCHEDULABLE,
-    ConditionReason.POD_FAILED,
-)
 
 
 @dataclass(frozen=True)
@@ -80,9 +70,7 @@ def most_severe(deployment: Object | None, pods: Iterable[Object]) -> PodProblem
     replica_failure = _replica_failure(deployment)
     if replica_failure is not None:
         problems.append(replica_failure)
-    return min(
-        problems, key=lambda candidate: (SEVERITY_ORDER.index(candidate.reason), candidate.message), default=None
-    )
+    return min(problems, key=lambda candidate: (POD_PROBLEMS.index(candidate.reason), candidate.message), default=None)
 
 
 def pod_problem(pod: Object) -> PodProblem | None:
@@ -106,7 +94,7 @@ def pod_problem(pod: Object) -> PodProblem | None:
         for container in (*status.get("initContainerStatuses", []), *status.get("containerStatuses", []))
         if (problem := _container_problem(name, container, _memory_limit(pod, container))) is not None
     ]
-    return min(problems, key=lambda problem: SEVERITY_ORDER.index(problem.reason), default=None)
+    return min(problems, key=lambda problem: POD_PROBLEMS.index(problem.reason), default=None)
 
 
 def _label(pod: Object, name: str) -> str | None:
