@@ -47,6 +47,8 @@ def adopting(namespace: str, service_name: str, mode: str | None = "Auto", **ref
     made["spec"]["targets"] = {"serve": {"scaleTargetRef": target, "metricsPort": 8000, "maxReplicas": 2}}
     if mode is not None:
         made["spec"]["scaling"] = {"mode": mode}
+    if mode == "Auto":
+        made["spec"]["slo"] = {"ttft": "2s", "tpot": "60ms"}
     return made
 
 

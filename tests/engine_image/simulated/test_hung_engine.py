@@ -73,6 +73,7 @@ async def test_hung_engine_is_unready_then_killed_with_cause(number: signal.Sign
 
 async def test_hung_core_of_idle_engine_is_found(tmp_path: Path) -> None:
     async with stoppable(tmp_path) as one:
+        await held(tmp_path, 0)  # the warm-up's last request has its answer a moment before it ends
         os.kill(pid(one.process.pid), signal.SIGUSR2)
         await until_ready_is(one, STALLED, 10)
         assert (await client.request(one.api, "/health")).status == 200, "vLLM's own health does not show it"
