@@ -51,7 +51,12 @@ class Gateway:
             owner_ack_seconds=ack_seconds,
         )
         self.picker = Picker(Random(number), self.name, authenticator or Authenticator(trusted=TrustedHeaders()))
-        self.queue = OneQueue(self.picker, settings)
+        self.queue = OneQueue(self.picker, settings, self.has_applied)
+
+    def has_applied(self, key: str, address: str) -> bool:
+        """Whether this gateway's Envoy knows an engine."""
+        service = self.picker.catalog.services.get(key)
+        return service is not None and any(e.address == address and e.routable for e in service.endpoints)
 
     def send(
         self, content: str, model: str = "chat", headers: Mapping[str, str] | None = None, **fields: Any

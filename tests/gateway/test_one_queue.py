@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 
 import pytest
 
+from plimsoll.gateway.envoy.access_log import AccessRecord
+from plimsoll.gateway.one_queue.applied_engines import AppliedEngines
+from plimsoll.telemetry import gateway_metrics
 from tests.gateway.kube_objects import Object, pod, service
-from tests.gateway.one_queue_harness import Gateway, Gateways, eventually, fallbacks, is_admitted
+from tests.gateway.one_queue_harness import Gateway, Gateways, eventually, fallbacks, is_admitted, make_catalog
 from tests.gateway.picker_harness import engine_names, picked_engine, rejection_of, response_headers, service_with_slo
 
 SHED = {"whenFull": "Shed"}
@@ -22,6 +26,11 @@ TENANT = "x-gateway-inference-fairness-id"
 
 def chat(batch: int = 9, **fields: object) -> Object:
     return service_with_slo(batch=batch, **fields)  # type: ignore[arg-type]
+
+
+def delayed() -> float:
+    """How many answers of owners have waited for an Envoy, in all tests of this process."""
+    return float(gateway_metrics.GATEWAY_OWNER_ANSWERS_DELAYED._value.get())
 
 
 async def ask_all(gateways: list[Gateway], count: int, **fields: object) -> list[tuple[Gateway, bytes]]:
@@ -60,6 +69,50 @@ async def test_queued_request_gets_the_slot_of_another_gateway(tmp_path: Path) -
         assert not held.done()
         first.complete(reply)
         assert picked_engine(await held) == "10.0.0.1:8000"
+
+
+async def test_answer_waits_until_own_envoy_knows_the_engine(tmp_path: Path) -> None:
+    """The engine has become ready, and the owner's Envoy is the first to know it."""
+    chats, pods, before = (chat(1),), engine_names(1), delayed()
+    async with Gateways(tmp_path, 2, *chats) as gateways:
+        (other,), owner = gateways.others(), gateways.owner()
+        queued = other.send("queued")
+        await eventually(lambda: owner.signals()["admission"]["queued"] == 1, "it is queued at the owner")
+        owner.picker.set_catalog(make_catalog(chats, pods))
+        await eventually(lambda: delayed() == before + 1, "the owner's answer waits")
+        assert not queued.done()
+        other.picker.set_catalog(make_catalog(chats, pods))
+        reply = await queued
+        assert picked_engine(reply) == "10.0.0.1:8000"
+        other.complete(reply)
+        await eventually(lambda: owner.admits == 0, "the owner knows that it has ended")
+
+
+async def test_client_that_leaves_while_its_answer_waits_frees_the_slot(tmp_path: Path) -> None:
+    chats, pods, before = (chat(1),), engine_names(1), delayed()
+    async with Gateways(tmp_path, 2, *chats) as gateways:
+        (other,), owner = gateways.others(), gateways.owner()
+        leaves = other.send("leaves")
+        await eventually(lambda: owner.signals()["admission"]["queued"] == 1, "it is queued at the owner")
+        owner.picker.set_catalog(make_catalog(chats, pods))
+        await eventually(lambda: delayed() == before + 1, "the owner's answer waits")
+        ((request_id, _),) = other.picker.inflight.requests()
+        leaves.cancel()
+        record = AccessRecord(request_id=request_id, upstream=None, status=0, flags="DC")
+        other.picker.on_access_record(record, time.monotonic())
+        await eventually(lambda: owner.admits == 0, "the owner has the slot again")
+        other.picker.set_catalog(make_catalog(chats, pods))
+        assert is_admitted(await other.ask("next"))
+
+
+async def test_answer_waits_for_envoy_no_longer_than_its_bound() -> None:
+    released = asyncio.Event()
+    engines = AppliedEngines(lambda key, address: False, max_wait_seconds=0.01)
+    engines.when_applied("team/chat", "10.0.0.1:8000", released.set)
+    engines.check()
+    assert not released.is_set()
+    async with asyncio.timeout(30):
+        await released.wait()
 
 
 async def test_client_that_leaves_is_taken_from_the_owners_queue(tmp_path: Path) -> None:

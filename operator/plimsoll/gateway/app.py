@@ -62,9 +62,6 @@ class GatewayProcess:
         self._picker = Picker(Random(), settings.pod, self._authenticator, attributes=attributes)
         self._access_lines = LineWriter(sys.stdout.fileno()) if settings.access_log else None
         self._gateway_pods = GatewayPods(settings)
-        self._one_queue = None if settings.peer_secret is None else OneQueue(self._picker, settings)
-        if self._one_queue is None:
-            self._picker.key_limits.gateways = lambda key_name: self._gateway_pods.ready_count
         self._catalog_builder = CatalogBuilder()
         self._worker = ParseWorker()
         self._bodies = BodyBudget(settings.body_budget_bytes, settings.max_body_bytes)
@@ -76,6 +73,11 @@ class GatewayProcess:
             lambda: self._envoy_endpoint.health_checked,
             lambda stats: self._bodies.expire(time.monotonic(), envoy_is_idle=stats.active == 0),
         )
+        if settings.peer_secret is None:
+            self._one_queue = None
+            self._picker.key_limits.gateways = lambda key_name: self._gateway_pods.ready_count
+        else:
+            self._one_queue = OneQueue(self._picker, settings, self._state_poller.has_applied)
         self._ads = AdsServer(settings.ads_socket, settings.pod, self._on_applied, self._on_certificate)
         self._certificate = (
             None

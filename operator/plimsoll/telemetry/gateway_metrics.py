@@ -205,6 +205,11 @@ GATEWAY_OWNER_ANSWERS = Counter(
     "Requests of this gateway that the owner of their service decided about.",
     registry=GATEWAY,
 )
+GATEWAY_OWNER_ANSWERS_DELAYED = Counter(
+    "plimsoll_gateway_owner_answers_delayed",
+    "Answers of owners that waited, 5 s at most, until this gateway's Envoy had the engine's address.",
+    registry=GATEWAY,
+)
 GATEWAY_OWNER_FALLBACKS = Counter(
     "plimsoll_gateway_owner_fallbacks",
     "Requests that this gateway decided about, because the owner of their service or API key did not (reason:"

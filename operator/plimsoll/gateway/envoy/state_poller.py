@@ -64,6 +64,10 @@ class EnvoyStatePoller:
     def _has_all(self) -> bool:
         return self._published.services.keys() <= self._applied.keys()
 
+    def has_applied(self, key: str, address: str) -> bool:
+        """Whether Envoy knows this address of a service."""
+        return address in self._applied.get(key, ())
+
     def set_published(self, catalog: ServiceCatalog) -> None:
         """Set the catalog that was published to Envoy. Endpoints that Envoy already knows stay routable."""
         self._published = catalog

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 from plimsoll.core.admission.request import AdmissionRequest
@@ -21,6 +21,7 @@ from plimsoll.gateway import error_messages
 from plimsoll.gateway.envoy.access_log import AccessRecord
 from plimsoll.gateway.inflight import InFlightRequest
 from plimsoll.gateway.one_queue import conversions, messages
+from plimsoll.gateway.one_queue.applied_engines import AppliedEngines
 from plimsoll.gateway.one_queue.owner_link import FallbackReason, OwnerLink, Result
 from plimsoll.gateway.one_queue.owner_server import OwnerServer
 from plimsoll.gateway.one_queue.ownership import Ownership
@@ -56,8 +57,11 @@ class _PendingQuestion:
 class OneQueue:
     """Implements `Owners` for one picker. Start it with `start`, and keep `set_pods` up to date."""
 
-    def __init__(self, picker: Picker, settings: PickerSettings) -> None:
-        """Raises OSError if the secret cannot be read, and ValueError if it is too short."""
+    def __init__(self, picker: Picker, settings: PickerSettings, has_applied: Callable[[str, str], bool]) -> None:
+        """`has_applied` returns whether this gateway's Envoy knows an address of a service, by the service's key.
+
+        Raises OSError if the secret cannot be read, and ValueError if it is too short.
+        """
         assert settings.peer_secret is not None
         self._picker = picker
         self._settings = settings
@@ -68,6 +72,7 @@ class OneQueue:
         self._links: dict[str, OwnerLink] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._pending: dict[str, _PendingQuestion] = {}
+        self._applied_engines = AppliedEngines(has_applied)
         self._catalog: ServiceCatalog = EMPTY_CATALOG
         self._sized: frozenset[str] = frozenset()  # the keys of the services with an SLO
         self._external: Mapping[str, int] = {}
@@ -120,6 +125,7 @@ class OneQueue:
 
     def set_catalog(self, catalog: ServiceCatalog) -> None:
         self._catalog = catalog
+        self._applied_engines.check()
         policies = ((key, service.policy) for key, service in catalog.services.items())
         sized = {key: policy.fallback for key, policy in policies if policy is not None}
         before, self._sized = self._sized, frozenset(sized)
@@ -311,7 +317,11 @@ class OneQueue:
             picker.admission.adopt(forwarded, now)
             if self._owner_link(running.service) is not link:
                 self.on_sent(running.request_id, now)  # the owner has changed meanwhile
-        elif answer.request_class:
+            self._applied_engines.when_applied(
+                running.service, in_flight.endpoint, lambda: self._resolve(pending, answer.reply, time.monotonic())
+            )
+            return
+        if answer.request_class:
             ctx.admission_request = AdmissionRequest(ctx.request_id, answer.request_class, ctx.tenant, ctx.arrived_s, 0)
         self._resolve(pending, answer.reply, now)
 
