@@ -230,11 +230,11 @@ def from_medians(medians_s: Mapping[str, float]) -> StartupModel:
 
 
 def record(model: StartupModel, durations_s: Sequence[tuple[str, float]]) -> StartupModel:
-    """The ledger after a new pod became ready. took_s: its phases in order with their seconds; their sum is the whole.
+    """Return the model after a new pod became ready. durations_s: its phases in order, s; their sum is the total.
 
-    A phase not seen before begins at what it took; one that was only guessed and did not come is forgotten. One that
-    is there twice took the time of both.
-    Raises ValueError for a start that has no phase, or a time that is negative or not finite.
+    A new phase starts at its measured duration. A phase of the prior that the start did not have is dropped. Durations
+    of a phase that is listed twice are added. Raises ValueError for a start without phases, or a duration that is
+    negative or not finite.
     """
     phases, total = _update_phases(model, durations_s)
     return model._replace(phases=phases, total=total)
