@@ -107,7 +107,7 @@ def _lower_edge(edges: tuple[float, ...], i: int) -> float:
 
 
 def _count_below(edges: tuple[float, ...], cumulative: list[float], value: float) -> float:
-    """How many values do not exceed `value`. below: how many lie before each bucket, and all."""
+    """Return how many values do not exceed `value`. cumulative: number of values below each edge, then of all."""
     i = bisect_left(edges, value)
     if value == edges[i]:
         return cumulative[i + 1]

@@ -21,8 +21,10 @@ from plimsoll.core.units import format_number
 
 
 class Deadlines(NamedTuple):
-    """Of one request, seconds after its receipt: for its first and its last token; pace_s: for each token after its
-    first, in the mean. Infinite where none is promised."""
+    """Deadlines of one request, seconds after its receipt: ttft_s for its first token, e2e_s for its last.
+
+    tpot_s: highest mean time per token after the first. Infinite without a target.
+    """
 
     ttft_s: float
     e2e_s: float

@@ -60,8 +60,9 @@ class CapacityCorrection:
         return self.factor < _NEGLIGIBLE_CORRECTION
 
     def update(self, required: float, ready: int, fully_ready: bool, sample: RejectionSample, now_s: float) -> None:
-        """One tick. asked: replicas by the model, not rounded up. whole: all that are ordered are ready. now_s: seconds
-        since the epoch."""
+        """Process one tick. required: replicas by the model, not rounded up. fully_ready: all ordered replicas are
+        ready. now_s: seconds since the epoch.
+        """
         elapsed_s = 0.0 if self._at_s is None else max(0.0, now_s - self._at_s)
         self._at_s = now_s
         self.factor = 1.0 + (self.factor - 1.0) * math.exp(-elapsed_s / CORRECTION_MEMORY_S)

@@ -27,9 +27,8 @@ class ScalingLimit(StrEnum):
 class DecisionStep(NamedTuple):
     """One step of a decision: its name, the replica count after it, and its reason as a format and values.
 
-    The reason is formatted only when it is read, because most decisions change nothing and nobody reads them.
-    brief: format of the short reason, which Events and the status show, with the same values; empty: the reason is
-    short.
+    The reason is formatted only when it is read, because most decisions change nothing and are not read. brief: format
+    of the short reason in Events and the status, with the same values; if it is empty, the reason is short.
     """
 
     name: str

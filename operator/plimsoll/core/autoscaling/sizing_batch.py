@@ -55,12 +55,12 @@ class TierCapacity:
 
 @dataclass(frozen=True, slots=True)
 class SizingRequest:
-    """One tier to be sized. replicas, ready: as in TierObservation. headroom: share of the load line kept free.
+    """One tier to be sized. replicas, ready: as in TierObservation. headroom: share of the SLO capacity to keep free.
 
-    backlog_gpu_s: work that waits, where nothing is ready yet. returning_gpu_s: of requests that were refused and told
-    when to come back; arrivals are first attempts, so that these are in no forecast. Both are to be cleared within one
-    horizon, beside the load: sooner is no new replica there. relied_gpu_s: more of the latter, which replicas on their
-    way will serve: no reason to order others, but one to keep these.
+    backlog_gpu_s: queued work; it counts only while no replica is ready. retry_gpu_s: work of rejected requests with a
+    retry reservation. Arrivals count first attempts only, so no forecast includes it. Both are to be served within one
+    horizon in addition to the load, because no new replica is ready sooner. scheduled_gpu_s: retry work that starting
+    replicas will serve. It orders no further replicas, but keeps these from being removed.
     """
 
     capacity: TierCapacity

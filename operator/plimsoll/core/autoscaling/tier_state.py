@@ -61,10 +61,12 @@ NO_TARGET: Final = Unavailable("spec.slo.ttft is not set, so the prefill tier is
 
 @dataclass(frozen=True, slots=True)
 class _CapacityInputs:
-    """What a line was made from, in figures that can be compared. base_s: of a step; work_s: of a mean request. pace_s:
-    what the promise of whole answers leaves for each token, 0 where there is none: the tail of the lengths is in it.
-    stall_s: root mean square of a request's stall where gaps are promised, else 0, in which is that of the prompts.
-    arrival_cv2: as of `knee.Tier`."""
+    """Inputs of an SLO capacity, as comparable numbers.
+
+    base_s: of a step. work_s: of a mean request. e2e_token_budget_s: time that the e2e target leaves for each token
+    with the tail of the output lengths, 0 without that target. stall_s: root mean square of a request's prefill stalls
+    with an ITL target, else 0. arrival_cv2: as in `tier_model.TierSpec`.
+    """
 
     slo: Slo
     limits: EngineLimits

@@ -205,10 +205,10 @@ def _poisson_lower_bound(count: float) -> float:
 
 
 def shares_at_horizon(rows: tuple[tuple[float, ...], ...], horizon_s: float) -> tuple[float, ...]:
-    """Shares at a horizon, interpolated from those at GROWTH_HORIZONS_S, never falling with the horizon.
+    """Return the shares at a horizon, interpolated from those at GROWTH_HORIZONS_S, never falling with the horizon.
 
-    Between two horizons: linear. Below the first: level shifts at uniform times, so 1 - (1 - p)^(L / first). Above the
-    last: the last.
+    Between two horizons the interpolation is linear. Below the first, level shifts are at uniform times, so the share
+    is 1 - (1 - p)^(L / first). Above the last, the share of the last applies.
     """
     part = max(0.0, horizon_s) / GROWTH_HORIZONS_S[0]
     if part <= 1.0:

@@ -268,11 +268,11 @@ def _quantization_bytes(config: object) -> tuple[float, float]:
 
 
 def prior(shape: ModelShape, gpu: Accelerator, tensor: int = 1, efficiency: Efficiency | None = None) -> StepModel:
-    """Expected step model of a model on `tensor` GPUs, before any measurement.
+    """Return the expected step model of a model on `tensor` GPUs, before any measurement.
 
-    base: all weights are read (of a mixture every expert, as from a few dozen sequences on), and each layer is
-    launched. A decoding sequence costs its products at the full peak, because they overlap in part with the reading.
-    any_prefill is 0: it was -29 % of the base in one model and +112 % in the other, so it has no prior. Raises
+    The base reads all weights (in a mixture of experts every expert, as from a few dozen sequences on) and launches
+    each layer. The products of a decoding sequence cost their time at full peak, because they overlap in part with the
+    reading. any_prefill_s is 0: it was -29 % of the base in one model and +112 % in another, so it has no prior. Raises
     ValueError.
     """
     e = efficiency or Efficiency()

@@ -39,12 +39,13 @@ _MAX_PARAMETER_SD: Final = 0.03
 
 @dataclass(frozen=True, slots=True)
 class CalibrationQuality:
-    """What the estimate rests on. All deviations are relative and without `MISFIT`.
+    """How well the data determine the estimate. All deviations are relative and exclude `MISFIT`.
 
-    words: for people; begins with "not known" unless `known`. base_sd, work_sd: of the two that stock counters can
-    tell, a step's base and the work beside it, at the mix seen; infinite before any window. noise_sd: of one window.
-    load_sd: of the base's share of a window's time, between windows. directions: combinations of coefficients that
-    the data tell, 2 for stock counters at a fixed mix. windows: in force.
+    message: text for users; begins with "not known" unless `sufficient`. base_sd, work_sd: of the two quantities that
+    stock counters determine, the base of a step and its other work, at the observed mix; infinite before any window.
+    noise_sd: of one window. load_sd: of the base's share of a window's time, between windows. identified_directions:
+    combinations of coefficients that the data determine, 2 for stock counters at a fixed mix. windows: effective
+    number.
     """
 
     sufficient: bool
@@ -79,13 +80,13 @@ def mean_model(posterior: Posterior) -> StepModel:
 
 
 def quantile_model(posterior: Posterior, quantile: float, window: WindowSums | None = None) -> StepModel:
-    """A model that with probability `quantile` is not faster than the truth.
+    """Return a model that is not faster than the truth with probability `quantile`.
 
-    Without `at` each coefficient is at its own quantile, which is safe for any load and dear for most. With `at` the
-    model is the one on the posterior's ellipsoid that is slowest for the load of that window, so its time for that
-    load is at the quantile (support function of an ellipsoid). Both contain `MISFIT`.
-    Raises ValueError for a quantile outside [0.5, 1), and for a window that is unusable or whose context sums are
-    absent: the doubt about assumed lengths cannot be put into a step model.
+    Without `window` each coefficient is at its own quantile, which is safe for any load and costly for most. With it,
+    the model is the one on the posterior's ellipsoid that is slowest for the load of that window, so its time for that
+    load is at the quantile (support function of an ellipsoid). Both include `MISFIT`. Raises ValueError for a quantile
+    outside [0.5, 1), and for a window that is unusable or has no context sums: the uncertainty of assumed lengths does
+    not fit into a step model.
     """
     if not 0.5 <= quantile < 1:
         raise ValueError(f"a pessimistic quantile is at least 0.5 and below 1, not {quantile}")

@@ -52,11 +52,11 @@ def update(posterior: Posterior, window: WindowSums) -> Posterior:
 def update_all(
     posterior: Posterior, windows: Sequence[WindowSums], replica_speeds: ReplicaSpeeds | None = None
 ) -> Posterior:
-    """The posterior after one window each of several replicas, in whatever order they come.
+    """Return the posterior after one window each of several replicas, in any order.
 
-    All are judged by the same posterior, and the CUSUM takes their joint surprise, sum / sqrt(n). Time that goes
-    backwards forgets nothing and is believed from then on. replicas: what is known of each one's speed, which takes
-    these windows in; None: all are taken to be alike.
+    All windows are compared with the same posterior, and the CUSUM takes their joint residual, sum / sqrt(n). If time
+    goes backwards, nothing is discounted and the new time applies. replica_speeds: speed estimates, updated by these
+    windows; None: all replicas are equal.
     """
     usable = [window for window in windows if rejection_reason(posterior, window) is None]
     if not usable:
