@@ -161,14 +161,14 @@ def may_expand(text: str) -> bool:
 
 
 def expand(text: str, space: SearchSpace, run_many: RunMany, seeds: Sequence[int] = (0,)) -> list[str]:
-    """Policies of a comparison; any other policy expands to itself.
+    """Return the policies of a comparison; any other policy expands to itself.
 
-    `follower-frontier`: the frontier of reactive baselines, with the operator's admission model. `hindsight`: the
-    cheapest reactive baseline with any admission control that meets the SLO over all requests and passes `windows`
-    (0.99) of the windows; with `gpu-hours`, the one with the highest attainment at no more. `clairvoyant`: the cheapest
-    schedule found with `attainment` (0.99), with `cap` or `gated` as for a follower. `runs`: of the first pass (40).
-    Where no policy reaches that, it is the one with the highest attainment. Raises BadInput, also if no policy is as
-    cheap as `gpu-hours`.
+    `follower-frontier` is the frontier of reactive baselines, with the operator's admission model. `hindsight` is the
+    cheapest reactive baseline with any admission control that meets the SLO over all requests and passes the share
+    `windows` (0.99) of the windows; with `gpu-hours`, the one with the highest attainment at no more. `clairvoyant` is
+    the cheapest schedule found with `attainment` (0.99), with `cap` or `gated` as for a follower; `runs` is the number
+    of runs of the first pass (40). If no policy reaches that, the result is the one with the highest attainment. Raises
+    BadInput, also if no policy is as cheap as `gpu-hours`.
     """
     name, _, rest = text.partition(":")
     if not is_comparison(text):

@@ -85,7 +85,7 @@ def _change_point(work: Floats, squares: Floats) -> int:
 
 
 def reversals(desired_counts: Iterable[tuple[float, int]], phases: Sequence[float], end_s: float) -> list[int]:
-    """How often each phase saw a change of direction. wanted: replicas of a tier, each from its moment on."""
+    """Return the number of changes of direction in each phase. desired_counts: times and replicas of a tier."""
     counts = [0] * len(phases)
     phase, direction, last = 0, 0, None
     for at_s, replicas in desired_counts:

@@ -57,8 +57,9 @@ _SLACK: Final = 1e-9
 
 @dataclass(frozen=True)
 class BoundTier:
-    """One tier's prices' surroundings. least, initial, most: replicas always there, ready at the start, and at work at
-    once. gpus: of each. work_s: least work of each request."""
+    """One tier. min_replicas, initial_replicas, max_replicas: replicas that always exist, that are ready at the start,
+    and that can work at once. gpus: of a replica. work_s: least work of each request.
+    """
 
     min_replicas: int
     initial_replicas: int
@@ -105,7 +106,7 @@ class CostLowerBound:
         ] = []  # sorted values of requests, and the fleet's gain, at good prices
 
     def gpu_hours(self, attainment: float) -> float:
-        """Lower bound of GPU-hours for serving this share of all requests in time; inf: infeasible."""
+        """Return a lower bound of GPU-hours for serving this share of all requests in time; infinite if infeasible."""
         missed = int((1.0 - attainment) * len(self._first_slot) + _SLACK)
         self._price_solutions.append(self._optimise_prices(missed))
         return max(self._bound_at(missed, values, gain) for values, gain in self._price_solutions)
@@ -219,7 +220,7 @@ def _min_price(price: Floats, first: IndexArray, last: IndexArray) -> tuple[Floa
 
 
 def _deadline_s(slo: Slo | None, one: TraceRequest) -> float:
-    """When its last token is due; inf: never."""
+    """Return when the last token is due; infinite without a deadline."""
     ttft_s = None if slo is None else ttft_target_s(slo, one.prompt_tokens)
     tpot_s = None if slo is None else slo.tpot_s
     due_s = math.inf if slo is None or slo.e2e_s is None else one.at_s + slo.e2e_s

@@ -287,7 +287,9 @@ def replica_rows(simulator: Simulator) -> Iterable[Mapping[str, Any]]:
 
 
 def decision_rows(simulator: Simulator) -> Iterable[Mapping[str, Any]]:
-    """Lines of decisions.jsonl: one per change of a tier's desired replicas; why: None for a policy without reasons."""
+    """Return the lines of decisions.jsonl: one per change of a tier's desired replicas. `why` is None for a policy
+    without reasons.
+    """
     for at_s, role, before, decided in simulator.log.changes:
         decision = decided if isinstance(decided, TierDecision) else None
         yield {

@@ -34,7 +34,12 @@ SYNC_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ApaRules:
-    """over_s: of the mean. more, less: tolerances. up, down: rates. rise_s, cooldown_s: windows of recommendations."""
+    """Parameters of the policy. target: of the metric. mean_window_s: window of its mean.
+
+    up_tolerance, down_tolerance: relative deviation without effect. max_up_rate, max_down_rate: largest factors of one
+    step. up_window_s, down_window_s: cooldown windows of recommendations. guard: whether starting replicas damp the
+    next step.
+    """
 
     target: float = 0.5
     mean_window_s: float = 180.0

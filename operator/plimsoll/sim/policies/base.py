@@ -44,12 +44,12 @@ class EngineReadings(Mapping[Role, tuple[T, ...]], Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What any policy may see at a tick.
+    """What a policy may observe at a tick. desired: the ordered replicas of each tier.
 
-    decided: what the operator's core wants, None where it does not run. engines: each ready engine's own metrics, read
-    at this moment and only when a tier is looked up: whoever looks seldom has old figures, as a scraper has. gateways:
-    what each counted. ready, starting: replicas of each tier that take requests, and that will; ordered is the wanted
-    count. iterations: the newest step of each ready engine, which an instrumented scheduler alone tells.
+    operator_desired: replicas that the operator's core recommends, None if it does not run. engine_readings: metrics of
+    each ready engine, read only when a tier is looked up, so a policy that reads rarely sees old values, as a scraper
+    does. gateway_readings: counters of each gateway. ready, starting: replicas of each tier. iterations: the last step
+    of each ready engine, which only an instrumented scheduler reports.
     """
 
     now_s: float
@@ -64,7 +64,9 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class PolicyContext:
-    """What a policy is made for. gpus: of a replica. asked: the whole trace, for those that know the future alone."""
+    """What a policy is created for. gpus: of a replica. requests: the whole trace, only for policies that know the
+    future.
+    """
 
     bounds: Bounds
     plant: Plant
@@ -74,8 +76,11 @@ class PolicyContext:
 
 
 class SimulatedPolicy(Protocol):
-    """operator: whether the operator's core runs, and so whether gateways let in by its model. initial: replicas that
-    are ready when a run begins, None where the user says so."""
+    """A policy in the simulator.
+
+    runs_operator: whether the operator's core runs, so that gateways admit by its model. initial_replicas: replicas
+    that are ready at the start, None if the user sets them.
+    """
 
     runs_operator: bool
     initial_replicas: Mapping[Role, int] | None

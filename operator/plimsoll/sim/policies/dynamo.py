@@ -57,11 +57,11 @@ _TARGETS: Final = ("throughput", "latency", "sla")
 
 @dataclass(frozen=True, slots=True)
 class PlannerSettings:
-    """How the planner is set up, after its configuration.
+    """Settings of the planner, after its configuration.
 
-    target: of its fast loop. slow, fast: which loops scale. sensitivity: percent of the targets down to which it may
-    give back. full_profile: whether an engine that does both is benchmarked with prompts too; the package asks it for
-    decoding alone.
+    target: of its load loop. throughput_scaling, load_scaling: which loops scale; each has its interval. sensitivity:
+    percent of the targets below which it may scale down. full_profile: whether the profile of an engine that does both
+    includes prefill; the package asks for decode only.
     """
 
     target: str
@@ -88,8 +88,9 @@ class TrafficCounters:
     def update(
         self, succeeded: float, decode_readings: Sequence[EngineReading], prefill_readings: Sequence[EngineReading]
     ) -> None:
-        """answered: requests that ended since the start. ending: engines that write answers; reading: that read
-        prompts."""
+        """Process one reading. succeeded: completed requests since the start. decode_readings, prefill_readings: by
+        engine.
+        """
         self._sums[0] += succeeded - self._succeeded
         self._succeeded = succeeded
         for one in decode_readings:

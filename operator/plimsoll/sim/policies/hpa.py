@@ -39,7 +39,9 @@ class HpaRateLimit:
 
 @dataclass(frozen=True, slots=True)
 class HpaBehavior:
-    """up_s, down_s: stabilisation windows. The defaults are Kubernetes' own."""
+    """The `behavior` of a HorizontalPodAutoscaler. up_window_s, down_window_s: stabilization windows. Defaults are
+    those of Kubernetes.
+    """
 
     up_window_s: float = 0.0
     down_window_s: float = 300.0

@@ -41,7 +41,9 @@ LatencyHistogram = Callable[[EngineReading], BucketCounts | None]
 
 @dataclass(frozen=True, slots=True)
 class KedaRules:
-    """up_at, down_at: saturations. share: of the percentile. cap: of a sample. over_s: of rates. mean_s: of samples."""
+    """Parameters of the policy. up_threshold, down_threshold: saturations. quantile: of the latencies. cap: highest
+    saturation of a sample. rate_window_s, mean_window_s: windows of the rates and of the mean.
+    """
 
     up_threshold: float = 0.55
     down_threshold: float = 0.40

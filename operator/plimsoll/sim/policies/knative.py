@@ -35,7 +35,9 @@ _DIGITS: Final = 6
 
 @dataclass(frozen=True, slots=True)
 class KpaRules:
-    """target: concurrency of a replica. panic_at: ratio of counts. up, down: rates a tick. delay_s: before it falls."""
+    """Parameters of the policy. target: concurrency of a replica. panic_threshold: ratio of replica counts that starts
+    panic mode. max_up_rate, max_down_rate: largest factors of one tick. delay_s: delay of a scale-down.
+    """
 
     target: float = 70.0
     stable_s: float = 60.0

@@ -101,7 +101,7 @@ class PolicyOptions:
         return per_tier
 
     def finish(self, allow_positional: bool = False) -> None:
-        """Nothing else may have been said. plain: whether words without a key were expected."""
+        """Raise BadInput if any option was not read. allow_positional: whether values without a key are allowed."""
         if self.positional and not allow_positional:
             raise self.error(f"{', '.join(self.positional)}: options are key=value")
         if self._remaining:

@@ -22,7 +22,7 @@ class TierScaler(Protocol):
 
 
 class PeerPolicy:
-    """gated: whether the operator's model decides about admission while the peer decides about replicas."""
+    """Replica counts by a peer's autoscaler. runs_operator: whether the operator's model decides about admission."""
 
     initial_replicas: Mapping[Role, int] | None = None
 

@@ -98,15 +98,15 @@ class TrailingWindow:
 
 
 class StatedRates:
-    """Known rates: a step at each moment, the first one at 0; the largest until `ahead_s` from now."""
+    """Known rates: one per step, the first at time 0; `rate` returns the largest of the next `ahead_s` seconds."""
 
     def __init__(self, steps: Sequence[tuple[float, float]], ahead_s: float, work_per_request_s: float) -> None:
-        """steps: moment and requests a second. each_s: mean work of a request."""
+        """steps: times (s) and rates (requests/s). work_per_request_s: mean work of a request."""
         self._step_times_s = [at_s for at_s, _ in steps]
         self._rates, self._ahead_s, self._work_per_request_s = [rate for _, rate in steps], ahead_s, work_per_request_s
 
     def add(self, known_s: float, work_s: float) -> None:
-        """Of no interest."""
+        """Ignore the measurement."""
 
     def rate(self, now_s: float) -> float:
         first, last = (bisect_right(self._step_times_s, at_s) for at_s in (now_s, now_s + self._ahead_s))

@@ -44,8 +44,9 @@ _MEDIUM_TOKENS: Final = 500.0
 
 @dataclass(frozen=True, slots=True)
 class WvaRules:
-    """kv: share of the cache that counts. queue: requests waiting from which compute is the limit. up_at, down_at: load
-    over supply."""
+    """Parameters of the policy. kv_share: usable share of the KV cache. saturated_queue: waiting requests from which
+    compute is the limit. up_threshold, down_threshold: load over supply.
+    """
 
     kv_share: float = 0.80
     saturated_queue: float = 5.0

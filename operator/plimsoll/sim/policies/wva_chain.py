@@ -48,7 +48,7 @@ class RequestSizes:
 
 @dataclass(frozen=True, slots=True)
 class MeanLatency:
-    """Means at a rate, milliseconds. wait: before the service."""
+    """Mean latencies at a rate, ms. wait_ms: before the prefill."""
 
     wait_ms: float
     prefill_ms: float

@@ -46,7 +46,7 @@ _TRANSIENT_S: Final = 120.0
 
 @dataclass(frozen=True, slots=True)
 class WvaTargets:
-    """Means, milliseconds; None: not given. times: of the rule that then takes their place."""
+    """Mean targets, ms; None: not set. latency_multiple: of the unloaded latency; it replaces missing targets."""
 
     ttft_ms: float | None
     itl_ms: float | None
