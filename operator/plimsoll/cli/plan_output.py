@@ -20,8 +20,8 @@ _DIGITS: Final = 6
 def plan_document(plan: FleetPlan, gpu_hour_cost: float | None) -> dict[str, Any]:
     """Return the document that `--json` prints: times in seconds, rates in requests/s, None for unbounded or unknown.
 
-    attained: share of all requests, including those that miss on an idle replica. infeasible_alone: share that misses
-    on an idle replica; for two tiers, the shares are treated as independent.
+    The share `attained` is of all requests, including those that miss on an idle replica. infeasible_alone: share that
+    misses on an idle replica; for two tiers, the shares are treated as independent.
     """
     chosen, question = plan.chosen, plan.request
     prompt, output = plan.mean_tokens
