@@ -75,7 +75,7 @@ def metrics_address(pod: Object) -> MetricsAddress | None:
 
 
 def _named(text: str) -> MetricsAddress:
-    """The address in the annotation, which `metrics_annotation` wrote."""
+    """Return the address in the annotation. Raises ValueError for another form."""
     try:
         document = orjson.loads(text)
         signals = tuple((Signal(signal), (Source(str(metric)),)) for signal, metric in document["names"].items())
