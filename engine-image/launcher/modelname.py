@@ -19,10 +19,10 @@ def unchanged(chunk: bytes) -> bytes:
 
 
 def renaming(own: str, public: str) -> Rename:
-    """Returns a function that puts `public` in the place of `own` as the `model` of an answer or of its events.
+    """Return a function that replaces the `model` named `own` by `public` in a response body or in its events.
 
-    Engines write compact JSON, and send each event in one piece. Text that a model generates cannot hold what is
-    replaced: inside JSON strings quotes are escaped.
+    Engines write compact JSON, and send each event in one piece. Generated text cannot contain the replaced bytes,
+    because quotes are escaped inside JSON strings.
     """
     if not own or not public or own == public:
         return unchanged

@@ -87,10 +87,10 @@ def _items(found: Any) -> int:
 
 
 def strip_transfer_params(body: bytes, nested: bool) -> bytes:
-    """The body without transfer parameters; the same object where it has none.
+    """Return the body without transfer parameters; the same object if it has none.
 
-    `deep`: at any depth, for routes whose bodies nest (batches, rendered requests). For completions and chat only the
-    top counts; deeper the word may be a user's own, in a tool's schema.
+    nested: remove them at any depth, for routes whose bodies nest (batches, rendered requests). In completions and chat
+    requests only the top level counts; a deeper field may be a user's own, in a tool's schema.
     """
     if not _may_hold_key(body):
         return body

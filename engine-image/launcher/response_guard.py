@@ -28,12 +28,12 @@ INTERNAL_ERROR_MESSAGE = "Internal server error"
 
 
 class ResponseGuard:
-    """One request's way back.
+    """Response path of one request.
 
-    `names`: the contract's headers. `path` is the request's; it decides the API. `dead` asks whether the engine is.
-    `rename` puts the client's name of the model into answers.
-    `impossible`: the error of a request that the engine's queue never has room for, None for others.
-    `next_engine`: seconds until another engine is ready, where this is the only one; else empty.
+    header_names: headers of the contract. path: of the request; it decides the API. is_engine_dead: whether the engine
+    process has ended. rename: puts the client's model name into responses. impossible: the error of a request for which
+    the engine's queue never has room, None for others. next_engine: seconds until another engine is ready if this is
+    the only one, else empty.
     """
 
     def __init__(

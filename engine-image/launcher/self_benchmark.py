@@ -41,9 +41,9 @@ class SelfBenchmark:
 
 @dataclass(frozen=True)
 class BenchmarkPlan:
-    """What to time: prompt lengths alone, then batch sizes with prompts of the shortest length.
+    """What to time: single prompts of these lengths, then batches with prompts of the shortest length.
 
-    long: prompt tokens of one more batch, of the largest size; None where it does not fit.
+    long_prompt_tokens: prompt tokens of one more batch of the largest size; None if it does not fit.
     """
 
     prompt_tokens: tuple[int, ...]

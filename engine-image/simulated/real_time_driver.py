@@ -22,7 +22,9 @@ DEAD_ENGINE_EXIT_SECONDS: Final = 4.4  # vLLM's own end after its engine core's
 
 
 class RealTimeDriver:
-    """One engine core on the running loop's clock. `patience_s`: how long tokens may wait for the next ones."""
+    """Drives one engine core on the clock of the running event loop. coalesce_s: how long tokens may wait for the next
+    ones.
+    """
 
     def __init__(self, core: EngineCore, coalesce_s: float, recompute: bool) -> None:
         self.core = core

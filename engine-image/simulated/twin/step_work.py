@@ -17,10 +17,10 @@ from plimsoll.sim.engine.step_timing import StepTiming
 
 @dataclass(slots=True)
 class StepWork:
-    """A step in the terms of `StepTiming.series`, and its requests in their order.
+    """Work of a step in the terms of `StepTiming.series`, and its requests in their order.
 
-    tokens: prefilled. pairs: sum n (context + n / 2) over prefilled chunks. sequences: decoding, with so many tokens of
-    context in the cache. names: request ids; emits: whether each gets a token.
+    tokens: prefilled. pairs: sum n (context + n / 2) over prefilled chunks. sequences: decoding. cached: their context
+    tokens in the cache. request_ids: ids; emits: whether each request gets a token.
     """
 
     tokens: int = 0
