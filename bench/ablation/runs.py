@@ -48,11 +48,11 @@ class AblationTask:
 
 
 def simulate(task: AblationTask) -> dict[str, Any]:
-    """The run's figures, which JSON can hold.
+    """Return the figures of one run as a JSON object.
 
-    attainment: share of the offered requests within the SLO. changes, reversals: of replica counts, all tiers. digest:
-    hash of all that the run left; two runs with the same one do not differ. reached: mechanisms that were called, of
-    the whole law only.
+    `attainment` is the share of offered requests within the SLO; `changes` and `reversals` are those of the replica
+    counts of all tiers. `digest` is a hash of all results: equal digests mean equal runs. `reached` lists the
+    mechanisms that were called, only if none is switched off.
     """
     began_s = time.process_time()
     if task.mechanism is not None:

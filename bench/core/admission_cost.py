@@ -52,7 +52,9 @@ class Stopwatch:
 
 @dataclass(frozen=True)
 class CaseResult:
-    """One measured case, CPU microseconds. offer: a request's first decision. later: one that `release` makes."""
+    """One measured case, CPU microseconds. offer_us: the first decision on a request. dequeue_us: a decision that
+    `release` makes. end_us: the end of a request.
+    """
 
     name: str
     offer_us: float
@@ -88,7 +90,10 @@ def blocks(i: int) -> tuple[int, ...]:
 
 
 def run_case(numbers: EngineCostModel, replicas: int, load: float, prefix_aware: bool) -> CaseResult:
-    """`load` times what the replicas serve, each answer 8 s long. known: what prompts begin with."""
+    """Measure the admission controller at `load` times the capacity of the replicas, with responses of 8 s.
+
+    prefix_aware: whether requests carry prefix hashes.
+    """
     controller = make_controller(numbers, replicas)
     interval_s = 8.0 / numbers.batch / replicas / load
     completions: deque[tuple[float, str, float]] = deque()

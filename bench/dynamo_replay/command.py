@@ -165,7 +165,9 @@ class UngatedOperator(SimulatedOperator):
 
 
 def play_plimsoll(policy: str, case: ReplayCase, admission: bool) -> ReplayRun:
-    """The same in Plimsoll's own simulator. gate: whether `plimsoll` has its own; others have what their words say."""
+    """Run the case in Plimsoll's own simulator. admission: whether `plimsoll` uses its own admission control; other
+    policies use what their options say.
+    """
     service, scene, end_s = parse(case.row.manifest()), case.scene, case.row.load.length_s
     policy_object = registry.parse(policy, scene)
     setting = RunConfig(policy_object.initial_replicas or case.initial, end_s)

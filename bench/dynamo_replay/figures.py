@@ -25,8 +25,11 @@ Counts = Sequence[tuple[float, int]]  # each from its moment on, seconds
 
 @dataclass(frozen=True)
 class ReplayRun:
-    """visits: each request of the load, with what became of it. Of each tier, paid_s: replica-seconds until the load's
-    end, starting and draining included; there, wanted: replicas that cost something, and that were ordered."""
+    """Result of one run. attempts: all requests of the load, with their outcomes.
+
+    Per tier: paid_s: replica-seconds until the end of the load, including starting and draining replicas; ready_counts,
+    desired_counts: replicas that cost something, and ordered replicas, over time.
+    """
 
     attempts: Sequence[Attempt]
     paid_s: Mapping[Role, float]

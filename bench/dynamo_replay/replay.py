@@ -89,9 +89,10 @@ def play(
     end_s: float,
     router: str,
 ) -> ReplayRun:
-    """Their engines with this law under this load, whose first request comes at 0: their clock begins with it.
+    """Run Dynamo's engines with this step law under this load; the first request arrives at time 0 of their clock.
 
-    workers: of each tier at first. end_s: of the load; what is under way then still ends. how: of `ROUTERS`.
+    workers: initial replicas of each tier. end_s: end of the load; running requests still complete. router: one of
+    `ROUTERS`.
     """
     package, recorder = load_package(), RecordingController(controller, end_s, workers)
     with TemporaryDirectory() as folder:
@@ -188,8 +189,10 @@ def _request_key(at_ms: float, prompt_tokens: int, output_tokens: int) -> tuple[
 
 
 def paid_s(report: dict[str, Any], group: str, ready_counts: int, end_s: float) -> float:
-    """A tier's replica-seconds until the load's end. there: replicas at that time; a run ends with its last request,
-    later than that or sooner."""
+    """Return a tier's replica-seconds until the end of the load.
+
+    ready_counts: replicas at that time. A run ends with its last request, which may be earlier or later.
+    """
     over_s: float = report["duration_ms"] / 1000.0 - end_s
     report_s: float = report[f"{group}_worker_seconds"]
     return report_s - ready_counts * over_s

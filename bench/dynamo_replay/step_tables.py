@@ -35,7 +35,9 @@ _MIXED_POINTS: Final = 4  # batches of decoding sequences beside each prompt of 
 
 @dataclass(frozen=True)
 class StepLaw:
-    """profile: without heat or bend. prompt: of a mean prompt token, its prompt's length."""
+    """Step times. profile: without heat and without the hinge. mean_prompt: mean prompt length, averaged over prompt
+    tokens.
+    """
 
     profile: HardwareProfile
     mean_prompt: float

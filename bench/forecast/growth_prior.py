@@ -118,7 +118,7 @@ def prior_weight_s(shares: Series, horizon_min: int) -> Series:
 
 
 def render(series: list[Series]) -> str:
-    """The text of `jumps.py`."""
+    """Return the text of `growth_prior.py`."""
     tables = [exceedance(series, horizon) for horizon in HORIZONS_MIN]
     rows = [", ".join(f"{share:.4f}" for share in table.mean(axis=0)) for table in tables]
     weights = [

@@ -127,10 +127,10 @@ def report(name: str, rows: Floats, seconds: Floats, sequences: Floats, coeffici
 
 
 def fit(folder: Path, log: Path, min_sequences: int = 0) -> list[dict[str, Any]]:
-    """The pooled law, and those of a cool and of a hot card where there were enough steps on one.
+    """Return the pooled step model, and those of a cool and of a hot GPU if either has enough steps.
 
-    least: sequences that decode on average in a block that is counted. A mixture of experts reads more of them with
-    each sequence up to a few dozen, which no line says.
+    min_sequences: fewest mean decoding sequences of a counted block. A mixture of experts reads more experts with each
+    sequence up to a few dozen, which the linear model does not express.
     """
     rows, seconds, at_s, sequences = step_blocks(read_steps(log))
     inside = sequences >= min_sequences

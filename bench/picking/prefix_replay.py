@@ -44,7 +44,9 @@ class PrefixRequest:
 
 @dataclass(frozen=True)
 class ReplayResult:
-    """What became of a trace. hits: tokens from caches over those of the ideal. p50_s, p95_s: of TTFT. lost: shed."""
+    """Result of a trace. hits: cached tokens over those of the ideal cache. p50_s, p95_s: TTFT. unfinished: rejected
+    requests.
+    """
 
     hits: float
     p50_s: float
@@ -140,7 +142,9 @@ class GatewaySet:
 def replay(
     requests: list[PrefixRequest], engines: int, kv_tokens: int, gateways: int = 1, prefix_aware: bool = True
 ) -> ReplayResult:
-    """Play the requests. kv_tokens: what one engine can hold. told: gates know blocks, else they go by least work."""
+    """Replay the requests. kv_tokens: KV cache of one engine. prefix_aware: gateways know the prefix blocks; otherwise
+    they choose the engine with the least work.
+    """
     engine = EngineLimits(1024, kv_tokens, 8192)
     numbers = cost_model(requests, engine)
     controllers = [

@@ -44,7 +44,9 @@ def load(name: str) -> Any:
 
 @dataclass(frozen=True)
 class DistServeRun:
-    """A real run, and the law's answer for it. kept: share of requests within both targets."""
+    """A measured run, and the model's prediction. kept_real, kept_law: share of requests within both targets, measured
+    and predicted.
+    """
 
     engine: str
     rate_per_s: float
@@ -56,12 +58,12 @@ class DistServeRun:
 
 
 def opt_tiers(data: Any, engine: str, slo: Slo) -> tuple[TierSpec, ...]:
-    """OPT-13B as DistServe's profile has it, adjusted for engines of that time.
+    """Return the tiers of OPT-13B with DistServe's profile, adjusted for engines of 2023.
 
-    vLLM of 2023 gave a prefill a step to itself and began it at once. The law is of today's engine, whose prefill rides
-    in the second next step: 2.5 decode steps later, by which vLLM's TTFT target is longer here. DistServe's first token
-    comes from the prefill engine, and waiting for the decode engine counts in TPOT: it may take what the steps leave of
-    it. That engine's batch is bounded as by a gate (`_opt_kept`).
+    vLLM of 2023 ran a prefill in a step of its own and started it at once. The model describes today's engine, whose
+    prefill starts in the step after next, 2.5 decode steps later, so vLLM's TTFT target is that much longer here.
+    DistServe's first token comes from the prefill engine, and the wait for the decode engine counts in TPOT, so that
+    wait may take what the steps leave of the target. Its batch is bounded as by admission control (`_opt_attainment`).
     """
     workload = lengths(data)
     limits = EngineLimits(256, KV_TOKENS, PREFILL_TOKENS[engine])
@@ -144,9 +146,11 @@ def searched_goodput() -> tuple[float, float, float]:
 
 @dataclass(frozen=True)
 class PlannerComparison:
-    """Requests a second and GPU: theirs and the law's, by the roofline, aggregated and apart; None where it has none.
+    """Requests per second and GPU: of the other planner and of the model with the roofline, aggregated and
+    disaggregated; None if it has no result.
 
-    even: lengths all equal, half of the requests in target, as they count; spread: lognormal lengths and 95 %.
+    model_deterministic: all lengths are equal, and half of the requests are within the targets, as the other planner
+    counts. model_spread: lognormal lengths and 95 %.
     """
 
     case: Any

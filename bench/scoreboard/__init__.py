@@ -1,14 +1,14 @@
-"""Plimsoll's law beside other policies, on the same loads, plants and seeds: `python -m bench scoreboard`.
+"""Compare Plimsoll with other policies on the same loads, plants and seeds: `python -m bench scoreboard`.
 
-Problem: whether a law is better than what people run today is a question of measurement, and a measurement that only
-its author can repeat, on loads that its author chose, proves little.
+Problem: whether a policy is better than current practice must be measured. A measurement that only its author can
+repeat, on loads that its author chose, proves little.
 
-Idea: rows are data (`rows.py`): a seeded load, a manifest, a machine and its start-up times, and the figures to be
-reached. Every policy meets the same rows with the same seeds; Plimsoll has one default configuration for all of them,
-each peer the best setting that a search found (`search.py`). What one run of the whole board plays, and in which order,
-is data too (`plan.py`); rivals that depend on a row are chosen as it goes (`whole.py`). A run is kept under the hash of
-all that it depends on, so that a board can be stopped, resumed and checked. What it all came to is judged (`judge.py`,
-`reach.py`), gathered (`report.py`) and shown (`page.py`, `table.py`, `picture.py`) from the kept runs alone.
+Idea: rows are data (`rows`): a seeded load, a manifest, a machine with its start-up times, and targets. Every policy
+runs the same rows with the same seeds. Plimsoll has one default configuration for all rows, each peer the best setting
+that a search found (`search`). The runs of the whole board and their order are data too (`run_plan`); policies that
+depend on earlier results of a row are selected during the run (`full_run`). Each run is stored under the hash of all
+its inputs (`run_store`), so a board can be stopped, resumed and checked. The stored runs alone are scored (`scoring`),
+checked (`target_checks`) and shown (`docs_pages`, `markdown`, `cost_chart`).
 
-Counted as `plimsoll.sim.result` says: over everything that was offered, warm-up and tail included.
+Figures are counted as in `plimsoll.sim.result`: over all offered requests, including warm-up and tail.
 """

@@ -18,9 +18,10 @@ _SEED: Final = 1
 
 
 def min_gpu_hours(row: BoardRow, plant: float, attainment: float) -> float:
-    """GPU-hours below which nobody serves that share (0 to 1) of the row's first seed's requests in time.
+    """Return a lower bound of the GPU-hours that serve this share (0 to 1) of the requests of the row's first seed in
+    time.
 
-    plant: seconds of a step over the nominal ones. inf: no engine keeps the promise to so many.
+    plant: seconds of a step over the nominal ones. Infinite if no engine can serve this share within the SLO.
     """
     platform = search_space(row, plant, requests := row.load.make(_SEED))
     scene, length_s = platform.context, platform.length_s

@@ -1,14 +1,14 @@
 """One run with all rows and all baselines: `python -m bench scoreboard --whole`.
 
-Problem: rows times policies times machines times seeds are days of computing, and a board put together from runs of
-many versions of the program proves nothing about any.
+Problem: rows times policies times machines times seeds take days of computing, and a board assembled from runs of many
+versions of the program proves nothing about any of them.
 
-Idea: the plan (`plan.py`) says who plays where, in order, and each kind of rival spends its plays where they tell most.
-Followers: the row's own load is screened for settings worth a run (`plimsoll.sim.screening`), those are played with a
-plain cap, cheapest first, until they cost more than Plimsoll; the best that do not cost more are played behind
-Plimsoll's gate too; and who leads with one seed is played with the others. Constant fleets: from Plimsoll's mean down
-to the first that does less well, or up to the first that does as well. All of it follows from kept runs and seeds: a
-plan that was stopped goes on where it was.
+Idea: the plan (`run_plan`) lists the runs in order, and each kind of baseline spends its runs where they are most
+informative. Reactive baselines: the row's own load is screened for promising settings (`plimsoll.sim.screening`). These
+run with a plain cap, cheapest first, until they cost more than Plimsoll. The best that do not cost more also run behind
+Plimsoll's admission control, and the one that leads with one seed runs with the others. Constant fleets: from
+Plimsoll's mean down to the first that attains less, or up to the first that attains as much. All of it follows from
+stored runs and seeds, so a stopped plan continues where it was.
 """
 
 from __future__ import annotations

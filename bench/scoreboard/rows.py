@@ -20,14 +20,15 @@ OTHER_PLANTS: Final = PLANTS[1:]
 
 @dataclass(frozen=True)
 class RowTargets:
-    """What Plimsoll has to reach, as means over the seeds; None where a row does not ask for it.
+    """Targets of a row for Plimsoll, as means over the seeds; None: no target.
 
-    offered, admitted: least attainment. gpu_hours, mean_replicas: most. behind: by how much the best follower at
-    `at_cost` times our GPU-hours may be better. times_best: most GPU-hours over those of the cheapest that attains as
-    much and does not know the future. windows: least share of windows that pass. reversals: most in a phase.
-    above_least: most replicas, in the mean after the first hour, above the smallest constant fleet that keeps the
-    promise. honoured_retry_after: least share of the retry reservations of up to 60 s whose requests get in at their
-    first retry, and of those of 60 to 120 s by their second.
+    offered, admitted: lowest attainment. gpu_hours, mean_replicas: highest. max_attainment_gap: attainment by which the
+    best reactive baseline at `comparison_cost_share` times Plimsoll's GPU-hours may be better. max_cost_ratio: highest
+    GPU-hours over those of the cheapest policy without knowledge of the future that attains as much. windows: lowest
+    share of passed windows. reversals: most in a phase. max_extra_replicas: most replicas, in the mean after the first
+    hour, above the smallest constant fleet that meets the SLO. honoured_retry_after: lowest share of the retry
+    reservations of up to 60 s whose requests are admitted at their first retry, and of those of 60 to 120 s by their
+    second.
     """
 
     offered: float | None = None
@@ -45,10 +46,10 @@ class RowTargets:
 
 @dataclass(frozen=True)
 class BoardRow:
-    """One line of the board. tiers: least and most replicas of each, by name in the manifest; gpus of a replica.
+    """One row of the board. tiers: name in the manifest, fewest and most replicas of each. gpus: of a replica.
 
-    initial: ready replicas, in the order of the tiers. start_up, hardware: as `plimsoll simulate` takes them. seeds: of
-    how many a figure is the mean. more: further fields of the manifest's spec.
+    initial: ready replicas, in the order of the tiers. startup, hardware: as `plimsoll simulate` takes them. seeds:
+    number of seeds in a mean. spec_overrides: further fields of the manifest's spec.
     """
 
     name: str

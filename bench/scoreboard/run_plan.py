@@ -1,9 +1,9 @@
-"""What the whole board plays, in order: a budget may end it anywhere, so that what matters most comes first.
+"""Runs of the whole board, in order: a budget may end it at any point, so the most important runs come first.
 
-Who plays is a policy's word, or one of these, whose words depend on what was played before (`whole.py`): `followers`,
-those that the row's own load names; `fleets`, constant ones from Plimsoll's mean to the least that does as well;
-`peers`, each at the settings that were found for its machine; `found`, what else was found on the row; `schedules`,
-those that know the future.
+A policy is given by its name and options, or by one of these words, whose policies depend on earlier runs (`full_run`):
+`followers`, the reactive baselines selected on the row's own load; `fleets`, constant ones from Plimsoll's mean to the
+smallest that attains as much; `peers`, each at the settings found for its machine; `found`, other settings found on the
+row; `schedules`, those that know the future.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""What several seeds of a policy on a row came to: means, with the half width of their 95 % confidence interval
-(Student's t). What a row asks for is judged by these means (`reach.py`)."""
+"""Results of a policy on a row over several seeds: means, with the half width of their 95 % confidence interval
+(Student's t). Targets of a row are checked against these means (`target_checks`).
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ _NORMAL_QUANTILE: Final = 1.960
 
 
 class MeanWithError(NamedTuple):
-    """half: of the confidence interval; None for a single seed."""
+    """A mean over seeds. half_width: of the confidence interval; None for a single seed."""
 
     value: float
     half_width: float | None

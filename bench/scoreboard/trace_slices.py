@@ -23,9 +23,10 @@ _BLOCK_ID_OFFSET: Final = 1_000_000_000  # more than any trace has
 
 @dataclass(frozen=True)
 class TraceSlice:
-    """Requests of a file, `factor` times as many in the same time. length_s: of the slice, a little over its last one.
+    """Requests of a file, `factor` times as many in the same time. length_s: of the slice, slightly after its last
+    request.
 
-    blocks: whether the file's column `blocks` names the 512 tokens of each prompt.
+    with_blocks: whether the file's column `blocks` names the 512-token blocks of each prompt.
     """
 
     file: str

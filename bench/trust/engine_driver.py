@@ -32,7 +32,9 @@ class RecordedRequest:
 
 @dataclass(frozen=True, slots=True)
 class ReplayedRequest:
-    """Its first and last token, seconds after it was sent; leg_s: when the prefill engine was done with it."""
+    """Times of the first and last token, s after the request was sent. remote_prefill_s: when the prefill engine
+    completed it.
+    """
 
     first_s: float
     last_s: float

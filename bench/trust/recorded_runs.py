@@ -30,8 +30,11 @@ class RequestRecord:
 
 @dataclass(frozen=True)
 class SweepRun:
-    """One run at one rate against one engine. judged: the last so many requests; the earlier ones warmed it up.
-    patience_s: after the last arrival, when the clients gave up. rho: the engine's share of work, as recorded."""
+    """One run at one rate on one engine.
+
+    measured_requests: number of requests, the last ones, that count; earlier ones warm the engine up. patience_s: time
+    after the last arrival at which the clients gave up. rho: recorded utilisation of the engine.
+    """
 
     name: str
     model: str

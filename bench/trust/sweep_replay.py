@@ -37,7 +37,7 @@ def server(model: str, budget: int) -> HardwareProfile:
 
 @dataclass(frozen=True)
 class SweepReplay:
-    """A record and what the plant makes of it: judged requests only. both: attained shares at each scale."""
+    """A recorded run and its simulation; measured requests only."""
 
     sweep: SweepRun
     records: Sequence[RequestRecord]
@@ -80,7 +80,7 @@ def within_slo(got: ReplayedRequest, request: RecordedRequest, ttft_s: float, tp
 
 
 def replay_sweep(sweep: SweepRun, engine_settings: HardwareProfile | None = None) -> SweepReplay:
-    """own: the engine, where it is not the one that was recorded on the GPU."""
+    """Replay a recorded run. engine_settings: engine to simulate, by default the one that was recorded on the GPU."""
     requests = [engine_run.request for engine_run in sweep.requests]
     replayed = replay_one_engine(mean_plant(engine_settings or server(sweep.model, sweep.budget)), requests)
     until_s = requests[-1].at_s + sweep.patience_s

@@ -28,7 +28,7 @@ REQUESTS_FILE: Final = "twin.csv.gz"
 
 @dataclass(frozen=True)
 class TwinRun:
-    """One run. own: the profile that its steps had, with the front end that was measured on the machine it ran on."""
+    """One run. profile: its step profile, with the front-end times measured on its machine."""
 
     sweep: SweepRun
     profile: HardwareProfile

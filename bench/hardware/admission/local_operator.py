@@ -65,7 +65,7 @@ def service_object(manifest: Object) -> Object:
 
 
 def pod_object(parent: Object, started_at: str) -> Object:
-    """The one engine, ready. began: when, as Kubernetes writes times."""
+    """Return the single engine pod, ready. started_at: RFC 3339 time."""
     name = parent["metadata"]["name"]
     annotations = object_meta.tier_labels(name, _TIER) | {labels.REVISION: "r1"}
     conditions = [
@@ -111,7 +111,9 @@ def gateway_pod() -> Object:
 
 
 class LocalOperator:
-    """The operator's parts. objects: where the picker reads what the API server would have. ask: what a pod answers."""
+    """The parts of the operator. objects: folder from which the picker reads objects instead of from the API server.
+    fetch: HTTP client that answers for the pods.
+    """
 
     def __init__(self, manifest: Object, objects: Path, picker_port: int, log: Path, fetch: HttpGet) -> None:
         self._objects, self._log = objects, log

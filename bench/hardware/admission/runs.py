@@ -68,7 +68,7 @@ def parse_call(words: Sequence[str]) -> list[AdmissionRun]:
 
 @dataclass(frozen=True)
 class RequestOutcome:
-    """A request and what came of it. refused: it was turned away, by the gate or by the cap."""
+    """A request and its outcome. rejected: rejected by admission control or by the concurrency cap."""
 
     observed: ObservedRequest
     rejected: bool
@@ -98,7 +98,9 @@ def assess_run(outcomes: Iterable[RequestOutcome], slo: Slo, warm_s: float, wind
 
 
 def cap_seconds(slo: Slo, unloaded_s: float) -> float:
-    """How long a request may wait at a cap, s: half of what an idle engine would leave it (`sim.policies.follower`)."""
+    """Return how long a request may wait at a concurrency cap, s: half of the slack on an idle engine
+    (`sim.concurrency_cap`).
+    """
     return max(0.0, 0.5 * ((slo.ttft_s or np.inf) - unloaded_s))
 
 

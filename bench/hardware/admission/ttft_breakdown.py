@@ -33,8 +33,11 @@ _CLOCK_TOLERANCE_S: Final = 2e-3  # that clocks and logs may differ by
 
 @dataclass
 class RequestTimeline:
-    """One answered request; times of the one clock, s. earlier_s: of the composition before its first step's, which it
-    did not reach or came too late for."""
+    """One completed request; times of one clock, s.
+
+    previous_composed_s: composition of the step before the request's first one, which the request did not reach in
+    time.
+    """
 
     sent_s: float
     prompt: int
