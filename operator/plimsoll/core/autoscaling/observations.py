@@ -85,10 +85,11 @@ def well_used_replicas(work: float, capacity: float, limit: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LaggingSignals:
-    """Lagging signals of one tier: promised percentiles (s), requests waiting, share of KV used, preemptions per s.
-    itl_s: the 99th percentile of the gaps between tokens.
+    """Lagging signals of one tier: latencies at the SLO's percentile (s), waiting requests, share of the KV cache in
+    use, preemptions per s. itl_s: 99th percentile of the inter-token latency.
 
-    They steer the tail of the law, and, where demand is not known, they alone say that a tier needs more.
+    They adjust the scale of the modelled TPOT tail. If the demand is unknown, they alone show that a tier needs more
+    replicas.
     """
 
     tpot_s: float | Unavailable = NOT_MEASURED
@@ -102,12 +103,12 @@ class LaggingSignals:
 
 @dataclass(frozen=True)
 class TierObservation:
-    """One tier. Raises ValueError for a fleet that cannot be.
+    """One tier. Raises ValueError for impossible counts.
 
-    replicas: ordered now. ready: of those, able to serve. starting: of those, not yet. backlog_gpu_s: work that waits
-    for the tier at the gateways. coverage: share of what was asked that answered, above 0 to 1; sums are scaled to
-    the whole by `summed`, and below 1 nothing goes down. replicas_set_by: who else ordered the count, None if no other.
-    serving_s: for how long each tier of the service has had a ready replica, s; infinite if no request came before.
+    replicas: ordered. ready: of those, able to serve. starting: of those, not ready. backlog_gpu_s: work queued for the
+    tier at the gateways. coverage: share of the endpoints that reported, above 0 to 1; `scaled_sum` extrapolates sums
+    to all, and below 1 no tier scales down. replicas_set_by: who else ordered the count, None if no other. serving_s:
+    for how long each tier of the service has had a ready replica, s; infinite if no request came before.
     """
 
     replicas: int

@@ -1,8 +1,8 @@
-"""Order delay: a tier that is calm orders no replica that only the model asks for.
+"""Order delay: a calm tier orders no replica that only the model requires.
 
 Problem: a new estimate of the request lengths can raise the need by a replica for seconds, and a standby replica that
-just pays off may not a moment later. What was ordered for it is released before it serves. Meanwhile the replicas that
-are there carry the same load within the SLO.
+just pays off may not pay off a moment later. Such replicas are released before they serve. Meanwhile the existing
+replicas carry the same load within the SLO.
 
 Idea: measurement outranks the model. A tier is calm after a minute in which all metrics were known, at most half of the
 error budget was missed, and the forecast rate did not rise by more than RATE_TOLERANCE. Its replicas then carry this

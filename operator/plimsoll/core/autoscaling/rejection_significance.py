@@ -4,13 +4,13 @@ Problem: with an SLO of 95 %, tiers near their SLO capacity may reject one reque
 because a full engine stays full for about one response. Scaling up for each cluster adds an engine that is ready only
 after the cluster.
 
-Idea: the allowed mean plus three standard errors. What overflows from c places that Poisson arrivals of load a
-fill is as peaked as Z = 1 - m + a / (c + 1 + m - a), of which m = a B overflows (Riordan; Wilkinson 1956, "Theories for
-toll traffic engineering in the USA"); c is the number of places from which the allowed share overflows. Counts over
-more than a stay have a variance of 2 Z - 1 times their mean, since a stream whose gaps have a squared coefficient of
-variation C is as peaked as (1 + C) / 2 (Fredericks 1980, "Congestion in blocking systems: a simple approximation
-technique"). By the same token arrivals that bunch, peaked as z, fill c places as Poisson arrivals of load a / z fill
-c / z, each as wide as z (Hayward). Without requests in flight, rejections are independent.
+Idea: the allowed mean plus three standard errors. The overflow of c places under Poisson arrivals of load a has the
+peakedness Z = 1 - m + a / (c + 1 + m - a), with m = a B the mean overflow (Riordan; Wilkinson 1956, "Theories for toll
+traffic engineering in the USA"); c is the number of places from which the allowed share overflows. Counts over more
+than a service time have a variance of 2 Z - 1 times their mean, because a stream whose interarrival times have the
+squared coefficient of variation C has the peakedness (1 + C) / 2 (Fredericks 1980, "Congestion in blocking systems: a
+simple approximation technique"). Likewise, bursty arrivals of peakedness z fill c places as Poisson arrivals of load a
+/ z fill c / z places, each as wide as z (Hayward). Without requests in flight, rejections are independent.
 """
 
 from __future__ import annotations

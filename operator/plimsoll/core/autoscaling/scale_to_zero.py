@@ -1,4 +1,4 @@
-"""Scale to zero: whether the last replica of a tier with minReplicas 0 stays, goes or returns.
+"""Scale to zero: whether the last replica of a tier with minReplicas 0 stays, is removed or returns.
 
 Problem: any load needs one replica, and the forecast of a service with rare requests fades over many minutes. Sizing
 alone almost never removes the last one. A fixed time-out removes it just before the next request of a regular client.
@@ -6,8 +6,8 @@ alone almost never removes the last one. A fixed time-out removes it just before
 Idea: an optimal stopping rule on the next request (`demand.idle_periods`). Without a replica, a request costs the GPU
 time of a start and sloMissCost times the work of the requests that arrive during it. The last replica stays while
 waiting is cheaper than the expected cost. It always stays for one start-up time after the last request, and while
-requests are queued, running or expected as retries, or metrics are missing. Only a request brings it back. A start is
-finished, and the replica then stays until whoever was told to come back has had the time to.
+requests are queued, running or expected as retries, or metrics are missing. Only a request brings it back. A started
+replica completes its start, and then stays until the clients with a Retry-After have had the time to retry.
 """
 
 from __future__ import annotations

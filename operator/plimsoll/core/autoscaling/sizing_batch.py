@@ -33,17 +33,18 @@ from plimsoll.core.capacity.tier_model import (
 from plimsoll.core.demand.forecasting import Forecast
 from plimsoll.core.types import Unavailable
 
-RELEASE_MARGIN: Final = 0.025  # of the forecast: what a line moves by within the level's memory, at an even mix
-LEVEL_RISE_ERRORS: Final = 1.96  # standard errors that a level moves up by, at some time, in one case of twenty
-RELEASE_ERRORS: Final = 3.0  # standard errors by which a load that stands for hours may wander beyond the margin
+RELEASE_MARGIN: Final = 0.025  # of the forecast: change of the SLO capacity within the level's memory, at a constant mix
+LEVEL_RISE_ERRORS: Final = 1.96  # standard errors by which a level rises at some time in 5 % of cases
+RELEASE_ERRORS: Final = 3.0  # standard errors by which a load that is constant for hours may exceed the margin
 
 
 @dataclass(frozen=True, eq=False)
 class TierCapacity:
-    """One tier reduced to what sizing needs. Make it anew when model, mix, limits or promise have changed.
+    """SLO capacity of one tier, with what sizing needs. Compute it again when model, mix, limits or SLO change.
 
-    request_gpu_s: work of a request of the mix, the unit between rates and forecasts. replica_work: load line of one
-    replica among about as many as are needed, GPU-seconds per second. infeasible: as in Need.
+    request_gpu_s: work of a mean request of the mix; converts between work and requests. replica_work: SLO capacity of
+    one replica in a tier of about the needed size, GPU-seconds per second. infeasible: the SLO is infeasible, and the
+    capacity is that of its nearest feasible SLO.
     """
 
     profile: TierProfile
@@ -74,9 +75,9 @@ class SizingRequest:
 
 
 def tier_capacities(tiers: Sequence[TierSpec], replicas: Sequence[int]) -> list[TierCapacity | Infeasible]:
-    """The line of each tier that has or needs about so many replicas; Infeasible where no looser target helps either.
+    """Return the SLO capacity of each tier at about this many replicas; Infeasible if no looser target is feasible.
 
-    Each is the same to the last bit in any company, and in company it takes a third of the time.
+    A tier's result does not depend on the other tiers. A batch takes a third of the time of single calls.
     """
     if not tiers:
         return []
@@ -169,22 +170,21 @@ def _requested_work(request: SizingRequest) -> float:
 
 
 def _retained_rate(request: SizingRequest, rate_per_s: float) -> float:
-    """Return the rate, requests/s, for which ordered replicas are kept."""
+    """Return the rate, requests/s, that decides which ordered replicas stay."""
     scheduled_rate = request.scheduled_gpu_s / max(request.forecast.horizon_s, 1.0) / request.capacity.request_gpu_s
     forecast = request.forecast
     return (rate_per_s + scheduled_rate) * scale_down_margin(forecast.work, forecast.level_error, forecast.memory_fill)
 
 
 def scale_down_margin(work: float, error: float, memory: float) -> float:
-    """What forecasts are multiplied with before a step down, so that chance does not take it back; 1 without work.
+    """Return the factor on the forecast for scaling down, so that random variation does not reverse it; 1 without work.
 
-    error: of the level. memory: how full that of the level is, m. A level that is the mean of all that came since a
-    leap moves by its own error at most; once it forgets, by what it learns anew as well: by sqrt(1 + m) errors in the
-    end. On its way there it has been MOVES of them up in one case of twenty: twice as often as it ends there, by the
-    reflection principle. A load that stands for hours goes on wandering: to no more than RELEASE_ERRORS of the
-    difference between two memories, which is the error itself, since that is reckoned from a memory and a mean that
-    forgets is worth two. The line moves, too, by RELEASE_MARGIN while a memory fills, and a load that has stood for a
-    time stands about as long again (Gott 1993).
+    error: standard error of the level. memory: fill m of the level's memory, 0 to 1. While the level is the mean of all
+    samples since a level shift, it moves by its own error at most. Once it discounts old samples, its final deviation
+    has sqrt(1 + m) standard errors. By the reflection principle, it exceeds LEVEL_RISE_ERRORS of them at some time in 5
+    % of cases, twice as often as at the end. A load that is constant for hours keeps varying by up to RELEASE_ERRORS of
+    the difference between two memories, which equals the error. The SLO capacity moves by RELEASE_MARGIN while a memory
+    fills, and a load that has been constant for a time stays so for about as long again (Gott 1993).
     """
     deviation = max(LEVEL_RISE_ERRORS * math.sqrt(1.0 + memory), RELEASE_ERRORS * memory) * error
     return 1.0 + max(RELEASE_MARGIN * memory, deviation / work) if work > 0.0 else 1.0
@@ -197,7 +197,7 @@ def _attainment(tiers: TierProfile, rate: Floats, replicas: Floats) -> Floats:
 
 
 def _model_tpot_s(tiers: TierProfile, rate: Floats, replicas: Floats) -> Floats:
-    """Promised percentile of TPOT by the law: tail * base / (1 - rho), s; NaN where nothing is promised of it."""
+    """Return the modelled TPOT at the SLO's percentile: tail * base / (1 - rho), s; NaN without a TPOT target."""
     rho = rate * tiers.work_s / replicas
     position = np.minimum(rho, 1.0) * (tiers.tpot_tail.shape[1] - 1)
     index = np.minimum(position.astype(np.intp), tiers.tpot_tail.shape[1] - 2)

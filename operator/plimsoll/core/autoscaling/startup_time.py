@@ -41,9 +41,9 @@ _MAX_PHASE_S: Final = 1e8  # three years
 _MAX_TAIL_SDS: Final = 37.0  # beyond it the tail probability underflows
 _MAX_LOG_VARIANCE: Final = (
     math.log(_MAX_PHASE_S / _MIN_PHASE_S) ** 2 / 4.0
-)  # variance of what lies between these two (Popoviciu)
+)  # largest variance of values between these two (Popoviciu)
 
-# Median seconds where nothing is known. Import (with the engine process and its config) and init (compiling, graphs and
+# Median seconds without measurements. Import (with the engine process and its config) and init (compiling, graphs and
 # kernels): vLLM 0.26 on one H200 with an 8B model and cold caches, 62.8 s from start to healthy. The rest are guesses.
 _DEFAULT_PHASE_S: Final = {"schedule": 1.0, "launch": 1.0, "import": 33.0, "init": 25.0, "api": 3.0, "warmup": 5.0}
 _RESTART_GAP_S: Final = 1.0  # prior of the restart phase; the kubelet starts the container at once the first time
@@ -65,7 +65,7 @@ class PhaseEstimate(NamedTuple):
 
     @property
     def distribution(self) -> NormalDist:
-        """Of the log seconds of the next start: normal, with the doubt about its own median in its spread.
+        """Distribution of the log seconds of the next start: normal, with the uncertainty of its median in its spread.
 
         The median's posterior is that of a normal mean with a normal prior, given the starts' spread (Gelman et al.,
         Bayesian Data Analysis, 2.5), and the spread is an average with a prior weight (3.3).
@@ -289,11 +289,12 @@ def _update_phase(phase: PhaseEstimate, seconds: float) -> PhaseEstimate:
 
 
 def eta(model: StartupModel, pod: StartingPod, now_s: float) -> Eta | Overdue:
-    """When a starting pod will be ready; Overdue if it has taken too long for that to be known.
+    """Return when a starting pod will be ready; Overdue if it has taken too long to predict it.
 
-    With its phase: what is left of that phase, given how long it has run, and the phases after it; medians add, and
-    spreads add in squares. Without: what is left of the whole. A pod that fits on no node has the whole before it. A
-    restart has the phases of restarts. It is overdue when a new pod would be, since a replacement takes that long.
+    With a known phase: the remaining time of that phase, given how long it has run, and the phases after it; medians
+    add, and spreads add in squares. Otherwise: the remaining time of the whole start. An unschedulable pod has the
+    whole start before it. A restart has the phases of restarts. It is overdue when a new pod would be, because a
+    replacement takes that long.
     """
     if pod.unschedulable_reason is not None:
         return Eta(model.total.quantile_s(0.5), model.total.quantile_s(0.9))

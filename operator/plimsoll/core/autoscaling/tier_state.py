@@ -38,7 +38,7 @@ STEP_MODEL_MEMORY_S: Final = 600.0  # window of the steps for inter-token latenc
 CAPACITY_CHECK_S: Final = 5.0  # interval of the checks of the SLO capacity
 INPUT_TOLERANCE: Final = 0.03  # relative change of an input that recomputes the SLO capacity
 ARRIVAL_CV2_TOLERANCE: Final = (
-    0.1  # or, of how arrivals bunch, by this: half of a wait is the services', and a line moves by less
+    0.1  # or relative change of the arrivals' variability; the SLO capacity changes by less, half of a wait is due to service
 )
 
 # For engines that do not report limits: vLLM's defaults, and a KV cache that is no constraint.
@@ -111,8 +111,8 @@ class TierState:
     layers: int = DEFAULT_LAYERS
     block_tokens: int = DEFAULT_BLOCK_TOKENS
     capacity: TierCapacity | Unavailable = NO_ENGINE_INFO
-    first_arrival_s: float = -math.inf  # when the first arrivals were seen, where none were known before
-    last_window: WindowSums | None = None  # the newest usable window: the load to be pessimistic about
+    first_arrival_s: float = -math.inf  # first arrivals, if none were known before
+    last_window: WindowSums | None = None  # newest usable window: the load for which the model is pessimistic
     checked_s: float = -math.inf  # last check of the SLO capacity
     tier_spec: TierSpec | None = None  # inputs of the SLO capacity
     replica_speeds: ReplicaSpeeds = field(default_factory=ReplicaSpeeds, repr=False)  # relative speed of each replica
@@ -122,7 +122,7 @@ class TierState:
     _startup_cache: tuple[StartupModels, float] | None = field(default=None, repr=False)
     _averaged_model: tuple[float, float, StepModel] | None = field(
         default=None, repr=False
-    )  # since when, until, their mean
+    )  # start and end of the window, mean model
 
     @property
     def startup_model(self) -> StartupModel:
@@ -193,7 +193,7 @@ class TierState:
         return self._model_cache[2]
 
     def is_due(self, now_s: float) -> bool:
-        """Is it time to look whether the line still holds?"""
+        """Return whether the inputs of the SLO capacity are to be checked."""
         return not 0.0 <= now_s - self.checked_s < CAPACITY_CHECK_S
 
     def plan_capacity(
@@ -205,7 +205,7 @@ class TierState:
         ttft_outside_s: float,
         gateway_count: int,
     ) -> TierSpec | None:
-        """What the line is to be made from, for `redraw`; None where it holds, or where it cannot be made."""
+        """Return the inputs for a new SLO capacity; None if the current one is valid, or if it cannot be computed."""
         self.checked_s = now_s
         model, limits = self.model, self.limits
         if model is None or limits is None:
@@ -233,10 +233,10 @@ class TierState:
         return tier_spec
 
     def apply_capacity(self, capacity: TierCapacity | Infeasible) -> None:
-        """The line has been made from the last draft."""
+        """Store the SLO capacity that was computed from the last `tier_spec`."""
         if isinstance(capacity, TierCapacity) and isinstance(
             self.capacity, TierCapacity
-        ):  # the work of before, by what is known of it now
+        ):  # convert earlier work to the new work of a request
             self.forecast_state = rescale(self.forecast_state, capacity.request_gpu_s / self.capacity.request_gpu_s)
         self.capacity = capacity if isinstance(capacity, TierCapacity) else _infeasible(capacity)
 
@@ -257,8 +257,11 @@ class TierState:
         )
 
     def averaged_model(self, model: StepModel, now_s: float) -> StepModel:
-        """The mean of the last ten minutes' models. How work divides into prompts and answers is what engines' totals
-        tell least of: models that agree on the work of a request swing by a quarter in it, within a minute or two."""
+        """Return the mean of the step-time models of the last ten minutes.
+
+        Engine totals hardly show how work divides into prompts and outputs: models that agree on the work of a request
+        differ by a quarter in this division within minutes.
+        """
         if self._averaged_model is None or now_s < self._averaged_model[1]:
             self._averaged_model = now_s, now_s, model
         since_s, until_s, mean = self._averaged_model
@@ -269,12 +272,14 @@ class TierState:
 
     @property
     def arrival_cv2(self) -> float:
-        """Of the gaps between arrivals, as the line has it; 1 while there is none."""
+        """Squared coefficient of variation of interarrival times in the current SLO capacity; 1 without one."""
         return 1.0 if self._capacity_inputs is None else self._capacity_inputs.arrival_cv2
 
     def measured_arrival_cv2(self) -> float:
-        """The same as it is measured over seconds; samples are of arrivals, each with the work of the mix. The last
-        figure holds until it has moved by BUNCHED."""
+        """Return the measured squared coefficient of variation of interarrival times, over seconds.
+
+        Samples are of arrivals, each with the work of the mix. It changes only by more than ARRIVAL_CV2_TOLERANCE.
+        """
         if not isinstance(self.capacity, Unavailable) and self.forecast_state.last_sample_s is not None:
             measured = arrival_dispersion(self.forecast_state.noise, self.capacity.request_gpu_s)
             if abs(measured - self._arrival_cv2) > ARRIVAL_CV2_TOLERANCE * self._arrival_cv2:
@@ -283,13 +288,13 @@ class TierState:
 
     @property
     def transfer(self) -> KvTransfer:
-        """What receiving KV costs; an engine that was watched while it received has it in its own steps already."""
+        """Cost of receiving KV; once an engine has reported steps, these include the cost."""
         if self.last_window is not None:
             return KvTransfer(self.layers, self.block_tokens, step_factor=1.0)
         return KvTransfer(self.layers, self.block_tokens)
 
     def ttft_part_s(self, workload: Workload) -> float:
-        """What a mean request spends of its TTFT in this tier, for the other tier's sake."""
+        """Return the part of a mean request's TTFT that this tier takes, s."""
         model = self.model
         if model is None or self.limits is None:
             return 0.0
@@ -312,7 +317,7 @@ def _stall_s(work: TierWork) -> float:
 
 
 def engine_key_of(engine_info: EngineInfo) -> EngineKey:
-    """What a calibration holds for, as far as the engine tells."""
+    """Return what a calibration applies to: model, accelerator, parallelism and engine version."""
     config = engine_info.config or {}
     model = " ".join(f"{name}={config[name]}" for name in _IDENTIFYING_FIELDS if name in config) or "model unknown"
     parallelism = "1 GPU" if engine_info.gpus == 1 else f"{engine_info.gpus} GPUs"
@@ -326,12 +331,12 @@ def _infeasible(infeasible: Infeasible) -> Unavailable:
 
 
 def ttft_outside_tier_s(tiers: Sequence[TierState], tier: TierState, workload: Workload) -> float:
-    """What a mean request spends of its TTFT in the other tiers, seconds."""
+    """Return the part of a mean request's TTFT that the other tiers take, s."""
     return math.fsum(other.ttft_part_s(workload) for other in tiers if other is not tier)
 
 
 def without_kv_posting(windows: Sequence[WindowSums], post_share: float | Unavailable) -> list[WindowSums]:
-    """Windows of a decode engine with the time taken out in which it posted KV reads: that is reckoned apart."""
+    """Return windows of a decode engine without the time in which it posted KV reads, which is modelled separately."""
     if isinstance(post_share, Unavailable) or not 0.0 < post_share < 1.0:
         return list(windows)
     lost_share = KvTransfer(1, 1).post_loss_share * post_share
