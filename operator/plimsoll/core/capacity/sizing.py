@@ -174,7 +174,7 @@ def size_tiers(
     attainments, one_fewer = np.where(rate > 0, 0.0, 1.0), np.zeros(len(profile))
     utilisation = np.zeros(len(profile))
     utilisation[active] = profile.select(active).rho(rate[active], replicas[active])
-    same_rate = required_rate[active] == rate[active]  # with headroom the search looked at another rate
+    same_rate = required_rate[active] == rate[active]  # with headroom the search used another rate
     for shares, search_shares, replica_counts in (
         (attainments, search.share_enough, replicas),
         (one_fewer, search.share_one_fewer, replicas - 1),
@@ -286,7 +286,7 @@ def _nearest_feasible_slo(tier: TierSpec, broken_constraint: Constraint) -> Slo 
             return slo
         light_rate = profile.saturation_rate_per_s(1, admission=False) * LIGHT_LOAD
         without_admission = attainment(profile, light_rate, 1, admission=False)
-        # Kept without admission, it is the batch that broke it, which is what TPOT leaves.
+        # If it is met without admission control, the batch that TPOT allows is the limit.
         tpot_breaks = without_admission.within_tpot[0] < slo.share or without_admission.within_slo[0] >= slo.share
         if math.isfinite(profile.tpot_s[0]) and (tpot_breaks or slo.ttft_s is None):
             slo = _relax_tpot(replace(tier, slo=slo), float(profile.tpot_unloaded_s[0]))

@@ -130,7 +130,7 @@ class TierProfile:
     )
     share_within_tpot: Floats  # share of the admitted requests that do
     gateways: Floats  # that share the slots
-    causes: NDArray[np.intp]  # (n, 3) places in Constraint of what makes requests miss: pace, steps before it, slots
+    causes: NDArray[np.intp]  # (n, 3) indices in Constraint of the causes of misses: TPOT, preceding steps, slots
     arrival_cv2: Floats  # of each gateway's queue: squared coefficients of variation of gaps and services
     service_cv2: Floats
     peakedness: Floats  # variance over mean of the number of its requests in progress, with slots for all
