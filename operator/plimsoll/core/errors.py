@@ -1,10 +1,10 @@
-"""The errors of Plimsoll: one tree, so that a caller names what it can handle and lets the rest pass.
+"""The errors of Plimsoll: one tree, so that a caller handles what it can name and passes on the rest.
 
 PlimsollError
-|- InvalidSpec          the user's object cannot be acted on; retrying does not help
-`- ClusterError         the API server said no, or did not answer
-   |- NotFound  Conflict  ObjectRejected  Forbidden   (ObjectRejected: the object itself is at fault)
-   |- BackendUnavailable   away, slow or asking for patience; try again after `retry_after_seconds`
+|- InvalidSpec          the user's object is invalid; retrying does not help
+`- ClusterError         the API server returned an error, or did not respond
+   |- NotFound  Conflict  ObjectRejected  Forbidden   (ObjectRejected: the object itself is invalid)
+   |- BackendUnavailable   unreachable, slow or overloaded; retry after `retry_after_seconds`
    `- LeaseLost            this process no longer holds the lease, so it must not write
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 
 def cause_of(error: BaseException) -> str:
-    """The error's own words, or what it is: an expired time limit has none."""
+    """Return the error's message, or its type if it has none, as an expired time limit."""
     return str(error) or ("no answer in time" if isinstance(error, TimeoutError) else type(error).__name__)
 
 
@@ -32,7 +32,7 @@ class InvalidSpec(PlimsollError):
 
 
 class ClusterError(PlimsollError):
-    """The API server refused or could not be asked; `status` is its HTTP status, 0 if there was none."""
+    """The API server returned an error or is unreachable; `status` is its HTTP status, 0 if there was none."""
 
     def __init__(self, message: str, status: int = 0) -> None:
         super().__init__(message)
@@ -48,7 +48,7 @@ class Conflict(ClusterError):
 
 
 class ObjectRejected(ClusterError):
-    """The API server finds fault with the object; its own words are the message."""
+    """The API server rejects the object as invalid; the message is the server's."""
 
 
 class Forbidden(ClusterError):
@@ -56,7 +56,7 @@ class Forbidden(ClusterError):
 
 
 class BackendUnavailable(ClusterError):
-    """The API server is away, overloaded or slow."""
+    """The API server is unreachable, overloaded or slow."""
 
     def __init__(self, message: str, status: int = 0, retry_after_seconds: float | None = None) -> None:
         super().__init__(message, status)

@@ -1,11 +1,11 @@
-"""Histograms of counters: what came in between two readings, of several sources together, and where percentiles lie.
+"""Histograms of counters: the increase between two readings, sums over sources, and percentiles.
 
-Problem: percentiles cannot be added, and histograms can only where their edges agree; a source that restarts counts
-from zero again.
+Problem: percentiles cannot be added, and histograms only if their edges agree. A source that restarts counts from zero
+again.
 
-Idea: inside a bucket values are taken as evenly spread, everywhere here: a histogram cut at more edges has the same
+Idea: values are spread evenly within a bucket, everywhere here. A histogram cut at more edges then has the same
 percentiles, so histograms of different edges are cut at all their edges and added. The bucket above the last finite
-edge has no width: of what lies in it only that edge is known.
+edge has no width: only that edge is known of its values.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def bucket_index(edges: tuple[float, ...], value: float) -> int:
 
 
 def from_sparse(edges: tuple[float, ...], counts: Mapping[int, float], value_sum: float) -> BucketCounts:
-    """A histogram from the counts of its non-empty buckets, by index. Raises IndexError for one that is not there."""
+    """Return a histogram from the counts of its non-empty buckets, by index. Raises IndexError for an unknown index."""
     dense = [0.0] * len(edges)
     for i, n in counts.items():
         dense[i] = n
@@ -42,14 +42,14 @@ def from_sparse(edges: tuple[float, ...], counts: Mapping[int, float], value_sum
 
 
 def total_count(histogram: BucketCounts) -> float:
-    """How many values it holds."""
+    """Return the number of values."""
     return math.fsum(histogram.counts)
 
 
 def difference(new: BucketCounts, old: BucketCounts | None) -> BucketCounts:
-    """What came in since `old`, an earlier reading of the same source.
+    """Return the increase since `old`, an earlier reading of the same source.
 
-    A count that fell, or other edges, tell of a source that started anew: all that it holds came since.
+    A lower count or other edges mean that the source restarted: all its values are new.
     """
     if old is None or new.edges != old.edges or new.value_sum < old.value_sum or any(map(lt, new.counts, old.counts)):
         return new
@@ -57,9 +57,9 @@ def difference(new: BucketCounts, old: BucketCounts | None) -> BucketCounts:
 
 
 def merge(parts: Iterable[BucketCounts]) -> BucketCounts | None:
-    """All parts as one histogram over all their edges; None of no parts.
+    """Return all parts as one histogram over all their edges; None without parts.
 
-    What a part holds above its last finite edge goes above the last one of all.
+    Values above a part's last finite edge go above the last edge of all.
     """
     merged: BucketCounts | None = None
     for part in parts:

@@ -1,9 +1,9 @@
-"""The latency promise of a service: what share of its requests must meet which targets.
+"""Latency SLO of a service: the share of its requests that must meet which targets.
 
-Problem: one TTFT target for all lengths makes long prompts hopeless even on an idle fleet, and a mean hides the tail
-that users feel.
+Problem: one TTFT target for all lengths cannot be met by long prompts even on an idle fleet, and a mean hides the tail
+that users notice.
 
-Idea: a percentile over requests, each of which meets all its targets together or is missed; the TTFT target may grow
+Idea: a share of requests, each of which meets all its targets together or counts as missed; the TTFT target may grow
 with the prompt.
 """
 
@@ -37,8 +37,8 @@ class Slo:
 
     share: of requests, above 0 and below 1, such as 0.95. ttft_s: time to first token. ttft_per_1k_tokens_s: added to
     it for each 1,000 prompt tokens. tpot_s: mean time per output token of one request after its first. e2e_s: to the
-    last token. itl_s: of the gaps between two tokens, 99 in 100 of all answers; no target of a request, so that `share`
-    has nothing to do with it. Raises ValueError that names the argument.
+    last token. itl_s: 99th percentile of the inter-token latencies of all responses; it is no target of a request, so
+    `share` does not apply to it. Raises ValueError that names the argument.
     """
 
     share: float
@@ -76,7 +76,7 @@ class Slo:
         return "p99" if name == "itl" else f"p{format_number(100 * self.share)}"
 
     def deadlines(self, prompt_tokens: float) -> Deadlines:
-        """Of a request with such a prompt, cached tokens included."""
+        """Return the deadlines of a request with this prompt, cached tokens included."""
         ttft_s = math.inf if self.ttft_s is None else self.ttft_s + self.ttft_per_1k_tokens_s * prompt_tokens / 1000
         e2e_s, tpot_s = (math.inf if target is None else target for target in (self.e2e_s, self.tpot_s))
         return Deadlines(ttft_s, e2e_s, tpot_s)

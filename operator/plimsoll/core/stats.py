@@ -1,4 +1,4 @@
-"""What is left of a figure that may be chance."""
+"""Shrinkage: the part of a value that exceeds random variation."""
 
 from __future__ import annotations
 

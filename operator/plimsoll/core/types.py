@@ -15,7 +15,7 @@ class Role(StrEnum):
 
 
 class Task(StrEnum):
-    """What a service's model does, and so which routes of the API it serves."""
+    """Task of a service's model; it decides which routes of the API the service serves."""
 
     GENERATE = "generate"
     EMBED = "embed"

@@ -1,11 +1,10 @@
 """Go-style durations and Kubernetes quantities, to numbers and back.
 
-Problem: manifests say `500ms` and `64Gi`; the rest of the code computes with seconds and exact numbers. Go's and
-Kubernetes' grammars differ from anything in Python's standard library, and a parser that is a little more generous than
-the API server's accepts what the cluster later refuses.
+Problem: manifests say `500ms` and `64Gi`; the code computes with seconds and exact numbers. Python's standard library
+has neither grammar, and a parser that accepts more than the API server accepts what the cluster later rejects.
 
-Idea: the two grammars as two anchored regular expressions, exact arithmetic in `Decimal`, and canonical output, so
-that parse(format(x)) == x. Every error is a ValueError that shows what was read and what is accepted.
+Idea: the two grammars as two anchored regular expressions, exact arithmetic in `Decimal`, and canonical output, so that
+parse(format(x)) == x. Every error is a ValueError that shows the input and what is accepted.
 """
 
 import math
@@ -90,7 +89,7 @@ def _format_below_second(nanos: int) -> str:
 
 
 def parse_quantity(value: str | int) -> Decimal:
-    """The exact number a Kubernetes quantity stands for: `64Gi` -> 68719476736, `500m` -> 0.5. Raises ValueError."""
+    """Return the exact number of a Kubernetes quantity: `64Gi` -> 68719476736, `500m` -> 0.5. Raises ValueError."""
     text = str(value)
     if isinstance(value, bool) or not _QUANTITY.fullmatch(text):
         raise ValueError(f"{text!r} is not a quantity: write a number with an optional suffix, such as 500m, 4 or 64Gi")
@@ -137,14 +136,14 @@ def _format_plain(number: Decimal) -> str:
 
 
 def round_significant(value: float, digits: int) -> float:
-    """The finite number rounded to so many significant digits, for documents that programs read."""
+    """Return the finite number rounded to this many significant digits, for documents that programs read."""
     return float(f"{value:.{digits}g}")
 
 
 def format_figure(value: float, digits: int = FIGURE_DIGITS) -> str:
-    """A number as people write it, to `digits` significant digits and without an exponent: 120, 9.1, 0.0031.
+    """Return a number for people, to `digits` significant digits and without an exponent: 120, 9.1, 0.0031.
 
-    Numbers nearer to zero than 10^-12 read as 0. Those beyond 10^15 and those that are not finite are words.
+    Numbers nearer to zero than 10^-12 are 0. Those beyond 10^15 and those that are not finite are words.
     """
     text = f"{value:.{digits}g}"
     if "e" not in text and "n" not in text:
@@ -163,9 +162,9 @@ def format_figure(value: float, digits: int = FIGURE_DIGITS) -> str:
 
 
 def format_number(value: float) -> str:
-    """A number from a spec, an option or a constant, to six significant digits.
+    """Return a number from a spec, an option or a constant, to six significant digits.
 
-    A number that no one could mean (1e-300, inf) stays as it was given, so that its error message shows it.
+    An implausible number (1e-300, inf) is returned as it was given, so that its error message shows it.
     """
     is_readable = value == 0.0 or float(_MIN_FIGURE) <= abs(value) <= float(_MAX_FIGURE)
     return format_figure(value, 6) if is_readable else str(value)

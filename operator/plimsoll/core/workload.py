@@ -1,13 +1,13 @@
-"""What requests look like: the joint distribution of their prompt, cached and output tokens.
+"""Request lengths: the joint distribution of prompt, cached and output tokens.
 
-Problem: sizing by mean lengths misses what breaks a promise. A prompt's attention grows with its square, a batch's
-cache with prompts and outputs together, the tail of waiting with their spread. And what is at hand differs: samples at
-the gateway, bucket counts from an engine, several pods and windows of either, requests that have not ended yet.
+Problem: sizing by mean lengths misses what violates an SLO. A prompt's attention grows with its square, a batch's cache
+with prompts and outputs together, the tail of waiting with their spread. The data differ too: samples at the gateway,
+bucket counts from an engine, several pods and windows of either, requests that have not ended.
 
 Idea: one bounded table of weighted rows (uncached, cached, output). Every per-request quantity is a function of the
-rows, so that its mean, quantiles and dispersion are weighted sums. Histograms become stratified rows by their inverse
-distribution; tables merge by weight and shrink by joining neighbouring rows, which leaves every mean as it was;
-unfinished requests count as censored, since in a ramp the finished ones are the short ones.
+rows, so its mean, quantiles and dispersion are weighted sums. Histograms become stratified rows by their inverse
+distribution. Tables merge by weight and shrink by joining neighbouring rows, which preserves every mean. Unfinished
+requests count as censored, because under rising load the finished ones are the short ones.
 """
 
 from __future__ import annotations
@@ -109,12 +109,12 @@ class Workload:
 
 @dataclass(frozen=True, eq=False)
 class LengthHistogram:
-    """Counts of lengths in buckets, as Prometheus gives them once differences of `le` buckets are taken.
+    """Counts of lengths in buckets, as differences of Prometheus' `le` buckets.
 
     edges: ascending upper edges in tokens, the last may be infinite. counts: requests in each bucket (not cumulated;
-    may be fractional). mean_tokens: the histogram's sum over its count, where known: it says what buckets cannot.
-    maximum_tokens: no length exceeds it (the model's context); needed where the infinite bucket has counts.
-    Raises ValueError that names the argument.
+    may be fractional). mean_tokens: the histogram's sum over its count, None if unknown. maximum_tokens: no length
+    exceeds it (the model's context); required if the infinite bucket has counts. Raises ValueError that names the
+    argument.
     """
 
     edges: FloatArray
@@ -139,12 +139,14 @@ class LengthHistogram:
             raise ValueError("maximum_tokens is needed: there are counts above the last finite edge")
 
     def lengths(self, shares: FloatArray) -> FloatArray:
-        """Inverse distribution: the length below which each share (0 to 1, ends excluded) of the requests lies, tokens.
+        """Return the inverse distribution: the length below which each share (0 to 1, ends excluded) of the requests
+        lies, tokens.
 
-        Between two edges the normal quantile of the share is taken as linear in the logarithm of the length: exact for
+        Between two edges the normal quantile of the share is linear in the logarithm of the length. This is exact for
         lognormal lengths, which coarse buckets otherwise widen (by 40 % in variance at 1-2-5 edges), and monotone for
-        any. The open ends continue the slope beside them. Where the mean is known, the place v inside each bucket is
-        bent to v^k so that it comes out (k within 1/16 to 16: a mean out of the buckets' reach pulls as far as it may).
+        any. The open ends continue the adjacent slope. If the mean is known, the position v inside each bucket becomes
+        v^k such that the mean is met (k within 1/16 to 16; a mean that the buckets do not allow is met as nearly as
+        possible).
         """
         values = np.asarray(shares, dtype=np.float64)
         if not np.all((values > 0) & (values < 1)):
@@ -154,7 +156,7 @@ class LengthHistogram:
 
     @cached_property
     def _mean_correction(self) -> float:
-        """The exponent k, by bisection of its logarithm: lengths fall as it grows."""
+        """Return the exponent k, by bisection of its logarithm: lengths fall as it grows."""
         if self.mean_tokens is None:
             return 1.0
         lows, spans, within = self._locate((np.arange(HISTOGRAM_ROWS) + 0.5) / HISTOGRAM_ROWS)
@@ -176,7 +178,7 @@ class LengthHistogram:
         weights = np.asarray(self.counts, dtype=np.float64)[nonempty]
         cumulative = np.concatenate(([0.0], np.cumsum(weights) / weights.sum()))
         bucket = np.minimum(np.searchsorted(cumulative[1:], shares, side="left"), nonempty.size - 1)
-        # Buckets above the maximum have no width; 1 in its place keeps 0 / 0 away.
+        # Buckets above the maximum have no width; 1 instead avoids 0 / 0.
         spans = np.maximum(highs - lows, 0.0)
         safe = np.where(spans > 0, spans, 1.0)[bucket]
         if nonempty.size < 3:  # no bucket has a neighbour on either side: no slope to be had
@@ -194,7 +196,7 @@ def _lognormal_pieces(
     slopes = np.empty(lows.size)
     slopes[1:-1] = np.log(np.maximum(highs[1:-1], lows[1:-1]) / lows[1:-1]) / np.maximum(np.diff(edges), 1e-12)
     slopes[0], slopes[-1] = slopes[1], slopes[-2]
-    # At the open ends the slope goes on, cut off at the bucket's far edge: its shares are spread over what is left.
+    # At the open ends the slope continues up to the bucket's far edge, and its shares fill the remaining width.
     ends = np.array([0.0, 1.0])
     if lows[0] > 0 and slopes[0] > 0:
         ends[0] = _NORMAL.cdf(edges[0] - math.log(highs[0] / lows[0]) / slopes[0])
@@ -208,7 +210,7 @@ def _lognormal_pieces(
 
 
 def _probit(share: float) -> float:
-    """Normal quantile; shares that rounding has brought to 0 or 1 stay finite."""
+    """Return the normal quantile; shares rounded to 0 or 1 stay finite."""
     return _NORMAL.inv_cdf(min(max(share, 1e-15), 1 - 1e-15))
 
 
@@ -219,11 +221,11 @@ def from_samples(
     weights: npt.ArrayLike | None = None,
     finished: npt.ArrayLike | None = None,
 ) -> Workload:
-    """The workload of requests seen, joined to at most MAX_ROWS rows.
+    """Return the workload of observed requests, joined to at most MAX_ROWS rows.
 
-    Three arrays of one length, of finite numbers of 0 or more; weights: any positive scale, equal if None.
-    finished: False where output_tokens is what an unfinished request has so far; such a row counts as censored (see
-    `censored_weights`). Raises ValueError that names the argument; no samples at all is an error, not a zero.
+    Three arrays of one length, of finite numbers of 0 or more; weights: any positive scale, equal if None. finished:
+    False if output_tokens is what an unfinished request has so far; such a row counts as censored (see
+    `censored_weights`). Raises ValueError that names the argument; no samples are an error, not a zero.
     """
     uncached = _validate_rows("uncached_tokens", uncached_tokens, None)
     cached = _validate_rows("cached_tokens", cached_tokens, uncached.size)
@@ -242,11 +244,12 @@ def from_histograms(
     cached: LengthHistogram | None = None,
     rows: int = HISTOGRAM_ROWS,
 ) -> Workload:
-    """A workload with the given marginal distributions, taken as independent (histograms say nothing of the joint).
+    """Return a workload with these marginal distributions, taken as independent, because histograms do not show the
+    joint.
 
-    Deterministic: each marginal is cut into `rows` strata of equal weight, one row in the middle of each, and the
-    strata are paired by an even sequence, so that the joint fills its square or cube evenly. No cached histogram means
-    that no prefix was cached. Raises ValueError.
+    Deterministic: each marginal is cut into `rows` strata of equal weight, with one row in the middle of each. The
+    strata are paired by a low-discrepancy sequence, so that the joint fills its square or cube evenly. Without a cached
+    histogram no prefix is cached. Raises ValueError.
     """
     if not 1 <= rows <= MAX_ROWS:
         raise ValueError(f"rows must lie between 1 and {MAX_ROWS}, not {rows}")
@@ -281,13 +284,12 @@ def merge(parts: Iterable[tuple[Workload, float]]) -> Workload | None:
 
 
 def censored_weights(output_tokens: npt.ArrayLike, finished: npt.ArrayLike, weights: npt.ArrayLike) -> FloatArray:
-    """Weights under which finished requests stand for unfinished ones too (Kaplan and Meier's estimator).
+    """Return weights with which finished requests also represent unfinished ones (Kaplan-Meier estimator).
 
-    An unfinished row only says that its output is longer than what it has: its weight moves in equal shares to all
-    longer rows (Efron's redistribution to the right, 1967, which equals Kaplan-Meier; with other columns kept beside it
-    is Stute's estimator, 1993). Rows longer than every finished one keep what has come to them: a lower bound of the
-    tail, since no data say more. Arrays of one length; returns non-negative weights of the same sum, in the same order.
-    Raises ValueError.
+    An unfinished row shows only that its output is longer than what it has. Its weight moves in equal shares to all
+    longer rows (Efron's redistribution to the right, 1967, which equals Kaplan-Meier; with further columns it is
+    Stute's estimator, 1993). Rows longer than every finished one keep their weight, a lower bound of the tail. Arrays
+    of one length; returns non-negative weights of the same sum, in the same order. Raises ValueError.
     """
     output = _validate_rows("output_tokens", output_tokens, None)
     mass = _validate_rows("weights", weights, output.size)
