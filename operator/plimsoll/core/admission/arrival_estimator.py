@@ -1,8 +1,8 @@
 """Estimates the work rate of new arrivals at one gateway, which retry reservations must leave free.
 
 Problem: often only a tenth of the expected capacity is spare. A 10 s mean at 20 requests per second has an error of
-that size, so clients rejected in an unlucky second would be told not to retry. Just after a level shift such a mean
-sees only half of it, and the first rejected clients would retry too soon.
+that size, so after random bursts rejected clients would be advised not to retry. Just after a level shift such a mean
+shows only half of it, and the first rejected clients would retry too soon.
 
 Idea: apply the estimator that sizes the replicas (`core.demand.level_tracker`) to this gateway's own arrivals: a long
 mean that restarts at a level shift. It works without the operator, and it follows this gateway's share of the clients.

@@ -387,8 +387,8 @@ class AdmissionController:
     def _expire(self, queued: QueuedRequest, now: float) -> AdmissionDecision:
         """Shed a queued request that would be late.
 
-        While no replica is ready, its class's maximum queue time ends as ShedStarting, so that the client hears when
-        to come back. Its client's deadline, or the maximum queue time at ready replicas, ends as ShedDeadline.
+        While no replica is ready, its class's maximum queue time ends as ShedStarting, which has a `Retry-After`. Its
+        client's deadline, or the maximum queue time at ready replicas, ends as ShedDeadline.
         """
         if queued.client_deadline_s - queued.cost.idle_ttft_s <= now:
             shed = self._shed(queued.request, queued.cost, AdmissionOutcome.SHED_DEADLINE, now)

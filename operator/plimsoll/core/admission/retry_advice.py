@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 MAX_RETRY_AFTER_S: Final = 60  # what every SDK honours
 MAX_RESERVATION_S: Final = 120.0  # announced in two steps of `MAX_RETRY_AFTER_S`
-MAX_RETURN_S: Final = 3600.0  # no client is told to return later
+MAX_RETURN_S: Final = 3600.0  # longest `Retry-After`
 UNKNOWN_RETRY_RANGE_S: Final = (10, 30)  # random `Retry-After` if the time is unknown
 
 
