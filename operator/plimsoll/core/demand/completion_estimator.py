@@ -4,8 +4,8 @@ Problem: longer outputs show in the generated tokens long before the long respon
 requests that began up to one response time ago. Divided by the requests that begin or complete now, a burst looks like
 short outputs while it begins and like long ones after it.
 
-Idea: an engine gives each response one token per step, so its steps are a clock for all responses. By this clock, it is
-known when each request began and, for the usual lengths, how far the remaining ones are. Of outputs with N tokens, the
+Idea: an engine gives each response one token per step, so its steps are a clock for all responses. This clock shows
+when each request began and, for the usual lengths, the progress of the running ones. Of outputs with N tokens, the
 tokens up to the x-th are E min(N, x), the restricted mean of a life table. Requests that ran when the engine was first
 observed are at any point of their response. Their remainder is the residual of a renewal process in equilibrium (Cox
 1962).

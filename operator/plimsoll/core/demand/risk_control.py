@@ -1,13 +1,13 @@
 """Risk control: the quantile to size for, adjusted by the share of missed requests.
 
-Problem: a forecast's 95th percentile misses more or less than five in a hundred, because no load model is right. A
+Problem: a forecast's 95th percentile misses more or less than five in a hundred, because no load model is exact. A
 horizon is not missed as a whole, but for a share of its requests.
 
-Idea: online risk control. After each horizon the score (a normal deviate) moves by step * (loss - budget): up by much
-after a miss, down by little otherwise. However wrong the forecast is, the mean loss over T horizons then differs from
-the budget by at most (range of the score) / (step * T), while no clamp holds. Sources: Gibbs and Candes 2021 for
-coverage; Feldman et al. 2023 for any bounded loss; Angelopoulos et al. 2024 for risk in place of coverage. The score
-starts at the budget's own quantile, which is the prior: about ten horizons hardly move it.
+Idea: online risk control. After each horizon the score (a normal deviate) moves by step * (loss - budget): far up after
+a miss, slightly down otherwise. For any forecast error, the mean loss over T horizons then differs from the budget by
+at most (range of the score) / (step * T), while no clamp holds. Sources: Gibbs and Candes 2021 for coverage; Feldman et
+al. 2023 for any bounded loss; Angelopoulos et al. 2024 for risk in place of coverage. The score starts at the budget's
+own quantile, which is the prior: about ten horizons hardly move it.
 """
 
 from __future__ import annotations

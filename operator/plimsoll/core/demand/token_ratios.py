@@ -1,11 +1,11 @@
-"""What a service's own model makes of the estimated tokens of text, pictures, sound and video.
+"""Ratios of counted to estimated prompt tokens of a model, for text, pictures, sound and video.
 
 Problem: a gateway estimates prompt tokens by rules of thumb: bytes of text, pixels of pictures. Tokenizers differ, and
 one model family needs 256 tokens for any picture where another needs 2,700. Engines count only the sum of all prompt
 tokens.
 
-Idea: the mix of text and pictures varies from half minute to half minute, and so does the sum that engines count.
-A ridge regression of counted on estimated tokens gives a ratio for each kind. Without evidence all ratios stay near 1;
+Idea: the mix of text and pictures varies from half minute to half minute, and so does the sum that engines count. A
+ridge regression of counted on estimated tokens gives a ratio for each kind. Without evidence all ratios stay near 1;
 with a constant mix the ratio of the least certain kind moves most (Hoerl and Kennard 1970, in its Bayesian reading). A
 service without media has no ratios.
 """
