@@ -33,9 +33,9 @@ from plimsoll.core.capacity.tier_model import (
 from plimsoll.core.demand.forecasting import Forecast
 from plimsoll.core.types import Unavailable
 
-RELEASE_MARGIN: Final = 0.025  # of the forecast: change of the SLO capacity within the level's memory, at a constant mix
+RELEASE_MARGIN: Final = 0.025  # relative change of the SLO capacity within the level's memory, at a constant mix
 LEVEL_RISE_ERRORS: Final = 1.96  # standard errors by which a level rises at some time in 5 % of cases
-RELEASE_ERRORS: Final = 3.0  # standard errors by which a load that is constant for hours may exceed the margin
+RELEASE_ERRORS: Final = 3.0  # standard errors by which a load that is constant for hours may vary beyond it
 
 
 @dataclass(frozen=True, eq=False)

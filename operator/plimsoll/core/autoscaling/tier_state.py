@@ -38,7 +38,7 @@ STEP_MODEL_MEMORY_S: Final = 600.0  # window of the steps for inter-token latenc
 CAPACITY_CHECK_S: Final = 5.0  # interval of the checks of the SLO capacity
 INPUT_TOLERANCE: Final = 0.03  # relative change of an input that recomputes the SLO capacity
 ARRIVAL_CV2_TOLERANCE: Final = (
-    0.1  # or relative change of the arrivals' variability; the SLO capacity changes by less, half of a wait is due to service
+    0.1  # or relative change of `arrival_cv2`; half of a wait is due to service, so the SLO capacity changes by less
 )
 
 # For engines that do not report limits: vLLM's defaults, and a KV cache that is no constraint.
