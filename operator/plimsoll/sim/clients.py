@@ -5,8 +5,9 @@ backoff. Their behaviour decides whether a step in load causes one wave or many.
 
 Idea: one behaviour for all clients, or half of them each. A client that honours the response retries after
 `Retry-After`, not at all if it says `x-should-retry: false`, and by an SDK's own backoff if it says neither, as for a
-plain proxy. A client that ignores it retries by that backoff in any case. Both make `ATTEMPTS` attempts. A retry is the
-same request: it is marked as a retry, as SDKs do, its body is the same, and no figure of the offered load counts it.
+plain proxy. A client that ignores it retries by that backoff in any case. Both make `MAX_ATTEMPTS` attempts. A retry is
+the same request: it is marked as a retry, as SDKs do, its body is the same, and no figure of the offered load counts
+it.
 
 The backoff is that of openai-python (`_calculate_retry_timeout`: 0.5 s doubled each time, up to a quarter less). An
 idle connection is kept for 5 s, as httpx does. A retry within that time goes to the same gateway, a later one to any.

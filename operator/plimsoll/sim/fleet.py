@@ -110,7 +110,7 @@ class FleetTier:
         self._engine_info = plant.engine_info(role)
 
     def start_initial(self, replicas: int) -> list[SimulatedReplica]:
-        """Replicas that are ready when the run begins. Raises BadInput if there are not enough GPUs for them."""
+        """Start replicas that are ready when the run begins. Raises BadInput if there are not enough GPUs for them."""
         self.desired = replicas
         created = [self._create(0.0) for _ in range(replicas)]
         for one in created:

@@ -222,7 +222,7 @@ def evaluate_followers(space: SearchSpace, evaluated: EvaluatedPolicies, runs: i
 
 
 def _near_front(points: Sequence[FrontierPoint]) -> Sequence[FrontierPoint]:
-    """Of the front, evenly over it; where it has too few, with those that are least behind it."""
+    """Return points evenly over the front; if it has too few, also those that are least behind it."""
     best = pareto_front(points)
     if len(best) >= _REFINED_POINTS:
         return [best[n * (len(best) - 1) // (_REFINED_POINTS - 1)] for n in range(_REFINED_POINTS)]
@@ -233,7 +233,7 @@ def _near_front(points: Sequence[FrontierPoint]) -> Sequence[FrontierPoint]:
 
 
 def _scaled_cap(share: float, context: PolicyContext) -> int:
-    """A share of the most, and at least one."""
+    """Return a share of the largest cap, at least 1."""
     return max(1, round(share * max_resident_sequences(context)))
 
 
@@ -285,7 +285,7 @@ def best_schedule(
 
 
 def _cheaper_schedules(policy: str, suffix: str, space: SearchSpace) -> Iterator[str]:
-    """The same schedule with one thing less, what saves most first."""
+    """Yield the schedule with one step removed, delayed or shortened, largest saving first."""
     text = policy.removesuffix(suffix).partition("plan=")[2]
     plan = clairvoyant.parse_plan(text, len(space.context.bounds))
     assert plan is not None

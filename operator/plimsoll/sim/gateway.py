@@ -96,10 +96,10 @@ class SimulatedGateway:
 
     @property
     def wake_s(self) -> float:
-        """When `release` must be called even if nothing has happened."""
+        """When `release` must be called even without an event."""
         return math.inf if self.admission is None or not self.queued else self.admission.wake_at_s
 
-    # ---------------------------------------------------------------- what it is told
+    # ---------------------------------------------------------------- configuration
 
     def publish(self, published: AdmissionLimits | None, now_s: float) -> list[Attempt]:
         """Apply the operator's published limits. Returns the queued requests if admission control was disabled."""
@@ -173,7 +173,7 @@ class SimulatedGateway:
         return decision
 
     def release(self, now_s: float) -> list[tuple[Attempt, AdmissionDecision | None]]:
-        """Queued requests with a decision."""
+        """Return queued requests with their decisions."""
         if self.admission is None or not self.queued:
             return []
         decisions = self.admission.release(now_s)
@@ -185,7 +185,7 @@ class SimulatedGateway:
         return [(self.queued.pop(one.request_id), one) for one in decisions]
 
     def choose_endpoints(self, attempt: Attempt, decision: AdmissionDecision | None) -> tuple[str, str]:
-        """Address of the request's engine and of its prefill engine; "" for none."""
+        """Return the addresses of the request's engine and of its prefill engine; "" for none."""
         tokens = attempt.trace_request.prompt_tokens
         if decision is not None and decision.address is not None:
             uses_prefill = tokens >= KV_BLOCK_TOKENS and decision.prefill is not None
@@ -196,7 +196,7 @@ class SimulatedGateway:
         return placement.endpoint.address, placement.prefill.address if placement.prefill else ""
 
     def on_dispatch(self, attempt: Attempt, gated: bool) -> None:
-        """The request, which this gateway decided about, goes to an engine."""
+        """Record that a request of this gateway's decision goes to an engine."""
         self._pick_count += 1
         self.running[str(attempt.id)] = attempt
         if gated:
@@ -206,11 +206,13 @@ class SimulatedGateway:
             engine_load.update(engine_load.inflight + 1, self._pick_count)
 
     def carry(self, attempt: Attempt) -> None:
-        """The request goes to an engine through this gateway, whichever gateway decided."""
+        """Record that the request goes to an engine through this gateway, whichever gateway decided."""
         self._carried.update(filter(None, (attempt.address, attempt.prefill_address)))
 
     def record_shed(self, attempt: Attempt, decision: AdmissionDecision, now_s: float) -> str:
-        """The request was rejected, or goes to the fallback; returns the reason of the gateway's response."""
+        """Record that the request was rejected, or goes to the fallback. Returns the reason in the
+        gateway's response.
+        """
         reason = _REASONS[decision.outcome]
         if (
             decision.outcome is AdmissionOutcome.SHED_NO_CAPACITY
@@ -224,13 +226,13 @@ class SimulatedGateway:
         return reason
 
     def record_rejection(self, attempt: Attempt, reason: str, now_s: float, *, is_demand: bool = True) -> None:
-        """The request was rejected, with or without admission control."""
+        """Record a rejection, with or without admission control."""
         self._rejections[reason] += 1
         if is_demand:
             self._recent_rejections.record(attempt.id, now_s)
 
     def on_end(self, attempt: Attempt, succeeded: bool, now_s: float) -> None:
-        """A request at an engine, which this gateway decided about, has ended. Call `release` next."""
+        """Record the end of a request that this gateway decided about. Call `release` next."""
         key = str(attempt.id)
         self.running.pop(key, None)
         for address in filter(None, (attempt.address, attempt.prefill_address)):
@@ -285,13 +287,13 @@ class SimulatedGateway:
     # ---------------------------------------------------------------- inside
 
     def _with_all_slots(self, published: AdmissionLimits | None) -> AdmissionLimits | None:
-        """The limits of the owner, whatever share is published for it."""
+        """Return the limits of the owner, which has all slots whatever share is published for it."""
         if published is None or published.cost_model is None:
             return published
         return replace(published, shares={self.name: published.cost_model.batch})
 
     def _update_replicas(self, now_s: float) -> None:
-        """The gate's replicas, each with all its slots."""
+        """Update the admission controller's replicas, each with all its slots."""
         if self.admission is None or self.published is None:
             return
         units = self.published.slot_limit(self.name)
@@ -331,7 +333,7 @@ class SimulatedGateway:
         return self.published.announcement(self.name, self._arrival_estimator.work_rate, -self._epoch_s)
 
     def _is_retry(self, attempt: Attempt, now_s: float) -> bool:
-        """Whether it is known here that it was counted before."""
+        """Whether this gateway has counted the demand before."""
         if attempt.attempt == 1:
             return False
         if self._recent_rejections.is_retry(True, attempt.id, now_s):
@@ -343,7 +345,7 @@ class SimulatedGateway:
 
 
 def default_class(classes: Iterable[ClassPolicy]) -> str:
-    """The class of requests that name none: the one called `default`, else the lowest."""
+    """Return the class of requests without one: `default` if it exists, else the lowest."""
     known = list(classes)
     names = [one.name for one in known]
     if _DEFAULT_CLASS in names or not known:
@@ -352,7 +354,7 @@ def default_class(classes: Iterable[ClassPolicy]) -> str:
 
 
 def _prompt_blocks(ids: tuple[int, ...], tokens: int) -> tuple[int, ...]:
-    """Names of the prompt's blocks of 128 tokens, from those of its larger ones."""
+    """Return hashes of the prompt's blocks of 128 tokens, from those of the trace's larger blocks."""
     if not ids:
         return ()
     blocks_per_id = max(1, round(tokens / len(ids) / KV_BLOCK_TOKENS))

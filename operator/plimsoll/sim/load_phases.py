@@ -1,16 +1,16 @@
-"""Phases of a load: stretches over which it is statistically constant; and how often a fleet turned round within one.
+"""Phases of a load, in which it is statistically constant, and the reversals of a fleet within a phase.
 
-Problem: a fleet that follows a load goes up and down with it, one that hunts does so by itself, and a count of changes
-of direction cannot tell the two apart.
+Problem: a fleet that follows a load changes direction with it, and an unstable one does so by itself. A count of
+changes of direction cannot distinguish the two.
 
-Idea: changes of direction count where the load gave no reason for them. Work that was offered is summed in bins of
-`BIN_S`. A stretch is cut in two where the means of both sides differ by more than chance: the largest difference over
-all cuts, in standard errors, is above `SURE`, and the smaller mean is more than `MOVED` below the larger one; each part
-is cut again (binary segmentation: Scott and Knott, Biometrics 30, 1974). The bins' variance is the largest of three: of
-a compound Poisson process with these requests (the sum of squared work), and half the mean square of the difference of
-neighbours, of bins and of blocks of `BLOCK` bins, which a slow trend hardly moves.
+Idea: a change of direction counts only within a phase. Offered work is summed in bins of `BIN_S`. A stretch is cut in
+two if the means of both sides differ significantly: the largest difference over all cuts, in standard errors, is above
+`MIN_STANDARD_ERRORS`, and the smaller mean is more than `MIN_RELATIVE_CHANGE` below the larger one. Each part is cut
+again (binary segmentation: Scott and Knott, Biometrics 30, 1974). The bins' variance is the largest of three: that of a
+compound Poisson process with these requests (the sum of squared work), and half the mean squared difference of
+neighbours, of bins and of blocks of `BINS_PER_BLOCK` bins, which a slow trend hardly changes.
 
-A reversal is a change of the wanted replicas that goes the other way than the last change in the same phase did.
+A reversal is a change of the desired replicas in the opposite direction to the previous change of the same phase.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Floats = NDArray[np.float64]
 
 
 class OfferedWork:
-    """Work that was offered, in bins of time."""
+    """Offered work, in bins of time."""
 
     def __init__(self) -> None:
         self._work: list[float] = []
@@ -47,12 +47,12 @@ class OfferedWork:
         self._squares[bin_index] += work * work
 
     def phases(self) -> list[float]:
-        """When each phase begins, the first at 0."""
+        """Return the begin of each phase, the first at 0."""
         return [bin_index * BIN_S for bin_index in change_points(np.array(self._work), np.array(self._squares))]
 
 
 def change_points(work: Floats, squares: Floats) -> list[int]:
-    """Places at which a phase begins, 0 included."""
+    """Return the indices at which phases begin, 0 included."""
     starts, segments = [0], [(0, len(work))]
     while segments:
         first, end = segments.pop()
@@ -64,7 +64,7 @@ def change_points(work: Floats, squares: Floats) -> list[int]:
 
 
 def _change_point(work: Floats, squares: Floats) -> int:
-    """Where this stretch falls in two, 0 for nowhere."""
+    """Return the index of the change point of this stretch, 0 for none."""
     count = len(work)
     if count < 2 * MIN_PHASE_BINS:
         return 0

@@ -1,28 +1,28 @@
-"""What no policy can do better: the least GPU-hours with which a share of a trace's requests is served in time.
+"""Lower bound: the fewest GPU-hours with which any policy serves a share of a trace's requests in time.
 
-Problem: a schedule that a search found says what can be done, not what cannot. Idea: prices. Give each moment t and
-tier a price p(t) >= 0 of one replica-second of work. Then, with pi_r the least price while request r lives (from its
-arrival until its last token is due), and w_r its least work:
+Problem: a schedule that a search found shows what is possible, not what is impossible. Idea: prices. Give each time t
+and tier a price p(t) >= 0 of one replica-second of work. Let pi_r be the lowest price during the life of request r
+(from its arrival until its last token is due), and w_r its least work. Then:
 
-    cost  >=  sum of w_r pi_r over all requests but the m dearest  -  the most that the fleet can gain at these prices
+    cost  >=  sum of w_r pi_r over all requests but the m most expensive  -  the highest gain of a fleet at these prices
 
-for whoever misses at most m requests. Proof: all work of a request in time is done while it lives, so replicas at work
-earn at least the sum. What a replica earns less what it costs is at most the best gain of any replica: it costs from
-its order, is ready a start-up later, and earns at most p(t) a second from then on. Whatever the prices, that holds;
-good ones are looked for by ascent, and where they are not found the bound is only lower. With the price of 1 everywhere
-it is the conservation of work; dearer peaks charge for start-ups, cheaper valleys for the least fleet.
+for every policy that misses at most m requests. Proof: all work of a request in time is done during its life, so
+working replicas earn at least the sum. A replica's earnings less its cost are at most the best gain of any replica: it
+costs from its order, is ready a start-up later, and earns at most p(t) per second from then on. This holds for any
+prices. Ascent searches for good ones; without them the bound is only lower. With the price of 1 everywhere it is the
+conservation of work; higher prices at peaks charge for start-ups, lower ones in valleys for the minimum fleet.
 
-Least work of a request. Its tokens cost at least the coefficients of a cool or hot engine, whichever are less, of the
+Least work of a request. Its tokens cost at least the coefficients of a cool or hot engine, whichever are lower, of the
 fastest replica and of mean noise less four of its deviations. Its steps' `base` is shared with the batch, but a batch
-is limited. Let s be steps, M_s the seconds that their decoding sequences cost, b the base, and each met request's mean
-step at most the target tau. Weighing each request's sum of step times by its cost of a token m_r gives
-sum M_s (b + M_s) <= tau sum M_s, so that by Cauchy and Schwarz there are at least sum M_s / (tau - b) steps: (O-1) m_r
-/ (tau - b) for each request. In the same way slots give (O - 1) / max_num_seqs, and cached tokens (O - 1) (P + O/2) /
-kv_tokens. With prices the steps are weighed by pi_r and the inequality stays. The largest of the three is taken.
+is limited. Let s be steps, M_s the seconds that their decoding sequences cost, b the base, and each request's mean step
+at most the target tau. Weighing each request's sum of step times by its cost of a token m_r gives sum M_s (b + M_s) <=
+tau sum M_s, so that by Cauchy and Schwarz there are at least sum M_s / (tau - b) steps: (O-1) m_r / (tau - b) for each
+request. In the same way slots give (O - 1) / max_num_seqs, and cached tokens (O - 1) (P + O/2) / kv_tokens. With prices
+the steps are weighed by pi_r and the inequality holds. The largest of the three applies.
 
-What is free: blocks of a prompt that were asked before (they may be cached), everything after the load's end (runs are
-paid until there), drained replicas that still work beyond a tier's most (each start-up may leave one for as long as a
-request lives), and local reading of prompts where there may be no prefill replica.
+Not charged: blocks of a prompt that occurred before (they may be cached), everything after the load's end (runs cost
+until there), drained replicas that still work beyond a tier's maximum (each start-up may leave one for the life of a
+request), and local prefill where there may be no prefill replica.
 """
 
 from __future__ import annotations
@@ -69,9 +69,10 @@ class BoundTier:
 
 
 class CostLowerBound:
-    """Of one trace on one plant, for every policy that begins with these ready replicas.
+    """Lower bound of one trace on one plant, for every policy that begins with these ready replicas.
 
-    Cost counts over `length_s`. slots: of time, at most so many; more are dearer and give no lower bound.
+    Cost counts over `length_s`. slots: largest number of time slots; more are slower to compute and give no tighter
+    bound.
     """
 
     def __init__(
@@ -112,7 +113,7 @@ class CostLowerBound:
         return max(self._bound_at(missed, values, gain) for values, gain in self._price_solutions)
 
     def attainment(self, gpu_hours: float) -> float:
-        """Upper bound of attainment at this cost, by the prices found so far."""
+        """Return an upper bound of attainment at this cost, by the prices found so far."""
         if not self._price_solutions:
             self.gpu_hours(1.0)
         low, high = 0, len(self._first_slot)
@@ -132,7 +133,7 @@ class CostLowerBound:
         return max(0.0, float(served_values.sum()) - gain) / 3600.0
 
     def _optimise_prices(self, missed: int) -> tuple[Floats, float]:
-        """Prices by subgradient ascent from 1 everywhere: dearer where work that must be done exceeds what is there."""
+        """Return prices by subgradient ascent from 1 everywhere: higher where required work exceeds the replicas."""
         prices = [np.ones(self._slot_count) for _ in self._tiers]
         best: tuple[float, Floats, float] | None = None
         for iteration in range(_ASCENT_ROUNDS):
@@ -164,7 +165,7 @@ class CostLowerBound:
         return best[1], best[2]
 
     def _fleet_gain(self, tier: BoundTier, price: Floats) -> tuple[float, Floats]:
-        """The most that a tier's replicas can gain, replica-seconds, and how many are then there in each slot."""
+        """Return the highest gain of a tier's replicas, replica-seconds, and their number in each slot."""
         profit = (price - 1.0) * self._slot_s
         initial_gain, initial_present = _best_replica_path(profit, self._startup_s, self._slot_s, True)
         later_gain, later_present = _best_replica_path(profit, self._startup_s, self._slot_s, False)
@@ -177,9 +178,9 @@ class CostLowerBound:
 
 
 def _best_replica_path(profit: Floats, startup_s: float, slot_s: float, ready: bool) -> tuple[float, Floats]:
-    """The most one replica gains in being there or not, each start costing `start_s`, and when it is there then.
+    """Return the highest gain of one replica, with a cost of `startup_s` per start, and the slots in which it exists.
 
-    ready: whether it is at the beginning; else it is a start-up later at the soonest.
+    ready: whether it is ready at the beginning; else it is ready a start-up later at the earliest.
     """
     first_possible = int(startup_s / slot_s)
     off, on = 0.0, 0.0 if ready else -math.inf
@@ -200,7 +201,9 @@ def _best_replica_path(profit: Floats, startup_s: float, slot_s: float, ready: b
 
 
 def _min_price(price: Floats, first: IndexArray, last: IndexArray) -> tuple[Floats, IndexArray]:
-    """The least price from slot `first` to `last` of each request, and where; after the last slot all is free."""
+    """Return the lowest price from slot `first` to `last` of each request, and its slot; after the
+    last slot it is 0.
+    """
     values = np.append(price, 0.0)
     places = np.arange(len(values))
     table = [places]
@@ -232,7 +235,7 @@ def _deadline_s(slo: Slo | None, one: TraceRequest) -> float:
 def _infeasible_alone(
     requests: Sequence[TraceRequest], plant: Plant, slo: Slo | None, bounds: Bounds
 ) -> NDArray[np.bool_]:
-    """Whether not even the fastest replica, for it alone, takes the time that is promised for each token."""
+    """Return whether even the fastest replica, alone with the request, misses its TPOT target."""
     prompt = np.array([one.prompt_tokens for one in requests], dtype=float)
     multi_token = np.array([one.output_tokens > 1 for one in requests])
     c = _fastest_coefficients(plant, next(role for role in bounds if role is not Role.PREFILL))
@@ -242,7 +245,7 @@ def _infeasible_alone(
 
 
 def _min_work(requests: Sequence[TraceRequest], plant: Plant, slo: Slo | None, bounds: Bounds) -> Mapping[Role, Floats]:
-    """Least work of each request in each tier, seconds of one replica."""
+    """Return the least work of each request in each tier, seconds of one replica."""
     prompt = np.array([one.prompt_tokens for one in requests], dtype=float)
     steps = np.array([one.output_tokens for one in requests], dtype=float) - 1.0
     uncached_tokens = prompt - np.array(_cached_prompt_tokens(requests, plant.hash_block_tokens), dtype=float)
@@ -266,7 +269,7 @@ def _min_work(requests: Sequence[TraceRequest], plant: Plant, slo: Slo | None, b
 def _min_decode_work(
     c: StepCoefficients, plant: Plant, slo: Slo | None, prompt: Floats, steps: Floats, shared: bool
 ) -> Floats:
-    """Least work of the steps after the first token. shared: whether prompts may share cached tokens."""
+    """Return the least work of the steps after the first token. shared: whether prompts may share cached tokens."""
     context = prompt + (steps - 1.0) / 2.0
     tokens = steps * (c.dec + c.ctx * context)
     base = min(c.base, c.base + c.anypre)
@@ -281,7 +284,7 @@ def _min_decode_work(
 
 
 def _fastest_coefficients(plant: Plant, role: Role) -> StepCoefficients:
-    """Of the fastest replica at its best."""
+    """Return the coefficients of the fastest replica at its best."""
     profile = plant.profile_for(role).scaled((1.0 - plant.spread) * (1.0 - _NOISE * plant.noise))
     if profile.hot is None:
         return profile.coefficients
@@ -291,7 +294,7 @@ def _fastest_coefficients(plant: Plant, role: Role) -> StepCoefficients:
 
 
 def _cached_prompt_tokens(requests: Sequence[TraceRequest], hash_block_tokens: int) -> list[int]:
-    """Tokens of each prompt that were asked before."""
+    """Return the tokens of each prompt that occurred in earlier ones."""
     known_blocks: set[int] = set()
     cached_tokens = []
     for one in requests:

@@ -34,9 +34,9 @@ _VERSION: Final = "simulated"
 class Plant:
     """The hardware of a fleet. profile: of an engine of any tier. noise: relative standard deviation of a step.
 
-    hash_block_tokens: tokens for which one of a trace's block names stands, 0 without. remote_prefill_http_s: HTTP
-    of a further leg. config: the model's config.json, which engines report, None where they do not find it. gpus: of a
-    replica. bytes_per_s: of the fabric between engines. fast_forward: see `SimulatedEngine`.
+    hash_block_tokens: tokens of a hashed block of the trace, 0 without. remote_prefill_http_s: HTTP time of a remote
+    prefill. config: the model's config.json, which engines report, None if they do not find it. gpus: of a replica.
+    bytes_per_s: of the fabric between engines. fast_forward: see `SimulatedEngine`.
     """
 
     profile: HardwareProfile

@@ -1,7 +1,7 @@
-"""What one replica's hardware does with one model: the coefficients of a step and the engine's limits, from JSON.
+"""Hardware profile of one replica with one model: step coefficients and engine limits, from JSON.
 
-The engine simulator of `engine-image` reads the same module and files (`profiles`), so that a simulation and a fleet of
-simulated engines have the same plant. Here a fault is one of the user's input.
+The engine simulator of `engine-image` reads the same module and files (`profiles`), so a simulation and a fleet of
+simulated engines have the same plant. Here an invalid profile is invalid user input.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["HardwareProfile", "StepCoefficients", "document", "load", "parse"]
 
 
 def load(name: str) -> HardwareProfile:
-    """The built-in profile of that name, or the one in a file whose name ends in .json. Raises BadInput."""
+    """Return the built-in profile of that name, or the one in a file whose name ends in .json. Raises BadInput."""
     try:
         return profiles.load(name)
     except ProfileError as error:
@@ -26,7 +26,7 @@ def load(name: str) -> HardwareProfile:
 
 
 def document(path: str) -> Any:
-    """Whatever a JSON file of the user's holds. Raises BadInput that names the file."""
+    """Return the content of a user's JSON file. Raises BadInput that names the file."""
     try:
         return profiles.read(Path(path))
     except OSError as error:
@@ -36,7 +36,7 @@ def document(path: str) -> Any:
 
 
 def parse(document: Any) -> HardwareProfile:
-    """A profile from its JSON document; every key but the six coefficients has a default. Raises BadInput."""
+    """Return a profile from its JSON document; every key but the six coefficients has a default. Raises BadInput."""
     try:
         return profiles.parse(document)
     except ProfileError as error:

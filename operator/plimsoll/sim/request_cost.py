@@ -11,7 +11,7 @@ from plimsoll.sim.plant import Plant
 
 
 class RequestCostModel:
-    """Of a fleet of mean, cool replicas in these tiers."""
+    """Costs in a fleet of mean, cool replicas in these tiers."""
 
     def __init__(self, plant: Plant, roles: Iterable[Role]) -> None:
         self._plant = plant

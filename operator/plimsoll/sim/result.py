@@ -1,13 +1,13 @@
 """Results of a run, aggregated as requests end, so that a day takes no more memory than an hour.
 
-Every request is offered load, warm-up and tail included. Unfinished, refused, failed and late requests count as missed.
-Further attempts of a rejected request are no new requests. `recovered`, `retries` and `retry_reservations` count them,
-and `itl_p99_s` includes them, because engines measure ITL without knowledge of attempts. TTFT counts from the gateway's
-receipt, queueing included; percentiles are accurate to a quarter of a percent. Replicas cost from their order to their
-end, but nothing while they wait for a GPU that the cluster lacks. Windows hold 500 requests by arrival. A window passes
-if it meets the SLO share less one point, or the share that an idle fleet could meet, if that is less. Requests that go
-to a fallback are downgraded and count as missed, because that service is not simulated. Clients never disconnect, and
-are counted all the same: 0 disconnected.
+Every request is offered load, warm-up and tail included. Unfinished, rejected, failed and late requests count as
+missed. Further attempts of a rejected request are no new requests. `recovered`, `retries` and `retry_reservations`
+count them, and `itl_p99_s` includes them, because engines measure ITL without knowledge of attempts. TTFT counts from
+the gateway's receipt, queueing included; percentiles are accurate to a quarter of a percent. Replicas cost from their
+order to their end, but nothing while they wait for a GPU that the cluster lacks. Windows hold 500 requests by arrival.
+A window passes if it meets the SLO share less one point, or the share that an idle fleet could meet, if that is less.
+Requests that go to a fallback are downgraded and count as missed, because that service is not simulated. Clients never
+disconnect; the count of disconnected requests is always 0.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class RunResult:
         return in_time and (slo.tpot_s is None or (attempt.tpot_s or 0.0) <= slo.tpot_s)
 
     def _slo_of(self, request: TraceRequest) -> Slo | None:
-        """The targets of its class; None where nothing is promised."""
+        """Return the targets of the request's class; None without an SLO."""
         return self._slo_by_class.get(request.request_class, self._default_slo)
 
     def summary(self, simulator: Simulator, policy: str, seed: int, length_s: float, wall_s: float) -> dict[str, Any]:
@@ -197,7 +197,7 @@ class RunResult:
         }
 
     def _itl_summary(self, simulator: Simulator) -> dict[str, Any]:
-        """Whether the gaps kept their target, where they have one; None where there were none."""
+        """Return the inter-token latency and its target; None without values."""
         if self._slo is None or self._slo.itl_s is None:
             return {}
         itl_s = simulator.itl.quantile_s(ITL_SHARE)
@@ -205,11 +205,11 @@ class RunResult:
 
     @property
     def _e2e_percentiles(self) -> tuple[int, ...]:
-        """Percentiles of whole answers: where they are promised."""
+        """Return the percentiles of end-to-end latency; empty without an e2e target."""
         return (50, 95, 99) if self._slo is not None and self._slo.e2e_s is not None else ()
 
     def _reversals(self, simulator: Simulator, length_s: float) -> dict[str, list[int]]:
-        """Of each tier in each phase of its load."""
+        """Return the reversals of each tier in each phase of its load."""
         reversals_by_tier = {}
         for role, offered in self._offered.items():
             wanted = ((at_s, desired) for at_s, tier, desired, *_ in simulator.log.replicas if tier is role)
@@ -217,12 +217,12 @@ class RunResult:
         return reversals_by_tier
 
     def _shed_work_ratio(self) -> float | None:
-        """Mean work of what was shed over that of what was offered; None where nothing was shed."""
+        """Return the mean work of shed requests over that of offered ones; None if none was shed."""
         shed = self.outcomes[AttemptOutcome.SHED]
         return None if not shed else _round(self._shed_work_s / shed / (self._offered_work_s / self.first_attempts))
 
     def _add_to_window(self, attempt: Attempt, within_slo: bool, feasible: bool) -> None:
-        """Takes a request into its window, and judges it when all of it has ended."""
+        """Add a request to its window, and assess the window when all its requests have ended."""
         at_s, window_number = attempt.trace_request.at_s, (attempt.id - 1) // WINDOW_REQUESTS
         window = self._open_windows.get(window_number)
         if window is None:
@@ -244,7 +244,9 @@ class RunResult:
 
 
 def request_row(attempt: Attempt) -> dict[str, Any]:
-    """An attempt as a line of requests.jsonl, a further one with its number; times in seconds after the run's start."""
+    """Return an attempt as a line of requests.jsonl, a retry with its number; times in seconds after
+    the run's start.
+    """
     ok, shed = attempt.outcome is AttemptOutcome.OK, attempt.outcome is AttemptOutcome.SHED
     status = (
         (_STATUS_OVERLOADED if attempt.reason == "overloaded" else _STATUS_UNAVAILABLE)
@@ -273,7 +275,7 @@ def request_row(attempt: Attempt) -> dict[str, Any]:
 
 
 def replica_rows(simulator: Simulator) -> Iterable[Mapping[str, Any]]:
-    """The lines of replicas.jsonl: one where a tier's counts changed; each holds until the next."""
+    """Return the lines of replicas.jsonl: one per change of a tier's counts; each applies until the next."""
     for at_s, role, desired, ready, starting, draining in simulator.log.replicas:
         yield {
             "run": "simulated",

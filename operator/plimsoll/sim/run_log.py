@@ -12,15 +12,16 @@ from plimsoll.sim.fleet import FleetTier
 
 @dataclass
 class RunLog:
-    """What a run leaves beside its requests. replicas: a row where a tier's counts change: time, tier, desired, ready,
-    starting, draining. changes: time, tier, replicas before, and the decision."""
+    """Log of a run. replicas: a row per change of a tier's counts: time, tier, desired, ready, starting, draining.
+    changes: time, tier, replicas before, and the decision.
+    """
 
     replicas: list[tuple[float, Role, int, int, int, int]] = field(default_factory=list)
     changes: list[tuple[float, Role, int, TierDecision | int]] = field(default_factory=list)
     _last_counts: dict[Role, tuple[int, int, int, int]] = field(default_factory=dict)
 
     def record(self, tiers: Mapping[Role, FleetTier], now_s: float) -> None:
-        """Writes down what has changed of the tiers."""
+        """Record the changes of the tiers."""
         for role, tier in tiers.items():
             counts = tier.counts()
             if self._last_counts.get(role) != counts:

@@ -55,7 +55,7 @@ class Schedule(NamedTuple):
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """What schedules run on. initial: ready replicas at the start."""
+    """What the schedules run on. initial: ready replicas at the start."""
 
     context: PolicyContext
     initial: Mapping[Role, int]
@@ -142,7 +142,9 @@ def _clairvoyant_orders(
     startup_s: float,
     bounds: tuple[int, int],
 ) -> Counts:
-    """Orders a start-up ahead of what the mean work around each moment needs, valleys of up to `gap_s` filled."""
+    """Return orders a start-up ahead of the need of the mean work around each moment, with gaps of up to `gap_s`
+    filled.
+    """
     half_ticks, gap_ticks, ahead_ticks = (math.ceil(span_s / TICK_S) for span_s in (smooth_s / 2, gap_s, startup_s))
     sums = np.concatenate([[0.0], np.cumsum(demand)])
     at = np.arange(len(demand))
@@ -154,7 +156,7 @@ def _clairvoyant_orders(
 
 
 def _forward_max(values: Counts, ticks: int) -> Counts:
-    """The largest from each place to so many after it."""
+    """Return the largest value of each index and the `ticks` after it."""
     reach, maxima = 0, values
     while reach < ticks:
         step = min(reach + 1, ticks - reach)
@@ -231,7 +233,7 @@ class FluidEstimate:
 
 
 def _simulate_orders(orders: Counts, initial: int, startup_s: float, space: SearchSpace) -> tuple[Counts, float]:
-    """Ready replicas at each tick, and replica-seconds: who became ready last goes first."""
+    """Return the ready replicas at each tick, and replica-seconds; the last one ready is removed first."""
     change = np.zeros(space.ticks + 1, dtype=np.int64)
     replicas: list[tuple[float, float]] = [(0.0, 0.0)] * initial  # ordered, ready
     replica_s = 0.0
@@ -255,7 +257,7 @@ def _simulate_orders(orders: Counts, initial: int, startup_s: float, space: Sear
 
 
 def _arriving_work(role: Role, space: SearchSpace) -> Floats:
-    """Work that arrives in each tick."""
+    """Return the work that arrives in each tick."""
     cost_model, work_by_tick = RequestCostModel(space.context.plant, space.context.bounds), np.zeros(space.ticks)
     for one in space.context.requests or ():
         work_by_tick[min(space.ticks - 1, int(one.at_s / TICK_S))] += cost_model.cost_s(role, one)
@@ -269,7 +271,9 @@ def _patience_for(context: PolicyContext) -> float:
 
 
 def _missed_share(demand: Floats, capacity: Floats, patience_s: float) -> Floats:
-    """Share of the work that each fleet could only do too late. capacity: of fleet and tick, seconds a second."""
+    """Return the share of the work that each fleet completes too late. capacity: of fleet and tick,
+    seconds per second.
+    """
     queue, missed = np.zeros(len(capacity)), np.zeros(len(capacity))
     for tick, arriving_s in enumerate(demand.tolist()):
         queue = np.maximum(0.0, queue + arriving_s - capacity[:, tick] * TICK_S)
@@ -280,10 +284,10 @@ def _missed_share(demand: Floats, capacity: Floats, patience_s: float) -> Floats
 
 
 def _best_per_cost_range(fluid: FluidEstimate, limit: int) -> list[int]:
-    """Places of those that miss least in their range of cost, at one rho or another."""
+    """Return the indices of those that miss least in their range of cost, for any rho."""
     cost = fluid.cost_s
     sufficient_cost = [cost[missed <= missed.min() + 1e-3].min() for missed in fluid.missed]
-    max_cost = max(sufficient_cost) * (1.0 + 1.0 / _COST_RANGES) or 1.0  # a load of one moment costs nobody anything
+    max_cost = max(sufficient_cost) * (1.0 + 1.0 / _COST_RANGES) or 1.0  # a load of one moment costs nothing
     edges = np.linspace(cost.min(), max_cost, _COST_RANGES + 1)
     ranges = np.searchsorted(edges, cost, side="right")
     rankings = []

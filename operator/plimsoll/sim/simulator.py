@@ -64,7 +64,7 @@ _ADVICE_WHILE_STARTING: Final = RetryAdvice(
 
 
 class Simulator:
-    """One run. on_attempt_end: called with every attempt when it has ended."""
+    """One run. on_attempt_end: called with every attempt that has ended."""
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class Simulator:
         return self._gateway_random.randrange(len(self.gateways)) if len(self.gateways) > 1 else 0
 
     def _decider_index(self, attempt: Attempt) -> int:
-        """Place in `_deciders` of the gateway that decides about a request."""
+        """Return the index in `_deciders` of the gateway that decides about a request."""
         return attempt.gateway if len(self._deciders) > 1 else 0
 
     def _decider(self, attempt: Attempt) -> SimulatedGateway:
@@ -288,7 +288,7 @@ class Simulator:
         self._decider(attempt).on_end(attempt, succeeded, now_s)
 
     def _on_kv_loaded(self, now_s: float, replica: SimulatedReplica, sequence: EngineSequence) -> None:
-        """A prompt's KV has come to its decode engine."""
+        """Process the arrival of a prompt's KV at its decode engine."""
         if replica.name in self._replicas:
             attempt = replica.attempts[sequence.id]
             replica.engine.on_kv_loaded(sequence, now_s)
@@ -296,7 +296,7 @@ class Simulator:
             self._release_kv(attempt, now_s)
 
     def _release_kv(self, attempt: Attempt, now_s: float) -> None:
-        """The prefill engine can free the prompt's KV."""
+        """Free the prompt's KV at the prefill engine."""
         source = self._replicas.get(attempt.prefill_address)
         if source is not None and attempt.prefill_sequence is not None:
             source.engine.on_kv_fetched(attempt.prefill_sequence, now_s)
@@ -339,7 +339,7 @@ class Simulator:
     # ---------------------------------------------------------------- replicas
 
     def _start_scraping(self, replica: SimulatedReplica, now_s: float) -> None:
-        """A replica is ready: its metrics are scraped from now on."""
+        """Scrape the metrics of a ready replica from now on."""
         if self.operator is not None:
             self._schedule(now_s + self._random.uniform(0.0, GATEWAY_POLL_S), _EVENT_SCRAPE, self._scrape, replica, -1)
 
@@ -396,7 +396,7 @@ class Simulator:
         self._update_endpoints(now_s)
 
     def _fail_attempt(self, attempt: Attempt, outcome: AttemptOutcome, reason: str, now_s: float) -> None:
-        """A request that was sent to an engine fails."""
+        """Fail a request that was sent to an engine."""
         replica = self._replicas.get(attempt.address)
         if replica is not None:
             replica.attempts.pop(attempt.id, None)

@@ -12,7 +12,7 @@ from plimsoll.sim.errors import BadInput
 
 StartupPhases = tuple[tuple[str, float], ...]
 
-# Of a start: what Kubernetes does first, then as a cold start on an H200 divides.
+# Shares of a start-up: Kubernetes' part, then the phases of a cold start on an H200.
 _PHASE_SHARES: Final = (
     ("schedule", 0.01),
     ("pull", 0.05),
@@ -57,7 +57,7 @@ class StartupDistribution:
 
 
 def current_phase(phases: StartupPhases, started_s: float, now_s: float) -> tuple[str, float]:
-    """Phase at now_s of a start-up that began at started_s, and its begin; after the end, the last phase."""
+    """Return the phase at now_s of a start-up that began at started_s, and its begin; after the end, the last phase."""
     for name, seconds in phases:
         if now_s < started_s + seconds:
             return name, started_s
@@ -88,7 +88,7 @@ def parse(text: str) -> StartupDistribution:
 
 
 def _read_lines(path: str) -> list[float] | None:
-    """The numbers of a file that has one a line; None: it is none such."""
+    """Return the numbers of a file with one per line; None for any other file."""
     try:
         return [float(line) for line in Path(path).read_text(encoding="utf-8").split()]
     except (OSError, ValueError):

@@ -115,7 +115,7 @@ def _find_column(row: TraceRow, names: Sequence[str], path: Path) -> str:
 
 
 def _timestamp_s(row: TraceRow, column: str, number: int, path: Path) -> float:
-    """Seconds of a `timestamp`, in milliseconds or a date."""
+    """Return the seconds of a `timestamp`, in milliseconds or a date."""
     value = row.get(column)
     if isinstance(value, str | datetime) and not _is_number(value):
         try:
@@ -160,7 +160,7 @@ def _tokens(row: TraceRow, column: str, number: int, path: Path) -> int:
 
 
 def _name(row: TraceRow, column: str, number: int, path: Path) -> str:
-    """A name, one text for it however many rows have it."""
+    """Return a name, as one shared string for all rows."""
     value = row[column]
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise BadInput(f"{path}, row {number}, {column}: {printable(value)} is no name")
@@ -168,7 +168,7 @@ def _name(row: TraceRow, column: str, number: int, path: Path) -> str:
 
 
 def _block_ids(row: TraceRow, number: int, path: Path) -> tuple[int, ...]:
-    """Names of the prompt's blocks; in CSV a JSON list, or nothing."""
+    """Return the hashes of the prompt's blocks; in CSV a JSON list, or nothing."""
     value: Any = row["hash_ids"]
     if value == "":
         return ()
@@ -184,7 +184,7 @@ def _block_ids(row: TraceRow, number: int, path: Path) -> tuple[int, ...]:
 
 
 def _chained_hashes(ids: Iterable[int]) -> Iterator[int]:
-    """Names of blocks that stand for all before them too, as caches and gateways take them; the same in every run."""
+    """Yield block hashes that include all blocks before them, as caches and gateways use; equal in every run."""
     block_hash = 0
     for one in ids:
         block_hash = hash((block_hash, 2 * one if one >= 0 else -2 * one - 1)) % _BLOCK_HASHES  # hash(-1) is hash(-2)

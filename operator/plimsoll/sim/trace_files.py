@@ -16,13 +16,13 @@ from plimsoll.sim.errors import BadInput
 
 TraceRow = Mapping[str, Any]
 
-INSTALL_HINT: Final = "in a checkout of Plimsoll, pip install '.[simulate]'"  # brings what reads Parquet
-_MAX_VALUE_CHARS: Final = 60  # characters of a text that is refused
-_MAX_NAMES_LISTED: Final = 10  # columns that are named
+INSTALL_HINT: Final = "in a checkout of Plimsoll, pip install '.[simulate]'"  # extra with the Parquet reader
+_MAX_VALUE_CHARS: Final = 60  # characters shown of a rejected text
+_MAX_NAMES_LISTED: Final = 10  # columns named in an error
 
 
 def read(path: Path, wanted_columns: Collection[str]) -> Iterator[tuple[int, TraceRow]]:
-    """Number and values of each row. wanted_columns: columns to read. Raises BadInput."""
+    """Yield number and values of each row. wanted_columns: columns to read. Raises BadInput."""
     if not path.exists():
         raise BadInput(f"{path}: No such file or directory")
     name = path.name.removesuffix(".gz")
@@ -76,7 +76,7 @@ def _jsonl(lines: TextIO, path: Path) -> Iterator[tuple[int, TraceRow]]:
 
 
 def _parquet(path: Path, wanted_columns: Collection[str]) -> Iterator[tuple[int, TraceRow]]:
-    """In batches, so that a day does not lie in memory twice."""
+    """Yield rows in batches, so that a day is not in memory twice."""
     try:
         arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
     except ImportError:
@@ -99,7 +99,7 @@ def _parquet(path: Path, wanted_columns: Collection[str]) -> Iterator[tuple[int,
 
 
 def _to_microseconds(batch: Any, arrow: Any) -> Any:
-    """With its dates as Python has them: what is finer than a microsecond is cut off."""
+    """Return the batch with Python's dates; digits below a microsecond are cut off."""
     kinds = batch.schema.types
     columns = [
         column.cast(arrow.timestamp("us", kind.tz), safe=False)
@@ -116,13 +116,13 @@ def _reject_duplicates(header: Sequence[str], path: Path) -> None:
 
 
 def join_names(names: Collection[object]) -> str:
-    """Names out of a file, as far as they can be shown."""
+    """Return names from a file, those that can be shown."""
     suffix = f" and {len(names) - _MAX_NAMES_LISTED} more" if len(names) > _MAX_NAMES_LISTED else ""
     return ", ".join(printable(name) for name in itertools.islice(names, _MAX_NAMES_LISTED)) + suffix
 
 
 def printable(value: object) -> str:
-    """What stands in a file, not too long and without anything that a terminal would obey."""
+    """Return a value from a file, shortened and without control characters."""
     try:
         text = repr(value)
     except ValueError:  # a whole number of thousands of digits

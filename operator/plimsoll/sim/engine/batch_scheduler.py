@@ -1,11 +1,11 @@
-"""What goes into a step: vLLM's rule of continuous batching with chunked prefill.
+"""Composition of a step: vLLM's rule of continuous batching with chunked prefill.
 
 Problem: which requests wait, stall or are preempted decides latency more than any coefficient.
 
-Idea: the rule itself. Running sequences come first, in order of admission, each with all the tokens it lacks within the
-token budget. A sequence without a free block preempts the last one, which begins anew later. Then, if none was
+Idea: the rule itself. Running sequences come first, in order of admission, each with all its missing tokens within the
+token budget. A sequence without a free block preempts the last one, which is recomputed later. Then, if none was
 preempted, waiting sequences follow in order of arrival until budget, slots or blocks are used up. A prompt whose KV
-comes from another engine gets its blocks and waits aside.
+comes from another engine gets its blocks and waits for the transfer.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from plimsoll.sim.engine.step_run import StepBatch
 
 
 class BatchScheduler:
-    """The queue, the batch and the cache of one engine. max_sequences: at once. token_budget: tokens of a step.
+    """The queue, the batch and the cache of one engine. max_sequences: running at once. token_budget: tokens of a step.
 
-    running: sequences that have a slot. preempted: whether the newest step took a sequence's place.
+    running: sequences that have a slot. preempted: whether the newest step preempted a sequence.
     """
 
     def __init__(self, max_sequences: int, token_budget: int, kv_cache: KvCache, metrics: EngineMetrics) -> None:
@@ -36,7 +36,7 @@ class BatchScheduler:
         self._partial_prefill: EngineSequence | None = None
 
     def compose(self, now_s: float) -> StepBatch:
-        """The work of the next step. Sequences in `new_decodes` decode from the step after it on."""
+        """Return the work of the next step. Sequences in `new_decodes` decode from the step after it on."""
         batch, decodes, self.preempted = StepBatch(), self.decodes, False
         if decodes.next_blocks > self._kv_cache.free:
             self._preempt_for_blocks()
@@ -50,19 +50,21 @@ class BatchScheduler:
         return batch
 
     def compose_more(self, steps: int) -> list[EngineSequence]:
-        """Repeat the newest step, which only decodes, so many times; returns sequences that end with the last one."""
+        """Repeat the newest step, which only decodes, `steps` times. Returns the sequences that end
+        with the last one.
+        """
         if blocks := self.decodes.blocks_of(steps):
             self._kv_cache.allocate(blocks)
         return self.decodes.advance(steps)
 
     def on_kv_loaded(self, sequence: EngineSequence) -> None:
-        """The prompt's KV has come: all but its last token need not be computed, and it is next."""
+        """Schedule a sequence next whose KV has arrived; only its last prompt token is left to compute."""
         self.loading_kv.discard(sequence)
         sequence.computed_tokens = sequence.prompt_tokens - 1
         self.waiting.appendleft(sequence)
 
     def on_kv_failed(self, sequence: EngineSequence) -> None:
-        """The prompt's KV will not come: it is computed here, and it is next."""
+        """Schedule a sequence next whose KV transfer failed; its prompt is computed here."""
         self.loading_kv.discard(sequence)
         self._kv_cache.release(sequence)
         sequence.computed_tokens = sequence.transferred_tokens = 0
@@ -70,7 +72,7 @@ class BatchScheduler:
         self.waiting.appendleft(sequence)
 
     def end(self, sequence: EngineSequence) -> None:
-        """The sequence's last token has come out."""
+        """End a sequence whose last token has been generated."""
         self.running -= 1
         if sequence.keeps_kv:
             self._kv_cache.lend(sequence)
@@ -78,7 +80,7 @@ class BatchScheduler:
             self._kv_cache.release(sequence)
 
     def remove(self, sequence: EngineSequence) -> None:
-        """Take out a sequence that has not ended, wherever it is."""
+        """Remove a sequence that has not ended, in any state."""
         if sequence in self.loading_kv:
             self.loading_kv.discard(sequence)
         elif sequence in self.waiting:
@@ -92,7 +94,7 @@ class BatchScheduler:
         self._kv_cache.release(sequence)
 
     def _preempt_for_blocks(self) -> None:
-        """Blocks for those that need one now, in their order, at the cost of the last ones."""
+        """Allocate blocks to the sequences that need one now, in their order, by preempting the last ones."""
         order = [*self.decodes.sequences]
         if self._partial_prefill is not None:
             order.append(self._partial_prefill)
@@ -106,7 +108,7 @@ class BatchScheduler:
             index += 1
 
     def _preempt(self, sequence: EngineSequence) -> int:
-        """It loses its place and begins anew later; returns the blocks that became free."""
+        """Preempt a sequence, which is recomputed later. Returns the number of freed blocks."""
         if sequence is self._partial_prefill:
             self._partial_prefill = None
         else:
@@ -122,7 +124,7 @@ class BatchScheduler:
         return self._kv_cache.free - before
 
     def _continue(self, sequence: EngineSequence, batch: StepBatch, budget_left: int) -> int:
-        """The next chunk of the prompt that is under way; returns what is left of the budget."""
+        """Add the next chunk of a running prompt. Returns the remaining token budget."""
         tokens = min(sequence.prompt_tokens + sequence.scheduled_output - sequence.computed_tokens, budget_left)
         if not self._kv_cache.grow(sequence, sequence.computed_tokens + tokens):
             self._preempt(sequence)
@@ -132,7 +134,7 @@ class BatchScheduler:
         return budget_left - tokens
 
     def admit(self, batch: StepBatch, budget_left: int, now_s: float) -> None:
-        """Put waiting sequences into a step, within what is left of the token budget."""
+        """Add waiting sequences to a step, within the remaining token budget."""
         while self.waiting and budget_left and self.running < self.max_sequences and self._partial_prefill is None:
             sequence = self.waiting[0]
             fetches_kv = sequence.remote and not sequence.transferred_tokens
@@ -155,7 +157,7 @@ class BatchScheduler:
             budget_left -= tokens
 
     def _add_chunk(self, batch: StepBatch, sequence: EngineSequence, tokens: int) -> None:
-        """One token behind others costs what a decode costs, whatever it is."""
+        """Add a chunk; a single token behind others costs as much as a decode."""
         batch.prefills += 1
         batch.cached += sequence.computed_tokens
         if tokens == 1 and sequence.computed_tokens:

@@ -1,7 +1,7 @@
-"""The sequences that only decode, as counts that follow from the number of the step.
+"""The decoding sequences, as counts that follow from the number of the step.
 
 Idea: while a sequence decodes, each step adds one token to it. Its tokens, its context and the steps at which it needs
-a block follow from the step's number and one offset, so a step costs nothing for each sequence.
+a block follow from the step number and one offset, so a step costs no time per sequence.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class DecodeBatch:
 
     @property
     def context_tokens(self) -> int:
-        """Tokens of context that the next step reads."""
+        """Context tokens that the next step reads."""
         return self._offset_sum + self.step * len(self.sequences)
 
     @property
@@ -36,7 +36,7 @@ class DecodeBatch:
 
     @property
     def steps_to_first_end(self) -> int:
-        """Steps until the first sequence has its last token; there must be a sequence."""
+        """Steps until the first sequence has its last token; needs at least one sequence."""
         return self._finish_heap[0][0] - self.step + 1
 
     def needs_block(self, sequence: EngineSequence) -> bool:
@@ -44,7 +44,7 @@ class DecodeBatch:
         return (sequence.token_offset + self.step) % self._block_tokens == 0
 
     def blocks_of(self, steps: int) -> int:
-        """Blocks that the next `steps` steps need."""
+        """Return the number of blocks that the next `steps` steps need."""
         sequences = len(self.sequences)
         if not sequences:
             return 0
@@ -55,7 +55,7 @@ class DecodeBatch:
         return blocks
 
     def steps_within(self, free_blocks: int) -> int:
-        """Steps for which there are blocks; the next one has its own already."""
+        """Return the number of steps for which the free blocks suffice; the next step has its block already."""
         rounds, blocks_left = divmod(free_blocks, len(self.sequences))
         step = rounds * self._block_tokens + 1
         while blocks_left >= 0:
@@ -64,7 +64,7 @@ class DecodeBatch:
         return step
 
     def add(self, sequence: EngineSequence) -> None:
-        """From the next step on it decodes."""
+        """Add a sequence that decodes from the next step on."""
         sequence.token_offset = sequence.computed_tokens - self.step
         sequence.finish_step = self.step + sequence.output_tokens - sequence.scheduled_output - 1
         self.sequences[sequence] = None
@@ -74,7 +74,7 @@ class DecodeBatch:
         heapq.heappush(self._finish_heap, (sequence.finish_step, self._serial, sequence))
 
     def remove(self, sequence: EngineSequence) -> None:
-        """It decodes no more: all it lacks is in steps, or it has lost its place. Its token counts are set."""
+        """Remove a sequence whose tokens are all scheduled, or that is preempted, and set its token counts."""
         del self.sequences[sequence]
         self._offset_sum -= sequence.token_offset
         self._block_crossings[-sequence.token_offset % self._block_tokens] -= 1
@@ -84,7 +84,7 @@ class DecodeBatch:
         sequence.finish_step = -1
 
     def advance(self, steps: int) -> list[EngineSequence]:
-        """So many more steps are composed; removes and returns the sequences that end with the last of them."""
+        """Compose `steps` more steps. Removes and returns the sequences that end with the last of them."""
         self.step += steps
         heap, ended = self._finish_heap, []
         while heap and heap[0][0] < self.step:

@@ -50,8 +50,8 @@ def token_bounds(max_tokens: int) -> tuple[float, ...]:
 class EngineMetrics:
     """Metrics of one engine. post_s, transfer_s: time spent in posting KV reads, and until the KV arrived.
 
-    single_token_tpot: whether a response of one token counts as a TPOT of 0, as in vLLM. Sizing from TPOT wants the
-    others alone, so the simulator leaves them out.
+    single_token_tpot: whether a response of one token counts as a TPOT of 0, as in vLLM. Sizing from TPOT needs only
+    the others, so the simulator omits them.
     """
 
     def __init__(self, max_model_len: int, *, single_token_tpot: bool = False) -> None:

@@ -1,7 +1,7 @@
-"""What one step of an engine worked on, and what waited meanwhile: telemetry of a scheduler that was instrumented.
+"""Work of one engine step, and the queued work meanwhile: telemetry of an instrumented scheduler.
 
-No counter of a stock engine tells this, and nothing of the operator reads it. Some peers' autoscalers ask for engines
-that publish it after every step (Dynamo's forward pass metrics), and their policies get it here.
+A stock engine has no such counter, and the operator does not read it. Some peers' autoscalers need engines that publish
+it after every step (Dynamo's forward pass metrics), and their policies get it here.
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ from plimsoll.sim.engine.sequence import EngineSequence
 
 
 class StepWork(NamedTuple):
-    """Work of a step. prefills: sequences whose prompt it read, with so many new tokens of it and so many `cached`
-    ones. decodes: sequences that it gave a token, with so many tokens of context."""
+    """Work of a step.
+
+    prefills: sequences with prompt tokens in it. tokens: new prompt tokens; cached: their cached ones. decodes:
+    decoding sequences; context: their context tokens.
+    """
 
     prefills: int = 0
     tokens: int = 0
@@ -25,7 +28,7 @@ class StepWork(NamedTuple):
 
 
 class QueuedWork(NamedTuple):
-    """What waits. Preempted sequences and those whose KV is on its way wait for decoding; the others for prefill."""
+    """Queued work. Preempted sequences and those with a KV transfer wait for decoding; the others for prefill."""
 
     prefills: int = 0
     tokens: int = 0
@@ -39,7 +42,7 @@ NO_QUEUED_WORK: Final = QueuedWork()
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """The newest step that one engine has completed; took_s is 0 and all else nothing while it is idle."""
+    """The last completed step of one engine; all values are 0 while it is idle."""
 
     pod: str
     duration_s: float = 0.0
@@ -48,7 +51,7 @@ class Iteration:
 
 
 def queued_work(waiting: Iterable[EngineSequence], loading: Iterable[EngineSequence]) -> QueuedWork:
-    """Sums over what waits; loading: sequences whose KV is on its way, of which `moved` tokens come."""
+    """Return the queued work. loading: sequences with a KV transfer, whose transferred tokens need no prefill."""
     prefills = tokens = decodes = context = 0
     for sequence in waiting:
         if sequence.scheduled_output:  # it lost its place and its KV

@@ -1,14 +1,14 @@
-"""The KV cache of one engine, as counts of blocks, with the beginnings of prompts that it still holds.
+"""The KV cache of one engine, as counts of blocks, with the cached prefixes of prompts.
 
-Problem: how many sequences fit, and how much of a prompt need not be computed, is decided by blocks; keeping each of a
-hundred thousand blocks apart would cost more than the engine's steps.
+Problem: blocks decide how many sequences fit, and how much of a prompt need not be computed. Representing each of a
+hundred thousand blocks would cost more than the engine's steps.
 
-Idea: blocks of one sequence are a number. Only chunks with a name are kept apart: how many use each, and, where none
-does, in which order they were left. What is unused goes, the oldest first, when there is no room beside it. vLLM may
-forget it a little earlier, where a free block without a name is the newer one.
+Idea: the blocks of a sequence are a number. Only hashed chunks are represented: how many sequences use each, and the
+order in which unused ones were released. Unused chunks are evicted, the oldest first, when there is no free block. vLLM
+may evict one slightly earlier, if a free block without a hash is the newer one.
 
-A name stands for a chunk's content with all that comes before it. A trace names chunks of some hundred tokens of a
-prompt (`hash_ids`). The HTTP engine simulator names single blocks by a hash of their tokens.
+A hash identifies a chunk's content with everything before it. A trace has hashes for chunks of some hundred tokens of a
+prompt (`hash_ids`). The HTTP engine simulator hashes single blocks by their tokens.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from plimsoll.sim.engine.sequence import EngineSequence
 
 
 class KvCache:
-    """`total` blocks of `size` tokens. hash_block_tokens: tokens that one name stands for, whole blocks; 0: no names.
+    """`total` blocks of `size` tokens. hash_block_tokens: tokens of a hashed chunk, whole blocks; 0: no hashes.
 
-    vLLM names every full block; a trace's names allow less, so both are off by default. names_answers: what was
-    generated has names too, when its sequence leaves. names_after_duplicate: a chunk of which another sequence holds a
-    copy has no second name, but what follows it has one.
+    vLLM hashes every full block; a trace has fewer hashes, so both options are off by default. names_answers: generated
+    tokens are hashed too, when their sequence ends. names_after_duplicate: a chunk that another sequence holds as a
+    copy gets no second hash, but the chunks after it do.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class KvCache:
     ) -> None:
         self.total, self.size = total, size
         self._names_answers, self._names_after_duplicate = names_answers, names_after_duplicate
-        self.free = total  # nobody uses them
+        self.free = total  # unused
         self._hash_block_tokens = hash_block_tokens - hash_block_tokens % size
         self._users: dict[int, int] = {}
         self._evictable: OrderedDict[int, None] = OrderedDict()
@@ -46,30 +46,30 @@ class KvCache:
 
     @property
     def used(self) -> int:
-        """Blocks that somebody holds."""
+        """Blocks in use."""
         return self.total - self.free
 
     @property
     def used_share(self) -> float:
-        """Share of the cache that somebody holds."""
+        """Share of the cache in use."""
         return 1.0 - self.free / self.total
 
     @property
     def is_lending(self) -> bool:
-        """Whether anything is kept for another engine."""
+        """Whether blocks are held for another engine."""
         return bool(self._lent_sequences)
 
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.size)
 
     def allocate(self, count: int) -> None:
-        """So many are used from now on; there must be as many."""
+        """Allocate `count` blocks, which must be available."""
         self.free -= count
         if self._evictable:
             self._evict()
 
     def grow(self, sequence: EngineSequence, tokens: int) -> bool:
-        """Room for so many of a sequence's tokens; False if there is none."""
+        """Allocate blocks for `tokens` tokens of a sequence. Returns False if there are too few."""
         missing = self.blocks_for(tokens) - sequence.shared_blocks - sequence.own_blocks
         if missing > self.free:
             return False
@@ -79,7 +79,9 @@ class KvCache:
         return True
 
     def allocate_next(self, sequence: EngineSequence, max_tokens: int) -> bool:
-        """Room for at most `max_tokens` more tokens of a waiting sequence, cached ones among them; all or none."""
+        """Allocate blocks for at most `max_tokens` more tokens of a waiting sequence, cached ones included; all or
+        none.
+        """
         cached = self._cached_prefix(sequence) if not sequence.computed_tokens else ()
         cached_tokens = len(cached) * self._hash_block_tokens
         until = min(
@@ -97,12 +99,12 @@ class KvCache:
         return self.grow(sequence, until)
 
     def register_computed(self, sequence: EngineSequence) -> None:
-        """More of a prompt is computed: whole chunks of it are named, unless another sequence's are already."""
+        """Hash the whole computed chunks of a prompt, unless another sequence has done so."""
         if self._hash_block_tokens:
             self._register(sequence, min(sequence.computed_tokens, sequence.prompt_tokens))
 
     def release(self, sequence: EngineSequence) -> None:
-        """A sequence needs its blocks no more; the end of a prompt is forgotten before its beginning."""
+        """Release the blocks of a sequence; the end of a prompt is evicted before its beginning."""
         if self._names_answers and self._hash_block_tokens:
             self._register(sequence, sequence.computed_tokens)
         self.free += sequence.own_blocks
@@ -118,17 +120,17 @@ class KvCache:
             sequence.shared_blocks = 0
 
     def lend(self, sequence: EngineSequence) -> None:
-        """Its blocks are kept for another engine."""
+        """Hold the blocks of a sequence for another engine."""
         self._lent_sequences[sequence.id] = sequence
 
     def reclaim(self, sequence_id: int) -> None:
-        """That engine has them, or will never ask."""
+        """Release blocks that the other engine has fetched, or will never fetch."""
         sequence = self._lent_sequences.pop(sequence_id, None)
         if sequence is not None:
             self.release(sequence)
 
     def _register(self, sequence: EngineSequence, tokens: int) -> None:
-        """Names the whole chunks in a sequence's first `tokens` tokens."""
+        """Hash the whole chunks in a sequence's first `tokens` tokens."""
         blocks = self._hash_block_tokens // self.size
         names = sequence.block_names(tokens, self._hash_block_tokens)
         for name in names[len(sequence.held_names) :]:
@@ -142,7 +144,7 @@ class KvCache:
             sequence.shared_blocks += blocks
 
     def _cached_prefix(self, sequence: EngineSequence) -> Sequence[int]:
-        """Names of the prompt's beginning that are cached; its last token is computed in any case."""
+        """Return the hashes of the cached prefix of the prompt; its last token is computed in any case."""
         if not self._hash_block_tokens:
             return ()
         tokens, count = sequence.prompt_tokens + sequence.scheduled_output - 1, 0

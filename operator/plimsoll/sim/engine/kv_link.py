@@ -1,7 +1,7 @@
-"""KV on its way from a prefill engine to a decode engine.
+"""KV transfers from a prefill engine to a decode engine.
 
 Posting a read is work of the decode engine's main loop, which launches no step meanwhile: 0.7 ms and 2.9 us for each
-block of each layer, of which steps lose nine tenths (measured with NIXL between two H200s). Then the bytes travel.
+block of each layer, of which steps lose nine tenths (measured with NIXL between two H200s). The transfer follows.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ FABRIC_BYTES_PER_S: Final = 1e11  # bytes a second
 
 @dataclass(frozen=True, slots=True)
 class KvLink:
-    """What KV reads cost one engine. bytes_per_s: of the fabric."""
+    """Cost of KV reads for one engine. bytes_per_s: of the fabric."""
 
     layers: int
     block_size: int
@@ -26,7 +26,7 @@ class KvLink:
     stall_share: float = 0.9
 
     def scaled(self, factor: float) -> KvLink:
-        """A link on which every time is `factor` times as long."""
+        """Return a link on which every time is `factor` times as long."""
         return replace(
             self,
             bytes_per_s=self.bytes_per_s / factor,
@@ -36,17 +36,17 @@ class KvLink:
         )
 
     def descriptors(self, tokens: int) -> int:
-        """Descriptors of a read: one for each block of each layer."""
+        """Return the descriptors of a read: one for each block of each layer."""
         return self.layers * -(-tokens // self.block_size)
 
     def transfer_bytes(self, tokens: int) -> int:
-        """Bytes on the wire: whole blocks travel."""
+        """Return the transferred bytes, which are whole blocks."""
         return -(-tokens // self.block_size) * self.block_size * self.kv_bytes_per_token
 
     def post_s(self, tokens: int) -> float:
-        """Seconds of the main loop."""
+        """Return the time in the main loop, s."""
         return self.post_fixed_s + self.post_per_descriptor_s * self.layers * -(-tokens // self.block_size)
 
     def transfer_s(self, tokens: int) -> float:
-        """Seconds on the wire, after posting."""
+        """Return the transfer time after posting, s."""
         return self.latency_s + self.transfer_bytes(tokens) / self.bytes_per_s

@@ -1,4 +1,4 @@
-"""Percentiles of times in little memory."""
+"""Percentiles of durations in bounded memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MIN_S: Final = 1e-5
 
 
 class QuantileSketch:
-    """Counted by ratio: a percentile is off by a quarter of a hundredth at most. Shorter ones than 10 us are alike."""
+    """Histogram with logarithmic buckets: percentiles are accurate to 0.25 %. Durations below 10 us share a bucket."""
 
     def __init__(self) -> None:
         self._counts: dict[int, int] = {}
@@ -27,7 +27,7 @@ class QuantileSketch:
             self._counts[bucket] = self._counts.get(bucket, 0) + count
 
     def quantile_s(self, share: float) -> float | None:
-        """The nearest rank's; None of nothing."""
+        """Return the quantile by nearest rank; None without values."""
         buckets = sorted(self._counts)
         cumulative = list(accumulate(self._counts[bucket] for bucket in buckets))
         if not cumulative:

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 class EngineSequence:
     """One sequence in one engine. Times in seconds.
 
-    output_tokens: tokens to make. block_ids: names of the prompt's chunks, for the prefix cache. remote: another engine
-    computes the prompt. keeps_kv: another engine will fetch its KV here. scheduled_output: output tokens put into
-    steps. computed_tokens: tokens with KV. While it decodes both follow from the step's number: `token_offset` + step
-    tokens are computed before a step, and `finish_step` is its last.
+    output_tokens: tokens to generate. block_ids: hashes of the prompt's chunks, for the prefix cache. remote: another
+    engine computes the prompt. keeps_kv: another engine will fetch its KV here. scheduled_output: output tokens in
+    composed steps. computed_tokens: tokens with KV. While it decodes both follow from the step number: `token_offset` +
+    step tokens are computed before a step, and `finish_step` is its last.
     """
 
     id: int
@@ -39,5 +39,5 @@ class EngineSequence:
     last_token_s: float | None = None
 
     def block_names(self, tokens: int, chunk_tokens: int) -> Sequence[int]:
-        """Names of the whole chunks in the first `tokens` tokens, as far as they have names."""
+        """Return the hashes of the whole chunks in the first `tokens` tokens, as far as they exist."""
         return self.block_ids[: tokens // chunk_tokens]

@@ -32,11 +32,11 @@ StepListener = Callable[[StepRun, int, float], None]
 class SimulatedEngine:
     """One replica's engine core. fast_forward: whether steps are combined; False is the slow reference.
 
-    first_token_sequences, finished_sequences: sequences whose first or last token was generated. kv_fetches: sequences
-    whose KV is in transfer, with its time of arrival. The caller clears these three lists.
+    `first_token_sequences` and `finished_sequences` have the sequences whose first or last token was generated, and
+    `kv_fetches` those whose KV is in transfer, with its time of arrival. The caller clears these three lists.
 
-    on_steps: called with a run, how many more of its steps have ended, and when the last of them ended; the run names
-    the sequences that got a token of each. `remove` needs it. Without it no sequence costs anything while it decodes.
+    on_steps: called with a run, the number of its steps that have ended since, and the end of the last of them; the run
+    has the sequences that got a token of each. `remove` needs it. Without it a decoding sequence costs no time.
     """
 
     MAX_STEPS_IN_FLIGHT = 2  # steps: one is composed while the one before it runs
@@ -69,7 +69,7 @@ class SimulatedEngine:
 
     @property
     def idle(self) -> bool:
-        """Whether the engine has no sequence, and keeps no KV for another engine."""
+        """Whether the engine has no sequence, and holds no KV for another engine."""
         return (
             not (self._steps_in_flight or self.waiting or self.loading_kv or self.running)
             and not self.kv_cache.is_lending
@@ -82,7 +82,7 @@ class SimulatedEngine:
 
     @property
     def loading_kv(self) -> Collection[EngineSequence]:
-        """Sequences whose KV is on its way."""
+        """Sequences whose KV is in transfer."""
         return self._scheduler.loading_kv
 
     @property
@@ -91,7 +91,7 @@ class SimulatedEngine:
         return self._steps_in_flight
 
     def add(self, sequence: EngineSequence, now_s: float, arrived_s: float | None = None) -> None:
-        """Add an arriving sequence. arrived_s: when the engine's own front end got it, from which TTFT counts."""
+        """Add an arriving sequence. arrived_s: when the engine's front end received it, from which TTFT counts."""
         self.advance(now_s)
         sequence.arrived_s = now_s if arrived_s is None else arrived_s
         if not self.waiting:
@@ -100,7 +100,7 @@ class SimulatedEngine:
         self._reschedule(now_s)
 
     def on_kv_loaded(self, sequence: EngineSequence, now_s: float) -> None:
-        """The prompt's KV has arrived: only its last token is left to compute, and the sequence is next."""
+        """Schedule a sequence next whose KV has arrived; only its last prompt token is left to compute."""
         self.advance(now_s)
         if sequence not in self.loading_kv:
             return
@@ -109,7 +109,9 @@ class SimulatedEngine:
         self._reschedule(now_s)
 
     def on_kv_failed(self, sequence: EngineSequence, now_s: float) -> None:
-        """The prompt's KV will not come: it is computed here, and the sequence is next. Nothing where it has come."""
+        """Schedule a sequence next whose KV transfer failed; its prompt is computed here. No effect
+        after the transfer.
+        """
         self.advance(now_s)
         if sequence in self.loading_kv:
             self._truncate_run(now_s)
@@ -119,7 +121,9 @@ class SimulatedEngine:
             sequence.remote = False
 
     def remove(self, sequence: EngineSequence, now_s: float) -> None:
-        """Take out a sequence that has not ended, wherever it is. Its tokens in flight are lost, its blocks free."""
+        """Remove a sequence that has not ended, in any state. Its tokens in flight are lost, and its
+        blocks are freed.
+        """
         self.count_steps(now_s)
         self._truncate_run(now_s)
         for run in self._steps_in_flight:
@@ -128,7 +132,7 @@ class SimulatedEngine:
         self._reschedule(now_s)
 
     def on_kv_fetched(self, sequence: EngineSequence, now_s: float) -> None:
-        """Another engine has fetched the KV that was kept here, or will never fetch it."""
+        """Release KV that another engine has fetched, or will never fetch."""
         self.advance(now_s)
         if self.waiting:
             self._truncate_run(now_s)
@@ -144,14 +148,14 @@ class SimulatedEngine:
             self._compose_steps(event_s)
 
     def count_steps(self, now_s: float) -> None:
-        """Count the steps that have ended by now, also those of runs that go on."""
+        """Count the steps that have ended by now, also those of unfinished runs."""
         self.advance(now_s)
         for run in self._steps_in_flight:
             self._commit(run, self._composed_steps(run, now_s))
             self._count_tokens(run, self._timing.completed_steps(run.series, now_s - run.start_s, run.composed))
 
     def step_end_s(self, now_s: float) -> float:
-        """When the step that runs at now_s ends; now_s where none runs."""
+        """Return the end of the step that runs at now_s; now_s if none runs."""
         self.advance(now_s)
         if self._steps_in_flight:
             run = self._steps_in_flight[0]
@@ -187,7 +191,7 @@ class SimulatedEngine:
     # ---------------------------------------------------------------- time
 
     def _compose_steps(self, now_s: float) -> None:
-        """Composes until two steps are in flight, or nothing is left to compose."""
+        """Compose steps until two are in flight, or nothing is left to compose."""
         in_flight = self._steps_in_flight
         self._starved = False
         while len(in_flight) < self.MAX_STEPS_IN_FLIGHT:
@@ -198,7 +202,7 @@ class SimulatedEngine:
                 self._commit(run, run.count)
             composed = self._compose(now_s)
             if composed is None and self._scheduler.preempted and not in_flight:
-                continue  # whoever lost its place is admitted anew
+                continue  # preempted sequences are admitted again
             if composed is None:
                 self._starved = True
                 break
@@ -206,14 +210,14 @@ class SimulatedEngine:
         self._set_next_event()
 
     def _reschedule(self, now_s: float) -> None:
-        """Something came from outside: an idle engine begins, a busy one looks when a step has ended."""
+        """Process an external event: an idle engine starts, a busy one composes again after its current step."""
         if self._steps_in_flight:
             self._set_next_event()
         else:
             self._compose_steps(now_s)
 
     def _set_next_event(self) -> None:
-        """Sets when something happens by itself."""
+        """Set the time of the next internal event."""
         in_flight = self._steps_in_flight
         if not in_flight:
             self.next_event_s = math.inf
@@ -223,7 +227,7 @@ class SimulatedEngine:
             self.next_event_s = in_flight[0].next_compose_s
 
     def _truncate_run(self, now_s: float) -> None:
-        """Something has come: of the last run there is only what was composed by now."""
+        """Cut the last run to the steps composed by now, because of an external event."""
         if not self._steps_in_flight:
             return
         run = self._steps_in_flight[-1]
@@ -234,7 +238,7 @@ class SimulatedEngine:
             self._set_end_times(run)
 
     def _composed_steps(self, run: StepRun, now_s: float) -> int:
-        """Steps of a run that are composed by now."""
+        """Return the number of steps of a run that are composed by now."""
         if run.count == 1 or now_s < run.second_composed_s:
             return 1
         if now_s < run.start_s:
@@ -242,7 +246,7 @@ class SimulatedEngine:
         return min(run.count, 2 + self._timing.completed_steps(run.series, now_s - run.start_s, run.count))
 
     def _set_end_times(self, run: StepRun) -> None:
-        """Sets when a run ends, and when what follows it is composed."""
+        """Set the end of a run, and the time at which the next step is composed."""
         run.end_s = self._device_free_s = run.start_s + self._timing.duration_s(run.series, run.count)
         run.next_compose_s = run.second_composed_s
         if run.count > 1:
@@ -287,7 +291,7 @@ class SimulatedEngine:
         return run
 
     def _identical_steps(self, run: StepRun, sequences: int) -> int:
-        """How many steps follow each other with the same sequences."""
+        """Return the number of consecutive steps with the same sequences."""
         if self.waiting and (
             self._scheduler.preempted or any(flying.final_sequences for flying in self._steps_in_flight)
         ):
@@ -304,7 +308,7 @@ class SimulatedEngine:
         return count
 
     def _commit(self, run: StepRun, composed: int) -> None:
-        """The first so many steps of a run are composed: blocks are taken, and who is done is not composed again."""
+        """Compose the first `composed` steps of a run: allocate blocks, and remove the sequences that end."""
         new_steps = composed - run.composed
         if new_steps > 0:
             run.composed = composed
@@ -312,7 +316,7 @@ class SimulatedEngine:
             run.final_sequences += self._scheduler.compose_more(new_steps)
 
     def _post_fetches(self, fetches: list[EngineSequence], start_s: float) -> float:
-        """Asks for KV: the loop stands still meanwhile. Returns when it goes on."""
+        """Post the KV reads, which blocks the main loop. Returns when it continues."""
         posted_s = start_s
         for sequence in fetches:
             post_s, transfer_s = (
@@ -344,7 +348,9 @@ class SimulatedEngine:
     def _observe_itl(
         self, run: StepRun, first: int, last: int, decoding: int, observe: Callable[[float, int], None]
     ) -> None:
-        """Of some steps of a run, alike but for the first one of all where the loop stood still before it."""
+        """Record the inter-token latencies of some steps of a run; only the first one may include a
+        blocked main loop.
+        """
         seconds = self._timing.duration_s
         stall_s = run.start_s - run.previous_end_s
         if first == 0 and stall_s > 0.0 and last > 1:

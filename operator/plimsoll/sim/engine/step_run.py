@@ -11,9 +11,11 @@ from plimsoll.sim.engine.step_timing import StepSeries
 
 @dataclass(eq=False, slots=True)
 class StepRun:
-    """Steps of one batch. start_s: of the first one. second_composed_s: when a second one is composed. emitting:
-    sequences that get a token of each step. prefill_completions: which get a token of the only step without having
-    decoded before it. final_sequences: which end with the last step. decoding: those that decode, where somebody asks.
+    """Steps of one batch.
+
+    start_s: of the first step. second_composed_s: when a second one is composed. emitting: sequences that get a token
+    of each step. prefill_completions: sequences that get a token of the only step without having decoded before it.
+    final_sequences: those that end with the last step. decoding: decoding sequences, only if `on_steps` needs them.
     """
 
     series: StepSeries
@@ -32,7 +34,7 @@ class StepRun:
     first_step_work: StepWork = NO_WORK  # of the first step
 
     def drop(self, sequence: EngineSequence) -> None:
-        """The sequence gets no more tokens of this run."""
+        """Remove a sequence, which gets no more tokens of this run."""
         for got_tokens in (self.decoding, self.prefill_completions):
             if sequence in got_tokens:
                 got_tokens.remove(sequence)
@@ -43,7 +45,9 @@ class StepRun:
 
 @dataclass(slots=True)
 class StepBatch:
-    """Work of one step: `decodes` sequences that decode, which read `context` tokens; the rest is besides."""
+    """Work of one step: `decodes` decoding sequences, which read `context` tokens; the other fields are additional
+    work.
+    """
 
     decodes: int = 0
     context: int = 0

@@ -29,8 +29,8 @@ from plimsoll.sim.profiles import HardwareProfile
 HEAT_UPDATE_S: Final = 0.5
 _HEAT_TIME_CONSTANT_S: Final = 2.0
 MAX_HEAT: Final = 1.2
-NOISE_STEPS: Final = 1024  # steps after which the noise comes again
-MIN_STEP_FACTOR: Final = 0.5  # of a step, whatever the noise says
+NOISE_STEPS: Final = 1024  # steps after which the noise repeats
+MIN_STEP_FACTOR: Final = 0.5  # of a step, with any noise
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class StepSeries:
 
 
 def limit_noise(errors: Iterable[float]) -> list[float]:
-    """Relative errors of steps, none of which makes its step shorter than MIN_STEP_FACTOR of it."""
+    """Return the relative errors of steps, limited so that no step is shorter than MIN_STEP_FACTOR of its time."""
     return [max(error, MIN_STEP_FACTOR - 1.0) for error in errors]
 
 
@@ -67,7 +67,9 @@ class StepTiming:
         self.has_noise = bool(noise)
 
     def series(self, step: int, tokens: int, pairs: float, sequences: int, cached: int) -> StepSeries:
-        """Steps from number `step` on with this work; with `tokens` prefilled there is only one."""
+        """Return the times of the steps from number `step` on with this work; with `tokens` prefilled there is only
+        one.
+        """
         c = self._current
         first_s = c.base + c.dec * sequences + c.ctx * cached
         if tokens:

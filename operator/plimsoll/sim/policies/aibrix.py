@@ -1,15 +1,15 @@
 """AIBrix's application-specific pod autoscaler: `apa`.
 
-Problem: a proportional law on a restless metric moves replicas for nothing.
+Problem: a proportional law on a noisy metric changes replicas without need.
 
-Idea, as AIBrix 0.7 has it: every 10 s the metric's mean over the engines is recorded and meaned over 180 s; beyond a
-tolerance either way, replicas follow the ratio to the target, within a rate of the present count. What it calls
-cooldown windows then chooses among the recommendations of the window: the greatest where more are wanted (window 0: the
-present one), the least where fewer are (300 s). So the window for fewer does not hold replicas back, it deepens the
-fall to what was least recommended in it: that is how it is written there, and so it is here; `cooldown=0` is without.
+Idea, as in AIBrix 0.7: every 10 s the metric's mean over the engines is recorded and averaged over 180 s. Beyond a
+tolerance either way, replicas follow the ratio to the target, within a rate of the present count. Its cooldown windows
+then select among the recommendations of the window: for a scale-up the largest (window 0: the present one), for a
+scale-down the smallest (300 s). So the scale-down window does not delay a scale-down, but deepens it to the smallest
+recommendation in it. This is AIBrix's behaviour; `cooldown=0` is without.
 
-AIBrix has no default metric or target: its samples have the share of the KV cache in use, and 0.5. `guard=1` is what a
-later version adds: while replicas start, they count as idle when more are wanted and as at target when fewer are.
+AIBrix has no default metric or target: its samples have the share of the KV cache in use, and 0.5. `guard=1` is an
+addition of a later version: starting replicas count as idle for a scale-up and as at target for a scale-down.
 
 https://github.com/vllm-project/aibrix, pkg/controller/podautoscaler
 """
@@ -53,7 +53,7 @@ class ApaRules:
 
 
 def recommend(rules: ApaRules, value: float, replicas: int) -> int:
-    """Replicas for the metric's mean."""
+    """Return the replicas for the metric's mean."""
     ratio = value / rules.target
     if ratio > 1.0 + rules.up_tolerance:
         return min(math.ceil(replicas * ratio), math.ceil(rules.max_up_rate * replicas))
@@ -63,7 +63,7 @@ def recommend(rules: ApaRules, value: float, replicas: int) -> int:
 
 
 def guard_recommendation(rules: ApaRules, value: float, replicas: int, ready: int, desired: int) -> int:
-    """The recommendation while some replicas are not ready."""
+    """Return the recommendation while some replicas are not ready."""
     pending = replicas - min(ready, replicas)
     if not pending or desired == replicas:
         return desired
@@ -85,7 +85,7 @@ class Apa:
         self._recommendations: list[tuple[float, int]] = []
 
     def sync(self, now_s: float, values: Sequence[float], replicas: int, ready: int) -> int:
-        """One pass. values: the metric of each engine that tells it."""
+        """Return the replicas of one sync. values: the metric of each engine that reports it."""
         rules, (minimum, maximum) = self._rules, self._bounds
         if not values:
             return min(maximum, max(minimum, replicas))

@@ -88,7 +88,7 @@ class SimulatedPolicy(Protocol):
     def on_arrival(self, request: TraceRequest, now_s: float) -> None: ...
 
     def desired_replicas(self, observation: Observation) -> Mapping[Role, int]:
-        """Replicas by tier; a tier that is missing stays as it is."""
+        """Return replicas by tier; a missing tier keeps its count."""
         ...
 
 
@@ -99,7 +99,7 @@ class PlimsollPolicy:
     initial_replicas: Mapping[Role, int] | None = None
 
     def on_arrival(self, request: TraceRequest, now_s: float) -> None:
-        """Nothing: the operator hears of it from the gateways."""
+        """Do nothing: the operator observes arrivals through the gateways."""
 
     def desired_replicas(self, observation: Observation) -> Mapping[Role, int]:
         return observation.operator_desired or {}
@@ -113,7 +113,7 @@ class StaticPolicy:
         self.initial_replicas: Mapping[Role, int] | None = replicas
 
     def on_arrival(self, request: TraceRequest, now_s: float) -> None:
-        """Of no interest."""
+        """Do nothing."""
 
     def desired_replicas(self, observation: Observation) -> Mapping[Role, int]:
         return self.initial_replicas or {}

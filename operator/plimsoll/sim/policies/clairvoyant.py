@@ -39,14 +39,14 @@ class ClairvoyantPolicy:
         self._step_replicas = [dict(zip(roles, counts, strict=True)) for _, counts in plan]
 
     def on_arrival(self, request: TraceRequest, now_s: float) -> None:
-        """It was known."""
+        """Do nothing: the schedule is fixed."""
 
     def desired_replicas(self, observation: Observation) -> Mapping[Role, int]:
         return self._step_replicas[bisect_right(self._step_times_s, observation.now_s) - 1]
 
 
 def make(options: PolicyOptions, context: PolicyContext) -> SimulatedPolicy:
-    """plan=0@1;290@3 (from second @ replicas, prefill/decode where there are two tiers); gated=1 or cap as a follower.
+    """Options plan=0@1;290@3 (from second @ replicas, prefill/decode for two tiers); gated=1 or cap as in `reactive`.
 
     Raises BadInput.
     """
@@ -66,7 +66,7 @@ def make(options: PolicyOptions, context: PolicyContext) -> SimulatedPolicy:
 
 
 def parse_plan(text: str, tiers: int) -> ReplicaPlan | None:
-    """A plan from its text; None: it is none."""
+    """Return a plan from its text; None if it is invalid."""
     steps = []
     for step in text.split(";"):
         at, _, counts = step.partition("@")

@@ -1,19 +1,19 @@
 """NVIDIA Dynamo's planner, the unmodified package, in virtual time.
 
-Problem: a peer's planner that was written anew proves little; the package expects a cluster, a clock, a Prometheus and
-engines with an instrumented scheduler around it.
+Problem: a reimplemented peer proves little. The package expects a cluster, a clock, a Prometheus and engines with an
+instrumented scheduler.
 
 Idea: its decisions are a state machine without I/O (`dynamo.planner.core.state_machine`, ai-dynamo 1.2.1, the newest
-release whose planner runs in all modes from PyPI alone). Here it is given at its own ticks what its own adapters give
-it: requests that ended and their mean lengths over its interval, ready replicas, each engine's newest step and queue,
-and before the first tick the workers' own benchmark (`dynamo_profile`). What it orders is done as its Kubernetes
-connector does it: an order is dropped while any replica of the deployment is still starting.
+release whose planner runs in all modes from PyPI alone). At its own ticks it gets here what its own adapters provide:
+completed requests and their mean lengths over its interval, ready replicas, each engine's newest step and queue, and
+before the first tick the workers' own benchmark (`dynamo_profile`). Its orders are applied as by its Kubernetes
+connector: an order is dropped while any replica of the deployment is still starting.
 
-`dynamo-throughput` is its slow loop in SLA mode; `dynamo-load` its fast loop, with the target `throughput`, which is
-the product's default, `latency`, or `sla`, and with `floor=1` both loops together. Defaults are the package's own; the
-GPU budget is what the service's bounds allow, and the latency targets are the service's.
+`dynamo-throughput` is its throughput loop in SLA mode. `dynamo-load` is its load loop, with the target `throughput`,
+which is the product's default, `latency`, or `sla`, and with `floor=1` both loops together. Defaults are the package's
+own. The GPU budget is what the service's bounds allow, and the latency targets are the service's.
 
-The planner sees a little more than in a cluster: no scrape delays its figures.
+The planner has slightly better data than in a cluster: no scrape delays its metrics.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ THROUGHPUT_INTERVAL_S: Final = 180
 LOAD_INTERVAL_S: Final = 5
 PREDICTOR: Final = "arima"
 SENSITIVITY: Final = 80
-DEFAULT_TTFT_S: Final = 0.5  # where the service promises none
+DEFAULT_TTFT_S: Final = 0.5  # if the service has none
 DEFAULT_ITL_S: Final = 0.05
 _MODULES: Final = (
     "dynamo.common.forward_pass_metrics",
@@ -78,7 +78,7 @@ class PlannerSettings:
 
 
 class TrafficCounters:
-    """What requests that ended were like since the last time, from the counters of gateways and engines."""
+    """Completed requests and their mean lengths since the last call, from the counters of gateways and engines."""
 
     def __init__(self) -> None:
         self._succeeded = 0.0
@@ -102,7 +102,7 @@ class TrafficCounters:
             self._add(4, f"read {one.pod}", (one.cached_prompt_tokens or 0.0, one.local_prompt_tokens or 0.0))
 
     def take(self) -> tuple[float, float, float, float | None]:
-        """Requests, mean prompt, mean output, share of prompt tokens found in caches (None without prompts)."""
+        """Return requests, mean prompt, mean output, share of cached prompt tokens (None without prompts)."""
         succeeded, completed, prompts, outputs, cached, local = self._sums
         self._sums = [0.0] * 6
         hits = cached / (cached + local) if cached + local else None
@@ -116,7 +116,7 @@ class TrafficCounters:
 
 
 class DynamoPolicy:
-    """One planner and the fleet that it sees. package: what `load` found."""
+    """One planner and its fleet. package: the result of `load`."""
 
     initial_replicas: Mapping[Role, int] | None = None
 
@@ -131,7 +131,7 @@ class DynamoPolicy:
         self._tick: Any = None
 
     def on_arrival(self, request: TraceRequest, now_s: float) -> None:
-        """Nothing: the planner counts requests that have ended."""
+        """Do nothing: the planner counts completed requests."""
 
     def desired_replicas(self, observation: Observation) -> Mapping[Role, int]:
         if self._tick is None:
@@ -150,7 +150,7 @@ class DynamoPolicy:
         return min(maximum, max(minimum, replicas))
 
     def _is_settled(self, observation: Observation) -> bool:
-        """Whether the deployment is Ready: every replica that was ordered is."""
+        """Whether the deployment is Ready: all ordered replicas are."""
         return all(observation.ready[role] == observation.desired[role] for role in self._context.bounds)
 
     def _tick_input(self, observation: Observation) -> Any:
@@ -275,7 +275,7 @@ class DynamoPolicy:
 
 
 def load() -> SimpleNamespace:
-    """The planner's classes by their names, from whichever module has them. Raises BadInput without the package."""
+    """Return the planner's classes by name, from the modules that have them. Raises BadInput without the package."""
     logging.getLogger("prophet").setLevel(logging.CRITICAL)  # it warns that it cannot draw
     try:
         modules = [importlib.import_module(name) for name in _MODULES]
@@ -286,7 +286,7 @@ def load() -> SimpleNamespace:
 
 
 def make_throughput(options: PolicyOptions, context: PolicyContext) -> SimulatedPolicy:
-    """Its slow loop alone."""
+    """Its throughput loop alone."""
     planner_settings = PlannerSettings(
         target="sla",
         throughput_scaling=True,
@@ -301,7 +301,7 @@ def make_throughput(options: PolicyOptions, context: PolicyContext) -> Simulated
 
 
 def make_load(options: PolicyOptions, context: PolicyContext) -> SimulatedPolicy:
-    """Its fast loop; floor=1 (with target=sla) lets the slow one say what is needed at least."""
+    """Its load loop; floor=1 (with target=sla) takes the throughput loop's count as the minimum."""
     target, floor = options.choice("target", "throughput", _TARGETS), options.flag("floor", False)
     if floor and target != "sla":
         raise options.error("floor=1 goes with target=sla: the slow loop has no other")
@@ -321,7 +321,7 @@ def make_load(options: PolicyOptions, context: PolicyContext) -> SimulatedPolicy
 
 
 def settings_throughput() -> Sequence[str]:
-    """Words worth trying: predictors, intervals, and a profile that has prompts."""
+    """Options for a search: predictors, intervals, and a profile that includes prefill."""
     option_texts = ["", "profile=full"]
     for interval in (60, 180):
         for predictor in ("constant", "arima", "kalman"):
@@ -331,7 +331,7 @@ def settings_throughput() -> Sequence[str]:
 
 
 def settings_load() -> Sequence[str]:
-    """Words worth trying: every target, sensitivities, and both loops together."""
+    """Options for a search: every target, sensitivities, and both loops together."""
     option_texts = ["", "interval=10", "target=latency", "target=latency,interval=10"]
     option_texts += [f"target=sla,profile=full,sensitivity={percent}" for percent in (70, 80, 90)]
     option_texts += [f"target=sla,profile=full,floor=1,floor_interval={s},predictor=constant" for s in (60, 180)]

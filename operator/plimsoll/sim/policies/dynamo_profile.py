@@ -1,10 +1,10 @@
-"""What Dynamo's planner knows of an engine before the first request: the engine's own benchmark, taken from the plant.
+"""The engine benchmark that Dynamo's planner gets before the first request, taken from the plant.
 
-Problem: the planner's latency model is a regression that someone must seed. In a cluster a worker runs a benchmark of
-itself when it starts and hands the planner one record for each point: how long a step took and what was in it.
+Problem: the planner's latency model is a regression that needs initial data. In a cluster a worker benchmarks itself
+when it starts and sends the planner one record per point: the step time and the work of the step.
 
-Idea: the same grid, and each point's step as an undisturbed, mean, cool replica of the plant would have measured it.
-Prefill: single prompts, their lengths in even steps from 10 tokens to the step's budget. Decode: context lengths in
+Idea: the same grid, and the step time of each point as an undisturbed, mean, cool replica of the plant would measure
+it. Prefill: single prompts, with lengths in even steps from 10 tokens to the token budget. Decode: context lengths in
 even steps from a block to the longest, each with batch sizes in even steps from one to what the cache and
 `max_num_seqs` allow.
 """

@@ -1,12 +1,12 @@
-"""Kubernetes' HorizontalPodAutoscaler (autoscaling/v2): from a metric to a count of replicas.
+"""Kubernetes' HorizontalPodAutoscaler (autoscaling/v2): from a metric to a replica count.
 
 Problem: most peers leave the last step to it, and its tolerance, windows and rates decide as much as their metric does.
 
-Idea: its four stages as they are documented and as its controller does them: a proposal from the metric, in whole
-thousandths; stabilisation (up: the least proposal of the window, down: the greatest); limits on the change in each
-policy's period, of which the most permissive counts; the bounds. Pods of which there is no metric count as at their
-target when the rest says fewer and as idle when it says more. Replicas that start are such pods here: that Kubernetes
-leaves those out, when the rest says fewer, which it calls Pending (images, or no GPU left) is not told apart.
+Idea: its four documented stages, as in its controller: a proposal from the metric, in whole thousandths; stabilization
+(up: the smallest proposal of the window, down: the largest); limits on the change in each policy's period, of which the
+most permissive counts; the bounds. Pods without a metric count as at their target for a scale-down and as idle for a
+scale-up. Starting replicas are such pods here. Kubernetes excludes Pending pods (images, or no GPU left) for a
+scale-down; this is not modelled.
 
 https://kubernetes.io/docs/tasks/run-application/horizontal-pod-autoscale/#algorithm-details
 """
@@ -24,7 +24,7 @@ TOLERANCE: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class HpaRateLimit:
-    """At most so many replicas, or per cent of those at the period's start, are added or taken within a period."""
+    """Largest change within a period: `value` replicas, or per cent of those at the period's start."""
 
     value: float
     period_s: float
@@ -53,9 +53,9 @@ class HpaBehavior:
 def propose_from_pods(
     values: Sequence[float], missing: int, target: float, current: int, tolerance: float = TOLERANCE
 ) -> int | None:
-    """Proposal for a metric with an average target a pod; None where no pod tells it.
+    """Return the proposal for a metric with an average target per pod; None if no pod reports it.
 
-    values: of the pods that tell it. missing: pods that run and do not. current: replicas as ordered.
+    values: of the pods that report it. missing: running pods that do not. current: ordered replicas.
     """
     if not values:
         return None
@@ -75,7 +75,7 @@ def propose_from_pods(
 
 
 def propose_from_total(usage: float, target: float, current: int, tolerance: float = TOLERANCE) -> int:
-    """Proposal for an external metric with an average target a replica, as KEDA's and others' are."""
+    """Return the proposal for an external metric with an average target per replica, as KEDA's."""
     total, target_milli = _thousandths(usage), _thousandths(target)
     if current and _is_within_tolerance(total / (target_milli * current), tolerance):
         return current
@@ -91,7 +91,7 @@ class Hpa:
         self._changes: list[tuple[float, int]] = []
 
     def sync(self, now_s: float, current: int, proposed: int | None) -> int:
-        """One pass. current: replicas as ordered. proposed: None where the metric is not there."""
+        """Return the replicas of one sync. current: ordered replicas. proposed: None without the metric."""
         minimum, maximum = self._bounds
         if not self._proposals:
             self._proposals.append((now_s, current))
@@ -132,7 +132,7 @@ class Hpa:
         return desired
 
     def _replicas_at_period_start(self, now_s: float, current: int, limit: HpaRateLimit) -> int:
-        """Replicas at the start of a limit's period."""
+        """Return the replicas at the start of a limit's period."""
         return current - sum(change for at_s, change in self._changes if at_s > now_s - limit.period_s)
 
 

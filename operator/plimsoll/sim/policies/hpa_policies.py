@@ -1,11 +1,11 @@
-"""Kubernetes' autoscaler on what engines say of themselves: `hpa-queue` and `hpa-concurrency`.
+"""Kubernetes' autoscaler on engine metrics: `hpa-queue` and `hpa-concurrency`.
 
-Problem: what most people run is a HorizontalPodAutoscaler on a metric of vLLM's, with a target that somebody chose.
+Problem: the most common set-up is a HorizontalPodAutoscaler on a metric of vLLM's, with a hand-picked target.
 
 Idea: the autoscaler itself (`hpa`), with Kubernetes' own periods, windows, rates and tolerance, on the mean over the
-tier's engines of the requests that wait there, or of those that are there at all. Kubernetes has no default target: 5
-waiting requests are what guides for vLLM start from, 16 at an engine what llm-d's guide for KEDA has. Engines are read
-at the moment of the sync, which is kinder than a scrape and an adapter's cache in between.
+tier's engines of the waiting requests, or of all requests. Kubernetes has no default target: guides for vLLM start from
+5 waiting requests, llm-d's guide for KEDA has 16 requests per engine. Engines are read at the moment of the sync, which
+favours the policy over a scrape and an adapter's cache.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CONCURRENCY_TARGET: Final = 16.0
 
 
 class _HpaTier:
-    """One autoscaler. metric: of an engine; None where it does not tell."""
+    """One autoscaler. metric: of an engine; None if it does not report it."""
 
     def __init__(
         self, role: Role, metric: Callable[[EngineReading], float | None], target: float, sync_s: float, hpa: Hpa,
@@ -53,7 +53,7 @@ def make_queue(options: PolicyOptions, context: PolicyContext) -> SimulatedPolic
 
 
 def make_concurrency(options: PolicyOptions, context: PolicyContext) -> SimulatedPolicy:
-    """As of `queue`."""
+    """Options as in `make_queue`."""
     return _policy(options, context, _requests_at_engine, CONCURRENCY_TARGET)
 
 

@@ -1,17 +1,17 @@
-"""KEDA on latency against its promise: `keda-ttft`, the law of llm-d's guide to autoscaling by objectives.
+"""KEDA on latency against its SLO: `keda-ttft`, the policy of llm-d's guide to SLO-aware autoscaling.
 
-Problem: queue and concurrency say nothing of a promise in seconds; latency does, but it leaps once the knee is passed,
-and it is measured on those replicas alone that are ready.
+Problem: queue and concurrency do not show a latency SLO. Latency does, but it rises steeply once replicas saturate, and
+it is measured only on ready replicas.
 
-Idea, as the guide has it: saturation is the worse of the 90th percentiles of TTFT and TPOT of the last minute, each
-over its promise, cut at 2, meaned over 45 s. Above 0.55 the replicas grow in proportion, times the share of them that
-is ready, since those that start will take their part; below 0.40 they shrink; in between they stay. Kubernetes'
-autoscaler applies the count: doubling or 4 more a minute after 30 s of agreement, one less in two minutes after 180 s.
+Idea, as in the guide: saturation is the larger ratio of the 90th percentiles of TTFT and TPOT of the last minute to
+their targets, cut at 2, averaged over 45 s. Above 0.55 the replicas grow in proportion, times the ready share, because
+starting replicas will take their part; below 0.40 they shrink; in between they stay. Kubernetes' autoscaler applies the
+count: doubling or 4 more per minute after 30 s, one less per two minutes after 180 s.
 
-Where this differs from the guide: it prefers a learned prediction of both latencies and falls back to those measured;
-here they are the measured ones. They are the engines' own, in vLLM's buckets, so what a gate holds back does not count.
-Scrape, rules and autoscaler are in phase, which is kinder. For prefill and decode tiers the guide names TTFT for the
-one and TPOT for the other as its future; so it is here.
+Differences from the guide: it prefers a learned prediction of both latencies, with the measured ones as fallback; here
+they are measured. They are the engines' own, in vLLM's buckets, so gateway queueing does not count. Scrape, rules and
+autoscaler are in phase, which favours the policy. For prefill and decode tiers the guide plans TTFT for the one and
+TPOT for the other; so it is here.
 
 https://github.com/llm-d/llm-d/blob/main/guides/workload-autoscaling/README.slo-aware.md
 """
@@ -54,7 +54,7 @@ class KedaRules:
 
 
 def hpa_behavior(up_s: float = 30.0, down_s: float = 180.0) -> HpaBehavior:
-    """How the guide has Kubernetes apply it."""
+    """Return the HPA behavior of the guide."""
     return HpaBehavior(
         up_s,
         down_s,
@@ -64,7 +64,7 @@ def hpa_behavior(up_s: float = 30.0, down_s: float = 180.0) -> HpaBehavior:
 
 
 def desired_count(rules: KedaRules, saturation: float, replicas: int, ready: int) -> int:
-    """The guide's formula, before any bounds."""
+    """Return the guide's formula, before any bounds."""
     if saturation > rules.up_threshold:
         credit = ready / replicas if 0 < ready < replicas else 1.0
         return replicas + math.ceil(replicas * (saturation * credit / rules.up_threshold - 1.0))
@@ -74,7 +74,7 @@ def desired_count(rules: KedaRules, saturation: float, replicas: int, ready: int
 
 
 class SaturationSignal:
-    """The recorded signal: of latencies, each with its target in seconds."""
+    """The recorded saturation of latencies, each with its target in seconds."""
 
     def __init__(self, rules: KedaRules, targets: Sequence[tuple[LatencyHistogram, float]]) -> None:
         self._rules, self._targets = rules, targets
@@ -87,7 +87,7 @@ class SaturationSignal:
             self._scraped.popleft()
 
     def record(self, now_s: float) -> float:
-        """Records a sample, and the mean of those that count."""
+        """Record a sample. Returns the mean of the window."""
         rules = self._rules
         raw = max(self._quantile(latency) / target for latency, target in self._targets)
         self._samples.append((now_s, min(raw, rules.cap)))
@@ -96,7 +96,7 @@ class SaturationSignal:
         return sum(sample for _, sample in self._samples) / len(self._samples)
 
     def _quantile(self, latency: LatencyHistogram) -> float:
-        """Seconds; 0 where nothing was measured."""
+        """Return the quantile of a latency, s; 0 without values."""
         first: dict[str, BucketCounts] = {}
         last: dict[str, BucketCounts] = {}
         for _, engines in self._scraped:
@@ -163,7 +163,9 @@ def settings() -> Sequence[str]:
 
 
 def _targets(role: Role, slo: Slo | None) -> Sequence[tuple[LatencyHistogram, float]]:
-    """What a tier answers for. Of a promise that grows with the prompt, what holds for the shortest ones."""
+    """Return the latencies of a tier with their targets. Of a TTFT target that grows with the prompt, the shortest
+    prompt's.
+    """
     targets: list[tuple[LatencyHistogram, float]] = []
     if slo is not None and slo.ttft_s is not None and role is not Role.DECODE:
         targets.append((lambda engine: engine.ttft_s, slo.ttft_s))

@@ -1,15 +1,15 @@
 """Knative's pod autoscaler on concurrency: `kpa`.
 
-Problem: a mean over a minute is late in a burst, one over seconds is restless.
+Problem: a mean over a minute is late in a burst, one over seconds is noisy.
 
-Idea, as its autoscaler has it: every 2 s the concurrency of the whole tier, meaned over a stable window and over a
-panic window of a tenth, is divided by the target and kept within rates of the ready replicas. Where the panic count is
-at least twice the ready replicas, panic begins: the count only grows, until a stable window has passed without another
-breach. Counts then wait out `delay` before they fall. It begins in panic where more than one replica is ready.
+Idea, as in its autoscaler: every 2 s the concurrency of the whole tier, averaged over a stable window and over a panic
+window of a tenth, is divided by the target and kept within rates of the ready replicas. If the panic count is at least
+twice the ready replicas, panic mode begins: the count only grows, until a stable window has passed without another
+breach. A lower count applies after `delay`. It begins in panic mode if more than one replica is ready.
 
-Concurrency is what is at the engines, waiting included, sampled each second; Knative means it over each second. Its
-activator holds requests back only where there is no replica, or little capacity left, and has no part here. The target
-is 70 % of a soft limit of 100, its defaults; `target` sets the limit.
+Concurrency counts running and waiting requests at the engines, sampled each second; Knative averages it over each
+second. Its activator queues requests only without a replica, or with little capacity left, and is not modelled. The
+target is 70 % of a soft limit of 100, its defaults; `target` sets the limit.
 
 https://github.com/knative/serving/blob/main/docs/scaling/SYSTEM.md, .../config/core/configmaps/autoscaler.yaml
 """
@@ -49,7 +49,7 @@ class KpaRules:
 
 
 class KpaWindow:
-    """A mean over whole seconds: those without a value are 0, but not those before the first one or after the last."""
+    """A mean over whole seconds: seconds without a value are 0, except before the first value or after the last."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = math.ceil(seconds)
@@ -65,7 +65,7 @@ class KpaWindow:
         self._expire(second)
 
     def mean(self, now_s: float) -> float | None:
-        """None where nothing was recorded within the window."""
+        """Return the mean; None without values in the window."""
         second = int(now_s)
         if not self._values or second - self._values[-1][0] > self._seconds:
             return None
@@ -89,7 +89,7 @@ class Kpa:
         self._counts: deque[tuple[float, int]] = deque()
 
     def scale(self, now_s: float, stable: float, panic: float, ready: int) -> int:
-        """Replicas for the concurrency of the whole tier, before any bounds."""
+        """Return the replicas for the concurrency of the whole tier, before any bounds."""
         rules, replicas = self._rules, max(1, ready)
         maximum, minimum = math.ceil(rules.max_up_rate * replicas), math.floor(replicas / rules.max_down_rate)
         panic_count = math.ceil(panic / rules.target)
@@ -105,7 +105,7 @@ class Kpa:
         return self._delayed(now_s, count)
 
     def _delayed(self, now_s: float, count: int) -> int:
-        """The greatest count of the delay."""
+        """Return the largest count of the delay window."""
         if not self._rules.delay_s:
             return count
         self._counts.append((now_s, count))

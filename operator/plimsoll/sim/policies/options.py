@@ -17,9 +17,9 @@ MAX_NUMBER: Final = 1e9  # of any other figure
 
 
 class PolicyOptions:
-    """Each option is taken once by whoever knows it; `end` refuses what is left. All raise BadInput.
+    """Options of a policy. Each is read once; `finish` rejects the unread ones. All methods raise BadInput.
 
-    words: those without a key. place: where the text stood, for messages.
+    positional: values without a key. origin: where the text came from, for messages.
     """
 
     def __init__(self, origin: str, text: str) -> None:
@@ -33,7 +33,7 @@ class PolicyOptions:
             self._remaining[key] = value
 
     def number(self, key: str, default: float, maximum: float = MAX_NUMBER) -> float:
-        """At least 0, and nothing that a sum could not hold."""
+        """Return a number from 0 to `maximum`, small enough for sums."""
         value = self._float(key, default)
         if not 0.0 <= value <= maximum:
             raise self.error(
@@ -42,7 +42,7 @@ class PolicyOptions:
         return value
 
     def positive(self, key: str, default: float, maximum: float = MAX_NUMBER) -> float:
-        """Above 0, and nothing that a quotient could not hold."""
+        """Return a number above 0, large enough to divide by."""
         value = self._float(key, default)
         if not 0.0 < value <= maximum:
             raise self.error(
@@ -53,14 +53,14 @@ class PolicyOptions:
         return value
 
     def period(self, key: str, default: float) -> float:
-        """Seconds between two looks: at least one, since nobody is asked more often."""
+        """Return the seconds between two syncs: at least one, because no policy runs more often."""
         value = self.positive(key, default)
         if value < 1.0:
             raise self.error(f"{key} is at least 1 s, not {format_number(value)}: policies are asked once a second")
         return value
 
     def count(self, key: str, default: int, minimum: int = 0) -> int:
-        """A whole number."""
+        """Return a whole number."""
         text = self._remaining.pop(key, str(default))
         value = parse_count(text)
         if value is None or value < minimum:
@@ -79,15 +79,17 @@ class PolicyOptions:
         return value
 
     def text(self, key: str, default: str) -> str:
-        """As it is."""
+        """Return the text of an option."""
         return self._remaining.pop(key, default)
 
     def remaining_of(self, keys: Collection[str]) -> list[str]:
-        """Those of the keys that were given and nobody has taken yet."""
+        """Return those of the keys that were given and are not read yet."""
         return [key for key in keys if key in self._remaining]
 
     def split(self, count: int) -> list[PolicyOptions]:
-        """All that is left, for each of so many tiers: `key=A/B` is a value for each, any other is for all."""
+        """Return the remaining options of each of `count` tiers: `key=A/B` has a value for each, any
+        other is for all.
+        """
         per_tier = []
         for place in range(count):
             part = PolicyOptions(self.origin, "")
@@ -119,7 +121,7 @@ class PolicyOptions:
 
 
 def parse_replicas(words: list[str], bounds: Bounds, origin: str) -> Mapping[Role, int]:
-    """A count for each tier, prefill before decode, from as many words. Raises BadInput."""
+    """Return a count for each tier, prefill before decode, from one word per tier. Raises BadInput."""
     counts = [parse_count(word, MAX_TIER_REPLICAS) for word in words]
     valid_counts = [count for count in counts if count is not None]
     if len(words) != len(bounds) or len(valid_counts) != len(words):
@@ -130,7 +132,7 @@ def parse_replicas(words: list[str], bounds: Bounds, origin: str) -> Mapping[Rol
 
 
 def parse_count(text: str, maximum: int = MAX_COUNT) -> int | None:
-    """A whole number from 0 to `most`; None where the text is none."""
+    """Return a whole number from 0 to `maximum`; None for any other text."""
     if not text.isdecimal() or len(text) > len(str(maximum)) or int(text) > maximum:
         return None
     return int(text)

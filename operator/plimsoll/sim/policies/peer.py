@@ -17,7 +17,7 @@ class TierScaler(Protocol):
     """Scaler of one tier."""
 
     def desired_replicas(self, observation: Observation) -> int | None:
-        """Replicas at this tick; None: as it is."""
+        """Return the replicas at this tick; None: unchanged."""
         ...
 
 
@@ -39,7 +39,7 @@ class PeerPolicy:
 
 
 class PeriodicTimer:
-    """An action at once, and then at a fixed interval."""
+    """A timer that is due at once, and then at a fixed interval."""
 
     def __init__(self, period_s: float) -> None:
         self._period_s = period_s

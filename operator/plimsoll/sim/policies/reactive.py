@@ -39,7 +39,7 @@ _PATIENCE_SHARE: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class ReactiveSettings:
-    """How one tier is followed. trend_s: seconds for which the window's trend is followed, 0 without."""
+    """Settings of one tier. trend_s: seconds for which the window's trend is extrapolated, 0 without."""
 
     margin: float = 0.8
     standby: int = 0
@@ -49,14 +49,14 @@ class ReactiveSettings:
 
 
 class DemandSource(Protocol):
-    """Of one tier's work."""
+    """Work rate of one tier."""
 
     def add(self, known_s: float, work_s: float) -> None:
-        """A request of so many GPU seconds; known_s: when its length will be known."""
+        """Add a request of `work_s` GPU-seconds. known_s: when its length will be known."""
         ...
 
     def rate(self, now_s: float) -> float:
-        """GPU seconds a second. To be called with times that do not go back."""
+        """Return GPU-seconds per second. Call it with times that do not go back."""
         ...
 
 
@@ -159,13 +159,15 @@ class ReactivePolicy:
 
 
 def known_demand(cost_model: RequestCostModel, role: Role, request: TraceRequest, now_s: float) -> tuple[float, float]:
-    """When a request that arrives now is known to a tier's follower, and its work."""
+    """Return when a request that arrives now is known to a tier's policy, and its work."""
     known_s = now_s if role is Role.PREFILL else now_s + cost_model.decode_s(role, request)
     return known_s, cost_model.cost_s(role, request)
 
 
 def concurrency_cap(requests: int, context: PolicyContext) -> ConcurrencyCap:
-    """A request waits for half the time that an idle engine would leave it: one at its cap has other prompts first."""
+    """Return the cap. A request waits for half the slack on an idle engine, because other prompts run
+    first at the cap.
+    """
     cost_model, slo = RequestCostModel(context.plant, context.bounds), context.slo
 
     def patience_s(request: TraceRequest) -> float:
@@ -180,8 +182,9 @@ def concurrency_cap(requests: int, context: PolicyContext) -> ConcurrencyCap:
 
 
 def admission(options: PolicyOptions, context: PolicyContext, gated: bool) -> tuple[bool, ConcurrencyCap | None]:
-    """Options gated and cap: whether the operator's model decides about admission, and the cap if that does. Raises
-    BadInput."""
+    """Options gated and cap: whether the operator's model decides about admission, and the cap if there is one. Raises
+    BadInput.
+    """
     requests = options.count("cap", 0)
     gated = options.flag("gated", gated and not requests)
     if gated and requests:
@@ -222,7 +225,7 @@ def make(options: PolicyOptions, context: PolicyContext) -> SimulatedPolicy:
 
 
 def reactive_settings(options: PolicyOptions, context: PolicyContext) -> ReactiveSettings:
-    """Of one tier. Raises BadInput."""
+    """Return the settings of one tier. Raises BadInput."""
     defaults = ReactiveSettings()
     found = ReactiveSettings(
         margin=options.positive("margin", defaults.margin),
@@ -248,7 +251,7 @@ def _steps(text: str, options: PolicyOptions) -> list[tuple[float, float]]:
 
 
 def settings() -> Sequence[str]:
-    """Words worth trying in a search for the best."""
+    """Options for a search for the best setting."""
     return tuple(
         f"margin={format_number(margin)},window={format_number(window)}"
         for margin in (0.5, 0.65, 0.8, 0.95)

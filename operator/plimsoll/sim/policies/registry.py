@@ -12,9 +12,10 @@ from plimsoll.sim.policies.options import PolicyOptions, parse_replicas
 
 
 class PolicyFamily(NamedTuple):
-    """make: takes what it knows from the options and refuses the rest; raises BadInput. settings: the option words
-    (without the name) that a search for the best setting tries; "" stands for the defaults. None for the clairvoyant,
-    whose plans are those of a trace."""
+    """make: reads its options and rejects the rest; raises BadInput. settings: the options (without the name) that a
+    search for the best setting tries; "" for the defaults. None for the clairvoyant policy, whose plans belong to a
+    trace.
+    """
 
     make: Callable[[PolicyOptions, PolicyContext], SimulatedPolicy]
     settings: Callable[[], Sequence[str]]
@@ -26,7 +27,7 @@ def _plimsoll(options: PolicyOptions, context: PolicyContext) -> SimulatedPolicy
 
 
 def _static(options: PolicyOptions, context: PolicyContext) -> SimulatedPolicy:
-    """K, or P,D; gated=1 lets the operator's model decide about admission all the same."""
+    """Options K, or P,D; with gated=1 the operator's model decides about admission."""
     gated = options.flag("gated", False)
     options.finish(allow_positional=True)
     return StaticPolicy(parse_replicas(options.positional, context.bounds, options.origin), gated)
@@ -67,5 +68,5 @@ def parse(text: str, context: PolicyContext) -> SimulatedPolicy:
 
 
 def search_space(name: str) -> Sequence[str]:
-    """The policy's words, name included, that a search for its best setting tries."""
+    """Return the policy texts that a search for its best setting tries."""
     return tuple(f"{name}:{option_text}" if option_text else name for option_text in _FAMILIES[name].settings())

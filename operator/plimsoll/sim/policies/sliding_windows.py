@@ -20,7 +20,7 @@ class SlidingMax:
         self._samples: dict[str, deque[tuple[float, float]]] = {}
 
     def add(self, now_s: float, name: str, value: float) -> float:
-        """Takes a sample; returns the largest of the window, this one included."""
+        """Add a sample. Returns the largest value of the window, this one included."""
         samples = self._samples.setdefault(name, deque())
         samples.append((now_s, value))
         while samples[0][0] < now_s - self._window_s:
@@ -28,19 +28,19 @@ class SlidingMax:
         return max(value for _, value in samples)
 
     def retain(self, names: Iterable[str]) -> None:
-        """The others are gone."""
+        """Drop all other names."""
         self._samples = {name: self._samples[name] for name in names if name in self._samples}
 
 
 class CounterIncrease:
-    """How much two counters that belong together grew in the last `window_s`, by name."""
+    """The increase of two related counters in the last `window_s`, by name."""
 
     def __init__(self, window_s: float) -> None:
         self._window_s = window_s
         self._samples: dict[str, deque[tuple[float, float, float]]] = {}
 
     def add(self, now_s: float, name: str, count: float, total: float) -> tuple[float, float]:
-        """Takes a sample; returns the growth of both over the window."""
+        """Add a sample. Returns the increase of both over the window."""
         samples = self._samples.get(name)
         if samples is None:
             samples = self._samples[name] = deque([(now_s, 0.0, 0.0)])
@@ -50,12 +50,12 @@ class CounterIncrease:
         return count - samples[0][1], total - samples[0][2]
 
     def retain(self, names: Iterable[str]) -> None:
-        """The others are gone."""
+        """Drop all other names."""
         self._samples = {name: self._samples[name] for name in names if name in self._samples}
 
 
 def mean_over_window(window: CounterIncrease, now_s: float, pod: str, histogram: BucketCounts | None) -> float:
-    """Of a histogram's values within the window; 0 where there were none."""
+    """Return the mean of a histogram's values within the window; 0 without values."""
     if histogram is None:
         return 0.0
     count, total = window.add(now_s, pod, sum(histogram.counts), histogram.value_sum)

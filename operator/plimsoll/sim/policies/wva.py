@@ -1,19 +1,19 @@
-"""llm-d's Workload Variant Autoscaler, its saturation law V2, as of 0.9: `wva`.
+"""llm-d's Workload Variant Autoscaler, its saturation policy V2, as of 0.9: `wva`.
 
-Problem: the share of a cache in use says little about how much an engine can take, since engines of some models run out
-of compute long before they run out of memory.
+Problem: the share of a cache in use says little about an engine's capacity, because engines of some models run out of
+compute long before they run out of memory.
 
-Idea, as it is there: load and capacity are both tokens of KV cache. A replica's capacity is the lesser of what memory
-and what compute hold. Memory: a share of the cache. Compute: the tokens in use while its queue is long; else the mean
-of the last ten such sightings at answers of about this length; else, from the engine's arguments, N sequences of
-I + O/2 tokens with N = min(B O / (I + O), S); else what memory holds. Load is tokens in use, and for each request that
-waits its prompt and its answer (a prefill engine: its prompt). Replicas are added until load is 85 % of what there is
-and is on its way, and taken away as long as it stays below 70 % of what is ready. The rest is left to Kubernetes'
-autoscaler on an external metric whose target is one a replica, with Kubernetes' own windows.
+Idea, as in the controller: load and capacity are both tokens of KV cache. A replica's capacity is the smaller of its
+memory and compute limits. Memory: a share of the cache. Compute: the tokens in use while its queue is long; else the
+mean of the last ten such samples for outputs of about this length; else, from the engine's arguments, N sequences of I
++ O/2 tokens with N = min(B O / (I + O), S); else the memory limit. Load is the tokens in use, plus prompt and output of
+each waiting request (in a prefill engine: its prompt). Replicas are added until load is 85 % of the ready and starting
+capacity, and removed while it stays below 70 % of the ready capacity. Kubernetes' autoscaler does the rest, on an
+external metric whose target is one per replica, with Kubernetes' own windows.
 
 A port from the facts of the published controller, at its defaults: a cycle of 15 s, cache and queue as the largest of a
-minute, lengths as means of five. Tiers are sized apart; its pairing of prefill and decode orders is not here, nor is
-its choice among kinds of hardware, of which there is one.
+minute, lengths as means of five. Tiers are sized separately; its coupling of prefill and decode orders is not here, nor
+is its choice among kinds of hardware, of which there is one.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ CYCLE_S: Final = 15.0
 _GAUGE_WINDOW_S: Final = 60.0
 _LENGTH_WINDOW_S: Final = 300.0
 _SATURATION_SAMPLES: Final = 10
-_SHORT_TOKENS: Final = 100.0  # answers below it, and below the next, are kinds of their own
+_SHORT_TOKENS: Final = 100.0  # outputs below it, and below the next, are classes of their own
 _MEDIUM_TOKENS: Final = 500.0
 
 
@@ -56,7 +56,7 @@ class WvaRules:
 
 @dataclass(frozen=True, slots=True)
 class WvaEngineLimits:
-    """Of an engine, from its arguments. kv_tokens: its cache. budget: tokens of a step."""
+    """Limits of an engine, from its arguments. kv_tokens: its cache. budget: tokens of a step."""
 
     kv_tokens: int
     budget: int
@@ -65,7 +65,7 @@ class WvaEngineLimits:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSample:
-    """One replica: tokens in use and requests waiting (the largest of a minute), mean lengths (0: not known)."""
+    """One replica: tokens in use and waiting requests (the largest of a minute), mean lengths (0: unknown)."""
 
     in_use: float
     waiting: float
@@ -74,14 +74,14 @@ class ReplicaSample:
 
 
 class WvaCapacity:
-    """What a replica of one tier holds, and what was learned of it."""
+    """Capacity of a tier's replicas, learned from samples."""
 
     def __init__(self, rules: WvaRules, limits: WvaEngineLimits) -> None:
         self._rules, self._limits = rules, limits
         self._saturation_samples: dict[int, deque[float]] = {}
 
     def tokens(self, sample: ReplicaSample) -> float:
-        """The lesser of memory's and compute's limit."""
+        """Return the smaller of the memory and compute limits."""
         memory = self._limits.kv_tokens * self._rules.kv_share
         return min(memory, self._compute(sample) or memory)
 
@@ -96,7 +96,7 @@ class WvaCapacity:
 
 
 def derived_capacity(limits: WvaEngineLimits, prompt: float, output: float) -> float:
-    """Tokens in use when every step's budget is used up; 0 where lengths are not known."""
+    """Return the tokens in use when every step's budget is used up; 0 if lengths are unknown."""
     if prompt <= 0.0 or output <= 0.0:
         return 0.0
     sequences = min(limits.budget * output / (prompt + output), float(limits.sequences))
@@ -104,12 +104,12 @@ def derived_capacity(limits: WvaEngineLimits, prompt: float, output: float) -> f
 
 
 def replica_load(role: Role, sample: ReplicaSample) -> float:
-    """Tokens that a replica has and will have of those that wait."""
+    """Return the tokens of a replica, and those that its waiting requests will need."""
     return sample.in_use + sample.waiting * _tokens_per_waiting(role, sample.prompt, sample.output)
 
 
 def target_replicas(rules: WvaRules, capacity: float, demand: float, ready: int, starting: int) -> int:
-    """How many are wanted; at least one. capacity: of one replica, above 0."""
+    """Return the desired replicas, at least one. capacity: of one replica, above 0."""
     required = demand / rules.up_threshold - (ready + starting) * capacity
     if required > 0.0:
         return ready + starting + math.ceil(required / capacity)
@@ -143,7 +143,7 @@ class _WvaTier:
         return self._hpa.sync(observation.now_s, current, proposed)
 
     def _queued_tokens(self, observation: Observation, samples: Sequence[ReplicaSample]) -> float:
-        """Tokens of the requests that gateways hold."""
+        """Return the tokens of the requests queued at gateways."""
         queued = sum(gateway.queued for gateway in observation.gateway_readings)
         with_lengths = [one for one in samples if one.prompt > 0.0]
         if not queued or not with_lengths:
@@ -186,7 +186,7 @@ def make(options: PolicyOptions, context: PolicyContext) -> SimulatedPolicy:
 
 
 def settings() -> Sequence[str]:
-    """Words worth trying: when compute is the limit, thresholds, and the autoscaler's window for fewer."""
+    """Options for a search: when compute is the limit, thresholds, and the autoscaler's scale-down window."""
     return tuple(
         f"queue={format_number(queue)},up_at={format_number(up_at)},down_at={format_number(down_at)},down={down_s}"
         for queue in (1, 5)
@@ -196,7 +196,7 @@ def settings() -> Sequence[str]:
 
 
 def hpa_behavior(options: PolicyOptions) -> HpaBehavior:
-    """How Kubernetes' autoscaler is set up."""
+    """Return the behavior of Kubernetes' autoscaler."""
     defaults = HpaBehavior()
     return HpaBehavior(
         up_window_s=options.number("up", defaults.up_window_s, maximum=3600.0),

@@ -1,18 +1,18 @@
-"""The queueing model of llm-d's Workload Variant Autoscaler: latency of an engine at a rate, and what it learns.
+"""The queueing model of llm-d's Workload Variant Autoscaler: latency of an engine at a rate, and its parameter tuner.
 
-Problem: how many requests a second may an engine get so that mean latencies stay within their targets?
+Problem: how many requests per second may an engine get so that mean latencies stay within their targets?
 
-Idea, as it is there: a finite birth-death chain over the requests at an engine. With n of them an iteration takes
-T(n) = alpha + n (beta (I + O) / (O + 1) + gamma (I + O / 2)); prefill(n) = T(n) + (beta + gamma) I; a decode step
-T(n) + beta + gamma (I + O / 2); n of them leave at n / (prefill(n) + O decode(n)). From the chain come the mean number
-in service X, the mean time in service S and the wait W (Little); ITL = (S - prefill(X)) / O and
-TTFT = W + prefill(X) + ITL. All latencies are means. Parameters are milliseconds, tokens and tokens squared, rates
-requests a second, as there.
+Idea, as in the controller: a finite birth-death chain over the requests at an engine. With n of them an iteration takes
+T(n) = alpha + n (beta (I + O) / (O + 1) + gamma (I + O / 2)); prefill(n) = T(n) + (beta + gamma) I; a decode step T(n)
++ beta + gamma (I + O / 2); n of them leave at n / (prefill(n) + O decode(n)). From the chain come the mean number in
+service X, the mean time in service S and the wait W (Little); ITL = (S - prefill(X)) / O and TTFT = W + prefill(X) +
+ITL. All latencies are means. Parameters are milliseconds, tokens and tokens squared, rates requests per second, as
+there.
 
 The tuner is an extended Kalman filter on (alpha, beta, gamma) that observes mean TTFT and ITL of one engine after the
-other; what it expects of TTFT has no ITL in it, as there. Not published with the rest, and chosen here: its first
-covariance (half of each parameter) and how a first pair of observations gives beta and gamma once alpha is set to 0.9
-of the ITL: by the two equations above at the concurrency that Little's law gives.
+other; its expected TTFT excludes ITL, as there. Two things are not published, and chosen here: its first covariance
+(half of each parameter), and the first beta and gamma from a pair of observations with alpha at 0.9 of the ITL (the two
+equations above at the concurrency of Little's law).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class MeanLatency:
 
 
 class BirthDeathChain:
-    """One engine. parameters: alpha, beta, gamma. batch: sequences at once. queue: places behind them."""
+    """One engine. parameters: alpha, beta, gamma. batch: running sequences at most. queue: waiting places."""
 
     def __init__(self, parameters: tuple[float, float, float], sizes: RequestSizes, batch: int, queue: int) -> None:
         self._alpha, self._beta, self._gamma = parameters
@@ -101,7 +101,7 @@ class BirthDeathChain:
         )
 
     def max_rate_within(self, ttft_ms: float | None, itl_ms: float | None) -> float | None:
-        """The highest rate that meets both means; None where one is missed without load."""
+        """Return the highest rate that meets both means; None if one is missed without load."""
         rate = self.max_rate
         for target_ms, name in ((ttft_ms, "ttft_ms"), (itl_ms, "itl_ms")):
             if target_ms is not None:
@@ -138,7 +138,7 @@ class BirthDeathChain:
 
 @dataclass(frozen=True, slots=True)
 class TunerSample:
-    """One engine of late: requests a second, their sizes, mean latencies in milliseconds."""
+    """One engine's recent metrics: requests per second, their sizes, mean latencies in milliseconds."""
 
     rate: float
     sizes: RequestSizes
@@ -147,7 +147,7 @@ class TunerSample:
 
 
 class WvaTuner:
-    """The filter. batch: sequences at once of the engines that it learns of."""
+    """The filter. batch: running sequences at most on the observed engines."""
 
     def __init__(self, batch: int) -> None:
         self._batch = batch
@@ -160,7 +160,7 @@ class WvaTuner:
         return None if self._state is None else (self._state[0], self._state[1], self._state[2])
 
     def update(self, sample: TunerSample) -> bool:
-        """Whether the observation was taken in; the gate keeps out what the filter finds incredible."""
+        """Process an observation. Returns False if the filter rejects it as an outlier."""
         if self._state is None:
             self._state = np.array(initial_parameters(sample))
             self._covariance = np.diag((_INITIAL_STD_SHARE * self._state) ** 2)
@@ -184,7 +184,7 @@ class WvaTuner:
         return True
 
     def _expected(self, state: NDArray[np.float64], sample: TunerSample) -> NDArray[np.float64] | None:
-        """None where the rate is more than such an engine takes."""
+        """Return the expected latencies; None if the rate exceeds the engine's capacity."""
         chain = BirthDeathChain((state[0], state[1], state[2]), sample.sizes, self._batch, TUNING_QUEUES * self._batch)
         if sample.rate > chain.max_rate:
             return None
@@ -223,7 +223,7 @@ def initial_parameters(sample: TunerSample) -> tuple[float, float, float]:
 def default_targets(
     parameters: tuple[float, float, float], sizes: RequestSizes, multiple: float
 ) -> tuple[float, float]:
-    """TTFT and ITL, milliseconds, where no target is given: iterations that take `times` as long as an empty one."""
+    """Return TTFT and ITL targets, ms, without given ones: iterations take `multiple` times as long as an empty one."""
     alpha, beta, gamma = parameters
     ttft_ms = multiple * alpha + (beta + gamma) * sizes.prompt
     return ttft_ms, multiple * alpha + beta + gamma * (sizes.prompt + (sizes.output + 1.0) / 2.0)

@@ -1,17 +1,17 @@
 """llm-d's Workload Variant Autoscaler with its queueing model: `wva-queueing`.
 
-Problem: load over capacity holds no latency; the same project has a model that does, which its last release refuses to
-run.
+Problem: load over capacity does not control latency. The same project has a model that does, which its last release
+does not run.
 
-Idea: every cycle each engine's arrivals, sizes and mean latencies of the last minute are shown to the tuner
-(`wva_chain`), one engine after the other; then replicas = ceil(all arrivals / the rate that one engine takes within
-both targets), and Kubernetes' autoscaler does the rest as with `wva`. The service's targets are the model's, as means:
-it knows no other. Without them it has its own rule, three times the empty iteration. A target that is missed without
-load leaves replicas as they are, and so does a time without known sizes.
+Idea: every cycle each engine's arrivals, sizes and mean latencies of the last minute go to the tuner (`wva_chain`), one
+engine after the other. Then replicas = ceil(all arrivals / the rate of one engine within both targets), and Kubernetes'
+autoscaler does the rest as with `wva`. The service's targets are the model's, as means, the only kind it has. Without
+them its own rule applies: three times the empty iteration. A target that is missed without load leaves replicas
+unchanged, and so do unknown sizes.
 
-Arrivals are those that were sent to engines, so that what gateways hold or refuse is not counted, as there. What its
-controller would count by engine is here the fleet's, in equal parts. After a change of the ready replicas nothing is
-learned for 120 s. It has no law for prefill and decode apart.
+Arrivals are requests sent to engines, so those queued or rejected at gateways do not count, as there. The controller's
+counts per engine are here equal parts of the fleet's. After a change of the ready replicas nothing is learned for 120
+s. It has no policy for disaggregated tiers.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class WvaTargets:
 def replicas_for_rate(
     chain: BirthDeathChain, arrivals: float, ttft_ms: float | None, itl_ms: float | None
 ) -> int | None:
-    """For so many requests a second; None where the targets cannot be met."""
+    """Return the replicas for this rate, requests per second; None if the targets cannot be met."""
     rate = chain.max_rate_within(ttft_ms, itl_ms)
     return None if rate is None else max(1, math.ceil(arrivals / rate))
 
@@ -110,7 +110,7 @@ class _WvaQueueingTier:
         )
 
     def _rate(self, observation: Observation) -> float:
-        """Requests a second that gateways sent on."""
+        """Return the requests per second that gateways sent to engines."""
         dispatched = sum(one.arrived - sum(one.rejected.values()) - one.queued for one in observation.gateway_readings)
         increase, seconds = self._arrivals.add(observation.now_s, "", dispatched, observation.now_s)
         return max(0.0, increase) / seconds if seconds > 0.0 else 0.0
@@ -144,7 +144,7 @@ def make(options: PolicyOptions, context: PolicyContext) -> SimulatedPolicy:
 
 
 def settings() -> Sequence[str]:
-    """Words worth trying: how far below the promise its means are to stay, and the window for fewer."""
+    """Options for a search: margins of the means below the SLO, and the scale-down window."""
     targets = ("", "ttft=0.5,itl=0.02", "ttft=0.25,itl=0.015", "ttft=0.15,itl=0.01")
     return tuple(f"{option_text},down={down_s}".strip(",") for option_text in targets for down_s in (300, 60))
 
