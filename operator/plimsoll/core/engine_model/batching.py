@@ -54,12 +54,12 @@ def share_within_tpot(work: TierWork, batch: float, target_s: float, tail_scale:
 def _shares_within_tpot(
     work: TierWork, steps_s: FloatArray, batches: FloatArray, target_s: float, tail_scale: float
 ) -> FloatArray:
-    """Share within the target for each of several steady batches and their mean steps.
+    """Return the share within the target for each of several steady batches and their mean steps.
 
-    A replica that refills each free slot runs a steady batch of n at a mean step T(n) = base + n w / E[O]. In the life
-    of a request of O tokens each slot is refilled O / E[O] times, a renewal process: the variance of all stalls p in it
-    is n O / E[O] (var p + E[p]^2 scv O) (Cox 1962, "Renewal theory"). The variance of its TPOT is 1 / O^2 of that, plus
-    the remaining model error. Shares are normal, in Page's approximation (1977).
+    A replica that refills each free slot runs a steady batch of n at a mean step T(n) = base + n w / E[O]. During a
+    request of O tokens each slot is refilled O / E[O] times, a renewal process: the variance of all stalls p in it is n
+    O / E[O] (var p + E[p]^2 scv O) (Cox 1962, "Renewal theory"). The variance of its TPOT is 1 / O^2 of that, plus the
+    remaining model error. Shares are normal, in Page's approximation (1977).
     """
     w = work.workload
     outputs = np.maximum(w.output_tokens, 1.0)

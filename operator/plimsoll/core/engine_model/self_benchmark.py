@@ -11,7 +11,7 @@ time, so that a disturbed point that is far too slow weighs little:
   batches differ in their contexts;
 - prefill_token comes from the seconds to the first token at some prompt lengths. The part that does not depend on the
   length (HTTP, and the extra of a step with prefill) is a separate constant where the batches show the base; without
-  batches it is `HTTP_S`, and the base is the rest.
+  batches it is `HTTP_OVERHEAD_S`, and the base is the rest.
 
 Coefficients that the points cannot show are 0: any_prefill (it looks like HTTP) and prefill_pair (the prompts are
 short: up to 1,024 tokens attention is 3 % of an 8B's prefill on an H200). Long prompts are therefore underestimated,

@@ -197,11 +197,11 @@ class TierWork:
         )
 
     def tpot_s(self, rate_per_s: npt.ArrayLike, replicas: npt.ArrayLike = 1) -> FloatArray:
-        """Mean TPOT at a rate: T = (base + any_stall (1 - e^(-lambda T))) / (1 - rho); infinite at overload.
+        """Return the mean TPOT at a rate: T = (base + any_stall (1 - e^(-lambda T))) / (1 - rho); infinite at overload.
 
-        The law of processor sharing with the any-stall term in the share of steps that have one. Against vLLM on one
-        H200 its p50 is within 5 % for an 8B to rho 0.75, within 10 % for a 70B to 0.6, where base / (1 - rho) alone is
-        10 % high and 20 % low. Arrays broadcast; raises ValueError as `rho`.
+        Processor sharing with the any-stall term in the share of steps that have one. Against vLLM on one H200 its p50
+        is within 5 % for an 8B to rho 0.75, within 10 % for a 70B to 0.6, where base / (1 - rho) alone is 10 % high and
+        20 % low. Arrays broadcast; raises ValueError as `rho`.
         """
         rho = self.rho(rate_per_s, replicas)
         rate, free = rho / self.work_s, 1.0 - rho

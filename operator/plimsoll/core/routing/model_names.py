@@ -57,7 +57,7 @@ class NameClaim:
 
     @property
     def holder_text(self) -> str:
-        """Who has the claim, in words."""
+        """Return the holder of the claim as text."""
         service = "/".join(self.service)
         return f"adapter {self.adapter} of service {service}" if self.adapter else f"service {service}"
 
@@ -80,7 +80,7 @@ class NameClaim:
 
 
 class Refusal(StrEnum):
-    """Why a service may not have the model name in its spec, whoever else claims it."""
+    """Why a service may not have the model name in its spec, independent of other claims."""
 
     RESTRICTED = "restricted"  # its namespace may not claim short names
     RESERVED = "reserved"  # the name begins with another namespace of services
@@ -157,7 +157,7 @@ def adapter_names(inference_service: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _entries(part: Any) -> list[dict[str, Any]]:
-    """Returns the entries of `adapters` in a spec or a status. Ignores what is no entry."""
+    """Return the entries of `adapters` in a spec or a status. Ignores invalid ones."""
     found = part.get("adapters") if isinstance(part, dict) else None
     return [one for one in found[:MAX_ADAPTERS] if isinstance(one, dict)] if isinstance(found, list) else []
 

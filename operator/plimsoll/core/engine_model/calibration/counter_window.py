@@ -1,11 +1,11 @@
-"""What one replica did in one window, as sums of its counters.
+"""Work of one replica in one window, as sums of its counters.
 
-Problem: a stock engine exports how many steps it took and how many tokens it computed, and not how long the contexts
-were that those tokens attended to, nor how many steps held any prefill. The cost of a step depends on all of them.
+Problem: a stock engine exports how many steps it ran and how many tokens it computed, but neither the contexts that
+those tokens attended to, nor how many steps had any prefill. The cost of a step depends on all of them.
 
-Idea: one record for both. Sums that every engine exports are required, those of a richer engine are optional, and
-absent is not zero: `filled` puts in what request lengths, which the gateway knows, say about them, and what is still
-absent is assumed from `TYPICAL` lengths and counted as doubtful (`Sums.assumed`).
+Idea: one record for all engines. Sums that every engine exports are required, others are optional, and a missing one is
+not zero: `fill_missing` derives it from the request lengths, which the gateway knows. What is still missing is assumed
+from `TYPICAL_LENGTHS` and marked (`StepSums.assumed`).
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ import numpy as np
 
 from plimsoll.core.workload import Workload
 
-MIN_STEPS: Final = 20  # neighbouring steps lend each other time: fewer of them are mostly that noise
+MIN_STEPS: Final = 20  # windows with fewer steps are mostly noise, because time shifts between neighbouring steps
 MIN_COVERAGE: Final = 0.9
 _RUNNING_PER_OUTPUT: Final = 1.25  # more output tokens than this per running sequence is speculation, not noise
 _TOKENS_IN_FLIGHT: Final = 16384  # two steps of a large token budget: counted as computed, not yet as prompt
 _TOKENS_TOLERANCE: Final = 0.1
-_MAX_VALUE: Final = 1e15  # no sum of any window comes near
+_MAX_VALUE: Final = 1e15  # above any sum of a window
 
 
 @dataclass(frozen=True, slots=True)
 class WindowSums:
-    """Sums over one window of one replica, in which some request was always running.
+    """Sums over one window of one replica, in which at least one request was always running.
 
-    An engine that idles now and then cannot tell its busy seconds; leave such windows out. The last three fields are
-    None where the engine does not export them.
+    Omit the windows of an engine with idle times, because it does not report busy seconds. The optional fields are None
+    if the engine does not export them.
     """
 
     end_s: float  # time of the window's end, on the caller's clock
@@ -41,25 +41,25 @@ class WindowSums:
     output_tokens: float  # vllm:generation_tokens_total
     prompt_tokens: float  # vllm:prompt_tokens_by_source_total{source="local_compute"}
     mean_running: float  # vllm:num_requests_running, mean over the window
-    coverage: float = 1.0  # share of the window that the counters saw
+    coverage: float = 1.0  # share of the window that the counters cover
     prefill_steps: float | None = None  # steps with any prefill
     prefill_pairs: float | None = None  # sum over prefilled chunks of n (context + n / 2)
     cached_tokens_read: float | None = None  # sum over steps of the context of all decoding sequences
-    replica: str = ""  # whose window it is
+    replica: str = ""  # name of the replica
 
     @property
     def is_exact(self) -> bool:
-        """Nothing has to be assumed."""
+        """Whether nothing has to be assumed."""
         return None not in (self.prefill_steps, self.prefill_pairs, self.cached_tokens_read)
 
 
 @dataclass(frozen=True, slots=True)
 class ContextLengths:
-    """Token-weighted means of the requests of a mix, as whoever sees requests knows them.
+    """Token-weighted mean lengths of the requests of a mix.
 
     With U uncached and H cached prompt tokens and O output tokens of a request, and E the mean over requests:
-    chunk_tokens = E[U] / E[number of chunks], a chunk being at most the engine's token budget;
-    prefill_context_tokens = E[U (H + U / 2)] / E[U]; decode_context_tokens = E[O (H + U + O / 2)] / E[O].
+    chunk_tokens = E[U] / E[number of chunks], a chunk being at most the engine's token budget; prefill_context_tokens =
+    E[U (H + U / 2)] / E[U]; decode_context_tokens = E[O (H + U + O / 2)] / E[O].
     """
 
     chunk_tokens: float
@@ -67,14 +67,14 @@ class ContextLengths:
     decode_context_tokens: float
 
 
-# Of a chat mix with prompts of 1,000 and outputs of 200 tokens, spread as in practice.
+# Chat mix with prompts of 1,000 and outputs of 200 tokens, with a typical spread.
 TYPICAL_LENGTHS: Final = ContextLengths(chunk_tokens=1000.0, prefill_context_tokens=800.0, decode_context_tokens=1200.0)
 
 
 class StepSums(NamedTuple):
-    """The six sums that a step model multiplies, and which of them are assumptions.
+    """The six sums that a step model multiplies, and whether some of them are assumed.
 
-    assumed: whether one of the two context sums comes from `TYPICAL`, so that their time may be far off.
+    assumed: one of the two context sums comes from `TYPICAL_LENGTHS`, so its time may be far off.
     """
 
     steps: float
@@ -87,7 +87,7 @@ class StepSums(NamedTuple):
 
 
 def context_lengths(workload: Workload, token_budget: float) -> ContextLengths:
-    """The lengths of a workload on an engine that computes at most `token_budget` tokens in a step.
+    """Return the lengths of a workload on an engine that computes at most `token_budget` tokens in a step.
 
     Raises ValueError for a budget that is not positive, and for a workload that computes no prompt token or no output.
     """
@@ -103,10 +103,10 @@ def context_lengths(workload: Workload, token_budget: float) -> ContextLengths:
 
 
 def fill_missing(window: WindowSums, lengths: ContextLengths) -> WindowSums:
-    """`window` with what is absent put in from the lengths of its requests.
+    """Return the window with missing sums derived from the lengths of its requests.
 
-    Chunks that begin at random fall into steps * (1 - exp(-chunks / steps)) different steps (Poisson occupancy).
-    Raises ValueError for lengths that are not positive and finite.
+    Chunks that begin at random fall into steps * (1 - exp(-chunks / steps)) different steps (Poisson occupancy). Raises
+    ValueError for lengths that are not positive and finite.
     """
     numbers = (lengths.chunk_tokens, lengths.prefill_context_tokens, lengths.decode_context_tokens)
     if not all(0 < number < math.inf for number in numbers):
@@ -116,7 +116,7 @@ def fill_missing(window: WindowSums, lengths: ContextLengths) -> WindowSums:
 
 
 def step_sums(window: WindowSums) -> StepSums:
-    """The sums of a window that `fault` finds nothing wrong with."""
+    """Return the sums of a window without `validity_error`."""
     prefill_steps, pairs, cached_read = _context_sums(window, TYPICAL_LENGTHS)
     assumed = window.prefill_pairs is None or window.cached_tokens_read is None
     return StepSums(
@@ -125,7 +125,7 @@ def step_sums(window: WindowSums) -> StepSums:
 
 
 def _context_sums(window: WindowSums, lengths: ContextLengths) -> tuple[float, float, float]:
-    """Steps with prefill, prefill pairs and cached tokens read: counted, or from lengths."""
+    """Return steps with prefill, prefill pairs and cached tokens read: counted, or derived from lengths."""
     prompt = prompt_tokens(window)
     steps, pairs, cached_read = window.prefill_steps, window.prefill_pairs, window.cached_tokens_read
     if steps is None:
@@ -139,18 +139,20 @@ def _context_sums(window: WindowSums, lengths: ContextLengths) -> tuple[float, f
 
 
 def prompt_tokens(window: WindowSums) -> float:
-    """Prompt tokens computed. The difference counts a chunk when it is computed; the prompt counter lags behind it."""
+    """Return the computed prompt tokens: computed less output tokens, because the prompt counter lags."""
     return max(0.0, window.computed_tokens - window.output_tokens)
 
 
 def sequence_steps(window: WindowSums) -> float:
-    """Decoding sequences, summed over steps: output tokens, unless speculation makes several of them per sequence."""
+    """Return the decoding sequences, summed over steps: output tokens, unless speculation gives
+    several per sequence.
+    """
     running = window.mean_running * window.steps
     return running if window.output_tokens > _RUNNING_PER_OUTPUT * running else window.output_tokens
 
 
 def validity_error(window: WindowSums) -> str | None:
-    """Why a window says nothing about speed, in words; None if it can be used."""
+    """Return why a window cannot be used for calibration; None if it can."""
     required = (
         window.end_s,
         window.busy_s,

@@ -1,9 +1,9 @@
-"""What the posterior answers: a mean model, a pessimistic one to size on, and whether anything is known at all.
+"""Estimates from the posterior: a mean step model, a pessimistic one for sizing, and the quality of the data.
 
-Problem: a mean hides how little it may rest on, and a fleet sized on it breaks its promise half of the time.
+Problem: a mean does not show how uncertain it is, and a fleet sized by it violates its SLO half of the time.
 
-Idea: size on a quantile of the posterior. It is wide until the data have spoken and closes in on the mean as they do,
-down to `MISFIT`, which no amount of data removes. Whoever shows the estimate shows `knowledge` beside it.
+Idea: size by a quantile of the posterior. It is wide without data and approaches the mean with more data, down to
+`MODEL_MISFIT_SD`, which no amount of data removes. `assess_quality` belongs beside every displayed estimate.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from plimsoll.core.engine_model.calibration.posterior_model import (
 from plimsoll.core.engine_model.calibration.posterior_update import rejection_reason
 from plimsoll.core.engine_model.step_time import StepModel
 
-MODEL_MISFIT_SD: Final = 0.03  # what the linear step misses on real engines, whatever the amount of data
+MODEL_MISFIT_SD: Final = 0.03  # error of the linear step model on real engines with any amount of data
 
 _MIN_WINDOWS: Final = 10.0
-_MAX_NOISE_SD: Final = 0.12  # windows of one engine agree to 2 or 3 %, of replicas that differ by +-10 % to 10 %
+_MAX_NOISE_SD: Final = 0.12  # 2 to 3 % between windows of one engine, 10 % between replicas that differ by +-10 %
 _MIN_LOAD_SD: Final = 0.03  # standard deviation of the base's share of a window's time
 _MAX_PARAMETER_SD: Final = 0.03
 
 
 @dataclass(frozen=True, slots=True)
 class CalibrationQuality:
-    """How well the data determine the estimate. All deviations are relative and exclude `MISFIT`.
+    """How well the data determine the estimate. All deviations are relative and exclude `MODEL_MISFIT_SD`.
 
     message: text for users; begins with "not known" unless `sufficient`. base_sd, work_sd: of the two quantities that
     stock counters determine, the base of a step and its other work, at the observed mix; infinite before any window.
@@ -60,7 +60,7 @@ class CalibrationQuality:
 
 @dataclass(frozen=True, slots=True)
 class WindowPrediction:
-    """Of one window, in seconds: its busy time, the standard deviation of that, and the part that is work.
+    """Prediction for one window, s: its busy time, the standard deviation of that, and the part that is work.
 
     rho = work_s / busy_s of an engine that never idles, and TPOT = base / (1 - rho).
     """
@@ -71,9 +71,10 @@ class WindowPrediction:
 
 
 def mean_model(posterior: Posterior) -> StepModel:
-    """The mean of what is believed, nowhere faster than the floor. Size on `pessimistic`, not on this.
+    """Return the posterior mean, nowhere faster than the floor. For sizing use `quantile_model`.
 
-    Where context sums were assumed, its base is told and the split of its work is still the prior's: ask `expectation`.
+    With assumed context sums, only its base is learned, and the split of its work is still the prior's: use
+    `predict_window`.
     """
     mean, _ = factor_moments(posterior)
     return model_from_factors(posterior, mean)
@@ -84,9 +85,9 @@ def quantile_model(posterior: Posterior, quantile: float, window: WindowSums | N
 
     Without `window` each coefficient is at its own quantile, which is safe for any load and costly for most. With it,
     the model is the one on the posterior's ellipsoid that is slowest for the load of that window, so its time for that
-    load is at the quantile (support function of an ellipsoid). Both include `MISFIT`. Raises ValueError for a quantile
-    outside [0.5, 1), and for a window that is unusable or has no context sums: the uncertainty of assumed lengths does
-    not fit into a step model.
+    load is at the quantile (support function of an ellipsoid). Both include `MODEL_MISFIT_SD`. Raises ValueError for a
+    quantile outside [0.5, 1), and for a window that is unusable or has no context sums: the uncertainty of assumed
+    lengths does not fit into a step model.
     """
     if not 0.5 <= quantile < 1:
         raise ValueError(f"a pessimistic quantile is at least 0.5 and below 1, not {quantile}")
@@ -104,10 +105,10 @@ def quantile_model(posterior: Posterior, quantile: float, window: WindowSums | N
 
 
 def predict_window(posterior: Posterior, window: WindowSums) -> WindowPrediction:
-    """How long a window's work should take; its own busy_s plays no part.
+    """Return the predicted time of a window's work; its own busy_s has no effect.
 
-    Where lengths have to be assumed, this and its deviation hold for the mix that was learned: bare counters cannot
-    tell that another mix reads longer contexts. Raises ValueError for a window that cannot be used.
+    With assumed lengths, the prediction and its deviation apply to the learned mix: plain counters do not show that
+    another mix reads longer contexts. Raises ValueError for an unusable window.
     """
     rejection = rejection_reason(posterior, window)
     if rejection is not None:
@@ -124,7 +125,7 @@ def predict_window(posterior: Posterior, window: WindowSums) -> WindowPrediction
 
 
 def assess_quality(posterior: Posterior) -> CalibrationQuality:
-    """Whether base and work are known, and why not, in words."""
+    """Return whether base and work are known, and if not, why."""
     mean, covariance = factor_moments(posterior)
     base_sd, work_sd, load_sd = math.inf, math.inf, 0.0
     if posterior.weight > 0:
@@ -132,7 +133,7 @@ def assess_quality(posterior: Posterior) -> CalibrationQuality:
         row = total[:, :6].sum(axis=1)  # shares sum to one, so this is the mean of x
         prior = coefficients(posterior.prior)
         work = row.copy()
-        work[0] = -row[1] * prior[0] / prior[1]  # the base of a step with prefill is no work, what it has beside is
+        work[0] = -row[1] * prior[0] / prior[1]  # the base of a step with prefill is no work, its excess is
         work_part = float(work @ mean)
         base_sd = math.sqrt(covariance[0, 0]) / float(mean[0])
         work_sd = math.sqrt(float(work @ covariance @ work)) / work_part if work_part > 0 else math.inf

@@ -1,16 +1,16 @@
-"""The speed of an engine as far as its counters have told it: the posterior, and the algebra in it.
+"""Posterior of an engine's speed, learned from its counters, and its algebra.
 
-Problem: a table's or a roofline's coefficients are 10 to 40 % off, GPUs slow down when hot, and an engine's counters
-name only sums of a whole window. A plain fit to them always answers, also where the load never varied.
+Problem: the coefficients of a table or a roofline are 10 to 40 % off, GPUs slow down when hot, and an engine's counters
+are sums over a whole window. A plain fit to them always has a result, even if the load never varied.
 
 Idea: Bayesian linear regression in information form (Gelman et al., Bayesian Data Analysis, 3rd ed., section 14.8) on
-the ratio of a window's time to what the prior says that it should take: y = x' theta. theta are factors on the prior's
-coefficients, and x the shares of the prior's time that each of them explains, so that x sums to one and every number
-is near one. Two things are added:
+the ratio of a window's time to its time by the prior: y = x' theta. theta are factors on the prior's coefficients, and
+x the shares of the prior's time that each of them explains, so that x sums to one and every number is near one. Two
+things are added:
 
-- Identifiability: in the prior's own metric, a direction of which the data know less than the prior stays at the
-  prior, mean and width. Stock counters at a fixed mix excite two, the base of a step and the work of a request, and
-  no more.
+- Identifiability: in the prior's own metric, a direction with less information in the data than in the prior stays
+  at the prior, mean and width. Stock counters at a fixed mix identify two, the base of a step and the work of a
+  request.
 - Nothing is faster than the floor, the roofline that the caller gives.
 """
 
@@ -33,27 +33,27 @@ FACTOR_COUNT: Final = (
 TRIANGLE_SIZE: Final = FACTOR_COUNT * (FACTOR_COUNT + 1) // 2
 UPPER_TRIANGLE: Final = np.triu_indices(FACTOR_COUNT)
 
-_COMMON_SD: Final = 0.25  # one factor on everything: a table's efficiency is off
-_COEFFICIENT_SD: Final = 0.2  # each coefficient beside that
+_COMMON_SD: Final = 0.25  # common factor: error of a table's efficiency
+_COEFFICIENT_SD: Final = 0.2  # additional error of each coefficient
 _PREFILL_BASE_SD: Final = 0.5  # measured -30 % (8B) to +110 % (70B) of the base
 _ASSUMED_LENGTHS_SD: Final = 0.7  # contexts differ that much between mixes
 _NOISE_SD: Final = 0.03  # of a window of many steps, before any residual was seen
-_NOISE_WINDOWS: Final = 10.0  # windows that this is worth
-_HALF_WEIGHT_STEPS: Final = 50.0  # a window of so many steps counts half: its ends cut steps
+_NOISE_WINDOWS: Final = 10.0  # weight of this prior, in windows
+_HALF_WEIGHT_STEPS: Final = 50.0  # steps of a window that counts half, because its ends cut steps
 _NO_GAIN: Final = 1.0  # information of the data over the prior's along a direction: below this it stays at the prior,
-_FULL_GAIN: Final = 5.0  # above this the data have their whole say
-_IDENTIFIED_GAIN: Final = 3.0  # where it counts as told: half of the prior's width
+_FULL_GAIN: Final = 5.0  # above this only the data count
+_IDENTIFIED_GAIN: Final = 3.0  # from this on it counts as identified: half of the prior's width
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Posterior:
-    """What is believed of one engine build on one accelerator; `unknown` makes the first.
+    """Posterior of one engine build on one accelerator; `initial_posterior` creates it.
 
-    information: upper triangle, by rows, of the weighted sum of x x' (7 x 7); moment: of x y (7). weight: windows in
-    force. noise_sum: squared surprises in units of y squared, of noise_weight windows. shift_*: the two CUSUMs.
-    updated_s: time of the newest window, None before the first.
+    information: upper triangle, by rows, of the weighted sum of x x' (7 x 7); moment: of x y (7). weight: effective
+    number of windows. noise_sum: squared residuals in units of y squared, of noise_weight windows. shift_up,
+    shift_down: the two CUSUMs. updated_s: time of the newest window, None before the first.
     """
 
     prior: StepModel
@@ -70,7 +70,7 @@ class Posterior:
 
 
 def initial_posterior(prior: StepModel, floor: StepModel, half_life_s: float = 1800.0) -> Posterior:
-    """The posterior before any data.
+    """Return the posterior before any data.
 
     A coefficient that is zero in the prior is not learned. Raises ValueError for a half-life that is not positive, a
     step with prefill that has no base, and a prior that is faster than its floor in any coefficient.
@@ -86,7 +86,7 @@ def initial_posterior(prior: StepModel, floor: StepModel, half_life_s: float = 1
 
 
 def coefficients(model: StepModel) -> Floats:
-    """A model's coefficients, shape (6,), in seconds; the second is the whole base of a step with prefill."""
+    """Return a model's coefficients, shape (6,), s; the second is the whole base of a step with prefill."""
     return np.array(
         [
             model.base_s,
@@ -100,13 +100,15 @@ def coefficients(model: StepModel) -> Floats:
 
 
 def step_counts(window: WindowSums) -> Floats:
-    """What `coefficients` multiply, shape (6,): steps without prefill, steps with any, and the sums of tokens."""
+    """Return the multipliers of `coefficients`, shape (6,): steps without prefill, steps with any, and
+    sums of tokens.
+    """
     total = step_sums(window)
     return np.array([total.steps - total.prefill_steps, *total[1:6]], dtype=float)
 
 
 def regression(prior: StepModel, windows: Sequence[WindowSums]) -> tuple[Floats, Floats, Floats]:
-    """Rows x (n, 7), ratios y (n,) and weights (n,) of n usable windows."""
+    """Return rows x (n, 7), ratios y (n,) and weights (n,) of n usable windows."""
     times = np.array([step_counts(window) for window in windows]) * coefficients(prior)
     expected_s = times.sum(axis=1)
     assumed = np.array([step_sums(window).assumed for window in windows])
@@ -118,13 +120,15 @@ def regression(prior: StepModel, windows: Sequence[WindowSums]) -> tuple[Floats,
 
 
 def factor_moments(posterior: Posterior) -> tuple[Floats, Floats]:
-    """Mean (7,), at or above the floor, and covariance (7, 7) of the factors; the last one's prior mean is zero."""
+    """Return mean (7,), at or above the floor, and covariance (7, 7) of the factors; the last one's
+    prior mean is zero.
+    """
     variance = noise_variance(posterior)
     scaled_information = information_matrix(posterior) / variance
     gain, directions = _information_gain(scaled_information)
     confidence = np.clip(
         (gain - _NO_GAIN) / (_FULL_GAIN - _NO_GAIN), 0.0, 1.0
-    )  # no jump where a direction comes or goes
+    )  # continuous where a direction becomes identified
     pull = np.array(posterior.moment) / variance - scaled_information @ _PRIOR_MEAN
     shift = confidence * (directions.T @ pull) / (1.0 + gain)
     covariance = (directions * (1.0 - confidence * gain / (1.0 + gain))) @ directions.T
@@ -132,19 +136,21 @@ def factor_moments(posterior: Posterior) -> tuple[Floats, Floats]:
 
 
 def count_identified_directions(posterior: Posterior) -> int:
-    """How many independent combinations of the factors the data tell better than the prior did: 0 to 7."""
+    """Return how many independent combinations of the factors the data determine better than the prior: 0 to 7."""
     gain, _ = _information_gain(information_matrix(posterior) / noise_variance(posterior))
     return int((gain >= _IDENTIFIED_GAIN).sum())
 
 
 def noise_variance(posterior: Posterior) -> float:
-    """Variance of y of a window of many steps: mean squared surprise, with the prior worth `_NOISE_WINDOWS`."""
+    """Return the variance of y of a window of many steps: mean squared residual, the prior counting
+    `_NOISE_WINDOWS`.
+    """
     total = _NOISE_WINDOWS * _NOISE_SD**2 + posterior.noise_sum
     return total / (_NOISE_WINDOWS + posterior.noise_weight)
 
 
 def information_matrix(posterior: Posterior) -> Floats:
-    """The weighted sum of x x', shape (7, 7)."""
+    """Return the weighted sum of x x', shape (7, 7)."""
     full = np.empty((FACTOR_COUNT, FACTOR_COUNT))
     full[UPPER_TRIANGLE] = posterior.information
     full.T[UPPER_TRIANGLE] = posterior.information
@@ -152,7 +158,7 @@ def information_matrix(posterior: Posterior) -> Floats:
 
 
 def model_from_factors(posterior: Posterior, factors: Floats) -> StepModel:
-    """The step model of some factors (7,), nowhere faster than the floor; rounding included."""
+    """Return the step model of these factors (7,), nowhere faster than the floor, rounding included."""
     floor = posterior.floor
     values = np.maximum(factors[:6] * coefficients(posterior.prior), coefficients(floor))
     base, prefill_base, token, pair, sequence, cached = (float(value) for value in values)
@@ -160,7 +166,7 @@ def model_from_factors(posterior: Posterior, factors: Floats) -> StepModel:
 
 
 def _prior_root() -> Floats:
-    """Lower Cholesky factor of the prior covariance of the factors, shape (7, 7)."""
+    """Return the lower Cholesky factor of the prior covariance of the factors, shape (7, 7)."""
     variances_sd = [
         _COEFFICIENT_SD,
         _PREFILL_BASE_SD,
@@ -181,13 +187,15 @@ _PRIOR_MEAN: Final = np.array([1.0] * 6 + [0.0])
 
 
 def _information_gain(scaled_information: Floats) -> tuple[Floats, Floats]:
-    """Information of the data over that of the prior (7,), and its directions as columns (7, 7), in factors."""
+    """Return the data's information over the prior's (7,), and its directions as columns (7, 7), in factors."""
     values, vectors = np.linalg.eigh(_PRIOR_ROOT.T @ scaled_information @ _PRIOR_ROOT)
     return np.maximum(values, 0.0), _PRIOR_ROOT @ vectors
 
 
 def _above_floor(posterior: Posterior, mean: Floats, covariance: Floats) -> Floats:
-    """The mean given that every factor found below its floor is at it, until none is (conditional Gaussian)."""
+    """Return the mean with each factor below its floor conditioned to be at it, until none is
+    (conditional Gaussian).
+    """
     prior = coefficients(posterior.prior)
     floor = np.full(FACTOR_COUNT, -1.0)  # assumed contexts may shrink to nothing
     floor[:6] = np.divide(coefficients(posterior.floor), prior, out=np.zeros(6), where=prior > 0)

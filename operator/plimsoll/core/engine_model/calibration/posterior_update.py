@@ -1,12 +1,12 @@
-"""One more window: whether it is believed, and what it changes.
+"""Update of the posterior by one more window, with detection of outliers and shifts.
 
-Problem: one garbage scrape must not move an estimate that took an hour to earn, and a GPU that slows down by 18 % for
-good must be followed in minutes, not in half-lives. Both look alike in the first window.
+Problem: one invalid scrape must not move an estimate that took an hour to learn, and a permanent slow-down of a GPU by
+18 % must be followed in minutes, not in half-lives. Both look alike in the first window.
 
-Idea: a surprise of more than `GATE` deviations does not move the estimate; it widens the noise, and it feeds a
-two-sided CUSUM (Page, Biometrika 41, 1954) together with all smaller ones. One wild window cannot reach its limit;
-surprises that persist do, and then nearly all that was learned is thrown away: prefill that has become 18 % slower or
-faster for good is in the estimate to 3 % within 16 updates. Besides, everything fades by half-lives.
+Idea: a residual of more than `OUTLIER_SDS` deviations does not move the estimate. It widens the noise, and it goes into
+a two-sided CUSUM (Page, Biometrika 41, 1954) together with all smaller ones. One outlier cannot reach its limit.
+Persistent residuals do, and then nearly all learned information is discarded: a permanent change of the prefill speed
+by 18 % is in the estimate to 3 % within 16 updates. In addition, all information decays by half-lives.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ OUTLIER_SDS: Final = 4.0  # standard deviations
 
 _CUSUM_SLACK: Final = 0.5  # Page's test, tuned for shifts of one deviation
 _CUSUM_CLIP: Final = 3.0
-_CUSUM_LIMIT: Final = 10.0  # five wild windows in a row reach it from zero, as 4 (clip - slack) = 10
+_CUSUM_LIMIT: Final = 10.0  # five outliers in a row reach it from zero, as 4 (clip - slack) = 10
 _NOISE_CLIP: Final = 2.5  # deviations; Huber's proposal 2: enough that contradictory windows raise the noise
-_WINDOWS_AFTER_SHIFT: Final = 1.0  # what is left after a shift is worth that many windows
+_WINDOWS_AFTER_SHIFT: Final = 1.0  # weight that remains after a shift, in windows
 _FLOOR_TOLERANCE: Final = 0.9  # noise may bring a window a little below it
 _MAX_PRIOR_RATIO: Final = 20.0  # times the prior
 
 
 def update(posterior: Posterior, window: WindowSums) -> Posterior:
-    """The posterior after one more window of one replica; the same one if the window cannot be used (`refusal`)."""
+    """Return the posterior after one more window of one replica; unchanged if `rejection_reason` has one."""
     return update_all(posterior, (window,))
 
 
@@ -83,7 +83,7 @@ def update_all(
 
 
 def rejection_reason(posterior: Posterior, window: WindowSums) -> str | None:
-    """Why a window is not used at all, in words; None if it is."""
+    """Return why a window is not used; None if it is."""
     fault_reason = validity_error(window)
     if fault_reason is not None:
         return fault_reason
@@ -98,7 +98,7 @@ def rejection_reason(posterior: Posterior, window: WindowSums) -> str | None:
 
 
 def _standardized_residuals(posterior: Posterior, rows: Floats, ratios: Floats, weights: Floats) -> Floats:
-    """Each window's distance from what was expected of it, in its own standard deviations, shape (n,)."""
+    """Return the residual of each window in its own standard deviations, shape (n,)."""
     mean, covariance = factor_moments(posterior)
     variance = noise_variance(posterior) / weights + np.einsum("ij,jk,ik->i", rows, covariance, rows)
     residuals: Floats = (ratios - rows @ mean) / np.sqrt(variance)
@@ -106,7 +106,7 @@ def _standardized_residuals(posterior: Posterior, rows: Floats, ratios: Floats, 
 
 
 def _add_windows(before: Posterior, rows: Floats, ratios: Floats, weights: Floats, residuals: Floats) -> Posterior:
-    """Information of the windows inside the gate, and everybody's surprise, clipped, for the noise."""
+    """Add the information of the windows within OUTLIER_SDS, and the clipped residuals of all to the noise."""
     inlier_weights = weights * (np.abs(residuals) <= OUTLIER_SDS)
     information_sum = information_matrix(before) + (rows * inlier_weights[:, None]).T @ rows
     moment = np.array(before.moment) + (inlier_weights * ratios) @ rows

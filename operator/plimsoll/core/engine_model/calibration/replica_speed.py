@@ -1,14 +1,14 @@
-"""How fast each replica is beside the others of its build.
+"""Speed of each replica relative to the others of its build.
 
-Problem: replicas of one build differ by some ten percent, and who picks by predicted work gives the faster ones more of
-it. In the pooled windows composition then goes with speed: windows rich in work come from fast engines, and the
-regression takes for cheap work what is a fast engine (Simpson's paradox). At a spread of 10 % and a constant load the
-knee came out half as high again as it was.
+Problem: replicas of one build differ by some ten percent, and a picker that uses predicted work sends the faster ones
+more of it. In the pooled windows composition then correlates with speed: windows with much work come from fast engines,
+and the regression attributes their speed to cheap work (Simpson's paradox). At a spread of 10 % and a constant load the
+SLO capacity was overestimated by half.
 
 Idea: a random intercept for each replica (Gelman and Hill, Data Analysis Using Regression, chapter 12): the mean log
-ratio of its windows to the law, shrunk towards zero while there are few. A window's time is set to what a replica of
-mean speed would have needed. So composition is learned from what varies within replicas, the level from all of them,
-and a single replica is left as it is.
+ratio of its windows to the model, shrunk towards zero for few windows. A window's time is converted to that of a
+replica of mean speed. So composition is learned from variation within replicas, the level from all of them, and a
+single replica is unchanged.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ import numpy as np
 
 from plimsoll.core.engine_model.calibration.posterior_model import Floats
 
-SPEED_HALF_LIFE_S: Final = 300.0  # what a replica showed; it slows down when its card gets hot
-REPLICA_EXPIRY_S: Final = 60.0  # a replica that has not been heard for so long is none of those present
+SPEED_HALF_LIFE_S: Final = 300.0  # of a measured speed, which falls when the GPU gets hot
+REPLICA_EXPIRY_S: Final = 60.0  # a replica without a window for this long is dropped
 _PRIOR_WINDOWS: Final = 1.0  # windows: noise of one over the spread between replicas, both about 5 %
 _EPSILON: Final = 1e-9
-_MAX_LOG_RATIO: Final = 0.5  # of a log ratio: what is further off is no replica of this build, or no measurement
+_MAX_LOG_RATIO: Final = 0.5  # larger log ratios are another build or an invalid measurement
 
 
 @dataclass(slots=True)
@@ -37,7 +37,7 @@ class _ReplicaSpeed:
 
     def update(self, at_s: float, log_ratio: float, weight: float) -> None:
         decay = 0.5 ** (max(0.0, at_s - self.at_s) / SPEED_HALF_LIFE_S)
-        self.at_s = at_s  # a clock that was set back is believed
+        self.at_s = at_s  # a clock that was set back applies
         self.weight = decay * self.weight + weight
         self.log_sum = decay * self.log_sum + weight * log_ratio
 
@@ -48,19 +48,19 @@ class _ReplicaSpeed:
 
 @dataclass(slots=True)
 class ReplicaSpeeds:
-    """Of one tier, by name."""
+    """Relative speeds of a tier's replicas, by name."""
 
     _speeds: dict[str, _ReplicaSpeed] = field(default_factory=dict)
 
     def normalize(
         self, names: Sequence[str], ends_s: Sequence[float], ratios: Floats, expected: Floats, weights: Floats
     ) -> Floats:
-        """The ratios (n,) as replicas of mean speed would have had them.
+        """Return the ratios (n,) converted to replicas of mean speed.
 
-        ratios, expected: time over the prior's, measured and by what is believed now. weights: windows that each is
-        worth. ends_s: of the windows, seconds on the caller's clock.
+        ratios, expected: time over the prior's, measured and by the current estimate. weights: effective windows of
+        each. ends_s: ends of the windows, s.
         """
-        relative = np.maximum(ratios, 0.0) / np.maximum(expected, _EPSILON)  # a law that is not positive: clipped
+        relative = np.maximum(ratios, 0.0) / np.maximum(expected, _EPSILON)  # clip a model time that is not positive
         logs = np.clip(np.log(np.maximum(relative, _EPSILON)), -_MAX_LOG_RATIO, _MAX_LOG_RATIO)
         for name, at_s, log_ratio, weight in zip(names, ends_s, logs.tolist(), weights.tolist(), strict=True):
             speed = self._speeds.get(name)

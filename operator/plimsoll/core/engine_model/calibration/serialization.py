@@ -1,10 +1,10 @@
-"""A posterior as a small dictionary for a service's status, and back.
+"""A posterior as a small dictionary for the service's checkpoint, and back.
 
-Problem: a restart must not forget what hours of traffic taught, and must not believe what another engine, another
-prior or another release of this code has written, or what somebody edited by hand.
+Problem: a restart must keep what hours of traffic have taught. It must not accept the state of another engine, another
+prior or another release, or an edited document.
 
-Idea: the dictionary names the engine and carries the prior that its numbers are relative to. Whatever does not fit to
-the last detail is refused with ValueError, and the caller starts from the prior.
+Idea: the dictionary names the engine and has the prior that its numbers are relative to. Anything that does not match
+exactly raises ValueError, and the caller starts from the prior.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from plimsoll.core.engine_model.calibration.posterior_model import (
 )
 from plimsoll.core.engine_model.step_time import StepModel
 
-_PRIOR_TOLERANCE: Final = 1e-8  # relative: what rounding may do to a prior's coefficient
+_PRIOR_TOLERANCE: Final = 1e-8  # relative rounding error of a prior's coefficient
 # The information of a weak direction is a small difference of large sums. All values stay far below the limit.
 _Sum: TypeAlias = Annotated[float, Number(-1e9, 1e9, digits=10)]
 _Weight: TypeAlias = Annotated[float, Number(0.0, 1e9, digits=10)]
@@ -34,7 +34,9 @@ _Weight: TypeAlias = Annotated[float, Number(0.0, 1e9, digits=10)]
 
 @dataclass(frozen=True, slots=True)
 class EngineKey:
-    """What a calibration holds for. parallelism: such as `tp2`; engine_version: of the build, such as `vllm 0.26.0`."""
+    """What a calibration applies to. parallelism: such as "tp2"; engine_version: of the build, such as
+    "vllm 0.26.0".
+    """
 
     model: str
     accelerator: str
@@ -57,7 +59,7 @@ class _Stored(NamedTuple):
 
 
 def to_dict(posterior: Posterior, key: EngineKey) -> dict[str, Any]:
-    """A dictionary of strings, numbers and lists of numbers, about 1 KB as JSON."""
+    """Return a dictionary of strings, numbers and lists of numbers, about 1 KB as JSON."""
     noise, shift = (posterior.noise_weight, posterior.noise_sum), (posterior.shift_up, posterior.shift_down)
     sums = posterior.updated_s, posterior.information, posterior.moment, posterior.weight
     stored: dict[str, Any] = codec.encode(_Stored(key, astuple(posterior.prior), *sums, noise, shift))
@@ -67,9 +69,9 @@ def to_dict(posterior: Posterior, key: EngineKey) -> dict[str, Any]:
 def from_dict(
     data: object, key: EngineKey, prior: StepModel, floor: StepModel, half_life_s: float = 1800.0
 ) -> Posterior:
-    """The posterior that `to_dict` wrote for this engine and this prior.
+    """Return the posterior that `to_dict` stored for this engine and this prior.
 
-    Raises ValueError, with the reason, for anything else; and what `initial_posterior` raises.
+    Raises ValueError, with the reason, for anything else; and the errors of `initial_posterior`.
     """
     initial = initial_posterior(prior, floor, half_life_s)
     stored = codec.decode(_Stored, data)
@@ -93,7 +95,9 @@ def from_dict(
 
 
 def _validate_sums(posterior: Posterior) -> None:
-    """Shares sum to one, so the sums of their products sum to the weight; and no such sum has a negative direction."""
+    """Raise ValueError unless the sums of products match the weight (shares sum to one) and are
+    positive semidefinite.
+    """
     total = information_matrix(posterior)
     if not math.isclose(total[:6, :6].sum(), posterior.weight, rel_tol=1e-6, abs_tol=1e-6):
         raise ValueError("a calibration's information does not add up to its weight")
