@@ -1,7 +1,7 @@
 """Docstrings describe the code that is there: a rename must not leave the old name in a description.
 
 `name: ...` at the start of a sentence describes a parameter, a field, or a key or field of what is returned. A
-snake_case word, or `module.name`, in backticks exists in the repository, or in a project named in OTHER_PROJECTS.
+name, or `module.name`, in backticks exists in the repository, or in a project named in OTHER_PROJECTS.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ COPIED = {"vllm.py", "redaction.py", "form_data.py", "desired_adapters.py"}  # e
 
 # Names in backticks that other projects own.
 OTHER_PROJECTS = {
+    "ActivePodsWithRanks": "Kubernetes",
+    "FlexibleArgumentParser": "vLLM",
     "_calculate_retry_timeout": "openai-python",
     "dynamo": "ai-dynamo",
     "human_readable_int": "vLLM",
@@ -32,7 +34,7 @@ OTHER_PROJECTS = {
 FIELD_ROOTS = {"spec", "status", "error"}  # of a Kubernetes object, and of an error response
 
 DESCRIPTION = re.compile(r"(?:^|[.;:)]\s+|\n\s*)(`?[a-z]\w*`?(?:(?:, | and )`?[a-z]\w*`?)*): ")
-QUOTED = re.compile(r"(?<!`)`([a-z_]\w*(?:\.\w+)*)(?:\(\))?`(?!`)", re.ASCII)
+QUOTED = re.compile(r"(?<!`)`([A-Za-z_]\w*(?:\.\w+)*)(?:\(\))?`(?!`)", re.ASCII)
 WORD = re.compile(r"[A-Za-z_]\w*")
 DOTTED = re.compile(r"(?=\b([A-Za-z_]\w*)\.([A-Za-z_]\w*))")
 DEFINITION = re.compile(r"^\s*(?:async )?(?:def|class) (\w+)", re.MULTILINE)
@@ -182,7 +184,7 @@ def exists(name: str) -> bool:
         return True
     known = repository()
     if not rest:
-        return "_" not in head.strip("_") or head in known.words
+        return head in known.words
     if head in FIELD_ROOTS:
         return all(part in known.words for part in rest.split("."))
     before, _, last = name.rpartition(".")
