@@ -1,1 +1,1 @@
-"""What runs beside vLLM in an engine pod: the launcher (PID 1) and the ASGI middleware inside vLLM's own server."""
+"""Programs beside vLLM in an engine pod: the launcher (PID 1) and the ASGI middleware inside vLLM's server."""

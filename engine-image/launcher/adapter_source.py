@@ -1,8 +1,8 @@
-"""From an adapter's source to a directory with its files.
+"""Resolves an adapter's source to a directory with its files.
 
-Problem: the path goes to the engine, which reads what is there. A claim may hold links that lead out of it.
-Idea: a path is resolved first, links included, and must stay in its root and have the file that every adapter has.
-Remote files are downloaded by a process of their own, which may fail or hang alone.
+Problem: the engine reads the files at this path. A volume claim may contain links that lead out of it. Idea: the path
+is resolved first, links included. It must stay in its root and have the file that every adapter has. Remote files are
+downloaded by a separate process, which may fail or hang alone.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _DOWNLOAD = (
 
 
 class SourceError(Exception):
-    """The adapter's files cannot be had; the message says why."""
+    """The adapter's files are not available; the message says why."""
 
 
 async def resolve_source(
     scheme: str, location: str, revision: str, claims: Path, environment: Mapping[str, str]
 ) -> str:
-    """The directory of an adapter; raises SourceError. `claims` has the mounted claims by name."""
+    """Return the directory of an adapter; raises SourceError. `claims` has the mounted claims by name."""
     if scheme == "hf":
         return str(adapter_directory(Path(await _download(location, revision, environment)), None))
     if scheme == "pvc":
@@ -40,7 +40,7 @@ async def resolve_source(
 
 
 def adapter_directory(path: Path, root: Path | None) -> Path:
-    """The path without links. Raises SourceError if it leaves `root`, or is no adapter."""
+    """Return the path without links. Raises SourceError if it leaves `root`, or is no adapter."""
     try:
         found = path.resolve(strict=True)
     except (OSError, RuntimeError):

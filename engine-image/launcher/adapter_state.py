@@ -1,6 +1,6 @@
-"""Which adapters are loaded, from the launcher to the middleware: one small file in the state folder.
+"""Loaded adapters, reported by the launcher to the middleware in one small file of the state folder.
 
-Problem: launcher and middleware are two processes, and the middleware asks on every request for an adapter.
+Problem: launcher and middleware are two processes, and the middleware needs this for every request for an adapter.
 Idea: the launcher replaces the file as a whole; the middleware reads it again only when its time or size has changed.
 """
 
@@ -16,7 +16,7 @@ STATE_FILE = "adapters.json"
 
 
 class State(StrEnum):
-    """How far an adapter is."""
+    """Loading state of an adapter."""
 
     LOADED = "loaded"
     LOADING = "loading"
@@ -24,7 +24,7 @@ class State(StrEnum):
 
 
 class AdapterState(NamedTuple):
-    """One adapter: `engine_name` is its name in the engine while it is loaded; `error` is the engine's."""
+    """One adapter: `engine_name` is its name in the engine while it is loaded; `error` is the engine's message."""
 
     state: State
     engine_name: str
@@ -41,7 +41,7 @@ class AdapterStates:
         self._known: dict[str, AdapterState] = {}
 
     def write(self, states: dict[str, tuple[State, str, str]]) -> None:
-        """Replaces the file, if something has changed."""
+        """Replace the file if something has changed."""
         if states == self._written:
             return
         temporary = self._path.with_suffix(".new")
@@ -50,12 +50,12 @@ class AdapterStates:
         self._written = dict(states)
 
     def reset(self) -> None:
-        """Forgets what an earlier process wrote."""
+        """Delete the file of an earlier process."""
         self._path.unlink(missing_ok=True)
         self._written = None
 
     def get(self, name: str) -> AdapterState | None:
-        """The state of a desired adapter; None for one that is not desired."""
+        """Return the state of a desired adapter; None for any other."""
         try:
             stat = os.stat(self._path)
         except FileNotFoundError:

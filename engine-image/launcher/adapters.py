@@ -1,11 +1,10 @@
 """LoRA adapters: brings the engine to the desired set, and keeps it there.
 
-Problem: adapters come and go while the engine runs, and an engine that restarts has none. A load may take minutes or
-fail, and neither may hold up the model or other adapters.
-Idea: a file, which the kubelet keeps up to date, has the desired adapters. Its content and what the engine has loaded
-are compared again and again; a difference is one call of the engine's own API. In the engine an adapter has a name with
-a hash of its source: a new source is loaded beside the old one, and cached prompts of the old one do not match.
-The middleware reads what is loaded from a file of the state folder.
+Problem: adapters come and go while the engine runs, and a restarted engine has none. A load may take minutes or fail,
+and must delay neither the model nor other adapters. Idea: a file, which the kubelet keeps up to date, has the desired
+adapters. A loop compares it with the loaded adapters; each difference is one call of the engine's API. In the engine an
+adapter has a name with a hash of its source: a new source is loaded beside the old one, and cached prompts of the old
+one do not match. The middleware reads the loaded adapters from a file of the state folder.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ from launcher.redaction import redact
 LOAD_PATH, UNLOAD_PATH = vllm.LOAD_LORA_PATH, vllm.UNLOAD_LORA_PATH
 POLL_SECONDS = 1.0
 LOAD_SECONDS = 600.0
-CONCURRENT_LOADS = 4  # so that one slow download holds up no other adapter
-PINNED_SECONDS = 900.0  # what pinned adapters may take before the engine is ready without them
+CONCURRENT_LOADS = 4  # so that one slow download delays no other adapter
+PINNED_SECONDS = 900.0  # limit for pinned adapters, after which the engine is ready without them
 FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS = 5.0, 300.0
 MAX_ERROR_CHARS = 256
 MAX_DESIRED_BYTES = 1 << 20
@@ -49,7 +48,7 @@ Resolve = Callable[[Adapter], Awaitable[str]]
 
 @dataclass
 class _Entry:
-    """What is known of one adapter. `loaded` is its name in the engine, "" while it is not loaded."""
+    """State of one adapter. `loaded` is its name in the engine, "" while it is not loaded."""
 
     loaded: str = ""
     failed: str = ""  # the engine name whose load failed
@@ -83,7 +82,7 @@ class AdapterLoader:
 
     @property
     def document(self) -> list[dict[str, Any]]:
-        """Each desired adapter with what is known of it, for /about."""
+        """Return each desired adapter with its state, for /about."""
         return [
             {
                 "name": name,
@@ -94,7 +93,7 @@ class AdapterLoader:
         ]
 
     async def load_pinned(self) -> None:
-        """Tries to load each pinned adapter once, before the engine is ready."""
+        """Try to load each pinned adapter once, before the engine is ready."""
         self._read_desired()
         self._publish()
         loads = [self._start_load(adapter) for adapter in self._desired.values() if adapter.pinned]
@@ -102,12 +101,12 @@ class AdapterLoader:
             log.warning("pinned adapters are not loaded after %d s; the engine becomes ready", PINNED_SECONDS)
 
     async def follow(self) -> None:
-        """Keeps the engine at the desired set until it is cancelled."""
+        """Keep the engine at the desired set until cancelled."""
         try:
             while True:
                 try:
                     await self.step()
-                except Exception:  # uncaught it would end the loop, and no adapter would come or go any more
+                except Exception:  # an uncaught error would end the loop, and adapters would no longer change
                     log.exception("the desired adapters cannot be compared with the loaded ones; trying again")
                 await asyncio.sleep(POLL_SECONDS)
         finally:
@@ -115,7 +114,7 @@ class AdapterLoader:
                 load.cancel()
 
     async def step(self) -> None:
-        """One comparison: starts to load what is missing, and unloads what is not wanted."""
+        """Compare once: load missing adapters, and unload those that are not desired."""
         self._read_desired()
         self._publish()
         for adapter in self._desired.values():
@@ -123,7 +122,7 @@ class AdapterLoader:
             is_due = entry.failed != adapter.engine_name or self._now() >= entry.retry_at
             if entry.loaded != adapter.engine_name and is_due and adapter.name not in self._loads:
                 self._start_load(adapter)
-        # A name that is desired again is about to be loaded: an unload beside that could come last.
+        # A name that is desired again is about to be loaded; a concurrent unload could come last.
         wanted = {adapter.engine_name for adapter in self._desired.values()}
         due = [name for name, at in self._unwanted.items() if name not in wanted and self._now() >= at]
         for engine_name in due:
@@ -135,7 +134,7 @@ class AdapterLoader:
         return load
 
     def _read_desired(self) -> None:
-        """Reads the file; one that cannot be read or parsed changes nothing."""
+        """Read the file; an unreadable or invalid one changes nothing."""
         try:
             with self._file.open("rb") as opened:
                 text = opened.read(MAX_DESIRED_BYTES)
@@ -159,7 +158,7 @@ class AdapterLoader:
             self._unwanted[engine_name] = self._now()
 
     async def _load(self, adapter: Adapter) -> None:
-        """Loads one adapter; a failure is in its entry."""
+        """Load one adapter; a failure is stored in its entry."""
         entry, engine_name = self._entries[adapter.name], adapter.engine_name
         self._unwanted.pop(engine_name, None)
         async with self._slots:
@@ -200,7 +199,7 @@ class AdapterLoader:
             del self._unwanted[engine_name]
 
     async def _post(self, path: str, fields: dict[str, str], accepted: set[int]) -> str:
-        """What the engine says against a request, in its words; "" for success."""
+        """Return the engine's error message; "" for success."""
         try:
             response = await self._send(path, json.dumps(fields).encode(), LOAD_SECONDS)
         except (OSError, TimeoutError, ValueError) as error:
@@ -217,7 +216,7 @@ class AdapterLoader:
         return State.FAILED if entry.failed else State.LOADING
 
     def _publish(self) -> None:
-        """Writes for the middleware what is loaded under which name. A full disk stops no load."""
+        """Write the loaded adapters for the middleware. A full disk does not stop a load."""
         states = {
             name: (self._state_of(adapter), self._entries[name].loaded, self._entries[name].error)
             for name, adapter in self._desired.items()
@@ -229,7 +228,7 @@ class AdapterLoader:
 
 
 def source_resolver(contract: Contract, runtime: str, environment: Mapping[str, str] = os.environ) -> Resolve:
-    """Returns what gives the path of an adapter's files, and downloads them where they are remote."""
+    """Return a function that returns the path of an adapter's files, and downloads remote ones."""
     claims = Path(contract.paths["adapter_claims"])
 
     async def resolve(adapter: Adapter) -> str:

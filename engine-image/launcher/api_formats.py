@@ -1,11 +1,11 @@
-"""The APIs that generate text: how each says that an answer is complete, was aborted, or failed.
+"""Text generation APIs: how each marks a response as complete, aborted or failed.
 
-Problem: an answer that ends badly must look bad to the SDK of its API. Chat streams end with `[DONE]`, Anthropic's with
-`message_stop`, and those of the Responses API with `response.completed`; each has error events of its own.
-Idea: a few byte patterns that cannot occur inside a JSON string, because there quotes and line ends are escaped.
-An aborted answer has the finish reason `abort`. vLLM gives Anthropic's clients no stop reason for it, and the Responses
-API the status `cancelled`. The answers of these two APIs may hold objects of the client or of the model, such as
-`metadata` and `tools`, where any pattern can occur. There only the document's own field decides.
+Problem: a failed response must look failed to the SDK of its API. Chat streams end with `[DONE]`, Anthropic's with
+`message_stop`, and those of the Responses API with `response.completed`; each has error events of its own. Idea: a few
+byte patterns that cannot occur inside a JSON string, where quotes and line ends are escaped. An aborted response has
+the finish reason `abort`. vLLM gives Anthropic's clients no stop reason for it, and the Responses API the status
+`cancelled`. The responses of these two APIs may contain objects of the client or of the model, such as `metadata` and
+`tools`, where any pattern can occur. There only the document's own field decides.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ ANTHROPIC_TYPES = {
 
 @dataclass(frozen=True)
 class ApiFormat:
-    """What the middleware looks for in answers of one API.
+    """Patterns of one API in its responses.
 
-    `abort_marks` and `done_marks` are those of a stream, `is_aborted` judges a whole answer. Where an event with an
-    abort mark need not be an abort, `is_abort_event` judges it, from the mark to its end. `error_mark` begins an
-    error event, with the line end before it. `error_event` makes one from a message and a code.
-    `output_limit` is the request's field that limits the output.
+    `abort_marks` and `done_marks` are those of a stream, `is_aborted` classifies a whole response. If an event with an
+    abort mark may be something else, `is_abort_event` classifies it, from the mark to its end. `error_mark` begins an
+    error event, with the line end before it. `error_event` builds one from a message and a code. `output_limit` is the
+    request's field that limits the output.
     """
 
     abort_marks: tuple[bytes, ...]
@@ -60,12 +60,12 @@ class ApiFormat:
 
     @property
     def seam_bytes(self) -> int:
-        """Bytes of a chunk's end that a mark may begin in."""
+        """Bytes at a chunk's end in which a mark may begin."""
         return max(map(len, (*self.abort_marks, *self.done_marks, self.error_mark))) - 1
 
 
 def _parse_object(raw: bytes) -> Document:
-    """The JSON object; an empty one for what is too long, or none."""
+    """Return the JSON object; an empty one if the text is too long or no object."""
     try:
         document = json.loads(raw) if len(raw) <= MAX_INSPECTED_BYTES else None
     except (ValueError, RecursionError):
@@ -74,7 +74,7 @@ def _parse_object(raw: bytes) -> Document:
 
 
 def _event_data(event: bytes) -> bytes:
-    """The first data of a server-sent event; empty where it has none."""
+    """Return the first data of a server-sent event; empty if it has none."""
     lines = event.partition(b"\n\n")[0].split(b"\n")
     return next((line[6:] for line in lines if line.startswith(b"data: ")), b"")
 
@@ -138,19 +138,19 @@ FORMATS = {
 
 
 def to_anthropic(document: Document, status: int) -> Document:
-    """Anthropic's error object from OpenAI's."""
+    """Return Anthropic's error object from OpenAI's."""
     kind = ANTHROPIC_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
     return {"type": "error", "error": {"type": kind, "message": document["error"]["message"]}}
 
 
 def error_body(document: Document, status: int, path: str) -> bytes:
-    """The JSON of an error in the shape of the path's API, from OpenAI's error object."""
+    """Return an error as JSON in the format of the path's API, from OpenAI's error object."""
     is_anthropic = path == MESSAGES_PATH or path.startswith(f"{MESSAGES_PATH}/")
     return errors.to_json(to_anthropic(document, status) if is_anthropic else document)
 
 
 def event_message(chunk: bytes) -> str:
-    """The words of an error event of any API."""
+    """Return the message of an error event of any API."""
     data = _event_data(chunk)
     if not _parse_object(data):
         return "Internal server error"

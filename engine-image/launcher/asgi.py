@@ -1,4 +1,4 @@
-"""Names for ASGI's shapes, and the few things that every part of the middleware does with them."""
+"""Type names for ASGI, and helpers that all parts of the middleware use."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ Headers = list[tuple[bytes, bytes]]
 
 
 def header(scope: Scope, name: str) -> str:
-    """The first value of a request header (lower-case name), or an empty string."""
+    """Return the first value of a request header (lower-case name), or an empty string."""
     wanted = name.encode()
     return next((value.decode("latin-1") for key, value in scope["headers"] if key == wanted), "")
 
 
 def replace_headers(headers: Headers, changes: dict[bytes, bytes]) -> Headers:
-    """Headers with some set to new values, whatever they were."""
+    """Return the headers with some set to new values."""
     return [*((key, value) for key, value in headers if key.lower() not in changes), *changes.items()]
 
 
 async def wait_first(*futures: asyncio.Future[Any]) -> None:
-    """Waits until one of the futures is done; cancels none."""
+    """Wait until one of the futures is done; cancels none."""
     await asyncio.wait(set(futures), return_when=asyncio.FIRST_COMPLETED)
 
 
 async def send_json(send: Send, status: int, body: bytes, headers: dict[bytes, bytes]) -> None:
-    """Sends a whole JSON answer."""
+    """Send a complete JSON response."""
     length = {b"content-type": b"application/json", b"content-length": str(len(body)).encode()}
     await send({"type": "http.response.start", "status": status, "headers": list({**length, **headers}.items())})
     await send({"type": "http.response.body", "body": body, "more_body": False})

@@ -1,8 +1,8 @@
-"""From the environment to the command line of the engine; pure.
+"""Builds the command line of the engine from the environment, without side effects.
 
 Order decides: the model, defaults of role and chart, the user's arguments, then the contract's flags. vLLM takes the
 last of two equal flags, so the user wins over defaults and the contract wins over the user. The simulated runtime takes
-vLLM's command line word for word, so that a fleet of it differs in nothing else.
+vLLM's command line unchanged, so that a fleet of it differs in nothing else.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ HEALTH_PATH = "/health"
 
 
 def queue_limit(arguments: tuple[str, ...], contract: Contract) -> int | None:
-    """The sequences that an engine accepts at once; None where its arguments set a limit that is no number."""
+    """Return the sequences that an engine accepts at once; None if its arguments set a limit that is no number."""
     limits = contract.limits
     return vllm.queue_limit(arguments, default=limits["queued_requests"], per_sequence=limits["queued_per_sequence"])
 
 
 def queue_limit_arguments(arguments: tuple[str, ...], contract: Contract) -> list[str]:
-    """The limit on requests in an engine (running and waiting) that holds when nothing in front of it does.
+    """Return the default limit on requests in an engine, running and waiting, for load without admission control.
 
-    Empty where the arguments set one.
+    Empty if the arguments set one.
     """
     if vllm.has_flag(arguments, vllm.MAX_NUM_QUEUED_REQS):
         return []
@@ -36,15 +36,15 @@ def queue_limit_arguments(arguments: tuple[str, ...], contract: Contract) -> lis
 
 
 def access_log_arguments(contract: Contract) -> list[str]:
-    """No line of log for the paths that the launcher and its scrapers ask for every second or two."""
+    """Return arguments that exclude the paths of probes and scrapes from the access log."""
     paths = (HEALTH_PATH, contract.paths["metrics"], contract.paths["progress"])
     return [vllm.QUIET_ENDPOINTS, ",".join(paths)]
 
 
 def kv_transfer_config(role: str, cpu: bool) -> dict[str, str] | None:
-    """vLLM's KV transfer configuration of a role; None for an engine that serves alone.
+    """Return vLLM's KV transfer configuration of a role; None for an aggregated engine.
 
-    `recompute`: with vLLM's default a stream whose prefill engine died ends well, without a token.
+    `recompute`: with vLLM's default a stream ends successfully without a token if its prefill engine fails.
     """
     if role == "serve":
         return None
@@ -57,7 +57,7 @@ def kv_transfer_config(role: str, cpu: bool) -> dict[str, str] | None:
 
 
 def lora_arguments(bounds: LoraBounds | None) -> list[str]:
-    """The flags with which an engine takes adapters while it runs; none without bounds."""
+    """Return the flags for loading adapters at run time; none without bounds."""
     if bounds is None:
         return []
     return [
@@ -69,9 +69,9 @@ def lora_arguments(bounds: LoraBounds | None) -> list[str]:
 
 
 def engine_command(settings: Settings, contract: Contract, *, cpu: bool) -> list[str]:
-    """The command line of the engine; `cpu` where vLLM's platform is the CPU.
+    """Return the command line of the engine; `cpu` if vLLM's platform is the CPU.
 
-    Raises SettingsError for a flag that the contract keeps for itself.
+    Raises SettingsError for a flag that is reserved by the contract.
     """
     arguments = (*settings.default_args, *settings.args)
     for argument in arguments:
@@ -96,7 +96,7 @@ def engine_command(settings: Settings, contract: Contract, *, cpu: bool) -> list
 
 
 def engine_environment(base: Mapping[str, str], settings: Settings, contract: Contract) -> dict[str, str]:
-    """The engine's environment: the launcher's own, where NIXL is reached, and the path to the middleware."""
+    """Return the engine's environment: the launcher's own, the address of NIXL, and the path to the middleware."""
     environment = dict(base)
     environment["PYTHONPATH"] = ":".join(filter(None, [str(IMAGE_ROOT), base.get("PYTHONPATH", "")]))
     environment[vllm.NIXL_PORT_VARIABLE] = str(contract.ports["nixl"])
@@ -108,5 +108,5 @@ def engine_environment(base: Mapping[str, str], settings: Settings, contract: Co
 
 
 def is_cpu_build(version: str) -> bool:
-    """Whether vLLM will choose its CPU platform: it looks for this word in its own version (`0.32.0+cpu`)."""
+    """Whether vLLM will choose its CPU platform, which its version shows (`0.32.0+cpu`)."""
     return "cpu" in version

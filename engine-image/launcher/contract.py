@@ -1,8 +1,8 @@
 """The contract between the operator, the gateway and the engine image, as Python values.
 
-Problem: ports, paths, environment names, headers and limits are known to three programs in two images.
-Idea: one JSON file, `contract.json`, is copied into each image and read here; nothing of it is repeated in code.
-It lies beside this package. PLIMSOLL_CONTRACT names another file: two engines on one machine then use other ports.
+Problem: three programs in two images share ports, paths, environment names, headers and limits. Idea: one JSON file,
+`contract.json`, is copied into each image and read here; nothing of it is repeated in code. It is beside this package.
+PLIMSOLL_CONTRACT names another file: two engines on one machine then use other ports.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CONTRACT_PATH_VARIABLE = "PLIMSOLL_CONTRACT"
 
 @dataclass(frozen=True)
 class Drain:
-    """How an engine leaves; all in seconds. `max_unready_seconds` bounds the wait for a quiet moment."""
+    """Parameters of an engine's drain; all in seconds. `max_unready_seconds` limits the wait for a quiet moment."""
 
     min_unready_seconds: float
     quiet_seconds: float
@@ -31,9 +31,10 @@ class Drain:
 
 @dataclass(frozen=True)
 class ProgressLimits:
-    """When an engine without progress leaves its Service, and when it is restarted; see `launcher.progress`.
+    """When an engine without progress becomes unready, and when it is restarted; see `launcher.progress`.
 
-    poll_seconds: between two questions to the engine core; answer_seconds: how long the middleware waits for an answer.
+    poll_seconds: interval of the probes of the engine core; answer_seconds: how long the middleware waits for a
+    response.
     """
 
     poll_seconds: float
@@ -46,7 +47,7 @@ class ProgressLimits:
 
 @dataclass(frozen=True)
 class Warmup:
-    """What is asked of an engine before it is ready: prompt lengths in tokens, then sizes of concurrent batches."""
+    """Requests of the warm-up: prompt lengths in tokens, then sizes of concurrent batches."""
 
     prompt_tokens: tuple[int, ...]
     batches: tuple[int, ...]
@@ -56,7 +57,7 @@ class Warmup:
 
 @dataclass(frozen=True)
 class BenchmarkSettings:
-    """How the warm engine is timed: rounds, output tokens of a batch's requests, and what it may take in all."""
+    """Settings of the self-benchmark: rounds, output tokens of a batch's requests, and its total time limit."""
 
     repeats: int
     output_tokens: int
@@ -87,7 +88,7 @@ class Contract:
 
 
 def parse(document: Mapping[str, Any]) -> Contract:
-    """Builds the contract from the JSON document; KeyError or TypeError where a part is missing or unknown."""
+    """Build the contract from the JSON document; KeyError or TypeError for a missing or unknown part."""
     warmup = document["warmup"]
     return Contract(
         ports=document["ports"],

@@ -1,10 +1,11 @@
-"""Asks the engine core, from inside the API server, whether it still runs its loop.
+"""Probes the engine core from inside the API server: whether its loop still runs.
 
 Problem: vLLM's /health is 200 while its engine core hangs, because the API server is another process. Its counters do
-not tell either: none of them moves while one long prompt is computed in chunks, or while KV blocks are on their way.
+not show it either: none of them changes while one long prompt is computed in chunks, or while KV blocks are in
+transfer.
 
-Idea: vLLM's own `is_sleeping` is a question that the core answers in its loop, between two steps, from a variable. One
-question is open at a time, so a core that hangs collects no more than one. It costs one message each way.
+Idea: the core handles vLLM's own `is_sleeping` in its loop, between two steps, from a variable. One probe is open at a
+time, so a hanging core collects no more than one. It costs one message each way.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class CoreAnswer:
-    """Whether the core has answered, and the seconds that it took, or has taken so far: at most about one step."""
+    """Whether the core has responded, and the seconds that it took, or has taken so far: at most about one step."""
 
     answered: bool
     seconds: float
 
 
 class CoreProbe:
-    """The question to one engine core. `clock` in seconds."""
+    """The probe of one engine core. `clock` in seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -35,7 +36,7 @@ class CoreProbe:
         self._question: asyncio.Task[float] | None = None
 
     async def wait_answer(self, engine_client: object, seconds: float) -> CoreAnswer:
-        """Waits for the open question for at most `seconds`, and asks one if none is open."""
+        """Wait for the open probe for at most `seconds`; start one if none is open."""
         if self._question is None:
             self._question_at = self._clock()
             self._question = asyncio.create_task(self._ask(engine_client))
@@ -48,7 +49,7 @@ class CoreProbe:
         return CoreAnswer(True, question.result() - question_at)
 
     async def _ask(self, engine_client: object) -> float:
-        """Returns the time of the answer. Where the core cannot be asked, the answer of the API server counts."""
+        """Return the response time. If the core has no such call, the API server's response counts."""
         ask = getattr(engine_client, "is_sleeping", None)
         if ask is not None:
             try:

@@ -1,9 +1,10 @@
-"""When a leaving engine may be told to stop.
+"""When a draining engine may be stopped.
 
-Problem: vLLM answers 500 to what arrives after its SIGTERM, and the gateway learns with a delay that a pod is leaving.
-Idea: first unready and refusing (503 with the retry mark, from the middleware), and SIGTERM only when the pod has been
-unready long enough and no request has come for a while. The wait is bounded: a caller that never stops gets its 503
-as well after SIGTERM, and the pod's grace must be left for requests in flight.
+Problem: vLLM responds with 500 to requests after its SIGTERM, and the gateway learns with a delay that a pod is
+draining. Idea: the pod first becomes unready and rejects requests (503 with the retry mark, from the middleware).
+SIGTERM follows only when it has been unready long enough and no request has come for a while. The wait is bounded: a
+client that never stops gets its 503 after SIGTERM as well, and the pod's grace period must leave time for requests in
+flight.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def may_stop(now: float, unready_at: float, last_request: float | None, drain: D
 
 
 async def wait_until_quiet(state: PodState, drain: Drain) -> None:
-    """Waits until the engine may be stopped."""
+    """Wait until the engine may be stopped."""
     unready_at = time.time()
     while not may_stop(time.time(), unready_at, state.last_request(), drain):  # noqa: ASYNC110  another process
         await asyncio.sleep(POLL_SECONDS)

@@ -1,8 +1,8 @@
-"""What the engine is, in one JSON document: the source of the operator's first guess at its speed and its start.
+"""Engine information in one JSON document, from which the operator gets its prior for speed and start-up time.
 
-Problem: how many sequences an engine takes, how much cache it has, on what it runs and how far its start has come are
-known in its pod alone, each from another place, and each place may have nothing to say.
-Idea: facts are gathered beside the start and kept; the document is made of what is there. What is not known is null.
+Problem: slots, cache, accelerator and start-up progress of an engine are known only in its pod, each from another
+source, and each source may be missing. Idea: facts are collected during the start and stored; the document contains the
+available ones. An unknown one is null.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Fetch = Callable[[str], Awaitable[Response]]
 
 @dataclass
 class EngineInfo:
-    """What is known of one engine so far; None until it is. Filled in place, from threads too."""
+    """Facts about one engine; None while unknown. Filled in place, also from threads."""
 
     engine: str
     engine_version: str | None
@@ -52,7 +52,7 @@ class EngineInfo:
 
 
 def from_settings(settings: Settings, vllm_version: str) -> EngineInfo:
-    """What the orders say; `vllm_version` is the installed one's, empty where it is not known."""
+    """Return the facts in the settings; `vllm_version` is the installed one, empty if unknown."""
     simulated = settings.runtime == SIMULATED
     arguments = (*settings.default_args, *settings.args)
     return EngineInfo(
@@ -66,7 +66,7 @@ def from_settings(settings: Settings, vllm_version: str) -> EngineInfo:
 
 
 def detect_accelerators(info: EngineInfo, smi: tuple[str, ...] = NVIDIA_SMI) -> None:
-    """Finds the accelerators of a real engine, all of the pod; may take seconds, never fails."""
+    """Detect all accelerators of the pod of a real engine; may take seconds, never fails."""
     if info.engine == SIMULATED:
         return
     names = _gpu_names(smi)
@@ -77,7 +77,7 @@ def detect_accelerators(info: EngineInfo, smi: tuple[str, ...] = NVIDIA_SMI) -> 
 
 
 def _gpu_names(smi: tuple[str, ...]) -> list[str]:
-    """One name a GPU; nvidia-smi says its failures on the same stream, and its code may be process 1's already."""
+    """Return one name per GPU; nvidia-smi prints errors to the same stream, and PID 1 may have reaped its exit code."""
     try:
         completed = subprocess.run(
             smi, stdin=subprocess.DEVNULL, capture_output=True, timeout=NVIDIA_SMI_SECONDS, check=True
@@ -89,7 +89,7 @@ def _gpu_names(smi: tuple[str, ...]) -> list[str]:
 
 
 async def query_engine(info: EngineInfo, contract: Contract, fetch: Fetch) -> None:
-    """Asks the running engine for what is not known yet; never fails."""
+    """Query the running engine for unknown facts; never fails."""
     if info.kv_tokens is None or info.block_tokens is None:
         info.kv_tokens, info.block_tokens = parse_cache_config(await _fetch_body(fetch, contract.paths["metrics"]))
     if info.max_model_len is None:
@@ -110,9 +110,9 @@ async def _fetch_body(fetch: Fetch, path: str) -> bytes:
 
 
 def parse_cache_config(metrics: bytes) -> tuple[int | None, int | None]:
-    """Tokens that the KV cache holds, and tokens of a block, from vLLM's metrics (of its first engine core).
+    """Return the tokens of the KV cache, and of a block, from vLLM's metrics (of its first engine core).
 
-    vLLM's own total comes first: it knows of layers that share blocks, where blocks times size is too much.
+    vLLM's own total is preferred: it accounts for layers that share blocks, for which blocks times size is too much.
     """
     match = CACHE_INFO_PATTERN.search(metrics)
     labels = dict(LABEL_PATTERN.findall(match[1])) if match else {}
@@ -123,7 +123,7 @@ def parse_cache_config(metrics: bytes) -> tuple[int | None, int | None]:
 
 
 def _read_version(info: EngineInfo, body: bytes) -> None:
-    """The engine's own version; a simulated one may say besides whose speed it has."""
+    """Read the engine's version; a simulated engine also reports its hardware profile."""
     try:
         document = json.loads(body)
     except (ValueError, RecursionError):
@@ -137,7 +137,7 @@ def _read_version(info: EngineInfo, body: bytes) -> None:
 
 
 def find_config(info: EngineInfo, settings: Settings, environment: dict[str, str]) -> None:
-    """Reads the model's configuration; a slow disk may take seconds, never fails."""
+    """Read the model's configuration; a slow disk may take seconds, never fails."""
     info.config = model_config.read(settings.model, settings.revision, environment)
 
 
@@ -149,7 +149,7 @@ def to_json(
     now: float,
     adapters: list[dict[str, Any]] | None = None,
 ) -> bytes:
-    """The document of /about; `now` on the clock of the phases. `adapters` is None without LoRA."""
+    """Return the document of /about; `now` on the clock of the phases. `adapters` is None without LoRA."""
     phase, seconds = phases.current(now) or (None, None)
     fields = {
         "version": DOCUMENT_VERSION,

@@ -1,10 +1,10 @@
 """The engine as a child process.
 
 Problem: vLLM exits 0 when its engine core has died, and leaves grandchildren behind. (Orphans are reaped by the first
-process of the container, `start.sh`, which passes signals on to the launcher.)
-Idea: one SIGCHLD handler reaps every child there is; the engine's own end resolves a future. Its output goes through a
-thread that copies it line by line without secrets (vLLM logs its arguments) and shows each line to an observer, so that
-a blocked log reader stops no health check. The engine leads a process group: what is left of it is killed with it.
+process of the container, `start.sh`, which passes signals on to the launcher.) Idea: one SIGCHLD handler reaps all
+children; the engine's own end resolves a future. A thread copies its output line by line without secrets (vLLM logs its
+arguments) and passes each line to an observer, so that a blocked log reader stops no health check. The engine leads a
+process group, which is killed with it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LOG_SECONDS = 1.0  # for the rest of the log after the engine's end
 
 
 class EngineProcess:
-    """A running `vllm serve`. `exit` resolves to its exit code, 128 + n where signal n ended it."""
+    """A running `vllm serve`. `exit` resolves to its exit code, 128 + n if signal n ended it."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
@@ -34,17 +34,17 @@ class EngineProcess:
         self.exit: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     def signal(self, number: int) -> None:
-        """Sends a signal to vLLM itself, which tells its own children."""
+        """Send a signal to vLLM itself, which passes it on to its children."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._process.pid, number)
 
     def kill(self) -> None:
-        """Kills vLLM and all it has started."""
+        """Kill vLLM and its process group."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
     async def log_copied(self) -> None:
-        """Waits for the last lines of the log, for at most LOG_SECONDS; a grandchild may keep the pipe open."""
+        """Wait for the last lines of the log, for at most LOG_SECONDS; a grandchild may keep the pipe open."""
         if self._log_thread is not None:
             await asyncio.to_thread(self._log_thread.join, LOG_SECONDS)
 
@@ -54,7 +54,7 @@ class EngineProcess:
         self._log_thread.start()
 
     def reap(self) -> None:
-        """Collects every ended child: vLLM's end is noted, orphans are only buried (they come to process 1)."""
+        """Reap all ended children; only vLLM's exit code is stored."""
         is_init = os.getpid() == 1
         while True:
             try:
@@ -75,7 +75,7 @@ class EngineProcess:
 
 
 def start_engine(command: Sequence[str], environment: Mapping[str, str], observe: LineObserver) -> EngineProcess:
-    """Starts the engine and watches it from the running loop; raises OSError where it cannot be started."""
+    """Start the engine and watch it from the running loop; raises OSError if it cannot be started."""
     process = subprocess.Popen(
         list(command), env=dict(environment), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, process_group=0
     )
@@ -91,6 +91,6 @@ def _copy_log(source: IO[bytes], observe: LineObserver) -> None:
     with source:
         for raw_line in source:
             line = redact(raw_line.decode("latin-1")).encode("latin-1")  # every byte is a character
-            with contextlib.suppress(OSError):  # nobody reads our log any more: the engine goes on
+            with contextlib.suppress(OSError):  # the log has no reader any more; the engine continues
                 os.write(1, line)
             observe(line)

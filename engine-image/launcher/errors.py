@@ -1,9 +1,9 @@
-"""Errors in OpenAI's shape, whatever shape the engine gave them.
+"""Errors in OpenAI's format, for any format that the engine uses.
 
 Problem: SDKs read `error.message`, `error.type`, `error.param` and `error.code` (a string or null). vLLM sends numbers
-as codes and two spellings of types, and its web framework sends `{"detail": ...}` or plain text.
-Idea: read what came, keep its words (clients match on them, for instance on "maximum context length"), and say the
-rest the way OpenAI does.
+as codes and two spellings of types, and its web framework sends `{"detail": ...}` or plain text. Idea: parse the error,
+keep its message (clients match on it, for instance on "maximum context length"), and write the other fields as OpenAI
+does.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_RETRY_AFTER_DIGITS = 2
 
 
 class RejectionReason(StrEnum):
-    """Why an engine has not answered a request; the value is the error's `code` and a header of the answer."""
+    """Why an engine has rejected a request; the value is the error's `code` and a header of the response."""
 
     DRAINING = "draining"
     ENGINE_FAILED = "engine_failed"
@@ -27,7 +27,7 @@ class RejectionReason(StrEnum):
     ABORTED = "aborted"
     ADAPTER_LOADING = "model_starting"  # the code that the gateway has for a model without a ready engine
     ADAPTER_FAILED = "adapter_failed"
-    UNAVAILABLE = "engine_unavailable"  # whatever else vLLM says 503 for
+    UNAVAILABLE = "engine_unavailable"  # any other 503 of vLLM
     BODY_TOO_LARGE = "body_too_large"
     REQUEST_TOO_LARGE = "request_too_large"
 
@@ -42,7 +42,7 @@ QUEUE_FULL_MESSAGES = ("currently busy and cannot accept new requests", "has rea
 
 
 def error_document(message: str, status: int, param: str | None = None, code: str | None = None) -> dict[str, Any]:
-    """The error object for a message and an HTTP status."""
+    """Return the error object for a message and an HTTP status."""
     kind = "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error"
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
@@ -50,10 +50,10 @@ def error_document(message: str, status: int, param: str | None = None, code: st
 def rejection_headers(
     names: Mapping[str, str], reason: RejectionReason, retry_elsewhere: bool = False, next_engine: str = ""
 ) -> dict[bytes, bytes]:
-    """Headers of a 503, spelt as the contract's `names`.
+    """Return the headers of a 503, with the contract's `names`.
 
     retry_elsewhere: the gateway may try another engine. next_engine: seconds until another engine is ready, as the
-    gateway sends them where this is the only one; empty if others are ready.
+    gateway sends them if this is the only one; empty if others are ready.
     """
     retry_header = {names["retry"].encode(): b"1"} if retry_elsewhere else {}
     is_known = next_engine.isascii() and next_engine.isdecimal() and len(next_engine) <= MAX_RETRY_AFTER_DIGITS
@@ -67,7 +67,7 @@ def to_json(document: dict[str, Any]) -> bytes:
 
 
 def to_openai_error(raw: bytes, status: int) -> dict[str, Any]:
-    """OpenAI's error object from any error body of the engine, with the engine's words."""
+    """Return OpenAI's error object from any error body of the engine, with the engine's message."""
     try:
         document = json.loads(raw)
     except (ValueError, RecursionError):
@@ -91,14 +91,14 @@ def _message_text(content: Any, status: int) -> str:
 
 
 def is_queue_full(message: str) -> bool:
-    """Whether an engine refused because its queue is full: another engine may take the request."""
+    """Whether an engine rejected a request because its queue is full: another engine may take the request."""
     return any(text in message for text in QUEUE_FULL_MESSAGES)
 
 
 def too_many(n: int, prompts: int, field: str, limit: int) -> dict[str, Any]:
-    """The error of a request for more sequences (`n` times prompts) than the engine accepts even when it is idle.
+    """Return the error of a request for more sequences (`n` times prompts) than an idle engine accepts.
 
-    field: where the prompts are. The words are those of the gateway.
+    field: field of the prompts. The message equals the gateway's.
     """
     items = "prompts" if field == "prompt" else "items"
     if prompts == 1:
@@ -115,11 +115,11 @@ def too_many(n: int, prompts: int, field: str, limit: int) -> dict[str, Any]:
 
 
 def error_event(message: str, code: str) -> bytes:
-    """A server-sent event that carries an error; SDKs raise on it."""
+    """Return a server-sent event with an error; SDKs raise on it."""
     return b"data: " + to_json(error_document(message, 500, code=code)) + b"\n\n"
 
 
 def to_openai_event(raw: bytes) -> bytes:
-    """A vLLM error event (`data: {"error": ...}`) in OpenAI's shape; what follows it in the chunk is kept."""
+    """Return a vLLM error event (`data: {"error": ...}`) in OpenAI's format; the rest of the chunk is unchanged."""
     line, separator, rest = raw.partition(b"\n\n")
     return b"data: " + to_json(to_openai_error(line.removeprefix(b"data: "), 500)) + separator + rest

@@ -1,9 +1,9 @@
-"""The launcher's own port: is the pod ready, is it alive, what does it measure.
+"""The launcher's own port: readiness, liveness and metrics of the pod.
 
-Problem: vLLM's /health is 200 before anything is compiled and while it drains, so Kubernetes must not ask it.
-Idea: a server of four paths that answers from the launcher's own knowledge. /metrics is the launcher's figures and
-then vLLM's text, so that one scrape of one port has all and the API port stays closed to scrapers. /about says what
-the engine is and how far its start has come; it is made of what is known already, so that nothing waits for it.
+Problem: vLLM's /health is 200 before anything is compiled and while it drains, so it is no readiness probe. Idea: a
+server of four paths that responds from the launcher's own state. /metrics has the launcher's metrics and then vLLM's
+text, so that one scrape of one port has both and the API port stays closed to scrapers. /about describes the engine and
+its start-up progress from stored facts, so it never waits.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ JSON_CONTENT_TYPE = "application/json"
 
 @dataclass
 class EngineStatus:
-    """What the launcher knows of its engine; it is ready when warmed up, makes progress, and is not dead or leaving.
+    """The launcher's view of its engine; it is ready when warmed up, making progress, and neither dead nor draining.
 
-    silent_s: seconds since the last sign of progress; stalled and hung: it is too long for requests, and for good.
+    silent_s: seconds since the last sign of progress; stalled and hung: it is too long for requests, and for a restart.
     """
 
     warm: bool = False
@@ -44,12 +44,12 @@ class EngineStatus:
 
     @property
     def live(self) -> bool:
-        """Whether a restart would help nothing: the engine makes progress, or starts, or leaves in its own time."""
+        """Whether a restart would not help: the engine makes progress, starts, or drains in time."""
         return not self.hung or not self.warm or self.draining
 
     @property
     def state_name(self) -> str:
-        """The state in one word, for whoever asks with curl."""
+        """The state in one word, for people."""
         if self.draining:
             return "draining"
         if self.dead:
@@ -62,7 +62,7 @@ class EngineStatus:
 def render_metrics(
     contract: Contract, status: EngineStatus, phases: StartupPhases, adapters: list[dict[str, Any]] | None = None
 ) -> str:
-    """The launcher's own metrics in Prometheus' text format."""
+    """Return the launcher's own metrics in Prometheus' text format."""
     names = contract.metrics
     lines = [
         f"# HELP {names['ready']} 1 while this engine may get requests.",
@@ -88,9 +88,10 @@ def render_metrics(
 
 @dataclass(frozen=True)
 class HealthServer:
-    """Answers on the launcher's port.
+    """Serves the launcher's port.
 
-    `scrape` returns vLLM's metrics, or nothing where it does not answer; `about` the document of /about, at once.
+    scrape_engine: returns vLLM's metrics, or nothing without a response. engine_info: returns the document of /about at
+    once.
     """
 
     contract: Contract
@@ -101,11 +102,11 @@ class HealthServer:
     adapters: Callable[[], list[dict[str, Any]]] = list
 
     async def start(self, port: int) -> asyncio.Server:
-        """Listens on all addresses (IPv6 too where there is any); the caller closes the server."""
+        """Listen on all addresses (IPv6 too if available); the caller closes the server."""
         return await asyncio.start_server(self._serve, None, port, limit=MAX_HEADER_BYTES)
 
     async def respond(self, path: str) -> tuple[int, bytes]:
-        """Status code and body for a path."""
+        """Return status code and body for a path."""
         paths = self.contract.paths
         if path == paths["ready"]:
             return (200 if self.status.ready else 503), self.status.state_name.encode()

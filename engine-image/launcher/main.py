@@ -1,9 +1,9 @@
 """The life of an engine pod: start, warm up, serve, drain, exit.
 
-Problem: Kubernetes sends requests to what says it is ready, forgets what exits 0, and ends pods with one SIGTERM.
-Idea: one process in front of vLLM says ready only after warm-up, turns every end that nobody asked for into a failure,
-and stretches the SIGTERM into unready, quiet, drain, exit 0. A dead engine ends this process, and so does one that
-makes no progress (`launcher.progress`), because an engine that hangs does not end by itself.
+Problem: Kubernetes sends requests to every ready pod, treats exit code 0 as success, and ends pods with one SIGTERM.
+Idea: one process in front of vLLM becomes ready only after warm-up, turns every unexpected end into a failure, and
+handles SIGTERM in stages: unready, quiet, drain, exit 0. A dead engine ends this process, and so does one that makes no
+progress (`launcher.progress`), because a hanging engine does not end by itself.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Launcher:
         )
 
     async def run(self, argv: list[str], environment: dict[str, str]) -> int:
-        """Runs the engine until it ends or we are told to stop; returns the launcher's exit code."""
+        """Run the engine until it ends or SIGTERM; returns the launcher's exit code."""
         self._state.reset()
         self._adapter_states.reset()
         stop = asyncio.Event()
@@ -111,9 +111,9 @@ class Launcher:
         self._failure_cause.observe(line)
 
     async def _watch_engine(self, engine: engine_process.EngineProcess) -> None:
-        """Makes the engine ready, then looks after it.
+        """Make the engine ready, then watch it.
 
-        Ends only if the engine is dead and does not go, hangs, or does not serve the model's task.
+        Returns only if the engine is dead but has not exited, hangs, or does not serve the model's task.
         """
         while not await self._healthy():  # noqa: ASYNC110  another process: nothing to wait on
             await asyncio.sleep(STARTUP_POLL_SECONDS)
@@ -147,13 +147,13 @@ class Launcher:
             await asyncio.wait({engine.exit}, timeout=DEAD_ENGINE_SECONDS)
 
     async def _wait_until_dead(self) -> None:
-        """Returns once vLLM says that its engine core has ended, after the warm-up."""
+        """Return once vLLM reports after the warm-up that its engine core has ended."""
         while not self._status.dead:
             await asyncio.sleep(HEALTH_POLL_SECONDS)
             self._status.dead = self._status.warm and await self._healthy() is False
 
     def _on_progress_tick(self) -> bool:
-        """Shows the engine's progress in the status; returns whether the observation is over.
+        """Update the engine's progress in the status; returns whether the observation is over.
 
         A warm-up may compile for longer than a step takes, and has a limit of its own. A drain has one too.
         """
@@ -163,7 +163,7 @@ class Launcher:
         return status.draining or (status.warm and status.hung)
 
     async def _ask_progress(self) -> float | None:
-        """The seconds after which the engine core answered; None where it, or its API server, has not."""
+        """Return the response time of the engine core, s; None without a response from it or its API server."""
         seconds = self._contract.progress.answer_seconds + API_SERVER_SECONDS
         try:
             response = await client.request(self._port, self._contract.paths["progress"], timeout=seconds)
@@ -172,11 +172,11 @@ class Launcher:
         return progress.parse_step_seconds(response.status, response.body)
 
     async def _warm_up(self) -> None:
-        """First requests, then what the engine says of itself, then how fast it is in the time that is left."""
+        """Send the first requests, query the engine's facts, and run the self-benchmark in the remaining time."""
         started = time.monotonic()
         prompts = PromptFactory(self._settings.served_names[0])
         await warmup.run(self._send_warmup, self._contract.warmup, prompts, self._settings.task)
-        self._progress_pause_s = self._contract.progress.poll_seconds  # the benchmark measures without company
+        self._progress_pause_s = self._contract.progress.poll_seconds  # the benchmark needs an otherwise idle engine
         await engine_info.query_engine(self._engine_info, self._contract, self._fetch)
         if self._settings.task != "generate":
             return  # the benchmark times generated tokens
@@ -191,7 +191,7 @@ class Launcher:
         )
 
     async def _healthy(self) -> bool | None:
-        """What vLLM says of its engine: True, False (dead), or None where it gives no answer (starting, busy)."""
+        """Return vLLM's health: True, False (dead), or None without a response (starting, busy)."""
         try:
             response = await client.request(self._port, command.HEALTH_PATH)
         except (OSError, TimeoutError, ValueError):
@@ -218,7 +218,7 @@ class Launcher:
         )
 
     async def _scrape(self) -> bytes:
-        """The engine's own metrics; of an engine that makes no progress none, at once."""
+        """Return the engine's own metrics; none, at once, if the engine makes no progress."""
         if self._status.stalled:
             return b""
         try:
@@ -228,7 +228,7 @@ class Launcher:
         return response.body if response.status == 200 else b""
 
     async def _on_engine_exit(self, engine: engine_process.EngineProcess) -> int:
-        """An end that nobody asked for is a failure, whatever vLLM calls it."""
+        """Return the exit code after the engine's end; an unexpected end is a failure, even with exit code 0."""
         self._status.dead = True
         if self._task_not_served:
             return await self._end_running_engine(engine, self._task_not_served)
@@ -246,21 +246,21 @@ class Launcher:
         return code or 1
 
     async def _end_running_engine(self, engine: engine_process.EngineProcess, cause: str) -> int:
-        """Kills the engine, because one that hangs does not handle SIGTERM, and leaves the cause."""
+        """Kill the engine, because a hanging one does not handle SIGTERM, and write the cause."""
         log.error("%s: it is killed", cause)
         self._write_termination_message(cause)  # before the kill, which may take its time
         await self._kill(engine)
         return 1
 
     async def _kill(self, engine: engine_process.EngineProcess) -> int:
-        """Kills what is left of the engine, and returns its exit code: 128 + 9 if it does not end in REAP_SECONDS."""
+        """Kill the engine's processes. Returns its exit code: 128 + 9 if it does not end in REAP_SECONDS."""
         if not engine.exit.done():
             engine.kill()
             await asyncio.wait({engine.exit}, timeout=REAP_SECONDS)
         return engine.exit.result() if engine.exit.done() else 128 + signal.SIGKILL
 
     async def _drain(self, engine: engine_process.EngineProcess) -> int:
-        """Leaves without losing a request: unready and refusing, quiet, SIGTERM, the last answers, exit."""
+        """Drain without losing a request: unready and rejecting, quiet, SIGTERM, last responses, exit."""
         was_serving = self._status.warm and not self._status.dead
         self._status.draining = True
         self._state.mark_draining()
@@ -284,7 +284,7 @@ class Launcher:
         return 1 if killed else code
 
     def _report_aborted(self) -> None:
-        """Says how many requests the drain left without their answers, where the pod's status shows it."""
+        """Write the number of requests that the drain aborted to the pod's status."""
         aborted, seconds = self._state.in_flight, self._settings.shutdown_timeout
         if not aborted:
             return
@@ -297,7 +297,7 @@ class Launcher:
 
 
 class _RedactingFormatter(logging.Formatter):
-    """Writes a record without secrets, such as those of the command line."""
+    """Formats a record without secrets, such as those of the command line."""
 
     def format(self, record: logging.LogRecord) -> str:
         return redact(super().format(record))
@@ -310,7 +310,7 @@ def _configure_logging() -> None:
 
 
 def _run_in_background(target: Callable[..., None], *arguments: Any) -> None:
-    """Runs what may hang (a driver, a disk) where nobody waits for it, at the end of the process neither."""
+    """Run a function that may hang (a driver, a disk) without waiting for it, even at the process's end."""
     threading.Thread(target=target, args=arguments, name=target.__name__, daemon=True).start()
 
 
@@ -322,7 +322,7 @@ def _installed_version() -> str:
 
 
 def main() -> int:
-    """Runs the engine that the environment describes; returns the exit code."""
+    """Run the engine that the environment describes; returns the exit code."""
     started = time.monotonic()
     _configure_logging()
     contract = load()

@@ -1,15 +1,15 @@
-"""The ASGI middleware inside vLLM's API server: every request to an engine passes here first, every answer last.
+"""The ASGI middleware inside vLLM's API server, which every request and every response of an engine passes.
 
-What it decides, in this order, for each request with a body:
-1. an engine that is leaving or dead refuses, before vLLM sees the request, with the mark that lets the gateway try
-   another engine (vLLM itself would say 500);
-2. transfer parameters that the sender had no right to set are dropped: only a prefill engine takes them, and only from
-   a decode engine's leg;
-3. the gateway, which lets no client set its headers, names this engine's model: a request that was meant for another
-   service's engine is refused with the same mark, any other asks for that model, and its answer has the client's name;
-   it also gives the output limit of a request that states none;
-4. a decode engine that was told of a prefill engine has the prompt computed there, if it can be had in time.
-What comes back is watched by `guard`.
+It decides, in this order, for each request with a body:
+1. A draining or dead engine rejects it before vLLM gets it, with the mark that lets the gateway try another engine
+   (vLLM itself would respond with 500).
+2. Transfer parameters from an unauthorised sender are dropped: only a prefill engine accepts them, and only from a
+   decode engine's remote prefill.
+3. The gateway, which lets no client set its headers, names this engine's model. A request for another service's engine
+   is rejected with the same mark. Any other gets that model, and its response the client's name. The gateway also sets
+   the output limit of a request without one.
+4. A decode engine with the address of a prefill engine has the prompt computed there, if that is possible in time.
+`response_guard` checks the response.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ BODY_TOO_LARGE_MESSAGE = "The request body is longer than {} bytes."
 
 @dataclass(frozen=True)
 class MiddlewareConfig:
-    """What the middleware needs to know; `from_environment` is the real one.
+    """Configuration of the middleware; `from_environment` reads it.
 
-    `served_names`: what the engine answers to, the one that it writes into its answers first; empty if not known.
+    `served_names`: model names of the engine, first the one in its responses; empty if unknown.
     """
 
     role: str
@@ -63,7 +63,7 @@ class MiddlewareConfig:
 
     @classmethod
     def from_environment(cls) -> MiddlewareConfig:
-        """Reads contract and settings as the launcher did, in the environment that it passed on."""
+        """Read contract and settings as the launcher does, from the environment that it passed on."""
         engine_contract = contract.load()
         engine_settings = settings.read(os.environ, engine_contract)
         state = PodState(engine_contract.paths["state"])
@@ -84,12 +84,12 @@ class MiddlewareConfig:
 
 
 def is_engine_dead(scope: Scope) -> bool:
-    """Whether vLLM knows that its engine core has died; it serves on for some seconds then."""
+    """Whether vLLM reports that its engine core has died; its server then continues for some seconds."""
     return bool(getattr(engine_client(scope), "errored", False))
 
 
 def engine_client(scope: Scope) -> object:
-    """vLLM's client of the engine core; None where the application has none."""
+    """Return vLLM's client of the engine core; None if the application has none."""
     return getattr(getattr(scope.get("app"), "state", None), "engine_client", None)
 
 
@@ -141,7 +141,7 @@ class Plimsoll:
         await self._prefill_client.close()
 
     async def _answer_progress(self, scope: Scope, send: Send) -> None:
-        """Tells the launcher whether the engine core runs: 200 once it has answered, 503 where it has not in time."""
+        """Respond to the launcher's probe: 200 once the engine core has responded, 503 if it has not in time."""
         answer = await self._core_probe.wait_answer(engine_client(scope), self._config.contract.progress.answer_seconds)
         body = json.dumps({"step_seconds": round(answer.seconds, 3)}).encode()
         await send_json(send, 200 if answer.answered else 503, body, {b"connection": b"close"})
@@ -168,7 +168,7 @@ class Plimsoll:
         await self._named(scope, receive, send, body)
 
     async def _named(self, scope: Scope, receive: Receive, send: Send, body: bytes) -> None:
-        """Serves a request under the name that the gateway gives it, and answers under the client's."""
+        """Serve a request under the name in the gateway's header, with the client's name in the response."""
         model, own = header(scope, self._model_header), self._config.served_names
         if model and own and model not in own:
             await self._elsewhere(scope, send, MISROUTED, RejectionReason.WRONG_ENGINE)
@@ -191,7 +191,7 @@ class Plimsoll:
             await self._forward_within_limit(scope, receive, send, body, rename)
 
     async def _without_adapter(self, scope: Scope, send: Send, adapter: str, error: str) -> None:
-        """Refuses a request for an adapter that is not loaded here; another engine may have it."""
+        """Reject a request for an adapter that is not loaded here; another engine may have it."""
         if error:
             message, reason = ADAPTER_FAILED_MESSAGE.format(adapter, error), RejectionReason.ADAPTER_FAILED
         else:
@@ -202,7 +202,7 @@ class Plimsoll:
         return self._config.role == "prefill" and header(scope, self._remote_prefill_header) == "prefill"
 
     async def _reject(self, scope: Scope, send: Send) -> None:
-        """A 503 that the gateway may take to another engine; the connection is not used again."""
+        """Respond with a 503 after which the gateway may try another engine; the connection is closed."""
         message, reason = (
             (ENGINE_FAILED_MESSAGE, RejectionReason.ENGINE_FAILED)
             if is_engine_dead(scope)
@@ -211,7 +211,7 @@ class Plimsoll:
         await self._elsewhere(scope, send, message, reason)
 
     async def _elsewhere(self, scope: Scope, send: Send, words: str, reason: RejectionReason) -> None:
-        """Refuses with the mark that lets the gateway try another engine."""
+        """Reject with the mark that lets the gateway try another engine."""
         next_engine = header(scope, self._next_engine_header)
         marks = errors.rejection_headers(self._headers, reason, True, next_engine) | {b"connection": b"close"}
         document = errors.error_document(words, 503, code=reason)
@@ -220,13 +220,13 @@ class Plimsoll:
     async def _decode_with_prefill(
         self, scope: Scope, receive: Receive, send: Send, body: bytes, address: str, rename: Rename
     ) -> None:
-        """Runs the prefill leg, then the engine with or without its result."""
+        """Run the remote prefill, then the engine with or without its result."""
         client_disconnect = asyncio.ensure_future(receive())  # the body is in: what comes next is the client's end
         result = await self._prefill_remotely(scope, body, address, client_disconnect)
         self._config.metrics.count_remote_prefill(result.outcome, result.seconds)
         if result.outcome == "cancelled":
             return
-        if self._config.state.stopping:  # the leg outlasted the drain: vLLM would say 500
+        if self._config.state.stopping:  # the remote prefill outlasted the drain: vLLM would respond with 500
             client_disconnect.cancel()
             await self._reject(scope, send)
             return
@@ -242,9 +242,9 @@ class Plimsoll:
             client_disconnect.cancel()
 
     def _is_misrouted(self, scope: Scope) -> bool:
-        """Whether the gateway meant other engines: Envoy went past its list, maybe to an engine of another revision.
+        """Whether the gateway chose other engines: Envoy left its list, perhaps for an engine of another revision.
 
-        KV blocks of another revision's prefill engine would be read as if they were ours.
+        KV blocks of another revision's prefill engine would be read as this one's.
         """
         intended = header(scope, self._endpoint_header)
         return bool(intended and self._config.address) and self._config.address not in intended.split(",")
@@ -252,7 +252,7 @@ class Plimsoll:
     async def _prefill_remotely(
         self, scope: Scope, body: bytes, address: str, client_disconnect: asyncio.Future[Message]
     ) -> remote_prefill.RemotePrefillResult:
-        """The leg's outcome; `cancelled` where the client went away first."""
+        """Return the outcome of the remote prefill; `cancelled` if the client disconnected first."""
         if self._is_misrouted(scope):
             return remote_prefill.RemotePrefillResult("misrouted")
         request = request_body.parse(body)
@@ -270,7 +270,7 @@ class Plimsoll:
             prefill.cancel()  # closes its connection; nothing where it is done
 
     def _impossible(self, body: bytes) -> dict[str, Any] | None:
-        """The error of a request for more sequences than the engine ever accepts; None for others."""
+        """Return the error of a request for more sequences than the engine ever accepts; None for others."""
         n, prompts, field = request_body.sequences(body)
         limit = self._config.queue_limit
         return errors.too_many(n, prompts, field, limit) if limit is not None and n * prompts > limit else None
@@ -278,7 +278,7 @@ class Plimsoll:
     async def _forward_within_limit(
         self, scope: Scope, receive: Receive, send: Send, body: bytes, rename: Rename
     ) -> None:
-        """Passes a request on, with the output limit that the gateway gives to requests that state none."""
+        """Forward a request, with the gateway's output limit if it has none."""
         limited = output_limit.with_output_limit(body, scope["path"], header(scope, self._max_output_header))
         if limited is not body:
             buffered = output_limit.BufferedRejection(send)
@@ -291,7 +291,7 @@ class Plimsoll:
     async def _forward_to_engine(
         self, scope: Scope, receive: Receive, send: Send, body: bytes | None = None, rename: Rename = unchanged
     ) -> None:
-        """Passes a request on to vLLM and watches the answer."""
+        """Forward a request to vLLM and check the response."""
         if body is not None:
             headers = [(key, value) for key, value in scope["headers"] if key != b"transfer-encoding"]
             scope = {**scope, "headers": replace_headers(headers, {b"content-length": str(len(body)).encode()})}

@@ -35,11 +35,11 @@ class MiddlewareMetrics:
             self._stream_errors.labels(reason)
 
     def count_remote_prefill(self, outcome: str, seconds: float | None = None) -> None:
-        """Counts a leg; `seconds` where one was tried."""
+        """Count a remote prefill; `seconds` if one was tried."""
         self._remote_prefills.labels(outcome).inc()
         if seconds is not None:
             self._remote_prefill_seconds.labels(outcome).observe(seconds)
 
     def count_stream_error(self, reason: str) -> None:
-        """Counts a stream or answer that did not end well."""
+        """Count a stream or response that failed."""
         self._stream_errors.labels(reason).inc()

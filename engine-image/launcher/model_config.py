@@ -1,8 +1,8 @@
-"""The model's config.json where the engine has it, reduced to what decides its speed.
+"""The model's config.json on the engine's disk, reduced to the fields that decide its speed.
 
-Problem: what a model costs follows from its shape, and only the engine's own disk has the file that says it: a folder,
-or the cache into which the engine has downloaded the model.
-Idea: look where Hugging Face's library puts it, and ask nobody. Of a file of any size only known keys are kept.
+Problem: a model's cost follows from its shape, and only the engine's own disk has the file: in a folder, or in the
+cache into which the engine has downloaded the model. Idea: look where Hugging Face's library stores it, without any
+request. Only known keys of the file are kept.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ NESTED_KEY, QUANTIZATION_KEY = "text_config", "quantization_config"
 
 
 def read(model: str, revision: str, environment: Mapping[str, str]) -> dict[str, Any] | None:
-    """The reduced configuration of the model that the engine serves, None where none is found; never fails."""
+    """Return the reduced configuration of the engine's model, None if none is found; never fails."""
     try:
         configs = (_parse_file(path) for path in _candidate_paths(model, revision, environment))
         return next((config for config in configs if config is not None), None)
@@ -59,15 +59,15 @@ def _parse_file(path: Path) -> dict[str, Any] | None:
 
 
 def _finite_or_none(text: str) -> float | None:
-    """A number that JSON can say again: Python reads NaN and Infinity, others do not."""
+    """Return a number that is valid JSON: Python accepts NaN and Infinity, others do not."""
     number = float(text)
     return number if math.isfinite(number) else None
 
 
 def _candidate_paths(model: str, revision: str, environment: Mapping[str, str]) -> Iterator[Path]:
-    """Where the file may lie: the model's folder, then the snapshot of its revision in the cache.
+    """Yield possible paths of the file: the model's folder, then the snapshot of its revision in the cache.
 
-    Where no revision is pinned: what the main branch was, then the newest snapshot.
+    Without a pinned revision: the last main branch, then the newest snapshot.
     """
     yield Path(model) / CONFIG_FILE
     repository = _hub_cache(environment) / f"models--{model.replace('/', '--')}"
@@ -90,7 +90,7 @@ def _hub_cache(environment: Mapping[str, str]) -> Path:
 
 
 def reduce_config(config: object) -> dict[str, Any] | None:
-    """The keys of a configuration that decide its speed; None for what is no JSON object."""
+    """Return the keys of a configuration that decide its speed; None if it is no JSON object."""
     if not isinstance(config, dict):
         return None
     selected = _select_keys(config)
@@ -107,7 +107,7 @@ def _select_keys(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _reduce_quantization(config: Any) -> Any:
-    """Method and widths; the lists of layers that are left alone can be long."""
+    """Return method and widths; the lists of excluded layers can be long."""
     if not isinstance(config, dict):
         return config
     selected = {key: config[key] for key in ("quant_method", "bits") if key in config}

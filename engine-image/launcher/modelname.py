@@ -1,8 +1,8 @@
-"""The model's name in requests and in answers.
+"""The model's name in requests and responses.
 
-Problem: clients call a model by names that change while its engines run, and an engine takes its names at its start.
-Idea: the first name of an engine never changes. The gateway sends it in a header, and it replaces the client's name in
-the request. The answer gets the client's name back: engines write the first name there, whatever name the request had.
+Problem: clients use names that change while engines run, and an engine's names are fixed at its start. Idea: the first
+name of an engine never changes. The gateway sends it in a header, and it replaces the client's name in the request. In
+the response the client's name replaces it: engines always write their first name there.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Rename = Callable[[bytes], bytes]
 
 
 def unchanged(chunk: bytes) -> bytes:
-    """Returns the part of an answer as it is."""
+    """Return the part of a response unchanged."""
     return chunk
 
 

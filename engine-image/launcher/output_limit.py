@@ -1,9 +1,9 @@
-"""The output limit of a service, for requests that state none.
+"""The output limit of a service, for requests without one.
 
-Problem: the engine refuses a request whose prompt and output limit together are longer than the model's context. Where
-the request states no limit, the engine ends the output at the context instead.
-Idea: the limit is added to the body. Where the engine says 400 to that, it gets the body as it came: the context then
-leaves less than the limit, or the engine says the same of the body itself.
+Problem: the engine rejects a request if its prompt and output limit together exceed the model's context. Without a
+limit in the request, the engine ends the output at the context instead. Idea: the limit is added to the body. If the
+engine responds with 400, it gets the original body: then either the context leaves less than the limit, or the engine
+rejects the body itself.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ UNLIMITED_PATHS = (*AUDIO_PATHS, MESSAGES_PATH)  # a transcript is as long as it
 
 
 def with_output_limit(body: bytes, path: str, limit: str) -> bytes:
-    """Returns the body with `limit` (empty for none) as its output limit; the same body if it states one."""
+    """Return the body with `limit` (empty for none) as its output limit; unchanged if it has one."""
     if not limit or path not in FORMATS or path in UNLIMITED_PATHS:
         return body
     document = request_body.parse(body)
@@ -34,7 +34,7 @@ def with_output_limit(body: bytes, path: str, limit: str) -> bytes:
 
 
 class BufferedRejection:
-    """Passes an answer on, unless it is a 400: that is held back for good, and `rejected` is true."""
+    """Forwards a response, except a 400: that is discarded, and `rejected` is true."""
 
     def __init__(self, send: Send) -> None:
         self._send = send

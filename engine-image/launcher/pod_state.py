@@ -1,9 +1,9 @@
-"""What launcher and middleware tell each other, as marks in a folder.
+"""State shared by launcher and middleware, as files in a folder.
 
-Problem: they are two processes (with several API servers, more), and the middleware asks on every request.
-Idea: a file that exists is a mark, a file's time is a time, and each server keeps how many requests it holds in a file
-of its own, which is still there when the server was killed. A few system calls a request, no lock, nothing to restart.
-The launcher clears the folder first: it outlives a restart of the container.
+Problem: they are two processes (with several API servers, more), and the middleware reads it for every request. Idea:
+an existing file is a flag, a file's time is a time, and each server stores its number of running requests in a file of
+its own, which remains when the server is killed. This takes a few system calls per request and no lock. The launcher
+clears the folder first, because it outlives a restart of the container.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ IN_FLIGHT_BYTES = 8
 
 
 class PodState:
-    """The marks of one engine pod in `folder`."""
+    """The flags of one engine pod in `folder`."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -28,33 +28,33 @@ class PodState:
         self._in_flight_file = -1
 
     def reset(self) -> None:
-        """Makes the folder and forgets every mark of an earlier process."""
+        """Create the folder and delete the flags of an earlier process."""
         self.folder.mkdir(parents=True, exist_ok=True)
         mark_paths = (self._draining_path, self._stopping_path, self._request_path)
         for path in (*map(Path, mark_paths), *self.folder.glob(f"{IN_FLIGHT_PREFIX}*")):
             path.unlink(missing_ok=True)
 
     def mark_draining(self) -> None:
-        """From now on new requests are refused; the engine still takes those that are past that check."""
+        """Reject new requests from now on; the engine still takes those that have passed this check."""
         Path(self._draining_path).touch()
 
     def mark_stopping(self) -> None:
-        """From now on the engine takes no request at all."""
+        """Pass no further request to the engine."""
         Path(self._stopping_path).touch()
 
     def mark_request(self) -> None:
-        """A request has come in."""
+        """Record the time of a request."""
         try:
             os.utime(self._request_path)
         except FileNotFoundError:
             Path(self._request_path).touch()
 
     def begin_request(self) -> None:
-        """This process has given a request to the engine."""
+        """Count a request that this process passed to the engine."""
         self._write_in_flight(self._in_flight + 1)
 
     def end_request(self) -> None:
-        """A request that this process held has its answer, or nobody waits for it any more."""
+        """Count the end of a request of this process: it has its response, or its client disconnected."""
         self._write_in_flight(self._in_flight - 1)
 
     def _write_in_flight(self, count: int) -> None:
@@ -67,7 +67,7 @@ class PodState:
 
     @property
     def in_flight(self) -> int:
-        """Requests that the processes of this pod hold, or held when they ended."""
+        """Return the running requests of the pod's processes, or those at their end."""
         total = 0
         for path in self.folder.glob(f"{IN_FLIGHT_PREFIX}*"):
             with contextlib.suppress(FileNotFoundError):
@@ -76,16 +76,16 @@ class PodState:
 
     @property
     def draining(self) -> bool:
-        """Whether new requests are to be refused."""
+        """Whether new requests are to be rejected."""
         return os.path.exists(self._draining_path)
 
     @property
     def stopping(self) -> bool:
-        """Whether the engine has been told to stop."""
+        """Whether the engine is being stopped."""
         return os.path.exists(self._stopping_path)
 
     def last_request(self) -> float | None:
-        """Unix time in seconds of the last request; None where there was none."""
+        """Return the Unix time of the last request, s; None without one."""
         try:
             return os.stat(self._request_path).st_mtime
         except FileNotFoundError:

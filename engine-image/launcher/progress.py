@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 
 class ProgressMonitor:
-    """The engine's silence so far. `stretches`: whether the engine's steps may stretch the bounds."""
+    """Time without progress of the engine. `stretches`: whether the engine's step times may stretch the bounds."""
 
     def __init__(self, limits: ProgressLimits, stretches: bool) -> None:
         self._limits = limits
@@ -54,11 +54,11 @@ class ProgressMonitor:
         self._longest_steps: deque[tuple[float, float]] = deque()  # (observed at, step), steps descending
 
     def advance(self, seconds: float) -> None:
-        """Time has passed; a tick that is too long counts as MAX_TICK_SECONDS."""
+        """Add elapsed time; a tick that is too long counts as MAX_TICK_SECONDS."""
         self._observed_s += min(seconds, MAX_TICK_SECONDS)
 
     def record(self, step_s: float) -> None:
-        """The engine core has answered, `step_s` seconds after the question."""
+        """Record a response of the engine core, `step_s` seconds after the probe."""
         self._silent_since_s = self._observed_s
         while self._longest_steps and self._longest_steps[-1][1] <= step_s:
             self._longest_steps.pop()
@@ -90,7 +90,7 @@ class ProgressMonitor:
 
 
 def parse_step_seconds(status: int, body: bytes) -> float | None:
-    """The step time in an answer of the progress path; None where the core has not answered."""
+    """Return the step time in a response of the progress path; None if the core has not responded."""
     if status != 200:
         return None
     try:
@@ -106,10 +106,10 @@ async def observe(
     pause: Callable[[], float],
     on_tick: Callable[[], bool],
 ) -> None:
-    """Asks and lets time pass until `on_tick`, called every TICK_SECONDS, returns True.
+    """Probe and wait until `on_tick`, called every TICK_SECONDS, returns True.
 
-    `ask` returns the seconds of a step, or None where there was no answer; it must not raise. `pause` returns the
-    seconds from an answer to the next question.
+    `ask` returns the seconds of a step, or None without a response; it must not raise. `pause` returns the seconds from
+    a response to the next probe.
     """
 
     async def poll() -> None:

@@ -1,10 +1,10 @@
-"""The prefill leg: another engine computes the prompt, this one pulls the result and decodes.
+"""Remote prefill: another engine computes the prompt, this one reads its KV and decodes.
 
-Problem: a prefill engine may be dead, slow, full, leaving, or answer nonsense, and the client must not notice: this
-engine can always compute the prompt itself.
-Idea: a leg is one HTTP call that ends in an outcome, never in an exception, and only the outcome `remote` carries
-transfer parameters. It is the client's own body with one token to make; the answer's parameters are passed on unread.
-A connection for each leg: an idle one that the other side just closed would look like a dead engine.
+Problem: a prefill engine may be dead, slow, full, draining, or respond with garbage, and the client must not notice:
+this engine can always compute the prompt itself. Idea: a remote prefill is one HTTP call that ends in an outcome, never
+in an exception, and only the outcome `remote` has transfer parameters. Its body is the client's with one output token;
+the response's parameters are passed on unread. Each call has its own connection, because an idle one that the other
+side just closed would look like a dead engine.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PRODUCER_PARAMS = {
 
 @dataclass(frozen=True)
 class RemotePrefillResult:
-    """What came of a leg: an outcome of the contract's list; `params` only where it is `remote`."""
+    """Result of a remote prefill: an outcome of the contract's list; `params` only if it is `remote`."""
 
     outcome: str
     params: dict[str, Any] | None = None
@@ -42,7 +42,7 @@ class RemotePrefillResult:
 
 
 def is_eligible(request: Any) -> bool:
-    """Whether a request can be prefilled elsewhere: one prompt, one sequence, and nothing said about the prompt.
+    """Whether a request can be prefilled remotely: one prompt, one sequence, and no log-probabilities of the prompt.
 
     Several sequences would each need their own transfer; log-probabilities of the prompt are made where it is computed.
     """
@@ -59,7 +59,7 @@ def is_eligible(request: Any) -> bool:
 
 
 def prefill_request_body(body: bytes, request: dict[str, Any], path: str) -> bytes:
-    """The client's request as the prefill engine gets it: one token, not streamed, and the KV kept for us."""
+    """Return the request for the prefill engine: one token, not streamed, and its KV held for this engine."""
     limit = api_formats.FORMATS[path].output_limit
     fields: dict[str, Any] = {"stream": False, limit: 1, "kv_transfer_params": PRODUCER_PARAMS}
     if path == api_formats.CHAT_PATH or "max_completion_tokens" in request:
@@ -72,7 +72,7 @@ def prefill_request_body(body: bytes, request: dict[str, Any], path: str) -> byt
 
 
 class RemotePrefillClient:
-    """Runs legs with a deadline in seconds; made inside a running loop at the first leg."""
+    """Runs remote prefills with a deadline in seconds; the first one creates it inside a running loop."""
 
     def __init__(self, deadline: float, remote_prefill_header: str) -> None:
         self._timeout = aiohttp.ClientTimeout(total=deadline, sock_connect=min(CONNECT_SECONDS, deadline))
@@ -80,7 +80,7 @@ class RemotePrefillClient:
         self._session: aiohttp.ClientSession | None = None
 
     async def run(self, address: str, path: str, body: bytes, headers: dict[str, str]) -> RemotePrefillResult:
-        """One leg to `address` (host:port) on the same path; cancelling it closes its connection."""
+        """Run one remote prefill at `address` (host:port) on the same path; cancelling it closes its connection."""
         started = time.monotonic()
         if not ADDRESS_PATTERN.fullmatch(address):
             return RemotePrefillResult("invalid_response")
@@ -99,7 +99,7 @@ class RemotePrefillClient:
         return RemotePrefillResult("remote" if params else "invalid_response", params, seconds)
 
     async def close(self) -> None:
-        """Closes what is open."""
+        """Close open connections."""
         if self._session is not None:
             await self._session.close()
 
@@ -128,19 +128,19 @@ async def _read_bounded(response: aiohttp.ClientResponse) -> bytes:
 
 
 def transfer_params(raw: bytes) -> dict[str, Any] | None:
-    """The transfer parameters in a prefill engine's answer; None where there are none to use."""
+    """Return the transfer parameters in a prefill engine's response; None without usable ones."""
     document = request_body.parse(raw)
     params = document.get(request_body.TRANSFER_PARAMS_KEY) if isinstance(document, dict) else None
     return params if isinstance(params, dict) and params.get("do_remote_prefill") else None
 
 
 def with_transfer_params(body: bytes, params: dict[str, Any]) -> bytes:
-    """The client's request with the transfer parameters of its leg."""
+    """Return the client's request with the transfer parameters of its remote prefill."""
     return request_body.add_fields(body, {request_body.TRANSFER_PARAMS_KEY: params})
 
 
 def forwarded_headers(headers: list[tuple[bytes, bytes]]) -> dict[str, str]:
-    """Headers of the client's request that go along on the leg."""
+    """Return the headers of the client's request that the remote prefill gets."""
     return {
         key.decode(): value.decode("latin-1") for key, value in headers if key.decode("latin-1") in FORWARDED_HEADERS
     }

@@ -1,9 +1,9 @@
-"""Request bodies: read whole but bounded, freed of transfer parameters, and extended without being rewritten.
+"""Request bodies: read completely within a limit, without transfer parameters, and extended without being rewritten.
 
-Problem: a client could name any host and any tenant's blocks in `kv_transfer_params`, and a body can be as long as the
-sender likes. Parsing and writing each body again would cost time and change what the client said.
-Idea: bytes are searched first; only a body that may hold the key is parsed. Fields are added as text before the last
-brace: of two equal keys JSON readers, vLLM's included, take the last.
+Problem: a client could name any host and any tenant's blocks in `kv_transfer_params`, and a body can be of any length.
+Parsing and writing each body again would cost time and change its content. Idea: bytes are searched first; only a body
+that may contain the key is parsed. Fields are added as text before the last brace: of two equal keys JSON readers,
+vLLM's included, take the last.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ClientGone(Exception):
 
 
 async def read(receive: Receive, limit: int) -> bytes:
-    """The whole body; raises TooLarge beyond `limit` bytes and ClientGone."""
+    """Return the whole body; raises TooLarge beyond `limit` bytes and ClientGone."""
     chunks: list[bytes] = []
     size = 0
     while True:
@@ -45,7 +45,7 @@ async def read(receive: Receive, limit: int) -> bytes:
 
 
 def replay_body(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that gives the body once and then what the connection says (its end)."""
+    """Return a `receive` that returns the body once and then the connection's further messages (its end)."""
     pending = True
 
     async def replayed() -> Message:
@@ -59,7 +59,7 @@ def replay_body(body: bytes, receive: Receive) -> Receive:
 
 
 def parse(body: bytes) -> Any:
-    """The JSON document as the engine will read it; None where it is not one (the engine will say so itself)."""
+    """Return the JSON document as the engine will read it; None if it is invalid, which the engine then reports."""
     try:
         return json.loads(body)
     except (ValueError, RecursionError):
@@ -67,9 +67,9 @@ def parse(body: bytes) -> Any:
 
 
 def sequences(body: bytes) -> tuple[int, int, str]:
-    """Answers to each prompt (`n`), the number of prompts, and the field that holds them.
+    """Return the outputs per prompt (`n`), the number of prompts, and the field that has them.
 
-    1, 1 and `prompt` where the body does not say. A list of token ids is one prompt, and so is a list of messages.
+    1, 1 and `prompt` if the body has none. A list of token ids is one prompt, and so is a list of messages.
     """
     document = parse(body)
     if not isinstance(document, dict):
@@ -103,7 +103,9 @@ def strip_transfer_params(body: bytes, nested: bool) -> bytes:
 
 
 def _may_hold_key(body: bytes) -> bool:
-    """Whether the key may be in there: in plain letters, with an escaped one, or in UTF-16 or UTF-32 (zero bytes)."""
+    """Whether the body may contain the key: in plain letters, with an escaped one, or in UTF-16 or
+    UTF-32 (zero bytes).
+    """
     return TRANSFER_PARAMS_KEY.encode() in body or b"\\u" in body or b"\0" in body
 
 
@@ -121,9 +123,9 @@ def _strip_deep(document: Any) -> bool:
 
 
 def rewrite_model(body: bytes, model: str) -> tuple[bytes, str]:
-    """The body with `model` as its model, and the name that it had; the same body for an empty `model`.
+    """Return the body with `model` as its model, and the previous name; unchanged for an empty `model`.
 
-    What asks for no model by a string stays as it is, so that the engine refuses it in its own words; the name is "".
+    A body whose model is no string is unchanged, so that the engine rejects it with its own message; the name is "".
     """
     document = parse(body)
     requested = document.get("model") if isinstance(document, dict) else None
@@ -133,7 +135,7 @@ def rewrite_model(body: bytes, model: str) -> tuple[bytes, str]:
 
 
 def rewrite_form_model(body: bytes, content_type: str, model: str) -> tuple[bytes, str]:
-    """The same of a multipart form, whose field `model` has the name; a body that is no form stays as it is."""
+    """The same for a multipart form, whose field `model` has the name; a body that is no form is unchanged."""
     try:
         fields = [field for field in parse_form(body, content_type) if field.name == "model"]
     except FormError:
@@ -146,7 +148,7 @@ def rewrite_form_model(body: bytes, content_type: str, model: str) -> tuple[byte
 
 
 def add_fields(body: bytes, fields: dict[str, Any]) -> bytes:
-    """A JSON object's text with fields added or overridden; `body` must have parsed to an object."""
+    """Return a JSON object's text with fields added or overridden; `body` must have parsed to an object."""
     if b"\0" in body:  # UTF-16 or UTF-32
         body = json.dumps(json.loads(body)).encode()
     head = body.rstrip()[:-1].rstrip()

@@ -1,12 +1,12 @@
-"""Watches what the engine sends and never lets a bad end look like a good one.
+"""Checks the engine's responses, so that a failed one never looks successful.
 
-Errors are held back until they are whole, and sent in the shape of the path's API. Answers that are not streamed are
-held back as well (they come in one piece anyway): one that was aborted becomes a 503. Streams pass as they come; a
-stream that ends badly gets an error event and is then cut: we return without the last chunk, the server closes the
-connection, and the client sees a broken transfer. Nothing is done for a client that has gone away itself.
+Errors are buffered until they are complete, and sent in the format of the path's API. Responses that are not streamed
+are buffered as well (they come in one piece anyway): an aborted one becomes a 503. Streams pass as they come. A stream
+that fails gets an error event and is then cut: without the last chunk the server closes the connection, and the client
+gets a broken transfer. Nothing is done for a client that has disconnected.
 
-A stream's headers wait for its first event: if that says that the engine is dead or full, nothing was promised yet, and
-the answer becomes a 503 that the gateway may take to another engine.
+A stream's headers wait for its first event: if that reports a dead or full engine, nothing has been sent yet, and the
+response becomes a 503 after which the gateway may try another engine.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ResponseGuard:
         self._count_error = count_error
         self._is_engine_dead = is_engine_dead
         self._path = path
-        self._api: ApiFormat | None = api_formats.FORMATS.get(path)  # None where nothing is generated
+        self._api: ApiFormat | None = api_formats.FORMATS.get(path)  # None for a path without generation
         self._rename = rename
         self._impossible = impossible
         self._next_engine = next_engine
@@ -67,11 +67,11 @@ class ResponseGuard:
 
     @property
     def finished(self) -> bool:
-        """Whether nobody waits for this answer any more: it came whole, may be had elsewhere, or the client went."""
+        """Whether the response is over: it is complete, may be retried elsewhere, or the client disconnected."""
         return self._finished or self._client_gone
 
     def watch_disconnect(self, receive: Receive) -> Receive:
-        """The same `receive`, noticing a client that goes away."""
+        """Return the same `receive`, which also detects a disconnect of the client."""
 
         async def watched() -> Message:
             message = await receive()
@@ -81,7 +81,7 @@ class ResponseGuard:
         return watched
 
     async def send(self, message: Message) -> None:
-        """Takes a message from the engine's application."""
+        """Process a message from the engine's application."""
         if message["type"] == "http.response.start":
             await self._on_start(message)
         elif message["type"] != "http.response.body":
@@ -96,7 +96,7 @@ class ResponseGuard:
             await self._forward(message)
 
     async def on_exception(self) -> None:
-        """The application raised: the client gets an error if it can still get one."""
+        """Send the client an error, if it can still get one, after an exception of the application."""
         if self._client_gone or self._aborted_stream:
             return
         if not self._headers_sent and self._is_engine_dead():
@@ -107,7 +107,7 @@ class ResponseGuard:
             await self._break_stream(FAILED_MESSAGE, "exception", half_sent=not self._scanner.at_event_boundary)
 
     async def _forward(self, message: Message) -> None:
-        """Passes a part of the engine's answer on; the last one ends it."""
+        """Forward a part of the engine's response; the last one ends it."""
         await self._send(message)
         self._finished = not message.get("more_body", False)
 
@@ -125,7 +125,7 @@ class ResponseGuard:
         await self._send(message)
 
     async def _send_complete(self, body: bytes) -> None:
-        """An answer that was held back is complete."""
+        """Send a buffered response that is complete."""
         start = self._buffered_start
         assert start is not None
         status, headers = start["status"], list(start.get("headers", ()))
@@ -176,7 +176,7 @@ class ResponseGuard:
         await send_json(self._send, status, api_formats.error_body(document, status, self._path), headers)
 
     async def _final(self) -> bool:
-        """Refuses with 400 a request that a full queue is no reason to send again; False for others."""
+        """Reject with 400 a request that the engine can never accept; returns False for others."""
         document = self._impossible()
         if document is None:
             return False
@@ -187,7 +187,7 @@ class ResponseGuard:
         return True
 
     async def _reject_retryable(self, text: str, reason: RejectionReason, error_label: str) -> None:
-        """A 503 with the mark that lets the gateway try another engine; the engine's own answer is dropped."""
+        """Send a 503 with the mark that lets the gateway try another engine; the engine's own response is dropped."""
         self._count_error(error_label)
         self._headers_sent = self._aborted_stream = True
         retry = errors.rejection_headers(self._header_names, reason, True, self._next_engine)
@@ -197,7 +197,7 @@ class ResponseGuard:
         self._finished = True
 
     async def _send_start(self, chunk: bytes) -> None:
-        """The first bytes of a stream: its headers go out now, unless these say that nothing will follow."""
+        """Send the headers of a stream with its first bytes, unless these show that nothing will follow."""
         start, self._buffered_start = self._buffered_start, None
         assert start is not None
         assert self._api is not None
@@ -240,14 +240,16 @@ class ResponseGuard:
             await self._forward(message)
 
     async def _send_aborted(self, message: Message, chunk: bytes, aborted_end: int) -> None:
-        """Sends the aborted event to its end, which may be in a later chunk, then breaks the stream."""
+        """Send the aborted event to its end, which may be in a later chunk, then cut the stream."""
         last = not message.get("more_body", False)
         await self._send({**message, "body": chunk[:aborted_end] if aborted_end >= 0 else chunk, "more_body": True})
         if aborted_end >= 0 or last:
             await self._break_stream(ABORTED_MESSAGE, "abort", half_sent=aborted_end < 0)
 
     async def _on_error_event(self, message: Message, chunk: bytes) -> None:
-        """vLLM's own error event: clients notice it, so it may end well, unless the whole engine is dead."""
+        """Process vLLM's own error event. Clients detect it, so the stream may end normally unless the
+        engine is dead.
+        """
         self._error_counted = True
         assert self._api is not None
         if self._api is api_formats.OPENAI and chunk.startswith(b"data: "):
@@ -261,7 +263,7 @@ class ResponseGuard:
         await self._forward({**message, "body": chunk})
 
     async def _break_stream(self, text: str, reason: str, half_sent: bool) -> None:
-        """Tells the client that its stream is broken, and sees to it that nothing follows."""
+        """Send an error event and cut the stream."""
         self._count_error(reason)
         self._aborted_stream = True
         assert self._api is not None

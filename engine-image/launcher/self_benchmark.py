@@ -1,15 +1,15 @@
-"""How fast the warm engine is, by a few requests to it while nobody else asks.
+"""Self-benchmark: the speed of the warm, otherwise idle engine, by a few requests.
 
-Problem: before an engine has served anybody, a fleet of it must be sized, and many accelerators are in no table.
-Idea: single prompts of some lengths give the time to the first token: a request for one token that is not streamed ends
-with it. Batches of some sizes give the time of each further token: what more tokens take beyond the first, so that
-HTTP and prefill drop out. One more batch has long contexts, so that their reading shows; its prompts are computed once
-and come from the prefix cache then, or a long prefill's noise would hide what is sought.
+Problem: a fleet must be sized before an engine has served requests, and many accelerators are in no table. Idea: single
+prompts of some lengths give the time to the first token: a request for one token that is not streamed ends with it.
+Batches of some sizes give the time of each further token: the time of more tokens beyond the first, so that HTTP and
+prefill cancel out. One more batch has long contexts, so that the time to read them shows. Its prompts are computed once
+and then come from the prefix cache, because the noise of a long prefill would hide the effect.
 
-Every round measures all of it, and a slow engine has fewer rounds. Of the rounds the shortest time counts: neighbours
-on a node only ever add to it. Twelve ladders of a tiny model on two busy cores had a base of 4.5 to 8.9 ms that way, by
-medians 5.0 to 14.1; alone on an H200 a step's p95 is within 5 % of its median, so that it makes no difference. Times
-are the client's, on loopback, HTTP included.
+Every round measures all points, and a slow engine has fewer rounds. The shortest time of all rounds counts, because
+neighbours on a node only add to it. Twelve benchmarks of a tiny model on two busy cores had a base of 4.5 to 8.9 ms
+that way, by medians 5.0 to 14.1; alone on an H200 a step's p95 is within 5 % of its median, so it makes no difference.
+Times are the client's, on loopback, HTTP included.
 """
 
 from __future__ import annotations
@@ -60,9 +60,10 @@ class BenchmarkPlan:
 def plan_benchmark(
     contract: Contract, role: str, max_model_len: int, max_sequences: int | None, kv_tokens: int | None
 ) -> BenchmarkPlan:
-    """What fits the model, the engine's slots and, the long batch, half of its cache; a prefill engine does not decode.
+    """Return a plan within the model's length, the slots and, for the long batch, half of the cache; none of decode for
+    a prefill engine.
 
-    None for a limit that is not known: slots are taken to be enough, the cache is not.
+    An unknown slot limit counts as sufficient, an unknown cache does not.
     """
     output_tokens, lengths = contract.self_benchmark.output_tokens, contract.warmup.prompt_tokens
     lengths = tuple(tokens for tokens in lengths if tokens + 1 <= max_model_len)
@@ -78,7 +79,7 @@ def plan_benchmark(
 async def run(
     send_request: SendRequest, plan: BenchmarkPlan, prompts: PromptFactory, clock: Callable[[], float], seconds: float
 ) -> SelfBenchmark | None:
-    """Measures for at most `seconds` and never fails: None where nothing could be measured."""
+    """Measure for at most `seconds`, without errors; returns None if nothing could be measured."""
     timer = _BatchTimer(send_request, prompts, clock)
     times: ShortestTimes = {}
     long_times: ShortestTimes = {}
@@ -108,7 +109,7 @@ class _BatchTimer:
         return [self.prompts.new_prompt(tokens) for _ in range(size)]
 
     async def measure(self, prompts: list[list[int]], outputs: int, times: ShortestTimes) -> None:
-        """Keeps the seconds until the last of the prompts has all its tokens, if each gets them."""
+        """Store the seconds until the last of the prompts has all its tokens, if all get them."""
         bodies = [self.prompts.completion_request(prompt, outputs) for prompt in prompts]
         started = self.clock()
         responses = await asyncio.gather(*(self.send_request(COMPLETIONS_PATH, body) for body in bodies))
@@ -119,7 +120,7 @@ class _BatchTimer:
 
 
 async def _measure_round(timer: _BatchTimer, plan: BenchmarkPlan, times: ShortestTimes) -> None:
-    """Times once all that has a prompt of its own."""
+    """Time all points with prompts of their own once."""
     for tokens in plan.prompt_tokens:
         await timer.measure(timer.new_prompts(1, tokens), 1, times)
     for size in plan.batches:
@@ -128,12 +129,12 @@ async def _measure_round(timer: _BatchTimer, plan: BenchmarkPlan, times: Shortes
 
 
 def _long_prefill_s(plan: BenchmarkPlan, times: ShortestTimes) -> float:
-    """Seconds that the prompts of the long batch may take; infinite where none of them alone was measured."""
+    """Return the expected prefill time of the long batch; infinite if no single prompt was measured."""
     return max(plan.batches) * times.get((1, plan.long_prompt_tokens or 0, 1), math.inf)
 
 
 async def _measure_long(timer: _BatchTimer, plan: BenchmarkPlan, tokens: int, times: ShortestTimes) -> None:
-    """Times the batch of long contexts, whose prompts the first request leaves in the prefix cache."""
+    """Time the batch of long contexts, whose prompts the first request puts into the prefix cache."""
     prompts = timer.new_prompts(max(plan.batches), tokens)
     await timer.measure(prompts, 1, {})
     for _ in range(plan.settings.repeats):
@@ -142,7 +143,7 @@ async def _measure_long(timer: _BatchTimer, plan: BenchmarkPlan, tokens: int, ti
 
 
 def _generated_tokens(body: bytes) -> object:
-    """How many tokens an answer has, by its own count: one that ended early would make the engine look fast."""
+    """Return the token count in a response's usage: a response that ended early would make the engine look fast."""
     try:
         return json.loads(body)["usage"]["completion_tokens"]
     except (ValueError, LookupError, TypeError, RecursionError):
@@ -150,7 +151,7 @@ def _generated_tokens(body: bytes) -> object:
 
 
 def _to_result(plan: BenchmarkPlan, times: ShortestTimes, long_times: ShortestTimes) -> SelfBenchmark | None:
-    """The rungs; a batch that took no longer for more tokens was disturbed, and is left out."""
+    """Return the points; a batch that took no longer for more tokens was disturbed, and is left out."""
     prefill = tuple((tokens, times[1, tokens, 1]) for tokens in plan.prompt_tokens if (1, tokens, 1) in times)
     decode = [_decode_point(plan, times, size, plan.shortest_prompt_tokens) for size in plan.batches]
     decode += (

@@ -1,7 +1,7 @@
-"""What the operator tells one engine, read from the environment once.
+"""Settings of one engine by the operator, read from the environment once.
 
-Every name comes from the contract. A value that cannot be understood is a SettingsError that names its variable, so
-that the pod's last words say what to repair.
+Every name comes from the contract. An invalid value is a SettingsError that names its variable, so that the pod's
+termination message says what to repair.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from launcher.contract import Contract
 
 
 class SettingsError(ValueError):
-    """A setting is missing or malformed; the message names the environment variable."""
+    """A setting is missing or invalid; the message names the environment variable."""
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,10 @@ class LoraBounds:
 
 @dataclass(frozen=True)
 class Settings:
-    """One engine's orders; times in seconds.
+    """Settings of one engine; times in seconds.
 
-    `lora` are the bounds on LoRA adapters, None without LoRA.
-    `runtime` is the program that serves; `task` is what the model does; `pod_ip` is empty outside a pod, `revision`
-    where none is pinned.
+    `lora` are the bounds on LoRA adapters, None without LoRA. `runtime` is the engine program; `task` is the model's
+    task; `pod_ip` is empty outside a pod, `revision` if none is pinned.
     """
 
     runtime: str
@@ -51,7 +50,7 @@ class Settings:
 
 
 def read(environment: Mapping[str, str], contract: Contract) -> Settings:
-    """Settings from environment variables; raises SettingsError."""
+    """Return the settings from environment variables; raises SettingsError."""
     names = contract.env
     runtime = _read_choice(environment, names["runtime"], "vllm", contract.runtimes)
     role = _read_choice(environment, names["role"], "serve", contract.roles)

@@ -1,8 +1,8 @@
-"""Times the phases of a cold start, from vLLM's own log.
+"""Times the phases of a cold start, from vLLM's log.
 
-Problem: a scaler that plans must know how long a start takes and which part of it, and vLLM reports that only in words.
-Idea: each phase ends with an event; four of them are lines that vLLM has printed for many versions. A line that a
-version no longer prints costs precision, never the sum: its time goes to the next phase that is seen.
+Problem: forecasting needs the duration of a start and of its phases, and vLLM reports them only in log lines. Idea:
+each phase ends with an event; four of them are lines that vLLM has printed for many versions. A line that a version no
+longer prints costs precision, never the sum: its time goes to the next observed phase.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LOG_PATTERNS = (
 class StartupPhases:
     """Ends of phases on one clock (seconds); `order` is the contract's list, `start` when the launcher began.
 
-    skipped: phases that this start does not have, as far as is known; one that ends nevertheless is counted.
+    skipped: phases that this start is expected not to have; one that ends nevertheless is counted.
     """
 
     def __init__(self, order: tuple[str, ...], start: float, skipped: tuple[str, ...] = ()) -> None:
@@ -31,19 +31,19 @@ class StartupPhases:
         self._ends: dict[str, float] = {}
 
     def end(self, phase: str, now: float) -> None:
-        """Ends a phase, once, and not after a later one has ended (workers of one engine log in any order)."""
+        """End a phase, once, and not after a later one has ended (workers of one engine log in any order)."""
         later = self._order[self._order.index(phase) :]
         if not any(name in self._ends for name in later):
             self._ends[phase] = now
 
     def observe(self, line: bytes, now: float) -> None:
-        """Reads one line of the engine's log."""
+        """Process one line of the engine's log."""
         for phase, pattern in LOG_PATTERNS:
             if pattern.search(line):
                 self.end(phase, now)
 
     def seconds(self) -> dict[str, float]:
-        """Duration of each phase that has ended, in order; they add up to the time since the start."""
+        """Return the duration of each phase that has ended, in order; they add up to the time since the start."""
         durations, previous = {}, self._start
         for phase in self._order:
             if phase in self._ends:
@@ -52,7 +52,7 @@ class StartupPhases:
         return durations
 
     def current(self, now: float) -> tuple[str, float] | None:
-        """The phase that runs now and the seconds that it has run, None once the last one has ended."""
+        """Return the current phase and its seconds so far, None once the last one has ended."""
         ended = [phase for phase in self._order if phase in self._ends]
         following = self._order[self._order.index(ended[-1]) + 1 :] if ended else self._order
         name = next((phase for phase in following if phase not in self._skipped), None)

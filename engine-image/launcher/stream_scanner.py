@@ -1,8 +1,8 @@
-"""Watches a stream of generated text for the ends that look well and are not.
+"""Scans a stream of generated text for failures that look like success.
 
-Problem: SDKs take `finish_reason: "abort"` and an end without `[DONE]` for success. Chunks may split anywhere.
-Idea: the byte patterns of the stream's API (`api_formats`). Each chunk is searched as it is; only the seam between two
-chunks is copied, some 60 bytes, and the one event that has to be judged as a whole.
+Problem: SDKs take `finish_reason: "abort"` and an end without `[DONE]` for success. Chunks may split anywhere. Idea:
+the byte patterns of the stream's API (`api_formats`). Each chunk is searched in place; only the seam between two chunks
+is copied, some 60 bytes, and the one event that must be classified as a whole.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ EVENT_END = b"\n\n"
 
 
 class StreamScanner:
-    """What a stream has shown so far: `aborted`, `done` (its end mark), `error` (an error event of the engine).
+    """State of a stream so far: `aborted`, `done` (its end mark), `error` (an error event of the engine).
 
     `between` is whether the last byte fed ended an event.
     """
@@ -29,11 +29,11 @@ class StreamScanner:
 
     @property
     def at_event_boundary(self) -> bool:
-        """Whether no event is half sent."""
+        """Whether no event is partly sent."""
         return self._tail.endswith(EVENT_END)
 
     def aborted_event_end(self, chunk: bytes) -> int:
-        """Where the aborted event ends in the chunk that is fed next: the place behind it, or -1 if not in there."""
+        """Return the index behind the aborted event in the chunk that is fed next, or -1 if it does not end there."""
         if self._tail.endswith(b"\n") and chunk.startswith(b"\n") and not self.at_event_boundary:
             return 1
         marks = [position for mark in self._api.abort_marks if (position := chunk.find(mark)) >= 0]
@@ -41,7 +41,7 @@ class StreamScanner:
         return position + len(EVENT_END) if position >= 0 else -1
 
     def feed(self, chunk: bytes) -> None:
-        """Looks at the next chunk."""
+        """Scan the next chunk."""
         size, api = self._seam_bytes, self._api
         seam = self._tail + chunk[:size]
         if any(mark in chunk or mark in seam for mark in api.abort_marks) or self._inspected_event:
@@ -51,7 +51,7 @@ class StreamScanner:
         self._tail = chunk[-size:] if len(chunk) >= size else (self._tail + chunk)[-size:]
 
     def _is_abort_event(self, chunk: bytes) -> bool:
-        """Adds the chunk to the event that is judged, and judges it once its end is there."""
+        """Append the chunk to the pending event, and classify the event once it is complete."""
         event, api = self._inspected_event, self._api
         if event is None:
             return False
@@ -70,7 +70,7 @@ class StreamScanner:
 
 
 def strip_done(chunk: bytes, api: ApiFormat = OPENAI) -> bytes:
-    """The part of a chunk before the end mark."""
+    """Return the part of a chunk before the end mark."""
     for mark in api.done_marks:
         if chunk.startswith(mark[1:]):
             return b""

@@ -1,9 +1,9 @@
-"""First requests before the first user: prompts of several lengths, batches of several sizes.
+"""Warm-up requests before the first user: prompts of several lengths, batches of several sizes.
 
-Problem: an engine that answers /health still compiles, allocates and imports at its first requests, for seconds.
-Idea: ask it once for what is coming, by the same road that users take, and be ready only then. A model that refuses a
-request (no chat template) is not broken: the refusal is logged and the engine becomes ready. An engine that does not
-have the route of the service's task is of no use to any client: it does not become ready.
+Problem: an engine whose /health is 200 still compiles, allocates and imports at its first requests, for seconds. Idea:
+send each kind of request once, over the users' API, and become ready only then. A model that rejects a request (no chat
+template) is not broken: the rejection is logged and the engine becomes ready. An engine without the route of the
+service's task is of no use to any client: it does not become ready.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class WarmupBatch:
 
 
 def plan_batches(warmup: Warmup, max_model_len: int) -> list[WarmupBatch]:
-    """Each prompt length alone, then each batch size with short prompts; what does not fit the model is left out."""
+    """Return each prompt length alone, then each batch size with short prompts, as far as they fit the model."""
     max_prompt_tokens = max_model_len - warmup.completion_tokens
     lengths = [length for length in warmup.prompt_tokens if length <= max_prompt_tokens] or [max(1, max_prompt_tokens)]
     return [
@@ -62,7 +62,7 @@ def plan_batches(warmup: Warmup, max_model_len: int) -> list[WarmupBatch]:
 def request_bodies(
     batches: list[WarmupBatch], prompts: PromptFactory, completion_tokens: int, task: str = "generate"
 ) -> Iterator[list[bytes]]:
-    """The requests of each batch to the path of the task; sound has no batches, only a request without any."""
+    """Yield the requests of each batch for the path of the task; audio has no batches, only a request without sound."""
     if task == "transcribe":
         yield [prompts.task_json()]
         return
@@ -77,7 +77,7 @@ def request_bodies(
 
 
 async def run(send_request: SendRequest, warmup: Warmup, prompts: PromptFactory, task: str = "generate") -> None:
-    """Warms the engine up, and ends at the contract's time at the latest. Raises TaskNotServed."""
+    """Warm the engine up, within the contract's time. Raises TaskNotServed."""
     try:
         async with asyncio.timeout(warmup.timeout_seconds):
             batches = plan_batches(warmup, parse_max_model_len((await send_request(MODELS_PATH, None)).body))
@@ -96,7 +96,7 @@ async def run(send_request: SendRequest, warmup: Warmup, prompts: PromptFactory,
 
 
 def parse_max_model_len(body: bytes) -> int:
-    """The longest prompt and output together, in tokens, from the engine's list of models; raises ValueError."""
+    """Return the largest sum of prompt and output tokens, from the engine's list of models; raises ValueError."""
     try:
         length = json.loads(body)["data"][0]["max_model_len"]
     except (ValueError, LookupError, TypeError, RecursionError):
