@@ -1,9 +1,9 @@
 """vLLM's HTTP API in front of the simulated engine: an ASGI application without a framework.
 
-Problem: gateways, SDKs and the launcher's middleware must find what they find at vLLM, its faults included: while it
-drains /health says 200 and a new request gets a 500; a stream that the engine ends says `abort` and then `[DONE]`; a
-full queue is a 503, but inside a stream that has begun it is an event.
-Idea: a table of paths, and one function for each of the two ways to answer.
+Problem: gateways, SDKs and the launcher's middleware need vLLM's behaviour, its faults included: while it drains,
+/health is 200 and a new request gets a 500; a stream that the engine ends says `abort` and then `[DONE]`; a full queue
+is a 503, but an event inside a stream that has begun. Idea: a table of paths, and one function for each of the two
+kinds of response.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class ClientGone(Exception):
 
 
 class Generation:
-    """The sequences of one request, and a way to wait for their news."""
+    """The sequences of one request, and a way to wait for their updates."""
 
     def __init__(self, driver: RealTimeDriver, sequences: list[ServedSequence]) -> None:
         self.sequences = sequences
@@ -65,11 +65,11 @@ class Generation:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the last token has come out."""
+        """Whether the last token has been generated."""
         return all(sequence.outcome for sequence in self.sequences)
 
     async def wait_for_update(self) -> None:
-        """Waits for news; raises ClientGone, and Refused where the engine cannot go on."""
+        """Wait for an update; raises ClientGone, and RequestError if the engine cannot continue."""
         await self._updated.wait()
         self._updated.clear()
         if self.client_gone:
@@ -80,12 +80,12 @@ class Generation:
             raise protocol.internal_error("Internal server error")
 
     def on_disconnect(self) -> None:
-        """The client has gone."""
+        """Handle a disconnect of the client."""
         self.client_gone = True
         self._updated.set()
 
     def abort(self) -> None:
-        """Nobody wants the answer any more."""
+        """Abort all sequences."""
         for sequence in self.sequences:
             self._driver.abort_sequence(sequence)
 
@@ -165,7 +165,7 @@ class OpenAiApi:
         return (503 if self._driver.dead else 200), b"", JSON_CONTENT_TYPE
 
     def _version(self) -> tuple[int, bytes, str]:
-        """vLLM's version, and whose speed this engine has."""
+        """Return vLLM's version, and the hardware profile of this engine."""
         document = {"version": VERSION, "accelerator": self._options.profile.accelerator}
         return 200, responses.to_json(document), JSON_CONTENT_TYPE
 
@@ -217,7 +217,7 @@ class OpenAiApi:
             generation.abort()
 
     def _sequences(self, request: GenerationRequest, name: str, arrived_s: float) -> list[ServedSequence]:
-        """The sequences of a request: each prompt `n` times."""
+        """Return the sequences of a request: each prompt `n` times."""
         prompts = [prompt for prompt in request.prompts for _ in range(request.n)]
         transfer = request.transfer or {}
         return [
@@ -237,7 +237,7 @@ class OpenAiApi:
         ]
 
     async def _submit(self, request: GenerationRequest, generation: Generation) -> None:
-        """Hands the sequences to the engine, unless it takes none."""
+        """Submit the sequences to the engine; raises RequestError if it accepts none."""
         options, driver = self._options, self._driver
         max_requests, max_tokens = options.max_num_queued_reqs, options.max_num_queued_tokens
         if max_requests is not None and len(driver.live) + len(generation.sequences) > max_requests:
@@ -297,7 +297,7 @@ class OpenAiApi:
         histograms["request_max_num_generation_tokens"].observe(max(one.emitted_tokens for one in generation.sequences))
 
     def _transfer_params(self, sequence: ServedSequence) -> dict[str, Any] | None:
-        """What a decode engine needs to fetch the prompt's KV."""
+        """Return the parameters with which a decode engine fetches the prompt's KV."""
         if not sequence.keeps_kv or sequence.outcome != "length":
             return None
         return {
@@ -319,7 +319,7 @@ class OpenAiApi:
 
 
 async def send_response(send: Send, status: int, body: bytes, content_type: str = JSON_CONTENT_TYPE) -> None:
-    """Sends a whole answer."""
+    """Send a complete response."""
     headers = [(b"content-type", content_type.encode()), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": False})

@@ -1,9 +1,9 @@
-"""A cold start: nothing listens until it is over, and the log says what vLLM's says on the way.
+"""A cold start: no port is open until it is over, and the log has vLLM's lines.
 
-Problem: a scaler must live with starts, and the launcher reads their phases from vLLM's log.
-Idea: the start's seconds are divided as on an H200 with weights from a disk (nearly half for imports and the engine
-process, a quarter for weights, the rest for compilation and graphs), and a line of vLLM's ends each part. Weights are
-downloaded only where the model is not a path.
+Problem: scalers are tested with start-up times, and the launcher reads their phases from vLLM's log. Idea: the start-up
+time is divided as on an H200 with weights from a disk (nearly half for imports and the engine process, a quarter for
+weights, the rest for compilation and graphs), and a line of vLLM's ends each part. Weights are downloaded only if the
+model is not a path.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _IMPORT_SHARE, _DOWNLOAD_SHARE, _LOAD_SHARE, _INIT_SHARE = 0.45, 0.10, 0.15, 0.3
 
 @dataclass(frozen=True)
 class StartupPhase:
-    """Seconds from the end of the phase before, and the lines that end this one: (source, words)."""
+    """Seconds from the end of the previous phase, and the log lines that end this one: (source, message)."""
 
     seconds: float
     log_lines: tuple[tuple[str, str], ...]
 
 
 def startup_phases(options: EngineOptions) -> list[StartupPhase]:
-    """The parts of a start, in order; their seconds add up to the whole start."""
+    """Return the phases of a start, in order; their seconds add up to the whole start."""
     total, profile = options.startup_s, options.profile
     downloaded = not options.model.startswith("/")
     load_s = total * (_LOAD_SHARE if downloaded else _LOAD_SHARE + _DOWNLOAD_SHARE)

@@ -1,8 +1,8 @@
-"""The APIs of vLLM beyond completions and chat, in front of the same engine.
+"""vLLM's APIs beyond completions and chat, in front of the same engine.
 
-Problem: each API has its own request, answer, stream and errors, and all of them are sequences in the engine.
-Idea: a `Dialect` turns a body into the request that the engine knows, and sequences into an answer. Messages and
-responses become a chat. `task_dialects` has what models do that generate no text, and the tables of paths.
+Problem: each API has its own request, response, stream and errors, and all of them are sequences in the engine. Idea: a
+`Dialect` converts a body into the engine's request, and sequences into a response. Messages and responses become a
+chat. `task_dialects` has the APIs of models that generate no text, and the tables of paths.
 """
 
 from __future__ import annotations
@@ -27,20 +27,22 @@ Names = tuple[str, ...]
 
 
 class EventStream(Protocol):
-    """The events of one streamed answer."""
+    """The events of one streamed response."""
 
     def new_events(self) -> bytes:
-        """The events since the last call."""
+        """Return the events since the last call."""
         ...
 
     def final_events(self) -> bytes:
-        """What comes after the last token."""
+        """Return the events after the last token."""
         ...
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """One API. `parse` takes a body, the engine's names and its context; `complete` and `stream` make the answer."""
+    """One API. `parse` takes a body, the engine's names and its context length; `complete` and `stream` build the
+    response.
+    """
 
     prefix: str
     parse: Callable[[bytes, Names, int], GenerationRequest]
@@ -64,7 +66,7 @@ def document_of(body: bytes) -> dict[str, Any]:
 
 
 def block_text(content: Any) -> str:
-    """The text of content blocks, and of a tool's results in them."""
+    """Return the text of content blocks, and of a tool's results in them."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -129,7 +131,7 @@ class MessageStream:
         self._emitted = -1
 
     def new_events(self) -> bytes:
-        """The events since the last call."""
+        """Return the events since the last call."""
         sequence, events = self._sequence, []
         if self._emitted < 0:
             self._emitted = 0
@@ -141,7 +143,7 @@ class MessageStream:
         return b"".join(events)
 
     def final_events(self) -> bytes:
-        """The end of the message, with its usage."""
+        """Return the end of the message, with its usage."""
         sequence = self._sequence
         delta = {"stop_reason": _STOP_REASONS.get(sequence.outcome or ""), "stop_sequence": None}
         usage = {"input_tokens": sequence.prompt_tokens, "output_tokens": sequence.emitted_tokens}
@@ -256,7 +258,7 @@ class ResponseEventStream:
         self._number = -1
 
     def new_events(self) -> bytes:
-        """The events since the last call."""
+        """Return the events since the last call."""
         sequence, events = self._sequence, []
         if self._emitted < 0:
             self._emitted = 0
@@ -276,7 +278,7 @@ class ResponseEventStream:
         return b"".join(events)
 
     def final_events(self) -> bytes:
-        """The end of the response. vLLM calls it completed whatever its status is."""
+        """Return the end of the response. vLLM calls it completed with any status."""
         sequence, status = self._sequence, _response_status(self._sequence)
         item = _output_item(self._name, sequence, status)
         part = item["content"][0]

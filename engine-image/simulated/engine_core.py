@@ -1,11 +1,11 @@
 """The engine core behind the API: the simulated engine, with the sequences of requests and KV of other engines.
 
-Problem: a schedule must be exact to the microsecond while the process that computes it wakes up when it can.
+Problem: a schedule must be exact to the microsecond although its process wakes up with delays.
 
-Idea: the schedule is the simulator's (`plimsoll.sim.engine`), in virtual time. Nothing here reads a clock.
-`advance(now)` processes everything that has happened by then, at its own time. Here is what only a server has:
-sequences that report their tokens and can be aborted, KV that arrives from other engines or is kept for them, and the
-moment at which somebody must be told.
+Idea: the schedule is the simulator's (`plimsoll.sim.engine`), in virtual time. No code here reads a clock.
+`advance(now)` processes everything that has happened by then, at its own time. This module adds what only a server has:
+sequences that report their tokens and can be aborted, KV that arrives from other engines or is held for them, and the
+next time at which a client needs an update.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from simulated.served_metrics import ServedMetrics
 class EngineCore:
     """One engine. All times in seconds on one clock that never goes back.
 
-    noise: relative errors of steps, see `StepTiming`. updated: sequences with news for their listeners; the caller
-    clears it. fetching_kv: sequences whose KV is on its way.
+    noise: relative errors of steps, see `StepTiming`. `updated` has the sequences with updates for their listeners; the
+    caller clears it. `fetching_kv` has the sequences whose KV is in transfer.
     """
 
     def __init__(
@@ -82,18 +82,18 @@ class EngineCore:
 
     @property
     def loading(self) -> int:
-        """Sequences whose KV is on its way."""
+        """Sequences whose KV is in transfer."""
         return len(self._engine.loading_kv)
 
     def add(self, sequence: ServedSequence, now_s: float) -> None:
-        """A sequence has come to the core; its TTFT counts from its arrival at the API."""
+        """Add a sequence; its TTFT counts from its arrival at the API."""
         self.advance(now_s)
         self._present.add(sequence)
         self._engine.add(sequence, now_s, sequence.arrived_s)
         self._collect()
 
     def end_sequence(self, sequence: ServedSequence, outcome: Outcome, now_s: float) -> None:
-        """End a sequence before its last token, and count it as vLLM counts what it ends itself."""
+        """End a sequence before its last token, and count it as vLLM counts requests that it ends itself."""
         self.advance(now_s)
         if sequence.outcome is None:
             self._remove(sequence, outcome, now_s)
@@ -101,19 +101,19 @@ class EngineCore:
             self.updated.add(sequence)
 
     def drop_sequence(self, sequence: ServedSequence, now_s: float) -> None:
-        """End a sequence whose client has gone: it is in no metric."""
+        """End a sequence whose client has disconnected; no metric counts it."""
         self.advance(now_s)
         if sequence.outcome is None:
             self._remove(sequence, "abort", now_s)
 
     def fetch_failed(self, sequence: ServedSequence, now_s: float) -> None:
-        """The KV of a sequence will not come; it is computed here. Nothing where it has come already."""
+        """Compute the prompt of a sequence here, because its KV transfer failed. No effect after the transfer."""
         self.advance(now_s)
         self._engine.on_kv_failed(sequence, now_s)
         self._collect()
 
     def free_lease(self, request_id: str, now_s: float) -> bool:
-        """A decode engine has fetched a prompt; returns whether it was still kept."""
+        """Free a prompt that a decode engine has fetched; returns whether it was still held."""
         self.advance(now_s)
         sequence = self.leases.pop(request_id)
         if sequence is None:
@@ -123,7 +123,7 @@ class EngineCore:
         return True
 
     def advance(self, now_s: float) -> None:
-        """Process everything that happens by now_s, and count the tokens that have come out."""
+        """Process all events up to now_s, and count the generated tokens."""
         while (event_s := self.next_event_s()) <= now_s:
             self._engine.advance(event_s)
             self._collect()
@@ -132,18 +132,18 @@ class EngineCore:
         self._engine.count_steps(now_s)
 
     def next_event_s(self) -> float:
-        """When the state changes next without a call; infinite where it does not."""
+        """Return the time of the next internal event; infinite without one."""
         return min(self._engine.next_event_s, self._next_kv_event_s())
 
     def step_end_s(self, now_s: float) -> float:
-        """When the step that runs at `now_s` ends; `now_s` where none runs."""
+        """Return the end of the step that runs at `now_s`; `now_s` if none runs."""
         self.advance(now_s)
         return self._engine.step_end_s(now_s)
 
     def next_wakeup_s(self, now_s: float, coalesce_s: float) -> float:
-        """When somebody must be told next. Tokens of a stream may wait for coalesce_s, or for the end of a step.
+        """Return when the next update is due. Tokens of a stream may wait for coalesce_s, or for the end of a step.
 
-        Nothing begins or ends between, so a later look finds the same times.
+        No sequence begins or ends in between, so a later call returns the same times.
         """
         runs = self._engine.runs_in_flight
         wake_s = next(
@@ -159,7 +159,7 @@ class EngineCore:
         return min(arrival_s, self.leases.next_expiry_s())
 
     def _on_steps(self, run: StepRun, steps: int, ended_s: float) -> None:
-        """Steps of a run have ended, the last of them at ended_s: their sequences have a token of each."""
+        """Give each sequence of a run a token of each of the steps that have ended, the last of them at ended_s."""
         decoding = cast("list[ServedSequence]", run.decoding)
         completions = cast("list[ServedSequence]", run.prefill_completions)
         self.metrics.record_steps(steps, run.emitting, completions, ended_s)
@@ -170,7 +170,7 @@ class EngineCore:
                 self.updated.add(sequence)
 
     def _collect(self) -> None:
-        """Take over what the engine has done."""
+        """Process the results of the engine."""
         engine = self._engine
         engine.first_token_sequences.clear()
         for fetched, arrival_s in engine.kv_fetches:

@@ -1,7 +1,7 @@
-"""An engine's meters in Prometheus' text, with vLLM's names, labels and order.
+"""An engine's metrics in Prometheus' text format, with vLLM's names, labels and order.
 
 Problem: dozens of engines are scraped every second or two, and a client library takes milliseconds for 600 samples.
-Idea: names and labels never change, so each sample's beginning is made once; a scrape only puts numbers behind them.
+Idea: names and labels never change, so each sample's prefix is built once; a scrape only appends the numbers.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ ReadValue = Callable[[], float]
 
 
 def format_number(value: float) -> str:
-    """A sample's value as Prometheus' clients write it."""
+    """Return a sample's value as Prometheus' clients write it."""
     return repr(float(value))
 
 
 def format_labels(pairs: Mapping[str, str]) -> str:
-    """Labels in braces, in alphabetical order."""
+    """Return labels in braces, in alphabetical order."""
     escaped = {key: value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n") for key, value in pairs.items()}
     return "{" + ",".join(f'{key}="{escaped[key]}"' for key in sorted(escaped)) + "}"
 
@@ -54,7 +54,7 @@ class MetricsExposition:
             self._transfers(core, metrics)
 
     def text(self) -> str:
-        """All samples as they are now."""
+        """Return all samples with their current values."""
         lines: list[str] = []
         for part in self._parts:
             if isinstance(part, str):
@@ -82,7 +82,7 @@ class MetricsExposition:
         ]
 
     def _counter(self, name: str, help_text: str, samples: Iterable[tuple[dict[str, str], ReadValue]]) -> None:
-        """A counter of vLLM's naming, with the time since when it counts."""
+        """Add a counter with vLLM's name, and the time since which it counts."""
         if name not in self._export:
             return
         self._head(f"{name}_total", "counter", help_text)
@@ -201,12 +201,12 @@ class MetricsExposition:
 
 
 def _count_reader(counts: Mapping[str, float], name: str) -> ReadValue:
-    """Reads one of several counts, also one that nothing has counted into yet."""
+    """Return a reader of one of several counts, 0 before its first count."""
     return lambda: counts.get(name, 0)
 
 
 def _format_bound(text: str) -> str:
-    """A bucket's edge as prometheus_client writes it: 2097152.0 is 2.097152e+06."""
+    """Return a bucket's edge as prometheus_client writes it: 2097152.0 is 2.097152e+06."""
     if text == "+Inf" or float(text) < 1e6:
         return text
     mantissa = text.split(".")[0]

@@ -1,9 +1,9 @@
-"""The side channel between a prefill engine and those that fetch its KV, in the place of NIXL's.
+"""The side channel between a prefill engine and those that fetch its KV, in place of NIXL's.
 
-Problem: whether KV can be had depends on another process: it may be gone, never have been, or have forgotten.
-Idea: a connection for each fetch, on the port that NIXL uses. The decode engine names engine and request and hears how
-many tokens there are; while the connection stands the blocks are kept; `done` frees them. A connection that breaks
-tells the decode engine that the prefill engine is gone, and the prefill engine to let time run.
+Problem: whether KV is available depends on another process, which may have ended, been restarted or expired the lease.
+Idea: one connection per fetch, on the port that NIXL uses. The decode engine sends engine and request and gets the
+number of tokens. The blocks are held while the connection is open; `done` frees them. A broken connection shows the
+decode engine that the prefill engine is gone, and restarts the expiry at the prefill engine.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ _UNREACHABLE: Final = (OSError, TimeoutError, ValueError, asyncio.IncompleteRead
 
 
 class KvClaim:
-    """Another engine's KV that is kept for us, until `done`. `lost` is called once if that engine goes away before."""
+    """Another engine's KV that is held for this one, until `done`. `lost` is called once if that engine goes away
+    before.
+    """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, on_lost: Callable[[], None]) -> None:
         self._writer = writer
@@ -29,7 +31,7 @@ class KvClaim:
         self._watch = asyncio.ensure_future(self._watch_peer(reader))
 
     def release(self) -> None:
-        """It was fetched, or nobody wants it any more."""
+        """Release the KV after it was fetched, or is not needed any more."""
         if not self._closed:
             self._closed = True
             self._writer.write(b"done\n")
@@ -46,7 +48,7 @@ class KvClaim:
 
 
 async def claim_kv(params: Mapping[str, Any], on_lost: Callable[[], None]) -> KvClaim | None:
-    """Asks for the KV that transfer parameters name; None where it cannot be had."""
+    """Claim the KV of these transfer parameters; None if it is not available."""
     with contextlib.suppress(*_UNREACHABLE, TypeError):
         async with asyncio.timeout(HANDSHAKE_SECONDS), contextlib.AsyncExitStack() as exit_stack:
             host, port = params.get("remote_host"), int(params.get("remote_port") or 0)
@@ -76,7 +78,7 @@ class LeaseServer:
         self._free_lease = free_lease
 
     async def listen(self, host: str, port: int) -> asyncio.Server:
-        """Serves until the server is closed by the caller."""
+        """Listen until the caller closes the server."""
         return await asyncio.start_server(self._serve, host, port, limit=_MAX_LINE_BYTES)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,6 +1,6 @@
-"""LoRA adapters as vLLM's API has them: names that come and go while the engine runs.
+"""LoRA adapters in vLLM's API: names that are loaded and unloaded while the engine runs.
 
-There are no weights, so any path can be loaded, except those that the simulation's own option names.
+There are no weights, so any path can be loaded, except those in the simulation's own option.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class LoadedAdapters:
 
     @property
     def enabled(self) -> bool:
-        """Whether the engine has the two paths at all."""
+        """Whether the engine has the two paths."""
         return self._options.enabled
 
     def cards(self, parent: str, created: int) -> list[dict[str, Any]]:
-        """Their part of the list of models."""
+        """Return their entries in the list of models."""
         return [
             {
                 "id": name,
@@ -44,7 +44,7 @@ class LoadedAdapters:
         ]
 
     def named_in(self, body: bytes) -> str:
-        """The adapter that a request asks for, "" for another model."""
+        """Return the adapter of a request, "" for another model."""
         if not self._path_by_name:
             return ""
         try:
@@ -55,7 +55,7 @@ class LoadedAdapters:
         return model if isinstance(model, str) and model in self._path_by_name else ""
 
     async def respond(self, path: str, body: bytes) -> bytes:
-        """Loads or unloads; raises RequestError in vLLM's words."""
+        """Load or unload an adapter; raises RequestError with vLLM's message."""
         try:
             document = json.loads(body)
             name, source = document["lora_name"], document.get("lora_path", "")

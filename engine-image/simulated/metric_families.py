@@ -1,4 +1,4 @@
-"""vLLM's metric families by name, without `vllm:` and the `_total` of counters, each with its words of help."""
+"""vLLM's metric families by name, without `vllm:` and the `_total` of counters, each with its help text."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The command line: vLLM's own flags where they mean something here, flags of the simulation, and the rest ignored.
+"""The command line: vLLM's flags that have an effect here, flags of the simulation, and all others ignored.
 
-Problem: whoever starts an engine passes what vLLM takes, a hundred flags that change nothing here.
-Idea: as vLLM, the last of two equal flags wins and `--a_b` is `--a-b`; what is unknown is named in the log once. What
-vLLM would refuse at its start is refused here too, in OptionsError.
+Problem: users pass vLLM's arguments, of which a hundred flags change nothing here. Idea: as in vLLM, the last of two
+equal flags wins and `--a_b` is `--a-b`; an unknown one is logged once. What vLLM would reject at its start raises
+OptionsError here too.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ LEASE_SECONDS: Final = 30.0
 
 
 class OptionsError(ValueError):
-    """The command line makes no sense; the message names the flag."""
+    """The command line is invalid; the message names the flag."""
 
 
 @dataclass(frozen=True)
 class LoraOptions:
-    """What the engine does about adapters. failing: paths that cannot be loaded. load_s: seconds of a load."""
+    """LoRA options. failing: paths that cannot be loaded. load_s: seconds of a load."""
 
     enabled: bool
     failing: frozenset[str]
@@ -37,7 +37,7 @@ class LoraOptions:
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """One engine. Times in seconds of the wall clock, the scale of time applied."""
+    """Options of one engine. Times in seconds of real time, the time scale applied."""
 
     model: str
     served_names: tuple[str, ...]
@@ -102,7 +102,7 @@ def _parse_object(text: str) -> dict[str, Any]:
 
 
 def _parse_duration(text: str) -> tuple[float, float]:
-    """Seconds, or `uniform:LEAST,MOST`."""
+    """Return seconds, or the bounds of `uniform:LEAST,MOST`."""
     kind, _, rest = text.rpartition(":")
     parts = [float(part) for part in rest.split(",")]
     minimum, maximum = parts[0], parts[-1]
@@ -112,7 +112,7 @@ def _parse_duration(text: str) -> tuple[float, float]:
 
 
 def _parse_families(text: str) -> frozenset[str]:
-    """Metric families, as vLLM names them and with commas between."""
+    """Return metric families, by vLLM's names, separated by commas."""
     families = frozenset(name.removeprefix(vllm.METRIC_PREFIX) for name in text.split(","))
     if unknown := sorted(families - METRIC_FAMILIES):
         raise argparse.ArgumentTypeError(
@@ -173,7 +173,7 @@ def _parser() -> _OptionsParser:
 
 
 def _canonical_flag(argument: str) -> str:
-    """A flag in vLLM's canonical spelling."""
+    """Return a flag in vLLM's canonical spelling."""
     if not argument.startswith("--"):
         return argument
     name, equals, value = argument.partition("=")
@@ -181,7 +181,7 @@ def _canonical_flag(argument: str) -> str:
 
 
 def parse_options(arguments: Sequence[str], environment: Mapping[str, str]) -> EngineOptions:
-    """The options of a command line; raises OptionsError."""
+    """Return the options of a command line; raises OptionsError."""
     given, ignored = _parser().parse_known_args([_canonical_flag(argument) for argument in arguments])
     try:
         profile = _profile(given)
@@ -232,7 +232,7 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str]) -> E
 
 
 def _profile(given: argparse.Namespace) -> HardwareProfile:
-    """The profile with what vLLM's flags change in it."""
+    """Return the profile with the changes by vLLM's flags."""
     profile = load(given.profile)
     size = given.block_size or profile.block_size
     tokens = profile.kv_tokens

@@ -1,8 +1,8 @@
-"""Requests as vLLM's API reads them, and its refusals in its words.
+"""Requests as vLLM's API reads them, and its errors with its messages.
 
-Problem: clients and gateways match on words like "maximum context length" and on which field is named.
-Idea: what this engine cannot use (sampling, tools, log-probabilities) is accepted and means nothing; what decides
-lengths and routes is checked as vLLM checks it. A refusal is an exception that carries vLLM's error object.
+Problem: clients and gateways match on texts like "maximum context length" and on the named field. Idea: fields without
+effect here (sampling, tools, log-probabilities) are accepted and ignored; fields that decide lengths and routes are
+validated as in vLLM. A rejection is an exception with vLLM's error object.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _OTHER_ROLE: Final = b"<|o>"
 
 
 class RequestError(Exception):
-    """An answer that is an error: HTTP status, and vLLM's error object."""
+    """An error response: HTTP status, and vLLM's error object."""
 
     def __init__(self, status: int, message: str, kind: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -29,20 +29,20 @@ class RequestError(Exception):
 
 
 def invalid_request(message: str, param: str | None = None, value: int | None = None) -> RequestError:
-    """The request makes no sense; vLLM's own words for a field and its value end the message."""
+    """Return the error of an invalid request; vLLM's text for a field and its value ends the message."""
     if param is not None:
         message += f" (parameter={param})" if value is None else f" (parameter={param}, value={value})"
     return RequestError(400, message, "BadRequestError", param)
 
 
 def internal_error(message: str) -> RequestError:
-    """The engine failed."""
+    """Return the error of a failed engine."""
     return RequestError(500, message, "InternalServerError")
 
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """A request that makes sense. `prompts` are token bytes; each is answered `n` times with `max_tokens` tokens."""
+    """A valid request. `prompts` are token bytes; each gets `n` outputs of `max_tokens` tokens."""
 
     chat: bool
     model: str
@@ -60,7 +60,7 @@ class GenerationRequest:
 
 
 def parse_request(body: bytes, chat: bool, names: tuple[str, ...], max_model_len: int) -> GenerationRequest:
-    """Reads a request's body; raises Refused."""
+    """Return a request from its body; raises RequestError."""
     try:
         document = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -98,7 +98,7 @@ def parse_request(body: bytes, chat: bool, names: tuple[str, ...], max_model_len
 
 
 def _validation_error(kind: str, message: str, field: str = "body") -> RequestError:
-    """A refusal by the web framework, before vLLM's own code."""
+    """Return an error of the web framework, before vLLM's own code."""
     return RequestError(400, str([{"type": kind, "loc": ("body", field), "msg": message}]), "Bad Request")
 
 
@@ -117,7 +117,7 @@ def _choices(document: Mapping[str, Any]) -> int:
 
 
 def _max_tokens(document: Mapping[str, Any], chat: bool, prompt: int, context: int) -> int:
-    """Tokens to make: what was asked for, as far as prompt and answer fit into the context together."""
+    """Return the output tokens: the requested ones, as far as prompt and output fit into the context together."""
     requested = _integer(document, "max_tokens", None if chat else DEFAULT_MAX_TOKENS)
     if chat:
         requested = _integer(document, "max_completion_tokens", None) or requested
@@ -148,7 +148,7 @@ def _max_tokens(document: Mapping[str, Any], chat: bool, prompt: int, context: i
 
 
 def _prompts(document: Mapping[str, Any]) -> tuple[bytes, ...]:
-    """The prompt of a completion: a text, token ids, or a list of either."""
+    """Return the prompts of a completion: a text, token ids, or a list of either."""
     prompt = document.get("prompt")
     if isinstance(prompt, str) or _is_token_ids(prompt):
         return (_to_tokens(prompt),)
@@ -170,7 +170,7 @@ def _to_tokens(prompt: Any) -> bytes:
 
 
 def _chat_prompt(document: Mapping[str, Any]) -> bytes:
-    """A conversation as one prompt: a token for each role, the words, a token for the role that is to speak."""
+    """Return a conversation as one prompt: a token for each role, the text, a token for the next role."""
     messages = document.get("messages")
     if not isinstance(messages, list) or not messages or not all(isinstance(one, dict) for one in messages):
         raise _validation_error("missing", "Field required", "messages")

@@ -1,8 +1,8 @@
-"""Lays the engine core onto the clock, and tells those who wait.
+"""Runs the engine core in real time, and notifies the waiting requests.
 
 Problem: a step takes 5 ms, waking up and writing to 32 sockets takes one or two; dozens of engines share two cores.
-Idea: deadlines are the core's and absolute, so a late wake-up delays nobody's next token. A wake-up comes at the end of
-each step that begins or ends something, and otherwise when tokens have waited long enough; between, nothing runs.
+Idea: deadlines are the core's and absolute, so a late wake-up does not delay the next token. The driver wakes up at the
+end of each step that begins or ends something, and otherwise when tokens have waited long enough.
 """
 
 from __future__ import annotations
@@ -42,30 +42,30 @@ class RealTimeDriver:
 
     @property
     def dead(self) -> bool:
-        """Whether the engine core is gone."""
+        """Whether the engine core has ended."""
         return self.core_died.is_set()
 
     @property
     def stands_still(self) -> bool:
-        """Whether the engine core runs no step any more."""
+        """Whether the engine core runs no more steps."""
         return self.dead or self.hung
 
     def now(self) -> float:
-        """The engine's clock, in seconds. Not the loop's, which may be a millisecond behind."""
+        """Return the engine's clock, s. The loop's clock may be a millisecond behind."""
         return time.monotonic()
 
     def backlog_tokens(self) -> int:
-        """Prompt tokens of the sequences that have no answer yet."""
+        """Return the prompt tokens of the sequences without a token yet."""
         return sum(sequence.prompt_tokens for sequence in self.live if not sequence.emitted_tokens)
 
     def submit(self, sequence: ServedSequence, delay_s: float) -> None:
-        """Takes a sequence, which reaches the engine core after a delay."""
+        """Submit a sequence, which reaches the engine core after a delay."""
         self.live.add(sequence)
         self._idle.clear()
         self._loop.call_later(delay_s, self._add_to_core, sequence)
 
     async def submit_remote(self, sequence: ServedSequence, params: Mapping[str, Any], delay_s: float) -> None:
-        """Takes a sequence whose prompt another engine has computed, once that engine has answered."""
+        """Submit a sequence whose prompt another engine has computed, once that engine has responded."""
         self.live.add(sequence)
         self._idle.clear()
         self.deferred += 1
@@ -80,7 +80,7 @@ class RealTimeDriver:
         self._loop.call_later(delay_s, self._add_to_core, sequence)
 
     def abort_sequence(self, sequence: ServedSequence) -> None:
-        """A client has gone."""
+        """Abort a sequence whose client has disconnected."""
         if sequence.outcome is None:
             if not self.hung:
                 self.core.drop_sequence(sequence, self.now())
@@ -88,7 +88,7 @@ class RealTimeDriver:
             self.catch_up()
 
     def catch_up(self) -> None:
-        """Runs what has ended by now, tells who waits for it, and sets the next wake-up."""
+        """Process all events up to now, notify waiting requests, and set the next wake-up."""
         now = self.now()
         core = self.core
         if self.stands_still:
@@ -109,13 +109,13 @@ class RealTimeDriver:
         self._timer = self._loop.call_later(wait_s, self.catch_up) if next_s < math.inf else None
 
     def on_lease_freed(self, request_id: str) -> None:
-        """A decode engine has fetched what was kept for it."""
+        """Free KV that a decode engine has fetched."""
         if not self.core.free_lease(request_id, self.now()):
             self.core.metrics.nixl_counts["nixl_num_notifications_after_expiry"] += 1
         self.catch_up()
 
     async def wait_drained(self, timeout_s: float) -> bool:
-        """Waits until nothing is in the engine; False if that took too long."""
+        """Wait until the engine is empty; returns False after the timeout."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()
@@ -124,13 +124,13 @@ class RealTimeDriver:
         return True
 
     def abort_all(self) -> None:
-        """Ends everything that is left, as vLLM does when its time to shut down is up."""
+        """Abort all remaining sequences, as vLLM does after its shutdown timeout."""
         for sequence in tuple(self.live):
             self.core.end_sequence(sequence, "abort", self.now())
         self.catch_up()
 
     def kill_core(self) -> None:
-        """The engine core is gone; what waits for it learns that."""
+        """End the engine core, and notify its waiting requests."""
         self.catch_up()
         self.core_died.set()
         if self._timer is not None:
@@ -139,14 +139,14 @@ class RealTimeDriver:
             sequence.on_update()
 
     def hang_core(self) -> None:
-        """The engine core stops in the middle of a step, and nobody is told."""
+        """Stop the engine core in the middle of a step, without notifying anything."""
         self.catch_up()
         self.hung = True
         if self._timer is not None:
             self._timer.cancel()
 
     async def wait_for_core(self) -> None:
-        """Returns after the step that runs now, when the core reads its messages; never if the core hangs."""
+        """Return after the current step, when the core reads its messages; never if the core hangs."""
         await asyncio.sleep(self.core.step_end_s(self.now()) - self.now())
         if self.hung:
             await asyncio.get_running_loop().create_future()
@@ -164,7 +164,7 @@ class RealTimeDriver:
             self._idle.set()
 
     def _on_peer_lost(self, sequence: ServedSequence) -> None:
-        """The engine that has a prompt's KV is gone."""
+        """Handle the loss of the engine that holds a prompt's KV."""
         self._claims.pop(sequence, None)
         if sequence.outcome is not None or self.stands_still:
             return

@@ -1,7 +1,7 @@
-"""Answers as vLLM writes them: whole ones, and the events of a stream, one for each token.
+"""Responses in vLLM's format: complete ones, and the events of a stream, one per token.
 
-Problem: a busy engine writes thousands of events a second.
-Idea: what surrounds a token's word is the same for a whole stream and is made once.
+Problem: a busy engine writes thousands of events per second. Idea: the text around a token is the same for a whole
+stream and is built once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def to_event(document: Any) -> bytes:
 
 
 def usage_document(prompt: int, completion: int) -> dict[str, Any]:
-    """vLLM's usage object."""
+    """Return vLLM's usage object."""
     return {
         "prompt_tokens": prompt,
         "total_tokens": prompt + completion,
@@ -42,12 +42,12 @@ def usage_document(prompt: int, completion: int) -> dict[str, Any]:
 
 
 def _stream_usage(prompt: int, completion: int) -> dict[str, int]:
-    """The usage object in a stream: its other fields are left out there."""
+    """Return the usage object of a stream, which has fewer fields."""
     return {"prompt_tokens": prompt, "total_tokens": prompt + completion, "completion_tokens": completion}
 
 
 def _token_counts(request: GenerationRequest, sequences: Sequence[ServedSequence]) -> tuple[int, int]:
-    """Tokens of the prompts and of the answers."""
+    """Return the tokens of the prompts and of the outputs."""
     return sum(token_text.count_tokens(one) for one in request.prompts), sum(
         sequence.emitted_tokens for sequence in sequences
     )
@@ -56,7 +56,7 @@ def _token_counts(request: GenerationRequest, sequences: Sequence[ServedSequence
 def complete_response(
     request: GenerationRequest, name: str, created: int, sequences: Sequence[ServedSequence], transfer: Any
 ) -> bytes:
-    """An answer in one piece."""
+    """Return a complete response."""
     make_choice = _chat_choice if request.chat else _completion_choice
     document = {
         "id": name,
@@ -110,7 +110,7 @@ def _chat_choice(index: int, sequence: ServedSequence) -> dict[str, Any]:
 
 
 class ResponseStream:
-    """The events of one streamed answer."""
+    """The events of one streamed response."""
 
     def __init__(
         self, request: GenerationRequest, name: str, created: int, sequences: Sequence[ServedSequence]
@@ -124,7 +124,7 @@ class ResponseStream:
         self._event_parts = [self._event_frame(index) for index in range(len(sequences))]
 
     def new_events(self) -> bytes:
-        """The events since the last call."""
+        """Return the events since the last call."""
         events: list[str] = []
         for index, sequence in enumerate(self._sequences):
             already_emitted = self._emitted_tokens[index]
@@ -136,7 +136,7 @@ class ResponseStream:
         return "".join(events).encode()
 
     def final_events(self) -> bytes:
-        """What comes after the last token."""
+        """Return the events after the last token."""
         if not self._request.include_usage:
             return DONE_EVENT
         usage = _stream_usage(*_token_counts(self._request, self._sequences))
@@ -164,7 +164,7 @@ class ResponseStream:
         ]
 
     def _event_frame(self, index: int) -> tuple[str, str, str, str]:
-        """What stands before a word, between it and the finish reason, after that, and after that of the last one."""
+        """Return the text before a token, between it and the finish reason, after that, and after the last one's."""
         start = "data: " + json.dumps(self._head, separators=(",", ":"))[:-1] + f',"choices":[{{"index":{index},'
         fingerprint = "" if self._request.include_usage else f',"system_fingerprint":"{SYSTEM_FINGERPRINT}"'
         if self._request.chat:
@@ -174,7 +174,7 @@ class ResponseStream:
         return start + '"text":"', '","logprobs":null,"finish_reason":', middle, middle + fingerprint
 
     def _usage_suffix(self, sequence: ServedSequence, completion: int) -> str:
-        """What ends each event where it was asked for."""
+        """Return the usage that ends each event if the request asks for it."""
         details = {"completion_tokens_details": None} if self._request.chat else {}
         return ',"usage":' + to_json(_stream_usage(sequence.prompt_tokens, completion) | details).decode()
 
@@ -191,5 +191,5 @@ class ResponseStream:
 
 
 def error_events(error: RequestError) -> bytes:
-    """An error inside a stream that has begun."""
+    """Return an error inside a stream that has begun."""
     return to_event(error.document) + DONE_EVENT

@@ -21,8 +21,8 @@ def ignore_update() -> None:
 class ServedSequence(EngineSequence):
     """A sequence from its arrival at the API to its end. Times in seconds on the engine's clock.
 
-    emitted_tokens: tokens that have come out, the newest at last_token_s. on_update: called when tokens have come out,
-    and only at the end where it is not `streamed`. outcome: how it ended, None before. salt: sequences of different
+    `emitted_tokens` counts the generated tokens, the newest at last_token_s. `on_update` is called after new tokens,
+    and only at the end if it is not `streamed`. `outcome` is how it ended, None before. salt: sequences of different
     salts share no KV.
     """
 
@@ -69,11 +69,13 @@ class ServedSequence(EngineSequence):
         self._content_hashes: list[int] = []
 
     def text(self, first: int, last: int) -> str:
-        """The answer's tokens first..last-1."""
+        """Return the output's tokens first..last-1."""
         return token_text.words_between(self.seed, first, last)
 
     def block_names(self, tokens: int, chunk_tokens: int) -> Sequence[int]:
-        """Hashes of the full blocks in the first `tokens` tokens of prompt and answer, each with all before it."""
+        """Return hashes of the full blocks in the first `tokens` tokens of prompt and output, each including all before
+        it.
+        """
         blocks = tokens // chunk_tokens
         while len(self._content_hashes) < blocks:
             start = len(self._content_hashes) * chunk_tokens

@@ -1,4 +1,4 @@
-"""What an engine counts for vLLM's /metrics: the simulated engine's counters, and what needs a request's whole life.
+"""Counters for vLLM's /metrics: the simulated engine's, and those that need a request's whole life.
 
 `exposition` gives the counters vLLM's names.
 """
@@ -23,9 +23,9 @@ _PREEMPTION_BOUNDS: Final = (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
 
 
 class ServedMetrics(EngineMetrics):
-    """What one engine counts; histograms by their names without `vllm:`.
+    """Counters of one engine; histograms by their names without `vllm:`.
 
-    max_model_len: decides the bounds of token counts. has_kv_connector: a connector is asked for every prompt.
+    max_model_len: decides the bounds of token counts. has_kv_connector: a connector is queried for every prompt.
     """
 
     def __init__(self, max_model_len: int, has_kv_connector: bool = False) -> None:
@@ -63,7 +63,7 @@ class ServedMetrics(EngineMetrics):
 
     @property
     def external_queried_tokens(self) -> int:
-        """Prompt tokens that the connector was asked for: those that were not in the prefix cache."""
+        """Prompt tokens that the connector was queried for: those that were not in the prefix cache."""
         return self.queried_tokens - self.hit_tokens if self.has_kv_connector else 0
 
     @property
@@ -74,8 +74,8 @@ class ServedMetrics(EngineMetrics):
     def record_steps(self, steps: int, emitting: int, completions: Sequence[ServedSequence], ended_s: float) -> None:
         """Record equal steps that gave `emitting` tokens each, the last of them at ended_s.
 
-        completions: sequences whose prompt was completed by the only step. The gap of one that was preempted is an
-        inter-token latency, as in vLLM.
+        completions: sequences whose prompt was completed by the only step. For a preempted one, the time since its last
+        token is an inter-token latency, as in vLLM.
         """
         computed = 0
         for sequence in completions:
@@ -87,7 +87,7 @@ class ServedMetrics(EngineMetrics):
             self.histograms["iteration_tokens_total"].observe(computed + emitting, steps)
 
     def record_end(self, sequence: ServedSequence, now_s: float) -> None:
-        """Record the end of a sequence, besides what `record_completion` does."""
+        """Record the end of a sequence, in addition to `record_completion`."""
         assert sequence.outcome is not None
         self.finished[sequence.outcome] += 1
         histograms = self.histograms
@@ -115,7 +115,7 @@ class ServedMetrics(EngineMetrics):
         self.record_end(sequence, now_s)
 
     def record_kv_fetch(self, kv_link: KvLink, tokens: int) -> None:
-        """Record that KV of so many tokens came from another engine."""
+        """Record a KV transfer of `tokens` tokens from another engine."""
         post_s = kv_link.post_s(tokens)
         self.nixl["nixl_post_time_seconds"].observe(post_s)
         self.nixl["nixl_xfer_time_seconds"].observe(kv_link.transfer_s(tokens) + post_s)

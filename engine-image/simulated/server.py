@@ -1,9 +1,9 @@
-"""The process: command line, cold start, serving, and the ways to end.
+"""The process: command line, cold start, serving, and shutdown.
 
-SIGTERM is vLLM's: what is in the engine may finish within --shutdown-timeout while /health stays 200 and new requests
-get a 500; what is left then is aborted; exit 0. SIGUSR1 kills the engine core: /health says 503, streams break with an
-error event, and the process ends some seconds later with code 0, as vLLM's does. SIGUSR2 hangs the engine core: the API
-server answers as before, /health says 200, and no token comes any more.
+SIGTERM is handled as in vLLM: running requests may finish within --shutdown-timeout while /health stays 200 and new
+requests get a 500; the rest is aborted; exit 0. SIGUSR1 kills the engine core: /health is 503, streams break with an
+error event, and the process ends some seconds later with code 0, as vLLM does. SIGUSR2 hangs the engine core: the API
+server responds as before, /health is 200, and no more tokens are generated.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ LISTEN_BACKLOG = 2048
 
 
 def log_line(process: str, source: str, message: str, level: str = "INFO") -> None:
-    """A line in the form of vLLM's log."""
+    """Write a line in the format of vLLM's log."""
     stamp = time.strftime("%m-%d %H:%M:%S")
     print(f"({process} pid={os.getpid()}) {level} {stamp} [{source}] {message}", flush=True)
 
 
 def make_core(options: EngineOptions) -> EngineCore:
-    """The engine core that the options describe."""
+    """Return the engine core of these options."""
     profile = options.profile
     kv_link = KvLink(profile.layers, profile.block_size, profile.kv_bytes_per_token, options.transfer_rate)
     return EngineCore(
@@ -70,7 +70,7 @@ def make_api(options: EngineOptions, created_s: float) -> tuple[OpenAiApi, RealT
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
-    """The API's socket, bound but closed to connections until the engine is ready, as vLLM's is."""
+    """Return the API's socket, bound but closed to connections until the engine is ready, as vLLM's is."""
     sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     sock.bind((host, port))
@@ -78,7 +78,7 @@ def bind_socket(host: str, port: int) -> socket.socket:
 
 
 async def serve(options: EngineOptions) -> None:
-    """One engine from its cold start to its end; our own imports are part of the start's seconds."""
+    """Run one engine from its cold start to its end; this process's imports are part of the start-up time."""
     due_s = time.monotonic()
     sock = bind_socket(options.host, options.port)
     api, driver, engine_id = make_api(options, time.time())
@@ -131,7 +131,7 @@ async def _serve_http(options: EngineOptions, api: OpenAiApi, driver: RealTimeDr
 
 
 async def _wait_for_end(options: EngineOptions, api: OpenAiApi, driver: RealTimeDriver, stop: asyncio.Event) -> None:
-    """Returns when the server may close: after SIGTERM and what it lets finish, or some time after the core's death."""
+    """Return when the server may close: after SIGTERM and its drain, or some time after the core's death."""
     stopping = asyncio.ensure_future(stop.wait())
     dying = asyncio.ensure_future(driver.core_died.wait())
     await asyncio.wait({stopping, dying}, return_when=asyncio.FIRST_COMPLETED)
@@ -157,7 +157,7 @@ def _run(options: EngineOptions) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Runs an engine; returns the exit code."""
+    """Run an engine; returns the exit code."""
     try:
         options = parse_options(arguments, os.environ)
     except OptionsError as error:

@@ -8,7 +8,9 @@ from plimsoll.sim.engine.step_timing import NOISE_STEPS, limit_noise
 
 
 def draw_step_noise(deviation: float, seed: int) -> list[float]:
-    """Relative errors of steps, for `StepTiming`. deviation: relative standard deviation of a step, 0 for none."""
+    """Return relative errors of steps, for `StepTiming`. deviation: relative standard deviation of a
+    step, 0 for none.
+    """
     if not deviation:
         return []
     draw = random.Random(seed)

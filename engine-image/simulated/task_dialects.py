@@ -126,7 +126,9 @@ def _complete_rerank(request: GenerationRequest, name: str, created: int, sequen
 
 
 def _parse_audio(body: bytes, names: Names, context: int) -> GenerationRequest:
-    """`body` begins with the boundary, which is all of the content type that a form's parser needs."""
+    """Return the request. `body` begins with the boundary, the only part of the content type that a form's parser
+    needs.
+    """
     boundary = body[2:].partition(b"\r\n")[0].decode("latin-1")
     try:
         fields = form_data.parse_form(body, f'multipart/form-data; boundary="{boundary}"')
@@ -155,7 +157,7 @@ def _complete_transcription(
 
 
 def tokens_response(path: str, body: bytes, names: Names, context: int) -> bytes:
-    """The answer of a path of TOKEN_PATHS; raises RequestError."""
+    """Return the response of a path of TOKEN_PATHS; raises RequestError."""
     document = document_of(body)
     if path == "/detokenize":
         ids = document.get("tokens")

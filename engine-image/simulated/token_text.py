@@ -1,8 +1,8 @@
-"""Text to tokens and back, without a tokenizer.
+"""Converts text to tokens and back, without a tokenizer.
 
-Problem: prompts must have lengths, share prefixes, and answers that come back in the next turn must hit the cache.
-Idea: four bytes of UTF-8 are one token, and every word that the engine says has four bytes. A prompt is kept as bytes,
-four for each token, padded with zeros; token ids become their four bytes.
+Problem: prompts need lengths and shared prefixes, and an output that comes back in the next turn must hit the cache.
+Idea: four bytes of UTF-8 are one token, and every generated word has four bytes. A prompt is stored as bytes, four per
+token, padded with zeros; token ids become their four bytes.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ TOKEN_BYTES: Final = 4
 _CONSONANTS: Final = "bdfghklmnprstvwz"
 _VOWELS: Final = "aeio"
 VOCABULARY: Final = tuple(f" {a}{b}{c}" for a in _CONSONANTS for b in _VOWELS for c in _CONSONANTS)
-_WORD_STRIDE: Final = 389  # odd, so that a text goes round all words before it repeats one
+_WORD_STRIDE: Final = 389  # odd, so that a text uses all words before it repeats one
 
 
 def encode(text: str) -> bytes:
-    """A text's tokens: a quarter of its bytes, rounded up, at least one."""
+    """Return a text's tokens: a quarter of its bytes, rounded up, at least one."""
     raw = text.encode("utf-8", "replace")
     return raw + bytes(-len(raw) % TOKEN_BYTES if raw else TOKEN_BYTES)
 
 
 def encode_ids(ids: Iterable[int]) -> bytes:
-    """The tokens with these ids (their low 32 bits)."""
+    """Return the tokens with these ids (their low 32 bits)."""
     return array("I", [one & 0xFFFFFFFF for one in ids]).tobytes()
 
 
 def count_tokens(tokens: bytes) -> int:
-    """How many tokens these are."""
+    """Return the number of tokens."""
     return len(tokens) // TOKEN_BYTES
 
 
 def prompt_seed(prompt: bytes) -> int:
-    """What decides the answer to a prompt; the same in every process."""
+    """Return the seed of the output of a prompt; the same in every process."""
     return zlib.crc32(prompt)
 
 
 def word(start: int, index: int) -> str:
-    """The answer's word number `index` for a prompt of seed `start`."""
+    """Return word number `index` of the output for a prompt of seed `start`."""
     return VOCABULARY[(start + index * _WORD_STRIDE) % len(VOCABULARY)]
 
 
 def words_between(start: int, first: int, last: int) -> str:
-    """The answer's words first..last-1."""
+    """Return words first..last-1 of the output."""
     return "".join([word(start, index) for index in range(first, last)])

@@ -1,8 +1,8 @@
-"""What a step of vLLM's scheduler has to do, and when the accelerator is done with it; nothing of vLLM is imported.
+"""Work of one step of vLLM's scheduler, and when the accelerator completes it; imports nothing of vLLM.
 
-Steps run one after another: vLLM composes one while the one before it runs, so that a step begins when it was handed
-over or when its predecessor ends, whichever is later. Times are kept, not slept: who wakes up late does not delay what
-was handed over before.
+Steps run one after another: vLLM composes one while the previous one runs, so a step begins when it is submitted or
+when its predecessor ends, whichever is later. Times are computed, not slept: a late wake-up does not delay steps
+submitted earlier.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class StepWork:
     emits: list[bool] = field(default_factory=list)
 
     def add(self, request_id: str, computed: int, tokens: int, total_tokens: int) -> None:
-        """A request's share: `tokens` behind `computed` ones, of `known` tokens (prompt and answer so far) in all.
+        """Add a request's share: `tokens` behind `computed` ones, of `total_tokens` (prompt and output so far).
 
-        One token behind others costs what a decode costs, whatever it is.
+        A single token behind others costs as much as a decode.
         """
         if tokens == 1 and computed:
             self.sequences += 1
@@ -46,13 +46,13 @@ class StepWork:
 
 
 class StepWorkReader:
-    """Reads scheduler outputs; keeps the prompts' lengths, which vLLM tells once."""
+    """Reads scheduler outputs; stores the prompts' lengths, which vLLM sends once."""
 
     def __init__(self) -> None:
         self._prompt_tokens: dict[str, int] = {}
 
     def read(self, output: Any) -> StepWork:
-        """Of one `vllm.v1.core.sched.output.SchedulerOutput`."""
+        """Return the work of one `vllm.v1.core.sched.output.SchedulerOutput`."""
         work, tokens, cached = StepWork(), output.num_scheduled_tokens, output.scheduled_cached_reqs
         for new in output.scheduled_new_reqs:
             prompt = self._prompt_tokens[new.req_id] = len(new.prompt_token_ids)
@@ -70,7 +70,7 @@ class StepWorkReader:
 
 
 class AcceleratorClock:
-    """The accelerator's time. scale: seconds of the clock for each of `timing`."""
+    """The accelerator's time. scale: seconds of the clock per second of `timing`."""
 
     def __init__(self, timing: StepTiming, scale: float = 1.0) -> None:
         self._timing, self._scale = timing, scale
@@ -78,7 +78,7 @@ class AcceleratorClock:
         self._busy_until_s = -math.inf
 
     def end_s(self, work: StepWork, now_s: float) -> float:
-        """When a step that is handed over now is over; both on one monotonic clock."""
+        """Return when a step that is submitted now ends; both on one monotonic clock."""
         start_s = max(now_s, self._busy_until_s)
         timing = self._timing
         if start_s / self._scale >= timing.next_heat_update_s:
