@@ -1,1 +1,1 @@
-"""Measurements on the local cluster. Figures of one run: machines differ, so compare within a run, not across."""
+"""Benchmarks and evaluations. Results of one run: machines differ, so compare within a run, not across."""

@@ -1,8 +1,8 @@
 """`python -m bench figures`: the size of the code and of the docs, and how much code one decision and one request pass.
 
-Problem: a reader judges a project by how much must be read to follow one thing through.
-Idea: a profile hook notes each file of `plimsoll` in which a function is called: during one scaling decision of one
-service with two tiers and new metrics, and during one admitted request at a picker in a service with an SLO.
+Problem: a project is easier to read if fewer files must be read to follow one decision or one request. Idea: a profile
+hook records each file of `plimsoll` in which a function is called: during one scaling decision of one service with two
+tiers and new metrics, and during one admitted request at a picker in a service with an SLO.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The law without one of its mechanisms at a time: what does each of them earn?"""
+"""Ablation: the operator without one of its mechanisms at a time, to measure the value of each."""

@@ -1,7 +1,7 @@
-"""The mechanisms of the law beyond demand, capacity and placement, and how each is switched off.
+"""Mechanisms of the operator beyond demand, capacity and placement, and how each is switched off.
 
-Not in the table: what a field of the spec asks for (headroom, warm replicas, schedules, rate limits, quotas, classes,
-tenants, the ratio of tiers), and what only limits how often something is computed.
+Not included: what a field of the spec requests (headroom, warm replicas, schedules, rate limits, quotas, classes,
+tenants, the ratio of tiers), and what only limits how often a value is computed.
 """
 
 from __future__ import annotations

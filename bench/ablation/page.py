@@ -1,7 +1,7 @@
-"""The page: what switching each mechanism off did, and which mechanisms there are, with their lines of code.
+"""The page: the effect of switching each mechanism off, and all mechanisms with their lines of code.
 
-A difference is that of a run without the mechanism and of the whole law with the same place and seed, so that the noise
-of a place is in neither. The mean over places is taken per seed; its confidence interval is Student's t over the seeds.
+A difference is between runs without and with the mechanism at the same place and seed, so the noise of a place cancels
+out. The mean over places is taken per seed; its confidence interval is Student's t over the seeds.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""One run: a place (a row of the scoreboard, or a mismatch), a seed, and the law whole or without a mechanism.
+"""One run: a place (a row of the scoreboard, or a mismatch), a seed, and the operator with all mechanisms or without
+one.
 
-Problem: fifty mechanisms times twenty places times seeds are hours, and many of them are never called in a place.
-
-Idea: the whole law runs first, and notes which mechanisms were called (`watched`). One that was not cannot change the
-run, so it is not run again. Runs are kept under the hash of the program, the place, the seed and the mechanism.
+Problem: fifty mechanisms times twenty places times seeds take hours, and many of them are never called in a place.
+Idea: the complete operator runs first, and records which mechanisms were called (`watched`). One that was not called
+cannot change the run, so it is not run again. Runs are stored under the hash of the program, the place, the seed and
+the mechanism.
 """
 
 from __future__ import annotations

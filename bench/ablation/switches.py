@@ -1,11 +1,10 @@
-"""How a mechanism of the law is switched off: names of its modules are replaced for the time of one run.
+"""Switches a mechanism off: names of its modules are replaced for the duration of one run.
 
-Problem: a switch in the product would be a flag that nobody sets. A replaced name that another module has imported by
-value, or that nothing looks up, would be a run without a difference.
-
-Idea: a context manager here replaces functions, properties and constants where they are looked up. A test checks that
-no other module holds a replaced name by value. While the whole law runs, `watched` counts the calls of everything that
-could be replaced: what is never called cannot change the run.
+Problem: a switch in the product would be a flag that no user sets. A replaced name that another module has imported by
+value, or that is never looked up, would give a run without a difference. Idea: a context manager here replaces
+functions, properties and constants where they are looked up. A test checks that no other module holds a replaced name
+by value. During a complete run, `watched` counts the calls of every replaceable name: one that is never called cannot
+change the run.
 """
 
 from __future__ import annotations

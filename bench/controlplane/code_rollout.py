@@ -1,4 +1,4 @@
-"""From an edit of the operator's code to the operator that runs it: image, push, rollout."""
+"""Time from an edit of the operator's code to the operator that runs it: image, push, rollout."""
 
 from __future__ import annotations
 

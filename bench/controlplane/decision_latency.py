@@ -1,7 +1,8 @@
-"""From a request to the first decision that knows of it, one request at a time to a service that has had none lately.
+"""Time from a request to the first decision that includes it, one request at a time to a service without recent
+requests.
 
-The gateway's count is polled, so that it is known to some 20 ms; when the operator read it and when it decided is told
-by `explain`, to the millisecond. All clocks are this machine's.
+The gateway's counter is polled, so its time is accurate to some 20 ms. `explain` gives the times of the operator's
+reading and of its decision, to the millisecond. All clocks are this machine's.
 """
 
 from __future__ import annotations

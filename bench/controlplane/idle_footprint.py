@@ -1,4 +1,4 @@
-"""What the operator takes while nothing happens: memory and CPU of its process, read in its own pod."""
+"""Memory and CPU of the idle operator's process, read in its own pod."""
 
 from __future__ import annotations
 

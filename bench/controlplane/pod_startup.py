@@ -1,6 +1,6 @@
-"""How long an engine pod takes from its container's start until it is ready, and how much of it is ours.
+"""Time of an engine pod from its container's start until it is ready, and Plimsoll's part of it.
 
-The launcher times every phase; what is not vLLM's own start is the launcher's and the kubelet's.
+The launcher times every phase; all but vLLM's own start is the launcher's and the kubelet's.
 """
 
 from __future__ import annotations

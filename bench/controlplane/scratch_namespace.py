@@ -1,4 +1,4 @@
-"""A namespace for one measurement, gone with it, and services that cost nothing: their pods fit on no node."""
+"""A namespace for one measurement, deleted with it, and services without cost: their pods fit on no node."""
 
 from __future__ import annotations
 

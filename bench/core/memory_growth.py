@@ -1,12 +1,12 @@
-"""`python -m bench.core.memory_growth`: what hours of scaling ticks, one a second of virtual time, leave in memory.
+"""`python -m bench.core.memory_growth`: memory growth of the core over hours of scaling ticks, one per second of
+virtual time.
 
-A few services of two tiers under load that comes by chance, with a ramp up and down twice an hour, so that replicas
-come and go; all of them are replaced every two minutes besides, each under a name that never was before, and their
-engines tell how fast they are. The autoscaler remembers an hour: that is gone through first, in longer steps. Told are
-the bytes held after 10 minutes of ticks and after each of two hours, by `tracemalloc`, after a look for garbage and
-without CPython's cache of attributes: in that the names lie that numpy makes anew at each call, some thousands of them
-in a process however many services there are. The last six decisions that changed a count are as long as what they say:
-they are told, and left out of what has grown.
+A few services of two tiers have Poisson load with a ramp up and down twice an hour, so that replicas come and go. In
+addition, all services are replaced every two minutes under new names, and their engines report their speed. The
+autoscaler remembers an hour, which is simulated first, in longer steps. The result is the bytes held after 10 minutes
+of ticks and after each of two hours, by `tracemalloc`, after a garbage collection and without CPython's attribute
+cache, which holds thousands of names that numpy creates per process for any number of services. The last six decisions
+that changed a count have texts of varying length: they are printed, and excluded from the growth.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""`python -m bench.core.sizing_cost`: what sizing 1,000 tiers in one call costs, in CPU microseconds a tier.
+"""`python -m bench.core.sizing_cost`: CPU microseconds per tier of sizing 1,000 tiers in one call.
 
-The peer's queueing analyser takes 1,080 us for one. Cold: the search starts from what the replicas could serve at all.
-Warm: from the last answer, after every rate has moved by up to 5 %. The reduction of model and mix is shown beside it;
-it is kept while they stay the same.
+The peer's queueing analyser takes 1,080 us for one. Cold: the search starts from the saturation rate of the replicas.
+Warm: it starts from the last result, after every rate has moved by up to 5 %. The reduction of model and mix is printed
+separately; it is cached while they stay the same.
 """
 
 from __future__ import annotations

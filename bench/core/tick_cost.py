@@ -1,10 +1,10 @@
 """`python -m bench.core.tick_cost`: CPU time of one scaling tick of 1,000 and of 100 services with two tiers each.
 
-Busy: each service has its own rate and a new sample at each tick, scattered as requests that arrive by chance. Idle:
-each has a new sample of no request. (The operator decides about an idle service every four seconds; here it does at
-each tick.) All services begin with the SLO capacity that their engines' benchmark gives, and the ticks of the first
-minute and a half are left out. The mean is the share of a core, since there is one tick per second. The most expensive
-tick of the minute is one in which the minutes of all services close.
+Busy: each service has its own rate and a new sample at each tick, with Poisson noise. Idle: each has a new sample of no
+request. (The operator decides about an idle service every four seconds; here it does at each tick.) All services begin
+with the SLO capacity of their engines' self-benchmark, and the ticks of the first minute and a half are excluded. The
+mean is the share of a core, because there is one tick per second. The most expensive tick of the minute is one in which
+the minutes of all services close.
 """
 
 from __future__ import annotations

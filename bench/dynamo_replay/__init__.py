@@ -1,1 +1,1 @@
-"""Plimsoll's sizing on a simulator that others wrote: the replay that comes with NVIDIA Dynamo."""
+"""Plimsoll's sizing in another project's simulator: the replay of NVIDIA Dynamo."""

@@ -1,11 +1,10 @@
-"""What the engines and the front of their replay would export: counters, summed up from what the replay shows.
+"""Counters that the engines and the frontend of Dynamo's replay would export, computed from the replay's state.
 
-Problem: the operator's core reads counters of gateways and engines; their replay shows each engine's newest step, and
-sums over all requests that ended since the last look.
-
-Idea: whoever looks more often than the shortest step takes sees every step. Requests that ended between two such looks
-are few, nearly always one, so that their means are theirs. Which engine answered is not shown, nor which one read the
-prompt: the first one whose step ended then is taken for it. What came is known from the trace.
+Problem: the operator's core reads counters of gateways and engines. The replay shows each engine's newest step, and
+sums over all requests that completed since the last observation. Idea: an observation at least once per shortest step
+sees every step. Requests that complete between two observations are few, nearly always one, so their means are exact.
+The replay shows neither the decode nor the prefill engine of a request: the first one whose step ended then is assumed.
+Arrivals come from the trace.
 """
 
 from __future__ import annotations

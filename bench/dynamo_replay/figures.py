@@ -1,4 +1,4 @@
-"""What a run came to, on their simulator or on ours: counted by the same code, that of `plimsoll simulate`."""
+"""Results of a run in Dynamo's simulator or in Plimsoll's, counted by the same code as in `plimsoll simulate`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One run of their replay, and what each of its requests saw."""
+"""One run of Dynamo's replay, with the result of each request."""
 
 from __future__ import annotations
 

@@ -1,11 +1,9 @@
-"""One law of a step for both simulators, as far as theirs can have it.
+"""One step time model for both simulators, as far as Dynamo's supports it.
 
-Problem: their engines take a step's time from two tables, by the step's prompt tokens and by its KV tokens and their
-contexts, and add the two. What a step costs at least is counted twice where it stands in both, and what a prompt's
-attention costs depends on the prompt, which the table does not know.
-
-Idea: the base of a step stands in the decode table alone, which they look into at every step, and
-each prompt token has the attention of a mean token's prompt. Whoever is told of these engines is told this law.
+Problem: Dynamo's engines take a step's time from two tables, by the step's prompt tokens and by its KV tokens and their
+contexts, and add the two. The base of a step would count twice if both had it, and the cost of attention depends on the
+prompt, which the table does not know. Idea: only the decode table, which is read at every step, has the base of a step,
+and each prompt token has the attention of a mean token's prompt. All policies that need a step model get this one.
 """
 
 from __future__ import annotations

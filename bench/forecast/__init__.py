@@ -1,1 +1,1 @@
-"""Demand forecast: the script that makes the jump prior, and how the forecast does on given series."""
+"""Demand forecast: the script that generates the growth prior, and the forecast's accuracy on given series."""

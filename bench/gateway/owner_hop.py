@@ -1,8 +1,8 @@
-"""What the question to another gateway costs: `python -m bench.gateway.owner_hop`.
+"""Cost of asking the owner gateway: `python -m bench.gateway.owner_hop`.
 
 Two pickers in two processes on 127.0.0.1, without Envoy. The same requests, one after the other, go to a service that
-the asking picker owns, and to one that the other owns. Prints percentiles of the time to the reply in both cases, what
-the hop adds, and CPU of both processes per request with 32 requests at a time. On a busy machine the tenth percentile
+the receiving picker owns, and to one that the other owns. Prints percentiles of the time to the reply in both cases,
+the difference, and CPU of both processes per request with 32 requests at a time. On a busy machine the tenth percentile
 is the least disturbed.
 """
 

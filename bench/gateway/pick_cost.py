@@ -1,14 +1,14 @@
-"""What one question of Envoy costs in Python, without any I/O: `python -m bench.gateway.pick_cost`.
+"""CPU time of one picker request from Envoy, without I/O: `python -m bench.gateway.pick_cost`.
 
-Prints microseconds of CPU per question (median of several rounds) by prompt size and number of endpoints: once for a
-service without a promise, parsing, picking and counting included, and once with admission; then the same for the record
-of its end. A reference loop tells how fast the machine is while it runs.
+Prints microseconds of CPU per request (median of several rounds) by prompt size and number of endpoints: once for a
+service without an SLO, including parsing, picking and counting, and once with admission control; then the same for the
+access log record of its end. A reference loop shows the speed of the machine during the run.
 
-Then an open loop: 500 questions a second come to one picker at random times, as do the records of their ends, whether
-it is done with those before or not. What each takes is measured, in CPU time, the least of several runs of the same
-questions; when it is done follows from that (Lindley's recursion). So neither timers nor what else the machine does are
-taken for the picker's. Percentiles of what a question takes, and of the time from its coming to its answer. The timer's
-own cost, some 0.7 us on a slow machine, is in the figures.
+Then an open loop: 500 requests per second arrive at one picker at random times, as do their access log records,
+independent of completions. The CPU time of each is measured, the least of several runs of the same requests; its
+completion follows from that (Lindley's recursion). So neither timers nor other load of the machine count as the
+picker's time. Percentiles of the service time, and of the time from arrival to reply. The timer's own cost, some 0.7 us
+on a slow machine, is included.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A constant upstream: every request gets the same answer at once. `python -m bench.gateway.upstream PORT`."""
+"""A constant upstream: every request gets the same response at once. `python -m bench.gateway.upstream PORT`."""
 
 from __future__ import annotations
 

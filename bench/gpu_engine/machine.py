@@ -1,4 +1,4 @@
-"""The machine below the engines: GPU memory, processes, versions."""
+"""GPU memory, processes and versions of the engines' machine."""
 
 from __future__ import annotations
 

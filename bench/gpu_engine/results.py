@@ -1,4 +1,4 @@
-"""The list of checks: each has a name, passed or failed, and the figures that it was judged by."""
+"""The list of checks: each has a name, passed or failed, and the measured values."""
 
 from __future__ import annotations
 

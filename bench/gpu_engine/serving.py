@@ -1,4 +1,4 @@
-"""Checks of a ready engine: answers, heavy load, a core that stands still, hangs or dies, a limit that is reached."""
+"""Checks of a ready engine: responses, heavy load, a core that pauses, hangs or dies, a limit that is reached."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the kubelet and the operator see of an engine while something happens to it."""
+"""The kubelet's and the operator's view of an engine during an event."""
 
 from __future__ import annotations
 

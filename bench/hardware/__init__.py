@@ -1,1 +1,3 @@
-"""Real engines on real GPUs: the launcher around vLLM, the law of a step, predictions held against what was seen."""
+"""Real engines on real GPUs: the launcher around vLLM, the step time model, and predictions compared
+with measurements.
+"""

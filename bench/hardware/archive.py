@@ -1,10 +1,10 @@
-"""What a run left, made small enough to lie beside the code: every table can be computed from it again.
+"""Archives the files of a run, small enough for the repository: every table can be computed from them again.
 
     python -m bench.hardware.archive MEASURED DEST [--prediction DIR]
 
-Requests keep what the tables need, to 10 us, compressed; step logs are compressed; of the engines' metrics only the
-counters that are read, of nvidia-smi's record time, card, clock and power. In result.json the folder that a run wrote
-to, which is of that machine alone, becomes OUT. A row has its status where that is not 200.
+Requests keep the fields that the tables need, to 10 us, compressed; step logs are compressed; the engines' metrics keep
+the counters in use, nvidia-smi's record time, GPU, clock and power. In result.json the output folder of the run becomes
+OUT. A row has its status only if that is not 200.
 """
 
 from __future__ import annotations

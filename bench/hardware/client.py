@@ -1,10 +1,12 @@
-"""Open-loop clients: each request of a trace is sent at its time, whatever became of those before it.
+"""Open-loop clients: each request of a trace is sent at its time, independent of earlier ones.
 
     python -m bench.hardware.client TRACE --url http://127.0.0.1:8000 --start T --worker 0/6 --out FILE
 
-Problem: one process cannot read thousands of streamed tokens a second without adding its own delays to what it times.
-Idea: several processes share a trace, each takes every n-th request, and all count from one instant of the system's
-monotonic clock. How late each request was sent is written down beside what it saw.
+Problem: one process cannot read thousands of streamed tokens per second without adding its own delays to the
+measurement.
+
+Idea: several processes share a trace, each takes every n-th request, and all use one start on the system's monotonic
+clock. The delay of each send is recorded with its result.
 """
 
 from __future__ import annotations

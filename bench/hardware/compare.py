@@ -2,8 +2,8 @@
 
     python -m bench.hardware.compare PREDICTION_DIR MEASURED_DIR [--json FILE]
 
-PREDICTION_DIR is what `bench.hardware.predict` wrote before the run, MEASURED_DIR what `bench.hardware.measure` did. A
-trace that is not the one that was predicted is refused.
+PREDICTION_DIR is the output of `bench.hardware.predict` from before the run, MEASURED_DIR that of
+`bench.hardware.measure`. A trace that differs from the predicted one is rejected.
 """
 
 from __future__ import annotations

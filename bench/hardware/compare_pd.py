@@ -1,9 +1,9 @@
-"""Prefill and decode engines beside two that do both: the runs of `bench.hardware.measure_pd` as a table.
+"""Prefill and decode engines beside two aggregated ones: the runs of `bench.hardware.measure_pd` as a table.
 
     python -m bench.hardware.compare_pd DIR
 
-For each run with remote prefill it also gives the core's verdict on the fabric, from what the decode engine counted in
-that run and what its own model says of computing the same prompts.
+For each run with remote prefill it also gives the core's assessment of the fabric, from the decode engine's counters in
+that run and its own model of computing the same prompts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Folders of models without weights: a config.json and a tokenizer of plain words, for vLLM's `--load-format dummy`.
 
-Problem: the speed of an engine follows from a model's shape, and a machine for measuring need not have its weights.
-Idea: config.json says the shape, vLLM draws the weights, and the text "w17 w4 w9" is exactly three tokens, so that no
-tokenizer is needed from anywhere. Prompts are sent as token ids.
+Problem: the speed of an engine follows from a model's shape, so a measurement needs no real weights.
+
+Idea: config.json has the shape, vLLM draws random weights, and the text "w17 w4 w9" is exactly three tokens, so no
+tokenizer has to be downloaded. Prompts are sent as token ids.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""One engine as its pod would have it: the launcher around vLLM, watched from its first second to its exit.
+"""One engine as in its pod: the launcher around vLLM, observed from its first second to its exit.
 
-Problem: that a start has phases, that warm-up measures a ladder and that a drain loses nobody is shown by tests with
-small engines on a CPU. A GPU has other drivers, compilers and times.
-Idea: the launcher is started with the environment that the operator gives it, `/about` is read ten times a second, and
-every change is kept. The drain is given streams to finish and late requests to refuse.
+Problem: tests with small engines on a CPU show that a start has phases, that warm-up runs the self-benchmark and that a
+drain loses no request. A GPU has other drivers, compilers and times.
+
+Idea: the launcher is started with the environment that the operator sets, `/about` is read ten times a second, and
+every change is recorded. During the drain there are streams to finish and late requests to reject.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""The law of a step from an engine's step log: six coefficients, of all steps and of a cool and a hot card apart.
+"""Fits the step model to an engine's step log: six coefficients, of all steps and of a cool and a hot GPU separately.
 
     python -m bench.hardware.fit_step_model DIR [--profile FILE]
 
-Problem: a single step's end is stamped late while the next one is being launched, so that neighbours lend each other
-time; and a card at its power limit is slower than a cool one.
-Idea: sums over blocks of eight steps without a pause, errors as shares of each block's own time, plain least squares,
-reweighted a few times so that blocks that something disturbed weigh little. nvidia-smi's clock says which blocks were
-cool and which hot. What is left over is printed: the law's error over blocks, by how many sequences decoded.
+Problem: the end of a step is recorded late while the next one is being launched, so time shifts between neighbouring
+steps; and a GPU at its power limit is slower than a cool one.
+
+Idea: sums over blocks of eight steps without a pause, errors relative to each block's time, plain least squares,
+reweighted a few times so that disturbed blocks have little weight. nvidia-smi's clock shows which blocks were cool and
+which hot. The residuals are printed: the model's error over blocks, by the number of decoding sequences.
 """
 
 from __future__ import annotations

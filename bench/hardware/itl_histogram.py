@@ -1,7 +1,8 @@
-"""Gaps between the tokens of streams, counted: by the second of its trace at which a stream was asked for, and length.
+"""Histogram of inter-token latencies: by the second of the trace at which the stream was requested, and by length.
 
-Problem: a run has hundreds of thousands of gaps, and which of them count, after a warm-up, is for the reader to say.
-Idea: lengths by ratio, so that any quantile is 1 % off at most.
+Problem: a run has hundreds of thousands of them, and the reader decides which count after a warm-up.
+
+Idea: logarithmic buckets, so that any quantile is 1 % off at most.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""Whether steps beyond some number of tokens take longer than a measured law says: what a slow host does to them.
+"""Checks whether steps beyond some number of tokens take longer than the measured model: the effect of a slow host.
 
     python -m bench.hardware.long_steps DIR d 06.pd.chat24.900
 
-Problem: a step's end is stamped late while the next one is launched, so that neighbours lend each other time, and a
-floor of single steps shows in none of them.
-Idea: the time of a step that reads prompts and of the three around it, less what the law says of the four; medians, by
-the tokens of the step, over the run's judged seconds.
+Problem: the end of a step is recorded late while the next one is launched, so time shifts between neighbouring steps,
+and a lower bound on single steps shows in none of them.
+
+Idea: the time of a step that reads prompts and of the three around it, less the model's time of the four; medians, by
+the tokens of the step, over the run's measured seconds.
 """
 
 from __future__ import annotations

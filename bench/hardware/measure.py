@@ -1,9 +1,9 @@
-"""One engine on one GPU: its start, its steps, the load that was predicted for it, and its end.
+"""One engine on one GPU: its start, its steps, the load of the prediction, and its end.
 
     python -m bench.hardware.measure 8b --prediction DIR --out DIR [--arg=--flag ...]
 
-Needs an interpreter with vLLM, and `vllm` on the PATH. `result.json` is written anew after each stage, so that a run
-that is cut short leaves what it had. A rehearsal without a GPU: `--runtime simulated --arg=--profile --arg=h200-8b`.
+Needs an interpreter with vLLM, and `vllm` on the PATH. `result.json` is rewritten after each stage, so that an
+interrupted run keeps its results. A rehearsal without a GPU: `--runtime simulated --arg=--profile --arg=h200-8b`.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
-"""Two GPUs: the image's prefill and decode engines against two engines that do both, with the same arrivals.
+"""Two GPUs: the image's prefill and decode engines against two aggregated engines, with the same arrivals.
 
     python -m bench.hardware.measure_pd --out DIR --run agg:FILE --run pd:FILE --run pd:FILE:2048 ...
 
-Problem: whether reading prompts elsewhere pays depends on links, block sizes and load, and each layer on the way can
-spoil it: the launcher's flags, the middleware's leg, NIXL, the driver.
-Idea: all four engines at once, two on each GPU, started by the launcher as the operator would (blocks of 128 tokens on
+Problem: whether remote prefill pays off depends on links, block sizes and load, and each layer can spoil it: the
+launcher's flags, the middleware's remote prefill, NIXL, the driver.
+
+Idea: all four engines at once, two on each GPU, started by the launcher as by the operator (blocks of 128 tokens on
 prefill and decode engines). Clients send to the decode engine with the header that the gateway sets, or in turn to the
-two others. `pd:FILE:2048` has only prompts of at least 2,048 tokens read on the prefill engine. With `--alone` only the
-two engines that a run needs are there, each with the whole card's cache: those of the first run, then, where the next
-one needs others, those. `agg:FILE:1024` then gives the two a budget of 1,024 tokens a step.
+two others. In `pd:FILE:2048` only prompts of at least 2,048 tokens are prefilled remotely. With `--alone` only the two
+engines of a run are there, each with the whole GPU's cache: those of the first run, then, when the next run needs
+others, those. `agg:FILE:1024` then gives the two a budget of 1,024 tokens per step.
 """
 
 from __future__ import annotations

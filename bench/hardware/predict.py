@@ -1,12 +1,13 @@
-"""What the project's own model says of an engine before it has run, written to a file that the run is held against.
+"""Prediction for an engine by the project's own model, written to a file before the engine runs.
 
     python -m bench.hardware.predict 8b --out DIR [--gpu H100-SXM]
 
-Problem: a prediction that is made when the measurement is known is none.
-Idea: DIR gets the traces that will be sent, at 60 to 110 % of the knee that the core computes from the data sheet and
-the model's config.json alone, and `prediction.json`: for each rate what the core's closed forms say (share in promise,
-p95 of TPOT) and what the simulator says of the very requests, with the same coefficients as its plant. Where a profile
-was measured before, the same from it. The hash of each trace stands beside its prediction.
+Problem: a prediction made after the measurement proves nothing.
+
+Idea: DIR gets the traces to be sent, at 60 to 110 % of the SLO capacity that the core computes from the data sheet and
+the model's config.json alone, and `prediction.json`: for each rate the core's closed forms (share within SLO, p95 of
+TPOT) and the simulator's result for the same requests, with the same coefficients as its plant. With an earlier
+measured profile, the same from it. The hash of each trace is stored with its prediction.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""What the core's laws and its simulated engines say of the runs of `pair`, written before them.
+"""Predictions by the core's models and its simulated engines for the runs of `measure_pd`, written before them.
 
     python -m bench.hardware.predict_pd --out FILE --run agg:TRACE --run pd:TRACE --run pd:TRACE:1000 ...
 
-Problem: whether a pair beats two engines that do both is a question for sizing, so sizing has to answer it first.
-Idea: the same words as `pair` takes, of the same traces, two cards. *Law*: the closed forms that `plimsoll plan` uses,
-p95 of the time to first token and of the pace. Where some prompts are read in place it has the pace alone, with the
-stall of each prompt where it is read. *Engines*: the simulator's, driven with the recorded arrivals, engines taken in
-turn; gaps are those between the ends of an engine's steps. Profiles and cards are those of the earlier machines.
+Problem: whether disaggregation beats two aggregated engines is a question for sizing, so sizing has to predict it.
+
+Idea: the same run options as `measure_pd`, with the same traces, on two GPUs. *Law*: the closed forms of `plimsoll
+plan`, p95 of TTFT and TPOT. If some prompts are prefilled locally it has only TPOT, with the stall of each prompt at
+the engine that prefills it. *Engines*: the simulator's, with the recorded arrivals, engines taken in turn; inter-token
+latencies are those between the ends of an engine's steps. Profiles and GPUs are those of the earlier machines.
 """
 
 from __future__ import annotations

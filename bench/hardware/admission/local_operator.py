@@ -1,14 +1,15 @@
-"""The operator's own parts over one engine, without Kubernetes: what they learn, and what gateways are told of it.
+"""The operator's own parts over one engine, without Kubernetes: what they learn, and the limits that they publish.
 
     python -m bench.hardware.admission.local_operator SERVICE.json OBJECTS.json --picker-port 8081 --log FILE
 
-Problem: a gate is as good as the limits that the operator publishes, and those follow from what an engine's counters
-say tick by tick. A second loop that does the same would prove itself, not the operator.
-Idea: the controllers themselves, wired as `plimsoll.controllers.operator` wires them: `Engines` scrapes the launcher,
+Problem: admission control is as good as the limits that the operator publishes, and those follow from an engine's
+counters tick by tick. A second loop that does the same would test itself, not the operator.
+
+Idea: the controllers themselves, wired as by `plimsoll.controllers.operator`: `Engines` scrapes the launcher,
 `Gateways` polls the picker, `Autoscaler` decides each second, and its report has the admission limits. Only the API
-server is missing: its objects are made here (one service, one ready pod, one Deployment, one gateway), and what would
-be written to it goes to OBJECTS.json, where the picker's watch reads it. Nothing is scaled. The log has every change of
-what is told, and now and then what it rests on.
+server is missing: its objects are created here (one service, one ready pod, one Deployment, one gateway), and writes go
+to OBJECTS.json, where the picker's watch reads them. Nothing is scaled. The log has every change of the limits, and
+sometimes their inputs.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
-"""What the project's own simulator says of a gate before a real engine, written before it runs.
+"""Prediction of admission control on a real engine by the project's own simulator, written before the engine runs.
 
     python -m bench.hardware.admission.predict 8b --out DIR [--gpu H100-SXM] [--profile FILE]
 
-Problem: "goodput stays at the load line" is easily found in a measurement that is known.
-Idea: DIR gets the traces, at factors of the load line that the core computes from the data sheet, and
-`prediction.json`: of every run what `plimsoll simulate` says, from the data sheet alone and from a profile that was
-measured before. The gate is the operator's core with a gateway's; through the gated runs of a call one operator learns,
-from the ladder on, as in the measurement. Constant caps are searched on a grid, each with the follower's patience;
-three go into the runs.
+Problem: "goodput stays at the SLO capacity" is easily found in a measurement that is known.
+
+Idea: DIR gets the traces, at factors of the SLO capacity that the core computes from the data sheet, and
+`prediction.json`: for every run the result of `plimsoll simulate`, from the data sheet alone and from an earlier
+measured profile. Admission control is the operator's core with a gateway's. One operator learns through all
+admission-controlled runs of a call, from the self-benchmark on, as in the measurement. Constant caps are searched on a
+grid, each with the patience of a reactive baseline; three are run.
 """
 
 from __future__ import annotations

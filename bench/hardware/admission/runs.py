@@ -1,10 +1,11 @@
-"""What is played, and how a run is judged: the same for what is predicted and for what is measured.
+"""Runs of admission control and their assessment, the same for predictions and measurements.
 
-Problem: whether a gate sheds what an engine cannot serve, no more and no less, shows only beside the same requests
-without a gate and under the best constant cap.
-Idea: a run is a word, ARM@FACTOR: `gate@1.3` is the gateway's gate at 1.3 times the load line, `none@2` the engine
-alone, `cap96@2` at most 96 requests in flight. All arms of a factor get one trace. Runs of a *call* follow each other
-on one engine; those with the gate stand together, since one operator learns through all of them.
+Problem: whether admission control sheds exactly what an engine cannot serve shows only beside the same requests without
+it and under the best constant cap.
+
+Idea: a run is ARM@FACTOR: `gate@1.3` is the gateway's admission control at 1.3 times the SLO capacity, `none@2` the
+engine alone, `cap96@2` at most 96 requests in flight. All arms of a factor get one trace. Runs of a *call* follow each
+other on one engine; those with admission control are consecutive, because one operator learns through all of them.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
-"""Where the time of first tokens went: before an engine's step, in its steps, and after.
+"""Breakdown of TTFT: time before an engine's step, in its steps, and after.
 
     python -m bench.hardware.admission.ttft_breakdown bench/hardware/data/h100-8b-gate c02.cap160.200 --cap 160
 
-Problem: clients know when a first token came, the engine's log when a step was composed and done, and neither names the
-other's requests.
-Idea: both count from one clock, and a step says how many tokens of how many prompts it read. The prompts that add up to
-just that, of those that had been sent and had no first token yet, soonest first, are the step's. One that does not fit
-into what is left of a step is read on in the next. Under a constant cap it is known from the clients alone when each
-request was let go (first come first served), so that what lies before the step is the host's.
+Problem: clients know when a first token came, the engine's log when a step was composed and done, and neither
+identifies the other's requests.
+
+Idea: both use one clock, and a step records how many tokens of how many prompts it read. Of the prompts that had been
+sent and had no first token, those that add up to exactly that, earliest first, are the step's. One that does not fit
+into the rest of a step continues in the next. Under a constant cap the clients alone show when each request was
+released (first come, first served), so the time before the step is the host's.
 """
 
 from __future__ import annotations
