@@ -38,7 +38,7 @@ from plimsoll.core.types import Role
 from plimsoll.core.workload import from_samples
 from plimsoll.sim import profile
 
-CAPACITY_SHARES: Final = (0.6, 0.7, 0.8, 0.9, 1.0, 1.1)  # of the knee
+CAPACITY_SHARES: Final = (0.6, 0.7, 0.8, 0.9, 1.0, 1.1)  # of the SLO capacity without admission control
 SLO: Final = Slo(0.95, ttft_s=0.5, tpot_s=0.05)
 MAX_SEQUENCES, STEP_BUDGET_TOKENS, KV_BLOCK_TOKENS = 256, 8192, 16
 WARM_S, WINDOW_S = 6.0, 30.0
@@ -78,7 +78,7 @@ def from_profile(path: str) -> tuple[StepModel, dict[str, Any]]:
 
 
 def predict(model: StepModel, plant: dict[str, Any], runs: Sequence[tuple[float, Path]], work: Path) -> dict[str, Any]:
-    """The core's knee and line, and for each rate its figures and the simulator's."""
+    """Return the core's SLO capacity and goodput knee, and for each rate its results and the simulator's."""
     prompt, output = traces.chat_lengths(np.random.default_rng(0), _SAMPLES)
     workload = from_samples(prompt, np.zeros(_SAMPLES), output)
     limits = EngineLimits(MAX_SEQUENCES, int(plant["kv_tokens"]), STEP_BUDGET_TOKENS)

@@ -1,8 +1,9 @@
-"""What the law of a step is fitted to beside the load: prompts alone, and even batches of growing size.
+"""Load for fitting the step model, in addition to the traces: single prompts, and uniform batches of growing size.
 
-Problem: under load most steps are alike, and alike steps tell few coefficients apart.
-Idea: prompts of nine lengths, one at a time, and batches of some sizes at three contexts, until each sequence has made
-a hundred tokens. The engine's step log has the times; the client's are kept for the first token alone.
+Problem: under load most steps are alike, and such steps do not separate the coefficients.
+
+Idea: prompts of nine lengths, one at a time, and batches of some sizes at three contexts, until each sequence has a
+hundred tokens. The engine's step log has the times; the clients' times are stored for the first token only.
 """
 
 from __future__ import annotations

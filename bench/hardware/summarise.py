@@ -1,13 +1,13 @@
-"""Figures of measured runs, small enough to lie beside the code.
+"""Summaries of measured runs, small enough for the repository.
 
     python -m bench.hardware.summarise MEASURED ... --out DIR [--prediction DIR]
 
-Problem: raw runs (requests, step logs, clocks) have megabytes each, and docs and tests need a few figures of them.
-Idea: the tools that make the tables run once over the raw run. `summary.json` has their figures, `summary.md` their
-tables. `result.json` and `prediction.json` are copied; in the former the folder that the run wrote to becomes OUT.
+Problem: raw runs (requests, step logs, clocks) have megabytes each, and docs and tests need a few values of them.
 
-Several MEASURED are calls with admission control of one prediction. Only the first one's steps are summarised. A trace
-that is not the predicted one, and a request without a row, are errors.
+Idea: the tools that make the tables run once over the raw run. `summary.json` has their values, `summary.md` their
+tables. `result.json` and `prediction.json` are copied; in the former the output folder becomes OUT. Several MEASURED
+are calls with admission control of one prediction. Only the first one's steps are summarised. A trace that is not the
+predicted one, and a request without a row, are errors.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Requests seen, by clients or by a simulator, as the figures that are compared."""
+"""Summary of requests, observed by clients or by a simulator, for comparisons."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""Requests to come, drawn before anything runs: one file is both what is predicted and what is sent.
+"""Traces drawn before any run: one file is both predicted and sent.
 
-Problem: a rate that is asked for is not the rate of a short run (20 s of Poisson arrivals at 21/s may bring 19/s), and
-a prediction for other requests than those that came proves little.
-Idea: arrivals and lengths are drawn once, from a seed, and written as a trace in the form that `plimsoll simulate`
-reads. The simulator takes it before the run, the clients take it in the run.
+Problem: the rate of a short run differs from the nominal rate (20 s of Poisson arrivals at 21/s may bring 19/s), and a
+prediction for other requests proves little.
+
+Idea: arrivals and lengths are drawn once, from a seed, and written as a trace in the format that `plimsoll simulate`
+reads. The simulator runs it before the measurement, the clients send it in the measurement.
 """
 
 from __future__ import annotations

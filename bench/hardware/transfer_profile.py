@@ -1,11 +1,12 @@
-"""A profile that was measured on one card, carried over to a card that was not.
+"""Converts a profile measured on one GPU to another GPU.
 
     python -m bench.hardware.transfer_profile PROFILE.json 8b --gpu H100-SXM --out FILE
 
-Problem: for a new card there is its data sheet, or what was measured of another card. Which one says more?
-Idea: each coefficient of the measured law, cool and hot, times the ratio of the two data sheets' priors of that
-coefficient. What the law has beside its coefficients stays; the cache is the data sheet's. The result is a profile like
-any other, for `--profile` of the predictions.
+Problem: for a new GPU there is its data sheet, or a profile of another GPU. Which one predicts better?
+
+Idea: each coefficient of the measured model, cool and hot, times the ratio of the two data sheets' priors of that
+coefficient. Other parameters of the profile stay; the cache is the data sheet's. The result is a profile for
+`--profile` of the predictions.
 """
 
 from __future__ import annotations

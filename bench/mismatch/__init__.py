@@ -1,1 +1,1 @@
-"""Constant loads on engines that differ from what Plimsoll is told of them: does measurement correct the model?"""
+"""Constant loads on engines that differ from their reports: does measurement correct the model?"""

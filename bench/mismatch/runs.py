@@ -1,4 +1,4 @@
-"""One run of a case: a policy and a seed, and what became of it in windows of five minutes."""
+"""One run of a case: a policy and a seed, and its results in windows of five minutes."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""How well requests find the engine that holds their beginning."""
+"""How often requests reach an engine that caches their prefix."""

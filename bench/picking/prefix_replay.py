@@ -1,7 +1,9 @@
-"""Mooncake's requests through the gate in virtual time, on engines that step as measured and keep what they computed.
+"""Replays Mooncake's requests through admission control in virtual time, on engines with measured step times and
+caches.
 
-The engines are those of the admission tests. Ideal is one endless cache that all engines share and that has a prompt's
-blocks as soon as it has come. Least work alone is the same gate for requests whose blocks it is not told.
+The engines are those of the admission tests. Ideal is one unlimited cache that all engines share and that has a
+prompt's blocks as soon as it has arrived. Least work alone is the same admission control without the requests' block
+hashes.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What `plimsoll plan` answers beside the answers of other planners and beside recorded runs."""
+"""Results of `plimsoll plan` beside those of other planners and recorded runs."""

@@ -1,4 +1,4 @@
-"""`python -m bench plan`: the plan's law beside others' answers, as Markdown tables."""
+"""`python -m bench plan`: the plan's model beside other planners' results, as Markdown tables."""
 
 from __future__ import annotations
 

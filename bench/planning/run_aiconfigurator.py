@@ -1,7 +1,7 @@
-"""`python bench/planning/ask_aiconfigurator.py FILE`: what AIConfigurator's packaged tables answer, case by case.
+"""`python bench/planning/run_aiconfigurator.py FILE`: results of AIConfigurator's packaged tables, case by case.
 
-Needs `pip install aiconfigurator==0.12.0 aiconfigurator-core==0.12.0` in an environment of its own, and nothing of
-this project: `data/aiconfigurator.json` is what it wrote, so that the comparison itself needs no more than that file.
+Needs `pip install aiconfigurator==0.12.0 aiconfigurator-core==0.12.0` in an environment of its own, and nothing of this
+project: `data/aiconfigurator.json` is its output, so that the comparison itself needs only that file.
 """
 
 from __future__ import annotations

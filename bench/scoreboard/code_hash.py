@@ -1,10 +1,10 @@
-"""What a run depends on, as hashes: a kept run is one of this program as long as none of it has changed.
+"""Hashes of a run's inputs: a stored run is valid for this program as long as none of them has changed.
 
-Problem: plays of many versions put together prove nothing about any, and to play all again for a change that has no say
-in them takes hours.
+Problem: runs of many versions put together prove nothing about any of them, and repeating all runs for a change without
+effect on them takes hours.
 
-Idea: the syntax tree of what runs in a fleet, so that comments have no say; that without the operator's own modules for
-runs that it has no part in; and of traces the one that the row reads.
+Idea: the syntax tree of the code that runs in a fleet, so comments do not count; without the operator's own modules for
+runs that do not use them; and of traces the one that the row reads.
 """
 
 from __future__ import annotations

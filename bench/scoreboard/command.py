@@ -1,10 +1,10 @@
-"""`python -m bench scoreboard`: plays what is not played yet, and writes runs, tables and pictures.
+"""`python -m bench scoreboard`: makes missing runs, and writes runs, tables and charts.
 
     python -m bench scoreboard --rows step-60 --policies plimsoll static:3 --seeds 2
     python -m bench scoreboard --whole --budget-s 4500
 
-Runs are kept in `--out`, those of the whole board beside this file too, and made once; only a change of the program or
-of a row makes them anew.
+Runs are stored in `--out`, those of the whole board beside this file too, and made once; only a change of the program
+or of a row makes them again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Attainment over GPU-hours, a dot a policy: up and to the left is better. Plain SVG, nothing to install."""
+"""Attainment over GPU-hours, one dot per policy: up and to the left is better. Plain SVG, without dependencies."""
 
 from __future__ import annotations
 

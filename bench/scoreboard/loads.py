@@ -1,7 +1,7 @@
-"""Loads that are drawn: who comes when, with how many tokens; the same seed, the same requests.
+"""Generated loads: arrivals and token counts; the same seed gives the same requests.
 
-Rates that change are Poisson arrivals thinned from the highest rate. Lengths are lognormal and independent of each
-other and of the time; sigma is that of their logarithm, and the means are kept whatever it is.
+Varying rates are Poisson arrivals thinned from the highest rate. Lengths are lognormal and independent of each other
+and of the time; sigma is that of their logarithm, and does not change the means.
 """
 
 from __future__ import annotations

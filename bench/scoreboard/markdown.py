@@ -1,4 +1,4 @@
-"""The board as Markdown: a table a row, all policies beside each other, and what of the reach was reached."""
+"""The board as Markdown: one table per row with all policies, and the row's targets with their results."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What short rows come to today, seed by seed: `python -m bench scoreboard --expect` writes it down.
+"""Results of short rows, seed by seed: `python -m bench scoreboard --expect` writes them.
 
-A test plays them again with the same seeds, and fails where attainment is lower or GPU time higher by more than three
-standard errors of the differences' mean. What a seed draws, engines' speeds above all, is the same on both sides, so
-that only what a change does differently is left as chance.
+A test repeats them with the same seeds, and fails if attainment is lower or GPU time higher by more than three standard
+errors of the differences' mean. The random draws of a seed, engines' speeds above all, are the same on both sides, so
+only the effect of a change remains as noise.
 """
 
 from __future__ import annotations

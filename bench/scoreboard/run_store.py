@@ -1,7 +1,7 @@
-"""Finished runs, one JSON line each, under the hash of all that they depend on: a board can be stopped and resumed.
+"""Finished runs, one JSON line each, under the hash of all their inputs: a board can be stopped and resumed.
 
-Those of the board that is committed lie beside it, so that another machine goes on from there and anybody can look at
-one of them, or make it again.
+The runs of the committed board are beside it, so that another machine can continue from there and anyone can inspect or
+repeat one of them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Makes the runs that are not kept yet, here or in processes beside this one, and begins none when its time is up."""
+"""Makes the missing runs, in this or in further processes, and starts none after its time budget."""
 
 from __future__ import annotations
 

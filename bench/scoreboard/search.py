@@ -1,13 +1,13 @@
-"""The best setting of each policy on each row, found by trying: what a peer's most patient user could have known.
+"""Search for the best setting of each policy on each row: as tuned by a peer's most patient user.
 
 Problem: a peer at its defaults is easy to beat, and a setting picked by hand proves nothing.
 
-Idea: the policy's family says which words are worth trying. Of those that differ in more than their ladder (the option
-with the most values: a target, a threshold) the first is played with one seed; around the leading ones all others of
-the same step of the ladder, with that seed too; and those that lead then with all seeds. Leading are the few that
-attain most and the few that do so at no more GPU-hours than the row allows Plimsoll. One of each is kept, for any cost
-the cheapest of those within a tenth of a point. They lie in `found.json`, and the board plays them, with what
-`plimsoll.sim.frontier` finds among followers and schedules: `follower-frontier`, `hindsight` and `clairvoyant`.
+Idea: the policy's family lists the options to try. Of those that differ in more than their ladder (the option with the
+most values: a target, a threshold) the first runs with one seed; around the leading ones all others of the same step of
+the ladder, with that seed too; and the leaders then with all seeds. Leading are the few with the highest attainment and
+the few with the highest attainment at no more GPU-hours than the row allows Plimsoll. One of each is stored, for any
+cost the cheapest of those within a tenth of a point. They are in `found.json`, and the board runs them, with the
+results of `plimsoll.sim.frontier` among followers and schedules: `follower-frontier`, `hindsight` and `clairvoyant`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""One run: a policy on a row's load, plant and seed, and what became of it, minute by minute too.
+"""One run: a policy on a row's load, plant and seed, and its results, also minute by minute.
 
-The plant is drawn anew with every seed: speeds of replicas within a tenth, noise of steps, starts. Plimsoll begins each
-run knowing what a new service knows. A policy's word is that of `plimsoll simulate --policy`; `plimsoll:sloMissCost=K`
-sets that field of the manifest, for the frontier over it.
+The plant is drawn with every seed: speeds of replicas within a tenth, noise of steps, starts. Plimsoll begins each run
+with the state of a new service. A policy is given as in `plimsoll simulate --policy`; `plimsoll:sloMissCost=K` sets
+that field of the manifest, for the frontier over it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Whether Plimsoll reaches what a row asks: offered and admitted and GPU-hours together, by the means of all seeds.
+"""Checks whether Plimsoll reaches a row's targets: offered and admitted attainment and GPU-hours together, by the means
+of all seeds.
 
-Others are held against Plimsoll's runs of the very seeds that they were played with: a follower that was tried once has
-met one draw of the load and of the machines, and Plimsoll's mean over ten others says nothing about it.
+Other policies are compared with Plimsoll's runs of the same seeds: a reactive baseline that ran once has had one draw
+of the load and of the machines, and Plimsoll's mean over ten others says nothing about it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Loads cut from real traces, carried in `traces/` with where they are from and under which licence.
+"""Loads cut from real traces, stored in `traces/` with their source and licence.
 
-A rate is raised by laying whole copies over each other, each shifted by an offset of its own (`plimsoll.sim.trace`);
-time is never squeezed. Copies of prompts that share beginnings are other prompts: their blocks have other names.
+A rate is raised by superposing whole copies, each shifted by its own offset (`plimsoll.sim.trace`); time is never
+compressed. Copies of prompts with common prefixes are other prompts: their blocks have other hashes.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Whether the simulator may be believed: against theory, laws, recorded machines and others' published figures."""
+"""Validation of the simulator: against theory, models, recorded machines and published results."""

@@ -2,12 +2,12 @@
 
 Problem: the paper's table 2 gives shares of requests within limits, but neither the limits nor the requests behind it.
 Its repository has the authors' recorded requests for such systems and rates (OPT-13B, ShareGPT): arrivals, lengths and
-what each saw. Idea: those, judged at the limits of the authors' own comparison, 200 and 100 ms; the plant's engine gets
+latencies. Idea: those, assessed at the limits of the authors' own comparison, 200 and 100 ms; the plant's engine gets
 their coefficients and the schedule of the systems of that time:
 
-- no step is composed while another runs, and there are no chunks,
-- vLLM then: prompts that wait go first, by themselves, while all streams stand still,
-- DistServe: one engine of two GPUs that reads, one of one GPU that writes; moving KV costs nothing.
+- no step is composed while another runs, and there is no chunked prefill,
+- vLLM then: waiting prompts go first, in steps of their own, while all streams stall,
+- DistServe: one prefill engine of two GPUs, one decode engine of one GPU; moving KV costs nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,10 @@
-"""Engines of the plant, driven with recorded arrivals: one that does all, or one that reads and one that writes.
+"""Drives engines of the plant with recorded arrivals: one aggregated engine, or one prefill and one decode engine.
 
-Problem: what was recorded had no gateway of ours, so that the whole simulated fleet would add what was not there.
-Idea: the plant's own engines, front end and wire, with the recorded times of arrival and the recorded choice of engine.
+Problem: the recorded systems had none of this project's gateways, so the whole simulated fleet would add delays that
+they did not have.
+
+Idea: the plant's own engines, front end and fabric, with the recorded times of arrival and the recorded choice of
+engine.
 """
 
 from __future__ import annotations

@@ -76,10 +76,11 @@ class RequestOutcome:
 
 
 def assess_run(outcomes: Iterable[RequestOutcome], slo: Slo, warm_s: float, window_s: float) -> dict[str, Any]:
-    """The figures of a run's counted requests, those of [warm_s, warm_s + window_s).
+    """Return the summary of a run's counted requests, those of [warm_s, warm_s + window_s).
 
-    offered_rps, goodput_rps: sent, and in promise. in_promise: of those sent; admitted_in_promise: of those let in,
-    None where there are none; shed: share turned away. Times are those of requests that were let in.
+    It has the rates `offered_rps` and `goodput_rps` of all and of those within the SLO, the shares within the SLO
+    `in_promise` of all and `admitted_in_promise` of the admitted ones (None without any), and the rejected share
+    `shed`. Latencies are those of admitted requests.
     """
     counted = [outcome for outcome in outcomes if warm_s <= outcome.observed.sent_s < warm_s + window_s]
     admitted = [outcome.observed for outcome in counted if not outcome.rejected]
