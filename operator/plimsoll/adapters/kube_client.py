@@ -177,9 +177,9 @@ class KubeClient:
     async def watch(
         self, resource: Resource, namespace: str | None = None, selector: str | None = None
     ) -> AsyncIterator[WatchEvent]:
-        """Endless list and watch: a SYNC event after each list, then single changes. An error leads to a new list.
+        """List and watch without end: a SYNC event after each list, then single changes. An error leads to a new list.
 
-        A server that fails, or that ends each stream at once, is asked less and less often.
+        A server that fails, or that ends each stream at once, is queried less and less often.
         """
         pause_s = MIN_WATCH_PAUSE_SECONDS
         while True:
@@ -378,12 +378,12 @@ def watch_timeout(resource: Resource) -> aiohttp.ClientTimeout:
 
 
 def received(obj: Object) -> Object:
-    """An object as the process keeps it: without nulls, and within the limits of its size."""
+    """Return an object without nulls and within the size limits, as the process stores it."""
     return normalize(bounded(obj))
 
 
 def jittered(seconds: float) -> float:
-    """A pause of about so many seconds, so that many clients do not ask again at the same moment."""
+    """Return a pause of about `seconds`, so that many clients do not retry at the same moment."""
     return seconds * random.uniform(0.8, 1.2)
 
 
