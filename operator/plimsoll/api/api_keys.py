@@ -46,11 +46,11 @@ class InvalidApiKey(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """What a Secret declares.
+    """One API key, as its Secret declares it.
 
-    `digest` is the SHA-256 of the key. `tenant` and `request_class` are "" where the Secret names none. `models` are
-    model names or NAMESPACE/NAME, None for all models. Limits are per minute, None without one. `expires_s` is a Unix
-    time in seconds, None for never.
+    `digest` is the SHA-256 of the key. `tenant` and `request_class` are "" if the Secret names none. `models` are model
+    names or NAMESPACE/NAME, None for all models. Limits are per minute, None without one. `expires_s` is a Unix time in
+    seconds, None for never.
     """
 
     name: str
@@ -76,7 +76,7 @@ def key_digest(key: bytes) -> bytes:
 
 
 def is_key_like(credential: bytes) -> bool:
-    """Whether this is meant as a key, perhaps a truncated one."""
+    """Whether this looks like a key, perhaps a truncated one."""
     return credential.startswith(_PREFIX_BYTES)
 
 
@@ -191,7 +191,7 @@ def _expires(field: str, text: str) -> float:
 
 
 def format_time(unix_s: float) -> str:
-    """Returns a Unix time as `expires` has it."""
+    """Returns a Unix time in the format of `expires`."""
     return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 

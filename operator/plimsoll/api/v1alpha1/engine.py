@@ -251,7 +251,7 @@ class EngineSpec(ApiModel):
 
     @property
     def contract(self) -> Engine:
-        """What Plimsoll knows of the engine."""
+        """The contract of the engine."""
         return engine_named(self.runtime)
 
     @property

@@ -19,7 +19,7 @@ MAX_DURATION_S: Final = 7200.0  # of any request with a deadline
 
 
 class RequestLimitsSpec(ApiModel):
-    """What one request may take at most."""
+    """Limits of one request."""
 
     max_output_tokens: Annotated[int, Field(ge=1, le=MAX_REQUEST_TOKENS)] | None = Field(
         default=None,
