@@ -279,7 +279,7 @@ def _group(pods: Iterable[KubeObject], pod: KubeObject) -> list[KubeObject]:
 
 
 def _service_name(name: str) -> str:
-    """A name for the service: that of the object, as far as a service may have it."""
+    """Return a name for the service: that of the object, as far as it is valid."""
     cleaned = re.sub(r"[^a-z0-9-]", "-", name.lower())[:MAX_NAME_CHARS].strip("-")
     return cleaned if cleaned[:1].isalpha() else f"llm-{cleaned}"[:MAX_NAME_CHARS].strip("-")
 
@@ -289,5 +289,5 @@ def _count(number: int, noun: str) -> str:
 
 
 def _comments(lines: list[str]) -> str:
-    """The lines as comments. Whatever a pod says stays in its line, so that it adds nothing to a manifest."""
+    """Return the lines as comments. Text from a pod stays in its line, so that it adds nothing to a manifest."""
     return "".join(f"# {' '.join(line.split())}\n" for line in lines)

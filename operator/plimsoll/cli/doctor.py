@@ -39,7 +39,7 @@ _OPERATOR_LOGS: Final = "see the operator's log: kubectl -n {} logs deploy/plims
 
 @dataclass(frozen=True)
 class Patient:
-    """What was read of one service. A list is None if it could not be read. document: the operator's, or None."""
+    """Objects read for one service. A list is None if it could not be read. document: the operator's, or None."""
 
     service: KubeObject
     deployments: list[KubeObject] | None = None
@@ -71,7 +71,7 @@ async def _examine(arguments: argparse.Namespace, namespace: str) -> list[Findin
 
 
 async def examine(kube: KubeClient, namespace: str, name: str, operator_namespace: str, now_s: float) -> list[Finding]:
-    """Return what is found. now_s: seconds since the epoch. Raises ClusterQueryError if there is no such service."""
+    """Return the findings. now_s: seconds since the epoch. Raises ClusterQueryError if there is no such service."""
     service = await cluster.get_service(kube, namespace, name)
     unread: list[Finding] = []
     selector = f"{labels.SERVICE}={name}"
@@ -95,7 +95,7 @@ async def examine(kube: KubeClient, namespace: str, name: str, operator_namespac
 
 
 def diagnose(patient: Patient, operator_namespace: str, now_s: float) -> list[Finding]:
-    """Return what is wrong with a service, by what was read of it."""
+    """Return the problems of a service, from its objects."""
     return [
         *_unseen_spec(patient, operator_namespace),
         *_conditions(patient),

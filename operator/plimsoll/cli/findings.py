@@ -1,4 +1,4 @@
-"""What `doctor` finds: a problem or a remark, with its remedy, and reads that the user may not do."""
+"""Findings of `doctor`: a problem or a remark, with its remedy, and reads without permission."""
 
 from __future__ import annotations
 

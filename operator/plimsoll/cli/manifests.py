@@ -29,7 +29,7 @@ def load_documents(name: str) -> list[Any]:
 
 
 def _problem(error: Exception) -> str:
-    """What is wrong and where, in one line, without the parser's picture of the place."""
+    """Return the error and its place in one line, without the parser's excerpt."""
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
         return " ".join(str(error).split())
     mark = error.problem_mark
