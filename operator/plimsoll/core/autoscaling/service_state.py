@@ -187,6 +187,12 @@ class ServiceState:
             self._ttft_window = now_s, counts
             self._observe_late(snapshot, slo)
 
+    def _with_offset(self, sizing: SizingResult | Unavailable) -> SizingResult | Unavailable:
+        """Return the sizing with the offset that is in it, if that is more than its prior."""
+        if isinstance(sizing, Unavailable) or self.ttft_offset is None or not self.ttft_offset.is_significant:
+            return sizing
+        return replace(sizing, ttft_offset_s=self.ttft_offset_s)
+
     def _observe_late(self, snapshot: ServiceSnapshot, slo: Slo) -> None:
         counts, rate = late_first_tokens(snapshot.metrics, slo), snapshot.metrics.arrivals / LATENCY_WINDOW_S
         name = Role.PREFILL if Role.PREFILL in self.tiers else self.client_tier
@@ -323,7 +329,8 @@ class ServiceState:
     ) -> ScalingDecision:
         """Make and store the decision of this tick. key: of the service, for the phase of its next decision."""
         known = {name: sizings.get(name) or self._sizing_unavailable(name, demand) for name in self.tiers}
-        self.sizings = correct_sizings(self.corrections, known, self.tiers, snapshot, spec.slo, now_s)
+        corrected = correct_sizings(self.corrections, known, self.tiers, snapshot, spec.slo, now_s)
+        self.sizings = {name: self._with_offset(sizing) for name, sizing in corrected.items()}
         idle_period = (
             self.is_idle if isinstance(self.is_idle, Unavailable) else idle_periods.current_idle(self.idle_stats, now_s)
         )

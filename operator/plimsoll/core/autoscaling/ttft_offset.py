@@ -5,8 +5,8 @@ then late although the replicas are not full, so nothing is rejected, and the si
 
 Idea: Bayes on a grid of offsets. The model predicts the share of late first tokens for each offset, at the measured
 rate and number of replicas. The observed counts weigh the offsets by their binomial likelihood, with a smaller weight
-because late requests come in clusters. The prior expects no offset, and evidence decays towards it, so an offset that
-is gone is forgotten. The posterior mean is part of the TTFT for which the tiers are sized.
+because late requests come in clusters. The prior is that there is none, and evidence decays towards it, so an offset that
+is gone is forgotten. A high quantile of the posterior is part of the TTFT for which the tiers are sized.
 """
 
 from __future__ import annotations
@@ -25,13 +25,23 @@ MIN_RESPONSES: Final = 20.0  # of a window that is used
 MEMORY_WINDOWS: Final = 30.0  # windows after which evidence has decayed to 1/e
 _POINTS: Final = 51
 _MAX_OFFSET: Final = 1.25  # of the target; a larger offset is as infeasible
-_PRIOR_MEAN: Final = 0.05  # of the target
+_NONE_PROBABILITY: Final = 0.95  # of no offset, before any observation
+_PRIOR_MEAN: Final = 0.2  # of the target: of an offset, if there is one
 _QUANTILE: Final = 0.9  # of the posterior, as for step times
+_SIGNIFICANT: Final = 0.01  # of the target
 _CLUSTER: Final = 5.0  # late requests count as one observation
 _MIN_SHARE: Final = 1e-3  # no prediction is more certain than this
 
 _GRID: Final[NDArray[np.float64]] = np.linspace(0.0, _MAX_OFFSET, _POINTS)
-_LOG_PRIOR: Final[NDArray[np.float64]] = -_GRID / _PRIOR_MEAN
+
+
+def _log_prior() -> NDArray[np.float64]:
+    """Return the prior of the grid: no offset is most probable, others are exponential."""
+    some = np.exp(-_GRID[1:] / _PRIOR_MEAN)
+    return np.log(np.concatenate(([_NONE_PROBABILITY], (1.0 - _NONE_PROBABILITY) * some / some.sum())))
+
+
+_LOG_PRIOR: Final = _log_prior()
 
 
 class TtftOffset(NamedTuple):
@@ -42,11 +52,16 @@ class TtftOffset(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Offset to size for, s: a high quantile of the posterior, 0 while nothing contradicts the prior."""
+        """Offset to size for, s: the posterior's _QUANTILE. 0 while nothing contradicts the model."""
         log_posterior = _LOG_PRIOR + np.array(self.log_weights)
         weights = np.exp(log_posterior - log_posterior.max())
-        below = np.cumsum(weights) / weights.sum()
-        return float(self.target_s * np.interp(_QUANTILE, below, _GRID))
+        at_most = np.cumsum(weights) / weights.sum()
+        return 0.0 if at_most[0] >= _QUANTILE else float(self.target_s * np.interp(_QUANTILE, at_most, _GRID))
+
+    @property
+    def is_significant(self) -> bool:
+        """Whether the offset changes a sizing."""
+        return self.seconds > _SIGNIFICANT * self.target_s
 
 
 def no_offset(target_s: float) -> TtftOffset:
