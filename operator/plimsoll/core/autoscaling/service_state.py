@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from plimsoll.core.autoscaling import cadence
@@ -32,17 +32,15 @@ from plimsoll.core.autoscaling.slo_attainment import slo_attainment
 from plimsoll.core.autoscaling.snapshot_signals import (
     NO_TIER_METRICS,
     idle_status,
-    is_fully_ready,
     known_no_demand,
-    late_first_tokens,
     metrics_coverage,
     plausible_rate,
     slo_miss_share,
 )
 from plimsoll.core.autoscaling.startup_models import UNKNOWN_VARIANT, Variant, record_startup, select_variant
 from plimsoll.core.autoscaling.tier_state import NO_TARGET, TierState, ttft_outside_tier_s, without_kv_posting
-from plimsoll.core.autoscaling.ttft_offset import MIN_RESPONSES, UPDATE_S, TtftOffset, no_offset, update_offset
-from plimsoll.core.capacity.tier_model import TierSpec, build_profile
+from plimsoll.core.autoscaling.ttft_feedback import TtftFeedback
+from plimsoll.core.capacity.tier_model import TierSpec
 from plimsoll.core.demand import idle_periods
 from plimsoll.core.demand.forecasting import forecast as forecast_demand
 from plimsoll.core.demand.idle_periods import IdleStats
@@ -93,7 +91,7 @@ class ServiceState:
     workload: Workload | Unavailable = NO_COMPLETED_REQUEST
     sizings: dict[str, SizingResult | Unavailable] = field(default_factory=dict)
     corrections: dict[str, CapacityCorrection] = field(default_factory=dict)
-    ttft_offset: TtftOffset | None = None
+    ttft_feedback: TtftFeedback = field(default_factory=TtftFeedback)
     cache: DecisionCache = field(default_factory=DecisionCache, repr=False)
     idle_stats: IdleStats = NO_IDLE_STATS
     is_idle: bool | Unavailable = NO_COMPLETED_REQUEST  # without arriving, queued or running requests
@@ -101,9 +99,6 @@ class ServiceState:
     _risk_updated_s: float | None = field(default=None, repr=False)
     _sampled_s: float | None = field(default=None, repr=False)  # time of the last arrival sample
     _unready_s: float = field(default=-math.inf, repr=False)  # last time a tier had no ready replica
-    _ttft_window: tuple[float, tuple[tuple[int, int], ...]] | None = field(
-        default=None, repr=False
-    )  # start of the window in which all replicas are ready, and their counts
     _was_active: bool = field(default=False, repr=False)  # a request was seen
 
     @classmethod
@@ -162,49 +157,7 @@ class ServiceState:
         startup_s = max([tier.startup_s for tier in self.tiers.values()])
         self._update_idle(snapshot, spec, startup_s, now_s)
         self._update_risk(snapshot.metrics, spec.slo, startup_s, now_s)
-        self._update_ttft_offset(snapshot, spec.slo, now_s)
-
-    @property
-    def ttft_offset_s(self) -> float:
-        """What each first token takes beyond the model, s."""
-        return 0.0 if self.ttft_offset is None else self.ttft_offset.seconds
-
-    def _update_ttft_offset(self, snapshot: ServiceSnapshot, slo: Slo | None, now_s: float) -> None:
-        """Update the TTFT offset once per window in which all replicas were ready."""
-        if slo is None or slo.ttft_s is None:
-            self.ttft_offset = None
-            return
-        if self.ttft_offset is None or self.ttft_offset.target_s != slo.ttft_s:
-            self.ttft_offset = no_offset(slo.ttft_s)
-        counts = tuple((t.replicas, t.ready) for t in snapshot.tiers.values())
-        if (
-            self._ttft_window is None
-            or self._ttft_window[1] != counts
-            or not all(map(is_fully_ready, snapshot.tiers.values()))
-        ):
-            self._ttft_window = now_s, counts
-        if not 0.0 <= now_s - self._ttft_window[0] < UPDATE_S:
-            self._ttft_window = now_s, counts
-            self._observe_late(snapshot, slo)
-
-    def _with_offset(self, sizing: SizingResult | Unavailable) -> SizingResult | Unavailable:
-        """Return the sizing with the offset that is in it, if that is more than its prior."""
-        if isinstance(sizing, Unavailable) or self.ttft_offset is None or not self.ttft_offset.is_significant:
-            return sizing
-        return replace(sizing, ttft_offset_s=self.ttft_offset_s)
-
-    def _observe_late(self, snapshot: ServiceSnapshot, slo: Slo) -> None:
-        counts, rate = late_first_tokens(snapshot.metrics, slo), snapshot.metrics.arrivals / LATENCY_WINDOW_S
-        name = Role.PREFILL if Role.PREFILL in self.tiers else self.client_tier
-        tier, workload = self.tiers[name], self.workload
-        if counts is None or counts[1] < MIN_RESPONSES:
-            return
-        if tier.tier_spec is None or isinstance(workload, Unavailable) or self.ttft_offset is None:
-            return
-        outside_s = ttft_outside_tier_s(list(self.tiers.values()), tier, workload)
-        profile = build_profile(replace(tier.tier_spec, ttft_outside_s=outside_s))
-        rate_per_s = rate / snapshot.tiers[name].ready
-        self.ttft_offset = update_offset(self.ttft_offset, profile, rate_per_s, *counts)
+        self.ttft_feedback.update(snapshot, spec.slo, self.tiers, self.workload, now_s)
 
     def _update_idle(self, snapshot: ServiceSnapshot, spec: ScalingSpec, startup_s: float, now_s: float) -> None:
         """Update the idle state."""
@@ -242,13 +195,13 @@ class ServiceState:
                     tpot_tail_scale,
                     tier.measured_arrival_cv2(),
                     snapshot.metrics.gateway_count,
-                    self.ttft_offset_s,
+                    self.ttft_feedback.offset_s,
                 ),
             ):
                 tier.checked_s = now_s
                 continue
             checked += 1
-            ttft_outside_s = ttft_outside_tier_s(tiers, tier, self.workload) + self.ttft_offset_s
+            ttft_outside_s = ttft_outside_tier_s(tiers, tier, self.workload) + self.ttft_feedback.offset_s
             tier_spec = tier.plan_capacity(
                 now_s, spec.slo, self.workload, tpot_tail_scale, ttft_outside_s, snapshot.metrics.gateway_count
             )
@@ -330,7 +283,7 @@ class ServiceState:
         """Make and store the decision of this tick. key: of the service, for the phase of its next decision."""
         known = {name: sizings.get(name) or self._sizing_unavailable(name, demand) for name in self.tiers}
         corrected = correct_sizings(self.corrections, known, self.tiers, snapshot, spec.slo, now_s)
-        self.sizings = {name: self._with_offset(sizing) for name, sizing in corrected.items()}
+        self.sizings = {name: self.ttft_feedback.mark(sizing) for name, sizing in corrected.items()}
         idle_period = (
             self.is_idle if isinstance(self.is_idle, Unavailable) else idle_periods.current_idle(self.idle_stats, now_s)
         )

@@ -32,7 +32,7 @@ def dump_service_state(service: ServiceState) -> dict[str, Any]:
     return {
         "version": SERVICE_STATE_VERSION,
         "scaling": codec.encode(service.decision_state),
-        "ttft_offset": None if service.ttft_offset is None else codec.encode(service.ttft_offset),
+        "ttft_offset": None if (offset := service.ttft_feedback.offset) is None else codec.encode(offset),
         "risk": None if service.risk is None else codec.encode(service.risk),
         "pauses": codec.encode(service.idle_stats),
         "tiers": {name: _dump_tier(tier) for name, tier in service.tiers.items()},
@@ -46,7 +46,7 @@ def restore_service_state(service: ServiceState, stored: Any) -> None:
     with suppress(ValueError):
         service.decision_state = codec.decode(DecisionState, stored.get("scaling"))
     with suppress(ValueError):
-        service.ttft_offset = codec.decode(TtftOffset, stored.get("ttft_offset"))
+        service.ttft_feedback.offset = codec.decode(TtftOffset, stored.get("ttft_offset"))
     with suppress(ValueError):
         service.risk = codec.decode(RiskControl, stored.get("risk"))
     with suppress(ValueError):

@@ -5,8 +5,8 @@ then late although the replicas are not full, so nothing is rejected, and the si
 
 Idea: Bayes on a grid of offsets. The model predicts the share of late first tokens for each offset, at the measured
 rate and number of replicas. The observed counts weigh the offsets by their binomial likelihood, with a smaller weight
-because late requests come in clusters. The prior is that there is none, and evidence decays towards it, so an offset that
-is gone is forgotten. A high quantile of the posterior is part of the TTFT for which the tiers are sized.
+because late requests come in clusters. The prior is that there is no offset. Evidence decays towards it, so an offset
+that is gone is forgotten. A high quantile of the posterior is part of the TTFT for which the tiers are sized.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 from plimsoll.core.capacity.tier_model import TierProfile, attainment_without_queueing
 from plimsoll.core.codec import Length, Number
 
-UPDATE_S: Final = 60.0  # between two updates: the window of the counts
-MIN_RESPONSES: Final = 20.0  # of a window that is used
-MEMORY_WINDOWS: Final = 30.0  # windows after which evidence has decayed to 1/e
+MIN_RESPONSES: Final = 20.0  # of a minute that is used
+_MEMORY: Final = 30.0  # minutes after which evidence has decayed to 1/e
 _POINTS: Final = 51
 _MAX_OFFSET: Final = 1.25  # of the target; a larger offset is as infeasible
 _NONE_PROBABILITY: Final = 0.95  # of no offset, before any observation
 _PRIOR_MEAN: Final = 0.2  # of the target: of an offset, if there is one
 _QUANTILE: Final = 0.9  # of the posterior, as for step times
+_IMPOSSIBLE: Final = -1e4  # log weight; a smaller one is no different
 _SIGNIFICANT: Final = 0.01  # of the target
 _CLUSTER: Final = 5.0  # late requests count as one observation
 _MIN_SHARE: Final = 1e-3  # no prediction is more certain than this
@@ -45,10 +45,10 @@ _LOG_PRIOR: Final = _log_prior()
 
 
 class TtftOffset(NamedTuple):
-    """Offset of one service. target_s: TTFT target; log_weights: of the offsets, relative to the prior's, at most 0."""
+    """Offset of one service. target_s: TTFT target; log_weights: of the grid, relative to its prior, at most 0."""
 
     target_s: Annotated[float, Number(0.0, 1e6, digits=6)]
-    log_weights: Annotated[tuple[Annotated[float, Number(-1e6, 1e6, digits=5)], ...], Length(_POINTS, _POINTS)]
+    log_weights: Annotated[tuple[Annotated[float, Number(_IMPOSSIBLE, 0.0, digits=5)], ...], Length(_POINTS, _POINTS)]
 
     @property
     def seconds(self) -> float:
@@ -72,14 +72,14 @@ def no_offset(target_s: float) -> TtftOffset:
 def update_offset(
     offset: TtftOffset, profile: TierProfile, replica_rate_per_s: float, late: float, responses: float
 ) -> TtftOffset:
-    """Return the offset after a window in which `late` of `responses` first tokens missed the target.
+    """Return the offset after a minute in which `late` of `responses` first tokens missed the target.
 
     profile: of the one tier that computes first tokens, without an offset. replica_rate_per_s: requests/s per replica.
     """
     predicted = np.clip(late_shares(profile, replica_rate_per_s, _GRID * offset.target_s), _MIN_SHARE, 1.0 - _MIN_SHARE)
     log_likelihood = (late * np.log(predicted) + (responses - late) * np.log1p(-predicted)) / _CLUSTER
-    log_weights = (1.0 - 1.0 / MEMORY_WINDOWS) * np.array(offset.log_weights) + log_likelihood
-    return offset._replace(log_weights=tuple((log_weights - log_weights.max()).tolist()))
+    log_weights = (1.0 - 1.0 / _MEMORY) * np.array(offset.log_weights) + log_likelihood
+    return offset._replace(log_weights=tuple(np.maximum(log_weights - log_weights.max(), _IMPOSSIBLE).tolist()))
 
 
 def late_shares(profile: TierProfile, replica_rate_per_s: float, offsets_s: NDArray[np.float64]) -> NDArray[np.float64]:
