@@ -51,6 +51,7 @@ class ScalingGauges:
             if isinstance(sizing, SizingResult) and tier in snapshot.tiers:
                 _export_sizing(name, tier, sizing, service_state, snapshot.tiers[tier].ready)
         _export_slo(name, snapshot, spec.slo, spec.slos)
+        operator_metrics.AUTOSCALER_TTFT_OFFSET.labels(name).set(service_state.ttft_feedback.offset_s)
 
     def forget(self, key: Key) -> None:
         """Remove the series of a deleted service."""

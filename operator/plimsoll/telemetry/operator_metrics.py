@@ -138,6 +138,12 @@ AUTOSCALER_REJECTED_SHARE = Gauge(
     registry=OPERATOR,
 )
 
+AUTOSCALER_TTFT_OFFSET = Gauge(
+    "plimsoll_autoscaler_ttft_offset_seconds",
+    "TTFT beyond the latency model, estimated from the share of late first tokens. Sizing includes it.",
+    ["service"],
+    registry=OPERATOR,
+)
 AUTOSCALER_READY = Gauge(
     "plimsoll_autoscaler_ready_replicas",
     "Ready replicas of a tier.",
@@ -233,6 +239,7 @@ _SCALING_METRICS = (
     AUTOSCALER_FORECAST,
     AUTOSCALER_UTILIZATION,
     AUTOSCALER_REJECTED_SHARE,
+    AUTOSCALER_TTFT_OFFSET,
     AUTOSCALER_READY,
     AUTOSCALER_OVERDUE,
     AUTOSCALER_STARTUP,

@@ -46,7 +46,8 @@ class SizingResult:
     None without a TPOT target, infinite if they are overloaded. attainment_one_fewer: attainment with one replica fewer
     than needed. model_tpot_s: modelled TPOT percentile of the ready replicas at the current level; None if unknown.
     infeasible: no number of replicas meets the SLO, and the sizing uses the feasible SLO that it names.
-    capacity_correction: factor from observed rejections, included in `replicas`.
+    capacity_correction: factor from observed rejections, included in `replicas`. ttft_offset_s: TTFT beyond the model,
+    from late first tokens, included too.
     """
 
     replicas: int
@@ -62,6 +63,7 @@ class SizingResult:
     headroom: float = 0.0
     infeasible: Infeasible | None = None
     capacity_correction: float = 1.0
+    ttft_offset_s: float = 0.0
 
     @property
     def well_used_replicas(self) -> int:

@@ -227,8 +227,9 @@ def _reserve_notes(context: TierContext, sizing: SizingResult, wanted: int) -> t
 
 
 def _correction_note(sizing: SizingResult) -> str:
-    correction = sizing.capacity_correction
-    return f", capacity correction {correction:.2f} after rejections" if correction > 1.0 else ""
+    correction, offset_s = sizing.capacity_correction, sizing.ttft_offset_s
+    note = f", TTFT {format_seconds(offset_s)} above the model" if offset_s else ""
+    return f"{note}, capacity correction {correction:.2f} after rejections" if correction > 1.0 else note
 
 
 def _measured_note(context: TierContext, constraint: Constraint, slo: Slo | None) -> str:
@@ -254,6 +255,11 @@ def _exception_notes(context: TierContext, sizing: SizingResult) -> str:
         notes += (
             f"; capacity correction {sizing.capacity_correction:.2f}, because requests were rejected with all "
             "replicas ready"
+        )
+    if sizing.ttft_offset_s:
+        notes += (
+            f"; first tokens take {format_seconds(sizing.ttft_offset_s)} longer than the model says, by the share of "
+            "them that was late"
         )
     if context.observation.coverage < 1.0:
         notes += f"; no scale-down, because only {context.observation.coverage:.0%} report metrics"

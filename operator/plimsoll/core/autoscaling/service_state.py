@@ -39,6 +39,7 @@ from plimsoll.core.autoscaling.snapshot_signals import (
 )
 from plimsoll.core.autoscaling.startup_models import UNKNOWN_VARIANT, Variant, record_startup, select_variant
 from plimsoll.core.autoscaling.tier_state import NO_TARGET, TierState, ttft_outside_tier_s, without_kv_posting
+from plimsoll.core.autoscaling.ttft_feedback import TtftFeedback
 from plimsoll.core.capacity.tier_model import TierSpec
 from plimsoll.core.demand import idle_periods
 from plimsoll.core.demand.forecasting import forecast as forecast_demand
@@ -90,6 +91,7 @@ class ServiceState:
     workload: Workload | Unavailable = NO_COMPLETED_REQUEST
     sizings: dict[str, SizingResult | Unavailable] = field(default_factory=dict)
     corrections: dict[str, CapacityCorrection] = field(default_factory=dict)
+    ttft_feedback: TtftFeedback = field(default_factory=TtftFeedback)
     cache: DecisionCache = field(default_factory=DecisionCache, repr=False)
     idle_stats: IdleStats = NO_IDLE_STATS
     is_idle: bool | Unavailable = NO_COMPLETED_REQUEST  # without arriving, queued or running requests
@@ -155,6 +157,7 @@ class ServiceState:
         startup_s = max([tier.startup_s for tier in self.tiers.values()])
         self._update_idle(snapshot, spec, startup_s, now_s)
         self._update_risk(snapshot.metrics, spec.slo, startup_s, now_s)
+        self.ttft_feedback.update(snapshot, spec.slo, self.tiers, self.workload, now_s)
 
     def _update_idle(self, snapshot: ServiceSnapshot, spec: ScalingSpec, startup_s: float, now_s: float) -> None:
         """Update the idle state."""
@@ -187,12 +190,18 @@ class ServiceState:
                 name,
                 tiers,
                 (self.workload,),
-                (spec.slo, tpot_tail_scale, tier.measured_arrival_cv2(), snapshot.metrics.gateway_count),
+                (
+                    spec.slo,
+                    tpot_tail_scale,
+                    tier.measured_arrival_cv2(),
+                    snapshot.metrics.gateway_count,
+                    self.ttft_feedback.offset_s,
+                ),
             ):
                 tier.checked_s = now_s
                 continue
             checked += 1
-            ttft_outside_s = ttft_outside_tier_s(tiers, tier, self.workload)
+            ttft_outside_s = ttft_outside_tier_s(tiers, tier, self.workload) + self.ttft_feedback.offset_s
             tier_spec = tier.plan_capacity(
                 now_s, spec.slo, self.workload, tpot_tail_scale, ttft_outside_s, snapshot.metrics.gateway_count
             )
@@ -273,7 +282,8 @@ class ServiceState:
     ) -> ScalingDecision:
         """Make and store the decision of this tick. key: of the service, for the phase of its next decision."""
         known = {name: sizings.get(name) or self._sizing_unavailable(name, demand) for name in self.tiers}
-        self.sizings = correct_sizings(self.corrections, known, self.tiers, snapshot, spec.slo, now_s)
+        corrected = correct_sizings(self.corrections, known, self.tiers, snapshot, spec.slo, now_s)
+        self.sizings = {name: self.ttft_feedback.mark(sizing) for name, sizing in corrected.items()}
         idle_period = (
             self.is_idle if isinstance(self.is_idle, Unavailable) else idle_periods.current_idle(self.idle_stats, now_s)
         )

@@ -99,6 +99,23 @@ def slo_miss_share(metrics: ServiceMetrics, slo: Slo) -> float | None:
     return min(1.0, max(0.0, rejected_share + (1.0 - rejected_share) * (1.0 - in_time)))
 
 
+def late_first_tokens(metrics: ServiceMetrics, slo: Slo) -> tuple[float, float] | None:
+    """Return how many of the last minute's responses were late with their first token, and their number.
+
+    None without responses or without a TTFT target.
+    """
+    if slo.ttft_s is None:
+        return None
+    if metrics.slo_counts is not None:
+        return metrics.slo_counts.ttft_missed, metrics.slo_counts.responses
+    if metrics.ttft_histogram is None:
+        return None
+    tokens = 0.0 if isinstance(metrics.mean_prompt_tokens, Unavailable) else metrics.mean_prompt_tokens
+    in_time = histogram.share_below(metrics.ttft_histogram, slo.deadlines(tokens).ttft_s)
+    responses = histogram.total_count(metrics.ttft_histogram)
+    return None if in_time is None else ((1.0 - in_time) * responses, responses)
+
+
 def _share_in_time(metrics: ServiceMetrics, first_s: float) -> float | None:
     """Share of the responses whose first token was in time; None without responses.
 

@@ -17,6 +17,7 @@ from plimsoll.core.autoscaling.decision_state import DecisionState
 from plimsoll.core.autoscaling.service_state import ServiceState
 from plimsoll.core.autoscaling.startup_models import decode_models
 from plimsoll.core.autoscaling.tier_state import PRIOR_STARTUP_MODEL, TierState
+from plimsoll.core.autoscaling.ttft_offset import TtftOffset
 from plimsoll.core.demand import serialization as demand
 from plimsoll.core.demand.idle_periods import IdleStats
 from plimsoll.core.demand.risk_control import RiskControl
@@ -31,6 +32,7 @@ def dump_service_state(service: ServiceState) -> dict[str, Any]:
     return {
         "version": SERVICE_STATE_VERSION,
         "scaling": codec.encode(service.decision_state),
+        "ttft_offset": None if (offset := service.ttft_feedback.offset) is None else codec.encode(offset),
         "risk": None if service.risk is None else codec.encode(service.risk),
         "pauses": codec.encode(service.idle_stats),
         "tiers": {name: _dump_tier(tier) for name, tier in service.tiers.items()},
@@ -43,6 +45,8 @@ def restore_service_state(service: ServiceState, stored: Any) -> None:
         return
     with suppress(ValueError):
         service.decision_state = codec.decode(DecisionState, stored.get("scaling"))
+    with suppress(ValueError):
+        service.ttft_feedback.offset = codec.decode(TtftOffset, stored.get("ttft_offset"))
     with suppress(ValueError):
         service.risk = codec.decode(RiskControl, stored.get("risk"))
     with suppress(ValueError):

@@ -36,6 +36,7 @@ from plimsoll.core.workload import Workload
 PESSIMISM: Final = 0.75  # quantile of the posterior step time to size for
 STEP_MODEL_MEMORY_S: Final = 600.0  # window of the steps for inter-token latency
 CAPACITY_CHECK_S: Final = 5.0  # interval of the checks of the SLO capacity
+TTFT_TOLERANCE: Final = 0.01  # of the TTFT target: what is outside the tier
 INPUT_TOLERANCE: Final = 0.03  # relative change of an input that recomputes the SLO capacity
 ARRIVAL_CV2_TOLERANCE: Final = (
     0.1  # or relative change of `arrival_cv2`; half of a wait is due to service, so the SLO capacity changes by less
@@ -93,7 +94,7 @@ class _CapacityInputs:
             (self.stall_s, other.stall_s),
         )
         changed = any(abs(new - old) > INPUT_TOLERANCE * old for old, new in pairs)
-        return not changed and abs(other.ttft_outside_s - self.ttft_outside_s) <= INPUT_TOLERANCE * (
+        return not changed and abs(other.ttft_outside_s - self.ttft_outside_s) <= TTFT_TOLERANCE * (
             self.slo.ttft_s or 1.0
         )
 

@@ -1,0 +1,81 @@
+"""TTFT beyond the model, learned from the share of late first tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from plimsoll.core import codec
+from plimsoll.core.autoscaling.ttft_offset import TtftOffset, late_shares, no_offset, update_offset
+from plimsoll.core.capacity.tier_model import TierProfile, TierSpec, build_profile
+from plimsoll.core.engine_model.step_time import EngineLimits, StepModel
+from plimsoll.core.slo import Slo
+from plimsoll.core.types import Role
+from plimsoll.core.workload import from_samples
+
+TARGET_S, RATE_PER_S = 0.2, 10.0
+RNG = np.random.default_rng(7)
+
+
+@pytest.fixture(scope="module")
+def profile() -> TierProfile:
+    """A tier whose prompts of about 1,000 tokens take 20 ms on an idle replica."""
+    prompts, outputs = (np.ceil(RNG.lognormal(mean, sigma, 2000)) for mean, sigma in ((6.9, 0.6), (5.3, 0.5)))
+    workload = from_samples(prompts, np.zeros(2000), outputs)
+    model = StepModel(0.005, 0.0, 1.7e-5, 1.3e-9, 1.4e-5, 2.8e-8)
+    slo = Slo(ttft_s=TARGET_S, tpot_s=0.05, share=0.95)
+    return build_profile(TierSpec(Role.SERVE, model, workload, EngineLimits(256, 720_000, 8192), slo))
+
+
+def observed(profile: TierProfile, offset_s: float, windows: int, rate_per_s: float = RATE_PER_S) -> Iterator[float]:
+    """Late first tokens of 600 in each window, of engines whose first tokens take so much longer."""
+    late = float(late_shares(profile, rate_per_s, np.array([offset_s]))[0])
+    yield from RNG.binomial(600, late, windows)
+
+
+def learn(profile: TierProfile, offset: TtftOffset, offset_s: float, windows: int) -> TtftOffset:
+    for late in observed(profile, offset_s, windows):
+        offset = update_offset(offset, profile, RATE_PER_S, late, 600.0)
+    return offset
+
+
+@pytest.mark.parametrize("true_s", [0.08, 0.107, 0.15])
+def test_offset_is_found_within_three_minutes(profile: TierProfile, true_s: float) -> None:
+    assert learn(profile, no_offset(TARGET_S), true_s, 3).seconds == pytest.approx(true_s, abs=0.05 * TARGET_S)
+
+
+def test_engines_as_modelled_have_no_offset(profile: TierProfile) -> None:
+    assert no_offset(TARGET_S).seconds == 0.0
+    learned = learn(profile, no_offset(TARGET_S), 0.0, 30)
+    assert learned.seconds == 0.0
+    assert not learned.is_significant
+
+
+def test_offset_beyond_the_target_leaves_no_slack(profile: TierProfile) -> None:
+    assert learn(profile, no_offset(TARGET_S), 0.35, 5).seconds >= 0.95 * TARGET_S
+
+
+def test_offset_that_is_gone_is_forgotten(profile: TierProfile) -> None:
+    learned = learn(profile, no_offset(TARGET_S), 0.107, 30)
+    assert learned.is_significant
+    assert late_shares(profile, RATE_PER_S, np.array([learned.seconds]))[0] > 0.03
+    forgotten = learn(profile, learned, 0.0, 60).seconds
+    assert late_shares(profile, RATE_PER_S, np.array([forgotten]))[0] < 0.005, "what is left makes nothing late"
+
+
+def test_few_late_requests_prove_nothing(profile: TierProfile) -> None:
+    assert update_offset(no_offset(TARGET_S), profile, RATE_PER_S, 2.0, 20.0).seconds == 0.0
+
+
+def test_large_services_stay_within_the_checkpoint(profile: TierProfile) -> None:
+    offset = no_offset(TARGET_S)
+    for _ in range(100):
+        offset = update_offset(offset, profile, RATE_PER_S, 1e6, 1e7)
+    assert codec.decode(TtftOffset, codec.encode(offset)).is_significant
+
+
+def test_offset_survives_a_restart(profile: TierProfile) -> None:
+    learned = learn(profile, no_offset(TARGET_S), 0.107, 3)
+    assert codec.decode(TtftOffset, codec.encode(learned)).seconds == pytest.approx(learned.seconds, rel=1e-3)
