@@ -1,7 +1,7 @@
 """The images that ours and the chart build on, each by tag and digest, in one file.
 
 Problem: a tag names another image next month, so two builds of one commit differ, and nobody sees the change.
-Idea: `base-images.env` names each image by its digest, builds take it as build arguments, and a change of it is a commit.
+Idea: `base-images.env` names each image by digest, builds take it as build arguments, and a change of it is a commit.
 `resolve` asks the registries which digests the tags have now; `check` fails where a digest is missing.
 
     python3 -m release.base_images {check|resolve}
@@ -57,7 +57,9 @@ def parse(text: str) -> list[BaseImage]:
         if line and not line.startswith("#"):
             match = _LINE.match(line)
             if match is None:
-                raise BaseImageError(f"{FILE.name}: '{line}' is not NAME=REPOSITORY:TAG or NAME=REPOSITORY:TAG@sha256:DIGEST")
+                raise BaseImageError(
+                    f"{FILE.name}: '{line}' is not NAME=REPOSITORY:TAG or NAME=REPOSITORY:TAG@sha256:DIGEST"
+                )
             found.append(BaseImage(match[1], match[2], match[3], match[4] or ""))
     return found
 

@@ -1,9 +1,9 @@
 """A software bill of materials (CycloneDX 1.6, JSON) of a container image.
 
 Problem: a lock file says what should be installed; it lacks Debian's packages and whatever a base image brings.
-Idea: read the image's files, not its recipe. `docker export` streams them, and two kinds of records are enough: dpkg's status
-file and the METADATA of each Python distribution. Nothing of the image is executed, so images of other platforms do too.
-The same files give the same document, byte for byte.
+Idea: read the image's files, not its recipe. `docker export` streams them, and two kinds of records are enough: dpkg's
+status file and the METADATA of each Python distribution. Nothing of the image is executed. The same files give the same
+document, byte for byte.
 
     build/tools/bin/python -m release.sbom NAME IMAGE FILE
 """
@@ -26,6 +26,7 @@ from urllib.parse import quote
 _DPKG_STATUS: Final = "var/lib/dpkg/status"
 _OS_RELEASE: Final = "usr/lib/os-release"
 _METADATA: Final = re.compile(r"(?:^|/)[^/]+\.dist-info/METADATA$")
+_BLOCK: Final = 1 << 20
 _NAMESPACE: Final = uuid.UUID("5d1c8e0b-6f0a-4d0f-9a53-0d2f4f1f7f3e")
 
 
@@ -50,7 +51,8 @@ def document(name: str, image: str, archive: IO[bytes]) -> dict[str, Any]:
                 release = text
             else:
                 python.extend(_python_component(text))
-    parts = {part["bom-ref"]: part for part in [*python, *_debian_components(dpkg, release)]}
+    found = sorted([*python, *_debian_components(dpkg, release)], key=json.dumps)
+    parts = {part["bom-ref"]: part for part in found}
     if not parts:
         raise SbomError(f"{image} has neither Debian packages nor Python distributions")
     components = [parts[reference] for reference in sorted(parts)]
@@ -85,7 +87,9 @@ def _debian_components(status: str, release: str) -> Iterator[dict[str, Any]]:
         fields = dict(re.findall(r"^(Package|Status|Version|Architecture): (.+)$", paragraph, re.MULTILINE))
         if fields.get("Status", "").endswith(" installed"):
             name, version = fields["Package"], fields["Version"]
-            qualifiers = f"arch={fields.get('Architecture', 'all')}&distro={distribution}-{system.get('VERSION_ID', '')}"
+            qualifiers = (
+                f"arch={fields.get('Architecture', 'all')}&distro={distribution}-{system.get('VERSION_ID', '')}"
+            )
             purl = f"pkg:deb/{distribution}/{quote(name, safe='')}@{quote(version, safe='')}?{qualifiers.rstrip('-')}"
             yield _component(name, version, purl)
 
@@ -103,7 +107,12 @@ def of_image(name: str, image: str) -> dict[str, Any]:
     try:
         with subprocess.Popen(["docker", "export", container], stdout=subprocess.PIPE) as export:
             assert export.stdout is not None
-            return document(name, image, export.stdout)
+            made = document(name, image, export.stdout)
+            while export.stdout.read(_BLOCK):
+                pass  # what follows the archive's end mark; a closed pipe would fail the export
+        if export.returncode:
+            raise SbomError(f"{image}: docker export failed ({export.returncode})")
+        return made
     except tarfile.TarError as error:
         raise SbomError(f"{image}: docker export gave no archive ({error})") from error
     finally:

@@ -1,8 +1,8 @@
 """Known vulnerabilities of the Python packages that the lock files name.
 
 Problem: a scanner that gets no answer, or one from a mirror without advisories, reports nothing, which reads as "all is
-well". Idea: first ask the service for a package that is known to be vulnerable. Only a service that knows it is believed,
-and then pip-audit asks for each package of each lock file.
+well". Idea: first ask the service for a package that is known to be vulnerable. If it knows that one, pip-audit asks
+for each package of each lock file.
 
     build/tools/bin/python -m release.scan [--service URL]
 """
@@ -46,9 +46,20 @@ def fault(service: str) -> str:
 
 
 def command(lock: Path, service: str) -> list[str]:
-    """pip-audit of one lock file: as it is, with nothing resolved or installed. A package without an answer is an error."""
-    options = ["--require-hashes", "--disable-pip", "--strict", "--progress-spinner", "off"]
-    return [sys.executable, "-m", "pip_audit", *options, "--vulnerability-service", "osv", "--osv-url", service, "-r", str(lock)]
+    """pip-audit of one lock file, without resolving or installing. A package without an answer is an error."""
+    options = ["--no-deps", "--disable-pip", "--strict", "--progress-spinner", "off"]
+    return [
+        sys.executable,
+        "-m",
+        "pip_audit",
+        *options,
+        "--vulnerability-service",
+        "osv",
+        "--osv-url",
+        service,
+        "-r",
+        str(lock),
+    ]
 
 
 def main(words: list[str]) -> int:

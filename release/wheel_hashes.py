@@ -4,9 +4,9 @@ Problem: vLLM for the CPU does not declare what it really needs, so its lock fil
 only where each requirement has one. Idea: a package index lists the hash of each file, so nothing is downloaded. Only
 wheels for CPython 3.11 on x86-64 Linux count, the one platform of the image.
 
-    python requirements/hashes.py [--index URL] LOCK ...     # --index: also ask this index, for other builds of a version
+    python -m release.wheel_hashes [--index URL] LOCK ...
 
-A requirement keeps the hashes that it has where an index cannot be reached.
+`--index` asks a second index, which has other builds of a version. If it cannot be reached, hashes stay.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class MissingWheel(Exception):
     """No index has a wheel of the version for the platform."""
 
 
-def files(index: str, name: str) -> list[tuple[str, str]] | None:
-    """File names and SHA-256 of all files that an index has of a package, in JSON or HTML; None: it has no such package.
+def files(index: str, name: str) -> list[tuple[str, str]]:
+    """File names and SHA-256 of what an index has of a package, in JSON or HTML.
 
-    Raises URLError where the index cannot be reached."""
+    Raises URLError if the index cannot be reached."""
     request = urllib.request.Request(f"{index.rstrip('/')}/{name}/", headers={"Accept": f"{JSON}, text/html;q=0.1"})
     context = ssl.create_default_context(cafile=os.environ.get("PIP_CERT") or None)
     try:
@@ -54,7 +54,7 @@ def files(index: str, name: str) -> list[tuple[str, str]] | None:
             body = reply.read().decode()
     except urllib.error.HTTPError as error:
         if error.code in (403, 404):
-            return None
+            return []
         raise
     if body.startswith("{"):
         listed = json.loads(body)["files"]
@@ -78,7 +78,7 @@ def hashes(name: str, version: str, indexes: list[str], recorded: list[str]) -> 
     found: set[str] = set()
     for index in indexes:
         try:
-            listed = files(index, canonicalize_name(name)) or []
+            listed = files(index, canonicalize_name(name))
         except urllib.error.URLError as error:
             print(f"{index} cannot be reached ({error.reason}): {name} keeps its hashes", file=sys.stderr)
             found.update(recorded)
