@@ -47,7 +47,7 @@ def fault(service: str) -> str:
 
 def command(lock: Path, service: str) -> list[str]:
     """pip-audit of one lock file, without resolving or installing. A package without an answer is an error."""
-    options = ["--no-deps", "--disable-pip", "--strict", "--progress-spinner", "off"]
+    options = ["--disable-pip", "--strict", "--progress-spinner", "off"]
     return [
         sys.executable,
         "-m",
