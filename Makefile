@@ -1,9 +1,11 @@
 # Every verb sets up what it needs, prints the seconds of each step, and shows a log only when a step fails.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup lock demo demo-engines demo-fleet demo-down test check generate verify cluster cluster-down images e2e e2e-all bench
+.PHONY: help setup tools lock base-images sbom scan demo demo-engines demo-fleet demo-down test check generate verify cluster cluster-down images e2e e2e-all bench
 
 VENV := .venv
+TOOLS := build/tools
+SBOM_IMAGES := operator engine-cpu engine-simulated
 PYTHON := $(VENV)/bin/python
 STAGE := .ci/stage
 API_BINARIES := kube-apiserver etcd kubectl helm
@@ -20,15 +22,31 @@ setup: $(VENV)/.done ## Python environment in .venv, from the lock files
 
 $(VENV)/.done: pyproject.toml requirements/dev.txt
 	@python3 -c 'import ensurepip' 2>/dev/null || { echo 'Python has no venv module here: apt-get install python3-venv'; exit 1; }
-	@$(STAGE) setup bash -c 'python3 -m venv $(VENV) && $(PYTHON) -m pip install -q --no-deps --no-compile -r requirements/dev.txt && $(PYTHON) -m pip install -q --no-deps -e .'
+	@$(STAGE) setup bash -c 'python3 -m venv $(VENV) && $(PYTHON) -m pip install -q --no-deps --no-compile --require-hashes -r requirements/dev.txt && $(PYTHON) -m pip install -q --no-deps --no-build-isolation -e .'
 	@touch $@
 
 $(VENV)/.clients: $(VENV)/.done requirements/clients.txt
-	@$(STAGE) clients $(PYTHON) -m pip install -q --no-deps --no-compile -r requirements/clients.txt
+	@$(STAGE) clients $(PYTHON) -m pip install -q --no-deps --no-compile --require-hashes -r requirements/clients.txt
 	@touch $@
 
-lock: ## Pin the dependencies anew (requirements/*.txt)
+tools: $(TOOLS)/.done ## Python environment in build/tools of what locks, scans and SBOMs need, from the lock file
+
+$(TOOLS)/.done: requirements/tools.txt
+	@$(STAGE) tools bash -c 'python3 -m venv $(TOOLS) && $(TOOLS)/bin/pip install -q --no-deps --no-compile --require-hashes -r requirements/tools.txt'
+	@touch $@
+
+lock: tools ## Pin the dependencies anew, with the hash of each file (requirements/*.txt, engine-image/*.lock)
 	@$(STAGE) lock requirements/lock
+
+base-images: ## Look up the digests of the base images again (release/base-images.env)
+	@$(STAGE) -v base-images python3 -m release.base_images resolve
+
+sbom: images tools ## An SBOM (CycloneDX) of each image that make images built, in build/sbom
+	@$(STAGE) -v sbom bash -c 'mkdir -p build/sbom && for name in $(SBOM_IMAGES); do \
+	  $(TOOLS)/bin/python -m release.sbom $$name localhost:5001/plimsoll/$$name:dev build/sbom/$$name.cdx.json || exit 1; done'
+
+scan: tools ## Known vulnerabilities of all locked Python packages; needs api.osv.dev
+	@$(STAGE) -v scan $(TOOLS)/bin/python -m release.scan
 
 # The tests start hundreds of Python programs, each of which would compile the same files anew.
 test: export PYTHONDONTWRITEBYTECODE :=
@@ -40,7 +58,7 @@ test: setup $(VENV)/.clients ## Unit tests, and tests on a real API server, a re
 check: setup ## Linter, formatter, types, layers
 	@$(STAGE) lint ruff check .
 	@$(STAGE) format ruff format --check .
-	@$(STAGE) types bash -c 'mypy && mypy -p e2e.cluster && MYPYPATH=engine-image mypy --strict --explicit-package-bases -p launcher -p simulated'
+	@$(STAGE) types bash -c 'mypy && mypy -p e2e.cluster && mypy -p release && MYPYPATH=engine-image mypy --strict --explicit-package-bases -p launcher -p simulated'
 	@$(STAGE) layers lint-imports
 
 generate: setup ## Make again what is generated: CRDs, reference pages, the scoreboard's results

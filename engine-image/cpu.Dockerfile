@@ -1,8 +1,9 @@
 # vLLM on CPU with the launcher: for laptops, tests and the demo. Context: this folder. Works with the legacy builder.
-#   docker build -f engine-image/cpu.Dockerfile -t plimsoll/engine-cpu engine-image
+#   docker build --build-arg DEBIAN -f engine-image/cpu.Dockerfile -t plimsoll/engine-cpu engine-image
 # vLLM alone, a base for cuda.Dockerfile:
-#   docker build -f engine-image/cpu.Dockerfile --target vllm -t plimsoll/vllm-cpu engine-image
-ARG DEBIAN=debian:bookworm-slim
+#   docker build --build-arg DEBIAN -f engine-image/cpu.Dockerfile --target vllm -t plimsoll/vllm-cpu engine-image
+# release/base-images.env has the value of the build argument.
+ARG DEBIAN
 
 FROM ${DEBIAN} AS build
 RUN apt-get update -qq \
@@ -17,8 +18,8 @@ ARG PIP_TRUSTED_HOST
 ARG PIP_CERT
 ARG PIP_DEFAULT_TIMEOUT
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-COPY cpu.lock image/install_vllm.sh image/slim_torch.py image/cut_section.py /build/
-RUN /build/install_vllm.sh /opt/vllm /build/cpu.lock
+COPY cpu.lock torch.lock torch-cuda.lock image/install_vllm.sh image/slim_torch.py image/cut_section.py /build/
+RUN /build/install_vllm.sh /opt/vllm /build
 COPY image/make_tiny_model.py /build/
 RUN /opt/vllm/bin/python /build/make_tiny_model.py /models/tiny
 

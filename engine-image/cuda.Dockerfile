@@ -1,9 +1,9 @@
 # The launcher on the official vLLM image. Context: this folder.
-#   docker build -f engine-image/cuda.Dockerfile --build-arg BASE=vllm/vllm-openai:v0.32.0@sha256:... -t plimsoll/engine-cuda engine-image
-# Pin the digest that `docker buildx imagetools inspect vllm/vllm-openai:v0.32.0` shows.
-ARG BASE=vllm/vllm-openai:v0.32.0
+#   docker build --build-arg VLLM -f engine-image/cuda.Dockerfile -t plimsoll/engine-cuda engine-image
+# release/base-images.env has the value of the build argument.
+ARG VLLM
 
-FROM ${BASE}
+FROM ${VLLM}
 # The launcher: these lines are the same in cpu.Dockerfile and cuda.Dockerfile.
 RUN { getent passwd 1000 > /dev/null || echo 'plimsoll:x:1000:1000::/home/plimsoll:/usr/sbin/nologin' >> /etc/passwd; } \
  && mkdir -p /home/plimsoll /models && chown 1000:1000 /home/plimsoll

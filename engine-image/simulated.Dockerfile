@@ -1,8 +1,9 @@
 # A simulated engine with the launcher: vLLM's HTTP, metrics and scheduling at a measured accelerator's pace, in 40 MB of
 # memory. Context: the root of the checkout, since the engine and the profiles of accelerators are the simulator's. Works
 # with the legacy builder.
-#   docker build -f engine-image/simulated.Dockerfile -t plimsoll/engine-simulated .
-ARG DEBIAN=debian:bookworm-slim
+#   docker build --build-arg DEBIAN -f engine-image/simulated.Dockerfile -t plimsoll/engine-simulated .
+# release/base-images.env has the value of the build argument.
+ARG DEBIAN
 
 FROM ${DEBIAN} AS build
 RUN apt-get update -qq \
@@ -18,7 +19,8 @@ ARG PIP_CERT
 ARG PIP_DEFAULT_TIMEOUT
 COPY engine-image/simulated.lock /build/
 RUN python3 -m venv /opt/simulated \
- && /opt/simulated/bin/pip install --quiet --no-cache-dir --no-deps --only-binary :all: -r /build/simulated.lock \
+ && /opt/simulated/bin/pip install --quiet --no-cache-dir --no-deps --only-binary :all: --require-hashes \
+      -r /build/simulated.lock \
  && /opt/simulated/bin/pip uninstall --quiet --yes pip setuptools
 
 FROM ${DEBIAN} AS simulated

@@ -13,9 +13,15 @@ from pathlib import Path
 from e2e.cluster.docker import image_exists
 from e2e.cluster.settings import BASE_IMAGE, CACHE
 from e2e.cluster.shell import CommandFailed, run, stage
+from release import base_images
 
 _SUITE = "bookworm"
 _REMOVED_FOLDERS = ("var/cache/apt/archives", "var/lib/apt/lists", "usr/share/doc", "usr/share/man", "usr/share/locale")
+
+
+def reference() -> str:
+    """What the images are built on: the local image, else the published one that a release is built on, by digest."""
+    return BASE_IMAGE if image_exists(BASE_IMAGE) else base_images.load()["DEBIAN"]
 
 
 def ensure() -> None:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from e2e.cluster import pip_settings
+from e2e.cluster import base_image, pip_settings
 from e2e.cluster.docker import build, image_exists, image_id
 from e2e.cluster.settings import HERE, REGISTRY_PORT, ROOT
 from e2e.cluster.shell import CommandFailed, print_line, run, stage, succeeds
@@ -75,13 +75,15 @@ def check_cuda() -> None:
         _context(("engine-image/.",)) as context,
         pip_settings.settings() as args,
     ):
+        args["DEBIAN"] = base_image.reference()
         build("plimsoll/vllm-cpu", context, file="cpu.Dockerfile", args=args, target="vllm", network="host")
-        build("plimsoll/engine-cuda-lines", context, file="cuda.Dockerfile", args={"BASE": "plimsoll/vllm-cpu"})
+        build("plimsoll/engine-cuda-lines", context, file="cuda.Dockerfile", args={"VLLM": "plimsoll/vllm-cpu"})
 
 
 def _build(image: Image) -> None:
     with _context(image.parts) as context, pip_settings.settings() as args:
         shutil.copy2(image.dockerfile, context / "Dockerfile")
+        args["DEBIAN"] = base_image.reference()
         build(image.reference, context, args=args, network="host")
 
 

@@ -1,10 +1,10 @@
 #!/bin/sh
-# Installs vLLM for the CPU into the virtual environment named in $1, from the lock file $2, and makes it small.
-# pip's own settings (PIP_INDEX_URL, PIP_FIND_LINKS, PIP_CERT, ...) are honoured; TORCH_INDEX is where torch's CPU
-# builds are looked for first. Where that cannot be reached (pip would try for each package) or has none, pip takes
-# PyPI's build, and CUDA is taken out of it.
+# Installs vLLM for the CPU into the virtual environment named in $1, from the lock files in the folder $2, and makes it
+# small. pip's own settings (PIP_INDEX_URL, PIP_FIND_LINKS, PIP_CERT, ...) are honoured, and only files with the hashes in
+# the lock files are installed. TORCH_INDEX is where torch's CPU build is looked for first. Where that cannot be reached
+# (pip would try for each package), pip takes PyPI's build, and CUDA is taken out of it.
 set -eu
-venv=$1 lock=$2 here=$(dirname "$0")
+venv=$1 locks=$2 here=$(dirname "$0")
 python3 -m venv "$venv"
 PATH=$venv/bin:$PATH
 packages=$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
@@ -13,10 +13,12 @@ ask='import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=10)
 reached=
 ! env ${PIP_CERT:+SSL_CERT_FILE="$PIP_CERT"} python -c "$ask" "$TORCH_INDEX/torch/" 2> /dev/null || reached=yes
 echo "torch's CPU index: ${reached:-not reached}"
-pip install -q --no-compile --no-cache-dir ${reached:+--extra-index-url "$TORCH_INDEX"} torch==2.13.0
+locked() { pip install -q --no-compile --no-cache-dir --no-deps --only-binary :all: --require-hashes "$@"; }
+locked ${reached:+--extra-index-url "$TORCH_INDEX"} -r "$locks/torch.lock"
+[ ! -e "$packages/torch/lib/libtorch_cuda.so" ] || locked -r "$locks/torch-cuda.lock"
 unused=$(python "$here/slim_torch.py")
 [ -z "$unused" ] || pip uninstall -q -y $unused
-pip install -q --no-compile --no-cache-dir --no-deps -r "$lock"
+locked -r "$locks/cpu.lock"
 
 # vLLM asks for its own version under the name `vllm`; `cpu` in the version is how it finds its platform.
 stub="$packages/vllm-0.32.0+cpu.dist-info"

@@ -76,7 +76,7 @@ def documented_builds() -> list[tuple[str, Path, Path]]:
     found = []
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "engine-image").glob("*.md"), *DOCKERFILES]
     for page in pages:
-        for line in re.findall(r"docker build (-f .+)", page.read_text()):
+        for line in re.findall(r"docker build (?:--build-arg \w+ )*(-f .+)", page.read_text()):
             words = shlex.split(line.split("&&")[0].replace("`", ""))
             found.append((str(page.relative_to(ROOT)), ROOT / words[words.index("-f") + 1], ROOT / words[-1]))
     release = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text())

@@ -95,7 +95,7 @@ def test_hooks_are_local_and_name_existing_files() -> None:
 
 @pytest.mark.parametrize("pattern", [hook["files"] for hook in load(HOOKS)["repos"][0]["hooks"] if "files" in hook])
 def test_hook_pattern_matches_some_file(pattern: str) -> None:
-    roots = [ROOT / name for name in ("operator", "engine-image", "e2e", "crds", "charts", "docs")]
+    roots = [ROOT / name for name in ("operator", "engine-image", "e2e", "crds", "charts", "docs", "release")]
     names = (str(path.relative_to(ROOT)) for root in roots for path in root.rglob("*") if path.is_file())
     assert any(re.search(pattern, name) for name in names)
 
