@@ -20,7 +20,7 @@ from tests.gateway.conftest import make_directory
 from tests.gateway.fake_engine import FakeEngine
 from tests.gateway.kube_objects import pod, service
 from tests.gateway.malformed_requests import GOOD_BODY
-from tests.gateway.stack import GatewayStack, wait_until
+from tests.gateway.stack import TIMEOUT_S, GatewayStack, wait_until
 
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 
@@ -132,7 +132,7 @@ async def test_silent_handshake_is_closed(secure: SecureGateway) -> None:
     with pytest.raises(ssl.SSLWantReadError):
         client.do_handshake()
     writer.write(outgoing.read())
-    async with asyncio.timeout(20):  # the gateway's hello, then nothing, then the end
+    async with asyncio.timeout(TIMEOUT_S):  # the gateway's hello, then nothing, then the end
         while await reader.read(1 << 16):
             pass
     writer.close()
