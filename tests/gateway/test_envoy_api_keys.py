@@ -16,6 +16,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
+from e2e.lib import sdks
 from plimsoll.gateway.settings import ApiKeyMode, TrustedHeaders
 from tests.gateway.api_key_secrets import bearer, key_of, key_secret
 from tests.gateway.conftest import make_directory
@@ -163,6 +164,7 @@ async def test_identity_headers_and_keys_are_logged_nowhere(locked: tuple[Gatewa
 
 
 async def test_openai_sdk_authenticates(locked: tuple[GatewayStack, FakeEngine]) -> None:
+    sdks.require_package("openai")
     stack, _ = locked
     found = {}
     for name, model in (("ci", "chat"), ("unknown", "chat"), ("narrow", "chat")):
