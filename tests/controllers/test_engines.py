@@ -333,7 +333,7 @@ async def test_run_polls_until_cancelled() -> None:
     engines = EnginePoller(store, world.answer, lambda *_: reported.set(), parse)
     world.pod(102, ready=False)  # whose turn comes within a hundredth of the interval
     running = asyncio.create_task(engines.run())
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while engines.startup_progress("team", "pod-102") is None:
             await asyncio.sleep(0.01)
         world.pod(102)

@@ -58,7 +58,7 @@ class Running:
 
     async def get(self, path: str) -> client.Response:
         """Asks the launcher's port."""
-        return await client.request(self.port, path)
+        return await client.request(self.port, path, timeout=60.0)
 
 
 @asynccontextmanager
