@@ -126,12 +126,12 @@ async def test_envoy_headers_of_clients_set_no_timeout(stack: GatewayStack, made
         "x-plimsoll-idle-timeout": "5",
         "x-plimsoll-max-output-tokens": "1",
     }
-    asked = asyncio.create_task(stack.ask_fully(sent=spoofed))
+    pending = asyncio.create_task(stack.ask_fully(sent=spoofed))
     await stack.wait_inflight(engine, 1)
     await asyncio.sleep(0.5)
-    assert not asked.done()
+    assert not pending.done()
     hold.set()
-    assert (await asked)[0] == 200
+    assert (await pending)[0] == 200
     assert not {name.lower().encode() for name in spoofed} & engine.received[-1].headers.keys()
 
 
@@ -195,8 +195,8 @@ async def test_deadlines_of_many_clients_eject_no_engine(stack: GatewayStack) ->
     await stack.wait_routable(*engines)
     for engine in engines:
         engine.behaviour.release_event = asyncio.Event()
-    asked = [stack.ask_fully(sent={TIMEOUT: "1.5"}) for _ in range(40)]
-    assert {status for status, *_ in await asyncio.gather(*asked)} == {504}
+    pending = [stack.ask_fully(sent={TIMEOUT: "1.5"}) for _ in range(40)]
+    assert {status for status, *_ in await asyncio.gather(*pending)} == {504}
     await wait_completed(stack, "deadline_exceeded", 40)
     for _ in range(10):  # Envoy decides once a second
         await asyncio.sleep(0.2)

@@ -141,14 +141,14 @@ async def test_sdk_retry_after_is_obeyed_and_request_succeeds(stack: GatewayStac
 
     async def at_first_full(name: str) -> list[str]:
         async with _saturated(stack, name, engines[name]):
-            asked = asyncio.create_task(clients.ask_of(name, "full at first"))
+            pending = asyncio.create_task(clients.ask_of(name, "full at first"))
 
-            def all_told() -> bool:
+            def all_rejected() -> bool:
                 users = clients.wire.users(name)
                 return len(users) == USERS and all(tries[0].responded_s for tries in users)
 
-            await wait_until(all_told, "each user was told to come back")
-        return await asked
+            await wait_until(all_rejected, "each user was told to come back")
+        return await pending
 
     found = await asyncio.gather(*map(at_first_full, clients.processes))
     assert found == [["succeeded"] * USERS for _ in found]

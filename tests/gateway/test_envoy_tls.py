@@ -224,10 +224,10 @@ async def test_restarts_with_broken_secret(secure: SecureGateway) -> None:
     secure.stack.envoy.wait()
     secure.stack.start_envoy()
 
-    async def is_told() -> bool:
+    async def is_reported() -> bool:
         return "tls.crt holds no X.509 certificate in PEM" in await secure.reason()
 
-    await wait_until(is_told, "readiness names the Secret's error")
+    await wait_until(is_reported, "readiness names the Secret's error")
     await secure.wait_served(secure.volume.rotate("repaired"))
     await secure.stack.ready()
     assert b"PRIVATE" not in secure.stack.settings.bootstrap.read_bytes()
@@ -248,13 +248,13 @@ async def test_first_start_with_broken_secret_is_alive_and_unready(tmp_path_fact
         writer.transport.abort()
         return True
 
-    async def is_told() -> bool:
+    async def is_reported() -> bool:
         return "tls.crt holds no X.509 certificate in PEM" in await gateway.reason()
 
     start = asyncio.create_task(gateway.start())
     try:
         await wait_until(is_open, "Envoy opens its port")
-        await wait_until(is_told, "readiness names the Secret's error")
+        await wait_until(is_reported, "readiness names the Secret's error")
         assert not start.done()
         pem = gateway.volume.rotate()
         await start

@@ -21,7 +21,7 @@ import aiohttp
 import pytest
 
 from launcher import client
-from tests.engine_image.simulated.test_process import engine, held, pid, stream
+from tests.engine_image.simulated.test_process import engine, pid, stream, until_in_flight
 from tests.engine_image.test_launcher import Running, gone
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("uvicorn") is None, reason="uvicorn is not installed")
@@ -74,7 +74,7 @@ async def test_hung_engine_is_unready_then_killed_with_cause(number: signal.Sign
 
 async def test_hung_core_of_idle_engine_is_found(tmp_path: Path) -> None:
     async with stoppable(tmp_path) as one:
-        await held(tmp_path, 0)  # the warm-up's last request has its answer a moment before it ends
+        await until_in_flight(tmp_path, 0)  # the warm-up's last request has its answer a moment before it ends
         os.kill(pid(one.process.pid), signal.SIGUSR2)
         await until_ready_is(one, STALLED)
         assert (await client.request(one.api, "/health")).status == 200, "vLLM's own health does not show it"
@@ -121,7 +121,7 @@ async def test_busy_engine_with_long_steps_stays_ready(tmp_path: Path) -> None:
 async def test_drain_outlasts_a_hang(tmp_path: Path) -> None:
     restart_s = 4.0
     async with stoppable(tmp_path, restart_seconds=restart_s) as one, stream(one.api, 300) as content:
-        await held(tmp_path, 1)
+        await until_in_flight(tmp_path, 1)
         one.process.send_signal(signal.SIGTERM)
         while not (tmp_path / "state" / "stopping").exists():
             await asyncio.sleep(0.02)
