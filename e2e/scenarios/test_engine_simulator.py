@@ -392,7 +392,7 @@ class Pair:
         counted |= {name: grown.total(f"vllm:{name}") for name in TRANSFER_COUNTERS}
         return counted | {"remote_prefills": grown.by(engine_contract().metrics["remote_prefills"], "outcome")}
 
-    def leg(self, body: Object) -> Any:
+    def remote_prefill(self, body: Object) -> Any:
         """What a prefill engine tells the decode engine that asked for a prompt."""
         request_body, headers = (
             {**body, "kv_transfer_params": PREFILL_PARAMS},
@@ -410,7 +410,7 @@ def test_simulated_engine_kv_transfer_matches_vllm(twins: Twins, pd: Service, pr
         seed = next(NEXT_SEED)
         prompts = [_completion(seed, 300, 6), _completion(seed + 1, 700, 4), _completion(seed, 420, 5)]
         counts = [pair.move(*prompts) for pair in (real, light)]
-        reported = [shape(pair.leg(_completion(next(NEXT_SEED), 200, 1))) for pair in (real, light)]
+        reported = [shape(pair.remote_prefill(_completion(next(NEXT_SEED), 200, 1))) for pair in (real, light)]
         names = [Engine(pair.service, "decode").metrics().names("vllm:nixl") for pair in (real, light)]
     print(
         {

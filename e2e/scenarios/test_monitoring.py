@@ -25,7 +25,7 @@ from e2e.lib.node import drop_packets, signal_container
 from e2e.lib.operator import OperatorClient
 from e2e.lib.prometheus import PrometheusClient, discovered, queries
 from e2e.lib.service import LAUNCHER_PORT, Service, make_manifest
-from e2e.lib.wait import wait_until
+from e2e.lib.wait import sleep, wait_until
 from plimsoll.api import labels
 
 IMAGE = "localhost:5001/plimsoll/prometheus:dev"
@@ -48,6 +48,7 @@ RATE, SECONDS = 3.0, 140.0
 BURST = 11.0  # requests/s; one replica carries about 6
 POLL_TIMEOUT_S = 60.0  # until a new service knows what a request costs, and five seconds of patience
 OBSERVED_S = 15.0
+SAMPLE_INTERVAL_S = 0.5
 FALLBACK_S = 40.0  # more than twice as long as a word is trusted
 CONTEXT = {
     "runAsNonRoot": True, "runAsUser": 1000, "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True,
@@ -213,7 +214,7 @@ def test_unreachable_engines_are_read_through_prometheus(
             while time.time() < began + FALLBACK_S:
                 if one := _engines(asking, watched):
                     reported.append(one | {"told": watched.condition("MetricsDegraded").get("reason")})
-                time.sleep(0.5)
+                sleep(SAMPLE_INTERVAL_S)
         scraped = prometheus.samples(f'vllm:num_requests_running{{service="{watched.key}"}}[2m]')
         wait_until("it hears them itself", lambda: not _fallback_message(watched), POLL_TIMEOUT_S)
     reasons = {event["reason"] for event in watched.events() if event["metadata"]["name"] not in before}

@@ -430,7 +430,7 @@ def test_owner_deleted_under_load_costs_no_request(gate: Service, cluster: Clust
     )
 
 
-def test_quota_is_exact_whichever_gateway_is_asked(gate: Service, gateway: GatewayClient) -> None:
+def test_quota_is_exact_across_gateways(gate: Service, gateway: GatewayClient) -> None:
     """A burst of one tenant over connections to both gateways: its quota is that of one."""
     wait_until("each gateway can ask the other", gateway.has_all_peers, 60)
     wait_until("the owner has all slots", _owner_decides(gateway, gate), 60)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ssl
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -21,6 +20,7 @@ from tests.certificates import make_certificate
 GATEWAYS = 2
 SECRET = "e2e-gateway-tls"
 CONNECTIONS = 8  # new ones: each gateway gets some
+REQUEST_INTERVAL_S = 0.1
 RENEWED_S = 180.0  # the kubelet writes a changed Secret within two minutes
 ADDRESS = urlsplit(stack.GATEWAY_URL)
 URL = stack.GATEWAY_URL.replace("http://", "https://")
@@ -69,13 +69,12 @@ class _Load:
         self._thread.start()
 
     def _run(self) -> None:
-        while not self._stop.is_set():
+        while not self._stop.wait(REQUEST_INTERVAL_S):
             try:
                 reply = httpx.get(f"{URL}/v1/models", verify=False, timeout=10, trust_env=False)
                 self.outcomes.append(reply.status_code)
             except httpx.HTTPError as error:
                 self.outcomes.append(repr(error))
-            time.sleep(0.1)
 
     def end(self) -> set[int | str]:
         self._stop.set()

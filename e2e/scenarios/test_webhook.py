@@ -51,7 +51,7 @@ def falling_back(name: str, fallback: str) -> Object:
 
 
 @pytest.mark.usefixtures("webhook")
-def test_apply_of_held_name_is_refused(solo: Service, service: Callable[[str], Service], cluster: Cluster) -> None:
+def test_apply_of_claimed_name_is_refused(solo: Service, service: Callable[[str], Service], cluster: Cluster) -> None:
     late = service("late")
     since = solo.status()["modelNameClaim"]["since"].partition(".")[0]
     refusal = wait_until(

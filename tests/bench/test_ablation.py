@@ -262,7 +262,7 @@ def test_unknown_name_is_a_usage_error(words: list[str], message: str, capsys: p
     assert message in capsys.readouterr().err
 
 
-def test_command_writes_page_of_kept_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_writes_page_of_stored_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "code_hash", lambda: CODE)
     figures = {"attainment": 0.9, "gpu_hours": 2.0, "changes": 4, "digest": "a", "reached": []}
     store = RunStore(tmp_path / "runs", tmp_path / "none")

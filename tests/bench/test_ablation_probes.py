@@ -83,7 +83,7 @@ def calm_then_heavier_for_long() -> list[int]:
     return [state.replicas for state in states([usual] * 65 + [heavier] * 65)]
 
 
-def kept_standby() -> list[str]:
+def retained_standby() -> list[str]:
     """Decisions about tiers with replicas to spare."""
     return [repr(decide_one(observed_tier(make_forecast(0.1 * n, FREQUENT_GROWTH), 14))) for n in range(10, 60)]
 
@@ -294,7 +294,7 @@ def shifted() -> float:
 PROBES: dict[str, Callable[[], object]] = {
     "standby": lambda: decide_one(observed_tier(make_forecast(3.0, FREQUENT_GROWTH), 3)).replicas,
     "standby-own-growth": lambda: decide_one(observed_tier(make_forecast(3.0, OTHERS_GROWTH), 3)).replicas,
-    "standby-retention": kept_standby,
+    "standby-retention": retained_standby,
     "standby-certain-level": lambda: (
         decide_one(observed_tier(make_forecast(3.0, FREQUENT_GROWTH, level_error=1.0), 3)).replicas
     ),

@@ -44,7 +44,7 @@ class Field:
     def words(self, prefix: str) -> list[str]:
         return list(dict.fromkeys(one.policy for one in self.tasks if one.policy.startswith(prefix)))
 
-    def untold(self) -> list[str]:
+    def without_stated_rates(self) -> list[str]:
         """Followers that measure the rate."""
         return [word for word in self.words("follower") if "rates=" not in word]
 
@@ -69,14 +69,14 @@ def test_plan_has_baselines_for_rows_that_require_them() -> None:
         for name, row in BOARD_ROWS.items()
         if row.targets.max_attainment_gap is not None or row.targets.max_cost_ratio is not None
     }
-    followed = {
+    run_baseline = {
         (name, plant)
         for part in RUN_PLAN
         if "followers" in part.policy_groups
         for name in part.rows
         for plant in part.plants
     }
-    assert {(name, plant) for name in body for plant in (1.0, *OTHER_PLANTS)} <= followed
+    assert {(name, plant) for name in body for plant in (1.0, *OTHER_PLANTS)} <= run_baseline
 
 
 def test_plan_dependent_parts_follow_plimsoll() -> None:
@@ -99,7 +99,7 @@ def screened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "screened", lambda row, plant, limit: BASELINES[:limit])
 
 
-def followed(task: RunTask) -> dict[str, Any]:
+def run_baseline(task: RunTask) -> dict[str, Any]:
     """Plimsoll costs 0.9; attainment rises with cost, and behind the gate by two points."""
     if task.policy == "plimsoll":
         return make_run(0.90, 0.9)
@@ -109,35 +109,35 @@ def followed(task: RunTask) -> dict[str, Any]:
 
 @pytest.mark.usefixtures("screened")
 def test_baselines_cheapest_first_then_best_with_admission() -> None:
-    field = Field(followed)
+    field = Field(run_baseline)
     full_run.run_plan([PlanPart("p", ("step-60",), ("followers",))], field)
-    assert [word for word in field.untold() if "cap" in word] == BASELINES[:16]
-    assert field.untold()[16:] == [f"follower:spare={n},gated=1" for n in (4, 3, 2, 1)]
-    assert len(field.untold()) == 20
+    assert [word for word in field.without_stated_rates() if "cap" in word] == BASELINES[:16]
+    assert field.without_stated_rates()[16:] == [f"follower:spare={n},gated=1" for n in (4, 3, 2, 1)]
+    assert len(field.without_stated_rates()) == 20
 
 
 @pytest.mark.usefixtures("screened")
 def test_baselines_suffice_when_few_cost_at_most_plimsoll(tmp_path: Path) -> None:
     """Of those that a search had left one is what would be played behind the gate."""
     (tmp_path / "found.json").write_text('{"step-60": {"follower-frontier": ["follower:spare=0,gated=1"]}}')
-    field = Field(lambda task: {**followed(task), **({"gpu_hours": 0.6} if task.policy == "plimsoll" else {})})
+    field = Field(lambda task: {**run_baseline(task), **({"gpu_hours": 0.6} if task.policy == "plimsoll" else {})})
     full_run.run_plan([PlanPart("p", ("step-60",), ("followers",))], field)
-    assert len(field.untold()) == 20
-    assert field.untold()[16:] == [f"follower:spare={n},gated=1" for n in (1, 2, 3, 4)]
+    assert len(field.without_stated_rates()) == 20
+    assert field.without_stated_rates()[16:] == [f"follower:spare={n},gated=1" for n in (1, 2, 3, 4)]
 
 
 @pytest.mark.usefixtures("screened")
 def test_baselines_all_at_most_plimsoll_cost_are_played() -> None:
-    field = Field(lambda task: {**followed(task), **({"gpu_hours": 2.95} if task.policy == "plimsoll" else {})})
+    field = Field(lambda task: {**run_baseline(task), **({"gpu_hours": 2.95} if task.policy == "plimsoll" else {})})
     full_run.run_plan([PlanPart("p", ("step-60",), ("followers",))], field)
-    assert len([word for word in field.untold() if "cap" in word]) == 26, "25 of them cost no more"
+    assert len([word for word in field.without_stated_rates() if "cap" in word]) == 26, "25 of them cost no more"
 
 
 @pytest.mark.usefixtures("screened")
 def test_baselines_other_plant_count_at_five_percent_less_cost() -> None:
-    field = Field(followed)
+    field = Field(run_baseline)
     full_run.run_plan([PlanPart("p", ("step-60",), ("followers",), plants=(1.4,))], field)
-    assert next(word for word in field.untold() if "gated" in word) == "follower:spare=3,gated=1"
+    assert next(word for word in field.without_stated_rates() if "gated" in word) == "follower:spare=3,gated=1"
     assert {one.plant for one in field.tasks} == {1.4}
 
 
@@ -147,10 +147,10 @@ def test_leader_is_played_with_all_seeds_then_the_next() -> None:
 
     def made(task: RunTask) -> dict[str, Any]:
         if "gated" not in task.policy:
-            return followed(task)
+            return run_baseline(task)
         lucky = 0.91 if task.seed == 1 else 0.8
         return {
-            **followed(task),
+            **run_baseline(task),
             "attainment_offered": attained.get(task.policy, 0.5 if "rates" in task.policy else lucky),
         }
 
@@ -168,7 +168,7 @@ def test_leader_by_cost_is_cheapest_with_equal_attainment() -> None:
 
     def made(task: RunTask) -> dict[str, Any]:
         unlucky = task.policy == "follower:spare=3,gated=1" and task.seed > 1
-        return {**followed(task), **({"attainment_offered": 0.8} if unlucky else {})}
+        return {**run_baseline(task), **({"attainment_offered": 0.8} if unlucky else {})}
 
     field = Field(made)
     full_run.run_plan([PlanPart("p", ("step-60-pd",), ("followers",), seeds=2)], field)
@@ -179,7 +179,7 @@ def test_leader_by_cost_is_cheapest_with_equal_attainment() -> None:
 
 @pytest.mark.usefixtures("screened")
 def test_baselines_get_stated_rates_for_identical_requests() -> None:
-    field = Field(followed)
+    field = Field(run_baseline)
     full_run.run_plan([PlanPart("p", ("step-60", "ramp-120", "shift-60-pd", "azure-code"), ("followers",))], field)
     reported = [one for one in field.tasks if "rates=" in one.policy]
     assert {one.row.name for one in reported} == {"step-60"}
@@ -192,7 +192,7 @@ def test_baselines_get_stated_rates_for_identical_requests() -> None:
 # ---------------------------------------------------------------- constant fleets
 
 
-def kept(least: int, own: float = 2.0, limit: float = 1.0) -> Made:
+def make_static_fleets(least: int, own: float = 2.0, limit: float = 1.0) -> Made:
     """Constant fleets from `least` on keep the promise, up to `limit` times the row's rate; Plimsoll has `own`."""
 
     def made(task: RunTask) -> dict[str, Any]:
@@ -214,7 +214,7 @@ def kept(least: int, own: float = 2.0, limit: float = 1.0) -> Made:
     ids=["below fails", "down to one", "up", "none keeps it", "there is none below one"],
 )
 def test_static_fleets_from_plimsoll_mean_down_to_least_passing(least: int, own: float, fleets: list[int]) -> None:
-    field = Field(kept(least, own, limit=1.1))
+    field = Field(make_static_fleets(least, own, limit=1.1))
     full_run.run_plan([PlanPart("p", (CONSTANT,), ("fleets",))], field)
     played = [one.policy for one in field.tasks if one.row.name == CONSTANT and one.policy != "plimsoll"]
     assert list(dict.fromkeys(played)) == [f"static:{count}" for count in fleets]
@@ -226,7 +226,7 @@ def test_static_fleets_from_plimsoll_mean_down_to_least_passing(least: int, own:
 def test_boundary_run_is_played_only_where_it_matters(
     own: float, limit: float, boundary: bool, passed: bool, tmp_path: Path
 ) -> None:
-    player = a_player(tmp_path, kept(2, own, limit))
+    player = a_player(tmp_path, make_static_fleets(2, own, limit))
     full_run.run_plan([PlanPart("p", (CONSTANT,), ("plimsoll", "fleets"))], player)
     [found] = board_file.make_board(player.store, player.program, []).places
     assert found.boundary is boundary

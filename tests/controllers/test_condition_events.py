@@ -242,7 +242,7 @@ STARTING = builders.pod(PARENT, "serve", "new")
 @pytest.mark.parametrize(
     "pods", [(WRONG_IMAGE, STARTING, None), (CRASHED, STARTING, CRASHED, None), (CRASHED, None)], ids=len
 )
-def test_events_mended_tier_is_told_when_it_is_ready(pods: tuple[Any, ...]) -> None:
+def test_events_recovered_tier_is_reported_when_ready(pods: tuple[Any, ...]) -> None:
     """A crashed engine that starts again is not mended, and neither is one whose new pod has yet to start."""
     stored, normal = conditions.merge([], service_status.build_conditions(status_inputs(tier("serve"))), "t0"), []
     for second, pod in enumerate((*pods, None)):

@@ -20,7 +20,7 @@ from plimsoll.core.autoscaling.state_checkpoint import dump_service_state, resto
 from plimsoll.core.demand.service_metrics import ServiceMetrics
 from plimsoll.core.slo import Slo
 from plimsoll.core.types import Role, Unavailable
-from tests.core.test_autoscaler import START_S, Fleet, service_metrics, wish
+from tests.core.test_autoscaler import START_S, Fleet, scaling_spec, service_metrics
 from tests.core.test_signals import NOW_S, serving
 
 KEY = ("team", "chat")
@@ -36,7 +36,7 @@ def written_document(fleet: Fleet, horizon_s: float | None = None) -> dict[str, 
 
 def scaled_up_fleet() -> Fleet:
     """A fleet that has met a step in its load."""
-    fleet = Fleet(wish())
+    fleet = Fleet(scaling_spec())
     fleet.run(service_metrics(2.0, Role.SERVE), 60)
     fleet.service.record_startup("serve", [("pull", 9.0), ("load", 20.0)])
     fleet.run(service_metrics(60.0, Role.SERVE), 15)
@@ -58,7 +58,7 @@ def test_document_lists_last_tick_first_then_changes() -> None:
 
 
 def test_document_lists_changing_last_decision_once() -> None:
-    fleet = Fleet(wish(), arrives=False)
+    fleet = Fleet(scaling_spec(), arrives=False)
     while not fleet.service.decisions:
         fleet.tick(service_metrics(60.0, Role.SERVE))
     assert fleet.service.last_decision is fleet.service.decisions[-1]
@@ -136,7 +136,7 @@ def test_document_forecast_uses_requested_horizon() -> None:
 
 
 def test_document_unknown_engine_has_reasons_without_figures() -> None:
-    fleet = Fleet(wish(), about=None)
+    fleet = Fleet(scaling_spec(), about=None)
     fleet.run(service_metrics(40.0, Role.SERVE), 15)
     document = written_document(fleet)["tiers"]["serve"]
     why = {"unknown": "no engine of the tier has reported its configuration yet"}
@@ -145,7 +145,7 @@ def test_document_unknown_engine_has_reasons_without_figures() -> None:
 
 
 def test_document_known_engine_waits_for_request_lengths() -> None:
-    fleet = Fleet(wish())
+    fleet = Fleet(scaling_spec())
     fleet.run(replace(service_metrics(40.0, Role.SERVE), workload=Unavailable("none yet")), 5)
     document = written_document(fleet)["tiers"]["serve"]
     assert document["engine"] is not None
@@ -154,7 +154,7 @@ def test_document_known_engine_waits_for_request_lengths() -> None:
 
 def test_document_exists_before_first_tick_and_without_slo() -> None:
     assert build_document(ServiceState.for_roles(["prefill", "decode"]), KEY, START_S)["decisions"] == []
-    fleet = Fleet(wish(slo=None))
+    fleet = Fleet(scaling_spec(slo=None))
     fleet.run(service_metrics(40.0, Role.SERVE), 15)
     document = written_document(fleet)
     assert document["decisions"][0]["tiers"]["serve"]["replicas"] == 1
@@ -163,7 +163,7 @@ def test_document_exists_before_first_tick_and_without_slo() -> None:
 
 def test_document_after_restart_keeps_learned_model() -> None:
     fleet = scaled_up_fleet()
-    again = Fleet(wish(), about=None)
+    again = Fleet(scaling_spec(), about=None)
     restore_service_state(again.service, dump_service_state(fleet.service))
     again.tick(service_metrics(60.0, Role.SERVE))
     document = written_document(again)["tiers"]["serve"]
@@ -172,7 +172,7 @@ def test_document_after_restart_keeps_learned_model() -> None:
 
 
 def test_document_infeasible_tpot_shows_feasible_target() -> None:
-    fleet = Fleet(wish(slo=Slo(0.95, tpot_s=0.001)))
+    fleet = Fleet(scaling_spec(slo=Slo(0.95, tpot_s=0.001)))
     fleet.run(service_metrics(5.0, Role.SERVE), 15)
     document = written_document(fleet)["tiers"]["serve"]["capacity"]["infeasible"]
     assert document["constraint"] == "TPOT"
@@ -184,7 +184,7 @@ def test_document_infeasible_tpot_shows_feasible_target() -> None:
 
 
 def test_document_infeasible_e2e_shows_feasible_target() -> None:
-    fleet = Fleet(wish(slo=Slo(0.95, 0.5, e2e_s=0.6)))
+    fleet = Fleet(scaling_spec(slo=Slo(0.95, 0.5, e2e_s=0.6)))
     fleet.run(service_metrics(5.0, Role.SERVE), 15)
     document = written_document(fleet)["tiers"]["serve"]["capacity"]["infeasible"]
     assert document["constraint"] == "e2e"
@@ -193,7 +193,7 @@ def test_document_infeasible_e2e_shows_feasible_target() -> None:
 
 
 def test_document_infeasible_itl_shows_feasible_target() -> None:
-    fleet = Fleet(wish(slo=Slo(0.95, 2.0, itl_s=0.001)))
+    fleet = Fleet(scaling_spec(slo=Slo(0.95, 2.0, itl_s=0.001)))
     fleet.run(service_metrics(5.0, Role.SERVE), 15)
     document = written_document(fleet)["tiers"]["serve"]["capacity"]["infeasible"]
     assert document["constraint"] == "itl"
@@ -202,14 +202,14 @@ def test_document_infeasible_itl_shows_feasible_target() -> None:
 
 
 def test_document_recommendation_differs_from_set_replicas() -> None:
-    fleet = Fleet(wish(mode=ScalingMode.RECOMMEND))
+    fleet = Fleet(scaling_spec(mode=ScalingMode.RECOMMEND))
     fleet.run(service_metrics(60.0, Role.SERVE), 15)
     document = written_document(fleet)["decisions"][0]["tiers"]["serve"]
     assert document["replicas"] == 1 < document["recommended"]
 
 
 def test_document_lists_both_tiers_of_pair() -> None:
-    fleet = Fleet(wish(tiers={"prefill": TierPolicy(1, 9), "decode": TierPolicy(1, 9)}))
+    fleet = Fleet(scaling_spec(tiers={"prefill": TierPolicy(1, 9), "decode": TierPolicy(1, 9)}))
     fleet.run(service_metrics(5.0, Role.PREFILL, Role.DECODE), 15)
     document = written_document(fleet)
     assert list(document["tiers"]) == list(document["decisions"][0]["tiers"]) == ["prefill", "decode"]

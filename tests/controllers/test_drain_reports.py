@@ -48,15 +48,15 @@ def endings() -> Any:
     made.forget(KEY)
 
 
-def hear(endings: DrainReports, obj: dict[str, Any], kind: str = "MODIFIED") -> None:
+def observe(endings: DrainReports, obj: dict[str, Any], kind: str = "MODIFIED") -> None:
     endings.on_pod_event(WatchEvent(kind, obj, ()))
 
 
 def test_drain_report_is_counted_and_emitted_once(endings: DrainReports) -> None:
-    hear(endings, pod())
+    observe(endings, pod())
     assert (counted("requests_aborted"), counted("drains_timed_out")) == (0, 0)
     for kind in ("MODIFIED", "MODIFIED", "DELETED"):
-        hear(endings, pod(message=DRAIN_MESSAGE, exitCode=0), kind)
+        observe(endings, pod(message=DRAIN_MESSAGE, exitCode=0), kind)
     (event,) = endings.pending(KEY)
     assert event.message == (
         "3 requests were aborted in decode pod chat-decode-a, "
@@ -68,14 +68,14 @@ def test_drain_report_is_counted_and_emitted_once(endings: DrainReports) -> None
 
 
 def test_drain_report_from_deleted_pod_version_is_read(endings: DrainReports) -> None:
-    hear(endings, pod(message=DRAIN_MESSAGE.replace("3", "1")), "DELETED")
+    observe(endings, pod(message=DRAIN_MESSAGE.replace("3", "1")), "DELETED")
     assert "1 request was aborted" in endings.pending(KEY)[0].message
 
 
 def test_drain_report_arriving_during_ack_is_kept(endings: DrainReports) -> None:
-    hear(endings, pod("a", message=DRAIN_MESSAGE))
+    observe(endings, pod("a", message=DRAIN_MESSAGE))
     first = endings.pending(KEY)
-    hear(endings, pod("b", message=DRAIN_MESSAGE))
+    observe(endings, pod("b", message=DRAIN_MESSAGE))
     endings.ack(KEY, first)
     assert ["pod b," in event.message for event in endings.pending(KEY)] == [True]
 
@@ -94,7 +94,7 @@ def test_drain_report_relist_counts_nothing_twice(endings: DrainReports) -> None
 
 
 def test_drain_report_killed_pod_has_unknown_loss(endings: DrainReports) -> None:
-    hear(endings, killed("2026-01-01T00:10:25Z"))
+    observe(endings, killed("2026-01-01T00:10:25Z"))
     (event,) = endings.pending(KEY)
     assert "was killed after its termination grace period of 625 s" in event.message
     assert "the number of aborted requests is unknown" in event.message
@@ -118,7 +118,7 @@ def test_drain_report_killed_pod_has_unknown_loss(endings: DrainReports) -> None
 )
 def test_drain_report_absent_for_other_pod_endings(endings: DrainReports, ended: dict[str, Any]) -> None:
     assert drain_timeout_of(ended) is None
-    hear(endings, ended)
+    observe(endings, ended)
     assert endings.pending(KEY) == ()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from plimsoll.adapters.kube_client import INFERENCESERVICES, PODS, KubeClient, Resource, WatchEvent
+from plimsoll.adapters.kube_client import INFERENCESERVICES, PODS, SERVICES, KubeClient, Resource, WatchEvent
 from plimsoll.adapters.normalize import normalize
 from plimsoll.api import labels
 from plimsoll.api.conditions import ConditionReason, ConditionType
@@ -23,7 +23,6 @@ from plimsoll.controllers.isolation import NAMED, ObjectErrors, Stage, supervise
 from plimsoll.controllers.object_cache import Key, ObjectCache
 from plimsoll.controllers.operator import OperatorProcess
 from plimsoll.controllers.operator_config import OperatorConfig
-from plimsoll.controllers.reconcile import reconciler
 from plimsoll.controllers.reconcile.drain_reports import DrainReports
 from plimsoll.controllers.reconcile.reconciler import Reconciler
 from plimsoll.core.errors import BackendUnavailable, NotFound
@@ -31,6 +30,8 @@ from plimsoll.gateway import service_catalog
 from plimsoll.telemetry import gateway_metrics, operator_metrics
 from tests import builders
 from tests.controllers.test_autoscale import NOW_S, PROMISED, ready
+from tests.controllers.test_drain_reports import DRAIN_MESSAGE
+from tests.controllers.test_drain_reports import pod as ended_pod
 
 Object = dict[str, Any]
 
@@ -192,51 +193,57 @@ async def test_operator_event_that_fails_stops_no_later_one() -> None:
     assert counted(Stage.WATCH) == before + 1
 
 
-async def test_operator_part_that_fails_ends_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    operator = OperatorProcess(Cluster(), OperatorConfig(builders.PLATFORM, "plimsoll-system", "me"), None)  # type: ignore[arg-type]
-    queued, stop = asyncio.Event(), asyncio.Event()
+async def test_operator_part_that_fails_ends_no_other() -> None:
+    """The watch of Services fails; after that, the watch of pods delivers a pod."""
+    parent = builders.service("chat", tiers={"serve": {}})
 
-    async def work() -> None:
-        queued.set()
-        await asyncio.Event().wait()
+    class PartlyBroken(Cluster):
+        def __init__(self) -> None:
+            super().__init__()
+            self.has_failed, self.pod_was_taken = asyncio.Event(), asyncio.Event()
 
-    async def stopped(*_: Any) -> None:
+        async def list(self, *_: Any) -> tuple[list[Object], str]:  # type: ignore[override]
+            return [], "1"
+
+        async def watch(self, resource: Any, *_: Any) -> AsyncIterator[WatchEvent]:  # type: ignore[override]
+            if resource is SERVICES:
+                self.has_failed.set()
+                fail()
+            await self.has_failed.wait()
+            if resource is PODS:
+                yield WatchEvent("ADDED", ready(parent, "serve"))
+                self.pod_was_taken.set()
+            await asyncio.Event().wait()
+
+    stop = asyncio.Event()
+
+    async def watch_services(*_: Any) -> None:
         await stop.wait()
 
-    async def nothing() -> None:
-        return None
-
-    monkeypatch.setattr(operator, "_list_services", nothing)
-    monkeypatch.setattr(operator.gateway_poller, "run", fail)
-    monkeypatch.setattr(operator.queue, "run", work)
-    monkeypatch.setattr(kopf_handlers, "watch_services", stopped)
+    kube, before = PartlyBroken(), counted(Stage.PART)
+    config = OperatorConfig(builders.PLATFORM, "plimsoll-system", "me")
+    operator = OperatorProcess(kube, config, None, watch_services)  # type: ignore[arg-type]
     running = asyncio.create_task(operator.run())
-    await queued.wait()
-    await asyncio.sleep(0.01)
+    await kube.pod_was_taken.wait()
+    assert [pod["metadata"]["name"] for pod in operator.cache.all("Pod")] == ["p"]
+    assert counted(Stage.PART) == before + 1
     assert not running.done()
     stop.set()
     await running
 
 
-def test_endings_error_about_one_pod_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drain_report_error_about_one_pod_stops_no_other() -> None:
     parent, store, errors = builders.service("chat"), ObjectCache(), ObjectErrors()
-    bad, good = (builders.pod(parent, "decode", name) for name in ("bad", "good"))
+    bad, good = (ended_pod(name, message=DRAIN_MESSAGE) for name in ("bad", "good"))
+    bad["status"]["containerStatuses"] = [{"name": "engine", "state": 7}]
     for obj in (parent, bad, good):
         store.put(obj)
-    visited: list[str] = []
-
-    def read(pod: Object) -> None:
-        visited.append(pod["metadata"]["name"])
-        if pod["metadata"]["name"] == "bad":
-            fail()
-
-    monkeypatch.setattr("plimsoll.controllers.reconcile.drain_reports.drain_timeout_of", read)
     endings = DrainReports(store, errors)
     endings.on_pod_event(WatchEvent("SYNC", objects=(bad, good)))
-    assert visited == ["bad", "good"]
+    assert ["pod good," in event.message for event in endings.pending(CHAT)] == [True]
     condition = errors.condition(CHAT)
     assert condition is not None
-    assert "Pod team/bad: KeyError" in condition.message
+    assert "Pod team/bad: AttributeError" in condition.message
     endings.on_pod_event(WatchEvent("DELETED", bad))
     assert errors.condition(CHAT) is None
     endings.forget(CHAT)
@@ -247,16 +254,19 @@ def make_reconciler(store: ObjectCache, kube: KubeClient, errors: ObjectErrors) 
     return Reconciler(kube, store, builders.PLATFORM, GatewayView, lambda key: None, endings, "me", errors)
 
 
-async def test_reconcile_error_is_shown_beside_the_old_status(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_reconcile_error_is_shown_beside_the_old_status() -> None:
+    class Faulty(Cluster):
+        async def apply(self, obj: Object, *arguments: Any, **options: Any) -> Object:
+            return fail() if obj["kind"] == "Deployment" else await super().apply(obj, *arguments, **options)
+
     changed: list[Key] = []
-    store, kube, errors = ObjectCache(), Cluster(), ObjectErrors(changed.append)
+    store, kube, errors = ObjectCache(), Faulty(), ObjectErrors(changed.append)
     raw = builders.service("chat")
     known = {"type": "Ready", "status": "True", "reason": "Serving", "lastTransitionTime": "2026-01-01T00:00:00Z"}
     raw["status"] = {"url": "http://x", "conditions": [known]}
     kube.service = raw
     store.put(raw)
     working = make_reconciler(store, kube, errors)
-    monkeypatch.setattr(reconciler, "plan_objects", fail)
     with pytest.raises(KeyError):
         await working.reconcile(CHAT)
     granted, status = kube.statuses
@@ -285,28 +295,31 @@ async def test_reconcile_success_removes_the_condition() -> None:
 
 
 def scaler(
-    kube: Cluster, errors: ObjectErrors, tell: Callable[[Object, Event], Awaitable[None]] | None = None
-) -> tuple[ObjectCache, Autoscaler]:
+    kube: Cluster,
+    errors: ObjectErrors,
+    record_event: Callable[[Object, Event], Awaitable[None]] | None = None,
+    store: ObjectCache | None = None,
+) -> Autoscaler:
     """Two services with a tier that has two replicas more than it may have."""
-    store = ObjectCache()
+    store = store or ObjectCache()
     for name in ("chat", "other"):
         parent = builders.service(name, **PROMISED | {"tiers": {"serve": {"minReplicas": 1, "maxReplicas": 1}}})
         store.put(parent)
         store.put(builders.deployment(parent, "serve", replicas=3))
 
-    async def reported(*_: Any) -> None:
+    async def ignore(*_: Any) -> None:
         return None
 
     sources = SignalSources(lambda: ((), ()), lambda namespace, pod: None, lambda namespace, pod: None)
-    return store, Autoscaler(store, kube, sources, tell or reported, lambda key: None, errors=errors)
+    return Autoscaler(store, kube, sources, record_event or ignore, lambda key: None, errors=errors)
 
 
 async def test_tick_without_an_event_scales_all_services() -> None:
-    async def tell(*_: Any) -> None:
+    async def unavailable(*_: Any) -> None:
         raise BackendUnavailable("away")
 
     kube, errors = Cluster(), ObjectErrors()
-    _, working = scaler(kube, errors, tell)
+    working = scaler(kube, errors, unavailable)
     working.tick(NOW_S)
     await working.finish_writes()
     assert kube.scaled == ["chat-serve", "other-serve"]
@@ -323,7 +336,7 @@ async def test_tick_error_while_one_is_set_stops_no_other() -> None:
             await super().scale(resource, namespace, name, replicas, manager)
 
     kube, errors = Faulty(), ObjectErrors()
-    _, working = scaler(kube, errors)
+    working = scaler(kube, errors)
     working.tick(NOW_S)
     await working.finish_writes()
     kube.is_faulty = False
@@ -338,11 +351,13 @@ async def test_tick_error_while_one_is_set_stops_no_other() -> None:
     assert "chat-serve" in kube.scaled
 
 
-async def test_tick_with_a_service_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_tick_with_a_service_that_cannot_be_read() -> None:
+    class Unreadable(ObjectCache):
+        def parsed(self, raw: Object) -> Any:
+            return fail() if raw["metadata"]["name"] == "chat" else super().parsed(raw)
+
     kube, errors = Cluster(), ObjectErrors()
-    store, working = scaler(kube, errors)
-    whole = store.parsed
-    monkeypatch.setattr(store, "parsed", lambda raw: fail() if raw["metadata"]["name"] == "chat" else whole(raw))
+    working = scaler(kube, errors, store=Unreadable())
     working.tick(NOW_S)
     await working.finish_writes()
     assert kube.scaled == ["other-serve"]
@@ -381,14 +396,15 @@ async def test_engines_error_about_one_pod_stops_no_other() -> None:
     assert errors.condition(CHAT) is None
 
 
-def test_engines_pod_that_cannot_be_read_keeps_its_times(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engines_pod_that_cannot_be_read_keeps_its_times() -> None:
     store, errors = ObjectCache(), ObjectErrors()
-    store.put(builders.pod(builders.service("chat"), "decode", "p", podIP="1"))
+    pod = builders.pod(builders.service("chat"), "decode", "p", podIP="1")
+    store.put(pod)
     asking = EnginePoller(store, lambda *_: asyncio.sleep(0, b""), lambda *_: None, errors=errors)
     asking._relist(0.0)
     (before,) = asking._pods.values()
     due_s = before.info_due_s
-    monkeypatch.setattr(engine_poller, "_polled_pod", fail)
+    store.put({**pod, "status": {**pod["status"], "conditions": 7}})
     asking._relist(50.0)
     (after,) = asking._pods.values()
     assert (after is before, after.info_due_s) == (True, due_s)

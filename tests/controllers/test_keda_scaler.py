@@ -62,7 +62,7 @@ class Client:
             request_serializer=lambda message: message.SerializeToString(),
             response_deserializer=response_class.FromString,
         )
-        return await stub(request, timeout=10)
+        return await stub(request, timeout=60)
 
     def stream(self, **metadata: str) -> Any:
         stub = self.channel.unary_stream(
@@ -234,7 +234,7 @@ async def test_serve_stops_listening_when_it_is_cancelled() -> None:
     await running.stop(0)
     task = asyncio.create_task(server.serve(KedaScalerSettings(port=port), {("team", "chat"): service(serve=4)}.get))
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        await asyncio.wait_for(channel.channel_ready(), 10)
+        await asyncio.wait_for(channel.channel_ready(), 60)
         assert await Client(channel).replicas(service="chat") == 4
         task.cancel()
         await asyncio.wait([task])

@@ -100,7 +100,7 @@ async def watched(
 
 
 async def next_of(taken: asyncio.Queue[tuple[str, bool]]) -> tuple[str, bool]:
-    return await asyncio.wait_for(taken.get(), 5)
+    return await asyncio.wait_for(taken.get(), 30)
 
 
 async def test_kopf_hostile_annotations_hide_no_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

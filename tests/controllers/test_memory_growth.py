@@ -61,11 +61,11 @@ class Churn:
 
     def _gateways(self) -> tuple[tuple[GatewayReading, ...], tuple[str, ...]]:
         """One that stays, and some that are there for a tick."""
-        reported = self._told()
+        reported = self._service_readings()
         names = ("gw-stays", *[f"gw-{self.tick_no}-{n}" for n in range(AT_ONCE)])
         return tuple(GatewayReading(name, self._now_s, "a", reported) for name in names), names
 
-    def _told(self) -> dict[str, ServiceReading]:
+    def _service_readings(self) -> dict[str, ServiceReading]:
         return {"/".join(self.key): arrivals(4.0 * STEP_S * self.tick_no)}
 
 
@@ -90,9 +90,9 @@ class ServiceChurn(Churn):
         for obj in gone:
             self.store.remove(obj)
 
-    def _told(self) -> dict[str, ServiceReading]:
+    def _service_readings(self) -> dict[str, ServiceReading]:
         here = {"/".join(key_of(obj)) for obj in self.there if obj["kind"] == labels.KIND}
-        return super()._told() | {name: arrivals(4.0 * STEP_S * self.tick_no) for name in here}
+        return super()._service_readings() | {name: arrivals(4.0 * STEP_S * self.tick_no) for name in here}
 
 
 async def _ignore_report(_: Object, __: Event) -> None:

@@ -83,7 +83,7 @@ async def test_leader_serves_keda_only_if_configured() -> None:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         is_active = channel.unary_unary(f"/{messages.SERVICE}/IsActive", messages.ScaledObjectRef.SerializeToString)
         with pytest.raises(grpc.aio.AioRpcError, match="does not scale InferenceService team/chat"):
-            await is_active(reference, wait_for_ready=True, timeout=10)
+            await is_active(reference, wait_for_ready=True, timeout=60)
     task.cancel()
     await asyncio.wait([task])
 

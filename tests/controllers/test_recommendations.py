@@ -24,7 +24,7 @@ from plimsoll.core.autoscaling.scaling_policy import ScalingMode, TierPolicy
 from plimsoll.core.autoscaling.service_state import ServiceState, TimedDecision
 from plimsoll.core.types import Role, Unavailable
 from tests.chart.rendering import ROOT
-from tests.core.test_autoscaler import Fleet, need, service_metrics, wish
+from tests.core.test_autoscaler import Fleet, need, scaling_spec, service_metrics
 
 KEY = ("team", "chat")
 SCHEMA = json_schema()
@@ -39,7 +39,7 @@ def document(fleet: Fleet, age_s: float = 0.0) -> dict[str, Any]:
 
 def recommending_fleet(mode: ScalingMode = ScalingMode.RECOMMEND) -> Fleet:
     """A fleet of one replica under the load of several."""
-    fleet = Fleet(wish(mode=mode), arrives=mode is ScalingMode.AUTO)
+    fleet = Fleet(scaling_spec(mode=mode), arrives=mode is ScalingMode.AUTO)
     fleet.run(service_metrics(60.0, Role.SERVE), 120)
     return fleet
 
@@ -78,7 +78,7 @@ def test_auto_mode_recommends_what_it_orders() -> None:
 
 
 def test_limit_is_named() -> None:
-    fleet = Fleet(wish(tiers={"serve": TierPolicy(1, 2)}))
+    fleet = Fleet(scaling_spec(tiers={"serve": TierPolicy(1, 2)}))
     fleet.run(service_metrics(60.0, Role.SERVE), 60)
     tier = document(fleet)["tiers"]["serve"]
     assert (tier["recommendedReplicas"], tier["maxReplicas"]) == (2, 2)
@@ -86,7 +86,7 @@ def test_limit_is_named() -> None:
     assert tier["limits"] == ["maxReplicas"]
 
 
-@pytest.mark.parametrize("spec", [wish(slo=None), wish(mode=ScalingMode.OFF)])
+@pytest.mark.parametrize("spec", [scaling_spec(slo=None), scaling_spec(mode=ScalingMode.OFF)])
 def test_unsized_service_has_no_recommendation(spec: Any) -> None:
     fleet = Fleet(spec)
     fleet.run(service_metrics(60.0, Role.SERVE), 10)
@@ -95,7 +95,7 @@ def test_unsized_service_has_no_recommendation(spec: Any) -> None:
 
 
 def test_unknown_demand_freezes_recommendation() -> None:
-    fleet = Fleet(wish())
+    fleet = Fleet(scaling_spec())
     fleet.run(service_metrics(Unavailable("no gateway reports")), 3)
     tier = document(fleet)["tiers"]["serve"]
     assert (tier["frozen"], tier["recommendedReplicas"], tier["demand"]) == (True, 1, None)
@@ -144,7 +144,9 @@ def test_list_is_built_once_a_second() -> None:
 
 def test_service_without_replicas_is_recommended_one_at_a_request() -> None:
     """From zero: nothing but the arrival is known, since no engine has run yet."""
-    fleet = Fleet(wish(mode=ScalingMode.RECOMMEND, tiers={"serve": TierPolicy(0, 9)}), about=None, arrives=False)
+    fleet = Fleet(
+        scaling_spec(mode=ScalingMode.RECOMMEND, tiers={"serve": TierPolicy(0, 9)}), about=None, arrives=False
+    )
     counts = []
     for rate in (0.0, 1.0):
         fleet.run(service_metrics(rate, Role.SERVE), 20)

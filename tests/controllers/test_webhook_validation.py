@@ -52,7 +52,7 @@ def later(service: Object) -> Object:
 HOLDER = with_claim(named("playground", "first", "other"), "playground")
 
 
-def test_held_model_name_is_refused_with_holder_and_time() -> None:
+def test_claimed_model_name_is_refused_with_holder_and_time() -> None:
     found = validate_change(later(named("playground")), None, cluster_of(HOLDER))
     assert found == ValidationResult(
         errors=(
@@ -95,7 +95,7 @@ def test_name_that_its_holder_gives_up_is_a_warning() -> None:
     assert "service other/first holds the name since" in found.warnings[0]
 
 
-def test_object_name_that_is_held_is_a_warning() -> None:
+def test_claimed_object_name_is_a_warning() -> None:
     """Without spec.model.name the service still serves as NAMESPACE/NAME."""
     holder = with_claim(named("chat", "first", "other"), "chat")
     found = validate_change(later(named(None, "chat")), None, cluster_of(holder))
@@ -124,7 +124,7 @@ def test_update_without_new_name_is_not_refused() -> None:
     assert validate_change(changed, loser, cluster_of(HOLDER, loser)) == ValidationResult()
 
 
-def test_update_to_a_held_name_is_refused() -> None:
+def test_update_to_a_claimed_name_is_refused() -> None:
     own = with_claim(later(named("own")), "own")
     changed = copy.deepcopy(own)
     changed["spec"]["model"]["name"] = "playground"
@@ -222,7 +222,7 @@ def with_adapter(name: str, adapter: str, namespace: str = "team") -> Object:
     return made
 
 
-def test_held_adapter_name_is_refused_once() -> None:
+def test_claimed_adapter_name_is_refused_once() -> None:
     new = later(with_adapter("chat", "playground"))
     [error] = validate_change(new, None, cluster_of(HOLDER)).errors
     assert "spec.adapters playground: service other/first holds the name since 2026-02-01T10:00:00Z" in error

@@ -276,7 +276,7 @@ def test_shares_under_scarcity_follow_demand_once_released(full: str) -> None:
     assert sum(shares.values()) == 40
 
 
-def test_shares_held_slots_stay_until_holder_confirms() -> None:
+def test_shares_allocated_slots_stay_until_confirmed() -> None:
     sharing, both = ShareController(), ["gw-a", "gw-b"]
     shares = dict(sharing.allocate(40, both, 0.0))
     for second in range(1, 60):

@@ -18,14 +18,14 @@ from plimsoll.core.autoscaling.startup_time import StartingPod
 from plimsoll.core.demand.service_metrics import ServiceMetrics
 from plimsoll.core.engine_model.kv_transfer import MIN_TRANSFERRED_TOKENS, TRANSFER_MEMORY_S, TransferStats
 from plimsoll.core.types import Role
-from tests.core.test_autoscaler import ABOUT, SLO, Fleet, service_metrics, wish
+from tests.core.test_autoscaler import ABOUT, SLO, Fleet, scaling_spec, service_metrics
 
 CLASSES = (ClassPolicy("default", 0, SLO),)
 GATEWAYS = ("gw-a", "gw-b")
 
 
 def busy_fleet(mode: ScalingMode = ScalingMode.AUTO) -> Fleet:
-    fleet = Fleet(replace(wish(mode=mode), classes=CLASSES))
+    fleet = Fleet(replace(scaling_spec(mode=mode), classes=CLASSES))
     fleet.run(service_metrics(20.0, Role.SERVE), 30)
     return fleet
 
@@ -39,33 +39,35 @@ def snapshot(fleet: Fleet, starting: tuple[StartingPod, ...] = ()) -> ServiceSna
 
 def test_publish_unchanged_inputs_keeps_publication() -> None:
     fleet, keeper = busy_fleet(), AdmissionPublisher()
-    assert keeper.publish(fleet.service, snapshot(fleet), fleet.wish, GATEWAYS, fleet.now_s)
+    assert keeper.publish(fleet.service, snapshot(fleet), fleet.scaling_spec, GATEWAYS, fleet.now_s)
     limits = keeper.published
     assert limits is not None
     assert limits.cost_model is not None
     assert limits.cost_model.tpot_s == (SLO.tpot_s,)
     assert sum(limits.shares.values()) == limits.cost_model.batch
     for second in range(20):
-        assert not keeper.publish(fleet.service, snapshot(fleet), fleet.wish, GATEWAYS, fleet.now_s + second)
+        assert not keeper.publish(fleet.service, snapshot(fleet), fleet.scaling_spec, GATEWAYS, fleet.now_s + second)
     assert keeper.published is limits
 
 
 def test_publish_without_slo_is_none_without_engine_permissive() -> None:
-    fleet, keeper = Fleet(replace(wish(), classes=CLASSES), about=None), AdmissionPublisher()
+    fleet, keeper = Fleet(replace(scaling_spec(), classes=CLASSES), about=None), AdmissionPublisher()
     fleet.tick(service_metrics(20.0, Role.SERVE))
-    keeper.publish(fleet.service, snapshot(fleet), fleet.wish, GATEWAYS, fleet.now_s)
+    keeper.publish(fleet.service, snapshot(fleet), fleet.scaling_spec, GATEWAYS, fleet.now_s)
     assert keeper.published is not None
     assert keeper.published.cost_model is None
-    assert keeper.publish(fleet.service, snapshot(fleet), replace(fleet.wish, classes=()), GATEWAYS, fleet.now_s)
+    assert keeper.publish(
+        fleet.service, snapshot(fleet), replace(fleet.scaling_spec, classes=()), GATEWAYS, fleet.now_s
+    )
     assert keeper.published is None
 
 
 def test_restore_keeps_limits_until_new_engine_info() -> None:
     fleet, keeper = busy_fleet(), AdmissionPublisher()
-    keeper.publish(fleet.service, snapshot(fleet), fleet.wish, GATEWAYS, fleet.now_s)
-    fresh, after = Fleet(fleet.wish, about=None), AdmissionPublisher.restore(keeper.published)
+    keeper.publish(fleet.service, snapshot(fleet), fleet.scaling_spec, GATEWAYS, fleet.now_s)
+    fresh, after = Fleet(fleet.scaling_spec, about=None), AdmissionPublisher.restore(keeper.published)
     fresh.tick(service_metrics(20.0, Role.SERVE))
-    after.publish(fresh.service, snapshot(fresh), fresh.wish, GATEWAYS, fresh.now_s)
+    after.publish(fresh.service, snapshot(fresh), fresh.scaling_spec, GATEWAYS, fresh.now_s)
     assert keeper.published is not None
     assert after.published is not None
     assert after.published.cost_model == keeper.published.cost_model
@@ -76,13 +78,13 @@ def test_publish_starting_replicas_have_ready_time_and_work() -> None:
     fleet, keeper = busy_fleet(), AdmissionPublisher()
     fleet.service.record_startup("serve", [("load", 30.0), ("whole", 30.0)])
     fleet.arrives = False
-    keeper.publish(fleet.service, snapshot(fleet), fleet.wish, GATEWAYS, fleet.now_s)
+    keeper.publish(fleet.service, snapshot(fleet), fleet.scaling_spec, GATEWAYS, fleet.now_s)
     before = keeper.published
     fleet.replicas["serve"] += 2
     new = tuple(StartingPod(f"p{n}", fleet.now_s) for n in range(2))
     fleet.tick(service_metrics(20.0, Role.SERVE), serve=new)
     later_s = fleet.now_s + MIN_PUBLISH_INTERVAL_S
-    assert keeper.publish(fleet.service, snapshot(fleet, new), fleet.wish, GATEWAYS, later_s)
+    assert keeper.publish(fleet.service, snapshot(fleet, new), fleet.scaling_spec, GATEWAYS, later_s)
     assert before is not None
     assert keeper.published is not None
     assert keeper.published.ready_at_s is not None
@@ -103,7 +105,7 @@ def test_publish_startup_time_depends_on_same_model() -> None:
         fleet.replicas["serve"] += 1
         new = (StartingPod("p", fleet.now_s),)
         fleet.tick(service_metrics(20.0, Role.SERVE), serve=new)
-        keeper.publish(fleet.service, snapshot(fleet, new), fleet.wish, GATEWAYS, fleet.now_s)
+        keeper.publish(fleet.service, snapshot(fleet, new), fleet.scaling_spec, GATEWAYS, fleet.now_s)
         assert keeper.published is not None
         assert (keeper.published.ready_at_s is not None) is reported
 
@@ -117,7 +119,7 @@ def test_publish_staggered_startups_have_cumulative_work(new: int) -> None:
     fleet.replicas["serve"] += new
     starting = tuple(StartingPod(f"p{n}", fleet.now_s - n) for n in range(new))
     fleet.tick(service_metrics(20.0, Role.SERVE), serve=starting)
-    assert keeper.publish(fleet.service, snapshot(fleet, starting), fleet.wish, GATEWAYS, fleet.now_s)
+    assert keeper.publish(fleet.service, snapshot(fleet, starting), fleet.scaling_spec, GATEWAYS, fleet.now_s)
     limits = keeper.published
     assert limits is not None
     assert limits.ready_at_s is not None
@@ -137,20 +139,22 @@ def test_publish_staggered_startups_have_cumulative_work(new: int) -> None:
 
 def test_publish_recommend_mode_announces_no_replica() -> None:
     fleet, keeper = busy_fleet(ScalingMode.RECOMMEND), AdmissionPublisher()
-    keeper.publish(fleet.service, snapshot(fleet), fleet.wish, GATEWAYS, fleet.now_s)
+    keeper.publish(fleet.service, snapshot(fleet), fleet.scaling_spec, GATEWAYS, fleet.now_s)
     assert keeper.published is not None
     assert not keeper.published.starting
     assert keeper.published.ready_at_s is None
 
 
 def test_publish_without_engine_drops_stale_limits() -> None:
-    fleet, keeper = Fleet(replace(wish(), classes=CLASSES), about=None), AdmissionPublisher()
+    fleet, keeper = Fleet(replace(scaling_spec(), classes=CLASSES), about=None), AdmissionPublisher()
     fleet.tick(service_metrics(0.0, Role.SERVE))
     asleep = ServiceSnapshot(service_metrics(0.0, Role.SERVE), {"serve": TierSnapshot(0, 0)})
-    assert keeper.publish(fleet.service, asleep, fleet.wish, GATEWAYS, fleet.now_s)
+    assert keeper.publish(fleet.service, asleep, fleet.scaling_spec, GATEWAYS, fleet.now_s)
     assert keeper.published is not None
     assert keeper.published.cost_model is not None
-    assert keeper.publish(fleet.service, snapshot(fleet), fleet.wish, GATEWAYS, fleet.now_s + MIN_PUBLISH_INTERVAL_S)
+    assert keeper.publish(
+        fleet.service, snapshot(fleet), fleet.scaling_spec, GATEWAYS, fleet.now_s + MIN_PUBLISH_INTERVAL_S
+    )
     assert keeper.published.cost_model is None
 
 
@@ -160,7 +164,7 @@ def test_publish_unmeasured_startup_has_no_ready_time() -> None:
     fleet.replicas["serve"] += 1
     new = (StartingPod("p", fleet.now_s),)
     fleet.tick(service_metrics(20.0, Role.SERVE), serve=new)
-    keeper.publish(fleet.service, snapshot(fleet, new), fleet.wish, GATEWAYS, fleet.now_s)
+    keeper.publish(fleet.service, snapshot(fleet, new), fleet.scaling_spec, GATEWAYS, fleet.now_s)
     assert keeper.published is not None
     assert keeper.published.ready_at_s is None
     assert keeper.published.starting
@@ -169,21 +173,21 @@ def test_publish_unmeasured_startup_has_no_ready_time() -> None:
 def test_publish_remote_prefill_cost_uses_prefill_model() -> None:
     """Engines that decode never show how fast others prefill."""
     tiers = {"prefill": TierPolicy(1, 9), "decode": TierPolicy(1, 9)}
-    fleet, keeper = Fleet(replace(wish(tiers=tiers), classes=CLASSES)), AdmissionPublisher()
+    fleet, keeper = Fleet(replace(scaling_spec(tiers=tiers), classes=CLASSES)), AdmissionPublisher()
     said = service_metrics(5.0, Role.PREFILL, Role.DECODE)
     fleet.run(said, 30)
     there = {name: TierSnapshot(count, count, (), ABOUT) for name, count in fleet.replicas.items()}
     prefill = fleet.service.tiers["prefill"]
     assert prefill.tier_spec is not None
     slower = replace(prefill.tier_spec.model, prefill_token_s=3.0 * prefill.tier_spec.model.prefill_token_s)
-    keeper.publish(fleet.service, ServiceSnapshot(said, there), fleet.wish, GATEWAYS, fleet.now_s)
+    keeper.publish(fleet.service, ServiceSnapshot(said, there), fleet.scaling_spec, GATEWAYS, fleet.now_s)
     assert keeper.published is not None
     assert keeper.published.cost_model is not None
     before = keeper.published.cost_model
     assert before.remote_token_s == prefill.tier_spec.model.prefill_token_s
     prefill.tier_spec = replace(prefill.tier_spec, model=slower)
     assert keeper.publish(
-        fleet.service, ServiceSnapshot(said, there), fleet.wish, GATEWAYS, fleet.now_s + MIN_PUBLISH_INTERVAL_S
+        fleet.service, ServiceSnapshot(said, there), fleet.scaling_spec, GATEWAYS, fleet.now_s + MIN_PUBLISH_INTERVAL_S
     )
     after = keeper.published.cost_model
     assert after is not None
@@ -206,14 +210,14 @@ def published_move_s(keeper: AdmissionPublisher, fleet: Fleet, said: ServiceMetr
     """What a moved token is told to take, seconds."""
     fleet.tick(said)
     tiers = {name: TierSnapshot(count, count, (), ABOUT) for name, count in fleet.replicas.items()}
-    keeper.publish(fleet.service, ServiceSnapshot(said, tiers), fleet.wish, GATEWAYS, fleet.now_s)
+    keeper.publish(fleet.service, ServiceSnapshot(said, tiers), fleet.scaling_spec, GATEWAYS, fleet.now_s)
     assert keeper.published is not None
     assert keeper.published.cost_model is not None
     return keeper.published.cost_model.kv_transfer_token_s
 
 
 def pair() -> Fleet:
-    fleet = Fleet(replace(wish(tiers=PAIR), classes=CLASSES))
+    fleet = Fleet(replace(scaling_spec(tiers=PAIR), classes=CLASSES))
     fleet.run(service_metrics(20.0, Role.PREFILL, Role.DECODE), 30)
     return fleet
 
@@ -247,11 +251,11 @@ def test_publish_kv_transfer_time_expires_after_idle() -> None:
 
 
 def test_publish_permissive_limits_use_remote_prefill() -> None:
-    fleet, keeper = Fleet(replace(wish(tiers=PAIR), classes=CLASSES), about=None), AdmissionPublisher()
+    fleet, keeper = Fleet(replace(scaling_spec(tiers=PAIR), classes=CLASSES), about=None), AdmissionPublisher()
     said = service_metrics(20.0, Role.PREFILL, Role.DECODE)
     fleet.tick(said)
     tiers = {name: TierSnapshot(1, 0) for name in PAIR}
-    keeper.publish(fleet.service, ServiceSnapshot(said, tiers), fleet.wish, GATEWAYS, fleet.now_s)
+    keeper.publish(fleet.service, ServiceSnapshot(said, tiers), fleet.scaling_spec, GATEWAYS, fleet.now_s)
     assert keeper.published is not None
     assert keeper.published.cost_model is not None
     gateway_controller = AdmissionController(CLASSES, keeper.published.cost_model, {})
@@ -267,10 +271,10 @@ def test_publish_has_learned_token_ratios_and_keeps_them() -> None:
     learned = replace(
         observed, metrics=replace(observed.metrics, token_ratios={"image": 0.26, "text": 1.1, "video": 1e6})
     )
-    keeper.publish(fleet.service, learned, fleet.wish, GATEWAYS, fleet.now_s)
+    keeper.publish(fleet.service, learned, fleet.scaling_spec, GATEWAYS, fleet.now_s)
     assert keeper.published is not None
     assert keeper.published.token_ratios == {"image": 0.26, "text": 1.1, "video": 100.0}
     after = AdmissionPublisher.restore(keeper.published)  # a new process has learned nothing yet
-    after.publish(fleet.service, observed, fleet.wish, GATEWAYS, fleet.now_s + MIN_PUBLISH_INTERVAL_S)
+    after.publish(fleet.service, observed, fleet.scaling_spec, GATEWAYS, fleet.now_s + MIN_PUBLISH_INTERVAL_S)
     assert after.published is not None
     assert after.published.token_ratios == keeper.published.token_ratios

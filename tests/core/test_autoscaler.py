@@ -70,7 +70,7 @@ def service_metrics(
     return ServiceMetrics(rate_per_s=rate, has_new_rate=True, coverage=coverage, workload=MIX, tiers=tiers)
 
 
-def wish(
+def scaling_spec(
     slo: Slo | None = SLO, mode: ScalingMode = ScalingMode.AUTO, tiers: dict[str, TierPolicy] | None = None
 ) -> ScalingSpec:
     return ScalingSpec(ScalingPolicy(tiers or {"serve": TierPolicy(1, 50)}, slo=slo, mode=mode), slo)
@@ -80,7 +80,7 @@ class Fleet:
     """One service whose replicas are there as soon as they are ordered, or never."""
 
     def __init__(self, wanted: ScalingSpec, about: EngineInfo | None = ABOUT, arrives: bool = True) -> None:
-        self.wish, self.about, self.arrives = wanted, about, arrives
+        self.scaling_spec, self.about, self.arrives = wanted, about, arrives
         self.service = ServiceState.for_roles(list(wanted.policy.tiers))
         self.replicas = {name: tier.min_replicas for name, tier in wanted.policy.tiers.items()}
         self.now_s = START_S
@@ -91,7 +91,9 @@ class Fleet:
             name: TierSnapshot(count, count - len(starting.get(name, ())), starting.get(name, ()), self.about)
             for name, count in self.replicas.items()
         }
-        decision = decide_all({"one": (self.service, ServiceSnapshot(said, tiers), self.wish)}, self.now_s)["one"]
+        decision = decide_all({"one": (self.service, ServiceSnapshot(said, tiers), self.scaling_spec)}, self.now_s)[
+            "one"
+        ]
         if self.arrives:
             self.replicas = {name: tier.replicas for name, tier in decision.tiers.items()}
         return decision
@@ -104,7 +106,7 @@ class Fleet:
 
 @cache
 def _loaded() -> Fleet:
-    fleet = Fleet(wish())
+    fleet = Fleet(scaling_spec())
     fleet.run(service_metrics(40.0, Role.SERVE), 300)
     return fleet
 
@@ -121,7 +123,7 @@ def need(fleet: Fleet, tier: str = "serve") -> SizingResult:
 
 
 def test_load_step_is_followed_by_single_scale_up() -> None:
-    fleet = Fleet(wish())
+    fleet = Fleet(scaling_spec())
     fleet.run(service_metrics(2.0, Role.SERVE), 120)
     before = fleet.replicas["serve"]
     counts = []
@@ -139,7 +141,7 @@ def test_load_step_is_followed_by_single_scale_up() -> None:
 
 
 def test_constant_load_keeps_replicas_and_lower_load_fewer() -> None:
-    fleet = Fleet(wish())
+    fleet = Fleet(scaling_spec())
     counts = [fleet.tick(service_metrics(40.0, Role.SERVE)).tiers["serve"].replicas for _ in range(900)]
     high, line = counts[-1], need(fleet)
     moves = [b - a for a, b in pairwise(counts) if a != b]
@@ -154,7 +156,7 @@ def test_bursty_arrivals_lower_slo_capacity() -> None:
     lines = []
     pair = {"prefill": TierPolicy(1, 50), "decode": TierPolicy(1, 50)}
     for bunch in (1.0, 8.0):
-        fleet, rng = Fleet(wish(slo=replace(SLO, ttft_s=0.15), tiers=pair)), np.random.default_rng(3)
+        fleet, rng = Fleet(scaling_spec(slo=replace(SLO, ttft_s=0.15), tiers=pair)), np.random.default_rng(3)
         for rate in bunch * rng.poisson(20.0 / bunch, 300):
             fleet.tick(service_metrics(float(rate), Role.PREFILL, Role.DECODE))
         sized = fleet.service.tiers["prefill"].tier_spec
@@ -165,7 +167,7 @@ def test_bursty_arrivals_lower_slo_capacity() -> None:
 
 
 def test_more_gateways_split_slots_and_lower_capacity() -> None:
-    fleet = Fleet(wish(slo=replace(SLO, tpot_s=1.0)), about=replace(ABOUT, max_sequences=8))
+    fleet = Fleet(scaling_spec(slo=replace(SLO, tpot_s=1.0)), about=replace(ABOUT, max_sequences=8))
     lines = []
     for gateways in (1, 3, 1):
         fleet.run(replace(service_metrics(2.0, Role.SERVE), gateway_count=gateways), 60)
@@ -177,7 +179,7 @@ def test_more_gateways_split_slots_and_lower_capacity() -> None:
 def test_itl_target_raises_replicas_and_is_binding() -> None:
     counts = {}
     for itl_s in (None, 2.0, 0.06):
-        fleet = Fleet(wish(slo=replace(SLO, itl_s=itl_s)))
+        fleet = Fleet(scaling_spec(slo=replace(SLO, itl_s=itl_s)))
         counts[itl_s] = fleet.run(service_metrics(40.0, Role.SERVE), 120).tiers["serve"].replicas
         binding = need(fleet).constraint
         sized = fleet.service.tiers["serve"].tier_spec
@@ -215,19 +217,19 @@ def test_missing_metrics_freeze_replicas(lost: str) -> None:
 
 
 def test_tier_without_engine_info_keeps_minimum_and_explains() -> None:
-    fleet = Fleet(wish(), about=None)
+    fleet = Fleet(scaling_spec(), about=None)
     decision = fleet.run(service_metrics(40.0, Role.SERVE), 60).tiers["serve"]
     assert decision.replicas == 1
     assert "no engine of the tier has reported" in decision.steps[0].reason
 
 
 def test_service_without_slo_keeps_minimum() -> None:
-    fleet = Fleet(wish(slo=None))
+    fleet = Fleet(scaling_spec(slo=None))
     assert fleet.run(service_metrics(400.0, Role.SERVE), 60).tiers["serve"].replicas == 1
 
 
 def test_recommend_mode_leaves_replicas_unchanged() -> None:
-    fleet = Fleet(wish(mode=ScalingMode.RECOMMEND))
+    fleet = Fleet(scaling_spec(mode=ScalingMode.RECOMMEND))
     decision = fleet.run(service_metrics(60.0, Role.SERVE), 120).tiers["serve"]
     assert decision.replicas == 1
     assert decision.recommended is not None
@@ -240,7 +242,7 @@ def test_long_prompts_scale_prefill_long_outputs_scale_decode() -> None:
     roles = (Role.PREFILL, Role.DECODE)
     counts = {}
     for name, lengths in (("prompts", mix(6000, 8)), ("counts", mix(50, 800))):
-        fleet = Fleet(wish(slo=Slo(0.95, ttft_s=4.0, tpot_s=0.05), tiers=tiers))
+        fleet = Fleet(scaling_spec(slo=Slo(0.95, ttft_s=4.0, tpot_s=0.05), tiers=tiers))
         for _ in range(150):
             fleet.tick(replace(service_metrics(8.0, *roles), workload=lengths))
         counts[name] = dict(fleet.replicas)
@@ -250,7 +252,7 @@ def test_long_prompts_scale_prefill_long_outputs_scale_decode() -> None:
 
 
 def test_infeasible_slo_reports_feasible_targets() -> None:
-    fleet = Fleet(wish(slo=Slo(0.95, tpot_s=0.001)))
+    fleet = Fleet(scaling_spec(slo=Slo(0.95, tpot_s=0.001)))
     fleet.run(service_metrics(5.0, Role.SERVE), 30)
     found = need(fleet).infeasible
     assert found is not None
@@ -277,7 +279,7 @@ def test_restore_keeps_learned_state_and_ignores_garbage() -> None:
 
 
 def test_horizon_follows_each_recorded_startup() -> None:
-    service, requested = ServiceState.for_roles([Role.SERVE]), wish()
+    service, requested = ServiceState.for_roles([Role.SERVE]), scaling_spec()
     tier, before_s = service.tiers["serve"], service.horizon_s("serve", requested)
     for took_s in (5.0, 400.0):
         service.record_startup("serve", [("load", took_s)])
@@ -289,7 +291,7 @@ def test_horizon_follows_each_recorded_startup() -> None:
 
 def test_horizon_follows_desired_variant_across_restart() -> None:
     old, new = Variant("m", "engine:1", "1 gpu"), Variant("m", "engine:2", "1 gpu")
-    service, requested = ServiceState.for_roles([Role.SERVE]), wish()
+    service, requested = ServiceState.for_roles([Role.SERVE]), scaling_spec()
 
     def ordered(variant: Variant) -> float:
         service.ingest(
@@ -319,14 +321,14 @@ def test_restarted_operator_freezes_replicas_until_metrics() -> None:
 
 
 def test_tick_limits_capacity_computations_per_tick() -> None:
-    fleets = [Fleet(wish()) for _ in range(40)]
+    fleets = [Fleet(scaling_spec()) for _ in range(40)]
     for second in range(4):
         decide_all(
             {
                 n: (
                     f.service,
                     ServiceSnapshot(service_metrics(5.0, Role.SERVE), {"serve": TierSnapshot(1, 1, (), ABOUT)}),
-                    f.wish,
+                    f.scaling_spec,
                 )
                 for n, f in enumerate(fleets)
             },
@@ -338,13 +340,13 @@ def test_tick_limits_capacity_computations_per_tick() -> None:
 
 def test_first_arrivals_do_not_scale_up() -> None:
     """Two requests in the first second are no load of two a second."""
-    fleet = Fleet(wish())
+    fleet = Fleet(scaling_spec())
     for rate in (30.0, *[0.2] * 60):
         assert fleet.tick(service_metrics(rate, Role.SERVE)).tiers["serve"].replicas == 1
 
 
 def test_single_tier_scales_down_to_its_own_minimum() -> None:
-    fleet = Fleet(wish(tiers={"serve": TierPolicy(1, 9)}))
+    fleet = Fleet(scaling_spec(tiers={"serve": TierPolicy(1, 9)}))
     fleet.run(service_metrics(5.0, Role.SERVE), 60)
     decision = fleet.run(service_metrics(0.0, Role.SERVE), 600).tiers["serve"]
     assert decision.replicas == 1
@@ -376,7 +378,7 @@ def test_slo_miss_share_ignores_waits_allowed_by_class() -> None:
 
 
 def test_single_slow_first_request_does_not_scale_up() -> None:
-    fleet = Fleet(wish())
+    fleet = Fleet(scaling_spec())
     counts = [
         fleet.tick(service_metrics(0.5, Role.SERVE, ttft_s=2.5, waiting=2.0)).tiers["serve"].replicas for _ in range(9)
     ]

@@ -30,7 +30,7 @@ from plimsoll.core.capacity.slo_capacity import slo_capacity_per_s
 from plimsoll.core.capacity.tier_model import build_profile
 from plimsoll.core.demand.service_metrics import ServiceMetrics, TierMetrics
 from plimsoll.core.types import Role, Unavailable
-from tests.core.test_autoscaler import ABOUT, SLO, Fleet, loaded, need, service_metrics, wish
+from tests.core.test_autoscaler import ABOUT, SLO, Fleet, loaded, need, scaling_spec, service_metrics
 
 RATE = 40.0
 NORMAL_METRICS = service_metrics(RATE, Role.SERVE)
@@ -101,8 +101,8 @@ def test_service_decision_is_independent_of_other_services(seed: int) -> None:
         odd = ServiceSnapshot(
             random_metrics(rng), {"serve": TierSnapshot(rng.randrange(4), rng.randrange(6), (), ABOUT)}
         )
-        one = decide_all({"a": (alone.service, observed, alone.wish)}, now_s)["a"]
-        both = {"s": (stranger.service, odd, stranger.wish), "a": (other.service, observed, other.wish)}
+        one = decide_all({"a": (alone.service, observed, alone.scaling_spec)}, now_s)["a"]
+        both = {"s": (stranger.service, odd, stranger.scaling_spec), "a": (other.service, observed, other.scaling_spec)}
         assert decide_all(both, now_s)["a"] == one
 
 
@@ -133,7 +133,7 @@ def test_pod_count_anomalies_do_not_change_required_replicas() -> None:
     for replicas, ready in ((wanted, 0), (wanted, 1), (0, 0), (0, 9), (wanted, 10 * wanted), (1, 0), (wanted, wanted)):
         fleet.now_s += 1.0
         observed = ServiceSnapshot(NORMAL_METRICS, {"serve": TierSnapshot(replicas, ready, (), ABOUT)})
-        found = decide_all({"one": (fleet.service, observed, fleet.wish)}, fleet.now_s)["one"].tiers["serve"]
+        found = decide_all({"one": (fleet.service, observed, fleet.scaling_spec)}, fleet.now_s)["one"].tiers["serve"]
         assert need(fleet).replicas == wanted
         assert found.replicas >= wanted
 
@@ -147,9 +147,9 @@ def test_unknown_and_missing_tiers_leave_other_tiers_alone() -> None:
         {"other": TierSnapshot(7, 7), "serve": TierSnapshot(before, before)},
     ):
         fleet.now_s += 1.0
-        found = decide_all({"one": (fleet.service, ServiceSnapshot(NORMAL_METRICS, tiers), fleet.wish)}, fleet.now_s)[
-            "one"
-        ]
+        found = decide_all(
+            {"one": (fleet.service, ServiceSnapshot(NORMAL_METRICS, tiers), fleet.scaling_spec)}, fleet.now_s
+        )["one"]
         assert found.tiers["serve"].replicas >= before
         assert "other" not in found.tiers
 
@@ -161,7 +161,7 @@ def test_pods_that_never_start_are_replaced_once() -> None:
         fleet.now_s += 10.0
         pods = tuple(StartingPod(f"p{n}", since_s, "pull") for n, since_s in enumerate(born_s))
         observed = ServiceSnapshot(NORMAL_METRICS, {"serve": TierSnapshot(len(pods), 0, pods, ABOUT)})
-        found = decide_all({"one": (fleet.service, observed, fleet.wish)}, fleet.now_s)["one"].tiers["serve"]
+        found = decide_all({"one": (fleet.service, observed, fleet.scaling_spec)}, fleet.now_s)["one"].tiers["serve"]
         counts.append(found.replicas)
         born_s += [fleet.now_s] * (found.replicas - len(born_s))
         del born_s[found.replicas :]
@@ -185,7 +185,7 @@ def test_invalid_startup_durations_are_not_recorded() -> None:
 
 @pytest.mark.parametrize("rate", [3.0, 17.0, 40.0, 90.0])
 def test_required_replicas_is_first_count_reaching_forecast(rate: float) -> None:
-    fleet = Fleet(wish(tiers={"serve": TierPolicy(1, 200)}))
+    fleet = Fleet(scaling_spec(tiers={"serve": TierPolicy(1, 200)}))
     fleet.run(service_metrics(rate, Role.SERVE), 90)
     sized = fleet.service.tiers["serve"].tier_spec
     assert sized is not None
@@ -227,7 +227,7 @@ def test_corrupted_status_never_breaks_a_tick(seed: int) -> None:
         service = ServiceState.for_roles(["serve"])
         restore_service_state(service, stored)
         observed = ServiceSnapshot(NORMAL_METRICS, {"serve": TierSnapshot(3, 3, (), ABOUT)})
-        found = decide_all({"one": (service, observed, known.wish)}, known.now_s + 30.0)["one"]
+        found = decide_all({"one": (service, observed, known.scaling_spec)}, known.now_s + 30.0)["one"]
         assert 1 <= found.tiers["serve"].replicas <= 50
         json.dumps(dump_service_state(service), allow_nan=False)
 
@@ -242,7 +242,7 @@ CLASSES = (ClassPolicy("default", 0, SLO),)
 def test_published_shares_sum_to_batch_under_churn(seed: int) -> None:
     """Gateways die and come, clocks jump, news are strange: the shares sum to the batch, and what is told is sound."""
     rng, fleet, keeper = random.Random(seed), loaded(), AdmissionPublisher()
-    fleet.wish = replace(fleet.wish, classes=CLASSES)
+    fleet.scaling_spec = replace(fleet.scaling_spec, classes=CLASSES)
     changes = 0
     for _ in range(150):
         fleet.now_s += random_clock_jump(rng)
@@ -253,7 +253,7 @@ def test_published_shares_sum_to_batch_under_churn(seed: int) -> None:
         away = rng.randrange(count + 1)
         pods = tuple(StartingPod(f"p{n}", fleet.now_s - rng.uniform(-10, 400)) for n in range(away))
         observed = ServiceSnapshot(said, {"serve": TierSnapshot(count, count - away, pods, ABOUT)})
-        changes += keeper.publish(fleet.service, observed, fleet.wish, gateways, fleet.now_s)
+        changes += keeper.publish(fleet.service, observed, fleet.scaling_spec, gateways, fleet.now_s)
         limits = keeper.published
         assert limits is not None
         assert limits.cost_model is not None
@@ -270,11 +270,11 @@ def test_published_shares_sum_to_batch_under_churn(seed: int) -> None:
 def test_publication_of_many_startups_is_downsampled() -> None:
     fleet, keeper = loaded(), AdmissionPublisher()
     fleet.service.record_startup("serve", [("pull", 30.0)])
-    fleet.wish = replace(fleet.wish, classes=CLASSES)
+    fleet.scaling_spec = replace(fleet.scaling_spec, classes=CLASSES)
     pods = tuple(StartingPod(f"p{n}", fleet.now_s - 0.01 * n) for n in range(3000))
     observed = ServiceSnapshot(NORMAL_METRICS, {"serve": TierSnapshot(3004, 4, pods, ABOUT)})
-    decide_all({"one": (fleet.service, observed, fleet.wish)}, fleet.now_s + 1.0)
-    keeper.publish(fleet.service, observed, fleet.wish, ["gw-a"], fleet.now_s + 1.0)
+    decide_all({"one": (fleet.service, observed, fleet.scaling_spec)}, fleet.now_s + 1.0)
+    keeper.publish(fleet.service, observed, fleet.scaling_spec, ["gw-a"], fleet.now_s + 1.0)
     limits = keeper.published
     assert limits is not None
     assert len(limits.capacity_steps) == MAX_CAPACITY_STEPS
@@ -284,12 +284,14 @@ def test_publication_of_many_startups_is_downsampled() -> None:
 
 def test_publications_are_at_least_two_seconds_apart() -> None:
     rng, fleet, keeper = random.Random(1), loaded(), AdmissionPublisher()
-    fleet.wish = replace(fleet.wish, classes=CLASSES)
+    fleet.scaling_spec = replace(fleet.scaling_spec, classes=CLASSES)
     published_s = []
     for _ in range(100):
         fleet.tick(random_metrics(rng))
         observed = ServiceSnapshot(NORMAL_METRICS, {"serve": TierSnapshot(3, rng.randrange(4), (), ABOUT)})
-        if keeper.publish(fleet.service, observed, fleet.wish, ["gw-a", "gw-b"][: rng.randrange(3)], fleet.now_s):
+        if keeper.publish(
+            fleet.service, observed, fleet.scaling_spec, ["gw-a", "gw-b"][: rng.randrange(3)], fleet.now_s
+        ):
             published_s.append(fleet.now_s)
     assert len(published_s) > 5
     assert all(later - sooner >= MIN_PUBLISH_INTERVAL_S for sooner, later in pairwise(published_s))

@@ -67,13 +67,13 @@ class Fleet:
         self.services: dict[int, ServiceState] = {}
         made: dict[tuple[str, ...], ServiceState] = {}
         self.wishes = {n: ScalingSpec(POLICIES[n % len(POLICIES)], SLO) for n in range(services)}
-        self.counts = {n: dict.fromkeys(wish.policy.tiers, 1) for n, wish in self.wishes.items()}
-        for n, wish in self.wishes.items():
-            roles = tuple(wish.policy.tiers)
+        self.counts = {n: dict.fromkeys(scaling_spec.policy.tiers, 1) for n, scaling_spec in self.wishes.items()}
+        for n, scaling_spec in self.wishes.items():
+            roles = tuple(scaling_spec.policy.tiers)
             if roles not in made:
                 made[roles] = ServiceState.for_roles(roles)
                 observed = self.snapshot_of(n, 1.0, {})
-                decide_all({n: (made[roles], observed, wish)}, START_S - 60.0)
+                decide_all({n: (made[roles], observed, scaling_spec)}, START_S - 60.0)
             self.services[n] = ServiceState.for_roles(roles)
             for role in roles:
                 known = made[roles].tiers[role]

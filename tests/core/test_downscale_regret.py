@@ -73,7 +73,7 @@ class SimulatedTier:
     def known(self) -> DownscaleRegret:
         return self.state.tiers["serve"].downscale_regret
 
-    def held_after_a_fall(self) -> float:
+    def seconds_to_scale_down(self) -> float:
         """From 10 replicas' load to 4 replicas', seconds until any goes."""
         self.play(9.5, 200.0)
         fell_s, before = self.now_s + TICK_S, len(self.downs)
@@ -82,7 +82,7 @@ class SimulatedTier:
 
 
 def test_hold_time_without_history_follows_growth_odds() -> None:
-    assert SimulatedTier().held_after_a_fall() == 0.0  # there are none
+    assert SimulatedTier().seconds_to_scale_down() == 0.0  # there are none
 
 
 def test_regret_short_troughs_are_learned_and_bridged() -> None:
@@ -91,7 +91,7 @@ def test_regret_short_troughs_are_learned_and_bridged() -> None:
     first, *later = sawtooth.downs
     assert first[0] == 120.0 + TICK_S, "nothing was known then"
     assert all(at_s < 600.0 for at_s, _ in later), "troughs of 40 s are still not bridged by a start-up of 60"
-    assert sawtooth.held_after_a_fall() > 0.9 * HORIZON_S
+    assert sawtooth.seconds_to_scale_down() > 0.9 * HORIZON_S
 
 
 def test_regret_long_trough_is_bridged_if_misses_cost_more() -> None:
@@ -102,25 +102,25 @@ def test_regret_long_trough_is_bridged_if_misses_cost_more() -> None:
     )
     assert len(free.downs) >= 12, "a start is all that a return costs where a miss costs nothing"
     assert all(at_s < 600.0 for at_s, _ in dear.downs), "troughs of 90 s are still not bridged"
-    assert dear.held_after_a_fall() == pytest.approx(2.0 * HORIZON_S, abs=TICK_S)
+    assert dear.seconds_to_scale_down() == pytest.approx(2.0 * HORIZON_S, abs=TICK_S)
 
 
 def test_regret_miss_cost_without_returns_holds_nothing() -> None:
     """A leap that was not seen is what the reserve is for."""
     dear = SimulatedTier(miss_cost=MISS_COST).through([(9.5, 150.0), (3.5, 130.0)] * 10)
-    assert (dear.known.needed_again, dear.held_after_a_fall()) == (0.0, 0.0)
+    assert (dear.known.needed_again, dear.seconds_to_scale_down()) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize("trough_s", [130.0, 400.0])
 def test_regret_troughs_over_two_startups_are_ignored(trough_s: float) -> None:
     played = SimulatedTier().through([(9.5, 150.0), (3.5, trough_s)] * 10)
-    assert (played.known.needed_again, played.held_after_a_fall()) == (0.0, 0.0)
+    assert (played.known.needed_again, played.seconds_to_scale_down()) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize("stairs", [(2.0, 4.0, 6.0, 8.0, 10.0), (10.0, 8.0, 6.0, 4.0, 2.0)])
 def test_regret_stepwise_load_counts_no_return(stairs: tuple[float, ...]) -> None:
     played = SimulatedTier().through((rate, 200.0) for rate in stairs)
-    assert (played.known.needed_again, played.held_after_a_fall()) == (0.0, 0.0)
+    assert (played.known.needed_again, played.seconds_to_scale_down()) == (0.0, 0.0)
 
 
 def test_regret_unused_overshoot_counts_no_return() -> None:
@@ -130,7 +130,7 @@ def test_regret_unused_overshoot_counts_no_return() -> None:
         climb += [(1.4 * rate, 10.0), (rate, 90.0)]
     played = SimulatedTier().through(climb)
     assert len(played.downs) > 2
-    assert (played.known.needed_again, played.held_after_a_fall()) == (0.0, 0.0)
+    assert (played.known.needed_again, played.seconds_to_scale_down()) == (0.0, 0.0)
 
 
 def test_regret_partial_return_counts_in_part() -> None:
@@ -140,7 +140,7 @@ def test_regret_partial_return_counts_in_part() -> None:
     assert (beyond.trials, beyond.needed_again) == (2.0, 2.0)
 
 
-def test_regret_is_counted_for_removed_and_kept_replicas() -> None:
+def test_regret_is_counted_for_removed_and_retained_replicas() -> None:
     eager = DownscaleRegret(trials=20.0, needed_again=20.0)
     went = SimulatedTier().through([(9.5, 120.0), (3.5, 40.0), (9.5, 10.0)])
     stayed = SimulatedTier(TierDecisionState(downscale_regret=eager)).through([(9.5, 120.0), (3.5, 40.0), (9.5, 10.0)])
@@ -182,7 +182,7 @@ def test_regret_clock_set_back_keeps_trial() -> None:
     assert (known.trials, known.needed_again) == (3.0, 3.0)
 
 
-def test_regret_explains_kept_replica() -> None:
+def test_regret_explains_retained_replica() -> None:
     played = SimulatedTier().through([(9.5, 120.0), (3.5, 40.0)] * 8).play(9.5, 60.0).play(3.5, 10.0)
     why = step_message(played.last, "stabilization").reason
     known = played.known

@@ -10,7 +10,7 @@ from plimsoll.core.autoscaling.observations import LATENCY_WINDOW_S, LaggingSign
 from plimsoll.core.autoscaling.scaling_policy import TierPolicy
 from plimsoll.core.demand.service_metrics import ServiceMetrics, TierMetrics
 from plimsoll.core.types import Role, Unavailable
-from tests.core.test_autoscaler import Fleet, wish
+from tests.core.test_autoscaler import Fleet, scaling_spec
 
 WINDOW_S = round(LATENCY_WINDOW_S)
 UNKNOWN_MIX = Unavailable("too few requests have ended to know their lengths: 0")
@@ -37,7 +37,7 @@ def idle(quiet_s: float = 3600.0, **other: object) -> ServiceMetrics:
 
 def restarted(minimum: int = 1, replicas: int = 5, warm: int = 0) -> Fleet:
     """A fleet above its minimum, and an operator that has just started."""
-    fleet = Fleet(wish(tiers={"serve": TierPolicy(minimum, 9, warm_replicas=warm)}))
+    fleet = Fleet(scaling_spec(tiers={"serve": TierPolicy(minimum, 9, warm_replicas=warm)}))
     fleet.replicas["serve"] = replicas
     return fleet
 
@@ -117,7 +117,7 @@ def test_decide_idle_again_after_request_waits_full_window() -> None:
 
 
 def test_decide_known_idle_pair_shrinks_to_minimum() -> None:
-    fleet = Fleet(wish(tiers={"prefill": TierPolicy(1, 9), "decode": TierPolicy(2, 9)}))
+    fleet = Fleet(scaling_spec(tiers={"prefill": TierPolicy(1, 9), "decode": TierPolicy(2, 9)}))
     fleet.replicas = {"prefill": 4, "decode": 5}
     quiet = idle(tiers={Role.PREFILL: IDLE_ENGINES, Role.DECODE: IDLE_ENGINES})
     longest_s = max(round(tier.startup_s) for tier in fleet.service.tiers.values())

@@ -55,7 +55,7 @@ def run(
 ) -> ScalingDecision:
     """The last decision of a minute in which only this tier's engines were heard, and only with this."""
     listener, service = MetricsAggregator(roles), ServiceState.for_roles(roles)
-    wish = ScalingSpec(ScalingPolicy({role: TierPolicy(1, 50) for role in roles}, slo=SLO), SLO)
+    scaling_spec = ScalingSpec(ScalingPolicy({role: TierPolicy(1, 50) for role in roles}, slo=SLO), SLO)
     pods = {role: [f"{role}-{n}" for n in range(READY)] for role in roles}
     tiers = {role: TierSnapshot(READY, READY, (), ABOUT) for role in roles}
     for second in range(SECONDS + 1):
@@ -63,7 +63,7 @@ def run(
             for pod in pods[tier]:
                 listener.observe_engine(tier, reading(pod, float(second), signal))
         metrics = listener.collect(NOW_S + second, pods, silent_gateways, SLO.share)
-        decided = decide_all({"one": (service, ServiceSnapshot(metrics, tiers), wish)}, NOW_S + second)
+        decided = decide_all({"one": (service, ServiceSnapshot(metrics, tiers), scaling_spec)}, NOW_S + second)
     return decided["one"]
 
 
@@ -132,6 +132,6 @@ def test_lagging_signal_empty_histogram_changes_nothing() -> None:
         listener.observe_engine(Role.DECODE, EngineReading("d", NOW_S + after_s, "1", tpot_s=nothing))
     metrics = listener.collect(NOW_S + 5.0, {Role.DECODE: ["d"]}, (), SLO.share)
     observed = ServiceSnapshot(metrics, {role: TierSnapshot(READY, READY, (), ABOUT) for role in PAIR})
-    wish = ScalingSpec(ScalingPolicy({role: TierPolicy(1, 50) for role in PAIR}, slo=SLO), SLO)
-    decided = decide_all({"one": (ServiceState.for_roles(PAIR), observed, wish)}, NOW_S + 5.0)["one"]
+    scaling_spec = ScalingSpec(ScalingPolicy({role: TierPolicy(1, 50) for role in PAIR}, slo=SLO), SLO)
+    decided = decide_all({"one": (ServiceState.for_roles(PAIR), observed, scaling_spec)}, NOW_S + 5.0)["one"]
     assert set(counts(decided).values()) == {READY}

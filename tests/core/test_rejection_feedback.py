@@ -25,7 +25,7 @@ from plimsoll.core.autoscaling.startup_time import StartingPod
 from plimsoll.core.demand.service_metrics import ServiceMetrics
 from plimsoll.core.demand.uncertainty import quantile_deviate
 from plimsoll.core.types import Role, Unavailable
-from tests.core.test_autoscaler import SLO, Fleet, need, service_metrics, wish
+from tests.core.test_autoscaler import SLO, Fleet, need, scaling_spec, service_metrics
 
 
 def correction_after(
@@ -124,7 +124,7 @@ def test_correction_repeated_evidence_adds_nothing_and_decays() -> None:
 
 def test_fleet_with_rejections_grows_and_explains() -> None:
     policy = ScalingPolicy({"serve": TierPolicy(1, 50)}, slo=SLO, miss_cost=0.0)  # no reserve
-    fleet = Fleet(replace(wish(), policy=policy))
+    fleet = Fleet(replace(scaling_spec(), policy=policy))
     fleet.run(service_metrics(60.0, Role.SERVE), 600)
     before, requested = fleet.replicas["serve"], need(fleet).replicas
     refusing = replace(service_metrics(60.0, Role.SERVE), arrivals=3600.0, rejected_share=0.3)
@@ -149,7 +149,7 @@ STEADY_METRICS = replace(service_metrics(60.0, Role.SERVE), in_flight=300.0, res
 
 @cache
 def _settled() -> Fleet:
-    fleet = Fleet(wish())
+    fleet = Fleet(scaling_spec())
     fleet.run(STEADY_METRICS, 900)
     return fleet
 
@@ -173,10 +173,10 @@ def requested_replicas(fleet: Fleet, said: ServiceMetrics, starting: tuple[Start
     """Work of those told to come back for which capacity is asked, GPU-seconds, with so many replicas more ordered."""
     count = fleet.replicas["serve"] + more
     observed = ServiceSnapshot(said, {"serve": TierSnapshot(count, count - len(starting), starting, fleet.about)})
-    demand: dict[str, TierDemand | Unavailable] = fleet.service.demand(observed, fleet.wish, fleet.now_s)
-    return sizing_requests(fleet.service.tiers, fleet.service.sizings, observed, fleet.wish, demand, fleet.now_s)[
-        "serve"
-    ].retry_gpu_s
+    demand: dict[str, TierDemand | Unavailable] = fleet.service.demand(observed, fleet.scaling_spec, fleet.now_s)
+    return sizing_requests(
+        fleet.service.tiers, fleet.service.sizings, observed, fleet.scaling_spec, demand, fleet.now_s
+    )["serve"].retry_gpu_s
 
 
 def test_retry_backlog_sizes_for_full_uncertainty() -> None:
@@ -184,7 +184,8 @@ def test_retry_backlog_sizes_for_full_uncertainty() -> None:
     nobody, some = (replace(STEADY_METRICS, reserved_work_s=gpu_s) for gpu_s in (0.0, 5.0))
     tiers = {"serve": TierSnapshot(fleet.replicas["serve"], fleet.replicas["serve"], (), fleet.about)}
     found = [
-        fleet.service.demand(ServiceSnapshot(said, tiers), fleet.wish, fleet.now_s)["serve"] for said in (nobody, some)
+        fleet.service.demand(ServiceSnapshot(said, tiers), fleet.scaling_spec, fleet.now_s)["serve"]
+        for said in (nobody, some)
     ]
     priced, whole = (one.forecast for one in found if isinstance(one, TierDemand))
     assert fleet.service.risk is not None
@@ -203,7 +204,7 @@ def test_retry_backlog_is_reduced_by_starting_replicas() -> None:
     """What is left for that one is what they do not serve in a start-up, beside what comes anyway."""
     fleet = settled()
     found, metrics = need(fleet), replace(STEADY_METRICS, reserved_work_s=4000.0)
-    horizon_s = fleet.service.horizon_s("serve", fleet.wish)
+    horizon_s = fleet.service.horizon_s("serve", fleet.scaling_spec)
     spare = 0.9 * found.replica_work * fleet.replicas["serve"] - found.rate_per_s * found.request_gpu_s
 
     def left(ages_s: list[float], **differing: str) -> float:
@@ -228,9 +229,9 @@ def test_retry_backlog_is_reduced_by_starting_replicas() -> None:
 @pytest.mark.parametrize("many", [3.0, 6.0, 10.0])
 def test_retry_backlog_keeps_starting_replicas(many: float) -> None:
     """Else it goes, is missed at the next tick, and is ordered anew: its start begins again each time."""
-    fleet = Fleet(replace(wish(), policy=replace(wish().policy, miss_cost=0.0)))  # nothing in reserve
+    fleet = Fleet(replace(scaling_spec(), policy=replace(scaling_spec().policy, miss_cost=0.0)))  # nothing in reserve
     fleet.run(STEADY_METRICS, 300)
-    before, horizon_s = fleet.replicas["serve"], fleet.service.horizon_s("serve", fleet.wish)
+    before, horizon_s = fleet.replicas["serve"], fleet.service.horizon_s("serve", fleet.scaling_spec)
     correction_after = replace(STEADY_METRICS, reserved_work_s=many * need(fleet).replica_work * horizon_s)
     pods: tuple[StartingPod, ...] = ()
     counts = []

@@ -9,7 +9,7 @@ from plimsoll.core.autoscaling.startup_time import StartingPod
 from plimsoll.core.demand.service_metrics import ServiceMetrics
 from plimsoll.core.slo import Slo
 from plimsoll.core.types import Role
-from tests.core.test_autoscaler import Fleet, mix, need, service_metrics, wish
+from tests.core.test_autoscaler import Fleet, mix, need, scaling_spec, service_metrics
 
 PAIR = (Role.PREFILL, Role.DECODE)
 LONG_OUTPUTS = mix(50, 800)  # work for decode alone
@@ -24,7 +24,7 @@ def make_metrics(rate: float, shed: float, lengths: object) -> ServiceMetrics:
 def fleet(rate: float, lengths: object, most: int) -> Fleet:
     """A pair that has grown to what it may have under this load."""
     tiers = {str(role): TierPolicy(1, most) for role in PAIR}
-    made = Fleet(wish(slo=SLO, tiers=tiers))
+    made = Fleet(scaling_spec(slo=SLO, tiers=tiers))
     made.run(make_metrics(rate, 0.0, lengths), 120)
     return made
 
@@ -58,7 +58,7 @@ def test_correction_applies_to_the_fullest_tier() -> None:
         line = need(pair, full)
         rate = 0.7 * line.replica_work / line.request_gpu_s
         pair = fleet(rate, lengths, 1)
-        pair.wish = wish(slo=SLO, tiers={str(role): TierPolicy(1, 50) for role in PAIR})
+        pair.scaling_spec = scaling_spec(slo=SLO, tiers={str(role): TierPolicy(1, 50) for role in PAIR})
         before = pair.run(make_metrics(rate, 0.0, lengths), 5)
         assert before.tiers[idle].replicas == 1
         pair.run(make_metrics(rate, 0.3, lengths), 90)

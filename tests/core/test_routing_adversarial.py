@@ -48,14 +48,14 @@ def test_pick_all_draining_endpoints_returns_none() -> None:
 def test_pick_at_missing_replica_is_none_prefill_is_replaced() -> None:
     decode, prefill, other = (endpoint("d", Role.DECODE), endpoint("p", Role.PREFILL), endpoint("q", Role.PREFILL))
 
-    def leg(*endpoints: Endpoint) -> Endpoint | None:
+    def pick_prefill(*endpoints: Endpoint) -> Endpoint | None:
         found = EndpointIndex(endpoints, {}).pick_at("d", "p", LONG)
         assert found is not None
         return found.prefill
 
-    assert leg(decode, prefill, other) == prefill
-    assert leg(decode, replace(prefill, terminating=True), other) == other
-    assert leg(decode) is None
+    assert pick_prefill(decode, prefill, other) == prefill
+    assert pick_prefill(decode, replace(prefill, terminating=True), other) == other
+    assert pick_prefill(decode) is None
     assert EndpointIndex([prefill], {}).pick_at("d", "p", LONG) is None
 
 
@@ -83,9 +83,11 @@ def test_pick_same_address_in_two_roles_shares_load() -> None:
         found = standing.pick(LONG)
         assert found is not None
         assert found.prefill is not None
-        best, leg = loads[found.endpoint.address], loads[found.prefill.address]
+        best, pick_prefill = loads[found.endpoint.address], loads[found.prefill.address]
         assert (best.inflight, best.last_pick) == min((loads[name].inflight, loads[name].last_pick) for name in "abc")
-        assert (leg.inflight, leg.last_pick) == min((loads[name].inflight, loads[name].last_pick) for name in "bcd")
+        assert (pick_prefill.inflight, pick_prefill.last_pick) == min(
+            (loads[name].inflight, loads[name].last_pick) for name in "bcd"
+        )
 
 
 def test_pick_large_fleet_always_least_loaded() -> None:

@@ -40,7 +40,7 @@ class ScaleToZeroFleet:
     ) -> None:
         self.roles = roles or (Role.SERVE,)
         policy = ScalingPolicy(dict.fromkeys(self.roles, TierPolicy(0, most)), slo=SLO, miss_cost=miss_cost)
-        self.wish = ScalingSpec(policy, SLO, horizon_s=HORIZON_S)
+        self.scaling_spec = ScalingSpec(policy, SLO, horizon_s=HORIZON_S)
         self.service, self.workload = ServiceState.for_roles(self.roles), workload
         self.now_s, self.held = START_S, 0.0
         self.counts = dict.fromkeys(self.roles, 1)
@@ -89,7 +89,7 @@ class ScaleToZeroFleet:
             for role in self.roles
         }
         observed = ServiceSnapshot(replace(metrics, **differing), there)
-        found = decide_all({"one": (self.service, observed, self.wish)}, self.now_s)["one"]
+        found = decide_all({"one": (self.service, observed, self.scaling_spec)}, self.now_s)["one"]
         for role in self.roles:
             if not self.counts[role] and found.tiers[role].replicas:
                 self.ready_s[role] = self.now_s + STARTS_S
@@ -232,7 +232,7 @@ def test_scale_to_zero_gives_up_start_that_never_ends() -> None:
 def test_scale_to_zero_respects_minimum() -> None:
     sleeper = ScaleToZeroFleet()
     policy = ScalingPolicy({Role.SERVE: TierPolicy(1, 4)}, slo=SLO, miss_cost=0.0)
-    sleeper.wish = replace(sleeper.wish, policy=policy)
+    sleeper.scaling_spec = replace(sleeper.scaling_spec, policy=policy)
     assert min(after_requests(sleeper, every_s=5).run(LONG_S)) == 1
 
 
@@ -325,10 +325,10 @@ def test_risk_control_ignores_rejections_during_startup() -> None:
 
 def test_retry_backlog_counts_once_in_every_tier() -> None:
     sleeper = ScaleToZeroFleet(Role.PREFILL, Role.DECODE, most=50)
-    sleeper.wish = replace(sleeper.wish, slo=Slo(0.95, ttft_s=4.0, tpot_s=0.05))
+    sleeper.scaling_spec = replace(sleeper.scaling_spec, slo=Slo(0.95, ttft_s=4.0, tpot_s=0.05))
     sleeper.run(120, lambda t: 4.0)
     before = {role: found for role, found in sleeper.service.sizings.items() if isinstance(found, SizingResult)}
-    horizon_s = {role: sleeper.service.horizon_s(role, sleeper.wish) for role in before}
+    horizon_s = {role: sleeper.service.horizon_s(role, sleeper.scaling_spec) for role in before}
     sleeper.second(4.0, reserved_work_s=4.0 * before[Role.DECODE].request_gpu_s * horizon_s[Role.DECODE])
     for role, found in before.items():
         after = sleeper.service.sizings[role]
@@ -345,7 +345,9 @@ def test_scale_from_zero_recommendation_is_brief() -> None:
     """Who only recommends has nothing held, so that the advice lasts as long as the refused request is heard of."""
     sleeper = after_requests(ScaleToZeroFleet())
     sleeper.asleep_after()
-    sleeper.wish = replace(sleeper.wish, policy=replace(sleeper.wish.policy, mode=ScalingMode.RECOMMEND))
+    sleeper.scaling_spec = replace(
+        sleeper.scaling_spec, policy=replace(sleeper.scaling_spec.policy, mode=ScalingMode.RECOMMEND)
+    )
     advice = []
     for came in (0.0, 1.0, 0.0, 0.0):
         sleeper.second(came, queued=0.0, queued_work_s=0.0, in_flight=0.0)

@@ -89,7 +89,7 @@ def test_scale_down_reason_names_window_and_cause() -> None:
     )
 
 
-def test_kept_replica_reason_names_remaining_window() -> None:
+def test_retained_replica_reason_names_remaining_window() -> None:
     old = DecisionState(0.0, {"serve": TierDecisionState(downscale_candidates=(TimedReplicas(2, 40.0),))})
     found = decide_one(observed_tier(make_forecast(1.9, FREQUENT_GROWTH), 4), now_s=60.0, state=old, miss_cost=0.0)
     assert (found.previous_replicas, found.replicas) == (4, 4)
@@ -100,7 +100,7 @@ def test_kept_replica_reason_names_remaining_window() -> None:
     ) in found.summary
 
 
-def test_kept_replica_reason_names_miss_cost() -> None:
+def test_retained_replica_reason_names_miss_cost() -> None:
     known = DownscaleRegret(trials=3.0, needed_again=2.0)
     old = DecisionState(
         0.0, {"serve": TierDecisionState(downscale_candidates=(TimedReplicas(2, 40.0),), downscale_regret=known)}
@@ -114,7 +114,7 @@ def test_kept_replica_reason_names_miss_cost() -> None:
     )
 
 
-def test_kept_standby_replica_is_explained() -> None:
+def test_retained_standby_replica_is_explained() -> None:
     """More than is needed, less than is worth giving back: of what no step moves, the step of the need tells."""
     just = 1.0 / (
         0.8 * FREQUENT_GROWTH.between(1.0 / 0.8, 2.0 / 0.8)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from plimsoll.core.autoscaling.observations import LaggingSignals
 from plimsoll.core.demand.service_metrics import ServiceMetrics, TierMetrics
 from plimsoll.core.types import Role, Unavailable
-from tests.core.test_autoscaler import MIX, Fleet, service_metrics, wish
+from tests.core.test_autoscaler import MIX, Fleet, scaling_spec, service_metrics
 
 
 def silent_gateway_metrics() -> ServiceMetrics:
@@ -28,7 +28,7 @@ def silent_gateway_metrics() -> ServiceMetrics:
 
 def test_silent_gateways_freeze_replicas_at_once() -> None:
     """What was kept since engines were silent is not given back in the very moment in which gateways are."""
-    fleet = Fleet(wish())
+    fleet = Fleet(scaling_spec())
     before = fleet.run(service_metrics(40.0, Role.SERVE), 300).tiers["serve"].replicas
     silent_engines = replace(service_metrics(1.0), tiers={Role.SERVE: TierMetrics()})
     assert fleet.run(silent_engines, 300).tiers["serve"].replicas == before
@@ -37,7 +37,7 @@ def test_silent_gateways_freeze_replicas_at_once() -> None:
 
 
 def test_silent_gateways_during_scale_down_freeze_replicas() -> None:
-    fleet = Fleet(wish())
+    fleet = Fleet(scaling_spec())
     fleet.run(service_metrics(40.0, Role.SERVE), 300)
     for _ in range(600):
         now = fleet.tick(service_metrics(4.0, Role.SERVE)).tiers["serve"].replicas

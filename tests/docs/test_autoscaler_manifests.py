@@ -24,7 +24,7 @@ from plimsoll.telemetry import operator_metrics
 from tests.apiserver import ApiServer
 from tests.chart.rendering import NAMESPACE, ROOT, find, render
 from tests.chart.test_monitoring import KNOWN
-from tests.core.test_autoscaler import Fleet, service_metrics, wish
+from tests.core.test_autoscaler import Fleet, scaling_spec, service_metrics
 from tests.docs.test_snippets import blocks
 
 PAGES = [ROOT / "docs" / "tasks" / page for page in ("recommend-mode.md", "keda.md")]
@@ -113,7 +113,7 @@ def test_scaled_object_gets_the_recommendation_of_its_tier() -> None:
     document = documents()["ScaledObject"]
     metadata = document["spec"]["triggers"][0]["metadata"]
     namespace, target = document["metadata"]["namespace"], document["spec"]["scaleTargetRef"]["name"]
-    fleet = Fleet(wish(mode=ScalingMode.RECOMMEND), arrives=False)
+    fleet = Fleet(scaling_spec(mode=ScalingMode.RECOMMEND), arrives=False)
     fleet.run(service_metrics(60.0, Role.SERVE), 60)
     known = {(namespace, "chat"): build_recommendation((namespace, "chat"), fleet.service, fleet.now_s)}
     assert replicas(known.get, namespace, metadata) > 1

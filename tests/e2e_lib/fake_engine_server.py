@@ -28,7 +28,7 @@ class FakeEngineServer:
         urls: queue.Queue[str] = queue.Queue()
         thread = threading.Thread(target=lambda: asyncio.run(self._run(urls)), daemon=True)
         thread.start()
-        yield urls.get(timeout=10)
+        yield urls.get(timeout=60)
         self._loop.call_soon_threadsafe(self._end.set)
         thread.join(10)
 

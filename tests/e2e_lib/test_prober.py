@@ -53,7 +53,7 @@ def test_failed_probe_while_not_ready_is_not_binding() -> None:
     assert "1 failed" in prober.summary(0)
 
 
-def test_probes_are_in_ledger_of_their_model() -> None:
+def test_probes_are_in_request_log_of_their_model() -> None:
     with FakeEngineServer().running() as url:
         prober = _probed(url, service("True", 5))
     assert prober.ledger(0, "tiny").records[0].status == 200

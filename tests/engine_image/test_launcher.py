@@ -58,7 +58,7 @@ class Running:
 
     async def get(self, path: str) -> client.Response:
         """Asks the launcher's port."""
-        return await client.request(self.port, path)
+        return await client.request(self.port, path, timeout=60.0)
 
 
 @asynccontextmanager
@@ -155,7 +155,7 @@ async def test_launcher_simulated_runtime_behaves_like_vllm(tmp_path: Path) -> N
     assert said["accelerator"] == {"name": "H200", "count": 1}
 
 
-async def test_launcher_engine_exiting_zero_unasked_is_failure(tmp_path: Path) -> None:
+async def test_launcher_unrequested_engine_exit_zero_is_failure(tmp_path: Path) -> None:
     async with launched(tmp_path) as launcher:
         await launcher.until("ready after")
         with pytest.raises((OSError, ValueError)):

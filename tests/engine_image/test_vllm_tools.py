@@ -38,7 +38,7 @@ def tools(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair
         yield Pair(prefill, decode)
 
 
-def _asked(seed: str, **more: Any) -> dict[str, Any]:
+def _chat_request(seed: str, **more: Any) -> dict[str, Any]:
     """A chat request without a known prefix."""
     messages = [{"role": "user", "content": words(seed)}]
     return {"model": "tiny", "messages": messages, "max_tokens": 200, "temperature": 0, **more}
@@ -53,7 +53,7 @@ def _is_valid(text: str) -> bool:
 def test_vllm_forced_tool_call_is_parsed(tools: Pair, choice: Any) -> None:
     before = tools.decode.metric("plimsoll_engine_remote_prefills_total", outcome="remote")
     headers = {"x-plimsoll-prefill": f"127.0.0.1:{tools.prefill.api}"}
-    requested = _asked(f"forced {choice}", tools=TOOLS, tool_choice=choice, parallel_tool_calls=False)
+    requested = _chat_request(f"forced {choice}", tools=TOOLS, tool_choice=choice, parallel_tool_calls=False)
     status, got = tools.decode.post(requested, headers, PATH)
     print(got)
     assert status == 200
@@ -65,7 +65,7 @@ def test_vllm_forced_tool_call_is_parsed(tools: Pair, choice: Any) -> None:
 
 
 def test_vllm_streamed_tool_call_is_parsed(tools: Pair) -> None:
-    with tools.decode.stream(_asked("stream", tools=TOOLS, tool_choice=NAMED), PATH) as stream:
+    with tools.decode.stream(_chat_request("stream", tools=TOOLS, tool_choice=NAMED), PATH) as stream:
         lines = [line[6:] for line in stream.read().decode().splitlines() if line.startswith("data: {")]
     deltas = [choice["delta"] for line in lines for choice in json.loads(line)["choices"]]
     calls = [call["function"] for delta in deltas for call in delta.get("tool_calls") or []]
@@ -75,13 +75,13 @@ def test_vllm_streamed_tool_call_is_parsed(tools: Pair) -> None:
 
 def test_vllm_tool_choice_auto_is_accepted(tools: Pair) -> None:
     headers = {"x-plimsoll-prefill": f"127.0.0.1:{tools.prefill.api}"}
-    status, got = tools.decode.post(_asked("auto", tools=TOOLS, max_tokens=16), headers, PATH)
+    status, got = tools.decode.post(_chat_request("auto", tools=TOOLS, max_tokens=16), headers, PATH)
     assert (status, got["choices"][0]["finish_reason"]) == (200, "length")
 
 
 def test_vllm_tool_result_continues_chat(tools: Pair) -> None:
     call = {"id": "a", "type": "function", "function": {"name": "forecast", "arguments": '{"city": "Oslo", "days": 1}'}}
-    chat = _asked("result", tools=TOOLS, max_tokens=16)
+    chat = _chat_request("result", tools=TOOLS, max_tokens=16)
     chat["messages"] += [
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "a", "content": "rain"},
@@ -94,7 +94,7 @@ def test_vllm_json_schema_response_is_valid(tools: Pair) -> None:
     before = tools.decode.metric("plimsoll_engine_remote_prefills_total", outcome="remote")
     wanted = {"type": "json_schema", "json_schema": {"name": "forecast", "schema": SCHEMA, "strict": True}}
     headers = {"x-plimsoll-prefill": f"127.0.0.1:{tools.prefill.api}"}
-    status, got = tools.decode.post(_asked("schema", response_format=wanted), headers, PATH)
+    status, got = tools.decode.post(_chat_request("schema", response_format=wanted), headers, PATH)
     print(got)
     assert (status, got["choices"][0]["finish_reason"]) == (200, "stop")
     assert _is_valid(got["choices"][0]["message"]["content"])

@@ -47,10 +47,10 @@ def is_empty(world: PickerHarness) -> bool:
 
 async def test_thousands_of_disconnects_leave_no_state() -> None:
     world = PickerHarness(service_with_slo(admission={"maxQueued": 5000}))
-    held = [world.send_queued(headers={"x-gateway-inference-fairness-id": f"t{n % 7}"}) for n in range(3002)]
+    queued = [world.send_queued(headers={"x-gateway-inference-fairness-id": f"t{n % 7}"}) for n in range(3002)]
     world.set_objects(service_with_slo(admission={"maxQueued": 5000}), pods=engine_names(1))
-    running = [future.result() for future in held if future.done()]
-    for future in held:
+    running = [future.result() for future in queued if future.done()]
+    for future in queued:
         future.cancel()
     await asyncio.sleep(0)
     for reply in running:
@@ -94,18 +94,18 @@ async def test_disconnect_during_admission_rebuild_leaves_no_state() -> None:
 async def test_lost_engine_releases_slots_and_returns_with_running() -> None:
     world = PickerHarness(service_with_slo(), pods=engine_names(2))
     replies = [world.send() for _ in range(4)]
-    held = world.send_queued()
+    queued = world.send_queued()
     world.set_objects(service_with_slo(), pods=engine_names(2), unreachable=(ONE,))
     assert world.running_by_engine() == {TWO: 2}
-    assert not held.done()
+    assert not queued.done()
     world.set_objects(service_with_slo(), pods=engine_names(2))
     assert world.running_by_engine() == {ONE: 2, TWO: 2}
-    assert not held.done()
+    assert not queued.done()
     for reply in replies:
         assert isinstance(reply, bytes)
         world.complete(reply, status=503, flags="UC")
     world.advance(6.0)
-    world.complete(held.result())
+    world.complete(queued.result())
     assert is_empty(world)
 
 
@@ -113,13 +113,13 @@ async def test_missing_limits_admit_everything() -> None:
     for after in (service_with_slo(model=False), service()):
         world = PickerHarness(service_with_slo(), pods=engine_names(1))
         replies = [world.send(), world.send()]
-        held = [world.send_queued(), world.send_queued()]
+        queued = [world.send_queued(), world.send_queued()]
         world.set_objects(after, pods=engine_names(1))
-        assert [picked_engine(future) for future in held] == [ONE, ONE]
+        assert [picked_engine(future) for future in queued] == [ONE, ONE]
         assert len(world.picker.queue) == 0
         world.set_objects(service_with_slo(), pods=engine_names(1))
         assert world.running_by_engine() == {ONE: 4}
-        for reply in (*replies, *(future.result() for future in held)):
+        for reply in (*replies, *(future.result() for future in queued)):
             assert isinstance(reply, bytes)
             world.complete(reply)
         assert is_empty(world)
@@ -127,16 +127,16 @@ async def test_missing_limits_admit_everything() -> None:
 
 async def test_missing_limits_at_zero_reject_as_starting() -> None:
     world = PickerHarness(service_with_slo())
-    held = world.send_queued()
+    queued = world.send_queued()
     world.set_objects(service_with_slo(model=False))
-    assert rejection_of(held).error["code"] == "model_starting"
+    assert rejection_of(queued).error["code"] == "model_starting"
 
 
 async def test_deleted_service_rejects_queued_as_not_found() -> None:
     world = PickerHarness(service_with_slo())
-    held = [world.send_queued(), world.send_queued()]
+    queued = [world.send_queued(), world.send_queued()]
     world.set_objects()
-    for future in held:
+    for future in queued:
         reply = rejection_of(future)
         assert (reply.status, reply.error["code"]) == (404, "model_not_found")
     assert is_empty(world)
@@ -147,25 +147,25 @@ async def test_deleted_service_rejects_queued_as_not_found() -> None:
 async def test_class_change_keeps_running_and_queued_requests() -> None:
     world = PickerHarness(service_with_slo(), pods=engine_names(1))
     replies = [world.send(), world.send()]
-    held = [world.send_queued(), world.send_queued(headers={"x-gateway-inference-objective": "high"})]
+    queued = [world.send_queued(), world.send_queued(headers={"x-gateway-inference-objective": "high"})]
     classes = [{"name": "low"}, {"name": "high", "priority": 5}]
     changed: dict[str, Any] = {"admission": {"classes": classes}}
     world.set_objects(
         service_with_slo(**changed), pods=engine_names(1)
     )  # the model is still that of the classes before
-    assert not any(future.done() for future in held)
+    assert not any(future.done() for future in queued)
     assert world.running_by_engine() == {ONE: 2}
     world.set_objects(service_with_slo(**changed, classes=("low", "high")), pods=engine_names(1))
-    assert not any(future.done() for future in held)
+    assert not any(future.done() for future in queued)
     assert world.running_by_engine() == {ONE: 2}
     assert world.service()["admission"]["queued"] == 2
     assert isinstance(replies[0], bytes)
     world.complete(replies[0])
-    assert [future.done() for future in held] == [False, True]
-    for reply in (replies[1], held[1].result()):
+    assert [future.done() for future in queued] == [False, True]
+    for reply in (replies[1], queued[1].result()):
         assert isinstance(reply, bytes)
         world.complete(reply)
-    world.complete(held[0].result())
+    world.complete(queued[0].result())
     assert is_empty(world)
 
 
@@ -185,23 +185,23 @@ async def test_class_change_keeps_retry_detection() -> None:
 async def test_model_or_tenant_change_keeps_queued_requests() -> None:
     world = PickerHarness(service_with_slo(), pods=engine_names(1))
     world.send(), world.send()
-    held = world.send_queued()
+    queued = world.send_queued()
     guard = world.picker.admission.services["team/chat"]
     world.set_objects(service_with_slo(admission={"tenants": [{"name": "a", "weight": 3}]}), pods=engine_names(1))
-    assert not held.done()
+    assert not queued.done()
     world.set_objects(service_with_slo(batch=3), pods=engine_names(1))
-    assert held.done()
+    assert queued.done()
     assert world.picker.admission.services["team/chat"] is guard
 
 
 async def test_admission_error_loses_no_request(caplog: pytest.LogCaptureFixture) -> None:
     world = PickerHarness(service_with_slo(), pods=engine_names(1))
     world.send(), world.send()
-    held = [world.send_queued(), world.send_queued()]
+    queued = [world.send_queued(), world.send_queued()]
     with caplog.at_level(logging.ERROR):
         again = world.send(headers={"x-plimsoll-request-id": "t1"})  # a ticket twice is what the gate cannot take
     assert picked_engine(again) == ONE
-    assert [picked_engine(future) for future in held] == [ONE, ONE]
+    assert [picked_engine(future) for future in queued] == [ONE, ONE]
     assert "admission of team/chat failed" in caplog.text
     world.set_objects(service_with_slo(), pods=engine_names(1))
     assert world.running_by_engine() == {ONE: 4}
@@ -210,13 +210,13 @@ async def test_admission_error_loses_no_request(caplog: pytest.LogCaptureFixture
 async def test_expired_request_is_released_in_admission() -> None:
     world = PickerHarness(service_with_slo(), pods=engine_names(1))
     world.send(), world.send()
-    held = world.send_queued()
+    queued = world.send_queued()
     world.picker.on_envoy_stats({ONE: 0})
     for look in (1.0, 2.0):
         world.clock.advance_to(look)
         world.picker.on_envoy_stats({ONE: 0})
     assert world.running_by_engine() == {ONE: 1}
-    assert picked_engine(held) == ONE
+    assert picked_engine(queued) == ONE
     world.clock.advance_to(MAX_REQUEST_AGE_SECONDS + 10.0)
     world.picker.on_envoy_stats({ONE: 1})
     assert len(world.picker.inflight) == len(world.picker.admission) == 0
@@ -238,20 +238,20 @@ async def test_external_requests_use_engine_slots() -> None:
     world = PickerHarness(service_with_slo(batch=4), pods=engine_names(1))
     world.picker.on_envoy_stats({ONE: 3})
     picked_engine(world.send())
-    held = world.send_queued()
+    queued = world.send_queued()
     assert world.service()["admission"]["in_use"] == 4
     world.picker.on_envoy_stats({ONE: 1})
     world.picker.on_envoy_stats({ONE: 1})
-    assert picked_engine(held) == ONE
+    assert picked_engine(queued) == ONE
 
 
 async def test_all_engines_suspect_avoids_none() -> None:
     world = PickerHarness(service_with_slo(), pods=engine_names(2))
     world.picker.mark_suspect(ONE)
     assert [picked_engine(world.send()), picked_engine(world.send())] == [TWO, TWO]
-    held = world.send_queued()
+    queued = world.send_queued()
     world.picker.mark_suspect(TWO)
-    assert picked_engine(held) == ONE
+    assert picked_engine(queued) == ONE
 
 
 async def test_hostile_body_never_breaks_admission(caplog: pytest.LogCaptureFixture) -> None:
@@ -274,9 +274,9 @@ async def test_hostile_body_never_breaks_admission(caplog: pytest.LogCaptureFixt
 async def test_queued_body_bytes_are_limited() -> None:
     world = PickerHarness(service_with_slo(admission={"maxQueued": 5000}))
     body = "x" * (8 << 20)
-    held = [world.send_queued(pad=body) for _ in range(MAX_QUEUED_BYTES // (8 << 20) - 1)]
+    queued = [world.send_queued(pad=body) for _ in range(MAX_QUEUED_BYTES // (8 << 20) - 1)]
     assert rejection_of(world.send(pad=body)).error["code"] == "model_starting"
-    held[0].cancel()
+    queued[0].cancel()
     await asyncio.sleep(0)
     world.send_queued(pad=body)
 
@@ -302,9 +302,9 @@ async def test_queue_time_never_exceeds_envoy_timeout() -> None:
     patient = {"ttft": "3600s", "tpot": "50ms"}
     world = PickerHarness(service_with_slo(slo=patient, batch=1), pods=engine_names(1))
     world.send()
-    held = world.send_queued()
+    queued = world.send_queued()
     world.advance(125.0)
-    assert rejection_of(held).status == 429
+    assert rejection_of(queued).status == 429
 
 
 @pytest.mark.parametrize(
@@ -382,12 +382,12 @@ CHECK_REQUEST = b"POST /check HTTP/1.1\r\ncontent-length: 0\r\n\r\n"
 
 
 async def test_http_protocol_cancels_handler_on_disconnect() -> None:
-    held: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-    door, wire = HttpProtocol(lambda request: held, 1024, None), FakeTransport()
+    queued: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+    door, wire = HttpProtocol(lambda request: queued, 1024, None), FakeTransport()
     door.connection_made(wire)
     door.data_received(CHECK_REQUEST)
     door.connection_lost(None)
-    assert held.cancelled()
+    assert queued.cancelled()
     await asyncio.sleep(0)
     assert wire.written == b""
 
@@ -481,9 +481,9 @@ async def test_outcomes_add_up_under_churn() -> None:
 async def test_capacity_share_is_found_by_gateway_name() -> None:
     world = PickerHarness(service_with_slo(batch=8, shares={GATEWAY: 1, "other": 7}), pods=(pod(ONE),))
     assert isinstance(world.send(), bytes)
-    held = world.send_queued()
+    queued = world.send_queued()
     world.set_objects(service_with_slo(batch=8, shares={GATEWAY: 2, "other": 6}), pods=(pod(ONE),))
-    assert response_headers(held)["x-plimsoll-endpoint"] == ONE
+    assert response_headers(queued)["x-plimsoll-endpoint"] == ONE
 
 
 async def test_gateway_with_zero_share_admits() -> None:
@@ -494,7 +494,7 @@ async def test_gateway_with_zero_share_admits() -> None:
 
 async def test_record_without_request_id_changes_nothing() -> None:
     world = PickerHarness(service_with_slo(), pods=engine_names(1))
-    held = world.send()
+    queued = world.send()
     assert not world.picker.on_access_record(AccessRecord(upstream="/run/plimsoll/picker.sock", status=429), 0.0)
-    assert isinstance(held, bytes)
+    assert isinstance(queued, bytes)
     assert len(world.picker.inflight) == 1

@@ -30,13 +30,13 @@ async def test_full_engine_queues_and_admits_when_slot_is_free() -> None:
     world = PickerHarness(service_with_slo(), pods=engine_names(1))
     first, second = world.send(), world.send()
     assert picked_engine(first) == picked_engine(second) == "10.0.0.1:8000"
-    held = world.send_queued()
+    queued = world.send_queued()
     assert (world.service()["admission"]["queued"], world.service()["admission"]["in_use"]) == (1, 2)
     world.clock.advance_to(2.0)
     assert isinstance(first, bytes)
     world.complete(first)
-    assert response_headers(held)["x-plimsoll-cluster"] == "pick/team/chat"
-    assert response_headers(held)["x-plimsoll-request-id"] == "t3"
+    assert response_headers(queued)["x-plimsoll-cluster"] == "pick/team/chat"
+    assert response_headers(queued)["x-plimsoll-request-id"] == "t3"
     assert world.running_by_engine() == {"10.0.0.1:8000": 2}
     assert world.outcomes() == {"Admitted": 3, "Queued": 1}
     assert world.service()["admission"]["queued"] == 0
@@ -53,9 +53,9 @@ async def test_late_request_is_rejected_with_retry_reservation() -> None:
     world = PickerHarness(service_with_slo(ready_at_s=30.0, ready_work=5.0), pods=engine_names(2))
     for _ in range(4):
         world.send()
-    held = world.send_queued()
+    queued = world.send_queued()
     world.advance(20.0)
-    reply = rejection_of(held)
+    reply = rejection_of(queued)
     assert (reply.status, reply.error["code"]) == (429, "overloaded")
     assert str(reply.error["message"]).startswith(
         "Model 'chat' is at capacity: its 2 ready engines cannot serve another"
@@ -69,9 +69,9 @@ async def test_late_request_is_rejected_with_retry_reservation() -> None:
 async def test_wakeup_timer_fires_and_resolves_once() -> None:
     world = PickerHarness(service_with_slo(), pods=engine_names(1))
     world.send(), world.send()
-    held = world.send_queued()
+    queued = world.send_queued()
     done: list[bytes] = []
-    held.add_done_callback(lambda future: done.append(future.result()))
+    queued.add_done_callback(lambda future: done.append(future.result()))
     assert len(world.clock.armed) == 1
     world.clock.advance_to(60.0)
     await asyncio.sleep(0)
@@ -121,16 +121,16 @@ async def test_shed_without_ttft_target_rejects_as_overloaded() -> None:
 
 async def test_scale_from_zero_queues_and_releases_by_capacity() -> None:
     world = PickerHarness(service_with_slo(ready_at_s=10.0))
-    held = [world.send_queued() for _ in range(5)]
+    queued = [world.send_queued() for _ in range(5)]
     assert world.service()["admission"]["queued"] == 5
     world.advance(9.0)
-    assert not any(future.done() for future in held)
+    assert not any(future.done() for future in queued)
     world.set_objects(service_with_slo(), pods=engine_names(1), unreachable=("10.0.0.1:8000",))
-    assert not any(future.done() for future in held)
+    assert not any(future.done() for future in queued)
     world.set_objects(service_with_slo(), pods=engine_names(1))
-    assert [future.done() for future in held] == [True, True, False, False, False]
+    assert [future.done() for future in queued] == [True, True, False, False, False]
     world.set_objects(service_with_slo(), pods=engine_names(2))
-    assert [future.done() for future in held] == [True, True, True, True, False]
+    assert [future.done() for future in queued] == [True, True, True, True, False]
     assert world.running_by_engine() == {"10.0.0.1:8000": 2, "10.0.0.2:8000": 2}
 
 
@@ -138,20 +138,20 @@ async def test_last_engine_lost_on_update_queues_requests() -> None:
     """Nobody is sent to it: who comes is held until there is one again."""
     world = PickerHarness(service_with_slo(batch=2), pods=engine_names(1))
     world.set_objects(service_with_slo(batch=3))
-    held = world.send_queued()
+    queued = world.send_queued()
     assert world.running_by_engine() == {}
     world.set_objects(service_with_slo(batch=3), pods=engine_names(2))
-    assert picked_engine(held) == "10.0.0.1:8000"
+    assert picked_engine(queued) == "10.0.0.1:8000"
 
 
 async def test_scale_from_zero_waits_as_long_as_class_allows() -> None:
     classes = [{"name": "default", "maxQueueTime": "5s"}]
     world = PickerHarness(service_with_slo(admission={"classes": classes}))
-    held = world.send_queued()
+    queued = world.send_queued()
     world.advance(4.5)
-    assert not held.done()
+    assert not queued.done()
     world.advance(1.0)
-    reply = rejection_of(held)
+    reply = rejection_of(queued)
     assert (reply.status, reply.error["code"]) == (503, "model_starting")
     assert 10 <= int(reply.headers["retry-after"]) <= 30
     assert "waited 5 s" in str(reply.error["message"])
@@ -202,7 +202,7 @@ async def test_prompt_on_no_engine_names_the_limit_that_binds() -> None:
     assert "This model's maximum context length is at most 4000 tokens" in str(reply.error["message"])
 
 
-async def test_n_above_every_engine_is_refused_unasked() -> None:
+async def test_n_above_every_engine_is_rejected_by_the_gateway() -> None:
     world = PickerHarness(service_with_slo(), pods=engine_names(1))
     reply = rejection_of(world.send(n=2049))
     assert (reply.status, reply.error["code"], reply.error["param"]) == (400, "request_too_large", "n")
@@ -217,13 +217,13 @@ async def test_prompt_estimate_from_bytes_rejects_no_long_prompt() -> None:
     assert rejection_of(world.send(prompt="x" * 4_000_000)).status == 400
 
 
-async def test_queue_length_is_limited_by_max_held() -> None:
+async def test_queue_length_is_limited_by_max_queued() -> None:
     world = PickerHarness(service_with_slo(admission={"maxQueued": 2}), pods=engine_names(1))
     world.send(), world.send()
-    held = [world.send_queued(), world.send_queued()]
+    queued = [world.send_queued(), world.send_queued()]
     assert rejection_of(world.send()).error["code"] == "overloaded"
     assert world.service()["admission"]["queued"] == 2
-    held[0].cancel()
+    queued[0].cancel()
     await asyncio.sleep(0)
     world.send_queued()
 
@@ -263,9 +263,9 @@ async def test_gateway_without_share_assumes_one_more_gateway() -> None:
 async def test_capacity_share_is_enforced_and_updated() -> None:
     world = PickerHarness(service_with_slo(batch=6, shares={GATEWAY: 2, "other": 4}), pods=engine_names(1))
     picked_engine(world.send()), picked_engine(world.send())
-    held = [world.send_queued(), world.send_queued()]
+    queued = [world.send_queued(), world.send_queued()]
     world.set_objects(service_with_slo(batch=6, shares={GATEWAY: 3, "other": 3}), pods=engine_names(1))
-    assert [future.done() for future in held] == [True, False]
+    assert [future.done() for future in queued] == [True, False]
     assert world.service()["admission"]["slots"] == 3
     world.set_objects(service_with_slo(batch=6, shares={GATEWAY: 1, "other": 5}), pods=engine_names(1))
     assert (world.service()["admission"]["slots"], world.service()["admission"]["in_use"]) == (1, 3)
@@ -334,10 +334,10 @@ async def test_downgrade_uses_fallback_admission_and_cluster() -> None:
     assert world.service()["requests"]["arrived"] == 2
     assert world.service("team/small")["requests"]["arrived"] == 1
     assert world.running_by_engine("team/small") == {"10.0.1.1:8000": 1}
-    held = world.send_queued()
+    queued = world.send_queued()
     assert world.service("team/small")["admission"]["queued"] == 1
     world.advance(20.0)
-    reply = rejection_of(held)
+    reply = rejection_of(queued)
     assert (reply.status, reply.error["code"]) == (429, "overloaded")
     assert "'chat'" in str(reply.error["message"])
     assert world.outcomes() == {"Admitted": 1, "Downgraded": 1, "ShedSaturated": 1}
@@ -401,13 +401,13 @@ async def test_queue_time_is_excluded_from_ttft_margin() -> None:
     guard = world.picker.admission.services["team/chat"]
     margin = guard.controller._margins[0]
     first = world.send()
-    held = world.send_queued()
+    queued = world.send_queued()
     world.clock.advance_to(5.0)
     assert isinstance(first, bytes)
     world.complete(first)
     before = margin.margin_s
     world.clock.advance_to(8.0)
-    world.complete(held.result(), ttft_us=6_040_000, received_us=1_000_000)
+    world.complete(queued.result(), ttft_us=6_040_000, received_us=1_000_000)
     assert margin.margin_s < before  # 40 ms after it was let in, not 5 s
 
 
@@ -470,9 +470,9 @@ def test_engine_estimates_are_exported_while_engines_exist() -> None:
 
 async def test_client_disconnect_record_ends_queued_request() -> None:
     world = PickerHarness(service_with_slo())
-    held = world.send_queued()
+    queued = world.send_queued()
     world.picker.on_access_record(AccessRecord(request_id="t1", flags="DC"), 1.0)
-    assert held.cancelled()
+    assert queued.cancelled()
     await asyncio.sleep(0)
     assert world.outcomes() == {"Queued": 1, "ClientGone": 1}
     assert len(world.picker.queue) == 0

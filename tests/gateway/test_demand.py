@@ -136,14 +136,14 @@ async def test_engine_rejection_after_report_offsets_next_arrival() -> None:
 async def test_rejection_from_queue_withdraws_demand() -> None:
     """Classes change while the request waits for the first engine, and the new limits have a smaller KV cache."""
     world = PickerHarness(service_with_slo())
-    held = world.send_queued(messages=[{"role": "user", "content": "x" * 400_000}])
+    queued = world.send_queued(messages=[{"role": "user", "content": "x" * 400_000}])
     assert demand(world)[0] == 1
     smaller = service_with_slo(
         admission={"classes": [{"name": "default"}, {"name": "batch"}]}, classes=("default", "batch")
     )
     smaller[LIMITS]["costModel"]["kv_tokens"] = 1_000
     world.set_objects(smaller)
-    assert rejection_of(held).error["code"] == "context_length_exceeded"
+    assert rejection_of(queued).error["code"] == "context_length_exceeded"
     world.send_queued()
     assert demand(world)[0] == 1
 

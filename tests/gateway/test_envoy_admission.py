@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]
 
 async def test_scale_from_zero_queues_then_admits(stack: GatewayStack) -> None:
     await stack.set_objects([service_with_slo()], [])
-    asked = [asyncio.create_task(stack.ask_fully()) for _ in range(3)]
+    pending = [asyncio.create_task(stack.ask_fully()) for _ in range(3)]
     await stack.wait_queued(3)
     engine = await stack.engine()
     hold = engine.behaviour.release_event = asyncio.Event()
@@ -23,7 +23,7 @@ async def test_scale_from_zero_queues_then_admits(stack: GatewayStack) -> None:
     await wait_until(lambda: engine.open == 2, "as many as there are places are let in")
     assert (await stack.admission())["queued"] == 1
     hold.set()
-    assert [status for status, *_ in await asyncio.gather(*asked)] == [200, 200, 200]
+    assert [status for status, *_ in await asyncio.gather(*pending)] == [200, 200, 200]
     assert (await stack.admission())["outcomes"] == {"Queued": 3, "Admitted": 3}
     assert (await stack.admin.stats()).failed_open == 0
 
@@ -122,7 +122,7 @@ async def test_drain_serves_queued_requests(lone: GatewayStack) -> None:
     await lone.wait_routable(engine)
     running = asyncio.create_task(lone.ask_fully())
     await lone.wait_inflight(engine, 1)
-    held = asyncio.create_task(lone.ask_fully())
+    queued = asyncio.create_task(lone.ask_fully())
     await lone.wait_queued(1)
     picker = lone.picker
     assert picker is not None
@@ -134,7 +134,7 @@ async def test_drain_serves_queued_requests(lone: GatewayStack) -> None:
 
     await wait_until(drains, "the gateway drains")
     hold.set()
-    assert [(await task)[0] for task in (running, held)] == [200, 200]
+    assert [(await task)[0] for task in (running, queued)] == [200, 200]
     await wait_until(lambda: picker.poll() is not None, "the picker ends")
     assert picker.returncode == 0
 

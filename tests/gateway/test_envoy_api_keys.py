@@ -16,12 +16,13 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
+from e2e.lib import sdks
 from plimsoll.gateway.settings import ApiKeyMode, TrustedHeaders
 from tests.gateway.api_key_secrets import bearer, key_of, key_secret
 from tests.gateway.conftest import make_directory
 from tests.gateway.fake_engine import FakeEngine
 from tests.gateway.kube_objects import gateway_pod, pod, service
-from tests.gateway.stack import GatewayStack, wait_until
+from tests.gateway.stack import TIMEOUT_S, GatewayStack, wait_until
 
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]
 
@@ -119,7 +120,7 @@ async def test_large_body_without_key_is_rejected_before_it_is_read(locked: tupl
     reader, writer = await asyncio.open_connection("127.0.0.1", stack.settings.port)
     head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 8000000\r\n\r\n"
     writer.write(head.encode())
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(TIMEOUT_S):
         assert (await reader.readline()).split(b" ")[1] == b"401"
     writer.close()
 
@@ -163,6 +164,7 @@ async def test_identity_headers_and_keys_are_logged_nowhere(locked: tuple[Gatewa
 
 
 async def test_openai_sdk_authenticates(locked: tuple[GatewayStack, FakeEngine]) -> None:
+    sdks.require_package("openai")
     stack, _ = locked
     found = {}
     for name, model in (("ci", "chat"), ("unknown", "chat"), ("narrow", "chat")):

@@ -60,11 +60,11 @@ async def test_least_loaded_engine_is_picked(stack: GatewayStack) -> None:
     first.behaviour.release_event = second.behaviour.release_event = hold
     await stack.set_objects([service()], [pod(first.address), pod(second.address)])
     await stack.wait_routable(first, second)
-    asked = [asyncio.create_task(stack.ask_fully()) for _ in range(6)]
+    pending = [asyncio.create_task(stack.ask_fully()) for _ in range(6)]
     await wait_until(lambda: first.open == second.open == 3, "three requests at each engine")
     await stack.wait_inflight(first, 3)
     hold.set()
-    assert [status for status, *_ in await asyncio.gather(*asked)] == [200] * 6
+    assert [status for status, *_ in await asyncio.gather(*pending)] == [200] * 6
     await stack.wait_inflight(first, 0)
     await stack.wait_inflight(second, 0)
 

@@ -12,12 +12,11 @@ import pytest
 from tests.gateway import malformed_requests
 from tests.gateway.fake_engine import FakeEngine
 from tests.gateway.malformed_requests import GOOD_BODY, Case, request
-from tests.gateway.stack import GatewayStack, wait_until
+from tests.gateway.stack import TIMEOUT_S, GatewayStack, wait_until
 
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 
 ALLOWED = (b"/v1/chat/completions", b"/v1/completions")
-ANSWER_SECONDS = 5.0
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 # These are the allowed path once they are decoded, and the engine gets them decoded.
 DECODED = (
@@ -32,7 +31,7 @@ async def exchange(stack: GatewayStack, raw: bytes) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", stack.settings.port)
     answer = b""
     try:
-        async with asyncio.timeout(ANSWER_SECONDS):
+        async with asyncio.timeout(TIMEOUT_S):
             writer.write(raw)
             while not complete(answer):
                 piece = await reader.read(65536)
@@ -162,7 +161,7 @@ async def test_slow_bytes_do_not_extend_timeout(door: tuple[GatewayStack, FakeEn
     dripping = asyncio.ensure_future(drip())
     answer = b""
     with contextlib.suppress(ConnectionResetError):  # closed with a byte on its way
-        answer = await asyncio.wait_for(reader.read(1000), ANSWER_SECONDS)
+        answer = await asyncio.wait_for(reader.read(1000), TIMEOUT_S)
     dripping.cancel()
     writer.close()
     assert status_of(answer) in (0, 408)
@@ -171,7 +170,7 @@ async def test_slow_bytes_do_not_extend_timeout(door: tuple[GatewayStack, FakeEn
 async def test_connection_without_first_byte_is_closed(door: tuple[GatewayStack, FakeEngine]) -> None:
     stack, _ = door
     reader, writer = await asyncio.open_connection("127.0.0.1", stack.settings.port)
-    assert await asyncio.wait_for(reader.read(1000), ANSWER_SECONDS) == b""
+    assert await asyncio.wait_for(reader.read(1000), TIMEOUT_S) == b""
     writer.close()
     assert status_of(await exchange(stack, request())) == 200
 

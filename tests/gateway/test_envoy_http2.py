@@ -14,7 +14,7 @@ from h2.exceptions import ProtocolError
 
 from tests.gateway.fake_engine import FakeEngine
 from tests.gateway.malformed_requests import GOOD_BODY
-from tests.gateway.stack import GatewayStack
+from tests.gateway.stack import TIMEOUT_S, GatewayStack
 
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 
@@ -56,7 +56,7 @@ class Client:
 
     async def until(self, stream: int) -> int:
         """The stream's status; 0 if it was reset or the connection ended."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(TIMEOUT_S):
             while stream not in self.over and not self.closed:
                 data = await self._read()
                 try:

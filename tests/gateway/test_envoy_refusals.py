@@ -18,7 +18,7 @@ from tests.gateway.kube_objects import LIMITS, Object, pod, service
 from tests.gateway.malformed_requests import GOOD_BODY
 from tests.gateway.picker_harness import service_with_slo
 from tests.gateway.recording_relay import CLIENTS
-from tests.gateway.stack import GatewayStack
+from tests.gateway.stack import TIMEOUT_S, GatewayStack
 
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]
 
@@ -46,7 +46,7 @@ async def raw(stack: GatewayStack, sent: bytes) -> bytes:
     """What comes back for these bytes."""
     reader, writer = await asyncio.open_connection("127.0.0.1", stack.settings.port)
     writer.write(sent)
-    answer = await asyncio.wait_for(reader.read(65536), 5.0)
+    answer = await asyncio.wait_for(reader.read(65536), TIMEOUT_S)
     writer.close()
     return answer
 

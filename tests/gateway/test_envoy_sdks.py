@@ -29,6 +29,8 @@ pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module"), pytes
 
 USERS = 3
 EARLY_S = 0.05  # by which a timer may fire too soon
+# A picker that has no engine yet ignores a time that has passed, and then names 10 to 30 s as the time to retry.
+CAPACITY_IN_S = 4.0
 ROUTER = "litellm-router"
 ATTEMPTS = {"openai-python": 3, "openai-node": 3, "litellm": 5, ROUTER: 3}
 ATTEMPTS_WITHOUT_RETRY = {"openai-python": 1, "openai-node": 1, "litellm": 3, ROUTER: 3}  # two of the four do not look
@@ -109,9 +111,9 @@ async def _engines(stack: GatewayStack, clients: Clients, made: Callable[[str], 
 
 
 def _service_with_short_retry(name: str) -> Object:
-    """A service of USERS places that tells those whom it has no place for to come back after a second."""
-    now_s = time.time() - START_UNIX_S
-    return service_with_slo(name, {"whenFull": "Shed"}, batch=USERS, ready_at_s=now_s, ready_work=1e3)
+    """A service with USERS slots that expects more capacity soon, so that Retry-After is at most CAPACITY_IN_S."""
+    ready_at_s = time.time() - START_UNIX_S + CAPACITY_IN_S
+    return service_with_slo(name, {"whenFull": "Shed"}, batch=USERS, ready_at_s=ready_at_s, ready_work=1e3)
 
 
 @contextlib.asynccontextmanager
@@ -139,14 +141,14 @@ async def test_sdk_retry_after_is_obeyed_and_request_succeeds(stack: GatewayStac
 
     async def at_first_full(name: str) -> list[str]:
         async with _saturated(stack, name, engines[name]):
-            asked = asyncio.create_task(clients.ask_of(name, "full at first"))
+            pending = asyncio.create_task(clients.ask_of(name, "full at first"))
 
-            def all_told() -> bool:
+            def all_rejected() -> bool:
                 users = clients.wire.users(name)
                 return len(users) == USERS and all(tries[0].responded_s for tries in users)
 
-            await wait_until(all_told, "each user was told to come back")
-        return await asked
+            await wait_until(all_rejected, "each user was told to come back")
+        return await pending
 
     found = await asyncio.gather(*map(at_first_full, clients.processes))
     assert found == [["succeeded"] * USERS for _ in found]

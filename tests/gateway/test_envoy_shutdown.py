@@ -116,18 +116,22 @@ async def test_stop_ends_at_drain_time_without_successor(tmp_path_factory: pytes
         await gateway.shut_down()
 
 
-async def test_drain_lasts_while_requests_arrive(lone: GatewayStack) -> None:
+async def test_drain_lasts_while_requests_arrive(tmp_path_factory: pytest.TempPathFactory) -> None:
     """As from nodes that do not know yet that the pod is leaving."""
-    await _started(lone)
-    lone.write_gateways(gateway_pod("gateway-0", **DELETED), gateway_pod("gateway-1"))
-    has_ended = _terminate(lone)
-    await _until_drains(lone)
-    quiet_s, steps = lone.settings.drain_quiet_seconds, 20
-    for _ in range(3 * steps):
-        assert await _ask_alone(lone) == "close"
-        await asyncio.sleep(quiet_s / steps)
-        assert not has_ended()
-    await wait_until(has_ended, "the picker ends")
+    quiet_s, steps = 3.0, 30
+    gateway = GatewayStack(tmp_path_factory.mktemp("gw"), drain_quiet_seconds=quiet_s)
+    try:
+        await _started(gateway)
+        gateway.write_gateways(gateway_pod("gateway-0", **DELETED), gateway_pod("gateway-1"))
+        has_ended = _terminate(gateway)
+        await _until_drains(gateway)
+        for _ in range(int(1.5 * steps)):
+            assert await _ask_alone(gateway) == "close"
+            await asyncio.sleep(quiet_s / steps)
+            assert not has_ended()
+        await wait_until(has_ended, "the picker ends")
+    finally:
+        await gateway.shut_down()
 
 
 async def test_drain_waits_for_idle_connection(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -148,7 +152,7 @@ async def test_drain_waits_for_idle_connection(tmp_path_factory: pytest.TempPath
             assert await ask() == (200, None)
             has_ended = _terminate(gateway)
             await _until_drains(gateway)
-            await asyncio.sleep(20 * gateway.settings.drain_quiet_seconds)
+            await asyncio.sleep(5 * gateway.settings.drain_quiet_seconds)
             assert not has_ended()
             assert await ask() == (200, "close")
             await wait_until(has_ended, "the picker ends")

@@ -20,7 +20,7 @@ from tests.gateway.conftest import make_directory
 from tests.gateway.fake_engine import FakeEngine
 from tests.gateway.kube_objects import pod, service
 from tests.gateway.malformed_requests import GOOD_BODY
-from tests.gateway.stack import GatewayStack, wait_until
+from tests.gateway.stack import TIMEOUT_S, GatewayStack, wait_until
 
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 
@@ -132,7 +132,7 @@ async def test_silent_handshake_is_closed(secure: SecureGateway) -> None:
     with pytest.raises(ssl.SSLWantReadError):
         client.do_handshake()
     writer.write(outgoing.read())
-    async with asyncio.timeout(20):  # the gateway's hello, then nothing, then the end
+    async with asyncio.timeout(TIMEOUT_S):  # the gateway's hello, then nothing, then the end
         while await reader.read(1 << 16):
             pass
     writer.close()
@@ -224,10 +224,10 @@ async def test_restarts_with_broken_secret(secure: SecureGateway) -> None:
     secure.stack.envoy.wait()
     secure.stack.start_envoy()
 
-    async def is_told() -> bool:
+    async def is_reported() -> bool:
         return "tls.crt holds no X.509 certificate in PEM" in await secure.reason()
 
-    await wait_until(is_told, "readiness names the Secret's error")
+    await wait_until(is_reported, "readiness names the Secret's error")
     await secure.wait_served(secure.volume.rotate("repaired"))
     await secure.stack.ready()
     assert b"PRIVATE" not in secure.stack.settings.bootstrap.read_bytes()
@@ -248,13 +248,13 @@ async def test_first_start_with_broken_secret_is_alive_and_unready(tmp_path_fact
         writer.transport.abort()
         return True
 
-    async def is_told() -> bool:
+    async def is_reported() -> bool:
         return "tls.crt holds no X.509 certificate in PEM" in await gateway.reason()
 
     start = asyncio.create_task(gateway.start())
     try:
         await wait_until(is_open, "Envoy opens its port")
-        await wait_until(is_told, "readiness names the Secret's error")
+        await wait_until(is_reported, "readiness names the Secret's error")
         assert not start.done()
         pem = gateway.volume.rotate()
         await start

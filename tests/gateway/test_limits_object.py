@@ -31,10 +31,10 @@ async def test_unusable_limits_leave_the_last_ones_in_force(lost: str) -> None:
     obj = service_with_slo(batch=1)
     world = PickerHarness(obj, pods=engine_names(1))
     world.send()
-    held = world.send_queued()
+    queued = world.send_queued()
     [plain], _ = split([obj])
     world.set_api_objects([plain], LOST[lost](obj), engine_names(1))
-    assert not held.done()
+    assert not queued.done()
     told = world.service()["object"]
     assert told["admission_active"]
     assert (told["limits_version"], bool(told["parse_error"])) == (("12", True) if lost in UNREADABLE else ("", False))
@@ -43,7 +43,7 @@ async def test_unusable_limits_leave_the_last_ones_in_force(lost: str) -> None:
     assert not fresh.service()["object"]["admission_active"], "a new gateway has no earlier limits"
     world.set_api_objects([plain], [admission(obj, obj[LIMITS], resourceVersion="13")], engine_names(1))
     assert world.service()["object"]["limits_version"] == "13"
-    held.cancel()
+    queued.cancel()
 
 
 UNREADABLE = ("of a newer format", "broken")

@@ -252,7 +252,7 @@ def test_decode_engine_beyond_cuda_graphs_is_slower_than_model(
         ("pair-own", False, "h100-8b"),
     ],
 )
-def test_summary_equals_figures_of_the_kept_raw_run(
+def test_summary_equals_figures_of_the_archived_raw_run(
     folder: str, predicted: bool, decode_profile: str, tmp_path: Path
 ) -> None:
     words = [str(DATA / folder), "--out", str(tmp_path), "--profile", decode_profile]

@@ -78,7 +78,7 @@ def test_adapter_file_has_the_shapes_of_the_model(tmp_path: Path) -> None:
     assert max(entry["data_offsets"][1] for entry in header.values()) == len(raw) - 8 - length
 
 
-def test_kept_result_has_every_engine_and_no_failure() -> None:
+def test_stored_result_has_every_engine_and_no_failure() -> None:
     kept = json.loads((DATA / "h200.json").read_text())
     assert kept["failed"] == []
     assert {entry["check"].split(":")[0] for entry in kept["checks"]} == set(check.STAGES)

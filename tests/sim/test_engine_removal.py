@@ -38,10 +38,10 @@ class Listening:
             KvLink(own.layers, own.block_size, own.kv_bytes_per_token),
             EngineMetrics(own.max_model_len),
             can_skip,
-            self.hear,
+            self.observe,
         )
 
-    def hear(self, run: StepRun, steps: int, ended_s: float) -> None:
+    def observe(self, run: StepRun, steps: int, ended_s: float) -> None:
         self.steps += steps if run.emitting else 0
         for sequence in (*run.decoding, *run.prefill_completions):
             self.tokens[sequence] += steps

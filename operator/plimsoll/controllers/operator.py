@@ -93,8 +93,16 @@ class _Stopped(Exception):
 class OperatorProcess:
     """The components of the leader, and their connections."""
 
-    def __init__(self, kube: KubeClient, config: OperatorConfig, session: aiohttp.ClientSession) -> None:
+    def __init__(
+        self,
+        kube: KubeClient,
+        config: OperatorConfig,
+        session: aiohttp.ClientSession,
+        watch_services: Callable[..., Awaitable[None]] = kopf_handlers.watch_services,
+    ) -> None:
+        """watch_services: watches services until the process is to stop."""
         self._kube = kube
+        self._watch_services = watch_services
         self._config = config
         self._namespaces = config.platform.watch_namespaces
         self._synced: set[tuple[str, str | None]] = set()
@@ -216,7 +224,7 @@ class OperatorProcess:
 
     async def _watch_until_stopped(self) -> None:
         """Watch services until kopf returns, which stops the process because kopf handles SIGTERM."""
-        watch = partial(kopf_handlers.watch_services, self._contained_change, self._namespaces)
+        watch = partial(self._watch_services, self._contained_change, self._namespaces)
         await supervise("watch of services", watch, self.errors)
         raise _Stopped
 

@@ -67,18 +67,20 @@ class Server:
     health_path: str = "/health"
     metrics_path: str = "/metrics"
     timeout_s: float = TIMEOUT_S
+    idle_wait_s: float = IDLE_WAIT_S
+    clock: Callable[[], float] = time.monotonic
     names: list[str] = field(default_factory=list)  # the models that it lists
 
     def request(self, method: str, path: str, document: Mapping[str, Any] | None = None) -> tuple[int, bytes]:
         """The status and body of an answer. Raises CheckFailed without one, or for one that is too long."""
         connection, response = self.open(method, path, document)
-        deadline_s, body = time.monotonic() + self.timeout_s, bytearray()
+        deadline_s, body = self.clock() + self.timeout_s, bytearray()
         try:
             while piece := response.read1(_PIECE_BYTES):
                 body += piece
                 if len(body) > MAX_BODY_BYTES:
                     raise CheckFailed(f"{method} {path} answered more than {MAX_BODY_BYTES} bytes")
-                if time.monotonic() > deadline_s:
+                if self.clock() > deadline_s:
                     raise CheckFailed(f"{method} {path} had no end within {self.timeout_s:.1f} s")
         except (OSError, http.client.HTTPException) as error:
             raise CheckFailed(f"{method} {path} was cut off: {error}") from error
@@ -185,7 +187,7 @@ def check_stream(server: Server) -> str:
     connection, response = server.open("POST", "/v1/chat/completions", server.chat(**options))
     try:
         _require_stream(response)
-        events = list(_events(response, server.timeout_s))
+        events = list(_events(response, server))
     finally:
         connection.close()
     if not events or events[-1] != "[DONE]":
@@ -207,9 +209,9 @@ def _require_stream(response: http.client.HTTPResponse) -> None:
         raise CheckFailed(f"a stream is answered with {response.status} and content-type {kind or 'none'}")
 
 
-def _events(response: http.client.HTTPResponse, timeout_s: float) -> Iterator[str]:
+def _events(response: http.client.HTTPResponse, server: Server) -> Iterator[str]:
     """The data of each event. Raises CheckFailed for a stream that is cut off, too long, too slow or no JSON."""
-    deadline_s, left_bytes = time.monotonic() + timeout_s, MAX_BODY_BYTES
+    deadline_s, left_bytes = server.clock() + server.timeout_s, MAX_BODY_BYTES
     try:
         for _ in range(MAX_EVENTS):
             line = response.readline(left_bytes + 1)
@@ -218,8 +220,8 @@ def _events(response: http.client.HTTPResponse, timeout_s: float) -> Iterator[st
                 return
             if left_bytes < 0:
                 raise CheckFailed(f"the stream has more than {MAX_BODY_BYTES} bytes")
-            if time.monotonic() > deadline_s:
-                raise CheckFailed(f"the stream had no end within {timeout_s:.1f} s")
+            if server.clock() > deadline_s:
+                raise CheckFailed(f"the stream had no end within {server.timeout_s:.1f} s")
             if line.startswith(b"data:"):
                 data = line[5:].strip().decode(errors="replace")
                 if data != "[DONE]" and not isinstance(json.loads(data), dict):
@@ -238,7 +240,7 @@ def check_cancel(server: Server, metric_map: MetricMap | None) -> str:
     connection, response = server.open("POST", "/v1/chat/completions", long_chat)
     try:
         _require_stream(response)
-        if next(_events(response, server.timeout_s), "[DONE]") == "[DONE]":
+        if next(_events(response, server), "[DONE]") == "[DONE]":
             raise CheckFailed("the stream has no event")
         gauges = {} if metric_map is None else dict(metric_map.signals)
         running = tuple(source.metric for source in gauges.get(Signal.RUNNING, ()))
@@ -249,17 +251,17 @@ def check_cancel(server: Server, metric_map: MetricMap | None) -> str:
     if before == 0.0:
         check_chat(server)
         return "the next request is served; the request had ended, or was not counted yet, before it was cancelled"
-    left_s, started_s = IDLE_WAIT_S, time.monotonic()
+    left_s, started_s = server.idle_wait_s, server.clock()
     while running and left_s > 0:
         count = _gauge(server, running)
         if count is None:
             break
         if count == 0.0:
-            return f"a cancelled request is gone after {time.monotonic() - started_s:.1f} s"
+            return f"a cancelled request is gone after {server.clock() - started_s:.1f} s"
         time.sleep(min(0.2, left_s))
-        left_s = IDLE_WAIT_S - (time.monotonic() - started_s)
+        left_s = server.idle_wait_s - (server.clock() - started_s)
     if left_s <= 0:
-        raise CheckFailed(f"a cancelled request still runs after {IDLE_WAIT_S:.0f} s")
+        raise CheckFailed(f"a cancelled request still runs after {server.idle_wait_s:.0f} s")
     check_chat(server)
     return "the next request is served; no metric says whether the cancelled one runs on"
 

@@ -27,7 +27,7 @@ def to(address: str) -> dict[str, str]:
     return {"x-plimsoll-prefill": address}
 
 
-async def leg(one: ApiHarness, **more: Any) -> Any:
+async def remote_prefill(one: ApiHarness, **more: Any) -> Any:
     """A prefill engine's answer to a decode engine."""
     got = await one.send(
         ask(max_tokens=1, kv_transfer_params=REMOTE, **more), headers={"x-plimsoll-remote-prefill": "prefill"}
@@ -61,7 +61,7 @@ async def test_remote_prefill_transfers_prompt_and_keeps_text(tmp_path: Path, pa
 
 async def test_prefill_response_names_block_location(tmp_path: Path) -> None:
     async with make_harness(tmp_path, role="prefill") as one:
-        params = await leg(one)
+        params = await remote_prefill(one)
         assert params["do_remote_prefill"]
         assert (params["remote_port"], params["remote_host"]) == (one.options.side_channel_port, "127.0.0.1")
         assert (len(params["remote_block_ids"][0]), params["remote_num_tokens"]) == (29, 450)
@@ -73,12 +73,12 @@ async def test_prefill_response_names_block_location(tmp_path: Path) -> None:
 async def test_only_remote_prefill_on_prefill_engine_keeps_blocks(tmp_path: Path) -> None:
     async with make_harness(tmp_path, role="prefill") as prefill, make_harness(tmp_path, role="serve") as serve:
         assert (await prefill.send(ask(kv_transfer_params=REMOTE))).json["kv_transfer_params"] is None
-        assert await leg(serve) is None
+        assert await remote_prefill(serve) is None
 
 
 async def test_lost_prefill_engine_falls_back_to_local_prefill(tmp_path: Path) -> None:
     async with make_harness(tmp_path, role="prefill") as prefill, make_harness(tmp_path, role="decode") as decode:
-        params = await leg(prefill)
+        params = await remote_prefill(prefill)
         (params["remote_port"],) = free_ports(1)
         got = await decode.api_direct(ask(kv_transfer_params=params))
         assert (got.status, got.json["usage"]["completion_tokens"]) == (200, 24)
@@ -93,7 +93,7 @@ async def test_lost_prefill_engine_falls_back_to_local_prefill(tmp_path: Path) -
 )
 async def test_invalid_transfer_params_fall_back_to_local_prefill(tmp_path: Path, change: dict[str, Any]) -> None:
     async with make_harness(tmp_path, role="prefill") as prefill, make_harness(tmp_path, role="decode") as decode:
-        params = {**await leg(prefill), **change}
+        params = {**await remote_prefill(prefill), **change}
         got = await decode.api_direct(ask(kv_transfer_params=params))
         assert got.json["usage"]["completion_tokens"] == 24
         assert (await decode.metrics())["vllm:nixl_num_failed_transfers_total",] == 1
@@ -146,7 +146,7 @@ async def test_disconnect_during_transfer_frees_remote_blocks(tmp_path: Path) ->
         make_harness(tmp_path, role="prefill") as prefill,
         make_harness(tmp_path, "--transfer-rate", "1000", role="decode") as decode,
     ):
-        params, gone = await leg(prefill), asyncio.Event()
+        params, gone = await remote_prefill(prefill), asyncio.Event()
         request = asyncio.create_task(decode.api_direct(ask(kv_transfer_params=params), gone))
         while not decode.driver.core.loading:
             await asyncio.sleep(0)
@@ -166,4 +166,4 @@ async def test_side_channel_survives_invalid_messages(tmp_path: Path, said: byte
         assert b"tokens" not in await reader.read()
         writer.close()
         await writer.wait_closed()
-        assert (await leg(prefill))["remote_num_tokens"] == 450
+        assert (await remote_prefill(prefill))["remote_num_tokens"] == 450

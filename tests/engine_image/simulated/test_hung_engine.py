@@ -21,13 +21,14 @@ import aiohttp
 import pytest
 
 from launcher import client
-from tests.engine_image.simulated.test_process import engine, held, pid, stream
+from tests.engine_image.simulated.test_process import engine, pid, stream, until_in_flight
 from tests.engine_image.test_launcher import Running, gone
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("uvicorn") is None, reason="uvicorn is not installed")
 LIMITS = {
     "poll_seconds": 0.4, "answer_seconds": 0.4, "unready_seconds": 2.0, "restart_seconds": 8.0, "step_multiple": 0.0,
 }  # 0: a machine that is busy with other tests does not stretch the bounds  # fmt: skip
+WAIT_SECONDS = 60.0  # a guard against a hang
 LONG = 30_000  # tokens: more than a test lasts
 STALLED = client.Response(503, b"stalled")
 
@@ -43,9 +44,9 @@ async def stoppable(folder: Path, *flags: str, **limits: float) -> AsyncIterator
                 os.kill(pid(one.process.pid), signal.SIGCONT)
 
 
-async def until_ready_is(launcher: Running, expected: client.Response, within_s: float) -> None:
+async def until_ready_is(launcher: Running, expected: client.Response) -> None:
     """Waits for an answer of /readyz."""
-    async with asyncio.timeout(within_s):
+    async with asyncio.timeout(WAIT_SECONDS):
         while await launcher.get("/readyz") != expected:
             await asyncio.sleep(0.1)
 
@@ -55,12 +56,12 @@ async def test_hung_engine_is_unready_then_killed_with_cause(number: signal.Sign
     async with stoppable(tmp_path) as one, stream(one.api, LONG) as content:
         hung = pid(one.process.pid)
         os.kill(hung, number)
-        await until_ready_is(one, STALLED, 10)
+        await until_ready_is(one, STALLED)
         assert (await one.get("/livez")).status == 200, "it may still go on"
         metrics = (await one.get("/metrics")).body.decode()
         with pytest.raises(aiohttp.ClientError):
             await content.read()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(WAIT_SECONDS):
             assert await one.process.wait() == 1
         assert gone(hung)
     assert "plimsoll_engine_ready 0\n" in metrics
@@ -73,11 +74,11 @@ async def test_hung_engine_is_unready_then_killed_with_cause(number: signal.Sign
 
 async def test_hung_core_of_idle_engine_is_found(tmp_path: Path) -> None:
     async with stoppable(tmp_path) as one:
-        await held(tmp_path, 0)  # the warm-up's last request has its answer a moment before it ends
+        await until_in_flight(tmp_path, 0)  # the warm-up's last request has its answer a moment before it ends
         os.kill(pid(one.process.pid), signal.SIGUSR2)
-        await until_ready_is(one, STALLED, 10)
+        await until_ready_is(one, STALLED)
         assert (await client.request(one.api, "/health")).status == 200, "vLLM's own health does not show it"
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(WAIT_SECONDS):
             assert await one.process.wait() == 1
     assert (tmp_path / "said").read_text().endswith(" with 0 requests running")
 
@@ -85,9 +86,9 @@ async def test_hung_core_of_idle_engine_is_found(tmp_path: Path) -> None:
 async def test_engine_that_goes_on_is_ready_again(tmp_path: Path) -> None:
     async with stoppable(tmp_path) as one, stream(one.api, 300) as content:
         os.kill(pid(one.process.pid), signal.SIGSTOP)
-        await until_ready_is(one, STALLED, 10)
+        await until_ready_is(one, STALLED)
         os.kill(pid(one.process.pid), signal.SIGCONT)
-        await until_ready_is(one, client.Response(200, b"ready"), 10)
+        await until_ready_is(one, client.Response(200, b"ready"))
         assert (await content.read()).endswith(b"data: [DONE]\n\n")
         one.process.send_signal(signal.SIGTERM)
         assert await one.process.wait() == 0
@@ -118,14 +119,15 @@ async def test_busy_engine_with_long_steps_stays_ready(tmp_path: Path) -> None:
 
 
 async def test_drain_outlasts_a_hang(tmp_path: Path) -> None:
-    async with stoppable(tmp_path) as one, stream(one.api, 300) as content:
-        await held(tmp_path, 1)
+    restart_s = 4.0
+    async with stoppable(tmp_path, restart_seconds=restart_s) as one, stream(one.api, 300) as content:
+        await until_in_flight(tmp_path, 1)
         one.process.send_signal(signal.SIGTERM)
         while not (tmp_path / "state" / "stopping").exists():
             await asyncio.sleep(0.02)
         stopped = time.monotonic()
         os.kill(pid(one.process.pid), signal.SIGSTOP)
-        while time.monotonic() < stopped + LIMITS["restart_seconds"] + 2:
+        while time.monotonic() < stopped + restart_s + 2:
             assert await one.get("/livez") == client.Response(200, b"draining")
             await asyncio.sleep(0.2)
         os.kill(pid(one.process.pid), signal.SIGCONT)

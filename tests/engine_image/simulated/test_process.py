@@ -75,7 +75,7 @@ async def stream(api: int, tokens: int) -> AsyncIterator[aiohttp.StreamReader]:
         yield answer.content
 
 
-async def held(folder: Path, requests: int) -> None:
+async def until_in_flight(folder: Path, requests: int) -> None:
     """Returns once the engine holds so many."""
     while PodState(folder / "state").in_flight != requests:
         await asyncio.sleep(0.01)
@@ -107,9 +107,9 @@ async def test_process_short_drain_reports_aborted_requests(tmp_path: Path) -> N
     async with engine(tmp_path, drain_s=1) as one:
         async with stream(one.api, 30_000) as long, stream(one.api, 40) as short:
             assert (await short.read()).endswith(b"data: [DONE]\n\n")
-            await held(tmp_path, 1)  # the short one is let go a moment after its last byte
+            await until_in_flight(tmp_path, 1)  # the short one is let go a moment after its last byte
             request = asyncio.create_task(client.request(one.api, "/v1/completions", whole, 60.0))
-            await held(tmp_path, 2)
+            await until_in_flight(tmp_path, 2)
             one.process.send_signal(signal.SIGTERM)
             with pytest.raises(aiohttp.ClientPayloadError):
                 await long.read()

@@ -116,7 +116,7 @@ def test_totals_separate_kinds_of_failure() -> None:
     assert [r.id for r in ledger.failures] == ["r3", "r4", "r5"]
 
 
-def test_empty_ledger_has_totals() -> None:
+def test_empty_request_log_has_totals() -> None:
     assert RequestLog().totals()["ttft_p50_s"] is None
     assert RequestLog().summary().startswith("0 of 0 requests ok (none failed)")
 
