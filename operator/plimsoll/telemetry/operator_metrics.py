@@ -79,6 +79,14 @@ OPERATOR_SCALE_CHANGES = Counter(
     registry=OPERATOR,
 )
 
+OPERATOR_ENGINE_ROLLOUT = Gauge(
+    "plimsoll_operator_engine_rollout_services",
+    "Services by phase of the platform's rollout of engines (phase: updated, updating, waiting, failed); no series of a"
+    " standby.",
+    ["phase"],
+    registry=OPERATOR,
+)
+
 _TIER_LABELS = ["service", "tier"]
 
 OPERATOR_DRAINS_TIMED_OUT = Counter(
