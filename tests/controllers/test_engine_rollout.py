@@ -103,25 +103,25 @@ def test_service_that_failed_before_holds_no_turn_for_ever() -> None:
 
 
 def test_failure_stops_all_and_every_service_says_why() -> None:
-    failed = rolled("bad", failure="its condition SLOMet is False (SLOViolated)")
+    failed = rolled("bad", failure="condition SLOMet is False (SLOViolated)")
     found = plan(failed, waiting("a"), waiting("b"), max_unavailable_services=3)
     assert turns(found) == []
     assert found.phases == {("t", "bad"): Phase.FAILED, ("t", "a"): Phase.WAITING, ("t", "b"): Phase.WAITING}
     assert reason(found, "bad") == (
         "RolloutFailed",
-        "its condition SLOMet is False (SLOViolated) since it got engines of generation 2; no other service gets them "
-        "until this is over; mend it, or set engine.rollout.generation and the settings of engines back",
+        "condition SLOMet is False (SLOViolated), and was not before the service got engines of generation 2; no other "
+        "service gets them until this ends: fix it, or undo the change of engine.rollout.generation",
     )
     assert reason(found, "b") == (
         "RolloutStopped",
-        "engines of generation 2 (engine.rollout.generation) wait, because they stop at service t/bad: its condition "
-        "SLOMet is False (SLOViolated)",
+        "engines of generation 2 (engine.rollout.generation) wait, because a service that has them fails: t/bad, "
+        "condition SLOMet is False (SLOViolated)",
     )
     assert turns(plan(replace(failed, failure=""), waiting("a"))) == ["a"]
 
 
 def test_failure_after_the_rollout_is_not_its_failure() -> None:
-    assert plan(rolled("bad", failure="its condition SLOMet is False")).conditions == {}
+    assert plan(rolled("bad", failure="condition SLOMet is False")).conditions == {}
     found = plan(rolled("last", failure="its engines fail", is_settled=False))
     assert found.phases == {("t", "last"): Phase.FAILED}
 
@@ -239,7 +239,7 @@ def test_state_of_victim_of_an_earlier_generation() -> None:
     assert (found.is_current, found.rolled_at_s, found.failure) == (
         False,
         None,
-        "its condition SLOMet is False (SLOViolated)",
+        "condition SLOMet is False (SLOViolated)",
     )
 
 

@@ -101,9 +101,9 @@ def _rolling_out(settings: EngineRolloutSettings) -> Condition:
 
 def _failed(state: ServiceState, settings: EngineRolloutSettings) -> Condition:
     failure = shorten(state.failure, MAX_QUOTE_CHARS)
-    brief = f"{failure} since it got engines of generation {settings.generation}; no other service gets them"
-    advice = f"mend it, or set {GENERATION_VALUE} and the settings of engines back"
-    return _pending(ConditionReason.ROLLOUT_FAILED, f"{brief} until this is over; {advice}", brief)
+    brief = f"{failure}, and was not before the service got engines of generation {settings.generation}"
+    advice = f"no other service gets them until this ends: fix it, or undo the change of {GENERATION_VALUE}"
+    return _pending(ConditionReason.ROLLOUT_FAILED, f"{brief}; {advice}", f"{brief}; fix it, or undo the change")
 
 
 def _waiting(
@@ -113,8 +113,10 @@ def _waiting(
     if settings.paused:
         return _pending(ConditionReason.ROLLOUT_PAUSED, f"{wanted} wait until {PAUSED_VALUE} is false")
     if failed:
-        cause = f"service {'/'.join(failed[0].key)}: {shorten(failed[0].failure, MAX_QUOTE_CHARS)}"
-        return _pending(ConditionReason.ROLLOUT_STOPPED, f"{wanted} wait, because they stop at {cause}")
+        cause = f"{'/'.join(failed[0].key)}, {shorten(failed[0].failure, MAX_QUOTE_CHARS)}"
+        return _pending(
+            ConditionReason.ROLLOUT_STOPPED, f"{wanted} wait, because a service that has them fails: {cause}"
+        )
     if state.obstacle:
         return _pending(ConditionReason.ROLLOUT_WAITING, f"{wanted} wait until {state.obstacle}")
     after = "" if ahead is None else f" after service {'/'.join(ahead)}"

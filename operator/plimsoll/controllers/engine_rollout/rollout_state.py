@@ -68,6 +68,8 @@ def rollout_state(
     is_current = all(objects.template_generation(one) == settings.generation for one in deployments)
     rolled_out = [one for one in cache.children("ControllerRevision", key) if _is_rolled_out(one)]
     present = [one for one in rolled_out if objects.template_generation(one) == settings.generation]
+    if is_current and not present:
+        return ServiceState(key, _importance(service), is_current=True)
     is_settled = all(_is_settled(one, now_s - settings.min_ready_seconds) for one in deployments)
     failures = _failures(service_object, deployments)
     began_s = _created_s(present or rolled_out)
@@ -158,7 +160,7 @@ def _failures(service_object: Object, deployments: Sequence[Object]) -> list[tup
             case _:
                 fails = kind in _DEGRADED and is_true and reason != ConditionReason.TRANSFER_SLOW
         if fails:
-            found.append((f"its condition {kind} is {one.get('status')} ({reason})", one.get("lastTransitionTime")))
+            found.append((f"condition {kind} is {one.get('status')} ({reason})", one.get("lastTransitionTime")))
     for deployment in deployments:
         progressing = _progressing(deployment)
         if progressing.get("status") == "False":
