@@ -212,8 +212,8 @@ REASON_MEANINGS: dict[ConditionReason, str] = {
     ConditionReason.ROLLOUT_WAITING: "Other services come first, or the message says what must change before.",
     ConditionReason.ROLLOUT_PAUSED: "The chart value `engine.rollout.paused` is true.",
     ConditionReason.ROLLOUT_STOPPED: "The service that the message names has failed since it got the new engines.",
-    ConditionReason.ROLLOUT_FAILED: "The service has failed, or missed its SLO, since it got the new engines. The rollout "
-    "to other services stops.",
+    ConditionReason.ROLLOUT_FAILED: "The service has failed, or missed its SLO, since it got the new engines. The "
+    "rollout to other services stops.",
     ConditionReason.OPERATOR_ERROR: "The operator failed with an error for an object. Other objects are not affected.",
 }
 
