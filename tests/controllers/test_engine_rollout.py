@@ -12,6 +12,7 @@ from plimsoll.api import labels
 from plimsoll.controllers.engine_rollout.rollout_controller import EngineRollout
 from plimsoll.controllers.engine_rollout.rollout_plan import Phase, RolloutPlan, plan_rollout
 from plimsoll.controllers.engine_rollout.rollout_state import ServiceState, rollout_state
+from plimsoll.controllers.isolation import ObjectErrors
 from plimsoll.controllers.object_cache import Key, ObjectCache
 from plimsoll.resources.platform_config import EngineRolloutSettings
 from plimsoll.telemetry import operator_metrics
@@ -290,6 +291,16 @@ def test_controller_restart_and_upgrade_change_nothing() -> None:
     rollout.plan()
     assert (changed, rollout.of(("team", "a")).has_turn, rollout.of(("team", "a")).condition) == ([], False, None)
     assert phases() == {"updated": 2, "updating": 0, "waiting": 0, "failed": 0}
+
+
+def test_controller_goes_on_when_one_service_cannot_be_read() -> None:
+    cache, errors = fleet(0, "a", "b"), ObjectErrors()
+    broken = cache.get("Deployment", ("team", "a-serve"))
+    assert broken is not None
+    del broken["status"]
+    rollout = EngineRollout(cache, SETTINGS, lambda key: None, clock=lambda: NOW_S, errors=errors)
+    assert rollout.of(("team", "b")).has_turn
+    assert errors.condition(("team", "a")) is not None
 
 
 def test_controller_reconciles_what_changes_and_exports_phases() -> None:

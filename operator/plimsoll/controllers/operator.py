@@ -125,6 +125,7 @@ class OperatorProcess:
             config.platform.engine.rollout,
             self.queue.add,
             is_foreign=lambda key: bool(self.namespace_leases.foreign_release(key[0])),
+            errors=self.errors,
         )
         self.reconciler = Reconciler(
             kube,

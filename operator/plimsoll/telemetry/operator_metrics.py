@@ -57,7 +57,7 @@ OPERATOR_QUEUE = Gauge(
 OPERATOR_INTERNAL_ERRORS = Counter(
     "plimsoll_operator_internal_errors",
     "Unexpected errors of the operator, each contained to one object or component (stage: watch,"
-    " pod_ending, engine_list, engine_metrics, engine_about, gateway, scaling, reconcile, part).",
+    " pod_ending, engine_list, engine_metrics, engine_about, gateway, target, scaling, reconcile, rollout, part).",
     ["stage"],
     registry=OPERATOR,
 )

@@ -16,7 +16,8 @@ from typing import Final
 from plimsoll.api import labels
 from plimsoll.api.conditions import Condition
 from plimsoll.controllers.engine_rollout.rollout_plan import Phase, RolloutPlan, plan_rollout
-from plimsoll.controllers.engine_rollout.rollout_state import rollout_state
+from plimsoll.controllers.engine_rollout.rollout_state import ServiceState, rollout_state
+from plimsoll.controllers.isolation import ObjectErrors, Stage, subject_of
 from plimsoll.controllers.object_cache import Key, ObjectCache, key_of
 from plimsoll.resources.platform_config import EngineRolloutSettings
 from plimsoll.telemetry import operator_metrics
@@ -45,6 +46,7 @@ class EngineRollout:
         changed: Callable[[Key], None],
         is_foreign: Callable[[Key], bool] = lambda key: False,
         clock: Callable[[], float] = time.time,
+        errors: ObjectErrors | None = None,
     ) -> None:
         """changed: called with a service whose turn or condition has changed. is_foreign: another release manages it.
         clock: seconds since the epoch."""
@@ -53,6 +55,7 @@ class EngineRollout:
         self._changed = changed
         self._is_foreign = is_foreign
         self._clock = clock
+        self._errors = errors or ObjectErrors()
         self._plan: RolloutPlan | None = None
 
     async def run(self, is_synced: Callable[[], bool]) -> None:
@@ -73,12 +76,13 @@ class EngineRollout:
     def plan(self) -> RolloutPlan:
         """Plan from the present objects."""
         before, now_s = self._plan or RolloutPlan(), self._clock()
-        states = [
-            state
-            for one in self._cache.all(labels.KIND)
-            if not self._is_foreign(key_of(one))
-            and (state := rollout_state(self._cache, one, self._settings, now_s)) is not None
-        ]
+        states: list[ServiceState] = []
+        for one in self._cache.all(labels.KIND):
+            if self._is_foreign(key_of(one)):
+                continue
+            with self._errors.contained(Stage.ROLLOUT, key_of(one), subject_of(one)):
+                state = rollout_state(self._cache, one, self._settings, now_s)
+                states += () if state is None else (state,)
         plan = self._plan = plan_rollout(states, self._settings, before.turns, now_s)
         counts = Counter(plan.phases.values())
         for phase in Phase:
