@@ -55,8 +55,7 @@ TYPE_MEANINGS: dict[ConditionType, str] = {
     ConditionType.MODEL_NAME_REJECTED: "Clients do not reach the service by one of its names.",
     ConditionType.ADAPTER_FAILED: "An engine cannot load a LoRA adapter. The model and other adapters are served.",
     ConditionType.FALLBACK_UNUSABLE: "The service of `spec.admission.fallback` cannot take requests.",
-    ConditionType.ENGINE_ROLLOUT_PENDING: "The platform's rollout of engines (`engine.rollout.generation`) is not over "
-    "for the service.",
+    ConditionType.ENGINE_ROLLOUT_PENDING: "The rollout of `engine.rollout.generation` is not over for the service.",
     ConditionType.TARGET_UNUSABLE: "A target of `spec.targets` cannot be read or scaled.",
     ConditionType.SCALING_INACTIVE: "The autoscaler does not change the replica counts.",
     ConditionType.METRICS_DEGRADED: "Metrics of gateways or engines are missing or late.",
@@ -208,12 +207,11 @@ REASON_MEANINGS: dict[ConditionReason, str] = {
     "excess requests.",
     ConditionReason.GATEWAY_CONFIG_STALE: "A gateway is not using the current admission limits.",
     ConditionReason.FALLBACK_UNUSABLE: "The fallback service does not exist, or falls back to this service.",
-    ConditionReason.ROLLING_OUT: "The engines are replaced by those of the present generation, or were a moment ago.",
-    ConditionReason.ROLLOUT_WAITING: "Other services come first, or the message says what must change before.",
-    ConditionReason.ROLLOUT_PAUSED: "The chart value `engine.rollout.paused` is true.",
-    ConditionReason.ROLLOUT_STOPPED: "The service that the message names has failed since it got the new engines.",
-    ConditionReason.ROLLOUT_FAILED: "The service has failed, or missed its SLO, since it got the new engines. The "
-    "rollout to other services stops.",
+    ConditionReason.ROLLING_OUT: "The engines are being replaced, or are watched afterwards.",
+    ConditionReason.ROLLOUT_WAITING: "Other services come first, or the message names an obstacle.",
+    ConditionReason.ROLLOUT_PAUSED: "`engine.rollout.paused` is true.",
+    ConditionReason.ROLLOUT_STOPPED: "The named service fails after its rollout.",
+    ConditionReason.ROLLOUT_FAILED: "The service fails or misses its SLO after its rollout. Others wait.",
     ConditionReason.OPERATOR_ERROR: "The operator failed with an error for an object. Other objects are not affected.",
 }
 

@@ -96,10 +96,9 @@ EVENT_MEANINGS: dict[EventReason, str] = {
     EventReason.GATEWAY_CONFIG_STALE: "A gateway is not using the current admission limits.",
     EventReason.GATEWAY_CONFIG_SYNCED: "All gateways use the current admission limits again.",
     EventReason.FALLBACK_UNUSABLE: "The fallback service does not exist, or falls back to this service.",
-    EventReason.ENGINE_ROLLOUT_STARTED: "The platform's rollout replaces the engines of the service.",
-    EventReason.ENGINE_ROLLOUT_STOPPED: "The platform's rollout stops, because the service has failed since it got "
-    "the new engines.",
-    EventReason.ENGINE_ROLLOUT_COMPLETED: "The platform's rollout has replaced the engines of the service.",
+    EventReason.ENGINE_ROLLOUT_STARTED: "The platform's rollout replaces the engines.",
+    EventReason.ENGINE_ROLLOUT_STOPPED: "The service fails after its rollout, which stops there.",
+    EventReason.ENGINE_ROLLOUT_COMPLETED: "The platform's rollout has replaced the engines.",
     EventReason.RECOVERED: "What an earlier Warning is about is over.",
 }
 

@@ -81,8 +81,7 @@ OPERATOR_SCALE_CHANGES = Counter(
 
 OPERATOR_ENGINE_ROLLOUT = Gauge(
     "plimsoll_operator_engine_rollout_services",
-    "Services by phase of the platform's rollout of engines (phase: updated, updating, waiting, failed); no series of a"
-    " standby.",
+    "Services by phase of the platform's rollout (phase: updated, updating, waiting, failed).",
     ["phase"],
     registry=OPERATOR,
 )
