@@ -36,6 +36,13 @@ def settings(values: Object | None = None, *options: str) -> PlatformConfig:
     return PlatformConfig.model_validate(yaml.safe_load(text))
 
 
+def test_rollout_of_engines_without_values_of_an_earlier_chart() -> None:
+    """As `helm upgrade --reuse-values` renders it."""
+    defaults = settings().engine.rollout
+    assert settings({"engine": {"rollout": None}}).engine.rollout == defaults
+    assert (defaults.generation, defaults.max_unavailable_services, defaults.min_ready_seconds) == (0, 1, 120)
+
+
 def selector(part: str) -> Object:
     return {"podSelector": {"matchLabels": {NAME: "plimsoll", INSTANCE: "plimsoll", COMPONENT: part}}}
 
@@ -109,6 +116,7 @@ def test_operator_config_reads_rendered_settings() -> None:
                 "env": [{"name": "A", "value": "b"}],
                 "resources": {"requests": {"cpu": 4, "memory": "8Gi"}, "limits": {"memory": "8Gi"}},
             },
+            "rollout": {"generation": 1_000_000, "maxUnavailableServices": 3, "minReadySeconds": 0, "paused": True},
         },
         "metrics": {"from": [{"podSelector": {}}]},
         "networkPolicy": {"enabled": False},

@@ -15,12 +15,14 @@ from plimsoll.adapters.kube_client import BY_KIND, EVENTS, INFERENCESERVICES, Ku
 from plimsoll.api import labels
 from plimsoll.controllers.autoscale.autoscaler import Autoscaler
 from plimsoll.controllers.autoscale.signal_sources import SignalSources
+from plimsoll.controllers.engine_rollout.rollout_controller import EngineRollout
 from plimsoll.controllers.gateway_poller import GatewayView
 from plimsoll.controllers.object_cache import ObjectCache
 from plimsoll.controllers.reconcile.drain_reports import DrainReports
 from plimsoll.controllers.reconcile.observe import CHILD_KINDS
 from plimsoll.controllers.reconcile.reconciler import Reconciler
 from plimsoll.core.errors import BackendUnavailable
+from plimsoll.resources.platform_config import PlatformConfig
 from tests import builders
 from tests.apiserver import ApiServer
 
@@ -63,6 +65,7 @@ class OperatorParts(NamedTuple):
     reconciler: Reconciler
     scaler: Autoscaler
     endings: DrainReports
+    engine_rollout: EngineRollout
 
 
 @dataclass
@@ -72,16 +75,20 @@ class ControllerHarness:
     kube: FaultyKube
     namespace: str
     view: GatewayView = field(default_factory=GatewayView)
+    platform: PlatformConfig = builders.PLATFORM
 
     def operator(self) -> OperatorParts:
         """A fresh operator that knows nothing, and to which nobody speaks."""
         store = ObjectCache()
         view, report = lambda: self.view, lambda key: scaler.report(key)
         endings = DrainReports(store)
-        reconciler = Reconciler(self.kube, store, builders.PLATFORM, view, report, endings, "operator-1")
+        rollout = EngineRollout(store, self.platform.engine.rollout, lambda key: None)
+        reconciler = Reconciler(
+            self.kube, store, self.platform, view, report, endings, "operator-1", engine_rollout=rollout.of
+        )
         silence = SignalSources(lambda: ((), ()), lambda namespace, pod: None, lambda namespace, pod: None)
         scaler = Autoscaler(store, self.kube, silence, reconciler.record_event, lambda key: None)
-        return OperatorParts(store, reconciler, scaler, endings)
+        return OperatorParts(store, reconciler, scaler, endings, rollout)
 
     async def sync(self, store: ObjectCache) -> None:
         """Fill the store as the watches would."""

@@ -26,7 +26,9 @@ from plimsoll.controllers.autoscale import pod_deletion_cost
 from plimsoll.controllers.autoscale.autoscaler import Autoscaler
 from plimsoll.controllers.autoscale.signal_sources import SignalSources
 from plimsoll.controllers.engine_poller import EnginePoller
+from plimsoll.controllers.engine_rollout.rollout_controller import EngineRollout
 from plimsoll.controllers.gateway_poller import GatewayPoller, GatewayView
+from plimsoll.controllers.isolation import ObjectErrors
 from plimsoll.controllers.object_cache import ObjectCache
 from plimsoll.controllers.reconcile import applied_cache, condition_events, pod_diagnosis, service_status
 from plimsoll.controllers.reconcile.drain_reports import DrainReports, drain_timeout_of
@@ -38,6 +40,7 @@ from plimsoll.core.admission.publication import AdmissionLimits
 from plimsoll.core.autoscaling.scale_down_candidates import ReplicaLoad
 from plimsoll.gateway.service_catalog import build_catalog
 from plimsoll.resources import object_meta, objects
+from plimsoll.resources.platform_config import EngineRolloutSettings
 from tests import builders
 from tests.controllers.test_autoscale import NOW_S, _tell
 
@@ -233,6 +236,13 @@ def ticks_of(store: ObjectCache) -> None:
         assert known.last_failure_s < NOW_S
 
 
+def rollout_of(store: ObjectCache) -> None:
+    """A plan of the platform's rollout, which needs every service."""
+    settings, found = EngineRolloutSettings(generation=2), ObjectErrors()
+    EngineRollout(store, settings, lambda key: None, errors=found).plan()
+    assert not found.present
+
+
 def in_engines(pod: Object) -> None:
     engines = EnginePoller(stored(pod), lambda *_: asyncio.sleep(0, b""), lambda *_: None)
     engines._relist(0.0)
@@ -291,6 +301,7 @@ DEPLOYMENTS: dict[str, Callable[[Object], object]] = {
     "store": stored,
     "drift": lambda obj: (applied_cache.fingerprint(obj), applied_cache.has_foreign_replicas_owner(obj)),
     "rollout": lambda obj: is_fully_rolled_out(TierStatusInputs("serve", 2, obj, ())),
+    "rollout of engines": lambda obj: rollout_of(stored(obj)),
     "troubles": lambda obj: pod_diagnosis.most_severe(obj, []),
     "reconcile": lambda obj: round_of(stored(obj)),
     "autoscale": lambda obj: ticks_of(stored(obj)),
@@ -298,6 +309,7 @@ DEPLOYMENTS: dict[str, Callable[[Object], object]] = {
 SERVICES: dict[str, Callable[[Object], object]] = {
     "store": lambda obj: stored(obj).parsed(obj),
     "rivals": lambda obj: affected_services(stored(obj), None, obj),
+    "rollout of engines": lambda obj: rollout_of(stored(obj)),
     "reconcile": lambda obj: round_of(stored(obj)),
     "autoscale": lambda obj: ticks_of(stored(obj)),
     "gateway": lambda obj: build_catalog([obj], [a_pod()]),

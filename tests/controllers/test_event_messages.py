@@ -24,6 +24,8 @@ from plimsoll.controllers.autoscale.pod_deletion_cost import ScaleDownSelection
 from plimsoll.controllers.autoscale.scale_action import ScaleChange
 from plimsoll.controllers.autoscale.scaling_status import ScalingReport, initial_report
 from plimsoll.controllers.autoscale.signal_health import ConfigVersions, HealthReport, SignalHealth
+from plimsoll.controllers.engine_rollout.rollout_plan import plan_rollout
+from plimsoll.controllers.engine_rollout.rollout_state import ServiceState as RolloutState
 from plimsoll.controllers.reconcile import condition_events, service_status
 from plimsoll.controllers.reconcile.drain_reports import DrainTimeout
 from plimsoll.controllers.reconcile.model_names import Former, ModelNames
@@ -49,6 +51,7 @@ from plimsoll.core.routing.model_names import NameClaim, NameRules
 from plimsoll.core.slo import Slo
 from plimsoll.core.types import Unavailable
 from plimsoll.engines.registry import ENGINES
+from plimsoll.resources.platform_config import EngineRolloutSettings
 from tests import builders
 from tests.api.manifests import adopted
 from tests.core.scaling_fixtures import decide_one, idle_status, make_forecast, observed_tier, replica_bounds
@@ -158,6 +161,7 @@ def all_condition_events() -> Iterator[Event]:
         status_inputs(scaling_report=report(slow=slow_transfer())),
         *adapter_troubles(),
         *target_troubles(),
+        *(status_inputs(engine_rollout=condition) for condition in rollout_conditions()),
         *(
             status_inputs(tier_inputs("prefill", problem), tier_inputs("decode", problem), routable_endpoints=0)
             for problem in (
@@ -177,6 +181,17 @@ def all_condition_events() -> Iterator[Event]:
         troubled, well = (status_inputs(scaling_report=report(SLO_MET, *others)) for others in ((held,), ()))
         for first, second in ((troubled, well), (well, troubled)):
             yield from transition_events(first, second)
+
+
+def rollout_conditions() -> Iterator[conditions.Condition]:
+    """A service that the platform's rollout has reached, and one that stops it."""
+    key, settings = (NAMESPACE, NAME), EngineRolloutSettings(generation=2**31 - 1, min_ready_seconds=86_400)
+    failure = f"Deployment {NAME}-prefill does not progress (ProgressDeadlineExceeded)"
+    for now in (
+        RolloutState(key, (True, 0.0), is_current=False),
+        RolloutState(key, (True, 0.0), is_current=True, rolled_at_s=0.0, is_settled=False, failure=failure),
+    ):
+        yield plan_rollout((now,), settings, frozenset(), 0.0).conditions[key]
 
 
 def target_troubles() -> Iterator[StatusInputs]:

@@ -1,10 +1,11 @@
-"""Which kept pod template a tier goes on with."""
+"""Which stored pod template a tier uses, and when it is rendered again."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
+from plimsoll.api import labels
 from plimsoll.api.v1alpha1 import parse
 from plimsoll.controllers.gateway_poller import GatewayView
 from plimsoll.controllers.object_cache import ObjectCache
@@ -18,19 +19,46 @@ Object = dict[str, Any]
 MODEL = {"uri": "file:///models/tiny"}
 
 
-def planned(raw: Object, *children: Object) -> ObjectPlan:
-    """The plan for a service with these objects."""
+def planned(raw: Object, *children: Object, generation: int = 0, image: str = "", has_turn: bool = False) -> ObjectPlan:
+    """The plan for a service with these objects. generation, image: of the platform's settings of engines."""
+    rollout = builders.PLATFORM.engine.rollout.model_copy(update={"generation": generation})
+    changed = {"rollout": rollout, **({"image": image} if image else {})}
+    engine = builders.PLATFORM.engine.model_copy(update=changed)
     store = ObjectCache()
     for obj in (raw, *children):
         store.put(obj)
     observed = observe(store, GatewayView(), ("team", "chat"))
     assert isinstance(observed, ObservedService)
-    return plan_objects(observed, parse(raw), dict.fromkeys(("prefill", "decode", "serve"), 1), builders.PLATFORM)
+    replicas = dict.fromkeys(("prefill", "decode", "serve"), 1)
+    platform = builders.PLATFORM.model_copy(update={"engine": engine})
+    return plan_objects(observed, parse(raw), replicas, platform, has_turn=has_turn)
 
 
 def templates(found: ObjectPlan) -> dict[str, Object]:
     """The pod template of each Deployment."""
     return {obj["metadata"]["name"]: obj["spec"]["template"] for obj in found.desired if obj["kind"] == "Deployment"}
+
+
+def stored(found: ObjectPlan) -> list[Object]:
+    """The Deployments and ControllerRevisions of a plan, as the API server has them."""
+    made = [*found.templates, *(one for one in found.desired if one["kind"] == "Deployment")]
+    return [{**one, "metadata": {**one["metadata"], "uid": one["metadata"]["name"]}} for one in made]
+
+
+def images(found: ObjectPlan) -> set[str]:
+    return {template["spec"]["containers"][0]["image"] for template in templates(found).values()}
+
+
+def generations(found: ObjectPlan) -> set[str | None]:
+    """The generation that the Deployments say."""
+    made = [one for one in found.desired if one["kind"] == "Deployment"]
+    return {one["metadata"]["labels"].get(labels.TEMPLATE_GENERATION) for one in made}
+
+
+def is_rolled_out(found: ObjectPlan) -> bool:
+    marks = {labels.ROLLED_OUT in one["metadata"]["labels"] for one in found.templates}
+    assert len(marks) == 1
+    return marks.pop()
 
 
 def named(name: str) -> Object:
@@ -67,3 +95,69 @@ def test_plan_keeps_config_map_that_a_pod_mounts() -> None:
     pod = builders.pod(raw, "serve") | {"spec": {"volumes": lora.volumes(parse(adapted))}}
     assert planned(raw, config_map, pod).prune == ()
     assert planned(raw, config_map, builders.pod(raw, "serve")).prune == (config_map,)
+
+
+OLD, NEW = "example.com/engine:1", "example.com/engine:2"
+
+
+def test_plan_new_image_alone_keeps_templates_and_objects() -> None:
+    before = planned(named("chat"))
+    after = planned(named("chat"), *stored(before), image=NEW, has_turn=True)
+    assert (after.templates, after.desired) == ((), before.desired)
+    assert generations(before) == {None}
+    assert not any(labels.ROLLED_OUT in one["metadata"]["labels"] for one in before.templates)
+
+
+def test_plan_new_generation_waits_for_the_turn() -> None:
+    before = planned(named("chat"))
+    after = planned(named("chat"), *stored(before), image=NEW, generation=1)
+    assert (after.templates, after.desired, after.revisions) == ((), before.desired, before.revisions)
+
+
+def test_plan_turn_renders_all_tiers_at_the_generation() -> None:
+    before = stored(planned(named("chat")))
+    turn = planned(named("chat"), *before, image=NEW, generation=1, has_turn=True)
+    assert (len(turn.templates), images(turn), generations(turn), is_rolled_out(turn)) == (2, {NEW}, {"1"}, True)
+    later = planned(named("chat"), *before, *stored(turn), image=NEW, generation=1)
+    assert (later.templates, later.desired) == ((), turn.desired)
+
+
+def test_plan_goes_on_after_a_crash_between_two_tiers() -> None:
+    before = stored(planned(named("chat")))
+    turn = planned(named("chat"), *before, image=NEW, generation=1, has_turn=True)
+    later = planned(named("chat"), *before, stored(turn)[0], image=NEW, generation=1)
+    assert (len(later.templates), is_rolled_out(later), later.desired) == (1, True, turn.desired)
+
+
+def test_plan_equal_templates_take_the_generation_at_once() -> None:
+    before = planned(named("chat"))
+    after = planned(named("chat"), *stored(before), generation=1)
+    assert (templates(after), generations(after), is_rolled_out(after)) == (templates(before), {"1"}, False)
+
+
+def test_plan_changed_spec_takes_all_tiers_to_the_generation() -> None:
+    before = planned(named("chat"))
+    tiers = {"prefill": {"minReplicas": 1}, "decode": {"minReplicas": 1, "pod": {"nodeSelector": {"a": "b"}}}}
+    after = planned(builders.service(model=MODEL, tiers=tiers), *stored(before), image=NEW, generation=1)
+    assert (images(after), generations(after), is_rolled_out(after)) == ({NEW}, {"1"}, False)
+
+
+def test_plan_former_generation_returns_to_its_stored_templates() -> None:
+    """A rollout that is not over is undone at once: the pods of the former templates still run."""
+    before = planned(named("chat"))
+    turn = planned(named("chat"), *stored(before), image=NEW, generation=1, has_turn=True)
+    children = {one["metadata"]["name"]: one for one in (*stored(before), *stored(turn))}
+    back = planned(named("chat"), *children.values(), image="example.com/engine:3")
+    assert (back.templates, back.desired) == ((), before.desired)
+
+
+def test_plan_third_generation_keeps_the_templates_in_use_meanwhile() -> None:
+    before = planned(named("chat"))
+    turn = planned(named("chat"), *stored(before), image=NEW, generation=1, has_turn=True)
+    children = {one["metadata"]["name"]: one for one in (*stored(before), *stored(turn))}
+    waiting = planned(named("chat"), *children.values(), image="example.com/engine:3", generation=2)
+    assert (waiting.templates, waiting.desired) == ((), turn.desired)
+    del children["chat-decode"], children["chat-prefill"]
+    children |= {one["metadata"]["name"]: one for one in stored(before)}
+    undone = planned(named("chat"), *children.values(), image="example.com/engine:3", generation=2)
+    assert (undone.templates, images(undone)) == ((), {OLD})

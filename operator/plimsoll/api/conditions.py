@@ -31,6 +31,7 @@ class ConditionType(StrEnum):
     MODEL_NAME_REJECTED = "ModelNameRejected"
     ADAPTER_FAILED = "AdapterFailed"
     FALLBACK_UNUSABLE = "FallbackUnusable"
+    ENGINE_ROLLOUT_PENDING = "EngineRolloutPending"
     TARGET_UNUSABLE = "TargetUnusable"
     SCALING_INACTIVE = "ScalingInactive"
     METRICS_DEGRADED = "MetricsDegraded"
@@ -54,6 +55,7 @@ TYPE_MEANINGS: dict[ConditionType, str] = {
     ConditionType.MODEL_NAME_REJECTED: "Clients do not reach the service by one of its names.",
     ConditionType.ADAPTER_FAILED: "An engine cannot load a LoRA adapter. The model and other adapters are served.",
     ConditionType.FALLBACK_UNUSABLE: "The service of `spec.admission.fallback` cannot take requests.",
+    ConditionType.ENGINE_ROLLOUT_PENDING: "The rollout of `engine.rollout.generation` is not over for the service.",
     ConditionType.TARGET_UNUSABLE: "A target of `spec.targets` cannot be read or scaled.",
     ConditionType.SCALING_INACTIVE: "The autoscaler does not change the replica counts.",
     ConditionType.METRICS_DEGRADED: "Metrics of gateways or engines are missing or late.",
@@ -121,6 +123,11 @@ class ConditionReason(StrEnum):
     SHEDDING = "Shedding"
     GATEWAY_CONFIG_STALE = "GatewayConfigStale"
     FALLBACK_UNUSABLE = "FallbackUnusable"
+    ROLLING_OUT = "RollingOut"
+    ROLLOUT_WAITING = "RolloutWaiting"
+    ROLLOUT_PAUSED = "RolloutPaused"
+    ROLLOUT_STOPPED = "RolloutStopped"
+    ROLLOUT_FAILED = "RolloutFailed"
     OPERATOR_ERROR = "OperatorError"
 
 
@@ -200,6 +207,11 @@ REASON_MEANINGS: dict[ConditionReason, str] = {
     "excess requests.",
     ConditionReason.GATEWAY_CONFIG_STALE: "A gateway is not using the current admission limits.",
     ConditionReason.FALLBACK_UNUSABLE: "The fallback service does not exist, or falls back to this service.",
+    ConditionReason.ROLLING_OUT: "The engines are being replaced, or are watched afterwards.",
+    ConditionReason.ROLLOUT_WAITING: "Other services come first, or the message names an obstacle.",
+    ConditionReason.ROLLOUT_PAUSED: "`engine.rollout.paused` is true.",
+    ConditionReason.ROLLOUT_STOPPED: "The named service fails after its rollout.",
+    ConditionReason.ROLLOUT_FAILED: "The service fails or misses its SLO after its rollout. Others wait.",
     ConditionReason.OPERATOR_ERROR: "The operator failed with an error for an object. Other objects are not affected.",
 }
 

@@ -52,6 +52,9 @@ class EventReason(StrEnum):
     GATEWAY_CONFIG_STALE = "GatewayConfigStale"
     GATEWAY_CONFIG_SYNCED = "GatewayConfigSynced"
     FALLBACK_UNUSABLE = "FallbackUnusable"
+    ENGINE_ROLLOUT_STARTED = "EngineRolloutStarted"
+    ENGINE_ROLLOUT_STOPPED = "EngineRolloutStopped"
+    ENGINE_ROLLOUT_COMPLETED = "EngineRolloutCompleted"
     TRANSFER_SLOW = "TransferSlow"
     DRAIN_TIMED_OUT = "DrainTimedOut"
     RECOVERED = "Recovered"
@@ -93,6 +96,9 @@ EVENT_MEANINGS: dict[EventReason, str] = {
     EventReason.GATEWAY_CONFIG_STALE: "A gateway is not using the current admission limits.",
     EventReason.GATEWAY_CONFIG_SYNCED: "All gateways use the current admission limits again.",
     EventReason.FALLBACK_UNUSABLE: "The fallback service does not exist, or falls back to this service.",
+    EventReason.ENGINE_ROLLOUT_STARTED: "The platform's rollout replaces the engines.",
+    EventReason.ENGINE_ROLLOUT_STOPPED: "The service fails after its rollout, which stops there.",
+    EventReason.ENGINE_ROLLOUT_COMPLETED: "The platform's rollout has replaced the engines.",
     EventReason.RECOVERED: "What an earlier Warning is about is over.",
 }
 
@@ -108,6 +114,8 @@ NORMAL_REASONS = frozenset(
         EventReason.MODEL_NAME_ACCEPTED,
         EventReason.ADAPTERS_LOADED,
         EventReason.METRICS_RECOVERED,
+        EventReason.ENGINE_ROLLOUT_STARTED,
+        EventReason.ENGINE_ROLLOUT_COMPLETED,
         EventReason.RECOVERED,
     }
 )

@@ -14,6 +14,10 @@ CHECKPOINT_PLURAL = "inferenceservicecheckpoints"
 SERVICE = "plimsoll.dev/service"
 ROLE = "plimsoll.dev/role"  # prefill | decode | serve
 REVISION = "plimsoll.dev/revision"  # engines of one revision can exchange KV blocks
+# On ControllerRevisions and Deployments: the value of engine.rollout.generation that the pod template was rendered
+# with. Absent for generation 0.
+TEMPLATE_GENERATION = "plimsoll.dev/template-generation"
+ROLLED_OUT = "plimsoll.dev/rolled-out"  # on ControllerRevisions that a rollout of the platform has made: "true"
 ENGINE = "plimsoll.dev/engine"  # on pods of an engine without launcher: the value of spec.engine.runtime
 MANAGED_BY = "app.kubernetes.io/managed-by"
 NAME = "app.kubernetes.io/name"

@@ -57,6 +57,7 @@ def render_manifest(manifest: Any, platform: PlatformConfig) -> list[KubeObject]
     rendered = objects.shared_objects(service, parent, platform)
     for kind, tier in service.spec.tiers.items():
         revision = objects.template_revision(service, parent, kind, platform)
-        template = objects.StoredTemplate(revision["metadata"]["name"], revision["data"])
+        generation = objects.template_generation(revision)
+        template = objects.StoredTemplate(revision["metadata"]["name"], revision["data"], generation)
         rendered += [revision, *objects.tier_objects(service, parent, kind, template, tier.replica_bounds[0])]
     return rendered

@@ -40,6 +40,7 @@ class Stage(StrEnum):
     TARGET = "target"
     SCALING = "scaling"
     RECONCILE = "reconcile"
+    ROLLOUT = "rollout"
     PART = "part"
 
 
@@ -56,6 +57,7 @@ _DOING: Final = {
     Stage.TARGET: "its target was read",
     Stage.SCALING: "its replicas were decided",
     Stage.RECONCILE: "it was reconciled",
+    Stage.ROLLOUT: "its place in the rollout of engines was found",
     Stage.PART: "it ran",
 }
 _ADVICE: Final = (

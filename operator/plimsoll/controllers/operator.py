@@ -43,6 +43,7 @@ from plimsoll.controllers.autoscale.prometheus_fallback import PrometheusFallbac
 from plimsoll.controllers.autoscale.scaling_status import ScalingReport
 from plimsoll.controllers.autoscale.signal_sources import SignalSources
 from plimsoll.controllers.engine_poller import EnginePoller
+from plimsoll.controllers.engine_rollout.rollout_controller import EngineRollout
 from plimsoll.controllers.gateway_poller import GatewayPoller
 from plimsoll.controllers.isolation import ObjectErrors, Stage, subject_of, supervise
 from plimsoll.controllers.namespace_leases import RENEW_SECONDS, NamespaceLeases
@@ -127,6 +128,13 @@ class OperatorProcess:
         self.namespace_leases = NamespaceLeases(
             kube, config.namespace, self._on_taken_over, on_foreign=self._queue_namespace
         )
+        self.engine_rollout = EngineRollout(
+            self.cache,
+            config.platform.engine.rollout,
+            self.queue.add,
+            is_foreign=lambda key: bool(self.namespace_leases.foreign_release(key[0])),
+            errors=self.errors,
+        )
         self.reconciler = Reconciler(
             kube,
             self.cache,
@@ -141,6 +149,7 @@ class OperatorProcess:
             self.service_namespaces,
             self.engine_poller.adapters,
             lambda key: self.target_poller.states(key),
+            self.engine_rollout.of,
         )
         self.target_poller = TargetPoller(
             kube, self.cache, self.queue.add, self.errors, lambda key: self.namespace_leases.manages(key[0])
@@ -217,6 +226,7 @@ class OperatorProcess:
         yield "targets", self.target_poller.run
         yield "metrics store", self.prometheus_fallback.run
         yield "leases of namespaces", partial(self.namespace_leases.run, self._namespaces_with_services)
+        yield "rollout of engines", partial(self.engine_rollout.run, lambda: self.is_synced)
         yield "work queue", self.queue.run
         yield "scaling", self._tick_forever
         if self._config.platform.keda_scaler is not None:

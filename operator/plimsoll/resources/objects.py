@@ -33,15 +33,16 @@ class StoredTemplate:
 
     name: str  # of the ControllerRevision
     template: Object
+    generation: int = 0  # of the platform's settings, see EngineRolloutSettings
 
 
-def revision_name(service: InferenceService, role: RoleName) -> str:
-    """Name of the ControllerRevision for the user's current spec of a tier.
+def revision_name(service: InferenceService, role: RoleName, generation: int = 0) -> str:
+    """Name of the ControllerRevision for the user's current spec of a tier, at a generation of the platform's settings.
 
-    It depends only on fields that the user wrote, so that a new operator, chart or default image restarts no engine.
-    The model's name is excluded, because engines serve under another name.
+    It depends on nothing else, so that a new operator, chart or default image restarts no engine. The model's name is
+    excluded, because engines serve under another name.
     """
-    return _revision_name(service, role, without={"name"})
+    return _revision_name(service, role, without={"name"}, generation=generation)
 
 
 def earlier_revision_name(service: InferenceService, role: RoleName) -> str:
@@ -49,7 +50,13 @@ def earlier_revision_name(service: InferenceService, role: RoleName) -> str:
     return _revision_name(service, role, without=set())
 
 
-def _revision_name(service: InferenceService, role: RoleName, without: set[str]) -> str:
+def template_generation(obj: Object | None) -> int:
+    """The generation of the platform's settings that a ControllerRevision's or Deployment's template has."""
+    text = "0" if obj is None else obj["metadata"].get("labels", {}).get(labels.TEMPLATE_GENERATION, "0")
+    return int(text) if text.isascii() and text.isdecimal() else 0
+
+
+def _revision_name(service: InferenceService, role: RoleName, without: set[str], generation: int = 0) -> str:
     tier = dict(service.spec.tiers.items())[role]
     written = {
         "model": service.spec.model.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude=without),
@@ -58,6 +65,7 @@ def _revision_name(service: InferenceService, role: RoleName, without: set[str])
             mode="json", by_alias=True, exclude_defaults=True, include={"gpus", "gpu_resource", "pod"}
         ),
         **lora.revision_part(service),
+        **({"generation": generation} if generation else {}),
     }
     return f"{object_meta.tier_name(service.metadata.name, role)}-{object_meta.short_hash(written)}"
 
@@ -65,15 +73,24 @@ def _revision_name(service: InferenceService, role: RoleName, without: set[str])
 def template_revision(
     service: InferenceService, parent: Object, role: RoleName, platform: PlatformConfig, template: Object | None = None
 ) -> Object:
-    """The ControllerRevision with a tier's pod template. template: an existing one to store; None renders a new one."""
-    name = revision_name(service, role)
+    """The ControllerRevision with a tier's pod template, at the platform's present generation.
+
+    template: an existing one to store; None renders a new one.
+    """
+    generation = platform.engine.rollout.generation
+    name = revision_name(service, role, generation)
+    revision_labels = {**object_meta.tier_labels(service.metadata.name, role), **_generation_label(generation)}
     return {
         "apiVersion": "apps/v1",
         "kind": "ControllerRevision",
-        "metadata": object_meta.child_metadata(parent, name, object_meta.tier_labels(service.metadata.name, role)),
+        "metadata": object_meta.child_metadata(parent, name, revision_labels),
         "data": engine_pod.pod_template(service, role, platform) if template is None else template,
         "revision": service.metadata.generation,
     }
+
+
+def _generation_label(generation: int) -> dict[str, str]:
+    return {labels.TEMPLATE_GENERATION: str(generation)} if generation else {}
 
 
 def admission(parent: Object, limits: AdmissionLimits) -> Object:
@@ -143,7 +160,10 @@ def _deployment(
         "metadata": object_meta.child_metadata(
             parent,
             object_meta.tier_name(service.metadata.name, role),
-            object_meta.tier_labels(service.metadata.name, role),
+            {
+                **object_meta.tier_labels(service.metadata.name, role),
+                **_generation_label(stored_template.generation),
+            },
         ),
         "spec": spec,
     }

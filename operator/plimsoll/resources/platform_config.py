@@ -19,6 +19,19 @@ class EngineDefaults(_ConfigModel):
     resources: dict[str, dict[str, Any]] = Field(default_factory=dict)
 
 
+class EngineRolloutSettings(_ConfigModel):
+    """How services get newly rendered pod templates: those whose templates have another generation are rolled out.
+
+    max_unavailable_services: services that are rolled out at the same time. min_ready_seconds: how long a service is
+    watched after its engines were replaced.
+    """
+
+    generation: int = Field(0, ge=0, le=2**31 - 1)
+    max_unavailable_services: int = Field(1, alias="maxUnavailableServices", ge=1, le=1000)
+    min_ready_seconds: int = Field(120, alias="minReadySeconds", ge=0, le=86_400)
+    paused: bool = False
+
+
 class EngineSettings(_ConfigModel):
     """The bundled engine images, and the cluster-specific settings of engine pods."""
 
@@ -30,6 +43,7 @@ class EngineSettings(_ConfigModel):
     runtime_class_name: str | None = Field(None, alias="runtimeClassName")
     run_as_user: int | None = Field(1000, alias="runAsUser", ge=1)  # None: the platform assigns user and group
     defaults: EngineDefaults = EngineDefaults()
+    rollout: EngineRolloutSettings = EngineRolloutSettings()
 
 
 class ShortModelNameSettings(_ConfigModel):

@@ -57,7 +57,7 @@ OPERATOR_QUEUE = Gauge(
 OPERATOR_INTERNAL_ERRORS = Counter(
     "plimsoll_operator_internal_errors",
     "Unexpected errors of the operator, each contained to one object or component (stage: watch,"
-    " pod_ending, engine_list, engine_metrics, engine_about, gateway, scaling, reconcile, part).",
+    " pod_ending, engine_list, engine_metrics, engine_about, gateway, target, scaling, reconcile, rollout, part).",
     ["stage"],
     registry=OPERATOR,
 )
@@ -76,6 +76,13 @@ OPERATOR_SCALE_CHANGES = Counter(
     "plimsoll_operator_scale_changes",
     "Changes of a tier's replica count by the autoscaler (tier: prefill, decode, serve; direction: up, down).",
     ["tier", "direction"],
+    registry=OPERATOR,
+)
+
+OPERATOR_ENGINE_ROLLOUT = Gauge(
+    "plimsoll_operator_engine_rollout_services",
+    "Services by phase of the platform's rollout (phase: updated, updating, waiting, failed).",
+    ["phase"],
     registry=OPERATOR,
 )
 

@@ -35,6 +35,9 @@ engine:
     args: {{ toJson $args }}
     env: {{ toJson $env }}
     resources: {{ toJson .Values.engine.defaults.resources }}
+  {{- with .Values.engine.rollout }}
+  rollout: {{ toJson . }}
+  {{- end }}
 gateway:
   namespace: {{ .Release.Namespace }}
   service: {{ include "plimsoll.fullname" . }}-gateway

@@ -38,6 +38,8 @@ _REASON_EVENTS: dict[ConditionReason, EventReason] = {
     ConditionReason.INFEASIBLE: EventReason.SLO_INFEASIBLE,
     ConditionReason.SHEDDING: EventReason.SHEDDING_STARTED,
     ConditionReason.GATEWAY_CONFIG_STALE: EventReason.GATEWAY_CONFIG_STALE,
+    ConditionReason.ROLLING_OUT: EventReason.ENGINE_ROLLOUT_STARTED,
+    ConditionReason.ROLLOUT_FAILED: EventReason.ENGINE_ROLLOUT_STOPPED,
 }
 # Event of a condition that ends, or that no longer has this reason.
 _RECOVERY_EVENTS: dict[str, EventReason] = {
@@ -61,6 +63,8 @@ _RECOVERY_EVENTS: dict[str, EventReason] = {
     ConditionReason.INFEASIBLE.value: EventReason.RECOVERED,
     ConditionReason.TRANSFER_SLOW.value: EventReason.RECOVERED,
     ConditionReason.RECOVERING.value: EventReason.RECOVERED,
+    ConditionReason.ROLLING_OUT.value: EventReason.ENGINE_ROLLOUT_COMPLETED,
+    ConditionReason.ROLLOUT_FAILED.value: EventReason.RECOVERED,
 }
 _TIER_TYPES = frozenset(TIER_DEGRADED_TYPES.values())
 

@@ -1,7 +1,8 @@
 """Plans the writes of a reconcile from the observed state and the decided replica counts. Pure.
 
 A tier's pod template is rendered once for each state of the user's spec, and stored in a ControllerRevision. The plan
-uses the stored template, so that a new operator, chart or default image does not restart engines.
+uses the stored template, so that a new operator, chart or default image does not restart engines. The platform's
+rollout renders it again when the generation of the platform's settings changes and it is the service's turn.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from plimsoll.api import labels
-from plimsoll.api.v1alpha1 import InferenceService
+from plimsoll.api.v1alpha1 import InferenceService, RoleName
 from plimsoll.controllers.autoscale.scaling_status import ScalingReport
 from plimsoll.controllers.reconcile.applied_cache import has_foreign_replicas_owner
 from plimsoll.controllers.reconcile.observe import ObservedService
@@ -42,33 +43,29 @@ def plan_objects(
     replicas: Mapping[str, int],
     platform: PlatformConfig,
     report: ScalingReport | None = None,
+    *,
+    has_turn: bool = False,
 ) -> ObjectPlan:
     """The plan for one service. replicas: desired replicas by tier.
 
     A service with targets has no objects. report: has the admission limits to publish. Before the first report of this
-    process, the published ones stay.
+    process, the published ones stay. has_turn: whether the platform's rollout may replace the engines now.
     """
     if service.spec.targets is not None:
         return ObjectPlan((), (), (), {})
     templates: list[Object] = []
     desired = objects.shared_objects(service, observed.service_object, platform)
     revisions: dict[str, str] = {}
-    for kind, _ in service.spec.tiers.items():
-        name = revisions[kind] = objects.revision_name(service, kind)
-        template_revision = observed.revisions.get(name)
-        if template_revision is None or not template_revision.get("data"):
-            earlier = observed.revisions.get(objects.earlier_revision_name(service, kind), {})
-            template_revision = objects.template_revision(
-                service, observed.service_object, kind, platform, earlier.get("data")
-            )
+    for kind, template_revision in _template_revisions(observed, service, platform, has_turn=has_turn).items():
+        name = revisions[kind] = template_revision["metadata"]["name"]
+        if not observed.revisions.get(name, {}).get("data"):
             templates.append(template_revision)
-        deployment = observed.children.get(("Deployment", object_meta.tier_name(service.metadata.name, kind)))
         desired += objects.tier_objects(
             service,
             observed.service_object,
             kind,
-            StoredTemplate(name, template_revision["data"]),
-            _applied_replicas(deployment, replicas[kind]),
+            StoredTemplate(name, template_revision["data"], objects.template_generation(template_revision)),
+            _applied_replicas(_deployment(observed, service, kind), replicas[kind]),
         )
     if report is not None and report.published is not None:
         desired.append(objects.admission(observed.service_object, report.published))
@@ -81,6 +78,57 @@ def plan_objects(
         and not _is_mounted(child, observed.pods)
     )
     return ObjectPlan(tuple(templates), tuple(desired), prune, revisions)
+
+
+def _template_revisions(
+    observed: ObservedService, service: InferenceService, platform: PlatformConfig, *, has_turn: bool
+) -> dict[RoleName, Object]:
+    """The ControllerRevision of each tier: the stored one, or a new one at the platform's present generation.
+
+    All tiers have the present generation, or none has: engines of two generations may not exchange KV blocks. Thus a
+    change of the user's spec takes all tiers to it, and so does a generation whose templates are the stored ones.
+    """
+    parent, generation = observed.service_object, platform.engine.rollout.generation
+    present, former, rendered = dict[RoleName, Object](), dict[RoleName, Object](), dict[RoleName, Object]()
+    kinds = [kind for kind, _ in service.spec.tiers.items()]
+    for kind in kinds:
+        stored = observed.revisions.get(objects.revision_name(service, kind, generation))
+        if stored is not None and stored.get("data"):
+            present[kind] = stored
+            continue
+        earlier = observed.revisions.get(objects.earlier_revision_name(service, kind))
+        replaced = _former_revision(observed, service, kind) or earlier
+        if replaced is not None:
+            former[kind] = replaced
+        template = None if earlier is None or generation else earlier["data"]
+        rendered[kind] = objects.template_revision(service, parent, kind, platform, template)
+    is_same = all(kind in former and _is_same_template(former[kind], rendered[kind]) for kind in rendered)
+    if len(former) == len(kinds) and not is_same and not has_turn:
+        return former
+    is_rollout = any(labels.ROLLED_OUT in revision["metadata"].get("labels", {}) for revision in present.values())
+    if is_rollout or (has_turn and not is_same):
+        for revision in rendered.values():
+            revision["metadata"]["labels"][labels.ROLLED_OUT] = "true"
+    return present | rendered
+
+
+def _former_revision(observed: ObservedService, service: InferenceService, kind: RoleName) -> Object | None:
+    """The stored template for the user's present spec at another generation: the one in use, if there are several."""
+    in_use = objects.template_generation(_deployment(observed, service, kind))
+    found = [
+        revision
+        for name, revision in observed.revisions.items()
+        if revision.get("data") and name == objects.revision_name(service, kind, objects.template_generation(revision))
+    ]
+    return max(found, key=lambda one: objects.template_generation(one) == in_use, default=None)
+
+
+def _is_same_template(stored: Object, rendered: Object) -> bool:
+    return object_meta.short_hash(stored["data"]) == object_meta.short_hash(rendered["data"])
+
+
+def _deployment(observed: ObservedService, service: InferenceService, kind: RoleName) -> Object | None:
+    return observed.children.get(("Deployment", object_meta.tier_name(service.metadata.name, kind)))
 
 
 def _is_mounted(child: Object, pods: Iterable[Object]) -> bool:

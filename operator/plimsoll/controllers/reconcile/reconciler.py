@@ -21,6 +21,7 @@ from plimsoll.api.events import Event, EventReason
 from plimsoll.api.v1alpha1 import InferenceService
 from plimsoll.controllers.autoscale.checkpoint_store import CheckpointStore
 from plimsoll.controllers.autoscale.scaling_status import ScalingReport
+from plimsoll.controllers.engine_rollout.rollout_controller import ServiceRollout
 from plimsoll.controllers.gateway_poller import GatewayView
 from plimsoll.controllers.hardware_limits import hardware_limits
 from plimsoll.controllers.isolation import ObjectErrors, Stage, subject_of
@@ -74,10 +75,12 @@ class Reconciler:
         service_namespaces: ServiceNamespaces | None = None,
         adapters: Callable[[Key], ReportsByPod] = lambda key: {},
         targets: Callable[[Key], Mapping[str, TargetState]] = lambda key: {},
+        engine_rollout: Callable[[Key], ServiceRollout] = lambda key: ServiceRollout(),
     ) -> None:
         """report: scaling report of a service, None before its first tick. later: reconciles a service after some
         seconds. adapters: what the ready engines of a service report of their adapters. targets: the targets of a
-        service as last read, by role."""
+        service as last read, by role. engine_rollout: what the platform's rollout says of a service."""
+        self._engine_rollout = engine_rollout
         self._adapters = adapters
         self._targets = targets
         self._errors = errors or ObjectErrors()
@@ -168,6 +171,7 @@ class Reconciler:
                 desired_replicas(observed, observed.service, report, self._targets(key)),
                 self._platform,
                 report,
+                has_turn=self._engine_rollout(key).has_turn,
             )
             try:
                 await self._apply(key, observed, plan)
@@ -180,7 +184,12 @@ class Reconciler:
         )
         if any(tier.pending for tier in inputs.tiers) and await self._kube.is_terminating(key[0]):
             inputs = replace(inputs, tiers=tuple(replace(tier, is_namespace_terminating=True) for tier in inputs.tiers))
-        await self._publish_status(observed.service_object, replace(inputs, internal_error=self._errors.condition(key)))
+        inputs = replace(
+            inputs,
+            internal_error=self._errors.condition(key),
+            engine_rollout=self._engine_rollout(key).condition,
+        )
+        await self._publish_status(observed.service_object, inputs)
         if inputs.scaling_report is not None:
             await self._checkpoints.write(observed.service_object, inputs.scaling_report.checkpoint)
         if names.next_s is not None:

@@ -70,6 +70,7 @@ class StatusInputs:
     fallback: tuple[str, str] | None = None  # the fallback service, and why it cannot be used or ""
     hardware_limits: tuple[str, ...] = ()  # what no engine on the named GPUs can do
     targets: Mapping[str, TargetState] | None = None  # by role; None for a service with tiers
+    engine_rollout: Condition | None = None  # EngineRolloutPending
     internal_error: Condition | None = None  # unexpected error about the service or one of its objects
 
 
@@ -103,6 +104,7 @@ def build_conditions(inputs: StatusInputs) -> tuple[Condition, ...]:
             (inputs.service_object.get("status") or {}).get("adapters") or (),
         ),
         None if inputs.fallback is None else fallback_unusable(*inputs.fallback),
+        inputs.engine_rollout,
         *_scaling_conditions(inputs),
         *_internal_error(inputs),
     )
@@ -121,6 +123,7 @@ def recovery_messages(inputs: StatusInputs) -> dict[ConditionType, str]:
         messages[ConditionType.MODEL_NAME_REJECTED] = accepted_again(inputs.name_state)
         messages[ConditionType.ADAPTER_FAILED] = "no engine fails to load an adapter"
         messages[ConditionType.STALLED] = "the spec is valid, and the API server accepts all objects"
+        messages[ConditionType.ENGINE_ROLLOUT_PENDING] = "the engines have the present generation of their settings"
         fallback = "no fallback is set" if inputs.fallback is None else f"the fallback {inputs.fallback[0]} can be used"
         messages[ConditionType.FALLBACK_UNUSABLE] = shorten(fallback, MAX_QUOTE_CHARS)
     if inputs.targets:  # empty before the first reading
