@@ -35,13 +35,9 @@ log = logging.getLogger(__name__)
 MAX_STREAMS: Final = 2000  # requests at once; each takes some 50 KB
 MAX_STREAM_SECONDS: Final = 7200.0  # of one request
 CLOSE_SECONDS: Final = 5.0
+RETRY_SECONDS: Final = 2.0  # when a stream may be free
 _REFUSED_STREAMS: Final = 500  # beyond MAX_STREAMS, which get a 429; further ones an error of gRPC
 _MESSAGE_OVERHEAD_BYTES: Final = 1 << 20
-_FULL: Final = Rejection(
-    RejectionReason.GATEWAY_FULL,
-    f"This endpoint picker has {MAX_STREAMS} open requests, its limit.",
-    retry=advise_retry(2.0),
-)
 _HEALTH: Final = "grpc.health.v1.Health"
 _LIVENESS: Final = "liveness"
 _READINESS: Final = ("", "readiness", messages.SERVICE, "inference-extension")
@@ -58,10 +54,12 @@ class EndpointPicker:
         settings: PickerSettings,
         not_ready_reason: Callable[[], str],
         on_record: Callable[[AccessRecord], None],
+        max_streams: int = MAX_STREAMS,
     ) -> None:
         self.bodies = BodyBudget(settings.endpoint_picker_body_bytes, settings.max_body_bytes)
         self._parts = Parts(picker, worker, self.bodies, settings, on_record)
         self._not_ready_reason = not_ready_reason
+        self._max_streams = max_streams
         self._streams = 0
         self._last_request_s = float("-inf")
 
@@ -82,7 +80,7 @@ class EndpointPicker:
             ("grpc.keepalive_timeout_ms", 10_000),
             ("grpc.so_reuseport", 0),  # a second process on the port is an error
         )
-        server = grpc.aio.server(maximum_concurrent_rpcs=MAX_STREAMS + _REFUSED_STREAMS, options=options)
+        server = grpc.aio.server(maximum_concurrent_rpcs=self._max_streams + _REFUSED_STREAMS, options=options)
         process = grpc.stream_stream_rpc_method_handler(
             self._process,
             request_deserializer=messages.ProcessingRequest.FromString,
@@ -117,10 +115,11 @@ class EndpointPicker:
     async def _process(self, requests: Any, context: Any) -> None:
         """Serve one stream: one request."""
         self._last_request_s = time.monotonic()
-        if self._streams >= MAX_STREAMS:
+        if self._streams >= self._max_streams:
             self._count("full")
-            reply = read_reply(self._parts.picker.reject(_FULL))
-            await context.write(messages.immediate(*reply))
+            message = f"This endpoint picker has {self._streams} open requests, its limit."
+            full = Rejection(RejectionReason.GATEWAY_FULL, message, retry=advise_retry(RETRY_SECONDS))
+            await context.write(messages.immediate(*read_reply(self._parts.picker.reject(full))))
             return
         self._streams += 1
         gateway_metrics.GATEWAY_ENDPOINT_PICKER_STREAMS.set(self._streams)
