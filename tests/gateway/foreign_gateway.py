@@ -31,7 +31,8 @@ BUFFERED: Json = {
     "request_trailer_mode": "SKIP",
     "response_trailer_mode": "SKIP",
 }
-MESSAGE_TIMEOUT = "60s"
+# Envoy answers 504 after it if it buffers bodies. If it streams them, answers may take any time.
+MESSAGE_TIMEOUTS = {False: "0.2s", True: "60s"}  # by whether it buffers
 
 
 class ForeignGateway:
@@ -104,7 +105,7 @@ def _ext_proc_filter(mode: Json) -> Json:
         "ext_proc.v3.ExternalProcessor",
         grpc_service={"envoy_grpc": {"cluster_name": "picker"}},
         processing_mode=mode,
-        message_timeout=MESSAGE_TIMEOUT,
+        message_timeout=MESSAGE_TIMEOUTS[mode is BUFFERED],
         metadata_options={
             "forwarding_namespaces": {"untyped": ["envoy.lb", "envoy.lb.subset_hint"]},
             "receiving_namespaces": {"untyped": ["envoy.lb"]},

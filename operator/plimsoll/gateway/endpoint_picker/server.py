@@ -44,6 +44,11 @@ _READINESS: Final = ("", "readiness", messages.SERVICE, "inference-extension")
 _SERVING, _NOT_SERVING = 1, 2
 
 
+def _is_notable(record: logging.LogRecord) -> bool:
+    """Whether a record of gRPC's log is more than a stream that its client reset before the status was sent."""
+    return "ExecuteBatchError" not in record.getMessage()
+
+
 class EndpointPicker:
     """The server. `not_ready_reason` returns why the picker is not ready, or ""; `on_record` gets ended requests."""
 
@@ -102,6 +107,7 @@ class EndpointPicker:
             port = server.add_insecure_port(address)
         else:
             port = server.add_secure_port(address, credentials)
+        logging.getLogger("grpc._cython.cygrpc").addFilter(_is_notable)
         await server.start()
         return server, port
 
@@ -127,6 +133,8 @@ class EndpointPicker:
         try:
             async with asyncio.timeout(MAX_STREAM_SECONDS):
                 await exchange.run()
+        except grpc.aio.InternalError:
+            return  # the stream was reset while an answer was sent
         except ProtocolError as error:
             log.warning("a gateway's ext_proc filter cannot be served: %s", error)
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
