@@ -252,14 +252,14 @@ GATEWAY_LOOP_LAG = Gauge(
 
 GATEWAY_ENDPOINT_PICKER_REQUESTS = Counter(
     "plimsoll_gateway_endpoint_picker_requests",
-    "Requests of other gateways by the endpoint-picker protocol (outcome: sent to an engine, answered by the picker,"
-    " left by the client before either, invalid, full).",
+    "Requests by the endpoint-picker protocol (outcome: sent to an engine, answered by the picker, left by the client"
+    " before, invalid, full).",
     ["outcome"],
     registry=GATEWAY,
 )
 GATEWAY_ENDPOINT_PICKER_STREAMS = Gauge(
     "plimsoll_gateway_endpoint_picker_streams",
-    "Open requests of other gateways by the endpoint-picker protocol.",
+    "Open requests by the endpoint-picker protocol.",
     registry=GATEWAY,
 )
 
