@@ -83,6 +83,7 @@ class Exchange:
         self._reader: asyncio.Future[Any] | None = None  # the next message, while the request is queued
         self._record: ExchangeRecord | None = None
         self._mode = messages.ProcessingModes(messages.FULL_DUPLEX, messages.FULL_DUPLEX)
+        self._client_headers: dict[bytes, bytes] = {}
         self._has_trailers = False  # of the request
 
     @property
@@ -134,12 +135,13 @@ class Exchange:
         self._mode = messages.processing_modes(first)
         if self._mode.request_body not in (messages.BUFFERED, messages.FULL_DUPLEX):
             raise ProtocolError("set request_body_mode to FULL_DUPLEX_STREAMED or BUFFERED")
-        return ExchangeRecord(self._picker.inflight.new_request_id(), messages.read_headers(first))
+        self._client_headers = messages.read_headers(first)
+        return ExchangeRecord(self._picker.inflight.new_request_id(), self._client_headers)
 
     async def _decide(self, first: Any, record: ExchangeRecord) -> tuple[Dispatch, bytes]:
         """Returns where the request goes, and its body. Raises Answered or ClientLeft if it goes nowhere."""
         picker = self._picker
-        headers = own_headers(messages.read_headers(first), record.request_id)
+        headers = own_headers(self._client_headers, record.request_id)
         self._answer_models(headers)
         route = find_route(headers)
         if isinstance(route, ErrorResponse):
@@ -235,8 +237,8 @@ class Exchange:
 
     async def _send(self, first: Any, dispatch: Dispatch, body: bytes) -> None:
         """Name the engine, and give the body back if the gateway does not keep it."""
-        names, set_headers = messages.read_headers(first), dispatch.request_headers
-        removed = removed_headers(names, set_headers)
+        set_headers = dispatch.request_headers
+        removed = removed_headers(self._client_headers, set_headers)
         if self._mode.request_body == messages.BUFFERED and not first.request_headers.end_of_stream:
             await self._write(messages.destination("request_body", dispatch.endpoints[0], set_headers, removed))
             return
