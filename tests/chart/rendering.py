@@ -43,6 +43,11 @@ EVERYTHING: Object = {
     "gateway": {
         "service": {"type": "LoadBalancer"},
         "tls": {"secretName": "their-door"},
+        "endpointPicker": {
+            "enabled": True,
+            "from": [{"podSelector": {"matchLabels": {"gateway": "x"}}}],
+            "tls": {"secretName": "their-picker"},
+        },
         "ingress": {"enabled": True},
         "httpRoute": {"enabled": True, "parentRefs": [{"name": "front"}]},
     },

@@ -27,6 +27,7 @@ ENABLED_VALUES = (
     "webhook.enabled",
     "operator.recommendations.enabled",
     "operator.kedaScaler.enabled",
+    "gateway.endpointPicker.enabled",
     "gateway.ingress.enabled",
     "gateway.httpRoute.enabled",
 )
@@ -79,6 +80,7 @@ OTHER: dict[str, Any] = {
     "gateway.corsAllowedOrigins": ["https://app.example"],
     "targets.resources": [{"apiGroup": "other.example", "resources": ["others"]}],
     "gateway.shortModelNames.namespaces": ["other"],
+    "gateway.endpointPicker.from": [{"podSelector": {}}],
     "gateway.service.loadBalancerSourceRanges": ["10.0.0.0/8"],
     "gateway.ingress.hosts": ["llm.example"],
     "gateway.ingress.tls": [{"hosts": ["llm.example"], "secretName": "other"}],

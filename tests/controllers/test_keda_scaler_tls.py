@@ -11,8 +11,8 @@ import grpc
 import pytest
 
 from plimsoll.adapters.certificate_files import CERTIFICATE_FILE, KEY_FILE
+from plimsoll.adapters.grpc_credentials import CLIENT_CA_FILE, ServerCredentials
 from plimsoll.controllers.keda_scaler import server
-from plimsoll.controllers.keda_scaler.server_credentials import CLIENT_CA_FILE, ServerCredentials
 from tests.certificates import SecretVolume, make_certificate
 from tests.controllers.test_keda_scaler import Client, service
 

@@ -13,6 +13,8 @@ from plimsoll.gateway.main import serve
 from plimsoll.gateway.settings import ApiKeyMode, PickerSettings
 from tests.gateway.kube_objects import FileSource
 
+PATHS = ("tls_directory", "peer_secret", "endpoint_picker_tls")
+
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO)
     fields = json.loads(sys.argv[1])
@@ -22,7 +24,7 @@ if __name__ == "__main__":
             "directory": Path(fields["directory"]),
             "namespaces": tuple(fields["namespaces"]),
             "api_keys": ApiKeyMode(fields["api_keys"]),
-            **{name: Path(fields[name]) if fields[name] else None for name in ("tls_directory", "peer_secret")},
+            **{name: Path(fields[name]) if fields[name] else None for name in PATHS},
         }
     )
     uvloop.run(serve(settings, FileSource(Path(sys.argv[2]))))

@@ -138,6 +138,10 @@ priorityClassName: {{ . }}
 {{ merge (dict) (default dict .Values.operator.recommendations) (dict "enabled" false "from" list) | toYaml }}
 {{- end }}
 
+{{- define "plimsoll.gateway.endpointPicker" -}}
+{{ merge (dict) (deepCopy (default dict .Values.gateway.endpointPicker)) (dict "enabled" false "from" list "tls" (dict "secretName" "")) | toYaml }}
+{{- end }}
+
 {{- define "plimsoll.operator.kedaScaler" -}}
 {{- $tls := dict "secretName" "" "requireClientCertificate" false -}}
 {{- $values := merge (dict) (deepCopy (default dict .Values.operator.kedaScaler)) (dict "enabled" false "from" list "tls" $tls) -}}

@@ -10,17 +10,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import sys
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from random import Random
 from typing import Any
 
+from plimsoll.adapters.grpc_credentials import ServerCredentials
 from plimsoll.gateway.access_log_lines import access_line
 from plimsoll.gateway.body_budget import BodyBudget
 from plimsoll.gateway.certificate_watch import CertificateWatch
 from plimsoll.gateway.drain import drain
+from plimsoll.gateway.endpoint_picker import server as endpoint_picker_server
+from plimsoll.gateway.endpoint_picker.server import EndpointPicker
 from plimsoll.gateway.envoy.access_log import AccessLogReader, AccessRecord, RequestOutcome
 from plimsoll.gateway.envoy.admin import EnvoyAdminClient, EnvoyUnavailable
 from plimsoll.gateway.envoy.ads_server import AdsServer
@@ -85,6 +89,12 @@ class GatewayProcess:
             else CertificateWatch(settings.tls_directory, self._ads.publish_certificate)
         )
         self._access_log = AccessLogReader(settings.fifo, self._on_record)
+        self._endpoint_picker = (
+            None
+            if settings.endpoint_picker_port is None
+            else EndpointPicker(self._picker, self._worker, settings, self._not_picking_reason, self._on_record)
+        )
+        self._has_catalog = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop
         self._changed = asyncio.Event()
         self._stop = asyncio.Event()
@@ -104,10 +114,8 @@ class GatewayProcess:
         admin_endpoint = AdminEndpoint(
             self._picker, settings.pod, lambda: self._watch_cache.synced, self.not_ready_reason
         )
-        followed: list[Coroutine[Any, Any, None]] = []
         if self._one_queue is not None:
             await self._one_queue.start()
-            followed = [self._one_queue.follow_secret()]
         servers = [
             await loop.create_server(
                 lambda: HttpProtocol(admin_endpoint, 0, ADMIN_IDLE_SECONDS), settings.address, settings.picker_port
@@ -118,15 +126,8 @@ class GatewayProcess:
             asyncio.create_task(self._publish_changes(servers)),
             asyncio.create_task(self._state_poller.run(self._on_poll)),
             asyncio.create_task(self._tick_admission()),
-            *map(asyncio.create_task, followed),
+            *map(asyncio.create_task, self._optional_tasks()),
         ]
-        if settings.api_keys is not ApiKeyMode.DISABLED:
-            keys = self._authenticator.keys
-            tasks.append(asyncio.create_task(keys.follow(self._source, settings.namespace, self._changed.set)))
-        if settings.pod_selector:
-            tasks.append(asyncio.create_task(self._gateway_pods.follow(self._source, self._on_gateway_pods)))
-        if self._certificate is not None:
-            tasks.append(asyncio.create_task(self._certificate.follow()))
         shutdown_task = asyncio.create_task(self._shut_down())
         try:
             done, _ = await asyncio.wait((*tasks, shutdown_task), return_when=asyncio.FIRST_COMPLETED)
@@ -145,6 +146,20 @@ class GatewayProcess:
             if self._access_lines is not None:
                 self._access_lines.close()
             self._worker.close()
+
+    def _optional_tasks(self) -> Iterator[Coroutine[Any, Any, None]]:
+        """Yields what runs with certain settings only."""
+        settings = self._settings
+        if self._one_queue is not None:
+            yield self._one_queue.follow_secret()
+        if settings.api_keys is not ApiKeyMode.DISABLED:
+            yield self._authenticator.keys.follow(self._source, settings.namespace, self._changed.set)
+        if settings.pod_selector:
+            yield self._gateway_pods.follow(self._source, self._on_gateway_pods)
+        if self._certificate is not None:
+            yield self._certificate.follow()
+        if self._endpoint_picker is not None:
+            yield self._serve_endpoint_picker(self._endpoint_picker)
 
     def not_ready_reason(self) -> str:
         """Returns why this gateway is not ready for requests, or "" if it is.
@@ -175,6 +190,7 @@ class GatewayProcess:
             self._state_poller.set_published(catalog)
             if len(servers) == 1:
                 servers.append(await self._open_envoy_socket())
+                self._has_catalog.set()
 
     async def _open_envoy_socket(self) -> asyncio.Server:
         """Open the unix socket for Envoy.
@@ -194,6 +210,27 @@ class GatewayProcess:
         )
         os.chmod(path, 0o660)  # Envoy may run as another user of the same group
         return server
+
+    async def _serve_endpoint_picker(self, endpoint_picker: EndpointPicker) -> None:
+        """Serve gateways of other products, once there is a catalog, and with TLS a certificate. Never returns."""
+        settings, credentials = self._settings, None
+        await self._has_catalog.wait()
+        if settings.endpoint_picker_tls is not None:
+            credentials = await ServerCredentials(settings.endpoint_picker_tls, False).wait()
+        server, _ = await endpoint_picker.start(f"{settings.address}:{settings.endpoint_picker_port}", credentials)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await server.stop(endpoint_picker_server.CLOSE_SECONDS)
+
+    def _not_picking_reason(self) -> str:
+        """Returns why gateways of other products should ask another picker, or ""."""
+        return "the gateway is stopping" if self._stop.is_set() else self.not_ready_reason()
+
+    def _last_request_s(self) -> float:
+        """Returns the monotonic time at which a client's request was last seen."""
+        others_s = -math.inf if self._endpoint_picker is None else self._endpoint_picker.busy_s()
+        return max(self._envoy_endpoint.last_request_s, others_s)
 
     def _on_gateway_pods(self) -> None:
         if self._one_queue is not None:
@@ -253,7 +290,7 @@ class GatewayProcess:
         await wait_for_successor(self._source, self._settings)
         deadline_s = started_s + self._settings.drain_seconds
         try:
-            await drain(self._admin, lambda: self._envoy_endpoint.last_request_s, self._settings, deadline_s)
+            await drain(self._admin, self._last_request_s, self._settings, deadline_s)
         except EnvoyUnavailable as error:
             log.warning("stopping the drain: Envoy does not respond: %s", error)
         log.info("drained after %.1f s", time.monotonic() - started_s)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from plimsoll.core.admission.request import AdmissionDecision
 from plimsoll.core.routing.picker import EndpointIndex, Pick
 from plimsoll.gateway.adapters import prefer_loaded
+from plimsoll.gateway.endpoint_subset import within_subset
 from plimsoll.gateway.inflight import InFlightTracker
 from plimsoll.gateway.request_context import RequestContext
 from plimsoll.gateway.service_catalog import ServiceEntry
@@ -27,11 +28,15 @@ class EngineChoice:
         Engines that have loaded the request's adapter come first. None if the service has no usable engine.
         """
         pick = self._choose_by_load(service, ctx, decision)
-        if pick is None or ctx.adapter is None:
+        if pick is None:
+            return None
+        if ctx.adapter is not None:
+            # The adapter may have been loaded while the request waited.
+            adapter = service.adapters.get(ctx.adapter.name, ctx.adapter)
+            pick = prefer_loaded(pick, adapter, service.endpoints, self._inflight.rank)
+        if ctx.foreign is None or ctx.foreign.subset is None:
             return pick
-        # The adapter may have been loaded while the request waited.
-        adapter = service.adapters.get(ctx.adapter.name, ctx.adapter)
-        return prefer_loaded(pick, adapter, service.endpoints, self._inflight.rank)
+        return within_subset(pick, ctx.foreign.subset, service.endpoints, self._inflight.rank)
 
     def _choose_by_load(
         self, service: ServiceEntry, ctx: RequestContext, decision: AdmissionDecision | None

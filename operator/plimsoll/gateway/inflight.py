@@ -31,7 +31,7 @@ class InFlightRequest(msgspec.Struct, frozen=True):
     `service` is NAMESPACE/NAME, `retry_key` identifies the client's retries, and `deadlines` are those of its SLO, None
     without one. `demand` is what it added to the demand of services, by their keys: prompt tokens. `is_booked` is false
     if it takes no capacity: it counts neither as demand nor for the SLO. `via` is the gateway whose Envoy carries it,
-    "" for this one.
+    "" for this one. `is_foreign`: a gateway of another product carries it.
     """
 
     service: str
@@ -43,6 +43,7 @@ class InFlightRequest(msgspec.Struct, frozen=True):
     demand: Mapping[str, DemandTokens] = {}
     is_booked: bool = True
     via: str = ""
+    is_foreign: bool = False
 
 
 class InFlightTracker:
@@ -58,6 +59,7 @@ class InFlightTracker:
         self._external: dict[str, int] = {}
         self._own_counts: dict[str, int] = {}
         self._peer_counts: dict[str, int] = {}  # those of `_own_counts` that other gateways carry
+        self._foreign_counts: dict[str, int] = {}  # those of `_own_counts` that gateways of other products carry
         self._peer_external: dict[str, Mapping[str, int]] = {}  # by gateway and address
         self._suspect_until: dict[str, float] = {}
         self._envoy_active: dict[str, int] = {}  # Envoy's counts at the last `reconcile`
@@ -78,7 +80,7 @@ class InFlightTracker:
         return self._requests.items()
 
     def carried(self, address: str) -> int:
-        """Returns the requests at an endpoint that this gateway's own Envoy carries."""
+        """Returns the requests at an endpoint that this gateway's Envoy carries, or a gateway of another product."""
         own = self._own_counts.get(address, 0) - self._peer_counts.get(address, 0)
         return max(0, own + self._external.get(address, 0))
 
@@ -104,11 +106,13 @@ class InFlightTracker:
         demand: Mapping[str, DemandTokens] = MappingProxyType({}),
         is_booked: bool = True,
         via: str = "",
+        is_foreign: bool = False,
     ) -> None:
         """Record a pick under its request ID."""
         address, prefill = pick.endpoint.address, pick.prefill.address if pick.prefill else None
         self.add(
-            request_id, InFlightRequest(service, address, prefill, now, retry_key, deadlines, demand, is_booked, via)
+            request_id,
+            InFlightRequest(service, address, prefill, now, retry_key, deadlines, demand, is_booked, via, is_foreign),
         )
 
     def add(self, request_id: str, request: InFlightRequest) -> None:
@@ -117,9 +121,9 @@ class InFlightTracker:
             self.unbooked[request.service] += 1
         self._pick_number += 1
         self._requests[request_id] = request
-        self._add_own(request.endpoint, 1, request.via, self._pick_number)
+        self._add_own(request.endpoint, 1, request, self._pick_number)
         if request.prefill is not None:
-            self._add_own(request.prefill, 1, request.via, self._pick_number)
+            self._add_own(request.prefill, 1, request, self._pick_number)
 
     def complete(self, request_id: str, upstream: str, now: float) -> InFlightRequest | None:
         """Record the end of a request. Returns None if this process did not pick it.
@@ -180,7 +184,8 @@ class InFlightTracker:
         """
         lost = self._drop_lost(envoy_active, now)
         for address, count in envoy_active.items():
-            own = self._own_counts.get(address, 0) - self._peer_counts.get(address, 0)
+            elsewhere = self._peer_counts.get(address, 0) + self._foreign_counts.get(address, 0)
+            own = self._own_counts.get(address, 0) - elsewhere
             if not count and not own and self._last_drift.get(address) == 0 and not self._external.get(address):
                 continue  # idle, as before
             drift = count - own
@@ -207,6 +212,7 @@ class InFlightTracker:
             self._suspect_until.pop(address, None)
             self._own_counts.pop(address, None)
             self._peer_counts.pop(address, None)
+            self._foreign_counts.pop(address, None)
 
     def _drop_lost(self, envoy_active: Mapping[str, int], now: float) -> list[tuple[str, InFlightRequest]]:
         """Drop requests whose record is lost: very old ones, and those at an endpoint that is idle in Envoy."""
@@ -216,6 +222,7 @@ class InFlightTracker:
             if now - request.picked_s > MAX_REQUEST_AGE_SECONDS
             or (
                 not request.via
+                and not request.is_foreign
                 and request.picked_s < self._reconciled_s
                 and envoy_active.get(request.endpoint) == 0 == self._envoy_active.get(request.endpoint)
             )
@@ -232,14 +239,16 @@ class InFlightTracker:
             self.unbooked[request.service] -= 1
             if not self.unbooked[request.service]:
                 del self.unbooked[request.service]
-        self._add_own(request.endpoint, -1, request.via)
+        self._add_own(request.endpoint, -1, request)
         if request.prefill is not None:
-            self._add_own(request.prefill, -1, request.via)
+            self._add_own(request.prefill, -1, request)
 
-    def _add_own(self, address: str, delta: int, via: str, pick_number: int | None = None) -> None:
+    def _add_own(self, address: str, delta: int, request: InFlightRequest, pick_number: int | None = None) -> None:
         self._own_counts[address] = self._own_counts.get(address, 0) + delta
-        if via:
+        if request.via:
             self._peer_counts[address] = self._peer_counts.get(address, 0) + delta
+        elif request.is_foreign:
+            self._foreign_counts[address] = self._foreign_counts.get(address, 0) + delta
         self._update_load(address, pick_number)
 
     def _load_of(self, address: str) -> EndpointLoad:

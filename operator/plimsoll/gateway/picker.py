@@ -21,6 +21,7 @@ from plimsoll.gateway.api_routes import CHAT_ROUTE, ApiRoute, BodyForm, ErrorSha
 from plimsoll.gateway.audio_form import parse_audio_form
 from plimsoll.gateway.availability import availability, next_engine_s, no_endpoint, no_unbooked_engine
 from plimsoll.gateway.clock import Clock, LoopClock
+from plimsoll.gateway.endpoint_subset import is_partial, is_unusable
 from plimsoll.gateway.engine_choice import EngineChoice
 from plimsoll.gateway.envoy.access_log import AccessRecord
 from plimsoll.gateway.errors import Rejection, to_response
@@ -33,7 +34,13 @@ from plimsoll.gateway.picker_replies import dispatch_response, rejection_respons
 from plimsoll.gateway.prefix_hash import block_hashes
 from plimsoll.gateway.request_attributes import AttributeStore
 from plimsoll.gateway.request_bounds import bound_request
-from plimsoll.gateway.request_context import RETRY_COUNT_HEADER, RequestContext, new_context, request_id_of
+from plimsoll.gateway.request_context import (
+    RETRY_COUNT_HEADER,
+    ForeignRequest,
+    RequestContext,
+    new_context,
+    request_id_of,
+)
 from plimsoll.gateway.request_demand import demand_by_service, demand_tokens
 from plimsoll.gateway.request_parser import ParsedRequest, parse_body
 from plimsoll.gateway.request_queue import RequestQueue
@@ -153,10 +160,14 @@ class Picker:
         identity: Identity,
         now: float,
         route: ApiRoute = CHAT_ROUTE,
+        foreign: ForeignRequest | None = None,
     ) -> Reply:
-        """The second half of `check`, for a client that is known and a body that is already parsed."""
+        """The second half of `check`, for a client that is known and a body that is already parsed.
+
+        `foreign` is given if a gateway of another product carries the request.
+        """
         attributes = self.attributes.begin(headers, identity, "" if isinstance(parsed, Rejection) else parsed.model)
-        reply = self._decide(parsed, body, headers, identity, now, route)
+        reply = self._decide(parsed, body, headers, identity, now, route, foreign)
         if attributes is None or not isinstance(reply, bytes):
             return reply
         return attributes.tag(reply, route, now)
@@ -169,6 +180,7 @@ class Picker:
         identity: Identity,
         now: float,
         route: ApiRoute,
+        foreign: ForeignRequest | None,
     ) -> Reply:
         if isinstance(parsed, Rejection):
             return self.reject(parsed, route.shape)
@@ -191,9 +203,11 @@ class Picker:
         if service.policy is not None and route.is_booked:
             ctx.prompt = parsed.corrected_prompt(service.policy.token_ratios)
             ctx.block_hashes = block_hashes(parsed.prompt_prefix, "" if ctx.adapter is None else ctx.adapter.name)
-            ctx.fallback = self.fallback_of(service, route) if ctx.adapter is None else None
-        ctx.claims_retry = claims_retry(headers.get(RETRY_COUNT_HEADER))
-        reply = None if self.owners is None else self.owners.ask(service, ctx, now)
+            # A pool of a gateway of another product has the engines of one service.
+            ctx.fallback = self.fallback_of(service, route) if ctx.adapter is None and foreign is None else None
+        ctx.claims_retry, ctx.foreign = claims_retry(headers.get(RETRY_COUNT_HEADER)), foreign
+        is_owned = self.owners is not None and not (foreign and is_partial(foreign.subset, service.endpoints))
+        reply = self.owners.ask(service, ctx, now) if self.owners is not None and is_owned else None
         return self.decide_here(service, ctx, now) if reply is None else reply
 
     def decide_here(self, service: ServiceEntry, ctx: RequestContext, now: float) -> Reply:
@@ -254,6 +268,8 @@ class Picker:
         limit = self._max_sequences(service, ctx)
         if (rejection := self.charge(service, ctx, now)) is not None:
             return self._reject(rejection, ctx, now)
+        if ctx.foreign is not None and is_unusable(ctx.foreign.subset, service.endpoints):
+            return self._reject(no_endpoint(service, ctx, self._clock.unix()), ctx, now)
         if sequences <= service.max_queued:
             return self._apply(ctx, self.admission.submit(ctx, now, self.queue.can_queue(ctx)), now)
         if sequences <= limit:
@@ -321,7 +337,7 @@ class Picker:
             return self.reject(
                 error_messages.too_many_unbooked(ctx.model, ctx.route.path, MAX_UNBOOKED_PER_ENGINE), shape
             )
-        self.inflight.begin(service.key, pick, ctx.request_id, now, is_booked=False)
+        self.inflight.begin(service.key, pick, ctx.request_id, now, is_booked=False, is_foreign=ctx.foreign is not None)
         retry_after_s = None if pick.fallbacks else next_engine_s(service, self._clock.unix(), self._random.randint)
         return dispatch_response(service, pick, ctx, retry_after_s, self._rate_headers(ctx, now), now)
 
@@ -362,6 +378,7 @@ class Picker:
             deadlines,
             demand_by_service(ctx, self.admission.kv_tokens),
             via=ctx.via,
+            is_foreign=ctx.foreign is not None,
         )
         self._recent_rejections.discard(ctx.retry_key)
         if self.owners is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -27,6 +28,15 @@ REQUEST_ID_HEADER = b"x-plimsoll-request-id"
 _MAX_REQUEST_ID_BYTES = 64
 
 
+class ForeignRequest(NamedTuple):
+    """A request that a gateway of another product carries, which asks by the endpoint-picker protocol.
+
+    `subset` are the addresses to which that gateway can send it, None for all.
+    """
+
+    subset: frozenset[str] | None = None
+
+
 class RequestContext(msgspec.Struct, eq=False):
     """The state of one request. `arrived_s` is in monotonic seconds.
 
@@ -42,7 +52,8 @@ class RequestContext(msgspec.Struct, eq=False):
     is the LoRA adapter that the client named. `prefill` is the address of the prefill engine, "" without one.
     `claims_retry` is true if the client marks the request as a retry. `via` is the gateway whose Envoy carries it, ""
     for this one; `can_queue` is whether that gateway has memory for its body. `is_charged`: the limits of its key have
-    been applied, and `rate_headers` tell the client of them.
+    been applied, and `rate_headers` tell the client of them. `foreign` is set if a gateway of another product carries
+    the request.
     """
 
     request_id: str
@@ -77,6 +88,7 @@ class RequestContext(msgspec.Struct, eq=False):
     can_queue: bool = True
     is_charged: bool = False
     rate_headers: Mapping[str, str] = {}
+    foreign: ForeignRequest | None = None
 
     @property
     def request_class(self) -> bytes:

@@ -84,6 +84,8 @@ class PickerSettings:
     peer_secret: Path | None = None  # the file with the secret of all gateways; None: each decides by itself
     peer_port: int = 8082  # for the other gateways
     owner_ack_seconds: float = 0.05  # until the owner of a service must acknowledge a question
+    endpoint_picker_port: int | None = None  # for gateways of other products; None: not served
+    endpoint_picker_tls: Path | None = None  # the mounted Secret with the certificate for it; None: no TLS
 
     @property
     def jwt_issuers(self) -> tuple[JwtIssuer, ...]:
@@ -112,6 +114,11 @@ class PickerSettings:
     def body_budget_bytes(self) -> int:
         """Sum of the request bodies that Envoy may hold, each of them up to three times."""
         return max(self.envoy_memory_bytes // 8, self.max_body_bytes)
+
+    @property
+    def endpoint_picker_body_bytes(self) -> int:
+        """Sum of the request bodies that the picker itself may hold for gateways of other products."""
+        return max(64 << 20, self.max_body_bytes)
 
     @property
     def max_connections(self) -> int:
@@ -172,6 +179,8 @@ class PickerSettings:
             jwt_issuers_json=_issuers(environ.get("PLIMSOLL_JWT_ISSUERS", "[]")),
             peer_secret=Path(peer_secret) if (peer_secret := environ.get("PLIMSOLL_PEER_SECRET_FILE", "")) else None,
             peer_port=int(environ.get("PLIMSOLL_PEER_PORT", "8082")),
+            endpoint_picker_port=int(port) if (port := environ.get("PLIMSOLL_ENDPOINT_PICKER_PORT", "")) else None,
+            endpoint_picker_tls=Path(tls) if (tls := environ.get("PLIMSOLL_ENDPOINT_PICKER_TLS_DIR", "")) else None,
             plaintext=Plaintext(environ.get("PLIMSOLL_TLS_PLAINTEXT", cls.plaintext)),
         )
 

@@ -255,6 +255,19 @@ GATEWAY_LOOP_LAG = Gauge(
     registry=GATEWAY,
 )
 
+GATEWAY_ENDPOINT_PICKER_REQUESTS = Counter(
+    "plimsoll_gateway_endpoint_picker_requests",
+    "Requests by the endpoint-picker protocol (outcome: sent to an engine, answered by the picker, left by the client"
+    " before, invalid, full).",
+    ["outcome"],
+    registry=GATEWAY,
+)
+GATEWAY_ENDPOINT_PICKER_STREAMS = Gauge(
+    "plimsoll_gateway_endpoint_picker_streams",
+    "Open requests by the endpoint-picker protocol.",
+    registry=GATEWAY,
+)
+
 _GATEWAY_SERVICE_METRICS = (
     GATEWAY_ARRIVED,
     GATEWAY_DEMAND,
@@ -281,5 +294,7 @@ def remove_gateway_series(service: str) -> None:
 
 for _kind in ("InferenceService", "Pod"):
     GATEWAY_UNREADABLE.labels(_kind)
+for _outcome in ("sent", "answered", "left", "invalid", "full"):
+    GATEWAY_ENDPOINT_PICKER_REQUESTS.labels(_outcome)
 for _state in ("accepted", "invalid", "excess"):
     GATEWAY_API_KEYS.labels(_state)

@@ -20,6 +20,11 @@ volumeMounts:
 {{- if .api }}
   - {name: peers, mountPath: {{ include "plimsoll.gateway.peerDirectory" .root }}, readOnly: true}
   - {name: api, mountPath: /var/run/secrets/kubernetes.io/serviceaccount, readOnly: true}
+{{- with include "plimsoll.gateway.endpointPicker" .root | fromYaml }}
+{{- if and .enabled .tls.secretName }}
+  - {name: endpoint-picker, mountPath: /etc/plimsoll-endpoint-picker, readOnly: true}
+{{- end }}
+{{- end }}
 {{- end }}
 {{- end }}
 
@@ -72,6 +77,14 @@ volumeMounts:
 - {name: PLIMSOLL_GATEWAY_SELECTOR, value: {{ include "plimsoll.gateway.podSelector" . | quote }}}
 - {name: PLIMSOLL_PEER_PORT, value: "8082"}
 - {name: PLIMSOLL_PEER_SECRET_FILE, value: {{ include "plimsoll.gateway.peerDirectory" . }}/secret}
+{{- with include "plimsoll.gateway.endpointPicker" . | fromYaml }}
+{{- if .enabled }}
+- {name: PLIMSOLL_ENDPOINT_PICKER_PORT, value: "9002"}
+{{- if .tls.secretName }}
+- {name: PLIMSOLL_ENDPOINT_PICKER_TLS_DIR, value: /etc/plimsoll-endpoint-picker}
+{{- end }}
+{{- end }}
+{{- end }}
 - {name: PLIMSOLL_DRAIN_SECONDS, value: {{ int64 .Values.gateway.drainSeconds | quote }}}
 {{ include "plimsoll.podEnv" . }}
 {{- end }}

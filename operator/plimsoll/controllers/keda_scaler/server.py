@@ -16,6 +16,7 @@ from typing import Any, Final, NoReturn
 
 import grpc
 
+from plimsoll.adapters.grpc_credentials import ServerCredentials
 from plimsoll.controllers.keda_scaler import messages
 from plimsoll.controllers.keda_scaler.answers import (
     METRIC_NAME,
@@ -26,7 +27,6 @@ from plimsoll.controllers.keda_scaler.answers import (
     replicas,
     service_key,
 )
-from plimsoll.controllers.keda_scaler.server_credentials import ServerCredentials
 from plimsoll.resources.platform_config import KedaScalerSettings
 from plimsoll.telemetry import operator_metrics
 

@@ -59,6 +59,7 @@ def to_question(number: int, ctx: RequestContext, can_queue: bool, now: float) -
         _left(deadline.complete_s, now),
         _left(deadline.timeout_s, 0.0) or 0.0,
         deadline.source,
+        ctx.foreign is None,
     )
 
 
@@ -129,7 +130,12 @@ def to_running(request_id: str, in_flight: InFlightRequest, forwarded: Forwarded
 
 
 def from_running(
-    running: Running, via: str, now: float, tenant: str | None = None, deadlines: Deadlines | None = None
+    running: Running,
+    via: str,
+    now: float,
+    tenant: str | None = None,
+    deadlines: Deadlines | None = None,
+    is_foreign: bool = False,
 ) -> tuple[InFlightRequest, ForwardedRequest]:
     """Returns the records of a request at an engine that another gateway decided about.
 
@@ -150,6 +156,7 @@ def from_running(
         retry_key,
         deadlines,
         via=via,
+        is_foreign=is_foreign,
     )
     forwarded = ForwardedRequest(
         request, running.service, running.endpoint, queued_s, running.stream, running.route, registered_late=True

@@ -311,7 +311,8 @@ class OneQueue:
         if running is not None:
             service = self._catalog.services.get(running.service)
             deadlines = None if service is None else slo_deadlines(service, ctx)
-            in_flight, forwarded = conversions.from_running(running, "", now, ctx.tenant, deadlines)
+            is_foreign = ctx.foreign is not None
+            in_flight, forwarded = conversions.from_running(running, "", now, ctx.tenant, deadlines, is_foreign)
             ctx.prefill, ctx.admission_request = running.prefill or "", forwarded.request
             picker.inflight.add(running.request_id, in_flight)
             picker.admission.adopt(forwarded, now)

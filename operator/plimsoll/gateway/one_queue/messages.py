@@ -61,6 +61,7 @@ class Question(Message):
 
     `claims_retry`: the client marks it as a retry. `can_queue`: the asking gateway has memory for its body.
     `rate_headers` are those of the key's limits. The fields after `age_s` are those of `RequestContext`.
+    `may_fall_back`: another service may take the request.
     """
 
     number: Number
@@ -90,6 +91,7 @@ class Question(Message):
     complete_in_s: Seconds | None
     timeout_s: Seconds
     timeout_source: Name
+    may_fall_back: bool = True
 
 
 class Running(Message):

@@ -196,7 +196,7 @@ class OwnerServer:
         if ctx is None:
             connection.send(messages.Refused(question.number))
             return
-        if ctx.adapter is None:
+        if ctx.adapter is None and question.may_fall_back:
             ctx.fallback = picker.fallback_of(service, ctx.route)
         reply = picker.decide_here(service, ctx, now)
         if isinstance(reply, bytes):

@@ -1,6 +1,6 @@
-"""TLS of the external scaler: the certificate of a mounted Secret, read again when it changes.
+"""TLS of a gRPC server: the certificate of a mounted Secret, read again when it changes.
 
-Problem: KEDA keeps its connection for ever, and a restart of the listener would end it at each rotation.
+Problem: clients keep their connections for ever, and a restart of the listener would end them at each rotation.
 
 Idea: gRPC asks for the certificate at each new connection. So a rotation needs no restart, and breaks no connection.
 """
@@ -67,13 +67,13 @@ class ServerCredentials:
             files = pair, self._read_authority(pair.directory) if self._require_client_certificate else None
         except InvalidCertificate as error:
             log.warning(
-                None, "cannot read the KEDA scaler's certificate", error=str(error), directory=str(self._directory)
+                None, "cannot read the certificate of the gRPC server", error=str(error), directory=str(self._directory)
             )
             return None
         if files == self._files:
             return None
         self._files = files
-        log.info(None, "KEDA scaler certificate loaded")
+        log.info(None, "certificate of the gRPC server loaded")
         return grpc.ssl_server_certificate_configuration([(pair.key, pair.certificate)], files[1])
 
     def _read_authority(self, directory: Path) -> bytes:
