@@ -28,6 +28,7 @@ OTHER_PROJECTS = {
     "FlexibleArgumentParser": "vLLM",
     "_calculate_retry_timeout": "openai-python",
     "dynamo": "ai-dynamo",
+    "grpc": "gRPC",
     "human_readable_int": "vLLM",
     "vllm": "vLLM",
 }

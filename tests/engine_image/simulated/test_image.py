@@ -17,20 +17,23 @@ def test_image_launcher_lines_equal_other_images() -> None:
     assert launcher == cpu[cpu.index(LAUNCHER) :]
 
 
+def pinned(name: str) -> list[tuple[str, str]]:
+    """Packages of a lock file, by their normalized names, and their versions."""
+    text = (IMAGE / f"{name}.lock").read_text()
+    found = re.findall(r"^([A-Za-z0-9._-]+)==(\S+)", text, re.MULTILINE)
+    assert len(found) == text.count("==")
+    return [(re.sub(r"[-_.]+", "-", package).lower(), version) for package, version in found]
+
+
 def test_image_lock_pins_each_package_and_has_imports() -> None:
-    lines = [line for line in (IMAGE / "simulated.lock").read_text().splitlines() if not line.startswith("#")]
-    assert all(re.fullmatch(r"[a-z0-9._-]+==[0-9.]+", line) for line in lines)
-    names = [line.split("==")[0] for line in lines]
+    names = [package for package, _ in pinned("simulated")]
     assert len(names) == len(set(names))
-    assert {"uvicorn", "httptools", "uvloop", "aiohttp", "prometheus_client"} <= {*names}
+    assert {"uvicorn", "httptools", "uvloop", "aiohttp", "prometheus-client"} <= {*names}
 
 
 def test_image_lock_versions_equal_cpu_image() -> None:
-    locks = [
-        dict(line.lower().split("==") for line in (IMAGE / f"{name}.lock").read_text().splitlines() if "==" in line)
-        for name in ("simulated", "cpu")
-    ]
-    assert {name: locks[1][name] for name in locks[0]} == locks[0]
+    simulated, cpu = dict(pinned("simulated")), dict(pinned("cpu"))
+    assert {name: cpu[name] for name in simulated} == simulated
 
 
 def test_image_is_built_for_the_cluster() -> None:
