@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from plimsoll.core.admission.cost_model import EngineCostModel
 from plimsoll.core.admission.request import AdmissionDecision, AdmissionOutcome
-from plimsoll.core.admission.retry_advice import MAX_RESERVATION_S, NO_RETRY, UNKNOWN_TIME, advise_retry
+from plimsoll.core.admission.retry_advice import MAX_RESERVATION_S, NO_RETRY, UNKNOWN_TIME, RetryAdvice, advise_retry
 from plimsoll.core.types import Task
 from plimsoll.gateway.api_routes import paths_of
 from plimsoll.gateway.errors import Rejection, RejectionReason
@@ -55,9 +55,8 @@ def admission_rejection(
     if decision.outcome is AdmissionOutcome.SHED_NO_CAPACITY and cost_model is not None:
         return too_long(ctx.model, ctx.prompt.tokens, min(cost_model.kv_tokens, max_model_len or cost_model.kv_tokens))
     retry = decision.retry or NO_RETRY
-    if decision.outcome is AdmissionOutcome.SHED_STARTING and retry.eta_s is None:
-        sdk_limit_s = MAX_RESERVATION_S if retry.retryable else 0.0
-        retry = advise_retry(availability.next_ready_s, is_time_known=True, sdk_limit_s=sdk_limit_s)
+    if decision.outcome is AdmissionOutcome.SHED_STARTING:
+        retry = _not_before(availability.next_ready_s, retry)
     if decision.outcome is AdmissionOutcome.SHED_DEADLINE and not decision.is_demand:
         return deadline_too_short(ctx.model, str(ctx.deadline))
     if decision.is_client_deadline:
@@ -65,6 +64,13 @@ def admission_rejection(
         return Rejection(RejectionReason.DEADLINE, f"{waited} and would miss its deadline of {ctx.deadline}.")
     message = _message(ctx, decision.outcome, ready_engines, availability, now)
     return Rejection(_REASON_BY_OUTCOME[decision.outcome], message, retry=retry)
+
+
+def _not_before(next_ready_s: float | None, retry: RetryAdvice) -> RetryAdvice:
+    """Returns the advice, or a later one: no retry succeeds before an engine is ready, whatever was reserved."""
+    if retry.eta_s is not None and (next_ready_s is None or next_ready_s <= retry.eta_s):
+        return retry
+    return advise_retry(next_ready_s, is_time_known=True, sdk_limit_s=MAX_RESERVATION_S if retry.retryable else 0.0)
 
 
 def too_long(model: str, tokens: int, context: int) -> Rejection:
