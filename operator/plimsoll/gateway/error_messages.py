@@ -12,6 +12,7 @@ from plimsoll.core.types import Task
 from plimsoll.gateway.api_routes import paths_of
 from plimsoll.gateway.errors import Rejection, RejectionReason
 from plimsoll.gateway.request_context import RequestContext
+from plimsoll.gateway.request_parser import MAX_N, MAX_SEQUENCES_PER_PROMPT
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,8 @@ def admission_rejection(
         return deadline_too_short(ctx.model, str(ctx.deadline))
     if decision.is_client_deadline:
         waited = f"The request waited {now - ctx.arrived_s:.1f} s for model '{ctx.model}'"
-        return Rejection(RejectionReason.DEADLINE, f"{waited} and would miss its deadline of {ctx.deadline}.")
+        cause = "" if ready_engines else f" {_without_engine(ctx.model, availability)}"
+        return Rejection(RejectionReason.DEADLINE, f"{waited} and would miss its deadline of {ctx.deadline}.{cause}")
     message = _message(ctx, decision.outcome, ready_engines, availability, now)
     return Rejection(_REASON_BY_OUTCOME[decision.outcome], message, retry=retry)
 
@@ -114,6 +116,16 @@ def too_many(model: str, sequences: int, n: int, limit: int, field: str = "promp
     return Rejection(RejectionReason.REQUEST_TOO_LARGE, message, param=field if n == 1 else "n")
 
 
+def too_many_completions(model: str, n: int, limit: int) -> Rejection:
+    """Returns the rejection of an `n` above vLLM's own limit. `limit` is the lowest that binds."""
+    value, bound = n if n < MAX_N else "10^12 or more", min(limit, MAX_SEQUENCES_PER_PROMPT)
+    message = (
+        f"The field 'n' is {value}, but an engine of model '{model[:200]}' accepts at most {bound} sequences per"
+        f" request. Lower 'n' to at most {bound}."
+    )
+    return Rejection(RejectionReason.REQUEST_TOO_LARGE, message, param="n")
+
+
 def no_endpoint(model: str, ready: bool, availability: Availability) -> Rejection:
     """Returns the rejection of a request for which the picker finds no engine.
 
@@ -136,6 +148,12 @@ def no_engine(model: str, task: Task) -> Rejection:
     path = next(iter(paths_of(task)))
     message = f"No engine of model '{model[:200]}' runs. A request to {path} starts one."
     return Rejection(RejectionReason.NO_ENDPOINT, message)
+
+
+def _without_engine(model: str, availability: Availability) -> str:
+    if availability.deleted:
+        return _deleted(model)
+    return _stopped(model) if availability.stopped else _starting(model, availability)
 
 
 def _starting(model: str, availability: Availability) -> str:
