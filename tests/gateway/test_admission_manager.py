@@ -195,6 +195,14 @@ async def test_n_above_vllms_limit_names_what_binds(pods: tuple[Any, ...], n: in
     assert (limit < 16_384) is bool(pods)
 
 
+async def test_prompt_of_token_ids_on_no_engine_is_exact() -> None:
+    world = PickerHarness(service_with_slo(), pods=engine_names(1))
+    message = str(rejection_of(world.send(prompt=[1] * 900_000)).error["message"])
+    assert "it has 900000 token IDs. This model's" in message
+    message = str(rejection_of(world.send(prompt=[[1] * 900_000, [1] * 900_010])).error["message"])
+    assert "about 900005 tokens" in message
+
+
 async def test_prompt_on_no_engine_names_the_limit() -> None:
     world = PickerHarness(service_with_slo(), pods=engine_names(1))
     reply = rejection_of(world.send(prompt="x" * 4_000_000))

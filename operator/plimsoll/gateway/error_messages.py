@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from plimsoll.core.admission.cost_model import EngineCostModel
-from plimsoll.core.admission.request import AdmissionDecision, AdmissionOutcome
+from plimsoll.core.admission.request import MAX_REQUEST_TOKENS, AdmissionDecision, AdmissionOutcome
 from plimsoll.core.admission.retry_advice import MAX_RESERVATION_S, NO_RETRY, UNKNOWN_TIME, RetryAdvice, advise_retry
 from plimsoll.core.types import Task
 from plimsoll.gateway.api_routes import paths_of
@@ -54,7 +54,8 @@ def admission_rejection(
     request. `max_model_len` is the longest sequence in tokens by the engines' arguments, None if unknown.
     """
     if decision.outcome is AdmissionOutcome.SHED_NO_CAPACITY and cost_model is not None:
-        return too_long(ctx.model, ctx.prompt.tokens, min(cost_model.kv_tokens, max_model_len or cost_model.kv_tokens))
+        context = min(cost_model.kv_tokens, max_model_len or cost_model.kv_tokens)
+        return too_long(ctx.model, ctx.prompt.tokens, context, is_exact=_is_exact(ctx))
     retry = decision.retry or NO_RETRY
     if decision.outcome is AdmissionOutcome.SHED_STARTING:
         retry = _not_before(availability.next_ready_s, retry)
@@ -75,15 +76,21 @@ def _not_before(next_ready_s: float | None, retry: RetryAdvice) -> RetryAdvice:
     return advise_retry(next_ready_s, is_time_known=True, sdk_limit_s=MAX_RESERVATION_S if retry.retryable else 0.0)
 
 
-def too_long(model: str, tokens: int, context: int) -> Rejection:
+def _is_exact(ctx: RequestContext) -> bool:
+    """Whether the prompt is one list of token IDs; several have the mean of their lengths."""
+    return not ctx.is_estimated and ctx.prompt.sequences == ctx.n and ctx.prompt.tokens < MAX_REQUEST_TOKENS
+
+
+def too_long(model: str, tokens: int, context: int, *, is_exact: bool = False) -> Rejection:
     """Returns the rejection of a prompt that no engine can hold.
 
-    `tokens` is the estimated prompt length. `context` is an upper bound on the tokens of one sequence.
+    `tokens` is the prompt length, estimated unless `is_exact`. `context` is an upper bound on the tokens of a sequence.
     LiteLLM detects this error by "This model's maximum context length is", LangChain by "prompt is too long", others by
     OpenAI's code.
     """
+    length = f"{tokens} token IDs" if is_exact else f"about {tokens} tokens (estimated from its size in bytes)"
     message = (
-        f"The prompt is too long for model '{model}': it has about {tokens} tokens (estimated from its size in bytes)."
+        f"The prompt is too long for model '{model}': it has {length}."
         f" This model's maximum context length is at most {context} tokens. Shorten the prompt."
     )
     return Rejection(RejectionReason.REQUEST_TOO_LARGE, message, code="context_length_exceeded")
