@@ -181,6 +181,28 @@ async def test_tenant_quota_applies_despite_free_slots() -> None:
     picked_engine(world.send())
 
 
+@pytest.mark.parametrize("pods", [(), engine_names(1)])
+@pytest.mark.parametrize(("n", "shown"), [(20_000, "20000"), (10**30, "10^12 or more")])
+async def test_n_above_vllms_limit_names_what_binds(pods: tuple[Any, ...], n: int, shown: str) -> None:
+    world = PickerHarness(service_with_slo(), pods=pods)
+    limit = min(16_384, world.picker.catalog.services["team/chat"].max_queued)
+    reply = rejection_of(world.send(n=n))
+    assert (reply.status, reply.error["code"], reply.error["param"]) == (400, "request_too_large", "n")
+    assert reply.error["message"] == (
+        f"The field 'n' is {shown}, but an engine of model 'chat' accepts at most {limit} sequences per request."
+        f" Lower 'n' to at most {limit}."
+    )
+    assert (limit < 16_384) is bool(pods)
+
+
+async def test_prompt_of_token_ids_on_no_engine_is_exact() -> None:
+    world = PickerHarness(service_with_slo(), pods=engine_names(1))
+    message = str(rejection_of(world.send(prompt=[1] * 900_000)).error["message"])
+    assert "it has 900000 token IDs. This model's" in message
+    message = str(rejection_of(world.send(prompt=[[1] * 900_000, [1] * 900_010])).error["message"])
+    assert "about 900005 tokens" in message
+
+
 async def test_prompt_on_no_engine_names_the_limit() -> None:
     world = PickerHarness(service_with_slo(), pods=engine_names(1))
     reply = rejection_of(world.send(prompt="x" * 4_000_000))

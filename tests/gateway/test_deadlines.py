@@ -126,7 +126,9 @@ async def test_queued_request_leaves_when_its_deadline_passes() -> None:
     world.advance(9.5)
     late = rejection_of(short)
     assert (late.status, late.error["code"], late.headers["x-should-retry"]) == (504, "deadline_exceeded", "false")
-    assert "9 s (x-request-timeout)" in str(late.error["message"])
+    assert str(late.error["message"]).endswith(
+        "9 s (x-request-timeout). Model 'chat' is starting: none of its engines is ready yet."
+    )
     assert world.service()["admission"]["queued"] == len(world.picker.queue) == 1
     assert world.service()["requests"]["rejected"] == {"model_starting": 1, "deadline_exceeded": 1}
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
+from plimsoll.gateway.envoy.local_reply import local_reply_config
 from tests.gateway.kube_objects import Object, pod, service
 from tests.gateway.picker_harness import (
     START_UNIX_S,
@@ -48,8 +50,35 @@ def test_starting_without_slo_waits_for_next_engine() -> None:
 def test_starting_engine_beyond_a_minute_is_bounded() -> None:
     reply = rejection_of(PickerHarness(with_status(service(), 100.0)).send())
     assert (reply.headers["retry-after"], reply.headers["x-plimsoll-eta"]) == ("60", "100")
+    assert reply.error["message"] == (
+        "Model 'chat' is starting: none of its engines is ready yet. The next one is expected in 100 s."
+        " Try again in 60 s, the longest wait that SDKs obey."
+    )
     late = rejection_of(PickerHarness(with_status(service(), 600.0)).send())
     assert late.headers["x-should-retry"] == "false"
+
+
+@pytest.mark.parametrize("expected_s", [20, 50, 90, 600])
+def test_later_start_than_admission_expects_moves_retry(expected_s: int) -> None:
+    """The reservation of a client is due at the time that was expected when it came first."""
+    obj = service_with_slo("chat", {"whenFull": "Shed"}, ready_at_s=7.0, ready_work=1.0)
+    reply = rejection_of(PickerHarness(with_status(obj, expected_s)).send())
+    assert f"The next one is expected in {expected_s} s." in str(reply.error["message"])
+    assert reply.headers["retry-after"] == str(60 if expected_s == 90 else expected_s)
+    assert reply.headers["x-plimsoll-eta"] == str(expected_s)
+    assert ("x-should-retry" in reply.headers) is (expected_s == 600)
+
+
+def test_later_reservation_outlasts_the_next_start() -> None:
+    obj = service_with_slo("chat", {"whenFull": "Shed"}, ready_at_s=40.0, ready_work=1.0)
+    reply = rejection_of(PickerHarness(with_status(obj, 20.0)).send())
+    assert int(reply.headers["retry-after"]) >= 40
+
+
+def test_local_reply_without_healthy_engine_uses_next_time() -> None:
+    """Envoy has noticed the failure (flag UH) before the picker: it must not say "1 s" then."""
+    mappers = json.dumps([m for m in local_reply_config(1)["mappers"] if '"UH"' in json.dumps(m)])
+    assert mappers.count(f"%REQ({NEXT_ENGINE.upper()})%") >= 2
 
 
 def test_passed_time_of_late_engine_is_not_repeated() -> None:

@@ -252,6 +252,7 @@ async def test_envoy_endpoint_routes_by_path() -> None:
 
     assert ask(b"/healthz")[":status"] == "200"
     assert ask(b"/v1/models?x=y")["content-type"] == "application/json"
+    assert ask(b"/v1/models/") == ask(b"/v1/models")
     assert ask(b"/other")[":status"] == "404"
     refused = ask(b"/check/v1/completions", BODY)
     written = ask(b"/v1/completions", b"", x_plimsoll_error_response=refused["x-plimsoll-error-response"].encode())

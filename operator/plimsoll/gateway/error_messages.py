@@ -6,12 +6,13 @@ import math
 from dataclasses import dataclass
 
 from plimsoll.core.admission.cost_model import EngineCostModel
-from plimsoll.core.admission.request import AdmissionDecision, AdmissionOutcome
-from plimsoll.core.admission.retry_advice import MAX_RESERVATION_S, NO_RETRY, UNKNOWN_TIME, advise_retry
+from plimsoll.core.admission.request import MAX_REQUEST_TOKENS, AdmissionDecision, AdmissionOutcome
+from plimsoll.core.admission.retry_advice import MAX_RESERVATION_S, NO_RETRY, UNKNOWN_TIME, RetryAdvice, advise_retry
 from plimsoll.core.types import Task
 from plimsoll.gateway.api_routes import paths_of
 from plimsoll.gateway.errors import Rejection, RejectionReason
 from plimsoll.gateway.request_context import RequestContext
+from plimsoll.gateway.request_parser import MAX_N, MAX_SEQUENCES_PER_PROMPT
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,29 +54,43 @@ def admission_rejection(
     request. `max_model_len` is the longest sequence in tokens by the engines' arguments, None if unknown.
     """
     if decision.outcome is AdmissionOutcome.SHED_NO_CAPACITY and cost_model is not None:
-        return too_long(ctx.model, ctx.prompt.tokens, min(cost_model.kv_tokens, max_model_len or cost_model.kv_tokens))
+        context = min(cost_model.kv_tokens, max_model_len or cost_model.kv_tokens)
+        return too_long(ctx.model, ctx.prompt.tokens, context, is_exact=_is_exact(ctx))
     retry = decision.retry or NO_RETRY
-    if decision.outcome is AdmissionOutcome.SHED_STARTING and retry.eta_s is None:
-        sdk_limit_s = MAX_RESERVATION_S if retry.retryable else 0.0
-        retry = advise_retry(availability.next_ready_s, is_time_known=True, sdk_limit_s=sdk_limit_s)
+    if decision.outcome is AdmissionOutcome.SHED_STARTING:
+        retry = _not_before(availability.next_ready_s, retry)
     if decision.outcome is AdmissionOutcome.SHED_DEADLINE and not decision.is_demand:
         return deadline_too_short(ctx.model, str(ctx.deadline))
     if decision.is_client_deadline:
         waited = f"The request waited {now - ctx.arrived_s:.1f} s for model '{ctx.model}'"
-        return Rejection(RejectionReason.DEADLINE, f"{waited} and would miss its deadline of {ctx.deadline}.")
+        cause = "" if ready_engines else f" {_without_engine(ctx.model, availability)}"
+        return Rejection(RejectionReason.DEADLINE, f"{waited} and would miss its deadline of {ctx.deadline}.{cause}")
     message = _message(ctx, decision.outcome, ready_engines, availability, now)
     return Rejection(_REASON_BY_OUTCOME[decision.outcome], message, retry=retry)
 
 
-def too_long(model: str, tokens: int, context: int) -> Rejection:
+def _not_before(next_ready_s: float | None, retry: RetryAdvice) -> RetryAdvice:
+    """Returns the advice, or a later one: no retry succeeds before an engine is ready, whatever was reserved."""
+    if retry.eta_s is not None and (next_ready_s is None or next_ready_s <= retry.eta_s):
+        return retry
+    return advise_retry(next_ready_s, is_time_known=True, sdk_limit_s=MAX_RESERVATION_S if retry.retryable else 0.0)
+
+
+def _is_exact(ctx: RequestContext) -> bool:
+    """Whether the prompt is one list of token IDs; several have the mean of their lengths."""
+    return not ctx.is_estimated and ctx.prompt.sequences == ctx.n and ctx.prompt.tokens < MAX_REQUEST_TOKENS
+
+
+def too_long(model: str, tokens: int, context: int, *, is_exact: bool = False) -> Rejection:
     """Returns the rejection of a prompt that no engine can hold.
 
-    `tokens` is the estimated prompt length. `context` is an upper bound on the tokens of one sequence.
+    `tokens` is the prompt length, estimated unless `is_exact`. `context` is an upper bound on the tokens of a sequence.
     LiteLLM detects this error by "This model's maximum context length is", LangChain by "prompt is too long", others by
     OpenAI's code.
     """
+    length = f"{tokens} token IDs" if is_exact else f"about {tokens} tokens (estimated from its size in bytes)"
     message = (
-        f"The prompt is too long for model '{model}': it has about {tokens} tokens (estimated from its size in bytes)."
+        f"The prompt is too long for model '{model}': it has {length}."
         f" This model's maximum context length is at most {context} tokens. Shorten the prompt."
     )
     return Rejection(RejectionReason.REQUEST_TOO_LARGE, message, code="context_length_exceeded")
@@ -108,6 +123,16 @@ def too_many(model: str, sequences: int, n: int, limit: int, field: str = "promp
     return Rejection(RejectionReason.REQUEST_TOO_LARGE, message, param=field if n == 1 else "n")
 
 
+def too_many_completions(model: str, n: int, limit: int) -> Rejection:
+    """Returns the rejection of an `n` above vLLM's own limit. `limit` is the lowest that binds."""
+    value, bound = n if n < MAX_N else "10^12 or more", min(limit, MAX_SEQUENCES_PER_PROMPT)
+    message = (
+        f"The field 'n' is {value}, but an engine of model '{model[:200]}' accepts at most {bound} sequences per"
+        f" request. Lower 'n' to at most {bound}."
+    )
+    return Rejection(RejectionReason.REQUEST_TOO_LARGE, message, param="n")
+
+
 def no_endpoint(model: str, ready: bool, availability: Availability) -> Rejection:
     """Returns the rejection of a request for which the picker finds no engine.
 
@@ -130,6 +155,12 @@ def no_engine(model: str, task: Task) -> Rejection:
     path = next(iter(paths_of(task)))
     message = f"No engine of model '{model[:200]}' runs. A request to {path} starts one."
     return Rejection(RejectionReason.NO_ENDPOINT, message)
+
+
+def _without_engine(model: str, availability: Availability) -> str:
+    if availability.deleted:
+        return _deleted(model)
+    return _stopped(model) if availability.stopped else _starting(model, availability)
 
 
 def _starting(model: str, availability: Availability) -> str:

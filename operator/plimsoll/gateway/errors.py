@@ -165,7 +165,8 @@ def to_response(rejection: Rejection, random: Random, shape: ErrorShape = ErrorS
     retry_after = rejection.retry.draw_retry_after_s(random.randint) if status in (429, 503) else None
     if retry_after is not None:
         headers["retry-after"] = str(retry_after)
-        message += f" Try again in {retry_after} s."
+        is_capped = rejection.retry.retryable and eta_s is not None and eta_s > retry_after
+        message += f" Try again in {retry_after} s{', the longest wait that SDKs obey' if is_capped else ''}."
     if retry_after is None or not rejection.retry.retryable:
         headers["x-should-retry"] = "false"
     error_type = "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error"

@@ -42,7 +42,7 @@ from plimsoll.gateway.request_context import (
     request_id_of,
 )
 from plimsoll.gateway.request_demand import demand_by_service, demand_tokens
-from plimsoll.gateway.request_parser import ParsedRequest, parse_body
+from plimsoll.gateway.request_parser import MAX_SEQUENCES_PER_PROMPT, ParsedRequest, parse_body
 from plimsoll.gateway.request_queue import RequestQueue
 from plimsoll.gateway.request_stats import RequestStats
 from plimsoll.gateway.retry_identity import OWN_SEED, body_digest, claims_retry
@@ -192,6 +192,10 @@ class Picker:
         if service.task not in route.tasks:
             rejection = error_messages.route_not_served(parsed.model, route.path, service.task)
             return self.reject(rejection, route.shape, service.key)
+        if parsed.n > MAX_SEQUENCES_PER_PROMPT:
+            limit = self._max_queued(service, self.fallback_of(service, route))
+            rejection = error_messages.too_many_completions(parsed.model, parsed.n, limit)
+            return self.reject(rejection, route.shape, service.key)
         request_id = request_id_of(headers) or self.inflight.new_request_id()
         digest = body_digest(body, self.digest_seed)
         ctx = new_context(request_id, parsed, service.key, digest, len(body), headers, identity, now, route)
@@ -280,7 +284,10 @@ class Picker:
 
     def _max_sequences(self, service: ServiceEntry, ctx: RequestContext) -> int:
         """Returns how many sequences one engine of the service or of its fallback accepts at most."""
-        fallback = None if ctx.fallback is None else self.catalog.services[ctx.fallback]
+        return self._max_queued(service, ctx.fallback)
+
+    def _max_queued(self, service: ServiceEntry, fallback_key: str | None) -> int:
+        fallback = None if fallback_key is None else self.catalog.services[fallback_key]
         return max(service.max_queued, 0 if fallback is None else fallback.max_queued)
 
     def tokens_charged(self, service: ServiceEntry, ctx: RequestContext) -> int:

@@ -41,7 +41,7 @@ class RequestContext(msgspec.Struct, eq=False):
     """The state of one request. `arrived_s` is in monotonic seconds.
 
     `model` is the name that the client sent. `route` is the route that it called. For `prompt`, `max_tokens`, `stream`,
-    `n` and `prompt_field` see `ParsedRequest`.
+    `n`, `prompt_field` and `is_estimated` see `ParsedRequest`.
     `service` is the key of the service that the client named. `target_service` is the one that handles the request now:
     the same or its fallback. `fallback` is the key of the service that may still take it. `identity` is who sends it;
     its class may be unknown to the service. `block_hashes` identify the prompt's prefix. `is_retry` is true if an
@@ -89,6 +89,7 @@ class RequestContext(msgspec.Struct, eq=False):
     is_charged: bool = False
     rate_headers: Mapping[str, str] = {}
     foreign: ForeignRequest | None = None
+    is_estimated: bool = True
 
     @property
     def request_class(self) -> bytes:
@@ -144,6 +145,7 @@ def new_context(
         route,
         parsed.prompt_field,
         estimate=_estimate(parsed),
+        is_estimated=parsed.is_estimated,
     )
 
 

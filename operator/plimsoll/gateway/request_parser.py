@@ -35,6 +35,7 @@ from plimsoll.gateway.errors import Rejection, RejectionReason
 LARGE_BODY_BYTES = 256 * 1024  # a strict parse of a larger body runs in a worker process
 MAX_VALUES = 50_000  # a body of 8 MB with a list in each three bytes costs half a second
 MAX_SEQUENCES_PER_PROMPT = 16_384  # vLLM's limit on `n`
+MAX_N = 10**12  # larger values of `n` count as this one
 PREFILL_ONLY_TOKENS = 1  # of a route that generates nothing: the step that computes the prompt
 _TRUNCATED = "Input data was truncated"  # also said of a string that ends after a high surrogate
 _HIGH_SURROGATE = re.compile(rb'(?<!\\)(?:\\\\)*(\\u[dD][89abAB][0-9a-fA-F]{2})"')
@@ -47,8 +48,8 @@ class ParsedRequest(msgspec.Struct):
     `model` is the name that the client sent. `max_tokens` is the lowest of the client's output limits, None if it set
     none. `output_limits` are all of them by field, whatever they are. `stream` is true for server-sent events.
     `prompt_prefix` is the start of the prompt as raw JSON, with digests in the place of base64 text. `n` is the number
-    of completions per prompt. `media_tokens` are those of `prompt.tokens` that are no text, by kind. `is_estimated` is
-    false for a prompt of token IDs. `prompt_field` names the field that holds several prompts.
+    of completions per prompt, at most `MAX_N`. `media_tokens` are those of `prompt.tokens` that are no text, by kind.
+    `is_estimated` is false for a prompt of token IDs. `prompt_field` names the field that holds several prompts.
     """
 
     model: str
@@ -112,12 +113,6 @@ def _to_request(fields: CompletionFields, route: ApiRoute) -> ParsedRequest | Re
     if (refused := refused_field(fields, route.form)) is not None:
         return refused
     n = _n(fields.n) if route.form is BodyForm.COMPLETION else 1
-    if n > MAX_SEQUENCES_PER_PROMPT:
-        value = n if n < 10**12 else "10^12 or more"
-        message = (
-            f"The field 'n' is {value}: the limit is {MAX_SEQUENCES_PER_PROMPT} completions per prompt. Lower 'n'."
-        )
-        return Rejection(RejectionReason.REQUEST_TOO_LARGE, message, param="n")
     size = prompt_size(fields, route.form, n)
     output_limits = _output_limits(fields, route.form)
     max_tokens = PREFILL_ONLY_TOKENS if route.is_prefill_only else _max_tokens(output_limits)
@@ -160,9 +155,9 @@ def _max_tokens(limits: Mapping[str, object]) -> int | None:
 
 
 def _n(value: object) -> int:
-    """Returns the body's `n`, or 1 if it is not a positive integer. vLLM reads 2.0 as 2."""
+    """Returns the body's `n`, at most `MAX_N`, or 1 if it is not a positive integer. vLLM reads 2.0 as 2."""
     whole = int(value) if isinstance(value, float) and value.is_integer() else value
-    return whole if type(whole) is int and whole > 0 else 1
+    return min(whole, MAX_N) if type(whole) is int and whole > 0 else 1
 
 
 def _is_utf8(body: bytes) -> bool:

@@ -114,7 +114,7 @@ class EnvoyEndpoint:
         if isinstance(identity, Rejection):
             return self._picker.reject(identity)
         self._picker.attributes.begin(request.headers, identity, "")
-        if path == MODELS_PATH.encode():
+        if path in (MODELS_PATH.encode(), _MODEL):
             return response(200, JSON_HEADERS, models_body(self._picker, identity))
         return model(self._picker, identity, unquote_to_bytes(path[len(_MODEL) :]).decode("utf-8", "replace"))
 

@@ -135,7 +135,7 @@ def local_reply_config(max_body_bytes: int) -> Json:
         (_both(_status_filter("EQ", 403), _request(":method", {"exact": "OPTIONS"})), 403, PREFLIGHT),
         (_both(_status_filter("EQ", 404), _request(":path", {"prefix": f"{RESPONSES_PATH}/"})), 404, NOT_STORED),
         (_both(_status_filter("EQ", 503), _request(":path", {"prefix": HEALTH})), 503, DRAINING),
-        (_both(_flag_filter("UF", "UC"), _request(NEXT_ENGINE, None)), 503, ONLY_ENGINE_FAILED),
+        (_both(_flag_filter("UF", "UC", "UH"), _request(NEXT_ENGINE, None)), 503, ONLY_ENGINE_FAILED),
         (_flag_filter("UF", "UC"), 503, REPLIES[503]),  # with or without retries
         (_flag_filter("UMSDR"), 504, DEADLINE_PASSED),
         (_flag_filter("UO"), OVERLOADED_STATUS, OVERLOADED_REPLY),

@@ -60,6 +60,7 @@ def to_question(number: int, ctx: RequestContext, can_queue: bool, now: float) -
         _left(deadline.timeout_s, 0.0) or 0.0,
         deadline.source,
         ctx.foreign is None,
+        ctx.is_estimated,
     )
 
 
@@ -103,6 +104,7 @@ def to_context(question: Question, service: ServiceEntry, via: str, now: float) 
         can_queue=question.can_queue,
         is_charged=True,
         rate_headers=question.rate_headers,
+        is_estimated=question.is_estimated,
     )
 
 

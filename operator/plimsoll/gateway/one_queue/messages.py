@@ -92,6 +92,7 @@ class Question(Message):
     timeout_s: Seconds
     timeout_source: Name
     may_fall_back: bool = True
+    is_estimated: bool = True
 
 
 class Running(Message):
