@@ -57,6 +57,15 @@ async def test_idle_service_after_both_restart_shrinks(idle: SingleService) -> N
     assert "deleted first" in event["message"], "the same drain as after any other decision"
 
 
+async def test_reason_of_unknown_demand_follows_requests(start: Callable[[float], SingleService]) -> None:
+    """A reason that no longer holds is replaced at once, not with the figures of the next minute."""
+    service = start(0.2)
+    await service.run(3)
+    assert "no engine has reported a completed request since the operator started" in service.message("ScalingInactive")
+    await service.run(12)
+    assert "too few requests have completed to know their lengths" in service.message("ScalingInactive")
+
+
 async def test_idle_service_with_silent_gateway_keeps_replicas(idle: SingleService) -> None:
     service = idle
     service.gateways = (*service.gateways, "gw-silent")
