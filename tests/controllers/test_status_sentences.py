@@ -403,7 +403,7 @@ def test_sentences_scale_to_zero_by_hand_names_another_client() -> None:
     )
     assert "needs 1" not in event.message
     assert walk.condition("Ready", walk.render())["message"].endswith(
-        "1 not created yet; another client (such as kubectl scale) set the replica count to 0, and Plimsoll sets it to 1"
+        "; another client (such as kubectl scale) set the replica count to 0, and Plimsoll sets it to 1"
     )
 
 
