@@ -20,6 +20,7 @@ from plimsoll.cli.doctor import (
 )
 from plimsoll.cli.findings import NOTE, PROBLEM, UNCHECKED, Finding, exit_status, findings_lines
 from plimsoll.cli.output import Screen
+from plimsoll.controllers.reconcile import pod_diagnosis
 from plimsoll.core.errors import BackendUnavailable, Forbidden
 from tests import builders
 from tests.cli import fake_kube
@@ -98,6 +99,31 @@ def test_doctor_quotes_pods_and_bounds_their_number() -> None:
     assert [one[0] for one in findings] == [*[PROBLEM] * MAX_FINDINGS_PER_KIND, NOTE]
     assert findings[-1][2] == "5 more have restarted or have problems"
     assert found(healthy(pods=[restarted])) == [(NOTE, "pod q", "its containers have restarted 3 times")]
+
+
+def test_doctor_start_and_single_restart_are_notes() -> None:
+    starting = {"type": "Ready", "status": "False", "reason": "Starting", "message": "decode: 0 of 1 ready: 1 starting"}
+    unknown = {"type": "ScalingInactive", "status": "True", "reason": "DemandUnknown", "message": "frozen"}
+    restarted = builders.pod(builders.service(), "decode", "q", containerStatuses=[{"restartCount": 1, "state": {}}])
+    young = service(unknown)
+    young["status"]["conditions"][0] = starting
+    findings = found(healthy(service=young, pods=[restarted]))
+    assert [level for level, _, _ in findings] == [NOTE, NOTE, NOTE]
+    assert findings[-1][2] == "its containers have restarted once"
+    assert found(healthy(service=service(unknown)))[0][0] == PROBLEM, "of a service that serves"
+
+
+def test_doctor_problem_of_a_pod_is_listed_once() -> None:
+    parent = builders.service()
+    waiting = {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}}
+    pod = builders.pod(parent, "decode", "q", containerStatuses=[waiting])
+    problem = pod_diagnosis.pod_problem(pod)
+    assert problem is not None
+    degraded = {"type": "DecodeDegraded", "status": "True", "reason": str(problem.reason)}
+    degraded["message"] = f"0 of 1 ready: {problem.message}"
+    [finding] = diagnose(healthy(service=service(degraded), pods=[pod]), "plimsoll-system", NOW_S)
+    assert (finding.level, finding.subject) == (PROBLEM, "DecodeDegraded")
+    assert finding.remedy == "kubectl -n team describe pod q"
 
 
 def test_doctor_labels_that_match_nothing() -> None:

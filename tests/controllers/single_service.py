@@ -150,6 +150,10 @@ class SingleService:
         """Status and reason of each condition."""
         return {one["type"]: (one["status"], one["reason"]) for one in self.status["conditions"]}
 
+    def message(self, kind: str) -> str:
+        """The message of a condition; empty without it."""
+        return next((str(one["message"]) for one in self.status["conditions"] if one["type"] == kind), "")
+
     @property
     def policy(self) -> AdmissionPolicy | None:
         """What a gateway reads from the object; without limits."""

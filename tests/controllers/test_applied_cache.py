@@ -46,3 +46,11 @@ def test_has_foreign_replicas_owner_detects_other_managers() -> None:
     assert not has_foreign_replicas_owner(owned_by("plimsoll"))
     assert has_foreign_replicas_owner(owned_by("plimsoll-scaler"))
     assert has_foreign_replicas_owner(owned_by("horizontal-pod-autoscaler"))
+
+
+def test_has_foreign_replicas_owner_after_scale_to_zero() -> None:
+    """`kubectl scale --replicas=0` leaves no owner: an apply of the 0 would make it Plimsoll's own."""
+    live = copy.deepcopy(LIVE)
+    live["spec"]["replicas"] = 0
+    live["metadata"]["managedFields"] = [{"manager": "plimsoll", "fieldsV1": {"f:spec": {"f:template": {}}}}]
+    assert has_foreign_replicas_owner(live)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from plimsoll.core.autoscaling.observations import LATENCY_WINDOW_S
-from tests.controllers.single_service import DELETE, SingleService
+from tests.controllers.single_service import DELETE, KEY, SingleService
 
 Object = dict[str, Any]
 
@@ -55,6 +55,27 @@ async def test_idle_service_after_both_restart_shrinks(idle: SingleService) -> N
     [event] = [one for one in service.kube.events if one["reason"] == "ScaledDown"]
     assert "no request for" in event["message"]
     assert "deleted first" in event["message"], "the same drain as after any other decision"
+
+
+async def test_restarted_operator_knows_its_engine_model(start: Callable[[float], SingleService]) -> None:
+    service = start(0.0)
+    await service.run(20)
+    service.start_operator()
+    await service.run(1)
+    explained = service.scaler.explain(KEY)
+    assert explained is not None
+    assert explained["tiers"]["serve"]["capacity"] == {
+        "unknown": "no completed request has shown the lengths of prompts and outputs yet"
+    }
+
+
+async def test_reason_of_unknown_demand_follows_requests(start: Callable[[float], SingleService]) -> None:
+    """A reason that no longer holds is replaced at once, not with the figures of the next minute."""
+    service = start(0.2)
+    await service.run(3)
+    assert "no engine has reported a completed request since the operator started" in service.message("ScalingInactive")
+    await service.run(12)
+    assert "too few requests have completed to know their lengths" in service.message("ScalingInactive")
 
 
 async def test_idle_service_with_silent_gateway_keeps_replicas(idle: SingleService) -> None:

@@ -402,6 +402,9 @@ def test_sentences_scale_to_zero_by_hand_names_another_client() -> None:
         "serve 0 -> 1: another client (such as kubectl scale) set the replica count to 0; to keep a count,"
     )
     assert "needs 1" not in event.message
+    assert walk.condition("Ready", walk.render())["message"].endswith(
+        "; another client (such as kubectl scale) set the replica count to 0, and Plimsoll sets it to 1"
+    )
 
 
 def test_sentences_terminating_namespace_promises_nothing() -> None:

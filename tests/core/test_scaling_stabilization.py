@@ -278,6 +278,13 @@ def test_unschedulable_pods_back_off_until_gone() -> None:
             raised.append(now_s)
     assert raised == [30, 90, 210]
     assert "insufficient nvidia.com/gpu" in step_message(found.tiers["serve"], "pending").reason
+    assert found.tiers["serve"].limit_notes[0].bound == "pods are unschedulable"
+    rollout = decide(
+        ServiceObservation({"serve": observed_tier(0.5, 1, 1, starting=refused)}, DecisionState()),
+        ScalingPolicy({"serve": replica_bounds(1, 1)}, SLO),
+        400.0,
+    )
+    assert rollout.tiers["serve"].limit_notes == (), "the replacement of a ready pod withholds no replica"
     free = decide(
         ServiceObservation({"serve": observed_tier(19.5, 2)}, state),
         ScalingPolicy({"serve": replica_bounds(1, 30)}, SLO),

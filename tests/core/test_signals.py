@@ -198,6 +198,14 @@ def test_itl_without_engine_metric_or_tokens_is_unavailable() -> None:
     }
 
 
+def test_tpot_of_first_reading_is_reported_without_requests() -> None:
+    """An engine that has just started reports its histograms, and no request has ended in them."""
+    listener = MetricsAggregator([Role.SERVE])
+    listener.observe_engine(Role.SERVE, engine(0.0))
+    lagging = listener.collect(NOW_S, {Role.SERVE: ["a"]}, [], SHARE).tiers[Role.SERVE].lagging
+    assert lagging.tpot_s == Unavailable("no request ended in the last minute")
+
+
 def test_mean_prompt_tokens_without_gateway_uses_engines() -> None:
     listener = MetricsAggregator([Role.SERVE])
     for t in range(0, 21, 5):

@@ -34,6 +34,7 @@ NODES: Final = Resource("", "v1", "nodes", "Node", namespaced=False)
 MAX_FINDINGS_PER_KIND: Final = 5
 EVENT_AGE_S: Final = 3600.0
 _EVENT_TIMES: Final = (("series", "lastObservedTime"), ("lastTimestamp",), ("eventTime",))  # one or several are set
+_START_REASONS: Final = frozenset({"Starting", "DemandUnknown"})
 _OPERATOR_LOGS: Final = "see the operator's log: kubectl -n {} logs deploy/plimsoll-operator --tail=100"
 
 
@@ -121,13 +122,30 @@ def _unseen_spec(patient: Patient, operator_namespace: str) -> Iterable[Finding]
 
 
 def _conditions(patient: Patient) -> Iterable[Finding]:
-    for one in get_list(patient.service, "status", "conditions"):
+    """Conditions that are not as they should be. Those that every start has are no problem while it lasts."""
+    listed = get_list(patient.service, "status", "conditions")
+    is_starting = any(get_text(one, "type") == "Ready" and get_text(one, "reason") == "Starting" for one in listed)
+    for one in listed:
         kind, status = get_text(one, "type") or "", get_text(one, "status")
         message = f"{get_text(one, 'reason')}: {get_text(one, 'message')}"
         if (kind in ABNORMAL_TRUE and status == "True") or (kind not in ABNORMAL_TRUE and status == "False"):
-            yield Finding(NOTE if kind == "Reconciling" else PROBLEM, kind, message)
+            is_note = kind == "Reconciling" or (is_starting and get_text(one, "reason") in _START_REASONS)
+            yield Finding(NOTE if is_note else PROBLEM, kind, message, _pod_remedy(one, patient))
         elif status == "Unknown":
             yield Finding(NOTE, kind, message)
+
+
+def _pod_remedy(condition: KubeObject, patient: Patient) -> str:
+    """The command that shows the pod whose problem a condition quotes; empty if it quotes none."""
+    for pod in patient.pods or ():
+        problem = pod_diagnosis.pod_problem(pod)
+        if problem is not None and problem.message in (get_text(condition, "message") or ""):
+            return _describe_command(pod)
+    return ""
+
+
+def _describe_command(pod: KubeObject) -> str:
+    return f"kubectl -n {get_text(pod, 'metadata', 'namespace')} describe pod {get_text(pod, 'metadata', 'name')}"
 
 
 def _pods(patient: Patient) -> Iterable[Finding]:
@@ -135,15 +153,17 @@ def _pods(patient: Patient) -> Iterable[Finding]:
     if patient.pods is None:
         return
     found = []
+    quoted = [get_text(one, "message") or "" for one in get_list(patient.service, "status", "conditions")]
     for pod in patient.pods:
         problem = pod_diagnosis.pod_problem(pod)
         restarts = sum(get_int(one, "restartCount") or 0 for one in get_list(pod, "status", "containerStatuses"))
         name = f"pod {get_text(pod, 'metadata', 'name')}"
         if problem is not None:
-            remedy = f"kubectl -n {get_text(pod, 'metadata', 'namespace')} describe {name}"
-            found.append(Finding(PROBLEM, name, f"{problem.reason}: {problem.message}", remedy))
+            if not any(problem.message in message for message in quoted):
+                found.append(Finding(PROBLEM, name, f"{problem.reason}: {problem.message}", _describe_command(pod)))
         elif restarts:
-            found.append(Finding(NOTE, name, f"its containers have restarted {restarts} times"))
+            times = "once" if restarts == 1 else f"{restarts} times"
+            found.append(Finding(NOTE, name, f"its containers have restarted {times}"))
     yield from _some(found)
     for deployment in patient.deployments or ():
         role, wanted = _role(deployment), get_int(deployment, "spec", "replicas") or 0

@@ -9,6 +9,7 @@ figures alone. A figure that has moved by less than a tolerance keeps its old te
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -38,6 +39,7 @@ Object = dict[str, Any]
 
 # Upper bound on the learned state that a restart loses while nothing else makes the status change.
 CHECKPOINT_INTERVAL_SECONDS: Final = 900.0
+_FIGURES: Final = re.compile(r"[0-9.]+")
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,7 @@ def state_key(
                     tier_decision.is_held,
                     bool(tier_decision.overdue),
                     tier_decision.replicas_set_by,
+                    _unsized_reason(service_state, name),
                 ),
                 (
                     isinstance(service_state.tiers[name].capacity, TierCapacity),
@@ -129,6 +132,12 @@ def state_key(
             for name, tier_decision in tiers.items()
         ),
     )
+
+
+def _unsized_reason(service_state: ServiceState, name: str) -> str | None:
+    """Why a tier is not sized, without the figures, which move at every tick; None if it is sized."""
+    sizing = service_state.sizings.get(name)
+    return _FIGURES.sub("", sizing.reason) if isinstance(sizing, Unavailable) else None
 
 
 def build_report(

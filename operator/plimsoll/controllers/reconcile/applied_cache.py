@@ -11,7 +11,7 @@ from typing import Any
 
 from plimsoll.api import labels
 from plimsoll.controllers.object_cache import Key
-from plimsoll.controllers.replicas_owner import replicas_owners
+from plimsoll.controllers.replicas_owner import replicas_owners, replicas_set_by
 from plimsoll.resources.object_meta import short_hash
 
 Object = dict[str, Any]
@@ -54,5 +54,7 @@ def _kind_and_name(desired: Object) -> tuple[str, str]:
 
 
 def has_foreign_replicas_owner(live: Object | None) -> bool:
-    """True if a field manager other than ours owns spec.replicas, so that our apply must leave it out."""
-    return live is not None and any(owner != labels.FIELD_MANAGER for owner in replicas_owners(live))
+    """True if another client ordered spec.replicas, or Plimsoll's scaler did, so that our apply must leave it out."""
+    if live is None:
+        return False
+    return replicas_set_by(live) is not None or any(owner != labels.FIELD_MANAGER for owner in replicas_owners(live))

@@ -11,6 +11,7 @@ from plimsoll.api.events import MAX_EVENT_MESSAGE_CHARS
 from plimsoll.api.message_text import MAX_QUOTE_CHARS, join_within, shorten
 from plimsoll.controllers import pod_startup
 from plimsoll.controllers.reconcile import pod_diagnosis
+from plimsoll.controllers.replicas_owner import replicas_set_by
 
 Object = dict[str, Any]
 
@@ -130,7 +131,7 @@ def tier_health(tier: TierStatusInputs, slow_transfer_message: str | None) -> Ti
     elif is_rolling:
         message = count
     elif not is_ready:
-        message = f"{count}: {_missing(tier)}"
+        message = f"{count}: {_missing(tier)}{_other_order(tier)}"
     elif max(ready + tier.starting, _replicas(tier)) > total:
         message = f"{count}: the surplus is removed"
     else:
@@ -158,6 +159,15 @@ def _missing(tier: TierStatusInputs) -> str:
     pending = tier.desired - tier.ready - starting
     counts = {"starting": starting, "not created yet": pending, "terminating": tier.terminating}
     return ", ".join(f"{count} {state}" for state, count in counts.items() if count > 0)
+
+
+def _other_order(tier: TierStatusInputs) -> str:
+    """Who has ordered fewer replicas than are desired, as the end of a sentence; empty if no other client has."""
+    other = None if tier.deployment is None else replicas_set_by(tier.deployment)
+    ordered = tier.desired if tier.deployment is None else int(tier.deployment["spec"].get("replicas", 1))
+    if other is None or ordered >= tier.desired:
+        return ""
+    return f"; {other} set the replica count to {ordered}, and Plimsoll sets it to {tier.desired}"
 
 
 def _replicas(tier: TierStatusInputs) -> int:

@@ -103,7 +103,9 @@ def _apply_scheduling_backoff(context: TierContext, count: int, now_s: float, me
     context.set_state("scheduling_backoff", extend_backoff(previous, now_s))
     is_new_attempt = previous.tries > 0 and context.state.scheduling_backoff != previous
     detail = f"{len(unschedulable)} pending, {unschedulable[0].unschedulable_reason}"
-    context.add_limit(ScalingLimit.UNSCHEDULABLE, "pods are unschedulable", detail)
+    # The pod that replaces a ready one in a rollout withholds no replica: the tier's health reports it.
+    bound = "pods are unschedulable" if count > context.observation.ready else ""
+    context.add_limit(ScalingLimit.UNSCHEDULABLE, bound, detail)
     if count <= current or is_new_attempt:
         return count
     left_s = context.state.scheduling_backoff.until_s - now_s

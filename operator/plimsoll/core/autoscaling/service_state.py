@@ -56,7 +56,7 @@ MIN_OBSERVATION_S: Final = (
     10.0  # of arrivals before anything is made of them: the first two of a service may come together
 )
 MAX_KEPT_DECISIONS: Final = 6  # last decisions that changed a count
-NO_COMPLETED_REQUEST: Final = Unavailable("no request has completed since the operator started")
+NO_COMPLETED_REQUEST: Final = Unavailable("no engine has reported a completed request since the operator started")
 NO_IDLE_STATS: Final = IdleStats()
 
 

@@ -16,7 +16,7 @@ from plimsoll.core import codec
 from plimsoll.core.autoscaling.decision_state import DecisionState
 from plimsoll.core.autoscaling.service_state import ServiceState
 from plimsoll.core.autoscaling.startup_models import decode_models
-from plimsoll.core.autoscaling.tier_state import PRIOR_STARTUP_MODEL, TierState
+from plimsoll.core.autoscaling.tier_state import NO_REQUEST_LENGTHS, PRIOR_STARTUP_MODEL, TierState
 from plimsoll.core.autoscaling.ttft_offset import TtftOffset
 from plimsoll.core.demand import serialization as demand
 from plimsoll.core.demand.idle_periods import IdleStats
@@ -84,3 +84,4 @@ def _restore_tier(tier: TierState, stored: Mapping[str, Any]) -> None:
             key = codec.decode(calibration.EngineKey, speed_model.get("engine"))
             prior, floor = (codec.decode(StepModel, speed_model.get(name)) for name in ("prior", "floor"))
             tier.posterior, tier.engine_key = calibration.from_dict(speed_model.get("learned"), key, prior, floor), key
+            tier.capacity = NO_REQUEST_LENGTHS

@@ -149,9 +149,12 @@ class EngineAggregator:
                 kv_post_share=unavailable,
             )
         totals = self._last_minute.total(now_s) or _MinuteTotals()
+        has_tpot, has_itl = (
+            any(getattr(reading, name) is not None for reading in fresh_readings) for name in ("tpot_s", "itl_s")
+        )
         return TierMetrics(
             LaggingSignals(
-                tpot_s=_PREFILL_ONLY if self._role is Role.PREFILL else _percentile(totals.tpot_s, share),
+                tpot_s=_PREFILL_ONLY if self._role is Role.PREFILL else _percentile(totals.tpot_s, share, has_tpot),
                 ttft_s=self._ttft(totals, share, clients_ttft_s),
                 waiting=scaled_sum(
                     [_NOT_REPORTED if reading is None else _reported(reading.waiting) for reading in readings]
@@ -162,7 +165,7 @@ class EngineAggregator:
                 ),
                 preemptions_per_s=_tier_rate(totals.preemptions, totals.preemptions_observed_s, len(pods)),
                 e2e_s=_PREFILL_ONLY if self._role is Role.PREFILL else clients_e2e_s,
-                itl_s=_PREFILL_ONLY if self._role is Role.PREFILL else _itl_percentile(totals.itl_s),
+                itl_s=_PREFILL_ONLY if self._role is Role.PREFILL else _itl_percentile(totals.itl_s, has_itl),
             ),
             coverage=len(fresh_readings) / len(readings),
             silent=tuple(sorted(name for name, reading in zip(pods, readings, strict=True) if reading is None)),
@@ -246,20 +249,23 @@ def _requests_in_engine(reading: EngineReading) -> float | Unavailable:
     return _NOT_REPORTED if reading.running is None else reading.running + (reading.waiting or 0.0)
 
 
-def _percentile(histogram: BucketCounts | None, share: float) -> float | Unavailable:
+def _percentile(histogram: BucketCounts | None, share: float, is_reported: bool = False) -> float | Unavailable:
+    """Percentile of the last minute. is_reported: whether an engine has the histogram, even if it has not grown."""
     value = None if histogram is None else percentile(histogram, share)
-    return (_NOT_REPORTED if histogram is None else _NONE_COMPLETED) if value is None else value
+    if value is not None:
+        return value
+    return _NONE_COMPLETED if is_reported or histogram is not None else _NOT_REPORTED
 
 
-def _itl_percentile(histogram: BucketCounts | None) -> float | Unavailable:
+def _itl_percentile(histogram: BucketCounts | None, is_reported: bool) -> float | Unavailable:
     """Percentile of ITL at ITL_SHARE, the one that an ITL target applies to.
 
     Steps with and without a prefill form two modes, to which no single distribution fits. Gaps are therefore spread
-    evenly inside a bucket. In the first bucket the mean gives a better estimate.
+    evenly inside a bucket. In the first bucket the mean gives a better estimate. is_reported: as for `_percentile`.
     """
     uniform = None if histogram is None else quantile(histogram, ITL_SHARE)
     if histogram is None or uniform is None:
-        return _NOT_REPORTED if histogram is None else _NO_INTER_TOKEN_TIMES
+        return _NO_INTER_TOKEN_TIMES if is_reported or histogram is not None else _NOT_REPORTED
     return uniform if uniform > histogram.edges[0] else percentile(histogram, ITL_SHARE) or uniform
 
 

@@ -248,7 +248,7 @@ class RequestLengthEstimator:
         ):
             completed = round(self._completed.weight)
             if not completed:
-                return Unavailable("no request has completed since the operator started")
+                return Unavailable("no engine has reported a completed request since the operator started")
             return Unavailable(f"too few requests have completed to know their lengths: {completed}")
         prompt, output = counted.tokens / counted.requests, max(recent_output.tokens / recent_output.started, 1.0)
         cached = max(0.0, min(prompt * self.cached_share, prompt - 1.0))
