@@ -87,8 +87,7 @@ class RequestClass(ApiModel):
         ValidationRules(matching("^([1-9][0-9]|100)%$", "must be a whole percentage from 10% to 100%")),
     ] = Field(
         default="100%",
-        description="Engine utilization up to which requests of the class are admitted: 10% to 100%. Below 100%, the "
-        "rest is left for the other classes.",
+        description="Engine utilization up to which requests of the class are admitted: 10% to 100%.",
     )
     request_limits: RequestLimitsSpec | None = Field(
         default=None,

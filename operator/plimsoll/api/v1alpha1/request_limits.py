@@ -42,7 +42,7 @@ class RequestLimitsSpec(ApiModel):
     idle_timeout: IdleTimeout | None = Field(
         default=None,
         description="Longest time in which the engine of a streamed response sends no byte, before the first token "
-        f"too: {', '.join(get_args(IdleTimeout))}. Then the request ends. Absent: 600s.",
+        "too. Then the request ends. Absent: 600s.",
     )
 
     def to_core(self, service: core.RequestLimits = core.NO_LIMITS) -> core.RequestLimits:

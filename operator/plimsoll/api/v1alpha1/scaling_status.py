@@ -34,8 +34,7 @@ class SloStatus(StatusModel):
     )
     attainment_including_rejected: FormattedNumber | None = Field(
         default=None,
-        description="The same share of all arrived requests, rejected ones included. Absent: equal to attainment. "
-        "Rejections cannot raise it.",
+        description="The same share of all arrived requests, rejected ones included. Absent: equal to attainment.",
     )
     unavailable_reason: str | None = Field(
         default=None,
