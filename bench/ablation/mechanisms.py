@@ -172,6 +172,12 @@ _SCALE_UP: Final = (
         ("autoscaling/rejection_feedback.py", "autoscaling/capacity_correction.py"),
     ),
     Mechanism(
+        "ttft-offset",
+        "Sizes for the TTFT target less what late first tokens show beyond the model.",
+        (Switch("autoscaling.ttft_offset", "TtftOffset.seconds", returning(0.0)),),
+        ("autoscaling/ttft_offset.py", "autoscaling/ttft_feedback.py"),
+    ),
+    Mechanism(
         "rejection-significance",
         "Counts only rejections and retries beyond random variation.",
         (

@@ -30,6 +30,7 @@ from plimsoll.core.autoscaling.scaling_policy import ScalingPolicy
 from plimsoll.core.autoscaling.startup_models import UNKNOWN_VARIANT, StartupModels, record_startup
 from plimsoll.core.autoscaling.startup_time import StartingPod
 from plimsoll.core.autoscaling.tier_state import TierState
+from plimsoll.core.autoscaling.ttft_offset import TtftOffset
 from plimsoll.core.capacity.slo_capacity import slo_capacity_per_s
 from plimsoll.core.capacity.tier_model import build_profile, stack_profiles
 from plimsoll.core.demand import growth_stats, request_lengths, seasonality
@@ -261,6 +262,10 @@ def burst() -> float:
     return forecast_of(constant(6.0, 100)._replace(closed_growth=grown)).burst
 
 
+def ttft_offset() -> float:
+    return TtftOffset(0.2, (-1e4,) * 20 + (0.0,) + (-1e4,) * 30).seconds
+
+
 def overdue() -> int:
     pods = tuple(StartingPod(f"p{n}", -1e5) for n in range(2))
     return decide_one(observed_tier(4.0, 4, ready=2, starting=pods)).replicas
@@ -312,6 +317,7 @@ PROBES: dict[str, Callable[[], object]] = {
     "rejection-feedback": corrected,
     "rejection-significance": lambda: RejectionSample(0.1, 60.0, 0.05, 10.0).insignificant_rejections(60.0),
     "lagging-signals": pressed,
+    "ttft-offset": ttft_offset,
     "overdue": overdue,
     "stabilization-window": lambda: decide_one(observed_tier(make_forecast(1.0, OTHERS_GROWTH), 6)).replicas,
     "downscale-regret": lambda: [state.downscale_regret for state in states([observed_tier(4.0, 4)] * 2)],
