@@ -28,7 +28,7 @@ from tests.gateway.fake_engine import FakeEngine
 from tests.gateway.kube_objects import GATEWAY_SELECTOR, SYSTEM, Object, split
 
 ROOT = Path(__file__).parents[2]
-TIMEOUT_S = 30.0  # seconds; the machine may be busy, a hang may not pass
+TIMEOUT_S = 90.0  # seconds; the machine may be busy, a hang may not pass
 
 
 def free_port() -> int:
