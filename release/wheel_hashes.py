@@ -26,8 +26,8 @@ from urllib.parse import unquote
 from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
+from pip._internal.models.index import PyPI
 
-PYPI = "https://pypi.org/simple"
 JSON = "application/vnd.pypi.simple.v1+json"
 PLATFORMS = [*(f"manylinux_2_{minor}_x86_64" for minor in range(5, 37)), "manylinux2014_x86_64", "manylinux2010_x86_64"]
 PLATFORMS += ["manylinux1_x86_64", "linux_x86_64"]
@@ -106,7 +106,7 @@ def main() -> None:
     parser.add_argument("--index", action="append", default=[], help="also ask this index")
     parser.add_argument("locks", nargs="+", type=Path)
     given = parser.parse_args()
-    indexes = [os.environ.get("PIP_INDEX_URL") or PYPI, *given.index]
+    indexes = [os.environ.get("PIP_INDEX_URL") or PyPI.simple_url, *given.index]
     for lock in given.locks:
         try:
             lock.write_text(rewrite(lock.read_text(), indexes))

@@ -16,8 +16,8 @@ from e2e.lib.wait import wait_until
 
 NEXT = "0.1.98"
 SLO = {"ttft": "60s"}
-ORDER = ("cheap", "middle", "dear")  # of importance
-SPECS: dict[str, Object] = {"cheap": {}, "middle": {"scaling": {"sloMissCost": 1}}, "dear": {}}
+ORDER = ("cheap", "middle", "costly")  # of importance
+SPECS: dict[str, Object] = {"cheap": {}, "middle": {"scaling": {"sloMissCost": 1}}, "costly": {}}
 
 
 def roll_out(cluster: Cluster, generation: int, image: str) -> None:
@@ -53,10 +53,12 @@ def test_engine_rollout_stops_at_a_bad_image_and_goes_on_in_order(
 
     roll_out(cluster, 1, f"{image.rpartition(':')[0]}:missing")
     stopped = fleet["cheap"].wait_condition("EngineRolloutPending", START_S, reason="RolloutFailed")
-    waits = fleet["dear"].wait_condition("EngineRolloutPending", reason="RolloutStopped")
+    waits = fleet["costly"].wait_condition("EngineRolloutPending", reason="RolloutStopped")
     print(f"{stopped['message']}\n{waits['message']}")
     assert fleet["cheap"].key in waits["message"]
-    assert {name: uids(fleet[name].pods()) for name in ("middle", "dear")} == {n: first[n] for n in ("middle", "dear")}
+    assert {name: uids(fleet[name].pods()) for name in ("middle", "costly")} == {
+        n: first[n] for n in ("middle", "costly")
+    }
     fleet["cheap"].wait_condition("Ready", status="True")
 
     begun: list[str] = []

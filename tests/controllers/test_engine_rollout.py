@@ -11,7 +11,7 @@ import pytest
 from plimsoll.api import labels
 from plimsoll.controllers.engine_rollout.rollout_controller import EngineRollout
 from plimsoll.controllers.engine_rollout.rollout_plan import Phase, RolloutPlan, plan_rollout
-from plimsoll.controllers.engine_rollout.rollout_state import ServiceState, rollout_state
+from plimsoll.controllers.engine_rollout.rollout_state import RolloutState, rollout_state
 from plimsoll.controllers.isolation import ObjectErrors
 from plimsoll.controllers.object_cache import Key, ObjectCache
 from plimsoll.resources.platform_config import EngineRolloutSettings
@@ -27,16 +27,16 @@ ROLLED_S = NOW_S - 1800.0
 NO_SLO, WITH_SLO = (False, 20.0), (True, 20.0)
 
 
-def waiting(name: str, importance: tuple[bool, float] = WITH_SLO, **changes: Any) -> ServiceState:
-    return replace(ServiceState(("t", name), importance, is_current=False, is_settled=False), **changes)
+def waiting(name: str, importance: tuple[bool, float] = WITH_SLO, **changes: Any) -> RolloutState:
+    return replace(RolloutState(("t", name), importance, is_current=False, is_settled=False), **changes)
 
 
-def rolled(name: str, **changes: Any) -> ServiceState:
+def rolled(name: str, **changes: Any) -> RolloutState:
     """A service that the rollout has reached, in order and watched for long enough."""
-    return replace(ServiceState(("t", name), WITH_SLO, is_current=True, rolled_at_s=ROLLED_S), **changes)
+    return replace(RolloutState(("t", name), WITH_SLO, is_current=True, rolled_at_s=ROLLED_S), **changes)
 
 
-def plan(*states: ServiceState, granted: frozenset[Key] = frozenset(), **settings: Any) -> RolloutPlan:
+def plan(*states: RolloutState, granted: frozenset[Key] = frozenset(), **settings: Any) -> RolloutPlan:
     return plan_rollout(states, SETTINGS.model_copy(update=settings), granted, NOW_S)
 
 
@@ -49,7 +49,7 @@ def reason(found: RolloutPlan, name: str) -> tuple[str, str]:
     return condition.reason.value, condition.message
 
 
-def order(*states: ServiceState) -> list[str]:
+def order(*states: RolloutState) -> list[str]:
     """The services in the order of their turns, each rolled out at once."""
     left, found = list(states), list[str]()
     while left:
@@ -172,7 +172,7 @@ def condition(kind: str, status: str, reason: str, since: str) -> Object:
     return {"type": kind, "status": status, "reason": reason, "message": "", "lastTransitionTime": since}
 
 
-def state(*children: Object, conditions: tuple[Object, ...] = (), **spec: Any) -> ServiceState:
+def state(*children: Object, conditions: tuple[Object, ...] = (), **spec: Any) -> RolloutState:
     cache = ObjectCache()
     service = {**builders.service(**{"tiers": {"serve": {}}, **spec}), "status": {"conditions": list(conditions)}}
     for obj in (service, *children):

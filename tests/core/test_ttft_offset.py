@@ -3,30 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from plimsoll.core import codec
+from plimsoll.core.admission.cost_model import ClassPolicy
+from plimsoll.core.autoscaling.inputs import ScalingSpec, ServiceSnapshot, TierSnapshot
+from plimsoll.core.autoscaling.scaling_policy import ScalingPolicy, TierPolicy
+from plimsoll.core.autoscaling.tier_state import TierState
+from plimsoll.core.autoscaling.ttft_feedback import TtftFeedback
 from plimsoll.core.autoscaling.ttft_offset import TtftOffset, late_shares, no_offset, update_offset
 from plimsoll.core.capacity.tier_model import TierProfile, TierSpec, build_profile
+from plimsoll.core.demand.service_metrics import ServiceMetrics
 from plimsoll.core.engine_model.step_time import EngineLimits, StepModel
+from plimsoll.core.ports import BucketCounts, SloCounts
 from plimsoll.core.slo import Slo
 from plimsoll.core.types import Role
 from plimsoll.core.workload import from_samples
 
 TARGET_S, RATE_PER_S = 0.2, 10.0
+TTFT_SLO = Slo(ttft_s=TARGET_S, tpot_s=0.05, share=0.95)
 RNG = np.random.default_rng(7)
 
 
 @pytest.fixture(scope="module")
-def profile() -> TierProfile:
+def tier_spec() -> TierSpec:
     """A tier whose prompts of about 1,000 tokens take 20 ms on an idle replica."""
     prompts, outputs = (np.ceil(RNG.lognormal(mean, sigma, 2000)) for mean, sigma in ((6.9, 0.6), (5.3, 0.5)))
     workload = from_samples(prompts, np.zeros(2000), outputs)
     model = StepModel(0.005, 0.0, 1.7e-5, 1.3e-9, 1.4e-5, 2.8e-8)
-    slo = Slo(ttft_s=TARGET_S, tpot_s=0.05, share=0.95)
-    return build_profile(TierSpec(Role.SERVE, model, workload, EngineLimits(256, 720_000, 8192), slo))
+    return TierSpec(Role.SERVE, model, workload, EngineLimits(256, 720_000, 8192), TTFT_SLO)
+
+
+@pytest.fixture(scope="module")
+def profile(tier_spec: TierSpec) -> TierProfile:
+    return build_profile(tier_spec)
 
 
 def observed(profile: TierProfile, offset_s: float, windows: int, rate_per_s: float = RATE_PER_S) -> Iterator[float]:
@@ -79,3 +92,45 @@ def test_large_services_stay_within_the_checkpoint(profile: TierProfile) -> None
 def test_offset_survives_a_restart(profile: TierProfile) -> None:
     learned = learn(profile, no_offset(TARGET_S), 0.107, 3)
     assert codec.decode(TtftOffset, codec.encode(learned)).seconds == pytest.approx(learned.seconds, rel=1e-3)
+
+
+def late_minute(tier_spec: TierSpec, feedback: TtftFeedback, spec: ScalingSpec, start_s: float, late: float) -> None:
+    """Ticks of one minute, in which the gateways count so many late first tokens of 600."""
+    state = TierState(Role.SERVE, tier_spec=tier_spec)
+    metrics = ServiceMetrics(
+        rate_per_s=RATE_PER_S,
+        arrivals=60.0 * RATE_PER_S,
+        slo_counts=SloCounts(600.0, late, late, 0.0),
+        ttft_histogram=BucketCounts((TARGET_S, 1.0), (600.0 - late, late, 0.0), 60.0),
+    )
+    snapshot = ServiceSnapshot(metrics, {"serve": TierSnapshot(1, 1)})
+    for second in range(61):
+        feedback.update(snapshot, spec, {"serve": state}, tier_spec.workload, start_s + second)
+
+
+def spec_with(*class_ttft_s: float) -> ScalingSpec:
+    classes = tuple(ClassPolicy(f"c{n}", n, replace(TTFT_SLO, ttft_s=ttft_s)) for n, ttft_s in enumerate(class_ttft_s))
+    return ScalingSpec(ScalingPolicy({"serve": TierPolicy(1, 9)}, slo=TTFT_SLO), TTFT_SLO, classes=classes)
+
+
+def test_late_minutes_of_settled_replicas_show_the_offset(tier_spec: TierSpec) -> None:
+    feedback = TtftFeedback()
+    late_minute(tier_spec, feedback, spec_with(TARGET_S, TARGET_S), 0.0, 60.0)
+    assert feedback.offset_s > 0.3 * TARGET_S
+
+
+@pytest.mark.parametrize("class_ttft_s", [(0.05, TARGET_S), (0.05,)])
+def test_targets_of_classes_are_no_offset(tier_spec: TierSpec, class_ttft_s: tuple[float, ...]) -> None:
+    """Gateways count requests late by the target of their class: a tight one says nothing about the host."""
+    feedback = TtftFeedback()
+    late_minute(tier_spec, feedback, spec_with(*class_ttft_s), 0.0, 60.0)
+    assert feedback.offset_s == 0.0
+
+
+def test_missing_tier_does_not_forget_the_offset(tier_spec: TierSpec) -> None:
+    feedback, spec = TtftFeedback(), spec_with()
+    late_minute(tier_spec, feedback, spec, 0.0, 60.0)
+    learned_s = feedback.offset_s
+    tiers = {"serve": TierState(Role.SERVE, tier_spec=tier_spec)}
+    feedback.update(ServiceSnapshot(ServiceMetrics(), {}), spec, tiers, tier_spec.workload, 100.0)
+    assert feedback.offset_s == learned_s > 0.0

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from release.base_images import FILE, BaseImageError, main, missing, parse, registry_digest, resolve
+from tests.release.loopback import Handler, serving
 
 INDEX = json.dumps({"mediaType": "application/vnd.oci.image.index.v1+json", "manifests": []}).encode()
 SINGLE = json.dumps({"mediaType": "application/vnd.oci.image.manifest.v1+json"}).encode()
@@ -19,38 +18,26 @@ DIGEST = f"sha256:{hashlib.sha256(INDEX).hexdigest()}"
 OLD = "sha256:" + "0" * 64
 
 
-class Registry(BaseHTTPRequestHandler):
+class Registry(Handler):
     """Gives manifests only for the token that it gives out, as Docker Hub does."""
 
     def do_GET(self) -> None:
         host = self.headers["Host"]
         if self.path.startswith("/token?"):
             right = self.path == "/token?service=here&scope=repository%3Ateam%2Fbase%3Apull"
-            self._answer(200 if right else 400, b'{"token": "t1"}')
+            self.answer(b'{"token": "t1"}', 200 if right else 400)
         elif self.headers.get("Authorization") != "Bearer t1":
             scope = 'service="here",scope="repository:team/base:pull"'
-            self._answer(401, b"{}", {"WWW-Authenticate": f'Bearer realm="http://{host}/token",{scope}'})
+            self.answer(b"{}", 401, **{"WWW-Authenticate": f'Bearer realm="http://{host}/token",{scope}'})
         else:
             body = {"/v2/team/base/manifests/1": INDEX, "/v2/team/base/manifests/amd64": SINGLE}.get(self.path)
-            self._answer(404 if body is None else 200, body or b"{}")
-
-    def _answer(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
-        self.send_response(status)
-        for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Says nothing."""
+            self.answer(body or b"{}", 404 if body is None else 200)
 
 
 @pytest.fixture
 def host() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Registry) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"127.0.0.1:{server.server_port}"
-        server.shutdown()
+    with serving(Registry) as address:
+        yield address
 
 
 def test_recorded_base_images_are_those_that_builds_use() -> None:

@@ -3,40 +3,31 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from release.scan import NOT_SCANNED, command, fault, locks, main
+from tests.release.loopback import Handler, serving
 
 
-class Service(BaseHTTPRequestHandler):
+class Service(Handler):
     """OSV's query at /v1/query; elsewhere a mirror that knows nothing, or no JSON."""
 
     def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        known = asked == {"package": {"name": "jinja2", "ecosystem": "PyPI"}, "version": "2.4.1"}
+        query = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        known = query == {"package": {"name": "jinja2", "ecosystem": "PyPI"}, "version": "2.4.1"}
         body = {"/v1/query": b'{"vulns": [{"id": "GHSA-1"}]}' if known else b"{}", "/empty": b"{}"}.get(
             self.path, b"<p>"
         )
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Says nothing."""
+        self.answer(body)
 
 
 @pytest.fixture
 def address() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Service) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+    with serving(Service) as host:
+        yield f"http://{host}"
 
 
 def test_service_that_knows_a_vulnerability_is_believed(address: str) -> None:

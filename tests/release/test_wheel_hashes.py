@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from release.wheel_hashes import MissingWheel, fits, rewrite
+from tests.release.loopback import Handler, serving
 
 A, B, C = ("a" * 64, "b" * 64, "c" * 64)
 FILES = {
@@ -20,7 +19,7 @@ FILES = {
 }
 
 
-class Index(BaseHTTPRequestHandler):
+class Index(Handler):
     """/json is PyPI's form, /html that of torch's own index."""
 
     def do_GET(self) -> None:
@@ -33,21 +32,13 @@ class Index(BaseHTTPRequestHandler):
             + '">torch</a>',
         }
         body = pages.get(self.path, "").encode()
-        self.send_response(200 if body else 404)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Says nothing."""
+        self.answer(body, 200 if body else 404)
 
 
 @pytest.fixture
 def address() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Index) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+    with serving(Index) as host:
+        yield f"http://{host}"
 
 
 def lock(*digests: str) -> str:

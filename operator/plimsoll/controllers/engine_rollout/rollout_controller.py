@@ -16,7 +16,7 @@ from typing import Final
 from plimsoll.api import labels
 from plimsoll.api.conditions import Condition
 from plimsoll.controllers.engine_rollout.rollout_plan import Phase, RolloutPlan, plan_rollout
-from plimsoll.controllers.engine_rollout.rollout_state import ServiceState, rollout_state
+from plimsoll.controllers.engine_rollout.rollout_state import RolloutState, rollout_state
 from plimsoll.controllers.isolation import ObjectErrors, Stage, subject_of
 from plimsoll.controllers.object_cache import Key, ObjectCache, key_of
 from plimsoll.resources.platform_config import EngineRolloutSettings
@@ -76,7 +76,7 @@ class EngineRollout:
     def plan(self) -> RolloutPlan:
         """Plan from the present objects."""
         before, now_s = self._plan or RolloutPlan(), self._clock()
-        states: list[ServiceState] = []
+        states: list[RolloutState] = []
         for one in self._cache.all(labels.KIND):
             if self._is_foreign(key_of(one)):
                 continue

@@ -18,7 +18,7 @@ from typing import Final
 
 from plimsoll.api.conditions import Condition, ConditionReason, ConditionType
 from plimsoll.api.message_text import MAX_QUOTE_CHARS, shorten
-from plimsoll.controllers.engine_rollout.rollout_state import ServiceState
+from plimsoll.controllers.engine_rollout.rollout_state import RolloutState
 from plimsoll.controllers.object_cache import Key
 from plimsoll.resources.platform_config import EngineRolloutSettings
 
@@ -45,7 +45,7 @@ class RolloutPlan:
 
 
 def plan_rollout(
-    states: Sequence[ServiceState], settings: EngineRolloutSettings, granted: Set[Key], now_s: float
+    states: Sequence[RolloutState], settings: EngineRolloutSettings, granted: Set[Key], now_s: float
 ) -> RolloutPlan:
     """The plan. granted: services that have got their turn, also those whose objects do not show it yet."""
     waiting = sorted((one for one in states if _is_waiting(one)), key=_order)
@@ -55,10 +55,10 @@ def plan_rollout(
     turns = {one.key for one in updating if not one.is_current}
     if not failed and not settings.paused:
         ready = [one.key for one in waiting if not one.obstacle]
-        kept = [key for key in ready if key in granted]
+        granted_before = [key for key in ready if key in granted]
         occupied = sum(_occupies(one, settings, now_s) for one in updating)
-        free = max(0, settings.max_unavailable_services - occupied - len(kept))
-        turns.update(kept, [key for key in ready if key not in granted][:free])
+        free = max(0, settings.max_unavailable_services - occupied - len(granted_before))
+        turns.update(granted_before, [key for key in ready if key not in granted][:free])
     phases = {one.key: Phase.UPDATED for one in states}
     conditions: dict[Key, Condition] = {}
     for one in (*updating, *(one for one in waiting if one.key in turns)):
@@ -73,16 +73,16 @@ def plan_rollout(
     return RolloutPlan(phases, frozenset(turns), conditions)
 
 
-def _is_waiting(state: ServiceState) -> bool:
+def _is_waiting(state: RolloutState) -> bool:
     """Whether a service has another generation. One that has the new templates of a tier has had its turn."""
     return not state.is_current and state.rolled_at_s is None
 
 
-def _order(state: ServiceState) -> tuple[int, tuple[bool, float], Key]:
+def _order(state: RolloutState) -> tuple[int, tuple[bool, float], Key]:
     return (0 if state.failure else 2 if state.was_failing else 1), state.importance, state.key
 
 
-def _occupies(state: ServiceState, settings: EngineRolloutSettings, now_s: float) -> bool:
+def _occupies(state: RolloutState, settings: EngineRolloutSettings, now_s: float) -> bool:
     """Whether a service that is rolled out counts against the limit.
 
     One that failed before may never settle. It counts for as long as others are watched.
@@ -99,7 +99,7 @@ def _rolling_out(settings: EngineRolloutSettings) -> Condition:
     return _pending(ConditionReason.ROLLING_OUT, message, message)
 
 
-def _failed(state: ServiceState, settings: EngineRolloutSettings) -> Condition:
+def _failed(state: RolloutState, settings: EngineRolloutSettings) -> Condition:
     failure = shorten(state.failure, MAX_QUOTE_CHARS)
     brief = f"{failure}, and was not before the service got engines of generation {settings.generation}"
     advice = f"no other service gets them until this ends: fix it, or undo the change of {GENERATION_VALUE}"
@@ -107,7 +107,7 @@ def _failed(state: ServiceState, settings: EngineRolloutSettings) -> Condition:
 
 
 def _waiting(
-    state: ServiceState, settings: EngineRolloutSettings, failed: Sequence[ServiceState], ahead: Key | None
+    state: RolloutState, settings: EngineRolloutSettings, failed: Sequence[RolloutState], ahead: Key | None
 ) -> Condition:
     wanted = f"engines of generation {settings.generation} ({GENERATION_VALUE})"
     if settings.paused:

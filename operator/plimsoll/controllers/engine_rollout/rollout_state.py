@@ -31,7 +31,7 @@ _NOT_ITS_FAULT: Final = frozenset({ConditionReason.SCALED_TO_ZERO.value, Conditi
 
 
 @dataclass(frozen=True)
-class ServiceState:
+class RolloutState:
     """One service in a rollout.
 
     importance: a service without an SLO has less, then one with a lower miss cost. is_current: its templates have the
@@ -53,7 +53,7 @@ class ServiceState:
 
 def rollout_state(
     cache: ObjectCache, service_object: Object, settings: EngineRolloutSettings, now_s: float
-) -> ServiceState | None:
+) -> RolloutState | None:
     """The state of a service; None for one without engine pods of its own, or that has none yet."""
     key, service = key_of(service_object), cache.parsed(service_object)
     if isinstance(service, InvalidSpec):
@@ -69,12 +69,12 @@ def rollout_state(
     rolled_out = [one for one in cache.children("ControllerRevision", key) if _is_rolled_out(one)]
     present = [one for one in rolled_out if objects.template_generation(one) == settings.generation]
     if is_current and not present:
-        return ServiceState(key, _importance(service), is_current=True)
+        return RolloutState(key, _importance(service), is_current=True)
     is_settled = all(_is_settled(one, now_s - settings.min_ready_seconds) for one in deployments)
     failures = _failures(service_object, deployments)
     began_s = _created_s(present or rolled_out)
     blamed = [text for text, since_s in failures if began_s is not None and since_s >= began_s]
-    return ServiceState(
+    return RolloutState(
         key,
         _importance(service),
         is_current=is_current,

@@ -157,7 +157,7 @@ class ServiceState:
         startup_s = max([tier.startup_s for tier in self.tiers.values()])
         self._update_idle(snapshot, spec, startup_s, now_s)
         self._update_risk(snapshot.metrics, spec.slo, startup_s, now_s)
-        self.ttft_feedback.update(snapshot, spec.slo, self.tiers, self.workload, now_s)
+        self.ttft_feedback.update(snapshot, spec, self.tiers, self.workload, now_s)
 
     def _update_idle(self, snapshot: ServiceSnapshot, spec: ScalingSpec, startup_s: float, now_s: float) -> None:
         """Update the idle state."""

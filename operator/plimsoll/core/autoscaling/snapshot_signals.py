@@ -90,38 +90,24 @@ def slo_miss_share(metrics: ServiceMetrics, slo: Slo) -> float | None:
     Too few replicas cost this share: admission control keeps the step time, so that requests wait or are rejected.
     """
     rejected_share = 0.0 if isinstance(metrics.rejected_share, Unavailable) else metrics.rejected_share
-    if metrics.ttft_histogram is None or slo.ttft_s is None:
-        return rejected_share if rejected_share else None
-    tokens = 0.0 if isinstance(metrics.mean_prompt_tokens, Unavailable) else metrics.mean_prompt_tokens
-    in_time = _share_in_time(metrics, slo.deadlines(tokens).ttft_s)
-    if in_time is None:  # no responses
+    counts = late_first_tokens(metrics, slo)
+    if counts is None:
         return rejected_share or None
-    return min(1.0, max(0.0, rejected_share + (1.0 - rejected_share) * (1.0 - in_time)))
+    late, responses = counts
+    return min(1.0, rejected_share + (1.0 - rejected_share) * min(1.0, late / responses))
 
 
 def late_first_tokens(metrics: ServiceMetrics, slo: Slo) -> tuple[float, float] | None:
     """Return how many of the last minute's responses were late with their first token, and their number.
 
-    None without responses or without a TTFT target.
+    Gateways count each by its own class and prompt. Without their count, all have the target of a mean prompt. None
+    without responses or without a TTFT target.
     """
-    if slo.ttft_s is None:
+    if metrics.ttft_histogram is None or slo.ttft_s is None:
         return None
-    if metrics.slo_counts is not None:
+    if metrics.slo_counts is not None and metrics.slo_counts.responses > 0.0:
         return metrics.slo_counts.ttft_missed, metrics.slo_counts.responses
-    if metrics.ttft_histogram is None:
-        return None
     tokens = 0.0 if isinstance(metrics.mean_prompt_tokens, Unavailable) else metrics.mean_prompt_tokens
     in_time = histogram.share_below(metrics.ttft_histogram, slo.deadlines(tokens).ttft_s)
     responses = histogram.total_count(metrics.ttft_histogram)
-    return None if in_time is None else ((1.0 - in_time) * responses, responses)
-
-
-def _share_in_time(metrics: ServiceMetrics, first_s: float) -> float | None:
-    """Share of the responses whose first token was in time; None without responses.
-
-    Gateways count each by its own class and prompt. Without their count, all have first_s, the target of a mean prompt.
-    """
-    assert metrics.ttft_histogram is not None
-    if metrics.slo_counts is None or metrics.slo_counts.responses <= 0.0:
-        return histogram.share_below(metrics.ttft_histogram, first_s)
-    return 1.0 - min(1.0, metrics.slo_counts.ttft_missed / metrics.slo_counts.responses)
+    return None if in_time is None or responses <= 0.0 else ((1.0 - in_time) * responses, responses)

@@ -1,28 +1,31 @@
 """Updates the TTFT offset of a service (`ttft_offset`) from the late first tokens of each settled minute.
 
 A minute is settled if all replicas were ready and their number was the same. Only one tier, which prefills and decodes,
-has an offset: with two tiers, late first tokens do not show which of them is slow.
+has an offset: with two tiers, late first tokens do not show which of them is slow. Classes with TTFT targets of their
+own rule it out too, because gateways count late requests by class and the model predicts them for one target.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Final
 
-from plimsoll.core.autoscaling.inputs import ServiceSnapshot
+from plimsoll.core.autoscaling.inputs import ScalingSpec, ServiceSnapshot
 from plimsoll.core.autoscaling.observations import LATENCY_WINDOW_S, SizingResult
 from plimsoll.core.autoscaling.snapshot_signals import is_fully_ready, late_first_tokens
 from plimsoll.core.autoscaling.tier_state import TierState
-from plimsoll.core.autoscaling.ttft_offset import MIN_RESPONSES, TtftOffset, no_offset, update_offset
+from plimsoll.core.autoscaling.ttft_offset import TtftOffset, no_offset, update_offset
 from plimsoll.core.capacity.tier_model import build_profile
-from plimsoll.core.slo import Slo
 from plimsoll.core.types import Role, Unavailable
 from plimsoll.core.workload import Workload
+
+MIN_RESPONSES: Final = 20.0  # of a minute that is used
 
 
 @dataclass(slots=True)
 class TtftFeedback:
-    """The offset of one service; None without a TTFT target, and with two tiers."""
+    """The offset of one service; None without a TTFT target, with several of them, and with two tiers."""
 
     offset: TtftOffset | None = None
     _settled_since: tuple[float, int] | None = field(default=None, repr=False)  # and the number of replicas
@@ -35,25 +38,32 @@ class TtftFeedback:
     def update(
         self,
         snapshot: ServiceSnapshot,
-        slo: Slo | None,
+        spec: ScalingSpec,
         tiers: Mapping[str, TierState],
         workload: Workload | Unavailable,
         now_s: float,
     ) -> None:
         """Process one tick. now_s: seconds since the epoch."""
-        tier, tier_snapshot = tiers.get(Role.SERVE), snapshot.tiers.get(Role.SERVE)
-        if slo is None or slo.ttft_s is None or tier is None or tier_snapshot is None:
+        slo, tier, tier_snapshot = spec.slo, tiers.get(Role.SERVE), snapshot.tiers.get(Role.SERVE)
+        targets = {(one.ttft_s, one.ttft_per_1k_tokens_s) for one in (slo, *spec.slos) if one is not None}
+        if slo is None or slo.ttft_s is None or tier is None or len(targets) > 1:
             self.offset = self._settled_since = None
             return
         if self.offset is None or self.offset.target_s != slo.ttft_s:
             self.offset = no_offset(slo.ttft_s)
+        if tier_snapshot is None:
+            self._settled_since = None
+            return
         ready = tier_snapshot.ready
         if self._settled_since is None or self._settled_since[1] != ready or not is_fully_ready(tier_snapshot):
             self._settled_since = now_s, ready
         if 0.0 <= now_s - self._settled_since[0] < LATENCY_WINDOW_S:
             return
         self._settled_since = now_s, ready
-        counts, rate_per_s = late_first_tokens(snapshot.metrics, slo), snapshot.metrics.arrivals / LATENCY_WINDOW_S
+        metrics = snapshot.metrics
+        counts, rate_per_s = late_first_tokens(metrics, slo), metrics.arrivals / LATENCY_WINDOW_S
+        if metrics.slo_counts is None and slo.ttft_per_1k_tokens_s:
+            return  # how many are late by the target of their own prompt is not known
         if counts is None or counts[1] < MIN_RESPONSES or tier.tier_spec is None or isinstance(workload, Unavailable):
             return
         if not self.offset.is_significant and counts[0] < 0.5 * (1.0 - slo.share) * counts[1]:

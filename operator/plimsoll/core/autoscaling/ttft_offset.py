@@ -20,16 +20,15 @@ from numpy.typing import NDArray
 from plimsoll.core.capacity.tier_model import TierProfile, attainment_without_queueing
 from plimsoll.core.codec import Length, Number
 
-MIN_RESPONSES: Final = 20.0  # of a minute that is used
 _MEMORY: Final = 30.0  # minutes after which evidence has decayed to 1/e
 _POINTS: Final = 51
 _MAX_OFFSET: Final = 1.25  # of the target; a larger offset is as infeasible
 _NONE_PROBABILITY: Final = 0.95  # of no offset, before any observation
 _PRIOR_MEAN: Final = 0.2  # of the target: of an offset, if there is one
-_QUANTILE: Final = 0.9  # of the posterior, as for step times
+_QUANTILE: Final = 0.9  # of the posterior
 _IMPOSSIBLE: Final = -1e4  # log weight; a smaller one is no different
 _SIGNIFICANT: Final = 0.01  # of the target
-_CLUSTER: Final = 5.0  # late requests count as one observation
+_CLUSTER: Final = 5.0  # requests that count as one observation
 _MIN_SHARE: Final = 1e-3  # no prediction is more certain than this
 
 _GRID: Final[NDArray[np.float64]] = np.linspace(0.0, _MAX_OFFSET, _POINTS)
@@ -85,16 +84,11 @@ def update_offset(
 def late_shares(profile: TierProfile, replica_rate_per_s: float, offsets_s: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the share of first tokens after their target for each offset, shape (n,), without waits for a slot."""
     tiled = profile.select(np.zeros(offsets_s.size, dtype=np.intp))
-    tiled = profile_with_offsets(tiled, offsets_s)
+    slack_s = tiled.slack_s.copy()
+    slack_s[:, :-1] -= offsets_s[:, None]
+    tiled = replace(tiled, slack_s=slack_s)
     share_met, within_tpot, _ = attainment_without_queueing(
         tiled, np.full(offsets_s.size, replica_rate_per_s), tiled.arrival_cv2, True
     )
     met = (share_met * tiled.weights[:, :-1]).sum(axis=1) / np.maximum(within_tpot, 1e-12)
     return np.asarray(1.0 - met)
-
-
-def profile_with_offsets(tiled: TierProfile, offsets_s: NDArray[np.float64]) -> TierProfile:
-    """Return the profiles with less slack."""
-    slack_s = tiled.slack_s.copy()
-    slack_s[:, :-1] -= offsets_s[:, None]
-    return replace(tiled, slack_s=slack_s)

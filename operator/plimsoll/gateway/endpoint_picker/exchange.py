@@ -88,7 +88,7 @@ class Exchange:
 
     @property
     def outcome(self) -> str:
-        """How far the request came: `invalid`, or as `ExchangeRecord.outcome`."""
+        """The outcome of the request: `invalid`, or as `ExchangeRecord.outcome`."""
         return "invalid" if self._record is None else self._record.outcome
 
     async def run(self) -> None:

@@ -40,7 +40,7 @@ class ExchangeRecord:
 
     @property
     def outcome(self) -> str:
-        """How far the request came: `left` if the client went before it was sent to an engine or answered."""
+        """The outcome of the request: `left` if the client went before it was sent to an engine or answered."""
         if self.is_dispatched:
             return "sent"
         return "left" if self._record.status is None else "answered"
