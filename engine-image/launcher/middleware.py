@@ -291,7 +291,11 @@ class Plimsoll:
     async def _forward_to_engine(
         self, scope: Scope, receive: Receive, send: Send, body: bytes | None = None, rename: Rename = unchanged
     ) -> None:
-        """Forward a request to vLLM and check the response."""
+        """Forward a request to vLLM and check the response.
+
+        Without a body it is a question for the server itself, such as the launcher's probe of its health: no request that
+        runs, and nothing that a drain waits for.
+        """
         if body is not None:
             headers = [(key, value) for key, value in scope["headers"] if key != b"transfer-encoding"]
             scope = {**scope, "headers": replace_headers(headers, {b"content-length": str(len(body)).encode()})}
@@ -306,12 +310,13 @@ class Plimsoll:
             header(scope, self._next_engine_header),
         )
         state = self._config.state
-        state.begin_request()
+        if body is not None:
+            state.begin_request()
         try:
             await self._app(scope, guard.watch_disconnect(receive), guard.send)
         except Exception:  # the boundary to vLLM: the client gets an error, the server's own handler the exception
             await guard.on_exception()
             raise
         finally:
-            if guard.finished or not state.stopping:  # else it was cut off: it stays among those that are held
+            if body is not None and (guard.finished or not state.stopping):  # else it was cut off: it stays among those that are held
                 state.end_request()

@@ -25,7 +25,7 @@ from plimsoll.controllers.autoscale.scale_action import ScaleChange
 from plimsoll.controllers.autoscale.scaling_status import ScalingReport, initial_report
 from plimsoll.controllers.autoscale.signal_health import ConfigVersions, HealthReport, SignalHealth
 from plimsoll.controllers.engine_rollout.rollout_plan import plan_rollout
-from plimsoll.controllers.engine_rollout.rollout_state import ServiceState as RolloutState
+from plimsoll.controllers.engine_rollout.rollout_state import RolloutState
 from plimsoll.controllers.reconcile import condition_events, service_status
 from plimsoll.controllers.reconcile.drain_reports import DrainTimeout
 from plimsoll.controllers.reconcile.model_names import Former, ModelNames
