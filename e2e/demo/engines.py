@@ -39,7 +39,7 @@ def engines_manifest() -> Object:
     manifest["spec"]["model"]["uri"] = MODEL_URI
     manifest["spec"]["slo"] = {"ttft": f"{TARGETS.ttft_s:g}s", "tpot": f"{1000 * TARGETS.tpot_s:g}ms"}
     for tier in manifest["spec"]["tiers"].values():
-        tier["maxReplicas"] = tier["minReplicas"]
+        tier["maxReplicas"] = tier.get("minReplicas", 1)
     return manifest
 
 

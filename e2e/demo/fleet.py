@@ -46,7 +46,7 @@ class Kill:
 def fleet_manifest() -> Object:
     """A service of two tiers; what a user would write, but for the runtime and its arguments."""
     tiers = {tier: {"minReplicas": low, "maxReplicas": high} for tier, (low, high) in BOUNDS.items()}
-    engine = {"runtime": "simulated", "args": [argument for pair in _ARGS.items() for argument in pair]}
+    engine = {"runtime": "simulated", "args": [f"{flag}={value}" for flag, value in _ARGS.items()]}
     slo = {"ttft": f"{TARGETS.ttft_s:g}s", "tpot": f"{1000 * TARGETS.tpot_s:g}ms", "percentile": TARGETS.percentile}
     return make_manifest(FLEET_RUN, tiers, model={"uri": "hf://example/sim-70b"}, engine=engine, slo=slo)
 

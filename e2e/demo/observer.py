@@ -32,6 +32,7 @@ FINAL_POLL_MARGIN_S: Final = 0.5  # after the last arrival's moment it has been 
 WINDOW_S: Final = 30.0
 METRICS_PORT: Final = 8081
 _TERMINAL_PHASES: Final = ("Succeeded", "Failed")
+_DECISIONS: Final = ("ScaledUp", "ScaledDown", "ScaledToZero", "ScaledFromZero")  # reasons of Events
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,6 @@ class ServiceObserver:
         self._say = say
         self._ledger = RequestLog()
         self._told: set[str] = {_event_key(event) for event in service.events()}
-        self._decided: set[str] = set()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._poll_loop, name="watch", daemon=True)
 
@@ -158,20 +158,10 @@ class ServiceObserver:
             for tier, desired_replicas in (status.get("tiers") or {}).items()
         ]
         self.replicas += samples
-        self._record_decisions(status)
         self._record_startups(pods)
         if print_status:
             self._record_events()
             self._say(self._status_line(now, samples))
-
-    def _record_decisions(self, status: Object) -> None:
-        decision = status.get("lastDecision")
-        at = _to_unix(decision["time"]) - self.origin if decision else -1.0
-        if not decision or decision["time"] in self._decided or at < 0:
-            return
-        self._decided.add(decision["time"])
-        for tier in sorted(decision.keys() - {"time"}):
-            self.decisions.append(OperatorMessage(round(at, 1), "decision", f"{tier} {decision[tier]}"))
 
     def _record_startups(self, pods: Iterable[Object]) -> None:
         for pod in pods:
@@ -186,6 +176,8 @@ class ServiceObserver:
                 self._told.add(key)
                 at = max(0.0, _to_unix(_event_time(event)) - self.origin)
                 self._record(self.events, OperatorMessage(round(at, 1), event["reason"], event["message"]))
+                if event["reason"] in _DECISIONS and _to_unix(_event_time(event)) >= self.origin:
+                    self.decisions.append(OperatorMessage(round(at, 1), "decision", event["message"]))
 
     def _record(self, messages: list[OperatorMessage], message: OperatorMessage) -> None:
         messages.append(message)
@@ -212,7 +204,7 @@ def count_pods(run: str, now: float, tier: str, desired_replicas: Object, pods: 
     running_pods = [pod for pod in tier_pods if pod.get("status", {}).get("phase") not in _TERMINAL_PHASES]
     not_terminating = [pod for pod in running_pods if "deletionTimestamp" not in pod["metadata"]]
     ready = sum(is_true(pod, "Ready") for pod in not_terminating)
-    desired = int(desired_replicas.get("desired", 0))
+    desired = int(desired_replicas.get("summary", "0/0").partition("/")[2])
     starting = max(desired, len(not_terminating)) - ready
     return ReplicaSample(run, round(now, 2), tier, desired, ready, starting, len(running_pods) - len(not_terminating))
 

@@ -49,12 +49,12 @@ def prompts(name: str, words: int, tokens: int) -> Callable[[int], Prompt]:
 
 def desired_replicas(service: Service, tier: str = "serve") -> int:
     """The replicas that a tier should have."""
-    return int(service.status()["tiers"][tier]["desired"])
+    return int(service.status()["tiers"][tier]["summary"].partition("/")[2])
 
 
 def replica_capacity(service: Service, tier: str = "serve") -> float:
     """The requests/s that one replica of a tier carries within the SLO, by the status."""
-    return float(service.status()["tiers"][tier]["capacityPerReplica"].removesuffix(" req/s"))
+    return float(service.status()["tiers"][tier]["capacityPerReplica"].partition(" req/s")[0])
 
 
 def within_slo(record: RequestRecord) -> bool:

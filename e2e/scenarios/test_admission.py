@@ -97,7 +97,7 @@ def _describe(records: list[RequestRecord]) -> str:
 
 
 def _desired(service: Service) -> int:
-    return int(service.status()["tiers"]["serve"]["desired"])
+    return int(service.status()["tiers"]["serve"]["summary"].partition("/")[2])
 
 
 def _learn_capacity(service: Service) -> None:

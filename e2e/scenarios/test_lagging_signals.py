@@ -117,7 +117,7 @@ class RunResult:
 
 def _counts(service: Service) -> tuple[int, ...]:
     tiers = service.status()["tiers"]
-    return tuple(int(tiers[tier]["desired"]) for tier in TIERS)
+    return tuple(int(tiers[tier]["summary"].partition("/")[2]) for tier in TIERS)
 
 
 def _signals_by_tier(service: Service) -> dict[str, set[str]]:

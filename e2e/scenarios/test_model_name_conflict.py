@@ -21,7 +21,7 @@ OTHER_NAMESPACE = "plimsoll-e2e-names"
 def test_holder_keeps_model_name(solo: Service, service: Callable[[str], Service], cluster: Cluster) -> None:
     late = service("late")
     names = solo.status()["modelNames"]
-    since = solo.status()["modelNameClaim"]["since"].partition(".")[0]
+    since = solo.status()["modelNameClaim"].partition(" since ")[2].partition(".")[0]
     cluster.apply(make_manifest("late", NOWHERE, model={"name": solo.name}), namespace=late.namespace)
     condition = late.wait_condition("ModelNameRejected", status="True")
     events = late.wait_events("ModelNameTaken")

@@ -67,7 +67,7 @@ def _rejections(outcomes: Counter[str]) -> dict[str, int]:
 
 def _desired(service: Service) -> list[int]:
     """The replicas of its tiers."""
-    return [int(tier["desired"]) for tier in service.status()["tiers"].values()]
+    return [int(tier["summary"].partition("/")[2]) for tier in service.status()["tiers"].values()]
 
 
 def _run_cycle(sleeper: Service, gateway: GatewayClient) -> list[str]:

@@ -61,7 +61,7 @@ def _prompts(name: str) -> Callable[[int], Prompt]:
 
 
 def _desired(service: Service, tier: str = "serve") -> int:
-    return int(service.status()["tiers"][tier]["desired"])
+    return int(service.status()["tiers"][tier]["summary"].partition("/")[2])
 
 
 @pytest.fixture(scope="module")
@@ -226,13 +226,12 @@ def test_load_step_scales_up_then_down_without_lost_streams(
     assert not late, load.ledger.explain()
 
 
-def test_status_shows_measurements_and_last_decision(fleet: Service) -> None:
+def test_status_shows_measurements(fleet: Service) -> None:
     status = fleet.status()
-    tier, last = status["tiers"]["serve"], status["lastDecision"]
-    print(f"{tier}\n{status.get('slo')}\n{last}")
-    assert tier["capacityPerReplica"].endswith("req/s")
-    assert tier["startupP50"].endswith("s")
-    assert re.fullmatch(r"\d+ -> \d+: .+", last["serve"])
+    tier = status["tiers"]["serve"]
+    print(f"{tier}\n{status.get('slo')}")
+    assert " req/s" in tier["capacityPerReplica"]
+    assert status["recovery"].endswith("s")
     [checkpoint] = [
         one
         for one in fleet.cluster.list("inferenceservicecheckpoints", fleet.namespace)
@@ -252,15 +251,16 @@ def test_cli_status_and_explain_match_status(cluster: Cluster, namespace: str, f
         began = time.monotonic()
         reported[verb] = cluster.run(str(plimsoll), verb, "fleet", "-n", namespace)
         took_s[verb] = time.monotonic() - began
-    last = fleet.status()["lastDecision"]["serve"]
+    scaled = [event["message"] for event in fleet.events() if event["reason"] == "ScaledUp"]
     document = json.loads(cluster.run(str(plimsoll), "explain", "fleet", "-n", namespace, "--json"))
     print({verb: f"{seconds:.2f} s" for verb, seconds in took_s.items()}, reported["explain"], sep="\n")
     assert "Serving" in reported["status"]
     assert all(
         step in reported["explain"] for step in ("demand", "sizing", "limits", "mode", "SLO capacity", "start-up")
     )
-    first = last.partition(": ")[2].split(")")[0]  # the status has the short reasons
-    assert any(one["tiers"].get("serve", {}).get("reason", "").startswith(first) for one in document["decisions"])
+    reasons = [message.partition(": ")[2].split(")")[0] for message in scaled]  # Events have the short reasons
+    told = [one["tiers"].get("serve", {}).get("reason", "") for one in document["decisions"]]
+    assert any(why.startswith(reason) for why in told for reason in reasons)
 
 
 def test_recommend_mode_changes_no_replicas(

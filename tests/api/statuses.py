@@ -5,8 +5,6 @@ from __future__ import annotations
 from plimsoll.api.v1alpha1 import (
     ConditionStatus,
     CostStatus,
-    DecisionStatus,
-    FormerNameStatus,
     InferenceServiceStatus,
     SloStatus,
     TiersStatus,
@@ -18,18 +16,13 @@ TIER = TierStatus(
     desired=3,
     needed=4,
     summary="2/3",
-    utilization="71%",
-    capacity_per_replica="9.1 req/s",
-    startup_p50="41s",
-    restart_p50="21s",
+    capacity_per_replica="9.1 req/s, 71% used",
 )
-CHANGE = "3 -> 5: forecast 41 req/s in 95 s needs 5 (SLO capacity 9.1 req/s each)"
-DECISION = DecisionStatus(time="2026-01-01T00:00:00Z", prefill=CHANGE, decode=CHANGE, serve=CHANGE)
 STATUS = InferenceServiceStatus(
     observed_generation=2,
     url="http://gateway/v1",
     model_names=("chat", "old"),
-    former_model_names=(FormerNameStatus(name="old", until="2026-01-01T00:00:00Z"),),
+    former_model_names=("old until 2026-01-01T00:00:00Z",),
     conditions=(
         ConditionStatus(
             type="Ready",
@@ -51,6 +44,6 @@ STATUS = InferenceServiceStatus(
         itl="31ms",
     ),
     limited_by="decode TPOT",
-    last_decision=DECISION,
+    recovery="21s",
     cost=CostStatus(per_hour="12.50 USD", per_million_tokens="0.0731 USD"),
 )

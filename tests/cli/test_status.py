@@ -32,16 +32,12 @@ STATUS: dict[str, Any] = {
         },
     ],
     "tiers": {
-        "prefill": {"ready": 1, "desired": 1, "summary": "1/1"},
+        "prefill": {"summary": "1/1"},
         "decode": {
-            "ready": 3,
-            "desired": 5,
             "needed": 6,
             "summary": "3/5",
             "starting": {"count": 2, "overdue": 1, "nextReady": "2026-01-01T01:00:24Z"},
-            "utilization": "110%",
-            "capacityPerReplica": "9.1 req/s",
-            "startupP50": "41s",
+            "capacityPerReplica": "9.1 req/s, 110% used",
         },
     },
     "slo": {
@@ -51,11 +47,6 @@ STATUS: dict[str, Any] = {
         "attainmentIncludingRejected": "87%",
     },
     "limitedBy": "decode TPOT",
-    "lastDecision": {
-        "time": "2026-01-01T00:59:00Z",
-        "prefill": "2 -> 1: ",
-        "decode": "3 -> 5: forecast 50 req/s in 95 s needs 6: one more than maxReplicas",
-    },
 }
 CHAT = builders.service(slo={"ttft": "500ms", "ttftPerKToken": "100ms", "tpot": "50ms"}) | {"status": STATUS}
 FRESH = builders.service("fresh")

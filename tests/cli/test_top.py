@@ -18,8 +18,8 @@ PIPE = Screen()
 STATUS: dict[str, Any] = {
     "conditions": [{"type": "Ready", "status": "True"}],
     "tiers": {
-        "prefill": {"summary": "1/1", "utilization": "30%"},
-        "decode": {"summary": "3/5", "utilization": "110%"},
+        "prefill": {"summary": "1/1", "capacityPerReplica": "9.1 req/s, 30% used"},
+        "decode": {"summary": "3/5", "capacityPerReplica": "9.1 req/s, 110% used"},
     },
     "slo": {"ttft": "700ms", "tpot": "38ms", "attainment": "90%"},
 }

@@ -138,7 +138,7 @@ class AdoptedFleet(KubeClient):
     def needed(self) -> int:
         """The replicas that the last decision recommends."""
         tier = self.status["tiers"]["serve"]
-        return int(tier.get("needed", tier["desired"]))
+        return int(tier.get("needed") or tier["summary"].partition("/")[2])
 
     async def discover(self, api_version: str, kind: str) -> tuple[Resource, bool] | None:
         return self.kinds.get(kind)

@@ -66,15 +66,13 @@ def a_service() -> Object:
         admission={"whenFull": "Downgrade", "fallback": {"name": "other"}},
     )
     found["metadata"] |= {"labels": {"team": "a"}, "annotations": {"note": "b"}, "managedFields": [{"manager": "x"}]}
-    decision = {"time": "2026-01-01T00:00:00Z", "serve": "1 -> 2: w"}
     found["status"] = {
         "observedGeneration": 1,
         "conditions": [
             {"type": "Ready", "status": "True", "reason": "Serving", "lastTransitionTime": "2026-01-01T00:00:00Z"},
             {"type": "SLOMet", "status": "False", "reason": "SLOViolated", "message": "m"},
         ],
-        "lastDecision": decision,
-        "tiers": {"serve": {"ready": 1, "desired": 1, "summary": "1/1"}},
+        "tiers": {"serve": {"summary": "1/1"}},
         "modelNames": ["tiny"],
         "url": "http://x",
     }

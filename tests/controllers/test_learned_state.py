@@ -76,44 +76,32 @@ def test_earlier_decisions_are_shown_after_restart() -> None:
     assert decided_at(again) == ["2027-01-15T08:01:40Z", *before], "its own, of this tick, and those of the other"
     document = again.scaler.explain(KEY)
     assert document is not None
-    assert document["decisions"][1]["tiers"]["serve"]["reason"] == status["lastDecision"]["serve"].partition(": ")[2]
     again.scaler.decide(NOW_S + 120.0)
-    assert shown(again, parent)["lastDecision"] == status["lastDecision"], "nothing has changed since"
+    assert decided_at(again)[-len(before) :] == before, "nothing has changed since"
     more = {**PROMISED, "tiers": {"serve": {"minReplicas": 20, "maxReplicas": 20}}}
     again.store.put({**builders.service(**more), "status": status})
     again.scaler.decide(NOW_S + 121.0)
-    assert shown(again, parent)["lastDecision"]["time"] > status["lastDecision"]["time"]
+    assert decided_at(again)[0] == "2027-01-15T08:02:01Z"
     assert decided_at(again)[-len(before) :] == before
-
-
-def test_decision_that_the_checkpoint_lacks_is_taken_from_the_status() -> None:
-    """The status is written first, so an operator that ends in between leaves an older checkpoint."""
-    parent = builders.service(**PROMISED)
-    world = scaled_up_world(parent)
-    newer = {"time": "2027-01-15T08:01:30Z", "serve": "4 -> 5: why: {braces}"}
-    again = restarted(world, parent, {**shown(world, parent), "lastDecision": newer})
-    again.scaler.decide(NOW_S + 100.0)
-    assert decided_at(again) == ["2027-01-15T08:01:40Z", newer["time"], *decided_at(world)[1:]]
-    document = again.scaler.explain(KEY)
-    assert document is not None
-    restored = document["decisions"][1]["tiers"]["serve"]
-    assert (restored["before"], restored["replicas"], restored["reason"]) == (4, 5, "why: {braces}")
 
 
 def test_unchanged_recommendation_over_restarts_is_one_decision() -> None:
     tiers = {"prefill": {"minReplicas": 2, "maxReplicas": 9}, "decode": {"minReplicas": 1, "maxReplicas": 9}}
     parent = builders.service(**{**PROMISED, "tiers": tiers}, scaling={"mode": "Recommend"})
-    status: Object = {}
+    checkpoint: str | None = None
     for process in range(3):
-        world = World({**parent, "status": status})
+        world = World(parent)
+        world.checkpoint = checkpoint
         for tier in tiers:
             world.store.put(builders.deployment(parent, tier, replicas=1, ready=1))
             world.store.put(ready(parent, tier))
         for second in (0.0, 20.0):
             world.scaler.decide(NOW_S + 100.0 * process + second)
-        status = shown(world, parent)
-        assert status["lastDecision"]["prefill"].startswith("1 -> 2: ")
-        assert len(world.scaler._entries[KEY].service_state.decisions) == 1
+        report = world.scaler.report(KEY)
+        assert report is not None
+        checkpoint = report.checkpoint
+        (decision,) = world.scaler._entries[KEY].service_state.decisions
+        assert decision.decision.tiers["prefill"].recommended == 2
 
 
 @pytest.mark.parametrize("value", [-1e308, 1e308, 1e29, -1e19, 2**63])
@@ -151,7 +139,7 @@ def test_huge_number_in_the_checkpoint_stops_nothing(value: float) -> None:
 def test_unreadable_stored_decision_is_dropped(stored: object) -> None:
     kept = {"time": "2026-01-01T00:00:00Z", "tiers": {"serve": {"from": 1, "to": 3, "reason": "{braces} stay"}}}
     for decisions, expected in (([kept, stored], ["{braces} stay"]), (stored, [])):
-        world = World({**builders.service(**PROMISED), "status": {"lastDecision": stored}})
+        world = World(builders.service(**PROMISED))
         state = {"version": 1, "decisions": decisions}
         world.checkpoint = base64.b64encode(zlib.compress(orjson.dumps(state))).decode()
         world.scaler.decide(NOW_S)

@@ -31,8 +31,8 @@ def names(
     return model_names(raw, claimed, owned, answered, complete, at)
 
 
-def entry(name: str, until: str = END) -> dict[str, str]:
-    return {"name": name, "until": until}
+def entry(name: str, until: str = END) -> str:
+    return f"{name} until {until}"
 
 
 def test_names_new_service_lists_both() -> None:
@@ -106,5 +106,5 @@ def test_names_unreadable_end_begins_anew(former: Any) -> None:
 
 def test_names_many_renames_keep_the_newest() -> None:
     past = [entry(f"n{n}", f"2026-01-01T12:{10 + n}:00Z") for n in range(MOST_FORMER + 1)]
-    found = names("big", "big", "team/chat", *(one["name"] for one in past), former=past)
+    found = names("big", "big", "team/chat", *(one.partition(" until ")[0] for one in past), former=past)
     assert [one.name for one in found.former] == [f"n{n}" for n in range(MOST_FORMER, 0, -1)]

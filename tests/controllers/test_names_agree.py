@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import Any
@@ -14,10 +13,10 @@ import pytest
 from plimsoll.controllers.gateway_poller import GatewayView
 from plimsoll.controllers.object_cache import ObjectCache
 from plimsoll.controllers.reconcile.model_names import FORMER_SECONDS
-from plimsoll.controllers.reconcile.name_claims import claim_record
+from plimsoll.controllers.reconcile.name_claims import grant_time
 from plimsoll.controllers.reconcile.observe import NO_RULES, observe
 from plimsoll.controllers.reconcile.reconciler import names_of
-from plimsoll.core.routing.model_names import read_claim
+from plimsoll.core.routing.model_names import format_record, read_claim
 from plimsoll.gateway.identity import ANONYMOUS
 from plimsoll.gateway.picker import Picker
 from plimsoll.gateway.routes import models_body
@@ -69,7 +68,7 @@ class World:
             observed = observe(self.store, view, key)
             assert observed is not None
             found = names_of(observed, self.at)
-            names = {"modelNames": list(found.listed), "formerModelNames": [asdict(one) for one in found.former]}
+            names = {"modelNames": list(found.listed), "formerModelNames": [str(one) for one in found.former]}
             raw = copy.deepcopy(observed.service_object)
             self.store.put({**raw, "status": raw.get("status", {}) | names})
 
@@ -79,7 +78,8 @@ class World:
         assert raw is not None
         claim = read_claim(raw)
         assert claim is not None
-        record = claim_record(claim, self.store.name_claims(), NO_RULES, self.at)
+        since = grant_time(claim, self.store.name_claims(), NO_RULES, self.at)
+        record = None if since is None else format_record(claim.model, since)
         self.store.put({**raw, "status": raw.get("status", {}) | {"modelNameClaim": record}})
 
     def settle(self) -> None:

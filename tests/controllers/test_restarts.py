@@ -133,7 +133,7 @@ async def test_slo_removed_around_restart_is_followed_at_once(
     assert service.conditions["ScalingInactive"] == ("True", "NoSLO")
     assert not {"SLOMet", "SLOInfeasible", "ScalingLimited", "Shedding"} & service.conditions.keys()
     assert service.limits is None
-    assert not {"slo", "limitedBy", "lastDecision"} & service.status.keys()
+    assert not {"slo", "limitedBy"} & service.status.keys()
     assert service.policy is None
 
 

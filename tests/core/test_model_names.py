@@ -198,7 +198,7 @@ def test_owners_published_name_takes_no_long_name() -> None:
 
 
 @pytest.mark.parametrize(
-    "record", [None, "chat", {}, {"name": "chat"}, {"name": "chat", "since": ""}, {"name": 1, "since": MARCH}]
+    "record", [None, "chat", {}, {"name": "chat", "since": MARCH}, "chat since ", f" since {MARCH}", 7]
 )
 def test_read_claim_invalid_record_is_none(record: object) -> None:
     meta = {"namespace": "team", "name": "chat", "creationTimestamp": "2026-01-01T00:00:00Z"}

@@ -75,7 +75,7 @@ async def test_only_unreachable_engine_names_time_of_next(stack: GatewayStack) -
     """The client waits for the start-up that the operator expects, not for a second."""
     engine, startup = await stack.engine(), "45s"
     obj = service()
-    obj["status"]["tiers"] = {"serve": {"startupP50": startup}}
+    obj["status"]["recovery"] = startup
     await stack.set_objects([obj], [pod(engine.address)])
     await stack.wait_routable(engine)
     engine.kill()

@@ -25,11 +25,11 @@ ENGINE = pod("10.0.0.1:8000")
 
 def with_status(obj: Object, next_ready_s: float | None = None, startup: str | None = None, **status: Any) -> Object:
     """The service with what its status says of the serve tier; next_ready_s is on the test's clock."""
-    tier: Object = {} if startup is None else {"startupP50": startup}
+    tier: Object = {}
     if next_ready_s is not None:
         due = datetime.fromtimestamp(START_UNIX_S + next_ready_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         tier["starting"] = {"count": 1, "nextReady": due}
-    return obj | {"status": {**obj.get("status", {}), "tiers": {"serve": tier}, **status}}
+    return obj | {"status": {**obj.get("status", {}), "tiers": {"serve": tier}, **({"recovery": startup} if startup else {}), **status}}
 
 
 def deleted(obj: Object) -> Object:
@@ -139,13 +139,6 @@ def test_only_engine_carries_time_of_next_one(next_ready_s: float | None, startu
         assert response_headers(harness.send())[NEXT_ENGINE] == expected
 
 
-def test_only_engine_is_away_for_a_restart() -> None:
-    """Its pod stays, so neither a node nor an image is awaited."""
-    restarting = with_status(service(), None, "50s")
-    restarting["status"]["tiers"]["serve"]["restartP50"] = "20s"
-    assert response_headers(PickerHarness(restarting, pods=(ENGINE,)).send())[NEXT_ENGINE] == "20"
-
-
 def test_only_engine_without_known_times_spreads_retries() -> None:
     sent = response_headers(PickerHarness(service(), pods=(ENGINE,)).send())
     assert 10 <= int(sent[NEXT_ENGINE]) <= 30
@@ -158,7 +151,7 @@ def test_several_engines_carry_no_time() -> None:
 
 @pytest.mark.parametrize("startup", ["soon", 5, None, ["1s"]])
 def test_unreadable_startup_time_counts_as_unknown(startup: Any) -> None:
-    broken = with_status(service(), tiers={"serve": {"startupP50": startup}})
+    broken = with_status(service(), recovery=startup)
     sent = response_headers(PickerHarness(broken, pods=(ENGINE,)).send())
     assert 10 <= int(sent[NEXT_ENGINE]) <= 30
 

@@ -75,7 +75,6 @@ _KINDS: Final[Mapping[str, Mapping[str, Shape]]] = {
     "InferenceService": {
         "status": {
             "conditions": _CONDITIONS,
-            "lastDecision": _TEXTS,
         }
     },
     "InferenceServiceAdmission": {"limits": {}},

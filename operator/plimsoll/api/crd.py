@@ -123,6 +123,7 @@ def schema() -> Schema:
     structural = _object_schema(InferenceService)
     fields = structural["properties"]
     fields["status"] = _without_defaults(fields["status"])  # they would look like a change by the operator
+    fields["spec"] = _described_defaults(fields["spec"])
     structural["required"] = ["spec"]
     structural[VALIDATIONS_KEY] = [
         *(rule.at_path(".metadata.name").schema() for rule in NAME_RULES),
@@ -134,7 +135,7 @@ def schema() -> Schema:
 def definition() -> dict[str, Any]:
     """Return the CustomResourceDefinition of InferenceService."""
     names = {"kind": labels.KIND, "plural": labels.PLURAL, "shortNames": ["plim"], "categories": ["plimsoll"]}
-    return _definition(names, _without_item_defaults(schema()), _COLUMNS, {"subresources": {"status": {}}})
+    return _definition(names, schema(), _COLUMNS, {"subresources": {"status": {}}})
 
 
 def checkpoint_definition() -> dict[str, Any]:
@@ -231,16 +232,24 @@ def _without_defaults(node: Schema) -> Schema:
     return out
 
 
-def _without_item_defaults(node: Schema) -> Schema:
-    """Return the node without defaults inside lists. Delivery tools compare a list as one value, so a default that the
-    API server stores in an item would differ from the user's manifest for ever. The operator applies it when it reads.
+def _described_defaults(node: Schema) -> Schema:
+    """Return the node with its defaults in the descriptions instead, at any depth.
+
+    A stored default differs from the user's manifest, and is a line of `kubectl describe`. The operator applies it when
+    it reads.
     """
-    out = dict(node)
+    out = {key: value for key, value in node.items() if key != "default"}
+    if "default" in node and "Absent:" not in node.get("description", ""):
+        out["description"] = f"{node['description']} Absent: {_default_text(node['default'])}."
     if "items" in out:
-        out["items"] = _without_defaults(out["items"])
+        out["items"] = _described_defaults(out["items"])
     if "properties" in out:
-        out["properties"] = {name: _without_item_defaults(child) for name, child in out["properties"].items()}
+        out["properties"] = {name: _described_defaults(child) for name, child in out["properties"].items()}
     return out
+
+
+def _default_text(default: Any) -> str:
+    return str(default).lower() if isinstance(default, bool) else str(default)
 
 
 def _resolve(node: Schema, definitions: dict[str, Schema]) -> Schema:

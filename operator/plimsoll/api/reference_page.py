@@ -7,7 +7,6 @@ python -m plimsoll.api.reference_page --check    fail if that file differs from 
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 from collections.abc import Iterator
@@ -39,9 +38,8 @@ _HEAD: Final = f"""# {labels.KIND}
 `apiVersion: {labels.API_VERSION}`, `kind: {labels.KIND}`, namespaced. `kubectl get plim` (or `plimsoll`) lists them;
 `kubectl explain plim.spec` shows the same descriptions. Complete manifests are in `crds/examples/`.
 
-{_TIER} stands for `prefill`, `decode` or `serve`. The API server writes a default of the table into the object when it
-stores it. A default that follows "Absent:" is not written, so a later change of the chart's or the operator's default
-applies to the object.
+{_TIER} stands for `prefill`, `decode` or `serve`. A default follows "Absent:". It is not stored in the object, so a
+later change of the chart's or the operator's default applies to it.
 """
 
 
@@ -92,9 +90,9 @@ def _nested_fields(path: str, node: Schema) -> Iterator[tuple[str, Schema]]:
 
 
 def _table(rows: Iterator[tuple[str, Schema]], *, with_type: bool = True) -> str:
-    """Return the rows of the fields. with_type: with a column for type and default, which are for those who write."""
+    """Return the rows of the fields. with_type: with a column for the type, which is for those who write."""
     lines = (
-        ["| field | type, default | meaning |", "|---|---|---|"] if with_type else ["| field | meaning |", "|---|---|"]
+        ["| field | type | meaning |", "|---|---|---|"] if with_type else ["| field | meaning |", "|---|---|"]
     )
     described: dict[tuple[str, str], str] = {}
     for path, node in sorted(
@@ -103,14 +101,13 @@ def _table(rows: Iterator[tuple[str, Schema]], *, with_type: bool = True) -> str
         if path.endswith("[]") or any(f"{items}." in path for items in _AS_IN_A_POD):
             continue
         field_path = path.split(".", 1)[1]
-        default = f", `{json.dumps(node['default'])}`" if "default" in node else ""
         description = _escape_cell(node.get("description", ""))
         if len(description) > _SHORT:
             first = described.setdefault((field_path.rsplit(".", 1)[-1], description), field_path)
             description = description if first == field_path else f"As `{first}`."
         if f"{field_path}[]".endswith(_AS_IN_A_POD):
             description += " Fields as in a pod."
-        type_cell = f" {_type(node)}{default} |" if with_type else ""
+        type_cell = f" {_type(node)} |" if with_type else ""
         lines.append(f"| `{field_path}` |{type_cell} {description} |")
     return "\n".join(lines) + "\n"
 

@@ -121,7 +121,7 @@ def service_detail(service: KubeObject, screen: Screen, now_s: float) -> list[st
         _slo_section(service, screen),
     ):
         lines += ["", *section] if section else []
-    return lines + _decisions_section(service, screen)
+    return lines
 
 
 def _conditions_section(service: KubeObject, screen: Screen) -> list[str]:
@@ -150,23 +150,20 @@ _TIER_HEADER: Final = [
     "NEEDED",
     "UTILIZATION",
     "CAPACITY",
-    "START-UP",
 ]
 
 
 def _tier_row(name: str, tier: Any, now_s: float) -> list[str]:
-    desired, is_sized = get_int(tier, "desired"), get_text(tier, "capacityPerReplica") is not None
-    needed = get_int(tier, "needed")
-    counts = get_int(tier, "ready"), desired, desired if needed is None and is_sized else needed
-    figures = (get_text(tier, field) for field in ("utilization", "capacityPerReplica", "startupP50"))
-    ready, *wanted = (MISSING if count is None else str(count) for count in counts)
-    return [
-        name,
-        ready,
-        _starting_summary(tier, now_s),
-        *wanted,
-        *(figure or MISSING for figure in figures),
-    ]
+    ready, _, desired = (get_text(tier, "summary") or "").partition("/")
+    capacity, needed = get_text(tier, "capacityPerReplica") or "", get_int(tier, "needed")
+    required = (desired if capacity else "") if needed is None else str(needed)
+    cells = ready, _starting_summary(tier, now_s), desired, required, used_share(capacity), capacity.partition(", ")[0]
+    return [name, *(cell or MISSING for cell in cells)]
+
+
+def used_share(capacity: str) -> str:
+    """The share in a text such as `9.1 req/s, 70% used`; "" if it has none."""
+    return capacity.partition(", ")[2].removesuffix(" used")
 
 
 def _starting_summary(tier: Any, now_s: float) -> str:
@@ -214,15 +211,3 @@ def _attainment_lines(slo: dict[str, Any], measured: dict[str, Any], screen: Scr
         " met the SLO"
     )
     return hanging_indent("", sentence, screen)
-
-
-def _decisions_section(service: KubeObject, screen: Screen) -> list[str]:
-    last = get_mapping(service, "status", "lastDecision")
-    time = get_text(last, "time") or MISSING
-    rows = [
-        [time, tier, replicas, why or MISSING]
-        for tier in _TIERS
-        for replicas, _, why in [(get_text(last, tier) or "").partition(": ")]
-        if replicas
-    ]
-    return ["", *format_table([["DECIDED", "TIER", "REPLICAS", "WHY"], *rows], screen)] if rows else []

@@ -17,6 +17,7 @@ from plimsoll.cli import cluster, kubeconfig
 from plimsoll.cli.json_access import get_list, get_mapping, get_number, get_text
 from plimsoll.cli.output import MISSING, Screen, format_table, hanging_indent
 from plimsoll.cli.output_files import print_text
+from plimsoll.cli.status import used_share
 from plimsoll.core.errors import PlimsollError
 from plimsoll.core.units import format_figure, format_number
 
@@ -107,14 +108,14 @@ def _row(service: KubeObject, document: Any) -> list[str]:
         _share(rejected),
         _share(max(_known([get_number(tier, "kv_used") for tier in tiers.values()]), default=None)),
         *(get_text(service, "status", "slo", name) or MISSING for name in ("ttft", "tpot", "attainment")),
-        _by_tier(service, "utilization"),
+        _by_tier(service, "capacityPerReplica", used_share),
     ]
 
 
-def _by_tier(service: KubeObject, name: str) -> str:
-    """One figure of each tier, such as `1/1 3/5` of prefill and decode."""
+def _by_tier(service: KubeObject, name: str, part: Callable[[str], str] = str) -> str:
+    """One figure of each tier, such as `1/1 3/5` of prefill and decode. part: what to show of the field."""
     found = [get_text(service, "status", "tiers", tier, name) for tier in _TIERS]
-    return " ".join(filter(None, found)) or MISSING
+    return " ".join(filter(None, (part(text) for text in found if text))) or MISSING
 
 
 def _known(values: Sequence[float | None]) -> list[float]:

@@ -325,14 +325,13 @@ def _not_ready_reason(obj: Object) -> str:
 def _startup(obj: Object) -> tuple[float | None, float | None]:
     """Returns the Unix time of the next ready engine, and how long a failed engine is usually away, in seconds.
 
-    That is the median of a restart in its pod, or else of a start. None if unknown.
+    None if unknown.
     """
     tiers = value_at(obj, "status", "tiers")
     role = Role.SERVE if value_at(tiers, Role.SERVE) is not None else Role.DECODE
     next_ready_s = epoch_s(value_at(tiers, role, "starting", "nextReady"))
     try:
-        median = value_at(tiers, role, "restartP50") or value_at(tiers, role, "startupP50")
-        return next_ready_s, units.parse_duration(median)
+        return next_ready_s, units.parse_duration(value_at(obj, "status", "recovery"))
     except (AttributeError, TypeError, ValueError):
         return next_ready_s, None
 

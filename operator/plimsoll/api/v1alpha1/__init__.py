@@ -19,13 +19,12 @@ from plimsoll.api.v1alpha1.request_limits import RequestLimitsSpec
 from plimsoll.api.v1alpha1.scaling import RateLimitSpec, RatioBounds, ScalingOptions
 from plimsoll.api.v1alpha1.scaling_status import (
     CostStatus,
-    DecisionStatus,
     SloStatus,
 )
 from plimsoll.api.v1alpha1.schedule import ScheduleEntry
 from plimsoll.api.v1alpha1.service import InferenceService, InferenceServiceSpec, ObjectMeta, parse
 from plimsoll.api.v1alpha1.slo import LatencyTargets, SloSpec
-from plimsoll.api.v1alpha1.status import AdapterStatus, ConditionStatus, FormerNameStatus, InferenceServiceStatus
+from plimsoll.api.v1alpha1.status import AdapterStatus, ConditionStatus, InferenceServiceStatus
 from plimsoll.api.v1alpha1.targets import EngineTarget, EngineTargets, ScaleTargetRef
 from plimsoll.api.v1alpha1.tier_status import (
     TiersStatus,
@@ -43,7 +42,6 @@ __all__ = [
     "ConditionStatus",
     "CostSpec",
     "CostStatus",
-    "DecisionStatus",
     "EngineSpec",
     "EngineTarget",
     "EngineTargets",
@@ -52,7 +50,6 @@ __all__ = [
     "EnvSource",
     "EnvVar",
     "FallbackRef",
-    "FormerNameStatus",
     "InferenceService",
     "InferenceServiceAdmission",
     "InferenceServiceCheckpoint",

@@ -226,21 +226,22 @@ class AdmissionSpec(ApiModel):
 
     rules: ClassVar[tuple[ValidationRule[AdmissionSpec], ...]] = (
         ValidationRule(
-            "self.whenFull != 'Downgrade' || has(self.fallback)",
+            "!has(self.whenFull) || self.whenFull != 'Downgrade' || has(self.fallback)",
             "whenFull: Downgrade needs fallback, the InferenceService that serves the excess requests",
             lambda own: own.when_full != "Downgrade" or own.fallback is not None,
             field=".fallback",
             reason="FieldValueRequired",
         ),
         ValidationRule(
-            "self.whenFull == 'Downgrade' || !has(self.fallback)",
+            "!has(self.fallback) || (has(self.whenFull) && self.whenFull == 'Downgrade')",
             "fallback is allowed only with whenFull: Downgrade",
             lambda own: own.when_full == "Downgrade" or own.fallback is None,
             field=".fallback",
             reason="FieldValueForbidden",
         ),
         ValidationRule(
-            "self.whenFull != 'Shed' || !has(self.classes) || !self.classes.exists(one, has(one.maxQueueTime))",
+            "!has(self.whenFull) || self.whenFull != 'Shed' || !has(self.classes) ||"
+            " !self.classes.exists(one, has(one.maxQueueTime))",
             "whenFull: Shed queues no request, so no class may have maxQueueTime",
             lambda own: own.when_full != "Shed" or all(one.max_queue_time is None for one in own.classes or ()),
             field=".classes",

@@ -10,9 +10,19 @@ from typing import Any
 
 from plimsoll.api.v1alpha1.api_model import ValidationRule, compile_re2, quote
 from plimsoll.engines.engine import Feature
-from plimsoll.engines.registry import ENGINES, engines_with, engines_without
+from plimsoll.engines.registry import DEFAULT_ENGINE, ENGINES, engines_with, engines_without
 
 FORBIDDEN = "FieldValueForbidden"
+
+
+def _runtime_cel(engine: str) -> str:
+    return f"(has({engine}.runtime) ? {engine}.runtime : {quote(DEFAULT_ENGINE.name)})"
+
+
+def runtime_in(engine: str, names: tuple[str, ...]) -> str:
+    """Return the CEL of whether the engine at this path is one of these; an absent runtime is the default one."""
+    is_default = DEFAULT_ENGINE.name in names
+    return f"{'!' * is_default}has({engine}.runtime) {'||' if is_default else '&&'} {engine}.runtime in {_cel_list(names)}"
 
 
 def needs(
@@ -32,12 +42,12 @@ def needs(
         return str(spec.runtime if engine == "self" else spec.engine.runtime)
 
     return ValidationRule(
-        f"{present}!({engine}.runtime in {_cel_list(lacking)}) || !({used_cel})",
+        f"{present}!({runtime_in(engine, lacking)}) || !({used_cel})",
         f"the engine{remedy}",
         lambda spec: runtime(spec) not in lacking or not used(spec),
         field=field,
         reason=FORBIDDEN,
-        message_cel=f"'engine ' + {engine}.runtime + {quote(remedy)}",
+        message_cel=f"'engine ' + {_runtime_cel(engine)} + {quote(remedy)}",
         format_message=lambda spec: f"engine {runtime(spec)}{remedy}",
     )
 
@@ -46,12 +56,12 @@ def needs_image() -> ValidationRule[Any]:
     """Return a rule that an engine without bundled image has one."""
     lacking, says = engines_without(Feature.BUNDLED_IMAGE), f" has no {Feature.BUNDLED_IMAGE}: image is required"
     return ValidationRule(
-        f"!(self.runtime in {_cel_list(lacking)}) || has(self.image)",
+        f"!({runtime_in('self', lacking)}) || has(self.image)",
         f"the engine{says}",
         lambda spec: spec.runtime not in lacking or spec.image is not None,
         field=".image",
         reason="FieldValueRequired",
-        message_cel=f"'engine ' + self.runtime + {quote(says)}",
+        message_cel=f"'engine ' + {_runtime_cel('self')} + {quote(says)}",
         format_message=lambda spec: f"engine {spec.runtime}{says}",
     )
 
@@ -72,7 +82,7 @@ def _reserved(flags: tuple[str, ...]) -> ValidationRule[Any]:
         return [arg.split("=")[0] for arg in spec.args if regex.search(arg)]
 
     return ValidationRule(
-        f"!(self.runtime in {_cel_list(engines)}) || !has(self.args) || "
+        f"!({runtime_in('self', engines)}) || !has(self.args) || "
         f"!self.args.exists(arg, arg.matches({quote(pattern)}))",
         says,
         lambda spec: spec.runtime not in engines or not found(spec),

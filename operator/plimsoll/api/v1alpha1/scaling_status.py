@@ -1,8 +1,6 @@
-"""Status fields: measured SLO attainment, scaling decisions and cost."""
+"""Status fields: measured SLO attainment and cost."""
 
 from __future__ import annotations
-
-from typing import Annotated
 
 from pydantic import Field
 
@@ -42,20 +40,6 @@ class SloStatus(StatusModel):
         description="Target that is not measured, and the reason. The attainment is then absent.",
     )
     offered: FormattedNumber | None = Field(default=None, description="Arrival rate of requests, such as 41.2 req/s.")
-
-
-TierChange = Annotated[str, Field(max_length=4096)]
-
-
-class DecisionStatus(StatusModel):
-    """One scaling decision. A tier that it did not change is absent."""
-
-    time: str = Field(json_schema_extra={"format": "date-time"}, description="Time of the decision.")
-    prefill: TierChange | None = Field(
-        default=None, description="Replica counts of the prefill tier before and after, and why: `1 -> 2: WHY`."
-    )
-    decode: TierChange | None = Field(default=None, description="The same for the decode tier.")
-    serve: TierChange | None = Field(default=None, description="The same for the aggregated tier.")
 
 
 class CostStatus(StatusModel):

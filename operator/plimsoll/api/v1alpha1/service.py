@@ -51,7 +51,8 @@ def _limits_output(limits: RequestLimitsSpec | None) -> bool:
 
 
 def _min_zero_cel(role: RoleName) -> str:
-    return f"(has(self.tiers) && has(self.tiers.{role}) && self.tiers.{role}.minReplicas == 0)"
+    tier = f"self.tiers.{role}"
+    return f"(has(self.tiers) && has({tier}) && has({tier}.minReplicas) && {tier}.minReplicas == 0)"
 
 
 _SERVE_ALONE = "(!has(self.tiers) || has(self.tiers.serve))"

@@ -10,8 +10,8 @@ from typing import Annotated, Final, Literal
 from pydantic import Field
 
 from plimsoll.api.v1alpha1.api_model import MapList
-from plimsoll.api.v1alpha1.scaling_status import CostStatus, DecisionStatus, SloStatus
-from plimsoll.api.v1alpha1.tier_status import StatusModel, TiersStatus
+from plimsoll.api.v1alpha1.scaling_status import CostStatus, SloStatus
+from plimsoll.api.v1alpha1.tier_status import FormattedNumber, StatusModel, TiersStatus
 from plimsoll.core.routing.model_names import MAX_ADAPTERS
 
 MAX_NOT_LOADED_ON: Final = 16
@@ -26,25 +26,6 @@ class ConditionStatus(StatusModel):
     message: str = Field(max_length=32768, description="Explanation of the status.")
     last_transition_time: str = Field(
         json_schema_extra={"format": "date-time"}, description="Time of the last change of the status."
-    )
-
-
-class FormerNameStatus(StatusModel):
-    """A model name that was removed from the spec and is still served."""
-
-    name: str = Field(max_length=320, description="The model name.")
-    until: str = Field(
-        json_schema_extra={"format": "date-time"},
-        description="End of serving under the name, unless another service claims it earlier.",
-    )
-
-
-class ModelNameClaimStatus(StatusModel):
-    """The record that a model name belongs to the service. The operator writes it, and gateways read it."""
-
-    name: str = Field(max_length=253, description="The model name.")
-    since: str = Field(
-        json_schema_extra={"format": "date-time"}, description="Time since which the service holds the name."
     )
 
 
@@ -89,17 +70,20 @@ class InferenceServiceStatus(StatusModel):
         json_schema_extra={"x-kubernetes-list-type": "atomic"},
         description="Names that clients may send as `model`, including those in formerModelNames.",
     )
-    model_name_claim: ModelNameClaimStatus | None = Field(
+    model_name_claim: str | None = Field(
         default=None,
-        description="The model name that the service holds while its spec names it. Absent: another service holds the "
-        "name, the name is not accepted, or it is NAMESPACE/NAME.",
+        max_length=320,
+        description="The model name that the service holds while its spec names it, and the time since which: `NAME "
+        "since TIME`. The operator writes it, and gateways read it. Absent: another service holds the name, the name is "
+        "not accepted, or it is NAMESPACE/NAME.",
     )
-    former_model_names: tuple[FormerNameStatus, ...] = Field(
+    former_model_names: tuple[Annotated[str, Field(max_length=384)], ...] = Field(
         default=(),
         max_length=6,
         strict=False,
         json_schema_extra={"x-kubernetes-list-type": "atomic"},
-        description="Names that were removed from the spec and are still served.",
+        description="Names that were removed from the spec and are still served, with the end of that: `NAME until "
+        "TIME`, or earlier if another service claims the name.",
     )
     adapters: Annotated[tuple[AdapterStatus, ...], Field(max_length=MAX_ADAPTERS, strict=False), MapList()] = Field(
         default=(), description="LoRA adapters of the spec."
@@ -115,9 +99,9 @@ class InferenceServiceStatus(StatusModel):
         max_length=64,
         description="Tier nearest to its SLO capacity, and its tightest constraint: TPOT, TTFT, e2e, itl, slots or KV.",
     )
-    last_decision: DecisionStatus | None = Field(
+    recovery: FormattedNumber | None = Field(
         default=None,
-        description="Last decision that changed, or would have changed, a replica count. `kubectl plimsoll explain` "
-        "has those before it.",
+        description="Median time until a failed engine that serves clients is ready again, such as 21s: that of a restart "
+        "in its pod, or of the start of a pod while none has restarted. Gateways read it.",
     )
     cost: CostStatus | None = Field(default=None, description="Cost of the service, if the spec has a price.")

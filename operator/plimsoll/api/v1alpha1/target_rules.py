@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from plimsoll.api.v1alpha1.api_model import ValidationRule, quote
+from plimsoll.api.v1alpha1.api_model import ValidationRule
+from plimsoll.api.v1alpha1.engine_features import runtime_in
 from plimsoll.api.v1alpha1.tiers import NO_TIERS
 from plimsoll.core.autoscaling.scaling_policy import ScalingMode
 from plimsoll.engines.engine import Feature
@@ -25,7 +26,6 @@ _FORMS_HINT = "use tiers for engines that Plimsoll runs, or targets for engines 
 
 # Engines that no target may have. Some need an image, so the one problem of such a service is its engine.
 _UNSIZED = engines_without(Feature.TARGETS)
-_UNSIZED_CEL = f"[{', '.join(map(quote, _UNSIZED))}]"
 
 
 def _not_with_targets(field: str, is_set: Callable[[Any], bool], reason: str) -> ValidationRule[Any]:
@@ -65,7 +65,8 @@ TARGET_RULES: Final[tuple[ValidationRule[Any], ...]] = (
     _not_with_targets(".model.cache", lambda own: "cache" in own.model.model_fields_set, _NOT_RUN),
     _not_with_targets(".model.secretRef", lambda own: own.model.secret_ref is not None, _NOT_RUN),
     ValidationRule(
-        f"!has(self.targets) || !has(self.engine) || !has(self.engine.image) || self.engine.runtime in {_UNSIZED_CEL}",
+        "!has(self.targets) || !has(self.engine) || !has(self.engine.image) ||"
+        f" {runtime_in('self.engine', _UNSIZED)}",
         f"is not allowed with targets: {_NOT_RUN}",
         lambda own: own.targets is None or own.engine.image is None or own.engine.runtime in _UNSIZED,
         field=".engine.image",

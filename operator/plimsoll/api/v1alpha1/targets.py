@@ -95,7 +95,7 @@ class EngineTarget(ApiModel):
 
     rules: ClassVar[tuple[ValidationRule[EngineTarget], ...]] = (
         ValidationRule(
-            "self.maxReplicas >= self.minReplicas",
+            "!has(self.minReplicas) || self.maxReplicas >= self.minReplicas",
             "maxReplicas must not be below minReplicas",
             lambda own: own.max_replicas >= own.min_replicas,
             field=".maxReplicas",

@@ -40,33 +40,18 @@ class StartingStatus(StatusModel):
 class TierStatus(StatusModel):
     """Engines and capacity of one tier."""
 
-    ready: int = Field(default=0, ge=0, json_schema_extra=_INT32, description="Number of pods that are ready.")
-    desired: int = Field(default=0, ge=0, json_schema_extra=_INT32, description="Desired number of pods.")
+    summary: str = Field(default="", max_length=32, description="Ready and desired pods, such as 2/3.")
     needed: Annotated[int, Field(ge=0, json_schema_extra=_INT32)] | None = Field(
         default=None,
         description="Number of pods that the forecast load needs, before limits, if it differs from desired. Without "
         "capacityPerReplica it is unknown.",
     )
-    summary: str = Field(default="", max_length=32, description="Ready and desired pods, such as 2/3.")
-    utilization: FormattedNumber | None = Field(
-        default=None,
-        description="Current load as a share of the SLO capacity of the ready pods, such as 71%.",
-    )
     capacity_per_replica: FormattedNumber | None = Field(
-        default=None, description="SLO capacity of one pod: its highest load within the SLO, such as 9.1 req/s."
+        default=None,
+        description="SLO capacity of one pod, its highest load within the SLO, and the share of that of all ready pods "
+        "that the present load uses: such as `9.1 req/s, 70% used`.",
     )
     starting: StartingStatus | None = Field(default=None, description="Pods that are starting. Absent: none.")
-    startup_p50: FormattedNumber | None = Field(
-        default=None,
-        alias="startupP50",
-        description="Median time from ordering a pod until it is ready, such as 41s.",
-    )
-    restart_p50: FormattedNumber | None = Field(
-        default=None,
-        alias="restartP50",
-        description="Median time from the end of an engine until it is ready again in the same pod, such as 21s. "
-        "Absent: none was measured.",
-    )
     yielded_to: Annotated[str, Field(max_length=512)] | None = Field(
         default=None,
         description="Who else sets the replica count of the target, so that the operator only recommends. Absent: "

@@ -55,7 +55,8 @@ class RolloutSpec(ApiModel):
 
     rules: ClassVar[tuple[ValidationRule[RolloutSpec], ...]] = (
         ValidationRule(
-            "!(string(self.maxSurge) in ['0', '0%', '00%'] && string(self.maxUnavailable) in ['0', '0%', '00%'])",
+            "!has(self.maxSurge) || !(string(self.maxSurge) in ['0', '0%', '00%']) ||"
+            " (has(self.maxUnavailable) && !(string(self.maxUnavailable) in ['0', '0%', '00%']))",
             "maxSurge and maxUnavailable must not both be 0, because no pod could be replaced",
             lambda own: not (_is_zero(own.max_surge) and _is_zero(own.max_unavailable)),
             field=".maxUnavailable",
@@ -113,7 +114,7 @@ class EngineTier(ApiModel):
 
     rules: ClassVar[tuple[ValidationRule[EngineTier], ...]] = (
         ValidationRule(
-            "!has(self.maxReplicas) || self.maxReplicas >= self.minReplicas",
+            "!has(self.maxReplicas) || !has(self.minReplicas) || self.maxReplicas >= self.minReplicas",
             "maxReplicas must not be below minReplicas",
             lambda own: own.max_replicas is None or own.max_replicas >= own.min_replicas,
             field=".maxReplicas",
@@ -157,8 +158,8 @@ def _zero_together(role: RoleName, other_role: RoleName) -> ValidationRule[Engin
         return tier is None or other_tier is None or tier.min_replicas > 0 or other_tier.min_replicas == 0
 
     return ValidationRule(
-        f"!has(self.{role}) || !has(self.{other_role}) || self.{role}.minReplicas > 0 ||"
-        f" self.{other_role}.minReplicas == 0",
+        f"!has(self.{role}) || !has(self.{other_role}) || !has(self.{role}.minReplicas) ||"
+        f" self.{role}.minReplicas > 0 || (has(self.{other_role}.minReplicas) && self.{other_role}.minReplicas == 0)",
         f"must be 0 because {role}.minReplicas is 0: both tiers scale to zero together",
         holds,
         field=f".{other_role}.minReplicas",

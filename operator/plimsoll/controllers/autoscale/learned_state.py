@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-import re
 import zlib
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -25,7 +24,6 @@ from plimsoll.core.autoscaling.state_checkpoint import dump_service_state as aut
 from plimsoll.core.autoscaling.state_checkpoint import restore_service_state as autoscaler_restore
 
 _DECISIONS: Final = "decisions"
-_CHANGE: Final = re.compile(r"(?P<from>[0-9]{1,9}) -> (?P<to>[0-9]{1,9}): (?P<reason>.*)", re.DOTALL)
 MAX_NUMBER: Final = 1e30  # no learned figure comes near it
 MAX_DECODED_BYTES: Final = 1 << 20  # limit against a crafted checkpoint that expands without bound
 
@@ -70,29 +68,6 @@ def _is_moderate(stored: Any) -> bool:
         elif isinstance(one, int | float) and abs(one) > MAX_NUMBER:
             return False
     return True
-
-
-def restore_last_decision(service_state: ServiceState, status: Mapping[str, Any]) -> None:
-    """Restore the decision in a status, which can be newer than the checkpoint, if it can be parsed."""
-    decision, known = _decision_of_status(status.get("lastDecision")), service_state.decisions
-    if decision is not None and not (known and known[-1].at_s >= decision.at_s):
-        known.append(decision)
-
-
-def decision_to_status(timed_decision: TimedDecision) -> dict[str, Any]:
-    """`status.lastDecision`: the time, and for each tier that the decision changed a text such as `1 -> 2: WHY`."""
-    stored = decision_to_dict(timed_decision)
-    changes = {name: f"{tier['from']} -> {tier['to']}: {tier['reason']}" for name, tier in stored["tiers"].items()}
-    return {"time": stored["time"], **changes}
-
-
-def _decision_of_status(status: object) -> TimedDecision | None:
-    """The inverse of `decision_to_status`; None for anything else."""
-    if not isinstance(status, Mapping):
-        return None
-    matches = {name: _CHANGE.fullmatch(change) for name, change in status.items() if isinstance(change, str)}
-    tiers = {name: match.groupdict() for name, match in matches.items() if match is not None}
-    return _timed_decision({"time": status.get("time"), "tiers": tiers}) if tiers else None
 
 
 def decision_to_dict(timed_decision: TimedDecision) -> dict[str, Any]:

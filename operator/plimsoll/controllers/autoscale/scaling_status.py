@@ -57,7 +57,7 @@ class ScalingReport:
     tiers: Mapping[str, Object]
     slo: Object
     limited_by: str | None
-    last_decision: Object | None
+    recovery: str | None
     checkpoint: str | None
     checkpoint_s: float  # seconds since the epoch at which `checkpoint` was made
     cost: Object
@@ -173,9 +173,7 @@ def build_report(
         tiers=tiers if is_sized else {name: _startup_part(tier) for name, tier in tiers.items()},
         slo=slo,
         limited_by=_limited_by(service_state, decision) if is_sized else None,
-        last_decision=learned_state.decision_to_status(service_state.decisions[-1])
-        if is_sized and service_state.decisions
-        else None,
+        recovery=_recovery(service_state),
         checkpoint=previous.checkpoint if keep_checkpoint else learned_state.encode(service_state),
         checkpoint_s=previous.checkpoint_s if keep_checkpoint else now_s,
         cost=_cost(service, service_state, snapshot),
@@ -222,20 +220,14 @@ def _tier_status(
     previous_status = previous.tiers.get(name, {})
     sizing, tier_state = service_state.sizings.get(name), service_state.tiers[name]
     result: Object = {}
-    startup_model = tier_state.startup_model
-    if startup_model.total.startups:
-        result["startupP50"] = units.format_rounded_duration(startup_model.total.quantile_s(0.5))
-    if startup_model.restart.total.startups:
-        result["restartP50"] = units.format_rounded_duration(startup_model.restart.total.quantile_s(0.5))
     if isinstance(sizing, SizingResult):
         result["needed"] = sizing.replicas
-        result["capacityPerReplica"] = units.format_rate(
-            sizing.replica_work / sizing.request_gpu_s, slo_status.STATUS_DIGITS
-        )
+        capacity = units.format_rate(sizing.replica_work / sizing.request_gpu_s, slo_status.STATUS_DIGITS)
         level = _demand_level(service_state, name)
         ready = snapshot.tiers[name].ready if name in snapshot.tiers else 0
         if level is not None and ready and math.isfinite(utilization := sizing.utilization(level, ready)):
-            result["utilization"] = f"{_round_to_tens(100.0 * utilization)}%"
+            capacity = f"{capacity}, {_round_to_tens(100.0 * utilization)}% used"
+        result["capacityPerReplica"] = capacity
     if name in snapshot.tiers and snapshot.tiers[name].starting:
         result["starting"] = _starting_status(
             tier_state, snapshot.tiers[name].starting, previous_status.get("starting", {}), now_s
@@ -245,7 +237,14 @@ def _tier_status(
 
 def _startup_part(tier_status: Object) -> Object:
     """The part of a tier's status that holds without an SLO."""
-    return {name: tier_status[name] for name in ("startupP50", "restartP50", "starting") if name in tier_status}
+    return {name: tier_status[name] for name in ("starting",) if name in tier_status}
+
+
+def _recovery(service_state: ServiceState) -> str | None:
+    """`status.recovery`; None before a start or restart was measured."""
+    model = service_state.tiers[service_state.client_tier].startup_model
+    measured = next((one for one in (model.restart.total, model.total) if one.startups), None)
+    return None if measured is None else units.format_rounded_duration(measured.quantile_s(0.5))
 
 
 def _starting_status(

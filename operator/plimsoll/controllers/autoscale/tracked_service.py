@@ -217,7 +217,6 @@ def track(
     checkpoint: its learned state. admission: its InferenceServiceAdmission.
     """
     roles = list(service.spec.sized_tiers)
-    status = service_object.get("status") or {}
     is_adopted = service.spec.targets is not None
     aggregator = MetricsAggregator([Role(role) for role in roles], demand_from_engines=is_adopted)
     publisher, uid = AdmissionPublisher.restore(_published_before(admission)), service_object["metadata"]["uid"]
@@ -225,7 +224,6 @@ def track(
     tracked.limits.form = "targets" if is_adopted else "tiers"
     if checkpoint is not None:
         learned_state.restore(tracked.service_state, checkpoint)
-    learned_state.restore_last_decision(tracked.service_state, status)
     return tracked
 
 

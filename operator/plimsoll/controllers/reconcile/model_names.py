@@ -29,6 +29,10 @@ class Former:
     name: str
     until: str
 
+    def __str__(self) -> str:
+        """The entry of `status.formerModelNames`, such as `chat until 2026-01-01T00:00:00Z`."""
+        return f"{self.name} until {self.until}"
+
 
 @dataclass(frozen=True)
 class ModelNames:
@@ -85,9 +89,9 @@ def _known(raw: Object) -> dict[str, str]:
     found = {}
     for entry in listed:
         try:
-            end = datetime.strptime(entry["until"], _TIME)
-            found[str(entry["name"])] = end.strftime(_TIME)
-        except (KeyError, TypeError, ValueError):
+            name, _, until = entry.rpartition(" until ")
+            found[str(name)] = datetime.strptime(until, _TIME).strftime(_TIME)
+        except (AttributeError, TypeError, ValueError):
             continue
     return found
 

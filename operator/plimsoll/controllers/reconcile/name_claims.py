@@ -18,7 +18,7 @@ from plimsoll.controllers.object_cache import Key, ObjectCache, key_of
 from plimsoll.controllers.reconcile.observe import affected_services, related_claims
 from plimsoll.controllers.reconcile.service_namespaces import ServiceNamespaces
 from plimsoll.core.errors import Forbidden, ObjectRejected
-from plimsoll.core.routing.model_names import NameClaim, NameRules, is_grantable, read_claims
+from plimsoll.core.routing.model_names import NameClaim, NameRules, format_record, is_grantable, read_claims
 from plimsoll.telemetry.service_log import ServiceLog
 
 Object = dict[str, Any]
@@ -34,11 +34,11 @@ def micro_time(at: datetime) -> str:
     return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-def claim_record(claim: NameClaim, claims: list[NameClaim], rules: NameRules, now: datetime) -> Object | None:
-    """The record that belongs into the status of a service: its present one, a new one, or None for no grant."""
+def grant_time(claim: NameClaim, claims: list[NameClaim], rules: NameRules, now: datetime) -> str | None:
+    """Since when the service holds the name: as recorded, now for a new grant, or None for no grant."""
     if not is_grantable(claim, claims, rules):
         return None
-    return {"name": claim.model, "since": claim.since if claim.is_granted else micro_time(now)}
+    return claim.since if claim.is_granted else micro_time(now)
 
 
 def name_rules(cache: ObjectCache, short_name_namespaces: frozenset[str], namespaces: ServiceNamespaces) -> NameRules:
@@ -82,7 +82,8 @@ class NameGrants:
             claim, now = claims[0], self._now()
             await self._namespaces.add(key[0])
             status = before.get("status") or {}
-            record = claim_record(claim, related_claims(self._cache, claim), self.rules, now)
+            since = grant_time(claim, related_claims(self._cache, claim), self.rules, now)
+            record = None if since is None else format_record(claim.model, since)
             adapters = [self._adapter_entry(status, one, now) for one in claims[1:]]
             if record == status.get(FIELD) and adapters == status.get(ADAPTERS, []):
                 return
@@ -93,15 +94,15 @@ class NameGrants:
             except (Forbidden, ObjectRejected) as error:  # such as a CRD of an earlier release: engines need no name
                 log.warning(key, "cannot record the model name", model_name=claim.model, error=str(error))
                 return
-            log.info(key, "model name claim changed", model_name=claim.model, since=record["since"] if record else None)
+            log.info(key, "model name claim changed", model_name=claim.model, since=since)
         for affected in affected_services(self._cache, before, self._cache.get(labels.KIND, key)):
             self._requeue(affected)
 
     def _adapter_entry(self, status: Object, claim: NameClaim, now: datetime) -> Object:
         """The entry of an adapter in the status, with the time of its grant, if it has one."""
-        record = claim_record(claim, related_claims(self._cache, claim), self.rules, now)
+        since = grant_time(claim, related_claims(self._cache, claim), self.rules, now)
         known = status.get(ADAPTERS)
         entries = [one for one in known if isinstance(one, dict)] if isinstance(known, list) else []
         before: Object = next((one for one in entries if one.get("name") == claim.model), {"name": claim.model})
         others = {name: value for name, value in before.items() if name != "since"}
-        return others | ({} if record is None else {"since": record["since"]})
+        return others | ({} if since is None else {"since": since})

@@ -34,7 +34,7 @@ MAX_OTHER_WRITER_CHARS = 512
 SCALING_FIELDS = (
     "slo",
     "limitedBy",
-    "lastDecision",
+    "recovery",
     "cost",
 )  # parts of the status
 _SCALING_CONDITIONS = (
@@ -358,8 +358,9 @@ def tiers_status(inputs: StatusInputs) -> dict[str, Object]:
         if target is not None and target.other_writer is not None:
             figures["yieldedTo"] = shorten(target.other_writer.name, MAX_OTHER_WRITER_CHARS)
             figures["yieldedCause"] = target.other_writer.cause.value
-        counts = {"ready": tier.ready, "desired": tier.desired, "summary": f"{tier.ready}/{tier.desired}"}
-        result[tier.role] = counts | {n: v for n, v in figures.items() if n != "needed" or v != tier.desired}
+        summary = f"{tier.ready}/{tier.desired}"
+        kept = {n: v for n, v in figures.items() if n != "needed" or v != tier.desired}
+        result[tier.role] = {"summary": summary, **kept}
     return result
 
 
@@ -371,7 +372,7 @@ def scaling_fields(inputs: StatusInputs, old_status: Object) -> Object:
     fields: Object = {
         "slo": scaling_report.slo,
         "limitedBy": scaling_report.limited_by,
-        "lastDecision": scaling_report.last_decision,
+        "recovery": scaling_report.recovery,
         "cost": scaling_report.cost,
     }
     return {name: value for name, value in fields.items() if value}

@@ -109,21 +109,30 @@ class NameRules:
         return Refusal.RESERVED if is_foreign and not is_accepted else None
 
 
+def format_record(name: str, since: str) -> str:
+    """Returns `status.modelNameClaim`: one line of `kubectl describe`, such as `chat since 2026-01-01T00:00:00Z`."""
+    return f"{name} since {since}"
+
+
+def parse_record(record: object) -> tuple[str, str]:
+    """Returns name and time of the output of `format_record`; ("", "") for anything else."""
+    name, _, since = record.rpartition(" since ") if isinstance(record, str) else ("", "", "")
+    return (name, since) if name and since else ("", "")
+
+
 def read_claim(inference_service: Mapping[str, Any]) -> NameClaim | None:
     """Returns the claim of an InferenceService, or None if it is being deleted. Ignores an invalid record."""
     meta = inference_service["metadata"]
     if meta.get("deletionTimestamp"):
         return None
-    record = (inference_service.get("status") or {}).get("modelNameClaim")
-    granted, since = (record.get("name"), record.get("since")) if isinstance(record, dict) else (None, None)
-    is_valid = isinstance(granted, str) and isinstance(since, str) and bool(granted and since)
+    granted, since = parse_record((inference_service.get("status") or {}).get("modelNameClaim"))
     return NameClaim(
         meta["namespace"],
         meta["name"],
         claimed_name(inference_service),
         meta.get("creationTimestamp") or "",
-        str(granted) if is_valid else "",
-        str(since) if is_valid else "",
+        granted,
+        since,
         published(inference_service),
     )
 
