@@ -72,10 +72,40 @@ async def test_restarted_operator_knows_its_engine_model(start: Callable[[float]
 async def test_reason_of_unknown_demand_follows_requests(start: Callable[[float], SingleService]) -> None:
     """A reason that no longer holds is replaced at once, not with the figures of the next minute."""
     service = start(0.2)
-    await service.run(3)
-    assert "no engine has reported a completed request since the operator started" in service.message("ScalingInactive")
-    await service.run(12)
-    assert "too few requests have completed to know their lengths" in service.message("ScalingInactive")
+    await service.run(15)
+    assert "fewer than 5 completed requests since the operator started" in service.message("ScalingInactive")
+    service.rate = 5.0
+    await service.run(20)
+    assert "completed requests" not in service.message("ScalingInactive")
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.2, 40.0], ids=["idle", "few requests", "load"])
+async def test_request_lengths_outlast_the_process(rate: float, start: Callable[[float], SingleService]) -> None:
+    """So they outlast a lost lease, and the next leader has them too: each begins a process of its own."""
+    service = start(40.0)
+    await service.run(30)
+    replicas = service.replicas()
+    service.rate = rate
+    for _ in range(2):
+        service.start_operator()
+        for _ in range(40):
+            await service.run(1)
+            assert "completed request" not in service.message("ScalingInactive")
+        explained = service.scaler.explain(KEY)
+        assert explained is not None
+        assert "unknown" not in explained["tiers"]["serve"]["capacity"]
+    assert service.replicas()["serve"] <= replicas["serve"]
+
+
+async def test_condition_never_says_frozen_of_a_count_that_changes(idle: SingleService) -> None:
+    service = idle
+    for _ in range(2 * (WINDOW_S + STARTUP_S)):
+        await service.run(1)
+        explained = service.scaler.explain(KEY)
+        assert explained is not None
+        frozen = explained["decisions"][0]["tiers"]["serve"]["frozen"]
+        assert ("ScalingInactive" in service.conditions) == frozen
+    assert not frozen
 
 
 async def test_idle_service_with_silent_gateway_keeps_replicas(idle: SingleService) -> None:

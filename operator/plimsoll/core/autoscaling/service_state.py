@@ -44,6 +44,7 @@ from plimsoll.core.capacity.tier_model import TierSpec
 from plimsoll.core.demand import idle_periods
 from plimsoll.core.demand.forecasting import forecast as forecast_demand
 from plimsoll.core.demand.idle_periods import IdleStats
+from plimsoll.core.demand.request_lengths import TOO_FEW_COMPLETED
 from plimsoll.core.demand.risk_control import RiskControl, initial_control, update_control
 from plimsoll.core.demand.service_metrics import ServiceMetrics
 from plimsoll.core.demand.uncertainty import tier_miss_cost
@@ -56,7 +57,6 @@ MIN_OBSERVATION_S: Final = (
     10.0  # of arrivals before anything is made of them: the first two of a service may come together
 )
 MAX_KEPT_DECISIONS: Final = 6  # last decisions that changed a count
-NO_COMPLETED_REQUEST: Final = Unavailable("no engine has reported a completed request since the operator started")
 NO_IDLE_STATS: Final = IdleStats()
 
 
@@ -88,13 +88,13 @@ class ServiceState:
     decisions: deque[TimedDecision] = field(default_factory=lambda: deque(maxlen=MAX_KEPT_DECISIONS))
     last_decision: TimedDecision | None = None
     basis: DecisionBasis | None = field(default=None, repr=False)
-    workload: Workload | Unavailable = NO_COMPLETED_REQUEST
+    workload: Workload | Unavailable = TOO_FEW_COMPLETED
     sizings: dict[str, SizingResult | Unavailable] = field(default_factory=dict)
     corrections: dict[str, CapacityCorrection] = field(default_factory=dict)
     ttft_feedback: TtftFeedback = field(default_factory=TtftFeedback)
     cache: DecisionCache = field(default_factory=DecisionCache, repr=False)
     idle_stats: IdleStats = NO_IDLE_STATS
-    is_idle: bool | Unavailable = NO_COMPLETED_REQUEST  # without arriving, queued or running requests
+    is_idle: bool | Unavailable = TOO_FEW_COMPLETED  # without arriving, queued or running requests
     has_retry_backlog: bool = False  # retries are reserved, at the last forecast
     _risk_updated_s: float | None = field(default=None, repr=False)
     _sampled_s: float | None = field(default=None, repr=False)  # time of the last arrival sample

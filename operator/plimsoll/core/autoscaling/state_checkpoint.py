@@ -1,6 +1,6 @@
 """Checkpoint of a service's autoscaler state as a small document.
 
-Problem: a new process must keep learned speeds, start-up times and daily patterns. It must not accept an invalid
+Problem: a new process must keep learned speeds, request lengths, start-up times and daily patterns. It must not accept an invalid
 document or one of another version.
 
 Idea: each part is stored with its version and validates itself. An invalid part is reset; the others are kept.
@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final
+
+import numpy as np
 
 from plimsoll.core import codec
 from plimsoll.core.autoscaling.decision_state import DecisionState
@@ -23,8 +25,14 @@ from plimsoll.core.demand.idle_periods import IdleStats
 from plimsoll.core.demand.risk_control import RiskControl
 from plimsoll.core.engine_model.calibration import serialization as calibration
 from plimsoll.core.engine_model.step_time import StepModel
+from plimsoll.core.types import Unavailable
+from plimsoll.core.workload import Workload
 
 SERVICE_STATE_VERSION: Final = 1
+MAX_LENGTHS: Final = 512  # rows of a workload; one of full histograms has fewer
+LENGTH_DIGITS: Final = 4
+MAX_LENGTH_TOKENS: Final = 1e8
+_LENGTHS: Final = ("uncached_tokens", "cached_tokens", "output_tokens", "weights")
 
 
 def dump_service_state(service: ServiceState) -> dict[str, Any]:
@@ -35,6 +43,7 @@ def dump_service_state(service: ServiceState) -> dict[str, Any]:
         "ttft_offset": None if (offset := service.ttft_feedback.offset) is None else codec.encode(offset),
         "risk": None if service.risk is None else codec.encode(service.risk),
         "pauses": codec.encode(service.idle_stats),
+        "lengths": None if isinstance(service.workload, Unavailable) else _dump_lengths(service.workload),
         "tiers": {name: _dump_tier(tier) for name, tier in service.tiers.items()},
     }
 
@@ -51,10 +60,37 @@ def restore_service_state(service: ServiceState, stored: Any) -> None:
         service.risk = codec.decode(RiskControl, stored.get("risk"))
     with suppress(ValueError):
         service.idle_stats = codec.decode(IdleStats, stored.get("pauses"))
+    with suppress(ValueError):
+        service.workload = _restore_lengths(stored.get("lengths"))
     tiers = stored.get("tiers")
     for name, tier in service.tiers.items():
         if isinstance(tiers, Mapping) and isinstance(tiers.get(name), Mapping):
             _restore_tier(tier, tiers[name])
+
+
+def _dump_lengths(workload: Workload) -> dict[str, list[float]]:
+    """Request lengths and their weights, at most MAX_LENGTHS of each; the heaviest are kept."""
+    heaviest = np.sort(np.argsort(-workload.weights, kind="stable")[:MAX_LENGTHS])
+    columns = {name: getattr(workload, name)[heaviest] for name in _LENGTHS}
+    return {name: [float(f"{value:.{LENGTH_DIGITS}g}") for value in column] for name, column in columns.items()}
+
+
+def _restore_lengths(stored: Any) -> Workload:
+    """The inverse of `_dump_lengths`. Raises ValueError for anything else."""
+    if not isinstance(stored, Mapping):
+        raise ValueError("no request lengths")
+    columns = {}
+    for name in _LENGTHS:
+        column = stored.get(name)
+        if not isinstance(column, list) or not 0 < len(column) <= MAX_LENGTHS:
+            raise ValueError(f"{name} is no list of request lengths")
+        if not all(type(value) in (int, float) and 0.0 <= value <= MAX_LENGTH_TOKENS for value in column):
+            raise ValueError(f"{name} has a value that is no length")
+        columns[name] = np.array(column, dtype=float)
+    total = float(columns["weights"].sum())
+    if not total > 0.0:
+        raise ValueError("the weights sum to 0")
+    return Workload(**(columns | {"weights": columns["weights"] / total}))
 
 
 def _dump_tier(tier: TierState) -> dict[str, Any]:

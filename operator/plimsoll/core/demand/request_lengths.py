@@ -36,12 +36,16 @@ from plimsoll.core.stats import shrink
 from plimsoll.core.types import Unavailable
 from plimsoll.core.workload import FloatArray, LengthHistogram, Workload, from_histograms, from_samples
 
+_MIN_REQUESTS: Final = 5.0  # fewer requests give no lengths
+TOO_FEW_COMPLETED: Final = Unavailable(
+    f"request lengths are unknown: engines have reported fewer than {_MIN_REQUESTS:.0f} completed requests since the "
+    "operator started"
+)
 _LENGTHS_MEMORY_S: Final = 300.0
 _RECENT_S: Final = 30.0
 _SHIFT_ERRORS: Final = 2.0  # standard errors by which the recent mean output must differ to be a new mix
 _CERTAIN_SHIFT_ERRORS: Final = 4.0  # standard errors that random variation exceeds once in 16,000 checks
 _MIN_WEIGHT: Final = 100.0  # number of requests whose lengths are kept, whatever their age
-_MIN_REQUESTS: Final = 5.0  # fewer requests give no lengths
 _PRIOR_REQUESTS: Final = 20.0  # weight of the estimate from bytes, in requests
 _REBUILD_S: Final = 30.0
 _MEAN_TOLERANCE: Final = 0.1  # a mean that differs by a larger share rebuilds the lengths
@@ -246,10 +250,7 @@ class RequestLengthEstimator:
             or counted is None
             or not (min(recent_output.started, counted.requests) >= _MIN_REQUESTS and counted.tokens)
         ):
-            completed = round(self._completed.weight)
-            if not completed:
-                return Unavailable("no engine has reported a completed request since the operator started")
-            return Unavailable(f"too few requests have completed to know their lengths: {completed}")
+            return TOO_FEW_COMPLETED
         prompt, output = counted.tokens / counted.requests, max(recent_output.tokens / recent_output.started, 1.0)
         cached = max(0.0, min(prompt * self.cached_share, prompt - 1.0))
         lengths = np.array(((max(prompt - cached, 1.0),), (cached,), (output,)))
