@@ -193,6 +193,14 @@ def test_render_document_matches_golden_text() -> None:
     assert "\n".join(render_document(DOCUMENT, Screen(100))) + "\n" == GOLDEN
 
 
+def test_render_slots_of_the_gateways_add_up() -> None:
+    """Shares shrink before others grow, so meanwhile some slots have no holder."""
+    made = copy.deepcopy(DOCUMENT)
+    made["admission"]["shares"] = {"gateway-a": 25, "gateway-b": 1}
+    (line,) = [line for line in render_document(made, PIPE) if line.split()[:1] == ["slots"]]
+    assert "40 sequences per engine: gateway-a 25, gateway-b 1, 14 until another gateway releases them" in line
+
+
 def test_render_to_pipe_is_uncut_and_plain() -> None:
     lines = render_document(DOCUMENT, PIPE)
     assert "\x1b" not in "".join(lines)

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from plimsoll.controllers.autoscale import scaling_conditions
+from plimsoll.controllers.autoscale import scaling_conditions, tracked_service
+from plimsoll.core.autoscaling.inputs import ServiceSnapshot, TierSnapshot
+from plimsoll.core.autoscaling.observations import Constraint, SizingResult
+from plimsoll.core.autoscaling.service_state import ServiceState
+from plimsoll.core.demand.service_metrics import ServiceMetrics
+from plimsoll.core.types import Unavailable
 from tests.controllers.test_status_sentences import Walk
 
 
@@ -15,6 +22,52 @@ from tests.controllers.test_status_sentences import Walk
 def test_sentences_shedding_is_never_none_or_all(share: float, expected: str) -> None:
     """The condition lasts until a minute has passed without a rejection, so also with one in a thousand."""
     assert scaling_conditions.format_rejected(share) == expected
+
+
+@pytest.mark.parametrize(
+    ("ready", "sized", "expected"),
+    [
+        ((1, 0), ("prefill", "decode"), "no decode replica is ready"),
+        ((1, 0), ("prefill",), "no decode replica is ready"),
+        ((0, 0), (), "no prefill and no decode replica is ready"),
+        ((1, 2), ("prefill", "decode"), "SLO capacity 10 req/s with 1 ready prefill replica"),
+        ((1, 2), ("prefill",), None),
+    ],
+)
+def test_sentences_shedding_names_the_tier_that_binds(
+    ready: tuple[int, int], sized: tuple[str, ...], expected: str | None
+) -> None:
+    """When the only decode engine dies, the capacity of the prefill tier explains nothing."""
+    state = ServiceState.for_roles(["prefill", "decode"])
+    size = SizingResult(1, 1, 1.0, 0.1, 1.0, Constraint.SLOTS, 0.9, 0.9, None, None)
+    state.sizings = {tier: size if tier in sized else Unavailable("no figure") for tier in ("prefill", "decode")}
+    tiers = {tier: TierSnapshot(2, count) for tier, count in zip(("prefill", "decode"), ready, strict=True)}
+    metrics = ServiceMetrics(1.0, rejected_share=0.25, arrivals=61.0)
+    found = scaling_conditions.shedding(state, ServiceSnapshot(metrics, tiers), (), {})
+    assert found is not None
+    rejected = "25% of the last minute's requests were rejected (of 1.02 req/s)"
+    assert found.message == "; ".join(filter(None, (rejected, expected)))
+
+
+def test_figures_follow_the_load_within_ten_seconds() -> None:
+    walk = Walk()
+    walk.routable = 1
+    walk.pod("a", "ready")
+    walk.serve(1.0, 70)
+    before = walk.render()["slo"]["offered"]
+    walk.serve(10.0, 11)
+    assert walk.render()["slo"]["offered"] != before
+
+
+@pytest.mark.parametrize(("services", "shedding", "expected"), [(1, False, 10.0), (1000, True, 10.0)])
+def test_figures_are_refreshed_every_ten_seconds(services: int, shedding: bool, expected: float) -> None:
+    assert tracked_service.report_interval_s(services, is_shedding=shedding) == expected
+
+
+def test_figures_of_many_services_have_a_bounded_write_rate() -> None:
+    intervals = {n: tracked_service.report_interval_s(n, is_shedding=False) for n in (1, 100, 1000, 10_000)}
+    assert all(n / interval_s <= tracked_service.FIGURE_WRITES_PER_SECOND for n, interval_s in intervals.items())
+    assert math.isclose(intervals[1000], 59.0, abs_tol=1.0)
 
 
 def test_sentences_overdue_are_at_most_the_starting() -> None:

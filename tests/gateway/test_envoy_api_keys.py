@@ -118,7 +118,8 @@ async def test_limit_of_key_is_reported_and_enforced(locked: tuple[GatewayStack,
 async def test_large_body_without_key_is_rejected_before_it_is_read(locked: tuple[GatewayStack, FakeEngine]) -> None:
     stack, _ = locked
     reader, writer = await asyncio.open_connection("127.0.0.1", stack.settings.port)
-    head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 8000000\r\n\r\n"
+    head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    head += "content-length: 8000000\r\n\r\n"
     writer.write(head.encode())
     async with asyncio.timeout(TIMEOUT_S):
         assert (await reader.readline()).split(b" ")[1] == b"401"

@@ -156,7 +156,8 @@ async def test_nonsense_timeout_is_400(stack: GatewayStack, value: str) -> None:
 async def test_several_timeout_headers_are_400(stack: GatewayStack) -> None:
     await start(stack, service())
     body = b'{"model":"chat","messages":[]}'
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-length: {len(body)}\r\nconnection: close\r\n"
+    head = "POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+    head += f"content-length: {len(body)}\r\nconnection: close\r\n"
     reader, writer = await asyncio.open_connection("127.0.0.1", stack.settings.port)
     writer.write(f"{head}{TIMEOUT}: 5\r\n{TIMEOUT}: 700\r\n\r\n".encode() + body)
     answer = await reader.read()

@@ -148,8 +148,8 @@ async def test_body_above_the_limit_names_the_limit(stack: GatewayStack) -> None
         ("GET", CHAT, "POST"),
         ("PUT", "/v1/completions", "POST"),
         ("OPTIONS", CHAT, "POST"),
-        ("POST", "/v1/models", "GET"),
-        ("DELETE", "/v1/models/chat", "GET"),
+        ("POST", "/v1/models", "GET, HEAD"),
+        ("DELETE", "/v1/models/chat", "GET, HEAD"),
         ("POST", "/health", "GET, HEAD"),
     ],
 )
@@ -158,6 +158,41 @@ async def test_other_method_is_a_405_with_allow(stack: GatewayStack, method: str
     assert (status, error["code"], headers["allow"]) == (405, "method_not_allowed", allow)
     assert method in error["message"]
     assert f"Use {allow}." in error["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/chat", "/v1/models/none"])
+async def test_head_of_models_is_get_without_a_body(stack: GatewayStack, path: str) -> None:
+    await one_engine(stack, service())
+    got, body, headers = await exchange(stack, "GET", path)
+    assert body
+    for _ in range(2):  # the connection to the picker stays usable
+        asked = await exchange(stack, "HEAD", path)
+        assert asked[:2] == (got, {})
+        assert asked[2]["content-length"] == headers["content-length"]
+        assert asked[2]["content-type"] == headers["content-type"]
+
+
+@pytest.mark.parametrize("sent", [b"x: " + b"y" * 70_000 + b"\r\n", b"x: y\r\n" * 120], ids=["long", "many"])
+async def test_431_names_the_limit(stack: GatewayStack, sent: bytes) -> None:
+    answer = await raw(stack, b"GET /v1/models HTTP/1.1\r\nhost: a\r\n" + sent + b"\r\n")
+    assert answer.startswith(b"HTTP/1.1 431 ")
+    assert b"100 headers of 60 KiB together" in answer
+
+
+@pytest.mark.parametrize("body", [b"", b" \n"])
+async def test_empty_body_says_what_to_send(stack: GatewayStack, body: bytes) -> None:
+    status, error, _ = await exchange(stack, "POST", CHAT, {"content-type": "application/json"}, body)
+    assert (status, error["code"]) == (400, "invalid_json")
+    assert error["message"] == "The request has no body. Send a JSON object that has the field model and the input."
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/v1/embeddings"])
+async def test_missing_content_type_says_what_to_send(stack: GatewayStack, path: str) -> None:
+    head = f"POST {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: {len(GOOD_BODY)}\r\n\r\n"
+    answer = await raw(stack, head.encode() + GOOD_BODY)
+    assert answer.startswith(b"HTTP/1.1 415 ")
+    assert b"x-plimsoll-reason: content_type_required" in answer
+    assert b"Send Content-Type: application/json" in answer
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/models", "/v1/models/chat", "/rerank", "/tokenize"])

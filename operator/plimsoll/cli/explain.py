@@ -326,8 +326,12 @@ def _slots_line(limits: Any) -> str:
     batch = get_int(limits, "costModel", "batch")
     if batch is None:
         return "unlimited: no engine has reported its model"
-    shares = ", ".join(f"{name} {get_int(slots)}" for name, slots in get_mapping(limits, "shares").items())
-    return f"{batch} {'sequence' if batch == 1 else 'sequences'} per engine{f': {shares}' if shares else ''}"
+    counts = {name: get_int(slots) or 0 for name, slots in get_mapping(limits, "shares").items()}
+    shares = [f"{name} {slots}" for name, slots in counts.items()]
+    if shares and (moving := batch - sum(counts.values())) > 0:
+        shares.append(f"{moving} until another gateway releases them")
+    head = f"{batch} {'sequence' if batch == 1 else 'sequences'} per engine"
+    return f"{head}: {', '.join(shares)}" if shares else head
 
 
 def _due_line(limits: Any) -> str:

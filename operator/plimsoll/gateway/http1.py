@@ -147,6 +147,11 @@ def response(status: int, headers: Iterable[tuple[str, str]] = (), body: bytes =
     return f"{start}{header_block}content-length: {len(body)}{end}".encode("latin-1", "replace") + body
 
 
+def without_body(reply: bytes) -> bytes:
+    """Returns the response to HEAD: that to GET, with the length of its body, which does not follow."""
+    return reply[: reply.index(b"\r\n\r\n") + 4]
+
+
 def ok_response(headers: str, count: int) -> bytes:
     """Returns a complete 200 response without a body. `headers` are `count` serialized header lines.
 

@@ -84,6 +84,11 @@ def needs_worker(body: bytes, form: BodyForm = BodyForm.COMPLETION) -> bool:
 def parse_body(body: bytes, route: ApiRoute = CHAT_ROUTE) -> ParsedRequest | Rejection:
     """Returns the parsed request or its rejection. Never raises."""
     form = route.form
+    if not body.strip():
+        return Rejection(
+            RejectionReason.INVALID_JSON,
+            "The request has no body. Send a JSON object that has the field model and the input.",
+        )
     if body.startswith(_BYTE_ORDER_MARKS) or not _is_utf8(body):
         return Rejection(
             RejectionReason.INVALID_ENCODING, "The request body must be JSON in UTF-8 without a byte order mark."

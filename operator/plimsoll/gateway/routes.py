@@ -24,7 +24,7 @@ from plimsoll.gateway.envoy.body_filters import BODY_BYTES_HEADER, RESERVE_PREFI
 from plimsoll.gateway.envoy.listener import CHECK_PREFIX
 from plimsoll.gateway.envoy.virtual_host import MODELS_PATH
 from plimsoll.gateway.errors import Rejection, from_header, to_response
-from plimsoll.gateway.http1 import HttpRequest, response
+from plimsoll.gateway.http1 import HttpRequest, response, without_body
 from plimsoll.gateway.identity import Identity, model_not_allowed
 from plimsoll.gateway.parse_worker import ParseWorker
 from plimsoll.gateway.picker import Picker
@@ -72,7 +72,8 @@ class EnvoyEndpoint:
             return write_response(from_header(reply.decode("ascii")))
         path = request.path.partition(b"?")[0]
         if path == MODELS_PATH.encode() or path.startswith(_MODEL):
-            return self._models(request, path)
+            reply = self._models(request, path)
+            return without_body(reply) if request.method == b"HEAD" else reply
         return response(404)
 
     def _reserve(self, request: HttpRequest) -> bytes:
@@ -169,8 +170,11 @@ class AdminEndpoint:
 
     def __call__(self, request: HttpRequest) -> bytes | Awaitable[bytes]:
         path = request.path.partition(b"?")[0]
-        if request.method != b"GET":
-            return response(405, (("allow", "GET"),))
+        if request.method == b"HEAD":
+            return without_body(self._get(path))
+        return self._get(path) if request.method == b"GET" else response(405, (("allow", "GET, HEAD"),))
+
+    def _get(self, path: bytes) -> bytes:
         if path == b"/healthz":  # a response proves that the event loop runs
             return response(200, body=b"ok\n")
         if path == b"/readyz":

@@ -170,7 +170,9 @@ class Autoscaler:
                 self._gauges.export(key, entry.service_state, snapshot, spec)
                 indirect_tiers = self._sources.prometheus_only_tiers(key)
                 other_writer = other_writer_of(self._sources.targets(key))
-                if entry.update_report(service, snapshot, spec, tuple(gateways), indirect_tiers, other_writer, now_s):
+                if entry.update_report(
+                    service, snapshot, spec, tuple(gateways), indirect_tiers, other_writer, len(services), now_s
+                ):
                     self._on_report_changed(key)
                 changes = list(self._changes(service_object, entry.service_state, spec))
                 entry.mark_idle(service_object, snapshot, spec, bool(changes), now_s)

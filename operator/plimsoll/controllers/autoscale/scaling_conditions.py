@@ -183,7 +183,8 @@ def gateway_config_stale(health: HealthReport) -> Condition | None:
 def shedding(
     service_state: ServiceState, snapshot: ServiceSnapshot, old_conditions: Iterable[Condition], starting: Object
 ) -> Condition | None:
-    """The rejected share and load of the last minute, and the present capacity of the tier that has the least.
+    """The rejected share and load of the last minute, and the tier that binds: one without ready replicas, else the one
+    with the least capacity, if that of all tiers is known.
 
     starting: `status.tiers.*.starting` of the tier that serves clients.
     """
@@ -196,7 +197,10 @@ def shedding(
         for tier, sizing in service_state.sizings.items()
         if tier in snapshot.tiers and isinstance(sizing, SizingResult)
     ]
-    if capacities:
+    dead = [name for name, tier in snapshot.tiers.items() if not tier.ready]
+    if dead:
+        parts.append(f"no {' and no '.join(dead)} replica is ready")
+    elif capacities and len(capacities) == len(snapshot.tiers):
         capacity_per_s, tier = min(capacities)
         ready = snapshot.tiers[tier].ready
         replicas = f"{ready} ready {tier} {'replica' if ready == 1 else 'replicas'}"

@@ -2,8 +2,9 @@
 
 Problem: every figure moves at every tick. A status that follows each of them costs the API server a write per second.
 
-Idea: a report is built when the state behind it changes (a count, a limit, a missing signal), and once a minute for the
-figures alone. A figure that has moved by less than a tolerance keeps its old text.
+Idea: a report is built when the state behind it changes (a count, the status or reason of a condition), and every ten
+seconds for the figures alone, more rarely where there are many services. A figure that has moved by less than a
+tolerance keeps its old text.
 """
 
 from __future__ import annotations
@@ -82,8 +83,8 @@ def failed_report(old: ScalingReport, error: Exception) -> ScalingReport:
     return replace(old, state_key=(), conditions=(inactive, *others))
 
 
-def _condition_of(report: ScalingReport, kind: ConditionType) -> Condition | None:
-    return next((condition for condition in report.conditions if condition.type is kind), None)
+def _find(conditions: Iterable[Condition], kind: ConditionType) -> Condition | None:
+    return next((condition for condition in conditions if condition.type is kind), None)
 
 
 def state_key(
@@ -93,13 +94,13 @@ def state_key(
     health: HealthReport,
     is_shedding_now: bool,
     limited: Condition | None,
-    slos: Sequence[Slo],
+    spec: ScalingSpec,
+    previous: Iterable[Condition],
 ) -> tuple[object, ...]:
     """The state whose change is reported at once, as a comparable tuple; empty before the first decision.
 
     It includes the generation of the spec, because any field of it may appear in the report. limited: condition
-    ScalingLimited, None if it is not true. slos: the SLO of each request class. Which of their targets are measured
-    changes at most once per metrics window without requests, and once per first response after one.
+    ScalingLimited, None if it is not true. previous: the last conditions, for the hysteresis of SLOMet.
     """
     if service_state.last_decision is None:
         return ()
@@ -108,7 +109,9 @@ def state_key(
         service.metadata.generation,
         health,
         is_shedding_now,
-        slo_status.measured_targets(snapshot, slos) if slos else (),
+        ()
+        if spec.slo is None
+        else slo_status.slo_state(snapshot, spec.slo, spec.slos, _find(previous, ConditionType.SLO_MET)),
         limited and (limited.reason, limited.bound),
         *(
             (
@@ -157,7 +160,9 @@ def build_report(
     decision = service_state.last_decision.decision
     is_sized = spec.slo is not None and spec.policy.mode is not ScalingMode.OFF
     is_shedding = scaling_conditions.is_shedding(snapshot, previous.conditions)
-    current_state = state_key(service, service_state, snapshot, health, is_shedding, limited, spec.slos)
+    current_state = state_key(
+        service, service_state, snapshot, health, is_shedding, limited, spec, previous.conditions
+    )
     keep_checkpoint = previous.state_key in (current_state, ()) and previous.checkpoint is not None
     keep_checkpoint = keep_checkpoint and (not is_sized or now_s - previous.checkpoint_s < CHECKPOINT_INTERVAL_SECONDS)
     tiers = {name: _tier_status(service_state, snapshot, name, previous, now_s) for name in service_state.tiers}
@@ -205,7 +210,7 @@ def _conditions(
         return
     yield scaling_conditions.metrics_degraded(snapshot, health, engine_server.metrics_port(service))
     yield scaling_conditions.slo_infeasible(service_state)
-    previous_slo_met = _condition_of(previous, ConditionType.SLO_MET)
+    previous_slo_met = _find(previous.conditions, ConditionType.SLO_MET)
     yield slo_status.slo_condition(snapshot, spec.slo, spec.slos, slo_figures, previous_slo_met)
     yield limited
     starting = tiers.get(service_state.client_tier, {}).get("starting", {})

@@ -124,13 +124,17 @@ def _target_unavailable(name: str, unavailable: Unavailable) -> str:
     return f"{name} is not known: {unavailable.reason}"
 
 
-def measured_targets(snapshot: ServiceSnapshot, class_slos: Sequence[Slo]) -> tuple[bool, ...]:
-    """Whether the last minute's responses tell about all targets, and which latencies they have a figure of.
+def slo_state(
+    snapshot: ServiceSnapshot, slo: Slo, class_slos: Sequence[Slo], previous: Condition | None
+) -> tuple[object, ...]:
+    """What the status shows at once: SLOMet without its figures, and which latencies the last minute has.
 
-    Each figure leaves the status as soon as the last minute has no request for it.
+    Each figure leaves the status as soon as the last minute has no request for it. Parameters: as for `slo_condition`.
     """
-    is_complete = slo_attainment(snapshot.metrics, *class_slos).unmeasured_target is None
-    return (is_complete, *(latency_s is not None for latency_s in measured_percentiles(snapshot)))
+    attainment = slo_attainment(snapshot.metrics, *class_slos)
+    outcome = _slo_outcome(snapshot, slo, attainment, None if previous is None else previous.reason)
+    measured = [latency_s is not None for latency_s in measured_percentiles(snapshot)]
+    return (*outcome, attainment.unmeasured_target is None, *measured)
 
 
 def slo_figures(snapshot: ServiceSnapshot, slo: Slo, class_slos: Sequence[Slo], previous: Object) -> Object:

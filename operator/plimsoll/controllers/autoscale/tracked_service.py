@@ -26,7 +26,8 @@ from plimsoll.core.types import Role, Unavailable
 
 Object = dict[str, Any]
 
-REPORT_INTERVAL_SECONDS: Final = 60.0  # interval at which the figures in the status are refreshed
+REPORT_INTERVAL_SECONDS: Final = 10.0  # least interval at which the figures in a status are refreshed
+FIGURE_WRITES_PER_SECOND: Final = 17.0  # most of them for the figures of all services
 IDLE_INTERVAL_SECONDS: Final = 4.0  # decision interval of an idle service; a request ends it at once
 TRANSFER_ASSESSMENT_SECONDS: Final = 10.0  # interval at which KV transfer is assessed
 FAILURE_BACKOFF_SECONDS: Final = 30.0  # pause after a failed decision
@@ -148,11 +149,12 @@ class TrackedService:
         gateways: tuple[str, ...],
         prometheus_only_tiers: tuple[str, ...],
         other_writer: str | None,
+        services: int,
         now_s: float,
     ) -> bool:
-        """Rebuild the report when its state changes, and every REPORT_INTERVAL_SECONDS for its figures.
+        """Rebuild the report when its state changes, and every `report_interval_s` for its figures.
 
-        Admission limits are published in between, without new figures. Returns whether the report has changed.
+        services: how many the operator has. Admission limits are published in between, without new figures. Returns whether the report has changed.
         other_writer: who else sets the replica count of a target, None if no other writer does.
         """
         old_report = self.report
@@ -175,13 +177,14 @@ class TrackedService:
         if slow_transfer is not None and old_report is not None and old_report.slow_transfer_message is not None:
             slow_transfer = old_report.slow_transfer_message  # keeps the message while only its figures move
         state_key = scaling_status.state_key(
-            service, self.service_state, snapshot, health, is_shedding, limited, spec.slos
-        )
+            service, self.service_state, snapshot, health, is_shedding, limited, spec,
+            () if old_report is None else old_report.conditions,
+        )  # fmt: skip
         if (
             old_report is not None
             and old_report.state_key == state_key
             and bool(old_report.slow_transfer_message) == bool(slow_transfer)
-            and now_s - self.report_made_s < REPORT_INTERVAL_SECONDS
+            and now_s - self.report_made_s < report_interval_s(services, is_shedding=is_shedding)
         ):
             if old_report.published is published:
                 return False
@@ -207,6 +210,14 @@ class TrackedService:
             return False
         self.report = new_report
         return True
+
+
+def report_interval_s(services: int, *, is_shedding: bool) -> float:
+    """Seconds between two refreshes of a status whose state does not change. They keep the writes of all in bounds.
+
+    Few services shed load at a time, and the rejected share is what their users look at.
+    """
+    return REPORT_INTERVAL_SECONDS if is_shedding else max(REPORT_INTERVAL_SECONDS, services / FIGURE_WRITES_PER_SECOND)
 
 
 def track(

@@ -24,7 +24,13 @@ from plimsoll.gateway.envoy.body_filters import (
     rate_filter,
 )
 from plimsoll.gateway.envoy.jwt import jwt_filters
-from plimsoll.gateway.envoy.local_reply import HEALTH, local_reply_config, plain_http_config
+from plimsoll.gateway.envoy.local_reply import (
+    HEALTH,
+    MAX_HEADERS,
+    MAX_HEADERS_KIB,
+    local_reply_config,
+    plain_http_config,
+)
 from plimsoll.gateway.envoy.tls import plain_chain, tls_chain, tls_inspector
 from plimsoll.gateway.envoy.tracing import ATTRIBUTE_PREFIX, tracing
 from plimsoll.gateway.envoy.virtual_host import CHECK_FILTER, CORS, REJECTION_HEADERS, direct_response, virtual_host
@@ -137,8 +143,9 @@ def _http_connection_manager(settings: PickerSettings) -> Json:
         "common_http_protocol_options": {
             "headers_with_underscores_action": "DROP_HEADER",
             "idle_timeout": CLIENT_IDLE,
-            "max_headers_count": 100,
+            "max_headers_count": MAX_HEADERS,
         },
+        "max_request_headers_kb": MAX_HEADERS_KIB,
         "http_protocol_options": {"override_stream_error_on_invalid_http_message": True},
         "http2_protocol_options": {
             "override_stream_error_on_invalid_http_message": True,

@@ -34,6 +34,8 @@ class LocalReply:
     retry_after: int | str | None = None  # seconds or a format command; None if a retry does not help
 
 
+MAX_HEADERS = 100
+MAX_HEADERS_KIB = 60
 UNCHANGED_BODY = "%LOCAL_REPLY_BODY%"
 
 REPLIES = {
@@ -66,7 +68,8 @@ REPLIES = {
         "This gateway does not support the HTTP version of the request. Use HTTP/1.1 or HTTP/2.", "http_version"
     ),
     431: LocalReply(
-        "The request headers are larger than the limit of this gateway. Send fewer or shorter headers.",
+        f"The request headers are larger than the limit of this gateway: {MAX_HEADERS} headers of {MAX_HEADERS_KIB} KiB"
+        " together. Send fewer or shorter headers.",
         "headers_too_large",
     ),
     500: LocalReply("The gateway failed with an internal error (%RESPONSE_CODE_DETAILS%).", "gateway_error"),
@@ -81,6 +84,16 @@ REPLIES = {
 
 NEXT_ENGINE = engine_contract().headers["next_engine"]  # set on requests that only one engine can serve
 NEXT_ENGINE_SECONDS = f"%REQ({NEXT_ENGINE.upper()})%"
+NO_ENGINE_READY = LocalReply(
+    "No engine of the model is ready (%RESPONSE_CODE_DETAILS%), and this response does not know when the next one is."
+    " Try again in 5 s: once the gateway has noticed, its response has the expected time.",
+    "unavailable",
+    5,
+)
+UNTYPED = LocalReply(
+    "The request has no Content-Type header. Send Content-Type: application/json with a JSON body.",
+    "content_type_required",
+)
 ONLY_ENGINE_FAILED = LocalReply(
     "The only ready engine did not accept the request (%RESPONSE_CODE_DETAILS%). The next one is expected later:"
     f" try again in {NEXT_ENGINE_SECONDS} s.",
@@ -137,6 +150,8 @@ def local_reply_config(max_body_bytes: int) -> Json:
         (_both(_status_filter("EQ", 503), _request(":path", {"prefix": HEALTH})), 503, DRAINING),
         (_both(_flag_filter("UF", "UC", "UH"), _request(NEXT_ENGINE, None)), 503, ONLY_ENGINE_FAILED),
         (_flag_filter("UF", "UC"), 503, REPLIES[503]),  # with or without retries
+        (_flag_filter("UH"), 503, NO_ENGINE_READY),
+        (_both(_status_filter("EQ", 415), _without("content-type")), 415, UNTYPED),
         (_flag_filter("UMSDR"), 504, DEADLINE_PASSED),
         (_flag_filter("UO"), OVERLOADED_STATUS, OVERLOADED_REPLY),
         (_flag_filter("RL"), 429, BODIES_REPLY),
@@ -180,6 +195,11 @@ def _request(header: str, match: Json | None) -> Json:
             "header": {"name": header, **({"present_match": True} if match is None else {"string_match": match})}
         }
     }
+
+
+def _without(header: str) -> Json:
+    """Matches replies to requests without the header."""
+    return {"header_filter": {"header": {"name": header, "present_match": True, "invert_match": True}}}
 
 
 def _both(*filters: Json) -> Json:

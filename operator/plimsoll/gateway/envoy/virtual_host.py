@@ -10,7 +10,7 @@ from typing import Any
 
 from plimsoll.api.v1alpha1.request_limits import IDLE_TIMEOUTS_S
 from plimsoll.gateway.adapters import ADAPTER_HEADER
-from plimsoll.gateway.api_routes import RESPONSES_PATH, ROUTES
+from plimsoll.gateway.api_routes import RESPONSES_PATH, ROUTES, BodyForm
 from plimsoll.gateway.envoy.body_filters import (
     BODY_BYTES_HEADER,
     LARGE_BODY_BYTES,
@@ -76,9 +76,10 @@ def _routes(settings: PickerSettings, origins: list[Json]) -> list[Json]:
     # The CORS filter ignores direct responses, so this needs a cluster. It responds before the cluster is called.
     routes += [{"match": _is_preflight({"string_match": origin}), "route": {"cluster": "picker"}} for origin in origins]
     routes += [direct_response(_is_preflight({"present_match": True}), 403)]
-    for path in ROUTES:
+    for path, route in ROUTES.items():
         routes += [
             _compressed(path),
+            *([] if route.form is BodyForm.AUDIO else [_untyped(path)]),
             _reply_route(path),
             _engine_route({"path": path, "headers": [_method("POST"), small]}, settings, CHECK_FILTER),
             _engine_route({"path": path, "headers": [_method("POST")]}, settings, RESERVE_FILTER, CHECK_FILTER),
@@ -86,7 +87,7 @@ def _routes(settings: PickerSettings, origins: list[Json]) -> list[Json]:
         ]
     routes.append(direct_response({"prefix": f"{RESPONSES_PATH}/"}, 404))
     for match in ({"path": MODELS_PATH}, {"prefix": f"{MODELS_PATH}/"}):
-        routes += [_models_route(match), direct_response(match, 405, allow="GET")]
+        routes += [_models_route(match), direct_response(match, 405, allow="GET, HEAD")]
     routes += [direct_response({"path": HEALTH}, 405, allow="GET, HEAD"), direct_response({"prefix": "/"}, 404)]
     return routes
 
@@ -126,9 +127,15 @@ def _compressed(path: str) -> Json:
     )
 
 
+def _untyped(path: str) -> Json:
+    """Refuse a body without a content type: engines would, in words of their own."""
+    absent = {"name": "content-type", "present_match": True, "invert_match": True}
+    return direct_response({"path": path, "headers": [_method("POST"), absent]}, 415, accept="application/json")
+
+
 def _models_route(match: Json) -> Json:
     return {
-        "match": {**match, "headers": [_method("GET")]},
+        "match": {**match, "headers": [{"name": ":method", "string_match": {"safe_regex": {"regex": "GET|HEAD"}}}]},
         "route": {"cluster": "picker", "timeout": "5s"},
     }
 
