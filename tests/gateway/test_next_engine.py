@@ -29,7 +29,14 @@ def with_status(obj: Object, next_ready_s: float | None = None, startup: str | N
     if next_ready_s is not None:
         due = datetime.fromtimestamp(START_UNIX_S + next_ready_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         tier["starting"] = {"count": 1, "nextReady": due}
-    return obj | {"status": {**obj.get("status", {}), "tiers": {"serve": tier}, **({"recovery": startup} if startup else {}), **status}}
+    return obj | {
+        "status": {
+            **obj.get("status", {}),
+            "tiers": {"serve": tier},
+            **({"recovery": startup} if startup else {}),
+            **status,
+        }
+    }
 
 
 def deleted(obj: Object) -> Object:

@@ -91,9 +91,7 @@ def _nested_fields(path: str, node: Schema) -> Iterator[tuple[str, Schema]]:
 
 def _table(rows: Iterator[tuple[str, Schema]], *, with_type: bool = True) -> str:
     """Return the rows of the fields. with_type: with a column for the type, which is for those who write."""
-    lines = (
-        ["| field | type | meaning |", "|---|---|---|"] if with_type else ["| field | meaning |", "|---|---|"]
-    )
+    lines = ["| field | type | meaning |", "|---|---|---|"] if with_type else ["| field | meaning |", "|---|---|"]
     described: dict[tuple[str, str], str] = {}
     for path, node in sorted(
         rows, key=lambda row: _TIER in row[0]

@@ -22,7 +22,9 @@ def _runtime_cel(engine: str) -> str:
 def runtime_in(engine: str, names: tuple[str, ...]) -> str:
     """Return the CEL of whether the engine at this path is one of these; an absent runtime is the default one."""
     is_default = DEFAULT_ENGINE.name in names
-    return f"{'!' * is_default}has({engine}.runtime) {'||' if is_default else '&&'} {engine}.runtime in {_cel_list(names)}"
+    return (
+        f"{'!' * is_default}has({engine}.runtime) {'||' if is_default else '&&'} {engine}.runtime in {_cel_list(names)}"
+    )
 
 
 def needs(
@@ -82,8 +84,7 @@ def _reserved(flags: tuple[str, ...]) -> ValidationRule[Any]:
         return [arg.split("=")[0] for arg in spec.args if regex.search(arg)]
 
     return ValidationRule(
-        f"!({runtime_in('self', engines)}) || !has(self.args) || "
-        f"!self.args.exists(arg, arg.matches({quote(pattern)}))",
+        f"!({runtime_in('self', engines)}) || !has(self.args) || !self.args.exists(arg, arg.matches({quote(pattern)}))",
         says,
         lambda spec: spec.runtime not in engines or not found(spec),
         field=".args",

@@ -65,8 +65,7 @@ TARGET_RULES: Final[tuple[ValidationRule[Any], ...]] = (
     _not_with_targets(".model.cache", lambda own: "cache" in own.model.model_fields_set, _NOT_RUN),
     _not_with_targets(".model.secretRef", lambda own: own.model.secret_ref is not None, _NOT_RUN),
     ValidationRule(
-        "!has(self.targets) || !has(self.engine) || !has(self.engine.image) ||"
-        f" {runtime_in('self.engine', _UNSIZED)}",
+        f"!has(self.targets) || !has(self.engine) || !has(self.engine.image) || {runtime_in('self.engine', _UNSIZED)}",
         f"is not allowed with targets: {_NOT_RUN}",
         lambda own: own.targets is None or own.engine.image is None or own.engine.runtime in _UNSIZED,
         field=".engine.image",

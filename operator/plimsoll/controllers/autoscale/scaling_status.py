@@ -32,7 +32,6 @@ from plimsoll.core.autoscaling.service_state import ServiceState
 from plimsoll.core.autoscaling.sizing_batch import TierCapacity
 from plimsoll.core.autoscaling.startup_time import Eta, Overdue, StartingPod, eta
 from plimsoll.core.autoscaling.tier_state import TierState
-from plimsoll.core.slo import Slo
 from plimsoll.core.types import Unavailable
 from plimsoll.resources import engine_server
 
@@ -160,9 +159,7 @@ def build_report(
     decision = service_state.last_decision.decision
     is_sized = spec.slo is not None and spec.policy.mode is not ScalingMode.OFF
     is_shedding = scaling_conditions.is_shedding(snapshot, previous.conditions)
-    current_state = state_key(
-        service, service_state, snapshot, health, is_shedding, limited, spec, previous.conditions
-    )
+    current_state = state_key(service, service_state, snapshot, health, is_shedding, limited, spec, previous.conditions)
     keep_checkpoint = previous.state_key in (current_state, ()) and previous.checkpoint is not None
     keep_checkpoint = keep_checkpoint and (not is_sized or now_s - previous.checkpoint_s < CHECKPOINT_INTERVAL_SECONDS)
     tiers = {name: _tier_status(service_state, snapshot, name, previous, now_s) for name in service_state.tiers}

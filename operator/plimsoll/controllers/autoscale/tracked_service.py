@@ -154,8 +154,9 @@ class TrackedService:
     ) -> bool:
         """Rebuild the report when its state changes, and every `report_interval_s` for its figures.
 
-        services: how many the operator has. Admission limits are published in between, without new figures. Returns whether the report has changed.
-        other_writer: who else sets the replica count of a target, None if no other writer does.
+        Admission limits are published in between, without new figures. Returns whether the report has changed.
+        other_writer: who else sets the replica count of a target, None if no other writer does. services: how many the
+        operator has.
         """
         old_report = self.report
         published = self.publisher.published
