@@ -12,8 +12,6 @@ from plimsoll.api.v1alpha1 import (
 )
 
 TIER = TierStatus(
-    ready=2,
-    desired=3,
     needed=4,
     summary="2/3",
     capacity_per_replica="9.1 req/s, 71% used",

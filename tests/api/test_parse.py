@@ -122,12 +122,12 @@ def test_parse_status_of_other_version_is_ignored() -> None:
 
 
 def test_parse_status_ignores_unknown_fields() -> None:
-    status = {"modelNames": ["chat"], "tiers": {"decode": {"ready": 1, "new": True}}, "later": {}}
+    status = {"modelNames": ["chat"], "tiers": {"decode": {"summary": "1/1", "new": True}}, "later": {}}
     read = parse({**service(), "status": status}).status
     assert read.model_names == ("chat",)
     assert read.tiers is not None
     assert read.tiers.decode is not None
-    assert read.tiers.decode.ready == 1
+    assert read.tiers.decode.summary == "1/1"
 
 
 @pytest.mark.parametrize(

@@ -25,9 +25,8 @@ def test_reference_page_is_up_to_date() -> None:
         "- `tiers.TIER.maxReplicas`, `targets.TIER.maxReplicas`, `scaling.schedule[].maxReplicas`: maxReplicas must not"
         " be below minReplicas",
         "| `tiers.TIER.summary` | Ready and desired pods, such as 2/3. |",
-        "| `scaling.warmReplicas` | integer, `0` | Replicas that each tier keeps beyond those it"
-        " needs, up to maxReplicas: 0 to 1000. |",
-        "| `lastDecision.decode` | The same for the decode tier. |",
+        "| `scaling.warmReplicas` | integer | Replicas that each tier keeps beyond those it"
+        " needs, up to maxReplicas: 0 to 1000. Absent: 0. |",
         "- `scaling.prefillPerDecode`: prefillPerDecode is allowed only with prefill and decode tiers, not with serve",
         "| `admission.classes[].slo.tpot` | string | As `slo.tpot`. |",
         "| URL* | `url` |",

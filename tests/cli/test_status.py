@@ -36,7 +36,7 @@ STATUS: dict[str, Any] = {
         "decode": {
             "needed": 6,
             "summary": "3/5",
-            "starting": {"count": 2, "overdue": 1, "nextReady": "2026-01-01T01:00:24Z"},
+            "starting": "2, 1 overdue, next at 2026-01-01T01:00:24Z",
             "capacityPerReplica": "9.1 req/s, 110% used",
         },
     },
@@ -206,18 +206,19 @@ async def test_status_malformed_field_still_shows_the_rest(field: str) -> None:
 @pytest.mark.parametrize(
     ("starting", "words"),
     [
-        ({"count": 2, "nextReady": "2026-01-01T01:00:24Z"}, "2, next in 24s"),
-        ({"count": 1, "nextReady": "2026-01-01T00:59:00Z"}, "1, next now"),
-        ({"count": 3, "overdue": 3}, "3 overdue"),
-        ({"count": 1}, "1"),
-        ({"count": 0}, "-"),
-        ({"count": "two", "nextReady": 7}, "-"),
-        ({"count": 1, "overdue": None, "nextReady": "soon"}, "1"),
+        ("2, next at 2026-01-01T01:00:24Z", "2, next in 24s"),
+        ("1, next at 2026-01-01T00:59:00Z", "1, next now"),
+        ("3, 3 overdue", "3 overdue"),
+        ("1", "1"),
+        ("0", "-"),
+        ("two", "-"),
+        ({"count": 1}, "-"),
+        ("1, next at soon", "1"),
         (None, "-"),
     ],
 )
 async def test_status_starting_replicas_are_summarised(starting: Any, words: str) -> None:
-    tiers = {"serve": {"ready": 1, "starting": starting, "desired": 4}}
+    tiers = {"serve": {"summary": "1/4", "starting": starting}}
     lines = await shown({**CHAT, "status": {**STATUS, "tiers": tiers}})
     (line,) = [line for line in lines if line.startswith("serve")]
     assert re.split("  +", line)[2] == words

@@ -13,7 +13,7 @@ from plimsoll.adapters.object_size import MAX_SERVICE_BYTES, measure
 from plimsoll.api.v1alpha1 import InferenceService, parse
 from plimsoll.controllers.object_cache import ObjectCache
 from plimsoll.controllers.reconcile.adapter_status import adapter_failed, adapters_status
-from plimsoll.controllers.reconcile.name_claims import claim_record
+from plimsoll.controllers.reconcile.name_claims import grant_time
 from plimsoll.controllers.reconcile.name_condition import adapter_name_rejected
 from plimsoll.controllers.reconcile.observe import affected_services, name_state, related_claims
 from plimsoll.core.errors import InvalidSpec
@@ -155,8 +155,8 @@ def test_taken_adapter_name_is_a_condition_and_no_grant() -> None:
         " team/chat/sql. Change its name to get a name of its own."
     )
     now = datetime(2026, 1, 3, tzinfo=UTC)
-    records = [claim_record(state.claim, related_claims(objects, state.claim), RULES, now) for state in states]
-    assert records == [None, {"name": "law", "since": "2026-01-03T00:00:00.000000Z"}]
+    records = [grant_time(state.claim, related_claims(objects, state.claim), RULES, now) for state in states]
+    assert records == [None, "2026-01-03T00:00:00.000000Z"]
 
 
 def test_model_name_of_an_adapter_is_taken_for_services() -> None:

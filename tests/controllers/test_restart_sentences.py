@@ -35,7 +35,10 @@ def test_sentences_restart_in_the_pod_is_shorter_than_a_start() -> None:
         engine("starting", ended_s, ended_s + 1.0)
         walk.serve(5.0, 1)
         status = walk.render()
-        left_s = datetime.fromisoformat(status["tiers"]["serve"]["starting"]["nextReady"]).timestamp() - walk.now_s
+        left_s = (
+            datetime.fromisoformat(status["tiers"]["serve"]["starting"].partition("next at ")[2]).timestamp()
+            - walk.now_s
+        )
         walk.serve(5.0, takes_s - 1)
         engine("ready", ended_s, ended_s + 1.0)
         walk.routable = 1

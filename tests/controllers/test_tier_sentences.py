@@ -78,9 +78,9 @@ def test_sentences_overdue_are_at_most_the_starting() -> None:
         walk.pod(name, "starting")
     walk.now_s += 86_400.0
     walk.serve(0.0, 2)
-    assert walk.render()["tiers"]["serve"]["starting"]["overdue"] == 2
+    assert walk.render()["tiers"]["serve"]["starting"] == "2, 2 overdue"
     walk.pod("a", "ready")
-    assert walk.render()["tiers"]["serve"]["starting"] == {"count": 1, "overdue": 1}
+    assert walk.render()["tiers"]["serve"]["starting"] == "1, 1 overdue"
 
 
 def test_sentences_paused_rollout_is_named() -> None:

@@ -165,7 +165,7 @@ async def test_hostile_bytes_make_one_line(one: tuple[LoggedGateway, FakeEngine]
     before = len(gateway.lines())
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.settings.port)
     size = b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body)
-    writer.write(b"POST %s HTTP/1.1\r\nhost: g\r\n" % path + head + size + body)
+    writer.write(b"POST %s HTTP/1.1\r\nhost: g\r\ncontent-type: application/json\r\n" % path + head + size + body)
     await reader.read()
     writer.close()
     await gateway.ask_fully(sent={"x-request-id": f"after-{before}"})

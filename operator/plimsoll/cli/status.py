@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from plimsoll.adapters.kube_client import KubeClient
 from plimsoll.api.conditions import ABNORMAL_TRUE
+from plimsoll.api.starting_pods import parse_starting
 from plimsoll.cli import cluster, kubeconfig
 from plimsoll.cli.json_access import get_int, get_list, get_mapping, get_text, get_value
 from plimsoll.cli.output import MISSING, Screen, format_age, format_table, hanging_indent, join_nonempty
@@ -168,10 +169,10 @@ def used_share(capacity: str) -> str:
 
 def _starting_summary(tier: Any, now_s: float) -> str:
     """Return the number of starting pods and the next expected time, such as `2, next in 24s` or `1 overdue`."""
-    count, overdue = get_int(tier, "starting", "count"), get_int(tier, "starting", "overdue") or 0
-    due_s = _epoch_s(get_text(tier, "starting", "nextReady"))
-    if not count:
+    starting = parse_starting(get_text(tier, "starting"))
+    if starting is None or not starting.count:
         return MISSING
+    count, overdue, due_s = starting.count, starting.overdue, _epoch_s(starting.next_ready)
     parts = [f"{count} overdue" if overdue == count else str(count)]
     parts += [f"{overdue} overdue"] if 0 < overdue < count else []
     parts += [f"next in {format_age(due_s - now_s)}" if due_s > now_s else "next now"] if due_s is not None else []

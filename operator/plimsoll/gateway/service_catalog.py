@@ -20,6 +20,7 @@ from plimsoll.adapters.normalize import epoch_s, value_at
 from plimsoll.api import labels
 from plimsoll.api.conditions import POD_PROBLEMS, ConditionReason, ConditionType
 from plimsoll.api.contract import engine_contract
+from plimsoll.api.starting_pods import parse_starting
 from plimsoll.core import units
 from plimsoll.core.admission.request import MAX_REQUEST_SEQUENCES
 from plimsoll.core.admission.request_limits import NO_LIMITS, RequestLimits
@@ -329,7 +330,8 @@ def _startup(obj: Object) -> tuple[float | None, float | None]:
     """
     tiers = value_at(obj, "status", "tiers")
     role = Role.SERVE if value_at(tiers, Role.SERVE) is not None else Role.DECODE
-    next_ready_s = epoch_s(value_at(tiers, role, "starting", "nextReady"))
+    starting = parse_starting(value_at(tiers, role, "starting"))
+    next_ready_s = None if starting is None else epoch_s(starting.next_ready)
     try:
         return next_ready_s, units.parse_duration(value_at(obj, "status", "recovery"))
     except (AttributeError, TypeError, ValueError):

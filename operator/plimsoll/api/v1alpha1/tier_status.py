@@ -20,23 +20,6 @@ class StatusModel(ApiModel):
     model_config = ConfigDict(extra="ignore")
 
 
-class StartingStatus(StatusModel):
-    """Pods that are starting."""
-
-    count: int = Field(default=0, ge=0, json_schema_extra=_INT32, description="Number of pods that are not ready yet.")
-    overdue: int = Field(
-        default=0,
-        ge=0,
-        json_schema_extra=_INT32,
-        description="Number of these pods that exceed the usual start-up time. They do not count as expected capacity.",
-    )
-    next_ready: str | None = Field(
-        default=None,
-        json_schema_extra={"format": "date-time"},
-        description="Expected time at which the first of them is ready, from measured start-up times.",
-    )
-
-
 class TierStatus(StatusModel):
     """Engines and capacity of one tier."""
 
@@ -51,7 +34,12 @@ class TierStatus(StatusModel):
         description="SLO capacity of one pod, its highest load within the SLO, and the share of that of all ready pods "
         "that the present load uses: such as `9.1 req/s, 70% used`.",
     )
-    starting: StartingStatus | None = Field(default=None, description="Pods that are starting. Absent: none.")
+    starting: str | None = Field(
+        default=None,
+        max_length=64,
+        description="Number of pods that are not ready yet, how many of them exceed the usual start-up time, and the "
+        "time at which the first of them is expected to be ready: such as `2, 1 overdue, next at TIME`. Absent: none.",
+    )
     yielded_to: Annotated[str, Field(max_length=512)] | None = Field(
         default=None,
         description="Who else sets the replica count of the target, so that the operator only recommends. Absent: "

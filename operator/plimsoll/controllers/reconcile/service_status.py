@@ -14,6 +14,7 @@ from typing import Any
 from plimsoll.adapters.kube_client import NAMESPACE_TERMINATING
 from plimsoll.api.conditions import ABNORMAL_TRUE, Condition, ConditionReason, ConditionType
 from plimsoll.api.message_text import MAX_QUOTE_CHARS, shorten
+from plimsoll.api.starting_pods import StartingPods
 from plimsoll.controllers.autoscale.scaling_conditions import SHEDDING_SHARE
 from plimsoll.controllers.autoscale.scaling_status import ScalingReport
 from plimsoll.controllers.hardware_limits import infeasible_by_hardware
@@ -349,11 +350,10 @@ def tiers_status(inputs: StatusInputs) -> dict[str, Object]:
     for tier in inputs.tiers:
         figures = dict(inputs.scaling_report.tiers.get(tier.role, {})) if inputs.scaling_report else {}
         if starting := figures.pop("starting", None):
-            is_expected = not tier.cannot_start
-            expected = {name: value for name, value in starting.items() if is_expected or name != "nextReady"}
+            next_ready = "" if tier.cannot_start else starting.get("nextReady", "")
             if tier.starting:
-                overdue = min(expected.pop("overdue", 0), tier.starting)
-                figures["starting"] = {**expected, **({"overdue": overdue} if overdue else {}), "count": tier.starting}
+                overdue = min(starting.get("overdue", 0), tier.starting)
+                figures["starting"] = str(StartingPods(tier.starting, overdue, next_ready))
         target = (inputs.targets or {}).get(tier.role)
         if target is not None and target.other_writer is not None:
             figures["yieldedTo"] = shorten(target.other_writer.name, MAX_OTHER_WRITER_CHARS)
