@@ -15,13 +15,13 @@ class StartingPods(NamedTuple):
     expected to be ready, "" if none is expected.
     """
 
-    count: int
+    total: int
     overdue: int = 0
     next_ready: str = ""
 
     def __str__(self) -> str:
         overdue = f", {self.overdue} overdue" if self.overdue else ""
-        return f"{self.count}{overdue}{f', next at {self.next_ready}' if self.next_ready else ''}"
+        return f"{self.total}{overdue}{f', next at {self.next_ready}' if self.next_ready else ''}"
 
 
 def parse_starting(text: object) -> StartingPods | None:

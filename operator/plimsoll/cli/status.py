@@ -170,9 +170,9 @@ def used_share(capacity: str) -> str:
 def _starting_summary(tier: Any, now_s: float) -> str:
     """Return the number of starting pods and the next expected time, such as `2, next in 24s` or `1 overdue`."""
     starting = parse_starting(get_text(tier, "starting"))
-    if starting is None or not starting.count:
+    if starting is None or not starting.total:
         return MISSING
-    count, overdue, due_s = starting.count, starting.overdue, _epoch_s(starting.next_ready)
+    count, overdue, due_s = starting.total, starting.overdue, _epoch_s(starting.next_ready)
     parts = [f"{count} overdue" if overdue == count else str(count)]
     parts += [f"{overdue} overdue"] if 0 < overdue < count else []
     parts += [f"next in {format_age(due_s - now_s)}" if due_s > now_s else "next now"] if due_s is not None else []
