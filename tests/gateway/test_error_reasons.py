@@ -38,6 +38,7 @@ def coded_reasons() -> set[ReasonUse]:
         400: local_reply.TWO_HOSTS,
         403: local_reply.PREFLIGHT,
         404: local_reply.NOT_STORED,
+        415: local_reply.UNTYPED,
         504: local_reply.DEADLINE_PASSED,
     }
     envoy |= {
