@@ -83,6 +83,7 @@ class ConditionReason(StrEnum):
     CONFIG_ERROR = "ConfigError"
     ENGINE_FAILING = "EngineFailing"
     POD_FAILED = "PodFailed"
+    NODE_NOT_READY = "NodeNotReady"
     PODS_REJECTED = "PodsRejected"
     NAMESPACE_TERMINATING = "NamespaceTerminating"
     PROGRESSING = "Progressing"
@@ -138,6 +139,7 @@ POD_PROBLEMS = (
     ConditionReason.IMAGE_UNAVAILABLE,
     ConditionReason.ENGINE_FAILING,
     ConditionReason.UNSCHEDULABLE,
+    ConditionReason.NODE_NOT_READY,
     ConditionReason.POD_FAILED,
 )
 
@@ -156,6 +158,7 @@ REASON_MEANINGS: dict[ConditionReason, str] = {
     ConditionReason.CONFIG_ERROR: "A Secret, ConfigMap, volume or claim is missing.",
     ConditionReason.POD_FAILED: "The kubelet ended or refused a pod, such as by an eviction, and no ready pod "
     "replaces it. Or a container that something else added to the pod failed.",
+    ConditionReason.NODE_NOT_READY: "The node of a pod no longer reports to Kubernetes.",
     ConditionReason.ENGINE_FAILING: "An engine exited on its own.",
     ConditionReason.PODS_REJECTED: "The cluster rejects the pods (quota, pod security or admission webhook).",
     ConditionReason.NAMESPACE_TERMINATING: "The namespace is being deleted, so no engine can be created.",

@@ -18,6 +18,7 @@ _REASON_EVENTS: dict[ConditionReason, EventReason] = {
     ConditionReason.CONFIG_ERROR: EventReason.CONFIG_ERROR,
     ConditionReason.ENGINE_FAILING: EventReason.ENGINE_FAILING,
     ConditionReason.POD_FAILED: EventReason.POD_FAILED,
+    ConditionReason.NODE_NOT_READY: EventReason.NODE_NOT_READY,
     ConditionReason.PODS_REJECTED: EventReason.PODS_REJECTED,
     ConditionReason.TRANSFER_SLOW: EventReason.TRANSFER_SLOW,
     ConditionReason.INVALID_SPEC: EventReason.INVALID_SPEC,
