@@ -64,6 +64,14 @@ def test_service_without_replicas_lets_its_engine_go() -> None:
     assert serving(pod(LEAVING, **DELETED), obj=stopped) == []
 
 
+def test_deleted_namespace_lets_its_engines_go() -> None:
+    """Kubernetes deletes the pods before the service, which is ready until the last of them ends."""
+    doomed = service()
+    degraded = {"type": "ServeDegraded", "status": "True", "reason": "NamespaceTerminating"}
+    doomed["status"]["conditions"] = [{"type": "Ready", "status": "True", "reason": "Serving"}, degraded]
+    assert serving(pod(LEAVING, **DELETED), obj=doomed) == []
+
+
 def test_placed_replacement_keeps_the_last_engine_again() -> None:
     builder, waits = CatalogBuilder(), unplaced()
     leaving = pod(LEAVING, **DELETED)

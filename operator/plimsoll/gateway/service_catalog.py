@@ -249,7 +249,7 @@ class CatalogBuilder:
     def _entry(self, key: str, obj: Object) -> ServiceEntry:
         state = self._states[key]
         claim, reason = state.claims[0], _not_ready_reason(obj)
-        deleted = reason == ConditionReason.NAMESPACE_TERMINATING
+        deleted = _is_namespace_terminating(obj)
         state.names = self._served_names(state.claims)
         next_ready_s, recovery_s = _startup(obj)
         admission = admission_of(obj, state.admission)
@@ -330,6 +330,13 @@ def _not_ready_reason(obj: Object) -> str:
         if value_at(one, "type") == ConditionType.READY and value_at(one, "status") == "False":
             return str(value_at(one, "reason") or "")
     return ""
+
+
+def _is_namespace_terminating(obj: Object) -> bool:
+    """Whether the operator says so in any condition: the service may still be ready when its pods are deleted first."""
+    conditions = value_at(obj, "status", "conditions")
+    reasons = (value_at(one, "reason") for one in (conditions if isinstance(conditions, list) else ()))
+    return ConditionReason.NAMESPACE_TERMINATING in reasons
 
 
 def _startup(obj: Object) -> tuple[float | None, float | None]:
