@@ -91,7 +91,7 @@ EXTENDED_SCENARIOS = (
 )
 
 # Only `make e2e-nodes` runs these: they need several nodes.
-NODE_SCENARIOS = ("node_lost", "node_lost_wt")
+NODE_SCENARIOS = ("node_lost",)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

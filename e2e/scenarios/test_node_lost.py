@@ -88,8 +88,8 @@ def test_lost_node_costs_only_what_ran_there(
     [engine] = [pod["metadata"]["name"] for pod in fleet.pods() if pod["spec"]["nodeName"] == victim]
     with Load(fleet.target, poisson(RATE_PER_S, LOAD_S, prompts("lost"))) as load:
         sleep(LOST_AT_S)
-        lost_at = time.time()
         with lost(victim):
+            lost_at = time.time()
             degraded = fleet.wait_condition("ServeDegraded", LOST_S, reason="NodeNotReady")
             tier = fleet.status()["tiers"]["serve"]
             sleep(max(0.0, lost_at + LOST_S - time.time()))
