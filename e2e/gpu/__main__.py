@@ -23,6 +23,7 @@ def main(words: Sequence[str] | None = None) -> int:
     prepare.add_argument("--site", type=Path, help="an unpacked vLLM with what it needs; without it, to rehearse")
     verbs.add_parser("chart", help="here: the chart's objects, which `prepare` also lays into the first folder")
     predict = verbs.add_parser("predict", help="anywhere, before: what the plan and the simulator say of each scenario")
+    predict.add_argument("scenarios", nargs="+", choices=sorted(SCENARIOS))
     predict.add_argument("--hardware", required=True, help="a profile of `plimsoll simulate`")
     predict.add_argument("--start-up", default="uniform:80,110", help="as `plimsoll simulate` takes it")
     predict.add_argument("--out", type=Path, required=True)
@@ -64,7 +65,7 @@ def _carry_out(given: argparse.Namespace) -> None:
         case "predict":
             from e2e.gpu.predict import predict  # needs the packages of the CLI
 
-            predict(given.hardware, given.start_up, given.out)
+            predict(given.scenarios, given.hardware, given.start_up, given.out)
         case "receive":
             say(f"received {given.folder}: {parts.receive(given.folder)}")
         case "up":

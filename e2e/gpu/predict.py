@@ -28,12 +28,12 @@ _KEPT: Final = (
 _MEAN_PROMPT, _MEAN_OUTPUT = 1190, 220  # of a chat, as the traces draw it
 
 
-def predict(hardware: str, start_up: str, out: Path) -> None:
-    """Writes `out`: the capacity of one engine, and for each scenario with a load what is predicted by policy."""
+def predict(names: Sequence[str], hardware: str, start_up: str, out: Path) -> None:
+    """Writes `out`: the capacity of one engine, and for each named scenario with a load what is predicted by policy."""
     capacity = _capacity(hardware)
     document: dict[str, Any] = {"hardware": hardware, "start_up_s": start_up, "capacity_per_s": capacity}
     with tempfile.TemporaryDirectory() as folder:
-        for scenario in SCENARIOS.values():
+        for scenario in map(SCENARIOS.__getitem__, names):
             if scenario.phases:
                 document[scenario.name] = _predict_one(scenario, capacity, hardware, start_up, Path(folder))
                 print(scenario.name, json.dumps(document[scenario.name]["policies"]["plimsoll"]), flush=True)
