@@ -23,6 +23,7 @@ TTFT_S: Final = 0.5
 TPOT_S: Final = 0.05
 PERCENTILE: Final = 95
 MAX_SEQUENCES: Final = 256
+RESTART_S: Final = 89.0  # from the kill of an engine's core to its first answer, as measured with one engine
 RECORDED: Final = CHECKOUT / "bench/scoreboard/traces/azure-code-2023.csv.gz"
 
 
@@ -99,6 +100,17 @@ def trace(scenario: Scenario, capacity_per_s: float) -> list[traces.PlannedReque
         requests += [traces.PlannedRequest(begin + row.at_s, row.prompt, row.output) for row in rows]
         begin += seconds
     return requests
+
+
+def seconds_without_engine(scenario: Scenario, restart_s: float) -> float:
+    """How long no engine is ready if each kill ends the first ready one, which is ready again `restart_s` later."""
+    back_s, total_s = [0.0] * scenario.low, 0.0
+    for kill in (act for act in scenario.acts if act.what == "kill"):
+        ready = [engine for engine, at_s in enumerate(back_s) if at_s <= kill.at_s]
+        if ready:
+            back_s[ready[0]] = kill.at_s + restart_s
+            total_s += max(0.0, min(min(back_s), scenario.seconds) - kill.at_s)
+    return total_s
 
 
 def _recorded(stretches: tuple[float, ...], seconds: float) -> list[traces.PlannedRequest]:

@@ -47,6 +47,12 @@ def test_a_recorded_trace_has_its_own_times_and_the_load_of_its_phases() -> None
     )
 
 
+def test_kills_of_both_engines_leave_none() -> None:
+    assert scenarios.seconds_without_engine(scenarios.SCENARIOS["kills"], 90.0) == 30.0 + 30.0
+    assert scenarios.seconds_without_engine(scenarios.SCENARIOS["kills"], 50.0) == 0.0
+    assert scenarios.seconds_without_engine(scenarios.SCENARIOS["kill"], 50.0) == 50.0
+
+
 def test_a_shortened_scenario_keeps_its_slo() -> None:
     found = run._shortened(scenarios.SCENARIOS["trace"], 0.1)
     assert found.seconds == pytest.approx(42.0)
