@@ -21,7 +21,7 @@ def main(words: Sequence[str] | None = None) -> int:
     prepare.add_argument("target", type=Path)
     prepare.add_argument("--work", type=Path, required=True, help="a folder for what is built")
     prepare.add_argument("--site", type=Path, help="an unpacked vLLM with what it needs; without it, to rehearse")
-    verbs.add_parser("chart", help="here: the chart's objects, which `prepare` also lays into the first folder")
+    verbs.add_parser("chart", help="here: the chart's objects, which `prepare` also lays into the last folder")
     predict = verbs.add_parser("predict", help="anywhere, before: what the plan and the simulator say of each scenario")
     predict.add_argument("scenarios", nargs="+", choices=sorted(SCENARIOS))
     predict.add_argument("--hardware", required=True, help="a profile of `plimsoll simulate`")

@@ -58,7 +58,7 @@ def prepare(target: Path, work: Path, site: Path | None) -> None:
     shutil.copy2(node / "debian/usr/bin/zstd", tools / "zstd")
     shutil.copy2(node / "debian" / _LIBRARIES / "liblz4.so.1", tools / "liblz4.so.1")
     folders = send(archives, tools, target)
-    (folders[0] / "chart.yaml").write_text(render_chart())
+    (folders[-1] / "chart.yaml").write_text(render_chart())
     for folder in folders:
         size = sum(path.stat().st_size for path in folder.iterdir())
         print_line(f"{folder}: {size / 1e6:.1f} MB: {', '.join(sorted(path.name for path in folder.iterdir()))}")

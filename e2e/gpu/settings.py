@@ -33,7 +33,7 @@ REGISTRY: Final = "localhost/plimsoll"
 
 MODELS: Final = Path("/opt/models")  # in the engine's image
 
-PIECE_BYTES: Final = 49_500_000  # at most in one transfer, without the checkout
+PIECE_BYTES: Final = 49_300_000  # at most in one transfer, without the checkout
 ARCHIVES: Final = ("engine", "node", "images")  # in the order in which they travel: the longest work begins first
 NODE_PROGRAMS: Final = (
     "kube-apiserver",
