@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from e2e.gpu import bringup, parts, processes
+from e2e.gpu import bringup, caches, parts, processes
 from e2e.gpu import run as measure
 from e2e.gpu.processes import StepFailed, say
 from e2e.gpu.scenarios import SCENARIOS
@@ -29,6 +29,10 @@ def main(words: Sequence[str] | None = None) -> int:
     predict.add_argument("--out", type=Path, required=True)
     receive = verbs.add_parser("receive", help="there: keep the pieces of one folder, unpack what is whole")
     receive.add_argument("folder", type=Path)
+    fill = verbs.add_parser(
+        "fill-caches", help="there, meanwhile: an engine outside the cluster compiles what pods need"
+    )
+    fill.add_argument("--model", default="8b", help="a shape of bench.hardware.dummy_models")
     up = verbs.add_parser("up", help="there: the node, the images, the chart")
     up.add_argument("--model", default="8b", help="a shape of bench.hardware.dummy_models")
     up.add_argument("--simulated", default="", help="arguments of the simulated engine in vLLM's place")
@@ -68,6 +72,8 @@ def _carry_out(given: argparse.Namespace) -> None:
             predict(given.scenarios, given.hardware, given.start_up, given.out)
         case "receive":
             say(f"received {given.folder}: {parts.receive(given.folder)}")
+        case "fill-caches":
+            caches.begin(given.model)
         case "up":
             bringup.up(given.model, given.simulated, given.fake_gpus)
         case "run":

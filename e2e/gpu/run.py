@@ -24,13 +24,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.hardware import client, dummy_models
-from e2e.gpu import scenarios
+from e2e.gpu import caches, scenarios
 from e2e.gpu.observer import Observer, engine_pods, final_state, is_ready, pack_logs
 from e2e.gpu.processes import StepFailed, kubectl
 from e2e.gpu.scenarios import SERVICE, TPOT_S, TTFT_S, Act, Scenario
-from e2e.gpu.settings import CACHES, ENGINE, GATEWAY_URL, NAMESPACE, ROOT
+from e2e.gpu.settings import ENGINE, GATEWAY_URL, NAMESPACE, ROOT
 
 READY_S: Final = 330.0
+FILL_S: Final = 60.0  # at most, for the caches, once everything else is ready
 ZERO_S: Final = 240.0
 HELD_S: Final = 130.0
 _DRAIN_S: Final = 40.0  # after the last request was sent
@@ -79,9 +80,8 @@ def _shortened(scenario: Scenario, factor: float) -> Scenario:
 def _carry_out(
     scenario: Scenario, capacity: float, simulated: bool, workers: int, observer: Observer, result: dict[str, Any]
 ) -> None:
-    for folder in (CACHES, *(CACHES / name for name in ("vllm", "inductor", "triton"))):
-        folder.mkdir(parents=True, exist_ok=True)
-        folder.chmod(0o777)
+    caches.make_folders()
+    caches.finish(FILL_S)
     result["manifest"] = scenarios.manifest(scenario, simulated=simulated)
     result["policies"] = "plimsoll"
     kubectl("apply", "-f", "-", stdin=json.dumps(result["manifest"]))

@@ -23,6 +23,7 @@ TTFT_S: Final = 0.5
 TPOT_S: Final = 0.05
 PERCENTILE: Final = 95
 MAX_SEQUENCES: Final = 256
+CACHE_MOUNT: Final = Path("/caches")  # in the engine's container
 RESTART_S: Final = 89.0  # from the kill of an engine's core to its first answer, as measured with one engine
 RECORDED: Final = CHECKOUT / "bench/scoreboard/traces/azure-code-2023.csv.gz"
 
@@ -128,30 +129,34 @@ def _recorded(stretches: tuple[float, ...], seconds: float) -> list[traces.Plann
     return sorted(found, key=lambda row: row.at_s)
 
 
+def engine_arguments(*, simulated: bool) -> list[str]:
+    """What is added to the operator's arguments."""
+    arguments = ["--max-model-len", "32768", "--max-num-seqs", str(MAX_SEQUENCES)]
+    return arguments + ([] if simulated else ["--load-format", "dummy"])
+
+
+def cache_variables() -> dict[str, str]:
+    """Where compilers keep what they made."""
+    folders = {"VLLM_CACHE_ROOT": "vllm", "TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+    return {name: str(CACHE_MOUNT / folder) for name, folder in folders.items()}
+
+
 def manifest(scenario: Scenario, *, simulated: bool, version: int = 0) -> dict[str, Any]:
     """The InferenceService of a scenario; another `version` is another pod template, and so a rollout."""
     caches = {"name": "caches", "hostPath": {"path": str(CACHES), "type": "Directory"}}
-    variables = {
-        "STEPLOG_WEIGHTS": "1",
-        "VLLM_CACHE_ROOT": "/caches/vllm",
-        "TORCHINDUCTOR_CACHE_DIR": "/caches/inductor",
-        "TRITON_CACHE_DIR": "/caches/triton",
-        "ROLLOUT": str(version),
-    }
+    variables = {"STEPLOG_WEIGHTS": "1", **cache_variables(), "ROLLOUT": str(version)}
     tier: dict[str, Any] = {
         "minReplicas": scenario.low,
         "maxReplicas": scenario.high,
         "pod": {
             "volumes": [caches],
-            "volumeMounts": [{"name": "caches", "mountPath": "/caches"}],
+            "volumeMounts": [{"name": "caches", "mountPath": str(CACHE_MOUNT)}],
         },
     }
-    arguments = ["--max-model-len", "32768", "--max-num-seqs", str(MAX_SEQUENCES)]
-    arguments += [] if simulated else ["--load-format", "dummy"]
     spec: dict[str, Any] = {
         "model": {"uri": f"file://{MODELS}/8b"},
         "engine": {
-            "args": arguments,
+            "args": engine_arguments(simulated=simulated),
             "env": [{"name": name, "value": value} for name, value in variables.items()],
             "drainTimeout": "30s",
         },
