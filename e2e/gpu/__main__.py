@@ -77,19 +77,23 @@ def _carry_out(given: argparse.Namespace) -> None:
         case "up":
             bringup.up(given.model, given.simulated, given.fake_gpus)
         case "run":
-            for name in given.scenarios:
-                measure.run(
-                    name,
-                    given.out,
-                    given.capacity,
-                    simulated=given.simulated,
-                    workers=given.workers,
-                    shorten=given.shorten,
-                )
+            _run(given)
         case "collect":
             measure.collect(given.out)
         case "down":
             processes.stop_all()
+
+
+def _run(given: argparse.Namespace) -> None:
+    for name in given.scenarios:
+        measure.run(
+            name,
+            given.out,
+            given.capacity,
+            simulated=given.simulated,
+            workers=given.workers,
+            shorten=given.shorten,
+        )
 
 
 if __name__ == "__main__":
