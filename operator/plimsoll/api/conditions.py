@@ -33,6 +33,7 @@ class ConditionType(StrEnum):
     FALLBACK_UNUSABLE = "FallbackUnusable"
     ENGINE_ROLLOUT_PENDING = "EngineRolloutPending"
     TARGET_UNUSABLE = "TargetUnusable"
+    INFERENCE_POOL_UNUSABLE = "InferencePoolUnusable"
     SCALING_INACTIVE = "ScalingInactive"
     METRICS_DEGRADED = "MetricsDegraded"
     SLO_INFEASIBLE = "SLOInfeasible"
@@ -57,6 +58,7 @@ TYPE_MEANINGS: dict[ConditionType, str] = {
     ConditionType.FALLBACK_UNUSABLE: "The service of `spec.admission.fallback` cannot take requests.",
     ConditionType.ENGINE_ROLLOUT_PENDING: "The rollout of `engine.rollout.generation` is not over for the service.",
     ConditionType.TARGET_UNUSABLE: "A target of `spec.targets` cannot be read or scaled.",
+    ConditionType.INFERENCE_POOL_UNUSABLE: "Other gateways do not reach the engines by an InferencePool.",
     ConditionType.SCALING_INACTIVE: "The autoscaler does not change the replica counts.",
     ConditionType.METRICS_DEGRADED: "Metrics of gateways or engines are missing or late.",
     ConditionType.SLO_INFEASIBLE: "No number of replicas meets the SLO.",
@@ -123,6 +125,11 @@ class ConditionReason(StrEnum):
     SHEDDING = "Shedding"
     GATEWAY_CONFIG_STALE = "GatewayConfigStale"
     FALLBACK_UNUSABLE = "FallbackUnusable"
+    POOL_KIND_MISSING = "PoolKindMissing"
+    POOL_TAKEN = "PoolTaken"
+    POOL_REJECTED = "PoolRejected"
+    POOL_NOT_ACCEPTED = "PoolNotAccepted"
+    PICKER_ELSEWHERE = "PickerElsewhere"
     ROLLING_OUT = "RollingOut"
     ROLLOUT_WAITING = "RolloutWaiting"
     ROLLOUT_PAUSED = "RolloutPaused"
@@ -207,6 +214,11 @@ REASON_MEANINGS: dict[ConditionReason, str] = {
     "excess requests.",
     ConditionReason.GATEWAY_CONFIG_STALE: "A gateway is not using the current admission limits.",
     ConditionReason.FALLBACK_UNUSABLE: "The fallback service does not exist, or falls back to this service.",
+    ConditionReason.POOL_KIND_MISSING: "The cluster has no InferencePool v1. The operator looks for it every 30 s.",
+    ConditionReason.POOL_TAKEN: "A pool of the service's name belongs to somebody else and differs.",
+    ConditionReason.POOL_REJECTED: "The API server rejected the pool, or RBAC forbids it.",
+    ConditionReason.POOL_NOT_ACCEPTED: "A gateway does not accept the pool.",
+    ConditionReason.PICKER_ELSEWHERE: "Pool and endpoint picker must share a namespace.",
     ConditionReason.ROLLING_OUT: "The engines are being replaced, or are watched afterwards.",
     ConditionReason.ROLLOUT_WAITING: "Other services come first, or the message names an obstacle.",
     ConditionReason.ROLLOUT_PAUSED: "`engine.rollout.paused` is true.",
