@@ -86,7 +86,7 @@ EVENT_MEANINGS: dict[EventReason, str] = {
     EventReason.SCALING_LIMITED: "A tier needs more replicas than its limits allow.",
     EventReason.TARGET_UNUSABLE: "A target cannot be read or scaled.",
     EventReason.REPLICAS_OWNED: "Something else sets the replica count of a target, so Plimsoll yields.",
-    EventReason.INFERENCE_POOL_UNUSABLE: "Other gateways do not reach the engines by an InferencePool.",
+    EventReason.INFERENCE_POOL_UNUSABLE: "Other gateways cannot use the InferencePool.",
     EventReason.METRICS_LOST: "No gateway or no engine reports metrics of the service. Its replica counts are frozen.",
     EventReason.METRICS_RECOVERED: "Gateways and engines report metrics of the service again.",
     EventReason.SLO_INFEASIBLE: "No number of replicas meets the SLO.",
