@@ -1,4 +1,4 @@
-"""The example of a route to an InferencePool: it names the pool that the operator makes with the page's chart values."""
+"""The example of a route to an InferencePool names the pool that the operator makes with the page's chart values."""
 
 from __future__ import annotations
 
