@@ -13,9 +13,8 @@ from collections.abc import Callable
 
 from plimsoll.adapters.kube_client import INFERENCEPOOLS, KubeClient
 from plimsoll.api import labels
-from plimsoll.api.conditions import Condition, ConditionReason, ConditionType
-from plimsoll.api.events import MAX_EVENT_MESSAGE_CHARS
-from plimsoll.api.message_text import shorten
+from plimsoll.api.conditions import Condition
+from plimsoll.controllers.inference_pools.pool_conditions import KIND_MISSING, rejected
 from plimsoll.controllers.object_cache import Key, ObjectCache, key_of
 from plimsoll.core.errors import ClusterError, Forbidden, NotFound
 from plimsoll.telemetry.service_log import ServiceLog
@@ -24,14 +23,6 @@ log = ServiceLog(__name__)
 
 CHECK_SECONDS = 30.0  # between two looks whether the API server serves the kind
 RETRY_SECONDS = 2.0  # after a look that failed
-
-KIND_MISSING = Condition(
-    ConditionType.INFERENCE_POOL_UNUSABLE,
-    True,
-    ConditionReason.POOL_KIND_MISSING,
-    f"the cluster has no kind {labels.POOL_KIND} of {labels.POOL_API_VERSION}; install the CRDs of the Gateway API"
-    " Inference Extension, or set gateway.endpointPicker.inferencePools to false",
-)
 
 
 class PoolWatch:
@@ -125,9 +116,3 @@ class PoolWatch:
             for key in changed:  # by name, since a pool of somebody else has no label of a service
                 if self._cache.get(labels.KIND, key) is not None:
                     self._on_change(key)
-
-
-def rejected(message: str) -> Condition:
-    """InferencePoolUnusable for a request that the API server denies."""
-    brief = shorten(message, MAX_EVENT_MESSAGE_CHARS)
-    return Condition(ConditionType.INFERENCE_POOL_UNUSABLE, True, ConditionReason.POOL_REJECTED, message, brief)

@@ -11,10 +11,16 @@ from typing import Any
 
 from plimsoll.adapters.kube_client import KubeClient
 from plimsoll.api import labels
-from plimsoll.api.conditions import Condition, ConditionReason, ConditionType
-from plimsoll.api.message_text import shorten
+from plimsoll.api.conditions import Condition
 from plimsoll.api.v1alpha1 import InferenceService
-from plimsoll.controllers.inference_pools.pool_watch import KIND_MISSING, PoolWatch, rejected
+from plimsoll.controllers.inference_pools.pool_conditions import (
+    KIND_MISSING,
+    not_accepted,
+    picker_elsewhere,
+    rejected,
+    taken,
+)
+from plimsoll.controllers.inference_pools.pool_watch import PoolWatch
 from plimsoll.controllers.object_cache import Key, ObjectCache, key_of
 from plimsoll.controllers.reconcile.applied_cache import AppliedCache
 from plimsoll.controllers.reconcile.ownership import get_live, is_leftover, is_owned_by, require_parent
@@ -25,8 +31,6 @@ from plimsoll.resources.platform_config import PlatformConfig
 Object = dict[str, Any]
 
 RETRY_SECONDS = 60.0  # after a rejected apply
-_MAX_NAME_CHARS = 80  # of names from elsewhere in an Event
-_REFUSABLE = ("Accepted", "ResolvedRefs")  # conditions of a parent that are False if it does not use the pool
 
 
 class PoolWriter:
@@ -55,7 +59,7 @@ class PoolWriter:
             return None
         key = key_of(service_object)
         if key[0] != home:
-            return _picker_elsewhere(settings.picker_service, home)
+            return picker_elsewhere(settings.picker_service, home)
         if self._watch.problem is not None:
             return self._watch.problem
         desired = inference_pool(service, service_object, settings)
@@ -69,8 +73,8 @@ class PoolWriter:
         if is_leftover(live, service_object):
             return None  # its deletion is an event of the watch
         if not is_owned_by(live, service_object) and (found := differences(live, desired)):
-            return _taken(live, found)
-        return _not_accepted(live)
+            return taken(live, found)
+        return not_accepted(live)
 
     def forget(self, key: Key) -> None:
         """Forget a deleted service. Kubernetes deletes its pool."""
@@ -89,48 +93,3 @@ class PoolWriter:
         self._applied.record(key, desired, applied)
         self._cache.put(applied)
         return applied
-
-
-def _picker_elsewhere(picker: str, home: str) -> Condition:
-    message = (
-        f"there is no InferencePool, because it could not name the Service {picker} of namespace {home}; move the"
-        " service there, or install a release in this namespace"
-    )
-    brief = f"there is no InferencePool: the endpoint picker is in namespace {home}"
-    return Condition(ConditionType.INFERENCE_POOL_UNUSABLE, True, ConditionReason.PICKER_ELSEWHERE, message, brief)
-
-
-def _taken(live: Object, found: tuple[str, ...]) -> Condition:
-    name, owner = live["metadata"]["name"], shorten(_owner(live), _MAX_NAME_CHARS)
-    problem = f"InferencePool {name} belongs to {owner}, and requests by it do not come to Plimsoll's picker"
-    message = f"{problem}: {'; '.join(found)}. Change it so, or delete it and the operator creates its own"
-    brief = f"InferencePool {name} belongs to {owner} and differs: change it as the condition says, or delete it"
-    return Condition(ConditionType.INFERENCE_POOL_UNUSABLE, True, ConditionReason.POOL_TAKEN, message, brief)
-
-
-def _owner(live: Object) -> str:
-    """Who a pool belongs to: its owners, else the field managers of its spec."""
-    meta = live["metadata"]
-    owners = [f"{one.get('kind')} {one.get('name')}" for one in meta.get("ownerReferences", ())]
-    managers = [str(one.get("manager")) for one in meta.get("managedFields", ()) if not one.get("subresource")]
-    return ", ".join(owners or [f"field manager {name}" for name in managers] or ["an unknown client"])
-
-
-def _not_accepted(live: Object) -> Condition | None:
-    """The condition while a gateway refuses the present pool."""
-    generation = live["metadata"].get("generation", 0)
-    for parent in (live.get("status") or {}).get("parents") or ():
-        for one in parent.get("conditions") or ():
-            is_present = one.get("observedGeneration", generation) >= generation
-            if one.get("type") in _REFUSABLE and one.get("status") == "False" and is_present:
-                return _refusal(live["metadata"]["name"], parent.get("parentRef") or {}, one)
-    return None
-
-
-def _refusal(pool: str, reference: Object, condition: Object) -> Condition:
-    namespace = f"{reference['namespace']}/" if "namespace" in reference else ""
-    gateway = shorten(f"{reference.get('kind', 'Gateway')} {namespace}{reference.get('name')}", _MAX_NAME_CHARS)
-    cause = f"{condition.get('type')} is False for reason {condition.get('reason')}"
-    message = f"{gateway} does not use InferencePool {pool}: {cause}: {condition.get('message')}"
-    brief = f"{gateway} does not use InferencePool {shorten(pool, 63)}: {shorten(cause, _MAX_NAME_CHARS)}"
-    return Condition(ConditionType.INFERENCE_POOL_UNUSABLE, True, ConditionReason.POOL_NOT_ACCEPTED, message, brief)
