@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from plimsoll.adapters.kube_client import INFERENCEPOOLS, INFERENCESERVICES, KubeClient
@@ -16,6 +17,8 @@ from plimsoll.api import labels
 from plimsoll.api.conditions import ConditionReason
 from plimsoll.controllers.inference_pools.pool_watch import PoolWatch
 from plimsoll.controllers.object_cache import Key, ObjectCache
+from plimsoll.controllers.operator import OperatorProcess
+from plimsoll.controllers.operator_config import OperatorConfig
 from plimsoll.core.errors import Forbidden, ObjectRejected
 from plimsoll.resources.platform_config import InferencePoolSettings
 from tests.apiserver import ROOT, ApiServer
@@ -317,6 +320,37 @@ async def test_watch_follows_kind_and_pools(
         assert cache.get(labels.POOL_KIND, key) is None
     finally:
         await asyncio.to_thread(delete_crd, cluster)
+
+
+async def until_reconciled(world: ControllerHarness) -> None:
+    """Run a whole operator until the service has conditions, which a reconcile writes last."""
+
+    async def watch_services(*_: Any) -> None:
+        await asyncio.Event().wait()
+
+    platform = world.platform.model_copy(update={"watch_namespaces": (world.namespace,)})
+    config = OperatorConfig(platform, world.namespace, "operator-1")
+    async with aiohttp.ClientSession() as session, asyncio.timeout(DEADLINE_SECONDS):
+        running = asyncio.create_task(OperatorProcess(world.kube, config, session, watch_services).run())
+        try:
+            while "conditions" not in (await world.service()).get("status", {}):
+                await asyncio.sleep(CHECK_SECONDS)
+        finally:
+            running.cancel()
+            await asyncio.wait({running})
+
+
+async def test_operator_makes_pools(served: ControllerHarness) -> None:
+    await served.create()
+    await until_reconciled(served)
+    assert await served.names("InferencePool") == ["chat"]
+
+
+async def test_operator_works_without_the_kind(own: ControllerHarness) -> None:
+    await own.create()
+    await until_reconciled(own)
+    assert await reason(own) == "PoolKindMissing"
+    assert await own.names("Deployment") == ["chat-decode", "chat-prefill"]
 
 
 def _bare(obj: Object) -> Object:
