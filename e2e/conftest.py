@@ -80,6 +80,7 @@ EXTENDED_SCENARIOS = (
     "drift",
     "engine_rollout",
     "eviction",
+    "inference_pools",
     "lagging_signals",
     "lora",
     "other_autoscalers",

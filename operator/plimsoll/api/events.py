@@ -45,6 +45,7 @@ class EventReason(StrEnum):
     SCALING_LIMITED = "ScalingLimited"
     TARGET_UNUSABLE = "TargetUnusable"
     REPLICAS_OWNED = "ReplicasOwned"
+    INFERENCE_POOL_UNUSABLE = "InferencePoolUnusable"
     METRICS_LOST = "MetricsLost"
     METRICS_RECOVERED = "MetricsRecovered"
     SLO_INFEASIBLE = "SLOInfeasible"
@@ -87,6 +88,7 @@ EVENT_MEANINGS: dict[EventReason, str] = {
     EventReason.SCALING_LIMITED: "A tier needs more replicas than its limits allow.",
     EventReason.TARGET_UNUSABLE: "A target cannot be read or scaled.",
     EventReason.REPLICAS_OWNED: "Something else sets the replica count of a target, so Plimsoll yields.",
+    EventReason.INFERENCE_POOL_UNUSABLE: "Other gateways cannot use the InferencePool.",
     EventReason.METRICS_LOST: "No gateway or no engine reports metrics of the service. Its replica counts are frozen.",
     EventReason.METRICS_RECOVERED: "Gateways and engines report metrics of the service again.",
     EventReason.SLO_INFEASIBLE: "No number of replicas meets the SLO.",
