@@ -154,12 +154,6 @@ _SCALE_UP: Final = (
         ("demand/uncertainty.py:counted_uncertainty",),
     ),
     Mechanism(
-        "risk-control",
-        "Moves the quantile to size for by the share of missed requests.",
-        (Switch("autoscaling.service_state", "update_control", returning_argument(0, "control")),),
-        ("demand/risk_control.py", "autoscaling/service_state.py:ServiceState._update_risk"),
-    ),
-    Mechanism(
         "retry-backlog",
         "Sizes for the work of rejected requests that were told when to come back.",
         (Switch("autoscaling.sizing_requests", "_retry_backlog", returning(NO_BACKLOG, "returns no backlog")),),
