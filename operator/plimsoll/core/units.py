@@ -3,8 +3,8 @@
 Problem: manifests say `500ms` and `64Gi`; the code computes with seconds and exact numbers. Python's standard library
 has neither grammar, and a parser that accepts more than the API server accepts what the cluster later rejects.
 
-Idea: the two grammars as two anchored regular expressions, exact arithmetic in `Decimal`, and canonical durations, so that
-parse(format(x)) == x. Every error is a ValueError that shows the input and what is accepted.
+Idea: the two grammars as two anchored regular expressions, exact arithmetic in `Decimal`, and canonical durations, so
+that parse(format(x)) == x. Every error is a ValueError that shows the input and what is accepted.
 """
 
 import math
