@@ -18,7 +18,7 @@ import plimsoll
 from bench.ablation.mechanisms import MECHANISMS
 from bench.ablation.runs import ROWS, AblationRunner, AblationTask
 from bench.ablation.switches import Mechanism
-from bench.ablation.verdicts import DELETIONS, NAMED_CASES
+from bench.ablation.verdicts import DELETIONS, NAMED_CASES, UNDECIDED, NamedCase
 from bench.mismatch.cases import CASES
 from bench.scoreboard.markdown import markdown
 from bench.scoreboard.scoring import MeanWithError, mean_with_error
@@ -144,9 +144,10 @@ def render(runner: AblationRunner, places: Sequence[str], seeds: int, names: Seq
         "\n".join(("## Results", "", *_results(found, seeds))),
         "\n".join(("## Without any difference", "", *_unchanged(found))),
         "\n".join(("## Places where it differs", "", *_by_place(found))),
-        "\n".join(("## Kept for a named case", "", *_named_cases())),
+        "\n".join(("## Kept for a named case", "", *_named_cases(NAMED_CASES))),
+        "\n".join(("## Undecided", "", *_named_cases(UNDECIDED))),
         "\n".join(("## Deleted", "", *_deletions())),
-        "\n".join(("## The mechanisms", "", *_table([MECHANISMS[name] for name in names]))),
+        "\n".join(("## The mechanisms", "", *_table(list(MECHANISMS.values())))),
         _LIMITS,
     ]
     return "\n\n".join(parts) + "\n"
@@ -250,10 +251,10 @@ def _by_place(found: Mapping[str, Differences]) -> Iterator[str]:
     yield from markdown(head, rows) if rows else ("None.",)
 
 
-def _named_cases() -> Iterator[str]:
-    yield "Cases that the rows do not have, or that decide beyond attainment; without the mechanism, less all of it."
+def _named_cases(cases: Sequence[NamedCase]) -> Iterator[str]:
+    yield "Figures are those without the mechanism, or the difference from the whole law."
     yield ""
-    yield from markdown(("mechanism", "case", "without it"), [(f"`{one.name}`", *one[1:]) for one in NAMED_CASES])
+    yield from markdown(("mechanism", "case", "without it"), [(f"`{one.name}`", *one[1:]) for one in cases])
 
 
 def _deletions() -> Iterator[str]:
