@@ -72,7 +72,7 @@ UNDECIDED: Final = (
     NamedCase(
         "rejection-feedback",
         "no run differs: `short`, `unseen-flood`, `retry-mixed`, `prompts-grow`, `half-kv`; 600 s of `few-slots`, "
-        "`slow` and `host-350ms`",
+        "`slow` and `host-350ms`, also with prefill and decode engines (TTFT 1 s)",
         "the only correction of services with two tiers, or with classes that have TTFT targets of their own",
     ),
     NamedCase("order-delay", "no run differs: `short`, `outputs-grow`", "constant rates of hours were not run"),
