@@ -4,7 +4,7 @@
     python -m bench ablation --seeds 5 --processes 4
     python -m bench ablation --places step-60 sigma --mechanisms standby trend --seeds 10
 
-Each mechanism of `mechanisms.py` is switched off alone, on rows of the scoreboard and on the mismatches, with the
+Each of `mechanisms.MECHANISMS` is switched off alone, on rows of the scoreboard and on the mismatches, with the
 requests and the noise of the same seeds. Runs are kept in `--store` and made once; a change of the program, of a place
 or of a mechanism makes them anew. Writes the page to `--out`. Nothing here passes or fails.
 """

@@ -9,43 +9,18 @@ from __future__ import annotations
 import math
 from typing import Any, Final
 
+from bench.ablation.scaling_mechanisms import SCALE_DOWN, SCALE_UP
 from bench.ablation.switches import Mechanism, Switch, constant, doing, returning, returning_argument
 from plimsoll.core.admission.retry_advice import UNKNOWN_TIME
-from plimsoll.core.autoscaling.retry_backlog import NO_BACKLOG
 from plimsoll.core.types import Unavailable
 
 _OFF: Final = Unavailable("switched off")
 _NO_FACTOR: Final = 1e9  # larger than anything that it is compared with
 
 
-def _corrections_ignored(_: Any, corrections: Any, sizings: Any, *_others: Any) -> Any:
-    """returns the sizings as the model has them."""
-    return dict(sizings)
-
-
-def _no_other_services(original: Any, horizon_s: float) -> Any:
-    """returns no growth, with the weights as they are."""
-    shares, weights_s = original(horizon_s)
-    return (0.0,) * len(shares), weights_s
-
-
-def _all_uncertainty(_: Any, level: float, error: float, deviates: float, *_others: Any) -> float:
-    """returns the whole deviate of the quantile, whatever it costs."""
-    return min(0.1 * level, max(0.0, deviates * error))
-
-
 def _without_phase(original: Any, model: Any, pod: Any, now_s: float) -> Any:
     """sees no phase of a starting pod."""
     return original(model, type(pod)(pod.pod, pod.created_s, None, None, pod.unschedulable_reason), now_s)
-
-
-def _last_replica_stays(_: Any, context: Any, *_others: Any) -> str:
-    """keeps the last replica."""
-    context.scale_up_target, context.scale_down_target = (
-        max(context.scale_up_target, 1),
-        max(context.scale_down_target, 1),
-    )
-    return "the last replica stays"
 
 
 def _equal_shares(_: Any, controller: Any, cap: int, gateways: Any, now_s: float) -> dict[str, float]:
@@ -62,169 +37,6 @@ def _first_token_alone(original: Any, replica: Any, cost: Any, now: float) -> fl
         replica.prefill_stretch = stretch
 
 
-_SCALE_UP: Final = (
-    Mechanism(
-        "standby",
-        "Keeps replicas beyond the need while the misses that they would avoid are worth more than their GPU time.",
-        (Switch("autoscaling.recommend", "apply_standby", returning(None)),),
-        (
-            "autoscaling/standby_sizing.py",
-            "autoscaling/recommend.py:apply_standby",
-            "demand/standby_value.py:standby_replicas",
-            "demand/standby_value.py:standby_pays_off",
-            "demand/standby_value.py:standby_cost_benefit",
-        ),
-    ),
-    Mechanism(
-        "standby-own-growth",
-        "Growth of other services buys one standby replica and one for every ten needed; more takes own growth.",
-        (Switch("autoscaling.standby_sizing", "_replicas_by_prior", returning(1_000_000)),),
-        ("autoscaling/standby_sizing.py:_replicas_by_prior",),
-    ),
-    Mechanism(
-        "standby-retention",
-        "Keeps a standby replica that is there until it costs 1.25 times its value.",
-        (Switch("autoscaling.recommend", "STANDBY_RETENTION_MARGIN", constant(1.0)),),
-        (),
-    ),
-    Mechanism(
-        "standby-certain-level",
-        "Orders no standby replica while the level is known to less than 5.5 %.",
-        (Switch("autoscaling.recommend", "MAX_LEVEL_ERROR", constant(math.inf)),),
-        (),
-    ),
-    Mechanism(
-        "growth-prior",
-        "Assumes for a new service that load grows as often as that of other services.",
-        (Switch("demand.standby_value", "_growth_prior", doing(_no_other_services)),),
-        ("demand/growth_prior.py",),
-    ),
-    Mechanism(
-        "own-growth-burst",
-        "Raises the forecast by the factor by which the service's own load has exceeded predictions.",
-        (Switch("demand.growth_stats", "quantile_growth_factor", returning(1.0)),),
-        ("demand/growth_stats.py:quantile_growth_factor", "demand/growth_stats.py:growth_bound"),
-    ),
-    Mechanism(
-        "order-delay",
-        "Orders at once only what a rise of arrivals or misses ask for, while few requests miss.",
-        (Switch("autoscaling.order_delay", "has_few_misses", returning(False)),),
-        ("autoscaling/order_delay.py",),
-    ),
-    Mechanism(
-        "carried-need",
-        "While few requests miss, a need of up to a quarter more than what is ordered does not count.",
-        (Switch("autoscaling.order_delay", "carried_need", returning_argument(0, "need")),),
-        ("autoscaling/order_delay.py:carried_need",),
-    ),
-    Mechanism(
-        "trend",
-        "Draws the level towards two straight lines, and extrapolates their slope.",
-        (Switch("demand.level_model", "TREND_THRESHOLD", constant(_NO_FACTOR)),),
-        (
-            "demand/level_model.py:_blend",
-            "demand/level_model.py:_add_to_line",
-            "demand/level_model.py:add_to_lines",
-            "demand/level_model.py:reset_lines",
-            "demand/batched_observe.py:_blend",
-        ),
-    ),
-    Mechanism(
-        "level-shift",
-        "Restarts the level where a change of the rate is certain.",
-        (Switch("demand.level_model", "detect_shift", returning(None)),),
-        ("demand/level_model.py:run_tests", "demand/level_model.py:detect_shift"),
-    ),
-    Mechanism(
-        "season",
-        "Adds the growth of the profile of the day and of the week to the forecast.",
-        (Switch("demand.seasonality", "predicted_growth", returning(0.0)),),
-        ("demand/seasonality.py",),
-    ),
-    Mechanism(
-        "level-uncertainty",
-        "Sizes for a part of the error of the level.",
-        (Switch("demand.uncertainty", "counted_uncertainty", returning(0.0)),),
-        ("demand/uncertainty.py",),
-    ),
-    Mechanism(
-        "uncertainty-price",
-        "Counts the error of the level only as far as a replica for it pays off.",
-        (Switch("demand.uncertainty", "counted_uncertainty", doing(_all_uncertainty)),),
-        ("demand/uncertainty.py:counted_uncertainty",),
-    ),
-    Mechanism(
-        "risk-control",
-        "Moves the quantile to size for by the share of missed requests.",
-        (Switch("autoscaling.service_state", "update_control", returning_argument(0, "control")),),
-        ("demand/risk_control.py", "autoscaling/service_state.py:ServiceState._update_risk"),
-    ),
-    Mechanism(
-        "retry-backlog",
-        "Sizes for the work of rejected requests that were told when to come back.",
-        (Switch("autoscaling.sizing_requests", "_retry_backlog", returning(NO_BACKLOG, "returns no backlog")),),
-        ("autoscaling/retry_backlog.py", "autoscaling/sizing_requests.py:_retry_backlog"),
-    ),
-    Mechanism(
-        "rejection-feedback",
-        "Raises the need where requests are rejected although all replicas have been ready for a minute.",
-        (Switch("autoscaling.service_state", "correct_sizings", doing(_corrections_ignored)),),
-        ("autoscaling/rejection_feedback.py", "autoscaling/capacity_correction.py"),
-    ),
-    Mechanism(
-        "ttft-offset",
-        "Sizes for the TTFT target less what late first tokens show beyond the model.",
-        (Switch("autoscaling.ttft_offset", "TtftOffset.seconds", returning(0.0)),),
-        ("autoscaling/ttft_offset.py", "autoscaling/ttft_feedback.py"),
-    ),
-    Mechanism(
-        "rejection-significance",
-        "Counts only rejections and retries beyond random variation.",
-        (
-            Switch("autoscaling.rejection_feedback", "insignificant_rejections", returning(0.0)),
-            Switch("autoscaling.retry_backlog", "insignificant_rejections", returning(0.0)),
-        ),
-        ("autoscaling/rejection_significance.py",),
-    ),
-    Mechanism(
-        "lagging-signals",
-        "While demand is unknown, latency, queues, KV use and preemptions can add replicas.",
-        (Switch("autoscaling.recommend", "_pressure", returning((0.0, "switched off"))),),
-        ("autoscaling/recommend.py:_pressure",),
-    ),
-    Mechanism(
-        "overdue",
-        "Orders a replacement for a pod that starts for too long.",
-        (Switch("autoscaling.startup_time", "StartupModel.overdue_s", returning(math.inf)),),
-        ("autoscaling/startup_time.py:StartupModel.overdue_s",),
-    ),
-)
-_SCALE_DOWN: Final = (
-    Mechanism(
-        "stabilization-window",
-        "Scales down when the lower count has been enough for a while.",
-        (Switch("autoscaling.stabilize", "stabilization_window_s", returning(0.0)),),
-        ("autoscaling/stabilize.py:stabilization_window_s", "autoscaling/stabilize.py:_growth_probability"),
-    ),
-    Mechanism(
-        "downscale-regret",
-        "Learns how often load returns soon after a replica became idle, and waits longer.",
-        (Switch("autoscaling.downscale_regret", "record_trials", returning_argument(0, "regret")),),
-        ("autoscaling/downscale_regret.py",),
-    ),
-    Mechanism(
-        "scale-down-margin",
-        "Keeps replicas for what the level may yet move by.",
-        (Switch("autoscaling.sizing_batch", "scale_down_margin", returning(1.0)),),
-        ("autoscaling/sizing_batch.py:scale_down_margin",),
-    ),
-    Mechanism(
-        "idle-cost",
-        "Compares the cost of a wait with that of a cold start before the last replica goes.",
-        (Switch("autoscaling.scale_to_zero", "_compare_idle_cost", doing(_last_replica_stays)),),
-        ("autoscaling/scale_to_zero.py:_compare_idle_cost", "demand/idle_periods.py"),
-    ),
-)
 _MODEL: Final = (
     Mechanism(
         "step-calibration",
@@ -468,5 +280,5 @@ _ADMISSION: Final = (
     ),
 )
 MECHANISMS: Final[dict[str, Mechanism]] = {
-    one.name: one for one in (*_SCALE_UP, *_SCALE_DOWN, *_MODEL, *_LENGTHS, *_STARTUP, *_ADMISSION)
+    one.name: one for one in (*SCALE_UP, *SCALE_DOWN, *_MODEL, *_LENGTHS, *_STARTUP, *_ADMISSION)
 }

@@ -18,6 +18,7 @@ import plimsoll
 from bench.ablation.mechanisms import MECHANISMS
 from bench.ablation.runs import ROWS, AblationRunner, AblationTask
 from bench.ablation.switches import Mechanism
+from bench.ablation.verdicts import DELETIONS, NAMED_CASES, UNDECIDED, NamedCase
 from bench.mismatch.cases import CASES
 from bench.scoreboard.markdown import markdown
 from bench.scoreboard.scoring import MeanWithError, mean_with_error
@@ -37,10 +38,11 @@ compared with that of the whole law.
 python -m bench ablation --screen                  # one seed of the rows and mismatches that take least time
 python -m bench ablation --seeds 5 --processes 4   # twelve rows of the scoreboard and all mismatches
 python -m bench ablation --places step-60 sigma --mechanisms standby trend --seeds 10
+python -m bench.ablation.demand_series             # parts of the forecast, on days and bursts of demand alone
 ```
 
 The product has no switches. The bench replaces one function or constant of a module for the time of a run
-(`bench/ablation/mechanisms.py`). A difference is *without the mechanism* less *whole law*, of the same place and seed:
+(`bench/ablation/*mechanisms.py`). A difference is *without the mechanism* less *whole law*, of the same place and seed:
 if attainment falls without it, the mechanism earns that. Attainment is the share of all offered requests within the
 SLO, in points. A mechanism that is never called in the run of the whole law cannot change that run, so it is not run
 again. Two runs *do not differ* if all their figures are the same: requests within the SLO, percentiles, and on rows the
@@ -49,8 +51,7 @@ difference."""
 
 _LIMITS: Final = """## Limits
 
-- A mechanism without a difference here may have one on another load: a daily season needs days, and pictures need
-  prompts with pictures.
+- A mechanism without a difference here may have one on another load: pictures need prompts with pictures.
 - Mechanisms are switched off one at a time. Two that do the same hide each other.
 - Lines are those of the functions or modules that would go; what calls them is not counted."""
 
@@ -143,7 +144,10 @@ def render(runner: AblationRunner, places: Sequence[str], seeds: int, names: Seq
         "\n".join(("## Results", "", *_results(found, seeds))),
         "\n".join(("## Without any difference", "", *_unchanged(found))),
         "\n".join(("## Places where it differs", "", *_by_place(found))),
-        "\n".join(("## The mechanisms", "", *_table([MECHANISMS[name] for name in names]))),
+        "\n".join(("## Kept for a named case", "", *_named_cases(NAMED_CASES))),
+        "\n".join(("## Undecided", "", *_named_cases(UNDECIDED))),
+        "\n".join(("## Deleted", "", *_deletions())),
+        "\n".join(("## The mechanisms", "", *_table(list(MECHANISMS.values())))),
         _LIMITS,
     ]
     return "\n\n".join(parts) + "\n"
@@ -245,6 +249,19 @@ def _by_place(found: Mapping[str, Differences]) -> Iterator[str]:
     ]
     head = ("mechanism", "place", "seeds that differ", "attainment", "GPU-hours", "changes")
     yield from markdown(head, rows) if rows else ("None.",)
+
+
+def _named_cases(cases: Sequence[NamedCase]) -> Iterator[str]:
+    yield "Figures are those without the mechanism, or the difference from the whole law."
+    yield ""
+    yield from markdown(("mechanism", "case", "without it"), [(f"`{one.name}`", *one[1:]) for one in cases])
+
+
+def _deletions() -> Iterator[str]:
+    yield "Without the mechanism, less with it. The runs after a deletion equal those with the switch."
+    yield ""
+    rows = [(f"`{one.name}`", one.did, str(one.lines), one.shown) for one in DELETIONS]
+    yield from markdown(("mechanism", "what it did", "lines", "without it"), rows)
 
 
 def _table(mechanisms: Sequence[Mechanism]) -> Iterator[str]:

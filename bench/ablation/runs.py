@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from bench.ablation.length_rows import LENGTH_ROWS
 from bench.ablation.mechanisms import MECHANISMS
 from bench.ablation.switches import switched_off, watched
 from bench.mismatch import runs as mismatch_runs
@@ -29,7 +30,7 @@ from bench.scoreboard.rows import BOARD_ROWS, SHORT_ROWS, RowTargets
 from bench.scoreboard.run_store import RunStore, StoredRun
 from bench.scoreboard.simulate_run import RunTask
 
-ROWS: Final = {**SHORT_ROWS, **BOARD_ROWS}
+ROWS: Final = {**SHORT_ROWS, **LENGTH_ROWS, **BOARD_ROWS}
 PLACES: Final = (*ROWS, *CASES)
 _POLICY: Final = "plimsoll"
 _FIGURES_OF_THE_MACHINE: Final = ("wall_s",)

@@ -7,8 +7,7 @@ A series is scaled to a mean of one GPU-second per second; nothing is fitted to 
 
 - missed: share of horizons in which the largest minute was above the forecast;
 - lost: share of all work that was above the forecast of its horizon;
-- held: mean forecast over the mean of the largest minute (1: what knowing it would hold);
-- steered: the same with the quantile steered to a mean loss (above the forecast over due, per horizon) of 0.05.
+- held: mean forecast over the mean of the largest minute (1: what knowing it would hold).
 
 The largest minute holds chance as well as rate; the forecast is of the rate, so a low quantile misses about half.
 
@@ -28,7 +27,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.forecast.growth_prior import read
-from plimsoll.core.demand import risk_control
 from plimsoll.core.demand.demand_state import DemandState, observe
 from plimsoll.core.demand.forecasting import Forecast, forecast
 from plimsoll.core.demand.standby_value import MISS_COST, growth_distribution, standby_replicas
@@ -138,8 +136,7 @@ def replay_series(name: str, minutes: Floats, horizon_s: float) -> None:
     works = [float(work) for work in minutes / minutes.mean()]
     ahead = math.ceil(horizon_s / 60.0)
     fixed: dict[float, list[tuple[float, float]]] = {0.5: [], 0.9: [], 0.95: [], 0.99: []}
-    controlled: list[tuple[float, float]] = []
-    margin_control, state, quantile_losses = risk_control.initial_control(0.05), DemandState(), []
+    state = DemandState()
     for number, work in enumerate(works[:-ahead], start=1):
         state = observe(state, 60.0 * number, work)
         if number < 60 or number % ahead:
@@ -147,18 +144,10 @@ def replay_series(name: str, minutes: Floats, horizon_s: float) -> None:
         actual = np.array(works[number : number + ahead])
         for quantile, losses in fixed.items():
             losses.append(_losses(actual, _forecast(state, horizon_s, quantile).work))
-        sized_for = _forecast(state, horizon_s, margin_control.quantile).work
-        controlled.append(_losses(actual, sized_for))
-        if actual.sum() > 0:
-            quantile_losses.append(controlled[-1][0] / float(actual.sum()))
-            margin_control = risk_control.update_control(margin_control, quantile_losses[-1])
     largest = sum(max(works[index : index + ahead]) for index in range(60, len(works) - ahead) if index % ahead == 0)
     total = sum(works[60:])
     rows = [f"{quantile}: {_print_row(forecast, largest, total)}" for quantile, forecast in fixed.items()]
-    print(
-        f"  {name}: {'; '.join(rows)}; "
-        f"steered: {_print_row(controlled, largest, total)} loss {np.mean(quantile_losses):.3f}"
-    )
+    print(f"  {name}: {'; '.join(rows)}")
 
 
 def _losses(due: Floats, sized: float) -> tuple[float, float]:

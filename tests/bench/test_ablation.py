@@ -12,10 +12,13 @@ from typing import Any
 import pytest
 
 from bench.ablation import command, page, runs
+from bench.ablation.demand_series import SERIES, measure
+from bench.ablation.length_rows import LENGTH_ROWS
 from bench.ablation.mechanisms import MECHANISMS
 from bench.ablation.page import CORE, Difference, count_lines, difference, mean_difference
 from bench.ablation.runs import PLACES, AblationRunner, AblationTask, simulate, task_key
 from bench.ablation.switches import Mechanism, Switch, constant, returning, switched_off, watched
+from bench.ablation.verdicts import DELETIONS, NAMED_CASES, UNDECIDED
 from bench.mismatch.cases import CASES
 from bench.scoreboard.code_hash import CodeHash
 from bench.scoreboard.loads import LengthDistribution, PhasedLoad, RatePhase
@@ -126,7 +129,7 @@ def test_watch_counts_calls_and_constants() -> None:
 
 
 def test_places_are_rows_and_mismatches() -> None:
-    assert len(set(PLACES)) == len(PLACES) == len(SHORT_ROWS) + len(BOARD_ROWS) + len(CASES)
+    assert len(set(PLACES)) == len(PLACES) == len(SHORT_ROWS) + len(LENGTH_ROWS) + len(BOARD_ROWS) + len(CASES)
     assert set(command.SCREEN_PLACES) | set(command.FULL_ROWS) <= set(PLACES)
     assert len(command.FULL_ROWS) >= 8
 
@@ -271,3 +274,16 @@ def test_command_writes_page_of_stored_runs(tmp_path: Path, monkeypatch: pytest.
     words = ["--page", "--places", "short", "--mechanisms", "standby", "--screen"]
     assert command.main([*words, "--store", str(tmp_path / "runs"), "--out", str(out)]) == 0
     assert "| `standby` | 231 | 1 |" in out.read_text().replace(str(count_lines(MECHANISMS["standby"].code)), "231")
+
+
+def test_verdicts_name_mechanisms_and_deletions_are_gone() -> None:
+    assert {one.name for one in (*NAMED_CASES, *UNDECIDED)} <= set(MECHANISMS)
+    assert not {one.name for one in DELETIONS} & set(MECHANISMS)
+    assert {name for series in SERIES for name in series.mechanisms} <= set(MECHANISMS)
+
+
+def test_demand_series_without_own_growth_loses_bursts() -> None:
+    series = replace(SERIES[1], horizons_s=(240.0,), every=24)
+    whole, without = (measure(series, 1, one) for one in (None, MECHANISMS["own-growth-burst"]))
+    assert without[0, 0] > whole[0, 0] + 5.0
+    assert without[0, 1] < whole[0, 1]

@@ -35,7 +35,6 @@ from plimsoll.core.capacity.slo_capacity import slo_capacity_per_s
 from plimsoll.core.capacity.tier_model import build_profile, stack_profiles
 from plimsoll.core.demand import growth_stats, request_lengths, seasonality
 from plimsoll.core.demand.request_lengths import RequestLengthEstimator
-from plimsoll.core.demand.risk_control import initial_control
 from plimsoll.core.demand.standby_value import growth_distribution
 from plimsoll.core.demand.token_ratios import TokenRatioEstimator
 from plimsoll.core.engine_model.calibration.counter_window import WindowSums
@@ -311,8 +310,7 @@ PROBES: dict[str, Callable[[], object]] = {
     "level-shift": shifted,
     "season": seasonal,
     "level-uncertainty": lambda: forecast_of(constant(300.0, 60)).uncertainty,
-    "uncertainty-price": lambda: forecast_of(constant(6.0, 300), promised=0.95, miss_cost=1.0).uncertainty,
-    "risk-control": lambda: service_state.update_control(initial_control(0.05), 1.0).score,
+    "uncertainty-price": lambda: forecast_of(constant(6.0, 300), miss_cost=1.0).uncertainty,
     "retry-backlog": retries,
     "rejection-feedback": corrected,
     "rejection-significance": lambda: RejectionSample(0.1, 60.0, 0.05, 10.0).insignificant_rejections(60.0),

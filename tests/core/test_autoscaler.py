@@ -20,7 +20,6 @@ from plimsoll.core.autoscaling.scaling_decision import ScalingDecision
 from plimsoll.core.autoscaling.scaling_policy import ScalingMode, ScalingPolicy, TierPolicy
 from plimsoll.core.autoscaling.service_state import ServiceState
 from plimsoll.core.autoscaling.sizing_batch import TierCapacity
-from plimsoll.core.autoscaling.snapshot_signals import slo_miss_share
 from plimsoll.core.autoscaling.startup_models import Variant
 from plimsoll.core.autoscaling.startup_time import StartingPod
 from plimsoll.core.autoscaling.state_checkpoint import dump_service_state, restore_service_state
@@ -30,8 +29,7 @@ from plimsoll.core.capacity.slo_capacity import slo_capacity_per_s
 from plimsoll.core.capacity.tier_model import build_profile
 from plimsoll.core.demand.service_metrics import ServiceMetrics, TierMetrics
 from plimsoll.core.engine_model.step_time import StepModel
-from plimsoll.core.histogram import LATENCY_EDGES_S, bucket_index, from_sparse
-from plimsoll.core.ports import EngineInfo, SelfBenchmark, SloCounts
+from plimsoll.core.ports import EngineInfo, SelfBenchmark
 from plimsoll.core.slo import Slo
 from plimsoll.core.types import Role, Unavailable
 
@@ -272,7 +270,7 @@ def test_restore_keeps_learned_state_and_ignores_garbage() -> None:
     assert new.startup_model.horizon_s == pytest.approx(old.startup_model.horizon_s, rel=1e-4)
     assert new.engine_key == old.engine_key
     assert again.decision_state == fleet.service.decision_state
-    torn: list[object] = [{**kept, "tiers": 7}, {**kept, "scaling": {}, "risk": "x"}]
+    torn: list[object] = [{**kept, "tiers": 7}, {**kept, "scaling": {}, "pauses": "x"}]
     for garbage in (None, [], {"version": 2}, {"version": 1}, *torn):
         other = ServiceState.for_roles(["serve"])
         restore_service_state(other, garbage)
@@ -360,21 +358,6 @@ def test_silent_engines_prevent_scale_down_not_scale_up() -> None:
     silent = replace(service_metrics(1.0), tiers={Role.SERVE: TierMetrics()})
     assert fleet.run(silent, 400).tiers["serve"].replicas == before
     assert fleet.run(replace(silent, rate_per_s=200.0), 120).tiers["serve"].replicas > before
-
-
-def test_slo_miss_share_ignores_waits_allowed_by_class() -> None:
-    """Ten in a hundred waited for a minute, as their class may: judged by the gateway they are no miss."""
-    soon, late = (bucket_index(LATENCY_EDGES_S, first_s) for first_s in (0.2, 60.0))
-    waited = from_sparse(LATENCY_EDGES_S, {soon: 90.0, late: 10.0}, 618.0)
-    metrics = replace(service_metrics(5.0), ttft_histogram=waited, rejected_share=0.02)
-    assert slo_miss_share(metrics, SLO) == pytest.approx(0.02 + 0.98 * 0.1)  # gateways that do not judge
-    assert slo_miss_share(replace(metrics, slo_counts=SloCounts(100.0, 0.0, 0.0, 0.0)), SLO) == pytest.approx(0.02)
-    assert slo_miss_share(replace(metrics, slo_counts=SloCounts(100.0, 40.0, 5.0, 40.0)), SLO) == pytest.approx(
-        0.02 + 0.98 * 0.05
-    )
-    assert slo_miss_share(replace(metrics, slo_counts=SloCounts(0.0, 0.0, 0.0, 0.0)), SLO) == pytest.approx(
-        0.02 + 0.98 * 0.1
-    )
 
 
 def test_single_slow_first_request_does_not_scale_up() -> None:

@@ -28,7 +28,6 @@ from plimsoll.core.codec import Length, Number
 from plimsoll.core.demand import serialization as demand
 from plimsoll.core.demand.demand_state import DemandState, observe
 from plimsoll.core.demand.idle_periods import IDLE_LENGTHS_S, IdleStats
-from plimsoll.core.demand.risk_control import RiskControl
 from plimsoll.core.engine_model.calibration import serialization as calibration
 from plimsoll.core.engine_model.calibration.posterior_model import initial_posterior
 from plimsoll.core.engine_model.step_time import StepModel
@@ -88,7 +87,6 @@ RECORDS: dict[str, st.SearchStrategy[Any]] = {
         ),
         LENGTHS, numbers(0.0), numbers(0.0),
     ),
-    "risk control": st.builds(RiskControl, numbers(0.01, 0.99), numbers(0.0, 3.0)),
     "engine key": st.builds(calibration.EngineKey, NAMES, NAMES, NAMES, NAMES),
     "step model": st.builds(StepModel, numbers(0.01, 1.0), *[numbers(0.0, 1.0)] * 5),
     "admission limits": st.builds(
@@ -141,7 +139,6 @@ DOCUMENTS: dict[str, tuple[Callable[[Any], Any], Any]] = {
         codec.encode(DecisionState(1.0, {"serve": TierDecisionState((TimedReplicas(2, 1.0),), ready=1)})),
     ),
     "idle statistics": (lambda stored: codec.decode(IdleStats, stored), codec.encode(IdleStats())),
-    "risk control": (lambda stored: codec.decode(RiskControl, stored), codec.encode(RiskControl(0.05, 1.6))),
     "admission limits": (
         lambda stored: codec.decode(AdmissionLimits, stored),
         codec.encode(AdmissionLimits(("high",), ready_at_s=1.8e9, shares={"a": 1}, token_ratios={"image": 0.5})),

@@ -11,10 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plimsoll.core.demand import risk_control
 from plimsoll.core.demand.demand_state import DemandState, observe
 from plimsoll.core.demand.forecasting import Forecast, forecast
-from plimsoll.core.demand.risk_control import RiskControl
 from plimsoll.core.demand.serialization import from_dict, to_dict
 from plimsoll.core.demand.standby_value import growth_distribution, standby_cost_benefit, standby_replicas
 from plimsoll.core.types import Unavailable
@@ -251,31 +249,12 @@ def test_forecast_arguments_out_of_range_raise(horizon_s: float, quantile: float
         forecast(DemandState(), 0.0, horizon_s, quantile)
 
 
-def test_risk_control_and_standby_invalid_arguments_raise() -> None:
-    for budget in (0.0, 1.0, math.nan):
-        with pytest.raises(ValueError, match="budget"):
-            risk_control.initial_control(budget)
-    for loss in (-0.1, 1.1, math.nan):
-        with pytest.raises(ValueError, match="loss"):
-            risk_control.update_control(risk_control.initial_control(0.05), loss)
-    with pytest.raises(ValueError, match="score"):
-        RiskControl(0.05, 9.0)
-    with pytest.raises(ValueError, match="budget"):
-        RiskControl(0.0, 1.0)
+def test_standby_invalid_arguments_raise() -> None:
     with pytest.raises(ValueError, match="horizon"):
         growth_distribution(DemandState(), math.inf)
     for arguments in ((-1.0, 1.0, 1, 1.0), (1.0, 0.0, 1, 1.0), (1.0, 1.0, -1, 1.0), (1.0, 1.0, 1, math.nan)):
         with pytest.raises(ValueError, match="worth"):
             standby_cost_benefit(growth_distribution(DemandState(), 60.0), *arguments)
-
-
-def test_risk_control_exhausted_recovers_without_wind_up() -> None:
-    control = risk_control.initial_control(0.05)
-    for _ in range(20):
-        control = risk_control.update_control(control, 1.0)
-    assert control.exhausted
-    assert control.quantile == risk_control.MAX_QUANTILE
-    assert not risk_control.update_control(control, 0.0).exhausted  # no wind-up: it comes down at once
 
 
 # Foreign states

@@ -8,8 +8,6 @@ from collections.abc import Callable
 import mpmath
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from plimsoll.core.capacity import queueing
 
@@ -40,41 +38,6 @@ def test_erlang_formulas_are_exact_to_nine_digits(servers: int) -> None:
             assert off_by(float(queueing.log_erlang_c(a, servers)), waiting) < RELATIVE_TOLERANCE
 
 
-@pytest.mark.parametrize("servers", [1, 9, 200, 10_000])
-def test_wait_formulas_are_exact_to_nine_digits(servers: int) -> None:
-    with mpmath.workdps(30):
-        for rho in (0.7, 0.95, 0.9999):
-            a = mpmath.mpf(servers * rho)
-            inverse = inverse_loss(lambda n, a=a: a / n, servers)  # type: ignore[misc]
-            waiting, spare = 1 / (a / servers + (1 - a / servers) * inverse), servers - a
-            given = servers * rho, 1.0, servers
-            t_s = float(3 / spare)
-            over = waiting * mpmath.exp(-spare * t_s)
-            share = 1 - float(over)
-            assert float(queueing.wait_tail(t_s, *given)) == pytest.approx(float(over), rel=RELATIVE_TOLERANCE)
-            assert float(queueing.wait_mean_s(*given)) == pytest.approx(float(waiting / spare), rel=RELATIVE_TOLERANCE)
-            if share < 1 - 1e-6:  # beyond, one less a share has too few digits to be asked for
-                exact_s = mpmath.log(waiting / (1 - mpmath.mpf(share))) / spare
-                assert float(queueing.wait_quantile_s(share, *given)) == pytest.approx(
-                    float(exact_s), rel=RELATIVE_TOLERANCE
-                )
-
-
-@pytest.mark.parametrize(("servers", "places"), [(1, 0), (1, 50), (100, 3), (1000, 500), (10_000, 200)])
-def test_finite_queue_is_exact_to_nine_digits(servers: int, places: int) -> None:
-    with mpmath.workdps(30):
-        for rho in (0.95, 0.9999, 1.0, 1.3):
-            a = mpmath.mpf(servers * rho)
-            powers = [(a / servers) ** j for j in range(places + 1)]  # of the states with j waiting, over full ones
-            under = inverse_loss(lambda n, a=a: a / n, servers)  # type: ignore[misc]
-            whole = under + sum(powers[1:])
-            waited = sum((j + 1) * power for j, power in enumerate(powers[:-1])) / servers / (whole - powers[-1])
-            found = queueing.finite_queue(servers * rho, 1.0, servers, places)
-            assert float(found.rejected) == pytest.approx(float(powers[-1] / whole), rel=RELATIVE_TOLERANCE)
-            assert float(found.delayed_share) == pytest.approx(float(sum(powers[:-1]) / whole), rel=RELATIVE_TOLERANCE)
-            assert float(found.wait_mean_s) == pytest.approx(float(waited), rel=RELATIVE_TOLERANCE)
-
-
 @pytest.mark.parametrize("slots", [1, 66, 250])
 @pytest.mark.parametrize("replicas", [1, 9])
 def test_slot_queue_is_exact_to_nine_digits(slots: int, replicas: int) -> None:
@@ -92,87 +55,19 @@ def test_slot_queue_is_exact_to_nine_digits(slots: int, replicas: int) -> None:
                 assert off_by(float(found.log_inverse), inverse_loss(growth, slots * replicas)) < RELATIVE_TOLERANCE
 
 
-def test_wait_tail_mm_c_equals_erlang_c() -> None:
-    t = np.array([0.0, 0.1, 1.0])
-    found = queueing.wait_tail(t, 9.0, 1.0, 10)
-    assert found == pytest.approx(float(queueing.erlang_c(9.0, 10)) * np.exp(-t), rel=1e-12)
-    assert queueing.wait_mean_s(9.0, 1.0, 10) == pytest.approx(float(queueing.erlang_c(9.0, 10)))
-
-
-@pytest.mark.parametrize(("ca2", "cs2"), [(1.0, 0.0), (2.0, 1.5), (0.5, 0.3), (4.0, 1.0)])
-def test_wait_tail_gg_1_matches_simulation(ca2: float, cs2: float) -> None:
-    """G/G/1 at rho 0.85 by Lindley's recursion: the tail's decay over ten service times."""
-    rng = np.random.default_rng(5)
-    count = 1_000_000
-    gaps = rng.gamma(1 / ca2, ca2, count)
-    work = 0.85 * (rng.gamma(1 / cs2, cs2, count) if cs2 else np.ones(count))
-    steps = np.concatenate(([0.0], np.cumsum(work - gaps)))
-    waits = steps - np.minimum.accumulate(steps)
-    near, far = 1.0, 6.0
-    decay = np.log(np.mean(waits > near) / np.mean(waits > far))
-    tail = queueing.wait_tail(np.array([near, far]), 1.0, 0.85, 1, ca2, cs2)
-    assert np.log(tail[0] / tail[1]) == pytest.approx(decay, rel=0.2)
-
-
 def test_erlang_known_values() -> None:
-    assert queueing.erlang_b(1.0, 1) == pytest.approx(0.5)
-    assert queueing.erlang_b(0.0, 3) == 0
-    assert queueing.erlang_b(3.0, 0) == pytest.approx(1)
+    assert queueing.log_inverse_erlang_b(1.0, 1) == pytest.approx(math.log(2.0))
+    assert queueing.log_inverse_erlang_b(0.0, 3) == math.inf
+    assert queueing.log_inverse_erlang_b(3.0, 0) == pytest.approx(0.0)
     assert queueing.erlang_c(0.3, 1) == pytest.approx(0.3)  # M/M/1: rho
 
 
 def test_queueing_overload_gives_infinite_wait() -> None:
     for rate in (10.0, 10.5, 1e7):
-        assert queueing.wait_tail(100.0, rate, 1.0, 10) == 1
-        assert math.isinf(queueing.wait_mean_s(rate, 1.0, 10))
-        assert math.isinf(queueing.wait_quantile_s(0.0, rate, 1.0, 10))
+        assert queueing.erlang_c(rate, 10) == 1
         found = queueing.slot_queue(rate, 10, 0.1, 0.001, 10)
         assert (found.delayed_share, found.drain_per_s) == (1, 0)
         assert queueing.resident_distribution(rate, 10, 0.1, 0.001, 10)[-1] == 1
-
-
-@given(share=st.floats(0.01, 0.999), rho=st.floats(0.01, 0.99), servers=st.integers(1, 50), cv2=st.floats(0.1, 4))
-@settings(max_examples=60)
-def test_wait_quantile_inverts_tail(share: float, rho: float, servers: int, cv2: float) -> None:
-    rate = rho * servers
-    wait = queueing.wait_quantile_s(share, rate, 1.0, servers, cv2, cv2)
-    over = float(queueing.wait_tail(wait, rate, 1.0, servers, cv2, cv2))
-    assert over == pytest.approx(1 - share) if wait > 0 else over <= 1 - share + 1e-12
-
-
-@given(
-    rho=st.floats(0.01, 0.98),
-    more=st.floats(0, 0.02),
-    servers=st.integers(1, 200),
-    ca2=st.floats(0, 6),
-    cs2=st.floats(0, 6),
-    t=st.floats(0, 20),
-)
-@settings(max_examples=60)
-def test_wait_tail_is_monotone_in_load(rho: float, more: float, servers: int, ca2: float, cs2: float, t: float) -> None:
-    less, greater = (float(queueing.wait_tail(t, r * servers, 1.0, servers, ca2, cs2)) for r in (rho, rho + more))
-    assert less <= greater * (1 + 1e-9)
-
-
-@given(rate=st.floats(0.1, 60), servers=st.integers(1, 12), places=st.integers(0, 40))
-@settings(max_examples=60)
-def test_finite_queue_satisfies_balance_equations(rate: float, servers: int, places: int) -> None:
-    weights = [1.0]
-    for n in range(1, servers + places + 1):
-        weights.append(weights[-1] * rate / min(n, servers))
-    p = np.array(weights) / sum(weights)
-    found = queueing.finite_queue(rate, 1.0, servers, places)
-    queue = sum(j * p[servers + j] for j in range(1, places + 1))
-    assert found.rejected == pytest.approx(p[-1], rel=1e-9)
-    assert found.delayed_share == pytest.approx(p[servers:-1].sum(), rel=1e-9, abs=1e-300)
-    assert found.wait_mean_s == pytest.approx(queue / (rate * p[:-1].sum()), rel=1e-8, abs=1e-300)  # Little's law
-
-
-def test_finite_queue_without_limit_equals_erlang_c() -> None:
-    found = queueing.finite_queue(9.0, 1.0, 10, 2000)
-    assert found.delayed_share == pytest.approx(float(queueing.erlang_c(9.0, 10)), rel=1e-9)
-    assert found.wait_mean_s == pytest.approx(float(queueing.wait_mean_s(9.0, 1.0, 10)), rel=1e-9)
-    assert queueing.finite_queue(0.0, 1.0, 10, 5).rejected == 0
 
 
 def test_resident_distribution_unlimited_mean_matches_step_law() -> None:
@@ -193,11 +88,11 @@ def test_admitted_shares_without_slack_equals_erlang_b() -> None:
     rate, full, one = np.array(9.0), np.array(10.0), np.array(1.0)
     log_inverse = queueing.log_inverse_erlang_b(9.0, 10)
     let_in = queueing.admitted_shares(log_inverse, rate, full, one, np.array([0.0]), np.array([1.0]))
-    assert let_in[0] == pytest.approx(1 - float(queueing.erlang_b(9.0, 10)), rel=1e-9)
+    assert let_in[0] == pytest.approx(1 - math.exp(-float(log_inverse)), rel=1e-9)
     patient = queueing.admitted_shares(
         log_inverse, rate, full, one, np.array([1.0, np.inf]), np.array([1e-9, 1.0 - 1e-9])
     )
-    assert patient[0] == pytest.approx(1 - float(queueing.wait_tail(1.0, 9.0, 1.0, 10)), rel=1e-6)
+    assert patient[0] == pytest.approx(1 - float(queueing.erlang_c(9.0, 10)) * math.exp(-1.0), rel=1e-6)
     assert patient[1] == 1
 
 
@@ -234,25 +129,23 @@ def test_admitted_shares_overload_serves_full_capacity() -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -1.0])
 def test_queueing_invalid_argument_raises_naming_it(bad: float) -> None:
+    with pytest.raises(ValueError, match="offered_erlangs"):
+        queueing.erlang_c(bad, 2)
     with pytest.raises(ValueError, match="arrival_per_s"):
-        queueing.wait_tail(0.1, bad, 1.0, 2)
-    with pytest.raises(ValueError, match="service_s"):
-        queueing.wait_tail(0.1, 1.0, bad, 2)
+        queueing.slot_queue(bad, 10, 0.1, 0.001, 5)
     with pytest.raises(ValueError, match="servers"):
         queueing.erlang_c(1.0, bad)
     with pytest.raises(ValueError, match="per_sequence_s"):
         queueing.slot_queue(1.0, 10, 0.1, bad, 5)
     with pytest.raises(ValueError, match="cs2"):
-        queueing.wait_mean_s(1.0, 1.0, 2, 1.0, bad)
+        queueing.variability(0.5, 1.0, bad)
 
 
-def test_queueing_fractional_servers_and_share_one_raise() -> None:
+def test_queueing_fractional_or_no_servers_raise() -> None:
     with pytest.raises(ValueError, match="whole number"):
         queueing.erlang_c(1.0, 1.5)
     with pytest.raises(ValueError, match="servers"):
         queueing.erlang_c(1.0, 0)
-    with pytest.raises(ValueError, match="share"):
-        queueing.wait_quantile_s(1.0, 1.0, 1.0, 2)
 
 
 def test_queueing_single_precision_input_is_widened() -> None:
@@ -260,15 +153,3 @@ def test_queueing_single_precision_input_is_widened() -> None:
     wide = queueing.log_erlang_c(np.float64(rho) * 1000, 1000)
     assert queueing.log_erlang_c(rho * np.float32(1000), 1000).dtype == np.float64
     assert queueing.log_erlang_c(np.array(rho, dtype=np.float32) * 1000, 1000) == pytest.approx(float(wide), rel=1e-3)
-
-
-def test_wait_tail_broadcasts_arrays() -> None:
-    found = queueing.wait_tail(0.1, np.array([[1.0], [5.0], [90.0]]), 1.0, np.array([2, 6]))
-    assert found.shape == (3, 2)
-    assert found[1, 1] == pytest.approx(float(queueing.wait_tail(0.1, 5.0, 1.0, 6)), rel=1e-12)
-
-
-def test_wait_p95_exceeds_three_times_mean() -> None:
-    """Near the knee the tail is several times the mean: sizing by means breaks the promise."""
-    mean, p95 = queueing.wait_mean_s(0.9, 1.0, 1), queueing.wait_quantile_s(0.95, 0.9, 1.0, 1)
-    assert p95 > 3 * mean

@@ -188,8 +188,7 @@ def test_retry_backlog_sizes_for_full_uncertainty() -> None:
         for said in (nobody, some)
     ]
     priced, whole = (one.forecast for one in found if isinstance(one, TierDemand))
-    assert fleet.service.risk is not None
-    assert whole.uncertainty == pytest.approx(quantile_deviate(fleet.service.risk.quantile) * whole.level_error)
+    assert whole.uncertainty == pytest.approx(quantile_deviate(SLO.share) * whole.level_error)
     assert priced.uncertainty < 0.5 * whole.uncertainty
 
 

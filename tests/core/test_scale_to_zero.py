@@ -310,16 +310,6 @@ def test_first_replica_startup_waits_cause_no_scale_up() -> None:
     assert max(sleeper.history) > 1, "by now they came when it was ready"
 
 
-def test_risk_control_ignores_rejections_during_startup() -> None:
-    sleeper = after_requests(ScaleToZeroFleet(), every_s=5)
-    sleeper.asleep_after()
-    before = sleeper.service.risk
-    sleeper.run(60, lambda t: float(t % 5 == 0), rejected_share=1.0)
-    assert sleeper.service.risk == before
-    sleeper.run(240, lambda t: float(t % 5 == 0), rejected_share=1.0)
-    assert sleeper.service.risk != before
-
-
 # Who was told to come back
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from plimsoll.core.capacity import slo_capacity, tier_model
 from plimsoll.core.capacity.attainment import attainment
 from plimsoll.core.capacity.goodput import goodput, goodput_knee_per_s
-from plimsoll.core.capacity.queueing import wait_mean_s, wait_quantile_s
+from plimsoll.core.capacity.queueing import erlang_c
 from plimsoll.core.capacity.sizing import Infeasible, Sizing, size_tier, size_tiers
 from plimsoll.core.capacity.tier_model import TierSpec
 from plimsoll.core.engine_model.step_time import EngineLimits, KvTransfer, StepModel
@@ -98,8 +98,9 @@ def test_size_tier_by_tail_wait_needs_more_than_by_mean() -> None:
     service = float(reduced.slot_base_s[0])
     room = 0.2
     rates = np.linspace(0.3, 0.999, 400) / service
-    mean_says = rates[np.flatnonzero(wait_mean_s(rates, service, 1) <= room)[-1]]
-    tail_says = rates[np.flatnonzero(wait_quantile_s(0.95, rates, service, 1) <= room)[-1]]
+    waiting, mean_s = erlang_c(rates * service, 1), service / (1.0 - rates * service)  # of M/M/1, and of those who wait
+    mean_says = rates[np.flatnonzero(waiting * mean_s <= room)[-1]]
+    tail_says = rates[np.flatnonzero(waiting * np.exp(-room / mean_s) <= 0.05)[-1]]
     assert tail_says < mean_says
     assert attainment(reduced, mean_says, 1, admission=False).within_slo[0] < 0.95
 

@@ -13,8 +13,8 @@ from plimsoll.core.demand.uncertainty import MAX_LEVEL_SHARE, counted_uncertaint
 NORMAL = NormalDist()
 
 
-def uncertainty_margin(level: float, error: float, quantile: float, promised: float, miss_cost: float) -> float:
-    return counted_uncertainty(level, error, quantile_deviate(quantile), quantile_deviate(promised), miss_cost)
+def uncertainty_margin(level: float, error: float, quantile: float, miss_cost: float) -> float:
+    return counted_uncertainty(level, error, quantile_deviate(quantile), miss_cost)
 
 
 def expected_served(error: float, above: float) -> float:
@@ -27,7 +27,7 @@ def expected_served(error: float, above: float) -> float:
 @pytest.mark.parametrize("miss_cost", [5.0, 25.0, 100.0])
 @pytest.mark.parametrize("error", [0.15, 0.5, 2.0])
 def test_uncertainty_margin_pays_for_a_replica(error: float, miss_cost: float) -> None:
-    found = uncertainty_margin(1000.0, error, 0.999, 0.999, miss_cost)
+    found = uncertainty_margin(1000.0, error, 0.999, miss_cost)
     if 0.0 < found < quantile_deviate(0.999) * error * (1 - 1e-9):
         assert miss_cost * expected_served(error, found) == pytest.approx(1.0, rel=1e-3)
     elif found:
@@ -37,24 +37,15 @@ def test_uncertainty_margin_pays_for_a_replica(error: float, miss_cost: float) -
 
 
 def test_uncertainty_small_error_is_zero_large_is_quantile() -> None:
-    assert uncertainty_margin(2.7, 0.02, 0.95, 0.95, 25.0) == 0.0
-    assert uncertainty_margin(1e6, 1e4, 0.95, 0.95, 25.0) == pytest.approx(1.6449e4, rel=1e-4)
-    assert uncertainty_margin(2.7, 1.5, 0.95, 0.95, 25.0) == pytest.approx(MAX_LEVEL_SHARE * 2.7)
-    assert uncertainty_margin(2.7, 0.0, 0.95, 0.95, 25.0) == uncertainty_margin(0.0, 0.0, 0.95, 0.95, 25.0) == 0.0
-    assert uncertainty_margin(2.7, 0.2, 0.95, 0.95, 0.0) == 0.0, "a miss that costs nothing"
-    assert uncertainty_margin(100.0, 0.02, 0.95, 0.95, math.inf) == pytest.approx(0.02 * quantile_deviate(0.95)), (
+    assert uncertainty_margin(2.7, 0.02, 0.95, 25.0) == 0.0
+    assert uncertainty_margin(1e6, 1e4, 0.95, 25.0) == pytest.approx(1.6449e4, rel=1e-4)
+    assert uncertainty_margin(2.7, 1.5, 0.95, 25.0) == pytest.approx(MAX_LEVEL_SHARE * 2.7)
+    assert uncertainty_margin(2.7, 0.0, 0.95, 25.0) == uncertainty_margin(0.0, 0.0, 0.95, 25.0) == 0.0
+    assert uncertainty_margin(2.7, 0.2, 0.95, 0.0) == 0.0, "a miss that costs nothing"
+    assert uncertainty_margin(100.0, 0.02, 0.95, math.inf) == pytest.approx(0.02 * quantile_deviate(0.95)), (
         "one without a price"
     )
-    assert uncertainty_margin(2.7, 0.0, 0.95, 0.95, math.inf) == 0.0
-
-
-def test_uncertainty_quantile_above_slo_ignores_cost() -> None:
-    quantiles = (0.5, 0.94, 0.95, 0.96, 0.98, 0.995, 0.999)
-    found = [uncertainty_margin(100.0, 0.02, quantile, 0.95, 25.0) for quantile in quantiles]
-    assert found[:3] == [0.0, 0.0, 0.0]
-    assert found == sorted(found)
-    assert found[-2:] == pytest.approx([0.02 * quantile_deviate(0.995), 0.02 * quantile_deviate(0.999)])
-    assert 0.0 < found[3] < 0.1 * found[-1]
+    assert uncertainty_margin(2.7, 0.0, 0.95, math.inf) == 0.0
 
 
 def test_miss_costs_are_split_over_all_tiers() -> None:

@@ -1,10 +1,10 @@
-"""Go-style durations and Kubernetes quantities, to numbers and back.
+"""Go-style durations to numbers and back, and Kubernetes quantities to numbers.
 
 Problem: manifests say `500ms` and `64Gi`; the code computes with seconds and exact numbers. Python's standard library
 has neither grammar, and a parser that accepts more than the API server accepts what the cluster later rejects.
 
-Idea: the two grammars as two anchored regular expressions, exact arithmetic in `Decimal`, and canonical output, so that
-parse(format(x)) == x. Every error is a ValueError that shows the input and what is accepted.
+Idea: the two grammars as two anchored regular expressions, exact arithmetic in `Decimal`, and canonical durations, so
+that parse(format(x)) == x. Every error is a ValueError that shows the input and what is accepted.
 """
 
 import math
@@ -98,24 +98,6 @@ def parse_quantity(value: str | int) -> Decimal:
     number, suffix = match.groups()
     scale = _DECIMAL.get(suffix) or _BINARY.get(suffix)
     return Decimal(number) * scale if scale is not None else Decimal(f"{number}{suffix}")
-
-
-def format_quantity(value: Decimal | int, *, binary: bool = False) -> str:
-    """The shortest canonical quantity for an exact number: an integer and the largest suffix that keeps it one.
-
-    `binary` picks the suffixes of memory (Ki, Mi, Gi, ...). Numbers finer than a nano-unit raise ValueError.
-    """
-    number = Decimal(value)
-    if not number:
-        return "0"
-    for suffix, scale in reversed((_BINARY if binary else {}).items()):
-        if number % scale == 0:
-            return f"{_format_plain(number / scale)}{suffix}"
-    for suffix, scale in reversed(_DECIMAL.items()):
-        if (binary and scale > 1) or number % scale:
-            continue
-        return f"{_format_plain(number / scale)}{suffix}"
-    raise ValueError(f"{number} is finer than the smallest unit of a quantity (n, one billionth)")
 
 
 def parse_percent(text: str) -> int:

@@ -209,13 +209,11 @@ def _forecast(service: ServiceState, name: str, tier: TierState, horizon_s: floa
     """The forecast of the last tick, recomputed from the same state."""
     if isinstance(tier.capacity, Unavailable):
         return _unavailable(tier.capacity)
-    if service.risk is None or service.last_decision is None or service.basis is None:
+    if service.last_decision is None or service.basis is None or service.basis.spec.slo is None:
         return _unavailable(Unavailable("the service has no SLO, so no forecast is made"))
     lookahead_s = tier.startup_model.horizon_s + TICK_S if horizon_s is None else horizon_s
-    risk, cost = service.risk, service.miss_cost(name, service.basis.spec.policy)
-    prediction = forecast_demand(
-        tier.forecast_state, service.last_decision.at_s, lookahead_s, risk.quantile, risk.slo_share, cost
-    )
+    slo, cost = service.basis.spec.slo, service.miss_cost(name, service.basis.spec.policy)
+    prediction = forecast_demand(tier.forecast_state, service.last_decision.at_s, lookahead_s, slo.share, cost)
     if isinstance(prediction, Unavailable):
         return _unavailable(prediction)
     return {

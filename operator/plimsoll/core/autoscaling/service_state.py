@@ -16,7 +16,6 @@ from plimsoll.core.autoscaling.decision_cache import DecisionCache
 from plimsoll.core.autoscaling.decision_state import DecisionState
 from plimsoll.core.autoscaling.inputs import ScalingSpec, ServiceSnapshot, TierSnapshot
 from plimsoll.core.autoscaling.observations import (
-    LATENCY_WINDOW_S,
     LaggingSignals,
     NoDemand,
     ServiceObservation,
@@ -35,7 +34,6 @@ from plimsoll.core.autoscaling.snapshot_signals import (
     known_no_demand,
     metrics_coverage,
     plausible_rate,
-    slo_miss_share,
 )
 from plimsoll.core.autoscaling.startup_models import UNKNOWN_VARIANT, Variant, record_startup, select_variant
 from plimsoll.core.autoscaling.tier_state import NO_TARGET, TierState, ttft_outside_tier_s, without_kv_posting
@@ -45,10 +43,8 @@ from plimsoll.core.demand import idle_periods
 from plimsoll.core.demand.forecasting import forecast as forecast_demand
 from plimsoll.core.demand.idle_periods import IdleStats
 from plimsoll.core.demand.request_lengths import TOO_FEW_COMPLETED
-from plimsoll.core.demand.risk_control import RiskControl, initial_control, update_control
 from plimsoll.core.demand.service_metrics import ServiceMetrics
 from plimsoll.core.demand.uncertainty import tier_miss_cost
-from plimsoll.core.slo import Slo
 from plimsoll.core.types import Role, Unavailable
 from plimsoll.core.workload import Workload
 
@@ -84,7 +80,6 @@ class ServiceState:
 
     tiers: dict[str, TierState]
     decision_state: DecisionState = field(default_factory=DecisionState)
-    risk: RiskControl | None = None
     decisions: deque[TimedDecision] = field(default_factory=lambda: deque(maxlen=MAX_KEPT_DECISIONS))
     last_decision: TimedDecision | None = None
     basis: DecisionBasis | None = field(default=None, repr=False)
@@ -96,7 +91,6 @@ class ServiceState:
     idle_stats: IdleStats = NO_IDLE_STATS
     is_idle: bool | Unavailable = TOO_FEW_COMPLETED  # without arriving, queued or running requests
     has_retry_backlog: bool = False  # retries are reserved, at the last forecast
-    _risk_updated_s: float | None = field(default=None, repr=False)
     _sampled_s: float | None = field(default=None, repr=False)  # time of the last arrival sample
     _unready_s: float = field(default=-math.inf, repr=False)  # last time a tier had no ready replica
     _was_active: bool = field(default=False, repr=False)  # a request was seen
@@ -156,7 +150,6 @@ class ServiceState:
             self._unready_s = now_s
         startup_s = max([tier.startup_s for tier in self.tiers.values()])
         self._update_idle(snapshot, spec, startup_s, now_s)
-        self._update_risk(snapshot.metrics, spec.slo, startup_s, now_s)
         self.ttft_feedback.update(snapshot, spec, self.tiers, self.workload, now_s)
 
     def _update_idle(self, snapshot: ServiceSnapshot, spec: ScalingSpec, startup_s: float, now_s: float) -> None:
@@ -243,9 +236,8 @@ class ServiceState:
                 f"arrivals observed for {now_s - tier.first_arrival_s:.0f} s, {MIN_OBSERVATION_S:.0f} s required"
             )
         horizon_s = self.horizon_s(name, spec)
-        assert self.risk is not None
-        risk, cost = self.risk, self.miss_cost(name, spec.policy)
-        tier_forecast = forecast_demand(tier.forecast_state, now_s, horizon_s, risk.quantile, risk.slo_share, cost)
+        cost = self.miss_cost(name, spec.policy)
+        tier_forecast = forecast_demand(tier.forecast_state, now_s, horizon_s, spec.slo.share, cost)
         if isinstance(tier_forecast, Unavailable):
             return tier_forecast
         return TierDemand(tier_forecast, self.cache.of(name).growth_distribution(tier.forecast_state, horizon_s))
@@ -372,24 +364,6 @@ class ServiceState:
         """Return for how long every tier has had a ready replica, s; infinite if no request was seen before that."""
         serving_s = max(0.0, now_s - self._unready_s)
         return serving_s if serving_s == 0.0 or self._was_active else math.inf
-
-    def _update_risk(self, metrics: ServiceMetrics, slo: Slo | None, startup_s: float, now_s: float) -> None:
-        """Once per start-up time, adjust the sizing quantile by the share of missed requests."""
-        if slo is None:
-            return
-        budget = 1.0 - slo.share
-        if self.risk is None or self.risk.budget != budget:
-            self.risk = initial_control(budget)
-        if self._risk_updated_s is None or now_s < self._risk_updated_s:
-            self._risk_updated_s = now_s
-        elif now_s - self._risk_updated_s >= startup_s:
-            self._risk_updated_s = now_s
-            missed = slo_miss_share(metrics, slo)
-            waited_for_startup = (
-                0.0 <= now_s - self._unready_s < 2.0 * LATENCY_WINDOW_S
-            )  # for a start: no forecast could have helped
-            if missed is not None and not waited_for_startup:
-                self.risk = update_control(self.risk, missed)
 
 
 def _replica_changes(decision: ScalingDecision) -> dict[str, tuple[int, int | None]]:

@@ -84,19 +84,6 @@ def metrics_coverage(metrics: ServiceMetrics, tier_metrics: TierMetrics, ready: 
     return min(metrics.coverage or 0.5, engines)
 
 
-def slo_miss_share(metrics: ServiceMetrics, slo: Slo) -> float | None:
-    """Share of the last minute's requests that were rejected or late with their first token; None without requests.
-
-    Too few replicas cost this share: admission control keeps the step time, so that requests wait or are rejected.
-    """
-    rejected_share = 0.0 if isinstance(metrics.rejected_share, Unavailable) else metrics.rejected_share
-    counts = late_first_tokens(metrics, slo)
-    if counts is None:
-        return rejected_share or None
-    late, responses = counts
-    return min(1.0, rejected_share + (1.0 - rejected_share) * min(1.0, late / responses))
-
-
 def late_first_tokens(metrics: ServiceMetrics, slo: Slo) -> tuple[float, float] | None:
     """Return how many of the last minute's responses were late with their first token, and their number.
 

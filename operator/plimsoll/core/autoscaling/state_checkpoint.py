@@ -22,7 +22,6 @@ from plimsoll.core.autoscaling.tier_state import NO_REQUEST_LENGTHS, PRIOR_START
 from plimsoll.core.autoscaling.ttft_offset import TtftOffset
 from plimsoll.core.demand import serialization as demand
 from plimsoll.core.demand.idle_periods import IdleStats
-from plimsoll.core.demand.risk_control import RiskControl
 from plimsoll.core.engine_model.calibration import serialization as calibration
 from plimsoll.core.engine_model.step_time import StepModel
 from plimsoll.core.types import Unavailable
@@ -41,7 +40,6 @@ def dump_service_state(service: ServiceState) -> dict[str, Any]:
         "version": SERVICE_STATE_VERSION,
         "scaling": codec.encode(service.decision_state),
         "ttft_offset": None if (offset := service.ttft_feedback.offset) is None else codec.encode(offset),
-        "risk": None if service.risk is None else codec.encode(service.risk),
         "pauses": codec.encode(service.idle_stats),
         "lengths": None if isinstance(service.workload, Unavailable) else _dump_lengths(service.workload),
         "tiers": {name: _dump_tier(tier) for name, tier in service.tiers.items()},
@@ -56,8 +54,6 @@ def restore_service_state(service: ServiceState, stored: Any) -> None:
         service.decision_state = codec.decode(DecisionState, stored.get("scaling"))
     with suppress(ValueError):
         service.ttft_feedback.offset = codec.decode(TtftOffset, stored.get("ttft_offset"))
-    with suppress(ValueError):
-        service.risk = codec.decode(RiskControl, stored.get("risk"))
     with suppress(ValueError):
         service.idle_stats = codec.decode(IdleStats, stored.get("pauses"))
     with suppress(ValueError):

@@ -1,4 +1,4 @@
-"""Queueing formulas: probability and distribution of waits, and the effect of a limited number of slots.
+"""Queueing formulas: the probability of a wait, its variability, and the effect of a limited number of slots.
 
 Problem: a latency SLO is about a tail, and near saturation the tail is many times the mean. The textbook sums overflow
 from a few hundred servers on, and lose all digits near full load.
@@ -6,7 +6,7 @@ from a few hundred servers on, and lose all digits near full load.
 Idea: Erlang's loss formula as the integral of a log-concave function. 72 Gauss-Legendre points give it to full
 precision for one server and for ten thousand. The other results follow by ratios of positive terms, kept as logarithms.
 Engines that slow down as they fill are a birth-death chain, whose weights are summed the same way. Overload is a value:
-an infinite wait, a probability of one.
+a probability of one.
 
 Every function takes numbers or arrays, broadcasts them, and returns float64 arrays of the common shape. Arguments out
 of range raise a ValueError that names them.
@@ -92,11 +92,6 @@ def log_inverse_erlang_b(offered_erlangs: ArrayLike, servers: ArrayLike) -> Floa
     return np.where(a > 0, log_inverse, np.where(c > 0, np.inf, 0.0))
 
 
-def erlang_b(offered_erlangs: ArrayLike, servers: ArrayLike) -> Floats:
-    """Share of Poisson arrivals that find all of `servers` busy, without a queue (Erlang 1917)."""
-    return np.exp(-log_inverse_erlang_b(offered_erlangs, servers))
-
-
 def log_erlang_c(offered_erlangs: ArrayLike, servers: ArrayLike) -> Floats:
     """log of the share that must wait in M/M/c; 0 in overload.
 
@@ -128,112 +123,6 @@ def variability(rho: ArrayLike, ca2: ArrayLike, cs2: ArrayLike) -> Floats:
     bursty = 1 + (v - 1) * np.clip((load - _HEAVY_TRAFFIC_RHO) / _FADE_IN_WIDTH + 1, 0, 1)
     smooth = np.where(load < _HEAVY_TRAFFIC_RHO, np.minimum(1, v * (1 - load) / (1 - _HEAVY_TRAFFIC_RHO)), v)
     return np.asarray(np.where(v > 1, bursty, smooth))
-
-
-def _drain_per_s(a: Floats, c: Floats, service_s: Floats, ca2: ArrayLike, cs2: ArrayLike) -> Floats:
-    """Exponent of the wait's tail, (c mu - lambda) / variability, 1/s; 0 in overload."""
-    return np.asarray(c * np.maximum(1 - a / c, 0.0) / service_s / variability(a / c, ca2, cs2))
-
-
-def _validate_stage(
-    arrival_per_s: ArrayLike, service_s: ArrayLike, servers: ArrayLike
-) -> tuple[Floats, Floats, Floats]:
-    """Offered erlangs, servers, service time."""
-    service = validate_number("service_s", service_s, above=True)
-    offered = validate_number("arrival_per_s * service_s", validate_number("arrival_per_s", arrival_per_s) * service)
-    return offered, _validate_integer("servers", servers, 1), service
-
-
-def wait_tail(
-    t_s: ArrayLike,
-    arrival_per_s: ArrayLike,
-    service_s: ArrayLike,
-    servers: ArrayLike,
-    ca2: ArrayLike = 1.0,
-    cs2: ArrayLike = 1.0,
-) -> Floats:
-    """P(wait > t) of one queue before `servers`, first come first served; 1 in overload.
-
-    C(c, a) e^(-(c mu - lambda) t) is exact for M/M/c; ca2 and cs2, the squared coefficients of variation of the gaps
-    between arrivals (over the time scale of the wait) and of the service time, scale the exponent.
-    """
-    t = validate_number("t_s", t_s)
-    a, c, service = _validate_stage(arrival_per_s, service_s, servers)
-    drain = _drain_per_s(a, c, service, ca2, cs2)
-    return np.exp(log_erlang_c(a, c) - drain * t)
-
-
-def wait_quantile_s(
-    share: ArrayLike,
-    arrival_per_s: ArrayLike,
-    service_s: ArrayLike,
-    servers: ArrayLike,
-    ca2: ArrayLike = 1.0,
-    cs2: ArrayLike = 1.0,
-) -> Floats:
-    """The wait that `share` (0 to below 1) of requests do not exceed, s: `wait_tail` inverted, infinity in overload."""
-    shares = validate_number("share", share)
-    if np.any(shares >= 1):
-        raise ValueError(f"share must be below 1, not {share!r}")
-    a, c, service = _validate_stage(arrival_per_s, service_s, servers)
-    log_excess = log_erlang_c(a, c) - np.log1p(-shares)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        wait = log_excess / _drain_per_s(a, c, service, ca2, cs2)
-    return np.where(a >= c, np.inf, np.where(log_excess > 0, wait, 0.0))
-
-
-def wait_mean_s(
-    arrival_per_s: ArrayLike,
-    service_s: ArrayLike,
-    servers: ArrayLike,
-    ca2: ArrayLike = 1.0,
-    cs2: ArrayLike = 1.0,
-) -> Floats:
-    """Mean wait in G/G/c, s: that of M/M/c times (Ca2 + Cs2) / 2 (Allen and Cunneen 1978); infinity in overload."""
-    a, c, service = _validate_stage(arrival_per_s, service_s, servers)
-    v = (validate_number("ca2", ca2) + validate_number("cs2", cs2)) / 2
-    with np.errstate(divide="ignore", invalid="ignore"):
-        mean = erlang_c(a, c) * service / (c - a) * v
-    return np.where(a >= c, np.inf, mean)
-
-
-@dataclass(frozen=True)
-class FiniteQueue:
-    """M/M/c with a limited queue: shares of all arrivals, and the mean wait of the admitted ones."""
-
-    rejected: Floats
-    delayed_share: Floats  # admitted, but not served at once
-    wait_mean_s: Floats
-
-
-def finite_queue(
-    arrival_per_s: ArrayLike, service_s: ArrayLike, servers: ArrayLike, waiting_places: ArrayLike
-) -> FiniteQueue:
-    """M/M/c/K with K = servers + waiting_places, at any load: arrivals without a place are rejected.
-
-    p_(c+j) = p_c rho^j, and B, the loss of the c servers alone, gives p_c = B / (1 + B (rho + ... + rho^m)) (Gross and
-    Harris 1998, section 2.5). The sums run over the m places, so none cancels at rho = 1.
-    """
-    a, c, service = _validate_stage(arrival_per_s, service_s, servers)
-    room = _validate_integer("waiting_places", waiting_places, 0)
-    a, c, service, room = np.broadcast_arrays(a, c, service, room)
-    load = np.where(a > 0, a, 1.0)
-    j = np.arange(int(room.max(initial=0)) + 1)
-    weights = j * np.log(load / c)[..., None]  # log rho^j
-    weights = np.where(j <= room[..., None], weights, -np.inf)
-    log_inverse = log_inverse_erlang_b(load, c)
-    top = np.maximum(weights.max(axis=-1), log_inverse)
-    scaled = np.exp(weights - top[..., None])
-    full = np.where(j < room[..., None], scaled, 0.0)
-    admitted = np.exp(log_inverse - top) - np.exp(-top) + full.sum(axis=-1)  # states under c: 1 / B - 1 in units of p_c
-    last = np.take_along_axis(scaled, room[..., None].astype(np.intp), axis=-1)[..., 0]
-    wait = (full * (j + 1)).sum(axis=-1) * service / c
-    has_load = np.where(a > 0, 1.0, 0.0)
-    return FiniteQueue(
-        rejected=has_load * last / (admitted + last),
-        delayed_share=has_load * full.sum(axis=-1) / (admitted + last),
-        wait_mean_s=has_load * wait / admitted,
-    )
 
 
 def arrival_peakedness(arrival_cv2: float, overlap: float) -> float:

@@ -64,14 +64,13 @@ def forecast(
     now_s: float,
     horizon_s: float,
     quantile: float,
-    slo_share: float | None = None,
     miss_cost: float = MISS_COST,
 ) -> Forecast | Unavailable:
     """Upper quantile of the largest work over [now, now + horizon], without uncertainty that is not worth a replica.
 
-    horizon_s: 0 or more; the age of the last sample is added. quantile: in (0, 1). slo_share: share of requests that
-    must meet the SLO; None for the quantile itself. slo_share and miss_cost: as in `uncertainty.counted_uncertainty`.
-    Returns `Unavailable` without a sample in the last MAX_SAMPLE_AGE_S. Raises ValueError for arguments out of range.
+    horizon_s: 0 or more; the age of the last sample is added. quantile: in (0, 1). miss_cost: as in
+    `uncertainty.counted_uncertainty`. Returns `Unavailable` without a sample in the last MAX_SAMPLE_AGE_S. Raises
+    ValueError for arguments out of range.
     """
     if not 0.0 <= horizon_s < math.inf or not 0.0 < quantile < 1.0 or not math.isfinite(now_s):
         raise ValueError(f"no forecast for now {now_s}, a horizon of {horizon_s} s and the quantile {quantile}")
@@ -82,11 +81,7 @@ def forecast(
     if age_s > MAX_SAMPLE_AGE_S:
         return Unavailable(f"the last sample is {age_s:.0f} s old")
     reach_s = horizon_s + age_s
-    parts = (
-        (0.0,) * 5
-        if _expects_no_request(state, reach_s, quantile)
-        else _parts(state, reach_s, quantile, slo_share, miss_cost)
-    )
+    parts = (0.0,) * 5 if _expects_no_request(state, reach_s, quantile) else _parts(state, reach_s, quantile, miss_cost)
     level_, trend, shape, burst, level_uncertainty = parts
     return Forecast(
         level_ + trend + shape + burst + level_uncertainty,
@@ -105,7 +100,7 @@ def forecast(
 
 
 def _parts(
-    state: DemandState, reach_s: float, quantile: float, slo_share: float | None, miss_cost: float
+    state: DemandState, reach_s: float, quantile: float, miss_cost: float
 ) -> tuple[float, float, float, float, float]:
     """Level, trend, season, burst and uncertainty."""
     estimate, at_s = state.estimate, state.last_sample_s
@@ -118,14 +113,13 @@ def _parts(
     )
     bounded = max(predicted, growth_stats.growth_bound(state.closed_growth, estimate.level, factor))
     burst = min(predicted * (factor - 1.0), bounded - predicted)
-    share = quantile if slo_share is None else slo_share
-    deviates, slo_deviates = uncertainty.quantile_deviate(quantile), uncertainty.quantile_deviate(share)
+    deviates = uncertainty.quantile_deviate(quantile)
     return (
         estimate.level,
         trend,
         shape,
         burst,
-        uncertainty.counted_uncertainty(estimate.level, estimate.error, deviates, slo_deviates, miss_cost),
+        uncertainty.counted_uncertainty(estimate.level, estimate.error, deviates, miss_cost),
     )
 
 

@@ -6,9 +6,7 @@ What would be missed without the replica is nearly nothing: the uppermost part o
 Idea: newsvendor, as for standby replicas. The level has a normal error e. The replica whose share begins d above the
 level serves at most E[(X - d)+] = e G(d / e) of the work, with G(z) = phi(z) - z (1 - Phi(z)). It pays off while that,
 times the cost of a missed GPU-second, exceeds the cost of the replica. The uncertainty counts up to the d where the two
-are equal, and never beyond the quantile. The larger the service, the nearer d is to the quantile. A quantile that
-misses have raised beyond the SLO share shows that the cost is wrong. The farther it is raised, the more of its own
-deviate counts. Halfway to the control's upper clamp all of it counts, so that the control keeps room.
+are equal, and never beyond the quantile. The larger the service, the nearer d is to the quantile.
 """
 
 from __future__ import annotations
@@ -21,15 +19,8 @@ from typing import Final
 
 import numpy as np
 
-from plimsoll.core.demand import risk_control
-
 MAX_LEVEL_SHARE: Final = 0.1  # of the level; a level that is seconds old is known better before a new replica is ready
 _NORMAL: Final = NormalDist()
-_MAX_DEVIATE: Final = _NORMAL.inv_cdf(risk_control.MAX_QUANTILE)
-_PRICE_FADE_SHARE: Final = (
-    0.5  # share of the way from the SLO share to the control's clamp, over which the quantile replaces the cost
-)
-_MIN_FADE_DEVIATES: Final = 0.1  # lower bound of that way, in deviates
 _DEVIATE_GRID: Final = np.linspace(0.0, 5.0, 501)[::-1]
 _UNIT_LOSS: Final = np.array([_NORMAL.pdf(z) - z * (1.0 - _NORMAL.cdf(z)) for z in _DEVIATE_GRID.tolist()])  # G, rising
 
@@ -40,21 +31,17 @@ def quantile_deviate(quantile: float) -> float:
     return max(0.0, _NORMAL.inv_cdf(quantile))
 
 
-def counted_uncertainty(level: float, error: float, deviates: float, slo_deviates: float, miss_cost: float) -> float:
+def counted_uncertainty(level: float, error: float, deviates: float, miss_cost: float) -> float:
     """Uncertainty to size for, GPU-seconds per second.
 
-    level, error: of the load and its standard error, same unit. deviates: normal deviate of the quantile. slo_deviates:
-    that of the SLO share. miss_cost: cost of one missed GPU-second of this tier, in GPU-seconds of its replicas;
-    infinite where it has no price.
+    level, error: of the load and its standard error, same unit. deviates: normal deviate of the quantile. miss_cost:
+    cost of one missed GPU-second of this tier, in GPU-seconds of its replicas; infinite where it has no price.
     """
     if not error > 0.0:
         return 0.0
     miss_value = error * miss_cost
     paying_deviates = float(np.interp(1.0 / miss_value if miss_value else math.inf, _UNIT_LOSS, _DEVIATE_GRID))
-    way = max(_PRICE_FADE_SHARE * (_MAX_DEVIATE - slo_deviates), _MIN_FADE_DEVIATES)
-    fade = min(max((deviates - slo_deviates) / way, 0.0), 1.0)
-    used_deviates = min(deviates, paying_deviates) + fade * max(0.0, deviates - paying_deviates)
-    return min(MAX_LEVEL_SHARE * level, used_deviates * error)
+    return min(MAX_LEVEL_SHARE * level, min(deviates, paying_deviates) * error)
 
 
 def tier_miss_cost(miss_cost: float, request_gpu_s: Mapping[str, float], tier: str) -> float:
