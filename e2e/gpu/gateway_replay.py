@@ -69,9 +69,10 @@ def replay(folder: Path, switch_s: float = SWITCH_S) -> list[Predicted]:
         row = rows[number]
         ttft_s = float(row["ttft_s"]) - float(row["queue_s"])
         if is_end:
-            running = pool.remove(str(number), at_s, int(row["output"]) or None, ttft_s)
+            running = pool.record_first_token(str(number), ttft_s, at_s)
             if running is not None:
                 margin.observe(ttft_s - running.predicted_ttft_s)
+            pool.remove(str(number), at_s, int(row["output"]) or None, ttft_s)
             continue
         output = int(row["output"]) or None
         request = AdmissionRequest(str(number), _CLASS, "", at_s, int(row["prompt"]), max_tokens=output)

@@ -20,7 +20,8 @@ from typing import Final
 import msgspec
 
 from plimsoll.core.admission.arrival_estimator import ArrivalEstimator
-from plimsoll.core.admission.controller import AdmissionController, CapacityAnnouncement
+from plimsoll.core.admission.capacity_announcement import CapacityAnnouncement
+from plimsoll.core.admission.controller import AdmissionController
 from plimsoll.core.admission.cost_model import EngineCostModel
 from plimsoll.core.admission.fairness import IDLE_TENANT_TTL_S
 from plimsoll.core.admission.publication import AdmissionLimits
