@@ -189,7 +189,7 @@ class PickerHarness:
         """The request of this reply ends at the engine that was named first."""
         sent = response_headers(reply)
         host = sent["x-plimsoll-endpoint"].split(",")[0]
-        self.picker.on_access_record(
+        self.picker.reports.on_access_record(
             AccessRecord(
                 **(
                     {"request_id": sent["x-plimsoll-request-id"], "upstream": host, "status": 200, "flags": "-"}
