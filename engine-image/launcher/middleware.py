@@ -318,5 +318,7 @@ class Plimsoll:
             await guard.on_exception()
             raise
         finally:
-            if body is not None and (guard.finished or not state.stopping):  # else it was cut off: it stays among those that are held
+            if body is not None and (
+                guard.finished or not state.stopping
+            ):  # else it was cut off: it stays among those that are held
                 state.end_request()

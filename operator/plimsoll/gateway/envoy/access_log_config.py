@@ -3,8 +3,8 @@
 Problem: Envoy can report running requests only at a fixed interval. A response of ten minutes would cost 600 records,
 of which the first one with its first token says all.
 
-Idea: a filter lets pass the reports at the ages of `report_ages_s`, which double. Envoy's reports begin at each multiple
-of the interval, a little late. So the filter accepts ages from a quarter of an interval early to less than one late.
+Idea: a filter lets pass the reports at the ages of `report_ages_s`, which double. Envoy reports at each multiple of the
+interval, or a little later. So the filter accepts ages from a quarter of an interval early to three quarters late.
 """
 
 from __future__ import annotations

@@ -211,16 +211,8 @@ class Charged(Message):
 
 
 ToOwner: TypeAlias = (
-    Greeting
-    | Ping
-    | Question
-    | Withdrawn
-    | RunningRequests
-    | FirstToken
-    | Ended
-    | External
-    | Charge  # of the asking side
-)
+    Greeting | Ping | Question | Withdrawn | RunningRequests | FirstToken | Ended | External | Charge
+)  # from the asking side
 FromOwner: TypeAlias = Pong | Queued | Answer | Refused | Charged
 
 encode = msgspec.msgpack.Encoder().encode
