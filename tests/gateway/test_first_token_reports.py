@@ -28,15 +28,15 @@ def margin_s(world: PickerHarness) -> float:
     return controller_of(world.picker)._margins[0].margin_s
 
 
-def started(**fields: object) -> tuple[PickerHarness, bytes]:
+def started() -> tuple[PickerHarness, bytes]:
     world = PickerHarness(service_with_slo(batch=50), pods=engine_names(1))
-    reply = world.send(**fields)
+    reply = world.send(stream=True)
     assert isinstance(reply, bytes)
     return world, reply
 
 
 async def test_first_token_counts_before_the_end_and_once() -> None:
-    world, reply = started(stream=True)
+    world, reply = started()
     before = margin_s(world)
     world.clock.advance_to(6.0)
     world.report_first_token(reply, LATE_US)
@@ -50,7 +50,7 @@ async def test_first_token_counts_before_the_end_and_once() -> None:
 
 
 async def test_first_token_of_an_ended_response_is_ignored() -> None:
-    world, reply = started(stream=True)
+    world, reply = started()
     world.complete(reply, ttft_us=LATE_US, duration_us=6_000_000)
     after = margin_s(world)
     world.report_first_token(reply, LATE_US)
@@ -59,7 +59,7 @@ async def test_first_token_of_an_ended_response_is_ignored() -> None:
 
 @pytest.mark.parametrize("change", [{"ttft_us": None}, {"status": 500}, {"request_id": "other"}, {"flags": "UC"}])
 async def test_report_without_a_first_token_is_ignored(change: dict[str, object]) -> None:
-    world, reply = started(stream=True)
+    world, reply = started()
     before = margin_s(world)
     record = msgspec.structs.replace(running_record(reply, LATE_US), **change)
     world.picker.reports.on_running_record(record, 6.0)

@@ -218,7 +218,7 @@ class Picker:
     def _first(self, service: ServiceEntry, ctx: RequestContext, now: float) -> bytes | None:
         """Decide about a new request, as `_apply` returns it. Rejects more sequences than any engine accepts."""
         sequences = ctx.prompt.sequences
-        limit = self._max_sequences(service, ctx)
+        limit = self._max_queued(service, ctx.fallback)
         if (rejection := self.charge(service, ctx, now)) is not None:
             return self._reject(rejection, ctx, now)
         if ctx.foreign is not None and is_unusable(ctx.foreign.subset, service.endpoints):
@@ -231,17 +231,14 @@ class Picker:
         self.stats(service.key).record_outcome(AdmissionOutcome.SHED_NO_CAPACITY)
         return self._reject(error_messages.too_many(ctx.model, sequences, ctx.n, limit, ctx.prompt_field), ctx, now)
 
-    def _max_sequences(self, service: ServiceEntry, ctx: RequestContext) -> int:
-        """Returns how many sequences one engine of the service or of its fallback accepts at most."""
-        return self._max_queued(service, ctx.fallback)
-
     def _max_queued(self, service: ServiceEntry, fallback_key: str | None) -> int:
+        """Returns how many sequences one engine of the service or of its fallback accepts at most."""
         fallback = None if fallback_key is None else self.catalog.services[fallback_key]
         return max(service.max_queued, 0 if fallback is None else fallback.max_queued)
 
     def tokens_charged(self, service: ServiceEntry, ctx: RequestContext) -> int:
         """Returns the tokens that a request takes off the limits of its key."""
-        if not ctx.route.is_booked or ctx.prompt.sequences > self._max_sequences(service, ctx):
+        if not ctx.route.is_booked or ctx.prompt.sequences > self._max_queued(service, ctx.fallback):
             return 0
         return charged_tokens(ctx, self.admission.mean_output_tokens(service.key), service.max_model_len)
 

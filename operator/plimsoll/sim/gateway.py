@@ -24,11 +24,11 @@ from itertools import islice
 from typing import Final
 
 from plimsoll.core import histogram
+from plimsoll.core.admission import first_token_reports
 from plimsoll.core.admission.arrival_estimator import ArrivalEstimator
 from plimsoll.core.admission.capacity_announcement import CapacityAnnouncement
 from plimsoll.core.admission.controller import AdmissionController
 from plimsoll.core.admission.cost_model import ClassPolicy
-from plimsoll.core.admission.first_token_reports import report_age_s
 from plimsoll.core.admission.publication import AdmissionLimits
 from plimsoll.core.admission.quota import TenantPolicy
 from plimsoll.core.admission.request import AdmissionDecision, AdmissionOutcome, AdmissionRequest
@@ -238,7 +238,7 @@ class SimulatedGateway:
         arrived_s = attempt.trace_request.at_s
         if self.admission is None or attempt.first_token_s is None:
             return None
-        age_s = report_age_s(attempt.first_token_s - arrived_s)
+        age_s = first_token_reports.report_age_s(attempt.first_token_s - arrived_s)
         return None if age_s is None else arrived_s + age_s
 
     def record_first_token(self, attempt: Attempt, now_s: float) -> None:
