@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from e2e.gpu import bringup, parts, processes
+from e2e.gpu import bringup, caches, parts, processes
 from e2e.gpu import run as measure
 from e2e.gpu.processes import StepFailed, say
 from e2e.gpu.scenarios import SCENARIOS
@@ -21,13 +21,18 @@ def main(words: Sequence[str] | None = None) -> int:
     prepare.add_argument("target", type=Path)
     prepare.add_argument("--work", type=Path, required=True, help="a folder for what is built")
     prepare.add_argument("--site", type=Path, help="an unpacked vLLM with what it needs; without it, to rehearse")
-    verbs.add_parser("chart", help="here: the chart's objects, which `prepare` also lays into the first folder")
+    verbs.add_parser("chart", help="here: the chart's objects, which `prepare` also lays into the last folder")
     predict = verbs.add_parser("predict", help="anywhere, before: what the plan and the simulator say of each scenario")
+    predict.add_argument("scenarios", nargs="+", choices=sorted(SCENARIOS))
     predict.add_argument("--hardware", required=True, help="a profile of `plimsoll simulate`")
     predict.add_argument("--start-up", default="uniform:80,110", help="as `plimsoll simulate` takes it")
     predict.add_argument("--out", type=Path, required=True)
     receive = verbs.add_parser("receive", help="there: keep the pieces of one folder, unpack what is whole")
     receive.add_argument("folder", type=Path)
+    fill = verbs.add_parser(
+        "fill-caches", help="there, meanwhile: an engine outside the cluster compiles what pods need"
+    )
+    fill.add_argument("--model", default="8b", help="a shape of bench.hardware.dummy_models")
     up = verbs.add_parser("up", help="there: the node, the images, the chart")
     up.add_argument("--model", default="8b", help="a shape of bench.hardware.dummy_models")
     up.add_argument("--simulated", default="", help="arguments of the simulated engine in vLLM's place")
@@ -64,25 +69,31 @@ def _carry_out(given: argparse.Namespace) -> None:
         case "predict":
             from e2e.gpu.predict import predict  # needs the packages of the CLI
 
-            predict(given.hardware, given.start_up, given.out)
+            predict(given.scenarios, given.hardware, given.start_up, given.out)
         case "receive":
             say(f"received {given.folder}: {parts.receive(given.folder)}")
+        case "fill-caches":
+            caches.begin(given.model)
         case "up":
             bringup.up(given.model, given.simulated, given.fake_gpus)
         case "run":
-            for name in given.scenarios:
-                measure.run(
-                    name,
-                    given.out,
-                    given.capacity,
-                    simulated=given.simulated,
-                    workers=given.workers,
-                    shorten=given.shorten,
-                )
+            _run(given)
         case "collect":
             measure.collect(given.out)
         case "down":
             processes.stop_all()
+
+
+def _run(given: argparse.Namespace) -> None:
+    for name in given.scenarios:
+        measure.run(
+            name,
+            given.out,
+            given.capacity,
+            simulated=given.simulated,
+            workers=given.workers,
+            shorten=given.shorten,
+        )
 
 
 if __name__ == "__main__":

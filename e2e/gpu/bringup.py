@@ -239,6 +239,7 @@ def _make_images() -> list[Path]:
     shutil.copytree(CHECKOUT / "operator/plimsoll", code, ignore=shutil.ignore_patterns("__pycache__"))
     for path in (code, *code.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
+    (root / "dev/shm").mkdir(exist_ok=True)  # for the semaphores of the processes that compile
     python = ("/usr/bin/python3", "-c", _COMPILE, "/usr/lib/python3.11", "/opt/plimsoll")
     run("chroot", root, *python, timeout_s=400)
     say("images are compiled")

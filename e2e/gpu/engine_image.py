@@ -21,9 +21,8 @@ from bench.hardware import dummy_models
 from bench.hardware.engine import STEPLOG
 from e2e.gpu import oci
 from e2e.gpu.processes import run, say
-from e2e.gpu.settings import CHECKOUT, ENGINE, MODELS, ROOT, image
+from e2e.gpu.settings import CHECKOUT, ENGINE, ENVIRONMENT, MODELS, OFFLINE, ROOT, image
 
-_ENVIRONMENT: Final = Path("/opt/vllm")
 _SECRETS: Final = (
     "shadow*",
     "gshadow*",
@@ -37,7 +36,6 @@ _SECRETS: Final = (
     "hostname",
 )
 _PASSED_ON: Final = ("NCCL_", "TORCH_", "NVSHMEM_", "CUDA_", "LD_LIBRARY_PATH", "NVIDIA_")
-_OFFLINE: Final = ("HF_HUB_OFFLINE=1", "TRANSFORMERS_OFFLINE=1", "DO_NOT_TRACK=1", "VLLM_USE_FLASHINFER_SAMPLER=0")
 _SIMULATED_PARTS: Final = ("__init__.py", "engines", "sim/__init__.py", "sim/profiles.py", "sim/profiles", "sim/engine")
 
 
@@ -88,7 +86,7 @@ def _make_base(root: Path, simulated: str) -> dict[str, Any]:
         "/etc", root / "etc", symlinks=True, ignore=shutil.ignore_patterns(*_SECRETS), ignore_dangling_symlinks=True
     )
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    environment = root / str(_ENVIRONMENT).lstrip("/")
+    environment = root / str(ENVIRONMENT).lstrip("/")
     (environment / "bin").mkdir(parents=True)
     interpreter = Path(sys.executable).resolve()
     for name in ("python", "python3", version):
@@ -102,7 +100,7 @@ def _make_base(root: Path, simulated: str) -> dict[str, Any]:
         _add_simulated(root, environment, simulated)
     else:
         script = (
-            f"#!{_ENVIRONMENT}/bin/python3\nimport sys\nfrom vllm.entrypoints.cli.main import main\n"
+            f"#!{ENVIRONMENT}/bin/python3\nimport sys\nfrom vllm.entrypoints.cli.main import main\n"
             'if __name__ == "__main__":\n    sys.exit(main())\n'
         )
         (environment / "bin/vllm").write_text(script)
@@ -111,7 +109,7 @@ def _make_base(root: Path, simulated: str) -> dict[str, Any]:
     for folder, _, _ in os.walk(root / "opt"):
         Path(folder).chmod(0o755)
     passed_on = [f"{name}={value}" for name, value in os.environ.items() if name.startswith(_PASSED_ON)]
-    return {"Env": [f"PATH={_ENVIRONMENT}/bin:{os.environ['PATH']}", *_OFFLINE, *passed_on]}
+    return {"Env": [f"PATH={ENVIRONMENT}/bin:{os.environ['PATH']}", *OFFLINE, *passed_on]}
 
 
 def _add_simulated(root: Path, environment: Path, arguments: str) -> None:

@@ -1,7 +1,7 @@
 """What `plimsoll plan` and `plimsoll simulate` say of each scenario before it runs: one file, with the traces' hashes.
 
 The simulator gets the very requests, the very manifest, and the start-up time that was measured before; a kill is in
-neither, so the prediction of such a scenario is that of the load alone.
+neither, so the prediction of such a scenario is that of the load alone, and how long no engine is ready.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _KEPT: Final = (
 _MEAN_PROMPT, _MEAN_OUTPUT = 1190, 220  # of a chat, as the traces draw it
 
 
-def predict(hardware: str, start_up: str, out: Path) -> None:
-    """Writes `out`: the capacity of one engine, and for each scenario with a load what is predicted by policy."""
+def predict(names: Sequence[str], hardware: str, start_up: str, out: Path) -> None:
+    """Writes `out`: the capacity of one engine, and for each named scenario with a load what is predicted by policy."""
     capacity = _capacity(hardware)
     document: dict[str, Any] = {"hardware": hardware, "start_up_s": start_up, "capacity_per_s": capacity}
     with tempfile.TemporaryDirectory() as folder:
-        for scenario in SCENARIOS.values():
+        for scenario in map(SCENARIOS.__getitem__, names):
             if scenario.phases:
                 document[scenario.name] = _predict_one(scenario, capacity, hardware, start_up, Path(folder))
                 print(scenario.name, json.dumps(document[scenario.name]["policies"]["plimsoll"]), flush=True)
@@ -59,7 +59,10 @@ def _predict_one(scenario: Scenario, capacity: float, hardware: str, start_up: s
     for policy in policies:
         answer = _ask(["simulate", *words, "--policy", policy, "--output", "json"])
         found[policy] = {key: answer[key] for key in _KEPT}
-    return {"trace_sha256": digest, "requests": len(trace.read_text().splitlines()) - 1, "policies": found}
+    document = {"trace_sha256": digest, "requests": len(trace.read_text().splitlines()) - 1, "policies": found}
+    if any(act.what == "kill" for act in scenario.acts):
+        document["without_engine_s"] = scenarios.seconds_without_engine(scenario, scenarios.RESTART_S)
+    return document
 
 
 def _ask(words: Sequence[str]) -> Any:

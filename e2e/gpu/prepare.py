@@ -37,7 +37,11 @@ _IMAGES: Final = ("operator", "envoy")
 _REMADE: Final = (
     "*/__pycache__", "dev/*", "var/cache", "var/lib/apt/lists", "usr/share/doc", "usr/share/man", "usr/share/locale",
 )  # fmt: skip
-_FAST, _SMALL = "-10", "-17"  # levels of zstd
+_UNUSED: Final = (
+    "usr/bin/perl*", "usr/bin/localedef", "usr/bin/gpgv", "usr/share/perl*", "usr/share/zoneinfo",
+    f"{_LIBRARIES}/gconv", f"{_LIBRARIES}/perl*", "var/lib/dpkg",
+)  # fmt: skip
+_LEVEL: Final = "-16"  # of zstd
 
 
 def prepare(target: Path, work: Path, site: Path | None) -> None:
@@ -45,16 +49,16 @@ def prepare(target: Path, work: Path, site: Path | None) -> None:
     work.mkdir(parents=True, exist_ok=True)
     node = _collect_node(work / "node")
     archives = {
-        "engine": _archive(_engine_folder(site, work), work / "engine.tar.zst", _FAST),
-        "node": _archive(node, work / "node.tar.zst", _SMALL),
-        "images": _archive(_collect_images(work / "images"), work / "images.tar.zst", _FAST),
+        "engine": _archive(_engine_folder(site, work), work / "engine.tar.zst"),
+        "node": _archive(node, work / "node.tar.zst"),
+        "images": _archive(_collect_images(work / "images"), work / "images.tar.zst"),
     }
     tools = work / "tools"
     tools.mkdir(exist_ok=True)
     shutil.copy2(node / "debian/usr/bin/zstd", tools / "zstd")
     shutil.copy2(node / "debian" / _LIBRARIES / "liblz4.so.1", tools / "liblz4.so.1")
     folders = send(archives, tools, target)
-    (folders[0] / "chart.yaml").write_text(render_chart())
+    (folders[-1] / "chart.yaml").write_text(render_chart())
     for folder in folders:
         size = sum(path.stat().st_size for path in folder.iterdir())
         print_line(f"{folder}: {size / 1e6:.1f} MB: {', '.join(sorted(path.name for path in folder.iterdir()))}")
@@ -114,7 +118,7 @@ def _export(reference: str, folder: Path) -> None:
     folder.mkdir()
     container = output("docker", "create", reference)
     try:
-        excluded = [f"--exclude={pattern}" for pattern in _REMADE]
+        excluded = [f"--exclude={pattern}" for pattern in (*_REMADE, *_UNUSED)]
         unpack = ["tar", "--numeric-owner", "--anchored", "--wildcards", *excluded, "-C", str(folder), "-xpf", "-"]
         with subprocess.Popen(["docker", "export", container], stdout=subprocess.PIPE) as export:
             subprocess.run(unpack, stdin=export.stdout, check=True)
@@ -135,13 +139,13 @@ def _engine_folder(site: Path | None, work: Path) -> Path:
     return folder
 
 
-def _archive(folder: Path, target: Path, level: str) -> Path:
+def _archive(folder: Path, target: Path) -> Path:
     with stage(f"archive {target.name}"):
         pack = [
             "tar",
             "--numeric-owner",
             "-I",
-            f"zstd {level} -T0 --long=27 -q",
+            f"zstd {_LEVEL} -T0 --long=27 -q",
             "-C",
             str(folder),
             "-cf",

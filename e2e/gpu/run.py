@@ -8,6 +8,7 @@ second of replicas, every Event and scrape, and NAME.logs.tar.zst.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gzip
 import json
 import os
@@ -23,13 +24,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.hardware import client, dummy_models
-from e2e.gpu import scenarios
+from e2e.gpu import caches, scenarios
 from e2e.gpu.observer import Observer, engine_pods, final_state, is_ready, pack_logs
 from e2e.gpu.processes import StepFailed, kubectl
 from e2e.gpu.scenarios import SERVICE, TPOT_S, TTFT_S, Act, Scenario
-from e2e.gpu.settings import CACHES, ENGINE, GATEWAY_URL, NAMESPACE, ROOT
+from e2e.gpu.settings import ENGINE, GATEWAY_URL, NAMESPACE, ROOT
 
 READY_S: Final = 330.0
+FILL_S: Final = 60.0  # at most, for the caches, once everything else is ready
 ZERO_S: Final = 240.0
 HELD_S: Final = 130.0
 _DRAIN_S: Final = 40.0  # after the last request was sent
@@ -72,17 +74,14 @@ def _shortened(scenario: Scenario, factor: float) -> Scenario:
     """The same with less time between its events, for a rehearsal."""
     phases = tuple((share, seconds * factor) for share, seconds in scenario.phases)
     acts = tuple(Act(act.at_s * factor, act.what) for act in scenario.acts)
-    return Scenario(
-        scenario.name, scenario.low, scenario.high, phases, acts, scenario.bench, scenario.to_zero, scenario.seed
-    )
+    return dataclasses.replace(scenario, phases=phases, acts=acts)
 
 
 def _carry_out(
     scenario: Scenario, capacity: float, simulated: bool, workers: int, observer: Observer, result: dict[str, Any]
 ) -> None:
-    for folder in (CACHES, *(CACHES / name for name in ("vllm", "inductor", "triton"))):
-        folder.mkdir(parents=True, exist_ok=True)
-        folder.chmod(0o777)
+    caches.make_folders()
+    caches.finish(FILL_S)
     result["manifest"] = scenarios.manifest(scenario, simulated=simulated)
     result["policies"] = "plimsoll"
     kubectl("apply", "-f", "-", stdin=json.dumps(result["manifest"]))
@@ -163,25 +162,26 @@ def _load(
     for timer in timers:
         timer.cancel()
     result["requests"] = rows
-    result["figures"] = figures(rows, scenario.phases)
+    result["figures"] = figures(rows, scenario)
     observer.mark("load is over", **result["figures"]["all"])
 
 
-def figures(rows: Sequence[Mapping[str, Any]], phases: Sequence[tuple[float, float]]) -> dict[str, Any]:
+def figures(rows: Sequence[Mapping[str, Any]], scenario: Scenario) -> dict[str, Any]:
     """Of all requests and of each phase: how many were offered, answered, within the SLO; statuses; percentiles."""
-    found = {"all": _figures(rows)}
+    found = {"all": summary(rows, scenario)}
     begin = 0.0
-    for number, (share, seconds) in enumerate(phases):
+    for number, (share, seconds) in enumerate(scenario.phases):
         part = [row for row in rows if begin <= row["at_s"] < begin + seconds]
-        found[f"{number}: {share:g} for {seconds:g} s"] = _figures(part)
+        found[f"{number}: {share:g} for {seconds:g} s"] = summary(part, scenario)
         begin += seconds
     return found
 
 
-def _figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def summary(rows: Sequence[Mapping[str, Any]], scenario: Scenario) -> dict[str, Any]:
+    """Of these requests: offered, within the scenario's SLO, statuses, percentiles of TTFT and TPOT."""
     first = [row["first_s"] + row["late_s"] for row in rows if row["ok"] and row["first_s"] is not None]
     each = [(row["last_s"] - row["first_s"]) / (row["output"] - 1) for row in rows if row["ok"] and row["output"] > 1]
-    within = sum(_within(row) for row in rows)
+    within = sum(_within(row, scenario) for row in rows)
     statuses: dict[str, int] = {}
     for row in rows:
         key = "cut" if row["status"] == 200 and not row["ok"] else str(row["status"])
@@ -198,11 +198,11 @@ def _figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _within(row: Mapping[str, Any]) -> bool:
+def _within(row: Mapping[str, Any], scenario: Scenario) -> bool:
     if not row["ok"] or row["first_s"] is None:
         return False
     each = (row["last_s"] - row["first_s"]) / (row["output"] - 1) if row["output"] > 1 else 0.0
-    return bool(row["first_s"] + row["late_s"] <= TTFT_S and each <= TPOT_S)
+    return bool(row["first_s"] + row["late_s"] <= scenario.ttft_s and each <= scenario.tpot_s)
 
 
 def _safely(observer: Observer, act: Act, scenario: Scenario, simulated: bool) -> None:

@@ -1,12 +1,14 @@
 """What is run, as data: the load over time, what is done to the engines meanwhile, and the manifest of the service.
 
 A rate is a multiple of one engine's SLO capacity as `plimsoll plan` says it before (`capacity_per_s`), so that the same
-scenario fits every card. Each trace is drawn from a seed before anything runs, and its hash is written down.
+scenario fits every card. Each trace is drawn from a seed before anything runs, and its hash is written down. A recorded
+trace is a real one at its own times; stretches of it lie over each other, as one alone is less than an engine's load.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import csv
+import gzip
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -14,14 +16,16 @@ from typing import Any, Final
 import numpy as np
 
 from bench.hardware import traces
-from e2e.gpu.settings import CACHES, MODELS, NAMESPACE
+from e2e.gpu.settings import CACHES, CHECKOUT, MODELS, NAMESPACE
 
 SERVICE: Final = "m"  # the model's name in the clients' requests
 TTFT_S: Final = 0.5
 TPOT_S: Final = 0.05
 PERCENTILE: Final = 95
 MAX_SEQUENCES: Final = 256
-START_S: Final = 90.0  # of an engine with kept caches, for predictions
+CACHE_MOUNT: Final = Path("/caches")  # in the engine's container
+RESTART_S: Final = 89.0  # from the kill of an engine's core to its first answer, as measured with one engine
+RECORDED: Final = CHECKOUT / "bench/scoreboard/traces/azure-code-2023.csv.gz"
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,10 @@ class Act:
 
 @dataclass(frozen=True)
 class Scenario:
-    """`phases`: pairs of a multiple of one engine's capacity and seconds. `bench`: vLLM's own load tool afterwards."""
+    """`phases`: pairs of a multiple of one engine's capacity and seconds. `bench`: vLLM's own load tool afterwards.
+
+    `stretches`: seconds of the recorded trace, which are laid over each other; `phases` then only divide the figures.
+    """
 
     name: str
     low: int
@@ -44,7 +51,9 @@ class Scenario:
     bench: bool = False
     to_zero: bool = False
     seed: int = 29
-    extra: Mapping[str, Any] | None = None
+    ttft_s: float = TTFT_S
+    tpot_s: float = TPOT_S
+    stretches: tuple[float, ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -58,7 +67,18 @@ SCENARIOS: Final = {
         Scenario("overload", 1, 1, ((0.6, 30.0), (1.6, 60.0), (0.6, 30.0))),
         Scenario("kill", 1, 1, ((0.4, 150.0),), acts=(Act(20.0, "kill"),)),
         Scenario("zero", 0, 1, (), to_zero=True),
-        Scenario("step", 1, 2, ((0.6, 40.0), (1.5, 180.0), (0.5, 70.0))),
+        Scenario("step", 1, 2, ((0.6, 30.0), (1.5, 150.0), (0.5, 60.0))),
+        Scenario(
+            "trace",
+            1,
+            2,
+            ((0.6, 240.0), (1.1, 180.0)),  # of one engine's capacity for these lengths
+            ttft_s=1.0,
+            tpot_s=0.1,  # a step that reads 2,000 prompt tokens takes 70 ms, and an answer has 28 tokens
+            stretches=(240.0, 360.0, 1890.0),
+        ),
+        Scenario("kills", 2, 2, ((1.0, 200.0),), acts=(Act(20.0, "kill"), Act(80.0, "kill"), Act(140.0, "kill"))),
+        Scenario("rollout", 1, 2, ((0.5, 220.0),), acts=(Act(10.0, "rollout"),)),
         Scenario(
             "failures",
             2,
@@ -66,14 +86,14 @@ SCENARIOS: Final = {
             ((1.0, 300.0),),
             acts=(Act(20.0, "kill"), Act(110.0, "stop"), Act(200.0, "delete")),
         ),
-        Scenario("kills", 2, 2, ((1.0, 240.0),), acts=(Act(20.0, "kill"), Act(80.0, "kill"), Act(140.0, "kill"))),
-        Scenario("rollout", 1, 2, ((0.5, 240.0),), acts=(Act(20.0, "rollout"),)),
     )
 }
 
 
 def trace(scenario: Scenario, capacity_per_s: float) -> list[traces.PlannedRequest]:
-    """The requests of a scenario: Poisson arrivals in each phase, the lengths of a chat."""
+    """The requests of a scenario: Poisson arrivals in each phase with the lengths of a chat, or the recorded ones."""
+    if scenario.stretches:
+        return _recorded(scenario.stretches, scenario.seconds)
     requests: list[traces.PlannedRequest] = []
     begin = 0.0
     for number, (share, seconds) in enumerate(scenario.phases):
@@ -83,34 +103,68 @@ def trace(scenario: Scenario, capacity_per_s: float) -> list[traces.PlannedReque
     return requests
 
 
+def seconds_without_engine(scenario: Scenario, restart_s: float) -> float:
+    """How long no engine is ready if each kill ends the first ready one, which is ready again `restart_s` later."""
+    back_s, total_s = [0.0] * scenario.low, 0.0
+    for kill in (act for act in scenario.acts if act.what == "kill"):
+        ready = [engine for engine, at_s in enumerate(back_s) if at_s <= kill.at_s]
+        if ready:
+            back_s[ready[0]] = kill.at_s + restart_s
+            total_s += max(0.0, min(min(back_s), scenario.seconds) - kill.at_s)
+    return total_s
+
+
+def _recorded(stretches: tuple[float, ...], seconds: float) -> list[traces.PlannedRequest]:
+    with gzip.open(RECORDED, "rt", encoding="ascii") as lines:
+        rows = [
+            traces.PlannedRequest(float(row["arrival_s"]), int(row["prompt_tokens"]), int(row["output_tokens"]))
+            for row in csv.DictReader(lines)
+        ]
+    found = [
+        traces.PlannedRequest(round(row.at_s - begin_s, 2), row.prompt, row.output)
+        for begin_s in stretches
+        for row in rows
+        if begin_s <= row.at_s < begin_s + seconds
+    ]
+    return sorted(found, key=lambda row: row.at_s)
+
+
+def engine_arguments(*, simulated: bool) -> list[str]:
+    """What is added to the operator's arguments."""
+    arguments = ["--max-model-len", "32768", "--max-num-seqs", str(MAX_SEQUENCES)]
+    return arguments + ([] if simulated else ["--load-format", "dummy"])
+
+
+def cache_variables() -> dict[str, str]:
+    """Where compilers keep what they made."""
+    folders = {"VLLM_CACHE_ROOT": "vllm", "TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+    return {name: str(CACHE_MOUNT / folder) for name, folder in folders.items()}
+
+
 def manifest(scenario: Scenario, *, simulated: bool, version: int = 0) -> dict[str, Any]:
     """The InferenceService of a scenario; another `version` is another pod template, and so a rollout."""
     caches = {"name": "caches", "hostPath": {"path": str(CACHES), "type": "Directory"}}
-    variables = {
-        "STEPLOG_WEIGHTS": "1",
-        "VLLM_CACHE_ROOT": "/caches/vllm",
-        "TORCHINDUCTOR_CACHE_DIR": "/caches/inductor",
-        "TRITON_CACHE_DIR": "/caches/triton",
-        "ROLLOUT": str(version),
-    }
+    variables = {"STEPLOG_WEIGHTS": "1", **cache_variables(), "ROLLOUT": str(version)}
     tier: dict[str, Any] = {
         "minReplicas": scenario.low,
         "maxReplicas": scenario.high,
         "pod": {
             "volumes": [caches],
-            "volumeMounts": [{"name": "caches", "mountPath": "/caches"}],
+            "volumeMounts": [{"name": "caches", "mountPath": str(CACHE_MOUNT)}],
         },
     }
-    arguments = ["--max-model-len", "32768", "--max-num-seqs", str(MAX_SEQUENCES)]
-    arguments += [] if simulated else ["--load-format", "dummy"]
     spec: dict[str, Any] = {
         "model": {"uri": f"file://{MODELS}/8b"},
         "engine": {
-            "args": arguments,
+            "args": engine_arguments(simulated=simulated),
             "env": [{"name": name, "value": value} for name, value in variables.items()],
             "drainTimeout": "30s",
         },
-        "slo": {"ttft": f"{TTFT_S * 1000:.0f}ms", "tpot": f"{TPOT_S * 1000:.0f}ms", "percentile": PERCENTILE},
+        "slo": {
+            "ttft": f"{scenario.ttft_s * 1000:.0f}ms",
+            "tpot": f"{scenario.tpot_s * 1000:.0f}ms",
+            "percentile": PERCENTILE,
+        },
         "tiers": {"serve": tier},
     }
     if scenario.to_zero:

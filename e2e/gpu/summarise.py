@@ -1,6 +1,7 @@
 """What is kept of a run: one small document of all scenarios, and the gateway's record of the overload.
 
-    python -m e2e.gpu.summarise RESULTS e2e/gpu/data/h100-8b
+    python -m e2e.gpu.summarise RESULTS e2e/gpu/data/h100-8b steady overload kill zero
+    python -m e2e.gpu.summarise RESULTS e2e/gpu/data/h100-8b-two step trace kills rollout
 
 Problem: the results of four scenarios are some megabytes, most of them logs. Pages and tests need a few figures.
 Idea: figures by second, changes instead of samples, Events of the service and its pods, counters at the end of each
@@ -12,6 +13,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import itertools
 import json
 import re
 import subprocess
@@ -23,10 +25,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from e2e.gpu import scenarios
-from e2e.gpu.run import figures
-from e2e.gpu.scenarios import TPOT_S, TTFT_S
+from e2e.gpu.run import figures, summary
 
-ORDER: Final = ("steady", "overload", "kill", "zero")  # one engine and one gateway had them in this order
 GATEWAY_COLUMNS: Final = ("scenario", "began_s", "ended_s", "queue_s", "ttft_s", "prompt", "output", "status")
 _COUNTERS: Final = (
     "vllm:time_to_first_token_seconds", "vllm:request_prefill_time_seconds", "vllm:request_queue_time_seconds",
@@ -35,21 +35,23 @@ _GAUGES: Final = ("plimsoll_autoscaler_startup_seconds", "plimsoll_autoscaler_re
 _SAMPLE: Final = re.compile(r"^([^{ ]+)(\{[^}]*\})? (\S+)$")
 
 
-def summarise(results: Path, out: Path) -> None:
-    """Writes `results.json` and `gateway.csv.gz` to `out`. Raises OSError for a scenario that is not there."""
+def summarise(results: Path, out: Path, names: Sequence[str]) -> None:
+    """Writes `results.json`, and `gateway.csv.gz` of an overload. Raises OSError for a scenario that is not there."""
     out.mkdir(parents=True, exist_ok=True)
-    read = {name: json.loads(gzip.decompress((results / f"{name}.json.gz").read_bytes())) for name in ORDER}
+    read = {name: json.loads(gzip.decompress((results / f"{name}.json.gz").read_bytes())) for name in names}
     document = {name: _summary(one) for name, one in read.items()}
-    records = list(_access_log(results / "zero.logs.tar.zst"))  # the gateway's log goes on through all scenarios
-    zero_at_s = next(mark["at"] for mark in read["zero"]["marks"] if mark["what"] == "at zero")
-    document["zero"]["gateway"] = _answers(records, zero_at_s)
-    for name in (name for name in ORDER if read[name].get("requests")):
+    records = list(_access_log(results / f"{names[-1]}.logs.tar.zst"))  # the gateway's log goes on through all of them
+    if "zero" in read:
+        zero_at_s = next(mark["at"] for mark in read["zero"]["marks"] if mark["what"] == "at zero")
+        document["zero"]["gateway"] = _answers(records, zero_at_s)
+    for name in (name for name in names if read[name].get("requests")):
         seconds = scenarios.SCENARIOS[name].seconds
         document[name]["cards"] = _cards(results / f"{name}.logs.tar.zst", read[name]["load_began"], seconds)
     (out / "results.json").write_text(json.dumps(document, separators=(",", ":")) + "\n")
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([GATEWAY_COLUMNS, *_gateway_rows(records, read)])
-    (out / "gateway.csv.gz").write_bytes(gzip.compress(text.getvalue().encode(), mtime=0))
+    if "overload" in read:
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([GATEWAY_COLUMNS, *_gateway_rows(records, read)])
+        (out / "gateway.csv.gz").write_bytes(gzip.compress(text.getvalue().encode(), mtime=0))
 
 
 def _summary(one: Mapping[str, Any]) -> dict[str, Any]:
@@ -60,10 +62,11 @@ def _summary(one: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "trace_sha256": one.get("trace_sha256"),
         "load_began": began_s,
-        "figures": figures(rows, scenario.phases) if rows else None,
-        "late": _late(rows, scenario.phases),
+        "figures": figures(rows, scenario) if rows else None,
+        "late": _late(rows, scenario),
         "codes": _codes(rows),
-        "seconds": _seconds(rows),
+        "seconds": _seconds(rows, scenario),
+        "gpu_s": _gpu_seconds(one["samples"], began_s, scenario.seconds),
         "marks": [{**mark, "at": round(mark["at"] - began_s, 2)} for mark in one["marks"]],
         "changes": _changes(one["samples"], began_s),
         "events": [e for e in one["final"]["events"] if e["on"].startswith(("InferenceService/", "Pod/m-"))],
@@ -76,15 +79,27 @@ def _summary(one: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _late(rows: Sequence[Mapping[str, Any]], phases: Sequence[tuple[float, float]]) -> list[dict[str, int]]:
+def _gpu_seconds(samples: Sequence[Mapping[str, Any]], began_s: float, seconds: float) -> float:
+    """GPU seconds of the load: each pod has a GPU from its creation until it is gone."""
+    found, end_s = 0.0, began_s + seconds
+    for now, after in itertools.pairwise(samples):
+        found += len(now["pods"]) * max(0.0, min(after["at"], end_s) - max(now["at"], began_s))
+    return round(found, 1)
+
+
+def _late(rows: Sequence[Mapping[str, Any]], scenario: scenarios.Scenario) -> list[dict[str, int]]:
     """By phase: complete responses, and those of them beyond the TTFT and the TPOT target."""
     found, begin = [], 0.0
-    for _, seconds in phases:
+    for _, seconds in scenario.phases:
         part = [row for row in rows if row["ok"] and begin <= row["at_s"] < begin + seconds]
         tpot = [(row["last_s"] - row["first_s"]) / max(row["output"] - 1, 1) for row in part]
         ttft = [row["first_s"] + row["late_s"] for row in part]
         found.append(
-            {"complete": len(part), "ttft": sum(s > TTFT_S for s in ttft), "tpot": sum(s > TPOT_S for s in tpot)}
+            {
+                "complete": len(part),
+                "ttft": sum(s > scenario.ttft_s for s in ttft),
+                "tpot": sum(s > scenario.tpot_s for s in tpot),
+            }
         )
         begin += seconds
     return found
@@ -106,7 +121,7 @@ def _codes(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _seconds(rows: Iterable[Mapping[str, Any]]) -> list[list[Any]]:
+def _seconds(rows: Iterable[Mapping[str, Any]], scenario: scenarios.Scenario) -> list[list[Any]]:
     """By second: offered, complete, within both targets, mean and highest TTFT of the complete ones."""
     by_second: dict[int, list[Mapping[str, Any]]] = {}
     for row in rows:
@@ -114,7 +129,7 @@ def _seconds(rows: Iterable[Mapping[str, Any]]) -> list[list[Any]]:
     found = []
     for second, part in sorted(by_second.items()):
         ttft = [row["first_s"] + row["late_s"] for row in part if row["ok"]]
-        within = figures(part, ())["all"]["within"]
+        within = summary(part, scenario)["within"]
         mean = round(sum(ttft) / len(ttft), 3) if ttft else None
         found.append([second, len(part), len(ttft), within, mean, round(max(ttft), 3) if ttft else None])
     return found
@@ -168,15 +183,18 @@ def _answers(records: Iterable[Mapping[str, Any]], from_s: float) -> dict[str, A
     }
 
 
-def _cards(archive: Path, began_s: float, seconds: float) -> list[float]:
-    """Means of one card over the load: utilization (%), memory (MiB), power (W), clock (MHz). Its times are UTC."""
-    found: list[list[float]] = []
+def _cards(archive: Path, began_s: float, seconds: float) -> dict[str, list[float]]:
+    """Of each card, means over the load: utilization (%), memory (MiB), power (W), clock (MHz). Its times are UTC."""
+    found: dict[str, list[list[float]]] = {}
     for line in _member(archive, "log/cards.csv").splitlines():
-        time, _, *values = line.split(",")
+        time, index, *values = line.split(",")
         at_s = datetime.fromisoformat(time.replace("/", "-") + "+00:00").timestamp()
         if len(values) == 4 and 0.0 <= at_s - began_s < seconds:
-            found.append([float(value) for value in values])
-    return [round(sum(column) / len(found), 1) for column in zip(*found, strict=True)]
+            found.setdefault(index.strip(), []).append([float(value) for value in values])
+    return {
+        index: [round(sum(column) / len(rows), 1) for column in zip(*rows, strict=True)]
+        for index, rows in found.items()
+    }
 
 
 def _gateway_rows(records: Iterable[Mapping[str, Any]], read: Mapping[str, Any]) -> list[tuple[Any, ...]]:
@@ -207,4 +225,4 @@ def _gateway_rows(records: Iterable[Mapping[str, Any]], read: Mapping[str, Any])
 
 
 if __name__ == "__main__":
-    summarise(Path(sys.argv[1]), Path(sys.argv[2]))
+    summarise(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])

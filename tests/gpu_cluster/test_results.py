@@ -188,9 +188,21 @@ def test_summary_of_requests() -> None:
 
     rejected = json.dumps({"error": {"code": "overloaded", "message": "Try again in 3 s."}})
     rows = [row(0.2, 0.1), row(0.6, 0.7), row(1.5, 0.0, ok=False, status=429, error=rejected)]
-    assert summarise._late(rows, [(1.0, 1.0), (1.0, 1.0)]) == [
+    scenario = scenarios.Scenario("two seconds", 1, 1, ((1.0, 1.0), (1.0, 1.0)))
+    assert summarise._late(rows, scenario) == [
         {"complete": 2, "ttft": 1, "tpot": 0},
         {"complete": 0, "ttft": 0, "tpot": 0},
     ]
     assert summarise._codes(rows)["overloaded"]["count"] == 1
-    assert summarise._seconds(rows) == [[0, 2, 2, 1, 0.4, 0.7], [1, 1, 0, 0, None, None]]
+    assert summarise._seconds(rows, scenario) == [[0, 2, 2, 1, 0.4, 0.7], [1, 1, 0, 0, None, None]]
+
+
+def test_gpu_seconds_of_the_load() -> None:
+    pod = {"name": "m"}
+    samples = [
+        {"at": 9.0, "pods": [pod]},
+        {"at": 11.0, "pods": [pod, pod]},
+        {"at": 12.0, "pods": [pod]},
+        {"at": 14.0, "pods": []},
+    ]
+    assert summarise._gpu_seconds(samples, 10.0, 3.0) == 1.0 + 2.0 + 1.0

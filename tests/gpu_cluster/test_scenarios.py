@@ -35,6 +35,30 @@ def test_a_trace_is_the_same_each_time_and_follows_its_phases(tmp_path: Path) ->
     assert [row.at_s for row in rows] == sorted(row.at_s for row in rows)
 
 
+def test_a_recorded_trace_has_its_own_times_and_the_load_of_its_phases() -> None:
+    scenario = scenarios.SCENARIOS["trace"]
+    rows = scenarios.trace(scenario, 10.0)
+    assert rows == scenarios.trace(scenario, 20.0)
+    assert [row.at_s for row in rows] == sorted(row.at_s for row in rows)
+    (share, seconds), (other, _) = scenario.phases
+    rate = sum(row.at_s < seconds for row in rows) / seconds
+    assert rate / share == pytest.approx(
+        sum(row.at_s >= seconds for row in rows) / (scenario.seconds - seconds) / other, rel=0.1
+    )
+
+
+def test_kills_of_both_engines_leave_none() -> None:
+    assert scenarios.seconds_without_engine(scenarios.SCENARIOS["kills"], 90.0) == 30.0 + 30.0
+    assert scenarios.seconds_without_engine(scenarios.SCENARIOS["kills"], 50.0) == 0.0
+    assert scenarios.seconds_without_engine(scenarios.SCENARIOS["kill"], 50.0) == 50.0
+
+
+def test_a_shortened_scenario_keeps_its_slo() -> None:
+    found = run._shortened(scenarios.SCENARIOS["trace"], 0.1)
+    assert found.seconds == pytest.approx(42.0)
+    assert found.ttft_s == scenarios.SCENARIOS["trace"].ttft_s
+
+
 def _row(at_s: float, first_s: float | None, last_s: float | None, *, status: int = 200) -> dict[str, Any]:
     ok = status == 200 and last_s is not None
     return {
@@ -50,8 +74,13 @@ def test_figures_count_what_was_offered() -> None:
         _row(3.0, 0.2, None),  # cut
         _row(12.0, None, None, status=429),
     ]
-    found = run.figures(rows, [(1.0, 10.0), (1.0, 10.0)])
+    found = run.figures(rows, scenarios.Scenario("twice", 1, 1, ((1.0, 10.0), (1.0, 10.0))))
     assert found["all"]["offered"] == 5
     assert found["all"]["within"] == 1
     assert found["all"]["statuses"] == {"200": 3, "cut": 1, "429": 1}
     assert found["1: 1 for 10 s"]["statuses"] == {"429": 1}
+
+
+def test_figures_use_the_targets_of_the_scenario() -> None:
+    scenario = scenarios.Scenario("slow", 1, 1, ((1.0, 10.0),), ttft_s=1.0, tpot_s=0.1)
+    assert run.figures([_row(1.0, 0.6, 0.9), _row(2.0, 0.2, 0.8)], scenario)["all"]["within"] == 2
