@@ -179,6 +179,12 @@ _ADMISSION: Final = (
         ("admission/ttft_margin.py:TtftMargin.observe",),
     ),
     Mechanism(
+        "early-first-tokens",
+        "Learns of first tokens while their responses run.",
+        (Switch("admission.first_token_reports", "report_ages_s", returning(())),),
+        ("admission/first_token_reports.py",),
+    ),
+    Mechanism(
         "ttft-residual",
         "Learns how much later than predicted first tokens of a replica are.",
         (Switch("admission.ttft_residual", "TtftResidual.expected_s", returning(0.0)),),

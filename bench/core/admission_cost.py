@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from plimsoll.core.admission.controller import AdmissionController, CapacityAnnouncement
+from plimsoll.core.admission.capacity_announcement import CapacityAnnouncement
+from plimsoll.core.admission.controller import AdmissionController
 from plimsoll.core.admission.cost_model import ClassPolicy, EngineCostModel, engine_cost_model
 from plimsoll.core.admission.placement import BLOCK_TOKENS
 from plimsoll.core.admission.request import AdmissionDecision, AdmissionOutcome, AdmissionRequest

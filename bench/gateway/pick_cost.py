@@ -57,7 +57,7 @@ def cost(obj: Object, prompt_bytes: int, endpoints: int, count: int = 300) -> tu
                 request_id=request_id, upstream=host, status=200, flags="-", ttft_us=5, duration_us=9, sent_bytes=900
             )
             started = time.process_time()
-            picker.on_access_record(record, clock.now_s)
+            picker.reports.on_access_record(record, clock.now_s)
             record_s += time.process_time() - started
         replies.append(1e6 * pick_s / count)
         records.append(1e6 * record_s / count)
@@ -99,7 +99,7 @@ def record_work(obj: Object, endpoints: int) -> list[WorkItem]:
         while completions and completions[0][0] <= arrival_s:
             clock.now_s, _, record = heapq.heappop(completions)
             started = time.thread_time()
-            picker.on_access_record(record, clock.now_s)
+            picker.reports.on_access_record(record, clock.now_s)
             items.append(WorkItem(clock.now_s, time.thread_time() - started, False))
         clock.now_s = arrival_s
         if arrival_s >= last_tick_s + 1.0:

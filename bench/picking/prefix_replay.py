@@ -17,7 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from plimsoll.core.admission.controller import AdmissionController, CapacityAnnouncement
+from plimsoll.core.admission.capacity_announcement import CapacityAnnouncement
+from plimsoll.core.admission.controller import AdmissionController
 from plimsoll.core.admission.cost_model import ClassPolicy, EngineCostModel, engine_cost_model
 from plimsoll.core.admission.placement import BLOCK_TOKENS
 from plimsoll.core.capacity.tier_model import TierSpec

@@ -12,6 +12,7 @@ import pytest
 
 from bench.ablation.mechanisms import MECHANISMS
 from bench.ablation.switches import switched_off
+from plimsoll.core.admission import first_token_reports
 from plimsoll.core.admission.arrival_estimator import ArrivalEstimator
 from plimsoll.core.admission.controller import AdmissionController
 from plimsoll.core.admission.prefill_queue import PrefillQueue
@@ -340,6 +341,7 @@ PROBES: dict[str, Callable[[], object]] = {
     "startup-phases": starting,
     "ttft-margin": margin,
     "ttft-margin-learning": lambda: answered()._margins[0].margin_s,
+    "early-first-tokens": lambda: first_token_reports.report_age_s(0.1),
     "ttft-residual": lambda: replica_of(answered()).ttft_residual_s,
     "step-time-ratio": lambda: replica_of(answered()).step_time_ratio,
     "fast-replica-slots": fast_replica,

@@ -9,8 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from plimsoll.core.admission.capacity_announcement import CapacityAnnouncement
 from plimsoll.core.admission.capacity_shares import ShareAllocator, split_by_demand
-from plimsoll.core.admission.controller import AdmissionController, CapacityAnnouncement
+from plimsoll.core.admission.controller import AdmissionController
 from plimsoll.core.admission.cost_model import ClassPolicy, engine_cost_model
 from plimsoll.core.admission.quota import TenantPolicy
 from plimsoll.core.admission.request import AdmissionDecision, AdmissionOutcome, AdmissionRequest

@@ -7,8 +7,9 @@ from random import Random
 
 import pytest
 
+from plimsoll.core.admission.capacity_announcement import CapacityAnnouncement
 from plimsoll.core.admission.capacity_shares import ShareAllocator, split_by_demand
-from plimsoll.core.admission.controller import AdmissionController, CapacityAnnouncement
+from plimsoll.core.admission.controller import AdmissionController
 from plimsoll.core.admission.cost_model import ClassPolicy, EngineCostModel, engine_cost_model
 from plimsoll.core.admission.placement import CANDIDATES
 from plimsoll.core.admission.quota import TenantPolicy

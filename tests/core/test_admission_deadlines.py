@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from plimsoll.core.admission.controller import AdmissionController, CapacityAnnouncement
+from plimsoll.core.admission.capacity_announcement import CapacityAnnouncement
+from plimsoll.core.admission.controller import AdmissionController
 from plimsoll.core.admission.cost_model import ClassPolicy
 from plimsoll.core.admission.request import AdmissionOutcome
 from plimsoll.core.slo import Slo

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from plimsoll.adapters.normalize import normalize
 from plimsoll.core import codec
-from plimsoll.core.admission.controller import CapacityAnnouncement
+from plimsoll.core.admission.capacity_announcement import CapacityAnnouncement
 from plimsoll.core.admission.cost_model import ClassPolicy, EngineCostModel, engine_cost_model
 from plimsoll.core.admission.publication import AdmissionLimits, has_changed
 from plimsoll.core.admission.share_controller import MIN_REBALANCE_INTERVAL_S, ShareController

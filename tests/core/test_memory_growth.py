@@ -13,7 +13,8 @@ import pytest
 
 from bench.core.memory_growth import FILLED_S, HOUR_S, FleetSimulation, collect_garbage
 from plimsoll.core.admission import fairness
-from plimsoll.core.admission.controller import AdmissionController, CapacityAnnouncement
+from plimsoll.core.admission.capacity_announcement import CapacityAnnouncement
+from plimsoll.core.admission.controller import AdmissionController
 from plimsoll.core.admission.cost_model import ClassPolicy, engine_cost_model
 from plimsoll.core.admission.quota import TenantPolicy
 from plimsoll.core.admission.request import AdmissionDecision, AdmissionOutcome, AdmissionRequest

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.core.admission.controller import AdmissionController, CapacityAnnouncement
+from plimsoll.core.admission.capacity_announcement import CapacityAnnouncement
+from plimsoll.core.admission.controller import AdmissionController
 from plimsoll.core.admission.cost_model import ClassPolicy, engine_cost_model
 from plimsoll.core.admission.request import AdmissionDecision, AdmissionOutcome, AdmissionRequest
 from plimsoll.core.capacity.tier_model import TierSpec

@@ -96,7 +96,7 @@ class PickerServer:
 
     def _on_record(self, record: AccessRecord) -> None:
         self.records.append(record)
-        self.picker.on_access_record(record, self.picker._clock.now())
+        self.picker.reports.on_access_record(record, self.picker._clock.now())
 
     def stream(self, deserializer: Any = messages.ProcessingResponse.FromString, serializer: Any = None) -> Any:
         """A stream of a new request."""

@@ -77,7 +77,7 @@ class Gateway:
         sent = response_headers(reply)
         host = sent["x-plimsoll-endpoint"].split(",")[0]
         fields = {"request_id": sent["x-plimsoll-request-id"], "upstream": host, "status": 200, "flags": "-"}
-        self.picker.on_access_record(AccessRecord(**(fields | record)), time.monotonic())
+        self.picker.reports.on_access_record(AccessRecord(**(fields | record)), time.monotonic())
 
     def signals(self, key: str = "team/chat") -> dict[str, Any]:
         found: dict[str, Any] = build_signals(self.picker, self.name, synced=True)["services"][key]

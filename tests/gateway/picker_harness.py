@@ -131,6 +131,15 @@ def key_of(obj: Object) -> str:
     return f"{obj['metadata']['namespace']}/{obj['metadata']['name']}"
 
 
+def running_record(reply: bytes, ttft_us: int | None) -> AccessRecord:
+    """Envoy's record of a running response of the engine that this reply names first."""
+    sent = response_headers(reply)
+    host = sent["x-plimsoll-endpoint"].split(",")[0]
+    return AccessRecord(
+        sent["x-plimsoll-request-id"], host, status=200, flags="-", ttft_us=ttft_us, received_us=0, is_running=True
+    )
+
+
 class PickerHarness:
     """One gateway's picker, its clock, and the objects that it is told."""
 
@@ -189,7 +198,7 @@ class PickerHarness:
         """The request of this reply ends at the engine that was named first."""
         sent = response_headers(reply)
         host = sent["x-plimsoll-endpoint"].split(",")[0]
-        self.picker.on_access_record(
+        self.picker.reports.on_access_record(
             AccessRecord(
                 **(
                     {"request_id": sent["x-plimsoll-request-id"], "upstream": host, "status": 200, "flags": "-"}
@@ -198,6 +207,10 @@ class PickerHarness:
             ),
             self.clock.now(),
         )
+
+    def report_first_token(self, reply: bytes, ttft_us: int | None) -> None:
+        """Envoy reports that the response to the request of this reply runs, and when it began."""
+        self.picker.reports.on_running_record(running_record(reply, ttft_us), self.clock.now())
 
     def advance(self, seconds: float) -> None:
         """Time passes, with a tick every second."""

@@ -211,14 +211,14 @@ async def test_expired_request_is_released_in_admission() -> None:
     world = PickerHarness(service_with_slo(), pods=engine_names(1))
     world.send(), world.send()
     queued = world.send_queued()
-    world.picker.on_envoy_stats({ONE: 0})
+    world.picker.reports.on_envoy_stats({ONE: 0})
     for look in (1.0, 2.0):
         world.clock.advance_to(look)
-        world.picker.on_envoy_stats({ONE: 0})
+        world.picker.reports.on_envoy_stats({ONE: 0})
     assert world.running_by_engine() == {ONE: 1}
     assert picked_engine(queued) == ONE
     world.clock.advance_to(MAX_REQUEST_AGE_SECONDS + 10.0)
-    world.picker.on_envoy_stats({ONE: 1})
+    world.picker.reports.on_envoy_stats({ONE: 1})
     assert len(world.picker.inflight) == len(world.picker.admission) == 0
 
 
@@ -236,21 +236,21 @@ async def test_request_completed_elsewhere_is_released_at_its_engine() -> None:
 
 async def test_external_requests_use_engine_slots() -> None:
     world = PickerHarness(service_with_slo(batch=4), pods=engine_names(1))
-    world.picker.on_envoy_stats({ONE: 3})
+    world.picker.reports.on_envoy_stats({ONE: 3})
     picked_engine(world.send())
     queued = world.send_queued()
     assert world.service()["admission"]["in_use"] == 4
-    world.picker.on_envoy_stats({ONE: 1})
-    world.picker.on_envoy_stats({ONE: 1})
+    world.picker.reports.on_envoy_stats({ONE: 1})
+    world.picker.reports.on_envoy_stats({ONE: 1})
     assert picked_engine(queued) == ONE
 
 
 async def test_all_engines_suspect_avoids_none() -> None:
     world = PickerHarness(service_with_slo(), pods=engine_names(2))
-    world.picker.mark_suspect(ONE)
+    world.picker.reports.mark_suspect(ONE)
     assert [picked_engine(world.send()), picked_engine(world.send())] == [TWO, TWO]
     queued = world.send_queued()
-    world.picker.mark_suspect(TWO)
+    world.picker.reports.mark_suspect(TWO)
     assert picked_engine(queued) == ONE
 
 
@@ -495,6 +495,8 @@ async def test_gateway_with_zero_share_admits() -> None:
 async def test_record_without_request_id_changes_nothing() -> None:
     world = PickerHarness(service_with_slo(), pods=engine_names(1))
     queued = world.send()
-    assert not world.picker.on_access_record(AccessRecord(upstream="/run/plimsoll/picker.sock", status=429), 0.0)
+    assert not world.picker.reports.on_access_record(
+        AccessRecord(upstream="/run/plimsoll/picker.sock", status=429), 0.0
+    )
     assert isinstance(queued, bytes)
     assert len(world.picker.inflight) == 1

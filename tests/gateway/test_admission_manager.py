@@ -493,7 +493,7 @@ def test_engine_estimates_are_exported_while_engines_exist() -> None:
 async def test_client_disconnect_record_ends_queued_request() -> None:
     world = PickerHarness(service_with_slo())
     queued = world.send_queued()
-    world.picker.on_access_record(AccessRecord(request_id="t1", flags="DC"), 1.0)
+    world.picker.reports.on_access_record(AccessRecord(request_id="t1", flags="DC"), 1.0)
     assert queued.cancelled()
     await asyncio.sleep(0)
     assert world.outcomes() == {"Queued": 1, "ClientGone": 1}

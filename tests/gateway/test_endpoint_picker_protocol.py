@@ -157,12 +157,12 @@ async def test_counts_survive_what_own_envoy_reports() -> None:
     async with serve(service(), pods=ENGINES) as server:
         stream, response = await server.ask()
         for _ in range(4):
-            server.picker.on_envoy_stats({A: 0, B: 0})
+            server.picker.reports.on_envoy_stats({A: 0, B: 0})
         named = set_headers(response)[DESTINATION]
         assert server.inflight() == {named: 1}
         assert server.picker.inflight.carried(named) == 1
         await end(server, stream)
-        server.picker.on_envoy_stats({A: 0, B: 0})
+        server.picker.reports.on_envoy_stats({A: 0, B: 0})
         assert server.inflight() == {}
 
 
@@ -203,7 +203,7 @@ async def test_both_gateways_of_one_queue_count_a_foreign_request(tmp_path: Path
             assert set_headers(response)[DESTINATION] == A
             for gateway in gateways.all:
                 for _ in range(3):
-                    gateway.picker.on_envoy_stats({A: 0})
+                    gateway.picker.reports.on_envoy_stats({A: 0})
                 assert gateway.picker.inflight.loads[A].inflight == 1
             assert gateways.owner().picker.inflight.carried(A) == 0
             _, rejected = await server.ask()

@@ -99,7 +99,7 @@ async def test_client_that_leaves_while_its_answer_waits_frees_the_slot(tmp_path
         ((request_id, _),) = other.picker.inflight.requests()
         leaves.cancel()
         record = AccessRecord(request_id=request_id, upstream=None, status=0, flags="DC")
-        other.picker.on_access_record(record, time.monotonic())
+        other.picker.reports.on_access_record(record, time.monotonic())
         await eventually(lambda: owner.admits == 0, "the owner has the slot again")
         other.picker.set_catalog(make_catalog(chats, pods))
         assert is_admitted(await other.ask("next"))
@@ -196,7 +196,7 @@ async def test_envoys_count_of_the_owner_leaves_out_other_gateways(tmp_path: Pat
         (other,), owner = gateways.others(), gateways.owner()
         await other.ask("first")
         for _ in range(5):
-            owner.picker.on_envoy_stats({"10.0.0.1:8000": 0})
+            owner.picker.reports.on_envoy_stats({"10.0.0.1:8000": 0})
         assert owner.admits == 1
         assert owner.picker.inflight.loads["10.0.0.1:8000"].inflight == 1
 
@@ -206,7 +206,7 @@ async def test_requests_that_no_picker_sent_take_slots_at_the_owner(tmp_path: Pa
     async with Gateways(tmp_path, 2, chat(3, admission=SHED), pods=engine_names(1)) as gateways:
         (other,), owner = gateways.others(), gateways.owner()
         for _ in range(2):
-            other.picker.on_envoy_stats({"10.0.0.1:8000": 2})
+            other.picker.reports.on_envoy_stats({"10.0.0.1:8000": 2})
         await eventually(lambda: owner.picker.inflight.external_inflight("10.0.0.1:8000") == 2, "the owner knows")
         assert sum(is_admitted(reply) for _, reply in await ask_all(gateways.all, 6)) == 1
 

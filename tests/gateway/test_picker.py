@@ -70,7 +70,7 @@ def test_check_unhealthy_engines_return_no_endpoint() -> None:
 def test_reset_record_ends_request_and_suspends_engine() -> None:
     asked = picker(pod("10.0.0.1:8000"), pod("10.0.0.2:8000"))
     found = headers(asked.check(BODY, {}, 0.0))
-    asked.on_access_record(
+    asked.reports.on_access_record(
         AccessRecord(request_id=found["x-plimsoll-request-id"], upstream="10.0.0.1:8000", status=503, flags="UC"), 1.0
     )
     for _ in range(3):
@@ -85,7 +85,7 @@ def test_record_of_deleted_service_is_ignored() -> None:
     asked = picker(pod("10.0.0.1:8000"))
     ticket = headers(asked.check(BODY, {}, 0.0))["x-plimsoll-request-id"]
     asked.set_catalog(build_catalog([], []))
-    asked.on_access_record(AccessRecord(request_id=ticket, upstream="10.0.0.1:8000", status=200), 1.0)
+    asked.reports.on_access_record(AccessRecord(request_id=ticket, upstream="10.0.0.1:8000", status=200), 1.0)
     assert build_signals(asked, "g", synced=True)["services"] == {}
 
 
@@ -175,7 +175,7 @@ def test_repeated_request_after_success_is_new_demand() -> None:
 def test_marked_retry_after_engine_failure_is_one_demand(code: int, counted: tuple[int, int]) -> None:
     asked = picker(pod("10.0.0.1:8000"))
     ticket = headers(asked.check(PROMPT_BODY, {}, 0.0))["x-plimsoll-request-id"]
-    asked.on_access_record(AccessRecord(request_id=ticket, upstream="10.0.0.1:8000", status=code), 0.1)
+    asked.reports.on_access_record(AccessRecord(request_id=ticket, upstream="10.0.0.1:8000", status=code), 0.1)
     asked.check(PROMPT_BODY, RETRY_HEADERS, 0.6)
     assert demand(asked) == counted
 
@@ -183,7 +183,7 @@ def test_marked_retry_after_engine_failure_is_one_demand(code: int, counted: tup
 def test_unmarked_repeat_after_engine_failure_is_new_demand() -> None:
     asked = picker(pod("10.0.0.1:8000"))
     ticket = headers(asked.check(PROMPT_BODY, {}, 0.0))["x-plimsoll-request-id"]
-    asked.on_access_record(AccessRecord(request_id=ticket, upstream="10.0.0.1:8000", status=503), 0.1)
+    asked.reports.on_access_record(AccessRecord(request_id=ticket, upstream="10.0.0.1:8000", status=503), 0.1)
     asked.check(PROMPT_BODY, {}, 0.6)
     assert demand(asked) == (2, 0)
 
@@ -197,7 +197,7 @@ def test_unknown_model_is_no_demand() -> None:
 
 def answered(asked: Picker, **record: Any) -> None:
     ticket = headers(asked.check(BODY, {}, 0.0))["x-plimsoll-request-id"]
-    asked.on_access_record(AccessRecord(request_id=ticket, upstream="10.0.0.1:8000", **record), 1.0)
+    asked.reports.on_access_record(AccessRecord(request_id=ticket, upstream="10.0.0.1:8000", **record), 1.0)
 
 
 def test_latencies_are_counted_by_bucket() -> None:

@@ -255,5 +255,5 @@ def test_refused_plain_http_is_in_the_access_log(tmp_path: Path, is_logged: bool
     settings = PickerSettings(directory=tmp_path, tls_directory=tmp_path, access_log=is_logged)
     secure, plain = (chain["filters"][0]["typed_config"] for chain in listener_resource(settings)["filter_chains"])
     assert plain["stat_prefix"] == "plain_http"
-    assert plain["access_log"] == (secure["access_log"] if is_logged else [])
+    assert plain["access_log"] == (secure["access_log"][:1] if is_logged else [])
     assert "tracing" not in plain

@@ -84,7 +84,7 @@ def test_time_to_first_token_outside_the_steps() -> None:
 
 
 def test_replay_of_the_gateway() -> None:
-    found = gateway_replay.replay(DATA / "h100-8b")
+    found = gateway_replay.replay(DATA / "h100-8b", as_recorded=True)
     for begin, end in gateway_replay.WINDOWS_S:
         part = gateway_replay.within(found, begin, end)
         late = sum(row.ttft_s > scenarios.TTFT_S for row in part)
@@ -99,10 +99,22 @@ def test_replay_of_the_gateway() -> None:
     assert f"comes {_ms(float(np.percentile(errors_s, 95)))} or more" in PAGE
 
 
+def test_replay_of_the_gateway_as_it_is_now() -> None:
+    lines = []
+    for as_recorded in (True, False):
+        found = gateway_replay.within(gateway_replay.replay(DATA / "h100-8b", as_recorded=as_recorded), 30, 90)
+        late = [row.is_late_predicted for row in found if row.ttft_s > scenarios.TTFT_S]
+        in_time = [row.is_late_predicted for row in found if row.ttft_s <= scenarios.TTFT_S]
+        lines.append(f"{sum(late)} of the {len(late)} late ones and {sum(in_time)} of the {len(in_time):,} others")
+    assert f"predicted {lines[0]} as late; now {lines[1]}" in PAGE
+
+
 @pytest.mark.parametrize("switch_s", [31.0, 60.0, 200.0])
 def test_replay_with_another_time_of_the_new_limits(switch_s: float) -> None:
     folder = DATA / "h100-8b"
-    usual, other = (gateway_replay.replay(folder, when) for when in (gateway_replay.SWITCH_S, switch_s))
+    usual, other = (
+        gateway_replay.replay(folder, when, as_recorded=True) for when in (gateway_replay.SWITCH_S, switch_s)
+    )
     for begin, end in gateway_replay.WINDOWS_S[1:]:
         residuals_s = [
             np.mean([row.residual_s for row in gateway_replay.within(rows, begin, end)]) for rows in (usual, other)

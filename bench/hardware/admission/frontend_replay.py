@@ -27,7 +27,8 @@ import numpy as np
 from bench.hardware import archive
 from bench.hardware.admission import ttft_breakdown
 from bench.hardware.admission.runs import cap_seconds
-from plimsoll.core.admission.controller import AdmissionController, CapacityAnnouncement
+from plimsoll.core.admission.capacity_announcement import CapacityAnnouncement
+from plimsoll.core.admission.controller import AdmissionController
 from plimsoll.core.admission.cost_model import ClassPolicy, EngineCostModel
 from plimsoll.core.admission.request import AdmissionOutcome, AdmissionRequest
 from plimsoll.core.capacity.tier_model import HTTP_OVERHEAD_PER_TOKEN_S, HTTP_OVERHEAD_S

@@ -156,6 +156,17 @@ class AdmissionManager:
         if admission is not None:
             self._isolate_errors(admission.key, admission.adopt, forwarded, now)
 
+    def record_first_token(self, request_id: str, record: AccessRecord, now: float) -> bool:
+        """Record the first token of a running response. Returns False if it is known, or the request is not."""
+        forwarded = self._forwarded.get(request_id)
+        if forwarded is None or forwarded.has_first_token:
+            return False
+        forwarded.has_first_token = True
+        admission = self.services.get(forwarded.target_service)
+        if admission is not None:
+            self._isolate_errors(admission.key, admission.record_first_token, request_id, forwarded, record, now)
+        return True
+
     def complete(self, request_id: str, record: AccessRecord | None, now: float) -> None:
         """Record the end of a request at an engine. `record` is None if it is lost. Call `release` next."""
         forwarded = self._forwarded.pop(request_id, None)

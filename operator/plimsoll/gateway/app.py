@@ -254,8 +254,11 @@ class GatewayProcess:
             self._loop.call_soon_threadsafe(self._certificate.on_applied, applied)
 
     def _on_record(self, record: AccessRecord) -> None:
+        if record.is_running:
+            self._picker.reports.on_running_record(record, time.monotonic())
+            return
         self._bodies.release(record.request_id or "")
-        was_picked = self._picker.on_access_record(record, time.monotonic())
+        was_picked = self._picker.reports.on_access_record(record, time.monotonic())
         attributes = self._picker.attributes.take(record.request_id or "")
         if self._access_lines is not None:
             line = access_line(record, attributes, time.time())

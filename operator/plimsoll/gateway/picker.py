@@ -23,11 +23,11 @@ from plimsoll.gateway.availability import availability, next_engine_s, no_endpoi
 from plimsoll.gateway.clock import Clock, LoopClock
 from plimsoll.gateway.endpoint_subset import is_partial, is_unusable
 from plimsoll.gateway.engine_choice import EngineChoice
-from plimsoll.gateway.envoy.access_log import AccessRecord
+from plimsoll.gateway.envoy_reports import EnvoyReports
 from plimsoll.gateway.errors import Rejection, to_response
 from plimsoll.gateway.http1 import response
 from plimsoll.gateway.identity import Authenticator, Identity, model_not_allowed
-from plimsoll.gateway.inflight import InFlightRequest, InFlightTracker
+from plimsoll.gateway.inflight import InFlightTracker
 from plimsoll.gateway.key_limits import KeyLimits, charged_tokens
 from plimsoll.gateway.one_queue.port import Owners
 from plimsoll.gateway.picker_replies import dispatch_response, rejection_response, slo_deadlines
@@ -80,10 +80,11 @@ class Picker:
         self.attributes = AttributeStore() if attributes is None else attributes
         self._clock = clock or LoopClock()
         self.queue = RequestQueue(self._clock)
-        self._recent_rejections = RecentRejections()
+        self.recent_rejections = RecentRejections()
         self._random = random
         self.owners: Owners | None = None  # None: this gateway decides about all services
         self.digest_seed = OWN_SEED
+        self.reports = EnvoyReports(self, self._clock)
 
     def set_catalog(self, catalog: ServiceCatalog) -> None:
         """Replace the catalog."""
@@ -94,7 +95,7 @@ class Picker:
         if self.owners is not None:
             self.owners.set_catalog(catalog)
         self.admission.set_catalog(catalog, now, self._clock.unix())
-        self._release(list(self.admission.services), now)
+        self.release(list(self.admission.services), now)
         known = {(key, one.name) for key, service in catalog.services.items() for one in service.adapters.values()}
         for gone in self._counted_adapters - known:
             gateway_metrics.GATEWAY_ADAPTER_REQUESTS.remove(*gone)
@@ -114,27 +115,7 @@ class Picker:
         now = self._clock.now()
         self.key_limits.expire(now)
         self.admission.tick(now, self._clock.unix())
-        self._release(list(self.admission.services), now)
-
-    def on_envoy_stats(self, active: Mapping[str, int]) -> None:
-        """Reconcile in-flight counts with Envoy's active requests by address."""
-        now = self._clock.now()
-        self.inflight.expire_suspects(now)
-        lost = self.inflight.reconcile(active, now)
-        for request_id, in_flight in lost:
-            self.admission.complete(request_id, None, now)
-            if self.owners is not None:
-                self.owners.on_end(request_id, in_flight, None)
-        if self.owners is not None:
-            self.owners.on_external(self.inflight.external())
-        changed = self.admission.update_replicas(now)
-        self._release(list(self.admission.services) if lost else changed, now)
-
-    def mark_suspect(self, address: str) -> None:
-        """Record that an endpoint refused a connection."""
-        now = self._clock.now()
-        self.inflight.mark_suspect(address, now)
-        self._refresh(now)
+        self.release(list(self.admission.services), now)
 
     def check(self, body: bytes, headers: Mapping[bytes, bytes], now: float, route: ApiRoute = CHAT_ROUTE) -> Reply:
         """Returns the HTTP response to an ext_authz check with the client's body."""
@@ -218,15 +199,15 @@ class Picker:
         """Decide about a request whose service this gateway owns, or whose owner does not answer."""
         if not ctx.route.is_booked:
             return self._dispatch_unbooked(service, ctx, now)
-        ctx.is_retry = self._recent_rejections.is_retry(ctx.claims_retry, ctx.retry_key, now)
+        ctx.is_retry = self.recent_rejections.is_retry(ctx.claims_retry, ctx.retry_key, now)
         if self.inflight.expire_suspects(now):
-            self._refresh(now)
+            self.refresh(now)
         ctx.is_retry = self.admission.has_reservation(ctx, now) or ctx.is_retry
         reply = self._first(service, ctx, now)
         tokens = demand_tokens(ctx, self.admission.kv_tokens(service.key))
         ctx.counted_tokens = tokens if ctx.is_demand else None
         self.stats(service.key).record_arrival(tokens, retry=ctx.is_retry, demand=ctx.is_demand)
-        self._release((), now)
+        self.release((), now)
         return self._enqueue(ctx, now) if reply is None else reply
 
     def reject(self, rejection: Rejection, shape: ErrorShape = ErrorShape.OPENAI, service: str = "") -> bytes:
@@ -234,42 +215,10 @@ class Picker:
         self.stats(service).record_rejection(rejection.reason)
         return rejection_response(to_response(rejection, self._random, shape))
 
-    def on_access_record(self, record: AccessRecord, now: float) -> bool:
-        """Process one access-log record, of this gateway or of another. Returns whether the request is known."""
-        request_id = record.request_id or ""
-        in_flight = self.inflight.complete(request_id, record.upstream or "", now)
-        if in_flight is None:
-            if request_id in self.queue:
-                self._on_client_disconnect(request_id, now)
-            elif self.owners is not None:
-                self.owners.withdraw(request_id)
-            return False
-        if self.owners is not None:
-            self.owners.on_end(request_id, in_flight, record)
-        if record.reset_before_first_byte:
-            self.inflight.mark_suspect(record.upstream or in_flight.endpoint, now)
-        if in_flight.is_booked:
-            self._complete_booked(request_id, in_flight, record, now)
-        if record.reset_before_first_byte or (record.upstream and record.upstream != in_flight.endpoint):
-            self._refresh(now)
-        self._release((in_flight.service,), now)
-        return True
-
-    def _complete_booked(self, request_id: str, in_flight: InFlightRequest, record: AccessRecord, now: float) -> None:
-        self.admission.complete(request_id, record, now)
-        # Only the client's retry header counts here: a client can retry before this record arrives.
-        if record.status is not None and record.status >= 500:
-            self._recent_rejections.record(in_flight.retry_key, now, 0.0)
-        if in_flight.service in self.catalog.services and not in_flight.via:
-            self.stats(in_flight.service).record_completion(record, in_flight.deadlines)
-        if record.rejected_by_engine:
-            for key in in_flight.demand.keys() & self.catalog.services.keys():
-                self.stats(key).demand.withdraw(in_flight.demand[key])
-
     def _first(self, service: ServiceEntry, ctx: RequestContext, now: float) -> bytes | None:
         """Decide about a new request, as `_apply` returns it. Rejects more sequences than any engine accepts."""
         sequences = ctx.prompt.sequences
-        limit = self._max_sequences(service, ctx)
+        limit = self._max_queued(service, ctx.fallback)
         if (rejection := self.charge(service, ctx, now)) is not None:
             return self._reject(rejection, ctx, now)
         if ctx.foreign is not None and is_unusable(ctx.foreign.subset, service.endpoints):
@@ -282,17 +231,14 @@ class Picker:
         self.stats(service.key).record_outcome(AdmissionOutcome.SHED_NO_CAPACITY)
         return self._reject(error_messages.too_many(ctx.model, sequences, ctx.n, limit, ctx.prompt_field), ctx, now)
 
-    def _max_sequences(self, service: ServiceEntry, ctx: RequestContext) -> int:
-        """Returns how many sequences one engine of the service or of its fallback accepts at most."""
-        return self._max_queued(service, ctx.fallback)
-
     def _max_queued(self, service: ServiceEntry, fallback_key: str | None) -> int:
+        """Returns how many sequences one engine of the service or of its fallback accepts at most."""
         fallback = None if fallback_key is None else self.catalog.services[fallback_key]
         return max(service.max_queued, 0 if fallback is None else fallback.max_queued)
 
     def tokens_charged(self, service: ServiceEntry, ctx: RequestContext) -> int:
         """Returns the tokens that a request takes off the limits of its key."""
-        if not ctx.route.is_booked or ctx.prompt.sequences > self._max_sequences(service, ctx):
+        if not ctx.route.is_booked or ctx.prompt.sequences > self._max_queued(service, ctx.fallback):
             return 0
         return charged_tokens(ctx, self.admission.mean_output_tokens(service.key), service.max_model_len)
 
@@ -387,7 +333,7 @@ class Picker:
             via=ctx.via,
             is_foreign=ctx.foreign is not None,
         )
-        self._recent_rejections.discard(ctx.retry_key)
+        self.recent_rejections.discard(ctx.retry_key)
         if self.owners is not None:
             self.owners.on_sent(ctx.request_id, now)
         retry_after_s = None if pick.fallbacks else next_engine_s(service, self._clock.unix(), self._random.randint)
@@ -420,7 +366,7 @@ class Picker:
         return self._reject(rejection, ctx, now)
 
     def _enqueue(self, ctx: RequestContext, now: float) -> asyncio.Future[bytes]:
-        future = self.queue.add(ctx, lambda: self._on_client_disconnect(ctx.request_id, self._clock.now()))
+        future = self.queue.add(ctx, lambda: self.on_client_disconnect(ctx.request_id, self._clock.now()))
         self._schedule_wakeup(ctx.target_service, now)
         return future
 
@@ -434,9 +380,9 @@ class Picker:
         """Update admission after services or requests of other gateways have come or gone."""
         now = self._clock.now()
         self.admission.update_replicas(now)
-        self._release(list(self.admission.services), now)
+        self.release(list(self.admission.services), now)
 
-    def _on_client_disconnect(self, request_id: str, now: float) -> None:
+    def on_client_disconnect(self, request_id: str, now: float) -> None:
         """Remove a queued request whose client disconnected."""
         ctx = self.queue.remove(request_id)
         if ctx is not None and ctx.response is not None:
@@ -449,11 +395,11 @@ class Picker:
         for key in {ctx.target_service, ctx.service} & self.catalog.services.keys():
             self.stats(key).record_outcome(AdmissionOutcome.CLIENT_GONE)
 
-    def _refresh(self, now: float) -> None:
+    def refresh(self, now: float) -> None:
         """Update admission after a change of the usable engines."""
-        self._release(self.admission.update_replicas(now), now)
+        self.release(self.admission.update_replicas(now), now)
 
-    def _release(self, keys: Iterable[str], now: float) -> None:
+    def release(self, keys: Iterable[str], now: float) -> None:
         """Resolve the requests that leave the queues of these services, and orphaned requests."""
         for key in keys:
             for ctx, decision in self.admission.release(key, now):
@@ -484,13 +430,13 @@ class Picker:
     def _schedule_wakeup(self, key: str, now: float) -> None:
         """Schedule the next `release` of the service at the time that admission asks for."""
         wake_at_s = self.admission.wake_at_s(key)
-        self.queue.schedule(key, wake_at_s, now, lambda: self._release((key,), self._clock.now()))
+        self.queue.schedule(key, wake_at_s, now, lambda: self.release((key,), self._clock.now()))
 
     def _reject(self, rejection: Rejection, ctx: RequestContext, now: float) -> bytes:
         self.stats(ctx.service if ctx.service in self.catalog.services else "").record_rejection(rejection.reason)
         reply = to_response(rejection, self._random, ctx.route.shape)
         if rejection.reason.is_demand:
-            self._recent_rejections.record(ctx.retry_key, now, reply.retry_after_s)
+            self.recent_rejections.record(ctx.retry_key, now, reply.retry_after_s)
         else:
             self._exclude_from_demand(ctx)
         return rejection_response(reply)

@@ -39,6 +39,7 @@ class RequestStats:
         self.e2e_sum_s = 0.0
         self.assessed = self.missed = self.missed_ttft = self.missed_e2e = 0  # responses with an SLO
         self.by_tpot_target: Counter[float] = Counter()  # responses with a TPOT target, by target in seconds
+        self.early_first_tokens = 0  # known while their responses ran
         self.remote_prefills = 0
         self.local_prefills = 0
         self._first_counter = gateway_metrics.GATEWAY_ARRIVED.labels(service, "first")
@@ -46,6 +47,7 @@ class RequestStats:
         self._demand_counter = gateway_metrics.GATEWAY_DEMAND.labels(service)
         self._remote_counter = gateway_metrics.GATEWAY_PREFILLS.labels(service, "remote")
         self._local_counter = gateway_metrics.GATEWAY_PREFILLS.labels(service, "local")
+        self._early_counter = gateway_metrics.GATEWAY_EARLY_FIRST_TOKENS.labels(service)
         self._exported: dict[Counted, int] = {}
         self._completed_counters = {
             outcome: gateway_metrics.GATEWAY_COMPLETED.labels(service, outcome.value) for outcome in RequestOutcome
@@ -121,6 +123,7 @@ class RequestStats:
         yield self._demand_counter, self.demand.report().requests
         yield self._remote_counter, self.remote_prefills
         yield self._local_counter, self.local_prefills
+        yield self._early_counter, self.early_first_tokens
         for outcome, counter in self._completed_counters.items():
             yield counter, self.completed[outcome]
         for admission_outcome, count in self.admission_outcomes.items():

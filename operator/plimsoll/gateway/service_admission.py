@@ -20,7 +20,8 @@ from typing import Final
 import msgspec
 
 from plimsoll.core.admission.arrival_estimator import ArrivalEstimator
-from plimsoll.core.admission.controller import AdmissionController, CapacityAnnouncement
+from plimsoll.core.admission.capacity_announcement import CapacityAnnouncement
+from plimsoll.core.admission.controller import AdmissionController
 from plimsoll.core.admission.cost_model import EngineCostModel
 from plimsoll.core.admission.fairness import IDLE_TENANT_TTL_S
 from plimsoll.core.admission.publication import AdmissionLimits
@@ -47,6 +48,7 @@ class ForwardedRequest(msgspec.Struct, eq=False):
     stream: bool
     path: str
     registered_late: bool = False  # admitted before this controller existed: its TTFT updates no estimate
+    has_first_token: bool = False  # known while its response runs
 
 
 class ServiceAdmission:
@@ -199,15 +201,21 @@ class ServiceAdmission:
         if not self.cancel(request_id, now):
             self.controller.complete(request_id, now)
 
+    def record_first_token(
+        self, request_id: str, forwarded: ForwardedRequest, record: AccessRecord, now: float
+    ) -> None:
+        """Record the first token of a running response."""
+        ttft_s = _ttft_s(forwarded, record)
+        if ttft_s is not None:
+            self.controller.record_first_token(request_id, now, ttft_s)
+
     def complete(self, request_id: str, forwarded: ForwardedRequest, record: AccessRecord | None, now: float) -> None:
         """Record the end of a request at an engine. `record` is None if it is lost."""
         ttft_s = output_tokens = None
-        client_ttft_s = None if record is None else record.ttft_s
-        if record is not None and client_ttft_s is not None:
+        if record is not None and record.ttft_s is not None:
             output_tokens = self._output_tokens(forwarded, record)
-            if record.upstream in (None, "", forwarded.address) and not forwarded.registered_late:
-                ttft_s = client_ttft_s - (record.received_us or 0) / 1e6 - forwarded.queued_s
-        self.controller.complete(request_id, now, output_tokens, None if ttft_s is None else max(ttft_s, 0.0))
+            ttft_s = _ttft_s(forwarded, record)
+        self.controller.complete(request_id, now, output_tokens, ttft_s)
 
     def tick(self, now: float, unix: float) -> None:
         """Update the controller. Call this once a second."""
@@ -279,6 +287,13 @@ class ServiceAdmission:
         """Returns a running request with its class mapped to the classes of this policy."""
         request_class = self.policy.class_of(request.request_class.encode()).name
         return request if request.request_class == request_class else replace(request, request_class=request_class)
+
+
+def _ttft_s(forwarded: ForwardedRequest, record: AccessRecord) -> float | None:
+    """Returns the time from admission to the first token. None if it was not predicted, or for another engine."""
+    if record.ttft_s is None or forwarded.registered_late or record.upstream not in (None, "", forwarded.address):
+        return None
+    return max(0.0, record.ttft_s - (record.received_us or 0) / 1e6 - forwarded.queued_s)
 
 
 def _cost_model(policy: AdmissionPolicy) -> EngineCostModel:

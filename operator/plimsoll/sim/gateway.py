@@ -24,8 +24,10 @@ from itertools import islice
 from typing import Final
 
 from plimsoll.core import histogram
+from plimsoll.core.admission import first_token_reports
 from plimsoll.core.admission.arrival_estimator import ArrivalEstimator
-from plimsoll.core.admission.controller import AdmissionController, CapacityAnnouncement
+from plimsoll.core.admission.capacity_announcement import CapacityAnnouncement
+from plimsoll.core.admission.controller import AdmissionController
 from plimsoll.core.admission.cost_model import ClassPolicy
 from plimsoll.core.admission.publication import AdmissionLimits
 from plimsoll.core.admission.quota import TenantPolicy
@@ -231,6 +233,20 @@ class SimulatedGateway:
         if is_demand:
             self._recent_rejections.record(attempt.id, now_s)
 
+    def first_token_report_s(self, attempt: Attempt) -> float | None:
+        """Return when Envoy reports the first token of a running response, None if never."""
+        arrived_s = attempt.trace_request.at_s
+        if self.admission is None or attempt.first_token_s is None:
+            return None
+        age_s = first_token_reports.report_age_s(attempt.first_token_s - arrived_s)
+        return None if age_s is None else arrived_s + age_s
+
+    def record_first_token(self, attempt: Attempt, now_s: float) -> None:
+        """Record the first token of a running response that this gateway decided about."""
+        ttft_s = _ttft_s(attempt)
+        if self.admission is not None and ttft_s is not None:
+            self.admission.record_first_token(str(attempt.id), now_s, ttft_s)
+
     def on_end(self, attempt: Attempt, succeeded: bool, now_s: float) -> None:
         """Record the end of a request that this gateway decided about. Call `release` next."""
         key = str(attempt.id)
@@ -243,7 +259,7 @@ class SimulatedGateway:
             limits = None if self.published is None else self.published.cost_model
             mean = None if limits is None else limits.output_mean
             output = self._token_estimator.estimate(attempt.trace_request.output_tokens, 1, mean)
-            ttft_s = None if attempt.is_registered_running else attempt.first_token_s - attempt.admitted_s
+            ttft_s = _ttft_s(attempt)
         if self.admission is not None:
             self.admission.complete(key, now_s, output, ttft_s)
 
@@ -351,6 +367,13 @@ def default_class(classes: Iterable[ClassPolicy]) -> str:
     if _DEFAULT_CLASS in names or not known:
         return _DEFAULT_CLASS
     return min(known, key=lambda one: one.priority).name
+
+
+def _ttft_s(attempt: Attempt) -> float | None:
+    """Return the TTFT from its admission, None if it is unknown or was not predicted."""
+    if attempt.first_token_s is None or attempt.admitted_s is None or attempt.is_registered_running:
+        return None
+    return attempt.first_token_s - attempt.admitted_s
 
 
 def _prompt_blocks(ids: tuple[int, ...], tokens: int) -> tuple[int, ...]:

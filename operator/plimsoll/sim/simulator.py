@@ -60,7 +60,8 @@ _ADVICE_WHILE_STARTING: Final = RetryAdvice(
     _EVENT_POLL,
     _EVENT_KILL,
     _EVENT_TICK,
-) = range(11)
+    _EVENT_FIRST_TOKEN,
+) = range(12)
 
 
 class Simulator:
@@ -254,6 +255,9 @@ class Simulator:
                 attempt = replica.attempts[sequence.id]
                 if sequence is attempt.sequence:
                     attempt.first_token_s = sequence.first_token_s
+                    report_s = self._decider(attempt).first_token_report_s(attempt)
+                    if report_s is not None:
+                        self._schedule(max(report_s, now_s), _EVENT_FIRST_TOKEN, self._report_first_token, attempt)
             engine.first_token_sequences.clear()
         if engine.finished_sequences:
             ended, engine.finished_sequences = engine.finished_sequences, []
@@ -262,6 +266,10 @@ class Simulator:
         if engine.next_event_s != replica.next_advance_s and engine.next_event_s < math.inf:
             self._schedule(engine.next_event_s, _EVENT_ENGINE, self._advance_engine, replica)
         replica.next_advance_s = engine.next_event_s
+
+    def _report_first_token(self, now_s: float, attempt: Attempt) -> None:
+        if attempt.outcome is None:
+            self._decider(attempt).record_first_token(attempt, now_s)
 
     def _advance_engine(self, now_s: float, replica: SimulatedReplica) -> None:
         if replica.next_advance_s == now_s and replica.name in self._replicas:

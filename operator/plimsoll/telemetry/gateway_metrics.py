@@ -68,6 +68,12 @@ GATEWAY_PREFILLS = Counter(
     ["service", "where"],
     registry=GATEWAY,
 )
+GATEWAY_EARLY_FIRST_TOKENS = Counter(
+    "plimsoll_gateway_early_first_tokens",
+    "First tokens that admission control knew while their responses still ran.",
+    ["service"],
+    registry=GATEWAY,
+)
 GATEWAY_TTFT = Histogram(
     "plimsoll_gateway_time_to_first_byte_seconds",
     "Time from a request's first byte to the first byte of the engine's response body, without errors.",
@@ -278,6 +284,7 @@ _GATEWAY_SERVICE_METRICS = (
     GATEWAY_STEP_TIME_RATIO,
     GATEWAY_TTFT_RESIDUAL,
     GATEWAY_PREFILLS,
+    GATEWAY_EARLY_FIRST_TOKENS,
     GATEWAY_TTFT,
     GATEWAY_DURATION,
     GATEWAY_INFLIGHT,

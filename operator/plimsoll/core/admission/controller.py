@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
+from plimsoll.core.admission.capacity_announcement import CapacityAnnouncement
 from plimsoll.core.admission.cost_model import ClassPolicy, EngineCostModel, RequestCost, client_deadline_s
 from plimsoll.core.admission.fairness import Lane, QueuedRequest
 from plimsoll.core.admission.placement import Placement, ReplicaPool
@@ -29,29 +29,6 @@ from plimsoll.core.admission.ttft_margin import TtftMargin
 _DEFAULT_TENANT: Final = TenantPolicy()
 CONTENTION_WINDOW_S: Final = 10.0  # time constant of contention after a rejection; longer than a burst
 _NOT_RETRYABLE: Final = frozenset({AdmissionOutcome.SHED_NO_CAPACITY, AdmissionOutcome.SHED_DEADLINE})
-
-
-@dataclass(frozen=True)
-class CapacityAnnouncement:
-    """The expected capacity of starting replicas. Times are absolute, on the controller's clock.
-
-    `ready_at_s` is the time of the next capacity, None if unknown. `spare_rate` is its capacity beyond new arrivals, in
-    GPU-seconds of work per second. `starting` is False if no replica is starting or will start on demand, so that
-    queueing is useless. `later_steps` are the later (time, spare rate) steps in order. `startup_s` is the usual
-    start-up time of a replica that a request would start, None if unknown; it counts while `ready_at_s` is None.
-    """
-
-    ready_at_s: float | None = None
-    spare_rate: float = 0.0
-    starting: bool = True
-    later_steps: tuple[tuple[float, float], ...] = ()
-    startup_s: float | None = None
-
-    def expected_s(self, now: float) -> float | None:
-        """Returns the time of the next capacity for a request that comes `now`, None if unknown."""
-        if self.ready_at_s is not None or self.startup_s is None:
-            return self.ready_at_s
-        return now + self.startup_s
 
 
 class AdmissionController:
@@ -215,6 +192,18 @@ class AdmissionController:
         self.pool.add(request, class_index, Placement(replica, -running_s, math.inf, cost), now)
         return True
 
+    def record_first_token(self, id: str, now: float, ttft_s: float) -> None:
+        """Record the first token of a running request, `ttft_s` after its admission. Each request counts once."""
+        now = self._advance(now)
+        running = self.pool.record_first_token(id, ttft_s, now)
+        if running is None:
+            return
+        self._margins[running.class_index].observe(ttft_s - running.predicted_ttft_s)
+        prefill = running.remote_prefill
+        if prefill is not None:
+            prefill_end_s = min(running.admitted_s + ttft_s - prefill.remaining_s, now)
+            prefill.queue.complete(prefill, prefill_end_s, self.pool.cost_model.remote_step_s)
+
     def complete(self, id: str, now: float, output_tokens: int | None = None, ttft_s: float | None = None) -> bool:
         """Record the end of a running request. Returns False if it is unknown. Call `release` next.
 
@@ -223,6 +212,8 @@ class AdmissionController:
         client disconnected.
         """
         now = self._advance(now)
+        if ttft_s is not None:
+            self.record_first_token(id, now, ttft_s)
         running = self.pool.remove(id, now, output_tokens, ttft_s)
         if running is None:
             return False
@@ -230,14 +221,7 @@ class AdmissionController:
             cost = running.cost
             extra_output = output_tokens / cost.output_tokens - 1.0
             self._queue.accounts.correct(running.tenant, extra_output * max(0.0, cost.work_s - cost.stall_s))
-        if ttft_s is not None:
-            self._margins[running.class_index].observe(ttft_s - running.predicted_ttft_s)
-            if running.remote_prefill is not None:
-                prefill_end_s = min(running.admitted_s + ttft_s - running.remote_prefill.remaining_s, now)
-                running.remote_prefill.queue.complete(
-                    running.remote_prefill, prefill_end_s, self.pool.cost_model.remote_step_s
-                )
-        elif running.remote_prefill is not None:
+        if not running.has_first_token and running.remote_prefill is not None:
             running.remote_prefill.queue.cancel(running.remote_prefill, now)
         return True
 

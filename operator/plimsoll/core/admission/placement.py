@@ -248,6 +248,11 @@ class ReplicaPool:
             if placement.prefill is not None:
                 self._prefill_prefix_index.record(placement.prefill, request.block_hashes)
 
+    def record_first_token(self, id: str, ttft_s: float, now: float) -> RunningRequest | None:
+        """Record a first token. Returns None if the request is unknown. See `ReplicaState.record_first_token`."""
+        replica = self._replica_of.get(id)
+        return None if replica is None else replica.record_first_token(id, ttft_s, now)
+
     def remove(
         self, id: str, now: float, output_tokens: int | None = None, ttft_s: float | None = None
     ) -> RunningRequest | None:

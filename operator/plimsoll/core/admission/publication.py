@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Final, TypeAlias
 
 from plimsoll.core import codec
-from plimsoll.core.admission.controller import CapacityAnnouncement
+from plimsoll.core.admission.capacity_announcement import CapacityAnnouncement
 from plimsoll.core.admission.cost_model import EngineCostModel
 from plimsoll.core.codec import Count, Number, Rounded
 

@@ -39,6 +39,7 @@ class RunningRequest:
     - `remote_prefill`: its job at a prefill replica.
     - `utilization`, `ttft_residual_s`: the replica's at admission.
     - `prefilled_at_s`: predicted end of its prefill.
+    - `has_first_token`: its first token has come, and its TTFT is recorded.
     - `stall_s`, `prefill_turn_s`, `scaled_stall_s`: what it added to the replica's `prefill_free_s`, `prefill_tat_s`
       and `stall_total_s`.
     - `start_step`, `stall_total_s`, `decode_integral`: the replica's values at admission.
@@ -61,6 +62,7 @@ class RunningRequest:
     stall_s: float = 0.0
     prefill_turn_s: float = 0.0
     scaled_stall_s: float = 0.0
+    has_first_token: bool = False
 
 
 class ReplicaState:
@@ -197,6 +199,19 @@ class ReplicaState:
         running.decode_integral = self.decode_integral
         self._update_derived()
 
+    def record_first_token(self, id: str, ttft_s: float, now: float) -> RunningRequest | None:
+        """Record that a request had its first token `ttft_s` after its admission. Returns None if that is known."""
+        running = self.running.get(id)
+        if running is None or running.has_first_token:
+            return None
+        running.has_first_token = True
+        if running.remote_prefill is None:  # `PrefillQueue` tracks lateness of remote prefill
+            self._ttft_residual.observe(
+                ttft_s - running.predicted_ttft_s + running.ttft_residual_s, running.utilization, now
+            )
+            self.ttft_residual_s = self._ttft_residual.expected_s(self.utilization)
+        return running
+
     def remove(
         self, id: str, now: float, output_tokens: int | None = None, ttft_s: float | None = None
     ) -> RunningRequest | None:
@@ -229,10 +244,6 @@ class ReplicaState:
             self._cancel_prefill(running, now)
         if ttft_s is not None and output_tokens is not None:
             self._update_step_time(running, output_tokens, ttft_s, now)
-        if ttft_s is not None and running.remote_prefill is None:  # `PrefillQueue` tracks lateness of remote prefill
-            self._ttft_residual.observe(
-                ttft_s - running.predicted_ttft_s + running.ttft_residual_s, running.utilization, now
-            )
         self._update_derived()
         return running
 

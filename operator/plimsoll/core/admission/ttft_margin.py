@@ -15,7 +15,7 @@ from typing import Final
 ON_TIME_QUANTILE: Final = 0.98  # share of first tokens within prediction plus margin
 _STEP: Final = 0.02  # fraction of the target by which a late first token moves the margin
 _INITIAL: Final = 0.3  # fraction of the target before the first measurement
-_MAX_MARGIN: Final = 0.4  # fraction of the target
+_MAX_MARGIN: Final = 0.5  # fraction of the target
 
 
 class TtftMargin:

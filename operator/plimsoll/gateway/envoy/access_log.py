@@ -2,8 +2,9 @@
 
 Problem: responses do not pass the picker, so it does not see when a request ends, how, or when its first byte is sent.
 
-Idea: Envoy writes one JSON line per request. The picker opens the FIFO for reading and writing. That never blocks, and
-there is no end-of-file when Envoy restarts. A line that a restart cut is skipped.
+Idea: Envoy writes one JSON line for each request that ends, and a short one for a response that has run for a while
+(`access_log_config`). The picker opens the FIFO for reading and writing. That never blocks, and there is no end-of-file
+when Envoy restarts. A line that a restart cut is skipped.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ class AccessRecord(msgspec.Struct):
     received_bytes: int | None = None
     trace_id: str | None = None
     total_ms: int | None = None
+    is_running: bool = False  # the response has not ended: only its engine, status and TTFT are known
 
     @property
     def flag_set(self) -> frozenset[str]:

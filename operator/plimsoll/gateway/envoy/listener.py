@@ -13,6 +13,7 @@ from importlib.resources import files
 from typing import Any
 
 from plimsoll.gateway.deadlines import TIMEOUT_HEADERS
+from plimsoll.gateway.envoy.access_log_config import ACCESS_LOG_OPTIONS, end_log, running_log
 from plimsoll.gateway.envoy.body_filters import (
     BODY_BYTES_HEADER,
     RESERVE_FILTER,
@@ -60,30 +61,6 @@ CHECK_HEADERS = (
     *TIMEOUT_HEADERS,
 )
 
-ACCESS_LOG_FORMAT = {
-    "request_id": "%REQ(X-PLIMSOLL-REQUEST-ID)%",
-    "upstream": "%UPSTREAM_HOST%",
-    "cluster": "%UPSTREAM_CLUSTER%",
-    "status": "%RESPONSE_CODE%",
-    "flags": "%RESPONSE_FLAGS%",
-    "details": "%RESPONSE_CODE_DETAILS%",
-    "attempts": "%UPSTREAM_REQUEST_ATTEMPT_COUNT%",
-    "ttft_us": "%COMMON_DURATION(DS_RX_BEG:US_RX_BODY_BEG:us)%",
-    "duration_us": "%COMMON_DURATION(DS_RX_BEG:DS_TX_END:us)%",
-    "received_us": "%COMMON_DURATION(DS_RX_BEG:DS_RX_END:us)%",
-    "sent_bytes": "%BYTES_SENT%",
-    "client_request_id": "%REQ(X-REQUEST-ID):80%",
-}
-# What only the gateway's own access log needs.
-ACCESS_LOG_DETAILS = {
-    "method": "%REQ(:METHOD):20%",
-    "path": "%PATH(NQ:PATH):200%",
-    "reason": "%RESP(X-PLIMSOLL-REASON):64%",
-    "received_bytes": "%BYTES_RECEIVED%",
-    "trace_id": "%TRACE_ID%",
-    "total_ms": "%DURATION%",
-}
-
 
 def listener_resource(settings: PickerSettings) -> Json:
     """Returns the listener as an Envoy resource."""
@@ -115,14 +92,14 @@ def _network_filter(manager: Json) -> Json:
 def _refuse_plain_http(manager: Json, settings: PickerSettings) -> Json:
     """Returns a connection manager with the same limits that answers each request with an error."""
     host = {"name": "plain", "domains": ["*"], "routes": [direct_response({"prefix": "/"}, 400)]}
-    shared = {name: value for name, value in manager.items() if name != "tracing"}
+    shared = {name: value for name, value in manager.items() if name not in ("tracing", "access_log_options")}
     return {
         **shared,
         "stat_prefix": "plain_http",
         "local_reply_config": plain_http_config(),
         "route_config": {"name": "plain", "virtual_hosts": [host]},
         "http_filters": [_router_filter()],
-        "access_log": manager["access_log"] if settings.access_log else [],
+        "access_log": [end_log(settings)] if settings.access_log else [],
     }
 
 
@@ -171,7 +148,8 @@ def _http_connection_manager(settings: PickerSettings) -> Json:
             _fail_open_filter(),
             _router_filter(),
         ],
-        "access_log": [_access_log(settings)],
+        "access_log": [end_log(settings), running_log(settings)],
+        "access_log_options": ACCESS_LOG_OPTIONS,
         **tracing(settings),
     }
 
@@ -295,16 +273,4 @@ def _router_filter() -> Json:
     return {
         "name": "envoy.filters.http.router",
         "typed_config": {"@type": f"{TYPE_URL}.extensions.filters.http.router.v3.Router"},
-    }
-
-
-def _access_log(settings: PickerSettings) -> Json:
-    log_format = ACCESS_LOG_FORMAT | (ACCESS_LOG_DETAILS if settings.access_log else {})
-    return {
-        "name": "envoy.access_loggers.file",
-        "typed_config": {
-            "@type": f"{TYPE_URL}.extensions.access_loggers.file.v3.FileAccessLog",
-            "path": str(settings.fifo),
-            "log_format": {"json_format": log_format},
-        },
     }

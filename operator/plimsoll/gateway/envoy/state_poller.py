@@ -130,9 +130,9 @@ class EnvoyStatePoller:
         if self._connect_failures is not None:  # the first poll shows failures of any age
             for address, failures in state.connect_failures.items():
                 if failures > self._connect_failures.get(address, 0):
-                    self._picker.mark_suspect(address)
+                    self._picker.reports.mark_suspect(address)
         self._connect_failures = state.connect_failures
-        self._picker.on_envoy_stats(state.active)
+        self._picker.reports.on_envoy_stats(state.active)
 
     def _count(self, stats: EnvoyStats) -> None:
         gateway_metrics.GATEWAY_FAILED_OPEN.inc(self._increase("", stats.failed_open))

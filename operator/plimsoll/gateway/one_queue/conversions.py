@@ -15,7 +15,7 @@ from plimsoll.gateway.envoy.access_log import AccessRecord
 from plimsoll.gateway.errors import Rejection, RejectionReason
 from plimsoll.gateway.identity import Identity
 from plimsoll.gateway.inflight import InFlightRequest
-from plimsoll.gateway.one_queue.messages import Charged, Ended, Question, Running
+from plimsoll.gateway.one_queue.messages import Charged, Ended, FirstToken, Question, Running
 from plimsoll.gateway.request_context import RequestContext
 from plimsoll.gateway.service_admission import ForwardedRequest
 from plimsoll.gateway.service_catalog import ServiceEntry
@@ -164,6 +164,26 @@ def from_running(
         request, running.service, running.endpoint, queued_s, running.stream, running.route, registered_late=True
     )
     return in_flight, forwarded
+
+
+def to_first_token(request_id: str, record: AccessRecord) -> FirstToken:
+    """Returns the report of a running response."""
+    assert record.status is not None
+    assert record.ttft_us is not None
+    return FirstToken(request_id, record.upstream or "", record.status, record.ttft_us, record.received_us)
+
+
+def to_running_record(message: FirstToken) -> AccessRecord:
+    """Returns Envoy's record of a running response."""
+    return AccessRecord(
+        message.request_id,
+        message.upstream,
+        status=message.status,
+        flags="-",
+        ttft_us=message.ttft_us,
+        received_us=message.received_us,
+        is_running=True,
+    )
 
 
 def to_ended(request_id: str, record: AccessRecord | None) -> Ended:

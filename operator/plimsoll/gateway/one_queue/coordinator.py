@@ -371,6 +371,11 @@ class OneQueue:
         if link is not None and link.is_ready and (running := self._running(request_id, in_flight, now)) is not None:
             link.send(messages.RunningRequests([running]))
 
+    def on_first_token(self, request_id: str, in_flight: InFlightRequest, record: AccessRecord) -> None:
+        link = None if in_flight.via else self._owner_link(in_flight.service)
+        if link is not None:
+            link.send(conversions.to_first_token(request_id, record))
+
     def on_end(self, request_id: str, in_flight: InFlightRequest, record: AccessRecord | None) -> None:
         link = None if in_flight.via else self._owner_link(in_flight.service)
         if link is not None and in_flight.is_booked:

@@ -162,6 +162,16 @@ class RunningRequests(Message):
     is_last: bool = False
 
 
+class FirstToken(Message):
+    """A running response has begun. The fields are those of `AccessRecord`."""
+
+    request_id: RequestId
+    upstream: Address
+    status: int
+    ttft_us: int
+    received_us: int | None = None
+
+
 class Ended(Message):
     """A request has ended. The fields are those of `AccessRecord`; all but the ID are None if its record is lost."""
 
@@ -201,8 +211,8 @@ class Charged(Message):
 
 
 ToOwner: TypeAlias = (
-    Greeting | Ping | Question | Withdrawn | RunningRequests | Ended | External | Charge  # from the asking side
-)
+    Greeting | Ping | Question | Withdrawn | RunningRequests | FirstToken | Ended | External | Charge
+)  # from the asking side
 FromOwner: TypeAlias = Pong | Queued | Answer | Refused | Charged
 
 encode = msgspec.msgpack.Encoder().encode

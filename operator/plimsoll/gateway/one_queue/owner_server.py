@@ -61,6 +61,7 @@ class OwnerServer:
         self._handlers: dict[type[messages.ToOwner], Callable[..., None]] = {
             messages.Ping: self._pong,
             messages.Question: self._decide,
+            messages.FirstToken: self._record_first_token,
             messages.Ended: self._end,
             messages.Withdrawn: self._withdraw,
             messages.RunningRequests: self._adopt,
@@ -241,6 +242,10 @@ class OwnerServer:
         self._drop([request_id])
         self._picker.on_ownership_change()
 
+    def _record_first_token(self, connection: Connection, message: messages.FirstToken, now: float) -> None:
+        if self._is_via(connection, message.request_id):
+            self._picker.reports.on_running_record(conversions.to_running_record(message), now)
+
     def _end(self, connection: Connection, message: messages.Ended, now: float) -> None:
         if not self._is_via(connection, message.request_id):
             return
@@ -248,7 +253,7 @@ class OwnerServer:
         if record is None:
             self._abandon(message.request_id, now)
         else:
-            self._picker.on_access_record(record, now)
+            self._picker.reports.on_access_record(record, now)
 
     def _adopt(self, connection: Connection, message: messages.RunningRequests, now: float) -> None:
         picker, named = self._picker, self._named[connection]

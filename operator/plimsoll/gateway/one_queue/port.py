@@ -27,6 +27,9 @@ class Owners(Protocol):
     def on_sent(self, request_id: str, now: float) -> None:
         """This picker has sent a request to an engine."""
 
+    def on_first_token(self, request_id: str, in_flight: InFlightRequest, record: AccessRecord) -> None:
+        """A running response has begun."""
+
     def on_end(self, request_id: str, in_flight: InFlightRequest, record: AccessRecord | None) -> None:
         """A request at an engine has ended. `record` is None if it is lost."""
 
