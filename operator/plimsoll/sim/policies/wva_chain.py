@@ -206,7 +206,7 @@ class WvaTuner:
 
 
 def initial_parameters(sample: TunerSample) -> tuple[float, float, float]:
-    """Parameters from one observation without a wait; the first ones where it gives none above 0."""
+    """Parameters from one observation without a wait; `INITIAL_PARAMETERS` where it gives none above 0."""
     prompt, output = sample.sizes.prompt, sample.sizes.output
     alpha = _ALPHA_SHARE * sample.itl_ms
     busy = max(1.0, sample.rate / 1000.0 * (sample.ttft_ms + output * sample.itl_ms))
