@@ -101,6 +101,7 @@ UNSCHEDULABLE = {"conditions": [{"type": "PodScheduled", "status": "False", "mes
 CRASHED = {"containerStatuses": [{"ready": False, "state": {}, "lastState": {
     "terminated": {"reason": "Error", "exitCode": 137, "message": QUOTE}}}]}  # fmt: skip
 FAILED = {"phase": "Failed", "reason": "Evicted", "message": QUOTE}
+SILENT = {"conditions": [{"type": "Ready", "status": "False"}, {"type": "ContainersReady", "status": "True"}]}
 REJECTED = {"conditions": [{"type": "ReplicaFailure", "status": "True", "message": QUOTE}]}
 
 
@@ -170,6 +171,7 @@ def all_condition_events() -> Iterator[Event]:
                 UNSCHEDULABLE,
                 CRASHED,
                 FAILED,
+                SILENT,
                 waiting("ErrImagePull"),
                 waiting("CreateContainerConfigError"),
             )

@@ -282,10 +282,8 @@ async def test_edited_older_service_takes_no_model_name(world: ControllerHarness
     assert "modelNameClaim" not in edited
     reported = {one["type"]: one for one in edited["conditions"]}["ModelNameRejected"]
     assert reported["status"] == "True"
-    assert (
-        f"service {world.namespace}/young holds the name since {claim['since'].partition('.')[0]}Z"
-        in reported["message"]
-    )
+    since = claim.partition(" since ")[2].partition(".")[0]
+    assert f"service {world.namespace}/young holds the name since {since}Z" in reported["message"]
 
 
 async def test_status_of_replaced_service_is_not_written(world: ControllerHarness) -> None:

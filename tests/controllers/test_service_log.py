@@ -34,6 +34,8 @@ WITHOUT_SERVICE = {
     "cannot write the lease",
     "component failed; restarting it",
     "certificate of the gRPC server loaded",
+    "InferencePools can be applied",
+    "InferencePools cannot be applied",
     "gateway signals are not available",
     "gateway signals cannot be parsed",
     "lease acquired; this replica leads",

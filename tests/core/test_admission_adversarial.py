@@ -450,7 +450,7 @@ def test_ttft_margin_extreme_errors_stays_bounded() -> None:
     margin = TtftMargin(0.5)
     for error_s in (math.inf, math.nan, -math.inf, 1e300, -1e300, 0.0) * 200:
         margin.observe(error_s)
-        assert 0 <= margin.margin_s <= 0.2
+        assert 0 <= margin.margin_s <= 0.25
     nothing = TtftMargin(None)
     nothing.observe(5.0)
     assert nothing.margin_s == 0

@@ -317,5 +317,7 @@ def test_engine_info_ready_engine_has_no_phase() -> None:
     document: dict[str, Any] = json.loads(engine_info.to_json(facts, "serve", status, phases, 999.0))
     assert (document["phase"], document["phase_seconds"], document["ready"]) == (None, None, True)
     assert document["phases"][-1] == ["warmup", 15.5]
-    leaving = json.loads(engine_info.to_json(facts, "serve", replace(status, draining=True), phases, 999.0))
+    leaving = json.loads(
+        engine_info.to_json(facts, "serve", replace(status, leaving=True, draining=True), phases, 999.0)
+    )
     assert (leaving["ready"], leaving["draining"]) == (False, True)

@@ -90,7 +90,8 @@ def assert_redacted(form: Callable[[str, str], str], secrets: list[str]) -> None
     assert redact(made) == made
     for number, secret in enumerate(secrets):
         assert f"s{number}{secret}" not in made
-        assert secret.partition("z3Q")[2] not in made, "nor its end"
+        end = secret.partition("z3Q")[2]
+        assert end not in made or end in form("", ""), "nor its end"
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)

@@ -230,7 +230,7 @@ def test_pod_grace_period_exceeds_drain() -> None:
         made = rendered(engine=engine)
         assert environment(made)["PLIMSOLL_SHUTDOWN_TIMEOUT_SECONDS"] == str(seconds)
         grace = made["spec"]["terminationGracePeriodSeconds"]
-        assert grace == drain["max_unready_seconds"] + seconds + drain["grace_margin_seconds"]
+        assert grace == drain["max_rejecting_seconds"] + seconds + drain["grace_margin_seconds"]
 
 
 def test_pod_revision_is_shared_by_pd_and_changes_with_engine() -> None:

@@ -41,7 +41,7 @@ from plimsoll.controllers.reconcile.name_claims import FIELD as NAME_CLAIM
 from plimsoll.controllers.reconcile.service_status import StatusInputs, scaling_fields
 from plimsoll.core import codec
 from plimsoll.core.ports import EngineReading
-from plimsoll.core.routing.model_names import claimed_name
+from plimsoll.core.routing.model_names import claimed_name, format_record
 from plimsoll.core.types import Role
 from plimsoll.gateway.atomic_write import write_if_changed
 from plimsoll.resources import object_meta
@@ -62,7 +62,7 @@ def service_object(manifest: Object) -> Object:
     """A manifest as the API server has it, with the model name granted."""
     given = {"namespace": NAMESPACE, "uid": "uid-service", "generation": 1, "resourceVersion": "1"}
     found = {**manifest, "metadata": {**given, "creationTimestamp": CREATED_AT, **manifest["metadata"]}}
-    return {**found, "status": {NAME_CLAIM: {"name": claimed_name(found), "since": CREATED_AT}}}
+    return {**found, "status": {NAME_CLAIM: format_record(claimed_name(found), CREATED_AT)}}
 
 
 def pod_object(parent: Object, started_at: str) -> Object:

@@ -76,8 +76,10 @@ class PoolWatch:
             self._cache.replace(labels.POOL_KIND, (), self._namespace)
         if not self.is_synced or problem != self.problem:
             self.is_synced, self.problem = True, problem
-            message = "InferencePools are served" if problem is None else problem.message
-            log.info(None, message, namespace=self._namespace)
+            if problem is None:
+                log.info(None, "InferencePools can be applied", namespace=self._namespace)
+            else:
+                log.warning(None, "InferencePools cannot be applied", namespace=self._namespace, error=problem.message)
             for service in self._cache.all(labels.KIND):
                 self._on_change(key_of(service))
         return problem is None

@@ -25,6 +25,7 @@ from plimsoll.core.demand.idle_periods import IdleStats
 from plimsoll.core.engine_model.calibration import serialization as calibration
 from plimsoll.core.engine_model.step_time import StepModel
 from plimsoll.core.types import Unavailable
+from plimsoll.core.units import round_significant
 from plimsoll.core.workload import Workload
 
 SERVICE_STATE_VERSION: Final = 1
@@ -68,7 +69,9 @@ def _dump_lengths(workload: Workload) -> dict[str, list[float]]:
     """Request lengths and their weights, at most MAX_LENGTHS of each; the heaviest are kept."""
     heaviest = np.sort(np.argsort(-workload.weights, kind="stable")[:MAX_LENGTHS])
     columns = {name: getattr(workload, name)[heaviest] for name in _LENGTHS}
-    return {name: [float(f"{value:.{LENGTH_DIGITS}g}") for value in column] for name, column in columns.items()}
+    return {
+        name: [round_significant(float(value), LENGTH_DIGITS) for value in column] for name, column in columns.items()
+    }
 
 
 def _restore_lengths(stored: Any) -> Workload:
