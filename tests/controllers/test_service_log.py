@@ -28,6 +28,7 @@ WITHOUT_SERVICE = {
     "took over a namespace",
     "batch decision failed; deciding each service separately",
     "cannot list InferenceServices",
+    "cannot list InferencePools; trying again",
     "cannot list InferenceServices; trying again",
     "cannot list the checkpoints; learned state starts anew",
     "cannot read the certificate of the gRPC server",
