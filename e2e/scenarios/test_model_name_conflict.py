@@ -21,7 +21,7 @@ OTHER_NAMESPACE = "plimsoll-e2e-names"
 def test_holder_keeps_model_name(solo: Service, service: Callable[[str], Service], cluster: Cluster) -> None:
     late = service("late")
     names = solo.status()["modelNames"]
-    since = solo.status()["modelNameClaim"].partition(" since ")[2].partition(".")[0]
+    since = solo.status()["nameClaim"].partition(" since ")[2].partition(".")[0]
     cluster.apply(make_manifest("late", NOWHERE, model={"name": solo.name}), namespace=late.namespace)
     condition = late.wait_condition("ModelNameRejected", status="True")
     events = late.wait_events("ModelNameTaken")
@@ -32,7 +32,7 @@ def test_holder_keeps_model_name(solo: Service, service: Callable[[str], Service
     assert since in condition["message"]
     assert len(events) == 1
     assert late.status()["modelNames"] == [late.key]
-    assert "modelNameClaim" not in late.status()
+    assert "nameClaim" not in late.status()
     assert solo.status()["modelNames"] == names
     assert not solo.condition("ModelNameRejected")
     assert not ledger.failures, ledger.explain()
@@ -46,12 +46,12 @@ def test_edited_older_service_takes_no_model_name(service: Callable[[str], Servi
     sleep(1.1)  # creation times are whole seconds
     cluster.apply(make_manifest("younger", NOWHERE, model={"name": "contested"}), namespace=young.namespace)
     wait_until("it is listed", lambda: young.status().get("modelNames", [""])[0] == "contested")
-    claim = young.status()["modelNameClaim"]
+    claim = young.status()["nameClaim"]
     cluster.patch("inferenceservices", old.name, old.namespace, {"spec": {"model": {"name": "contested"}}})
     condition = old.wait_condition("ModelNameRejected", status="True")
     print(f"{condition['reason']}: {condition['message']}")
     assert young.key in condition["message"]
-    assert young.status()["modelNameClaim"] == claim
+    assert young.status()["nameClaim"] == claim
     assert young.status()["modelNames"][0] == "contested"
     for one in (old, young):
         cluster.delete("inferenceservices", one.name, namespace=one.namespace)

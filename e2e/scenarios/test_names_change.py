@@ -40,7 +40,7 @@ def test_names_changing_under_load_lose_no_request(service: Callable[[str], Serv
         print(f"{name}: {ledger.summary()}")
         assert not ledger.failures, ledger.explain()
         assert ledger.records, f"nothing was asked under {name}"
-    former = {one.partition(" until ")[0] for one in chat.status()["formerModelNames"]}
+    former = {one.partition(" until ")[0] for one in chat.status()["formerNames"]}
     assert former == {ADDED, CHANGED}
     assert uids(chat.pods()) == engines, "a change of names replaced engines"
     assert _restarts(chat.pods()) == 0
@@ -53,12 +53,12 @@ def test_names_former_one_goes_to_who_claims_it(service: Callable[[str], Service
     cluster.apply(make_manifest("former", nowhere, model={"name": "names-inherited"}), namespace=first.namespace)
     wait_until("the name is listed", lambda: "names-inherited" in first.status().get("modelNames", ()))
     _claim(cluster, first, None)
-    wait_until("it is a former name", lambda: first.status().get("formerModelNames"))
+    wait_until("it is a former name", lambda: first.status().get("formerNames"))
     assert "names-inherited" in first.status()["modelNames"]
     cluster.apply(make_manifest("heir", nowhere, model={"name": "names-inherited"}), namespace=heir.namespace)
     wait_until("the heir lists it", lambda: heir.status().get("modelNames", [""])[0] == "names-inherited")
     wait_until("the former owner does not", lambda: "names-inherited" not in first.status()["modelNames"])
-    assert "formerModelNames" not in first.status()
+    assert "formerNames" not in first.status()
     for one in (first, heir):
         cluster.delete("inferenceservices", one.name, namespace=one.namespace)
 

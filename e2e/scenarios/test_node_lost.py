@@ -97,7 +97,7 @@ def test_lost_node_costs_only_what_ran_there(
     print(f"{victim} is lost: {degraded['message']}\n{summary(records, lost_at)}")
     assert engine in degraded["message"]
     assert victim in degraded["message"]
-    assert "starting" not in tier, tier
+    assert "startingPods" not in tier, tier
     cut = [r for r in records if not r.ok and r.sent_at < lost_at]
     assert all(r.outcome in (RequestResult.CUT, RequestResult.UNREACHABLE) for r in cut), load.ledger.explain()
     later = [r for r in records if not r.ok and lost_at <= r.sent_at < lost_at + NOTICED_S]

@@ -53,7 +53,7 @@ def falling_back(name: str, fallback: str) -> Object:
 @pytest.mark.usefixtures("webhook")
 def test_apply_of_claimed_name_is_refused(solo: Service, service: Callable[[str], Service], cluster: Cluster) -> None:
     late = service("late")
-    since = solo.status()["modelNameClaim"].partition(" since ")[2].partition(".")[0]
+    since = solo.status()["nameClaim"].partition(" since ")[2].partition(".")[0]
     refusal = wait_until(
         "it is refused", lambda: apply_error(cluster, claiming("late", solo.name), late.namespace), ANSWER_S
     )

@@ -20,7 +20,7 @@ STATUS = InferenceServiceStatus(
     observed_generation=2,
     url="http://gateway/v1",
     model_names=("chat", "old"),
-    former_model_names=("old until 2026-01-01T00:00:00Z",),
+    former_names=("old until 2026-01-01T00:00:00Z",),
     conditions=(
         ConditionStatus(
             type="Ready",

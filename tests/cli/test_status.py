@@ -36,7 +36,7 @@ STATUS: dict[str, Any] = {
         "decode": {
             "needed": 6,
             "summary": "3/5",
-            "starting": "2, 1 overdue, next at 2026-01-01T01:00:24Z",
+            "startingPods": "2, 1 overdue, next at 2026-01-01T01:00:24Z",
             "capacityPerReplica": "9.1 req/s, 110% used",
         },
     },
@@ -218,7 +218,7 @@ async def test_status_malformed_field_still_shows_the_rest(field: str) -> None:
     ],
 )
 async def test_status_starting_replicas_are_summarised(starting: Any, words: str) -> None:
-    tiers = {"serve": {"summary": "1/4", "starting": starting}}
+    tiers = {"serve": {"summary": "1/4", "startingPods": starting}}
     lines = await shown({**CHAT, "status": {**STATUS, "tiers": tiers}})
     (line,) = [line for line in lines if line.startswith("serve")]
     assert re.split("  +", line)[2] == words

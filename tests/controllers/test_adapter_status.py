@@ -145,7 +145,7 @@ def test_adapters_claim_names_like_services() -> None:
 
 def test_taken_adapter_name_is_a_condition_and_no_grant() -> None:
     other = service("other", namespace="prod", model={"uri": "hf://a/b", "name": "sql"})
-    other["status"] = {"modelNameClaim": "sql since 2026-01-01T00:00:00.000001Z"}
+    other["status"] = {"nameClaim": "sql since 2026-01-01T00:00:00.000001Z"}
     objects = cache(other, chat := service("chat", "sql", "law"))
     states = [name_state(claim, related_claims(objects, claim), RULES) for claim in read_claims(chat)[1:]]
     rejected = adapter_name_rejected(states)

@@ -207,7 +207,6 @@ def pool_troubles() -> Iterator[conditions.Condition]:
     refused = pool_conditions.not_accepted(pool)
     assert refused is not None
     yield from (pool_conditions.KIND_MISSING, pool_conditions.rejected(QUOTE), refused)
-    yield pool_conditions.picker_elsewhere("s" * 63, "n" * 63)
     yield pool_conditions.taken(pool, ("selector.matchLabels must be others",) * 3)
 
 

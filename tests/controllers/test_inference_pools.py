@@ -19,7 +19,7 @@ from plimsoll.controllers.inference_pools.pool_watch import PoolWatch
 from plimsoll.controllers.object_cache import Key, ObjectCache
 from plimsoll.controllers.operator import OperatorProcess
 from plimsoll.controllers.operator_config import OperatorConfig
-from plimsoll.core.errors import Forbidden, ObjectRejected
+from plimsoll.core.errors import BackendUnavailable, ClusterError, Conflict, Forbidden, LeaseLost, ObjectRejected
 from plimsoll.resources.platform_config import InferencePoolSettings
 from tests.apiserver import ROOT, ApiServer
 from tests.controllers.conftest import ControllerHarness
@@ -241,12 +241,15 @@ async def test_pool_in_other_namespace_is_not_made(served: ControllerHarness) ->
     await served.create()
     await served.reconcile_once("chat")
     assert await served.names("InferencePool") == []
-    assert await reason(served) == "PickerElsewhere"
+    assert await condition(served) is None
 
 
-async def test_pool_rejected_leaves_engines_alone(served: ControllerHarness) -> None:
+@pytest.mark.parametrize(
+    "error", [ObjectRejected("no such field", 422), BackendUnavailable("no such field", 503)], ids=["rejected", "away"]
+)
+async def test_pool_rejected_leaves_engines_alone(served: ControllerHarness, error: ClusterError) -> None:
     refusing = RefusingKube(served.kube._api)
-    refusing.applying = ObjectRejected("no such field", 422)
+    refusing.applying = error
     await served.create()
     await replace(served, kube=refusing).reconcile_once("chat")
     found = await condition(served)
@@ -278,6 +281,37 @@ async def test_missing_kind_is_reported_until_it_comes(own: ControllerHarness, c
         assert await condition(own) is None
     finally:
         await asyncio.to_thread(delete_crd, cluster)
+
+
+@pytest.mark.parametrize("error", [Conflict("changed meanwhile", 409), LeaseLost("another leads")])
+async def test_pool_conflict_and_lost_lease_end_the_reconcile(served: ControllerHarness, error: ClusterError) -> None:
+    refusing = RefusingKube(served.kube._api)
+    refusing.applying = error
+    await served.create()
+    with pytest.raises(type(error)):
+        await replace(served, kube=refusing).reconcile_once("chat")
+
+
+async def test_watch_reports_pools_that_cannot_be_listed(served: ControllerHarness) -> None:
+    """The first failure is known at once, and goes with the first list."""
+    failing = RefusingKube(served.kube._api)
+    failing.listing = BackendUnavailable("no answer", 503)
+    cache, changed = ObjectCache(), asyncio.Queue[Key]()
+    await served.create()
+    cache.replace(labels.KIND, (await served.service(),))
+    watch = PoolWatch(failing, cache, served.namespace, changed.put_nowait, CHECK_SECONDS, CHECK_SECONDS)
+    running = asyncio.create_task(watch.run())
+    try:
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            assert await changed.get() == (served.namespace, "chat")
+            assert watch.problem is not None
+            assert watch.problem.message == "cannot list InferencePools: no answer"
+            failing.listing = None
+            while watch.problem is not None:
+                await changed.get()
+    finally:
+        running.cancel()
+        await asyncio.wait({running})
 
 
 @pytest.fixture
@@ -344,6 +378,14 @@ async def test_operator_makes_pools(served: ControllerHarness) -> None:
     await served.create()
     await until_reconciled(served)
     assert await served.names("InferencePool") == ["chat"]
+
+
+async def test_operator_works_while_pools_cannot_be_listed(served: ControllerHarness) -> None:
+    failing = RefusingKube(served.kube._api)
+    failing.listing = BackendUnavailable("no answer", 503)
+    await served.create()
+    await until_reconciled(replace(served, kube=failing))
+    assert await served.names("Deployment") == ["chat-decode", "chat-prefill"]
 
 
 async def test_operator_works_without_the_kind(own: ControllerHarness) -> None:

@@ -270,8 +270,8 @@ async def test_reconcile_error_is_shown_beside_the_old_status() -> None:
     with pytest.raises(KeyError):
         await working.reconcile(CHAT)
     granted, status = kube.statuses
-    assert granted.keys() == {"url", "conditions", "modelNameClaim"}
-    assert status["modelNameClaim"] == granted["modelNameClaim"]
+    assert granted.keys() == {"url", "conditions", "nameClaim"}
+    assert status["nameClaim"] == granted["nameClaim"]
     assert (status["url"], status["conditions"][0]) == ("http://x", known)
     shown = status["conditions"][1]
     assert (shown["type"], shown["status"], shown["reason"]) == ("InternalError", "True", "OperatorError")

@@ -26,7 +26,7 @@ def names(
 ) -> ModelNames:
     """The names of team/chat. before: those that its status lists. owned_by: names of others."""
     raw = builders.service()
-    raw["status"] = {"modelNames": list(before), "formerModelNames": former}
+    raw["status"] = {"modelNames": list(before), "formerNames": former}
     owned = {claimed, "team/chat", *before} - {name for name, owner in owned_by.items() if owner != "team/chat"}
     return model_names(raw, claimed, owned, answered, complete, at)
 

@@ -277,8 +277,8 @@ async def test_grant_writes_once_and_keeps_the_rest() -> None:
     version = world.version
     await world.settle()
     assert world.version == version
-    assert world.live[BANK]["status"].keys() == {"url", "modelNameClaim"}
-    assert world.live[BANK]["status"]["modelNameClaim"].partition(" since ")[2].startswith("2026-01-01T00:00:0")
+    assert world.live[BANK]["status"].keys() == {"url", "nameClaim"}
+    assert world.live[BANK]["status"]["nameClaim"].partition(" since ")[2].startswith("2026-01-01T00:00:0")
 
 
 @pytest.mark.parametrize("error", [Forbidden("no"), ObjectRejected("field not declared in schema")])

@@ -68,7 +68,7 @@ class World:
             observed = observe(self.store, view, key)
             assert observed is not None
             found = names_of(observed, self.at)
-            names = {"modelNames": list(found.listed), "formerModelNames": [str(one) for one in found.former]}
+            names = {"modelNames": list(found.listed), "formerNames": [str(one) for one in found.former]}
             raw = copy.deepcopy(observed.service_object)
             self.store.put({**raw, "status": raw.get("status", {}) | names})
 
@@ -80,7 +80,7 @@ class World:
         assert claim is not None
         since = grant_time(claim, self.store.name_claims(), NO_RULES, self.at)
         record = None if since is None else format_record(claim.model, since)
-        self.store.put({**raw, "status": raw.get("status", {}) | {"modelNameClaim": record}})
+        self.store.put({**raw, "status": raw.get("status", {}) | {"nameClaim": record}})
 
     def settle(self) -> None:
         """Everybody sees everything."""

@@ -230,7 +230,7 @@ async def test_renamed_model_keeps_template_and_old_name(world: ControllerHarnes
     status = (await world.service())["status"]
     old, new = f"{world.namespace}-old", f"{world.namespace}-new"
     assert status["modelNames"] == [new, f"{world.namespace}/chat", old]
-    assert [one.partition(" until ")[0] for one in status["formerModelNames"]] == [old]
+    assert [one.partition(" until ")[0] for one in status["formerNames"]] == [old]
     writes = world.kube.writes
     await world.reconcile_once("chat", operator)
     assert world.kube.writes == writes
@@ -242,14 +242,14 @@ async def test_former_name_of_old_end_leaves_the_status(world: ControllerHarness
     live = await world.service()
     past = "gone until 2020-01-01T00:00:00Z"
     names = [*live["status"]["modelNames"], "gone"]
-    status = {**live["status"], "modelNames": names, "formerModelNames": [past]}
+    status = {**live["status"], "modelNames": names, "formerNames": [past]}
     body = {key: live[key] for key in ("apiVersion", "kind")} | {"metadata": {"name": "chat"}, "status": status}
     body["metadata"]["namespace"] = world.namespace
     await world.kube.apply(body, labels.FIELD_MANAGER, subresource="status")
     await world.reconcile_once("chat", operator)
     found = (await world.service())["status"]
     assert found["modelNames"] == ["chat", f"{world.namespace}/chat"]
-    assert "formerModelNames" not in found
+    assert "formerNames" not in found
 
 
 async def test_reconcile_older_service_keeps_model_name(world: ControllerHarness) -> None:
@@ -271,15 +271,15 @@ async def test_edited_older_service_takes_no_model_name(world: ControllerHarness
     await world.create("young", model={"uri": "file:///models/tiny", "name": name})
     operator = await world.reconcile_once("old")
     await world.reconcile_once("young", operator)
-    claim = (await world.service("young"))["status"]["modelNameClaim"]
+    claim = (await world.service("young"))["status"]["nameClaim"]
     old["spec"]["model"]["name"] = name
     await world.edit(old)
     operator = world.operator()  # it knows what the API server has
     await world.reconcile_once("old", operator)
     await world.reconcile_once("young", operator)
     young, edited = (await world.service("young"))["status"], (await world.service("old"))["status"]
-    assert (young["modelNameClaim"], young["modelNames"][0]) == (claim, name)
-    assert "modelNameClaim" not in edited
+    assert (young["nameClaim"], young["modelNames"][0]) == (claim, name)
+    assert "nameClaim" not in edited
     reported = {one["type"]: one for one in edited["conditions"]}["ModelNameRejected"]
     assert reported["status"] == "True"
     since = claim.partition(" since ")[2].partition(".")[0]

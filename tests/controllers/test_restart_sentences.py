@@ -36,7 +36,7 @@ def test_sentences_restart_in_the_pod_is_shorter_than_a_start() -> None:
         walk.serve(5.0, 1)
         status = walk.render()
         left_s = (
-            datetime.fromisoformat(status["tiers"]["serve"]["starting"].partition("next at ")[2]).timestamp()
+            datetime.fromisoformat(status["tiers"]["serve"]["startingPods"].partition("next at ")[2]).timestamp()
             - walk.now_s
         )
         walk.serve(5.0, takes_s - 1)

@@ -10,6 +10,7 @@ from plimsoll.api.conditions import ConditionReason, ConditionType
 from plimsoll.controllers.pod_startup import silent_node, startup_state
 from plimsoll.controllers.reconcile import service_status
 from plimsoll.controllers.reconcile.pod_diagnosis import pod_problem
+from plimsoll.controllers.reconcile.tier_health import tier_health
 from tests import builders
 from tests.controllers.test_service_status import PARENT, by_type, status_inputs, tier
 
@@ -45,7 +46,7 @@ def test_silent_node_is_named_with_its_replacement() -> None:
 
 def test_tier_does_not_call_its_pods_starting() -> None:
     short = tier("decode", ready=0, pods=(silent_pod(),))
-    assert short.starting == 0
+    assert (short.starting, short.pending) == (0, 0)
     found = by_type(service_status.build_conditions(status_inputs(tier("prefill"), short, routable_endpoints=0)))
     assert found[ConditionType.READY].reason is ConditionReason.NODE_NOT_READY
     assert "starting" not in found[ConditionType.RECONCILING].message
@@ -61,6 +62,23 @@ def test_other_unready_pods_are_not_on_a_silent_node(changes: dict[str, str]) ->
     if GATE in changes:
         pod["spec"]["readinessGates"] = [{"conditionType": GATE}]
     assert silent_node(pod) is None
+
+
+def test_unready_for_a_reason_is_not_on_a_silent_node() -> None:
+    """The gate's condition may be newer than what the kubelet concluded from it."""
+    pod = silent_pod(**{GATE: "True"})
+    pod["spec"]["readinessGates"] = [{"conditionType": GATE}]
+    assert silent_node(pod) == "node-3"
+    next(one for one in pod["status"]["conditions"] if one["type"] == "Ready")["reason"] = "ReadinessGatesNotReady"
+    assert silent_node(pod) is None
+
+
+def test_message_does_not_call_silent_pods_missing() -> None:
+    """Of an old template, they are no problem of the rollout."""
+    old = silent_pod()
+    old["metadata"]["labels"] |= {"pod-template-hash": "old"}
+    short = tier("decode", ready=0, pods=(old,))
+    assert "not created yet" not in tier_health(short, None).message
 
 
 def test_pod_that_kubernetes_gave_up_is_terminating_not_silent() -> None:

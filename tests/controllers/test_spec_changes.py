@@ -30,7 +30,7 @@ PAIR: Object = {**SERVE, "tiers": {"prefill": {"maxReplicas": 9}, "decode": {"ma
 CLASS: Object = {"name": "default"}
 BATCH: Object = {"name": "batch", "priority": 5}
 POD = "tiers.serve.pod"
-HISTORY = ("formerModelNames", "observedGeneration")  # tell of what was
+HISTORY = ("formerNames", "observedGeneration")  # tell of what was
 
 
 def template(service: SingleService) -> object:

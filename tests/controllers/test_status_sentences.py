@@ -158,7 +158,7 @@ class Walk(World):
                 assert {int(found) for found in re.findall(pattern, message)} <= {count}, message
             assert {*re.findall(r"\bpod ([\w-]+)", message)} <= {*names}, message
             assert {*re.findall(r"next ready at (\S+Z)", message)} <= {
-                tier.get("starting", "").partition("next at ")[2]
+                tier.get("startingPods", "").partition("next at ")[2]
             }
             is_missing = len(ready) < desired
             assert starting or is_missing or "starting" not in f"{message} {one['reason'].lower()}", message
@@ -341,7 +341,7 @@ def test_sentences_killed_engine_is_no_overdue_start() -> None:
     walk.serve(5.0, 3)
     status = walk.render()
     assert walk.condition("Ready", status)["reason"] == "EngineFailing"
-    starting = parse_starting(status["tiers"]["serve"]["starting"])
+    starting = parse_starting(status["tiers"]["serve"]["startingPods"])
     assert starting is not None
     assert not starting.overdue
     assert datetime.fromisoformat(starting.next_ready).timestamp() > walk.now_s
@@ -359,7 +359,7 @@ def test_sentences_name_holder_and_since_when(name: str, record: str | None, exp
     walk = Walk(model={"uri": "file:///models/tiny", "name": name})
     other = builders.service("young", "other", model={"uri": "file:///models/tiny", "name": "shared"})
     other["metadata"]["creationTimestamp"] = "2026-06-01T00:00:00Z"
-    other["status"] = {"modelNameClaim": f"shared since {record}"} if record else {}
+    other["status"] = {"nameClaim": f"shared since {record}"} if record else {}
     walk.store.put(other)
     status = walk.render()
     assert ("ModelNameRejected" in walk.kinds(status)) is (expected is not None)

@@ -109,7 +109,7 @@ def status() -> Object:
         "observedGeneration": 1,
         "url": inputs.url,
         "modelNames": list(inputs.model_names.listed),
-        "modelNameClaim": "chat since 2026-01-01T00:00:00.000000Z",
+        "nameClaim": "chat since 2026-01-01T00:00:00.000000Z",
         "tiers": service_status.tiers_status(inputs),
         "conditions": conditions.merge([], service_status.build_conditions(inputs), "2026-01-01T00:00:00Z"),
         **service_status.scaling_fields(inputs, {}),

@@ -246,7 +246,7 @@ async def test_apply_is_answered_by_the_webhook(cluster: ApiServer, kube: KubeCl
             "apiVersion": "plimsoll.dev/v1alpha1",
             "kind": "InferenceService",
             "metadata": {"namespace": "other", "name": "holder"},
-            "status": {"modelNameClaim": f"taken since {SINCE}", "modelNames": ["taken"]},
+            "status": {"nameClaim": f"taken since {SINCE}", "modelNames": ["taken"]},
         },
         "plimsoll",
         subresource="status",

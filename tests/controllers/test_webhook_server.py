@@ -323,7 +323,7 @@ def test_essentials_have_the_claim_of_the_whole_object() -> None:
         admission={"whenFull": "Downgrade", "fallback": {"name": "spare"}},
     )
     service["status"] = {
-        "modelNameClaim": "first since 2026-02-01T10:00:00.000001Z",
+        "nameClaim": "first since 2026-02-01T10:00:00.000001Z",
         "modelNames": ["first", "former"],
         "conditions": [{"type": "Ready"}] * 20,
     }

@@ -23,7 +23,7 @@ LATER = "2026-03-01T00:00:00Z"
 
 
 def with_claim(service: Object, granted: str) -> Object:
-    return service | {"status": {"modelNameClaim": f"{granted} since {SINCE}", "modelNames": [granted]}}
+    return service | {"status": {"nameClaim": f"{granted} since {SINCE}", "modelNames": [granted]}}
 
 
 def named(model: str | None, name: str = "chat", namespace: str = "team", **spec: Any) -> Object:

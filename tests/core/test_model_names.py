@@ -202,7 +202,7 @@ def test_owners_published_name_takes_no_long_name() -> None:
 )
 def test_read_claim_invalid_record_is_none(record: object) -> None:
     meta = {"namespace": "team", "name": "chat", "creationTimestamp": "2026-01-01T00:00:00Z"}
-    claim = read_claim({"metadata": meta, "spec": {}, "status": {"modelNameClaim": record}})
+    claim = read_claim({"metadata": meta, "spec": {}, "status": {"nameClaim": record}})
     assert claim == NameClaim("team", "chat", "chat", "2026-01-01T00:00:00Z")
 
 

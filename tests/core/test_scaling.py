@@ -355,6 +355,20 @@ def test_replica_on_silent_node_is_replaced_and_told_by_its_node() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("silent", "ready", "since_s", "replicas"),
+    [(2, 2, -1.0, 6), (3, 1, -1.0, 4), (4, 0, -1.0, 4), (3, 1, -1000.0, 7)],
+    ids=["half", "most", "all", "most, beyond the start-up limit"],
+)
+def test_most_replicas_on_silent_nodes_are_awaited(silent: int, ready: int, since_s: float, replicas: int) -> None:
+    """Lost reports of all nodes do not double the fleet; lost nodes are replaced after the start-up limit."""
+    lost = tuple(StartingPod(f"p{n}", since_s, silent_node=f"node-{n}") for n in range(silent))
+    found = decide_one(observed_tier(3.5, 4, ready, starting=lost))
+    assert found.replicas == replicas
+    is_awaited = "because most replicas are on such nodes" in step_message(found, "pending").reason
+    assert is_awaited == (replicas == 4)
+
+
 def test_overdue_replicas_of_frozen_tier_are_reported_only() -> None:
     found = decide_one(
         observed_tier(Unavailable("lost"), 4, 2, starting=(StartingPod("a", -1000.0), StartingPod("b", -900.0)))

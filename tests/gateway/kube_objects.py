@@ -29,7 +29,7 @@ def service(name: str = "chat", namespace: str = "team", model: str | None = Non
             **changes,
         },
         "spec": {"model": {"uri": "file:///models/tiny", **({"name": model} if model else {})}},
-        "status": {"modelNameClaim": f"{model or name} since 2026-01-02T03:04:06.000001Z"},
+        "status": {"nameClaim": f"{model or name} since 2026-01-02T03:04:06.000001Z"},
     }
 
 

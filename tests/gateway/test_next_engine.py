@@ -28,7 +28,7 @@ def with_status(obj: Object, next_ready_s: float | None = None, startup: str | N
     tier: Object = {}
     if next_ready_s is not None:
         due = datetime.fromtimestamp(START_UNIX_S + next_ready_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        tier["starting"] = f"1, next at {due}"
+        tier["startingPods"] = f"1, next at {due}"
     return obj | {
         "status": {
             **obj.get("status", {}),

@@ -17,6 +17,7 @@ Object = dict[str, Any]
 
 PEER = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "gateways"}}}
 SETTINGS = InferencePoolSettings(picker_service="plimsoll-endpoint-picker", peers=(PEER,))
+OPEN = {"name": "plimsoll-endpoint-picker", "port": {"number": 9002}, "failureMode": "FailOpen"}
 HOME = builders.PLATFORM.gateway.namespace
 
 
@@ -54,8 +55,8 @@ def test_pool_of_the_operator_does_not_differ() -> None:
     assert differences(pool(), pool()) == ()
 
 
-def test_pool_with_defaults_and_its_own_failure_mode_does_not_differ() -> None:
-    reference = {"name": "plimsoll-endpoint-picker", "port": {"number": 9002}, "failureMode": "FailOpen"}
+def test_pool_with_defaults_does_not_differ() -> None:
+    reference = {"name": "plimsoll-endpoint-picker", "port": {"number": 9002}}
     assert differences(changed("endpointPickerRef", reference), pool()) == ()
 
 
@@ -68,6 +69,7 @@ def test_pool_with_defaults_and_its_own_failure_mode_does_not_differ() -> None:
         ("endpointPickerRef", {"name": "other", "port": {"number": 9002}}, "endpointPickerRef"),
         ("endpointPickerRef", {"name": "plimsoll-endpoint-picker"}, "endpointPickerRef"),
         ("endpointPickerRef", None, "endpointPickerRef"),
+        ("endpointPickerRef", OPEN, "endpointPickerRef.failureMode must be FailClose"),
     ],
 )
 def test_pool_that_differs_names_the_field(part: str, value: Any, named: str) -> None:

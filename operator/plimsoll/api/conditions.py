@@ -130,7 +130,6 @@ class ConditionReason(StrEnum):
     POOL_TAKEN = "PoolTaken"
     POOL_REJECTED = "PoolRejected"
     POOL_NOT_ACCEPTED = "PoolNotAccepted"
-    PICKER_ELSEWHERE = "PickerElsewhere"
     ROLLING_OUT = "RollingOut"
     ROLLOUT_WAITING = "RolloutWaiting"
     ROLLOUT_PAUSED = "RolloutPaused"
@@ -219,9 +218,8 @@ REASON_MEANINGS: dict[ConditionReason, str] = {
     ConditionReason.FALLBACK_UNUSABLE: "The fallback service does not exist, or falls back to this service.",
     ConditionReason.POOL_KIND_MISSING: "The cluster has no InferencePool v1.",
     ConditionReason.POOL_TAKEN: "Somebody else's pool of this name differs.",
-    ConditionReason.POOL_REJECTED: "The API server rejects the pool.",
+    ConditionReason.POOL_REJECTED: "The API server rejects the pool, or does not answer.",
     ConditionReason.POOL_NOT_ACCEPTED: "A gateway refuses the pool.",
-    ConditionReason.PICKER_ELSEWHERE: "Pool and picker must share a namespace.",
     ConditionReason.ROLLING_OUT: "The engines are being replaced, or are watched afterwards.",
     ConditionReason.ROLLOUT_WAITING: "Other services come first, or the message names an obstacle.",
     ConditionReason.ROLLOUT_PAUSED: "`engine.rollout.paused` is true.",

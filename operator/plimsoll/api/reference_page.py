@@ -39,7 +39,7 @@ _HEAD: Final = f"""# {labels.KIND}
 `kubectl explain plim.spec` shows the same descriptions. Complete manifests are in `crds/examples/`.
 
 {_TIER} stands for `prefill`, `decode` or `serve`. A default follows "Absent:". It is not stored in the object, so a
-later change of the chart's or the operator's default applies to it.
+later change of the chart's or the operator's default applies to it. Objects of earlier versions keep the stored ones.
 """
 
 

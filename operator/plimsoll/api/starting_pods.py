@@ -1,4 +1,4 @@
-"""The text of `status.tiers.*.starting`: one line of `kubectl describe`, such as `2, 1 overdue, next at TIME`."""
+"""The text of `status.tiers.*.startingPods`: one line of `kubectl describe`, such as `2, 1 overdue, next at TIME`."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ def used_share(capacity: str) -> str:
 
 def _starting_summary(tier: Any, now_s: float) -> str:
     """Return the number of starting pods and the next expected time, such as `2, next in 24s` or `1 overdue`."""
-    starting = parse_starting(get_text(tier, "starting"))
+    starting = parse_starting(get_text(tier, "startingPods"))
     if starting is None or not starting.total:
         return MISSING
     count, overdue, due_s = starting.total, starting.overdue, _epoch_s(starting.next_ready)

@@ -283,10 +283,9 @@ class OperatorProcess:
 
     @property
     def is_synced(self) -> bool:
-        """True once every watch has listed its objects and the gateways have answered."""
+        """True once every watch has listed its objects and the gateways have answered. No engine needs a pool."""
         lists = len(WATCHED_RESOURCES) * max(1, len(self._namespaces))
-        has_pools = self.pool_watch is None or self.pool_watch.is_synced
-        return self.gateway_poller.is_synced and len(self._synced) == lists and has_pools
+        return self.gateway_poller.is_synced and len(self._synced) == lists
 
     async def _follow(self, resource: Resource, selector: str, namespace: str | None) -> None:
         async for event in self._kube.watch(resource, namespace, selector):

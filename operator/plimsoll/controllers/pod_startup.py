@@ -50,9 +50,10 @@ def silent_node(pod: Object) -> str | None:
     """The pod's node if it no longer reports to Kubernetes, else None.
 
     Kubernetes sets such a pod's Ready to False after some 50 s, and leaves what the kubelet said last: that all its
-    containers are ready. A readiness gate of the pod says the same of another reason.
+    containers are ready. It gives no reason, and the kubelet always gives one, such as a readiness gate.
     """
-    if pod["metadata"].get("deletionTimestamp") or _condition(pod, "Ready").get("status") != "False":
+    ready = _condition(pod, "Ready")
+    if pod["metadata"].get("deletionTimestamp") or ready.get("status") != "False" or ready.get("reason"):
         return None
     gates = [str(gate.get("conditionType")) for gate in pod.get("spec", {}).get("readinessGates") or ()]
     reported = ("ContainersReady", *gates)

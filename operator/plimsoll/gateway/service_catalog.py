@@ -347,7 +347,7 @@ def _startup(obj: Object) -> tuple[float | None, float | None]:
     """
     tiers = value_at(obj, "status", "tiers")
     role = Role.SERVE if value_at(tiers, Role.SERVE) is not None else Role.DECODE
-    starting = parse_starting(value_at(tiers, role, "starting"))
+    starting = parse_starting(value_at(tiers, role, "startingPods"))
     next_ready_s = None if starting is None else epoch_s(starting.next_ready)
     try:
         return next_ready_s, units.parse_duration(value_at(obj, "status", "recovery"))

@@ -57,4 +57,6 @@ def differences(live: Object, desired: Object) -> tuple[str, ...]:
         found.append(f"targetPorts must have the port {wanted['targetPorts'][0]['number']} alone")
     if reference != ("", "Service", name, port):
         found.append(f"endpointPickerRef must be Service {name} port {port}")
+    if picker.get("failureMode", "FailClose") != wanted_picker["failureMode"]:
+        found.append(f"endpointPickerRef.failureMode must be {wanted_picker['failureMode']}")
     return tuple(found)

@@ -68,16 +68,16 @@ class InferenceServiceStatus(StatusModel):
         max_length=8,
         strict=False,
         json_schema_extra={"x-kubernetes-list-type": "atomic"},
-        description="Names that clients may send as `model`, including those in formerModelNames.",
+        description="Names that clients may send as `model`, including those in formerNames.",
     )
-    model_name_claim: str | None = Field(
+    name_claim: str | None = Field(
         default=None,
         max_length=320,
         description="The model name that the service holds while its spec names it, and the time since which: `NAME "
         "since TIME`. The operator writes it, and gateways read it. Absent: another service holds the name, the name "
         "is not accepted, or it is NAMESPACE/NAME.",
     )
-    former_model_names: tuple[Annotated[str, Field(max_length=384)], ...] = Field(
+    former_names: tuple[Annotated[str, Field(max_length=384)], ...] = Field(
         default=(),
         max_length=6,
         strict=False,

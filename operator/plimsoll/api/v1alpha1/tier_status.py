@@ -34,7 +34,7 @@ class TierStatus(StatusModel):
         description="SLO capacity of one pod, its highest load within the SLO, and the share of that of all ready pods "
         "that the present load uses: such as `9.1 req/s, 70% used`.",
     )
-    starting: str | None = Field(
+    starting_pods: str | None = Field(
         default=None,
         max_length=64,
         description="Number of pods that are not ready yet, how many of them exceed the usual start-up time, and the "

@@ -160,6 +160,7 @@ class Autoscaler:
                     spec,
                 )
         due_changes: list[ScaleChange] = []
+        shedding = sum(entry.is_shedding for entry in self._entries.values())
         for key, (_, snapshot, spec) in self._decide_with_fallback(inputs, now_s).items():
             with self._isolate_errors(key, now_s):
                 service_object, service = services[key]
@@ -171,7 +172,15 @@ class Autoscaler:
                 indirect_tiers = self._sources.prometheus_only_tiers(key)
                 other_writer = other_writer_of(self._sources.targets(key))
                 if entry.update_report(
-                    service, snapshot, spec, tuple(gateways), indirect_tiers, other_writer, len(services), now_s
+                    service,
+                    snapshot,
+                    spec,
+                    tuple(gateways),
+                    indirect_tiers,
+                    other_writer,
+                    len(services),
+                    shedding,
+                    now_s,
                 ):
                     self._on_report_changed(key)
                 changes = list(self._changes(service_object, entry.service_state, spec))

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from plimsoll.api.conditions import ConditionType
 from plimsoll.api.v1alpha1 import InferenceService
 from plimsoll.controllers import pod_startup
 from plimsoll.controllers.autoscale import learned_state, scaling_conditions, scaling_status
@@ -27,7 +28,7 @@ from plimsoll.core.types import Role, Unavailable
 Object = dict[str, Any]
 
 REPORT_INTERVAL_SECONDS: Final = 10.0  # least interval at which the figures in a status are refreshed
-FIGURE_WRITES_PER_SECOND: Final = 17.0  # most of them for the figures of all services
+FIGURE_WRITES_PER_SECOND: Final = 17.0  # most of them for figures: of all services, and of those that shed load
 IDLE_INTERVAL_SECONDS: Final = 4.0  # decision interval of an idle service; a request ends it at once
 TRANSFER_ASSESSMENT_SECONDS: Final = 10.0  # interval at which KV transfer is assessed
 FAILURE_BACKOFF_SECONDS: Final = 30.0  # pause after a failed decision
@@ -106,6 +107,11 @@ class TrackedService:
                 self.transfer_assessment = assessment
 
     @property
+    def is_shedding(self) -> bool:
+        """Whether the last report says that the service sheds load."""
+        return self.report is not None and any(one.type is ConditionType.SHEDDING for one in self.report.conditions)
+
+    @property
     def slow_transfer_message(self) -> str | None:
         """Why remote prefill does not pay; None if it pays or if that is unknown."""
         return (
@@ -150,13 +156,14 @@ class TrackedService:
         prometheus_only_tiers: tuple[str, ...],
         other_writer: str | None,
         services: int,
+        shedding: int,
         now_s: float,
     ) -> bool:
         """Rebuild the report when its state changes, and every `report_interval_s` for its figures.
 
         Admission limits are published in between, without new figures. Returns whether the report has changed.
         other_writer: who else sets the replica count of a target, None if no other writer does. services: how many the
-        operator has.
+        operator has. shedding: how many of them shed load.
         """
         old_report = self.report
         published = self.publisher.published
@@ -185,7 +192,7 @@ class TrackedService:
             old_report is not None
             and old_report.state_key == state_key
             and bool(old_report.slow_transfer_message) == bool(slow_transfer)
-            and now_s - self.report_made_s < report_interval_s(services, is_shedding=is_shedding)
+            and now_s - self.report_made_s < report_interval_s(shedding if is_shedding else services)
         ):
             if old_report.published is published:
                 return False
@@ -213,12 +220,12 @@ class TrackedService:
         return True
 
 
-def report_interval_s(services: int, *, is_shedding: bool) -> float:
+def report_interval_s(services: int) -> float:
     """Seconds between two refreshes of a status whose state does not change. They keep the writes of all in bounds.
 
-    Few services shed load at a time, and the rejected share is what their users look at.
+    services: all, or those that shed load for one of these: they are few, and their users look at the rejected share.
     """
-    return REPORT_INTERVAL_SECONDS if is_shedding else max(REPORT_INTERVAL_SECONDS, services / FIGURE_WRITES_PER_SECOND)
+    return max(REPORT_INTERVAL_SECONDS, services / FIGURE_WRITES_PER_SECOND)
 
 
 def track(

@@ -28,18 +28,8 @@ KIND_MISSING: Final = _unusable(
 
 
 def rejected(message: str) -> Condition:
-    """For a request that the API server denies."""
+    """For a request that the API server denies or does not answer."""
     return _unusable(ConditionReason.POOL_REJECTED, message, shorten(message, MAX_EVENT_MESSAGE_CHARS))
-
-
-def picker_elsewhere(picker: str, home: str) -> Condition:
-    """For a service outside the release's namespace `home`. picker: name of the picker's Service."""
-    message = (
-        f"there is no InferencePool, because it could not name the Service {picker} of namespace {home}; move the"
-        " service there, or install a release in this namespace"
-    )
-    brief = f"there is no InferencePool: the endpoint picker is in namespace {home}"
-    return _unusable(ConditionReason.PICKER_ELSEWHERE, message, brief)
 
 
 def taken(live: Object, found: Sequence[str]) -> Condition:

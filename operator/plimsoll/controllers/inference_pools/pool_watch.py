@@ -35,12 +35,14 @@ class PoolWatch:
         namespace: str,
         on_change: Callable[[Key], None],
         check_seconds: float = CHECK_SECONDS,
+        retry_seconds: float = RETRY_SECONDS,
     ) -> None:
         self._kube = kube
         self._cache = cache
         self._namespace = namespace
         self._on_change = on_change
         self._check_s = check_seconds
+        self._retry_s = retry_seconds
         self.is_synced = False  # whether `problem` and the cache are known
         self.problem: Condition | None = None  # why no pool can be applied, None if one can
 
@@ -51,7 +53,9 @@ class PoolWatch:
                 is_usable = await self.update()
             except ClusterError as error:
                 log.warning(None, "cannot list InferencePools; trying again", error=str(error))
-                await asyncio.sleep(RETRY_SECONDS)
+                if not self.is_synced:
+                    self._set(rejected(f"cannot list {labels.POOL_KIND}s: {error}"))
+                await asyncio.sleep(self._retry_s)
                 continue
             if is_usable:
                 await self._follow_while_served()

@@ -16,7 +16,6 @@ from plimsoll.api.v1alpha1 import InferenceService
 from plimsoll.controllers.inference_pools.pool_conditions import (
     KIND_MISSING,
     not_accepted,
-    picker_elsewhere,
     rejected,
     taken,
 )
@@ -24,13 +23,13 @@ from plimsoll.controllers.inference_pools.pool_watch import PoolWatch
 from plimsoll.controllers.object_cache import Key, ObjectCache, key_of
 from plimsoll.controllers.reconcile.applied_cache import AppliedCache
 from plimsoll.controllers.reconcile.ownership import get_live, is_leftover, is_owned_by, require_parent
-from plimsoll.core.errors import Forbidden, NotFound, ObjectRejected
+from plimsoll.core.errors import ClusterError, Conflict, LeaseLost, NotFound
 from plimsoll.resources.inference_pool import differences, inference_pool
 from plimsoll.resources.platform_config import PlatformConfig
 
 Object = dict[str, Any]
 
-RETRY_SECONDS = 60.0  # after a rejected apply
+RETRY_SECONDS = 60.0  # after a failed apply
 
 
 class PoolWriter:
@@ -53,13 +52,14 @@ class PoolWriter:
         self._applied = AppliedCache()
 
     async def reconcile(self, service_object: Object, service: InferenceService) -> Condition | None:
-        """Apply the pool of a service. Returns what keeps gateways from using it. Raises ClusterError for a retry."""
+        """Apply the pool of a service. Returns what keeps gateways from using it, None outside the picker's namespace.
+
+        Raises Conflict and LeaseLost.
+        """
         settings, home = self._platform.inference_pools, self._platform.gateway.namespace
-        if settings is None or self._watch is None or service.spec.targets is not None:
-            return None
         key = key_of(service_object)
-        if key[0] != home:
-            return picker_elsewhere(settings.picker_service, home)
+        if settings is None or self._watch is None or service.spec.targets is not None or key[0] != home:
+            return None
         if self._watch.problem is not None:
             return self._watch.problem
         desired = inference_pool(service, service_object, settings)
@@ -67,7 +67,9 @@ class PoolWriter:
             live = await self._apply(key, desired, service_object)
         except NotFound:
             return KIND_MISSING
-        except (ObjectRejected, Forbidden) as error:
+        except (Conflict, LeaseLost):
+            raise
+        except ClusterError as error:
             self._later(key, RETRY_SECONDS)
             return rejected(f"{labels.POOL_KIND} {key[1]}: {error}")
         if is_leftover(live, service_object):

@@ -30,7 +30,7 @@ class Former:
     until: str
 
     def __str__(self) -> str:
-        """The entry of `status.formerModelNames`, such as `chat until 2026-01-01T00:00:00Z`."""
+        """The entry of `status.formerNames`, such as `chat until 2026-01-01T00:00:00Z`."""
         return f"{self.name} until {self.until}"
 
 
@@ -85,7 +85,7 @@ def _former(raw: Object, dropped: list[str], settled: bool, now: datetime) -> tu
 
 def _known(raw: Object) -> dict[str, str]:
     """The expiry of each former name in the status; entries that cannot be parsed are left out."""
-    listed = (raw.get("status") or {}).get("formerModelNames") or ()
+    listed = (raw.get("status") or {}).get("formerNames") or ()
     found = {}
     for entry in listed:
         try:

@@ -25,7 +25,7 @@ Object = dict[str, Any]
 
 log = ServiceLog(__name__)
 
-FIELD = "modelNameClaim"  # of the status
+FIELD = "nameClaim"  # of the status
 ADAPTERS = "adapters"  # of the status; an entry has `since` if its name is granted
 
 

@@ -270,7 +270,7 @@ class Reconciler:
             "url": inputs.url,
             "modelNames": list(inputs.model_names.listed),
             **({NAME_CLAIM: old_status[NAME_CLAIM]} if NAME_CLAIM in old_status else {}),
-            **({"formerModelNames": [str(one) for one in former]} if former else {}),
+            **({"formerNames": [str(one) for one in former]} if former else {}),
             **({ADAPTERS: _adapters_status(old_status[ADAPTERS], inputs)} if ADAPTERS in old_status else {}),
             "tiers": service_status.tiers_status(inputs),
             "conditions": conditions.merge(old_status.get("conditions", []), stated_conditions, rfc3339_now()),

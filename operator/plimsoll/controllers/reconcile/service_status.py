@@ -356,7 +356,7 @@ def tiers_status(inputs: StatusInputs) -> dict[str, Object]:
             next_ready = "" if tier.cannot_start else starting.get("nextReady", "")
             if tier.starting:
                 overdue = min(starting.get("overdue", 0), tier.starting)
-                figures["starting"] = str(StartingPods(tier.starting, overdue, next_ready))
+                figures["startingPods"] = str(StartingPods(tier.starting, overdue, next_ready))
         target = (inputs.targets or {}).get(tier.role)
         if target is not None and target.other_writer is not None:
             figures["yieldedTo"] = shorten(target.other_writer.name, MAX_OTHER_WRITER_CHARS)

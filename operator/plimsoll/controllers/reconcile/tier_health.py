@@ -35,7 +35,12 @@ class TierStatusInputs:
     @property
     def pending(self) -> int:
         """Desired replicas without a pod."""
-        return max(0, self.desired - self.ready - self.starting)
+        return max(0, self.desired - self.ready - self.starting - self.silent)
+
+    @property
+    def silent(self) -> int:
+        """Pods whose node does not report."""
+        return sum(not pod_startup.has_ended(pod) and pod_startup.silent_node(pod) is not None for pod in self.pods)
 
     @property
     def current_pods(self) -> tuple[Object, ...]:
@@ -161,8 +166,13 @@ def _is_starting(pod: Object) -> bool:
 def _missing(tier: TierStatusInputs) -> str:
     """What the replicas that are not ready wait for."""
     starting = tier.starting_current
-    pending = tier.desired - tier.ready - starting
-    counts = {"starting": starting, "not created yet": pending, "terminating": tier.terminating}
+    pending = tier.desired - tier.ready - starting - tier.silent
+    counts = {
+        "starting": starting,
+        "on nodes that do not report": tier.silent,
+        "not created yet": pending,
+        "terminating": tier.terminating,
+    }
     return ", ".join(f"{count} {state}" for state, count in counts.items() if count > 0)
 
 

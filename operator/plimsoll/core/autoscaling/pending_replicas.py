@@ -4,15 +4,16 @@ Problem: a hanging pod must not count as capacity, and its replacement must not 
 without a decode tier, or at an unsuitable ratio to it, serves no requests. Yet no tier may wait for the other's pods.
 
 Idea: starting replicas are part of the ordered count, each with an expected start-up time. An overdue replica gets one
-replacement while it is missing, so each missing replica is ordered at most twice. Rules across tiers use what the tiers
-need, not which pods are ready.
+replacement while it is missing, so each missing replica is ordered at most twice. If most replicas of a tier are on
+nodes that do not report, the reports are lost rather than the nodes: replacements wait for the start-up limit. Rules
+across tiers use what the tiers need, not which pods are ready.
 """
 
 from __future__ import annotations
 
 import math
 
-from plimsoll.core.autoscaling.observations import TierDemand
+from plimsoll.core.autoscaling.observations import TierDemand, TierObservation
 from plimsoll.core.autoscaling.startup_time import Eta, Overdue, eta
 from plimsoll.core.autoscaling.tier_context import TierContext
 from plimsoll.core.types import Unavailable
@@ -44,13 +45,18 @@ def credit_pending(context: TierContext, now_s: float) -> None:
     silent_nodes = sorted(pod.silent_node for pod in observation.starting if pod.silent_node is not None)
     if silent_nodes:
         parts.append(f"{len(silent_nodes)} on nodes that do not report, not counted ({silent_nodes[0]})")
+    if awaited := _awaited(observation, now_s):
+        limit = format_wait(observation.startup_model.overdue_s)
+        parts.append(f"{awaited} of them not replaced for {limit}, because most replicas are on such nodes")
     if late := [one for one in overdue.values() if one.limit_s]:
         longest = max(late, key=lambda one: one.elapsed_s)
         parts.append(f"{len(late)} overdue by {format_wait(longest.elapsed_s - longest.limit_s)} and not counted")
         parts[-1] += f" (start-up limit {format_wait(longest.limit_s)})"
     if overdue:
         replacements = (
-            0 if context.hold_reason else min(len(overdue), max(0, context.scale_up_target - observation.ready))
+            0
+            if context.hold_reason
+            else min(len(overdue) - awaited, max(0, context.scale_up_target - observation.ready))
         )
         if replacements:
             context.scale_up_target, context.scale_down_target = (
@@ -61,6 +67,14 @@ def credit_pending(context: TierContext, now_s: float) -> None:
     if unschedulable:
         parts.append(f"{len(unschedulable)} unschedulable: {unschedulable[0].unschedulable_reason}")
     context.add_step("pending", "{}", ", ".join(parts))
+
+
+def _awaited(observation: TierObservation, now_s: float) -> int:
+    """Pods on silent nodes whose nodes are expected to report again, since most pods of the tier are on such nodes."""
+    silent = [pod for pod in observation.starting if pod.silent_node is not None]
+    if 2 * len(silent) <= observation.ready + len(observation.starting):
+        return 0
+    return sum(now_s - pod.created_s <= observation.startup_model.overdue_s for pod in silent)
 
 
 def _forecast_utilization(context: TierContext) -> float | None:

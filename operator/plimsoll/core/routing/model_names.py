@@ -110,7 +110,7 @@ class NameRules:
 
 
 def format_record(name: str, since: str) -> str:
-    """Returns `status.modelNameClaim`: one line of `kubectl describe`, such as `chat since 2026-01-01T00:00:00Z`."""
+    """Returns `status.nameClaim`: one line of `kubectl describe`, such as `chat since 2026-01-01T00:00:00Z`."""
     return f"{name} since {since}"
 
 
@@ -125,7 +125,7 @@ def read_claim(inference_service: Mapping[str, Any]) -> NameClaim | None:
     meta = inference_service["metadata"]
     if meta.get("deletionTimestamp"):
         return None
-    granted, since = parse_record((inference_service.get("status") or {}).get("modelNameClaim"))
+    granted, since = parse_record((inference_service.get("status") or {}).get("nameClaim"))
     return NameClaim(
         meta["namespace"],
         meta["name"],
