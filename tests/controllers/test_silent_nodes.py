@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from plimsoll.api import labels
 from plimsoll.api.conditions import ConditionReason, ConditionType
 from plimsoll.controllers.pod_startup import silent_node, startup_state
 from plimsoll.controllers.reconcile import service_status
@@ -75,10 +76,10 @@ def test_unready_for_a_reason_is_not_on_a_silent_node() -> None:
 
 def test_message_does_not_call_silent_pods_missing() -> None:
     """Of an old template, they are no problem of the rollout."""
-    old = silent_pod()
-    old["metadata"]["labels"] |= {"pod-template-hash": "old"}
-    short = tier("decode", ready=0, pods=(old,))
-    assert "not created yet" not in tier_health(short, None).message
+    short = tier("decode", ready=0, pods=(silent_pod(),))
+    assert short.deployment is not None
+    short.deployment["spec"]["template"] = {"metadata": {"labels": {labels.REVISION: "new"}}}
+    assert tier_health(short, None).message == "0 of 1 ready: 1 on nodes that do not report"
 
 
 def test_pod_that_kubernetes_gave_up_is_terminating_not_silent() -> None:

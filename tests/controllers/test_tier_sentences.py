@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
+from plimsoll.api.conditions import ConditionType
 from plimsoll.controllers.autoscale import scaling_conditions, tracked_service
+from plimsoll.controllers.object_cache import key_of
 from plimsoll.core.autoscaling.inputs import ServiceSnapshot, TierSnapshot
 from plimsoll.core.autoscaling.observations import Constraint, SizingResult
 from plimsoll.core.autoscaling.service_state import ServiceState
 from plimsoll.core.demand.service_metrics import ServiceMetrics
+from plimsoll.core.ports import GatewayReading
 from plimsoll.core.types import Unavailable
+from tests import builders
+from tests.controllers.test_autoscale import NOW_S, PROMISED, World, arrivals
+from tests.controllers.test_autoscale import ready as ready_pod
 from tests.controllers.test_status_sentences import Walk
+
+TICK_S = 10.5
 
 
 @pytest.mark.parametrize(
@@ -64,6 +73,29 @@ def test_figures_of_many_services_have_a_bounded_write_rate() -> None:
     assert intervals[1] == 10.0
     assert all(n / interval_s <= tracked_service.FIGURE_WRITES_PER_SECOND for n, interval_s in intervals.items())
     assert math.isclose(intervals[1000], 59.0, abs_tol=1.0)
+
+
+def test_figures_of_many_shedding_services_have_a_bounded_rate() -> None:
+    """All shed load, so the figures of each change with every tick, and are due every 11 s."""
+    parents = [builders.service(f"s{n}", **PROMISED) for n in range(187)]
+    world = World(*parents)
+    for parent in parents:
+        world.store.put(builders.deployment(parent, "serve", replicas=1, ready=1))
+        world.store.put(ready_pod(parent, "serve"))
+    writes = []
+    for tick in range(8):
+        now_s, count = NOW_S + TICK_S * tick, 100.0 * tick**2
+        counted = replace(arrivals(count), rejected={"overloaded": 0.5 * count})
+        services = {"/".join(key_of(parent)): counted for parent in parents}
+        world.readings = (GatewayReading("gw-1", now_s, "a", services),)
+        before = len(world.received)
+        world.scaler.decide(now_s)
+        writes.append(len(world.received) - before)
+    report = world.scaler.report(key_of(parents[-1]))
+    assert report is not None
+    assert ConditionType.SHEDDING in {one.type for one in report.conditions}
+    settled = sum(writes[-4:])
+    assert 0 < settled / (4 * TICK_S) <= tracked_service.FIGURE_WRITES_PER_SECOND
 
 
 def test_sentences_overdue_are_at_most_the_starting() -> None:
