@@ -275,6 +275,7 @@ async def test_owner_of_an_earlier_release_gets_no_first_tokens(tmp_path: Path) 
         mute, other = await replace_owner(gateways)
         await eventually(lambda: bool(mute.of_type(messages.Ping)), "the earlier release has answered a ping")
         assert not other.queue._links[owner.name].takes_first_tokens
+        mute.close()
 
 
 async def test_silent_owner_is_not_waited_for(tmp_path: Path) -> None:
