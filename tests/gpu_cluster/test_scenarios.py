@@ -54,7 +54,7 @@ def test_kills_of_both_engines_leave_none() -> None:
 
 
 def test_a_shortened_scenario_keeps_its_slo() -> None:
-    found = run._shortened(scenarios.SCENARIOS["trace"], 0.1)
+    found = run.shortened(scenarios.SCENARIOS["trace"], 0.1)
     assert found.seconds == pytest.approx(42.0)
     assert found.ttft_s == scenarios.SCENARIOS["trace"].ttft_s
 
