@@ -1,7 +1,7 @@
 # Every verb sets up what it needs, prints the seconds of each step, and shows a log only when a step fails.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup tools lock base-images sbom scan demo demo-engines demo-fleet demo-down test check generate verify cluster cluster-down images e2e e2e-all bench
+.PHONY: help setup tools lock base-images sbom scan demo demo-engines demo-fleet demo-down test check generate verify cluster cluster-down images e2e e2e-all e2e-nodes bench
 
 VENV := .venv
 TOOLS := build/tools
@@ -101,6 +101,11 @@ e2e: images $(VENV)/.clients ## Scenarios on the cluster, those that a change ca
 e2e-all: images $(VENV)/.clients ## All scenarios on the cluster
 	@$(STAGE) -v cuda-lines python3 -m e2e.cluster cuda-lines
 	@$(STAGE) -v e2e $(PYTHON) -m pytest --durations=40 e2e -m cluster
+
+e2e-nodes: export PLIMSOLL_WORKERS := 3
+e2e-nodes: images $(VENV)/.clients ## The scenarios that need several nodes, on a cluster of their own
+	@$(STAGE) -v e2e-nodes $(PYTHON) -m pytest e2e -m nodes
+	@$(STAGE) -v cluster-down e2e/cluster/down
 
 bench: setup images ## Measure: added latency, operator at rest, pod start
 	@$(STAGE) -v bench $(PYTHON) -m bench

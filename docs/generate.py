@@ -25,11 +25,10 @@ FOLDER = ROOT / "docs" / "reference"
 ENGINE_IMAGE = str(ROOT / "engine-image")
 KSTATUS_NOTE = (
     "`Ready` and `SLOMet` are true when things are well. All others exist only while they are true, so a settled"
-    " service has these two, and without an SLO `Ready` alone. The message has the details: which object, the measured"
-    " values, the cluster's own words, and the remedy. All refer to the spec of `status.observedGeneration`."
-    " `kubectl wait --for=condition=Ready plim/NAME` works, and so do Flux and other users of kstatus."
-    " `--for=condition=Stalled=false` waits for ever, because an absent condition is not false. To wait for engines,"
-    " use `kubectl wait --for=jsonpath='{.status.tiers.serve.summary}'=2/2 plim/NAME`."
+    " service has these two, and without an SLO `Ready` alone. The message has object, measured values and remedy. All"
+    " refer to the spec of `status.observedGeneration`. `kubectl wait --for=condition=Ready plim/NAME` works, as do"
+    " Flux and other users of kstatus. `--for=condition=Stalled=false` waits for ever, because an absent condition is"
+    " not false. To wait for engines, use `kubectl wait --for=jsonpath='{.status.tiers.serve.summary}'=2/2 plim/NAME`."
 )
 
 
@@ -45,8 +44,8 @@ def conditions_page() -> str:
 def events_page() -> str:
     """Reasons of Events."""
     intro = (
-        "The operator emits an Event once when something changes, and does not repeat it after a restart."
-        " `kubectl events --for plim/NAME` lists them, with details in the message."
+        "The operator emits an Event once when something changes. `kubectl events --for plim/NAME` lists them, with"
+        " details in the message."
     )
     lines = ["# Events", "", intro, "", "| reason | type | meaning |", "|---|---|---|"]
     for reason, text in events.EVENT_MEANINGS.items():

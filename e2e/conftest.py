@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Iterator
 
 import pytest
 
-from e2e.cluster.settings import KUBECONFIG
+from e2e.cluster.settings import KUBECONFIG, WORKERS
 from e2e.lib import stack
 from e2e.lib.failure_report import describe
 from e2e.lib.kube import Cluster
@@ -80,6 +80,7 @@ EXTENDED_SCENARIOS = (
     "drift",
     "engine_rollout",
     "eviction",
+    "inference_pools",
     "lagging_signals",
     "lora",
     "other_autoscalers",
@@ -89,6 +90,9 @@ EXTENDED_SCENARIOS = (
     "tls",
     "webhook",
 )
+
+# Only `make e2e-nodes` runs these: they need several nodes.
+NODE_SCENARIOS = ("node_lost",)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -101,7 +105,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        item.add_marker(pytest.mark.cluster)
+        is_for_nodes = item.path.stem.removeprefix("test_") in NODE_SCENARIOS
+        item.add_marker(pytest.mark.nodes if is_for_nodes else pytest.mark.cluster)
         item.add_marker(pytest.mark.timeout(TIMEOUT_S))
         if item.path.stem.removeprefix("test_") in EXTENDED_SCENARIOS:
             item.add_marker(pytest.mark.extended)
@@ -117,7 +122,7 @@ def _order(item: pytest.Item) -> int:
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """The local cluster with the chart installed; `make e2e` has made it and the images."""
     if not KUBECONFIG.exists():
-        pytest.exit("there is no cluster: run make e2e", returncode=2)
+        pytest.exit(f"there is no cluster: run make {'e2e-nodes' if WORKERS else 'e2e'}", returncode=2)
     with stack.connect_cluster() as access:
         if not request.config.getoption("--no-setup"):
             stack.install(access)

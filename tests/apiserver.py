@@ -14,7 +14,7 @@ import ssl
 import subprocess
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -120,9 +120,9 @@ class ApiServer:
             *audit,
         ]
 
-    def install_crds(self) -> None:
-        """Install our CRDs, and wait until they are served."""
-        files = [f"-f={path}" for path in CRDS]
+    def install_crds(self, paths: Iterable[Path] = CRDS) -> None:
+        """Install CRDs, by default ours, and wait until they are served."""
+        files = [f"-f={path}" for path in paths]
         for command in (["apply", "--server-side", *files], ["wait", "--for=condition=Established", *files]):
             subprocess.run([self.kubectl, f"--kubeconfig={self.kubeconfig}", *command], check=True)
 

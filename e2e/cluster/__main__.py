@@ -8,7 +8,7 @@ from collections.abc import Callable
 from e2e.cluster import base_image, binaries, docker_daemon, images, kind, node_image, registry
 from e2e.cluster.facts import collect
 from e2e.cluster.planning import NodeImageSource, Plan, announce, decide, removal
-from e2e.cluster.settings import KUBECONFIG
+from e2e.cluster.settings import KUBECONFIG, WORKERS
 from e2e.cluster.shell import CommandFailed, fail, log_to, print_line
 
 
@@ -45,7 +45,8 @@ def down() -> None:
     if plan.changes_machine:
         docker_daemon.ensure_docker(plan)
     kind.delete()
-    registry.remove()
+    if not WORKERS:  # else the cluster of one node may use it
+        registry.remove()
 
 
 def _confirm_plan(plan: Plan) -> Plan:

@@ -1,12 +1,15 @@
-"""The cluster itself: one node, made by kind; brought back after the machine was restarted."""
+"""The cluster itself, made by kind: one node, or workers beside it; brought back after the machine was restarted."""
 
 from __future__ import annotations
 
 import json
+import tempfile
+from pathlib import Path
 
+from e2e.cluster import pod_network
 from e2e.cluster.docker import container
 from e2e.cluster.planning import ClusterStep, cluster_step
-from e2e.cluster.settings import BIN, CLUSTER, GPUS, HERE, KUBECONFIG, NODE
+from e2e.cluster.settings import BIN, CLUSTER, GATEWAY_PORT, GPUS, HERE, KUBECONFIG, NODE, WORKER_NODES
 from e2e.cluster.shell import CommandFailed, output, print_line, run, stage, succeeds, wait_for
 
 START_SECONDS = 90
@@ -22,41 +25,33 @@ def ensure(image: str) -> None:
     if step is ClusterStep.RECREATE:
         delete()
     if step in (ClusterStep.CREATE, ClusterStep.RECREATE):
-        with stage("creating the cluster"):
-            run(
-                BIN / "kind",
-                "create",
-                "cluster",
-                "--name",
-                CLUSTER,
-                "--image",
-                image,
-                "--config",
-                HERE / "kind.yaml",
-                "--kubeconfig",
-                KUBECONFIG,
-                "--wait",
-                "120s",
-            )
+        with stage("creating the cluster"), tempfile.TemporaryDirectory() as folder:
+            config = Path(folder) / "kind.yaml"
+            config.write_text(_config())
+            wait = "0s" if WORKER_NODES else "120s"  # several nodes are ready once their pod networks are joined
+            create = (BIN / "kind", "create", "cluster", "--name", CLUSTER, "--image", image)
+            run(*create, "--config", config, "--kubeconfig", KUBECONFIG, "--wait", wait)
     _export()
+    if WORKER_NODES:
+        pod_network.join()
     wait_for(_ready, "the node", START_SECONDS)
 
 
 def delete() -> None:
     """Remove the cluster, if there is one."""
-    if container(NODE) is not None:
+    if nodes := [node for node in (NODE, *WORKER_NODES) if container(node) is not None]:
         with stage("deleting the cluster"):
-            run("docker", "rm", "-f", "-v", NODE)  # all that kind itself does, and kind need not be built for it
+            run("docker", "rm", "-f", "-v", *nodes)  # all that kind itself does, and kind need not be built for it
             KUBECONFIG.unlink(missing_ok=True)
 
 
 def advertise_gpus() -> None:
-    """Put nvidia.com/gpu into the node's status, where it is missing: kubelet forgets it when it restarts."""
-    node = json.loads(kubectl("get", "node", NODE, "-o", "json"))
-    if node["status"]["capacity"].get("nvidia.com/gpu") == str(GPUS):
-        return
-    patch = {"status": {key: {"nvidia.com/gpu": str(GPUS)} for key in ("capacity", "allocatable")}}
-    kubectl("patch", "node", NODE, "--subresource=status", "--type=merge", "-p", json.dumps(patch))
+    """Put nvidia.com/gpu into the nodes' status, where it is missing: kubelet forgets it when it restarts."""
+    patch = json.dumps({"status": {key: {"nvidia.com/gpu": str(GPUS)} for key in ("capacity", "allocatable")}})
+    for node in json.loads(kubectl("get", "nodes", "-o", "json"))["items"]:
+        if node["status"]["capacity"].get("nvidia.com/gpu") != str(GPUS):
+            name = node["metadata"]["name"]
+            kubectl("patch", "node", name, "--subresource=status", "--type=merge", "-p", patch)
 
 
 def kubectl(*words: str) -> str:
@@ -64,12 +59,22 @@ def kubectl(*words: str) -> str:
     return output(BIN / "kubectl", "--kubeconfig", KUBECONFIG, *words)
 
 
+def _config() -> str:
+    """kind's configuration of the cluster; each worker is a zone of its own."""
+    text = (HERE / "kind.yaml").read_text().replace("hostPort: 8088", f"hostPort: {GATEWAY_PORT}")
+    for number, _ in enumerate(WORKER_NODES, 1):
+        text += f"- role: worker\n  labels: {{topology.kubernetes.io/zone: zone-{number}}}\n"
+    return text
+
+
 def _restarted() -> bool:
     """After a reboot of the machine the container is there, stopped; its API server's port is kept by Docker."""
     with stage("starting the stopped node"):
         try:
-            run("docker", "start", NODE)
+            run("docker", "start", NODE, *WORKER_NODES)
             _export()
+            if WORKER_NODES:
+                pod_network.join()
             wait_for(_ready, "the node", START_SECONDS)
         except CommandFailed:
             return False
@@ -83,7 +88,8 @@ def _export() -> None:
 
 def _ready() -> bool:
     """The node takes pods, and names resolve in them."""
-    return _is("Ready", f"node/{NODE}") and _is("Available", "deployment/coredns", "-n", "kube-system")
+    nodes = [f"node/{name}" for name in (NODE, *WORKER_NODES)]
+    return _is("Ready", *nodes) and _is("Available", "deployment/coredns", "-n", "kube-system")
 
 
 def _is(condition: str, *what: str) -> bool:

@@ -20,11 +20,16 @@ CONTRACT_PATH_VARIABLE = "PLIMSOLL_CONTRACT"
 
 @dataclass(frozen=True)
 class Drain:
-    """Parameters of an engine's drain; all in seconds. `max_unready_seconds` limits the wait for a quiet moment."""
+    """Parameters of an engine's drain, all but the share in seconds; see `launcher.drain`.
 
-    min_unready_seconds: float
+    `handover_share` of the drain timeout is the longest time that a leaving engine takes requests. An engine that gets
+    requests until then rejects them for `max_rejecting_seconds` at most.
+    """
+
+    min_handover_seconds: float
     quiet_seconds: float
-    max_unready_seconds: float
+    handover_share: float
+    max_rejecting_seconds: float
     shutdown_timeout_seconds: int
     grace_margin_seconds: float
 

@@ -160,7 +160,7 @@ def to_json(
         "phase_seconds": seconds,
         "phases": list(phases.seconds().items()),
         "ready": status.ready,
-        "draining": status.draining,
+        "draining": status.leaving,
         "accelerator": {"name": info.accelerator, "count": info.accelerators},
         "limits": {
             name: getattr(info, name)

@@ -27,11 +27,13 @@ JSON_CONTENT_TYPE = "application/json"
 class EngineStatus:
     """The launcher's view of its engine; it is ready when warmed up, making progress, and neither dead nor draining.
 
-    silent_s: seconds since the last sign of progress; stalled and hung: it is too long for requests, and for a restart.
+    leaving: the pod is being deleted; draining: the engine takes no request any more. silent_s: seconds since the last
+    sign of progress; stalled and hung: it is too long for requests, and for a restart.
     """
 
     warm: bool = False
     dead: bool = False
+    leaving: bool = False
     draining: bool = False
     stalled: bool = False
     hung: bool = False
@@ -68,9 +70,9 @@ def render_metrics(
         f"# HELP {names['ready']} 1 while this engine may get requests.",
         f"# TYPE {names['ready']} gauge",
         f"{names['ready']} {int(status.ready)}",
-        f"# HELP {names['draining']} 1 while this engine finishes its requests to leave.",
+        f"# HELP {names['draining']} 1 while this engine's pod is being deleted.",
         f"# TYPE {names['draining']} gauge",
-        f"{names['draining']} {int(status.draining)}",
+        f"{names['draining']} {int(status.leaving)}",
         f"# HELP {names['no_progress']} Seconds since the engine core last answered that it makes progress.",
         f"# TYPE {names['no_progress']} gauge",
         f"{names['no_progress']} {status.silent_s:.1f}",

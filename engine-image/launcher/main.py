@@ -260,20 +260,24 @@ class Launcher:
         return engine.exit.result() if engine.exit.done() else 128 + signal.SIGKILL
 
     async def _drain(self, engine: engine_process.EngineProcess) -> int:
-        """Drain without losing a request: unready and rejecting, quiet, SIGTERM, last responses, exit."""
+        """Drain without losing a request: handed over, quiet, unready, SIGTERM, last responses, exit."""
         was_serving = self._status.warm and not self._status.dead
-        self._status.draining = True
-        self._state.mark_draining()
+        limits, timeout, leaving_at = self._contract.drain, self._settings.shutdown_timeout, time.time()
+        self._status.leaving = True
         if was_serving:
-            log.info("draining: new requests are refused")
-            quiet = asyncio.create_task(drain.wait_until_quiet(self._state, self._contract.drain))
-            await wait_first(quiet, engine.exit)
-            quiet.cancel()
+            log.info("leaving: requests are served until the gateways have another engine")
+            quiet = await self._until_quiet(engine, leaving_at, drain.handover_limit_seconds(limits, timeout))
+            self._stop_serving()
+            if not quiet:
+                log.warning("no other engine is ready yet, and running requests need the rest of the drain timeout")
+                await self._until_quiet(engine, leaving_at, limits.max_rejecting_seconds)
             if engine.exit.done():
                 return await self._on_engine_exit(engine)
+        self._stop_serving()
         self._state.mark_stopping()
         engine.signal(signal.SIGTERM)
-        await asyncio.wait({engine.exit}, timeout=self._settings.shutdown_timeout + KILL_SECONDS)
+        left_seconds = drain.left_seconds(limits, timeout, time.time() - leaving_at)
+        await asyncio.wait({engine.exit}, timeout=left_seconds + KILL_SECONDS)
         killed = not engine.exit.done()
         if killed:
             log.error("vLLM did not end in time: killed")
@@ -282,6 +286,19 @@ class Launcher:
             return 0  # a start that was broken off has no failure to report
         self._report_aborted()
         return 1 if killed else code
+
+    def _stop_serving(self) -> None:
+        """Become unready, and reject new requests."""
+        self._status.draining = True
+        self._state.mark_draining()
+
+    async def _until_quiet(self, engine: engine_process.EngineProcess, leaving_at: float, limit_seconds: float) -> bool:
+        """Wait until no gateway needs the engine, which returns True, until it has ended, or until the limit."""
+        quiet = asyncio.create_task(
+            drain.wait_until_quiet(self._state, self._contract.drain, leaving_at, limit_seconds)
+        )
+        await wait_first(quiet, engine.exit)
+        return not quiet.cancel() and quiet.result()
 
     def _report_aborted(self) -> None:
         """Write the number of requests that the drain aborted to the pod's status."""

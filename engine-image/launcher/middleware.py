@@ -119,6 +119,7 @@ class Plimsoll:
         self._adapter_header = headers["adapter"]
         self._adapters = AdapterStates(self._config.state.folder)
         self._progress_path, self._core_probe = self._config.contract.paths["progress"], CoreProbe()
+        self._handover_path = self._config.contract.paths["handover"]
         self._prefill_client = remote_prefill.RemotePrefillClient(
             self._config.remote_prefill_deadline, self._remote_prefill_header
         )
@@ -129,6 +130,8 @@ class Plimsoll:
             await self._app(scope, receive, send)
         elif scope["path"] == self._progress_path:
             await self._answer_progress(scope, send)
+        elif scope["path"] == self._handover_path:
+            await self._answer_handover(send)
         elif _is_admin(scope["path"]) and not _is_local(scope):
             await send_json(send, 404, b'{"detail":"Not Found"}', {})
         elif scope["method"] != "POST" or _is_admin(scope["path"]):
@@ -145,6 +148,11 @@ class Plimsoll:
         answer = await self._core_probe.wait_answer(engine_client(scope), self._config.contract.progress.answer_seconds)
         body = json.dumps({"step_seconds": round(answer.seconds, 3)}).encode()
         await send_json(send, 200 if answer.answered else 503, body, {b"connection": b"close"})
+
+    async def _answer_handover(self, send: Send) -> None:
+        """Respond to a gateway that has no other engine: 200 if this one, which is leaving, still takes requests."""
+        self._config.state.mark_request()
+        await send_json(send, 503 if self._config.state.draining else 200, b"{}", {})
 
     async def _handle_post(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -293,8 +301,8 @@ class Plimsoll:
     ) -> None:
         """Forward a request to vLLM and check the response.
 
-        Without a body it is a question for the server itself, such as the launcher's probe of its health: no request that
-        runs, and nothing that a drain waits for.
+        Without a body it is a question to the server itself, such as the launcher's probe of its health. It does not
+        count as a request that runs.
         """
         if body is not None:
             headers = [(key, value) for key, value in scope["headers"] if key != b"transfer-encoding"]
@@ -309,8 +317,8 @@ class Plimsoll:
             lambda: None if body is None else self._impossible(body),
             header(scope, self._next_engine_header),
         )
-        state = self._config.state
-        if body is not None:
+        state, is_counted = self._config.state, body is not None
+        if is_counted:
             state.begin_request()
         try:
             await self._app(scope, guard.watch_disconnect(receive), guard.send)
@@ -318,5 +326,5 @@ class Plimsoll:
             await guard.on_exception()
             raise
         finally:
-            if body is not None and (guard.finished or not state.stopping):  # else it was cut off: it stays among those that are held
+            if is_counted and (guard.finished or not state.stopping):  # else it was cut off, and stays counted
                 state.end_request()

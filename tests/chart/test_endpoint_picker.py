@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import yaml
 
 from plimsoll.gateway.settings import PickerSettings
+from plimsoll.resources.platform_config import PlatformConfig
 from tests.chart.rendering import Object, RenderError, containers, find, of_kind, pod_specs, render
 
 PEERS = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "gateways"}}}]
 ON: Object = {"gateway": {"endpointPicker": {"enabled": True, "from": PEERS}}}
+WITH_POOLS: Object = {"gateway": {"endpointPicker": {"enabled": True, "inferencePools": True, "from": PEERS}}}
 WITH_TLS: Object = {"gateway": {"endpointPicker": {"enabled": True, "tls": {"secretName": "picker-tls"}}}}
 
 
@@ -68,3 +71,44 @@ def test_without_peers_nobody_reaches_it() -> None:
 def test_unknown_value_is_an_error() -> None:
     with pytest.raises(RenderError, match="ports"):
         render({"gateway": {"endpointPicker": {"ports": 9002}}})
+
+
+def own_rights(values: Object) -> dict[str, list[str]]:
+    rules = find(render(values), "Role", "plimsoll-operator-own")["rules"]
+    return {name: rule["verbs"] for rule in rules for name in rule["resources"]}
+
+
+def platform(values: Object) -> PlatformConfig:
+    [config] = [o for o in of_kind(render(values), "ConfigMap") if "operator.yaml" in o.get("data", {})]
+    return PlatformConfig.model_validate(yaml.safe_load(config["data"]["operator.yaml"]))
+
+
+def test_pools_are_off_by_default() -> None:
+    assert platform(ON).inference_pools is None
+    assert "inferencepools" not in own_rights(ON)
+
+
+def test_pools_name_the_service_and_admit_its_peers() -> None:
+    settings = platform(WITH_POOLS).inference_pools
+    assert settings is not None
+    service = find(render(WITH_POOLS), "Service", settings.picker_service)
+    assert [port["port"] for port in service["spec"]["ports"]] == [settings.picker_port]
+    assert list(settings.peers) == PEERS
+
+
+def test_pools_need_rights_in_the_releases_namespace_alone() -> None:
+    assert own_rights(WITH_POOLS)["inferencepools"] == ["get", "list", "watch", "create", "patch"]
+    roles = [o for o in render(WITH_POOLS) if o["kind"].endswith("Role") and "inferencepools" in str(o["rules"])]
+    assert [(o["kind"], o["metadata"]["name"]) for o in roles] == [("Role", "plimsoll-operator-own")]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"gateway": {"endpointPicker": {"inferencePools": True}}}, "needs gateway.endpointPicker.enabled"),
+        (WITH_POOLS | {"watchNamespaces": ["team"]}, "plimsoll-system in watchNamespaces"),
+    ],
+)
+def test_pools_that_cannot_work_are_an_error(values: Object, message: str) -> None:
+    with pytest.raises(RenderError, match=message):
+        render(values)

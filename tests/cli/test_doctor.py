@@ -12,6 +12,7 @@ from plimsoll.cli.cluster import ClusterQueryError
 from plimsoll.cli.doctor import (
     EVENTS,
     HORIZONTALPODAUTOSCALERS,
+    INFERENCEPOOLS,
     MAX_FINDINGS_PER_KIND,
     NODES,
     Patient,
@@ -64,6 +65,22 @@ def test_doctor_healthy_service_has_no_finding() -> None:
 
 def test_doctor_nothing_but_the_service_is_no_problem() -> None:
     assert found(Patient(service())) == []
+
+
+@pytest.mark.parametrize(
+    ("parents", "is_used"),
+    [
+        ([], False),
+        ([{"parentRef": {"kind": "Gateway", "name": "front"}}], True),
+    ],
+)
+async def test_doctor_notes_a_pool_without_gateway(parents: list[Object], is_used: bool) -> None:
+    pool = {"metadata": {"name": "chat", "namespace": "team"}, "status": {"parents": parents}}
+    answers = {fake_kube.services("team", "chat"): service(), INFERENCEPOOLS.path("team", "chat"): pool}
+    found = await examine(fake_kube.FakeKube(answers), "team", "chat", "plimsoll-system", NOW_S)
+    assert [(one.level, one.subject) for one in found if one.level == NOTE] == (
+        [] if is_used else [(NOTE, "inferencepool chat")]
+    )
 
 
 @pytest.mark.parametrize(

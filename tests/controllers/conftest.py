@@ -17,6 +17,7 @@ from plimsoll.controllers.autoscale.autoscaler import Autoscaler
 from plimsoll.controllers.autoscale.signal_sources import SignalSources
 from plimsoll.controllers.engine_rollout.rollout_controller import EngineRollout
 from plimsoll.controllers.gateway_poller import GatewayView
+from plimsoll.controllers.inference_pools.pool_watch import PoolWatch
 from plimsoll.controllers.object_cache import ObjectCache
 from plimsoll.controllers.reconcile.drain_reports import DrainReports
 from plimsoll.controllers.reconcile.observe import CHILD_KINDS
@@ -66,6 +67,7 @@ class OperatorParts(NamedTuple):
     scaler: Autoscaler
     endings: DrainReports
     engine_rollout: EngineRollout
+    pool_watch: PoolWatch | None = None
 
 
 @dataclass
@@ -83,12 +85,23 @@ class ControllerHarness:
         view, report = lambda: self.view, lambda key: scaler.report(key)
         endings = DrainReports(store)
         rollout = EngineRollout(store, self.platform.engine.rollout, lambda key: None)
+        pools: PoolWatch | None = None
+        if self.platform.inference_pools is not None:
+            pools = PoolWatch(self.kube, store, self.platform.gateway.namespace, lambda key: None)
         reconciler = Reconciler(
-            self.kube, store, self.platform, view, report, endings, "operator-1", engine_rollout=rollout.of
+            self.kube,
+            store,
+            self.platform,
+            view,
+            report,
+            endings,
+            "operator-1",
+            engine_rollout=rollout.of,
+            pool_watch=pools,
         )
         silence = SignalSources(lambda: ((), ()), lambda namespace, pod: None, lambda namespace, pod: None)
         scaler = Autoscaler(store, self.kube, silence, reconciler.record_event, lambda key: None)
-        return OperatorParts(store, reconciler, scaler, endings, rollout)
+        return OperatorParts(store, reconciler, scaler, endings, rollout, pools)
 
     async def sync(self, store: ObjectCache) -> None:
         """Fill the store as the watches would."""
@@ -100,6 +113,8 @@ class ControllerHarness:
         """One look, one round and one scaling tick for a service, by a fresh operator if none is given."""
         parts = operator or self.operator()
         await self.sync(parts.store)
+        if parts.pool_watch is not None:
+            await parts.pool_watch.update()
         await parts.reconciler.reconcile((self.namespace, name))
         parts.scaler.tick(NOW_S)
         await parts.scaler.finish_writes()

@@ -26,6 +26,7 @@ from plimsoll.controllers.autoscale.scaling_status import ScalingReport, initial
 from plimsoll.controllers.autoscale.signal_health import ConfigVersions, HealthReport, SignalHealth
 from plimsoll.controllers.engine_rollout.rollout_plan import plan_rollout
 from plimsoll.controllers.engine_rollout.rollout_state import RolloutState
+from plimsoll.controllers.inference_pools import pool_conditions
 from plimsoll.controllers.reconcile import condition_events, service_status
 from plimsoll.controllers.reconcile.drain_reports import DrainTimeout
 from plimsoll.controllers.reconcile.model_names import Former, ModelNames
@@ -162,6 +163,7 @@ def all_condition_events() -> Iterator[Event]:
         *adapter_troubles(),
         *target_troubles(),
         *(status_inputs(engine_rollout=condition) for condition in rollout_conditions()),
+        *(status_inputs(inference_pool=condition) for condition in pool_troubles()),
         *(
             status_inputs(tier_inputs("prefill", problem), tier_inputs("decode", problem), routable_endpoints=0)
             for problem in (
@@ -192,6 +194,19 @@ def rollout_conditions() -> Iterator[conditions.Condition]:
         RolloutState(key, (True, 0.0), is_current=True, rolled_at_s=0.0, is_settled=False, failure=failure),
     ):
         yield plan_rollout((now,), settings, frozenset(), 0.0).conditions[key]
+
+
+def pool_troubles() -> Iterator[conditions.Condition]:
+    """An InferencePool that cannot be made, that somebody else has, and that a gateway refuses; names are long."""
+    refusal = {"type": "ResolvedRefs", "status": "False", "reason": "r" * 1024, "message": QUOTE}
+    parent = {"parentRef": {"name": "g" * 253, "namespace": "n" * 63}, "conditions": [refusal]}
+    owners = [{"kind": "k" * 63, "name": "o" * 253}] * 2
+    pool = {"metadata": {"name": "p" * 63, "ownerReferences": owners}, "status": {"parents": [parent]}}
+    refused = pool_conditions.not_accepted(pool)
+    assert refused is not None
+    yield from (pool_conditions.KIND_MISSING, pool_conditions.rejected(QUOTE), refused)
+    yield pool_conditions.picker_elsewhere("s" * 63, "n" * 63)
+    yield pool_conditions.taken(pool, ("selector.matchLabels must be others",) * 3)
 
 
 def target_troubles() -> Iterator[StatusInputs]:

@@ -345,6 +345,16 @@ def test_overdue_replicas_are_reported_and_replaced_once() -> None:
     assert decide_one(observed_tier(3.5, 6, 4, starting=late)).overdue == ("a", "b")
 
 
+def test_replica_on_silent_node_is_replaced_and_told_by_its_node() -> None:
+    lost = (StartingPod("a", -1.0, silent_node="node-3"),)
+    found = decide_one(observed_tier(3.5, 4, 3, starting=lost))
+    assert found.replicas == 5
+    assert (
+        "1 on nodes that do not report, not counted (node-3), replacements ordered: 1"
+        in step_message(found, "pending").reason
+    )
+
+
 def test_overdue_replicas_of_frozen_tier_are_reported_only() -> None:
     found = decide_one(
         observed_tier(Unavailable("lost"), 4, 2, starting=(StartingPod("a", -1000.0), StartingPod("b", -900.0)))

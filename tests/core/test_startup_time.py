@@ -144,6 +144,11 @@ def test_eta_long_startup_is_overdue_in_any_phase() -> None:
         assert eta(ledger, StartingPod("a", 0.0, phase), 200.0) == Overdue(200.0, ledger.overdue_s)
 
 
+def test_eta_pod_on_silent_node_is_overdue_at_once() -> None:
+    lost = StartingPod("a", 100.0, silent_node="n")
+    assert eta(from_medians(GUESS), lost, 101.0) == Overdue(1.0, 0.0)
+
+
 def test_eta_unschedulable_pod_is_not_overdue() -> None:
     ledger = from_medians(GUESS)
     assert eta_of(ledger, StartingPod("a", 0.0, unschedulable_reason="no room"), 1e5).likely_s == pytest.approx(70.0)

@@ -1,41 +1,51 @@
-"""The example of an InferencePool: it selects the pods that the operator makes, and names what the chart renders."""
+"""The example of a route to an InferencePool names the pool that the operator makes with the page's chart values."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import yaml
 
-from plimsoll.api import labels
-from plimsoll.api.contract import engine_contract
-from plimsoll.core.types import Role
-from plimsoll.resources import object_meta
-from tests.chart.rendering import ROOT, find, render
+from plimsoll.api.v1alpha1 import parse
+from plimsoll.resources.inference_pool import inference_pool
+from plimsoll.resources.platform_config import PlatformConfig
+from tests import builders
+from tests.chart.rendering import ROOT, find, of_kind, render
 
 Object = dict[str, Any]
-POOL, ROUTE, POLICY = yaml.safe_load_all((ROOT / "examples" / "endpoint-picker" / "chat.yaml").read_text())
+[ROUTE] = yaml.safe_load_all((ROOT / "examples" / "endpoint-picker" / "chat.yaml").read_text())
+PAGE = (ROOT / "docs" / "tasks" / "endpoint-picker.md").read_text()
 
 
-def test_pool_selects_engines_of_the_service() -> None:
-    selected = POOL["spec"]["selector"]["matchLabels"]
-    assert selected.items() <= object_meta.tier_labels("chat", Role.SERVE).items()
-    assert selected[labels.SERVICE] == "chat"
-    assert [port["number"] for port in POOL["spec"]["targetPorts"]] == [engine_contract().ports["api"]]
+def made() -> tuple[list[Object], Object]:
+    """What the page's values render, and the pool of the route's service."""
+    [text] = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    values = yaml.safe_load(text)
+    namespace = ROUTE["metadata"]["namespace"]
+    objects = render(values, "--namespace", namespace)
+    [config] = [o for o in of_kind(objects, "ConfigMap") if "operator.yaml" in o.get("data", {})]
+    settings = PlatformConfig.model_validate(yaml.safe_load(config["data"]["operator.yaml"]))
+    assert settings.gateway.namespace == namespace
+    assert settings.inference_pools is not None
+    parent = builders.service("chat", namespace)
+    return objects, inference_pool(parse(parent), parent, settings.inference_pools)
+
+
+def test_route_names_the_pool_that_the_operator_makes() -> None:
+    _, pool = made()
+    [backend] = ROUTE["spec"]["rules"][0]["backendRefs"]
+    assert (backend["group"], backend["kind"], backend["name"], ROUTE["metadata"]["namespace"]) == (
+        pool["apiVersion"].partition("/")[0],
+        pool["kind"],
+        pool["metadata"]["name"],
+        pool["metadata"]["namespace"],
+    )
 
 
 def test_pool_names_the_service_of_the_chart() -> None:
-    reference = POOL["spec"]["endpointPickerRef"]
-    service = find(render({"gateway": {"endpointPicker": {"enabled": True}}}), "Service", reference["name"])
+    objects, pool = made()
+    reference = pool["spec"]["endpointPickerRef"]
+    service = find(objects, "Service", reference["name"])
+    assert service["metadata"]["namespace"] == pool["metadata"]["namespace"]
     assert [port["port"] for port in service["spec"]["ports"]] == [reference["port"]["number"]]
-
-
-def test_route_and_policy_belong_to_the_pool() -> None:
-    [backend] = ROUTE["spec"]["rules"][0]["backendRefs"]
-    assert (backend["group"], backend["kind"], backend["name"]) == (
-        POOL["apiVersion"].partition("/")[0],
-        POOL["kind"],
-        POOL["metadata"]["name"],
-    )
-    assert {one["metadata"]["namespace"] for one in (POOL, ROUTE, POLICY)} == {"team"}
-    assert POLICY["spec"]["podSelector"]["matchLabels"] == {labels.SERVICE: "chat"}
-    assert [p["port"] for p in POLICY["spec"]["ingress"][0]["ports"]] == [engine_contract().ports["api"]]

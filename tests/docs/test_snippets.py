@@ -98,7 +98,8 @@ def test_yaml_snippet_is_valid(document: dict[str, Any]) -> None:
         found = {one["parameter"]: one["key"] for one in document["spec"]["secretTargetRef"]}
         assert found == {"caCert": "ca.crt", "tlsClientCert": "tls.crt", "tlsClientKey": "tls.key"}
     elif document.keys() <= yaml.safe_load((CHART / "values.yaml").read_text()).keys():
-        assert render(document)
+        namespace, *_ = *document.get("watchNamespaces", ()), NAMESPACE  # a release is in one that it watches
+        assert render(document, "--namespace", namespace)
     else:
         elsewhere = document.get("kind") in {"HorizontalPodAutoscaler", "ScaledObject"} or "externalRules" in document
         known = elsewhere or document.get("kind") == "Role" or "scrape_configs" in document

@@ -73,3 +73,20 @@ async def test_cancelled_request_stays_counted_when_stopping(tmp_path: Path) -> 
         sent.cancel()
         await asyncio.gather(sent, return_exceptions=True)
         assert serve.config.state.in_flight == 1
+
+
+async def test_question_to_server_is_no_running_request(tmp_path: Path) -> None:
+    """The launcher asks for health every second; one that hangs with the engine is not a client's request."""
+    begun = asyncio.Event()
+
+    async def script(_scope, _receive, _send):  # type: ignore[no-untyped-def]
+        begun.set()
+        await asyncio.Event().wait()
+
+    async with make_harness(FakeEngine(script), "serve", tmp_path) as serve:
+        sent = asyncio.create_task(serve.send(b"", "/health", method="GET"))
+        await begun.wait()
+        assert serve.config.state.in_flight == 0
+        sent.cancel()
+        await asyncio.gather(sent, return_exceptions=True)
+        assert serve.config.state.in_flight == 0

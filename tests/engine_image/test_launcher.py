@@ -70,7 +70,7 @@ async def launched(
     document = json.loads((IMAGE_ROOT / "contract.json").read_text())
     document["ports"] = {"api": api, "launcher": port, "nixl": nixl}
     document["paths"].update(state=str(folder / "state"), termination_message=str(folder / "said"))
-    document["drain"].update(min_unready_seconds=0, quiet_seconds=0)
+    document["drain"].update(min_handover_seconds=0, quiet_seconds=0)
     (folder / "contract.json").write_text(json.dumps(document))
     command = folder / {"vllm": "vllm", "simulated": "python3"}[runtime]
     command.write_text(f"#!{sys.executable}\nimport runpy\nrunpy.run_path({str(FAKE)!r}, run_name='__main__')\n")

@@ -78,11 +78,11 @@ def test_startup_phases_skipped_phase_is_never_current() -> None:
     assert times.seconds() == {"import": 5.0, "download": 3.0}
 
 
-DRAIN = Drain(5, 2, 10, 600, 15)
+DRAIN = Drain(5, 2, 0.5, 10, 600, 15)
 
 
 @pytest.mark.parametrize(
-    ("now", "last", "may"),
+    ("now", "last", "quiet"),
     [
         (104.9, None, False),
         (105.0, None, True),
@@ -90,25 +90,29 @@ DRAIN = Drain(5, 2, 10, 600, 15)
         (105.0, 103.1, False),
         (107.0, 105.1, False),
         (107.2, 105.1, True),
-        (110.0, 109.9, True),
+        (400.0, 399.9, False),
     ],
 )
-def test_drain_may_stop_by_last_request_and_limits(now: float, last: float | None, may: bool) -> None:
-    assert drain.may_stop(now, 100.0, last, DRAIN) is may
+def test_leaving_engine_is_quiet_by_its_last_request(now: float, last: float | None, quiet: bool) -> None:
+    assert drain.is_quiet(now, 100.0, last, DRAIN) is quiet
 
 
-async def test_drain_quiet_waits_until_it_may_stop(tmp_path: Path) -> None:
-    limits = Drain(0.3, 0, 5, 1, 1)
-    began = time.time()
-    await drain.wait_until_quiet(PodState(tmp_path), limits)
-    assert drain.may_stop(time.time(), began, None, limits)
+async def test_wait_until_quiet_ends_quiet_or_at_the_limit(tmp_path: Path) -> None:
+    state, began = PodState(tmp_path), time.time()
+    assert await drain.wait_until_quiet(state, Drain(0.3, 0, 0.5, 5, 1, 1), began, 60.0)
+    assert time.time() - began >= 0.3
+    state.mark_request()
+    assert not await drain.wait_until_quiet(state, Drain(0, 60, 0.5, 5, 1, 1), began, 0.2)
 
 
-def test_drain_longest_fits_grace_period() -> None:
+@pytest.mark.parametrize("timeout", [1, 5, 10, 20, 600, 2700])
+def test_longest_drain_fits_grace_period(timeout: int) -> None:
+    """An engine that gets requests until the end: handed over, rejecting, and the last responses."""
     limits = CONTRACT.drain
-    grace = limits.shutdown_timeout_seconds + limits.grace_margin_seconds + limits.quiet_seconds
-    assert limits.max_unready_seconds + limits.shutdown_timeout_seconds + 5 <= grace
-    assert limits.min_unready_seconds <= limits.max_unready_seconds
+    leaving = drain.handover_limit_seconds(limits, timeout) + limits.max_rejecting_seconds
+    longest = leaving + drain.left_seconds(limits, timeout, leaving) + 5
+    assert longest <= limits.max_rejecting_seconds + timeout + limits.grace_margin_seconds
+    assert drain.left_seconds(limits, timeout, limits.min_handover_seconds + limits.quiet_seconds) == timeout
 
 
 def test_pod_state_marks_are_cleared_by_reset(tmp_path: Path) -> None:

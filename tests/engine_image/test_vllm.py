@@ -144,7 +144,7 @@ def engine(model: Path, role: str, folder: Path, args: Sequence[str] = ()) -> It
     document = json.loads((IMAGE_ROOT / "contract.json").read_text())
     document["ports"] = {"api": api, "launcher": port, "nixl": nixl}
     document["paths"]["state"] = str(folder / role / "state")
-    document["drain"].update(min_unready_seconds=1, quiet_seconds=0.5, shutdown_timeout_seconds=60)
+    document["drain"].update(min_handover_seconds=1, quiet_seconds=0.5, shutdown_timeout_seconds=60)
     folder.joinpath(role).mkdir()
     contract = folder / role / "contract.json"
     contract.write_text(json.dumps(document))

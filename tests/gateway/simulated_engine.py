@@ -31,7 +31,7 @@ async def simulated_engine(
     document["paths"].update(state=str(folder / "state"), termination_message=str(folder / "said"))
     if adapters is not None:
         document["paths"]["adapters"] = str(adapters)
-    document["drain"].update(min_unready_seconds=0, quiet_seconds=0)
+    document["drain"].update(min_handover_seconds=0, quiet_seconds=0)
     (folder / "contract.json").write_text(json.dumps(document))
     environment = {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",

@@ -12,15 +12,8 @@ import pytest_asyncio
 
 from tests.gateway.conftest import make_directory
 from tests.gateway.fake_engine import FakeEngine
-from tests.gateway.foreign_gateway import (
-    BUFFERED,
-    DESTINATION,
-    DUPLEX,
-    SUBSET_HEADER,
-    ForeignGateway,
-    Json,
-    wait_listening,
-)
+from tests.gateway.foreign_envoy import BUFFERED, DESTINATION, DUPLEX, SUBSET_HEADER, Json
+from tests.gateway.foreign_gateway import ForeignGateway, wait_listening
 from tests.gateway.kube_objects import pod, service, with_adapters
 from tests.gateway.picker_harness import service_with_slo
 from tests.gateway.stack import GatewayStack, free_port, wait_until
@@ -291,6 +284,45 @@ async def test_pool_with_override_host_follows_the_pick(picker: GatewayStack, tm
     finally:
         envoy.stop()
         await picker.reset()
+
+
+async def test_model_of_another_pool_is_named_to_the_engine(picker: GatewayStack, tmp_path_factory: object) -> None:
+    """A gateway that does not know the picked engine takes one of its pool, whose launcher then refuses the name."""
+    own, other = [await picker.engine() for _ in range(2)]
+    await picker.set_objects([service(), service("other")], [pod(own.address), pod(other.address, service="other")])
+    await picker.wait_routable(own)
+    await picker.wait_routable(other, service="team/other")
+    assert picker.settings.endpoint_picker_port is not None
+    port = picker.settings.endpoint_picker_port
+    envoy = ForeignGateway(make_directory(tmp_path_factory), port, DUPLEX, (own.address,))
+    try:
+        await wait_listening(envoy, picker.http)
+        _, _, headers = await Foreign(picker, envoy).ask_fully("other")
+        assert headers["x-engine"] == own.address  # type: ignore[index]
+        assert own.header("x-plimsoll-model") == "team/other"
+        assert own.header("x-plimsoll-endpoint") == other.address
+    finally:
+        envoy.stop()
+        await picker.reset()
+
+
+@pytest.mark.parametrize(("objective", "found"), [("batch", "batch"), ("unknown", "default"), ("", "default")])
+async def test_objective_names_the_class(foreign: Foreign, objective: str, found: str) -> None:
+    classes = {"classes": [{"name": "batch", "maxUtilization": "50%"}, {"name": "default"}]}
+    engine = await foreign.stack.engine()
+    await foreign.stack.set_objects(
+        [service_with_slo(admission=classes, classes=("batch", "default"))], [pod(engine.address)]
+    )
+    await foreign.stack.wait_routable(engine)
+    name = f"{objective}-of-{foreign.envoy.port}"
+    sent = {"x-request-id": name} | ({"x-gateway-inference-objective": objective} if objective else {})
+    assert (await foreign.ask_fully(sent=sent))[0] == 200
+
+    def is_logged() -> bool:
+        lines = [line for line in foreign.stack.log.read_text().splitlines() if f'"{name}"' in line]
+        return any(json.loads(line)["class"] == found for line in lines if line.startswith("{"))
+
+    await wait_until(is_logged, "the access log has the class")
 
 
 async def test_access_log_has_the_request(foreign: Foreign) -> None:

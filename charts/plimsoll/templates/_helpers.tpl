@@ -139,7 +139,16 @@ priorityClassName: {{ . }}
 {{- end }}
 
 {{- define "plimsoll.gateway.endpointPicker" -}}
-{{ merge (dict) (deepCopy (default dict .Values.gateway.endpointPicker)) (dict "enabled" false "from" list "tls" (dict "secretName" "")) | toYaml }}
+{{- $values := merge (dict) (deepCopy (default dict .Values.gateway.endpointPicker)) (dict "enabled" false "inferencePools" false "from" list "tls" (dict "secretName" "")) -}}
+{{- if $values.inferencePools -}}
+{{- if not $values.enabled -}}
+{{- fail "gateway.endpointPicker.inferencePools needs gateway.endpointPicker.enabled" -}}
+{{- end -}}
+{{- if and .Values.watchNamespaces (not (has .Release.Namespace .Values.watchNamespaces)) -}}
+{{- fail (printf "gateway.endpointPicker.inferencePools needs the release's namespace %s in watchNamespaces, because a pool and its picker share a namespace" .Release.Namespace) -}}
+{{- end -}}
+{{- end -}}
+{{ $values | toYaml }}
 {{- end }}
 
 {{- define "plimsoll.operator.kedaScaler" -}}

@@ -91,6 +91,12 @@
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch]
+{{- if (include "plimsoll.gateway.endpointPicker" . | fromYaml).inferencePools }}
+# Kubernetes deletes a pool with its service.
+- apiGroups: [inference.networking.k8s.io]
+  resources: [inferencepools]
+  verbs: [get, list, watch, create, patch]
+{{- end }}
 {{- end }}
 
 {{- define "plimsoll.gateway.rules" -}}

@@ -95,6 +95,7 @@ CONTROLLERREVISIONS = Resource("apps", "v1", "controllerrevisions", "ControllerR
 PODDISRUPTIONBUDGETS = Resource("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget")
 NETWORKPOLICIES = Resource("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy")
 HORIZONTALPODAUTOSCALERS = Resource("autoscaling", "v2", "horizontalpodautoscalers", "HorizontalPodAutoscaler")
+INFERENCEPOOLS = Resource(labels.POOL_GROUP, labels.POOL_VERSION, labels.POOL_PLURAL, labels.POOL_KIND)
 LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")
 
 BY_KIND = {
@@ -113,6 +114,7 @@ BY_KIND = {
         CONTROLLERREVISIONS,
         PODDISRUPTIONBUDGETS,
         NETWORKPOLICIES,
+        INFERENCEPOOLS,
         LEASES,
     )
 }

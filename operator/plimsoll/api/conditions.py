@@ -33,6 +33,7 @@ class ConditionType(StrEnum):
     FALLBACK_UNUSABLE = "FallbackUnusable"
     ENGINE_ROLLOUT_PENDING = "EngineRolloutPending"
     TARGET_UNUSABLE = "TargetUnusable"
+    INFERENCE_POOL_UNUSABLE = "InferencePoolUnusable"
     SCALING_INACTIVE = "ScalingInactive"
     METRICS_DEGRADED = "MetricsDegraded"
     SLO_INFEASIBLE = "SLOInfeasible"
@@ -57,6 +58,7 @@ TYPE_MEANINGS: dict[ConditionType, str] = {
     ConditionType.FALLBACK_UNUSABLE: "The service of `spec.admission.fallback` cannot take requests.",
     ConditionType.ENGINE_ROLLOUT_PENDING: "The rollout of `engine.rollout.generation` is not over for the service.",
     ConditionType.TARGET_UNUSABLE: "A target of `spec.targets` cannot be read or scaled.",
+    ConditionType.INFERENCE_POOL_UNUSABLE: "Other gateways cannot use the InferencePool.",
     ConditionType.SCALING_INACTIVE: "The autoscaler does not change the replica counts.",
     ConditionType.METRICS_DEGRADED: "Metrics of gateways or engines are missing or late.",
     ConditionType.SLO_INFEASIBLE: "No number of replicas meets the SLO.",
@@ -83,6 +85,7 @@ class ConditionReason(StrEnum):
     CONFIG_ERROR = "ConfigError"
     ENGINE_FAILING = "EngineFailing"
     POD_FAILED = "PodFailed"
+    NODE_NOT_READY = "NodeNotReady"
     PODS_REJECTED = "PodsRejected"
     NAMESPACE_TERMINATING = "NamespaceTerminating"
     PROGRESSING = "Progressing"
@@ -123,6 +126,11 @@ class ConditionReason(StrEnum):
     SHEDDING = "Shedding"
     GATEWAY_CONFIG_STALE = "GatewayConfigStale"
     FALLBACK_UNUSABLE = "FallbackUnusable"
+    POOL_KIND_MISSING = "PoolKindMissing"
+    POOL_TAKEN = "PoolTaken"
+    POOL_REJECTED = "PoolRejected"
+    POOL_NOT_ACCEPTED = "PoolNotAccepted"
+    PICKER_ELSEWHERE = "PickerElsewhere"
     ROLLING_OUT = "RollingOut"
     ROLLOUT_WAITING = "RolloutWaiting"
     ROLLOUT_PAUSED = "RolloutPaused"
@@ -138,6 +146,7 @@ POD_PROBLEMS = (
     ConditionReason.IMAGE_UNAVAILABLE,
     ConditionReason.ENGINE_FAILING,
     ConditionReason.UNSCHEDULABLE,
+    ConditionReason.NODE_NOT_READY,
     ConditionReason.POD_FAILED,
 )
 
@@ -155,7 +164,8 @@ REASON_MEANINGS: dict[ConditionReason, str] = {
     ConditionReason.IMAGE_UNAVAILABLE: "The engine image cannot be pulled.",
     ConditionReason.CONFIG_ERROR: "A Secret, ConfigMap, volume or claim is missing.",
     ConditionReason.POD_FAILED: "The kubelet ended or refused a pod, such as by an eviction, and no ready pod "
-    "replaces it. Or a container that something else added to the pod failed.",
+    "replaces it. Or a container from elsewhere failed.",
+    ConditionReason.NODE_NOT_READY: "The node of a pod no longer reports to Kubernetes.",
     ConditionReason.ENGINE_FAILING: "An engine exited on its own.",
     ConditionReason.PODS_REJECTED: "The cluster rejects the pods (quota, pod security or admission webhook).",
     ConditionReason.NAMESPACE_TERMINATING: "The namespace is being deleted, so no engine can be created.",
@@ -163,8 +173,8 @@ REASON_MEANINGS: dict[ConditionReason, str] = {
     ConditionReason.RECOVERING: "A tier was degraded, its problem is gone, and its replicas start.",
     ConditionReason.INVALID_SPEC: "The spec is invalid.",
     ConditionReason.APPLY_REJECTED: "The API server rejected an object of the service.",
-    ConditionReason.OTHER_RELEASE: "Another release of Plimsoll holds the Lease `plimsoll-release` of the namespace, "
-    "and this one leaves the service alone. If that release runs, it replaces the condition.",
+    ConditionReason.OTHER_RELEASE: "Another release of Plimsoll holds the namespace's Lease `plimsoll-release`, so "
+    "this one leaves the service alone. If that one runs, it replaces the condition.",
     ConditionReason.MODEL_NAME_TAKEN: "Another service holds the model name.",
     ConditionReason.MODEL_NAME_RESERVED: "The model name begins with the name of another namespace that has or had "
     "services.",
@@ -182,12 +192,12 @@ REASON_MEANINGS: dict[ConditionReason, str] = {
     ConditionReason.TARGET_OVERLAPS: "Pods of the target are engines of an older InferenceService already.",
     ConditionReason.REPLICAS_OWNED: "Something else sets the replica count of the target, so Plimsoll only recommends.",
     ConditionReason.DEMAND_UNKNOWN: "The load or the model of a tier is unknown, so its replica count is frozen.",
-    ConditionReason.DECISION_FAILED: "The scaling decision failed with an error, so the replica counts are frozen.",
+    ConditionReason.DECISION_FAILED: "The scaling decision failed with an error: replica counts are frozen.",
     ConditionReason.NO_SLO: "`spec.slo` is not set, so nothing is sized: each tier keeps `minReplicas`. "
     "Reported where `maxReplicas` is larger.",
-    ConditionReason.PAUSED: "`spec.scaling.paused` is true, so the replica counts are frozen.",
-    ConditionReason.RECOMMEND_ONLY: "`spec.scaling.mode` is Recommend, so the replica counts are frozen.",
-    ConditionReason.SCALING_OFF: "`spec.scaling.mode` is Off, so the replica counts are frozen.",
+    ConditionReason.PAUSED: "`spec.scaling.paused` is true: replica counts are frozen.",
+    ConditionReason.RECOMMEND_ONLY: "`spec.scaling.mode` is Recommend: replica counts are frozen.",
+    ConditionReason.SCALING_OFF: "`spec.scaling.mode` is Off: replica counts are frozen.",
     ConditionReason.AT_MAX_REPLICAS: "A tier needs more replicas than its `maxReplicas`.",
     ConditionReason.RATE_LIMITED: "`spec.scaling.scaleUp` or `scaleDown` limits the rate of a change.",
     ConditionReason.BUDGET_EXHAUSTED: "A tier needs more GPUs than the GPU budget grants.",
@@ -207,6 +217,11 @@ REASON_MEANINGS: dict[ConditionReason, str] = {
     "excess requests.",
     ConditionReason.GATEWAY_CONFIG_STALE: "A gateway is not using the current admission limits.",
     ConditionReason.FALLBACK_UNUSABLE: "The fallback service does not exist, or falls back to this service.",
+    ConditionReason.POOL_KIND_MISSING: "The cluster has no InferencePool v1.",
+    ConditionReason.POOL_TAKEN: "Somebody else's pool of this name differs.",
+    ConditionReason.POOL_REJECTED: "The API server rejects the pool.",
+    ConditionReason.POOL_NOT_ACCEPTED: "A gateway refuses the pool.",
+    ConditionReason.PICKER_ELSEWHERE: "Pool and picker must share a namespace.",
     ConditionReason.ROLLING_OUT: "The engines are being replaced, or are watched afterwards.",
     ConditionReason.ROLLOUT_WAITING: "Other services come first, or the message names an obstacle.",
     ConditionReason.ROLLOUT_PAUSED: "`engine.rollout.paused` is true.",

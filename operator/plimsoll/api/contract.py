@@ -22,7 +22,7 @@ class EngineContract:
     paths: dict[str, str]
     env: dict[str, str]
     headers: dict[str, str]
-    drain: dict[str, int]
+    drain: dict[str, float]
     remote_prefill_deadline_seconds: int
     limits: dict[str, int]
     metrics: dict[str, str]
@@ -30,8 +30,8 @@ class EngineContract:
     runtimes: tuple[str, ...]
 
     def termination_grace_seconds(self, drain_seconds: int) -> int:
-        """Return the termination grace period of a pod: time until unready, drain timeout, and a margin; seconds."""
-        return self.drain["max_unready_seconds"] + drain_seconds + self.drain["grace_margin_seconds"]
+        """Return the termination grace period of a pod: time until quiet, drain timeout, and a margin; seconds."""
+        return int(self.drain["max_rejecting_seconds"] + drain_seconds + self.drain["grace_margin_seconds"])
 
 
 @functools.cache

@@ -32,6 +32,7 @@ class EventReason(StrEnum):
     CONFIG_ERROR = "ConfigError"
     ENGINE_FAILING = "EngineFailing"
     POD_FAILED = "PodFailed"
+    NODE_NOT_READY = "NodeNotReady"
     PODS_REJECTED = "PodsRejected"
     INVALID_SPEC = "InvalidSpec"
     APPLY_REJECTED = "ApplyRejected"
@@ -44,6 +45,7 @@ class EventReason(StrEnum):
     SCALING_LIMITED = "ScalingLimited"
     TARGET_UNUSABLE = "TargetUnusable"
     REPLICAS_OWNED = "ReplicasOwned"
+    INFERENCE_POOL_UNUSABLE = "InferencePoolUnusable"
     METRICS_LOST = "MetricsLost"
     METRICS_RECOVERED = "MetricsRecovered"
     SLO_INFEASIBLE = "SLOInfeasible"
@@ -71,6 +73,7 @@ EVENT_MEANINGS: dict[EventReason, str] = {
     EventReason.IMAGE_UNAVAILABLE: "The engine image of a tier cannot be pulled.",
     EventReason.CONFIG_ERROR: "A tier's pod refers to a Secret, ConfigMap, volume or claim that does not exist.",
     EventReason.POD_FAILED: "The kubelet ended or refused a pod of a tier, such as by an eviction.",
+    EventReason.NODE_NOT_READY: "The node of a tier's pod no longer reports to Kubernetes.",
     EventReason.ENGINE_FAILING: "An engine of a tier exited on its own.",
     EventReason.PODS_REJECTED: "The cluster rejects the pods of a tier.",
     EventReason.INVALID_SPEC: "The spec is invalid.",
@@ -85,6 +88,7 @@ EVENT_MEANINGS: dict[EventReason, str] = {
     EventReason.SCALING_LIMITED: "A tier needs more replicas than its limits allow.",
     EventReason.TARGET_UNUSABLE: "A target cannot be read or scaled.",
     EventReason.REPLICAS_OWNED: "Something else sets the replica count of a target, so Plimsoll yields.",
+    EventReason.INFERENCE_POOL_UNUSABLE: "Other gateways cannot use the InferencePool.",
     EventReason.METRICS_LOST: "No gateway or no engine reports metrics of the service. Its replica counts are frozen.",
     EventReason.METRICS_RECOVERED: "Gateways and engines report metrics of the service again.",
     EventReason.SLO_INFEASIBLE: "No number of replicas meets the SLO.",

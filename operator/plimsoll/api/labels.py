@@ -10,6 +10,13 @@ ADMISSION_PLURAL = "inferenceserviceadmissions"
 CHECKPOINT_KIND = "InferenceServiceCheckpoint"
 CHECKPOINT_PLURAL = "inferenceservicecheckpoints"
 
+# The pool of a service's engines for gateways of other products (Gateway API Inference Extension).
+POOL_GROUP = "inference.networking.k8s.io"
+POOL_VERSION = "v1"
+POOL_API_VERSION = f"{POOL_GROUP}/{POOL_VERSION}"
+POOL_KIND = "InferencePool"
+POOL_PLURAL = "inferencepools"
+
 # Labels on every object that the operator creates for a service.
 SERVICE = "plimsoll.dev/service"
 ROLE = "plimsoll.dev/role"  # prefill | decode | serve

@@ -1,20 +1,30 @@
 """`plimsoll doctor NAME`: what is wrong with one service, and what to do.
 
-It reads the service, its Deployments, pods and Events, the HorizontalPodAutoscalers of its namespace, the nodes, and
-the operator's document. It changes nothing. What the user may not read is listed, and the rest is still checked.
+It reads the service, its Deployments, pods, Events and InferencePool, the HorizontalPodAutoscalers of its namespace,
+the nodes, and the operator's document. It changes nothing. What the user may not read is listed, and the rest is still
+checked.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from plimsoll.adapters.kube_client import DEPLOYMENTS, EVENTS, HORIZONTALPODAUTOSCALERS, PODS, KubeClient, Resource
+from plimsoll.adapters.kube_client import (
+    DEPLOYMENTS,
+    EVENTS,
+    HORIZONTALPODAUTOSCALERS,
+    INFERENCEPOOLS,
+    PODS,
+    KubeClient,
+    Resource,
+)
 from plimsoll.adapters.normalize import epoch_s
 from plimsoll.api import labels
 from plimsoll.api.conditions import ABNORMAL_TRUE
@@ -25,7 +35,7 @@ from plimsoll.cli.output import Screen, format_age, hanging_indent
 from plimsoll.cli.output_files import print_text
 from plimsoll.controllers.reconcile import pod_diagnosis
 from plimsoll.controllers.replicas_owner import replicas_set_by
-from plimsoll.core.errors import PlimsollError
+from plimsoll.core.errors import ClusterError, PlimsollError
 from plimsoll.core.units import format_figure
 
 KubeObject = dict[str, Any]
@@ -48,6 +58,7 @@ class Patient:
     events: list[KubeObject] | None = None
     autoscalers: list[KubeObject] | None = None
     nodes: list[KubeObject] | None = None
+    pool: KubeObject | None = None
     document: Any = None
 
     @property
@@ -83,6 +94,9 @@ async def examine(kube: KubeClient, namespace: str, name: str, operator_namespac
         read_all(kube, HORIZONTALPODAUTOSCALERS, namespace, unread),
         read_all(kube, NODES, None, unread),
     )
+    pool = None
+    with contextlib.suppress(ClusterError):  # most users have no such kind, and no right to read it
+        pool = await kube.get(INFERENCEPOOLS, namespace, name)
     document = None
     try:
         leader = await cluster.find_leader(kube, operator_namespace)
@@ -91,7 +105,7 @@ async def examine(kube: KubeClient, namespace: str, name: str, operator_namespac
         )
     except PlimsollError as error:
         unread.append(Finding(UNCHECKED, "operator", str(error)))
-    patient = Patient(service, deployments, pods, events, autoscalers, nodes, document)
+    patient = Patient(service, deployments, pods, events, autoscalers, nodes, pool, document)
     return [*diagnose(patient, operator_namespace, now_s), *unread]
 
 
@@ -104,6 +118,7 @@ def diagnose(patient: Patient, operator_namespace: str, now_s: float) -> list[Fi
         *_unmatched_nodes(patient),
         *_foreign_replicas(patient),
         *_bypassed_gateways(patient),
+        *_unused_pool(patient),
         *_warnings(patient, now_s),
     ]
 
@@ -218,6 +233,14 @@ def _bypassed_gateways(patient: Patient) -> Iterable[Finding]:
         message = f"engines run {format_figure(running)} requests, and no gateway has sent one: demand is not seen"
         remedy = f"send requests to status.url ({get_text(patient.service, 'status', 'url') or 'unknown'})"
         yield Finding(PROBLEM, "traffic", message, remedy)
+
+
+def _unused_pool(patient: Patient) -> Iterable[Finding]:
+    """An InferencePool that no gateway uses: its list of parents is empty."""
+    if patient.pool is not None and not get_list(patient.pool, "status", "parents"):
+        message = "no gateway uses the InferencePool: no HTTPRoute that a gateway accepts names it"
+        remedy = f"kubectl get httproutes -A, and name InferencePool {patient.name} in backendRefs"
+        yield Finding(NOTE, f"inferencepool {patient.name}", message, remedy)
 
 
 def _warnings(patient: Patient, now_s: float) -> Iterable[Finding]:

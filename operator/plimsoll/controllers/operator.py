@@ -45,6 +45,7 @@ from plimsoll.controllers.autoscale.signal_sources import SignalSources
 from plimsoll.controllers.engine_poller import EnginePoller
 from plimsoll.controllers.engine_rollout.rollout_controller import EngineRollout
 from plimsoll.controllers.gateway_poller import GatewayPoller
+from plimsoll.controllers.inference_pools.pool_watch import PoolWatch
 from plimsoll.controllers.isolation import ObjectErrors, Stage, subject_of, supervise
 from plimsoll.controllers.namespace_leases import RENEW_SECONDS, NamespaceLeases
 from plimsoll.controllers.object_cache import Key, ObjectCache, key_of, owning_service
@@ -135,6 +136,9 @@ class OperatorProcess:
             is_foreign=lambda key: bool(self.namespace_leases.foreign_release(key[0])),
             errors=self.errors,
         )
+        self.pool_watch: PoolWatch | None = None
+        if config.platform.inference_pools is not None:
+            self.pool_watch = PoolWatch(kube, self.cache, config.platform.gateway.namespace, self.queue.add)
         self.reconciler = Reconciler(
             kube,
             self.cache,
@@ -150,6 +154,7 @@ class OperatorProcess:
             self.engine_poller.adapters,
             lambda key: self.target_poller.states(key),
             self.engine_rollout.of,
+            self.pool_watch,
         )
         self.target_poller = TargetPoller(
             kube, self.cache, self.queue.add, self.errors, lambda key: self.namespace_leases.manages(key[0])
@@ -224,6 +229,8 @@ class OperatorProcess:
         yield "gateways", self.gateway_poller.run
         yield "engines", self.engine_poller.run
         yield "targets", self.target_poller.run
+        if self.pool_watch is not None:
+            yield "InferencePools", self.pool_watch.run
         yield "metrics store", self.prometheus_fallback.run
         yield "leases of namespaces", partial(self.namespace_leases.run, self._namespaces_with_services)
         yield "rollout of engines", partial(self.engine_rollout.run, lambda: self.is_synced)
@@ -277,9 +284,9 @@ class OperatorProcess:
     @property
     def is_synced(self) -> bool:
         """True once every watch has listed its objects and the gateways have answered."""
-        return self.gateway_poller.is_synced and len(self._synced) == len(WATCHED_RESOURCES) * max(
-            1, len(self._namespaces)
-        )
+        lists = len(WATCHED_RESOURCES) * max(1, len(self._namespaces))
+        has_pools = self.pool_watch is None or self.pool_watch.is_synced
+        return self.gateway_poller.is_synced and len(self._synced) == lists and has_pools
 
     async def _follow(self, resource: Resource, selector: str, namespace: str | None) -> None:
         async for event in self._kube.watch(resource, namespace, selector):

@@ -46,6 +46,21 @@ def is_ready(pod: Object) -> bool:
     return _condition(pod, "Ready").get("status") == "True"
 
 
+def silent_node(pod: Object) -> str | None:
+    """The pod's node if it no longer reports to Kubernetes, else None.
+
+    Kubernetes sets such a pod's Ready to False after some 50 s, and leaves what the kubelet said last: that all its
+    containers are ready. A readiness gate of the pod says the same of another reason.
+    """
+    if pod["metadata"].get("deletionTimestamp") or _condition(pod, "Ready").get("status") != "False":
+        return None
+    gates = [str(gate.get("conditionType")) for gate in pod.get("spec", {}).get("readinessGates") or ()]
+    reported = ("ContainersReady", *gates)
+    if any(_condition(pod, kind).get("status") != "True" for kind in reported):
+        return None
+    return str(pod.get("spec", {}).get("nodeName", ""))
+
+
 def has_ended(pod: Object) -> bool:
     """Whether the pod has ended for good, as after an eviction. Kubernetes may keep such a pod for long."""
     return pod.get("status", {}).get("phase") in ("Failed", "Succeeded")
@@ -84,6 +99,8 @@ def startup_state(pod: Object, progress: StartupProgress | None) -> StartingPod:
         unschedulable_message = scheduled.get("message") if scheduled.get("reason") == "Unschedulable" else None
         return StartingPod(name, made_s, "schedule", made_s, unschedulable_message)
     running_s, unready_s = container_started_s(pod), None if is_ready(pod) else _since_s(pod, "Ready")
+    if (node := silent_node(pod)) is not None:
+        return StartingPod(name, unready_s or made_s, silent_node=node)
     is_starting = progress is not None and progress.phase is not None
     was_ready = has_restarted(pod) or is_complete(progress)
     if was_ready and running_s is not None and running_s < (unready_s or 0.0) and not is_starting:

@@ -19,6 +19,7 @@ from random import Random
 from typing import Any
 
 from plimsoll.adapters.grpc_credentials import ServerCredentials
+from plimsoll.core.routing.endpoint import Endpoint
 from plimsoll.gateway.access_log_lines import access_line
 from plimsoll.gateway.body_budget import BodyBudget
 from plimsoll.gateway.certificate_watch import CertificateWatch
@@ -30,6 +31,7 @@ from plimsoll.gateway.envoy.admin import EnvoyAdminClient, EnvoyUnavailable
 from plimsoll.gateway.envoy.ads_server import AdsServer
 from plimsoll.gateway.envoy.delta import AppliedCertificate, AppliedEndpoints
 from plimsoll.gateway.envoy.state_poller import EnvoyStatePoller
+from plimsoll.gateway.handover import Handover
 from plimsoll.gateway.identity import Authenticator
 from plimsoll.gateway.line_writer import LineWriter
 from plimsoll.gateway.one_queue.coordinator import OneQueue
@@ -126,6 +128,7 @@ class GatewayProcess:
             asyncio.create_task(self._publish_changes(servers)),
             asyncio.create_task(self._state_poller.run(self._on_poll)),
             asyncio.create_task(self._tick_admission()),
+            asyncio.create_task(Handover(self._endpoints).run()),
             *map(asyncio.create_task, self._optional_tasks()),
         ]
         shutdown_task = asyncio.create_task(self._shut_down())
@@ -231,6 +234,9 @@ class GatewayProcess:
         """Returns the monotonic time at which a client's request was last seen."""
         others_s = -math.inf if self._endpoint_picker is None else self._endpoint_picker.busy_s()
         return max(self._envoy_endpoint.last_request_s, others_s)
+
+    def _endpoints(self) -> Iterator[Endpoint]:
+        return (endpoint for service in self._picker.catalog.services.values() for endpoint in service.endpoints)
 
     def _on_gateway_pods(self) -> None:
         if self._one_queue is not None:

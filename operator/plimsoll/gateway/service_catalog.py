@@ -29,6 +29,7 @@ from plimsoll.core.types import Role, Task
 from plimsoll.engines.registry import DEFAULT_ENGINE, engine_named
 from plimsoll.gateway.adapters import AdapterEntry, not_loaded_on
 from plimsoll.gateway.admission_policy import AdmissionPolicy, PolicyCache, admission_of
+from plimsoll.gateway.handover import is_unplaced, keep_last
 from plimsoll.telemetry import gateway_metrics
 
 Object = Mapping[str, Any]
@@ -157,6 +158,7 @@ class _ServiceState:
     admission: Object | None = None
     claims: tuple[NameClaim, ...] = ()  # its own, then those of its adapters
     pods: dict[str, tuple[Endpoint, int, int]] = field(default_factory=dict)  # with its max_queued and max_model_len
+    unplaced: dict[str, Role] = field(default_factory=dict)  # pods that wait for room in the cluster
     names: tuple[tuple[str, ...], ...] = ()  # of each claim
     entry: ServiceEntry | None = None
 
@@ -210,12 +212,18 @@ class CatalogBuilder:
         dirty = set()
         if (previous := self._service_by_pod.pop(name, None)) is not None:
             self._states[previous].pods.pop(name, None)
+            self._states[previous].unplaced.pop(name, None)
             dirty.add(previous)
         found = None if pod is None else _read(_endpoint, "Pod", pod)
         if pod is not None and found is not None:
             key, endpoint = found
             queued = _read(_max_queued, "Pod", pod) or MAX_REQUEST_SEQUENCES
             self._state(key).pods[name] = endpoint, queued, _read(_max_model_len, "Pod", pod) or 0
+            self._service_by_pod[name] = key
+            dirty.add(key)
+        elif pod is not None and (waiting := _read(_unplaced, "Pod", pod)) is not None:
+            key, role = waiting
+            self._state(key).unplaced[name] = role
             self._service_by_pod[name] = key
             dirty.add(key)
         return dirty
@@ -235,13 +243,13 @@ class CatalogBuilder:
         state.entry = None if state.obj is None else _read(partial(self._entry, key), labels.KIND, state.obj)
         if state.entry is None:
             self._policies.remove(key)
-        if state.obj is None and state.admission is None and not state.pods:
+        if state.obj is None and state.admission is None and not state.pods and not state.unplaced:
             del self._states[key]
 
     def _entry(self, key: str, obj: Object) -> ServiceEntry:
         state = self._states[key]
         claim, reason = state.claims[0], _not_ready_reason(obj)
-        deleted = reason == ConditionReason.NAMESPACE_TERMINATING
+        deleted = _is_namespace_terminating(obj)
         state.names = self._served_names(state.claims)
         next_ready_s, recovery_s = _startup(obj)
         admission = admission_of(obj, state.admission)
@@ -252,6 +260,8 @@ class CatalogBuilder:
             (queued, length) for endpoint, queued, length in state.pods.values() if endpoint.role is not Role.PREFILL
         ]
         lengths = [length for _, length in engines]
+        stopped = reason == ConditionReason.SCALED_TO_ZERO
+        endpoints = tuple(sorted((endpoint for endpoint, *_ in state.pods.values()), key=lambda e: e.pod))
         return ServiceEntry(
             namespace=claim.namespace,
             name=claim.name,
@@ -259,7 +269,7 @@ class CatalogBuilder:
             adapters=_adapters(obj, state.claims[1:], state.names[1:]),
             created=_unix(claim.created),
             task=_task(obj),
-            endpoints=tuple(sorted((endpoint for endpoint, *_ in state.pods.values()), key=lambda e: e.pod)),
+            endpoints=endpoints if stopped or deleted else keep_last(endpoints, state.unplaced.values()),
             max_sequences=_max_sequences(obj),
             max_queued=max((queued for queued, _ in engines), default=MAX_REQUEST_SEQUENCES),
             max_model_len=max(lengths) if lengths and all(lengths) else None,
@@ -268,7 +278,7 @@ class CatalogBuilder:
             next_ready_s=None if deleted else next_ready_s,
             recovery_s=recovery_s,
             deleted=deleted,
-            stopped=reason == ConditionReason.SCALED_TO_ZERO,
+            stopped=stopped,
             problem=reason if reason in _START_PROBLEMS else "",
             resource_version=obj["metadata"].get("resourceVersion", ""),
             limits_version="" if admission is None else admission["metadata"].get("resourceVersion", ""),
@@ -322,6 +332,13 @@ def _not_ready_reason(obj: Object) -> str:
     return ""
 
 
+def _is_namespace_terminating(obj: Object) -> bool:
+    """Whether the operator says so in any condition: the service may still be ready when its pods are deleted first."""
+    conditions = value_at(obj, "status", "conditions")
+    reasons = (value_at(one, "reason") for one in (conditions if isinstance(conditions, list) else ()))
+    return ConditionReason.NAMESPACE_TERMINATING in reasons
+
+
 def _startup(obj: Object) -> tuple[float | None, float | None]:
     """Returns the Unix time of the next ready engine, and how long a failed engine is usually away, in seconds.
 
@@ -372,6 +389,15 @@ def _max_queued(pod: Object) -> int:
 def _max_model_len(pod: Object) -> int:
     """Returns the longest sequence of an engine in tokens by its arguments, 0 if they leave it to the model."""
     return engine_of(pod).max_model_len(engine_args(pod)) or 0
+
+
+def _unplaced(pod: Object) -> tuple[str, Role] | None:
+    """Returns the service key and role of an engine pod that waits for room in the cluster, None for another pod."""
+    pod_labels = pod["metadata"].get("labels") or {}
+    service, role = pod_labels.get(labels.SERVICE), pod_labels.get(labels.ROLE)
+    if not service or role not in set(Role) or not is_unplaced(pod):
+        return None
+    return f"{pod['metadata']['namespace']}/{service}", Role(role)
 
 
 def _endpoint(pod: Object) -> tuple[str, Endpoint] | None:

@@ -69,7 +69,7 @@ def ports_and_probes(service: InferenceService) -> Object:
     api, metrics = engine.api_port, metrics_port(service)
     health = {"httpGet": {"path": engine.health_path or engine.contract.health_path, "port": "api"}}
     drains = Feature.DRAIN_ON_TERM in engine.contract.features
-    sleep_s = drain["max_unready_seconds"] + (0 if drains else engine.drain_seconds)
+    sleep_s = int(drain["max_rejecting_seconds"]) + (0 if drains else engine.drain_seconds)
     return {
         "ports": [
             {"name": "api", "containerPort": api},

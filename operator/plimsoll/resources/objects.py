@@ -209,7 +209,7 @@ def _disruption_budget(service: InferenceService, parent: Object, role: RoleName
 
 
 def _network_policy(service: InferenceService, parent: Object, platform: PlatformConfig) -> Object:
-    """Allow the gateway to the API port, operator and scrapers to the metrics port, and all traffic among engines."""
+    """Allow gateways to the API port, operator and scrapers to the metrics port, and all traffic among engines."""
     gateway, metrics_port = platform.gateway, engine_server.metrics_port(service)
     gateway_namespace = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": gateway.namespace}}}
     operator = {
@@ -219,6 +219,9 @@ def _network_policy(service: InferenceService, parent: Object, platform: Platfor
     engine_selector = {"matchLabels": {labels.SERVICE: service.metadata.name}}
     egress = _egress(service, platform, engine_selector)
     readers = [operator, *platform.metrics.peers]
+    clients: list[Object] = [{**gateway_namespace, "podSelector": {"matchLabels": gateway.pod_selector}}]
+    if platform.inference_pools is not None and parent["metadata"]["namespace"] == gateway.namespace:
+        clients += platform.inference_pools.peers
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
@@ -230,10 +233,7 @@ def _network_policy(service: InferenceService, parent: Object, platform: Platfor
             "policyTypes": ["Ingress"] if egress is None else ["Ingress", "Egress"],
             **({} if egress is None else {"egress": egress}),
             "ingress": [
-                {
-                    "from": [{**gateway_namespace, "podSelector": {"matchLabels": gateway.pod_selector}}],
-                    "ports": [_port(service.spec.engine.api_port)],
-                },
+                {"from": clients, "ports": [_port(service.spec.engine.api_port)]},
                 *([] if metrics_port is None else [{"from": readers, "ports": [_port(metrics_port)]}]),
                 {"from": [{"podSelector": engine_selector}]},
             ],

@@ -111,6 +111,14 @@ class KedaScalerSettings(_ConfigModel):
     require_client_certificate: bool = Field(False, alias="requireClientCertificate")
 
 
+class InferencePoolSettings(_ConfigModel):
+    """The InferencePools of services in the gateway's namespace: the picker's Service, and who may send to engines."""
+
+    picker_service: str = Field(alias="pickerService")
+    picker_port: int = Field(9002, alias="pickerPort")
+    peers: tuple[dict[str, Any], ...] = Field((), alias="from")
+
+
 class PlatformConfig(_ConfigModel):
     """The operator's configuration file."""
 
@@ -121,3 +129,4 @@ class PlatformConfig(_ConfigModel):
     network_policy: NetworkPolicySettings = Field(NetworkPolicySettings(), alias="networkPolicy")
     webhook: WebhookSettings | None = None  # None: no webhook
     keda_scaler: KedaScalerSettings | None = Field(None, alias="kedaScaler")  # None: no scaler
+    inference_pools: InferencePoolSettings | None = Field(None, alias="inferencePools")  # None: no pools

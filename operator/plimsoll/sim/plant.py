@@ -120,4 +120,4 @@ class Plant:
 def min_drain_s() -> float:
     """Minimum time that a terminating engine waits, seconds."""
     drain = engine_contract().drain
-    return float(drain["min_unready_seconds"] + drain["quiet_seconds"])
+    return float(drain["min_handover_seconds"] + drain["quiet_seconds"])

@@ -28,17 +28,17 @@ FLAGS = ("--start-seconds", "1", "--time-scale", "0.1")
 
 @asynccontextmanager
 async def engine(
-    folder: Path, *flags: str, drain_s: int = 600, progress: dict[str, float] | None = None
+    folder: Path, *flags: str, drain_s: int = 600, quiet_s: float = 0, progress: dict[str, float] | None = None
 ) -> AsyncIterator[Running]:
     """A launcher with a simulated engine, ready; its last words are in the folder's `said`.
 
-    `progress`: limits of the contract that are changed.
+    `quiet_s`: without a request before it ends. `progress`: limits of the contract that are changed.
     """
     api, port, nixl = free_ports(3)
     document = json.loads((IMAGE_ROOT / "contract.json").read_text())
     document["ports"] = {"api": api, "launcher": port, "nixl": nixl}
     document["paths"].update(state=str(folder / "state"), termination_message=str(folder / "said"))
-    document["drain"].update(min_unready_seconds=0, quiet_seconds=0)
+    document["drain"].update(min_handover_seconds=quiet_s, quiet_seconds=quiet_s)
     document["progress"].update(progress or {})
     (folder / "contract.json").write_text(json.dumps(document))
     environment = {
@@ -116,6 +116,32 @@ async def test_process_short_drain_reports_aborted_requests(tmp_path: Path) -> N
             assert (await request).status == 503
         await one.process.wait()
     assert json.loads((tmp_path / "said").read_text()) == {"abortedRequests": 2, "drainSeconds": 1}
+
+
+async def test_leaving_engine_serves_while_a_gateway_has_no_other(tmp_path: Path) -> None:
+    whole = json.dumps({"model": "m", "prompt": "a", "max_tokens": 3}).encode()
+    async with engine(tmp_path, quiet_s=1.0) as one:
+        one.process.send_signal(signal.SIGTERM)
+        await one.until("leaving")
+        for _ in range(12):
+            assert (await client.request(one.api, "/plimsoll/handover", b"{}")).status == 200
+            assert (await one.get("/readyz")).status == 200
+            await asyncio.sleep(0.25)
+        assert (await client.request(one.api, "/v1/completions", whole)).status == 200
+        assert "plimsoll_engine_draining 1" in (await one.get("/metrics")).body.decode()
+        assert await one.process.wait() == 0
+
+
+async def test_leaving_engine_that_is_never_left_alone_ends(tmp_path: Path) -> None:
+    """Its drain timeout of two seconds is handed over for two, and the rest of what the grace period has."""
+    async with engine(tmp_path, quiet_s=60.0, drain_s=2) as one:
+        one.process.send_signal(signal.SIGTERM)
+        await one.until("no other engine is ready yet")
+        assert (await one.get("/readyz")).status == 503
+        assert (await client.request(one.api, "/plimsoll/handover", b"{}")).status == 503
+        whole = json.dumps({"model": "m", "prompt": "a", "max_tokens": 3}).encode()
+        assert (await client.request(one.api, "/v1/completions", whole)).status == 503
+        assert await one.process.wait() == 0
 
 
 async def test_process_request_with_named_model_is_rewritten(tmp_path: Path) -> None:

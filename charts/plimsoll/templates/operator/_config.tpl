@@ -63,6 +63,11 @@ networkPolicy:
 {{- if (include "plimsoll.webhook" . | fromYaml).enabled }}
 webhook: {port: 9443, certificateDirectory: /etc/plimsoll-webhook}
 {{- end }}
+{{- with include "plimsoll.gateway.endpointPicker" . | fromYaml }}
+{{- if .inferencePools }}
+inferencePools: {pickerService: {{ include "plimsoll.fullname" $ }}-endpoint-picker, pickerPort: 9002, from: {{ toJson .from }}}
+{{- end }}
+{{- end }}
 {{- with include "plimsoll.operator.kedaScaler" . | fromYaml }}
 {{- if .enabled }}
 kedaScaler:

@@ -10,6 +10,7 @@ from plimsoll.api import labels
 from plimsoll.api.v1alpha1 import InferenceService
 from plimsoll.controllers.gateway_poller import GatewayView
 from plimsoll.controllers.object_cache import Key, ObjectCache, key_of
+from plimsoll.controllers.reconcile.ownership import is_owned_by
 from plimsoll.core.errors import InvalidSpec
 from plimsoll.core.routing.model_names import (
     NameClaim,
@@ -80,12 +81,12 @@ def observe(cache: ObjectCache, gateways: GatewayView, key: Key, rules: NameRule
             (kind, child["metadata"]["name"]): child
             for kind in CHILD_KINDS
             for child in cache.children(kind, key)
-            if _is_owned_by(child, service_object)
+            if is_owned_by(child, service_object)
         },
         revisions={
             r["metadata"]["name"]: r
             for r in cache.children("ControllerRevision", key)
-            if _is_owned_by(r, service_object)
+            if is_owned_by(r, service_object)
         },
         pods=tuple(cache.pods(key)),
         names=name_state(claims[0], related_claims(cache, claims[0]), rules),
@@ -167,8 +168,3 @@ def affected_services(cache: ObjectCache, before: Object | None, after: Object |
         for service_object in cache.all(labels.KIND)
         if key_of(service_object) in related or fallback_key(service_object) is not None
     ]
-
-
-def _is_owned_by(child: Object, parent: Object) -> bool:
-    uid = parent["metadata"]["uid"]
-    return any(owner.get("uid") == uid for owner in child["metadata"].get("ownerReferences", []))

@@ -21,6 +21,7 @@ MAX_TERMINATION_CHARS = 2000  # Kubernetes keeps the last 2,048 bytes of a log a
 MAX_LOG_CHARS = 400  # characters of an engine's log in a message
 OUT_OF_MEMORY = "OOMKilled"
 RAISE_MEMORY = "; raise resources.limits.memory of the tier's pod"
+UNREACHABLE = "node.kubernetes.io/unreachable"  # taint of a node that does not report
 ENGINE = "engine"  # name of its container; meshes and policies may add others
 MISSING_CLAIM = re.compile(r'persistentvolumeclaim "[^"]*" not found')
 ERROR_LINE = re.compile(r"(?:.*?\W)??(?:error|\w*(?:Error|Exception)): ")
@@ -83,6 +84,10 @@ def pod_problem(pod: Object) -> PodProblem | None:
         return PodProblem(
             ConditionReason.POD_FAILED, f"pod {name} failed ({status.get('reason') or 'Failed'}): {words}"
         )
+    if (node := pod_startup.silent_node(pod)) is not None:
+        return PodProblem(
+            ConditionReason.NODE_NOT_READY, f"pod {name}: its node {node} does not report{_replacement(pod)}"
+        )
     for condition in status.get("conditions", []):
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             message = condition.get("message") or condition.get("reason") or "the scheduler gives no reason"
@@ -95,6 +100,16 @@ def pod_problem(pod: Object) -> PodProblem | None:
         if (problem := _container_problem(name, container, _memory_limit(pod, container))) is not None
     ]
     return min(problems, key=lambda problem: POD_PROBLEMS.index(problem.reason), default=None)
+
+
+def _replacement(pod: Object) -> str:
+    """When Kubernetes replaces a pod whose node does not report, as the end of a sentence; empty if it never does."""
+    tolerations = pod.get("spec", {}).get("tolerations") or ()
+    seconds = [one.get("tolerationSeconds") for one in tolerations if one.get("key") == UNREACHABLE]
+    known = [int(one) for one in seconds if one is not None]
+    if not known:
+        return ""
+    return f"; Kubernetes replaces the pod {min(known)} s after it noticed, if the node does not come back"
 
 
 def _label(pod: Object, name: str) -> str | None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from plimsoll.adapters.kube_client import BY_KIND, CONTROLLERREVISIONS, INFERENCESERVICES, KubeClient
+from plimsoll.adapters.kube_client import BY_KIND, CONTROLLERREVISIONS, KubeClient
 from plimsoll.api import conditions, labels
 from plimsoll.api.conditions import Condition
 from plimsoll.api.events import Event, EventReason
@@ -24,6 +24,8 @@ from plimsoll.controllers.autoscale.scaling_status import ScalingReport
 from plimsoll.controllers.engine_rollout.rollout_controller import ServiceRollout
 from plimsoll.controllers.gateway_poller import GatewayView
 from plimsoll.controllers.hardware_limits import hardware_limits
+from plimsoll.controllers.inference_pools.pool_watch import PoolWatch
+from plimsoll.controllers.inference_pools.pool_writer import PoolWriter
 from plimsoll.controllers.isolation import ObjectErrors, Stage, subject_of
 from plimsoll.controllers.metrics_export import ConditionGauges
 from plimsoll.controllers.object_cache import Key, ObjectCache, key_of, role_of
@@ -36,6 +38,7 @@ from plimsoll.controllers.reconcile.name_claims import ADAPTERS, NameGrants
 from plimsoll.controllers.reconcile.name_claims import FIELD as NAME_CLAIM
 from plimsoll.controllers.reconcile.object_plan import ObjectPlan, plan_objects
 from plimsoll.controllers.reconcile.observe import ObservedService, observe
+from plimsoll.controllers.reconcile.ownership import require_parent, require_unowned
 from plimsoll.controllers.reconcile.rejected_fields import in_service_terms
 from plimsoll.controllers.reconcile.service_namespaces import ServiceNamespaces
 from plimsoll.controllers.reconcile.service_status import StatusInputs
@@ -76,10 +79,12 @@ class Reconciler:
         adapters: Callable[[Key], ReportsByPod] = lambda key: {},
         targets: Callable[[Key], Mapping[str, TargetState]] = lambda key: {},
         engine_rollout: Callable[[Key], ServiceRollout] = lambda key: ServiceRollout(),
+        pool_watch: PoolWatch | None = None,
     ) -> None:
         """report: scaling report of a service, None before its first tick. later: reconciles a service after some
         seconds. adapters: what the ready engines of a service report of their adapters. targets: the targets of a
-        service as last read, by role. engine_rollout: what the platform's rollout says of a service."""
+        service as last read, by role. engine_rollout: what the platform's rollout says of a service. pool_watch: None
+        without InferencePools."""
         self._engine_rollout = engine_rollout
         self._adapters = adapters
         self._targets = targets
@@ -92,6 +97,7 @@ class Reconciler:
         self._drain_reports = drain_reports
         self._identity = identity
         self._later = later
+        self._pools = PoolWriter(kube, cache, platform, pool_watch, later)
         self._checkpoints = checkpoints or CheckpointStore(kube)
         self._grants = NameGrants(
             cache,
@@ -158,6 +164,7 @@ class Reconciler:
             self._applied.forget(key)
             self._drain_reports.forget(key)
             self._errors.forget(key)
+            self._pools.forget(key)
             self._checkpoints.forget(key)
             self._condition_gauges.export(key, ())
             return
@@ -177,6 +184,9 @@ class Reconciler:
                 await self._apply(key, observed, plan)
             except (ObjectRejected, Forbidden) as error:
                 rejected = str(error)
+        pool_condition = None
+        if observed.service is not None:
+            pool_condition = await self._pools.reconcile(observed.service_object, observed.service)
         observed = self._observe(key) or observed
         names = names_of(observed, datetime.datetime.now(datetime.UTC))
         inputs = collect_status_inputs(
@@ -188,6 +198,7 @@ class Reconciler:
             inputs,
             internal_error=self._errors.condition(key),
             engine_rollout=self._engine_rollout(key).condition,
+            inference_pool=pool_condition,
         )
         await self._publish_status(observed.service_object, inputs)
         if inputs.scaling_report is not None:
@@ -212,7 +223,7 @@ class Reconciler:
         ]
         is_any_missing = any((one["kind"], one["metadata"]["name"]) not in observed.children for one in changed)
         if is_any_missing or object_plan.templates:
-            await self._require_parent(observed.service_object)
+            await require_parent(self._kube, observed.service_object)
         for template_revision in object_plan.templates:
             with contextlib.suppress(Conflict):
                 self._cache.put(await self._kube.create(template_revision))
@@ -228,43 +239,13 @@ class Reconciler:
 
     async def _apply_one(self, key: Key, desired_object: Object, observed: ObservedService) -> None:
         if (desired_object["kind"], desired_object["metadata"]["name"]) not in observed.children:
-            await self._require_unowned(desired_object, observed.service_object)
+            await require_unowned(self._kube, desired_object, observed.service_object)
         try:
             live = await self._kube.apply(desired_object, labels.FIELD_MANAGER)
         except ObjectRejected as error:
             raise ObjectRejected(in_service_terms(str(error), role_of(desired_object)), error.status) from error
         self._applied.record(key, desired_object, live)
         self._cache.put(live)
-
-    async def _require_parent(self, parent: Object) -> None:
-        """Raise Conflict if the service was deleted, though its watch has not said so yet.
-
-        What is created for it then is garbage-collected at once and created again: pods that start and end in a loop.
-        """
-        meta = parent["metadata"]
-        try:
-            live = await self._kube.get(INFERENCESERVICES, meta["namespace"], meta["name"])
-        except NotFound:
-            live = None
-        if live is None or live["metadata"]["uid"] != meta["uid"]:
-            raise Conflict(f"InferenceService {meta['name']} was deleted")
-
-    async def _require_unowned(self, desired_object: Object, parent: Object) -> None:
-        """Raise unless the object can be created: Conflict for a leftover, ObjectRejected for a foreign object."""
-        kind, desired_meta = desired_object["kind"], desired_object["metadata"]
-        try:
-            live = await self._kube.get(BY_KIND[kind], desired_meta["namespace"], desired_meta["name"])
-        except NotFound:
-            return
-        owners = live["metadata"].get("ownerReferences", [])
-        if any(owner.get("uid") == parent["metadata"]["uid"] for owner in owners):
-            return
-        former = (labels.KIND, parent["metadata"]["name"])
-        if any((owner.get("kind"), owner.get("name")) == former for owner in owners):
-            raise Conflict(f"{kind} {desired_meta['name']} of a deleted InferenceService of this name still exists")
-        raise ObjectRejected(
-            f"{kind} {desired_meta['name']} exists and is not owned by this InferenceService; rename one of them"
-        )
 
     async def _publish_status(self, service_object: Object, inputs: StatusInputs) -> None:
         """Write Events for changed conditions, then the status if it differs."""

@@ -71,6 +71,7 @@ class StatusInputs:
     hardware_limits: tuple[str, ...] = ()  # what no engine on the named GPUs can do
     targets: Mapping[str, TargetState] | None = None  # by role; None for a service with tiers
     engine_rollout: Condition | None = None  # EngineRolloutPending
+    inference_pool: Condition | None = None  # InferencePoolUnusable
     internal_error: Condition | None = None  # unexpected error about the service or one of its objects
 
 
@@ -105,6 +106,7 @@ def build_conditions(inputs: StatusInputs) -> tuple[Condition, ...]:
         ),
         None if inputs.fallback is None else fallback_unusable(*inputs.fallback),
         inputs.engine_rollout,
+        inputs.inference_pool,
         *_scaling_conditions(inputs),
         *_internal_error(inputs),
     )
@@ -124,6 +126,7 @@ def recovery_messages(inputs: StatusInputs) -> dict[ConditionType, str]:
         messages[ConditionType.ADAPTER_FAILED] = "no engine fails to load an adapter"
         messages[ConditionType.STALLED] = "the spec is valid, and the API server accepts all objects"
         messages[ConditionType.ENGINE_ROLLOUT_PENDING] = "the engines have the present generation of their settings"
+        messages[ConditionType.INFERENCE_POOL_UNUSABLE] = "nothing keeps gateways from using the InferencePool"
         fallback = "no fallback is set" if inputs.fallback is None else f"the fallback {inputs.fallback[0]} can be used"
         messages[ConditionType.FALLBACK_UNUSABLE] = shorten(fallback, MAX_QUOTE_CHARS)
     if inputs.targets:  # empty before the first reading

@@ -59,7 +59,7 @@ class TierStatusInputs:
 
     @property
     def starting(self) -> int:
-        """Pods that are neither ready nor being deleted, without those that have failed."""
+        """Pods that are neither ready nor being deleted, without those that failed or whose node does not report."""
         return _starting(self.pods)
 
     @property
@@ -150,7 +150,12 @@ def _ready(pods: Iterable[Object]) -> int:
 
 
 def _starting(pods: Iterable[Object]) -> int:
-    return sum(not pod_startup.is_ready(pod) and not pod_startup.is_terminating(pod) for pod in pods)
+    return sum(_is_starting(pod) for pod in pods)
+
+
+def _is_starting(pod: Object) -> bool:
+    is_known = not pod_startup.is_terminating(pod) and pod_startup.silent_node(pod) is None
+    return is_known and not pod_startup.is_ready(pod)
 
 
 def _missing(tier: TierStatusInputs) -> str:

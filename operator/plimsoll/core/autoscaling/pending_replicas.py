@@ -41,10 +41,14 @@ def credit_pending(context: TierContext, now_s: float) -> None:
     parts = [f"{observation.ready} ready"]
     if etas:
         parts.append(f"{len(etas)} starting, the next in {format_wait(etas[0])}, the last in {format_wait(etas[-1])}")
-    if overdue:
-        longest = max(overdue.values(), key=lambda one: one.elapsed_s)
-        parts.append(f"{len(overdue)} overdue by {format_wait(longest.elapsed_s - longest.limit_s)} and not counted")
+    silent_nodes = sorted(pod.silent_node for pod in observation.starting if pod.silent_node is not None)
+    if silent_nodes:
+        parts.append(f"{len(silent_nodes)} on nodes that do not report, not counted ({silent_nodes[0]})")
+    if late := [one for one in overdue.values() if one.limit_s]:
+        longest = max(late, key=lambda one: one.elapsed_s)
+        parts.append(f"{len(late)} overdue by {format_wait(longest.elapsed_s - longest.limit_s)} and not counted")
         parts[-1] += f" (start-up limit {format_wait(longest.limit_s)})"
+    if overdue:
         replacements = (
             0 if context.hold_reason else min(len(overdue), max(0, context.scale_up_target - observation.ready))
         )

@@ -155,6 +155,8 @@ class StartingPod:
     created_s: time of its creation, or when it became unready if its engine restarts. phase: current start-up phase,
     None if unknown; phase_since_s: its start. unschedulable_reason: the scheduler's message while the pod fits on no
     node, else None. restart_since_s: when the engine's container ended for a restart in the pod; None for a new pod.
+    silent_node: the pod's node if it no longer reports, so that nothing is known of the pod; created_s is then when it
+    became unready.
     """
 
     pod: str
@@ -163,6 +165,7 @@ class StartingPod:
     phase_since_s: float | None = None
     unschedulable_reason: str | None = None
     restart_since_s: float | None = None
+    silent_node: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,13 +297,14 @@ def eta(model: StartupModel, pod: StartingPod, now_s: float) -> Eta | Overdue:
     With a known phase: the remaining time of that phase, given how long it has run, and the phases after it; medians
     add, and spreads add in squares. Otherwise: the remaining time of the whole start. An unschedulable pod has the
     whole start before it. A restart has the phases of restarts. It is overdue when a new pod would be, because a
-    replacement takes that long.
+    replacement takes that long. A pod on a silent node is overdue at once.
     """
     if pod.unschedulable_reason is not None:
         return Eta(model.total.quantile_s(0.5), model.total.quantile_s(0.9))
     elapsed_s = max(0.0, now_s - pod.created_s)
-    if elapsed_s > model.overdue_s:
-        return Overdue(elapsed_s, model.overdue_s)
+    limit_s = model.overdue_s if pod.silent_node is None else 0.0
+    if pod.silent_node is not None or elapsed_s > limit_s:
+        return Overdue(elapsed_s, limit_s)
     if pod.restart_since_s is not None:
         model, elapsed_s = model.restart, max(0.0, now_s - pod.restart_since_s)
     names = [name for name, _ in model.phases]

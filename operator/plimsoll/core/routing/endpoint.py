@@ -19,7 +19,8 @@ class Endpoint:
 
     `address` is the `ip:port` of its API (IPv6 in brackets). Engines of the same `revision` can exchange KV blocks.
     `ready` is the launcher's readiness; a draining pod is not ready. `terminating` means that the pod is being deleted.
-    `routable` means that Envoy reports it healthy. Decode engines call a prefill engine directly, without Envoy.
+    `last` means that it is terminating and serves on, because the tier has no other ready engine. `routable` means that
+    Envoy reports it healthy. Decode engines call a prefill engine directly, without Envoy.
     """
 
     address: str
@@ -28,12 +29,13 @@ class Endpoint:
     revision: str
     ready: bool
     terminating: bool = False
+    last: bool = False
     routable: bool = False
 
     @property
     def available(self) -> bool:
         """Whether Envoy may route to it, or a decode engine may use it for remote prefill."""
-        return self.ready and not self.terminating
+        return self.ready and (self.last or not self.terminating)
 
 
 class RankObserver(Protocol):

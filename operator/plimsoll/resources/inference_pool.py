@@ -1,0 +1,60 @@
+"""Builds the InferencePool of a service, by which gateways of other products find its engines and its picker. Pure.
+
+The pool has the engines that take clients' requests. Its failure mode is FailClose, since a gateway that picks engines
+itself would bypass admission control and pass on the headers that only the picker may set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from plimsoll.api import labels
+from plimsoll.api.v1alpha1 import InferenceService
+from plimsoll.core.types import Role
+from plimsoll.resources import object_meta
+from plimsoll.resources.platform_config import InferencePoolSettings
+
+Object = dict[str, Any]
+
+_ANY: Final[Mapping[str, Any]] = {}
+
+
+def inference_pool(service: InferenceService, parent: Object, settings: InferencePoolSettings) -> Object:
+    """The InferencePool of a service with tiers."""
+    name = service.metadata.name
+    role = Role.DECODE if service.spec.tiers.decode is not None else Role.SERVE
+    return {
+        "apiVersion": labels.POOL_API_VERSION,
+        "kind": labels.POOL_KIND,
+        "metadata": object_meta.child_metadata(parent, name, object_meta.service_labels(name)),
+        "spec": {
+            "selector": {"matchLabels": object_meta.tier_selector(name, role)},
+            "targetPorts": [{"number": service.spec.engine.api_port}],
+            "endpointPickerRef": {
+                "group": "",
+                "kind": "Service",
+                "name": settings.picker_service,
+                "port": {"number": settings.picker_port},
+                "failureMode": "FailClose",
+            },
+        },
+    }
+
+
+def differences(live: Object, desired: Object) -> tuple[str, ...]:
+    """The fields in which a pool of somebody else keeps requests from the picker or from the service's engines."""
+    spec, wanted = live.get("spec") or _ANY, desired["spec"]
+    picker, wanted_picker = spec.get("endpointPickerRef") or _ANY, wanted["endpointPickerRef"]
+    name, port = wanted_picker["name"], wanted_picker["port"]["number"]
+    number = (picker.get("port") or _ANY).get("number")
+    reference = (picker.get("group", ""), picker.get("kind", "Service"), picker.get("name"), number)
+    found = []
+    if (spec.get("selector") or _ANY).get("matchLabels") != wanted["selector"]["matchLabels"]:
+        pairs = ",".join(f"{name}={value}" for name, value in sorted(wanted["selector"]["matchLabels"].items()))
+        found.append(f"selector.matchLabels must be {pairs}")
+    if [one.get("number") for one in spec.get("targetPorts") or ()] != [one["number"] for one in wanted["targetPorts"]]:
+        found.append(f"targetPorts must have the port {wanted['targetPorts'][0]['number']} alone")
+    if reference != ("", "Service", name, port):
+        found.append(f"endpointPickerRef must be Service {name} port {port}")
+    return tuple(found)
