@@ -237,6 +237,14 @@ def test_row_of_two_gpus_quotes_result_and_prediction(name: str, begin: str) -> 
     assert "cut" not in result["statuses"]
 
 
+def test_readme_quotes_the_runs_on_two_gpus() -> None:
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    step, trace = TWO["step"]["figures"]["all"], TWO["trace"]["figures"]["all"]
+    admitted = step["within"] / step["statuses"]["200"]
+    assert f"{_percent(step['share'])} of all requests were within the SLO, {_percent(admitted)} of the adm" in readme
+    assert f"On a bursty trace it was {_percent(trace['share'])}" in readme
+
+
 def test_step_on_two_gpus() -> None:
     step = TWO["step"]
     phase, late = step["figures"]["1: 1.5 for 150 s"], step["late"][1]
