@@ -282,6 +282,9 @@ def test_flapping_of_the_trace() -> None:
         row = _row(f"| {_at_s('trace', up)} s | {_at_s('trace', down)} s |")
         assert f"| {_at_s('trace', down) - _at_s('trace', up):.0f} s, " in row
         assert row.strip().endswith(window) or f"| {window} " in row
+    past = json.loads((DATA / "after-h200-8b-two-with-step.json").read_text())["trace"]["policies"]["plimsoll"]
+    assert f"{past['changes']} changes, {_percent(past['attainment_offered'])} of all requests" in PAGE
+    assert f"had {TWO_PREDICTED['trace']['policies']['plimsoll']['changes']} changes" in PAGE
     both = [change for change in TWO["trace"]["changes"] if sum(pod["ready"] for pod in change["pods"]) == 2]
     assert len({pod["name"] for change in both for pod in change["pods"] if pod["ready"]}) == 2
     assert f"paid for {TWO['trace']['gpu_s'] - 420:.0f} s" in PAGE

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from bench.hardware import traces
 from e2e.gpu import run, scenarios
 from plimsoll.api.v1alpha1 import InferenceService
 
@@ -33,6 +34,14 @@ def test_a_trace_is_the_same_each_time_and_follows_its_phases(tmp_path: Path) ->
     (share, seconds), *_ = scenario.phases
     assert sum(row.at_s < seconds for row in rows) == round(share * 10.0 * seconds)
     assert [row.at_s for row in rows] == sorted(row.at_s for row in rows)
+
+
+def test_a_trace_after_another_scenario_keeps_its_gaps(tmp_path: Path) -> None:
+    step, later = scenarios.SCENARIOS["step"], scenarios.SCENARIOS["trace"]
+    scenarios.write_trace(later, 10.0, tmp_path / "both.csv", step)
+    rows, own = traces.read(tmp_path / "both.csv"), scenarios.trace(later, 10.0)
+    assert len(rows) == len(scenarios.trace(step, 10.0)) + len(own)
+    assert rows[-len(own)].at_s == pytest.approx(step.seconds + scenarios.PAUSE_S + own[0].at_s)
 
 
 def test_a_recorded_trace_has_its_own_times_and_the_load_of_its_phases() -> None:
