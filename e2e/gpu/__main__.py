@@ -26,6 +26,8 @@ def main(words: Sequence[str] | None = None) -> int:
     predict.add_argument("scenarios", nargs="+", choices=sorted(SCENARIOS))
     predict.add_argument("--hardware", required=True, help="a profile of `plimsoll simulate`")
     predict.add_argument("--start-up", default="uniform:80,110", help="as `plimsoll simulate` takes it")
+    predict.add_argument("--capacity", type=float, help="requests/s that the loads are multiples of, if another")
+    predict.add_argument("--after", choices=sorted(SCENARIOS), help="whose load the service has had before")
     predict.add_argument("--out", type=Path, required=True)
     receive = verbs.add_parser("receive", help="there: keep the pieces of one folder, unpack what is whole")
     receive.add_argument("folder", type=Path)
@@ -69,7 +71,8 @@ def _carry_out(given: argparse.Namespace) -> None:
         case "predict":
             from e2e.gpu.predict import predict  # needs the packages of the CLI
 
-            predict(given.scenarios, given.hardware, given.start_up, given.out)
+            loads = {"load": given.capacity, "after": given.after}
+            predict(given.scenarios, given.hardware, given.start_up, given.out, **loads)
         case "receive":
             say(f"received {given.folder}: {parts.receive(given.folder)}")
         case "fill-caches":

@@ -28,15 +28,33 @@ _KEPT: Final = (
 _MEAN_PROMPT, _MEAN_OUTPUT = 1190, 220  # of a chat, as the traces draw it
 
 
-def predict(names: Sequence[str], hardware: str, start_up: str, out: Path) -> None:
-    """Writes `out`: the capacity of one engine, and for each named scenario with a load what is predicted by policy."""
+def predict(
+    names: Sequence[str],
+    hardware: str,
+    start_up: str,
+    out: Path,
+    *,
+    load: float | None = None,
+    after: str | None = None,
+) -> None:
+    """Writes `out`: the capacity of one engine, and for each named scenario with a load what is predicted by policy.
+
+    load: capacity that the loads are multiples of, if another; after: scenario whose load the service has had before.
+    """
     capacity = _capacity(hardware)
-    document: dict[str, Any] = {"hardware": hardware, "start_up_s": start_up, "capacity_per_s": capacity}
+    document: dict[str, Any] = {
+        "hardware": hardware,
+        "start_up_s": start_up,
+        "capacity_per_s": capacity,
+        "after": after,
+    }
+    past = SCENARIOS[after] if after else None
     with tempfile.TemporaryDirectory() as folder:
         for scenario in map(SCENARIOS.__getitem__, names):
             if scenario.phases:
-                document[scenario.name] = _predict_one(scenario, capacity, hardware, start_up, Path(folder))
-                print(scenario.name, json.dumps(document[scenario.name]["policies"]["plimsoll"]), flush=True)
+                found = _predict_one(scenario, load or capacity, hardware, start_up, Path(folder), past)
+                document[scenario.name] = found
+                print(scenario.name, json.dumps(found["policies"]["plimsoll"]), flush=True)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(document, indent=1) + "\n")
 
@@ -48,9 +66,11 @@ def _capacity(hardware: str) -> float:
     return round(float(document["slo_capacity_per_s"]), 2)
 
 
-def _predict_one(scenario: Scenario, capacity: float, hardware: str, start_up: str, folder: Path) -> dict[str, Any]:
+def _predict_one(
+    scenario: Scenario, capacity: float, hardware: str, start_up: str, folder: Path, past: Scenario | None
+) -> dict[str, Any]:
     trace, service = folder / f"{scenario.name}.csv", folder / f"{scenario.name}.yaml"
-    digest = scenarios.write_trace(scenario, capacity, trace)
+    digest = scenarios.write_trace(scenario, capacity, trace, past)
     service.write_text(yaml.safe_dump(scenarios.manifest(scenario, simulated=False)))
     words = ["--trace", str(trace), "--service", str(service), "--hardware", hardware, "--start-up", start_up]
     words += ["--gateways", "1", "--max-gpus", str(scenario.high)]

@@ -45,9 +45,10 @@ def run(name: str, out: Path, capacity_per_s: float, *, simulated: bool, workers
     """Raises KeyError for an unknown scenario; what was seen is written whatever happens."""
     scenario = scenarios.SCENARIOS[name]
     if shorten != 1.0:
-        scenario = _shortened(scenario, shorten)
+        scenario = shortened(scenario, shorten)
     out.mkdir(parents=True, exist_ok=True)
     result: dict[str, Any] = {"scenario": name, "capacity_per_s": capacity_per_s, "began": time.time()}
+    result["shorten"] = shorten
     with Observer() as observer:
         try:
             _carry_out(scenario, capacity_per_s, simulated, workers, observer, result)
@@ -70,8 +71,8 @@ def collect(out: Path) -> None:
     pack_logs(out / "state.logs.tar.zst")
 
 
-def _shortened(scenario: Scenario, factor: float) -> Scenario:
-    """The same with less time between its events, for a rehearsal."""
+def shortened(scenario: Scenario, factor: float) -> Scenario:
+    """The same with less time between its events."""
     phases = tuple((share, seconds * factor) for share, seconds in scenario.phases)
     acts = tuple(Act(act.at_s * factor, act.what) for act in scenario.acts)
     return dataclasses.replace(scenario, phases=phases, acts=acts)

@@ -24,6 +24,7 @@ TPOT_S: Final = 0.05
 PERCENTILE: Final = 95
 MAX_SEQUENCES: Final = 256
 CACHE_MOUNT: Final = Path("/caches")  # in the engine's container
+PAUSE_S: Final = 35.0  # between the loads of two scenarios
 RESTART_S: Final = 89.0  # from the kill of an engine's core to its first answer, as measured with one engine
 RECORDED: Final = CHECKOUT / "bench/scoreboard/traces/azure-code-2023.csv.gz"
 
@@ -178,10 +179,15 @@ def manifest(scenario: Scenario, *, simulated: bool, version: int = 0) -> dict[s
     }
 
 
-def write_trace(scenario: Scenario, capacity_per_s: float, path: Path) -> str:
-    """The trace as `plimsoll simulate` reads it; its SHA-256."""
+def write_trace(scenario: Scenario, capacity_per_s: float, path: Path, past: Scenario | None = None) -> str:
+    """The trace as `plimsoll simulate` reads it, after that of another scenario if `past` is given; its SHA-256."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    traces.write(path, trace(scenario, capacity_per_s))
+    requests = trace(scenario, capacity_per_s)
+    if past:
+        begin_s = past.seconds + PAUSE_S
+        later = [traces.PlannedRequest(row.at_s + begin_s, row.prompt, row.output) for row in requests]
+        requests = trace(past, capacity_per_s) + later
+    traces.write(path, requests)
     return traces.digest(path)
 
 

@@ -20,12 +20,12 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 from e2e.gpu import scenarios
-from e2e.gpu.run import figures, summary
+from e2e.gpu.run import figures, shortened, summary
 
 GATEWAY_COLUMNS: Final = ("scenario", "began_s", "ended_s", "queue_s", "ttft_s", "prompt", "output", "status")
 _COUNTERS: Final = (
@@ -45,7 +45,7 @@ def summarise(results: Path, out: Path, names: Sequence[str]) -> None:
         zero_at_s = next(mark["at"] for mark in read["zero"]["marks"] if mark["what"] == "at zero")
         document["zero"]["gateway"] = _answers(records, zero_at_s)
     for name in (name for name in names if read[name].get("requests")):
-        seconds = scenarios.SCENARIOS[name].seconds
+        seconds = scenarios.SCENARIOS[name].seconds * read[name].get("shorten", 1.0)
         document[name]["cards"] = _cards(results / f"{name}.logs.tar.zst", read[name]["load_began"], seconds)
     (out / "results.json").write_text(json.dumps(document, separators=(",", ":")) + "\n")
     if "overload" in read:
@@ -56,7 +56,8 @@ def summarise(results: Path, out: Path, names: Sequence[str]) -> None:
 
 def _summary(one: Mapping[str, Any]) -> dict[str, Any]:
     began_s = one.get("load_began", one["began"])
-    scenario = scenarios.SCENARIOS[one["scenario"]]
+    scenario = shortened(scenarios.SCENARIOS[one["scenario"]], one.get("shorten", 1.0))
+    begun = datetime.fromtimestamp(one["began"], UTC).isoformat()
     rows = one.get("requests", [])
     scrapes = one["final"]["scrapes"]
     return {
@@ -69,7 +70,11 @@ def _summary(one: Mapping[str, Any]) -> dict[str, Any]:
         "gpu_s": _gpu_seconds(one["samples"], began_s, scenario.seconds),
         "marks": [{**mark, "at": round(mark["at"] - began_s, 2)} for mark in one["marks"]],
         "changes": _changes(one["samples"], began_s),
-        "events": [e for e in one["final"]["events"] if e["on"].startswith(("InferenceService/", "Pod/m-"))],
+        "events": [
+            event
+            for event in one["final"]["events"]
+            if event["on"].startswith(("InferenceService/", "Pod/m-")) and event["at"] >= begun[:19]
+        ],
         "conditions": one["final"]["service"]["status"].get("conditions"),
         "engine": [json.loads(text) for name, text in scrapes.items() if name.endswith("/about")],
         "counters": _counters(scrapes),

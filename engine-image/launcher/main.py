@@ -2,8 +2,8 @@
 
 Problem: Kubernetes sends requests to every ready pod, treats exit code 0 as success, and ends pods with one SIGTERM.
 Idea: one process in front of vLLM becomes ready only after warm-up, turns every unexpected end into a failure, and
-handles SIGTERM in stages: unready, quiet, drain, exit 0. A dead engine ends this process, and so does one that makes no
-progress (`launcher.progress`), because a hanging engine does not end by itself.
+handles SIGTERM in stages: handed over, quiet, unready, drain, exit 0. A dead engine ends this process, and so does one
+that makes no progress (`launcher.progress`), because a hanging engine does not end by itself.
 """
 
 from __future__ import annotations
@@ -268,7 +268,7 @@ class Launcher:
             log.info("leaving: requests are served until the gateways have another engine")
             quiet = await self._until_quiet(engine, leaving_at, drain.handover_limit_seconds(limits, timeout))
             self._stop_serving()
-            if not quiet:
+            if not quiet and not engine.exit.done():
                 log.warning("no other engine is ready yet, and running requests need the rest of the drain timeout")
                 await self._until_quiet(engine, leaving_at, limits.max_rejecting_seconds)
             if engine.exit.done():

@@ -130,7 +130,7 @@ class Plimsoll:
             await self._app(scope, receive, send)
         elif scope["path"] == self._progress_path:
             await self._answer_progress(scope, send)
-        elif scope["path"] == self._handover_path:
+        elif scope["path"] == self._handover_path and scope["method"] == "POST":
             await self._answer_handover(send)
         elif _is_admin(scope["path"]) and not _is_local(scope):
             await send_json(send, 404, b'{"detail":"Not Found"}', {})
@@ -151,7 +151,7 @@ class Plimsoll:
 
     async def _answer_handover(self, send: Send) -> None:
         """Respond to a gateway that has no other engine: 200 if this one, which is leaving, still takes requests."""
-        self._config.state.mark_request()
+        self._config.state.mark_needed()
         await send_json(send, 503 if self._config.state.draining else 200, b"{}", {})
 
     async def _handle_post(self, scope: Scope, receive: Receive, send: Send) -> None:

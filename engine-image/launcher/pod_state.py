@@ -24,13 +24,14 @@ class PodState:
         self._draining_path = str(self.folder / "draining")
         self._stopping_path = str(self.folder / "stopping")
         self._request_path = str(self.folder / "request")
+        self._needed_path = str(self.folder / "needed")
         self._in_flight = 0  # by this process
         self._in_flight_file = -1
 
     def reset(self) -> None:
         """Create the folder and delete the flags of an earlier process."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        mark_paths = (self._draining_path, self._stopping_path, self._request_path)
+        mark_paths = (self._draining_path, self._stopping_path, self._request_path, self._needed_path)
         for path in (*map(Path, mark_paths), *self.folder.glob(f"{IN_FLIGHT_PREFIX}*")):
             path.unlink(missing_ok=True)
 
@@ -48,6 +49,10 @@ class PodState:
             os.utime(self._request_path)
         except FileNotFoundError:
             Path(self._request_path).touch()
+
+    def mark_needed(self) -> None:
+        """Record the time at which a gateway said that it has no other engine."""
+        Path(self._needed_path).touch()
 
     def begin_request(self) -> None:
         """Count a request that this process passed to the engine."""
@@ -86,7 +91,15 @@ class PodState:
 
     def last_request(self) -> float | None:
         """Return the Unix time of the last request, s; None without one."""
-        try:
-            return os.stat(self._request_path).st_mtime
-        except FileNotFoundError:
-            return None
+        return _modified(self._request_path)
+
+    def last_needed(self) -> float | None:
+        """Return the Unix time of the last `mark_needed`, s; None without one."""
+        return _modified(self._needed_path)
+
+
+def _modified(path: str) -> float | None:
+    try:
+        return os.stat(path).st_mtime
+    except FileNotFoundError:
+        return None

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from plimsoll.core.routing.endpoint import Endpoint, EndpointLoad, Prompt
+from plimsoll.core.routing.endpoint import Endpoint, EndpointLoad, Leaving, Prompt
 from plimsoll.core.routing.picker import FALLBACKS, KV_BLOCK_TOKENS, EndpointIndex, Pick, eligible
 from plimsoll.core.types import Role
 
@@ -54,9 +55,11 @@ def test_pick_tie_uses_least_recently_picked() -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", [{"ready": False}, {"terminating": True}, {"routable": False}], ids=["not ready", "terminating", "unseen"]
+    "bad",
+    [{"ready": False}, {"leaving": Leaving.HANDS_OVER}, {"routable": False}],
+    ids=["not ready", "leaving", "unseen"],
 )
-def test_pick_ineligible_endpoint_is_never_used(bad: dict[str, bool]) -> None:
+def test_pick_ineligible_endpoint_is_never_used(bad: dict[str, Any]) -> None:
     assert pick([endpoint("a", **bad)], {}, LONG) is None
     assert chosen(pick([endpoint("a", **bad), B], {"b": EndpointLoad(100)}, LONG)) == "b"
 
@@ -98,7 +101,7 @@ def test_pick_remote_prefill_is_least_loaded_live_one() -> None:
     second = endpoint("p9", Role.PREFILL)
     assert pick([DECODE, PREFILL, second], {"p1": EndpointLoad(2)}, LONG) == Pick(DECODE, (), second)
     assert pick([DECODE, replace(PREFILL, ready=False)], {}, LONG) == Pick(DECODE)
-    assert pick([DECODE, replace(PREFILL, terminating=True)], {}, LONG) == Pick(DECODE)
+    assert pick([DECODE, replace(PREFILL, leaving=Leaving.AT_ONCE)], {}, LONG) == Pick(DECODE)
 
 
 def test_endpoint_index_follows_load_changes() -> None:
@@ -134,7 +137,7 @@ ENDPOINTS = st.builds(
     role=st.sampled_from(Role),
     revision=st.sampled_from(("r1", "r2")),
     ready=st.booleans(),
-    terminating=st.booleans(),
+    leaving=st.sampled_from(Leaving),
     routable=st.booleans(),
 )
 LOADS = st.dictionaries(

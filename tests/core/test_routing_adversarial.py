@@ -19,7 +19,7 @@ from plimsoll.core.admission.cost_model import ClassPolicy, engine_cost_model
 from plimsoll.core.admission.request import AdmissionOutcome, AdmissionRequest
 from plimsoll.core.capacity.tier_model import TierSpec
 from plimsoll.core.engine_model.step_time import EngineLimits, StepModel
-from plimsoll.core.routing.endpoint import Endpoint, EndpointLoad, Prompt
+from plimsoll.core.routing.endpoint import Endpoint, EndpointLoad, Leaving, Prompt
 from plimsoll.core.routing.inflight_reconciliation import reconcile_inflight
 from plimsoll.core.routing.picker import FALLBACKS, KV_BLOCK_TOKENS, EndpointIndex
 from plimsoll.core.routing.prefix_index import MIN_SHARED_CONTINUATIONS, PrefixIndex, RecentPrefixes
@@ -39,7 +39,7 @@ def endpoint(address: str, role: Role = Role.SERVE, revision: str = "r1", **chan
 
 
 def test_pick_all_draining_endpoints_returns_none() -> None:
-    for gone in ({"terminating": True}, {"ready": False}, {"ready": False, "terminating": True}):
+    for gone in ({"leaving": Leaving.AT_ONCE}, {"ready": False}, {"ready": False, "leaving": Leaving.HANDS_OVER}):
         draining = EndpointIndex([endpoint(name, **gone) for name in "abc"], {})
         assert draining.pick(LONG) is None
         assert draining.pick_at("a", None, LONG) is None
@@ -55,13 +55,13 @@ def test_pick_at_missing_replica_is_none_prefill_is_replaced() -> None:
         return found.prefill
 
     assert pick_prefill(decode, prefill, other) == prefill
-    assert pick_prefill(decode, replace(prefill, terminating=True), other) == other
+    assert pick_prefill(decode, replace(prefill, leaving=Leaving.AT_ONCE), other) == other
     assert pick_prefill(decode) is None
     assert EndpointIndex([prefill], {}).pick_at("d", "p", LONG) is None
 
 
 def test_pick_new_pod_at_same_address_replaces_old() -> None:
-    old, new = endpoint("a", terminating=True), replace(endpoint("a"), pod="pod-new")
+    old, new = endpoint("a", leaving=Leaving.AT_ONCE), replace(endpoint("a"), pod="pod-new")
     for reported in ([old, new], [new, old]):
         found = EndpointIndex(reported, {}).pick(LONG)
         assert found is not None
@@ -118,7 +118,7 @@ ENDPOINTS = st.lists(
         role=st.sampled_from(Role),
         revision=st.sampled_from(("r1", "r2")),
         ready=st.booleans(),
-        terminating=st.booleans(),
+        leaving=st.sampled_from(Leaving),
         routable=st.booleans(),
     ),
     max_size=12,

@@ -82,19 +82,23 @@ DRAIN = Drain(5, 2, 0.5, 10, 600, 15)
 
 
 @pytest.mark.parametrize(
-    ("now", "last", "quiet"),
+    ("now", "last", "needed", "quiet"),
     [
-        (104.9, None, False),
-        (105.0, None, True),
-        (105.0, 102.9, True),
-        (105.0, 103.1, False),
-        (107.0, 105.1, False),
-        (107.2, 105.1, True),
-        (400.0, 399.9, False),
+        (104.9, None, None, False),
+        (105.0, None, None, True),
+        (105.0, 102.9, None, True),
+        (105.0, 103.1, None, False),
+        (107.0, 105.1, None, False),
+        (107.2, 105.1, None, True),
+        (400.0, 399.9, None, False),
+        (110.0, None, 105.1, False),
+        (110.2, None, 105.1, True),
     ],
 )
-def test_leaving_engine_is_quiet_by_its_last_request(now: float, last: float | None, quiet: bool) -> None:
-    assert drain.is_quiet(now, 100.0, last, DRAIN) is quiet
+def test_leaving_engine_is_quiet_when_nobody_needs_it(
+    now: float, last: float | None, needed: float | None, quiet: bool
+) -> None:
+    assert drain.is_quiet(now, 100.0, last, needed, DRAIN) is quiet
 
 
 async def test_wait_until_quiet_ends_quiet_or_at_the_limit(tmp_path: Path) -> None:

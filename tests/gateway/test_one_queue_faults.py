@@ -268,6 +268,16 @@ async def replace_owner(gateways: Gateways) -> tuple[MuteOwner, Gateway]:
     return mute, other
 
 
+async def test_owner_of_an_earlier_release_gets_no_first_tokens(tmp_path: Path) -> None:
+    async with Gateways(tmp_path, 2, chat(20), pods=engine_names(1)) as gateways:
+        owner, (other,) = gateways.owner(), gateways.others()
+        await eventually(lambda: other.queue._links[owner.name].takes_first_tokens, "this release takes them")
+        mute, other = await replace_owner(gateways)
+        await eventually(lambda: bool(mute.of_type(messages.Ping)), "the earlier release has answered a ping")
+        assert not other.queue._links[owner.name].takes_first_tokens
+        mute.close()
+
+
 async def test_silent_owner_is_not_waited_for(tmp_path: Path) -> None:
     async with Gateways(tmp_path, 2, chat(20), pods=engine_names(1), ack_seconds=0.05) as gateways:
         mute, other = await replace_owner(gateways)

@@ -10,6 +10,7 @@ import pytest
 from launcher import command
 from launcher.contract import load
 from plimsoll.core.admission.request import MAX_REQUEST_SEQUENCES
+from plimsoll.core.routing.endpoint import Leaving
 from plimsoll.core.types import Role
 from plimsoll.engines.vllm import DEFAULT_MAX_NUM_SEQS
 from plimsoll.gateway.service_catalog import CatalogBuilder, RoutableCatalog, build_catalog
@@ -77,7 +78,7 @@ def test_pods_become_endpoints_of_their_service() -> None:
         pod("10.0.0.6:8000", namespace="elsewhere"),
     ]
     found = build_catalog([service()], pods).services["team/chat"]
-    assert {(e.address, e.role, e.ready, e.terminating) for e in found.endpoints} == {
+    assert {(e.address, e.role, e.ready, e.leaving is not Leaving.NO) for e in found.endpoints} == {
         ("10.0.0.1:8000", Role.PREFILL, True, False),
         ("10.0.0.2:8000", Role.DECODE, False, False),
         ("10.0.0.3:8000", Role.DECODE, True, True),

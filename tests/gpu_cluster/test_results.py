@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -206,3 +207,113 @@ def test_gpu_seconds_of_the_load() -> None:
         {"at": 14.0, "pods": []},
     ]
     assert summarise._gpu_seconds(samples, 10.0, 3.0) == 1.0 + 2.0 + 1.0
+
+
+TWO: dict[str, Any] = json.loads((DATA / "h200-8b-two" / "results.json").read_text())
+TWO_PREDICTED: dict[str, Any] = json.loads((DATA / "predictions-h100-8b-two.json").read_text())
+TWO_AFTER: dict[str, Any] = json.loads((DATA / "after-h200-8b-two.json").read_text())
+
+
+def _row(begin: str) -> str:
+    row = PAGE[PAGE.index(begin) :]
+    return row[: row.index("| |")].replace("**", "")
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+@pytest.mark.parametrize("name", ["step", "trace"])
+def test_each_trace_of_two_gpus_is_the_one_that_was_predicted(name: str, tmp_path: Path) -> None:
+    digest = scenarios.write_trace(scenarios.SCENARIOS[name], TWO_PREDICTED["capacity_per_s"], tmp_path / "trace.csv")
+    assert digest == TWO[name]["trace_sha256"] == TWO_PREDICTED[name]["trace_sha256"] == TWO_AFTER[name]["trace_sha256"]
+
+
+@pytest.mark.parametrize(("name", "begin"), [("step", "| `step`: 0.6"), ("trace", "| `trace`: Azure")])
+def test_row_of_two_gpus_quotes_result_and_prediction(name: str, begin: str) -> None:
+    result, predicted, row = TWO[name]["figures"]["all"], TWO_PREDICTED[name]["policies"], _row(begin)
+    ours = predicted["plimsoll"]
+    assert f"| {result['offered']:,} |" in row
+    assert f"| {_percent(result['share'])}, predicted {_percent(ours['attainment_offered'])} |" in row
+    assert f"| {_ms(result['ttft_p95'])}, predicted {_ms(ours['p95_ttft_s'])} |" in row
+    assert f"| {_tenths(result['tpot_p95'])}, predicted {_tenths(ours['p95_tpot_s'])} |" in row
+    for status, count in result["statuses"].items():
+        assert f"{count:,} × {status}" in row
+    other = _row(f"| `{name}` |")
+    admitted = result["within"] / sum(late["complete"] for late in TWO[name]["late"])
+    gpu_s = (TWO[name]["gpu_s"], 3600 * ours["gpu_hours"], 2 * scenarios.SCENARIOS[name].seconds)
+    assert f"| {_percent(admitted)} | {gpu_s[0]:.0f}, predicted {gpu_s[1]:.0f} | {gpu_s[2]:.0f} |" in other
+    policies = ("static:2", "keda-ttft", "hpa-concurrency", "static:1")
+    assert ", ".join(_percent(predicted[policy]["attainment_offered"]) for policy in policies) in other
+    assert _percent(TWO_AFTER[name]["policies"]["plimsoll"]["attainment_offered"]) in PAGE
+    assert "cut" not in result["statuses"]
+
+
+def test_readme_quotes_the_runs_on_two_gpus() -> None:
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    step, trace = TWO["step"]["figures"]["all"], TWO["trace"]["figures"]["all"]
+    admitted = step["within"] / step["statuses"]["200"]
+    assert f"{_percent(step['share'])} of all requests were within the SLO, {_percent(admitted)} of the adm" in readme
+    assert f"On a bursty trace it was {_percent(trace['share'])}" in readme
+
+
+def test_step_on_two_gpus() -> None:
+    step = TWO["step"]
+    phase, late = step["figures"]["1: 1.5 for 150 s"], step["late"][1]
+    assert f"{_percent(phase['within'] / late['complete'])} of the admitted" in PAGE
+    overloaded = step["codes"]["overloaded"]
+    assert f"| {overloaded['first_s']:.1f} to {overloaded['last_s']:.1f} | {overloaded['count']} × 429" in PAGE
+    assert f"{late['ttft']} of the admitted miss TTFT, none TPOT" in PAGE
+    assert late["tpot"] == 0
+    ready_s = next(c["at"] for c in step["changes"] if sum(pod["ready"] for pod in c["pods"]) == 2)
+    assert f"| {ready_s} | the second engine is ready" in PAGE
+    assert all(within == offered for second, offered, _, within, *_ in step["seconds"] if second >= 96)
+    for about in step["engine"]:
+        seconds = dict(about["phases"])
+        assert f"{sum(seconds.values()):.1f} s with" in PAGE
+        assert f"(`import` {seconds['import']:.1f}, `init` {seconds['init']:.1f})" in PAGE
+    quoted = [[TWO[n]["counters"][f"plimsoll_autoscaler_startup_seconds {q}"] for q in ("0.5", "0.9")] for n in TWO]
+    assert f"`startupP50` was {quoted[0][0]:.0f} s then, and its 90th percentile {quoted[0][1]:.0f} s" in PAGE
+    assert f"were {quoted[2][0]:.0f} and {quoted[2][1]:.0f} s" in PAGE
+    marks = {mark["what"]: mark["at"] for mark in step["marks"]}
+    assert f"came {marks['first answer'] - marks['applied']:.1f} s after `kubectl apply`, with empty caches" in PAGE
+
+
+def _at_s(name: str, event: dict[str, Any]) -> float:
+    at = datetime.fromisoformat(event["at"].replace("Z", "+00:00")).timestamp()
+    return round(float(at - TWO[name]["load_began"]), 1)
+
+
+def test_flapping_of_the_trace() -> None:
+    decisions = sorted(
+        (event for event in TWO["trace"]["events"] if event["reason"] in ("ScaledUp", "ScaledDown")),
+        key=lambda event: str(event["at"]),
+    )
+    for up, down in _pairs(decisions):
+        window = down["message"].split("stabilization window ")[1].split(";")[0]
+        row = _row(f"| {_at_s('trace', up)} s | {_at_s('trace', down)} s |")
+        assert f"| {_at_s('trace', down) - _at_s('trace', up):.0f} s, " in row
+        assert row.strip().endswith(window) or f"| {window} " in row
+    past = json.loads((DATA / "after-h200-8b-two-with-step.json").read_text())["trace"]["policies"]["plimsoll"]
+    assert f"{past['changes']} changes, {_percent(past['attainment_offered'])} of all requests" in PAGE
+    assert f"had {TWO_PREDICTED['trace']['policies']['plimsoll']['changes']} changes" in PAGE
+    both = [change for change in TWO["trace"]["changes"] if sum(pod["ready"] for pod in change["pods"]) == 2]
+    assert len({pod["name"] for change in both for pod in change["pods"] if pod["ready"]}) == 2
+    assert f"paid for {TWO['trace']['gpu_s'] - 420:.0f} s" in PAGE
+
+
+def _pairs(events: list[dict[str, Any]]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    return list(zip(events[::2], events[1::2], strict=False))
+
+
+def test_kills_on_two_gpus() -> None:
+    kills, codes = TWO["kills"], TWO["kills"]["codes"]
+    row, statuses = _row("| `kills`: 1.0"), kills["figures"]["all"]["statuses"]
+    assert f"| {kills['figures']['all']['offered']:,} | {_percent(kills['figures']['all']['share'])}, not" in row
+    for status, count in statuses.items():
+        assert (f"{count} cut" if status == "cut" else f"{count:,} × {status}") in row
+    assert [round(mark["at"], 1) for mark in kills["marks"] if mark["what"] == "killed"] == [12.1, 48.1]
+    assert codes["cut"]["count"] == 15 + 91
+    assert codes["engine_failed"]["count"] + codes["unavailable"]["count"] == 82
+    assert f"to {codes['model_starting']['last_s']:.1f} | {codes['model_starting']['count']} × 503" in PAGE
+    assert all(within == 0 for second, _, _, within, *_ in kills["seconds"] if 48 < second < 85)

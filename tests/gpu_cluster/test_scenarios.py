@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from bench.hardware import traces
 from e2e.gpu import run, scenarios
 from plimsoll.api.v1alpha1 import InferenceService
 
@@ -35,6 +36,14 @@ def test_a_trace_is_the_same_each_time_and_follows_its_phases(tmp_path: Path) ->
     assert [row.at_s for row in rows] == sorted(row.at_s for row in rows)
 
 
+def test_a_trace_after_another_scenario_keeps_its_gaps(tmp_path: Path) -> None:
+    step, later = scenarios.SCENARIOS["step"], scenarios.SCENARIOS["trace"]
+    scenarios.write_trace(later, 10.0, tmp_path / "both.csv", step)
+    rows, own = traces.read(tmp_path / "both.csv"), scenarios.trace(later, 10.0)
+    assert len(rows) == len(scenarios.trace(step, 10.0)) + len(own)
+    assert rows[-len(own)].at_s == pytest.approx(step.seconds + scenarios.PAUSE_S + own[0].at_s)
+
+
 def test_a_recorded_trace_has_its_own_times_and_the_load_of_its_phases() -> None:
     scenario = scenarios.SCENARIOS["trace"]
     rows = scenarios.trace(scenario, 10.0)
@@ -54,7 +63,7 @@ def test_kills_of_both_engines_leave_none() -> None:
 
 
 def test_a_shortened_scenario_keeps_its_slo() -> None:
-    found = run._shortened(scenarios.SCENARIOS["trace"], 0.1)
+    found = run.shortened(scenarios.SCENARIOS["trace"], 0.1)
     assert found.seconds == pytest.approx(42.0)
     assert found.ttft_s == scenarios.SCENARIOS["trace"].ttft_s
 

@@ -128,7 +128,7 @@ class GatewayProcess:
             asyncio.create_task(self._publish_changes(servers)),
             asyncio.create_task(self._state_poller.run(self._on_poll)),
             asyncio.create_task(self._tick_admission()),
-            asyncio.create_task(Handover(self._endpoints).run()),
+            asyncio.create_task(Handover(self._endpoints, self._on_refused).run()),
             *map(asyncio.create_task, self._optional_tasks()),
         ]
         shutdown_task = asyncio.create_task(self._shut_down())
@@ -234,6 +234,10 @@ class GatewayProcess:
         """Returns the monotonic time at which a client's request was last seen."""
         others_s = -math.inf if self._endpoint_picker is None else self._endpoint_picker.busy_s()
         return max(self._envoy_endpoint.last_request_s, others_s)
+
+    def _on_refused(self, address: str) -> None:
+        self._catalog_builder.mark_refusing(address)
+        self._changed.set()
 
     def _endpoints(self) -> Iterator[Endpoint]:
         return (endpoint for service in self._picker.catalog.services.values() for endpoint in service.endpoints)

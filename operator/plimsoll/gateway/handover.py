@@ -3,68 +3,136 @@
 Problem: a pod that is deleted, evicted or on a drained node ends long before its replacement is ready, which takes
 minutes. With one engine, nobody serves meanwhile.
 
-Idea: a leaving engine stays ready while it gets requests (`launcher.drain`). A gateway without another engine of the
-role keeps on using it, and says so every second, so that an engine with few requests stays too. If the replacement
-waits for room in the cluster, it may be this engine's: then it is left alone, and ends.
+Idea: the launcher of a leaving engine takes requests until it is quiet (`launcher.drain`). A gateway without another
+engine of the role keeps on using it, and says so twice a second, so that an engine with few requests stays too. An
+engine that refuses, as one of an earlier image does, is used no more. If the replacement waits for room in the
+cluster, it may be this engine's: then it is left alone, and ends.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
 import aiohttp
 
+from plimsoll.adapters.engine_of_pod import has_launcher
+from plimsoll.adapters.normalize import value_at
 from plimsoll.api.contract import engine_contract
-from plimsoll.core.routing.endpoint import Endpoint
+from plimsoll.core.routing.endpoint import Endpoint, Leaving
 from plimsoll.core.types import Role
 
-PERIOD_SECONDS: Final = 1.0
-TIMEOUT_SECONDS: Final = 1.0
-MAX_CONNECTIONS: Final = 16
+PERIOD_SECONDS: Final = 0.5
+TIMEOUT_SECONDS: Final = 2.0
+_EVICTED: Final = "EvictionByEvictionAPI"  # reason of DisruptionTarget: the node is drained, and gives no room
+_PREEMPTED: Final = "PreemptionByScheduler"  # another pod waits for the engine's room
+
+log = logging.getLogger(__name__)
+
+Object = Mapping[str, Any]
 
 
-def is_unplaced(pod: Mapping[str, Any]) -> bool:
+def leaving(pod: Object) -> Leaving:
+    """How a pod leaves, from its object."""
+    meta, spec = pod["metadata"], pod.get("spec", {})
+    if not meta.get("deletionTimestamp"):
+        return Leaving.NO
+    reason = _disruption(pod)
+    grace_s, full_grace_s = meta.get("deletionGracePeriodSeconds"), spec.get("terminationGracePeriodSeconds")
+    is_hurried = grace_s is not None and full_grace_s is not None and grace_s < full_grace_s
+    if is_hurried or reason == _PREEMPTED or not has_launcher(pod):
+        return Leaving.AT_ONCE
+    return Leaving.HANDS_OVER_ON_DRAINED_NODE if reason == _EVICTED else Leaving.HANDS_OVER
+
+
+def is_unplaced(pod: Object) -> bool:
     """Whether the scheduler has found no node for a pod that is to stay."""
     if pod["metadata"].get("deletionTimestamp"):
         return False
-    conditions = pod.get("status", {}).get("conditions") or ()
-    return any(one.get("type") == "PodScheduled" and one.get("status") == "False" for one in conditions)
+    return any(one.get("type") == "PodScheduled" and one.get("status") == "False" for one in _conditions(pod))
 
 
-def keep_last(endpoints: Iterable[Endpoint], unplaced_roles: Collection[Role]) -> tuple[Endpoint, ...]:
+def wanted_roles(service: Object) -> Callable[[Role], bool]:
+    """Whether a role is to have replicas, by the operator's status; true if it does not say so."""
+    tiers = value_at(service, "status", "tiers")
+    return lambda role: not str(value_at(tiers, role, "summary") or "").endswith("/0")
+
+
+def keep_last(
+    endpoints: Iterable[Endpoint], unplaced: Collection[Role], is_wanted: Callable[[Role], bool] = lambda role: True
+) -> tuple[Endpoint, ...]:
     """Returns the endpoints of a service; leaving ones that are ready are `last` where no other has their role.
 
-    unplaced_roles: roles whose replacement waits for room.
+    unplaced: roles whose replacement waits for room. A prefill engine is kept only for a decode engine of its revision.
     """
     known = tuple(endpoints)
-    served = {e.role for e in known if e.available} | set(unplaced_roles)
-    return tuple(replace(e, last=True) if e.ready and e.terminating and e.role not in served else e for e in known)
+    served = {_place(e.role) for e in known if e.available}
+    waiting = {_place(role) for role in unplaced}
+
+    def is_last(endpoint: Endpoint) -> bool:
+        place = _place(endpoint.role)
+        if not (endpoint.ready and endpoint.leaving.hands_over) or place in served or not is_wanted(endpoint.role):
+            return False
+        return place not in waiting or endpoint.leaving is Leaving.HANDS_OVER_ON_DRAINED_NODE
+
+    marked = tuple(replace(e, last=True) if is_last(e) else e for e in known)
+    revisions = {e.revision for e in marked if e.available and e.role is Role.DECODE}
+    return tuple(
+        replace(e, last=False) if e.last and e.role is Role.PREFILL and e.revision not in revisions else e
+        for e in marked
+    )
+
+
+def _place(role: Role) -> Role:
+    """Roles that take the same requests: those of clients, or those of decode engines."""
+    return Role.PREFILL if role is Role.PREFILL else Role.SERVE
+
+
+def _conditions(pod: Object) -> Iterable[Object]:
+    return pod.get("status", {}).get("conditions") or ()
+
+
+def _disruption(pod: Object) -> str:
+    """The reason of the pod's DisruptionTarget, "" without one."""
+    targets = (one for one in _conditions(pod) if one.get("type") == "DisruptionTarget" and one.get("status") == "True")
+    return str(next(targets, {}).get("reason", ""))
 
 
 class Handover:
-    """Tells leaving engines that this gateway has no other."""
+    """Tells leaving engines that this gateway has no other, each in a task of its own."""
 
-    def __init__(self, endpoints: Callable[[], Iterable[Endpoint]]) -> None:
+    def __init__(self, endpoints: Callable[[], Iterable[Endpoint]], on_refused: Callable[[str], None]) -> None:
+        """on_refused: called with the address of an engine that takes no requests any more."""
         self._endpoints = endpoints
+        self._on_refused = on_refused
+        self._tasks: dict[str, asyncio.Task[None]] = {}  # by address; as many as there are last engines
 
     async def run(self) -> None:
-        """Tell them every second. Never returns."""
-        path = engine_contract().paths["handover"]
-        connector = aiohttp.TCPConnector(limit=MAX_CONNECTIONS)
+        """Tell them twice a second. Never returns."""
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
-        async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
-            while True:
-                await asyncio.sleep(PERIOD_SECONDS)
-                addresses = [e.address for e in self._endpoints() if e.last]
-                await asyncio.gather(*(_tell(session, f"http://{address}{path}") for address in addresses))
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
+            try:
+                while True:
+                    for address in {e.address for e in self._endpoints() if e.last} - self._tasks.keys():
+                        self._tasks[address] = asyncio.create_task(self._tell(session, address))
+                    await asyncio.sleep(PERIOD_SECONDS)
+            finally:
+                for task in self._tasks.values():
+                    task.cancel()
 
-
-async def _tell(session: aiohttp.ClientSession, url: str) -> None:
-    """An engine without launcher answers 404, and one that has ended not at all: both need not be told."""
-    with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-        async with session.post(url):
-            pass
+    async def _tell(self, session: aiohttp.ClientSession, address: str) -> None:
+        """Tell one engine, whatever it answers."""
+        try:
+            url = f"http://{address}{engine_contract().paths['handover']}"
+            async with session.post(url, allow_redirects=False) as response:
+                if response.status != 200:
+                    self._on_refused(address)
+        except (aiohttp.ClientError, TimeoutError):
+            pass  # it may be busy, or gone: requests and the watch of pods tell
+        except Exception:  # the boundary to an engine: it ends no gateway
+            log.exception("cannot tell an engine that it is the last")
+        finally:
+            del self._tasks[address]

@@ -24,13 +24,13 @@ from plimsoll.api.starting_pods import parse_starting
 from plimsoll.core import units
 from plimsoll.core.admission.request import MAX_REQUEST_SEQUENCES
 from plimsoll.core.admission.request_limits import NO_LIMITS, RequestLimits
-from plimsoll.core.routing.endpoint import Endpoint
+from plimsoll.core.routing.endpoint import Endpoint, Leaving
 from plimsoll.core.routing.model_names import NameClaim, read_claims, resolve_owners, served_names
 from plimsoll.core.types import Role, Task
 from plimsoll.engines.registry import DEFAULT_ENGINE, engine_named
 from plimsoll.gateway.adapters import AdapterEntry, not_loaded_on
 from plimsoll.gateway.admission_policy import AdmissionPolicy, PolicyCache, admission_of
-from plimsoll.gateway.handover import is_unplaced, keep_last
+from plimsoll.gateway.handover import is_unplaced, keep_last, leaving, wanted_roles
 from plimsoll.telemetry import gateway_metrics
 
 Object = Mapping[str, Any]
@@ -175,6 +175,8 @@ class CatalogBuilder:
         self._service_by_pod: dict[str, str] = {}
         self._claim_by_name: dict[str, NameClaim] = {}
         self._policies = PolicyCache()
+        self._refusing: set[str] = set()  # addresses of leaving engines
+        self._stale: set[str] = set()  # services with such an engine since the last update
 
     def update(
         self,
@@ -186,7 +188,8 @@ class CatalogBuilder:
 
         `admissions` are InferenceServiceAdmission objects. Services that are being deleted are not in the catalog.
         """
-        dirty = {key for name, pod in pods.items() for key in self._update_pod(name, pod)}
+        dirty = {key for name, pod in pods.items() for key in self._update_pod(name, pod)} | self._stale
+        self._stale = set()
         for key, admission in admissions.items():
             self._state(key).admission = admission
         claims_before = {key: self._state(key).claims for key in services}
@@ -212,7 +215,9 @@ class CatalogBuilder:
         """Returns the keys of the services whose endpoints change."""
         dirty = set()
         if (previous := self._service_by_pod.pop(name, None)) is not None:
-            self._states[previous].pods.pop(name, None)
+            former = self._states[previous].pods.pop(name, None)
+            if former is not None and pod is None:
+                self._refusing.discard(former[0].address)
             self._states[previous].unplaced.pop(name, None)
             dirty.add(previous)
         found = None if pod is None else _read(_endpoint, "Pod", pod)
@@ -228,6 +233,17 @@ class CatalogBuilder:
             self._service_by_pod[name] = key
             dirty.add(key)
         return dirty
+
+    def mark_refusing(self, address: str) -> None:
+        """The leaving engine at this address takes no requests any more; the next update leaves it alone."""
+        self._refusing.add(address)
+        self._stale |= {
+            key for key, state in self._states.items() if any(e.address == address for e, *_ in state.pods.values())
+        }
+
+    def _as_answered(self, pod: tuple[Endpoint, int, int]) -> Endpoint:
+        endpoint = pod[0]
+        return replace(endpoint, leaving=Leaving.AT_ONCE) if endpoint.address in self._refusing else endpoint
 
     def _resolve_names(self) -> set[str]:
         """Returns the keys of the services that serve other names than before."""
@@ -261,8 +277,7 @@ class CatalogBuilder:
             (queued, length) for endpoint, queued, length in state.pods.values() if endpoint.role is not Role.PREFILL
         ]
         lengths = [length for _, length in engines]
-        stopped = reason == ConditionReason.SCALED_TO_ZERO
-        endpoints = tuple(sorted((endpoint for endpoint, *_ in state.pods.values()), key=lambda e: e.pod))
+        endpoints = sorted(map(self._as_answered, state.pods.values()), key=lambda e: e.pod)
         return ServiceEntry(
             namespace=claim.namespace,
             name=claim.name,
@@ -270,7 +285,7 @@ class CatalogBuilder:
             adapters=_adapters(obj, state.claims[1:], state.names[1:]),
             created=_unix(claim.created),
             task=_task(obj),
-            endpoints=endpoints if stopped or deleted else keep_last(endpoints, state.unplaced.values()),
+            endpoints=tuple(endpoints if deleted else keep_last(endpoints, state.unplaced.values(), wanted_roles(obj))),
             max_sequences=_max_sequences(obj),
             max_queued=max((queued for queued, _ in engines), default=MAX_REQUEST_SEQUENCES),
             max_model_len=max(lengths) if lengths and all(lengths) else None,
@@ -279,7 +294,7 @@ class CatalogBuilder:
             next_ready_s=None if deleted else next_ready_s,
             recovery_s=recovery_s,
             deleted=deleted,
-            stopped=stopped,
+            stopped=reason == ConditionReason.SCALED_TO_ZERO,
             problem=reason if reason in _START_PROBLEMS else "",
             resource_version=obj["metadata"].get("resourceVersion", ""),
             limits_version="" if admission is None else admission["metadata"].get("resourceVersion", ""),
@@ -298,10 +313,18 @@ def build_catalog(
 
 
 def _mark_routable(service: ServiceEntry, healthy_addresses: Collection[str]) -> ServiceEntry:
+    """Returns the service with its routable endpoints. The last one stays so until Envoy knows its successor."""
     endpoints = tuple(
         replace(e, routable=e.available and e.role is not Role.PREFILL and e.address in healthy_addresses)
         for e in service.endpoints
     )
+    if not any(e.routable for e in endpoints):
+        endpoints = tuple(
+            replace(e, last=True, routable=True)
+            if e.ready and e.leaving.hands_over and e.role is not Role.PREFILL and e.address in healthy_addresses
+            else e
+            for e in endpoints
+        )
     return service if endpoints == service.endpoints else replace(service, endpoints=endpoints)
 
 
@@ -415,6 +438,6 @@ def _endpoint(pod: Object) -> tuple[str, Endpoint] | None:
         role=Role(role),
         revision=pod_labels.get(labels.REVISION, ""),
         ready=any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions),
-        terminating=bool(meta.get("deletionTimestamp")),
+        leaving=leaving(pod),
     )
     return f"{meta['namespace']}/{service}", endpoint

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Final, NamedTuple, Protocol
 
 from plimsoll.core.types import Role
@@ -13,14 +14,30 @@ _INFLIGHT_SHIFT: Final = 64
 SUSPECT_RANK: Final = 1 << 112  # lowest rank of a suspect endpoint
 
 
+class Leaving(Enum):
+    """How an engine pod leaves that is being deleted.
+
+    One that hands over takes requests until another engine is ready. On a drained node it gives no room to others.
+    """
+
+    NO = auto()
+    AT_ONCE = auto()
+    HANDS_OVER = auto()
+    HANDS_OVER_ON_DRAINED_NODE = auto()
+
+    @property
+    def hands_over(self) -> bool:
+        return self in (Leaving.HANDS_OVER, Leaving.HANDS_OVER_ON_DRAINED_NODE)
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """One engine pod.
 
     `address` is the `ip:port` of its API (IPv6 in brackets). Engines of the same `revision` can exchange KV blocks.
-    `ready` is the launcher's readiness; a draining pod is not ready. `terminating` means that the pod is being deleted.
-    `last` means that it is terminating and serves on, because the tier has no other ready engine. `routable` means that
-    Envoy reports it healthy. Decode engines call a prefill engine directly, without Envoy.
+    `ready` is the launcher's readiness; a draining pod is not ready. `leaving` says how the pod is being deleted.
+    `last` means that it leaves and serves on, because the tier has no other ready engine. `routable` means that Envoy
+    reports it healthy. Decode engines call a prefill engine directly, without Envoy.
     """
 
     address: str
@@ -28,14 +45,14 @@ class Endpoint:
     role: Role
     revision: str
     ready: bool
-    terminating: bool = False
+    leaving: Leaving = Leaving.NO
     last: bool = False
     routable: bool = False
 
     @property
     def available(self) -> bool:
         """Whether Envoy may route to it, or a decode engine may use it for remote prefill."""
-        return self.ready and (self.last or not self.terminating)
+        return self.ready and (self.last or self.leaving is Leaving.NO)
 
 
 class RankObserver(Protocol):

@@ -373,7 +373,7 @@ class OneQueue:
 
     def on_first_token(self, request_id: str, in_flight: InFlightRequest, record: AccessRecord) -> None:
         link = None if in_flight.via else self._owner_link(in_flight.service)
-        if link is not None:
+        if link is not None and link.takes_first_tokens:
             link.send(conversions.to_first_token(request_id, record))
 
     def on_end(self, request_id: str, in_flight: InFlightRequest, record: AccessRecord | None) -> None:

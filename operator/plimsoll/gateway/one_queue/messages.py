@@ -51,9 +51,10 @@ class Ping(Message):
 
 
 class Pong(Message):
-    """The answer to a ping, with the view of the other side."""
+    """The answer to a ping, with the view of the other side. A gateway of an earlier release takes no FirstToken."""
 
     view: View = b""
+    takes_first_tokens: bool = False
 
 
 class Question(Message):

@@ -85,6 +85,7 @@ class OwnerLink:
         self._number = 0
         self._paused_until_s = 0.0
         self._was_silent = False  # since a missing acknowledgement
+        self.takes_first_tokens = False  # on this connection
 
     @property
     def is_ready(self) -> bool:
@@ -188,13 +189,14 @@ class OwnerLink:
                 unanswered.timer.cancel()
         elif isinstance(message, messages.Pong):
             self._views.record(self.name, message.view)
+            self.takes_first_tokens = message.takes_first_tokens
         else:
             self._finish(message.number, message)
 
     def _on_close(self, connection: Connection) -> None:
         if connection is not self._connection:
             return
-        self._connection, self._is_ready, self._was_silent = None, False, False
+        self._connection, self._is_ready, self._was_silent, self.takes_first_tokens = None, False, False, False
         self._views.drop(self.name)
         for number in list(self._unanswered):
             self._finish(number, FallbackReason.DISCONNECTED)
