@@ -51,6 +51,40 @@ from tests.core.scaling_fixtures import (
     step_message,
 )
 
+# Replicas that start
+
+
+def _starting_tier(work: float, replicas: int, ready: int, created_s: float, **more: Any) -> Any:
+    pods = tuple(StartingPod(f"pod-{n}", created_s, "load", created_s, **more) for n in range(replicas - ready))
+    return observed_tier(make_forecast(work, NO_GROWTH), replicas, ready, starting=pods)
+
+
+def _down_after_s(created_s: float, **more: Any) -> float:
+    """Seconds until a replica that has been starting since `created_s` goes, if 1 of 2 is enough from 30 s on."""
+    state: DecisionState | None = None
+    for tick in range(200):
+        now_s = 30.0 + tick
+        observed = ServiceObservation({"serve": _starting_tier(0.5, 2, 1, created_s, **more)}, state or DecisionState())
+        found = decide(observed, ScalingPolicy({"serve": replica_bounds(1, 4)}, SLO, miss_cost=0.0), now_s)
+        if found.tiers["serve"].replicas == 1:
+            return now_s - 30.0
+        state = found.state
+    raise AssertionError("it stays")
+
+
+def test_starting_replica_stays_as_long_as_it_had_started() -> None:
+    assert _down_after_s(created_s=30.0) == 0.0
+    assert _down_after_s(created_s=10.0) == 20.0
+
+
+def test_starting_replica_stays_at_most_one_startup() -> None:
+    assert _down_after_s(created_s=30.0 - 10.0 * HORIZON_S) == HORIZON_S
+
+
+def test_unschedulable_replica_has_no_start_to_waste() -> None:
+    assert _down_after_s(created_s=10.0, unschedulable_reason="Insufficient nvidia.com/gpu") == 0.0
+
+
 # Direction
 
 

@@ -10,6 +10,10 @@ returns within a start-up time L, S the observed share of such returns, and u th
 window is L (P + S sloMissCost u), and at most the time within which returns are counted. Level shifts that were never
 observed add no misses, because standby replicas cover them.
 
+A replica that is still starting has a cost of its own: a removal wastes its start so far. It stays until it has been
+unneeded for as long as it had been starting, at most L. Of a load that returns in bursts shorter than a start-up
+nothing else would be learned, because no replica ever becomes ready.
+
 The state stores for each sufficient count since when it has been sufficient without a break. The tier scales at once to
 the smallest count that has been sufficient for its window. `scale_to_zero` decides about the last replica.
 """
@@ -56,22 +60,23 @@ def _stabilized_count(context: TierContext, miss_cost: float, now_s: float) -> t
     index = bisect_left(
         counts,
         0.0,
-        key=lambda count: sufficient_for_s(candidates, count, now_s) - _tier_hold_s(context, miss_cost, count),
+        key=lambda count: sufficient_for_s(candidates, count, now_s) - _tier_hold_s(context, miss_cost, count, now_s),
     )
     if index == len(counts):
-        hold_s = _tier_hold_s(context, miss_cost, current - 1)
+        hold_s = _tier_hold_s(context, miss_cost, current - 1, now_s)
         remaining_s = hold_s - sufficient_for_s(candidates, current - 1, now_s)
         reason = (
             f"{current - 1} would be enough; scale down in {format_wait(remaining_s)}, "
             f"stabilization window {format_wait(hold_s)}"
         )
-        return current, reason, _hold_explanation(context, miss_cost, current - 1)
+        return current, reason, _hold_explanation(context, miss_cost, current - 1, now_s)
     target = counts[index]
     if target == 0 and context.scaled_to_zero:
         return 0, "at once, because the service has been idle for long enough", ""
-    sufficient_s, hold_s = sufficient_for_s(candidates, target, now_s), _tier_hold_s(context, miss_cost, target)
+    sufficient_s = sufficient_for_s(candidates, target, now_s)
+    hold_s = _tier_hold_s(context, miss_cost, target, now_s)
     reason = f"{target} enough for {format_wait(sufficient_s)}, stabilization window {format_wait(hold_s)}"
-    return target, reason, _hold_explanation(context, miss_cost, target)
+    return target, reason, _hold_explanation(context, miss_cost, target, now_s)
 
 
 def _update_regret(context: TierContext, now_s: float) -> None:
@@ -87,7 +92,7 @@ def _update_regret(context: TierContext, now_s: float) -> None:
     )
 
 
-def _hold_explanation(context: TierContext, miss_cost: float, replicas: int) -> str:
+def _hold_explanation(context: TierContext, miss_cost: float, replicas: int, now_s: float) -> str:
     """Return the terms of the stabilization window as the end of a sentence."""
     demand, sizing, regret = context.observation.demand, context.observation.sizing, context.state.downscale_regret
     if isinstance(demand, NoDemand):
@@ -110,6 +115,8 @@ def _hold_explanation(context: TierContext, miss_cost: float, replicas: int) -> 
             f" ({regret.needed_again:.0f} of {regret.trials:.0f} idle replicas were needed again within "
             f"{format_wait(within_s)})"
         )
+    if replicas and (start_s := _wasted_start_s(context, replicas, now_s)) > 0.0:
+        explanation += f"; a removal wastes a start of {format_wait(start_s)}"
     return explanation
 
 
@@ -136,7 +143,7 @@ def downscale_candidates(
     return tuple(candidates[-MAX_MARKS:])
 
 
-def _tier_hold_s(context: TierContext, miss_cost: float, replicas: int) -> float:
+def _tier_hold_s(context: TierContext, miss_cost: float, replicas: int, now_s: float) -> float:
     """Return how long `replicas` must have been enough before the tier scales down to it, seconds."""
     demand, sizing = context.observation.demand, context.observation.sizing
     if replicas == 0 and context.scaled_to_zero:
@@ -144,12 +151,27 @@ def _tier_hold_s(context: TierContext, miss_cost: float, replicas: int) -> float
     if not isinstance(demand, TierDemand) or isinstance(sizing, Unavailable):
         return context.observation.horizon_s
     miss_cost_ratio = miss_cost * sizing.replica_work
-    return stabilization_window_s(
+    window_s = stabilization_window_s(
         context.state.downscale_regret,
         demand.forecast.horizon_s,
         _growth_probability(demand, sizing, replicas),
         miss_cost_ratio,
     )
+    return max(window_s, _wasted_start_s(context, replicas, now_s)) if replicas else window_s
+
+
+def _wasted_start_s(context: TierContext, replicas: int, now_s: float) -> float:
+    """Return for how long replicas had been starting when `replicas` became enough, at most a start-up time, s.
+
+    The youngest are removed first. Pods that fit on no node have not begun to start.
+    """
+    observation = context.observation
+    ages_s = sorted(now_s - pod.created_s for pod in observation.starting if pod.unschedulable_reason is None)
+    removed = min(observation.replicas - replicas, len(ages_s))
+    if removed <= 0:
+        return 0.0
+    sufficient_s = sufficient_for_s(context.state.downscale_candidates, replicas, now_s)
+    return min(max(0.0, ages_s[removed - 1] - sufficient_s), observation.horizon_s)
 
 
 def stabilization_window_s(
