@@ -70,9 +70,9 @@ def credit_pending(context: TierContext, now_s: float) -> None:
 
 
 def _awaited(observation: TierObservation, now_s: float) -> int:
-    """Pods on silent nodes whose nodes are expected to report again, since most pods of the tier are on such nodes."""
+    """Pods on silent nodes whose nodes are expected to report again: several, and most pods of the tier."""
     silent = [pod for pod in observation.starting if pod.silent_node is not None]
-    if 2 * len(silent) <= observation.ready + len(observation.starting):
+    if len(silent) <= 1 or 2 * len(silent) <= observation.ready + len(observation.starting):
         return 0
     return sum(now_s - pod.created_s <= observation.startup_model.overdue_s for pod in silent)
 
