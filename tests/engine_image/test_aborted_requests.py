@@ -58,14 +58,20 @@ async def test_client_disconnect_is_not_counted_as_aborted(tmp_path: Path) -> No
         assert serve.config.state.in_flight == 0
 
 
-async def test_cancelled_request_stays_counted_when_stopping(tmp_path: Path) -> None:
+def hanging_engine() -> tuple[FakeEngine, asyncio.Event]:
+    """An engine that never answers, and what is set once it has a request."""
     begun = asyncio.Event()
 
     async def script(_scope, _receive, _send):  # type: ignore[no-untyped-def]
         begun.set()
         await asyncio.Event().wait()
 
-    async with make_harness(FakeEngine(script), "serve", tmp_path) as serve:
+    return FakeEngine(script), begun
+
+
+async def test_cancelled_request_stays_counted_when_stopping(tmp_path: Path) -> None:
+    engine, begun = hanging_engine()
+    async with make_harness(engine, "serve", tmp_path) as serve:
         sent = asyncio.create_task(serve.send(STREAM))
         await begun.wait()
         assert serve.config.state.in_flight == 1
@@ -77,13 +83,8 @@ async def test_cancelled_request_stays_counted_when_stopping(tmp_path: Path) -> 
 
 async def test_question_to_server_is_no_running_request(tmp_path: Path) -> None:
     """The launcher asks for health every second; one that hangs with the engine is not a client's request."""
-    begun = asyncio.Event()
-
-    async def script(_scope, _receive, _send):  # type: ignore[no-untyped-def]
-        begun.set()
-        await asyncio.Event().wait()
-
-    async with make_harness(FakeEngine(script), "serve", tmp_path) as serve:
+    engine, begun = hanging_engine()
+    async with make_harness(engine, "serve", tmp_path) as serve:
         sent = asyncio.create_task(serve.send(b"", "/health", method="GET"))
         await begun.wait()
         assert serve.config.state.in_flight == 0

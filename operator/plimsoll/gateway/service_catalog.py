@@ -213,14 +213,14 @@ class CatalogBuilder:
 
     def _update_pod(self, name: str, pod: Object | None) -> set[str]:
         """Returns the keys of the services whose endpoints change."""
-        dirty = set()
+        dirty, former = set(), None
         if (previous := self._service_by_pod.pop(name, None)) is not None:
             former = self._states[previous].pods.pop(name, None)
-            if former is not None and pod is None:
-                self._refusing.discard(former[0].address)
             self._states[previous].unplaced.pop(name, None)
             dirty.add(previous)
         found = None if pod is None else _read(_endpoint, "Pod", pod)
+        if former is not None and (found is None or found[1].address != former[0].address):
+            self._refusing.discard(former[0].address)  # another engine may get the address
         if pod is not None and found is not None:
             key, endpoint = found
             queued = _read(_max_queued, "Pod", pod) or MAX_REQUEST_SEQUENCES

@@ -129,7 +129,7 @@ def _launcher_ports_and_probes() -> Object:
         "readinessProbe": {
             "httpGet": {"path": engine.paths["ready"], "port": "launcher"},
             # One late answer of a busy node must not make an engine unready. Fast detection is not needed: the gateway
-            # watches deletions itself, and a draining engine redirects late requests.
+            # watches deletions itself, and a leaving engine takes late requests.
             "periodSeconds": 1,
             "failureThreshold": 3,
             "timeoutSeconds": 5,

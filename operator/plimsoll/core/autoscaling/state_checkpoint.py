@@ -1,7 +1,7 @@
 """Checkpoint of a service's autoscaler state as a small document.
 
-Problem: a new process must keep learned speeds, request lengths, start-up times and daily patterns. It
-must not accept an invalid document or one of another version.
+Problem: a new process must keep learned speeds, request lengths, start-up times and daily patterns. It must not accept
+an invalid document or one of another version.
 
 Idea: each part is stored with its version and validates itself. An invalid part is reset; the others are kept.
 """
