@@ -258,18 +258,17 @@ class Exchange:
             if phase == "response_headers":
                 status, reason = messages.read_status(message)
                 record.on_response_headers(status, messages.read_served(message), reason)
-                await self._write(messages.set_response_headers(headers))
-                is_last = message.response_headers.end_of_stream
+                answers, is_last = [messages.set_response_headers(headers)], message.response_headers.end_of_stream
             elif phase == "response_body":
                 part, is_last = message.response_body.body, message.response_body.end_of_stream
                 record.on_response_body(part)
-                for answer in messages.streamed_body(phase, part, is_last) if is_duplex else [messages.proceed(phase)]:
-                    await self._write(answer)
+                answers = messages.streamed_body(phase, part, is_last) if is_duplex else [messages.proceed(phase)]
             else:
-                await self._write(messages.proceed(phase))
-                is_last = phase == "response_trailers"
+                answers, is_last = [messages.proceed(phase)], phase == "response_trailers"
             if is_last:
-                record.on_response_end()
+                record.on_response_end()  # first: the last answer lets the gateway end the stream
+            for answer in answers:
+                await self._write(answer)
 
 
 def _too_large(route: ApiRoute, limit: int) -> Answered:
