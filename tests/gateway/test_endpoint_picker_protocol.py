@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from plimsoll.gateway.endpoint_picker import messages
+from plimsoll.gateway.endpoint_picker.exchange import Exchange
 from plimsoll.gateway.envoy.access_log import RequestOutcome
 from plimsoll.gateway.identity import Authenticator
 from plimsoll.gateway.settings import ApiKeyMode
@@ -128,6 +129,26 @@ async def test_stream_that_ends_early_counts_as_cancelled() -> None:
         await stream.write(response_message())
         await end(server, stream)
         assert server.records[0].outcome is RequestOutcome.CANCELLED
+        assert server.inflight() == {}
+
+
+async def test_gateway_may_end_the_stream_while_it_gets_the_last_answer() -> None:
+    async with serve(service(), pods=ENGINES) as server:
+        sent = [first_message(), body_message(), response_message(), response_body(b"data: 1", True)]
+
+        async def read() -> Any:
+            return sent.pop(0)
+
+        async def write(message: Any) -> None:
+            if message.HasField("response_body"):
+                raise asyncio.CancelledError
+
+        exchange = Exchange(server.server.parts, read, write)
+        with pytest.raises(asyncio.CancelledError):
+            await exchange.run()
+        exchange.close()
+        [record] = server.records
+        assert record.outcome is RequestOutcome.SUCCEEDED
         assert server.inflight() == {}
 
 

@@ -62,7 +62,7 @@ class EndpointPicker:
         max_streams: int = MAX_STREAMS,
     ) -> None:
         self.bodies = BodyBudget(settings.endpoint_picker_body_bytes, settings.max_body_bytes)
-        self._parts = Parts(picker, worker, self.bodies, settings, on_record)
+        self.parts = Parts(picker, worker, self.bodies, settings, on_record)
         self._not_ready_reason = not_ready_reason
         self._max_streams = max_streams
         self._streams = 0
@@ -76,7 +76,7 @@ class EndpointPicker:
         self, address: str, credentials: grpc.ServerCredentials | None = None
     ) -> tuple[grpc.aio.Server, int]:
         """Listen on HOST:PORT. Returns the server and its port. Raises RuntimeError if the port is taken."""
-        limit = self._parts.settings.max_body_bytes + _MESSAGE_OVERHEAD_BYTES
+        limit = self.parts.settings.max_body_bytes + _MESSAGE_OVERHEAD_BYTES
         options = (
             ("grpc.max_receive_message_length", limit),
             ("grpc.max_send_message_length", limit),
@@ -125,11 +125,11 @@ class EndpointPicker:
             self._count("full")
             message = f"This endpoint picker has {self._streams} open requests, its limit."
             full = Rejection(RejectionReason.GATEWAY_FULL, message, retry=advise_retry(RETRY_SECONDS))
-            await context.write(messages.immediate(*read_reply(self._parts.picker.reject(full))))
+            await context.write(messages.immediate(*read_reply(self.parts.picker.reject(full))))
             return
         self._streams += 1
         gateway_metrics.GATEWAY_ENDPOINT_PICKER_STREAMS.set(self._streams)
-        exchange = Exchange(self._parts, context.read, context.write)
+        exchange = Exchange(self.parts, context.read, context.write)
         try:
             async with asyncio.timeout(MAX_STREAM_SECONDS):
                 await exchange.run()
