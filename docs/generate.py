@@ -30,6 +30,9 @@ KSTATUS_NOTE = (
     " Flux and other users of kstatus. `--for=condition=Stalled=false` waits for ever, because an absent condition is"
     " not false. To wait for engines, use `kubectl wait --for=jsonpath='{.status.tiers.serve.summary}'=2/2 plim/NAME`."
 )
+METRICS_INTRO = (
+    "Braces have the labels. Names that end in `_total` are counters. Others are gauges, unless marked as histograms."
+)
 
 
 def conditions_page() -> str:
@@ -56,13 +59,13 @@ def events_page() -> str:
 
 def metrics_page() -> str:
     """Metrics of the processes that Plimsoll runs, and of what it adds to an engine."""
-    lines = ["# Metrics", ""]
+    lines = ["# Metrics", "", METRICS_INTRO, ""]
     for title, rows in (
         ("Gateway (picker, port 8081)", _rows(gateway_metrics.GATEWAY)),
         ("Operator (port 8081)", _rows(operator_metrics.OPERATOR)),
         ("Engine (launcher, port 8001)", engine_rows()),
     ):
-        lines += [f"## {title}", "", "| metric | type | labels | what it says |", "|---|---|---|---|", *rows, ""]
+        lines += [f"## {title}", "", "| metric | what it says |", "|---|---|", *rows, ""]
     lines.append("The launcher's port also has all metrics of the engine itself (`vllm:...`).")
     return "\n".join(lines) + "\n"
 
@@ -107,7 +110,9 @@ def _rows(registry: CollectorRegistry) -> Iterator[str]:
 
 def _row(family: Metric, labels: Iterable[str]) -> str:
     name = f"{family.name}_total" if family.type == "counter" else family.name
-    return f"| `{name}` | {family.type} | {', '.join(f'`{label}`' for label in labels)} | {family.documentation} |"
+    listed = ",".join(labels)
+    kind = " (histogram)" if family.type == "histogram" else ""
+    return f"| `{name}{f'{{{listed}}}' if listed else ''}`{kind} | {family.documentation} |"
 
 
 CLI_INTRO = (
@@ -132,7 +137,7 @@ def cli_page() -> str:
     lines += ["## Shared options", "", "| argument | what it is | verbs |", "|---|---|---|"]
     lines += [f"{row} {', '.join(f'`{verb}`' for verb in users)} |" for row, users in shared.items()]
     for parser, text in verbs:
-        lines += ["", f"## {parser.prog}", "", _sentence(text), "", "```text", _usage(parser), "```"]
+        lines += ["", f"## {parser.prog}", "", _sentence(text)]
         rows = [row for action in _own_options(parser) if (row := _option(action)) not in shared]
         if rows:
             lines += ["", "| argument | what it is |", "|---|---|", *rows]
@@ -163,17 +168,6 @@ def _shared_options(parsers: list[argparse.ArgumentParser]) -> dict[str, list[st
 
 def _own_options(parser: argparse.ArgumentParser) -> list[argparse.Action]:
     return [action for action in parser._actions if not isinstance(action, argparse._HelpAction)]
-
-
-def _usage(parser: argparse.ArgumentParser) -> str:
-    """What must be given; all else is `[OPTION]...`."""
-    actions = _own_options(parser)
-    words = [parser.prog]
-    words += [f"{max(action.option_strings, key=len)} {_value(action)}" for action in actions if _is_required(action)]
-    words += ["[OPTION]..."] if any(action.option_strings and not action.required for action in actions) else []
-    names = (action for action in actions if not action.option_strings)
-    words += [str(action.metavar) if action.nargs is None else f"[{action.metavar}]" for action in names]
-    return " ".join(words)
 
 
 def _is_required(action: argparse.Action) -> bool:
