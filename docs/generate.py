@@ -39,8 +39,9 @@ def conditions_page() -> str:
     """Types and reasons of conditions."""
     lines = ["# Conditions", "", KSTATUS_NOTE, "", "| type | what it means while it is true |", "|---|---|"]
     lines += [f"| `{kind.value}` | {conditions.TYPE_MEANINGS[kind]} |" for kind in conditions.ConditionType]
-    lines += ["", "| reason | what it means |", "|---|---|"]
-    lines += [f"| `{r.value}` | {text} |" for r, text in conditions.REASON_MEANINGS.items()]
+    types = {kind.value for kind in conditions.ConditionType}
+    lines += ["", "| reason, unless it is a type | what it means |", "|---|---|"]
+    lines += [f"| `{r.value}` | {text} |" for r, text in conditions.REASON_MEANINGS.items() if r.value not in types]
     return "\n".join(lines) + "\n"
 
 
@@ -50,10 +51,17 @@ def events_page() -> str:
         "The operator emits an Event once when something changes. `kubectl events --for plim/NAME` lists them, with"
         " details in the message."
     )
-    lines = ["# Events", "", intro, "", "| reason | type | meaning |", "|---|---|---|"]
-    for reason, text in events.EVENT_MEANINGS.items():
-        kind = "Normal" if reason in events.NORMAL_REASONS else "Warning"
-        lines.append(f"| `{reason.value}` | {kind} | {text} |")
+    described = {name.value for names in (conditions.ConditionType, conditions.ConditionReason) for name in names}
+    warnings = [reason for reason in events.EVENT_MEANINGS if reason not in events.NORMAL_REASONS]
+    as_conditions = [reason for reason in warnings if reason.value in described]
+    others = [reason for reason in warnings if reason not in as_conditions]
+    lines = ["# Events", "", intro, "", "Warnings that [conditions](conditions.md) explain:"]
+    lines += [", ".join(f"`{reason.value}`" for reason in as_conditions) + "."]
+    for title, reasons in (("other warnings", others), ("of type Normal", events.NORMAL_REASONS)):
+        lines += ["", f"| {title} | meaning |", "|---|---|"]
+        lines += [
+            f"| `{reason.value}` | {text} |" for reason, text in events.EVENT_MEANINGS.items() if reason in reasons
+        ]
     return "\n".join(lines) + "\n"
 
 

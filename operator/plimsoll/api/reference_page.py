@@ -54,9 +54,9 @@ def render() -> str:
         _table((path, node) for path, node in fields.items() if path.startswith("spec.")),
         "## Rules\n",
         "The API server rejects a manifest that breaks one of these rules. With an older CRD, the condition `Stalled` "
-        "names the rule. A line is the beginning of the message; the rest says why, and what to do. Paths other than `metadata.name` are below `spec`. Not "
-        "listed are rules about the form of one value, about `pod`, about flags that Plimsoll sets, and about [what an "
-        "engine lacks](../tasks/other-engines.md#what-differs-from-vllm).\n",
+        "names the rule. A line is the beginning of the message; the rest says why, and what to do. Paths other than "
+        "`metadata.name` are below `spec`. Not listed are rules about the form of one value, about `pod`, about flags "
+        "that Plimsoll sets, and about [what an engine lacks](../tasks/other-engines.md#what-differs-from-vllm).\n",
         "\n".join(_rules(fields)) + "\n",
         "## Status\n",
         _table(((path, node) for path, node in fields.items() if path.startswith("status.")), with_type=False),
