@@ -380,17 +380,12 @@ class AdmissionController:
     def _expire(self, queued: QueuedRequest, now: float) -> AdmissionDecision:
         """Shed a queued request that would be late.
 
-        While no replica is ready, its class's maximum queue time ends as ShedStarting, which has a `Retry-After`. Its
-        client's deadline, or the maximum queue time at ready replicas, ends as ShedDeadline.
+        Its client's deadline ends as ShedDeadline; the maximum queue time as ShedStarting or ShedSaturated, which have
+        a `Retry-After`.
         """
         if queued.client_deadline_s - queued.cost.idle_ttft_s <= now:
-            shed = self._shed(queued.request, queued.cost, AdmissionOutcome.SHED_DEADLINE, now)
-            return shed._replace(is_client_deadline=True)
-        if not self.pool.replicas:
-            outcome = AdmissionOutcome.SHED_STARTING
-        else:
-            is_queue_end = queued.deadline_s == queued.queue_until_s <= now
-            outcome = AdmissionOutcome.SHED_DEADLINE if is_queue_end else AdmissionOutcome.SHED_SATURATED
+            return self._shed(queued.request, queued.cost, AdmissionOutcome.SHED_DEADLINE, now)
+        outcome = AdmissionOutcome.SHED_SATURATED if self.pool.replicas else AdmissionOutcome.SHED_STARTING
         return self._shed(queued.request, queued.cost, outcome, now)
 
     def _shed_impossible(
