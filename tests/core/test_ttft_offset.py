@@ -127,6 +127,20 @@ def test_targets_of_classes_are_no_offset(tier_spec: TierSpec, class_ttft_s: tup
     assert feedback.offset_s == 0.0
 
 
+def test_minute_of_two_targets_is_not_settled(tier_spec: TierSpec) -> None:
+    """The gateways counted most of its requests by the old target, which was tight."""
+    feedback, spec = TtftFeedback(), spec_with()
+    tight = replace(TTFT_SLO, ttft_s=0.001)
+    before = replace(spec, slo=tight, policy=replace(spec.policy, slo=tight))
+    late_minute(tier_spec, feedback, before, -20.0, 0.0)
+    metrics = ServiceMetrics(rate_per_s=RATE_PER_S, arrivals=600.0, slo_counts=SloCounts(600.0, 400.0, 400.0, 0.0))
+    snapshot = ServiceSnapshot(metrics, {"serve": TierSnapshot(1, 1)})
+    tiers = {"serve": TierState(Role.SERVE, tier_spec=tier_spec)}
+    for second in range(42, 102):
+        feedback.update(snapshot, spec, tiers, tier_spec.workload, float(second))
+    assert feedback.offset_s == 0.0
+
+
 def test_missing_tier_does_not_forget_the_offset(tier_spec: TierSpec) -> None:
     feedback, spec = TtftFeedback(), spec_with()
     late_minute(tier_spec, feedback, spec, 0.0, 60.0)
