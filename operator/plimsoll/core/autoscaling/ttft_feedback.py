@@ -1,8 +1,9 @@
 """Updates the TTFT offset of a service (`ttft_offset`) from the late first tokens of each settled minute.
 
-A minute is settled if all replicas were ready, and their number and the targets were the same. Only one tier, which prefills and decodes,
-has an offset: with two tiers, late first tokens do not show which of them is slow. Classes with TTFT targets of their
-own rule it out too, because gateways count late requests by class and the model predicts them for one target.
+A minute is settled if all replicas were ready, and their number and the targets were the same. Only one tier, which
+prefills and decodes, has an offset: with two tiers, late first tokens do not show which of them is slow. Classes with
+TTFT targets of their own rule it out too, because gateways count late requests by class and the model predicts them for
+one target.
 """
 
 from __future__ import annotations
