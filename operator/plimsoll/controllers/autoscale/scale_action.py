@@ -1,7 +1,7 @@
-"""The last step of a decision: the replica count of a tier's Deployment or target, and the Event about it.
+"""The last step of a decision: the replica count of a tier's workload or target, and the Event about it.
 
 Only `spec.replicas` is written, through the scale subresource and with a field manager of its own. The write cannot
-conflict with the rest of the Deployment, and another autoscaler can own that field instead.
+conflict with the rest of the workload, and another autoscaler can own that field instead.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ log = ServiceLog(__name__)
 
 @dataclass(frozen=True)
 class ScaleChange:
-    """A tier whose Deployment or target has another replica count than decided."""
+    """A tier whose workload or target has another replica count than decided."""
 
     service_object: Object
     scaled: ScaledObject
@@ -67,7 +67,8 @@ class ScaleChange:
         head = f"{self.tier} {self.replicas_before} -> {after}: {first}"
         advice = ""
         if self.decision.override is not None:
-            advice = f"to keep a count, set spec.tiers.{self.tier}.minReplicas and maxReplicas, not the Deployment"
+            fields = f"spec.tiers.{self.tier}.minReplicas and maxReplicas"
+            advice = f"to keep a count, set {fields}, not the {self.scaled.resource.kind}"
         clauses = (advice, *others, deletion_note, self.decision.counterfactual or "")
         message = join_within(MAX_EVENT_MESSAGE_CHARS, head, *clauses)
         return Event(reason, message, f"{self.tier}/{self.replicas_before}/{after}/{generation}")

@@ -44,9 +44,9 @@ from plimsoll.controllers.reconcile.service_namespaces import ServiceNamespaces
 from plimsoll.controllers.reconcile.service_status import StatusInputs
 from plimsoll.controllers.reconcile.tier_health import TierStatusInputs, is_fully_rolled_out
 from plimsoll.controllers.targets.target_state import TargetState
+from plimsoll.controllers.tier_workload import find_workload, ordered_replicas
 from plimsoll.core.autoscaling.scaling_policy import ScalingMode
 from plimsoll.core.errors import BackendUnavailable, Conflict, Forbidden, NotFound, ObjectRejected, PlimsollError
-from plimsoll.resources import object_meta
 from plimsoll.resources.platform_config import PlatformConfig
 from plimsoll.telemetry.service_log import ServiceLog
 
@@ -326,12 +326,12 @@ def desired_replicas(
     report: ScalingReport | None,
     targets: Mapping[str, TargetState],
 ) -> dict[str, int]:
-    """Desired replicas by tier; before the first scaling report, those of the Deployment or target."""
+    """Desired replicas by tier; before the first scaling report, those of the workload or target."""
     replicas: dict[str, int] = {}
     for kind, tier in service.spec.sized_tiers.items():
         target = targets.get(kind)
-        deployment = observed.children.get(("Deployment", object_meta.tier_name(service.metadata.name, kind)))
-        ordered = tier.min_replicas if deployment is None else int(deployment["spec"].get("replicas", 1))
+        workload = find_workload(observed.children, service.metadata.name, kind)
+        ordered = tier.min_replicas if workload is None else ordered_replicas(workload)
         if target is not None and target.scaled is not None:
             ordered = target.scaled.replicas
         replicas[kind] = ordered if report is None else report.desired.get(kind, ordered)
@@ -412,9 +412,7 @@ def _tier_inputs(
         TierStatusInputs(
             role=kind,
             desired=replicas[kind],
-            deployment=observed.children.get(
-                ("Deployment", object_meta.tier_name(observed.service.metadata.name, kind))
-            ),
+            workload=find_workload(observed.children, observed.service.metadata.name, kind),
             pods=tuple(p for p in observed.pods if role_of(p) == kind),
         )
         for kind in observed.service.spec.sized_tiers
