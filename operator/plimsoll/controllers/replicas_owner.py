@@ -24,10 +24,11 @@ def replicas_owners(workload: Object) -> list[str]:
 def replicas_set_by(workload: Object) -> str | None:
     """The field manager that ordered the count; None if Plimsoll did, or if it is unknown.
 
-    `kubectl scale --replicas=0` leaves no owner, because the Scale object omits a count of 0. Plimsoll's own writes are
-    applied, and keep theirs.
+    `kubectl scale --replicas=0` leaves no owner, because the Scale object omits a count of 0. Plimsoll's own writes to
+    Deployments are applied, and keep theirs; those to other kinds do not.
     """
     owners = replicas_owners(workload)
-    if not owners and workload["metadata"].get("managedFields") and workload["spec"].get("replicas") == 0:
+    is_known = workload["metadata"].get("managedFields") and workload.get("kind") != labels.SET_KIND
+    if not owners and is_known and workload["spec"].get("replicas") == 0:
         return UNNAMED_CLIENT
     return None if _OWN_MANAGERS & {*owners} else next((owner for owner in owners if owner), None)

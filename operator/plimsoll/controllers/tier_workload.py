@@ -1,4 +1,4 @@
-"""The workload of a tier: the Deployment that runs its engines. Pure.
+"""The workload of a tier: a Deployment, or a LeaderWorkerSet if its engines have several nodes. Pure.
 
 Problem: many steps read a tier's workload, each another field of it: where its pod template is, how many replicas it
 orders, whether Kubernetes has replaced its pods. Kinds of workloads differ in these.
@@ -11,13 +11,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from plimsoll.adapters.kube_client import BY_KIND, DEPLOYMENTS, Resource
+from plimsoll.adapters.kube_client import BY_KIND, DEPLOYMENTS, LEADERWORKERSETS, Resource
 from plimsoll.adapters.normalize import epoch_s
+from plimsoll.api import labels
 from plimsoll.resources import object_meta
 
 Object = dict[str, Any]
 
-TIER_WORKLOADS: Final = (DEPLOYMENTS,)
+TIER_WORKLOADS: Final = (DEPLOYMENTS, LEADERWORKERSETS)
+_TEMPLATE_HASH: Final = "pod-template-hash"  # Kubernetes' label of the ReplicaSet that a pod belongs to
+_SET_REPLACED: Final = "Available"  # condition of a LeaderWorkerSet whose groups are ready and of its present template
 _REPLACED: Final = "NewReplicaSetAvailable"  # Kubernetes' reason of a Deployment's condition Progressing
 
 
@@ -33,9 +36,17 @@ def resource_of(workload: Object) -> Resource:
 
 
 def pod_template(workload: Object | None) -> Object:
-    """The pod template of the engines; empty without a workload."""
-    template: Object = (workload or {}).get("spec", {}).get("template") or {}
+    """The pod template of the engines, of their leaders if they have several pods; empty without a workload."""
+    spec = (workload or {}).get("spec", {})
+    template: Object = spec.get("template") or (spec.get("leaderWorkerTemplate") or {}).get("leaderTemplate") or {}
     return template
+
+
+def template_hash(pod: Object) -> str | None:
+    """The label by which a workload's controller says of which template a pod is."""
+    pod_labels = pod["metadata"].get("labels", {})
+    value: str | None = pod_labels.get(_TEMPLATE_HASH, pod_labels.get(labels.SET_REVISION))
+    return value
 
 
 def ordered_replicas(workload: Object) -> int:
@@ -54,27 +65,36 @@ def updated_replicas(workload: Object | None) -> int:
 
 
 def is_observed(workload: Object) -> bool:
-    """Whether the status is that of the newest spec."""
+    """Whether the status is that of the newest spec; True for a LeaderWorkerSet of a release that does not say it."""
+    if _is_set(workload) and "observedGeneration" not in _status(workload):
+        return True
     return bool(_status(workload).get("observedGeneration", 0) >= workload["metadata"].get("generation", 0))
 
 
 def is_replaced(workload: Object) -> bool:
-    """Whether Kubernetes has replaced all pods of a former template."""
-    return (
-        is_observed(workload)
-        and updated_replicas(workload) == counted_replicas(workload)
-        and _condition(workload, "Progressing").get("reason") == _REPLACED
-    )
+    """Whether all pods of a former template are replaced."""
+    status = workload["status"]
+    if not is_observed(workload) or status.get("updatedReplicas", 0) != status.get("replicas", 0):
+        return False
+    if _is_set(workload):
+        return _condition(workload, _SET_REPLACED).get("status") == "True"
+    return _condition(workload, "Progressing").get("reason") == _REPLACED
 
 
 def replaced_s(workload: Object) -> float | None:
-    """When Kubernetes had replaced the pods, seconds since the epoch; None if it has not, or if that is unknown."""
-    return epoch_s(_condition(workload, "Progressing").get("lastUpdateTime")) if is_replaced(workload) else None
+    """When the pods were replaced, seconds since the epoch; None if they are not, or if that is unknown."""
+    if not is_replaced(workload):
+        return None
+    if _is_set(workload):
+        return epoch_s(_condition(workload, _SET_REPLACED).get("lastTransitionTime"))
+    return epoch_s(_condition(workload, "Progressing").get("lastUpdateTime"))
 
 
 def failure(workload: Object) -> tuple[str, object] | None:
     """That the workload does not progress, and since when, in the API's format; None if it does."""
     progressing = _condition(workload, "Progressing")
+    if _is_set(workload):
+        return None  # its condition is False once it has nothing to do
     if progressing.get("status") != "False":
         return None
     text = f"{label(workload)} does not progress ({progressing.get('reason')})"
@@ -97,6 +117,10 @@ def paused(workloads: Iterable[Object]) -> Object | None:
 def label(workload: Object) -> str:
     """KIND NAME, for messages."""
     return f"{workload['kind']} {workload['metadata']['name']}"
+
+
+def _is_set(workload: Object) -> bool:
+    return bool(workload["kind"] == LEADERWORKERSETS.kind)
 
 
 def _status(workload: Object | None) -> Object:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from plimsoll.adapters.kube_client import KubeClient
+from plimsoll.adapters.kube_client import DEPLOYMENTS, KubeClient
 from plimsoll.api import labels
 from plimsoll.api.events import MAX_EVENT_MESSAGE_CHARS, Event, EventReason
 from plimsoll.api.message_text import join_within
@@ -128,7 +128,8 @@ class ScaleWriter:
         """Set the replica count of a tier; returns whether it is set. A failure is logged; the next tick retries."""
         key, scaled = key_of(change.service_object), change.scaled
         is_smaller = change.decision.replicas < change.replicas_before
-        deletion_note = await self._annotate_deletion_costs(change) if is_smaller and scaled.is_owned else ""
+        selects_pods = is_smaller and scaled.is_owned and scaled.resource == DEPLOYMENTS  # others delete in order
+        deletion_note = await self._annotate_deletion_costs(change) if selects_pods else ""
         try:
             await self._kube.scale(
                 scaled.resource,

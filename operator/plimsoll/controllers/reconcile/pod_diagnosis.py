@@ -27,7 +27,6 @@ MISSING_CLAIM = re.compile(r'persistentvolumeclaim "[^"]*" not found')
 ERROR_LINE = re.compile(r"(?:.*?\W)??(?:error|\w*(?:Error|Exception)): ")
 ERROR_LEVEL = re.compile(r"(?:\([^)]*\)\s*)*ERROR\b")
 LOWER_LEVEL = re.compile(r"\s*(?:\([^)]*\)\s*)*(?:WARNING|INFO|DEBUG)\b")  # says nothing about why an engine ended
-TEMPLATE_HASH = "pod-template-hash"  # Kubernetes' label of the ReplicaSet that a pod belongs to
 
 
 @dataclass(frozen=True)
@@ -47,14 +46,15 @@ def current_pods(workload: Object | None, pods: Iterable[Object]) -> tuple[Objec
     """The pods of the workload's present template; those of a superseded one are replaced.
 
     Only a part of the template is in the revision label. Among pods with the present label the newest one tells the
-    ReplicaSet, because a Deployment creates pods of its present ReplicaSet.
+    template's hash, because a workload creates pods of its present template.
     """
     revision = tier_workload.pod_template(workload).get("metadata", {}).get("labels", {}).get(labels.REVISION)
     same_label = [pod for pod in pods if revision is None or _label(pod, labels.REVISION) == revision]
     newest = max(same_label, key=pod_startup.created_s, default=None)
     if newest is None:
         return ()
-    return tuple(pod for pod in same_label if _label(pod, TEMPLATE_HASH) == _label(newest, TEMPLATE_HASH))
+    present = tier_workload.template_hash(newest)
+    return tuple(pod for pod in same_label if tier_workload.template_hash(pod) == present)
 
 
 def most_severe(workload: Object | None, pods: Iterable[Object]) -> PodProblem | None:

@@ -22,14 +22,17 @@ UNSTARTABLE: Final = frozenset({ConditionReason.IMAGE_UNAVAILABLE, ConditionReas
 class TierStatusInputs:
     """One observed tier. desired: replicas that the autoscaler wants. workload: None before it is created.
 
-    is_namespace_terminating: whether pods are missing because the namespace is being deleted. Kubernetes does not say
-    so at the workload.
+    workers: the pods of engines with several nodes, except their leaders. workload_problem: why the workload cannot be
+    applied, None if it can. is_namespace_terminating: whether pods are missing because the namespace is being deleted.
+    Kubernetes does not say so at the workload.
     """
 
     role: str
     desired: int
     workload: Object | None
     pods: tuple[Object, ...]
+    workers: tuple[Object, ...] = ()
+    workload_problem: pod_diagnosis.PodProblem | None = None
     is_namespace_terminating: bool = False
 
     @property
@@ -120,7 +123,8 @@ def tier_health(tier: TierStatusInputs, slow_transfer_message: str | None) -> Ti
     if is_rolling:
         count += f", {ready_current} at the new revision"
     # Pods that are rejected do not exist, so the newest pods may be of the old template.
-    problem = _problem(tier) if ready_current < total else pod_diagnosis.most_severe(tier.workload, ())
+    is_lacking = ready_current < total or tier.workload_problem is not None
+    problem = _problem(tier) if is_lacking else pod_diagnosis.most_severe(tier.workload, ())
     if problem is not None:
         message = f"{count}: {problem.message}"
         if problem.reason is ConditionReason.UNSCHEDULABLE and is_ready:
@@ -147,7 +151,10 @@ def tier_health(tier: TierStatusInputs, slow_transfer_message: str | None) -> Ti
 def _problem(tier: TierStatusInputs) -> pod_diagnosis.PodProblem | None:
     if tier.is_namespace_terminating and tier.pending:
         return pod_diagnosis.NAMESPACE_DELETED
-    return pod_diagnosis.most_severe(tier.workload, tier.current_pods)
+    if tier.workload_problem is not None:
+        return tier.workload_problem
+    workers = pod_diagnosis.current_pods(tier.workload, tier.workers)
+    return pod_diagnosis.most_severe(tier.workload, (*tier.current_pods, *workers))
 
 
 def _ready(pods: Iterable[Object]) -> int:
