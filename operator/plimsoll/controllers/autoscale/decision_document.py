@@ -53,8 +53,8 @@ def build_document(
 
     key: namespace and name. now_s: seconds since the epoch. horizon_s: forecast horizon from the spec, None for the
     learned start-up time. metrics: time and metrics of the last tick. limits: the published admission limits. slo:
-    `status.slo`, the figures that people see. tuning: arguments that the operator has set on the engines of each tier. Fields that end in `_s` are in seconds. The most recent decision comes
-    first.
+    `status.slo`, the figures that people see. tuning: arguments that the operator has set on the engines of each tier.
+    Fields that end in `_s` are in seconds. The most recent decision comes first.
     """
     return {
         "version": DOCUMENT_VERSION,
