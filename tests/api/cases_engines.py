@@ -36,7 +36,10 @@ ENGINE_CASES = [
         for runtime in ("llama-cpp", "sglang", "openai")
     ],
     _engine("sglang", "spec.engine.lora", {}, NO_LORA, at="spec.adapters"),
-    *[_engine(runtime, "spec.engine.tuning", "Off", f"engine {runtime}{NO_TUNING}") for runtime in ("sglang", "openai")],
+    *[
+        _engine(runtime, "spec.engine.tuning", "Off", f"engine {runtime}{NO_TUNING}")
+        for runtime in ("sglang", "openai")
+    ],
     Case(
         {"spec.engine": {"runtime": "simulated", "tuning": "Auto"}, "spec.slo": {"ttft": "1s"}},
         "spec.engine.tuning",

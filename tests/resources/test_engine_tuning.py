@@ -106,7 +106,9 @@ def test_graphs_need_the_bundled_release() -> None:
     assert default_args(template(spec(engine={"version": "1.0"}))) == CHUNK
 
 
-@pytest.mark.parametrize("text", ["", "x", "1", "{}", "[1]", '["a"]', '[{"flag": "a"}]', '[{"flag": "a", "value": "b"}]'])
+@pytest.mark.parametrize(
+    "text", ["", "x", "1", "{}", "[1]", '["a"]', '[{"flag": "a"}]', '[{"flag": "a", "value": "b"}]']
+)
 def test_foreign_annotation_is_no_tuning(text: str) -> None:
     assert stored_arguments({"metadata": {"annotations": {labels.TUNING: text}}}) == ()
     assert stored_arguments({"metadata": {"annotations": [text]}}) == ()
