@@ -60,7 +60,7 @@ async def test_new_service_is_tuned_and_says_why(world: ControllerHarness) -> No
     assert await default_args(world) == [*CHUNK, "--enforce-eager"]
     assert (await world.service())["status"]["engineTuning"] == LINE
     (message,) = await messages(world)
-    assert message.startswith("serve: new engines get --max-num-batched-tokens=1024 (itl 40ms): vLLM's own chunk is")
+    assert message.startswith("serve: new engines get --max-num-batched-tokens=1024 (itl 40ms); explain says why")
     assert value(world) == 1024
     await world.sync(parts.store)
     explained = parts.scaler.explain((world.namespace, "chat"))

@@ -55,7 +55,7 @@ GPU_TYPES: Final[Mapping[str, str]] = MappingProxyType(
 # Flags after which an engine reads fewer bytes for a token than the published weights have.
 _UNKNOWN_COST_FLAGS: Final = (
     "--config",
-    "--cpu-offload-gb",
+    vllm.CPU_OFFLOAD,
     "--hf-overrides",
     "--load-format",
     "--quantization",

@@ -233,7 +233,7 @@ class Reconciler:
                 self._cache.put(await self._kube.create(template_revision))
         if object_plan.templates and observed.service is not None:
             deployed = deployed_arguments(observed.service, observed.children)
-            for event in tuning_events(observed.service, deployed, object_plan.templates):
+            for event in tuning_events(deployed, object_plan.templates):
                 await self.record_event(observed.service_object, event)
         results = await asyncio.gather(
             *(self._apply_one(key, desired_object, observed) for desired_object in changed), return_exceptions=True

@@ -50,9 +50,7 @@ def tuning_line(
     return shorten("; ".join(texts), MAX_TUNING_CHARS) if texts else None
 
 
-def tuning_events(
-    service: InferenceService, deployed: Mapping[str, Sequence[StoredArgument]], templates: Iterable[Object]
-) -> tuple[Event, ...]:
+def tuning_events(deployed: Mapping[str, Sequence[StoredArgument]], templates: Iterable[Object]) -> tuple[Event, ...]:
     """An Event for each new template whose chosen arguments differ from those of the tier's Deployment.
 
     templates: new ControllerRevisions.
@@ -62,7 +60,9 @@ def tuning_events(
         role, chosen = role_of(revision), stored_arguments(revision["data"])
         before, after = ({(one.flag, one.value) for one in stored} for stored in (deployed.get(role, ()), chosen))
         if before != after:
-            text = f"new engines get {', '.join(one.text for one in chosen)}" if chosen else "new engines are not tuned"
-            reason = f": {chosen[0].reason}" if chosen else ""
-            found.append(Event(EventReason.ENGINE_TUNED, f"{role}: {text}{reason}", revision["metadata"]["name"]))
+            text = "new engines are not tuned"
+            if chosen:
+                arguments = ", ".join(one.text for one in chosen)
+                text = f"new engines get {arguments}; explain says why, and spec.engine.tuning Off undoes it"
+            found.append(Event(EventReason.ENGINE_TUNED, f"{role}: {text}", revision["metadata"]["name"]))
     return tuple(found)
