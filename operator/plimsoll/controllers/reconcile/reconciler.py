@@ -228,13 +228,13 @@ class Reconciler:
         is_any_missing = any((one["kind"], one["metadata"]["name"]) not in observed.children for one in changed)
         if is_any_missing or object_plan.templates:
             await require_parent(self._kube, observed.service_object)
-        for template_revision in object_plan.templates:
-            with contextlib.suppress(Conflict):
-                self._cache.put(await self._kube.create(template_revision))
         if object_plan.templates and observed.service is not None:
             deployed = deployed_arguments(observed.service, observed.children)
             for event in tuning_events(deployed, object_plan.templates):
                 await self.record_event(observed.service_object, event)
+        for template_revision in object_plan.templates:
+            with contextlib.suppress(Conflict):
+                self._cache.put(await self._kube.create(template_revision))
         results = await asyncio.gather(
             *(self._apply_one(key, desired_object, observed) for desired_object in changed), return_exceptions=True
         )
