@@ -35,7 +35,17 @@ NODES: Final = "--nnodes"  # pods of one engine
 NODE_RANK: Final = "--node-rank"
 MASTER_ADDRESS: Final = "--master-addr"  # host of the pod with rank 0
 HEADLESS: Final = "--headless"  # of the other pods: they have no API server
+DATA_PARALLEL_SIZE: Final = "--data-parallel-size"
+DECODE_CONTEXT_PARALLEL_SIZE: Final = "--decode-context-parallel-size"
+CPU_OFFLOAD: Final = "--cpu-offload-gb"
+CHUNKED_PREFILL: Final = "--enable-chunked-prefill"
+NO_CHUNKED_PREFILL: Final = "--no-enable-chunked-prefill"
 CUDA_GRAPH_SIZES: Final = "--cudagraph-capture-sizes"  # of vLLM 0.26; each size is an argument of its own
+CUDA_GRAPH_SIZES_UNTIL_0_11: Final = "--cuda-graph-sizes"
+MAX_CUDA_GRAPH_SIZE: Final = "--max-cudagraph-capture-size"
+COMPILATION_CONFIG: Final = "--compilation-config"
+OPTIMIZATION_LEVEL: Final = "--optimization-level"
+ENFORCE_EAGER: Final = "--enforce-eager"
 QUIET_ENDPOINTS: Final = "--disable-access-log-for-endpoints"
 HOST: Final = "--host"
 PORT: Final = "--port"
@@ -55,7 +65,12 @@ RESERVED_FLAGS: Final = (
     "--ssl-keyfile", "--ssl-certfile", "--root-path", "--api-key", HEADLESS,
 )  # the launcher sets them or relies on their defaults; users may not  # fmt: skip
 
-DEFAULT_MAX_NUM_SEQS: Final = 1024  # on GPUs of 70 GB and more; lower on others
+# Defaults of `vllm serve` on GPUs of 70 GiB and more, but not on an A100; below them those of all others.
+DEFAULT_MAX_NUM_SEQS: Final = 1024
+DEFAULT_MAX_NUM_BATCHED_TOKENS: Final = 8192
+DEFAULT_MAX_NUM_SEQS_OTHERS: Final = 256
+DEFAULT_MAX_NUM_BATCHED_TOKENS_OTHERS: Final = 2048
+_LARGE_GPU_BYTES: Final = 70 * 2**30
 DISAGGREGATED_BLOCK_TOKENS: Final = 128  # Plimsoll's choice for prefill and decode engines
 MIN_QUEUE_LIMIT: Final = 64  # sequences; Plimsoll's choice
 
@@ -152,6 +167,21 @@ def flag_values(args: Iterable[object]) -> dict[str, str]:
 def flag_count(args: Iterable[object], flag: str) -> int | None:
     """The value of a flag as a count of at least 1; None if it is absent or no such count."""
     return parse_count(flag_values(args).get(flag, "")) or None
+
+
+def _is_large_gpu(name: str, memory_bytes: float) -> bool:
+    return memory_bytes >= _LARGE_GPU_BYTES and "a100" not in name.lower()
+
+
+def default_sequences(gpu: str, memory_bytes: float) -> int:
+    """MAX_NUM_SEQS of `vllm serve` on a GPU with this name and memory, without an argument."""
+    return DEFAULT_MAX_NUM_SEQS if _is_large_gpu(gpu, memory_bytes) else DEFAULT_MAX_NUM_SEQS_OTHERS
+
+
+def default_batched_tokens(gpu: str, memory_bytes: float) -> int:
+    """MAX_NUM_BATCHED_TOKENS of `vllm serve` on a GPU with this name and memory, without an argument."""
+    large = _is_large_gpu(gpu, memory_bytes)
+    return DEFAULT_MAX_NUM_BATCHED_TOKENS if large else DEFAULT_MAX_NUM_BATCHED_TOKENS_OTHERS
 
 
 def queue_limit(args: Sequence[object], *, default: int, per_sequence: int) -> int | None:

@@ -10,6 +10,7 @@ from tests.api.manifests import aggregated
 IMAGE = "example.com/x:1"
 LIMITED = {"maxOutputTokens": 100}
 NO_LORA = "engine sglang has no LoRA adapters that are loaded while it runs: remove adapters, or use engine vllm"
+NO_TUNING = " has no arguments that the operator tunes: remove tuning, or use engine vllm"
 NO_LIMIT = "engine openai has no output limit for requests that state none: "
 NO_SERVER = "engine vllm has no command, port, health path and metric names of your own: remove "
 NO_TIERS = "engine llama-cpp has no prefill and decode tiers: remove tiers.prefill, or use engine vllm or simulated"
@@ -55,6 +56,23 @@ ENGINE_CASES = [
         for runtime in ("llama-cpp", "sglang", "openai")
     ],
     _engine("sglang", "spec.engine.lora", {}, NO_LORA, at="spec.adapters"),
+    *[
+        _engine(runtime, "spec.engine.tuning", "Off", f"engine {runtime}{NO_TUNING}")
+        for runtime in ("sglang", "openai")
+    ],
+    Case(
+        {"spec.engine": {"runtime": "simulated", "tuning": "Auto"}, "spec.slo": {"ttft": "1s"}},
+        "spec.engine.tuning",
+        f"engine simulated{NO_TUNING}",
+    ),
+    *[single_edit("spec.engine.tuning", value, "be 'Auto' or 'Off'", "Unsupported value") for value in ("auto", "On")],
+    single_edit(
+        "spec.engine.tuning",
+        "Auto",
+        "slo is required with engine.tuning Auto: the arguments follow from it",
+        at="spec.slo",
+        base=aggregated,
+    ),
     _engine("sglang", "spec.model.task", "score", "engine sglang has no task score: remove model.task, or use engine "),
     _engine("llama-cpp", "spec.model.task", "transcribe", "engine llama-cpp has no task transcribe: "),
     _engine(

@@ -58,6 +58,7 @@ TARGET_CASES = [
     single_edit("spec.engine.env", [{"name": "A", "value": "b"}], _NOT_RUN, base=adopted),
     single_edit("spec.engine.drainTimeout", "60s", _NOT_RUN, base=adopted),
     single_edit("spec.engine.lora", {}, _NOT_RUN, base=adopted),
+    single_edit("spec.engine.tuning", "Off", _NOT_RUN, base=adopted),
     single_edit("spec.model.cache", {"claimName": "hf"}, _NOT_RUN, base=adopted),
     single_edit("spec.model.secretRef", {"name": "hf"}, _NOT_RUN, base=adopted),
     single_edit("spec.admission", {}, _NO_GATEWAY, base=adopted),

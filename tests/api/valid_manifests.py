@@ -323,6 +323,8 @@ VALID_AGGREGATED: list[dict[str, Any]] = [
         "spec.engine.lora": {"maxLoras": 2, "maxCpuLoras": 2, "maxLoraRank": 512},
     },
     {"spec.engine.lora": {}},
+    {"spec.engine.tuning": "Off"},
+    {"spec.engine.tuning": "Auto", "spec.slo": {"ttft": "1s"}},
     {"spec.engine.lora": {"maxLoras": 256}},
     {"spec.engine.args": ["--enable-lora", "--api-server-count=2"]},
 ]

@@ -193,6 +193,13 @@ def test_render_document_matches_golden_text() -> None:
     assert "\n".join(render_document(DOCUMENT, Screen(100))) + "\n" == GOLDEN
 
 
+def test_render_tuned_arguments_with_their_reason() -> None:
+    row = {"argument": "--max-num-batched-tokens=1024 (itl 40ms)", "reason": "a step takes 32ms"}
+    made = changed("tiers.decode.tuning", [row])
+    (line,) = [line for line in render_document(made, PIPE) if line.split()[:1] == ["tuning"]]
+    assert line.split("  ")[-1].strip() == "--max-num-batched-tokens=1024 (itl 40ms): a step takes 32ms"
+
+
 def test_render_slots_of_the_gateways_add_up() -> None:
     """Shares shrink before others grow, so meanwhile some slots have no holder."""
     made = copy.deepcopy(DOCUMENT)

@@ -94,6 +94,29 @@ def test_plan_larger_cuda_graphs_only_for_moe(
     assert not tier["speculation"]["on"]
 
 
+@pytest.mark.parametrize(
+    ("words", "manifest"),
+    [
+        (["--gpus-per-replica", "1", "--itl", "150ms"], {"engine": {"tuning": "Auto"}}),
+        (["--itl", "40ms"], {"engine": {"args": ["--max-num-batched-tokens", "4096"]}}),  # of two GPUs
+        (["--gpus-per-replica", "1"], {}),
+    ],
+)
+def test_plan_manifest_prefers_tuning(
+    words: list[str], manifest: dict[str, object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    load = ["--rate", "17", "--prompt-tokens", "1190", "--output-tokens", "220", "--ttft", "500ms", "--tpot", "30ms"]
+    arguments = ["plan", "--model", "Llama-3.1-8B", "--gpu", "H200", *load, *words]
+    assert main([*arguments, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["manifest"] == manifest
+    assert main(arguments) == 0
+    shown = capsys.readouterr().out
+    assert ("manifest: engine: {tuning: Auto}" in shown, "manifest: engine: {args: [" in shown) == (
+        "tuning" in str(manifest),
+        "args" in str(manifest),
+    )
+
+
 def test_plan_trace_uses_busiest_minutes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = ["arrival_s,prompt_tokens,output_tokens"]
     lines += [f"{at},100,10" for at in range(0, 400, 4)]

@@ -96,6 +96,15 @@ async def test_status_e2e_is_shown_when_targeted() -> None:
     assert "90% of the completed and 87% of all requests of the last minute met the SLO" in lines
 
 
+async def test_status_tuned_arguments_are_one_line() -> None:
+    text = "serve: --max-num-batched-tokens=1024 (itl 40ms)"
+    tuned = builders.service("tuned") | {"status": STATUS | {"engineTuning": text}}
+    plain = builders.service("plain") | {"status": STATUS}
+    lines = await shown(tuned, name="tuned")
+    assert f"engine arguments  {text}" in lines
+    assert len(lines) - len(await shown(plain, name="plain")) == 2  # with the empty line before it
+
+
 async def test_status_itl_is_shown_when_targeted() -> None:
     document = STATUS | {"slo": STATUS["slo"] | {"itl": "31ms"}}
     even = builders.service("even", slo={"ttft": "500ms", "itl": "40ms"}) | {"status": document}

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
+import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.adapters.kube_client import DEPLOYMENTS
 from plimsoll.adapters.launcher import AdapterReport
-from plimsoll.api import conditions
+from plimsoll.api import conditions, labels
 from plimsoll.api.conditions import ConditionReason
 from plimsoll.api.events import MAX_EVENT_MESSAGE_CHARS, Event, EventReason
 from plimsoll.api.message_text import ELLIPSIS, join_within, shorten
@@ -33,6 +34,7 @@ from plimsoll.controllers.reconcile.model_names import Former, ModelNames
 from plimsoll.controllers.reconcile.observe import NO_RULES, NameState, name_state
 from plimsoll.controllers.reconcile.service_status import StatusInputs
 from plimsoll.controllers.reconcile.tier_health import TierStatusInputs
+from plimsoll.controllers.reconcile.tuning_status import tuning_events
 from plimsoll.controllers.targets.target_state import OtherWriter, ScaledObject, TargetProblem, TargetState, WriterCause
 from plimsoll.core.autoscaling.decide import decide
 from plimsoll.core.autoscaling.decision_state import DecisionState
@@ -52,6 +54,7 @@ from plimsoll.core.routing.model_names import NameClaim, NameRules
 from plimsoll.core.slo import Slo
 from plimsoll.core.types import Unavailable
 from plimsoll.engines.registry import ENGINES
+from plimsoll.resources.engine_tuning import StoredArgument
 from plimsoll.resources.platform_config import EngineRolloutSettings
 from tests import builders
 from tests.api.manifests import adopted
@@ -362,8 +365,17 @@ def release_event() -> Event:
     return Event(EventReason.OTHER_RELEASE, service_status.other_release("s" * 63, release).event_message, release)
 
 
+def tuning_event() -> Event:
+    rows = [StoredArgument("--flag", MANY, f"--cudagraph-capture-sizes up to {MANY} (mixture of experts)", "r" * 300)]
+    text = orjson.dumps([asdict(one) for one in rows]).decode()
+    metadata = {"name": "x", "labels": {labels.ROLE: "prefill"}}
+    revision = {"metadata": metadata, "data": {"metadata": {"annotations": {labels.TUNING: text}}}}
+    (event,) = tuning_events({}, [revision])
+    return event
+
+
 def all_events() -> list[Event]:
-    return [*all_condition_events(), *scale_events(), *drain_events(), release_event()]
+    return [*all_condition_events(), *scale_events(), *drain_events(), release_event(), tuning_event()]
 
 
 def test_every_event_is_short_without_the_guard() -> None:

@@ -8,12 +8,13 @@ import pytest
 
 from plimsoll.api.v1alpha1 import parse
 from plimsoll.controllers.gateway_poller import GatewayView
-from plimsoll.controllers.hardware_limits import GPU_LABELS, GPU_TYPES, hardware_limits, named_accelerator
+from plimsoll.controllers.hardware_limits import hardware_limits
 from plimsoll.controllers.object_cache import ObjectCache, key_of
 from plimsoll.controllers.reconcile.model_names import ModelNames
 from plimsoll.controllers.reconcile.observe import observe
 from plimsoll.controllers.reconcile.reconciler import collect_status_inputs
 from plimsoll.core.engine_model.roofline import ACCELERATORS
+from plimsoll.resources.hardware import GPU_LABELS, GPU_TYPES, named_accelerator
 from plimsoll.resources.platform_config import EngineDefaults
 from tests import builders
 from tests.controllers.conftest import ControllerHarness

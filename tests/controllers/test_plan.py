@@ -12,6 +12,8 @@ from plimsoll.controllers.object_cache import ObjectCache
 from plimsoll.controllers.reconcile.object_plan import ObjectPlan, plan_objects
 from plimsoll.controllers.reconcile.observe import ObservedService, observe
 from plimsoll.resources import lora, objects
+from plimsoll.resources.engine_tuning import stored_arguments
+from plimsoll.resources.platform_config import EngineDefaults
 from tests import builders
 
 Object = dict[str, Any]
@@ -19,10 +21,19 @@ Object = dict[str, Any]
 MODEL = {"uri": "file:///models/tiny"}
 
 
-def planned(raw: Object, *children: Object, generation: int = 0, image: str = "", has_turn: bool = False) -> ObjectPlan:
-    """The plan for a service with these objects. generation, image: of the platform's settings of engines."""
+def planned(
+    raw: Object,
+    *children: Object,
+    generation: int = 0,
+    image: str = "",
+    has_turn: bool = False,
+    args: tuple[str, ...] | None = None,
+) -> ObjectPlan:
+    """The plan for a service with these objects. generation, image, args: of the platform's settings of engines."""
     rollout = builders.PLATFORM.engine.rollout.model_copy(update={"generation": generation})
-    changed = {"rollout": rollout, **({"image": image} if image else {})}
+    changed: Object = {"rollout": rollout, **({"image": image} if image else {})}
+    if args is not None:
+        changed["defaults"] = EngineDefaults(args=args)
     engine = builders.PLATFORM.engine.model_copy(update=changed)
     store = ObjectCache()
     for obj in (raw, *children):
@@ -61,6 +72,19 @@ def is_rolled_out(found: ObjectPlan) -> bool:
     return marks.pop()
 
 
+def tunable(**changes: Object) -> Object:
+    """A service whose model and GPU type are known, with an ITL target."""
+    pod = {"nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-H200"}}
+    slo = {"ttft": "500ms", "tpot": "30ms", "itl": "40ms"}
+    model = {"uri": "hf://meta-llama/Llama-3.1-8B"}
+    return builders.service(**{"model": model, "tiers": {"serve": {"pod": pod}}, "slo": slo, **changes})
+
+
+def tuned_flags(found: ObjectPlan) -> dict[str, list[str]]:
+    """The arguments that the operator has chosen, by Deployment."""
+    return {name: [one.flag for one in stored_arguments(template)] for name, template in templates(found).items()}
+
+
 def service_named(name: str) -> Object:
     return builders.service(model={**MODEL, "name": name})
 
@@ -71,6 +95,38 @@ def test_plan_new_model_name_keeps_template() -> None:
     assert after.templates == ()
     assert after.revisions == before.revisions
     assert templates(after) == templates(before)
+
+
+def test_plan_upgrade_to_tuning_keeps_templates_until_asked() -> None:
+    """A stored template without tuned arguments, as an operator without tuning has left it."""
+    untuned = planned(tunable(), args=("--max-num-batched-tokens", "8192"))
+    after = planned(tunable(), *stored(untuned))
+    assert (after.templates, templates(after)) == ((), templates(untuned))
+    assert not any(tuned_flags(after).values())
+    asked = planned(tunable(engine={"tuning": "Auto"}), *stored(untuned))
+    assert tuned_flags(asked) == {"chat-serve": ["--max-num-batched-tokens"]}
+    rolled = planned(tunable(), *stored(untuned), generation=1, image="example.com/engine:2", has_turn=True)
+    assert tuned_flags(rolled) == {"chat-serve": ["--max-num-batched-tokens"]}
+
+
+def test_plan_tuned_template_survives_slo_change_and_upgrade() -> None:
+    before = planned(tunable())
+    for itl in ("41ms", "150ms", "3s"):
+        after = planned(tunable(slo={"ttft": "500ms", "itl": itl}), *stored(before))
+        assert (after.templates, templates(after)) == ((), templates(before))
+    other_chart = planned(tunable(), *stored(before), args=("--max-num-batched-tokens", "8192"))
+    assert (other_chart.templates, templates(other_chart)) == ((), templates(before))
+    off = planned(tunable(engine={"tuning": "Off"}), *stored(before))
+    assert tuned_flags(off) == {"chat-serve": []}
+    assert planned(tunable(), *stored(off)).revisions == before.revisions
+
+
+def test_plan_tuning_that_sets_nothing_restarts_nothing() -> None:
+    raw = builders.service(tiers={"serve": {}}, slo={"ttft": "1s"})
+    before = planned(raw)
+    for tuning in ("Auto", "Off"):
+        asked = builders.service(tiers={"serve": {}}, slo={"ttft": "1s"}, engine={"tuning": tuning})
+        assert templates(planned(asked, *stored(before))) == templates(before)
 
 
 def test_plan_earlier_revision_keeps_its_template() -> None:

@@ -27,6 +27,13 @@ HORIZON: Object = {"horizon": "5s"}  # short stabilization windows
 MODEL: Object = {"uri": "hf://example/model"}
 SERVE: Object = {"model": MODEL, "slo": SLO, "scaling": HORIZON, "tiers": {"serve": {"maxReplicas": 9}}}
 PAIR: Object = {**SERVE, "tiers": {"prefill": {"maxReplicas": 9}, "decode": {"maxReplicas": 9}}}
+H200: Object = {"maxReplicas": 9, "pod": {"nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-H200"}}}
+TUNED: Object = {
+    **SERVE,
+    "model": {"uri": "hf://meta-llama/Llama-3.1-8B"},
+    "slo": {**SLO, "itl": "150ms"},
+    "tiers": {"serve": H200},
+}
 CLASS: Object = {"name": "default"}
 BATCH: Object = {"name": "batch", "priority": 5}
 POD = "tiers.serve.pod"
@@ -109,6 +116,7 @@ CASES = [
     Case("engine.args", ["--seed", "1"], ["--seed", "2"]),
     Case("engine.env", [{"name": "A", "value": "1"}], [{"name": "A", "value": "2"}]),
     Case("engine.drainTimeout", "30s", "60s"),
+    Case("engine.tuning", "Off", "Auto", template, TUNED),
     Case("slo", SLO, {"ttft": "2s", "tpot": "18ms"}, replicas, {**SERVE, "slo": None}),
     Case("slo.ttft", "2s", "3s", core_spec, {**SERVE, "slo": {"tpot": "50ms"}}),
     Case("slo.ttft", "2s", "300ms", sized, {**PAIR, "slo": {"tpot": "50ms"}}),
@@ -277,7 +285,8 @@ async def walk(service: SingleService, case: Case) -> None:
         await service.run(PHASE_S)
         assert "Stalled" not in service.conditions, service.status["conditions"]
         observed.append(case.probe(service))
-    is_default = case.second in ("vllm", False, "Queue")  # the second value of a switch is its default
+    # The second value of a switch is its default.
+    is_default = case.second in ("vllm", False, "Queue") or case.path == "engine.tuning"
     assert observed[0] not in (absent, observed[1]), "it had no effect"
     assert (observed[1] == absent) is is_default, "its change had no effect"
     service.edit(added, DELETE)

@@ -57,6 +57,7 @@ class EventReason(StrEnum):
     ENGINE_ROLLOUT_STARTED = "EngineRolloutStarted"
     ENGINE_ROLLOUT_STOPPED = "EngineRolloutStopped"
     ENGINE_ROLLOUT_COMPLETED = "EngineRolloutCompleted"
+    ENGINE_TUNED = "EngineTuned"
     TRANSFER_SLOW = "TransferSlow"
     DRAIN_TIMED_OUT = "DrainTimedOut"
     RECOVERED = "Recovered"
@@ -103,6 +104,7 @@ EVENT_MEANINGS: dict[EventReason, str] = {
     EventReason.ENGINE_ROLLOUT_STARTED: "The platform's rollout replaces the engines.",
     EventReason.ENGINE_ROLLOUT_STOPPED: "The service fails after its rollout, which stops there.",
     EventReason.ENGINE_ROLLOUT_COMPLETED: "The platform's rollout has replaced the engines.",
+    EventReason.ENGINE_TUNED: "New engines of a tier get other arguments from the SLO, or none.",
     EventReason.RECOVERED: "What an earlier Warning is about is over.",
 }
 
@@ -120,6 +122,7 @@ NORMAL_REASONS = frozenset(
         EventReason.METRICS_RECOVERED,
         EventReason.ENGINE_ROLLOUT_STARTED,
         EventReason.ENGINE_ROLLOUT_COMPLETED,
+        EventReason.ENGINE_TUNED,
         EventReason.RECOVERED,
     }
 )

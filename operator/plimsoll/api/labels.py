@@ -45,6 +45,9 @@ COMPONENT = "app.kubernetes.io/component"
 # Annotation on such pods, if the user named the metrics: port, path and names.
 METRICS = "plimsoll.dev/metrics"
 
+# Annotation on pods of engines whose arguments the operator has chosen: each argument with its reason.
+TUNING = "plimsoll.dev/engine-tuning"
+
 # Label on a Secret that declares an API key of the gateway.
 API_KEY = "plimsoll.dev/api-key"
 

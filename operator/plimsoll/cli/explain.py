@@ -33,7 +33,7 @@ from plimsoll.core.units import format_figure
 DOCUMENT_VERSION: Final = 2  # version of the operator's document
 _INDENT: Final = "  "
 _MAX_UNIX_S: Final = 2.0**33
-_BASIS_LABELS: Final = ("engine", "model", "", "SLO capacity", "forecast", "start-up", "restart")
+_BASIS_LABELS: Final = ("engine", "tuning", "model", "", "SLO capacity", "forecast", "start-up", "restart")
 _COEFFICIENTS: Final = (
     ("base_s", "per step"),
     ("any_prefill_s", "more per step with prefill"),
@@ -217,6 +217,7 @@ def _basis_section(tiers: dict[str, Any], screen: Screen) -> list[str]:
     for name, tier in tiers.items():
         basis_lines = (
             _engine_line(tier),
+            _tuning_line(tier),
             _model_line(tier),
             _coefficients(tier),
             _capacity_line(tier),
@@ -233,6 +234,14 @@ def _basis_section(tiers: dict[str, Any], screen: Screen) -> list[str]:
 def _engine_line(tier: Any) -> str:
     names = ("model", "accelerator", "parallelism", "engine_version")
     return join_nonempty(get_text(tier, "engine", name) or "" for name in names)
+
+
+def _tuning_line(tier: Any) -> str:
+    """Return the arguments that the operator has set on the engines, with the reasons; empty without any."""
+    return "; ".join(
+        f"{get_text(one, 'argument') or MISSING}: {get_text(one, 'reason') or MISSING}"
+        for one in get_list(tier, "tuning")
+    )
 
 
 def _model_line(tier: Any) -> str:

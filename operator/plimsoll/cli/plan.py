@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, TypeVar
 
-from plimsoll.cli import goodput_chart, output_files, plan_output
+from plimsoll.cli import goodput_chart, output_files, plan_manifest, plan_output
 from plimsoll.cli.output import Screen
 from plimsoll.core import units
 from plimsoll.core.engine_model import roofline
@@ -60,10 +60,13 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.picture,
             goodput_chart.draw_goodput(_title(arguments, result.chosen.gpus), result.goodput_curve, marks),
         )
+    engine = plan_manifest.engine_manifest(result, arguments)
     if arguments.json:
-        output_files.print_text(json.dumps(plan_output.plan_document(result, cost), indent=2) + "\n")
+        document = {**plan_output.plan_document(result, cost), "manifest": {} if engine is None else {"engine": engine}}
+        output_files.print_text(json.dumps(document, indent=2) + "\n")
     else:
-        output_files.print_text("\n".join([*plan_output.plan_lines(result, cost, Screen.for_stream(sys.stdout)), ""]))
+        lines = plan_output.plan_lines(result, cost, Screen.for_stream(sys.stdout))
+        output_files.print_text("\n".join([*lines, *plan_manifest.manifest_lines(engine), ""]))
     return 0
 
 

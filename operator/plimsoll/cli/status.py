@@ -119,6 +119,7 @@ def service_detail(service: KubeObject, screen: Screen, now_s: float) -> list[st
     for section in (
         _conditions_section(service, screen),
         _tiers_section(service, screen, now_s),
+        _tuning_section(service, screen),
         _slo_section(service, screen),
     ):
         lines += ["", *section] if section else []
@@ -141,6 +142,11 @@ def _tiers_section(service: KubeObject, screen: Screen, now_s: float) -> list[st
     if not tiers:
         return []
     return format_table([_TIER_HEADER, *(_tier_row(name, tier, now_s) for name, tier in tiers.items())], screen)
+
+
+def _tuning_section(service: KubeObject, screen: Screen) -> list[str]:
+    tuning = get_text(service, "status", "engineTuning")
+    return hanging_indent("engine arguments  ", tuning, screen) if tuning else []
 
 
 _TIER_HEADER: Final = [

@@ -26,13 +26,13 @@ from plimsoll.adapters.launcher import AdapterReport, StartupProgress
 from plimsoll.api import labels
 from plimsoll.api.contract import engine_contract
 from plimsoll.controllers import pod_startup
-from plimsoll.controllers.hardware_limits import named_accelerator
 from plimsoll.controllers.isolation import ObjectErrors, Stage, subject_of
 from plimsoll.controllers.object_cache import Key, ObjectCache, owning_service
 from plimsoll.core.errors import BackendUnavailable
 from plimsoll.core.ports import EngineInfo, EngineReading
 from plimsoll.core.types import Role
 from plimsoll.engines.engine import MetricMap
+from plimsoll.resources.hardware import named_accelerator
 from plimsoll.telemetry.service_log import ServiceLog
 
 log = ServiceLog(__name__)

@@ -1,71 +1,21 @@
 """What the GPUs that a spec names can never do, from data sheets. Pure.
 
-The operator can tell for a model of known shape on a GPU type that a tier's nodeSelector names. It claims nothing for
-other models and GPUs, for engines that narrow the weights or guess tokens ahead, and for simulated ones.
+It claims nothing of models and GPUs that `resources.hardware` does not know.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import Final
 
 from plimsoll.api.conditions import Condition, ConditionReason, ConditionType
 from plimsoll.api.message_text import MAX_QUOTE_CHARS, shorten
 from plimsoll.api.v1alpha1 import InferenceService
-from plimsoll.core.engine_model.roofline import ACCELERATORS, Accelerator, ModelShape
-from plimsoll.core.planning.known_models import find_shape
 from plimsoll.core.planning.latency_floor import impossibilities
 from plimsoll.core.types import Role
-from plimsoll.engines import vllm
+from plimsoll.resources import hardware
 
-_HUB: Final = "hf://"
 _ADVICE: Final = "give each engine more GPUs, or set a longer target"
-# Node labels that name a GPU type: of GPU feature discovery, GKE, EKS, Karpenter and AMD's labeller.
-GPU_LABELS: Final = (
-    "nvidia.com/gpu.product",
-    "cloud.google.com/gke-accelerator",
-    "k8s.amazonaws.com/accelerator",
-    "karpenter.k8s.aws/instance-gpu-name",
-    "amd.com/gpu.product-name",
-)
-# By lower-case value. A value that stands for several types has the fastest and largest of them, since the limits are
-# lower bounds. Shared cards and MIG slices have other values.
-GPU_TYPES: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "nvidia-h100-80gb-hbm3": "H100-SXM",
-        "nvidia-h100-80gb": "H100-SXM",
-        "nvidia-h100-mega-80gb": "H100-SXM",
-        "h100": "H100-SXM",
-        "nvidia-h200": "H200",
-        "nvidia-h200-141gb": "H200",
-        "h200": "H200",
-        "nvidia-a100-sxm4-80gb": "A100-80G",
-        "nvidia-a100-80gb-pcie": "A100-80G",
-        "nvidia-a100-80gb": "A100-80G",
-        "a100": "A100-80G",
-        "nvidia-a100-sxm4-40gb": "A100-40G",
-        "nvidia-a100-pcie-40gb": "A100-40G",
-        "nvidia-tesla-a100": "A100-40G",
-        "nvidia-l40s": "L40S",
-        "l40s": "L40S",
-        "nvidia-l4": "L4",
-        "l4": "L4",
-        "nvidia-b200": "B200",
-        "b200": "B200",
-        "amd_instinct_mi300x_oam": "MI300X",
-        "amd_instinct_mi300x": "MI300X",
-    }
-)
-# Flags after which an engine reads fewer bytes for a token than the published weights have.
-_UNKNOWN_COST_FLAGS: Final = (
-    "--config",
-    "--cpu-offload-gb",
-    "--hf-overrides",
-    "--load-format",
-    "--quantization",
-    "--speculative-config",
-)
 
 
 def hardware_limits(service: InferenceService, default_args: Sequence[str] = ()) -> tuple[str, ...]:
@@ -73,14 +23,14 @@ def hardware_limits(service: InferenceService, default_args: Sequence[str] = ())
 
     default_args: arguments of `vllm serve` that the chart adds to those of the service.
     """
-    shape = _shape(service, default_args)
+    shape = hardware.known_shape(service, default_args)
     if shape is None:
         return ()
-    model = service.spec.model.uri.removeprefix(_HUB)
+    model = service.spec.model.uri.removeprefix(hardware.HUB)
     slo = None if service.spec.slo is None else service.spec.slo.to_core()
     found: list[str] = []
     for role, tier in service.spec.tiers.items():
-        gpu = named_accelerator(tier.pod.node_selector)
+        gpu = hardware.named_accelerator(tier.pod.node_selector)
         if gpu is not None and tier.gpus > 0:
             found += impossibilities(Role(role), model, shape, gpu, tier.replica_gpus, slo)
     return tuple(found)
@@ -90,23 +40,3 @@ def infeasible_by_hardware(limits: tuple[str, ...]) -> Condition:
     """Return SLOInfeasible by data sheets. limits: of `hardware_limits`, at least one."""
     message, brief = f"{'; '.join(limits)}; {_ADVICE}", f"{shorten(limits[0], MAX_QUOTE_CHARS)}; {_ADVICE}"
     return Condition(ConditionType.SLO_INFEASIBLE, True, ConditionReason.INFEASIBLE, message, brief)
-
-
-def named_accelerator(node_selector: Mapping[str, str]) -> Accelerator | None:
-    """Return the GPU type that the labels of a nodeSelector name; None if they name none or an unknown one."""
-    values = (node_selector[label].lower() for label in GPU_LABELS if label in node_selector)
-    return next((ACCELERATORS[GPU_TYPES[value]] for value in values if value in GPU_TYPES), None)
-
-
-def _shape(service: InferenceService, default_args: Sequence[str]) -> ModelShape | None:
-    engine, uri = service.spec.engine, service.spec.model.uri
-    args = (*default_args, *engine.args)
-    has_short_flag = any(arg.startswith("-") and not arg.startswith("--") for arg in args)  # such as -q; none is read
-    if has_short_flag or any(vllm.has_flag(args, flag) for flag in _UNKNOWN_COST_FLAGS):
-        return None
-    if engine.runtime != "vllm" or not uri.startswith(_HUB):
-        return None
-    try:
-        return find_shape(uri.removeprefix(_HUB))
-    except ValueError:
-        return None

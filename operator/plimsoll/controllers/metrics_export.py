@@ -6,7 +6,7 @@ An unknown value has no series, because a gauge that stays at its last value loo
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from prometheus_client import Gauge
 
@@ -19,6 +19,7 @@ from plimsoll.core.autoscaling.service_state import ServiceState
 from plimsoll.core.autoscaling.slo_attainment import slo_attainment
 from plimsoll.core.slo import Slo
 from plimsoll.core.types import Unavailable
+from plimsoll.resources.engine_tuning import StoredArgument
 from plimsoll.telemetry import operator_metrics
 
 STARTUP_QUANTILES = (0.5, 0.9)
@@ -82,6 +83,24 @@ class ConditionGauges:
         holds = -1 if condition.holds is None else condition.holds
         operator_metrics.SERVICE_CONDITION.labels("/".join(key), kind, reason).set(holds)
         self._exported.setdefault(key, set()).add((kind, reason))
+
+
+class TuningGauges:
+    """Exports the arguments that the operator has set on engines."""
+
+    def __init__(self) -> None:
+        self._exported: dict[Key, set[tuple[str, str]]] = {}
+
+    def export(self, key: Key, tiers: Mapping[str, Sequence[StoredArgument]]) -> None:
+        """Set the arguments of each tier of a service; without any its series are removed."""
+        name = "/".join(key)
+        current = {(tier, one.flag.lstrip("-")): one.value for tier, stored in tiers.items() for one in stored}
+        for tier, argument in self._exported.pop(key, set()) - current.keys():
+            operator_metrics.OPERATOR_ENGINE_TUNING.remove(name, tier, argument)
+        for (tier, argument), value in current.items():
+            operator_metrics.OPERATOR_ENGINE_TUNING.labels(name, tier, argument).set(value)
+        if current:
+            self._exported[key] = set(current)
 
 
 def _export_replicas(name: str, tier: str, service_state: ServiceState, tier_snapshot: TierSnapshot) -> None:

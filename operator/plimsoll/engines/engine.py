@@ -30,6 +30,7 @@ class Feature(StrEnum):
     TARGETS = "metrics by which targets are sized"
     BUNDLED_IMAGE = "bundled image"
     OWN_SERVER = "command, port, health path and metric names of your own"
+    TUNING = "arguments that the operator tunes"
     DRAIN_ON_TERM = "drain on SIGTERM"
 
 

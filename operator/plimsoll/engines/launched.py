@@ -87,4 +87,6 @@ VLLM: Final = Engine(
     max_model_len=_max_model_len,
     queue_limit=_queue_limit,
 )
-SIMULATED: Final = replace(VLLM, name="simulated", title="the engine simulator")
+SIMULATED: Final = replace(
+    VLLM, name="simulated", title="the engine simulator", features=VLLM.features - {Feature.TUNING}
+)

@@ -14,8 +14,10 @@ from plimsoll.api.contract import engine_contract
 from plimsoll.api.v1alpha1 import EngineTier, InferenceService, ModelSource, RoleName
 from plimsoll.api.v1alpha1.pod_overrides import DEFAULT_SHARED_MEMORY
 from plimsoll.core import units
+from plimsoll.core.planning.engine_tuning import TunedArgument
+from plimsoll.core.types import Unavailable
 from plimsoll.engines import vllm
-from plimsoll.resources import engine_server, lora, object_meta
+from plimsoll.resources import engine_server, engine_tuning, lora, object_meta
 from plimsoll.resources.platform_config import EngineDefaults, PlatformConfig
 
 Object = dict[str, Any]
@@ -57,7 +59,8 @@ def pod_template(service: InferenceService, tier_kind: RoleName, platform: Platf
     spec |= _scheduling(service, tier_kind, tier, platform)
     revision = object_meta.short_hash(_kv_identity(service, platform))
     engine_labels, engine_annotations = engine_server.metadata(service)
-    annotations = {**overrides.annotations, **engine_annotations}
+    tuning = engine_tuning.annotation_of(tuned_arguments(service, tier_kind, tier, platform))
+    annotations = {**overrides.annotations, **engine_annotations, **tuning}
     return {
         "metadata": {
             "labels": {
@@ -235,10 +238,20 @@ def engine_defaults(service: InferenceService, platform: PlatformConfig) -> Engi
 def default_engine_args(
     service: InferenceService, kind: RoleName, tier: EngineTier, platform: PlatformConfig
 ) -> list[str]:
-    """Engine arguments that the user's override: those of task, role, GPUs, nodes and installation, in order."""
+    """Engine arguments that the user's override: those of task, role, GPUs, nodes, SLO and installation, in order."""
     own = service.spec.engine.contract.default_args(kind, service.spec.model.task, tier.gpus)
     stages = (vllm.PIPELINE_PARALLEL_SIZE, str(tier.nodes)) if tier.nodes > 1 else ()
-    return [*own, *stages, *engine_defaults(service, platform).args]
+    tuned = tuned_arguments(service, kind, tier, platform)
+    words = [] if isinstance(tuned, Unavailable) else [word for argument in tuned for word in argument.args]
+    return [*own, *stages, *words, *engine_defaults(service, platform).args]
+
+
+def tuned_arguments(
+    service: InferenceService, kind: RoleName, tier: EngineTier, platform: PlatformConfig
+) -> tuple[TunedArgument, ...] | Unavailable:
+    """The arguments that follow from the SLO; why there are none."""
+    chart_args = engine_defaults(service, platform).args
+    return engine_tuning.tuned_arguments(service, kind, tier, chart_args, platform.engine.gpu_resource)
 
 
 def model_argument(service: InferenceService) -> str:

@@ -88,6 +88,13 @@ OPERATOR_ENGINE_ROLLOUT = Gauge(
 
 _TIER_LABELS = ["service", "tier"]
 
+OPERATOR_ENGINE_TUNING = Gauge(
+    "plimsoll_operator_engine_tuning",
+    "Value of an argument that the operator has set on a tier's engines from the SLO; of several values, the largest "
+    "(argument: max-num-batched-tokens, cudagraph-capture-sizes).",
+    [*_TIER_LABELS, "argument"],
+    registry=OPERATOR,
+)
 OPERATOR_DRAINS_TIMED_OUT = Counter(
     "plimsoll_operator_drains_timed_out",
     "Pods that ended before all their requests were complete.",

@@ -42,6 +42,15 @@ def test_parse_launcher_command_line_is_fully_understood(role: str) -> None:
     assert options.ignored == ("--enforce-eager", "--dtype", "float32")
 
 
+def test_parse_tuned_arguments_of_the_operator() -> None:
+    """Those of `plimsoll.core.planning.engine_tuning`, which the launcher passes before the user's."""
+    options = parsed(
+        "--max-num-batched-tokens", "1024", "--cudagraph-capture-sizes", "1", "2", "8192", "--max-num-seqs=64"
+    )
+    assert (options.profile.budget, options.profile.max_num_seqs) == (1024, 64)
+    assert options.ignored == ("--cudagraph-capture-sizes", "1", "2", "8192")
+
+
 def test_parse_last_duplicate_flag_wins_in_either_spelling() -> None:
     assert parsed("--max_num_seqs", "4", "--max-num-seqs=9").profile.max_num_seqs == 9
     assert parsed("--max-model-len", "2k").profile.max_model_len == 2000

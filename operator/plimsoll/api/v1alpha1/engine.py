@@ -222,6 +222,12 @@ class EngineSpec(ApiModel):
         description="Time that a terminating engine has to finish running requests: 5s to 24h. Requests that exceed it "
         f"are aborted and counted in the Event DrainTimedOut. Absent: {DEFAULT_DRAIN_TIMEOUT}.",
     )
+    tuning: Literal["Auto", "Off"] | None = Field(
+        default=None,
+        description="Auto: vLLM gets arguments that follow from spec.slo, the model and the GPU type, where these are "
+        "known; args and the chart's arguments override them. Off: it gets none. A change takes effect at once. "
+        "Absent: Auto, from the next rollout.",
+    )
     lora: LoraSpec | None = Field(
         default=None,
         description="Bounds on LoRA adapters. With it an engine starts with LoRA enabled, so that even the first entry "
@@ -235,6 +241,7 @@ class EngineSpec(ApiModel):
         _own(Feature.OWN_SERVER, "port", lambda own: own.port is not None),
         _own(Feature.OWN_SERVER, "healthPath", lambda own: own.health_path is not None),
         _own(Feature.OWN_SERVER, "metrics", lambda own: own.metrics is not None),
+        _own(Feature.TUNING, "tuning", lambda own: own.tuning is not None),
         ValidationRule(
             "!has(self.image) || !has(self.version)",
             "image and version are mutually exclusive: put the tag into image, or omit image",

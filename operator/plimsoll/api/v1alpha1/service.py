@@ -237,6 +237,13 @@ class InferenceServiceSpec(ApiModel):
             reason="FieldValueRequired",
         ),
         ValidationRule(
+            "has(self.slo) || !has(self.engine) || !has(self.engine.tuning) || self.engine.tuning == 'Off'",
+            "slo is required with engine.tuning Auto: the arguments follow from it",
+            lambda own: own.slo is not None or own.engine.tuning != "Auto",
+            field=".slo",
+            reason="FieldValueRequired",
+        ),
+        ValidationRule(
             f"has(self.slo) || !({' || '.join(_min_zero_cel(role) for role in ROLES)})",
             f"slo is required if a tier has minReplicas 0: {_ZERO_NEEDS_SLO}",
             lambda own: own.slo is not None or all(tier.min_replicas > 0 for _, tier in own.tiers.items()),

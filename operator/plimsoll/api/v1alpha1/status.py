@@ -15,6 +15,7 @@ from plimsoll.api.v1alpha1.tier_status import FormattedNumber, StatusModel, Tier
 from plimsoll.core.routing.model_names import MAX_ADAPTERS
 
 MAX_NOT_LOADED_ON: Final = 16
+MAX_TUNING_CHARS: Final = 256
 
 
 class ConditionStatus(StatusModel):
@@ -93,6 +94,11 @@ class InferenceServiceStatus(StatusModel):
         description="Conditions of the service. All but Ready and SLOMet are present only while they are true.",
     )
     tiers: TiersStatus | None = Field(default=None, description="Engines and capacity of each tier.")
+    engine_tuning: str | None = Field(
+        default=None,
+        max_length=MAX_TUNING_CHARS,
+        description="Arguments that new engines of each tier get from spec.engine.tuning. Absent: none.",
+    )
     slo: SloStatus | None = Field(default=None, description="SLO attainment that clients saw in the last minute.")
     limited_by: str | None = Field(
         default=None,

@@ -37,6 +37,8 @@ from plimsoll.core.autoscaling.service_state import ServiceState
 from plimsoll.core.errors import InvalidSpec
 from plimsoll.core.ports import EngineReading, GatewayReading
 from plimsoll.core.types import Role
+from plimsoll.resources.engine_tuning import StoredArgument, stored_arguments
+from plimsoll.resources.object_meta import tier_name
 from plimsoll.telemetry.service_log import ServiceLog
 
 Object = dict[str, Any]
@@ -107,7 +109,13 @@ class Autoscaler:
             entry.last_metrics,
             entry.publisher.published,
             None if entry.report is None else entry.report.slo,
+            {tier: self._tuning(key, tier) for tier in entry.service_state.tiers},
         )
+
+    def _tuning(self, key: Key, tier: str) -> tuple[StoredArgument, ...]:
+        """The arguments that the operator has set on the engines of a tier."""
+        deployment = self._cache.get("Deployment", (key[0], tier_name(key[1], tier)))
+        return () if deployment is None else stored_arguments(deployment["spec"].get("template", {}))
 
     def _state_of(self, key: Key) -> ServiceState | None:
         entry = self._entries.get(key)

@@ -11,7 +11,7 @@ null. `version` changes when a field changes its meaning, and a reader must reje
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -32,6 +32,7 @@ from plimsoll.core.engine_model.calibration.estimates import assess_quality
 from plimsoll.core.slo import Slo
 from plimsoll.core.types import Unavailable
 from plimsoll.core.workload import Workload
+from plimsoll.resources.engine_tuning import StoredArgument
 
 Object = dict[str, Any]
 
@@ -46,13 +47,14 @@ def build_document(
     metrics: tuple[float, ServiceMetrics] | None = None,
     limits: AdmissionLimits | None = None,
     slo: Object | None = None,
+    tuning: Mapping[str, Sequence[StoredArgument]] | None = None,
 ) -> Object:
     """The document of one service, as JSON-compatible values.
 
     key: namespace and name. now_s: seconds since the epoch. horizon_s: forecast horizon from the spec, None for the
     learned start-up time. metrics: time and metrics of the last tick. limits: the published admission limits. slo:
-    `status.slo`, the figures that people see. Fields that end in `_s` are in seconds. The most recent decision comes
-    first.
+    `status.slo`, the figures that people see. tuning: arguments that the operator has set on the engines of each tier.
+    Fields that end in `_s` are in seconds. The most recent decision comes first.
     """
     return {
         "version": DOCUMENT_VERSION,
@@ -61,7 +63,13 @@ def build_document(
         "decisions": [_decision(timed_decision) for timed_decision in _timed_decisions(service)],
         "metrics": None if metrics is None else _json_value(_metrics(*metrics)),
         "slo": None if not slo else {"window_s": LATENCY_WINDOW_S, **slo},
-        "tiers": {name: _json_value(_evidence(service, name, tier, horizon_s)) for name, tier in service.tiers.items()},
+        "tiers": {
+            name: {
+                **_json_value(_evidence(service, name, tier, horizon_s)),
+                "tuning": [{"argument": one.text, "reason": one.reason} for one in (tuning or {}).get(name, ())],
+            }
+            for name, tier in service.tiers.items()
+        },
         "admission": None if limits is None else codec.encode(limits),
     }
 

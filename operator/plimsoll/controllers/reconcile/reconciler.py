@@ -27,7 +27,7 @@ from plimsoll.controllers.hardware_limits import hardware_limits
 from plimsoll.controllers.inference_pools.pool_watch import PoolWatch
 from plimsoll.controllers.inference_pools.pool_writer import PoolWriter
 from plimsoll.controllers.isolation import ObjectErrors, Stage, subject_of
-from plimsoll.controllers.metrics_export import ConditionGauges
+from plimsoll.controllers.metrics_export import ConditionGauges, TuningGauges
 from plimsoll.controllers.object_cache import Key, ObjectCache, key_of, role_of, worker_role_of
 from plimsoll.controllers.reconcile import condition_events, service_status
 from plimsoll.controllers.reconcile.adapter_status import ReportsByPod, adapters_status
@@ -44,6 +44,7 @@ from plimsoll.controllers.reconcile.rejected_fields import in_service_terms
 from plimsoll.controllers.reconcile.service_namespaces import ServiceNamespaces
 from plimsoll.controllers.reconcile.service_status import StatusInputs
 from plimsoll.controllers.reconcile.tier_health import TierStatusInputs, is_fully_rolled_out
+from plimsoll.controllers.reconcile.tuning_status import deployed_arguments, tuning_events, tuning_line
 from plimsoll.controllers.targets.target_state import TargetState
 from plimsoll.controllers.tier_workload import find_workload, ordered_replicas
 from plimsoll.core.autoscaling.scaling_policy import ScalingMode
@@ -111,6 +112,7 @@ class Reconciler:
         )
         self._applied = AppliedCache()
         self._condition_gauges = ConditionGauges()
+        self._tuning_gauges = TuningGauges()
         self._other_releases: dict[Key, tuple[str, str]] = {}  # uid and release that a status has
 
     async def reconcile(self, key: Key) -> None:
@@ -170,6 +172,7 @@ class Reconciler:
             self._pools.forget(key)
             self._checkpoints.forget(key)
             self._condition_gauges.export(key, ())
+            self._tuning_gauges.export(key, {})
             return
         plan: ObjectPlan | None = None
         rejected: str | None = None
@@ -202,6 +205,7 @@ class Reconciler:
             inputs,
             internal_error=self._errors.condition(key),
             engine_rollout=self._engine_rollout(key).condition,
+            engine_tuning=self._tuning(key, observed),
             inference_pool=pool_condition,
         )
         await self._publish_status(observed.service_object, inputs)
@@ -230,6 +234,10 @@ class Reconciler:
         is_any_missing = any((one["kind"], one["metadata"]["name"]) not in observed.children for one in changed)
         if is_any_missing or object_plan.templates:
             await require_parent(self._kube, observed.service_object)
+        if object_plan.templates and observed.service is not None:
+            deployed = deployed_arguments(observed.service, observed.children)
+            for event in tuning_events(deployed, object_plan.templates):
+                await self.record_event(observed.service_object, event)
         for template_revision in object_plan.templates:
             with contextlib.suppress(Conflict):
                 self._cache.put(await self._kube.create(template_revision))
@@ -252,6 +260,14 @@ class Reconciler:
             raise ObjectRejected(in_service_terms(str(error), role_of(desired_object)), error.status) from error
         self._applied.record(key, desired_object, live)
         self._cache.put(live)
+
+    def _tuning(self, key: Key, observed: ObservedService) -> str | None:
+        """Export the arguments that the operator has set on engines, and return their line of the status."""
+        if observed.service is None or observed.service.spec.targets is not None:
+            return None
+        deployed = deployed_arguments(observed.service, observed.children)
+        self._tuning_gauges.export(key, deployed)
+        return tuning_line(observed.service, deployed, self._platform)
 
     async def _publish_status(self, service_object: Object, inputs: StatusInputs) -> None:
         """Write Events for changed conditions, then the status if it differs."""
@@ -279,6 +295,7 @@ class Reconciler:
             **({"formerNames": [str(one) for one in former]} if former else {}),
             **({ADAPTERS: _adapters_status(old_status[ADAPTERS], inputs)} if ADAPTERS in old_status else {}),
             "tiers": service_status.tiers_status(inputs),
+            **({"engineTuning": inputs.engine_tuning} if inputs.engine_tuning else {}),
             "conditions": conditions.merge(old_status.get("conditions", []), stated_conditions, rfc3339_now()),
             **service_status.scaling_fields(inputs, old_status),
         }

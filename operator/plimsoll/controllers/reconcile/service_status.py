@@ -72,6 +72,7 @@ class StatusInputs:
     hardware_limits: tuple[str, ...] = ()  # what no engine on the named GPUs can do
     targets: Mapping[str, TargetState] | None = None  # by role; None for a service with tiers
     engine_rollout: Condition | None = None  # EngineRolloutPending
+    engine_tuning: str | None = None  # arguments that the operator has set on engines
     inference_pool: Condition | None = None  # InferencePoolUnusable
     internal_error: Condition | None = None  # unexpected error about the service or one of its objects
 
