@@ -56,6 +56,7 @@ ONLY_IN: dict[str, frozenset[Right]] = {
     "uninstall": frozenset({Right("operator", "delete", "leases.coordination.k8s.io", "plimsoll-release")}),
 }
 
+NO_SETS = "only for tiers of several nodes; the scenarios' cluster has no LeaderWorkerSet controller"
 # Rights that no scenario uses, and why the chart grants them.
 UNTESTED: dict[Right, str] = {
     Right("operator", "update", "inferenceservices/finalizers.plimsoll.dev"): "only OpenShift's admission asks for it",
@@ -70,6 +71,11 @@ UNTESTED: dict[Right, str] = {
             ("patch", "statefulsets/scale.apps"),
         )
     },
+    **{
+        Right("operator", verb, "leaderworkersets.leaderworkerset.x-k8s.io"): NO_SETS
+        for verb in ("get", "list", "watch", "create", "patch", "delete")
+    },
+    Right("operator", "patch", "leaderworkersets/scale.leaderworkerset.x-k8s.io"): NO_SETS,
     **{
         Right("operator", "delete", kind): "only objects that an earlier release made, and this one not"
         for kind in OWNED

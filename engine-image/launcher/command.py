@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from launcher import vllm
 from launcher.contract import IMAGE_ROOT, Contract
-from launcher.settings import LoraBounds, Settings, SettingsError
+from launcher.settings import LoraBounds, PodGroup, Settings, SettingsError
 
 RUNTIME_PROGRAMS = {"vllm": ("vllm", "serve"), "simulated": ("python3", "-m", "simulated", "serve")}
 MIDDLEWARE = "launcher.middleware.Plimsoll"
@@ -68,6 +68,22 @@ def lora_arguments(bounds: LoraBounds | None) -> list[str]:
     ]
 
 
+def group_arguments(group: PodGroup | None) -> list[str]:
+    """Return the flags that make an engine of several pods, without Ray; none without a group.
+
+    torch.distributed connects the pods over the leader's address. Only the leader has an API server.
+    """
+    if group is None:
+        return []
+    return [
+        *(vllm.EXECUTOR_BACKEND, "mp"),
+        *(vllm.NODES, str(group.size)),
+        *(vllm.NODE_RANK, str(group.rank)),
+        *(vllm.MASTER_ADDRESS, group.leader),
+        *([vllm.HEADLESS] if group.rank else []),
+    ]
+
+
 def engine_command(settings: Settings, contract: Contract, *, cpu: bool) -> list[str]:
     """Return the command line of the engine; `cpu` if vLLM's platform is the CPU.
 
@@ -89,6 +105,7 @@ def engine_command(settings: Settings, contract: Contract, *, cpu: bool) -> list
     if settings.revision:
         command += [vllm.REVISION, settings.revision]
     command += lora_arguments(settings.lora)
+    command += group_arguments(settings.group)
     transfer = kv_transfer_config(settings.role, cpu)
     if transfer:
         command += [vllm.KV_TRANSFER_CONFIG, json.dumps(transfer)]

@@ -47,6 +47,7 @@ class EngineInfo:
     kv_tokens: int | None = None
     block_tokens: int | None = None
     max_model_len: int | None = None
+    nodes: int = 1
     config: dict[str, Any] | None = None
     self_benchmark: SelfBenchmark | None = None
 
@@ -55,23 +56,25 @@ def from_settings(settings: Settings, vllm_version: str) -> EngineInfo:
     """Return the facts in the settings; `vllm_version` is the installed one, empty if unknown."""
     simulated = settings.runtime == SIMULATED
     arguments = (*settings.default_args, *settings.args)
+    nodes = 1 if settings.group is None else settings.group.size
     return EngineInfo(
         engine=settings.runtime,
         engine_version=SIMULATED if simulated else vllm_version or None,
         accelerator=SIMULATED if simulated else None,
-        accelerators=(vllm.flag_count(arguments, vllm.TENSOR_PARALLEL_SIZE) or 1) if simulated else None,
+        accelerators=nodes * (vllm.flag_count(arguments, vllm.TENSOR_PARALLEL_SIZE) or 1) if simulated else None,
         max_sequences=vllm.flag_count(arguments, vllm.MAX_NUM_SEQS),
         token_budget=vllm.flag_count(arguments, vllm.MAX_NUM_BATCHED_TOKENS),
+        nodes=nodes,
     )
 
 
 def detect_accelerators(info: EngineInfo, smi: tuple[str, ...] = NVIDIA_SMI) -> None:
-    """Detect all accelerators of the pod of a real engine; may take seconds, never fails."""
+    """Detect all accelerators of a real engine, whose pods have equally many; may take seconds, never fails."""
     if info.engine == SIMULATED:
         return
     names = _gpu_names(smi)
     if names:
-        info.accelerator, info.accelerators = names[0], len(names)
+        info.accelerator, info.accelerators = names[0], info.nodes * len(names)
     elif command.is_cpu_build(info.engine_version or ""):
         info.accelerator, info.accelerators = "cpu", 0
 

@@ -23,7 +23,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from launcher import adapters, client, command, drain, engine_info, engine_process, progress, self_benchmark, warmup
+from launcher import (
+    adapters,
+    client,
+    command,
+    drain,
+    engine_info,
+    engine_process,
+    pod_group,
+    progress,
+    self_benchmark,
+    warmup,
+)
 from launcher.adapter_state import AdapterStates
 from launcher.asgi import wait_first
 from launcher.contract import Contract, load
@@ -113,8 +124,13 @@ class Launcher:
     async def _watch_engine(self, engine: engine_process.EngineProcess) -> None:
         """Make the engine ready, then watch it.
 
-        Returns only if the engine is dead but has not exited, hangs, or does not serve the model's task.
+        Returns only if the engine is dead but has not exited, hangs, or does not serve the model's task. A worker has
+        no API server: it is ready while its process runs, and the leader becomes ready only with all workers.
         """
+        if self._settings.is_worker:
+            self._status.warm = True
+            log.info("this pod is a worker: its leader has the API server")
+            await asyncio.Event().wait()
         while not await self._healthy():  # noqa: ASYNC110  another process: nothing to wait on
             await asyncio.sleep(STARTUP_POLL_SECONDS)
         self._startup_phases.end("api", time.monotonic())
@@ -261,6 +277,8 @@ class Launcher:
 
     async def _drain(self, engine: engine_process.EngineProcess) -> int:
         """Drain without losing a request: handed over, quiet, unready, SIGTERM, last responses, exit."""
+        if self._settings.is_worker:
+            return await self._end_worker(engine)
         was_serving = self._status.warm and not self._status.dead
         limits, timeout, leaving_at = self._contract.drain, self._settings.shutdown_timeout, time.time()
         self._status.leaving = True
@@ -286,6 +304,25 @@ class Launcher:
             return 0  # a start that was broken off has no failure to report
         self._report_aborted()
         return 1 if killed else code
+
+    async def _end_worker(self, engine: engine_process.EngineProcess) -> int:
+        """End after the leader, whose requests need this pod, or after the drain timeout."""
+        group = self._settings.group
+        assert group is not None
+        self._status.leaving = True
+        port, limits = self._contract.ports["launcher"], self._contract.drain
+        leader = asyncio.create_task(
+            pod_group.wait_until_leader_ended(lambda: pod_group.accepts_connections(group.leader, port))
+        )
+        seconds = self._settings.shutdown_timeout + limits.max_rejecting_seconds
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await wait_first(leader, engine.exit)
+        leader.cancel()
+        engine.signal(signal.SIGTERM)
+        await asyncio.wait({engine.exit}, timeout=KILL_SECONDS)
+        await self._kill(engine)
+        return 0
 
     def _stop_serving(self) -> None:
         """Become unready, and reject new requests."""

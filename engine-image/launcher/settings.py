@@ -27,11 +27,20 @@ class LoraBounds:
 
 
 @dataclass(frozen=True)
+class PodGroup:
+    """The pods of an engine of several nodes: their number, this one's rank (0: the leader), and the leader's host."""
+
+    size: int
+    rank: int
+    leader: str
+
+
+@dataclass(frozen=True)
 class Settings:
     """Settings of one engine; times in seconds.
 
     `lora` are the bounds on LoRA adapters, None without LoRA. `runtime` is the engine program; `task` is the model's
-    task; `pod_ip` is empty outside a pod, `revision` if none is pinned.
+    task; `pod_ip` is empty outside a pod, `revision` if none is pinned. `group` is None for an engine of one pod.
     """
 
     runtime: str
@@ -47,6 +56,12 @@ class Settings:
     remote_prefill_deadline: float
     max_body_bytes: int
     lora: LoraBounds | None = None
+    group: PodGroup | None = None
+
+    @property
+    def is_worker(self) -> bool:
+        """Whether another pod of the engine has its API server."""
+        return self.group is not None and self.group.rank > 0
 
 
 def read(environment: Mapping[str, str], contract: Contract) -> Settings:
@@ -76,7 +91,22 @@ def read(environment: Mapping[str, str], contract: Contract) -> Settings:
         ),
         max_body_bytes=int(_read_number(environment, names["max_body"], contract.limits["max_body_bytes"])),
         lora=_read_lora(environment, names["lora"]),
+        group=_read_group(environment, contract),
     )
+
+
+def _read_group(environment: Mapping[str, str], contract: Contract) -> PodGroup | None:
+    """Return the group by the variables of the LeaderWorkerSet controller; None without them."""
+    size_name, rank_name, leader_name = (contract.env[key] for key in ("group_size", "group_rank", "leader_address"))
+    texts = environment.get(size_name, ""), environment.get(rank_name, "")
+    if not any(texts) or texts[0] == "1":
+        return None
+    if not all(text.isascii() and text.isdigit() for text in texts) or int(texts[1]) >= int(texts[0]):
+        raise SettingsError(f"{size_name}: {texts[0]!r} and {rank_name}: {texts[1]!r} are no size and rank of a group")
+    leader = environment.get(leader_name, "")
+    if not leader:
+        raise SettingsError(f"{leader_name} is not set")
+    return PodGroup(int(texts[0]), int(texts[1]), leader)
 
 
 def _read_lora(environment: Mapping[str, str], name: str) -> LoraBounds | None:

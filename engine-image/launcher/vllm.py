@@ -29,6 +29,12 @@ NUM_GPU_BLOCKS: Final = "--num-gpu-blocks-override"
 KV_CACHE_BYTES: Final = "--kv-cache-memory-bytes"
 PREFIX_CACHING: Final = "--enable-prefix-caching"
 TENSOR_PARALLEL_SIZE: Final = "--tensor-parallel-size"
+PIPELINE_PARALLEL_SIZE: Final = "--pipeline-parallel-size"
+EXECUTOR_BACKEND: Final = "--distributed-executor-backend"
+NODES: Final = "--nnodes"  # pods of one engine
+NODE_RANK: Final = "--node-rank"
+MASTER_ADDRESS: Final = "--master-addr"  # host of the pod with rank 0
+HEADLESS: Final = "--headless"  # of the other pods: they have no API server
 CUDA_GRAPH_SIZES: Final = "--cudagraph-capture-sizes"  # of vLLM 0.26; each size is an argument of its own
 QUIET_ENDPOINTS: Final = "--disable-access-log-for-endpoints"
 HOST: Final = "--host"
@@ -46,7 +52,7 @@ MAX_LORA_RANK: Final = "--max-lora-rank"
 MAX_CPU_LORAS: Final = "--max-cpu-loras"
 RESERVED_FLAGS: Final = (
     HOST, PORT, "--uds", "--model", SERVED_MODEL_NAME, REVISION, KV_TRANSFER_CONFIG, MIDDLEWARE, SHUTDOWN_TIMEOUT,
-    "--ssl-keyfile", "--ssl-certfile", "--root-path", "--api-key", "--headless",
+    "--ssl-keyfile", "--ssl-certfile", "--root-path", "--api-key", HEADLESS,
 )  # the launcher sets them or relies on their defaults; users may not  # fmt: skip
 
 DEFAULT_MAX_NUM_SEQS: Final = 1024  # on GPUs of 70 GB and more; lower on others

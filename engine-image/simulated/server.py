@@ -156,8 +156,19 @@ def _run(options: EngineOptions) -> None:
         uvloop.run(serve(options))
 
 
+def _run_headless() -> int:
+    """Be a worker of an engine of several pods, whose leader simulates the whole engine: run until SIGTERM."""
+    log_line("Worker", "serve.py:1", "Launching headless worker")
+    ends = {signal.SIGTERM, signal.SIGINT}
+    signal.pthread_sigmask(signal.SIG_BLOCK, ends)
+    signal.sigwait(ends)
+    return 0
+
+
 def main(arguments: list[str]) -> int:
     """Run an engine; returns the exit code."""
+    if vllm.has_flag(arguments, vllm.HEADLESS):
+        return _run_headless()
     try:
         options = parse_options(arguments, os.environ)
     except OptionsError as error:

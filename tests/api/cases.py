@@ -398,6 +398,14 @@ def sizes(tier: str) -> list[Case]:
         ),
         single_edit(f"{at}.gpus", -1, "must be at least 0", "greater than or equal to 0", base=base),
         single_edit(f"{at}.gpus", 65, "must be at most 64", "less than or equal to 64", base=base),
+        single_edit(f"{at}.nodes", 0, "must be at least 1", "greater than or equal to 1", base=base),
+        single_edit(f"{at}.nodes", 17, "must be at most 16", "less than or equal to 16", base=base),
+        single_edit(
+            f"{at}.exclusiveTopology",
+            "example.com/rack",
+            "exclusiveTopology is allowed only with nodes above 1",
+            base=base,
+        ),
         *[
             single_edit(
                 f"{at}.gpuResource",

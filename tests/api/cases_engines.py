@@ -23,7 +23,27 @@ def _engine(runtime: str, path: str, value: Any, says: str, server: str = "", *,
     return Case(edits, at or path, says, server, base=aggregated, **more)
 
 
+NODES = "spec.tiers.serve.nodes"
+TOPOLOGY = "spec.tiers.serve.exclusiveTopology"
+NO_NODES = "engine sglang has no engines of several nodes: remove tiers.serve.nodes, or use engine vllm or simulated"
+
 ENGINE_CASES = [
+    *[
+        single_edit(f"spec.tiers.{role}.nodes", 2, "nodes above 1 is allowed only for the tier serve")
+        for role in ("prefill", "decode")
+    ],
+    _engine("sglang", NODES, 2, NO_NODES),
+    Case({NODES: 2, TOPOLOGY: "a" * 318}, TOPOLOGY, "must have at most 317 characters", "Too long", base=aggregated),
+    *[
+        Case({NODES: 2, field: value}, at, says, base=aggregated)
+        for field, value, at, says in (
+            ("spec.adapters", [{"name": "a", "uri": "hf://org/a"}], "spec.adapters", "LoRA adapters are not supported"),
+            ("spec.engine.lora", {}, "spec.adapters", "LoRA adapters are not supported with tiers.serve.nodes above 1"),
+            (ARGS, ["--data-parallel-size", "2"], ARGS, "data parallelism is not supported"),
+            (ARGS, ["-dp", "2"], ARGS, "data parallelism is not supported with tiers.serve.nodes above 1"),
+            (TOPOLOGY, "a b", TOPOLOGY, "must be the name of a node label, such as example.com/rack"),
+        )
+    ],
     Case({"spec.engine": {"runtime": "llama-cpp", "image": IMAGE}}, "spec.tiers.prefill", NO_TIERS),
     *[
         Case(

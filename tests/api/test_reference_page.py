@@ -18,7 +18,7 @@ def test_reference_page_is_up_to_date() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "| `tiers.TIER.gpus` (integer) | GPUs of each engine: 0 to 64. Absent: 1. |",
+        "| `tiers.TIER.gpus` (integer) | GPUs of each pod of an engine: 0 to 64. Absent: 1. |",
         "| `engine.env` (list, at most 128) | Environment variables. They override the chart's defaults."
         " Fields as in a pod. |",
         "| `engine.lora.maxLoraRank` (`8`, `16`, `32`, `64`, `128`, `256`, `320`, `512`) | Highest rank of an adapter"

@@ -222,6 +222,7 @@ VALID_EDITS: list[dict[str, Any]] = [
         ],
     },
     *[{f"{DECODE}.gpus": gpus} for gpus in (0, 1, 64)],
+    {f"{DECODE}.nodes": 1},
     *[{f"{DECODE}.gpuResource": name} for name in ("amd.com/gpu", "nvidia.com/mig-1g.10gb", "a/b")],
     *[
         {f"{DECODE}.rollout": {"maxSurge": surge, "maxUnavailable": unavailable}}

@@ -22,6 +22,8 @@ OPERATOR = {
     "inferenceservices/finalizers.plimsoll.dev": ("update",),
     "deployments.apps": OWNED,
     "deployments/scale.apps": ("get", "patch"),
+    "leaderworkersets.leaderworkerset.x-k8s.io": OWNED,
+    "leaderworkersets/scale.leaderworkerset.x-k8s.io": ("patch",),
     "statefulsets.apps": ("get",),
     "statefulsets/scale.apps": ("get", "patch"),
     "horizontalpodautoscalers.autoscaling": ("list",),
@@ -94,9 +96,9 @@ def test_rbac_targets_add_their_scale_alone() -> None:
         )
         granted = {name: verbs for name, verbs in allowed(role).items() if "set" in name and "replica" not in name}
         assert granted == {
-            "leaderworkersets.leaderworkerset.x-k8s.io": ("get",),
+            "leaderworkersets.leaderworkerset.x-k8s.io": ("get", *OWNED),
             "disaggregatedsets.leaderworkerset.x-k8s.io": ("get",),
-            "leaderworkersets/scale.leaderworkerset.x-k8s.io": ("get", "patch"),
+            "leaderworkersets/scale.leaderworkerset.x-k8s.io": ("get", "patch", "patch"),
             "disaggregatedsets/scale.leaderworkerset.x-k8s.io": ("get", "patch"),
         }
 

@@ -18,6 +18,7 @@ from plimsoll.controllers.autoscale.signal_sources import SignalSources
 from plimsoll.controllers.engine_rollout.rollout_controller import EngineRollout
 from plimsoll.controllers.gateway_poller import GatewayView
 from plimsoll.controllers.inference_pools.pool_watch import PoolWatch
+from plimsoll.controllers.leader_worker_sets import LeaderWorkerSetWatch
 from plimsoll.controllers.object_cache import ObjectCache
 from plimsoll.controllers.reconcile.drain_reports import DrainReports
 from plimsoll.controllers.reconcile.observe import CHILD_KINDS
@@ -30,7 +31,7 @@ from tests.apiserver import ApiServer
 Object = dict[str, Any]
 
 NOW_S = 1.8e9
-WATCHED = (*CHILD_KINDS, "ControllerRevision", labels.KIND)
+WATCHED = (*(kind for kind in CHILD_KINDS if kind != labels.SET_KIND), "ControllerRevision", labels.KIND)
 
 
 class FaultyKube(KubeClient):
@@ -67,6 +68,7 @@ class OperatorParts(NamedTuple):
     scaler: Autoscaler
     endings: DrainReports
     engine_rollout: EngineRollout
+    set_watch: LeaderWorkerSetWatch
     pool_watch: PoolWatch | None = None
 
 
@@ -88,6 +90,7 @@ class ControllerHarness:
         pools: PoolWatch | None = None
         if self.platform.inference_pools is not None:
             pools = PoolWatch(self.kube, store, self.platform.gateway.namespace, lambda key: None)
+        sets = LeaderWorkerSetWatch(self.kube, store, self.namespace, lambda key: None)
         reconciler = Reconciler(
             self.kube,
             store,
@@ -98,10 +101,11 @@ class ControllerHarness:
             "operator-1",
             engine_rollout=rollout.of,
             pool_watch=pools,
+            sets_problem=lambda namespace: sets.problem,
         )
         silence = SignalSources(lambda: ((), ()), lambda namespace, pod: None, lambda namespace, pod: None)
         scaler = Autoscaler(store, self.kube, silence, reconciler.record_event, lambda key: None)
-        return OperatorParts(store, reconciler, scaler, endings, rollout, pools)
+        return OperatorParts(store, reconciler, scaler, endings, rollout, sets, pools)
 
     async def sync(self, store: ObjectCache) -> None:
         """Fill the store as the watches would."""
@@ -113,6 +117,7 @@ class ControllerHarness:
         """One look, one round and one scaling tick for a service, by a fresh operator if none is given."""
         parts = operator or self.operator()
         await self.sync(parts.store)
+        await parts.set_watch.update()
         if parts.pool_watch is not None:
             await parts.pool_watch.update()
         await parts.reconciler.reconcile((self.namespace, name))

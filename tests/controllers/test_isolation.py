@@ -205,6 +205,9 @@ async def test_operator_part_that_fails_ends_no_other() -> None:
         async def list(self, *_: Any) -> tuple[list[Object], str]:  # type: ignore[override]
             return [], "1"
 
+        async def discover(self, *_: Any) -> None:  # no kind of another project
+            pass
+
         async def watch(self, resource: Any, *_: Any) -> AsyncIterator[WatchEvent]:  # type: ignore[override]
             if resource is SERVICES:
                 self.has_failed.set()

@@ -202,7 +202,7 @@ def test_resource_names_resolve(kubectl: Kubectl) -> None:
 
 def test_kubectl_explain_describes_field(kubectl: Kubectl) -> None:
     reported = kubectl.run_ok("explain", "plim.spec.tiers.decode.gpus")
-    assert "GPUs of each engine" in reported
+    assert "GPUs of each pod" in reported
 
 
 def test_crd_is_structural_and_names_are_accepted(kubectl: Kubectl) -> None:

@@ -63,7 +63,7 @@ class Running:
 
 @asynccontextmanager
 async def launched(
-    folder: Path, *args: str, role: str = "serve", runtime: str = "vllm", model: str = "m"
+    folder: Path, *args: str, role: str = "serve", runtime: str = "vllm", model: str = "m", **variables: str
 ) -> AsyncIterator[Running]:
     """A launcher with its own ports, state folder and a program for the runtime on its path; killed at the end."""
     api, port, nixl = free_ports(3)
@@ -83,6 +83,7 @@ async def launched(
         "PLIMSOLL_ROLE": role,
         "PLIMSOLL_MODEL": model,
         "PLIMSOLL_ARGS": json.dumps(list(args)),
+        **variables,
     }
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "launcher", env=environment, cwd=folder,
@@ -221,3 +222,19 @@ async def test_launcher_invalid_settings_are_reported(tmp_path: Path) -> None:
     async with launched(tmp_path, "--port", "1") as launcher:
         await launcher.until("PLIMSOLL_ARGS: --port is set by Plimsoll")
         assert await launcher.process.wait() == 2
+
+
+WORKER = {"LWS_GROUP_SIZE": "2", "LWS_WORKER_INDEX": "1", "LWS_LEADER_ADDRESS": "leader.invalid"}
+
+
+async def test_launcher_worker_is_ready_and_ends_after_leader(tmp_path: Path) -> None:
+    async with launched(tmp_path, **WORKER) as launcher:
+        await launcher.until("this pod is a worker")
+        assert (await launcher.get("/readyz")).status == 200
+        launcher.process.send_signal(signal.SIGTERM)
+        assert await launcher.process.wait() == 0
+
+
+async def test_launcher_worker_whose_engine_ends_fails(tmp_path: Path) -> None:
+    async with launched(tmp_path, "broken", **WORKER) as launcher:
+        assert await launcher.process.wait() == 3

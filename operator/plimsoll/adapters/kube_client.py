@@ -91,6 +91,7 @@ EVENTS = Resource("", "v1", "events", "Event")
 SECRETS = Resource("", "v1", "secrets", "Secret")
 CONFIGMAPS = Resource("", "v1", "configmaps", "ConfigMap")
 DEPLOYMENTS = Resource("apps", "v1", "deployments", "Deployment")
+LEADERWORKERSETS = Resource(labels.SET_GROUP, labels.SET_VERSION, labels.SET_PLURAL, labels.SET_KIND)
 CONTROLLERREVISIONS = Resource("apps", "v1", "controllerrevisions", "ControllerRevision")
 PODDISRUPTIONBUDGETS = Resource("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget")
 NETWORKPOLICIES = Resource("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy")
@@ -111,6 +112,7 @@ BY_KIND = {
         SECRETS,
         CONFIGMAPS,
         DEPLOYMENTS,
+        LEADERWORKERSETS,
         CONTROLLERREVISIONS,
         PODDISRUPTIONBUDGETS,
         NETWORKPOLICIES,
@@ -237,14 +239,22 @@ class KubeClient:
         return received(await self._apply(path, obj, manager, force=force))
 
     async def scale(self, resource: Resource, namespace: str, name: str, replicas: int, manager: str) -> None:
-        """Set spec.replicas of an object through its `scale` subresource, and own that field only."""
+        """Set spec.replicas of an object through its `scale` subresource, and own that field only.
+
+        The API server cannot apply the Scale of a custom resource, so that is patched.
+        """
+        path = resource.path(namespace, name, "scale")
+        if resource.group != "apps":
+            patch = {"spec": {"replicas": replicas}}
+            await self._json("PATCH", path, {"fieldManager": manager}, patch, "application/merge-patch+json")
+            return
         scale = {
             "apiVersion": "autoscaling/v1",
             "kind": "Scale",
             "metadata": {"namespace": namespace, "name": name},
             "spec": {"replicas": replicas},
         }
-        await self._apply(resource.path(namespace, name, "scale"), scale, manager, force=True)
+        await self._apply(path, scale, manager, force=True)
 
     async def get_scale(self, resource: Resource, namespace: str, name: str) -> Object:
         """The Scale of an object. Raises NotFound."""

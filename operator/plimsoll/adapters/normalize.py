@@ -69,6 +69,10 @@ _KINDS: Final[Mapping[str, Mapping[str, Shape]]] = {
         "spec": {"replicas": int, "template": {"spec": _POD}},
         "status": {**dict.fromkeys(_COUNTS, int), "conditions": _CONDITIONS},
     },
+    "LeaderWorkerSet": {
+        "spec": {"replicas": int, "leaderWorkerTemplate": {"leaderTemplate": {"spec": _POD}}},
+        "status": {**dict.fromkeys(_COUNTS, int), "conditions": _CONDITIONS},
+    },
     "ControllerRevision": {"data": {}},
     "Lease": {"spec": {"holderIdentity": str}},
     # `parse` validates the spec, and reports a wrong type to the user.

@@ -88,6 +88,7 @@ class ConditionReason(StrEnum):
     NODE_NOT_READY = "NodeNotReady"
     PODS_REJECTED = "PodsRejected"
     NAMESPACE_TERMINATING = "NamespaceTerminating"
+    LEADER_WORKER_SETS_UNUSABLE = "LeaderWorkerSetsUnusable"
     PROGRESSING = "Progressing"
     RECOVERING = "Recovering"
     INVALID_SPEC = "InvalidSpec"
@@ -140,6 +141,7 @@ class ConditionReason(StrEnum):
 
 # Most severe first: causes that prevent pods from being created, then from running, then from staying up.
 POD_PROBLEMS = (
+    ConditionReason.LEADER_WORKER_SETS_UNUSABLE,
     ConditionReason.PODS_REJECTED,
     ConditionReason.CONFIG_ERROR,
     ConditionReason.IMAGE_UNAVAILABLE,
@@ -168,6 +170,8 @@ REASON_MEANINGS: dict[ConditionReason, str] = {
     ConditionReason.ENGINE_FAILING: "An engine exited on its own.",
     ConditionReason.PODS_REJECTED: "The cluster rejects the pods (quota, pod security or admission webhook).",
     ConditionReason.NAMESPACE_TERMINATING: "The namespace is being deleted, so no engine can be created.",
+    ConditionReason.LEADER_WORKER_SETS_UNUSABLE: "The cluster has no LeaderWorkerSet v1, or the operator may not read "
+    "it. Tiers with `nodes` above 1 need it.",
     ConditionReason.PROGRESSING: "The operator is changing the cluster to match the spec.",
     ConditionReason.RECOVERING: "A tier was degraded, its problem is gone, and its replicas start.",
     ConditionReason.INVALID_SPEC: "The spec is invalid.",

@@ -17,9 +17,20 @@ POOL_API_VERSION = f"{POOL_GROUP}/{POOL_VERSION}"
 POOL_KIND = "InferencePool"
 POOL_PLURAL = "inferencepools"
 
+# The workload of engines that have several pods each (LeaderWorkerSet). Its controller sets the labels on pods.
+SET_GROUP = "leaderworkerset.x-k8s.io"
+SET_VERSION = "v1"
+SET_API_VERSION = f"{SET_GROUP}/{SET_VERSION}"
+SET_KIND = "LeaderWorkerSet"
+SET_PLURAL = "leaderworkersets"
+SET_NAME = "leaderworkerset.sigs.k8s.io/name"
+SET_REVISION = "leaderworkerset.sigs.k8s.io/template-revision-hash"
+SET_EXCLUSIVE_TOPOLOGY = "leaderworkerset.sigs.k8s.io/exclusive-topology"  # annotation on the LeaderWorkerSet
+
 # Labels on every object that the operator creates for a service.
 SERVICE = "plimsoll.dev/service"
 ROLE = "plimsoll.dev/role"  # prefill | decode | serve
+WORKER_OF = "plimsoll.dev/worker-of"  # in place of ROLE, on pods of an engine that are not its leader
 REVISION = "plimsoll.dev/revision"  # engines of one revision can exchange KV blocks
 # On ControllerRevisions and Deployments: the value of engine.rollout.generation that the pod template was rendered
 # with. Absent for generation 0.

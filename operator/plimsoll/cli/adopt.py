@@ -91,7 +91,7 @@ async def documents(kube: KubeClient, namespace: str | None) -> list[str]:
     others: dict[tuple[str, ...], str] = {}
     for pod in pods:
         evidence = evidence_of(pod)
-        if evidence is None or labels.ROLE in pod["metadata"].get("labels", {}):
+        if evidence is None or not {labels.ROLE, labels.WORKER_OF}.isdisjoint(pod["metadata"].get("labels", {})):
             continue
         owner = await _scalable_owner(kube, pod)
         if isinstance(owner, str):

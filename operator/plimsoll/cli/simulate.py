@@ -374,7 +374,7 @@ def _make_plant(arguments: argparse.Namespace, service: InferenceService, reques
         noise=arguments.noise,
         hash_block_tokens=_HASH_BLOCK_TOKENS if any(one.block_ids for one in requests) else 0,
         config=_model_config(arguments.model_config),
-        gpus={Role(name): tier.gpus for name, tier in tiers.items()},
+        gpus={Role(name): tier.replica_gpus for name, tier in tiers.items()},
     )
 
 

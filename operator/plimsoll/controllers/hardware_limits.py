@@ -82,7 +82,7 @@ def hardware_limits(service: InferenceService, default_args: Sequence[str] = ())
     for role, tier in service.spec.tiers.items():
         gpu = named_accelerator(tier.pod.node_selector)
         if gpu is not None and tier.gpus > 0:
-            found += impossibilities(Role(role), model, shape, gpu, tier.gpus, slo)
+            found += impossibilities(Role(role), model, shape, gpu, tier.replica_gpus, slo)
     return tuple(found)
 
 

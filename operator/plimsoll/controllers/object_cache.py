@@ -37,6 +37,11 @@ def role_of(obj: Object) -> str:
     return str(obj["metadata"].get("labels", {}).get(labels.ROLE, ""))
 
 
+def worker_role_of(obj: Object) -> str:
+    """The tier of whose engines a pod is a part, without being their leader; "" for any other pod."""
+    return str(obj["metadata"].get("labels", {}).get(labels.WORKER_OF, ""))
+
+
 def resource_version(obj: Object) -> int:
     """The object's resourceVersion; 0 if it is missing or not a number."""
     text = obj["metadata"].get("resourceVersion", "0")

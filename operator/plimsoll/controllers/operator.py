@@ -47,6 +47,7 @@ from plimsoll.controllers.engine_rollout.rollout_controller import EngineRollout
 from plimsoll.controllers.gateway_poller import GatewayPoller
 from plimsoll.controllers.inference_pools.pool_watch import PoolWatch
 from plimsoll.controllers.isolation import ObjectErrors, Stage, subject_of, supervise
+from plimsoll.controllers.leader_worker_sets import LeaderWorkerSetWatches
 from plimsoll.controllers.namespace_leases import RENEW_SECONDS, NamespaceLeases
 from plimsoll.controllers.object_cache import Key, ObjectCache, key_of, owning_service
 from plimsoll.controllers.operator_config import OperatorConfig
@@ -75,16 +76,13 @@ RESYNC_INTERVAL_SECONDS = 300.0  # between two checks for missed deletions
 MIN_LIST_PAUSE_SECONDS = 0.5  # after a failed first list
 MAX_LIST_PAUSE_SECONDS = 8.0
 PAUSE_PER_TICK_SECOND = 3.0  # a long tick of a large fleet must leave time to watches and lease
+OWNED_RESOURCES = (
+    *(DEPLOYMENTS, SERVICES, CONFIGMAPS, SERVICEACCOUNTS),
+    *(PODDISRUPTIONBUDGETS, NETWORKPOLICIES, INFERENCESERVICEADMISSIONS, CONTROLLERREVISIONS),
+)
 WATCHED_RESOURCES = (
-    (DEPLOYMENTS, labels.MANAGED_BY + "=plimsoll," + labels.SERVICE),
-    (SERVICES, labels.MANAGED_BY + "=plimsoll," + labels.SERVICE),
-    (CONFIGMAPS, labels.MANAGED_BY + "=plimsoll," + labels.SERVICE),
-    (SERVICEACCOUNTS, labels.MANAGED_BY + "=plimsoll," + labels.SERVICE),
-    (PODDISRUPTIONBUDGETS, labels.MANAGED_BY + "=plimsoll," + labels.SERVICE),
-    (NETWORKPOLICIES, labels.MANAGED_BY + "=plimsoll," + labels.SERVICE),
-    (INFERENCESERVICEADMISSIONS, labels.MANAGED_BY + "=plimsoll," + labels.SERVICE),
-    (CONTROLLERREVISIONS, labels.MANAGED_BY + "=plimsoll," + labels.SERVICE),
-    (PODS, labels.ROLE),
+    *((resource, f"{labels.MANAGED_BY}=plimsoll,{labels.SERVICE}") for resource in OWNED_RESOURCES),
+    (PODS, labels.SERVICE),  # not ROLE: workers of engines with several nodes have none
 )
 
 
@@ -139,6 +137,7 @@ class OperatorProcess:
         self.pool_watch: PoolWatch | None = None
         if config.platform.inference_pools is not None:
             self.pool_watch = PoolWatch(kube, self.cache, config.platform.gateway.namespace, self.queue.add)
+        self.set_watches = LeaderWorkerSetWatches(kube, self.cache, self._namespaces, self.queue.add)
         self.reconciler = Reconciler(
             kube,
             self.cache,
@@ -155,6 +154,7 @@ class OperatorProcess:
             lambda key: self.target_poller.states(key),
             self.engine_rollout.of,
             self.pool_watch,
+            self.set_watches.problem,
         )
         self.target_poller = TargetPoller(
             kube, self.cache, self.queue.add, self.errors, lambda key: self.namespace_leases.manages(key[0])
@@ -231,6 +231,7 @@ class OperatorProcess:
         yield "targets", self.target_poller.run
         if self.pool_watch is not None:
             yield "InferencePools", self.pool_watch.run
+        yield from (("LeaderWorkerSets", work) for work in self.set_watches.parts())
         yield "metrics store", self.prometheus_fallback.run
         yield "leases of namespaces", partial(self.namespace_leases.run, self._namespaces_with_services)
         yield "rollout of engines", partial(self.engine_rollout.run, lambda: self.is_synced)
@@ -285,7 +286,7 @@ class OperatorProcess:
     def is_synced(self) -> bool:
         """True once every watch has listed its objects and the gateways have answered. No engine needs a pool."""
         lists = len(WATCHED_RESOURCES) * max(1, len(self._namespaces))
-        return self.gateway_poller.is_synced and len(self._synced) == lists
+        return self.gateway_poller.is_synced and self.set_watches.is_synced and len(self._synced) == lists
 
     async def _follow(self, resource: Resource, selector: str, namespace: str | None) -> None:
         async for event in self._kube.watch(resource, namespace, selector):

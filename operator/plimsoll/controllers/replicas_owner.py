@@ -1,4 +1,4 @@
-"""Who owns a Deployment's replica count, by the API server's record of field managers. Pure."""
+"""Who owns a workload's replica count, by the API server's record of field managers. Pure."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ _OWN_MANAGERS = frozenset({labels.FIELD_MANAGER, labels.SCALER_FIELD_MANAGER})
 UNNAMED_CLIENT = "another client (such as kubectl scale)"
 
 
-def replicas_owners(deployment: Object) -> list[str]:
+def replicas_owners(workload: Object) -> list[str]:
     """The field managers that own spec.replicas, also through the scale subresource."""
     return [
         str(entry.get("manager", ""))
-        for entry in deployment["metadata"].get("managedFields", [])
+        for entry in workload["metadata"].get("managedFields", [])
         if "f:replicas" in entry.get("fieldsV1", {}).get("f:spec", {})
     ]
 
 
-def replicas_set_by(deployment: Object) -> str | None:
+def replicas_set_by(workload: Object) -> str | None:
     """The field manager that ordered the count; None if Plimsoll did, or if it is unknown.
 
-    `kubectl scale --replicas=0` leaves no owner, because the Scale object omits a count of 0. Plimsoll's own writes are
-    applied, and keep theirs.
+    `kubectl scale --replicas=0` leaves no owner, because the Scale object omits a count of 0. Plimsoll's own writes to
+    Deployments are applied, and keep theirs; those to other kinds do not.
     """
-    owners = replicas_owners(deployment)
-    if not owners and deployment["metadata"].get("managedFields") and deployment["spec"].get("replicas") == 0:
+    owners = replicas_owners(workload)
+    is_known = workload["metadata"].get("managedFields") and workload.get("kind") != labels.SET_KIND
+    if not owners and is_known and workload["spec"].get("replicas") == 0:
         return UNNAMED_CLIENT
     return None if _OWN_MANAGERS & {*owners} else next((owner for owner in owners if owner), None)

@@ -26,6 +26,7 @@ class Feature(StrEnum):
     TRANSCRIBE = "task transcribe"
     REVISION = "choice of a model revision"
     DEFAULT_OUTPUT_LIMIT = "output limit for requests that state none"
+    SEVERAL_NODES = "engines of several nodes"
     TARGETS = "metrics by which targets are sized"
     BUNDLED_IMAGE = "bundled image"
     OWN_SERVER = "command, port, health path and metric names of your own"

@@ -235,9 +235,10 @@ def engine_defaults(service: InferenceService, platform: PlatformConfig) -> Engi
 def default_engine_args(
     service: InferenceService, kind: RoleName, tier: EngineTier, platform: PlatformConfig
 ) -> list[str]:
-    """Engine arguments that the user's override: those of task, role, GPU count and installation, in order."""
+    """Engine arguments that the user's override: those of task, role, GPUs, nodes and installation, in order."""
     own = service.spec.engine.contract.default_args(kind, service.spec.model.task, tier.gpus)
-    return [*own, *engine_defaults(service, platform).args]
+    stages = (vllm.PIPELINE_PARALLEL_SIZE, str(tier.nodes)) if tier.nodes > 1 else ()
+    return [*own, *stages, *engine_defaults(service, platform).args]
 
 
 def model_argument(service: InferenceService) -> str:
@@ -290,7 +291,8 @@ def _spread_constraints(service: InferenceService, kind: RoleName, tier: EngineT
             "topologyKey": key,
             "whenUnsatisfiable": "ScheduleAnyway",
             "labelSelector": selector,
-            "matchLabelKeys": ["pod-template-hash"],  # a rollout spreads the new pods, whatever the old ones do
+            # A rollout spreads the new pods, whatever the old ones do.
+            "matchLabelKeys": ["pod-template-hash" if tier.nodes == 1 else labels.SET_REVISION],
         }
         for key in SPREAD_KEYS[kind]
     ]

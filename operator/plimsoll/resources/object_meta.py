@@ -14,7 +14,7 @@ Object = dict[str, Any]
 
 
 def tier_name(service: str, tier: str) -> str:
-    """Name of a tier's Deployment, Service and PodDisruptionBudget."""
+    """Name of a tier's workload, Service and PodDisruptionBudget."""
     return f"{service}-{tier}"
 
 

@@ -13,7 +13,7 @@ from plimsoll.api.contract import engine_contract
 from plimsoll.api.v1alpha1 import InferenceService, RoleName
 from plimsoll.core import codec
 from plimsoll.core.admission.publication import AdmissionLimits
-from plimsoll.resources import engine_pod, engine_server, lora, object_meta
+from plimsoll.resources import engine_pod, engine_server, leader_worker_set, lora, object_meta
 from plimsoll.resources.platform_config import PlatformConfig
 
 Object = dict[str, Any]
@@ -62,7 +62,7 @@ def _revision_name(service: InferenceService, role: RoleName, without: set[str],
         "model": service.spec.model.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude=without),
         "engine": service.spec.engine.model_dump(mode="json", by_alias=True, exclude_defaults=True),
         "tier": tier.model_dump(
-            mode="json", by_alias=True, exclude_defaults=True, include={"gpus", "gpu_resource", "pod"}
+            mode="json", by_alias=True, exclude_defaults=True, include={"gpus", "nodes", "gpu_resource", "pod"}
         ),
         **lora.revision_part(service),
         **({"generation": generation} if generation else {}),
@@ -75,7 +75,8 @@ def template_revision(
 ) -> Object:
     """The ControllerRevision with a tier's pod template, at the platform's present generation.
 
-    template: an existing one to store; None renders a new one.
+    Of a tier with several nodes it has both templates, those of leaders and workers. template: an existing one to
+    store; None renders a new one.
     """
     generation = platform.engine.rollout.generation
     name = revision_name(service, role, generation)
@@ -84,9 +85,15 @@ def template_revision(
         "apiVersion": "apps/v1",
         "kind": "ControllerRevision",
         "metadata": object_meta.child_metadata(parent, name, revision_labels),
-        "data": engine_pod.pod_template(service, role, platform) if template is None else template,
+        "data": _rendered(service, role, platform) if template is None else template,
         "revision": service.metadata.generation,
     }
+
+
+def _rendered(service: InferenceService, role: RoleName, platform: PlatformConfig) -> Object:
+    template = engine_pod.pod_template(service, role, platform)
+    is_set = dict(service.spec.tiers.items())[role].nodes > 1
+    return leader_worker_set.templates(role, template) if is_set else template
 
 
 def _generation_label(generation: int) -> dict[str, str]:
@@ -134,14 +141,22 @@ def tier_objects(
     return [
         _service(service, parent, role),
         _disruption_budget(service, parent, role),
-        _deployment(service, parent, role, stored_template, replicas),
+        _workload(service, parent, role, stored_template, replicas),
     ]
 
 
-def _deployment(
+def _workload(
     service: InferenceService, parent: Object, role: RoleName, stored_template: StoredTemplate, replicas: int | None
 ) -> Object:
-    rollout = dict(service.spec.tiers.items())[role].rollout
+    tier = dict(service.spec.tiers.items())[role]
+    workload_labels = {
+        **object_meta.tier_labels(service.metadata.name, role),
+        **_generation_label(stored_template.generation),
+    }
+    meta = object_meta.child_metadata(parent, object_meta.tier_name(service.metadata.name, role), workload_labels)
+    if tier.nodes > 1:
+        return leader_worker_set.leader_worker_set(tier, meta, stored_template.template, replicas)
+    rollout = tier.rollout
     spec: Object = {
         "selector": {"matchLabels": object_meta.tier_selector(service.metadata.name, role)},
         "progressDeadlineSeconds": PROGRESS_DEADLINE_SECONDS,
@@ -157,14 +172,7 @@ def _deployment(
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": object_meta.child_metadata(
-            parent,
-            object_meta.tier_name(service.metadata.name, role),
-            {
-                **object_meta.tier_labels(service.metadata.name, role),
-                **_generation_label(stored_template.generation),
-            },
-        ),
+        "metadata": meta,
         "spec": spec,
     }
 
@@ -192,6 +200,9 @@ def _service(service: InferenceService, parent: Object, role: RoleName) -> Objec
 
 
 def _disruption_budget(service: InferenceService, parent: Object, role: RoleName) -> Object:
+    name = object_meta.tier_name(service.metadata.name, role)
+    is_set = dict(service.spec.tiers.items())[role].nodes > 1  # any pod of an engine takes the whole engine with it
+    selector = {labels.SET_NAME: name} if is_set else object_meta.tier_selector(service.metadata.name, role)
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
@@ -203,7 +214,7 @@ def _disruption_budget(service: InferenceService, parent: Object, role: RoleName
         "spec": {
             "maxUnavailable": 1,
             "unhealthyPodEvictionPolicy": "AlwaysAllow",  # failing engines must not block the drain of a node
-            "selector": {"matchLabels": object_meta.tier_selector(service.metadata.name, role)},
+            "selector": {"matchLabels": selector},
         },
     }
 

@@ -21,6 +21,7 @@ from plimsoll.api.v1alpha1.cost import CostSpec
 from plimsoll.api.v1alpha1.engine import EngineSpec
 from plimsoll.api.v1alpha1.engine_features import needs
 from plimsoll.api.v1alpha1.model import ModelSource
+from plimsoll.api.v1alpha1.node_rules import NODE_RULES
 from plimsoll.api.v1alpha1.request_limits import RequestLimitsSpec
 from plimsoll.api.v1alpha1.scaling import ScalingOptions
 from plimsoll.api.v1alpha1.schedule import upcoming_windows
@@ -161,6 +162,7 @@ class InferenceServiceSpec(ApiModel):
     rules: ClassVar[tuple[ValidationRule[InferenceServiceSpec], ...]] = (
         *_ENGINE_RULES,
         *TARGET_RULES,
+        *NODE_RULES,
         ValidationRule(
             "!has(self.adapters) || size(self.adapters) <= (has(self.engine) && has(self.engine.lora) &&"
             f" has(self.engine.lora.maxCpuLoras) ? self.engine.lora.maxCpuLoras : {DEFAULT_MAX_CPU_LORAS})",
@@ -393,7 +395,7 @@ class InferenceService(ApiModel):
             min_replicas=min_replicas,
             max_replicas=max_replicas,
             warm_replicas=scaling.warm_replicas,
-            gpus_per_replica=tier.gpus,
+            gpus_per_replica=tier.replica_gpus,
             scale_up_limit=None if scaling.scale_up is None else scaling.scale_up.to_core(),
             scale_down_limit=None if scaling.scale_down is None else scaling.scale_down.to_core(),
             schedule=schedule_windows,

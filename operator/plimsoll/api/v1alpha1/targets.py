@@ -103,6 +103,11 @@ class EngineTarget(ApiModel):
     )
 
     @property
+    def replica_gpus(self) -> int:
+        """GPUs of one replica."""
+        return self.gpus
+
+    @property
     def replica_bounds(self) -> tuple[int, int]:
         """Lower and upper bound of the replica count."""
         return self.min_replicas, self.max_replicas

@@ -95,7 +95,29 @@ class EngineTier(ApiModel):
         description="Upper bound of the number of engines: 1 to 1000. Absent: minReplicas, or 1 if that is 0. The "
         "count then does not follow the load.",
     )
-    gpus: int = Field(default=1, ge=0, le=64, description="GPUs of each engine: 0 to 64.")
+    gpus: int = Field(default=1, ge=0, le=64, description="GPUs of each pod of an engine: 0 to 64.")
+    nodes: int = Field(
+        default=1,
+        ge=1,
+        le=16,
+        description="Pods of each engine, one per node: 1 to 16. Above 1 the tier is a LeaderWorkerSet. Cannot change.",
+    )
+    exclusive_topology: (
+        Annotated[
+            str,
+            Field(max_length=317),
+            ValidationRules(
+                matching(
+                    "^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$",
+                    "must be the name of a node label, such as example.com/rack",
+                )
+            ),
+        ]
+        | None
+    ) = Field(
+        default=None,
+        description="Node label, such as a rack's. Each engine of several nodes gets one of its values for itself.",
+    )
     gpu_resource: (
         Annotated[
             str,
@@ -121,7 +143,25 @@ class EngineTier(ApiModel):
         ),
         _gpus_not_in("requests"),
         _gpus_not_in("limits"),
+        ValidationRule(
+            "!has(self.exclusiveTopology) || (has(self.nodes) && self.nodes > 1)",
+            "exclusiveTopology is allowed only with nodes above 1",
+            lambda own: own.exclusive_topology is None or own.nodes > 1,
+            field=".exclusiveTopology",
+            reason="FieldValueForbidden",
+        ),
+        ValidationRule(
+            "(has(self.nodes) ? self.nodes : 1) == (has(oldSelf.nodes) ? oldSelf.nodes : 1)",
+            "nodes cannot change: delete the service and create it again, or create a second service",
+            None,
+            reason="FieldValueForbidden",
+        ),
     )
+
+    @property
+    def replica_gpus(self) -> int:
+        """GPUs of one engine, over all its nodes."""
+        return self.gpus * self.nodes
 
     @property
     def replica_bounds(self) -> tuple[int, int]:
@@ -166,6 +206,20 @@ def _zero_together(role: RoleName, other_role: RoleName) -> ValidationRule[Engin
     )
 
 
+def _one_node(role: RoleName) -> ValidationRule[EngineTiers]:
+    def holds(own: EngineTiers) -> bool:
+        tier = getattr(own, role)
+        return tier is None or tier.nodes == 1
+
+    return ValidationRule(
+        f"!has(self.{role}) || !has(self.{role}.nodes) || self.{role}.nodes == 1",
+        "nodes above 1 is allowed only for the tier serve",
+        holds,
+        field=f".{role}.nodes",
+        reason="FieldValueForbidden",
+    )
+
+
 class EngineTiers(ApiModel):
     """Tiers of a service: `serve` alone, or `prefill` and `decode`."""
 
@@ -187,6 +241,8 @@ class EngineTiers(ApiModel):
         ),
         _zero_together("prefill", "decode"),
         _zero_together("decode", "prefill"),
+        _one_node("prefill"),
+        _one_node("decode"),
         ValidationRule(
             "has(self.serve) == has(oldSelf.serve)",
             "the shape of tiers cannot change: delete the service and create it again, or create a second service",

@@ -1,7 +1,7 @@
-"""The last step of a decision: the replica count of a tier's Deployment or target, and the Event about it.
+"""The last step of a decision: the replica count of a tier's workload or target, and the Event about it.
 
 Only `spec.replicas` is written, through the scale subresource and with a field manager of its own. The write cannot
-conflict with the rest of the Deployment, and another autoscaler can own that field instead.
+conflict with the rest of the workload, and another autoscaler can own that field instead.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from plimsoll.adapters.kube_client import KubeClient
+from plimsoll.adapters.kube_client import DEPLOYMENTS, KubeClient
 from plimsoll.api import labels
 from plimsoll.api.events import MAX_EVENT_MESSAGE_CHARS, Event, EventReason
 from plimsoll.api.message_text import join_within
@@ -39,7 +39,7 @@ log = ServiceLog(__name__)
 
 @dataclass(frozen=True)
 class ScaleChange:
-    """A tier whose Deployment or target has another replica count than decided."""
+    """A tier whose workload or target has another replica count than decided."""
 
     service_object: Object
     scaled: ScaledObject
@@ -67,7 +67,8 @@ class ScaleChange:
         head = f"{self.tier} {self.replicas_before} -> {after}: {first}"
         advice = ""
         if self.decision.override is not None:
-            advice = f"to keep a count, set spec.tiers.{self.tier}.minReplicas and maxReplicas, not the Deployment"
+            fields = f"spec.tiers.{self.tier}.minReplicas and maxReplicas"
+            advice = f"to keep a count, set {fields}, not the {self.scaled.resource.kind}"
         clauses = (advice, *others, deletion_note, self.decision.counterfactual or "")
         message = join_within(MAX_EVENT_MESSAGE_CHARS, head, *clauses)
         return Event(reason, message, f"{self.tier}/{self.replicas_before}/{after}/{generation}")
@@ -127,7 +128,8 @@ class ScaleWriter:
         """Set the replica count of a tier; returns whether it is set. A failure is logged; the next tick retries."""
         key, scaled = key_of(change.service_object), change.scaled
         is_smaller = change.decision.replicas < change.replicas_before
-        deletion_note = await self._annotate_deletion_costs(change) if is_smaller and scaled.is_owned else ""
+        selects_pods = is_smaller and scaled.is_owned and scaled.resource == DEPLOYMENTS  # others delete in order
+        deletion_note = await self._annotate_deletion_costs(change) if selects_pods else ""
         try:
             await self._kube.scale(
                 scaled.resource,

@@ -294,7 +294,7 @@ def _cost(service: InferenceService, service_state: ServiceState, snapshot: Serv
     if cost is None:
         return {}
     sized = service.spec.sized_tiers.items()
-    gpus = sum(tier.gpus * snapshot.tiers[kind].replicas for kind, tier in sized if kind in snapshot.tiers)
+    gpus = sum(tier.replica_gpus * snapshot.tiers[kind].replicas for kind, tier in sized if kind in snapshot.tiers)
     result: Object = {"perHour": cost.format_amount(cost.per_hour(gpus))}
     if not isinstance(service_state.workload, Unavailable) and not isinstance(snapshot.metrics.rate_per_s, Unavailable):
         tokens_per_s = snapshot.metrics.rate_per_s * service_state.workload.mean(service_state.workload.output_tokens)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Final
 
-from plimsoll.adapters.kube_client import DEPLOYMENTS
 from plimsoll.api import labels
-from plimsoll.controllers import pod_startup
+from plimsoll.controllers import pod_startup, tier_workload
 from plimsoll.controllers.autoscale.signal_sources import SignalSources
 from plimsoll.controllers.autoscale.tracked_service import TrackedService
 from plimsoll.controllers.object_cache import Key, ObjectCache, key_of, role_of
@@ -51,13 +50,13 @@ class SnapshotReader:
             scaled = scaled_object(self._cache, self._sources, service_object, name)
             if scaled is not None:
                 tier_snapshot = self._tier_snapshot(entry, name, scaled, tier_pods, ready[Role(name)], now_s)
-                deployment = owned_deployment(self._cache, service_object, name)
-                if deployment is not None:
+                workload = owned_workload(self._cache, service_object, name)
+                if workload is not None:
                     is_automatic = spec.policy.mode is ScalingMode.AUTO and not spec.policy.paused
                     tier_snapshot = replace(
                         tier_snapshot,
-                        variant=entry.startup_variant(name, deployment),
-                        replicas_set_by=replicas_set_by(deployment) if is_automatic else None,  # else others own it
+                        variant=entry.startup_variant(name, workload),
+                        replicas_set_by=replicas_set_by(workload) if is_automatic else None,  # else others own it
                     )
                 tiers[name] = tier_snapshot
         entry.horizon_s = spec.horizon_s
@@ -117,27 +116,26 @@ def owned_admission(cache: ObjectCache, service_object: Object) -> Object | None
     )
 
 
-def owned_deployment(cache: ObjectCache, service_object: Object, tier: str) -> Object | None:
-    """The Deployment of a tier; None before it is created, or if it belongs to another object."""
+def owned_workload(cache: ObjectCache, service_object: Object, tier: str) -> Object | None:
+    """The workload of a tier; None before it is created, or if it belongs to another object."""
     namespace, name = key_of(service_object)
-    deployment = cache.get("Deployment", (namespace, object_meta.tier_name(name, tier)))
-    return (
-        deployment
-        if deployment is not None and object_meta.owner_uid(deployment) == service_object["metadata"]["uid"]
-        else None
-    )
+    for resource in tier_workload.TIER_WORKLOADS:
+        workload = cache.get(resource.kind, (namespace, object_meta.tier_name(name, tier)))
+        if workload is not None and object_meta.owner_uid(workload) == service_object["metadata"]["uid"]:
+            return workload
+    return None
 
 
 def scaled_object(cache: ObjectCache, sources: SignalSources, service_object: Object, tier: str) -> ScaledObject | None:
-    """The object with a tier's replica count: its Deployment or its target. None before it exists or can be used."""
+    """The object with a tier's replica count: its workload or its target. None before it exists or can be used."""
     target = sources.targets(key_of(service_object)).get(tier)
     if target is not None:
         return target.scaled
-    deployment = owned_deployment(cache, service_object, tier)
-    if deployment is None:
+    workload = owned_workload(cache, service_object, tier)
+    if workload is None:
         return None
-    replicas = int(deployment["spec"].get("replicas", 1))
-    return ScaledObject(DEPLOYMENTS, deployment["metadata"], replicas, is_owned=True)
+    resource, replicas = tier_workload.resource_of(workload), tier_workload.ordered_replicas(workload)
+    return ScaledObject(resource, workload["metadata"], replicas, is_owned=True)
 
 
 def tier_of(pod: Object) -> str | None:

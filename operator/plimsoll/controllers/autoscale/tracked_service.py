@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from plimsoll.api.conditions import ConditionType
 from plimsoll.api.v1alpha1 import InferenceService
-from plimsoll.controllers import pod_startup
+from plimsoll.controllers import pod_startup, tier_workload
 from plimsoll.controllers.autoscale import learned_state, scaling_conditions, scaling_status
 from plimsoll.controllers.autoscale.limit_status import LimitTracker
 from plimsoll.controllers.autoscale.scaling_status import ScalingReport
@@ -58,7 +58,7 @@ class TrackedService:
     arrivals_by_gateway: dict[str, float] = field(default_factory=dict)  # last arrival counter of each gateway
     variants: dict[str, tuple[Object, Variant]] = field(
         default_factory=dict
-    )  # by tier, with the Deployment it was read from
+    )  # by tier, with the workload it was read from
     idle_until_s: float = -math.inf  # no decision is due before
     last_failure_s: float = -math.inf  # time of the last failed decision
     decided_object: Object | None = None
@@ -76,13 +76,13 @@ class TrackedService:
             del self.arrivals_by_gateway[gateway]
         self.starting_pods &= set(pods)
 
-    def startup_variant(self, tier: str, deployment: Object) -> Variant:
-        """The start-up variant of a tier's new pods, cached per version of its Deployment."""
+    def startup_variant(self, tier: str, workload: Object) -> Variant:
+        """The start-up variant of a tier's new pods, cached per version of its workload."""
         cached = self.variants.get(tier)
-        if cached is None or cached[0] is not deployment:
+        if cached is None or cached[0] is not workload:
             cached = self.variants[tier] = (
-                deployment,
-                pod_startup.startup_variant(deployment["spec"].get("template") or {}),
+                workload,
+                pod_startup.startup_variant(tier_workload.pod_template(workload)),
             )
         return cached[1]
 

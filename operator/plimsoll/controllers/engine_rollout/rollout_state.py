@@ -1,8 +1,8 @@
 """Reads how far one service is in the platform's rollout of engines. Pure.
 
 Problem: a rollout must survive a restart of the operator and a change of the leader, so nothing may be only in memory.
-Idea: everything is in objects. The Deployments have the generation in use, a ControllerRevision says that the rollout
-made it and when, the Deployments' conditions say when Kubernetes had replaced the pods, and the conditions of the
+Idea: everything is in objects. The workloads have the generation in use, a ControllerRevision says that the rollout
+made it and when, the workloads' conditions say when Kubernetes had replaced the pods, and the conditions of the
 service say what fails since when. What began to fail before the rollout reached the service is not its fault.
 """
 
@@ -16,6 +16,7 @@ from plimsoll.adapters.normalize import epoch_s
 from plimsoll.api import labels
 from plimsoll.api.conditions import TIER_DEGRADED_TYPES, ConditionReason, ConditionType
 from plimsoll.api.v1alpha1 import InferenceService
+from plimsoll.controllers import tier_workload
 from plimsoll.controllers.object_cache import Key, ObjectCache, key_of
 from plimsoll.core.demand.standby_value import MISS_COST
 from plimsoll.core.errors import InvalidSpec
@@ -26,7 +27,6 @@ Object = dict[str, Any]
 Importance = tuple[bool, float]
 
 _DEGRADED: Final = frozenset(kind.value for kind in TIER_DEGRADED_TYPES.values())
-_REPLACED: Final = "NewReplicaSetAvailable"  # Kubernetes' reason of a Deployment's condition Progressing
 _NOT_ITS_FAULT: Final = frozenset({ConditionReason.SCALED_TO_ZERO.value, ConditionReason.NO_GATEWAY.value})
 
 
@@ -57,21 +57,21 @@ def rollout_state(
     """The state of a service; None for one without engine pods of its own, or that has none yet."""
     key, service = key_of(service_object), cache.parsed(service_object)
     if isinstance(service, InvalidSpec):
-        deployments = cache.children("Deployment", key)
+        workloads = _workloads(cache, key)
     elif service.spec.targets is not None:
         return None
     else:
         names = {object_meta.tier_name(key[1], kind) for kind, _ in service.spec.tiers.items()}
-        deployments = [one for one in cache.children("Deployment", key) if one["metadata"]["name"] in names]
-    if not deployments or service_object["metadata"].get("deletionTimestamp"):
+        workloads = [one for one in _workloads(cache, key) if one["metadata"]["name"] in names]
+    if not workloads or service_object["metadata"].get("deletionTimestamp"):
         return None
-    is_current = all(objects.template_generation(one) == settings.generation for one in deployments)
+    is_current = all(objects.template_generation(one) == settings.generation for one in workloads)
     rolled_out = [one for one in cache.children("ControllerRevision", key) if _is_rolled_out(one)]
     present = [one for one in rolled_out if objects.template_generation(one) == settings.generation]
     if is_current and not present:
         return RolloutState(key, _importance(service), is_current=True)
-    is_settled = all(_is_settled(one, now_s - settings.min_ready_seconds) for one in deployments)
-    failures = _failures(service_object, deployments)
+    is_settled = all(_is_settled(one, now_s - settings.min_ready_seconds) for one in workloads)
+    failures = _failures(service_object, workloads)
     began_s = _created_s(present or rolled_out)
     blamed = [text for text, since_s in failures if began_s is not None and since_s >= began_s]
     return RolloutState(
@@ -82,7 +82,7 @@ def rollout_state(
         is_settled=is_current and is_settled,
         failure=blamed[0] if blamed else "",
         was_failing=bool(failures) and not blamed,
-        obstacle=_obstacle(service, deployments) or ("" if blamed else _stuck(service_object)),
+        obstacle=_obstacle(service, workloads) or ("" if blamed else _stuck(service_object)),
     )
 
 
@@ -107,11 +107,11 @@ def _importance(service: InferenceService | InvalidSpec) -> Importance:
     return service.spec.slo is not None, MISS_COST if cost is None else float(cost)
 
 
-def _obstacle(service: InferenceService | InvalidSpec, deployments: Sequence[Object]) -> str:
+def _obstacle(service: InferenceService | InvalidSpec, workloads: Sequence[Object]) -> str:
     if isinstance(service, InvalidSpec):
         return "its spec is valid"
-    paused = next((one["metadata"]["name"] for one in deployments if one["spec"].get("paused")), None)
-    return "" if paused is None else f"Deployment {paused} is no longer paused (kubectl rollout resume)"
+    paused = tier_workload.paused(workloads)
+    return "" if paused is None else f"{tier_workload.label(paused)} is no longer paused (kubectl rollout resume)"
 
 
 def _stuck(service_object: Object) -> str:
@@ -122,29 +122,17 @@ def _stuck(service_object: Object) -> str:
     return "" if found is None else f"its condition {found} ends"
 
 
-def _is_settled(deployment: Object, before_s: float) -> bool:
-    """Whether Kubernetes had replaced the pods of a Deployment before a time."""
-    if not _is_replaced(deployment):
-        return False
-    since_s = epoch_s(_progressing(deployment).get("lastUpdateTime"))
+def _is_settled(workload: Object, before_s: float) -> bool:
+    """Whether Kubernetes had replaced the pods of a workload before a time."""
+    since_s = tier_workload.replaced_s(workload)
     return since_s is not None and since_s <= before_s
 
 
-def _is_replaced(deployment: Object) -> bool:
-    status = deployment["status"]
-    return (
-        status.get("observedGeneration", 0) >= deployment["metadata"].get("generation", 0)
-        and status.get("updatedReplicas", 0) == status.get("replicas", 0)
-        and _progressing(deployment).get("reason") == _REPLACED
-    )
+def _workloads(cache: ObjectCache, key: Key) -> list[Object]:
+    return [one for resource in tier_workload.TIER_WORKLOADS for one in cache.children(resource.kind, key)]
 
 
-def _progressing(deployment: Object) -> Object:
-    conditions: Sequence[Object] = deployment["status"].get("conditions", ())
-    return next((one for one in conditions if one.get("type") == "Progressing"), {})
-
-
-def _failures(service_object: Object, deployments: Sequence[Object]) -> list[tuple[str, float]]:
+def _failures(service_object: Object, workloads: Sequence[Object]) -> list[tuple[str, float]]:
     """What fails, and since when, seconds since the epoch."""
     found: list[tuple[str, object]] = []
     for one in (service_object.get("status") or {}).get("conditions") or ():
@@ -156,14 +144,10 @@ def _failures(service_object: Object, deployments: Sequence[Object]) -> list[tup
                 fails = one.get("status") == "False"
             case ConditionType.READY:
                 is_down = one.get("status") == "False" and reason not in _NOT_ITS_FAULT
-                fails = is_down and all(map(_is_replaced, deployments))
+                fails = is_down and all(map(tier_workload.is_replaced, workloads))
             case _:
                 fails = kind in _DEGRADED and is_true and reason != ConditionReason.TRANSFER_SLOW
         if fails:
             found.append((f"condition {kind} is {one.get('status')} ({reason})", one.get("lastTransitionTime")))
-    for deployment in deployments:
-        progressing = _progressing(deployment)
-        if progressing.get("status") == "False":
-            text = f"Deployment {deployment['metadata']['name']} does not progress ({progressing.get('reason')})"
-            found.append((text, progressing.get("lastTransitionTime")))
+    found += filter(None, map(tier_workload.failure, workloads))
     return [(text, since_s) for text, time in found if (since_s := epoch_s(time)) is not None]

@@ -16,6 +16,7 @@ from plimsoll.api.v1alpha1 import InferenceService, RoleName
 from plimsoll.controllers.autoscale.scaling_status import ScalingReport
 from plimsoll.controllers.reconcile.applied_cache import has_foreign_replicas_owner
 from plimsoll.controllers.reconcile.observe import ObservedService
+from plimsoll.controllers.tier_workload import find_workload, ordered_replicas
 from plimsoll.resources import object_meta, objects
 from plimsoll.resources.objects import StoredTemplate
 from plimsoll.resources.platform_config import PlatformConfig
@@ -65,7 +66,7 @@ def plan_objects(
             observed.service_object,
             kind,
             StoredTemplate(name, template_revision["data"], objects.template_generation(template_revision)),
-            _applied_replicas(_deployment(observed, service, kind), replicas[kind]),
+            _applied_replicas(_workload(observed, service, kind), replicas[kind]),
         )
     if report is not None and report.published is not None:
         desired.append(objects.admission(observed.service_object, report.published))
@@ -114,7 +115,7 @@ def _template_revisions(
 
 def _former_revision(observed: ObservedService, service: InferenceService, kind: RoleName) -> Object | None:
     """The stored template for the user's present spec at another generation: the one in use, if there are several."""
-    in_use = objects.template_generation(_deployment(observed, service, kind))
+    in_use = objects.template_generation(_workload(observed, service, kind))
     found = [
         revision
         for name, revision in observed.revisions.items()
@@ -127,8 +128,8 @@ def _is_same_template(stored: Object, rendered: Object) -> bool:
     return object_meta.short_hash(stored["data"]) == object_meta.short_hash(rendered["data"])
 
 
-def _deployment(observed: ObservedService, service: InferenceService, kind: RoleName) -> Object | None:
-    return observed.children.get(("Deployment", object_meta.tier_name(service.metadata.name, kind)))
+def _workload(observed: ObservedService, service: InferenceService, kind: RoleName) -> Object | None:
+    return find_workload(observed.children, service.metadata.name, kind)
 
 
 def _is_mounted(child: Object, pods: Iterable[Object]) -> bool:
@@ -140,12 +141,12 @@ def _is_mounted(child: Object, pods: Iterable[Object]) -> bool:
     )
 
 
-def _applied_replicas(deployment: Object | None, desired: int) -> int | None:
+def _applied_replicas(workload: Object | None, desired: int) -> int | None:
     """spec.replicas of the apply; None to leave the field out, once another field manager owns it.
 
     The first apply sets the count and later ones repeat the live value, because changes go through the scale
     subresource. An apply that left out the field while still owning it would remove it.
     """
-    if deployment is None:
+    if workload is None:
         return desired
-    return None if has_foreign_replicas_owner(deployment) else int(deployment["spec"].get("replicas", 1))
+    return None if has_foreign_replicas_owner(workload) else ordered_replicas(workload)

@@ -11,6 +11,7 @@ from plimsoll.api.v1alpha1 import InferenceService
 from plimsoll.controllers.gateway_poller import GatewayView
 from plimsoll.controllers.object_cache import Key, ObjectCache, key_of
 from plimsoll.controllers.reconcile.ownership import is_owned_by
+from plimsoll.controllers.tier_workload import TIER_WORKLOADS
 from plimsoll.core.errors import InvalidSpec
 from plimsoll.core.routing.model_names import (
     NameClaim,
@@ -26,7 +27,7 @@ Object = dict[str, Any]
 NO_RULES = NameRules()  # every namespace may claim every name
 FALLBACK_MISSING = "does not exist"
 CHILD_KINDS = (
-    "Deployment",
+    *(one.kind for one in TIER_WORKLOADS),
     "Service",
     "ServiceAccount",
     "ConfigMap",

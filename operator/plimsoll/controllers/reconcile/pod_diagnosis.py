@@ -10,7 +10,7 @@ from typing import Any
 
 from plimsoll.api import labels
 from plimsoll.api.conditions import POD_PROBLEMS, ConditionReason
-from plimsoll.controllers import pod_startup
+from plimsoll.controllers import pod_startup, tier_workload
 from plimsoll.resources.object_meta import shared_name
 
 Object = dict[str, Any]
@@ -27,7 +27,6 @@ MISSING_CLAIM = re.compile(r'persistentvolumeclaim "[^"]*" not found')
 ERROR_LINE = re.compile(r"(?:.*?\W)??(?:error|\w*(?:Error|Exception)): ")
 ERROR_LEVEL = re.compile(r"(?:\([^)]*\)\s*)*ERROR\b")
 LOWER_LEVEL = re.compile(r"\s*(?:\([^)]*\)\s*)*(?:WARNING|INFO|DEBUG)\b")  # says nothing about why an engine ended
-TEMPLATE_HASH = "pod-template-hash"  # Kubernetes' label of the ReplicaSet that a pod belongs to
 
 
 @dataclass(frozen=True)
@@ -43,32 +42,32 @@ NAMESPACE_DELETED = PodProblem(
 )
 
 
-def current_pods(deployment: Object | None, pods: Iterable[Object]) -> tuple[Object, ...]:
-    """The pods of the Deployment's present template; those of a superseded one are replaced.
+def current_pods(workload: Object | None, pods: Iterable[Object]) -> tuple[Object, ...]:
+    """The pods of the workload's present template; those of a superseded one are replaced.
 
     Only a part of the template is in the revision label. Among pods with the present label the newest one tells the
-    ReplicaSet, because a Deployment creates pods of its present ReplicaSet.
+    template's hash, because a workload creates pods of its present template.
     """
-    template: Object = (deployment or {}).get("spec", {}).get("template", {})
-    revision = template.get("metadata", {}).get("labels", {}).get(labels.REVISION)
+    revision = tier_workload.pod_template(workload).get("metadata", {}).get("labels", {}).get(labels.REVISION)
     same_label = [pod for pod in pods if revision is None or _label(pod, labels.REVISION) == revision]
     newest = max(same_label, key=pod_startup.created_s, default=None)
     if newest is None:
         return ()
-    return tuple(pod for pod in same_label if _label(pod, TEMPLATE_HASH) == _label(newest, TEMPLATE_HASH))
+    present = tier_workload.template_hash(newest)
+    return tuple(pod for pod in same_label if tier_workload.template_hash(pod) == present)
 
 
-def most_severe(deployment: Object | None, pods: Iterable[Object]) -> PodProblem | None:
+def most_severe(workload: Object | None, pods: Iterable[Object]) -> PodProblem | None:
     """The most severe problem of the pods of a tier; None if they are only starting. pods: of the present template."""
     known = list(pods)
-    replaced_s = _replaced_s(deployment, known)
+    replaced_s = _replaced_s(workload, known)
     problems = [
         problem
         for pod in known
         if (problem := pod_problem(pod)) is not None
         and (not pod_startup.has_ended(pod) or pod_startup.ended_s(pod) > replaced_s)
     ]
-    replica_failure = _replica_failure(deployment)
+    replica_failure = _replica_failure(workload)
     if replica_failure is not None:
         problems.append(replica_failure)
     return min(problems, key=lambda candidate: (POD_PROBLEMS.index(candidate.reason), candidate.message), default=None)
@@ -117,7 +116,7 @@ def _label(pod: Object, name: str) -> str | None:
     return value
 
 
-def _replaced_s(deployment: Object | None, pods: list[Object]) -> float:
+def _replaced_s(workload: Object | None, pods: list[Object]) -> float:
     """The time until which failed pods are replaced, seconds since the epoch: Kubernetes keeps them for long.
 
     Each ready pod replaces those that failed before its creation. A tier with all its pods ready lacks none.
@@ -125,7 +124,7 @@ def _replaced_s(deployment: Object | None, pods: list[Object]) -> float:
     created_s = [
         pod_startup.created_s(pod) for pod in pods if pod_startup.is_ready(pod) and not pod_startup.is_terminating(pod)
     ]
-    if deployment is not None and len(created_s) >= int(deployment.get("spec", {}).get("replicas", 1)):
+    if workload is not None and len(created_s) >= tier_workload.ordered_replicas(workload):
         return math.inf
     return max(created_s, default=-math.inf)
 
@@ -185,16 +184,13 @@ def _log_excerpt(text: str) -> str:
     return "; ".join(lines)[-MAX_LOG_CHARS:]
 
 
-def _replica_failure(deployment: Object | None) -> PodProblem | None:
+def _replica_failure(workload: Object | None) -> PodProblem | None:
     """What the API server says when it rejects pods.
 
     That it does not know the service account that the operator made is no rejection: it learns of it within moments.
     """
-    owner = str((deployment or {}).get("metadata", {}).get("labels", {}).get(labels.SERVICE))
-    own_account_missing = f'serviceaccount "{shared_name(owner)}" not found'
-    for condition in (deployment or {}).get("status", {}).get("conditions", []):
-        if condition.get("type") == "ReplicaFailure" and condition.get("status") == "True":
-            message = condition.get("message") or condition.get("reason") or "the API server gives no reason"
-            if own_account_missing not in message:
-                return PodProblem(ConditionReason.PODS_REJECTED, message)
-    return None
+    message = tier_workload.rejection(workload)
+    owner = str((workload or {}).get("metadata", {}).get("labels", {}).get(labels.SERVICE))
+    if message is None or f'serviceaccount "{shared_name(owner)}" not found' in message:
+        return None
+    return PodProblem(ConditionReason.PODS_REJECTED, message)

@@ -28,7 +28,7 @@ from plimsoll.controllers.inference_pools.pool_watch import PoolWatch
 from plimsoll.controllers.inference_pools.pool_writer import PoolWriter
 from plimsoll.controllers.isolation import ObjectErrors, Stage, subject_of
 from plimsoll.controllers.metrics_export import ConditionGauges
-from plimsoll.controllers.object_cache import Key, ObjectCache, key_of, role_of
+from plimsoll.controllers.object_cache import Key, ObjectCache, key_of, role_of, worker_role_of
 from plimsoll.controllers.reconcile import condition_events, service_status
 from plimsoll.controllers.reconcile.adapter_status import ReportsByPod, adapters_status
 from plimsoll.controllers.reconcile.applied_cache import AppliedCache
@@ -39,14 +39,15 @@ from plimsoll.controllers.reconcile.name_claims import FIELD as NAME_CLAIM
 from plimsoll.controllers.reconcile.object_plan import ObjectPlan, plan_objects
 from plimsoll.controllers.reconcile.observe import ObservedService, observe
 from plimsoll.controllers.reconcile.ownership import require_parent, require_unowned
+from plimsoll.controllers.reconcile.pod_diagnosis import PodProblem
 from plimsoll.controllers.reconcile.rejected_fields import in_service_terms
 from plimsoll.controllers.reconcile.service_namespaces import ServiceNamespaces
 from plimsoll.controllers.reconcile.service_status import StatusInputs
 from plimsoll.controllers.reconcile.tier_health import TierStatusInputs, is_fully_rolled_out
 from plimsoll.controllers.targets.target_state import TargetState
+from plimsoll.controllers.tier_workload import find_workload, ordered_replicas
 from plimsoll.core.autoscaling.scaling_policy import ScalingMode
 from plimsoll.core.errors import BackendUnavailable, Conflict, Forbidden, NotFound, ObjectRejected, PlimsollError
-from plimsoll.resources import object_meta
 from plimsoll.resources.platform_config import PlatformConfig
 from plimsoll.telemetry.service_log import ServiceLog
 
@@ -80,11 +81,13 @@ class Reconciler:
         targets: Callable[[Key], Mapping[str, TargetState]] = lambda key: {},
         engine_rollout: Callable[[Key], ServiceRollout] = lambda key: ServiceRollout(),
         pool_watch: PoolWatch | None = None,
+        sets_problem: Callable[[str], PodProblem | None] = lambda namespace: None,
     ) -> None:
         """report: scaling report of a service, None before its first tick. later: reconciles a service after some
         seconds. adapters: what the ready engines of a service report of their adapters. targets: the targets of a
         service as last read, by role. engine_rollout: what the platform's rollout says of a service. pool_watch: None
-        without InferencePools."""
+        without InferencePools. sets_problem: why no LeaderWorkerSet can be applied in a namespace, None if one can."""
+        self._sets_problem = sets_problem
         self._engine_rollout = engine_rollout
         self._adapters = adapters
         self._targets = targets
@@ -192,6 +195,7 @@ class Reconciler:
         inputs = collect_status_inputs(
             observed, plan, rejected, self._report(key), self._platform, names, self._adapters(key), self._targets(key)
         )
+        inputs = replace(inputs, tiers=with_sets_problem(inputs.tiers, observed.service, self._sets_problem(key[0])))
         if any(tier.pending for tier in inputs.tiers) and await self._kube.is_terminating(key[0]):
             inputs = replace(inputs, tiers=tuple(replace(tier, is_namespace_terminating=True) for tier in inputs.tiers))
         inputs = replace(
@@ -214,10 +218,12 @@ class Reconciler:
         return observe(self._cache, self._gateway_view(), key, self._grants.rules)
 
     async def _apply(self, key: Key, observed: ObservedService, object_plan: ObjectPlan) -> None:
+        has_sets = self._sets_problem(key[0]) is None
         changed = [
             desired_object
             for desired_object in object_plan.desired
-            if not self._applied.is_in_sync(
+            if (has_sets or desired_object["kind"] != labels.SET_KIND)
+            and not self._applied.is_in_sync(
                 key, desired_object, observed.children.get((desired_object["kind"], desired_object["metadata"]["name"]))
             )
         ]
@@ -326,12 +332,12 @@ def desired_replicas(
     report: ScalingReport | None,
     targets: Mapping[str, TargetState],
 ) -> dict[str, int]:
-    """Desired replicas by tier; before the first scaling report, those of the Deployment or target."""
+    """Desired replicas by tier; before the first scaling report, those of the workload or target."""
     replicas: dict[str, int] = {}
     for kind, tier in service.spec.sized_tiers.items():
         target = targets.get(kind)
-        deployment = observed.children.get(("Deployment", object_meta.tier_name(service.metadata.name, kind)))
-        ordered = tier.min_replicas if deployment is None else int(deployment["spec"].get("replicas", 1))
+        workload = find_workload(observed.children, service.metadata.name, kind)
+        ordered = tier.min_replicas if workload is None else ordered_replicas(workload)
         if target is not None and target.scaled is not None:
             ordered = target.scaled.replicas
         replicas[kind] = ordered if report is None else report.desired.get(kind, ordered)
@@ -403,6 +409,14 @@ def _scales_to_zero(service: InferenceService) -> bool:
     return is_active and all(tier.min_replicas == 0 for tier in service.spec.sized_tiers.values())
 
 
+def with_sets_problem(
+    tiers: tuple[TierStatusInputs, ...], service: InferenceService | None, problem: PodProblem | None
+) -> tuple[TierStatusInputs, ...]:
+    """The tiers. problem: of those with several nodes, why no LeaderWorkerSet can be applied; None if one can."""
+    sets = {kind for kind, tier in service.spec.tiers.items() if tier.nodes > 1} if service is not None else set()
+    return tuple(replace(tier, workload_problem=problem) if tier.role in sets else tier for tier in tiers)
+
+
 def _tier_inputs(
     observed: ObservedService, report: ScalingReport | None, targets: Mapping[str, TargetState]
 ) -> tuple[TierStatusInputs, ...]:
@@ -412,10 +426,9 @@ def _tier_inputs(
         TierStatusInputs(
             role=kind,
             desired=replicas[kind],
-            deployment=observed.children.get(
-                ("Deployment", object_meta.tier_name(observed.service.metadata.name, kind))
-            ),
+            workload=find_workload(observed.children, observed.service.metadata.name, kind),
             pods=tuple(p for p in observed.pods if role_of(p) == kind),
+            workers=tuple(p for p in observed.pods if worker_role_of(p) == kind),
         )
         for kind in observed.service.spec.sized_tiers
     )

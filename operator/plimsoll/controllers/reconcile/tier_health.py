@@ -1,4 +1,4 @@
-"""What one tier lacks, from its Deployment and pods, and its condition. Pure."""
+"""What one tier lacks, from its workload and pods, and its condition. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final
 from plimsoll.api.conditions import TIER_DEGRADED_TYPES, Condition, ConditionReason
 from plimsoll.api.events import MAX_EVENT_MESSAGE_CHARS
 from plimsoll.api.message_text import MAX_QUOTE_CHARS, join_within, shorten
-from plimsoll.controllers import pod_startup
+from plimsoll.controllers import pod_startup, tier_workload
 from plimsoll.controllers.reconcile import pod_diagnosis
 from plimsoll.controllers.replicas_owner import replicas_set_by
 
@@ -20,16 +20,19 @@ UNSTARTABLE: Final = frozenset({ConditionReason.IMAGE_UNAVAILABLE, ConditionReas
 
 @dataclass(frozen=True)
 class TierStatusInputs:
-    """One observed tier. desired: replicas that the autoscaler wants. deployment: None before it is created.
+    """One observed tier. desired: replicas that the autoscaler wants. workload: None before it is created.
 
-    is_namespace_terminating: whether pods are missing because the namespace is being deleted. Kubernetes does not say
-    so at the Deployment.
+    workers: the pods of engines with several nodes, except their leaders. workload_problem: why the workload cannot be
+    applied, None if it can. is_namespace_terminating: whether pods are missing because the namespace is being deleted.
+    Kubernetes does not say so at the workload.
     """
 
     role: str
     desired: int
-    deployment: Object | None
+    workload: Object | None
     pods: tuple[Object, ...]
+    workers: tuple[Object, ...] = ()
+    workload_problem: pod_diagnosis.PodProblem | None = None
     is_namespace_terminating: bool = False
 
     @property
@@ -44,17 +47,17 @@ class TierStatusInputs:
 
     @property
     def current_pods(self) -> tuple[Object, ...]:
-        """The pods of the Deployment's present template."""
-        return pod_diagnosis.current_pods(self.deployment, self.pods)
+        """The pods of the workload's present template."""
+        return pod_diagnosis.current_pods(self.workload, self.pods)
 
     @property
     def ready(self) -> int:
-        """Ready pods that are not being deleted. Counted here, because the Deployment's own count follows later."""
+        """Ready pods that are not being deleted. Counted here, because the workload's own count follows later."""
         return _ready(self.pods)
 
     @property
     def ready_current(self) -> int:
-        """Ready pods of the Deployment's present template."""
+        """Ready pods of the workload's present template."""
         return _ready(self.current_pods)
 
     @property
@@ -75,7 +78,7 @@ class TierStatusInputs:
 
     @property
     def starting_current(self) -> int:
-        """Starting pods of the Deployment's present template."""
+        """Starting pods of the workload's present template."""
         return _starting(self.current_pods)
 
 
@@ -116,11 +119,12 @@ def tier_health(tier: TierStatusInputs, slow_transfer_message: str | None) -> Ti
             message = f"{count}, but {slow_transfer_message}"
             return TierHealth(tier.role, True, True, ConditionReason.TRANSFER_SLOW, message)
         return TierHealth(tier.role, True, True)
-    is_rolling = tier.deployment is not None and ready > ready_current
+    is_rolling = tier.workload is not None and ready > ready_current
     if is_rolling:
         count += f", {ready_current} at the new revision"
     # Pods that are rejected do not exist, so the newest pods may be of the old template.
-    problem = _problem(tier) if ready_current < total else pod_diagnosis.most_severe(tier.deployment, ())
+    is_lacking = ready_current < total or tier.workload_problem is not None
+    problem = _problem(tier) if is_lacking else pod_diagnosis.most_severe(tier.workload, ())
     if problem is not None:
         message = f"{count}: {problem.message}"
         if problem.reason is ConditionReason.UNSCHEDULABLE and is_ready:
@@ -137,7 +141,7 @@ def tier_health(tier: TierStatusInputs, slow_transfer_message: str | None) -> Ti
         message = count
     elif not is_ready:
         message = f"{count}: {_missing(tier)}{_other_order(tier)}"
-    elif max(ready + tier.starting, _replicas(tier)) > total:
+    elif max(ready + tier.starting, tier_workload.counted_replicas(tier.workload)) > total:
         message = f"{count}: the surplus is removed"
     else:
         message = f"{count}, Kubernetes has not begun to roll out the newest change yet"
@@ -147,7 +151,10 @@ def tier_health(tier: TierStatusInputs, slow_transfer_message: str | None) -> Ti
 def _problem(tier: TierStatusInputs) -> pod_diagnosis.PodProblem | None:
     if tier.is_namespace_terminating and tier.pending:
         return pod_diagnosis.NAMESPACE_DELETED
-    return pod_diagnosis.most_severe(tier.deployment, tier.current_pods)
+    if tier.workload_problem is not None:
+        return tier.workload_problem
+    workers = pod_diagnosis.current_pods(tier.workload, tier.workers)
+    return pod_diagnosis.most_severe(tier.workload, (*tier.current_pods, *workers))
 
 
 def _ready(pods: Iterable[Object]) -> int:
@@ -178,44 +185,32 @@ def _missing(tier: TierStatusInputs) -> str:
 
 def _other_order(tier: TierStatusInputs) -> str:
     """Who has ordered fewer replicas than are desired, as the end of a sentence; empty if no other client has."""
-    other = None if tier.deployment is None else replicas_set_by(tier.deployment)
-    ordered = tier.desired if tier.deployment is None else int(tier.deployment["spec"].get("replicas", 1))
+    other = None if tier.workload is None else replicas_set_by(tier.workload)
+    ordered = tier.desired if tier.workload is None else tier_workload.ordered_replicas(tier.workload)
     if other is None or ordered >= tier.desired:
         return ""
     return f"; {other} set the replica count to {ordered}, and Plimsoll sets it to {tier.desired}"
 
 
-def _replicas(tier: TierStatusInputs) -> int:
-    return int(_deployment_status(tier).get("replicas", 0))
-
-
-def _updated_replicas(tier: TierStatusInputs) -> int:
-    return int(_deployment_status(tier).get("updatedReplicas", 0))
-
-
-def _deployment_status(tier: TierStatusInputs) -> Object:
-    status: Object = (tier.deployment or {}).get("status", {})
-    return status
-
-
 def _is_rolled_out(tier: TierStatusInputs) -> bool:
-    """True if the Deployment has observed its newest spec and runs exactly the desired pods of it."""
-    if tier.deployment is None:
+    """True if the workload has observed its newest spec and runs exactly the desired pods of it."""
+    workload = tier.workload
+    if workload is None or not tier_workload.is_observed(workload):
         return False
-    is_observed = _deployment_status(tier).get("observedGeneration", 0) >= tier.deployment["metadata"].get(
-        "generation", 0
+    has_exact_count = (
+        tier_workload.updated_replicas(workload) == tier.desired == tier_workload.counted_replicas(workload)
     )
-    has_exact_count = _updated_replicas(tier) == tier.desired == _replicas(tier)
-    return bool(is_observed and has_exact_count and tier.deployment["spec"].get("replicas") == tier.desired)
+    return bool(has_exact_count and workload["spec"].get("replicas") == tier.desired)
 
 
 def _paused_rollout(tier: TierStatusInputs) -> str | None:
     """That someone has paused the rollout of a Deployment with pods to replace; None if it is not so."""
-    if tier.deployment is None or not tier.deployment["spec"].get("paused"):
+    workload = tier.workload
+    if workload is None or tier_workload.paused((workload,)) is None:
         return None
-    if _updated_replicas(tier) >= _replicas(tier):
+    if tier_workload.updated_replicas(workload) >= tier_workload.counted_replicas(workload):
         return None
-    namespace, name = (tier.deployment["metadata"][field] for field in ("namespace", "name"))
+    namespace, name = (workload["metadata"][field] for field in ("namespace", "name"))
     remedy = f"resume it with kubectl -n {namespace} rollout resume deployment {name}"
     return f"the rollout of Deployment {name} is paused: {remedy}"
 

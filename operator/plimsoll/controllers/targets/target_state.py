@@ -42,7 +42,7 @@ class TargetProblem:
 class ScaledObject:
     """An object with a `scale` subresource. metadata: that of the object. replicas: of the spec.
 
-    is_owned: whether it is a tier's Deployment, and no target.
+    is_owned: whether it is a tier's workload, and no target.
     """
 
     resource: Resource
