@@ -19,7 +19,7 @@ from tests.core.test_signals import (
     TTFT_EDGES_S,
     engine,
     gateway,
-    known,
+    require_known,
     sample_histogram,
 )
 from tests.core.test_signals_adversarial import BAD, Fleet
@@ -270,7 +270,7 @@ def test_mean_prompt_tokens_is_unbiased_by_rejections() -> None:
         listener.observe_gateway("g", "1", NOW_S + t, gateway(50.0 * t, rejected={"busy": 45.0 * t}))
         listener.observe_engine(Role.SERVE, engine(float(t)))
     metrics = listener.collect(NOW_S + 60, {Role.SERVE: ["a"]}, ["g"], SHARE)
-    assert known(metrics.mean_prompt_tokens) == pytest.approx(300.0, rel=0.03)
+    assert require_known(metrics.mean_prompt_tokens) == pytest.approx(300.0, rel=0.03)
 
 
 def test_mean_prompt_tokens_without_estimates_does_not_fail() -> None:
@@ -289,7 +289,7 @@ def test_mean_prompt_tokens_is_unbiased_by_silent_pods() -> None:
         listener.observe_gateway("g", "1", NOW_S + t, gateway(20.0 * t))
         listener.observe_engine(Role.SERVE, engine(float(t)))  # one of four
     metrics = listener.collect(NOW_S + 60, {Role.SERVE: ["a", "b", "c", "d"]}, ["g"], SHARE)
-    assert known(metrics.mean_prompt_tokens) == pytest.approx(300.0, rel=0.03)
+    assert require_known(metrics.mean_prompt_tokens) == pytest.approx(300.0, rel=0.03)
 
 
 def test_mean_prompt_tokens_includes_disconnected_clients() -> None:
@@ -301,7 +301,7 @@ def test_mean_prompt_tokens_includes_disconnected_clients() -> None:
             Role.SERVE, engine(float(t), prompt_tokens=sample_histogram(LENGTH_EDGES, 100.0, 2.0 * t))
         )
     metrics = listener.collect(NOW_S + 60, {Role.SERVE: ["a"]}, ["g"], SHARE)
-    assert known(metrics.mean_prompt_tokens) == pytest.approx(300.0, rel=0.03)
+    assert require_known(metrics.mean_prompt_tokens) == pytest.approx(300.0, rel=0.03)
     assert not isinstance(metrics.workload, Unavailable)
     assert metrics.workload.mean(metrics.workload.prompt_tokens) == pytest.approx(300.0, rel=0.03)
 

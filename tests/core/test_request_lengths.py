@@ -19,7 +19,7 @@ from tests.core.test_signals import (
     Course,
     engine,
     gateway,
-    known,
+    require_known,
     sample_histogram,
     serving,
 )
@@ -34,7 +34,7 @@ def arriving(factor: float) -> tuple[float, float]:
     metrics = listener.collect(NOW_S + 121, {Role.SERVE: ["a"]}, ["g"], SHARE)
     assert not isinstance(metrics.workload, Unavailable)
     assert metrics.workload.mean(metrics.workload.output_tokens) == pytest.approx(150.0, rel=0.02)
-    return known(metrics.mean_prompt_tokens), metrics.workload.mean(metrics.workload.prompt_tokens)
+    return require_known(metrics.mean_prompt_tokens), metrics.workload.mean(metrics.workload.prompt_tokens)
 
 
 def test_prompt_lengths_are_scaled_to_current_arrivals() -> None:

@@ -22,7 +22,7 @@ from tests.core.test_signals import (
     TPOT_EDGES_S,
     engine,
     gateway,
-    known,
+    require_known,
     sample_histogram,
     serving,
 )
@@ -54,7 +54,7 @@ class Fleet:
                 self.listener.observe_gateway(name, str(self.born[name]), self.now_s, reading)
         self.received = self.listener.collect(self.now_s, {}, listed or tuple(self.counts), SHARE)
         if self.received.has_new_rate:
-            self.rates.append(known(self.received.rate_per_s))
+            self.rates.append(require_known(self.received.rate_per_s))
         return self.received
 
     def restart(self, name: str) -> None:
@@ -164,7 +164,7 @@ def test_histograms_of_mixed_releases_are_merged() -> None:
     for t in (0.0, 5.0, 10.0):
         listener.observe_engine(Role.SERVE, engine(t, "a"))
         listener.observe_engine(Role.SERVE, engine(t, "b", tpot_s=sample_histogram(fine, 0.012, 5.0 * t)))
-    assert 0.01 <= known(tier(listener, NOW_S + 10, "a", "b").lagging.tpot_s) <= 0.025
+    assert 0.01 <= require_known(tier(listener, NOW_S + 10, "a", "b").lagging.tpot_s) <= 0.025
 
 
 def test_partial_pod_coverage_is_scaled_up() -> None:

@@ -57,7 +57,7 @@ def test_load_waiting_requests_add_prompt_and_output_by_role() -> None:
 
 
 @pytest.mark.parametrize(
-    ("demand", "ready", "starting", "wanted"),
+    ("demand", "ready", "starting", "target"),
     [
         (85.0, 1, 0, 1),
         (85.1, 1, 0, 2),
@@ -70,8 +70,8 @@ def test_load_waiting_requests_add_prompt_and_output_by_role() -> None:
         (70.0, 2, 1, 2),  # what starts is no spare
     ],
 )
-def test_replicas_between_thresholds(demand: float, ready: int, starting: int, desired_replicas_for: int) -> None:
-    assert wva.target_replicas(RULES, 100.0, demand, ready, starting) == desired_replicas_for
+def test_replicas_between_thresholds(demand: float, ready: int, starting: int, target: int) -> None:
+    assert wva.target_replicas(RULES, 100.0, demand, ready, starting) == target
 
 
 def test_wva_scales_up_at_once_and_down_after_window() -> None:
