@@ -114,7 +114,9 @@ class AdmissionController:
         if not had_replicas and self.pool.replicas:
             self._queue.update(lambda queued: self._renew(queued, now), now)
         elif had_prefills != bool(prefills):  # prefill moves, which changes the cost of queued requests
-            self._queue.update(lambda queued: self._renew(queued, queued.request.arrived_s), now)
+            self._queue.update(
+                lambda queued: self._renew(queued, now if queued.lane is Lane.LATE else queued.request.arrived_s), now
+            )
 
     def submit(self, request: AdmissionRequest, now: float) -> AdmissionDecision:
         """Returns the decision about a new request. Raises ValueError for an unknown class or a duplicate ID."""
