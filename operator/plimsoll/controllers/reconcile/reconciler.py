@@ -19,6 +19,7 @@ from plimsoll.api import conditions, labels
 from plimsoll.api.conditions import Condition
 from plimsoll.api.events import Event, EventReason
 from plimsoll.api.v1alpha1 import InferenceService
+from plimsoll.controllers import pod_startup
 from plimsoll.controllers.autoscale.checkpoint_store import CheckpointStore
 from plimsoll.controllers.autoscale.scaling_status import ScalingReport
 from plimsoll.controllers.engine_rollout.rollout_controller import ServiceRollout
@@ -416,6 +417,7 @@ def _tier_inputs(
                 ("Deployment", object_meta.tier_name(observed.service.metadata.name, kind))
             ),
             pods=tuple(p for p in observed.pods if role_of(p) == kind),
+            earlier=sum(role_of(p) == kind and not pod_startup.has_ended(p) for p in observed.earlier_pods),
         )
         for kind in observed.service.spec.sized_tiers
     )

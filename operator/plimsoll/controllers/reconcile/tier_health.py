@@ -23,7 +23,7 @@ class TierStatusInputs:
     """One observed tier. desired: replicas that the autoscaler wants. deployment: None before it is created.
 
     is_namespace_terminating: whether pods are missing because the namespace is being deleted. Kubernetes does not say
-    so at the Deployment.
+    so at the Deployment. earlier: pods that a deleted service of this name has left, and that have not ended.
     """
 
     role: str
@@ -31,6 +31,7 @@ class TierStatusInputs:
     deployment: Object | None
     pods: tuple[Object, ...]
     is_namespace_terminating: bool = False
+    earlier: int = 0
 
     @property
     def pending(self) -> int:
@@ -172,6 +173,7 @@ def _missing(tier: TierStatusInputs) -> str:
         "on nodes that do not report": tier.silent,
         "not created yet": pending,
         "terminating": tier.terminating,
+        "of a deleted service of this name": tier.earlier,
     }
     return ", ".join(f"{count} {state}" for state, count in counts.items() if count > 0)
 
