@@ -46,7 +46,15 @@ from plimsoll.controllers.reconcile.service_status import StatusInputs
 from plimsoll.controllers.reconcile.tier_health import TierStatusInputs, is_fully_rolled_out
 from plimsoll.controllers.targets.target_state import TargetState
 from plimsoll.core.autoscaling.scaling_policy import ScalingMode
-from plimsoll.core.errors import BackendUnavailable, Conflict, Forbidden, NotFound, ObjectRejected, PlimsollError
+from plimsoll.core.errors import (
+    BackendUnavailable,
+    Conflict,
+    Forbidden,
+    NotFound,
+    ObjectRejected,
+    PlimsollError,
+    ServiceDeleted,
+)
 from plimsoll.resources import object_meta
 from plimsoll.resources.platform_config import PlatformConfig
 from plimsoll.telemetry.service_log import ServiceLog
@@ -110,11 +118,18 @@ class Reconciler:
         self._applied = AppliedCache()
         self._condition_gauges = ConditionGauges()
         self._other_releases: dict[Key, tuple[str, str]] = {}  # uid and release that a status has
+        # Version of an object whose Events are written, but whose status is not. A retry writes the same Events.
+        self._event_versions: dict[Key, str] = {}
 
     async def reconcile(self, key: Key) -> None:
-        """Reconcile once. Raises ClusterError if a retry is needed; any other error is first shown in the status."""
+        """Reconcile once. Raises ClusterError if a retry is needed; any other error is first shown in the status.
+
+        A service that is already deleted needs none: its watch brings the deletion, and a successor if there is one.
+        """
         try:
             await self._round(key)
+        except ServiceDeleted:
+            return
         except PlimsollError:
             raise
         except Exception as error:
@@ -168,6 +183,7 @@ class Reconciler:
             self._pools.forget(key)
             self._checkpoints.forget(key)
             self._condition_gauges.export(key, ())
+            self._event_versions.pop(key, None)
             return
         plan: ObjectPlan | None = None
         rejected: str | None = None
@@ -254,12 +270,15 @@ class Reconciler:
         stated_conditions = service_status.build_conditions(inputs)
         self._condition_gauges.export(key_of(service_object), stated_conditions)
         drain_events = self._drain_reports.pending(key_of(service_object))
+        version = self._event_versions.setdefault(
+            key_of(service_object), service_object["metadata"].get("resourceVersion", "")
+        )
         for event in (
             *condition_events.changed_events(
                 old_status.get("conditions", []),
                 stated_conditions,
                 service_status.recovery_messages(inputs),
-                service_object["metadata"].get("resourceVersion", ""),
+                version,
             ),
             *drain_events,
         ):
@@ -279,6 +298,7 @@ class Reconciler:
         }
         if new_status != old_status:
             await self._write_status(service_object, new_status)
+        self._event_versions.pop(key_of(service_object), None)
 
     async def _publish_error(self, key: Key, raw: Object) -> None:
         """Add the InternalError condition to the current status. A failed write is left to the next reconcile."""
@@ -307,9 +327,13 @@ class Reconciler:
 
     async def record_event(self, service_object: Object, event: Event) -> None:
         """Write an Event. An existing one, or a namespace that is being deleted, is not an error."""
-        log.info(key_of(service_object), event.message, reason=event.reason.value)
-        with contextlib.suppress(Conflict, Forbidden, NotFound):
+        try:
             await self._kube.create(event.manifest(service_object, self._identity, rfc3339_now()))
+        except Conflict:
+            return
+        except (Forbidden, NotFound):
+            pass
+        log.info(key_of(service_object), event.message, reason=event.reason.value)
 
     async def _prune_revisions(self, observed: ObservedService, inputs: StatusInputs, object_plan: ObjectPlan) -> None:
         """Delete stored templates that no pod uses, so that a return to an old spec renders a new one."""
