@@ -223,9 +223,8 @@ def _rejected(share: float, arrivals: float) -> str:
     if arrivals < 1.5:
         return "the last minute's only request was rejected"
     if arrivals < LATENCY_WINDOW_S:
-        count = max(1, round(share * arrivals))
-        verb = "was" if count == 1 else "were"
-        return f"{count} of the last minute's {arrivals:.0f} requests {verb} rejected"
+        rejected = max(1, round(share * arrivals))
+        return f"{rejected} of the last minute's {arrivals:.0f} requests {'was' if rejected == 1 else 'were'} rejected"
     rate = units.format_rate(arrivals / LATENCY_WINDOW_S)
     return f"{format_rejected(share)} of the last minute's requests were rejected (of {rate})"
 
