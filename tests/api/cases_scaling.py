@@ -191,6 +191,12 @@ COSTS = [
         _price({"gpuHour": value}, "gpuHour", "must be above 0 and below a billion with at most 6 decimals")
         for value in (0, "0", "0.000000", -1, 1_000_000_000, "1000000000", "0.0000001", "$2", "2.50 USD", *BAD_DECIMALS)
     ],
+    _price(
+        {"gpuHour": 2.5},
+        "gpuHour",
+        'must be an integer or a string in quotes, such as 3 or "2.50"',
+        "must be of type integer,string",
+    ),
     _price({"gpuHour": "1" * 17}, "gpuHour", "must have at most 16 characters", "Too long"),
     *[
         _price(

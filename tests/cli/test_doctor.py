@@ -55,6 +55,12 @@ def healthy(**changes: Any) -> Patient:
     return Patient(**(facts | changes))
 
 
+def unpulled(message: str, image: str = "i") -> dict[str, Any]:
+    """Status of a pod whose image cannot be pulled."""
+    waiting = {"reason": "ImagePullBackOff", "message": message}
+    return {"containerStatuses": [{"image": image, "state": {"waiting": waiting}}]}
+
+
 def findings_of(patient: Patient) -> list[tuple[str, str, str]]:
     return [(one.level, one.subject, one.message) for one in diagnose(patient, "plimsoll-system", NOW_S)]
 
@@ -108,11 +114,10 @@ def test_doctor_status_of_older_spec_is_a_problem() -> None:
 
 def test_doctor_quotes_pods_and_bounds_their_number() -> None:
     parent = service()
-    waiting = {"image": "i", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}
-    broken = [builders.pod(parent, "decode", f"p{number}", containerStatuses=[waiting]) for number in range(9)]
+    broken = [builders.pod(parent, "decode", f"p{n}", **unpulled("no such image", f"i{n}")) for n in range(9)]
     restarted = builders.pod(parent, "decode", "q", containerStatuses=[{"ready": True, "restartCount": 3, "state": {}}])
     findings = findings_of(healthy(pods=[restarted, *broken]))
-    assert findings[0] == (PROBLEM, "pod p0", "ImageUnavailable: pod p0: no such image (image i)")
+    assert findings[0] == (PROBLEM, "pod p0", "ImageUnavailable: pod p0: no such image (image i0)")
     assert [one[0] for one in findings] == [*[PROBLEM] * MAX_FINDINGS_PER_KIND, NOTE]
     assert findings[-1][2] == "5 more have restarted or have problems"
     assert findings_of(healthy(pods=[restarted])) == [(NOTE, "pod q", "its containers have restarted 3 times")]
@@ -141,6 +146,26 @@ def test_doctor_problem_of_a_pod_is_listed_once() -> None:
     [finding] = diagnose(healthy(service=service(degraded), pods=[pod]), "plimsoll-system", NOW_S)
     assert (finding.level, finding.subject) == (PROBLEM, "DecodeDegraded")
     assert finding.remedy == "kubectl -n team describe pod q"
+
+
+def test_doctor_wrong_image_of_several_pods_is_one_problem() -> None:
+    parent = builders.service()
+    pods = [
+        builders.pod(parent, "decode", "a", **unpulled("Back-off pulling image i")),
+        builders.pod(parent, "decode", "b", **unpulled("manifest unknown")),
+    ]
+    assert [one[1] for one in findings_of(healthy(pods=pods))] == ["pod a"]
+    message = "0 of 2 ready: pod a: Back-off pulling image i (image i)"
+    stated = {"reason": "ImageUnavailable", "message": message}
+    ready, degraded = (
+        stated | {"type": "Ready", "status": "False"},
+        stated | {"type": "DecodeDegraded", "status": "True"},
+    )
+    starting = service(degraded)
+    starting["status"]["conditions"][0] = ready
+    [finding] = diagnose(healthy(service=starting, pods=pods), "plimsoll-system", NOW_S)
+    assert (finding.subject, finding.message) == ("Ready", f"ImageUnavailable: {message}")
+    assert finding.remedy == "kubectl -n team describe pod a"
 
 
 def test_doctor_labels_that_match_nothing() -> None:

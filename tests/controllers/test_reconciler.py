@@ -144,8 +144,7 @@ async def test_reconcile_creates_nothing_for_deleted_service(world: ControllerHa
         await world.create()
     await world.sync(operator.store)
     operator.store.replace(labels.KIND, (service,))
-    with pytest.raises(Conflict, match="InferenceService chat was deleted"):
-        await operator.reconciler.reconcile((world.namespace, "chat"))
+    await operator.reconciler.reconcile((world.namespace, "chat"))  # raises nothing: nothing is left to retry
     assert await world.names("Deployment") == ["chat-prefill"]
 
 
@@ -297,6 +296,22 @@ async def test_status_of_replaced_service_is_not_written(world: ControllerHarnes
     with pytest.raises(Conflict):
         await operator.reconciler._write_status(stale, stale["status"])
     assert not (await world.service()).get("status")
+
+
+async def test_event_of_a_conflicting_status_write_is_one(world: ControllerHarness) -> None:
+    """The retry sees another version of the object, and the same change."""
+    made = await world.create(slo={"ttft": "1s"})
+    operator = await world.reconcile_once("chat")
+    made["spec"]["admission"] = {"whenFull": "Downgrade", "fallback": {"name": "nobody"}}
+    await world.edit(made)
+    await world.sync(operator.store)
+    made["metadata"]["annotations"] = {"edited": "meanwhile"}
+    await world.edit(made)
+    with pytest.raises(Conflict):
+        await operator.reconciler.reconcile((world.namespace, "chat"))
+    assert await world.events() == ["FallbackUnusable"]
+    await world.reconcile_once("chat", operator)
+    assert await world.events() == ["FallbackUnusable"]
 
 
 async def test_reconcile_deletes_disabled_network_policy(world: ControllerHarness) -> None:

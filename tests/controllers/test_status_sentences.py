@@ -135,7 +135,7 @@ class Walk(World):
 
     def check(self, status: Object) -> None:
         """Compare every sentence with the pods and with the figures of the status."""
-        pods = self.store.children("Pod", KEY)
+        pods = self.store.tier_pods(KEY)
         leaving = [pod for pod in pods if pod_startup.is_terminating(pod)]
         ready = [pod for pod in pods if pod_startup.is_ready(pod) and pod not in leaving]
         starting = [pod for pod in pods if pod not in ready and pod not in leaving]

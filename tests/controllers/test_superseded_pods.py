@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from plimsoll.api import labels
 from plimsoll.api.conditions import ConditionReason, ConditionType
+from plimsoll.controllers.autoscale.scaling_status import initial_report
 from plimsoll.controllers.reconcile import service_status
 from plimsoll.controllers.reconcile.tier_health import TierStatusInputs
 from tests import builders
@@ -56,6 +58,16 @@ def test_superseded_pod_problem_is_not_reported(current: tuple[Any, ...], lacks:
     assert ConditionType.DECODE_DEGRADED not in found
     assert found[ConditionType.RECONCILING].message == f"decode: 0 of 1 ready: {lacks}"
     assert found[ConditionType.READY].reason is ConditionReason.STARTING
+
+
+def test_starting_pods_count_as_the_message_does() -> None:
+    stuck = [pod(f"typo-{n}", "old", "a", n, **BACK_OFF) for n in range(2)]
+    tier = rolling(*stuck, pod("fixed", "new", "b", 9, phase="Pending"), desired=2)
+    report = replace(initial_report(None, 0.0), tiers={"decode": {"starting": {"count": 3, "overdue": 2}}})
+    inputs = status_inputs(tier, routable_endpoints=0, scaling_report=report)
+    assert service_status.tiers_status(inputs)["decode"]["startingPods"] == "1, 1 overdue"
+    message = by_type(service_status.build_conditions(inputs))[ConditionType.RECONCILING].message
+    assert message == "decode: 0 of 2 ready: 1 starting, 1 not created yet"
 
 
 def test_superseded_pod_is_known_by_its_replica_set() -> None:

@@ -11,16 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
+from plimsoll.adapters.normalize import epoch_s
 from plimsoll.api import labels
 from plimsoll.api.contract import engine_contract
 from plimsoll.engines.engine import Engine, MetricMap, Signal, Source
 from plimsoll.engines.registry import engine_named
 
 Object = Mapping[str, Any]
+
+MAX_CLOCK_SKEW_S: Final = 2.0  # between two API servers, which write creation times in whole seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,19 @@ def engine_of(pod: Object) -> Engine:
 def has_launcher(pod: Object) -> bool:
     """Whether Plimsoll's launcher runs the engine. It runs none of a target."""
     return engine_of(pod).launched and labels.ADOPTED not in pod
+
+
+def is_of_earlier_service(pod: Object, service: Object) -> bool:
+    """Whether an engine pod belongs to an earlier service of this name, because it is older than the service.
+
+    Labels do not tell the two apart. A pod that stays may be older by the clock skew; one that is leaving may not. Pods
+    of targets are not the service's own, and may have any age.
+    """
+    created_s, service_created_s = (epoch_s(one["metadata"].get("creationTimestamp")) for one in (pod, service))
+    if created_s is None or service_created_s is None or labels.ADOPTED in pod:
+        return False
+    skew_s = 0.0 if pod["metadata"].get("deletionTimestamp") else MAX_CLOCK_SKEW_S
+    return created_s < service_created_s - skew_s
 
 
 def engine_args(pod: Object) -> tuple[object, ...]:

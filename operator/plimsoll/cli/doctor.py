@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import re
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -44,6 +45,7 @@ NODES: Final = Resource("", "v1", "nodes", "Node", namespaced=False)
 MAX_FINDINGS_PER_KIND: Final = 5
 EVENT_AGE_S: Final = 3600.0
 _EVENT_TIMES: Final = (("series", "lastObservedTime"), ("lastTimestamp",), ("eventTime",))  # one or several are set
+_IMAGE: Final = re.compile(r"\(image [^()]*\)$")  # the end of a message about an image that cannot be pulled
 _START_REASONS: Final = frozenset({"Starting", "DemandUnknown"})
 _OPERATOR_LOGS: Final = "see the operator's log: kubectl -n {} logs deploy/plimsoll-operator --tail=100"
 
@@ -140,10 +142,14 @@ def _conditions(patient: Patient) -> Iterable[Finding]:
     """Conditions that are not as they should be. Those that every start has are no problem while it lasts."""
     listed = get_list(patient.service, "status", "conditions")
     is_starting = any(get_text(one, "type") == "Ready" and get_text(one, "reason") == "Starting" for one in listed)
+    causes: set[str] = set()
     for one in listed:
         kind, status = get_text(one, "type") or "", get_text(one, "status")
         message = f"{get_text(one, 'reason')}: {get_text(one, 'message')}"
         if (kind in ABNORMAL_TRUE and status == "True") or (kind not in ABNORMAL_TRUE and status == "False"):
+            if message in causes:  # Ready and the condition of a tier tell of one problem
+                continue
+            causes.add(message)
             is_note = kind == "Reconciling" or (is_starting and get_text(one, "reason") in _START_REASONS)
             yield Finding(NOTE if is_note else PROBLEM, kind, message, _pod_remedy(one, patient))
         elif status == "Unknown":
@@ -154,7 +160,7 @@ def _pod_remedy(condition: KubeObject, patient: Patient) -> str:
     """The command that shows the pod whose problem a condition quotes; empty if it quotes none."""
     for pod in patient.pods or ():
         problem = pod_diagnosis.pod_problem(pod)
-        if problem is not None and problem.message in (get_text(condition, "message") or ""):
+        if problem is not None and _tells(condition, pod, problem):
             return _describe_command(pod)
     return ""
 
@@ -163,18 +169,35 @@ def _describe_command(pod: KubeObject) -> str:
     return f"kubectl -n {get_text(pod, 'metadata', 'namespace')} describe pod {get_text(pod, 'metadata', 'name')}"
 
 
+def _cause(pod: KubeObject, problem: pod_diagnosis.PodProblem) -> str:
+    """What pods with the same problem share: the image that cannot be pulled, else what is said after the pod's name.
+
+    The kubelet says in turns why a pull has failed, and that it waits before the next one.
+    """
+    image = _IMAGE.search(problem.message)
+    return image.group() if image else problem.message.partition(get_text(pod, "metadata", "name") or "")[2]
+
+
+def _tells(condition: KubeObject, pod: KubeObject, problem: pod_diagnosis.PodProblem) -> bool:
+    """Whether a condition is about the problem of a pod, or the same one of another pod."""
+    is_same_reason = get_text(condition, "reason") == problem.reason
+    return is_same_reason and _cause(pod, problem) in (get_text(condition, "message") or "")
+
+
 def _pods(patient: Patient) -> Iterable[Finding]:
-    """Pods with a problem of their own, and tiers whose pods do not exist."""
+    """Pods with a problem that no condition and no pod before them has, and tiers whose pods do not exist."""
     if patient.pods is None:
         return
     found = []
-    quoted = [get_text(one, "message") or "" for one in get_list(patient.service, "status", "conditions")]
+    conditions, causes = get_list(patient.service, "status", "conditions"), set[tuple[str, str]]()
     for pod in patient.pods:
         problem = pod_diagnosis.pod_problem(pod)
         restarts = sum(get_int(one, "restartCount") or 0 for one in get_list(pod, "status", "containerStatuses"))
         name = f"pod {get_text(pod, 'metadata', 'name')}"
         if problem is not None:
-            if not any(problem.message in message for message in quoted):
+            cause = problem.reason, _cause(pod, problem)
+            if cause not in causes and not any(_tells(one, pod, problem) for one in conditions):
+                causes.add(cause)
                 found.append(Finding(PROBLEM, name, f"{problem.reason}: {problem.message}", _describe_command(pod)))
         elif restarts:
             times = "once" if restarts == 1 else f"{restarts} times"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from plimsoll.adapters.engine_of_pod import is_of_earlier_service
 from plimsoll.api import labels
 from plimsoll.api.v1alpha1 import InferenceService, parse
 from plimsoll.core.errors import InvalidSpec
@@ -128,11 +129,22 @@ class ObjectCache:
 
     def pods(self, service: Key) -> list[Object]:
         """The engine pods of a service: those of its tiers, or of its targets."""
-        return self.children("Pod", service) + self.children(labels.ADOPTED_POD_KIND, service)
+        return self.tier_pods(service) + self.children(labels.ADOPTED_POD_KIND, service)
+
+    def tier_pods(self, service: Key) -> list[Object]:
+        """The pods of a service's tiers, without those that an earlier service of its name has left."""
+        return [pod for pod in self.children("Pod", service) if not self.is_of_earlier_service(pod)]
+
+    def is_of_earlier_service(self, pod: Object) -> bool:
+        """Whether the service that the pod's label names is a successor of the pod's own."""
+        owner = owning_service(pod)
+        service_object = None if owner is None else self.get(labels.KIND, owner)
+        return service_object is not None and is_of_earlier_service(pod, service_object)
 
     def all_pods(self) -> list[Object]:
         """The engine pods of all services."""
-        return [*self.all("Pod"), *self.all(labels.ADOPTED_POD_KIND)]
+        own = (pod for pod in self.all("Pod") if not self.is_of_earlier_service(pod))
+        return [*own, *self.all(labels.ADOPTED_POD_KIND)]
 
     def replace_children(self, kind: str, service: Key, objects: Iterable[Object]) -> None:
         """Replace the objects of a kind that belong to a service. An unchanged object is left alone."""

@@ -4,6 +4,7 @@ PlimsollError
 |- InvalidSpec          the user's object is invalid; retrying does not help
 `- ClusterError         the API server returned an error, or did not respond
    |- NotFound  Conflict  ObjectRejected  Forbidden   (ObjectRejected: the object itself is invalid)
+   |- ServiceDeleted       the service is gone, so there is nothing left to do for it
    |- BackendUnavailable   unreachable, slow or overloaded; retry after `retry_after_seconds`
    `- LeaseLost            this process no longer holds the lease, so it must not write
 """
@@ -53,6 +54,10 @@ class ObjectRejected(ClusterError):
 
 class Forbidden(ClusterError):
     """Our role does not allow this call, or an admission policy forbids the object."""
+
+
+class ServiceDeleted(ClusterError):
+    """The service was deleted, though its watch has not said so yet."""
 
 
 class BackendUnavailable(ClusterError):

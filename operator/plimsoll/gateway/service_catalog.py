@@ -15,11 +15,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from plimsoll.adapters.engine_of_pod import api_port, engine_args, engine_of
+from plimsoll.adapters.engine_of_pod import is_of_earlier_service
 from plimsoll.adapters.normalize import epoch_s, value_at
 from plimsoll.api import labels
 from plimsoll.api.conditions import POD_PROBLEMS, ConditionReason, ConditionType
-from plimsoll.api.contract import engine_contract
 from plimsoll.api.starting_pods import parse_starting
 from plimsoll.core import units
 from plimsoll.core.admission.request import MAX_REQUEST_SEQUENCES
@@ -30,7 +29,8 @@ from plimsoll.core.types import Role, Task
 from plimsoll.engines.registry import DEFAULT_ENGINE, engine_named
 from plimsoll.gateway.adapters import AdapterEntry, not_loaded_on
 from plimsoll.gateway.admission_policy import AdmissionPolicy, PolicyCache, admission_of
-from plimsoll.gateway.handover import is_unplaced, keep_last, leaving, wanted_roles
+from plimsoll.gateway.engine_pods import EnginePod, UnplacedPod, endpoint_of, max_model_len, max_queued, unplaced_role
+from plimsoll.gateway.handover import keep_last, wanted_roles
 from plimsoll.telemetry import gateway_metrics
 
 Object = Mapping[str, Any]
@@ -158,10 +158,18 @@ class _ServiceState:
     obj: Object | None = None
     admission: Object | None = None
     claims: tuple[NameClaim, ...] = ()  # its own, then those of its adapters
-    pods: dict[str, tuple[Endpoint, int, int]] = field(default_factory=dict)  # with its max_queued and max_model_len
-    unplaced: dict[str, Role] = field(default_factory=dict)  # pods that wait for room in the cluster
+    pods: dict[str, EnginePod] = field(default_factory=dict)
+    unplaced: dict[str, UnplacedPod] = field(default_factory=dict)
     names: tuple[tuple[str, ...], ...] = ()  # of each claim
     entry: ServiceEntry | None = None
+
+    def pods_of(self, obj: Object) -> tuple[list[EnginePod], list[Role]]:
+        """Returns the pods that belong to the service, and the roles of those that wait for room.
+
+        An earlier service of the name may have had another model, and its engines still run.
+        """
+        pods = [pod for pod in self.pods.values() if not is_of_earlier_service(pod.obj, obj)]
+        return pods, [pod.role for pod in self.unplaced.values() if not is_of_earlier_service(pod.obj, obj)]
 
 
 class CatalogBuilder:
@@ -218,18 +226,18 @@ class CatalogBuilder:
             former = self._states[previous].pods.pop(name, None)
             self._states[previous].unplaced.pop(name, None)
             dirty.add(previous)
-        found = None if pod is None else _read(_endpoint, "Pod", pod)
-        if former is not None and (found is None or found[1].address != former[0].address):
-            self._refusing.discard(former[0].address)  # another engine may get the address
+        found = None if pod is None else _read(endpoint_of, "Pod", pod)
+        if former is not None and (found is None or found[1].address != former.endpoint.address):
+            self._refusing.discard(former.endpoint.address)  # another engine may get the address
         if pod is not None and found is not None:
             key, endpoint = found
-            queued = _read(_max_queued, "Pod", pod) or MAX_REQUEST_SEQUENCES
-            self._state(key).pods[name] = endpoint, queued, _read(_max_model_len, "Pod", pod) or 0
+            queued, length = (_read(max_queued, "Pod", pod), _read(max_model_len, "Pod", pod))
+            self._state(key).pods[name] = EnginePod(pod, endpoint, queued or MAX_REQUEST_SEQUENCES, length or 0)
             self._service_by_pod[name] = key
             dirty.add(key)
-        elif pod is not None and (waiting := _read(_unplaced, "Pod", pod)) is not None:
+        elif pod is not None and (waiting := _read(unplaced_role, "Pod", pod)) is not None:
             key, role = waiting
-            self._state(key).unplaced[name] = role
+            self._state(key).unplaced[name] = UnplacedPod(pod, role)
             self._service_by_pod[name] = key
             dirty.add(key)
         return dirty
@@ -238,11 +246,13 @@ class CatalogBuilder:
         """The leaving engine at this address takes no requests any more; the next update leaves it alone."""
         self._refusing.add(address)
         self._stale |= {
-            key for key, state in self._states.items() if any(e.address == address for e, *_ in state.pods.values())
+            key
+            for key, state in self._states.items()
+            if any(pod.endpoint.address == address for pod in state.pods.values())
         }
 
-    def _as_answered(self, pod: tuple[Endpoint, int, int]) -> Endpoint:
-        endpoint = pod[0]
+    def _as_answered(self, pod: EnginePod) -> Endpoint:
+        endpoint = pod.endpoint
         return replace(endpoint, leaving=Leaving.AT_ONCE) if endpoint.address in self._refusing else endpoint
 
     def _resolve_names(self) -> set[str]:
@@ -273,11 +283,10 @@ class CatalogBuilder:
         policy = self._policies.get(key, obj, admission)
         if next_ready_s is None and policy is not None and policy.limits is not None:
             next_ready_s = policy.limits.ready_at_s
-        engines = [
-            (queued, length) for endpoint, queued, length in state.pods.values() if endpoint.role is not Role.PREFILL
-        ]
-        lengths = [length for _, length in engines]
-        endpoints = sorted(map(self._as_answered, state.pods.values()), key=lambda e: e.pod)
+        pods, waiting = state.pods_of(obj)
+        engines = [pod for pod in pods if pod.endpoint.role is not Role.PREFILL]
+        lengths = [pod.max_model_len for pod in engines]
+        endpoints = sorted(map(self._as_answered, pods), key=lambda e: e.pod)
         return ServiceEntry(
             namespace=claim.namespace,
             name=claim.name,
@@ -285,9 +294,9 @@ class CatalogBuilder:
             adapters=_adapters(obj, state.claims[1:], state.names[1:]),
             created=_unix(claim.created),
             task=_task(obj),
-            endpoints=tuple(endpoints if deleted else keep_last(endpoints, state.unplaced.values(), wanted_roles(obj))),
+            endpoints=tuple(endpoints if deleted else keep_last(endpoints, waiting, wanted_roles(obj))),
             max_sequences=_max_sequences(obj),
-            max_queued=max((queued for queued, _ in engines), default=MAX_REQUEST_SEQUENCES),
+            max_queued=max((pod.max_queued for pod in engines), default=MAX_REQUEST_SEQUENCES),
             max_model_len=max(lengths) if lengths and all(lengths) else None,
             policy=policy.without_starts if policy is not None and deleted else policy,
             request_limits=self._policies.request_limits(key),
@@ -401,43 +410,3 @@ def _max_sequences(obj: Object) -> int:
     args, runtime = value_at(obj, "spec", "engine", "args"), value_at(obj, "spec", "engine", "runtime")
     engine = engine_named(runtime if isinstance(runtime, str) else None)
     return engine.max_sequences(args if isinstance(args, list) else ()) or engine.default_sequences
-
-
-def _max_queued(pod: Object) -> int:
-    """Returns how many sequences the engine of a pod accepts at once, by the rule that its launcher uses too."""
-    limits = engine_contract().limits
-    limit = engine_of(pod).queue_limit(engine_args(pod), limits["queued_requests"], limits["queued_per_sequence"])
-    return limit or MAX_REQUEST_SEQUENCES
-
-
-def _max_model_len(pod: Object) -> int:
-    """Returns the longest sequence of an engine in tokens by its arguments, 0 if they leave it to the model."""
-    return engine_of(pod).max_model_len(engine_args(pod)) or 0
-
-
-def _unplaced(pod: Object) -> tuple[str, Role] | None:
-    """Returns the service key and role of an engine pod that waits for room in the cluster, None for another pod."""
-    pod_labels = pod["metadata"].get("labels") or {}
-    service, role = pod_labels.get(labels.SERVICE), pod_labels.get(labels.ROLE)
-    if not service or role not in set(Role) or not is_unplaced(pod):
-        return None
-    return f"{pod['metadata']['namespace']}/{service}", Role(role)
-
-
-def _endpoint(pod: Object) -> tuple[str, Endpoint] | None:
-    """Returns the service key and endpoint of an engine pod, or None for another pod or one without an address."""
-    meta, status = pod["metadata"], pod.get("status", {})
-    pod_labels = meta.get("labels") or {}
-    service, role, ip = pod_labels.get(labels.SERVICE), pod_labels.get(labels.ROLE), status.get("podIP")
-    if not service or role not in set(Role) or not ip or status.get("phase") in ("Succeeded", "Failed"):
-        return None
-    conditions = status.get("conditions") or ()
-    endpoint = Endpoint(
-        address=f"[{ip}]:{api_port(pod)}" if ":" in ip else f"{ip}:{api_port(pod)}",
-        pod=meta["name"],
-        role=Role(role),
-        revision=pod_labels.get(labels.REVISION, ""),
-        ready=any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions),
-        leaving=leaving(pod),
-    )
-    return f"{meta['namespace']}/{service}", endpoint

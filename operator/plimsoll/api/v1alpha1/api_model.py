@@ -160,7 +160,9 @@ class IntOrString:
     def _validate(self, value: Any) -> int | str:
         if isinstance(value, bool) or not isinstance(value, int | str):
             raise PydanticCustomError(
-                RULE_ERROR_TYPE, "", {"problems": [("", f"must be an integer or a string, such as {self.example}")]}
+                RULE_ERROR_TYPE,
+                "",
+                {"problems": [("", f"must be an integer or a string in quotes, such as {self.example}")]},
             )
         if isinstance(value, str) and len(value) > self.max_length:
             raise PydanticCustomError(

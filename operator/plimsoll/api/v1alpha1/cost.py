@@ -28,7 +28,8 @@ class CostSpec(ApiModel):
     """Price of GPUs. It appears in the status only; scaling decisions use GPU time."""
 
     gpu_hour: Price = Field(
-        description='Price of one GPU for one hour: an integer, or a string with at most 6 decimals, such as "2.50".'
+        description="Price of one GPU for one hour: an integer, or a string with at most 6 decimals: quote it, as in "
+        '"2.50".'
     )
     currency: Annotated[
         str,

@@ -161,7 +161,7 @@ class ScaleWriter:
         service = "/".join(key)
         readings = [one.services[service] for one in self._sources.gateways()[0] if service in one.services]
         selection = pod_deletion_cost.select_pods(
-            (p for p in self._cache.children("Pod", key) if tier_of(p) == change.tier),
+            (p for p in self._cache.tier_pods(key) if tier_of(p) == change.tier),
             replicas,
             lambda pod: replica_load(readings, pod, self._sources.running_requests(key[0], pod)),
         )

@@ -61,6 +61,7 @@ class ObservedService:
     children: dict[tuple[str, str], Object]  # kind and name -> object
     revisions: dict[str, Object]  # ControllerRevisions by name
     pods: tuple[Object, ...]
+    earlier_pods: tuple[Object, ...]  # that a deleted service of this name has left
     names: NameState
     gateway_view: GatewayView
     adapter_names: tuple[NameState, ...] = ()
@@ -90,6 +91,7 @@ def observe(cache: ObjectCache, gateways: GatewayView, key: Key, rules: NameRule
             if is_owned_by(r, service_object)
         },
         pods=tuple(cache.pods(key)),
+        earlier_pods=tuple(pod for pod in cache.children("Pod", key) if cache.is_of_earlier_service(pod)),
         names=name_state(claims[0], related_claims(cache, claims[0]), rules),
         adapter_names=tuple(name_state(claim, related_claims(cache, claim), rules) for claim in claims[1:]),
         gateway_view=gateways,

@@ -6,20 +6,20 @@ from typing import Any
 
 from plimsoll.adapters.kube_client import BY_KIND, INFERENCESERVICES, KubeClient
 from plimsoll.api import labels
-from plimsoll.core.errors import Conflict, NotFound, ObjectRejected
+from plimsoll.core.errors import Conflict, NotFound, ObjectRejected, ServiceDeleted
 
 Object = dict[str, Any]
 
 
 async def require_parent(kube: KubeClient, parent: Object) -> None:
-    """Raise Conflict if the service was deleted, though its watch has not said so yet.
+    """Raise ServiceDeleted if the service was deleted, though its watch has not said so yet.
 
     What is created for it then is garbage-collected at once and created again: pods that start and end in a loop.
     """
     meta = parent["metadata"]
     live = await get_live(kube, {"kind": INFERENCESERVICES.kind, "metadata": meta})
     if live is None or live["metadata"]["uid"] != meta["uid"]:
-        raise Conflict(f"InferenceService {meta['name']} was deleted")
+        raise ServiceDeleted(f"InferenceService {meta['name']} was deleted")
 
 
 async def require_unowned(kube: KubeClient, desired: Object, parent: Object) -> None:

@@ -19,6 +19,7 @@ from plimsoll.api import conditions, labels
 from plimsoll.api.conditions import Condition
 from plimsoll.api.events import Event, EventReason
 from plimsoll.api.v1alpha1 import InferenceService
+from plimsoll.controllers import pod_startup
 from plimsoll.controllers.autoscale.checkpoint_store import CheckpointStore
 from plimsoll.controllers.autoscale.scaling_status import ScalingReport
 from plimsoll.controllers.engine_rollout.rollout_controller import ServiceRollout
@@ -48,7 +49,15 @@ from plimsoll.controllers.reconcile.tuning_status import deployed_arguments, tun
 from plimsoll.controllers.targets.target_state import TargetState
 from plimsoll.controllers.tier_workload import find_workload, ordered_replicas
 from plimsoll.core.autoscaling.scaling_policy import ScalingMode
-from plimsoll.core.errors import BackendUnavailable, Conflict, Forbidden, NotFound, ObjectRejected, PlimsollError
+from plimsoll.core.errors import (
+    BackendUnavailable,
+    Conflict,
+    Forbidden,
+    NotFound,
+    ObjectRejected,
+    PlimsollError,
+    ServiceDeleted,
+)
 from plimsoll.resources.platform_config import PlatformConfig
 from plimsoll.telemetry.service_log import ServiceLog
 
@@ -114,11 +123,18 @@ class Reconciler:
         self._condition_gauges = ConditionGauges()
         self._tuning_gauges = TuningGauges()
         self._other_releases: dict[Key, tuple[str, str]] = {}  # uid and release that a status has
+        # Version of an object whose Events are written, but whose status is not. A retry writes the same Events.
+        self._event_versions: dict[Key, str] = {}
 
     async def reconcile(self, key: Key) -> None:
-        """Reconcile once. Raises ClusterError if a retry is needed; any other error is first shown in the status."""
+        """Reconcile once. Raises ClusterError if a retry is needed; any other error is first shown in the status.
+
+        A service that is already deleted needs none: its watch brings the deletion, and a successor if there is one.
+        """
         try:
             await self._round(key)
+        except ServiceDeleted:
+            return
         except PlimsollError:
             raise
         except Exception as error:
@@ -173,6 +189,7 @@ class Reconciler:
             self._checkpoints.forget(key)
             self._condition_gauges.export(key, ())
             self._tuning_gauges.export(key, {})
+            self._event_versions.pop(key, None)
             return
         plan: ObjectPlan | None = None
         rejected: str | None = None
@@ -275,12 +292,15 @@ class Reconciler:
         stated_conditions = service_status.build_conditions(inputs)
         self._condition_gauges.export(key_of(service_object), stated_conditions)
         drain_events = self._drain_reports.pending(key_of(service_object))
+        version = self._event_versions.setdefault(
+            key_of(service_object), service_object["metadata"].get("resourceVersion", "")
+        )
         for event in (
             *condition_events.changed_events(
                 old_status.get("conditions", []),
                 stated_conditions,
                 service_status.recovery_messages(inputs),
-                service_object["metadata"].get("resourceVersion", ""),
+                version,
             ),
             *drain_events,
         ):
@@ -301,6 +321,7 @@ class Reconciler:
         }
         if new_status != old_status:
             await self._write_status(service_object, new_status)
+        self._event_versions.pop(key_of(service_object), None)
 
     async def _publish_error(self, key: Key, raw: Object) -> None:
         """Add the InternalError condition to the current status. A failed write is left to the next reconcile."""
@@ -329,9 +350,13 @@ class Reconciler:
 
     async def record_event(self, service_object: Object, event: Event) -> None:
         """Write an Event. An existing one, or a namespace that is being deleted, is not an error."""
-        log.info(key_of(service_object), event.message, reason=event.reason.value)
-        with contextlib.suppress(Conflict, Forbidden, NotFound):
+        try:
             await self._kube.create(event.manifest(service_object, self._identity, rfc3339_now()))
+        except Conflict:
+            return
+        except (Forbidden, NotFound):
+            pass
+        log.info(key_of(service_object), event.message, reason=event.reason.value)
 
     async def _prune_revisions(self, observed: ObservedService, inputs: StatusInputs, object_plan: ObjectPlan) -> None:
         """Delete stored templates that no pod uses, so that a return to an old spec renders a new one."""
@@ -446,6 +471,7 @@ def _tier_inputs(
             workload=find_workload(observed.children, observed.service.metadata.name, kind),
             pods=tuple(p for p in observed.pods if role_of(p) == kind),
             workers=tuple(p for p in observed.pods if worker_role_of(p) == kind),
+            earlier=sum(role_of(p) == kind and not pod_startup.has_ended(p) for p in observed.earlier_pods),
         )
         for kind in observed.service.spec.sized_tiers
     )

@@ -356,9 +356,8 @@ def tiers_status(inputs: StatusInputs) -> dict[str, Object]:
         figures = dict(inputs.scaling_report.tiers.get(tier.role, {})) if inputs.scaling_report else {}
         if starting := figures.pop("starting", None):
             next_ready = "" if tier.cannot_start else starting.get("nextReady", "")
-            if tier.starting:
-                overdue = min(starting.get("overdue", 0), tier.starting)
-                figures["startingPods"] = str(StartingPods(tier.starting, overdue, next_ready))
+            if count := tier.starting_current:  # as in the tier's message: superseded pods are replaced
+                figures["startingPods"] = str(StartingPods(count, min(starting.get("overdue", 0), count), next_ready))
         target = (inputs.targets or {}).get(tier.role)
         if target is not None and target.other_writer is not None:
             figures["yieldedTo"] = shorten(target.other_writer.name, MAX_OTHER_WRITER_CHARS)

@@ -25,6 +25,7 @@ class TierStatusInputs:
     workers: the pods of engines with several nodes, except their leaders. workload_problem: why the workload cannot be
     applied, None if it can. is_namespace_terminating: whether pods are missing because the namespace is being deleted.
     Kubernetes does not say so at the workload.
+    earlier: pods that a deleted service of this name has left, and that have not ended.
     """
 
     role: str
@@ -34,6 +35,7 @@ class TierStatusInputs:
     workers: tuple[Object, ...] = ()
     workload_problem: pod_diagnosis.PodProblem | None = None
     is_namespace_terminating: bool = False
+    earlier: int = 0
 
     @property
     def pending(self) -> int:
@@ -179,6 +181,7 @@ def _missing(tier: TierStatusInputs) -> str:
         "on nodes that do not report": tier.silent,
         "not created yet": pending,
         "terminating": tier.terminating,
+        "of a deleted service of this name": tier.earlier,
     }
     return ", ".join(f"{count} {state}" for state, count in counts.items() if count > 0)
 

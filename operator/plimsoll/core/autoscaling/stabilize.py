@@ -72,7 +72,7 @@ def _stabilized_count(context: TierContext, miss_cost: float, now_s: float) -> t
         return current, reason, _hold_explanation(context, miss_cost, current - 1, now_s)
     target = counts[index]
     if target == 0 and context.scaled_to_zero:
-        return 0, "at once, because the service has been idle for long enough", ""
+        return 0, "at once, because an idle replica would cost more than the cold start that it may save", ""
     sufficient_s = sufficient_for_s(candidates, target, now_s)
     hold_s = _tier_hold_s(context, miss_cost, target, now_s)
     reason = f"{target} enough for {format_wait(sufficient_s)}, stabilization window {format_wait(hold_s)}"
