@@ -1,9 +1,11 @@
-"""A small HTTP client for the engine on loopback: one request, one connection, standard library only."""
+"""A small client for the engine on loopback, with or without TLS: one request, one connection, standard library only."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
 
 HOST = "127.0.0.1"
@@ -17,10 +19,24 @@ class Response:
     body: bytes
 
 
-async def request(port: int, path: str, body: bytes | None = None, timeout: float = 5.0) -> Response:
-    """GET, or POST of a JSON `body`, on loopback; raises OSError, TimeoutError, or ValueError for no HTTP answer."""
+@dataclass(frozen=True)
+class EngineClient:
+    """`tls` gives the context of a connection and the name in the engine's certificate; None for plain HTTP."""
+
+    port: int
+    tls: Callable[[], tuple[ssl.SSLContext, str]] | None = None
+
+    async def request(self, path: str, body: bytes | None = None, timeout: float = 5.0) -> Response:
+        """GET, or POST of a JSON `body`; raises OSError, TimeoutError, or ValueError for no HTTP answer."""
+        context, name = (None, None) if self.tls is None else self.tls()
+        return await _request(self.port, path, body, timeout, context, name)
+
+
+async def _request(
+    port: int, path: str, body: bytes | None, timeout: float, context: ssl.SSLContext | None, name: str | None
+) -> Response:
     async with asyncio.timeout(timeout):
-        reader, writer = await asyncio.open_connection(HOST, port)
+        reader, writer = await asyncio.open_connection(HOST, port, ssl=context, server_hostname=name)
         try:
             method = "GET" if body is None else "POST"
             payload = body or b""

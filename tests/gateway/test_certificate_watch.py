@@ -9,7 +9,7 @@ import pytest
 from envoy.service.discovery.v3.discovery_pb2 import DeltaDiscoveryRequest
 
 from plimsoll.adapters.certificate_files import CERTIFICATE_FILE, CertificatePair
-from plimsoll.gateway.certificate_watch import CertificateWatch, read_pair
+from plimsoll.gateway.certificate_watch import LISTENER, CertificateWatch, read_pair
 from plimsoll.gateway.envoy.delta import AppliedCertificate, DeltaStream
 from plimsoll.gateway.envoy.tls import CERTIFICATE
 from plimsoll.gateway.envoy.xds import EMPTY_SNAPSHOT, SECRET_TYPE, XdsSnapshot, with_certificate
@@ -67,7 +67,7 @@ def test_watch_publishes_each_pair_once_and_keeps_last(tmp_path: Path, caplog: p
     watch.take(read_pair(tmp_path))
     assert "gateway.tls.secretName" in watch.not_ready_reason
     assert "tls.crt cannot be read" in watch.not_ready_reason
-    assert gateway_metrics.GATEWAY_CERTIFICATE_INVALID._value.get() == 1
+    assert gateway_metrics.GATEWAY_CERTIFICATE_INVALID.labels(LISTENER)._value.get() == 1
     first = pair_in(tmp_path)
     for _ in range(2):
         watch.take(read_pair(tmp_path))
@@ -75,7 +75,7 @@ def test_watch_publishes_each_pair_once_and_keeps_last(tmp_path: Path, caplog: p
     assert "Envoy has not taken" in watch.not_ready_reason
     watch.on_applied(AppliedCertificate(is_present=True))
     assert watch.not_ready_reason == ""
-    assert gateway_metrics.GATEWAY_CERTIFICATE_EXPIRY._value.get() == first.expires_s
+    assert gateway_metrics.GATEWAY_CERTIFICATE_EXPIRY.labels(LISTENER)._value.get() == first.expires_s
     (tmp_path / CERTIFICATE_FILE).write_text("garbage")
     caplog.clear()
     with caplog.at_level(logging.ERROR):
@@ -83,18 +83,18 @@ def test_watch_publishes_each_pair_once_and_keeps_last(tmp_path: Path, caplog: p
             watch.take(read_pair(tmp_path))
     assert len(caplog.records) == 1
     assert (published, watch.not_ready_reason) == ([first], "")
-    assert gateway_metrics.GATEWAY_CERTIFICATE_INVALID._value.get() == 1
+    assert gateway_metrics.GATEWAY_CERTIFICATE_INVALID.labels(LISTENER)._value.get() == 1
 
 
 def test_expiry_of_a_new_picker_is_not_that_of_a_pair_that_envoy_does_not_have(tmp_path: Path) -> None:
     """Envoy serves the pair of an earlier picker, and rejects the present one."""
-    gateway_metrics.GATEWAY_CERTIFICATE_EXPIRY.set(1.0)
+    gateway_metrics.GATEWAY_CERTIFICATE_EXPIRY.labels(LISTENER).set(1.0)
     watch = CertificateWatch(tmp_path, lambda _: None)
     watch.take(pair_in(tmp_path))
     watch.on_applied(AppliedCertificate(is_present=True, is_current=False))
     watch.on_applied(AppliedCertificate(is_present=True, error="no"))
-    assert gateway_metrics.GATEWAY_CERTIFICATE_EXPIRY._value.get() == 1.0
-    assert gateway_metrics.GATEWAY_CERTIFICATE_INVALID._value.get() == 1
+    assert gateway_metrics.GATEWAY_CERTIFICATE_EXPIRY.labels(LISTENER)._value.get() == 1.0
+    assert gateway_metrics.GATEWAY_CERTIFICATE_INVALID.labels(LISTENER)._value.get() == 1
 
 
 def test_watch_tells_what_envoy_rejects(tmp_path: Path) -> None:
@@ -102,8 +102,8 @@ def test_watch_tells_what_envoy_rejects(tmp_path: Path) -> None:
     watch.take(pair_in(tmp_path))
     watch.on_applied(AppliedCertificate(is_present=False, error="key too small"))
     assert "key too small" in watch.not_ready_reason
-    assert gateway_metrics.GATEWAY_CERTIFICATE_INVALID._value.get() == 1
+    assert gateway_metrics.GATEWAY_CERTIFICATE_INVALID.labels(LISTENER)._value.get() == 1
     watch.take(pair_in(tmp_path, "second"))
     watch.on_applied(AppliedCertificate(is_present=True))
     assert watch.not_ready_reason == ""
-    assert gateway_metrics.GATEWAY_CERTIFICATE_INVALID._value.get() == 0
+    assert gateway_metrics.GATEWAY_CERTIFICATE_INVALID.labels(LISTENER)._value.get() == 0

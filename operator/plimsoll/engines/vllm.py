@@ -40,13 +40,18 @@ POOLING_RUNNER: Final = "pooling"  # embeddings and scores in place of text
 KV_TRANSFER_CONFIG: Final = "--kv-transfer-config"
 MIDDLEWARE: Final = "--middleware"
 SHUTDOWN_TIMEOUT: Final = "--shutdown-timeout"
+SSL_KEY_FILE: Final = "--ssl-keyfile"
+SSL_CERTIFICATE_FILE: Final = "--ssl-certfile"
+SSL_AUTHORITY_FILE: Final = "--ssl-ca-certs"
+SSL_CLIENT_CERTIFICATE: Final = "--ssl-cert-reqs"
+SSL_REFRESH: Final = "--enable-ssl-refresh"  # reads the files again when they are written
 ENABLE_LORA: Final = "--enable-lora"
 MAX_LORAS: Final = "--max-loras"
 MAX_LORA_RANK: Final = "--max-lora-rank"
 MAX_CPU_LORAS: Final = "--max-cpu-loras"
 RESERVED_FLAGS: Final = (
     HOST, PORT, "--uds", "--model", SERVED_MODEL_NAME, REVISION, KV_TRANSFER_CONFIG, MIDDLEWARE, SHUTDOWN_TIMEOUT,
-    "--ssl-keyfile", "--ssl-certfile", "--root-path", "--api-key", "--headless",
+    SSL_KEY_FILE, SSL_CERTIFICATE_FILE, SSL_AUTHORITY_FILE, SSL_CLIENT_CERTIFICATE, SSL_REFRESH, "--root-path", "--api-key", "--headless",
 )  # the launcher sets them or relies on their defaults; users may not  # fmt: skip
 
 DEFAULT_MAX_NUM_SEQS: Final = 1024  # on GPUs of 70 GB and more; lower on others

@@ -439,5 +439,6 @@ def _endpoint(pod: Object) -> tuple[str, Endpoint] | None:
         revision=pod_labels.get(labels.REVISION, ""),
         ready=any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions),
         leaving=leaving(pod),
+        tls=pod_labels.get(labels.TLS) == labels.MUTUAL_TLS,
     )
     return f"{meta['namespace']}/{service}", endpoint
