@@ -1,4 +1,4 @@
-"""A small client for the engine on loopback, with or without TLS: one request, one connection, standard library only."""
+"""A small HTTP client for the engine on loopback: one request, one connection, standard library only."""
 
 from __future__ import annotations
 
@@ -27,14 +27,23 @@ class EngineClient:
     tls: Callable[[], tuple[ssl.SSLContext, str]] | None = None
 
     async def request(self, path: str, body: bytes | None = None, timeout: float = 5.0) -> Response:
-        """GET, or POST of a JSON `body`; raises OSError, TimeoutError, or ValueError for no HTTP answer."""
+        """See `launcher.client.request`."""
         context, name = (None, None) if self.tls is None else self.tls()
-        return await _request(self.port, path, body, timeout, context, name)
+        return await request(self.port, path, body, timeout, context, name)
 
 
-async def _request(
-    port: int, path: str, body: bytes | None, timeout: float, context: ssl.SSLContext | None, name: str | None
+async def request(
+    port: int,
+    path: str,
+    body: bytes | None = None,
+    timeout: float = 5.0,
+    context: ssl.SSLContext | None = None,
+    name: str | None = None,
 ) -> Response:
+    """GET, or POST of a JSON `body`; raises OSError, TimeoutError, or ValueError for no HTTP answer.
+
+    context, name: for TLS, with the name in the engine's certificate.
+    """
     async with asyncio.timeout(timeout):
         reader, writer = await asyncio.open_connection(HOST, port, ssl=context, server_hostname=name)
         try:

@@ -88,7 +88,9 @@ class RemotePrefillClient:
         if not ADDRESS_PATTERN.fullmatch(address):
             return RemotePrefillResult("invalid_response")
         try:
-            status, raw = await self._post(f"{'http' if self._tls is None else 'https'}://{address}{path}", body, headers)
+            status, raw = await self._post(
+                f"{'http' if self._tls is None else 'https'}://{address}{path}", body, headers
+            )
         except TimeoutError as error:
             # aiohttp's connect time-out is a TimeoutError as well: nobody is there, rather than slow
             outcome = "unreachable" if isinstance(error, aiohttp.ConnectionTimeoutError) else "timeout"

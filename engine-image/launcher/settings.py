@@ -38,8 +38,8 @@ class TlsSettings:
 class Settings:
     """Settings of one engine; times in seconds.
 
-    `lora` are the bounds on LoRA adapters, None without LoRA. `tls` is None for plain HTTP. `runtime` is the engine program; `task` is the model's
-    task; `pod_ip` is empty outside a pod, `revision` if none is pinned.
+    `lora` are the bounds on LoRA adapters, None without LoRA. `tls` is None for plain HTTP. `runtime` is the engine
+    program; `task` is the model's task; `pod_ip` is empty outside a pod, `revision` if none is pinned.
     """
 
     runtime: str

@@ -1,6 +1,6 @@
 """Mutual TLS of the engine's API: files for vLLM, and the context of a client that engines accept.
 
-Problem: vLLM watches the files of its certificate, but a mounted Secret is links that are swapped, of which a watch sees
+Problem: vLLM watches the files of its files, but a mounted Secret is links that are swapped, of which a watch sees
 the first change only. And a Secret that is broken must not replace a certificate that works.
 
 Idea: the launcher checks the mounted files each few seconds, and writes what it can use into files of its own, in
@@ -10,6 +10,7 @@ place. vLLM (`--enable-ssl-refresh`) loads them for new connections, and open on
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 import ssl
@@ -91,7 +92,8 @@ class EngineTls:
 
     def client(self) -> tuple[ssl.SSLContext, str]:
         """Return the context of a client of an engine of this namespace, and the name in the engine's certificate."""
-        return _context(ssl.PROTOCOL_TLS_CLIENT, self.target), self.settings.name
+        written = tuple((self.target / name).stat().st_mtime_ns for name in FILES)
+        return _client_context(self.target, written), self.settings.name
 
     def _read(self) -> Content:
         """Return files that belong together. Raises InvalidSecret."""
@@ -114,6 +116,12 @@ class EngineTls:
             number = os.open(self.target / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             with os.fdopen(number, "wb") as file:
                 file.write(content[name])
+
+
+@functools.lru_cache(maxsize=1)
+def _client_context(folder: Path, _written: tuple[int, ...]) -> ssl.SSLContext:
+    """Return the context of the files as they were written."""
+    return _context(ssl.PROTOCOL_TLS_CLIENT, folder)
 
 
 def _context(protocol: int, folder: Path) -> ssl.SSLContext:

@@ -10,8 +10,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from plimsoll.adapters.certificate_files import CERTIFICATE_FILE, KEY_FILE
-from plimsoll.adapters.certificate_files import AUTHORITY_FILE
+from plimsoll.adapters.certificate_files import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE
 from plimsoll.adapters.grpc_credentials import ServerCredentials
 from plimsoll.controllers.keda_scaler import server
 from tests.certificates import SecretVolume, make_certificate

@@ -123,7 +123,7 @@ async def operator(server: ApiServer, log: Path) -> AsyncIterator[None]:
         finally:
             process.terminate()
             await process.wait()
-            print(log.read_text()[-2000:])
+            print(await asyncio.to_thread(log.read_text))
 
 
 class Cluster:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import logging
+import ssl
 from pathlib import Path
 
 import pytest
 from envoy.service.discovery.v3.discovery_pb2 import DeltaDiscoveryRequest
 
-from plimsoll.adapters.certificate_files import CERTIFICATE_FILE, CertificatePair
+from plimsoll.adapters.certificate_files import CERTIFICATE_FILE, CertificatePair, TlsIdentity
 from plimsoll.gateway.certificate_watch import LISTENER, CertificateWatch, read_pair
 from plimsoll.gateway.envoy.delta import AppliedCertificate, DeltaStream
-from plimsoll.gateway.envoy.tls import CERTIFICATE
-from plimsoll.gateway.envoy.xds import EMPTY_SNAPSHOT, SECRET_TYPE, XdsSnapshot, with_certificate
+from plimsoll.gateway.envoy.tls import CERTIFICATE, ENGINE_AUTHORITY, ENGINE_CERTIFICATE
+from plimsoll.gateway.envoy.xds import EMPTY_SNAPSHOT, SECRET_TYPE, XdsSnapshot, with_certificate, with_engine_identity
 from plimsoll.telemetry import gateway_metrics
 from tests.certificates import make_certificate
 
@@ -107,3 +108,22 @@ def test_watch_tells_what_envoy_rejects(tmp_path: Path) -> None:
     watch.on_applied(AppliedCertificate(is_present=True))
     assert watch.not_ready_reason == ""
     assert gateway_metrics.GATEWAY_CERTIFICATE_INVALID.labels(LISTENER)._value.get() == 0
+
+
+def test_each_secret_is_acknowledged_by_itself(tmp_path: Path) -> None:
+    """A client certificate for engines that Envoy rejects says nothing about that for clients."""
+    pair = pair_in(tmp_path)
+    current = with_engine_identity(
+        with_certificate(EMPTY_SNAPSHOT, pair), TlsIdentity(pair, pair.certificate, ssl.create_default_context())
+    )
+    stream = DeltaStream()
+    names = [CERTIFICATE, ENGINE_CERTIFICATE, ENGINE_AUTHORITY]
+    stream.on_request(DeltaDiscoveryRequest(type_url=SECRET_TYPE, resource_names_subscribe=names), current)
+    responses = {response.resources[0].name: response.nonce for response in stream.responses(current)}
+    assert responses.keys() == set(names)
+    assert request(stream, current, responses[CERTIFICATE]) == AppliedCertificate(is_present=True)
+    rejected = request(stream, current, responses[ENGINE_CERTIFICATE], "too small")
+    assert rejected == AppliedCertificate(is_present=False, error="too small", name=ENGINE_CERTIFICATE)
+    assert request(stream, current, responses[ENGINE_AUTHORITY]) == AppliedCertificate(
+        is_present=True, name=ENGINE_AUTHORITY
+    )

@@ -38,6 +38,7 @@ class SecureEngines:
     stack: GatewayStack
     authority: Authority
     folder: Path
+    engine: Path
     client: SecretVolume
     server: SecretVolume
     address: str = ""
@@ -89,7 +90,7 @@ async def secure(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Secu
     (folder / "scratch").mkdir()
     (folder / "engine").mkdir()
     stack = GatewayStack(folder, engine_tls=client.directory)
-    found = SecureEngines(stack, authority, folder / "scratch", client, server)
+    found = SecureEngines(stack, authority, folder / "scratch", folder / "engine", client, server)
     async with simulated_engine(folder / "engine", "team/chat", "generate", tls=server.directory) as found.address:
         try:
             await stack.start([service()], [secure_pod(found.address)])
@@ -243,3 +244,14 @@ async def impostor(secure: SecureEngines, files: dict[str, bytes]) -> asyncio.Se
         writer.close()
 
     return await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
+
+
+async def test_picker_tells_last_engine_over_tls(secure: SecureEngines) -> None:
+    """An engine that leaves serves on while its gateway says that it has no other one."""
+    needed = secure.engine / "state" / "needed"
+    assert not needed.exists()
+    leaving = secure_pod(secure.address)
+    leaving["metadata"]["deletionTimestamp"] = "2026-06-01T00:00:00Z"
+    await secure.stack.set_objects([service()], [leaving])
+    await wait_until(needed.exists, "the engine has been told")
+    await secure.stack.set_objects([service()], [secure_pod(secure.address)])

@@ -51,16 +51,20 @@ class CertificatePair:
 
 @dataclass(frozen=True, slots=True)
 class TlsIdentity:
-    """A pair, and the certificates in PEM of the authorities whose peers are trusted."""
+    """A pair, and the certificates in PEM of the authorities whose peers are trusted. `context` is that of a client."""
 
     pair: CertificatePair
     authority: bytes
+    context: ssl.SSLContext = field(compare=False, repr=False)
 
 
 def load_identity(directory: Path) -> TlsIdentity:
     """Read pair and authority. Raises InvalidCertificate."""
     pair = load_pair(directory)
-    return TlsIdentity(pair, load_authority(pair.directory))
+    authority = load_authority(pair.directory)
+    context = ssl.create_default_context(cadata=authority.decode("ascii", "replace"))
+    pair.load_into(context)
+    return TlsIdentity(pair, authority, context)
 
 
 def load_authority(directory: Path) -> bytes:

@@ -12,6 +12,7 @@ import contextlib
 import logging
 import math
 import os
+import ssl
 import sys
 import time
 from collections.abc import Coroutine, Iterator
@@ -26,10 +27,10 @@ from plimsoll.gateway.certificate_watch import CertificateWatch
 from plimsoll.gateway.drain import drain
 from plimsoll.gateway.endpoint_picker import server as endpoint_picker_server
 from plimsoll.gateway.endpoint_picker.server import EndpointPicker
+from plimsoll.gateway.engine_identity import EngineIdentityWatch
 from plimsoll.gateway.envoy.access_log import AccessLogReader, AccessRecord, RequestOutcome
 from plimsoll.gateway.envoy.admin import EnvoyAdminClient, EnvoyUnavailable
 from plimsoll.gateway.envoy.ads_server import AdsServer
-from plimsoll.gateway.engine_identity import EngineIdentityWatch
 from plimsoll.gateway.envoy.delta import AppliedCertificate, AppliedEndpoints
 from plimsoll.gateway.envoy.state_poller import EnvoyStatePoller
 from plimsoll.gateway.envoy.tls import CERTIFICATE
@@ -137,7 +138,7 @@ class GatewayProcess:
             asyncio.create_task(self._publish_changes(servers)),
             asyncio.create_task(self._state_poller.run(self._on_poll)),
             asyncio.create_task(self._tick_admission()),
-            asyncio.create_task(Handover(self._endpoints, self._on_refused).run()),
+            asyncio.create_task(Handover(self._endpoints, self._on_refused, self._engine_tls_context).run()),
             *map(asyncio.create_task, self._optional_tasks()),
         ]
         shutdown_task = asyncio.create_task(self._shut_down())
@@ -271,6 +272,9 @@ class GatewayProcess:
         watch = self._certificate if applied.name == CERTIFICATE else self._engine_identity
         if watch is not None:
             self._loop.call_soon_threadsafe(watch.on_applied, applied)
+
+    def _engine_tls_context(self) -> ssl.SSLContext | None:
+        return None if self._engine_identity is None else self._engine_identity.context
 
     def _on_record(self, record: AccessRecord) -> None:
         if record.is_running:

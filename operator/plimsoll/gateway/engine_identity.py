@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -32,6 +33,11 @@ class EngineIdentityWatch:
         self._identity: TlsIdentity | None = None
         self._file_error = ""
         self._envoy_error = ""
+
+    @property
+    def context(self) -> ssl.SSLContext | None:
+        """For the picker's own calls of engines; None while there is no certificate."""
+        return None if self._identity is None else self._identity.context
 
     @property
     def not_ready_reason(self) -> str:

@@ -19,7 +19,7 @@ from plimsoll.adapters.engine_of_pod import api_port, engine_args, engine_of
 from plimsoll.adapters.normalize import epoch_s, value_at
 from plimsoll.api import labels
 from plimsoll.api.conditions import POD_PROBLEMS, ConditionReason, ConditionType
-from plimsoll.api.contract import engine_contract
+from plimsoll.api.contract import engine_contract, engine_tls_name
 from plimsoll.api.starting_pods import parse_starting
 from plimsoll.core import units
 from plimsoll.core.admission.request import MAX_REQUEST_SEQUENCES
@@ -439,6 +439,6 @@ def _endpoint(pod: Object) -> tuple[str, Endpoint] | None:
         revision=pod_labels.get(labels.REVISION, ""),
         ready=any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions),
         leaving=leaving(pod),
-        tls=pod_labels.get(labels.TLS) == labels.MUTUAL_TLS,
+        tls_name=engine_tls_name(meta["namespace"]) if pod_labels.get(labels.TLS) == labels.MUTUAL_TLS else "",
     )
     return f"{meta['namespace']}/{service}", endpoint

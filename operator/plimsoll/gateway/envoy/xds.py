@@ -244,7 +244,7 @@ def _load_assignment(key: str, endpoints: tuple[Endpoint, ...]) -> Json:
 def _lb_endpoint(endpoint: Endpoint) -> Json:
     ip, _, port = endpoint.address.rpartition(":")
     found = {"endpoint": {"address": {"socket_address": {"address": ip.strip("[]"), "port_value": int(port)}}}}
-    return found | ({"metadata": {"filter_metadata": {SOCKET_MATCH: TLS_MATCH}}} if endpoint.tls else {})
+    return found | ({"metadata": {"filter_metadata": {SOCKET_MATCH: TLS_MATCH}}} if endpoint.tls_name else {})
 
 
 def _pick_cluster(service: ServiceEntry) -> Json:
