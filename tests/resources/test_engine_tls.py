@@ -30,8 +30,8 @@ def template(platform: Any, **engine: Any) -> Object:
 def test_engine_mounts_secret_of_its_namespace(runtime: str) -> None:
     found = template(SECURE, runtime=runtime)
     container = found["spec"]["containers"][0]
-    (volume,) = [one["secret"] for one in found["spec"]["volumes"] if one["name"] == "tls"]
-    (mount,) = [one for one in container["volumeMounts"] if one["name"] == "tls"]
+    (volume,) = [one["secret"] for one in found["spec"]["volumes"] if one["name"] == "plimsoll-tls"]
+    (mount,) = [one for one in container["volumeMounts"] if one["name"] == "plimsoll-tls"]
     environment = {entry["name"]: entry.get("value") for entry in container["env"]}
     assert (volume["secretName"], volume["optional"]) == ("engine-tls", True)
     assert (mount["mountPath"], mount["readOnly"]) == (engine_contract().paths["tls"], True)

@@ -16,7 +16,7 @@ from plimsoll.resources.platform_config import PlatformConfig
 
 Object = dict[str, Any]
 
-VOLUME = "tls"
+VOLUME = "plimsoll-tls"
 
 
 def has_tls(service: InferenceService, platform: PlatformConfig) -> bool:
@@ -40,7 +40,7 @@ def environment(service: InferenceService, platform: PlatformConfig) -> list[Obj
 def volumes(service: InferenceService, platform: PlatformConfig) -> list[Object]:
     if not has_tls(service, platform):
         return []
-    secret = {"secretName": platform.engine.tls.secret_name, "optional": True, "defaultMode": 0o440}
+    secret = {"secretName": platform.engine.tls.secret_name, "optional": True, "defaultMode": 0o444}
     return [{"name": VOLUME, "secret": secret}]
 
 
