@@ -217,9 +217,7 @@ def target_troubles() -> Iterator[StatusInputs]:
     problem = TargetProblem(ConditionReason.TARGET_FORBIDDEN, QUOTE)
     other_writer = OtherWriter(WriterCause.AUTOSCALER, f"HorizontalPodAutoscaler {'h' * 253}")
     clause = f"{target.serve.scale_target_ref.label} is scaled by {other_writer.name}"
-    owned = scaling_conditions.scaling_inactive(
-        ServiceState.for_roles(["serve"]), scaling_spec(parse(adopted()), 0.0), ENGINES["vllm"], clause
-    )
+    owned = scaling_conditions.scaling_inactive(scaling_spec(parse(adopted()), 0.0), ENGINES["vllm"], {}, clause)
     assert owned is not None
     yield status_inputs(targets={"serve": TargetState(target.serve, problem=problem)})
     yield status_inputs(

@@ -306,6 +306,7 @@ def test_sentences_shedding_follows_replicas() -> None:
     ("arrivals", "share", "text"),
     [
         (9.0, 5 / 9, "5 of the last minute's 9 requests were rejected"),
+        (30.0, 1 / 30, "1 of the last minute's 30 requests was rejected"),
         (0.9, 1.0, "the last minute's only request was rejected"),
         (600.0, 0.5, "50% of the last minute's requests were rejected (of 10 req/s)"),
     ],

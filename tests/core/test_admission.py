@@ -391,6 +391,34 @@ def test_scale_from_zero_queues_wakes_and_releases_paced() -> None:
     )  # what one replica holds; none has ended
 
 
+def test_request_held_past_its_target_goes_after_one_that_can_be_in_time() -> None:
+    controller = gate(replicas=0, announcement=CapacityAnnouncement(20.0, 0.5))
+    for k in range(300):
+        controller.submit(ask(f"held{k}", k * 0.01), k * 0.01)
+    controller.set_replicas({"a": controller.pool.cost_model.batch}, 20.0)
+    controller.release(20.0)
+    assert controller.submit(ask("new", 20.0), 20.0).outcome is AdmissionOutcome.QUEUED
+    now, admitted = 20.0, False
+    while not admitted and now < 20.5:
+        now = max(now + 1e-3, controller.wake_at_s)
+        admitted = any(decision[:2] == ("new", AdmissionOutcome.ADMITTED) for decision in controller.release(now))
+    assert admitted
+    assert now < 20.5
+    assert controller.queued > 200
+
+
+def test_held_request_that_can_be_in_time_keeps_its_target() -> None:
+    controller = gate(replicas=0, announcement=CapacityAnnouncement(0.2, 0.5))
+    for k in range(300):
+        assert controller.submit(ask(f"held{k}"), 0.0).outcome is AdmissionOutcome.QUEUED
+    controller.set_replicas({"a": controller.pool.cost_model.batch}, 0.2)
+    decisions = controller.release(0.2)
+    assert AdmissionOutcome.ADMITTED in outcomes(decisions)
+    assert controller.wake_at_s < 0.5  # those that wait are shed when they would be late
+    assert set(outcomes(controller.release(0.6))) == {AdmissionOutcome.SHED_SATURATED}
+    assert not controller.queued
+
+
 def test_startup_longer_than_hold_time_is_shed_at_once() -> None:
     controller = gate(replicas=0, announcement=CapacityAnnouncement(50.0, 0.5))
     decision = controller.submit(ask("a"), 0.0)

@@ -9,7 +9,8 @@ import pytest
 
 from plimsoll.core import histogram
 from plimsoll.core.demand.metrics_aggregator import MetricsAggregator
-from plimsoll.core.ports import BucketCounts
+from plimsoll.core.ports import BucketCounts, SloCounts
+from plimsoll.core.slo import Slo
 from plimsoll.core.types import Role, Unavailable
 from tests.core.test_signals import (
     LENGTH_EDGES,
@@ -303,3 +304,20 @@ def test_mean_prompt_tokens_includes_disconnected_clients() -> None:
     assert known(metrics.mean_prompt_tokens) == pytest.approx(300.0, rel=0.03)
     assert not isinstance(metrics.workload, Unavailable)
     assert metrics.workload.mean(metrics.workload.prompt_tokens) == pytest.approx(300.0, rel=0.03)
+
+
+def test_slo_counts_of_other_targets_are_dropped() -> None:
+    """All were late by the old target. Gateways count against the new one a moment after it is set."""
+    tight, relaxed = (Slo(ttft_s=ttft_s, tpot_s=0.05, share=SHARE) for ttft_s in (0.001, 0.5))
+    listener, responses, missed, shares = MetricsAggregator([Role.SERVE]), 0.0, 0.0, []
+    for second in range(40):
+        listener.set_slos((tight if second < 20 else relaxed,), NOW_S + second)
+        responses += 10.0
+        missed += 10.0 if second <= 21 else 0.0
+        counted = replace(gateway(responses), slo_counts=SloCounts(responses, missed, missed, 0.0))
+        listener.observe_gateway("g", "1", NOW_S + second, counted)
+        counts = listener.collect(NOW_S + second, {}, ["g"], SHARE).slo_counts
+        shares.append(None if counts is None else counts.ttft_missed / counts.responses)
+    assert shares[1:20] == [1.0] * 19
+    assert shares[20:22] == [None, None]
+    assert set(shares[22:]) == {0.0}

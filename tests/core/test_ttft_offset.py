@@ -94,8 +94,10 @@ def test_offset_survives_a_restart(profile: TierProfile) -> None:
     assert codec.decode(TtftOffset, codec.encode(learned)).seconds == pytest.approx(learned.seconds, rel=1e-3)
 
 
-def late_minute(tier_spec: TierSpec, feedback: TtftFeedback, spec: ScalingSpec, start_s: float, late: float) -> None:
-    """Ticks of one minute, in which the gateways count so many late first tokens of 600."""
+def late_minute(
+    tier_spec: TierSpec, feedback: TtftFeedback, spec: ScalingSpec, start_s: float, late: float, seconds: int = 61
+) -> None:
+    """Ticks of one minute, the end included, in which the gateways count so many late first tokens of 600."""
     state = TierState(Role.SERVE, tier_spec=tier_spec)
     metrics = ServiceMetrics(
         rate_per_s=RATE_PER_S,
@@ -104,7 +106,7 @@ def late_minute(tier_spec: TierSpec, feedback: TtftFeedback, spec: ScalingSpec, 
         ttft_histogram=BucketCounts((TARGET_S, 1.0), (600.0 - late, late, 0.0), 60.0),
     )
     snapshot = ServiceSnapshot(metrics, {"serve": TierSnapshot(1, 1)})
-    for second in range(61):
+    for second in range(seconds):
         feedback.update(snapshot, spec, {"serve": state}, tier_spec.workload, start_s + second)
 
 
@@ -124,6 +126,16 @@ def test_targets_of_classes_are_no_offset(tier_spec: TierSpec, class_ttft_s: tup
     """Gateways count requests late by the target of their class: a tight one says nothing about the host."""
     feedback = TtftFeedback()
     late_minute(tier_spec, feedback, spec_with(*class_ttft_s), 0.0, 60.0)
+    assert feedback.offset_s == 0.0
+
+
+def test_minute_of_two_targets_is_not_settled(tier_spec: TierSpec) -> None:
+    """The gateways counted most of its requests by the old target, which was tight."""
+    feedback, spec = TtftFeedback(), spec_with()
+    tight = replace(TTFT_SLO, ttft_s=0.001)
+    before = replace(spec, slo=tight, policy=replace(spec.policy, slo=tight))
+    late_minute(tier_spec, feedback, before, -20.0, 0.0)
+    late_minute(tier_spec, feedback, spec, 42.0, 400.0, seconds=60)
     assert feedback.offset_s == 0.0
 
 

@@ -166,8 +166,8 @@ async def test_sdk_default_timeout_changes_no_decision() -> None:
         sent = [world.send(headers=headers) for _ in range(6)]
         world.advance(31.0)
         replies.append([rejection_of(r).error["code"] if isinstance(r, asyncio.Future) else "sent" for r in sent])
-        assert world.outcomes() == {"Admitted": 2, "Queued": 4, "ShedDeadline": 4}
-    assert replies[0] == replies[1] == ["sent", "sent", *["deadline_exceeded"] * 4]
+        assert world.outcomes() == {"Admitted": 2, "Queued": 4, "ShedSaturated": 4}
+    assert replies[0] == replies[1] == ["sent", "sent", *["overloaded"] * 4]
 
 
 @pytest.mark.parametrize(

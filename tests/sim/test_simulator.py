@@ -208,6 +208,20 @@ def test_simulator_killed_engine_fails_only_its_streams() -> None:
     }
 
 
+def test_simulator_requests_after_an_outage_do_not_wait_for_those_queued_in_it() -> None:
+    """The only engine dies at 20 s, and its successor is ready 20 s later; the load needs most of one engine."""
+    done = sim_harness.simulate(
+        sim_harness.PoissonLoad(1000, 16.0).requests_drawn(),
+        StaticPolicy({Role.SERVE: 1}, runs_operator=True),
+        kills=((Role.SERVE, 20.0),),
+    )
+    after = [attempt for attempt in done.attempts if 42.0 < attempt.trace_request.at_s < 52.0]
+    in_time = [attempt for attempt in after if attempt.ttft_s is not None and attempt.ttft_s <= 2.0]
+    assert len(in_time) > 0.8 * len(after)
+    queued = [attempt for attempt in done.attempts if 25.0 < attempt.trace_request.at_s < 35.0]
+    assert any(attempt.outcome is AttemptOutcome.OK for attempt in queued)
+
+
 def test_simulator_killed_prefill_engine_falls_back_to_decode() -> None:
     hardware = sim_harness.make_plant(replace(sim_harness.H200_CAPPED, max_num_seqs=32, block_size=128))
     requests = [TraceRequest(0.4 * n, 3000, 30) for n in range(100)]

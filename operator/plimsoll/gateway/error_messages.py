@@ -59,9 +59,9 @@ def admission_rejection(
     retry = decision.retry or NO_RETRY
     if decision.outcome is AdmissionOutcome.SHED_STARTING:
         retry = _not_before(availability.next_ready_s, retry)
-    if decision.outcome is AdmissionOutcome.SHED_DEADLINE and not decision.is_demand:
-        return deadline_too_short(ctx.model, str(ctx.deadline))
-    if decision.is_client_deadline:
+    if decision.outcome is AdmissionOutcome.SHED_DEADLINE:
+        if not decision.is_demand:
+            return deadline_too_short(ctx.model, str(ctx.deadline))
         waited = f"The request waited {now - ctx.arrived_s:.1f} s for model '{ctx.model}'"
         cause = "" if ready_engines else f" {_without_engine(ctx.model, availability)}"
         return Rejection(RejectionReason.DEADLINE, f"{waited} and would miss its deadline of {ctx.deadline}.{cause}")
@@ -204,14 +204,12 @@ def _message(
     ctx: RequestContext, outcome: AdmissionOutcome, ready_engines: int, availability: Availability, now: float
 ) -> str:
     model, waited_s = ctx.model, now - ctx.arrived_s
+    waited = f"The request waited {waited_s:.0f} s. " if waited_s >= 1.0 else ""
     if outcome is AdmissionOutcome.SHED_SATURATED:
         load = "its one ready engine" if ready_engines == 1 else f"its {ready_engines} ready engines"
-        return f"Model '{model}' is at capacity: {load} cannot serve another request within the SLO."
+        return f"{waited}Model '{model}' is at capacity: {load} cannot serve another request within the SLO."
     if outcome is AdmissionOutcome.SHED_QUOTA:
         return f"Tenant '{ctx.tenant}' has exceeded its quota for model '{model}'."
-    if outcome is AdmissionOutcome.SHED_DEADLINE:
-        return f"The request waited {waited_s:.0f} s for model '{model}', its maximum queue time. Send it again later."
     if outcome is AdmissionOutcome.SHED_STARTING:
-        waited = f"The request waited {waited_s:.0f} s. " if waited_s >= 1.0 else ""
         return waited + _starting(model, availability)
     return _deleted(model) if availability.deleted else _stopped(model)

@@ -5,7 +5,7 @@ Each function returns a condition that is true, or None while there is nothing t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from plimsoll.api.conditions import Condition, ConditionReason, ConditionType
@@ -49,12 +49,33 @@ def is_shedding(snapshot: ServiceSnapshot, old_conditions: Iterable[Condition]) 
     return not isinstance(share, Unavailable) and share > (0.0 if was_shedding else SHEDDING_SHARE)
 
 
+def frozen_tiers(service_state: ServiceState, spec: ScalingSpec) -> dict[str, str]:
+    """The tiers whose replica count is frozen because their load or their model is unknown, and why."""
+    if spec.slo is None:
+        return {}
+    decided = {} if service_state.last_decision is None else service_state.last_decision.decision.tiers
+    unsized = {name: sizing.reason for name, sizing in service_state.sizings.items() if isinstance(sizing, Unavailable)}
+    without_demand = {
+        n for n in unsized if n in decided and not decided[n].is_held and decided[n].steps[0].name == "demand"
+    }
+    without_target = [name for name in unsized if not spec.slo.has_target_for(name)]
+    frozen = {
+        name: reason for name, reason in unsized.items() if name not in without_demand and name not in without_target
+    }
+    frozen |= {  # a size computed from an old sample does not count as current
+        n: _step_reason(t, "demand") for n, t in decided.items() if t.is_held and n not in frozen
+    }
+    # A tier without replicas is not frozen: the next request starts one.
+    return {n: reason for n, reason in frozen.items() if n not in decided or decided[n].replicas}
+
+
 def scaling_inactive(
-    service_state: ServiceState, spec: ScalingSpec, engine: Engine, other_writer: str | None = None
+    spec: ScalingSpec, engine: Engine, frozen: Mapping[str, str], other_writer: str | None = None
 ) -> Condition | None:
     """Why the autoscaler changes no replica count, or only adds replicas.
 
-    other_writer: who else sets the replica count of a target, None if no other writer does.
+    frozen: `frozen_tiers` to report. other_writer: who else sets the replica count of a target, None if no other
+    writer does.
     """
 
     def inactive(reason: ConditionReason, message: str) -> Condition:
@@ -77,20 +98,6 @@ def scaling_inactive(
         return inactive(
             ConditionReason.NO_SLO, "spec.slo is not set: the tiers are not sized, and each tier keeps its minReplicas"
         )
-    decided = {} if service_state.last_decision is None else service_state.last_decision.decision.tiers
-    unsized = {name: sizing.reason for name, sizing in service_state.sizings.items() if isinstance(sizing, Unavailable)}
-    without_demand = {
-        n for n in unsized if n in decided and not decided[n].is_held and decided[n].steps[0].name == "demand"
-    }
-    without_target = [name for name in unsized if not spec.slo.has_target_for(name)]
-    frozen = {
-        name: reason for name, reason in unsized.items() if name not in without_demand and name not in without_target
-    }
-    frozen |= {  # a size computed from an old sample does not count as current
-        n: _step_reason(t, "demand") for n, t in decided.items() if t.is_held and n not in frozen
-    }
-    # A tier without replicas is not frozen: the next request starts one.
-    frozen = {n: reason for n, reason in frozen.items() if n not in decided or decided[n].replicas}
     if frozen:
         if not engine.launched:
             message = (
@@ -216,7 +223,8 @@ def _rejected(share: float, arrivals: float) -> str:
     if arrivals < 1.5:
         return "the last minute's only request was rejected"
     if arrivals < LATENCY_WINDOW_S:
-        return f"{max(1, round(share * arrivals))} of the last minute's {arrivals:.0f} requests were rejected"
+        rejected = max(1, round(share * arrivals))
+        return f"{rejected} of the last minute's {arrivals:.0f} requests {'was' if rejected == 1 else 'were'} rejected"
     rate = units.format_rate(arrivals / LATENCY_WINDOW_S)
     return f"{format_rejected(share)} of the last minute's requests were rejected (of {rate})"
 

@@ -25,7 +25,7 @@ from plimsoll.controllers.autoscale.signal_health import (
 from plimsoll.core import units
 from plimsoll.core.admission.publication import AdmissionLimits
 from plimsoll.core.autoscaling.inputs import ScalingSpec, ServiceSnapshot
-from plimsoll.core.autoscaling.observations import SizingResult
+from plimsoll.core.autoscaling.observations import LATENCY_WINDOW_S, SizingResult
 from plimsoll.core.autoscaling.scaling_decision import ScalingDecision, ScalingLimit
 from plimsoll.core.autoscaling.scaling_policy import ScalingMode
 from plimsoll.core.autoscaling.service_state import ServiceState
@@ -39,6 +39,8 @@ Object = dict[str, Any]
 
 # Upper bound on the learned state that a restart loses while nothing else makes the status change.
 CHECKPOINT_INTERVAL_SECONDS: Final = 900.0
+# The load of a new service, and of one after a restart, is known after a minute at most.
+FROZEN_SECONDS: Final = LATENCY_WINDOW_S
 _FIGURES: Final = re.compile(r"[0-9.]+")
 
 
@@ -64,6 +66,7 @@ class ScalingReport:
     published: AdmissionLimits | None
     slow_transfer_message: str | None  # why remote prefill does not pay; None if it pays or if that is unknown
     is_feasibility_known: bool = False  # whether the measured capacity tells if the SLO can be met
+    frozen_since_s: float = math.inf  # seconds since the epoch; infinite while no replica count is frozen
 
 
 def initial_report(checkpoint: str | None, now_s: float) -> ScalingReport:
@@ -164,12 +167,19 @@ def build_report(
     keep_checkpoint = keep_checkpoint and (not is_sized or now_s - previous.checkpoint_s < CHECKPOINT_INTERVAL_SECONDS)
     tiers = {name: _tier_status(service_state, snapshot, name, previous, now_s) for name in service_state.tiers}
     slo = slo_status.slo_figures(snapshot, spec.slo, spec.slos, previous.slo) if spec.slo is not None else {}
+    frozen = scaling_conditions.frozen_tiers(service_state, spec)
+    frozen_since_s = min(previous.frozen_since_s, now_s) if frozen else math.inf
+    is_lasting = not service.spec.engine.contract.launched or health.gateways_silent or bool(health.silent_tiers)
+    if not is_lasting and now_s - frozen_since_s < FROZEN_SECONDS:
+        frozen = {}
     return ScalingReport(
         state_key=current_state,
         desired={name: tier.replicas for name, tier in decision.tiers.items()},
         conditions=tuple(
             condition
-            for condition in _conditions(service, service_state, snapshot, spec, previous, health, tiers, slo, limited)
+            for condition in _conditions(
+                service, service_state, snapshot, spec, previous, health, frozen, tiers, slo, limited
+            )
             if condition is not None
         ),
         tiers=tiers if is_sized else {name: _startup_part(tier) for name, tier in tiers.items()},
@@ -182,6 +192,7 @@ def build_report(
         published=published,
         slow_transfer_message=slow_transfer_message,
         is_feasibility_known=spec.slo is not None and scaling_conditions.is_feasibility_known(service_state, spec.slo),
+        frozen_since_s=frozen_since_s,
     )
 
 
@@ -192,17 +203,19 @@ def _conditions(
     spec: ScalingSpec,
     previous: ScalingReport,
     health: HealthReport,
+    frozen: Mapping[str, str],
     tiers: Mapping[str, Object],
     slo_figures: Object,
     limited: Condition | None,
 ) -> Iterable[Condition | None]:
     """The conditions; None for one that does not apply.
 
-    tiers, slo_figures: the figures of the status, which the messages quote.
+    frozen: tiers whose count is frozen, and why. tiers, slo_figures: the figures of the status, which the messages
+    quote.
     """
     if spec.slo is None and all(tier.min_replicas == tier.max_replicas for tier in spec.policy.tiers.values()):
         return  # fixed replica counts and no SLO: the spec requests no scaling
-    yield scaling_conditions.scaling_inactive(service_state, spec, service.spec.engine.contract, health.other_writer)
+    yield scaling_conditions.scaling_inactive(spec, service.spec.engine.contract, frozen, health.other_writer)
     if spec.slo is None or service_state.last_decision is None:
         return
     yield scaling_conditions.metrics_degraded(snapshot, health, engine_server.metrics_port(service))

@@ -62,6 +62,7 @@ class SnapshotReader:
                 tiers[name] = tier_snapshot
         entry.horizon_s = spec.horizon_s
         slo_share = DEFAULT_SLO_SHARE if spec.slo is None else spec.slo.share
+        entry.aggregator.set_slos(() if spec.slo is None else (spec.slo, *spec.slos), now_s)
         service_metrics = entry.aggregator.collect(now_s, ready, gateways, slo_share)
         if service_metrics.has_new_rate and service_metrics.rate_per_s:
             self._sources.mark_active(key)

@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 
 from plimsoll.api.message_text import name_some
 from plimsoll.core.autoscaling.inputs import ServiceSnapshot
+from plimsoll.core.demand.counter_delta import MAX_READING_GAP_S
 from plimsoll.core.ports import GatewayConfigState
 from plimsoll.core.types import Role
 
@@ -25,6 +26,8 @@ GATEWAY_SILENCE_SECONDS: Final = 15.0  # tolerates a gateway that is late now an
 ENGINE_SILENCE_SECONDS: Final = 5.0
 # A write reaches the gateways within a second; a restart of the API server takes some more.
 STALE_CONFIG_SECONDS: Final = 30.0
+# An operator that starts has not read an idle engine for up to its polling interval.
+FIRST_READING_SECONDS: Final = MAX_READING_GAP_S
 PARTIAL_SECONDS: Final = 10.0  # each new engine is ready before it has been read
 
 _GATEWAY_LOG_COMMAND: Final = "kubectl logs -n plimsoll-system -l app.kubernetes.io/component=gateway -c picker"
@@ -96,6 +99,7 @@ class _GatewayLag(NamedTuple):
 class SignalHealth:
     """Tracks the signals of one service. Times are seconds since the epoch."""
 
+    _first_check_s: float = math.inf
     _last_gateway_s: float = math.inf  # when a gateway last reported; initially the first check
     _last_engine_s: dict[str, float] = field(
         default_factory=dict
@@ -149,8 +153,12 @@ class SignalHealth:
                 or self._last_engine_s.get(name, math.inf) > now_s
             ):
                 self._last_engine_s[name] = now_s
+        self._first_check_s = min(self._first_check_s, now_s)
+        may_be_unread = now_s - self._first_check_s <= FIRST_READING_SECONDS
         silent_tiers = tuple(
-            name for name in snapshot.tiers if now_s - self._last_engine_s[name] > ENGINE_SILENCE_SECONDS
+            name
+            for name in snapshot.tiers
+            if not may_be_unread and now_s - self._last_engine_s[name] > ENGINE_SILENCE_SECONDS
         )
         self._published_since_s = min(self._published_since_s, now_s) if is_published else math.inf
         stale_gateways = self._stale_gateways(gateways, now_s) if self._lagging else None

@@ -264,7 +264,8 @@ def _scaled_to_zero(inputs: StatusInputs, tiers: tuple[TierHealth, ...]) -> Cond
         awaited = (
             "a gateway replica routes to the first engine" if _client_ready(inputs) else "the first engine is ready"
         )
-        return Condition(ConditionType.READY, True, ConditionReason.WAKING, f"requests are queued until {awaited}")
+        message = f"an engine starts; a request that can wait until {awaited} is queued, at most maxQueueTime"
+        return Condition(ConditionType.READY, True, ConditionReason.WAKING, message)
     return None
 
 

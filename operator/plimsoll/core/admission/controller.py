@@ -108,11 +108,13 @@ class AdmissionController:
         Requests on a removed replica are dropped. Call `release` next.
         """
         now = self._advance(now)
-        had_prefills = bool(self.pool.prefill_queues)
+        had_replicas, had_prefills = bool(self.pool.replicas), bool(self.pool.prefill_queues)
         self.pool.set_replicas(caps, now)
         self.pool.set_prefills(set(prefills), now)
-        if had_prefills != bool(prefills):  # prefill moves, which changes the cost of queued requests
-            self._queue.update_costs(self.pool.estimate_cost, now)
+        if not had_replicas and self.pool.replicas:
+            self._queue.update(lambda queued: self._renew(queued, now), now)
+        elif had_prefills != bool(prefills):  # prefill moves, which changes the cost of queued requests
+            self._queue.update(lambda queued: self._renew(queued, queued.request.arrived_s), now)
 
     def submit(self, request: AdmissionRequest, now: float) -> AdmissionDecision:
         """Returns the decision about a new request. Raises ValueError for an unknown class or a duplicate ID."""
@@ -138,7 +140,9 @@ class AdmissionController:
             return impossible
         if not is_retry:
             self.offered_work_s += cost.work_s
-        queued = self._make_queued(request, class_index, cost, reservation, tenant.weight, now)
+        is_due = reservation is not None and self.reservations.is_due(reservation, now)
+        lane = Lane.RESERVED if is_due else Lane.ON_TIME
+        queued = self._make_queued(request, class_index, cost, lane, tenant.weight, min(request.arrived_s, now))
         if not self.pool.replicas:
             return self._submit_without_replicas(queued, reservation, now)
         return self._admit_or_enqueue(queued, reservation, now)
@@ -243,14 +247,14 @@ class AdmissionController:
         request: AdmissionRequest,
         class_index: int,
         cost: RequestCost,
-        reservation: RetryReservation | None,
+        lane: Lane,
         weight: float,
-        now: float,
+        start_s: float,
     ) -> QueuedRequest:
-        """Returns the request with its lane and deadlines."""
+        """Returns the request with its deadlines. It is late if it misses its target on a replica idle at `start_s`."""
         policy = self._classes[class_index]
         slo = policy.slo
-        arrived_s = min(request.arrived_s, now)
+        arrived_s = min(request.arrived_s, start_s)
         target_s = math.inf
         if slo.ttft_s is not None:
             target_s = slo.ttft_s + slo.ttft_per_1k_tokens_s * request.prompt_tokens / 1000
@@ -261,8 +265,7 @@ class AdmissionController:
             client_s = client_deadline_s(request, cost, self.pool.cost_model, self.pool.min_step_s)
         queue_until_s = min(arrived_s + policy.max_queue_time_s, client_s - cost.idle_ttft_s)
         deadline_s = min(arrived_s + target_s, client_s)
-        lane = Lane.RESERVED if reservation is not None and self.reservations.is_due(reservation, now) else Lane.ON_TIME
-        if cost.idle_ttft_s > target_s:
+        if start_s + cost.idle_ttft_s > arrived_s + target_s:
             lane, deadline_s = Lane.LATE, queue_until_s
         elif target_s == math.inf:
             deadline_s = queue_until_s
@@ -271,6 +274,12 @@ class AdmissionController:
         return QueuedRequest(
             request, class_index, lane, cost, weight, deadline_s, queue_until_s, client_deadline_s=client_s
         )
+
+    def _renew(self, queued: QueuedRequest, start_s: float) -> QueuedRequest:
+        """Returns a queued request with the cost and deadlines that it has with the replicas of now."""
+        cost = self.pool.estimate_cost(queued.request)
+        lane = Lane.ON_TIME if queued.lane is Lane.LATE else queued.lane
+        return self._make_queued(queued.request, queued.class_index, cost, lane, queued.weight, start_s)
 
     def _decode_s(self, cost: RequestCost, class_index: int) -> float:
         """Returns the time of an expected output after its first token, in seconds, at the TPOT target of its class."""
@@ -371,17 +380,12 @@ class AdmissionController:
     def _expire(self, queued: QueuedRequest, now: float) -> AdmissionDecision:
         """Shed a queued request that would be late.
 
-        While no replica is ready, its class's maximum queue time ends as ShedStarting, which has a `Retry-After`. Its
-        client's deadline, or the maximum queue time at ready replicas, ends as ShedDeadline.
+        Its client's deadline ends as ShedDeadline; the maximum queue time as ShedStarting or ShedSaturated, which have
+        a `Retry-After`.
         """
         if queued.client_deadline_s - queued.cost.idle_ttft_s <= now:
-            shed = self._shed(queued.request, queued.cost, AdmissionOutcome.SHED_DEADLINE, now)
-            return shed._replace(is_client_deadline=True)
-        if not self.pool.replicas:
-            outcome = AdmissionOutcome.SHED_STARTING
-        else:
-            is_queue_end = queued.deadline_s == queued.queue_until_s <= now
-            outcome = AdmissionOutcome.SHED_DEADLINE if is_queue_end else AdmissionOutcome.SHED_SATURATED
+            return self._shed(queued.request, queued.cost, AdmissionOutcome.SHED_DEADLINE, now)
+        outcome = AdmissionOutcome.SHED_SATURATED if self.pool.replicas else AdmissionOutcome.SHED_STARTING
         return self._shed(queued.request, queued.cost, outcome, now)
 
     def _shed_impossible(

@@ -29,7 +29,7 @@ class Lane(IntEnum):
 
     RESERVED = 0  # has a retry reservation that is due
     ON_TIME = 1
-    LATE = 2  # misses its TTFT target even on an idle replica
+    LATE = 2  # misses its TTFT target even on an idle replica, or missed it while none was ready
 
 
 @dataclass(slots=True)

@@ -13,12 +13,10 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Final
 
-from plimsoll.core.admission.cost_model import ClassPolicy, RequestCost
+from plimsoll.core.admission.cost_model import ClassPolicy
 from plimsoll.core.admission.fairness import Lane, LaneQueue, QueuedRequest, TenantAccounts
-from plimsoll.core.admission.request import AdmissionRequest
 
 MAX_LATE_SHARE: Final = 0.1  # share of a class's work for late requests while others wait
 SHARE_WINDOW_S: Final = 30.0  # window for guaranteed shares
@@ -94,17 +92,11 @@ class AdmissionQueue:
             self.work_s = max(0.0, self.work_s - queued.cost.work_s) if self._queued else 0.0
         return queued
 
-    def update_costs(self, estimate_cost: Callable[[AdmissionRequest], RequestCost], now: float) -> None:
-        """Recompute the cost of all queued requests."""
+    def update(self, renew: Callable[[QueuedRequest], QueuedRequest], now: float) -> None:
+        """Queue what `renew` makes of each queued request in its place."""
         for queued in list(self._queued.values()):
             self.remove(queued.request.id)
-            cost = estimate_cost(queued.request)
-            queue_until_s = (
-                queued.deadline_s - cost.idle_ttft_s
-                if queued.queue_until_s < queued.deadline_s
-                else queued.queue_until_s
-            )
-            self.push(replace(queued, cost=cost, queue_until_s=queue_until_s, removed=False), now)
+            self.push(renew(queued), now)
 
     def pop_expired(self, now: float) -> Iterator[QueuedRequest]:
         """Remove and yield the expired requests."""

@@ -21,7 +21,7 @@ class AdmissionOutcome(StrEnum):
     SHED_SATURATED = "ShedSaturated"  # the ready replicas are full and it would miss its SLO
     SHED_STARTING = "ShedStarting"  # no replica is ready within the maximum queue time
     SHED_QUOTA = "ShedQuota"  # its tenant exceeded its quota
-    SHED_DEADLINE = "ShedDeadline"  # its deadline or maximum queue time passed
+    SHED_DEADLINE = "ShedDeadline"  # its client's deadline has passed
     SHED_NO_CAPACITY = "ShedNoCapacity"  # no replica can ever hold it, or no replica is starting
     CLIENT_GONE = "ClientGone"  # its client disconnected while it was queued
 
@@ -88,7 +88,7 @@ class AdmissionDecision(NamedTuple):
     An Admitted request has the `address` of its replica and `first_token_s`, the predicted time from now to its first
     token. `prefill` is the replica that computes its prompt, None for the same one. A shed request has `retry`.
     `is_demand` is false if no capacity would serve it: it is over a quota, past its deadline, or larger than an empty
-    replica. `is_client_deadline`: a queued one is shed for its client's deadline.
+    replica.
     """
 
     request_id: str
@@ -98,4 +98,3 @@ class AdmissionDecision(NamedTuple):
     first_token_s: float = 0.0
     retry: RetryAdvice | None = None
     is_demand: bool = True
-    is_client_deadline: bool = False

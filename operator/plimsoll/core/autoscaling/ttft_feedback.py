@@ -1,8 +1,9 @@
 """Updates the TTFT offset of a service (`ttft_offset`) from the late first tokens of each settled minute.
 
-A minute is settled if all replicas were ready and their number was the same. Only one tier, which prefills and decodes,
-has an offset: with two tiers, late first tokens do not show which of them is slow. Classes with TTFT targets of their
-own rule it out too, because gateways count late requests by class and the model predicts them for one target.
+A minute is settled if all replicas were ready, and their number and the targets were the same. Only one tier, which
+prefills and decodes, has an offset: with two tiers, late first tokens do not show which of them is slow. Classes with
+TTFT targets of their own rule it out too, because gateways count late requests by class and the model predicts them for
+one target.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from plimsoll.core.types import Role, Unavailable
 from plimsoll.core.workload import Workload
 
 MIN_RESPONSES: Final = 20.0  # of a minute that is used
+_Targets = tuple[float | None, float]  # TTFT in s, and s for each 1,000 tokens of the prompt
 
 
 @dataclass(slots=True)
@@ -28,7 +30,8 @@ class TtftFeedback:
     """The offset of one service; None without a TTFT target, with several of them, and with two tiers."""
 
     offset: TtftOffset | None = None
-    _settled_since: tuple[float, int] | None = field(default=None, repr=False)  # and the number of replicas
+    # and the number of replicas and the targets
+    _settled_since: tuple[float, int, _Targets] | None = field(default=None, repr=False)
 
     @property
     def offset_s(self) -> float:
@@ -54,12 +57,13 @@ class TtftFeedback:
         if tier_snapshot is None:
             self._settled_since = None
             return
-        ready = tier_snapshot.ready
-        if self._settled_since is None or self._settled_since[1] != ready or not is_fully_ready(tier_snapshot):
-            self._settled_since = now_s, ready
-        if 0.0 <= now_s - self._settled_since[0] < LATENCY_WINDOW_S:
+        ready, target = tier_snapshot.ready, (slo.ttft_s, slo.ttft_per_1k_tokens_s)
+        since = self._settled_since
+        if since is None or since[1:] != (ready, target) or not is_fully_ready(tier_snapshot):
+            since = self._settled_since = now_s, ready, target
+        if 0.0 <= now_s - since[0] < LATENCY_WINDOW_S:
             return
-        self._settled_since = now_s, ready
+        self._settled_since = now_s, ready, target
         metrics = snapshot.metrics
         counts, rate_per_s = late_first_tokens(metrics, slo), metrics.arrivals / LATENCY_WINDOW_S
         if metrics.slo_counts is None and slo.ttft_per_1k_tokens_s:

@@ -80,6 +80,10 @@ class ServiceInterval(NamedTuple):
     by_tpot_target: Mapping[float, float] | None = None
     arrival_media_tokens: Mapping[str, float] | None = None
 
+    def without_slo_counts(self) -> ServiceInterval:
+        """The interval without what was counted against targets."""
+        return self._replace(assessed=None, missed=None, ttft_missed=None, e2e_missed=None, by_tpot_target=None)
+
 
 CounterValue = float | BucketCounts | Mapping[Any, float] | None
 KeyT = TypeVar("KeyT")

@@ -30,9 +30,11 @@ from plimsoll.core.demand.counter_delta import (
 )
 from plimsoll.core.demand.sliding_window import SlidingWindow
 from plimsoll.core.ports import ServiceReading
+from plimsoll.core.slo import Slo
 from plimsoll.core.types import Unavailable
 
 GATEWAY_FRESH_S: Final = 5.0  # gateways are polled every second
+SPEC_DELAY_S: Final = 2.0  # until all gateways have seen a change of the spec, and have been polled
 _MIN_INTERVAL_S: Final = 0.5  # too short an interval for a rate
 
 
@@ -80,7 +82,16 @@ class GatewayAggregator:
         self._on_interval = on_interval
         self._last_sample: ArrivalSample | None = None
         self._full_coverage_per_s: float | None = None  # the last rate at full coverage
+        self._slos: tuple[Slo, ...] | None = None
+        self._slos_known_from_s = -math.inf  # when all gateways counted against them
         self.last_minute: SlidingWindow[ServiceInterval] = SlidingWindow()
+
+    def set_slos(self, slos: tuple[Slo, ...], now_s: float) -> None:
+        """Set what gateways count responses against. What they counted against others no longer says anything."""
+        if self._slos is not None and slos != self._slos:
+            self._slos_known_from_s = now_s + SPEC_DELAY_S
+            self.last_minute.update(ServiceInterval.without_slo_counts)
+        self._slos = slos
 
     def observe(self, gateway: str, instance_id: str, at_s: float, reading: ServiceReading) -> None:
         """Add one reading; late or invalid readings are ignored."""
@@ -101,7 +112,8 @@ class GatewayAggregator:
             state.is_restarted = True
             return
         state.pending = interval if state.pending is None else merge_intervals(state.pending, interval)
-        self.last_minute.add(at_s, interval)
+        is_old_slo = at_s < self._slos_known_from_s
+        self.last_minute.add(at_s, interval.without_slo_counts() if is_old_slo else interval)
         self._on_interval(at_s, interval)
 
     def take_sample(self, now_s: float, gateways: Collection[str]) -> bool:

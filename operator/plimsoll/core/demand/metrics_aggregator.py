@@ -22,6 +22,7 @@ from plimsoll.core.demand.request_lengths import RequestLengthEstimator
 from plimsoll.core.demand.service_metrics import ServiceMetrics
 from plimsoll.core.engine_model.kv_transfer import TransferMeter, TransferStats
 from plimsoll.core.ports import BucketCounts, EngineReading, ServiceReading, SloCounts
+from plimsoll.core.slo import Slo
 from plimsoll.core.types import Role, Unavailable
 
 
@@ -43,6 +44,10 @@ class MetricsAggregator:
         """Add the service's counters at one gateway replica, read at at_s. instance_id identifies its process start."""
         if self._arrivals is None:
             self._gateways.observe(gateway, instance_id, at_s, reading)
+
+    def set_slos(self, slos: tuple[Slo, ...], now_s: float) -> None:
+        """Set the SLO of the service and those of its classes."""
+        self._gateways.set_slos(slos, now_s)
 
     def observe_engine(self, role: Role, reading: EngineReading) -> None:
         """Add a reading of one engine of a tier; invalid figures in it count as missing."""

@@ -11,7 +11,7 @@ rare, the last ones count, whatever their age.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final, Generic
 
 from plimsoll.core.demand.counter_delta import CLOCK_SKEW_S, IntervalT, merge_intervals, scale_interval
@@ -41,6 +41,11 @@ class SlidingWindow(Generic[IntervalT]):
             self._newest, self._older = slot, None
         if len(self._slots) > 2 * self._window_s / _SLOT_S:
             self._evict_expired(at_s)
+
+    def update(self, renew: Callable[[IntervalT], IntervalT]) -> None:
+        """Replace what is in the window by what `renew` makes of it."""
+        self._slots = {slot: renew(part) for slot, part in self._slots.items()}
+        self._total = self._older = None
 
     def total(self, now_s: float) -> IntervalT | None:
         """The sum over the window; None if it is empty."""
