@@ -51,8 +51,7 @@ MAX_LORA_RANK: Final = "--max-lora-rank"
 MAX_CPU_LORAS: Final = "--max-cpu-loras"
 RESERVED_FLAGS: Final = (
     HOST, PORT, "--uds", "--model", SERVED_MODEL_NAME, REVISION, KV_TRANSFER_CONFIG, MIDDLEWARE, SHUTDOWN_TIMEOUT,
-    SSL_KEY_FILE, SSL_CERTIFICATE_FILE, SSL_AUTHORITY_FILE, SSL_CLIENT_CERTIFICATE, SSL_REFRESH,
-    "--root-path", "--api-key", "--headless",
+    SSL_KEY_FILE, SSL_CERTIFICATE_FILE, "--root-path", "--api-key", "--headless",
 )  # the launcher sets them or relies on their defaults; users may not  # fmt: skip
 
 DEFAULT_MAX_NUM_SEQS: Final = 1024  # on GPUs of 70 GB and more; lower on others
