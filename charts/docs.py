@@ -73,11 +73,11 @@ def render_page(values: list[ChartValue]) -> str:
         out += ["", f"## {section}", ""]
         groups = [v for v in values if v.section == section and v.comment and v not in rows]
         out += [f"- `{value.name}`: {value.comment}" for value in groups]
-        out += [*([""] if groups else []), "| value | default | description |", "|---|---|---|"]
+        out += [*([""] if groups else []), "| value and default | description |", "|---|---|"]
         for value in rows:
             if value.section == section:
                 comment = f"As `{repeats[value.name]}`." if value.name in repeats else _escape(value.comment)
-                out.append(f"| `{value.name}` | {_cell(value.default)} | {comment} |")
+                out.append(f"| `{value.name}: {_escape(json.dumps(value.default))}` | {comment} |")
     return "\n".join(out) + "\n"
 
 
@@ -106,10 +106,6 @@ def _comment_above(lines: list[str], line: int) -> str:
             break
         comment_lines.insert(0, stripped.removeprefix("#").strip())
     return " ".join(comment_lines)
-
-
-def _cell(default: Any) -> str:
-    return f"`{_escape(json.dumps(default))}`"
 
 
 def _escape(text: str) -> str:

@@ -30,14 +30,18 @@ KSTATUS_NOTE = (
     " Flux and other users of kstatus. `--for=condition=Stalled=false` waits for ever, because an absent condition is"
     " not false. To wait for engines, use `kubectl wait --for=jsonpath='{.status.tiers.serve.summary}'=2/2 plim/NAME`."
 )
+METRICS_INTRO = (
+    "Braces have the labels. Names that end in `_total` are counters. Others are gauges, unless marked as histograms."
+)
 
 
 def conditions_page() -> str:
     """Types and reasons of conditions."""
     lines = ["# Conditions", "", KSTATUS_NOTE, "", "| type | what it means while it is true |", "|---|---|"]
     lines += [f"| `{kind.value}` | {conditions.TYPE_MEANINGS[kind]} |" for kind in conditions.ConditionType]
-    lines += ["", "| reason | what it means |", "|---|---|"]
-    lines += [f"| `{r.value}` | {text} |" for r, text in conditions.REASON_MEANINGS.items()]
+    types = {kind.value for kind in conditions.ConditionType}
+    lines += ["", "| reason, unless it is a type | what it means |", "|---|---|"]
+    lines += [f"| `{r.value}` | {text} |" for r, text in conditions.REASON_MEANINGS.items() if r.value not in types]
     return "\n".join(lines) + "\n"
 
 
@@ -47,22 +51,29 @@ def events_page() -> str:
         "The operator emits an Event once when something changes. `kubectl events --for plim/NAME` lists them, with"
         " details in the message."
     )
-    lines = ["# Events", "", intro, "", "| reason | type | meaning |", "|---|---|---|"]
-    for reason, text in events.EVENT_MEANINGS.items():
-        kind = "Normal" if reason in events.NORMAL_REASONS else "Warning"
-        lines.append(f"| `{reason.value}` | {kind} | {text} |")
+    described = {name.value for names in (conditions.ConditionType, conditions.ConditionReason) for name in names}
+    warnings = [reason for reason in events.EVENT_MEANINGS if reason not in events.NORMAL_REASONS]
+    as_conditions = [reason for reason in warnings if reason.value in described]
+    others = [reason for reason in warnings if reason not in as_conditions]
+    lines = ["# Events", "", intro, "", "Warnings that [conditions](conditions.md) explain:"]
+    lines += [", ".join(f"`{reason.value}`" for reason in as_conditions) + "."]
+    for title, reasons in (("other warnings", others), ("of type Normal", events.NORMAL_REASONS)):
+        lines += ["", f"| {title} | meaning |", "|---|---|"]
+        lines += [
+            f"| `{reason.value}` | {text} |" for reason, text in events.EVENT_MEANINGS.items() if reason in reasons
+        ]
     return "\n".join(lines) + "\n"
 
 
 def metrics_page() -> str:
     """Metrics of the processes that Plimsoll runs, and of what it adds to an engine."""
-    lines = ["# Metrics", ""]
+    lines = ["# Metrics", "", METRICS_INTRO, ""]
     for title, rows in (
         ("Gateway (picker, port 8081)", _rows(gateway_metrics.GATEWAY)),
         ("Operator (port 8081)", _rows(operator_metrics.OPERATOR)),
         ("Engine (launcher, port 8001)", engine_rows()),
     ):
-        lines += [f"## {title}", "", "| metric | type | labels | what it says |", "|---|---|---|---|", *rows, ""]
+        lines += [f"## {title}", "", "| metric | what it says |", "|---|---|", *rows, ""]
     lines.append("The launcher's port also has all metrics of the engine itself (`vllm:...`).")
     return "\n".join(lines) + "\n"
 
@@ -107,7 +118,9 @@ def _rows(registry: CollectorRegistry) -> Iterator[str]:
 
 def _row(family: Metric, labels: Iterable[str]) -> str:
     name = f"{family.name}_total" if family.type == "counter" else family.name
-    return f"| `{name}` | {family.type} | {', '.join(f'`{label}`' for label in labels)} | {family.documentation} |"
+    listed = ",".join(labels)
+    kind = " (histogram)" if family.type == "histogram" else ""
+    return f"| `{name}{f'{{{listed}}}' if listed else ''}`{kind} | {family.documentation} |"
 
 
 CLI_INTRO = (
@@ -132,7 +145,7 @@ def cli_page() -> str:
     lines += ["## Shared options", "", "| argument | what it is | verbs |", "|---|---|---|"]
     lines += [f"{row} {', '.join(f'`{verb}`' for verb in users)} |" for row, users in shared.items()]
     for parser, text in verbs:
-        lines += ["", f"## {parser.prog}", "", _sentence(text), "", "```text", _usage(parser), "```"]
+        lines += ["", f"## {parser.prog}", "", _sentence(text)]
         rows = [row for action in _own_options(parser) if (row := _option(action)) not in shared]
         if rows:
             lines += ["", "| argument | what it is |", "|---|---|", *rows]
@@ -163,17 +176,6 @@ def _shared_options(parsers: list[argparse.ArgumentParser]) -> dict[str, list[st
 
 def _own_options(parser: argparse.ArgumentParser) -> list[argparse.Action]:
     return [action for action in parser._actions if not isinstance(action, argparse._HelpAction)]
-
-
-def _usage(parser: argparse.ArgumentParser) -> str:
-    """What must be given; all else is `[OPTION]...`."""
-    actions = _own_options(parser)
-    words = [parser.prog]
-    words += [f"{max(action.option_strings, key=len)} {_value(action)}" for action in actions if _is_required(action)]
-    words += ["[OPTION]..."] if any(action.option_strings and not action.required for action in actions) else []
-    names = (action for action in actions if not action.option_strings)
-    words += [str(action.metavar) if action.nargs is None else f"[{action.metavar}]" for action in names]
-    return " ".join(words)
 
 
 def _is_required(action: argparse.Action) -> bool:

@@ -66,11 +66,11 @@ def run(service: Service, rows: Sequence[trace.TraceRequest]) -> tuple[RunObserv
     load = plan_load(rows, LIGHT_TOKEN_BYTES, f"{time.time_ns():x}", LIGHT_CHAT_TOKENS)
     kill: list[Kill] = []
 
-    def meanwhile(observer: ServiceObserver) -> None:
+    def kill_engine(observer: ServiceObserver) -> None:
         sleep_until(observer.origin + trace.KILL_S)
         kill.extend(_kill(service, observer))
 
-    observations = observe_load(service, FLEET_RUN, TARGETS, rows, load, meanwhile)
+    observations = observe_load(service, FLEET_RUN, TARGETS, rows, load, kill_engine)
     return observations, next(iter(kill), None)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from e2e.gpu import bringup, caches, parts, processes
 from e2e.gpu import run as measure
-from e2e.gpu.processes import StepFailed, say
+from e2e.gpu.processes import StepFailed, log_line
 from e2e.gpu.scenarios import SCENARIOS
 
 
@@ -74,7 +74,7 @@ def _carry_out(given: argparse.Namespace) -> None:
             loads = {"load": given.capacity, "after": given.after}
             predict(given.scenarios, given.hardware, given.start_up, given.out, **loads)
         case "receive":
-            say(f"received {given.folder}: {parts.receive(given.folder)}")
+            log_line(f"received {given.folder}: {parts.receive(given.folder)}")
         case "fill-caches":
             caches.begin(given.model)
         case "up":

@@ -18,7 +18,7 @@ from e2e.cluster.facts import sys_resource
 from e2e.cluster.settings import HERE as CLUSTER_FILES
 from e2e.gpu import config_files, engine_image, oci
 from e2e.gpu.parts import await_unpacked
-from e2e.gpu.processes import StepFailed, get, kubectl, run, say, start, succeeds, wait_for
+from e2e.gpu.processes import StepFailed, get, kubectl, log_line, run, start, succeeds, wait_for
 from e2e.gpu.settings import (
     API_SERVICE_IP,
     BIN,
@@ -73,7 +73,7 @@ def up(model: str, simulated: str, fake_gpus: int) -> None:
                 _import(tar)
     _install_chart()
     wait_for(lambda: allocatable_gpus() > 0, "GPUs in the node's status", _START_S)
-    say(f"{allocatable_gpus()} GPUs are allocatable")
+    log_line(f"{allocatable_gpus()} GPUs are allocatable")
 
 
 def _link_programs() -> None:
@@ -91,7 +91,7 @@ def _link_programs() -> None:
     if ctypes.util.find_library("seccomp") is None and not Path("/usr/lib/x86_64-linux-gnu/libseccomp.so.2").exists():
         shutil.copy2(DEBIAN / "usr/lib/x86_64-linux-gnu/libseccomp.so.2", "/usr/lib/x86_64-linux-gnu/libseccomp.so.2")
         run("ldconfig")
-    say(f"programs are in place, iptables is {variant}")
+    log_line(f"programs are in place, iptables is {variant}")
 
 
 def _link(path: Path, target: Path) -> None:
@@ -131,7 +131,7 @@ def _make_kernel_ready() -> None:
             with contextlib.suppress(OSError):  # a kernel thread, or gone
                 (below / "cgroup.procs").write_text(pid)
         subtree.write_text(wanted)
-    say(f"control groups: {wanted}")
+    log_line(f"control groups: {wanted}")
 
 
 def _start_control_plane() -> None:
@@ -161,7 +161,7 @@ def _start_control_plane() -> None:
         ],
     )
     wait_for(lambda: succeeds(BIN / "kubectl", "get", "--raw", "/readyz"), "the API server", _START_S)
-    say("the API server answers")
+    log_line("the API server answers")
     own = [f"--kubeconfig={KUBECONFIG}", "--leader-elect=false"]
     keys = [f"--root-ca-file={_PKI}/apiserver.crt", f"--service-account-private-key-file={_PKI}/accounts.key"]
     start("kube-controller-manager", [BIN / "kube-controller-manager", *own, *keys, f"--cert-dir={_PKI}"])
@@ -198,7 +198,7 @@ def _start_node(fake_gpus: int) -> None:
     plugin += [word for folder in engine_image.mounts() for word in ("--mount", folder)]
     start("device-plugin", plugin, {"PYTHONPATH": str(CHECKOUT), "PYTHONDONTWRITEBYTECODE": "1"})
     wait_for(lambda: _is_ready(get("node", NODE)), "the node", _START_S)
-    say("the node is ready")
+    log_line("the node is ready")
 
 
 def _is_ready(thing: Any) -> bool:
@@ -219,7 +219,7 @@ def _ctr(*words: str | Path) -> list[str | Path]:
 def _import(tar: Path) -> None:
     run(*_ctr("images", "import", tar), timeout_s=240)
     tar.unlink()
-    say(f"image {tar.stem} is imported")
+    log_line(f"image {tar.stem} is imported")
 
 
 def _make_pause() -> Path:
@@ -242,7 +242,7 @@ def _make_images() -> list[Path]:
     (root / "dev/shm").mkdir(exist_ok=True)  # for the semaphores of the processes that compile
     python = ("/usr/bin/python3", "-c", _COMPILE, "/usr/lib/python3.11", "/opt/plimsoll")
     run("chroot", root, *python, timeout_s=400)
-    say("images are compiled")
+    log_line("images are compiled")
     made = []
     for name in ("operator", "envoy"):
         config = oci.read_config(IMAGES / f"{name}.json")
@@ -255,7 +255,7 @@ def _make_images() -> list[Path]:
 def _make_engine_image(model: str, simulated: str) -> list[Path]:
     await_unpacked("engine", _UNPACK_S)
     run(sys.executable, "-c", _COMPILE, ENGINE / "site", timeout_s=400)
-    say("vLLM is compiled")
+    log_line("vLLM is compiled")
     return [engine_image.make(model, simulated)]
 
 
@@ -266,7 +266,7 @@ def _install_chart() -> None:
     kubectl("apply", "--server-side", "-n", SYSTEM, "-f", "-", stdin=text)
     names = [f"deployment/{RELEASE}-operator", f"deployment/{RELEASE}-gateway"]
     wait_for(lambda: all(_is_ready(get(name, "-n", SYSTEM)) for name in names), "operator and gateway", 180)
-    say("operator and gateway are available")
+    log_line("operator and gateway are available")
     wait_for(gateway_answers, "the gateway", 60)
 
 

@@ -20,7 +20,7 @@ from typing import Final
 
 from bench.hardware import dummy_models
 from e2e.gpu import scenarios
-from e2e.gpu.processes import say
+from e2e.gpu.processes import log_line
 from e2e.gpu.settings import CACHES, ENGINE, ENVIRONMENT, LOGS, MODELS, OFFLINE, PARTS, ROOT
 
 _PID: Final = ROOT / "run" / "fill-caches.pid"
@@ -87,7 +87,7 @@ def finish(seconds: float) -> None:
     pid, deadline = int(_PID.read_text()), time.monotonic() + seconds
     while _alive(pid) and time.monotonic() < deadline and not _has_compiled():
         time.sleep(0.2)
-    say(f"caches: {'filled' if _has_compiled() else 'not filled in time'}; {_last_line()}")
+    log_line(f"caches: {'filled' if _has_compiled() else 'not filled in time'}; {_last_line()}")
     while _alive(pid):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)

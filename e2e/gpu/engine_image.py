@@ -20,7 +20,7 @@ from typing import Any, Final
 from bench.hardware import dummy_models
 from bench.hardware.engine import STEPLOG
 from e2e.gpu import oci
-from e2e.gpu.processes import run, say
+from e2e.gpu.processes import log_line, run
 from e2e.gpu.settings import CHECKOUT, ENGINE, ENVIRONMENT, MODELS, OFFLINE, ROOT, image
 
 _SECRETS: Final = (
@@ -56,7 +56,7 @@ def make(model: str, simulated: str) -> Path:
     dummy_models.write_model(root / str(MODELS).lstrip("/"), model)
     with _mounted(root):
         lines = oci.apply_dockerfile(CHECKOUT / "engine-image/cuda.Dockerfile", CHECKOUT / "engine-image", root, config)
-    say(f"engine image: {len(lines)} lines of cuda.Dockerfile carried out")
+    log_line(f"engine image: {len(lines)} lines of cuda.Dockerfile carried out")
     target = ROOT / "engine.tar"
     oci.write_image(root, config, image("engine"), target)
     shutil.rmtree(root)

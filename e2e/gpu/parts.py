@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-from e2e.gpu.processes import say, start, wait_for
+from e2e.gpu.processes import log_line, start, wait_for
 from e2e.gpu.settings import ARCHIVES, PARTS, PIECE_BYTES, ROOT
 
 _MANIFEST: Final = "manifest.json"
@@ -103,6 +103,6 @@ def await_unpacked(name: str, seconds: float) -> None:
     """Wait until an archive is unpacked. Raises StepFailed."""
     done = PARTS / f"{name}.done"
     if not done.exists():
-        say(f"waits for the archive {name}")
+        log_line(f"waits for the archive {name}")
 
     wait_for(done.exists, f"unpacking {name}", seconds)

@@ -22,7 +22,7 @@ class StepFailed(Exception):
     """A step cannot go on; the message is what the user reads."""
 
 
-def say(text: str) -> None:
+def log_line(text: str) -> None:
     """One line with the seconds since the node's first step."""
     began = ROOT / "run" / "began"
     if not began.exists():
@@ -84,7 +84,7 @@ def stop_all() -> None:
     """End what was started, kubelet before containerd."""
     for name, pid in reversed(started().items()):
         if _alive(pid):
-            say(f"ends {name}")
+            log_line(f"ends {name}")
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
             deadline = time.monotonic() + 10

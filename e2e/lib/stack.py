@@ -102,11 +102,11 @@ def scale_gateways(cluster: Cluster, replicas: int) -> None:
 def wait_for_gateways(cluster: Cluster, replicas: int) -> None:
     """Waits until so many gateways exist, all of them ready."""
 
-    def whole() -> bool:
+    def all_ready() -> bool:
         pods = gateway_pods(cluster)
         return len(pods) == replicas and all(is_true(pod, "Ready") for pod in pods)
 
-    wait_until(f"there are {replicas} gateways", whole, 120)
+    wait_until(f"there are {replicas} gateways", all_ready, 120)
 
 
 def gateway_answers() -> bool:

@@ -10,12 +10,12 @@ from e2e.lib.wait import wait_until
 
 
 def test_unschedulable_tier_reports_scheduler_message(service: Callable[[str], Service], cluster: Cluster) -> None:
-    def refused() -> str | None:
+    def scheduler_message() -> str | None:
         return next((words for p in big.pods() if (words := condition(p, "PodScheduled").get("message"))), None)
 
     big = service("big")
     cluster.apply(make_manifest("big", {"serve": {"gpus": 64}}), namespace=big.namespace)
-    words = wait_until("the scheduler refuses", refused)
+    words = wait_until("the scheduler refuses", scheduler_message)
     reported_condition = big.wait_condition("ServeDegraded", reason="Unschedulable")
     [event] = big.wait_events("Unschedulable")
     print(f"ServeDegraded {reported_condition['reason']}: {reported_condition['message']}\nEvent: {event['message']}")

@@ -223,11 +223,11 @@ def _counts(grown: Samples) -> Object:
 def _counts_since(engine: Engine, requests: int, before: Samples) -> Object:
     """What the engine counted since `before`, once it has counted so many requests."""
 
-    def ended() -> Samples | None:
+    def counted_samples() -> Samples | None:
         grown = engine.metrics() - before
         return grown if grown.total("vllm:request_success_total") >= requests else None
 
-    return _counts(wait_until(f"{engine.service.name} has counted {requests} requests", ended, 20))
+    return _counts(wait_until(f"{engine.service.name} has counted {requests} requests", counted_samples, 20))
 
 
 def test_simulated_engine_counters_match_vllm(twins: Twins) -> None:

@@ -82,7 +82,7 @@ class LearnedService:
 
 
 @pytest.fixture(scope="module")
-def taught(
+def learned_service(
     cluster: Cluster, namespace: str, operator: OperatorClient, gateway: GatewayClient, gateways: None
 ) -> Iterator[LearnedService]:
     """One replica behind both gateways, which know what it carries."""
@@ -104,8 +104,8 @@ def taught(
 
 
 @pytest.fixture(scope="module")
-def gate(taught: LearnedService) -> Service:
-    return taught.service
+def gate(learned_service: LearnedService) -> Service:
+    return learned_service.service
 
 
 def _mixed_prompts(n: int) -> Prompt:
@@ -192,29 +192,31 @@ def _admitted_within_slo(records: list[RequestRecord]) -> tuple[list[RequestReco
     return admitted, sum(map(simulated_fleet.within_slo, admitted))
 
 
-def test_operator_metrics_match_client_records(taught: LearnedService, gateway: GatewayClient) -> None:
+def test_operator_metrics_match_client_records(learned_service: LearnedService, gateway: GatewayClient) -> None:
     """From the gateways' counts and the engine's page alone: arrivals, outcomes, lengths, latency, what runs."""
-    records, last = taught.records, taught.reported[-1]
+    records, last = learned_service.records, learned_service.reported[-1]
     sent, ok = len(records), [r for r in records if r.ok]
-    reports = {found["gateway"]: found["services"][taught.service.key]["requests"] for found in gateway.signals()}
-    counted, owner = list(reports.values()), gateway.owner(taught.service.key)
+    reports = {
+        found["gateway"]: found["services"][learned_service.service.key]["requests"] for found in gateway.signals()
+    }
+    counted, owner = list(reports.values()), gateway.owner(learned_service.service.key)
     elsewhere = sum(one["arrived"] for pod, one in reports.items() if pod != owner)
     total = {name: sum(one[name] for one in counted) for name in ("arrived", "retried", "succeeded", "failed")}
     refused = sum(sum(one["rejected"].values()) for one in counted)
     ticks = [
         (gateways_read_at(one), gateways_read_at(two), metric_value(two, "rate_per_s"))
-        for one, two in pairwise(taught.reported)
+        for one, two in pairwise(learned_service.reported)
     ]
     ticks = [tick for tick in ticks if tick[1] - tick[0] < 1.6]  # one right after the other: none was missed
     whole = sum(rate * (end - begin) for begin, end, rate in ticks)
     came = sum(begin < r.sent_at <= end for r in records for begin, end, _ in ticks)
     ttft_s = nearest_rank(sorted(r.ttft_s for r in ok if r.ttft_s is not None), 95)
     prompt, output = (sum(part) / len(ok) for part in zip(*map(_tokens, ok), strict=True))
-    running = [_running(records, reported) for reported in taught.reported[:-1]]
+    running = [_running(records, reported) for reported in learned_service.reported[:-1]]
     off = sum(abs(believed - there) for believed, there in running) / len(running)
     gateways, lengths = last["metrics"]["gateways"], last["metrics"]["requests"]
     print(f"{sent} sent, {len(ok)} ok; gateways {counted}, owner {owner}, {total}, {refused} refused")
-    print(f"{taught.fallbacks} decided without the owner")
+    print(f"{learned_service.fallbacks} decided without the owner")
     print(f"operator: {gateways['arrivals']:.0f} in the last minute, {whole:.1f} of {came} by {len(ticks)} rates")
     print(f"TTFT p95 {gateways['ttft_s']} s, clients {ttft_s:.3f} s")
     print(f"lengths {lengths}, clients {prompt:.1f} and {output:.1f}")
@@ -224,8 +226,8 @@ def test_operator_metrics_match_client_records(taught: LearnedService, gateway: 
     )
     arrived = total.pop("arrived")
     assert total == {"retried": 0, "succeeded": len(ok), "failed": 0}, "a header alone hides no demand"
-    assert sent <= arrived <= sent + taught.fallbacks
-    assert elsewhere <= taught.fallbacks, "arrivals are counted where they are decided: at the owner"
+    assert sent <= arrived <= sent + learned_service.fallbacks
+    assert elsewhere <= learned_service.fallbacks, "arrivals are counted where they are decided: at the owner"
     assert refused == sent - len(ok)
     assert all(one["succeeded"] > 0 for one in counted), "one gateway carried it all"
     assert gateways["arrivals"] == arrived
@@ -255,21 +257,21 @@ def _pod(cluster: Cluster, name: str) -> Object:
 
 
 def test_gateway_counter_reset_is_counted_once(
-    taught: LearnedService, cluster: Cluster, gateway: GatewayClient, operator: OperatorClient
+    learned_service: LearnedService, cluster: Cluster, gateway: GatewayClient, operator: OperatorClient
 ) -> None:
     """The owner's counts restart at 0 in the same pod: demand neither falls nor rises."""
     allowed = gateway.failures_allowed()
-    with Load(taught.service.target, poisson(LIGHT, 300, _mixed_prompts, seed=3)) as load:
-        reported = _collect_documents(operator, taught.service, KILLED_S / 3)
+    with Load(learned_service.service.target, poisson(LIGHT, 300, _mixed_prompts, seed=3)) as load:
+        reported = _collect_documents(operator, learned_service.service, KILLED_S / 3)
         struck_at = time.time()
-        signal_container(_pod(cluster, gateway.owner(taught.service.key)), "picker", "KILL")
-        reported += _collect_documents(operator, taught.service, KILLED_S * 2 / 3)
+        signal_container(_pod(cluster, gateway.owner(learned_service.service.key)), "picker", "KILL")
+        reported += _collect_documents(operator, learned_service.service, KILLED_S * 2 / 3)
         stack.wait_for_gateways(cluster, GATEWAYS)
         whole_at = time.time()
-        reported += _collect_documents(operator, taught.service, 4.0)
+        reported += _collect_documents(operator, learned_service.service, 4.0)
     allowed = gateway.failures_allowed() - allowed
-    taught.records.extend(load.ledger.records)
-    records, last = taught.records, reported[-1]
+    learned_service.records.extend(load.ledger.records)
+    records, last = learned_service.records, reported[-1]
     surely, at_most = _minute(records, last)
     unseen = sum(struck_at - 1.5 <= r.sent_at <= whole_at for r in records)
     rates = Counter(round(metric_value(one, "rate_per_s")) for one in reported)
@@ -309,7 +311,7 @@ def _arrival_intervals(gateway: GatewayClient, service: Service, before: Counter
 
 
 def test_slots_at_capacity_are_used_by_both_gateways(
-    taught: LearnedService, gate: Service, gateway: GatewayClient
+    learned_service: LearnedService, gate: Service, gateway: GatewayClient
 ) -> None:
     """Near its capacity the replica keeps the SLO, with more requests at once than a share of its slots.
 
@@ -323,7 +325,7 @@ def test_slots_at_capacity_are_used_by_both_gateways(
         load.wait()
     after = {found["gateway"]: found["services"][gate.key]["requests"]["succeeded"] for found in gateway.signals()}
     fallbacks, records = gateway.fallbacks() - fallbacks, load.ledger.records
-    taught.records.extend(records)
+    learned_service.records.extend(records)
     kept = sum(map(simulated_fleet.within_slo, records))
     print(
         f"{load.ledger.summary()}\n{rate:.2f} req/s: {kept} of {len(records)} within the SLO; {fallbacks} decided alone"
@@ -337,7 +339,7 @@ def test_slots_at_capacity_are_used_by_both_gateways(
 
 
 def test_overload_is_limited_also_when_the_owner_dies(
-    taught: LearnedService,
+    learned_service: LearnedService,
     gate: Service,
     cluster: Cluster,
     gateway: GatewayClient,
@@ -376,7 +378,7 @@ def test_overload_is_limited_also_when_the_owner_dies(
         print(f"{name}: {len(some)} offered, {len(admitted)} let in, {kept} of these within the promise")
         assert 0 < len(admitted) < len(some), "that was no overload"
         assert kept >= 0.95 * len(admitted), name
-    surely, at_most = _minute([*taught.records, *records], document)
+    surely, at_most = _minute([*learned_service.records, *records], document)
     arrived = metric_value(document, "arrivals")
     sent = [r for r in records if r.sent_at < counted_at]
     print(f"last minute before that: {arrived:.0f} by the operator, {surely} to {at_most} by clients")

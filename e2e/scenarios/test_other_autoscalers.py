@@ -63,7 +63,7 @@ def operator(cluster: Cluster) -> OperatorClient:
     return OperatorClient(cluster, stack.SYSTEM)
 
 
-def ask(cluster: Cluster, namespace: str, service: str) -> str:
+def read_keda_count(cluster: Cluster, namespace: str, service: str) -> str:
     """The answer to KEDA's questions, "" while no pod can ask."""
     for pod in cluster.list("pods", stack.SYSTEM, SELECTOR):
         try:
@@ -85,11 +85,13 @@ def test_deployment_follows_scaler_from_zero(cluster: Cluster, service: Callable
     manifest = simulated_fleet.fleet_manifest("asleep", tiers)
     manifest["spec"]["scaling"] = {"mode": "Recommend"}
     cluster.apply(manifest, namespace=asleep.namespace)
-    wait_until("nothing is recommended", lambda: ask(cluster, asleep.namespace, "asleep") == "0 False", ANSWER_S)
+    wait_until(
+        "nothing is recommended", lambda: read_keda_count(cluster, asleep.namespace, "asleep") == "0 False", ANSWER_S
+    )
 
     def scale() -> int:
         """As KEDA's HPA does: the Deployment gets the count, which the operator leaves alone."""
-        count = ask(cluster, asleep.namespace, "asleep").split()[0]
+        count = read_keda_count(cluster, asleep.namespace, "asleep").split()[0]
         if count.isdigit():
             cluster.kubectl("scale", "deployment/asleep-serve", "-n", asleep.namespace, f"--replicas={count}")
         return int(count) if count.isdigit() else 0
@@ -106,7 +108,7 @@ def test_deployment_follows_scaler_from_zero(cluster: Cluster, service: Callable
 
 @pytest.mark.usefixtures("scaler")
 def test_scaler_says_what_is_wrong(cluster: Cluster, namespace: str) -> None:
-    answer = wait_until("it answers", lambda: ask(cluster, namespace, "absent"), ANSWER_S)
+    answer = wait_until("it answers", lambda: read_keda_count(cluster, namespace, "absent"), ANSWER_S)
     assert answer.startswith("NOT_FOUND"), answer
     assert f"{namespace}/absent" in answer
 
@@ -133,5 +135,5 @@ def test_scaler_follows_the_lease(cluster: Cluster, operator: OperatorClient, so
     cluster.delete("pod", before, namespace=stack.SYSTEM)
     wait_until("another leads", lambda: operator.leader not in ("", before), ANSWER_S)
     namespace, name = solo.key.split("/")
-    answer = wait_until("it answers", lambda: ask(cluster, namespace, name), ANSWER_S)
+    answer = wait_until("it answers", lambda: read_keda_count(cluster, namespace, name), ANSWER_S)
     assert answer.startswith(("FAILED_PRECONDITION", "UNAVAILABLE")), f"solo has no SLO: {answer}"

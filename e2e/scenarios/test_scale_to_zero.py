@@ -125,7 +125,7 @@ def _run_cycle(sleeper: Service, gateway: GatewayClient) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def observed(cluster: Cluster, namespace: str, gateway: GatewayClient) -> dict[str, Future[list[str]]]:
+def cycle_events(cluster: Cluster, namespace: str, gateway: GatewayClient) -> dict[str, Future[list[str]]]:
     """What both did, once both are through."""
     cluster.apply(*(_service_manifest(name, tiers) for name, tiers in TIERS.items()), namespace=namespace)
     with ThreadPoolExecutor(len(TIERS)) as pool:
@@ -136,6 +136,6 @@ def observed(cluster: Cluster, namespace: str, gateway: GatewayClient) -> dict[s
 
 
 @pytest.mark.parametrize("name", TIERS)
-def test_scale_to_zero_and_back_loses_no_request(name: str, observed: dict[str, Future[list[str]]]) -> None:
+def test_scale_to_zero_and_back_loses_no_request(name: str, cycle_events: dict[str, Future[list[str]]]) -> None:
     """The next request waits for an engine of each tier that answers, and is answered by it."""
-    print("\n".join(observed[name].result()))
+    print("\n".join(cycle_events[name].result()))

@@ -127,11 +127,11 @@ async def test_kube_watch_lists_again_after_a_broken_line(monkeypatch: pytest.Mo
     async def lines(_: Any) -> AsyncIterator[bytes]:
         yield line
 
-    async def at_once(_: float) -> None:
+    async def no_delay(_: float) -> None:
         return None
 
     monkeypatch.setattr(kube_client, "_read_lines", lines)
-    monkeypatch.setattr(kube_client.asyncio, "sleep", at_once)
+    monkeypatch.setattr(kube_client.asyncio, "sleep", no_delay)
     watching = Answering({"items": []}).watch(PODS)
     assert [(await anext(watching)).type for _ in range(2)] == ["SYNC", "SYNC"]
 

@@ -208,12 +208,12 @@ def test_parse_text_without_vllm_metrics_raises(text: bytes) -> None:
 async def test_fetch_queries_engine_address_and_stamps_time() -> None:
     requested: list[tuple[str, int, str]] = []
 
-    async def ask(address: str, port: int, path: str) -> bytes:
+    async def http_get(address: str, port: int, path: str) -> bytes:
         requested.append((address, port, path))
         return PAGE.encode()
 
     page, reading = await engine_metrics.fetch_page(
-        ask, "10.0.0.7", 8001, "/metrics", "a", launched.METRICS, lambda: AT_S
+        http_get, "10.0.0.7", 8001, "/metrics", "a", launched.METRICS, lambda: AT_S
     )
     assert requested == [("10.0.0.7", 8001, "/metrics")]
     assert page == PAGE.encode()

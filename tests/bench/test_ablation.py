@@ -160,7 +160,7 @@ def test_key_depends_on_program_place_seed_and_mechanism() -> None:
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[AblationTask]:
+def executed_tasks(monkeypatch: pytest.MonkeyPatch) -> list[AblationTask]:
     """Runs that were made, by a simulation in which only `standby` and `trend` are called, and `trend` changes."""
     tasks: list[AblationTask] = []
 
@@ -174,29 +174,29 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[AblationTask]:
     return tasks
 
 
-def test_runner_resumes_and_skips_what_is_never_called(made: list[AblationTask], tmp_path: Path) -> None:
+def test_runner_resumes_and_skips_what_is_never_called(executed_tasks: list[AblationTask], tmp_path: Path) -> None:
     names = ["standby", "trend", "season"]
     assert AblationRunner(RunStore(tmp_path, tmp_path / "none"), CODE).run(["short"], 2, names)
-    assert [(task.seed, task.mechanism) for task in made] == [
+    assert [(task.seed, task.mechanism) for task in executed_tasks] == [
         (1, None), (2, None), (1, "standby"), (1, "trend"), (2, "standby"), (2, "trend"),
     ]  # fmt: skip
     again = AblationRunner(RunStore(tmp_path, tmp_path / "none"), CODE)
     assert again.run(["short"], 2, names)
-    assert len(made) == 6
+    assert len(executed_tasks) == 6
     never = again.figures(AblationTask("short", 1, "season"))
     assert never == again.figures(AblationTask("short", 1))
 
 
-def test_screen_drops_what_has_differed(made: list[AblationTask], tmp_path: Path) -> None:
+def test_screen_drops_what_has_differed(executed_tasks: list[AblationTask], tmp_path: Path) -> None:
     runner = AblationRunner(RunStore(tmp_path, tmp_path / "none"), CODE)
     assert runner.run(["short", "step-0"], 1, ["standby", "trend"], screen=True)
-    assert [task.mechanism for task in made if task.place == "step-0"] == [None, "standby"]
+    assert [task.mechanism for task in executed_tasks if task.place == "step-0"] == [None, "standby"]
 
 
-def test_no_run_begins_after_the_budget(made: list[AblationTask], tmp_path: Path) -> None:
+def test_no_run_begins_after_the_budget(executed_tasks: list[AblationTask], tmp_path: Path) -> None:
     runner = AblationRunner(RunStore(tmp_path, tmp_path / "none"), CODE, until_s=-math.inf)
     assert not runner.run(["short"], 1, ["standby"])
-    assert not made
+    assert not executed_tasks
 
 
 # ---------------------------------------------------------------- page
@@ -225,21 +225,24 @@ def test_difference_is_without_less_whole() -> None:
 
 
 def test_interval_is_over_seeds_of_means_over_places() -> None:
-    def of(points: float) -> Difference:
+    def make_difference(points: float) -> Difference:
         return Difference(points, 0.0, 0.0, True, True)
 
-    found = {"a": {1: of(1.0), 2: of(3.0)}, "b": {1: of(3.0), 2: of(5.0), 3: of(99.0)}}
+    found = {
+        "a": {1: make_difference(1.0), 2: make_difference(3.0)},
+        "b": {1: make_difference(3.0), 2: make_difference(5.0), 3: make_difference(99.0)},
+    }
     mean = mean_difference(found, lambda one: one.attainment)
     assert mean is not None
     assert mean.value == pytest.approx(3.0)  # of 2 and 4
     assert mean.half_width == pytest.approx(12.706)  # t of one degree of freedom, times sqrt(2) over sqrt(2)
-    single = mean_difference({"a": {1: of(1.0)}}, lambda one: one.attainment)
+    single = mean_difference({"a": {1: make_difference(1.0)}}, lambda one: one.attainment)
     assert single is not None
     assert single.half_width is None
     assert mean_difference({}, lambda one: one.attainment) is None
 
 
-def test_page_separates_unchanged_from_never_called(made: list[AblationTask], tmp_path: Path) -> None:
+def test_page_separates_unchanged_from_never_called(executed_tasks: list[AblationTask], tmp_path: Path) -> None:
     runner, names = AblationRunner(RunStore(tmp_path, tmp_path / "none"), CODE), ["standby", "trend", "season"]
     runner.run(["short"], 2, names)
     text = page.render(runner, ["short", "sigma"], 2, names)

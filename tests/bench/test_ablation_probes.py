@@ -53,9 +53,9 @@ from tests.core.scaling_fixtures import (
     replica_bounds,
     sizing_for,
 )
-from tests.core.test_admission import CHAT, SERVE, ask, gate
+from tests.core.test_admission import CHAT, SERVE, gate, make_request
 from tests.core.test_autoscaler import ABOUT, mix, service_metrics
-from tests.core.test_forecast import constant, demand, fed, forecast_of
+from tests.core.test_forecast import constant, demand, demand_after, forecast_of
 
 OTHERS_GROWTH = replace(FREQUENT_GROWTH, own_growth=1.0)  # of other services alone
 
@@ -132,11 +132,11 @@ def media_ratios() -> dict[str, float]:
     return dict(estimator.ratios())
 
 
-def answered(count: int = 8, ttft_s: float = 0.4, took_s: float = 8.0) -> AdmissionController:
+def controller_after_responses(count: int = 8, ttft_s: float = 0.4, took_s: float = 8.0) -> AdmissionController:
     """A gate of one replica after requests that were later and slower than its model says."""
     controller = gate()
     for number in range(count):
-        controller.submit(ask(f"r{number}", 0.1 * number), 0.1 * number)
+        controller.submit(make_request(f"r{number}", 0.1 * number), 0.1 * number)
     for number in range(count - 1):
         controller.complete(f"r{number}", took_s + 0.1 * number, 100, ttft_s)
     return controller
@@ -150,13 +150,13 @@ def crowded() -> Any:
     """A replica with prompts ahead, and the cost of one more."""
     controller = gate()
     for number in range(6):
-        controller.submit(ask(f"r{number}"), 0.0)
-    return replica_of(controller), controller.pool.estimate_cost(ask("more"))
+        controller.submit(make_request(f"r{number}"), 0.0)
+    return replica_of(controller), controller.pool.estimate_cost(make_request("more"))
 
 
 def cancelled_prefill() -> float:
     controller = gate()
-    controller.submit(ask("r", prompt_tokens=8000), 0.0)
+    controller.submit(make_request("r", prompt_tokens=8000), 0.0)
     controller.complete("r", 0.0)
     return float(replica_of(controller).prefill_free_s)
 
@@ -170,7 +170,7 @@ def fast_replica() -> float:
 
 def margin() -> float:
     controller = gate()
-    controller.submit(ask("r"), 0.0)
+    controller.submit(make_request("r"), 0.0)
     controller._last_full_s = 0.0
     return controller._safety_margin_s(SimpleNamespace(class_index=0), 0.0)  # type: ignore[arg-type]
 
@@ -178,7 +178,7 @@ def margin() -> float:
 def reserved() -> object:
     reservations = RetryReservations()
     reservations.set_capacity_steps(10.0, 5.0)
-    return reservations.reserve(ask("r"), 1.0, 0.0, 0.0)
+    return reservations.reserve(make_request("r"), 1.0, 0.0, 0.0)
 
 
 def detected() -> bool:
@@ -217,7 +217,7 @@ def estimated_tokens() -> int | None:
 def dispersion() -> float:
     tier = TierState(Role.SERVE)
     tier.capacity = SimpleNamespace(request_gpu_s=0.1)  # type: ignore[assignment]
-    tier.forecast_state = fed(np.tile([0.0, 0.0, 0.0, 8.0], 150))
+    tier.forecast_state = demand_after(np.tile([0.0, 0.0, 0.0, 8.0], 150))
     return tier.measured_arrival_cv2()
 
 
@@ -289,11 +289,11 @@ def pressed() -> int:
 
 
 def ramped() -> float:
-    return forecast_of(fed(np.linspace(1.0, 10.0, 400))).trend
+    return forecast_of(demand_after(np.linspace(1.0, 10.0, 400))).trend
 
 
 def shifted() -> float:
-    return forecast_of(fed(demand(np.repeat([2.0, 20.0], [300, 20]), 1.0, 1))).level
+    return forecast_of(demand_after(demand(np.repeat([2.0, 20.0], [300, 20]), 1.0, 1))).level
 
 
 PROBES: dict[str, Callable[[], object]] = {
@@ -340,10 +340,10 @@ PROBES: dict[str, Callable[[], object]] = {
     "startup-learning": lambda: record_startup(StartupModels(STARTUP_MODEL), UNKNOWN_VARIANT, [("pull", 90.0)]),
     "startup-phases": starting,
     "ttft-margin": margin,
-    "ttft-margin-learning": lambda: answered()._margins[0].margin_s,
+    "ttft-margin-learning": lambda: controller_after_responses()._margins[0].margin_s,
     "early-first-tokens": lambda: first_token_reports.report_age_s(0.1),
-    "ttft-residual": lambda: replica_of(answered()).ttft_residual_s,
-    "step-time-ratio": lambda: replica_of(answered()).step_time_ratio,
+    "ttft-residual": lambda: replica_of(controller_after_responses()).ttft_residual_s,
+    "step-time-ratio": lambda: replica_of(controller_after_responses()).step_time_ratio,
     "fast-replica-slots": fast_replica,
     "chunk-interference": lambda: (lambda replica, cost: replica.predict_ttft_s(cost, 0.0))(*crowded()),
     "prefill-pacing": lambda: crowded()[0].max_prefill_ahead_s,

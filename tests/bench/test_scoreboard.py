@@ -205,7 +205,7 @@ def test_search_climbs_ladder_and_plays_leaders_with_all_seeds(tmp_path: Path, m
     (tmp_path / "found.json").write_text("{}")
     made: list[RunTask] = []
 
-    def played(tasks: Sequence[RunTask]) -> list[dict[str, Any]]:
+    def run_tasks(tasks: Sequence[RunTask]) -> list[dict[str, Any]]:
         made.extend(tasks)
         return [make_run(*figures(one)) for one in tasks]
 
@@ -214,7 +214,7 @@ def test_search_climbs_ladder_and_plays_leaders_with_all_seeds(tmp_path: Path, m
         quick = task.policy.endswith("down=60")
         return 0.9 - abs(target - 24.0) / 1000 + quick * (0.005 if task.seed == 1 else -0.02), 2.0
 
-    search.search_settings("hpa-concurrency", STEP, 2, played)
+    search.search_settings("hpa-concurrency", STEP, 2, run_tasks)
     found = json.loads((tmp_path / "found.json").read_text())
     assert found == {"step-60": {"hpa-concurrency": ["hpa-concurrency:target=24,down=300"]}}
     every = search.candidate_settings("hpa-concurrency", STEP)
@@ -261,17 +261,17 @@ def test_search_peers_include_defaults_and_found_settings(tmp_path: Path, monkey
 
 def test_search_policies_include_enough_reactive_baselines() -> None:
     row = replace(STEP, name="nobody searched here", load=SHORT_ROWS["short"].load)
-    played = search.row_policies(row)
-    assert played[0] == "plimsoll"
-    assert {"hpa-queue", "keda-ttft", "kpa", "apa", "wva", "static:8"} <= set(played)
-    assert sum(word.startswith("follower:") for word in played) >= 20
+    policies = search.row_policies(row)
+    assert policies[0] == "plimsoll"
+    assert {"hpa-queue", "keda-ttft", "kpa", "apa", "wva", "static:8"} <= set(policies)
+    assert sum(word.startswith("follower:") for word in policies) >= 20
 
 
 def test_search_missing_package_is_skipped_with_message(capsys: pytest.CaptureFixture[str]) -> None:
     row = replace(STEP, name="nobody searched here", load=SHORT_ROWS["short"].load)
-    played, output = search.peer_policies(row), capsys.readouterr().err
+    policies, output = search.peer_policies(row), capsys.readouterr().err
     for word in ("dynamo-load", "dynamo-throughput"):
-        assert (word in played) is (f"left out: {word}: " not in output)
+        assert (word in policies) is (f"left out: {word}: " not in output)
 
 
 def test_mean_replicas_count_starting_and_draining() -> None:

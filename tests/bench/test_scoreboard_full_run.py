@@ -34,8 +34,8 @@ def a_made(task: RunTask) -> dict[str, Any]:
 class Field:
     """Plays by a function, and remembers what was asked for."""
 
-    def __init__(self, made: Made) -> None:
-        self.made, self.tasks = made, list[RunTask]()
+    def __init__(self, run_task: Made) -> None:
+        self.made, self.tasks = run_task, list[RunTask]()
 
     def __call__(self, tasks: Sequence[RunTask]) -> list[dict[str, Any]]:
         self.tasks += tasks
@@ -145,7 +145,7 @@ def test_baselines_other_plant_count_at_five_percent_less_cost() -> None:
 def test_leader_is_played_with_all_seeds_then_the_next() -> None:
     attained = {f"follower:spare={n},gated=1": 0.90 + 0.001 * n for n in range(4)}
 
-    def made(task: RunTask) -> dict[str, Any]:
+    def fake_run(task: RunTask) -> dict[str, Any]:
         if "gated" not in task.policy:
             return run_baseline(task)
         lucky = 0.91 if task.seed == 1 else 0.8
@@ -154,7 +154,7 @@ def test_leader_is_played_with_all_seeds_then_the_next() -> None:
             "attainment_offered": attained.get(task.policy, 0.5 if "rates" in task.policy else lucky),
         }
 
-    field = Field(made)
+    field = Field(fake_run)
     full_run.run_plan([PlanPart("p", ("step-60",), ("followers",), seeds=3)], field)
     more = {one.policy for one in field.tasks if one.seed == 3}
     assert "plimsoll" in more
@@ -166,11 +166,11 @@ def test_leader_is_played_with_all_seeds_then_the_next() -> None:
 def test_leader_by_cost_is_cheapest_with_equal_attainment() -> None:
     """The better ones cost more; and with more seeds the cheapest is less good."""
 
-    def made(task: RunTask) -> dict[str, Any]:
+    def fake_run(task: RunTask) -> dict[str, Any]:
         unlucky = task.policy == "follower:spare=3,gated=1" and task.seed > 1
         return {**run_baseline(task), **({"attainment_offered": 0.8} if unlucky else {})}
 
-    field = Field(made)
+    field = Field(fake_run)
     full_run.run_plan([PlanPart("p", ("step-60-pd",), ("followers",), seeds=2)], field)
     assert [one.policy for one in field.tasks if one.seed == 2 and one.policy != "plimsoll"] == [
         "follower:spare=3,gated=1", "follower:spare=4,gated=1",
@@ -195,7 +195,7 @@ def test_baselines_get_stated_rates_for_identical_requests() -> None:
 def make_static_fleets(least: int, own: float = 2.0, limit: float = 1.0) -> Made:
     """Constant fleets from `least` on keep the promise, up to `limit` times the row's rate; Plimsoll has `own`."""
 
-    def made(task: RunTask) -> dict[str, Any]:
+    def fake_run(task: RunTask) -> dict[str, Any]:
         if task.policy == "plimsoll":
             return make_run(0.97, 12.0, board=make_board_figures(own))
         count = int(task.policy.removeprefix("static:"))
@@ -205,7 +205,7 @@ def make_static_fleets(least: int, own: float = 2.0, limit: float = 1.0) -> Made
             0.97, 6.0 * count, windows={"n": 100, "passed": 100 if good else 50}, board=make_board_figures(float(count))
         )
 
-    return made
+    return fake_run
 
 
 @pytest.mark.parametrize(
@@ -247,10 +247,13 @@ def a_store(folder: Path) -> RunStore:
     return RunStore(folder, folder / "nothing")
 
 
-def a_player(folder: Path, made: Made, **more: Any) -> Runner:
+def a_player(folder: Path, fake_run: Made, **more: Any) -> Runner:
     """Names policy and seed in what is made, as a run does."""
     return Runner(
-        a_store(folder), CODE, run_task=lambda task: {**made(task), "policy": task.policy, "seed": task.seed}, **more
+        a_store(folder),
+        CODE,
+        run_task=lambda task: {**fake_run(task), "policy": task.policy, "seed": task.seed},
+        **more,
     )
 
 
@@ -266,29 +269,29 @@ class Clock:
 
 
 def test_player_stops_at_budget_and_resumes(tmp_path: Path) -> None:
-    made: list[int] = []
+    seeds: list[int] = []
 
     def remembered(task: RunTask) -> dict[str, Any]:
-        made.append(task.seed)
+        seeds.append(task.seed)
         return a_made(task)
 
     tasks = [RunTask(STEP, 1.0, "plimsoll", seed) for seed in range(1, 5)]
     with pytest.raises(BudgetExhausted):
         a_player(tmp_path, remembered, budget_s=3.0, clock=Clock())(tasks)
-    assert made == [1, 2]
+    assert seeds == [1, 2]
     assert len(a_player(tmp_path, remembered)(tasks)) == 4
-    assert made == [1, 2, 3, 4]
+    assert seeds == [1, 2, 3, 4]
     assert len(a_player(tmp_path, remembered, budget_s=0.0)(tasks)) == 4, "all of it is kept"
 
 
 def test_player_resumes_from_committed_runs(tmp_path: Path) -> None:
     tasks = [RunTask(STEP, 1.0, "plimsoll", seed) for seed in (2, 1)]
     here = a_player(tmp_path / "here", a_made)
-    made = here(tasks)
+    runs = here(tasks)
     committed = tmp_path / "runs.jsonl.gz"
     write_committed(here.store, committed)
     there = RunStore(tmp_path / "there", committed)
-    assert Runner(there, CODE, budget_s=0.0)(tasks) == made
+    assert Runner(there, CODE, budget_s=0.0)(tasks) == runs
     before = committed.read_bytes()
     write_committed(reversed([*there]), committed)
     assert committed.read_bytes() == before, "the same runs, the same bytes"
@@ -334,10 +337,10 @@ def a_whole_board(folder: Path, left: Sequence[str] = ()) -> board_file.ScoreBoa
     followers = {f"follower:spare={n}": (0.9 - 0.01 * n, 1.0 + 0.1 * n) for n in range(20)}
     figures = {"plimsoll": (0.94, 1.26), **peers, **followers}
 
-    def made(task: RunTask) -> dict[str, Any]:
+    def fake_run(task: RunTask) -> dict[str, Any]:
         return make_run(*figures[task.policy])
 
-    player = a_player(folder, made)
+    player = a_player(folder, fake_run)
     player([RunTask(STEP, plant, word, 1) for word in figures for plant in (1.0, 1.4)])
     return board_file.make_board(player.store, CODE, left)
 
@@ -371,7 +374,7 @@ def test_page_states_misses_and_costs_of_equal_policies(tmp_path: Path) -> None:
 def test_page_trace_compares_passed_windows(tmp_path: Path) -> None:
     """Attainment in all would name the dearer peer, and a schedule of which windows fail."""
     row, good, bad = BOARD_ROWS["azure-code"], {"n": 100, "passed": 99}, {"n": 100, "passed": 98}
-    made = {
+    results = {
         "plimsoll": make_run(0.995, 9.0, windows={"n": 100, "passed": 100}),
         "kpa": make_run(0.996, 9.9, windows=good),
         "apa": make_run(0.990, 9.5, windows=good),
@@ -380,8 +383,8 @@ def test_page_trace_compares_passed_windows(tmp_path: Path) -> None:
         "follower:spare=1": make_run(0.980, 8.9, windows=good),
         "follower:spare=0": make_run(0.994, 8.8, windows=bad),
     }
-    player = a_player(tmp_path, lambda task: made[task.policy])
-    player([RunTask(row, 1.0, word, 1) for word in made])
+    player = a_player(tmp_path, lambda task: results[task.policy])
+    player([RunTask(row, 1.0, word, 1) for word in results])
     text = docs_pages.summary(board_file.make_board(player.store, CODE, []))
     assert "| `azure-code` | 100.0% of windows at 9.00 | - | 99.0% of windows at 9.50, `apa` | - |" in text
     assert " 99.0% of windows at 8.90, `follower:spare=1` | 99.0% of windows at 8.00, `clairvoyant` |" in text

@@ -53,12 +53,12 @@ def test_documented_row_is_commented_leaf_key() -> None:
 
 def test_values_page_lists_rows_and_groups() -> None:
     page = docs.render_page(docs.read(SAMPLE))
-    assert '| `b.c` | `{"x": 1, "y": 2}` | Inside. |' in page
+    assert '| `b.c: {"x": 1, "y": 2}` | Inside. |' in page
     assert "- `b`: A group, on two lines." in page
-    assert "| `e` | `null` | With \\| a bar. |" in page
+    assert "| `e: null` | With \\| a bar. |" in page
 
 
 def test_values_page_refers_to_earlier_value_for_long_comment() -> None:
     comment = "Whether it is created. Without it nothing is reachable."
     page = docs.render_page(docs.read(f"# -- First\na:\n  # {comment}\n  create: 1\nb:\n  # {comment}\n  create: 2\n"))
-    assert f"| `a.create` | `1` | {comment} |\n| `b.create` | `2` | As `a.create`. |" in page
+    assert f"| `a.create: 1` | {comment} |\n| `b.create: 2` | As `a.create`. |" in page

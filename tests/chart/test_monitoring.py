@@ -171,10 +171,10 @@ def test_engine_pod_monitor_adds_service_and_tier_labels() -> None:
 
 
 def test_operator_prometheus_url_is_set_on_request() -> None:
-    def reported(values: Object) -> Object:
+    def environment_of(values: Object) -> Object:
         spec = find(render(values), "Deployment", "plimsoll-operator")["spec"]["template"]["spec"]
         return {e["name"]: e.get("value") for e in spec["containers"][0]["env"]}
 
-    assert "PLIMSOLL_PROMETHEUS_URL" not in reported({})
+    assert "PLIMSOLL_PROMETHEUS_URL" not in environment_of({})
     url = "http://prometheus.monitoring:9090"
-    assert reported({"monitoring": {"prometheus": {"url": url}}})["PLIMSOLL_PROMETHEUS_URL"] == url
+    assert environment_of({"monitoring": {"prometheus": {"url": url}}})["PLIMSOLL_PROMETHEUS_URL"] == url

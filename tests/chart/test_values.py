@@ -93,7 +93,7 @@ OTHER: dict[str, Any] = {
 }
 
 
-def other(row: docs.ChartValue) -> Any:
+def other_value(row: docs.ChartValue) -> Any:
     if row.name in OTHER:
         return OTHER[row.name]
     if isinstance(row.default, bool):
@@ -136,7 +136,7 @@ def with_everything() -> list[Object]:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_every_value_changes_rendering(row: docs.ChartValue) -> None:
-    changed = render(merged(EVERYTHING, nested(row.path, other(row))))
+    changed = render(merged(EVERYTHING, nested(row.path, other_value(row))))
     assert changed != with_everything()
 
 

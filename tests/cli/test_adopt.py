@@ -44,7 +44,7 @@ def pod(name: str = "llm-1", owned_by: Object | None = None, labels: Object | No
     return {"metadata": meta, "spec": {"containers": [{"name": "main", **container}]}, "status": {}}
 
 
-def named(plural: str, name: str, owned_by: Object | None = None, replicas: int = 3) -> Object:
+def workload(plural: str, name: str, owned_by: Object | None = None, replicas: int = 3) -> Object:
     meta: Object = {"name": name, "namespace": "team", "ownerReferences": [owned_by] if owned_by else []}
     return {f"{APPS}/namespaces/team/{plural}/{name}": {"metadata": meta, "spec": {"replicas": replicas}}}
 
@@ -66,8 +66,8 @@ VLLM = {
 async def test_deployment_of_vllm_becomes_a_valid_manifest() -> None:
     [text] = await adopt(
         [pod(owned_by=owner("ReplicaSet", "llm-abc"), **VLLM), pod("llm-2", owner("ReplicaSet", "llm-abc"), **VLLM)],
-        named("replicasets", "llm-abc", owner("Deployment", "llm")),
-        named("deployments", "llm"),
+        workload("replicasets", "llm-abc", owner("Deployment", "llm")),
+        workload("deployments", "llm"),
     )
     manifest = yaml.safe_load(text)
     spec = parse(manifest).spec
@@ -87,7 +87,7 @@ async def test_deployment_of_vllm_becomes_a_valid_manifest() -> None:
 
 async def test_stateful_set_with_serve_command_names_guesses() -> None:
     command = {"image": "registry/own:1", "command": ["sh", "-c", "vllm serve /models/a --max-num-seqs 8"]}
-    [text] = await adopt([pod(owned_by=owner("StatefulSet", "llm.9x"), **command)], named("statefulsets", "llm.9x"))
+    [text] = await adopt([pod(owned_by=owner("StatefulSet", "llm.9x"), **command)], workload("statefulsets", "llm.9x"))
     manifest = yaml.safe_load(text)
     assert parse(manifest).spec.model.uri == "file:///models/a"
     assert manifest["metadata"]["name"] == "llm-9x"
@@ -106,7 +106,7 @@ async def test_owner_of_the_deployment_is_named() -> None:
     }
     [text] = await adopt(
         [pod(owned_by=owner("Deployment", "llm"), labels={"serving.kserve.io/inferenceservice": "k"}, image="own:1")],
-        named("deployments", "llm", controller),
+        workload("deployments", "llm", controller),
     )
     assert "label serving.kserve.io/inferenceservice=k" in text
     assert "InferenceService k manages it and may set its replicas" in text
@@ -134,7 +134,7 @@ async def test_owner_of_the_deployment_is_named() -> None:
     ],
 )
 async def test_what_cannot_be_adopted_is_a_comment_with_the_reason(found: Object, reason: str) -> None:
-    [text] = await adopt([found], named("daemonsets", "d"), named("deployments", "llm"))
+    [text] = await adopt([found], workload("daemonsets", "d"), workload("deployments", "llm"))
     assert yaml.safe_load(text) is None
     assert reason in text
 
@@ -142,7 +142,7 @@ async def test_what_cannot_be_adopted_is_a_comment_with_the_reason(found: Object
 async def test_text_of_a_pod_cannot_leave_its_comment() -> None:
     hostile = {"image": "vllm/vllm-openai:1\nkind: Secret", "args": ["--model", "/m\nspec: {}\n---\nkind: Pod"]}
     found = [pod(owned_by=owner("Deployment", "llm"), **hostile), pod("lone", image="vllm:1\nkind: Pod")]
-    made = await adopt(found, named("deployments", "llm"))
+    made = await adopt(found, workload("deployments", "llm"))
     [manifest] = [one for one in yaml.safe_load_all("---\n".join(made)) if one is not None]
     assert manifest["kind"] == "InferenceService"
     assert manifest["spec"]["slo"] == {"ttft": "1s", "tpot": "50ms"}

@@ -55,16 +55,16 @@ def healthy(**changes: Any) -> Patient:
     return Patient(**(facts | changes))
 
 
-def found(patient: Patient) -> list[tuple[str, str, str]]:
+def findings_of(patient: Patient) -> list[tuple[str, str, str]]:
     return [(one.level, one.subject, one.message) for one in diagnose(patient, "plimsoll-system", NOW_S)]
 
 
 def test_doctor_healthy_service_has_no_finding() -> None:
-    assert found(healthy()) == []
+    assert findings_of(healthy()) == []
 
 
 def test_doctor_nothing_but_the_service_is_no_problem() -> None:
-    assert found(Patient(service())) == []
+    assert findings_of(Patient(service())) == []
 
 
 @pytest.mark.parametrize(
@@ -77,8 +77,8 @@ def test_doctor_nothing_but_the_service_is_no_problem() -> None:
 async def test_doctor_notes_a_pool_without_gateway(parents: list[Object], is_used: bool) -> None:
     pool = {"metadata": {"name": "chat", "namespace": "team"}, "status": {"parents": parents}}
     answers = {fake_kube.services("team", "chat"): service(), INFERENCEPOOLS.path("team", "chat"): pool}
-    found = await examine(fake_kube.FakeKube(answers), "team", "chat", "plimsoll-system", NOW_S)
-    assert [(one.level, one.subject) for one in found if one.level == NOTE] == (
+    findings = await examine(fake_kube.FakeKube(answers), "team", "chat", "plimsoll-system", NOW_S)
+    assert [(one.level, one.subject) for one in findings if one.level == NOTE] == (
         [] if is_used else [(NOTE, "inferencepool chat")]
     )
 
@@ -94,16 +94,16 @@ async def test_doctor_notes_a_pool_without_gateway(parents: list[Object], is_use
     ],
 )
 def test_doctor_tells_conditions_by_their_meaning(condition: Object, level: str | None) -> None:
-    findings = found(healthy(service=service(condition | {"reason": "Why", "message": "so"})))
+    findings = findings_of(healthy(service=service(condition | {"reason": "Why", "message": "so"})))
     assert findings == ([] if level is None else [(level, condition["type"], "Why: so")])
 
 
 def test_doctor_status_of_older_spec_is_a_problem() -> None:
-    [(level, subject, message)] = found(healthy(service=service(observedGeneration=1)))
+    [(level, subject, message)] = findings_of(healthy(service=service(observedGeneration=1)))
     assert (level, subject) == (PROBLEM, "operator")
     assert message == "the status is of generation 1, the spec of 2: the operator is behind"
     bare = builders.service()
-    assert found(healthy(service=bare))[0][2] == "no operator has written a status yet"
+    assert findings_of(healthy(service=bare))[0][2] == "no operator has written a status yet"
 
 
 def test_doctor_quotes_pods_and_bounds_their_number() -> None:
@@ -111,11 +111,11 @@ def test_doctor_quotes_pods_and_bounds_their_number() -> None:
     waiting = {"image": "i", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}
     broken = [builders.pod(parent, "decode", f"p{number}", containerStatuses=[waiting]) for number in range(9)]
     restarted = builders.pod(parent, "decode", "q", containerStatuses=[{"ready": True, "restartCount": 3, "state": {}}])
-    findings = found(healthy(pods=[restarted, *broken]))
+    findings = findings_of(healthy(pods=[restarted, *broken]))
     assert findings[0] == (PROBLEM, "pod p0", "ImageUnavailable: pod p0: no such image (image i)")
     assert [one[0] for one in findings] == [*[PROBLEM] * MAX_FINDINGS_PER_KIND, NOTE]
     assert findings[-1][2] == "5 more have restarted or have problems"
-    assert found(healthy(pods=[restarted])) == [(NOTE, "pod q", "its containers have restarted 3 times")]
+    assert findings_of(healthy(pods=[restarted])) == [(NOTE, "pod q", "its containers have restarted 3 times")]
 
 
 def test_doctor_start_and_single_restart_are_notes() -> None:
@@ -124,10 +124,10 @@ def test_doctor_start_and_single_restart_are_notes() -> None:
     restarted = builders.pod(builders.service(), "decode", "q", containerStatuses=[{"restartCount": 1, "state": {}}])
     young = service(unknown)
     young["status"]["conditions"][0] = starting
-    findings = found(healthy(service=young, pods=[restarted]))
+    findings = findings_of(healthy(service=young, pods=[restarted]))
     assert [level for level, _, _ in findings] == [NOTE, NOTE, NOTE]
     assert findings[-1][2] == "its containers have restarted once"
-    assert found(healthy(service=service(unknown)))[0][0] == PROBLEM, "of a service that serves"
+    assert findings_of(healthy(service=service(unknown)))[0][0] == PROBLEM, "of a service that serves"
 
 
 def test_doctor_problem_of_a_pod_is_listed_once() -> None:
@@ -144,21 +144,25 @@ def test_doctor_problem_of_a_pod_is_listed_once() -> None:
 
 
 def test_doctor_labels_that_match_nothing() -> None:
-    assert found(healthy(pods=[])) == [(PROBLEM, "tier decode", "1 replicas are wanted, and no pod has its labels")]
+    assert findings_of(healthy(pods=[])) == [
+        (PROBLEM, "tier decode", "1 replicas are wanted, and no pod has its labels")
+    ]
     patient = healthy()
     assert patient.deployments is not None
     spec = {"replicas": 1, "template": {"spec": {"nodeSelector": {"gpu": "h200"}}}}
     deployment = patient.deployments[0] | {"spec": spec}
-    assert found(healthy(deployments=[deployment])) == [(PROBLEM, "tier decode", "no node has the labels gpu=h200")]
+    assert findings_of(healthy(deployments=[deployment])) == [
+        (PROBLEM, "tier decode", "no node has the labels gpu=h200")
+    ]
     spec["template"] = {"spec": {"nodeSelector": {"gpu": "h100"}}}
-    assert found(healthy(deployments=[deployment])) == []
+    assert findings_of(healthy(deployments=[deployment])) == []
 
 
 @pytest.mark.parametrize(("kind", "name"), [("Deployment", "chat-decode"), (labels.KIND, "chat")])
 def test_doctor_names_other_autoscalers(kind: str, name: str) -> None:
     scaler = {"metadata": {"name": "theirs"}, "spec": {"scaleTargetRef": {"kind": kind, "name": name}}}
     other = {"metadata": {"name": "other"}, "spec": {"scaleTargetRef": {"kind": "Deployment", "name": "web"}}}
-    [(level, subject, message)] = found(healthy(autoscalers=[other, scaler]))
+    [(level, subject, message)] = findings_of(healthy(autoscalers=[other, scaler]))
     assert (level, subject) == (PROBLEM, "hpa theirs")
     assert message == f"it scales {kind} {name}, which Plimsoll scales too: the two undo each other"
 
@@ -172,7 +176,7 @@ def test_doctor_others_may_scale_what_plimsoll_does_not(scaling: Object) -> None
     patient.deployments[0]["metadata"]["managedFields"] = [fields]
     reference = {"kind": "Deployment", "name": "chat-decode"}
     scaler = {"metadata": {"name": "keda-hpa-chat"}, "spec": {"scaleTargetRef": reference}}
-    assert found(replace(patient, autoscalers=[scaler])) == []
+    assert findings_of(replace(patient, autoscalers=[scaler])) == []
 
 
 def test_doctor_names_who_set_the_replicas() -> None:
@@ -181,23 +185,23 @@ def test_doctor_names_who_set_the_replicas() -> None:
     fields = {"manager": "kubectl-edit", "fieldsV1": {"f:spec": {"f:replicas": {}}}}
     patient.deployments[0]["metadata"]["managedFields"] = [fields]
     message = "its replica count was last set by kubectl-edit, not by Plimsoll"
-    assert found(patient) == [(NOTE, "tier decode", message)]
+    assert findings_of(patient) == [(NOTE, "tier decode", message)]
 
 
 @pytest.mark.parametrize(("in_flight", "is_bypassed"), [(0.0, True), (4.0, False)])
 def test_doctor_requests_that_no_gateway_sent(in_flight: float, is_bypassed: bool) -> None:
     gateways = {"rate_per_s": 0.0, "in_flight": in_flight}
     document = {"metrics": {"gateways": gateways, "tiers": {"serve": {"running": 4.0}}}}
-    findings = found(healthy(document=document))
+    findings = findings_of(healthy(document=document))
     message = "engines run 4 requests, and no gateway has sent one: demand is not seen"
     assert findings == ([(PROBLEM, "traffic", message)] if is_bypassed else [])
 
 
 def test_doctor_requests_of_targets_need_no_gateway() -> None:
     patient = healthy(document={"metrics": {"tiers": {"serve": {"running": 4.0}}}})
-    assert found(patient)
+    assert findings_of(patient)
     targets = {"serve": {"scaleTargetRef": {"name": "llm"}}}
-    assert found(replace(patient, service={**patient.service, "spec": {"targets": targets}})) == []
+    assert findings_of(replace(patient, service={**patient.service, "spec": {"targets": targets}})) == []
 
 
 def test_doctor_shows_recent_warnings_of_own_objects() -> None:
@@ -211,7 +215,7 @@ def test_doctor_shows_recent_warnings_of_own_objects() -> None:
         event("other", "2026-01-01T00:58:00Z"),
         event("chat-decode-a", "2026-01-01T00:58:00Z", "Normal"),
     ]
-    assert found(healthy(events=events)) == [(NOTE, "Pod chat-decode-a", "2m ago, Failed: no")]
+    assert findings_of(healthy(events=events)) == [(NOTE, "Pod chat-decode-a", "2m ago, Failed: no")]
 
 
 def test_doctor_counts_a_repeated_event_from_its_last_time() -> None:
@@ -221,13 +225,13 @@ def test_doctor_counts_a_repeated_event_from_its_last_time() -> None:
         "series": {"count": 40, "lastObservedTime": "2026-01-01T00:58:00.000000Z"},
         "involvedObject": {"kind": "Pod", "name": "chat-decode-a"},
     }  # fmt: skip
-    assert found(healthy(events=[event])) == [(NOTE, "Pod chat-decode-a", "2m ago, FailedScheduling: no GPU")]
+    assert findings_of(healthy(events=[event])) == [(NOTE, "Pod chat-decode-a", "2m ago, FailedScheduling: no GPU")]
 
 
 @pytest.mark.parametrize("series", [None, [], "x", {}, {"lastObservedTime": None}, {"lastObservedTime": 7}])
 def test_doctor_event_of_any_series_is_read(series: Any) -> None:
     event = {"type": "Warning", "series": series, "involvedObject": {"name": "chat-decode-a"}}
-    assert found(healthy(events=[event])) == []
+    assert findings_of(healthy(events=[event])) == []
 
 
 async def test_doctor_lists_what_it_may_not_read() -> None:

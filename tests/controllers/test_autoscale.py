@@ -280,7 +280,7 @@ def test_report_counts_starting_and_overdue_replicas() -> None:
         pod["status"] = {"conditions": [placed]}
         return pod
 
-    def reported() -> Object:
+    def starting_status() -> Object:
         report = world.scaler.report(("team", "chat"))
         assert report is not None
         return dict(report.tiers["serve"].get("starting", {}))
@@ -290,17 +290,19 @@ def test_report_counts_starting_and_overdue_replicas() -> None:
     world.store.put(builders.deployment(parent, "serve", replicas=3, ready=1))
     world.store.put(ready(parent, "serve"))
     world.load(("team", "chat"), 10.0, 30, NOW_S)
-    assert reported() == {}
+    assert starting_status() == {}
     for pod in (starting("new", 5.0), starting("stuck", 86_400.0)):
         world.store.put(pod)
     world.scaler.decide(NOW_S + 30.0)
-    first = reported()
+    first = starting_status()
     assert (first["count"], first["overdue"]) == (2, 1)
     due_s = datetime.fromisoformat(first["nextReady"]).timestamp()
     assert NOW_S + 30.0 < due_s < NOW_S + 3600.0
     world.store.put(starting("newer", 4.0))
     world.scaler.decide(NOW_S + 31.0)
-    assert reported() == {"count": 3, "overdue": 1, "nextReady": first["nextReady"]}, "a second more or less is no news"
+    assert starting_status() == {"count": 3, "overdue": 1, "nextReady": first["nextReady"]}, (
+        "a second more or less is no news"
+    )
 
 
 @pytest.mark.parametrize("scaling", [{"mode": "Recommend"}, {"mode": "Off"}, {"paused": True}])
@@ -414,7 +416,7 @@ def test_slow_transfer_is_reported_with_reason() -> None:
     for tier in tiers:
         world.store.put(builders.deployment(parent, tier, replicas=1, ready=1))
         world.store.put(ready(parent, tier))
-    reported = set()
+    messages = set()
     for second in range(120):
         now_s, moved = NOW_S + second, 500.0 * second
         world.readings = (GatewayReading("gw-1", now_s, "a", {"team/chat": arrivals(2.0 * second)}),)
@@ -426,9 +428,9 @@ def test_slow_transfer_is_reported_with_reason() -> None:
         world.scaler.decide(now_s)
         report = world.scaler.report(key)
         if report is not None:
-            reported.add(report.slow_transfer_message)
-    assert len(reported) == 2, "not known at first, then the same words"
-    [words] = reported - {None}
+            messages.add(report.slow_transfer_message)
+    assert len(messages) == 2, "not known at first, then the same words"
+    [words] = messages - {None}
     assert words is not None
     assert "RDMA" in words
     for minute in range(2, 40):  # nothing more is moved, since gates compute in place what is dear to move

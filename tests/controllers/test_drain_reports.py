@@ -35,12 +35,12 @@ def killed(at: str, **other: Any) -> dict[str, Any]:
     return pod(exitCode=137, reason=other.pop("reason", "Error"), finishedAt=at, **other)
 
 
-def counted(metric: str) -> float | None:
+def counter_value(metric: str) -> float | None:
     return OPERATOR.get_sample_value(f"plimsoll_operator_{metric}_total", {"service": "team/chat", "tier": "decode"})
 
 
 @pytest.fixture
-def endings() -> Any:
+def drain_reports() -> Any:
     store = ObjectCache()
     store.put(builders.service("chat", "team"))
     made = DrainReports(store)
@@ -48,57 +48,57 @@ def endings() -> Any:
     made.forget(KEY)
 
 
-def observe(endings: DrainReports, obj: dict[str, Any], kind: str = "MODIFIED") -> None:
-    endings.on_pod_event(WatchEvent(kind, obj, ()))
+def observe(drain_reports: DrainReports, obj: dict[str, Any], kind: str = "MODIFIED") -> None:
+    drain_reports.on_pod_event(WatchEvent(kind, obj, ()))
 
 
-def test_drain_report_is_counted_and_emitted_once(endings: DrainReports) -> None:
-    observe(endings, pod())
-    assert (counted("requests_aborted"), counted("drains_timed_out")) == (0, 0)
+def test_drain_report_is_counted_and_emitted_once(drain_reports: DrainReports) -> None:
+    observe(drain_reports, pod())
+    assert (counter_value("requests_aborted"), counter_value("drains_timed_out")) == (0, 0)
     for kind in ("MODIFIED", "MODIFIED", "DELETED"):
-        observe(endings, pod(message=DRAIN_MESSAGE, exitCode=0), kind)
-    (event,) = endings.pending(KEY)
+        observe(drain_reports, pod(message=DRAIN_MESSAGE, exitCode=0), kind)
+    (event,) = drain_reports.pending(KEY)
     assert event.message == (
         "3 requests were aborted in decode pod chat-decode-a, "
         "still running 600 s after its stop; raise spec.engine.drainTimeout for longer requests"
     )
-    assert (counted("requests_aborted"), counted("drains_timed_out")) == (3, 1)
-    endings.ack(KEY, (event,))
-    assert endings.pending(KEY) == ()
+    assert (counter_value("requests_aborted"), counter_value("drains_timed_out")) == (3, 1)
+    drain_reports.ack(KEY, (event,))
+    assert drain_reports.pending(KEY) == ()
 
 
-def test_drain_report_from_deleted_pod_version_is_read(endings: DrainReports) -> None:
-    observe(endings, pod(message=DRAIN_MESSAGE.replace("3", "1")), "DELETED")
-    assert "1 request was aborted" in endings.pending(KEY)[0].message
+def test_drain_report_from_deleted_pod_version_is_read(drain_reports: DrainReports) -> None:
+    observe(drain_reports, pod(message=DRAIN_MESSAGE.replace("3", "1")), "DELETED")
+    assert "1 request was aborted" in drain_reports.pending(KEY)[0].message
 
 
-def test_drain_report_arriving_during_ack_is_kept(endings: DrainReports) -> None:
-    observe(endings, pod("a", message=DRAIN_MESSAGE))
-    first = endings.pending(KEY)
-    observe(endings, pod("b", message=DRAIN_MESSAGE))
-    endings.ack(KEY, first)
-    assert ["pod b," in event.message for event in endings.pending(KEY)] == [True]
+def test_drain_report_arriving_during_ack_is_kept(drain_reports: DrainReports) -> None:
+    observe(drain_reports, pod("a", message=DRAIN_MESSAGE))
+    first = drain_reports.pending(KEY)
+    observe(drain_reports, pod("b", message=DRAIN_MESSAGE))
+    drain_reports.ack(KEY, first)
+    assert ["pod b," in event.message for event in drain_reports.pending(KEY)] == [True]
 
 
-def test_drain_report_relist_counts_nothing_twice(endings: DrainReports) -> None:
+def test_drain_report_relist_counts_nothing_twice(drain_reports: DrainReports) -> None:
     store = ObjectCache()
     store.put(builders.service("chat", "team"))
     store.put(pod(message=DRAIN_MESSAGE))
     again = DrainReports(store)
     for _ in range(2):
         again.on_pod_event(WatchEvent("SYNC", {}, (pod(message=DRAIN_MESSAGE),)))
-    assert counted("drains_timed_out") == 1
+    assert counter_value("drains_timed_out") == 1
     assert len(again.pending(KEY)) == 1
     again.forget(KEY)
-    assert counted("drains_timed_out") is None
+    assert counter_value("drains_timed_out") is None
 
 
-def test_drain_report_killed_pod_has_unknown_loss(endings: DrainReports) -> None:
-    observe(endings, killed("2026-01-01T00:10:25Z"))
-    (event,) = endings.pending(KEY)
+def test_drain_report_killed_pod_has_unknown_loss(drain_reports: DrainReports) -> None:
+    observe(drain_reports, killed("2026-01-01T00:10:25Z"))
+    (event,) = drain_reports.pending(KEY)
     assert "was killed after its termination grace period of 625 s" in event.message
     assert "the number of aborted requests is unknown" in event.message
-    assert (counted("requests_aborted"), counted("drains_timed_out")) == (0, 1)
+    assert (counter_value("requests_aborted"), counter_value("drains_timed_out")) == (0, 1)
 
 
 @pytest.mark.parametrize(
@@ -116,16 +116,16 @@ def test_drain_report_killed_pod_has_unknown_loss(endings: DrainReports) -> None
     ],
     ids=["well", "engine died", "odd", "list", "number", "killed early", "memory", "no time", "nobody's"],
 )
-def test_drain_report_absent_for_other_pod_endings(endings: DrainReports, ended: dict[str, Any]) -> None:
+def test_drain_report_absent_for_other_pod_endings(drain_reports: DrainReports, ended: dict[str, Any]) -> None:
     assert drain_timeout_of(ended) is None
-    observe(endings, ended)
-    assert endings.pending(KEY) == ()
+    observe(drain_reports, ended)
+    assert drain_reports.pending(KEY) == ()
 
 
-def test_drain_report_of_deleted_service_leaves_no_series(endings: DrainReports) -> None:
-    endings.forget(KEY)
+def test_drain_report_of_deleted_service_leaves_no_series(drain_reports: DrainReports) -> None:
+    drain_reports.forget(KEY)
     DrainReports(ObjectCache()).on_pod_event(WatchEvent("DELETED", pod(message=DRAIN_MESSAGE), ()))
-    assert counted("drains_timed_out") is None
+    assert counter_value("drains_timed_out") is None
 
 
 @pytest.mark.api

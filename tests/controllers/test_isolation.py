@@ -38,7 +38,7 @@ Object = dict[str, Any]
 CHAT, OTHER = ("team", "chat"), ("team", "other")
 
 
-def counted(stage: Stage) -> float:
+def error_count(stage: Stage) -> float:
     name = "plimsoll_operator_internal_errors_total"
     return operator_metrics.OPERATOR.get_sample_value(name, {"stage": stage.value}) or 0.0
 
@@ -92,7 +92,7 @@ class Cluster(KubeClient):
 
 def test_contained_error_is_the_condition_of_its_service() -> None:
     changed: list[Key] = []
-    errors, before = ObjectErrors(changed.append), counted(Stage.POD_ENDING)
+    errors, before = ObjectErrors(changed.append), error_count(Stage.POD_ENDING)
     for _ in range(2):
         with errors.contained(Stage.POD_ENDING, CHAT, "Pod team/p"):
             fail()
@@ -105,7 +105,7 @@ def test_contained_error_is_the_condition_of_its_service() -> None:
     )
     assert found.message.startswith("Pod team/p: KeyError while the end of its container was read. ")
     assert "correct or delete the object" in found.message
-    assert (changed, counted(Stage.POD_ENDING) - before) == ([CHAT], 2)
+    assert (changed, error_count(Stage.POD_ENDING) - before) == ([CHAT], 2)
     assert errors.condition(OTHER) is None
 
 
@@ -154,9 +154,9 @@ async def test_supervise_restarts_a_part_that_fails() -> None:
         if len(runs) == 2:
             raise asyncio.CancelledError  # as of a task of its own
 
-    before = counted(Stage.PART)
+    before = error_count(Stage.PART)
     await supervise("part", part, ObjectErrors(), first_pause_s=0.001)
-    assert (len(runs), counted(Stage.PART) - before) == (3, 2)
+    assert (len(runs), error_count(Stage.PART) - before) == (3, 2)
 
 
 async def test_supervise_ends_when_it_is_cancelled() -> None:
@@ -176,10 +176,10 @@ async def test_operator_with_a_container_never_started_goes_on() -> None:
     )
     operator = OperatorProcess(Cluster(*events), OperatorConfig(builders.PLATFORM, "plimsoll-system", "me"), None)  # type: ignore[arg-type]
     operator.cache.put(parent)
-    before = counted(Stage.WATCH)
+    before = error_count(Stage.WATCH)
     await operator._follow(PODS, "", None)
     assert [pod["metadata"]["name"] for pod in operator.cache.all("Pod")] == ["broken", "p"]
-    assert counted(Stage.WATCH) == before
+    assert error_count(Stage.WATCH) == before
     assert operator.errors.condition(CHAT) is None
 
 
@@ -187,10 +187,10 @@ async def test_operator_event_that_fails_stops_no_later_one() -> None:
     parent = builders.service("chat", tiers={"serve": {}})
     events = (WatchEvent("ADDED", {"kind": "Pod", "metadata": {}}), WatchEvent("ADDED", ready(parent, "serve")))
     operator = OperatorProcess(Cluster(*events), OperatorConfig(builders.PLATFORM, "plimsoll-system", "me"), None)  # type: ignore[arg-type]
-    before = counted(Stage.WATCH)
+    before = error_count(Stage.WATCH)
     await operator._follow(PODS, "", None)
     assert [pod["metadata"]["name"] for pod in operator.cache.all("Pod")] == ["p"]
-    assert counted(Stage.WATCH) == before + 1
+    assert error_count(Stage.WATCH) == before + 1
 
 
 async def test_operator_part_that_fails_ends_no_other() -> None:
@@ -220,13 +220,13 @@ async def test_operator_part_that_fails_ends_no_other() -> None:
     async def watch_services(*_: Any) -> None:
         await stop.wait()
 
-    kube, before = PartlyBroken(), counted(Stage.PART)
+    kube, before = PartlyBroken(), error_count(Stage.PART)
     config = OperatorConfig(builders.PLATFORM, "plimsoll-system", "me")
     operator = OperatorProcess(kube, config, None, watch_services)  # type: ignore[arg-type]
     running = asyncio.create_task(operator.run())
     await kube.pod_was_taken.wait()
     assert [pod["metadata"]["name"] for pod in operator.cache.all("Pod")] == ["p"]
-    assert counted(Stage.PART) == before + 1
+    assert error_count(Stage.PART) == before + 1
     assert not running.done()
     stop.set()
     await running
@@ -371,13 +371,13 @@ async def test_engines_error_about_one_pod_stops_no_other() -> None:
         pod = builders.pod(parent, "decode", name, podIP=name, conditions=[{"type": "Ready", "status": "True"}])
         store.put(pod)
 
-    async def ask(address: str, port: int, path: str) -> bytes:
+    async def http_get(address: str, port: int, path: str) -> bytes:
         return fail() if address == "bad" else b"vllm:num_requests_running 1\n"
 
     def take(key: Key, role: Any, reading: Any) -> None:
         reported.append(reading.pod)
 
-    asking = EnginePoller(store, ask, take, monotonic=lambda: clock[0], errors=errors)
+    asking = EnginePoller(store, http_get, take, monotonic=lambda: clock[0], errors=errors)
     for _ in range(12):
         await asking.poll_due()
         clock[0] += 1.0
@@ -385,10 +385,10 @@ async def test_engines_error_about_one_pod_stops_no_other() -> None:
     condition = errors.condition(CHAT)
     assert condition is not None
     assert "Pod team/bad: KeyError" in condition.message
-    before = counted(Stage.ENGINE_METRICS)
+    before = error_count(Stage.ENGINE_METRICS)
     clock[0] += engine_poller.FOREIGN_ENGINE_INTERVAL_S
     await asking.poll_due()
-    assert counted(Stage.ENGINE_METRICS) == before + 1
+    assert error_count(Stage.ENGINE_METRICS) == before + 1
     for pod in list(store.all("Pod")):
         store.remove(pod)
     clock[0] += 1.0
@@ -414,20 +414,20 @@ def test_engines_pod_that_cannot_be_read_keeps_its_times() -> None:
 async def test_gateways_error_about_one_replica_stops_no_other() -> None:
     requested: list[str] = []
 
-    async def ask(address: str, port: int, path: str) -> bytes:
+    async def http_get(address: str, port: int, path: str) -> bytes:
         requested.append(address)
         return fail()
 
-    gateways = GatewayPoller(None, builders.PLATFORM.gateway, ask, lambda key: None)  # type: ignore[arg-type]
+    gateways = GatewayPoller(None, builders.PLATFORM.gateway, http_get, lambda key: None)  # type: ignore[arg-type]
     pods = [{"metadata": {"name": name, "uid": name}, "status": {"podIP": name}} for name in ("a", "b")]
-    before = counted(Stage.GATEWAY)
+    before = error_count(Stage.GATEWAY)
     gateways.on_pod_event(WatchEvent("ADDED", {"metadata": {}, "status": {}}))
     for pod in pods:
         gateways.on_pod_event(WatchEvent("ADDED", pod))
     for _ in range(2):
         await gateways.poll_round()
     assert requested == ["a", "b", "a", "b"]
-    assert counted(Stage.GATEWAY) == before + 5
+    assert error_count(Stage.GATEWAY) == before + 5
 
 
 def test_fleet_leaves_out_what_cannot_be_read() -> None:

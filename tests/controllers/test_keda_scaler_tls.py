@@ -44,7 +44,7 @@ async def scaler(secret: SecretVolume, require_client_certificate: bool = False)
         await running.stop(0)
 
 
-async def ask(address: str, trusted: Pair, client: Pair | None = None) -> int | str:
+async def read_metric(address: str, trusted: Pair, client: Pair | None = None) -> int | str:
     """The replicas that a client reads over a new connection, or the code of the error."""
     own = (None, None) if client is None else (client.key, client.certificate)
     options = (("grpc.use_local_subchannel_pool", 1),)  # else a connection of before is used
@@ -65,8 +65,8 @@ async def test_scaler_answers_over_tls_only(tmp_path: Path, secret: SecretVolume
     own, other = Pair(tmp_path, "own"), Pair(tmp_path, "other")
     secret.write(own.files())
     async with scaler(secret) as address:
-        assert await ask(address, own) == 3
-        assert await ask(address, other) == "UNAVAILABLE", "a client that trusts another authority"
+        assert await read_metric(address, own) == 3
+        assert await read_metric(address, other) == "UNAVAILABLE", "a client that trusts another authority"
         async with grpc.aio.insecure_channel(address) as channel:
             assert (await Client(channel).error(service="chat"))[0] == "UNAVAILABLE"
 
@@ -75,9 +75,9 @@ async def test_client_needs_certificate_of_the_authority(tmp_path: Path, secret:
     own, keda, other = (Pair(tmp_path, name) for name in ("own", "keda", "other"))
     secret.write(own.files(**{AUTHORITY_FILE: keda.certificate}))
     async with scaler(secret, require_client_certificate=True) as address:
-        assert await ask(address, own, keda) == 3
-        assert await ask(address, own) == "UNAVAILABLE"
-        assert await ask(address, own, other) == "UNAVAILABLE"
+        assert await read_metric(address, own, keda) == 3
+        assert await read_metric(address, own) == "UNAVAILABLE"
+        assert await read_metric(address, own, other) == "UNAVAILABLE"
 
 
 async def test_rotation_needs_no_restart(tmp_path: Path, secret: SecretVolume) -> None:
@@ -89,10 +89,10 @@ async def test_rotation_needs_no_restart(tmp_path: Path, secret: SecretVolume) -
         async with grpc.aio.secure_channel(address, credentials) as channel:
             assert await Client(channel).replicas(service="chat") == 3
             secret.write(second.files())
-            assert await ask(address, second) == 3
-            assert await ask(address, first) == "UNAVAILABLE"
+            assert await read_metric(address, second) == 3
+            assert await read_metric(address, first) == "UNAVAILABLE"
             secret.write({CERTIFICATE_FILE: first.certificate, KEY_FILE: second.key})
-            assert await ask(address, second) == 3
+            assert await read_metric(address, second) == 3
             assert await Client(channel).replicas(service="chat") == 3
 
 

@@ -60,12 +60,12 @@ def test_observe_fallback_missing_or_cyclic_is_reported() -> None:
     for raw in (with_fallback("a", "b"), with_fallback("b", "c"), builders.service("c"), with_fallback("d", "nobody")):
         store.put(raw)
 
-    def reported(name: str) -> tuple[str, str] | None:
+    def observed_fallback(name: str) -> tuple[str, str] | None:
         observed = observe(store, GatewayView(), ("team", name))
         assert observed is not None
         return observed.fallback
 
-    assert {name: reported(name) for name in "abcd"} == {
+    assert {name: observed_fallback(name) for name in "abcd"} == {
         "a": ("team/b", ""),
         "b": ("team/c", ""),
         "c": None,
@@ -74,9 +74,9 @@ def test_observe_fallback_missing_or_cyclic_is_reported() -> None:
     store.put(with_fallback("c", "a"))
     in_turn = "falls back to this service (cycle: {0} -> {1} -> {2} -> {0})"
     ways = (("team/a", "team/b", "team/c"), ("team/b", "team/c", "team/a"), ("team/c", "team/a", "team/b"))
-    assert [reported(name) for name in "abc"] == [(way[1], in_turn.format(*way)) for way in ways]
+    assert [observed_fallback(name) for name in "abc"] == [(way[1], in_turn.format(*way)) for way in ways]
     store.put(with_fallback("c", "b"))
-    assert reported("a") == ("team/b", ""), "the ring of others is theirs"
+    assert observed_fallback("a") == ("team/b", ""), "the ring of others is theirs"
 
 
 def test_affected_services_lists_services_with_fallback() -> None:

@@ -61,20 +61,20 @@ def is_rolled_out(found: ObjectPlan) -> bool:
     return marks.pop()
 
 
-def named(name: str) -> Object:
+def service_named(name: str) -> Object:
     return builders.service(model={**MODEL, "name": name})
 
 
 def test_plan_new_model_name_keeps_template() -> None:
-    before = planned(named("old"))
-    after = planned(named("new"), *before.templates)
+    before = planned(service_named("old"))
+    after = planned(service_named("new"), *before.templates)
     assert after.templates == ()
     assert after.revisions == before.revisions
     assert templates(after) == templates(before)
 
 
 def test_plan_earlier_revision_keeps_its_template() -> None:
-    raw = named("old")
+    raw = service_named("old")
     earlier = []
     for kept in planned(raw).templates:
         kind = kept["metadata"]["labels"]["plimsoll.dev/role"]
@@ -82,7 +82,7 @@ def test_plan_earlier_revision_keeps_its_template() -> None:
         earlier.append({**kept, "metadata": {**kept["metadata"], "name": name}, "data": {"rendered": "before"}})
     first = planned(raw, *earlier)
     assert set(map(json.dumps, templates(first).values())) == {'{"rendered": "before"}'}
-    renamed = planned(named("new"), *first.templates)
+    renamed = planned(service_named("new"), *first.templates)
     assert (renamed.templates, templates(renamed)) == ((), templates(first))
 
 
@@ -101,42 +101,42 @@ OLD, NEW = "example.com/engine:1", "example.com/engine:2"
 
 
 def test_plan_new_image_alone_keeps_templates_and_objects() -> None:
-    before = planned(named("chat"))
-    after = planned(named("chat"), *stored(before), image=NEW, has_turn=True)
+    before = planned(service_named("chat"))
+    after = planned(service_named("chat"), *stored(before), image=NEW, has_turn=True)
     assert (after.templates, after.desired) == ((), before.desired)
     assert generations(before) == {None}
     assert not any(labels.ROLLED_OUT in one["metadata"]["labels"] for one in before.templates)
 
 
 def test_plan_new_generation_waits_for_the_turn() -> None:
-    before = planned(named("chat"))
-    after = planned(named("chat"), *stored(before), image=NEW, generation=1)
+    before = planned(service_named("chat"))
+    after = planned(service_named("chat"), *stored(before), image=NEW, generation=1)
     assert (after.templates, after.desired, after.revisions) == ((), before.desired, before.revisions)
 
 
 def test_plan_turn_renders_all_tiers_at_the_generation() -> None:
-    before = stored(planned(named("chat")))
-    turn = planned(named("chat"), *before, image=NEW, generation=1, has_turn=True)
+    before = stored(planned(service_named("chat")))
+    turn = planned(service_named("chat"), *before, image=NEW, generation=1, has_turn=True)
     assert (len(turn.templates), images(turn), generations(turn), is_rolled_out(turn)) == (2, {NEW}, {"1"}, True)
-    later = planned(named("chat"), *before, *stored(turn), image=NEW, generation=1)
+    later = planned(service_named("chat"), *before, *stored(turn), image=NEW, generation=1)
     assert (later.templates, later.desired) == ((), turn.desired)
 
 
 def test_plan_goes_on_after_a_crash_between_two_tiers() -> None:
-    before = stored(planned(named("chat")))
-    turn = planned(named("chat"), *before, image=NEW, generation=1, has_turn=True)
-    later = planned(named("chat"), *before, stored(turn)[0], image=NEW, generation=1)
+    before = stored(planned(service_named("chat")))
+    turn = planned(service_named("chat"), *before, image=NEW, generation=1, has_turn=True)
+    later = planned(service_named("chat"), *before, stored(turn)[0], image=NEW, generation=1)
     assert (len(later.templates), is_rolled_out(later), later.desired) == (1, True, turn.desired)
 
 
 def test_plan_equal_templates_take_the_generation_at_once() -> None:
-    before = planned(named("chat"))
-    after = planned(named("chat"), *stored(before), generation=1)
+    before = planned(service_named("chat"))
+    after = planned(service_named("chat"), *stored(before), generation=1)
     assert (templates(after), generations(after), is_rolled_out(after)) == (templates(before), {"1"}, False)
 
 
 def test_plan_changed_spec_takes_all_tiers_to_the_generation() -> None:
-    before = planned(named("chat"))
+    before = planned(service_named("chat"))
     tiers = {"prefill": {"minReplicas": 1}, "decode": {"minReplicas": 1, "pod": {"nodeSelector": {"a": "b"}}}}
     after = planned(builders.service(model=MODEL, tiers=tiers), *stored(before), image=NEW, generation=1)
     assert (images(after), generations(after), is_rolled_out(after)) == ({NEW}, {"1"}, False)
@@ -144,20 +144,20 @@ def test_plan_changed_spec_takes_all_tiers_to_the_generation() -> None:
 
 def test_plan_former_generation_returns_to_its_stored_templates() -> None:
     """A rollout that is not over is undone at once: the pods of the former templates still run."""
-    before = planned(named("chat"))
-    turn = planned(named("chat"), *stored(before), image=NEW, generation=1, has_turn=True)
+    before = planned(service_named("chat"))
+    turn = planned(service_named("chat"), *stored(before), image=NEW, generation=1, has_turn=True)
     children = {one["metadata"]["name"]: one for one in (*stored(before), *stored(turn))}
-    back = planned(named("chat"), *children.values(), image="example.com/engine:3")
+    back = planned(service_named("chat"), *children.values(), image="example.com/engine:3")
     assert (back.templates, back.desired) == ((), before.desired)
 
 
 def test_plan_third_generation_keeps_the_templates_in_use_meanwhile() -> None:
-    before = planned(named("chat"))
-    turn = planned(named("chat"), *stored(before), image=NEW, generation=1, has_turn=True)
+    before = planned(service_named("chat"))
+    turn = planned(service_named("chat"), *stored(before), image=NEW, generation=1, has_turn=True)
     children = {one["metadata"]["name"]: one for one in (*stored(before), *stored(turn))}
-    waiting = planned(named("chat"), *children.values(), image="example.com/engine:3", generation=2)
+    waiting = planned(service_named("chat"), *children.values(), image="example.com/engine:3", generation=2)
     assert (waiting.templates, waiting.desired) == ((), turn.desired)
     del children["chat-decode"], children["chat-prefill"]
     children |= {one["metadata"]["name"]: one for one in stored(before)}
-    undone = planned(named("chat"), *children.values(), image="example.com/engine:3", generation=2)
+    undone = planned(service_named("chat"), *children.values(), image="example.com/engine:3", generation=2)
     assert (undone.templates, images(undone)) == ((), {OLD})

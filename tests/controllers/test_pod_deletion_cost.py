@@ -113,11 +113,11 @@ async def shrink(kube: KubeClient, *, replicas: int = 4) -> tuple[list[Event], O
         store.put(pod(name, marked=name == "d"))
     reading = GatewayReading("gw-1", NOW_S, "a", {"team/chat": replace(arrivals(9.0), inflight=sent)})
 
-    async def tell(_: Object, event: Event) -> None:
+    async def report_event(_: Object, event: Event) -> None:
         reported.append(event)
 
     sources = SignalSources(lambda: ((reading,), ("gw-1",)), lambda namespace, pod: None, lambda namespace, pod: None)
-    scaler = Autoscaler(store, kube, sources, tell, lambda key: None)
+    scaler = Autoscaler(store, kube, sources, report_event, lambda key: None)
     scaler.tick(NOW_S)
     await scaler.finish_writes()
     return reported, store

@@ -224,7 +224,7 @@ async def test_serve_bounds_reviews_at_once(tmp_path: Path) -> None:
 async def test_serve_waits_for_certificate_and_takes_a_new_one(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def refused() -> None:
+    async def certificate_refused() -> None:
         """Returns once the files have been looked at again and found unusable."""
         caplog.clear()
         while not any("cannot read the webhook's certificate" in record.getMessage() for record in caplog.records):
@@ -232,7 +232,7 @@ async def test_serve_waits_for_certificate_and_takes_a_new_one(
 
     limits = server.ServerLimits(certificate_seconds=0.05, no_certificate_seconds=0.05)
     async with serving(tmp_path, FakeValidator(), limits) as url:
-        await refused()
+        await certificate_refused()
         first = make_certificate(tmp_path, "first")
         assert (await post(url, first))[0] == 200
         second = make_certificate(tmp_path, "second", days=40)
@@ -245,10 +245,10 @@ async def test_serve_waits_for_certificate_and_takes_a_new_one(
         with pytest.raises(aiohttp.ClientConnectorCertificateError):
             await post(url, first)
         (tmp_path / CERTIFICATE_FILE).write_text("garbage")
-        await refused()
+        await certificate_refused()
         assert (await post(url, second))[0] == 200
         (tmp_path / CERTIFICATE_FILE).write_text(first)  # not the key's: the one before stays in use
-        await refused()
+        await certificate_refused()
         assert (await post(url, second))[0] == 200
 
 

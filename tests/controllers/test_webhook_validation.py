@@ -26,7 +26,7 @@ def with_claim(service: Object, granted: str) -> Object:
     return service | {"status": {"nameClaim": f"{granted} since {SINCE}", "modelNames": [granted]}}
 
 
-def named(model: str | None, name: str = "chat", namespace: str = "team", **spec: Any) -> Object:
+def service_named(model: str | None, name: str = "chat", namespace: str = "team", **spec: Any) -> Object:
     model_spec = {"uri": "file:///models/tiny"} | ({} if model is None else {"name": model})
     return builders.service(name, namespace, model=model_spec, **spec)
 
@@ -44,16 +44,16 @@ def cluster_of(*services: Object, rules: NameRules | None = None) -> Cluster:
     return Cluster(cache, rules or NameRules())
 
 
-def later(service: Object) -> Object:
+def created_later(service: Object) -> Object:
     service["metadata"]["creationTimestamp"] = LATER
     return service
 
 
-HOLDER = with_claim(named("playground", "first", "other"), "playground")
+HOLDER = with_claim(service_named("playground", "first", "other"), "playground")
 
 
 def test_claimed_model_name_is_refused_with_holder_and_time() -> None:
-    found = validate_change(later(named("playground")), None, cluster_of(HOLDER))
+    found = validate_change(created_later(service_named("playground")), None, cluster_of(HOLDER))
     assert found == ValidationResult(
         errors=(
             "spec.model.name playground: service other/first holds the name since 2026-02-01T10:00:00Z; change"
@@ -64,41 +64,43 @@ def test_claimed_model_name_is_refused_with_holder_and_time() -> None:
 
 def test_claim_of_earlier_service_is_refused() -> None:
     [error] = validate_change(
-        later(named("playground")), None, cluster_of(named("playground", "first", "other"))
+        created_later(service_named("playground")), None, cluster_of(service_named("playground", "first", "other"))
     ).errors
     assert "service other/first claims the name too and was created first (2026-01-01T00:00:00Z)" in error
 
 
 def test_qualified_name_of_another_service_is_refused() -> None:
-    [error] = validate_change(named("other/first"), None, cluster_of(named(None, "first", "other"))).errors
+    [error] = validate_change(
+        service_named("other/first"), None, cluster_of(service_named(None, "first", "other"))
+    ).errors
     assert "the name is the NAMESPACE/NAME of service other/first" in error
 
 
 @pytest.mark.parametrize(
     ("services", "new"),
     [
-        ((), named("playground")),
-        ((HOLDER,), named("another")),
+        ((), service_named("playground")),
+        ((HOLDER,), service_named("another")),
         ((HOLDER,), HOLDER),
         ((with_claim(HOLDER, "playground") | {"metadata": HOLDER["metadata"] | {"deletionTimestamp": LATER}},), None),
     ],
 )
 def test_free_model_name_is_allowed(services: tuple[Object, ...], new: Object | None) -> None:
-    assert validate_change(new or named("playground"), None, cluster_of(*services)) == ValidationResult()
+    assert validate_change(new or service_named("playground"), None, cluster_of(*services)) == ValidationResult()
 
 
 def test_name_that_its_holder_gives_up_is_a_warning() -> None:
     """Two services may trade names in one apply."""
-    renamed = with_claim(named("renamed", "first", "other"), "playground")
-    found = validate_change(later(named("playground")), None, cluster_of(renamed))
+    renamed = with_claim(service_named("renamed", "first", "other"), "playground")
+    found = validate_change(created_later(service_named("playground")), None, cluster_of(renamed))
     assert not found.errors
     assert "service other/first holds the name since" in found.warnings[0]
 
 
 def test_claimed_object_name_is_a_warning() -> None:
     """Without spec.model.name the service still serves as NAMESPACE/NAME."""
-    holder = with_claim(named("chat", "first", "other"), "chat")
-    found = validate_change(later(named(None, "chat")), None, cluster_of(holder))
+    holder = with_claim(service_named("chat", "first", "other"), "chat")
+    found = validate_change(created_later(service_named(None, "chat")), None, cluster_of(holder))
     assert not found.errors
     assert "service other/first holds the name" in found.warnings[0]
     assert "clients reach this service as team/chat" in found.warnings[0]
@@ -112,28 +114,28 @@ def test_claimed_object_name_is_a_warning() -> None:
     ],
 )
 def test_name_that_the_rules_refuse_is_a_warning(rules: NameRules, model: str, words: str) -> None:
-    found = validate_change(named(model), None, cluster_of(rules=rules))
+    found = validate_change(service_named(model), None, cluster_of(rules=rules))
     assert not found.errors
     assert words in found.warnings[0]
 
 
 def test_update_without_new_name_is_not_refused() -> None:
-    loser = later(named("playground"))
+    loser = created_later(service_named("playground"))
     changed = copy.deepcopy(loser)
     changed["spec"]["scaling"] = {"mode": "Off"}
     assert validate_change(changed, loser, cluster_of(HOLDER, loser)) == ValidationResult()
 
 
 def test_update_to_a_claimed_name_is_refused() -> None:
-    own = with_claim(later(named("own")), "own")
+    own = with_claim(created_later(service_named("own")), "own")
     changed = copy.deepcopy(own)
     changed["spec"]["model"]["name"] = "playground"
     assert "other/first" in validate_change(changed, own, cluster_of(HOLDER, own)).errors[0]
 
 
 def test_warning_has_the_words_of_the_condition() -> None:
-    service = later(named(None, "chat"))
-    holder = with_claim(named("chat", "first", "other"), "chat")
+    service = created_later(service_named(None, "chat"))
+    holder = with_claim(service_named("chat", "first", "other"), "chat")
     claims = [claim for one in (service, holder) if (claim := read_claim(one)) is not None]
     state: NameState = name_state(claims[0], claims, NameRules())
     conditions = build_conditions(StatusInputs(service, name_state=state))
@@ -213,7 +215,7 @@ def test_deletion_and_unchanged_spec_are_left_alone() -> None:
 
 def test_unknown_cluster_leaves_out_rules_about_others() -> None:
     assert validate_change(falling_back("chat", "spare"), None, None) == ValidationResult()
-    assert validate_change(later(named("playground")), None, None) == ValidationResult()
+    assert validate_change(created_later(service_named("playground")), None, None) == ValidationResult()
 
 
 def with_adapter(name: str, adapter: str, namespace: str = "team") -> Object:
@@ -223,7 +225,7 @@ def with_adapter(name: str, adapter: str, namespace: str = "team") -> Object:
 
 
 def test_claimed_adapter_name_is_refused_once() -> None:
-    new = later(with_adapter("chat", "playground"))
+    new = created_later(with_adapter("chat", "playground"))
     [error] = validate_change(new, None, cluster_of(HOLDER)).errors
     assert "spec.adapters playground: service other/first holds the name since 2026-02-01T10:00:00Z" in error
     changed = with_adapter("chat", "playground")
@@ -234,5 +236,5 @@ def test_claimed_adapter_name_is_refused_once() -> None:
 def test_model_name_of_an_adapter_is_refused() -> None:
     owner = with_adapter("first", "playground", "other")
     owner["status"] = {"adapters": [{"name": "playground", "since": SINCE}]}
-    [error] = validate_change(later(named("playground")), None, cluster_of(owner)).errors
+    [error] = validate_change(created_later(service_named("playground")), None, cluster_of(owner)).errors
     assert "adapter playground of service other/first holds the name since" in error

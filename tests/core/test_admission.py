@@ -65,7 +65,7 @@ def gate(
     return made
 
 
-def ask(id: str, now: float = 0.0, **other: object) -> AdmissionRequest:
+def make_request(id: str, now: float = 0.0, **other: object) -> AdmissionRequest:
     return AdmissionRequest(
         **({"id": id, "request_class": "chat", "tenant": "t", "arrived_s": now, "prompt_tokens": 1000} | other)
     )  # type: ignore[arg-type]
@@ -74,7 +74,7 @@ def ask(id: str, now: float = 0.0, **other: object) -> AdmissionRequest:
 def fill(controller: AdmissionController, now: float = 0.0, step_s: float = 0.04, **other: object) -> tuple[int, float]:
     """Offers requests, one every step_s, until one is not let in; returns how many were, and the time."""
     for count in range(5000):
-        decision = controller.submit(ask(f"fill{count}", now, **other), now)
+        decision = controller.submit(make_request(f"fill{count}", now, **other), now)
         if decision.outcome is not AdmissionOutcome.ADMITTED:
             controller.cancel(f"fill{count}", now)
             return count, now
@@ -110,13 +110,13 @@ def overload(
                 job.prompt, job.output = 4000, 1000
         return made
 
-    def played(policy: ControllerPolicy | CapPolicy) -> tuple[tuple[float, float], list[ClientRequest]]:
+    def run_policy(policy: ControllerPolicy | CapPolicy) -> tuple[tuple[float, float], list[ClientRequest]]:
         offered = jobs()
         run(policy, [StepEngine(plant, tier.limits, np.random.default_rng(8))], offered, seconds)
         return goodput(offered, tier.slo.tpot_s or 0.0, *window), offered
 
-    best = max(played(CapPolicy(cap, False, plant))[0][0] for cap in caps)
-    (rate, share), offered = played(ControllerPolicy(gate(tier, classes, 0)))
+    best = max(run_policy(CapPolicy(cap, False, plant))[0][0] for cap in caps)
+    (rate, share), offered = run_policy(ControllerPolicy(gate(tier, classes, 0)))
     return rate, share, line, best, offered
 
 
@@ -218,7 +218,7 @@ def test_admission_kv_bound_fills_to_sum_quantile() -> None:
 def test_admission_class_without_tpot_keeps_tpot_of_residents() -> None:
     classes = (*ONE_CLASS, ClassPolicy("batch", -1, Slo(0.95, 60.0), max_queue_time_s=600.0))
     controller = gate(classes=classes)
-    controller.submit(ask("one"), 0.0)
+    controller.submit(make_request("one"), 0.0)
     count, _ = fill(controller, request_class="batch")
     assert 150 <= count <= 250
 
@@ -229,7 +229,7 @@ def test_admission_class_without_tpot_keeps_tpot_of_residents() -> None:
 def test_queued_request_on_free_slot_is_admitted() -> None:
     controller = gate()
     _, now = fill(controller)
-    assert controller.submit(ask("late", now), now).outcome is AdmissionOutcome.QUEUED
+    assert controller.submit(make_request("late", now), now).outcome is AdmissionOutcome.QUEUED
     assert controller.release(now) == []
     controller.complete("fill0", now + 0.1)
     assert outcomes(controller.release(now + 0.1)) == [AdmissionOutcome.ADMITTED]
@@ -238,13 +238,15 @@ def test_queued_request_on_free_slot_is_admitted() -> None:
 def test_queued_request_past_deadline_is_shed_or_downgraded() -> None:
     controller = gate(announcement=CapacityAnnouncement(None, 0.0))
     _, now = fill(controller)
-    while (decision := controller.submit(ask(f"h{controller.queued}", now), now)).outcome is AdmissionOutcome.QUEUED:
+    while (
+        decision := controller.submit(make_request(f"h{controller.queued}", now), now)
+    ).outcome is AdmissionOutcome.QUEUED:
         pass
     assert decision.outcome is AdmissionOutcome.SHED_SATURATED
     assert decision.retry is not None
     assert decision.retry.retryable
     assert 5 <= controller.queued <= 20  # half a second of what leaves
-    assert controller.submit(ask("other", now, has_fallback=True), now).outcome is AdmissionOutcome.DOWNGRADED
+    assert controller.submit(make_request("other", now, has_fallback=True), now).outcome is AdmissionOutcome.DOWNGRADED
     assert controller.wake_at_s < now + 0.5
     assert set(outcomes(controller.release(now + 0.5))) == {AdmissionOutcome.SHED_SATURATED}
     assert controller.queued == 0
@@ -254,7 +256,7 @@ def test_admission_queue_release_orders_by_least_slack() -> None:
     controller = gate()
     _, now = fill(controller)
     for id, prompt in (("short", 100), ("long", 6000), ("middle", 3000)):
-        assert controller.submit(ask(id, now, prompt_tokens=prompt), now).outcome is AdmissionOutcome.QUEUED
+        assert controller.submit(make_request(id, now, prompt_tokens=prompt), now).outcome is AdmissionOutcome.QUEUED
     for k in range(60):
         controller.complete(f"fill{k}", now + 0.01)
     assert [d.request_id for d in controller.release(now + 0.01)][:2] == ["long", "middle"]
@@ -262,11 +264,11 @@ def test_admission_queue_release_orders_by_least_slack() -> None:
 
 def test_infeasible_request_is_admitted_after_feasible_ones() -> None:
     controller = gate()
-    assert controller.submit(ask("alone", prompt_tokens=30_000), 0.0).outcome is AdmissionOutcome.ADMITTED
+    assert controller.submit(make_request("alone", prompt_tokens=30_000), 0.0).outcome is AdmissionOutcome.ADMITTED
     controller.complete("alone", 5.0)
     _, now = fill(controller, 5.0)
-    assert controller.submit(ask("huge", now, prompt_tokens=30_000), now).outcome is AdmissionOutcome.QUEUED
-    assert controller.submit(ask("small", now), now).outcome is AdmissionOutcome.QUEUED
+    assert controller.submit(make_request("huge", now, prompt_tokens=30_000), now).outcome is AdmissionOutcome.QUEUED
+    assert controller.submit(make_request("small", now), now).outcome is AdmissionOutcome.QUEUED
     for k in range(60):
         controller.complete(f"fill{k}", now + 0.01)
     assert [d.request_id for d in controller.release(now + 0.01)] == ["small", "huge"]
@@ -275,12 +277,12 @@ def test_infeasible_request_is_admitted_after_feasible_ones() -> None:
 def test_infeasible_request_in_overload_is_eventually_admitted() -> None:
     controller = gate()
     _, now = fill(controller)
-    controller.submit(ask("huge", now, prompt_tokens=30_000), now)
+    controller.submit(make_request("huge", now, prompt_tokens=30_000), now)
     ends = [f"fill{k}" for k in range(150)]
     let_in: list[str] = []
     for k in range(600):
         now += 0.05
-        controller.submit(ask(f"n{k}", now), now)
+        controller.submit(make_request(f"n{k}", now), now)
         if k % 2 and ends:
             controller.complete(ends.pop(0), now)
         for decision in controller.release(now):
@@ -312,7 +314,7 @@ def flood(
             for i in range(n):
                 id = f"{request_class}{tenant}{k}.{i}"
                 who[id] = (request_class, tenant)
-                decision = controller.submit(ask(id, now, request_class=request_class, tenant=tenant), now)
+                decision = controller.submit(make_request(id, now, request_class=request_class, tenant=tenant), now)
                 if decision.outcome is AdmissionOutcome.ADMITTED:
                     running.append(id)
                     got[who[id]] = got.get(who[id], 0) + 1
@@ -350,33 +352,36 @@ def test_low_class_fill_limit_sheds_before_saturation() -> None:
     controller = gate(classes=classes)
     low, now = fill(controller, request_class="low")
     for k in range(20):
-        assert controller.submit(ask(f"high{k}", now, request_class="high"), now).outcome is AdmissionOutcome.ADMITTED
+        assert (
+            controller.submit(make_request(f"high{k}", now, request_class="high"), now).outcome
+            is AdmissionOutcome.ADMITTED
+        )
         now += 0.04
     assert low <= 0.85 * fill(gate())[0]
 
 
 def test_quota_exceeded_sheds_with_retry_after() -> None:
     controller = gate(tenants={"t": TenantPolicy(requests_per_s=0.2), "u": TenantPolicy(tokens_per_min=6000.0)})
-    first = [controller.submit(ask(f"t{k}"), 0.0).outcome for k in range(4)]
+    first = [controller.submit(make_request(f"t{k}"), 0.0).outcome for k in range(4)]
     assert first == [
         AdmissionOutcome.ADMITTED,
         AdmissionOutcome.ADMITTED,
         AdmissionOutcome.SHED_QUOTA,
         AdmissionOutcome.SHED_QUOTA,
     ]
-    advice = controller.submit(ask("t9"), 0.0).retry
+    advice = controller.submit(make_request("t9"), 0.0).retry
     assert advice is not None
     assert advice.retry_after_s == 5
-    assert controller.submit(ask("t5", 5.1), 5.1).outcome is AdmissionOutcome.ADMITTED
-    assert controller.submit(ask("u1", 5.1, tenant="u"), 5.1).outcome is AdmissionOutcome.ADMITTED
-    assert controller.submit(ask("u2", 5.1, tenant="u"), 5.1).outcome is AdmissionOutcome.SHED_QUOTA
+    assert controller.submit(make_request("t5", 5.1), 5.1).outcome is AdmissionOutcome.ADMITTED
+    assert controller.submit(make_request("u1", 5.1, tenant="u"), 5.1).outcome is AdmissionOutcome.ADMITTED
+    assert controller.submit(make_request("u2", 5.1, tenant="u"), 5.1).outcome is AdmissionOutcome.SHED_QUOTA
 
 
 def test_scale_from_zero_queues_wakes_and_releases_paced() -> None:
     controller = gate(replicas=0, announcement=CapacityAnnouncement(20.0, 0.5))
     assert not controller.needs_wakeup
     for k in range(300):
-        assert controller.submit(ask(f"r{k}", k * 0.01), k * 0.01).outcome is AdmissionOutcome.QUEUED
+        assert controller.submit(make_request(f"r{k}", k * 0.01), k * 0.01).outcome is AdmissionOutcome.QUEUED
     assert controller.needs_wakeup
     controller.set_replicas({"a": controller.pool.cost_model.batch}, 20.0)
     let_in = [(20.0, d) for d in controller.release(20.0)]
@@ -394,10 +399,10 @@ def test_scale_from_zero_queues_wakes_and_releases_paced() -> None:
 def test_request_held_past_its_target_goes_after_one_that_can_be_in_time() -> None:
     controller = gate(replicas=0, announcement=CapacityAnnouncement(20.0, 0.5))
     for k in range(300):
-        controller.submit(ask(f"held{k}", k * 0.01), k * 0.01)
+        controller.submit(make_request(f"held{k}", k * 0.01), k * 0.01)
     controller.set_replicas({"a": controller.pool.cost_model.batch}, 20.0)
     controller.release(20.0)
-    assert controller.submit(ask("new", 20.0), 20.0).outcome is AdmissionOutcome.QUEUED
+    assert controller.submit(make_request("new", 20.0), 20.0).outcome is AdmissionOutcome.QUEUED
     now, admitted = 20.0, False
     while not admitted and now < 20.5:
         now = max(now + 1e-3, controller.wake_at_s)
@@ -410,7 +415,7 @@ def test_request_held_past_its_target_goes_after_one_that_can_be_in_time() -> No
 def test_held_request_that_can_be_in_time_keeps_its_target() -> None:
     controller = gate(replicas=0, announcement=CapacityAnnouncement(0.2, 0.5))
     for k in range(300):
-        assert controller.submit(ask(f"held{k}"), 0.0).outcome is AdmissionOutcome.QUEUED
+        assert controller.submit(make_request(f"held{k}"), 0.0).outcome is AdmissionOutcome.QUEUED
     controller.set_replicas({"a": controller.pool.cost_model.batch}, 0.2)
     decisions = controller.release(0.2)
     assert AdmissionOutcome.ADMITTED in outcomes(decisions)
@@ -421,16 +426,16 @@ def test_held_request_that_can_be_in_time_keeps_its_target() -> None:
 
 def test_startup_longer_than_hold_time_is_shed_at_once() -> None:
     controller = gate(replicas=0, announcement=CapacityAnnouncement(50.0, 0.5))
-    decision = controller.submit(ask("a"), 0.0)
+    decision = controller.submit(make_request("a"), 0.0)
     assert decision.outcome is AdmissionOutcome.SHED_STARTING
     assert decision.retry is not None
     assert decision.retry.retry_after_s in (51, 52)
     assert (
-        gate(replicas=0, announcement=CapacityAnnouncement(starting=False)).submit(ask("a"), 0.0).outcome
+        gate(replicas=0, announcement=CapacityAnnouncement(starting=False)).submit(make_request("a"), 0.0).outcome
         is AdmissionOutcome.SHED_NO_CAPACITY
     )
     waits = gate(replicas=0)
-    assert waits.submit(ask("a"), 0.0).outcome is AdmissionOutcome.QUEUED
+    assert waits.submit(make_request("a"), 0.0).outcome is AdmissionOutcome.QUEUED
     assert outcomes(waits.release(31.0)) == [AdmissionOutcome.SHED_STARTING]
 
 
@@ -439,7 +444,7 @@ def test_startup_of_idle_service_is_announced_at_once() -> None:
     for startup_s, outcome in ((20.0, AdmissionOutcome.QUEUED), (600.0, AdmissionOutcome.SHED_STARTING)):
         controller = gate(replicas=0, announcement=CapacityAnnouncement(None, 0.5, startup_s=startup_s))
         controller.tick(100.0, CapacityAnnouncement(None, 0.5, startup_s=startup_s))
-        decision = controller.submit(ask("a", 100.0), 100.0)
+        decision = controller.submit(make_request("a", 100.0), 100.0)
         assert decision.outcome is outcome
     assert decision.retry is not None
     assert decision.retry.eta_s is not None
@@ -450,7 +455,7 @@ def test_startup_of_idle_service_is_announced_at_once() -> None:
 
 def test_queue_end_while_starting_tells_when_to_return() -> None:
     controller = gate(replicas=0, announcement=CapacityAnnouncement(29.0, 0.5))
-    assert controller.submit(ask("a"), 0.0).outcome is AdmissionOutcome.QUEUED
+    assert controller.submit(make_request("a"), 0.0).outcome is AdmissionOutcome.QUEUED
     controller.tick(20.0, CapacityAnnouncement(50.0, 0.5))  # the start takes longer than was expected
     (late,) = controller.release(31.0)
     assert late.outcome is AdmissionOutcome.SHED_STARTING
@@ -463,12 +468,12 @@ def test_remote_prefill_queues_at_prefill_and_frees_decode() -> None:
     tier = TierSpec(Role.DECODE, HOT, CHAT, ROOMY, SLO, KvTransfer(32, 128))
     pair = gate(tier)
     pair.set_replicas({"d": pair.pool.cost_model.batch}, 0.0, frozenset({"p", "q"}))
-    first, second = (pair.submit(ask(str(k)), 0.0) for k in range(2))
+    first, second = (pair.submit(make_request(str(k)), 0.0) for k in range(2))
     assert {first.prefill, second.prefill} == {"p", "q"}
-    assert pair.submit(ask("3"), 0.0).first_token_s > first.first_token_s + 0.02
+    assert pair.submit(make_request("3"), 0.0).first_token_s > first.first_token_s + 0.02
     alone = gate(tier)
     assert fill(pair, 1.0)[0] > 1.5 * fill(alone, 1.0)[0]
-    assert alone.submit(ask("x", 100.0), 100.0).prefill is None
+    assert alone.submit(make_request("x", 100.0), 100.0).prefill is None
 
 
 # Tickets.
@@ -476,19 +481,19 @@ def test_remote_prefill_queues_at_prefill_and_frees_decode() -> None:
 
 def test_retries_of_one_client_share_one_reservation() -> None:
     controller = gate(replicas=0, announcement=CapacityAnnouncement(100.0, 0.5))
-    first = controller.submit(ask("a0", body_hash=9), 0.0)
+    first = controller.submit(make_request("a0", body_hash=9), 0.0)
     offered = controller.offered_work_s
     assert first.retry is not None
     assert first.retry.retry_after_s == 60  # 100 s in two steps
     for k, now in enumerate((0.1, 0.2, 30.0, 60.0), start=1):  # five attempts, some of them at once
-        advice = controller.submit(ask(f"a{k}", now, body_hash=9), now).retry
+        advice = controller.submit(make_request(f"a{k}", now, body_hash=9), now).retry
         assert advice is not None
         assert advice.eta_s == pytest.approx(100.0 - now, abs=1.0)
     assert advice.retry_after_s in (40, 41)
     assert (len(controller.reservations), controller.retries, controller.offered_work_s) == (1, 4, offered)
     assert controller.reservations.work_s == pytest.approx(offered)
     controller.set_replicas({"a": 100}, 100.0)
-    assert controller.submit(ask("a5", 101.0, body_hash=9), 101.0).outcome is AdmissionOutcome.ADMITTED
+    assert controller.submit(make_request("a5", 101.0, body_hash=9), 101.0).outcome is AdmissionOutcome.ADMITTED
     assert (len(controller.reservations), controller.reservations.work_s, controller.reservations.pending_work_s) == (
         0,
         0.0,
@@ -498,9 +503,9 @@ def test_retries_of_one_client_share_one_reservation() -> None:
 
 def test_retry_without_reservation_uses_quota_not_demand() -> None:
     controller = gate(tenants={"t": TenantPolicy(requests_per_s=0.1)})
-    controller.submit(ask("a", body_hash=1), 0.0)
+    controller.submit(make_request("a", body_hash=1), 0.0)
     offered = controller.offered_work_s
-    refused = controller.submit(ask("b", body_hash=2, is_retry=True), 0.0)
+    refused = controller.submit(make_request("b", body_hash=2, is_retry=True), 0.0)
     assert (refused.outcome, controller.offered_work_s, controller.retries) == (AdmissionOutcome.SHED_QUOTA, offered, 1)
 
 
@@ -508,19 +513,19 @@ def test_reservation_without_eta_lasts_max_retry_time() -> None:
     controller = gate(announcement=CapacityAnnouncement(None))
     _, now = fill(controller)
     while (
-        decision := controller.submit(ask(f"h{controller.queued}", now, body_hash=controller.queued), now)
+        decision := controller.submit(make_request(f"h{controller.queued}", now, body_hash=controller.queued), now)
     ).outcome is AdmissionOutcome.QUEUED:
         pass
     assert decision.retry == (None, None, True)
     hash_ = int(decision.request_id[1:])
-    assert controller.submit(ask("soon", now, body_hash=hash_), now + 1).retry == (None, None, True)
-    controller.submit(ask("later", now + 29, body_hash=hash_), now + 29)
+    assert controller.submit(make_request("soon", now, body_hash=hash_), now + 1).retry == (None, None, True)
+    controller.submit(make_request("later", now + 29, body_hash=hash_), now + 29)
     assert (controller.retries, len(controller.reservations)) == (2, 0)
 
 
 def test_reservation_etas_are_spread_over_backlog_work() -> None:
     controller = gate(replicas=0, announcement=CapacityAnnouncement(35.0, 0.5))
-    advice = [controller.submit(ask(f"r{k}", body_hash=k), 0.0).retry for k in range(2000)]
+    advice = [controller.submit(make_request(f"r{k}", body_hash=k), 0.0).retry for k in range(2000)]
     etas = [t.eta_s for t in advice if t is not None and t.retryable]
     work_s = controller.reservations.work_s / len(etas)
     assert np.diff(etas) == pytest.approx(work_s / 0.45, rel=0.01)
@@ -535,7 +540,7 @@ def test_reservation_etas_are_spread_over_backlog_work() -> None:
 def test_reservation_etas_respect_capacity_announcement() -> None:
     """One in 35 s that leaves little to spare, one in 55 s that leaves much."""
     controller = gate(replicas=0, announcement=CapacityAnnouncement(35.0, 0.1, later_steps=((55.0, 0.5),)))
-    advice = [controller.submit(ask(f"r{k}", body_hash=k), 0.0).retry for k in range(300)]
+    advice = [controller.submit(make_request(f"r{k}", body_hash=k), 0.0).retry for k in range(300)]
     etas = np.array([t.eta_s for t in advice if t is not None and t.eta_s is not None])
     work_s = controller.reservations.work_s / len(etas)
     first, later = etas[etas < 55.0], etas[etas > 55.0]
@@ -550,7 +555,7 @@ def test_reservation_eta_is_finite_or_none(later: tuple[tuple[float, float], ...
     for at_s, spare in ((35.0, 0.5), (35.0, 0.0), (35.0, math.nan), (math.inf, 0.5), (-math.inf, 1e-300)):
         tickets = RetryReservations()
         tickets.set_capacity_steps(at_s, spare, later)
-        advice = tickets.reserve(ask("a", body_hash=1), 0.1, 0.0, 0.0)
+        advice = tickets.reserve(make_request("a", body_hash=1), 0.1, 0.0, 0.0)
         assert advice.eta_s is None or 0.0 <= advice.eta_s < math.inf
 
 
@@ -558,16 +563,16 @@ def test_retry_on_time_precedes_new_requests_late_does_not() -> None:
     controller = gate(announcement=CapacityAnnouncement(2.0, 5.0))
     _, now = fill(controller)
     while (
-        decision := controller.submit(ask(f"h{controller.queued}", now, body_hash=controller.queued), now)
+        decision := controller.submit(make_request(f"h{controller.queued}", now, body_hash=controller.queued), now)
     ).outcome is AdmissionOutcome.QUEUED:
         pass
     assert decision.retry is not None
     assert decision.retry.retry_after_s is not None
     controller.release(now + 1)
     back = now + decision.retry.retry_after_s
-    assert controller.submit(ask("new", back), back).outcome is AdmissionOutcome.QUEUED
+    assert controller.submit(make_request("new", back), back).outcome is AdmissionOutcome.QUEUED
     assert (
-        controller.submit(ask("back", back, body_hash=int(decision.request_id[1:])), back).outcome
+        controller.submit(make_request("back", back, body_hash=int(decision.request_id[1:])), back).outcome
         is AdmissionOutcome.QUEUED
     )
     controller.complete("fill0", back)
@@ -697,9 +702,12 @@ def test_idle_engine_takes_a_prompt_larger_than_this_gateways_share() -> None:
     controller = gate(GUIDE, (ClassPolicy("chat", 0, GUIDE.slo),), replicas=0)
     batch, kv_tokens = controller.pool.cost_model.batch, controller.pool.cost_model.kv_tokens
     controller.set_replicas({"r": batch // 8}, 0.0)
-    large = ask("large", prompt_tokens=kv_tokens // 2)
+    large = make_request("large", prompt_tokens=kv_tokens // 2)
     assert controller.submit(large, 0.0).outcome is AdmissionOutcome.ADMITTED
-    assert controller.submit(ask("second", prompt_tokens=kv_tokens // 2), 0.0).outcome is not AdmissionOutcome.ADMITTED
+    assert (
+        controller.submit(make_request("second", prompt_tokens=kv_tokens // 2), 0.0).outcome
+        is not AdmissionOutcome.ADMITTED
+    )
 
 
 def test_idle_engine_takes_what_it_can_serve_in_time_after_a_rejection() -> None:
@@ -709,18 +717,20 @@ def test_idle_engine_takes_what_it_can_serve_in_time_after_a_rejection() -> None
     longest = next(
         n
         for n in lengths
-        if controller.pool.estimate_cost(ask("x", prompt_tokens=n)).idle_ttft_s > 0.9 * (SLO.ttft_s or 0.0)
+        if controller.pool.estimate_cost(make_request("x", prompt_tokens=n)).idle_ttft_s > 0.9 * (SLO.ttft_s or 0.0)
     )
     count, now = fill(controller)
     ids = [f"fill{k}" for k in range(count)]
     rejected = False
     while not rejected:
         ids.append(f"q{len(ids)}")
-        decision = controller.submit(ask(ids[-1], now, prompt_tokens=longest), now)
+        decision = controller.submit(make_request(ids[-1], now, prompt_tokens=longest), now)
         rejected = decision.outcome is AdmissionOutcome.SHED_SATURATED
         now += 0.001
     for id in ids:
         controller.cancel(id, now)
         controller.complete(id, now)
     assert len(controller.pool) == 0
-    assert controller.submit(ask("alone", now, prompt_tokens=longest), now).outcome is AdmissionOutcome.ADMITTED
+    assert (
+        controller.submit(make_request("alone", now, prompt_tokens=longest), now).outcome is AdmissionOutcome.ADMITTED
+    )

@@ -42,7 +42,7 @@ def gate(
     return made
 
 
-def ask(id: str, now: float = 0.0, **other: object) -> AdmissionRequest:
+def make_request(id: str, now: float = 0.0, **other: object) -> AdmissionRequest:
     return AdmissionRequest(
         **({"id": id, "request_class": "high", "tenant": "t", "arrived_s": now, "prompt_tokens": 1000} | other)
     )  # type: ignore[arg-type]
@@ -51,7 +51,7 @@ def ask(id: str, now: float = 0.0, **other: object) -> AdmissionRequest:
 def full(controller: AdmissionController, now: float = 0.0) -> float:
     """Fills it with requests f0, f1, ...; returns the time."""
     for k in range(2000):
-        if controller.submit(ask(f"f{k}", now), now).outcome is not AdmissionOutcome.ADMITTED:
+        if controller.submit(make_request(f"f{k}", now), now).outcome is not AdmissionOutcome.ADMITTED:
             controller.cancel(f"f{k}", now)
             return now
         now += 0.04
@@ -99,7 +99,7 @@ def check(controller: AdmissionController) -> None:
 )
 def test_request_invalid_field_raises_error_naming_field(broken: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(broken))):
-        ask("a", **broken)
+        make_request("a", **broken)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_request_invalid_field_raises_error_naming_field(broken: dict[str, objec
 )
 def test_submit_extreme_request_returns_outcome(extreme: dict[str, object]) -> None:
     controller = gate()
-    decision = controller.submit(ask("a", **extreme), 0.0)
+    decision = controller.submit(make_request("a", **extreme), 0.0)
     check(controller)
     assert decision.outcome in AdmissionOutcome
     controller.complete("a", 1.0, HUGE, math.nan)
@@ -130,20 +130,20 @@ def test_submit_extreme_request_returns_outcome(extreme: dict[str, object]) -> N
 
 def test_submit_request_larger_than_kv_is_shed_without_retry() -> None:
     controller = gate()
-    decision = controller.submit(ask("a", prompt_tokens=300_000), 0.0)
+    decision = controller.submit(make_request("a", prompt_tokens=300_000), 0.0)
     assert decision.outcome is AdmissionOutcome.SHED_NO_CAPACITY
     assert decision.retry is not None
     assert not decision.retry.retryable
     assert (
-        controller.submit(ask("b", prompt_tokens=300_000, has_fallback=True), 0.0).outcome
+        controller.submit(make_request("b", prompt_tokens=300_000, has_fallback=True), 0.0).outcome
         is AdmissionOutcome.DOWNGRADED
     )
-    assert controller.submit(ask("c", prompt_tokens=190_000), 0.0).outcome is AdmissionOutcome.ADMITTED
+    assert controller.submit(make_request("c", prompt_tokens=190_000), 0.0).outcome is AdmissionOutcome.ADMITTED
     assert (
-        controller.submit(ask("d", prompt_tokens=190_000), 0.0).outcome is AdmissionOutcome.QUEUED
+        controller.submit(make_request("d", prompt_tokens=190_000), 0.0).outcome is AdmissionOutcome.QUEUED
     )  # it fits, but not beside the other
     assert (
-        controller.submit(ask("e", 40.0), 40.0).outcome is AdmissionOutcome.ADMITTED
+        controller.submit(make_request("e", 40.0), 40.0).outcome is AdmissionOutcome.ADMITTED
     )  # the long prompt has been computed
 
 
@@ -151,22 +151,26 @@ def test_submit_with_fallback_downgrades_instead_of_queueing() -> None:
     """Held until the last moment, a request would come to the fallback too late for its target."""
     controller = gate()
     for n in range(10_000):
-        decision = controller.submit(ask(f"n{n}", 0.0, has_fallback=True), 0.0)
+        decision = controller.submit(make_request(f"n{n}", 0.0, has_fallback=True), 0.0)
         if decision.outcome is not AdmissionOutcome.ADMITTED:
             break
     assert decision.outcome is AdmissionOutcome.DOWNGRADED
     assert controller.queued == 0
     controller.set_replicas({}, 1.0)
-    assert controller.submit(ask("from zero", 1.0, has_fallback=True), 1.0).outcome is AdmissionOutcome.DOWNGRADED
+    assert (
+        controller.submit(make_request("from zero", 1.0, has_fallback=True), 1.0).outcome is AdmissionOutcome.DOWNGRADED
+    )
 
 
 def test_submit_sequences_above_batch_need_empty_replica() -> None:
     controller = gate()
     assert (
-        controller.submit(ask("a", sequences=NUMBERS.batch + 10, prompt_tokens=10), 0.0).outcome
+        controller.submit(make_request("a", sequences=NUMBERS.batch + 10, prompt_tokens=10), 0.0).outcome
         is AdmissionOutcome.ADMITTED
     )
-    assert controller.submit(ask("b", sequences=1100, prompt_tokens=10), 0.0).outcome is AdmissionOutcome.QUEUED
+    assert (
+        controller.submit(make_request("b", sequences=1100, prompt_tokens=10), 0.0).outcome is AdmissionOutcome.QUEUED
+    )
     check(controller)
     controller.complete("a", 0.1)
     assert [decision.outcome for decision in controller.release(0.1)] == [AdmissionOutcome.ADMITTED]
@@ -177,51 +181,51 @@ def test_submit_sequences_above_batch_need_empty_replica() -> None:
 def test_prompts_that_fit_one_by_one_are_admitted(prompt_tokens: int, sequences: int) -> None:
     """Sequences take turns in the cache of 200,000 tokens, and the context ends an answer."""
     controller = gate()
-    large = ask("a", prompt_tokens=prompt_tokens, sequences=sequences)
+    large = make_request("a", prompt_tokens=prompt_tokens, sequences=sequences)
     assert controller.submit(large, 0.0).outcome is AdmissionOutcome.ADMITTED
-    assert controller.submit(ask("b"), 0.0).outcome is not AdmissionOutcome.SHED_NO_CAPACITY
+    assert controller.submit(make_request("b"), 0.0).outcome is not AdmissionOutcome.SHED_NO_CAPACITY
     check(controller)
     controller.complete("a", 5.0)
     controller.release(5.0)
-    assert controller.submit(ask("c", 40.0), 40.0).outcome is AdmissionOutcome.ADMITTED
+    assert controller.submit(make_request("c", 40.0), 40.0).outcome is AdmissionOutcome.ADMITTED
     check(controller)
 
 
 def test_submit_past_deadline_is_shed() -> None:
     controller = gate()
     for fallback in (False, True):
-        decision = controller.submit(ask(f"a{fallback}", 5.0, deadline_s=4.0, has_fallback=fallback), 5.0)
+        decision = controller.submit(make_request(f"a{fallback}", 5.0, deadline_s=4.0, has_fallback=fallback), 5.0)
         assert decision.outcome is AdmissionOutcome.SHED_DEADLINE
-    assert controller.submit(ask("late", 5.0), 50.0).outcome is AdmissionOutcome.SHED_SATURATED
+    assert controller.submit(make_request("late", 5.0), 50.0).outcome is AdmissionOutcome.SHED_SATURATED
     assert len(controller.pool) == 0
 
 
 def test_controller_clock_going_backwards_keeps_invariants() -> None:
     controller = gate()
     now = full(controller)
-    controller.submit(ask("h", now), now)
+    controller.submit(make_request("h", now), now)
     for back in (now - 100.0, -math.inf, math.nan):
         assert controller.release(back) == []
         controller.tick(back, CapacityAnnouncement(30.0, 1.0))
         check(controller)
     controller.complete("f0", now - 50.0)
     assert [d.outcome for d in controller.release(now - 50.0)] == [AdmissionOutcome.ADMITTED]
-    assert controller.submit(ask("i", now - 50.0), now - 50.0).outcome in AdmissionOutcome
+    assert controller.submit(make_request("i", now - 50.0), now - 50.0).outcome in AdmissionOutcome
     controller.tick(1e12, CapacityAnnouncement(30.0, 1.0))
     check(controller)
     with pytest.raises(ValueError, match="now"):
-        AdmissionController(CLASSES, NUMBERS, {}).submit(ask("a"), math.nan)
+        AdmissionController(CLASSES, NUMBERS, {}).submit(make_request("a"), math.nan)
 
 
 def test_submit_duplicate_id_raises_and_changes_nothing() -> None:
     controller = gate()
-    controller.submit(ask("a"), 0.0)
+    controller.submit(make_request("a"), 0.0)
     with pytest.raises(ValueError, match="'a'"):
-        controller.submit(ask("a"), 0.0)
+        controller.submit(make_request("a"), 0.0)
     now = full(controller, 1.0)
-    assert controller.submit(ask("h", now), now).outcome is AdmissionOutcome.QUEUED
+    assert controller.submit(make_request("h", now), now).outcome is AdmissionOutcome.QUEUED
     with pytest.raises(ValueError, match="'h'"):
-        controller.submit(ask("h", now), now)
+        controller.submit(make_request("h", now), now)
     assert controller.queued == 1
     assert controller.complete("a", now)
     assert not controller.complete("a", now)
@@ -231,7 +235,7 @@ def test_submit_duplicate_id_raises_and_changes_nothing() -> None:
 
 def test_controller_unknown_class_or_bad_limits_raises() -> None:
     with pytest.raises(ValueError, match="request_class"):
-        gate().submit(ask("a", request_class="none"), 0.0)
+        gate().submit(make_request("a", request_class="none"), 0.0)
     with pytest.raises(ValueError, match=r"cost[_ ]model"):
         AdmissionController(CLASSES[:1], NUMBERS, {})
     with pytest.raises(ValueError, match=r"cost[_ ]model"):
@@ -252,7 +256,7 @@ def test_replica_loss_keeps_queue_until_replicas_return() -> None:
     controller = gate(2)
     now = full(controller)
     for k in range(5):
-        assert controller.submit(ask(f"h{k}", now), now).outcome is AdmissionOutcome.QUEUED
+        assert controller.submit(make_request(f"h{k}", now), now).outcome is AdmissionOutcome.QUEUED
     controller.set_replicas({}, now)
     assert (len(controller.pool), controller.queued, controller.release(now)) == (0, 5, [])
     assert controller.needs_wakeup
@@ -260,7 +264,7 @@ def test_replica_loss_keeps_queue_until_replicas_return() -> None:
     controller.set_replicas({"new": NUMBERS.batch}, now + 0.1)
     assert {d.outcome for d in controller.release(now + 0.1)} == {AdmissionOutcome.ADMITTED}
     controller.set_replicas({}, now + 0.2)
-    assert controller.submit(ask("z", now + 0.2), now + 0.2).outcome is AdmissionOutcome.QUEUED
+    assert controller.submit(make_request("z", now + 0.2), now + 0.2).outcome is AdmissionOutcome.QUEUED
     assert [d.outcome for d in controller.release(now + 100)] == [AdmissionOutcome.SHED_STARTING]
     check(controller)
 
@@ -268,7 +272,7 @@ def test_replica_loss_keeps_queue_until_replicas_return() -> None:
 def test_replica_with_zero_share_admits_nothing() -> None:
     controller = gate(0)
     controller.set_replicas({"a": 0, "b": -3}, 0.0)
-    assert controller.submit(ask("a"), 0.0).outcome is not AdmissionOutcome.ADMITTED
+    assert controller.submit(make_request("a"), 0.0).outcome is not AdmissionOutcome.ADMITTED
     controller.set_replicas({"a": 0, "b": 5}, 0.0)
     check(controller)
 
@@ -288,7 +292,7 @@ def test_invalid_capacity_announcement_gives_valid_retry_advice(announcement: Ca
     controller = gate(1, announcement)
     now = full(controller)
     for k in range(200):
-        advice = controller.submit(ask(f"h{k}", now, body_hash=k), now).retry
+        advice = controller.submit(make_request(f"h{k}", now, body_hash=k), now).retry
         if advice is not None:
             assert advice.retry_after_s is None or (advice.retryable and 1 <= advice.retry_after_s <= 60)
             assert advice.eta_s is None or 0 <= advice.eta_s < math.inf
@@ -298,7 +302,7 @@ def test_invalid_capacity_announcement_gives_valid_retry_advice(announcement: Ca
 def test_unclaimed_reservations_expire_completely() -> None:
     controller = gate(0, CapacityAnnouncement(40.0, 5.0))
     for k in range(2000):
-        controller.submit(ask(f"r{k}", k * 0.01, body_hash=k), k * 0.01)
+        controller.submit(make_request(f"r{k}", k * 0.01, body_hash=k), k * 0.01)
     assert len(controller.reservations) > 100
     for now in range(21, 400):
         controller.tick(float(now), CapacityAnnouncement(40.0, 5.0))
@@ -312,11 +316,11 @@ def test_unclaimed_reservations_expire_completely() -> None:
 
 def test_client_ignoring_retry_advice_gains_one_reservation() -> None:
     controller = gate(0, CapacityAnnouncement(40.0, 1.0))
-    honest = controller.submit(ask("honest", body_hash=1), 0.0).retry
+    honest = controller.submit(make_request("honest", body_hash=1), 0.0).retry
     for k in range(500):
-        controller.submit(ask(f"r{k}", k * 0.01, body_hash=2), k * 0.01)
+        controller.submit(make_request(f"r{k}", k * 0.01, body_hash=2), k * 0.01)
     assert len(controller.reservations) == 2
-    late = controller.submit(ask("late", 5.0, body_hash=3), 5.0).retry
+    late = controller.submit(make_request("late", 5.0, body_hash=3), 5.0).retry
     assert honest is not None
     assert honest.eta_s is not None
     assert late is not None
@@ -328,8 +332,8 @@ def test_tenant_flood_does_not_starve_other_tenant() -> None:
     controller = gate()
     now = full(controller)
     for k in range(300):
-        controller.submit(ask(f"a{k}", now, tenant="flood"), now)
-    assert controller.submit(ask("b", now, tenant="quiet"), now).outcome is AdmissionOutcome.QUEUED
+        controller.submit(make_request(f"a{k}", now, tenant="flood"), now)
+    assert controller.submit(make_request("b", now, tenant="quiet"), now).outcome is AdmissionOutcome.QUEUED
     for k in range(2):
         controller.complete(f"f{k}", now)
     let_in = [d.request_id for d in controller.release(now)]
@@ -341,7 +345,7 @@ def test_cancel_queued_requests_leaves_no_state() -> None:
     controller = gate()
     now = full(controller)
     for k in range(3000):
-        if controller.submit(ask(f"h{k}", now, tenant=f"t{k % 7}"), now).outcome is AdmissionOutcome.QUEUED:
+        if controller.submit(make_request(f"h{k}", now, tenant=f"t{k % 7}"), now).outcome is AdmissionOutcome.QUEUED:
             decision = controller.cancel(f"h{k}", now)
             assert decision is not None
             assert decision.outcome is AdmissionOutcome.CLIENT_GONE
@@ -372,7 +376,7 @@ class Soak:
         self.now += self.random.expovariate(60.0)
         key = k if self.random.random() < 0.9 else self.random.randrange(k + 1)
         kind = {"request_class": "low" if k % 3 else "high", "tenant": f"t{key % 5000}", "body_hash": key}
-        request = ask(f"r{k}", self.now, prompt_tokens=500 + key % 2000, **kind)
+        request = make_request(f"r{k}", self.now, prompt_tokens=500 + key % 2000, **kind)
         self.take(self.controller.submit(request, self.now))
 
     def disturb(self, k: int) -> None:
@@ -432,7 +436,10 @@ def test_infeasible_tpot_target_still_admits_requests() -> None:
     controller = AdmissionController(hopeless, engine_cost_model(TIER, hopeless), {})
     controller.set_replicas({"a": 100}, 0.0)
     assert (
-        sum(controller.submit(ask(f"r{k}", k * 0.1), k * 0.1).outcome is AdmissionOutcome.ADMITTED for k in range(20))
+        sum(
+            controller.submit(make_request(f"r{k}", k * 0.1), k * 0.1).outcome is AdmissionOutcome.ADMITTED
+            for k in range(20)
+        )
         >= 5
     )
     assert step_time_budget_s(serve_tier(HOT, MIX), math.inf) == math.inf
@@ -507,7 +514,7 @@ def test_placement_matches_exhaustive_search(seed: int) -> None:
     visited = set()
     for k in range(800):
         now += random.expovariate(25.0)
-        request = ask(f"r{k}", now, prompt_tokens=random.choice([50, 500, 4000, 30_000]))
+        request = make_request(f"r{k}", now, prompt_tokens=random.choice([50, 500, 4000, 30_000]))
         fill, within_s = random.choice([0.5, 1.0]), random.choice([0.02, 0.2, 2.0, math.inf])
         place = controller.pool.place(request, controller.pool.estimate_cost(request), 0, fill, within_s, now)
         found = None if place.replica is None else place.replica.address

@@ -18,7 +18,7 @@ from plimsoll.core.slo import Slo
 from plimsoll.core.types import Role
 from plimsoll.core.workload import from_samples
 from tests.core.admission_simulator import CapPolicy, ClientRequest, ControllerPolicy, StepEngine, goodput, run
-from tests.core.test_admission import LARGE, SLOW, ask, gate, scaled
+from tests.core.test_admission import LARGE, SLOW, gate, make_request, scaled
 
 KV = EngineLimits(1024, 330_000, 8192)
 TTFT_S = 3.0
@@ -37,7 +37,7 @@ def lognormal(prompt: int, output: int, sigma: float) -> Draw:
     return draw
 
 
-def some_think(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def mixed_lengths(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """One answer of seven is twenty times as long as the others."""
     rng = np.random.default_rng(seed)
     long, spread = rng.random(count) < 0.15, rng.standard_normal(count)
@@ -61,7 +61,7 @@ def arrivals(draw: Draw, rate: float, seconds: float, seed: int) -> list[ClientR
 
 
 def a_need(of: EngineCostModel, prompt: int, output: int) -> RequestCost:
-    return of.request_cost(ask("one", prompt_tokens=prompt, max_tokens=output))
+    return of.request_cost(make_request("one", prompt_tokens=prompt, max_tokens=output))
 
 
 def seldom_exceeded(held: np.ndarray) -> float:
@@ -69,7 +69,7 @@ def seldom_exceeded(held: np.ndarray) -> float:
     return float(np.max(held.mean(axis=0) + KV_Z_SCORE * held.std(axis=0)))
 
 
-@pytest.mark.parametrize("draw", [lognormal(500, 3000, 0.5), some_think], ids=["half", "some think"])
+@pytest.mark.parametrize("draw", [lognormal(500, 3000, 0.5), mixed_lengths], ids=["half", "some think"])
 def test_kv_projection_matches_sampled_quantile(draw: Draw) -> None:
     """Ends are drawn from the answers that have got so far, some residents have come and gone since."""
     of, rng = engine_cost_model(tier(draw), (ClassPolicy("chat", 0, PROMISE),)), np.random.default_rng(4)
@@ -78,7 +78,7 @@ def test_kv_projection_matches_sampled_quantile(draw: Draw) -> None:
         growth, there = KvProjection(of), []
         for n in range(count + 5):
             need = of.request_cost(
-                ask(str(n), prompt_tokens=int(rng.integers(1, 4000)), max_tokens=(None, 4000)[n % 2])
+                make_request(str(n), prompt_tokens=int(rng.integers(1, 4000)), max_tokens=(None, 4000)[n % 2])
             )
             began = step - float(rng.uniform(0.0, 3500.0))
             growth.add(str(n), need, began, began)
@@ -87,7 +87,7 @@ def test_kv_projection_matches_sampled_quantile(draw: Draw) -> None:
             else:
                 there.append((need, step - began))
         growth.advance(step)
-        newcomer = of.request_cost(ask("one", prompt_tokens=700))
+        newcomer = of.request_cost(make_request("one", prompt_tokens=700))
         there.append((newcomer, 0.0))
         held, at_end = np.zeros((4000, steps.size)), np.zeros(4000)
         for need, got in there:
@@ -104,10 +104,12 @@ def test_kv_projection_matches_sampled_quantile(draw: Draw) -> None:
 
 
 def test_length_distribution_batch_sum_equals_single_rows() -> None:
-    of, rng = engine_cost_model(tier(some_think), (ClassPolicy("chat", 0, PROMISE),)), np.random.default_rng(2)
+    of, rng = engine_cost_model(tier(mixed_lengths), (ClassPolicy("chat", 0, PROMISE),)), np.random.default_rng(2)
     table = length_distribution(of.output_quantiles, of.output_mean, of.output_variance)
     request = [
-        ask("one", prompt_tokens=int(rng.integers(1, 4000)), sequences=int(rng.integers(1, 4)), max_tokens=most)
+        make_request(
+            "one", prompt_tokens=int(rng.integers(1, 4000)), sequences=int(rng.integers(1, 4)), max_tokens=most
+        )
         for most in (None, 1, 700, 5000, 100_000)
         for _ in range(40)
     ]
@@ -119,7 +121,11 @@ def test_length_distribution_batch_sum_equals_single_rows() -> None:
 
 def test_kv_projection_output_beyond_max_ends_now() -> None:
     of = engine_cost_model(tier(lognormal(500, 3000, 0.0)), (ClassPolicy("chat", 0, PROMISE),))
-    need, newcomer, growth = of.request_cost(ask("long", prompt_tokens=500)), a_need(of, 1, 1), KvProjection(of)
+    need, newcomer, growth = (
+        of.request_cost(make_request("long", prompt_tokens=500)),
+        a_need(of, 1, 1),
+        KvProjection(of),
+    )
     growth.add("long", need, 0.0, 0.0)
     for step in (3200.0, 9000.0, 1e9):
         growth.advance(step)
@@ -130,7 +136,7 @@ def test_kv_projection_output_beyond_max_ends_now() -> None:
 
 def test_kv_projection_without_distribution_uses_lognormal() -> None:
     cost_model = engine_cost_model(tier(lognormal(500, 3000, 0.5)), (ClassPolicy("chat", 0, PROMISE),))
-    need = cost_model.request_cost(ask("one", prompt_tokens=500))
+    need = cost_model.request_cost(make_request("one", prompt_tokens=500))
     assert KvProjection(replace(cost_model, output_quantiles=())).peak_tokens(need) == pytest.approx(
         KvProjection(cost_model).peak_tokens(need), rel=0.05
     )
@@ -142,7 +148,10 @@ def test_admission_simultaneous_arrivals_reserve_final_kv() -> None:
     let_in = 0
     for number in range(400):
         now = number * 0.005
-        let_in += controller.submit(ask(f"r{number}", now, prompt_tokens=500), now).outcome is AdmissionOutcome.ADMITTED
+        let_in += (
+            controller.submit(make_request(f"r{number}", now, prompt_tokens=500), now).outcome
+            is AdmissionOutcome.ADMITTED
+        )
     assert let_in <= 330_000 / 3_500 + 4
 
 
@@ -150,19 +159,19 @@ def test_register_running_residents_count_as_in_progress() -> None:
     """A gate made anew counts residents by when they came: at the middle of their answers they hold half of them."""
     controller = gate(tier(lognormal(500, 3000, 0.0)), (ClassPolicy("chat", 0, PROMISE),))
     for number in range(90):
-        assert controller.register_running(ask(f"r{number}", prompt_tokens=500), "0", now=number * 0.9)
-    assert controller.submit(ask("next", 81.0, prompt_tokens=500), 81.0).outcome is AdmissionOutcome.ADMITTED
+        assert controller.register_running(make_request(f"r{number}", prompt_tokens=500), "0", now=number * 0.9)
+    assert controller.submit(make_request("next", 81.0, prompt_tokens=500), 81.0).outcome is AdmissionOutcome.ADMITTED
 
 
 def test_kv_projection_long_running_requests_expected_longer() -> None:
     """None of sixty has ended after twice a mean answer's time: they will hold five times as much as was expected."""
-    controller = gate(tier(some_think), (ClassPolicy("chat", 0, PROMISE),))
+    controller = gate(tier(mixed_lengths), (ClassPolicy("chat", 0, PROMISE),))
     for number in range(60):
-        assert controller.register_running(ask(f"r{number}", prompt_tokens=400), "0", now=number * 1e-3)
-    assert controller.submit(ask("young", 1.0, prompt_tokens=400), 1.0).outcome is AdmissionOutcome.ADMITTED
+        assert controller.register_running(make_request(f"r{number}", prompt_tokens=400), "0", now=number * 1e-3)
+    assert controller.submit(make_request("young", 1.0, prompt_tokens=400), 1.0).outcome is AdmissionOutcome.ADMITTED
     [replica] = controller.pool.replicas.values()
     now = 2 * controller.pool.cost_model.output_mean * replica.step_s
-    assert controller.submit(ask("late", now, prompt_tokens=400), now).outcome is not AdmissionOutcome.ADMITTED
+    assert controller.submit(make_request("late", now, prompt_tokens=400), now).outcome is not AdmissionOutcome.ADMITTED
 
 
 @pytest.mark.parametrize(
@@ -174,7 +183,7 @@ def test_kv_projection_long_running_requests_expected_longer() -> None:
         (lognormal(500, 3000, 0.8), SLOW, 1.7, (80, 85, 90), 5),
         (lognormal(1500, 1500, 0.3), SLOW, 2.6, (112, 123, 133), 3),
         (lognormal(4000, 1000, 0.0), SLOW, 2.4, (66, 69, 71), 2),
-        (some_think, SLOW, 3.2, (60, 70, 80), 5),
+        (mixed_lengths, SLOW, 3.2, (60, 70, 80), 5),
     ],
     ids=["alike", "a third", "half", "far apart", "long prompts", "longer prompts", "some think"],
 )
@@ -184,14 +193,14 @@ def test_admission_kv_overload_matches_best_constant_cap(
     at, seconds, window = tier(draw), 900.0, (300.0, 760.0)
     plant = scaled(at.model, by)
 
-    def played(policy: ControllerPolicy | CapPolicy, seed: int) -> tuple[float, float]:
+    def run_policy(policy: ControllerPolicy | CapPolicy, seed: int) -> tuple[float, float]:
         jobs = arrivals(draw, rate, seconds, seed)
         run(policy, [StepEngine(plant, KV, np.random.default_rng(8))], jobs, 2 * seconds)  # all have ended by then
         return goodput(jobs, 0.1, *window)
 
     drawn, classes = range(7, 7 + 10 * seeds, 10), (ClassPolicy("chat", 0, PROMISE),)
-    best = max(sum(played(CapPolicy(cap, False, plant), seed)[0] for seed in drawn) for cap in caps)
-    mine = [played(ControllerPolicy(gate(at, classes, 0)), seed) for seed in drawn]
+    best = max(sum(run_policy(CapPolicy(cap, False, plant), seed)[0] for seed in drawn) for cap in caps)
+    mine = [run_policy(ControllerPolicy(gate(at, classes, 0)), seed) for seed in drawn]
     rate_of, share = sum(rate for rate, _ in mine), float(np.mean([share for _, share in mine]))
     mine_s, best_s = f"{rate_of / seeds:.3f}/s", f"{best / seeds:.3f}/s"
     print(f"\n{mine_s}, {share:.1%} of those let in; best cap {best_s}")
@@ -206,8 +215,8 @@ def test_admission_empty_replica_admits_any_fitting_request(most: int | None) ->
     controller = gate(
         replace(at, slo=Slo(0.95, 600.0, 0.0, 1.0)), (ClassPolicy("chat", 0, Slo(0.95, 600.0, 0.0, 1.0)),)
     )
-    sure = controller.pool.cost_model.request_cost(ask("one", prompt_tokens=1, max_tokens=most))
+    sure = controller.pool.cost_model.request_cost(make_request("one", prompt_tokens=1, max_tokens=most))
     prompt = int(330_000 - sure.output_tokens - KV_Z_SCORE * sure.kv_variance**0.5) - 2
-    request = ask("one", prompt_tokens=prompt, max_tokens=most)
+    request = make_request("one", prompt_tokens=prompt, max_tokens=most)
     assert controller.pool.can_ever_fit(controller.pool.cost_model.request_cost(request))
     assert controller.submit(request, 0.0).outcome is AdmissionOutcome.ADMITTED

@@ -33,7 +33,7 @@ def seconds(at_s: float, n: int) -> DemandState:
     return state
 
 
-def known(state: DemandState, now_s: float) -> Forecast:
+def known_forecast(state: DemandState, now_s: float) -> Forecast:
     found = forecast_demand(state, now_s, 1800.0, 0.9)
     assert isinstance(found, Forecast)
     return found
@@ -43,7 +43,7 @@ def test_backfill_gives_daily_season_on_first_day() -> None:
     now_s = START_S + 3 * DAY_S + 6 * 3600.0
     own = seconds(now_s, 60)
     seeded = with_history(own, replay_history(minutes(3.25), COST))
-    without, with_it = known(own, now_s + 60.0), known(seeded, now_s + 60.0)
+    without, with_it = known_forecast(own, now_s + 60.0), known_forecast(seeded, now_s + 60.0)
     rises = COST * (rate(now_s + 1800.0) - rate(now_s))
     assert without.season == 0.0
     assert with_it.season == pytest.approx(rises, rel=0.2)
@@ -56,10 +56,13 @@ def test_backfill_keeps_current_level_and_noise() -> None:
     seeded = with_history(own, replay_history(minutes(3.0), COST))
     assert (seeded.estimate, seeded.noise, seeded.last_sample_s) == (own.estimate, own.noise, own.last_sample_s)
     on = observe(seeded, now_s + 60.0, COST * rate(now_s))
-    assert known(on, now_s + 61.0).level == pytest.approx(known(own, now_s + 61.0).level)
+    assert known_forecast(on, now_s + 61.0).level == pytest.approx(known_forecast(own, now_s + 61.0).level)
 
 
 def test_backfill_empty_history_keeps_forecast() -> None:
     own = seconds(START_S, 600)
-    assert known(with_history(own, DemandState()), START_S + 600.0).season == 0.0
-    assert known(with_history(own, DemandState()), START_S + 600.0).level == known(own, START_S + 600.0).level
+    assert known_forecast(with_history(own, DemandState()), START_S + 600.0).season == 0.0
+    assert (
+        known_forecast(with_history(own, DemandState()), START_S + 600.0).level
+        == known_forecast(own, START_S + 600.0).level
+    )

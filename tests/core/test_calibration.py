@@ -120,7 +120,7 @@ def fitted(windows: Sequence[WindowSums], efficiency: float = 0.75, floor: StepM
 
 
 @cache
-def taught(runs: tuple[str, ...], counters: str, prior: StepModel = ROOFLINE, seconds: int = 3) -> Posterior:
+def fitted_posterior(runs: tuple[str, ...], counters: str, prior: StepModel = ROOFLINE, seconds: int = 3) -> Posterior:
     """Fitted on recorded runs of the 8B."""
     posterior = initial_posterior(prior, FLOOR)
     for window in recorded(runs, counters, seconds):
@@ -168,7 +168,7 @@ def errors(model: StepModel, run: str, measured_base_s: float = BASE_S) -> tuple
 @pytest.mark.parametrize("counters", ["lengths", "steps"])
 @pytest.mark.parametrize("run", OTHER_MIXES)
 def test_estimate_unseen_mix_matches_tpot_and_knee(run: str, counters: str, slower: float, seconds: int) -> None:
-    posterior = taught(CHAT, counters, scaled(ROOFLINE, [slower] * 6), seconds)
+    posterior = fitted_posterior(CHAT, counters, scaled(ROOFLINE, [slower] * 6), seconds)
     assert assess_quality(posterior).sufficient
     tpot, knee = errors(mean_model(posterior), run)
     assert abs(tpot) <= 0.05
@@ -181,7 +181,7 @@ def test_estimate_wrong_prior_is_corrected(counters: str) -> None:
     before, after = [], []
     for _ in range(20):
         prior = scaled(ROOFLINE, np.exp(rng.normal(0, 0.2) + rng.normal(0, 0.1, 6)))
-        model = mean_model(taught(CHAT, counters, prior))
+        model = mean_model(fitted_posterior(CHAT, counters, prior))
         before += [np.abs(errors(prior, run)) for run in OTHER_MIXES]
         after += [np.abs(errors(model, run)) for run in OTHER_MIXES]
     assert np.median(before, axis=0)[0] > 0.2
@@ -192,7 +192,7 @@ def test_estimate_wrong_prior_is_corrected(counters: str) -> None:
 @pytest.mark.parametrize("counters", ["lengths", "steps"])
 @pytest.mark.parametrize("run", OTHER_MIXES)
 def test_estimate_tpot_is_within_6_percent_of_client_mean(run: str, counters: str) -> None:
-    tpot_s = law(*predicted(mean_model(taught(CHAT, counters)), run))
+    tpot_s = law(*predicted(mean_model(fitted_posterior(CHAT, counters)), run))
     assert tpot_s == pytest.approx(RUNS[run]["tpot_mean_s"], rel=0.06)
 
 
@@ -200,7 +200,7 @@ def test_estimate_tpot_is_within_6_percent_of_client_mean(run: str, counters: st
 @pytest.mark.parametrize("counters", ["lengths", "steps"])
 @pytest.mark.parametrize("budget", [1024, 2048, 4096])
 def test_estimate_other_token_budget_is_within_tolerance(budget: int, counters: str, seconds: int) -> None:
-    tpot, knee = errors(mean_model(taught(CHAT, counters, seconds=seconds)), f"8b-mixed_b{budget}@12")
+    tpot, knee = errors(mean_model(fitted_posterior(CHAT, counters, seconds=seconds)), f"8b-mixed_b{budget}@12")
     assert abs(tpot) <= 0.05
     assert abs(knee) <= 0.03
 
@@ -212,7 +212,7 @@ def test_predict_window_deviation_covers_runs_below_overload(
     counters: str, efficiency: float | None, seconds: int
 ) -> None:
     prior = ROOFLINE if efficiency is None else prior_of(FLOOR, efficiency)
-    posterior = taught(CHAT, counters, prior, seconds)
+    posterior = fitted_posterior(CHAT, counters, prior, seconds)
     for run in RUNS:
         if run.startswith("8b") and run != "8b_chat@28":
             whole = summed(run, SECONDS[run])
@@ -225,7 +225,7 @@ def test_predict_window_deviation_covers_runs_below_overload(
 @pytest.mark.parametrize("counters", ["bare", "lengths", "steps"])
 @pytest.mark.parametrize("run", ["8b_chat@8", "8b_chat@15"])
 def test_predict_window_bare_counters_match_current_mix(run: str, counters: str) -> None:
-    posterior = taught(tuple(other for other in CHAT if other not in ("8b_chat@8", "8b_chat@15")), counters)
+    posterior = fitted_posterior(tuple(other for other in CHAT if other not in ("8b_chat@8", "8b_chat@15")), counters)
     whole = summed(run, SECONDS[run])
     expected = predict_window(posterior, bare(whole) if counters == "bare" else whole)
     tpot_s = law(mean_model(posterior).base_s, expected.work_s / whole.busy_s)
@@ -234,7 +234,7 @@ def test_predict_window_bare_counters_match_current_mix(run: str, counters: str)
 
 
 def test_posterior_bare_counters_new_mix_becomes_unknown() -> None:
-    posterior = taught(CHAT, "bare")
+    posterior = fitted_posterior(CHAT, "bare")
     assert assess_quality(posterior).sufficient
     for window in recorded(["8b_short@30"], "bare"):
         posterior = update(posterior, replace(window, end_s=window.end_s + 10_000))
@@ -294,4 +294,4 @@ def test_posterior_single_rate_leaves_base_unknown() -> None:
 
 def test_posterior_stock_counters_excite_at_most_3_directions() -> None:
     assert assess_quality(fitted(recorded(CHAT[:4], "bare", seconds=5))).identified_directions == 2
-    assert assess_quality(taught(CHAT, "bare")).identified_directions <= 3  # chance varies the mix a little
+    assert assess_quality(fitted_posterior(CHAT, "bare")).identified_directions <= 3  # chance varies the mix a little

@@ -70,7 +70,7 @@ class SimulatedTier:
         return self
 
     @property
-    def known(self) -> DownscaleRegret:
+    def regret(self) -> DownscaleRegret:
         return self.state.tiers["serve"].downscale_regret
 
     def seconds_to_scale_down(self) -> float:
@@ -87,7 +87,7 @@ def test_hold_time_without_history_follows_growth_odds() -> None:
 
 def test_regret_short_troughs_are_learned_and_bridged() -> None:
     sawtooth = SimulatedTier().through([(9.5, 120.0), (3.5, 40.0)] * 12)
-    assert sawtooth.known.needed_again > 0.9 * sawtooth.known.trials > 20.0
+    assert sawtooth.regret.needed_again > 0.9 * sawtooth.regret.trials > 20.0
     first, *later = sawtooth.downs
     assert first[0] == 120.0 + TICK_S, "nothing was known then"
     assert all(at_s < 600.0 for at_s, _ in later), "troughs of 40 s are still not bridged by a start-up of 60"
@@ -97,8 +97,8 @@ def test_regret_short_troughs_are_learned_and_bridged() -> None:
 def test_regret_long_trough_is_bridged_if_misses_cost_more() -> None:
     """Held for a start-up and given back then, replicas were paid for in full and not there when they were needed."""
     free, dear = (SimulatedTier(miss_cost=cost).through([(9.5, 120.0), (3.5, 90.0)] * 12) for cost in (0.0, MISS_COST))
-    assert (dear.known.needed_again, dear.known.trials) == pytest.approx(
-        (free.known.needed_again, free.known.trials), rel=0.1
+    assert (dear.regret.needed_again, dear.regret.trials) == pytest.approx(
+        (free.regret.needed_again, free.regret.trials), rel=0.1
     )
     assert len(free.downs) >= 12, "a start is all that a return costs where a miss costs nothing"
     assert all(at_s < 600.0 for at_s, _ in dear.downs), "troughs of 90 s are still not bridged"
@@ -108,19 +108,19 @@ def test_regret_long_trough_is_bridged_if_misses_cost_more() -> None:
 def test_regret_miss_cost_without_returns_holds_nothing() -> None:
     """A leap that was not seen is what the reserve is for."""
     dear = SimulatedTier(miss_cost=MISS_COST).through([(9.5, 150.0), (3.5, 130.0)] * 10)
-    assert (dear.known.needed_again, dear.seconds_to_scale_down()) == (0.0, 0.0)
+    assert (dear.regret.needed_again, dear.seconds_to_scale_down()) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize("trough_s", [130.0, 400.0])
 def test_regret_troughs_over_two_startups_are_ignored(trough_s: float) -> None:
     played = SimulatedTier().through([(9.5, 150.0), (3.5, trough_s)] * 10)
-    assert (played.known.needed_again, played.seconds_to_scale_down()) == (0.0, 0.0)
+    assert (played.regret.needed_again, played.seconds_to_scale_down()) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize("stairs", [(2.0, 4.0, 6.0, 8.0, 10.0), (10.0, 8.0, 6.0, 4.0, 2.0)])
 def test_regret_stepwise_load_counts_no_return(stairs: tuple[float, ...]) -> None:
     played = SimulatedTier().through((rate, 200.0) for rate in stairs)
-    assert (played.known.needed_again, played.seconds_to_scale_down()) == (0.0, 0.0)
+    assert (played.regret.needed_again, played.seconds_to_scale_down()) == (0.0, 0.0)
 
 
 def test_regret_unused_overshoot_counts_no_return() -> None:
@@ -130,13 +130,13 @@ def test_regret_unused_overshoot_counts_no_return() -> None:
         climb += [(1.4 * rate, 10.0), (rate, 90.0)]
     played = SimulatedTier().through(climb)
     assert len(played.downs) > 2
-    assert (played.known.needed_again, played.seconds_to_scale_down()) == (0.0, 0.0)
+    assert (played.regret.needed_again, played.seconds_to_scale_down()) == (0.0, 0.0)
 
 
 def test_regret_partial_return_counts_in_part() -> None:
-    part = SimulatedTier().through([(9.5, 120.0), (3.5, 40.0), (6.5, 200.0)]).known
+    part = SimulatedTier().through([(9.5, 120.0), (3.5, 40.0), (6.5, 200.0)]).regret
     assert (part.trials, part.needed_again) == pytest.approx((6.0, 3.0), rel=0.05)  # 5, 6 and 7 of 5 to 10; faded once
-    beyond = SimulatedTier().through([(4.5, 120.0), (2.5, 40.0), (20.5, 30.0)]).known
+    beyond = SimulatedTier().through([(4.5, 120.0), (2.5, 40.0), (20.5, 30.0)]).regret
     assert (beyond.trials, beyond.needed_again) == (2.0, 2.0)
 
 
@@ -144,29 +144,29 @@ def test_regret_is_counted_for_removed_and_retained_replicas() -> None:
     eager = DownscaleRegret(trials=20.0, needed_again=20.0)
     went = SimulatedTier().through([(9.5, 120.0), (3.5, 40.0), (9.5, 10.0)])
     stayed = SimulatedTier(TierDecisionState(downscale_regret=eager)).through([(9.5, 120.0), (3.5, 40.0), (9.5, 10.0)])
-    assert (went.known.trials, len(went.downs), len(stayed.downs)) == (6.0, 1, 0)
-    assert stayed.known.trials == pytest.approx(20.0 * 31 / 32 + 6.0)
+    assert (went.regret.trials, len(went.downs), len(stayed.downs)) == (6.0, 1, 0)
+    assert stayed.regret.trials == pytest.approx(20.0 * 31 / 32 + 6.0)
 
 
 def test_regret_old_history_decays() -> None:
     played = SimulatedTier().through([(9.5, 120.0), (3.5, 40.0)] * 12)
-    learned = stabilization_window_s(played.known, HORIZON_S, 0.0, 0.0)
+    learned = stabilization_window_s(played.regret, HORIZON_S, 0.0, 0.0)
     for _ in range(5):
         played.through([(9.5, 150.0), (3.5, 400.0)])
-    halfway = stabilization_window_s(played.known, HORIZON_S, 0.0, 0.0)
+    halfway = stabilization_window_s(played.regret, HORIZON_S, 0.0, 0.0)
     played.through([(9.5, 150.0), (3.5, 400.0)] * 60)
     assert learned > 0.9 * HORIZON_S > 0.8 * HORIZON_S > halfway
-    assert stabilization_window_s(played.known, HORIZON_S, 0.0, 0.0) < 0.15 * halfway
+    assert stabilization_window_s(played.regret, HORIZON_S, 0.0, 0.0) < 0.15 * halfway
 
 
 def test_regret_unavailable_demand_ends_trial() -> None:
     lost = SimulatedTier().through([(9.5, 120.0), (3.5, 20.0)])
-    assert lost.known.idle
-    assert lost.play(Unavailable("silent"), 10.0).play(9.5, 20.0).known.trials == 0.0
+    assert lost.regret.idle
+    assert lost.play(Unavailable("silent"), 10.0).play(9.5, 20.0).regret.trials == 0.0
 
 
 def test_regret_replicas_kept_by_minimum_are_no_trial() -> None:
-    assert SimulatedTier(least=10).through([(9.5, 120.0), (3.5, 40.0)] * 5).known.trials == 0.0
+    assert SimulatedTier(least=10).through([(9.5, 120.0), (3.5, 40.0)] * 5).regret.trials == 0.0
 
 
 def test_regret_replicas_kept_by_limit_are_one_trial() -> None:
@@ -185,7 +185,7 @@ def test_regret_clock_set_back_keeps_trial() -> None:
 def test_regret_explains_retained_replica() -> None:
     played = SimulatedTier().through([(9.5, 120.0), (3.5, 40.0)] * 8).play(9.5, 60.0).play(3.5, 10.0)
     why = step_message(played.last, "stabilization").reason
-    known = played.known
+    known = played.regret
     assert why.startswith("9 would be enough; scale down in 5")
     assert why.endswith(
         f"({known.needed_again:.0f} of {known.trials:.0f} idle replicas were needed again within 120 s)"

@@ -18,7 +18,7 @@ from plimsoll.core.capacity.sizing import Infeasible, Sizing, size_tier
 from plimsoll.core.capacity.tier_model import Constraint, TierSpec, tpot_target
 from plimsoll.core.slo import Slo
 from plimsoll.core.workload import from_samples
-from tests.core.test_admission import ask, fill, gate
+from tests.core.test_admission import fill, gate, make_request
 from tests.core.test_sizing import DECODE, GUIDE, PREFILL, SERVE, replicas
 
 SHARED = {"serve": SERVE, "guide": GUIDE, "decode": DECODE}
@@ -188,10 +188,10 @@ def test_admission_queue_wait_is_bounded_by_e2e(most: int | None) -> None:
     whole = (ClassPolicy("chat", 0, Slo(0.95, e2e_s=9.0)),)
     controller = gate(replace(SERVE, slo=whole[0].slo), whole)
     now = fill(controller)[1]
-    assert controller.submit(ask("late", now, max_tokens=most), now).outcome is AdmissionOutcome.QUEUED
+    assert controller.submit(make_request("late", now, max_tokens=most), now).outcome is AdmissionOutcome.QUEUED
     cost_model = controller.pool.cost_model
     tokens = cost_model.output_mean if most is None else float(most)
-    alone_s = cost_model.request_cost(ask("late", max_tokens=most)).idle_ttft_s
+    alone_s = cost_model.request_cost(make_request("late", max_tokens=most)).idle_ttft_s
     assert controller.wake_at_s == pytest.approx(now + 9.0 - (tokens - 1) * cost_model.tpot_s[0] - alone_s)
     [refused] = controller.release(controller.wake_at_s + 1e-6)
     assert (refused.request_id, refused.outcome) == ("late", AdmissionOutcome.SHED_SATURATED)

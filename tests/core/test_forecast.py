@@ -39,7 +39,9 @@ def demand(rates: Floats, tick_s: float, seed: int, sigma: float = SIGMA) -> Flo
     return work / tick_s
 
 
-def fed(works: Floats, tick_s: float = 1.0, state: DemandState | None = None, start_s: float = 0.0) -> DemandState:
+def demand_after(
+    works: Floats, tick_s: float = 1.0, state: DemandState | None = None, start_s: float = 0.0
+) -> DemandState:
     state = state or DemandState()
     for number, work in enumerate(works, start=1):
         state = observe(state, start_s + number * tick_s, float(work))
@@ -60,7 +62,7 @@ def forecast_of(
 
 
 def constant(rate: float, seconds: int, seed: int = 1, tick_s: float = 1.0) -> DemandState:
-    return fed(demand(np.full(int(seconds / tick_s), rate), tick_s, seed), tick_s)
+    return demand_after(demand(np.full(int(seconds / tick_s), rate), tick_s, seed), tick_s)
 
 
 # Level, noise and change
@@ -84,7 +86,7 @@ def test_index_of_dispersion_matches_compound_poisson(tick_s: float) -> None:
 def test_forecast_constant_load_is_constant(rate: float) -> None:
     tick_s = 5.0
     works = demand(np.full(4 * 720, rate), tick_s, seed=2)
-    state, answers = fed(works[:720], tick_s), []
+    state, answers = demand_after(works[:720], tick_s), []
     for number, work in enumerate(works[720:], start=721):
         state = observe(state, number * tick_s, float(work))
         answers.append(forecast_of(state).work)
@@ -100,7 +102,7 @@ def test_forecast_constant_load_is_constant(rate: float) -> None:
 @pytest.mark.parametrize(("tick_s", "days"), [(1.0, 0.5), (15.0, 3)])
 def test_change_detection_constant_load_rarely_alarms(tick_s: float, days: float) -> None:
     works = demand(np.full(int(86400 * days / tick_s), 3.0), tick_s, seed=4)
-    state, alarms = fed(works[:100], tick_s), set()
+    state, alarms = demand_after(works[:100], tick_s), set()
     for number, work in enumerate(works[100:].tolist(), start=101):
         state = observe(state, number * tick_s, work)
         alarms.add(state.level_shift_s)
@@ -113,7 +115,7 @@ def test_forecast_ramp_is_anticipated() -> None:
     rates = 5 + 31 * np.sin(np.pi * times / 1800)
     works = demand(rates, 1.0, seed=1)
     for now in (240, 360, 480, 600):
-        found = forecast_of(fed(works[:now]), quantile=0.5)
+        found = forecast_of(demand_after(works[:now]), quantile=0.5)
         due = rates[now : now + 120].max() * REQUEST_GPU_S
         assert found.trend > 0.0
         assert found.work == pytest.approx(due, rel=0.12)
@@ -136,7 +138,7 @@ def test_level_after_ramp_ends_does_not_overshoot(top: str) -> None:
 
 
 def test_trend_extrapolates_no_longer_than_observed() -> None:
-    found = fed(demand(np.linspace(5.0, 35.0, 600), 1.0, seed=1))
+    found = demand_after(demand(np.linspace(5.0, 35.0, 600), 1.0, seed=1))
     soon, late, later = (forecast_of(found, horizon_s).trend for horizon_s in (10.0, 300.0, 600.0))
     assert soon == pytest.approx(10 * found.estimate.slope_per_s, rel=0.05)
     assert 0.9 * 120 * found.estimate.slope_per_s < late < later < 120 * found.estimate.slope_per_s
@@ -144,7 +146,7 @@ def test_trend_extrapolates_no_longer_than_observed() -> None:
 
 def test_forecast_falling_load_has_no_trend() -> None:
     rates = np.linspace(40.0, 10.0, 900)
-    found = forecast_of(fed(demand(rates, 1.0, seed=1)))
+    found = forecast_of(demand_after(demand(rates, 1.0, seed=1)))
     assert found.trend == 0.0
     assert found.level == pytest.approx(10 * REQUEST_GPU_S, rel=0.15)
 
@@ -174,9 +176,9 @@ def test_daily_season_counts_from_third_day() -> None:
 
 def test_forecast_includes_daily_rise() -> None:
     ended = 3 + 8.75 / 24
-    state = fed(daily(ended), 60.0)
+    state = demand_after(daily(ended), 60.0)
     assert forecast_of(state, 600.0).season > 0.3
-    assert forecast_of(fed(daily(1.4), 60.0), 600.0).season == 0.0
+    assert forecast_of(demand_after(daily(1.4), 60.0), 600.0).season == 0.0
 
 
 def weekly(hours: int) -> seasonality.SeasonState:
@@ -219,7 +221,7 @@ def test_forecast_is_monotone_in_quantile_horizon_and_work(seed: int, rate: floa
     rng = np.random.default_rng(seed)
     rates = np.full(180, rate) * (np.where(rng.random(180) < 0.1, 4.0, 1.0) if bursty else 1.0)
     works = demand(rates, 15.0, seed)
-    state, double = fed(works, 15.0), fed(2 * works, 15.0)
+    state, double = demand_after(works, 15.0), demand_after(2 * works, 15.0)
     by_quantile = [forecast_of(state, 120.0, q).work for q in (0.01, 0.5, 0.8, 0.95, 0.99, 0.999)]
     by_horizon = [forecast_of(state, h).work for h in (0.0, 10.0, 60.0, 100.0, 240.0, 600.0, 5000.0)]
     assert by_quantile == sorted(by_quantile)
@@ -234,7 +236,7 @@ def test_forecast_burst_uses_own_history() -> None:
     rates = np.full(6 * 720, 5.0)
     for start in range(300, len(rates), 240):
         rates[start : start + 36] = 15.0  # every twenty minutes, for three
-    state = fed(demand(rates, 5.0, seed=6), 5.0)
+    state = demand_after(demand(rates, 5.0, seed=6), 5.0)
     quiet, sure = forecast_of(state, 240.0, 0.5), forecast_of(state, 240.0, 0.99)
     assert quiet.burst == 0.0
     assert sure.work > 2.0 * quiet.level
@@ -244,12 +246,14 @@ def test_forecast_burst_uses_own_history() -> None:
 def test_forecast_burst_growth_is_not_added_to_peak() -> None:
     square = np.where(np.arange(1800) % 120 < 60, 10.0, 70.0)
     peak_gpu = 70.0 * REQUEST_GPU_S
-    trough, peak = (forecast_of(fed(demand(square[:seconds], 1.0, seed=6)), 66.0, 0.9) for seconds in (1720, 1800))
+    trough, peak = (
+        forecast_of(demand_after(demand(square[:seconds], 1.0, seed=6)), 66.0, 0.9) for seconds in (1720, 1800)
+    )
     assert 0.9 * peak_gpu < trough.work < 1.3 * peak_gpu
     assert 0.9 * peak_gpu < peak.work < 1.3 * peak_gpu
 
 
-def losses(rates: Floats, budget: float) -> list[float]:
+def exceeded_shares(rates: Floats, budget: float) -> list[float]:
     """Share of the work of each horizon of 120 s that was above its forecast."""
     tick_s, ticks = 10.0, 12
     works = demand(rates, tick_s, seed=9).tolist()
@@ -286,7 +290,7 @@ def load(kind: str) -> Floats:
 
 @pytest.mark.parametrize("kind", ["autoregressive", "bursts", "steps", "daily"])
 def test_forecast_realised_misses_meet_budget(kind: str) -> None:
-    found = losses(load(kind), 0.05)
+    found = exceeded_shares(load(kind), 0.05)
     assert np.mean(found[len(found) // 4 :]) < 0.05
 
 
@@ -343,7 +347,7 @@ def test_standby_from_prior_ends_after_two_constant_hours() -> None:
 
 def test_standby_after_level_shift_is_zero() -> None:
     rates = np.concatenate([np.full(450, 6.0), np.full(300, 36.0)])
-    state = fed(demand(rates, 1.0, seed=1))
+    state = demand_after(demand(rates, 1.0, seed=1))
     assert forecast_of(state).level > 5 * forecast_of(state).baseline
     assert standby_replicas(growth_distribution(state, 240.0), forecast_of(state).baseline, 0.96, 3, 8) == 0
 
@@ -352,7 +356,7 @@ def test_forecast_memory_fills_and_resets_on_level_shift() -> None:
     steady = forecast_of(constant(6.0, 900)).memory_fill
     assert steady == pytest.approx(-math.expm1(-900 / 1800), rel=0.01)
     assert forecast_of(constant(6.0, 4 * 3600, tick_s=5.0)).memory_fill == pytest.approx(1.0, abs=0.01)
-    shifted = forecast_of(fed(demand(np.concatenate([np.full(900, 6.0), np.full(60, 36.0)]), 1.0, seed=1)))
+    shifted = forecast_of(demand_after(demand(np.concatenate([np.full(900, 6.0), np.full(60, 36.0)]), 1.0, seed=1)))
     assert shifted.memory_fill == pytest.approx(60 / 1800, rel=0.15)
 
 
@@ -360,7 +364,7 @@ def test_standby_value_needs_observed_level_shifts() -> None:
     rates = np.full(6 * 720, 5.0)
     for start in range(300, len(rates), 240):
         rates[start : start + 36] = 20.0
-    leaping = growth_distribution(fed(demand(rates, 5.0, seed=6), 5.0), 120.0)
+    leaping = growth_distribution(demand_after(demand(rates, 5.0, seed=6), 5.0), 120.0)
     assert standby_cost_benefit(leaping, 0.4, 0.8, 1).pays_off
     assert not standby_cost_benefit(
         growth_distribution(constant(5.0, 6 * 3600, tick_s=5.0), 120.0), 0.4, 0.8, 1
@@ -383,7 +387,7 @@ def test_standby_value_rises_with_miss_cost_falls_with_count(
 
 def test_demand_state_json_round_trip_is_exact() -> None:
     works = demand(np.full(3 * 1440, 4.0), 60.0, seed=3)
-    state = fed(works, 60.0)
+    state = demand_after(works, 60.0)
     state = observe(state, 3 * 86400.0 + 4000.0, 0.3, rate_per_s=4.0, tokens_per_s=900.0)  # after a gap
     again = from_dict(json.loads(json.dumps(to_dict(state), allow_nan=False)))
     assert to_dict(again) == to_dict(state)
@@ -392,7 +396,7 @@ def test_demand_state_json_round_trip_is_exact() -> None:
 
 
 def test_demand_state_size_is_bounded() -> None:
-    state = fed(demand(np.full(8 * 1440, 4.0), 60.0, 3), 60.0)  # every half hour of the week seen
+    state = demand_after(demand(np.full(8 * 1440, 4.0), 60.0, 3), 60.0)  # every half hour of the week seen
     assert len(json.dumps(to_dict(state))) < 20_000
 
 
@@ -405,7 +409,7 @@ def test_forecast_without_samples_is_unavailable() -> None:
 def test_rescale_state_equals_state_of_scaled_load(seed: int, factor: float) -> None:
     rates = np.concatenate([np.full(1900, 5.0), np.full(200, 15.0), np.full(1900, 8.0)])
     works = demand(rates, 1.0, seed)
-    there, here = fed(works * factor), rescale(fed(works), factor)
+    there, here = demand_after(works * factor), rescale(demand_after(works), factor)
     assert_near(to_dict(there), to_dict(here))
     for kept in ("lowest", "highest"):  # which are not stored
         assert getattr(there.closed_growth, kept) == pytest.approx(getattr(here.closed_growth, kept))
@@ -430,5 +434,5 @@ def test_rescale_state_moves_level_without_level_shift() -> None:
     state = constant(5.0, 900)
     longer = rescale(state, 1.5)
     assert longer.estimate.level == pytest.approx(1.5 * state.estimate.level)
-    after = fed(1.5 * demand(np.full(60, 5.0), 1.0, 3), state=longer, start_s=900.0)
+    after = demand_after(1.5 * demand(np.full(60, 5.0), 1.0, 3), state=longer, start_s=900.0)
     assert after.level_shift_s == state.level_shift_s

@@ -14,7 +14,7 @@ from bench.forecast import growth_prior as prior_fit
 from plimsoll.core.demand import growth_prior
 from plimsoll.core.demand.demand_state import DemandState
 from plimsoll.core.demand.standby_value import growth_distribution
-from tests.core.test_forecast import demand, fed
+from tests.core.test_forecast import demand, demand_after
 
 
 def test_growth_prior_table_matches_script_axes() -> None:
@@ -85,7 +85,7 @@ def test_growth_prior_weight_rises_with_agreement() -> None:
 
 def test_growth_odds_after_level_shift_spare_larger_shifts() -> None:
     """Services differ in how often load doubles; that it grows tenfold is rare in all of them."""
-    shifted = fed(demand(np.concatenate([np.full(300, 6.0), np.full(900, 38.0)]), 1.0, seed=1))
+    shifted = demand_after(demand(np.concatenate([np.full(300, 6.0), np.full(900, 38.0)]), 1.0, seed=1))
     at, prior, now = (
         growth_prior.GROWTH_FACTORS.index,
         growth_distribution(DemandState(), 120.0),

@@ -16,7 +16,7 @@ from plimsoll.core.planning.engine_settings import GRAPH_SIZE_STEP
 from plimsoll.core.types import Role
 from tests.core.admission_simulator import ControllerPolicy, StepEngine, run
 from tests.core.test_admission import gate
-from tests.core.test_admission_kv import KV, PROMISE, Draw, arrivals, lognormal, some_think, tier
+from tests.core.test_admission_kv import KV, PROMISE, Draw, arrivals, lognormal, mixed_lengths, tier
 
 WINDOW, LEAST = 500, 0.94  # requests, and the share of them that is to be in promise: a point less than promised
 WARM_S, LASTS_S = 400.0, 2500.0
@@ -30,7 +30,7 @@ TPOT_S = 0.1
         (lognormal(500, 3000, 0.0), 0.97),
         (lognormal(500, 3000, 0.5), 0.97),
         (lognormal(1500, 1500, 0.3), 0.97),
-        (some_think, 0.85),  # who stays twenty times as long clumps refusals, which the line knows nothing of
+        (mixed_lengths, 0.85),  # who stays twenty times as long clumps refusals, which the line knows nothing of
     ],
     ids=["alike", "half", "long prompts", "some think"],
 )

@@ -6,19 +6,19 @@ import numpy as np
 import pytest
 
 from plimsoll.core.demand.demand_state import DemandState, observe
-from tests.core.test_forecast import REQUEST_GPU_S, demand, fed, forecast_of
+from tests.core.test_forecast import REQUEST_GPU_S, demand, demand_after, forecast_of
 
 
 def test_level_shift_up_and_down_moves_level_in_seconds() -> None:
     rates = np.concatenate([np.full(600, 6.0), np.full(600, 36.0), np.full(600, 6.0)])
     works = demand(rates, 1.0, seed=3)
-    before = fed(works[:600])
-    top = fed(works[600:604], state=before, start_s=600.0)
+    before = demand_after(works[:600])
+    top = demand_after(works[600:604], state=before, start_s=600.0)
     assert forecast_of(top).level == pytest.approx(36 * REQUEST_GPU_S, rel=0.25)
     assert forecast_of(top).level_shift_age_s == pytest.approx(0.0, abs=3.0)
-    settled = fed(works[604:1200], state=top, start_s=604.0)
+    settled = demand_after(works[604:1200], state=top, start_s=604.0)
     assert forecast_of(settled).work == pytest.approx(36 * REQUEST_GPU_S, rel=0.05)
-    down = fed(works[1200:1220], state=settled, start_s=1200.0)
+    down = demand_after(works[1200:1220], state=settled, start_s=1200.0)
     assert forecast_of(down).level == pytest.approx(6 * REQUEST_GPU_S, rel=0.4)
 
 
@@ -54,7 +54,7 @@ def test_level_shift_down_estimate_is_not_biased_low() -> None:
     found = []
     for seed in range(100):
         works = demand(np.concatenate([np.full(300, 12.0), np.full(60, 4.0)]), 1.0, seed)
-        state = fed(works[:300])
+        state = demand_after(works[:300])
         before = state.level_shift_s
         for second, work in enumerate(works[300:], start=301):
             state = observe(state, float(second), float(work))

@@ -7,7 +7,7 @@ import pytest
 
 from plimsoll.core.demand.demand_state import DemandState
 from plimsoll.core.demand.noise_model import arrival_dispersion
-from tests.core.test_forecast import Floats, fed
+from tests.core.test_forecast import Floats, demand_after
 
 
 def gamma_arrivals(cv2: float, rate: float, seconds: int, seed: int) -> Floats:
@@ -19,14 +19,14 @@ def gamma_arrivals(cv2: float, rate: float, seconds: int, seed: int) -> Floats:
 
 @pytest.mark.parametrize("rate", [0.2, 2.0, 20.0])
 def test_arrival_dispersion_follows_arrival_cv2(rate: float) -> None:
-    def found(cv2: float, seed: int) -> float:
-        return arrival_dispersion(fed(gamma_arrivals(cv2, rate, 3600, seed)).noise, 0.25)
+    def measured_dispersion(cv2: float, seed: int) -> float:
+        return arrival_dispersion(demand_after(gamma_arrivals(cv2, rate, 3600, seed)).noise, 0.25)
 
-    poisson = [found(1.0, seed) for seed in range(8)]
+    poisson = [measured_dispersion(1.0, seed) for seed in range(8)]
     assert np.median(poisson) == 1.0
     assert max(poisson) < 1.2
-    bursts = [found(4.0, seed) for seed in range(4)]
+    bursts = [measured_dispersion(4.0, seed) for seed in range(4)]
     assert min(bursts) > (1.2 if rate < 1.0 else 2.0)
     assert max(bursts) < 5.0
-    assert found(0.25, 1) == 1.0, "arrivals that are regular are not counted on to stay so"
+    assert measured_dispersion(0.25, 1) == 1.0, "arrivals that are regular are not counted on to stay so"
     assert arrival_dispersion(DemandState().noise, 0.25) == 1.0

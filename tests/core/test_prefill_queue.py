@@ -35,37 +35,37 @@ def gate(prefills: str = "p", share: float = 1.0) -> AdmissionController:
     return made
 
 
-def ask(controller: AdmissionController, id: str, now: float) -> AdmissionDecision:
+def submit_request(controller: AdmissionController, id: str, now: float) -> AdmissionDecision:
     return controller.submit(AdmissionRequest(id, "chat", "t", now, 4000), now)
 
 
 def wait_s(controller: AdmissionController, now: float) -> float:
     """How long a request that came now would wait for its prefill to begin."""
-    found = ask(deepcopy(controller), "probe", now)
+    found = submit_request(deepcopy(controller), "probe", now)
     assert found.outcome is AdmissionOutcome.ADMITTED
     return max(0.0, controller.pool.prefill_queues["p"].free_s - now)
 
 
 def queued(controller: AdmissionController, requests: int = 3) -> list[AdmissionDecision]:
-    return [ask(controller, str(k), 0.01 * k) for k in range(requests)]
+    return [submit_request(controller, str(k), 0.01 * k) for k in range(requests)]
 
 
 def test_prefill_queue_late_first_token_raises_next_wait() -> None:
     controller = gate()
-    first, second = ask(controller, "a", 0.0), ask(controller, "b", 0.5)
-    before = ask(deepcopy(controller), "c", 1.0)
+    first, second = submit_request(controller, "a", 0.0), submit_request(controller, "b", 0.5)
+    before = submit_request(deepcopy(controller), "c", 1.0)
     assert wait_s(controller, 1.0) == 0.0
     controller.complete(
         "a", 1.0, 10, first.first_token_s + 0.9
     )  # what was before it took so much longer; "b" is behind it
     assert wait_s(controller, 1.0) == pytest.approx(0.9 - (1.0 - second.first_token_s), abs=0.5)
-    after = ask(controller, "c", 1.0)
+    after = submit_request(controller, "c", 1.0)
     assert after.first_token_s - before.first_token_s == pytest.approx(wait_s(controller, 1.0) - 0.0, abs=0.3)
 
 
 def test_prefill_queue_after_idle_forgets_wait() -> None:
     controller = gate()
-    first = ask(controller, "a", 0.0)
+    first = submit_request(controller, "a", 0.0)
     controller.complete("a", 5.0, 10, first.first_token_s + 1.0)
     assert wait_s(controller, 5.0) == pytest.approx(0.0, abs=0.01)
 
@@ -115,12 +115,12 @@ def test_prefill_queue_recreated_replica_starts_empty() -> None:
 
 def test_prefill_queue_late_replica_diverts_requests() -> None:
     controller = gate("pq")
-    first, second = ask(controller, "a", 0.0), ask(controller, "b", 0.0)
-    assert [ask(controller, str(k), 0.1).prefill for k in range(6)] == ["p", "q"] * 3
+    first, second = submit_request(controller, "a", 0.0), submit_request(controller, "b", 0.0)
+    assert [submit_request(controller, str(k), 0.1).prefill for k in range(6)] == ["p", "q"] * 3
     assert (first.prefill, second.prefill) == ("p", "q")
-    assert ask(deepcopy(controller), "next", 1.35).prefill == "p"
+    assert submit_request(deepcopy(controller), "next", 1.35).prefill == "p"
     controller.complete("a", 1.35, 10, first.first_token_s + 1.2)
-    assert ask(controller, "next", 1.35).prefill == "q"
+    assert submit_request(controller, "next", 1.35).prefill == "q"
 
 
 def test_prefill_queue_completion_without_ttft_is_ignored() -> None:
@@ -147,11 +147,11 @@ def test_prefill_queue_counts_usual_load_of_other_gateways(used: float, factor: 
         controller, now = gate(share=share), 0.0
         leg_s = controller.pool.cost_model.remote_prefill_s(AdmissionRequest("a", "chat", "t", 0.0, 4000), 0)
         for k in range(int(60.0 * used / leg_s)):
-            assert ask(controller, str(k), now).outcome is AdmissionOutcome.ADMITTED
+            assert submit_request(controller, str(k), now).outcome is AdmissionOutcome.ADMITTED
             controller.complete(str(k), now)
             now += leg_s / used
         assert controller.pool.prefill_queues["p"].free_s <= now
-        ask(controller, "next", now)
+        submit_request(controller, "next", now)
         ahead_s.append(controller.pool.prefill_queues["p"].free_s - now)
     assert ahead_s[1] == pytest.approx(factor * ahead_s[0], rel=0.03)
 
@@ -161,7 +161,7 @@ def test_prefill_queue_other_gateways_limited_to_their_share() -> None:
     for k in range(300):
         now, line = 0.01 * k, controller.pool.prefill_queues["p"]
         before_s = max(line.free_s, now)
-        if ask(controller, str(k), now).outcome is AdmissionOutcome.ADMITTED:
+        if submit_request(controller, str(k), now).outcome is AdmissionOutcome.ADMITTED:
             seen_s.append(line.free_s - before_s)
             controller.complete(str(k), now, 10, 0.0)  # as if nothing had been before it
     assert len(seen_s) > 100
@@ -211,7 +211,7 @@ def test_prefill_queue_invalid_ttft_keeps_admitting(ttft_s: float) -> None:
     controller.complete("1", 2.0, 10, ttft_s)
     assert math.isfinite(controller.pool.prefill_queues["p"].free_s)
     assert controller.pool.prefill_queues["p"].free_s < 2.5
-    assert ask(controller, "next", 3.0).outcome is AdmissionOutcome.ADMITTED
+    assert submit_request(controller, "next", 3.0).outcome is AdmissionOutcome.ADMITTED
 
 
 @pytest.mark.parametrize(("tokens", "sequences"), [(127, 1), (4000, 2)])
@@ -228,7 +228,7 @@ def test_local_prefill_leaves_prefill_queue_unchanged(tokens: int, sequences: in
 
 
 def burst(controller: AdmissionController, now: float, requests: int = 60) -> list[AdmissionDecision]:
-    return [ask(controller, f"{now}-{k}", now + 0.001 * k) for k in range(requests)]
+    return [submit_request(controller, f"{now}-{k}", now + 0.001 * k) for k in range(requests)]
 
 
 def latest_s(found: list[AdmissionDecision]) -> float:
@@ -311,7 +311,7 @@ def test_request_waiting_for_prefill_takes_no_decode_slot() -> None:
 def test_queued_request_uses_remote_prefill_once_ready(before: float) -> None:
     """Both tiers start at once, or decode a second sooner: what a request costs is not what it did when it came."""
     controller = AdmissionController(CLASSES, NUMBERS, {})
-    assert [ask(controller, id, 0.0).outcome for id in "ab"] == [AdmissionOutcome.QUEUED] * 2
+    assert [submit_request(controller, id, 0.0).outcome for id in "ab"] == [AdmissionOutcome.QUEUED] * 2
     work_s = controller.queued_work_s
     if before:
         controller.set_replicas({"d": 0}, 10.0 - before)  # the operator has not said yet how many it may take
@@ -327,7 +327,7 @@ def test_queued_request_uses_remote_prefill_once_ready(before: float) -> None:
 def test_queued_request_prefills_locally_after_prefill_loss() -> None:
     controller = AdmissionController(CLASSES, NUMBERS, {})
     controller.set_replicas({"d": 0}, 0.0, frozenset("p"))
-    assert ask(controller, "a", 0.0).outcome is AdmissionOutcome.QUEUED
+    assert submit_request(controller, "a", 0.0).outcome is AdmissionOutcome.QUEUED
     work_s = controller.queued_work_s
     controller.set_replicas({"d": NUMBERS.batch}, 0.1)
     assert controller.queued_work_s > work_s

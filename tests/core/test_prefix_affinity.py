@@ -141,7 +141,7 @@ def gate(
     return made
 
 
-def ask(
+def submit_request(
     controller: AdmissionController,
     id: str,
     now: float,
@@ -161,10 +161,10 @@ def conversation(number: int, blocks: int = 50) -> tuple[int, ...]:
 
 def test_admission_cached_prefix_lowers_ttft_and_work() -> None:
     controller = gate()
-    first = {k: ask(controller, f"a{k}", float(k), conversation(k)) for k in range(12)}
+    first = {k: submit_request(controller, f"a{k}", float(k), conversation(k)) for k in range(12)}
     work_s = controller.offered_work_s
     for k in range(12):
-        again = ask(controller, f"b{k}", 100.0 + k, conversation(k))
+        again = submit_request(controller, f"b{k}", 100.0 + k, conversation(k))
         assert again.address == first[k].address
         assert again.first_token_s < first[k].first_token_s - 0.1
     assert controller.offered_work_s - work_s < 0.5 * work_s
@@ -172,53 +172,57 @@ def test_admission_cached_prefix_lowers_ttft_and_work() -> None:
 
 def test_admission_busy_cached_replica_loses_to_idle() -> None:
     controller = gate(replicas="ab")
-    holder = ask(controller, "a", 0.0, conversation(1)).address
+    holder = submit_request(controller, "a", 0.0, conversation(1)).address
     assert holder is not None
     controller.pool.replicas[holder].prefill_free_s = 10.0 + 0.3
     assert (
-        ask(controller, "b", 10.0, conversation(1)).address == holder
+        submit_request(controller, "b", 10.0, conversation(1)).address == holder
     )  # 0.3 s of waiting against 0.15 s of everybody's prefill
     controller.pool.replicas[holder].prefill_free_s = 20.0 + 1.0
-    assert ask(controller, "c", 20.0, conversation(1)).address != holder
+    assert submit_request(controller, "c", 20.0, conversation(1)).address != holder
 
 
 def test_admission_cached_prefix_admits_long_prompt() -> None:
     """A prompt that misses its target anywhere else is in time where it is cached."""
     controller = gate()
     blocks, tokens = conversation(1, 200), 200 * 128
-    first = ask(controller, "first", 0.0, blocks, tokens)
+    first = submit_request(controller, "first", 0.0, blocks, tokens)
     assert first.first_token_s > 0.5
-    again = ask(controller, "again", 10.0, blocks, tokens)
+    again = submit_request(controller, "again", 10.0, blocks, tokens)
     assert (again.address, again.outcome) == (first.address, AdmissionOutcome.ADMITTED)
     assert again.first_token_s < 0.1
     for k in range(3):  # a burst of what is cached, at once
-        assert ask(controller, f"more{k}", 20.0, blocks, tokens, end=False).address == first.address
+        assert submit_request(controller, f"more{k}", 20.0, blocks, tokens, end=False).address == first.address
 
 
 def test_admission_shared_prefix_spreads_over_replicas() -> None:
     controller = gate(replicas="ab")
-    ask(controller, "first", 0.0, conversation(1))
-    where = Counter(ask(controller, f"r{k}", 10.0 + 0.05 * k, conversation(1), end=False).address for k in range(300))
+    submit_request(controller, "first", 0.0, conversation(1))
+    where = Counter(
+        submit_request(controller, f"r{k}", 10.0 + 0.05 * k, conversation(1), end=False).address for k in range(300)
+    )
     assert min(where["a"], where["b"]) > 100, "the holder fills, then the other one takes some"
 
 
 def test_admission_without_blocks_uses_least_loaded() -> None:
     controller = gate(replicas="abc")
-    assert [ask(controller, f"r{k}", 0.0, (), end=False).address for k in range(3)] == ["a", "b", "c"]
+    assert [submit_request(controller, f"r{k}", 0.0, (), end=False).address for k in range(3)] == ["a", "b", "c"]
 
 
 def test_admission_removed_replica_loses_its_cache() -> None:
     controller = gate(replicas="ab")
-    first = ask(controller, "a", 0.0, conversation(1))
+    first = submit_request(controller, "a", 0.0, conversation(1))
     for replicas in ({}, dict.fromkeys("ab", controller.pool.cost_model.batch)):
         controller.set_replicas(replicas, 1.0)
-    assert ask(controller, "b", 2.0, conversation(1)).first_token_s == pytest.approx(first.first_token_s, rel=0.05)
+    assert submit_request(controller, "b", 2.0, conversation(1)).first_token_s == pytest.approx(
+        first.first_token_s, rel=0.05
+    )
 
 
 def test_request_cost_cached_blocks_are_bounded_by_tokens() -> None:
     """50 blocks of a prompt of 640 tokens: not 6,400 cached tokens of it, but at most all."""
     controller = gate(replicas="a")
-    ask(controller, "a", 0.0, conversation(1), 640)
+    submit_request(controller, "a", 0.0, conversation(1), 640)
     there = controller.pool.estimate_cost(
         AdmissionRequest("b", "chat", "t", 1.0, 640, block_hashes=conversation(1)[:25] + conversation(2)[:25])
     )
@@ -229,7 +233,8 @@ def test_request_cost_cached_blocks_are_bounded_by_tokens() -> None:
 def test_two_gateways_route_conversation_to_same_replica() -> None:
     one, other = gate(share=0.5), gate(share=0.5)
     same = sum(
-        ask(one, f"a{k}", 10.0 * k, conversation(k)).address == ask(other, f"b{k}", 10.0 * k, conversation(k)).address
+        submit_request(one, f"a{k}", 10.0 * k, conversation(k)).address
+        == submit_request(other, f"b{k}", 10.0 * k, conversation(k)).address
         for k in range(50)
     )
     assert same == 50
@@ -237,7 +242,7 @@ def test_two_gateways_route_conversation_to_same_replica() -> None:
 
 def test_admission_idle_fleet_fills_all_caches() -> None:
     controller = gate()
-    where = Counter(ask(controller, f"a{k}", 10.0 * k, conversation(k)).address for k in range(200))
+    where = Counter(submit_request(controller, f"a{k}", 10.0 * k, conversation(k)).address for k in range(200))
     assert len(where) == 8
     assert max(where.values()) < 60
 
@@ -245,14 +250,14 @@ def test_admission_idle_fleet_fills_all_caches() -> None:
 def test_remote_prefill_prefers_replica_with_cached_prefix() -> None:
     tier = replace(SERVE, role=Role.DECODE, transfer=KvTransfer(32, 128))
     controller = gate(tier, "de", prefills="pqr")
-    first = [ask(controller, f"a{k}", float(k), conversation(k)) for k in range(3)]
+    first = [submit_request(controller, f"a{k}", float(k), conversation(k)) for k in range(3)]
     for k in range(3):
-        again = ask(controller, f"b{k}", 10.0 + k, conversation(k))
+        again = submit_request(controller, f"b{k}", 10.0 + k, conversation(k))
         assert (again.prefill, again.address) == (first[k].prefill, first[k].address)
         assert again.first_token_s < first[k].first_token_s - 0.1
     prefill = first[0].prefill
     assert prefill is not None
     controller.pool.prefill_queues[prefill].submit(2.0, 0.0, 30.0)
-    assert ask(controller, "busy", 30.0, conversation(0)).prefill != prefill
+    assert submit_request(controller, "busy", 30.0, conversation(0)).prefill != prefill
     controller.set_replicas(dict.fromkeys("de", controller.pool.cost_model.batch), 40.0, frozenset("pqr") - {prefill})
-    assert ask(controller, "gone", 40.0, conversation(0)).prefill != prefill
+    assert submit_request(controller, "gone", 40.0, conversation(0)).prefill != prefill

@@ -206,15 +206,15 @@ def test_retry_backlog_is_reduced_by_starting_replicas() -> None:
     horizon_s = fleet.service.horizon_s("serve", fleet.scaling_spec)
     spare = 0.9 * found.replica_work * fleet.replicas["serve"] - found.rate_per_s * found.request_gpu_s
 
-    def left(ages_s: list[float], **differing: str) -> float:
+    def requested_with(ages_s: list[float], **differing: str) -> float:
         pods = tuple(StartingPod(f"{n}", fleet.now_s - age_s, **differing) for n, age_s in enumerate(ages_s))
         return requested_replicas(fleet, metrics, pods, more=len(pods))
 
     one, more, sooner, far = (
-        left([0.0]),
-        left([0.0] * 8),
-        left([0.9 * horizon_s] * 8),
-        left([0.0], unschedulable_reason="no room"),
+        requested_with([0.0]),
+        requested_with([0.0] * 8),
+        requested_with([0.9 * horizon_s] * 8),
+        requested_with([0.0], unschedulable_reason="no room"),
     )
     assert far == pytest.approx(4000.0 - max(0.0, spare) * horizon_s, rel=0.02), "who fits nowhere serves nobody"
     assert sooner < more <= one <= far

@@ -133,15 +133,15 @@ def test_rate_limit_any_clock_keeps_bounds_and_expires(seed: int) -> None:
 
 
 def test_replica_bounds_take_precedence_over_rate_limit() -> None:
-    def one(policy: TierPolicy, work: float, count: int) -> int:
+    def replicas_for(policy: TierPolicy, work: float, count: int) -> int:
         observed = ServiceObservation({"serve": observed_tier(make_forecast(work), count)}, DecisionState())
         return decide(observed, ScalingPolicy({"serve": policy}, SLO), 0.0).tiers["serve"].replicas
 
     slow = ReplicaRateLimit(1, 3600.0)
-    assert one(TierPolicy(6, 20, scale_up_limit=slow), 0.5, 1) == 6
-    assert one(TierPolicy(1, 4, scale_down_limit=slow), 0.5, 9) == 4
-    assert one(TierPolicy(3, 3), 50.0, 1) == 3
-    assert one(TierPolicy(0, 0), 50.0, 9) == 0
+    assert replicas_for(TierPolicy(6, 20, scale_up_limit=slow), 0.5, 1) == 6
+    assert replicas_for(TierPolicy(1, 4, scale_down_limit=slow), 0.5, 9) == 4
+    assert replicas_for(TierPolicy(3, 3), 50.0, 1) == 3
+    assert replicas_for(TierPolicy(0, 0), 50.0, 9) == 0
 
 
 def test_unschedulable_pods_back_off_and_are_removed() -> None:

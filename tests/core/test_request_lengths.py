@@ -57,7 +57,7 @@ def known_scv(of: Workload, lengths: FloatArray) -> float:
     return found
 
 
-def at_once(shift_s: int, before: float, after: float) -> Course:
+def level_shift(shift_s: int, before: float, after: float) -> Course:
     return lambda t: after if t >= shift_s else before
 
 
@@ -87,7 +87,7 @@ def replay(rate_per_s: Course, output: Course) -> list[tuple[int, float]]:
 
 
 def test_length_mix_shift_is_followed_within_a_minute() -> None:
-    after = dict(replay(at_once(300, 8.0, 8.0), at_once(300, 60.0, 300.0)))
+    after = dict(replay(level_shift(300, 8.0, 8.0), level_shift(300, 60.0, 300.0)))
     assert after[295] == pytest.approx(after[200], rel=0.05)
     assert after[330] > 2.0 * after[295], "while few of the long ones have ended"
     assert after[375] == pytest.approx(after[590], rel=0.15)
@@ -95,7 +95,7 @@ def test_length_mix_shift_is_followed_within_a_minute() -> None:
 
 def test_length_mix_shift_to_shorter_discards_old_outputs() -> None:
     """Those that ended before are forgotten as another mix, not within minutes of as many: the long ones end at 315."""
-    after = dict(replay(at_once(300, 8.0, 8.0), at_once(300, 300.0, 60.0)))
+    after = dict(replay(level_shift(300, 8.0, 8.0), level_shift(300, 300.0, 60.0)))
     assert after[375] == pytest.approx(60.0, rel=0.05)
 
 
@@ -130,7 +130,7 @@ def test_length_mix_shift_discards_previous_mix() -> None:
 
 def test_length_mix_shift_of_three_errors_counts_fully() -> None:
     """240 requests in half a minute tell 200 tokens from 270 well: nothing is taken off for chance."""
-    after = dict(replay(at_once(300, 8.0, 8.0), at_once(300, 200.0, 270.0)))
+    after = dict(replay(level_shift(300, 8.0, 8.0), level_shift(300, 200.0, 270.0)))
     assert after[345] == pytest.approx(270.0, rel=0.02)
 
 
@@ -138,13 +138,13 @@ def test_length_mix_shift_of_three_errors_counts_fully() -> None:
 @pytest.mark.parametrize("output", [200.0, 800.0])
 def test_output_lengths_are_independent_of_rate_changes(output: float, rates_per_s: tuple[float, float]) -> None:
     """With answers of 40 s, tokens follow the requests that begin by more than the time that they are counted in."""
-    after = [mean for t, mean in replay(at_once(300, *rates_per_s), lambda _: output) if t >= 120]
+    after = [mean for t, mean in replay(level_shift(300, *rates_per_s), lambda _: output) if t >= 120]
     assert max(after) < 1.15 * min(after)
 
 
 def test_output_lengths_low_rate_clusters_are_no_mix_shift() -> None:
     """Two a second with answers of 40 s: 60 in half a minute, now some more, now some fewer."""
-    after = [mean for t, mean in replay(at_once(300, 2.0, 1.7), at_once(300, 800.0, 800.0)) if t >= 120]
+    after = [mean for t, mean in replay(level_shift(300, 2.0, 1.7), level_shift(300, 800.0, 800.0)) if t >= 120]
     assert max(after) < 1.15 * min(after)
 
 
@@ -157,7 +157,7 @@ def test_output_lengths_burst_does_not_lengthen_outputs(output: float) -> None:
 
 def test_output_lengths_growth_is_seen_before_completion() -> None:
     """When both lengths and the rate rise, the tokens of the new ones lag behind their number."""
-    after = dict(replay(at_once(300, 6.0, 12.0), at_once(300, 60.0, 300.0)))
+    after = dict(replay(level_shift(300, 6.0, 12.0), level_shift(300, 60.0, 300.0)))
     assert after[312] > 1.8 * after[295], "12 s after the first of them none has ended"
 
 

@@ -18,7 +18,9 @@ from plimsoll.core.admission.retry_reservations import (
 )
 
 
-def ask(id: str, now: float, tenant: str = "t", body: int | None = None, key: str | None = None) -> AdmissionRequest:
+def make_request(
+    id: str, now: float, tenant: str = "t", body: int | None = None, key: str | None = None
+) -> AdmissionRequest:
     return AdmissionRequest(id, "chat", tenant, now, 100, body_hash=body, idempotency_key=key)
 
 
@@ -79,7 +81,7 @@ def test_reservations_match_reference_model(seed: int) -> None:
             hand.steps = hand.steps if rng.random() < 0.8 else []
             real.set_capacity_steps(*(hand.steps[0] if hand.steps else (None, 0.0)), later_steps=hand.steps[1:])
         tenant, body, key = rng.choice(KEYS)
-        request = ask(f"r{number}", now, tenant, body, key)
+        request = make_request(f"r{number}", now, tenant, body, key)
         name = (tenant, body if key is None else key)
         hand.pass_time(now)
         found, slip = real.find(request, now), hand.slips.get(name)
@@ -150,7 +152,7 @@ def test_reservation_etas_increase_within_spare_capacity() -> None:
     tickets.set_capacity_steps(20.0, 1.0)
     etas = []
     for number in range(500):
-        eta_s = tickets.reserve(ask(str(number), 0.0, body=number), 0.1, 0.0, 0.0).eta_s
+        eta_s = tickets.reserve(make_request(str(number), 0.0, body=number), 0.1, 0.0, 0.0).eta_s
         if eta_s is not None and eta_s <= MAX_RESERVATION_S:
             etas.append(eta_s)
     assert etas == sorted(set(etas))
@@ -161,9 +163,9 @@ def test_reservation_etas_increase_within_spare_capacity() -> None:
 def test_reservation_key_collision_is_limited_to_tenant() -> None:
     tickets = RetryReservations()
     tickets.set_capacity_steps(20.0, 1.0)
-    first = tickets.reserve(ask("a", 0.0, "t", 7), 0.5, 0.0, 0.0)
-    again = tickets.reserve(ask("b", 1.0, "t", 7), 9.0, 0.0, 1.0)
-    other = tickets.reserve(ask("c", 1.0, "u", 7), 0.5, 0.0, 1.0)
+    first = tickets.reserve(make_request("a", 0.0, "t", 7), 0.5, 0.0, 0.0)
+    again = tickets.reserve(make_request("b", 1.0, "t", 7), 9.0, 0.0, 1.0)
+    other = tickets.reserve(make_request("c", 1.0, "u", 7), 0.5, 0.0, 1.0)
     assert first.eta_s is not None
     assert again.eta_s == pytest.approx(first.eta_s - 1.0)
     assert other.eta_s is not None
@@ -174,8 +176,8 @@ def test_reservation_key_collision_is_limited_to_tenant() -> None:
 def test_reservation_clock_set_back_bounds_retry_after() -> None:
     tickets = RetryReservations()
     tickets.set_capacity_steps(1020.0, 1.0)
-    tickets.reserve(ask("a", 1000.0, body=1), 0.5, 0.0, 1000.0)
-    back = tickets.reserve(ask("b", 0.0, body=1), 0.5, 0.0, 0.0)
+    tickets.reserve(make_request("a", 1000.0, body=1), 0.5, 0.0, 1000.0)
+    back = tickets.reserve(make_request("b", 0.0, body=1), 0.5, 0.0, 0.0)
     assert back.retry_after_s == MAX_RETRY_AFTER_S
     assert len(tickets) == 1
     tickets.expire(5000.0)

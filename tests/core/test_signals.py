@@ -92,7 +92,7 @@ def serving(seconds: int = 60, rate_per_s: float = 4.0) -> tuple[MetricsAggregat
     return listener, metrics
 
 
-def known(value: float | Unavailable) -> float:
+def require_known(value: float | Unavailable) -> float:
     assert not isinstance(value, Unavailable), value
     return value
 
@@ -105,7 +105,7 @@ def test_metrics_full_coverage_has_all_values() -> None:
     assert metrics.has_new_rate
     assert metrics.coverage == 1.0
     assert metrics.age_s == 0.0
-    assert known(metrics.ttft_s) == pytest.approx(0.2, rel=0.05)  # buckets are 9 % apart
+    assert require_known(metrics.ttft_s) == pytest.approx(0.2, rel=0.05)  # buckets are 9 % apart
     assert metrics.ttft_histogram is not None
     assert histogram.total_count(metrics.ttft_histogram) == pytest.approx(
         240.0, abs=20.0
@@ -114,10 +114,10 @@ def test_metrics_full_coverage_has_all_values() -> None:
     assert tier.coverage == 1.0
     assert tier.age_s == 0.0
     assert tier.lagging.ttft_s == metrics.ttft_s
-    assert known(metrics.e2e_s) == pytest.approx(3.0, rel=0.05)
+    assert require_known(metrics.e2e_s) == pytest.approx(3.0, rel=0.05)
     assert tier.lagging.e2e_s == metrics.e2e_s
-    assert known(tier.lagging.tpot_s) == pytest.approx(0.0102, rel=0.2)
-    assert 0.05 <= known(tier.lagging.itl_s) <= 0.075  # their 99th percentile, whatever share is promised
+    assert require_known(tier.lagging.tpot_s) == pytest.approx(0.0102, rel=0.2)
+    assert 0.05 <= require_known(tier.lagging.itl_s) <= 0.075  # their 99th percentile, whatever share is promised
     assert tier.lagging.waiting == 2.0
     assert tier.lagging.kv_used == 0.3
     assert tier.lagging.preemptions_per_s == pytest.approx(0.2)
@@ -157,14 +157,14 @@ def test_arrival_rate_interleaved_gateways_is_their_sum() -> None:
         listener.observe_gateway("h", "1", NOW_S + t + 0.4, gateway(2.0 * (t + 0.4)))
         metrics = listener.collect(NOW_S + t + 0.5, {}, ["g", "h"], SHARE)
         if metrics.has_new_rate and t:
-            total += known(metrics.rate_per_s)
+            total += require_known(metrics.rate_per_s)
     assert total / 30 == pytest.approx(7.0)
 
 
 def test_mean_prompt_tokens_is_corrected_by_engine_counts() -> None:
     _, metrics = serving()
     # Engines count 300 tokens where gateways estimate 250; belief in the estimate fades with some hundred requests.
-    assert known(metrics.mean_prompt_tokens) == pytest.approx(300.0, rel=0.03)
+    assert require_known(metrics.mean_prompt_tokens) == pytest.approx(300.0, rel=0.03)
 
 
 def test_mean_prompt_tokens_before_engines_is_gateway_estimate() -> None:
@@ -180,8 +180,8 @@ def test_e2e_latency_of_mixed_releases_uses_newer_gateway() -> None:
         listener.observe_gateway("new", "1", NOW_S + t, gateway(5.0 * t))
         listener.observe_gateway("old", "1", NOW_S + t, gateway(5.0 * t, e2e_s=None))
     metrics = listener.collect(NOW_S + 20.0, {}, ["new", "old"], 0.95)
-    assert known(metrics.rate_per_s) == pytest.approx(10.0)
-    assert known(metrics.e2e_s) == pytest.approx(3.0, rel=0.05)
+    assert require_known(metrics.rate_per_s) == pytest.approx(10.0)
+    assert require_known(metrics.e2e_s) == pytest.approx(3.0, rel=0.05)
     assert isinstance(listener.collect(NOW_S + 400.0, {}, ["new", "old"], 0.95).e2e_s, Unavailable)
 
 
@@ -212,7 +212,7 @@ def test_mean_prompt_tokens_without_gateway_uses_engines() -> None:
         listener.observe_gateway("g", "1", NOW_S + t, gateway(5.0 * t, arrived_tokens=None, ttft_s=None))
         listener.observe_engine(Role.SERVE, engine(float(t)))
     metrics = listener.collect(NOW_S + 20, {Role.SERVE: ["a"]}, ["g"], SHARE)
-    assert known(metrics.mean_prompt_tokens) == pytest.approx(300.0)
+    assert require_known(metrics.mean_prompt_tokens) == pytest.approx(300.0)
     assert isinstance(metrics.ttft_s, Unavailable)
     assert metrics.rate_per_s == pytest.approx(5.0)
 
@@ -340,13 +340,13 @@ def disaggregated() -> ServiceMetrics:
 def test_split_tiers_have_role_specific_metrics() -> None:
     metrics = disaggregated()
     prefill, decode = metrics.tiers[Role.PREFILL].lagging, metrics.tiers[Role.DECODE].lagging
-    assert known(prefill.ttft_s) == pytest.approx(0.08, rel=0.05)
+    assert require_known(prefill.ttft_s) == pytest.approx(0.08, rel=0.05)
     assert isinstance(prefill.tpot_s, Unavailable)
     assert isinstance(decode.ttft_s, Unavailable)
     assert isinstance(prefill.e2e_s, Unavailable)
     assert isinstance(prefill.itl_s, Unavailable)
-    assert 0.05 <= known(decode.itl_s) <= 0.075
-    assert known(decode.tpot_s) == pytest.approx(0.0102, rel=0.2)
+    assert 0.05 <= require_known(decode.itl_s) <= 0.075
+    assert require_known(decode.tpot_s) == pytest.approx(0.0102, rel=0.2)
 
 
 def test_split_tiers_give_one_workload_of_full_requests() -> None:

@@ -31,7 +31,7 @@ from plimsoll.core.autoscaling.startup_time import (
 GUESS = {"schedule": 1.0, "pull": 40.0, "load": 10.0, "compile": 15.0, "warmup": 4.0}  # 70 s
 
 
-def fed(*starts: float, guess: dict[str, float] | None = None) -> StartupModel:
+def model_after(*starts: float, guess: dict[str, float] | None = None) -> StartupModel:
     """A ledger after starts of one phase each."""
     ledger = from_medians(guess or {"start": 60.0})
     for seconds in starts:
@@ -64,32 +64,32 @@ def test_quantiles_cover_each_phase_and_the_total() -> None:
 
 
 def test_record_few_startups_override_wrong_guess() -> None:
-    ledger = fed(60.0, guess={"start": 175.0})
+    ledger = model_after(60.0, guess={"start": 175.0})
     assert total_s(ledger, 0.5) == pytest.approx(60.0, rel=0.1)
-    assert total_s(fed(60.0, 60.0, 60.0, guess={"start": 175.0}), 0.9) < 75.0
+    assert total_s(model_after(60.0, 60.0, 60.0, guess={"start": 175.0}), 0.9) < 75.0
 
 
 def test_record_learns_spread_of_startups() -> None:
     rng = np.random.default_rng(1)
-    ledger = fed(*(80.0 * np.exp(0.4 * rng.standard_normal(400))))
+    ledger = model_after(*(80.0 * np.exp(0.4 * rng.standard_normal(400))))
     for share in (0.5, 0.9):
         truth = 80.0 * math.exp(0.4 * NormalDist().inv_cdf(share))
         assert total_s(ledger, share) == pytest.approx(truth, rel=0.3)
 
 
 def test_record_old_startups_decay() -> None:
-    ledger = fed(*(120.0,) * 40, *(60.0,) * 80)
+    ledger = model_after(*(120.0,) * 40, *(60.0,) * 80)
     assert total_s(ledger, 0.5) == pytest.approx(60.0, rel=0.03)
     assert ledger.horizon_s < 75.0
 
 
 def test_record_single_outlier_hardly_moves_median() -> None:
-    calm = fed(*(60.0,) * 20)
+    calm = model_after(*(60.0,) * 20)
     assert total_s(record(calm, [("start", 5000.0)]), 0.5) < 1.06 * total_s(calm, 0.5)
 
 
 def test_horizon_is_p90_and_overdue_max_of_p99_and_twice_p50() -> None:
-    sure = fed(*(60.0,) * 20)
+    sure = model_after(*(60.0,) * 20)
     assert sure.horizon_s == total_s(sure, 0.9)
     assert sure.overdue_s == 2.0 * total_s(sure, 0.5)
     unsure = from_medians({"start": 60.0})
@@ -138,7 +138,7 @@ def test_eta_pod_created_in_future_has_just_begun() -> None:
 
 
 def test_eta_long_startup_is_overdue_in_any_phase() -> None:
-    ledger = fed(*(60.0,) * 20)
+    ledger = model_after(*(60.0,) * 20)
     assert isinstance(eta(ledger, StartingPod("a", 0.0), 0.99 * ledger.overdue_s), Eta)
     for phase in (None, "start"):
         assert eta(ledger, StartingPod("a", 0.0, phase), 200.0) == Overdue(200.0, ledger.overdue_s)
@@ -156,7 +156,7 @@ def test_eta_unschedulable_pod_is_not_overdue() -> None:
 
 @given(elapsed=st.floats(0, 1000), later=st.floats(0, 100), seconds=st.floats(0.2, 500))
 def test_eta_is_never_in_the_past(elapsed: float, later: float, seconds: float) -> None:
-    ledger = fed(seconds)
+    ledger = model_after(seconds)
     for now_s in (elapsed, elapsed + later):
         found = eta(ledger, StartingPod("a", 0.0), now_s)
         assert isinstance(found, Overdue) or 0.0 <= found.likely_s <= found.late_s

@@ -34,7 +34,7 @@ GUESS = {"schedule": 1.0, "pull": 40.0, "load": 10.0, "compile": 15.0, "warmup":
 DAY_S = 86_400.0
 
 
-def fed(starts: list[list[tuple[str, float]]]) -> StartupModel:
+def model_after(starts: list[list[tuple[str, float]]]) -> StartupModel:
     ledger = from_medians(GUESS)
     for took_s in starts:
         ledger = record(ledger, took_s)
@@ -70,7 +70,7 @@ STARTS = st.lists(
 def test_startup_model_any_durations_stay_finite_and_storable(
     starts: list[list[tuple[str, float]]],
 ) -> None:
-    assert_sound(fed(starts))
+    assert_sound(model_after(starts))
 
 
 @given(st.floats(1e-3, 1e12), st.floats(0, 1e15))
@@ -79,7 +79,7 @@ def test_prior_any_disk_bandwidth_is_storable(bytes_per_s: float, weights: float
 
 
 def test_eta_instant_startups_is_small_but_positive() -> None:
-    ledger = fed([[("engine", 0.0)]] * 50)
+    ledger = model_after([[("engine", 0.0)]] * 50)
     assert_sound(ledger)
     assert ledger.horizon_s < 1.0
     found = eta(ledger, StartingPod("a", 100.0), 100.0)
@@ -89,7 +89,7 @@ def test_eta_instant_startups_is_small_but_positive() -> None:
 
 
 def test_horizon_of_alternating_durations_is_between() -> None:
-    ledger = fed([[("engine", (0.0, DAY_S)[n % 2])] for n in range(200)])
+    ledger = model_after([[("engine", (0.0, DAY_S)[n % 2])] for n in range(200)])
     assert_sound(ledger)
     assert 0.1 <= ledger.total.quantile_s(0.5) <= DAY_S
     assert ledger.horizon_s < 100.0 * DAY_S
@@ -97,7 +97,7 @@ def test_horizon_of_alternating_durations_is_between() -> None:
 
 def test_record_repeated_phase_adds_durations() -> None:
     """As of a container that was started again."""
-    ledger = fed([[("pull", 10.0), ("load", 5.0), ("pull", 20.0), ("load", 15.0)]] * 30)
+    ledger = model_after([[("pull", 10.0), ("load", 5.0), ("pull", 20.0), ("load", 15.0)]] * 30)
     medians = {name: times.p50_s for name, times in ledger.quantiles}
     assert list(medians) == ["pull", "load", "total"]
     assert medians["pull"] == pytest.approx(30.0, rel=0.05)
@@ -144,7 +144,7 @@ def test_eta_pod_stuck_in_short_phase_increases() -> None:
 
 
 def test_eta_pod_that_never_starts_stays_overdue() -> None:
-    ledger = fed([[("pull", 30.0), ("load", 10.0)]] * 20)
+    ledger = model_after([[("pull", 30.0), ("load", 10.0)]] * 20)
     pod, was_late = StartingPod("a", 0.0, "pull", 1.0), False
     for now_s in (*range(600), 1e6, 1e12, math.inf):
         late = isinstance(eta(ledger, pod, now_s), Overdue)

@@ -42,14 +42,14 @@ def profile(tier_spec: TierSpec) -> TierProfile:
     return build_profile(tier_spec)
 
 
-def observed(profile: TierProfile, offset_s: float, windows: int, rate_per_s: float = RATE_PER_S) -> Iterator[float]:
+def late_counts(profile: TierProfile, offset_s: float, windows: int, rate_per_s: float = RATE_PER_S) -> Iterator[float]:
     """Late first tokens of 600 in each window, of engines whose first tokens take so much longer."""
     late = float(late_shares(profile, rate_per_s, np.array([offset_s]))[0])
     yield from RNG.binomial(600, late, windows)
 
 
 def learn(profile: TierProfile, offset: TtftOffset, offset_s: float, windows: int) -> TtftOffset:
-    for late in observed(profile, offset_s, windows):
+    for late in late_counts(profile, offset_s, windows):
         offset = update_offset(offset, profile, RATE_PER_S, late, 600.0)
     return offset
 

@@ -19,7 +19,7 @@ from tests.core.admission_simulator import (
     poisson,
     run,
 )
-from tests.core.test_admission import HOT, ROOMY, SERVE, SLOW, ask, gate, scaled
+from tests.core.test_admission import HOT, ROOMY, SERVE, SLOW, gate, make_request, scaled
 
 PLANT = scaled(HOT, SLOW)
 TPOT_S = 0.05
@@ -40,7 +40,7 @@ def stuck(now: float, running: int) -> tuple[float, float]:
     return (0.6, 0.0) if 30.0 <= now < 40.0 else (0.0, 0.0)
 
 
-def played(
+def run_policy(
     policy: ControllerPolicy | CapPolicy, front: FrontendModel | None, rate: float = 38.0
 ) -> list[ClientRequest]:
     """Twice what the engine carries, for 110 s."""
@@ -51,9 +51,9 @@ def played(
 
 @pytest.mark.parametrize("front", [constant, growing])
 def test_admission_slow_host_meets_slo_at_best_cap_goodput(front: FrontendModel) -> None:
-    rate, share = goodput(played(ControllerPolicy(gate(replicas=0)), front), TPOT_S, 35.0, 85.0)
+    rate, share = goodput(run_policy(ControllerPolicy(gate(replicas=0)), front), TPOT_S, 35.0, 85.0)
     caps = (CapPolicy(cap, hold, PLANT) for cap in (150, 165, 180, 195, 210) for hold in (False, True))
-    best = max(goodput(played(cap, front), TPOT_S, 35.0, 85.0)[0] for cap in caps)
+    best = max(goodput(run_policy(cap, front), TPOT_S, 35.0, 85.0)[0] for cap in caps)
     print(f"\n{front.__name__}: goodput {rate:.2f}/s, {share:.1%} of those let in; best cap {best:.2f}/s")
     assert share >= 0.95
     assert rate >= 0.97 * best
@@ -61,7 +61,7 @@ def test_admission_slow_host_meets_slo_at_best_cap_goodput(front: FrontendModel)
 
 def test_ttft_residual_after_transient_stall_recovers() -> None:
     """What was late for a while makes no replica that is believed to be late for good."""
-    offered = played(ControllerPolicy(gate(replicas=0)), stuck)
+    offered = run_policy(ControllerPolicy(gate(replicas=0)), stuck)
     assert goodput(offered, TPOT_S, 30.0, 40.0)[1] < 0.5
     rate, share = goodput(offered, TPOT_S, 60.0, 85.0)
     assert share >= 0.95
@@ -87,13 +87,13 @@ def test_ttft_residual_long_prompts_remain_admitted(front: FrontendModel) -> Non
 
 
 def tried(controller: AdmissionController, now: float) -> bool:
-    return controller.submit(ask(f"after{now}", now), now).outcome is AdmissionOutcome.ADMITTED
+    return controller.submit(make_request(f"after{now}", now), now).outcome is AdmissionOutcome.ADMITTED
 
 
 def test_ttft_residual_late_history_admits_to_empty_replica() -> None:
     controller = gate()
     for number in range(150):
-        controller.submit(ask(f"{number}", 0.04 * number), 0.04 * number)
+        controller.submit(make_request(f"{number}", 0.04 * number), 0.04 * number)
     assert not controller.queued
     for number in range(150):
         controller.complete(f"{number}", 8.0 + 0.01 * number, 200, 2.0)

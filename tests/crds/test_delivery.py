@@ -9,7 +9,7 @@ import pytest
 
 from tests.controllers.test_service_status import status_inputs
 from tests.crds.conftest import APPLY_MODES, Kubectl
-from tests.docs.test_gitops import GITOPS, argo_health, reported
+from tests.docs.test_gitops import GITOPS, argo_health, with_written_status
 
 Object = dict[str, Any]
 
@@ -29,7 +29,7 @@ def diff(kubectl: Kubectl, mode: str) -> str:
 def written_by_operator(kubectl: Kubectl) -> Object:
     """The live object after the operator has written what it writes into it: the status."""
     live = kubectl.get("plim", "chat", "-n", "team")
-    made = reported(replace(status_inputs(), service_object=live))
+    made = with_written_status(replace(status_inputs(), service_object=live))
     status: Object = {key: made[key] for key in ("apiVersion", "kind", "status")}
     status["metadata"] = {"name": "chat", "namespace": "team"}
     kubectl.apply(status, "--server-side", "--force-conflicts", "--subresource=status", "--field-manager=plimsoll")

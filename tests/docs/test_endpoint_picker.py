@@ -18,7 +18,7 @@ Object = dict[str, Any]
 PAGE = (ROOT / "docs" / "tasks" / "endpoint-picker.md").read_text()
 
 
-def made() -> tuple[list[Object], Object]:
+def rendered_objects() -> tuple[list[Object], Object]:
     """What the page's values render, and the pool of the route's service."""
     [text] = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
     values = yaml.safe_load(text)
@@ -33,7 +33,7 @@ def made() -> tuple[list[Object], Object]:
 
 
 def test_route_names_the_pool_that_the_operator_makes() -> None:
-    _, pool = made()
+    _, pool = rendered_objects()
     [backend] = ROUTE["spec"]["rules"][0]["backendRefs"]
     assert (backend["group"], backend["kind"], backend["name"], ROUTE["metadata"]["namespace"]) == (
         pool["apiVersion"].partition("/")[0],
@@ -44,7 +44,7 @@ def test_route_names_the_pool_that_the_operator_makes() -> None:
 
 
 def test_pool_names_the_service_of_the_chart() -> None:
-    objects, pool = made()
+    objects, pool = rendered_objects()
     reference = pool["spec"]["endpointPickerRef"]
     service = find(objects, "Service", reference["name"])
     assert service["metadata"]["namespace"] == pool["metadata"]["namespace"]

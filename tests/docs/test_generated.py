@@ -33,7 +33,7 @@ async def test_metrics_page_lists_exactly_exposed_engine_metrics() -> None:
     )
     _, launchers = await server.respond(engine_contract.paths["metrics"])
     exposed = set(re.findall(r"^# TYPE (\S+)", (launchers + generate_latest(registry)).decode(), re.MULTILINE))
-    listed = set(re.findall(r"^\| `(plimsoll_engine_\w+)`", generate.metrics_page(), re.MULTILINE))
+    listed = set(re.findall(r"^\| `(plimsoll_engine_\w+)[`{]", generate.metrics_page(), re.MULTILINE))
     assert (
         listed == {name for name in exposed if not name.endswith("_created")} == set(engine_contract.metrics.values())
     )
@@ -58,17 +58,15 @@ def test_cli_page_documents_every_command_and_argument() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "plimsoll simulate --trace FILE --service MANIFEST --hardware PROFILE [OPTION]...",
-        "plimsoll status [OPTION]... [NAME]",
-        "plimsoll explain [OPTION]... NAME",
-        "plimsoll operator",
+        "## plimsoll operator",
+        "| `NAME` | service to show in detail; omit it to list all services |",
         "| `--seed SEED` | random seed (`0`) |",
         "| `--to S` | end time in the trace, in s (exclusive) |",
         "| `-f, --filename FILE` | manifest, or - for standard input; required |",
         r"| `--output table\|json\|html` | format of the result (`table`) |",
     ],
 )
-def test_cli_page_has_usage_and_argument_rows(line: str) -> None:
+def test_cli_page_has_a_row_per_argument(line: str) -> None:
     assert line in generate.cli_page().splitlines()
 
 

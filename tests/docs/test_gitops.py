@@ -57,7 +57,7 @@ def kstatus(obj: Object) -> str:
     return "InProgress" if ready and ready[0] != "True" else "Current"
 
 
-def reported(inputs: StatusInputs) -> Object:
+def with_written_status(inputs: StatusInputs) -> Object:
     """The object with the status that the operator writes."""
     generation = inputs.service_object["metadata"]["generation"]
     stored = conditions.merge([], service_status.build_conditions(inputs), "2026-01-01T00:00:00Z")
@@ -110,7 +110,7 @@ CASES: dict[str, tuple[StatusInputs, str, str]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_health_in_argo_cd_and_kstatus(name: str) -> None:
     inputs, health, status = CASES[name]
-    obj = reported(inputs)
+    obj = with_written_status(inputs)
     found, message = argo_health("plimsoll.dev_InferenceService", obj)
     assert (found, kstatus(obj)) == (health, status)
     assert message in [condition["message"] for condition in obj["status"]["conditions"]]
@@ -118,7 +118,7 @@ def test_health_in_argo_cd_and_kstatus(name: str) -> None:
 
 def test_health_of_old_status_is_progressing() -> None:
     """What was true of the last spec is not true of the new one."""
-    settled = reported(status_inputs())
+    settled = with_written_status(status_inputs())
     newer = {**settled, "metadata": {**settled["metadata"], "generation": settled["metadata"]["generation"] + 1}}
     deleted = {**settled, "metadata": {**settled["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}}
     fresh = {key: value for key, value in settled.items() if key != "status"}

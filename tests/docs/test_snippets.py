@@ -73,10 +73,17 @@ def test_python_snippets_print_shown_output(page: Path, monkeypatch: pytest.Monk
     for block in blocks(page):
         if block.language != "python":
             continue
-        said = io.StringIO()
-        with contextlib.redirect_stdout(said):
+        output = io.StringIO()
+        with contextlib.redirect_stdout(output):
             exec(compile("\n" * block.line + block.text, str(page), "exec", dont_inherit=True), names)
-        assert said.getvalue() == (block.printed or ""), f"line {block.line}"
+        assert output.getvalue() == (block.printed or ""), f"line {block.line}"
+
+
+@pytest.mark.parametrize(("name", "count"), [("capacity", 5), ("slo", 1), ("startup-time", 1)])
+def test_concept_page_shows_the_computed_figures(name: str, count: int) -> None:
+    computed = {block.printed for block in blocks(ROOT / "docs" / "evaluation" / "concept-figures.md")}
+    shown = [block.text for block in blocks(ROOT / "docs" / "concepts" / f"{name}.md") if block.language == "text"]
+    assert len([text for text in shown if text in computed]) == count
 
 
 @pytest.mark.parametrize("document", documents())

@@ -21,7 +21,7 @@ def states(folder: Path, *found: tuple[str, State, str, str]) -> None:
     AdapterStates(folder / "state").write({name: (state, engine, error) for name, state, engine, error in found})
 
 
-async def ask(folder: Path, *found: tuple[str, State, str, str]) -> tuple[Any, FakeEngine]:
+async def send_request(folder: Path, *found: tuple[str, State, str, str]) -> tuple[Any, FakeEngine]:
     engine = FakeEngine(answer)
     async with make_harness(engine, "serve", folder, names=("team/chat", "chat")) as harness:
         if found:
@@ -30,13 +30,13 @@ async def ask(folder: Path, *found: tuple[str, State, str, str]) -> tuple[Any, F
 
 
 async def test_request_reaches_loaded_adapter_and_answer_has_clients_name(tmp_path: Path) -> None:
-    exchange, engine = await ask(tmp_path, ("sql", State.LOADED, "sql@1", ""))
+    exchange, engine = await send_request(tmp_path, ("sql", State.LOADED, "sql@1", ""))
     assert engine.requests[0]["model"] == "sql@1"
     assert exchange.json == {"model": "public/sql"}
 
 
 async def test_loading_adapter_is_for_another_engine(tmp_path: Path) -> None:
-    exchange, engine = await ask(tmp_path, ("sql", State.LOADING, "", ""))
+    exchange, engine = await send_request(tmp_path, ("sql", State.LOADING, "", ""))
     assert (exchange.status, exchange.json["error"]["code"]) == (503, "model_starting")
     assert exchange.headers[RETRY] == "1"
     assert exchange.headers["retry-after"] == "1"
@@ -44,14 +44,14 @@ async def test_loading_adapter_is_for_another_engine(tmp_path: Path) -> None:
 
 
 async def test_failed_adapter_has_engines_words(tmp_path: Path) -> None:
-    exchange, _ = await ask(tmp_path, ("sql", State.FAILED, "", "rank 64 is above 16"))
+    exchange, _ = await send_request(tmp_path, ("sql", State.FAILED, "", "rank 64 is above 16"))
     assert (exchange.status, exchange.json["error"]["code"]) == (503, "adapter_failed")
     assert exchange.json["error"]["message"] == "The adapter sql cannot be loaded: rank 64 is above 16"
 
 
 async def test_unknown_adapter_never_gets_the_model(tmp_path: Path) -> None:
     for found in ((), (("law", State.LOADED, "law@1", ""),)):
-        exchange, engine = await ask(tmp_path, *found)
+        exchange, engine = await send_request(tmp_path, *found)
         assert (exchange.status, engine.requests) == (503, [])
 
 

@@ -22,7 +22,7 @@ ASK = {"model": "tiny", "stream": True}
 FORM_KIND = {"content-type": "multipart/form-data; boundary=b0"}
 
 
-def named(kind: str, **fields: Any) -> bytes:
+def named_event(kind: str, **fields: Any) -> bytes:
     """An event as vLLM writes it for these APIs."""
     return (
         f"event: {kind}\ndata: ".encode()
@@ -32,19 +32,24 @@ def named(kind: str, **fields: Any) -> bytes:
 
 
 def message_end(reason: str | None) -> list[bytes]:
-    return [named("message_delta", delta={"stop_reason": reason, "stop_sequence": None}), named("message_stop")]
+    return [
+        named_event("message_delta", delta={"stop_reason": reason, "stop_sequence": None}),
+        named_event("message_stop"),
+    ]
 
 
-START = named("message_start", message={"model": "own", "stop_reason": None})
-DELTA = named("content_block_delta", index=0, delta={"type": "text_delta", "text": 'event: error "stop_reason":null'})
-CREATED = named("response.created", response={"model": "own", "status": "in_progress"})
+START = named_event("message_start", message={"model": "own", "stop_reason": None})
+DELTA = named_event(
+    "content_block_delta", index=0, delta={"type": "text_delta", "text": 'event: error "stop_reason":null'}
+)
+CREATED = named_event("response.created", response={"model": "own", "status": "in_progress"})
 
 
 @pytest.mark.parametrize(
     ("path", "chunks"),
     [
         (MESSAGES, [START, DELTA, *message_end("max_tokens")]),
-        (RESPONSES, [CREATED, DELTA, named("response.completed", response={"status": "incomplete"})]),
+        (RESPONSES, [CREATED, DELTA, named_event("response.completed", response={"status": "incomplete"})]),
     ],
 )
 async def test_good_stream_of_each_api_passes(tmp_path: Path, path: str, chunks: list[bytes]) -> None:
@@ -58,7 +63,7 @@ async def test_good_stream_of_each_api_passes(tmp_path: Path, path: str, chunks:
     [
         (MESSAGES, [START, DELTA, *message_end(None)], "abort"),
         (MESSAGES, [START, DELTA], "unfinished"),
-        (RESPONSES, [CREATED, DELTA, named("response.completed", response={"status": "cancelled"})], "abort"),
+        (RESPONSES, [CREATED, DELTA, named_event("response.completed", response={"status": "cancelled"})], "abort"),
         (RESPONSES, [CREATED, DELTA], "unfinished"),
     ],
 )
@@ -79,13 +84,13 @@ async def test_bad_end_of_each_api_is_an_error_event_and_a_cut(
 
 
 ECHO = {"metadata": {"status": "cancelled"}, "tools": [{"parameters": {"status": "cancelled"}}]}
-COMPLETED = named("response.completed", response={**ECHO, "status": "completed"})
-CANCELLED = named("response.completed", response={**ECHO, "status": "cancelled"})
+COMPLETED = named_event("response.completed", response={**ECHO, "status": "completed"})
+CANCELLED = named_event("response.completed", response={**ECHO, "status": "cancelled"})
 
 
 @pytest.mark.parametrize("size", [1, 7, 10_000])
 async def test_response_stream_may_echo_words_of_an_abort(tmp_path: Path, size: int) -> None:
-    raw = named("response.created", response={**ECHO, "status": "in_progress"}) + DELTA + COMPLETED
+    raw = named_event("response.created", response={**ECHO, "status": "in_progress"}) + DELTA + COMPLETED
     chunks = [raw[at : at + size] for at in range(0, len(raw), size)]
     async with make_harness(streaming_engine(chunks), "serve", tmp_path) as serve:
         got = await serve.send(ASK, RESPONSES)
@@ -95,7 +100,7 @@ async def test_response_stream_may_echo_words_of_an_abort(tmp_path: Path, size: 
 
 @pytest.mark.parametrize("size", [1, 7, 10_000])
 async def test_response_stream_is_cut_after_its_cancelled_event(tmp_path: Path, size: int) -> None:
-    raw = DELTA + CANCELLED + named("response.more")
+    raw = DELTA + CANCELLED + named_event("response.more")
     chunks = [raw[at : at + size] for at in range(0, len(raw), size)]
     async with make_harness(streaming_engine(chunks), "serve", tmp_path) as serve:
         got = await serve.send(ASK, RESPONSES)
@@ -138,7 +143,7 @@ async def test_whole_body_too_deep_to_read_passes(tmp_path: Path) -> None:
 
 
 async def test_message_stream_that_begins_with_an_error_goes_elsewhere(tmp_path: Path) -> None:
-    chunk = named("error", error={"type": "internal_error", "message": "Input should be a valid"})
+    chunk = named_event("error", error={"type": "internal_error", "message": "Input should be a valid"})
     async with make_harness(streaming_engine([chunk]), "serve", tmp_path) as serve:
         got = await serve.send(ASK, MESSAGES)
     assert (got.status, got.headers["x-plimsoll-retry"]) == (503, "1")

@@ -182,17 +182,17 @@ def test_model_config_is_read_from_hub_cache_by_revision(tmp_path: Path) -> None
     snapshot(hub, "bbb", {"vocab_size": 2}, 200)
     environment = {"HF_HOME": str(tmp_path)}
 
-    def found(revision: str = "") -> object:
+    def vocab_size(revision: str = "") -> object:
         return (model_config.read("org/model", revision, environment) or {}).get("vocab_size")
 
-    assert (found(), found("aaa"), found("other")) == (2, 1, None)
+    assert (vocab_size(), vocab_size("aaa"), vocab_size("other")) == (2, 1, None)
     refs = hub / "models--org--model" / "refs"
     refs.mkdir()
     (refs / "main").write_text("aaa")
     (refs / "v2").write_text("bbb\n")
-    assert (found(), found("v2")) == (1, 2)
+    assert (vocab_size(), vocab_size("v2")) == (1, 2)
     (refs / "main").write_bytes(b"\xff")
-    assert found() == 2
+    assert vocab_size() == 2
 
 
 def test_model_config_hub_cache_location_follows_environment(tmp_path: Path) -> None:

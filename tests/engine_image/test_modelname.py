@@ -26,7 +26,7 @@ FROM_GATEWAY = {"x-plimsoll-model": "team/chat"}
 ASKED = {"model": "renamed", "prompt": "a"}
 
 
-def whole() -> FakeEngine:
+def single_response() -> FakeEngine:
     """An engine that answers in one piece under its first name."""
     document = {"model": NAMES[0], "choices": [{"index": 0, "text": " a", "finish_reason": "length"}]}
     return respond_with(200, json.dumps(document, separators=(",", ":")).encode())
@@ -47,7 +47,7 @@ async def test_embedding_has_the_name_that_the_client_sent(tmp_path: Path) -> No
 
 
 async def test_middleware_unknown_name_reaches_engine_as_own(tmp_path: Path) -> None:
-    async with make_harness(whole(), "serve", tmp_path, names=NAMES) as one:
+    async with make_harness(single_response(), "serve", tmp_path, names=NAMES) as one:
         got = await one.send(ASKED, headers=FROM_GATEWAY)
     assert one.engine.requests == [{"model": "team/chat", "prompt": "a"}]
     assert (got.status, got.json["model"]) == (200, "renamed")
@@ -56,7 +56,7 @@ async def test_middleware_unknown_name_reaches_engine_as_own(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("requested", ["chat", "team/chat"])
 async def test_middleware_without_gateway_keeps_requested_name(tmp_path: Path, requested: str) -> None:
-    async with make_harness(whole(), "serve", tmp_path, names=NAMES) as one:
+    async with make_harness(single_response(), "serve", tmp_path, names=NAMES) as one:
         got = await one.send({"model": requested, "prompt": "a"})
     assert one.engine.requests == [{"model": requested, "prompt": "a"}]
     assert got.json["model"] == requested
@@ -72,7 +72,7 @@ async def test_middleware_stream_has_the_clients_name(tmp_path: Path) -> None:
 
 async def test_middleware_response_name_wins_over_requested(tmp_path: Path) -> None:
     named = {**FROM_GATEWAY, "x-plimsoll-response-model": "small"}
-    async with make_harness(whole(), "serve", tmp_path, names=NAMES) as one:
+    async with make_harness(single_response(), "serve", tmp_path, names=NAMES) as one:
         got = await one.send(ASKED, headers=named)
     assert got.json["model"] == "small"
 
@@ -87,7 +87,7 @@ async def test_middleware_generated_text_is_not_renamed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT_PATH])
 async def test_middleware_other_services_request_is_refused(tmp_path: Path, path: str) -> None:
-    async with make_harness(whole(), "serve", tmp_path, names=NAMES) as one:
+    async with make_harness(single_response(), "serve", tmp_path, names=NAMES) as one:
         got = await one.send(ASKED, path, {"x-plimsoll-model": "team/other"})
     assert one.engine.requests == []
     assert (got.status, got.headers["x-plimsoll-retry"]) == (503, "1")

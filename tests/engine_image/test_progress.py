@@ -114,7 +114,7 @@ async def test_observe_asks_until_the_tick_says_so() -> None:
     answers = [None, 0.2, None]
     ticks = 0
 
-    async def ask() -> float | None:
+    async def next_answer() -> float | None:
         return answers.pop(0) if answers else None
 
     def on_tick() -> bool:
@@ -122,7 +122,7 @@ async def test_observe_asks_until_the_tick_says_so() -> None:
         ticks += 1
         return ticks == 3
 
-    await progress.observe(monitor, ask, lambda: 0.0, on_tick)
+    await progress.observe(monitor, next_answer, lambda: 0.0, on_tick)
     assert not answers
     assert TICK_SECONDS <= monitor.silent_s <= 2 * MAX_TICK_SECONDS
 

@@ -234,11 +234,11 @@ async def test_remote_prefill_outlasting_drain_is_rejected_retryably(tmp_path: P
 async def test_remote_prefill_ending_during_drain_is_served(tmp_path: Path) -> None:
     async with make_harness(completion_engine(), "decode", tmp_path) as decode:
 
-        async def leaves(_: web.Request) -> web.StreamResponse:
+        async def drain_then_respond(_: web.Request) -> web.StreamResponse:
             decode.config.state.mark_draining()
             return web.Response(body=json.dumps({"kv_transfer_params": PARAMS}).encode())
 
-        async with prefill_peer(leaves) as peer:
+        async with prefill_peer(drain_then_respond) as peer:
             got = await through(decode, peer.address)
     assert got.status == 200
 

@@ -36,7 +36,7 @@ def started(folder: Path, *args: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(["sh", str(START), *args], cwd=folder, env={**os.environ, "PATH": path})
 
 
-def ended(process: subprocess.Popen[bytes]) -> int:
+def exit_code(process: subprocess.Popen[bytes]) -> int:
     """Its exit code; one that does not end is killed."""
     try:
         return process.wait(30)
@@ -57,7 +57,7 @@ def has_forked(process: subprocess.Popen[bytes]) -> str:
 
 
 def test_start_script_passes_arguments_and_exit_code(fake_launcher: Path) -> None:
-    assert ended(started(fake_launcher, "quick", "way")) == 7
+    assert exit_code(started(fake_launcher, "quick", "way")) == 7
     assert (fake_launcher / "args").read_text() == "-P -m launcher quick way\n"
 
 
@@ -65,7 +65,7 @@ def test_start_script_forwards_signal_to_launcher(fake_launcher: Path) -> None:
     process = started(fake_launcher)
     until((fake_launcher / "up").exists)
     process.send_signal(signal.SIGTERM)
-    assert ended(process) == 3
+    assert exit_code(process) == 3
     assert (fake_launcher / "told").exists()
 
 
@@ -76,4 +76,4 @@ def test_start_script_early_signal_is_not_lost(fake_launcher: Path) -> None:
         early.append(started(fake_launcher))
         until(partial(has_forked, early[-1]))
         early[-1].send_signal(signal.SIGTERM)
-    assert {ended(process) for process in early} <= {3, 128 + signal.SIGTERM}
+    assert {exit_code(process) for process in early} <= {3, 128 + signal.SIGTERM}

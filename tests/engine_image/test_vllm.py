@@ -122,7 +122,7 @@ def body(prompt: str, tokens: int = 24, **more: Any) -> dict[str, Any]:
     return {"model": "tiny", "prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "temperature": 0, **more}
 
 
-def words(seed: str, count: int = 60) -> str:
+def unique_prompt(seed: str, count: int = 60) -> str:
     """A prompt that no other test uses, a few hundred tokens long."""
     return f"{seed} " + f"The quick brown fox of {seed} jumps over the lazy dog. " * count
 
@@ -218,7 +218,7 @@ def test_vllm_remote_prefill_transfers_prompt_and_keeps_text(pair: Pair) -> None
     computed = pair.decode.metric("vllm:prompt_tokens_by_source_total", source="local_compute")
     prompt_tokens = 0
     for number in range(3):
-        requested = body(words(f"move{number}"))
+        requested = body(unique_prompt(f"move{number}"))
         status, alone = pair.prefill.post(requested)
         assert status == 200
         status, split = pair.decode.post(requested, {"x-plimsoll-prefill": f"127.0.0.1:{pair.prefill.api}"})
@@ -232,7 +232,7 @@ def test_vllm_remote_prefill_transfers_prompt_and_keeps_text(pair: Pair) -> None
 
 
 def test_vllm_request_with_named_model_is_rewritten(pair: Pair) -> None:
-    request_body = {**body(words("other")), "model": "busy/other"}
+    request_body = {**body(unique_prompt("other")), "model": "busy/other"}
     named = {"x-plimsoll-model": "tiny", "x-plimsoll-prefill": f"127.0.0.1:{pair.prefill.api}"}
     before = pair.decode.metric("plimsoll_engine_remote_prefills_total", outcome="remote")
     status, got = pair.decode.post(request_body, named)
@@ -243,13 +243,13 @@ def test_vllm_request_with_named_model_is_rewritten(pair: Pair) -> None:
 def test_vllm_client_transfer_params_are_ignored(pair: Pair) -> None:
     evil = {"do_remote_decode": True, "do_remote_prefill": False}
     for one in (pair.prefill, pair.decode):
-        status, got = one.post(body(words("evil"), kv_transfer_params=evil))
+        status, got = one.post(body(unique_prompt("evil"), kv_transfer_params=evil))
         assert (status, got["kv_transfer_params"]) == (200, None)
 
 
 def test_vllm_dead_prefill_engine_falls_back_to_local(pair: Pair) -> None:
     (port,) = free_ports(1)
-    status, got = pair.decode.post(body(words("unreachable")), {"x-plimsoll-prefill": f"127.0.0.1:{port}"})
+    status, got = pair.decode.post(body(unique_prompt("unreachable")), {"x-plimsoll-prefill": f"127.0.0.1:{port}"})
     assert (status, got["usage"]["completion_tokens"]) == (200, 24)
     assert pair.decode.metric("plimsoll_engine_remote_prefills_total", outcome="unreachable") == 1
 
@@ -279,7 +279,7 @@ def test_vllm_tools_without_parser_are_rejected(pair: Pair) -> None:
 
 
 def test_vllm_draining_engine_finishes_stream(pair: Pair) -> None:
-    with pair.prefill.stream(body(words("drain", 5), 1500, stream_options={"include_usage": True})) as stream:
+    with pair.prefill.stream(body(unique_prompt("drain", 5), 1500, stream_options={"include_usage": True})) as stream:
         pair.prefill.process.send_signal(signal.SIGTERM)
         rest = stream.read().decode()
     usage = json.loads(rest.split("data: ")[-2])["usage"]
@@ -290,7 +290,7 @@ def test_vllm_draining_engine_finishes_stream(pair: Pair) -> None:
 
 def test_vllm_killed_engine_core_breaks_stream(pair: Pair) -> None:
     core = int(next(found[1] for line in pair.decode.log if (found := re.search(r"EngineCore pid=(\d+)", line))))
-    with pair.decode.stream(body(words("kill", 5), 3000)) as stream:
+    with pair.decode.stream(body(unique_prompt("kill", 5), 3000)) as stream:
         os.kill(core, signal.SIGKILL)
         with pytest.raises(http.client.IncompleteRead) as cut:
             stream.read()

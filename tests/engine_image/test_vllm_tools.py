@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from launcher.contract import IMAGE_ROOT
-from tests.engine_image.test_vllm import Pair, engine, model, pytestmark, words  # noqa: F401
+from tests.engine_image.test_vllm import Pair, engine, model, pytestmark, unique_prompt  # noqa: F401
 
 MANIFEST = IMAGE_ROOT.parent / "crds" / "examples" / "prefill-decode.yaml"
 PATH = "/v1/chat/completions"
@@ -40,7 +40,7 @@ def tools(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair
 
 def _chat_request(seed: str, **more: Any) -> dict[str, Any]:
     """A chat request without a known prefix."""
-    messages = [{"role": "user", "content": words(seed)}]
+    messages = [{"role": "user", "content": unique_prompt(seed)}]
     return {"model": "tiny", "messages": messages, "max_tokens": 200, "temperature": 0, **more}
 
 

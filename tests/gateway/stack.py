@@ -118,13 +118,13 @@ class GatewayStack:
         wanted = {f"{s['metadata']['namespace']}/{s['metadata']['name']}" for s in services}
         addresses = sorted(f"{p['status']['podIP']}:{_port(p)}" for p in engines)
 
-        async def seen() -> bool:
+        async def is_published() -> bool:
             known = (await self.signals())["services"]
             return known.keys() == wanted and addresses == sorted(
                 endpoint["address"] for found in known.values() for endpoint in found["endpoints"]
             )
 
-        await wait_until(seen, "the picker has the objects")
+        await wait_until(is_published, "the picker has the objects")
         await self.ready()
 
     def start_envoy(self) -> None:
@@ -192,10 +192,10 @@ class GatewayStack:
     async def wait_queued(self, count: int) -> None:
         """Wait until so many requests are held."""
 
-        async def is_so() -> bool:
+        async def is_met() -> bool:
             return bool((await self.admission())["queued"] == count)
 
-        await wait_until(is_so, f"{count} held")
+        await wait_until(is_met, f"{count} held")
 
     async def wait_routable(self, *engines: FakeEngine, service: str = "team/chat") -> None:
         """Wait until exactly these engines are routable."""
@@ -220,10 +220,10 @@ class GatewayStack:
     async def wait_inflight(self, engine: FakeEngine, count: int) -> None:
         """Wait until the picker counts so many requests at an engine."""
 
-        async def is_so() -> bool:
+        async def is_met() -> bool:
             return (await self.endpoints()).get(engine.address, {}).get("inflight") == count
 
-        await wait_until(is_so, f"{count} in flight at {engine.address}")
+        await wait_until(is_met, f"{count} in flight at {engine.address}")
 
     async def wait_completed(self, count: int, service: str = "team/chat") -> dict[str, Any]:
         """Wait until the access log has reported the end of so many requests. Returns the service's part of /signals.
@@ -232,12 +232,12 @@ class GatewayStack:
         """
         found: dict[str, Any] = {}
 
-        async def is_so() -> bool:
+        async def is_met() -> bool:
             found.update((await self.signals())["services"][service])
             requests = found["requests"]
             return requests["succeeded"] + requests["failed"] + requests["cancelled"] == count
 
-        await wait_until(is_so, f"{count} requests of {service} completed")
+        await wait_until(is_met, f"{count} requests of {service} completed")
         return found
 
     def ask(self, model: str | None = "chat", sent: Mapping[str, str] | None = None, **fields: Any) -> Any:

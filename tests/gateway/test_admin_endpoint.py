@@ -10,7 +10,7 @@ from tests.gateway.kube_objects import service
 from tests.gateway.picker_harness import PickerHarness
 
 
-def ask(method: bytes, path: bytes) -> bytes:
+def call_endpoint(method: bytes, path: bytes) -> bytes:
     endpoint = AdminEndpoint(PickerHarness(service()).picker, "gw-1", lambda: True, lambda: "")
     reply = endpoint(HttpRequest(method, path, {}, b""))
     assert isinstance(reply, bytes)
@@ -19,11 +19,11 @@ def ask(method: bytes, path: bytes) -> bytes:
 
 @pytest.mark.parametrize("path", [b"/healthz", b"/readyz", b"/signals", b"/none"])
 def test_head_is_get_without_its_body(path: bytes) -> None:
-    got, asked = ask(b"GET", path), ask(b"HEAD", path)
+    got, asked = call_endpoint(b"GET", path), call_endpoint(b"HEAD", path)
     assert asked == got[: got.index(b"\r\n\r\n") + 4]
 
 
 def test_other_method_names_what_is_allowed() -> None:
-    reply = ask(b"POST", b"/healthz")
+    reply = call_endpoint(b"POST", b"/healthz")
     assert reply.startswith(b"HTTP/1.1 405 ")
     assert b"allow: GET, HEAD" in reply

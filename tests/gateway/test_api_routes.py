@@ -27,7 +27,7 @@ def stopped(obj: Object) -> Object:
     return obj | {"status": {"conditions": [{"type": "Ready", "status": "False", "reason": "ScaledToZero"}]}}
 
 
-def ask(harness: PickerHarness, path: str, **fields: Any) -> Reply:
+def check_request(harness: PickerHarness, path: str, **fields: Any) -> Reply:
     harness.asked += 1
     body = json.dumps({"model": "chat", "input": f"hi {harness.asked}", **fields}).encode()
     headers = {b"x-plimsoll-request-id": b"t%d" % harness.asked}
@@ -56,7 +56,7 @@ def test_service_serves_the_routes_of_its_task_only(task: Task) -> None:
     for path, route in ROUTES.items():
         if route.form == "audio":
             continue
-        reply = ask(harness, path)
+        reply = check_request(harness, path)
         if path in served:
             assert response_headers(reply)["x-plimsoll-cluster"] == "pick/team/chat", path
             harness.complete(reply)  # type: ignore[arg-type]
@@ -76,24 +76,26 @@ def test_service_without_task_generates() -> None:
 
 def test_embedding_takes_a_place_until_it_ends() -> None:
     harness = PickerHarness(of_task("embed", batch=4, admission={"whenFull": "Shed"}), pods=engine_names(1))
-    replies = [ask(harness, EMBEDDINGS, input=["a", "b"]) for _ in range(2)]
+    replies = [check_request(harness, EMBEDDINGS, input=["a", "b"]) for _ in range(2)]
     assert [response_headers(one)[":status"] for one in replies] == ["200", "200"]
-    status, body = error_of(ask(harness, EMBEDDINGS, input=["a", "b"]))
+    status, body = error_of(check_request(harness, EMBEDDINGS, input=["a", "b"]))
     assert (status, body["error"]["code"]) == (429, "overloaded")
     harness.complete(replies[0])  # type: ignore[arg-type]
-    assert response_headers(ask(harness, EMBEDDINGS, input=["c", "d"]))["x-plimsoll-cluster"] == "pick/team/chat"
+    assert (
+        response_headers(check_request(harness, EMBEDDINGS, input=["c", "d"]))["x-plimsoll-cluster"] == "pick/team/chat"
+    )
 
 
 def test_batch_beyond_the_queue_names_its_field() -> None:
     harness = PickerHarness(of_task("embed"), pods=engine_names(1))
-    status, body = error_of(ask(harness, EMBEDDINGS, input=["a"] * 5000))
+    status, body = error_of(check_request(harness, EMBEDDINGS, input=["a"] * 5000))
     assert (status, body["error"]["param"]) == (400, "input")
     assert "5000 items" in body["error"]["message"]
 
 
 def test_prefill_only_answer_has_no_tpot_target() -> None:
     harness = PickerHarness(of_task("embed"), pods=engine_names(1))
-    harness.complete(ask(harness, EMBEDDINGS), ttft_us=1000, duration_us=1000)  # type: ignore[arg-type]
+    harness.complete(check_request(harness, EMBEDDINGS), ttft_us=1000, duration_us=1000)  # type: ignore[arg-type]
     slo = harness.service()["slo"]
     assert (slo["assessed"], slo["missed"], slo["tpot"]["targets_s"]) == (1, 0, [])
 
@@ -101,7 +103,7 @@ def test_prefill_only_answer_has_no_tpot_target() -> None:
 def test_token_route_books_nothing_and_counts_nothing() -> None:
     harness = PickerHarness(service_with_slo("chat", {"whenFull": "Shed"}, batch=1), pods=engine_names(1))
     assert isinstance(harness.send(), bytes)  # the only place is taken
-    reply = ask(harness, TOKENIZE, prompt="a")
+    reply = check_request(harness, TOKENIZE, prompt="a")
     assert response_headers(reply)["x-plimsoll-cluster"] == "pick/team/chat"
     assert sum(harness.running_by_engine().values()) == 1
     harness.complete(reply)  # type: ignore[arg-type]
@@ -113,22 +115,22 @@ def test_token_route_books_nothing_and_counts_nothing() -> None:
 def test_token_requests_are_bounded_per_engine(engines: int) -> None:
     pods = (*engine_names(engines), pod("10.0.1.1:8000", ready=False))
     harness = PickerHarness(service_with_slo("chat"), pods=pods)
-    replies = [ask(harness, TOKENIZE, prompt="a") for _ in range(engines * MAX_UNBOOKED_PER_ENGINE)]
+    replies = [check_request(harness, TOKENIZE, prompt="a") for _ in range(engines * MAX_UNBOOKED_PER_ENGINE)]
     assert {response_headers(one)[":status"] for one in replies} == {"200"}
-    status, body = error_of(ask(harness, TOKENIZE, prompt="a"))
+    status, body = error_of(check_request(harness, TOKENIZE, prompt="a"))
     assert (status, body["error"]["code"]) == (429, "gateway_full")
     harness.complete(replies[0])  # type: ignore[arg-type]
-    assert response_headers(ask(harness, TOKENIZE, prompt="a"))[":status"] == "200"
+    assert response_headers(check_request(harness, TOKENIZE, prompt="a"))[":status"] == "200"
     assert harness.service()["requests"]["arrived"] == 0
 
 
 def test_reset_token_request_suspends_its_engine() -> None:
     harness = PickerHarness(service_with_slo("chat"), pods=engine_names(2))
-    first = ask(harness, TOKENIZE, prompt="a")
+    first = check_request(harness, TOKENIZE, prompt="a")
     assert isinstance(first, bytes)
     reset = picked_engine(first)
     harness.complete(first, status=503, flags="UC")
-    assert reset not in {picked_engine(ask(harness, TOKENIZE, prompt="a")) for _ in range(4)}
+    assert reset not in {picked_engine(check_request(harness, TOKENIZE, prompt="a")) for _ in range(4)}
     assert reset not in {picked_engine(harness.send()) for _ in range(2)}
     assert harness.service()["requests"]["failed"] == 0
 
@@ -136,7 +138,7 @@ def test_reset_token_request_suspends_its_engine() -> None:
 @pytest.mark.parametrize(("task", "path"), [("generate", "/v1/chat/completions"), ("embed", EMBEDDINGS)])
 def test_token_request_at_zero_says_what_starts_an_engine(task: str, path: str) -> None:
     harness = PickerHarness(of_task(task))
-    reply = ask(harness, TOKENIZE, prompt="a")
+    reply = check_request(harness, TOKENIZE, prompt="a")
     status, body = error_of(reply)
     assert (status, body["error"]["code"]) == (503, "no_endpoint")
     assert body["error"]["message"] == f"No engine of model 'chat' runs. A request to {path} starts one."
@@ -148,14 +150,14 @@ def test_token_request_at_zero_says_what_starts_an_engine(task: str, path: str) 
 @pytest.mark.parametrize("obj", [service(), stopped(of_task("generate"))])
 def test_token_request_names_no_start_that_does_not_come(obj: Object) -> None:
     """Without an SLO, or with the scaling paused, no request starts an engine."""
-    _, body = error_of(ask(PickerHarness(obj), TOKENIZE, prompt="a"))
+    _, body = error_of(check_request(PickerHarness(obj), TOKENIZE, prompt="a"))
     assert "starts one" not in body["error"]["message"]
 
 
 @pytest.mark.parametrize("pods", [(), (pod("10.0.0.1:8000", ready=False),)])
 def test_token_request_waits_for_an_engine_that_starts(pods: tuple[Object, ...]) -> None:
     harness = PickerHarness(service_with_slo("chat", ready_at_s=None if pods else 20.0), pods=pods)
-    reply = ask(harness, "/v1/messages/count_tokens", messages=[])
+    reply = check_request(harness, "/v1/messages/count_tokens", messages=[])
     status, body = error_of(reply)
     assert (status, body["error"]["type"]) == (503, "overloaded_error")
     assert "is starting" in body["error"]["message"]
@@ -174,7 +176,7 @@ def test_token_request_waits_for_an_engine_that_starts(pods: tuple[Object, ...])
 def test_message_errors_have_anthropic_shape(fields: dict[str, Any], status: int, kind: str) -> None:
     harness = PickerHarness(service_with_slo("chat", {"whenFull": "Shed"}, batch=1), pods=engine_names(1))
     harness.send()
-    reply = ask(harness, MESSAGES, max_tokens=5, **fields)
+    reply = check_request(harness, MESSAGES, max_tokens=5, **fields)
     found, body = error_of(reply)
     assert (found, body["type"], body["error"]["type"]) == (status, "error", kind)
     assert body["error"].keys() == {"type", "message"}
@@ -183,7 +185,7 @@ def test_message_errors_have_anthropic_shape(fields: dict[str, Any], status: int
 
 def test_starting_message_service_answers_overloaded() -> None:
     harness = PickerHarness(service_with_slo("chat", {"whenFull": "Shed"}))
-    found, body = error_of(ask(harness, MESSAGES, messages=[], max_tokens=5))
+    found, body = error_of(check_request(harness, MESSAGES, messages=[], max_tokens=5))
     assert (found, body["error"]["type"]) == (503, "overloaded_error")
 
 

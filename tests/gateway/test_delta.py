@@ -20,7 +20,7 @@ def snapshot(*names: str, pods: tuple[Object, ...] = (), **changes: Any) -> XdsS
     return SnapshotBuilder(GATEWAY).build(build_catalog([service(name, **changes) for name in names], pods))
 
 
-def ask(stream: DeltaStream, type_url: str, current: XdsSnapshot, **fields: Any) -> AppliedEndpoints | None:
+def send_request(stream: DeltaStream, type_url: str, current: XdsSnapshot, **fields: Any) -> AppliedEndpoints | None:
     error = fields.pop("error", "")
     request = DeltaDiscoveryRequest(type_url=type_url, **fields)
     if error:
@@ -35,26 +35,26 @@ def names(response: Any) -> list[str]:
 def connected(current: XdsSnapshot, *services: str) -> DeltaStream:
     """A stream of an Envoy that has applied all of `current`."""
     stream = DeltaStream()
-    ask(stream, CLUSTER_TYPE, current)
+    send_request(stream, CLUSTER_TYPE, current)
     (clusters,) = stream.responses(current)
-    ask(stream, CLUSTER_TYPE, current, response_nonce=clusters.nonce)
-    ask(stream, ENDPOINTS_TYPE, current, resource_names_subscribe=[f"team/{name}" for name in services])
+    send_request(stream, CLUSTER_TYPE, current, response_nonce=clusters.nonce)
+    send_request(stream, ENDPOINTS_TYPE, current, resource_names_subscribe=[f"team/{name}" for name in services])
     (endpoints,) = stream.responses(current)
-    ask(stream, ENDPOINTS_TYPE, current, response_nonce=endpoints.nonce)
+    send_request(stream, ENDPOINTS_TYPE, current, response_nonce=endpoints.nonce)
     assert stream.responses(current) == []
     return stream
 
 
 def test_new_envoy_gets_clusters_then_endpoints() -> None:
     current, stream = snapshot("chat", pods=(pod("10.0.0.1:8"),)), DeltaStream()
-    assert ask(stream, CLUSTER_TYPE, current) == AppliedEndpoints({}, is_new_envoy=True)
+    assert send_request(stream, CLUSTER_TYPE, current) == AppliedEndpoints({}, is_new_envoy=True)
     (clusters,) = stream.responses(current)
     assert names(clusters) == ["model/chat", "model/team/chat", "pick/team/chat"]
     assert stream.responses(current) == []
-    ask(stream, ENDPOINTS_TYPE, current, resource_names_subscribe=["team/chat"])
+    send_request(stream, ENDPOINTS_TYPE, current, resource_names_subscribe=["team/chat"])
     (endpoints,) = stream.responses(current)
     assert names(endpoints) == ["team/chat"]
-    applied = ask(stream, ENDPOINTS_TYPE, current, response_nonce=endpoints.nonce)
+    applied = send_request(stream, ENDPOINTS_TYPE, current, response_nonce=endpoints.nonce)
     assert applied == AppliedEndpoints({"team/chat": frozenset({"10.0.0.1:8"})})
 
 
@@ -81,7 +81,7 @@ def test_removed_service_is_removed_once() -> None:
     assert sorted(clusters.removed_resources) == ["model/other", "model/team/other", "pick/team/other"]
     assert list(endpoints.removed_resources) == ["team/other"]
     assert stream.responses(current) == []
-    ask(stream, ENDPOINTS_TYPE, current, resource_names_unsubscribe=["team/other"])
+    send_request(stream, ENDPOINTS_TYPE, current, resource_names_unsubscribe=["team/other"])
     assert stream.responses(current) == []
 
 
@@ -90,8 +90,8 @@ def test_returning_envoy_gets_only_differences() -> None:
     current = snapshot("chat", "new", pods=(pod("10.0.0.1:8"),))
     stream = DeltaStream()
     versions = {t: {n: r.version for n, r in before[t].items()} for t in (CLUSTER_TYPE, ENDPOINTS_TYPE)}
-    assert ask(stream, CLUSTER_TYPE, current, initial_resource_versions=versions[CLUSTER_TYPE]) is None
-    applied = ask(
+    assert send_request(stream, CLUSTER_TYPE, current, initial_resource_versions=versions[CLUSTER_TYPE]) is None
+    applied = send_request(
         stream,
         ENDPOINTS_TYPE,
         current,
@@ -107,9 +107,9 @@ def test_returning_envoy_gets_only_differences() -> None:
 
 def test_rejected_response_is_counted_and_not_repeated() -> None:
     current, stream = snapshot("chat"), DeltaStream()
-    ask(stream, CLUSTER_TYPE, current)
+    send_request(stream, CLUSTER_TYPE, current)
     (clusters,) = stream.responses(current)
-    ask(stream, CLUSTER_TYPE, current, response_nonce=clusters.nonce, error="no such field")
+    send_request(stream, CLUSTER_TYPE, current, response_nonce=clusters.nonce, error="no such field")
     assert stream.rejected == 1
     assert stream.responses(current) == []
 
@@ -117,7 +117,7 @@ def test_rejected_response_is_counted_and_not_repeated() -> None:
 def test_repeated_subscription_is_sent_again() -> None:
     current = snapshot("chat")
     stream = connected(current, "chat")
-    ask(stream, ENDPOINTS_TYPE, current, resource_names_subscribe=["team/chat"])
+    send_request(stream, ENDPOINTS_TYPE, current, resource_names_subscribe=["team/chat"])
     (endpoints,) = stream.responses(current)
     assert names(endpoints) == ["team/chat"]
 

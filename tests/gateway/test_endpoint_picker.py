@@ -143,7 +143,7 @@ async def test_queued_request_is_sent_when_a_place_is_free(foreign: Foreign) -> 
     hold = engine.behaviour.release_event = asyncio.Event()
     asked = [asyncio.create_task(foreign.ask_fully()) for _ in range(2)]
     await foreign.stack.wait_queued(1)
-    assert engine.open == 1
+    await wait_until(lambda: engine.open == 1, "the other runs")
     hold.set()
     assert [status for status, *_ in await asyncio.gather(*asked)] == [200, 200]
     await foreign.stack.wait_inflight(engine, 0)

@@ -48,7 +48,7 @@ async def gateway(tmp_path_factory: object) -> AsyncIterator[LoggedGateway]:
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def one(gateway: LoggedGateway) -> AsyncIterator[tuple[LoggedGateway, FakeEngine]]:
+async def single_slot_gateway(gateway: LoggedGateway) -> AsyncIterator[tuple[LoggedGateway, FakeEngine]]:
     """The gateway, and an engine that takes one request at a time."""
     engine = await gateway.engine()
     classes = [{"name": "low"}, {"name": "high", "priority": 1}]
@@ -59,8 +59,8 @@ async def one(gateway: LoggedGateway) -> AsyncIterator[tuple[LoggedGateway, Fake
     await gateway.reset()
 
 
-async def test_served_request_has_one_full_line(one: tuple[LoggedGateway, FakeEngine]) -> None:
-    gateway, engine = one
+async def test_served_request_has_one_full_line(single_slot_gateway: tuple[LoggedGateway, FakeEngine]) -> None:
+    gateway, engine = single_slot_gateway
     async with gateway.ask(stream=True, sent={"x-request-id": "served", **bearer("ci")}) as answer:
         body = await answer.read()
     line = await gateway.line_of("served")
@@ -81,8 +81,8 @@ async def test_served_request_has_one_full_line(one: tuple[LoggedGateway, FakeEn
     assert (line["reason"], line["prefill_endpoint"]) == (None, None)
 
 
-async def test_queued_and_cancelled_requests_have_lines(one: tuple[LoggedGateway, FakeEngine]) -> None:
-    gateway, engine = one
+async def test_queued_and_cancelled_requests_have_lines(single_slot_gateway: tuple[LoggedGateway, FakeEngine]) -> None:
+    gateway, engine = single_slot_gateway
     hold = engine.behaviour.release_event = asyncio.Event()
     running = asyncio.create_task(gateway.ask_fully(sent={"x-request-id": "running"}))
     await gateway.wait_inflight(engine, 1)
@@ -101,8 +101,8 @@ async def test_queued_and_cancelled_requests_have_lines(one: tuple[LoggedGateway
     assert (await gateway.line_of("waiting"))["queue_s"] > 0
 
 
-async def test_client_that_leaves_a_stream_is_cancelled(one: tuple[LoggedGateway, FakeEngine]) -> None:
-    gateway, engine = one
+async def test_client_that_leaves_a_stream_is_cancelled(single_slot_gateway: tuple[LoggedGateway, FakeEngine]) -> None:
+    gateway, engine = single_slot_gateway
     engine.behaviour.pause = asyncio.Event()
     async with gateway.ask(stream=True, sent={"x-request-id": "half"}) as answer:
         await answer.content.readany()
@@ -112,8 +112,8 @@ async def test_client_that_leaves_a_stream_is_cancelled(one: tuple[LoggedGateway
     assert line["duration_s"] is not None
 
 
-async def test_rejected_requests_have_a_line_with_reason(one: tuple[LoggedGateway, FakeEngine]) -> None:
-    gateway, engine = one
+async def test_rejected_requests_have_a_line_with_reason(single_slot_gateway: tuple[LoggedGateway, FakeEngine]) -> None:
+    gateway, engine = single_slot_gateway
     await gateway.set_objects([service_with_slo(admission={"whenFull": "Shed"}, batch=1)], [pod(engine.address)])
     hold = engine.behaviour.release_event = asyncio.Event()
     running = asyncio.create_task(gateway.ask_fully())
@@ -158,8 +158,10 @@ async def test_starting_model_is_logged_with_its_503(gateway: LoggedGateway) -> 
     ],
 )
 @pytest.mark.parametrize("path", [b"/v1/chat/completions", b"/%0a%7b?a=\xff", b"/\xff" + b"p" * 3000])
-async def test_hostile_bytes_make_one_line(one: tuple[LoggedGateway, FakeEngine], head: bytes, path: bytes) -> None:
-    gateway, _ = one
+async def test_hostile_bytes_make_one_line(
+    single_slot_gateway: tuple[LoggedGateway, FakeEngine], head: bytes, path: bytes
+) -> None:
+    gateway, _ = single_slot_gateway
     model = 'a"}\n{"time":"x","log":"access"}\u2028'
     body = json.dumps({"model": model + "m" * 1000, "messages": [{"role": "user", "content": "a prompt"}]}).encode()
     before = len(gateway.lines())

@@ -70,7 +70,7 @@ async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet
     await stack.shut_down()
 
 
-async def ask(fleet: Fleet, model: str) -> tuple[int, dict[str, Any], Any]:
+async def send_request(fleet: Fleet, model: str) -> tuple[int, dict[str, Any], Any]:
     found: tuple[int, dict[str, Any], Any] = await fleet.stack.ask_fully(model, max_tokens=2)
     return found
 
@@ -78,7 +78,7 @@ async def ask(fleet: Fleet, model: str) -> tuple[int, dict[str, Any], Any]:
 async def test_adapter_is_a_model_of_its_own(fleet: Fleet) -> None:
     await fleet.serve("sql", "law")
     for name in ("sql", "team/chat/sql", "law", "chat", "team/chat"):
-        status, body, _ = await ask(fleet, name)
+        status, body, _ = await send_request(fleet, name)
         assert (status, body.get("model")) == (200, name)
 
 
@@ -86,41 +86,41 @@ async def test_request_finds_the_engine_that_has_the_adapter(fleet: Fleet) -> No
     """Only one engine has `law`, and the gateway does not know which one."""
     await fleet.serve("sql", "law")
     for _ in range(6):
-        status, body, _ = await ask(fleet, "law")
+        status, body, _ = await send_request(fleet, "law")
         assert (status, body.get("model")) == (200, "law")
 
 
 async def test_failed_adapter_says_why_and_others_go_on(fleet: Fleet) -> None:
     await fleet.serve("sql", "bad")
-    status, body, headers = await ask(fleet, "bad")
+    status, body, headers = await send_request(fleet, "bad")
     assert (status, body["error"]["code"]) == (503, "adapter_failed")
     assert body["error"]["message"].endswith("No adapter found for /adapters/bad")
     assert headers["retry-after"] == "1"
-    assert [(await ask(fleet, name))[0] for name in ("sql", "chat")] == [200, 200]
+    assert [(await send_request(fleet, name))[0] for name in ("sql", "chat")] == [200, 200]
 
 
 async def test_removed_adapter_is_no_model(fleet: Fleet) -> None:
     await fleet.serve("law")
-    status, body, _ = await ask(fleet, "sql")
+    status, body, _ = await send_request(fleet, "sql")
     assert (status, body["error"]["code"]) == (404, "model_not_found")
 
 
 async def test_added_adapter_is_served_without_a_restart(fleet: Fleet) -> None:
     await fleet.serve("sql", "tax")
-    status, body, _ = await ask(fleet, "tax")
+    status, body, _ = await send_request(fleet, "tax")
     assert (status, body["error"]["code"]) == (503, "model_starting")
     for folder in fleet.folders:
         desire(folder, "sql", "law", "tax")
 
     async def served() -> bool:
-        return (await ask(fleet, "tax"))[0] == 200
+        return (await send_request(fleet, "tax"))[0] == 200
 
     await wait_until(served, "the new adapter is served")
 
 
 async def test_adapter_requests_are_counted(fleet: Fleet) -> None:
     await fleet.serve("sql")
-    await ask(fleet, "sql")
+    await send_request(fleet, "sql")
 
     async def metrics() -> str:
         async with fleet.stack.http.get(f"{fleet.stack.picker_url}/metrics") as answer:
@@ -135,7 +135,7 @@ async def test_adapter_is_not_taken_for_the_model_without_picker(fleet: Fleet) -
     """Envoy routes by names while the picker is away. An engine without an adapter answers nothing in its place."""
     await fleet.serve("sql", "law", "none")
     for name in ("sql", "chat"):
-        assert (await ask(fleet, name))[0] == 200
+        assert (await send_request(fleet, name))[0] == 200
     await fleet.stack.wait_model_clusters("sql", "law", "none", "chat")
     picker = fleet.stack.picker
     assert picker is not None

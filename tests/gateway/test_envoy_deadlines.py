@@ -35,10 +35,10 @@ async def completed(stack: GatewayStack, outcome: str) -> float:
 
 
 async def wait_completed(stack: GatewayStack, outcome: str, count: float) -> None:
-    async def is_so() -> bool:
+    async def is_met() -> bool:
         return await completed(stack, outcome) == count
 
-    await wait_until(is_so, f"{count} requests ended as {outcome}")
+    await wait_until(is_met, f"{count} requests ended as {outcome}")
 
 
 @pytest.mark.parametrize("made", MADE)

@@ -96,7 +96,7 @@ async def lists(stack: GatewayStack, name: str) -> None:
     await wait_until(is_listed, f"{name} is listed")
 
 
-def named(model: str | None, *published: str, name: str = "chat") -> Object:
+def service_named(model: str | None, *published: str, name: str = "chat") -> Object:
     """A service that was granted the name in its spec, and whose status still has the names before."""
     obj = service(name, model=model)
     return {**obj, "status": {**obj["status"], "modelNames": [*published, f"team/{name}"]}}
@@ -105,23 +105,23 @@ def named(model: str | None, *published: str, name: str = "chat") -> Object:
 async def routable(stack: GatewayStack, address: str, key: str = "team/chat") -> None:
     """Wait until the gateway can send requests to an engine."""
 
-    async def is_so() -> bool:
+    async def is_met() -> bool:
         return bool((await stack.endpoints(key)).get(address, {}).get("routable"))
 
-    await wait_until(is_so, f"{address} is routable")
+    await wait_until(is_met, f"{address} is routable")
 
 
 async def test_envoy_rename_under_load_loses_none(stack: GatewayStack, engines: dict[str, str]) -> None:
     pods = [pod(engines["chat"])]
-    await stack.set_objects([named("old", "old")], pods)
+    await stack.set_objects([service_named("old", "old")], pods)
     await routable(stack, engines["chat"])
     async with Users(stack, "old", "team/chat").flow() as users:
         await users.enough("old", "team/chat")
-        stack.write_objects([named("new", "old")], pods)
+        stack.write_objects([service_named("new", "old")], pods)
         await lists(stack, "new")
         users.asked = ("new", "old", "team/chat")
         await users.enough("new", "old", "team/chat")
-        stack.write_objects([named("new", "new", "old")], pods)
+        stack.write_objects([service_named("new", "new", "old")], pods)
         await users.enough("new", "old", "team/chat")
     assert users.failed == []
     assert await listed(stack) == {"new"}
@@ -129,14 +129,14 @@ async def test_envoy_rename_under_load_loses_none(stack: GatewayStack, engines: 
 
 async def test_envoy_name_added_and_removed_loses_none(stack: GatewayStack, engines: dict[str, str]) -> None:
     pods = [pod(engines["chat"])]
-    await stack.set_objects([named(None, "chat")], pods)
+    await stack.set_objects([service_named(None, "chat")], pods)
     await routable(stack, engines["chat"])
     async with Users(stack, "chat").flow() as users:
-        stack.write_objects([named("added", "chat")], pods)
+        stack.write_objects([service_named("added", "chat")], pods)
         await lists(stack, "added")
         users.asked = ("chat", "added")
         await users.enough("chat", "added")
-        stack.write_objects([named(None, "added", "chat")], pods)
+        stack.write_objects([service_named(None, "added", "chat")], pods)
         await lists(stack, "chat")
         await users.enough("chat", "added")
     assert users.failed == []
@@ -144,10 +144,10 @@ async def test_envoy_name_added_and_removed_loses_none(stack: GatewayStack, engi
 
 async def test_envoy_name_off_the_status_is_not_found(stack: GatewayStack, engines: dict[str, str]) -> None:
     pods = [pod(engines["chat"])]
-    await stack.set_objects([named("new", "new", "old")], pods)
+    await stack.set_objects([service_named("new", "new", "old")], pods)
     await routable(stack, engines["chat"])
     assert (await stack.ask_fully("old", max_tokens=1))[0] == 200
-    stack.write_objects([named("new", "new")], pods)
+    stack.write_objects([service_named("new", "new")], pods)
 
     async def is_gone() -> bool:
         status, body, _ = await stack.ask_fully("old", max_tokens=1)
@@ -167,13 +167,13 @@ async def test_envoy_fallback_renamed_answers_as_new_name(stack: GatewayStack, e
     }
     full = service_with_slo(admission=down, batch=1, slo={"tpot": "50ms"})
     pods = [pod(big.address), pod(engines["small"], service="small")]
-    await stack.set_objects([full, named("lesser", "lesser", name="small")], pods)
+    await stack.set_objects([full, service_named("lesser", "lesser", name="small")], pods)
     await stack.wait_routable(big)
     await routable(stack, engines["small"], "team/small")
     running = asyncio.create_task(stack.ask_fully())
     await stack.wait_inflight(big, 1)
     before = await stack.ask_fully(max_tokens=1)
-    stack.write_objects([full, named("least", "lesser", name="small")], pods)
+    stack.write_objects([full, service_named("least", "lesser", name="small")], pods)
     await lists(stack, "least")
     after = await stack.ask_fully(max_tokens=1)
     hold.set()
@@ -182,7 +182,7 @@ async def test_envoy_fallback_renamed_answers_as_new_name(stack: GatewayStack, e
 
 
 async def test_envoy_no_picker_serves_every_name(lone: GatewayStack, engines: dict[str, str]) -> None:
-    await lone.start([named("new", "old")], [pod(engines["chat"])])
+    await lone.start([service_named("new", "old")], [pod(engines["chat"])])
     await routable(lone, engines["chat"])
     assert lone.picker is not None
     lone.picker.kill()
@@ -195,7 +195,7 @@ async def test_envoy_no_picker_serves_every_name(lone: GatewayStack, engines: di
 
 async def test_envoy_engine_of_before_is_sent_its_long_name(stack: GatewayStack) -> None:
     engine = await stack.engine()
-    await stack.set_objects([named("new", "old")], [pod(engine.address)])
+    await stack.set_objects([service_named("new", "old")], [pod(engine.address)])
     await stack.wait_routable(engine)
     for name in ("new", "old", "team/chat"):
         assert (await stack.ask_fully(name))[0] == 200

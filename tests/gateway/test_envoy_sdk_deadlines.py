@@ -32,7 +32,7 @@ def asking(stack: GatewayStack, content: str = "hi", *, stream: bool = False, **
     """A call of the SDK, which blocks; its default retries apply."""
     from openai import OpenAI
 
-    def ask() -> list[Any]:
+    def call_sdk() -> list[Any]:
         headers = client.pop("headers", None)
         with OpenAI(base_url=f"{stack.url}/v1", api_key="none", **client) as sdk:
             answer = sdk.chat.completions.create(
@@ -40,7 +40,7 @@ def asking(stack: GatewayStack, content: str = "hi", *, stream: bool = False, **
             )
             return list(answer) if stream else [answer]
 
-    return ask
+    return call_sdk
 
 
 async def test_sdk_default_timeout_is_a_deadline_of_whole_responses(stack: GatewayStack) -> None:

@@ -181,7 +181,7 @@ async def test_drain_finishes_streams_and_closes_idle_connections(lone: GatewayS
     assert (status, headers.get("connection")) == (200, "close")
     assert (await lone.admin.stats()).failed_open == 0
     assert picker.poll() is None
-    assert engine.open == 1
+    await wait_until(lambda: engine.open == 1, "the stream still runs")
     pause.set()
     assert (await running).endswith("data: [DONE]\n\n")
     await wait_until(lambda: picker.poll() is not None, "the picker ends")

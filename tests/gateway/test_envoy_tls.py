@@ -55,13 +55,13 @@ class SecureGateway:
             writer.transport.abort()
 
     async def wait_served(self, pem: str) -> None:
-        async def is_so() -> bool:
+        async def is_met() -> bool:
             try:
                 return await self.served() == pem
             except ConnectionError:  # Envoy opens its port once it has a certificate
                 return False
 
-        await wait_until(is_so, "Envoy serves the new certificate")
+        await wait_until(is_met, "Envoy serves the new certificate")
 
     async def metric(self, name: str) -> float:
         async with self.stack.http.get(f"{self.stack.picker_url}/metrics") as answer:
@@ -69,10 +69,10 @@ class SecureGateway:
         return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
 
     async def wait_invalid(self, value: float) -> None:
-        async def is_so() -> bool:
+        async def is_met() -> bool:
             return await self.metric('plimsoll_gateway_certificate_invalid{certificate="listener"}') == value
 
-        await wait_until(is_so, f"plimsoll_gateway_certificate_invalid is {value}")
+        await wait_until(is_met, f"plimsoll_gateway_certificate_invalid is {value}")
 
     async def reason(self) -> str:
         """Why the gateway is not ready, "" while its picker does not answer."""

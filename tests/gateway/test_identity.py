@@ -146,7 +146,7 @@ def test_required_keys_are_ready_after_their_first_list() -> None:
     assert authenticator().ready
 
 
-def counted(made: Authenticator, key: str) -> float | None:
+def counted_requests(made: Authenticator, key: str) -> float | None:
     made.update_metrics()
     return gateway_metrics.GATEWAY.get_sample_value("plimsoll_gateway_api_key_requests_total", {"key": key})
 
@@ -159,8 +159,12 @@ def test_requests_by_key_have_bounded_series() -> None:
         assert isinstance(found, Identity)
         made.count(found)
     made.count(ANONYMOUS)
-    assert counted(made, names[0]) == counted(made, names[0]) == 1.0
-    assert (counted(made, names[-1]), counted(made, OTHER_KEYS), counted(made, "")) == (None, 3.0, None)
+    assert counted_requests(made, names[0]) == counted_requests(made, names[0]) == 1.0
+    assert (counted_requests(made, names[-1]), counted_requests(made, OTHER_KEYS), counted_requests(made, "")) == (
+        None,
+        3.0,
+        None,
+    )
 
 
 def test_request_with_large_body_is_counted_once() -> None:
@@ -176,10 +180,10 @@ def test_request_with_large_body_is_counted_once() -> None:
 
     assert call(b"/reserve/v1/completions") == "200"
     assert call(b"/check/v1/completions", b'{"model":"chat","prompt":"a"}') == "200"
-    assert counted(made, "large") == 1.0
+    assert counted_requests(made, "large") == 1.0
     assert call(b"/reserve/v1/completions", request_id=b"b") == "200"
     assert call(b"/reserve/v1/completions", request_id=b"c") == "429"  # it never gets to the check
-    assert counted(made, "large") == 2.0
+    assert counted_requests(made, "large") == 2.0
 
 
 def services() -> tuple[Object, ...]:

@@ -195,7 +195,7 @@ def test_unknown_model_is_no_demand() -> None:
     assert (requests(asked)["arrived"], requests(asked)["arrived_tokens"]) == (0, 0)
 
 
-def answered(asked: Picker, **record: Any) -> None:
+def complete_request(asked: Picker, **record: Any) -> None:
     ticket = headers(asked.check(BODY, {}, 0.0))["x-plimsoll-request-id"]
     asked.reports.on_access_record(AccessRecord(request_id=ticket, upstream="10.0.0.1:8000", **record), 1.0)
 
@@ -203,7 +203,7 @@ def answered(asked: Picker, **record: Any) -> None:
 def test_latencies_are_counted_by_bucket() -> None:
     asked = picker(pod("10.0.0.1:8000"))
     for ttft_us in (1_000, 1_001, 1_050, 250_000, 2_000_000_000):
-        answered(asked, status=200, flags="-", ttft_us=ttft_us)
+        complete_request(asked, status=200, flags="-", ttft_us=ttft_us)
     told = build_signals(asked, "g", synced=True)["services"]["team/chat"]["ttft"]
     assert dict(zip(told["buckets"], told["counts"], strict=True)) == {0: 1, 1: 2, 64: 1, 161: 1}
     assert told["sum_s"] == pytest.approx(2000.253051)
@@ -222,7 +222,7 @@ def test_latencies_are_counted_by_bucket() -> None:
 )
 def test_only_successful_responses_have_latency(record: dict[str, Any]) -> None:
     asked = picker(pod("10.0.0.1:8000"))
-    answered(asked, **record)
+    complete_request(asked, **record)
     found = build_signals(asked, "g", synced=True)["services"]["team/chat"]
     assert found["ttft"] == found["e2e"] == {"sum_s": 0.0, "buckets": [], "counts": []}
     assert sum(found["requests"][outcome] for outcome in ("succeeded", "failed", "cancelled")) == 1
@@ -244,23 +244,25 @@ async def test_envoy_endpoint_routes_by_path() -> None:
     bodies = BodyBudget(100, 60)
     door = EnvoyEndpoint(picker(), ParseWorker(), bodies)
 
-    def ask(path: bytes, body: bytes = b"", **sent: bytes) -> dict[str, str]:
+    def picked_headers(path: bytes, body: bytes = b"", **sent: bytes) -> dict[str, str]:
         asked = {name.replace("_", "-").encode(): value for name, value in sent.items()}
         reply = door(HttpRequest(b"POST", path, asked, body))
         assert isinstance(reply, bytes)
         return headers(reply)
 
-    assert ask(b"/healthz")[":status"] == "200"
-    assert ask(b"/v1/models?x=y")["content-type"] == "application/json"
-    assert ask(b"/v1/models/") == ask(b"/v1/models")
-    assert ask(b"/other")[":status"] == "404"
-    refused = ask(b"/check/v1/completions", BODY)
-    written = ask(b"/v1/completions", b"", x_plimsoll_error_response=refused["x-plimsoll-error-response"].encode())
+    assert picked_headers(b"/healthz")[":status"] == "200"
+    assert picked_headers(b"/v1/models?x=y")["content-type"] == "application/json"
+    assert picked_headers(b"/v1/models/") == picked_headers(b"/v1/models")
+    assert picked_headers(b"/other")[":status"] == "404"
+    refused = picked_headers(b"/check/v1/completions", BODY)
+    written = picked_headers(
+        b"/v1/completions", b"", x_plimsoll_error_response=refused["x-plimsoll-error-response"].encode()
+    )
     assert (written[":status"], written["x-plimsoll-reason"]) == ("503", "model_starting")
     for request_id, status in ((b"a", "200"), (b"b", "429")):
         sent = {"x_plimsoll_request_id": request_id, "x_plimsoll_body_bytes": b"60"}
-        assert ask(b"/reserve/v1/completions", **sent)[":status"] == status
-    ask(b"/check/v1/completions", BODY, x_plimsoll_request_id=b"a")
+        assert picked_headers(b"/reserve/v1/completions", **sent)[":status"] == status
+    picked_headers(b"/check/v1/completions", BODY, x_plimsoll_request_id=b"a")
     assert bodies.reserved_bytes == len(BODY)
 
 

@@ -21,7 +21,7 @@ def reading(world: PickerHarness, key: str = "team/chat") -> ServiceReading:
     return parse_signals(build_signals(world.picker, GATEWAY, synced=True), GATEWAY, 0.0).reading.services[key]
 
 
-def judged(world: PickerHarness, key: str = "team/chat") -> SloCounts:
+def read_slo_counts(world: PickerHarness, key: str = "team/chat") -> SloCounts:
     found = reading(world, key).slo_counts
     assert found is not None
     return found
@@ -40,20 +40,20 @@ async def test_slo_counts_request_missing_both_targets_once(model: bool) -> None
     world = PickerHarness(service_with_slo(slo=SLO, batch=50, model=model), pods=engine_names(1))
     for first_s, last_s in ((0.5, 5.0), (1.5, 5.0), (0.5, 11.0), (1.5, 11.0)):
         complete_request(world, first_s, last_s)
-    assert judged(world) == SloCounts(4.0, 3.0, 2.0, 2.0)
+    assert read_slo_counts(world) == SloCounts(4.0, 3.0, 2.0, 2.0)
 
 
 async def test_slo_counts_allow_ttft_per_prompt_token() -> None:
     world = PickerHarness(service_with_slo(slo=SLO, batch=50), pods=engine_names(1))
     complete_request(world, 2.9, 5.0, tokens=2000)
     complete_request(world, 3.1, 5.0, tokens=2000)
-    assert judged(world) == SloCounts(2.0, 1.0, 1.0, 0.0)
+    assert read_slo_counts(world) == SloCounts(2.0, 1.0, 1.0, 0.0)
 
 
 async def test_slo_counts_exact_target_is_within_slo() -> None:
     world = PickerHarness(service_with_slo(slo={"ttft": "1s", "e2e": "10s"}, batch=50), pods=engine_names(1))
     complete_request(world, 1.0, 10.0)
-    assert judged(world) == SloCounts(1.0, 0.0, 0.0, 0.0)
+    assert read_slo_counts(world) == SloCounts(1.0, 0.0, 0.0, 0.0)
 
 
 @pytest.mark.parametrize("model", [True, False], ids=["with a gate", "before there is a gate"])
@@ -62,7 +62,7 @@ async def test_slo_counts_use_class_targets(model: bool) -> None:
     world = PickerHarness(told, pods=engine_names(1))
     for name in ("batch", "default", "unheard-of"):
         complete_request(world, 30.0, 40.0, headers={"x-gateway-inference-objective": name})
-    assert judged(world) == SloCounts(3.0, 2.0, 2.0, 2.0)
+    assert read_slo_counts(world) == SloCounts(3.0, 2.0, 2.0, 2.0)
 
 
 async def test_slo_counts_report_requests_per_tpot_target() -> None:
@@ -72,7 +72,7 @@ async def test_slo_counts_report_requests_per_tpot_target() -> None:
     world = PickerHarness(told, pods=engine_names(1))
     for name in ("chat", "batch", "chat"):
         complete_request(world, 0.1, 900.0, headers={"x-gateway-inference-objective": name})
-    assert judged(world) == SloCounts(3.0, 0.0, 0.0, 0.0)
+    assert read_slo_counts(world) == SloCounts(3.0, 0.0, 0.0, 0.0)
     assert reading(world).by_tpot_target == {0.03: 2.0}
 
 
@@ -91,8 +91,8 @@ async def test_slo_counts_fallback_response_uses_its_slo() -> None:
     reply = world.send()
     assert isinstance(reply, bytes)
     world.complete(reply, ttft_us=21_000_000, duration_us=22_000_000)
-    assert judged(world, "team/small") == SloCounts(1.0, 1.0, 1.0, 0.0)
-    assert judged(world).responses == 0.0
+    assert read_slo_counts(world, "team/small") == SloCounts(1.0, 1.0, 1.0, 0.0)
+    assert read_slo_counts(world).responses == 0.0
 
 
 @pytest.mark.parametrize(
@@ -101,19 +101,19 @@ async def test_slo_counts_fallback_response_uses_its_slo() -> None:
 async def test_slo_counts_ignore_failed_responses(record: dict[str, Any]) -> None:
     world = PickerHarness(service_with_slo(slo=SLO, batch=50), pods=engine_names(1))
     complete_request(world, 5.0, 50.0, **record)
-    assert judged(world) == SloCounts(0.0, 0.0, 0.0, 0.0)
+    assert read_slo_counts(world) == SloCounts(0.0, 0.0, 0.0, 0.0)
 
 
 async def test_slo_counts_tpot_only_slo_has_no_misses() -> None:
     world = PickerHarness(service_with_slo(slo={"tpot": "50ms"}, batch=50), pods=engine_names(1))
     complete_request(world, 500.0, 900.0)
-    assert judged(world) == SloCounts(1.0, 0.0, 0.0, 0.0)
+    assert read_slo_counts(world) == SloCounts(1.0, 0.0, 0.0, 0.0)
 
 
 async def test_slo_counts_without_slo_are_zero() -> None:
     world = PickerHarness(service("chat"), pods=engine_names(1))
     complete_request(world, 500.0, 900.0)
-    assert judged(world) == SloCounts(0.0, 0.0, 0.0, 0.0)
+    assert read_slo_counts(world) == SloCounts(0.0, 0.0, 0.0, 0.0)
 
 
 async def test_slo_counts_use_targets_at_admission() -> None:
@@ -122,4 +122,4 @@ async def test_slo_counts_use_targets_at_admission() -> None:
     assert isinstance(reply, bytes)
     world.set_objects(service_with_slo(slo={"ttft": "1ms"}, batch=50), pods=engine_names(1))
     world.complete(reply, ttft_us=500_000, duration_us=5_000_000)
-    assert judged(world) == SloCounts(1.0, 0.0, 0.0, 0.0)
+    assert read_slo_counts(world) == SloCounts(1.0, 0.0, 0.0, 0.0)

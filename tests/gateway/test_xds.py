@@ -31,7 +31,7 @@ from tests.gateway.kube_objects import catalog, pod, service
 from tests.gateway.picker_harness import GATEWAY, service_with_slo
 
 
-def two() -> ServiceCatalog:
+def two_tier_catalog() -> ServiceCatalog:
     pods = [
         pod("10.0.0.1:8000", role="decode"),
         pod("10.0.0.2:8000", role="prefill"),
@@ -51,7 +51,7 @@ def decoded(resource: XdsResource) -> Any:
 
 
 def test_snapshot_maps_each_name_to_endpoints() -> None:
-    found = {name: decoded(resource) for name, resource in snapshot(two())[CLUSTER_TYPE].items()}
+    found = {name: decoded(resource) for name, resource in snapshot(two_tier_catalog())[CLUSTER_TYPE].items()}
     assert set(found) == {"pick/team/chat", "pick/team/other", "model/tiny", "model/team/chat", "model/team/other"}
     assert found["model/tiny"]["eds_cluster_config"] == found["pick/team/chat"]["eds_cluster_config"]
     assert found["model/tiny"]["eds_cluster_config"]["service_name"] == "team/chat"
@@ -60,7 +60,7 @@ def test_snapshot_maps_each_name_to_endpoints() -> None:
 
 
 def test_snapshot_lists_only_ready_client_engines() -> None:
-    resource = snapshot(two())[ENDPOINTS_TYPE]["team/chat"]
+    resource = snapshot(two_tier_catalog())[ENDPOINTS_TYPE]["team/chat"]
     assignment = decoded(resource)
     found = [e["endpoint"]["address"]["socket_address"] for e in assignment["endpoints"][0]["lb_endpoints"]]
     assert found == [{"address": "10.0.0.1", "port_value": 8000}]
@@ -69,8 +69,8 @@ def test_snapshot_lists_only_ready_client_engines() -> None:
 
 def test_snapshot_of_equal_catalog_has_equal_versions() -> None:
     builder = SnapshotBuilder(GATEWAY)
-    first, second = builder.build(two()), builder.build(two())
-    other_process = snapshot(two())
+    first, second = builder.build(two_tier_catalog()), builder.build(two_tier_catalog())
+    other_process = snapshot(two_tier_catalog())
     for type_url in (CLUSTER_TYPE, ENDPOINTS_TYPE, RUNTIME_TYPE):
         versions = [{n: r.version for n, r in s[type_url].items()} for s in (first, second, other_process)]
         assert versions[0] == versions[1] == versions[2]
@@ -78,9 +78,9 @@ def test_snapshot_of_equal_catalog_has_equal_versions() -> None:
 
 def test_snapshot_encodes_only_what_changed() -> None:
     builder = SnapshotBuilder(GATEWAY)
-    builder.build(two())
+    builder.build(two_tier_catalog())
     encoded = builder.encoded
-    builder.build(two())
+    builder.build(two_tier_catalog())
     assert builder.encoded == encoded
     builder.build(build_catalog([service(model="tiny"), service("other", model="tiny", uid="z")], ready_pods(9)))
     assert builder.encoded == encoded + 1
@@ -159,7 +159,7 @@ def test_envoy_accepts_bootstrap_and_clusters(tmp_path: Path) -> None:
     document = json.loads(settings.bootstrap.read_bytes())
     document["static_resources"]["clusters"] += [
         {key: value for key, value in decoded(resource).items() if key != "@type"}
-        for resource in snapshot(two())[CLUSTER_TYPE].values()
+        for resource in snapshot(two_tier_catalog())[CLUSTER_TYPE].values()
     ]
     settings.bootstrap.write_text(json.dumps(document))
     reader = os.open(settings.fifo, os.O_RDWR | os.O_NONBLOCK)  # Envoy opens its log even to validate

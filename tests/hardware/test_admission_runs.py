@@ -56,20 +56,20 @@ def test_call_runs_with_admission_must_come_first() -> None:
         parse_call(["gate@1", "none@2", "gate@2"])
 
 
-def one(at_s: float, *, ttft_s: float | None = 0.2, ok: bool = True, refused: bool = False) -> RequestOutcome:
+def outcome(at_s: float, *, ttft_s: float | None = 0.2, ok: bool = True, refused: bool = False) -> RequestOutcome:
     return RequestOutcome(ObservedRequest(at_s, 10, ttft_s, 0.01 if ok else None, None, ok), refused)
 
 
 def test_summary_rejected_request_misses_slo_and_is_not_admitted() -> None:
-    late, cut, away = one(3, ttft_s=1.1), one(4, ok=False), one(5, ttft_s=None, ok=False, refused=True)
-    found = assess_run([one(0.5), one(2), late, cut, away, one(7)], SLO, 1.0, 5.0)
+    late, cut, away = outcome(3, ttft_s=1.1), outcome(4, ok=False), outcome(5, ttft_s=None, ok=False, refused=True)
+    found = assess_run([outcome(0.5), outcome(2), late, cut, away, outcome(7)], SLO, 1.0, 5.0)
     assert (found["sent"], found["offered_rps"], found["goodput_rps"]) == (4, 0.8, 0.2)
     assert (found["in_promise"], found["shed"], found["unfinished"]) == (0.25, 0.25, 1)
     assert found["admitted_in_promise"] == pytest.approx(1 / 3)
 
 
 def test_summary_all_rejected_has_no_admitted_attainment() -> None:
-    found = assess_run([one(2, ttft_s=None, ok=False, refused=True)], SLO, 1.0, 5.0)
+    found = assess_run([outcome(2, ttft_s=None, ok=False, refused=True)], SLO, 1.0, 5.0)
     assert (found["in_promise"], found["admitted_in_promise"], found["shed"]) == (0.0, None, 1.0)
 
 
@@ -86,15 +86,15 @@ async def entered(own: StaticCap, count: int) -> None:
 async def test_static_cap_bounds_concurrency_in_arrival_order(tmp_path: Path) -> None:
     own, path = StaticCap(2, lambda prompt: LONG_WAIT_S), tmp_path / "turn"
     async with await own.serve(path):
-        one, two = [await static_cap.acquire_slot(str(path), 5) for _ in range(2)]
+        slot, two = [await static_cap.acquire_slot(str(path), 5) for _ in range(2)]
         waiting = []
         for _ in range(2):
             waiting.append(asyncio.create_task(static_cap.acquire_slot(str(path), 5)))
             while own.waiting != len(waiting):
                 await asyncio.sleep(0.001)
-        assert one is not None
+        assert slot is not None
         assert two is not None
-        one.close()
+        slot.close()
         third = await waiting[0]
         assert third is not None
         assert not waiting[1].done()
@@ -186,14 +186,14 @@ def test_predict_simulated_admission_keeps_goodput_in_overload(tmp_path: Path) -
     assert alone["shed"] == 0.0
 
 
-async def nobody(address: str, port: int, path: str) -> bytes:
+async def unreachable(address: str, port: int, path: str) -> bytes:
     raise AssertionError(f"{address}:{port}{path} was asked")
 
 
 def test_operated_objects_are_those_a_gateway_serves(tmp_path: Path) -> None:
     """One engine at the address that is asked, behind the service's name; nothing is told of admission yet."""
     manifest = predict.service_manifest(SLO)
-    local_operator.LocalOperator(manifest, tmp_path / "objects.json", 8081, tmp_path / "log", nobody)
+    local_operator.LocalOperator(manifest, tmp_path / "objects.json", 8081, tmp_path / "log", unreachable)
     objects = json.loads((tmp_path / "objects.json").read_text())
     found = build_catalog(objects["inferenceservices"], objects["pods"], objects["inferenceserviceadmissions"])
     service = found.by_name[predict.SERVICE_NAME]
@@ -204,7 +204,7 @@ def test_operated_objects_are_those_a_gateway_serves(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def played(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
+def prediction_files(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
     """A prediction of two runs and what was seen of them: half are turned away at the gate, all are late without."""
 
     def make() -> tuple[Path, Path]:
@@ -213,7 +213,7 @@ def played(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
         path.mkdir()
         traces.write(said / "run200.csv", [traces.PlannedRequest(float(at), 50, 10) for at in range(8)])
         words = ["gate@2", "cap96@2", "none@2"]
-        figures = assess_run([one(at) for at in range(8)], SLO, 2.0, 6.0)
+        figures = assess_run([outcome(at) for at in range(8)], SLO, 2.0, 6.0)
         reported = {
             "slo": {"share": 0.95, "ttft_s": 1.0, "ttft_per_1k_tokens_s": 0.0, "tpot_s": 0.05},
             "warm_s": 2.0,
@@ -241,9 +241,9 @@ def row(number: int, first_s: float, *, away: bool) -> dict[str, Any]:
 
 
 def test_compare_shows_prediction_beside_measurement(
-    played: Callable[..., tuple[Path, Path]], capsys: pytest.CaptureFixture[str]
+    prediction_files: Callable[..., tuple[Path, Path]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said, observed = played()
+    said, observed = prediction_files()
     assert compare.main([str(said), str(observed)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[2] == "| a | seen | gate@2 | 1.0 | 0.5 | 50.0% | 100.0% | 50.0% | 200 / 200 | 11.1 / 11.1 |"
@@ -253,14 +253,14 @@ def test_compare_shows_prediction_beside_measurement(
 
 
 def test_compare_rejects_changed_trace_and_skips_missing_run(
-    played: Callable[..., tuple[Path, Path]],
+    prediction_files: Callable[..., tuple[Path, Path]],
 ) -> None:
-    said, observed = played()
+    said, observed = prediction_files()
     document = json.loads((said / "prediction.json").read_text())
     path = results_path(observed, parse_call(document["calls"]["a"])[2], "a")
     assert path is not None
     path.unlink()
-    assert [one["run"] for one in compare.measured(said, [observed], document)["a"]] == ["gate@2", "cap96@2"]
+    assert [row["run"] for row in compare.measured(said, [observed], document)["a"]] == ["gate@2", "cap96@2"]
     (said / "run200.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,1,1\n")
     with pytest.raises(ValueError, match="not the trace"):
         compare.measured(said, [observed], document)
@@ -278,7 +278,7 @@ def test_archive_keeps_rejected_requests(tmp_path: Path) -> None:
     archive.main([str(path), str(kept)])
     rows = archive.read_complete(kept / "a00.gate.200.requests.json.gz")
     assert [row.get("status") for row in rows] == [None, 429]
-    assert [one.rejected for one in compare.outcomes(rows)] == [False, True]
+    assert [row.rejected for row in compare.outcomes(rows)] == [False, True]
     assert gzip.decompress((kept / "a.operator.jsonl.gz").read_bytes()) == b'{"admission": null}\n'
 
 
@@ -289,7 +289,7 @@ def test_stored_prediction_matches_stored_traces() -> None:
     runs = {run.trace for words in document["calls"].values() for run in parse_call(words)}
     assert runs == document["traces"].keys()
     for calls in document["from"].values():
-        assert {name: [one["run"] for one in figures] for name, figures in calls.items()} == document["calls"]
+        assert {name: [row["run"] for row in figures] for name, figures in calls.items()} == document["calls"]
 
 
 def test_drain_is_shortened_only_for_overload_without_admission() -> None:

@@ -18,7 +18,7 @@ DATA = Path(windowed_slo.__file__).parents[1] / "data"
 FOLDERS = [DATA / name for name in ("8b-windows", "8b-windows-b", "8b-windows-c")]
 
 
-def one(at_s: float, *, refused: bool = False, ttft_s: float = 0.2) -> RequestOutcome:
+def outcome(at_s: float, *, refused: bool = False, ttft_s: float = 0.2) -> RequestOutcome:
     return RequestOutcome(
         ObservedRequest(at_s, 10, None if refused else ttft_s, None if refused else 0.01, None, not refused), refused
     )
@@ -26,9 +26,9 @@ def one(at_s: float, *, refused: bool = False, ttft_s: float = 0.2) -> RequestOu
 
 def test_windows_have_500_requests_in_send_order() -> None:
     """Of 1,200 after the warm-up the first window has 50 refused, the second 25 late; 200 are left over."""
-    early = [one(windowed_slo.WARM_S - 1, refused=True) for _ in range(7)]
+    early = [outcome(windowed_slo.WARM_S - 1, refused=True) for _ in range(7)]
     counted = [
-        one(windowed_slo.WARM_S + at, refused=at < 50, ttft_s=2.0 if 500 <= at < 525 else 0.2) for at in range(1200)
+        outcome(windowed_slo.WARM_S + at, refused=at < 50, ttft_s=2.0 if 500 <= at < 525 else 0.2) for at in range(1200)
     ]
     found = windowed_slo.window_figures([*reversed(counted), *early], SLO)
     assert (found["sent"], found["windows"]) == (1200, [0.9, 0.95])
@@ -52,7 +52,7 @@ def test_measured_windows_meet_slo_at_capacity_not_far_beyond() -> None:
 def test_bursty_arrivals_capacity_holds_and_poisson_one_fails() -> None:
     folders = [DATA / "8b-bunched", DATA / "8b-bunched-b"]
     document = [json.loads((folder / "prediction.json").read_text()) for folder in folders]
-    assert all(one["gap_cv2"] == 4.0 and one["poisson_line_rps"] > 1.4 * one["line_rps"] for one in document)
+    assert all(row["gap_cv2"] == 4.0 and row["poisson_line_rps"] > 1.4 * row["line_rps"] for row in document)
     assert all_windows(folders) == [
         "gate@1: 5 of 5 windows kept, the worst 97.4%",
         "gate@1.43: 3 of 8 windows kept, the worst 90.6%",
@@ -60,7 +60,7 @@ def test_bursty_arrivals_capacity_holds_and_poisson_one_fails() -> None:
 
 
 def test_bursty_trace_has_requested_gap_variance_and_count() -> None:
-    found = np.array([one.at_s for one in traces.gamma_arrivals(50.0, 200.0, 4.0, 1)])
+    found = np.array([request.at_s for request in traces.gamma_arrivals(50.0, 200.0, 4.0, 1)])
     gaps = np.diff(found)
     assert found.size == 10_000
     assert 0.0 <= found[0] <= found[-1] <= 200.0

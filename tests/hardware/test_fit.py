@@ -35,18 +35,18 @@ def log(path: Path, count: int = 6000, hot_from: int = 6000, late: float = 0.0) 
     return path
 
 
-def found(folder: Path) -> dict[str, dict[str, float]]:
+def fitted_laws(folder: Path) -> dict[str, dict[str, float]]:
     return {one["set"]: one["law"] for one in fit_step_model.fit(folder, folder / "steps.csv")}
 
 
 def test_fit_known_law_is_recovered(tmp_path: Path) -> None:
     log(tmp_path / "steps.csv")
-    assert found(tmp_path)["pooled"] == pytest.approx(LAW, rel=1e-3)
+    assert fitted_laws(tmp_path)["pooled"] == pytest.approx(LAW, rel=1e-3)
 
 
 def test_fit_late_timestamps_hardly_matter(tmp_path: Path) -> None:
     log(tmp_path / "steps.csv", late=2e-3)
-    law = found(tmp_path)["pooled"]
+    law = fitted_laws(tmp_path)["pooled"]
     for name in ("base", "pretok", "dec", "ctx"):
         assert law[name] == pytest.approx(LAW[name], rel=0.06), name
 
@@ -61,7 +61,7 @@ def test_fit_throttling_gpu_yields_cool_and_hot_law(tmp_path: Path) -> None:
         rows.append(f"{wall}, 0, {1980 if at_s < times[4000] else 1450}, 600")
         rows.append(f"{wall}, 1, 345, 80")  # another card, which is not ours
     (tmp_path / "gpu.csv").write_text("\n".join(rows) + "\n")
-    laws = found(tmp_path)
+    laws = fitted_laws(tmp_path)
     assert laws["cool"]["base"] == pytest.approx(LAW["base"], rel=0.02)
     assert laws["hot"]["base"] == pytest.approx(HOT_COEFFICIENTS["base"], rel=0.02)
     assert laws["hot"]["pretok"] == pytest.approx(HOT_COEFFICIENTS["pretok"], rel=0.02)

@@ -22,7 +22,7 @@ def trace(tmp_path: Path) -> Path:
     return path
 
 
-def said(trace: Path, *words: str) -> list[dict[str, Any]]:
+def predictions(trace: Path, *words: str) -> list[dict[str, Any]]:
     out = trace.with_name("said.json")
     runs = [f"--run={word.replace('TRACE', str(trace))}" for word in words]
     assert predict_pd.main([*runs, "--out", str(out)]) == 0
@@ -31,14 +31,14 @@ def said(trace: Path, *words: str) -> list[dict[str, Any]]:
 
 
 def test_predict_pd_and_small_budget_shorten_token_gaps(trace: Path) -> None:
-    both, pair, small = (one["engines"] for one in said(trace, "agg:TRACE", "pd:TRACE", "agg:TRACE:1024"))
+    both, pair, small = (one["engines"] for one in predictions(trace, "agg:TRACE", "pd:TRACE", "agg:TRACE:1024"))
     assert pair["p99_gap_ms"] < small["p99_gap_ms"] < both["p99_gap_ms"]
     assert pair["ttft_ms"][0] > both["ttft_ms"][0]
     assert both["preempted"] == pair["preempted"] == 0
 
 
 def test_predict_local_prefill_shifts_load_to_decode_engine(trace: Path) -> None:
-    away, mixed, none = (one["law"] for one in said(trace, "pd:TRACE", "pd:TRACE:900", "pd:TRACE:1500"))
+    away, mixed, none = (one["law"] for one in predictions(trace, "pd:TRACE", "pd:TRACE:900", "pd:TRACE:1500"))
     assert away["line_rps"] < mixed["line_rps"] < none["line_rps"]
     assert away["decode_rho"] < mixed["decode_rho"] < none["decode_rho"]
 

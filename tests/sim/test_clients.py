@@ -22,7 +22,7 @@ OVERLOAD_REQUESTS = [TraceRequest(float(n), 1000, 100) for n in range(30)] + [
 ]
 
 
-def refused(
+def rejected_attempt(
     advice: RetryAdvice | None, behavior: RetryBehavior, attempt: int = 1, client: str = ""
 ) -> tuple[Attempt, float | None]:
     """An attempt that was told this, and when its client is back."""
@@ -34,22 +34,24 @@ def refused(
 
 @pytest.mark.parametrize("advice", [SOON_ADVICE, LATER_ADVICE, UNKNOWN_ADVICE, NO_RETRY_ADVICE, None])
 def test_client_without_retries_stays_away(advice: RetryAdvice | None) -> None:
-    assert refused(advice, RetryBehavior.NONE)[1] is None
+    assert rejected_attempt(advice, RetryBehavior.NONE)[1] is None
 
 
 @pytest.mark.parametrize("behavior", [RetryBehavior.HONOUR, RetryBehavior.IGNORE, RetryBehavior.MIXED])
 def test_client_attempts_never_exceed_sdk_maximum(behavior: RetryBehavior) -> None:
-    assert refused(SOON_ADVICE, behavior, attempt=MAX_ATTEMPTS - 1)[1] is not None
-    assert refused(SOON_ADVICE, behavior, attempt=MAX_ATTEMPTS)[1] is None
+    assert rejected_attempt(SOON_ADVICE, behavior, attempt=MAX_ATTEMPTS - 1)[1] is not None
+    assert rejected_attempt(SOON_ADVICE, behavior, attempt=MAX_ATTEMPTS)[1] is None
 
 
 def test_client_honouring_retry_after_waits_as_advised() -> None:
-    assert [refused(advice, RetryBehavior.HONOUR)[1] for advice in (SOON_ADVICE, LATER_ADVICE, NO_RETRY_ADVICE)] == [
+    assert [
+        rejected_attempt(advice, RetryBehavior.HONOUR)[1] for advice in (SOON_ADVICE, LATER_ADVICE, NO_RETRY_ADVICE)
+    ] == [
         8.0,
         60.0,
         None,
     ]
-    assert 10.0 <= (refused(UNKNOWN_ADVICE, RetryBehavior.HONOUR)[1] or 0.0) <= 30.0
+    assert 10.0 <= (rejected_attempt(UNKNOWN_ADVICE, RetryBehavior.HONOUR)[1] or 0.0) <= 30.0
 
 
 def test_client_without_advice_uses_sdk_backoff() -> None:
@@ -57,21 +59,23 @@ def test_client_without_advice_uses_sdk_backoff() -> None:
         (None, RetryBehavior.HONOUR),
         *((one, RetryBehavior.IGNORE) for one in (SOON_ADVICE, LATER_ADVICE, UNKNOWN_ADVICE, NO_RETRY_ADVICE)),
     ):
-        assert 0.375 <= (refused(advice, behavior)[1] or 0.0) <= 0.5
-        assert 0.75 <= (refused(advice, behavior, attempt=2)[1] or 0.0) <= 1.0
+        assert 0.375 <= (rejected_attempt(advice, behavior)[1] or 0.0) <= 0.5
+        assert 0.75 <= (rejected_attempt(advice, behavior, attempt=2)[1] or 0.0) <= 1.0
 
 
 def test_client_mixed_behavior_is_half_and_stable_per_client() -> None:
-    honour = [refused(SOON_ADVICE, RetryBehavior.MIXED, client=f"c{n}")[0].honours_retry_after for n in range(400)]
+    honour = [
+        rejected_attempt(SOON_ADVICE, RetryBehavior.MIXED, client=f"c{n}")[0].honours_retry_after for n in range(400)
+    ]
     assert 160 <= sum(honour) <= 240
     assert honour == [
-        refused(LATER_ADVICE, RetryBehavior.MIXED, client=f"c{n}")[0].honours_retry_after for n in range(400)
+        rejected_attempt(LATER_ADVICE, RetryBehavior.MIXED, client=f"c{n}")[0].honours_retry_after for n in range(400)
     ]
 
 
 def test_attempt_retry_reservation_requires_a_known_wait() -> None:
     visits = [
-        refused(advice, RetryBehavior.HONOUR)[0]
+        rejected_attempt(advice, RetryBehavior.HONOUR)[0]
         for advice in (SOON_ADVICE, LATER_ADVICE, UNKNOWN_ADVICE, NO_RETRY_ADVICE, None)
     ]
     assert [client_attempt.reservation_s for client_attempt in visits] == [7.2, 75.0, None, None, None]

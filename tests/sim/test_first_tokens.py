@@ -2,7 +2,7 @@
 
 from plimsoll.sim.attempt import Attempt, AttemptOutcome, TraceRequest
 from plimsoll.sim.gateway import SimulatedGateway
-from tests.core.test_admission import ask, gate
+from tests.core.test_admission import gate, make_request
 from tests.sim import sim_harness
 
 
@@ -11,7 +11,7 @@ def test_first_token_counts_at_its_report_and_once() -> None:
     controller = gateway.admission = gate()
     margin = controller._margins[0]
     attempt = Attempt(1, TraceRequest(0.0, 100, 200), None)
-    attempt.request = ask("1")
+    attempt.request = make_request("1")
     decision = gateway.submit(attempt, 0.0)
     assert decision is not None
     attempt.admitted_s, attempt.address = 0.0, decision.address or ""

@@ -39,7 +39,7 @@ def local_prefills(done: sim_harness.FinishedRun) -> list[Attempt]:
 
 
 @pytest.fixture
-def nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+def unknown_transit(monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(moved: TransferStats) -> Unavailable:
         return Unavailable("nobody looks at the counters")
 

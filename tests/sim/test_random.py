@@ -81,7 +81,7 @@ def attained(row: Row, wanted: Mapping[str, Any]) -> bool:
     return row["ttft_s"] <= first_s and paced and whole_s <= target_s.get("e2e", math.inf)
 
 
-def paid_s(rows: Sequence[Row], until_s: float) -> float:
+def replica_seconds(rows: Sequence[Row], until_s: float) -> float:
     ends = [*(one["t_s"] for one in rows[1:]), until_s]
     spans = [max(0.0, min(end_s, until_s) - one["t_s"]) for one, end_s in zip(rows, ends, strict=True)]
     return sum((one["ready"] + one["starting"] + one["draining"]) * s for one, s in zip(rows, spans, strict=True))
@@ -140,7 +140,7 @@ def test_simulate_summary_follows_from_written_rows(
     for tier, limits in wanted["tiers"].items():
         spans = [one for one in read(outs["replicas"]) if one["tier"] == tier]
         assert all(0 <= one["desired"] <= limits["maxReplicas"] for one in spans)
-        found = paid_s(spans, output["length_s"])
+        found = replica_seconds(spans, output["length_s"])
         assert output["replica_seconds"][tier] == pytest.approx(found, rel=1e-4, abs=0.01)
         hours += found * limits["gpus"] / 3600
     assert output["gpu_hours"] == pytest.approx(hours, rel=1e-4, abs=2e-5)

@@ -20,7 +20,7 @@ from tests.sim import sim_harness
 SLO = Slo(share=0.95, ttft_s=1.0, tpot_s=0.05, ttft_per_1k_tokens_s=0.5)
 
 
-def ended(
+def ended_attempt(
     number: int, end: AttemptOutcome = AttemptOutcome.OK, ttft_s: float = 0.5, tpot_s: float = 0.02, prompt: int = 1000
 ) -> Attempt:
     attempt = Attempt(number, TraceRequest(float(number), prompt, 11), None, outcome=end)
@@ -37,11 +37,11 @@ def test_summary_e2e_target_counts_when_set() -> None:
         [TraceRequest(0.0, 10, 2)], StaticPolicy({Role.SERVE: 2}, runs_operator=False), initial={Role.SERVE: 2}
     ).world
     visits = [
-        ended(1),
-        ended(2, ttft_s=0.7),
-        ended(3, tpot_s=0.04),
-        ended(4, AttemptOutcome.SHED),
-        ended(5, prompt=100_000),
+        ended_attempt(1),
+        ended_attempt(2, ttft_s=0.7),
+        ended_attempt(3, tpot_s=0.04),
+        ended_attempt(4, AttemptOutcome.SHED),
+        ended_attempt(5, prompt=100_000),
     ]
     shares, shown = {}, {}
     for e2e_s in (None, 0.8):  # ten tokens after the first: 0.7, 0.9, 0.9 and 0.7 s
@@ -61,7 +61,7 @@ def test_summary_itl_target_is_reported_beside_attainment(itl_s: float | None, m
         [TraceRequest(0.0, 10, 9)], StaticPolicy({Role.SERVE: 2}, runs_operator=False), initial={Role.SERVE: 2}
     ).world
     result = RunResult(sim_harness.make_plant(), [Role.SERVE], Slo(0.95, 1.0, 0.0, 0.05, itl_s=itl_s))
-    result.add(ended(1))
+    result.add(ended_attempt(1))
     summary = result.summary(world, "static:2", 0, 100.0, 1.0)
     assert (summary.get("itl_met"), summary["attainment_offered"]) == (met, 1.0)
     assert ("itl_met" in summary) is (itl_s is not None)
@@ -73,16 +73,16 @@ def test_summary_offered_counts_all_and_admitted_omits_rejected() -> None:
     ).world
     result = RunResult(sim_harness.make_plant(), [Role.SERVE], SLO)
     for attempt in (
-        ended(1),
-        ended(2, ttft_s=1.4),  # within 1 s and half a second for 1,000 tokens
-        ended(3, ttft_s=1.6),
-        ended(4, tpot_s=0.06),
-        ended(5, AttemptOutcome.SHED),
-        ended(6, AttemptOutcome.FAILED),
-        ended(7, AttemptOutcome.REFUSED),
-        ended(8, AttemptOutcome.UNFINISHED),
-        ended(9, prompt=2_000_000),  # kept, but alone it would read that context for longer than the target
-        ended(10, AttemptOutcome.SHED),
+        ended_attempt(1),
+        ended_attempt(2, ttft_s=1.4),  # within 1 s and half a second for 1,000 tokens
+        ended_attempt(3, ttft_s=1.6),
+        ended_attempt(4, tpot_s=0.06),
+        ended_attempt(5, AttemptOutcome.SHED),
+        ended_attempt(6, AttemptOutcome.FAILED),
+        ended_attempt(7, AttemptOutcome.REFUSED),
+        ended_attempt(8, AttemptOutcome.UNFINISHED),
+        ended_attempt(9, prompt=2_000_000),  # kept, but alone it would read that context for longer than the target
+        ended_attempt(10, AttemptOutcome.SHED),
     ):
         result.add(attempt)
     summary = result.summary(world, "static:2", 0, 100.0, 1.0)
@@ -109,11 +109,11 @@ def test_met_uses_slo_of_request_class() -> None:
     result = RunResult(sim_harness.make_plant(), [Role.SERVE], SLO, classes=classes)
     met = {}
     for request_class in ("chat", "batch", "strange", ""):
-        attempt = ended(1, ttft_s=2.0, tpot_s=0.06)
+        attempt = ended_attempt(1, ttft_s=2.0, tpot_s=0.06)
         attempt.trace_request = replace(attempt.trace_request, request_class=request_class)
         met[request_class] = result.is_within_slo(attempt)
     assert met == {"chat": False, "batch": True, "strange": True, "": True}
-    soon = ended(2, ttft_s=0.7, prompt=10_000)
+    soon = ended_attempt(2, ttft_s=0.7, prompt=10_000)
     soon.trace_request = replace(soon.trace_request, request_class="chat")
     assert not result.is_within_slo(soon)  # the service's would have been 6 s
 
@@ -123,7 +123,7 @@ def test_summary_load_of_one_moment_has_no_rates() -> None:
         [TraceRequest(0.0, 10, 2)], StaticPolicy({Role.SERVE: 2}, runs_operator=False), initial={Role.SERVE: 2}
     ).world
     result = RunResult(sim_harness.make_plant(), [Role.SERVE], SLO)
-    result.add(ended(1))
+    result.add(ended_attempt(1))
     summary = result.summary(world, "static:2", 0, 0.0, 1.0)
     assert (summary["goodput_rps"], summary["goodput_tokens_per_s"]) == (None, None)
     assert summary["mean_replicas"] == {"serve": None}
@@ -133,15 +133,17 @@ def test_summary_load_of_one_moment_has_no_rates() -> None:
 def test_windows_cover_arrivals_and_pass_one_point_below_slo() -> None:
     lines = io.StringIO()
     result = RunResult(sim_harness.make_plant(), [Role.SERVE], SLO, windows=lines)
-    first = [ended(n, AttemptOutcome.SHED if n <= 30 else AttemptOutcome.OK) for n in range(1, WINDOW_REQUESTS + 1)]
+    first = [
+        ended_attempt(n, AttemptOutcome.SHED if n <= 30 else AttemptOutcome.OK) for n in range(1, WINDOW_REQUESTS + 1)
+    ]
     second = [
-        ended(n, AttemptOutcome.SHED if n <= WINDOW_REQUESTS + 31 else AttemptOutcome.OK)
+        ended_attempt(n, AttemptOutcome.SHED if n <= WINDOW_REQUESTS + 31 else AttemptOutcome.OK)
         for n in range(WINDOW_REQUESTS + 1, 2 * WINDOW_REQUESTS + 1)
     ]
     for one, other in zip(reversed(first), second, strict=True):
         result.add(one)
         result.add(other)
-    result.add(ended(2 * WINDOW_REQUESTS + 1))  # of a window that never fills
+    result.add(ended_attempt(2 * WINDOW_REQUESTS + 1))  # of a window that never fills
     document = [json.loads(line) for line in lines.getvalue().splitlines()]
     assert sorted((one["n"], one["met"], one["passed"]) for one in document) == [(0, 470, True), (1, 469, False)]
 
@@ -152,8 +154,10 @@ def test_windows_exclude_requests_infeasible_on_idle_fleet() -> None:
         lines = io.StringIO()
         result = RunResult(sim_harness.make_plant(), [Role.SERVE], Slo(0.95, None, 0.0, 0.05), windows=lines)
         for n in range(1, WINDOW_REQUESTS + 1):
-            refused = ended(n, AttemptOutcome.REFUSED, prompt=long)
-            result.add(refused if n <= 40 else ended(n, AttemptOutcome.SHED if n <= missed else AttemptOutcome.OK))
+            refused = ended_attempt(n, AttemptOutcome.REFUSED, prompt=long)
+            result.add(
+                refused if n <= 40 else ended_attempt(n, AttemptOutcome.SHED if n <= missed else AttemptOutcome.OK)
+            )
         assert result.outcomes[AttemptOutcome.REFUSED] == 40  # 92 % can be kept
         assert json.loads(lines.getvalue())["passed"] is passed
 
@@ -161,8 +165,8 @@ def test_windows_exclude_requests_infeasible_on_idle_fleet() -> None:
 def test_request_rows_have_demo_columns() -> None:
     lines = io.StringIO()
     result = RunResult(sim_harness.make_plant(), [Role.SERVE], SLO, requests=lines)
-    result.add(ended(1))
-    shed = ended(2, AttemptOutcome.SHED)
+    result.add(ended_attempt(1))
+    shed = ended_attempt(2, AttemptOutcome.SHED)
     shed.reason, shed.retry_after_s = "overloaded", 7
     result.add(shed)
     ok, refused = (json.loads(line) for line in lines.getvalue().splitlines())

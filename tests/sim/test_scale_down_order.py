@@ -86,7 +86,7 @@ def scale_downs(
     found: list[Shrinking] = []
     usual = FleetTier.scale
 
-    def noted(
+    def recording_scale(
         of: FleetTier, wanted: int, now_s: float, load: Callable[[str], ReplicaLoad] | None = None
     ) -> tuple[list[SimulatedReplica], list[SimulatedReplica]]:
         live = [one for one in of.replicas.values() if one.is_serving]
@@ -97,7 +97,7 @@ def scale_downs(
             found.append(Shrinking(known, truth, {one.name for one in drained}))
         return made, drained
 
-    monkeypatch.setattr(FleetTier, "scale", noted)
+    monkeypatch.setattr(FleetTier, "scale", recording_scale)
     sim_harness.simulate(requests, policy, gateways=2)
     return found
 

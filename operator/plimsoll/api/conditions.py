@@ -55,7 +55,7 @@ TYPE_MEANINGS: dict[ConditionType, str] = {
     ConditionType.SERVE_DEGRADED: "Engines of the tier `serve` cannot start, or fail.",
     ConditionType.MODEL_NAME_REJECTED: "Clients do not reach the service by one of its names.",
     ConditionType.ADAPTER_FAILED: "An engine cannot load a LoRA adapter. The model and other adapters are served.",
-    ConditionType.FALLBACK_UNUSABLE: "The service of `spec.admission.fallback` cannot take requests.",
+    ConditionType.FALLBACK_UNUSABLE: "The service of `admission.fallback` does not exist, or falls back to this one.",
     ConditionType.ENGINE_ROLLOUT_PENDING: "The rollout of `engine.rollout.generation` is not over for the service.",
     ConditionType.TARGET_UNUSABLE: "A target of `spec.targets` cannot be read or scaled.",
     ConditionType.INFERENCE_POOL_UNUSABLE: "Other gateways cannot use the InferencePool.",

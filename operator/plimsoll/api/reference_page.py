@@ -7,9 +7,10 @@ python -m plimsoll.api.reference_page --check    fail if that file differs from 
 from __future__ import annotations
 
 import argparse
+import itertools
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,6 +30,7 @@ _STATUS_FIELD: Final = re.compile(
 _AS_IN_A_POD: Final = ("engine.env[]", "pod.tolerations[]", "pod.volumeMounts[]")  # their fields are Kubernetes' own
 _POD_FIELD: Final = f"{_TIER}.pod."
 _ENGINE_RULES: Final = ("the engine has no ", "may not have a flag that Plimsoll sets")  # how these begin
+_ADVICE: Final = re.compile(r"(?<!whenFull)(?<!is reserved): .*")  # the part of a message after the rule
 _ROLE: Final = re.compile(rf"\.({'|'.join(ROLES)})$")
 
 _HEAD: Final = f"""# {labels.KIND}
@@ -38,8 +40,8 @@ _HEAD: Final = f"""# {labels.KIND}
 `apiVersion: {labels.API_VERSION}`, `kind: {labels.KIND}`, namespaced. `kubectl get plim` (or `plimsoll`) lists them;
 `kubectl explain plim.spec` shows the same descriptions. Complete manifests are in `crds/examples/`.
 
-{_TIER} stands for `prefill`, `decode` or `serve`. A default follows "Absent:". It is not stored in the object, so a
-later change of the chart's or the operator's default applies to it. Objects of earlier versions keep the stored ones.
+{_TIER} stands for `prefill`, `decode` or `serve`. A field without a type is a string or an object. A default follows
+"Absent:". It is not stored in the object, so a later change of the chart's or the operator's default applies to it.
 """
 
 
@@ -52,9 +54,9 @@ def render() -> str:
         _table((path, node) for path, node in fields.items() if path.startswith("spec.")),
         "## Rules\n",
         "The API server rejects a manifest that breaks one of these rules. With an older CRD, the condition `Stalled` "
-        "names the rule. Paths other than `metadata.name` are below `spec`. Not listed are rules about the form of one "
-        "value, about `pod`, about flags that Plimsoll sets, and about [what an engine "
-        "lacks](../tasks/other-engines.md#what-differs-from-vllm): the rejection says what is allowed.\n",
+        "names the rule. A line is the beginning of the message; the rest says why, and what to do. Paths other than "
+        "`metadata.name` are below `spec`. Not listed are rules about the form of one value, about `pod`, about flags "
+        "that Plimsoll sets, and about [what an engine lacks](../tasks/other-engines.md#what-differs-from-vllm).\n",
         "\n".join(_rules(fields)) + "\n",
         "## Status\n",
         _table(((path, node) for path, node in fields.items() if path.startswith("status.")), with_type=False),
@@ -89,10 +91,17 @@ def _nested_fields(path: str, node: Schema) -> Iterator[tuple[str, Schema]]:
         yield from ((f"{path}[]{child_path.removeprefix(path)}", child) for child_path, child in _fields(path, items))
 
 
-def _table(rows: Iterator[tuple[str, Schema]], *, with_type: bool = True) -> str:
-    """Return the rows of the fields. with_type: with a column for the type, which is for those who write."""
-    lines = ["| field | type | meaning |", "|---|---|---|"] if with_type else ["| field | meaning |", "|---|---|"]
-    described: dict[tuple[str, str], str] = {}
+def _table(rows: Iterable[tuple[str, Schema]], *, with_type: bool = True) -> str:
+    """Return the rows of the fields. with_type: with the type, which is for those who write."""
+    lines = ["| field | meaning |", "|---|---|"]
+    for names, node, description in _merged(_described(rows)):
+        lines.append(f"| `{names}`{_type_note(node) if with_type else ''} | {description} |")
+    return "\n".join(lines) + "\n"
+
+
+def _described(rows: Iterable[tuple[str, Schema]]) -> Iterator[tuple[str, Schema, str, str]]:
+    """Yield each field with its description, and the path of the field that had the description first, if any."""
+    first_paths: dict[tuple[str, str], str] = {}
     for path, node in sorted(
         rows, key=lambda row: _TIER in row[0]
     ):  # fields of all tiers follow the names of the tiers
@@ -100,14 +109,44 @@ def _table(rows: Iterator[tuple[str, Schema]], *, with_type: bool = True) -> str
             continue
         field_path = path.split(".", 1)[1]
         description = _escape_cell(node.get("description", ""))
+        first = field_path
         if len(description) > _SHORT:
-            first = described.setdefault((field_path.rsplit(".", 1)[-1], description), field_path)
-            description = description if first == field_path else f"As `{first}`."
+            first = first_paths.setdefault((field_path.rsplit(".", 1)[-1], description), field_path)
         if f"{field_path}[]".endswith(_AS_IN_A_POD):
             description += " Fields as in a pod."
-        type_cell = f" {_type(node)} |" if with_type else ""
-        lines.append(f"| `{field_path}` |{type_cell} {description} |")
-    return "\n".join(lines) + "\n"
+        yield field_path, node, description, "" if first == field_path else first
+
+
+def _merged(fields: Iterable[tuple[str, Schema, str, str]]) -> Iterator[tuple[str, Schema, str]]:
+    """Yield the rows; adjacent fields of one object that repeat fields of another object become one row."""
+
+    def key(field: tuple[str, Schema, str, str]) -> tuple[str, str]:
+        path, _, _, first = field
+        return (_parent(path), _parent(first)) if first else (path, "")
+
+    for (parent, first_parent), group in itertools.groupby(fields, key):
+        members = list(group)
+        path, node, description, first = members[0]
+        if not first:
+            yield path, node, description
+        elif len(members) == 1:
+            yield path, node, f"As `{first}`."
+        else:
+            names = ",".join(member[0].rsplit(".", 1)[-1] for member in members)
+            yield f"{parent}.{{{names}}}", {}, f"As in `{first_parent}`."
+
+
+def _parent(path: str) -> str:
+    return path.rpartition(".")[0]
+
+
+def _type_note(node: Schema) -> str:
+    """Return the type after a field's name. A string and an object need none: values and fields show what they are."""
+    if not node or (
+        "enum" not in node and node.get("type") in ("string", "object") and "additionalProperties" not in node
+    ):
+        return ""
+    return f" ({_type(node)})"
 
 
 def _type(node: Schema) -> str:
@@ -119,7 +158,9 @@ def _type(node: Schema) -> str:
         case "integer" if "maximum" in node and _range(node) not in node.get("description", ""):
             return f"integer, {_range(node)}"
         case "array":
-            return f"list of {_type(node['items'])}, at most {node['maxItems']}"
+            items = node["items"]
+            kind = "list" if items.get("type") == "object" else f"list of {_type(items)}"
+            return f"{kind}, at most {node['maxItems']}"
         case "object" if "additionalProperties" in node:
             return f"map to {_type(node['additionalProperties'])}, at most {node['maxProperties']}"
         case kind:
@@ -131,7 +172,7 @@ def _range(node: Schema) -> str:
 
 
 def _rules(fields: dict[str, Schema]) -> Iterator[str]:
-    """Yield one line for each rule with the fields that it refers to; rules of the tiers only once.
+    """Yield one line for each rule with the fields that it refers to, without advice; rules of the tiers only once.
 
     Left out are rules about the form of one value, which begin with `must`, and whose value has no fields or items;
     about pods, which are Kubernetes' own; and about flags and features of single engines, which task pages have.
@@ -144,7 +185,7 @@ def _rules(fields: dict[str, Schema]) -> Iterator[str]:
             if not (is_form or _POD_FIELD in field_path or entry["message"].startswith(_ENGINE_RULES)):
                 field_paths.setdefault(entry["message"], {})[f"`{field_path.removeprefix('spec.')}`"] = None
     for message, paths in field_paths.items():
-        yield f"- {', '.join(paths)}: {message}"
+        yield f"- {', '.join(paths)}: {_ADVICE.sub('', message)}"
 
 
 def _validations(field_path: str, node: Schema) -> Iterator[tuple[str, Schema]]:

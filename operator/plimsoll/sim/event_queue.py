@@ -9,6 +9,22 @@ from typing import Any
 
 Handler = Callable[..., None]  # called with the time, seconds after the run's start, and the scheduled arguments
 
+# Ranks of the kinds of events.
+(
+    RANK_ENGINE,
+    RANK_KV,
+    RANK_SUBMIT,
+    RANK_READY,
+    RANK_ARRIVAL,
+    RANK_WAKE,
+    RANK_DRAIN,
+    RANK_SCRAPE,
+    RANK_POLL,
+    RANK_KILL,
+    RANK_TICK,
+    RANK_FIRST_TOKEN,
+) = range(12)
+
 
 class EventQueue:
     """Events of one run."""

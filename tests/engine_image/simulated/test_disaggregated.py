@@ -17,7 +17,7 @@ PROMPT = "The quick brown fox jumps over the lazy dog. " * 40  # 450 tokens
 REMOTE = {"do_remote_decode": True, "do_remote_prefill": False}
 
 
-def ask(**more: Any) -> dict[str, Any]:
+def completion_body(**more: Any) -> dict[str, Any]:
     """A completion of 24 tokens."""
     return {"model": "m", "prompt": PROMPT, "max_tokens": 24, **more}
 
@@ -30,7 +30,8 @@ def to(address: str) -> dict[str, str]:
 async def remote_prefill(one: ApiHarness, **more: Any) -> Any:
     """A prefill engine's answer to a decode engine."""
     got = await one.send(
-        ask(max_tokens=1, kv_transfer_params=REMOTE, **more), headers={"x-plimsoll-remote-prefill": "prefill"}
+        completion_body(max_tokens=1, kv_transfer_params=REMOTE, **more),
+        headers={"x-plimsoll-remote-prefill": "prefill"},
     )
     return got.json["kv_transfer_params"]
 
@@ -39,7 +40,9 @@ async def remote_prefill(one: ApiHarness, **more: Any) -> Any:
 async def test_remote_prefill_transfers_prompt_and_keeps_text(tmp_path: Path, path: str) -> None:
     async with make_harness(tmp_path, role="prefill") as prefill, make_harness(tmp_path, role="decode") as decode:
         body: dict[str, Any] = (
-            ask() if path == COMPLETIONS else {"model": "m", "messages": [{"role": "user", "content": PROMPT}]}
+            completion_body()
+            if path == COMPLETIONS
+            else {"model": "m", "messages": [{"role": "user", "content": PROMPT}]}
         )
         body["max_tokens"] = 24
         async with serve_engine(prefill) as address:
@@ -72,7 +75,7 @@ async def test_prefill_response_names_block_location(tmp_path: Path) -> None:
 
 async def test_only_remote_prefill_on_prefill_engine_keeps_blocks(tmp_path: Path) -> None:
     async with make_harness(tmp_path, role="prefill") as prefill, make_harness(tmp_path, role="serve") as serve:
-        assert (await prefill.send(ask(kv_transfer_params=REMOTE))).json["kv_transfer_params"] is None
+        assert (await prefill.send(completion_body(kv_transfer_params=REMOTE))).json["kv_transfer_params"] is None
         assert await remote_prefill(serve) is None
 
 
@@ -80,7 +83,7 @@ async def test_lost_prefill_engine_falls_back_to_local_prefill(tmp_path: Path) -
     async with make_harness(tmp_path, role="prefill") as prefill, make_harness(tmp_path, role="decode") as decode:
         params = await remote_prefill(prefill)
         (params["remote_port"],) = free_ports(1)
-        got = await decode.api_direct(ask(kv_transfer_params=params))
+        got = await decode.api_direct(completion_body(kv_transfer_params=params))
         assert (got.status, got.json["usage"]["completion_tokens"]) == (200, 24)
         metrics = await decode.metrics()
         assert metrics["vllm:nixl_num_failed_transfers_total",] == 1
@@ -94,7 +97,7 @@ async def test_lost_prefill_engine_falls_back_to_local_prefill(tmp_path: Path) -
 async def test_invalid_transfer_params_fall_back_to_local_prefill(tmp_path: Path, change: dict[str, Any]) -> None:
     async with make_harness(tmp_path, role="prefill") as prefill, make_harness(tmp_path, role="decode") as decode:
         params = {**await remote_prefill(prefill), **change}
-        got = await decode.api_direct(ask(kv_transfer_params=params))
+        got = await decode.api_direct(completion_body(kv_transfer_params=params))
         assert got.json["usage"]["completion_tokens"] == 24
         assert (await decode.metrics())["vllm:nixl_num_failed_transfers_total",] == 1
 
@@ -103,7 +106,7 @@ async def test_default_vllm_load_failure_policy_returns_error(tmp_path: Path) ->
     config = {"kv_connector": "NixlConnector", "kv_role": "kv_consumer"}
     async with make_harness(tmp_path, "--kv-transfer-config", json.dumps(config), role="decode") as decode:
         params = {"do_remote_prefill": True, "remote_host": "127.0.0.1", "remote_port": free_ports(1)[0]}
-        got = await decode.api_direct(ask(kv_transfer_params=params))
+        got = await decode.api_direct(completion_body(kv_transfer_params=params))
         assert (got.status, got.json["error"]["message"]) == (500, "Internal server error")
         assert (await decode.metrics())["vllm:request_success_total", "error"] == 1
 
@@ -126,10 +129,10 @@ async def test_prefill_engine_lost_during_transfer_falls_back(tmp_path: Path) ->
         params["remote_port"] = server.sockets[0].getsockname()[1]
         begun, gone = asyncio.Event(), asyncio.Event()
         full = asyncio.create_task(
-            decode.send(ask(prompt="x" * 2400, stream=True, max_tokens=250), begun=begun, gone=gone)
+            decode.send(completion_body(prompt="x" * 2400, stream=True, max_tokens=250), begun=begun, gone=gone)
         )
         await begun.wait()
-        request = asyncio.create_task(decode.api_direct(ask(kv_transfer_params=params)))
+        request = asyncio.create_task(decode.api_direct(completion_body(kv_transfer_params=params)))
         await requested.wait()
         stopped.set()
         assert (await request).json["usage"]["completion_tokens"] == 24
@@ -147,7 +150,7 @@ async def test_disconnect_during_transfer_frees_remote_blocks(tmp_path: Path) ->
         make_harness(tmp_path, "--transfer-rate", "1000", role="decode") as decode,
     ):
         params, gone = await remote_prefill(prefill), asyncio.Event()
-        request = asyncio.create_task(decode.api_direct(ask(kv_transfer_params=params), gone))
+        request = asyncio.create_task(decode.api_direct(completion_body(kv_transfer_params=params), gone))
         while not decode.driver.core.loading:
             await asyncio.sleep(0)
         gone.set()

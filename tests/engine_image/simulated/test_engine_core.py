@@ -33,7 +33,7 @@ def test_core_work_starts_at_arrival_after_idle_time() -> None:
 @settings(max_examples=30)
 @given(st.lists(st.floats(0.01, 5), min_size=1, max_size=40))
 def test_core_polling_times_change_no_token(pauses: list[float]) -> None:
-    def story(looks: list[float]) -> list[tuple[float, float]]:
+    def run_with_polls(looks: list[float]) -> list[tuple[float, float]]:
         one = make_core(make_profile(FITTED_STEPS))
         made, looking = [], iter(looks)
         for at in np.arange(0.0, 0.5, 0.013):
@@ -43,7 +43,7 @@ def test_core_polling_times_change_no_token(pauses: list[float]) -> None:
         one.run()
         return [(sequence.first_token_s, sequence.last_token_s) for sequence in made]
 
-    assert story(list(np.cumsum(pauses) / 50)) == story([])
+    assert run_with_polls(list(np.cumsum(pauses) / 50)) == run_with_polls([])
 
 
 def test_next_news_is_next_boundary_step_or_patience_end() -> None:

@@ -31,7 +31,7 @@ def one_token_each(one: CoreHarness) -> list[ServedSequence]:
     return [one.add(0.0, prompt=7, tokens=1) for _ in range(9)]
 
 
-def twins(one: CoreHarness) -> list[ServedSequence]:
+def equal_prompts(one: CoreHarness) -> list[ServedSequence]:
     """The same prompt many times at once: blocks are named twice, and shared while they are held."""
     return [one.add(0.0, prompt=12, tokens=6, start=0) for _ in range(5)]
 
@@ -102,7 +102,7 @@ SCENARIOS = [
     fills_the_cache,
     ends_on_a_block,
     one_token_each,
-    twins,
+    equal_prompts,
     everyone_grows,
     leaves_before_it_began,
     leaves_with_its_last_token_in_flight,

@@ -24,7 +24,7 @@ needs_package = pytest.mark.skipif(find_spec("dynamo") is None, reason="ai-dynam
 
 
 @pytest.fixture
-def stood_in(monkeypatch: pytest.MonkeyPatch) -> None:
+def fake_planner(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dynamo, "load", fake_dynamo_planner.fake_package)
 
 
@@ -42,7 +42,7 @@ def gateway(answered: float) -> ServiceReading:
     return ServiceReading(answered, None, 0.0, answered, 0.0, 0.0, {}, None)
 
 
-def ended(pod: str, requests: float, prompt: float, output: float, cached: float = 0.0) -> EngineReading:
+def completed_reading(pod: str, requests: float, prompt: float, output: float, cached: float = 0.0) -> EngineReading:
     """An engine at which so many requests ended, of these mean lengths."""
     of = {"prompt_tokens": prompt, "output_tokens": output}
     histograms: dict[str, Any] = {
@@ -74,7 +74,7 @@ def look(
     return replace(usual, **more)
 
 
-def both(now_s: float, ordered: tuple[int, int], ready: tuple[int, int]) -> Observation:
+def make_observation(now_s: float, ordered: tuple[int, int], ready: tuple[int, int]) -> Observation:
     roles = (Role.PREFILL, Role.DECODE)
     return Observation(
         now_s,
@@ -91,7 +91,7 @@ def test_dynamo_without_package_names_install_command(monkeypatch: pytest.Monkey
         registry.parse("dynamo-load", SERVE)
 
 
-@pytest.mark.usefixtures("stood_in")
+@pytest.mark.usefixtures("fake_planner")
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -110,7 +110,7 @@ def test_dynamo_invalid_setting_is_rejected(text: str, words: str) -> None:
         registry.parse(text, SERVE)
 
 
-@pytest.mark.usefixtures("stood_in")
+@pytest.mark.usefixtures("fake_planner")
 class TestStoodIn:
     def test_planner_config_has_service_targets_and_bounds(self) -> None:
         config = planner(policy("dynamo-load", replace(SERVE, gpus={Role.SERVE: 2}))).config
@@ -147,10 +147,10 @@ class TestStoodIn:
     def test_planner_orders_are_dropped_while_a_replica_starts(self) -> None:
         made = policy("dynamo-load", BOTH)
         planner(made).orders = [fake_dynamo_planner.make_order(2, 3)] * 3
-        made.desired_replicas(both(0.0, (1, 1), (1, 1)))
-        assert made.desired_replicas(both(5.0, (2, 1), (1, 1))) == {}
-        assert made.desired_replicas(both(10.0, (1, 2), (1, 1))) == {}
-        assert made.desired_replicas(both(15.0, (2, 2), (2, 2))) == {Role.PREFILL: 2, Role.DECODE: 3}
+        made.desired_replicas(make_observation(0.0, (1, 1), (1, 1)))
+        assert made.desired_replicas(make_observation(5.0, (2, 1), (1, 1))) == {}
+        assert made.desired_replicas(make_observation(10.0, (1, 2), (1, 1))) == {}
+        assert made.desired_replicas(make_observation(15.0, (2, 2), (2, 2))) == {Role.PREFILL: 2, Role.DECODE: 3}
         first, _, last = planner(made).received
         assert first.worker_counts.expected_num_prefill is None
         assert (last.worker_counts.ready_num_prefill, last.worker_counts.expected_num_decode) == (2, 2)
@@ -173,7 +173,10 @@ class TestStoodIn:
     def test_planner_traffic_counts_completions_since_slow_tick(self) -> None:
         made = policy("dynamo-throughput")
         for second in range(0, 361, 5):
-            readings = (ended("a", 2.0 * second, 1000.0, 100.0), ended("b", 1.0 * second, 4000.0, 400.0))
+            readings = (
+                completed_reading("a", 2.0 * second, 1000.0, 100.0),
+                completed_reading("b", 1.0 * second, 4000.0, 400.0),
+            )
             if second > 200:  # one is gone, what it had counted stays counted
                 readings = readings[:1]
             counted = (gateway(3.0 * second),)
@@ -188,7 +191,9 @@ class TestStoodIn:
         made = policy("dynamo-load")
         made.desired_replicas(look(0.0))
         made.desired_replicas(look(5.0))
-        made.desired_replicas(look(10.0, engine_readings={Role.SERVE: (ended("a", 3.0, 1000.0, 10.0, cached=1000.0),)}))
+        made.desired_replicas(
+            look(10.0, engine_readings={Role.SERVE: (completed_reading("a", 3.0, 1000.0, 10.0, cached=1000.0),)})
+        )
         nothing, hits = planner(made).received
         assert nothing.traffic is None
         assert (hits.traffic.num_req, hits.traffic.kv_hit_rate) == (0.0, 0.25)
@@ -243,7 +248,7 @@ class TestPackage:
         made = policy("dynamo-throughput:predictor=constant,profile=full")
         orders = []
         for second in range(0, 181, 5):
-            readings = (ended("e0", 60.0 * second, 1480.0, 200.0),)
+            readings = (completed_reading("e0", 60.0 * second, 1480.0, 200.0),)
             counted = (gateway(60.0 * second),)
             shown = look(float(second), engine_readings={Role.SERVE: readings}, gateway_readings=counted)
             orders.append(made.desired_replicas(shown))

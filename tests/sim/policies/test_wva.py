@@ -70,8 +70,8 @@ def test_load_waiting_requests_add_prompt_and_output_by_role() -> None:
         (70.0, 2, 1, 2),  # what starts is no spare
     ],
 )
-def test_replicas_between_thresholds(demand: float, ready: int, starting: int, wanted: int) -> None:
-    assert wva.target_replicas(RULES, 100.0, demand, ready, starting) == wanted
+def test_replicas_between_thresholds(demand: float, ready: int, starting: int, desired_replicas_for: int) -> None:
+    assert wva.target_replicas(RULES, 100.0, demand, ready, starting) == desired_replicas_for
 
 
 def test_wva_scales_up_at_once_and_down_after_window() -> None:
@@ -79,10 +79,10 @@ def test_wva_scales_up_at_once_and_down_after_window() -> None:
     for second in range(0, 700, 5):
         full = second < 200
         readings = [engine_reading(f"e{n}", kv=0.9 if full else 0.01) for n in range(ordered)]
-        wanted = made.desired_replicas(observe_readings(float(second), ordered, readings)).get(Role.SERVE, ordered)
-        if wanted != ordered:
-            orders[second] = wanted
-        ordered = wanted
+        desired = made.desired_replicas(observe_readings(float(second), ordered, readings)).get(Role.SERVE, ordered)
+        if desired != ordered:
+            orders[second] = desired
+        ordered = desired
     first, *_, last = orders
     assert (first, orders[first]) == (0, 2)
     assert ordered == 1
@@ -105,13 +105,13 @@ def test_wva_requests_queued_at_gateways_count_as_load() -> None:
     reading = EngineReading("a", 0.0, "a", running=1.0, waiting=0.0, kv_used=0.1, **histograms)
     holding = ServiceReading(0.0, None, 0.0, 0.0, 0.0, 0.0, {}, None, queued=400.0)
 
-    def wanted(*gateways: ServiceReading) -> int:
+    def desired_replicas_for(*gateways: ServiceReading) -> int:
         shown = replace(observe_readings(15.0, 1, [reading]), gateway_readings=gateways)
         return policy("wva").desired_replicas(shown)[Role.SERVE]
 
-    assert wanted() == 1
+    assert desired_replicas_for() == 1
     capacity, load = 256 * (2_048 + 128), 72_000 + 400 * 2_304
-    assert wanted(holding) == -(-load / 0.85 // capacity)
+    assert desired_replicas_for(holding) == -(-load / 0.85 // capacity)
 
 
 def test_wva_no_ready_engine_changes_nothing() -> None:

@@ -160,14 +160,14 @@ def test_wva_queueing_replicas_are_arrivals_over_engine_capacity() -> None:
     chain = BirthDeathChain(parameters, RequestSizes(1_000.0, 200.0), SERVE.plant.profile.max_num_seqs, 100)
     assert chain.max_rate_within(1000.0, 20.0) is None  # alpha alone is 27 ms: nothing can be done, so nothing is
     assert set(found) == {1}
-    wanted = wva_queueing.replicas_for_rate(chain, 4.0, 1000.0, 28.0)
-    assert wanted is not None
-    assert wanted > 1
-    assert orders("wva-queueing:ttft=1,itl=0.028", 4.0, 240, **slow)[8] == min(wanted, 5)  # four more at once
+    desired = wva_queueing.replicas_for_rate(chain, 4.0, 1000.0, 28.0)
+    assert desired is not None
+    assert desired > 1
+    assert orders("wva-queueing:ttft=1,itl=0.028", 4.0, 240, **slow)[8] == min(desired, 5)  # four more at once
 
 
 def test_wva_queueing_rejected_and_queued_are_not_arrivals() -> None:
-    def wanted(**kept: float) -> int:
+    def desired_replicas_after(**kept: float) -> int:
         made, found = policy("wva-queueing:itl=0.0115"), 1
         for second in range(0, 150, 15):
             share = {key: value * second for key, value in kept.items()}
@@ -177,7 +177,7 @@ def test_wva_queueing_rejected_and_queued_are_not_arrivals() -> None:
             ]
         return found
 
-    assert wanted() > wanted(refused=15.0) == wanted(waiting=15.0)
+    assert desired_replicas_after() > desired_replicas_after(refused=15.0) == desired_replicas_after(waiting=15.0)
 
 
 def test_wva_queueing_times_with_targets_is_rejected() -> None:

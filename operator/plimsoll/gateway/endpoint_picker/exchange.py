@@ -258,11 +258,12 @@ class Exchange:
             if phase == "response_headers":
                 status, reason = messages.read_status(message)
                 record.on_response_headers(status, messages.read_served(message), reason)
-                answers, is_last = [messages.set_response_headers(headers)], message.response_headers.end_of_stream
+                answers = [messages.set_response_headers(headers)]
+                is_last = message.response_headers.end_of_stream
             elif phase == "response_body":
                 part, is_last = message.response_body.body, message.response_body.end_of_stream
                 record.on_response_body(part)
-                answers = messages.streamed_body(phase, part, is_last) if is_duplex else [messages.proceed(phase)]
+                answers = list(messages.streamed_body(phase, part, is_last)) if is_duplex else [messages.proceed(phase)]
             else:
                 answers, is_last = [messages.proceed(phase)], phase == "response_trailers"
             if is_last:
