@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from plimsoll.adapters.certificate_files import CERTIFICATE_FILE, KEY_FILE
+from plimsoll.adapters.certificate_files import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE
 
 P256 = ("ec", "-pkeyopt", "ec_paramgen_curve:prime256v1")
 
@@ -23,6 +23,36 @@ def make_certificate(folder: Path, name: str = "test", days: int = 30, algorithm
     ]
     subprocess.run(command, check=True, capture_output=True)
     return (folder / CERTIFICATE_FILE).read_text()
+
+
+class Authority:
+    """A certificate authority in `folder`."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        folder.mkdir(parents=True)
+        self._folder = folder
+        self._run("req", "-x509", "-newkey", *P256, "-nodes", "-days", "30", "-subj", f"/CN={name}",
+                  "-addext", "basicConstraints=critical,CA:TRUE", "-addext", "keyUsage=critical,keyCertSign,cRLSign",
+                  "-keyout", "ca.key", "-out", AUTHORITY_FILE)  # fmt: skip
+
+    @property
+    def pem(self) -> bytes:
+        return (self._folder / AUTHORITY_FILE).read_bytes()
+
+    def issue(self, dns_name: str, days: int = 30) -> dict[str, bytes]:
+        """A Secret's files: certificate and key of server and client, and this authority. days < 0: expired."""
+        (self._folder / "extensions").write_text(
+            f"subjectAltName=DNS:{dns_name}\nextendedKeyUsage=serverAuth,clientAuth\n"
+        )
+        self._run("req", "-newkey", *P256, "-nodes", "-subj", "/CN=peer", "-keyout", KEY_FILE, "-out", "request")
+        self._run("x509", "-req", "-in", "request", "-CA", AUTHORITY_FILE, "-CAkey", "ca.key", "-CAcreateserial",
+                  "-extfile", "extensions", "-out", CERTIFICATE_FILE, "-days", str(days))  # fmt: skip
+        return {name: (self._folder / name).read_bytes() for name in (CERTIFICATE_FILE, KEY_FILE, AUTHORITY_FILE)}
+
+    def _run(self, *arguments: str) -> None:
+        openssl = shutil.which("openssl")
+        assert openssl, "openssl is missing"
+        subprocess.run([openssl, *arguments], check=True, capture_output=True, cwd=self._folder)
 
 
 class SecretVolume:

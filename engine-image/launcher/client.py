@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
 
 HOST = "127.0.0.1"
@@ -17,10 +19,33 @@ class Response:
     body: bytes
 
 
-async def request(port: int, path: str, body: bytes | None = None, timeout: float = 5.0) -> Response:
-    """GET, or POST of a JSON `body`, on loopback; raises OSError, TimeoutError, or ValueError for no HTTP answer."""
+@dataclass(frozen=True)
+class EngineClient:
+    """`tls` gives the context of a connection and the name in the engine's certificate; None for plain HTTP."""
+
+    port: int
+    tls: Callable[[], tuple[ssl.SSLContext, str]] | None = None
+
+    async def request(self, path: str, body: bytes | None = None, timeout: float = 5.0) -> Response:
+        """See `launcher.client.request`."""
+        context, name = (None, None) if self.tls is None else self.tls()
+        return await request(self.port, path, body, timeout, context, name)
+
+
+async def request(
+    port: int,
+    path: str,
+    body: bytes | None = None,
+    timeout: float = 5.0,
+    context: ssl.SSLContext | None = None,
+    name: str | None = None,
+) -> Response:
+    """GET, or POST of a JSON `body`; raises OSError, TimeoutError, or ValueError for no HTTP answer.
+
+    context, name: for TLS, with the name in the engine's certificate.
+    """
     async with asyncio.timeout(timeout):
-        reader, writer = await asyncio.open_connection(HOST, port)
+        reader, writer = await asyncio.open_connection(HOST, port, ssl=context, server_hostname=name)
         try:
             method = "GET" if body is None else "POST"
             payload = body or b""

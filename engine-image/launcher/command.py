@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from launcher import vllm
 from launcher.contract import IMAGE_ROOT, Contract
 from launcher.settings import LoraBounds, PodGroup, Settings, SettingsError
+from launcher.tls import EngineTls
 
 RUNTIME_PROGRAMS = {"vllm": ("vllm", "serve"), "simulated": ("python3", "-m", "simulated", "serve")}
 MIDDLEWARE = "launcher.middleware.Plimsoll"
@@ -106,6 +107,8 @@ def engine_command(settings: Settings, contract: Contract, *, cpu: bool) -> list
         command += [vllm.REVISION, settings.revision]
     command += lora_arguments(settings.lora)
     command += group_arguments(settings.group)
+    if (tls := EngineTls.of(settings.tls, contract)) is not None:
+        command += tls.arguments()
     transfer = kv_transfer_config(settings.role, cpu)
     if transfer:
         command += [vllm.KV_TRANSFER_CONFIG, json.dumps(transfer)]

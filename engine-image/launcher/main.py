@@ -45,6 +45,7 @@ from launcher.prompts import PromptFactory
 from launcher.redaction import redact
 from launcher.settings import Settings, SettingsError, read
 from launcher.startup_phases import StartupPhases
+from launcher.tls import EngineTls
 
 HEALTH_POLL_SECONDS = 1.0
 STARTUP_POLL_SECONDS = 0.1
@@ -65,7 +66,8 @@ class Launcher:
         self._settings = settings
         self._contract = contract
         self._engine_info = info
-        self._port = contract.ports["api"]
+        self._tls = EngineTls.of(settings.tls, contract)
+        self._client = client.EngineClient(contract.ports["api"], None if self._tls is None else self._tls.client)
         self._status = EngineStatus()
         is_local_path = os.path.isdir(settings.model)
         self._startup_phases = StartupPhases(
@@ -110,10 +112,13 @@ class Launcher:
         )
         server = await health_server.start(self._contract.ports["launcher"])
         watcher = asyncio.create_task(self._watch_engine(engine))
+        following = None if self._tls is None else asyncio.create_task(self._tls.follow())
         stopped = asyncio.create_task(stop.wait())
         await wait_first(engine.exit, stopped, watcher)
         code = await (self._drain(engine) if stop.is_set() else self._on_engine_exit(engine))
         watcher.cancel()
+        if following is not None:
+            following.cancel()
         server.close()
         return code
 
@@ -182,7 +187,7 @@ class Launcher:
         """Return the response time of the engine core, s; None without a response from it or its API server."""
         seconds = self._contract.progress.answer_seconds + API_SERVER_SECONDS
         try:
-            response = await client.request(self._port, self._contract.paths["progress"], timeout=seconds)
+            response = await self._client.request(self._contract.paths["progress"], timeout=seconds)
         except (OSError, TimeoutError, ValueError):
             return None
         return progress.parse_step_seconds(response.status, response.body)
@@ -209,19 +214,19 @@ class Launcher:
     async def _healthy(self) -> bool | None:
         """Return vLLM's health: True, False (dead), or None without a response (starting, busy)."""
         try:
-            response = await client.request(self._port, command.HEALTH_PATH)
+            response = await self._client.request(command.HEALTH_PATH)
         except (OSError, TimeoutError, ValueError):
             return None
         return {200: True, 503: False}.get(response.status)
 
     async def _send_warmup(self, path: str, body: bytes | None) -> client.Response:
-        return await client.request(self._port, path, body, self._contract.warmup.timeout_seconds)
+        return await self._client.request(path, body, self._contract.warmup.timeout_seconds)
 
     async def _post(self, path: str, body: bytes, seconds: float) -> client.Response:
-        return await client.request(self._port, path, body, seconds)
+        return await self._client.request(path, body, seconds)
 
     async def _fetch(self, path: str) -> client.Response:
-        return await client.request(self._port, path)
+        return await self._client.request(path)
 
     def _engine_info_document(self) -> bytes:
         return engine_info.to_json(
@@ -238,7 +243,7 @@ class Launcher:
         if self._status.stalled:
             return b""
         try:
-            response = await client.request(self._port, self._contract.paths["metrics"])
+            response = await self._client.request(self._contract.paths["metrics"])
         except (OSError, TimeoutError, ValueError):
             return b""
         return response.body if response.status == 200 else b""
@@ -383,6 +388,8 @@ def main() -> int:
     try:
         settings = read(os.environ, contract)
         vllm_version = _installed_version() if settings.runtime == "vllm" else ""
+        if (tls := EngineTls.of(settings.tls, contract)) is not None:
+            tls.prepare()
         argv = command.engine_command(settings, contract, cpu=command.is_cpu_build(vllm_version))
     except SettingsError as error:
         log.error("%s", error)

@@ -30,6 +30,7 @@ from launcher.middleware_metrics import MiddlewareMetrics
 from launcher.modelname import Rename, renaming, unchanged
 from launcher.pod_state import PodState
 from launcher.response_guard import ResponseGuard
+from launcher.tls import EngineTls
 
 # Paths whose bodies take transfer parameters at the top, and of whose prompts another engine can make the KV cache.
 TRANSFER_PATHS = (COMPLETIONS_PATH, CHAT_PATH, MESSAGES_PATH, RESPONSES_PATH)
@@ -60,6 +61,7 @@ class MiddlewareConfig:
     metrics: MiddlewareMetrics
     served_names: tuple[str, ...] = ()
     queue_limit: int | None = None  # sequences that the engine accepts at once
+    tls: EngineTls | None = None  # by which prefill engines know this one
 
     @classmethod
     def from_environment(cls) -> MiddlewareConfig:
@@ -80,6 +82,7 @@ class MiddlewareConfig:
             MiddlewareMetrics(engine_contract),
             engine_settings.served_names,
             queue_limit,
+            EngineTls.of(engine_settings.tls, engine_contract),
         )
 
 
@@ -121,7 +124,7 @@ class Plimsoll:
         self._progress_path, self._core_probe = self._config.contract.paths["progress"], CoreProbe()
         self._handover_path = self._config.contract.paths["handover"]
         self._prefill_client = remote_prefill.RemotePrefillClient(
-            self._config.remote_prefill_deadline, self._remote_prefill_header
+            self._config.remote_prefill_deadline, self._remote_prefill_header, self._config.tls
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import aiohttp
 
 from launcher import api_formats, request_body
+from launcher.tls import EngineTls
 
 ADDRESS_PATTERN = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:]+\]):[0-9]{1,5}")
 CONNECT_SECONDS = 2.0  # a node that is gone answers nothing, not even a refusal
@@ -74,7 +75,9 @@ def prefill_request_body(body: bytes, request: dict[str, Any], path: str) -> byt
 class RemotePrefillClient:
     """Runs remote prefills with a deadline in seconds; the first one creates it inside a running loop."""
 
-    def __init__(self, deadline: float, remote_prefill_header: str) -> None:
+    def __init__(self, deadline: float, remote_prefill_header: str, tls: EngineTls | None = None) -> None:
+        """`tls`: by which prefill engines know this one; None for plain HTTP."""
+        self._tls = tls
         self._timeout = aiohttp.ClientTimeout(total=deadline, sock_connect=min(CONNECT_SECONDS, deadline))
         self._remote_prefill_header = remote_prefill_header
         self._session: aiohttp.ClientSession | None = None
@@ -85,7 +88,9 @@ class RemotePrefillClient:
         if not ADDRESS_PATTERN.fullmatch(address):
             return RemotePrefillResult("invalid_response")
         try:
-            status, raw = await self._post(f"http://{address}{path}", body, headers)
+            status, raw = await self._post(
+                f"{'http' if self._tls is None else 'https'}://{address}{path}", body, headers
+            )
         except TimeoutError as error:
             # aiohttp's connect time-out is a TimeoutError as well: nobody is there, rather than slow
             outcome = "unreachable" if isinstance(error, aiohttp.ConnectionTimeoutError) else "timeout"
@@ -108,7 +113,10 @@ class RemotePrefillClient:
             connector = aiohttp.TCPConnector(limit=0, force_close=True)
             self._session = aiohttp.ClientSession(connector=connector, timeout=self._timeout, auto_decompress=False)
         sent_headers = {**headers, "content-type": "application/json", self._remote_prefill_header: "prefill"}
-        async with self._session.post(url, data=body, headers=sent_headers, allow_redirects=False) as response:
+        tls: dict[str, Any] = {}
+        if self._tls is not None:
+            tls["ssl"], tls["server_hostname"] = self._tls.client()
+        async with self._session.post(url, data=body, headers=sent_headers, allow_redirects=False, **tls) as response:
             raw = (
                 await response.content.read(MAX_RESPONSE_BYTES)
                 if response.status != 200

@@ -36,11 +36,20 @@ class PodGroup:
 
 
 @dataclass(frozen=True)
+class TlsSettings:
+    """Mutual TLS: the Secret as NAMESPACE/NAME, and the name in the certificates of all engines of the namespace."""
+
+    secret: str
+    name: str
+
+
+@dataclass(frozen=True)
 class Settings:
     """Settings of one engine; times in seconds.
 
-    `lora` are the bounds on LoRA adapters, None without LoRA. `runtime` is the engine program; `task` is the model's
-    task; `pod_ip` is empty outside a pod, `revision` if none is pinned. `group` is None for an engine of one pod.
+    `lora` are the bounds on LoRA adapters, None without LoRA. `tls` is None for plain HTTP. `runtime` is the engine
+    program; `task` is the model's task; `pod_ip` is empty outside a pod, `revision` if none is pinned. `group` is None
+    for an engine of one pod.
     """
 
     runtime: str
@@ -56,6 +65,7 @@ class Settings:
     remote_prefill_deadline: float
     max_body_bytes: int
     lora: LoraBounds | None = None
+    tls: TlsSettings | None = None
     group: PodGroup | None = None
 
     @property
@@ -92,6 +102,7 @@ def read(environment: Mapping[str, str], contract: Contract) -> Settings:
         max_body_bytes=int(_read_number(environment, names["max_body"], contract.limits["max_body_bytes"])),
         lora=_read_lora(environment, names["lora"]),
         group=_read_group(environment, contract),
+        tls=_read_tls(environment, names["tls"]),
     )
 
 
@@ -120,6 +131,14 @@ def _read_lora(environment: Mapping[str, str], name: str) -> LoraBounds | None:
     if not all(type(value) is int and value > 0 for value in vars(bounds).values()):
         raise SettingsError(f"{name}: {text!r} has a bound that is not a positive whole number")
     return bounds
+
+
+def _read_tls(environment: Mapping[str, str], name: str) -> TlsSettings | None:
+    text = environment.get(name, "")
+    try:
+        return TlsSettings(**json.loads(text)) if text else None
+    except (ValueError, TypeError) as error:
+        raise SettingsError(f"{name} has no Secret and name of certificates: {error}") from None
 
 
 def _read_choice(environment: Mapping[str, str], name: str, default: str, known: tuple[str, ...]) -> str:

@@ -36,6 +36,17 @@ class LoraOptions:
 
 
 @dataclass(frozen=True)
+class TlsOptions:
+    """Files of TLS. requirement: of `ssl.VerifyMode`. refresh: changed files are loaded for new connections."""
+
+    key: str
+    certificate: str
+    authority: str | None
+    requirement: int
+    refresh: bool
+
+
+@dataclass(frozen=True)
 class EngineOptions:
     """Options of one engine. Times in seconds of real time, the time scale applied."""
 
@@ -66,6 +77,7 @@ class EngineOptions:
     is_pooling: bool
     lora: LoraOptions
     ignored: tuple[str, ...]
+    tls: TlsOptions | None = None  # None: plain HTTP
 
 
 class _OptionsParser(argparse.ArgumentParser):
@@ -144,6 +156,10 @@ def _parser() -> _OptionsParser:
     of_vllm.add_argument(vllm.MIDDLEWARE, action="append", default=[])
     of_vllm.add_argument(vllm.SHUTDOWN_TIMEOUT, type=float, default=0.0)
     of_vllm.add_argument(vllm.QUIET_ENDPOINTS)
+    for flag in (vllm.SSL_KEY_FILE, vllm.SSL_CERTIFICATE_FILE, vllm.SSL_AUTHORITY_FILE):
+        of_vllm.add_argument(flag)
+    of_vllm.add_argument(vllm.SSL_CLIENT_CERTIFICATE, type=int, default=0)
+    of_vllm.add_argument(vllm.SSL_REFRESH, action="store_true")
     of_vllm.add_argument(vllm.ENABLE_LORA, action="store_true")
     for flag in (vllm.MAX_LORAS, vllm.MAX_LORA_RANK, vllm.MAX_CPU_LORAS):
         of_vllm.add_argument(flag, type=_parse_count)
@@ -228,6 +244,16 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str]) -> E
             load_s=given.adapter_seconds * scale,
         ),
         ignored=tuple(ignored),
+        tls=_tls(given),
+    )
+
+
+def _tls(given: argparse.Namespace) -> TlsOptions | None:
+    """Return the files of TLS; None unless both key and certificate are given, as in vLLM."""
+    if not (given.ssl_keyfile and given.ssl_certfile):
+        return None
+    return TlsOptions(
+        given.ssl_keyfile, given.ssl_certfile, given.ssl_ca_certs, given.ssl_cert_reqs, given.enable_ssl_refresh
     )
 
 

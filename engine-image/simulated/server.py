@@ -14,6 +14,7 @@ import importlib
 import os
 import signal
 import socket
+import ssl
 import sys
 import time
 import uuid
@@ -29,13 +30,14 @@ from simulated.engine_core import EngineCore
 from simulated.exposition import MetricsExposition
 from simulated.kv_leases import LeaseTable
 from simulated.kv_side_channel import LeaseServer
-from simulated.options import EngineOptions, OptionsError, parse_options
+from simulated.options import EngineOptions, OptionsError, TlsOptions, parse_options
 from simulated.real_time_driver import DEAD_ENGINE_EXIT_SECONDS, RealTimeDriver
 from simulated.served_metrics import ServedMetrics
 from simulated.step_noise import draw_step_noise
 
 KEEP_ALIVE_SECONDS = 5
 LISTEN_BACKLOG = 2048
+REFRESH_SECONDS = 0.2  # between two looks at the files of TLS
 
 
 def log_line(process: str, source: str, message: str, level: str = "INFO") -> None:
@@ -113,7 +115,9 @@ async def _serve_http(options: EngineOptions, api: OpenAiApi, driver: RealTimeDr
         backlog=LISTEN_BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=KEEP_ALIVE_SECONDS,
+        **_tls_settings(options.tls),
     )
+    config.load()
     server = uvicorn.Server(config)
     server.capture_signals = contextlib.nullcontext  # signals are ours
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
@@ -121,13 +125,47 @@ async def _serve_http(options: EngineOptions, api: OpenAiApi, driver: RealTimeDr
         loop.add_signal_handler(number, stop.set)
     loop.add_signal_handler(signal.SIGUSR1, driver.kill_core)
     loop.add_signal_handler(signal.SIGUSR2, driver.hang_core)
-    log_line("APIServer", "api_server.py:1370", f"Starting vLLM server on http://{options.host}:{options.port}")
+    scheme = "http" if options.tls is None else "https"
+    log_line("APIServer", "api_server.py:1370", f"Starting vLLM server on {scheme}://{options.host}:{options.port}")
     serving = asyncio.ensure_future(server.serve(sockets=[sock]))
+    refreshing = asyncio.ensure_future(_refresh_tls(config.ssl, options.tls))
     stopped = asyncio.ensure_future(_wait_for_end(options, api, driver, stop))
     await asyncio.wait({serving, stopped}, return_when=asyncio.FIRST_COMPLETED)
     server.should_exit = True
     await serving
     stopped.cancel()
+    refreshing.cancel()
+
+
+def _tls_settings(tls: TlsOptions | None) -> dict[str, Any]:
+    if tls is None:
+        return {}
+    return {
+        "ssl_keyfile": tls.key,
+        "ssl_certfile": tls.certificate,
+        "ssl_ca_certs": tls.authority,
+        "ssl_cert_reqs": tls.requirement,
+    }
+
+
+async def _refresh_tls(context: Any, tls: TlsOptions | None) -> None:
+    """Load changed files for new connections, as vLLM does with --enable-ssl-refresh."""
+    if tls is None or not tls.refresh:
+        return
+    paths = [path for path in (tls.key, tls.certificate, tls.authority) if path]
+    loaded = [os.stat(path).st_mtime_ns for path in paths]
+    while True:
+        await asyncio.sleep(REFRESH_SECONDS)
+        written = [os.stat(path).st_mtime_ns for path in paths]
+        if written == loaded:
+            continue
+        loaded = written
+        try:
+            context.load_cert_chain(tls.certificate, tls.key)
+            if tls.authority:
+                context.load_verify_locations(tls.authority)
+        except (ssl.SSLError, OSError) as error:  # a file is being written
+            log_line("APIServer", "ssl.py:70", f"SSLCertRefresher failed: {error}", "ERROR")
 
 
 async def _wait_for_end(options: EngineOptions, api: OpenAiApi, driver: RealTimeDriver, stop: asyncio.Event) -> None:

@@ -43,6 +43,7 @@ EVERYTHING: Object = {
     "gateway": {
         "service": {"type": "LoadBalancer"},
         "tls": {"secretName": "their-door"},
+        "engineTls": {"secretName": "their-client"},
         "endpointPicker": {
             "enabled": True,
             "from": [{"podSelector": {"matchLabels": {"gateway": "x"}}}],

@@ -117,10 +117,15 @@ def test_operator_config_reads_rendered_settings() -> None:
                 "resources": {"requests": {"cpu": 4, "memory": "8Gi"}, "limits": {"memory": "8Gi"}},
             },
             "rollout": {"generation": 1_000_000, "maxUnavailableServices": 3, "minReadySeconds": 0, "paused": True},
+            "tls": {"secretName": "engine-tls"},
         },
         "metrics": {"from": [{"podSelector": {}}]},
         "networkPolicy": {"enabled": False},
-        "gateway": {"service": {"port": 8000}, "shortModelNames": {"namespaces": ["a", "b"]}},
+        "gateway": {
+            "service": {"port": 8000},
+            "shortModelNames": {"namespaces": ["a", "b"]},
+            "engineTls": {"secretName": "client-tls"},
+        },
     }
     got = settings(values)
     assert got.gateway.short_model_names.namespaces == ("a", "b")

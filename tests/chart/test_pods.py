@@ -6,7 +6,19 @@ import pytest
 import yaml
 
 from plimsoll.gateway.settings import ApiKeyMode, PickerSettings, Plaintext, TlsVersion
-from tests.chart.rendering import EVERYTHING, ROOT, Object, containers, find, notes, of_kind, pod_specs, render
+from plimsoll.resources.platform_config import PlatformConfig
+from tests.chart.rendering import (
+    EVERYTHING,
+    ROOT,
+    Object,
+    RenderError,
+    containers,
+    find,
+    notes,
+    of_kind,
+    pod_specs,
+    render,
+)
 
 LOCAL = ("--values", str(ROOT / "charts/plimsoll/ci/local-values.yaml"))
 
@@ -351,3 +363,37 @@ def test_traces_reach_engines_and_their_collector() -> None:
     assert open_port in find(render(values), "NetworkPolicy", "plimsoll-gateway")["spec"]["egress"]
     plain = yaml.safe_load(find(render(), "ConfigMap", "plimsoll-operator")["data"]["operator.yaml"])
     assert (plain["engine"]["defaults"]["args"], plain["engine"]["defaults"]["env"]) == ([], [])
+
+
+def test_client_certificate_is_mounted_into_picker_alone() -> None:
+    objects = render({"gateway": {"engineTls": {"secretName": "client"}}, "engine": {"tls": {"secretName": "engine"}}})
+    spec = pod_specs(objects)["plimsoll-gateway"]
+    (picker,) = spec["containers"]
+    settings = PickerSettings.from_environment({e["name"]: e["value"] for e in picker["env"] if "value" in e})
+    mounted = {c["name"]: [m for m in c["volumeMounts"] if m["name"] == "engine-tls"] for c in containers(spec)}
+    (mount,) = mounted.pop("picker")
+    assert not any(mounted.values())
+    assert (mount["mountPath"], mount["readOnly"]) == (str(settings.engine_tls), True)
+    (volume,) = [v["secret"] for v in spec["volumes"] if v["name"] == "engine-tls"]
+    assert (volume["secretName"], [item["key"] for item in volume["items"]]) == (
+        "client",
+        ["tls.crt", "tls.key", "ca.crt"],
+    )
+    config = next(o for o in of_kind(objects, "ConfigMap") if "operator.yaml" in (o.get("data") or {}))
+    found = PlatformConfig.model_validate(yaml.safe_load(config["data"]["operator.yaml"]))
+    assert found.engine.tls.secret_name == "engine"
+
+
+@pytest.mark.parametrize(
+    ("gateway", "message"),
+    [
+        ({}, "engine.tls.secretName needs gateway.engineTls.secretName"),
+        (
+            {"engineTls": {"secretName": "client"}, "endpointPicker": {"enabled": True, "inferencePools": True}},
+            "engine.tls.secretName excludes gateway.endpointPicker.inferencePools",
+        ),
+    ],
+)
+def test_engines_that_nobody_could_reach_are_refused(gateway: Object, message: str) -> None:
+    with pytest.raises(RenderError, match=message):
+        render({"engine": {"tls": {"secretName": "engine"}}, "gateway": gateway})

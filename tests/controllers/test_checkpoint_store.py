@@ -127,3 +127,19 @@ async def test_oversized_state_is_not_sent() -> None:
     kube = FakeKube()
     await CheckpointStore(kube).write(builders.service(), "x" * (MAX_STATE_CHARS + 1))
     assert kube.applied == []
+
+
+async def test_checkpoint_from_backup_gets_its_service_as_owner() -> None:
+    """A restored service has another uid, and Kubernetes would delete a checkpoint with the former one."""
+    parent, kube = builders.service(), FakeKube()
+    restored = checkpoint(parent, {"zlib": "c3RhdGU="})
+    del restored["metadata"]["ownerReferences"]
+    kube.items = (restored,)
+    store = CheckpointStore(kube)
+    await store.load([None])
+    assert store.get(parent) == "c3RhdGU="
+    for _ in range(2):
+        await store.write(parent, "c3RhdGU=")
+    [bound] = kube.applied
+    assert bound["metadata"]["ownerReferences"][0]["uid"] == parent["metadata"]["uid"]
+    assert store.get({**parent, "metadata": {**parent["metadata"], "uid": "another"}}) is None

@@ -10,8 +10,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from plimsoll.adapters.certificate_files import CERTIFICATE_FILE, KEY_FILE
-from plimsoll.adapters.grpc_credentials import CLIENT_CA_FILE, ServerCredentials
+from plimsoll.adapters.certificate_files import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE
+from plimsoll.adapters.grpc_credentials import ServerCredentials
 from plimsoll.controllers.keda_scaler import server
 from tests.certificates import SecretVolume, make_certificate
 from tests.controllers.test_keda_scaler import Client, service
@@ -73,7 +73,7 @@ async def test_scaler_answers_over_tls_only(tmp_path: Path, secret: SecretVolume
 
 async def test_client_needs_certificate_of_the_authority(tmp_path: Path, secret: SecretVolume) -> None:
     own, keda, other = (Pair(tmp_path, name) for name in ("own", "keda", "other"))
-    secret.write(own.files(**{CLIENT_CA_FILE: keda.certificate}))
+    secret.write(own.files(**{AUTHORITY_FILE: keda.certificate}))
     async with scaler(secret, require_client_certificate=True) as address:
         assert await read_metric(address, own, keda) == 3
         assert await read_metric(address, own) == "UNAVAILABLE"
@@ -101,10 +101,10 @@ async def test_scaler_without_certificate_waits(tmp_path: Path, secret: SecretVo
     """There is no listener, and so no plaintext, until the Secret has what is needed."""
     own = Pair(tmp_path, "own")
     if authority is not None:
-        secret.write(own.files(**{CLIENT_CA_FILE: authority}))
+        secret.write(own.files(**{AUTHORITY_FILE: authority}))
     files = ServerCredentials(secret.directory, require_client_certificate=True)
     waiting = asyncio.create_task(files.wait(interval_s=0.01))
     done, _ = await asyncio.wait({waiting}, timeout=0.1)
     assert not done
-    secret.write(own.files(**{CLIENT_CA_FILE: own.certificate}))
+    secret.write(own.files(**{AUTHORITY_FILE: own.certificate}))
     assert isinstance(await waiting, grpc.ServerCredentials)

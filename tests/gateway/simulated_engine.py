@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from launcher.contract import IMAGE_ROOT
+from plimsoll.api.contract import engine_tls_name
 from tests.engine_image.test_launcher import free_ports
 
 FLAGS = ("--time-scale", "0.1", "--max-model-len", "4096")
@@ -19,16 +20,24 @@ TASK_FLAGS = {"generate": (), "embed": ("--runner", "pooling"), "transcribe": ()
 
 @asynccontextmanager
 async def simulated_engine(
-    folder: Path, service: str, task: str, adapters: Path | None = None, flags: tuple[str, ...] = ()
+    folder: Path,
+    service: str,
+    task: str,
+    adapters: Path | None = None,
+    flags: tuple[str, ...] = (),
+    tls: Path | None = None,
 ) -> AsyncIterator[str]:
     """A ready engine of the service NAMESPACE/NAME, with an existing folder; gives its address as host:port.
 
-    adapters: the folder with the desired LoRA adapters, for an engine with LoRA.
+    adapters: the folder with the desired LoRA adapters, for an engine with LoRA. tls: the mounted Secret of an engine
+    that requires mutual TLS.
     """
     api, launcher, nixl = free_ports(3)
     document = json.loads((IMAGE_ROOT / "contract.json").read_text())
     document["ports"] = {"api": api, "launcher": launcher, "nixl": nixl}
     document["paths"].update(state=str(folder / "state"), termination_message=str(folder / "said"))
+    if tls is not None:
+        document["paths"]["tls"] = str(tls)
     if adapters is not None:
         document["paths"]["adapters"] = str(adapters)
     document["drain"].update(min_handover_seconds=0, quiet_seconds=0)
@@ -44,6 +53,10 @@ async def simulated_engine(
         "PLIMSOLL_SERVED_NAMES": json.dumps([service]),
         "PLIMSOLL_ARGS": json.dumps([*FLAGS, *TASK_FLAGS[task], *flags]),
     }
+    if tls is not None:
+        namespace = service.partition("/")[0]
+        document = {"secret": f"{namespace}/engine-tls", "name": engine_tls_name(namespace)}
+        environment["PLIMSOLL_TLS"] = json.dumps(document)
     if adapters is not None:
         environment["PLIMSOLL_LORA"] = json.dumps({"max_loras": 2, "max_lora_rank": 16, "max_cpu_loras": 8})
     process = await asyncio.create_subprocess_exec(

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import logging
+import ssl
 from pathlib import Path
 
 import pytest
 from envoy.service.discovery.v3.discovery_pb2 import DeltaDiscoveryRequest
 
-from plimsoll.adapters.certificate_files import CERTIFICATE_FILE, CertificatePair
-from plimsoll.gateway.certificate_watch import CertificateWatch, read_pair
+from plimsoll.adapters.certificate_files import CERTIFICATE_FILE, CertificatePair, TlsIdentity
+from plimsoll.gateway.certificate_watch import LISTENER, CertificateWatch, read_pair
 from plimsoll.gateway.envoy.delta import AppliedCertificate, DeltaStream
-from plimsoll.gateway.envoy.tls import CERTIFICATE
-from plimsoll.gateway.envoy.xds import EMPTY_SNAPSHOT, SECRET_TYPE, XdsSnapshot, with_certificate
+from plimsoll.gateway.envoy.tls import CERTIFICATE, ENGINE_AUTHORITY, ENGINE_CERTIFICATE
+from plimsoll.gateway.envoy.xds import EMPTY_SNAPSHOT, SECRET_TYPE, XdsSnapshot, with_certificate, with_engine_identity
 from plimsoll.telemetry import gateway_metrics
 from tests.certificates import make_certificate
 
@@ -67,7 +68,7 @@ def test_watch_publishes_each_pair_once_and_keeps_last(tmp_path: Path, caplog: p
     watch.take(read_pair(tmp_path))
     assert "gateway.tls.secretName" in watch.not_ready_reason
     assert "tls.crt cannot be read" in watch.not_ready_reason
-    assert gateway_metrics.GATEWAY_CERTIFICATE_INVALID._value.get() == 1
+    assert gateway_metrics.GATEWAY_CERTIFICATE_INVALID.labels(LISTENER)._value.get() == 1
     first = pair_in(tmp_path)
     for _ in range(2):
         watch.take(read_pair(tmp_path))
@@ -75,7 +76,7 @@ def test_watch_publishes_each_pair_once_and_keeps_last(tmp_path: Path, caplog: p
     assert "Envoy has not taken" in watch.not_ready_reason
     watch.on_applied(AppliedCertificate(is_present=True))
     assert watch.not_ready_reason == ""
-    assert gateway_metrics.GATEWAY_CERTIFICATE_EXPIRY._value.get() == first.expires_s
+    assert gateway_metrics.GATEWAY_CERTIFICATE_EXPIRY.labels(LISTENER)._value.get() == first.expires_s
     (tmp_path / CERTIFICATE_FILE).write_text("garbage")
     caplog.clear()
     with caplog.at_level(logging.ERROR):
@@ -83,18 +84,18 @@ def test_watch_publishes_each_pair_once_and_keeps_last(tmp_path: Path, caplog: p
             watch.take(read_pair(tmp_path))
     assert len(caplog.records) == 1
     assert (published, watch.not_ready_reason) == ([first], "")
-    assert gateway_metrics.GATEWAY_CERTIFICATE_INVALID._value.get() == 1
+    assert gateway_metrics.GATEWAY_CERTIFICATE_INVALID.labels(LISTENER)._value.get() == 1
 
 
 def test_expiry_of_a_new_picker_is_not_that_of_a_pair_that_envoy_does_not_have(tmp_path: Path) -> None:
     """Envoy serves the pair of an earlier picker, and rejects the present one."""
-    gateway_metrics.GATEWAY_CERTIFICATE_EXPIRY.set(1.0)
+    gateway_metrics.GATEWAY_CERTIFICATE_EXPIRY.labels(LISTENER).set(1.0)
     watch = CertificateWatch(tmp_path, lambda _: None)
     watch.take(pair_in(tmp_path))
     watch.on_applied(AppliedCertificate(is_present=True, is_current=False))
     watch.on_applied(AppliedCertificate(is_present=True, error="no"))
-    assert gateway_metrics.GATEWAY_CERTIFICATE_EXPIRY._value.get() == 1.0
-    assert gateway_metrics.GATEWAY_CERTIFICATE_INVALID._value.get() == 1
+    assert gateway_metrics.GATEWAY_CERTIFICATE_EXPIRY.labels(LISTENER)._value.get() == 1.0
+    assert gateway_metrics.GATEWAY_CERTIFICATE_INVALID.labels(LISTENER)._value.get() == 1
 
 
 def test_watch_tells_what_envoy_rejects(tmp_path: Path) -> None:
@@ -102,8 +103,27 @@ def test_watch_tells_what_envoy_rejects(tmp_path: Path) -> None:
     watch.take(pair_in(tmp_path))
     watch.on_applied(AppliedCertificate(is_present=False, error="key too small"))
     assert "key too small" in watch.not_ready_reason
-    assert gateway_metrics.GATEWAY_CERTIFICATE_INVALID._value.get() == 1
+    assert gateway_metrics.GATEWAY_CERTIFICATE_INVALID.labels(LISTENER)._value.get() == 1
     watch.take(pair_in(tmp_path, "second"))
     watch.on_applied(AppliedCertificate(is_present=True))
     assert watch.not_ready_reason == ""
-    assert gateway_metrics.GATEWAY_CERTIFICATE_INVALID._value.get() == 0
+    assert gateway_metrics.GATEWAY_CERTIFICATE_INVALID.labels(LISTENER)._value.get() == 0
+
+
+def test_each_secret_is_acknowledged_by_itself(tmp_path: Path) -> None:
+    """A client certificate for engines that Envoy rejects says nothing about that for clients."""
+    pair = pair_in(tmp_path)
+    current = with_engine_identity(
+        with_certificate(EMPTY_SNAPSHOT, pair), TlsIdentity(pair, pair.certificate, ssl.create_default_context())
+    )
+    stream = DeltaStream()
+    names = [CERTIFICATE, ENGINE_CERTIFICATE, ENGINE_AUTHORITY]
+    stream.on_request(DeltaDiscoveryRequest(type_url=SECRET_TYPE, resource_names_subscribe=names), current)
+    responses = {response.resources[0].name: response.nonce for response in stream.responses(current)}
+    assert responses.keys() == set(names)
+    assert request(stream, current, responses[CERTIFICATE]) == AppliedCertificate(is_present=True)
+    rejected = request(stream, current, responses[ENGINE_CERTIFICATE], "too small")
+    assert rejected == AppliedCertificate(is_present=False, error="too small", name=ENGINE_CERTIFICATE)
+    assert request(stream, current, responses[ENGINE_AUTHORITY]) == AppliedCertificate(
+        is_present=True, name=ENGINE_AUTHORITY
+    )

@@ -70,7 +70,7 @@ class SecureGateway:
 
     async def wait_invalid(self, value: float) -> None:
         async def is_met() -> bool:
-            return await self.metric("plimsoll_gateway_certificate_invalid") == value
+            return await self.metric('plimsoll_gateway_certificate_invalid{certificate="listener"}') == value
 
         await wait_until(is_met, f"plimsoll_gateway_certificate_invalid is {value}")
 
@@ -171,7 +171,7 @@ async def test_rotation_under_load_fails_no_request(secure: SecureGateway) -> No
     assert set(statuses) == {200}
     assert (secure.stack.envoy.pid, secure.stack.envoy.poll()) == (envoy, None)
     expiry_s = load_pair(secure.volume.directory).expires_s
-    assert await secure.metric("plimsoll_gateway_certificate_expiry_seconds") == expiry_s
+    assert await secure.metric('plimsoll_gateway_certificate_expiry_seconds{certificate="listener"}') == expiry_s
     async with httpx.AsyncClient(verify=trusting(pem)) as checked:
         assert (await checked.get(f"{secure.stack.url}/v1/models")).status_code == 200
 

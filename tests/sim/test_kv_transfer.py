@@ -50,7 +50,7 @@ def test_slow_kv_fabric_disables_remote_prefill(
     request: pytest.FixtureRequest,
 ) -> None:
     measured = run(TCP)
-    request.getfixturevalue("nobody_looks")
+    request.getfixturevalue("unknown_transit")
     always = run(TCP)
     assert not local_prefills(always)
     read = local_prefills(measured)
@@ -69,7 +69,7 @@ def test_fast_kv_fabric_keeps_remote_prefill(request: pytest.FixtureRequest) -> 
     assert limits is not None
     assert limits.cost_model is not None
     assert limits.cost_model.kv_transfer_token_s == pytest.approx(sim_harness.H200.kv_bytes_per_token / RDMA, rel=0.3)
-    request.getfixturevalue("nobody_looks")
+    request.getfixturevalue("unknown_transit")
     always = run(RDMA)
     assert [(v.id, v.address, v.prefill_address) for v in measured.attempts] == [
         (v.id, v.address, v.prefill_address) for v in always.attempts

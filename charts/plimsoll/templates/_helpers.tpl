@@ -198,6 +198,23 @@ priorityClassName: {{ . }}
 {{ merge (dict) (default dict .Values.gateway.tls) (dict "secretName" "" "minVersion" "TLSv1.2" "plaintext" "Refuse") | toYaml }}
 {{- end }}
 
+{{/* The Secret with the client certificate for engines: `helm upgrade --reuse-values` from an earlier chart has none. */}}
+{{- define "plimsoll.gateway.engineTlsSecret" -}}
+{{ (default dict .Values.gateway.engineTls).secretName }}
+{{- end }}
+
+{{/* The Secret of the engines in each namespace. */}}
+{{- define "plimsoll.engineTlsSecret" -}}
+{{- $secret := (default dict .Values.engine.tls).secretName -}}
+{{- if and $secret (not (include "plimsoll.gateway.engineTlsSecret" .)) -}}
+{{- fail "engine.tls.secretName needs gateway.engineTls.secretName, by which engines know the gateway" -}}
+{{- end -}}
+{{- if and $secret (include "plimsoll.gateway.endpointPicker" . | fromYaml).inferencePools -}}
+{{- fail "engine.tls.secretName excludes gateway.endpointPicker.inferencePools, because gateways of other products have no certificate" -}}
+{{- end -}}
+{{ $secret }}
+{{- end }}
+
 {{/* What clients speak: also the name of the port. */}}
 {{- define "plimsoll.gateway.scheme" -}}
 {{ ternary "https" "http" (ne (include "plimsoll.gateway.tls" . | fromYaml).secretName "") }}

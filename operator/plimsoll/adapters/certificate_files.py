@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 CERTIFICATE_FILE: Final = "tls.crt"
+AUTHORITY_FILE: Final = "ca.crt"
 KEY_FILE: Final = "tls.key"
 MAX_FILE_BYTES: Final = 1 << 20  # a Secret is not larger
 _DATA_LINK: Final = "..data"  # of a mounted Secret
@@ -46,6 +47,36 @@ class CertificatePair:
             raise InvalidCertificate(f"{CERTIFICATE_FILE} and {KEY_FILE} cannot be used together: {reason}") from error
         except OSError as error:
             raise InvalidCertificate(f"{self.directory} cannot be read: {error.strerror}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class TlsIdentity:
+    """A pair, and the certificates in PEM of the authorities whose peers are trusted. `context` is that of a client."""
+
+    pair: CertificatePair
+    authority: bytes
+    context: ssl.SSLContext = field(compare=False, repr=False)
+
+
+def load_identity(directory: Path) -> TlsIdentity:
+    """Read pair and authority. Raises InvalidCertificate."""
+    pair = load_pair(directory)
+    authority = load_authority(pair.directory)
+    context = ssl.create_default_context(cadata=authority.decode("ascii", "replace"))
+    pair.load_into(context)
+    return TlsIdentity(pair, authority, context)
+
+
+def load_authority(directory: Path) -> bytes:
+    """The authority's certificates in PEM. Raises InvalidCertificate."""
+    try:
+        authority = _read(directory, AUTHORITY_FILE)
+        ssl.create_default_context(cadata=authority.decode("ascii", "replace"))
+    except (ssl.SSLError, ValueError) as error:
+        if isinstance(error, InvalidCertificate):
+            raise
+        raise InvalidCertificate(f"{AUTHORITY_FILE} has no certificate of an authority: {error}") from error
+    return authority
 
 
 def load_pair(directory: Path) -> CertificatePair:

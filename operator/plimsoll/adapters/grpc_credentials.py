@@ -8,7 +8,6 @@ Idea: gRPC asks for the certificate at each new connection. So a rotation needs 
 from __future__ import annotations
 
 import asyncio
-import ssl
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,10 +15,9 @@ from typing import Final
 
 import grpc
 
-from plimsoll.adapters.certificate_files import CertificatePair, InvalidCertificate, load_pair
+from plimsoll.adapters.certificate_files import CertificatePair, InvalidCertificate, load_authority, load_pair
 from plimsoll.telemetry.service_log import ServiceLog
 
-CLIENT_CA_FILE: Final = "ca.crt"
 CHECK_SECONDS: Final = 10.0  # between two looks at the files
 WAIT_SECONDS: Final = 5.0  # the same, while there is no certificate
 
@@ -64,7 +62,7 @@ class ServerCredentials:
         """The files as a configuration; None if they are as before, or cannot be used, which is logged."""
         try:
             pair = load_pair(self._directory)
-            files = pair, self._read_authority(pair.directory) if self._require_client_certificate else None
+            files = pair, load_authority(pair.directory) if self._require_client_certificate else None
         except InvalidCertificate as error:
             log.warning(
                 None, "cannot read the certificate of the gRPC server", error=str(error), directory=str(self._directory)
@@ -75,12 +73,3 @@ class ServerCredentials:
         self._files = files
         log.info(None, "certificate of the gRPC server loaded")
         return grpc.ssl_server_certificate_configuration([(pair.key, pair.certificate)], files[1])
-
-    def _read_authority(self, directory: Path) -> bytes:
-        """The authority of client certificates in PEM. Raises InvalidCertificate."""
-        try:
-            authority = (directory / CLIENT_CA_FILE).read_bytes()
-            ssl.create_default_context(cadata=authority.decode("ascii", "replace"))
-        except (OSError, ssl.SSLError, ValueError) as error:
-            raise InvalidCertificate(f"{CLIENT_CA_FILE} has no certificate of an authority: {error}") from error
-        return authority

@@ -34,6 +34,11 @@ class EngineContract:
         return int(self.drain["max_rejecting_seconds"] + drain_seconds + self.drain["grace_margin_seconds"])
 
 
+def engine_tls_name(namespace: str) -> str:
+    """Return the DNS name that the certificate of every engine of a namespace has."""
+    return f"plimsoll-engine.{namespace}.svc"
+
+
 @functools.cache
 def engine_contract() -> EngineContract:
     """Return the bundled contract without the fields that only the launcher reads."""

@@ -36,6 +36,8 @@ REVISION = "plimsoll.dev/revision"  # engines of one revision can exchange KV bl
 # with. Absent for generation 0.
 TEMPLATE_GENERATION = "plimsoll.dev/template-generation"
 ROLLED_OUT = "plimsoll.dev/rolled-out"  # on ControllerRevisions that a rollout of the platform has made: "true"
+TLS = "plimsoll.dev/tls"  # on pods of an engine that requires mutual TLS: "mutual"
+MUTUAL_TLS = "mutual"
 ENGINE = "plimsoll.dev/engine"  # on pods of an engine without launcher: the value of spec.engine.runtime
 MANAGED_BY = "app.kubernetes.io/managed-by"
 NAME = "app.kubernetes.io/name"

@@ -56,13 +56,18 @@ POOLING_RUNNER: Final = "pooling"  # embeddings and scores in place of text
 KV_TRANSFER_CONFIG: Final = "--kv-transfer-config"
 MIDDLEWARE: Final = "--middleware"
 SHUTDOWN_TIMEOUT: Final = "--shutdown-timeout"
+SSL_KEY_FILE: Final = "--ssl-keyfile"
+SSL_CERTIFICATE_FILE: Final = "--ssl-certfile"
+SSL_AUTHORITY_FILE: Final = "--ssl-ca-certs"
+SSL_CLIENT_CERTIFICATE: Final = "--ssl-cert-reqs"
+SSL_REFRESH: Final = "--enable-ssl-refresh"  # reads the files again when they are written
 ENABLE_LORA: Final = "--enable-lora"
 MAX_LORAS: Final = "--max-loras"
 MAX_LORA_RANK: Final = "--max-lora-rank"
 MAX_CPU_LORAS: Final = "--max-cpu-loras"
 RESERVED_FLAGS: Final = (
     HOST, PORT, "--uds", "--model", SERVED_MODEL_NAME, REVISION, KV_TRANSFER_CONFIG, MIDDLEWARE, SHUTDOWN_TIMEOUT,
-    "--ssl-keyfile", "--ssl-certfile", "--root-path", "--api-key", HEADLESS,
+    SSL_KEY_FILE, SSL_CERTIFICATE_FILE, "--root-path", "--api-key", HEADLESS,
 )  # the launcher sets them or relies on their defaults; users may not  # fmt: skip
 
 # Defaults of `vllm serve` on GPUs of 70 GiB and more, but not on an A100; below them those of all others.

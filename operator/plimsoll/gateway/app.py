@@ -12,6 +12,7 @@ import contextlib
 import logging
 import math
 import os
+import ssl
 import sys
 import time
 from collections.abc import Coroutine, Iterator
@@ -26,11 +27,13 @@ from plimsoll.gateway.certificate_watch import CertificateWatch
 from plimsoll.gateway.drain import drain
 from plimsoll.gateway.endpoint_picker import server as endpoint_picker_server
 from plimsoll.gateway.endpoint_picker.server import EndpointPicker
+from plimsoll.gateway.engine_identity import EngineIdentityWatch
 from plimsoll.gateway.envoy.access_log import AccessLogReader, AccessRecord, RequestOutcome
 from plimsoll.gateway.envoy.admin import EnvoyAdminClient, EnvoyUnavailable
 from plimsoll.gateway.envoy.ads_server import AdsServer
 from plimsoll.gateway.envoy.delta import AppliedCertificate, AppliedEndpoints
 from plimsoll.gateway.envoy.state_poller import EnvoyStatePoller
+from plimsoll.gateway.envoy.tls import CERTIFICATE
 from plimsoll.gateway.handover import Handover
 from plimsoll.gateway.identity import Authenticator
 from plimsoll.gateway.line_writer import LineWriter
@@ -84,7 +87,14 @@ class GatewayProcess:
             self._picker.key_limits.gateways = lambda key_name: self._gateway_pods.ready_count
         else:
             self._one_queue = OneQueue(self._picker, settings, self._state_poller.has_applied)
-        self._ads = AdsServer(settings.ads_socket, settings.pod, self._on_applied, self._on_certificate)
+        self._ads = AdsServer(
+            settings.ads_socket, settings.pod, self._on_applied, self._on_certificate, settings.engine_tls is not None
+        )
+        self._engine_identity = (
+            None
+            if settings.engine_tls is None
+            else EngineIdentityWatch(settings.engine_tls, self._ads.publish_engine_identity)
+        )
         self._certificate = (
             None
             if settings.tls_directory is None
@@ -128,7 +138,7 @@ class GatewayProcess:
             asyncio.create_task(self._publish_changes(servers)),
             asyncio.create_task(self._state_poller.run(self._on_poll)),
             asyncio.create_task(self._tick_admission()),
-            asyncio.create_task(Handover(self._endpoints, self._on_refused).run()),
+            asyncio.create_task(Handover(self._endpoints, self._on_refused, self._engine_tls_context).run()),
             *map(asyncio.create_task, self._optional_tasks()),
         ]
         shutdown_task = asyncio.create_task(self._shut_down())
@@ -161,6 +171,8 @@ class GatewayProcess:
             yield self._gateway_pods.follow(self._source, self._on_gateway_pods)
         if self._certificate is not None:
             yield self._certificate.follow()
+        if self._engine_identity is not None:
+            yield self._engine_identity.follow()
         if self._endpoint_picker is not None:
             yield self._serve_endpoint_picker(self._endpoint_picker)
 
@@ -177,7 +189,10 @@ class GatewayProcess:
             return "the first list of gateway pods from the API server is not complete"
         if not self._state_poller.in_sync:
             return "Envoy is not running, lacks clusters, or does not reach this picker yet"
-        return "" if self._certificate is None else self._certificate.not_ready_reason
+        for watch in (self._certificate, self._engine_identity):
+            if watch is not None and (reason := watch.not_ready_reason):
+                return reason
+        return ""
 
     async def _publish_changes(self, servers: list[asyncio.Server]) -> None:
         """Rebuild and publish the catalog after each change. Opens the socket for Envoy after the first one."""
@@ -254,8 +269,12 @@ class GatewayProcess:
 
     def _on_certificate(self, applied: AppliedCertificate) -> None:
         """Called in the discovery service's thread."""
-        if self._certificate is not None:
-            self._loop.call_soon_threadsafe(self._certificate.on_applied, applied)
+        watch = self._certificate if applied.name == CERTIFICATE else self._engine_identity
+        if watch is not None:
+            self._loop.call_soon_threadsafe(watch.on_applied, applied)
+
+    def _engine_tls_context(self) -> ssl.SSLContext | None:
+        return None if self._engine_identity is None else self._engine_identity.context
 
     def _on_record(self, record: AccessRecord) -> None:
         if record.is_running:

@@ -22,6 +22,7 @@ from plimsoll.telemetry import gateway_metrics
 
 log = logging.getLogger(__name__)
 
+LISTENER: Final = "listener"  # a value of the metrics' label
 READ_SECONDS: Final = 1.0  # between two reads of the files; the kubelet takes a minute to write them
 
 
@@ -76,9 +77,9 @@ class CertificateWatch:
         self._export()
 
     def _export(self) -> None:
-        gateway_metrics.GATEWAY_CERTIFICATE_INVALID.set(bool(self._file_error or self._envoy_error))
+        gateway_metrics.GATEWAY_CERTIFICATE_INVALID.labels(LISTENER).set(bool(self._file_error or self._envoy_error))
         if self._served is not None:
-            gateway_metrics.GATEWAY_CERTIFICATE_EXPIRY.set(self._served.expires_s)
+            gateway_metrics.GATEWAY_CERTIFICATE_EXPIRY.labels(LISTENER).set(self._served.expires_s)
 
 
 def read_pair(directory: Path) -> CertificatePair | InvalidCertificate:

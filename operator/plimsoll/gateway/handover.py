@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
@@ -104,8 +105,17 @@ def _disruption(pod: Object) -> str:
 class Handover:
     """Tells leaving engines that this gateway has no other, each in a task of its own."""
 
-    def __init__(self, endpoints: Callable[[], Iterable[Endpoint]], on_refused: Callable[[str], None]) -> None:
-        """on_refused: called with the address of an engine that takes no requests any more."""
+    def __init__(
+        self,
+        endpoints: Callable[[], Iterable[Endpoint]],
+        on_refused: Callable[[str], None],
+        tls_context: Callable[[], ssl.SSLContext | None] = lambda: None,
+    ) -> None:
+        """on_refused: called with the address of an engine that takes no requests any more.
+
+        tls_context: of a client that engines with TLS accept.
+        """
+        self._tls_context = tls_context
         self._endpoints = endpoints
         self._on_refused = on_refused
         self._tasks: dict[str, asyncio.Task[None]] = {}  # by address; as many as there are last engines
@@ -116,18 +126,21 @@ class Handover:
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
             try:
                 while True:
-                    for address in {e.address for e in self._endpoints() if e.last} - self._tasks.keys():
-                        self._tasks[address] = asyncio.create_task(self._tell(session, address))
+                    for last in [e for e in self._endpoints() if e.last and e.address not in self._tasks]:
+                        self._tasks[last.address] = asyncio.create_task(self._tell(session, last))
                     await asyncio.sleep(PERIOD_SECONDS)
             finally:
                 for task in self._tasks.values():
                     task.cancel()
 
-    async def _tell(self, session: aiohttp.ClientSession, address: str) -> None:
+    async def _tell(self, session: aiohttp.ClientSession, endpoint: Endpoint) -> None:
         """Tell one engine, whatever it answers."""
+        address, tls = endpoint.address, dict[str, Any]()
+        if endpoint.tls_name and (context := self._tls_context()) is not None:
+            tls = {"ssl": context, "server_hostname": endpoint.tls_name}
         try:
-            url = f"http://{address}{engine_contract().paths['handover']}"
-            async with session.post(url, allow_redirects=False) as response:
+            url = f"{'https' if tls else 'http'}://{address}{engine_contract().paths['handover']}"
+            async with session.post(url, allow_redirects=False, **tls) as response:
                 if response.status != 200:
                     self._on_refused(address)
         except (aiohttp.ClientError, TimeoutError):

@@ -17,7 +17,7 @@ from plimsoll.core import units
 from plimsoll.core.planning.engine_tuning import TunedArgument
 from plimsoll.core.types import Unavailable
 from plimsoll.engines import vllm
-from plimsoll.resources import engine_server, engine_tuning, lora, object_meta
+from plimsoll.resources import engine_server, engine_tls, engine_tuning, lora, object_meta
 from plimsoll.resources.platform_config import EngineDefaults, PlatformConfig
 
 Object = dict[str, Any]
@@ -53,6 +53,7 @@ def pod_template(service: InferenceService, tier_kind: RoleName, platform: Platf
         "volumes": [
             *_volumes(service, tier),
             *lora.volumes(service),
+            *engine_tls.volumes(service, platform),
             *(volume.manifest() for volume in overrides.volumes),
         ],
     }
@@ -68,6 +69,7 @@ def pod_template(service: InferenceService, tier_kind: RoleName, platform: Platf
                 **object_meta.tier_labels(service.metadata.name, tier_kind),
                 labels.REVISION: revision,
                 **engine_labels,
+                **engine_tls.pod_labels(service, platform),
             },
             **({"annotations": annotations} if annotations else {}),
         },
@@ -82,6 +84,7 @@ def _kv_identity(service: InferenceService, platform: PlatformConfig) -> Object:
         "model": service.spec.model.uri,
         "revision": service.spec.model.revision,
         "args": [*engine_defaults(service, platform).args, *service.spec.engine.args],
+        **engine_tls.pod_labels(service, platform),  # a decode engine calls prefill engines in its own way
     }
 
 
@@ -116,6 +119,7 @@ def _container(service: InferenceService, kind: RoleName, tier: EngineTier, plat
         "volumeMounts": [
             *_mounts(service),
             *lora.mounts(service),
+            *engine_tls.mounts(service, platform),
             *(mount.manifest() for mount in tier.pod.volume_mounts),
         ],
     }
@@ -201,6 +205,7 @@ def _launcher_environment(
         _env_entry(names.env["default_args"], json.dumps(default_engine_args(service, kind, tier, platform))),
         _env_entry(names.env["args"], json.dumps(list(service.spec.engine.args))),
         *lora.environment(service),
+        *engine_tls.environment(service, platform),
         _env_entry(names.env["shutdown_timeout"], str(service.spec.engine.drain_seconds)),
         _env_entry(names.env["remote_prefill_deadline"], str(names.remote_prefill_deadline_seconds)),
         {"name": names.env["pod_ip"], "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},

@@ -32,6 +32,12 @@ class EngineRolloutSettings(_ConfigModel):
     paused: bool = False
 
 
+class EngineTlsSettings(_ConfigModel):
+    """Mutual TLS of engines: the Secret that each namespace of services has. Empty: plain HTTP."""
+
+    secret_name: str = Field("", alias="secretName")
+
+
 class EngineSettings(_ConfigModel):
     """The bundled engine images, and the cluster-specific settings of engine pods."""
 
@@ -44,6 +50,7 @@ class EngineSettings(_ConfigModel):
     run_as_user: int | None = Field(1000, alias="runAsUser", ge=1)  # None: the platform assigns user and group
     defaults: EngineDefaults = EngineDefaults()
     rollout: EngineRolloutSettings = EngineRolloutSettings()
+    tls: EngineTlsSettings = EngineTlsSettings()
 
 
 class ShortModelNameSettings(_ConfigModel):

@@ -165,12 +165,16 @@ GATEWAY_JWKS_FAILURES = Counter(
 )
 GATEWAY_CERTIFICATE_EXPIRY = Gauge(
     "plimsoll_gateway_certificate_expiry_seconds",
-    "Time at which the gateway's certificate expires, seconds since the epoch; 0 without one.",
+    "Time at which a certificate of the gateway expires, seconds since the epoch: `listener` for clients, `engines` by "
+    "which engines know the gateway.",
+    ["certificate"],
     registry=GATEWAY,
 )
 GATEWAY_CERTIFICATE_INVALID = Gauge(
     "plimsoll_gateway_certificate_invalid",
-    "1 while the certificate or key of gateway.tls.secretName cannot be used, else 0.",
+    "1 while the Secret of gateway.tls.secretName (`listener`) or gateway.engineTls.secretName (`engines`) cannot be "
+    "used, else 0.",
+    ["certificate"],
     registry=GATEWAY,
 )
 GATEWAY_KEY_REQUESTS = Counter(

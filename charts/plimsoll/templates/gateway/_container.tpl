@@ -17,6 +17,9 @@ volumeMounts:
 {{- if and .api (eq (include "plimsoll.gateway.scheme" .root) "https") }}
   - {name: tls, mountPath: {{ include "plimsoll.gateway.tlsDirectory" .root }}, readOnly: true}
 {{- end }}
+{{- if and .api (include "plimsoll.gateway.engineTlsSecret" .root) }}
+  - {name: engine-tls, mountPath: /etc/plimsoll-engine-tls, readOnly: true}
+{{- end }}
 {{- if .api }}
   - {name: peers, mountPath: {{ include "plimsoll.gateway.peerDirectory" .root }}, readOnly: true}
   - {name: api, mountPath: /var/run/secrets/kubernetes.io/serviceaccount, readOnly: true}
@@ -68,6 +71,9 @@ volumeMounts:
 - {name: PLIMSOLL_TLS_MIN_VERSION, value: {{ .minVersion }}}
 - {name: PLIMSOLL_TLS_PLAINTEXT, value: {{ .plaintext }}}
 {{- end }}
+{{- end }}
+{{- if include "plimsoll.gateway.engineTlsSecret" . }}
+- {name: PLIMSOLL_ENGINE_TLS_DIR, value: /etc/plimsoll-engine-tls}
 {{- end }}
 - {name: PLIMSOLL_ACCESS_LOG, value: {{ default false (default dict .Values.gateway.accessLog).enabled | quote }}}
 {{- with include "plimsoll.traces" . | fromYaml }}

@@ -35,6 +35,9 @@ engine:
     args: {{ toJson $args }}
     env: {{ toJson $env }}
     resources: {{ toJson .Values.engine.defaults.resources }}
+  {{- with include "plimsoll.engineTlsSecret" . }}
+  tls: {secretName: {{ . }}}
+  {{- end }}
   {{- with .Values.engine.rollout }}
   rollout: {{ toJson . }}
   {{- end }}

@@ -35,7 +35,7 @@ RESERVED_VOLUME_PREFIX: Final = "plimsoll-"
 RESERVED_MOUNTS: Final = (
     *(_PATHS["scratch"], _PATHS["home"], f"{_PATHS['home']}/hf", _PATHS["models"], f"{_PATHS['models']}/claim"),
     "/dev/shm",
-    *(_PATHS["adapters"], _PATHS["adapter_claims"]),
+    *(_PATHS["adapters"], _PATHS["adapter_claims"], _PATHS["tls"]),
 )
 
 DEFAULT_SHARED_MEMORY: Final = "8Gi"

@@ -5,6 +5,7 @@ sent to every watcher, and printed by every `kubectl describe`.
 
 Idea: each service owns an InferenceServiceCheckpoint of its own name, as a VerticalPodAutoscaler has its checkpoint.
 Kubernetes deletes it with the service. A checkpoint that cannot be read or written costs learned state, nothing else.
+One without an owner comes from a backup: it counts for the service of its name, and gets it as its owner.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class CheckpointStore:
 
     def __init__(self, kube: KubeClient) -> None:
         self._kube = kube
-        self._stored: dict[Key, tuple[str, str]] = {}  # uid of the service, and the state
+        # The uid of the service, None for a checkpoint from a backup, and the state.
+        self._stored: dict[Key, tuple[str | None, str]] = {}
 
     async def load(self, namespaces: Iterable[str | None]) -> None:
         """List the checkpoints of these namespaces; None stands for all. Without them the operator learns anew."""
@@ -44,19 +46,19 @@ class CheckpointStore:
             for item in items:
                 state, uid = item.get("state"), object_meta.owner_uid(item)
                 text = state.get("zlib") if isinstance(state, dict) else None
-                if uid is not None and isinstance(text, str):
+                if isinstance(text, str) and (uid is not None or not item["metadata"].get("ownerReferences")):
                     self._stored[key_of(item)] = uid, text
 
     def get(self, service_object: Object) -> str | None:
         """The state of this very service; None if there is none, or only that of a deleted one of its name."""
         uid, text = self._stored.get(key_of(service_object), ("", None))
-        return text if uid == service_object["metadata"]["uid"] else None
+        return text if uid in (service_object["metadata"]["uid"], None) else None
 
     async def write(self, service_object: Object, state: str | None) -> None:
         """Store a state that differs from the stored one. Raises BackendUnavailable if it is worth a retry."""
-        if state is None or state == self.get(service_object):
-            return
         key, meta = key_of(service_object), service_object["metadata"]
+        if state is None or self._stored.get(key) == (meta["uid"], state):
+            return
         if len(state) > MAX_STATE_CHARS:
             log.warning(key, "the learned state is too large to be stored", characters=len(state))
             return

@@ -37,7 +37,8 @@ class Endpoint:
     `address` is the `ip:port` of its API (IPv6 in brackets). Engines of the same `revision` can exchange KV blocks.
     `ready` is the launcher's readiness; a draining pod is not ready. `leaving` says how the pod is being deleted.
     `last` means that it leaves and serves on, because the tier has no other ready engine. `routable` means that Envoy
-    reports it healthy. Decode engines call a prefill engine directly, without Envoy.
+    reports it healthy. Decode engines call a prefill engine directly, without Envoy. `tls_name` is the name
+    in the certificate of one that requires mutual TLS, "" for plain HTTP.
     """
 
     address: str
@@ -48,6 +49,7 @@ class Endpoint:
     leaving: Leaving = Leaving.NO
     last: bool = False
     routable: bool = False
+    tls_name: str = ""
 
     @property
     def available(self) -> bool:

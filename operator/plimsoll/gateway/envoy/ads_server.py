@@ -21,9 +21,9 @@ from typing import Any
 import grpc
 from envoy.service.discovery.v3.discovery_pb2 import DeltaDiscoveryRequest, DeltaDiscoveryResponse
 
-from plimsoll.adapters.certificate_files import CertificatePair
+from plimsoll.adapters.certificate_files import CertificatePair, TlsIdentity
 from plimsoll.gateway.envoy.delta import AppliedCertificate, AppliedEndpoints, DeltaStream
-from plimsoll.gateway.envoy.xds import EMPTY_SNAPSHOT, SnapshotBuilder, with_certificate
+from plimsoll.gateway.envoy.xds import EMPTY_SNAPSHOT, SnapshotBuilder, with_certificate, with_engine_identity
 from plimsoll.gateway.service_catalog import ServiceCatalog
 from plimsoll.telemetry import gateway_metrics
 
@@ -43,12 +43,14 @@ class AdsServer:
         gateway: str,
         on_applied: Callable[[AppliedEndpoints], None],
         on_certificate: Callable[[AppliedCertificate], None] = lambda _: None,
+        has_engine_tls: bool = False,
     ) -> None:
         self._socket = socket
-        self._builder = SnapshotBuilder(gateway)
+        self._builder = SnapshotBuilder(gateway, has_engine_tls)
         self._on_applied = on_applied
         self._on_certificate = on_certificate
         self._certificate: CertificatePair | None = None
+        self._engine_identity: TlsIdentity | None = None
         self._snapshot = EMPTY_SNAPSHOT
         self._published = asyncio.Event()
         self._streams: set[asyncio.Event] = set()
@@ -72,6 +74,10 @@ class AdsServer:
     def publish_certificate(self, pair: CertificatePair) -> None:
         """Deliver this certificate from now on. Returns at once."""
         self._loop.call_soon_threadsafe(self._update_certificate, pair)
+
+    def publish_engine_identity(self, identity: TlsIdentity) -> None:
+        """Deliver this client certificate and authority for engines from now on. Returns at once."""
+        self._loop.call_soon_threadsafe(self._update_engine_identity, identity)
 
     def close(self) -> None:
         """Stop the server and its thread."""
@@ -105,7 +111,9 @@ class AdsServer:
 
     def _update(self, catalog: ServiceCatalog) -> None:
         before = self._builder.encoded
-        self._snapshot = with_certificate(self._builder.build(catalog), self._certificate)
+        self._snapshot = with_engine_identity(
+            with_certificate(self._builder.build(catalog), self._certificate), self._engine_identity
+        )
         gateway_metrics.GATEWAY_RESOURCES_ENCODED.inc(self._builder.encoded - before)
         self._published.set()
         self._notify()
@@ -113,6 +121,11 @@ class AdsServer:
     def _update_certificate(self, pair: CertificatePair) -> None:
         self._certificate = pair
         self._snapshot = with_certificate(self._snapshot, pair)
+        self._notify()
+
+    def _update_engine_identity(self, identity: TlsIdentity) -> None:
+        self._engine_identity = identity
+        self._snapshot = with_engine_identity(self._snapshot, identity)
         self._notify()
 
     def _notify(self) -> None:

@@ -56,12 +56,13 @@ class AppliedEndpoints:
 class AppliedCertificate:
     """Whether Envoy has a certificate from now on, and why it did not accept the last one ("": it did).
 
-    `is_current` is false if it has another one than the snapshot, from an earlier picker.
+    `is_current` is false if it has another one than the snapshot, from an earlier picker. `name` is its resource.
     """
 
     is_present: bool
     error: str = ""
     is_current: bool = True
+    name: str = CERTIFICATE
 
 
 class DeltaStream:
@@ -94,9 +95,15 @@ class DeltaStream:
         return applied
 
     def responses(self, snapshot: XdsSnapshot) -> list[Any]:
-        """Returns the DeltaDiscoveryResponses that bring Envoy to `snapshot`, in the order to send them."""
-        found = (self._response(type_url, snapshot) for type_url in _SEND_ORDER if type_url in self._types)
-        return [response for response in found if response is not None]
+        """Returns the DeltaDiscoveryResponses that bring Envoy to `snapshot`, in the order to send them.
+
+        Each secret is a response of its own, so that Envoy's answer is about one.
+        """
+        found = []
+        for type_url in _SEND_ORDER:
+            while type_url in self._types and (response := self._response(type_url, snapshot)) is not None:
+                found.append(response)
+        return found
 
     def _first(self, request: Any) -> _TypeState:
         names = request.resource_names_subscribe
@@ -124,6 +131,9 @@ class DeltaStream:
             self.rejected += 1
             log.error("Envoy rejects its configuration: %s", request.error_detail.message)
         if request.type_url == SECRET_TYPE:
+            name = next((resource.name for resource in resources), CERTIFICATE)
+            if name != CERTIFICATE:
+                return AppliedCertificate(not request.error_detail.code, request.error_detail.message, name=name)
             self._has_certificate |= not request.error_detail.code
             return AppliedCertificate(self._has_certificate, request.error_detail.message)
         return _applied(resources) if request.type_url == ENDPOINTS_TYPE else None
@@ -134,6 +144,8 @@ class DeltaStream:
         state, current = self._types[type_url], snapshot[type_url]
         wanted = current.keys() if state.is_wildcard else state.subscribed & current.keys()
         changed = [current[name] for name in wanted if state.versions.get(name) != current[name].version]
+        if type_url == SECRET_TYPE:
+            changed = changed[:1]
         removed = [name for name, version in state.versions.items() if version and name not in current]
         removed += [name for name in state.subscribed - current.keys() if name not in state.versions]
         if not changed and not removed:

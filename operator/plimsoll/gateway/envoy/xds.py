@@ -26,6 +26,8 @@ from typing import Any
 # Modules of the messages that only their type URL names.
 import envoy.extensions.load_balancing_policies.least_request.v3.least_request_pb2
 import envoy.extensions.load_balancing_policies.override_host.v3.override_host_pb2
+import envoy.extensions.transport_sockets.raw_buffer.v3.raw_buffer_pb2
+import envoy.extensions.transport_sockets.tls.v3.tls_pb2
 import envoy.extensions.upstreams.http.v3.http_protocol_options_pb2  # noqa: F401
 import xxhash
 from envoy.config.cluster.v3.cluster_pb2 import Cluster
@@ -35,7 +37,7 @@ from envoy.service.discovery.v3 import discovery_pb2
 from envoy.service.runtime.v3.rtds_pb2 import Runtime
 from google.protobuf.json_format import ParseDict
 
-from plimsoll.adapters.certificate_files import CertificatePair
+from plimsoll.adapters.certificate_files import CertificatePair, TlsIdentity
 from plimsoll.core.routing.endpoint import Endpoint
 from plimsoll.gateway.envoy.body_filters import TYPE_URL
 from plimsoll.gateway.envoy.bootstrap import NO_HEALTH_MERGE, RUNTIME_LAYER, unbounded_thresholds
@@ -44,7 +46,15 @@ from plimsoll.gateway.envoy.listener import (
     MODEL_CLUSTER_PREFIX,
     PICK_CLUSTER_PREFIX,
 )
-from plimsoll.gateway.envoy.tls import ADS, CERTIFICATE
+from plimsoll.gateway.envoy.tls import (
+    ADS,
+    CERTIFICATE,
+    ENGINE_AUTHORITY,
+    ENGINE_CERTIFICATE,
+    SOCKET_MATCH,
+    TLS_MATCH,
+    engine_socket_matches,
+)
 from plimsoll.gateway.envoy.virtual_host import METADATA
 from plimsoll.gateway.service_catalog import ServiceCatalog, ServiceEntry
 
@@ -112,9 +122,13 @@ class _ServiceResources:
 class SnapshotBuilder:
     """Makes snapshots. Only resources of services that changed since the last one are encoded."""
 
-    def __init__(self, gateway: str) -> None:
-        """`gateway` is this pod's name, under which the operator publishes its share of each engine."""
+    def __init__(self, gateway: str, has_engine_tls: bool = False) -> None:
+        """`gateway` is this pod's name, under which the operator publishes its share of each engine.
+
+        has_engine_tls: Envoy has a client certificate for the engines that require one.
+        """
         self._gateway = gateway
+        self._has_engine_tls = has_engine_tls
         self._services: dict[str, _ServiceResources] = {}
         self.encoded = 0  # resources encoded so far
 
@@ -142,6 +156,9 @@ class SnapshotBuilder:
         known = resources.names, resources.adapters, resources.max_sequences
         if known != (names, adapters, service.max_sequences):
             documents = [_pick_cluster(service), *(_model_cluster(service, name) for name in names)]
+            if self._has_engine_tls:
+                matches = engine_socket_matches(service.key.partition("/")[0])
+                documents = [{**document, "transport_socket_matches": matches} for document in documents]
             resources.clusters = {d["name"]: self._encode(CLUSTER_TYPE, Cluster, d, service.key) for d in documents}
         if resources.serving != serving:
             addresses = frozenset(endpoint.address for endpoint in serving)
@@ -171,13 +188,29 @@ class SnapshotBuilder:
 
 def with_certificate(snapshot: XdsSnapshot, pair: CertificatePair | None) -> XdsSnapshot:
     """Returns the snapshot with the listener's certificate, if there is one."""
-    if pair is None:
+    return snapshot if pair is None else _with_secrets(snapshot, _pair_secret(CERTIFICATE, pair))
+
+
+def with_engine_identity(snapshot: XdsSnapshot, identity: TlsIdentity | None) -> XdsSnapshot:
+    """Returns the snapshot with the client certificate and the authority for engines, if there are any."""
+    if identity is None:
         return snapshot
-    secret = Secret(name=CERTIFICATE)
+    authority = Secret(name=ENGINE_AUTHORITY)
+    authority.validation_context.trusted_ca.inline_bytes = identity.authority
+    return _with_secrets(snapshot, _pair_secret(ENGINE_CERTIFICATE, identity.pair), authority)
+
+
+def _pair_secret(name: str, pair: CertificatePair) -> Secret:
+    secret = Secret(name=name)
     secret.tls_certificate.certificate_chain.inline_bytes = pair.certificate
     secret.tls_certificate.private_key.inline_bytes = pair.key
-    resource = XdsResource(_resource(SECRET_TYPE, CERTIFICATE, secret.SerializeToString(deterministic=True)))
-    return XdsSnapshot({**snapshot.by_type, SECRET_TYPE: {CERTIFICATE: resource}})
+    return secret
+
+
+def _with_secrets(snapshot: XdsSnapshot, *secrets: Secret) -> XdsSnapshot:
+    contents = {secret.name: secret.SerializeToString(deterministic=True) for secret in secrets}
+    resources = {name: XdsResource(_resource(SECRET_TYPE, name, content)) for name, content in contents.items()}
+    return XdsSnapshot({**snapshot.by_type, SECRET_TYPE: {**snapshot[SECRET_TYPE], **resources}})
 
 
 def _resource(type_url: str, name: str, content: bytes) -> Any:
@@ -210,7 +243,8 @@ def _load_assignment(key: str, endpoints: tuple[Endpoint, ...]) -> Json:
 
 def _lb_endpoint(endpoint: Endpoint) -> Json:
     ip, _, port = endpoint.address.rpartition(":")
-    return {"endpoint": {"address": {"socket_address": {"address": ip.strip("[]"), "port_value": int(port)}}}}
+    found = {"endpoint": {"address": {"socket_address": {"address": ip.strip("[]"), "port_value": int(port)}}}}
+    return found | ({"metadata": {"filter_metadata": {SOCKET_MATCH: TLS_MATCH}}} if endpoint.tls_name else {})
 
 
 def _pick_cluster(service: ServiceEntry) -> Json:

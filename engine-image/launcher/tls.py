@@ -1,0 +1,137 @@
+"""Mutual TLS of the engine's API: files for vLLM, and the context of a client that engines accept.
+
+Problem: vLLM watches the files of its files, but a mounted Secret is links that are swapped, of which a watch sees
+the first change only. And a Secret that is broken must not replace a certificate that works.
+
+Idea: the launcher checks the mounted files each few seconds, and writes what it can use into files of its own, in
+place. vLLM (`--enable-ssl-refresh`) loads them for new connections, and open ones go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import os
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher import vllm
+from launcher.contract import Contract
+from launcher.settings import SettingsError, TlsSettings
+
+CERTIFICATE, KEY, AUTHORITY = FILES = ("tls.crt", "tls.key", "ca.crt")
+DATA_LINK = "..data"  # of a mounted Secret
+READ_SECONDS = 2.0
+MIN_VERSION = ssl.TLSVersion.TLSv1_2
+
+log = logging.getLogger("launcher")
+
+Content = dict[str, bytes]
+
+
+class InvalidSecret(ValueError):
+    """The Secret cannot be used; the message names the key."""
+
+
+@dataclass(frozen=True)
+class EngineTls:
+    """`source` is the mounted Secret, and `target` the folder of the files that the engine reads."""
+
+    settings: TlsSettings
+    source: Path
+    target: Path
+
+    @classmethod
+    def of(cls, settings: TlsSettings | None, contract: Contract) -> EngineTls | None:
+        """Return None for plain HTTP."""
+        if settings is None:
+            return None
+        return cls(settings, Path(contract.paths["tls"]), Path(contract.paths["state"]) / "tls")
+
+    def prepare(self) -> None:
+        """Write the files for the engine's start. Raises SettingsError with the name of the Secret."""
+        self.target.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            self._write(self._read())
+        except InvalidSecret as error:
+            raise SettingsError(
+                f"engines require TLS, but Secret {self.settings.secret} has no usable certificate: {error}"
+            ) from None
+
+    async def follow(self, seconds: float = READ_SECONDS) -> None:
+        """Write what has changed and can be used. Never returns."""
+        reported = ""
+        while True:
+            await asyncio.sleep(seconds)
+            try:
+                await asyncio.to_thread(self.update)
+                reported = ""
+            except (InvalidSecret, OSError) as error:
+                if str(error) != reported:
+                    log.error("Secret %s: %s; the certificate before stays", self.settings.secret, error)
+                reported = str(error)
+
+    def update(self) -> None:
+        """Write what has changed. Raises InvalidSecret, or OSError for a full disk."""
+        content = self._read()
+        if any((self.target / name).read_bytes() != content[name] for name in FILES):
+            self._write(content)
+            log.info("Secret %s: a new certificate is used", self.settings.secret)
+
+    def arguments(self) -> list[str]:
+        """Return vLLM's flags."""
+        return [
+            *(vllm.SSL_KEY_FILE, str(self.target / KEY)),
+            *(vllm.SSL_CERTIFICATE_FILE, str(self.target / CERTIFICATE)),
+            *(vllm.SSL_AUTHORITY_FILE, str(self.target / AUTHORITY)),
+            *(vllm.SSL_CLIENT_CERTIFICATE, str(int(ssl.CERT_REQUIRED))),
+            vllm.SSL_REFRESH,
+        ]
+
+    def client(self) -> tuple[ssl.SSLContext, str]:
+        """Return the context of a client of an engine of this namespace, and the name in the engine's certificate."""
+        written = tuple((self.target / name).stat().st_mtime_ns for name in FILES)
+        return _client_context(self.target, written), self.settings.name
+
+    def _read(self) -> Content:
+        """Return files that belong together. Raises InvalidSecret."""
+        link = self.source / DATA_LINK
+        folder = link.resolve() if link.exists() else self.source
+        try:
+            content = {name: (folder / name).read_bytes() for name in FILES}
+        except OSError as error:
+            raise InvalidSecret(f"{Path(str(error.filename)).name}: {error.strerror}") from None
+        try:
+            _context(ssl.PROTOCOL_TLS_SERVER, folder)
+        except (ssl.SSLError, OSError) as error:
+            reason = str(getattr(error, "reason", None) or error).lower().replace("_", " ")
+            raise InvalidSecret(f"{', '.join(FILES)} cannot be used together: {reason}") from None
+        return content
+
+    def _write(self, content: Content) -> None:
+        """Write in place, the certificate last. A replaced file would end vLLM's watch of it."""
+        for name in (AUTHORITY, KEY, CERTIFICATE):
+            number = os.open(self.target / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(number, "wb") as file:
+                file.write(content[name])
+
+
+@functools.lru_cache(maxsize=1)
+def _client_context(folder: Path, _written: tuple[int, ...]) -> ssl.SSLContext:
+    """Return the context of the files as they were written."""
+    return _context(ssl.PROTOCOL_TLS_CLIENT, folder)
+
+
+def _context(protocol: int, folder: Path) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = MIN_VERSION
+    context.load_cert_chain(folder / CERTIFICATE, folder / KEY, _refuse_password)
+    context.load_verify_locations(folder / AUTHORITY)
+    return context
+
+
+def _refuse_password() -> str:
+    """Called for an encrypted key only; OpenSSL would ask for its password on the terminal."""
+    raise ssl.SSLError("the key is encrypted")

@@ -1,0 +1,257 @@
+"""Mutual TLS from real Envoy to real engines: who is refused, rotation under load, and engines of both kinds."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import ssl
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import pytest
+import pytest_asyncio
+
+from plimsoll.adapters.certificate_files import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE, expiry_s
+from plimsoll.api import labels
+from plimsoll.api.contract import engine_tls_name
+from tests.certificates import Authority, SecretVolume
+from tests.gateway.conftest import make_directory
+from tests.gateway.kube_objects import Object, pod, service
+from tests.gateway.simulated_engine import simulated_engine
+from tests.gateway.stack import GatewayStack, wait_until
+
+pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
+
+NAME = engine_tls_name("team")
+BODY = json.dumps({"model": "chat", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}).encode()
+HEADERS = {"content-type": "application/json"}
+CLIENTS, ROTATIONS = 3, 2
+
+
+@dataclass
+class SecureEngines:
+    """A gateway with a client certificate, and one engine that requires it."""
+
+    stack: GatewayStack
+    authority: Authority
+    folder: Path
+    engine: Path
+    client: SecretVolume
+    server: SecretVolume
+    address: str = ""
+
+    async def post(self) -> tuple[int, str]:
+        async with self.stack.http.post(
+            f"{self.stack.url}/v1/chat/completions", data=BODY, headers=HEADERS
+        ) as response:
+            return response.status, await response.text()
+
+    async def metric(self, name: str) -> float:
+        async with self.stack.http.get(f"{self.stack.picker_url}/metrics") as response:
+            lines = (await response.text()).splitlines()
+        return next(float(line.split()[-1]) for line in lines if line.startswith(name))
+
+    def connect(self, files: dict[str, bytes] | None, name: str = NAME) -> ssl.SSLContext:
+        """The context of a client with these files; None for one without a certificate."""
+        context = ssl.create_default_context(cadata=self.authority.pem.decode())
+        if files is not None:
+            for file, content in files.items():
+                (self.folder / file).write_bytes(content)
+            context.load_cert_chain(self.folder / CERTIFICATE_FILE, self.folder / KEY_FILE)
+        return context
+
+    async def answer(self, context: ssl.SSLContext | None, address: str = "") -> int | None:
+        """The status of an engine's health for this client; None if the engine refuses it."""
+        url = f"{'http' if context is None else 'https'}://{address or self.address}/health"
+        tls = {} if context is None else {"ssl": context, "server_hostname": NAME}
+        try:
+            async with aiohttp.ClientSession() as http, http.get(url, **tls) as response:
+                return response.status
+        except (aiohttp.ClientError, OSError):
+            return None
+
+
+def secure_pod(address: str) -> Object:
+    found = pod(address)
+    found["metadata"]["labels"][labels.TLS] = labels.MUTUAL_TLS
+    return found
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def secure(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[SecureEngines]:
+    folder = make_directory(tmp_path_factory)
+    authority = Authority(folder / "authority", "plimsoll")
+    client, server = SecretVolume(folder / "client"), SecretVolume(folder / "server")
+    client.write(authority.issue("plimsoll-gateway"))
+    server.write(authority.issue(NAME))
+    (folder / "scratch").mkdir()
+    (folder / "engine").mkdir()
+    stack = GatewayStack(folder, engine_tls=client.directory)
+    found = SecureEngines(stack, authority, folder / "scratch", folder / "engine", client, server)
+    async with simulated_engine(folder / "engine", "team/chat", "generate", tls=server.directory) as found.address:
+        try:
+            await stack.start([service()], [secure_pod(found.address)])
+            yield found
+        finally:
+            await stack.shut_down()
+            print(stack.log.read_text()[-4000:])
+
+
+async def serves(secure: SecureEngines) -> bool:
+    return (await secure.post())[0] == 200
+
+
+async def test_gateway_reaches_engine_that_requires_a_certificate(secure: SecureEngines) -> None:
+    await wait_until(lambda: serves(secure), "the gateway reaches the engine")
+    status, body = await secure.post()
+    assert (status, json.loads(body)["usage"]["completion_tokens"]) == (200, 4)
+
+
+async def test_engine_refuses_clients_of_no_or_another_authority(secure: SecureEngines) -> None:
+    other = Authority(secure.folder / "other", "other")
+    assert await secure.answer(secure.connect(secure.authority.issue("peer"))) == 200
+    assert await secure.answer(None) is None
+    assert await secure.answer(secure.connect(None)) is None
+    assert await secure.answer(secure.connect(other.issue("plimsoll-gateway"))) is None
+    assert await secure.answer(secure.connect(secure.authority.issue("plimsoll-gateway", days=-1))) is None
+
+
+async def test_plain_and_secure_engine_serve_one_service(secure: SecureEngines) -> None:
+    """During a rollout. Each engine is reached in its own way."""
+    plain = await secure.stack.engine()
+    await secure.stack.set_objects([service()], [secure_pod(secure.address), pod(plain.address)])
+
+    async def are_routable() -> bool:
+        return {address for address, one in (await secure.stack.endpoints()).items() if one["routable"]} == {
+            secure.address,
+            plain.address,
+        }
+
+    await wait_until(are_routable, "both are routable")
+    by_plain = list[bool]()
+    while len(set(by_plain)) < 2:
+        received = len(plain.received)
+        status, _ = await secure.post()
+        assert status == 200
+        by_plain.append(len(plain.received) > received)
+    await secure.stack.set_objects([service()], [secure_pod(secure.address)])
+
+
+async def test_rotation_of_both_sides_under_load_fails_no_request(secure: SecureEngines) -> None:
+    assert secure.stack.envoy is not None
+    envoy, stop, statuses = secure.stack.envoy.pid, asyncio.Event(), list[int]()
+
+    async def client() -> None:
+        while not stop.is_set():
+            statuses.append((await secure.post())[0])
+
+    tasks = [asyncio.create_task(client()) for _ in range(CLIENTS)]
+    for number in range(ROTATIONS):
+        files = secure.authority.issue("plimsoll-gateway", days=40 + number)
+        secure.client.write(files)
+        served = secure.authority.issue(NAME, days=50 + number)
+        secure.server.write(served)
+        expected = ssl.PEM_cert_to_DER_cert(served[CERTIFICATE_FILE].decode())
+
+        async def is_served(expected: bytes = expected) -> bool:
+            return await served_certificate(secure) == expected
+
+        await wait_until(is_served, "the engine has the new certificate")
+        expires_s, before = expiry_s(files[CERTIFICATE_FILE].decode()), len(statuses)
+        await wait_until(lambda: has_expiry(secure, expires_s), "Envoy has the new certificate")  # noqa: B023
+        await wait_until(lambda before=before: len(statuses) > before + 10, "requests go on")  # type: ignore[misc]
+    stop.set()
+    await asyncio.gather(*tasks)
+    assert set(statuses) == {200}
+    assert (secure.stack.envoy.pid, secure.stack.envoy.poll()) == (envoy, None)
+
+
+async def has_expiry(secure: SecureEngines, expires_s: float) -> bool:
+    return await secure.metric('plimsoll_gateway_certificate_expiry_seconds{certificate="engines"}') == expires_s
+
+
+async def served_certificate(secure: SecureEngines) -> bytes:
+    host, _, port = secure.address.rpartition(":")
+    context = secure.connect(secure.authority.issue("peer"))
+    _, writer = await asyncio.open_connection(host, int(port), ssl=context, server_hostname=NAME)
+    try:
+        found: bytes = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        return found
+    finally:
+        writer.transport.abort()
+
+
+async def test_broken_secrets_keep_the_certificates(secure: SecureEngines) -> None:
+    before = await served_certificate(secure)
+    good = secure.authority.issue("plimsoll-gateway")
+    for broken in ({**good, KEY_FILE: b""}, {**good, AUTHORITY_FILE: b"garbage"}):
+        secure.client.write(broken)
+        secure.server.write(broken)
+
+        async def is_invalid() -> bool:
+            return await secure.metric('plimsoll_gateway_certificate_invalid{certificate="engines"}') == 1
+
+        await wait_until(is_invalid, "the metric says so")
+        assert (await secure.post())[0] == 200
+        secure.client.write(good)
+        await wait_until(lambda: is_valid(secure), "the metric recovers")
+    assert await served_certificate(secure) == before
+    secure.server.write(secure.authority.issue(NAME))
+
+
+async def is_valid(secure: SecureEngines) -> bool:
+    return await secure.metric('plimsoll_gateway_certificate_invalid{certificate="engines"}') == 0
+
+
+@pytest.mark.parametrize("fault", ["other namespace", "other authority", "expired"])
+async def test_gateway_refuses_engine_of_wrong_certificate(secure: SecureEngines, fault: str) -> None:
+    """No prompt reaches an engine that cannot prove that it belongs to the service's namespace."""
+    folder = secure.folder / fault.replace(" ", "-")
+    folder.mkdir()
+    files = {
+        "other namespace": lambda: secure.authority.issue(engine_tls_name("other")),
+        "other authority": lambda: Authority(folder / "ca", "other").issue(NAME),
+        "expired": lambda: secure.authority.issue(NAME, days=-1),
+    }[fault]()
+    listener = await impostor(secure, files)
+    host, port = listener.sockets[0].getsockname()
+    await secure.stack.set_objects([service()], [secure_pod(f"{host}:{port}")])
+    status, body = await secure.post()
+    assert status == 503, body
+    assert RECEIVED == []
+    listener.close()
+    await secure.stack.set_objects([service()], [secure_pod(secure.address)])
+    await wait_until(lambda: serves(secure), "the engine serves again")
+
+
+RECEIVED: list[bytes] = []
+
+
+async def impostor(secure: SecureEngines, files: dict[str, bytes]) -> asyncio.Server:
+    """A server that records what it gets."""
+    for name, content in files.items():
+        (secure.folder / name).write_bytes(content)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(secure.folder / CERTIFICATE_FILE, secure.folder / KEY_FILE)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            if received := await reader.read(1 << 16):
+                RECEIVED.append(received)
+        writer.close()
+
+    return await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
+
+
+async def test_picker_tells_last_engine_over_tls(secure: SecureEngines) -> None:
+    """An engine that leaves serves on while its gateway says that it has no other one."""
+    needed = secure.engine / "state" / "needed"
+    assert not needed.exists()
+    leaving = secure_pod(secure.address)
+    leaving["metadata"]["deletionTimestamp"] = "2026-06-01T00:00:00Z"
+    await secure.stack.set_objects([service()], [leaving])
+    await wait_until(needed.exists, "the engine has been told")
+    await secure.stack.set_objects([service()], [secure_pod(secure.address)])
