@@ -192,4 +192,10 @@ SCALE_DOWN: Final = (
         (Switch("autoscaling.scale_to_zero", "_compare_idle_cost", doing(_last_replica_stays)),),
         ("autoscaling/scale_to_zero.py:_compare_idle_cost", "demand/idle_periods.py"),
     ),
+    Mechanism(
+        "idle-learning",
+        "Learns how long idle periods last; without it the last replica waits as long as a cold start costs.",
+        (Switch("demand.idle_periods", "_record_idle", returning_argument(0, "stats")),),
+        ("demand/idle_periods.py:_record_idle", "demand/idle_periods.py:_powers"),
+    ),
 )

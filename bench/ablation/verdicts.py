@@ -49,6 +49,16 @@ NAMED_CASES: Final = (
         "bursts of three minutes every twenty, engines start in 4 minutes (`demand_series`, 3 seeds)",
         "work above the forecast 22.7 % instead of 6.0 %, for half of what is held",
     ),
+    NamedCase(
+        "idle-learning",
+        "a request every five minutes, engines start in 4 minutes (`demand_series`, 3 seeds)",
+        "600 of 600 requests are late instead of one, at 64 % more replica time; of six such series none costs less",
+    ),
+    NamedCase(
+        "lagging-signals",
+        "demand unknown, one signal above its limit (`tests/core/test_lagging_signals.py`)",
+        "the tier is not scaled",
+    ),
     NamedCase("partial-lengths", "`unseen-flood` (1 seed)", "attainment -5.59 points"),
     NamedCase(
         "recent-outputs", "`outputs-grow` (3 seeds)", "attainment -1.38, 0.00 and -1.04 points; no run of it gains"
