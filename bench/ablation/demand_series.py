@@ -95,7 +95,7 @@ def _half_hours(rng: np.random.Generator) -> Floats:
     return np.repeat(rng.lognormal(2.1, 0.7, 6 * 48), 30)
 
 
-_BURSTS: Final = ("own-growth-burst", "uncertainty-price")
+_BURSTS: Final = ("own-growth-burst",)
 _DAYS: Final = (60.0, 240.0, 900.0)
 SERIES: Final = (
     DemandSeries("a rise and a fall of half an hour each, by turns", _ramp, ("trend", *_BURSTS)),
