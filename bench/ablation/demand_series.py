@@ -9,7 +9,8 @@ engines. Poisson requests at a known rate are observed, and each forecast is com
 - held: the forecasts over the highest rates within the horizon (1: what knowing them would hold).
 
 One horizon is one start-up time. Prints the forecast with all its parts, and what changes without one of them: the mean
-over the seeds, and the range. Nothing here passes or fails.
+over the seeds, and the range. Rare requests, each alone, show what the last replica of a tier costs that scales to
+zero, with the lengths of idle periods learned and without. Nothing here passes or fails.
 """
 
 from __future__ import annotations
@@ -24,8 +25,11 @@ import numpy as np
 from bench.ablation.mechanisms import MECHANISMS
 from bench.ablation.switches import Mechanism, switched_off
 from bench.forecast.replay import REQUEST_GPU_S, Floats, poisson_work
+from plimsoll.core.demand import idle_periods
 from plimsoll.core.demand.demand_state import DemandState, observe
 from plimsoll.core.demand.forecasting import Forecast, forecast
+from plimsoll.core.demand.idle_periods import IdleStats
+from plimsoll.core.demand.standby_value import MISS_COST
 
 SEEDS: Final = (1, 2, 3)
 QUANTILE: Final = 0.95
@@ -91,7 +95,7 @@ def _half_hours(rng: np.random.Generator) -> Floats:
     return np.repeat(rng.lognormal(2.1, 0.7, 6 * 48), 30)
 
 
-_BURSTS: Final = ("own-growth-burst", "uncertainty-price")
+_BURSTS: Final = ("own-growth-burst",)
 _DAYS: Final = (60.0, 240.0, 900.0)
 SERIES: Final = (
     DemandSeries("a rise and a fall of half an hour each, by turns", _ramp, ("trend", *_BURSTS)),
@@ -109,8 +113,51 @@ SERIES: Final = (
 )
 
 
+IDLE_TICK_S: Final = 10.0
+IDLE_SERIES: Final[dict[str, Callable[[np.random.Generator], Floats]]] = {
+    "a request every five minutes": lambda rng: rng.normal(300.0, 6.0, 600),
+    "a request every fifteen minutes": lambda rng: rng.normal(900.0, 18.0, 400),
+    "requests at random, ten minutes apart": lambda rng: rng.exponential(600.0, 600),
+}
+
+
+def idle_cost(gaps_s: Floats, startup_s: float, without: Mechanism | None) -> Floats:
+    """Return the replica-seconds of idle and starting replicas, with the price of late requests, and late requests.
+
+    gaps_s: idle periods; each ends with one request.
+    """
+    stats, at_s, late, cold_s = IdleStats(), 0.0, 0, startup_s + MISS_COST * REQUEST_GPU_S
+    replica_s = 0.0
+    with switched_off(without):
+        for gap_s in gaps_s:
+            stats = idle_periods.update_idle(stats, at_s, True, 0.0, startup_s)
+            kept_s = startup_s
+            while kept_s < gap_s and _waits(stats, at_s + kept_s, cold_s):
+                kept_s += IDLE_TICK_S
+            replica_s += min(gap_s, kept_s)
+            late += gap_s > kept_s
+            at_s += gap_s
+            stats = idle_periods.update_idle(stats, at_s, False, 1.0, startup_s)
+    return np.array([replica_s + late * cold_s, late])
+
+
+def _waits(stats: IdleStats, now_s: float, cold_s: float) -> bool:
+    return idle_periods.current_idle(stats, now_s).optimal_wait(cold_s).net_saving_s(cold_s) > 0.0
+
+
 def main() -> None:
     """Print every figure."""
+    for name, gaps in IDLE_SERIES.items():
+        for startup_s in (60.0, 240.0):
+            (whole, late), (without, late_without) = (
+                np.mean([idle_cost(gaps(np.random.default_rng(seed)), startup_s, one) for seed in SEEDS], axis=0)
+                for one in (None, MECHANISMS["idle-learning"])
+            )
+            print(
+                f"{name}, start-up {startup_s:.0f} s: {whole:.0f} replica-s, {late:.0f} late; without idle-learning "
+                f"{without / whole - 1.0:+.1%}, {late_without:.0f} late",
+                flush=True,
+            )
     for series in SERIES:
         whole = _over_seeds(series, None)
         without = {name: _over_seeds(series, MECHANISMS[name]) - whole for name in series.mechanisms}

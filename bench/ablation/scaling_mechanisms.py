@@ -22,11 +22,6 @@ def _no_other_services(original: Any, horizon_s: float) -> Any:
     return (0.0,) * len(shares), weights_s
 
 
-def _all_uncertainty(_: Any, level: float, error: float, deviates: float, *_others: Any) -> float:
-    """returns the whole deviate of the quantile, whatever it costs."""
-    return min(0.1 * level, max(0.0, deviates * error))
-
-
 def _last_replica_stays(_: Any, context: Any, *_others: Any) -> str:
     """keeps the last replica."""
     context.scale_up_target, context.scale_down_target = (
@@ -117,15 +112,9 @@ SCALE_UP: Final = (
     ),
     Mechanism(
         "level-uncertainty",
-        "Sizes for a part of the error of the level.",
-        (Switch("demand.uncertainty", "counted_uncertainty", returning(0.0)),),
-        ("demand/uncertainty.py",),
-    ),
-    Mechanism(
-        "uncertainty-price",
-        "Counts the error of the level only as far as a replica for it pays off.",
-        (Switch("demand.uncertainty", "counted_uncertainty", doing(_all_uncertainty)),),
-        ("demand/uncertainty.py:counted_uncertainty",),
+        "Sizes for the error of the level while retries are due.",
+        (Switch("demand.forecasting", "_level_uncertainty", returning(0.0)),),
+        ("demand/forecasting.py:_level_uncertainty",),
     ),
     Mechanism(
         "retry-backlog",
@@ -191,5 +180,11 @@ SCALE_DOWN: Final = (
         "Compares the cost of a wait with that of a cold start before the last replica goes.",
         (Switch("autoscaling.scale_to_zero", "_compare_idle_cost", doing(_last_replica_stays)),),
         ("autoscaling/scale_to_zero.py:_compare_idle_cost", "demand/idle_periods.py"),
+    ),
+    Mechanism(
+        "idle-learning",
+        "Learns how long idle periods last; without it the last replica waits as long as a cold start costs.",
+        (Switch("demand.idle_periods", "_record_idle", returning_argument(0, "stats")),),
+        ("demand/idle_periods.py:_record_idle", "demand/idle_periods.py:_powers"),
     ),
 )

@@ -36,6 +36,15 @@ DELETIONS: Final = (
         "the forecast, 1.4 % without. Not by the switch, but by two versions, `azure-code`, seed 1: attainment +0.11, "
         "GPU-hours +2.4 %",
     ),
+    Deletion(
+        "uncertainty-price",
+        "Sized for the error of the level as far as a replica for it paid off, also while no retries were due.",
+        70,
+        "After a level shift it added 10 % of a level that was one second old, and the replica that this ordered "
+        "stayed for two start-up times. `azure-code` (1 seed): attainment -0.04, GPU-hours -2.0 %; `unseen-flood` (1 "
+        "seed) -0.11 and +1.2 %; `short` (3 seeds) 0.00, -0.51 and 0.00, GPU-hours -4.2 %. On seven of eight series of "
+        "demand the forecast is the same within 0.2 %, because small errors never paid for a replica",
+    ),
 )
 NAMED_CASES: Final = (
     NamedCase(
@@ -49,14 +58,24 @@ NAMED_CASES: Final = (
         "bursts of three minutes every twenty, engines start in 4 minutes (`demand_series`, 3 seeds)",
         "work above the forecast 22.7 % instead of 6.0 %, for half of what is held",
     ),
+    NamedCase(
+        "idle-learning",
+        "a request every five minutes, engines start in 4 minutes (`demand_series`, 3 seeds)",
+        "600 of 600 requests are late instead of one, at 64 % more replica time; of six such series none costs less",
+    ),
+    NamedCase(
+        "lagging-signals",
+        "demand unknown, one signal above its limit (`tests/core/test_lagging_signals.py`)",
+        "the tier is not scaled",
+    ),
     NamedCase("partial-lengths", "`unseen-flood` (1 seed)", "attainment -5.59 points"),
     NamedCase(
         "recent-outputs", "`outputs-grow` (3 seeds)", "attainment -1.38, 0.00 and -1.04 points; no run of it gains"
     ),
     NamedCase(
         "level-uncertainty",
-        "`short` (3 seeds) and `retry-mixed` (1 seed)",
-        "attainment 0.00, -0.51 and 0.00 points, and -0.25 points; nine changes more on one seed, nine fewer on one",
+        "`retry-honour` (1 seed)",
+        "49 % of the rejections have a retry reservation instead of 100 %; attainment -0.19, GPU-hours -1.6 %",
     ),
     NamedCase(
         "downscale-regret",
@@ -87,11 +106,6 @@ UNDECIDED: Final = (
         "half an hour of rise and half an hour of fall (`demand_series`, 3 seeds)",
         "with starts of 60 s 7 % more is held and 0.1 points less work is above the forecast; with starts of 4 minutes "
         "9 % and 1.1 points",
-    ),
-    NamedCase(
-        "uncertainty-price",
-        "the same",
-        "3.5 % more is held and 0.5 points less work is above the forecast",
     ),
     NamedCase("kv-transfer", "600 s of `slow-fabric` (1 seed)", "attainment -0.13 points, the same GPU-hours"),
 )

@@ -34,7 +34,8 @@ from plimsoll.core.autoscaling.tier_state import TierState
 from plimsoll.core.autoscaling.ttft_offset import TtftOffset
 from plimsoll.core.capacity.slo_capacity import slo_capacity_per_s
 from plimsoll.core.capacity.tier_model import build_profile, stack_profiles
-from plimsoll.core.demand import growth_stats, request_lengths, seasonality
+from plimsoll.core.demand import growth_stats, idle_periods, request_lengths, seasonality
+from plimsoll.core.demand.idle_periods import IdleStats
 from plimsoll.core.demand.request_lengths import RequestLengthEstimator
 from plimsoll.core.demand.standby_value import growth_distribution
 from plimsoll.core.demand.token_ratios import TokenRatioEstimator
@@ -296,6 +297,11 @@ def shifted() -> float:
     return forecast_of(demand_after(demand(np.repeat([2.0, 20.0], [300, 20]), 1.0, 1))).level
 
 
+def learned_idle_periods() -> tuple[float, ...]:
+    stats = idle_periods.update_idle(IdleStats(), 0.0, True, 0.0, 60.0)
+    return idle_periods.update_idle(stats, 100.0, False, 1.0, 60.0).ended
+
+
 PROBES: dict[str, Callable[[], object]] = {
     "standby": lambda: decide_one(observed_tier(make_forecast(3.0, FREQUENT_GROWTH), 3)).replicas,
     "standby-own-growth": lambda: decide_one(observed_tier(make_forecast(3.0, OTHERS_GROWTH), 3)).replicas,
@@ -310,8 +316,7 @@ PROBES: dict[str, Callable[[], object]] = {
     "trend": ramped,
     "level-shift": shifted,
     "season": seasonal,
-    "level-uncertainty": lambda: forecast_of(constant(300.0, 60)).uncertainty,
-    "uncertainty-price": lambda: forecast_of(constant(6.0, 300), miss_cost=1.0).uncertainty,
+    "level-uncertainty": lambda: forecast_of(constant(300.0, 60), retries_due=True).uncertainty,
     "retry-backlog": retries,
     "rejection-feedback": corrected,
     "rejection-significance": lambda: RejectionSample(0.1, 60.0, 0.05, 10.0).insignificant_rejections(60.0),
@@ -319,6 +324,7 @@ PROBES: dict[str, Callable[[], object]] = {
     "ttft-offset": ttft_offset,
     "overdue": overdue,
     "stabilization-window": lambda: decide_one(observed_tier(make_forecast(1.0, OTHERS_GROWTH), 6)).replicas,
+    "idle-learning": learned_idle_periods,
     "downscale-regret": lambda: [state.downscale_regret for state in states([observed_tier(4.0, 4)] * 2)],
     "scale-down-margin": retained,
     "idle-cost": lambda: decide_one(observed_tier(0.0, 1), replica_bounds(0), pause=idle_status(1e5)).replicas,

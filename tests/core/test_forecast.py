@@ -16,7 +16,6 @@ from plimsoll.core.demand.demand_state import DemandState, observe, rescale
 from plimsoll.core.demand.forecasting import Forecast, forecast
 from plimsoll.core.demand.serialization import from_dict, to_dict
 from plimsoll.core.demand.standby_value import (
-    MISS_COST,
     GrowthDistribution,
     growth_distribution,
     standby_cost_benefit,
@@ -53,10 +52,10 @@ def forecast_of(
     horizon_s: float = 120.0,
     quantile: float = 0.95,
     later_s: float = 0.0,
-    miss_cost: float = MISS_COST,
+    retries_due: bool = False,
 ) -> Forecast:
     assert state.last_sample_s is not None
-    found = forecast(state, state.last_sample_s + later_s, horizon_s, quantile, miss_cost)
+    found = forecast(state, state.last_sample_s + later_s, horizon_s, quantile, retries_due)
     assert isinstance(found, Forecast)
     return found
 
@@ -226,10 +225,16 @@ def test_forecast_is_monotone_in_quantile_horizon_and_work(seed: int, rate: floa
     by_horizon = [forecast_of(state, h).work for h in (0.0, 10.0, 60.0, 100.0, 240.0, 600.0, 5000.0)]
     assert by_quantile == sorted(by_quantile)
     assert by_horizon == sorted(by_horizon)
-    assert forecast_of(double, miss_cost=0.5 * MISS_COST).work == pytest.approx(2 * forecast_of(state).work, rel=1e-6)
-    assert forecast_of(double).uncertainty >= 2 * forecast_of(state).uncertainty * (1 - 1e-9), (
-        "what replicas more are worth it for"
-    )
+    for due in (False, True):
+        whole = forecast_of(state, retries_due=due)
+        assert forecast_of(double, retries_due=due).work == pytest.approx(2 * whole.work, rel=1e-6)
+
+
+def test_forecast_counts_level_error_only_while_retries_are_due() -> None:
+    state = constant(6.0, 300)
+    alone, due = forecast_of(state), forecast_of(state, retries_due=True)
+    assert alone.uncertainty == 0.0
+    assert due.uncertainty == pytest.approx(1.6449 * due.level_error, rel=1e-3)
 
 
 def test_forecast_burst_uses_own_history() -> None:

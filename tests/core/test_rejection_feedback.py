@@ -7,6 +7,7 @@ from copy import deepcopy
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
+from statistics import NormalDist
 
 import pytest
 
@@ -23,7 +24,6 @@ from plimsoll.core.autoscaling.scaling_policy import ScalingPolicy, TierPolicy
 from plimsoll.core.autoscaling.sizing_requests import sizing_requests
 from plimsoll.core.autoscaling.startup_time import StartingPod
 from plimsoll.core.demand.service_metrics import ServiceMetrics
-from plimsoll.core.demand.uncertainty import quantile_deviate
 from plimsoll.core.types import Role, Unavailable
 from tests.core.test_autoscaler import SLO, Fleet, need, scaling_spec, service_metrics
 
@@ -187,9 +187,9 @@ def test_retry_backlog_sizes_for_full_uncertainty() -> None:
         fleet.service.demand(ServiceSnapshot(said, tiers), fleet.scaling_spec, fleet.now_s)["serve"]
         for said in (nobody, some)
     ]
-    priced, whole = (one.forecast for one in found if isinstance(one, TierDemand))
-    assert whole.uncertainty == pytest.approx(quantile_deviate(SLO.share) * whole.level_error)
-    assert priced.uncertainty < 0.5 * whole.uncertainty
+    alone, due = (one.forecast for one in found if isinstance(one, TierDemand))
+    assert due.uncertainty == pytest.approx(NormalDist().inv_cdf(SLO.share) * due.level_error)
+    assert alone.uncertainty == 0.0
 
 
 def test_retry_backlog_within_chance_adds_no_load() -> None:

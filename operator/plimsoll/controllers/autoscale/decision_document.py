@@ -220,8 +220,8 @@ def _forecast(service: ServiceState, name: str, tier: TierState, horizon_s: floa
     if service.last_decision is None or service.basis is None or service.basis.spec.slo is None:
         return _unavailable(Unavailable("the service has no SLO, so no forecast is made"))
     lookahead_s = tier.startup_model.horizon_s + TICK_S if horizon_s is None else horizon_s
-    slo, cost = service.basis.spec.slo, service.miss_cost(name, service.basis.spec.policy)
-    prediction = forecast_demand(tier.forecast_state, service.last_decision.at_s, lookahead_s, slo.share, cost)
+    share, retries_due = service.basis.spec.slo.share, service.has_retry_backlog
+    prediction = forecast_demand(tier.forecast_state, service.last_decision.at_s, lookahead_s, share, retries_due)
     if isinstance(prediction, Unavailable):
         return _unavailable(prediction)
     return {

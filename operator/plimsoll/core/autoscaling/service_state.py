@@ -25,7 +25,6 @@ from plimsoll.core.autoscaling.observations import (
 )
 from plimsoll.core.autoscaling.rejection_feedback import CapacityCorrection
 from plimsoll.core.autoscaling.scaling_decision import ScalingDecision
-from plimsoll.core.autoscaling.scaling_policy import ScalingPolicy
 from plimsoll.core.autoscaling.sizing_requests import backlog_gpu_s, client_tier, retry_gpu_s
 from plimsoll.core.autoscaling.slo_attainment import slo_attainment
 from plimsoll.core.autoscaling.snapshot_signals import (
@@ -44,7 +43,6 @@ from plimsoll.core.demand.forecasting import forecast as forecast_demand
 from plimsoll.core.demand.idle_periods import IdleStats
 from plimsoll.core.demand.request_lengths import TOO_FEW_COMPLETED
 from plimsoll.core.demand.service_metrics import ServiceMetrics
-from plimsoll.core.demand.uncertainty import tier_miss_cost
 from plimsoll.core.types import Role, Unavailable
 from plimsoll.core.workload import Workload
 
@@ -236,26 +234,10 @@ class ServiceState:
                 f"arrivals observed for {now_s - tier.first_arrival_s:.0f} s, {MIN_OBSERVATION_S:.0f} s required"
             )
         horizon_s = self.horizon_s(name, spec)
-        cost = self.miss_cost(name, spec.policy)
-        tier_forecast = forecast_demand(tier.forecast_state, now_s, horizon_s, spec.slo.share, cost)
+        tier_forecast = forecast_demand(tier.forecast_state, now_s, horizon_s, spec.slo.share, self.has_retry_backlog)
         if isinstance(tier_forecast, Unavailable):
             return tier_forecast
         return TierDemand(tier_forecast, self.cache.of(name).growth_distribution(tier.forecast_state, horizon_s))
-
-    def miss_cost(self, name: str, policy: ScalingPolicy) -> float:
-        """Cost of a missed GPU-second of a tier with a known SLO capacity, as `uncertainty.tier_miss_cost`.
-
-        Infinite while rejected clients have reservations: they are load beyond the level, so all uncertainty counts.
-        """
-        if self.has_retry_backlog:
-            return math.inf
-        tiers, policies = self.tiers.items(), policy.tiers
-        request_gpu_s = {
-            n: t.capacity.request_gpu_s * max(policies[n].gpus_per_replica, 1)
-            for n, t in tiers
-            if not isinstance(t.capacity, Unavailable)
-        }
-        return tier_miss_cost(policy.miss_cost, request_gpu_s, name)
 
     def horizon_s(self, tier: str, spec: ScalingSpec) -> float:
         """Return the forecast horizon of a tier, s."""

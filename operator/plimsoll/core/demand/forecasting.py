@@ -5,22 +5,25 @@ able to see what the figure consists of.
 
 Idea: the forecast is the sum of five parts. Level. Trend, and the seasonal growth beyond the trend. Burst: the
 prediction times the factor by which own growth exceeded predictions, up to the bound of past level shifts. Uncertainty:
-the part of the level's error that is worth a replica. Work is a rate here. The sizing already covers random variation
-within a minute, so the forecast does not add it again. The sum never falls as quantile, horizon or load rise.
+the error of the level, only while rejected clients have reservations: their retries come on top of the level. Work is a
+rate here. The sizing already covers random variation within a minute, so the forecast does not add it again. The sum
+never falls as quantile, horizon or load rise.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Final
 
-from plimsoll.core.demand import growth_stats, level_model, seasonality, uncertainty
+from plimsoll.core.demand import growth_stats, level_model, seasonality
 from plimsoll.core.demand.demand_state import DemandState
-from plimsoll.core.demand.standby_value import MISS_COST, own_history_share
+from plimsoll.core.demand.standby_value import own_history_share
 from plimsoll.core.types import Unavailable
 
 MAX_SAMPLE_AGE_S: Final = 600.0  # the longest horizon of the growth statistics; an older sample is not recent
+MAX_LEVEL_SHARE: Final = 0.1  # of the level; a level that is seconds old is known better before a new replica is ready
 ZERO_CONFIDENCE: Final = 0.99  # from this probability of no request in the horizon on, the forecast is 0
 
 
@@ -64,13 +67,13 @@ def forecast(
     now_s: float,
     horizon_s: float,
     quantile: float,
-    miss_cost: float = MISS_COST,
+    retries_due: bool = False,
 ) -> Forecast | Unavailable:
-    """Upper quantile of the largest work over [now, now + horizon], without uncertainty that is not worth a replica.
+    """Upper quantile of the largest work over [now, now + horizon].
 
-    horizon_s: 0 or more; the age of the last sample is added. quantile: in (0, 1). miss_cost: as in
-    `uncertainty.counted_uncertainty`. Returns `Unavailable` without a sample in the last MAX_SAMPLE_AGE_S. Raises
-    ValueError for arguments out of range.
+    horizon_s: 0 or more; the age of the last sample is added. quantile: in (0, 1). retries_due: rejected clients have
+    reservations, so the error of the level counts. Returns `Unavailable` without a sample in the last
+    MAX_SAMPLE_AGE_S. Raises ValueError for arguments out of range.
     """
     if not 0.0 <= horizon_s < math.inf or not 0.0 < quantile < 1.0 or not math.isfinite(now_s):
         raise ValueError(f"no forecast for now {now_s}, a horizon of {horizon_s} s and the quantile {quantile}")
@@ -81,7 +84,9 @@ def forecast(
     if age_s > MAX_SAMPLE_AGE_S:
         return Unavailable(f"the last sample is {age_s:.0f} s old")
     reach_s = horizon_s + age_s
-    parts = (0.0,) * 5 if _expects_no_request(state, reach_s, quantile) else _parts(state, reach_s, quantile, miss_cost)
+    parts = (
+        (0.0,) * 5 if _expects_no_request(state, reach_s, quantile) else _parts(state, reach_s, quantile, retries_due)
+    )
     level_, trend, shape, burst, level_uncertainty = parts
     return Forecast(
         level_ + trend + shape + burst + level_uncertainty,
@@ -100,7 +105,7 @@ def forecast(
 
 
 def _parts(
-    state: DemandState, reach_s: float, quantile: float, miss_cost: float
+    state: DemandState, reach_s: float, quantile: float, retries_due: bool
 ) -> tuple[float, float, float, float, float]:
     """Level, trend, season, burst and uncertainty."""
     estimate, at_s = state.estimate, state.last_sample_s
@@ -113,14 +118,12 @@ def _parts(
     )
     bounded = max(predicted, growth_stats.growth_bound(state.closed_growth, estimate.level, factor))
     burst = min(predicted * (factor - 1.0), bounded - predicted)
-    deviates = uncertainty.quantile_deviate(quantile)
-    return (
-        estimate.level,
-        trend,
-        shape,
-        burst,
-        uncertainty.counted_uncertainty(estimate.level, estimate.error, deviates, miss_cost),
-    )
+    return estimate.level, trend, shape, burst, _level_uncertainty(estimate, quantile) if retries_due else 0.0
+
+
+def _level_uncertainty(estimate: level_model.LevelEstimate, quantile: float) -> float:
+    """How far the quantile of the level lies above it."""
+    return min(MAX_LEVEL_SHARE * estimate.level, max(0.0, NormalDist().inv_cdf(quantile)) * estimate.error)
 
 
 def _expects_no_request(state: DemandState, reach_s: float, quantile: float) -> bool:
