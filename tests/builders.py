@@ -85,3 +85,26 @@ def pod(parent: Object, tier: str, name: str = "p", **status: Any) -> Object:
         },
         "status": status,
     }
+
+
+def leader_worker_set(parent: Object, *, replicas: int = 1, template: str = "new", status: Object | None = None) -> Object:
+    """The LeaderWorkerSet of a tier `serve` in a release whose status does not say which spec it is of."""
+    parts = {
+        "leaderTemplate": {"metadata": {"labels": {labels.ROLE: "serve", labels.TEMPLATE: template}}, "spec": {}},
+        "workerTemplate": {"metadata": {"labels": {labels.WORKER_OF: "serve", labels.TEMPLATE: template}}, "spec": {}},
+    }
+    own = {"replicas": replicas, "updatedReplicas": replicas, "readyReplicas": replicas}
+    return deployment(parent, "serve") | {
+        "apiVersion": labels.SET_API_VERSION,
+        "kind": labels.SET_KIND,
+        "spec": {"replicas": replicas, "leaderWorkerTemplate": {"size": 2, **parts}},
+        "status": own | (status or {}),
+    }
+
+
+def group_pod(parent: Object, name: str, *, template: str = "new", is_worker: bool = False, **status: Any) -> Object:
+    """A pod of a LeaderWorkerSet, by default a leader."""
+    made = pod(parent, "serve", name, **status)
+    place = {labels.WORKER_OF: "serve"} if is_worker else {labels.ROLE: "serve"}
+    made["metadata"]["labels"] = {labels.SERVICE: parent["metadata"]["name"], labels.TEMPLATE: template, **place}
+    return made

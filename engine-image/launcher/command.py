@@ -8,7 +8,8 @@ vLLM's command line unchanged, so that a fleet of it differs in nothing else.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 
 from launcher import vllm
 from launcher.contract import IMAGE_ROOT, Contract
@@ -85,15 +86,32 @@ def group_arguments(group: PodGroup | None) -> list[str]:
     ]
 
 
+def check_group_arguments(arguments: Sequence[str], contract: Contract) -> None:
+    """Raise SettingsError if arguments say how an engine of several pods spans them, except for the operator's sizes.
+
+    These come first, each once.
+    """
+    sizes = {vllm.TENSOR_PARALLEL_SIZE, vllm.PIPELINE_PARALLEL_SIZE}
+    for argument in arguments:
+        if not re.match(vllm.GROUP_FLAGS, argument):
+            continue
+        if (name := vllm.flag_name(argument)) not in sizes:
+            names = f"{contract.env['default_args']} or {contract.env['args']}"
+            raise SettingsError(f"{names}: {argument} is set by Plimsoll for an engine of several nodes")
+        sizes.remove(name)
+
+
 def engine_command(settings: Settings, contract: Contract, *, cpu: bool) -> list[str]:
     """Return the command line of the engine; `cpu` if vLLM's platform is the CPU.
 
-    Raises SettingsError for a flag that is reserved by the contract.
+    Raises SettingsError for a flag that is reserved by the contract, or that would change a group.
     """
     arguments = (*settings.default_args, *settings.args)
     for argument in arguments:
         if vllm.flag_name(argument) in vllm.RESERVED_FLAGS:
             raise SettingsError(f"{contract.env['args']}: {vllm.flag_name(argument)} is set by Plimsoll")
+    if settings.group is not None:
+        check_group_arguments(arguments, contract)
     command = [
         *RUNTIME_PROGRAMS[settings.runtime],
         settings.model,

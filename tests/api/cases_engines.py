@@ -26,6 +26,26 @@ def _engine(runtime: str, path: str, value: Any, says: str, server: str = "", *,
 
 NODES = "spec.tiers.serve.nodes"
 TOPOLOGY = "spec.tiers.serve.exclusiveTopology"
+NO_GROUP_FLAGS = "may not have a flag about parallel sizes, nodes, executor or API servers with tiers.serve.nodes above"
+GROUP_ARGS = (
+    ["--data-parallel-size", "2"],
+    ["-dp", "2"],
+    ["--api-server-count=2"],
+    ["-asc", "2"],
+    ["--nnodes", "4"],
+    ["-n=4"],
+    ["-n4"],
+    ["--node_rank", "1"],
+    ["-r", "1"],
+    ["--master-addr", "x"],
+    ["--master_port=1"],
+    ["--distributed-executor-backend", "ray"],
+    ["--max-num-seqs", "8", "--tensor-parallel-size", "8"],
+    ["-tp", "8"],
+    ["--pipeline_parallel_size=1"],
+    ["-pp", "1"],
+    ["-pcp", "2"],
+)
 NO_NODES = "engine sglang has no engines of several nodes: remove tiers.serve.nodes, or use engine vllm or simulated"
 
 ENGINE_CASES = [
@@ -40,8 +60,7 @@ ENGINE_CASES = [
         for field, value, at, says in (
             ("spec.adapters", [{"name": "a", "uri": "hf://org/a"}], "spec.adapters", "LoRA adapters are not supported"),
             ("spec.engine.lora", {}, "spec.adapters", "LoRA adapters are not supported with tiers.serve.nodes above 1"),
-            (ARGS, ["--data-parallel-size", "2"], ARGS, "data parallelism is not supported"),
-            (ARGS, ["-dp", "2"], ARGS, "data parallelism is not supported with tiers.serve.nodes above 1"),
+            *((ARGS, args, ARGS, NO_GROUP_FLAGS) for args in GROUP_ARGS),
             (TOPOLOGY, "a b", TOPOLOGY, "must be the name of a node label, such as example.com/rack"),
         )
     ],

@@ -45,7 +45,7 @@ def healthy(**changes: Any) -> Patient:
     pod = builders.pod(parent, "decode", "chat-decode-a", conditions=[{"type": "Ready", "status": "True"}])
     facts: dict[str, Any] = {
         "service": parent,
-        "deployments": [deployment],
+        "workloads": [deployment],
         "pods": [pod],
         "events": [],
         "autoscalers": [],
@@ -173,14 +173,40 @@ def test_doctor_labels_that_match_nothing() -> None:
         (PROBLEM, "tier decode", "1 replicas are wanted, and no pod has its labels")
     ]
     patient = healthy()
-    assert patient.deployments is not None
     spec = {"replicas": 1, "template": {"spec": {"nodeSelector": {"gpu": "h200"}}}}
-    deployment = patient.deployments[0] | {"spec": spec}
-    assert findings_of(healthy(deployments=[deployment])) == [
+    deployment = patient.workloads[0] | {"spec": spec}
+    assert findings_of(healthy(workloads=[deployment])) == [
         (PROBLEM, "tier decode", "no node has the labels gpu=h200")
     ]
     spec["template"] = {"spec": {"nodeSelector": {"gpu": "h100"}}}
-    assert findings_of(healthy(deployments=[deployment])) == []
+    assert findings_of(healthy(workloads=[deployment])) == []
+
+
+async def test_doctor_reads_leader_worker_sets() -> None:
+    parent = service()
+    parent["spec"]["tiers"] = {"serve": {"nodes": 2}}
+    found = builders.leader_worker_set(parent)
+    found["spec"]["leaderWorkerTemplate"]["leaderTemplate"]["spec"]["nodeSelector"] = {"gpu": "h200"}
+    fields = {"manager": "kubectl-edit", "fieldsV1": {"f:spec": {"f:replicas": {}}}}
+    found["metadata"]["managedFields"] = [fields]
+    sets = f"/apis/{labels.SET_API_VERSION}/namespaces/team/{labels.SET_PLURAL}"
+    scaler = {"metadata": {"name": "x"}, "spec": {"scaleTargetRef": {"kind": labels.SET_KIND, "name": "chat-serve"}}}
+    answers = {
+        fake_kube.services("team", "chat"): parent,
+        fake_kube.LEASE: {"spec": {"holderIdentity": "o"}},
+        fake_kube.explanation("o", "team", "chat"): {},
+        sets: {"items": [found]},
+        NODES.path(): {"items": [{"metadata": {"name": "n", "labels": {"gpu": "h100"}}}]},
+        HORIZONTALPODAUTOSCALERS.path("team"): {"items": [scaler]},
+    }
+    findings = await examine(fake_kube.FakeKube(answers), "team", "chat", "plimsoll-system", NOW_S)
+    assert [(one.subject, one.message) for one in findings] == [
+        ("tier serve", "1 replicas are wanted, and no pod has its labels"),
+        ("tier serve", "no node has the labels gpu=h200"),
+        ("hpa x", "it scales LeaderWorkerSet chat-serve, which Plimsoll scales too: the two undo each other"),
+        ("tier serve", "its replica count was last set by kubectl-edit, not by Plimsoll"),
+    ]
+    assert findings[0].remedy == "see the Events of LeaderWorkerSet chat-serve for a quota or a webhook"
 
 
 @pytest.mark.parametrize(("kind", "name"), [("Deployment", "chat-decode"), (labels.KIND, "chat")])
@@ -196,9 +222,8 @@ def test_doctor_names_other_autoscalers(kind: str, name: str) -> None:
 def test_doctor_others_may_scale_what_plimsoll_does_not(scaling: Object) -> None:
     patient = healthy()
     patient.service["spec"]["scaling"] = scaling
-    assert patient.deployments is not None
     fields = {"manager": "kube-controller-manager", "fieldsV1": {"f:spec": {"f:replicas": {}}}}
-    patient.deployments[0]["metadata"]["managedFields"] = [fields]
+    patient.workloads[0]["metadata"]["managedFields"] = [fields]
     reference = {"kind": "Deployment", "name": "chat-decode"}
     scaler = {"metadata": {"name": "keda-hpa-chat"}, "spec": {"scaleTargetRef": reference}}
     assert findings_of(replace(patient, autoscalers=[scaler])) == []
@@ -206,9 +231,8 @@ def test_doctor_others_may_scale_what_plimsoll_does_not(scaling: Object) -> None
 
 def test_doctor_names_who_set_the_replicas() -> None:
     patient = healthy()
-    assert patient.deployments is not None
     fields = {"manager": "kubectl-edit", "fieldsV1": {"f:spec": {"f:replicas": {}}}}
-    patient.deployments[0]["metadata"]["managedFields"] = [fields]
+    patient.workloads[0]["metadata"]["managedFields"] = [fields]
     message = "its replica count was last set by kubectl-edit, not by Plimsoll"
     assert findings_of(patient) == [(NOTE, "tier decode", message)]
 

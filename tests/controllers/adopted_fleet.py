@@ -61,6 +61,7 @@ class AdoptedFleet(KubeClient):
         self.unanswered: set[str] = set()  # names for which the API server fails
         self.selected: dict[str, int] = {}  # pods of other selectors
         self.labels: dict[str, str] = {}
+        self.pod_labels: dict[str, str] = {}
         self.uid = "uid-llm"
         self._version = 10
         self._counts: dict[str, float] = {}
@@ -214,7 +215,7 @@ class AdoptedFleet(KubeClient):
             "kind": "Pod",
             "metadata": {
                 "namespace": KEY[0], "name": f"llm-{number}", "uid": f"uid-pod-{number}", "resourceVersion": "5",
-                "labels": {"app": "llm"}, "creationTimestamp": "2026-01-01T00:00:00Z",
+                "labels": {"app": "llm", **self.pod_labels}, "creationTimestamp": "2026-01-01T00:00:00Z",
             },
             "spec": self.spec["template"]["spec"],
             "status": {"podIP": f"10.0.0.{number}", "conditions": [{"type": "Ready", "status": "True"}]},

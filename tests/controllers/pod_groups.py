@@ -6,6 +6,7 @@ from typing import Any
 
 from plimsoll.adapters.kube_client import LEADERWORKERSETS, PODS, KubeClient
 from plimsoll.api import labels
+from plimsoll.controllers.operator import WATCHED_RESOURCES
 
 Object = dict[str, Any]
 
@@ -40,5 +41,5 @@ async def set_conditions(kube: KubeClient, pod: Object, **conditions: str) -> Ob
 
 async def pods_of(kube: KubeClient, namespace: str) -> tuple[Object, ...]:
     """The pods of a namespace as the operator's watch lists them."""
-    items, _ = await kube.list(PODS, namespace, labels.SERVICE)
+    items, _ = await kube.list(PODS, namespace, dict(WATCHED_RESOURCES)[PODS])
     return tuple(items)

@@ -67,6 +67,15 @@ def test_drain_report_is_counted_and_emitted_once(drain_reports: DrainReports) -
     assert drain_reports.pending(KEY) == ()
 
 
+def test_drain_report_of_a_worker_is_none(drain_reports: DrainReports) -> None:
+    worker = pod(message=DRAIN_MESSAGE, exitCode=0)
+    worker["metadata"]["labels"] = {labels.SERVICE: "chat", labels.WORKER_OF: "serve"}
+    observe(drain_reports, worker)
+    assert drain_reports.pending(KEY) == ()
+    series = {"service": "team/chat", "tier": ""}
+    assert OPERATOR.get_sample_value("plimsoll_operator_drains_timed_out_total", series) is None
+
+
 def test_drain_report_from_deleted_pod_version_is_read(drain_reports: DrainReports) -> None:
     observe(drain_reports, pod(message=DRAIN_MESSAGE.replace("3", "1")), "DELETED")
     assert "1 request was aborted" in drain_reports.pending(KEY)[0].message

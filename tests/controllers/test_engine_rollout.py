@@ -205,6 +205,27 @@ def test_state_is_settled_after_min_ready_seconds() -> None:
     assert not state(young, DONE[1]).is_settled
 
 
+def test_state_of_a_set_follows_its_leaders() -> None:
+    """Released LeaderWorkerSets do not say which spec their status is of."""
+    service = builders.service(tiers={"serve": {"nodes": 2}})
+
+    def found(templates: tuple[str, ...], updating: str, since: str, replicas: int = 2) -> RolloutState:
+        updates = {"type": "UpdateInProgress", "status": updating, "lastTransitionTime": since}
+        stale = {"type": "Available", "status": "True", "lastTransitionTime": BEFORE}
+        made = builders.leader_worker_set(service, replicas=replicas, status={"conditions": [stale, updates]})
+        made["metadata"]["labels"][labels.TEMPLATE_GENERATION] = "2"
+        pods = [builders.group_pod(service, f"p{n}", template=one) for n, one in enumerate(templates)]
+        worker = builders.group_pod(service, "w", template="old", is_worker=True)
+        return state(made, revision(service, "serve", 2), *pods, worker, tiers={"serve": {"nodes": 2}})
+
+    assert not found(("old", "old"), "False", BEFORE).is_settled
+    assert not found(("new", "old"), "True", AFTER).is_settled
+    assert not found(("new", "new"), "True", AFTER).is_settled
+    assert not found(("new", "new"), "False", "2027-01-15T07:59:00Z").is_settled
+    assert found(("new", "new"), "False", AFTER).is_settled
+    assert found((), "False", BEFORE, replicas=0).is_settled
+
+
 @pytest.mark.parametrize(
     ("one", "is_failure"),
     [
@@ -297,7 +318,7 @@ def test_controller_goes_on_when_one_service_cannot_be_read() -> None:
     cache, errors = fleet(0, "a", "b"), ObjectErrors()
     broken = cache.get("Deployment", ("team", "a-serve"))
     assert broken is not None
-    del broken["status"]
+    del broken["spec"]
     rollout = EngineRollout(cache, SETTINGS, lambda key: None, clock=lambda: NOW_S, errors=errors)
     assert rollout.of(("team", "b")).has_turn
     assert errors.condition(("team", "a")) is not None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from plimsoll.api.conditions import ConditionReason, ConditionType
 from plimsoll.controllers.autoscale.service_snapshot import tier_of
 from plimsoll.controllers.reconcile import service_status
 from plimsoll.controllers.reconcile.pod_diagnosis import most_severe
+from plimsoll.controllers.reconcile.tier_health import TierStatusInputs, tier_health
 from tests import builders
 from tests.controllers.test_service_status import PARENT, by_type, status_inputs, tier
 
@@ -146,3 +148,18 @@ def test_pod_with_a_failing_container_is_not_replaced() -> None:
     mesh = {"name": "mesh", "lastState": ENDED}
     broken = pod_created("a", "2026-01-01T00:00:00Z", containerStatuses=[mesh])
     assert most_severe(None, [broken, pod_created("b", "2026-01-02T00:00:00Z", **READY)]) is not None
+
+
+def test_ready_worker_hides_no_failed_leader() -> None:
+    """The pods of an engine of several nodes do not stand in for each other."""
+    parent = builders.service(tiers={"serve": {"nodes": 2}})
+    leader = builders.group_pod(parent, "chat-serve-0", **EVICTED)
+    worker = builders.group_pod(parent, "chat-serve-0-1", is_worker=True, **READY)
+    for pod, created in ((leader, "2026-01-01T00:00:00Z"), (worker, "2026-01-03T00:00:00Z")):
+        pod["metadata"]["creationTimestamp"] = created
+    inputs = TierStatusInputs("serve", 1, builders.leader_worker_set(parent), (leader,), (worker,))
+    assert tier_health(inputs, None).problem is ConditionReason.POD_FAILED
+    failed, ready = worker | {"status": EVICTED}, leader | {"status": READY}
+    assert tier_health(replace(inputs, desired=2, pods=(ready,), workers=(failed,)), None).message == (
+        f"1 of 2 ready: pod chat-serve-0-1 failed (Evicted): {EVICTED['message']}"
+    )

@@ -16,6 +16,7 @@ from plimsoll.controllers.leader_worker_sets import KIND_MISSING, LeaderWorkerSe
 from plimsoll.controllers.object_cache import Key, ObjectCache, role_of
 from plimsoll.controllers.replicas_owner import replicas_set_by
 from plimsoll.core.errors import ClusterError, ObjectRejected
+from plimsoll.gateway.watch_cache import WATCHED_RESOURCES
 from tests.apiserver import ROOT, ApiServer
 from tests.controllers.conftest import ControllerHarness, OperatorParts
 from tests.controllers.pod_groups import make_groups, pods_of, set_conditions
@@ -196,7 +197,7 @@ async def test_gateway_watch_lists_no_worker(served: ControllerHarness) -> None:
     await create(served)
     await served.reconcile_once("chat")
     await make_groups(served.kube, served.namespace, "chat-serve")
-    listed, _ = await served.kube.list(PODS, served.namespace, labels.ROLE)
+    listed, _ = await served.kube.list(PODS, served.namespace, dict(WATCHED_RESOURCES)[PODS])
     assert [one["metadata"]["name"] for one in listed] == ["chat-serve-0"]
 
 

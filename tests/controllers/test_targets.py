@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from plimsoll.api import labels
 from plimsoll.api.v1alpha1 import parse
 from plimsoll.controllers.targets.target_state import WriterCause, applying_manager, autoscaler_of, later_writer
 from tests.api.manifests import adopted
@@ -275,6 +276,14 @@ async def test_tier_of_a_service_is_no_target() -> None:
         "TargetTaken",
         "Deployment llm belongs to InferenceService chat, which sizes it already",
     )
+
+
+@pytest.mark.parametrize("place", [labels.ROLE, labels.WORKER_OF])
+async def test_pods_of_a_tier_are_no_engines_of_a_target(place: str) -> None:
+    fleet = AdoptedFleet()
+    fleet.pod_labels = {labels.MANAGED_BY: "plimsoll", labels.SERVICE: "other", place: "serve"}
+    await fleet.run(2)
+    assert fleet.cache.pods(KEY) == []
 
 
 async def test_deleted_service_leaves_no_pods() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -27,6 +28,26 @@ def test_group_argv_connects_pods_without_ray() -> None:
     assert argv(**LEADER)[at : at + 8] == [*flags, "0", *address]
     assert argv(**WORKER)[at : at + 9] == [*flags, "1", *address, "--headless"]
     assert "--headless" not in argv(**LEADER)
+
+
+SIZES = ["--tensor-parallel-size", "4", "--pipeline-parallel-size", "2"]
+
+
+def test_group_argv_takes_the_sizes_of_the_operator() -> None:
+    found = argv(**LEADER, PLIMSOLL_DEFAULT_ARGS=json.dumps(SIZES))
+    assert [found.count(flag) for flag in (SIZES[0], SIZES[2])] == [1, 1]
+
+
+@pytest.mark.parametrize("name", ["PLIMSOLL_DEFAULT_ARGS", "PLIMSOLL_ARGS"])
+@pytest.mark.parametrize("flag", ["--tensor-parallel-size=8", "-tp", "--nnodes", "-n4", "-asc", "--master_port", "-dp"])
+def test_group_argv_rejects_another_shape(name: str, flag: str) -> None:
+    """Also from the chart's defaults for all engines."""
+    variables = {"PLIMSOLL_DEFAULT_ARGS": json.dumps(SIZES)}
+    more = [flag, *(() if "=" in flag else ("2",))]
+    variables[name] = json.dumps([*json.loads(variables.get(name, "[]")), *more])
+    with pytest.raises(SettingsError, match=f"{flag} is set by Plimsoll for an engine of several nodes"):
+        argv(**LEADER, **variables)
+    assert flag in argv(**variables)
 
 
 @pytest.mark.parametrize("variables", [{}, {"LWS_GROUP_SIZE": "1", "LWS_WORKER_INDEX": "0"}])

@@ -92,6 +92,14 @@ def test_engine_with_a_short_grace_period_is_let_go() -> None:
     assert leaving(hurried) is Leaving.HANDS_OVER
 
 
+def test_leader_of_several_pods_is_let_go() -> None:
+    """Its replacement has its name, so it starts only afterwards."""
+    leader = going()
+    leader["metadata"]["labels"][labels.SET_NAME] = "chat-serve"
+    assert leaving(leader) is Leaving.AT_ONCE
+    assert serving(leader) == []
+
+
 def test_engine_without_launcher_is_let_go() -> None:
     other = going()
     other["metadata"]["labels"][labels.ENGINE] = "llama-cpp"

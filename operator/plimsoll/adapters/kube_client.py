@@ -267,9 +267,9 @@ class KubeClient:
             listed = await self._json("GET", f"/apis/{group}/{version}" if group else f"/api/{version}")
         except NotFound:
             return None
-        served = {one["name"]: one for one in listed.get("resources") or ()}
+        served = {str(one.get("name") or ""): one for one in listed.get("resources") or ()}
         for name, one in served.items():
-            if one["kind"] == kind and "/" not in name:
+            if name and one.get("kind") == kind and "/" not in name:
                 return Resource(group, version, name, kind, bool(one.get("namespaced"))), f"{name}/scale" in served
         return None
 

@@ -32,6 +32,7 @@ SERVICE = "plimsoll.dev/service"
 ROLE = "plimsoll.dev/role"  # prefill | decode | serve
 WORKER_OF = "plimsoll.dev/worker-of"  # in place of ROLE, on pods of an engine that are not its leader
 REVISION = "plimsoll.dev/revision"  # engines of one revision can exchange KV blocks
+TEMPLATE = "plimsoll.dev/template"  # on pods of a LeaderWorkerSet: hash of the pod template that they have
 # On ControllerRevisions and Deployments: the value of engine.rollout.generation that the pod template was rendered
 # with. Absent for generation 0.
 TEMPLATE_GENERATION = "plimsoll.dev/template-generation"

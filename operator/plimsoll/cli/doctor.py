@@ -1,7 +1,7 @@
 """`plimsoll doctor NAME`: what is wrong with one service, and what to do.
 
-It reads the service, its Deployments, pods, Events and InferencePool, the HorizontalPodAutoscalers of its namespace,
-the nodes, and the operator's document. It changes nothing. What the user may not read is listed, and the rest is still
+It reads the service, its Deployments and LeaderWorkerSets, pods, Events and InferencePool, the
+HorizontalPodAutoscalers of its namespace, the nodes, and the operator's document. It changes nothing. What the user may not read is listed, and the rest is still
 checked.
 """
 
@@ -34,6 +34,7 @@ from plimsoll.cli.findings import NOTE, PROBLEM, UNCHECKED, Finding, exit_status
 from plimsoll.cli.json_access import get_int, get_list, get_mapping, get_number, get_text
 from plimsoll.cli.output import Screen, format_age, hanging_indent
 from plimsoll.cli.output_files import print_text
+from plimsoll.controllers import tier_workload
 from plimsoll.controllers.reconcile import pod_diagnosis
 from plimsoll.controllers.replicas_owner import replicas_set_by
 from plimsoll.core.errors import ClusterError, PlimsollError
@@ -52,10 +53,13 @@ _OPERATOR_LOGS: Final = "see the operator's log: kubectl -n {} logs deploy/plims
 
 @dataclass(frozen=True)
 class Patient:
-    """Objects read for one service. A list is None if it could not be read. document: the operator's, or None."""
+    """Objects read for one service. A list is None if it could not be read. document: the operator's, or None.
+
+    workloads: the Deployments and LeaderWorkerSets that could be read.
+    """
 
     service: KubeObject
-    deployments: list[KubeObject] | None = None
+    workloads: Sequence[KubeObject] = ()
     pods: list[KubeObject] | None = None
     events: list[KubeObject] | None = None
     autoscalers: list[KubeObject] | None = None
@@ -89,8 +93,8 @@ async def examine(kube: KubeClient, namespace: str, name: str, operator_namespac
     service = await cluster.get_service(kube, namespace, name)
     unread: list[Finding] = []
     selector = f"{labels.SERVICE}={name}"
-    deployments, pods, events, autoscalers, nodes = await asyncio.gather(
-        read_all(kube, DEPLOYMENTS, namespace, unread, selector),
+    workloads, pods, events, autoscalers, nodes = await asyncio.gather(
+        asyncio.gather(*(read_all(kube, one, namespace, unread, selector) for one in _workload_kinds(service))),
         read_all(kube, PODS, namespace, unread, selector),
         read_all(kube, EVENTS, namespace, unread),
         read_all(kube, HORIZONTALPODAUTOSCALERS, namespace, unread),
@@ -107,8 +111,15 @@ async def examine(kube: KubeClient, namespace: str, name: str, operator_namespac
         )
     except PlimsollError as error:
         unread.append(Finding(UNCHECKED, "operator", str(error)))
-    patient = Patient(service, deployments, pods, events, autoscalers, nodes, pool, document)
+    found = [one for listed in workloads for one in listed or ()]
+    patient = Patient(service, found, pods, events, autoscalers, nodes, pool, document)
     return [*diagnose(patient, operator_namespace, now_s), *unread]
+
+
+def _workload_kinds(service: KubeObject) -> Sequence[Resource]:
+    """The kinds of a service's workloads; LeaderWorkerSets, which most users may not read, only if it has some."""
+    tiers = get_mapping(service, "spec", "tiers").values()
+    return tier_workload.TIER_WORKLOADS if any((get_int(tier, "nodes") or 1) > 1 for tier in tiers) else (DEPLOYMENTS,)
 
 
 def diagnose(patient: Patient, operator_namespace: str, now_s: float) -> list[Finding]:
@@ -203,11 +214,10 @@ def _pods(patient: Patient) -> Iterable[Finding]:
             times = "once" if restarts == 1 else f"{restarts} times"
             found.append(Finding(NOTE, name, f"its containers have restarted {times}"))
     yield from _some(found)
-    for deployment in patient.deployments or ():
-        role, wanted = _role(deployment), get_int(deployment, "spec", "replicas") or 0
+    for workload in patient.workloads:
+        role, wanted = _role(workload), get_int(workload, "spec", "replicas") or 0
         if wanted and not any(_role(pod) == role for pod in patient.pods):
-            owner = get_text(deployment, "metadata", "name")
-            remedy = f"see the Events of deployment {owner} for a quota or a webhook"
+            remedy = f"see the Events of {tier_workload.label(workload)} for a quota or a webhook"
             yield Finding(PROBLEM, f"tier {role}", f"{wanted} replicas are wanted, and no pod has its labels", remedy)
 
 
@@ -216,13 +226,13 @@ def _unmatched_nodes(patient: Patient) -> Iterable[Finding]:
     if patient.nodes is None:
         return
     node_labels = [get_mapping(node, "metadata", "labels") for node in patient.nodes]
-    for deployment in patient.deployments or ():
-        selector = get_mapping(deployment, "spec", "template", "spec", "nodeSelector")
+    for workload in patient.workloads:
+        selector = get_mapping(tier_workload.pod_template(workload), "spec", "nodeSelector")
         if selector and not any(selector.items() <= found.items() for found in node_labels):
             wanted = ", ".join(f"{name}={value}" for name, value in sorted(selector.items()))
             message = f"no node has the labels {wanted}"
-            remedy = f"label a node, or change spec.tiers.{_role(deployment)}.pod.nodeSelector"
-            yield Finding(PROBLEM, f"tier {_role(deployment)}", message, remedy)
+            remedy = f"label a node, or change spec.tiers.{_role(workload)}.pod.nodeSelector"
+            yield Finding(PROBLEM, f"tier {_role(workload)}", message, remedy)
 
 
 def _foreign_replicas(patient: Patient) -> Iterable[Finding]:
@@ -230,19 +240,20 @@ def _foreign_replicas(patient: Patient) -> Iterable[Finding]:
     scaling = get_mapping(patient.service, "spec", "scaling")
     if get_text(scaling, "mode") not in (None, "Auto") or scaling.get("paused") is True:
         return
-    owned = {get_text(one, "metadata", "name") for one in patient.deployments or ()}
+    owned = {(one["kind"], get_text(one, "metadata", "name")) for one in patient.workloads}
+    owned.add((labels.KIND, patient.name))
     for scaler in patient.autoscalers or ():
         kind, target = (get_text(scaler, "spec", "scaleTargetRef", name) for name in ("kind", "name"))
-        if (kind == "Deployment" and target in owned) or (kind == labels.KIND and target == patient.name):
+        if (kind, target) in owned:
             name = get_text(scaler, "metadata", "name")
             message = f"it scales {kind} {target}, which Plimsoll scales too: the two undo each other"
             yield Finding(PROBLEM, f"hpa {name}", message, f"kubectl delete hpa {name}, or spec.scaling.mode: Off")
-    for deployment in patient.deployments or ():
-        owner = replicas_set_by(deployment)
+    for workload in patient.workloads:
+        owner = replicas_set_by(workload)
         if owner is not None:
             message = f"its replica count was last set by {owner}, not by Plimsoll"
             remedy = "set spec.tiers.*.minReplicas and maxReplicas instead"
-            yield Finding(NOTE, f"tier {_role(deployment)}", message, remedy)
+            yield Finding(NOTE, f"tier {_role(workload)}", message, remedy)
 
 
 def _bypassed_gateways(patient: Patient) -> Iterable[Finding]:
@@ -267,9 +278,9 @@ def _unused_pool(patient: Patient) -> Iterable[Finding]:
 
 
 def _warnings(patient: Patient, now_s: float) -> Iterable[Finding]:
-    """The newest Warnings of the last hour about the service, its Deployments and its pods."""
+    """The newest Warnings of the last hour about the service, its workloads and its pods."""
     names = {patient.name}
-    names |= {get_text(one, "metadata", "name") or "" for one in (*(patient.deployments or ()), *(patient.pods or ()))}
+    names |= {get_text(one, "metadata", "name") or "" for one in (*patient.workloads, *(patient.pods or ()))}
     recent = []
     for event in patient.events or ():
         times = (get_text(event, *path) for path in _EVENT_TIMES)

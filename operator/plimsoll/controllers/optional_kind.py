@@ -22,6 +22,7 @@ log = ServiceLog(__name__)
 
 CHECK_SECONDS = 30.0  # between two looks whether the API server serves the kind
 RETRY_SECONDS = 2.0  # after a look that failed
+MAX_FAILURES = 5  # in a row, before the operator goes on without the objects
 
 
 class Problem(Protocol):
@@ -68,13 +69,14 @@ class OptionalKindWatch(Generic[P]):
 
     async def run(self) -> None:
         """Watch until cancelled."""
-        kind = self._resource.kind
+        kind, failures = self._resource.kind, 0
         while True:
             try:
-                is_usable = await self.update()
+                is_usable, failures = await self.update(), 0
             except ClusterError as error:
                 log.warning(None, "cannot list objects of an optional kind; trying again", kind=kind, error=str(error))
-                if not self.is_synced:
+                failures += 1
+                if not self.is_synced and failures >= MAX_FAILURES:
                     self._set(self._rejected(f"cannot list {kind}s: {error}"))
                 await asyncio.sleep(self._retry_s)
                 continue

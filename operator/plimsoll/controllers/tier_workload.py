@@ -3,7 +3,9 @@
 Problem: many steps read a tier's workload, each another field of it: where its pod template is, how many replicas it
 orders, whether Kubernetes has replaced its pods. Kinds of workloads differ in these.
 
-Idea: this module is the only one that knows the kinds. All others get the object and ask here.
+Idea: this module is the only one that knows the kinds. All others get the object and ask here. The status of a
+Deployment says which spec it is of. That of a LeaderWorkerSet says so only since release 0.9, so the label of the
+template on its leaders decides.
 """
 
 from __future__ import annotations
@@ -14,13 +16,14 @@ from typing import Any, Final
 from plimsoll.adapters.kube_client import BY_KIND, DEPLOYMENTS, LEADERWORKERSETS, Resource
 from plimsoll.adapters.normalize import epoch_s
 from plimsoll.api import labels
+from plimsoll.controllers import pod_startup
 from plimsoll.resources import object_meta
 
 Object = dict[str, Any]
 
 TIER_WORKLOADS: Final = (DEPLOYMENTS, LEADERWORKERSETS)
 _TEMPLATE_HASH: Final = "pod-template-hash"  # Kubernetes' label of the ReplicaSet that a pod belongs to
-_SET_REPLACED: Final = "Available"  # condition of a LeaderWorkerSet whose groups are ready and of its present template
+_SET_UPDATES: Final = "UpdateInProgress"  # condition of a LeaderWorkerSet from a rollout's start to its last ready group
 _REPLACED: Final = "NewReplicaSetAvailable"  # Kubernetes' reason of a Deployment's condition Progressing
 
 
@@ -28,6 +31,11 @@ def find_workload(children: Mapping[tuple[str, str], Object], service: str, role
     """The workload of a tier among the objects of its service, by kind and name; None before it is created."""
     name = object_meta.tier_name(service, role)
     return next((children[one.kind, name] for one in TIER_WORKLOADS if (one.kind, name) in children), None)
+
+
+def is_set(workload: Object) -> bool:
+    """Whether it is a LeaderWorkerSet."""
+    return bool(workload["kind"] == LEADERWORKERSETS.kind)
 
 
 def resource_of(workload: Object) -> Resource:
@@ -42,10 +50,15 @@ def pod_template(workload: Object | None) -> Object:
     return template
 
 
+def has_set_template(workload: Object, pod: Object) -> bool:
+    """Whether a pod of a LeaderWorkerSet has its present template."""
+    wanted = pod_template(workload).get("metadata", {}).get("labels", {}).get(labels.TEMPLATE)
+    return bool(pod["metadata"].get("labels", {}).get(labels.TEMPLATE) == wanted)
+
+
 def template_hash(pod: Object) -> str | None:
-    """The label by which a workload's controller says of which template a pod is."""
-    pod_labels = pod["metadata"].get("labels", {})
-    value: str | None = pod_labels.get(_TEMPLATE_HASH, pod_labels.get(labels.SET_REVISION))
+    """The label by which Kubernetes says of which template a Deployment's pod is."""
+    value: str | None = pod["metadata"].get("labels", {}).get(_TEMPLATE_HASH)
     return value
 
 
@@ -64,36 +77,48 @@ def updated_replicas(workload: Object | None) -> int:
     return int(_status(workload).get("updatedReplicas", 0))
 
 
-def is_observed(workload: Object) -> bool:
-    """Whether the status is that of the newest spec; True for a LeaderWorkerSet of a release that does not say it."""
-    if _is_set(workload) and "observedGeneration" not in _status(workload):
-        return True
-    return bool(_status(workload).get("observedGeneration", 0) >= workload["metadata"].get("generation", 0))
+def runs_exactly(workload: Object, engines: Iterable[Object], replicas: int) -> bool:
+    """Whether the workload orders that many replicas, and has exactly these, all of its present template.
 
-
-def is_replaced(workload: Object) -> bool:
-    """Whether all pods of a former template are replaced."""
-    status = workload["status"]
-    if not is_observed(workload) or status.get("updatedReplicas", 0) != status.get("replicas", 0):
+    engines: the pods of the tier that serve, so the leaders of a LeaderWorkerSet.
+    """
+    if ordered_replicas(workload) != replicas:
         return False
-    if _is_set(workload):
-        return _condition(workload, _SET_REPLACED).get("status") == "True"
+    if is_set(workload):
+        present = _present(engines)
+        return len(present) == replicas and all(has_set_template(workload, pod) for pod in present)
+    return _is_observed(workload) and updated_replicas(workload) == replicas == counted_replicas(workload)
+
+
+def is_replaced(workload: Object, engines: Iterable[Object]) -> bool:
+    """Whether all pods of a former template are replaced. engines: as for `runs_exactly`."""
+    if is_set(workload):
+        present = _present(engines)
+        is_updating = _condition(workload, _SET_UPDATES).get("status") == "True"
+        is_started = bool(present) or ordered_replicas(workload) == 0
+        return is_started and not is_updating and all(has_set_template(workload, pod) for pod in present)
+    if not _is_observed(workload) or updated_replicas(workload) != counted_replicas(workload):
+        return False
     return _condition(workload, "Progressing").get("reason") == _REPLACED
 
 
-def replaced_s(workload: Object) -> float | None:
-    """When the pods were replaced, seconds since the epoch; None if they are not, or if that is unknown."""
-    if not is_replaced(workload):
+def replaced_s(workload: Object, engines: Iterable[Object], ordered_s: float) -> float | None:
+    """When the pods were replaced, seconds since the epoch; None if they are not, or if that is unknown.
+
+    engines: as for `runs_exactly`. ordered_s: when the present template was made. A LeaderWorkerSet that has had no
+    rollout since then had no group, so that there was nothing to replace.
+    """
+    if not is_replaced(workload, engines):
         return None
-    if _is_set(workload):
-        return epoch_s(_condition(workload, _SET_REPLACED).get("lastTransitionTime"))
+    if is_set(workload):
+        return max(ordered_s, epoch_s(_condition(workload, _SET_UPDATES).get("lastTransitionTime")) or ordered_s)
     return epoch_s(_condition(workload, "Progressing").get("lastUpdateTime"))
 
 
 def failure(workload: Object) -> tuple[str, object] | None:
     """That the workload does not progress, and since when, in the API's format; None if it does."""
     progressing = _condition(workload, "Progressing")
-    if _is_set(workload):
+    if is_set(workload):
         return None  # its condition is False once it has nothing to do
     if progressing.get("status") != "False":
         return None
@@ -119,8 +144,13 @@ def label(workload: Object) -> str:
     return f"{workload['kind']} {workload['metadata']['name']}"
 
 
-def _is_set(workload: Object) -> bool:
-    return bool(workload["kind"] == LEADERWORKERSETS.kind)
+def _is_observed(workload: Object) -> bool:
+    """Whether the status of a Deployment is that of its newest spec."""
+    return bool(_status(workload).get("observedGeneration", 0) >= workload["metadata"].get("generation", 0))
+
+
+def _present(engines: Iterable[Object]) -> list[Object]:
+    return [pod for pod in engines if not pod_startup.is_terminating(pod)]
 
 
 def _status(workload: Object | None) -> Object:

@@ -6,7 +6,8 @@ minutes. With one engine, nobody serves meanwhile.
 Idea: the launcher of a leaving engine takes requests until it is quiet (`launcher.drain`). A gateway without another
 engine of the role keeps on using it, and says so twice a second, so that an engine with few requests stays too. An
 engine that refuses, as one of an earlier image does, is used no more. If the replacement waits for room in the
-cluster, it may be this engine's: then it is left alone, and ends.
+cluster, it may be this engine's: then it is left alone, and ends. So is an engine of several pods, whose replacement
+has its name and starts only afterwards.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import aiohttp
 
 from plimsoll.adapters.engine_of_pod import has_launcher
 from plimsoll.adapters.normalize import value_at
+from plimsoll.api import labels
 from plimsoll.api.contract import engine_contract
 from plimsoll.core.routing.endpoint import Endpoint, Leaving
 from plimsoll.core.types import Role
@@ -44,7 +46,8 @@ def leaving(pod: Object) -> Leaving:
     reason = _disruption(pod)
     grace_s, full_grace_s = meta.get("deletionGracePeriodSeconds"), spec.get("terminationGracePeriodSeconds")
     is_hurried = grace_s is not None and full_grace_s is not None and grace_s < full_grace_s
-    if is_hurried or reason == _PREEMPTED or not has_launcher(pod):
+    is_replaced_afterwards = labels.SET_NAME in meta.get("labels", {})
+    if is_hurried or is_replaced_afterwards or reason == _PREEMPTED or not has_launcher(pod):
         return Leaving.AT_ONCE
     return Leaving.HANDS_OVER_ON_DRAINED_NODE if reason == _EVICTED else Leaving.HANDS_OVER
 

@@ -14,18 +14,26 @@ from typing import Any
 
 from plimsoll.api import labels
 from plimsoll.api.v1alpha1 import EngineTier, RoleName
+from plimsoll.resources import object_meta
 
 Object = dict[str, Any]
 
 
 def templates(role: RoleName, leader: Object) -> Object:
-    """The templates of leader and workers, which a ControllerRevision stores. leader: the pod template of the tier."""
-    own = {name: value for name, value in leader["metadata"]["labels"].items() if name != labels.ROLE}
+    """The templates of leader and workers, which a ControllerRevision stores. leader: the pod template of the tier.
+
+    Their pods tell by a label which template they have.
+    """
+    leader_labels = {**leader["metadata"]["labels"], labels.TEMPLATE: object_meta.short_hash(leader)}
+    own = {name: value for name, value in leader_labels.items() if name != labels.ROLE}
     worker_labels = {**own, labels.COMPONENT: f"{role}-worker", labels.WORKER_OF: role}
     # The spread of the leaders does not select workers.
     spec = {name: value for name, value in leader["spec"].items() if name != "topologySpreadConstraints"}
     worker = {"metadata": {**leader["metadata"], "labels": worker_labels}, "spec": spec}
-    return {"leaderTemplate": leader, "workerTemplate": worker}
+    return {
+        "leaderTemplate": {**leader, "metadata": {**leader["metadata"], "labels": leader_labels}},
+        "workerTemplate": worker,
+    }
 
 
 def leader_worker_set(tier: EngineTier, metadata: Object, stored: Object, replicas: int | None) -> Object:

@@ -2,7 +2,7 @@
 
 Problem: a rollout must survive a restart of the operator and a change of the leader, so nothing may be only in memory.
 Idea: everything is in objects. The workloads have the generation in use, a ControllerRevision says that the rollout
-made it and when, the workloads' conditions say when Kubernetes had replaced the pods, and the conditions of the
+made it and when, the workloads' conditions and pods say when Kubernetes had replaced the pods, and the conditions of the
 service say what fails since when. What began to fail before the rollout reached the service is not its fault.
 """
 
@@ -17,7 +17,7 @@ from plimsoll.api import labels
 from plimsoll.api.conditions import TIER_DEGRADED_TYPES, ConditionReason, ConditionType
 from plimsoll.api.v1alpha1 import InferenceService
 from plimsoll.controllers import tier_workload
-from plimsoll.controllers.object_cache import Key, ObjectCache, key_of
+from plimsoll.controllers.object_cache import Key, ObjectCache, key_of, role_of
 from plimsoll.core.demand.standby_value import MISS_COST
 from plimsoll.core.errors import InvalidSpec
 from plimsoll.resources import object_meta, objects
@@ -70,15 +70,17 @@ def rollout_state(
     present = [one for one in rolled_out if objects.template_generation(one) == settings.generation]
     if is_current and not present:
         return RolloutState(key, _importance(service), is_current=True)
-    is_settled = all(_is_settled(one, now_s - settings.min_ready_seconds) for one in workloads)
-    failures = _failures(service_object, workloads)
+    pods, rolled_at_s = cache.tier_pods(key), _created_s(present)
+    since_s = [tier_workload.replaced_s(one, _engines(one, pods), rolled_at_s or 0.0) for one in workloads]
+    is_settled = all(one is not None and one <= now_s - settings.min_ready_seconds for one in since_s)
+    failures = _failures(service_object, workloads, pods)
     began_s = _created_s(present or rolled_out)
     blamed = [text for text, since_s in failures if began_s is not None and since_s >= began_s]
     return RolloutState(
         key,
         _importance(service),
         is_current=is_current,
-        rolled_at_s=_created_s(present),
+        rolled_at_s=rolled_at_s,
         is_settled=is_current and is_settled,
         failure=blamed[0] if blamed else "",
         was_failing=bool(failures) and not blamed,
@@ -122,17 +124,18 @@ def _stuck(service_object: Object) -> str:
     return "" if found is None else f"its condition {found} ends"
 
 
-def _is_settled(workload: Object, before_s: float) -> bool:
-    """Whether Kubernetes had replaced the pods of a workload before a time."""
-    since_s = tier_workload.replaced_s(workload)
-    return since_s is not None and since_s <= before_s
-
-
 def _workloads(cache: ObjectCache, key: Key) -> list[Object]:
     return [one for resource in tier_workload.TIER_WORKLOADS for one in cache.children(resource.kind, key)]
 
 
-def _failures(service_object: Object, workloads: Sequence[Object]) -> list[tuple[str, float]]:
+def _engines(workload: Object, pods: Iterable[Object]) -> list[Object]:
+    """The pods of a workload that serve."""
+    return [pod for pod in pods if role_of(pod) == role_of(workload)]
+
+
+def _failures(
+    service_object: Object, workloads: Sequence[Object], pods: Sequence[Object]
+) -> list[tuple[str, float]]:
     """What fails, and since when, seconds since the epoch."""
     found: list[tuple[str, object]] = []
     for one in (service_object.get("status") or {}).get("conditions") or ():
@@ -144,7 +147,7 @@ def _failures(service_object: Object, workloads: Sequence[Object]) -> list[tuple
                 fails = one.get("status") == "False"
             case ConditionType.READY:
                 is_down = one.get("status") == "False" and reason not in _NOT_ITS_FAULT
-                fails = is_down and all(map(tier_workload.is_replaced, workloads))
+                fails = is_down and all(tier_workload.is_replaced(one, _engines(one, pods)) for one in workloads)
             case _:
                 fails = kind in _DEGRADED and is_true and reason != ConditionReason.TRANSFER_SLOW
         if fails:

@@ -46,8 +46,10 @@ def current_pods(workload: Object | None, pods: Iterable[Object]) -> tuple[Objec
     """The pods of the workload's present template; those of a superseded one are replaced.
 
     Only a part of the template is in the revision label. Among pods with the present label the newest one tells the
-    template's hash, because a workload creates pods of its present template.
+    template's hash, because a Deployment creates pods of its present template. Those of a LeaderWorkerSet name it.
     """
+    if workload is not None and tier_workload.is_set(workload):
+        return tuple(pod for pod in pods if tier_workload.has_set_template(workload, pod))
     revision = tier_workload.pod_template(workload).get("metadata", {}).get("labels", {}).get(labels.REVISION)
     same_label = [pod for pod in pods if revision is None or _label(pod, labels.REVISION) == revision]
     newest = max(same_label, key=pod_startup.created_s, default=None)
@@ -119,8 +121,11 @@ def _label(pod: Object, name: str) -> str | None:
 def _replaced_s(workload: Object | None, pods: list[Object]) -> float:
     """The time until which failed pods are replaced, seconds since the epoch: Kubernetes keeps them for long.
 
-    Each ready pod replaces those that failed before its creation. A tier with all its pods ready lacks none.
+    Each ready pod replaces those that failed before its creation. A tier with all its pods ready lacks none. A
+    LeaderWorkerSet deletes failed pods before it replaces them, and its pods do not stand in for each other.
     """
+    if workload is not None and tier_workload.is_set(workload):
+        return -math.inf
     created_s = [
         pod_startup.created_s(pod) for pod in pods if pod_startup.is_ready(pod) and not pod_startup.is_terminating(pod)
     ]

@@ -198,12 +198,7 @@ def _other_order(tier: TierStatusInputs) -> str:
 def _is_rolled_out(tier: TierStatusInputs) -> bool:
     """True if the workload has observed its newest spec and runs exactly the desired pods of it."""
     workload = tier.workload
-    if workload is None or not tier_workload.is_observed(workload):
-        return False
-    has_exact_count = (
-        tier_workload.updated_replicas(workload) == tier.desired == tier_workload.counted_replicas(workload)
-    )
-    return bool(has_exact_count and workload["spec"].get("replicas") == tier.desired)
+    return workload is not None and tier_workload.runs_exactly(workload, tier.pods, tier.desired)
 
 
 def _paused_rollout(tier: TierStatusInputs) -> str | None:

@@ -297,7 +297,7 @@ def _overlap(
 def _is_own(pod: Object) -> bool:
     """Whether a pod belongs to a tier, whose engines are polled as such."""
     own = pod["metadata"].get("labels", {})
-    return own.get(labels.MANAGED_BY) == "plimsoll" and labels.ROLE in own
+    return own.get(labels.MANAGED_BY) == "plimsoll" and (labels.ROLE in own or labels.WORKER_OF in own)
 
 
 def _adopted(pod: Object, service_object: Object, role: RoleName, target: EngineTarget, model: str) -> Object:
