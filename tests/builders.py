@@ -87,7 +87,9 @@ def pod(parent: Object, tier: str, name: str = "p", **status: Any) -> Object:
     }
 
 
-def leader_worker_set(parent: Object, *, replicas: int = 1, template: str = "new", status: Object | None = None) -> Object:
+def leader_worker_set(
+    parent: Object, *, replicas: int = 1, template: str = "new", status: Object | None = None
+) -> Object:
     """The LeaderWorkerSet of a tier `serve` in a release whose status does not say which spec it is of."""
     parts = {
         "leaderTemplate": {"metadata": {"labels": {labels.ROLE: "serve", labels.TEMPLATE: template}}, "spec": {}},

@@ -175,9 +175,7 @@ def test_doctor_labels_that_match_nothing() -> None:
     patient = healthy()
     spec = {"replicas": 1, "template": {"spec": {"nodeSelector": {"gpu": "h200"}}}}
     deployment = patient.workloads[0] | {"spec": spec}
-    assert findings_of(healthy(workloads=[deployment])) == [
-        (PROBLEM, "tier decode", "no node has the labels gpu=h200")
-    ]
+    assert findings_of(healthy(workloads=[deployment])) == [(PROBLEM, "tier decode", "no node has the labels gpu=h200")]
     spec["template"] = {"spec": {"nodeSelector": {"gpu": "h100"}}}
     assert findings_of(healthy(workloads=[deployment])) == []
 

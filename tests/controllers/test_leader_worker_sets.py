@@ -110,6 +110,30 @@ async def test_change_of_engine_changes_both_templates(served: ControllerHarness
         assert {"name": "PLIMSOLL_ARGS", "value": '["--max-num-seqs", "8"]'} in engine["env"]
 
 
+async def test_stored_template_stays_while_a_group_has_it(served: ControllerHarness) -> None:
+    """The status of the LeaderWorkerSet is that of the former spec, and does not say so."""
+    service = await create(served)
+    parts = await served.reconcile_once("chat")
+    first = await make_groups(served.kube, served.namespace, "chat-serve")
+    await set_conditions(served.kube, first[0], Ready="True")
+    meta = {"namespace": served.namespace, "name": "chat-serve"}
+    available = {"type": "Available", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    status = {"replicas": 1, "updatedReplicas": 1, "readyReplicas": 1, "conditions": [available]}
+    stale = {"apiVersion": labels.SET_API_VERSION, "kind": labels.SET_KIND, "metadata": meta, "status": status}
+    await served.kube.apply(stale, "sets", subresource="status")
+    service["spec"]["engine"] = {"args": ["--max-num-seqs", "8"]}
+    await served.edit(service)
+    await served.reconcile_once("chat", parts)
+    await observe(served, parts)
+    assert len(await served.names("ControllerRevision")) == 2
+    for pod in first:
+        await served.kube.delete(PODS, served.namespace, pod["metadata"]["name"], pod["metadata"]["uid"])
+    second = await make_groups(served.kube, served.namespace, "chat-serve")
+    await set_conditions(served.kube, second[0], Ready="True")
+    await observe(served, parts)
+    assert len(await served.names("ControllerRevision")) == 1
+
+
 async def test_leader_alone_counts_as_engine(served: ControllerHarness) -> None:
     await create(served)
     parts = await served.reconcile_once("chat")

@@ -15,8 +15,15 @@ Object = dict[str, Any]
 SERVICE = builders.service(tiers={"serve": {"nodes": 2, "gpus": 4, "minReplicas": 1, "maxReplicas": 3}})
 
 
-def rendered() -> Object:
-    (found,) = [one for one in render_manifest(SERVICE, builders.PLATFORM) if one["kind"] == labels.SET_KIND]
+def rendered(service: Object = SERVICE) -> Object:
+    (found,) = [one for one in render_manifest(service, builders.PLATFORM) if one["kind"] == labels.SET_KIND]
+    return found
+
+
+def default_args(service: Object = SERVICE) -> list[str]:
+    [engine] = rendered(service)["spec"]["leaderWorkerTemplate"]["leaderTemplate"]["spec"]["containers"]
+    variables = {one["name"]: one.get("value") for one in engine["env"]}
+    found: list[str] = json.loads(variables["PLIMSOLL_DEFAULT_ARGS"])
     return found
 
 
@@ -34,11 +41,20 @@ def test_worker_has_template_of_leader_but_no_role() -> None:
     }
 
 
+def test_pods_tell_which_template_they_have() -> None:
+    def template_labels(**spec: Any) -> set[str]:
+        found = rendered({**SERVICE, "spec": {**SERVICE["spec"], **spec}})["spec"]["leaderWorkerTemplate"]
+        return {found[part]["metadata"]["labels"][labels.TEMPLATE] for part in ("leaderTemplate", "workerTemplate")}
+
+    assert len(template_labels()) == 1
+    assert template_labels() != template_labels(engine={"args": ["--max-num-seqs", "8"]})
+
+
 def test_default_args_split_the_model_over_the_nodes() -> None:
     [engine] = rendered()["spec"]["leaderWorkerTemplate"]["leaderTemplate"]["spec"]["containers"]
-    variables = {one["name"]: one.get("value") for one in engine["env"]}
-    args = json.loads(variables["PLIMSOLL_DEFAULT_ARGS"])
-    assert args[:4] == ["--tensor-parallel-size", "4", "--pipeline-parallel-size", "2"]
+    assert default_args()[:4] == ["--tensor-parallel-size", "4", "--pipeline-parallel-size", "2"]
+    small = builders.service(tiers={"serve": {"nodes": 2, "minReplicas": 1}})
+    assert default_args(small)[:4] == ["--tensor-parallel-size", "1", "--pipeline-parallel-size", "2"]
     assert engine["resources"]["limits"]["nvidia.com/gpu"] == "4"
 
 

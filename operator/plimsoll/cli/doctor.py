@@ -1,7 +1,7 @@
 """`plimsoll doctor NAME`: what is wrong with one service, and what to do.
 
-It reads the service, its Deployments and LeaderWorkerSets, pods, Events and InferencePool, the
-HorizontalPodAutoscalers of its namespace, the nodes, and the operator's document. It changes nothing. What the user may not read is listed, and the rest is still
+It reads the service, its workloads, pods, Events and InferencePool, the HorizontalPodAutoscalers of its namespace,
+the nodes, and the operator's document. It changes nothing. What the user may not read is listed, and the rest is still
 checked.
 """
 

@@ -23,7 +23,7 @@ Object = dict[str, Any]
 
 TIER_WORKLOADS: Final = (DEPLOYMENTS, LEADERWORKERSETS)
 _TEMPLATE_HASH: Final = "pod-template-hash"  # Kubernetes' label of the ReplicaSet that a pod belongs to
-_SET_UPDATES: Final = "UpdateInProgress"  # condition of a LeaderWorkerSet from a rollout's start to its last ready group
+_SET_UPDATES: Final = "UpdateInProgress"  # condition of a LeaderWorkerSet, until the last new group is ready
 _REPLACED: Final = "NewReplicaSetAvailable"  # Kubernetes' reason of a Deployment's condition Progressing
 
 

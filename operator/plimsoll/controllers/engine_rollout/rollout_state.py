@@ -2,7 +2,7 @@
 
 Problem: a rollout must survive a restart of the operator and a change of the leader, so nothing may be only in memory.
 Idea: everything is in objects. The workloads have the generation in use, a ControllerRevision says that the rollout
-made it and when, the workloads' conditions and pods say when Kubernetes had replaced the pods, and the conditions of the
+made it and when, the workloads' conditions and pods say when Kubernetes had replaced them, and the conditions of the
 service say what fails since when. What began to fail before the rollout reached the service is not its fault.
 """
 
@@ -133,9 +133,7 @@ def _engines(workload: Object, pods: Iterable[Object]) -> list[Object]:
     return [pod for pod in pods if role_of(pod) == role_of(workload)]
 
 
-def _failures(
-    service_object: Object, workloads: Sequence[Object], pods: Sequence[Object]
-) -> list[tuple[str, float]]:
+def _failures(service_object: Object, workloads: Sequence[Object], pods: Sequence[Object]) -> list[tuple[str, float]]:
     """What fails, and since when, seconds since the epoch."""
     found: list[tuple[str, object]] = []
     for one in (service_object.get("status") or {}).get("conditions") or ():

@@ -108,7 +108,12 @@ class DrainReports:
     def _record(self, pod: Object) -> None:
         """Count a pod's drain timeout, if it has one. Only pods with a role take requests."""
         service = owning_service(pod)
-        if service is None or not role_of(pod) or self._cache.get(labels.KIND, service) is None or self._cache.is_of_earlier_service(pod):
+        if (
+            service is None
+            or not role_of(pod)
+            or self._cache.get(labels.KIND, service) is None
+            or self._cache.is_of_earlier_service(pod)
+        ):
             return
         with self._errors.contained(Stage.POD_ENDING, service, subject_of(pod)):
             self._count(service, pod)
