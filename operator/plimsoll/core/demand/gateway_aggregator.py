@@ -112,7 +112,7 @@ class GatewayAggregator:
             state.is_restarted = True
             return
         state.pending = interval if state.pending is None else merge_intervals(state.pending, interval)
-        is_old_slo = at_s < self._slos_known_from_s
+        is_old_slo = at_s - interval.seconds < self._slos_known_from_s
         self.last_minute.add(at_s, interval.without_slo_counts() if is_old_slo else interval)
         self._on_interval(at_s, interval)
 
