@@ -131,7 +131,9 @@ class DeltaStream:
             self.rejected += 1
             log.error("Envoy rejects its configuration: %s", request.error_detail.message)
         if request.type_url == SECRET_TYPE:
-            name = next((resource.name for resource in resources), CERTIFICATE)
+            if not resources:
+                return None  # only said that a secret does not exist
+            name = resources[0].name
             if name != CERTIFICATE:
                 return AppliedCertificate(not request.error_detail.code, request.error_detail.message, name=name)
             self._has_certificate |= not request.error_detail.code
