@@ -4,7 +4,8 @@ Problem: vLLM watches the files of its files, but a mounted Secret is links that
 the first change only. And a Secret that is broken must not replace a certificate that works.
 
 Idea: the launcher checks the mounted files each few seconds by a handshake with themselves, since every engine is
-server and client of its namespace. It writes what it can use into files of its own, in place. vLLM (`--enable-ssl-refresh`) loads them for new connections, and open ones go on.
+server and client of its namespace. It writes what it can use into files of its own, in place. vLLM
+(`--enable-ssl-refresh`) loads them for new connections, and open ones go on.
 """
 
 from __future__ import annotations
@@ -72,14 +73,16 @@ class EngineTls:
         reported = ""
         while True:
             await asyncio.sleep(seconds)
+            problem = ""
             try:
                 await asyncio.to_thread(self.update)
-                reported = ""
-            except Exception as error:  # whatever it is, the next Secret may be right
-                if repr(error) != reported:
-                    cause = error if isinstance(error, (InvalidSecret, OSError)) else repr(error)
-                    log.error("Secret %s: %s; the certificate before stays", self.settings.secret, cause)
-                reported = repr(error)
+            except (InvalidSecret, OSError) as error:
+                problem = str(error)
+            except Exception as error:  # noqa: BLE001  whatever it is, the next Secret may be right
+                problem = repr(error)
+            if problem and problem != reported:
+                log.error("Secret %s: %s; the certificate before stays", self.settings.secret, problem)
+            reported = problem
 
     def update(self) -> None:
         """Write what has changed. Raises InvalidSecret, or OSError for a full disk."""

@@ -111,7 +111,7 @@ def test_bundle_of_old_and_new_authority_is_used(tmp_path: Path) -> None:
 def test_files_that_cannot_be_written_are_named(tmp_path: Path) -> None:
     tls, _ = engine_tls(tmp_path, Authority(tmp_path / "ca", "plimsoll"))
     tls.target.write_bytes(b"")
-    with pytest.raises(SettingsError, match="Secret team/engine-tls cannot be written to .*/state: File exists"):
+    with pytest.raises(SettingsError, match=r"Secret team/engine-tls cannot be written to .*/state: File exists"):
         tls.prepare()
 
 

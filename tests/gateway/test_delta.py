@@ -26,7 +26,7 @@ def send_request(stream: DeltaStream, type_url: str, current: XdsSnapshot, **fie
     request = DeltaDiscoveryRequest(type_url=type_url, **fields)
     if error:
         request.error_detail.code, request.error_detail.message = 3, error
-    return stream.on_request(request, current)
+    return next(iter(stream.on_request(request, current)), None)
 
 
 def names(response: Any) -> list[str]:
