@@ -15,12 +15,16 @@ from plimsoll.adapters.certificate_files import (
     TlsIdentity,
     load_identity,
 )
+from plimsoll.api import labels
 from plimsoll.gateway.engine_identity import ENGINES, EngineIdentityWatch
 from plimsoll.gateway.envoy.delta import AppliedCertificate, DeltaStream
 from plimsoll.gateway.envoy.tls import CERTIFICATE, ENGINE_AUTHORITY, ENGINE_CERTIFICATE
 from plimsoll.gateway.envoy.xds import EMPTY_SNAPSHOT, SECRET_TYPE, with_engine_identity
+from plimsoll.gateway.errors import from_header
 from plimsoll.telemetry import gateway_metrics
 from tests.certificates import Authority, SecretVolume
+from tests.gateway.kube_objects import Object, pod, service
+from tests.gateway.picker_harness import PickerHarness, response_headers, service_with_slo
 
 EXPIRY = gateway_metrics.GATEWAY_CERTIFICATE_EXPIRY.labels(ENGINES)
 INVALID = gateway_metrics.GATEWAY_CERTIFICATE_INVALID.labels(ENGINES)
@@ -176,3 +180,32 @@ def test_new_stream_tells_each_secret_that_envoy_has(gateway: Gateway) -> None:
         AppliedCertificate(is_present=True, is_current=True, name=ENGINE_CERTIFICATE),
         AppliedCertificate(is_present=True, is_current=False, name=ENGINE_AUTHORITY),
     )
+
+
+def secure_pod(address: str) -> Object:
+    found = pod(address)
+    found["metadata"]["labels"][labels.TLS] = labels.MUTUAL_TLS
+    return found
+
+
+@pytest.mark.parametrize(
+    ("made", "code"),
+    [(service(), "no_endpoint"), (service_with_slo("chat", {"whenFull": "Shed"}, ready_work=1.0), "model_starting")],
+    ids=["plain", "slo"],
+)
+def test_engines_beyond_reach_are_named_once(made: Object, code: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A rollback turns TLS off at gateways while its engines run on."""
+    harness = PickerHarness(made, pods=(secure_pod("10.0.0.1:8000"),), has_engine_tls=False)
+    for _ in range(2):
+        reply = from_header(response_headers(harness.send())["x-plimsoll-error-response"])
+        assert (reply.status, reply.error["code"]) == (503, code)
+        assert str(reply.error["message"]).startswith(
+            "The engines of model 'chat' require TLS, and this gateway has no client certificate for them"
+            " (gateway.engineTls.secretName)."
+        )
+    harness.set_objects(made, pods=(secure_pod("10.0.0.1:8000"), secure_pod("10.0.0.2:8000")))
+    assert [record.getMessage() for record in caplog.records if record.name.endswith("service_catalog")] == [
+        "engines of InferenceService team/chat require TLS, but gateway.engineTls.secretName is not set"
+    ]
+    harness.set_objects(made, pods=(secure_pod("10.0.0.1:8000"), pod("10.0.0.3:8000")))
+    assert response_headers(harness.send())["x-plimsoll-endpoint"] == "10.0.0.3:8000"

@@ -71,7 +71,7 @@ class GatewayProcess:
         self._picker = Picker(Random(), settings.pod, self._authenticator, attributes=attributes)
         self._access_lines = LineWriter(sys.stdout.fileno()) if settings.access_log else None
         self._gateway_pods = GatewayPods(settings)
-        self._catalog_builder = CatalogBuilder()
+        self._catalog_builder = CatalogBuilder(settings.engine_tls is not None)
         self._worker = ParseWorker()
         self._bodies = BodyBudget(settings.body_budget_bytes, settings.max_body_bytes)
         self._envoy_endpoint = EnvoyEndpoint(self._picker, self._worker, self._bodies)
