@@ -49,7 +49,7 @@ class EngineIdentityWatch:
     def not_ready_reason(self) -> str:
         """Why Envoy cannot reach engines that require a certificate, "" if it can.
 
-        Envoy asks for a certificate only with the first service, whose cluster it uses only then.
+        Envoy asks for it with its first cluster, which it uses only once it has it. Without a service none is missing.
         """
         problem = self._file_error or "not read yet" if self._identity is None else ". ".join(self._problems())
         if self._held == RESOURCES or not problem:
