@@ -39,11 +39,9 @@ class Authority:
     def pem(self) -> bytes:
         return (self._folder / AUTHORITY_FILE).read_bytes()
 
-    def issue(self, dns_name: str, days: int = 30) -> dict[str, bytes]:
-        """A Secret's files: certificate and key of server and client, and this authority. days < 0: expired."""
-        (self._folder / "extensions").write_text(
-            f"subjectAltName=DNS:{dns_name}\nextendedKeyUsage=serverAuth,clientAuth\n"
-        )
+    def issue(self, dns_name: str, days: int = 30, usages: str = "serverAuth,clientAuth") -> dict[str, bytes]:
+        """A Secret's files: certificate and key, and this authority. days < 0: expired."""
+        (self._folder / "extensions").write_text(f"subjectAltName=DNS:{dns_name}\nextendedKeyUsage={usages}\n")
         self._run("req", "-newkey", *P256, "-nodes", "-subj", "/CN=peer", "-keyout", KEY_FILE, "-out", "request")
         self._run("x509", "-req", "-in", "request", "-CA", AUTHORITY_FILE, "-CAkey", "ca.key", "-CAcreateserial",
                   "-extfile", "extensions", "-out", CERTIFICATE_FILE, "-days", str(days))  # fmt: skip

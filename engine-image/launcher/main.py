@@ -38,6 +38,7 @@ from launcher import (
 from launcher.adapter_state import AdapterStates
 from launcher.asgi import wait_first
 from launcher.contract import Contract, load
+from launcher.engine_probe import EngineProbe
 from launcher.failure_cause import FailureCause
 from launcher.health import EngineStatus, HealthServer
 from launcher.pod_state import PodState
@@ -54,7 +55,6 @@ DEAD_ENGINE_SECONDS = 10.0
 KILL_SECONDS = 5.0  # beyond the shutdown timeout; with the longest wait before SIGTERM still inside the grace
 # For the end of a killed engine. A process inside a driver may not end; the container ends with the launcher.
 REAP_SECONDS = 5.0
-API_SERVER_SECONDS = 3.0  # beyond the middleware's own wait, until a new connection is tried
 
 log = logging.getLogger("launcher")
 
@@ -67,7 +67,8 @@ class Launcher:
         self._contract = contract
         self._engine_info = info
         self._tls = EngineTls.of(settings.tls, contract)
-        self._client = client.EngineClient(contract.ports["api"], None if self._tls is None else self._tls.client)
+        self._client = client.EngineClient(contract.ports["api"], None if self._tls is None else self._tls.loopback)
+        self._probe = EngineProbe(self._client, contract)
         self._status = EngineStatus()
         is_local_path = os.path.isdir(settings.model)
         self._startup_phases = StartupPhases(
@@ -136,14 +137,16 @@ class Launcher:
             self._status.warm = True
             log.info("this pod is a worker: its leader has the API server")
             await asyncio.Event().wait()
-        while not await self._healthy():  # noqa: ASYNC110  another process: nothing to wait on
+        while not await self._probe.is_healthy():  # noqa: ASYNC110  another process: nothing to wait on
             await asyncio.sleep(STARTUP_POLL_SECONDS)
         self._startup_phases.end("api", time.monotonic())
         _run_in_background(
             engine_info.find_config, self._engine_info, self._settings, dict(os.environ)
         )  # downloaded by now
         hanging = asyncio.create_task(
-            progress.observe(self._progress, self._ask_progress, lambda: self._progress_pause_s, self._on_progress_tick)
+            progress.observe(
+                self._progress, self._probe.step_seconds, lambda: self._progress_pause_s, self._on_progress_tick
+            )
         )
         dying = asyncio.create_task(self._wait_until_dead())
         following: asyncio.Task[None] | None = None
@@ -171,7 +174,7 @@ class Launcher:
         """Return once vLLM reports after the warm-up that its engine core has ended."""
         while not self._status.dead:
             await asyncio.sleep(HEALTH_POLL_SECONDS)
-            self._status.dead = self._status.warm and await self._healthy() is False
+            self._status.dead = self._status.warm and await self._probe.is_healthy() is False
 
     def _on_progress_tick(self) -> bool:
         """Update the engine's progress in the status; returns whether the observation is over.
@@ -182,15 +185,6 @@ class Launcher:
         status.stalled, status.hung = monitor.is_stalled, monitor.is_hung
         status.silent_s = monitor.silent_s if status.warm else 0.0
         return status.draining or (status.warm and status.hung)
-
-    async def _ask_progress(self) -> float | None:
-        """Return the response time of the engine core, s; None without a response from it or its API server."""
-        seconds = self._contract.progress.answer_seconds + API_SERVER_SECONDS
-        try:
-            response = await self._client.request(self._contract.paths["progress"], timeout=seconds)
-        except (OSError, TimeoutError, ValueError):
-            return None
-        return progress.parse_step_seconds(response.status, response.body)
 
     async def _warm_up(self) -> None:
         """Send the first requests, query the engine's facts, and run the self-benchmark in the remaining time."""
@@ -210,14 +204,6 @@ class Launcher:
         self._engine_info.self_benchmark = await self_benchmark.run(
             self._send_warmup, benchmark_plan, prompts, time.monotonic, seconds
         )
-
-    async def _healthy(self) -> bool | None:
-        """Return vLLM's health: True, False (dead), or None without a response (starting, busy)."""
-        try:
-            response = await self._client.request(command.HEALTH_PATH)
-        except (OSError, TimeoutError, ValueError):
-            return None
-        return {200: True, 503: False}.get(response.status)
 
     async def _send_warmup(self, path: str, body: bytes | None) -> client.Response:
         return await self._client.request(path, body, self._contract.warmup.timeout_seconds)
@@ -240,13 +226,7 @@ class Launcher:
 
     async def _scrape(self) -> bytes:
         """Return the engine's own metrics; none, at once, if the engine makes no progress."""
-        if self._status.stalled:
-            return b""
-        try:
-            response = await self._client.request(self._contract.paths["metrics"])
-        except (OSError, TimeoutError, ValueError):
-            return b""
-        return response.body if response.status == 200 else b""
+        return b"" if self._status.stalled else await self._probe.metrics()
 
     async def _on_engine_exit(self, engine: engine_process.EngineProcess) -> int:
         """Return the exit code after the engine's end; an unexpected end is a failure, even with exit code 0."""

@@ -3,8 +3,9 @@
 Problem: vLLM watches the files of its files, but a mounted Secret is links that are swapped, of which a watch sees
 the first change only. And a Secret that is broken must not replace a certificate that works.
 
-Idea: the launcher checks the mounted files each few seconds, and writes what it can use into files of its own, in
-place. vLLM (`--enable-ssl-refresh`) loads them for new connections, and open ones go on.
+Idea: the launcher checks the mounted files each few seconds by a handshake with themselves, since every engine is
+server and client of its namespace. It writes what it can use into files of its own, in place. vLLM
+(`--enable-ssl-refresh`) loads them for new connections, and open ones go on.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ CERTIFICATE, KEY, AUTHORITY = FILES = ("tls.crt", "tls.key", "ca.crt")
 DATA_LINK = "..data"  # of a mounted Secret
 READ_SECONDS = 2.0
 MIN_VERSION = ssl.TLSVersion.TLSv1_2
+MAX_FLIGHTS = 4  # messages of each side until a handshake is over
 
 log = logging.getLogger("launcher")
 
@@ -52,12 +54,18 @@ class EngineTls:
 
     def prepare(self) -> None:
         """Write the files for the engine's start. Raises SettingsError with the name of the Secret."""
-        self.target.mkdir(parents=True, exist_ok=True, mode=0o700)
         try:
-            self._write(self._read())
+            content = self._read()
         except InvalidSecret as error:
             raise SettingsError(
                 f"engines require TLS, but Secret {self.settings.secret} has no usable certificate: {error}"
+            ) from None
+        try:
+            self.target.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._write(content)
+        except OSError as error:
+            raise SettingsError(
+                f"Secret {self.settings.secret} cannot be written to {self.target}: {error.strerror}"
             ) from None
 
     async def follow(self, seconds: float = READ_SECONDS) -> None:
@@ -65,13 +73,16 @@ class EngineTls:
         reported = ""
         while True:
             await asyncio.sleep(seconds)
+            problem = ""
             try:
                 await asyncio.to_thread(self.update)
-                reported = ""
             except (InvalidSecret, OSError) as error:
-                if str(error) != reported:
-                    log.error("Secret %s: %s; the certificate before stays", self.settings.secret, error)
-                reported = str(error)
+                problem = str(error)
+            except Exception as error:  # noqa: BLE001  whatever it is, the next Secret may be right
+                problem = repr(error)
+            if problem and problem != reported:
+                log.error("Secret %s: %s; the certificate before stays", self.settings.secret, problem)
+            reported = problem
 
     def update(self) -> None:
         """Write what has changed. Raises InvalidSecret, or OSError for a full disk."""
@@ -92,11 +103,20 @@ class EngineTls:
 
     def client(self) -> tuple[ssl.SSLContext, str]:
         """Return the context of a client of an engine of this namespace, and the name in the engine's certificate."""
-        written = tuple((self.target / name).stat().st_mtime_ns for name in FILES)
-        return _client_context(self.target, written), self.settings.name
+        return _client_context(self.target, self._written(), True), self.settings.name
+
+    def loopback(self) -> ssl.SSLContext:
+        """Return the context of a client of the engine in this pod, whose certificate needs no check.
+
+        Raises SSLError while the files are written.
+        """
+        return _client_context(self.target, self._written(), False)
+
+    def _written(self) -> tuple[int, ...]:
+        return tuple((self.target / name).stat().st_mtime_ns for name in FILES)
 
     def _read(self) -> Content:
-        """Return files that belong together. Raises InvalidSecret."""
+        """Return files that peers with the same authority accept. Raises InvalidSecret."""
         link = self.source / DATA_LINK
         folder = link.resolve() if link.exists() else self.source
         try:
@@ -104,10 +124,12 @@ class EngineTls:
         except OSError as error:
             raise InvalidSecret(f"{Path(str(error.filename)).name}: {error.strerror}") from None
         try:
-            _context(ssl.PROTOCOL_TLS_SERVER, folder)
+            server, client = _context(ssl.PROTOCOL_TLS_SERVER, folder), _context(ssl.PROTOCOL_TLS_CLIENT, folder)
         except (ssl.SSLError, OSError) as error:
             reason = str(getattr(error, "reason", None) or error).lower().replace("_", " ")
             raise InvalidSecret(f"{', '.join(FILES)} cannot be used together: {reason}") from None
+        server.verify_mode = ssl.CERT_REQUIRED
+        _check_handshake(server, client, self.settings.name)
         return content
 
     def _write(self, content: Content) -> None:
@@ -118,10 +140,31 @@ class EngineTls:
                 file.write(content[name])
 
 
-@functools.lru_cache(maxsize=1)
-def _client_context(folder: Path, _written: tuple[int, ...]) -> ssl.SSLContext:
+def _check_handshake(server: ssl.SSLContext, client: ssl.SSLContext, name: str) -> None:
+    """Let client and server of one certificate meet in memory. Raises InvalidSecret."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = {
+        "server": client.wrap_bio(to_client, to_server, server_hostname=name),
+        "client": server.wrap_bio(to_server, to_client, server_side=True),
+    }
+    for _ in range(MAX_FLIGHTS):
+        for peer, end in ends.items():  # each end verifies its peer
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:
+                pass
+            except ssl.SSLError as error:
+                reason = getattr(error, "verify_message", "") or str(error)
+                raise InvalidSecret(f"{CERTIFICATE} is not valid for a {peer}: {reason}") from None
+
+
+@functools.lru_cache(maxsize=2)
+def _client_context(folder: Path, _written: tuple[int, ...], verifies: bool) -> ssl.SSLContext:
     """Return the context of the files as they were written."""
-    return _context(ssl.PROTOCOL_TLS_CLIENT, folder)
+    context = _context(ssl.PROTOCOL_TLS_CLIENT, folder)
+    if not verifies:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
 
 
 def _context(protocol: int, folder: Path) -> ssl.SSLContext:

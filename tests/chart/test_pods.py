@@ -389,8 +389,8 @@ def test_client_certificate_is_mounted_into_picker_alone() -> None:
     [
         ({}, "engine.tls.secretName needs gateway.engineTls.secretName"),
         (
-            {"engineTls": {"secretName": "client"}, "endpointPicker": {"enabled": True, "inferencePools": True}},
-            "engine.tls.secretName excludes gateway.endpointPicker.inferencePools",
+            {"engineTls": {"secretName": "client"}, "endpointPicker": {"enabled": True}},
+            "engine.tls.secretName excludes gateway.endpointPicker.enabled",
         ),
     ],
 )

@@ -77,8 +77,8 @@ def test_unready_for_a_reason_is_not_on_a_silent_node() -> None:
 def test_message_does_not_call_silent_pods_missing() -> None:
     """Of an old template, they are no problem of the rollout."""
     short = tier("decode", ready=0, pods=(silent_pod(),))
-    assert short.deployment is not None
-    short.deployment["spec"]["template"] = {"metadata": {"labels": {labels.REVISION: "new"}}}
+    assert short.workload is not None
+    short.workload["spec"]["template"] = {"metadata": {"labels": {labels.REVISION: "new"}}}
     assert tier_health(short, None).message == "0 of 1 ready: 1 on nodes that do not report"
 
 

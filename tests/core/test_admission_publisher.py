@@ -93,6 +93,19 @@ def test_publish_starting_replicas_have_ready_time_and_work() -> None:
     assert before.ready_at_s is None
 
 
+def test_publish_startup_that_a_request_begins_has_its_median_time() -> None:
+    """As that of a pod that has begun. With a higher quantile, gateways reject who would most likely be served."""
+    fleet, keeper = busy_fleet(), AdmissionPublisher()
+    for seconds in (10.0, 20.0, 80.0):
+        fleet.service.record_startup("serve", [("load", seconds)])
+    model = fleet.service.tiers["serve"].startup_model
+    without_ready = ServiceSnapshot(service_metrics(20.0, Role.SERVE), {"serve": TierSnapshot(9, 0)})
+    keeper.publish(fleet.service, without_ready, fleet.scaling_spec, GATEWAYS, fleet.now_s)
+    assert keeper.published is not None
+    assert keeper.published.startup_s == pytest.approx(model.total.quantile_s(0.5))
+    assert keeper.published.startup_s < 0.8 * model.horizon_s
+
+
 def test_publish_startup_time_depends_on_same_model() -> None:
     for after, reported in ((Variant("m", "engine:2"), True), (Variant("other", "engine:1"), False)):
         fleet, keeper = busy_fleet(), AdmissionPublisher()

@@ -334,3 +334,12 @@ def test_queued_request_prefills_locally_after_prefill_loss() -> None:
     (found,) = controller.release(0.1)
     assert (found.outcome, found.prefill) == (AdmissionOutcome.ADMITTED, None)
     assert controller.pool.replicas["d"].stall_total_s > 0.05
+
+
+def test_request_queued_without_replicas_keeps_its_queue_time_when_prefill_is_ready() -> None:
+    controller = AdmissionController(CLASSES, NUMBERS, {})
+    assert submit_request(controller, "a", 0.0).outcome is AdmissionOutcome.QUEUED
+    controller.set_replicas({}, 1.0, frozenset("p"))
+    assert controller.release(20.0) == []
+    controller.set_replicas({"d": NUMBERS.batch}, 20.0, frozenset("p"))
+    assert [one.outcome for one in controller.release(20.0)] == [AdmissionOutcome.ADMITTED]

@@ -7,19 +7,26 @@ import json
 import os
 import ssl
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from aiohttp import web
 
-from launcher.contract import IMAGE_ROOT
+from launcher.client import EngineClient, Response
+from launcher.contract import IMAGE_ROOT, load
+from launcher.engine_probe import EngineProbe
 from launcher.remote_prefill import RemotePrefillClient
 from launcher.settings import SettingsError, TlsSettings
-from launcher.tls import FILES, EngineTls, InvalidSecret
+from launcher.tls import AUTHORITY, CERTIFICATE, FILES, KEY, EngineTls, InvalidSecret
 from plimsoll.api.conditions import ConditionReason
 from plimsoll.api.contract import engine_tls_name
 from plimsoll.controllers.reconcile.pod_diagnosis import pod_problem
 from tests.certificates import Authority, SecretVolume
+from tests.engine_image.simulated.test_process import engine as process_engine
+from tests.engine_image.simulated.test_process import stream
 
 NAME = engine_tls_name("team")
 PARAMS = {"do_remote_prefill": True, "remote_block_ids": [1]}
@@ -62,6 +69,133 @@ def test_broken_secret_keeps_files_and_names_the_secret(tmp_path: Path, name: st
     assert {file: (tls.target / file).read_bytes() for file in FILES} == before
     with pytest.raises(SettingsError, match="Secret team/engine-tls has no usable certificate"):
         tls.prepare()
+
+
+UNSUITABLE = {
+    "other name": (lambda ca, folder: ca.issue(engine_tls_name("other")), "for a server: Hostname mismatch"),
+    "expired": (lambda ca, folder: ca.issue(NAME, days=-1), "for a server: certificate has expired"),
+    "other authority": (
+        lambda ca, folder: {**Authority(folder / "other", "other").issue(NAME), AUTHORITY: ca.pem},
+        "for a server: unable to get local issuer certificate",
+    ),
+    "server only": (lambda ca, folder: ca.issue(NAME, usages="serverAuth"), "for a client: unsuit.* purpose"),
+    "client only": (lambda ca, folder: ca.issue(NAME, usages="clientAuth"), "for a server: unsuit.* purpose"),
+}
+
+
+@pytest.mark.parametrize("fault", UNSUITABLE)
+def test_certificate_that_peers_would_refuse_is_not_used(tmp_path: Path, fault: str) -> None:
+    authority = Authority(tmp_path / "ca", "plimsoll")
+    tls, volume = engine_tls(tmp_path, authority)
+    tls.prepare()
+    before = {file: (tls.target / file).read_bytes() for file in FILES}
+    make, reason = UNSUITABLE[fault]
+    volume.write(make(authority, tmp_path))
+    with pytest.raises(InvalidSecret, match=f"tls[.]crt is not valid {reason}"):
+        tls.update()
+    assert {file: (tls.target / file).read_bytes() for file in FILES} == before
+    with pytest.raises(SettingsError, match=f"Secret team/engine-tls has no usable certificate: .*{reason}"):
+        tls.prepare()
+
+
+def test_bundle_of_old_and_new_authority_is_used(tmp_path: Path) -> None:
+    """The order of a change of the authority: trust both, then renew the certificates."""
+    old, new = Authority(tmp_path / "old", "old"), Authority(tmp_path / "new", "new")
+    tls, volume = engine_tls(tmp_path, old)
+    tls.prepare()
+    for authority in (old, new):
+        volume.write({**authority.issue(NAME), AUTHORITY: old.pem + new.pem})
+        tls.update()
+
+
+def test_files_that_cannot_be_written_are_named(tmp_path: Path) -> None:
+    tls, _ = engine_tls(tmp_path, Authority(tmp_path / "ca", "plimsoll"))
+    tls.target.write_bytes(b"")
+    with pytest.raises(SettingsError, match=r"Secret team/engine-tls cannot be written to .*/state: File exists"):
+        tls.prepare()
+
+
+async def test_follow_survives_any_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The name is no host name, so the handshake raises what no Secret can cause."""
+    tls, _ = engine_tls(tmp_path, Authority(tmp_path / "ca", "plimsoll"))
+    tls.prepare()
+    following = asyncio.create_task(replace(tls, settings=TlsSettings("team/engine-tls", ".")).follow(0.01))
+    async with asyncio.timeout(30):
+        while not (following.done() or "Secret team/engine-tls" in caplog.text):
+            await asyncio.sleep(0.01)
+    assert not following.done()
+    assert "UnicodeError" in caplog.text
+    following.cancel()
+
+
+async def test_launcher_reaches_its_engine_whatever_its_certificate(tmp_path: Path) -> None:
+    """The peer on loopback is the engine, so its name, authority and expiry are of no concern."""
+    authority = Authority(tmp_path / "ca", "plimsoll")
+    tls, _ = engine_tls(tmp_path, authority)
+    tls.prepare()
+    files = Authority(tmp_path / "other", "other").issue(engine_tls_name("other"), days=-1)
+    async with tls_server(tmp_path, files, authority) as port:
+        assert (await EngineClient(port, tls.loopback).request("/health")).status == 200
+
+
+async def test_engine_that_refuses_its_launcher_makes_progress(tmp_path: Path) -> None:
+    """It answers the handshake, so it does not hang; an engine without TLS's answer still may."""
+    authority = Authority(tmp_path / "ca", "plimsoll")
+    tls, _ = engine_tls(tmp_path, authority)
+    tls.prepare()
+    async with tls_server(tmp_path, authority.issue(NAME), Authority(tmp_path / "other", "other")) as port:
+        probe = EngineProbe(EngineClient(port, tls.loopback), load())
+        assert await probe.step_seconds() == 0.0
+        assert await probe.is_healthy() is None
+        assert await probe.metrics() == b""
+    assert await probe.step_seconds() is None
+
+
+async def test_expired_certificate_does_not_end_a_warm_engine(tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "ca", "plimsoll")
+    tls, volume = engine_tls(tmp_path, authority)
+    (tmp_path / "engine").mkdir()
+    limits = {"poll_seconds": 0.2, "answer_seconds": 0.4, "unready_seconds": 1.5, "restart_seconds": 2.0}
+    limits["step_multiple"] = 0.0
+    async with process_engine(tmp_path / "engine", progress=limits, tls=volume.directory) as one:
+        target = tmp_path / "engine" / "state" / "tls"
+        tls = replace(tls, target=target)
+        async with stream(one.api, 12_000, tls.client()[0]) as content:
+            expired = authority.issue(NAME, days=-1)
+            volume.write(expired)
+            await one.until("Secret team/engine-tls: tls.crt is not valid for a server: certificate has expired")
+            for name in (KEY, CERTIFICATE):  # as if time had passed: the launcher never writes it
+                (target / name).write_bytes(expired[name])
+            await one.until("the engine refuses the launcher's certificate")
+            rest = asyncio.create_task(content.read())
+            refused_s, answers = asyncio.get_running_loop().time(), set()
+            while not rest.done():
+                answers.add(await one.get("/readyz"))
+                await asyncio.sleep(0.1)
+            assert (await rest).endswith(b"data: [DONE]\n\n")
+            assert asyncio.get_running_loop().time() - refused_s > limits["restart_seconds"], "the stream is too short"
+        assert answers == {Response(200, b"ready")}
+        volume.write(authority.issue(NAME))
+        await one.until("Secret team/engine-tls: a new certificate is used")
+
+
+@asynccontextmanager
+async def tls_server(folder: Path, files: dict[str, bytes], trusted: Authority) -> AsyncIterator[int]:
+    """A server with these files that answers 200 to clients of an authority; gives its port."""
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / CERTIFICATE, folder / KEY)
+    context.load_verify_locations(cadata=trusted.pem.decode())
+    context.verify_mode = ssl.CERT_REQUIRED
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context) as server:
+        yield server.sockets[0].getsockname()[1]
 
 
 async def test_missing_secret_is_named_in_the_condition(tmp_path: Path) -> None:

@@ -144,13 +144,20 @@ class PickerHarness:
     """One gateway's picker, its clock, and the objects that it is told."""
 
     def __init__(
-        self, *services: Object, pods: tuple[Object, ...] = (), authenticator: Authenticator | None = None
+        self,
+        *services: Object,
+        pods: tuple[Object, ...] = (),
+        authenticator: Authenticator | None = None,
+        has_engine_tls: bool = True,
     ) -> None:
-        """authenticator: without one, headers say class and tenant, as a trusted proxy's do."""
+        """authenticator: without one, headers say class and tenant, as a trusted proxy's do.
+
+        has_engine_tls: whether the gateway has a client certificate for engines.
+        """
         self.clock = FakeClock()
         trusting = Authenticator(trusted=TrustedHeaders())
         self.picker = Picker(Random(1), GATEWAY, authenticator or trusting, clock=self.clock)
-        self._catalog_builder = CatalogBuilder()
+        self._catalog_builder = CatalogBuilder(has_engine_tls)
         self._keys: tuple[set[str], ...] = set(), set(), set()
         self.asked = 0
         self.set_objects(*services, pods=pods)

@@ -13,6 +13,7 @@ from pathlib import Path
 from launcher.contract import IMAGE_ROOT
 from plimsoll.api.contract import engine_tls_name
 from tests.engine_image.test_launcher import free_ports
+from tests.gateway.stack import wait_until
 
 FLAGS = ("--time-scale", "0.1", "--max-model-len", "4096")
 TASK_FLAGS = {"generate": (), "embed": ("--runner", "pooling"), "transcribe": ()}
@@ -28,6 +29,8 @@ async def simulated_engine(
     tls: Path | None = None,
 ) -> AsyncIterator[str]:
     """A ready engine of the service NAMESPACE/NAME, with an existing folder; gives its address as host:port.
+
+    Its log is the folder's `log`.
 
     adapters: the folder with the desired LoRA adapters, for an engine with LoRA. tls: the mounted Secret of an engine
     that requires mutual TLS.
@@ -59,22 +62,21 @@ async def simulated_engine(
         environment["PLIMSOLL_TLS"] = json.dumps(document)
     if adapters is not None:
         environment["PLIMSOLL_LORA"] = json.dumps({"max_loras": 2, "max_lora_rank": 16, "max_cpu_loras": 8})
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "launcher", env=environment, cwd=folder,
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-    )  # fmt: skip
-    assert process.stdout is not None
-    log: list[str] = []
+    with (folder / "log").open("wb") as log:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "launcher", env=environment, cwd=folder, stdout=log, stderr=log
+        )
+
+    def is_ready() -> bool:
+        text = (folder / "log").read_text(errors="replace")
+        assert process.returncode is None, text
+        return "ready after" in text
+
     try:
-        async with asyncio.timeout(60):
-            while not log or "ready after" not in log[-1]:
-                line = await process.stdout.readline()
-                assert line, "".join(log)
-                log.append(line.decode(errors="replace"))
-        rest = asyncio.create_task(process.stdout.read())
+        await wait_until(is_ready, "the engine is ready")
         yield f"127.0.0.1:{api}"
         process.terminate()
-        await rest
+        await process.wait()
     finally:
         if process.returncode is None:
             process.kill()

@@ -58,7 +58,7 @@ async def test_late_request_is_rejected_with_retry_reservation() -> None:
     reply = rejection_of(queued)
     assert (reply.status, reply.error["code"]) == (429, "overloaded")
     assert str(reply.error["message"]).startswith(
-        "Model 'chat' is at capacity: its 2 ready engines cannot serve another"
+        "The request waited 10 s. Model 'chat' is at capacity: its 2 ready engines cannot serve another"
     )
     assert 10 <= int(reply.headers["retry-after"]) <= 30
     assert reply.headers["x-plimsoll-eta"] == reply.headers["retry-after"]

@@ -31,7 +31,7 @@ def request(stream: DeltaStream, snapshot: XdsSnapshot, nonce: str = "", error: 
         sent.resource_names_subscribe.append(CERTIFICATE)
     if error:
         sent.error_detail.code, sent.error_detail.message = 3, error
-    return stream.on_request(sent, snapshot)
+    return next(iter(stream.on_request(sent, snapshot)), None)
 
 
 def test_new_envoy_gets_certificate_and_says_so(tmp_path: Path) -> None:
@@ -47,10 +47,24 @@ def test_certificate_of_old_envoy_is_never_removed(tmp_path: Path) -> None:
     known, stream = with_certificate(EMPTY_SNAPSHOT, pair_in(tmp_path)), DeltaStream()
     sent = DeltaDiscoveryRequest(type_url=SECRET_TYPE, resource_names_subscribe=[CERTIFICATE])
     sent.initial_resource_versions[CERTIFICATE] = known[SECRET_TYPE][CERTIFICATE].version
-    assert stream.on_request(sent, EMPTY_SNAPSHOT) == AppliedCertificate(is_present=True, is_current=False)
-    assert DeltaStream().on_request(sent, known) == AppliedCertificate(is_present=True)
+    assert stream.on_request(sent, EMPTY_SNAPSHOT)[0] == AppliedCertificate(is_present=True, is_current=False)
+    assert DeltaStream().on_request(sent, known)[0] == AppliedCertificate(is_present=True)
     assert stream.responses(EMPTY_SNAPSHOT) == []
     assert stream.responses(known) == []
+
+
+@pytest.mark.parametrize("unread", [CERTIFICATE, ENGINE_CERTIFICATE])
+def test_unreadable_secret_is_not_removed_beside_another(tmp_path: Path, unread: str) -> None:
+    """A new picker can read the Secret for clients or that for engines, and Envoy has both."""
+    pair = pair_in(tmp_path)
+    identity = TlsIdentity(pair, pair.certificate, ssl.create_default_context())
+    clients, engines = with_certificate(EMPTY_SNAPSHOT, pair), with_engine_identity(EMPTY_SNAPSHOT, identity)
+    stream, versions = DeltaStream(), clients[SECRET_TYPE] | engines[SECRET_TYPE]
+    sent = DeltaDiscoveryRequest(type_url=SECRET_TYPE, resource_names_subscribe=versions)
+    sent.initial_resource_versions.update({name: resource.version for name, resource in versions.items()})
+    current = engines if unread == CERTIFICATE else clients
+    stream.on_request(sent, current)
+    assert stream.responses(current) == []
 
 
 def test_rejected_certificate_leaves_the_one_before(tmp_path: Path) -> None:

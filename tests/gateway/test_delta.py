@@ -10,7 +10,8 @@ from envoy.service.discovery.v3.discovery_pb2 import DeltaDiscoveryRequest
 
 from plimsoll.gateway.envoy.ads_server import AdsServer
 from plimsoll.gateway.envoy.delta import AppliedEndpoints, DeltaStream
-from plimsoll.gateway.envoy.xds import CLUSTER_TYPE, ENDPOINTS_TYPE, SnapshotBuilder, XdsSnapshot
+from plimsoll.gateway.envoy.tls import CERTIFICATE
+from plimsoll.gateway.envoy.xds import CLUSTER_TYPE, ENDPOINTS_TYPE, SECRET_TYPE, SnapshotBuilder, XdsSnapshot
 from plimsoll.gateway.service_catalog import build_catalog
 from tests.gateway.kube_objects import Object, pod, service
 from tests.gateway.picker_harness import GATEWAY
@@ -25,7 +26,7 @@ def send_request(stream: DeltaStream, type_url: str, current: XdsSnapshot, **fie
     request = DeltaDiscoveryRequest(type_url=type_url, **fields)
     if error:
         request.error_detail.code, request.error_detail.message = 3, error
-    return stream.on_request(request, current)
+    return next(iter(stream.on_request(request, current)), None)
 
 
 def names(response: Any) -> list[str]:
@@ -126,3 +127,13 @@ def test_discovery_that_cannot_listen_ends_the_start(tmp_path: Path) -> None:
     server = AdsServer(tmp_path / "missing" / "ads.sock", GATEWAY, lambda applied: None)
     with pytest.raises(RuntimeError, match=r"cannot listen on .*ads\.sock"):
         server.start()
+
+
+def test_secret_that_does_not_exist_is_no_certificate() -> None:
+    """Envoy asks for the listener's certificate before there is one, and acknowledges that."""
+    current: XdsSnapshot = {SECRET_TYPE: {}}
+    stream = DeltaStream()
+    send_request(stream, SECRET_TYPE, current, resource_names_subscribe=[CERTIFICATE])
+    [response] = stream.responses(current)
+    assert list(response.removed_resources) == [CERTIFICATE]
+    assert send_request(stream, SECRET_TYPE, current, response_nonce=response.nonce) is None

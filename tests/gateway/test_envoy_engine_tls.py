@@ -21,7 +21,7 @@ from tests.certificates import Authority, SecretVolume
 from tests.gateway.conftest import make_directory
 from tests.gateway.kube_objects import Object, pod, service
 from tests.gateway.simulated_engine import simulated_engine
-from tests.gateway.stack import GatewayStack, wait_until
+from tests.gateway.stack import GatewayStack, stop, wait_until
 
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 
@@ -160,8 +160,8 @@ async def test_rotation_of_both_sides_under_load_fails_no_request(secure: Secure
             return await served_certificate(secure) == expected
 
         await wait_until(is_served, "the engine has the new certificate")
-        expires_s, before = expiry_s(files[CERTIFICATE_FILE].decode()), len(statuses)
-        await wait_until(lambda: has_expiry(secure, expires_s), "Envoy has the new certificate")  # noqa: B023
+        before = len(statuses)
+        await wait_until(lambda files=files: has_expiry(secure, files), "Envoy uses it")  # type: ignore[misc]
         await wait_until(lambda before=before: len(statuses) > before + 10, "requests go on")  # type: ignore[misc]
     stop.set()
     await asyncio.gather(*tasks)
@@ -169,8 +169,10 @@ async def test_rotation_of_both_sides_under_load_fails_no_request(secure: Secure
     assert (secure.stack.envoy.pid, secure.stack.envoy.poll()) == (envoy, None)
 
 
-async def has_expiry(secure: SecureEngines, expires_s: float) -> bool:
-    return await secure.metric('plimsoll_gateway_certificate_expiry_seconds{certificate="engines"}') == expires_s
+async def has_expiry(secure: SecureEngines, files: dict[str, bytes]) -> bool:
+    """Whether Envoy has taken this certificate."""
+    exported = await secure.metric('plimsoll_gateway_certificate_expiry_seconds{certificate="engines"}')
+    return exported == expiry_s(files[CERTIFICATE_FILE].decode())
 
 
 async def served_certificate(secure: SecureEngines) -> bytes:
@@ -184,29 +186,57 @@ async def served_certificate(secure: SecureEngines) -> bytes:
         writer.transport.abort()
 
 
-async def test_broken_secrets_keep_the_certificates(secure: SecureEngines) -> None:
-    before = await served_certificate(secure)
-    good = secure.authority.issue("plimsoll-gateway")
-    for broken in ({**good, KEY_FILE: b""}, {**good, AUTHORITY_FILE: b"garbage"}):
-        secure.client.write(broken)
-        secure.server.write(broken)
-
-        async def is_invalid() -> bool:
-            return await secure.metric('plimsoll_gateway_certificate_invalid{certificate="engines"}') == 1
-
-        await wait_until(is_invalid, "the metric says so")
-        assert (await secure.post())[0] == 200
-        secure.client.write(good)
-        await wait_until(lambda: is_valid(secure), "the metric recovers")
+@pytest.mark.parametrize("broken", [{KEY_FILE: b""}, {AUTHORITY_FILE: b"garbage"}], ids=["key", "authority"])
+async def test_broken_secrets_keep_the_certificates(secure: SecureEngines, broken: dict[str, bytes]) -> None:
+    before, log = await served_certificate(secure), secure.engine / "log"
+    reported = log.read_text().count("the certificate before stays")
+    secure.client.write(secure.authority.issue("plimsoll-gateway") | broken)
+    secure.server.write(secure.authority.issue(NAME) | broken)
+    await wait_until(lambda: is_invalid(secure), "the metric says so")
+    await wait_until(
+        lambda: log.read_text().count("the certificate before stays") > reported, "the engine has read the Secret"
+    )
+    assert (await secure.post())[0] == 200
     assert await served_certificate(secure) == before
-    secure.server.write(secure.authority.issue(NAME))
+    await renew(secure)
+
+
+async def test_restarted_picker_serves_with_envoys_identity(secure: SecureEngines) -> None:
+    """Its Secret is broken, and Envoy has that of the picker before."""
+    assert secure.stack.picker is not None
+    stop(secure.stack.picker)
+    secure.client.write(secure.authority.issue("plimsoll-gateway") | {KEY_FILE: b""})
+    secure.stack.start_picker()
+    await secure.stack.ready()
+    assert await is_invalid(secure)
+    assert (await secure.post())[0] == 200
+    await renew(secure)
+
+
+async def renew(secure: SecureEngines) -> None:
+    """Write good Secrets, and wait until gateway and engine use them."""
+    files, served = secure.authority.issue("plimsoll-gateway", days=70), secure.authority.issue(NAME)
+    secure.client.write(files)
+    secure.server.write(served)
+    expected = ssl.PEM_cert_to_DER_cert(served[CERTIFICATE_FILE].decode())
+
+    async def is_served() -> bool:
+        return await served_certificate(secure) == expected
+
+    await wait_until(is_served, "the engine has the new certificate")
+    await wait_until(lambda: has_expiry(secure, files), "Envoy has the new certificate")
+    await wait_until(lambda: is_valid(secure), "the metric recovers")
+
+
+async def is_invalid(secure: SecureEngines) -> bool:
+    return await secure.metric('plimsoll_gateway_certificate_invalid{certificate="engines"}') == 1
 
 
 async def is_valid(secure: SecureEngines) -> bool:
     return await secure.metric('plimsoll_gateway_certificate_invalid{certificate="engines"}') == 0
 
 
-@pytest.mark.parametrize("fault", ["other namespace", "other authority", "expired"])
+@pytest.mark.parametrize("fault", ["other namespace", "other authority", "expired", "none"])
 async def test_gateway_refuses_engine_of_wrong_certificate(secure: SecureEngines, fault: str) -> None:
     """No prompt reaches an engine that cannot prove that it belongs to the service's namespace."""
     folder = secure.folder / fault.replace(" ", "-")
@@ -215,35 +245,42 @@ async def test_gateway_refuses_engine_of_wrong_certificate(secure: SecureEngines
         "other namespace": lambda: secure.authority.issue(engine_tls_name("other")),
         "other authority": lambda: Authority(folder / "ca", "other").issue(NAME),
         "expired": lambda: secure.authority.issue(NAME, days=-1),
+        "none": lambda: secure.authority.issue(NAME),
     }[fault]()
-    listener = await impostor(secure, files)
-    host, port = listener.sockets[0].getsockname()
-    await secure.stack.set_objects([service()], [secure_pod(f"{host}:{port}")])
-    status, body = await secure.post()
+    impostor = Impostor(folder, files)
+    async with await asyncio.start_server(impostor.serve, "127.0.0.1", 0) as listener:
+        host, port = listener.sockets[0].getsockname()
+        await secure.stack.set_objects([service()], [secure_pod(f"{host}:{port}")])
+        await wait_until(lambda: is_routable(secure, f"{host}:{port}"), "the gateway may use it")
+        status, body = await secure.post()
     assert status == 503, body
-    assert RECEIVED == []
-    listener.close()
+    assert impostor.connections > 0
+    assert (b"hello" in impostor.received) == (fault == "none")
+    assert bool(impostor.received) == (fault == "none")
     await secure.stack.set_objects([service()], [secure_pod(secure.address)])
     await wait_until(lambda: serves(secure), "the engine serves again")
 
 
-RECEIVED: list[bytes] = []
+async def is_routable(secure: SecureEngines, address: str) -> bool:
+    return bool((await secure.stack.endpoints()).get(address, {}).get("routable"))
 
 
-async def impostor(secure: SecureEngines, files: dict[str, bytes]) -> asyncio.Server:
-    """A server that records what it gets."""
-    for name, content in files.items():
-        (secure.folder / name).write_bytes(content)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(secure.folder / CERTIFICATE_FILE, secure.folder / KEY_FILE)
+class Impostor:
+    """A server with these files that records what it gets, and answers nothing."""
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, folder: Path, files: dict[str, bytes]) -> None:
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._context.load_cert_chain(folder / CERTIFICATE_FILE, folder / KEY_FILE)
+        self.connections, self.received = 0, b""
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
         with contextlib.suppress(OSError):
-            if received := await reader.read(1 << 16):
-                RECEIVED.append(received)
+            await writer.start_tls(self._context)
+            self.received += await reader.read(1 << 16)
         writer.close()
-
-    return await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
 
 
 async def test_picker_tells_last_engine_over_tls(secure: SecureEngines) -> None:

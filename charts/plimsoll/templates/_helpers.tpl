@@ -209,8 +209,8 @@ priorityClassName: {{ . }}
 {{- if and $secret (not (include "plimsoll.gateway.engineTlsSecret" .)) -}}
 {{- fail "engine.tls.secretName needs gateway.engineTls.secretName, by which engines know the gateway" -}}
 {{- end -}}
-{{- if and $secret (include "plimsoll.gateway.endpointPicker" . | fromYaml).inferencePools -}}
-{{- fail "engine.tls.secretName excludes gateway.endpointPicker.inferencePools, because gateways of other products have no certificate" -}}
+{{- if and $secret (include "plimsoll.gateway.endpointPicker" . | fromYaml).enabled -}}
+{{- fail "engine.tls.secretName excludes gateway.endpointPicker.enabled, because gateways of other products have no certificate" -}}
 {{- end -}}
 {{ $secret }}
 {{- end }}

@@ -282,8 +282,11 @@ def _add_namespace(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusi
 def _operator(_: argparse.Namespace) -> int:
     from plimsoll.cli import gc_tuning
     from plimsoll.controllers import operator, operator_config
+    from plimsoll.controllers.autoscale.service_snapshot import DEFAULT_SLO_SHARE
+    from plimsoll.core.capacity import windowed_slo
 
     gc_tuning.reduce_full_collections()
+    windowed_slo.prepare(DEFAULT_SLO_SHARE)
     asyncio.run(operator.run(operator_config.load_config()))
     return 0
 

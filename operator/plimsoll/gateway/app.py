@@ -71,7 +71,7 @@ class GatewayProcess:
         self._picker = Picker(Random(), settings.pod, self._authenticator, attributes=attributes)
         self._access_lines = LineWriter(sys.stdout.fileno()) if settings.access_log else None
         self._gateway_pods = GatewayPods(settings)
-        self._catalog_builder = CatalogBuilder()
+        self._catalog_builder = CatalogBuilder(settings.engine_tls is not None)
         self._worker = ParseWorker()
         self._bodies = BodyBudget(settings.body_budget_bytes, settings.max_body_bytes)
         self._envoy_endpoint = EnvoyEndpoint(self._picker, self._worker, self._bodies)
@@ -122,7 +122,11 @@ class GatewayProcess:
         gateway_metrics.GATEWAY_BODY_BYTES_LIMIT.set(settings.body_budget_bytes)
         gateway_metrics.GATEWAY_CONNECTIONS_LIMIT.set(settings.max_connections)
         self._access_log.open()
-        self._ads.start()
+        if self._certificate is not None:
+            self._certificate.take(self._certificate.read())
+        if self._engine_identity is not None:
+            self._engine_identity.take(self._engine_identity.read())
+        self._ads.start()  # Envoy says once which certificates it has, so they are known by then
         admin_endpoint = AdminEndpoint(
             self._picker, settings.pod, lambda: self._watch_cache.synced, self.not_ready_reason
         )

@@ -20,7 +20,7 @@ def availability(service: ServiceEntry | None, unix_s: float) -> Availability:
         return Availability()
     at_s = service.next_ready_s
     next_ready_s = None if at_s is None or at_s <= unix_s else at_s - unix_s
-    return Availability(next_ready_s, service.deleted, service.stopped, service.problem)
+    return Availability(next_ready_s, service.deleted, service.stopped, service.problem, service.needs_certificate)
 
 
 def next_engine_s(service: ServiceEntry, unix_s: float, randint: Callable[[int, int], int]) -> int:

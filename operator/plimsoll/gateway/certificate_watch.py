@@ -51,8 +51,12 @@ class CertificateWatch:
     async def follow(self) -> None:
         """Keep Envoy's certificate in sync with the files. Never returns."""
         while True:
-            self.take(await asyncio.to_thread(read_pair, self._directory))
+            self.take(await asyncio.to_thread(self.read))
             await asyncio.sleep(READ_SECONDS)
+
+    def read(self) -> CertificatePair | InvalidCertificate:
+        """Returns the pair in the files, or what is wrong with it."""
+        return read_pair(self._directory)
 
     def take(self, found: CertificatePair | InvalidCertificate) -> None:
         """Publish a pair that is new. Keep the one before while the files hold none."""

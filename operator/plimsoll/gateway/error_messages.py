@@ -21,13 +21,15 @@ class Availability:
 
     `next_ready_s` is the expected time from now in seconds, None if unknown. `deleted` means never: its namespace is
     being deleted. `stopped` means that it has 0 replicas and no request starts one. `problem` is the reason why its
-    engines do not start, as its condition Ready names it, "" without one.
+    engines do not start, as its condition Ready names it, "" without one. `needs_certificate` means that ready engines
+    require TLS, for which the gateway has no client certificate.
     """
 
     next_ready_s: float | None = None
     deleted: bool = False
     stopped: bool = False
     problem: str = ""
+    needs_certificate: bool = False
 
 
 _REASON_BY_OUTCOME = {
@@ -146,6 +148,8 @@ def no_endpoint(model: str, ready: bool, availability: Availability) -> Rejectio
         return Rejection(RejectionReason.NO_ENDPOINT, _deleted(model))
     if availability.stopped:
         return Rejection(RejectionReason.NO_ENDPOINT, _stopped(model))
+    if availability.needs_certificate:
+        return Rejection(RejectionReason.NO_ENDPOINT, _starting(model, availability), retry=UNKNOWN_TIME)
     retry = advise_retry(availability.next_ready_s, is_time_known=True)
     return Rejection(RejectionReason.MODEL_STARTING, _starting(model, availability), retry=retry)
 
@@ -165,6 +169,11 @@ def _without_engine(model: str, availability: Availability) -> str:
 
 def _starting(model: str, availability: Availability) -> str:
     next_ready_s, problem = availability.next_ready_s, availability.problem
+    if availability.needs_certificate:
+        return (
+            f"The engines of model '{model}' require TLS, and this gateway has no client certificate for them"
+            " (gateway.engineTls.secretName)."
+        )
     expected = "" if next_ready_s is None else f" The next one is expected in {math.ceil(next_ready_s)} s."
     if problem:
         return f"Model '{model}' has no ready engine: its InferenceService reports {problem}.{expected}"

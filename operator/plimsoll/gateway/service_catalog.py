@@ -57,7 +57,8 @@ class ServiceEntry:
     `problem` is the reason of its condition Ready if that tells why engines do not start, else "". `resource_version`
     is that of its object, `limits_version` that of its InferenceServiceAdmission, "" without one. `parse_error` says
     what of them cannot be parsed, and why, else "".
-    `adapters` are its LoRA adapters by model name.
+    `adapters` are its LoRA adapters by model name. `needs_certificate` means that ready engines require TLS, for which
+    this gateway has no client certificate.
     """
 
     namespace: str
@@ -80,6 +81,7 @@ class ServiceEntry:
     limits_version: str = ""
     parse_error: str = ""
     adapters: Mapping[str, AdapterEntry] = field(default_factory=dict)
+    needs_certificate: bool = False
     key: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -178,13 +180,16 @@ class CatalogBuilder:
     The exception is a changed name claim: then all names are resolved again.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, has_engine_tls: bool = True) -> None:
+        """`has_engine_tls`: this gateway has a client certificate for the engines that require one."""
+        self._has_engine_tls = has_engine_tls
         self._states: dict[str, _ServiceState] = {}
         self._service_by_pod: dict[str, str] = {}
         self._claim_by_name: dict[str, NameClaim] = {}
         self._policies = PolicyCache()
         self._refusing: set[str] = set()  # addresses of leaving engines
         self._stale: set[str] = set()  # services with such an engine since the last update
+        self._without_certificate: set[str] = set()  # services whose engines need one
 
     def update(
         self,
@@ -253,6 +258,8 @@ class CatalogBuilder:
 
     def _as_answered(self, pod: EnginePod) -> Endpoint:
         endpoint = pod.endpoint
+        if endpoint.tls_name and not self._has_engine_tls:
+            return replace(endpoint, ready=False)  # it would refuse each request
         return replace(endpoint, leaving=Leaving.AT_ONCE) if endpoint.address in self._refusing else endpoint
 
     def _resolve_names(self) -> set[str]:
@@ -270,6 +277,7 @@ class CatalogBuilder:
         state.entry = None if state.obj is None else _read(partial(self._entry, key), labels.KIND, state.obj)
         if state.entry is None:
             self._policies.remove(key)
+            self._without_certificate.discard(key)
         if state.obj is None and state.admission is None and not state.pods and not state.unplaced:
             del self._states[key]
 
@@ -308,7 +316,16 @@ class CatalogBuilder:
             resource_version=obj["metadata"].get("resourceVersion", ""),
             limits_version="" if admission is None else admission["metadata"].get("resourceVersion", ""),
             parse_error=self._policies.parse_error(key),
+            needs_certificate=self._needs_certificate(key, engines),
         )
+
+    def _needs_certificate(self, key: str, engines: Iterable[EnginePod]) -> bool:
+        """Whether ready engines require a client certificate, and this gateway has none; logs once that they do."""
+        found = not self._has_engine_tls and any(e.endpoint.available and e.endpoint.tls_name for e in engines)
+        if found and key not in self._without_certificate:
+            log.error("engines of InferenceService %s require TLS, but gateway.engineTls.secretName is not set", key)
+        (self._without_certificate.add if found else self._without_certificate.discard)(key)
+        return found
 
 
 def build_catalog(

@@ -55,7 +55,11 @@ def tuned_arguments(
     if shape is None:
         return Unavailable(f"what a token of {service.spec.model.uri} costs is not known")
     gpu = hardware.named_accelerator(tier.pod.node_selector)
-    if gpu is None or not tier.gpus or (tier.gpu_resource or gpu_resource) not in WHOLE_GPUS:
+    if not tier.gpus:
+        return Unavailable(f"spec.tiers.{role}.gpus is 0")
+    if (resource := tier.gpu_resource or gpu_resource) not in WHOLE_GPUS:
+        return Unavailable(f"what {resource} provides is not known")
+    if gpu is None:
         return Unavailable(f"spec.tiers.{role}.pod.nodeSelector names no known GPU type")
     return tune_engine(
         Role(role),

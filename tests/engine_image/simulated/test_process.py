@@ -8,6 +8,7 @@ import json
 import os
 import re
 import signal
+import ssl
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,6 +21,7 @@ import pytest
 from launcher import client
 from launcher.contract import IMAGE_ROOT
 from launcher.pod_state import PodState
+from plimsoll.api.contract import engine_tls_name
 from tests.engine_image.test_launcher import Running, free_ports
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("uvicorn") is None, reason="uvicorn is not installed")
@@ -28,11 +30,17 @@ FLAGS = ("--start-seconds", "1", "--time-scale", "0.1")
 
 @asynccontextmanager
 async def engine(
-    folder: Path, *flags: str, drain_s: int = 600, quiet_s: float = 0, progress: dict[str, float] | None = None
+    folder: Path,
+    *flags: str,
+    drain_s: int = 600,
+    quiet_s: float = 0,
+    progress: dict[str, float] | None = None,
+    tls: Path | None = None,
 ) -> AsyncIterator[Running]:
     """A launcher with a simulated engine, ready; its last words are in the folder's `said`.
 
-    `quiet_s`: without a request before it ends. `progress`: limits of the contract that are changed.
+    `quiet_s`: without a request before it ends. `progress`: limits of the contract that are changed. `tls`: the mounted
+    Secret of an engine of namespace `team` that requires mutual TLS.
     """
     api, port, nixl = free_ports(3)
     document = json.loads((IMAGE_ROOT / "contract.json").read_text())
@@ -40,6 +48,8 @@ async def engine(
     document["paths"].update(state=str(folder / "state"), termination_message=str(folder / "said"))
     document["drain"].update(min_handover_seconds=quiet_s, quiet_seconds=quiet_s)
     document["progress"].update(progress or {})
+    if tls is not None:
+        document["paths"]["tls"] = str(tls)
     (folder / "contract.json").write_text(json.dumps(document))
     environment = {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
@@ -51,6 +61,9 @@ async def engine(
         "PLIMSOLL_SERVED_NAMES": '["m"]',
         "PLIMSOLL_ARGS": json.dumps([*FLAGS, *flags]),
     }
+    if tls is not None:
+        document = {"secret": "team/engine-tls", "name": engine_tls_name("team")}
+        environment["PLIMSOLL_TLS"] = json.dumps(document)
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "launcher", env=environment, cwd=folder,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
@@ -66,11 +79,12 @@ async def engine(
 
 
 @asynccontextmanager
-async def stream(api: int, tokens: int) -> AsyncIterator[aiohttp.StreamReader]:
-    """A streamed completion whose first bytes have come."""
+async def stream(api: int, tokens: int, context: ssl.SSLContext | None = None) -> AsyncIterator[aiohttp.StreamReader]:
+    """A streamed completion whose first bytes have come. `context`: for an engine of namespace `team` with TLS."""
     body: dict[str, Any] = {"model": "m", "prompt": "a", "max_tokens": tokens, "stream": True}
-    url = f"http://127.0.0.1:{api}/v1/completions"
-    async with aiohttp.ClientSession() as session, session.post(url, json=body) as answer:
+    url = f"{'http' if context is None else 'https'}://127.0.0.1:{api}/v1/completions"
+    tls: dict[str, Any] = {} if context is None else {"ssl": context, "server_hostname": engine_tls_name("team")}
+    async with aiohttp.ClientSession() as session, session.post(url, json=body, **tls) as answer:
         await answer.content.readuntil(b"\n\n")
         yield answer.content
 

@@ -281,6 +281,7 @@ class Reconciler:
     def _tuning(self, key: Key, observed: ObservedService) -> str | None:
         """Export the arguments that the operator has set on engines, and return their line of the status."""
         if observed.service is None or observed.service.spec.targets is not None:
+            self._tuning_gauges.export(key, {})
             return None
         deployed = deployed_arguments(observed.service, observed.children)
         self._tuning_gauges.export(key, deployed)

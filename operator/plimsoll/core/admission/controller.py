@@ -113,7 +113,7 @@ class AdmissionController:
         self.pool.set_prefills(set(prefills), now)
         if not had_replicas and self.pool.replicas:
             self._queue.update(lambda queued: self._renew(queued, now), now)
-        elif had_prefills != bool(prefills):  # prefill moves, which changes the cost of queued requests
+        elif self.pool.replicas and had_prefills != bool(prefills):  # prefill moves: queued requests cost otherwise
             self._queue.update(
                 lambda queued: self._renew(queued, now if queued.lane is Lane.LATE else queued.request.arrived_s), now
             )

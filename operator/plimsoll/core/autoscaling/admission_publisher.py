@@ -212,7 +212,8 @@ def _with_expected_capacity(
     if not tier.startup_models.has_startups:  # no Retry-After from an unmeasured start-up time
         return published
     if is_automatic and not expected_ready:  # a request starts the first replica
-        return replace(published, ready_capacity=work_per_replica, startup_s=tier.startup_model.horizon_s)
+        likely_s = tier.startup_model.total.quantile_s(0.5)  # as once a pod starts
+        return replace(published, ready_capacity=work_per_replica, startup_s=likely_s)
     if not tier_decision.etas_s:
         etas_s = [
             tier_plan.etas_s[0] for tier_plan in decision.tiers.values() if tier_plan.etas_s

@@ -67,6 +67,12 @@ def rejection_weight(budget: Floats, missed_in_steps: Floats, rate_per_s: Floats
     return np.asarray(np.exp(np.interp(np.log(effective_misses), *_weight_table())))
 
 
+def prepare(slo_share: float) -> None:
+    """Make the tables that sizing needs for this SLO percentile. It takes about 0.1 s, too long for an event loop."""
+    _weight_table()
+    _peakedness_table(1.0 - slo_share)
+
+
 @lru_cache(64)
 def _peakedness_table(budget: float) -> tuple[Floats, Floats]:
     slots = np.unique(np.rint(np.geomspace(1.0, _MAX_SLOTS, _SLOT_POINTS)))

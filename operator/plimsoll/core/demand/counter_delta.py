@@ -81,8 +81,10 @@ class ServiceInterval(NamedTuple):
     arrival_media_tokens: Mapping[str, float] | None = None
 
     def without_slo_counts(self) -> ServiceInterval:
-        """The interval without what was counted against targets."""
-        return self._replace(assessed=None, missed=None, ttft_missed=None, e2e_missed=None, by_tpot_target=None)
+        """The interval without the responses that were counted against targets."""
+        if self.assessed is None:
+            return self
+        return self._replace(assessed=0.0, missed=0.0, ttft_missed=0.0, e2e_missed=0.0, by_tpot_target={})
 
 
 CounterValue = float | BucketCounts | Mapping[Any, float] | None

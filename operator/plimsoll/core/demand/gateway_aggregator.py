@@ -82,16 +82,17 @@ class GatewayAggregator:
         self._on_interval = on_interval
         self._last_sample: ArrivalSample | None = None
         self._full_coverage_per_s: float | None = None  # the last rate at full coverage
-        self._slos: tuple[Slo, ...] | None = None
-        self._slos_known_from_s = -math.inf  # when all gateways counted against them
+        self._targets: tuple[tuple[float | None, ...], ...] | None = None
+        self._targets_known_from_s = -math.inf  # when all gateways counted against them
         self.last_minute: SlidingWindow[ServiceInterval] = SlidingWindow()
 
     def set_slos(self, slos: tuple[Slo, ...], now_s: float) -> None:
         """Set what gateways count responses against. What they counted against others no longer says anything."""
-        if self._slos is not None and slos != self._slos:
-            self._slos_known_from_s = now_s + SPEC_DELAY_S
+        targets = tuple((slo.ttft_s, slo.ttft_per_1k_tokens_s, slo.e2e_s) for slo in slos)
+        if self._targets is not None and targets != self._targets:
+            self._targets_known_from_s = now_s + SPEC_DELAY_S
             self.last_minute.update(ServiceInterval.without_slo_counts)
-        self._slos = slos
+        self._targets = targets
 
     def observe(self, gateway: str, instance_id: str, at_s: float, reading: ServiceReading) -> None:
         """Add one reading; late or invalid readings are ignored."""
@@ -112,8 +113,8 @@ class GatewayAggregator:
             state.is_restarted = True
             return
         state.pending = interval if state.pending is None else merge_intervals(state.pending, interval)
-        is_old_slo = at_s < self._slos_known_from_s
-        self.last_minute.add(at_s, interval.without_slo_counts() if is_old_slo else interval)
+        is_of_old_targets = at_s - interval.seconds < self._targets_known_from_s
+        self.last_minute.add(at_s, interval.without_slo_counts() if is_of_old_targets else interval)
         self._on_interval(at_s, interval)
 
     def take_sample(self, now_s: float, gateways: Collection[str]) -> bool:

@@ -144,7 +144,7 @@ def _budget_argument(budget: int, default: int, step_s: float, itl_s: float) -> 
     smallest = "" if GAP_FACTOR * step_s <= itl_s else "; smaller chunks are not considered"
     reason = (
         f"vLLM's own chunk is {default} prompt tokens; a step of {budget} takes about "
-        f"{units.format_rounded_duration(step_s)} by data sheets, and gaps between tokens are up to {GAP_FACTOR:g} "
+        f"{units.format_rounded_duration(step_s)} by data sheets, and gaps between tokens are up to {GAP_FACTOR:.0f} "
         f"steps{smallest}"
     )
     return TunedArgument(vllm.MAX_NUM_BATCHED_TOKENS, (str(budget),), f"itl {itl}", reason)

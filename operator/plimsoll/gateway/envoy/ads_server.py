@@ -153,12 +153,13 @@ class AdsServer:
         try:
             async for request in requests:
                 rejected = stream.rejected
-                applied = stream.on_request(request, self._snapshot)
+                found = stream.on_request(request, self._snapshot)
                 gateway_metrics.GATEWAY_CONFIG_REJECTED.inc(stream.rejected - rejected)
-                if isinstance(applied, AppliedEndpoints):
-                    self._on_applied(applied)
-                elif applied is not None:
-                    self._on_certificate(applied)
+                for applied in found:
+                    if isinstance(applied, AppliedEndpoints):
+                        self._on_applied(applied)
+                    else:
+                        self._on_certificate(applied)
                 changed.set()
         finally:
             changed.set()

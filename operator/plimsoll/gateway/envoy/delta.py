@@ -16,7 +16,7 @@ from typing import Any
 
 from envoy.service.discovery.v3.discovery_pb2 import DeltaDiscoveryResponse
 
-from plimsoll.gateway.envoy.tls import CERTIFICATE
+from plimsoll.gateway.envoy.tls import CERTIFICATE, ENGINE_AUTHORITY, ENGINE_CERTIFICATE
 from plimsoll.gateway.envoy.xds import (
     CLUSTER_TYPE,
     ENDPOINTS_TYPE,
@@ -29,6 +29,7 @@ from plimsoll.gateway.envoy.xds import (
 log = logging.getLogger(__name__)
 
 _SEND_ORDER = (CLUSTER_TYPE, ENDPOINTS_TYPE, RUNTIME_TYPE, SECRET_TYPE)
+_SECRETS = (CERTIFICATE, ENGINE_CERTIFICATE, ENGINE_AUTHORITY)
 _WILDCARD = "*"
 
 
@@ -56,13 +57,17 @@ class AppliedEndpoints:
 class AppliedCertificate:
     """Whether Envoy has a certificate from now on, and why it did not accept the last one ("": it did).
 
-    `is_current` is false if it has another one than the snapshot, from an earlier picker. `name` is its resource.
+    `is_current` is false if it has another one than the snapshot, from an earlier picker. `name` is its resource. Of
+    a resource for engines with an error, `is_present` says nothing: Envoy keeps the one before, if there is one.
     """
 
     is_present: bool
     error: str = ""
     is_current: bool = True
     name: str = CERTIFICATE
+
+
+Applied = AppliedEndpoints | AppliedCertificate
 
 
 class DeltaStream:
@@ -75,10 +80,10 @@ class DeltaStream:
         self._has_certificate = False
         self.rejected = 0  # responses that Envoy did not accept in full
 
-    def on_request(self, request: Any, snapshot: XdsSnapshot) -> AppliedEndpoints | AppliedCertificate | None:
+    def on_request(self, request: Any, snapshot: XdsSnapshot) -> tuple[Applied, ...]:
         """Process a DeltaDiscoveryRequest. Returns what Envoy now has, if the request says so."""
         state = self._types.get(request.type_url)
-        applied = None
+        applied: tuple[Applied, ...] = ()
         if state is None:
             state = self._types[request.type_url] = self._first(request)
             applied = self._already_applied(request, state, snapshot)
@@ -91,7 +96,8 @@ class DeltaStream:
             state.subscribed.discard(name)
             state.versions.pop(name, None)
         if request.response_nonce:
-            applied = self._acknowledged(request)
+            acknowledged = self._acknowledged(request)
+            applied = () if acknowledged is None else (acknowledged,)
         return applied
 
     def responses(self, snapshot: XdsSnapshot) -> list[Any]:
@@ -109,21 +115,17 @@ class DeltaStream:
         names = request.resource_names_subscribe
         return _TypeState(is_wildcard=not names or _WILDCARD in names, versions=dict(request.initial_resource_versions))
 
-    def _already_applied(
-        self, request: Any, state: _TypeState, snapshot: XdsSnapshot
-    ) -> AppliedEndpoints | AppliedCertificate | None:
-        """Returns what an Envoy that outlived an earlier stream has, at the versions of the snapshot."""
+    def _already_applied(self, request: Any, state: _TypeState, snapshot: XdsSnapshot) -> tuple[Applied, ...]:
+        """Returns what an Envoy that outlived an earlier stream has, endpoints at the versions of the snapshot."""
         if request.type_url == CLUSTER_TYPE and not state.versions:
-            return AppliedEndpoints({}, is_new_envoy=True)
+            return (AppliedEndpoints({}, is_new_envoy=True),)
         if request.type_url == SECRET_TYPE:
-            version, certificate = state.versions.get(CERTIFICATE), snapshot[SECRET_TYPE].get(CERTIFICATE)
-            self._has_certificate = bool(version)
-            is_current = certificate is not None and version == certificate.version
-            return AppliedCertificate(self._has_certificate, is_current=is_current)
+            self._has_certificate = bool(state.versions.get(CERTIFICATE))
+            return tuple(_held(name, state, snapshot) for name in _SECRETS)
         if request.type_url != ENDPOINTS_TYPE:
-            return None
+            return ()
         current = snapshot[ENDPOINTS_TYPE]
-        return _applied(r for name, r in current.items() if state.versions.get(name) == r.version)
+        return (_applied(r for name, r in current.items() if state.versions.get(name) == r.version),)
 
     def _acknowledged(self, request: Any) -> AppliedEndpoints | AppliedCertificate | None:
         resources = self._sent.pop(request.response_nonce, [])
@@ -131,7 +133,9 @@ class DeltaStream:
             self.rejected += 1
             log.error("Envoy rejects its configuration: %s", request.error_detail.message)
         if request.type_url == SECRET_TYPE:
-            name = next((resource.name for resource in resources), CERTIFICATE)
+            if not resources:
+                return None  # only said that a secret does not exist
+            name = resources[0].name
             if name != CERTIFICATE:
                 return AppliedCertificate(not request.error_detail.code, request.error_detail.message, name=name)
             self._has_certificate |= not request.error_detail.code
@@ -144,9 +148,9 @@ class DeltaStream:
         state, current = self._types[type_url], snapshot[type_url]
         wanted = current.keys() if state.is_wildcard else state.subscribed & current.keys()
         changed = [current[name] for name in wanted if state.versions.get(name) != current[name].version]
-        if type_url == SECRET_TYPE:
-            changed = changed[:1]
         removed = [name for name, version in state.versions.items() if version and name not in current]
+        if type_url == SECRET_TYPE:  # what the picker cannot read, Envoy keeps
+            changed, removed = changed[:1], []
         removed += [name for name in state.subscribed - current.keys() if name not in state.versions]
         if not changed and not removed:
             return None
@@ -162,6 +166,12 @@ class DeltaStream:
             for resource in changed:
                 endpoints.versions.pop(resource.service, None)
         return response
+
+
+def _held(name: str, state: _TypeState, snapshot: XdsSnapshot) -> AppliedCertificate:
+    version, current = state.versions.get(name), snapshot[SECRET_TYPE].get(name)
+    is_current = current is not None and version == current.version
+    return AppliedCertificate(bool(version), is_current=is_current, name=name)
 
 
 def _applied(resources: Iterable[XdsResource]) -> AppliedEndpoints:

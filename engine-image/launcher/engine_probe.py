@@ -1,0 +1,62 @@
+"""The launcher's own requests to its engine: health, progress and metrics.
+
+Problem: an engine whose certificate expires serves its open connections on, but refuses new ones, also the launcher's.
+It is no engine that hangs, and a restart would only abort its requests.
+
+Idea: an API server that answers a TLS handshake is alive. Without TLS, only a response counts.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from launcher import command, progress
+from launcher.client import EngineClient, TlsRefused
+from launcher.contract import Contract
+
+API_SERVER_SECONDS = 3.0  # beyond the middleware's own wait, until a new connection is tried
+
+log = logging.getLogger("launcher")
+
+
+class EngineProbe:
+    """Asks one engine. No method raises if it does not respond."""
+
+    def __init__(self, client: EngineClient, contract: Contract) -> None:
+        self._client = client
+        self._contract = contract
+        self._is_refused = False
+
+    async def step_seconds(self) -> float | None:
+        """Return the response time of the engine core, s; None without a response from it or its API server.
+
+        It is 0 if the API server refuses the launcher's certificate: then the core is not known to hang.
+        """
+        seconds = self._contract.progress.answer_seconds + API_SERVER_SECONDS
+        try:
+            response = await self._client.request(self._contract.paths["progress"], timeout=seconds)
+        except TlsRefused as error:
+            if not self._is_refused:
+                log.error("the engine refuses the launcher's certificate, so its progress is unknown: %s", error)
+            self._is_refused = True
+            return 0.0
+        except (OSError, TimeoutError, ValueError):
+            return None
+        self._is_refused = False
+        return progress.parse_step_seconds(response.status, response.body)
+
+    async def is_healthy(self) -> bool | None:
+        """Return vLLM's health: True, False (dead), or None without a response (starting, busy)."""
+        try:
+            response = await self._client.request(command.HEALTH_PATH)
+        except (OSError, TimeoutError, ValueError):
+            return None
+        return {200: True, 503: False}.get(response.status)
+
+    async def metrics(self) -> bytes:
+        """Return the engine's own metrics; b"" without a response."""
+        try:
+            response = await self._client.request(self._contract.paths["metrics"])
+        except (OSError, TimeoutError, ValueError):
+            return b""
+        return response.body if response.status == 200 else b""
