@@ -1,7 +1,7 @@
 """Mutual TLS of the engine's API: files for vLLM, and the context of a client that engines accept.
 
-Problem: vLLM watches the files of its files, but a mounted Secret is links that are swapped, of which a watch sees
-the first change only. And a Secret that is broken must not replace a certificate that works.
+Problem: vLLM watches its certificate files, but a mounted Secret consists of links that are swapped. A watch sees the
+first swap only. And a Secret that is broken must not replace a certificate that works.
 
 Idea: the launcher checks the mounted files each few seconds by a handshake with themselves, since every engine is
 server and client of its namespace. It writes what it can use into files of its own, in place. vLLM

@@ -28,11 +28,11 @@ class UnsteadyKube(FakeKube):
         broken = {"resources": [{}, {"kind": labels.SET_KIND}, {"name": "others"}, own]}
         super().__init__({GROUP: broken, LEADERWORKERSETS.path(None): objects})
         self.failures = failures
-        self.asked = 0
+        self.requests = 0
 
     async def _json(self, method: str, path: str, *others: Any) -> Any:
-        self.asked += 1
-        if self.asked <= self.failures:
+        self.requests += 1
+        if self.requests <= self.failures:
             raise BackendUnavailable("no answer")
         return await super()._json(method, path, *others)
 

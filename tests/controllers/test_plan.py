@@ -103,8 +103,8 @@ def test_plan_upgrade_to_tuning_keeps_templates_until_asked() -> None:
     after = planned(tunable(), *stored(untuned))
     assert (after.templates, templates(after)) == ((), templates(untuned))
     assert not any(tuned_flags(after).values())
-    asked = planned(tunable(engine={"tuning": "Auto"}), *stored(untuned))
-    assert tuned_flags(asked) == {"chat-serve": ["--max-num-batched-tokens"]}
+    requested = planned(tunable(engine={"tuning": "Auto"}), *stored(untuned))
+    assert tuned_flags(requested) == {"chat-serve": ["--max-num-batched-tokens"]}
     rolled = planned(tunable(), *stored(untuned), generation=1, image="example.com/engine:2", has_turn=True)
     assert tuned_flags(rolled) == {"chat-serve": ["--max-num-batched-tokens"]}
 
@@ -125,8 +125,8 @@ def test_plan_tuning_that_sets_nothing_restarts_nothing() -> None:
     raw = builders.service(tiers={"serve": {}}, slo={"ttft": "1s"})
     before = planned(raw)
     for tuning in ("Auto", "Off"):
-        asked = builders.service(tiers={"serve": {}}, slo={"ttft": "1s"}, engine={"tuning": tuning})
-        assert templates(planned(asked, *stored(before))) == templates(before)
+        requested = builders.service(tiers={"serve": {}}, slo={"ttft": "1s"}, engine={"tuning": tuning})
+        assert templates(planned(requested, *stored(before))) == templates(before)
 
 
 def test_plan_earlier_revision_keeps_its_template() -> None:

@@ -88,15 +88,15 @@ def test_engine_info_counts_accelerators_of_all_pods() -> None:
 
 async def test_worker_waits_for_repeated_absence_of_leader() -> None:
     answers: Iterator[bool] = iter([True, False, False, True, False, False, False])
-    asked = 0
+    calls = 0
 
     async def is_there() -> bool:
-        nonlocal asked
-        asked += 1
+        nonlocal calls
+        calls += 1
         return next(answers)
 
     await pod_group.wait_until_leader_ended(is_there, poll_seconds=0.0)
-    assert asked == 7
+    assert calls == 7
 
 
 async def test_leader_is_there_while_its_port_is_open() -> None:

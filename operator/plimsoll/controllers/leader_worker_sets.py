@@ -9,7 +9,7 @@ from plimsoll.adapters.kube_client import LEADERWORKERSETS, KubeClient
 from plimsoll.api import labels
 from plimsoll.api.conditions import ConditionReason
 from plimsoll.controllers.object_cache import Key, ObjectCache
-from plimsoll.controllers.optional_kind import CHECK_SECONDS, RETRY_SECONDS, OptionalKindWatch
+from plimsoll.controllers.optional_kind import CHECK_SECONDS, OptionalKindWatch
 from plimsoll.controllers.reconcile.pod_diagnosis import PodProblem
 
 
@@ -26,27 +26,12 @@ KIND_MISSING: Final = _unusable(
 class LeaderWorkerSetWatch(OptionalKindWatch[PodProblem]):
     """Keeps the LeaderWorkerSets of the operator in the cache, those of one namespace or of all."""
 
-    def __init__(
-        self,
-        kube: KubeClient,
-        cache: ObjectCache,
-        namespace: str | None,
-        on_change: Callable[[Key], None],
-        check_seconds: float = CHECK_SECONDS,
-        retry_seconds: float = RETRY_SECONDS,
-    ) -> None:
-        super().__init__(
-            kube,
-            cache,
-            LEADERWORKERSETS,
-            namespace,
-            on_change,
-            missing=KIND_MISSING,
-            rejected=_unusable,
-            selector=f"{labels.MANAGED_BY}=plimsoll,{labels.SERVICE}",
-            check_seconds=check_seconds,
-            retry_seconds=retry_seconds,
-        )
+    resource = LEADERWORKERSETS
+    selector = f"{labels.MANAGED_BY}=plimsoll,{labels.SERVICE}"
+    missing = KIND_MISSING
+
+    def rejected(self, message: str) -> PodProblem:
+        return _unusable(message)
 
 
 class LeaderWorkerSetWatches:

@@ -163,6 +163,9 @@ class OperatorProcess:
         self.prometheus_fallback = PrometheusFallback(
             history, self.engine_poller.unreachable, self.engine_poller.accept_external
         )
+        self.autoscaler = self._make_autoscaler(history)
+
+    def _make_autoscaler(self, history: PrometheusHistory | None) -> Autoscaler:
         sources = SignalSources(
             self.gateway_poller.readings,
             self.engine_poller.engine_info,
@@ -175,9 +178,9 @@ class OperatorProcess:
             lambda key: self.target_poller.states(key),
             lambda key, role, uid: self.target_poller.record_write(key, role, uid),
         )
-        self.autoscaler = Autoscaler(
+        return Autoscaler(
             self.cache,
-            kube,
+            self._kube,
             sources,
             self.reconciler.record_event,
             self.queue.add,

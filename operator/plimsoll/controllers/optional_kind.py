@@ -37,31 +37,33 @@ P = TypeVar("P", bound=Problem)
 
 
 class OptionalKindWatch(Generic[P]):
-    """Keeps the objects of one kind in the cache. `on_change` is called with each service to reconcile again."""
+    """Keeps the objects of one kind in the cache. `on_change` is called with each service to reconcile again.
+
+    A subclass sets `resource`, the `selector` of its objects, and `missing`, the problem of a kind that is not served.
+    """
+
+    resource: Resource
+    selector: str | None = None
+    missing: P
+
+    def rejected(self, message: str) -> P:
+        """The problem of a list that is refused."""
+        raise NotImplementedError
 
     def __init__(
         self,
         kube: KubeClient,
         cache: ObjectCache,
-        resource: Resource,
         namespace: str | None,
         on_change: Callable[[Key], None],
-        *,
-        missing: P,
-        rejected: Callable[[str], P],
-        selector: str | None = None,
         check_seconds: float = CHECK_SECONDS,
         retry_seconds: float = RETRY_SECONDS,
     ) -> None:
-        """namespace: None for all. missing: for a kind that is not served. rejected: for a list that is refused."""
+        """namespace: None for all."""
         self._kube = kube
         self._cache = cache
-        self._resource = resource
         self._namespace = namespace
         self._on_change = on_change
-        self._missing = missing
-        self._rejected = rejected
-        self._selector = selector
         self._check_s = check_seconds
         self._retry_s = retry_seconds
         self.is_synced = False  # whether `problem` and the cache are known
@@ -69,7 +71,7 @@ class OptionalKindWatch(Generic[P]):
 
     async def run(self) -> None:
         """Watch until cancelled."""
-        kind, failures = self._resource.kind, 0
+        kind, failures = self.resource.kind, 0
         while True:
             try:
                 is_usable, failures = await self.update(), 0
@@ -77,7 +79,7 @@ class OptionalKindWatch(Generic[P]):
                 log.warning(None, "cannot list objects of an optional kind; trying again", kind=kind, error=str(error))
                 failures += 1
                 if not self.is_synced and failures >= MAX_FAILURES:
-                    self._set(self._rejected(f"cannot list {kind}s: {error}"))
+                    self._set(self.rejected(f"cannot list {kind}s: {error}"))
                 await asyncio.sleep(self._retry_s)
                 continue
             if is_usable:
@@ -88,25 +90,25 @@ class OptionalKindWatch(Generic[P]):
     async def update(self) -> bool:
         """List the objects. Returns whether they can be watched. Raises ClusterError if that is unknown."""
         if not await self._is_served():
-            return self._set(self._missing)
+            return self._set(self.missing)
         try:
-            objects, _ = await self._kube.list(self._resource, self._namespace, self._selector)
+            objects, _ = await self._kube.list(self.resource, self._namespace, self.selector)
         except NotFound:
-            return self._set(self._missing)
+            return self._set(self.missing)
         except Forbidden as error:
-            return self._set(self._rejected(str(error)))
-        self._cache.replace(self._resource.kind, tuple(objects), self._namespace)
+            return self._set(self.rejected(str(error)))
+        self._cache.replace(self.resource.kind, tuple(objects), self._namespace)
         return self._set(None)
 
     def _set(self, problem: P | None) -> bool:
-        kind = self._resource.kind
+        kind = self.resource.kind
         if problem is not None:
             self._cache.replace(kind, (), self._namespace)
         if not self.is_synced or problem != self.problem:
             self.is_synced, self.problem = True, problem
             if problem is None:
                 log.info(None, "objects of an optional kind can be applied", kind=kind, namespace=self._namespace)
-            elif problem == self._missing:
+            elif problem == self.missing:
                 log.info(None, "the cluster lacks an optional kind", kind=kind, effect=problem.message)
             else:
                 log.warning(None, "objects of an optional kind cannot be applied", kind=kind, error=problem.message)
@@ -115,7 +117,7 @@ class OptionalKindWatch(Generic[P]):
         return problem is None
 
     async def _is_served(self) -> bool:
-        return await self._kube.discover(self._resource.api_version, self._resource.kind) is not None
+        return await self._kube.discover(self.resource.api_version, self.resource.kind) is not None
 
     async def _follow_while_served(self) -> None:
         """Follow the objects until the API server no longer serves the kind."""
@@ -134,10 +136,10 @@ class OptionalKindWatch(Generic[P]):
             await asyncio.gather(following, return_exceptions=True)
 
     async def _follow(self) -> None:
-        async for event in self._kube.watch(self._resource, self._namespace, self._selector):
+        async for event in self._kube.watch(self.resource, self._namespace, self.selector):
             match event.type:
                 case "SYNC":
-                    self._cache.replace(self._resource.kind, event.objects, self._namespace)
+                    self._cache.replace(self.resource.kind, event.objects, self._namespace)
                     changed = [key_of(service) for service in self._cache.all(labels.KIND)]
                 case "DELETED":
                     self._cache.remove(event.object)

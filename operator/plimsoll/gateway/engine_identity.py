@@ -77,7 +77,7 @@ class EngineIdentityWatch:
         self._file_error = problem
         if isinstance(found, TlsIdentity) and found != self._identity:
             before, self._identity = self._identity, found
-            if before is None or before.pair != found.pair:  # else Envoy is not asked again
+            if before is None or before.pair != found.pair:  # else Envoy answers no more about it
                 self._envoy_errors.pop(ENGINE_CERTIFICATE, None)
             if before is None or before.authority != found.authority:
                 self._envoy_errors.pop(ENGINE_AUTHORITY, None)

@@ -37,7 +37,7 @@ def tuning_line(
 ) -> str | None:
     """`status.engineTuning`; None without a chosen argument.
 
-    A spec that asks for tuning is told why a tier has none.
+    With `tuning: Auto` in the spec, it says why a tier has none.
     """
     texts = []
     for role, tier in service.spec.tiers.items():
