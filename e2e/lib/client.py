@@ -108,6 +108,7 @@ async def send(
         if outcome is RequestResult.OK
         else " ".join(filter(None, [*details, trace_seen.error_event, trace_seen.transport_error]))[:500],
         tpot_s=trace_seen.tpot_s,
+        responding_model=trace_seen.responding_model,
         reason=trace_seen.reason,
         retry_after_s=trace_seen.retry_after_s,
         labels=prompt.labels,

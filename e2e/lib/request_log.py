@@ -37,6 +37,7 @@ class ResponseTrace:
     """What was seen on the wire of one request, filled as it goes."""
 
     status: int | None = None
+    responding_model: str = ""  # by the response's own word
     done: bool = False
     events: int = 0
     error_event: str = ""
@@ -66,6 +67,7 @@ class ResponseTrace:
             raise ValueError(f"event is no object: {data[:80]}")
         if event.get("error"):
             self.error_event = json.dumps(event["error"])[:300]
+        self.responding_model = event.get("model") or self.responding_model
         if usage := event.get("usage"):
             self.prompt_tokens, self.output_tokens = usage["prompt_tokens"], usage["completion_tokens"]
         for choice in event.get("choices") or []:
@@ -84,6 +86,7 @@ class ResponseTrace:
             usage, [choice] = body["usage"], body["choices"]
             self.prompt_tokens, self.output_tokens = usage["prompt_tokens"], usage["completion_tokens"]
             self.finish_reason = choice["finish_reason"]
+            self.responding_model = body["model"]
         except (KeyError, TypeError) as error:
             raise ValueError(f"response is no completion: {str(body)[:80]}") from error
         self.text.append(choice.get("text") or (choice.get("message") or {}).get("content") or "")
@@ -135,6 +138,7 @@ class RequestRecord:
     text: str
     detail: str
     tpot_s: float | None = None
+    responding_model: str = ""  # by the response's own word; empty without a response
     reason: str = ""  # of a refusal
     retry_after_s: float | None = None
     labels: tuple[tuple[str, str], ...] = ()  # what the plan says of the request

@@ -92,7 +92,9 @@ class FakeEngineServer:
 def _whole(tokens: int, *, cut: bool) -> bytes:
     """A response that is not streamed, with its head; cut in its middle if so."""
     choice = {"message": {"content": "a" * tokens}, "finish_reason": "length"}
-    body = json.dumps({"choices": [choice], "usage": {"prompt_tokens": 3, "completion_tokens": tokens}}).encode()
+    body = json.dumps(
+        {"model": "m", "choices": [choice], "usage": {"prompt_tokens": 3, "completion_tokens": tokens}}
+    ).encode()
     head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
     return head + (body[: len(body) // 2] if cut else body)
 

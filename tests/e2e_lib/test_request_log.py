@@ -142,3 +142,12 @@ def test_dump_is_one_flat_row_per_request() -> None:
     [row] = [json.loads(line) for line in RequestLog([record(1)]).dump().splitlines()]
     assert row["outcome"] == "ok"
     assert all(not isinstance(value, dict | list) for value in row.values())
+
+
+def test_responding_model_is_the_responses_own_word() -> None:
+    """Also where another model than the requested one responded."""
+    streamed = trace_of({"model": "spare", "choices": []}, usage(1))
+    whole = ResponseTrace()
+    answer = {"model": "spare", "usage": {"prompt_tokens": 1, "completion_tokens": 1}}
+    whole.add_response({**answer, "choices": [{"finish_reason": "length", "text": "a"}]}, at=1.0)
+    assert streamed.responding_model == whole.responding_model == "spare"
