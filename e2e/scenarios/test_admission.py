@@ -11,7 +11,6 @@ import json
 import math
 import os
 import random
-import re
 import subprocess
 import sys
 import time
@@ -49,7 +48,6 @@ DEFAULT: Object = {"name": "default"}
 TENANTS = {"large": 9, "small": 1}  # and their weights
 MIN_WEIGHTED_SHARE = 0.6  # of the larger tenant: 3 deviations above the half that it would have without a weight
 MAX_ABOVE_FAIR = 0.08  # 4 deviations of the share of some 200 requests
-FORECAST_SHARE = 0.8  # of a Poisson load: what a forecast from its last seconds may be
 SLO_SHARE = 0.95
 
 
@@ -328,13 +326,6 @@ def _kill_pickers(cluster: Cluster) -> int:
     return len(pods)
 
 
-def _scaled_down(service: Service) -> list[float]:
-    """The load, requests/s, for which each step down was taken, oldest first."""
-    found = [event for event in service.events() if event["reason"] == "ScaledDown"]
-    reported = sorted(found, key=lambda event: event["metadata"]["creationTimestamp"])
-    return [float([*re.findall(r"forecast ([0-9.e+-]+) req/s", event["message"]), 0.0][0]) for event in reported]
-
-
 def test_gateway_restart_does_not_lower_demand(fleet: Service, cluster: Cluster) -> None:
     """What the gateways knew is gone with them, the demand is not, and nobody is turned away for it.
 
@@ -343,20 +334,21 @@ def test_gateway_restart_does_not_lower_demand(fleet: Service, cluster: Cluster)
     with Load(fleet.target, _steady(OVERLOAD, 600, "anew", seed=8)) as load:
         wait_until("the fleet has grown", lambda: _desired(fleet) >= 2, CONDITION_TIMEOUT_S)
         before = _settled_replicas(fleet)
-        struck_at, observed, reported = time.time(), [], len(_scaled_down(fleet))
+        struck_at, observed, reported = time.time(), [], len(simulated_fleet.scale_down_rates(fleet))
         pickers = _kill_pickers(cluster)
         stack.wait_for_gateways(cluster, pickers)
         whole_s = time.time() - struck_at
         for _ in range(60):
             observed.append(_desired(fleet))
             sleep(1.0)
-        down = _scaled_down(fleet)[reported:]
+        down = simulated_fleet.scale_down_rates(fleet)[reported:]
     after = [r for r in load.ledger.records if r.ended_at >= struck_at]
     failed = [r for r in after if not r.ok]
     print(f"{before} replicas, whole again after {whole_s:.0f} s, desired then {dict(Counter(observed))}")
     print(f"{load.ledger.summary()}; since then {len(failed)} of {len(after)} failed")
-    assert all(rate >= FORECAST_SHARE * OVERLOAD for rate in down), down
-    assert min(observed) * simulated_fleet.replica_capacity(fleet) >= FORECAST_SHARE * OVERLOAD
+    assert all(rate >= simulated_fleet.FORECAST_SHARE * OVERLOAD for rate in down), down
+    capacity = min(observed) * simulated_fleet.replica_capacity(fleet)
+    assert capacity >= simulated_fleet.FORECAST_SHARE * OVERLOAD
     assert not _unexpected_failures(after), _describe(_unexpected_failures(after))
     assert len(failed) <= (1.0 - SLO_SHARE) * len(after), "a rejected request counts as missed"
 

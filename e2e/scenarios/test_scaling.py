@@ -141,7 +141,7 @@ def _scale_down(fleet: Service, gateway: GatewayClient, most: int) -> ScaleDownR
             )
             reported = str(min(new, key=lambda event: str(event["metadata"]["creationTimestamp"]))["message"])
             going = re.findall(r"([a-z0-9-]+) \(\d+ in flight\)", reported)
-            wait_until("those that go are unrouted", lambda: not _routable_pods(gateway, fleet) & set(going))
+            wait_until("those that go are unrouted", lambda: not gateway.routable_pods(fleet.key) & set(going))
             sleep(IN_TRANSIT_S)
             counts: dict[str, list[int]] = {pod: [] for pod in going}
             wait_until(
@@ -154,11 +154,6 @@ def _scale_down(fleet: Service, gateway: GatewayClient, most: int) -> ScaleDownR
 
 def _scale_down_events(fleet: Service) -> list[Object]:
     return [e for e in fleet.events() if e["reason"] == "ScaledDown"]
-
-
-def _routable_pods(gateway: GatewayClient, fleet: Service) -> set[str]:
-    """The pods that some gateway would pick."""
-    return {e["pod"] for reported in gateway.services(fleet.key) for e in reported["endpoints"] if e["routable"]}
 
 
 def _sample_requests(fleet: Service, pod: str, counts: list[int]) -> bool:
