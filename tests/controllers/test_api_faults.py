@@ -21,8 +21,9 @@ from plimsoll.controllers.kopf_handlers import RequestPacer
 from plimsoll.controllers.operator import LEASE_NAME
 from plimsoll.core.errors import NotFound
 from tests import builders
-from tests.apiserver import ApiServer, api_server, free_port
+from tests.apiserver import ApiServer, api_server
 from tests.controllers.faulty_api import Fault, FaultyApi, faulty_api
+from tests.ports import free_port
 
 # The proxy drops connections as a server does that dies: aiohttp leaves sockets of that moment to the collector.
 pytestmark = [
