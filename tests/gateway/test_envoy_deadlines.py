@@ -45,19 +45,20 @@ async def wait_completed(stack: GatewayStack, outcome: str, count: float) -> Non
 async def test_response_past_deadline_is_504_and_cancelled(stack: GatewayStack, made: str) -> None:
     engine = await start(stack, MADE[made]())
     engine.behaviour.release_event = asyncio.Event()
-    status, body, headers = await stack.ask_fully(sent={TIMEOUT: "1.5"}, max_tokens=5)
+    limit = "3"  # seconds: on a busy machine the request must have reached the engine by then
+    status, body, headers = await stack.ask_fully(sent={TIMEOUT: limit}, max_tokens=5)
     assert (status, body["error"]["code"], headers["x-plimsoll-reason"]) == (
         504,
         "deadline_exceeded",
         "deadline_exceeded",
     )
-    assert "within 1.5 s" in body["error"]["message"]
+    assert f"within {limit} s" in body["error"]["message"]
     assert headers["x-should-retry"] == "false"
     await wait_until(lambda: engine.open == 0, "the engine sees that the client is gone")
     await stack.wait_inflight(engine, 0)
     await wait_completed(stack, "deadline_exceeded", 1)
     assert await completed(stack, "failed") == 0
-    assert engine.header("x-plimsoll-deadline-seconds") == "1.5"
+    assert engine.header("x-plimsoll-deadline-seconds") == limit
     assert engine.header("x-envoy-upstream-stream-duration-ms") is None
     assert len(engine.received) == 1
 
