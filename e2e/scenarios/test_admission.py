@@ -358,8 +358,8 @@ def test_openai_sdk_default_retries_are_admitted(gate: Service) -> None:
     sdks.require_package("openai")
     gate.wait_condition("Shedding", CONDITION_TIMEOUT_S, status="False")
     argv = [sys.executable, str(CLIENTS / "openai_retries.py"), gate.url, gate.name]
-    pipes = {name: subprocess.PIPE for name in ("stdin", "stdout", "stderr")}
-    with subprocess.Popen(argv, text=True, env={**os.environ, "NO_PROXY": "*"}, **pipes) as sdk:
+    env, pipe = {**os.environ, "NO_PROXY": "*"}, subprocess.PIPE
+    with subprocess.Popen(argv, text=True, env=env, stdin=pipe, stdout=pipe, stderr=pipe) as sdk:
         assert sdk.stdout
         assert sdk.stdout.readline() == "ready\n", sdk.communicate()
         with Load(gate.target, _steady(OVERLOAD, 45, "beside the SDK", seed=4)) as load:
