@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plimsoll.adapters.kube_client import DEPLOYMENTS, INFERENCESERVICES, Resource
+from plimsoll.adapters.kube_client import BY_KIND, DEPLOYMENTS, INFERENCESERVICES, Resource
 from plimsoll.api import labels
 from plimsoll.controllers.gateway_poller import GatewayView
 from plimsoll.core.errors import BackendUnavailable, Conflict
@@ -35,6 +35,17 @@ async def test_reconcile_creates_all_objects_and_status(world: ControllerHarness
     assert status["modelNames"] == ["chat", f"{world.namespace}/chat"]
     assert status["tiers"]["decode"]["summary"] == "0/1"
     assert (await reasons(world)).keys() == {"Ready", "Reconciling"}
+
+
+async def test_service_account_exists_before_the_first_workload(world: ControllerHarness) -> None:
+    """A ReplicaSet that once missed the account keeps that as its reason, whatever rejects its pods later."""
+    await world.create()
+    await world.reconcile_once("chat")
+    versions = {}
+    for resource in (BY_KIND["ServiceAccount"], DEPLOYMENTS):
+        items, _ = await world.kube.list(resource, world.namespace)
+        versions[resource] = [int(item["metadata"]["resourceVersion"]) for item in items]
+    assert max(versions[BY_KIND["ServiceAccount"]]) < min(versions[DEPLOYMENTS])
 
 
 async def test_reconcile_terminating_namespace_is_in_the_status(world: ControllerHarness) -> None:

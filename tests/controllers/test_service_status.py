@@ -248,16 +248,6 @@ def test_conditions_quota_error_is_read_from_deployment() -> None:
     assert "exceeded quota" in found[ConditionType.DECODE_DEGRADED].message
 
 
-@pytest.mark.parametrize(("account", "is_rejected"), [("chat-engine", False), ("of-the-user", True)])
-def test_conditions_new_service_account_is_no_rejection(account: str, is_rejected: bool) -> None:
-    """The API server's own cache may not have the account yet that the operator has just made."""
-    words = f'pods "chat-decode-1" is forbidden: serviceaccount "{account}" not found'
-    failure = {"type": "ReplicaFailure", "status": "True", "message": words}
-    inputs = status_inputs(tier("prefill"), tier("decode", ready=0, conditions=[failure]))
-    condition = by_type(service_status.build_conditions(inputs)).get(ConditionType.DECODE_DEGRADED)
-    assert (condition is not None and condition.reason is ConditionReason.PODS_REJECTED) is is_rejected
-
-
 @pytest.mark.parametrize(
     ("rejection", "reason"),
     [

@@ -106,6 +106,19 @@ def test_publish_startup_that_a_request_begins_has_its_median_time() -> None:
     assert keeper.published.startup_s < 0.8 * model.horizon_s
 
 
+def test_publish_ordered_replica_without_pod_is_expected_after_the_median() -> None:
+    """As before the order, and as once its pod starts: in between, nobody is rejected who would be served."""
+    fleet, keeper = busy_fleet(), AdmissionPublisher()
+    for seconds in (10.0, 20.0, 80.0):
+        fleet.service.record_startup("serve", [("load", seconds)])
+    model = fleet.service.tiers["serve"].startup_model
+    without_pods = ServiceSnapshot(service_metrics(20.0, Role.SERVE), {"serve": TierSnapshot(0, 0)})
+    keeper.publish(fleet.service, without_pods, fleet.scaling_spec, GATEWAYS, fleet.now_s)
+    assert keeper.published is not None
+    assert keeper.published.startup_s is None, "a replica is ordered"
+    assert keeper.published.ready_at_s == pytest.approx(fleet.now_s + model.total.quantile_s(0.5))
+
+
 def test_publish_startup_time_depends_on_same_model() -> None:
     for after, reported in ((Variant("m", "engine:2"), True), (Variant("other", "engine:1"), False)):
         fleet, keeper = busy_fleet(), AdmissionPublisher()

@@ -11,7 +11,6 @@ from typing import Any
 from plimsoll.api import labels
 from plimsoll.api.conditions import POD_PROBLEMS, ConditionReason
 from plimsoll.controllers import pod_startup, tier_workload
-from plimsoll.resources.object_meta import shared_name
 
 Object = dict[str, Any]
 
@@ -190,12 +189,6 @@ def _log_excerpt(text: str) -> str:
 
 
 def _replica_failure(workload: Object | None) -> PodProblem | None:
-    """What the API server says when it rejects pods.
-
-    That it does not know the service account that the operator made is no rejection: it learns of it within moments.
-    """
+    """What the API server says when it rejects pods."""
     message = tier_workload.rejection(workload)
-    owner = str((workload or {}).get("metadata", {}).get("labels", {}).get(labels.SERVICE))
-    if message is None or f'serviceaccount "{shared_name(owner)}" not found' in message:
-        return None
-    return PodProblem(ConditionReason.PODS_REJECTED, message)
+    return None if message is None else PodProblem(ConditionReason.PODS_REJECTED, message)

@@ -208,11 +208,14 @@ class Reconciler:
         for template_revision in object_plan.templates:
             with contextlib.suppress(Conflict):
                 self._cache.put(await self._kube.create(template_revision))
-        results = await asyncio.gather(
-            *(self._apply_one(key, desired_object, observed) for desired_object in changed), return_exceptions=True
-        )
-        for failure in filter(None, results):
-            raise failure
+        # The service account first: the API server rejects pods without it, and a ReplicaSet keeps that as its reason.
+        for is_account in (True, False):
+            group = [one for one in changed if (one["kind"] == "ServiceAccount") is is_account]
+            results = await asyncio.gather(
+                *(self._apply_one(key, desired_object, observed) for desired_object in group), return_exceptions=True
+            )
+            for failure in filter(None, results):
+                raise failure
         for pruned in object_plan.prune:
             pruned_meta = pruned["metadata"]
             resource = BY_KIND[pruned["kind"]]

@@ -211,18 +211,18 @@ def _with_expected_capacity(
     )
     if not tier.startup_models.has_startups:  # no Retry-After from an unmeasured start-up time
         return published
+    likely_s = tier.startup_model.total.quantile_s(0.5)  # of a replica without a pod: as once its pod starts
     if is_automatic and not expected_ready:  # a request starts the first replica
-        likely_s = tier.startup_model.total.quantile_s(0.5)  # as once a pod starts
         return replace(published, ready_capacity=work_per_replica, startup_s=likely_s)
     if not tier_decision.etas_s:
         etas_s = [
             tier_plan.etas_s[0] for tier_plan in decision.tiers.values() if tier_plan.etas_s
         ]  # the prefill tier may be the short one
-        etas_s += [tier.startup_model.horizon_s] * bool(ordered)
+        etas_s += [likely_s] * bool(ordered)
         return replace(published, ready_at_s=now_s + etas_s[0]) if etas_s else published
     capacity_steps = [
         (now_s + eta_s, (tier_snapshot.ready + n) * work_per_replica)
-        for n, eta_s in enumerate(sorted([*tier_decision.etas_s, *[tier.startup_model.horizon_s] * ordered]), start=1)
+        for n, eta_s in enumerate(sorted([*tier_decision.etas_s, *[likely_s] * ordered]), start=1)
     ]
     return replace(
         published,
