@@ -14,12 +14,11 @@ from plimsoll.cli.doctor import (
     HORIZONTALPODAUTOSCALERS,
     INFERENCEPOOLS,
     MAX_FINDINGS_PER_KIND,
-    NODES,
     Patient,
     diagnose,
     examine,
 )
-from plimsoll.cli.findings import NOTE, PROBLEM, UNCHECKED, Finding, exit_status, findings_lines
+from plimsoll.cli.findings import NODES, NOTE, PROBLEM, UNCHECKED, Finding, exit_status, findings_lines
 from plimsoll.cli.output import Screen
 from plimsoll.controllers.reconcile import pod_diagnosis
 from plimsoll.core.errors import BackendUnavailable, Forbidden
