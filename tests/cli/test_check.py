@@ -31,7 +31,8 @@ from plimsoll.cli.check import (
     STORAGECLASSES,
     check,
 )
-from plimsoll.cli.findings import NODES, NOTE, PROBLEM, UNCHECKED, Finding, exit_status
+from plimsoll.cli.cluster import ClusterQueryError
+from plimsoll.cli.findings import NODES, NOTE, PROBLEM, UNCHECKED, Finding, exit_status, print_findings
 from plimsoll.cli.main import main
 from plimsoll.cli.placement import TierPods, placement, runtime_class
 from plimsoll.core.errors import BackendUnavailable, Forbidden, InvalidSpec
@@ -466,6 +467,22 @@ async def test_check_says_what_it_could_not_read(error: Exception) -> None:
     assert {one.level for one in findings} == {UNCHECKED}
     assert {one.subject for one in findings} == {*(one.plural for one in ALL_KINDS), "crds"}
     assert all(one.remedy for one in findings)
+
+
+async def test_check_unreachable_cluster_is_an_error() -> None:
+    kube = fake_kube.FakeKube({"/api/v1": BackendUnavailable("no route to host")})
+    with pytest.raises(ClusterQueryError, match="cannot use the cluster: no route to host"):
+        await check(kube, None)
+    answers = cluster_of(**GOOD) | {"/api/v1": Forbidden("forbidden", 403)}
+    assert exit_status(await check(fake_kube.FakeKube(answers), None)) == 0
+
+
+def test_findings_heading_counts_what_was_not_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    unread = Finding(UNCHECKED, "nodes", "forbidden")
+    assert print_findings("cluster", [unread], as_json=False) == 0
+    assert capsys.readouterr().out.splitlines()[0] == "cluster: no problem, 1 not checked"
+    assert print_findings("cluster", [unread, Finding(PROBLEM, "a", "b")], as_json=False) == 1
+    assert capsys.readouterr().out.splitlines()[0] == "cluster: 1 to mend, 1 not checked"
 
 
 @pytest.fixture

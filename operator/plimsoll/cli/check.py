@@ -32,7 +32,7 @@ from plimsoll.cli.manifests import load_documents
 from plimsoll.cli.placement import TierPods, gpu_totals, placement, runtime_class
 from plimsoll.cli.replica_writers import foreign_writers
 from plimsoll.controllers import tier_workload
-from plimsoll.core.errors import ClusterError, NotFound
+from plimsoll.core.errors import ClusterError, Forbidden, NotFound
 
 KubeObject = dict[str, Any]
 
@@ -105,10 +105,12 @@ async def _connect_and_check(arguments: argparse.Namespace, manifests: Sequence[
 async def check(
     kube: KubeClient, namespace: str | None, manifests: Sequence[Any] = (), *, before_install: bool = False
 ) -> list[Finding]:
-    """Return the findings. namespace: of services and their objects, None for all. Raises InvalidSpec.
+    """Return the findings. Raises InvalidSpec and ClusterQueryError.
 
+    namespace: of services and their objects, None for all.
     manifests: services that are checked as well, rendered with the chart's defaults.
     """
+    await cluster.reach(kube)
     objects = await _read(kube, namespace)
     services = [*_services(objects), *map(_rendered, manifests)]
     tiers = [tier for one in services for tier in _tiers(one)]
@@ -159,9 +161,12 @@ async def _read_definitions(kube: KubeClient, objects: ClusterObjects) -> None:
             found[plural] = await kube.get(DEFINITIONS, None, f"{plural}.{labels.GROUP}")
         except NotFound:
             continue
-        except ClusterError as error:
+        except Forbidden:
             remedy = "ask for permission to get customresourcedefinitions.apiextensions.k8s.io"
-            objects.unread.append(Finding(UNCHECKED, "crds", f"cannot read CRDs: {error}", remedy))
+            objects.unread.append(Finding(UNCHECKED, "crds", "forbidden: cannot get CRDs", remedy))
+            return
+        except ClusterError as error:
+            objects.unread.append(Finding(UNCHECKED, "crds", f"cannot get CRDs: {error}", "try again"))
             return
     objects.definitions = found
 

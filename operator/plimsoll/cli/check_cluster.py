@@ -86,17 +86,18 @@ def rdma(nodes: Sequence[KubeObject], tiers: Sequence[TierPods]) -> Iterable[Fin
     offered = sorted(
         {name for node in nodes for name, count in allocatable(node).items() if count and RDMA_RESOURCE.search(name)}
     )
-    without = [
-        one
-        for one in tiers
-        if one.field.endswith((".prefill", ".decode")) and not any(RDMA_RESOURCE.search(name) for name in one.resources)
-    ]
-    for one in without:
-        message = "its pods ask for no RDMA device, so KV blocks move over TCP"
+    without: dict[str, list[str]] = {}
+    for one in tiers:
+        role = one.field.rpartition(".")[2]
+        if role in ("prefill", "decode") and not any(RDMA_RESOURCE.search(name) for name in one.resources):
+            without.setdefault(one.subject.removesuffix(f" {role}"), []).append(role)
+    for subject, roles in without.items():
+        message = f"pods of {' and '.join(roles)} ask for no RDMA device, so KV blocks move over TCP"
         remedy = "use one tier (spec.tiers.serve), or install an RDMA device plugin"
         if offered:
-            remedy = f"set {one.field}.pod.resources.limits: {{{offered[0]}: 1}}"
-        yield Finding(NOTE, one.subject, message, remedy)
+            fields = " and ".join(f"spec.tiers.{role}.pod.resources.limits" for role in roles)
+            remedy = f"set {fields}: {{{offered[0]}: 1}}"
+        yield Finding(NOTE, subject, message, remedy)
     if not tiers:
         message = f"nodes advertise {', '.join(offered)}" if offered else "no node advertises an RDMA device"
         remedy = "" if offered else "serve with one tier (spec.tiers.serve): prefill and decode tiers need RDMA"

@@ -59,7 +59,10 @@ def print_findings(subject: str, findings: Sequence[Finding], *, as_json: bool) 
         print_text(json.dumps({"subject": subject, "problems": problems, "findings": listed}, indent=2) + "\n")
         return exit_status(findings)
     screen = Screen.for_stream(sys.stdout)
-    heading = f"{subject}: {'no problem' if not problems else f'{problems} to mend'}"
+    unread = sum(one.level == UNCHECKED for one in findings)
+    heading = (
+        f"{subject}: {f'{problems} to mend' if problems else 'no problem'}{f', {unread} not checked' if unread else ''}"
+    )
     print_text("\n".join([*hanging_indent("", heading, screen), *findings_lines(findings, screen), ""]))
     return exit_status(findings)
 
