@@ -52,6 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_keys(subcommands)
     _add_simulate(subcommands)
     _add_plan(subcommands)
+    _add_init(subcommands)
     return parser
 
 
@@ -170,6 +171,18 @@ def _add_plan(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.set_defaults(run=_plan)
 
 
+def _add_init(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subcommands.add_parser("init", help="print the manifest of a new service, as planned; asks in a terminal")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="name of the service (default: from the location)")
+    parser.add_argument("--uri", metavar="URI", help="location of the weights (default: hf://MODEL)")
+    parser.add_argument("-n", "--namespace", metavar="NS", help="namespace in the manifest (default: none)")
+    parser.add_argument(
+        "--node-selector", action="append", metavar="LABEL=VALUE", help="label of the nodes with the GPU; repeatable"
+    )
+    workload_options.add_plan_options(parser)
+    parser.set_defaults(run=_init)
+
+
 def _add_namespace(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiveGroup:
     parser.add_argument("--kubeconfig", metavar="FILE", help=_KUBECONFIG_HELP)
     group = parser.add_mutually_exclusive_group()
@@ -279,3 +292,9 @@ def _plan(arguments: argparse.Namespace) -> int:
     from plimsoll.cli import plan
 
     return plan.run(arguments)
+
+
+def _init(arguments: argparse.Namespace) -> int:
+    from plimsoll.cli import init
+
+    return init.run(arguments)

@@ -21,7 +21,7 @@ from plimsoll.core.engine_model import roofline
 from plimsoll.core.engine_model.roofline import ACCELERATORS, Accelerator, ModelShape
 from plimsoll.core.engine_model.step_time import EngineLimits, KvTransfer, StepModel
 from plimsoll.core.planning import known_models, workloads
-from plimsoll.core.planning.fleet_plan import PlanFailure, PlanRequest, make_plan
+from plimsoll.core.planning.fleet_plan import FleetPlan, PlanFailure, PlanRequest, make_plan
 from plimsoll.core.planning.machine_model import TOKEN_BUDGETS, Machine, machine_from_roofline
 from plimsoll.core.slo import Slo
 from plimsoll.core.units import format_number
@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     output_files.ensure_distinct(
         [one for one in input_files if one[1]], [("--picture", arguments.picture)] if arguments.picture else []
     )
-    result = make_plan(_make_question(arguments, *_replica_options(arguments)))
+    result = plan_for(arguments)
     if isinstance(result, PlanFailure):
         print("\n".join(plan_output.infeasible_lines(result)), file=sys.stderr)
         return 1
@@ -68,6 +68,11 @@ def run(arguments: argparse.Namespace) -> int:
         lines = plan_output.plan_lines(result, cost, Screen.for_stream(sys.stdout))
         output_files.print_text("\n".join([*lines, *plan_manifest.manifest_lines(engine), ""]))
     return 0
+
+
+def plan_for(arguments: argparse.Namespace) -> FleetPlan | PlanFailure:
+    """Return the plan for the options of `add_plan_options`. Raises BadInput."""
+    return make_plan(_make_question(arguments, *_replica_options(arguments)))
 
 
 def _title(arguments: argparse.Namespace, gpus: int) -> str:
