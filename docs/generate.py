@@ -133,8 +133,11 @@ SEE_ALSO = {
     "status": "[Explain a scaling decision](../tasks/explain-a-decision.md)",
     "explain": "[Explain a scaling decision](../tasks/explain-a-decision.md)",
     "simulate": "[Simulate](../tasks/simulate.md), [other autoscalers](../evaluation/baselines.md)",
+    "check": "[Check a cluster](../tasks/check.md)",
+    "init": "[Plan](../tasks/plan.md#a-manifest)",
     "plan": "[Plan](../tasks/plan.md), [choose an SLO](../tasks/choose-an-slo.md)",
 }
+SAME_OPTIONS = {"init": "plan"}  # a verb with the options of another one, which are listed there
 
 
 def cli_page() -> str:
@@ -144,12 +147,21 @@ def cli_page() -> str:
     shared = _shared_options([parser for parser, _ in verbs])
     lines += ["## Shared options", "", "| argument | what it is | verbs |", "|---|---|---|"]
     lines += [f"{row} {', '.join(f'`{verb}`' for verb in users)} |" for row, users in shared.items()]
+    rows_of = {parser.prog.split()[-1]: [_option(action) for action in _own_options(parser)] for parser, _ in verbs}
     for parser, text in verbs:
+        verb = parser.prog.split()[-1]
         lines += ["", f"## {parser.prog}", "", _sentence(text)]
-        rows = [row for action in _own_options(parser) if (row := _option(action)) not in shared]
+        other = SAME_OPTIONS.get(verb, "")
+        elsewhere = {*shared, *rows_of.get(other, ())}
+        rows = [row for row in rows_of[verb] if row not in elsewhere]
+        if other:
+            lines += [
+                "",
+                f"Also most options of [`{other}`](#plimsoll-{other}).",
+            ]
         if rows:
             lines += ["", "| argument | what it is |", "|---|---|", *rows]
-        see = SEE_ALSO.get(parser.prog.split()[-1])
+        see = SEE_ALSO.get(verb)
         if see:
             lines += ["", f"More: {see}."]
     return "\n".join(lines) + "\n"

@@ -166,6 +166,7 @@ def _add_simulate(subcommands: argparse._SubParsersAction[argparse.ArgumentParse
 def _add_plan(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subcommands.add_parser("plan", help="plan the GPUs and the arrangement for an SLO, without a cluster")
     workload_options.add_plan_options(parser)
+    parser.add_argument("--gpu-hour-cost", type=float, metavar="X", help="price of one GPU per hour, in any currency")
     parser.add_argument("--picture", metavar="FILE", help="write a chart of goodput against load as SVG")
     parser.add_argument("--json", action="store_true", help="print all results as JSON")
     parser.set_defaults(run=_plan)

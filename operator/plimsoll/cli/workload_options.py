@@ -125,4 +125,3 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
         metavar="X",
         help="mean tokens per step with speculative decoding (%(default)s)",
     )
-    add_argument("--gpu-hour-cost", type=float, metavar="X", help="price of one GPU per hour, in any currency")
