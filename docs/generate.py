@@ -124,7 +124,8 @@ def _row(family: Metric, labels: Iterable[str]) -> str:
 
 
 CLI_INTRO = (
-    "`pip install .` in a checkout installs the program `plimsoll`, also as the kubectl plugin `kubectl plimsoll`.\n\n"
+    "`pip install .` in a checkout installs the program `plimsoll`, also as the kubectl plugin `kubectl plimsoll`."
+    " kubectl's completion covers it. `source <(plimsoll completion bash)` does so for `plimsoll`, in bash only.\n\n"
     "Exit status: 0 success, 1 failure, 2 usage error, 130 interrupted. Logs go to standard error at the level of "
     "`PLIMSOLL_LOG_LEVEL` (`INFO`).\n"
 )
@@ -142,7 +143,7 @@ SAME_OPTIONS = {"init": "plan"}  # a verb with the options of another one, which
 
 def cli_page() -> str:
     """Verbs, arguments and options of the program, from the parser that reads them."""
-    verbs = list(_verbs(cli._parser()))
+    verbs = list(_verbs(cli.build_parser()))
     lines = ["# The command line", "", CLI_INTRO]
     shared = _shared_options([parser for parser, _ in verbs])
     lines += ["## Shared options", "", "| argument | what it is | verbs |", "|---|---|---|"]

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from plimsoll.cli.init import complete
-from plimsoll.cli.main import _parser, main
+from plimsoll.cli.main import build_parser, main
 from plimsoll.sim.errors import BadInput
 
 SLO = ["--ttft", "500ms", "--tpot", "50ms"]
@@ -73,12 +73,12 @@ def asker(answers: list[str]) -> Any:
 
 
 def test_init_asks_what_the_options_do_not_say() -> None:
-    arguments = _parser().parse_args(["init", "--tpot", "40ms"])
+    arguments = build_parser().parse_args(["init", "--tpot", "40ms"])
     complete(arguments, asker(["hf://Qwen/Qwen3-8B\n", "H200\n", "24\n", " 1200 \n", "220\n"]))
     assert (arguments.uri, arguments.model, arguments.gpu) == ("hf://Qwen/Qwen3-8B", "Qwen/Qwen3-8B", "H200")
     assert (arguments.ttft, arguments.tpot) == (None, "40ms"), "one target is enough"
     assert (arguments.rate, arguments.prompt_tokens, arguments.output_tokens) == (24.0, 1200.0, 220.0)
-    arguments = _parser().parse_args(["init", "--trace", "requests.csv"])
+    arguments = build_parser().parse_args(["init", "--trace", "requests.csv"])
     complete(arguments, asker(["pvc://models/chat", "Qwen3-8B", "H200", "", "30ms"]))
     assert (arguments.model, arguments.ttft, arguments.tpot) == ("Qwen3-8B", "500ms", "30ms")
 
@@ -92,7 +92,7 @@ def test_init_asks_what_the_options_do_not_say() -> None:
 )
 def test_init_bad_answer_is_named(answers: list[str], message: str) -> None:
     with pytest.raises(BadInput, match=message):
-        complete(_parser().parse_args(["init"]), asker(answers))
+        complete(build_parser().parse_args(["init"]), asker(answers))
 
 
 @pytest.mark.parametrize(

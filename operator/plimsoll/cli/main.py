@@ -17,7 +17,7 @@ _KUBECONFIG_HELP = "kubeconfig (default: $KUBECONFIG or ~/.kube/config)"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand. Returns the exit status: 0 success, 1 failure, 2 usage error, 130 interrupted."""
-    arguments = _parser().parse_args(argv)
+    arguments = build_parser().parse_args(argv)
     telemetry.configure(os.environ.get("PLIMSOLL_LOG_LEVEL", "INFO"))
     try:
         status = int(arguments.run(arguments) or 0)
@@ -33,7 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
-def _parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of all verbs."""
     parser = argparse.ArgumentParser(prog="plimsoll", description="Serve open LLMs on Kubernetes within a latency SLO.")
     subcommands = parser.add_subparsers(required=True, metavar="COMMAND")
     operator = subcommands.add_parser("operator", help="run the operator (in its pod)")
@@ -53,6 +54,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_simulate(subcommands)
     _add_plan(subcommands)
     _add_init(subcommands)
+    completion = subcommands.add_parser("completion", help="print a script that completes commands in a shell")
+    completion.add_argument("shell", choices=("bash",), help="the shell")
+    completion.set_defaults(run=_completion)
     return parser
 
 
@@ -299,3 +303,9 @@ def _init(arguments: argparse.Namespace) -> int:
     from plimsoll.cli import init
 
     return init.run(arguments)
+
+
+def _completion(arguments: argparse.Namespace) -> int:
+    from plimsoll.cli import completion
+
+    return completion.run(arguments)
