@@ -360,9 +360,10 @@ def test_definitions_that_differ_are_told_by_field() -> None:
 def test_definitions_before_install_name_their_release() -> None:
     notes = {"meta.helm.sh/release-name": "p", "meta.helm.sh/release-namespace": "old"}
     found = only(check_release.definitions_before_install({"x": {"metadata": {"annotations": notes}}}))
-    assert found.message == "the CRD exists already, of release old/p"
+    assert found.message == "CRDs exist already, of release old/p: x"
     assert "crds.install: false" in found.remedy
     assert "of no Helm release" in only(check_release.definitions_before_install({"x": {}})).message
+    assert not list(check_release.definitions_before_install({}))
 
 
 def release(namespace: str, *watched: str, version: str = "0.1.0") -> tuple[Object, Object]:
@@ -527,7 +528,7 @@ def test_check_of_a_real_api_server(real_cluster: ApiServer, tmp_path: Any, caps
     ], "the CRDs of the server have the fields of this program"
     assert document["problems"] == 3
     assert main([*words, "--pre"]) == 1
-    assert "crd inferenceservices" in capsys.readouterr().out
+    assert "CRDs exist already, of no Helm release" in capsys.readouterr().out
 
 
 @pytest.mark.api

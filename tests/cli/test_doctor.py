@@ -241,6 +241,9 @@ def test_doctor_requests_that_no_gateway_sent(in_flight: float, is_bypassed: boo
     findings = findings_of(healthy(document=document))
     message = "engines run 4 requests, and no gateway has sent one: demand is not seen"
     assert findings == ([(PROBLEM, "traffic", message)] if is_bypassed else [])
+    stated = {"type": "MetricsDegraded", "status": "True", "reason": "GatewaysBypassed", "message": "so"}
+    [(_, subject, _)] = findings_of(healthy(document=document, service=service(stated)))
+    assert subject == "MetricsDegraded", "one problem, one finding"
 
 
 def test_doctor_requests_of_targets_need_no_gateway() -> None:

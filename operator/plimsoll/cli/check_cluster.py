@@ -92,7 +92,9 @@ def rdma(nodes: Sequence[KubeObject], tiers: Sequence[TierPods]) -> Iterable[Fin
         if role in ("prefill", "decode") and not any(RDMA_RESOURCE.search(name) for name in one.resources):
             without.setdefault(one.subject.removesuffix(f" {role}"), []).append(role)
     for subject, roles in without.items():
-        message = f"pods of {' and '.join(roles)} ask for no RDMA device, so KV blocks move over TCP"
+        message = (
+            f"pods of {' and '.join(sorted(roles, reverse=True))} ask for no RDMA device, so KV blocks move over TCP"
+        )
         remedy = "use one tier (spec.tiers.serve), or install an RDMA device plugin"
         if offered:
             fields = " and ".join(f"spec.tiers.{role}.pod.resources.limits" for role in roles)

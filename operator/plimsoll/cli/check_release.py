@@ -25,12 +25,15 @@ def definitions_before_install(found: Mapping[str, KubeObject]) -> Iterable[Find
 
     Helm refuses an object that has no release, or another one.
     """
-    for plural, definition in found.items():
+    owners = set()
+    for definition in found.values():
         notes = get_mapping(definition, "metadata", "annotations")
-        owner = f"{notes.get(_RELEASE_NAMESPACE)}/{notes.get(_RELEASE_NAME)}" if _RELEASE_NAME in notes else ""
-        message = f"the CRD exists already{f', of release {owner}' if owner else ', of no Helm release'}"
+        is_owned = _RELEASE_NAME in notes
+        owners.add(f"release {notes.get(_RELEASE_NAMESPACE)}/{notes[_RELEASE_NAME]}" if is_owned else "no Helm release")
+    if found:
+        message = f"CRDs exist already, of {' and '.join(sorted(owners))}: {', '.join(sorted(found))}"
         remedy = "install with the chart value crds.install: false, or with helm install --take-ownership"
-        yield Finding(NOTE, f"crd {plural}", message, remedy)
+        yield Finding(NOTE, "crds", message, remedy)
 
 
 def definitions(found: Mapping[str, KubeObject], own: Mapping[str, KubeObject]) -> Iterable[Finding]:

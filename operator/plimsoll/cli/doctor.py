@@ -27,7 +27,7 @@ from plimsoll.adapters.kube_client import (
 )
 from plimsoll.adapters.normalize import epoch_s
 from plimsoll.api import labels
-from plimsoll.api.conditions import ABNORMAL_TRUE
+from plimsoll.api.conditions import ABNORMAL_TRUE, ConditionReason
 from plimsoll.cli import cluster, kubeconfig
 from plimsoll.cli.findings import NODES, NOTE, PROBLEM, UNCHECKED, Finding, print_findings, read_all
 from plimsoll.cli.json_access import get_int, get_list, get_mapping, get_number, get_text
@@ -223,8 +223,9 @@ def _placement(patient: Patient) -> Iterable[Finding]:
 
 
 def _bypassed_gateways(patient: Patient) -> Iterable[Finding]:
-    """Requests in engines that no gateway has sent. Those of targets need none."""
-    if get_mapping(patient.service, "spec", "targets"):
+    """Requests in engines that no gateway has sent. Those of targets need none. Later a condition says it."""
+    reasons = {get_text(one, "reason") for one in get_list(patient.service, "status", "conditions")}
+    if get_mapping(patient.service, "spec", "targets") or ConditionReason.GATEWAYS_BYPASSED in reasons:
         return
     metrics = get_mapping(patient.document, "metrics")
     rate, in_flight = (get_number(metrics, "gateways", name) for name in ("rate_per_s", "in_flight"))
