@@ -192,7 +192,7 @@ def test_gpus_that_labels_promise_and_no_plugin_advertises() -> None:
         "no node advertises a GPU, and labels of node n say that there are some",
     )
     assert found.remedy.startswith("install the device plugin")
-    plugin = daemon_set("nvidia-device-plugin-daemonset") | {"status": {"numberReady": 0}}
+    plugin = daemon_set("nvidia-device-plugin-daemonset") | {"status": {"numberReady": 0, "desiredNumberScheduled": 2}}
     assert only(check_cluster.gpus([bare], [plugin], [])).remedy.startswith(
         "see DaemonSet nvidia-device-plugin-daemonset"
     )
@@ -255,6 +255,13 @@ def test_claims_must_suit_the_pods(found: list[Object], pods: int, read_only: bo
     if message and "up to" in message:
         remedy = only(check_cluster.claims(pods_of_tier, pods, by_name, classes)).remedy
         assert remedy == "make a ReadWriteMany claim of StorageClass shared, or set spec.tiers.serve.maxReplicas: 1"
+
+
+def test_claims_pending_ones_with_unknown_classes_may_be_well() -> None:
+    pods = tier(volumes=[{"name": "model", "persistentVolumeClaim": {"claimName": "models"}}])
+    pending = {"models": claim("ReadWriteOnce", phase="Pending", storage_class="late")}
+    assert not list(check_cluster.claims(pods, 1, pending, None))
+    assert only(check_cluster.claims(pods, 1, pending, [])).level == PROBLEM
 
 
 def test_storage_classes_default_and_shared_ones() -> None:

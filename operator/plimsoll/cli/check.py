@@ -241,7 +241,7 @@ def _storage(objects: ClusterObjects, services: Sequence[CheckedService]) -> Ite
             tier = _tier(one, workload)
             bounds = get_mapping(one.service, "spec", "tiers", tier.field.rpartition(".")[2])
             most = max(get_int(bounds, "maxReplicas") or 1, get_int(workload, "spec", "replicas") or 1)
-            yield from check_cluster.claims(tier, most, found, classes or [])
+            yield from check_cluster.claims(tier, most * (get_int(bounds, "nodes") or 1), found, classes)
 
 
 def _network(objects: ClusterObjects) -> Iterable[Finding]:

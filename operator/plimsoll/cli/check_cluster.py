@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from plimsoll.cli.findings import NOTE, PROBLEM, UNCHECKED, Finding
-from plimsoll.cli.json_access import get_list, get_mapping, get_text, get_value
+from plimsoll.cli.json_access import get_int, get_list, get_mapping, get_text, get_value
 from plimsoll.cli.placement import GPU_RESOURCE, RDMA_RESOURCE, TierPods, allocatable, gpu_totals, quantity
 
 KubeObject = dict[str, Any]
@@ -48,7 +48,11 @@ def gpus(
     needs_gpus = not tiers or any(GPU_RESOURCE.search(name) for one in tiers for name in one.resources)
     totals = gpu_totals(nodes)
     plugins = [one for one in daemon_sets or () if _DEVICE_PLUGIN.search(_name(one))]
-    failing = [one for one in plugins if not get_value(one, "status", "numberReady")]
+    failing = [
+        one
+        for one in plugins
+        if get_int(one, "status", "desiredNumberScheduled") and not get_int(one, "status", "numberReady")
+    ]
     silent = [one for one in nodes if _is_labelled_gpu(one) and not gpu_totals([one])]
     if not totals:
         message = "no node advertises a GPU"
@@ -56,7 +60,7 @@ def gpus(
             message += f", and labels of {_names(silent)} say that there are some"
         remedy = f"see DaemonSet {_name(plugins[0])}" if plugins else _INSTALL_PLUGIN
         level = PROBLEM if needs_gpus else NOTE
-        yield Finding(level, "gpus", message, f"{remedy}; engine.runtime: simulated needs no GPU")
+        yield Finding(level, "gpus", message, f"{remedy}, unless a node pool adds nodes with GPUs on demand")
         return
     yield Finding(NOTE, "gpus", f"nodes have {', '.join(f'{count} {name}' for name, count in totals.items())}")
     if silent:
@@ -107,11 +111,11 @@ def rdma(nodes: Sequence[KubeObject], tiers: Sequence[TierPods]) -> Iterable[Fin
 
 
 def claims(
-    tier: TierPods, most_pods: int, found: Mapping[str, KubeObject], classes: Sequence[KubeObject]
+    tier: TierPods, most_pods: int, found: Mapping[str, KubeObject], classes: Sequence[KubeObject] | None
 ) -> Iterable[Finding]:
     """Claims of a tier's pods: existence, binding, and access modes for the pods that there may be.
 
-    found: claims of the namespace by name.
+    found: claims of the namespace by name. classes: None if they could not be read.
     """
     for volume in get_list(tier.template, "spec", "volumes"):
         name = get_text(volume, "persistentVolumeClaim", "claimName")
@@ -121,13 +125,13 @@ def claims(
         if claim is None:
             yield Finding(PROBLEM, tier.subject, f"claim {name} does not exist", "create it in the service's namespace")
             continue
-        if get_text(claim, "status", "phase") == "Lost" or _is_stuck(claim, classes):
+        if get_text(claim, "status", "phase") == "Lost" or (classes is not None and _is_stuck(claim, classes)):
             remedy = f"kubectl describe pvc {name}; name a StorageClass that exists in spec.storageClassName"
             yield Finding(PROBLEM, tier.subject, f"claim {name} is not bound to a volume", remedy)
         modes = {str(one) for one in get_list(claim, "spec", "accessModes")}
         is_read_only = get_value(volume, "persistentVolumeClaim", "readOnly") is True
         if most_pods > 1 and modes.isdisjoint(_MANY_NODES):
-            shared = [_name(one) for one in classes if _is_shared(one)]
+            shared = [_name(one) for one in classes or () if _is_shared(one)]
             offer = f" of StorageClass {', '.join(shared)}" if shared else ""
             message = f"claim {name} is {', '.join(sorted(modes))}, and up to {most_pods} pods mount it"
             remedy = f"make a ReadWriteMany claim{offer}, or set {tier.field}.maxReplicas: 1"
