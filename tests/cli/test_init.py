@@ -15,7 +15,7 @@ from plimsoll.cli.main import build_parser, main
 from plimsoll.sim.errors import BadInput
 
 SLO = ["--ttft", "500ms", "--tpot", "50ms"]
-LOAD = ["--rate", "24", "--prompt-tokens", "1200", "--output-tokens", "220"]
+LOAD = ["--rate", "24", "--prompt-tokens", "1200", "--output-tokens", "220", "--no-simulation"]
 KNOWN = ["--model", "Qwen/Qwen3-8B", "--gpu", "H200", *SLO, *LOAD]
 
 

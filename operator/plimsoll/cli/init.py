@@ -47,11 +47,14 @@ _SLO_FIELDS: Final = (
 def run(arguments: argparse.Namespace) -> int:
     """Print the manifest. Returns exit status 0, or 1 if no number of replicas meets the SLO. Raises BadInput."""
     complete(arguments, _ask_terminal if sys.stdin.isatty() else None)
-    result = plan.plan_for(arguments)
+    result, simulation = plan.plan_for(arguments)
     if isinstance(result, PlanFailure):
         print("\n".join(plan_output.infeasible_lines(result)), file=sys.stderr)
         return 1
     print_text(document(result, arguments))
+    if plan.misses_slo(result, simulation):
+        print("plimsoll: the simulated fleet misses the SLO: see plimsoll plan with these options", file=sys.stderr)
+        return 1
     return 0
 
 

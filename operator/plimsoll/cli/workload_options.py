@@ -118,6 +118,7 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
         help="KV transfer bandwidth between engines: 50 for 400 Gb/s RDMA, 0.2 for TCP, 100 for NVLink, which pods"
         " cannot use (%(default)s)",
     )
+    add_argument("--no-simulation", action="store_true", help="print what the model alone says, within about a second")
     add_argument(
         "--accepted-tokens",
         type=float,
