@@ -132,7 +132,7 @@ def _format_arguments(arguments: argparse.Namespace) -> list[str]:
 
 
 def _bound(replicas: int) -> int:
-    """maxReplicas: half more than planned, and at least one."""
+    """Return the upper bound of a tier: half more replicas than planned, at least one more."""
     return replicas + max(1, replicas // 2)
 
 
