@@ -124,7 +124,8 @@ def _row(family: Metric, labels: Iterable[str]) -> str:
 
 
 CLI_INTRO = (
-    "`pip install .` in a checkout installs the program `plimsoll`, also as the kubectl plugin `kubectl plimsoll`.\n\n"
+    "`pip install .` in a checkout installs the program `plimsoll`, also as the kubectl plugin `kubectl plimsoll`."
+    " kubectl's completion covers it. `source <(plimsoll completion bash)` does so for `plimsoll`, in bash only.\n\n"
     "Exit status: 0 success, 1 failure, 2 usage error, 130 interrupted. Logs go to standard error at the level of "
     "`PLIMSOLL_LOG_LEVEL` (`INFO`).\n"
 )
@@ -133,23 +134,35 @@ SEE_ALSO = {
     "status": "[Explain a scaling decision](../tasks/explain-a-decision.md)",
     "explain": "[Explain a scaling decision](../tasks/explain-a-decision.md)",
     "simulate": "[Simulate](../tasks/simulate.md), [other autoscalers](../evaluation/baselines.md)",
+    "check": "[Check a cluster](../tasks/check.md)",
+    "init": "[Plan](../tasks/plan.md#a-manifest)",
     "plan": "[Plan](../tasks/plan.md), [choose an SLO](../tasks/choose-an-slo.md)",
 }
+SAME_OPTIONS = {"init": "plan"}  # a verb with the options of another one, which are listed there
 
 
 def cli_page() -> str:
     """Verbs, arguments and options of the program, from the parser that reads them."""
-    verbs = list(_verbs(cli._parser()))
+    verbs = list(_verbs(cli.build_parser()))
     lines = ["# The command line", "", CLI_INTRO]
     shared = _shared_options([parser for parser, _ in verbs])
     lines += ["## Shared options", "", "| argument | what it is | verbs |", "|---|---|---|"]
     lines += [f"{row} {', '.join(f'`{verb}`' for verb in users)} |" for row, users in shared.items()]
+    rows_of = {parser.prog.split()[-1]: [_option(action) for action in _own_options(parser)] for parser, _ in verbs}
     for parser, text in verbs:
+        verb = parser.prog.split()[-1]
         lines += ["", f"## {parser.prog}", "", _sentence(text)]
-        rows = [row for action in _own_options(parser) if (row := _option(action)) not in shared]
+        other = SAME_OPTIONS.get(verb, "")
+        elsewhere = {*shared, *rows_of.get(other, ())}
+        rows = [row for row in rows_of[verb] if row not in elsewhere]
+        if other:
+            lines += [
+                "",
+                f"Also most options of [`{other}`](#plimsoll-{other}).",
+            ]
         if rows:
             lines += ["", "| argument | what it is |", "|---|---|", *rows]
-        see = SEE_ALSO.get(parser.prog.split()[-1])
+        see = SEE_ALSO.get(verb)
         if see:
             lines += ["", f"More: {see}."]
     return "\n".join(lines) + "\n"

@@ -14,12 +14,11 @@ from plimsoll.cli.doctor import (
     HORIZONTALPODAUTOSCALERS,
     INFERENCEPOOLS,
     MAX_FINDINGS_PER_KIND,
-    NODES,
     Patient,
     diagnose,
     examine,
 )
-from plimsoll.cli.findings import NOTE, PROBLEM, UNCHECKED, Finding, exit_status, findings_lines
+from plimsoll.cli.findings import NODES, NOTE, PROBLEM, UNCHECKED, Finding, exit_status, findings_lines
 from plimsoll.cli.output import Screen
 from plimsoll.controllers.reconcile import pod_diagnosis
 from plimsoll.core.errors import BackendUnavailable, Forbidden
@@ -242,6 +241,9 @@ def test_doctor_requests_that_no_gateway_sent(in_flight: float, is_bypassed: boo
     findings = findings_of(healthy(document=document))
     message = "engines run 4 requests, and no gateway has sent one: demand is not seen"
     assert findings == ([(PROBLEM, "traffic", message)] if is_bypassed else [])
+    stated = {"type": "MetricsDegraded", "status": "True", "reason": "GatewaysBypassed", "message": "so"}
+    [(_, subject, _)] = findings_of(healthy(document=document, service=service(stated)))
+    assert subject == "MetricsDegraded", "one problem, one finding"
 
 
 def test_doctor_requests_of_targets_need_no_gateway() -> None:

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from plimsoll.cli import goodput_chart, plan_output
-from plimsoll.cli.main import _parser, main
+from plimsoll.cli.main import build_parser, main
 from plimsoll.cli.plan import profile_machines
 from plimsoll.cli.svg_chart import nice_ceiling
 from plimsoll.core.capacity.sizing import Infeasible
@@ -459,4 +459,4 @@ def test_goodput_chart_escapes_names_and_omits_marks_off_axis() -> None:
 
 
 def test_plan_default_fabric_bandwidth_equals_question_default() -> None:
-    assert _parser().parse_args(MEASURED).fabric_gb_per_s * 1e9 == PlanRequest.bytes_per_s
+    assert build_parser().parse_args(MEASURED).fabric_gb_per_s * 1e9 == PlanRequest.bytes_per_s

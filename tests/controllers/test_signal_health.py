@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from plimsoll.api.conditions import Condition, ConditionReason, ConditionType
-from plimsoll.controllers.autoscale.signal_health import ENGINE_SILENCE_SECONDS, STALE_CONFIG_SECONDS
+from plimsoll.controllers.autoscale.signal_health import BYPASS_SECONDS, ENGINE_SILENCE_SECONDS, STALE_CONFIG_SECONDS
 from plimsoll.core.admission.publication import AdmissionLimits
 from plimsoll.core.demand.counter_delta import MAX_READING_GAP_S
 from plimsoll.core.ports import GatewayConfigState, GatewayReading
@@ -126,6 +126,37 @@ def test_partial_metrics_name_silent_sources() -> None:
     assert condition_of(world, ConditionType.METRICS_DEGRADED).message == (
         "no metrics from 1 gateway (gw-2): tiers can scale up, but not down"
     )
+
+
+def bypass_tick(world: World, at: float, sent: float, running: float) -> None:
+    """A tick in which gateways have sent so many requests since the start, and the engine runs others."""
+    world.readings = (GatewayReading("gw-1", NOW_S + at, "a", {"/".join(KEY): arrivals(sent)}),)
+    world.scaler.observe_engine(KEY, Role.SERVE, replace(engine(40.0 + at, NOW_S + at), running=running))
+    world.settle(world.scaler.decide(NOW_S + at))
+
+
+def test_requests_that_no_gateway_sent_are_reported() -> None:
+    world, _ = ready_world()
+    for at in range(20):
+        bypass_tick(world, at, 2.0 * at, 4.0)
+    for at in range(20, 20 + int(BYPASS_SECONDS)):
+        bypass_tick(world, at, 38.0, 4.0)
+        assert found_condition(world, ConditionType.METRICS_DEGRADED) is None, "gateways may have been replaced"
+    for at in range(20 + int(BYPASS_SECONDS), 30 + int(BYPASS_SECONDS)):
+        bypass_tick(world, at, 38.0, 4.0)
+    found = condition_of(world, ConditionType.METRICS_DEGRADED)
+    assert found.reason is ConditionReason.GATEWAYS_BYPASSED
+    assert found.message.startswith("engines run 4 requests, and for 120 s no gateway has sent one: demand is not seen")
+    bypass_tick(world, at + 1, 40.0, 4.0)
+    bypass_tick(world, at + 2, 42.0, 4.0)
+    assert found_condition(world, ConditionType.METRICS_DEGRADED) is None
+
+
+def test_idle_engines_behind_idle_gateways_are_well() -> None:
+    world, _ = ready_world()
+    for at in range(30 + int(BYPASS_SECONDS)):
+        bypass_tick(world, at, 2.0 * min(at, 10), 0.0)
+    assert found_condition(world, ConditionType.METRICS_DEGRADED) is None
 
 
 def test_gateway_silence_sets_scaling_inactive() -> None:

@@ -65,7 +65,7 @@ def test_documented_command_is_valid(command: str, whole: bool) -> None:
 def _is_taken(words: list[str]) -> bool:
     """Whether the program's own parser takes them; with --help, nothing need be complete."""
     try:
-        main._parser().parse_args(words)
+        main.build_parser().parse_args(words)
     except SystemExit as end:
         return end.code == 0
     return True

@@ -47,7 +47,7 @@ def test_engine_metric_names_come_only_from_contract() -> None:
 
 def test_cli_page_documents_every_command_and_argument() -> None:
     page = generate.cli_page()
-    parsers = [parser for parser, _ in generate._verbs(cli._parser())]
+    parsers = [parser for parser, _ in generate._verbs(cli.build_parser())]
     assert len(parsers) >= 8
     for parser in parsers:
         assert f"\n## {parser.prog}\n" in page
@@ -73,7 +73,7 @@ def test_cli_page_has_a_row_per_argument(line: str) -> None:
 def test_cli_page_lists_a_shared_option_once_with_its_verbs() -> None:
     rows = [line for line in generate.cli_page().splitlines() if line.startswith("| `--kubeconfig FILE`")]
     assert len(rows) == 1
-    for parser, _ in generate._verbs(cli._parser()):
+    for parser, _ in generate._verbs(cli.build_parser()):
         takes = any("--kubeconfig" in action.option_strings for action in parser._actions)
         assert (f"`{parser.prog.removeprefix('plimsoll ')}`" in rows[0]) is takes
 

@@ -119,6 +119,7 @@ class ConditionReason(StrEnum):
     METRICS_DELAYED = "MetricsDelayed"
     METRICS_PARTIAL = "MetricsPartial"
     METRICS_MISSING = "MetricsMissing"
+    GATEWAYS_BYPASSED = "GatewaysBypassed"
     INFEASIBLE = "Infeasible"
     SLO_MET = "SLOMet"
     SLO_VIOLATED = "SLOViolated"
@@ -210,6 +211,7 @@ REASON_MEANINGS: dict[ConditionReason, str] = {
     "scales down.",
     ConditionReason.METRICS_MISSING: "No gateway reports request metrics, or no engine reports engine metrics. The "
     "replica count is frozen.",
+    ConditionReason.GATEWAYS_BYPASSED: "Engines run requests that no gateway has sent, so their demand is not seen.",
     ConditionReason.INFEASIBLE: "No number of replicas meets the SLO.",
     ConditionReason.SLO_MET: "In the last minute, at least the SLO's share of the responses met all targets.",
     ConditionReason.SLO_VIOLATED: "In the last minute, too few responses met their targets, or inter-token latency "

@@ -23,7 +23,9 @@ from plimsoll.adapters.kube_client import PODS, KubeClient, Resource
 from plimsoll.api import labels
 from plimsoll.cli import cluster
 from plimsoll.cli.kubeconfig import current_namespace
+from plimsoll.cli.manifests import service_name
 from plimsoll.cli.output_files import print_text
+from plimsoll.cli.placement import GPU_RESOURCE
 from plimsoll.core.errors import ClusterError, Forbidden, NotFound, PlimsollError
 from plimsoll.engines import vllm
 
@@ -31,7 +33,6 @@ KubeObject = dict[str, Any]
 
 MAX_OWNERS: Final = 6  # levels above a pod
 DEFAULT_PORT: Final = 8000
-MAX_NAME_CHARS: Final = 40
 _VLLM_IMAGE: Final = re.compile(r"vllm|/llm-d(-[a-z]+)?[:@]|rhaiis")
 _OTHER_ENGINES: Final = re.compile(
     r"sglang|text-generation-inference|tensorrt|tritonserver|llama[.-]?cpp|ollama|lmdeploy|nim/"
@@ -46,7 +47,6 @@ _ENGINE_LABELS: Final = (
 )
 _ROLE_LABEL: Final = "llm-d.ai/role"
 _WORKER_INDEX: Final = "leaderworkerset.sigs.k8s.io/worker-index"
-_GPU: Final = re.compile(r"(^|/)gpu$|nvidia\.com/mig-")
 _HUB_NAME: Final = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9._-]*/[A-Za-z0-9_][A-Za-z0-9._-]*$")
 _TTFT, _TPOT = "1s", "50ms"
 
@@ -170,7 +170,7 @@ def manifest_of(fleet: Fleet) -> str:
     manifest = {
         "apiVersion": labels.API_VERSION,
         "kind": labels.KIND,
-        "metadata": {"name": _service_name(meta["name"]), "namespace": meta["namespace"]},
+        "metadata": {"name": service_name(meta["name"]), "namespace": meta["namespace"]},
         "spec": {
             "model": model,
             "slo": {"ttft": _TTFT, "tpot": _TPOT},
@@ -268,7 +268,7 @@ def _model(words: list[str]) -> tuple[KubeObject, str]:
 
 def _gpus(container: KubeObject) -> int:
     limits = (container.get("resources") or {}).get("limits") or {}
-    return sum(int(count) for name, count in limits.items() if _GPU.search(name) and str(count).isdigit())
+    return sum(int(count) for name, count in limits.items() if GPU_RESOURCE.search(name) and str(count).isdigit())
 
 
 def _group(pods: Iterable[KubeObject], pod: KubeObject) -> list[KubeObject]:
@@ -276,12 +276,6 @@ def _group(pods: Iterable[KubeObject], pod: KubeObject) -> list[KubeObject]:
     index = "leaderworkerset.sigs.k8s.io/group-index"
     own = pod["metadata"]["labels"].get(index)
     return [one for one in pods if one["metadata"].get("labels", {}).get(index) == own]
-
-
-def _service_name(name: str) -> str:
-    """Return a name for the service: that of the object, as far as it is valid."""
-    cleaned = re.sub(r"[^a-z0-9-]", "-", name.lower())[:MAX_NAME_CHARS].strip("-")
-    return cleaned if cleaned[:1].isalpha() else f"llm-{cleaned}"[:MAX_NAME_CHARS].strip("-")
 
 
 def _count(number: int, noun: str) -> str:

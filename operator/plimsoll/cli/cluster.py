@@ -44,6 +44,16 @@ async def connect(kubeconfig: str | None) -> AsyncIterator[KubeClient]:
         await kube.close()
 
 
+async def reach(kube: KubeClient) -> None:
+    """Raises ClusterQueryError if the API server does not answer or does not know the user."""
+    try:
+        await kube.discover("v1", "Pod")
+    except Forbidden:  # it answers, and other questions may be allowed
+        return
+    except ClusterError as error:
+        raise ClusterQueryError(f"cannot use the cluster: {error}") from error
+
+
 async def list_services(kube: KubeClient, namespace: str | None) -> list[KubeObject]:
     """Return the services of a namespace, or of all. Raises ClusterQueryError."""
     try:

@@ -11,7 +11,6 @@ import argparse
 import asyncio
 import contextlib
 import re
-import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -28,21 +27,20 @@ from plimsoll.adapters.kube_client import (
 )
 from plimsoll.adapters.normalize import epoch_s
 from plimsoll.api import labels
-from plimsoll.api.conditions import ABNORMAL_TRUE
+from plimsoll.api.conditions import ABNORMAL_TRUE, ConditionReason
 from plimsoll.cli import cluster, kubeconfig
-from plimsoll.cli.findings import NOTE, PROBLEM, UNCHECKED, Finding, exit_status, findings_lines, read_all
+from plimsoll.cli.findings import NODES, NOTE, PROBLEM, UNCHECKED, Finding, print_findings, read_all
 from plimsoll.cli.json_access import get_int, get_list, get_mapping, get_number, get_text
-from plimsoll.cli.output import Screen, format_age, hanging_indent
-from plimsoll.cli.output_files import print_text
+from plimsoll.cli.output import format_age
+from plimsoll.cli.placement import TierPods, placement
+from plimsoll.cli.replica_writers import foreign_writers
 from plimsoll.controllers import tier_workload
 from plimsoll.controllers.reconcile import pod_diagnosis
-from plimsoll.controllers.replicas_owner import replicas_set_by
 from plimsoll.core.errors import ClusterError, PlimsollError
 from plimsoll.core.units import format_figure
 
 KubeObject = dict[str, Any]
 
-NODES: Final = Resource("", "v1", "nodes", "Node", namespaced=False)
 MAX_FINDINGS_PER_KIND: Final = 5
 EVENT_AGE_S: Final = 3600.0
 _EVENT_TIMES: Final = (("series", "lastObservedTime"), ("lastTimestamp",), ("eventTime",))  # one or several are set
@@ -75,12 +73,7 @@ class Patient:
 def run(arguments: argparse.Namespace) -> int:
     namespace = arguments.namespace or kubeconfig.current_namespace(arguments.kubeconfig)
     findings = asyncio.run(_examine(arguments, namespace))
-    screen = Screen.for_stream(sys.stdout)
-    problems = sum(one.level == PROBLEM for one in findings)
-    heading = f"{namespace}/{arguments.name}: {'no problem' if not problems else f'{problems} to mend'}"
-    lines = [*hanging_indent("", heading, screen), *findings_lines(findings, screen)]
-    print_text("\n".join([*lines, ""]))
-    return exit_status(findings)
+    return print_findings(f"{namespace}/{arguments.name}", findings, as_json=arguments.json)
 
 
 async def _examine(arguments: argparse.Namespace, namespace: str) -> list[Finding]:
@@ -128,8 +121,8 @@ def diagnose(patient: Patient, operator_namespace: str, now_s: float) -> list[Fi
         *_unseen_spec(patient, operator_namespace),
         *_conditions(patient),
         *_pods(patient),
-        *_unmatched_nodes(patient),
-        *_foreign_replicas(patient),
+        *_placement(patient),
+        *foreign_writers(patient.service, patient.workloads, patient.autoscalers or ()),
         *_bypassed_gateways(patient),
         *_unused_pool(patient),
         *_warnings(patient, now_s),
@@ -221,44 +214,18 @@ def _pods(patient: Patient) -> Iterable[Finding]:
             yield Finding(PROBLEM, f"tier {role}", f"{wanted} replicas are wanted, and no pod has its labels", remedy)
 
 
-def _unmatched_nodes(patient: Patient) -> Iterable[Finding]:
-    """Node selectors that no node has."""
-    if patient.nodes is None:
-        return
-    node_labels = [get_mapping(node, "metadata", "labels") for node in patient.nodes]
-    for workload in patient.workloads:
-        selector = get_mapping(tier_workload.pod_template(workload), "spec", "nodeSelector")
-        if selector and not any(selector.items() <= found.items() for found in node_labels):
-            wanted = ", ".join(f"{name}={value}" for name, value in sorted(selector.items()))
-            message = f"no node has the labels {wanted}"
-            remedy = f"label a node, or change spec.tiers.{_role(workload)}.pod.nodeSelector"
-            yield Finding(PROBLEM, f"tier {_role(workload)}", message, remedy)
-
-
-def _foreign_replicas(patient: Patient) -> Iterable[Finding]:
-    """Autoscalers and clients that write the replica counts too. In other modes than Auto they may."""
-    scaling = get_mapping(patient.service, "spec", "scaling")
-    if get_text(scaling, "mode") not in (None, "Auto") or scaling.get("paused") is True:
-        return
-    owned = {(one["kind"], get_text(one, "metadata", "name")) for one in patient.workloads}
-    owned.add((labels.KIND, patient.name))
-    for scaler in patient.autoscalers or ():
-        kind, target = (get_text(scaler, "spec", "scaleTargetRef", name) for name in ("kind", "name"))
-        if (kind, target) in owned:
-            name = get_text(scaler, "metadata", "name")
-            message = f"it scales {kind} {target}, which Plimsoll scales too: the two undo each other"
-            yield Finding(PROBLEM, f"hpa {name}", message, f"kubectl delete hpa {name}, or spec.scaling.mode: Off")
-    for workload in patient.workloads:
-        owner = replicas_set_by(workload)
-        if owner is not None:
-            message = f"its replica count was last set by {owner}, not by Plimsoll"
-            remedy = "set spec.tiers.*.minReplicas and maxReplicas instead"
-            yield Finding(NOTE, f"tier {_role(workload)}", message, remedy)
+def _placement(patient: Patient) -> Iterable[Finding]:
+    """Tiers whose pods fit no node."""
+    for workload in patient.workloads if patient.nodes is not None else ():
+        role = _role(workload)
+        pods = TierPods(f"tier {role}", f"spec.tiers.{role}", tier_workload.pod_template(workload))
+        yield from placement(pods, patient.nodes or ())
 
 
 def _bypassed_gateways(patient: Patient) -> Iterable[Finding]:
-    """Requests in engines that no gateway has sent. Those of targets need none."""
-    if get_mapping(patient.service, "spec", "targets"):
+    """Requests in engines that no gateway has sent. Those of targets need none. Later a condition says it."""
+    reasons = {get_text(one, "reason") for one in get_list(patient.service, "status", "conditions")}
+    if get_mapping(patient.service, "spec", "targets") or ConditionReason.GATEWAYS_BYPASSED in reasons:
         return
     metrics = get_mapping(patient.document, "metrics")
     rate, in_flight = (get_number(metrics, "gateways", name) for name in ("rate_per_s", "in_flight"))

@@ -1,13 +1,16 @@
-"""Findings of `doctor`: a problem or a remark, with its remedy, and reads without permission."""
+"""Findings of `doctor` and `check`: a problem or a remark, with its remedy, and reads without permission."""
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from plimsoll.adapters.kube_client import KubeClient, Resource
-from plimsoll.cli.output import Screen, format_table
+from plimsoll.cli.output import Screen, format_table, hanging_indent
+from plimsoll.cli.output_files import print_text
 from plimsoll.core.errors import ClusterError, Forbidden, NotFound
 
 KubeObject = dict[str, Any]
@@ -15,6 +18,7 @@ KubeObject = dict[str, Any]
 PROBLEM: Final = "problem"
 NOTE: Final = "note"
 UNCHECKED: Final = "unchecked"
+NODES: Final = Resource("", "v1", "nodes", "Node", namespaced=False)
 
 
 @dataclass(frozen=True)
@@ -47,11 +51,25 @@ async def read_all(
     return None
 
 
+def print_findings(subject: str, findings: Sequence[Finding], *, as_json: bool) -> int:
+    """Print the findings about a subject, as a table or as JSON. Returns the exit status."""
+    problems = sum(one.level == PROBLEM for one in findings)
+    if as_json:
+        listed = [asdict(one) for one in _ordered(findings)]
+        print_text(json.dumps({"subject": subject, "problems": problems, "findings": listed}, indent=2) + "\n")
+        return exit_status(findings)
+    screen = Screen.for_stream(sys.stdout)
+    unread = sum(one.level == UNCHECKED for one in findings)
+    heading = (
+        f"{subject}: {f'{problems} to mend' if problems else 'no problem'}{f', {unread} not checked' if unread else ''}"
+    )
+    print_text("\n".join([*hanging_indent("", heading, screen), *findings_lines(findings, screen), ""]))
+    return exit_status(findings)
+
+
 def findings_lines(findings: Sequence[Finding], screen: Screen) -> list[str]:
     """Return the findings as a table, problems first."""
-    order = (PROBLEM, NOTE, UNCHECKED)
-    ordered = sorted(findings, key=lambda one: order.index(one.level))
-    rows = [[one.level, one.subject, _sentence(one)] for one in ordered]
+    rows = [[one.level, one.subject, _sentence(one)] for one in _ordered(findings)]
     alarming = {place for place, row in enumerate(rows) if row[0] == PROBLEM}
     return format_table(rows, screen, head=False, alarm_rows=alarming)
 
@@ -59,6 +77,11 @@ def findings_lines(findings: Sequence[Finding], screen: Screen) -> list[str]:
 def exit_status(findings: Sequence[Finding]) -> int:
     """Return 1 if there is a problem, else 0."""
     return int(any(one.level == PROBLEM for one in findings))
+
+
+def _ordered(findings: Sequence[Finding]) -> list[Finding]:
+    order = (PROBLEM, NOTE, UNCHECKED)
+    return sorted(findings, key=lambda one: order.index(one.level))
 
 
 def _sentence(finding: Finding) -> str:

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from plimsoll.cli import workload_options
 from plimsoll.core.errors import PlimsollError
 from plimsoll.telemetry import json_logging as telemetry
 
@@ -16,7 +17,7 @@ _KUBECONFIG_HELP = "kubeconfig (default: $KUBECONFIG or ~/.kube/config)"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand. Returns the exit status: 0 success, 1 failure, 2 usage error, 130 interrupted."""
-    arguments = _parser().parse_args(argv)
+    arguments = build_parser().parse_args(argv)
     telemetry.configure(os.environ.get("PLIMSOLL_LOG_LEVEL", "INFO"))
     try:
         status = int(arguments.run(arguments) or 0)
@@ -32,7 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
-def _parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of all verbs."""
     parser = argparse.ArgumentParser(prog="plimsoll", description="Serve open LLMs on Kubernetes within a latency SLO.")
     subcommands = parser.add_subparsers(required=True, metavar="COMMAND")
     operator = subcommands.add_parser("operator", help="run the operator (in its pod)")
@@ -47,9 +49,14 @@ def _parser() -> argparse.ArgumentParser:
     _add_adopt(subcommands)
     _add_top(subcommands)
     _add_doctor(subcommands)
+    _add_check(subcommands)
     _add_keys(subcommands)
     _add_simulate(subcommands)
     _add_plan(subcommands)
+    _add_init(subcommands)
+    completion = subcommands.add_parser("completion", help="print a script that completes commands in a shell")
+    completion.add_argument("shell", choices=("bash",), help="the shell")
+    completion.set_defaults(run=_completion)
     return parser
 
 
@@ -111,7 +118,20 @@ def _add_doctor(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]
     parser.add_argument(
         "--operator-namespace", default="plimsoll-system", metavar="NS", help="namespace of the operator (%(default)s)"
     )
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     parser.set_defaults(run=_doctor)
+
+
+def _add_check(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subcommands.add_parser(
+        "check", help="find what a cluster lacks, and the values to set; the exit status is 1 if something is missing"
+    )
+    parser.add_argument("--pre", action="store_true", help="check before the installation")
+    parser.add_argument("-f", "--filename", metavar="FILE", help="manifests to check as well, or - for standard input")
+    parser.add_argument("--kubeconfig", metavar="FILE", help=_KUBECONFIG_HELP)
+    parser.add_argument("-n", "--namespace", metavar="NS", help="check the services of one namespace (default: all)")
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    parser.set_defaults(run=_check)
 
 
 def _add_keys(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -143,130 +163,29 @@ def _add_simulate(subcommands: argparse._SubParsersAction[argparse.ArgumentParse
     parser = subcommands.add_parser(
         "simulate", help="simulate a service on a trace, in virtual time and without a cluster"
     )
-    add_argument = parser.add_argument
-    add_argument("--trace", required=True, metavar="FILE", help="requests as .csv, .jsonl (also .gz) or .parquet")
-    add_argument("--service", required=True, metavar="MANIFEST", help="manifest of an InferenceService")
-    add_argument(
-        "--hardware",
-        required=True,
-        metavar="PROFILE",
-        help="hardware profile of a replica: a built-in name or a .json file",
-    )
-    add_argument("--policy", action="append", metavar="P", help="plimsoll, static:K or NAME:key=value,...; repeatable")
-    add_argument(
-        "--start-up",
-        default="60",
-        metavar="S",
-        help="start-up time of an engine in s: 60, uniform:100,135 or a file (%(default)s)",
-    )
-    add_argument("--initial", metavar="N|P,D", help="ready replicas at the start (default: minReplicas of each tier)")
-    add_argument("--max-gpus", type=int, metavar="N", help="GPUs of the cluster; further pods stay pending")
-    add_argument(
-        "--rate-scale", type=float, default=1.0, metavar="X", help="scale factor of the arrival rate (%(default)s)"
-    )
-    add_argument("--from", type=float, default=0.0, dest="from_s", metavar="S", help="start time in the trace, in s")
-    add_argument(
-        "--to",
-        type=float,
-        default=float("inf"),
-        dest="to_s",
-        metavar="S",
-        help="end time in the trace, in s (exclusive)",
-    )
-    add_argument("--gateways", type=int, default=2, metavar="N", help="gateway replicas (%(default)s)")
-    add_argument("--seed", type=int, default=0, help="random seed (%(default)s)")
-    add_argument(
-        "--plant-scale",
-        type=float,
-        default=1.0,
-        metavar="X",
-        help="scale factor of the engines' step times (%(default)s)",
-    )
-    add_argument(
-        "--spread", type=float, default=0.1, metavar="X", help="relative spread of speed between replicas (%(default)s)"
-    )
-    add_argument("--noise", type=float, default=0.02, metavar="X", help="relative noise of each step (%(default)s)")
-    add_argument("--model-config", metavar="FILE", help="config.json of the model that engines report")
-    retry_behaviors = ("none", "honour", "ignore", "mixed")
-    add_argument(
-        "--clients", choices=retry_behaviors, default="none", help="retry behaviour of rejected clients (%(default)s)"
-    )
-    add_argument(
-        "--output", choices=("table", "json", "html"), default="table", help="format of the result (%(default)s)"
-    )
-    add_argument("--requests-out", metavar="FILE", help="write a JSON line per request")
-    add_argument("--replicas-out", metavar="FILE", help="write a JSON line per change of a tier")
-    add_argument("--windows-out", metavar="FILE", help="write a JSON line per 500 requests")
-    add_argument(
-        "--decisions-out", metavar="FILE", help="write a JSON line per change of a replica count, with its reasons"
-    )
+    workload_options.add_simulate_options(parser)
     parser.set_defaults(run=_simulate)
 
 
 def _add_plan(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subcommands.add_parser("plan", help="plan the GPUs and the arrangement for an SLO, without a cluster")
-    add_argument = parser.add_argument
-    add_argument("--model", metavar="NAME|FILE", help="model name such as Llama-3.1-8B, or the path of a config.json")
-    add_argument("--gpu", metavar="NAME", help="GPU name such as H200")
-    add_argument(
-        "--hardware",
-        metavar="PROFILE",
-        help="hardware profile instead of model and GPU: a built-in name or a .json file",
-    )
-    add_argument("--weights", choices=("bf16", "fp8"), help="type of the weights if the model's config has none")
-    add_argument("--kv-cache", choices=("bf16", "fp8"), help="type of the KV cache (bf16)")
-    add_argument(
-        "--gpus-per-replica", type=int, metavar="N", help="GPUs of each replica (default: compare 1, 2, 4 and 8)"
-    )
-    add_argument("--ttft", metavar="T", help="TTFT target, such as 500ms")
-    add_argument("--ttft-per-k-token", metavar="T", help="time added to the TTFT target per 1,000 prompt tokens")
-    add_argument("--tpot", metavar="T", help="TPOT target, such as 50ms")
-    add_argument("--e2e", metavar="T", help="end-to-end latency target, such as 20s")
-    add_argument("--itl", metavar="T", help="target of the 99th percentile of the inter-token latency")
-    add_argument("--itl-limit", metavar="T", help="limit of the longest regular inter-token latency")
-    add_argument(
-        "--percentile",
-        type=int,
-        default=95,
-        metavar="N",
-        help="percentage of requests that must meet the targets (%(default)s)",
-    )
-    add_argument("--trace", metavar="FILE", help="requests, as for simulate; the plan uses the busiest five minutes")
-    add_argument("--rate", type=float, metavar="R", help="arrival rate in requests/s")
-    add_argument("--prompt-tokens", type=float, metavar="N", help="mean prompt length in tokens")
-    add_argument("--output-tokens", type=float, metavar="N", help="mean output length in tokens")
-    add_argument("--prompt-sigma", type=float, metavar="X", help="sigma of the lognormal prompt lengths (0.6)")
-    add_argument("--output-sigma", type=float, metavar="X", help="sigma of the lognormal output lengths (0.5)")
-    add_argument(
-        "--cached-share",
-        type=float,
-        default=0.0,
-        metavar="X",
-        help="share of each prompt in the prefix cache (%(default)s)",
-    )
-    add_argument(
-        "--headroom", type=float, default=0.0, metavar="X", help="share of the SLO capacity to keep free (%(default)s)"
-    )
-    add_argument(
-        "--fabric-gb-per-s",
-        type=float,
-        default=50.0,
-        metavar="X",
-        help="KV transfer bandwidth between engines: 50 for 400 Gb/s RDMA, 0.2 for TCP, 100 for NVLink, which pods"
-        " cannot use (%(default)s)",
-    )
-    add_argument(
-        "--accepted-tokens",
-        type=float,
-        default=2.5,
-        metavar="X",
-        help="mean tokens per step with speculative decoding (%(default)s)",
-    )
-    add_argument("--gpu-hour-cost", type=float, metavar="X", help="price of one GPU per hour, in any currency")
-    add_argument("--picture", metavar="FILE", help="write a chart of goodput against load as SVG")
-    add_argument("--no-simulation", action="store_true", help="print what the model alone says, within about a second")
-    add_argument("--json", action="store_true", help="print all results as JSON")
+    workload_options.add_plan_options(parser)
+    parser.add_argument("--gpu-hour-cost", type=float, metavar="X", help="price of one GPU per hour, in any currency")
+    parser.add_argument("--picture", metavar="FILE", help="write a chart of goodput against load as SVG")
+    parser.add_argument("--json", action="store_true", help="print all results as JSON")
     parser.set_defaults(run=_plan)
+
+
+def _add_init(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subcommands.add_parser("init", help="print the manifest of a new service, as planned; asks in a terminal")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="name of the service (default: from the location)")
+    parser.add_argument("--uri", metavar="URI", help="location of the weights (default: hf://MODEL)")
+    parser.add_argument("-n", "--namespace", metavar="NS", help="namespace in the manifest (default: none)")
+    parser.add_argument(
+        "--node-selector", action="append", metavar="LABEL=VALUE", help="label of the nodes with the GPU; repeatable"
+    )
+    workload_options.add_plan_options(parser)
+    parser.set_defaults(run=_init)
 
 
 def _add_namespace(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiveGroup:
@@ -344,6 +263,12 @@ def _doctor(arguments: argparse.Namespace) -> int:
     return doctor.run(arguments)
 
 
+def _check(arguments: argparse.Namespace) -> int:
+    from plimsoll.cli import check
+
+    return check.run(arguments)
+
+
 def _key_create(arguments: argparse.Namespace) -> int:
     from plimsoll.cli import keys
 
@@ -372,3 +297,15 @@ def _plan(arguments: argparse.Namespace) -> int:
     from plimsoll.cli import plan
 
     return plan.run(arguments)
+
+
+def _init(arguments: argparse.Namespace) -> int:
+    from plimsoll.cli import init
+
+    return init.run(arguments)
+
+
+def _completion(arguments: argparse.Namespace) -> int:
+    from plimsoll.cli import completion
+
+    return completion.run(arguments)

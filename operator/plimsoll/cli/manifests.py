@@ -1,14 +1,23 @@
-"""Loading of manifests from a file or from standard input."""
+"""Manifests: loading from a file or from standard input, and the name of a new service."""
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
 from plimsoll.core.errors import InvalidSpec
+
+_MAX_NAME_CHARS: Final = 40
+
+
+def service_name(name: str) -> str:
+    """Return a name for a service: that of an object or a model, as far as it is valid."""
+    cleaned = re.sub(r"[^a-z0-9-]", "-", name.lower())[:_MAX_NAME_CHARS].strip("-")
+    return cleaned if cleaned[:1].isalpha() else f"llm-{cleaned}"[:_MAX_NAME_CHARS].strip("-")
 
 
 def load_documents(name: str) -> list[Any]:

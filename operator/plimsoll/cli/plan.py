@@ -21,7 +21,7 @@ from plimsoll.core.engine_model import roofline
 from plimsoll.core.engine_model.roofline import ACCELERATORS, Accelerator, ModelShape
 from plimsoll.core.engine_model.step_time import EngineLimits, KvTransfer, StepModel
 from plimsoll.core.planning import known_models, workloads
-from plimsoll.core.planning.fleet_plan import PlanFailure, PlanRequest, make_plan
+from plimsoll.core.planning.fleet_plan import FleetPlan, PlanFailure, PlanRequest, make_plan
 from plimsoll.core.planning.machine_model import TOKEN_BUDGETS, Machine, machine_from_roofline
 from plimsoll.core.slo import Slo
 from plimsoll.core.types import Unavailable
@@ -48,14 +48,10 @@ def run(arguments: argparse.Namespace) -> int:
     output_files.ensure_distinct(
         [one for one in input_files if one[1]], [("--picture", arguments.picture)] if arguments.picture else []
     )
-    measured = _measured_profile(arguments)
-    result = make_plan(_make_question(arguments, *_replica_options(arguments, measured)))
+    result, simulation = plan_for(arguments)
     if isinstance(result, PlanFailure):
         print("\n".join(plan_output.infeasible_lines(result)), file=sys.stderr)
         return 1
-    simulation: PlanSimulation | Unavailable | None = _not_simulated(arguments)
-    if simulation is None:
-        result, simulation = simulate_plan(result, measured)
     if arguments.picture:
         marks = (
             (result.request.rate_per_s, "requested rate"),
@@ -77,8 +73,24 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         lines = plan_output.plan_lines(result, simulation, cost, Screen.for_stream(sys.stdout))
         output_files.print_text("\n".join([*lines, *plan_manifest.manifest_lines(engine), ""]))
-    missed = isinstance(simulation, PlanSimulation) and simulation.within_slo < result.request.slo.share
-    return 1 if missed else 0
+    return 1 if misses_slo(result, simulation) else 0
+
+
+def plan_for(
+    arguments: argparse.Namespace,
+) -> tuple[FleetPlan | PlanFailure, PlanSimulation | Unavailable]:
+    """Return the plan for the options of `add_plan_options`, and its simulation if there is one. Raises BadInput."""
+    measured = _measured_profile(arguments)
+    result = make_plan(_make_question(arguments, *_replica_options(arguments, measured)))
+    unavailable = _not_simulated(arguments)
+    if isinstance(result, PlanFailure):
+        return result, Unavailable("no plan")
+    return (result, unavailable) if unavailable is not None else simulate_plan(result, measured)
+
+
+def misses_slo(result: FleetPlan, simulation: PlanSimulation | Unavailable) -> bool:
+    """Whether the simulated fleet misses the SLO."""
+    return isinstance(simulation, PlanSimulation) and simulation.within_slo < result.request.slo.share
 
 
 def _measured_profile(arguments: argparse.Namespace) -> HardwareProfile | None:

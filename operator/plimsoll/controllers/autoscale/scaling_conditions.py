@@ -11,6 +11,7 @@ from typing import Any, Final
 from plimsoll.api.conditions import Condition, ConditionReason, ConditionType
 from plimsoll.api.message_text import MAX_QUOTE_CHARS, shorten
 from plimsoll.controllers.autoscale.signal_health import (
+    BYPASS_SECONDS,
     ENGINE_SILENCE_SECONDS,
     GATEWAY_SILENCE_SECONDS,
     HealthReport,
@@ -140,6 +141,12 @@ def metrics_degraded(snapshot: ServiceSnapshot, health: HealthReport, metrics_po
             "mesh)"
         )
         return degraded(ConditionReason.METRICS_MISSING, message)
+    if health.bypassing and health.target_metrics_port is None:
+        message = (
+            f"engines run {units.format_figure(health.bypassing)} requests, and for {BYPASS_SECONDS:.0f} s no gateway"
+            " has sent one: demand is not seen, and tiers may scale down. Send requests to status.url"
+        )
+        return degraded(ConditionReason.GATEWAYS_BYPASSED, message)
     if health.partial:
         message = f"no metrics from {health.partial}: tiers can scale up, but not down"
         return degraded(ConditionReason.METRICS_PARTIAL, message)

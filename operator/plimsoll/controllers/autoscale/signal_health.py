@@ -18,8 +18,9 @@ from typing import Final, NamedTuple
 from plimsoll.api.message_text import name_some
 from plimsoll.core.autoscaling.inputs import ServiceSnapshot
 from plimsoll.core.demand.counter_delta import MAX_READING_GAP_S
+from plimsoll.core.demand.service_metrics import ServiceMetrics
 from plimsoll.core.ports import GatewayConfigState
-from plimsoll.core.types import Role
+from plimsoll.core.types import Role, Unavailable
 
 GATEWAY_SILENCE_SECONDS: Final = 15.0  # tolerates a gateway that is late now and then
 # Short, because a new engine is polled at once, and an old reading has already expired before this time starts.
@@ -29,6 +30,7 @@ STALE_CONFIG_SECONDS: Final = 30.0
 # An operator that starts has not read an idle engine for up to its polling interval.
 FIRST_READING_SECONDS: Final = MAX_READING_GAP_S
 PARTIAL_SECONDS: Final = 10.0  # each new engine is ready before it has been read
+BYPASS_SECONDS: Final = 120.0  # engines may finish requests of gateways that have been replaced
 
 _GATEWAY_LOG_COMMAND: Final = "kubectl logs -n plimsoll-system -l app.kubernetes.io/component=gateway -c picker"
 _STALE_OBJECT: Final = (
@@ -54,8 +56,9 @@ class HealthReport(NamedTuple):
     gateways_silent: no gateway reports. silent_tiers: tiers without a ready engine that reports, in order.
     stale_gateways: message about gateways with outdated admission limits, with the remedy; None if there are none.
     prometheus_only_tiers: tiers with an engine whose metrics are known from Prometheus only. partial: which gateways or
-    engines do not report while others do; "" if there are none. other_writer: who else sets the count of a target,
-    None if no other writer does. target_metrics_port: of a target's engines, which report the demand; None for tiers.
+    engines do not report while others do; "" if there are none. bypassing: requests in engines while no gateway sends
+    one, for BYPASS_SECONDS; 0 otherwise. other_writer: who else sets the count of a target, None if no other writer
+    does. target_metrics_port: of a target's engines, which report the demand; None for tiers.
     """
 
     gateways_silent: bool = False
@@ -63,6 +66,7 @@ class HealthReport(NamedTuple):
     stale_gateways: str | None = None
     prometheus_only_tiers: tuple[str, ...] = ()
     partial: str = ""
+    bypassing: float = 0.0
     other_writer: str | None = None
     target_metrics_port: int | None = None
 
@@ -107,6 +111,7 @@ class SignalHealth:
     _lagging: dict[str, _GatewayLag] = field(default_factory=dict)  # gateways whose configuration is not current
     _partial_since_s: float = math.inf  # since when some of them have reported and others have not
     _published_since_s: float = math.inf  # since when admission limits are published
+    _bypassed_since_s: float = math.inf  # since when engines run requests that no gateway has sent
 
     def record(
         self, gateway: str, config_state: GatewayConfigState | None, versions: ConfigVersions, now_s: float
@@ -164,11 +169,14 @@ class SignalHealth:
         stale_gateways = self._stale_gateways(gateways, now_s) if self._lagging else None
         silent = _silent_sources(snapshot)
         self._partial_since_s = _since(bool(silent), self._partial_since_s, now_s)
+        bypassing = _bypassing(snapshot.metrics)
+        self._bypassed_since_s = _since(bypassing > 0, self._bypassed_since_s, now_s)
         return HealthReport(
             now_s - self._last_gateway_s > GATEWAY_SILENCE_SECONDS,
             silent_tiers,
             stale_gateways,
             partial=silent if now_s - self._partial_since_s > PARTIAL_SECONDS else "",
+            bypassing=bypassing if now_s - self._bypassed_since_s > BYPASS_SECONDS else 0.0,
         )
 
     def _stale_gateways(self, gateways: Collection[str], now_s: float) -> str | None:
@@ -215,3 +223,11 @@ def _silent_sources(snapshot: ServiceSnapshot) -> str:
         for kind, names in silent.items()
         if names
     )
+
+
+def _bypassing(metrics: ServiceMetrics) -> float:
+    """Requests in the engines while all gateways report that they send none; 0 where gateways need not send any."""
+    sent = (metrics.rate_per_s, metrics.in_flight, metrics.queued)
+    if metrics.is_measured_at_engines or metrics.coverage < 1 or any(one != 0 for one in sent):
+        return 0.0
+    return sum(one.in_flight for one in metrics.tiers.values() if not isinstance(one.in_flight, Unavailable))
