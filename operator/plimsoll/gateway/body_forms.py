@@ -23,6 +23,7 @@ from plimsoll.gateway.media_parts import BYTES_PER_TOKEN, split_media
 from plimsoll.gateway.prefix_hash import BLOCK_BYTES, MAX_BLOCKS
 
 PREFIX_BYTES = BLOCK_BYTES * MAX_BLOCKS + 1  # bytes of a prompt that prefix hashing reads
+_NO_TOOLS: Final = (b"", b"[]", b"null")
 STATE_FIELDS: Final = ("previous_response_id", "conversation", "background")  # of /v1/responses; need a store
 
 _decode_prompt = msgspec.json.Decoder(object).decode
@@ -44,8 +45,8 @@ class CompletionFields(msgspec.Struct):
 
     @property
     def schema_bytes(self) -> int:
-        """The size of what a chat template adds to the messages."""
-        return len(bytes(self.tools)) + len(bytes(self.functions)) + len(bytes(self.response_format))
+        """The size of what is neither message nor tool."""
+        return len(bytes(self.functions)) + len(bytes(self.response_format))
 
 
 class BodyFields(CompletionFields):
@@ -123,17 +124,17 @@ def refused_field(fields: CompletionFields, form: BodyForm) -> Rejection | None:
 def _completion(fields: CompletionFields, n: int) -> PromptSize:
     text = bytes(fields.prompt)
     if not text:
-        return _conversation(bytes(fields.messages), fields.schema_bytes, n)
+        return _conversation(fields, bytes(fields.messages), fields.schema_bytes, n)
     return PromptSize(_list_size(n, text), text[:PREFIX_BYTES], is_estimated=not _is_token_ids(text))
 
 
 def _messages(fields: BodyFields) -> PromptSize:
-    return _conversation(bytes(fields.system) + bytes(fields.messages), fields.schema_bytes, 1)
+    return _conversation(fields, bytes(fields.system) + bytes(fields.messages), fields.schema_bytes, 1)
 
 
 def _responses(fields: BodyFields) -> PromptSize:
     schema_bytes = fields.schema_bytes + len(bytes(fields.text))
-    return _conversation(bytes(fields.instructions) + bytes(fields.input), schema_bytes, 1)
+    return _conversation(fields, bytes(fields.instructions) + bytes(fields.input), schema_bytes, 1)
 
 
 def _embedding(fields: BodyFields) -> PromptSize:
@@ -183,11 +184,14 @@ _SIZES: Final[Mapping[BodyForm, Callable[[BodyFields], PromptSize]]] = {
 }
 
 
-def _conversation(text: bytes, schema_bytes: int, n: int) -> PromptSize:
+def _conversation(fields: CompletionFields, text: bytes, schema_bytes: int, n: int) -> PromptSize:
+    """Returns the size of messages and tools. A chat template writes tools first, so the prefix begins with them."""
+    tools = bytes(fields.tools)
     parts = split_media(text, PREFIX_BYTES)
-    text_tokens = (parts.text_bytes + schema_bytes) // BYTES_PER_TOKEN
+    text_tokens = (parts.text_bytes + len(tools) + schema_bytes) // BYTES_PER_TOKEN
     tokens = text_tokens + sum(parts.media_tokens.values())
-    return PromptSize(Prompt(tokens, n), parts.prefix, parts.media_tokens)
+    prefix = parts.prefix if tools in _NO_TOOLS else (tools[:PREFIX_BYTES] + parts.prefix)[:PREFIX_BYTES]
+    return PromptSize(Prompt(tokens, n), prefix, parts.media_tokens)
 
 
 def _list_size(n: int, text: bytes) -> Prompt:
