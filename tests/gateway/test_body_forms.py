@@ -119,6 +119,17 @@ def test_prefix_begins_with_tools(path: str, field: str) -> None:
     assert hashes([]) == hashes(None)
 
 
+@pytest.mark.parametrize("text", ["\u4e16\u754c" * 300, "\u043a\u0430\u043a" * 300, "plain" * 100], ids=["zh", "ru", "en"])
+@pytest.mark.parametrize("repeat", [1, 100])
+def test_escaped_text_counts_as_its_utf8(text: str, repeat: int) -> None:
+    """Python's json and other clients escape every character that is not ASCII."""
+    body = {"model": "m", "messages": [{"role": "user", "content": text * repeat}]}
+    plain, escaped = (parse_body(json.dumps(body, ensure_ascii=escape).encode()) for escape in (False, True))
+    assert isinstance(plain, ParsedRequest)
+    assert isinstance(escaped, ParsedRequest)
+    assert escaped.prompt.tokens == pytest.approx(plain.prompt.tokens, rel=0.01)
+
+
 @pytest.mark.parametrize("data", [png(560, 280), webp(b"VP8X", 560, 280)])
 def test_anthropic_image_counts_by_pixels(data: bytes) -> None:
     source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(data).decode()}

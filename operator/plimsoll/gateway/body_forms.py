@@ -19,7 +19,7 @@ from plimsoll.core.types import MediaKind
 from plimsoll.gateway.api_routes import BodyForm
 from plimsoll.gateway.duplicate_keys import INPUT_KEY, MESSAGES_KEY, PROMPT_KEY
 from plimsoll.gateway.errors import Rejection, RejectionReason
-from plimsoll.gateway.media_parts import BYTES_PER_TOKEN, split_media
+from plimsoll.gateway.media_parts import BYTES_PER_TOKEN, split_media, utf8_bytes
 from plimsoll.gateway.prefix_hash import BLOCK_BYTES, MAX_BLOCKS
 
 PREFIX_BYTES = BLOCK_BYTES * MAX_BLOCKS + 1  # bytes of a prompt that prefix hashing reads
@@ -46,7 +46,7 @@ class CompletionFields(msgspec.Struct):
     @property
     def schema_bytes(self) -> int:
         """The size of what is neither message nor tool."""
-        return len(bytes(self.functions)) + len(bytes(self.response_format))
+        return utf8_bytes(bytes(self.functions)) + utf8_bytes(bytes(self.response_format))
 
 
 class BodyFields(CompletionFields):
@@ -133,7 +133,7 @@ def _messages(fields: BodyFields) -> PromptSize:
 
 
 def _responses(fields: BodyFields) -> PromptSize:
-    schema_bytes = fields.schema_bytes + len(bytes(fields.text))
+    schema_bytes = fields.schema_bytes + utf8_bytes(bytes(fields.text))
     return _conversation(fields, bytes(fields.instructions) + bytes(fields.input), schema_bytes, 1)
 
 
@@ -188,7 +188,7 @@ def _conversation(fields: CompletionFields, text: bytes, schema_bytes: int, n: i
     """Returns the size of messages and tools. A chat template writes tools first, so the prefix begins with them."""
     tools = bytes(fields.tools)
     parts = split_media(text, PREFIX_BYTES)
-    text_tokens = (parts.text_bytes + len(tools) + schema_bytes) // BYTES_PER_TOKEN
+    text_tokens = (parts.text_bytes + utf8_bytes(tools) + schema_bytes) // BYTES_PER_TOKEN
     tokens = text_tokens + sum(parts.media_tokens.values())
     prefix = parts.prefix if tools in _NO_TOOLS else (tools[:PREFIX_BYTES] + parts.prefix)[:PREFIX_BYTES]
     return PromptSize(Prompt(tokens, n), prefix, parts.media_tokens)
@@ -197,13 +197,13 @@ def _conversation(fields: CompletionFields, text: bytes, schema_bytes: int, n: i
 def _list_size(n: int, text: bytes) -> Prompt:
     """Returns the tokens of one prompt of a list and the number of sequences (`n` times prompts)."""
     if text[:1] != b"[":
-        return Prompt(len(text) // BYTES_PER_TOKEN, n)
+        return Prompt(utf8_bytes(text) // BYTES_PER_TOKEN, n)
     if _is_token_ids(text):
         prompts = max(1, text.count(b"["))  # token IDs; a nested list means several prompts
         prompts = prompts - 1 if prompts > 1 else 1
         return Prompt((text.count(b",") + 1) // prompts, n * prompts)
     prompt_count = _count_items(text)
-    return Prompt(len(text) // BYTES_PER_TOKEN // prompt_count, n * prompt_count)
+    return Prompt(utf8_bytes(text) // BYTES_PER_TOKEN // prompt_count, n * prompt_count)
 
 
 def _is_token_ids(text: bytes) -> bool:

@@ -32,7 +32,8 @@ MIN_PROBE_BYTES: Final = 256
 MIN_PROBE_BYTES_LONG: Final = 1024  # in a long text
 MAX_BLOBS: Final = 512  # further ones count as text
 MAX_MEASURED_IMAGES: Final = 64  # further ones count as the mean of these
-BYTES_PER_TOKEN: Final = 4  # of text
+BYTES_PER_TOKEN: Final = 4  # of text in UTF-8
+ESCAPE_BYTES: Final = 6  # of `\u4e16`
 LONG_TEXT_BYTES: Final = 64 * 1024  # in a longer text, parts behind URLs do not matter
 
 _KEY: Final = re.compile(rb'"(url|image_url|audio_url|video_url|data|file_data)"\s*:\s*"\Z')
@@ -52,7 +53,7 @@ class MessageParts(NamedTuple):
     """The parts of `messages`.
 
     `prefix` is the start of its raw JSON; in the place of base64 text it has digests, as long as text of its tokens.
-    `text_bytes` is the size without base64 text. `media_tokens` are estimated tokens by kind.
+    `text_bytes` is the size in UTF-8 without base64 text. `media_tokens` are estimated tokens by kind.
     """
 
     prefix: bytes
@@ -74,22 +75,37 @@ def split_media(text: bytes, max_prefix: int) -> MessageParts:
     8 MiB with up to 64 pictures take less than 1 ms.
     """
     if len(text) <= LONG_TEXT_BYTES and not any(sign in text for sign in _MEDIA_SIGNS):
-        return MessageParts(text[:max_prefix], len(text), {})
+        return MessageParts(text[:max_prefix], utf8_bytes(text), {})
     blobs = list(islice(_find_blobs(text), MAX_BLOBS))
     text_bytes = len(text) - sum(blob.end - blob.start for blob in blobs)
+    rest = _without(text, blobs, LONG_TEXT_BYTES) if blobs else text
     blob_tokens = _blob_tokens(text, blobs)
     counts, tokens = dict.fromkeys(MediaKind, 0), dict.fromkeys(MediaKind, 0)
     for blob, count in zip(blobs, blob_tokens, strict=True):
         counts[blob.kind] += 1
         tokens[blob.kind] += count
     if text_bytes <= LONG_TEXT_BYTES:
-        rest = _without(text, blobs) if blobs else text
         for kind, keys in _PART_KEYS.items():
             by_url = sum(rest.count(key) for key in keys) - counts[kind]
             by_url += len(_IMAGE_PART.findall(rest)) if kind is MediaKind.IMAGE else 0
             tokens[kind] += max(0, by_url) * DEFAULT_TOKENS[kind]
     media_tokens = {kind: count for kind, count in tokens.items() if count}
-    return MessageParts(_prefix(text, blobs, blob_tokens, max_prefix), text_bytes, media_tokens)
+    prefix = _prefix(text, blobs, blob_tokens, max_prefix)
+    return MessageParts(prefix, utf8_bytes(rest, text_bytes), media_tokens)
+
+
+def utf8_bytes(text: bytes, size: int | None = None) -> int:
+    r"""Returns the size of JSON text in UTF-8, without the `\u` escapes by which many clients send other scripts.
+
+    Long text is measured at its beginning. With a size, `text` is the beginning of a text of that many bytes.
+    """
+    size = len(text) if size is None else size
+    sample = text[:LONG_TEXT_BYTES]
+    escapes = sample.count(b"\\u")
+    if not escapes:
+        return size
+    excess = (ESCAPE_BYTES - 3) * escapes + sample.count(b"\\u0")  # from \u0800 on, three bytes; before, two
+    return size - excess * size // len(sample)
 
 
 def image_tokens(width: int, height: int) -> int:
@@ -153,12 +169,16 @@ def _blob_tokens(text: bytes, blobs: list[_Blob]) -> list[int]:
     return tokens
 
 
-def _without(text: bytes, blobs: list[_Blob]) -> bytes:
-    pieces, position, view = [], 0, memoryview(text)
+def _without(text: bytes, blobs: list[_Blob], max_bytes: int) -> bytes:
+    """Returns the beginning of the text without base64 text."""
+    pieces, position, size, view = [], 0, 0, memoryview(text)
     for blob in blobs:
+        if size >= max_bytes:
+            break
         pieces.append(view[position : blob.start])
+        size += len(pieces[-1])
         position = blob.end
-    return b"".join((*pieces, view[position:]))
+    return b"".join((*pieces, view[position : position + max_bytes]))[:max_bytes]
 
 
 def _prefix(text: bytes, blobs: list[_Blob], blob_tokens: list[int], max_bytes: int) -> bytes:
