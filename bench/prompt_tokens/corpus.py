@@ -15,6 +15,7 @@ import struct
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 from typing import Any, Final
 
@@ -22,36 +23,16 @@ from plimsoll.gateway.api_routes import CHAT_ROUTE, ApiRoute
 
 Message = dict[str, Any]
 
-_ENGLISH: Final = (
-    "the of and to in is that it was for on are with as at be this have from or one had by word but not what all were "
-    "we when your can said there use an each which she do how their if will up other about out many then them these so "
-    "some her would make like him into time has look two more write go see number no way could people my than first "
-    "water been call who oil its now find long down day did get come made may part replica latency question customer "
-    "invoice deployment schedule temperature configuration measurement significantly understand contract"
-).split()
-_RUSSIAN: Final = (
-    "и в не на я быть он с что а по это она этот к но они мы весь который из у то за свой что год от так о для ты же "
-    "все тот мочь вы человек такой его сказать только или ещё бы себя один как уже до время если сам когда другой "
-    "вопрос договор температура значение сервер ответ работать использовать настройка результат"
-).split()
-_CHINESE: Final = (
-    "的 一 是 在 不了 有 和 人 这 中 大 为 上 个 国 我 以 要 他 时间 来 用 们 生活 到 作 地方 于 出 就 分 对 成 会 可以 主要 发展 "
-    "年 动 同 工作 也 能 下 过 子 说 产品 种 面 而 方法 后 多 定 行 学习 法 所 民 得 经济 十 三 之 进 着 等 部 度 家 电力 力 里 "
-    "如 水 化 高 自然 二 理解 起 小 物 现在 实 加 量 都 两 体 制度 机器 当 使用 点 从 业务 本 去 把 性 好 应该 开始 它 合同 还"
-).split()
-_HINDI: Final = (
-    "के है में की और से का को पर यह हैं नहीं कि एक ही भी तो हो था लिए कर इस जो कुछ अपने बाद साथ जाता दिया किया समय लोग काम "
-    "सवाल जवाब जानकारी उपयोग सरकार देश पानी बहुत"
-).split()
-_ARABIC: Final = (
-    "في من على أن إلى التي عن مع هذا كان الذي ما لا هو بعد هذه كل بين أو قال غير يوم حتى ذلك سؤال جواب وقت عمل ماء بلد حكومة "
-    "معلومات استخدام كبير جديد"
-).split()
+_WORDS: Final = {
+    name: text.split() for name, text in json.loads(Path(__file__).with_name("words.json").read_text()).items()
+}
+_ENGLISH, _RUSSIAN, _CHINESE = _WORDS["english"], _WORDS["russian"], _WORDS["chinese"]
+_HINDI, _ARABIC = _WORDS["hindi"], _WORDS["arabic"]
 _CODE: Final = (
     "def {a}({b}, {c}):\n    if {b} is None:\n        return {c}\n    for index, item in enumerate({b}):\n"
     '        {a}_total += item["{c}"] * {n}\n    return {a}_total\n\n\n',
     "class {a}Handler(BaseHandler):\n    def __init__(self, {b}: int = {n}) -> None:\n        self._{b} = {b}\n\n",
-    "    try:\n        {c} = await client.get(f\"/api/{a}/{{{b}}}\", timeout={n})\n    except ValueError as error:\n"
+    '    try:\n        {c} = await client.get(f"/api/{a}/{{{b}}}", timeout={n})\n    except ValueError as error:\n'
     '        logger.warning("{a} failed: %s", error)\n        raise\n\n',
 )
 _WORD_NAMES: Final = ("user", "order", "total", "config", "node", "cache", "request", "token", "batch", "path", "value")

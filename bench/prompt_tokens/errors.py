@@ -14,6 +14,7 @@ import numpy as np
 
 from bench.prompt_tokens.corpus import CorpusRequest
 from plimsoll.core.demand.token_ratios import TokenRatioEstimator
+from plimsoll.gateway.picture_tokens import PictureFamily
 from plimsoll.gateway.request_parser import ParsedRequest, parse_body
 
 LEARN: Final = 50
@@ -34,18 +35,18 @@ class EstimateErrors:
         return EstimateErrors(float(np.quantile(errors, 0.5)), float(np.quantile(errors, 0.95)))
 
 
-def parsed(request: CorpusRequest) -> ParsedRequest:
-    """The request as the gateway reads it."""
+def parsed(request: CorpusRequest, family: PictureFamily) -> ParsedRequest:
+    """The request as the gateway reads it for a model of this family."""
     found = parse_body(request.body, request.route)
     assert isinstance(found, ParsedRequest), found
-    return found
+    return found.for_family(family)
 
 
-def learn(requests: Sequence[CorpusRequest], counted: Counted) -> Mapping[str, float]:
+def learn(requests: Sequence[CorpusRequest], counted: Counted, family: PictureFamily) -> Mapping[str, float]:
     """The ratios after these requests, of which engines counted the tokens."""
     estimator = TokenRatioEstimator()
     for second, request in enumerate(requests):
-        read = parsed(request)
+        read = parsed(request, family)
         media = {kind.value: float(tokens) for kind, tokens in read.media_tokens.items()}
         estimator.on_estimated(float(second), 1.0, float(read.prompt.tokens), media)
         estimator.on_counted(float(second), 1.0, float(counted(request)))
@@ -54,9 +55,9 @@ def learn(requests: Sequence[CorpusRequest], counted: Counted) -> Mapping[str, f
 
 
 def estimate_errors(
-    requests: Sequence[CorpusRequest], counted: Counted, ratios: Mapping[str, float]
+    requests: Sequence[CorpusRequest], counted: Counted, ratios: Mapping[str, float], family: PictureFamily
 ) -> EstimateErrors:
     """Errors of the estimates with these ratios."""
     return EstimateErrors.of(
-        [abs(parsed(each).corrected_prompt(ratios).tokens / counted(each) - 1.0) for each in requests]
+        [abs(parsed(each, family).corrected_prompt(ratios).tokens / counted(each) - 1.0) for each in requests]
     )

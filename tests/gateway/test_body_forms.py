@@ -108,7 +108,9 @@ def test_prefix_begins_with_tools(path: str, field: str) -> None:
     """Chat templates write the schemas of tools first: other tools share no cached block, the same tools do."""
 
     def hashes(tools: object, text: str = "a" * 600) -> tuple[int, ...]:
-        found = read(path, **{field: [{"role": "user", "content": text}]}, **({} if tools is None else {"tools": tools}))
+        found = read(
+            path, **{field: [{"role": "user", "content": text}]}, **({} if tools is None else {"tools": tools})
+        )
         return block_hashes(found.prompt_prefix)
 
     one = [{"type": "function", "function": {"name": "f", "description": "s" * 1200}}]
@@ -119,7 +121,9 @@ def test_prefix_begins_with_tools(path: str, field: str) -> None:
     assert hashes([]) == hashes(None)
 
 
-@pytest.mark.parametrize("text", ["\u4e16\u754c" * 300, "\u043a\u0430\u043a" * 300, "plain" * 100], ids=["zh", "ru", "en"])
+@pytest.mark.parametrize(
+    "text", ["\u4e16\u754c" * 300, "\u043a\u0430\u043a" * 300, "plain" * 100], ids=["zh", "ru", "en"]
+)
 @pytest.mark.parametrize("repeat", [1, 100])
 def test_escaped_text_counts_as_its_utf8(text: str, repeat: int) -> None:
     """Python's json and other clients escape every character that is not ASCII."""

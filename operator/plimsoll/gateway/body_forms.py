@@ -20,6 +20,7 @@ from plimsoll.gateway.api_routes import BodyForm
 from plimsoll.gateway.duplicate_keys import INPUT_KEY, MESSAGES_KEY, PROMPT_KEY
 from plimsoll.gateway.errors import Rejection, RejectionReason
 from plimsoll.gateway.media_parts import BYTES_PER_TOKEN, split_media, utf8_bytes
+from plimsoll.gateway.picture_tokens import Pictures
 from plimsoll.gateway.prefix_hash import BLOCK_BYTES, MAX_BLOCKS
 
 PREFIX_BYTES = BLOCK_BYTES * MAX_BLOCKS + 1  # bytes of a prompt that prefix hashing reads
@@ -83,7 +84,8 @@ class PromptSize(NamedTuple):
     """The prompt of one request.
 
     `prompt` has the tokens of one sequence and the number of sequences. `field` names the field that holds the batch.
-    For `prefix`, `media_tokens` and `is_estimated` see `ParsedRequest`; `media_tokens` are those of one sequence.
+    For `prefix`, `media_tokens`, `is_estimated` and `pictures` see `ParsedRequest`; `media_tokens` are those of one
+    sequence.
     """
 
     prompt: Prompt
@@ -91,6 +93,7 @@ class PromptSize(NamedTuple):
     media_tokens: Mapping[MediaKind, int] = {}
     field: str = "prompt"
     is_estimated: bool = True
+    pictures: Pictures = Pictures()
 
 
 def main_value(fields: CompletionFields, form: BodyForm) -> tuple[bytes, bytes]:
@@ -191,7 +194,7 @@ def _conversation(fields: CompletionFields, text: bytes, schema_bytes: int, n: i
     text_tokens = (parts.text_bytes + utf8_bytes(tools) + schema_bytes) // BYTES_PER_TOKEN
     tokens = text_tokens + sum(parts.media_tokens.values())
     prefix = parts.prefix if tools in _NO_TOOLS else (tools[:PREFIX_BYTES] + parts.prefix)[:PREFIX_BYTES]
-    return PromptSize(Prompt(tokens, n), prefix, parts.media_tokens)
+    return PromptSize(Prompt(tokens, n), prefix, parts.media_tokens, pictures=parts.pictures)
 
 
 def _list_size(n: int, text: bytes) -> Prompt:

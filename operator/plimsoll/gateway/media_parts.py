@@ -5,8 +5,8 @@ Problem: a picture of 700 kB counted as 230,000 tokens of text, and its engine r
 
 Idea: base64 has no quotation marks. Probes at a fixed distance find the long stretches without one, at a cost that is
 linear in the size, and the bytes before such a stretch say whether it is media. The size of a picture is in its first
-bytes. Its tokens follow the patches of 28 x 28 pixels of the Qwen-VL family. What a service's own model makes of a part
-is learned as a ratio (`core.demand.token_ratios`).
+bytes. Its tokens follow the patches of 28 x 28 pixels of the Qwen-VL family until the service is known
+(`picture_tokens`). What a service's own model makes of a part is learned as a ratio (`core.demand.token_ratios`).
 """
 
 from __future__ import annotations
@@ -21,17 +21,15 @@ from typing import Final, NamedTuple
 from xxhash import xxh3_64_digest
 
 from plimsoll.core.types import MediaKind
+from plimsoll.gateway.picture_tokens import DEFAULT_FAMILY, Pictures, picture_tokens
 
 DEFAULT_TOKENS: Final = {MediaKind.IMAGE: 1024, MediaKind.AUDIO: 500, MediaKind.VIDEO: 4096}  # of a part behind a URL
-PATCH_PIXELS: Final = 28
-MAX_IMAGE_TOKENS: Final = 16_384  # Qwen-VL scales larger pictures down to so many patches
-MIN_IMAGE_TOKENS: Final = 4
 AUDIO_BYTES_PER_TOKEN: Final = 1000  # 25 tokens per second, between MP3 and 16-bit WAV at 16 kHz
 PROBES: Final = 4096  # bounds the time for one body
 MIN_PROBE_BYTES: Final = 256
 MIN_PROBE_BYTES_LONG: Final = 1024  # in a long text
 MAX_BLOBS: Final = 512  # further ones count as text
-MAX_MEASURED_IMAGES: Final = 64  # further ones count as the mean of these
+MAX_MEASURED_IMAGES: Final = 64  # further ones count as those behind a URL
 BYTES_PER_TOKEN: Final = 4  # of text in UTF-8
 ESCAPE_BYTES: Final = 6  # of `\u4e16`
 LONG_TEXT_BYTES: Final = 64 * 1024  # in a longer text, parts behind URLs do not matter
@@ -59,6 +57,7 @@ class MessageParts(NamedTuple):
     prefix: bytes
     text_bytes: int
     media_tokens: dict[MediaKind, int]
+    pictures: Pictures = Pictures()
 
 
 class _Blob(NamedTuple):
@@ -79,7 +78,7 @@ def split_media(text: bytes, max_prefix: int) -> MessageParts:
     blobs = list(islice(_find_blobs(text), MAX_BLOBS))
     text_bytes = len(text) - sum(blob.end - blob.start for blob in blobs)
     rest = _without(text, blobs, LONG_TEXT_BYTES) if blobs else text
-    blob_tokens = _blob_tokens(text, blobs)
+    blob_tokens, sizes = _blob_tokens(text, blobs)
     counts, tokens = dict.fromkeys(MediaKind, 0), dict.fromkeys(MediaKind, 0)
     for blob, count in zip(blobs, blob_tokens, strict=True):
         counts[blob.kind] += 1
@@ -91,7 +90,8 @@ def split_media(text: bytes, max_prefix: int) -> MessageParts:
             tokens[kind] += max(0, by_url) * DEFAULT_TOKENS[kind]
     media_tokens = {kind: count for kind, count in tokens.items() if count}
     prefix = _prefix(text, blobs, blob_tokens, max_prefix)
-    return MessageParts(prefix, utf8_bytes(rest, text_bytes), media_tokens)
+    others = (tokens[MediaKind.IMAGE] - sum(image_tokens(*size) for size in sizes)) // DEFAULT_TOKENS[MediaKind.IMAGE]
+    return MessageParts(prefix, utf8_bytes(rest, text_bytes), media_tokens, Pictures(sizes, others))
 
 
 def utf8_bytes(text: bytes, size: int | None = None) -> int:
@@ -109,9 +109,8 @@ def utf8_bytes(text: bytes, size: int | None = None) -> int:
 
 
 def image_tokens(width: int, height: int) -> int:
-    """Returns the tokens of a picture of so many pixels."""
-    patches = -(-width // PATCH_PIXELS) * -(-height // PATCH_PIXELS)
-    return min(max(patches, MIN_IMAGE_TOKENS), MAX_IMAGE_TOKENS)
+    """Returns the tokens of a picture of so many pixels before its model is known."""
+    return picture_tokens(DEFAULT_FAMILY, width, height)
 
 
 def _find_blobs(text: bytes) -> Iterator[_Blob]:
@@ -154,19 +153,21 @@ def _bare_kind(text: bytes, start: int) -> MediaKind:
     return MediaKind.IMAGE if is_image else MediaKind.AUDIO
 
 
-def _blob_tokens(text: bytes, blobs: list[_Blob]) -> list[int]:
-    """Returns the estimated tokens of each part."""
-    tokens, images = [], 0
+def _blob_tokens(text: bytes, blobs: list[_Blob]) -> tuple[list[int], tuple[tuple[int, int], ...]]:
+    """Returns the estimated tokens of each part, and the sizes of pictures that could be measured."""
+    tokens, images, sizes = [], 0, []
     for blob in blobs:
         count = DEFAULT_TOKENS[blob.kind]
         if blob.kind is MediaKind.IMAGE and images < MAX_MEASURED_IMAGES:
             images += 1
             size = _image_size(text, blob.start, blob.end)
-            count = count if size is None else image_tokens(*size)
+            if size is not None:
+                sizes.append(size)
+                count = image_tokens(*size)
         elif blob.kind is MediaKind.AUDIO:
             count = max(1, (blob.end - blob.start) * 3 // 4 // AUDIO_BYTES_PER_TOKEN)
         tokens.append(count)
-    return tokens
+    return tokens, tuple(sizes)
 
 
 def _without(text: bytes, blobs: list[_Blob], max_bytes: int) -> bytes:
