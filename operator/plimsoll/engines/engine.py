@@ -131,6 +131,7 @@ class Engine:
 
     name: value of `spec.engine.runtime`. title: its name in text. metrics: None if the user names the metrics.
     launched: whether Plimsoll's launcher starts it. reserved_flags: flags that Plimsoll sets or relies on.
+    reserved_variables: environment variables that set such a flag.
     default_args: arguments before the user's, by role, task and GPUs. own_args: those of an engine without a launcher
     that place model, port and name; command: its entry point, () for that of the image.
     health_path: answers 200 once the engine serves, and never before. cache_variables: environment variables that take
@@ -147,6 +148,7 @@ class Engine:
     default_sequences: int
     launched: bool = False
     reserved_flags: tuple[str, ...] = ()
+    reserved_variables: tuple[str, ...] = ()
     default_args: Callable[[str, str, int], tuple[str, ...]] = lambda role, task, gpus: ()
     own_args: Callable[[Launch], tuple[str, ...]] = lambda launch: ()
     command: tuple[str, ...] = ()

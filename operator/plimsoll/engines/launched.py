@@ -82,6 +82,7 @@ VLLM: Final = Engine(
     default_sequences=vllm.DEFAULT_MAX_NUM_SEQS,
     launched=True,
     reserved_flags=vllm.RESERVED_FLAGS,
+    reserved_variables=vllm.RESERVED_VARIABLES,
     default_args=_default_args,
     max_sequences=_max_sequences,
     max_model_len=_max_model_len,
