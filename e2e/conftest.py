@@ -85,6 +85,7 @@ EXTENDED_SCENARIOS = (
     "lora",
     "other_autoscalers",
     "other_engine",
+    "prefix_routing",
     "request_limits",
     "second_release",
     "tls",

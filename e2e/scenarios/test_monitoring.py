@@ -39,7 +39,7 @@ CORE = (
     "Replicas",
     "Time to first token",
     "Time per output token",
-    "Within the promise",
+    "Within SLO",
     "Queued",
     "Outcomes",
 )

@@ -30,6 +30,7 @@ from launcher import (
     drain,
     engine_info,
     engine_process,
+    no_proxy,
     pod_group,
     progress,
     self_benchmark,
@@ -365,6 +366,9 @@ def main() -> int:
     started = time.monotonic()
     _configure_logging()
     contract = load()
+    if changed := no_proxy.without_networks(os.environ):
+        os.environ.update(changed)
+        log.info("left networks out of NO_PROXY, which downloads cannot read: %s", os.environ.get("NO_PROXY", ""))
     try:
         settings = read(os.environ, contract)
         vllm_version = _installed_version() if settings.runtime == "vllm" else ""

@@ -14,6 +14,7 @@ NO_TUNING = " has no arguments that the operator tunes: remove tuning, or use en
 NO_LIMIT = "engine openai has no output limit for requests that state none: "
 NO_SERVER = "engine vllm has no command, port, health path and metric names of your own: remove "
 NO_TIERS = "engine llama-cpp has no prefill and decode tiers: remove tiers.prefill, or use engine vllm or simulated"
+RESERVED_ENV = "may not set what Plimsoll relies on (reserved: "
 ARGS, METRICS = "spec.engine.args", "spec.engine.metrics"
 
 
@@ -125,6 +126,15 @@ ENGINE_CASES = [
             "llama-cpp", ARGS, ["--threads", "4", flag], "may not have a flag that Plimsoll sets (reserved: --host, "
         )
         for flag in ("-m", "--model=x", "-hf", "--metrics", "--api_key")
+    ],
+    *[
+        _engine(runtime, "spec.engine.env", [{"name": "A", "value": "x"}, {"name": name, "value": "x"}], RESERVED_ENV)
+        for runtime, name in (
+            ("vllm", "VLLM_API_KEY"),
+            ("simulated", "VLLM_API_KEY"),
+            ("llama-cpp", "LLAMA_API_KEY"),
+            ("llama-cpp", "LLAMA_ARG_API_PREFIX"),
+        )
     ],
     _engine("sglang", ARGS, ["--host", "--disaggregation-mode"], "may not have a flag that Plimsoll sets "),
     _engine("openai", "spec.engine.command", ["x"] * 33, "must have at most 32 entries", "Too many"),

@@ -20,6 +20,7 @@ from plimsoll.api.contract import engine_contract
 from plimsoll.engines import launched
 from plimsoll.gateway.errors import RejectionReason
 from plimsoll.telemetry import gateway_metrics, operator_metrics
+from simulated.metric_families import COUNTER_HELP, GAUGE_HELP, HISTOGRAM_HELP
 from tests.chart.rendering import CHART, ROOT, Object, find, of_kind, render
 
 RULES_FILE = CHART / "files" / "rules" / "plimsoll.yaml"
@@ -52,15 +53,19 @@ def exposed(registry: CollectorRegistry) -> Iterator[tuple[str, set[str]]]:
 
 
 READ_METRICS = {name.removesuffix("_bucket") for name in reader_of(launched.METRICS).names_regex.split("|")}
+VLLM_METRICS = {
+    *(f"vllm:{name}" for name in (*GAUGE_HELP, *HISTOGRAM_HELP)),
+    *(f"vllm:{name}_total" for name in COUNTER_HELP),
+}  # those of a recorded page
 KNOWN = dict([*exposed(gateway_metrics.GATEWAY), *exposed(operator_metrics.OPERATOR)])
 RECORDED = {rule["record"]: {"service"} for rule in RULES if "record" in rule}
 
 
 def labels_of(name: str) -> set[str] | None:
-    """The labels of a metric, None of one that does not exist. An engine's are those that the operator reads too."""
+    """The labels of a metric, None of one that does not exist."""
     if name.startswith("vllm:"):
         base = name.removesuffix("_bucket")
-        return ENGINE_LABELS if base in READ_METRICS else None
+        return ENGINE_LABELS if base in READ_METRICS | VLLM_METRICS else None
     if name in engine_contract().metrics.values():
         return ENGINE_LABELS
     return KNOWN.get(name) or RECORDED.get(name)
@@ -135,6 +140,22 @@ def test_dashboard_ids_variables_and_refs_are_consistent() -> None:
         assert len(set(refs)) == len(refs) > 0
     used = {name for _, expr in expressions() for name in re.findall(r"\$(\w+)", expr)}
     assert used == {"service", "__rate_interval"}
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [
+        "vllm:request_queue_time_seconds_bucket",
+        "vllm:request_prefill_time_seconds_bucket",
+        "vllm:request_decode_time_seconds_bucket",
+        "vllm:prefix_cache_hits_total",
+        "vllm:num_preemptions_total",
+        "plimsoll_slo_attainment_ratio",
+        "plimsoll_gateway_adapter_requests_total",
+    ],
+)
+def test_dashboard_shows_phases_caches_and_goodput(metric: str) -> None:
+    assert any(metric in target["expr"] for panel in PANELS for target in panel["targets"])
 
 
 def test_dashboard_panels_do_not_overlap() -> None:

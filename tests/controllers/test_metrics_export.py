@@ -209,6 +209,22 @@ def test_tpot_not_measured_leaves_only_certain_misses(
     assert value("plimsoll_slo_error_ratio", service="team/mute") == pytest.approx(0.02)
 
 
+def test_token_ratio_has_a_series_once_it_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gateways estimate 1,000 prompt tokens for each of the 500 that the engine counts."""
+    metric = "plimsoll_autoscaler_prompt_token_ratio"
+    loaded_world("close", **PROMISED)
+    assert value(metric, service="team/close", kind="text") is None
+
+    def escaped(count: float) -> ServiceReading:
+        return replace(arrivals(count), arrived_tokens=1000.0 * count)
+
+    monkeypatch.setattr("tests.controllers.test_autoscale.arrivals", escaped)
+    found = loaded_world("far", **PROMISED)
+    found.load(("team", "far"), 40.0, 70, NOW_S + 30.0)
+    assert value(metric, service="team/far", kind="text") == pytest.approx(0.5, abs=0.05)
+    assert value(metric, service="team/far", kind="image") is None
+
+
 def test_stale_attainment_is_not_exported() -> None:
     found = loaded_world("past", **PROMISED)
     assert value("plimsoll_slo_attainment_ratio", service="team/past") == 1.0

@@ -48,13 +48,40 @@ def test_total_is_exact_for_constant_mix() -> None:
     assert corrected_tokens(1500, {"image": 1000}, ratios) == pytest.approx(0.8 * 500 + 260, rel=0.02)
 
 
-def test_text_service_has_no_ratios() -> None:
-    made = TokenRatioEstimator()
-    for second in range(600):
-        made.on_estimated(float(second), 5.0, 2500.0, {})
-        made.on_counted(float(second), 5.0, 4000.0)
+def learn_text(ratio: float, seconds: int = 600, rejected: float = 0.0) -> TokenRatioEstimator:
+    """A service without media: five requests a second, as many of which are rejected."""
+    made, random = TokenRatioEstimator(), Random(2)
+    for second in range(seconds):
+        tokens = sum(500 * random.expovariate(1.0) for _ in range(5))
+        made.on_estimated(float(second), 5.0, tokens, {}, rejected)
+        made.on_counted(float(second), 5.0, ratio * tokens)
+    return made
+
+
+@pytest.mark.parametrize("ratio", [0.96, 1.0, 1.04])
+def test_text_close_to_estimate_has_no_ratio(ratio: float) -> None:
+    made = learn_text(ratio)
     assert made.ratios() == {}
     assert corrected_tokens(123.0, {}, made.ratios()) == 123.0
+
+
+@pytest.mark.parametrize("ratio", [0.4, 0.7, 1.5, 2.0])
+def test_text_far_from_estimate_has_its_ratio(ratio: float) -> None:
+    made = learn_text(ratio, seconds=61)
+    assert made.ratios() == {"text": pytest.approx(ratio, rel=0.05)}
+
+
+def test_text_is_not_learned_while_requests_are_rejected() -> None:
+    """Engines count the admitted prompts only, and the long ones are rejected first."""
+    assert learn_text(0.6, rejected=1.0).ratios() == {}
+
+
+def test_text_ratio_follows_the_text_back() -> None:
+    made = learn_text(0.6)
+    for second in range(600, 7800):
+        made.on_estimated(float(second), 5.0, 2500.0, {})
+        made.on_counted(float(second), 5.0, 2500.0)
+    assert made.ratios() == {"text": pytest.approx(1.0, abs=0.05)}
 
 
 def test_ratios_before_evidence_are_absent() -> None:

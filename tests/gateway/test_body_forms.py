@@ -101,6 +101,39 @@ def test_message_prefix_begins_with_system_prompt() -> None:
     assert hashes("s" * 600)[0] == hashes("s" * 600)[0] != hashes("t" * 600)[0]
 
 
+@pytest.mark.parametrize(
+    ("path", "field"), [("/v1/chat/completions", "messages"), (MESSAGES, "messages"), (RESPONSES, "input")]
+)
+def test_prefix_begins_with_tools(path: str, field: str) -> None:
+    """Chat templates write the schemas of tools first: other tools share no cached block, the same tools do."""
+
+    def hashes(tools: object, text: str = "a" * 600) -> tuple[int, ...]:
+        found = read(
+            path, **{field: [{"role": "user", "content": text}]}, **({} if tools is None else {"tools": tools})
+        )
+        return block_hashes(found.prompt_prefix)
+
+    one = [{"type": "function", "function": {"name": "f", "description": "s" * 1200}}]
+    other = [{"type": "function", "function": {"name": "g", "description": "s" * 1200}}]
+    assert not set(hashes(one)) & set(hashes(other))
+    assert hashes(one)[:2] == hashes(one, "b" * 600)[:2]
+    assert hashes(one)[:2] != hashes(None)[:2]
+    assert hashes([]) == hashes(None)
+
+
+@pytest.mark.parametrize(
+    "text", ["\u4e16\u754c" * 300, "\u043a\u0430\u043a" * 300, "plain" * 100], ids=["zh", "ru", "en"]
+)
+@pytest.mark.parametrize("repeat", [1, 100])
+def test_escaped_text_counts_as_its_utf8(text: str, repeat: int) -> None:
+    """Python's json and other clients escape every character that is not ASCII."""
+    body = {"model": "m", "messages": [{"role": "user", "content": text * repeat}]}
+    plain, escaped = (parse_body(json.dumps(body, ensure_ascii=escape).encode()) for escape in (False, True))
+    assert isinstance(plain, ParsedRequest)
+    assert isinstance(escaped, ParsedRequest)
+    assert escaped.prompt.tokens == pytest.approx(plain.prompt.tokens, rel=0.01)
+
+
 @pytest.mark.parametrize("data", [png(560, 280), webp(b"VP8X", 560, 280)])
 def test_anthropic_image_counts_by_pixels(data: bytes) -> None:
     source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(data).decode()}

@@ -17,6 +17,7 @@ from plimsoll.core.autoscaling.inputs import ScalingSpec, ServiceSnapshot, TierS
 from plimsoll.core.autoscaling.observations import SizingResult
 from plimsoll.core.autoscaling.service_state import ServiceState
 from plimsoll.core.autoscaling.slo_attainment import slo_attainment
+from plimsoll.core.prompt_tokens import KINDS
 from plimsoll.core.slo import Slo
 from plimsoll.core.types import Unavailable
 from plimsoll.resources.engine_tuning import StoredArgument
@@ -158,6 +159,8 @@ def _export_slo(name: str, snapshot: ServiceSnapshot, slo: Slo, class_slos: Sequ
     _set_or_remove(operator_metrics.SLO_ATTAINMENT, _value_or_none(attainment.lower_bound), name)
     _set_or_remove(operator_metrics.SLO_ERROR, attainment.missed_upper_bound, name)
     _set_or_remove(operator_metrics.AUTOSCALER_REJECTED_SHARE, rejected_share, name)
+    for kind in KINDS:
+        _set_or_remove(operator_metrics.AUTOSCALER_TOKEN_RATIO, service_metrics.token_ratios.get(kind), name, kind)
 
 
 def _value_or_none(share: float | Unavailable | None) -> float | None:

@@ -131,13 +131,14 @@ class Engine:
 
     name: value of `spec.engine.runtime`. title: its name in text. metrics: None if the user names the metrics.
     launched: whether Plimsoll's launcher starts it. reserved_flags: flags that Plimsoll sets or relies on.
-    default_args: arguments before the user's, by role, task and GPUs. own_args: those of an engine without a launcher
-    that place model, port and name; command: its entry point, () for that of the image.
-    health_path: answers 200 once the engine serves, and never before. cache_variables: environment variables that take
-    a folder for downloads, besides HF_HOME.
-    default_sequences: sequences that it runs at once if its arguments say nothing. max_sequences, max_model_len: these
-    and the longest sequence in tokens by its arguments, None if they say nothing. queue_limit: sequences that it
-    accepts at once, running and queued, by its arguments, a default, and queued ones per running one; None: no limit.
+    reserved_variables: environment variables that set such a flag.
+    default_args: arguments before the user's, by role, task, GPUs, and the user's. own_args: those of an engine
+    without a launcher that place model, port and name; command: its entry point, () for that of the image.
+    health_path: answers 200 once the engine serves, and never before. cache_variables: environment variables that
+    take a folder for downloads, besides HF_HOME. default_sequences: sequences that it runs at once if its arguments
+    say nothing. max_sequences, max_model_len: these and the longest sequence in tokens by its arguments, None if
+    they say nothing. queue_limit: sequences that it accepts at once, running and queued, by its arguments, a
+    default, and queued ones per running one; None: no limit.
     """
 
     name: str
@@ -147,7 +148,8 @@ class Engine:
     default_sequences: int
     launched: bool = False
     reserved_flags: tuple[str, ...] = ()
-    default_args: Callable[[str, str, int], tuple[str, ...]] = lambda role, task, gpus: ()
+    reserved_variables: tuple[str, ...] = ()
+    default_args: Callable[[str, str, int, Sequence[object]], tuple[str, ...]] = lambda role, task, gpus, args: ()
     own_args: Callable[[Launch], tuple[str, ...]] = lambda launch: ()
     command: tuple[str, ...] = ()
     health_path: str = "/health"

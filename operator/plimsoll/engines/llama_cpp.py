@@ -25,6 +25,10 @@ RESERVED_FLAGS: Final = (
     "--alias", "-a", "--metrics", "--api-key", "--api-key-file", "--api-prefix", "--ssl-key-file", "--ssl-cert-file",
     "--models-dir", "--models-preset",
 )  # the last two make a router of the server  # fmt: skip
+RESERVED_VARIABLES: Final = (
+    "LLAMA_API_KEY", "LLAMA_ARG_API_PREFIX", "LLAMA_ARG_SSL_KEY_FILE", "LLAMA_ARG_SSL_CERT_FILE",
+    "LLAMA_ARG_MODELS_DIR", "LLAMA_ARG_MODELS_PRESET",
+)  # of the reserved flags that Plimsoll does not set itself  # fmt: skip
 _TASK_ARGS: Final[dict[str, tuple[str, ...]]] = {"embed": ("--embeddings",), "score": ("--reranking",)}
 
 
@@ -66,6 +70,7 @@ LLAMA_CPP: Final = Engine(
     metrics=METRICS,
     default_sequences=DEFAULT_SLOTS,
     reserved_flags=RESERVED_FLAGS,
+    reserved_variables=RESERVED_VARIABLES,
     own_args=_own_args,
     cache_variables=("LLAMA_CACHE",),
     max_sequences=_slots,

@@ -69,6 +69,7 @@ RESERVED_FLAGS: Final = (
     HOST, PORT, "--uds", "--model", SERVED_MODEL_NAME, REVISION, KV_TRANSFER_CONFIG, MIDDLEWARE, SHUTDOWN_TIMEOUT,
     SSL_KEY_FILE, SSL_CERTIFICATE_FILE, "--root-path", "--api-key", HEADLESS,
 )  # the launcher sets them or relies on their defaults; users may not  # fmt: skip
+RESERVED_VARIABLES: Final = ("VLLM_API_KEY",)  # what --api-key is: the engine would refuse the gateway
 # Flags, by their first letters, that say how an engine spans GPUs, nodes and API servers; -n and -r are short names.
 GROUP_FLAGS: Final = (
     "^(-[nr]([=0-9]|$)|--?((tensor|pipeline|data|prefill.context).parallel|tp|pp|dp|pcp|nnodes|node.rank|master|"

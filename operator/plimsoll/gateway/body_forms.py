@@ -19,10 +19,12 @@ from plimsoll.core.types import MediaKind
 from plimsoll.gateway.api_routes import BodyForm
 from plimsoll.gateway.duplicate_keys import INPUT_KEY, MESSAGES_KEY, PROMPT_KEY
 from plimsoll.gateway.errors import Rejection, RejectionReason
-from plimsoll.gateway.media_parts import BYTES_PER_TOKEN, split_media
+from plimsoll.gateway.media_parts import BYTES_PER_TOKEN, split_media, utf8_bytes
+from plimsoll.gateway.picture_tokens import Pictures
 from plimsoll.gateway.prefix_hash import BLOCK_BYTES, MAX_BLOCKS
 
 PREFIX_BYTES = BLOCK_BYTES * MAX_BLOCKS + 1  # bytes of a prompt that prefix hashing reads
+_NO_TOOLS: Final = (b"", b"[]", b"null")
 STATE_FIELDS: Final = ("previous_response_id", "conversation", "background")  # of /v1/responses; need a store
 
 _decode_prompt = msgspec.json.Decoder(object).decode
@@ -44,8 +46,8 @@ class CompletionFields(msgspec.Struct):
 
     @property
     def schema_bytes(self) -> int:
-        """The size of what a chat template adds to the messages."""
-        return len(bytes(self.tools)) + len(bytes(self.functions)) + len(bytes(self.response_format))
+        """The size of what is neither message nor tool."""
+        return utf8_bytes(bytes(self.functions)) + utf8_bytes(bytes(self.response_format))
 
 
 class BodyFields(CompletionFields):
@@ -82,7 +84,8 @@ class PromptSize(NamedTuple):
     """The prompt of one request.
 
     `prompt` has the tokens of one sequence and the number of sequences. `field` names the field that holds the batch.
-    For `prefix`, `media_tokens` and `is_estimated` see `ParsedRequest`; `media_tokens` are those of one sequence.
+    For `prefix`, `media_tokens`, `is_estimated` and `pictures` see `ParsedRequest`; `media_tokens` are those of one
+    sequence.
     """
 
     prompt: Prompt
@@ -90,6 +93,7 @@ class PromptSize(NamedTuple):
     media_tokens: Mapping[MediaKind, int] = {}
     field: str = "prompt"
     is_estimated: bool = True
+    pictures: Pictures = Pictures()
 
 
 def main_value(fields: CompletionFields, form: BodyForm) -> tuple[bytes, bytes]:
@@ -123,17 +127,17 @@ def refused_field(fields: CompletionFields, form: BodyForm) -> Rejection | None:
 def _completion(fields: CompletionFields, n: int) -> PromptSize:
     text = bytes(fields.prompt)
     if not text:
-        return _conversation(bytes(fields.messages), fields.schema_bytes, n)
+        return _conversation(fields, bytes(fields.messages), fields.schema_bytes, n)
     return PromptSize(_list_size(n, text), text[:PREFIX_BYTES], is_estimated=not _is_token_ids(text))
 
 
 def _messages(fields: BodyFields) -> PromptSize:
-    return _conversation(bytes(fields.system) + bytes(fields.messages), fields.schema_bytes, 1)
+    return _conversation(fields, bytes(fields.system) + bytes(fields.messages), fields.schema_bytes, 1)
 
 
 def _responses(fields: BodyFields) -> PromptSize:
-    schema_bytes = fields.schema_bytes + len(bytes(fields.text))
-    return _conversation(bytes(fields.instructions) + bytes(fields.input), schema_bytes, 1)
+    schema_bytes = fields.schema_bytes + utf8_bytes(bytes(fields.text))
+    return _conversation(fields, bytes(fields.instructions) + bytes(fields.input), schema_bytes, 1)
 
 
 def _embedding(fields: BodyFields) -> PromptSize:
@@ -183,23 +187,26 @@ _SIZES: Final[Mapping[BodyForm, Callable[[BodyFields], PromptSize]]] = {
 }
 
 
-def _conversation(text: bytes, schema_bytes: int, n: int) -> PromptSize:
+def _conversation(fields: CompletionFields, text: bytes, schema_bytes: int, n: int) -> PromptSize:
+    """Returns the size of messages and tools. A chat template writes tools first, so the prefix begins with them."""
+    tools = bytes(fields.tools)
     parts = split_media(text, PREFIX_BYTES)
-    text_tokens = (parts.text_bytes + schema_bytes) // BYTES_PER_TOKEN
+    text_tokens = (parts.text_bytes + utf8_bytes(tools) + schema_bytes) // BYTES_PER_TOKEN
     tokens = text_tokens + sum(parts.media_tokens.values())
-    return PromptSize(Prompt(tokens, n), parts.prefix, parts.media_tokens)
+    prefix = parts.prefix if tools in _NO_TOOLS else (tools[:PREFIX_BYTES] + parts.prefix)[:PREFIX_BYTES]
+    return PromptSize(Prompt(tokens, n), prefix, parts.media_tokens, pictures=parts.pictures)
 
 
 def _list_size(n: int, text: bytes) -> Prompt:
     """Returns the tokens of one prompt of a list and the number of sequences (`n` times prompts)."""
     if text[:1] != b"[":
-        return Prompt(len(text) // BYTES_PER_TOKEN, n)
+        return Prompt(utf8_bytes(text) // BYTES_PER_TOKEN, n)
     if _is_token_ids(text):
         prompts = max(1, text.count(b"["))  # token IDs; a nested list means several prompts
         prompts = prompts - 1 if prompts > 1 else 1
         return Prompt((text.count(b",") + 1) // prompts, n * prompts)
     prompt_count = _count_items(text)
-    return Prompt(len(text) // BYTES_PER_TOKEN // prompt_count, n * prompt_count)
+    return Prompt(utf8_bytes(text) // BYTES_PER_TOKEN // prompt_count, n * prompt_count)
 
 
 def _is_token_ids(text: bytes) -> bool:

@@ -5,8 +5,8 @@ Problem: a picture of 700 kB counted as 230,000 tokens of text, and its engine r
 
 Idea: base64 has no quotation marks. Probes at a fixed distance find the long stretches without one, at a cost that is
 linear in the size, and the bytes before such a stretch say whether it is media. The size of a picture is in its first
-bytes. Its tokens follow the patches of 28 x 28 pixels of the Qwen-VL family. What a service's own model makes of a part
-is learned as a ratio (`core.demand.token_ratios`).
+bytes. Its tokens follow the patches of 28 x 28 pixels of the Qwen-VL family until the service is known
+(`picture_tokens`). What a service's own model makes of a part is learned as a ratio (`core.demand.token_ratios`).
 """
 
 from __future__ import annotations
@@ -21,18 +21,17 @@ from typing import Final, NamedTuple
 from xxhash import xxh3_64_digest
 
 from plimsoll.core.types import MediaKind
+from plimsoll.gateway.picture_tokens import DEFAULT_FAMILY, Pictures, picture_tokens
 
 DEFAULT_TOKENS: Final = {MediaKind.IMAGE: 1024, MediaKind.AUDIO: 500, MediaKind.VIDEO: 4096}  # of a part behind a URL
-PATCH_PIXELS: Final = 28
-MAX_IMAGE_TOKENS: Final = 16_384  # Qwen-VL scales larger pictures down to so many patches
-MIN_IMAGE_TOKENS: Final = 4
 AUDIO_BYTES_PER_TOKEN: Final = 1000  # 25 tokens per second, between MP3 and 16-bit WAV at 16 kHz
 PROBES: Final = 4096  # bounds the time for one body
 MIN_PROBE_BYTES: Final = 256
 MIN_PROBE_BYTES_LONG: Final = 1024  # in a long text
 MAX_BLOBS: Final = 512  # further ones count as text
-MAX_MEASURED_IMAGES: Final = 64  # further ones count as the mean of these
-BYTES_PER_TOKEN: Final = 4  # of text
+MAX_MEASURED_IMAGES: Final = 64  # further ones count as those behind a URL
+BYTES_PER_TOKEN: Final = 4  # of text in UTF-8
+ESCAPE_BYTES: Final = 6  # of `\u4e16`
 LONG_TEXT_BYTES: Final = 64 * 1024  # in a longer text, parts behind URLs do not matter
 
 _KEY: Final = re.compile(rb'"(url|image_url|audio_url|video_url|data|file_data)"\s*:\s*"\Z')
@@ -52,12 +51,13 @@ class MessageParts(NamedTuple):
     """The parts of `messages`.
 
     `prefix` is the start of its raw JSON; in the place of base64 text it has digests, as long as text of its tokens.
-    `text_bytes` is the size without base64 text. `media_tokens` are estimated tokens by kind.
+    `text_bytes` is the size in UTF-8 without base64 text. `media_tokens` are estimated tokens by kind.
     """
 
     prefix: bytes
     text_bytes: int
     media_tokens: dict[MediaKind, int]
+    pictures: Pictures = Pictures()
 
 
 class _Blob(NamedTuple):
@@ -74,28 +74,43 @@ def split_media(text: bytes, max_prefix: int) -> MessageParts:
     8 MiB with up to 64 pictures take less than 1 ms.
     """
     if len(text) <= LONG_TEXT_BYTES and not any(sign in text for sign in _MEDIA_SIGNS):
-        return MessageParts(text[:max_prefix], len(text), {})
+        return MessageParts(text[:max_prefix], utf8_bytes(text), {})
     blobs = list(islice(_find_blobs(text), MAX_BLOBS))
     text_bytes = len(text) - sum(blob.end - blob.start for blob in blobs)
-    blob_tokens = _blob_tokens(text, blobs)
+    rest = _without(text, blobs, LONG_TEXT_BYTES) if blobs else text
+    blob_tokens, sizes = _blob_tokens(text, blobs)
     counts, tokens = dict.fromkeys(MediaKind, 0), dict.fromkeys(MediaKind, 0)
     for blob, count in zip(blobs, blob_tokens, strict=True):
         counts[blob.kind] += 1
         tokens[blob.kind] += count
     if text_bytes <= LONG_TEXT_BYTES:
-        rest = _without(text, blobs) if blobs else text
         for kind, keys in _PART_KEYS.items():
             by_url = sum(rest.count(key) for key in keys) - counts[kind]
             by_url += len(_IMAGE_PART.findall(rest)) if kind is MediaKind.IMAGE else 0
             tokens[kind] += max(0, by_url) * DEFAULT_TOKENS[kind]
     media_tokens = {kind: count for kind, count in tokens.items() if count}
-    return MessageParts(_prefix(text, blobs, blob_tokens, max_prefix), text_bytes, media_tokens)
+    prefix = _prefix(text, blobs, blob_tokens, max_prefix)
+    others = (tokens[MediaKind.IMAGE] - sum(image_tokens(*size) for size in sizes)) // DEFAULT_TOKENS[MediaKind.IMAGE]
+    return MessageParts(prefix, utf8_bytes(rest, text_bytes), media_tokens, Pictures(sizes, others))
+
+
+def utf8_bytes(text: bytes, size: int | None = None) -> int:
+    r"""Returns the size of JSON text in UTF-8, without the `\u` escapes by which many clients send other scripts.
+
+    Long text is measured at its beginning. With a size, `text` is the beginning of a text of that many bytes.
+    """
+    size = len(text) if size is None else size
+    sample = text[:LONG_TEXT_BYTES]
+    escapes = sample.count(b"\\u")
+    if not escapes:
+        return size
+    excess = (ESCAPE_BYTES - 3) * escapes + sample.count(b"\\u0")  # from \u0800 on, three bytes; before, two
+    return size - excess * size // len(sample)
 
 
 def image_tokens(width: int, height: int) -> int:
-    """Returns the tokens of a picture of so many pixels."""
-    patches = -(-width // PATCH_PIXELS) * -(-height // PATCH_PIXELS)
-    return min(max(patches, MIN_IMAGE_TOKENS), MAX_IMAGE_TOKENS)
+    """Returns the tokens of a picture of so many pixels before its model is known."""
+    return picture_tokens(DEFAULT_FAMILY, width, height)
 
 
 def _find_blobs(text: bytes) -> Iterator[_Blob]:
@@ -138,27 +153,33 @@ def _bare_kind(text: bytes, start: int) -> MediaKind:
     return MediaKind.IMAGE if is_image else MediaKind.AUDIO
 
 
-def _blob_tokens(text: bytes, blobs: list[_Blob]) -> list[int]:
-    """Returns the estimated tokens of each part."""
-    tokens, images = [], 0
+def _blob_tokens(text: bytes, blobs: list[_Blob]) -> tuple[list[int], tuple[tuple[int, int], ...]]:
+    """Returns the estimated tokens of each part, and the sizes of pictures that could be measured."""
+    tokens, images, sizes = [], 0, []
     for blob in blobs:
         count = DEFAULT_TOKENS[blob.kind]
         if blob.kind is MediaKind.IMAGE and images < MAX_MEASURED_IMAGES:
             images += 1
             size = _image_size(text, blob.start, blob.end)
-            count = count if size is None else image_tokens(*size)
+            if size is not None:
+                sizes.append(size)
+                count = image_tokens(*size)
         elif blob.kind is MediaKind.AUDIO:
             count = max(1, (blob.end - blob.start) * 3 // 4 // AUDIO_BYTES_PER_TOKEN)
         tokens.append(count)
-    return tokens
+    return tokens, tuple(sizes)
 
 
-def _without(text: bytes, blobs: list[_Blob]) -> bytes:
-    pieces, position, view = [], 0, memoryview(text)
+def _without(text: bytes, blobs: list[_Blob], max_bytes: int) -> bytes:
+    """Returns the beginning of the text without base64 text."""
+    pieces, position, size, view = [], 0, 0, memoryview(text)
     for blob in blobs:
+        if size >= max_bytes:
+            break
         pieces.append(view[position : blob.start])
+        size += len(pieces[-1])
         position = blob.end
-    return b"".join((*pieces, view[position:]))
+    return b"".join((*pieces, view[position : position + max_bytes]))[:max_bytes]
 
 
 def _prefix(text: bytes, blobs: list[_Blob], blob_tokens: list[int], max_bytes: int) -> bytes:

@@ -3,10 +3,10 @@
 Problem: engines cache by tokens, which the gateway does not have. The JSON of a continued conversation is not an
 extension of the earlier JSON, because the closing brackets move.
 
-Idea: the raw bytes of `messages` or `prompt`, without trailing brackets and quotes, stand for the tokens (4 bytes per
-token). Each block is hashed with the previous hash as its seed, so a hash identifies all bytes up to the end of its
-block. Clients usually repeat earlier messages byte for byte. If one changes spaces or key order, the prompt counts as
-new.
+Idea: the raw bytes of `tools` and `messages`, or of `prompt`, without trailing brackets and quotes, stand for the
+tokens (4 bytes per token). Each block is hashed with the previous hash as its seed, so a hash identifies all bytes up
+to the end of its block. Clients usually repeat earlier messages byte for byte. If one changes spaces or key order, the
+prompt counts as new.
 """
 
 from __future__ import annotations

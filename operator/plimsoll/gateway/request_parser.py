@@ -31,6 +31,7 @@ from plimsoll.gateway.body_forms import (
 )
 from plimsoll.gateway.duplicate_keys import find_duplicate, needs_strict_parse, strip_value
 from plimsoll.gateway.errors import Rejection, RejectionReason
+from plimsoll.gateway.picture_tokens import DEFAULT_FAMILY, PictureFamily, Pictures
 
 LARGE_BODY_BYTES = 256 * 1024  # a strict parse of a larger body runs in a worker process
 MAX_VALUES = 50_000  # a body of 8 MB with a list in each three bytes costs half a second
@@ -50,6 +51,7 @@ class ParsedRequest(msgspec.Struct):
     `prompt_prefix` is the start of the prompt as raw JSON, with digests in the place of base64 text. `n` is the number
     of completions per prompt, at most `MAX_N`. `media_tokens` are those of `prompt.tokens` that are no text, by kind.
     `is_estimated` is false for a prompt of token IDs. `prompt_field` names the field that holds several prompts.
+    `pictures` are those of a conversation.
     """
 
     model: str
@@ -62,6 +64,15 @@ class ParsedRequest(msgspec.Struct):
     is_estimated: bool = True
     prompt_field: str = "prompt"
     output_limits: Mapping[str, object] = {}
+    pictures: Pictures = Pictures()
+
+    def for_family(self, family: PictureFamily) -> ParsedRequest:
+        """Returns the request with the tokens that its pictures have for a model of this family."""
+        if family is DEFAULT_FAMILY or self.pictures == Pictures():
+            return self
+        before, tokens = self.media_tokens.get(MediaKind.IMAGE, 0), self.pictures.tokens(family)
+        prompt = self.prompt._replace(tokens=min(max(0, self.prompt.tokens - before) + tokens, MAX_REQUEST_TOKENS))
+        return msgspec.structs.replace(self, prompt=prompt, media_tokens={**self.media_tokens, MediaKind.IMAGE: tokens})
 
     def corrected_prompt(self, ratios: Mapping[str, float]) -> Prompt:
         """Returns the prompt with the learned ratio of each kind of content."""
@@ -132,6 +143,7 @@ def _to_request(fields: CompletionFields, route: ApiRoute) -> ParsedRequest | Re
         size.is_estimated,
         size.field,
         output_limits,
+        size.pictures,
     )
 
 

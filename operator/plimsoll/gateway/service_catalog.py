@@ -31,6 +31,7 @@ from plimsoll.gateway.adapters import AdapterEntry, not_loaded_on
 from plimsoll.gateway.admission_policy import AdmissionPolicy, PolicyCache, admission_of
 from plimsoll.gateway.engine_pods import EnginePod, UnplacedPod, endpoint_of, max_model_len, max_queued, unplaced_role
 from plimsoll.gateway.handover import keep_last, wanted_roles
+from plimsoll.gateway.picture_tokens import DEFAULT_FAMILY, PictureFamily, family_of
 from plimsoll.telemetry import gateway_metrics
 
 Object = Mapping[str, Any]
@@ -45,8 +46,9 @@ _START_PROBLEMS: Final = frozenset({*POD_PROBLEMS, ConditionReason.APPLY_REJECTE
 class ServiceEntry:
     """One InferenceService as the gateway serves it.
 
-    `key` is NAMESPACE/NAME. `task` says which routes its engines serve. `names` are the model names that it serves, the
-    preferred one first; none if others hold all of them. `created` is in Unix seconds.
+    `key` is NAMESPACE/NAME. `task` says which routes its engines serve, `pictures` how its model counts pictures.
+    `names` are the model names that it serves, the preferred one first; none if others hold all of them. `created` is
+    in Unix seconds.
     `max_sequences` is how many sequences one engine runs at once, and so how many its failure aborts.
     `max_queued` is how many sequences one engine accepts at once, running and queued; a request cannot have more.
     `max_model_len` is the longest sequence in tokens by the engines' arguments, None if these leave it to the model.
@@ -66,6 +68,7 @@ class ServiceEntry:
     names: tuple[str, ...]
     created: int
     task: Task = Task.GENERATE
+    pictures: PictureFamily = DEFAULT_FAMILY
     endpoints: tuple[Endpoint, ...] = ()
     max_sequences: int = DEFAULT_ENGINE.default_sequences
     max_queued: int = MAX_REQUEST_SEQUENCES
@@ -302,6 +305,7 @@ class CatalogBuilder:
             adapters=_adapters(obj, state.claims[1:], state.names[1:]),
             created=_unix(claim.created),
             task=_task(obj),
+            pictures=family_of(str(value_at(obj, "spec", "model", "uri"))),
             endpoints=tuple(endpoints if deleted else keep_last(endpoints, waiting, wanted_roles(obj))),
             max_sequences=_max_sequences(obj),
             max_queued=max((pod.max_queued for pod in engines), default=MAX_REQUEST_SEQUENCES),

@@ -244,7 +244,8 @@ def default_engine_args(
     service: InferenceService, kind: RoleName, tier: EngineTier, platform: PlatformConfig
 ) -> list[str]:
     """Engine arguments that the user's override: those of task, role, GPUs, nodes, SLO and installation, in order."""
-    own = service.spec.engine.contract.default_args(kind, service.spec.model.task, tier.gpus)
+    engine = service.spec.engine
+    own = engine.contract.default_args(kind, service.spec.model.task, tier.gpus, engine.args)
     stages: tuple[str, ...] = ()
     if tier.nodes > 1:  # the launcher takes each size once, so that the installation's arguments do not change it
         one_gpu = (vllm.TENSOR_PARALLEL_SIZE, "1") if tier.gpus == 1 else ()

@@ -158,6 +158,13 @@ AUTOSCALER_TTFT_OFFSET = Gauge(
     ["service"],
     registry=OPERATOR,
 )
+AUTOSCALER_TOKEN_RATIO = Gauge(
+    "plimsoll_autoscaler_prompt_token_ratio",
+    "Prompt tokens that engines count over those that gateways estimate at first, learned by kind of content; no "
+    "series for text close to its estimate (kind: text, image, audio, video).",
+    ["service", "kind"],
+    registry=OPERATOR,
+)
 AUTOSCALER_READY = Gauge(
     "plimsoll_autoscaler_ready_replicas",
     "Ready replicas of a tier.",
@@ -254,6 +261,7 @@ _SCALING_METRICS = (
     AUTOSCALER_UTILIZATION,
     AUTOSCALER_REJECTED_SHARE,
     AUTOSCALER_TTFT_OFFSET,
+    AUTOSCALER_TOKEN_RATIO,
     AUTOSCALER_READY,
     AUTOSCALER_OVERDUE,
     AUTOSCALER_STARTUP,

@@ -92,6 +92,28 @@ def _reserved(flags: tuple[str, ...]) -> ValidationRule[Any]:
     )
 
 
+def reserved_variables() -> tuple[ValidationRule[Any], ...]:
+    """Return rules that no environment variable sets what a reserved flag sets, one for each set of such variables."""
+    sets = dict.fromkeys(engine.reserved_variables for engine in ENGINES.values() if engine.reserved_variables)
+    return tuple(_reserved_variables(names) for names in sets)
+
+
+def _reserved_variables(names: tuple[str, ...]) -> ValidationRule[Any]:
+    engines = tuple(name for name, engine in ENGINES.items() if engine.reserved_variables == names)
+    says = f"may not set what Plimsoll relies on (reserved: {', '.join(names)}): remove it; the gateway checks API keys"
+
+    def found(spec: Any) -> bool:
+        return any(variable.name in names for variable in spec.env)
+
+    return ValidationRule(
+        f"!({runtime_in('self', engines)}) || !has(self.env) || !self.env.exists(v, v.name in {_cel_list(names)})",
+        says,
+        lambda spec: spec.runtime not in engines or not found(spec),
+        field=".env",
+        reason=FORBIDDEN,
+    )
+
+
 def _flag_pattern(flags: tuple[str, ...]) -> str:
     """Return a pattern for flags: any character between words, `=value`, `.key` of a JSON value.
 

@@ -128,7 +128,7 @@ class RequestLengthEstimator:
                 interval.arrival_media_tokens,
             )
             self._estimated_prompts.add(at_s, requests, _EstimatedTotals(requests, tokens, media))
-            self._token_ratios.on_estimated(at_s, requests, tokens, media or {})
+            self._token_ratios.on_estimated(at_s, requests, tokens, media or {}, interval.rejected)
 
     def on_output(self, at_s: float, interval: EngineInterval, completions: CompletionEstimator | None) -> None:
         """Add what an engine that generates responses counted until at_s. completions: its estimator, None where
@@ -180,10 +180,12 @@ class RequestLengthEstimator:
         return counted.tokens / counted.requests
 
     def token_ratios(self) -> Mapping[str, float]:
-        """Counted over estimated tokens by kind (`prompt_tokens.KINDS`). Empty for a service without media."""
+        """Counted over estimated tokens by kind (`prompt_tokens.KINDS`). Empty for text close to its estimate."""
         ratios, estimate = self._token_ratios.ratios(), self._estimated_prompts.sum
         if not ratios or estimate is None:
             return {}
+        if not self._token_ratios.has_media:
+            return ratios
         overall = self._overall_ratio(estimate)
         return {kind: overall * ratio for kind, ratio in ratios.items()}
 

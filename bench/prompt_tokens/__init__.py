@@ -1,0 +1,1 @@
+"""Estimated prompt tokens against those that real tokenizers count."""

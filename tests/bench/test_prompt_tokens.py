@@ -1,0 +1,48 @@
+"""Estimated prompt tokens of the corpus against real tokenizers."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from bench.prompt_tokens.corpus import KINDS, CorpusRequest, make_corpus
+from bench.prompt_tokens.counting import Count, load_tokenizers, prompt_tokens
+from bench.prompt_tokens.errors import LEARN, estimate_errors, learn
+from plimsoll.gateway.picture_tokens import DEFAULT_FAMILY, PictureFamily
+
+TEST_REQUESTS = 20  # of each of twelve kinds
+MAX_P50, MAX_P95 = 0.15, 0.40
+
+
+@pytest.fixture(scope="module")
+def corpus() -> list[CorpusRequest]:
+    return make_corpus(LEARN + TEST_REQUESTS)
+
+
+@pytest.fixture(scope="module")
+def tokenizers() -> dict[str, Count]:
+    return load_tokenizers()
+
+
+def check(requests: list[CorpusRequest], count: Count, family: PictureFamily) -> None:
+    counted = partial(prompt_tokens, count=count, family=family)
+    ratios = learn(requests[:LEARN], counted, family)
+    errors = estimate_errors(requests[LEARN:], counted, ratios, family)
+    assert errors.p50 <= MAX_P50, (errors, ratios)
+    assert errors.p95 <= MAX_P95, (errors, ratios)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("tokenizer", ["cl100k", "o200k"])  # of families that vLLM serves
+def test_error_after_fifty_requests_is_bounded(
+    corpus: list[CorpusRequest], tokenizers: dict[str, Count], tokenizer: str, kind: str
+) -> None:
+    check([request for request in corpus if request.kind == kind], tokenizers[tokenizer], DEFAULT_FAMILY)
+
+
+@pytest.mark.parametrize("family", PictureFamily)
+def test_error_of_pictures_is_bounded_for_family(
+    corpus: list[CorpusRequest], tokenizers: dict[str, Count], family: PictureFamily
+) -> None:
+    check([request for request in corpus if request.pictures], tokenizers["cl100k"], family)
