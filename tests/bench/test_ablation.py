@@ -25,6 +25,7 @@ from bench.scoreboard.loads import LengthDistribution, PhasedLoad, RatePhase
 from bench.scoreboard.rows import BOARD_ROWS, SHORT_ROWS
 from bench.scoreboard.run_store import RunStore, StoredRun
 from plimsoll.core.admission import ttft_margin
+from plimsoll.core.autoscaling import order_delay
 
 SWITCHES = [(name, switch) for name, one in MECHANISMS.items() for switch in one.switches]
 CODE = CodeHash("whole", "bare")
@@ -123,6 +124,16 @@ def test_watch_counts_calls_and_constants() -> None:
     assert calls == {"ttft-margin-learning": 1, "prefill-pacing": 1}
     assert margin.margin_s > 0.3
     assert ttft_margin.TtftMargin.observe is original
+
+
+def test_watch_ignores_calls_that_the_switch_would_not_change() -> None:
+    mechanism = MECHANISMS["carried-need"]
+    with watched([mechanism]) as calls:
+        assert order_delay.carried_need(2, 3) == 2
+    assert not calls
+    with watched([mechanism]) as calls:
+        assert order_delay.carried_need(4, 3) == 3
+    assert calls == {"carried-need": 1}
 
 
 # ---------------------------------------------------------------- runs
