@@ -68,18 +68,6 @@ SCALE_UP: Final = (
         ("demand/growth_stats.py:quantile_growth_factor", "demand/growth_stats.py:growth_bound"),
     ),
     Mechanism(
-        "order-delay",
-        "Orders at once only what a rise of arrivals or misses ask for, while few requests miss.",
-        (Switch("autoscaling.order_delay", "order_now", returning_argument(2, "wanted")),),
-        ("autoscaling/order_delay.py",),
-    ),
-    Mechanism(
-        "carried-need",
-        "While few requests miss, a need of up to a quarter more than what is ordered does not count.",
-        (Switch("autoscaling.order_delay", "carried_need", returning_argument(0, "need")),),
-        ("autoscaling/order_delay.py:carried_need",),
-    ),
-    Mechanism(
         "trend",
         "Draws the level towards two straight lines, and extrapolates their slope.",
         (

@@ -25,7 +25,7 @@ from bench.scoreboard.loads import LengthDistribution, PhasedLoad, RatePhase
 from bench.scoreboard.rows import BOARD_ROWS, SHORT_ROWS
 from bench.scoreboard.run_store import RunStore, StoredRun
 from plimsoll.core.admission import ttft_margin
-from plimsoll.core.autoscaling import order_delay
+from plimsoll.core.admission.retry_detection import RecentRejections
 
 SWITCHES = [(name, switch) for name, one in MECHANISMS.items() for switch in one.switches]
 CODE = CodeHash("whole", "bare")
@@ -127,13 +127,13 @@ def test_watch_counts_calls_and_constants() -> None:
 
 
 def test_watch_ignores_calls_that_the_switch_would_not_change() -> None:
-    mechanism = MECHANISMS["carried-need"]
-    with watched([mechanism]) as calls:
-        assert order_delay.carried_need(2, 3) == 2
-    assert not calls
-    with watched([mechanism]) as calls:
-        assert order_delay.carried_need(4, 3) == 3
-    assert calls == {"carried-need": 1}
+    rejections = RecentRejections()
+    rejections.record("same", 0.0, 5.0)
+    with watched([MECHANISMS["retry-detection"]]) as calls:
+        assert not rejections.is_retry(False, "other", 1.0)
+        assert not calls
+        assert rejections.is_retry(False, "same", 1.0)
+    assert calls == {"retry-detection": 1}
 
 
 # ---------------------------------------------------------------- runs
