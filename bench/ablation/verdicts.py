@@ -105,7 +105,8 @@ NAMED_CASES: Final = (
     NamedCase(
         "rejection-feedback",
         "ten minutes of `few-slots-pd` (1 seed)",
-        "attainment 2.1 % instead of 48.8: nothing else sees that a pair is short of slots. It changes no order of "
+        "attainment 2.1 % instead of 48.8: nothing else sees that a pair is short of slots "
+        "(measured before it chose the tier where requests wait). It changes no order of "
         "`none`, `half-kv`, `two-prompts`, `sigma`, `retry-mixed`, `unseen-flood`, `unseen-naps-pd`, `step-60`, "
         "`shift-60-pd`, `ramp-120` and `guide` (1 seed)",
     ),
