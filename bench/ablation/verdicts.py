@@ -132,8 +132,8 @@ NAMED_CASES: Final = (
         "overdue",
         "pods that never start, and pods on nodes that do not report (`tests/core/test_scaling.py`)",
         "no replacement is ordered, so the tier stays short for as long as they exist. On two short loads with one "
-        "start in four of ten minutes (1 seed) attainment is -0.04 and 0.00, GPU-hours -3 and -21 %: the load did not need "
-        "those pods",
+        "start in four of ten minutes (1 seed) attainment is -0.04 and 0.00, GPU-hours -3 and -21 %: the load did not "
+        "need those pods",
     ),
 )
 UNDECIDED: Final = (
