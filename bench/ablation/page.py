@@ -44,10 +44,10 @@ python -m bench.ablation.demand_series             # parts of the forecast, on d
 The product has no switches. The bench replaces one function or constant of a module for the time of a run
 (`bench/ablation/*mechanisms.py`). A difference is *without the mechanism* less *whole law*, of the same place and seed:
 if attainment falls without it, the mechanism earns that. Attainment is the share of all offered requests within the
-SLO, in points. A mechanism that is never called in the run of the whole law cannot change that run, so it is not run
-again. Two runs *do not differ* if all their figures are the same: requests within the SLO, percentiles, and on rows the
-replica counts of each minute. A screening does not run a mechanism again in later places once it has shown a
-difference."""
+SLO, in points. A mechanism that is never called in the run of the whole law, or only with the results that the
+replacement has, cannot change that run, so it is not run again. Two runs *do not differ* if all their figures are the
+same: requests within the SLO, percentiles, and on rows the replica counts of each minute. A screening does not run a
+mechanism again in later places once it has shown a difference."""
 
 _LIMITS: Final = """## Limits
 
@@ -228,7 +228,7 @@ def _unchanged(found: Mapping[str, Differences]) -> Iterator[str]:
     yield ""
     yield from markdown(("mechanism", "lines", "called in"), called) if called else ("None.",)
     yield ""
-    yield "Never called in any of these runs, so nothing is known of them:"
+    yield "Never called in any of these runs, or only with the results that the switch has:"
     yield ""
     yield from markdown(("mechanism", "lines", "places"), never) if never else ("None.",)
 

@@ -2,9 +2,9 @@
 one.
 
 Problem: fifty mechanisms times twenty places times seeds take hours, and many of them are never called in a place.
-Idea: the complete operator runs first, and records which mechanisms were called (`watched`). One that was not called
-cannot change the run, so it is not run again. Runs are stored under the hash of the program, the place, the seed and
-the mechanism.
+Idea: the complete operator runs first, and records which mechanisms were called with another result than their
+replacement's (`watched`). One that was not cannot change the run, so it is not run again. Runs are stored under the
+hash of the program, the place, the seed and the mechanism.
 """
 
 from __future__ import annotations

@@ -8,13 +8,6 @@ from typing import Any, Final
 from bench.ablation.switches import Mechanism, Switch, constant, doing, returning, returning_argument
 from plimsoll.core.autoscaling.retry_backlog import NO_BACKLOG
 
-_NO_FACTOR: Final = 1e9  # larger than anything that it is compared with
-
-
-def _corrections_ignored(_: Any, corrections: Any, sizings: Any, *_others: Any) -> Any:
-    """returns the sizings as the model has them."""
-    return dict(sizings)
-
 
 def _no_other_services(original: Any, horizon_s: float) -> Any:
     """returns no growth, with the weights as they are."""
@@ -75,21 +68,12 @@ SCALE_UP: Final = (
         ("demand/growth_stats.py:quantile_growth_factor", "demand/growth_stats.py:growth_bound"),
     ),
     Mechanism(
-        "order-delay",
-        "Orders at once only what a rise of arrivals or misses ask for, while few requests miss.",
-        (Switch("autoscaling.order_delay", "has_few_misses", returning(False)),),
-        ("autoscaling/order_delay.py",),
-    ),
-    Mechanism(
-        "carried-need",
-        "While few requests miss, a need of up to a quarter more than what is ordered does not count.",
-        (Switch("autoscaling.order_delay", "carried_need", returning_argument(0, "need")),),
-        ("autoscaling/order_delay.py:carried_need",),
-    ),
-    Mechanism(
         "trend",
         "Draws the level towards two straight lines, and extrapolates their slope.",
-        (Switch("demand.level_model", "TREND_THRESHOLD", constant(_NO_FACTOR)),),
+        (
+            Switch("demand.level_model", "_blend", returning_argument(0, "current")),
+            Switch("demand.batched_observe", "_blend", returning_argument(0, "estimate")),
+        ),
         (
             "demand/level_model.py:_blend",
             "demand/level_model.py:_add_to_line",
@@ -125,7 +109,7 @@ SCALE_UP: Final = (
     Mechanism(
         "rejection-feedback",
         "Raises the need where requests are rejected although all replicas have been ready for a minute.",
-        (Switch("autoscaling.service_state", "correct_sizings", doing(_corrections_ignored)),),
+        (Switch("autoscaling.rejection_feedback", "CapacityCorrection.is_negligible", returning(True)),),
         ("autoscaling/rejection_feedback.py", "autoscaling/capacity_correction.py"),
     ),
     Mechanism(

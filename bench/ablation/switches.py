@@ -3,8 +3,8 @@
 Problem: a switch in the product would be a flag that no user sets. A replaced name that another module has imported by
 value, or that is never looked up, would give a run without a difference. Idea: a context manager here replaces
 functions, properties and constants where they are looked up. A test checks that no other module holds a replaced name
-by value. During a complete run, `watched` counts the calls of every replaceable name: one that is never called cannot
-change the run.
+by value. During a complete run, `watched` counts the calls of every replaceable name that do not return what the
+replacement would: without one, the mechanism cannot change the run.
 """
 
 from __future__ import annotations
@@ -22,11 +22,15 @@ _PACKAGE: Final = "plimsoll.core"
 
 
 class Replacement(NamedTuple):
-    """What a name becomes. says: in words. make: the replacement, given the original. source: of what it does."""
+    """What a name becomes. says: in words. make: the replacement, given the original. source: of what it does.
+
+    value: what the replacement returns for these arguments, where this is all that it does.
+    """
 
     says: str
     make: Callable[[Any], Any]
     source: str = ""
+    value: Callable[..., Any] | None = None
 
 
 def constant(value: object) -> Replacement:
@@ -35,17 +39,26 @@ def constant(value: object) -> Replacement:
 
 
 def returning(value: object, says: str = "") -> Replacement:
-    """A function, a method or a property with always the same value."""
-    return Replacement(says or f"returns {value!r}", lambda _: lambda *_args, **_kwargs: value)
+    """A function, a method or a property with always the same value.
+
+    None stands for a function that is called for its effects.
+    """
+
+    def constant_value(*_args: Any, **_kwargs: Any) -> object:
+        return value
+
+    return Replacement(
+        says or f"returns {value!r}", lambda _: constant_value, value=None if value is None else constant_value
+    )
 
 
 def returning_argument(index: int, name: str) -> Replacement:
     """A function that returns one of its arguments as it is."""
 
-    def make(_: Any) -> Callable[..., Any]:
-        return lambda *args, **kwargs: args[index] if index < len(args) else kwargs[name]
+    def argument(*args: Any, **kwargs: Any) -> Any:
+        return args[index] if index < len(args) else kwargs[name]
 
-    return Replacement(f"returns `{name}` as it is", make)
+    return Replacement(f"returns `{name}` as it is", lambda _: argument, value=argument)
 
 
 def doing(function: Callable[..., Any]) -> Replacement:
@@ -121,9 +134,10 @@ def switched_off(mechanism: Mechanism | None) -> Iterator[None]:
 
 @contextmanager
 def watched(mechanisms: Sequence[Mechanism]) -> Iterator[Counter[str]]:
-    """The whole law; yields how often something that a mechanism replaces was called, by the mechanism's name.
+    """The whole law; yields by the mechanism's name how often something that it replaces was called.
 
-    A constant counts as called once, because nobody sees who reads it.
+    Calls that returned what the replacement returns do not count. A constant counts as called once, because no call
+    shows who reads it.
     """
     calls: Counter[str] = Counter()
     with ExitStack() as stack:
@@ -134,13 +148,24 @@ def watched(mechanisms: Sequence[Mechanism]) -> Iterator[Counter[str]]:
                 if not (callable(original) or isinstance(original, property)):
                     calls[mechanism.name] += 1
                     continue
-                stack.enter_context(_replace(switch, functools.partial(_counted, calls, mechanism.name)))
+                stack.enter_context(
+                    _replace(switch, functools.partial(_counted, calls, mechanism.name, switch.replacement.value))
+                )
         yield calls
 
 
-def _counted(calls: Counter[str], name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+def _counted(
+    calls: Counter[str], name: str, value: Callable[..., Any] | None, original: Callable[..., Any]
+) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
-        calls[name] += 1
-        return original(*args, **kwargs)
+        result = original(*args, **kwargs)
+        if value is None or not _equal(result, value(*args, **kwargs)):
+            calls[name] += 1
+        return result
 
     return call
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Whether both are the same. Arrays count as different, because their comparison is an array."""
+    return one is other or (type(one) is type(other) and not hasattr(one, "__array__") and bool(one == other))

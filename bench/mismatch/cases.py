@@ -115,6 +115,12 @@ def _cases() -> list[MismatchCase]:
         MismatchCase("one-slow", "every fourth engine takes twice as long", plant={"pace": _every_fourth}),
         MismatchCase("half-kv", "half of the announced KV cache", change=_half_kv, **guide),
         MismatchCase("few-slots", "32 sequences at once instead of the announced 256", change=_few_slots),
+        MismatchCase(
+            "few-slots-pd",
+            "prefill and decode engines, 32 sequences at once instead of the announced 256",
+            tiers=("prefill", "decode"),
+            change=_few_slots,
+        ),
         MismatchCase("sigma", "lengths with a sigma of 1.2", lengths=LengthDistribution(2048.0, 256.0, 1.2)),
         MismatchCase(
             "two-prompts",

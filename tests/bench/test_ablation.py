@@ -25,6 +25,7 @@ from bench.scoreboard.loads import LengthDistribution, PhasedLoad, RatePhase
 from bench.scoreboard.rows import BOARD_ROWS, SHORT_ROWS
 from bench.scoreboard.run_store import RunStore, StoredRun
 from plimsoll.core.admission import ttft_margin
+from plimsoll.core.admission.retry_detection import RecentRejections
 
 SWITCHES = [(name, switch) for name, one in MECHANISMS.items() for switch in one.switches]
 CODE = CodeHash("whole", "bare")
@@ -123,6 +124,16 @@ def test_watch_counts_calls_and_constants() -> None:
     assert calls == {"ttft-margin-learning": 1, "prefill-pacing": 1}
     assert margin.margin_s > 0.3
     assert ttft_margin.TtftMargin.observe is original
+
+
+def test_watch_ignores_calls_that_the_switch_would_not_change() -> None:
+    rejections = RecentRejections()
+    rejections.record("same", 0.0, 5.0)
+    with watched([MECHANISMS["retry-detection"]]) as calls:
+        assert not rejections.is_retry(False, "other", 1.0)
+        assert not calls
+        assert rejections.is_retry(False, "same", 1.0)
+    assert calls == {"retry-detection": 1}
 
 
 # ---------------------------------------------------------------- runs

@@ -52,7 +52,6 @@ from tests.core.scaling_fixtures import (
     make_forecast,
     observed_tier,
     replica_bounds,
-    sizing_for,
 )
 from tests.core.test_admission import CHAT, SERVE, gate, make_request
 from tests.core.test_autoscaler import ABOUT, mix, service_metrics
@@ -65,24 +64,10 @@ def states(observed: list[TierObservation], step_s: float = 1.0) -> list[Any]:
     """The tier's state after one decision each, each with the state of the one before."""
     state, made = DecisionState(), []
     for number, tier in enumerate(observed):
-        service = ServiceObservation({"serve": tier}, state, missed_share=0.0)
+        service = ServiceObservation({"serve": tier}, state)
         state = decide(service, ScalingPolicy({"serve": replica_bounds()}, SLO), number * step_s).state
         made.append(state.tiers["serve"])
     return made
-
-
-def calm_then_heavier() -> list[int]:
-    """A minute of 3 replicas' work; then the model wants a fourth for the same rate."""
-    usual, work = observed_tier(3.0, 3), make_forecast(3.0)
-    heavier = replace(usual, sizing=sizing_for(work, 3, replica_work=0.8))
-    return [state.replicas for state in states([usual] * 65 + [heavier])]
-
-
-def calm_then_heavier_for_long() -> list[int]:
-    """As before, for longer than an order is delayed."""
-    usual, work = observed_tier(3.0, 3), make_forecast(3.0)
-    heavier = replace(usual, sizing=sizing_for(work, 3, replica_work=0.8))
-    return [state.replicas for state in states([usual] * 65 + [heavier] * 65)]
 
 
 def retained_standby() -> list[str]:
@@ -311,8 +296,6 @@ PROBES: dict[str, Callable[[], object]] = {
     ),
     "growth-prior": lambda: growth_distribution(constant(6.0, 100), 60.0).exceedance,
     "own-growth-burst": burst,
-    "order-delay": calm_then_heavier,
-    "carried-need": calm_then_heavier_for_long,
     "trend": ramped,
     "level-shift": shifted,
     "season": seasonal,

@@ -16,7 +16,6 @@ from plimsoll.core import codec
 from plimsoll.core.admission.cost_model import EngineCostModel
 from plimsoll.core.admission.publication import AdmissionLimits
 from plimsoll.core.autoscaling.decision_state import (
-    Calm,
     DecisionState,
     DownscaleRegret,
     TierDecisionState,
@@ -59,8 +58,7 @@ REGRETS = st.builds(
 )  # fmt: skip
 TIERS = st.builds(
     TierDecisionState, MARKS, MARKS, numbers(0.6, 2.0), st.builds(Backoff, COUNTS, numbers()), COUNTS,
-    st.none() | COUNTS, st.none() | numbers(), REGRETS, MARKS,
-    st.none() | st.builds(Calm, numbers(0.0), numbers(), COUNTS),
+    st.none() | COUNTS, st.none() | numbers(), REGRETS,
 )  # fmt: skip
 LENGTHS = st.lists(
     st.tuples(numbers(0.0), numbers(0.0, 1.0)), min_size=len(IDLE_LENGTHS_S), max_size=len(IDLE_LENGTHS_S)

@@ -21,6 +21,13 @@ def make_metrics(rate: float, shed: float, lengths: object) -> ServiceMetrics:
     return replace(service_metrics(rate, *PAIR), workload=lengths, arrivals=60.0 * rate, rejected_share=shed)
 
 
+def with_waiting(metrics: ServiceMetrics, role: Role, waiting: float) -> ServiceMetrics:
+    """The metrics, with requests that wait at the engines of one tier."""
+    tier = metrics.tiers[role]
+    tiers = {**metrics.tiers, role: replace(tier, lagging=replace(tier.lagging, waiting=waiting))}
+    return replace(metrics, tiers=tiers)
+
+
 def fleet(rate: float, lengths: object, most: int) -> Fleet:
     """A pair that has grown to what it may have under this load."""
     tiers = {str(role): TierPolicy(1, most) for role in PAIR}
@@ -65,3 +72,17 @@ def test_correction_applies_to_the_fullest_tier() -> None:
         assert need(pair, idle).capacity_correction < 1.005, idle
         assert need(pair, full).capacity_correction > 1.1, full
         assert pair.replicas[idle] == 1
+
+
+def test_correction_applies_to_the_tier_where_requests_wait() -> None:
+    """The model takes prefill for the fullest, but decode engines hold fewer sequences than they announce."""
+    pair = fleet(0.5, LONG_PROMPTS, 50)
+    line = need(pair, "prefill")
+    rate = 0.7 * line.replica_work / line.request_gpu_s
+    pair = fleet(rate, LONG_PROMPTS, 1)
+    pair.scaling_spec = scaling_spec(slo=SLO, tiers={str(role): TierPolicy(1, 50) for role in PAIR})
+    pair.run(make_metrics(rate, 0.0, LONG_PROMPTS), 5)
+    pair.run(with_waiting(make_metrics(rate, 0.3, LONG_PROMPTS), Role.DECODE, 30.0), 90)
+    assert need(pair, "prefill").capacity_correction < 1.005
+    assert need(pair, "decode").capacity_correction > 1.1
+    assert pair.replicas["decode"] == 2

@@ -20,7 +20,6 @@ import zlib
 from collections.abc import Hashable, Mapping
 from typing import Final, NamedTuple
 
-from plimsoll.core.autoscaling import order_delay
 from plimsoll.core.autoscaling.decision_state import TierDecisionState
 from plimsoll.core.autoscaling.inputs import ScalingSpec, ServiceSnapshot, TierSnapshot
 from plimsoll.core.autoscaling.observations import SizingResult, TierDemand
@@ -114,7 +113,7 @@ def carried_work(state: DemandState, demand: TierDemand, sizing: SizingResult) -
 def due_s(decision: ScalingDecision, tiers: Mapping[str, TierSnapshot], key: Hashable, now_s: float) -> float:
     """Return the time of the next decision if nothing calls for it before: now_s if this one is not settled.
 
-    A wanted count is ordered once it has lasted. key: of the service; equal keys have the same phase in every process.
+    key: of the service; equal keys have the same phase in every process.
     """
     is_settled = all(
         _is_settled(tier, decision.state.tiers.get(name, TierDecisionState())) for name, tier in decision.tiers.items()
@@ -123,8 +122,7 @@ def due_s(decision: ScalingDecision, tiers: Mapping[str, TierSnapshot], key: Has
         return now_s
     phase_s = DECISION_INTERVAL_S * zlib.crc32(repr(key).encode()) / 2**32
     intervals = math.floor((now_s - phase_s) / DECISION_INTERVAL_S) + 1
-    orders_s = [order_delay.next_order_s(tier, now_s) for tier in decision.state.tiers.values()]
-    return min(phase_s + intervals * DECISION_INTERVAL_S, now_s + DECISION_INTERVAL_S, *orders_s)
+    return min(phase_s + intervals * DECISION_INTERVAL_S, now_s + DECISION_INTERVAL_S)
 
 
 def known_share(share: float | Unavailable) -> float:

@@ -12,7 +12,7 @@ from plimsoll.core.autoscaling.rejection_feedback import CapacityCorrection, Rej
 from plimsoll.core.autoscaling.snapshot_signals import in_flight, is_fully_ready
 from plimsoll.core.autoscaling.tier_state import TierState
 from plimsoll.core.slo import Slo
-from plimsoll.core.types import Unavailable
+from plimsoll.core.types import Role, Unavailable
 
 
 def correct_sizings(
@@ -23,9 +23,10 @@ def correct_sizings(
     slo: Slo | None,
     now_s: float,
 ) -> dict[str, SizingResult | Unavailable]:
-    """Return the sizings with more replicas in the tier with the highest utilization, and update its correction.
+    """Return the sizings with more replicas in the short tier, and update its correction.
 
-    Rejections concern the whole service: while a tier has too few replicas, they may be due to it.
+    Rejections concern the whole service: while a tier has too few replicas, they may be due to it. The short tier is
+    the one whose engines have waiting requests; without any, the one with the highest utilization by the model.
     """
     known = {
         name: sizing for name, sizing in sizings.items() if isinstance(sizing, SizingResult) and name in snapshot.tiers
@@ -34,11 +35,17 @@ def correct_sizings(
     if not known or slo is None:
         return corrected
     rejected_share, running = snapshot.metrics.rejected_share, in_flight(snapshot.metrics)
-    most_utilized = max(known, key=lambda name: _forecast_utilization(known[name], snapshot.tiers[name].replicas))
+    short = max(
+        known,
+        key=lambda name: (
+            _waiting_per_replica(snapshot, name),
+            _forecast_utilization(known[name], snapshot.tiers[name].replicas),
+        ),
+    )
     fully_ready = all(map(is_fully_ready, snapshot.tiers.values()))
     for name, sizing in known.items():
         tier_snapshot, correction = snapshot.tiers[name], corrections.setdefault(name, CapacityCorrection())
-        tier_rejected = 0.0 if isinstance(rejected_share, Unavailable) or name != most_utilized else rejected_share
+        tier_rejected = 0.0 if isinstance(rejected_share, Unavailable) or name != short else rejected_share
         required, cv2 = _fractional_replicas(sizing, sizing.replicas), tiers[name].arrival_cv2
         feedback = RejectionSample(tier_rejected, snapshot.metrics.arrivals, 1.0 - slo.share, running, cv2)
         correction.update(required, tier_snapshot.ready, fully_ready, feedback, now_s)
@@ -62,6 +69,14 @@ def _fractional_replicas(sizing: SizingResult, replicas: int) -> float:
     """
     fractional = sizing.utilization(sizing.rate_per_s * sizing.request_gpu_s, 1) / (1.0 - sizing.headroom)
     return min(float(replicas), max(fractional, replicas - 0.5))
+
+
+def _waiting_per_replica(snapshot: ServiceSnapshot, tier: str) -> int:
+    """Return the requests that wait at each ready engine of the tier; 0 if unknown."""
+    metrics, ready = snapshot.metrics.tiers.get(Role(tier)), snapshot.tiers[tier].ready
+    if metrics is None or isinstance(metrics.lagging.waiting, Unavailable):
+        return 0
+    return int(metrics.lagging.waiting / max(ready, 1))
 
 
 def _forecast_utilization(sizing: SizingResult, replicas: int) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from plimsoll.core.autoscaling import order_delay, pending_replicas, recommend, replica_limits
+from plimsoll.core.autoscaling import pending_replicas, recommend, replica_limits
 from plimsoll.core.autoscaling.decision_state import DecisionState, TierDecisionState
 from plimsoll.core.autoscaling.observations import ServiceObservation
 from plimsoll.core.autoscaling.scaling_decision import DecisionStep, ScalingDecision, TierDecision
@@ -67,9 +67,8 @@ def _run_steps(
     for context in sized:
         recommend.apply_forecast(context)
     recommend.apply_standby(sized, policy)
-    few_misses = order_delay.has_few_misses(observation.missed_share, policy.slo)
     for context in sized:
-        recommend.apply_sizing(context, policy, observation.idle_period, few_misses, now_s)
+        recommend.apply_sizing(context, policy, observation.idle_period)
         recommend.track_readiness(context, now_s)
     for context in sized:
         recommend.apply_feedback(context, contexts, policy.slo, elapsed_s, now_s)

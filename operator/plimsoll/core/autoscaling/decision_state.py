@@ -23,17 +23,6 @@ class TimedReplicas(NamedTuple):
     since_s: float
 
 
-class Calm(NamedTuple):
-    """Since when few requests have missed the SLO, at a forecast of up to this rate, requests/s (`order_delay`).
-
-    replicas: the ordered count that carried it.
-    """
-
-    rate_per_s: Amount
-    since_s: float
-    replicas: Count
-
-
 _Marks: TypeAlias = Annotated[tuple[TimedReplicas, ...], Length(0, MAX_MARKS)]
 
 
@@ -61,7 +50,7 @@ NO_REGRET: Final = DownscaleRegret()
 
 @codec.stored_as(
     "a scaling state of a tier",
-    optional=("ready", "ready_increased_s", "downscale_regret", "wanted", "calm"),
+    optional=("ready", "ready_increased_s", "downscale_regret"),
     downscale_candidates="lower",
     order_history="ordered",
     tpot_tail_scale="tailScale",
@@ -76,8 +65,6 @@ class TierDecisionState(NamedTuple):
     ordered counts, oldest first, for the rate limits. tpot_tail_scale: measured TPOT tail over its prior, for the next
     sizing. scheduling_backoff: back-off after unschedulable pods. replicas: last decided count. ready: ready replicas
     at the last decision, None before it. ready_increased_s: time of their last increase, None without one.
-    wanted: wanted counts, smallest first, with the time since which at least as many are wanted. calm: None if the tier
-    is not calm.
     """
 
     downscale_candidates: _Marks = ()
@@ -88,8 +75,6 @@ class TierDecisionState(NamedTuple):
     ready: Count | None = None
     ready_increased_s: float | None = None
     downscale_regret: DownscaleRegret = NO_REGRET
-    wanted: _Marks = ()
-    calm: Calm | None = None
 
 
 @codec.stored_as("a scaling state", version=1, at_s="at")

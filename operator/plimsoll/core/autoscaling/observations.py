@@ -142,15 +142,13 @@ class ServiceObservation:
     """One service. tiers: the observed tiers. state: state of the last decision. idle_period: time without requests,
     from all gateways and engines.
 
-    gpus_granted: GPUs that the budget grants to the service, None without a budget. missed_share: upper bound of the
-    share of the last minute's arrivals that were rejected or missed a target, None unless every target is measured.
+    gpus_granted: GPUs that the budget grants to the service, None without a budget.
     """
 
     tiers: Mapping[str, TierObservation] = field(default_factory=dict)
     state: DecisionState = field(default_factory=DecisionState)
     gpus_granted: int | None = None
     idle_period: IdlePeriod | Unavailable = IDLE_UNKNOWN
-    missed_share: float | None = None
 
 
 def scaled_sum(parts: Sequence[float | Unavailable]) -> tuple[float | Unavailable, float]:

@@ -15,7 +15,6 @@ import math
 from dataclasses import replace
 from typing import Final, TypeGuard
 
-from plimsoll.core.autoscaling import order_delay
 from plimsoll.core.autoscaling.decision_state import MAX_TAIL_SCALE, MIN_TAIL_SCALE
 from plimsoll.core.autoscaling.observations import (
     LATENCY_WINDOW_S,
@@ -65,7 +64,6 @@ def keep_minimum(context: TierContext, missing_field: str) -> None:
     missing_field: the field of the spec that would size it.
     """
     context.scale_up_target = context.scale_down_target = context.bounds[0]
-    order_delay.end_calm(context)
     context.set_state("downscale_candidates", ())
     context.set_state("downscale_regret", context.state.downscale_regret._replace(idle=()))
     message = "{} is not set, so the tier is not sized: minReplicas is {}"
@@ -123,7 +121,6 @@ def apply_standby(contexts: list[TierContext], policy: ScalingPolicy) -> None:
         forecast = demand.forecast
         is_certain &= forecast.level_error <= MAX_LEVEL_ERROR * forecast.level
         largest_own_work = forecast.baseline * demand.growth.own_growth
-        context.own_growth_replicas = max(0, math.ceil(largest_own_work / sizing.replica_work - 1e-9) - sizing.replicas)
         standby_input = StandbyInput(
             demand.growth,
             forecast.baseline,
@@ -131,7 +128,7 @@ def apply_standby(contexts: list[TierContext], policy: ScalingPolicy) -> None:
             sizing.replicas,
             max(context.policy.max_replicas, sizing.replicas),
             context.policy.gpus_per_replica,
-            context.own_growth_replicas,
+            max(0, math.ceil(largest_own_work / sizing.replica_work - 1e-9) - sizing.replicas),
         )
         scale_up_inputs.append((context, standby_input))
         scale_down_inputs.append(replace(standby_input, replicas=sizing.scale_down_replicas))
@@ -154,16 +151,10 @@ def apply_sizing(
     context: TierContext,
     policy: ScalingPolicy,
     idle_period: IdlePeriod | Unavailable,
-    few_misses: bool,
-    now_s: float,
 ) -> None:
-    """Step 2: replicas for the forecast, warm and standby replicas, and scale to zero.
-
-    few_misses: as `order_delay.has_few_misses`.
-    """
+    """Step 2: replicas for the forecast, warm and standby replicas, and scale to zero."""
     observation, demand, sizing = context.observation, context.observation.demand, context.observation.sizing
     if isinstance(demand, NoDemand):
-        order_delay.end_calm(context)
         context.scale_up_target = context.scale_down_target = context.policy.warm_replicas
         note = apply_scale_to_zero(context, idle_period, policy.miss_cost)
         required = max(context.scale_up_target, context.bounds[0])
@@ -172,23 +163,21 @@ def apply_sizing(
         context.add_step("sizing", message + ("; {}" if note else ""), demand.idle_s, required, note)
         return
     if context.hold_reason or isinstance(demand, Unavailable) or isinstance(sizing, Unavailable):
-        order_delay.end_calm(context)
         note = apply_scale_to_zero(context, idle_period, policy.miss_cost)
         if context.scale_up_target == observation.replicas:
             note = f"demand unknown, replica count stays at {observation.replicas}" + (f"; {note}" if note else "")
         context.add_step("sizing", "{}", note)
         return
     warm, standby = context.policy.warm_replicas, context.standby
-    wanted = sizing.replicas + max(warm, standby)
-    context.scale_up_target = order_delay.order_now(
-        context, sizing.replicas, wanted, sizing.rate_per_s, few_misses, now_s
+    context.scale_up_target = sizing.replicas + max(warm, standby)
+    context.scale_down_target = max(
+        context.scale_up_target, sizing.scale_down_replicas + max(warm, context.retained_standby)
     )
-    context.scale_down_target = max(wanted, sizing.scale_down_replicas + max(warm, context.retained_standby))
     if observation.coverage < 1.0:
         context.scale_down_target = max(context.scale_down_target, observation.replicas)
     if sizing.infeasible is not None:
         context.add_limit(ScalingLimit.INFEASIBLE)
-    extra, reserve_notes = _reserve_notes(context, sizing, wanted)
+    extra, reserve_notes = _reserve_notes(context, sizing)
     notes = _exception_notes(context, sizing) + reserve_notes
     idle_note = apply_scale_to_zero(context, idle_period, policy.miss_cost)
     if idle_note:
@@ -210,7 +199,7 @@ def apply_sizing(
     context.add_step("sizing", _SIZING_MESSAGE, *values, brief="{8}" if idle_note else _SIZING_BRIEF)
 
 
-def _reserve_notes(context: TierContext, sizing: SizingResult, wanted: int) -> tuple[str, str]:
+def _reserve_notes(context: TierContext, sizing: SizingResult) -> tuple[str, str]:
     """Return the warm or standby replicas as a suffix of the brief and of the full sizing message."""
     warm, standby, extra, notes = context.policy.warm_replicas, context.standby, "", ""
     if standby > warm and context.standby_value is not None:
@@ -219,10 +208,8 @@ def _reserve_notes(context: TierContext, sizing: SizingResult, wanted: int) -> t
     elif warm:
         extra = notes = f", plus {warm} warm"
     kept = min(context.observation.replicas, context.scale_down_target)
-    if (retained := kept - max(wanted, sizing.scale_down_replicas + warm)) > 0:
+    if (retained := kept - max(context.scale_up_target, sizing.scale_down_replicas + warm)) > 0:
         notes += f"; {retained} more kept as standby"
-    if context.scale_up_target < wanted:
-        notes += f"; {wanted} not ordered while the replicas meet the SLO at this rate"
     return extra, notes
 
 

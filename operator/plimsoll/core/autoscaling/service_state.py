@@ -26,7 +26,6 @@ from plimsoll.core.autoscaling.observations import (
 from plimsoll.core.autoscaling.rejection_feedback import CapacityCorrection
 from plimsoll.core.autoscaling.scaling_decision import ScalingDecision
 from plimsoll.core.autoscaling.sizing_requests import backlog_gpu_s, client_tier, retry_gpu_s
-from plimsoll.core.autoscaling.slo_attainment import slo_attainment
 from plimsoll.core.autoscaling.snapshot_signals import (
     NO_TIER_METRICS,
     idle_status,
@@ -262,13 +261,12 @@ class ServiceState:
             self.is_idle if isinstance(self.is_idle, Unavailable) else idle_periods.current_idle(self.idle_stats, now_s)
         )
         no_demand = known_no_demand(snapshot, idle_period)
-        missed = None if spec.slo is None else slo_attainment(snapshot.metrics, spec.slo).known_missed_upper_bound
         tiers = {
             name: self._tier_observation(name, tier_snapshot, snapshot.metrics, demand[name], no_demand, now_s)
             for name, tier_snapshot in snapshot.tiers.items()
             if name in self.tiers
         }
-        observation = ServiceObservation(tiers, self.decision_state, idle_period=idle_period, missed_share=missed)
+        observation = ServiceObservation(tiers, self.decision_state, idle_period=idle_period)
         decision = decide(observation, spec.policy, now_s)
         self.decision_state = decision.state
         self.last_decision = TimedDecision(now_s, decision)

@@ -52,11 +52,6 @@ class SloAttainment:
     missed_upper_bound: float | None
 
     @property
-    def known_missed_upper_bound(self) -> float | None:
-        """`missed_upper_bound` if every target is measured, else None."""
-        return None if self.unmeasured_target is not None else self.missed_upper_bound
-
-    @property
     def unmeasured_target(self) -> tuple[str, Unavailable] | None:
         """A target that is not measured, and the reason; None if all are measured."""
         return next(((name, share) for name, share in self.by_target.items() if isinstance(share, Unavailable)), None)

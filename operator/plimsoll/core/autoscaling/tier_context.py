@@ -17,8 +17,7 @@ class TierContext:
     """State of one tier within one decision.
 
     bounds: lower and upper bound of the count at this time. standby: standby replicas worth adding to the need.
-    retained_standby: standby replicas worth keeping above the scale-down need. own_growth_replicas: replicas
-    beyond the need that the largest growth of the service's own load would fill. standby_value: cost and benefit of the
+    retained_standby: standby replicas worth keeping above the scale-down need. standby_value: cost and benefit of the
     standby replicas of all tiers. scale_up_target: the tier grows below this count. scale_down_target: the tier may
     shrink above this count; between the two, noise does not change the count. count: result of the last step.
     hold_reason: why the demand is unknown, else None. scaled_to_zero: the tier goes to zero because it is idle.
@@ -31,7 +30,6 @@ class TierContext:
     bounds: tuple[int, int]
     standby: int = 0
     retained_standby: int = 0
-    own_growth_replicas: int = 0
     standby_value: CostBenefit | None = None
     scale_up_target: int = 0
     scale_down_target: int = 0
