@@ -38,7 +38,7 @@ async def test_salt_of_a_client_reaches_no_other_tenant(tmp_path: Path) -> None:
     [
         b'{"cache_salt":"x","cache_salt":"5a18"}',
         b'{"cache\\u005fsalt":"5a18"}',
-        '{"cache_salt":"\\ud800"}'.encode(),
+        b'{"cache_salt":"\\ud800"}',
         '{"cache_salt":"5a18"}'.encode("utf-16"),
         b"{}",
     ],

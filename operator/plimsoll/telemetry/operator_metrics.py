@@ -61,6 +61,12 @@ OPERATOR_INTERNAL_ERRORS = Counter(
     ["stage"],
     registry=OPERATOR,
 )
+OPERATOR_ENGINE_POLLS_WAITING = Gauge(
+    "plimsoll_operator_engine_polls_waiting",
+    "Polls of engines that wait for a slot (pool: answering, failing, of pods whose last poll failed).",
+    ["pool"],
+    registry=OPERATOR,
+)
 OPERATOR_WRITES = Counter(
     "plimsoll_operator_writes",
     "Writes to the API server (verb: PATCH, POST, PUT, DELETE), without lease renewals.",
