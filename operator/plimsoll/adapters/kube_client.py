@@ -54,6 +54,13 @@ STEADY_STREAM_SECONDS = 20.0  # a stream of this length ends a series of failure
 UNREADABLE = (
     ClusterError, TimeoutError, aiohttp.ClientError, ValueError, LookupError, TypeError, RecursionError,
 )  # fmt: skip
+_FAILURES = (  # of writes, as the metric names them
+    (Conflict, "conflict"),
+    (ObjectRejected, "rejected"),
+    (Forbidden, "forbidden"),
+    (NotFound, "not_found"),
+    (BackendUnavailable, "unavailable"),
+)
 UNKNOWN_FIELD_MESSAGE = "failed to create typed patch object"  # for an unknown field the server answers 500
 
 
@@ -194,6 +201,7 @@ class KubeClient:
                 async for event in self._follow(resource, namespace, selector, version):
                     yield event
             except UNREADABLE as error:
+                operator_metrics.OPERATOR_WATCH_FAILURES.labels(resource.plural).inc()
                 requested_pause_s = getattr(error, "retry_after_seconds", None) or 0.0
                 message = str(error) or type(error).__name__
                 log.warning(None, "watch failed; listing again", resource=resource.plural, error=message)
@@ -349,7 +357,12 @@ class KubeClient:
             if not self.may_write():
                 raise LeaseLost("this process no longer holds the lease")
             operator_metrics.OPERATOR_WRITES.labels(method).inc()
-        response = await self._send(method, path, query, body, content_type)
+        try:
+            response = await self._send(method, path, query, body, content_type)
+        except ClusterError as error:
+            if method != "GET":
+                operator_metrics.OPERATOR_WRITE_FAILURES.labels(method, _failure(error)).inc()
+            raise
         try:
             result: Object = json.loads(await response.read())
         except (aiohttp.ClientError, TimeoutError, ValueError, RecursionError) as error:
@@ -410,6 +423,11 @@ async def _read_lines(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes,
                     yield line
     finally:
         response.close()
+
+
+def _failure(error: ClusterError) -> str:
+    """Return the reason of a failed write, as the metric names it."""
+    return next((reason for kind, reason in _FAILURES if isinstance(error, kind)), "other")
 
 
 def _raise_for_status(status: int, body: bytes, retry_after: str | None) -> NoReturn:

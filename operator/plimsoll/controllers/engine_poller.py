@@ -5,8 +5,8 @@ often is waste, and polling a busy one too rarely delays scaling decisions.
 
 Idea: every pod has its own due time, spread over the interval. A busy tier is polled often, an idle one rarely, but
 often enough that one missed answer does not expire its last reading (`MAX_READING_GAP_S`). After a failed poll a pod
-is retried once soon, and then at its usual interval. Pods whose last poll failed share a few slots of their own, and all
-slots are fair: engines that never answer cost other services nothing.
+is retried once soon, and then at its usual interval. Pods whose last poll failed share a few slots of their own, and
+all slots are fair: engines that never answer cost other services nothing.
 """
 
 from __future__ import annotations

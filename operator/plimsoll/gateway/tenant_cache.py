@@ -4,8 +4,8 @@ Problem: an engine that shares KV blocks between tenants answers sooner if anoth
 a prompt. A tenant could guess prompts of others by its TTFT.
 
 Idea: vLLM hashes a request's `cache_salt` with its first block. The gateway knows the tenant and names a salt in a
-header, which clients cannot set. The engine's middleware puts it into the body. The gateway's own prefix hashes have the
-same scope, so that no request is expected to find blocks of another tenant.
+header, which clients cannot set. The engine's middleware puts it into the body. The gateway's own prefix hashes have
+the same scope, so that no request is expected to find blocks of another tenant.
 """
 
 from __future__ import annotations
