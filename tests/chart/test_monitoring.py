@@ -32,11 +32,8 @@ ALERTS = [rule for rule in RULES if "alert" in rule]
 DASHBOARD: Object = json.loads(DASHBOARD_FILE.read_text())
 PANELS: list[Object] = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 
-TARGET_LABELS = {
-    "cluster",
-    "namespace",
-    "pod",
-}  # labels that a scrape adds, as docs/tasks/monitor.md and the PodMonitors say
+# Labels that a scrape adds, as docs/tasks/monitor.md and the PodMonitors say, and the one that tells clusters apart.
+TARGET_LABELS = {"cluster", "namespace", "pod"}
 ENGINE_LABELS = {"service", "tier", "le"} | TARGET_LABELS
 NAME = r"(?:plimsoll_|vllm:|service:plimsoll_)[a-z0-9_:]+"
 
