@@ -9,6 +9,8 @@ meanwhile has its Deployment. SECONDS is the length of each fault, 60 by default
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import io
 import sys
 import tempfile
 import time
@@ -79,10 +81,12 @@ async def main(seconds: float) -> None:
         await kube._json("POST", "/api/v1/namespaces", None, namespace, "application/json")
         for fault in (fault for fault in Fault if fault is not Fault.NONE):
             for at_start in (False, True):
-                row = await measure(cluster, kube, fault, seconds, at_start=at_start)
+                with contextlib.redirect_stdout(io.StringIO()):  # the operator's log
+                    row = await measure(cluster, kube, fault, seconds, at_start=at_start)
                 down = "-" if row.stepped_down_s is None else f"{row.stepped_down_s:.1f} s"
                 when = "at start" if at_start else "leading"
-                cells = (f"{row.requests_per_s:.1f}", f"{row.resident_mb:.0f}", f"{row.right_s:.1f} s")
+                requests = "-" if fault is Fault.REFUSE else f"{row.requests_per_s:.1f}"  # the proxy does not see them
+                cells = (requests, f"{row.resident_mb:.0f}", f"{row.right_s:.1f} s")
                 print(ROW.format(fault.value, when, "yes" if row.stays else "NO", down, *cells), flush=True)
         await kube.close()
 
