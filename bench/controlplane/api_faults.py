@@ -1,8 +1,8 @@
 """What an operator does while the API server misbehaves: `python -m bench.controlplane.api_faults [SECONDS]`.
 
-A real API server behind a proxy that injects one fault at a time, and operators as processes of their own with a lease of
-4 s. Prints for each fault, while one operator leads and while it starts: whether the process stays, when it steps down,
-its requests per second, its memory at the end, and how long after the end of the fault a service that was created
+A real API server behind a proxy that injects one fault at a time, and operators as processes of their own with a lease
+of 4 s. Prints for each fault, while one operator leads and while it starts: whether the process stays, when it steps
+down, its requests per second, its memory at the end, and how long after the end of the fault a service that was created
 meanwhile has its Deployment. SECONDS is the length of each fault, 60 by default.
 """
 
