@@ -25,7 +25,21 @@ from plimsoll.adapters.kube_client import DEPLOYMENTS, KubeClient
 from plimsoll.api import labels
 from tests import builders
 from tests.apiserver import api_server, free_port
-from tests.controllers.test_api_faults import PROGRAM, SYSTEM
+
+SYSTEM = "plimsoll-system"
+PROGRAM = """
+import asyncio, sys
+from plimsoll.cli import gc_tuning
+from plimsoll.controllers.operator import run
+from plimsoll.controllers.operator_config import OperatorConfig
+from plimsoll.telemetry import json_logging
+from tests.builders import PLATFORM
+
+json_logging.configure("INFO")
+gc_tuning.reduce_full_collections()
+namespace, identity, probes, metrics = sys.argv[1:]
+asyncio.run(run(OperatorConfig(PLATFORM, namespace, identity, int(probes), int(metrics))))
+"""
 
 SIZES = (10, 100, 1000)
 PODS_PER_SERVICE = 10

@@ -22,6 +22,7 @@ from kubernetes.aio import client, config
 
 from plimsoll.adapters.normalize import normalize
 from plimsoll.adapters.object_size import bounded
+from plimsoll.adapters.object_trim import trimmed
 from plimsoll.api import labels
 from plimsoll.core.errors import (
     BackendUnavailable,
@@ -32,6 +33,7 @@ from plimsoll.core.errors import (
     NotFound,
     ObjectRejected,
     cause_of,
+    failure_reason,
 )
 from plimsoll.telemetry import operator_metrics
 from plimsoll.telemetry.service_log import ServiceLog
@@ -54,13 +56,6 @@ STEADY_STREAM_SECONDS = 20.0  # a stream of this length ends a series of failure
 UNREADABLE = (
     ClusterError, TimeoutError, aiohttp.ClientError, ValueError, LookupError, TypeError, RecursionError,
 )  # fmt: skip
-_FAILURES = (  # of writes, as the metric names them
-    (Conflict, "conflict"),
-    (ObjectRejected, "rejected"),
-    (Forbidden, "forbidden"),
-    (NotFound, "not_found"),
-    (BackendUnavailable, "unavailable"),
-)
 UNKNOWN_FIELD_MESSAGE = "failed to create typed patch object"  # for an unknown field the server answers 500
 
 
@@ -361,7 +356,7 @@ class KubeClient:
             response = await self._send(method, path, query, body, content_type)
         except ClusterError as error:
             if method != "GET":
-                operator_metrics.OPERATOR_WRITE_FAILURES.labels(method, _failure(error)).inc()
+                operator_metrics.OPERATOR_WRITE_FAILURES.labels(method, failure_reason(error)).inc()
             raise
         try:
             result: Object = json.loads(await response.read())
@@ -403,8 +398,8 @@ def watch_timeout(resource: Resource) -> aiohttp.ClientTimeout:
 
 
 def received(obj: Object) -> Object:
-    """Return an object without nulls and within the size limits, as the process stores it."""
-    return normalize(bounded(obj))
+    """Return an object as the process stores it: trimmed, without nulls and within the size limits."""
+    return normalize(trimmed(bounded(obj)))
 
 
 def jittered(seconds: float) -> float:
@@ -423,11 +418,6 @@ async def _read_lines(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes,
                     yield line
     finally:
         response.close()
-
-
-def _failure(error: ClusterError) -> str:
-    """Return the reason of a failed write, as the metric names it."""
-    return next((reason for kind, reason in _FAILURES if isinstance(error, kind)), "other")
 
 
 def _raise_for_status(status: int, body: bytes, retry_after: str | None) -> NoReturn:
