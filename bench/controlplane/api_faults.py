@@ -52,8 +52,8 @@ async def measure(cluster: ApiServer, kube: KubeClient, fault: Fault, seconds: f
                     await runs.until("it reconciles", runs.has_deployment(kube, f"before-{name}"), UNTIL_S)
                     await proxy.set(fault)
                 proxy.requests.clear()
-                await runs.create(kube, name)
                 began, stepped_down_s = time.monotonic(), None
+                await runs.create(kube, name)
                 while time.monotonic() - began < seconds:
                     await asyncio.sleep(0.2)
                     if stepped_down_s is None and run.count("lease lost"):
