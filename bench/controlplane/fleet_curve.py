@@ -24,7 +24,8 @@ import aiohttp
 from plimsoll.adapters.kube_client import DEPLOYMENTS, KubeClient
 from plimsoll.api import labels
 from tests import builders
-from tests.apiserver import api_server, free_port
+from tests.apiserver import api_server
+from tests.ports import free_port
 
 SYSTEM = "plimsoll-system"
 PROGRAM = """

@@ -12,7 +12,7 @@ from kubernetes.aio import client
 from plimsoll.adapters.kube_client import PODS, KubeClient
 from plimsoll.core.errors import ClusterError
 from plimsoll.telemetry.operator_metrics import OPERATOR
-from tests.apiserver import free_port
+from tests.ports import free_port
 
 
 class RefusingApi:
