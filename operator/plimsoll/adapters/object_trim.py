@@ -1,9 +1,9 @@
 """Objects without the parts that no reader needs, before they are stored.
 
-Problem: the API server repeats every field of an object in `metadata.managedFields`, once for each manager. As Python
+Problem: the API server repeats every field of an object in its managed fields, once for each manager. As Python
 objects these are more than half of what the caches hold.
 
-Idea: of each entry only the manager stays, how it writes, and whether it owns `spec.replicas`.
+Idea: of each entry only the manager stays, how it writes, and whether it owns the replica count.
 """
 
 from __future__ import annotations
