@@ -82,14 +82,14 @@ def engine_rows() -> Iterator[str]:
     """What launcher and middleware measure, as a fresh engine tells it, with the values that a label may have."""
     if ENGINE_IMAGE not in sys.path:
         sys.path.append(ENGINE_IMAGE)  # a program of another image: it is not installed here
-    from launcher import contract, health, middleware_metrics, startup_phases
+    from launcher import contract, health, middleware_metrics, startup_phases, tls
 
     metric_families = contract.load({})
     start = startup_phases.StartupPhases(metric_families.startup_phases, 0.0)
     for phase in metric_families.startup_phases:
         start.end(phase, 0.0)
     adapter = [{"name": "NAME", "loaded": True}]
-    text = health.render_metrics(metric_families, health.EngineStatus(), start, adapter)
+    text = health.render_metrics(metric_families, health.EngineStatus(), start, adapter, tls.CertificateStatus(1.0))
     for family in text_string_to_metric_families(text):
         yield _row(_with_values(family), dict.fromkeys(label for sample in family.samples for label in sample.labels))
     registry = CollectorRegistry()

@@ -16,6 +16,7 @@ from typing import Any
 
 from launcher.contract import Contract
 from launcher.startup_phases import StartupPhases
+from launcher.tls import CertificateStatus
 
 REQUEST_SECONDS = 5.0
 MAX_HEADER_BYTES = 16384
@@ -62,7 +63,11 @@ class EngineStatus:
 
 
 def render_metrics(
-    contract: Contract, status: EngineStatus, phases: StartupPhases, adapters: list[dict[str, Any]] | None = None
+    contract: Contract,
+    status: EngineStatus,
+    phases: StartupPhases,
+    adapters: list[dict[str, Any]] | None = None,
+    certificate: CertificateStatus | None = None,
 ) -> str:
     """Return the launcher's own metrics in Prometheus' text format."""
     names = contract.metrics
@@ -85,6 +90,17 @@ def render_metrics(
     name = names["adapter_loaded"]
     lines += [f"# HELP {name} 1 if the engine has loaded the LoRA adapter.", f"# TYPE {name} gauge"]
     lines += [f'{name}{{adapter="{one["name"]}"}} {int(one["loaded"])}' for one in adapters or ()]
+    if certificate is not None:
+        expiry, invalid = names["certificate_expiry"], names["certificate_invalid"]
+        lines += [
+            f"# HELP {expiry} End of the validity of the certificate that this engine uses, as Unix time.",
+            f"# TYPE {expiry} gauge",
+            f"# HELP {invalid} 1 while the Secret holds no certificate that can be used; the one before stays.",
+            f"# TYPE {invalid} gauge",
+            f"{invalid} {int(certificate.is_invalid)}",
+        ]
+        if certificate.expires_s:
+            lines.append(f"{expiry} {certificate.expires_s:.0f}")
     return "\n".join([*lines, ""])
 
 
@@ -102,6 +118,7 @@ class HealthServer:
     scrape_engine: Callable[[], Awaitable[bytes]]
     engine_info: Callable[[], bytes]
     adapters: Callable[[], list[dict[str, Any]]] = list
+    certificate: CertificateStatus | None = None
 
     async def start(self, port: int) -> asyncio.Server:
         """Listen on all addresses (IPv6 too if available); the caller closes the server."""
@@ -121,7 +138,7 @@ class HealthServer:
         return 404, b"not found"
 
     def _own_metrics(self) -> bytes:
-        return render_metrics(self.contract, self.status, self.phases, self.adapters()).encode()
+        return render_metrics(self.contract, self.status, self.phases, self.adapters(), self.certificate).encode()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):

@@ -7,7 +7,7 @@ It decides, in this order, for each request with a body:
    decode engine's remote prefill.
 3. The gateway, which lets no client set its headers, names this engine's model. A request for another service's engine
    is rejected with the same mark. Any other gets that model, and its response the client's name. The gateway also sets
-   the output limit of a request without one.
+   the output limit of a request without one, and the salt of its tenant for the prefix cache.
 4. A decode engine with the address of a prefill engine has the prompt computed there, if that is possible in time.
 `response_guard` checks the response.
 """
@@ -119,7 +119,7 @@ class Plimsoll:
         self._remote_prefill_header, self._next_engine_header = headers["remote_prefill"], headers["next_engine"]
         self._max_output_header = headers["max_output_tokens"]
         self._model_header, self._response_model_header = headers["model"], headers["response_model"]
-        self._adapter_header = headers["adapter"]
+        self._adapter_header, self._cache_salt_header = headers["adapter"], headers["cache_salt"]
         self._adapters = AdapterStates(self._config.state.folder)
         self._progress_path, self._core_probe = self._config.contract.paths["progress"], CoreProbe()
         self._handover_path = self._config.contract.paths["handover"]
@@ -194,12 +194,20 @@ class Plimsoll:
             body, requested_model = request_body.rewrite_form_model(body, header(scope, "content-type"), model)
         else:
             body, requested_model = request_body.rewrite_model(body, model)
+            body = self._salted(scope, body)
         rename = renaming(own[0], header(scope, self._response_model_header) or requested_model) if own else unchanged
         address = header(scope, self._prefill_header)
         if address and self._config.role == "decode" and scope["path"] in TRANSFER_PATHS:
             await self._decode_with_prefill(scope, receive, send, body, address, rename)
         else:
             await self._forward_within_limit(scope, receive, send, body, rename)
+
+    def _salted(self, scope: Scope, body: bytes) -> bytes:
+        """Return the body with the salt in the gateway's header, if there is one."""
+        if not (salt := header(scope, self._cache_salt_header)):
+            return body
+        self._config.metrics.count_salted_request()
+        return request_body.with_cache_salt(body, salt)
 
     async def _without_adapter(self, scope: Scope, send: Send, adapter: str, error: str) -> None:
         """Reject a request for an adapter that is not loaded here; another engine may have it."""

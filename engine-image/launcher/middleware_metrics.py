@@ -29,6 +29,9 @@ class MiddlewareMetrics:
             names["stream_errors"], "Streams and answers that did not end well, by reason.", ["reason"],
             registry=registry,
         )  # fmt: skip
+        self._salted_requests = Counter(
+            names["salted_requests"], "Requests that use the KV blocks of their own tenant only.", registry=registry
+        )
         for outcome in contract.remote_prefill_outcomes:
             self._remote_prefills.labels(outcome)
         for reason in contract.stream_error_reasons:
@@ -43,3 +46,7 @@ class MiddlewareMetrics:
     def count_stream_error(self, reason: str) -> None:
         """Count a stream or response that failed."""
         self._stream_errors.labels(reason).inc()
+
+    def count_salted_request(self) -> None:
+        """Count a request that the engine gets with its tenant's salt."""
+        self._salted_requests.inc()

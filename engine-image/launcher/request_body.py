@@ -8,6 +8,7 @@ vLLM's included, take the last.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from typing import Any
 
@@ -15,6 +16,7 @@ from launcher.asgi import Message, Receive
 from launcher.form_data import FormError, parse_form
 
 TRANSFER_PARAMS_KEY = "kv_transfer_params"
+CACHE_SALT_KEY = "cache_salt"
 # What may be a list of prompts: in completions, embeddings, rerank and score, where each is a pair with the query.
 BATCH_FIELDS = ("prompt", "input", "documents", "items", "text_2", "data_2")
 
@@ -145,6 +147,20 @@ def rewrite_form_model(body: bytes, content_type: str, model: str) -> tuple[byte
     start, end = fields[0].start, fields[0].end
     requested = body[start:end].decode("utf-8", "replace")
     return (body[:start] + model.encode() + body[end:] if model and model != requested else body), requested
+
+
+def with_cache_salt(body: bytes, salt: str) -> bytes:
+    """Return the body with a tenant's salt for the prefix cache; the same object if it is no JSON object.
+
+    A client's own salt divides the tenant's blocks further.
+    """
+    document = parse(body)
+    if not isinstance(document, dict):
+        return body
+    own = document.get(CACHE_SALT_KEY)
+    if isinstance(own, str) and own:
+        salt = hashlib.sha256(f"{salt} {own}".encode(errors="surrogatepass")).hexdigest()
+    return add_fields(body, {CACHE_SALT_KEY: salt})
 
 
 def add_fields(body: bytes, fields: dict[str, Any]) -> bytes:

@@ -15,7 +15,7 @@ import functools
 import logging
 import os
 import ssl
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from launcher import vllm
@@ -37,6 +37,14 @@ class InvalidSecret(ValueError):
     """The Secret cannot be used; the message names the key."""
 
 
+@dataclass
+class CertificateStatus:
+    """Until when the certificate in use is valid, as Unix time, and whether the Secret holds none that is usable."""
+
+    expires_s: float = 0.0
+    is_invalid: bool = False
+
+
 @dataclass(frozen=True)
 class EngineTls:
     """`source` is the mounted Secret, and `target` the folder of the files that the engine reads."""
@@ -44,6 +52,7 @@ class EngineTls:
     settings: TlsSettings
     source: Path
     target: Path
+    status: CertificateStatus = field(default_factory=CertificateStatus)
 
     @classmethod
     def of(cls, settings: TlsSettings | None, contract: Contract) -> EngineTls | None:
@@ -55,7 +64,7 @@ class EngineTls:
     def prepare(self) -> None:
         """Write the files for the engine's start. Raises SettingsError with the name of the Secret."""
         try:
-            content = self._read()
+            content, _ = self._read()
         except InvalidSecret as error:
             raise SettingsError(
                 f"engines require TLS, but Secret {self.settings.secret} has no usable certificate: {error}"
@@ -72,7 +81,6 @@ class EngineTls:
         """Write what has changed and can be used. Never returns."""
         reported = ""
         while True:
-            await asyncio.sleep(seconds)
             problem = ""
             try:
                 await asyncio.to_thread(self.update)
@@ -80,16 +88,19 @@ class EngineTls:
                 problem = str(error)
             except Exception as error:  # noqa: BLE001  whatever it is, the next Secret may be right
                 problem = repr(error)
+            self.status.is_invalid = bool(problem)
             if problem and problem != reported:
                 log.error("Secret %s: %s; the certificate before stays", self.settings.secret, problem)
             reported = problem
+            await asyncio.sleep(seconds)
 
     def update(self) -> None:
         """Write what has changed. Raises InvalidSecret, or OSError for a full disk."""
-        content = self._read()
+        content, expires_s = self._read()
         if any((self.target / name).read_bytes() != content[name] for name in FILES):
             self._write(content)
             log.info("Secret %s: a new certificate is used", self.settings.secret)
+        self.status.expires_s = expires_s
 
     def arguments(self) -> list[str]:
         """Return vLLM's flags."""
@@ -115,8 +126,8 @@ class EngineTls:
     def _written(self) -> tuple[int, ...]:
         return tuple((self.target / name).stat().st_mtime_ns for name in FILES)
 
-    def _read(self) -> Content:
-        """Return files that peers with the same authority accept. Raises InvalidSecret."""
+    def _read(self) -> tuple[Content, float]:
+        """Return files that peers with the same authority accept, and until when. Raises InvalidSecret."""
         link = self.source / DATA_LINK
         folder = link.resolve() if link.exists() else self.source
         try:
@@ -129,8 +140,7 @@ class EngineTls:
             reason = str(getattr(error, "reason", None) or error).lower().replace("_", " ")
             raise InvalidSecret(f"{', '.join(FILES)} cannot be used together: {reason}") from None
         server.verify_mode = ssl.CERT_REQUIRED
-        _check_handshake(server, client, self.settings.name)
-        return content
+        return content, _check_handshake(server, client, self.settings.name)
 
     def _write(self, content: Content) -> None:
         """Write in place, the certificate last. A replaced file would end vLLM's watch of it."""
@@ -140,11 +150,12 @@ class EngineTls:
                 file.write(content[name])
 
 
-def _check_handshake(server: ssl.SSLContext, client: ssl.SSLContext, name: str) -> None:
-    """Let client and server of one certificate meet in memory. Raises InvalidSecret."""
+def _check_handshake(server: ssl.SSLContext, client: ssl.SSLContext, name: str) -> float:
+    """Let client and server of one certificate meet in memory; returns when it expires. Raises InvalidSecret."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    caller = client.wrap_bio(to_client, to_server, server_hostname=name)
     ends = {
-        "server": client.wrap_bio(to_client, to_server, server_hostname=name),
+        "server": caller,
         "client": server.wrap_bio(to_server, to_client, server_side=True),
     }
     for _ in range(MAX_FLIGHTS):
@@ -156,6 +167,8 @@ def _check_handshake(server: ssl.SSLContext, client: ssl.SSLContext, name: str) 
             except ssl.SSLError as error:
                 reason = getattr(error, "verify_message", "") or str(error)
                 raise InvalidSecret(f"{CERTIFICATE} is not valid for a {peer}: {reason}") from None
+    certificate = caller.getpeercert() or {}
+    return float(ssl.cert_time_to_seconds(str(certificate["notAfter"])))
 
 
 @functools.lru_cache(maxsize=2)

@@ -11,6 +11,8 @@ IMAGE = "example.com/x:1"
 LIMITED = {"maxOutputTokens": 100}
 NO_LORA = "engine sglang has no LoRA adapters that are loaded while it runs: remove adapters, or use engine vllm"
 NO_TUNING = " has no arguments that the operator tunes: remove tuning, or use engine vllm"
+NO_SALT = " has no prefix cache for each tenant: remove engine.prefixCache, or use engine vllm or simulated"
+PREFIX_CACHE = "spec.engine.prefixCache"
 NO_LIMIT = "engine openai has no output limit for requests that state none: "
 NO_SERVER = "engine vllm has no command, port, health path and metric names of your own: remove "
 NO_TIERS = "engine llama-cpp has no prefill and decode tiers: remove tiers.prefill, or use engine vllm or simulated"
@@ -84,6 +86,17 @@ ENGINE_CASES = [
         {"spec.engine": {"runtime": "simulated", "tuning": "Auto"}, "spec.slo": {"ttft": "1s"}},
         "spec.engine.tuning",
         f"engine simulated{NO_TUNING}",
+    ),
+    *[
+        _engine(runtime, PREFIX_CACHE, "PerTenant", f"engine {runtime}{NO_SALT}")
+        for runtime in ("llama-cpp", "sglang", "openai")
+    ],
+    single_edit(PREFIX_CACHE, "Tenant", "be 'Shared' or 'PerTenant'", "Unsupported value"),
+    Case(
+        {PREFIX_CACHE: "PerTenant", "spec.model.task": "transcribe"},
+        PREFIX_CACHE,
+        "PerTenant is not allowed with task transcribe: a request with sound takes no salt",
+        base=aggregated,
     ),
     *[single_edit("spec.engine.tuning", value, "be 'Auto' or 'Off'", "Unsupported value") for value in ("auto", "On")],
     single_edit(

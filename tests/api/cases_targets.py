@@ -61,6 +61,7 @@ TARGET_CASES = [
     single_edit("spec.engine.tuning", "Off", _NOT_RUN, base=adopted),
     single_edit("spec.model.cache", {"claimName": "hf"}, _NOT_RUN, base=adopted),
     single_edit("spec.model.secretRef", {"name": "hf"}, _NOT_RUN, base=adopted),
+    single_edit("spec.engine.prefixCache", "Shared", _NO_GATEWAY, base=adopted),
     single_edit("spec.admission", {}, _NO_GATEWAY, base=adopted),
     single_edit("spec.requestLimits", {"maxOutputTokens": 8}, _NO_GATEWAY, base=adopted),
     single_edit(

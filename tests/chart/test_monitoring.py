@@ -33,7 +33,8 @@ ALERTS = [rule for rule in RULES if "alert" in rule]
 DASHBOARD: Object = json.loads(DASHBOARD_FILE.read_text())
 PANELS: list[Object] = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 
-TARGET_LABELS = {"namespace", "pod"}  # labels that a scrape adds, as docs/tasks/monitor.md and the PodMonitors say
+# Labels that a scrape adds, as docs/tasks/monitor.md and the PodMonitors say, and the one that tells clusters apart.
+TARGET_LABELS = {"cluster", "namespace", "pod"}
 ENGINE_LABELS = {"service", "tier", "le"} | TARGET_LABELS
 NAME = r"(?:plimsoll_|vllm:|service:plimsoll_)[a-z0-9_:]+"
 
@@ -112,6 +113,13 @@ def test_alerts_page_and_unit_tests_cover_every_alert() -> None:
     names = [alert["alert"] for alert in ALERTS]
     assert re.findall(r"(?m)^## (.+)$", ALERTS_PAGE.read_text()) == names
     assert [name for name in names if name not in UNIT_TESTS.read_text()] == []
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.get("alert") or rule["record"])
+def test_rules_keep_clusters_apart(rule: Object) -> None:
+    """One Prometheus may have the metrics of several clusters, with services of the same names."""
+    groups = re.findall(r"\b(?:by|on) ?\(([^)]*)\)", rule["expr"])
+    assert all(group.startswith("cluster, ") or group == "cluster" for group in groups), groups
 
 
 def test_rules_tests_name_alerts_that_exist() -> None:

@@ -13,6 +13,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from plimsoll.api.recommendation import json_schema
 from plimsoll.controllers.autoscale.recommendations import Recommendations
 from plimsoll.controllers.http_server import HttpEndpoints, build_app
+from plimsoll.controllers.reconcile_progress import ReconcileProblems
 from plimsoll.core.autoscaling.service_state import ServiceState
 
 DOCUMENTS = {("team", "chat"): {"version": 1, "service": "team/chat"}}
@@ -30,6 +31,17 @@ async def test_probes_are_ok_for_standby_and_leader(answers: HttpEndpoints) -> N
         for path in ("/healthz", "/readyz"):
             assert await (await http.get(path)).text() == "ok\n"
         assert "plimsoll_operator" in await (await http.get("/metrics")).text()
+
+
+@pytest.mark.parametrize(
+    ("problems", "failing"),
+    [(ReconcileProblems(stalled="no reconcile has ended"), "/healthz"), (ReconcileProblems("", "pods"), "/readyz")],
+)
+async def test_probe_of_a_leader_that_does_not_reconcile_fails(problems: ReconcileProblems, failing: str) -> None:
+    async with client(HttpEndpoints(progress=lambda: problems)) as http:
+        replies = {path: await http.get(path) for path in ("/healthz", "/readyz")}
+        assert {path for path, reply in replies.items() if reply.status == 503} == {failing}
+        assert await replies[failing].text() == f"{''.join(problems)}\n"
 
 
 async def test_explain_returns_document() -> None:

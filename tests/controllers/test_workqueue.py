@@ -155,3 +155,39 @@ async def test_other_keys_do_not_wait_for_failing_key() -> None:
         await asyncio.sleep(0.1)
     assert worked.count("a") > 1
     assert worked.count("b") == 1
+
+
+@in_virtual_time
+async def test_age_is_that_of_the_oldest_key() -> None:
+    gate = asyncio.Event()
+
+    async def work(key: str) -> None:
+        if key == "hangs":
+            await gate.wait()
+
+    queue = WorkQueue(work, workers=2)
+    async with running(queue):
+        assert queue.age_s == queue.stalled_s == 0.0
+        queue.add("hangs")
+        await asyncio.sleep(30.0)
+        queue.add("other")
+        await asyncio.sleep(10.0)
+        assert (queue.age_s, queue.stalled_s) == (40.0, 10.0)  # another one has ended meanwhile
+        queue.add("hangs")
+        await asyncio.sleep(90.0)
+        assert (queue.age_s, queue.stalled_s) == (130.0, 100.0)
+        gate.set()
+        await settle(queue)
+        assert queue.age_s == queue.stalled_s == 0.0
+
+
+@in_virtual_time
+async def test_failing_key_that_waits_for_its_retry_has_no_age() -> None:
+    async def work(key: str) -> None:
+        raise BackendUnavailable("down")
+
+    queue = WorkQueue(work)
+    async with running(queue):
+        queue.add("a")
+        await asyncio.sleep(300.0)
+        assert queue.age_s < 1.0

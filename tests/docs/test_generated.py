@@ -13,6 +13,7 @@ from docs import generate
 from launcher import contract, middleware_metrics
 from launcher.health import EngineStatus, HealthServer
 from launcher.startup_phases import StartupPhases
+from launcher.tls import CertificateStatus
 from plimsoll.cli import main as cli
 
 
@@ -28,9 +29,8 @@ async def _nothing() -> bytes:
 async def test_metrics_page_lists_exactly_exposed_engine_metrics() -> None:
     engine_contract, registry = contract.load({}), CollectorRegistry()
     middleware_metrics.MiddlewareMetrics(engine_contract, registry)
-    server = HealthServer(
-        engine_contract, EngineStatus(), StartupPhases(engine_contract.startup_phases, 0.0), _nothing, lambda: b""
-    )
+    phases, certificate = StartupPhases(engine_contract.startup_phases, 0.0), CertificateStatus(1.0)
+    server = HealthServer(engine_contract, EngineStatus(), phases, _nothing, lambda: b"", certificate=certificate)
     _, launchers = await server.respond(engine_contract.paths["metrics"])
     exposed = set(re.findall(r"^# TYPE (\S+)", (launchers + generate_latest(registry)).decode(), re.MULTILINE))
     listed = set(re.findall(r"^\| `(plimsoll_engine_\w+)[`{]", generate.metrics_page(), re.MULTILINE))

@@ -18,9 +18,12 @@ from aiohttp import web
 from launcher.client import EngineClient, Response
 from launcher.contract import IMAGE_ROOT, load
 from launcher.engine_probe import EngineProbe
+from launcher.health import EngineStatus, render_metrics
 from launcher.remote_prefill import RemotePrefillClient
 from launcher.settings import SettingsError, TlsSettings
+from launcher.startup_phases import StartupPhases
 from launcher.tls import AUTHORITY, CERTIFICATE, FILES, KEY, EngineTls, InvalidSecret
+from plimsoll.adapters.certificate_files import expiry_s
 from plimsoll.api.conditions import ConditionReason
 from plimsoll.api.contract import engine_tls_name
 from plimsoll.controllers.reconcile.pod_diagnosis import pod_problem
@@ -51,6 +54,29 @@ def test_renewed_secret_is_written_in_place(tmp_path: Path) -> None:
         assert {name: (tls.target / name).read_bytes() for name in FILES} == renewed
     assert [(tls.target / name).stat().st_ino for name in FILES] == inodes
     assert {(tls.target / name).stat().st_mode & 0o777 for name in FILES} == {0o600}
+
+
+async def test_metrics_say_when_the_certificate_in_use_expires(tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "ca", "plimsoll")
+    tls, volume = engine_tls(tmp_path, authority)
+    tls.prepare()
+    following = asyncio.create_task(tls.follow(0.01))
+
+    def shown(name: str) -> float | None:
+        page = render_metrics(load(), EngineStatus(), StartupPhases((), 0.0), None, tls.status)
+        found = [line for line in page.splitlines() if line.startswith(f"plimsoll_engine_certificate_{name} ")]
+        return float(found[0].split()[1]) if found else None
+
+    async with asyncio.timeout(30):
+        while not shown("expiry_seconds"):
+            await asyncio.sleep(0.01)
+        expected = expiry_s((volume.directory / CERTIFICATE).read_text())
+        assert (shown("expiry_seconds"), shown("invalid")) == (expected, 0.0)
+        volume.write({**authority.issue(NAME), KEY: b"garbage"})
+        while not shown("invalid"):
+            await asyncio.sleep(0.01)
+        assert shown("expiry_seconds") == expected
+    following.cancel()
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -59,6 +59,13 @@ def test_snapshot_maps_each_name_to_endpoints() -> None:
     assert "override_host" in json.dumps(found["pick/team/chat"])
 
 
+def test_isolated_tenants_have_no_cluster_without_picker() -> None:
+    shared, isolated = service(), service("other")
+    isolated["spec"]["engine"] = {"prefixCache": "PerTenant"}
+    found = set(snapshot(build_catalog([shared, isolated], []))[CLUSTER_TYPE])
+    assert found == {"pick/team/chat", "pick/team/other", "model/chat", "model/team/chat"}
+
+
 def test_snapshot_lists_only_ready_client_engines() -> None:
     resource = snapshot(two_tier_catalog())[ENDPOINTS_TYPE]["team/chat"]
     assignment = decoded(resource)

@@ -22,6 +22,7 @@ from kubernetes.aio import client, config
 
 from plimsoll.adapters.normalize import normalize
 from plimsoll.adapters.object_size import bounded
+from plimsoll.adapters.object_trim import trimmed
 from plimsoll.api import labels
 from plimsoll.core.errors import (
     BackendUnavailable,
@@ -32,6 +33,7 @@ from plimsoll.core.errors import (
     NotFound,
     ObjectRejected,
     cause_of,
+    failure_reason,
 )
 from plimsoll.telemetry import operator_metrics
 from plimsoll.telemetry.service_log import ServiceLog
@@ -194,6 +196,7 @@ class KubeClient:
                 async for event in self._follow(resource, namespace, selector, version):
                     yield event
             except UNREADABLE as error:
+                operator_metrics.OPERATOR_WATCH_FAILURES.labels(resource.plural).inc()
                 requested_pause_s = getattr(error, "retry_after_seconds", None) or 0.0
                 message = str(error) or type(error).__name__
                 log.warning(None, "watch failed; listing again", resource=resource.plural, error=message)
@@ -349,7 +352,12 @@ class KubeClient:
             if not self.may_write():
                 raise LeaseLost("this process no longer holds the lease")
             operator_metrics.OPERATOR_WRITES.labels(method).inc()
-        response = await self._send(method, path, query, body, content_type)
+        try:
+            response = await self._send(method, path, query, body, content_type)
+        except ClusterError as error:
+            if method != "GET":
+                operator_metrics.OPERATOR_WRITE_FAILURES.labels(method, failure_reason(error)).inc()
+            raise
         try:
             result: Object = json.loads(await response.read())
         except (aiohttp.ClientError, TimeoutError, ValueError, RecursionError) as error:
@@ -390,8 +398,8 @@ def watch_timeout(resource: Resource) -> aiohttp.ClientTimeout:
 
 
 def received(obj: Object) -> Object:
-    """Return an object without nulls and within the size limits, as the process stores it."""
-    return normalize(bounded(obj))
+    """Return an object as the process stores it: trimmed, without nulls and within the size limits."""
+    return normalize(trimmed(bounded(obj)))
 
 
 def jittered(seconds: float) -> float:

@@ -5,7 +5,8 @@ often is waste, and polling a busy one too rarely delays scaling decisions.
 
 Idea: every pod has its own due time, spread over the interval. A busy tier is polled often, an idle one rarely, but
 often enough that one missed answer does not expire its last reading (`MAX_READING_GAP_S`). After a failed poll a pod
-is retried once soon, and then at its usual interval.
+is retried once soon, and then at its usual interval. Pods whose last poll failed share a few slots of their own, and
+all slots are fair: engines that never answer cost other services nothing.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import time
 import zlib
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
@@ -23,9 +25,11 @@ from plimsoll.adapters import adopted_engine, launcher
 from plimsoll.adapters.engine_metrics import HttpGet, fetch_page
 from plimsoll.adapters.engine_of_pod import MetricsAddress, has_launcher, metrics_address
 from plimsoll.adapters.launcher import AdapterReport, StartupProgress
+from plimsoll.adapters.normalize import value_at
 from plimsoll.api import labels
 from plimsoll.api.contract import engine_contract
 from plimsoll.controllers import pod_startup
+from plimsoll.controllers.fair_slots import FairSlots, Group
 from plimsoll.controllers.isolation import ObjectErrors, Stage, subject_of
 from plimsoll.controllers.object_cache import Key, ObjectCache, owning_service
 from plimsoll.core.errors import BackendUnavailable
@@ -33,6 +37,7 @@ from plimsoll.core.ports import EngineInfo, EngineReading
 from plimsoll.core.types import Role
 from plimsoll.engines.engine import MetricMap
 from plimsoll.resources.hardware import named_accelerator
+from plimsoll.telemetry import operator_metrics
 from plimsoll.telemetry.service_log import ServiceLog
 
 log = ServiceLog(__name__)
@@ -48,6 +53,7 @@ ENGINE_INFO_INTERVAL_S: Final = 5.0
 FOREIGN_ENGINE_INTERVAL_S: Final = 60.0  # for a ready engine without /about, such as one with a foreign image
 ADOPTED_INTERVAL_S: Final = 2.0  # for a target's engine: its counters are the demand
 MAX_CONCURRENT_REQUESTS: Final = 32
+MAX_FAILING_REQUESTS: Final = 8  # concurrent ones to pods whose last poll failed
 _RELIST_INTERVAL_S: Final = 1.0  # between two reads of the pod cache
 _MIN_SLEEP_S: Final = 0.05
 _ROLES: Final = frozenset(Role)
@@ -72,6 +78,7 @@ class _PolledPod:
     uid: str
     name: str
     key: Key
+    node: str
     role: Role
     address: str
     is_ready: bool
@@ -123,7 +130,7 @@ class EnginePoller:
         )  # uids of pods that had work at the last poll
         self._active_until_s: dict[Key, float] = {}
         self._relisted_s = -math.inf
-        self._slots = asyncio.Semaphore(MAX_CONCURRENT_REQUESTS)
+        self._slots, self._failing_slots = FairSlots(MAX_CONCURRENT_REQUESTS), FairSlots(MAX_FAILING_REQUESTS)
 
     def engine_info(self, namespace: str, pod: str) -> EngineInfo | None:
         """Properties of the engine in the named pod; None until it has reported them."""
@@ -208,6 +215,10 @@ class EnginePoller:
         elif pod.is_ready:
             pod.metrics_due_s = min(pod.metrics_due_s, due_s)
 
+    def _slot(self, pod: _PolledPod, failures: int) -> AbstractAsyncContextManager[None]:
+        slots = self._failing_slots if failures else self._slots
+        return slots.of(Group(pod.key[0], pod.node))
+
     def _sleep_s(self) -> float:
         due_s = min((min(pod.metrics_due_s, pod.info_due_s) for pod in self._pods.values()), default=math.inf)
         return min(max(due_s - self._monotonic(), _MIN_SLEEP_S), _RELIST_INTERVAL_S)
@@ -215,6 +226,8 @@ class EnginePoller:
     def _relist(self, now_s: float) -> None:
         """Add new pods, update known ones, and drop deleted ones."""
         self._relisted_s = now_s
+        for name, slots in (("answering", self._slots), ("failing", self._failing_slots)):
+            operator_metrics.OPERATOR_ENGINE_POLLS_WAITING.labels(name).set(slots.waiting)
         present = self._present()
         for uid in self._pods.keys() - present.keys():
             deleted = self._pods.pop(uid)
@@ -261,7 +274,7 @@ class EnginePoller:
         polled.is_ready = current.is_ready
 
     async def _poll_metrics(self, pod: _PolledPod, metrics: MetricsAddress) -> None:
-        async with self._slots:
+        async with self._slot(pod, pod.metrics_failures):
             sent_s = self._monotonic()
             try:
                 page, reading = await fetch_page(
@@ -325,7 +338,7 @@ class EnginePoller:
 
     async def _poll_engine_info(self, pod: _PolledPod) -> None:
         was_ready, before = pod.is_ready, pod.startup_progress
-        async with self._slots:
+        async with self._slot(pod, pod.info_failures):
             sent_s = self._monotonic()
             try:
                 body = await self._http_get(pod.address, _launcher_port(), engine_contract().paths["about"])
@@ -365,6 +378,7 @@ def _polled_pod(obj: Object) -> _PolledPod | None:
         meta["uid"],
         meta["name"],
         key,
+        str(value_at(obj, "spec", "nodeName") or ""),
         Role(role),
         address,
         pod_startup.is_ready(obj),

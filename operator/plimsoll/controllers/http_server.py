@@ -6,7 +6,8 @@ next try through a Service may reach the leader.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -15,7 +16,11 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from plimsoll.controllers.autoscale.recommendations import Recommendations, to_json
+from plimsoll.controllers.reconcile_progress import ReconcileProblems, ReconcileProgress
 from plimsoll.telemetry import operator_metrics
+from plimsoll.telemetry.service_log import ServiceLog
+
+log = ServiceLog(__name__)
 
 ExplainService = Callable[[tuple[str, str]], dict[str, Any] | None]
 
@@ -26,14 +31,31 @@ class HttpEndpoints:
 
     explain: returns the decision document of a service by namespace and name, None for an unknown service.
     recommendations: those of all services. Both are themselves None while this process does not lead.
+    progress: returns why a leader reconciles nothing.
     """
 
     explain: ExplainService | None = None
     recommendations: Recommendations | None = None
+    progress: Callable[[], ReconcileProblems] = ReconcileProblems
+
+    @contextmanager
+    def leading(
+        self, explain: ExplainService, recommendations: Recommendations, progress: ReconcileProgress
+    ) -> Iterator[None]:
+        """Answer as the leader meanwhile."""
+        self.explain, self.recommendations, self.progress = explain, recommendations, progress.problems
+        try:
+            with progress.exported():
+                yield
+        finally:
+            self.explain, self.recommendations, self.progress = None, None, ReconcileProblems
 
 
 async def serve(port: int, metrics_port: int, endpoints: HttpEndpoints | None = None) -> web.AppRunner:
-    """Serve until the returned runner is cleaned up. A blocked event loop fails the liveness probe."""
+    """Serve until the returned runner is cleaned up. A blocked event loop fails the liveness probe.
+
+    So does a leader that finishes no reconcile. One that cannot list its objects is not ready.
+    """
     runner = web.AppRunner(build_app(endpoints or HttpEndpoints()), access_log=None)
     await runner.setup()
     for number in sorted({port, metrics_port}):
@@ -43,6 +65,12 @@ async def serve(port: int, metrics_port: int, endpoints: HttpEndpoints | None = 
 
 def build_app(endpoints: HttpEndpoints) -> web.Application:
     """The application for both ports. `endpoints` is read at each request."""
+
+    async def is_live(_: web.Request) -> web.Response:
+        return _probe(endpoints.progress().stalled)
+
+    async def is_ready(_: web.Request) -> web.Response:
+        return _probe(endpoints.progress().unsynced)
 
     async def explain(request: web.Request) -> web.Response:
         if endpoints.explain is None:
@@ -60,8 +88,8 @@ def build_app(endpoints: HttpEndpoints) -> web.Application:
         return _not_leading() if endpoints.recommendations is None else _json(endpoints.recommendations.list_json())
 
     application = web.Application()
-    application.router.add_get("/healthz", _ok)
-    application.router.add_get("/readyz", _ok)
+    application.router.add_get("/healthz", is_live)
+    application.router.add_get("/readyz", is_ready)
     application.router.add_get("/metrics", _metrics)
     application.router.add_get("/explain/{namespace}/{name}", explain)
     application.router.add_get("/v1/recommendations", recommend_all)
@@ -69,8 +97,11 @@ def build_app(endpoints: HttpEndpoints) -> web.Application:
     return application
 
 
-async def _ok(_: web.Request) -> web.Response:
-    return web.Response(text="ok\n")
+def _probe(problem: str) -> web.Response:
+    if problem:
+        log.warning(None, "probe fails", reason=problem)
+    status = HTTPStatus.SERVICE_UNAVAILABLE if problem else HTTPStatus.OK
+    return web.Response(text=f"{problem or 'ok'}\n", status=status)
 
 
 async def _metrics(_: web.Request) -> web.Response:

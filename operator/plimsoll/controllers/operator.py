@@ -39,7 +39,7 @@ from plimsoll.api import labels
 from plimsoll.controllers import http_server, kopf_handlers
 from plimsoll.controllers.autoscale.autoscaler import Autoscaler
 from plimsoll.controllers.autoscale.checkpoint_store import CheckpointStore
-from plimsoll.controllers.autoscale.prometheus_fallback import PrometheusFallback
+from plimsoll.controllers.autoscale.prometheus_fallback import PrometheusFallback, load_history
 from plimsoll.controllers.autoscale.scaling_status import ScalingReport
 from plimsoll.controllers.autoscale.signal_sources import SignalSources
 from plimsoll.controllers.engine_poller import EnginePoller
@@ -55,6 +55,7 @@ from plimsoll.controllers.reconcile.drain_reports import DrainReports
 from plimsoll.controllers.reconcile.observe import affected_services
 from plimsoll.controllers.reconcile.reconciler import Reconciler
 from plimsoll.controllers.reconcile.service_namespaces import ServiceNamespaces
+from plimsoll.controllers.reconcile_progress import ReconcileProgress
 from plimsoll.controllers.targets.target_poller import TargetPoller
 from plimsoll.controllers.webhook import server as webhook_server
 from plimsoll.controllers.workqueue import WorkQueue
@@ -159,7 +160,7 @@ class OperatorProcess:
         self.target_poller = TargetPoller(
             kube, self.cache, self.queue.add, self.errors, lambda key: self.namespace_leases.manages(key[0])
         )
-        history = _load_prometheus(config.prometheus_url)
+        history = load_history(config.prometheus_url)
         self.prometheus_fallback = PrometheusFallback(
             history, self.engine_poller.unreachable, self.engine_poller.accept_external
         )
@@ -288,8 +289,13 @@ class OperatorProcess:
     @property
     def is_synced(self) -> bool:
         """True once every watch has listed its objects and the gateways have answered. No engine needs a pool."""
-        lists = len(WATCHED_RESOURCES) * max(1, len(self._namespaces))
-        return self.gateway_poller.is_synced and self.set_watches.is_synced and len(self._synced) == lists
+        return not self.unsynced()
+
+    def unsynced(self) -> set[str]:
+        """What has not been listed or has not answered yet."""
+        lists = {(resource.plural, name) for resource, _ in WATCHED_RESOURCES for name in self._namespaces or (None,)}
+        others = {"gateways": self.gateway_poller.is_synced, "leaderworkersets": self.set_watches.is_synced}
+        return {plural for plural, _ in lists - self._synced} | {name for name, known in others.items() if not known}
 
     async def _follow(self, resource: Resource, selector: str, namespace: str | None) -> None:
         async for event in self._kube.watch(resource, namespace, selector):
@@ -367,15 +373,6 @@ class OperatorProcess:
             self.queue.add(key_of(raw))
 
 
-def _load_prometheus(url: str) -> PrometheusHistory | None:
-    """The metrics store, None without a URL. The import is local, because most installations do not need its memory."""
-    if not url:
-        return None
-    from plimsoll.adapters.prometheus_history import PrometheusHistory
-
-    return PrometheusHistory(url)
-
-
 async def run(config: OperatorConfig, times: LeaseTimes | None = None) -> None:
     """Run the process until SIGTERM. times: of the lease; None for the defaults."""
     stop_requested = asyncio.Event()
@@ -424,12 +421,9 @@ async def _lead_and_run(
         log.info(None, "lease acquired; this replica leads", identity=config.identity)
         with operator_metrics.OPERATOR_LEADING.track_inprogress():
             operator = OperatorProcess(kube, config, session)
-            endpoints.explain = operator.autoscaler.explain
-            endpoints.recommendations = operator.autoscaler.recommendations
-            try:
+            scaler, progress = operator.autoscaler, ReconcileProgress(operator.queue, operator.unsynced)
+            with endpoints.leading(scaler.explain, scaler.recommendations, progress):
                 await operator.run()
-            finally:
-                endpoints.explain = endpoints.recommendations = None
 
     has_ended = await lead_while_leased(kube, config.namespace, LEASE_NAME, config.identity, work, times)
     if not has_ended:

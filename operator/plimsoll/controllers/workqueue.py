@@ -42,6 +42,8 @@ class WorkQueue(Generic[K]):
         self._failures: dict[K, int] = {}
         self._paused_until: dict[K, float] = {}  # time of the loop; keys that failed more than once
         self._timers: dict[K, asyncio.TimerHandle] = {}
+        self._due_since: dict[K, float] = {}  # time of the loop; keys that wait or are in process, the oldest first
+        self._ended_s = 0.0
         self._wake = asyncio.Event()
 
     def __len__(self) -> int:
@@ -51,6 +53,17 @@ class WorkQueue(Generic[K]):
     def is_idle(self) -> bool:
         """True when no key is waiting, in process or due later."""
         return not (self._queued or self._active or self._timers)
+
+    @property
+    def age_s(self) -> float:
+        """How long the oldest key has been waiting or in process, 0 without any."""
+        since = next(iter(self._due_since.values()), None)
+        return 0.0 if since is None else asyncio.get_running_loop().time() - since
+
+    @property
+    def stalled_s(self) -> float:
+        """How long no key has been finished although one was due, 0 without any."""
+        return min(self.age_s, asyncio.get_running_loop().time() - self._ended_s)
 
     def add(self, key: K) -> None:
         """Process the key soon. Several calls before that count as one. A key that keeps failing is processed at most
@@ -68,6 +81,7 @@ class WorkQueue(Generic[K]):
             timer.cancel()
         if key not in self._queued:
             self._queued.add(key)
+            self._due_since.setdefault(key, asyncio.get_running_loop().time())
             if key not in self._active:
                 self._waiting.append(key)
         self._wake.set()
@@ -104,7 +118,10 @@ class WorkQueue(Generic[K]):
                 await self._process(key)
             finally:
                 self._active.discard(key)
+                self._ended_s = asyncio.get_running_loop().time()
+                del self._due_since[key]
                 if key in self._queued:
+                    self._due_since[key] = self._ended_s
                     self._waiting.append(key)
                     self._wake.set()
 

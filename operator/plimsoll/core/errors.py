@@ -70,3 +70,15 @@ class BackendUnavailable(ClusterError):
 
 class LeaseLost(ClusterError):
     """The lease is not ours any more: a write now could fight the next leader."""
+
+
+def failure_reason(error: ClusterError) -> str:
+    """Return the kind of a failed call of the API server in one word, as metrics name it."""
+    kinds = (
+        (Conflict, "conflict"),
+        (ObjectRejected, "rejected"),
+        (Forbidden, "forbidden"),
+        (NotFound, "not_found"),
+        (BackendUnavailable, "unavailable"),
+    )
+    return next((reason for kind, reason in kinds if isinstance(error, kind)), "other")

@@ -31,6 +31,7 @@ class Feature(StrEnum):
     BUNDLED_IMAGE = "bundled image"
     OWN_SERVER = "command, port, health path and metric names of your own"
     TUNING = "arguments that the operator tunes"
+    CACHE_SALT = "prefix cache for each tenant"
     DRAIN_ON_TERM = "drain on SIGTERM"
 
 

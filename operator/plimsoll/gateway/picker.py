@@ -31,7 +31,6 @@ from plimsoll.gateway.inflight import InFlightTracker
 from plimsoll.gateway.key_limits import KeyLimits, charged_tokens
 from plimsoll.gateway.one_queue.port import Owners
 from plimsoll.gateway.picker_replies import dispatch_response, rejection_response, slo_deadlines
-from plimsoll.gateway.prefix_hash import block_hashes
 from plimsoll.gateway.request_attributes import AttributeStore
 from plimsoll.gateway.request_bounds import bound_request
 from plimsoll.gateway.request_context import (
@@ -47,6 +46,7 @@ from plimsoll.gateway.request_queue import RequestQueue
 from plimsoll.gateway.request_stats import RequestStats
 from plimsoll.gateway.retry_identity import OWN_SEED, body_digest, claims_retry
 from plimsoll.gateway.service_catalog import EMPTY_CATALOG, ServiceCatalog, ServiceEntry
+from plimsoll.gateway.tenant_cache import prefix_hashes
 from plimsoll.telemetry import gateway_metrics
 
 log = logging.getLogger(__name__)
@@ -187,9 +187,9 @@ class Picker:
             return self.reject(broken, route.shape, service.key)
         if service.policy is not None and route.is_booked:
             ctx.prompt = parsed.corrected_prompt(service.policy.token_ratios)
-            ctx.block_hashes = block_hashes(parsed.prompt_prefix, "" if ctx.adapter is None else ctx.adapter.name)
             # A pool of a gateway of another product has the engines of one service.
             ctx.fallback = self.fallback_of(service, route) if ctx.adapter is None and foreign is None else None
+            ctx.block_hashes = prefix_hashes(parsed.prompt_prefix, ctx, service, self.catalog.services)
         ctx.claims_retry, ctx.foreign = claims_retry(headers.get(RETRY_COUNT_HEADER)), foreign
         is_owned = self.owners is not None and not (foreign and is_partial(foreign.subset, service.endpoints))
         reply = self.owners.ask(service, ctx, now) if self.owners is not None and is_owned else None

@@ -16,6 +16,7 @@ from plimsoll.gateway.http1 import ok_response, response
 from plimsoll.gateway.request_bounds import limit_headers
 from plimsoll.gateway.request_context import RequestContext
 from plimsoll.gateway.service_catalog import ServiceEntry
+from plimsoll.gateway.tenant_cache import CACHE_SALT_HEADER, salt_of
 
 # Request header with the `Retry-After` for a failure of the only engine; the engine and Envoy's local reply use it.
 NEXT_ENGINE_HEADER: Final = engine_contract().headers["next_engine"]
@@ -69,6 +70,8 @@ def dispatch_response(
         headers, count = f"{headers}{NEXT_ENGINE_HEADER}: {next_engine_s}\r\n", count + 1
     if ctx.adapter is not None:
         headers, count = f"{headers}{ADAPTER_HEADER}: {ctx.adapter.name}\r\n", count + 1
+    if service.isolates_tenants and ctx.route.is_booked:
+        headers, count = f"{headers}{CACHE_SALT_HEADER}: {salt_of(ctx.tenant)}\r\n", count + 1
     if ctx.is_fallback:
         headers, count = f"{headers}x-plimsoll-response-model: {service.preferred_name}\r\n", count + 1
     for name, value in (*limits.items(), *limit_headers(ctx, now)):

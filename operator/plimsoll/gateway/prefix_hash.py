@@ -21,16 +21,16 @@ _MAX_BYTES: Final = BLOCK_BYTES * MAX_BLOCKS
 _TRAILING_SYNTAX: Final = b']}" \t\r\n'
 
 
-def block_hashes(prompt: bytes, adapter: str = "") -> tuple[int, ...]:
+def block_hashes(prompt: bytes, scope: str = "") -> tuple[int, ...]:
     """Returns the chained 64-bit hashes of the full blocks of `messages` or `prompt` as raw JSON. Never raises.
 
-    Prompts of different LoRA adapters share no hash, because an adapter computes other keys and values.
+    Prompts of different scopes share no hash, because engines share no KV blocks between them.
 
     A partial last block has no hash, because engines cache only full blocks. The cost is about 0.5 us per block.
     """
     if len(prompt) <= _MAX_BYTES:
         prompt = prompt.rstrip(_TRAILING_SYNTAX)
-    last_hash = xxh3_64_intdigest(adapter.encode()) if adapter else 0
+    last_hash = xxh3_64_intdigest(scope.encode()) if scope else 0
     block_end = min(len(prompt), _MAX_BYTES) // BLOCK_BYTES * BLOCK_BYTES
     return tuple(
         [

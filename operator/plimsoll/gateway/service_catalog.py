@@ -60,7 +60,7 @@ class ServiceEntry:
     is that of its object, `limits_version` that of its InferenceServiceAdmission, "" without one. `parse_error` says
     what of them cannot be parsed, and why, else "".
     `adapters` are its LoRA adapters by model name. `needs_certificate` means that ready engines require TLS, for which
-    this gateway has no client certificate.
+    this gateway has no client certificate. `isolates_tenants` means that its tenants share no KV blocks.
     """
 
     namespace: str
@@ -85,6 +85,7 @@ class ServiceEntry:
     parse_error: str = ""
     adapters: Mapping[str, AdapterEntry] = field(default_factory=dict)
     needs_certificate: bool = False
+    isolates_tenants: bool = False
     key: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -321,6 +322,7 @@ class CatalogBuilder:
             limits_version="" if admission is None else admission["metadata"].get("resourceVersion", ""),
             parse_error=self._policies.parse_error(key),
             needs_certificate=self._needs_certificate(key, engines),
+            isolates_tenants=value_at(obj, "spec", "engine", "prefixCache") == "PerTenant",
         )
 
     def _needs_certificate(self, key: str, engines: Iterable[EnginePod]) -> bool:

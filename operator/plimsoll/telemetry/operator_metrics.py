@@ -54,6 +54,22 @@ OPERATOR_QUEUE = Gauge(
     "Services that wait for a reconcile.",
     registry=OPERATOR,
 )
+OPERATOR_QUEUE_AGE = Gauge(
+    "plimsoll_operator_queue_age_seconds",
+    "How long the oldest service has been waiting for a reconcile or in one; 0 without any, and in a standby.",
+    registry=OPERATOR,
+)
+OPERATOR_UNSYNCED = Gauge(
+    "plimsoll_operator_unsynced_lists",
+    "Lists of objects that a leader waits for; it reconciles nothing before it has all.",
+    registry=OPERATOR,
+)
+OPERATOR_WATCH_FAILURES = Counter(
+    "plimsoll_operator_watch_failures",
+    "Lists and watches that the API server refused or cut; each is tried again (resource: plural name of the kind).",
+    ["resource"],
+    registry=OPERATOR,
+)
 OPERATOR_INTERNAL_ERRORS = Counter(
     "plimsoll_operator_internal_errors",
     "Unexpected errors of the operator, each contained to one object or component (stage: watch,"
@@ -61,10 +77,22 @@ OPERATOR_INTERNAL_ERRORS = Counter(
     ["stage"],
     registry=OPERATOR,
 )
+OPERATOR_ENGINE_POLLS_WAITING = Gauge(
+    "plimsoll_operator_engine_polls_waiting",
+    "Polls of engines that wait for a slot (pool: answering, failing, of pods whose last poll failed).",
+    ["pool"],
+    registry=OPERATOR,
+)
 OPERATOR_WRITES = Counter(
     "plimsoll_operator_writes",
     "Writes to the API server (verb: PATCH, POST, PUT, DELETE), without lease renewals.",
     ["verb"],
+    registry=OPERATOR,
+)
+OPERATOR_WRITE_FAILURES = Counter(
+    "plimsoll_operator_write_failures",
+    "Writes that failed (verb as above; reason: conflict, rejected, forbidden, not_found, unavailable, other).",
+    ["verb", "reason"],
     registry=OPERATOR,
 )
 OPERATOR_SCALE_WRITES_PENDING = Gauge(

@@ -228,6 +228,12 @@ class EngineSpec(ApiModel):
         "known; args and the chart's arguments override them. Off: it gets none. A change takes effect at once. "
         "Absent: Auto, from the next rollout.",
     )
+    prefix_cache: Literal["Shared", "PerTenant"] | None = Field(
+        default=None,
+        description="PerTenant: a request uses only KV blocks that requests of its own tenant left, so that no tenant "
+        "learns another one's prompts from its TTFT. Not with task transcribe. Restarts no engine. Absent: "
+        "Shared.",
+    )
     lora: LoraSpec | None = Field(
         default=None,
         description="Bounds on LoRA adapters. With it an engine starts with LoRA enabled, so that even the first entry "

@@ -22,6 +22,7 @@ from plimsoll.api.v1alpha1.engine import EngineSpec
 from plimsoll.api.v1alpha1.engine_features import needs
 from plimsoll.api.v1alpha1.model import ModelSource
 from plimsoll.api.v1alpha1.node_rules import NODE_RULES
+from plimsoll.api.v1alpha1.prefix_cache_rules import PREFIX_CACHE_RULES
 from plimsoll.api.v1alpha1.request_limits import RequestLimitsSpec
 from plimsoll.api.v1alpha1.scaling import ScalingOptions
 from plimsoll.api.v1alpha1.schedule import upcoming_windows
@@ -163,6 +164,7 @@ class InferenceServiceSpec(ApiModel):
         *_ENGINE_RULES,
         *TARGET_RULES,
         *NODE_RULES,
+        *PREFIX_CACHE_RULES,
         ValidationRule(
             "!has(self.adapters) || size(self.adapters) <= (has(self.engine) && has(self.engine.lora) &&"
             f" has(self.engine.lora.maxCpuLoras) ? self.engine.lora.maxCpuLoras : {DEFAULT_MAX_CPU_LORAS})",

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from plimsoll.controllers.engine_poller import UnreachableEngine
 from plimsoll.controllers.object_cache import Key
@@ -21,6 +21,9 @@ from plimsoll.core.errors import BackendUnavailable
 from plimsoll.core.ports import EngineReading
 from plimsoll.engines.engine import MetricMap
 from plimsoll.telemetry.service_log import ServiceLog
+
+if TYPE_CHECKING:
+    from plimsoll.adapters.prometheus_history import PrometheusHistory
 
 log = ServiceLog(__name__)
 
@@ -93,3 +96,12 @@ class PrometheusFallback:
             return ()
         self._is_available = True
         return readings
+
+
+def load_history(url: str) -> PrometheusHistory | None:
+    """The metrics store, None without a URL. The import is local, because most installations do not need its memory."""
+    if not url:
+        return None
+    from plimsoll.adapters.prometheus_history import PrometheusHistory
+
+    return PrometheusHistory(url)

@@ -136,7 +136,8 @@ class SnapshotBuilder:
         """Returns the snapshot of a catalog."""
         owned: dict[str, list[str]] = {key: [] for key in catalog.services}
         for name, service in catalog.by_name.items():
-            owned[service.key].append(name)
+            if not service.isolates_tenants:  # without the picker, Envoy knows no tenant
+                owned[service.key].append(name)
         self._services = {key: self._services.get(key) or _ServiceResources() for key in sorted(catalog.services)}
         clusters: dict[str, XdsResource] = {}
         endpoints: dict[str, XdsResource] = {}

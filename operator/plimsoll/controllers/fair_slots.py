@@ -1,0 +1,81 @@
+"""Slots for concurrent work that are shared fairly between namespaces, and between nodes.
+
+Problem: a poll of an engine that accepts and never answers takes its slot for seconds. With one queue for all, hundreds
+of such engines of one team, or of a lost zone, would delay the polls of every other service until its signals expire.
+
+Idea: a free slot goes to the waiting poll whose namespace has the fewest slots, then to that whose node has the fewest.
+So a service that answers in time waits for at most one slot, whoever holds the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import NamedTuple
+
+
+class Group(NamedTuple):
+    """Who uses a slot."""
+
+    namespace: str
+    node: str
+
+
+class FairSlots:
+    """At most `size` holders at once."""
+
+    def __init__(self, size: int) -> None:
+        self._free = size
+        self._by_namespace: Counter[str] = Counter()
+        self._by_node: Counter[str] = Counter()
+        self._waiting: dict[Group, deque[asyncio.Future[None]]] = {}
+
+    @property
+    def waiting(self) -> int:
+        """How many wait for a slot."""
+        return sum(map(len, self._waiting.values()))
+
+    @asynccontextmanager
+    async def of(self, group: Group) -> AsyncIterator[None]:
+        """Hold a slot for the group."""
+        await self._acquire(group)
+        try:
+            yield
+        finally:
+            self._release(group)
+
+    async def _acquire(self, group: Group) -> None:
+        if self._free > 0:  # then nobody waits
+            self._free -= 1
+            self._count(group, 1)
+            return
+        granted = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(group, deque()).append(granted)
+        try:
+            await granted
+        except asyncio.CancelledError:
+            if not granted.cancelled():  # it was granted in the same instant
+                self._release(group)
+            raise
+
+    def _release(self, group: Group) -> None:
+        self._count(group, -1)
+        while self._waiting:
+            following = min(self._waiting, key=lambda one: (self._by_namespace[one.namespace], self._by_node[one.node]))
+            queue = self._waiting[following]
+            granted = queue.popleft()
+            if not queue:
+                del self._waiting[following]
+            if not granted.done():  # else its holder was cancelled
+                self._count(following, 1)
+                granted.set_result(None)
+                return
+        self._free += 1
+
+    def _count(self, group: Group, change: int) -> None:
+        for counts, name in ((self._by_namespace, group.namespace), (self._by_node, group.node)):
+            counts[name] += change
+            if not counts[name]:
+                del counts[name]

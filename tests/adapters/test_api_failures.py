@@ -1,0 +1,79 @@
+"""Failed watches and writes are counted, with the reason."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from aiohttp import web
+from kubernetes.aio import client
+
+from plimsoll.adapters.kube_client import PODS, KubeClient
+from plimsoll.core.errors import ClusterError
+from plimsoll.telemetry.operator_metrics import OPERATOR
+from tests.ports import free_port
+
+
+class RefusingApi:
+    """A server that answers each request with one status."""
+
+    def __init__(self) -> None:
+        self.status, self.asked = 403, asyncio.Event()
+
+    async def answer(self, _: web.Request) -> web.Response:
+        self.asked.set()
+        return web.json_response({"message": "no"}, status=self.status)
+
+
+@pytest.fixture
+async def refusing() -> AsyncIterator[tuple[RefusingApi, KubeClient]]:
+    api, app, port = RefusingApi(), web.Application(), free_port()
+    app.router.add_route("*", "/{path:.*}", api.answer)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    kube = KubeClient(client.ApiClient(client.Configuration(host=f"http://127.0.0.1:{port}")))
+    yield api, kube
+    await kube.close()
+    await runner.cleanup()
+
+
+def counted(name: str, **labels: str) -> float:
+    return OPERATOR.get_sample_value(f"plimsoll_operator_{name}_total", labels) or 0.0
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        (403, "forbidden"),
+        (404, "not_found"),
+        (409, "conflict"),
+        (422, "rejected"),
+        (429, "unavailable"),
+        (500, "unavailable"),
+        (418, "other"),
+    ],
+)
+async def test_failed_write_is_counted(refusing: tuple[RefusingApi, KubeClient], status: int, reason: str) -> None:
+    api, kube = refusing
+    api.status = status
+    before = counted("write_failures", verb="POST", reason=reason)
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a", "namespace": "team"}}
+    with pytest.raises(ClusterError):
+        await kube.create(pod)
+    with pytest.raises(ClusterError):
+        await kube.get(PODS, "team", "a")
+    assert counted("write_failures", verb="POST", reason=reason) == before + 1
+
+
+async def test_failed_list_of_a_watch_is_counted(refusing: tuple[RefusingApi, KubeClient]) -> None:
+    api, kube = refusing
+    before = counted("watch_failures", resource="pods")
+    following = asyncio.create_task(anext(kube.watch(PODS, "team")))  # type: ignore[arg-type]
+    async with asyncio.timeout(30):
+        await api.asked.wait()
+        while counted("watch_failures", resource="pods") == before:
+            await asyncio.sleep(0.01)
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)

@@ -1,0 +1,58 @@
+"""Slots go to who has the fewest, by namespace and by node."""
+
+from __future__ import annotations
+
+import asyncio
+
+from plimsoll.controllers.fair_slots import FairSlots, Group
+from tests.virtual_time import in_virtual_time
+
+
+async def hold(slots: FairSlots, group: Group, seconds: float, granted: list[Group]) -> None:
+    async with slots.of(group):
+        granted.append(group)
+        await asyncio.sleep(seconds)
+
+
+async def order(size: int, *groups: Group) -> list[Group]:
+    """The order in which these get a slot for a second each."""
+    slots, granted = FairSlots(size), list[Group]()
+    async with asyncio.TaskGroup() as tasks:
+        for group in groups:
+            tasks.create_task(hold(slots, group, 1.0, granted))
+    assert slots.waiting == 0
+    return granted
+
+
+@in_virtual_time
+async def test_namespace_with_fewest_slots_is_next() -> None:
+    many, one = Group("many", "n1"), Group("one", "n1")
+    assert (await order(2, *[many] * 6, one))[:3] == [many, many, one]
+
+
+@in_virtual_time
+async def test_node_with_fewest_slots_is_next() -> None:
+    lost, other = Group("team", "lost"), Group("team", "other")
+    assert (await order(2, *[lost] * 6, other))[:3] == [lost, lost, other]
+
+
+@in_virtual_time
+async def test_group_that_waits_alone_gets_all_slots() -> None:
+    started = asyncio.get_running_loop().time()
+    await order(4, *[Group("many", "n1")] * 8)
+    assert asyncio.get_running_loop().time() - started == 2.0
+
+
+@in_virtual_time
+async def test_cancelled_holders_give_their_slots_back() -> None:
+    slots, granted, group = FairSlots(1), list[Group](), Group("team", "n1")
+    tasks = [asyncio.create_task(hold(slots, group, 1.0, granted)) for _ in range(4)]
+    await asyncio.sleep(0.5)
+    tasks[1].cancel()  # waits
+    await asyncio.sleep(0.5)
+    tasks[2].cancel()  # has been granted a slot in this instant, or waits for it
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await order(1, group)
+    assert (slots.waiting, granted[-1]) == (0, group)
+    async with asyncio.timeout(1.0), slots.of(group):
+        pass

@@ -1,0 +1,106 @@
+"""Engines that accept and never answer cost their own service its signals, and other services nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from itertools import pairwise
+
+import pytest
+
+from plimsoll.adapters.pod_http import TIMEOUT_S
+from plimsoll.controllers.engine_poller import BUSY_INTERVAL_S, EnginePoller
+from plimsoll.controllers.object_cache import Key, ObjectCache
+from plimsoll.core.errors import BackendUnavailable
+from plimsoll.core.ports import EngineReading
+from plimsoll.core.types import Role
+from tests import builders
+from tests.controllers.test_engines import parse
+from tests.virtual_time import in_virtual_time
+
+ANSWER_S = 0.02
+HUNG, HEALTHY = 600, 30
+RUN_S = 60.0
+MAX_GAP_S = BUSY_INTERVAL_S + 2 * TIMEOUT_S  # a reading expires after 15 s
+
+
+class Fleet:
+    """Busy engines; those of which `hangs` is true let each poll run into its time limit."""
+
+    def __init__(self, store: ObjectCache) -> None:
+        loop = asyncio.get_running_loop()
+        self.hanging: set[str] = set()
+        self.readings: defaultdict[str, list[float]] = defaultdict(list)
+        self.engines = EnginePoller(store, self.answer, self.record, parse, loop.time, loop.time)
+
+    async def answer(self, address: str, port: int, path: str) -> bytes:
+        if address in self.hanging:
+            await asyncio.sleep(TIMEOUT_S)
+            raise BackendUnavailable("did not answer")
+        await asyncio.sleep(ANSWER_S)
+        return address.encode() if path == "/about" else b"vllm:num_requests_running 1\n"
+
+    def record(self, key: Key, role: Role, reading: EngineReading) -> None:
+        self.readings[reading.pod].append(asyncio.get_running_loop().time())
+
+
+def add_pods(store: ObjectCache, namespace: str, count: int, *, nodes: int, first: int, node: str) -> list[str]:
+    addresses = []
+    service = builders.service("chat", namespace)
+    for number in range(first, first + count):
+        address = f"10.{number >> 8}.0.{number & 255}"
+        ready = [{"type": "Ready", "status": "True"}]
+        obj = builders.pod(service, "decode", f"{namespace}-{number}", podIP=address, conditions=ready)
+        obj["metadata"]["uid"] = f"uid-{number}"
+        obj.setdefault("spec", {})["nodeName"] = f"{node}-{number % nodes}"
+        store.put(obj)
+        addresses.append(address)
+    return addresses
+
+
+async def worst_gap_s(fleet: Fleet, pods: int) -> float:
+    """The longest time without a reading of a healthy engine, after the first of each."""
+    task = asyncio.create_task(fleet.engines.run())
+    await asyncio.sleep(RUN_S)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert len(fleet.readings) == pods
+    return max(after - before for times in fleet.readings.values() for before, after in pairwise([*times, RUN_S]))
+
+
+@in_virtual_time
+async def test_hung_engines_of_one_team_delay_no_other_team() -> None:
+    store = ObjectCache()
+    fleet = Fleet(store)
+    fleet.hanging = set(add_pods(store, "hung", HUNG, nodes=20, first=1, node="node"))
+    add_pods(store, "team", HEALTHY, nodes=20, first=2000, node="node")
+    assert await worst_gap_s(fleet, HEALTHY) < MAX_GAP_S
+
+
+@in_virtual_time
+async def test_lost_zone_delays_no_engine_elsewhere() -> None:
+    store = ObjectCache()
+    fleet = Fleet(store)
+    for number in range(10):
+        namespace = f"team-{number}"
+        fleet.hanging.update(add_pods(store, namespace, HUNG // 10, nodes=20, first=1 + 100 * number, node="lost"))
+        add_pods(store, namespace, HEALTHY // 10, nodes=20, first=2000 + 100 * number, node="node")
+    assert await worst_gap_s(fleet, HEALTHY) < MAX_GAP_S
+
+
+@pytest.mark.parametrize("hanging", [1, HUNG])
+@in_virtual_time
+async def test_engine_that_answers_again_is_heard(hanging: int) -> None:
+    store = ObjectCache()
+    fleet = Fleet(store)
+    fleet.hanging = set(add_pods(store, "hung", hanging, nodes=20, first=1, node="node"))
+    back = add_pods(store, "team", 1, nodes=1, first=2000, node="node")
+    fleet.hanging.update(back)
+    task = asyncio.create_task(fleet.engines.run())
+    await asyncio.sleep(30.0)
+    assert not fleet.readings
+    fleet.hanging.difference_update(back)
+    await asyncio.sleep(2 * BUSY_INTERVAL_S + 2 * TIMEOUT_S)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert list(fleet.readings) == ["team-2000"]
