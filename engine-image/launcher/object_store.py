@@ -23,7 +23,7 @@ from launcher.model_source import ModelSource, Opened, RemoteFile, SourceError
 from launcher.store_credentials import CredentialProvider, Credentials, gs_provider, s3_provider
 
 MAX_FILES: Final = 10_000
-_UNSIGNED: Final = "UNSIGNED-PAYLOAD"
+_EMPTY_SHA256: Final = hashlib.sha256(b"").hexdigest()
 _GS_ENDPOINT: Final = "https://storage.googleapis.com"
 
 
@@ -32,7 +32,7 @@ class ObjectStore:
 
     def __init__(self, source: ModelSource, base: str, region: str, credentials: CredentialProvider) -> None:
         self._source = source
-        self._base = base
+        self.base = base
         self._region = region
         self._credentials = credentials
 
@@ -75,7 +75,7 @@ class ObjectStore:
         """Return URL and headers of a GET."""
         path = f"/{urllib.parse.quote(key, safe='/-_.~')}" if key else ""
         ordered = "&".join(f"{_quote(name)}={_quote(value)}" for name, value in sorted(query.items()))
-        url = f"{self._base}{path or '/'}{'?' if ordered else ''}{ordered}"
+        url = f"{self.base}{path or '/'}{'?' if ordered else ''}{ordered}"
         credentials = self._credentials.current()
         if credentials.bearer:
             return url, {"Authorization": f"Bearer {credentials.bearer}"}
@@ -106,12 +106,12 @@ def signature_headers(url: str, credentials: Credentials, region: str, now: date
     """Return the headers that sign a GET without body by AWS Signature Version 4."""
     parts = urllib.parse.urlsplit(url)
     stamp = now.strftime("%Y%m%dT%H%M%SZ")
-    signed = {"host": parts.netloc, "x-amz-content-sha256": _UNSIGNED, "x-amz-date": stamp}
+    signed = {"host": parts.netloc, "x-amz-content-sha256": _EMPTY_SHA256, "x-amz-date": stamp}
     if credentials.session_token:
         signed["x-amz-security-token"] = credentials.session_token
     names = ";".join(sorted(signed))
     headers = "".join(f"{name}:{signed[name]}\n" for name in sorted(signed))
-    canonical = "\n".join(("GET", parts.path, parts.query, headers, names, _UNSIGNED))
+    canonical = "\n".join(("GET", parts.path, parts.query, headers, names, _EMPTY_SHA256))
     scope = f"{stamp[:8]}/{region}/s3/aws4_request"
     text = "\n".join(("AWS4-HMAC-SHA256", stamp, scope, hashlib.sha256(canonical.encode()).hexdigest()))
     key = f"AWS4{credentials.secret_key}".encode()

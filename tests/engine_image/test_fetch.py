@@ -1,4 +1,4 @@
-"""Downloads of models: from a real S3 server that checks signatures, and from stores that break."""
+"""Downloads of models into the cache, from stores that break, change and stay away."""
 
 from __future__ import annotations
 
