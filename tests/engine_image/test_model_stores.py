@@ -289,6 +289,7 @@ def test_program_gets_the_model_but_no_keys(tmp_path: Path) -> None:
 
 
 MOTO = os.environ.get("MOTO_SERVER") or shutil.which("moto_server")
+KEYS = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
 needs_moto = pytest.mark.skipif(MOTO is None, reason="no moto_server")
 
 
@@ -335,13 +336,18 @@ def _wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
 
 @needs_moto
 def test_s3_server_files_are_downloaded(s3: str, tmp_path: Path) -> None:
-    environment = {"AWS_ENDPOINT_URL": s3, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
-    assert downloaded(ModelSource("s3://models/team/chat"), environment, tmp_path) == FILES
+    assert downloaded(ModelSource("s3://models/team/chat"), {"AWS_ENDPOINT_URL": s3, **KEYS}, tmp_path) == FILES
 
 
 @needs_moto
 def test_s3_server_pages_are_followed(s3: str, tmp_path: Path) -> None:
-    assert len(downloaded(ModelSource("s3://models/many"), {"AWS_ENDPOINT_URL": s3}, tmp_path)) == 1_050
+    assert len(downloaded(ModelSource("s3://models/many"), {"AWS_ENDPOINT_URL": s3, **KEYS}, tmp_path)) == 1_050
+
+
+@needs_moto
+def test_s3_server_refuses_without_keys(s3: str, tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"answers 403"):
+        downloaded(ModelSource("s3://models/team/chat"), {"AWS_ENDPOINT_URL": s3}, tmp_path)
 
 
 @needs_moto

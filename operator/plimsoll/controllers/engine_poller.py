@@ -148,6 +148,11 @@ class EnginePoller:
             if pod.key == key and pod.is_ready and pod.startup_progress and pod.startup_progress.adapters is not None
         }
 
+    def model_revisions(self, key: Key) -> tuple[str, ...]:
+        """The different commits or digests of the model that ready engines of a service report, sorted."""
+        progress = [pod.startup_progress for pod in self._pods.values() if pod.key == key and pod.is_ready]
+        return tuple(sorted({one.model_revision for one in progress if one is not None and one.model_revision}))
+
     def unreachable(self) -> dict[tuple[str, str], UnreachableEngine]:
         """The ready engines that failed to answer twice in a row, by namespace and pod name."""
         return {
@@ -336,7 +341,9 @@ class EnginePoller:
             else:
                 pod.info_failures = 0
         found = None if pod.startup_progress is None else pod.startup_progress.adapters
-        if found is not None and pod.is_ready and (before is None or before.adapters != found or not was_ready):
+        is_news = before is None or before.adapters != found or not was_ready
+        is_revision_news = pod.startup_progress is not None and pod.startup_progress.model_revision is not None
+        if pod.is_ready and ((found is not None and is_news) or (is_revision_news and not was_ready)):
             self._on_adapters(pod.key)
         if pod.info_due_s < math.inf:  # its readiness changed during the poll, and the next one is already scheduled
             return

@@ -92,14 +92,17 @@ class Reconciler:
         engine_rollout: Callable[[Key], ServiceRollout] = lambda key: ServiceRollout(),
         pool_watch: PoolWatch | None = None,
         sets_problem: Callable[[str], PodProblem | None] = lambda namespace: None,
+        model_revisions: Callable[[Key], tuple[str, ...]] = lambda key: (),
     ) -> None:
         """report: scaling report of a service, None before its first tick. later: reconciles a service after some
-        seconds. adapters: what the ready engines of a service report of their adapters. targets: the targets of a
-        service as last read, by role. engine_rollout: what the platform's rollout says of a service. pool_watch: None
-        without InferencePools. sets_problem: why no LeaderWorkerSet can be applied in a namespace, None if one can."""
+        seconds. adapters, model_revisions: what the ready engines of a service report of their adapters, and the
+        commits or digests of their model. targets: the targets of a service as last read, by role. engine_rollout: what
+        the platform's rollout says of a service. pool_watch: None without InferencePools. sets_problem: why no
+        LeaderWorkerSet can be applied in a namespace, None if one can."""
         self._sets_problem = sets_problem
         self._engine_rollout = engine_rollout
         self._adapters = adapters
+        self._model_revisions = model_revisions
         self._targets = targets
         self._errors = errors or ObjectErrors()
         self._kube = kube
@@ -223,6 +226,7 @@ class Reconciler:
             internal_error=self._errors.condition(key),
             engine_rollout=self._engine_rollout(key).condition,
             engine_tuning=self._tuning(key, observed),
+            model_revisions=self._model_revisions(key),
             inference_pool=pool_condition,
         )
         await self._publish_status(observed.service_object, inputs)
@@ -317,6 +321,7 @@ class Reconciler:
             **({ADAPTERS: _adapters_status(old_status[ADAPTERS], inputs)} if ADAPTERS in old_status else {}),
             "tiers": service_status.tiers_status(inputs),
             **({"engineTuning": inputs.engine_tuning} if inputs.engine_tuning else {}),
+            **service_status.model_revision(inputs, old_status),
             "conditions": conditions.merge(old_status.get("conditions", []), stated_conditions, rfc3339_now()),
             **service_status.scaling_fields(inputs, old_status),
         }
