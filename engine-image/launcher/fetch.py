@@ -1,6 +1,6 @@
 """Downloads the model of an s3://, gs:// or https:// URI into the cache, then becomes the engine.
 
-python3 -m launcher.fetch [PROGRAM ARGUMENT ...]
+python3 -m launcher.fetch [PROGRAM ARGUMENT ...]      without a program it ends then, also for hf:// models
 
 Problem: a download takes minutes, breaks off, and may deliver other bytes than were meant. Idea: it is a step of its
 own before the engine, in the engine's process: the launcher's health checks, log and signals apply to it. Each file
@@ -42,6 +42,7 @@ from launcher.store_credentials import SECRET_VARIABLES
 WORKERS: Final = 8
 ATTEMPTS: Final = 6  # without a byte in between
 FIRST_PAUSE_SECONDS: Final = 1.0  # doubled after each attempt
+HUB_IGNORED: Final = ["*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack", "*.onnx", "original/*"]
 CHUNK_BYTES: Final = 4 << 20
 FAILED: Final = 3  # exit code
 _BROKEN: Final = (OSError, http.client.HTTPException, TransientError)
@@ -214,6 +215,19 @@ def source_of(environment: Mapping[str, str], contract: Contract) -> ModelSource
     return ModelSource(uri, environment.get(contract.env["model_digest"], "")) if uri else None
 
 
+def _download_from_hub(environment: Mapping[str, str], contract: Contract) -> int:
+    """Download a Hugging Face model into its own cache, as the engine will look for it; returns an exit code."""
+    from huggingface_hub import snapshot_download  # an engine image has it; other sources do not need it
+
+    model, revision = environment[contract.env["model"]], environment.get(contract.env["model_revision"], "")
+    try:
+        snapshot_download(model, revision=revision or None, ignore_patterns=HUB_IGNORED)
+    except Exception as error:  # of a library with many kinds of errors
+        print(redact(f"ModelSourceError: {model} cannot be downloaded: {error}"), file=sys.stderr, flush=True)
+        return FAILED
+    return 0
+
+
 def link(target: Path, place: Path) -> None:
     """Make a link to the model's files, in place of an earlier one."""
     fresh = place.with_name(f"{place.name}.new")
@@ -240,7 +254,7 @@ def main(program: list[str], environment: Mapping[str, str] = os.environ) -> int
         log.info("model files are complete: digest %s", complete.digest if complete else "unknown")
         link(entry.files, Path(contract.paths["model_link"]))
     if not program:
-        return 0
+        return 0 if source is not None else _download_from_hub(environment, contract)
     secrets = (*SECRET_VARIABLES, contract.env["model_token"]) if source is not None else ()
     os.execvpe(program[0], program, {name: value for name, value in environment.items() if name not in secrets})
     return FAILED  # never: the program has taken this process over

@@ -160,6 +160,19 @@ MODELS = [
         "spec.model.digest",
         "digest is allowed only for s3://, gs:// and https:// models; oci:// has it in the URI",
     ),
+    Case(
+        {"spec.model.uri": "s3://models/chat", "spec.model.digest": "sha256:" + "0" * 65},
+        "spec.model.digest",
+        "must have at most 71 characters, not 72",
+        "Too long",
+    ),
+    *[
+        Case({"spec.model.uri": "oci://ghcr.io/team/chat:1", "spec.model.path": path}, "spec.model.path", *says)
+        for path, says in (
+            ("", ("must not be empty", "should be at least 1 chars long")),
+            ("a" * 254, ("must have at most 253 characters, not 254", "Too long")),
+        )
+    ],
     Case({"spec.model.path": "models"}, "spec.model.path", "path is allowed only for oci:// models"),
     *[
         Case(

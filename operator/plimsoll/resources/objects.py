@@ -253,7 +253,7 @@ def _network_policy(service: InferenceService, parent: Object, platform: Platfor
 
 
 def _egress(service: InferenceService, platform: PlatformConfig, engines: Object) -> list[Object] | None:
-    """DNS, the engines of the service, public sources of its model, and the administrator's rules. None for no limit."""
+    """DNS, the service's engines, public sources of its model, and the administrator's rules. None for no limit."""
     settings = platform.network_policy.egress
     if settings is None:
         return None
