@@ -215,17 +215,12 @@ def source_of(environment: Mapping[str, str], contract: Contract) -> ModelSource
     return ModelSource(uri, environment.get(contract.env["model_digest"], "")) if uri else None
 
 
-def _download_from_hub(environment: Mapping[str, str], contract: Contract) -> int:
-    """Download a Hugging Face model into its own cache, as the engine will look for it; returns an exit code."""
+def _download_from_hub(environment: Mapping[str, str], contract: Contract) -> None:
+    """Download a Hugging Face model into its own cache, as the engine will look for it."""
     from huggingface_hub import snapshot_download  # an engine image has it; other sources do not need it
 
     model, revision = environment[contract.env["model"]], environment.get(contract.env["model_revision"], "")
-    try:
-        snapshot_download(model, revision=revision or None, ignore_patterns=HUB_IGNORED)
-    except Exception as error:  # of a library with many kinds of errors
-        print(redact(f"ModelSourceError: {model} cannot be downloaded: {error}"), file=sys.stderr, flush=True)
-        return FAILED
-    return 0
+    snapshot_download(model, revision=revision or None, ignore_patterns=HUB_IGNORED)
 
 
 def link(target: Path, place: Path) -> None:
@@ -254,7 +249,9 @@ def main(program: list[str], environment: Mapping[str, str] = os.environ) -> int
         log.info("model files are complete: digest %s", complete.digest if complete else "unknown")
         link(entry.files, Path(contract.paths["model_link"]))
     if not program:
-        return 0 if source is not None else _download_from_hub(environment, contract)
+        if source is None:
+            _download_from_hub(environment, contract)
+        return 0
     secrets = (*SECRET_VARIABLES, contract.env["model_token"]) if source is not None else ()
     os.execvpe(program[0], program, {name: value for name, value in environment.items() if name not in secrets})
     return FAILED  # never: the program has taken this process over

@@ -19,8 +19,8 @@ S3 = {"uri": "s3://models/chat", "secretRef": {"name": "s3"}, "cache": {"claimNa
 TIERS = {"serve": {"gpus": 2, "pod": {"nodeSelector": {"zone": "a"}}}}
 
 
-async def made(model: Object, has_deployment: bool = True, **spec: Any) -> Object:
-    service = builders.service("chat", **{"model": model, "tiers": TIERS, **spec})
+async def made(model: Object, has_deployment: bool = True, **tier: Any) -> Object:
+    service = builders.service("chat", model=model, tiers={"serve": {**TIERS["serve"], **tier}})
     answers: Object = {services("team", "chat"): service}
     if has_deployment:
         template = pod_template(parse(service), "serve", builders.PLATFORM)
@@ -57,6 +57,11 @@ async def test_job_is_no_engine_of_the_service() -> None:
 async def test_service_without_shared_download_is_refused(model: Object, reason: str) -> None:
     with pytest.raises(ClusterQueryError, match=reason):
         await made(model)
+
+
+async def test_engines_of_several_nodes_are_refused() -> None:
+    with pytest.raises(ClusterQueryError, match="has engines of several nodes"):
+        await made(S3, nodes=2)
 
 
 async def test_service_without_deployment_says_who_makes_it() -> None:

@@ -59,7 +59,7 @@ async def prefetch_job(kube: KubeClient, namespace: str, name: str) -> KubeObjec
     """The Job of a service; raises ClusterQueryError if it has no model to download, or no cache that stays."""
     service = parse(await cluster.get_service(kube, namespace, name))
     _check(service)
-    role, _ = service.spec.tiers.items()[0]
+    role, _ = next(iter(service.spec.tiers.items()))
     try:
         deployment = await kube.get(DEPLOYMENTS, namespace, tier_name(name, role))
     except NotFound:
@@ -78,6 +78,8 @@ def _check(service: InferenceService) -> None:
         raise ClusterQueryError(f"service {name} has targets: their owner downloads the model")
     if not model.is_cached or not service.spec.engine.contract.launched or service.spec.engine.is_simulated:
         raise ClusterQueryError(f"service {name} downloads nothing: spec.model.uri is {model.uri}")
+    if any(tier.nodes > 1 for _, tier in service.spec.tiers.items()):
+        raise ClusterQueryError(f"service {name} has engines of several nodes: prefetch reads Deployments only")
     if model.cache.claim_name is None:
         raise ClusterQueryError(
             f"service {name} has a cache in each pod, which ends with it: set spec.model.cache.claimName to a claim"
