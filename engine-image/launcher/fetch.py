@@ -219,6 +219,7 @@ def _download_from_hub(environment: Mapping[str, str], contract: Contract) -> No
     """Download a Hugging Face model into its own cache, as the engine will look for it."""
     from huggingface_hub import snapshot_download  # an engine image has it; other sources do not need it
 
+    logging.getLogger("httpx").setLevel(logging.WARNING)
     model, revision = environment[contract.env["model"]], environment.get(contract.env["model_revision"], "")
     snapshot_download(model, revision=revision or None, ignore_patterns=HUB_IGNORED)
 
