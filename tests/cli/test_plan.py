@@ -21,9 +21,9 @@ from plimsoll.core.planning.fleet_plan import FleetPlan, GoodputPoint, PlanFailu
 from plimsoll.core.slo import Slo
 from plimsoll.sim import profile, profiles
 
-MEASURED = ["plan", "--hardware", "h200-8b", "--ttft", "500ms", "--tpot", "50ms"]
+MEASURED = ["plan", "--no-simulation", "--hardware", "h200-8b", "--ttft", "500ms", "--tpot", "50ms"]
 MEAN_LOAD = ["--rate", "24", "--prompt-tokens", "1200", "--output-tokens", "220"]
-BY_NAME = ["plan", "--tpot", "50ms", "--gpu", "H200", *MEAN_LOAD]
+BY_NAME = ["plan", "--no-simulation", "--tpot", "50ms", "--gpu", "H200", *MEAN_LOAD]
 
 
 def test_plan_json_and_table_agree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -58,7 +58,18 @@ def test_plan_model_by_name_and_by_file_agree(tmp_path: Path, capsys: pytest.Cap
     (tmp_path / "config.json").write_text(json.dumps(config))
     answers = []
     for model in ("Llama-3.1-8B", str(tmp_path / "config.json")):
-        words = ["plan", "--model", model, "--gpu", "h200", "--gpus-per-replica", "1", "--tpot", "50ms"]
+        words = [
+            "plan",
+            "--no-simulation",
+            "--model",
+            model,
+            "--gpu",
+            "h200",
+            "--gpus-per-replica",
+            "1",
+            "--tpot",
+            "50ms",
+        ]
         assert main([*words, "--ttft", "500ms", *MEAN_LOAD, "--json"]) == 0
         answers.append(json.loads(capsys.readouterr().out))
     assert answers[0] == answers[1]
@@ -77,7 +88,7 @@ def test_plan_model_by_name_and_by_file_agree(tmp_path: Path, capsys: pytest.Cap
 def test_plan_larger_cuda_graphs_only_for_moe(
     words: list[str], largest: int | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["plan", *words, "--ttft", "1s", "--tpot", "50ms", "--rate", "15", *MEAN_LOAD[2:]]
+    arguments = ["plan", "--no-simulation", *words, "--ttft", "1s", "--tpot", "50ms", "--rate", "15", *MEAN_LOAD[2:]]
     assert main([*arguments, "--json"]) == 0
     tier = json.loads(capsys.readouterr().out)["tiers"]["serve"]
     assert main(arguments) == 0
@@ -106,7 +117,7 @@ def test_plan_manifest_prefers_tuning(
     words: list[str], manifest: dict[str, object], capsys: pytest.CaptureFixture[str]
 ) -> None:
     load = ["--rate", "17", "--prompt-tokens", "1190", "--output-tokens", "220", "--ttft", "500ms", "--tpot", "30ms"]
-    arguments = ["plan", "--model", "Llama-3.1-8B", "--gpu", "H200", *load, *words]
+    arguments = ["plan", "--no-simulation", "--model", "Llama-3.1-8B", "--gpu", "H200", *load, *words]
     assert main([*arguments, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["manifest"] == manifest
     assert main(arguments) == 0
@@ -163,7 +174,9 @@ def test_plan_document_combines_infeasible_share_of_both_tiers() -> None:
 
 
 def test_plan_infeasible_slo_suggests_nearest_feasible(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "--hardware", "h200-8b", "--ttft", "500ms", "--tpot", "3ms", *MEAN_LOAD]) == 1
+    assert (
+        main(["plan", "--no-simulation", "--hardware", "h200-8b", "--ttft", "500ms", "--tpot", "3ms", *MEAN_LOAD]) == 1
+    )
     said = capsys.readouterr().err
     assert "no number of replicas meets the SLO, because of TPOT" in said
     assert "feasible targets: --ttft 500ms --tpot 6" in said
@@ -216,7 +229,7 @@ def test_plan_too_many_infeasible_alone_suggests_feasible_slo(
         )
         assert reason.endswith("% of the requests miss it even on an idle replica, and 5% may")
     feasible_targets = output.removeprefix("feasible targets: ").split()
-    assert main(["plan", "--hardware", "h200-8b", *feasible_targets, *long, "--json"]) == 0
+    assert main(["plan", "--no-simulation", "--hardware", "h200-8b", *feasible_targets, *long, "--json"]) == 0
     plan_told = json.loads(capsys.readouterr().out)
     assert plan_told["infeasible_alone"] <= 0.05
     assert min(tier["attained"] for tier in plan_told["tiers"].values()) >= 0.95
@@ -225,22 +238,22 @@ def test_plan_too_many_infeasible_alone_suggests_feasible_slo(
 def test_plan_requests_beyond_max_model_len_are_infeasible(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--ttft", "500ms", "--tpot", "50ms", *MEAN_LOAD]
     name = str(_changed(tmp_path, max_model_len=1))
-    assert main(["plan", "--hardware", name, *arguments]) == 1
+    assert main(["plan", "--no-simulation", "--hardware", name, *arguments]) == 1
     output = capsys.readouterr().err
     assert (
         "100.0% of the requests, prompt and answer together, are longer than the engine's max_model_len of 1" in output
     )
     name = str(_changed(tmp_path, max_model_len=3000))
-    assert main(["plan", "--hardware", name, *arguments, "--percentile", "99"]) == 1
+    assert main(["plan", "--no-simulation", "--hardware", name, *arguments, "--percentile", "99"]) == 1
     output = capsys.readouterr().err
     assert "4.3% of the requests, prompt" in output
     assert "--percentile 95 or less may" in output
-    assert main(["plan", "--hardware", name, *arguments, "--json"]) == 0
+    assert main(["plan", "--no-simulation", "--hardware", name, *arguments, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["longer_than_max_model_len"] == found["infeasible_alone"] == pytest.approx(11 / 256, abs=1e-6)
     assert 0.95 <= found["tiers"]["serve"]["attained"] <= 1 - found["longer_than_max_model_len"]
     assert all(opened <= 0.97 * rate for rate, opened, _ in found["curve"])
-    assert main(["plan", "--hardware", name, *arguments]) == 0
+    assert main(["plan", "--no-simulation", "--hardware", name, *arguments]) == 0
     assert "exceed its max_model_len of 3000 tokens" in capsys.readouterr().out
 
 
@@ -263,13 +276,25 @@ def test_plan_impossible_step_times_are_rejected(
     tmp_path: Path, key: str, value: float, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = _changed(tmp_path, anypre=0, **{key: value})
-    assert main(["plan", "--hardware", str(path), "--tpot", "50ms", *MEAN_LOAD]) == 1
+    assert main(["plan", "--no-simulation", "--hardware", str(path), "--tpot", "50ms", *MEAN_LOAD]) == 1
     assert f"--hardware: {path}: {said}" in capsys.readouterr().err
 
 
 def test_plan_profile_uses_given_gpus_per_replica(capsys: pytest.CaptureFixture[str]) -> None:
     """Of which a profile knows nothing, nor whether its steps were measured: that of h100x2-32b is a roofline."""
-    arguments = ["plan", "--hardware", "h100x2-32b", "--ttft", "1s", "--tpot", "50ms", "--rate", "1", *MEAN_LOAD[2:]]
+    arguments = [
+        "plan",
+        "--no-simulation",
+        "--hardware",
+        "h100x2-32b",
+        "--ttft",
+        "1s",
+        "--tpot",
+        "50ms",
+        "--rate",
+        "1",
+        *MEAN_LOAD[2:],
+    ]
     assert main(arguments) == 0
     assert "GPUs per replica: 1, from --gpus-per-replica (default 1)" in capsys.readouterr().out
     assert main([*arguments, "--gpus-per-replica", "2", "--gpu-hour-cost", "3"]) == 0
@@ -323,19 +348,23 @@ def test_plan_suggested_slo_is_rounded_up_in_options() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["plan", "--tpot", "50ms", *MEAN_LOAD], "--model is required"),
+        (["plan", "--no-simulation", "--tpot", "50ms", *MEAN_LOAD], "--model is required"),
         ([*MEASURED, *MEAN_LOAD, "--gpus-per-replica", "0"], "--gpus-per-replica: 0 must be from 1 to 64"),
         ([*MEASURED, *MEAN_LOAD, "--gpus-per-replica", "100000000"], "--gpus-per-replica: 100000000 must be from 1"),
         ([*MEASURED, *MEAN_LOAD, "--gpu-hour-cost", "1e308"], "--gpu-hour-cost: 1e+308 must be above 0 and at most"),
-        (["plan", "--tpot", "50ms", "--model", "Qwen3-8B", *MEAN_LOAD], "--gpu is required"),
+        (["plan", "--no-simulation", "--tpot", "50ms", "--model", "Qwen3-8B", *MEAN_LOAD], "--gpu is required"),
         ([*BY_NAME, "--model", "DeepSeek-V3"], "--model: DeepSeek-V3 cannot be planned"),
         ([*BY_NAME, "--model", "mine"], "--model: 'mine' is no model known by name"),
         ([*BY_NAME, "--model", "/nowhere.json"], "--model: /nowhere.json: No such file"),
         ([*BY_NAME, "--model", "Qwen3-8B", "--gpus-per-replica", "3"], "--gpus-per-replica: 3 does not divide"),
-        (["plan", "--tpot", "50ms", "--gpu", "H900", "--model", "Qwen3-8B", *MEAN_LOAD], "--gpu: unknown GPU 'H900'"),
+        (
+            ["plan", "--no-simulation", "--tpot", "50ms", "--gpu", "H900", "--model", "Qwen3-8B", *MEAN_LOAD],
+            "--gpu: unknown GPU 'H900'",
+        ),
         (
             [
                 "plan",
+                "--no-simulation",
                 "--tpot",
                 "50ms",
                 "--gpu",
@@ -349,14 +378,23 @@ def test_plan_suggested_slo_is_rounded_up_in_options() -> None:
             "leave no memory for the KV cache on 2 x L4",
         ),
         ([*MEASURED, *MEAN_LOAD, "--gpu", "H200"], "--gpu and --hardware"),
-        (["plan", "--hardware", "h900", "--tpot", "50ms", *MEAN_LOAD], "profile 'h900'"),
-        (["plan", "--hardware", "h200-8b", *MEAN_LOAD], "--ttft, --tpot or --e2e is required"),
-        (["plan", "--hardware", "h200-8b", "--ttft", "soon", *MEAN_LOAD], "--ttft: 'soon' is not a duration"),
-        (["plan", "--hardware", "h200-8b", "--tpot", "0s", *MEAN_LOAD], "--tpot: 0s must be above 0"),
+        (["plan", "--no-simulation", "--hardware", "h900", "--tpot", "50ms", *MEAN_LOAD], "profile 'h900'"),
+        (["plan", "--no-simulation", "--hardware", "h200-8b", *MEAN_LOAD], "--ttft, --tpot or --e2e is required"),
+        (
+            ["plan", "--no-simulation", "--hardware", "h200-8b", "--ttft", "soon", *MEAN_LOAD],
+            "--ttft: 'soon' is not a duration",
+        ),
+        (
+            ["plan", "--no-simulation", "--hardware", "h200-8b", "--tpot", "0s", *MEAN_LOAD],
+            "--tpot: 0s must be above 0",
+        ),
         ([*MEASURED, *MEAN_LOAD, "--e2e", "500ms"], "--e2e: must be longer than --ttft"),
         ([*MEASURED, *MEAN_LOAD, "--e2e", "later"], "--e2e: 'later' is not a duration"),
         ([*MEASURED, *MEAN_LOAD, "--itl", "even"], "--itl: 'even' is not a duration"),
-        (["plan", "--hardware", "h200-8b", "--itl", "40ms", *MEAN_LOAD], "--ttft, --tpot or --e2e is required"),
+        (
+            ["plan", "--no-simulation", "--hardware", "h200-8b", "--itl", "40ms", *MEAN_LOAD],
+            "--ttft, --tpot or --e2e is required",
+        ),
         ([*MEASURED, *MEAN_LOAD, "--percentile", "100"], "--percentile: 100"),
         ([*MEASURED, "--prompt-tokens", "9", "--output-tokens", "9"], "--rate is required, or --trace"),
         (
@@ -389,6 +427,7 @@ def test_plan_chart_never_overwrites_an_input(tmp_path: Path, capsys: pytest.Cap
     before = own.read_text()
     words = [
         "plan",
+        "--no-simulation",
         "--hardware",
         str(own),
         "--ttft",

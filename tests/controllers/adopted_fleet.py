@@ -88,7 +88,7 @@ class AdoptedFleet(KubeClient):
             DrainReports(self.cache), "operator-1", checkpoints=CheckpointStore(self), targets=self.targets.states,
         )  # fmt: skip
         self.scaler = Autoscaler(
-            self.cache, self, sources, self.reconciler.record_event, lambda key: self._mark_dirty()
+            self.cache, self, sources, self.reconciler.status.record_event, lambda key: self._mark_dirty()
         )
 
     def write(self, manager: str, replicas: int, operation: str = "Update") -> None:

@@ -104,7 +104,7 @@ class ControllerHarness:
             sets_problem=lambda namespace: sets.problem,
         )
         silence = SignalSources(lambda: ((), ()), lambda namespace, pod: None, lambda namespace, pod: None)
-        scaler = Autoscaler(store, self.kube, silence, reconciler.record_event, lambda key: None)
+        scaler = Autoscaler(store, self.kube, silence, reconciler.status.record_event, lambda key: None)
         return OperatorParts(store, reconciler, scaler, endings, rollout, sets, pools)
 
     async def sync(self, store: ObjectCache) -> None:

@@ -127,7 +127,7 @@ class SingleService:
             DrainReports(self.cache), "operator-1", checkpoints=checkpoints,
         )  # fmt: skip
         self.scaler = Autoscaler(
-            self.cache, self.kube, sources, self._reconciler.record_event, lambda key: self._mark_dirty()
+            self.cache, self.kube, sources, self._reconciler.status.record_event, lambda key: self._mark_dirty()
         )
 
     def restart_gateway(self) -> None:

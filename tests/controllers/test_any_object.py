@@ -34,7 +34,7 @@ from plimsoll.controllers.reconcile import applied_cache, condition_events, pod_
 from plimsoll.controllers.reconcile.drain_reports import DrainReports, drain_timeout_of
 from plimsoll.controllers.reconcile.object_plan import plan_objects
 from plimsoll.controllers.reconcile.observe import affected_services, observe
-from plimsoll.controllers.reconcile.reconciler import collect_status_inputs, desired_replicas, names_of
+from plimsoll.controllers.reconcile.status_inputs import collect_status_inputs, desired_replicas, names_of
 from plimsoll.controllers.reconcile.tier_health import TierStatusInputs, is_fully_rolled_out
 from plimsoll.core.admission.publication import AdmissionLimits
 from plimsoll.core.autoscaling.scale_down_candidates import ReplicaLoad

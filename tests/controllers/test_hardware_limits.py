@@ -12,7 +12,7 @@ from plimsoll.controllers.hardware_limits import hardware_limits
 from plimsoll.controllers.object_cache import ObjectCache, key_of
 from plimsoll.controllers.reconcile.model_names import ModelNames
 from plimsoll.controllers.reconcile.observe import observe
-from plimsoll.controllers.reconcile.reconciler import collect_status_inputs
+from plimsoll.controllers.reconcile.status_inputs import collect_status_inputs
 from plimsoll.core.engine_model.roofline import ACCELERATORS
 from plimsoll.resources.hardware import GPU_LABELS, GPU_TYPES, named_accelerator
 from plimsoll.resources.platform_config import EngineDefaults

@@ -291,10 +291,10 @@ async def test_status_of_replaced_service_is_not_written(world: ControllerHarnes
     operator = await world.reconcile_once("chat")
     stale = await world.service()
     await world.kube.delete(INFERENCESERVICES, world.namespace, "chat", stale["metadata"]["uid"])
-    await operator.reconciler._write_status(stale, stale["status"])
+    await operator.reconciler.status.write(stale, stale["status"])
     await world.create()
     with pytest.raises(Conflict):
-        await operator.reconciler._write_status(stale, stale["status"])
+        await operator.reconciler.status.write(stale, stale["status"])
     assert not (await world.service()).get("status")
 
 

@@ -22,7 +22,7 @@ from plimsoll.controllers.gateway_poller import GatewayView
 from plimsoll.controllers.reconcile import service_status
 from plimsoll.controllers.reconcile.object_plan import plan_objects
 from plimsoll.controllers.reconcile.observe import observe
-from plimsoll.controllers.reconcile.reconciler import collect_status_inputs, desired_replicas, names_of
+from plimsoll.controllers.reconcile.status_inputs import collect_status_inputs, desired_replicas, names_of
 from plimsoll.core.autoscaling.inputs import ServiceSnapshot
 from plimsoll.core.autoscaling.service_state import ServiceState
 from plimsoll.core.demand.service_metrics import ServiceMetrics

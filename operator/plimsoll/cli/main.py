@@ -272,6 +272,7 @@ def _add_plan(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     add_argument("--gpu-hour-cost", type=float, metavar="X", help="price of one GPU per hour, in any currency")
     add_argument("--picture", metavar="FILE", help="write a chart of goodput against load as SVG")
+    add_argument("--no-simulation", action="store_true", help="print what the model alone says, within about a second")
     add_argument("--json", action="store_true", help="print all results as JSON")
     parser.set_defaults(run=_plan)
 

@@ -24,12 +24,14 @@ from plimsoll.core.planning import known_models, workloads
 from plimsoll.core.planning.fleet_plan import PlanFailure, PlanRequest, make_plan
 from plimsoll.core.planning.machine_model import TOKEN_BUDGETS, Machine, machine_from_roofline
 from plimsoll.core.slo import Slo
+from plimsoll.core.types import Unavailable
 from plimsoll.core.units import format_number
 from plimsoll.core.workload import Workload, from_samples
 from plimsoll.engines import vllm
 from plimsoll.sim import profile, trace
 from plimsoll.sim.errors import BadInput
-from plimsoll.sim.profile import StepCoefficients
+from plimsoll.sim.plan_simulation import PlanSimulation, simulate_plan
+from plimsoll.sim.profile import HardwareProfile, StepCoefficients
 
 _GPU_COUNTS: Final = (1, 2, 4, 8)
 _MAX_GPUS: Final = 64  # per engine, as in the API
@@ -46,10 +48,14 @@ def run(arguments: argparse.Namespace) -> int:
     output_files.ensure_distinct(
         [one for one in input_files if one[1]], [("--picture", arguments.picture)] if arguments.picture else []
     )
-    result = make_plan(_make_question(arguments, *_replica_options(arguments)))
+    measured = _measured_profile(arguments)
+    result = make_plan(_make_question(arguments, *_replica_options(arguments, measured)))
     if isinstance(result, PlanFailure):
         print("\n".join(plan_output.infeasible_lines(result)), file=sys.stderr)
         return 1
+    simulation: PlanSimulation | Unavailable | None = _not_simulated(arguments)
+    if simulation is None:
+        result, simulation = simulate_plan(result, measured)
     if arguments.picture:
         marks = (
             (result.request.rate_per_s, "requested rate"),
@@ -62,12 +68,39 @@ def run(arguments: argparse.Namespace) -> int:
         )
     engine = plan_manifest.engine_manifest(result, arguments)
     if arguments.json:
-        document = {**plan_output.plan_document(result, cost), "manifest": {} if engine is None else {"engine": engine}}
+        document = {
+            **plan_output.plan_document(result, cost),
+            "simulated": plan_output.simulation_document(result, simulation),
+            "manifest": {} if engine is None else {"engine": engine},
+        }
         output_files.print_text(json.dumps(document, indent=2) + "\n")
     else:
-        lines = plan_output.plan_lines(result, cost, Screen.for_stream(sys.stdout))
+        lines = plan_output.plan_lines(result, simulation, cost, Screen.for_stream(sys.stdout))
         output_files.print_text("\n".join([*lines, *plan_manifest.manifest_lines(engine), ""]))
-    return 0
+    missed = isinstance(simulation, PlanSimulation) and simulation.within_slo < result.request.slo.share
+    return 1 if missed else 0
+
+
+def _measured_profile(arguments: argparse.Namespace) -> HardwareProfile | None:
+    """Return the profile that replaces model and GPU, None without."""
+    if arguments.hardware is None:
+        return None
+    for option in ("model", "gpu", "weights", "kv_cache"):
+        if getattr(arguments, option) is not None:
+            flag = f"--{option.replace('_', '-')}"
+            raise BadInput(f"{flag} and --hardware are mutually exclusive: a profile replaces model and GPU")
+    hardware_profile = profile.load(arguments.hardware)
+    _check_steps(arguments.hardware, hardware_profile)
+    return hardware_profile
+
+
+def _not_simulated(arguments: argparse.Namespace) -> Unavailable | None:
+    """Return why the plan is not simulated, None if it is."""
+    if arguments.no_simulation:
+        return Unavailable("--no-simulation")
+    if arguments.cached_share:
+        return Unavailable("it would need the prompts that --cached-share says are cached")
+    return None
 
 
 def _title(arguments: argparse.Namespace, gpus: int) -> str:
@@ -182,20 +215,15 @@ def _check_rate(rate: float) -> float:
     return rate
 
 
-def _replica_options(arguments: argparse.Namespace) -> tuple[list[list[Machine]], float]:
+def _replica_options(
+    arguments: argparse.Namespace, measured: HardwareProfile | None
+) -> tuple[list[list[Machine]], float]:
     """Return the replica options, and the longest request that they accept, in tokens."""
     gpus_per_replica = arguments.gpus_per_replica
     if gpus_per_replica is not None and not 1 <= gpus_per_replica <= _MAX_GPUS:
         raise BadInput(f"--gpus-per-replica: {gpus_per_replica} must be from 1 to {_MAX_GPUS}")
-    if arguments.hardware is not None:
-        shape_words = ("model", "gpu", "weights", "kv_cache")
-        for option in shape_words:
-            if getattr(arguments, option) is not None:
-                flag = f"--{option.replace('_', '-')}"
-                raise BadInput(f"{flag} and --hardware are mutually exclusive: a profile replaces model and GPU")
-        hardware_profile = profile.load(arguments.hardware)
-        _check_steps(arguments.hardware, hardware_profile)
-        return [profile_machines(hardware_profile, gpus_per_replica or 1)], hardware_profile.max_model_len
+    if measured is not None:
+        return [profile_machines(measured, gpus_per_replica or 1)], measured.max_model_len
     for option in ("model", "gpu"):
         if getattr(arguments, option) is None:
             raise BadInput(f"--{option} is required, or --hardware instead of --model and --gpu")

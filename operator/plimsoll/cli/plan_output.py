@@ -12,7 +12,9 @@ from plimsoll.core.planning.arrangement import Arrangement
 from plimsoll.core.planning.expected_latency import ExpectedLatency
 from plimsoll.core.planning.fleet_plan import FleetPlan, PlanFailure, TierEngineSettings
 from plimsoll.core.slo import Slo
+from plimsoll.core.types import Unavailable
 from plimsoll.core.units import format_figure, format_number, format_rounded_duration
+from plimsoll.sim.plan_simulation import PlanSimulation
 
 _DIGITS: Final = 6
 
@@ -135,12 +137,46 @@ def _round(value: float | None) -> float | None:
     return round(value, _DIGITS)
 
 
-def plan_lines(plan: FleetPlan, gpu_hour_cost: float | None, screen: Screen) -> list[str]:
+def simulation_document(plan: FleetPlan, simulation: PlanSimulation | Unavailable) -> dict[str, Any]:
+    """Return what the simulation saw: shares of all requests, replicas by tier; or why there was none."""
+    if isinstance(simulation, Unavailable):
+        return {"unavailable": simulation.reason}
+    return {
+        "within_slo": _round(simulation.within_slo),
+        "requests": simulation.requests,
+        "model_replicas": {
+            str(tier.role): count for tier, count in zip(plan.chosen.tiers, simulation.model_replicas, strict=True)
+        },
+        "model_within_slo": _round(simulation.model_within_slo),
+    }
+
+
+def _simulation_lines(plan: FleetPlan, simulation: PlanSimulation | Unavailable) -> list[str]:
+    if isinstance(simulation, Unavailable):
+        return [f"not simulated: {simulation.reason}"]
+    lines = [
+        f"simulated: {simulation.within_slo:.1%} of {simulation.requests:,} requests within the SLO"
+        f" (target {plan.request.slo.share:.0%}), with admission control"
+    ]
+    if simulation.model_replicas != plan.chosen.replicas:
+        counts = " + ".join(str(count) for count in simulation.model_replicas)
+        lines.append(
+            f"  the model alone says {counts} replicas; simulated, these keep {simulation.model_within_slo:.1%}"
+        )
+    if simulation.within_slo < plan.request.slo.share:
+        lines.append("  do not trust this plan: measure a hardware profile, or relax the SLO")
+    return lines
+
+
+def plan_lines(
+    plan: FleetPlan, simulation: PlanSimulation | Unavailable, gpu_hour_cost: float | None, screen: Screen
+) -> list[str]:
     """Return the plan as lines of text."""
     figures = plan_document(plan, gpu_hour_cost)
     parts = [f"{tier['replicas']} x {tier['gpus_per_replica']} GPU {role}" for role, tier in figures["tiers"].items()]
     head = f"{figures['arrangement']}: {' + '.join(parts)}, {figures['gpus']} GPUs"
-    output = [screen.bold(head), *(f"  {reason}" for reason in figures["reasons"]), ""]
+    output = [screen.bold(head), *(f"  {reason}" for reason in figures["reasons"])]
+    output += [*_simulation_lines(plan, simulation), ""]
     output += [*format_table(_load_rows(figures), screen), ""]
     output += format_table(_engine_rows(figures["tiers"]), screen)
     for role, tier in figures["tiers"].items():

@@ -183,7 +183,7 @@ class OperatorProcess:
             self.cache,
             self._kube,
             sources,
-            self.reconciler.record_event,
+            self.reconciler.status.record_event,
             self.queue.add,
             errors=self.errors,
             is_managed=lambda key: self.namespace_leases.manages(key[0]),
@@ -319,7 +319,7 @@ class OperatorProcess:
             return
         if not await self.namespace_leases.acquire(key[0]):
             if release := self.namespace_leases.foreign_release(key[0]):
-                await self.reconciler.publish_other_release(key, release)
+                await self.reconciler.status.publish_other_release(key, release)
             if self.cache.get(labels.KIND, key) is not None:
                 self.queue.add_later(key, RENEW_SECONDS)
             return

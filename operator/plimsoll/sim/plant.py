@@ -32,11 +32,12 @@ _VERSION: Final = "simulated"
 
 @dataclass(frozen=True)
 class Plant:
-    """The hardware of a fleet. profile: of an engine of any tier. noise: relative standard deviation of a step.
+    """The hardware of a fleet. profile: of an engine of any tier that tier_profiles does not name.
 
-    hash_block_tokens: tokens of a hashed block of the trace, 0 without. remote_prefill_http_s: HTTP time of a remote
-    prefill. config: the model's config.json, which engines report, None if they do not find it. gpus: of a replica.
-    bytes_per_s: of the fabric between engines. fast_forward: see `SimulatedEngine`.
+    noise: relative standard deviation of a step. hash_block_tokens: tokens of a hashed block of the trace, 0 without.
+    remote_prefill_http_s: HTTP time of a remote prefill. config: the model's config.json, which engines report, None if
+    they do not find it. gpus: of a replica. bytes_per_s: of the fabric between engines. fast_forward: see
+    `SimulatedEngine`.
     """
 
     profile: HardwareProfile
@@ -50,11 +51,13 @@ class Plant:
     gpus: Mapping[Role, int] = field(default_factory=dict)
     bytes_per_s: float = FABRIC_BYTES_PER_S
     fast_forward: bool = True
+    tier_profiles: Mapping[Role, HardwareProfile] = field(default_factory=dict)
 
     def profile_for(self, role: Role) -> HardwareProfile:
         """Profile of a tier's engines."""
-        factors = {Role.PREFILL: self.profile.producer_factor, Role.DECODE: self.profile.consumer_factor}
-        return self.profile.scaled(self.scale * factors.get(role, 1.0))
+        profile = self.tier_profiles.get(role, self.profile)
+        factors = {Role.PREFILL: profile.producer_factor, Role.DECODE: profile.consumer_factor}
+        return profile.scaled(self.scale * factors.get(role, 1.0))
 
     def engine(self, role: Role, random: Random) -> SimulatedEngine:
         """Engine of a new replica."""
@@ -89,7 +92,7 @@ class Plant:
 
     def engine_info(self, role: Role) -> EngineInfo:
         """What an engine reports about itself, including the self-benchmark of its warm-up."""
-        profile = self.profile
+        profile = self.tier_profiles.get(role, self.profile)
         return EngineInfo(
             engine=_VERSION,
             engine_version=_VERSION,

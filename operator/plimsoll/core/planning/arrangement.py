@@ -177,9 +177,7 @@ def size_arrangement(
     latency is within the SLO. Misses in the tiers are taken as independent.
     """
     required_rate = rate_per_s / (1 - headroom)
-    profiles = [
-        count_infeasible(build_profile(tier), 0.0 if number else too_long_share) for number, tier in enumerate(tiers)
-    ]
+    profiles = _profiles_of_all_requests(tiers, too_long_share)
     infeasible_share = 1 - math.prod(1 - _infeasible_share(tier_profile) for tier_profile in profiles)
     counts: list[int] = []
     for tier in tiers:
@@ -220,7 +218,31 @@ def size_arrangement(
     while math.prod(_attainments(profiles, required_rate, counts)) < tiers[0].slo.share:
         growable = [tier_index for tier_index, count in enumerate(counts) if count < MAX_SIZED_REPLICAS]
         counts[max(growable, key=lambda tier_index: share_with(counts, tier_index, counts[tier_index] + 1))] += 1
-    pairs = list(zip(profiles, counts, strict=True))
+    return _arrangement(tiers, machines, profiles, rate_per_s, counts, too_long_share)
+
+
+def with_replicas(arrangement: Arrangement, rate_per_s: float, replicas: Sequence[int]) -> Arrangement:
+    """The same arrangement with other numbers of replicas, for a rate."""
+    tiers, too_long_share = arrangement.tiers, arrangement.too_long_share
+    profiles = _profiles_of_all_requests(tiers, too_long_share)
+    return _arrangement(tiers, arrangement.machines, profiles, rate_per_s, replicas, too_long_share)
+
+
+def _profiles_of_all_requests(tiers: Sequence[TierSpec], too_long_share: float) -> list[TierProfile]:
+    return [
+        count_infeasible(build_profile(tier), 0.0 if number else too_long_share) for number, tier in enumerate(tiers)
+    ]
+
+
+def _arrangement(
+    tiers: tuple[TierSpec, ...],
+    machines: tuple[Machine, ...],
+    profiles: Sequence[TierProfile],
+    rate_per_s: float,
+    replicas: Sequence[int],
+    too_long_share: float,
+) -> Arrangement:
+    pairs = list(zip(profiles, replicas, strict=True))
     sizings = tuple(_build_sizing(tier_profile, rate_per_s, count) for tier_profile, count in pairs)
     return Arrangement(tiers, machines, sizings, _joint_capacity_per_s(pairs, tiers[0].slo.share), too_long_share)
 
