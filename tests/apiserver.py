@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import json
-import socket
 import ssl
 import subprocess
 import time
@@ -21,6 +20,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from e2e.cluster.settings import BIN
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[1]
 CRDS = sorted((ROOT / "crds").glob("plimsoll.dev_*.yaml"))
@@ -188,10 +188,3 @@ def api_server(authorization: str = "RBAC", audit_policy: Path | None = None) ->
             yield server
         finally:
             server.stop()
-
-
-def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nobody holds right now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -26,7 +26,8 @@ import uvloop
 
 from tests.gateway.kube_objects import pod
 from tests.gateway.picker_harness import service_with_slo
-from tests.gateway.stack import ROOT, GatewayStack, free_port, stop
+from tests.gateway.stack import ROOT, GatewayStack, stop
+from tests.ports import free_port
 
 RATE = 50.0  # requests a second on each way
 MAX_CONNECTIONS = 500  # at the upstream: none is ever refused

@@ -22,7 +22,8 @@ from plimsoll.gateway.one_queue.ownership import Ownership
 from tests.gateway.kube_objects import pod
 from tests.gateway.one_queue_harness import SECRET, Gateway, make_catalog
 from tests.gateway.picker_harness import service_with_slo
-from tests.gateway.stack import free_port, wait_until
+from tests.gateway.stack import wait_until
+from tests.ports import free_port
 
 NAMES = ("gateway-0", "gateway-1")
 LINE = "{:14} p10 {:6.0f} us   p50 {:6.0f} us   p99 {:6.0f} us   CPU {:5.0f} us"

@@ -30,6 +30,7 @@ _ROOTS = {
     "replicasets": "/apis/apps/v1",
     "controllerrevisions": "/apis/apps/v1",
     "poddisruptionbudgets": "/apis/policy/v1",
+    "endpointslices": "/apis/discovery.k8s.io/v1",
     "networkpolicies": "/apis/networking.k8s.io/v1",
     "leases": "/apis/coordination.k8s.io/v1",
     "jobs": "/apis/batch/v1",

@@ -81,9 +81,11 @@ class GatewayClient:
         """`/signals` of every gateway pod; raises httpx.HTTPStatusError while a picker is away."""
         return [json.loads(self._cluster.in_pod(self._namespace, pod, self._port, "/signals")) for pod in self.pods]
 
-    def metrics(self) -> Samples:
+    def metrics(self, without: str = "") -> Samples:
+        """The sum over all gateway pods but `without`."""
+        pods = (pod for pod in self.pods if pod != without)
         return Samples.sum(
-            Samples.parse(self._cluster.in_pod(self._namespace, pod, self._port, "/metrics")) for pod in self.pods
+            Samples.parse(self._cluster.in_pod(self._namespace, pod, self._port, "/metrics")) for pod in pods
         )
 
     def services(self, key: str) -> list[dict[str, Any]]:
@@ -115,9 +117,12 @@ class GatewayClient:
         count = len(self.pods)
         return self.metrics().total("plimsoll_gateway_peers_connected") == count * (count - 1)
 
-    def fallbacks(self) -> int:
-        """Requests that a gateway has decided about without their owner, such as on a machine without a free core."""
-        return int(self.metrics().total("plimsoll_gateway_owner_fallbacks_total"))
+    def fallbacks(self, without: str = "") -> int:
+        """Requests that a gateway has decided about without their owner, such as on a machine without a free core.
+
+        without: a pod whose counts restart meanwhile.
+        """
+        return int(self.metrics(without).total("plimsoll_gateway_owner_fallbacks_total"))
 
     def prefill_counts(self, key: str) -> Counter[str]:
         """How many requests were prefilled remotely and locally."""
@@ -125,6 +130,10 @@ class GatewayClient:
         for service in self.services(key):
             total.update(service["prefill"])
         return total
+
+    def routable_pods(self, key: str) -> set[str]:
+        """The pods that some gateway would pick."""
+        return {e["pod"] for reported in self.services(key) for e in reported["endpoints"] if e["routable"]}
 
     def in_flight(self, key: str) -> Counter[str]:
         """Requests under way by pod."""

@@ -17,7 +17,6 @@ from typing import Any
 from e2e.cluster.settings import NODE
 from e2e.lib.kube import Object
 
-AUDIT_LOG = "/var/log/kubernetes/audit.log"
 AUDIT_LOGS = "/var/log/kubernetes/audit*.log"  # with those that a rotation has put aside
 _COMPONENTS = "system:(node|kube-|apiserver|serviceaccount:kube-system)"
 WRITES = frozenset({"create", "update", "patch", "delete", "deletecollection"})
@@ -105,8 +104,9 @@ def _call(event: dict[str, Any]) -> ApiCall:
 
 def audit_writes(since: float) -> list[ApiCall]:
     """The writes to the API server since `since`, by anybody but the cluster's own components."""
-    lines = on_node("sh", "-c", f"grep -hvE '{_COMPONENTS}' {AUDIT_LOG} || true").splitlines()
-    return [call for call in parse_audit(lines) if call.at >= since and call.verb in WRITES]
+    lines = on_node("sh", "-c", f"grep -hvE '{_COMPONENTS}' {AUDIT_LOGS} || true").splitlines()
+    calls = (call for call in parse_audit(lines) if call.at >= since and call.verb in WRITES)
+    return sorted(calls, key=lambda call: call.at)
 
 
 def audit_calls_of(namespace: str) -> list[ApiCall]:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
 from e2e.lib.kube import Cluster, Object
 from e2e.lib.metrics import Samples
+from e2e.lib.request_log import RequestRecord
 
 LEASE = "plimsoll-operator"
 PORT = 8081
+MINUTE_S, SLOT_S = 60.0, 5.0  # of what the operator calls the last minute, to the nearest slot
 
 
 class OperatorClient:
@@ -47,6 +51,19 @@ def observed_at(document: Object) -> float:
 def gateways_read_at(document: Object) -> float:
     """When the gateways had said what that tick heard."""
     return observed_at(document) - float(document["metrics"]["gateways"]["age_s"] or 0.0)
+
+
+def last_minute_bounds(
+    first_attempts: Iterable[RequestRecord], records: Iterable[RequestRecord], document: Object
+) -> tuple[int, int]:
+    """How many requests must be, and can be, in what the operator calls the last minute, which begins with a slot.
+
+    A request is in the slot of the reading in which it is first counted: not before it is sent, and not after it has
+    ended and all gateways were read.
+    """
+    begin, read_at = SLOT_S * math.floor((observed_at(document) - MINUTE_S) / SLOT_S), gateways_read_at(document)
+    surely = sum(begin <= r.sent_at and r.ended_at <= read_at for r in first_attempts)
+    return surely, sum(begin - SLOT_S <= r.sent_at <= observed_at(document) for r in records)
 
 
 def metric_value(document: Object, name: str) -> float:

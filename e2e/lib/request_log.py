@@ -9,6 +9,7 @@ is success; the kinds of failure stay apart because they point to different culp
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 from collections import Counter
@@ -200,6 +201,12 @@ class RequestLog:
     @property
     def prompt_tokens(self) -> int:
         return sum(r.prompt_tokens for r in self.records)
+
+    def most_at_engines(self) -> int:
+        """The most requests that had a token and not yet their end at one time, and so were at engines."""
+        at_engines = [(r.sent_at + r.ttft_s, r.ended_at) for r in self.records if r.ok and r.ttft_s is not None]
+        steps = sorted([(begin, 1) for begin, _ in at_engines] + [(end, -1) for _, end in at_engines])
+        return max(itertools.accumulate((step for _, step in steps), initial=0))
 
     def totals(self) -> dict[str, Any]:
         """Counts by outcome, tokens and latency percentiles (seconds) of what went well; for reports."""

@@ -5,6 +5,7 @@ Engines start in two seconds, so that what a scenario waits for is the fleet's l
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 
@@ -18,7 +19,8 @@ from e2e.lib.wait import sleep, wait_until
 START_S = 2
 SCALE = 8.0  # of the profile's step times: about 40 ms a step
 TTFT_S, TPOT_S = 2.0, 0.08
-PUBLISH_TIMEOUT_S = 120.0  # a minute's figures, a tick, and a busy machine
+FORECAST_SHARE = 0.8  # of a Poisson load: what a forecast from its last seconds may be
+PUBLISH_TIMEOUT_S = 240.0  # a minute's figures, a tick, and a busy machine
 
 
 def engine_args(**flags: object) -> list[str]:
@@ -55,6 +57,14 @@ def desired_replicas(service: Service, tier: str = "serve") -> int:
 def replica_capacity(service: Service, tier: str = "serve") -> float:
     """The requests/s that one replica of a tier carries within the SLO, by the status."""
     return float(service.status()["tiers"][tier]["capacityPerReplica"].partition(" req/s")[0])
+
+
+def scale_down_rates(service: Service) -> list[float]:
+    """The load, requests/s, for which each step down was taken, oldest first; 0 where its Event names none."""
+    found = [event for event in service.events() if event["reason"] == "ScaledDown"]
+    reported = sorted(found, key=lambda event: str(event["metadata"]["creationTimestamp"]))
+    rates = (re.search(r"forecast ([0-9.e+-]+) req/s", event["message"]) for event in reported)
+    return [float(rate[1]) if rate else 0.0 for rate in rates]
 
 
 def within_slo(record: RequestRecord) -> bool:

@@ -109,6 +109,16 @@ def wait_for_gateways(cluster: Cluster, replicas: int) -> None:
     wait_until(f"there are {replicas} gateways", all_ready, 120)
 
 
+def wait_endpoint_removed(cluster: Cluster, pod_ip: str) -> None:
+    """Waits until no new connection to the gateway's Service is meant for this address."""
+
+    def is_removed() -> bool:
+        slices = cluster.list("endpointslices", SYSTEM, f"kubernetes.io/service-name={RELEASE}-gateway")
+        return not any(pod_ip in one["addresses"] for found in slices for one in found.get("endpoints") or ())
+
+    wait_until(f"{pod_ip} is no endpoint of the gateway", is_removed, 120, every_s=0.2)
+
+
 def gateway_answers() -> bool:
     """Whether the gateway lists its models, or wants a key for that."""
     try:

@@ -11,7 +11,6 @@ import json
 import math
 import os
 import random
-import re
 import subprocess
 import sys
 import time
@@ -46,7 +45,10 @@ CLASS, TENANT = "x-gateway-inference-objective", "x-gateway-inference-fairness-i
 CLIENTS = Path(__file__).with_name("clients")
 URGENT: Object = {"name": "urgent", "priority": 10}
 DEFAULT: Object = {"name": "default"}
-TENANTS = {"large": 3, "small": 1}  # and their weights
+TENANTS = {"large": 9, "small": 1}  # and their weights
+MIN_WEIGHTED_SHARE = 0.6  # of the larger tenant: 3 deviations above the half that it would have without a weight
+MAX_ABOVE_FAIR = 0.08  # 4 deviations of the share of some 200 requests
+SLO_SHARE = 0.95
 
 
 def _service(
@@ -176,7 +178,7 @@ def test_overload_admits_95_percent_within_slo(gate: Service, gateway: GatewayCl
     )
     assert {r.status for r in refused} == {429}
     assert not _unexpected_failures(load.ledger.records), _describe(_unexpected_failures(load.ledger.records))
-    assert within_slo >= 0.95 * len(admitted)
+    assert within_slo >= SLO_SHARE * len(admitted)
     assert goodput >= 0.8 * knee
 
 
@@ -189,7 +191,13 @@ def test_overflow_is_downgraded_to_fallback(learned: dict[str, Service], gateway
     with Load(main.target, _steady(OVERLOAD, 60, "downgrade", seed=5)) as load:
         sleep(2 * SETTLED_S)
     outcomes, fallbacks = _outcomes(gateway, main) - before, gateway.fallbacks() - fallbacks
-    served_requests = (spare.metrics("serve") - served).total("vllm:request_success_total")
+    assert outcomes["Downgraded"] > 0
+
+    def served_by_fallback() -> float | None:
+        count = (spare.metrics("serve") - served).total("vllm:request_success_total")
+        return count if count >= outcomes["Downgraded"] - fallbacks else None
+
+    served_requests = wait_until("the fallback has counted what it served", served_by_fallback)
     print(f"{load.ledger.summary()} in {time.time() - started:.0f} s; outcomes {dict(outcomes)}")
     answers = _responding_models(load.ledger.records)
     print(
@@ -197,7 +205,6 @@ def test_overflow_is_downgraded_to_fallback(learned: dict[str, Service], gateway
         f" {fallbacks} decided without the owner"
     )
     assert not load.ledger.failures, load.ledger.explain()
-    assert outcomes["Downgraded"] > 0
     # An owner may have decided about a request, too late, that the other gateway then decided about.
     assert served_requests <= outcomes["Downgraded"] <= served_requests + fallbacks
     assert answers.keys() & {spare.name, spare.key}, "no answer was the fallback's"
@@ -217,7 +224,8 @@ def test_fallback_renamed_under_load_loses_no_request(learned: dict[str, Service
         _rename(cluster, spare, None)
         removed_at = time.time()
         sleep(SETTLED_S)
-    renamed = _responding_models(_records_between(load.ledger, renamed_at, restored_at))
+    between = _records_between(load.ledger, renamed_at, restored_at)
+    renamed = _responding_models([record for record in between if record.ended_at < restored_at])
     removed = _responding_models(_records_between(load.ledger, removed_at, math.inf))
     print(f"{load.ledger.summary()}; models of answers {dict(renamed)}, then {dict(removed)}")
     assert not load.ledger.failures, load.ledger.explain()
@@ -257,7 +265,7 @@ def _mixed_prompt(n: int) -> Prompt:
 
 def test_urgent_class_and_tenant_shares_hold_under_overload(gate: Service, gateway: GatewayClient) -> None:
     """Nobody is thrown out for the urgent: that a few who come at once find room, others must leave some."""
-    seconds, before = 70.0, _outcomes(gateway, gate)
+    seconds, before, fallbacks = 70.0, _outcomes(gateway, gate), gateway.fallbacks()
     gate.wait_condition("Shedding", CONDITION_TIMEOUT_S, status="False")
     assert gate.wait_events("SheddingStopped"), "of the overload before"
     _set_fill(gate, "80%")
@@ -269,7 +277,8 @@ def test_urgent_class_and_tenant_shares_hold_under_overload(gate: Service, gatew
     others = [r for r in records if dict(r.labels)["class"] == "default"]
     let_in = Counter(dict(r.labels)["tenant"] for r in others if r.ok)
     share, fair = let_in["large"] / let_in.total(), TENANTS["large"] / sum(TENANTS.values())
-    print(f"{ledger.summary()}; outcomes {dict(_outcomes(gateway, gate) - before)}")
+    fallbacks = gateway.fallbacks() - fallbacks
+    print(f"{ledger.summary()}; outcomes {dict(_outcomes(gateway, gate) - before)}; {fallbacks} decided alone")
     print(
         f"urgent: {sum(r.ok for r in urgent)} of {len(urgent)} answered, "
         f"{sum(map(_is_within_slo, urgent))} within the SLO"
@@ -279,7 +288,7 @@ def test_urgent_class_and_tenant_shares_hold_under_overload(gate: Service, gatew
     assert not _unexpected_failures(ledger.records), _describe(_unexpected_failures(ledger.records))
     assert let_in.total() < len(others), "that was no overload"
     assert sum(r.ok for r in urgent) >= 0.95 * len(urgent)
-    assert abs(share - fair) <= 0.15
+    assert MIN_WEIGHTED_SHARE <= share <= fair + MAX_ABOVE_FAIR
 
 
 def _set_fill(service: Service, fill: str) -> None:
@@ -317,13 +326,6 @@ def _kill_pickers(cluster: Cluster) -> int:
     return len(pods)
 
 
-def _scaled_down(service: Service) -> list[float]:
-    """The load, requests/s, for which each step down was taken, oldest first."""
-    found = [event for event in service.events() if event["reason"] == "ScaledDown"]
-    reported = sorted(found, key=lambda event: event["metadata"]["creationTimestamp"])
-    return [float(re.findall(r"forecast ([0-9.e+-]+) req/s", event["message"])[0]) for event in reported]
-
-
 def test_gateway_restart_does_not_lower_demand(fleet: Service, cluster: Cluster) -> None:
     """What the gateways knew is gone with them, the demand is not, and nobody is turned away for it.
 
@@ -332,22 +334,23 @@ def test_gateway_restart_does_not_lower_demand(fleet: Service, cluster: Cluster)
     with Load(fleet.target, _steady(OVERLOAD, 600, "anew", seed=8)) as load:
         wait_until("the fleet has grown", lambda: _desired(fleet) >= 2, CONDITION_TIMEOUT_S)
         before = _settled_replicas(fleet)
-        struck_at, observed, reported = time.time(), [], len(_scaled_down(fleet))
+        struck_at, observed, reported = time.time(), [], len(simulated_fleet.scale_down_rates(fleet))
         pickers = _kill_pickers(cluster)
         stack.wait_for_gateways(cluster, pickers)
         whole_s = time.time() - struck_at
         for _ in range(60):
             observed.append(_desired(fleet))
             sleep(1.0)
-        down = _scaled_down(fleet)[reported:]
+        down = simulated_fleet.scale_down_rates(fleet)[reported:]
     after = [r for r in load.ledger.records if r.ended_at >= struck_at]
     failed = [r for r in after if not r.ok]
     print(f"{before} replicas, whole again after {whole_s:.0f} s, desired then {dict(Counter(observed))}")
     print(f"{load.ledger.summary()}; since then {len(failed)} of {len(after)} failed")
-    assert all(rate >= 0.8 * OVERLOAD for rate in down), down
-    assert min(observed) * simulated_fleet.replica_capacity(fleet) >= OVERLOAD
+    assert all(rate >= simulated_fleet.FORECAST_SHARE * OVERLOAD for rate in down), down
+    capacity = min(observed) * simulated_fleet.replica_capacity(fleet)
+    assert capacity >= simulated_fleet.FORECAST_SHARE * OVERLOAD
     assert not _unexpected_failures(after), _describe(_unexpected_failures(after))
-    assert len(failed) <= 0.02 * len(after)
+    assert len(failed) <= (1.0 - SLO_SHARE) * len(after), "a rejected request counts as missed"
 
 
 def test_openai_sdk_default_retries_are_admitted(gate: Service) -> None:
@@ -355,12 +358,15 @@ def test_openai_sdk_default_retries_are_admitted(gate: Service) -> None:
     sdks.require_package("openai")
     gate.wait_condition("Shedding", CONDITION_TIMEOUT_S, status="False")
     argv = [sys.executable, str(CLIENTS / "openai_retries.py"), gate.url, gate.name]
-    with Load(gate.target, _steady(OVERLOAD, 45, "beside the SDK", seed=4)) as load:
-        sleep(SETTLED_S)
-        env = {**os.environ, "NO_PROXY": "*"}
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False, env=env)
-    assert done.returncode == 0, done.stdout + done.stderr
-    users = json.loads(done.stdout.splitlines()[-1])
+    env, pipe = {**os.environ, "NO_PROXY": "*"}, subprocess.PIPE
+    with subprocess.Popen(argv, text=True, env=env, stdin=pipe, stdout=pipe, stderr=pipe) as sdk:
+        assert sdk.stdout
+        assert sdk.stdout.readline() == "ready\n", sdk.communicate()
+        with Load(gate.target, _steady(OVERLOAD, 45, "beside the SDK", seed=4)) as load:
+            sleep(SETTLED_S)
+            printed, errors = sdk.communicate("go\n", timeout=300)
+    assert sdk.returncode == 0, printed + errors
+    users = json.loads(printed.splitlines()[-1])
     reported = [user for user in users if user["waits"] and 0 < (user["waits"][0] or 0) <= MAX_SDK_RETRY_AFTER_S]
     came_back = [user for user in reported if user["succeeded"]]
     first_time = sum(user["statuses"][1:2] == [200] for user in reported)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+import httpx
 import pytest
 
 from e2e.lib import simulated_fleet, stack
@@ -19,6 +20,7 @@ from e2e.lib.kube import Cluster, Object
 from e2e.lib.load import Arrival, Load, OpenLoop, poisson
 from e2e.lib.metrics import GatewayClient, prompt_sources
 from e2e.lib.node import drop_packets
+from e2e.lib.operator import OperatorClient
 from e2e.lib.request_log import RequestRecord
 from e2e.lib.service import LAUNCHER_PORT, Service
 from e2e.lib.wait import wait_until
@@ -30,12 +32,11 @@ from plimsoll.core.units import parse_duration
 
 PICKER_PORT = 8081
 ENGINE_INFO_PATH = engine_contract().paths["about"]
-OPERATOR = "app.kubernetes.io/component=operator"
 WORDS, TOKENS = 300, 48
 LOW, HIGH = 0.5, 11.0  # requests/s; one replica carries about 6
 HIGHER = 16.0  # more than two carry, also once the engines are known
 OBSERVED_S = 25.0  # a fleet that starts within ten seconds gives back sooner what it does not need
-SCALE_UP_TIMEOUT_S = 90.0
+SCALE_UP_TIMEOUT_S = 240.0  # patience for engines to start on a busy machine
 TRANSFER_RATE = 1e8  # bytes/s between engines: a prompt token takes five times as long as computing it
 KV_BYTES = 131_072  # of a token, by the light engine's profile
 SLOW_FABRIC_RATE, SLOW_FABRIC_PROMPTS, SLOW_FABRIC_TOKENS = (
@@ -47,7 +48,7 @@ FIGURES = (
     r"moving a prompt token takes ([\d.]+ [mun]?s) \([\d.]+ [mun]?s of it posting\), "
     r"computing it at the decode tier ([\d.]+ [mun]?s): give both tiers an RDMA device$"
 )
-SCALE_DOWN_TIMEOUT_S = 180.0  # for a load of seconds to be forgotten: the need falls by e a minute, and is held
+SCALE_DOWN_TIMEOUT_S = 360.0  # for a load of seconds to be forgotten: the need falls by e a minute, and is held
 
 
 def _steady(rate: float, name: str, seed: int) -> OpenLoop:
@@ -116,12 +117,13 @@ GATEWAYS = MetricsLoss(PICKER_PORT, "no gateway replica has reported request met
 @pytest.mark.parametrize("silence", [ENGINES, GATEWAYS], ids=["engines", "gateways"])
 def test_metrics_loss_during_burst_prevents_scale_down(silence: MetricsLoss, fleet: Service, cluster: Cluster) -> None:
     """The burst ends in a silence that is known: heard, the fleet would shrink. Before, what was heard last counts."""
-    (operator,) = cluster.list("pods", stack.SYSTEM, OPERATOR)
+    operator = cluster.get("pods", OperatorClient(cluster, stack.SYSTEM).leader, stack.SYSTEM)
+    assert operator
     known = {e["metadata"]["name"] for e in fleet.events()}
     with Load(fleet.target, _steady(HIGH, f"burst {silence.port}", seed=2)) as load:
         _wait_for_replicas(fleet, "serve", 2)
         with drop_packets(operator["status"]["podIP"], silence.port):
-            condition = fleet.wait_condition("MetricsDegraded", reason="MetricsMissing")
+            condition = wait_until("that nothing is heard is told", lambda: _lost_metrics(fleet, silence))
             before = simulated_fleet.desired_replicas(fleet)
             load.stop()
             observed = simulated_fleet.sample_desired(fleet, OBSERVED_S)
@@ -138,10 +140,16 @@ def test_metrics_loss_during_burst_prevents_scale_down(silence: MetricsLoss, fle
     lost = simulated_fleet.unexpected_failures(load.ledger.records)
     assert not lost, simulated_fleet.format_records(lost)
     assert min(observed) >= before
-    assert condition["message"].startswith(silence.available)
+    assert condition["reason"] == "MetricsMissing"
     assert inactive.get("reason") == silence.inactive
-    assert said["MetricsLost"] == condition["message"]
+    assert condition["message"] in [e["message"] for e in new if e["reason"] == "MetricsLost"]
     assert "MetricsRecovered" in said
+
+
+def _lost_metrics(fleet: Service, silence: MetricsLoss) -> Object | None:
+    """The condition that names this loss; before, some new engine may not have been heard yet."""
+    found = fleet.condition("MetricsDegraded")
+    return found if str(found.get("message", "")).startswith(silence.available) else None
 
 
 def _with_anti_affinity(name: str, tier: str) -> Object:
@@ -195,7 +203,7 @@ def test_spec_change_during_scaling_is_applied(learned: dict[str, Service]) -> N
         wait_until(
             "all engines are of the new spec", lambda: _rolled_out(changing, 100), simulated_fleet.PUBLISH_TIMEOUT_S
         )
-        changing.wait_ready(simulated_fleet.PUBLISH_TIMEOUT_S)
+        changing.wait_ready()
         after = simulated_fleet.desired_replicas(changing)
     print(f"{before} replicas for 60 ms, {after} of new engines; {hopeless}; {load.ledger.summary()}")
     lost = simulated_fleet.unexpected_failures(load.ledger.records)
@@ -210,10 +218,13 @@ def _change(service: Service, spec: Object) -> None:
 
 def _rolled_out(service: Service, slots: int) -> bool:
     """Whether every engine that serves says that it has so many slots."""
-    document = [
-        json.loads(service.cluster.in_pod(service.namespace, pod, LAUNCHER_PORT, ENGINE_INFO_PATH))
-        for pod in service.ready_pods()
-    ]
+    try:
+        document = [
+            json.loads(service.cluster.in_pod(service.namespace, pod, LAUNCHER_PORT, ENGINE_INFO_PATH))
+            for pod in service.ready_pods()
+        ]
+    except httpx.HTTPError:  # one of them goes
+        return False
     return bool(document) and all(about["limits"]["max_sequences"] == slots for about in document)
 
 

@@ -6,13 +6,16 @@ answers as before. Then the engine core of a real vLLM, which is a process of it
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
+from datetime import datetime
 
 import pytest
 
-from e2e.lib.kube import Cluster, Object
+from e2e.lib.kube import Cluster, Object, condition
 from e2e.lib.load import ClosedLoop, Load
+from e2e.lib.metrics import GatewayClient
 from e2e.lib.prober import Prober
 from e2e.lib.request_log import RequestRecord, RequestResult
 from e2e.lib.service import START_S, Service
@@ -20,8 +23,11 @@ from e2e.lib.simulated_fleet import fleet_manifest, prompts, replica_bounds
 from e2e.lib.wait import sleep, wait_until
 
 CONCURRENCY = 6
-UNREADY_S, RESTART_S = 15.0, 60.0  # after the hang, as docs/concepts/engine-pods.md promises
-SEEN_S = 1.0  # until the scenario looks, and the gateway has the news of an unready pod
+# As docs/concepts/engine-pods.md promises: unready within 15 s and restarted within 60 s for limits of the launcher of
+# 10 s and 40 s. A core that has been slow to answer, as on a busy machine, stretches both limits alike.
+UNREADY_SHARE, UNREADY_DELAY_S, RESTART_DELAY_S = 0.25, 5.0, 20.0
+LIMIT = r"the engine made no progress for (\d+) s"
+IN_TRANSIT_S = 1.0  # for what a gateway has picked before
 SETTLE_S = 10.0
 HANG_OUTCOMES = {RequestResult.CUT, RequestResult.ERROR_EVENT, RequestResult.REJECTED, RequestResult.UNREACHABLE}
 
@@ -65,9 +71,19 @@ def _last_words(pod: Object) -> str:
     return str(pod["status"]["containerStatuses"][0]["lastState"]["terminated"]["message"])
 
 
+def _unready_since(pod: Object) -> float:
+    """When the pod became unready, to the second below; since the epoch."""
+    return datetime.fromisoformat(condition(pod, "Ready")["lastTransitionTime"]).timestamp()
+
+
+def _started_at(pod: Object) -> float:
+    """When its container has started, to the second below; since the epoch."""
+    return datetime.fromisoformat(pod["status"]["containerStatuses"][0]["state"]["running"]["startedAt"]).timestamp()
+
+
 @pytest.mark.parametrize("signal", ["SIGSTOP", "SIGUSR2"], ids=["engine", "core"])
 def test_hung_engine_is_unready_restarted_and_named(
-    signal: str, cluster: Cluster, service: Callable[[str], Service]
+    signal: str, cluster: Cluster, service: Callable[[str], Service], gateway: GatewayClient
 ) -> None:
     fleet = service(f"hang-{signal.lower()}")
     manifest = fleet_manifest(fleet.name, {"serve": replica_bounds(2, 2)}, profile_scale=4)
@@ -80,36 +96,39 @@ def test_hung_engine_is_unready_restarted_and_named(
         sleep(SETTLE_S)
         hung_at = time.time()
         _signal_process(cluster, fleet, victim, signal, "simulated serve")
-        wait_until("the hung engine is unready", lambda: victim not in fleet.ready_pods("serve"), UNREADY_S, 0.2)
-        unready_at = time.time()
+        hung_by = time.time()
+        wait_until("the hung engine is unready", lambda: victim not in fleet.ready_pods("serve"), START_S, 0.2)
+        unready_s = _unready_since(_pod(cluster, fleet, victim)) - hung_by
+        wait_until("no gateway picks it", lambda: victim not in gateway.routable_pods(fleet.key), every_s=0.1)
+        unpicked_at = time.time()
         running = wait_until(
-            "the hung engine is restarted",
-            lambda: _restarted(_pod(cluster, fleet, victim), restarts),
-            RESTART_S - (unready_at - hung_at),
+            "the hung engine is restarted", lambda: _restarted(_pod(cluster, fleet, victim), restarts), START_S
         )
-        restarted_at = time.time()
-        condition = fleet.wait_condition("ServeDegraded", reason="EngineFailing")
+        restart_s = _started_at(running) - hung_by
+        reported = fleet.wait_condition("ServeDegraded", reason="EngineFailing")
         events = fleet.wait_events("EngineFailing")
         fleet.wait_ready()
         sleep(SETTLE_S)
-    print(
-        f"{signal} {victim}: unready after {unready_at - hung_at:.1f} s, restarted after {restarted_at - hung_at:.1f} s"
-    )
-    print(f"{_last_words(running)}; {condition['reason']}: {condition['message']}")
+    print(f"{signal} {victim}: unready after {unready_s:.1f} s, restarted after {restart_s:.1f} s")
+    print(f"{_last_words(running)}; {reported['reason']}: {reported['message']}")
     print(f"{load.ledger.summary()}; failed: {[str(r.outcome) for r in load.ledger.failures]}")
-    assert "the engine made no progress for " in _last_words(running)
-    assert "the engine made no progress for " in condition["message"]
+    limit = re.search(LIMIT, _last_words(running))
+    assert limit, _last_words(running)
+    assert unready_s <= UNREADY_SHARE * float(limit[1]) + UNREADY_DELAY_S
+    assert unpicked_at - hung_by <= UNREADY_SHARE * float(limit[1]) + 2 * UNREADY_DELAY_S
+    assert restart_s <= float(limit[1]) + RESTART_DELAY_S
+    assert "the engine made no progress for " in reported["message"]
     assert any("the engine made no progress for " in event["message"] for event in events)
-    later = load.ledger.since(unready_at + SEEN_S)
+    later = load.ledger.since(unpicked_at + IN_TRANSIT_S)
     assert later.records, "the other engine got no requests"
     assert not later.failures, later.explain()
-    unexplained = [record for record in load.ledger.failures if not _was_on_hung_engine(record, hung_at, unready_at)]
+    unexplained = [record for record in load.ledger.failures if not _was_on_hung_engine(record, hung_at, unpicked_at)]
     assert not unexplained, load.ledger.explain()
 
 
-def _was_on_hung_engine(record: RequestRecord, hung_at: float, unready_at: float) -> bool:
+def _was_on_hung_engine(record: RequestRecord, hung_at: float, unpicked_at: float) -> bool:
     """Whether the request may have been at the hung engine: under way at the hang, or sent before it was unready."""
-    in_time = record.overlaps(hung_at, unready_at + SEEN_S) and record.sent_at <= unready_at + SEEN_S
+    in_time = record.ended_at >= hung_at and record.sent_at <= unpicked_at + IN_TRANSIT_S
     return in_time and record.outcome in HANG_OUTCOMES
 
 
@@ -127,9 +146,9 @@ def test_hung_core_of_vllm_is_restarted_and_named(pd: Service, cluster: Cluster,
     )
     restarted_at = time.time()
     prober.allow_failures(hung_at, restarted_at)
-    condition = pd.wait_condition("DecodeDegraded", reason="EngineFailing")
+    reported = pd.wait_condition("DecodeDegraded", reason="EngineFailing")
     pd.wait_ready()
     print(f"{victim}: unready after {unready_at - hung_at:.1f} s, restarted after {restarted_at - hung_at:.1f} s")
-    print(f"{_last_words(running)}; {condition['message']}")
+    print(f"{_last_words(running)}; {reported['message']}")
     assert "the engine made no progress for " in _last_words(running)
-    assert "the engine made no progress for " in condition["message"]
+    assert "the engine made no progress for " in reported["message"]

@@ -94,4 +94,6 @@ def test_engine_kill_ends_only_its_own_streams(
     assert not later.failures, later.explain()
     unexplained = [r for r in failures if not (r.sent_at <= killed_by and r.outcome in ENGINE_LOSS_OUTCOMES)]
     assert not unexplained, load.ledger.explain()
-    assert len(failures) < CONCURRENCY, f"the other engine's streams ended too:\n{load.ledger.explain()}"
+    # Clients that are rejected while the engine ends ask again and again; each had one stream when it was killed.
+    own = [r for r in failures if r.sent_at <= killed_at]
+    assert len(own) < CONCURRENCY, f"the other engine's streams ended too:\n{load.ledger.explain()}"

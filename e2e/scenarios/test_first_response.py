@@ -26,7 +26,7 @@ def test_gateway_stream_equals_engine_response(solo: Service) -> None:
 
 
 def test_status_and_models_endpoint_list_model_names(solo: Service) -> None:
-    listed = [m["id"] for m in httpx.get(f"{stack.GATEWAY_URL}/v1/models", trust_env=False).json()["data"]]
+    listed = [m["id"] for m in httpx.get(f"{stack.GATEWAY_URL}/v1/models", timeout=60, trust_env=False).json()["data"]]
     status = solo.status()
     print(f"models {listed}; status {status['modelNames']} {status['tiers']['serve']['summary']} at {status['url']}")
     assert status["modelNames"] == [solo.name, solo.key]
@@ -46,7 +46,7 @@ def test_long_model_name_is_served(solo: Service) -> None:
 
 
 def test_unknown_model_returns_openai_404(solo: Service) -> None:
-    answer = httpx.post(solo.url + QUESTION.path, json=QUESTION.body("nobody"), timeout=30, trust_env=False)
+    answer = httpx.post(solo.url + QUESTION.path, json=QUESTION.body("nobody"), timeout=60, trust_env=False)
     print(f"{answer.status_code} {answer.text}")
     assert answer.status_code == 404
     assert answer.json()["error"]["code"] == "model_not_found"

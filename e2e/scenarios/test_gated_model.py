@@ -14,7 +14,7 @@ from e2e.lib.client import Prompt
 from e2e.lib.kube import Cluster, Object, is_true
 from e2e.lib.load import Arrival, Load, OpenLoop
 from e2e.lib.prober import Prober
-from e2e.lib.service import Service, make_manifest
+from e2e.lib.service import START_S, Service, make_manifest
 from e2e.lib.wait import wait_until
 
 HUB = Path(__file__).with_name("hub") / "hub.py"
@@ -82,7 +82,7 @@ def test_gated_model_with_secret_is_served(
         gated.target, OpenLoop([Arrival(0.2 * n, Prompt(f"Question {n}", max_tokens=8)) for n in range(5)])
     ).run()
     requested = [
-        line for line in cluster.logs(gated.namespace, "hub", "hub", tail=400).splitlines() if "healthz" not in line
+        line for line in cluster.logs(gated.namespace, "hub", "hub", tail=-1).splitlines() if "healthz" not in line
     ]
     without = [line for line in requested if line.startswith("without")]
     prober.unwatch(gated.key)
@@ -97,7 +97,7 @@ def test_gated_model_without_secret_reports_engine_failing(
 ) -> None:
     open_handed = service("tokenless")
     cluster.apply(_from_hub("tokenless", hub, None), namespace=open_handed.namespace)
-    condition = open_handed.wait_condition("ServeDegraded", 180, reason="EngineFailing")
+    condition = open_handed.wait_condition("ServeDegraded", START_S, reason="EngineFailing")
     cluster.delete("inferenceservices", open_handed.name, namespace=open_handed.namespace)
     print(f"{condition['reason']}: {condition['message']}")
     assert "exit code" in condition["message"]

@@ -19,7 +19,7 @@ from e2e.lib.wait import sleep, wait_until
 
 MAX_REPLICAS = 4
 SLOTS = 8  # of an engine: two or three long answers a second fill it
-SCALE_DOWN_TIMEOUT_S = 180.0  # twice a start on a busy machine, and begun anew whenever somebody is not heard
+SCALE_DOWN_TIMEOUT_S = 360.0  # twice a start on a busy machine, and begun anew whenever somebody is not heard
 AT_THE_TOP_S = 15.0
 
 

@@ -11,7 +11,7 @@ from e2e.lib.node import signal_container
 from e2e.lib.service import Service, make_manifest
 from e2e.lib.wait import wait_until
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 60.0
 
 
 def _ask(service: Service) -> httpx.Response:

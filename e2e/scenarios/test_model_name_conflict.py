@@ -97,4 +97,5 @@ def test_model_name_passes_on_when_holder_is_deleted(service: Callable[[str], Se
 
 def _listed(service: Service) -> set[str]:
     """The names in the gateway's list of models."""
-    return {model["id"] for model in httpx.get(f"{service.url}/v1/models", trust_env=False).json()["data"]}
+    found = httpx.get(f"{service.url}/v1/models", timeout=60, trust_env=False).json()["data"]
+    return {model["id"] for model in found}

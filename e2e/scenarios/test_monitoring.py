@@ -44,9 +44,9 @@ CORE = (
     "Outcomes",
 )
 FOLDER = "/etc/prometheus"
-RATE, SECONDS = 3.0, 140.0
+RATE, MAX_SECONDS = 3.0, 800.0  # of a load that ends with its scenario
 BURST = 11.0  # requests/s; one replica carries about 6
-POLL_TIMEOUT_S = 60.0  # until a new service knows what a request costs, and five seconds of patience
+POLL_TIMEOUT_S = 180.0  # until a new service knows what a request costs, and five seconds of patience
 OBSERVED_S = 15.0
 SAMPLE_INTERVAL_S = 0.5
 FALLBACK_S = 40.0  # more than twice as long as a word is trusted
@@ -146,14 +146,12 @@ def test_prometheus_scrapes_all_parts_and_answers_all_queries(
     def prompt(n: int) -> Prompt:
         return Prompt(unique_text(100, f"watched {start} {n}"), max_tokens=16)
 
-    with Load(watched.target, poisson(RATE, SECONDS, prompt, seed=1)) as load:
-        wait_until("operator, gateways and engine are scraped", lambda: _all_up(prometheus, cluster, watched), 60)
+    with Load(watched.target, poisson(RATE, MAX_SECONDS, prompt, seed=1)) as load:
+        wait_until("operator, gateways and engine are scraped", lambda: _all_up(prometheus, cluster, watched), 180)
         for verb, file in (("check", "plimsoll.yaml"), ("test", "plimsoll_test.yaml")):
             argv = ("promtool", verb, "rules", f"{FOLDER}/{file}")
             print(cluster.execute(namespace, "prometheus", "prometheus", *argv, timeout_s=180).strip())
-        wait_until(
-            "each recording rule has a value", lambda: not _without_value(prometheus, watched), SECONDS, every_s=3
-        )
+        wait_until("each recording rule has a value", lambda: not _without_value(prometheus, watched), 300, every_s=3)
         requested = list(queries(DASHBOARD, watched.key))
         empty = [f"{q.panel} {q.ref}" for q in requested if not prometheus.query(q.expr)]
         rules = prometheus.rules()
@@ -191,17 +189,18 @@ def asking(
     operator = OperatorClient(cluster, stack.SYSTEM)
     before = operator.leader
     stack.install(cluster, "--set", f"monitoring.prometheus.url=http://prometheus.{namespace}:9090")
-    wait_until("the new operator leads", lambda: operator.leader not in ("", before), 60)
+    wait_until("the new operator leads", lambda: operator.leader not in ("", before), 180)
     yield operator
     stack.install(cluster)
-    wait_until("the operator of the others decides", lambda: _is_deciding(operator, watched), 60)
+    wait_until("the operator of the others decides", lambda: _is_deciding(operator, watched), 180)
 
 
 def test_unreachable_engines_are_read_through_prometheus(
     asking: OperatorClient, prometheus: PrometheusClient, watched: Service, cluster: Cluster
 ) -> None:
     """The operator's way to the engines' port is cut: what they do is known all the same, and so is which way."""
-    with Load(watched.target, poisson(RATE, 240, simulated_fleet.prompts("second hand", 100, 200), seed=7)) as load:
+    prompts = simulated_fleet.prompts("second hand", 100, 200)
+    with Load(watched.target, poisson(RATE, MAX_SECONDS, prompts, seed=7)) as load:
         wait_until(
             "the operator knows its engines", lambda: _engines(asking, watched).get("coverage") == 1.0, POLL_TIMEOUT_S
         )
@@ -223,7 +222,7 @@ def test_unreachable_engines_are_read_through_prometheus(
     assert {(one["coverage"], one["told"]) for one in reported} == {(1.0, "MetricsDelayed")}
     assert len(running) > 1, "it hears nothing new"
     assert running <= set(scraped)
-    assert not watched.condition("MetricsDegraded")
+    watched.wait_condition("MetricsDegraded", status="False")
     assert "MetricsLost" not in reasons
     assert not load.ledger.failures, load.ledger.explain()
 
@@ -238,24 +237,26 @@ def test_prometheus_outage_in_burst_changes_no_decision(
     burst = Service(cluster, namespace, "burst", stack.GATEWAY_URL)
     burst.wait_ready()
     signal_container(_prometheus(cluster, namespace), "prometheus", "STOP")
-    with Load(burst.target, poisson(BURST, 300, simulated_fleet.prompts("burst", 300, 48), seed=5)) as load:
+    with Load(burst.target, poisson(BURST, MAX_SECONDS, simulated_fleet.prompts("burst", 300, 48), seed=5)) as load:
         said = wait_until(
             "that the past is not known is told", lambda: _backfill_failures(asking, burst), POLL_TIMEOUT_S
         )
         wait_until("the fleet grows", lambda: simulated_fleet.desired_replicas(burst) > 1, POLL_TIMEOUT_S)
         signal_container(_prometheus(cluster, namespace), "prometheus", "KILL")
-        began, ticks, desired = time.time(), set(), []
+        began, ticks, desired, earlier = time.time(), set(), [], len(simulated_fleet.scale_down_rates(burst))
         while time.time() < began + OBSERVED_S:
             ticks.add(asking.explain(burst.key)["metrics"]["at"])
             desired.append(simulated_fleet.desired_replicas(burst))
         known = {kind: burst.condition(kind) for kind in ("MetricsDegraded", "ScalingInactive")}
-    wait_until("Prometheus is back", lambda: is_true(cluster.get("pods", "prometheus", namespace), "Ready"), 60)
-    wait_until("and scrapes", lambda: prometheus.query("sum(up) > 0"), 30)
-    print(f"{said}\n{len(ticks)} ticks in {OBSERVED_S:.0f} s without it, replicas {sorted(set(desired))}, {known}")
+        down = simulated_fleet.scale_down_rates(burst)[earlier:]
+    wait_until("Prometheus is back", lambda: is_true(cluster.get("pods", "prometheus", namespace), "Ready"), 180)
+    wait_until("and scrapes", lambda: prometheus.query("sum(up) > 0"), 180)
+    print(f"{said}\n{len(ticks)} ticks in {OBSERVED_S:.0f} s without it, {known}")
+    print(f"replicas {sorted(set(desired))}, down for {down}")
     print(load.ledger.summary())
     lost = simulated_fleet.unexpected_failures(load.ledger.records)
     assert not lost, simulated_fleet.format_records(lost)
-    assert desired == sorted(desired)
+    assert all(rate >= simulated_fleet.FORECAST_SHARE * BURST for rate in down), "replicas went back in the burst"
     assert len(ticks) >= OBSERVED_S / 5, "it decides no more"
     assert known["ScalingInactive"] == {}
     assert "Prometheus" not in str(known["MetricsDegraded"].get("message", ""))  # new engines may be without metrics

@@ -7,7 +7,6 @@ metrics say so: a bound that depends on the owner allows for these requests and 
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -22,7 +21,7 @@ from e2e.lib.kube import Cluster, Object
 from e2e.lib.load import Arrival, ClosedLoop, Load, OpenLoop, poisson
 from e2e.lib.metrics import GatewayClient
 from e2e.lib.node import signal_container
-from e2e.lib.operator import OperatorClient, gateways_read_at, metric_value, observed_at
+from e2e.lib.operator import SLOT_S, OperatorClient, gateways_read_at, last_minute_bounds, metric_value, observed_at
 from e2e.lib.prober import Prober
 from e2e.lib.request_log import RequestRecord, RequestResult, nearest_rank
 from e2e.lib.service import Service
@@ -45,12 +44,11 @@ RETRY_HEADER = (("x-stainless-retry-count", "1"),)  # what SDKs send with a seco
 RETRY_EVERY, RETRY_OFFSET = 5, 4  # of five requests one is sent again that came four before
 FIRST, SECOND = "first", "second of"  # labels of these, with a number
 KILLED_S = 22.0
-MINUTE_S, SLOT_S = 60.0, 5.0  # of what the operator calls the last minute, to the nearest slot
 SETTLED_S = 20.0  # after a step in load: the gates have learned what comes
 SAMPLED_S = 25.0
 SAMPLES = 10
 DOCUMENT_PRECISION = 1e-5  # `explain` tells its figures to six digits
-ENDPOINT_REMOVAL_S = 5.0  # connections go to a gateway that is no more until the node has heard of it
+ENDPOINT_REMOVAL_S = 5.0  # until the node no longer sends connections to an endpoint that was removed
 
 
 @pytest.fixture(scope="module")
@@ -159,13 +157,6 @@ def _first_attempts(records: list[RequestRecord]) -> list[RequestRecord]:
     return [r for r in records if SECOND not in dict(r.labels)]
 
 
-def _minute(records: list[RequestRecord], reported: Object) -> tuple[int, int]:
-    """First attempts that must be, and that can be, in what the operator calls the last minute."""
-    begin = SLOT_S * math.floor((observed_at(reported) - MINUTE_S) / SLOT_S)
-    surely = [r for r in _first_attempts(records) if begin + 0.2 <= r.sent_at <= gateways_read_at(reported) - 0.5]
-    return len(surely), sum(begin - 1.5 <= r.sent_at <= observed_at(reported) for r in records)
-
-
 def _batch(service: Service) -> int:
     """The sequences that a replica may have, as the operator publishes it."""
     return int(service.limits()["costModel"]["batch"])
@@ -230,8 +221,10 @@ def test_operator_metrics_match_client_records(learned_service: LearnedService, 
     assert elsewhere <= learned_service.fallbacks, "arrivals are counted where they are decided: at the owner"
     assert refused == sent - len(ok)
     assert all(one["succeeded"] > 0 for one in counted), "one gateway carried it all"
-    assert gateways["arrivals"] == arrived
-    assert gateways["rejected_share"] == pytest.approx(refused / arrived, rel=DOCUMENT_PRECISION)
+    surely, at_most = last_minute_bounds(records, records, last)
+    assert surely <= gateways["arrivals"] <= at_most + learned_service.fallbacks
+    if surely == sent:  # on a slow machine the first ones may be more than a minute ago
+        assert gateways["rejected_share"] == pytest.approx(refused / arrived, rel=DOCUMENT_PRECISION)
     assert came >= sent / 3, "too few ticks were seen one after the other"
     assert whole == pytest.approx(came, rel=0.1)
     assert gateways["ttft_s"] == pytest.approx(ttft_s, rel=0.25, abs=0.1)
@@ -260,22 +253,25 @@ def test_gateway_counter_reset_is_counted_once(
     learned_service: LearnedService, cluster: Cluster, gateway: GatewayClient, operator: OperatorClient
 ) -> None:
     """The owner's counts restart at 0 in the same pod: demand neither falls nor rises."""
-    allowed = gateway.failures_allowed()
+    owner, counted = gateway.owner(learned_service.service.key), len(learned_service.records)
+    allowed, fallbacks = gateway.failures_allowed(), gateway.fallbacks(without=owner)
     with Load(learned_service.service.target, poisson(LIGHT, 300, _mixed_prompts, seed=3)) as load:
         reported = _collect_documents(operator, learned_service.service, KILLED_S / 3)
         struck_at = time.time()
-        signal_container(_pod(cluster, gateway.owner(learned_service.service.key)), "picker", "KILL")
+        signal_container(_pod(cluster, owner), "picker", "KILL")
         reported += _collect_documents(operator, learned_service.service, KILLED_S * 2 / 3)
         stack.wait_for_gateways(cluster, GATEWAYS)
         whole_at = time.time()
         reported += _collect_documents(operator, learned_service.service, 4.0)
-    allowed = gateway.failures_allowed() - allowed
+    allowed, fallbacks = gateway.failures_allowed() - allowed, gateway.fallbacks(without=owner) - fallbacks
     learned_service.records.extend(load.ledger.records)
     records, last = learned_service.records, reported[-1]
-    surely, at_most = _minute(records, last)
-    unseen = sum(struck_at - 1.5 <= r.sent_at <= whole_at for r in records)
+    surely, at_most = last_minute_bounds(records, records, last)
+    unseen = sum(struck_at - SLOT_S <= r.sent_at <= whole_at for r in records)
     rates = Counter(round(metric_value(one, "rate_per_s")) for one in reported)
-    print(f"{load.ledger.summary()}; {allowed} passed the gateway unseen, whole after {whole_at - struck_at:.1f} s")
+    print(
+        f"{load.ledger.summary()}; {allowed} passed unseen, whole after {whole_at - struck_at:.1f} s, {fallbacks} alone"
+    )
     print(
         f"last minute {metric_value(last, 'arrivals'):.0f}, by clients {surely} to {at_most}; "
         f"rates {sorted(rates.items())}"
@@ -284,8 +280,8 @@ def test_gateway_counter_reset_is_counted_once(
         simulated_fleet.unexpected_failures(records)
     )
     assert all(metric_value(one, "rate_per_s") >= 0.0 for one in reported)
-    assert surely - unseen <= metric_value(last, "arrivals") <= at_most
-    assert max(rates) <= 5 * LIGHT, "what was counted before was counted again"
+    assert surely - unseen <= metric_value(last, "arrivals") <= at_most + fallbacks
+    assert max(rates) <= counted / 3, "what was counted before was counted again"
 
 
 def _counted(gateway: GatewayClient, service: Service) -> Counter[str]:
@@ -326,15 +322,13 @@ def test_slots_at_capacity_are_used_by_both_gateways(
     after = {found["gateway"]: found["services"][gate.key]["requests"]["succeeded"] for found in gateway.signals()}
     fallbacks, records = gateway.fallbacks() - fallbacks, load.ledger.records
     learned_service.records.extend(records)
-    kept = sum(map(simulated_fleet.within_slo, records))
-    print(
-        f"{load.ledger.summary()}\n{rate:.2f} req/s: {kept} of {len(records)} within the SLO; {fallbacks} decided alone"
-    )
+    kept, most = sum(map(simulated_fleet.within_slo, records)), load.ledger.most_at_engines()
+    print(f"{load.ledger.summary()}\n{rate:.2f} req/s, up to {most} at once; {kept} within the SLO; {fallbacks} alone")
     print(f"carried {before} before, {after} after; whole, slots of the owner, running: {observed}")
     assert not simulated_fleet.unexpected_failures(records), load.ledger.explain()
     assert batch == SLOTS
     assert all(after[pod] > before[pod] for pod in before), "one gateway carried it all"
-    assert max(running for *_, running in observed) > batch // GATEWAYS
+    assert most > batch // GATEWAYS
     assert kept >= 0.95 * len(records), "what is rejected counts as missed"
 
 
@@ -357,20 +351,23 @@ def test_overload_is_limited_also_when_the_owner_dies(
         counted, counted_at, fallbacks = looks[-1].counted, looks[-1].until, gateway.fallbacks() - fallbacks
         struck_at = time.time()
         gone = gateway.owner(gate.key)
-        prober.allow_failures(struck_at, struck_at + ENDPOINT_REMOVAL_S)
+        address = _pod(cluster, gone)["status"]["podIP"]
         cluster.kubectl("delete", "pod", gone, "-n", stack.SYSTEM, "--force", "--grace-period=0", "--wait=false")
+        stack.wait_endpoint_removed(cluster, address)
+        gone_by = time.time() + ENDPOINT_REMOVAL_S
+        prober.allow_failures(struck_at, gone_by)
         stack.wait_for_gateways(cluster, GATEWAYS)
         wait_until("the next owner has all slots", _owner_decides(gateway, gate), 60)
         owned_s = time.time() - struck_at
-        sleep(SAMPLED_S - min(SAMPLED_S, owned_s))
+        sleep(max(0.0, gone_by + SAMPLED_S - time.time()))
     records = load.ledger.records
-    cut = [
-        r for r in simulated_fleet.unexpected_failures(records) if r.overlaps(struck_at, struck_at + ENDPOINT_REMOVAL_S)
-    ]  # whoever was at the dead one
+    cut = [  # at the dead one
+        r for r in simulated_fleet.unexpected_failures(records) if r.sent_at <= gone_by and r.ended_at >= struck_at
+    ]
     rest = [r for r in records if r not in cut]
     lost = simulated_fleet.unexpected_failures(rest)
     calm = [r for r in rest if begin <= r.sent_at < struck_at]
-    after = [r for r in rest if r.sent_at >= struck_at + ENDPOINT_REMOVAL_S]
+    after = [r for r in rest if r.sent_at >= gone_by]
     print(f"{load.ledger.summary()}\nwhole, slots of the owner, running: {observed}; {fallbacks} decided without it")
     print(f"the owner {gone} gone: {len(cut)} cut, owned again after {owned_s:.0f} s: {gateway.slots(gate.key)}")
     for name, some in (("settled", calm), ("after", after)):
@@ -378,7 +375,8 @@ def test_overload_is_limited_also_when_the_owner_dies(
         print(f"{name}: {len(some)} offered, {len(admitted)} let in, {kept} of these within the promise")
         assert 0 < len(admitted) < len(some), "that was no overload"
         assert kept >= 0.95 * len(admitted), name
-    surely, at_most = _minute([*learned_service.records, *records], document)
+    everything = [*learned_service.records, *records]
+    surely, at_most = last_minute_bounds(_first_attempts(everything), everything, document)
     arrived = metric_value(document, "arrivals")
     sent = [r for r in records if r.sent_at < counted_at]
     print(f"last minute before that: {arrived:.0f} by the operator, {surely} to {at_most} by clients")
@@ -386,7 +384,7 @@ def test_overload_is_limited_also_when_the_owner_dies(
     seconds = [dict(r.labels).get(SECOND) in refused for r in sent if r not in _first_attempts(sent)]
     print(f"until then {len(sent)} sent, {len(seconds)} again of which {sum(seconds)} were refused, {dict(counted)}")
     assert surely <= arrived <= at_most + fallbacks, "what is refused arrives, too"
-    assert any(look.counted.total() >= sum(r.sent_at < look.since for r in records) for look in looks), looks
+    assert all(look.counted.total() >= sum(r.ended_at <= look.since for r in records) for look in looks), looks
     assert all(look.counted.total() <= sum(r.sent_at < look.until for r in records) + fallbacks for look in looks), (
         looks
     )

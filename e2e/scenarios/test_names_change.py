@@ -86,7 +86,8 @@ def _wait_listed_first(service: Service, name: str) -> None:
 def _names_are_true(service: Service) -> None:
     """Every name in the status is answered, whole and streamed, under itself; the gateway lists the first one."""
     names = service.status()["modelNames"]
-    listed = [m["id"] for m in httpx.get(f"{service.url}/v1/models", trust_env=False).json()["data"]]
+    found = httpx.get(f"{service.url}/v1/models", timeout=60, trust_env=False).json()["data"]
+    listed = [model["id"] for model in found]
     print(f"names {names}; models {listed}")
     assert names[0] in listed
     assert not set(names[1:]) & set(listed)

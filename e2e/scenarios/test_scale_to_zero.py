@@ -29,7 +29,7 @@ ENGINE = {
     "runtime": "simulated",
     "args": ["--profile", "h200-8b-cool", "--profile-scale", "8", "--start-seconds", str(START_UP_S)],
 }
-SCALE_TO_ZERO_TIMEOUT_S = 90.0  # a hold of about the horizon, the pod's end, and a busy machine
+SCALE_TO_ZERO_TIMEOUT_S = 240.0  # a hold of about the horizon, the pod's end, and a busy machine
 STAYS_AT_ZERO_S = 20.0
 TIERS = {"one": ("serve",), "pair": ("prefill", "decode")}
 
@@ -73,7 +73,7 @@ def _desired(service: Service) -> list[int]:
 def _run_cycle(sleeper: Service, gateway: GatewayClient) -> list[str]:
     """To zero, where it stays, back for one request and to zero again; Ready all the while. What was seen."""
     said, ready, wanted = [], [], []
-    wait_until("it is Ready", lambda: is_true(sleeper.get(), "Ready"), 120)
+    wait_until("it is Ready", lambda: is_true(sleeper.get(), "Ready"), 240)
     awake = Load(sleeper.target, poisson(1.0, 30, _prompts(sleeper.name), seed=6), patience_s=PATIENCE_S).run()
     assert not awake.failures, awake.explain()
 

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 import httpx
@@ -21,11 +22,11 @@ import pytest
 from e2e.lib import simulated_fleet, stack
 from e2e.lib.client import Prompt
 from e2e.lib.kube import Cluster, Object
-from e2e.lib.load import Arrival, Load, OpenLoop, poisson, unique_text
+from e2e.lib.load import ClosedLoop, Load, poisson, unique_text
 from e2e.lib.metrics import GatewayClient
 from e2e.lib.node import audit_writes
 from e2e.lib.operator import OperatorClient, gateways_read_at, metric_value, observed_at
-from e2e.lib.request_log import RequestLog, RequestResult
+from e2e.lib.request_log import RequestLog
 from e2e.lib.service import Service, make_manifest
 from e2e.lib.wait import sleep, wait_until
 
@@ -38,14 +39,12 @@ ENGINE = {
     "args": ["--profile", "h200-8b", "--profile-scale", str(SCALE), "--start-seconds", str(START_UP_S)],
 }
 SLO = {"ttft": "2s", "tpot": "80ms"}
-IDLE_S = 3.0  # whoever comes after it is known by it
-SETTLES_S = 30.0  # all engines of the step are there by then
 STREAM_TOKENS = 2000  # of about 40 ms: a stream outlasts the decision to give its engine back
 STREAMS = 5  # for each replica, so that also the slowest, to which fewest go, has one
 SHORT = 1.0  # requests/s while engines leave
-IN_TRANSIT_S = 1.0  # for what was picked before an engine was unrouted
+IN_TRANSIT_S = 3.0  # for what was picked before an engine was unrouted
 DRAIN_TIMEOUT_S = 180.0
-SCALE_UP_TIMEOUT_S = 120.0  # horizon, a tick, and a busy machine
+SCALE_UP_TIMEOUT_S = 180.0  # horizon, a tick, and a busy machine
 
 
 def _fleet(name: str, most: int, **scaling: object) -> Object:
@@ -87,8 +86,18 @@ def _documents_until_scale_up(operator: OperatorClient, fleet: Service) -> list[
         reported[document["metrics"]["at"]] = document
         return _scales_up(document) or len(fleet.pods("serve")) > 1
 
-    wait_until("more is ordered", ordered, SCALE_UP_TIMEOUT_S, every_s=0.2)
+    def observed() -> bool:
+        return ordered() and any(metric_value(one, "rate_per_s") > 0.0 for one in reported.values())
+
+    wait_until("more is ordered, for a load that is observed", observed, SCALE_UP_TIMEOUT_S, every_s=0.2)
     return list(reported.values())
+
+
+def _ordered_at(document: Object, since: float) -> float:
+    """When the first decision for more was made since then, to the second below; since the epoch."""
+    tiers = [(one["at"], one["tiers"]["serve"]) for one in document["decisions"]]
+    up = [datetime.fromisoformat(at).timestamp() for at, tier in tiers if tier["before"] < tier["replicas"]]
+    return min(at for at in up if at > since - 1.0)
 
 
 @dataclass(frozen=True)
@@ -110,7 +119,8 @@ def _scale_down(fleet: Service, gateway: GatewayClient, most: int) -> ScaleDownR
     """No load but long streams, on all replicas and not alike on all; once replicas are given back, short ones."""
     known = {e["metadata"]["name"] for e in fleet.events()}
     long, begin = simulated_fleet.prompts("long", 50, STREAM_TOKENS), Counter[str]()
-    streams = Load(fleet.target, OpenLoop([Arrival(0.0, long(n)) for n in range(STREAMS * most + 1)]))
+    # A stream that ends before the decision, which a slow machine delays, is followed by another one.
+    streams = Load(fleet.target, ClosedLoop(STREAMS * most + 1, long))
 
     def given_back() -> bool:
         nonlocal begin
@@ -122,6 +132,7 @@ def _scale_down(fleet: Service, gateway: GatewayClient, most: int) -> ScaleDownR
 
     with streams:
         wait_until("the fleet gives back what it does not need", given_back, 300)
+        streams.stop()
         with Load(
             fleet.target, poisson(SHORT, 300, simulated_fleet.prompts("short", 50, OUTPUT_TOKENS), seed=4)
         ) as short:
@@ -130,7 +141,7 @@ def _scale_down(fleet: Service, gateway: GatewayClient, most: int) -> ScaleDownR
             )
             reported = str(min(new, key=lambda event: str(event["metadata"]["creationTimestamp"]))["message"])
             going = re.findall(r"([a-z0-9-]+) \(\d+ in flight\)", reported)
-            wait_until("those that go are unrouted", lambda: not _routable_pods(gateway, fleet) & set(going))
+            wait_until("those that go are unrouted", lambda: not gateway.routable_pods(fleet.key) & set(going))
             sleep(IN_TRANSIT_S)
             counts: dict[str, list[int]] = {pod: [] for pod in going}
             wait_until(
@@ -143,11 +154,6 @@ def _scale_down(fleet: Service, gateway: GatewayClient, most: int) -> ScaleDownR
 
 def _scale_down_events(fleet: Service) -> list[Object]:
     return [e for e in fleet.events() if e["reason"] == "ScaledDown"]
-
-
-def _routable_pods(gateway: GatewayClient, fleet: Service) -> set[str]:
-    """The pods that some gateway would pick."""
-    return {e["pod"] for reported in gateway.services(fleet.key) for e in reported["endpoints"] if e["routable"]}
 
 
 def _sample_requests(fleet: Service, pod: str, counts: list[int]) -> bool:
@@ -173,15 +179,13 @@ def test_load_step_scales_up_then_down_without_lost_streams(
     prompts = _prompts("step")
     low = Load(fleet.target, poisson(LOW, 45, prompts, seed=1)).run()
     before = _desired(fleet)
-    sleep(IDLE_S)
-    assert metric_value(operator.explain(fleet.key), "rate_per_s") == 0.0
+    wait_until("no request is counted", lambda: metric_value(operator.explain(fleet.key), "rate_per_s") == 0.0)
     started = time.time()
     with Load(fleet.target, poisson(HIGH, 180, prompts, seed=2)) as load:
         reported = _documents_until_scale_up(operator, fleet)
         wait_until("the fleet is told to grow", lambda: _desired(fleet) > before, SCALE_UP_TIMEOUT_S)
         scale_up_s = time.time() - started
-        wait_until("a new engine serves", lambda: len(fleet.ready_pods("serve")) > before, SCALE_UP_TIMEOUT_S)
-        served = time.time()
+        ordered_at = _ordered_at(operator.explain(fleet.key), started)
         wait_until(
             "all engines serve that are wanted",
             lambda: len(fleet.ready_pods("serve")) == _desired(fleet),
@@ -194,9 +198,7 @@ def test_load_step_scales_up_then_down_without_lost_streams(
     saw = next(one for one in reported if metric_value(one, "rate_per_s") > 0.0)
     name = f"{fleet.name}-serve"
     written = [call.at for call in audit_writes(started) if (call.resource, call.name) == ("deployments/scale", name)]
-    times = {"decided by": observed_at(saw), "written": written[0]}
-    if _scales_up(reported[-1]):  # somebody looked at that tick
-        times = {"decided by": observed_at(saw), "ordered": observed_at(reported[-1]), "written": written[0]}
+    times = {"observed": observed_at(saw), "ordered": ordered_at, "written": written[0]}
     print({name: f"{at - sent:.3f} s after the first request" for name, at in times.items()})
     print(
         f"{before} -> {most} replicas, scaled up {scale_up_s:.0f} s after the step;"
@@ -209,7 +211,8 @@ def test_load_step_scales_up_then_down_without_lost_streams(
     assert gateways_read_at(saw) <= observed_at(
         saw
     )  # the oldest of the gateways' words: another one may tell of the request
-    assert sorted([sent, *times.values()]) == [sent, *times.values()], "each by what was before it"
+    assert sent <= observed_at(saw)
+    assert sent - 1.0 < ordered_at <= written[0], "each by what was before it; an order's time is in whole seconds"
     assert all("serve" in message and "->" in message and "SLO capacity" in message for message in up)
     assert not low.failures, low.explain()
     assert not back.streams.failures, back.streams.explain()
@@ -220,10 +223,7 @@ def test_load_step_scales_up_then_down_without_lost_streams(
     for pod, counts in back.counts.items():
         assert counts, f"{pod} was gone before it was looked at"
         assert set(counts) == {counts[0]}, f"{pod} took more after it was unrouted"
-    late = [
-        r for r in load.ledger.failures if r.outcome is not RequestResult.REJECTED or r.sent_at > served + SETTLES_S
-    ]
-    assert not late, load.ledger.explain()
+    assert not simulated_fleet.unexpected_failures(load.ledger.records), load.ledger.explain()
 
 
 def test_status_shows_measurements(fleet: Service) -> None:
@@ -240,7 +240,7 @@ def test_status_shows_measurements(fleet: Service) -> None:
     assert checkpoint["state"]["zlib"]
     assert checkpoint["metadata"]["ownerReferences"][0]["uid"] == fleet.get()["metadata"]["uid"]
     for kind in ("ScalingInactive", "MetricsDegraded", "SLOInfeasible"):
-        assert not fleet.condition(kind)
+        fleet.wait_condition(kind, status="False")
 
 
 def test_cli_status_and_explain_match_status(cluster: Cluster, namespace: str, fleet: Service) -> None:

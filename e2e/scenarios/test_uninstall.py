@@ -41,7 +41,7 @@ def test_uninstall_keeps_services_and_engines(unprobed: dict[str, Service], clus
     assert {s.key: uids(s.pods()) for s in unprobed.values()} == engines
     stack.install(cluster)
     for service in unprobed.values():
-        service.wait_ready(60)
+        service.wait_ready()
     ledger = Load(solo.target, OpenLoop([Arrival(0, QUESTION)])).run()
     print(f"engines alone answered {direct['usage']}; after the next installation: {ledger.summary()}")
     assert {s.key: uids(s.pods()) for s in unprobed.values()} == engines

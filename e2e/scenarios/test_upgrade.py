@@ -33,7 +33,7 @@ def test_upgrade_restarts_no_engine_and_fails_no_request(shared: dict[str, Servi
         Load(solo.target, ClosedLoop(USERS, more, think_s=0.5)) as two,
     ):
         stack.install(cluster, "--set", f"image.tag={NEXT}", "--set", f"engine.image={engine}", chart=chart)
-        wait_until("every service was seen by the new operator", lambda: all(s.is_ready() for s in shared.values()), 60)
+        wait_until("the new operator has seen each service", lambda: all(s.is_ready() for s in shared.values()), 180)
         sleep(SETTLE_S)
     running = {c["image"] for p in cluster.list("pods", stack.SYSTEM) for c in p["spec"]["containers"]}
     after = {s.key: uids(s.pods()) for s in shared.values()}

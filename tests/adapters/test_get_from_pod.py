@@ -14,7 +14,8 @@ from aiohttp import web
 from plimsoll.adapters.kube_client import KubeClient
 from plimsoll.controllers.http_server import HttpEndpoints, build_app
 from plimsoll.core.errors import BackendUnavailable, Forbidden, NotFound, ObjectRejected
-from tests.apiserver import ApiServer, free_port
+from tests.apiserver import ApiServer
+from tests.ports import free_port
 
 pytestmark = pytest.mark.api
 

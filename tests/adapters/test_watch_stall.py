@@ -12,7 +12,7 @@ from kubernetes.aio import client
 
 from plimsoll.adapters import kube_client
 from plimsoll.adapters.kube_client import PODS, SECRETS, KubeClient
-from tests.apiserver import free_port
+from tests.ports import free_port
 
 
 @pytest.fixture

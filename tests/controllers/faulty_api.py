@@ -17,7 +17,8 @@ import aiohttp
 import yaml
 from aiohttp import web
 
-from tests.apiserver import ApiServer, free_port
+from tests.apiserver import ApiServer
+from tests.ports import free_port
 
 MAX_HANG_SECONDS = 120.0
 HOP_HEADERS = ("host", "content-length", "transfer-encoding")

@@ -18,7 +18,7 @@ from plimsoll.api import labels
 from plimsoll.controllers import kopf_handlers
 from plimsoll.controllers.operator_config import LIST_CHUNK
 from tests import builders
-from tests.apiserver import free_port
+from tests.ports import free_port
 
 Object = dict[str, Any]
 HOSTILE = {

@@ -104,11 +104,16 @@ def test_slo_itl_is_assessed_besides_attainment() -> None:
 
 def test_slo_violated_is_met_again_only_with_margin() -> None:
     broken = condition_of(snapshot_of(0.08))
-    assert condition_of(snapshot_of(0.045), TTFT_TPOT_SLO, broken).holds is False
+    assert "met again" not in broken.message
+    recovering = condition_of(snapshot_of(0.045), TTFT_TPOT_SLO, broken)
+    assert recovering.holds is False
+    assert recovering.message.endswith("; SLO 95%, 95% within all targets; met again from 96%")
     assert condition_of(snapshot_of(0.039), TTFT_TPOT_SLO, broken).holds is True
     gaps = replace(TTFT_TPOT_SLO, itl_s=0.04)
     long = condition_of(snapshot_of(itl_s=0.05), gaps)
-    assert condition_of(snapshot_of(itl_s=0.039), gaps, long).holds is False
+    near = condition_of(snapshot_of(itl_s=0.039), gaps, long)
+    assert near.holds is False
+    assert near.message.endswith("; met again from itl 36 ms")
     assert condition_of(snapshot_of(itl_s=0.035), gaps, long).holds is True
 
 

@@ -26,9 +26,10 @@ from plimsoll.controllers.webhook import server
 from plimsoll.resources.platform_config import WebhookSettings
 from plimsoll.telemetry import operator_metrics
 from tests import builders
-from tests.apiserver import ApiServer, api_server, free_port
+from tests.apiserver import ApiServer, api_server
 from tests.certificates import make_certificate
 from tests.chart.rendering import CHART, NAMESPACE, find, helm, render
+from tests.ports import free_port
 
 pytestmark = pytest.mark.api
 

@@ -32,8 +32,8 @@ from plimsoll.core.routing.model_names import read_claim
 from plimsoll.resources.platform_config import WebhookSettings
 from plimsoll.telemetry import operator_metrics
 from tests import builders
-from tests.apiserver import free_port
 from tests.certificates import make_certificate
+from tests.ports import free_port
 
 Object = dict[str, Any]
 
@@ -163,7 +163,7 @@ async def post(url: str, pem: str, body: bytes | None = None) -> tuple[int, Obje
     """A POST over a connection of its own, once the server listens."""
     trust = ssl.create_default_context(cadata=pem)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=trust)) as session:
-        for _ in range(100):
+        for _ in range(1_000):
             try:
                 async with session.post(
                     url, data=BytesIO(orjson.dumps(review()) if body is None else body)
@@ -208,7 +208,7 @@ async def test_serve_accepts_the_largest_objects(tmp_path: Path) -> None:
 async def test_serve_bounds_reviews_at_once(tmp_path: Path) -> None:
     """A client that sends slowly holds one of the slots, until it is given up."""
     pem, trust = make_certificate(tmp_path), ssl.create_default_context(cafile=str(tmp_path / CERTIFICATE_FILE))
-    async with serving(tmp_path, FakeValidator(), server.ServerLimits(concurrent_reviews=1, read_seconds=2.0)) as url:
+    async with serving(tmp_path, FakeValidator(), server.ServerLimits(concurrent_reviews=1, read_seconds=4.0)) as url:
         assert (await post(url, pem))[0] == 200
         port = int(url.rpartition(":")[2].partition("/")[0])
         reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trust)
@@ -236,7 +236,7 @@ async def test_serve_waits_for_certificate_and_takes_a_new_one(
         first = make_certificate(tmp_path, "first")
         assert (await post(url, first))[0] == 200
         second = make_certificate(tmp_path, "second", days=40)
-        for _ in range(100):
+        for _ in range(1_000):
             try:
                 assert (await post(url, second))[0] == 200
                 break

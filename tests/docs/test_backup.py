@@ -28,9 +28,10 @@ from plimsoll.adapters.kube_client import (
 )
 from plimsoll.api import labels
 from tests import builders
-from tests.apiserver import ApiServer, api_server, free_port
+from tests.apiserver import ApiServer, api_server
 from tests.chart.rendering import NAMESPACE, ROOT, helm
 from tests.docs.test_snippets import blocks
+from tests.ports import free_port
 
 Object = dict[str, Any]
 

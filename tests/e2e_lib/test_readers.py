@@ -6,7 +6,8 @@ import json
 
 from e2e.lib.metrics import Samples, prompt_sources
 from e2e.lib.node import WRITES, parse_audit
-from e2e.lib.operator import gateways_read_at, metric_value, observed_at
+from e2e.lib.operator import gateways_read_at, last_minute_bounds, metric_value, observed_at
+from e2e.lib.request_log import RequestRecord, RequestResult
 from e2e.lib.resource_dump import difference
 
 PAGE = """# HELP vllm:prompt_tokens_by_source_total x
@@ -70,3 +71,19 @@ def test_explain_document_yields_read_and_metrics_times() -> None:
     document = {"metrics": {"at": "1970-01-01T00:01:40.500Z", "gateways": gateways}}
     assert (gateways_read_at(document), observed_at(document)) == (100.25, 100.5)
     assert (metric_value(document, "rate_per_s"), metric_value(document, "ttft_s")) == (3.5, 0.0)
+
+
+def _record(sent_at: float, ended_at: float) -> RequestRecord:
+    named = {"id": "", "source": "", "model": "", "status": 200, "outcome": RequestResult.OK}
+    rest = {"finish_reason": None, "events": 0, "text": "", "detail": "", "ttft_s": None}
+    counts = {"asked_tokens": 1, "prompt_tokens": 1, "output_tokens": 1}
+    return RequestRecord(**named, **rest, **counts, sent_at=sent_at, ended_at=ended_at)  # type: ignore[arg-type]
+
+
+def test_last_minute_bounds_are_by_what_was_before_what() -> None:
+    """Read at 1000.0 by gateways and 1000.5 by the operator: the minute begins with the slot at 940."""
+    metrics = {"at": "1970-01-01T00:16:40.500Z", "gateways": {"age_s": 0.5}}
+    before, earlier = _record(934.0, 939.0), _record(936.0, 941.0)
+    within, running, later = _record(941.0, 950.0), _record(999.0, 1003.0), _record(1001.0, 1002.0)
+    records = [before, earlier, within, running, later]
+    assert last_minute_bounds(records, records, {"metrics": metrics}) == (1, 3)

@@ -151,3 +151,17 @@ def test_responding_model_is_the_responses_own_word() -> None:
     answer = {"model": "spare", "usage": {"prompt_tokens": 1, "completion_tokens": 1}}
     whole.add_response({**answer, "choices": [{"finish_reason": "length", "text": "a"}]}, at=1.0)
     assert streamed.responding_model == whole.responding_model == "spare"
+
+
+def test_most_at_engines_counts_from_first_token_to_end() -> None:
+    def one(sent_at: float, ttft_s: float | None, ended_at: float, outcome: RequestResult) -> RequestRecord:
+        text = {"finish_reason": None, "events": 0, "text": "", "detail": ""}
+        counts = {"asked_tokens": 1, "prompt_tokens": 1, "output_tokens": 1}
+        named = {"id": "", "source": "", "model": "", "status": 200, "outcome": outcome}
+        times = {"sent_at": sent_at, "ended_at": ended_at, "ttft_s": ttft_s}
+        return RequestRecord(**named, **times, **counts, **text)  # type: ignore[arg-type]
+
+    served = [one(0.0, 1.0, 3.0, RequestResult.OK), one(0.0, 2.0, 4.0, RequestResult.OK)]
+    other = [one(0.0, 3.0, 5.0, RequestResult.OK), one(0.0, None, 9.0, RequestResult.REJECTED)]
+    assert RequestLog([*served, *other]).most_at_engines() == 2
+    assert RequestLog().most_at_engines() == 0

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,19 +15,9 @@ import pytest
 
 from launcher import client
 from launcher.contract import IMAGE_ROOT
+from tests.ports import free_ports
 
 FAKE = Path(__file__).with_name("fake_vllm.py")
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on."""
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
 
 
 def gone(process: int) -> bool:

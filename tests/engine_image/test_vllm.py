@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from launcher.contract import IMAGE_ROOT
-from tests.engine_image.test_launcher import free_ports
+from tests.ports import free_ports
 
 pytestmark = [
     pytest.mark.vllm,

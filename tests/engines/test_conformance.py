@@ -20,8 +20,8 @@ import pytest
 from plimsoll.engines import conformance
 from plimsoll.engines.conformance import MISSING, NOTE, OK, Result, Server
 from plimsoll.engines.registry import ENGINES
-from tests.engine_image.test_launcher import free_ports
 from tests.gateway.simulated_engine import simulated_engine
+from tests.ports import free_ports
 
 REQUIRED = ["health", "models", "chat", "model-name", "stream", "cancel", "metrics"]
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,8 @@ from typing import Any
 
 from tests.gateway.envoy_binary import ENVOY
 from tests.gateway.foreign_envoy import BUFFERED, DUPLEX, Json, envoy_config
-from tests.gateway.stack import free_port, stop, wait_until
+from tests.gateway.stack import stop, wait_until
+from tests.ports import free_port
 
 
 class ForeignGateway:

@@ -23,7 +23,8 @@ from plimsoll.gateway.signals_document import build_signals
 from plimsoll.telemetry import gateway_metrics
 from tests.gateway.kube_objects import Object, split
 from tests.gateway.picker_harness import key_of, response_headers
-from tests.gateway.stack import free_port, wait_until
+from tests.gateway.stack import wait_until
+from tests.ports import free_port
 
 SECRET = b"a secret that all gateways share"
 ACK_SECONDS = 5.0  # a busy machine must not look like an owner that does not answer

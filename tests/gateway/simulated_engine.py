@@ -12,8 +12,8 @@ from pathlib import Path
 
 from launcher.contract import IMAGE_ROOT
 from plimsoll.api.contract import engine_tls_name
-from tests.engine_image.test_launcher import free_ports
 from tests.gateway.stack import wait_until
+from tests.ports import free_ports
 
 FLAGS = ("--time-scale", "0.1", "--max-model-len", "4096")
 TASK_FLAGS = {"generate": (), "embed": ("--runner", "pooling"), "transcribe": ()}

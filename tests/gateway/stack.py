@@ -8,7 +8,6 @@ import io
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -26,15 +25,10 @@ from plimsoll.gateway.settings import PickerSettings
 from tests.gateway.envoy_binary import ENVOY
 from tests.gateway.fake_engine import FakeEngine
 from tests.gateway.kube_objects import GATEWAY_SELECTOR, SYSTEM, Object, split
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 90.0  # seconds; the machine may be busy, a hang may not pass
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 async def wait_until(true: Callable[[], bool] | Callable[[], Awaitable[bool]], what: str) -> None:

@@ -45,19 +45,20 @@ async def wait_completed(stack: GatewayStack, outcome: str, count: float) -> Non
 async def test_response_past_deadline_is_504_and_cancelled(stack: GatewayStack, made: str) -> None:
     engine = await start(stack, MADE[made]())
     engine.behaviour.release_event = asyncio.Event()
-    status, body, headers = await stack.ask_fully(sent={TIMEOUT: "1.5"}, max_tokens=5)
+    limit = "3"  # seconds: on a busy machine the request must have reached the engine by then
+    status, body, headers = await stack.ask_fully(sent={TIMEOUT: limit}, max_tokens=5)
     assert (status, body["error"]["code"], headers["x-plimsoll-reason"]) == (
         504,
         "deadline_exceeded",
         "deadline_exceeded",
     )
-    assert "within 1.5 s" in body["error"]["message"]
+    assert f"within {limit} s" in body["error"]["message"]
     assert headers["x-should-retry"] == "false"
     await wait_until(lambda: engine.open == 0, "the engine sees that the client is gone")
     await stack.wait_inflight(engine, 0)
     await wait_completed(stack, "deadline_exceeded", 1)
     assert await completed(stack, "failed") == 0
-    assert engine.header("x-plimsoll-deadline-seconds") == "1.5"
+    assert engine.header("x-plimsoll-deadline-seconds") == limit
     assert engine.header("x-envoy-upstream-stream-duration-ms") is None
     assert len(engine.received) == 1
 
@@ -74,7 +75,7 @@ async def test_anthropic_client_gets_its_own_error_shape(stack: GatewayStack) ->
 async def test_stream_past_deadline_is_cut_never_completed(stack: GatewayStack) -> None:
     engine = await start(stack, service())
     engine.behaviour.pause = asyncio.Event()
-    async with stack.ask(sent={TIMEOUT: "1.5"}, stream=True) as answer:
+    async with stack.ask(sent={TIMEOUT: "4"}, stream=True) as answer:  # time for the first byte, on a busy machine
         assert answer.status == 200
         received = await answer.content.readany()
         with pytest.raises(aiohttp.ClientPayloadError):
@@ -100,7 +101,7 @@ async def test_queued_request_leaves_at_its_deadline(stack: GatewayStack) -> Non
     hold = engine.behaviour.release_event = asyncio.Event()
     running = asyncio.create_task(stack.ask_fully())
     await stack.wait_inflight(engine, 1)
-    waiting = asyncio.create_task(stack.ask_fully(sent={TIMEOUT: "2.5"}, max_tokens=1))
+    waiting = asyncio.create_task(stack.ask_fully(sent={TIMEOUT: "4"}, max_tokens=1))
     await stack.wait_queued(1)
     status, body, headers = await waiting
     assert (status, body["error"]["code"], headers["x-should-retry"]) == (504, "deadline_exceeded", "false")

@@ -13,7 +13,8 @@ from tests.gateway.conftest import make_directory
 from tests.gateway.fake_engine import FakeEngine
 from tests.gateway.kube_objects import Object, gateway_pod, pod
 from tests.gateway.picker_harness import service_with_slo
-from tests.gateway.stack import GatewayStack, free_port, stop, wait_until
+from tests.gateway.stack import GatewayStack, stop, wait_until
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]
 

@@ -15,7 +15,8 @@ from tests.gateway.conftest import make_directory
 from tests.gateway.fake_engine import FakeEngine
 from tests.gateway.kube_objects import pod
 from tests.gateway.picker_harness import service_with_slo
-from tests.gateway.stack import GatewayStack, free_port, wait_until
+from tests.gateway.stack import GatewayStack, wait_until
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]
 

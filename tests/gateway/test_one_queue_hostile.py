@@ -113,13 +113,14 @@ async def test_gateway_that_falls_silent_is_cut_off(gateways: Gateways, monkeypa
 
 
 async def test_connections_live_while_both_sides_live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "SILENCE_SECONDS", 0.5)
-    monkeypatch.setattr(connection, "HELLO_SECONDS", 0.5)
+    silence_s = 2.0  # more than a busy machine keeps this process waiting
+    monkeypatch.setattr(connection, "SILENCE_SECONDS", silence_s)
+    monkeypatch.setattr(connection, "HELLO_SECONDS", silence_s)
     monkeypatch.setattr(connection, "PING_SECONDS", 0.02)
     async with Gateways(tmp_path, 2, service_with_slo(batch=9), pods=engine_names(1)) as gateways:
         links = [link for gateway in gateways.all for link in gateway.queue._links.values()]
         before = [link._connection for link in links]
-        await asyncio.sleep(1.5)
+        await asyncio.sleep(1.5 * silence_s)
         assert [link._connection for link in links] == before
 
 

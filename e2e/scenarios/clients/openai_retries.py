@@ -1,6 +1,7 @@
 """The openai SDK for Python as users run it, with its default retries, while a service refuses. Usage: URL MODEL
 
-COUNT users ask once each, spread over SPREAD seconds. Prints, for each: statuses in their order, seconds that each
+Prints "ready" and waits for a line, because imports take long on a busy machine. Then COUNT users ask once each,
+spread over SPREAD seconds. Prints, for each: statuses in their order, seconds that each
 refusal asked for (null where there is no Retry-After), and whether an answer came at last.
 """
 
@@ -45,6 +46,8 @@ async def main() -> None:
     """All users."""
     http = DefaultAsyncHttpxClient(event_hooks={"response": [note]}, trust_env=False)
     async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=120, http_client=http) as client:
+        print("ready", flush=True)
+        await asyncio.to_thread(sys.stdin.readline)
         print(json.dumps(await asyncio.gather(*(ask(client, number) for number in range(COUNT)))))
 
 

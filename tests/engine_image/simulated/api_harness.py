@@ -24,7 +24,7 @@ from simulated.options import EngineOptions, parse_options
 from simulated.real_time_driver import RealTimeDriver
 from simulated.server import make_api
 from tests.engine_image.middleware_harness import COMPLETIONS, CONTRACT, Exchange
-from tests.engine_image.test_launcher import free_ports
+from tests.ports import free_ports
 
 FAST_ARGS = ("--time-scale", "0.01", "--spread", "0", "--noise", "0", "--profile", "h200-8b-hot")
 SLOW_ARGS = ("--time-scale", "10")  # for what must not end by itself: 20 tokens a second

@@ -11,7 +11,7 @@ import pytest
 
 from tests.engine_image.middleware_harness import CHAT_PATH, COMPLETIONS
 from tests.engine_image.simulated.api_harness import ApiHarness, make_harness, serve_engine, wait_idle
-from tests.engine_image.test_launcher import free_ports
+from tests.ports import free_ports
 
 PROMPT = "The quick brown fox jumps over the lazy dog. " * 40  # 450 tokens
 REMOTE = {"do_remote_decode": True, "do_remote_prefill": False}

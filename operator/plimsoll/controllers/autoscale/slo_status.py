@@ -47,6 +47,8 @@ def slo_condition(
         if reason is ConditionReason.NOT_MEASURED
         else _message(figures, slo, class_slos, attainment)
     )
+    if reason is ConditionReason.SLO_VIOLATED:
+        message += _recovery(snapshot, slo, attainment)
     return Condition(ConditionType.SLO_MET, holds, reason, message)
 
 
@@ -72,6 +74,17 @@ def _slo_outcome(
     if not _meets_share(attainment.lower_bound, slo, margin):
         return None, ConditionReason.SLO_UNDETERMINED
     return True, ConditionReason.SLO_MET
+
+
+def _recovery(snapshot: ServiceSnapshot, slo: Slo, attainment: SloAttainment) -> str:
+    """From which figure the condition recovers, where only the hysteresis keeps it False; else empty."""
+    itl_s = measured_percentiles(snapshot)[-1]
+    if slo.itl_s is not None and itl_s is not None and itl_s > slo.itl_s * (1.0 - ITL_RECOVERY_MARGIN):
+        is_met = itl_s <= slo.itl_s
+        return f"; met again from itl {units.format_seconds(slo.itl_s * (1.0 - ITL_RECOVERY_MARGIN))}" if is_met else ""
+    if attainment.upper_bound is None or not _meets_share(attainment.upper_bound, slo, 0.0):
+        return ""
+    return f"; met again from {_percent(1.0 - (1.0 - slo.share) * (1.0 - RECOVERY_MARGIN))}"
 
 
 def _meets_share(share: float, slo: Slo, margin: float) -> bool:

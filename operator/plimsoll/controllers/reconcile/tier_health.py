@@ -146,7 +146,7 @@ def tier_health(tier: TierStatusInputs, slow_transfer_message: str | None) -> Ti
     elif max(ready + tier.starting, tier_workload.counted_replicas(tier.workload)) > total:
         message = f"{count}: the surplus is removed"
     else:
-        message = f"{count}, Kubernetes has not begun to roll out the newest change yet"
+        message = f"{count}, Kubernetes has not acted on the newest change yet"
     return TierHealth(tier.role, is_ready, False, None, message)
 
 

@@ -115,6 +115,14 @@ class EngineAggregator:
         """Completion estimator of an engine; None where its readings lack what the estimator needs."""
         return self._pods[pod].completions
 
+    def _unanswered(self, pods: Collection[str]) -> Unavailable:
+        """Why no pod has a fresh reading."""
+        if not pods:
+            return _NONE_READY
+        if not any(name in self._pods for name in pods):
+            return Unavailable(f"none of {len(pods)} pods has sent metrics yet")
+        return Unavailable(f"none of {len(pods)} pods has answered for {MAX_READING_GAP_S:.0f} s")
+
     def collect(
         self,
         now_s: float,
@@ -133,11 +141,7 @@ class EngineAggregator:
         readings = [self._pods[name].last_reading if self._is_fresh(name, now_s) else None for name in pods]
         fresh_readings = [reading for reading in readings if reading is not None]
         if not fresh_readings:
-            unavailable = (
-                Unavailable(f"none of {len(pods)} pods has answered for {MAX_READING_GAP_S:.0f} s")
-                if pods
-                else _NONE_READY
-            )
+            unavailable = self._unanswered(pods)
             return TierMetrics(
                 LaggingSignals(
                     unavailable, unavailable, unavailable, unavailable, unavailable, unavailable, unavailable

@@ -6,8 +6,12 @@ stops.
 
 Idea: each gateway adds its own intervals to its pending sum. A sample is taken once every responding gateway has
 reported, and takes all pending sums, so nothing counts twice. A silent gateway is assumed to carry as much as the
-others, up to the last total at full coverage. If it died, the others already have its clients, and scaling up would
-double the demand. A gateway that has not reported yet, or has just restarted, carries nothing.
+others, or as it carried itself if that is more: all requests of a service may count at their owner. The total stays at
+the last one at full coverage, because the others have the clients of a gateway that died.
+
+A gateway that has restarted counts too little for some seconds, because Envoy lets requests pass until its health check
+has reached the picker, and because its first reading forms no interval. Until then it is assumed to carry at least what
+it carried before. A gateway that has never reported carries nothing.
 """
 
 from __future__ import annotations
@@ -34,25 +38,47 @@ from plimsoll.core.slo import Slo
 from plimsoll.core.types import Unavailable
 
 GATEWAY_FRESH_S: Final = 5.0  # gateways are polled every second
+RESTART_SETTLE_S: Final = 10.0  # from a restarted picker's first reading until it counts all its requests
 SPEC_DELAY_S: Final = 2.0  # until all gateways have seen a change of the spec, and have been polled
 _MIN_INTERVAL_S: Final = 0.5  # too short an interval for a rate
+_USUAL_RATE_S: Final = 15.0  # time constant of a gateway's usual rate: more than the chance of one sample
 
 
 @dataclass(slots=True)
 class _GatewayState:
     """last_reading: instance id, time and reading. quiet_since_s: time since which its readings form intervals without
-    a request. pending: the interval since the last sample. is_restarted: it (re)started since then.
+    a request. pending: the interval since the last sample. is_restarted: it (re)started since then. settled_from_s:
+    when it counts all its requests again after a restart. usual_per_s: its mean rate at full coverage, 1/s.
     """
 
     last_reading: tuple[str, float, ServiceReading]
     quiet_since_s: float
     pending: ServiceInterval | None = None
     is_restarted: bool = True
+    settled_from_s: float = -math.inf
+    usual_per_s: float | None = None
 
     @property
-    def has_reported(self) -> bool:
-        """Whether it has reported a rate since the last sample, or has restarted and has none yet."""
-        return self.is_restarted or (self.pending is not None and self.pending.seconds >= _MIN_INTERVAL_S)
+    def has_rate(self) -> bool:
+        """Whether it has reported a rate since the last sample."""
+        return self.pending is not None and self.pending.seconds >= _MIN_INTERVAL_S
+
+    @property
+    def pending_per_s(self) -> float:
+        """Arrivals since the last sample, 1/s; 0 where they form no interval."""
+        return 0.0 if self.pending is None else _per_s(self.pending.arrivals, self.pending)
+
+    def is_sure(self, now_s: float) -> bool:
+        """Whether its pending interval has all its requests."""
+        return self.has_rate and now_s >= self.settled_from_s
+
+    def learn_usual(self) -> None:
+        """Update its usual rate by the pending interval."""
+        if self.pending is None:
+            return
+        weight = 1.0 if self.usual_per_s is None else -math.expm1(-self.pending.seconds / _USUAL_RATE_S)
+        before = self.usual_per_s or 0.0
+        self.usual_per_s = before + weight * (self.pending_per_s - before)
 
 
 class GatewayGauges(NamedTuple):
@@ -81,7 +107,7 @@ class GatewayAggregator:
         self._gateways: dict[str, _GatewayState] = {}
         self._on_interval = on_interval
         self._last_sample: ArrivalSample | None = None
-        self._full_coverage_per_s: float | None = None  # the last rate at full coverage
+        self._full_coverage_per_s: float | None = None  # the rate at the last full coverage, or the usual one if higher
         self._targets: tuple[tuple[float | None, ...], ...] | None = None
         self._targets_known_from_s = -math.inf  # when all gateways counted against them
         self.last_minute: SlidingWindow[ServiceInterval] = SlidingWindow()
@@ -111,6 +137,8 @@ class GatewayAggregator:
             state.quiet_since_s = at_s
         if interval is None:
             state.is_restarted = True
+            if previous[0] != instance_id:
+                state.settled_from_s = at_s + RESTART_SETTLE_S
             return
         state.pending = interval if state.pending is None else merge_intervals(state.pending, interval)
         is_of_old_targets = at_s - interval.seconds < self._targets_known_from_s
@@ -120,20 +148,19 @@ class GatewayAggregator:
     def take_sample(self, now_s: float, gateways: Collection[str]) -> bool:
         """Take a sample if one is due; return whether it was. gateways: the existing gateways."""
         responding = self._responding(now_s, gateways)
-        if not responding or not all(gateway.has_reported for gateway in responding):
+        if not responding or not all(gateway.is_restarted or gateway.has_rate for gateway in responding):
             return False
-        silent_count = sum(name in self._gateways for name in gateways) - len(responding)
-        pending = [gateway.pending for gateway in responding if gateway.pending]
-        departed = [state.pending for name, state in self._gateways.items() if state.pending and name not in gateways]
+        silent = [
+            self._gateways[name] for name in gateways if name in self._gateways and not self._is_responding(name, now_s)
+        ]
+        departed = [state for name, state in self._gateways.items() if state.pending and name not in gateways]
+        has_interval = any(state.pending for state in (*responding, *departed))
+        if has_interval:
+            self._last_sample = self._sample(now_s, responding, silent, departed)
         for gateway in self._gateways.values():
             gateway.pending, gateway.is_restarted = None, False
         self._evict_stale(now_s, gateways)
-        if not pending and not departed:
-            return False
-        self._last_sample = self._scaled_sample(
-            now_s, pending + departed, len(responding) / (len(responding) + silent_count)
-        )
-        return True
+        return has_interval
 
     def latest_sample(self, now_s: float) -> ArrivalSample | Unavailable:
         """The last sample, `Unavailable` if there is none or it is too old."""
@@ -194,17 +221,52 @@ class GatewayAggregator:
         state = self._gateways.get(name)
         return state is not None and is_fresh(state.last_reading[1], now_s, GATEWAY_FRESH_S)
 
-    def _scaled_sample(self, now_s: float, intervals: Sequence[ServiceInterval], coverage: float) -> ArrivalSample:
-        known_per_s = math.fsum(_per_s(interval.arrivals, interval) for interval in intervals)
-        scaled_per_s = known_per_s / coverage
-        if coverage < 1.0 and self._full_coverage_per_s is not None:
-            scaled_per_s = max(known_per_s, min(scaled_per_s, self._full_coverage_per_s))
+    def _sample(
+        self,
+        now_s: float,
+        responding: Sequence[_GatewayState],
+        silent: Sequence[_GatewayState],
+        departed: Sequence[_GatewayState],
+    ) -> ArrivalSample:
+        """Return the sample of the pending intervals, with what silent and restarted gateways are assumed to carry."""
+        known_per_s = math.fsum(state.pending_per_s for state in (*responding, *departed))
+        unsure = [gateway for gateway in responding if not gateway.is_sure(now_s)]
+        if silent or unsure:
+            total_per_s = self._assumed_per_s(known_per_s, now_s, responding, silent)
         else:
-            self._full_coverage_per_s = scaled_per_s if coverage == 1.0 else None
-        factor = scaled_per_s / known_per_s if known_per_s > 0.0 else 1.0 / coverage
+            total_per_s = known_per_s
+            for gateway in responding:
+                gateway.learn_usual()
+            usual_per_s = math.fsum(gateway.usual_per_s or 0.0 for gateway in responding)
+            self._full_coverage_per_s = max(known_per_s, usual_per_s)
+        # Requests end at the gateway that carries them, so only silent gateways lack them.
+        most = 1.0 + len(silent) / len(responding)
+        factor = min(total_per_s / known_per_s, most) if known_per_s > 0.0 else most
+        intervals = [state.pending for state in (*responding, *departed) if state.pending]
         succeeded_per_s = math.fsum(_per_s(interval.succeeded, interval) for interval in intervals)
         failed_per_s = math.fsum(_per_s(interval.failed, interval) for interval in intervals)
-        return ArrivalSample(now_s, scaled_per_s, succeeded_per_s * factor, failed_per_s * factor)
+        return ArrivalSample(now_s, total_per_s, succeeded_per_s * factor, failed_per_s * factor)
+
+    def _assumed_per_s(
+        self,
+        known_per_s: float,
+        now_s: float,
+        responding: Sequence[_GatewayState],
+        silent: Sequence[_GatewayState],
+    ) -> float:
+        """Return the total rate, at least the known one, where some gateways are silent or count too little."""
+        sure = [gateway for gateway in responding if gateway.is_sure(now_s)]
+        missing_per_s = math.fsum(gateway.usual_per_s or 0.0 for gateway in silent)
+        missing_per_s += math.fsum(
+            max(0.0, (gateway.usual_per_s or 0.0) - gateway.pending_per_s)
+            for gateway in responding
+            if not gateway.is_sure(now_s)
+        )
+        like_others_per_s = math.fsum(gateway.pending_per_s for gateway in sure) / max(1, len(sure))
+        expected_per_s = max(known_per_s + missing_per_s, like_others_per_s * (len(responding) + len(silent)))
+        if self._full_coverage_per_s is None:
+            return expected_per_s
+        return max(known_per_s, min(expected_per_s, self._full_coverage_per_s))
 
     def _evict_stale(self, now_s: float, gateways: Collection[str]) -> None:
         """Drop gateways that neither exist nor have a recent reading."""
