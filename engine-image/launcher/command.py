@@ -17,6 +17,7 @@ from launcher.settings import LoraBounds, PodGroup, Settings, SettingsError
 from launcher.tls import EngineTls
 
 RUNTIME_PROGRAMS = {"vllm": ("vllm", "serve"), "simulated": ("python3", "-m", "simulated", "serve")}
+FETCH = ("python3", "-P", "-m", "launcher.fetch")  # becomes the engine once the model is there
 MIDDLEWARE = "launcher.middleware.Plimsoll"
 HEALTH_PATH = "/health"
 
@@ -113,6 +114,7 @@ def engine_command(settings: Settings, contract: Contract, *, cpu: bool) -> list
     if settings.group is not None:
         check_group_arguments(arguments, contract)
     command = [
+        *(FETCH if settings.source else ()),
         *RUNTIME_PROGRAMS[settings.runtime],
         settings.model,
         *access_log_arguments(contract),

@@ -49,6 +49,7 @@ class EngineInfo:
     max_model_len: int | None = None
     nodes: int = 1
     config: dict[str, Any] | None = None
+    model_revision: str | None = None
     self_benchmark: SelfBenchmark | None = None
 
 
@@ -142,6 +143,7 @@ def _read_version(info: EngineInfo, body: bytes) -> None:
 def find_config(info: EngineInfo, settings: Settings, environment: dict[str, str]) -> None:
     """Read the model's configuration; a slow disk may take seconds, never fails."""
     info.config = model_config.read(settings.model, settings.revision, environment)
+    info.model_revision = model_config.revision(settings.model, settings.revision, environment)
 
 
 def to_json(
@@ -171,6 +173,7 @@ def to_json(
         },
         "adapters": adapters,
         "config": info.config,
+        "model_revision": info.model_revision,
         "self_benchmark": asdict(info.self_benchmark) if info.self_benchmark else None,
     }
     return json.dumps(fields, separators=(",", ":")).encode()

@@ -46,7 +46,7 @@ from launcher.pod_state import PodState
 from launcher.prompts import PromptFactory
 from launcher.redaction import redact
 from launcher.settings import Settings, SettingsError, read
-from launcher.startup_phases import StartupPhases
+from launcher.startup_phases import StartupPhases, phase_order
 from launcher.tls import EngineTls
 
 HEALTH_POLL_SECONDS = 1.0
@@ -73,7 +73,9 @@ class Launcher:
         self._status = EngineStatus()
         is_local_path = os.path.isdir(settings.model)
         self._startup_phases = StartupPhases(
-            contract.startup_phases, started, skipped=("download",) if is_local_path else ()
+            phase_order(contract.startup_phases, fetched=bool(settings.source)),
+            started,
+            skipped=("download",) if is_local_path and not settings.source else (),
         )
         self._state = PodState(contract.paths["state"])
         self._failure_cause = FailureCause()

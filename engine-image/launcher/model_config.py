@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+from launcher import model_cache
 
 CONFIG_FILE = "config.json"
+COMMIT: Final = re.compile("[0-9a-f]{40}")
 MAX_BYTES = 4 << 20
 # What plimsoll.core.engine_model.roofline.model_shape reads.
 SPEED_KEYS = (
@@ -49,6 +53,17 @@ def read(model: str, revision: str, environment: Mapping[str, str]) -> dict[str,
         return None
 
 
+def revision(model: str, revision: str, environment: Mapping[str, str]) -> str | None:
+    """Return what pins the engine's model: the digest of downloaded files, or a commit of its repository."""
+    if (found := model_cache.read_complete(Path(model).resolve().parent)) is not None:
+        return found.digest
+    refs = _repository(model, environment) / "refs"
+    try:
+        return (refs / (revision or "main")).read_text(encoding="utf-8").strip() or None
+    except (OSError, ValueError):
+        return revision if COMMIT.fullmatch(revision) else None
+
+
 def _parse_file(path: Path) -> dict[str, Any] | None:
     try:
         with path.open("rb") as file:
@@ -70,7 +85,7 @@ def _candidate_paths(model: str, revision: str, environment: Mapping[str, str]) 
     Without a pinned revision: the last main branch, then the newest snapshot.
     """
     yield Path(model) / CONFIG_FILE
-    repository = _hub_cache(environment) / f"models--{model.replace('/', '--')}"
+    repository = _repository(model, environment)
     snapshots = repository / "snapshots"
     if revision:
         yield snapshots / revision / CONFIG_FILE
@@ -81,6 +96,10 @@ def _candidate_paths(model: str, revision: str, environment: Mapping[str, str]) 
         pass
     if not revision:
         yield from sorted(snapshots.glob(f"*/{CONFIG_FILE}"), key=lambda path: path.lstat().st_mtime, reverse=True)
+
+
+def _repository(model: str, environment: Mapping[str, str]) -> Path:
+    return _hub_cache(environment) / f"models--{model.replace('/', '--')}"
 
 
 def _hub_cache(environment: Mapping[str, str]) -> Path:

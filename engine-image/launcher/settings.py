@@ -47,9 +47,10 @@ class TlsSettings:
 class Settings:
     """Settings of one engine; times in seconds.
 
-    `lora` are the bounds on LoRA adapters, None without LoRA. `tls` is None for plain HTTP. `runtime` is the engine
-    program; `task` is the model's task; `pod_ip` is empty outside a pod, `revision` if none is pinned. `group` is None
-    for an engine of one pod.
+    `source` is the URI of a model that is downloaded before the engine starts, "" for none. `lora` are the bounds on
+    LoRA adapters, None without LoRA. `tls` is None for plain HTTP. `runtime` is the engine program; `task` is the
+    model's task; `pod_ip` is empty outside a pod, `revision` if none is pinned. `group` is None for an engine of one
+    pod.
     """
 
     runtime: str
@@ -64,6 +65,7 @@ class Settings:
     shutdown_timeout: int
     remote_prefill_deadline: float
     max_body_bytes: int
+    source: str = ""
     lora: LoraBounds | None = None
     tls: TlsSettings | None = None
     group: PodGroup | None = None
@@ -100,6 +102,7 @@ def read(environment: Mapping[str, str], contract: Contract) -> Settings:
             environment, names["remote_prefill_deadline"], contract.remote_prefill_deadline_seconds
         ),
         max_body_bytes=int(_read_number(environment, names["max_body"], contract.limits["max_body_bytes"])),
+        source=environment.get(names["model_source"], ""),
         lora=_read_lora(environment, names["lora"]),
         group=_read_group(environment, contract),
         tls=_read_tls(environment, names["tls"]),

@@ -12,10 +12,19 @@ import re
 # Phase -> the line that ends it. `launch`, `api` and `warmup` are ended by the launcher itself.
 LOG_PATTERNS = (
     ("import", re.compile(rb"Initializing a V1 LLM engine")),
-    ("download", re.compile(rb"Time spent downloading weights")),
+    ("download", re.compile(rb"Time spent downloading weights|model files are complete")),
     ("load", re.compile(rb"(?:Model loading took|Loading weights took)")),
     ("init", re.compile(rb"init engine \(.*?\) took")),
 )
+
+
+def phase_order(order: tuple[str, ...], *, fetched: bool) -> tuple[str, ...]:
+    """Return the phases in the order of this start: a model that is fetched is there before the engine's imports."""
+    if not fetched:
+        return order
+    later = [phase for phase in order if phase != "download"]
+    later.insert(later.index("import"), "download")
+    return tuple(later)
 
 
 class StartupPhases:

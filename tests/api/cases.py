@@ -89,13 +89,23 @@ MODELS = [
     single_edit("spec.model.uri", "", "must not be empty", "should be at least 1 chars long"),
     single_edit("spec.model.uri", "hf://a/" + "b" * 1024, "must have at most 1024 characters", "Too long"),
     *[
-        single_edit("spec.model.uri", f"{scheme}://bucket/model", f"has scheme {scheme}://, which is not supported yet")
-        for scheme in ("s3", "gs", "oci")
+        single_edit("spec.model.uri", uri, "must have a bucket and a folder in it, without '..': ")
+        for uri in ("s3://", "s3://a", "s3://Bucket/x", "s3://bucket//x", "gs://bucket/../x", "gs://bucket/a b")
+    ],
+    *[
+        single_edit("spec.model.uri", uri, "must be an archive, without user and query: https://HOST/PATH.tar")
+        for uri in ("https://host/chat", "https://a:b@host/x.tar", "https://host/x.tar?y", "https://host/../x.tgz")
+    ],
+    *[
+        single_edit("spec.model.uri", uri, "must have a registry, a repository, and a tag or digest: oci://")
+        for uri in ("oci://host/chat", "oci://chat:1", "oci://host/Chat:1", "oci://host/chat@sha256:ab", "oci://")
     ],
     single_edit("spec.model.uri", "ftp://host/model", "has unknown scheme ftp://; use hf://ORG/REPO"),
     single_edit("spec.model.uri", "HF://Qwen/Qwen3-8B", "has unknown scheme HF://; use hf://ORG/REPO"),
     *[
-        single_edit("spec.model.uri", uri, "has no scheme; use hf://ORG/REPO, pvc://CLAIM/PATH or file:///PATH")
+        single_edit(
+            "spec.model.uri", uri, "has no scheme; use hf://ORG/REPO, pvc://CLAIM/PATH, file:///PATH, s3://BUCKET/PATH"
+        )
         for uri in ("Qwen/Qwen3-8B", "/models/chat", "hf:Qwen/Qwen3-8B", "hf")
     ],
     *[
@@ -143,8 +153,43 @@ MODELS = [
     Case(
         {"spec.model.uri": "file:///chat", "spec.model.secretRef": {"name": "token"}},
         "spec.model.secretRef",
-        "secretRef is allowed only for hf:// models",
+        "secretRef is allowed only for hf://, s3://, gs:// and https:// models; oci:// uses pod.imagePullSecrets",
     ),
+    Case(
+        {"spec.model.digest": "sha256:" + "0" * 64},
+        "spec.model.digest",
+        "digest is allowed only for s3://, gs:// and https:// models; oci:// has it in the URI",
+    ),
+    Case(
+        {"spec.model.uri": "s3://models/chat", "spec.model.digest": "sha256:" + "0" * 65},
+        "spec.model.digest",
+        "must have at most 71 characters, not 72",
+        "Too long",
+    ),
+    *[
+        Case({"spec.model.uri": "oci://ghcr.io/team/chat:1", "spec.model.path": path}, "spec.model.path", *says)
+        for path, says in (
+            ("", ("must not be empty", "should be at least 1 chars long")),
+            ("a" * 254, ("must have at most 253 characters, not 254", "Too long")),
+        )
+    ],
+    Case({"spec.model.path": "models"}, "spec.model.path", "path is allowed only for oci:// models"),
+    *[
+        Case(
+            {"spec.model.uri": "s3://models/chat", "spec.model.digest": digest},
+            "spec.model.digest",
+            "must be sha256: and 64 digits of 0-9 and a-f",
+        )
+        for digest in ("sha256:ab", "md5:" + "0" * 64, "sha256:" + "A" * 64)
+    ],
+    *[
+        Case(
+            {"spec.model.uri": "oci://ghcr.io/team/chat:1", "spec.model.path": path},
+            "spec.model.path",
+            "must be a relative path without '..'",
+        )
+        for path in ("/models", "../models", "models/")
+    ],
     single_edit("spec.model.secretRef", {}, "is required", "Required value", at="spec.model.secretRef.name"),
     *text_cases("spec.model.secretRef.name", 253, OBJECT_NAME, ("My_Secret",)),
     *text_cases(

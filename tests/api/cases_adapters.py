@@ -42,7 +42,7 @@ ADAPTER_CASES = [
         for uri, says, server in (
             ("", "must not be empty", "should be at least 1 chars long"),
             ("hf://a/" + "b" * 1024, "must have at most 1024 characters", "Too long"),
-            ("s3://bucket/a", "has scheme s3://, which is not supported yet", ""),
+            ("s3://bucket/a", "has unknown scheme s3://; use hf://ORG/REPO, pvc://CLAIM/PATH or file:///PATH", ""),
             ("ftp://host/a", "has unknown scheme ftp://; use hf://ORG/REPO", ""),
             ("acme/sql", "has no scheme; use hf://ORG/REPO", ""),
             ("hf://acme", "must have exactly an organisation and a repository: hf://ORG/REPO", ""),

@@ -51,12 +51,18 @@ GROUP_ARGS = (
 )
 NO_NODES = "engine sglang has no engines of several nodes: remove tiers.serve.nodes, or use engine vllm or simulated"
 
+NO_FETCH = (
+    "engine llama-cpp has no download of s3://, gs:// and https:// models: name a claim or an image (pvc:// or "
+    "oci://), or use engine vllm or simulated"
+)
+
 ENGINE_CASES = [
     *[
         single_edit(f"spec.tiers.{role}.nodes", 2, "nodes above 1 is allowed only for the tier serve")
         for role in ("prefill", "decode")
     ],
     _engine("sglang", NODES, 2, NO_NODES),
+    _engine("llama-cpp", "spec.model.uri", "s3://models/chat", NO_FETCH),
     Case({NODES: 2, TOPOLOGY: "a" * 318}, TOPOLOGY, "must have at most 317 characters", "Too long", base=aggregated),
     *[
         Case({NODES: 2, field: value}, at, says, base=aggregated)

@@ -81,7 +81,7 @@ def test_parse_lists_all_problems_at_once() -> None:
     manifest = service(
         **{
             "metadata.name": "Chat",
-            "spec.model.uri": "s3://bucket/model",
+            "spec.model.uri": "ftp://bucket/model",
             "spec.engine.args": ["--port=1", "--seed", "--host"],
             "spec.tiers.prefill.gpus": "one",
             "spec.tiers.decode.color": "blue",

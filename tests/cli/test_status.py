@@ -105,6 +105,11 @@ async def test_status_tuned_arguments_are_one_line() -> None:
     assert len(lines) - len(await shown(plain, name="plain")) == 2  # with the empty line before it
 
 
+async def test_status_model_revision_is_one_line() -> None:
+    pinned = builders.service("pinned") | {"status": STATUS | {"modelRevision": "sha256:0f"}}
+    assert "model revision  sha256:0f" in await shown(pinned, name="pinned")
+
+
 async def test_status_itl_is_shown_when_targeted() -> None:
     document = STATUS | {"slo": STATUS["slo"] | {"itl": "31ms"}}
     even = builders.service("even", slo={"ttft": "500ms", "itl": "40ms"}) | {"status": document}

@@ -17,8 +17,9 @@ KEY = ("team", "chat")
 class Engine:
     """A ready engine; `adapters` is what its launcher says of them."""
 
-    def __init__(self, adapters: Any) -> None:
+    def __init__(self, adapters: Any, revision: str | None = None) -> None:
         self.adapters, self.now_s, self.asked = adapters, 0.0, 0
+        self.revision = revision
         self.changed: list[tuple[str, str]] = []
         cache = ObjectCache()
         ready = [{"type": "Ready", "status": "True"}]
@@ -31,7 +32,8 @@ class Engine:
         if path != engine_contract().paths["about"]:
             return b""
         self.asked += 1
-        return json.dumps({"version": 1, "ready": True, "adapters": self.adapters}).encode()
+        document = {"version": 1, "ready": True, "adapters": self.adapters, "model_revision": self.revision}
+        return json.dumps(document).encode()
 
     async def run(self, seconds: int) -> None:
         for _ in range(seconds):
@@ -49,6 +51,14 @@ async def test_ready_engine_with_lora_is_polled_again() -> None:
     assert engine.changed == [KEY, KEY]
     assert engine.poller.adapters(KEY)["chat-decode-a"]["sql"].loaded
     assert engine.poller.adapters(("team", "other")) == {}
+
+
+async def test_model_revision_is_reported_once_ready() -> None:
+    engine = Engine(None, "sha256:0f")
+    await engine.run(12)
+    assert engine.poller.model_revisions(KEY) == ("sha256:0f",)
+    assert engine.poller.model_revisions(("team", "other")) == ()
+    assert engine.changed == [KEY]
 
 
 async def test_engine_without_lora_is_polled_once() -> None:

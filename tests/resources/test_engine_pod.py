@@ -198,6 +198,14 @@ def test_pod_user_env_overrides_without_duplicates() -> None:
             "/models/claim/a/b",
             {"persistentVolumeClaim": {"claimName": "weights", "readOnly": True}},
         ),
+        ("s3://models/team/chat", "/tmp/model", {"emptyDir": {"sizeLimit": "64Gi"}}),
+        ("gs://models/team/chat", "/tmp/model", {"emptyDir": {"sizeLimit": "64Gi"}}),
+        ("https://example.com/chat.tar", "/tmp/model", {"emptyDir": {"sizeLimit": "64Gi"}}),
+        (
+            "oci://ghcr.io/team/chat:1",
+            "/models/image",
+            {"image": {"reference": "ghcr.io/team/chat:1", "pullPolicy": "IfNotPresent"}},
+        ),
     ],
 )
 def test_pod_model_location_follows_uri(uri: str, model: str, volume: Object | None) -> None:
@@ -205,6 +213,39 @@ def test_pod_model_location_follows_uri(uri: str, model: str, volume: Object | N
     assert environment(made)["PLIMSOLL_MODEL"] == model
     extra = [v for v in made["spec"]["volumes"] if v["name"] in ("model", "model-cache")]
     assert [{k: v for k, v in e.items() if k != "name"} for e in extra] == ([volume] if volume else [])
+
+
+def test_pod_fetched_model_has_source_digest_and_keys() -> None:
+    digest = "sha256:" + "0" * 64
+    model = {"uri": "s3://models/chat", "digest": digest, "secretRef": {"name": "s3"}, "cache": {"claimName": "hub"}}
+    made = rendered(model=model)
+    found = environment(made)
+    assert (found["PLIMSOLL_MODEL_SOURCE"], found["PLIMSOLL_MODEL_DIGEST"]) == ("s3://models/chat", digest)
+    keys = {
+        e["name"]: e["valueFrom"]["secretKeyRef"]
+        for e in made["spec"]["containers"][0]["env"]
+        if "valueFrom" in e and "secretKeyRef" in e["valueFrom"]
+    }
+    assert keys == {
+        "AWS_ACCESS_KEY_ID": {"name": "s3", "key": "AWS_ACCESS_KEY_ID"},
+        "AWS_SECRET_ACCESS_KEY": {"name": "s3", "key": "AWS_SECRET_ACCESS_KEY"},
+        "AWS_SESSION_TOKEN": {"name": "s3", "key": "AWS_SESSION_TOKEN", "optional": True},
+    }
+    assert {"name": "model-cache", "persistentVolumeClaim": {"claimName": "hub"}} in made["spec"]["volumes"]
+    assert {"name": "model-cache", "mountPath": "/models/cache"} in made["spec"]["containers"][0]["volumeMounts"]
+
+
+def test_pod_web_archive_has_a_bearer_token() -> None:
+    made = rendered(model={"uri": "https://example.com/chat.tgz", "secretRef": {"name": "web", "key": "pass"}})
+    (token,) = (e for e in made["spec"]["containers"][0]["env"] if e["name"] == "PLIMSOLL_MODEL_TOKEN")
+    assert token["valueFrom"] == {"secretKeyRef": {"name": "web", "key": "pass"}}
+
+
+def test_pod_image_model_may_be_in_a_folder() -> None:
+    made = rendered(model={"uri": "oci://ghcr.io/team/chat:1", "path": "models/chat"})
+    assert environment(made)["PLIMSOLL_MODEL"] == "/models/image/models/chat"
+    mount = {"name": "model", "mountPath": "/models/image", "readOnly": True}
+    assert mount in made["spec"]["containers"][0]["volumeMounts"]
 
 
 def test_pod_cache_claim_and_hf_token_are_mounted() -> None:
@@ -313,6 +354,8 @@ def test_pod_env_sets_runtime(runtime: str) -> None:
         {"uri": "hf://a/b", "cache": {"claimName": "absent"}},
         {"uri": "pvc://absent/path"},
         {"uri": "file:///absent"},
+        {"uri": "s3://absent/path", "secretRef": {"name": "absent"}},
+        {"uri": "oci://absent/path:1"},
     ],
     ids=str,
 )

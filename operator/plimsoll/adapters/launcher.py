@@ -43,7 +43,8 @@ class StartupProgress:
     """Start-up progress of an engine; None for a field that is not reported.
 
     phase: the current phase, None after the start-up. phase_s: its seconds so far. phases: completed phases in order,
-    with their seconds. adapters: its LoRA adapters by name, None for an engine without LoRA.
+    with their seconds. adapters: its LoRA adapters by name, None for an engine without LoRA. model_revision: commit or
+    digest of the model that it serves.
     """
 
     phase: str | None
@@ -52,6 +53,7 @@ class StartupProgress:
     ready: bool | None
     draining: bool | None
     adapters: Mapping[str, AdapterReport] | None = None
+    model_revision: str | None = None
 
 
 def parse_engine_info(raw: bytes) -> tuple[EngineInfo, StartupProgress]:
@@ -78,6 +80,7 @@ def parse_engine_info(raw: bytes) -> tuple[EngineInfo, StartupProgress]:
         ready=_flag(document.get("ready")),
         draining=_flag(document.get("draining")),
         adapters=_adapters(document.get("adapters")),
+        model_revision=_text(document.get("model_revision")),
     )
     return engine_info, progress
 

@@ -47,6 +47,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_status(subcommands)
     _add_explain(subcommands)
     _add_adopt(subcommands)
+    _add_prefetch(subcommands)
     _add_top(subcommands)
     _add_doctor(subcommands)
     _add_check(subcommands)
@@ -93,6 +94,13 @@ def _add_adopt(subcommands: argparse._SubParsersAction[argparse.ArgumentParser])
     group = _add_namespace(parser)
     group.add_argument("-A", "--all-namespaces", action="store_true", help="search all namespaces")
     parser.set_defaults(run=_adopt)
+
+
+def _add_prefetch(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subcommands.add_parser("prefetch", help="print a Job that downloads a service's model into its cache")
+    parser.add_argument("name", metavar="NAME", help="name of the service")
+    _add_namespace(parser)
+    parser.set_defaults(run=_prefetch)
 
 
 def _add_top(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -249,6 +257,12 @@ def _adopt(arguments: argparse.Namespace) -> int:
     from plimsoll.cli import adopt
 
     return adopt.run(arguments)
+
+
+def _prefetch(arguments: argparse.Namespace) -> int:
+    from plimsoll.cli import prefetch
+
+    return prefetch.run(arguments)
 
 
 def _top(arguments: argparse.Namespace) -> int:

@@ -120,6 +120,7 @@ def service_detail(service: KubeObject, screen: Screen, now_s: float) -> list[st
         _conditions_section(service, screen),
         _tiers_section(service, screen, now_s),
         _tuning_section(service, screen),
+        _model_section(service, screen),
         _slo_section(service, screen),
     ):
         lines += ["", *section] if section else []
@@ -147,6 +148,11 @@ def _tiers_section(service: KubeObject, screen: Screen, now_s: float) -> list[st
 def _tuning_section(service: KubeObject, screen: Screen) -> list[str]:
     tuning = get_text(service, "status", "engineTuning")
     return hanging_indent("engine arguments  ", tuning, screen) if tuning else []
+
+
+def _model_section(service: KubeObject, screen: Screen) -> list[str]:
+    revision = get_text(service, "status", "modelRevision")
+    return hanging_indent("model revision  ", revision, screen) if revision else []
 
 
 _TIER_HEADER: Final = [

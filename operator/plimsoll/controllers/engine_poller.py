@@ -114,7 +114,7 @@ class EnginePoller:
         """http_get: body at a pod's address, port and path; raises BackendUnavailable. on_reading: called with every
         reading, its service and tier. parse_info: parses /about; raises ValueError. clock: seconds since the epoch,
         which dates the readings; due times use `monotonic`. on_adapters: called with a service whose ready engines
-        report other adapters than before."""
+        report other adapters, or another model, than before."""
         self._errors = errors or ObjectErrors()
         self._on_adapters = on_adapters
         self._cache = cache
@@ -154,6 +154,11 @@ class EnginePoller:
             for pod in self._pods.values()
             if pod.key == key and pod.is_ready and pod.startup_progress and pod.startup_progress.adapters is not None
         }
+
+    def model_revisions(self, key: Key) -> tuple[str, ...]:
+        """The different commits or digests of the model that ready engines of a service report, sorted."""
+        progress = [pod.startup_progress for pod in self._pods.values() if pod.key == key and pod.is_ready]
+        return tuple(sorted({one.model_revision for one in progress if one is not None and one.model_revision}))
 
     def unreachable(self) -> dict[tuple[str, str], UnreachableEngine]:
         """The ready engines that failed to answer twice in a row, by namespace and pod name."""
@@ -348,8 +353,11 @@ class EnginePoller:
                 log.debug(pod.key, "engine info is not available", pod=pod.name, error=str(error))
             else:
                 pod.info_failures = 0
-        found = None if pod.startup_progress is None else pod.startup_progress.adapters
-        if found is not None and pod.is_ready and (before is None or before.adapters != found or not was_ready):
+        progress = pod.startup_progress
+        found = None if progress is None else progress.adapters
+        reported = None if progress is None else (found, progress.model_revision)
+        is_news = before is None or reported != (before.adapters, before.model_revision) or not was_ready
+        if reported not in (None, (None, None)) and pod.is_ready and is_news:
             self._on_adapters(pod.key)
         if pod.info_due_s < math.inf:  # its readiness changed during the poll, and the next one is already scheduled
             return

@@ -156,6 +156,7 @@ class OperatorProcess:
             self.engine_rollout.of,
             self.pool_watch,
             self.set_watches.problem,
+            self.engine_poller.model_revisions,
         )
         self.target_poller = TargetPoller(
             kube, self.cache, self.queue.add, self.errors, lambda key: self.namespace_leases.manages(key[0])

@@ -25,6 +25,7 @@ class Feature(StrEnum):
     SCORE = "task score"
     TRANSCRIBE = "task transcribe"
     REVISION = "choice of a model revision"
+    FETCH = "download of s3://, gs:// and https:// models"
     DEFAULT_OUTPUT_LIMIT = "output limit for requests that state none"
     SEVERAL_NODES = "engines of several nodes"
     TARGETS = "metrics by which targets are sized"

@@ -11,13 +11,13 @@ from typing import Any
 
 from plimsoll.api import labels
 from plimsoll.api.contract import engine_contract
-from plimsoll.api.v1alpha1 import EngineTier, InferenceService, ModelSource, RoleName
+from plimsoll.api.v1alpha1 import EngineTier, InferenceService, RoleName
 from plimsoll.api.v1alpha1.pod_overrides import DEFAULT_SHARED_MEMORY
 from plimsoll.core import units
 from plimsoll.core.planning.engine_tuning import TunedArgument
 from plimsoll.core.types import Unavailable
 from plimsoll.engines import vllm
-from plimsoll.resources import engine_server, engine_tls, engine_tuning, lora, object_meta
+from plimsoll.resources import engine_server, engine_tls, engine_tuning, lora, model_files, object_meta
 from plimsoll.resources.platform_config import EngineDefaults, PlatformConfig
 
 Object = dict[str, Any]
@@ -83,6 +83,7 @@ def _kv_identity(service: InferenceService, platform: PlatformConfig) -> Object:
         "image": engine_image(service, platform),
         "model": service.spec.model.uri,
         "revision": service.spec.model.revision,
+        **({"digest": digest} if (digest := service.spec.model.digest) else {}),
         "args": [*engine_defaults(service, platform).args, *service.spec.engine.args],
         **engine_tls.pod_labels(service, platform),  # a decode engine calls prefill engines in its own way
     }
@@ -110,7 +111,7 @@ def _container(service: InferenceService, kind: RoleName, tier: EngineTier, plat
         "name": "engine",
         "image": engine_image(service, platform),
         "imagePullPolicy": platform.engine.image_pull_policy,
-        **({} if launched else engine_server.command(service, model_argument(service), tier.gpus)),
+        **({} if launched else engine_server.command(service, model_files.argument(service), tier.gpus)),
         "env": _environment(service, kind, tier, platform),
         **(_launcher_ports_and_probes() if launched else engine_server.ports_and_probes(service)),
         "resources": _resources(service, tier, platform),
@@ -165,14 +166,14 @@ def _security_context(tier: EngineTier, platform: PlatformConfig) -> Object:
 
 
 def _environment(service: InferenceService, kind: RoleName, tier: EngineTier, platform: PlatformConfig) -> list[Object]:
-    model, paths = service.spec.model, engine_contract().paths
+    paths = engine_contract().paths
     scratch, home = paths["scratch"], paths["home"]
     launched = service.spec.engine.contract.launched
     plimsoll_env: list[Object] = [
         *(
             _launcher_environment(service, kind, tier, platform)
             if launched
-            else engine_server.environment(service, model_argument(service))
+            else engine_server.environment(service, model_files.argument(service))
         ),
         _env_entry("HOME", home),
         _env_entry("USER", "plimsoll"),
@@ -182,9 +183,7 @@ def _environment(service: InferenceService, kind: RoleName, tier: EngineTier, pl
         _env_entry("TRITON_CACHE_DIR", f"{home}/.cache/triton"),
         _env_entry("TMPDIR", scratch),
     ]
-    if model.secret_ref and not service.spec.engine.is_simulated:
-        key = {"name": model.secret_ref.name, "key": model.secret_ref.key}
-        plimsoll_env.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": key}})
+    plimsoll_env += model_files.secret_environment(service)
     user_env = [entry.manifest() for entry in service.spec.engine.env]
     user_names = {entry["name"] for entry in user_env}
     default_env = [dict(e) for e in engine_defaults(service, platform).env if e["name"] not in user_names]
@@ -198,9 +197,10 @@ def _launcher_environment(
     return [
         _env_entry(names.env["runtime"], service.spec.engine.runtime),
         _env_entry(names.env["role"], kind),
-        _env_entry(names.env["model"], model_argument(service)),
+        _env_entry(names.env["model"], model_files.argument(service)),
         *([_env_entry(names.env["task"], model.task)] if model.task != "generate" else []),
         _env_entry(names.env["model_revision"], model.revision or ""),
+        *model_files.source_environment(service),
         _env_entry(names.env["served_names"], json.dumps(served_names(service))),
         _env_entry(names.env["default_args"], json.dumps(default_engine_args(service, kind, tier, platform))),
         _env_entry(names.env["args"], json.dumps(list(service.spec.engine.args))),
@@ -261,12 +261,6 @@ def tuned_arguments(
     """The arguments that follow from the SLO; why there are none."""
     chart_args = engine_defaults(service, platform).args
     return engine_tuning.tuned_arguments(service, kind, tier, chart_args, platform.engine.gpu_resource)
-
-
-def model_argument(service: InferenceService) -> str:
-    """The model argument of `vllm serve`: a repository name or a path in the pod."""
-    model = service.spec.model
-    return f"{engine_contract().paths['models']}/claim/{model.claim[1]}" if model.claim else model.location
 
 
 def _gpu_resources(service: InferenceService, tier: EngineTier, platform: PlatformConfig) -> dict[str, str]:
@@ -349,21 +343,7 @@ def _volumes(service: InferenceService, tier: EngineTier) -> list[Object]:
         {"name": "home", "emptyDir": {"sizeLimit": HOME_SIZE}},
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": shared_memory}},
     ]
-    if service.spec.engine.is_simulated:
-        return volumes
-    model = service.spec.model
-    if model.claim:
-        claim = {"claimName": model.claim[0], "readOnly": True}
-        volumes.append({"name": "model", "persistentVolumeClaim": claim})
-    if model.scheme == "hf":
-        volumes.append({"name": "model-cache", **_cache(model)})
-    return volumes
-
-
-def _cache(model: ModelSource) -> Object:
-    if model.cache.claim_name:
-        return {"persistentVolumeClaim": {"claimName": model.cache.claim_name}}
-    return {"emptyDir": {"sizeLimit": model.cache_size}}
+    return [*volumes, *model_files.volumes(service)]
 
 
 def _mounts(service: InferenceService) -> list[Object]:
@@ -373,11 +353,4 @@ def _mounts(service: InferenceService) -> list[Object]:
         {"name": "home", "mountPath": paths["home"]},
         {"name": "shm", "mountPath": "/dev/shm"},
     ]
-    if service.spec.engine.is_simulated:
-        return mounts
-    model = service.spec.model
-    if model.claim:
-        mounts.append({"name": "model", "mountPath": f"{paths['models']}/claim", "readOnly": True})
-    if model.scheme == "hf":
-        mounts.append({"name": "model-cache", "mountPath": f"{paths['home']}/hf"})
-    return mounts
+    return [*mounts, *model_files.mounts(service)]

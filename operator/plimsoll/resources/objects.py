@@ -253,7 +253,7 @@ def _network_policy(service: InferenceService, parent: Object, platform: Platfor
 
 
 def _egress(service: InferenceService, platform: PlatformConfig, engines: Object) -> list[Object] | None:
-    """DNS, the engines of the service, the hub of an hf:// model, and the administrator's rules. None for no limit."""
+    """DNS, the service's engines, public sources of its model, and the administrator's rules. None for no limit."""
     settings = platform.network_policy.egress
     if settings is None:
         return None
@@ -262,7 +262,8 @@ def _egress(service: InferenceService, platform: PlatformConfig, engines: Object
         {"ports": dns_ports, **({"to": list(settings.dns)} if settings.dns else {})},
         {"to": [{"podSelector": engines}]},
     ]
-    if settings.model_hub and service.spec.model.scheme == "hf" and not service.spec.engine.is_simulated:
+    model = service.spec.model
+    if settings.model_hub and (model.scheme == "hf" or model.is_fetched) and not service.spec.engine.is_simulated:
         public = [{"ipBlock": {"cidr": cidr, "except": list(private)}} for cidr, private in PRIVATE_RANGES.items()]
         rules.append({"to": public, "ports": [_port(443)]})
     return [*rules, *settings.rules]

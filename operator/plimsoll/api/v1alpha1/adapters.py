@@ -11,7 +11,14 @@ from typing import Annotated, ClassVar, Final, Literal
 from pydantic import Field
 
 from plimsoll.api.v1alpha1.api_model import ApiModel, ValidationRule, ValidationRules
-from plimsoll.api.v1alpha1.model import MODEL_NAME_RULE, REVISION_RULE, URI_RULES, claim_of, location_of, scheme_of
+from plimsoll.api.v1alpha1.model import (
+    ADAPTER_URI_RULES,
+    MODEL_NAME_RULE,
+    REVISION_RULE,
+    claim_of,
+    location_of,
+    scheme_of,
+)
 from plimsoll.core.routing.model_names import MAX_ADAPTERS
 from plimsoll.engines.desired_adapters import Adapter
 
@@ -82,9 +89,9 @@ class AdapterSpec(ApiModel):
         description="Name that clients send as `model`. If several services or adapters use one name, it belongs to "
         "the first one. NAMESPACE/SERVICE/NAME works too."
     )
-    uri: Annotated[str, Field(min_length=1, max_length=1024), ValidationRules(*URI_RULES)] = Field(
-        description="Location of the adapter, with the schemes of `model.uri`. A new claim of a pvc:// adapter "
-        "restarts engines, because it has to be mounted."
+    uri: Annotated[str, Field(min_length=1, max_length=1024), ValidationRules(*ADAPTER_URI_RULES)] = Field(
+        description="Location of the adapter: hf://, pvc:// or file://, as in `model.uri`. A new claim of a pvc:// "
+        "adapter restarts engines, because it has to be mounted."
     )
     revision: Annotated[str, Field(min_length=1, max_length=253), ValidationRules(REVISION_RULE)] | None = Field(
         default=None, description="Branch, tag or commit of an hf:// repository. Absent: the main branch."

@@ -28,29 +28,36 @@ def runtime_in(engine: str, names: tuple[str, ...]) -> str:
 
 
 def needs(
-    feature: Feature, used_cel: str, used: Callable[[Any], bool], *, field: str, engine: str = "self.engine"
+    feature: Feature,
+    used_cel: str,
+    used: Callable[[Any], bool],
+    *,
+    field: str,
+    engine: str = "self.engine",
+    remedy: str = "",
 ) -> ValidationRule[Any]:
     """Return a rule that an engine has a feature where a field of the spec needs it.
 
     used_cel, used: whether the spec uses the feature. field: path of the field. engine: path of the engine in CEL; with
-    "self" the rule is one of EngineSpec.
+    "self" the rule is one of EngineSpec. remedy: what to change; by default the field is to be removed.
     """
     lacking = engines_without(feature)
     assert lacking, f"every engine has {feature}"
     present = "" if engine == "self" else f"!has({engine}) || "
-    remedy = f" has no {feature}: remove {field.removeprefix('.')}, or use engine {' or '.join(engines_with(feature))}"
+    change = remedy or f"remove {field.removeprefix('.')}"
+    says = f" has no {feature}: {change}, or use engine {' or '.join(engines_with(feature))}"
 
     def runtime(spec: Any) -> str:
         return str(spec.runtime if engine == "self" else spec.engine.runtime)
 
     return ValidationRule(
         f"{present}!({runtime_in(engine, lacking)}) || !({used_cel})",
-        f"the engine{remedy}",
+        f"the engine{says}",
         lambda spec: runtime(spec) not in lacking or not used(spec),
         field=field,
         reason=FORBIDDEN,
-        message_cel=f"'engine ' + {_runtime_cel(engine)} + {quote(remedy)}",
-        format_message=lambda spec: f"engine {runtime(spec)}{remedy}",
+        message_cel=f"'engine ' + {_runtime_cel(engine)} + {quote(says)}",
+        format_message=lambda spec: f"engine {runtime(spec)}{says}",
     )
 
 
@@ -100,7 +107,7 @@ def reserved_variables() -> tuple[ValidationRule[Any], ...]:
 
 def _reserved_variables(names: tuple[str, ...]) -> ValidationRule[Any]:
     engines = tuple(name for name, engine in ENGINES.items() if engine.reserved_variables == names)
-    says = f"may not set what Plimsoll relies on (reserved: {', '.join(names)}): remove it; the gateway checks API keys"
+    says = f"may not set {', '.join(names)}, which Plimsoll sets: remove it; the gateway checks API keys"
 
     def found(spec: Any) -> bool:
         return any(variable.name in names for variable in spec.env)

@@ -1,7 +1,6 @@
 """`spec.model`: the location of the weights and the model name that clients send.
 
-The scheme of the URI names the kind of location. Validation rejects planned schemes by name, and each supported scheme
-has its own message for an invalid form.
+The scheme of the URI names the kind of location. Each scheme has its own message for an invalid form.
 """
 
 from __future__ import annotations
@@ -14,11 +13,16 @@ from pydantic import Field
 from plimsoll.api.v1alpha1.api_model import ApiModel, ValidationRule, ValidationRules, matching
 from plimsoll.api.v1alpha1.pod_overrides import ObjectName, SizeLimit
 
-SCHEMES: Final = ("hf", "pvc", "file")
-PLANNED_SCHEMES: Final = ("s3", "gs", "oci")
+SCHEMES: Final = ("hf", "pvc", "file", "s3", "gs", "https", "oci")
+FETCHED_SCHEMES: Final = ("s3", "gs", "https")  # the launcher downloads them into the cache
+ADAPTER_SCHEMES: Final = ("hf", "pvc", "file")
 DEFAULT_CACHE_SIZE: Final = "64Gi"
 
-_SCHEME_HINT = "use hf://ORG/REPO, pvc://CLAIM/PATH or file:///PATH"
+_ADAPTER_HINT: Final = "use hf://ORG/REPO, pvc://CLAIM/PATH or file:///PATH"
+_SCHEME_HINT: Final = (
+    "use hf://ORG/REPO, pvc://CLAIM/PATH, file:///PATH, s3://BUCKET/PATH, gs://BUCKET/PATH, https://HOST/PATH.tar or "
+    "oci://REGISTRY/REPOSITORY:TAG"
+)
 _SEGMENT = "[A-Za-z0-9_][A-Za-z0-9._-]*"
 
 
@@ -28,7 +32,7 @@ def scheme_of(uri: str) -> str:
 
 
 def location_of(uri: str) -> str:
-    """The URI after the scheme: `ORG/REPO`, `CLAIM/PATH` or `/PATH`, without a trailing slash."""
+    """The URI after the scheme, such as `ORG/REPO`, `CLAIM/PATH` or `/PATH`, without a trailing slash."""
     return uri.split("://", 1)[1].rstrip("/")
 
 
@@ -48,27 +52,25 @@ def _scheme_rule(scheme: str, pattern: str, message: str) -> ValidationRule[str]
     )
 
 
-def _unknown_scheme_message(uri: str) -> str:
-    scheme = scheme_of(uri)
-    return f"has unknown scheme {scheme}://; {_SCHEME_HINT}" if scheme else f"has no scheme; {_SCHEME_HINT}"
+def _scheme_rules(schemes: tuple[str, ...], hint: str) -> tuple[ValidationRule[str], ...]:
+    """Return the rule that a URI has one of the schemes; its message gives the hint."""
+
+    def message(uri: str) -> str:
+        return f"has unknown scheme {scheme_of(uri)}://; {hint}" if scheme_of(uri) else f"has no scheme; {hint}"
+
+    return (
+        ValidationRule[str](
+            f"self.matches('^({'|'.join(schemes)})://')",
+            f"has an unknown scheme; {hint}",
+            lambda uri: scheme_of(uri) in schemes,
+            message_cel="(self.contains('://') ? 'has unknown scheme ' + self.split('://')[0] + '://' : "
+            f"'has no scheme') + '; {hint}'",
+            format_message=message,
+        ),
+    )
 
 
-URI_RULES = (
-    ValidationRule[str](
-        f"!self.matches('^({'|'.join(PLANNED_SCHEMES)})://')",
-        f"has a scheme that is not supported yet; {_SCHEME_HINT}",
-        lambda uri: scheme_of(uri) not in PLANNED_SCHEMES,
-        message_cel=f"'has scheme ' + self.split('://')[0] + '://, which is not supported yet; {_SCHEME_HINT}'",
-        format_message=lambda uri: f"has scheme {scheme_of(uri)}://, which is not supported yet; {_SCHEME_HINT}",
-    ),
-    ValidationRule[str](
-        f"self.matches('^({'|'.join((*SCHEMES, *PLANNED_SCHEMES))})://')",
-        f"has an unknown scheme; {_SCHEME_HINT}",
-        lambda uri: scheme_of(uri) in (*SCHEMES, *PLANNED_SCHEMES),
-        message_cel="(self.contains('://') ? 'has unknown scheme ' + self.split('://')[0] + '://' : 'has no scheme')"
-        f" + '; {_SCHEME_HINT}'",
-        format_message=_unknown_scheme_message,
-    ),
+_MOUNTED_RULES: Final = (
     _scheme_rule(
         "hf", f"^hf://{_SEGMENT}/{_SEGMENT}$", "must have exactly an organisation and a repository: hf://ORG/REPO"
     ),
@@ -83,6 +85,30 @@ URI_RULES = (
         "must have an absolute path in the engine image, without '..': file:///PATH",
     ),
 )
+ADAPTER_URI_RULES: Final = (*_scheme_rules(ADAPTER_SCHEMES, _ADAPTER_HINT), *_MOUNTED_RULES)
+URI_RULES: Final = (
+    *_scheme_rules(SCHEMES, _SCHEME_HINT),
+    *_MOUNTED_RULES,
+    *(
+        _scheme_rule(
+            scheme,
+            f"^{scheme}://[a-z0-9][a-z0-9._-]*[a-z0-9](/{_SEGMENT})*/?$",
+            f"must have a bucket and a folder in it, without '..': {scheme}://BUCKET/PATH",
+        )
+        for scheme in ("s3", "gs")
+    ),
+    _scheme_rule(
+        "https",
+        f"^https://[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]+)?(/{_SEGMENT})*[.](tar|tar[.]gz|tgz)$",
+        "must be an archive, without user and query: https://HOST/PATH.tar, .tar.gz or .tgz",
+    ),
+    _scheme_rule(
+        "oci",
+        "^oci://[a-z0-9][a-z0-9.-]*(:[0-9]+)?(/[a-z0-9]+([._-]+[a-z0-9]+)*)+(:[A-Za-z0-9_][A-Za-z0-9._-]*|"
+        "@sha256:[0-9a-f]{64})$",
+        "must have a registry, a repository, and a tag or digest: oci://REGISTRY/REPOSITORY:TAG",
+    ),
+)
 
 MODEL_NAME_RULE = matching(
     "^[A-Za-z0-9][A-Za-z0-9._:/-]*$",
@@ -94,15 +120,20 @@ REVISION_RULE = matching(
 )
 
 
+def _without_default(schema: dict[str, Any]) -> None:
+    """The default is not stored, so that `kubectl describe` stays short."""
+    del schema["default"]
+
+
 class SecretRef(ApiModel):
-    """A key of a Secret that holds a Hugging Face token."""
+    """A Secret with what reads the model: a token, or the keys of an object store."""
 
     name: ObjectName = Field(description="Name of a Secret in the service's namespace.")
     key: Annotated[
         str,
         Field(min_length=1, max_length=253),
         ValidationRules(matching("^[-._a-zA-Z0-9]+$", "must be a key of a Secret: letters, digits, '-', '_' and '.'")),
-    ] = Field(default="token", description="Key of the Secret.")
+    ] = Field(default="token", description="Key of the Secret with the token. Unused for s3 and gs.")
 
 
 class CacheSpec(ApiModel):
@@ -110,7 +141,7 @@ class CacheSpec(ApiModel):
 
     claim_name: ObjectName | None = Field(
         default=None,
-        description="PersistentVolumeClaim mounted at HF_HOME. It must be ReadWriteMany if several pods use it.",
+        description="PersistentVolumeClaim for models. It must be ReadWriteMany if several pods use it.",
     )
     size_limit: SizeLimit | None = Field(
         default=None, description=f"Size limit of the emptyDir. Absent without claimName: {DEFAULT_CACHE_SIZE}."
@@ -127,19 +158,17 @@ class CacheSpec(ApiModel):
     )
 
 
-def _only_hf(field: str, is_set: Callable[[ModelSource], bool]) -> ValidationRule[ModelSource]:
+def _only_for(
+    schemes: tuple[str, ...], field: str, is_set: Callable[[ModelSource], bool], hint: str = ""
+) -> ValidationRule[ModelSource]:
+    names = " and ".join(", ".join(f"{scheme}://" for scheme in schemes).rsplit(", ", 1))
     return ValidationRule(
-        f"!has(self.{field}) || self.uri.startsWith('hf://')",
-        f"{field} is allowed only for hf:// models",
-        lambda own: own.scheme == "hf" or not is_set(own),
+        f"!has(self.{field}) || self.uri.matches('^({'|'.join(schemes)})://')",
+        f"{field} is allowed only for {names} models{hint}",
+        lambda own: own.scheme in schemes or not is_set(own),
         field=f".{field}",
         reason="FieldValueForbidden",
     )
-
-
-def _without_default(schema: dict[str, Any]) -> None:
-    """The default is not stored, so that `kubectl describe` stays short."""
-    del schema["default"]
 
 
 class ModelSource(ApiModel):
@@ -147,7 +176,9 @@ class ModelSource(ApiModel):
 
     uri: Annotated[str, Field(min_length=1, max_length=1024), ValidationRules(*URI_RULES)] = Field(
         description="Location of the weights: hf://ORG/REPO (Hugging Face), pvc://CLAIM/PATH (a directory in a claim "
-        "of the service's namespace, mounted read-only) or file:///PATH (a directory in the engine image)."
+        "of the service's namespace, mounted read-only), file:///PATH (a directory in the engine image), "
+        "s3://BUCKET/PATH or gs://BUCKET/PATH (a folder in an object store), https://HOST/PATH.tar (an archive, also "
+        ".tar.gz) or oci://REGISTRY/REPOSITORY:TAG (an image that the kubelet mounts)."
     )
     name: (
         Annotated[
@@ -170,6 +201,26 @@ class ModelSource(ApiModel):
         ]
         | None
     ) = Field(default=None, description="Branch, tag or commit of an hf:// repository. Absent: the main branch.")
+    digest: (
+        Annotated[
+            str,
+            Field(max_length=71),
+            ValidationRules(matching("^sha256:[0-9a-f]{64}$", "must be sha256: and 64 digits of 0-9 and a-f")),
+        ]
+        | None
+    ) = Field(
+        default=None,
+        description="Digest that an s3://, gs:// or https:// model must have, as status.modelRevision shows it. An "
+        "engine does not start with other files. Absent: any.",
+    )
+    path: (
+        Annotated[
+            str,
+            Field(min_length=1, max_length=253),
+            ValidationRules(matching(f"^{_SEGMENT}(/{_SEGMENT})*$", "must be a relative path without '..'")),
+        ]
+        | None
+    ) = Field(default=None, description="Folder of the weights in an oci:// image. Absent: its root.")
     task: Literal["generate", "embed", "score", "transcribe"] = Field(
         default="generate",
         json_schema_extra=_without_default,
@@ -178,29 +229,49 @@ class ModelSource(ApiModel):
         "(audio). embed and score start the engine as a pooling model. Absent: generate.",
     )
     secret_ref: SecretRef | None = Field(
-        default=None, description="Hugging Face token, for gated or private repositories."
+        default=None,
+        description="Secret for hf:// (a Hugging Face token), https:// (a bearer token), s3:// and gs:// (keys "
+        "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and optionally AWS_SESSION_TOKEN; for gs:// an HMAC key). Absent for "
+        "s3:// and gs://: the identity of the pods' service account.",
     )
     cache: CacheSpec = Field(default=CacheSpec(), description="Storage for downloaded weights.")
 
     rules: ClassVar[tuple[ValidationRule[ModelSource], ...]] = (
-        _only_hf("revision", lambda own: own.revision is not None),
-        _only_hf("secretRef", lambda own: own.secret_ref is not None),
+        _only_for(("hf",), "revision", lambda own: own.revision is not None),
+        _only_for(
+            ("hf", *FETCHED_SCHEMES),
+            "secretRef",
+            lambda own: own.secret_ref is not None,
+            "; oci:// uses pod.imagePullSecrets",
+        ),
+        _only_for(FETCHED_SCHEMES, "digest", lambda own: own.digest is not None, "; oci:// has it in the URI"),
+        _only_for(("oci",), "path", lambda own: own.path is not None),
     )
 
     @property
     def scheme(self) -> str:
-        """hf, pvc or file."""
+        """The scheme of the URI."""
         return scheme_of(self.uri)
 
     @property
     def location(self) -> str:
-        """The URI after the scheme: `ORG/REPO`, `CLAIM/PATH` or `/PATH`, without a trailing slash."""
+        """The URI after the scheme, without a trailing slash."""
         return location_of(self.uri)
 
     @property
     def claim(self) -> tuple[str, str] | None:
         """Claim name and path of a pvc:// model; None for other schemes."""
         return claim_of(self.uri)
+
+    @property
+    def is_fetched(self) -> bool:
+        """Whether the launcher downloads the model before the engine starts."""
+        return self.scheme in FETCHED_SCHEMES
+
+    @property
+    def is_cached(self) -> bool:
+        """Whether the pod has a cache for the model."""
+        return self.scheme == "hf" or self.is_fetched
 
     @property
     def cache_size(self) -> str:

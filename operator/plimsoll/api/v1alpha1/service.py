@@ -20,7 +20,7 @@ from plimsoll.api.v1alpha1.api_model import ApiModel, MapList, ValidationRule, V
 from plimsoll.api.v1alpha1.cost import CostSpec
 from plimsoll.api.v1alpha1.engine import EngineSpec
 from plimsoll.api.v1alpha1.engine_features import needs
-from plimsoll.api.v1alpha1.model import ModelSource
+from plimsoll.api.v1alpha1.model import FETCHED_SCHEMES, ModelSource
 from plimsoll.api.v1alpha1.node_rules import NODE_RULES
 from plimsoll.api.v1alpha1.prefix_cache_rules import PREFIX_CACHE_RULES
 from plimsoll.api.v1alpha1.request_limits import RequestLimitsSpec
@@ -110,6 +110,13 @@ _ENGINE_RULES: tuple[ValidationRule[InferenceServiceSpec], ...] = (
         "has(self.model.revision)",
         lambda own: own.model.revision is not None,
         field=".model.revision",
+    ),
+    needs(
+        Feature.FETCH,
+        f"!has(self.targets) && self.model.uri.matches('^({'|'.join(FETCHED_SCHEMES)})://')",
+        lambda own: own.targets is None and own.model.is_fetched,
+        field=".model.uri",
+        remedy="name a claim or an image (pvc:// or oci://)",
     ),
     needs(
         Feature.DEFAULT_OUTPUT_LIMIT,

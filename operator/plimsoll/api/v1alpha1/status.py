@@ -16,6 +16,7 @@ from plimsoll.core.routing.model_names import MAX_ADAPTERS
 
 MAX_NOT_LOADED_ON: Final = 16
 MAX_TUNING_CHARS: Final = 256
+MAX_REVISION_CHARS: Final = 256
 
 
 class ConditionStatus(StatusModel):
@@ -98,6 +99,12 @@ class InferenceServiceStatus(StatusModel):
         default=None,
         max_length=MAX_TUNING_CHARS,
         description="Arguments that new engines of each tier get from spec.engine.tuning. Absent: none.",
+    )
+    model_revision: str | None = Field(
+        default=None,
+        max_length=MAX_REVISION_CHARS,
+        description="Commit of an hf:// model, or digest of an s3://, gs:// or https:// model, that ready engines last "
+        "reported. Several during a rollout.",
     )
     slo: SloStatus | None = Field(default=None, description="SLO attainment that clients saw in the last minute.")
     limited_by: str | None = Field(

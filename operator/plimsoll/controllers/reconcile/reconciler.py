@@ -77,14 +77,17 @@ class Reconciler:
         engine_rollout: Callable[[Key], ServiceRollout] = lambda key: ServiceRollout(),
         pool_watch: PoolWatch | None = None,
         sets_problem: Callable[[str], PodProblem | None] = lambda namespace: None,
+        model_revisions: Callable[[Key], tuple[str, ...]] = lambda key: (),
     ) -> None:
         """report: scaling report of a service, None before its first tick. later: reconciles a service after some
-        seconds. adapters: what the ready engines of a service report of their adapters. targets: the targets of a
-        service as last read, by role. engine_rollout: what the platform's rollout says of a service. pool_watch: None
-        without InferencePools. sets_problem: why no LeaderWorkerSet can be applied in a namespace, None if one can."""
+        seconds. adapters, model_revisions: what the ready engines of a service report of their adapters, and the
+        commits or digests of their model. targets: the targets of a service as last read, by role. engine_rollout: what
+        the platform's rollout says of a service. pool_watch: None without InferencePools. sets_problem: why no
+        LeaderWorkerSet can be applied in a namespace, None if one can."""
         self._sets_problem = sets_problem
         self._engine_rollout = engine_rollout
         self._adapters = adapters
+        self._model_revisions = model_revisions
         self._targets = targets
         self._errors = errors or ObjectErrors()
         self.status = StatusWriter(kube, cache, drain_reports, identity, self._errors)
@@ -173,6 +176,7 @@ class Reconciler:
             internal_error=self._errors.condition(key),
             engine_rollout=self._engine_rollout(key).condition,
             engine_tuning=self._tuning(key, observed),
+            model_revisions=self._model_revisions(key),
             inference_pool=pool_condition,
         )
         await self.status.publish(observed.service_object, inputs)

@@ -15,6 +15,7 @@ from plimsoll.adapters.kube_client import NAMESPACE_TERMINATING
 from plimsoll.api.conditions import ABNORMAL_TRUE, Condition, ConditionReason, ConditionType
 from plimsoll.api.message_text import MAX_QUOTE_CHARS, shorten
 from plimsoll.api.starting_pods import StartingPods
+from plimsoll.api.v1alpha1.status import MAX_REVISION_CHARS
 from plimsoll.controllers.autoscale.scaling_conditions import SHEDDING_SHARE
 from plimsoll.controllers.autoscale.scaling_status import ScalingReport
 from plimsoll.controllers.hardware_limits import infeasible_by_hardware
@@ -73,8 +74,15 @@ class StatusInputs:
     targets: Mapping[str, TargetState] | None = None  # by role; None for a service with tiers
     engine_rollout: Condition | None = None  # EngineRolloutPending
     engine_tuning: str | None = None  # arguments that the operator has set on engines
+    model_revisions: tuple[str, ...] = ()  # commits or digests that ready engines report
     inference_pool: Condition | None = None  # InferencePoolUnusable
     internal_error: Condition | None = None  # unexpected error about the service or one of its objects
+
+
+def model_revision(inputs: StatusInputs, old_status: Mapping[str, Any]) -> dict[str, str]:
+    """`status.modelRevision` as a field: what ready engines report, else what they reported last."""
+    reported = shorten(", ".join(inputs.model_revisions), MAX_REVISION_CHARS) or old_status.get("modelRevision")
+    return {"modelRevision": reported} if reported else {}
 
 
 def build_conditions(inputs: StatusInputs) -> tuple[Condition, ...]:

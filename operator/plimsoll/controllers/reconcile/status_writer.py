@@ -96,6 +96,7 @@ class StatusWriter:
             **({ADAPTERS: _adapters_status(old_status[ADAPTERS], inputs)} if ADAPTERS in old_status else {}),
             "tiers": service_status.tiers_status(inputs),
             **({"engineTuning": inputs.engine_tuning} if inputs.engine_tuning else {}),
+            **service_status.model_revision(inputs, old_status),
             "conditions": conditions.merge(old_status.get("conditions", []), stated_conditions, rfc3339_now()),
             **service_status.scaling_fields(inputs, old_status),
         }

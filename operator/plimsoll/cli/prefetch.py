@@ -1,0 +1,113 @@
+"""`plimsoll prefetch NAME`: prints a Job that downloads a service's model into its cache. It writes nothing.
+
+Problem: the first engine of a large model spends most of its start on the download, also when it starts on demand.
+
+Idea: the pod template of the service has image, credentials, claim and node selection. The Job runs the launcher's
+download with them, without a GPU. Only a cache on a claim outlives the Job's pod.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from typing import Any, Final
+
+import yaml
+
+from plimsoll.adapters.kube_client import DEPLOYMENTS, KubeClient
+from plimsoll.api import labels
+from plimsoll.api.v1alpha1 import InferenceService, parse
+from plimsoll.cli import cluster
+from plimsoll.cli.cluster import ClusterQueryError
+from plimsoll.cli.kubeconfig import current_namespace
+from plimsoll.cli.output_files import print_text
+from plimsoll.core.errors import ClusterError, NotFound
+from plimsoll.resources.object_meta import tier_name
+
+KubeObject = dict[str, Any]
+
+COMMAND: Final = ["python3", "-P", "-m", "launcher.fetch"]
+_KEPT_SECONDS: Final = 3600  # after the end
+_POD_FIELDS: Final = (
+    "serviceAccountName",
+    "automountServiceAccountToken",
+    "enableServiceLinks",
+    "securityContext",
+    "volumes",
+    "nodeSelector",
+    "imagePullSecrets",
+    "priorityClassName",
+    "schedulerName",
+    "tolerations",
+    "affinity",
+)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the Job."""
+
+    async def make() -> KubeObject:
+        async with cluster.connect(arguments.kubeconfig) as kube:
+            namespace = arguments.namespace or current_namespace(arguments.kubeconfig)
+            return await prefetch_job(kube, namespace, arguments.name)
+
+    print_text(yaml.safe_dump(asyncio.run(make()), sort_keys=False))
+    return 0
+
+
+async def prefetch_job(kube: KubeClient, namespace: str, name: str) -> KubeObject:
+    """The Job of a service; raises ClusterQueryError if it has no model to download, or no cache that stays."""
+    service = parse(await cluster.get_service(kube, namespace, name))
+    _check(service)
+    role, _ = next(iter(service.spec.tiers.items()))
+    try:
+        deployment = await kube.get(DEPLOYMENTS, namespace, tier_name(name, role))
+    except NotFound:
+        raise ClusterQueryError(
+            f"service {name} has no Deployment {tier_name(name, role)} yet: the operator makes it, also with "
+            "minReplicas 0"
+        ) from None
+    except ClusterError as error:
+        raise ClusterQueryError(f"cannot read Deployment {tier_name(name, role)}: {error}") from error
+    return job(name, namespace, deployment["spec"]["template"]["spec"])
+
+
+def _check(service: InferenceService) -> None:
+    name, model = service.metadata.name, service.spec.model
+    if service.spec.targets is not None:
+        raise ClusterQueryError(f"service {name} has targets: their owner downloads the model")
+    if not model.is_cached or not service.spec.engine.contract.launched or service.spec.engine.is_simulated:
+        raise ClusterQueryError(f"service {name} downloads nothing: spec.model.uri is {model.uri}")
+    if any(tier.nodes > 1 for _, tier in service.spec.tiers.items()):
+        raise ClusterQueryError(f"service {name} has engines of several nodes: prefetch reads Deployments only")
+    if model.cache.claim_name is None:
+        raise ClusterQueryError(
+            f"service {name} has a cache in each pod, which ends with it: set spec.model.cache.claimName to a claim"
+        )
+
+
+def job(name: str, namespace: str, pod: KubeObject) -> KubeObject:
+    """The Job that downloads the model of a pod template's engine into the template's volumes."""
+    (engine,) = (one for one in pod["containers"] if one["name"] == "engine")
+    container = {
+        "name": "fetch",
+        "command": COMMAND,
+        **{field: engine[field] for field in ("image", "imagePullPolicy", "env", "securityContext", "volumeMounts")},
+        "resources": {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"memory": "8Gi"}},
+    }
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": f"{name}-prefetch", "namespace": namespace, "labels": {labels.NAME: "plimsoll-prefetch"}},
+        "spec": {
+            "ttlSecondsAfterFinished": _KEPT_SECONDS,
+            "template": {
+                "metadata": {"labels": {labels.NAME: "plimsoll-prefetch"}},
+                "spec": {
+                    **{field: pod[field] for field in _POD_FIELDS if field in pod},
+                    "restartPolicy": "OnFailure",
+                    "containers": [container],
+                },
+            },
+        },
+    }

@@ -1,0 +1,227 @@
+"""Downloads of models into the cache, from stores that break, change and stay away."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import subprocess
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from launcher import fetch, model_cache, model_config
+from launcher.model_cache import ModelCache
+from launcher.model_source import ModelSource, Opened, RemoteFile, SourceError, TransientError, files_digest
+from launcher.startup_phases import StartupPhases, phase_order
+from tests.engine_image.middleware_harness import CONTRACT
+
+FILES = {"config.json": b"{}", "weights/model-1.safetensors": b"w" * 3_000_000, "a file+1.txt": b""}
+SHA256S = {path: hashlib.sha256(content).hexdigest() for path, content in FILES.items()}
+DIGEST = files_digest(SHA256S)
+URI = "s3://models/team/chat"
+
+
+@dataclass
+class MemoryStore:
+    """A store in memory. breaks: bytes after which each answer ends; down: requests that fail; asked: all opens."""
+
+    contents: dict[str, bytes]
+    breaks: int = 1 << 40
+    down: int = 0
+    sha256s: dict[str, str] = field(default_factory=dict)
+    listed: int = 0
+    asked: list[tuple[str, int]] = field(default_factory=list)
+
+    def files(self) -> list[RemoteFile]:
+        self.listed += 1
+        self._fail()
+        return [RemoteFile(path, len(body), f'"{hash(body)}"') for path, body in self.contents.items()]
+
+    def open(self, file: RemoteFile, offset: int) -> Opened:
+        self.asked.append((file.path, offset))
+        self._fail()
+        body = self.contents[file.path][offset : offset + self.breaks]
+        return Opened(io.BytesIO(body), self.sha256s.get(file.path, ""))
+
+    def _fail(self) -> None:
+        if self.down:
+            self.down -= 1
+            raise TransientError("the store answers 503")
+
+
+def fetched(store: MemoryStore, folder: Path, digest: str = "", uri: str = URI) -> model_cache.Entry:
+    return fetch.fetch(ModelSource(uri, digest), store, ModelCache(folder), pause=lambda _: None)
+
+
+def contents(entry: model_cache.Entry) -> dict[str, bytes]:
+    return {p.relative_to(entry.files).as_posix(): p.read_bytes() for p in entry.files.rglob("*") if p.is_file()}
+
+
+def test_files_and_digest_are_those_of_the_store(tmp_path: Path) -> None:
+    entry = fetched(MemoryStore(dict(FILES)), tmp_path, DIGEST)
+    assert contents(entry) == FILES
+    found = entry.complete()
+    assert found is not None
+    assert found.digest == DIGEST
+    assert found.files["config.json"] == (2, SHA256S["config.json"])
+
+
+def test_digest_is_what_sha256sum_says(tmp_path: Path) -> None:
+    entry = fetched(MemoryStore(dict(FILES)), tmp_path)
+    command = r"find . -type f -printf '%P\0' | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum"
+    out = subprocess.run(["sh", "-c", command], cwd=entry.files, capture_output=True, text=True, check=True).stdout
+    assert f"sha256:{out.split()[0]}" == DIGEST
+
+
+def test_complete_model_is_not_downloaded_again(tmp_path: Path) -> None:
+    store = MemoryStore(dict(FILES))
+    first, second = fetched(store, tmp_path), fetched(store, tmp_path)
+    assert first.name == second.name
+    assert len(store.asked) == len([body for body in FILES.values() if body])
+
+
+def test_pinned_model_in_the_cache_needs_no_store(tmp_path: Path) -> None:
+    fetched(MemoryStore(dict(FILES)), tmp_path)
+    absent = MemoryStore({}, down=99)
+    assert contents(fetched(absent, tmp_path, DIGEST)) == FILES
+    assert absent.listed == 0
+
+
+def test_other_digest_is_refused_and_not_kept(tmp_path: Path) -> None:
+    other = "sha256:" + "0" * 64
+    for _ in range(2):
+        with pytest.raises(SourceError, match=rf"has digest {DIGEST}, and spec.model.digest is {other}"):
+            fetched(MemoryStore(dict(FILES)), tmp_path, other)
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+def test_changed_model_is_another_version(tmp_path: Path) -> None:
+    first = fetched(MemoryStore(dict(FILES)), tmp_path)
+    second = fetched(MemoryStore({**FILES, "config.json": b"[]"}), tmp_path)
+    assert first.name != second.name
+    assert contents(first) == FILES
+
+
+def test_broken_download_goes_on_where_it_ended(tmp_path: Path) -> None:
+    store = MemoryStore({"w": b"0123456789"}, breaks=4)
+    assert contents(fetched(store, tmp_path)) == {"w": b"0123456789"}
+    assert store.asked == [("w", 0), ("w", 4), ("w", 8)]
+
+
+def test_download_of_an_ended_process_is_gone_on_with(tmp_path: Path) -> None:
+    class Cut(MemoryStore):
+        def open(self, file: RemoteFile, offset: int) -> Opened:
+            if offset:
+                raise KeyboardInterrupt
+            return super().open(file, offset)
+
+    with pytest.raises(KeyboardInterrupt):
+        fetched(Cut({"w": b"0123456789"}, breaks=4), tmp_path)
+    store = MemoryStore({"w": b"0123456789"})
+    assert contents(fetched(store, tmp_path)) == {"w": b"0123456789"}
+    assert store.asked == [("w", 4)]
+
+
+def test_store_that_stays_away_is_the_reason(tmp_path: Path) -> None:
+    store = MemoryStore(dict(FILES), down=99)
+    with pytest.raises(SourceError, match="the store answers 503"):
+        fetched(store, tmp_path)
+    assert store.listed == fetch.ATTEMPTS
+
+
+def test_bytes_that_differ_from_the_stores_checksum_are_refused(tmp_path: Path) -> None:
+    store = MemoryStore({"w": b"abc"}, sha256s={"w": "f" * 64})
+    with pytest.raises(SourceError, match=r"w has SHA-256 ba78.*and the store says fff"):
+        fetched(store, tmp_path)
+    assert not list(tmp_path.rglob("w*"))
+
+
+@pytest.mark.parametrize("path", ["../x", "/etc/x", "a/../../x", "a\\b"])
+def test_name_that_leaves_the_folder_is_refused(tmp_path: Path, path: str) -> None:
+    with pytest.raises(SourceError, match="which is no path in a folder"):
+        fetched(MemoryStore({path: b"x"}), tmp_path)
+
+
+def test_two_processes_download_once(tmp_path: Path) -> None:
+    class Slow(MemoryStore):
+        def open(self, file: RemoteFile, offset: int) -> Opened:
+            begun.set()
+            assert second_waits.wait(60)
+            return super().open(file, offset)
+
+    begun, second_waits = threading.Event(), threading.Event()
+    store, other = Slow({"w": b"abc"}), MemoryStore({"w": b"abc"})
+    first = threading.Thread(target=fetched, args=(store, tmp_path))
+    first.start()
+    assert begun.wait(60)
+    second = threading.Thread(target=fetched, args=(other, tmp_path))
+    second.start()
+    second_waits.set()
+    first.join(60)
+    second.join(60)
+    assert (len(store.asked), len(other.asked)) == (1, 0)
+
+
+def _volume(folder: Path, size: int) -> ModelCache:
+    """A cache on a volume of `size` bytes, of which model files take their part."""
+    return ModelCache(folder, lambda _: size - sum(p.stat().st_size for p in folder.rglob("files/**/*") if p.is_file()))
+
+
+def test_unused_models_make_room_oldest_first(tmp_path: Path) -> None:
+    cache = _volume(tmp_path, 25)
+    entries = [_ten_bytes(cache, f"s3://b/{name}") for name in "ab"]
+    for age, entry in enumerate(entries):
+        os.utime(entry.files.parent / model_cache.COMPLETE, (1000 - age, 1000 - age))  # b was used before a
+    _release_locks(tmp_path)
+    _ten_bytes(cache, "s3://b/c")
+    assert entries[0].complete() is not None
+    assert entries[1].complete() is None
+
+
+def test_models_in_use_stay_and_the_need_is_named(tmp_path: Path) -> None:
+    cache = _volume(tmp_path, 15)
+    used = _ten_bytes(cache, "s3://b/a")
+    with pytest.raises(SourceError, match=r"needs 0.0 GB.*enlarge the volume of spec.model.cache"):
+        _ten_bytes(cache, "s3://b/b")
+    assert used.complete() is not None
+
+
+def _ten_bytes(cache: ModelCache, uri: str) -> model_cache.Entry:
+    return fetch.fetch(ModelSource(uri), MemoryStore({"w": bytes(10)}), cache)
+
+
+def _release_locks(folder: Path) -> None:
+    """Close the descriptors of this process on locks, as its end would."""
+    locks = {os.stat(path).st_ino for path in folder.rglob(model_cache.LOCK)}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if os.fstat(int(name)).st_ino in locks:
+                os.close(int(name))
+        except OSError:
+            continue
+
+
+def test_phase_download_comes_before_the_imports() -> None:
+    times = StartupPhases(phase_order(CONTRACT.startup_phases, fetched=True), 100.0)
+    times.end("launch", 101.0)
+    assert times.current(103.0) == ("download", 2.0)
+    times.observe(b"(fetch) INFO model files are complete: digest sha256:1\n", 110.0)
+    times.observe(b"INFO Initializing a V1 LLM engine (v1)\n", 114.0)
+    assert times.seconds() == {"launch": 1.0, "download": 9.0, "import": 4.0}
+    assert phase_order(CONTRACT.startup_phases, fetched=False) == CONTRACT.startup_phases
+
+
+def test_revision_is_the_digest_or_the_commit(tmp_path: Path) -> None:
+    entry = fetched(MemoryStore(dict(FILES)), tmp_path)
+    fetch.link(entry.files, tmp_path / "model")
+    assert model_config.revision(str(tmp_path / "model"), "", {}) == DIGEST
+    refs = tmp_path / "hub" / "models--org--name" / "refs"
+    refs.mkdir(parents=True)
+    (refs / "main").write_text("c" * 40)
+    home = {"HF_HOME": str(tmp_path)}
+    assert model_config.revision("org/name", "", home) == "c" * 40
+    assert model_config.revision("org/name", "d" * 40, home) == "d" * 40
+    assert model_config.revision("org/name", "v1", home) is None
