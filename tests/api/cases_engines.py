@@ -16,7 +16,7 @@ PREFIX_CACHE = "spec.engine.prefixCache"
 NO_LIMIT = "engine openai has no output limit for requests that state none: "
 NO_SERVER = "engine vllm has no command, port, health path and metric names of your own: remove "
 NO_TIERS = "engine llama-cpp has no prefill and decode tiers: remove tiers.prefill, or use engine vllm or simulated"
-RESERVED_ENV = "may not set what Plimsoll relies on (reserved: "
+RESERVED_ENV = "on which Plimsoll relies: "
 ARGS, METRICS = "spec.engine.args", "spec.engine.metrics"
 
 

@@ -107,7 +107,7 @@ def reserved_variables() -> tuple[ValidationRule[Any], ...]:
 
 def _reserved_variables(names: tuple[str, ...]) -> ValidationRule[Any]:
     engines = tuple(name for name, engine in ENGINES.items() if engine.reserved_variables == names)
-    says = f"may not set {', '.join(names)}, which Plimsoll sets: remove it; the gateway checks API keys"
+    says = f"may not set {', '.join(names)}, on which Plimsoll relies: remove it; the gateway checks API keys"
 
     def found(spec: Any) -> bool:
         return any(variable.name in names for variable in spec.env)
