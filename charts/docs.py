@@ -25,7 +25,7 @@ VALUES = CHART / "values.yaml"
 PAGE = ROOT / "docs" / "reference" / "values.md"
 CRDS = sorted((ROOT / "crds").glob("plimsoll.dev_*.yaml"))
 
-SHORT = 40  # characters of a comment that is written again where another value has the same one
+SHORT = 20  # characters of a comment that is written again where another value has the same one
 HEADING = re.compile(r"# -- (?P<title>.+)")
 
 

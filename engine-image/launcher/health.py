@@ -95,12 +95,11 @@ def render_metrics(
         lines += [
             f"# HELP {expiry} End of the validity of the certificate that this engine uses, as Unix time.",
             f"# TYPE {expiry} gauge",
+            *([f"{expiry} {certificate.expires_s:.0f}"] if certificate.expires_s else []),
             f"# HELP {invalid} 1 while the Secret holds no certificate that can be used; the one before stays.",
             f"# TYPE {invalid} gauge",
             f"{invalid} {int(certificate.is_invalid)}",
         ]
-        if certificate.expires_s:
-            lines.append(f"{expiry} {certificate.expires_s:.0f}")
     return "\n".join([*lines, ""])
 
 

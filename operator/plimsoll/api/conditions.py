@@ -199,9 +199,9 @@ REASON_MEANINGS: dict[ConditionReason, str] = {
     ConditionReason.DECISION_FAILED: "The scaling decision failed with an error: replica counts are frozen.",
     ConditionReason.NO_SLO: "`spec.slo` is not set, so nothing is sized: each tier keeps `minReplicas`. "
     "Reported where `maxReplicas` is larger.",
-    ConditionReason.PAUSED: "`spec.scaling.paused` is true: replica counts are frozen.",
-    ConditionReason.RECOMMEND_ONLY: "`spec.scaling.mode` is Recommend: replica counts are frozen.",
-    ConditionReason.SCALING_OFF: "`spec.scaling.mode` is Off: replica counts are frozen.",
+    ConditionReason.PAUSED: "`spec.scaling.paused` is true.",
+    ConditionReason.RECOMMEND_ONLY: "`spec.scaling.mode` is Recommend.",
+    ConditionReason.SCALING_OFF: "`spec.scaling.mode` is Off.",
     ConditionReason.AT_MAX_REPLICAS: "A tier needs more replicas than its `maxReplicas`.",
     ConditionReason.RATE_LIMITED: "`spec.scaling.scaleUp` or `scaleDown` limits the rate of a change.",
     ConditionReason.BUDGET_EXHAUSTED: "A tier needs more GPUs than the GPU budget grants.",

@@ -30,7 +30,7 @@ _STATUS_FIELD: Final = re.compile(
 _AS_IN_A_POD: Final = ("engine.env[]", "pod.tolerations[]", "pod.volumeMounts[]")  # their fields are Kubernetes' own
 _POD_FIELD: Final = f"{_TIER}.pod."
 _ENGINE_RULES: Final = ("the engine has no ", "may not have a flag that Plimsoll sets")  # how these begin
-_ADVICE: Final = re.compile(r"(?<!whenFull)(?<!is reserved): .*")  # the part of a message after the rule
+_ADVICE: Final = re.compile(r"((?<!whenFull)(?<!is reserved):|;|, because|, to which|, on which) .*")  # after the rule
 _ROLE: Final = re.compile(rf"\.({'|'.join(ROLES)})$")
 
 _HEAD: Final = f"""# {labels.KIND}

@@ -86,12 +86,12 @@ class AdapterSpec(ApiModel):
     """A LoRA adapter of the model, which clients reach by its own model name."""
 
     name: Annotated[str, Field(min_length=1, max_length=128), ValidationRules(MODEL_NAME_RULE)] = Field(
-        description="Name that clients send as `model`. If several services or adapters use one name, it belongs to "
-        "the first one. NAMESPACE/SERVICE/NAME works too."
+        description="Name that clients send as `model`. It belongs to the first service or adapter that uses it. "
+        "NAMESPACE/SERVICE/NAME works too."
     )
     uri: Annotated[str, Field(min_length=1, max_length=1024), ValidationRules(*ADAPTER_URI_RULES)] = Field(
-        description="Location of the adapter: hf://, pvc:// or file://, as in `model.uri`. A new claim of a pvc:// "
-        "adapter restarts engines, because it has to be mounted."
+        description="Location of the adapter: hf://, pvc:// or file://, as in `model.uri`. A new claim restarts "
+        "engines."
     )
     revision: Annotated[str, Field(min_length=1, max_length=253), ValidationRules(REVISION_RULE)] | None = Field(
         default=None, description="Branch, tag or commit of an hf:// repository. Absent: the main branch."

@@ -175,10 +175,9 @@ class ModelSource(ApiModel):
     """The model: its weights and its name."""
 
     uri: Annotated[str, Field(min_length=1, max_length=1024), ValidationRules(*URI_RULES)] = Field(
-        description="Location of the weights: hf://ORG/REPO (Hugging Face), pvc://CLAIM/PATH (a directory in a claim "
-        "of the service's namespace, mounted read-only), file:///PATH (a directory in the engine image), "
-        "s3://BUCKET/PATH or gs://BUCKET/PATH (a folder in an object store), https://HOST/PATH.tar (an archive, also "
-        ".tar.gz) or oci://REGISTRY/REPOSITORY:TAG (an image that the kubelet mounts)."
+        description="Location of the weights: hf://ORG/REPO (Hugging Face), pvc://CLAIM/PATH (a claim of the namespace, "
+        "read-only), file:///PATH (in the engine image), s3://BUCKET/PATH, gs://BUCKET/PATH, https://HOST/PATH.tar "
+        "(also .tar.gz) or oci://REGISTRY/REPOSITORY:TAG (an image that the kubelet mounts)."
     )
     name: (
         Annotated[
@@ -189,9 +188,9 @@ class ModelSource(ApiModel):
         | None
     ) = Field(
         default=None,
-        description="Name that clients send as `model`. Absent: the object's name. If several services use one name, "
-        "it belongs to the first one as long as that one uses it. It cannot begin with NAMESPACE/ of another namespace "
-        "that has services. NAMESPACE/NAME works too. A change does not restart engines.",
+        description="Name that clients send as `model`. Absent: the object's name. A name belongs to the first "
+        "service that uses it, and one that begins with NAMESPACE/ to that namespace. NAMESPACE/NAME works too. A change "
+        "restarts no engine.",
     )
     revision: (
         Annotated[
@@ -224,7 +223,7 @@ class ModelSource(ApiModel):
     task: Literal["generate", "embed", "score", "transcribe"] = Field(
         default="generate",
         json_schema_extra=_without_default,
-        description="What the model does, and so which routes it serves: generate (chat, completions, responses, "
+        description="Routes that the model serves: generate (chat, completions, responses, "
         "messages), embed (embeddings, rerank, score), score (rerank and score of a cross-encoder) or transcribe "
         "(audio). embed and score start the engine as a pooling model. Absent: generate.",
     )

@@ -353,9 +353,9 @@ class PodOverrides(ApiModel):
     )
     ipc_lock: bool = Field(
         default=False,
-        description="Whether the engine has the capability IPC_LOCK, with which RDMA drivers pin memory. It "
-        "takes effect in an image that runs as root or gives its program the capability; for others raise the memlock "
-        "limit of the container runtime. The namespace and the chart's limits on services must admit it.",
+        description="Whether the engine has the capability IPC_LOCK, with which RDMA drivers pin memory, "
+        "in an image that runs as root or gives its program the capability. The namespace and the chart's "
+        "serviceLimits.ipcLock must admit it.",
     )
     volumes: Annotated[tuple[Volume, ...], Field(max_length=32, strict=False), MapList()] = Field(
         default=(), description="Volumes to add to the pods."

@@ -27,8 +27,8 @@ class SloStatus(StatusModel):
     )
     attainment: FormattedNumber | None = Field(
         default=None,
-        description="Share of the responses that met all targets of their request (ttft, tpot, e2e), such as 97%. It "
-        "is a lower bound, because TPOT misses are not measured per request. SLOMet has the share of each target.",
+        description="Share of the responses that met all targets of their request (ttft, tpot, e2e), such as 97%. A "
+        "lower bound. SLOMet has the share of each target.",
     )
     attainment_including_rejected: FormattedNumber | None = Field(
         default=None,
