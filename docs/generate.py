@@ -148,7 +148,10 @@ def cli_page() -> str:
     shared = _shared_options([parser for parser, _ in verbs])
     lines += ["## Shared options", "", "| argument | what it is | verbs |", "|---|---|---|"]
     lines += [f"{row} {', '.join(f'`{verb}`' for verb in users)} |" for row, users in shared.items()]
-    rows_of = {parser.prog.removeprefix("plimsoll "): [_option(action) for action in _own_options(parser)] for parser, _ in verbs}
+    rows_of = {
+        parser.prog.removeprefix("plimsoll "): [_option(action) for action in _own_options(parser)]
+        for parser, _ in verbs
+    }
     for parser, text in verbs:
         verb = parser.prog.removeprefix("plimsoll ")
         lines += ["", f"## {parser.prog}", "", _sentence(text)]

@@ -54,7 +54,7 @@ def render() -> str:
         _table((path, node) for path, node in fields.items() if path.startswith("spec.")),
         "## Rules\n",
         "The API server rejects a manifest that breaks one of these rules. With an older CRD, the condition `Stalled` "
-        "names the rule. A line is the beginning of the message; the rest says why, and what to do. Paths other than "
+        "names the rule. A line is the message without the field's name, reason and advice. Paths other than "
         "`metadata.name` are below `spec`. Not listed are rules about the form of one value, about `pod`, about flags "
         "that Plimsoll sets, and about [what an engine lacks](../tasks/other-engines.md#what-differs-from-vllm).\n",
         "\n".join(_rules(fields)) + "\n",
@@ -172,7 +172,8 @@ def _range(node: Schema) -> str:
 
 
 def _rules(fields: dict[str, Schema]) -> Iterator[str]:
-    """Yield one line for each rule with the fields that it refers to, without advice; rules of the tiers only once.
+    """Yield one line for each rule with the fields that it refers to, and a message without advice and the field's
+    name; rules of the tiers only once.
 
     Left out are rules about the form of one value, which begin with `must`, and whose value has no fields or items;
     about pods, which are Kubernetes' own; and about flags and features of single engines, which task pages have.
@@ -185,7 +186,9 @@ def _rules(fields: dict[str, Schema]) -> Iterator[str]:
             if not (is_form or _POD_FIELD in field_path or entry["message"].startswith(_ENGINE_RULES)):
                 field_paths.setdefault(entry["message"], {})[f"`{field_path.removeprefix('spec.')}`"] = None
     for message, paths in field_paths.items():
-        yield f"- {', '.join(paths)}: {_ADVICE.sub('', message)}"
+        name = next(iter(paths)).strip("`").rsplit(".", 1)[-1]
+        rest = message.removeprefix(f"{name} ")
+        yield f"- {', '.join(paths)}: {_ADVICE.sub('', message if rest.startswith('and ') else rest)}"
 
 
 def _validations(field_path: str, node: Schema) -> Iterator[tuple[str, Schema]]:

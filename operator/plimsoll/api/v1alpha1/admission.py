@@ -49,9 +49,9 @@ class RequestClass(ApiModel):
             )
         ),
     ] = Field(
-        description="Name of the class. A request has the class of its API key, else of the header gateway.classHeader if "
-        f"gateway.trustIdentityHeaders is set. If unknown or none, it has the class `{DEFAULT_CLASS}`, else that of the "
-        "lowest priority."
+        description="Name of the class. A request has the class of its API key, else of the header gateway.classHeader "
+        "if gateway.trustIdentityHeaders is set. If unknown or none, it has the class "
+        f"`{DEFAULT_CLASS}`, else that of the lowest priority."
     )
     priority: int = Field(
         default=0,
@@ -122,8 +122,8 @@ class Tenant(ApiModel):
             )
         ),
     ] = Field(
-        description="Name of the tenant. A request has the tenant of its API key, else of the header gateway.tenantHeader "
-        "if gateway.trustIdentityHeaders is set."
+        description="Name of the tenant. A request has the tenant of its API key, else of the header "
+        "gateway.tenantHeader if gateway.trustIdentityHeaders is set."
     )
     weight: int = Field(
         default=1,

@@ -148,9 +148,9 @@ class EngineSpec(ApiModel):
 
     runtime: Literal["vllm", "simulated", "llama-cpp", "sglang", "openai"] = Field(
         default="vllm",
-        description="vllm: vLLM on GPUs. simulated: an engine simulator that needs no GPUs and no weights. It responds "
-        "with the timing of an engine and with meaningless text. llama-cpp, sglang: that server in "
-        "an image of yours. openai: any server with an OpenAI-compatible API, with command, port and metrics of yours.",
+        description="vllm: vLLM on GPUs. simulated: an engine simulator without GPUs and weights, which responds with "
+        "meaningless text. llama-cpp, sglang: that server in your image. openai: any server with an OpenAI-compatible "
+        "API.",
     )
     image: (
         Annotated[

@@ -175,9 +175,9 @@ class ModelSource(ApiModel):
     """The model: its weights and its name."""
 
     uri: Annotated[str, Field(min_length=1, max_length=1024), ValidationRules(*URI_RULES)] = Field(
-        description="Location of the weights: hf://ORG/REPO (Hugging Face), pvc://CLAIM/PATH (a claim of the namespace, "
-        "read-only), file:///PATH (in the engine image), s3://BUCKET/PATH, gs://BUCKET/PATH, https://HOST/PATH.tar "
-        "(also .tar.gz) or oci://REGISTRY/REPOSITORY:TAG (an image that the kubelet mounts)."
+        description="Location of the weights: hf://ORG/REPO (Hugging Face), pvc://CLAIM/PATH (a claim of the "
+        "namespace, read-only), file:///PATH (in the engine image), s3://BUCKET/PATH, gs://BUCKET/PATH, "
+        "https://HOST/PATH.tar (also .tar.gz) or oci://REGISTRY/REPOSITORY:TAG (an image that the kubelet mounts)."
     )
     name: (
         Annotated[
@@ -189,8 +189,8 @@ class ModelSource(ApiModel):
     ) = Field(
         default=None,
         description="Name that clients send as `model`. Absent: the object's name. A name belongs to the first "
-        "service that uses it, and one that begins with NAMESPACE/ to that namespace. NAMESPACE/NAME works too. A change "
-        "restarts no engine.",
+        "service that uses it, and one that begins with NAMESPACE/ to that namespace. NAMESPACE/NAME works too. "
+        "A change restarts no engine.",
     )
     revision: (
         Annotated[

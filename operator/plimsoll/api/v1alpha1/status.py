@@ -75,8 +75,8 @@ class InferenceServiceStatus(StatusModel):
     name_claim: str | None = Field(
         default=None,
         max_length=320,
-        description="The model name that the service holds, and since when: `NAME since TIME`. Gateways read it. Absent: "
-        "another service holds the name, it is not accepted, or it is NAMESPACE/NAME.",
+        description="The model name that the service holds, and since when: `NAME since TIME`. Gateways read it. "
+        "Absent: another service holds the name, it is not accepted, or it is NAMESPACE/NAME.",
     )
     former_names: tuple[Annotated[str, Field(max_length=384)], ...] = Field(
         default=(),
@@ -113,7 +113,7 @@ class InferenceServiceStatus(StatusModel):
     )
     recovery: FormattedNumber | None = Field(
         default=None,
-        description="Median time until a failed engine is ready again, such as 21s: of restarts in the pod, else of starts "
-        "of a pod. Gateways read it.",
+        description="Median time until a failed engine is ready again, such as 21s: of restarts in the pod, else of "
+        "starts of a pod. Gateways read it.",
     )
     cost: CostStatus | None = Field(default=None, description="Cost of the service, if the spec has a price.")
