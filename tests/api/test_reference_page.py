@@ -24,16 +24,18 @@ def test_reference_page_is_up_to_date() -> None:
         "| `engine.lora.maxLoraRank` (`8`, `16`, `32`, `64`, `128`, `256`, `320`, `512`) | Highest rank of an adapter"
         " (`--max-lora-rank`). GPU memory grows with it. Absent: 16. |",
         "| `tiers.TIER.pod.imagePullSecrets[].name` | Name of the Secret. |",
-        "- `tiers.TIER.maxReplicas`, `targets.TIER.maxReplicas`, `scaling.schedule[].maxReplicas`: maxReplicas must not"
-        " be below minReplicas",
+        "- `tiers.TIER.maxReplicas`, `targets.TIER.maxReplicas`, `scaling.schedule[].maxReplicas`: must not be"
+        " below minReplicas",
         "| `tiers.TIER.summary` | Ready and desired pods, such as 2/3. |",
         "| `scaling.warmReplicas` (integer) | Replicas that each tier keeps beyond those it"
         " needs, up to maxReplicas: 0 to 1000. Absent: 0. |",
-        "- `scaling.prefillPerDecode`: prefillPerDecode is allowed only with prefill and decode tiers, not with serve",
+        "- `scaling.prefillPerDecode`: is allowed only with prefill and decode tiers, not with serve",
         "| `admission.classes[].slo.{ttft,ttftPerKToken,tpot,e2e}` | As in `slo`. |",
         "| `adapters[].revision` | As `model.revision`. |",
+        "- `adapters`: adapters and engine.lora need the tier serve",
+        "- `model.digest`: is allowed only for s3://, gs:// and https:// models",
         "- `engine.version`: image and version are mutually exclusive",
-        "- `admission.fallback`: fallback is allowed only with whenFull: Downgrade",
+        "- `admission.fallback`: is allowed only with whenFull: Downgrade",
         "| URL* | `url` |",
         "| MODEL | `modelNames[0]` |",
         "| REASON | Reason of the condition Ready. |",

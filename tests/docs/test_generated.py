@@ -39,6 +39,11 @@ async def test_metrics_page_lists_exactly_exposed_engine_metrics() -> None:
     )
 
 
+def test_metrics_page_lists_each_metric_once() -> None:
+    listed = re.findall(r"^\| `(plimsoll_\w+)[`{]", generate.metrics_page(), re.MULTILINE)
+    assert [name for name in dict.fromkeys(listed) if listed.count(name) > 1] == []
+
+
 def test_engine_metric_names_come_only_from_contract() -> None:
     names = re.compile(r"plimsoll_engine_\w+")
     sources = (Path(generate.ENGINE_IMAGE) / "launcher").glob("*.py")
@@ -53,6 +58,11 @@ def test_cli_page_documents_every_command_and_argument() -> None:
         assert f"\n## {parser.prog}\n" in page
         for action in parser._actions:
             assert action.help, f"{parser.prog} {action.dest}"
+
+
+def test_cli_page_gives_a_nested_verb_no_options_of_its_namesake() -> None:
+    _, _, rest = generate.cli_page().partition("\n## plimsoll gateway init\n")
+    assert rest.partition("\n## ")[0].strip() == "Prepare the directory shared with Envoy."
 
 
 @pytest.mark.parametrize(
