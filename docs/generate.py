@@ -24,8 +24,8 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "reference"
 ENGINE_IMAGE = str(ROOT / "engine-image")
 KSTATUS_NOTE = (
-    "`Ready` and `SLOMet` are true when things are well. All others exist only while they are true, so a settled"
-    " service has these two, and without an SLO `Ready` alone. The message has object, measured values and remedy. All"
+    "`Ready` and `SLOMet` are true when things are well. All others exist only while they are true, and `SLOMet` only"
+    " with an SLO. The message has object, measured values and remedy. All"
     " refer to the spec of `status.observedGeneration`. `kubectl wait --for=condition=Ready plim/NAME` works, as do"
     " Flux and other users of kstatus. `--for=condition=Stalled=false` waits for ever, because an absent condition is"
     " not false. To wait for engines, use `kubectl wait --for=jsonpath='{.status.tiers.serve.summary}'=2/2 plim/NAME`."

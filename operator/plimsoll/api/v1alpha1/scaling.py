@@ -107,9 +107,8 @@ class ScalingOptions(ApiModel):
 
     mode: Literal["Auto", "Recommend", "Off"] | None = Field(
         default=None,
-        description="Auto: the operator sets the replica counts. Recommend: the operator shows decisions in the status "
-        "and leaves the counts unchanged. Off: it leaves the counts unchanged and recommends nothing. Absent: Auto for "
-        "tiers, Recommend for targets.",
+        description="Auto: the operator sets the replica counts. Recommend: it only shows decisions in the status. "
+        "Off: neither. Absent: Auto for tiers, Recommend for targets.",
     )
     paused: bool = Field(
         default=False, description="Freezes the replica counts in every mode. The status still shows decisions."

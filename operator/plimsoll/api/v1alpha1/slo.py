@@ -113,8 +113,7 @@ class SloSpec(LatencyTargets):
     itl: LatencyTarget | None = Field(
         default=None,
         description="Inter-token latency (ITL) at the 99th percentile over all tokens of the service, such as 40ms: "
-        "above 0, at most 1h. The percentile field does not apply to it. It is not a target of single requests, so "
-        "it needs ttft, tpot or e2e too.",
+        "above 0, at most 1h. The percentile field does not apply. It needs ttft, tpot or e2e too.",
     )
     percentile: int = Field(
         default=95,
