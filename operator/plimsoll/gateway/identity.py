@@ -178,9 +178,9 @@ class Authenticator:
 
 
 def bounded_name(name: str) -> str:
-    """Returns a name of at most `MAX_TENANT_CHARS`. Different names stay different: tenants share no limits or KV blocks.
+    """Returns a name of at most `MAX_TENANT_CHARS`. A longer name ends with a digest of the whole.
 
-    A longer name ends with a digest of the whole.
+    So different names stay different: two tenants share neither limits nor KV blocks.
     """
     if len(name) <= MAX_TENANT_CHARS:
         return name
