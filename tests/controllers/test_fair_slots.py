@@ -37,6 +37,21 @@ async def test_node_with_fewest_slots_is_next() -> None:
 
 
 @in_virtual_time
+async def test_namespaces_with_more_work_than_slots_take_turns() -> None:
+    """A namespace that always waits leaves the others their turn."""
+    groups = [Group(f"team{number}", f"n{node}") for number in range(4) for node in range(3)]
+    granted = await order(2, *groups * 4)
+    assert {one.namespace for one in granted[:6]} == {"team0", "team1", "team2", "team3"}
+    assert {*granted[:18]} == {*groups}
+
+
+@in_virtual_time
+async def test_nodes_with_more_work_than_slots_take_turns() -> None:
+    nodes = [Group("team", f"n{node}") for node in range(4)]
+    assert {*(await order(2, *nodes * 4))[:6]} == {*nodes}
+
+
+@in_virtual_time
 async def test_group_that_waits_alone_gets_all_slots() -> None:
     started = asyncio.get_running_loop().time()
     await order(4, *[Group("many", "n1")] * 8)

@@ -182,6 +182,22 @@ async def test_age_is_that_of_the_oldest_key() -> None:
 
 
 @in_virtual_time
+async def test_queue_that_no_worker_serves_yet_is_not_stalled() -> None:
+    """A leader that cannot list its services has keys, but a restart would not help."""
+
+    async def work(_: str) -> None:
+        await asyncio.Event().wait()
+
+    queue = WorkQueue(work)
+    queue.add("early")
+    await asyncio.sleep(900.0)
+    assert (queue.age_s, queue.stalled_s) == (900.0, 0.0)
+    async with running(queue):
+        await asyncio.sleep(30.0)
+        assert queue.stalled_s == 30.0
+
+
+@in_virtual_time
 async def test_failing_key_that_waits_for_its_retry_has_no_age() -> None:
     async def work(key: str) -> None:
         raise BackendUnavailable("down")

@@ -86,3 +86,18 @@ def test_correction_applies_to_the_tier_where_requests_wait() -> None:
     assert need(pair, "prefill").capacity_correction < 1.005
     assert need(pair, "decode").capacity_correction > 1.1
     assert pair.replicas["decode"] == 2
+
+
+def test_tier_where_requests_wait_now_and_then_stays_the_short_one() -> None:
+    """Admission keeps the engines' queues short: at times none waits, while the last minute has rejections."""
+    pair = fleet(0.5, LONG_PROMPTS, 50)
+    line = need(pair, "prefill")
+    rate = 0.7 * line.replica_work / line.request_gpu_s
+    pair = fleet(rate, LONG_PROMPTS, 1)
+    pair.scaling_spec = scaling_spec(slo=SLO, tiers={"prefill": TierPolicy(1, 50), "decode": TierPolicy(1, 1)})
+    pair.run(make_metrics(rate, 0.0, LONG_PROMPTS), 5)
+    for _ in range(9):
+        pair.run(with_waiting(make_metrics(rate, 0.3, LONG_PROMPTS), Role.DECODE, 30.0), 5)
+        pair.run(make_metrics(rate, 0.3, LONG_PROMPTS), 15)
+    assert need(pair, "prefill").capacity_correction < 1.005
+    assert need(pair, "decode").capacity_correction > 1.1

@@ -76,6 +76,25 @@ def test_text_is_not_learned_while_requests_are_rejected() -> None:
     assert learn_text(0.6, rejected=1.0).ratios() == {}
 
 
+def test_prompts_that_engines_never_count_do_not_outweigh_the_others() -> None:
+    """A client sends long prompts and goes away before an engine has begun with them."""
+    made = TokenRatioEstimator()
+    for second in range(3600):
+        is_attack = 600 <= second < 660
+        made.on_estimated(float(second), 5.0 + is_attack, 2500.0 + 128_000.0 * is_attack, {})
+        made.on_counted(float(second), 5.0, 2500.0)
+        assert made.ratios().get("text", 1.0) >= 0.8
+    assert made.ratios().get("text", 1.0) >= 0.95
+
+
+def test_text_ratio_stays_possible_while_engines_count_next_to_nothing() -> None:
+    made = TokenRatioEstimator()
+    for second in range(1200):
+        made.on_estimated(float(second), 6.0, 130_000.0, {})
+        made.on_counted(float(second), 5.0, 2500.0)
+    assert made.ratios() == {"text": 0.25}
+
+
 def test_text_ratio_follows_the_text_back() -> None:
     made = learn_text(0.6)
     for second in range(600, 7800):

@@ -132,6 +132,15 @@ def test_without_authentication_headers_count_only_if_trusted() -> None:
     assert identity(trusting, **CLAIMS) == Identity("", "other", b"high")
 
 
+@pytest.mark.parametrize(("one", "other"), [("grün", "grön"), ("a" * 64 + "b", "a" * 65)])
+def test_different_trusted_names_are_different_tenants(one: str, other: str) -> None:
+    made = Authenticator(trusted=TrustedHeaders())
+    found = [made.authenticate({TrustedHeaders().tenant: name.encode()}, NOW_S) for name in (one, other)]
+    tenants = [client.tenant for client in found if isinstance(client, Identity)]
+    assert len({*tenants}) == 2
+    assert all(len(tenant) <= 64 and tenant.isascii() for tenant in tenants)
+
+
 def test_trusted_headers_fill_only_what_the_key_leaves_open() -> None:
     made = authenticator(key_secret("proxy"), key_secret("ci", tenant="team-a"), trusted=TrustedHeaders())
     assert identity(made, **bearer("proxy"), **CLAIMS) == Identity("proxy", "other", b"high")

@@ -80,6 +80,20 @@ def test_claims_of_other_types_are_refused(claims: dict[str, Any]) -> None:
     assert "claim '" in found.message
 
 
+def test_long_names_of_two_clients_stay_two_tenants() -> None:
+    """Service accounts of a cluster: `system:serviceaccount:NAMESPACE:NAME`."""
+    account = "system:serviceaccount:machine-learning-production:batch-inference-client"
+    for claims in ({"sub": f"{account}-a"}, {"org": {"name": f"{account}-a"}}):
+        first = identify(claims)
+        second = identify(json.loads(json.dumps(claims).replace("-a", "-b")))
+        assert isinstance(first, Identity)
+        assert isinstance(second, Identity)
+        assert first.tenant != second.tenant
+        assert len(first.tenant) == len(second.tenant) == 64
+        assert first.tenant[:47] == account[:47]
+        assert ("sub" not in claims) or first.token_subject != second.token_subject
+
+
 def test_trusted_headers_fill_what_token_leaves_open() -> None:
     trusted = TrustedHeaders()
     headers = {trusted.tenant: b"from-header", trusted.request_class: b"chat"}

@@ -4,16 +4,18 @@ Problem: a poll of an engine that accepts and never answers takes its slot for s
 of such engines of one team, or of a lost zone, would delay the polls of every other service until its signals expire.
 
 Idea: a free slot goes to the waiting poll whose namespace has the fewest slots, then to that whose node has the fewest.
-So a service that answers in time waits for at most one slot, whoever holds the others.
+Equal ones take turns: otherwise, of many that always wait, those that came first would get every slot.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
+
+_Waiting: TypeAlias = "deque[asyncio.Future[None]]"
 
 
 class Group(NamedTuple):
@@ -30,12 +32,13 @@ class FairSlots:
         self._free = size
         self._by_namespace: Counter[str] = Counter()
         self._by_node: Counter[str] = Counter()
-        self._waiting: dict[Group, deque[asyncio.Future[None]]] = {}
+        # By namespace and node. Whoever has just got a slot is the last.
+        self._waiting: dict[str, dict[str, _Waiting]] = {}
 
     @property
     def waiting(self) -> int:
         """How many wait for a slot."""
-        return sum(map(len, self._waiting.values()))
+        return sum(len(queue) for nodes in self._waiting.values() for queue in nodes.values())
 
     @asynccontextmanager
     async def of(self, group: Group) -> AsyncIterator[None]:
@@ -52,7 +55,7 @@ class FairSlots:
             self._count(group, 1)
             return
         granted = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(group, deque()).append(granted)
+        self._waiting.setdefault(group.namespace, {}).setdefault(group.node, deque()).append(granted)
         try:
             await granted
         except asyncio.CancelledError:
@@ -63,16 +66,28 @@ class FairSlots:
     def _release(self, group: Group) -> None:
         self._count(group, -1)
         while self._waiting:
-            following = min(self._waiting, key=lambda one: (self._by_namespace[one.namespace], self._by_node[one.node]))
-            queue = self._waiting[following]
-            granted = queue.popleft()
-            if not queue:
-                del self._waiting[following]
+            following, granted = self._take_next()
             if not granted.done():  # else its holder was cancelled
                 self._count(following, 1)
                 granted.set_result(None)
                 return
         self._free += 1
+
+    def _take_next(self) -> tuple[Group, asyncio.Future[None]]:
+        """Remove who is next, and let its namespace and node wait behind the others."""
+        namespace = min(self._waiting, key=lambda one: (self._by_namespace[one], self._fewest(self._waiting[one])))
+        nodes = self._waiting.pop(namespace)
+        node = min(nodes, key=self._by_node.__getitem__)
+        queue = nodes.pop(node)
+        granted = queue.popleft()
+        if queue:
+            nodes[node] = queue
+        if nodes:
+            self._waiting[namespace] = nodes
+        return Group(namespace, node), granted
+
+    def _fewest(self, nodes: Iterable[str]) -> int:
+        return min(map(self._by_node.__getitem__, nodes))
 
     def _count(self, group: Group, change: int) -> None:
         for counts, name in ((self._by_namespace, group.namespace), (self._by_node, group.node)):

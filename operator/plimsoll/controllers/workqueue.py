@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, TypeVar
@@ -43,7 +44,7 @@ class WorkQueue(Generic[K]):
         self._paused_until: dict[K, float] = {}  # time of the loop; keys that failed more than once
         self._timers: dict[K, asyncio.TimerHandle] = {}
         self._due_since: dict[K, float] = {}  # time of the loop; keys that wait or are in process, the oldest first
-        self._ended_s = 0.0
+        self._ended_s = math.inf  # when a key was finished last, or the workers began
         self._wake = asyncio.Event()
 
     def __len__(self) -> int:
@@ -62,8 +63,8 @@ class WorkQueue(Generic[K]):
 
     @property
     def stalled_s(self) -> float:
-        """How long no key has been finished although one was due, 0 without any."""
-        return min(self.age_s, asyncio.get_running_loop().time() - self._ended_s)
+        """How long no key has been finished although one was due and workers run, 0 without any."""
+        return max(0.0, min(self.age_s, asyncio.get_running_loop().time() - self._ended_s))
 
     def add(self, key: K) -> None:
         """Process the key soon. Several calls before that count as one. A key that keeps failing is processed at most
@@ -101,6 +102,7 @@ class WorkQueue(Generic[K]):
 
     async def run(self) -> None:
         """Process keys until cancelled."""
+        self._ended_s = asyncio.get_running_loop().time()
         async with asyncio.TaskGroup() as group:
             for _ in range(self._workers):
                 group.create_task(self._worker())

@@ -10,6 +10,7 @@ proxy sets them, and only for what key or token leave open. All else reads the `
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -31,7 +32,8 @@ from plimsoll.gateway.service_catalog import ServiceCatalog, ServiceEntry
 from plimsoll.gateway.settings import ApiKeyMode, TrustedHeaders
 from plimsoll.telemetry import gateway_metrics
 
-MAX_TENANT_BYTES: Final = 64  # a longer tenant name in a header is truncated
+MAX_TENANT_CHARS: Final = 64
+_DIGEST_CHARS: Final = 16  # at the end of a longer name of a tenant
 MAX_COUNTED_KEYS: Final = 200  # keys with a series of their own in /metrics; all others share one
 OTHER_KEYS: Final = "other keys"  # no name of a key: it has a space
 
@@ -147,7 +149,7 @@ class Authenticator:
             claims = read_claims(payload, self._issuers)
         except InvalidClaims as error:
             return Rejection(RejectionReason.INVALID_TOKEN, f"The token cannot be used: {error}.")
-        tenant, subject = claims.tenant[:MAX_TENANT_BYTES], claims.subject[:MAX_TENANT_BYTES]
+        tenant, subject = bounded_name(claims.tenant), bounded_name(claims.subject)
         found = Identity("", tenant, claims.request_class.encode(), claims.models, token_subject=subject)
         return self._with_headers(found, headers, subject)
 
@@ -170,9 +172,20 @@ class Authenticator:
         """Returns the identity, with what it leaves open from trusted headers."""
         tenant, found_class = found.tenant, found.request_class
         if self._trusted is not None:
-            name = headers.get(self._trusted.tenant, b"")[:MAX_TENANT_BYTES].decode("ascii", "replace")
+            name = bounded_name(headers.get(self._trusted.tenant, b"").decode("ascii", "backslashreplace"))
             tenant, found_class = tenant or name, found_class or headers.get(self._trusted.request_class, b"")
         return replace(found, tenant=tenant or default_tenant, request_class=found_class)
+
+
+def bounded_name(name: str) -> str:
+    """Returns a name of at most `MAX_TENANT_CHARS`. A longer name ends with a digest of the whole.
+
+    So different names stay different: two tenants share neither limits nor KV blocks.
+    """
+    if len(name) <= MAX_TENANT_CHARS:
+        return name
+    digest = hashlib.sha256(name.encode()).hexdigest()[:_DIGEST_CHARS]
+    return f"{name[: MAX_TENANT_CHARS - _DIGEST_CHARS - 1]}~{digest}"
 
 
 _PAYLOAD: Final = PAYLOAD_HEADER.encode()

@@ -26,7 +26,8 @@ def correct_sizings(
     """Return the sizings with more replicas in the short tier, and update its correction.
 
     Rejections concern the whole service: while a tier has too few replicas, they may be due to it. The short tier is
-    the one whose engines have waiting requests; without any, the one with the highest utilization by the model.
+    the one whose engines have or just had waiting requests; without any, the one with the highest utilization by the
+    model.
     """
     known = {
         name: sizing for name, sizing in sizings.items() if isinstance(sizing, SizingResult) and name in snapshot.tiers
@@ -35,16 +36,22 @@ def correct_sizings(
     if not known or slo is None:
         return corrected
     rejected_share, running = snapshot.metrics.rejected_share, in_flight(snapshot.metrics)
+    waiting = {
+        name: corrections.setdefault(name, CapacityCorrection()).recent_waiting(
+            _waiting_per_replica(snapshot, name), now_s
+        )
+        for name in known
+    }
     short = max(
         known,
         key=lambda name: (
-            _waiting_per_replica(snapshot, name),
+            waiting[name],
             _forecast_utilization(known[name], snapshot.tiers[name].replicas),
         ),
     )
     fully_ready = all(map(is_fully_ready, snapshot.tiers.values()))
     for name, sizing in known.items():
-        tier_snapshot, correction = snapshot.tiers[name], corrections.setdefault(name, CapacityCorrection())
+        tier_snapshot, correction = snapshot.tiers[name], corrections[name]
         tier_rejected = 0.0 if isinstance(rejected_share, Unavailable) or name != short else rejected_share
         required, cv2 = _fractional_replicas(sizing, sizing.replicas), tiers[name].arrival_cv2
         feedback = RejectionSample(tier_rejected, snapshot.metrics.arrivals, 1.0 - slo.share, running, cv2)

@@ -46,6 +46,7 @@ class CapacityCorrection:
     """Correction of one tier. factor: required replicas over those that the model computes, at least 1."""
 
     factor: float = 1.0
+    _waiting: tuple[float, int] | None = None  # when requests waited last at each engine, and how many
     _at_s: float | None = None
     _fully_ready_since: tuple[float, int] | None = (
         None  # start of the time in which all desired replicas were ready, and their number
@@ -58,6 +59,16 @@ class CapacityCorrection:
     def is_negligible(self) -> bool:
         """Whether the correction changes nothing."""
         return self.factor < _NEGLIGIBLE_CORRECTION
+
+    def recent_waiting(self, waiting: int, now_s: float) -> int:
+        """Return how many requests waited at each engine, when any did last in REJECTION_WINDOW_S. waiting: those now.
+
+        Admission keeps these queues short, so that one is empty at times while its rejections are in the window.
+        """
+        if waiting > 0:
+            self._waiting = now_s, waiting
+        is_recent = self._waiting is not None and 0.0 <= now_s - self._waiting[0] <= REJECTION_WINDOW_S
+        return self._waiting[1] if self._waiting is not None and is_recent else 0
 
     def update(self, required: float, ready: int, fully_ready: bool, sample: RejectionSample, now_s: float) -> None:
         """Process one tick. required: replicas by the model, not rounded up. fully_ready: all ordered replicas are

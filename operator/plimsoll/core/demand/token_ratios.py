@@ -29,6 +29,7 @@ _MEMORY_S: Final = 1800.0
 _PRIOR_ERROR: Final = np.array([0.2, 1.0, 1.0, 1.0])  # standard deviation of a ratio before evidence, by kind
 _REQUEST_ERROR: Final = 0.5  # of the mean of one request's tokens, relative
 _RANGE: Final = (0.05, 20.0)
+_TEXT_RANGE: Final = (0.25, 4.0)  # of text only: from 16 bytes for each token to one
 _TEXT_TOLERANCE: Final = 0.05  # difference of a text ratio from 1, beyond its standard error, that is not corrected
 _MAX_TEXT_ERROR: Final = 0.12  # standard error of a text ratio after 11 to 40 requests; before, none is used
 _MAX_REJECTED_SHARE: Final = 0.02  # of a window in which text is learned
@@ -81,7 +82,7 @@ class TokenRatioEstimator:
 
     def _solve(self) -> dict[str, float]:
         if not self.has_media:
-            return {TEXT: float(np.clip(self._text_estimate()[0], *_RANGE))}
+            return {TEXT: float(np.clip(self._text_estimate()[0], *_TEXT_RANGE))}
         prior = np.diag(1.0 / _PRIOR_ERROR**2)
         solved = np.linalg.solve(self._precision + prior, self._products + prior.diagonal())
         return {kind: float(r) for kind, r in zip(KINDS, np.clip(solved, *_RANGE), strict=True)}
@@ -103,7 +104,8 @@ class TokenRatioEstimator:
         is_biased = not has_media and self._rejected > _MAX_REJECTED_SHARE * self._estimated_requests
         if requests >= _MIN_REQUESTS and self._counted > 0.0 and self._estimated.any() and not is_biased:
             estimated, counted = self._estimated / self._estimated_requests, self._counted / self._counted_requests
-            weight = requests / (_REQUEST_ERROR * counted) ** 2
+            # Long prompts that no engine has counted are a large error, not a certain observation of a small ratio.
+            weight = requests / (_REQUEST_ERROR * max(counted, float(estimated.sum()))) ** 2
             retained = math.exp(-max(0.0, at_s - self._started_s) / _MEMORY_S)
             self._precision = retained * self._precision + weight * np.outer(estimated, estimated)
             self._products = retained * self._products + weight * counted * estimated
