@@ -54,9 +54,10 @@ Pause = Callable[[float], None]
 def fetch(source: ModelSource, store: Store, cache: ModelCache, pause: Pause = time.sleep) -> Entry:
     """Return the model's entry in the cache, complete and locked while this process lives; raises SourceError."""
     if source.digest and (found := cache.find(source.uri, source.digest)) is not None:
-        cache.lock(found, shared=True)
+        descriptor = cache.lock(found, shared=True)
         if found.complete() is not None:
             return found
+        os.close(descriptor)  # another pod has deleted it meanwhile; two locks of one process exclude each other
     files = _again(store.files, pause)
     _check_paths(files)
     entry = cache.entry(fingerprint(source.uri, files))

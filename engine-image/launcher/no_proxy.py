@@ -3,7 +3,8 @@
 Problem: clusters list networks in NO_PROXY (`10.0.0.0/8,fd00::/8`). The HTTP client of huggingface_hub fails on a
 network of IPv6 addresses before its first request, and does not apply one of IPv4 addresses.
 
-Idea: leave out networks, and name instead the addresses in them that this container asks: those in HF_ENDPOINT.
+Idea: leave out networks, and name instead the addresses in them that this container asks: those in the endpoints of
+hub and object stores.
 """
 
 from __future__ import annotations
@@ -14,20 +15,27 @@ from collections.abc import Mapping
 from typing import Final
 
 VARIABLES: Final = ("NO_PROXY", "no_proxy")
-ENDPOINT_VARIABLE: Final = "HF_ENDPOINT"
+ENDPOINT_VARIABLES: Final = (
+    "HF_ENDPOINT",
+    "AWS_ENDPOINT_URL",
+    "AWS_ENDPOINT_URL_S3",
+    "AWS_ENDPOINT_URL_STS",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+    "STORAGE_EMULATOR_HOST",
+)
 
 
 def without_networks(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that change, with their new values."""
-    address = _address(environment.get(ENDPOINT_VARIABLE, ""))
+    found = dict.fromkeys(_address(environment.get(variable, "")) for variable in ENDPOINT_VARIABLES)
+    addresses = [address for address in found if address is not None]
     changed = {}
     for variable in VARIABLES:
         entries = [entry.strip() for entry in environment.get(variable, "").split(",") if entry.strip()]
         networks = {entry: network for entry in entries if (network := _network(entry)) is not None}
         if networks:
             hosts = [entry for entry in entries if entry not in networks]
-            if address is not None and any(address in network for network in networks.values()):
-                hosts.append(str(address))
+            hosts += [str(one) for one in addresses if any(one in network for network in networks.values())]
             changed[variable] = ",".join(hosts)
     return changed
 

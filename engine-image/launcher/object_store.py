@@ -16,6 +16,7 @@ import hashlib
 import hmac
 import urllib.parse
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
 from launcher import store_http
@@ -62,27 +63,31 @@ class ObjectStore:
         """Open the bytes of a file. A file that has changed since it was listed is a SourceError."""
         _, prefix = self._source.location
         key = f"{prefix}/{file.path}" if prefix else file.path
-        url, headers = self._signed(key, {})
+        # S3 answers a range with a checksum of checksums, in the form of one of bytes.
+        asks_checksum = self._source.scheme == "s3" and not offset
+        url, headers = self._signed(key, {}, {"x-amz-checksum-mode": "ENABLED"} if asks_checksum else {})
         headers |= {"If-Match": file.version} if file.version else {}
         headers |= {"Range": f"bytes={offset}-"} if offset else {}
-        answer = store_http.request(url, {**headers, "x-amz-checksum-mode": "ENABLED"})
+        answer = store_http.request(url, headers)
         if offset and answer.status != 206:
             answer.close()
             raise SourceError(f"{self._source.uri} ignores ranges of bytes")
-        return Opened(answer, _sha256_of(answer.headers.get("x-amz-checksum-sha256")))
+        return Opened(answer, _sha256_of(answer.headers.get("x-amz-checksum-sha256")) if asks_checksum else "")
 
-    def _signed(self, key: str, query: Mapping[str, str]) -> tuple[str, dict[str, str]]:
-        """Return URL and headers of a GET."""
+    def _signed(
+        self, key: str, query: Mapping[str, str], headers: Mapping[str, str] = MappingProxyType({})
+    ) -> tuple[str, dict[str, str]]:
+        """Return URL and headers of a GET. S3 refuses a signature that leaves out an x-amz-* header."""
         path = f"/{urllib.parse.quote(key, safe='/-_.~')}" if key else ""
         ordered = "&".join(f"{_quote(name)}={_quote(value)}" for name, value in sorted(query.items()))
         url = f"{self.base}{path or '/'}{'?' if ordered else ''}{ordered}"
         credentials = self._credentials.current()
         if credentials.bearer:
-            return url, {"Authorization": f"Bearer {credentials.bearer}"}
+            return url, {**headers, "Authorization": f"Bearer {credentials.bearer}"}
         if not credentials.key_id:
-            return url, {}
+            return url, dict(headers)
         now = datetime.datetime.now(datetime.UTC)
-        return url, signature_headers(url, credentials, self._region, now)
+        return url, signature_headers(url, credentials, self._region, now, headers)
 
 
 def open_store(source: ModelSource, environment: Mapping[str, str]) -> ObjectStore:
@@ -102,11 +107,17 @@ def open_store(source: ModelSource, environment: Mapping[str, str]) -> ObjectSto
     return ObjectStore(source, base, region, s3_provider(environment, region))
 
 
-def signature_headers(url: str, credentials: Credentials, region: str, now: datetime.datetime) -> dict[str, str]:
-    """Return the headers that sign a GET without body by AWS Signature Version 4."""
+def signature_headers(
+    url: str,
+    credentials: Credentials,
+    region: str,
+    now: datetime.datetime,
+    extra: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, str]:
+    """Return the headers that sign a GET without body, and `extra` ones, by AWS Signature Version 4."""
     parts = urllib.parse.urlsplit(url)
     stamp = now.strftime("%Y%m%dT%H%M%SZ")
-    signed = {"host": parts.netloc, "x-amz-content-sha256": _EMPTY_SHA256, "x-amz-date": stamp}
+    signed = {**extra, "host": parts.netloc, "x-amz-content-sha256": _EMPTY_SHA256, "x-amz-date": stamp}
     if credentials.session_token:
         signed["x-amz-security-token"] = credentials.session_token
     names = ";".join(sorted(signed))

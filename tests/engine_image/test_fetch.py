@@ -165,6 +165,23 @@ def test_two_processes_download_once(tmp_path: Path) -> None:
     assert (len(store.asked), len(other.asked)) == (1, 0)
 
 
+def test_pinned_model_that_another_pod_deletes_meanwhile_is_downloaded_again(tmp_path: Path) -> None:
+    class Raced(ModelCache):
+        def find(self, uri: str, digest: str) -> model_cache.Entry | None:
+            if (found := super().find(uri, digest)) is not None:
+                found.clear()
+            return found
+
+    fetched(MemoryStore(dict(FILES)), tmp_path)
+    _release_locks(tmp_path)
+    again = threading.Thread(
+        target=fetch.fetch, args=(ModelSource(URI, DIGEST), MemoryStore(dict(FILES)), Raced(tmp_path)), daemon=True
+    )
+    again.start()
+    again.join(60)
+    assert not again.is_alive()
+
+
 def _volume(folder: Path, size: int) -> ModelCache:
     """A cache on a volume of `size` bytes, of which model files take their part."""
     return ModelCache(folder, lambda _: size - sum(p.stat().st_size for p in folder.rglob("files/**/*") if p.is_file()))

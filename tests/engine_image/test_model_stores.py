@@ -7,6 +7,7 @@ and kubernetes need other releases of python-dateutil.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import datetime
 import hashlib
@@ -32,7 +33,7 @@ import pytest
 
 from launcher import fetch, object_store
 from launcher.model_cache import ModelCache
-from launcher.model_source import ModelSource, SourceError
+from launcher.model_source import ModelSource, RemoteFile, SourceError
 from launcher.store_credentials import Credentials
 from launcher.web_archive import WebArchive
 from tests.engine_image.middleware_harness import CONTRACT
@@ -50,6 +51,7 @@ class Web:
     redirects: dict[str, str] = field(default_factory=dict)
     asked: list[tuple[str, dict[str, str]]] = field(default_factory=list)
     url: str = ""
+    checksum: str = ""
 
     def headers_of(self, path: str) -> dict[str, str]:
         return next(headers for asked, headers in self.asked if asked.split("?")[0] == path)
@@ -73,6 +75,8 @@ def web_server() -> Iterator[Web]:
             self.send_response(206 if start and status == 200 else status)
             if path in web.redirects:
                 self.send_header("Location", web.redirects[path])
+            if web.checksum:
+                self.send_header("x-amz-checksum-sha256", web.checksum)
             self.send_header("Content-Length", str(len(body) - start))
             self.end_headers()
             if self.command != "HEAD":
@@ -150,6 +154,30 @@ def test_public_bucket_is_read_without_signature(tmp_path: Path) -> None:
         assert downloaded(ModelSource("s3://models/team/chat"), {"AWS_ENDPOINT_URL": web.url}, tmp_path) == FILES
         assert "authorization" not in web.headers_of("/models/")
         assert "list-type=2&prefix=team%2Fchat%2F" in web.asked[0][0]
+
+
+def test_every_amazon_header_is_signed(tmp_path: Path) -> None:
+    """S3 answers 403 "There were headers present in the request which were not signed" otherwise."""
+    with web_server() as web:
+        bucket(web)
+        downloaded(ModelSource("s3://models/team/chat"), {"AWS_ENDPOINT_URL": web.url, **KEYS}, tmp_path)
+        assert len(web.asked) == 1 + len(FILES)
+        for _, headers in web.asked:
+            names = headers["authorization"].split("SignedHeaders=")[1].split(",")[0].split(";")
+            assert {name for name in headers if name.startswith("x-amz-")} <= set(names)
+
+
+def test_checksum_of_a_range_is_not_that_of_the_file() -> None:
+    """S3 gives a range of a file that was uploaded in parts the checksum of their checksums, without `-PARTS`."""
+    body = b"w" * 10
+    with web_server() as web:
+        web.bodies["/models/chat/w"] = body
+        web.checksum = base64.b64encode(hashlib.sha256(b"of parts").digest()).decode()
+        store = object_store.open_store(ModelSource("s3://models/chat"), {"AWS_ENDPOINT_URL": web.url, **KEYS})
+        remote = RemoteFile("w", len(body), "")
+        with contextlib.closing(store.open(remote, 0).body), contextlib.closing((rest := store.open(remote, 4)).body):
+            assert rest.sha256 == ""
+        assert ["x-amz-checksum-mode" in headers for _, headers in web.asked] == [True, False]
 
 
 def test_pages_of_a_listing_are_followed(tmp_path: Path) -> None:

@@ -23,6 +23,8 @@ MIRROR = {"HF_ENDPOINT": "http://10.1.2.3:8080"}
         ("fd00::/8", {"HF_ENDPOINT": "http://[fd00::5]:8080"}, "fd00::5"),
         ("fd00::/8", {"HF_ENDPOINT": "http://hub.svc"}, ""),
         ("fd00::/8", {"HF_ENDPOINT": "http://[broken"}, ""),
+        ("10.0.0.0/8", {"AWS_ENDPOINT_URL": "http://10.0.0.5:9000"}, "10.0.0.5"),
+        ("169.254.0.0/16", {"AWS_CONTAINER_CREDENTIALS_FULL_URI": "http://169.254.170.23/v1"}, "169.254.170.23"),
         ("a/b,10.0.0.0/8", {}, "a/b"),
     ],
 )

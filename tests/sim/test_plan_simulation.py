@@ -94,6 +94,14 @@ def test_drawn_requests_have_the_planned_rate_lengths_and_variation(cv2: float) 
     assert np.mean([one.output_tokens for one in drawn]) == pytest.approx(220, rel=0.05)
 
 
+def test_rare_requests_are_simulated_without_the_idle_time() -> None:
+    """At one request in hours, a year of an idle fleet would be simulated, in minutes."""
+    raised = plan_simulation._without_idle_time(0.0001, 3000, 20.0)
+    assert 3000 / raised <= 20_000
+    assert plan_simulation._without_idle_time(0.0001, 3000, 0.02) == pytest.approx(0.002), "no more than few meet"
+    assert plan_simulation._without_idle_time(5.0, 3000, 20.0) == 5.0
+
+
 def test_part_of_a_large_fleet_is_simulated_at_the_same_load() -> None:
     """A part has less room for bursts, so its share is not too high."""
     plan = plan_of("h200-8b", Slo(0.9, 0.5, 0.0, 0.05), 400.0)

@@ -40,6 +40,8 @@ _MIN_REQUESTS, _MAX_REQUESTS = 3000, 20_000
 _MISSES: Final = 150.0  # that the allowed share of misses should amount to, so that it is known to a twelfth
 _RESPONSE_TIMES: Final = 6.0  # of load, so that most of it is past the first ones
 _MAX_REPLICAS: Final = 16  # of a tier; of a larger one a part is simulated, at the same load per replica
+_MAX_SECONDS: Final = 20_000.0  # of simulated time where requests are rare
+_IDLE_LOAD: Final = 0.1  # of the SLO capacity, to which rare requests are raised at most
 _SEED: Final = 1
 _FRONTEND_S: Final = 0.003  # of a request on its way to the engine core, as the measured profiles have it
 
@@ -96,6 +98,7 @@ def _run(plan: FleetPlan, profiles: Mapping[Role, HardwareProfile]) -> _Trial:
     output_tokens = plan.mean_tokens[1]
     response_s = (plan.expected_latency.p50_tpot_s or 0.0) * output_tokens
     number = max(_MIN_REQUESTS, _MISSES / (1 - request.slo.share), (_RESPONSE_TIMES + 1) * response_s * rate_per_s)
+    rate_per_s = _without_idle_time(rate_per_s, number, part * chosen.slo_capacity_per_s)
     requests = _draw_requests(plan, min(math.ceil(number), _MAX_REQUESTS), rate_per_s)
     service = _service(counts, request.slo)
     plant = Plant(
@@ -119,6 +122,11 @@ def _run(plan: FleetPlan, profiles: Mapping[Role, HardwareProfile]) -> _Trial:
         else:
             missed[_missed_tier(attempt, request.slo, binding, len(counts))] += 1
     return _Trial(len(counted), met / max(1, len(counted)) * (1 - chosen.too_long_share), tuple(missed))
+
+
+def _without_idle_time(rate_per_s: float, number: float, capacity_per_s: float) -> float:
+    """Return the rate at which a number of requests comes: a higher one where they are so rare that few meet."""
+    return max(rate_per_s, min(number / _MAX_SECONDS, _IDLE_LOAD * capacity_per_s))
 
 
 def _missed_tier(attempt: Attempt, slo: Slo, binding: int, tiers: int) -> int:
