@@ -70,7 +70,7 @@ def test_pair_and_roofline_are_simulated() -> None:
 
 def test_simulated_fleet_below_its_slo_is_reported() -> None:
     plan = plan_of("h200-30b-a3b", Slo(0.95, 0.5, 0.0, 0.03), 30.0)
-    same, seen = simulate_plan(plan, profile.load("h200-30b-a3b"), max_added=0)
+    same, seen = simulate_plan(plan, profile.load("h200-30b-a3b"), max_steps=0)
     assert same.chosen.replicas == seen.model_replicas
     assert seen.within_slo == seen.model_within_slo < 0.95
     lines = plan_output.plan_lines(same, seen, None, Screen.for_stream(StringIO()))

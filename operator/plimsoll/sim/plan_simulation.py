@@ -35,9 +35,9 @@ from plimsoll.sim.run_config import RunConfig
 from plimsoll.sim.simulator import Simulator
 from plimsoll.sim.startup import StartupDistribution
 
-MAX_ADDED_REPLICAS: Final = 8
-_MIN_REQUESTS, _MAX_REQUESTS = 3000, 20_000
-_MISSES: Final = 150.0  # that the allowed share of misses should amount to, so that it is known to a twelfth
+MAX_STEPS: Final = 4
+_MIN_REQUESTS, _MAX_REQUESTS = 3000, 10_000
+_MISSES: Final = 100.0  # that the allowed share of misses should amount to, so that it is known to a tenth
 _RESPONSE_TIMES: Final = 6.0  # of load, so that most of it is past the first ones
 _MAX_REPLICAS: Final = 16  # of a tier; of a larger one a part is simulated, at the same load per replica
 _MAX_SECONDS: Final = 20_000.0  # of simulated time where requests are rare
@@ -68,21 +68,22 @@ class _Trial:
 
 
 def simulate_plan(
-    plan: FleetPlan, measured: HardwareProfile | None, max_added: int = MAX_ADDED_REPLICAS
+    plan: FleetPlan, measured: HardwareProfile | None, max_steps: int = MAX_STEPS
 ) -> tuple[FleetPlan, PlanSimulation]:
     """Return the plan with the replicas that the simulated fleet needs, and what was seen.
 
     measured: the profile of the machines, None where they are rooflines. The plan must have no cached prompt tokens.
-    max_added: most replicas that are added; the share may still be too low then.
+    max_steps: most times that replicas are added; the share may still be too low then.
     """
     profiles = _engine_profiles(plan.chosen, measured)
     by_model, first = plan.chosen.replicas, _run(plan, profiles)
     trial = first
-    for _ in range(max_added):
+    for _ in range(max_steps):
         if trial.within_slo >= plan.request.slo.share:
             break
         counts = list(plan.chosen.replicas)
-        counts[trial.missed.index(max(trial.missed))] += 1
+        tier = trial.missed.index(max(trial.missed))
+        counts[tier] += max(1, counts[tier] // _MAX_REPLICAS)  # of a part, one more
         plan = replace(plan, chosen=with_replicas(plan.chosen, plan.request.rate_per_s, counts))
         trial = _run(plan, profiles)
     return plan, PlanSimulation(trial.within_slo, trial.requests, by_model, first.within_slo)
