@@ -1,6 +1,6 @@
 """Lists and reads the files of a model in S3, in stores with S3's API, and in Google Cloud Storage.
 
-Both clouds have the same XML API: `ListObjectsV2` and GET with ranges. They differ in the address and in what
+Both clouds have the same XML API: version 2 of its list, and GET with ranges. They differ in the address and in what
 authenticates a request: a signature (AWS Signature Version 4, also with Google's HMAC keys), or a bearer token.
 AWS_ENDPOINT_URL names another store with S3's API; a bucket is then in the path.
 

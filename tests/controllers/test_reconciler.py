@@ -198,7 +198,7 @@ async def test_reconcile_sets_minimum_through_scale_subresource(world: Controlle
     owners = {
         entry["manager"]
         for entry in live["metadata"]["managedFields"]
-        if "f:replicas" in entry["fieldsV1"].get("f:spec", {})
+        if "f:replicas" in entry.get("fieldsV1", {}).get("f:spec", {})
     }
     assert live["spec"]["replicas"] == 3
     assert labels.SCALER_FIELD_MANAGER in owners

@@ -26,6 +26,7 @@ WITHOUT_SERVICE = {
     "cannot record a namespace with services",
     "cannot renew the lease of a namespace",
     "took over a namespace",
+    "probe fails",
     "batch decision failed; deciding each service separately",
     "cannot list InferenceServices",
     "cannot list objects of an optional kind; trying again",

@@ -14,6 +14,7 @@ import pytest
 from plimsoll.api import crd, labels
 from plimsoll.controllers.autoscale.autoscaler import scaling_spec
 from plimsoll.core.errors import InvalidSpec
+from plimsoll.gateway.service_catalog import build_catalog
 from plimsoll.telemetry import operator_metrics
 from tests.controllers.single_service import DELETE, KEY, SingleService
 
@@ -34,6 +35,8 @@ TUNED: Object = {
     "slo": {**SLO, "itl": "150ms"},
     "tiers": {"serve": H200},
 }
+STORED: Object = {**SERVE, "model": {"uri": "s3://bucket/model"}}
+IN_IMAGE: Object = {**SERVE, "model": {"uri": "oci://example.com/model:1"}}
 CLASS: Object = {"name": "default"}
 BATCH: Object = {"name": "batch", "priority": 5}
 POD = "tiers.serve.pod"
@@ -64,6 +67,11 @@ def request_limits(service: SingleService) -> object:
     parsed = service.cache.parsed(service.object)
     assert not isinstance(parsed, InvalidSpec), parsed.problems
     return parsed.request_limits
+
+
+def isolation(service: SingleService) -> object:
+    """Whether gateways keep the tenants' prefixes apart."""
+    return build_catalog([service.object], ()).services["/".join(KEY)].isolates_tenants
 
 
 def policy(service: SingleService) -> object:
@@ -106,6 +114,8 @@ CASES = [
     Case("model.name", "other", "third", lambda service: service.status["modelNames"][0]),
     Case("model.revision", "v1", "v2"),
     Case("model.secretRef", {"name": "a"}, {"name": "b"}),
+    Case("model.digest", f"sha256:{'a' * 64}", f"sha256:{'b' * 64}", base=STORED),
+    Case("model.path", "a", "b", base=IN_IMAGE),
     Case("model.cache", {"sizeLimit": "1Gi"}, {"claimName": "weights"}),
     Case("adapters", [{"name": "a", "uri": "hf://x/y"}], [{"name": "a", "uri": "pvc://claim/path"}]),
     Case("engine.lora", {"maxLoras": 2}, {"maxLoras": 4}),
@@ -117,6 +127,7 @@ CASES = [
     Case("engine.env", [{"name": "A", "value": "1"}], [{"name": "A", "value": "2"}]),
     Case("engine.drainTimeout", "30s", "60s"),
     Case("engine.tuning", "Off", "Auto", template, TUNED),
+    Case("engine.prefixCache", "PerTenant", "Shared", isolation),
     Case("slo", SLO, {"ttft": "2s", "tpot": "18ms"}, replicas, {**SERVE, "slo": None}),
     Case("slo.ttft", "2s", "3s", core_spec, {**SERVE, "slo": {"tpot": "50ms"}}),
     Case("slo.ttft", "2s", "300ms", sized, {**PAIR, "slo": {"tpot": "50ms"}}),
@@ -286,7 +297,7 @@ async def walk(service: SingleService, case: Case) -> None:
         assert "Stalled" not in service.conditions, service.status["conditions"]
         observed.append(case.probe(service))
     # The second value of a switch is its default.
-    is_default = case.second in ("vllm", False, "Queue") or case.path == "engine.tuning"
+    is_default = case.second in ("vllm", False, "Queue", "Shared") or case.path == "engine.tuning"
     assert observed[0] not in (absent, observed[1]), "it had no effect"
     assert (observed[1] == absent) is is_default, "its change had no effect"
     service.edit(added, DELETE)

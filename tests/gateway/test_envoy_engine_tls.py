@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import ssl
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -52,7 +53,7 @@ class SecureEngines:
     async def metric(self, name: str) -> float:
         async with self.stack.http.get(f"{self.stack.picker_url}/metrics") as response:
             lines = (await response.text()).splitlines()
-        return next(float(line.split()[-1]) for line in lines if line.startswith(name))
+        return next((float(line.split()[-1]) for line in lines if line.startswith(name)), math.nan)
 
     def connect(self, files: dict[str, bytes] | None, name: str = NAME) -> ssl.SSLContext:
         """The context of a client with these files; None for one without a certificate."""

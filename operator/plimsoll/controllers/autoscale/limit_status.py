@@ -1,8 +1,8 @@
 """The ScalingLimited condition: which limit keeps a tier from the replicas that it needs. Pure.
 
 Problem: load near a limit crosses it again and again, and the number of replicas that it needs changes all the time.
-Idea: the condition is about a limit and its value (its bound), and the figures follow. It stays for a minute after the
-limit last applied. It changes at once if the limit gets another value.
+Idea: the condition is about a limit and its value (its bound), and the figures follow once a minute. It stays for a
+minute after the limit last applied. It changes at once if the limit gets another value.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from plimsoll.api.events import MAX_EVENT_MESSAGE_CHARS
 from plimsoll.api.message_text import join_within
 from plimsoll.core.autoscaling.scaling_decision import LimitNote, ScalingDecision, ScalingLimit
 
+FIGURES_SECONDS: Final = 60.0  # at least so long the figures of a condition stay
 LIMIT_RECOVERY_SECONDS: Final = 60.0  # ScalingLimited stays for so long after its limit last applied
 _LIMIT_REASONS: Final = {
     ScalingLimit.MAX: ConditionReason.AT_MAX_REPLICAS,
@@ -40,6 +41,7 @@ class LimitTracker:
     form: str = "tiers"
     condition: Condition | None = None
     _generation: int | None = None
+    _stated_s: float = -math.inf  # time of the figures in the condition
     _lifted_s: float = math.inf  # time since which the limit in the condition no longer applies; infinite while it does
 
     def update(self, decision: ScalingDecision, now_s: float, generation: int | None = None) -> Condition | None:
@@ -60,7 +62,8 @@ class LimitTracker:
                 if now_s - self._lifted_s < LIMIT_RECOVERY_SECONDS:
                     return previous
         self._lifted_s = math.inf
-        self.condition = found or next(iter(limits), None)
+        if found is None or now_s - self._stated_s >= FIGURES_SECONDS:
+            self.condition, self._stated_s = found or next(iter(limits), None), now_s
         return self.condition
 
 

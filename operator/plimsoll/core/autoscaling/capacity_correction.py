@@ -81,9 +81,8 @@ def _fractional_replicas(sizing: SizingResult, replicas: int) -> float:
 def _waiting_per_replica(snapshot: ServiceSnapshot, tier: str) -> int:
     """Return the requests that wait at each ready engine of the tier; 0 if unknown."""
     metrics, ready = snapshot.metrics.tiers.get(Role(tier)), snapshot.tiers[tier].ready
-    if metrics is None or isinstance(metrics.lagging.waiting, Unavailable):
-        return 0
-    return int(metrics.lagging.waiting / max(ready, 1))
+    waiting = 0.0 if metrics is None else metrics.lagging.waiting
+    return 0 if isinstance(waiting, Unavailable) or not math.isfinite(waiting) else int(waiting / max(ready, 1))
 
 
 def _forecast_utilization(sizing: SizingResult, replicas: int) -> float:
