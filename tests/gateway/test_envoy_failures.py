@@ -167,6 +167,10 @@ async def test_killed_picker_fails_no_request_and_is_counted(lone: GatewayStack)
     assert failed_open > 0
     status, body, _ = await lone.ask_fully("nobody")
     assert (status, body["error"]["code"]) == (503, "unavailable")
+    assert body["error"]["message"].startswith("This gateway instance knows no engine of the model yet (")
+    async with lone.http.get(f"{lone.url}/v1/models/tiny") as answer:
+        assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+        assert "cannot list models, because its picker does not respond" in await answer.text()
     lone.start_picker()
     await lone.ready()
     await lone.wait_routable(first, second)

@@ -57,6 +57,7 @@ _SCORE, _TRANSCRIBE = frozenset({Task.EMBED, Task.SCORE}), frozenset({Task.TRANS
 _ANTHROPIC: Final = ErrorShape.ANTHROPIC
 
 CHAT_ROUTE: Final = ApiRoute("/v1/chat/completions", BodyForm.COMPLETION, _GENERATE)
+MODELS_PATH: Final = "/v1/models"
 MESSAGES_PATH: Final = "/v1/messages"
 RESPONSES_PATH: Final = "/v1/responses"
 

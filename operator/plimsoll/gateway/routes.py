@@ -18,11 +18,10 @@ import orjson
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from plimsoll.gateway import error_messages
-from plimsoll.gateway.api_routes import ApiRoute, route_of
+from plimsoll.gateway.api_routes import MODELS_PATH, ApiRoute, route_of
 from plimsoll.gateway.body_budget import BodyBudget
 from plimsoll.gateway.envoy.body_filters import BODY_BYTES_HEADER, RESERVE_PREFIX
 from plimsoll.gateway.envoy.listener import CHECK_PREFIX
-from plimsoll.gateway.envoy.virtual_host import MODELS_PATH
 from plimsoll.gateway.errors import Rejection, from_header, to_response
 from plimsoll.gateway.http1 import HttpRequest, response, without_body
 from plimsoll.gateway.identity import Identity, model_not_allowed

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import grpc
 
 from plimsoll.core.admission.retry_advice import UNKNOWN_TIME
-from plimsoll.gateway.api_routes import ApiRoute
+from plimsoll.gateway.api_routes import MODELS_PATH, ApiRoute
 from plimsoll.gateway.body_budget import BodyBudget
 from plimsoll.gateway.endpoint_picker import messages
 from plimsoll.gateway.endpoint_picker.decision import (
@@ -34,7 +34,6 @@ from plimsoll.gateway.endpoint_picker.decision import (
 )
 from plimsoll.gateway.endpoint_picker.exchange_record import ExchangeRecord
 from plimsoll.gateway.envoy.access_log import AccessRecord
-from plimsoll.gateway.envoy.virtual_host import MODELS_PATH
 from plimsoll.gateway.errors import ErrorResponse, Rejection, RejectionReason
 from plimsoll.gateway.identity import Identity
 from plimsoll.gateway.parse_worker import ParseWorker

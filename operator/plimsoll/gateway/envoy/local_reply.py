@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from plimsoll.api.contract import engine_contract
-from plimsoll.gateway.api_routes import MESSAGES_PATH, RESPONSES_PATH, ROUTES
+from plimsoll.gateway.api_routes import MESSAGES_PATH, MODELS_PATH, RESPONSES_PATH, ROUTES
 from plimsoll.gateway.errors import anthropic_error_type
 from plimsoll.gateway.request_bounds import DEADLINE_HEADER
 
@@ -95,10 +95,21 @@ UNTYPED = LocalReply(
     "content_type_required",
 )
 ONLY_ENGINE_FAILED = LocalReply(
-    "The only ready engine did not accept the request (%RESPONSE_CODE_DETAILS%). The next one is expected later:"
-    f" try again in {NEXT_ENGINE_SECONDS} s.",
+    "The only ready engine did not accept the request (%RESPONSE_CODE_DETAILS%). If it has failed, the next one is"
+    f" ready later: try again in {NEXT_ENGINE_SECONDS} s.",
     "unavailable",
     NEXT_ENGINE_SECONDS,
+)
+UNKNOWN_CLUSTER = LocalReply(
+    "This gateway instance knows no engine of the model yet (%RESPONSE_CODE_DETAILS%). Try again in 1 s.",
+    "unavailable",
+    1,
+)
+NO_MODEL_LIST = LocalReply(
+    "This gateway instance cannot list models, because its picker does not respond (%RESPONSE_CODE_DETAILS%). Try again"
+    " in 1 s.",
+    "unavailable",
+    1,
 )
 DEADLINE_PASSED = LocalReply(
     f"The engine did not complete the response within %REQ({DEADLINE_HEADER.upper()})% s, the deadline of the request.",
@@ -148,6 +159,8 @@ def local_reply_config(max_body_bytes: int) -> Json:
         (_both(_status_filter("EQ", 403), _request(":method", {"exact": "OPTIONS"})), 403, PREFLIGHT),
         (_both(_status_filter("EQ", 404), _request(":path", {"prefix": f"{RESPONSES_PATH}/"})), 404, NOT_STORED),
         (_both(_status_filter("EQ", 503), _request(":path", {"prefix": HEALTH})), 503, DRAINING),
+        (_both(_status_filter("GE", 500), _request(":path", {"prefix": MODELS_PATH})), 503, NO_MODEL_LIST),
+        (_flag_filter("NC"), 503, UNKNOWN_CLUSTER),
         (_both(_flag_filter("UF", "UC", "UH"), _request(NEXT_ENGINE, None)), 503, ONLY_ENGINE_FAILED),
         (_flag_filter("UF", "UC"), 503, REPLIES[503]),  # with or without retries
         (_flag_filter("UH"), 503, NO_ENGINE_READY),

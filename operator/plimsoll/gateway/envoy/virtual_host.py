@@ -10,7 +10,7 @@ from typing import Any
 
 from plimsoll.api.v1alpha1.request_limits import IDLE_TIMEOUTS_S
 from plimsoll.gateway.adapters import ADAPTER_HEADER
-from plimsoll.gateway.api_routes import RESPONSES_PATH, ROUTES, BodyForm
+from plimsoll.gateway.api_routes import MODELS_PATH, RESPONSES_PATH, ROUTES, BodyForm
 from plimsoll.gateway.envoy.body_filters import (
     BODY_BYTES_HEADER,
     LARGE_BODY_BYTES,
@@ -29,7 +29,6 @@ from plimsoll.gateway.settings import PickerSettings
 
 Json = dict[str, Any]
 
-MODELS_PATH = "/v1/models"
 CHECK_FILTER = "envoy.filters.http.ext_authz"
 MAX_ATTEMPTS = 3
 METADATA = "plimsoll"  # namespace of the cluster metadata
