@@ -433,7 +433,7 @@ def test_slow_transfer_is_reported_with_reason() -> None:
     [words] = messages - {None}
     assert words is not None
     assert "RDMA" in words
-    for minute in range(2, 40):  # nothing more is moved, since gates compute in place what is dear to move
+    for minute in range(2, 40):  # nothing more is moved, since gates compute in place what is expensive to move
         now_s = NOW_S + 60.0 * minute
         world.scaler.observe_engine(key, Role.DECODE, replace(reading, at_s=now_s))
         world.scaler.decide(now_s)

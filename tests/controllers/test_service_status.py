@@ -226,9 +226,9 @@ def test_tier_whose_image_is_missing_has_no_time() -> None:
         initial_report(None, 0.0), tiers={"prefill": {"starting": starting}, "decode": {"starting": starting}}
     )
     inputs = status_inputs(tier("prefill"), tier("decode", ready=0, pods=(stuck,)), scaling_report=report)
-    told = service_status.tiers_status(inputs)
-    assert told["decode"]["startingPods"] == "1"
-    assert "startingPods" not in told["prefill"], "its pods are ready since the report"
+    tiers = service_status.tiers_status(inputs)
+    assert tiers["decode"]["startingPods"] == "1"
+    assert "startingPods" not in tiers["prefill"], "its pods are ready since the report"
 
 
 def test_conditions_asleep_is_ready_before_the_first_report() -> None:

@@ -189,9 +189,9 @@ class PickerHarness:
         """A new question, each with another body and ticket."""
         self.asked += 1
         body = json.dumps({"model": model, "messages": [{"role": "user", "content": f"hi {self.asked}"}], **fields})
-        told = {name.encode(): value.encode() for name, value in (headers or {}).items()}
+        sent_headers = {name.encode(): value.encode() for name, value in (headers or {}).items()}
         return self.picker.check(
-            body.encode(), {b"x-plimsoll-request-id": b"t%d" % self.asked} | told, self.clock.now()
+            body.encode(), {b"x-plimsoll-request-id": b"t%d" % self.asked} | sent_headers, self.clock.now()
         )
 
     def send_queued(self, model: str = "chat", **fields: Any) -> asyncio.Future[bytes]:

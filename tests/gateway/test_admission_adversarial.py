@@ -173,10 +173,10 @@ async def test_class_change_keeps_retry_detection() -> None:
     world = PickerHarness(service_with_slo(admission={"whenFull": "Shed"}, ready_at_s=20.0, ready_work=2.0))
     rejection_of(world.send())
     classes = [{"name": "other"}]
-    told = service_with_slo(
+    obj = service_with_slo(
         admission={"whenFull": "Shed", "classes": classes}, classes=("other",), ready_at_s=20.0, ready_work=2.0
     )
-    world.set_objects(told)
+    world.set_objects(obj)
     world.asked -= 1
     rejection_of(world.send())
     assert world.service()["requests"]["retried"] == 1
@@ -352,12 +352,12 @@ async def test_unreadable_publication_still_counts_slo() -> None:
     for reply in replies:
         assert isinstance(reply, bytes)
         world.complete(reply, ttft_us=2_000_000, duration_us=3_000_000)
-    told = build_signals(world.picker, GATEWAY, synced=True)["services"]["team/chat"]
-    assert told["object"] == CONFIG | {"admission_active": False, "parse_error": UNREADABLE_MESSAGE}
-    assert told["slo"]["missed_ttft"] == 2
+    signals = build_signals(world.picker, GATEWAY, synced=True)["services"]["team/chat"]
+    assert signals["object"] == CONFIG | {"admission_active": False, "parse_error": UNREADABLE_MESSAGE}
+    assert signals["slo"]["missed_ttft"] == 2
     world.set_objects(service_with_slo(slo={"ttft": "1s"}, batch=1), pods=engine_names(1))
-    told = build_signals(world.picker, GATEWAY, synced=True)["services"]["team/chat"]
-    assert told["object"] == CONFIG | {"admission_active": True, "parse_error": ""}
+    signals = build_signals(world.picker, GATEWAY, synced=True)["services"]["team/chat"]
+    assert signals["object"] == CONFIG | {"admission_active": True, "parse_error": ""}
 
 
 CONFIG = {"version": "", "limits_version": ""}

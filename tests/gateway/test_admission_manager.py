@@ -172,9 +172,9 @@ async def test_no_starting_engine_rejects_without_retry() -> None:
 async def test_tenant_quota_applies_despite_free_slots() -> None:
     limited = {"tenants": [{"name": "jobs", "requestsPerSecond": "0.1"}]}
     world = PickerHarness(service_with_slo(admission=limited, batch=20), pods=engine_names(1))
-    told = {"x-gateway-inference-fairness-id": "jobs"}
-    picked_engine(world.send(headers=told))
-    reply = rejection_of(world.send(headers=told))
+    tenant_headers = {"x-gateway-inference-fairness-id": "jobs"}
+    picked_engine(world.send(headers=tenant_headers))
+    reply = rejection_of(world.send(headers=tenant_headers))
     assert (reply.status, reply.error["code"]) == (429, "quota_exceeded")
     assert int(reply.headers["retry-after"]) == 10
     assert "'jobs'" in str(reply.error["message"])
@@ -296,10 +296,10 @@ async def test_capacity_share_is_enforced_and_updated() -> None:
 async def test_eta_scales_with_capacity_share() -> None:
     waits = {}
     for shares in ({GATEWAY: 6}, {GATEWAY: 2, "other": 4}):
-        told = service_with_slo(
+        obj = service_with_slo(
             admission={"whenFull": "Shed"}, batch=6, shares=shares, ready_at_s=10.0, ready_work=0.006
         )
-        world = PickerHarness(told)
+        world = PickerHarness(obj)
         replies = [rejection_of(world.send()) for _ in range(8)]
         waits[len(shares)] = float(replies[-1].headers["x-plimsoll-eta"]) - 10.0
     assert waits[2] == pytest.approx(3 * waits[1], rel=0.1)

@@ -142,10 +142,10 @@ async def test_drain_serves_queued_requests(lone: GatewayStack) -> None:
 async def test_responses_are_assessed_by_class_targets(stack: GatewayStack) -> None:
     engine = await stack.engine()
     classes = [{"name": "patient", "slo": {"ttft": "30m", "e2e": "1h"}}, {"name": "default"}]
-    told = service_with_slo(
+    obj = service_with_slo(
         admission={"classes": classes}, classes=("patient", "default"), slo={"ttft": "1us", "tpot": "50ms"}
     )
-    await stack.set_objects([told], [pod(engine.address)])
+    await stack.set_objects([obj], [pod(engine.address)])
     await stack.wait_routable(engine)
     for klass in ("patient", "default", "default"):
         assert (await stack.ask_fully(sent={"x-gateway-inference-objective": klass}))[0] == 200

@@ -65,11 +65,14 @@ async def test_requests_without_valid_key_get_401(locked: tuple[GatewayStack, Fa
         (bearer("unknown"), "invalid_api_key"),
         (bearer("old"), "expired_api_key"),
     ):
-        for status, body, told in (await stack.ask_fully(sent=headers), await get(stack, "/v1/models", headers)):
+        for status, body, reply_headers in (
+            await stack.ask_fully(sent=headers),
+            await get(stack, "/v1/models", headers),
+        ):
             assert (status, body["error"]["code"]) == (401, code)
             assert body["error"]["type"] == "invalid_request_error"
-            assert told["www-authenticate"] == "Bearer"
-            assert told["x-should-retry"] == "false"
+            assert reply_headers["www-authenticate"] == "Bearer"
+            assert reply_headers["x-should-retry"] == "false"
     assert len(engine.received) == seen
     assert (await get(stack, "/health"))[0] == 200
 
@@ -93,9 +96,9 @@ async def test_key_in_any_header_enters_and_reaches_no_engine(
 
 async def test_model_that_key_does_not_allow_gets_403(locked: tuple[GatewayStack, FakeEngine]) -> None:
     stack, _ = locked
-    status, body, told = await stack.ask_fully(sent=bearer("narrow"))
+    status, body, reply_headers = await stack.ask_fully(sent=bearer("narrow"))
     assert (status, body["error"]["code"], body["error"]["param"]) == (403, "model_not_allowed", "model")
-    assert told["x-plimsoll-reason"] == "model_not_allowed"
+    assert reply_headers["x-plimsoll-reason"] == "model_not_allowed"
     _, body, _ = await get(stack, "/v1/models", bearer("narrow"))
     assert [card["id"] for card in body["data"]] == ["large"]
     assert (await get(stack, "/v1/models/chat", bearer("narrow")))[0] == 403
@@ -108,7 +111,7 @@ async def test_limit_of_key_is_reported_and_enforced(locked: tuple[GatewayStack,
     stack.write_gateways(gateway_pod("gateway-0"), gateway_pod("gateway-1", ready=False))
     replies = [await stack.ask_fully(sent=bearer("slow")) for _ in range(3)]
     assert [status for status, *_ in replies] == [200, 200, 429]
-    assert [told["x-ratelimit-remaining-requests"] for *_, told in replies] == ["1", "0", "0"]
+    assert [reply_headers["x-ratelimit-remaining-requests"] for *_, reply_headers in replies] == ["1", "0", "0"]
     assert replies[2][1]["error"]["code"] == "rate_limit_exceeded"
     assert 1 <= int(replies[2][2]["retry-after"]) <= 30
     found = (await stack.signals())["services"]["team/chat"]["requests"]
@@ -187,8 +190,8 @@ async def test_nothing_passes_while_picker_is_away(locked: tuple[GatewayStack, F
     stack.picker.wait()
     seen = len(engine.received)
     for size in (1, 100_000):
-        status, body, told = await stack.ask_fully(sent=bearer("ci"), pad="x" * size)
-        assert (status, body["error"]["code"], told["retry-after"]) == (503, "unavailable", "1")
+        status, body, reply_headers = await stack.ask_fully(sent=bearer("ci"), pad="x" * size)
+        assert (status, body["error"]["code"], reply_headers["retry-after"]) == (503, "unavailable", "1")
         assert "cannot authenticate clients, because its picker failed" in body["error"]["message"]
     assert len(engine.received) == seen
     # Without Secrets the API server answers no list: the new picker must not serve.

@@ -98,10 +98,10 @@ async def test_invalid_tokens_get_401(locked: Locked) -> None:
         "large": issuer.token(models="*", aud="other", pad="x" * 30_000),
     }
     for name, token in tokens.items():
-        status, body, told = await locked.ask(token)
+        status, body, reply_headers = await locked.ask(token)
         assert (name, status, body["error"]["code"]) == (name, 401, "invalid_token")
-        assert told["www-authenticate"] == 'Bearer error="invalid_token"'
-        assert told["x-should-retry"] == "false"
+        assert reply_headers["www-authenticate"] == 'Bearer error="invalid_token"'
+        assert reply_headers["x-should-retry"] == "false"
         assert ("expired at" in body["error"]["message"]) == (name == "expired")
     huge = issuer.token(models="*", pad="x" * 80_000)
     async with locked.stack.ask(sent={"authorization": f"Bearer {huge}"}) as answer:

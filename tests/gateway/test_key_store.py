@@ -66,10 +66,10 @@ def test_invalid_secret_is_named_once_and_affects_no_other(caplog: pytest.LogCap
     assert store.get("good") is not None
     assert store.get("bad") is None
     assert (gauge("accepted"), gauge("invalid"), gauge("excess")) == (1.0, 1.0, 0.0)
-    told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert len(told) == 1
-    assert told[0].startswith("Secret bad declares no API key: hash: ")
-    assert key_of("bad") not in told[0]
+    warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(warnings) == 1
+    assert warnings[0].startswith("Secret bad declares no API key: hash: ")
+    assert key_of("bad") not in warnings[0]
     store.apply(WatchEvent("MODIFIED", key_secret("bad")))
     assert store.get("bad") is not None
     assert gauge("invalid") == 0.0

@@ -35,9 +35,11 @@ async def test_unusable_limits_leave_the_last_ones_in_force(lost: str) -> None:
     [plain], _ = split([obj])
     world.set_api_objects([plain], LOST[lost](obj), engine_names(1))
     assert not queued.done()
-    told = world.service()["object"]
-    assert told["admission_active"]
-    assert (told["limits_version"], bool(told["parse_error"])) == (("12", True) if lost in UNREADABLE else ("", False))
+    reported = world.service()["object"]
+    assert reported["admission_active"]
+    assert (reported["limits_version"], bool(reported["parse_error"])) == (
+        ("12", True) if lost in UNREADABLE else ("", False)
+    )
     fresh = PickerHarness()
     fresh.set_api_objects([plain], LOST[lost](obj), engine_names(1))
     assert not fresh.service()["object"]["admission_active"], "a new gateway has no earlier limits"

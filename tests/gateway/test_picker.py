@@ -77,8 +77,8 @@ def test_reset_record_ends_request_and_suspends_engine() -> None:
         assert headers(asked.check(BODY, {}, 2.0))["x-plimsoll-endpoint"] == "10.0.0.2:8000"
     after = headers(asked.check(BODY, {}, 60.0))["x-plimsoll-endpoint"]
     assert after.startswith("10.0.0.1:8000")
-    told = build_signals(asked, "g", synced=True)["services"]["team/chat"]
-    assert (told["requests"]["arrived"], told["requests"]["failed"]) == (5, 1)
+    signals = build_signals(asked, "g", synced=True)["services"]["team/chat"]
+    assert (signals["requests"]["arrived"], signals["requests"]["failed"]) == (5, 1)
 
 
 def test_record_of_deleted_service_is_ignored() -> None:
@@ -92,11 +92,11 @@ def test_record_of_deleted_service_is_ignored() -> None:
 def test_signals_list_endpoints_with_inflight() -> None:
     asked = picker(pod("10.0.0.1:8000", role="decode"), pod("10.0.0.2:8000", role="prefill"))
     asked.check(b'{"model":"chat","prompt":[' + b"1," * 200 + b"1]}", {}, 0.0)
-    told = build_signals(asked, "gateway-0", synced=True, clock=lambda: 12.3456)
-    assert list(told) == ["version", "gateway", "instance_id", "at", "synced", "services"]
-    assert (told["version"], told["gateway"], told["at"], told["synced"]) == (3, "gateway-0", 12.346, True)
-    assert told["instance_id"] == asked.instance_id
-    found = told["services"]["team/chat"]
+    signals = build_signals(asked, "gateway-0", synced=True, clock=lambda: 12.3456)
+    assert list(signals) == ["version", "gateway", "instance_id", "at", "synced", "services"]
+    assert (signals["version"], signals["gateway"], signals["at"], signals["synced"]) == (3, "gateway-0", 12.346, True)
+    assert signals["instance_id"] == asked.instance_id
+    found = signals["services"]["team/chat"]
     assert found["models"] == ["chat", "team/chat"]
     assert [(e["address"], e["role"], e["revision"], e["routable"], e["inflight"]) for e in found["endpoints"]] == [
         ("10.0.0.1:8000", "decode", "r1", True, 1),
@@ -139,8 +139,8 @@ def demand(asked: Picker) -> tuple[int, int]:
 
 def test_unmarked_retry_within_twice_retry_after_is_one_demand() -> None:
     asked = picker()
-    told = from_header(headers(asked.check(PROMPT_BODY, {}, 0.0))["x-plimsoll-error-response"])
-    wait_s = int(told.headers["retry-after"])
+    rejection = from_header(headers(asked.check(PROMPT_BODY, {}, 0.0))["x-plimsoll-error-response"])
+    wait_s = int(rejection.headers["retry-after"])
     asked.check(PROMPT_BODY, {}, float(2 * wait_s))
     assert demand(asked) == (1, 1)
     asked.check(PROMPT_BODY, {}, 200.0)
@@ -204,9 +204,9 @@ def test_latencies_are_counted_by_bucket() -> None:
     asked = picker(pod("10.0.0.1:8000"))
     for ttft_us in (1_000, 1_001, 1_050, 250_000, 2_000_000_000):
         complete_request(asked, status=200, flags="-", ttft_us=ttft_us)
-    told = build_signals(asked, "g", synced=True)["services"]["team/chat"]["ttft"]
-    assert dict(zip(told["buckets"], told["counts"], strict=True)) == {0: 1, 1: 2, 64: 1, 161: 1}
-    assert told["sum_s"] == pytest.approx(2000.253051)
+    signals = build_signals(asked, "g", synced=True)["services"]["team/chat"]["ttft"]
+    assert dict(zip(signals["buckets"], signals["counts"], strict=True)) == {0: 1, 1: 2, 64: 1, 161: 1}
+    assert signals["sum_s"] == pytest.approx(2000.253051)
     assert LATENCY_EDGES_S[63] < 0.25 <= LATENCY_EDGES_S[64]
 
 
