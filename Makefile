@@ -65,6 +65,7 @@ generate: setup ## Make again what is generated: CRDs, reference pages, the scor
 	@$(STAGE) contract cp operator/plimsoll/api/contract.json engine-image/contract.json
 	@$(STAGE) engines cp $(addprefix operator/plimsoll/engines/,vllm.py redaction.py form_data.py desired_adapters.py) engine-image/launcher
 	@$(STAGE) crd $(PYTHON) -m plimsoll.api.crd
+	@$(STAGE) json-schema $(PYTHON) crds/json_schema.py
 	@$(STAGE) values $(PYTHON) charts/docs.py
 	@$(STAGE) docs $(PYTHON) docs/generate.py
 	@$(STAGE) scoreboard $(PYTHON) -m bench scoreboard --page

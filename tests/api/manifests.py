@@ -13,6 +13,7 @@ Manifest = dict[str, Any]
 Place = tuple[str | int, ...]
 
 EXAMPLES = Path(__file__).parents[2] / "crds" / "examples"
+ENGINE_EXAMPLES = Path(__file__).parents[2] / "examples" / "engines"
 ABSENT = object()  # as a value: take the field away
 
 
@@ -37,7 +38,16 @@ def adopted(**edits: Any) -> Manifest:
 
 def examples() -> dict[str, Manifest]:
     """The manifests that ship, by file name."""
-    return {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in sorted(EXAMPLES.glob("*.yaml"))}
+    return _manifests(EXAMPLES)
+
+
+def engine_examples() -> dict[str, Manifest]:
+    """The manifests for servers of other projects, by file name."""
+    return _manifests(ENGINE_EXAMPLES)
+
+
+def _manifests(folder: Path) -> dict[str, Manifest]:
+    return {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.yaml"))}
 
 
 def edited(manifest: Manifest, edits: dict[str, Any]) -> Manifest:

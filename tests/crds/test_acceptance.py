@@ -13,7 +13,7 @@ from plimsoll.api.v1alpha1 import ConditionStatus, InferenceServiceStatus, SloSt
 from plimsoll.core import codec
 from plimsoll.core.admission.publication import AdmissionLimits
 from plimsoll.resources import objects
-from tests.api.manifests import EXAMPLES, Manifest, adopted, aggregated, edited, examples, service
+from tests.api.manifests import EXAMPLES, Manifest, adopted, aggregated, edited, engine_examples, examples, service
 from tests.api.statuses import STATUS
 from tests.api.valid_manifests import VALID_ADOPTED, VALID_AGGREGATED, VALID_EDITS
 from tests.crds.conftest import APPLY_MODES, Kubectl
@@ -41,6 +41,12 @@ def test_examples_are_accepted_and_parsed(kubectl: Kubectl, way: str) -> None:
     stored = kubectl.get("plim", "-n", way)["items"]
     read = {parse(item).metadata.name for item in stored}
     assert read == {manifest["metadata"]["name"] for manifest in examples().values()}
+
+
+@pytest.mark.parametrize("way", APPLY_MODES)
+def test_engine_examples_are_accepted(kubectl: Kubectl, way: str) -> None:
+    manifests = list(engine_examples().values())
+    assert kubectl.validate(manifests, *APPLY_MODES[way]) == [""] * len(manifests)
 
 
 @pytest.mark.parametrize("way", APPLY_MODES)
