@@ -46,13 +46,13 @@ class CapacityCorrection:
     """Correction of one tier. factor: required replicas over those that the model computes, at least 1."""
 
     factor: float = 1.0
-    _waiting: tuple[float, int] | None = None  # when requests waited last at each engine, and how many
     _at_s: float | None = None
     _fully_ready_since: tuple[float, int] | None = (
         None  # start of the time in which all desired replicas were ready, and their number
     )
     _arrivals: float = 0.0  # first attempts while more than the budget were rejected
     _rejections: float = 0.0  # rejected of these
+    _waiting: tuple[float, int] | None = None  # when requests waited last at each engine, and how many
     _required_history: deque[tuple[float, float]] = field(default_factory=deque)  # times and counts; counts decrease
 
     @property
