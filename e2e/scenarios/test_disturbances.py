@@ -114,7 +114,10 @@ ENGINES = MetricsLoss(LAUNCHER_PORT, "no ready engine of serve has sent metrics"
 GATEWAYS = MetricsLoss(PICKER_PORT, "no gateway replica has reported request metrics", "DemandUnknown")
 
 
-@pytest.mark.parametrize("silence", [ENGINES, GATEWAYS], ids=["engines", "gateways"])
+@pytest.mark.parametrize(
+    "silence",
+    [pytest.param(ENGINES, id="engines", marks=pytest.mark.extended), pytest.param(GATEWAYS, id="gateways")],
+)
 def test_metrics_loss_during_burst_prevents_scale_down(silence: MetricsLoss, fleet: Service, cluster: Cluster) -> None:
     """The burst ends in a silence that is known: heard, the fleet would shrink. Before, what was heard last counts."""
     operator = cluster.get("pods", OperatorClient(cluster, stack.SYSTEM).leader, stack.SYSTEM)

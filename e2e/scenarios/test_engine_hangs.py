@@ -81,7 +81,9 @@ def _started_at(pod: Object) -> float:
     return datetime.fromisoformat(pod["status"]["containerStatuses"][0]["state"]["running"]["startedAt"]).timestamp()
 
 
-@pytest.mark.parametrize("signal", ["SIGSTOP", "SIGUSR2"], ids=["engine", "core"])
+@pytest.mark.parametrize(
+    "signal", [pytest.param("SIGSTOP", id="engine", marks=pytest.mark.extended), pytest.param("SIGUSR2", id="core")]
+)
 def test_hung_engine_is_unready_restarted_and_named(
     signal: str, cluster: Cluster, service: Callable[[str], Service], gateway: GatewayClient
 ) -> None:

@@ -61,7 +61,9 @@ def _busiest(in_flight: Counter[str], pods: list[str]) -> str | None:
     return pod if streams else None
 
 
-@pytest.mark.parametrize("kill", [_kill_core, _kill_container, _force_delete_pod])
+@pytest.mark.parametrize(
+    "kill", [_kill_core, pytest.param(_kill_container, marks=pytest.mark.extended), _force_delete_pod]
+)
 def test_engine_kill_ends_only_its_own_streams(
     kill: Callable[[Cluster, Service, str], None], pd: Service, cluster: Cluster, gateway: GatewayClient, prober: Prober
 ) -> None:
