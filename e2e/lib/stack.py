@@ -58,7 +58,7 @@ def drop_namespace(cluster: Cluster, name: str) -> None:
     """
     if cluster.list("inferenceservices", name):  # empty, too, once the definition is gone
         cluster.delete("inferenceservices", "--all", namespace=name)
-    wait_until(f"the pods of {name} are gone", lambda: not cluster.list("pods", name, labels.ROLE), DRAIN_S)
+    wait_until(f"the pods of {name} are gone", lambda: not cluster.list("pods", name, labels.ROLE), 2 * DRAIN_S)
     cluster.delete("namespace", name, wait=False)
 
 

@@ -41,7 +41,7 @@ DECODE = ("spec", "tiers", "decode")
 ROLE = [{"name": "PLIMSOLL_ROLE", "value": "x"}]
 BAD = {
     "no model": (_set("spec", "model", value={}), "spec.model.uri", "Required"),
-    "a scheme to come": (_set("spec", "model", "uri", value="s3://b/m"), "spec.model.uri", "not supported yet"),
+    "an unknown scheme": (_set("spec", "model", "uri", value="ftp://b/m"), "spec.model.uri", "unknown scheme"),
     "fewer than none": (_set(*DECODE, "minReplicas", value=-1), "spec.tiers.decode.minReplicas", "equal to 0"),
     "half asleep": (
         _set(*DECODE, "minReplicas", value=0),
