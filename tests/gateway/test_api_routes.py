@@ -141,7 +141,10 @@ def test_token_request_at_zero_says_what_starts_an_engine(task: str, path: str) 
     reply = check_request(harness, TOKENIZE, prompt="a")
     status, body = error_of(reply)
     assert (status, body["error"]["code"]) == (503, "no_endpoint")
-    assert body["error"]["message"] == f"No engine of model 'chat' runs. A request to {path} starts one."
+    assert (
+        body["error"]["message"]
+        == f"No engine of model 'chat' is ready. A request to {path} starts one, unless one starts already."
+    )
     headers = from_header(response_headers(reply)["x-plimsoll-error-response"]).headers
     assert (headers.get("retry-after"), headers["x-should-retry"]) == (None, "false")
     assert harness.service()["requests"]["rejected"] == {}

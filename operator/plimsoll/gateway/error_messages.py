@@ -157,7 +157,7 @@ def no_endpoint(model: str, ready: bool, availability: Availability) -> Rejectio
 def no_engine(model: str, task: Task) -> Rejection:
     """Returns the rejection of a request that starts no engine, while none runs or starts."""
     path = next(iter(paths_of(task)))
-    message = f"No engine of model '{model[:200]}' runs. A request to {path} starts one."
+    message = f"No engine of model '{model[:200]}' is ready. A request to {path} starts one, unless one starts already."
     return Rejection(RejectionReason.NO_ENDPOINT, message)
 
 
