@@ -126,7 +126,7 @@ def test_metrics_loss_during_burst_prevents_scale_down(silence: MetricsLoss, fle
     with Load(fleet.target, _steady(HIGH, f"burst {silence.port}", seed=2)) as load:
         _wait_for_replicas(fleet, "serve", 2)
         with drop_packets(operator["status"]["podIP"], silence.port):
-            condition = wait_until("that nothing is heard is told", lambda: _lost_metrics(fleet, silence))
+            condition = wait_until("the loss of metrics is a condition", lambda: _lost_metrics(fleet, silence))
             before = simulated_fleet.desired_replicas(fleet)
             load.stop()
             observed = simulated_fleet.sample_desired(fleet, OBSERVED_S)

@@ -40,13 +40,13 @@ def request(
     url: str, headers: Mapping[str, str], *, method: str = "GET", body: bytes | None = None
 ) -> http.client.HTTPResponse:
     """Send a request and return the answer with status 2xx; raises SourceError or TransientError."""
-    asked = urllib.request.Request(url, data=body, method=method)
+    outgoing = urllib.request.Request(url, data=body, method=method)
     for name, value in headers.items():
-        asked.add_unredirected_header(name, value)
+        outgoing.add_unredirected_header(name, value)
     opener = urllib.request.build_opener(_SameSecurity, urllib.request.HTTPSHandler(context=_context()))
     shown = url.partition("?")[0]
     try:
-        answer: http.client.HTTPResponse = opener.open(asked, timeout=TIMEOUT_SECONDS)
+        answer: http.client.HTTPResponse = opener.open(outgoing, timeout=TIMEOUT_SECONDS)
     except urllib.error.HTTPError as error:
         words = f"{shown} answers {error.code} {_reason(error)}".rstrip()
         raise (TransientError if error.code in _TRANSIENT else SourceError)(words) from None

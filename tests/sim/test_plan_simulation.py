@@ -45,6 +45,9 @@ def test_replicas_are_added_where_the_model_is_too_optimistic(capsys: pytest.Cap
     assert simulated["model_replicas"] == {"serve": 3}
     assert simulated["model_within_slo"] < 0.95 <= simulated["within_slo"]
     assert document["gpus"] == document["tiers"]["serve"]["replicas"] == 4
+    # By the model a pair would take 3 GPUs now, and so it is simulated too: the reasons are those of what was seen.
+    assert document["other"]["gpus"] > 4
+    assert document["reasons"][0].endswith("this takes 4 GPUs (4 x 1)")
 
 
 def test_plan_that_meets_its_slo_stays_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
@@ -70,8 +73,10 @@ def test_pair_and_roofline_are_simulated() -> None:
 
 def test_simulated_fleet_below_its_slo_is_reported() -> None:
     plan = plan_of("h200-30b-a3b", Slo(0.95, 0.5, 0.0, 0.03), 30.0)
-    same, seen = simulate_plan(plan, profile.load("h200-30b-a3b"), max_steps=0)
-    assert same.chosen.replicas == seen.model_replicas
+    lines: list[str] = []
+    same, seen = simulate_plan(plan, profile.load("h200-30b-a3b"), max_steps=0, report=lines.append)
+    assert lines == ["simulating 3,000 requests at 3 serve replicas"]
+    assert same.chosen.counts == seen.model_replicas
     assert seen.within_slo == seen.model_within_slo < 0.95
     lines = plan_output.plan_lines(same, seen, None, Screen.for_stream(StringIO()))
     assert "  do not trust this plan: measure a hardware profile, or relax the SLO" in lines
@@ -107,5 +112,5 @@ def test_part_of_a_large_fleet_is_simulated_at_the_same_load() -> None:
     plan = plan_of("h200-8b", Slo(0.9, 0.5, 0.0, 0.05), 400.0)
     assert max(plan.chosen.replicas) > 16
     same, seen = simulate_plan(plan, profile.load("h200-8b"))
-    assert same.chosen.replicas == seen.model_replicas
+    assert same.chosen.counts == seen.model_replicas
     assert seen.within_slo >= 0.9

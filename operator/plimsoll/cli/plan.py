@@ -85,12 +85,18 @@ def plan_for(
     unavailable = _not_simulated(arguments)
     if isinstance(result, PlanFailure):
         return result, Unavailable("no plan")
-    return (result, unavailable) if unavailable is not None else simulate_plan(result, measured)
+    return (result, unavailable) if unavailable is not None else simulate_plan(result, measured, report=_report)
 
 
 def misses_slo(result: FleetPlan, simulation: PlanSimulation | Unavailable) -> bool:
     """Whether the simulated fleet misses the SLO."""
     return isinstance(simulation, PlanSimulation) and simulation.within_slo < result.request.slo.share
+
+
+def _report(line: str) -> None:
+    """Show progress to a person: a simulation takes up to a minute."""
+    if sys.stderr.isatty():
+        print(line, file=sys.stderr, flush=True)
 
 
 def _measured_profile(arguments: argparse.Namespace) -> HardwareProfile | None:

@@ -144,9 +144,7 @@ def simulation_document(plan: FleetPlan, simulation: PlanSimulation | Unavailabl
     return {
         "within_slo": _round(simulation.within_slo),
         "requests": simulation.requests,
-        "model_replicas": {
-            str(tier.role): count for tier, count in zip(plan.chosen.tiers, simulation.model_replicas, strict=True)
-        },
+        "model_replicas": {str(role): count for role, count in simulation.model_replicas.items()},
         "model_within_slo": _round(simulation.model_within_slo),
     }
 
@@ -158,8 +156,8 @@ def _simulation_lines(plan: FleetPlan, simulation: PlanSimulation | Unavailable)
         f"simulated: {simulation.within_slo:.1%} of {simulation.requests:,} requests within the SLO"
         f" (target {plan.request.slo.share:.0%}), with admission control"
     ]
-    if simulation.model_replicas != plan.chosen.replicas:
-        counts = " + ".join(str(count) for count in simulation.model_replicas)
+    if simulation.model_replicas != plan.chosen.counts:
+        counts = " + ".join(f"{count} {role}" for role, count in simulation.model_replicas.items())
         lines.append(
             f"  the model alone says {counts} replicas; simulated, these keep {simulation.model_within_slo:.1%}"
         )

@@ -9,7 +9,7 @@ misses most gets one more replica, until the share is met.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -20,7 +20,7 @@ from plimsoll.api.v1alpha1 import InferenceService, parse
 from plimsoll.core.capacity.tier_model import HTTP_OVERHEAD_PER_TOKEN_S
 from plimsoll.core.engine_model.step_time import StepModel
 from plimsoll.core.planning.arrangement import Arrangement, with_replicas
-from plimsoll.core.planning.fleet_plan import FleetPlan
+from plimsoll.core.planning.fleet_plan import FleetPlan, choose_again
 from plimsoll.core.planning.machine_model import Machine
 from plimsoll.core.slo import Slo
 from plimsoll.core.types import Role
@@ -54,7 +54,7 @@ class PlanSimulation:
 
     within_slo: float
     requests: int
-    model_replicas: tuple[int, ...]
+    model_replicas: Mapping[Role, int]
     model_within_slo: float
 
 
@@ -68,28 +68,54 @@ class _Trial:
 
 
 def simulate_plan(
-    plan: FleetPlan, measured: HardwareProfile | None, max_steps: int = MAX_STEPS
+    plan: FleetPlan,
+    measured: HardwareProfile | None,
+    max_steps: int = MAX_STEPS,
+    report: Callable[[str], None] = lambda line: None,
 ) -> tuple[FleetPlan, PlanSimulation]:
     """Return the plan with the replicas that the simulated fleet needs, and what was seen.
 
     measured: the profile of the machines, None where they are rooflines. The plan must have no cached prompt tokens.
-    max_steps: most times that replicas are added; the share may still be too low then.
+    max_steps: most times that replicas are added; the share may still be too low then. report: takes a line of progress
+    before each run. If the other arrangement is then the better one by the model, it is simulated too, and the plan
+    chooses again.
     """
+    request, share = plan.request, plan.request.slo.share
+    grown, first, last = _grow(plan, measured, max_steps, report)
+    seen = PlanSimulation(last.within_slo, last.requests, plan.chosen.counts, first.within_slo)
+    if grown is plan or not isinstance(plan.alternative, Arrangement):
+        return grown, seen
+    again = choose_again(request, grown.chosen, plan.alternative)
+    if again.chosen is grown.chosen:
+        return again, seen
+    other, _, other_last = _grow(again, measured, max_steps, report)
+    if other_last.within_slo < share <= last.within_slo:
+        reason = f"the other arrangement keeps only {other_last.within_slo:.1%} of the requests within the SLO"
+        return replace(grown, alternative=None, reasons=(reason,)), seen
+    again = choose_again(request, grown.chosen, other.chosen)
+    if again.chosen is other.chosen:
+        seen = replace(seen, within_slo=other_last.within_slo, requests=other_last.requests)
+    return again, seen
+
+
+def _grow(
+    plan: FleetPlan, measured: HardwareProfile | None, max_steps: int, report: Callable[[str], None]
+) -> tuple[FleetPlan, _Trial, _Trial]:
+    """Return the plan with replicas added until its share is met, its first trial, and its last."""
     profiles = _engine_profiles(plan.chosen, measured)
-    by_model, first = plan.chosen.replicas, _run(plan, profiles)
-    trial = first
+    first = last = _run(plan, profiles, report)
     for _ in range(max_steps):
-        if trial.within_slo >= plan.request.slo.share:
+        if last.within_slo >= plan.request.slo.share:
             break
         counts = list(plan.chosen.replicas)
-        tier = trial.missed.index(max(trial.missed))
+        tier = last.missed.index(max(last.missed))
         counts[tier] += max(1, counts[tier] // _MAX_REPLICAS)  # of a part, one more
         plan = replace(plan, chosen=with_replicas(plan.chosen, plan.request.rate_per_s, counts))
-        trial = _run(plan, profiles)
-    return plan, PlanSimulation(trial.within_slo, trial.requests, by_model, first.within_slo)
+        last = _run(plan, profiles, report)
+    return plan, first, last
 
 
-def _run(plan: FleetPlan, profiles: Mapping[Role, HardwareProfile]) -> _Trial:
+def _run(plan: FleetPlan, profiles: Mapping[Role, HardwareProfile], report: Callable[[str], None]) -> _Trial:
     """Simulate the chosen arrangement, or a part of it, at the rate that it is sized for."""
     chosen, request = plan.chosen, plan.request
     part = min(1.0, _MAX_REPLICAS / max(chosen.replicas))
@@ -101,6 +127,9 @@ def _run(plan: FleetPlan, profiles: Mapping[Role, HardwareProfile]) -> _Trial:
     number = max(_MIN_REQUESTS, _MISSES / (1 - request.slo.share), (_RESPONSE_TIMES + 1) * response_s * rate_per_s)
     rate_per_s = _without_idle_time(rate_per_s, number, part * chosen.slo_capacity_per_s)
     requests = _draw_requests(plan, min(math.ceil(number), _MAX_REQUESTS), rate_per_s)
+    report(
+        f"simulating {len(requests):,} requests at {' + '.join(f'{n} {role}' for role, n in counts.items())} replicas"
+    )
     service = _service(counts, request.slo)
     plant = Plant(
         profiles[chosen.tiers[0].role],

@@ -75,6 +75,11 @@ class Arrangement:
         return tuple(one.replicas for one in self.sizings)
 
     @property
+    def counts(self) -> dict[Role, int]:
+        """Replicas by tier."""
+        return {tier.role: count for tier, count in zip(self.tiers, self.replicas, strict=True)}
+
+    @property
     def gpus(self) -> int:
         return sum(s.replicas * m.gpus for s, m in zip(self.sizings, self.machines, strict=True))
 

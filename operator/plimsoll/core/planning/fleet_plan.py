@@ -349,6 +349,15 @@ def goodput_curve(arrangement: Arrangement, points: int = CURVE_POINTS) -> tuple
     return tuple(points_found)
 
 
+def choose_again(request: PlanRequest, one: Arrangement, other: Arrangement) -> FleetPlan:
+    """The plan of two arrangements, one of each kind, whose replicas are no longer those of the model."""
+    disaggregated, aggregated = (one, other) if one.disaggregated else (other, one)
+    best = choose_arrangement(aggregated, disaggregated)
+    assert best is not None  # both are feasible
+    second = aggregated if best is disaggregated else disaggregated
+    return FleetPlan(request, best, second, _choice_reasons(request, best, second, "", ""))
+
+
 def _choice_reasons(
     request: PlanRequest,
     best: Arrangement,
