@@ -16,6 +16,11 @@ settings.register_profile("plimsoll", deadline=None, derandomize="CI" in os.envi
 settings.load_profile("plimsoll")
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Bytes are no name: an archive has the time of its making in it, and parallel workers must collect equal names."""
+    return argname if isinstance(val, bytes) else None
+
+
 @pytest.fixture(scope="session")
 def apiserver() -> Iterator[ApiServer]:
     """One API server for the whole run; tests use namespaces of their own."""

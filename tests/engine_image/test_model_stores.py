@@ -285,6 +285,7 @@ def test_archive_is_unpacked_without_its_single_folder(tmp_path: Path) -> None:
         (archive({}, link="/etc/passwd"), "link, which is no file and no folder"),
         (b"no archive", "cannot be unpacked"),
     ],
+    ids=["path above the folder", "link", "no archive"],
 )
 def test_archive_that_leaves_its_folder_is_refused(tmp_path: Path, body: bytes, reason: str) -> None:
     with web_server() as web, pytest.raises(SourceError, match=reason):
