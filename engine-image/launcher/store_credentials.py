@@ -111,7 +111,7 @@ def _of_container(environment: Mapping[str, str]) -> Credentials:
     if path := environment.get("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"):
         headers["Authorization"] = _read_file(path)
     url = environment["AWS_CONTAINER_CREDENTIALS_FULL_URI"]
-    found = _json(store_http.document(url, headers), url)
+    found = _json(store_http.document(url, headers, direct=True), url)
     return Credentials(
         str(found.get("AccessKeyId", "")),
         str(found.get("SecretAccessKey", "")),
@@ -122,7 +122,7 @@ def _of_container(environment: Mapping[str, str]) -> Credentials:
 
 def _of_metadata_server(environment: Mapping[str, str]) -> Credentials:
     url = f"http://{environment.get('GCE_METADATA_HOST') or _GCE_HOST}{_GCE_PATH}"
-    found = _json(store_http.document(url, {"Metadata-Flavor": "Google"}), url)
+    found = _json(store_http.document(url, {"Metadata-Flavor": "Google"}, direct=True), url)
     seconds = found.get("expires_in")
     expires_at = time.time() + seconds if isinstance(seconds, int | float) else None
     return Credentials(bearer=str(found.get("access_token", "")), expires_at=expires_at)

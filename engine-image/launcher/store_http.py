@@ -37,13 +37,17 @@ def _context() -> ssl.SSLContext:
 
 
 def request(
-    url: str, headers: Mapping[str, str], *, method: str = "GET", body: bytes | None = None
+    url: str, headers: Mapping[str, str], *, method: str = "GET", body: bytes | None = None, direct: bool = False
 ) -> http.client.HTTPResponse:
-    """Send a request and return the answer with status 2xx; raises SourceError or TransientError."""
+    """Send a request and return the answer with status 2xx; raises SourceError or TransientError.
+
+    direct: past any proxy of the environment, for addresses that exist on the node only.
+    """
     outgoing = urllib.request.Request(url, data=body, method=method)
     for name, value in headers.items():
         outgoing.add_unredirected_header(name, value)
-    opener = urllib.request.build_opener(_SameSecurity, urllib.request.HTTPSHandler(context=_context()))
+    handlers = [_SameSecurity(), urllib.request.HTTPSHandler(context=_context())]
+    opener = urllib.request.build_opener(*handlers, *([urllib.request.ProxyHandler({})] if direct else []))
     shown = url.partition("?")[0]
     try:
         answer: http.client.HTTPResponse = opener.open(outgoing, timeout=TIMEOUT_SECONDS)
@@ -61,10 +65,12 @@ def request(
     return answer
 
 
-def document(url: str, headers: Mapping[str, str], *, method: str = "GET", body: bytes | None = None) -> bytes:
+def document(
+    url: str, headers: Mapping[str, str], *, method: str = "GET", body: bytes | None = None, direct: bool = False
+) -> bytes:
     """Send a request and return its whole answer; raises SourceError or TransientError."""
     try:
-        with request(url, headers, method=method, body=body) as answer:
+        with request(url, headers, method=method, body=body, direct=direct) as answer:
             text = answer.read(MAX_DOCUMENT_BYTES + 1)
     except _UNREACHABLE as error:
         raise TransientError(f"{url.partition('?')[0]} breaks off: {error}") from None

@@ -34,7 +34,7 @@ import pytest
 from launcher import fetch, object_store
 from launcher.model_cache import ModelCache
 from launcher.model_source import ModelSource, RemoteFile, SourceError
-from launcher.store_credentials import Credentials
+from launcher.store_credentials import Credentials, gs_provider, s3_provider
 from launcher.web_archive import WebArchive
 from tests.engine_image.middleware_harness import CONTRACT
 
@@ -234,6 +234,24 @@ def test_google_identity_is_a_bearer_token(tmp_path: Path) -> None:
         assert downloaded(ModelSource("gs://models/team/chat"), environment, tmp_path) == FILES
         assert web.headers_of(token)["metadata-flavor"] == "Google"
         assert web.headers_of("/models/")["authorization"] == "Bearer ya29"
+
+
+@pytest.mark.parametrize("cloud", ["aws", "google"])
+def test_identity_of_the_pod_is_asked_for_without_a_proxy(monkeypatch: pytest.MonkeyPatch, cloud: str) -> None:
+    token = "/computeMetadata/v1/instance/service-accounts/default/token"
+    with web_server() as web, web_server() as proxy:
+        web.bodies[token] = b'{"access_token": "ya29", "expires_in": 3600}'
+        web.bodies["/credentials"] = b'{"AccessKeyId": "ASIA2", "SecretAccessKey": "s"}'
+        monkeypatch.setenv("http_proxy", proxy.url)
+        monkeypatch.delenv("no_proxy", raising=False)
+        monkeypatch.delenv("NO_PROXY", raising=False)
+        if cloud == "google":
+            found = gs_provider({"GCE_METADATA_HOST": web.url.removeprefix("http://")}).current()
+            assert found.bearer == "ya29"
+        else:
+            found = s3_provider({"AWS_CONTAINER_CREDENTIALS_FULL_URI": f"{web.url}/credentials"}, "eu-west-1").current()
+            assert found.key_id == "ASIA2"
+        assert proxy.asked == []
 
 
 def test_half_a_key_pair_is_refused() -> None:
