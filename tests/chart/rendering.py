@@ -42,6 +42,7 @@ EVERYTHING: Object = {
     },
     "gateway": {
         "service": {"type": "LoadBalancer"},
+        "autoscaling": {"maxReplicas": 4},
         "tls": {"secretName": "their-door"},
         "engineTls": {"secretName": "their-client"},
         "endpointPicker": {

@@ -69,6 +69,8 @@ OTHER: dict[str, Any] = {
     "serviceLimits.namespaceSelector": {"matchLabels": {"other": "x"}},
     "serviceLimits.volumeTypes": ["hostPath"],
     **{f"serviceLimits.{key}": ["other"] for key in ("serviceAccounts", "priorityClasses", "runtimeClasses", "images")},
+    "gateway.autoscaling.maxReplicas": 5,
+    "gateway.autoscaling.pickerCpu": "1",
     "gateway.envoy.image.digest": "sha256:" + "0" * 64,
     "gateway.envoy.image.pullPolicy": "Never",
     "gateway.picker.env": [{"name": "OTHER", "value": "x"}],

@@ -81,7 +81,7 @@ tolerations:
 {{- if $part.affinity }}
 affinity:
   {{- toYaml $part.affinity | nindent 2 }}
-{{- else if gt (int $part.replicas) 1 }}
+{{- else if gt (max (int $part.replicas) (int (dig "autoscaling" "maxReplicas" 0 $part))) 1 }}
 affinity:
   podAntiAffinity:
     {{- if eq (default "preferred" $part.antiAffinity) "required" }}
