@@ -53,6 +53,17 @@ def test_claims_name_tenant_class_and_models() -> None:
 
 
 @pytest.mark.parametrize(
+    ("claims", "tenant"), [({}, "partner:alice"), ({"org": {"name": "acme"}}, "partner:acme"), ({"sub": ""}, "")]
+)
+def test_prefix_keeps_tenants_of_issuers_apart(claims: dict[str, Any], tenant: str) -> None:
+    partner = parse_issuers(declared(claims=CLAIMS, tenantPrefix="partner:"))
+    payload = encode({"iss": "https://a.example", "sub": "alice", **claims})
+    found = Authenticator(ApiKeyMode.DISABLED, None, partner).authenticate({PAYLOAD_HEADER.encode(): payload}, NOW)
+    assert isinstance(found, Identity)
+    assert found.tenant == tenant
+
+
+@pytest.mark.parametrize(
     ("models", "allowed"),
     [
         ("chat, large", {"chat", "large"}),

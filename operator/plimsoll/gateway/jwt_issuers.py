@@ -37,13 +37,17 @@ class JwtClaims(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=
 
 
 class JwtIssuer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """One issuer. Its keys are at `jwks_uri` or in `jwks`. `ca_bundle` are certificates in PEM, "" for public ones."""
+    """One issuer. Its keys are at `jwks_uri` or in `jwks`. `ca_bundle` are certificates in PEM, "" for public ones.
+
+    `tenant_prefix` begins the names of its tenants, so that two issuers cannot name the same one.
+    """
 
     issuer: str
     audiences: tuple[str, ...]
     jwks_uri: str = ""
     jwks: str = ""
     ca_bundle: str = ""
+    tenant_prefix: str = ""
     claims: JwtClaims = JwtClaims()
 
 
@@ -116,9 +120,10 @@ def read_claims(payload: bytes, issuers: Mapping[str, JwtIssuer]) -> TokenClaims
     if issuer is None:
         raise InvalidClaims("the claim 'iss' names no issuer of this gateway")
     claims = issuer.claims
+    subject, tenant = _text(document, "sub"), _text(document, claims.tenant)
     return TokenClaims(
-        _text(document, "sub"),
-        _text(document, claims.tenant),
+        subject and issuer.tenant_prefix + subject,
+        tenant and issuer.tenant_prefix + tenant,
         _text(document, claims.request_class),
         _models(document, claims.models) if claims.models else None,
     )
