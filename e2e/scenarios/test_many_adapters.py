@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import pytest
 
+from e2e.lib import stack
 from e2e.lib.client import Prompt
 from e2e.lib.kube import Cluster, Object
 from e2e.lib.load import ClosedLoop, Load
@@ -57,11 +58,11 @@ FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 
 @pytest.fixture(scope="module")
-def many(cluster: Cluster, namespace: str, shared: dict[str, Service]) -> Service:
+def many(cluster: Cluster, namespace: str) -> Service:
     for seed, name in enumerate(NAMES):
         cluster.apply(adapter_config_map(name, seed), namespace=namespace)
     cluster.apply(manifest(), namespace=namespace)
-    service = Service(cluster, namespace, "many", shared["solo"].url)
+    service = Service(cluster, namespace, "many", stack.GATEWAY_URL)
     service.wait_ready()
     return service
 

@@ -58,11 +58,11 @@ class Run:
 
 
 @pytest.fixture(scope="module")
-def prefixes(cluster: Cluster, namespace: str, shared: dict[str, Service]) -> Service:
+def prefixes(cluster: Cluster, namespace: str) -> Service:
     cluster.apply(
         make_manifest("prefixes", {"serve": {"minReplicas": 2, "maxReplicas": 2}}, slo=SLO), namespace=namespace
     )
-    service = Service(cluster, namespace, "prefixes", shared["solo"].url)
+    service = Service(cluster, namespace, "prefixes", stack.GATEWAY_URL)
     service.wait_ready()
     return service
 

@@ -20,6 +20,7 @@ from plimsoll.gateway.tenant_cache import CACHE_SALT_HEADER, salt_of
 
 # Request header with the `Retry-After` for a failure of the only engine; the engine and Envoy's local reply use it.
 NEXT_ENGINE_HEADER: Final = engine_contract().headers["next_engine"]
+PRIORITY_HEADER: Final = engine_contract().headers["priority"]
 
 
 def slo_deadlines(service: ServiceEntry, ctx: RequestContext) -> Deadlines | None:
@@ -72,6 +73,9 @@ def dispatch_response(
         headers, count = f"{headers}{ADAPTER_HEADER}: {ctx.adapter.name}\r\n", count + 1
     if service.isolates_tenants and ctx.route.is_booked:
         headers, count = f"{headers}{CACHE_SALT_HEADER}: {salt_of(ctx.tenant)}\r\n", count + 1
+    if service.policy is not None and len(service.policy.classes) > 1 and ctx.route.is_booked:
+        priority = -service.policy.class_of(ctx.request_class).priority  # an engine takes the lowest number first
+        headers, count = f"{headers}{PRIORITY_HEADER}: {priority}\r\n", count + 1
     if ctx.is_fallback:
         headers, count = f"{headers}x-plimsoll-response-model: {service.preferred_name}\r\n", count + 1
     for name, value in (*limits.items(), *limit_headers(ctx, now)):
