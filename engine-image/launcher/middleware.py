@@ -9,6 +9,7 @@ It decides, in this order, for each request with a body:
    is rejected with the same mark. Any other gets that model, and its response the client's name. The gateway also sets
    the output limit of a request without one, the salt of its tenant for the prefix cache, and its class's priority.
 4. A decode engine with the address of a prefill engine has the prompt computed there, if that is possible in time.
+   If not, it computes the prompt itself, or rejects the request with the same mark if the gateway says so.
 `response_guard` checks the response.
 """
 
@@ -38,6 +39,9 @@ DRAINING_MESSAGE = "This engine is shutting down. Please try again on a differen
 ENGINE_FAILED_MESSAGE = "This engine has failed. Please try again on a different instance."
 MISROUTED = "This engine does not serve the model that was asked for. Please try again."
 ADAPTER_LOADING_MESSAGE = "The adapter {} is being loaded. Please try again."
+PREFILL_UNAVAILABLE_MESSAGE = (
+    "No prefill engine can take the prompt, and this engine may not compute it. Please try again."
+)
 ADAPTER_FAILED_MESSAGE = "The adapter {} cannot be loaded: {}"
 # Only the launcher, which is in the same pod, loads adapters.
 ADMIN_PATHS = (vllm.LOAD_LORA_PATH, vllm.UNLOAD_LORA_PATH, vllm.SAGEMAKER_LORA_PATH)
@@ -260,6 +264,11 @@ class Plimsoll:
             client_disconnect.cancel()
             await self._reject(scope, send)
             return
+        is_lost = result.params is None and result.outcome != "ineligible"
+        if is_lost and header(scope, self._headers["prefill_required"]):
+            client_disconnect.cancel()
+            await self._elsewhere(scope, send, PREFILL_UNAVAILABLE_MESSAGE, RejectionReason.PREFILL_UNAVAILABLE)
+            return
         if result.params is not None:
             body = remote_prefill.with_transfer_params(body, result.params)
 
@@ -291,7 +300,13 @@ class Plimsoll:
         path = scope["path"]
         prefill_body = remote_prefill.prefill_request_body(body, request, path)
         prefill = asyncio.create_task(
-            self._prefill_client.run(address, path, prefill_body, remote_prefill.forwarded_headers(scope["headers"]))
+            self._prefill_client.run(
+                address,
+                path,
+                prefill_body,
+                remote_prefill.forwarded_headers(scope["headers"]),
+                remote_prefill.deadline_of(header(scope, self._headers["prefill_seconds"])),
+            )
         )
         try:
             await wait_first(prefill, client_disconnect)
