@@ -64,6 +64,8 @@ def prefixes(cluster: Cluster, namespace: str) -> Service:
     )
     service = Service(cluster, namespace, "prefixes", stack.GATEWAY_URL)
     service.wait_ready()
+    with Load(service.target, ClosedLoop(1, turns("before"))):  # until then requests go to the least loaded engine
+        wait_until("gateways know what a cached prefix saves", lambda: service.limits().get("costModel"), LOAD_S)
     return service
 
 
