@@ -143,7 +143,8 @@ def test_deleted_engine_fails_no_request_for_an_adapter(many: Service, cluster: 
     assert not wrong_answers(load.ledger)
 
 
-def test_killed_engine_fails_only_answers_that_had_begun(many: Service, cluster: Cluster) -> None:
+def test_killed_engine_fails_only_its_own_requests(many: Service, cluster: Cluster) -> None:
+    """A request that is at the engine when it is killed ends; those that come later find another one."""
     found = cluster.get("pods", many.ready_pods("serve")[0], many.namespace)
     assert found
     process = main_process(found, "engine")
@@ -151,10 +152,11 @@ def test_killed_engine_fails_only_answers_that_had_begun(many: Service, cluster:
         wait_requests(load, USERS)
         signal_container(found, "engine", "KILL")
         wait_until("the engine's processes have ended", lambda: has_ended(process), every_s=0.1)
+        killed_by = time.time()
         many.wait_condition("Reconciling", status="True")
         wait_until("the engine is back", many.is_ready, START_S)
         wait_loaded(many, 3)
     report("an engine killed", load)
-    assert all(record.ttft_s is not None for record in load.ledger.failures), load.ledger.explain()
-    assert len(load.ledger.failures) <= USERS, load.ledger.explain()
+    later = load.ledger.since(killed_by)
+    assert not later.failures, later.explain()
     assert not wrong_answers(load.ledger)
