@@ -83,6 +83,7 @@ EXTENDED_SCENARIOS = (
     "inference_pools",
     "lagging_signals",
     "lora",
+    "many_adapters",
     "other_autoscalers",
     "other_engine",
     "prefix_routing",

@@ -39,7 +39,8 @@ class Target:
 class Prompt:
     """What one request asks: a text, the exact number of output tokens, chat or plain completion, streamed or whole.
 
-    `headers` are sent besides; `labels` are for whoever reads the record, and are not sent.
+    `headers` are sent besides; `labels` are for whoever reads the record, and are not sent. `model` replaces the
+    target's.
     """
 
     text: str
@@ -48,6 +49,7 @@ class Prompt:
     stream: bool = True
     headers: tuple[tuple[str, str], ...] = ()
     labels: tuple[tuple[str, str], ...] = ()
+    model: str = ""
 
     @property
     def path(self) -> str:
@@ -58,7 +60,7 @@ class Prompt:
             {"messages": [{"role": "user", "content": self.text}]} if self.chat else {"prompt": self.text}
         )
         return {
-            "model": model,
+            "model": self.model or model,
             **asks,
             "max_tokens": self.max_tokens,
             "ignore_eos": True,
@@ -92,7 +94,7 @@ async def send(
     return RequestRecord(
         id=request_id,
         source=source,
-        model=target.model,
+        model=prompt.model or target.model,
         sent_at=sent_at,
         ended_at=ended_at,
         ttft_s=trace_seen.first_byte_at - sent_at if trace_seen.first_byte_at else None,

@@ -58,12 +58,14 @@ class Run:
 
 
 @pytest.fixture(scope="module")
-def prefixes(cluster: Cluster, namespace: str, shared: dict[str, Service]) -> Service:
+def prefixes(cluster: Cluster, namespace: str) -> Service:
     cluster.apply(
         make_manifest("prefixes", {"serve": {"minReplicas": 2, "maxReplicas": 2}}, slo=SLO), namespace=namespace
     )
-    service = Service(cluster, namespace, "prefixes", shared["solo"].url)
+    service = Service(cluster, namespace, "prefixes", stack.GATEWAY_URL)
     service.wait_ready()
+    with Load(service.target, ClosedLoop(1, turns("before"))):  # until then requests go to the least loaded engine
+        wait_until("gateways know what a cached prefix saves", lambda: service.limits().get("costModel"), LOAD_S)
     return service
 
 

@@ -27,6 +27,7 @@ class RejectionReason(StrEnum):
     ABORTED = "aborted"
     ADAPTER_LOADING = "model_starting"  # the code that the gateway has for a model without a ready engine
     ADAPTER_FAILED = "adapter_failed"
+    PREFILL_UNAVAILABLE = "prefill_unavailable"
     UNAVAILABLE = "engine_unavailable"  # any other 503 of vLLM
     BODY_TOO_LARGE = "body_too_large"
     REQUEST_TOO_LARGE = "request_too_large"

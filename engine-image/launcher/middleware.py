@@ -7,8 +7,9 @@ It decides, in this order, for each request with a body:
    decode engine's remote prefill.
 3. The gateway, which lets no client set its headers, names this engine's model. A request for another service's engine
    is rejected with the same mark. Any other gets that model, and its response the client's name. The gateway also sets
-   the output limit of a request without one, and the salt of its tenant for the prefix cache.
+   the output limit of a request without one, the salt of its tenant for the prefix cache, and its class's priority.
 4. A decode engine with the address of a prefill engine has the prompt computed there, if that is possible in time.
+   If not, it computes the prompt itself, or rejects the request with the same mark if the gateway says so.
 `response_guard` checks the response.
 """
 
@@ -38,6 +39,9 @@ DRAINING_MESSAGE = "This engine is shutting down. Please try again on a differen
 ENGINE_FAILED_MESSAGE = "This engine has failed. Please try again on a different instance."
 MISROUTED = "This engine does not serve the model that was asked for. Please try again."
 ADAPTER_LOADING_MESSAGE = "The adapter {} is being loaded. Please try again."
+PREFILL_UNAVAILABLE_MESSAGE = (
+    "No prefill engine can take the prompt, and this engine may not compute it. Please try again."
+)
 ADAPTER_FAILED_MESSAGE = "The adapter {} cannot be loaded: {}"
 # Only the launcher, which is in the same pod, loads adapters.
 ADMIN_PATHS = (vllm.LOAD_LORA_PATH, vllm.UNLOAD_LORA_PATH, vllm.SAGEMAKER_LORA_PATH)
@@ -62,6 +66,7 @@ class MiddlewareConfig:
     served_names: tuple[str, ...] = ()
     queue_limit: int | None = None  # sequences that the engine accepts at once
     tls: EngineTls | None = None  # by which prefill engines know this one
+    by_priority: bool = False  # the engine schedules by priority, and rejects one otherwise
 
     @classmethod
     def from_environment(cls) -> MiddlewareConfig:
@@ -72,7 +77,8 @@ class MiddlewareConfig:
         host = f"[{engine_settings.pod_ip}]" if ":" in engine_settings.pod_ip else engine_settings.pod_ip
         address = f"{host}:{engine_contract.ports['api']}" if host else ""
         limits = engine_settings.remote_prefill_deadline, engine_settings.max_body_bytes
-        queue_limit = command.queue_limit((*engine_settings.default_args, *engine_settings.args), engine_contract)
+        arguments = (*engine_settings.default_args, *engine_settings.args)
+        queue_limit = command.queue_limit(arguments, engine_contract)
         return cls(
             engine_settings.role,
             address,
@@ -83,6 +89,7 @@ class MiddlewareConfig:
             engine_settings.served_names,
             queue_limit,
             EngineTls.of(engine_settings.tls, engine_contract),
+            vllm.schedules_by_priority(arguments),
         )
 
 
@@ -120,6 +127,7 @@ class Plimsoll:
         self._max_output_header = headers["max_output_tokens"]
         self._model_header, self._response_model_header = headers["model"], headers["response_model"]
         self._adapter_header, self._cache_salt_header = headers["adapter"], headers["cache_salt"]
+        self._priority_header = headers["priority"]
         self._adapters = AdapterStates(self._config.state.folder)
         self._progress_path, self._core_probe = self._config.contract.paths["progress"], CoreProbe()
         self._handover_path = self._config.contract.paths["handover"]
@@ -194,7 +202,7 @@ class Plimsoll:
             body, requested_model = request_body.rewrite_form_model(body, header(scope, "content-type"), model)
         else:
             body, requested_model = request_body.rewrite_model(body, model)
-            body = self._salted(scope, body)
+            body = self._prioritized(scope, self._salted(scope, body))
         rename = renaming(own[0], header(scope, self._response_model_header) or requested_model) if own else unchanged
         address = header(scope, self._prefill_header)
         if address and self._config.role == "decode" and scope["path"] in TRANSFER_PATHS:
@@ -208,6 +216,13 @@ class Plimsoll:
             return body
         self._config.metrics.count_salted_request()
         return request_body.with_cache_salt(body, salt)
+
+    def _prioritized(self, scope: Scope, body: bytes) -> bytes:
+        """Return the body with the priority in the gateway's header, if there is one and the engine uses it."""
+        if not self._config.by_priority or not (priority := header(scope, self._priority_header)):
+            return body
+        self._config.metrics.count_prioritized_request()
+        return request_body.with_priority(body, int(priority))
 
     async def _without_adapter(self, scope: Scope, send: Send, adapter: str, error: str) -> None:
         """Reject a request for an adapter that is not loaded here; another engine may have it."""
@@ -249,6 +264,11 @@ class Plimsoll:
             client_disconnect.cancel()
             await self._reject(scope, send)
             return
+        is_lost = result.params is None and result.outcome != "ineligible"
+        if is_lost and header(scope, self._headers["prefill_required"]):
+            client_disconnect.cancel()
+            await self._elsewhere(scope, send, PREFILL_UNAVAILABLE_MESSAGE, RejectionReason.PREFILL_UNAVAILABLE)
+            return
         if result.params is not None:
             body = remote_prefill.with_transfer_params(body, result.params)
 
@@ -280,7 +300,13 @@ class Plimsoll:
         path = scope["path"]
         prefill_body = remote_prefill.prefill_request_body(body, request, path)
         prefill = asyncio.create_task(
-            self._prefill_client.run(address, path, prefill_body, remote_prefill.forwarded_headers(scope["headers"]))
+            self._prefill_client.run(
+                address,
+                path,
+                prefill_body,
+                remote_prefill.forwarded_headers(scope["headers"]),
+                remote_prefill.deadline_of(header(scope, self._headers["prefill_seconds"])),
+            )
         )
         try:
             await wait_first(prefill, client_disconnect)

@@ -32,6 +32,9 @@ class MiddlewareMetrics:
         self._salted_requests = Counter(
             names["salted_requests"], "Requests that use the KV blocks of their own tenant only.", registry=registry
         )
+        self._prioritized_requests = Counter(
+            names["prioritized_requests"], "Requests that the engine schedules by their class.", registry=registry
+        )
         for outcome in contract.remote_prefill_outcomes:
             self._remote_prefills.labels(outcome)
         for reason in contract.stream_error_reasons:
@@ -50,3 +53,7 @@ class MiddlewareMetrics:
     def count_salted_request(self) -> None:
         """Count a request that the engine gets with its tenant's salt."""
         self._salted_requests.inc()
+
+    def count_prioritized_request(self) -> None:
+        """Count a request that the engine gets with the priority of its class."""
+        self._prioritized_requests.inc()

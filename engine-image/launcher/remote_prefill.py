@@ -21,6 +21,7 @@ from launcher.tls import EngineTls
 
 ADDRESS_PATTERN = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:]+\]):[0-9]{1,5}")
 CONNECT_SECONDS = 2.0  # a node that is gone answers nothing, not even a refusal
+MAX_DEADLINE_SECONDS = 3600.0
 MAX_RESPONSE_BYTES = 16 * 1024 * 1024
 FORWARDED_HEADERS = ("x-request-id", "traceparent", "tracestate")
 PRODUCER_PARAMS = {
@@ -73,23 +74,30 @@ def prefill_request_body(body: bytes, request: dict[str, Any], path: str) -> byt
 
 
 class RemotePrefillClient:
-    """Runs remote prefills with a deadline in seconds; the first one creates it inside a running loop."""
+    """Runs remote prefills within a deadline; the first one creates its session inside a running loop."""
 
     def __init__(self, deadline: float, remote_prefill_header: str, tls: EngineTls | None = None) -> None:
-        """`tls`: by which prefill engines know this one; None for plain HTTP."""
+        """`deadline`: seconds, where the gateway names none. `tls`: by which prefill engines know this one; None for
+        plain HTTP.
+        """
         self._tls = tls
-        self._timeout = aiohttp.ClientTimeout(total=deadline, sock_connect=min(CONNECT_SECONDS, deadline))
+        self._deadline = deadline
         self._remote_prefill_header = remote_prefill_header
         self._session: aiohttp.ClientSession | None = None
 
-    async def run(self, address: str, path: str, body: bytes, headers: dict[str, str]) -> RemotePrefillResult:
-        """Run one remote prefill at `address` (host:port) on the same path; cancelling it closes its connection."""
+    async def run(
+        self, address: str, path: str, body: bytes, headers: dict[str, str], deadline: float | None = None
+    ) -> RemotePrefillResult:
+        """Run one remote prefill at `address` (host:port) on the same path; cancelling it closes its connection.
+
+        `deadline`: its own, in seconds.
+        """
         started = time.monotonic()
         if not ADDRESS_PATTERN.fullmatch(address):
             return RemotePrefillResult("invalid_response")
         try:
             status, raw = await self._post(
-                f"{'http' if self._tls is None else 'https'}://{address}{path}", body, headers
+                f"{'http' if self._tls is None else 'https'}://{address}{path}", body, headers, deadline
             )
         except TimeoutError as error:
             # aiohttp's connect time-out is a TimeoutError as well: nobody is there, rather than slow
@@ -108,15 +116,19 @@ class RemotePrefillClient:
         if self._session is not None:
             await self._session.close()
 
-    async def _post(self, url: str, body: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
+    async def _post(self, url: str, body: bytes, headers: dict[str, str], deadline: float | None) -> tuple[int, bytes]:
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=0, force_close=True)
-            self._session = aiohttp.ClientSession(connector=connector, timeout=self._timeout, auto_decompress=False)
+            self._session = aiohttp.ClientSession(connector=connector, auto_decompress=False)
+        total = self._deadline if deadline is None else deadline
+        timeout = aiohttp.ClientTimeout(total=total, sock_connect=min(CONNECT_SECONDS, total))
         sent_headers = {**headers, "content-type": "application/json", self._remote_prefill_header: "prefill"}
         tls: dict[str, Any] = {}
         if self._tls is not None:
             tls["ssl"], tls["server_hostname"] = self._tls.client()
-        async with self._session.post(url, data=body, headers=sent_headers, allow_redirects=False, **tls) as response:
+        async with self._session.post(
+            url, data=body, headers=sent_headers, allow_redirects=False, timeout=timeout, **tls
+        ) as response:
             raw = (
                 await response.content.read(MAX_RESPONSE_BYTES)
                 if response.status != 200
@@ -145,6 +157,15 @@ def transfer_params(raw: bytes) -> dict[str, Any] | None:
 def with_transfer_params(body: bytes, params: dict[str, Any]) -> bytes:
     """Return the client's request with the transfer parameters of its remote prefill."""
     return request_body.add_fields(body, {request_body.TRANSFER_PARAMS_KEY: params})
+
+
+def deadline_of(text: str) -> float | None:
+    """Return the deadline in the gateway's header in seconds; None without a positive number."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        return None
+    return seconds if 0.0 < seconds < MAX_DEADLINE_SECONDS else None
 
 
 def forwarded_headers(headers: list[tuple[bytes, bytes]]) -> dict[str, str]:

@@ -17,6 +17,7 @@ from launcher.form_data import FormError, parse_form
 
 TRANSFER_PARAMS_KEY = "kv_transfer_params"
 CACHE_SALT_KEY = "cache_salt"
+PRIORITY_KEY = "priority"
 # What may be a list of prompts: in completions, embeddings, rerank and score, where each is a pair with the query.
 BATCH_FIELDS = ("prompt", "input", "documents", "items", "text_2", "data_2")
 
@@ -161,6 +162,11 @@ def with_cache_salt(body: bytes, salt: str) -> bytes:
     if isinstance(own, str) and own:
         salt = hashlib.sha256(f"{salt} {own}".encode(errors="surrogatepass")).hexdigest()
     return add_fields(body, {CACHE_SALT_KEY: salt})
+
+
+def with_priority(body: bytes, priority: int) -> bytes:
+    """Return the body with its priority in the engine, lowest first; the same object if it is no JSON object."""
+    return add_fields(body, {PRIORITY_KEY: priority}) if isinstance(parse(body), dict) else body
 
 
 def add_fields(body: bytes, fields: dict[str, Any]) -> bytes:

@@ -24,6 +24,8 @@ MAX_NUM_BATCHED_TOKENS: Final = "--max-num-batched-tokens"
 MAX_NUM_QUEUED_REQS: Final = "--max-num-queued-reqs"
 MAX_NUM_QUEUED_TOKENS: Final = "--max-num-queued-tokens"
 MAX_MODEL_LEN: Final = "--max-model-len"
+SCHEDULING_POLICY: Final = "--scheduling-policy"
+BY_PRIORITY: Final = "priority"  # of a request; the lowest number first
 BLOCK_SIZE: Final = "--block-size"
 NUM_GPU_BLOCKS: Final = "--num-gpu-blocks-override"
 KV_CACHE_BYTES: Final = "--kv-cache-memory-bytes"
@@ -205,6 +207,11 @@ def queue_limit(args: Sequence[object], *, default: int, per_sequence: int) -> i
         return flag_count(args, MAX_NUM_QUEUED_REQS)
     sequences = flag_count(args, MAX_NUM_SEQS)
     return default if sequences is None else max(MIN_QUEUE_LIMIT, sequences * per_sequence)
+
+
+def schedules_by_priority(args: Iterable[object]) -> bool:
+    """Whether an engine with these arguments schedules requests by their priority; others reject one that is not 0."""
+    return flag_values(args).get(SCHEDULING_POLICY) == BY_PRIORITY
 
 
 def has_flag(args: Iterable[object], flag: str) -> bool:

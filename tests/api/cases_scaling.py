@@ -82,6 +82,13 @@ RATIOS = [
         "prefillPerDecode is allowed only with prefill and decode tiers, not with serve",
         base=aggregated,
     ),
+    single_edit(
+        "spec.whenPrefillUnavailable",
+        "Reject",
+        "Reject is allowed only with prefill and decode tiers: other engines compute each prompt themselves",
+        base=aggregated,
+    ),
+    single_edit("spec.whenPrefillUnavailable", "reject", "be 'Serve' or 'Reject'", "Unsupported value"),
 ]
 
 _ENTRY = {"from": "08:00", "until": "20:00", "minReplicas": 2}

@@ -85,6 +85,7 @@ VALID_EDITS: list[dict[str, Any]] = [
     *[{"spec.slo": {"ttft": "1s", "ttftPerKToken": allowance}} for allowance in ("0s", "0ms", "100µs", "3600s", "1h")],
     *[{"spec.engine.runtime": runtime} for runtime in ("vllm", "simulated")],
     *[{"spec.engine.prefixCache": scope} for scope in ("Shared", "PerTenant")],
+    *[{"spec.whenPrefillUnavailable": policy} for policy in ("Serve", "Reject")],
     {"spec.engine": {"runtime": "simulated", "version": "1"}},
     {"spec.scaling": {}},
     *[{"spec.scaling": {"mode": mode, "paused": mode == "Off"}} for mode in ("Auto", "Recommend", "Off")],

@@ -197,13 +197,23 @@ async def make_harness(
     deadline: float = 5.0,
     names: tuple[str, ...] = (),
     queue_limit: int | None = None,
+    by_priority: bool = False,
 ) -> AsyncIterator[MiddlewareHarness]:
     """The middleware of a role, with its own registry and state folder."""
     registry = CollectorRegistry()
     state = PodState(folder / "state")
     state.reset()
     config = MiddlewareConfig(
-        role, ADDRESS, deadline, 1 << 20, CONTRACT, state, MiddlewareMetrics(CONTRACT, registry), names, queue_limit
+        role,
+        ADDRESS,
+        deadline,
+        1 << 20,
+        CONTRACT,
+        state,
+        MiddlewareMetrics(CONTRACT, registry),
+        names,
+        queue_limit,
+        by_priority=by_priority,
     )
     app = Plimsoll(engine, config)
     yield MiddlewareHarness(engine, config, registry, app)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
+from launcher.remote_prefill import deadline_of
 from tests.engine_image.middleware_harness import (
     ADDRESS,
     CHAT_PATH,
@@ -281,3 +282,45 @@ class cancelling:
     async def __aexit__(self, *_: object) -> None:
         assert self._runner is not None
         await self._runner.cleanup()
+
+
+async def test_deadline_of_the_gateway_ends_a_slow_prefill(tmp_path: Path) -> None:
+    async def never(request: web.Request) -> web.StreamResponse:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    headers = {"x-plimsoll-prefill-seconds": "0.05"}
+    async with (
+        make_harness(completion_engine(), "decode", tmp_path, deadline=600.0) as decode,
+        prefill_peer(never) as peer,
+    ):
+        got = await decode.send(BODY, headers={"x-plimsoll-prefill": peer.address, **headers})
+    assert got.status == 200
+    assert decode.count("remote_prefills", outcome="timeout") == 1
+
+
+@pytest.mark.parametrize("text", ["", "soon", "nan", "inf", "-1", "0", "1e9"])
+def test_unusable_deadline_leaves_the_engines_own(text: str) -> None:
+    assert deadline_of(text) is None
+
+
+async def test_required_prefill_that_fails_is_rejected(tmp_path: Path) -> None:
+    headers = {"x-plimsoll-prefill-required": "1"}
+    async with (
+        make_harness(completion_engine(), "decode", tmp_path) as decode,
+        prefill_peer(respond_json(503, {"error": {"message": "draining"}})) as peer,
+    ):
+        got = await decode.send(BODY, headers={"x-plimsoll-prefill": peer.address, **headers})
+        several = await decode.send({**BODY, "n": 2}, headers={"x-plimsoll-prefill": peer.address, **headers})
+    assert (got.status, json.loads(got.body)["error"]["code"]) == (503, "prefill_unavailable")
+    assert (got.headers["retry-after"], got.headers["x-plimsoll-retry"]) == ("1", "1")
+    assert several.status == 200
+    assert [request["n"] for request in decode.engine.requests] == [2]
+
+
+async def test_required_prefill_that_succeeds_is_served(tmp_path: Path) -> None:
+    headers = {"x-plimsoll-prefill-required": "1"}
+    async with make_harness(completion_engine(), "decode", tmp_path) as decode, prefill_peer(healthy_prefill()) as peer:
+        got = await decode.send(BODY, headers={"x-plimsoll-prefill": peer.address, **headers})
+    assert got.status == 200
+    assert decode.engine.requests == [{**BODY, "kv_transfer_params": PARAMS}]

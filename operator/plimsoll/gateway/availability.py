@@ -34,6 +34,8 @@ def no_endpoint(service: ServiceEntry | None, ctx: RequestContext, unix_s: float
     """Returns the rejection of a request for which no engine is usable. Without a service its model is unknown."""
     if service is None:
         return error_messages.model_not_found(ctx.model)
+    if service.requires_prefill and any(e.routable for e in service.endpoints):
+        return error_messages.prefill_unavailable(ctx.model)
     ready = any(e.available and e.role is not Role.PREFILL for e in service.endpoints)
     return error_messages.no_endpoint(ctx.model, ready, availability(service, unix_s))
 

@@ -7,6 +7,7 @@ from plimsoll.core.routing.picker import EndpointIndex, Pick
 from plimsoll.gateway.adapters import prefer_loaded
 from plimsoll.gateway.endpoint_subset import within_subset
 from plimsoll.gateway.inflight import InFlightTracker
+from plimsoll.gateway.prefill_policy import deadline_s, with_required_prefill
 from plimsoll.gateway.request_context import RequestContext
 from plimsoll.gateway.service_catalog import ServiceEntry
 
@@ -25,7 +26,8 @@ class EngineChoice:
     def choose(self, service: ServiceEntry, ctx: RequestContext, decision: AdmissionDecision | None) -> Pick | None:
         """Returns the admitted engine and its fallbacks, or without admission those with the fewest in flight.
 
-        Engines that have loaded the request's adapter come first. None if the service has no usable engine.
+        Engines that have loaded the request's adapter come first. None if the service has no usable engine, or no
+        prefill engine for a prompt that needs one.
         """
         pick = self._choose_by_load(service, ctx, decision)
         if pick is None:
@@ -45,7 +47,9 @@ class EngineChoice:
         if index is None:
             index = self._indexes[ctx.target_service] = self._inflight.endpoint_index(service.endpoints)
         if decision is not None and decision.address is not None:
+            ctx.prefill_deadline_s = deadline_s(decision)
             pick = index.pick_at(decision.address, decision.prefill, ctx.prompt)
             if pick is not None:
-                return pick
-        return index.pick(ctx.prompt)
+                return with_required_prefill(pick, index, service, ctx)
+        pick = index.pick(ctx.prompt)
+        return None if pick is None else with_required_prefill(pick, index, service, ctx)

@@ -154,6 +154,14 @@ def no_endpoint(model: str, ready: bool, availability: Availability) -> Rejectio
     return Rejection(RejectionReason.MODEL_STARTING, _starting(model, availability), retry=retry)
 
 
+def prefill_unavailable(model: str) -> Rejection:
+    """Returns the rejection of a prompt that only a prefill engine may compute, while none can take it."""
+    message = (
+        f"No prefill engine of model '{model[:200]}' can take the prompt, and spec.whenPrefillUnavailable is Reject."
+    )
+    return Rejection(RejectionReason.PREFILL_UNAVAILABLE, message, retry=UNKNOWN_TIME)
+
+
 def no_engine(model: str, task: Task) -> Rejection:
     """Returns the rejection of a request that starts no engine, while none runs or starts."""
     path = next(iter(paths_of(task)))

@@ -51,6 +51,7 @@ class RejectionReason(StrEnum):
     QUOTA_EXCEEDED = "quota_exceeded"
     MODEL_STARTING = "model_starting"
     NO_ENDPOINT = "no_endpoint"
+    PREFILL_UNAVAILABLE = "prefill_unavailable"
     GATEWAY_BUSY = "gateway_busy"
     GATEWAY_FULL = "gateway_full"
     DEADLINE_TOO_SHORT = "deadline_too_short"
@@ -84,6 +85,7 @@ STATUS_BY_REASON = {
     RejectionReason.QUOTA_EXCEEDED: 429,
     RejectionReason.MODEL_STARTING: 503,
     RejectionReason.NO_ENDPOINT: 503,
+    RejectionReason.PREFILL_UNAVAILABLE: 503,
     RejectionReason.GATEWAY_BUSY: 503,
     RejectionReason.GATEWAY_FULL: 429,
     RejectionReason.DEADLINE_TOO_SHORT: 400,

@@ -13,6 +13,7 @@ from plimsoll.gateway.adapters import ADAPTER_HEADER
 from plimsoll.gateway.envoy.listener import PICK_CLUSTER_PREFIX
 from plimsoll.gateway.errors import ErrorResponse, to_header
 from plimsoll.gateway.http1 import ok_response, response
+from plimsoll.gateway.prefill_policy import prefill_headers
 from plimsoll.gateway.request_bounds import limit_headers
 from plimsoll.gateway.request_context import RequestContext
 from plimsoll.gateway.service_catalog import ServiceEntry
@@ -20,6 +21,7 @@ from plimsoll.gateway.tenant_cache import CACHE_SALT_HEADER, salt_of
 
 # Request header with the `Retry-After` for a failure of the only engine; the engine and Envoy's local reply use it.
 NEXT_ENGINE_HEADER: Final = engine_contract().headers["next_engine"]
+PRIORITY_HEADER: Final = engine_contract().headers["priority"]
 
 
 def slo_deadlines(service: ServiceEntry, ctx: RequestContext) -> Deadlines | None:
@@ -64,16 +66,17 @@ def dispatch_response(
         ),
         3,
     )
-    if pick.prefill is not None:
-        headers, count = f"{headers}x-plimsoll-prefill: {pick.prefill.address}\r\n", count + 1
     if next_engine_s is not None:
         headers, count = f"{headers}{NEXT_ENGINE_HEADER}: {next_engine_s}\r\n", count + 1
     if ctx.adapter is not None:
         headers, count = f"{headers}{ADAPTER_HEADER}: {ctx.adapter.name}\r\n", count + 1
     if service.isolates_tenants and ctx.route.is_booked:
         headers, count = f"{headers}{CACHE_SALT_HEADER}: {salt_of(ctx.tenant)}\r\n", count + 1
+    if service.policy is not None and len(service.policy.classes) > 1 and ctx.route.is_booked:
+        priority = -service.policy.class_of(ctx.request_class).priority  # an engine takes the lowest number first
+        headers, count = f"{headers}{PRIORITY_HEADER}: {priority}\r\n", count + 1
     if ctx.is_fallback:
         headers, count = f"{headers}x-plimsoll-response-model: {service.preferred_name}\r\n", count + 1
-    for name, value in (*limits.items(), *limit_headers(ctx, now)):
+    for name, value in (*prefill_headers(service, pick, ctx), *limits.items(), *limit_headers(ctx, now)):
         headers, count = f"{headers}{name}: {value}\r\n", count + 1
     return ok_response(headers, count)

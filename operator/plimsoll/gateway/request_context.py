@@ -53,7 +53,7 @@ class RequestContext(msgspec.Struct, eq=False):
     `claims_retry` is true if the client marks the request as a retry. `via` is the gateway whose Envoy carries it, ""
     for this one; `can_queue` is whether that gateway has memory for its body. `is_charged`: the limits of its key have
     been applied, and `rate_headers` tell the client of them. `foreign` is set if a gateway of another product carries
-    the request.
+    the request. `prefill_deadline_s` is how long a decode engine waits for a prefill engine, None for its default.
     """
 
     request_id: str
@@ -90,6 +90,7 @@ class RequestContext(msgspec.Struct, eq=False):
     rate_headers: Mapping[str, str] = {}
     foreign: ForeignRequest | None = None
     is_estimated: bool = True
+    prefill_deadline_s: float | None = None
 
     @property
     def request_class(self) -> bytes:

@@ -61,6 +61,7 @@ class ServiceEntry:
     what of them cannot be parsed, and why, else "".
     `adapters` are its LoRA adapters by model name. `needs_certificate` means that ready engines require TLS, for which
     this gateway has no client certificate. `isolates_tenants` means that its tenants share no KV blocks.
+    `requires_prefill` means that no decode engine may compute a prompt of at least one KV block.
     """
 
     namespace: str
@@ -86,6 +87,7 @@ class ServiceEntry:
     adapters: Mapping[str, AdapterEntry] = field(default_factory=dict)
     needs_certificate: bool = False
     isolates_tenants: bool = False
+    requires_prefill: bool = False
     key: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -323,6 +325,7 @@ class CatalogBuilder:
             parse_error=self._policies.parse_error(key),
             needs_certificate=self._needs_certificate(key, engines),
             isolates_tenants=value_at(obj, "spec", "engine", "prefixCache") == "PerTenant",
+            requires_prefill=value_at(obj, "spec", "whenPrefillUnavailable") == "Reject",
         )
 
     def _needs_certificate(self, key: str, engines: Iterable[EnginePod]) -> bool:

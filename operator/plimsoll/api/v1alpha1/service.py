@@ -22,6 +22,7 @@ from plimsoll.api.v1alpha1.engine import EngineSpec
 from plimsoll.api.v1alpha1.engine_features import needs
 from plimsoll.api.v1alpha1.model import FETCHED_SCHEMES, ModelSource
 from plimsoll.api.v1alpha1.node_rules import NODE_RULES
+from plimsoll.api.v1alpha1.prefill_rules import PREFILL_RULES, SERVE_ALONE, serves_alone
 from plimsoll.api.v1alpha1.prefix_cache_rules import PREFIX_CACHE_RULES
 from plimsoll.api.v1alpha1.request_limits import RequestLimitsSpec
 from plimsoll.api.v1alpha1.scaling import ScalingOptions
@@ -57,13 +58,6 @@ def _min_zero_cel(role: RoleName) -> str:
     return f"(has(self.tiers) && has({tier}) && has({tier}.minReplicas) && {tier}.minReplicas == 0)"
 
 
-_SERVE_ALONE = "(!has(self.tiers) || has(self.tiers.serve))"
-
-
-def _serves_alone(spec: InferenceServiceSpec) -> bool:
-    return spec.targets is not None or spec.tiers.serve is not None
-
-
 # Plimsoll sets the first five from spec.engine.lora. With the others an engine has several API servers, of which an
 # adapter reaches only one.
 _LORA_FLAGS_PATTERN = (
@@ -97,8 +91,8 @@ _CLASS_LIMITS_OUTPUT = (
 _ENGINE_RULES: tuple[ValidationRule[InferenceServiceSpec], ...] = (
     needs(
         Feature.DISAGGREGATION,
-        f"!{_SERVE_ALONE}",
-        lambda own: not _serves_alone(own),
+        f"!{SERVE_ALONE}",
+        lambda own: not serves_alone(own),
         field=".tiers.prefill",
     ),
     needs(Feature.TARGETS, "has(self.targets)", lambda own: own.targets is not None, field=".targets"),
@@ -153,6 +147,11 @@ class InferenceServiceSpec(ApiModel):
         description="Existing engines that something else manages, in place of tiers. Plimsoll creates nothing, and "
         "changes nothing but the replica count in mode Auto.",
     )
+    when_prefill_unavailable: Literal["Serve", "Reject"] = Field(
+        default="Serve",
+        description="With prefill and decode tiers, a prompt that no prefill engine can take. Serve: the decode engine "
+        "computes it, and its streams stall meanwhile. Reject: 503 `prefill_unavailable`.",
+    )
     scaling: ScalingOptions = Field(default=ScalingOptions(), description="Autoscaling options of all tiers.")
     admission: AdmissionSpec | None = Field(
         default=None,
@@ -172,6 +171,7 @@ class InferenceServiceSpec(ApiModel):
         *TARGET_RULES,
         *NODE_RULES,
         *PREFIX_CACHE_RULES,
+        *PREFILL_RULES,
         ValidationRule(
             "!has(self.adapters) || size(self.adapters) <= (has(self.engine) && has(self.engine.lora) &&"
             f" has(self.engine.lora.maxCpuLoras) ? self.engine.lora.maxCpuLoras : {DEFAULT_MAX_CPU_LORAS})",
@@ -195,9 +195,9 @@ class InferenceServiceSpec(ApiModel):
             reason="FieldValueForbidden",
         ),
         ValidationRule(
-            f"!{_HAS_LORA} || {_SERVE_ALONE}",
+            f"!{_HAS_LORA} || {SERVE_ALONE}",
             "adapters and engine.lora need the tier serve: remote prefill does not support them",
-            lambda own: not _uses_lora(own) or _serves_alone(own),
+            lambda own: not _uses_lora(own) or serves_alone(own),
             field=".adapters",
             reason="FieldValueForbidden",
         ),
@@ -211,16 +211,9 @@ class InferenceServiceSpec(ApiModel):
             reason="FieldValueForbidden",
         ),
         ValidationRule(
-            f"!has(self.scaling) || !has(self.scaling.prefillPerDecode) || !{_SERVE_ALONE}",
-            "prefillPerDecode is allowed only with prefill and decode tiers, not with serve",
-            lambda own: own.scaling.prefill_per_decode is None or not _serves_alone(own),
-            field=".scaling.prefillPerDecode",
-            reason="FieldValueForbidden",
-        ),
-        ValidationRule(
-            f"!has(self.model.task) || self.model.task == 'generate' || {_SERVE_ALONE}",
+            f"!has(self.model.task) || self.model.task == 'generate' || {SERVE_ALONE}",
             "task needs the tier serve unless it is generate: only generated text has a decode phase",
-            lambda own: own.model.task == "generate" or _serves_alone(own),
+            lambda own: own.model.task == "generate" or serves_alone(own),
             field=".model.task",
             reason="FieldValueForbidden",
         ),
