@@ -206,6 +206,19 @@ MODELS = [
         "claimName and sizeLimit are mutually exclusive",
     ),
     *text_cases("spec.model.cache.claimName", 253, OBJECT_NAME, ("Cache",)),
+    *[
+        Case(
+            {"spec.model.cache": {"hostPath": "/models", **other}},
+            "spec.model.cache.hostPath",
+            "hostPath excludes claimName and sizeLimit",
+        )
+        for other in ({"claimName": "cache"}, {"sizeLimit": "1Gi"})
+    ],
+    *[
+        single_edit("spec.model.cache.hostPath", path, "must be an absolute path without '..'")
+        for path in ("models", "/models/", "/models/../etc", "/a b")
+    ],
+    single_edit("spec.model.cache.hostPath", "/" + "a" * 253, "must have at most 253 characters", "Too long"),
     *text_cases(
         "spec.model.cache.sizeLimit",
         32,
