@@ -274,18 +274,18 @@ GATEWAY_ENDPOINT_PICKER_REQUESTS = Counter(
 )
 GATEWAY_INFERENCE_OBJECTIVES = Gauge(
     "plimsoll_gateway_inference_objectives",
-    "InferenceObjectives by state: used, or ignored (the picker's log says why).",
+    "InferenceObjectives: used, or ignored (see the picker's log).",
     ["state"],
     registry=GATEWAY,
 )
 GATEWAY_INFERENCE_OBJECTIVES_WATCHED = Gauge(
     "plimsoll_gateway_inference_objectives_watched",
-    "1 if InferenceObjectives are known, 0 if the cluster lacks the kind, refuses its list, or none is asked for.",
+    "1 while InferenceObjectives are read, else 0.",
     registry=GATEWAY,
 )
 GATEWAY_UNKNOWN_CLASSES = Counter(
     "plimsoll_gateway_unknown_classes",
-    "Requests that name neither a class nor an InferenceObjective of their service, and so have the default class.",
+    "Requests of a class that their service lacks; they have the default class.",
     ["service"],
     registry=GATEWAY,
 )

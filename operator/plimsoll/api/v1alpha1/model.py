@@ -152,8 +152,8 @@ class CacheSpec(ApiModel):
         | None
     ) = Field(
         default=None,
-        description="Folder of each node for models, which all pods there share. It must exist, and engine.runAsUser "
-        "of the chart must be able to write into it. Allowed only if serviceLimits.volumeTypes has hostPath.",
+        description="Existing folder of each node, writable for engine.runAsUser of the chart. Refused unless "
+        "serviceLimits.volumeTypes has hostPath.",
     )
     size_limit: SizeLimit | None = Field(
         default=None,
