@@ -146,7 +146,7 @@ class CacheSpec(ApiModel):
     host_path: (
         Annotated[
             str,
-            Field(min_length=2, max_length=253),
+            Field(min_length=1, max_length=253),
             ValidationRules(matching(f"^(/{_SEGMENT})+$", "must be an absolute path without '..'")),
         ]
         | None
