@@ -124,7 +124,8 @@ def _row(family: Metric, labels: Iterable[str]) -> str:
 
 
 CLI_INTRO = (
-    "`pip install .` in a checkout installs the program `plimsoll`, also as the kubectl plugin `kubectl plimsoll`."
+    "`pip install .` in a checkout installs the program `plimsoll`, also as the kubectl plugin `kubectl plimsoll`, as"
+    " does `kubectl krew install --manifest-url` with a release's `krew-plimsoll.yaml`."
     " kubectl's completion covers it. `source <(plimsoll completion bash)` does so for `plimsoll`, in bash only.\n\n"
     "Exit status: 0 success, 1 failure, 2 usage error, 130 interrupted. Logs go to standard error at the level of "
     "`PLIMSOLL_LOG_LEVEL` (`INFO`).\n"

@@ -69,6 +69,7 @@ LAST_SCENARIOS += (
     "engine_rollout",
     "upgrade",
     "uninstall",
+    "foreign_fleets",
     "rbac_use",
 )
 
@@ -80,6 +81,7 @@ EXTENDED_SCENARIOS = (
     "drift",
     "engine_rollout",
     "eviction",
+    "foreign_fleets",
     "inference_pools",
     "lagging_signals",
     "lora",

@@ -103,6 +103,11 @@ class Cluster:
         response.raise_for_status()
         return list(response.json()["items"])
 
+    def get_object(self, resource: str, name: str, namespace: str) -> Object:
+        """An object of any kind, with its managed fields. resource: with its group; raises KubectlError."""
+        argv = ("get", resource, name, "-n", namespace, "-o", "json", "--show-managed-fields")
+        return dict(json.loads(self.kubectl(*argv)))
+
     def in_pod(self, namespace: str, pod: str, port: int, path: str) -> str:
         """GET inside a pod, through the API server's pod proxy; raises httpx.HTTPStatusError."""
         response = self.raw(f"/api/v1/namespaces/{namespace}/pods/{pod}:{port}/proxy{path}")

@@ -6,55 +6,22 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import yaml
 
-from e2e.cluster.images import IMAGES
 from e2e.cluster.settings import KUBECONFIG
+from e2e.lib.foreign_fleets import PORT, Fleet, Object
 from e2e.lib.kube import Cluster
 from e2e.lib.service import START_S, Service
 from e2e.lib.wait import sleep, wait_until
 from plimsoll.api import labels
 
-Object = dict[str, Any]
-
 NAME = "foreign"
-PORT = 8000
 REQUESTS = 60  # well above the 20 from which an engine's means count
 WORKERS = 8
 RECOMMENDATION_S = 300.0  # from the manifest to the first recommendation
 QUIET_S = 30.0  # time in which nothing may change
-FLAGS = {"port": PORT, "profile": "h200-8b-cool", "profile-scale": 4, "spread": 0, "max-num-seqs": 8}
-
-
-def _deployment() -> Object:
-    image = next(one.reference for one in IMAGES if one.name == "engine-simulated")
-    flags = [f"--{name}={value}" for name, value in FLAGS.items()]
-    container = {
-        "name": "vllm",
-        "image": image,
-        "command": ["python3", "-m", "simulated", "serve", "example/sim-8b", *flags],
-        "env": [{"name": "PYTHONPATH", "value": "/opt/plimsoll"}],
-        "ports": [{"containerPort": PORT}],
-        "readinessProbe": {"httpGet": {"path": "/health", "port": PORT}, "periodSeconds": 1},
-        "resources": {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}},
-        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
-    }
-    security = {"runAsNonRoot": True, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}}
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": {"name": NAME, "labels": {"team": "own"}},
-        "spec": {
-            "replicas": 1,
-            "selector": {"matchLabels": {"app": NAME}},
-            "template": {
-                "metadata": {"labels": {"app": NAME, "llm-d.ai/model": "sim-8b"}},
-                "spec": {"containers": [container], "securityContext": security},
-            },
-        },
-    }
+FLEET = Fleet(NAME, "apps/v1", "Deployment", "deployments", (("app", NAME),))
 
 
 def _without_replicas(cluster: Cluster, namespace: str) -> Object:
@@ -99,7 +66,7 @@ def test_foreign_fleet_is_recommended_scaled_and_left_to_an_hpa(
 ) -> None:
     llm = service(NAME)
     namespace = llm.namespace
-    cluster.apply(_deployment(), namespace=namespace)
+    cluster.apply(*FLEET.manifests(), namespace=namespace)
     wait_until("the fleet runs", lambda: cluster.list("pods", namespace, f"app={NAME}") or None, START_S)
     cluster.kubectl("wait", "-n", namespace, "--for=condition=Available", f"deployment/{NAME}", "--timeout=300s")
     before = _without_replicas(cluster, namespace)

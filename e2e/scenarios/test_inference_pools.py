@@ -149,7 +149,9 @@ def test_pool_of_somebody_else_is_left_alone(service: Service, pool: Object, clu
         "spec": {**pool["spec"], "endpointPickerRef": {"name": "their-picker", "port": {"number": 9002}}},
     }
     cluster.apply(theirs, namespace=stack.SYSTEM)
-    cluster.apply(make_manifest(SOLO, {"serve": {"minReplicas": 0}}), namespace=stack.SYSTEM)
+    cluster.apply(
+        make_manifest(SOLO, {"serve": {"minReplicas": 0}}, slo={"ttft": "5s", "tpot": "200ms"}), namespace=stack.SYSTEM
+    )
     alone = Service(cluster, stack.SYSTEM, SOLO, stack.GATEWAY_URL)
     try:
         found = alone.wait_condition("InferencePoolUnusable", POOL_S, reason="PoolTaken")

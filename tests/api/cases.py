@@ -206,6 +206,20 @@ MODELS = [
         "claimName and sizeLimit are mutually exclusive",
     ),
     *text_cases("spec.model.cache.claimName", 253, OBJECT_NAME, ("Cache",)),
+    *[
+        Case(
+            {"spec.model.cache": {"hostPath": "/models", **other}},
+            "spec.model.cache.hostPath",
+            "hostPath excludes claimName and sizeLimit",
+        )
+        for other in ({"claimName": "cache"}, {"sizeLimit": "1Gi"})
+    ],
+    *text_cases(
+        "spec.model.cache.hostPath",
+        253,
+        "must be an absolute path without '..'",
+        ("models", "/", "/models/", "/models/../etc", "/a b"),
+    ),
     *text_cases(
         "spec.model.cache.sizeLimit",
         32,

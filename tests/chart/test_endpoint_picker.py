@@ -73,6 +73,19 @@ def test_unknown_value_is_an_error() -> None:
         render({"gateway": {"endpointPicker": {"ports": 9002}}})
 
 
+def gateway_rights(values: Object) -> dict[str, list[str]]:
+    rules = find(render(values), "Role", "plimsoll-gateway-own")["rules"]
+    return {name: rule["verbs"] for rule in rules for name in rule["resources"]}
+
+
+def test_objectives_are_read_with_their_setting_alone() -> None:
+    on: Object = {"gateway": {"endpointPicker": {"enabled": True, "inferenceObjectives": True}}}
+    assert not settings(ON).inference_objectives
+    assert "inferenceobjectives" not in gateway_rights(ON)
+    assert settings(on).inference_objectives
+    assert gateway_rights(on)["inferenceobjectives"] == ["list", "watch"]
+
+
 def own_rights(values: Object) -> dict[str, list[str]]:
     rules = find(render(values), "Role", "plimsoll-operator-own")["rules"]
     return {name: rule["verbs"] for rule in rules for name in rule["resources"]}
@@ -106,9 +119,10 @@ def test_pools_need_rights_in_the_releases_namespace_alone() -> None:
     ("values", "message"),
     [
         ({"gateway": {"endpointPicker": {"inferencePools": True}}}, "needs gateway.endpointPicker.enabled"),
+        ({"gateway": {"endpointPicker": {"inferenceObjectives": True}}}, "needs gateway.endpointPicker.enabled"),
         (WITH_POOLS | {"watchNamespaces": ["team"]}, "plimsoll-system in watchNamespaces"),
     ],
 )
-def test_pools_that_cannot_work_are_an_error(values: Object, message: str) -> None:
+def test_settings_that_cannot_work_are_an_error(values: Object, message: str) -> None:
     with pytest.raises(RenderError, match=message):
         render(values)

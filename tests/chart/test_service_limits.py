@@ -96,6 +96,23 @@ def test_default_limits_refuse_host_volumes(by_default: Apply, kind: str) -> Non
     assert "serviceLimits.volumeTypes" in answer
 
 
+def cached_on_host(manifest: Object, path: str = "/var/models") -> Object:
+    spec = manifest["spec"]
+    return manifest | {"spec": {**spec, "model": {**spec["model"], "cache": {"hostPath": path}}}}
+
+
+@pytest.mark.api
+def test_default_limits_refuse_cache_of_the_node(by_default: Apply) -> None:
+    answer = by_default(cached_on_host(service("limits-default")))
+    assert "denied request: spec.model.cache.hostPath: hostPath is not of an allowed kind of volume" in answer
+    assert "serviceLimits.volumeTypes" in answer
+
+
+def test_cache_of_the_node_can_be_allowed() -> None:
+    rules = [str(find(render({"serviceLimits": {"volumeTypes": kinds}}), POLICY)) for kinds in (["hostPath"], ["csi"])]
+    assert ["model.cache.hostPath" in text for text in rules] == [False, True]
+
+
 @pytest.mark.api
 def test_default_limits_refuse_ipc_lock(by_default: Apply) -> None:
     assert "spec.tiers.serve.pod.ipcLock: the capability IPC_LOCK is not allowed" in by_default(
@@ -281,11 +298,14 @@ def test_value_that_service_has_stays_allowed(cluster: ApiServer) -> None:
     kubectl(cluster, "create", "namespace", namespace)
     old = {"volumes": [MOUNTED], "serviceAccountName": "admin", "ipcLock": True}
     image = {"image": "other/engine:1"}
-    assert "created" in kubectl(cluster, "apply", "-f", "-", stdin=service(namespace, engine=image, **old))
+    assert "created" in kubectl(
+        cluster, "apply", "-f", "-", stdin=cached_on_host(service(namespace, engine=image, **old))
+    )
     applying = limited(cluster, namespace, STRICT)
     apply = next(applying)
     changed = service(namespace, engine={**image, "args": ["--seed", "1"]}, **old)
-    assert "configured" in apply(changed)
+    assert "configured" in apply(cached_on_host(changed))
+    assert "spec.model.cache.hostPath: hostPath is not of an allowed kind" in apply(cached_on_host(changed, "/etc"))
     elsewhere = {**old, "volumes": [{"name": "data", "hostPath": {"path": "/etc"}}]}
     assert "volume data (hostPath) is not of an allowed kind" in apply(service(namespace, engine=image, **elsewhere))
     assert "root is not allowed" in apply(service(namespace, engine=image, **{**old, "serviceAccountName": "root"}))

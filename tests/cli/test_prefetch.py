@@ -50,6 +50,7 @@ async def test_job_is_no_engine_of_the_service() -> None:
     ("model", "reason"),
     [
         ({"uri": "s3://models/chat"}, "set spec.model.cache.claimName to a claim"),
+        ({"uri": "s3://models/chat", "cache": {"hostPath": "/models"}}, "has a cache on each node"),
         ({"uri": "pvc://models/chat"}, "downloads nothing: spec.model.uri is pvc://models/chat"),
         ({"uri": "oci://ghcr.io/team/chat:1"}, "downloads nothing"),
     ],

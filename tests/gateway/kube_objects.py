@@ -119,6 +119,12 @@ class FileSource:
     def __init__(self, path: Path) -> None:
         self._path = path
 
+    async def list(
+        self, resource: Resource, namespace: str | None = None, selector: str | None = None
+    ) -> tuple[list[Object], str]:
+        objects = json.loads(self._path.read_bytes())[resource.plural]
+        return [o for o in objects if _is_selected(o, namespace, selector)], ""
+
     async def watch(
         self, resource: Resource, namespace: str | None = None, selector: str | None = None
     ) -> AsyncIterator[WatchEvent]:

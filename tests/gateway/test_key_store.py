@@ -102,6 +102,11 @@ class OneSync:
     def __init__(self) -> None:
         self.asked: list[Any] = []
 
+    async def list(
+        self, resource: Resource, namespace: str | None = None, selector: str | None = None
+    ) -> tuple[list[Object], str]:
+        return [], ""
+
     async def watch(
         self, resource: Resource, namespace: str | None = None, selector: str | None = None
     ) -> AsyncIterator[WatchEvent]:

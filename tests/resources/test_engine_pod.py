@@ -255,6 +255,14 @@ def test_pod_cache_claim_and_hf_token_are_mounted() -> None:
     assert environment(made)["HF_TOKEN"] == {"secretKeyRef": {"name": "hf", "key": "token"}}
 
 
+def test_pod_cache_of_the_node_must_exist() -> None:
+    made = rendered(model={"uri": "s3://models/chat", "cache": {"hostPath": "/var/models"}})
+    volume = {"name": "model-cache", "hostPath": {"path": "/var/models", "type": "Directory"}}
+    assert volume in made["spec"]["volumes"]
+    mounts = made["spec"]["containers"][0]["volumeMounts"]
+    assert [one["mountPath"] for one in mounts if one["name"] == "model-cache"]
+
+
 def test_pod_overrides_are_applied() -> None:
     overrides = {
         "nodeSelector": {"pool": "h200"},

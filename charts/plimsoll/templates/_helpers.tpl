@@ -139,7 +139,7 @@ priorityClassName: {{ . }}
 {{- end }}
 
 {{- define "plimsoll.gateway.endpointPicker" -}}
-{{- $values := merge (dict) (deepCopy (default dict .Values.gateway.endpointPicker)) (dict "enabled" false "inferencePools" false "from" list "tls" (dict "secretName" "")) -}}
+{{- $values := merge (dict) (deepCopy (default dict .Values.gateway.endpointPicker)) (dict "enabled" false "inferencePools" false "inferenceObjectives" false "from" list "tls" (dict "secretName" "")) -}}
 {{- if $values.inferencePools -}}
 {{- if not $values.enabled -}}
 {{- fail "gateway.endpointPicker.inferencePools needs gateway.endpointPicker.enabled" -}}
@@ -147,6 +147,9 @@ priorityClassName: {{ . }}
 {{- if and .Values.watchNamespaces (not (has .Release.Namespace .Values.watchNamespaces)) -}}
 {{- fail (printf "gateway.endpointPicker.inferencePools needs the release's namespace %s in watchNamespaces, because a pool and its picker share a namespace" .Release.Namespace) -}}
 {{- end -}}
+{{- end -}}
+{{- if and $values.inferenceObjectives (not $values.enabled) -}}
+{{- fail "gateway.endpointPicker.inferenceObjectives needs gateway.endpointPicker.enabled" -}}
 {{- end -}}
 {{ $values | toYaml }}
 {{- end }}

@@ -123,6 +123,11 @@
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch]
+{{- if (include "plimsoll.gateway.endpointPicker" . | fromYaml).inferenceObjectives }}
+- apiGroups: [inference.networking.x-k8s.io]
+  resources: [inferenceobjectives]
+  verbs: [list, watch]
+{{- end }}
 {{- if ne (include "plimsoll.gateway.apiKeys" .) "Disabled" }}
 - apiGroups: [""]
   resources: [secrets]

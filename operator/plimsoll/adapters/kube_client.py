@@ -99,6 +99,9 @@ PODDISRUPTIONBUDGETS = Resource("policy", "v1", "poddisruptionbudgets", "PodDisr
 NETWORKPOLICIES = Resource("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy")
 HORIZONTALPODAUTOSCALERS = Resource("autoscaling", "v2", "horizontalpodautoscalers", "HorizontalPodAutoscaler")
 INFERENCEPOOLS = Resource(labels.POOL_GROUP, labels.POOL_VERSION, labels.POOL_PLURAL, labels.POOL_KIND)
+INFERENCEOBJECTIVES = Resource(
+    labels.OBJECTIVE_GROUP, labels.OBJECTIVE_VERSION, labels.OBJECTIVE_PLURAL, labels.OBJECTIVE_KIND
+)
 LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")
 
 BY_KIND = {

@@ -16,6 +16,11 @@ POOL_VERSION = "v1"
 POOL_API_VERSION = f"{POOL_GROUP}/{POOL_VERSION}"
 POOL_KIND = "InferencePool"
 POOL_PLURAL = "inferencepools"
+# The priority of a client's requests, as users of that extension have it.
+OBJECTIVE_GROUP = "inference.networking.x-k8s.io"
+OBJECTIVE_VERSION = "v1alpha2"
+OBJECTIVE_KIND = "InferenceObjective"
+OBJECTIVE_PLURAL = "inferenceobjectives"
 
 # The workload of engines that have several pods each (LeaderWorkerSet). Its controller sets the labels on pods.
 SET_GROUP = "leaderworkerset.x-k8s.io"

@@ -80,6 +80,8 @@ def _check(service: InferenceService) -> None:
         raise ClusterQueryError(f"service {name} downloads nothing: spec.model.uri is {model.uri}")
     if any(tier.nodes > 1 for _, tier in service.spec.tiers.items()):
         raise ClusterQueryError(f"service {name} has engines of several nodes: prefetch reads Deployments only")
+    if model.cache.host_path is not None:
+        raise ClusterQueryError(f"service {name} has a cache on each node (hostPath), and a Job fills that of one only")
     if model.cache.claim_name is None:
         raise ClusterQueryError(
             f"service {name} has a cache in each pod, which ends with it: set spec.model.cache.claimName to a claim"

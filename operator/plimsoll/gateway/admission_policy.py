@@ -40,7 +40,7 @@ class AdmissionPolicy:
 
     `fallback` is the NAMESPACE/NAME of the service that receives requests which this one cannot serve. `max_queued` is
     the number of requests that may wait at one gateway. `limits` are the last published limits that could be read, None
-    before the first.
+    before the first. `objectives` are the priorities of InferenceObjectives by name: further names of classes.
     """
 
     classes: tuple[ClassPolicy, ...]
@@ -48,6 +48,7 @@ class AdmissionPolicy:
     fallback: str | None = None
     max_queued: int = 1000
     limits: AdmissionLimits | None = None
+    objectives: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def has_cost_model(self) -> bool:
@@ -78,12 +79,27 @@ class AdmissionPolicy:
         return next(named_default, None) or min(self.classes, key=lambda c: c.priority)
 
     def class_of(self, name: bytes) -> ClassPolicy:
-        """Returns the class that a request's header names, else the default class."""
+        """Returns the class that a request's header names, by its own name or an objective's, else the default."""
         return self._by_header.get(name, self.default_class)
 
     @cached_property
     def _by_header(self) -> Mapping[bytes, ClassPolicy]:
-        return {c.name.encode(): c for c in self.classes}
+        named = {name.encode(): self._class_up_to(priority) for name, priority in self.objectives.items()}
+        return named | {c.name.encode(): c for c in self.classes}
+
+    def is_unknown(self, name: bytes) -> bool:
+        """Whether a request names a class that the service does not have."""
+        return bool(name) and name not in self._by_header
+
+    def _class_up_to(self, priority: int) -> ClassPolicy:
+        """Returns the class of the highest priority that is not above `priority`, else that of the lowest.
+
+        Of several, it is the default class, else the first.
+        """
+        within = [c for c in self.classes if c.priority <= priority]
+        wanted = max(c.priority for c in within) if within else min(c.priority for c in self.classes)
+        found = [c for c in self.classes if c.priority == wanted]
+        return self.default_class if self.default_class in found else found[0]
 
 
 def read_policy(obj: Object) -> AdmissionPolicy | None:
@@ -124,6 +140,7 @@ class _ReadPolicy:
 
     service: Object
     admission: Object | None
+    objectives: Mapping[str, int]
     policy: AdmissionPolicy | None
     request_limits: Mapping[str, RequestLimits]
 
@@ -135,15 +152,20 @@ class PolicyCache:
         self._policies: dict[str, _ReadPolicy] = {}
         self._errors: dict[str, str] = {}
 
-    def get(self, key: str, obj: Object, admission: Object | None = None) -> AdmissionPolicy | None:
+    def get(
+        self, key: str, obj: Object, admission: Object | None = None, objectives: Mapping[str, int] | None = None
+    ) -> AdmissionPolicy | None:
         """Returns the policy of a service. `key` is its NAMESPACE/NAME, `admission` what `admission_of` returns."""
-        cached = self._policies.get(key)
-        if cached is not None and cached.service is obj and cached.admission is admission:
+        cached, objectives = self._policies.get(key), objectives or {}
+        is_same = cached is not None and cached.service is obj and cached.admission is admission
+        if cached is not None and is_same and cached.objectives == objectives:
             return cached.policy
         policy, request_limits = self._read(key, obj, admission, cached)
+        if policy is not None:
+            policy = replace(policy, objectives=objectives)
         if cached is not None and cached.policy == policy:
             policy = cached.policy
-        self._policies[key] = _ReadPolicy(obj, admission, policy, request_limits)
+        self._policies[key] = _ReadPolicy(obj, admission, objectives, policy, request_limits)
         return policy
 
     def request_limits(self, key: str) -> Mapping[str, RequestLimits]:

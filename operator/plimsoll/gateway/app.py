@@ -37,6 +37,7 @@ from plimsoll.gateway.envoy.tls import CERTIFICATE
 from plimsoll.gateway.handover import Handover
 from plimsoll.gateway.identity import Authenticator
 from plimsoll.gateway.line_writer import LineWriter
+from plimsoll.gateway.objectives import ObjectiveSource, ObjectiveStore
 from plimsoll.gateway.one_queue.coordinator import OneQueue
 from plimsoll.gateway.parse_worker import ParseWorker
 from plimsoll.gateway.picker import Picker
@@ -46,7 +47,7 @@ from plimsoll.gateway.server import HttpProtocol
 from plimsoll.gateway.service_catalog import CatalogBuilder
 from plimsoll.gateway.settings import ApiKeyMode, PickerSettings
 from plimsoll.gateway.successor import GatewayPods, wait_for_successor
-from plimsoll.gateway.watch_cache import WatchCache, WatchSource, run_watches
+from plimsoll.gateway.watch_cache import WatchCache, run_watches
 from plimsoll.telemetry import gateway_metrics
 
 log = logging.getLogger(__name__)
@@ -61,7 +62,7 @@ SOCKET_BACKLOG = 4096  # each queued request occupies an Envoy connection, so bu
 class GatewayProcess:
     """The picker process. `run` returns after a drain and raises if one of its tasks fails."""
 
-    def __init__(self, settings: PickerSettings, source: WatchSource) -> None:
+    def __init__(self, settings: PickerSettings, source: ObjectiveSource) -> None:
         self._settings = settings
         self._source = source
         self._watch_cache = WatchCache(settings.namespaces)
@@ -72,6 +73,7 @@ class GatewayProcess:
         self._access_lines = LineWriter(sys.stdout.fileno()) if settings.access_log else None
         self._gateway_pods = GatewayPods(settings)
         self._catalog_builder = CatalogBuilder(settings.engine_tls is not None)
+        self._objectives = ObjectiveStore(settings.namespace) if settings.inference_objectives else None
         self._worker = ParseWorker()
         self._bodies = BodyBudget(settings.body_budget_bytes, settings.max_body_bytes)
         self._envoy_endpoint = EnvoyEndpoint(self._picker, self._worker, self._bodies)
@@ -171,6 +173,8 @@ class GatewayProcess:
             yield self._one_queue.follow_secret()
         if settings.api_keys is not ApiKeyMode.DISABLED:
             yield self._authenticator.keys.follow(self._source, settings.namespace, self._changed.set)
+        if self._objectives is not None:
+            yield self._objectives.follow(self._source, self._changed.set)
         if settings.pod_selector:
             yield self._gateway_pods.follow(self._source, self._on_gateway_pods)
         if self._certificate is not None:
@@ -189,6 +193,8 @@ class GatewayProcess:
             return "the first list of InferenceServices, admission limits and pods from the API server is not complete"
         if not self._authenticator.ready:
             return "the first list of API keys (Secrets) from the API server is not complete"
+        if not self._has_objectives:
+            return "the first list of InferenceObjectives from the API server is not complete"
         if self._one_queue is not None and self._settings.pod_selector and self._gateway_pods.names is None:
             return "the first list of gateway pods from the API server is not complete"
         if not self._state_poller.in_sync:
@@ -198,16 +204,25 @@ class GatewayProcess:
                 return reason
         return ""
 
+    @property
+    def _has_objectives(self) -> bool:
+        """Whether InferenceObjectives are known, or why there are none, or none are asked for."""
+        return self._objectives is None or self._objectives.synced
+
     async def _publish_changes(self, servers: list[asyncio.Server]) -> None:
         """Rebuild and publish the catalog after each change. Opens the socket for Envoy after the first one."""
         while True:
             await self._changed.wait()
             await asyncio.sleep(DEBOUNCE_SECONDS)
             self._changed.clear()
-            if not self._watch_cache.synced or not self._authenticator.ready:
+            if not (self._watch_cache.synced and self._authenticator.ready and self._has_objectives):
                 continue
+            if self._objectives is not None:
+                self._catalog_builder.set_objectives(self._objectives.by_service())
             changes = self._watch_cache.take_changes()
             catalog = self._catalog_builder.update(changes.services, changes.pods, changes.admissions)
+            if self._objectives is not None:
+                self._objectives.report(catalog)
             self._ads.publish(catalog)
             self._state_poller.set_published(catalog)
             if len(servers) == 1:

@@ -232,6 +232,12 @@ def _credential(headers: Mapping[bytes, bytes]) -> bytes | None:
     return headers.get(b"x-api-key") or headers.get(b"api-key") or None
 
 
+def count_unknown_class(identity: Identity, service: ServiceEntry) -> None:
+    """Count a request of a class that its service does not have. Call this once for each request."""
+    if service.policy is not None and service.policy.is_unknown(identity.request_class):
+        gateway_metrics.GATEWAY_UNKNOWN_CLASSES.labels(service.key).inc()
+
+
 def model_not_allowed(identity: Identity, model: str) -> Rejection:
     """Returns the rejection of a model that is not allowed, whether the model exists or not."""
     who = f"API key '{identity.key_name}'" if identity.key_name else f"token of '{identity.token_subject}'"

@@ -12,8 +12,8 @@ import uvloop
 from plimsoll.adapters.kube_client import KubeClient
 from plimsoll.gateway.app import GatewayProcess
 from plimsoll.gateway.envoy import bootstrap
+from plimsoll.gateway.objectives import ObjectiveSource
 from plimsoll.gateway.settings import PickerSettings
-from plimsoll.gateway.watch_cache import WatchSource
 
 # Longest wait of the event loop for the thread that encodes Envoy's configuration; the interpreter's default is 5 ms.
 THREAD_SWITCH_SECONDS = 0.001
@@ -44,7 +44,7 @@ async def _serve_cluster(settings: PickerSettings) -> None:
         await kube.close()
 
 
-async def serve(settings: PickerSettings, source: WatchSource) -> None:
+async def serve(settings: PickerSettings, source: ObjectiveSource) -> None:
     """Run one gateway with any source of objects until SIGTERM or SIGINT."""
     sys.setswitchinterval(THREAD_SWITCH_SECONDS)
     gateway = GatewayProcess(settings, source)

@@ -26,7 +26,7 @@ from plimsoll.gateway.engine_choice import EngineChoice
 from plimsoll.gateway.envoy_reports import EnvoyReports
 from plimsoll.gateway.errors import Rejection, to_response
 from plimsoll.gateway.http1 import response
-from plimsoll.gateway.identity import Authenticator, Identity, model_not_allowed
+from plimsoll.gateway.identity import Authenticator, Identity, count_unknown_class, model_not_allowed
 from plimsoll.gateway.inflight import InFlightTracker
 from plimsoll.gateway.key_limits import KeyLimits, charged_tokens
 from plimsoll.gateway.one_queue.port import Owners
@@ -185,6 +185,7 @@ class Picker:
         ctx.limits = service.limits_of(identity.request_class)
         if (broken := bound_request(ctx, parsed, headers)) is not None:
             return self.reject(broken, route.shape, service.key)
+        count_unknown_class(identity, service)
         if service.policy is not None and route.is_booked:
             ctx.prompt = parsed.corrected_prompt(service.policy.token_ratios)
             # A pool of a gateway of another product has the engines of one service.

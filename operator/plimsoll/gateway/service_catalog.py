@@ -194,7 +194,8 @@ class CatalogBuilder:
         self._claim_by_name: dict[str, NameClaim] = {}
         self._policies = PolicyCache()
         self._refusing: set[str] = set()  # addresses of leaving engines
-        self._stale: set[str] = set()  # services with such an engine since the last update
+        self._stale: set[str] = set()  # services to build again at the next update
+        self._objectives: Mapping[str, Mapping[str, int]] = {}
         self._without_certificate: set[str] = set()  # services whose engines need one
 
     def update(
@@ -262,6 +263,13 @@ class CatalogBuilder:
             if any(pod.endpoint.address == address for pod in state.pods.values())
         }
 
+    def set_objectives(self, objectives: Mapping[str, Mapping[str, int]]) -> None:
+        """Set the priorities of InferenceObjectives, by service and name, as of the next update."""
+        keys = self._objectives.keys() | objectives.keys()
+        changed = {key for key in keys if self._objectives.get(key) != objectives.get(key)}
+        self._stale |= changed & self._states.keys()
+        self._objectives = objectives
+
     def _as_answered(self, pod: EnginePod) -> Endpoint:
         endpoint = pod.endpoint
         if endpoint.tls_name and not self._has_engine_tls:
@@ -294,7 +302,7 @@ class CatalogBuilder:
         state.names = self._served_names(state.claims)
         next_ready_s, recovery_s = _startup(obj)
         admission = admission_of(obj, state.admission)
-        policy = self._policies.get(key, obj, admission)
+        policy = self._policies.get(key, obj, admission, self._objectives.get(key))
         if next_ready_s is None and policy is not None and policy.limits is not None:
             next_ready_s = policy.limits.ready_at_s
         pods, waiting = state.pods_of(obj)

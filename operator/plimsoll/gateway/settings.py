@@ -85,6 +85,7 @@ class PickerSettings:
     peer_port: int = 8082  # for the other gateways
     owner_ack_seconds: float = 0.05  # until the owner of a service must acknowledge a question
     endpoint_picker_port: int | None = None  # for gateways of other products; None: not served
+    inference_objectives: bool = False  # InferenceObjectives of the namespace are names of classes
     engine_tls: Path | None = None  # the mounted Secret with the client certificate for engines; None: plain HTTP
     endpoint_picker_tls: Path | None = None  # the mounted Secret with the certificate for it; None: no TLS
 
@@ -181,6 +182,7 @@ class PickerSettings:
             peer_secret=Path(peer_secret) if (peer_secret := environ.get("PLIMSOLL_PEER_SECRET_FILE", "")) else None,
             peer_port=int(environ.get("PLIMSOLL_PEER_PORT", "8082")),
             endpoint_picker_port=int(port) if (port := environ.get("PLIMSOLL_ENDPOINT_PICKER_PORT", "")) else None,
+            inference_objectives=_bool(environ.get("PLIMSOLL_INFERENCE_OBJECTIVES", "false")),
             engine_tls=Path(engine_tls) if (engine_tls := environ.get("PLIMSOLL_ENGINE_TLS_DIR", "")) else None,
             endpoint_picker_tls=Path(tls) if (tls := environ.get("PLIMSOLL_ENDPOINT_PICKER_TLS_DIR", "")) else None,
             plaintext=Plaintext(environ.get("PLIMSOLL_TLS_PLAINTEXT", cls.plaintext)),

@@ -75,6 +75,8 @@ def volumes(service: InferenceService) -> list[Object]:
 def _cache(model: ModelSource) -> Object:
     if model.cache.claim_name:
         return {"persistentVolumeClaim": {"claimName": model.cache.claim_name}}
+    if model.cache.host_path:  # not made if it is missing: root would own it, and the engine could not write
+        return {"hostPath": {"path": model.cache.host_path, "type": "Directory"}}
     return {"emptyDir": {"sizeLimit": model.cache_size}}
 
 

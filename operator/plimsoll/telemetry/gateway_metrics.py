@@ -272,6 +272,23 @@ GATEWAY_ENDPOINT_PICKER_REQUESTS = Counter(
     ["outcome"],
     registry=GATEWAY,
 )
+GATEWAY_INFERENCE_OBJECTIVES = Gauge(
+    "plimsoll_gateway_inference_objectives",
+    "InferenceObjectives: used, or ignored (see the picker's log).",
+    ["state"],
+    registry=GATEWAY,
+)
+GATEWAY_INFERENCE_OBJECTIVES_WATCHED = Gauge(
+    "plimsoll_gateway_inference_objectives_watched",
+    "1 while InferenceObjectives are read, else 0.",
+    registry=GATEWAY,
+)
+GATEWAY_UNKNOWN_CLASSES = Counter(
+    "plimsoll_gateway_unknown_classes",
+    "Requests of a class that their service lacks; they have the default class.",
+    ["service"],
+    registry=GATEWAY,
+)
 GATEWAY_ENDPOINT_PICKER_STREAMS = Gauge(
     "plimsoll_gateway_endpoint_picker_streams",
     "Open requests by the endpoint-picker protocol.",
@@ -294,6 +311,7 @@ _GATEWAY_SERVICE_METRICS = (
     GATEWAY_INFLIGHT,
     GATEWAY_ENDPOINTS,
     GATEWAY_ADAPTER_REQUESTS,
+    GATEWAY_UNKNOWN_CLASSES,
 )
 
 
@@ -307,5 +325,7 @@ for _kind in ("InferenceService", "Pod"):
     GATEWAY_UNREADABLE.labels(_kind)
 for _outcome in ("sent", "answered", "left", "invalid", "full"):
     GATEWAY_ENDPOINT_PICKER_REQUESTS.labels(_outcome)
+for _state in ("used", "ignored"):
+    GATEWAY_INFERENCE_OBJECTIVES.labels(_state)
 for _state in ("accepted", "invalid", "excess"):
     GATEWAY_API_KEYS.labels(_state)

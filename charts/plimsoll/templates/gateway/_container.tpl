@@ -86,6 +86,9 @@ volumeMounts:
 {{- with include "plimsoll.gateway.endpointPicker" . | fromYaml }}
 {{- if .enabled }}
 - {name: PLIMSOLL_ENDPOINT_PICKER_PORT, value: "9002"}
+{{- if .inferenceObjectives }}
+- {name: PLIMSOLL_INFERENCE_OBJECTIVES, value: "true"}
+{{- end }}
 {{- if .tls.secretName }}
 - {name: PLIMSOLL_ENDPOINT_PICKER_TLS_DIR, value: /etc/plimsoll-endpoint-picker}
 {{- end }}

@@ -137,14 +137,27 @@ class SecretRef(ApiModel):
 
 
 class CacheSpec(ApiModel):
-    """Storage for downloaded weights: a claim that outlives pods, or an emptyDir."""
+    """Storage for downloaded weights: a claim or a folder of the node, which outlive pods, or an emptyDir."""
 
     claim_name: ObjectName | None = Field(
         default=None,
         description="PersistentVolumeClaim for models. It must be ReadWriteMany if several pods use it.",
     )
+    host_path: (
+        Annotated[
+            str,
+            Field(min_length=1, max_length=253),
+            ValidationRules(matching(f"^(/{_SEGMENT})+$", "must be an absolute path without '..'")),
+        ]
+        | None
+    ) = Field(
+        default=None,
+        description="Existing folder of each node, writable for engine.runAsUser of the chart. Refused unless "
+        "serviceLimits.volumeTypes has hostPath.",
+    )
     size_limit: SizeLimit | None = Field(
-        default=None, description=f"Size limit of the emptyDir. Absent without claimName: {DEFAULT_CACHE_SIZE}."
+        default=None,
+        description=f"Size limit of the emptyDir. Absent without claimName and hostPath: {DEFAULT_CACHE_SIZE}.",
     )
 
     rules: ClassVar[tuple[ValidationRule[CacheSpec], ...]] = (
@@ -153,6 +166,13 @@ class CacheSpec(ApiModel):
             "claimName and sizeLimit are mutually exclusive: a claim has its own size",
             lambda own: own.claim_name is None or own.size_limit is None,
             field=".sizeLimit",
+            reason="FieldValueForbidden",
+        ),
+        ValidationRule(
+            "!has(self.hostPath) || !has(self.claimName) && !has(self.sizeLimit)",
+            "hostPath excludes claimName and sizeLimit: a model has one cache, and a folder of the node has no limit",
+            lambda own: own.host_path is None or (own.claim_name is None and own.size_limit is None),
+            field=".hostPath",
             reason="FieldValueForbidden",
         ),
     )
@@ -274,5 +294,5 @@ class ModelSource(ApiModel):
 
     @property
     def cache_size(self) -> str:
-        """Size limit of the cache's emptyDir as a quantity; unused with a claim."""
+        """Size limit of the cache's emptyDir as a quantity; unused with a claim or a folder of the node."""
         return self.cache.size_limit or DEFAULT_CACHE_SIZE

@@ -1,0 +1,96 @@
+"""The krew plugin of a release: its manifest, its archive, and its program, linked as krew does it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+from release import krew
+
+VERSION, URL = "1.2.3", "https://example.com/org/plimsoll/releases/download/v1.2.3"
+ROOT = Path(__file__).parents[2]
+
+# Answers as Python does: a version, a virtual environment that notes what pip is asked for, and all else for real.
+PYTHON = """#!/bin/sh
+case "$1 $2" in
+  "-m venv") mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
+  "-m pip") echo "$@" >> "$NOTES" ;;
+  *) exec {python} "$@" ;;
+esac
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("dist")
+    assert krew.main([VERSION, URL, str(made)]) == 0
+    return made
+
+
+@pytest.fixture
+def program(folder: Path, tmp_path: Path) -> Path:
+    """A link to the unpacked program, and a Python in the user's path."""
+    with tarfile.open(folder / "kubectl-plimsoll-1.2.3.tar.gz") as archive:
+        archive.extractall(tmp_path / "store", filter="data")
+    python = tmp_path / "bin" / "python3"
+    python.parent.mkdir()
+    python.write_text(PYTHON.format(python=sys.executable))
+    python.chmod(0o755)
+    link = tmp_path / "links" / "kubectl-plimsoll"
+    link.parent.mkdir()
+    link.symlink_to("../store/kubectl-plimsoll")
+    return link
+
+
+def run(program: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    home = program.parents[1]
+    path = f"{home / 'bin'}:{os.environ['PATH']}"
+    env = {"PATH": path, "HOME": str(home), "NOTES": str(home / "notes"), **environment}
+    return subprocess.run([program, *arguments], env=env, cwd=home, capture_output=True, text=True, timeout=120)
+
+
+def test_manifest_names_the_archive_by_its_digest(folder: Path) -> None:
+    found = yaml.safe_load((folder / "krew-plimsoll.yaml").read_text())
+    assert found["metadata"]["name"] == "plimsoll"
+    assert found["spec"]["version"] == "v1.2.3"
+    assert found["spec"]["homepage"] == "https://example.com/org/plimsoll"
+    [platform] = found["spec"]["platforms"]
+    name = platform["uri"].removeprefix(f"{URL}/")
+    assert platform["sha256"] == hashlib.sha256((folder / name).read_bytes()).hexdigest()
+    with tarfile.open(folder / name) as archive:
+        assert archive.getmember(platform["bin"]).mode == 0o755
+
+
+def test_archive_is_the_same_each_time(folder: Path) -> None:
+    assert krew.archive(VERSION) == (folder / krew.archive_name(VERSION)).read_bytes()
+
+
+def test_first_call_installs_locked_packages_once(program: Path) -> None:
+    for _ in range(2):
+        done = run(program, "plan", "--help")
+        assert done.returncode == 0, done.stderr
+        assert "usage: plimsoll plan" in done.stdout
+    [asked] = (program.parents[1] / "notes").read_text().splitlines()
+    assert "--require-hashes" in asked
+    assert asked.endswith("store/requirements.txt")
+
+
+def test_old_python_is_named(program: Path) -> None:
+    done = run(program, "plan", PLIMSOLL_PYTHON="false")
+    assert done.returncode == 1
+    assert "needs Python 3.11 or newer" in done.stderr
+
+
+def test_release_publishes_the_plugin() -> None:
+    steps = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())["jobs"]["chart"]["steps"]
+    made = [number for number, step in enumerate(steps) if "release.krew" in step.get("run", "")]
+    published = [number for number, step in enumerate(steps) if "gh release create" in step.get("run", "")]
+    assert made < published
+    assert len(made) == len(published) == 1
