@@ -230,9 +230,9 @@ def test_plan_too_many_infeasible_alone_suggests_feasible_slo(
         assert reason.endswith("% of the requests miss it even on an idle replica, and 5% may")
     feasible_targets = output.removeprefix("feasible targets: ").split()
     assert main(["plan", "--no-simulation", "--hardware", "h200-8b", *feasible_targets, *long, "--json"]) == 0
-    plan_told = json.loads(capsys.readouterr().out)
-    assert plan_told["infeasible_alone"] <= 0.05
-    assert min(tier["attained"] for tier in plan_told["tiers"].values()) >= 0.95
+    document = json.loads(capsys.readouterr().out)
+    assert document["infeasible_alone"] <= 0.05
+    assert min(tier["attained"] for tier in document["tiers"].values()) >= 0.95
 
 
 def test_plan_requests_beyond_max_model_len_are_infeasible(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -654,37 +654,37 @@ def test_share_allocator_slots_sum_to_cap_on_gateway_loss(gateways: int) -> None
     rng = np.random.default_rng(gateways)
     names = [f"g{k}" for k in range(gateways)]
     for _ in range(50):
-        ledger, alive, cap = ShareAllocator(100), list(names), 100
+        allocator, alive, cap = ShareAllocator(100), list(names), 100
         using = dict.fromkeys(names, 0)  # what each lets itself have, never told before the ledger grants it
-        ledger.rebalance(cap, dict.fromkeys(alive, 1.0))
-        assert sum(ledger.granted.values()) == ledger.total_slots == 100
+        allocator.rebalance(cap, dict.fromkeys(alive, 1.0))
+        assert sum(allocator.granted.values()) == allocator.total_slots == 100
         for step in range(60):
             kind = rng.integers(0, 4)
             if kind == 0:
                 cap = int(rng.integers(80, 121)) if step % 3 == 0 else cap
-                ledger.rebalance(cap, {g: float(rng.exponential()) for g in alive})
+                allocator.rebalance(cap, {g: float(rng.exponential()) for g in alive})
             elif kind == 1:
                 g = alive[rng.integers(len(alive))]
-                using[g] = min(using[g], max(ledger.limit(g), int(rng.integers(0, 60))))  # streams end
-                ledger.confirm(g, using[g])
+                using[g] = min(using[g], max(allocator.limit(g), int(rng.integers(0, 60))))  # streams end
+                allocator.confirm(g, using[g])
             elif kind == 2:
                 g = alive[rng.integers(len(alive))]
-                using[g] = max(using[g], ledger.limit(g))  # news of a grant arrives some time later
+                using[g] = max(using[g], allocator.limit(g))  # news of a grant arrives some time later
             elif step == 30 and len(alive) > 1:
                 g = alive.pop()
                 using[g] = 0
-                ledger.remove_gateway(g)
-            granted = ledger.granted
-            assert sum(granted.values()) + ledger.free_slots == ledger.total_slots
-            assert ledger.free_slots == 0
+                allocator.remove_gateway(g)
+            granted = allocator.granted
+            assert sum(granted.values()) + allocator.free_slots == allocator.total_slots
+            assert allocator.free_slots == 0
             assert all(units >= 0 for units in granted.values())
             assert all(using[g] <= granted[g] for g in alive)
-            assert sum(using.values()) <= ledger.total_slots
+            assert sum(using.values()) <= allocator.total_slots
         for _ in range(2):
             for g in alive:
-                using[g] = min(using[g], ledger.limit(g))
-                ledger.confirm(g, 0)
-        assert sum(ledger.granted.values()) == ledger.total_slots == cap
+                using[g] = min(using[g], allocator.limit(g))
+                allocator.confirm(g, 0)
+        assert sum(allocator.granted.values()) == allocator.total_slots == cap
 
 
 def test_two_gateways_fill_replica_like_one() -> None:

@@ -474,18 +474,18 @@ def test_split_by_demand_invalid_demand_still_sums_to_cap(demand: float) -> None
 
 
 def test_share_allocator_without_gateways_keeps_slots() -> None:
-    ledger = ShareAllocator(10)
-    assert ledger.remove_gateway("nobody") == {}
-    assert ledger.confirm("nobody", 5) == {}
-    assert ledger.limit("nobody") == 0
-    ledger.rebalance(10, {"a": 1.0})
-    ledger.remove_gateway("a")
-    assert (ledger.free_slots, ledger.total_slots) == (10, 10)
-    assert ledger.rebalance(6, {"b": 1.0}) == {"b": 6}
+    allocator = ShareAllocator(10)
+    assert allocator.remove_gateway("nobody") == {}
+    assert allocator.confirm("nobody", 5) == {}
+    assert allocator.limit("nobody") == 0
+    allocator.rebalance(10, {"a": 1.0})
+    allocator.remove_gateway("a")
+    assert (allocator.free_slots, allocator.total_slots) == (10, 10)
+    assert allocator.rebalance(6, {"b": 1.0}) == {"b": 6}
     with pytest.raises(ValueError, match="cap"):
         ShareAllocator(-1)
     with pytest.raises(ValueError, match="cap"):
-        ledger.rebalance(-1, {"b": 1.0})
+        allocator.rebalance(-1, {"b": 1.0})
 
 
 def plainly(

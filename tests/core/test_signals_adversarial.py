@@ -36,7 +36,7 @@ class Fleet:
     def __init__(self, *names: str) -> None:
         self.listener = MetricsAggregator([Role.SERVE])
         self.counts = dict.fromkeys(names, 0.0)
-        self.born = dict.fromkeys(names, 1)
+        self.instance_id = dict.fromkeys(names, 1)
         self.now_s = NOW_S
         self.rates: list[float] = []  # of every sample
         self.received = ServiceMetrics()
@@ -51,14 +51,14 @@ class Fleet:
         for name in self.counts:
             if name not in silent:
                 reading = gateway(self.counts[name])
-                self.listener.observe_gateway(name, str(self.born[name]), self.now_s, reading)
+                self.listener.observe_gateway(name, str(self.instance_id[name]), self.now_s, reading)
         self.received = self.listener.collect(self.now_s, {}, listed or tuple(self.counts), SHARE)
         if self.received.has_new_rate:
             self.rates.append(require_known(self.received.rate_per_s))
         return self.received
 
     def restart(self, name: str) -> None:
-        self.born[name] += 1
+        self.instance_id[name] += 1
         self.counts[name] = 0.0
 
 

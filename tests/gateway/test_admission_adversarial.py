@@ -177,7 +177,7 @@ async def test_class_change_keeps_retry_detection() -> None:
         admission={"whenFull": "Shed", "classes": classes}, classes=("other",), ready_at_s=20.0, ready_work=2.0
     )
     world.set_objects(obj)
-    world.asked -= 1
+    world.requests -= 1
     rejection_of(world.send())
     assert world.service()["requests"]["retried"] == 1
 
@@ -383,10 +383,10 @@ CHECK_REQUEST = b"POST /check HTTP/1.1\r\ncontent-length: 0\r\n\r\n"
 
 async def test_http_protocol_cancels_handler_on_disconnect() -> None:
     queued: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-    door, wire = HttpProtocol(lambda request: queued, 1024, None), FakeTransport()
-    door.connection_made(wire)
-    door.data_received(CHECK_REQUEST)
-    door.connection_lost(None)
+    protocol, wire = HttpProtocol(lambda request: queued, 1024, None), FakeTransport()
+    protocol.connection_made(wire)
+    protocol.data_received(CHECK_REQUEST)
+    protocol.connection_lost(None)
     assert queued.cancelled()
     await asyncio.sleep(0)
     assert wire.written == b""
@@ -400,9 +400,9 @@ async def test_http_protocol_responds_in_order_and_maps_error_to_500() -> None:
         return replies.pop(0)
 
     first, third = replies[0], replies[2]
-    door, wire = HttpProtocol(handle, 1024, None), FakeTransport()
-    door.connection_made(wire)
-    door.data_received(4 * CHECK_REQUEST)
+    protocol, wire = HttpProtocol(handle, 1024, None), FakeTransport()
+    protocol.connection_made(wire)
+    protocol.data_received(4 * CHECK_REQUEST)
     assert wire.written == b""
     first.set_result(response(200))
     await asyncio.sleep(0)

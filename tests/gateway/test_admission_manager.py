@@ -101,8 +101,8 @@ async def test_retry_reservation_uses_start_with_spare_capacity(first: float) ->
     for _ in range(20):
         replies = [world.send(), world.send()]
         world.advance(1.0)
-    told_s = int(rejection_of(replies[-1]).headers["x-plimsoll-eta"])
-    assert (told_s + 19 >= 100) == (first < 1.0)
+    eta_s = int(rejection_of(replies[-1]).headers["x-plimsoll-eta"])
+    assert (eta_s + 19 >= 100) == (first < 1.0)
 
 
 async def test_shed_queues_nothing_despite_time_left() -> None:

@@ -103,9 +103,9 @@ class StaticCapPolicy(CapPolicy):
 class PublishedLimitsPolicy(ControllerPolicy):
     """Clients say how long the answer will be, and limits are those that the operator told."""
 
-    def __init__(self, told: list[tuple[float, EngineCostModel]]) -> None:
-        super().__init__(AdmissionController((ClassPolicy("chat", 0, SLO),), told[0][1], {}))
-        self._limits = told
+    def __init__(self, limits: list[tuple[float, EngineCostModel]]) -> None:
+        super().__init__(AdmissionController((ClassPolicy("chat", 0, SLO),), limits[0][1], {}))
+        self._limits = limits
 
     def offer(self, request: ClientRequest, now: float) -> list[tuple[ClientRequest, int]]:
         request_id = f"{request.id}/{request.attempts}"
