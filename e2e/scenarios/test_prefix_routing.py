@@ -106,11 +106,11 @@ def run_turns(service: Service, seed: str, headers: tuple[tuple[str, str], ...] 
     """All turns of all users, on engines that neither come nor go meanwhile."""
     before = engine_samples(service)
     block = int(next(iter(next(iter(before.values())).by(CACHE, "block_size"))))
-    expected = TURNS * CONVERSATIONS
+    wanted = TURNS * CONVERSATIONS
     with ExitStack() as running:
         plans = [ClosedLoop(1, turns(f"{seed} {user}", headers)) for user in range(USERS)]
         loads = [running.enter_context(Load(service.target, plan)) for plan in plans]
-        wait_until("all turns are answered", lambda: all(len(x.ledger.records) >= expected for x in loads), LOAD_S)
+        wait_until("all turns are answered", lambda: all(len(x.ledger.records) >= wanted for x in loads), LOAD_S)
     after = engine_samples(service)
     assert after.keys() == before.keys()
     for load in loads:

@@ -75,22 +75,22 @@ class Fleet:
     start_s: float = 60.0
     ordered: int = 1
     stuck: bool = False  # its new pods fit on no node
-    created_s: list[float] = field(default_factory=list)
-    records: StartupModel = field(default_factory=lambda: from_medians({"start": 60.0}))
+    born_s: list[float] = field(default_factory=list)
+    ledger: StartupModel = field(default_factory=lambda: from_medians({"start": 60.0}))
     demand: ForecastState = field(default_factory=ForecastState)
     backlog_gpu_s: float = 0.0
     history: list[TierDecision] = field(default_factory=list)
 
     def sees(self, now_s: float, work: float | Unavailable) -> TierObservation:
         self.demand = observe(self.demand, now_s, work)
-        up = [] if self.stuck else [created_s for created_s in self.created_s if now_s - created_s >= self.start_s]
-        for created_s in up:
-            self.created_s.remove(created_s)
-            self.records = record(self.records, [("start", self.start_s)])
-        ready = self.ordered - len(self.created_s)
+        up = [] if self.stuck else [born_s for born_s in self.born_s if now_s - born_s >= self.start_s]
+        for born_s in up:
+            self.born_s.remove(born_s)
+            self.ledger = record(self.ledger, [("start", self.start_s)])
+        ready = self.ordered - len(self.born_s)
         if not isinstance(work, Unavailable):
             self.backlog_gpu_s = 0.0 if ready else self.backlog_gpu_s + work * TICK_S
-        horizon_s = self.records.horizon_s + TICK_S
+        horizon_s = self.ledger.horizon_s + TICK_S
         found = forecast_demand(self.demand, now_s, horizon_s, 0.95)
         known: TierDemand | Unavailable = Unavailable("nothing yet")
         need: SizingResult | Unavailable = Unavailable("nothing yet")
@@ -101,18 +101,18 @@ class Fleet:
             need = sizing_for(known, ready, self.backlog_gpu_s)
         words = "no room" if self.stuck else None
         starting = tuple(
-            StartingPod(f"p{i}", created_s, unschedulable_reason=words) for i, created_s in enumerate(self.created_s)
+            StartingPod(f"p{i}", born_s, unschedulable_reason=words) for i, born_s in enumerate(self.born_s)
         )
         return TierObservation(
-            self.ordered, ready, self.records, known, need, starting, backlog_gpu_s=self.backlog_gpu_s
+            self.ordered, ready, self.ledger, known, need, starting, backlog_gpu_s=self.backlog_gpu_s
         )
 
     def obeys(self, now_s: float, found: TierDecision) -> None:
         self.history.append(found)
         more = found.replicas - self.ordered
-        self.created_s += [now_s] * more
+        self.born_s += [now_s] * more
         if more < 0:  # pods that are not ready go first
-            self.created_s = self.created_s[: max(0, len(self.created_s) + more)]
+            self.born_s = self.born_s[: max(0, len(self.born_s) + more)]
         self.ordered = found.replicas
 
     @property
@@ -137,7 +137,7 @@ def run(fleets: dict[str, Fleet], works: dict[str, list[float | Unavailable]], *
         lost = next((work for work in came if isinstance(work, Unavailable)), None)
         idle = None if lost else not any(came) and not any(fleet.backlog_gpu_s for fleet in fleets.values())
         reported = idle_periods.update_idle(
-            reported, now_s, idle, 0.0, max(fleet.records.horizon_s for fleet in fleets.values())
+            reported, now_s, idle, 0.0, max(fleet.ledger.horizon_s for fleet in fleets.values())
         )
         pause = lost or idle_periods.current_idle(reported, now_s)
         decisions.append(decide(ServiceObservation(observed, state, idle_period=pause), policy, now_s))
@@ -366,7 +366,7 @@ def test_decode_bottleneck_does_not_scale_prefill() -> None:
 
 @pytest.mark.parametrize("start_s", [0.1, 5.0, 240.0])
 def test_faster_startup_causes_no_more_reversals(start_s: float) -> None:
-    fleet = ran(arriving(np.full(HOURS, 19.5), 7), start_s=start_s, records=from_medians({"start": start_s}))
+    fleet = ran(arriving(np.full(HOURS, 19.5), 7), start_s=start_s, ledger=from_medians({"start": start_s}))
     assert fleet.reversals <= 1
 
 

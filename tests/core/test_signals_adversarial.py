@@ -15,17 +15,8 @@ from plimsoll.core.demand.metrics_aggregator import MetricsAggregator
 from plimsoll.core.demand.service_metrics import ServiceMetrics, TierMetrics
 from plimsoll.core.ports import BucketCounts, ServiceReading
 from plimsoll.core.types import Role, Unavailable
-from tests.core.test_signals import (
-    LENGTH_EDGES,
-    NOW_S,
-    SHARE,
-    TPOT_EDGES_S,
-    engine,
-    gateway,
-    require_known,
-    sample_histogram,
-    serving,
-)
+from tests.core.signal_readings import NOW_S, SHARE, gateway, sample_histogram
+from tests.core.test_signals import LENGTH_EDGES, TPOT_EDGES_S, engine, require_known, serving
 
 BAD = (math.nan, math.inf, -math.inf, -1.0, 1e300)
 

@@ -33,14 +33,14 @@ GUESS = {"schedule": 1.0, "pull": 40.0, "load": 10.0, "compile": 15.0, "warmup":
 
 def model_after(*starts: float, guess: dict[str, float] | None = None) -> StartupModel:
     """A ledger after starts of one phase each."""
-    model = from_medians(guess or {"start": 60.0})
+    ledger = from_medians(guess or {"start": 60.0})
     for seconds in starts:
-        model = record(model, [("start", seconds)])
-    return model
+        ledger = record(ledger, [("start", seconds)])
+    return ledger
 
 
-def total_s(model: StartupModel, share: float) -> float:
-    return model.total.quantile_s(share)
+def total_s(ledger: StartupModel, share: float) -> float:
+    return ledger.total.quantile_s(share)
 
 
 def test_prior_is_bytes_over_bandwidth_plus_engine_time() -> None:
@@ -64,23 +64,23 @@ def test_quantiles_cover_each_phase_and_the_total() -> None:
 
 
 def test_record_few_startups_override_wrong_guess() -> None:
-    model = model_after(60.0, guess={"start": 175.0})
-    assert total_s(model, 0.5) == pytest.approx(60.0, rel=0.1)
+    ledger = model_after(60.0, guess={"start": 175.0})
+    assert total_s(ledger, 0.5) == pytest.approx(60.0, rel=0.1)
     assert total_s(model_after(60.0, 60.0, 60.0, guess={"start": 175.0}), 0.9) < 75.0
 
 
 def test_record_learns_spread_of_startups() -> None:
     rng = np.random.default_rng(1)
-    model = model_after(*(80.0 * np.exp(0.4 * rng.standard_normal(400))))
+    ledger = model_after(*(80.0 * np.exp(0.4 * rng.standard_normal(400))))
     for share in (0.5, 0.9):
         truth = 80.0 * math.exp(0.4 * NormalDist().inv_cdf(share))
-        assert total_s(model, share) == pytest.approx(truth, rel=0.3)
+        assert total_s(ledger, share) == pytest.approx(truth, rel=0.3)
 
 
 def test_record_old_startups_decay() -> None:
-    model = model_after(*(120.0,) * 40, *(60.0,) * 80)
-    assert total_s(model, 0.5) == pytest.approx(60.0, rel=0.03)
-    assert model.horizon_s < 75.0
+    ledger = model_after(*(120.0,) * 40, *(60.0,) * 80)
+    assert total_s(ledger, 0.5) == pytest.approx(60.0, rel=0.03)
+    assert ledger.horizon_s < 75.0
 
 
 def test_record_single_outlier_hardly_moves_median() -> None:
@@ -99,16 +99,16 @@ def test_horizon_is_p90_and_overdue_max_of_p99_and_twice_p50() -> None:
 # Pods that are starting
 
 
-def eta_of(model: StartupModel, pod: StartingPod, now_s: float) -> Eta:
-    found = eta(model, pod, now_s)
+def eta_of(ledger: StartupModel, pod: StartingPod, now_s: float) -> Eta:
+    found = eta(ledger, pod, now_s)
     assert isinstance(found, Eta)
     return found
 
 
 def test_eta_falls_with_each_phase_and_is_not_negative() -> None:
-    model = from_medians(GUESS)
+    ledger = from_medians(GUESS)
     etas = [
-        eta_of(model, StartingPod("a", 0.0, phase, begun_s), begun_s)
+        eta_of(ledger, StartingPod("a", 0.0, phase, begun_s), begun_s)
         for phase, begun_s in (("schedule", 0.0), ("pull", 1.0), ("load", 41.0), ("compile", 51.0), ("warmup", 66.0))
     ]
     likely = [one.likely_s for one in etas]
@@ -119,18 +119,18 @@ def test_eta_falls_with_each_phase_and_is_not_negative() -> None:
 
 
 def test_eta_long_running_phase_is_expected_to_continue() -> None:
-    model = from_medians(GUESS)
-    early = eta_of(model, StartingPod("a", 0.0, "pull", 1.0), 2.0)
-    late = eta_of(model, StartingPod("a", 0.0, "pull", 1.0), 80.0)
+    ledger = from_medians(GUESS)
+    early = eta_of(ledger, StartingPod("a", 0.0, "pull", 1.0), 2.0)
+    late = eta_of(ledger, StartingPod("a", 0.0, "pull", 1.0), 80.0)
     assert late.likely_s > 29.0  # what comes after the pull alone
     assert late.likely_s < early.likely_s
 
 
 def test_eta_without_phase_uses_rest_of_total() -> None:
-    model = from_medians(GUESS)
+    ledger = from_medians(GUESS)
     for phase in (None, "unheard-of"):
-        assert eta_of(model, StartingPod("a", 0.0, phase, 5.0), 0.0).likely_s == pytest.approx(70.0)
-        assert 0.0 < eta_of(model, StartingPod("a", 0.0, phase, 5.0), 60.0).likely_s < 40.0
+        assert eta_of(ledger, StartingPod("a", 0.0, phase, 5.0), 0.0).likely_s == pytest.approx(70.0)
+        assert 0.0 < eta_of(ledger, StartingPod("a", 0.0, phase, 5.0), 60.0).likely_s < 40.0
 
 
 def test_eta_pod_created_in_future_has_just_begun() -> None:
@@ -138,10 +138,10 @@ def test_eta_pod_created_in_future_has_just_begun() -> None:
 
 
 def test_eta_long_startup_is_overdue_in_any_phase() -> None:
-    model = model_after(*(60.0,) * 20)
-    assert isinstance(eta(model, StartingPod("a", 0.0), 0.99 * model.overdue_s), Eta)
+    ledger = model_after(*(60.0,) * 20)
+    assert isinstance(eta(ledger, StartingPod("a", 0.0), 0.99 * ledger.overdue_s), Eta)
     for phase in (None, "start"):
-        assert eta(model, StartingPod("a", 0.0, phase), 200.0) == Overdue(200.0, model.overdue_s)
+        assert eta(ledger, StartingPod("a", 0.0, phase), 200.0) == Overdue(200.0, ledger.overdue_s)
 
 
 def test_eta_pod_on_silent_node_is_overdue_at_once() -> None:
@@ -150,15 +150,15 @@ def test_eta_pod_on_silent_node_is_overdue_at_once() -> None:
 
 
 def test_eta_unschedulable_pod_is_not_overdue() -> None:
-    model = from_medians(GUESS)
-    assert eta_of(model, StartingPod("a", 0.0, unschedulable_reason="no room"), 1e5).likely_s == pytest.approx(70.0)
+    ledger = from_medians(GUESS)
+    assert eta_of(ledger, StartingPod("a", 0.0, unschedulable_reason="no room"), 1e5).likely_s == pytest.approx(70.0)
 
 
 @given(elapsed=st.floats(0, 1000), later=st.floats(0, 100), seconds=st.floats(0.2, 500))
 def test_eta_is_never_in_the_past(elapsed: float, later: float, seconds: float) -> None:
-    model = model_after(seconds)
+    ledger = model_after(seconds)
     for now_s in (elapsed, elapsed + later):
-        found = eta(model, StartingPod("a", 0.0), now_s)
+        found = eta(ledger, StartingPod("a", 0.0), now_s)
         assert isinstance(found, Overdue) or 0.0 <= found.likely_s <= found.late_s
 
 
@@ -176,63 +176,63 @@ def test_unmeasured_restart_has_the_phases_of_a_container() -> None:
 
 
 def test_restart_is_learned_beside_the_starts() -> None:
-    model = record(from_medians(GUESS), list(GUESS.items()))
-    learned = record_restart(record_restart(model, RESTART), RESTART)
-    assert (learned.phases, learned.total) == (model.phases, model.total)
+    ledger = record(from_medians(GUESS), list(GUESS.items()))
+    learned = record_restart(record_restart(ledger, RESTART), RESTART)
+    assert (learned.phases, learned.total) == (ledger.phases, ledger.total)
     assert learned.restart.total.startups > 1.0
     assert learned.restart.total.quantile_s(0.5) == pytest.approx(15.0, rel=0.1)
     assert record(learned, list(GUESS.items())).restart == learned.restart
-    assert codec.decode(StartupModel, codec.encode(model)).restart_total is None
+    assert codec.decode(StartupModel, codec.encode(ledger)).restart_total is None
     back = codec.decode(StartupModel, json.loads(json.dumps(codec.encode(learned))))
     assert back.restart.total.quantile_s(0.5) == pytest.approx(learned.restart.total.quantile_s(0.5), rel=1e-3)
 
 
 def test_eta_of_restart_is_what_is_left_of_it() -> None:
     """The phases of a restart, or the rest of a whole one, while a new pod has all phases before it."""
-    model = from_medians(GUESS)
+    ledger = from_medians(GUESS)
     for _ in range(8):
-        model = record_restart(record(model, list(GUESS.items())), RESTART)
+        ledger = record_restart(record(ledger, list(GUESS.items())), RESTART)
     expected = {("restart", 100.0): 15.0, ("load", 101.0): 14.0, ("warmup", 112.0): 3.0}
     for (phase, since_s), left_s in expected.items():
         pod = StartingPod("a", 100.0, phase, since_s, restart_since_s=100.0)
-        assert eta_of(model, pod, since_s).likely_s == pytest.approx(left_s, rel=0.1)
-    silent = StartingPod("a", 90.0, "unheard-of", 101.0, restart_since_s=100.0)
-    assert eta_of(model, silent, 100.0).likely_s == pytest.approx(15.0, rel=0.1)
-    assert eta_of(model, StartingPod("b", 100.0), 100.0).likely_s == pytest.approx(70.0, rel=0.1)
+        assert eta_of(ledger, pod, since_s).likely_s == pytest.approx(left_s, rel=0.1)
+    mute = StartingPod("a", 90.0, "unheard-of", 101.0, restart_since_s=100.0)
+    assert eta_of(ledger, mute, 100.0).likely_s == pytest.approx(15.0, rel=0.1)
+    assert eta_of(ledger, StartingPod("b", 100.0), 100.0).likely_s == pytest.approx(70.0, rel=0.1)
 
 
 def test_restart_is_overdue_after_the_limit_of_a_start() -> None:
     """Since the pod became unready: an engine that ends again and again begins each restart, but comes never."""
-    model = record_restart(from_medians(GUESS), RESTART)
-    late_s = model.overdue_s + 1.0
+    ledger = record_restart(from_medians(GUESS), RESTART)
+    late_s = ledger.overdue_s + 1.0
     pod = StartingPod("a", 0.0, "restart", late_s - 2.0, restart_since_s=late_s - 2.0)
-    assert isinstance(eta(model, pod, late_s - 2.0), Eta)
-    assert eta(model, pod, late_s) == Overdue(late_s, model.overdue_s)
+    assert isinstance(eta(ledger, pod, late_s - 2.0), Eta)
+    assert eta(ledger, pod, late_s) == Overdue(late_s, ledger.overdue_s)
 
 
 # Phases
 
 
 def test_record_replaces_guessed_phases_by_observed_order() -> None:
-    model = record(from_medians(GUESS), [("schedule", 1.0), ("pull", 30.0), ("verify", 3.0), ("load", 9.0)])
-    assert [name for name, _ in model.phases] == ["schedule", "pull", "verify", "load"]
-    assert eta_of(model, StartingPod("a", 0.0, "verify", 31.0), 31.0).likely_s == pytest.approx(12.0, rel=0.1)
+    ledger = record(from_medians(GUESS), [("schedule", 1.0), ("pull", 30.0), ("verify", 3.0), ("load", 9.0)])
+    assert [name for name, _ in ledger.phases] == ["schedule", "pull", "verify", "load"]
+    assert eta_of(ledger, StartingPod("a", 0.0, "verify", 31.0), 31.0).likely_s == pytest.approx(12.0, rel=0.1)
 
 
 def test_record_skipped_phase_keeps_its_position() -> None:
-    model = from_medians(GUESS)
+    ledger = from_medians(GUESS)
     for took_s in ([("schedule", 1.0), ("pull", 30.0), ("load", 9.0)], [("schedule", 1.0), ("load", 9.0)]):
-        model = record(model, took_s)
-    assert [name for name, _ in model.phases] == ["schedule", "pull", "load"]
+        ledger = record(ledger, took_s)
+    assert [name for name, _ in ledger.phases] == ["schedule", "pull", "load"]
 
 
 def test_record_many_phase_names_stays_bounded() -> None:
-    model = from_medians(GUESS)
+    ledger = from_medians(GUESS)
     for number in range(200):
-        model = record(model, [(f"phase-{number}-{k}", 1.0 + k) for k in range(30)])
-    assert len(model.phases) <= MAX_PHASES
-    assert len(json.dumps(codec.encode(model))) < 1100
-    assert total_s(model, 0.5) == pytest.approx(sum(1.0 + k for k in range(30)), rel=0.05)
+        ledger = record(ledger, [(f"phase-{number}-{k}", 1.0 + k) for k in range(30)])
+    assert len(ledger.phases) <= MAX_PHASES
+    assert len(json.dumps(codec.encode(ledger))) < 1100
+    assert total_s(ledger, 0.5) == pytest.approx(sum(1.0 + k for k in range(30)), rel=0.05)
 
 
 # Stored
@@ -240,12 +240,12 @@ def test_record_many_phase_names_stays_bounded() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from(sorted(GUESS)), st.floats(0, 2000)), min_size=1, max_size=8))
 def test_startup_model_round_trip_keeps_estimates(took_s: list[tuple[str, float]]) -> None:
-    model = record(from_medians(GUESS), took_s)
-    stored = json.loads(json.dumps(codec.encode(model)))
+    ledger = record(from_medians(GUESS), took_s)
+    stored = json.loads(json.dumps(codec.encode(ledger)))
     back = codec.decode(StartupModel, stored)
     assert codec.encode(back) == stored
-    assert back.horizon_s == pytest.approx(model.horizon_s, rel=1e-3)
-    assert [name for name, _ in back.phases] == [name for name, _ in model.phases]
+    assert back.horizon_s == pytest.approx(ledger.horizon_s, rel=1e-3)
+    assert [name for name, _ in back.phases] == [name for name, _ in ledger.phases]
 
 
 GOOD = codec.encode(record(from_medians(GUESS), [("pull", 30.0), ("load", 8.0)]))

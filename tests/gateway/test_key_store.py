@@ -100,12 +100,12 @@ class OneSync:
     """A source that lists one Secret and then is silent."""
 
     def __init__(self) -> None:
-        self.queries: list[Any] = []
+        self.asked: list[Any] = []
 
     async def watch(
         self, resource: Resource, namespace: str | None = None, selector: str | None = None
     ) -> AsyncIterator[WatchEvent]:
-        self.queries.append((resource, namespace, selector))
+        self.asked.append((resource, namespace, selector))
         yield WatchEvent("SYNC", objects=(key_secret("a"),))
         await asyncio.Event().wait()
 
@@ -115,7 +115,7 @@ async def test_store_watches_labelled_secrets_of_its_namespace_only() -> None:
     following = asyncio.create_task(store.follow(source, SYSTEM, changed.set))
     await changed.wait()
     following.cancel()
-    assert source.queries == [(SECRETS, SYSTEM, "plimsoll.dev/api-key")]
+    assert source.asked == [(SECRETS, SYSTEM, "plimsoll.dev/api-key")]
     assert store.get("a") is not None
 
 

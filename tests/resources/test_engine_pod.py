@@ -137,9 +137,9 @@ def test_pod_spread_is_soft_and_over_zones_for_serve_only() -> None:
     for kind, one in made.items():
         for constraint in one["spec"]["topologySpreadConstraints"]:
             assert constraint["whenUnsatisfiable"] == "ScheduleAnyway"
-            expected = constraint["labelSelector"]["matchLabels"]
-            assert expected[labels.ROLE] == kind
-            assert expected.items() <= one["metadata"]["labels"].items()
+            wanted = constraint["labelSelector"]["matchLabels"]
+            assert wanted[labels.ROLE] == kind
+            assert wanted.items() <= one["metadata"]["labels"].items()
 
 
 def test_pod_spread_of_user_wins() -> None:

@@ -27,7 +27,7 @@ from plimsoll.resources.object_meta import tier_name
 KubeObject = dict[str, Any]
 
 COMMAND: Final = ["python3", "-P", "-m", "launcher.fetch"]
-_JOB_TTL_S: Final = 3600  # after the end
+_KEPT_SECONDS: Final = 3600  # after the end
 _POD_FIELDS: Final = (
     "serviceAccountName",
     "automountServiceAccountToken",
@@ -100,7 +100,7 @@ def job(name: str, namespace: str, pod: KubeObject) -> KubeObject:
         "kind": "Job",
         "metadata": {"name": f"{name}-prefetch", "namespace": namespace, "labels": {labels.NAME: "plimsoll-prefetch"}},
         "spec": {
-            "ttlSecondsAfterFinished": _JOB_TTL_S,
+            "ttlSecondsAfterFinished": _KEPT_SECONDS,
             "template": {
                 "metadata": {"labels": {labels.NAME: "plimsoll-prefetch"}},
                 "spec": {

@@ -59,14 +59,14 @@ def is_unplaced(pod: Object) -> bool:
     return any(one.get("type") == "PodScheduled" and one.get("status") == "False" for one in _conditions(pod))
 
 
-def desired_roles(service: Object) -> Callable[[Role], bool]:
+def wanted_roles(service: Object) -> Callable[[Role], bool]:
     """Whether a role is to have replicas, by the operator's status; true if it does not say so."""
     tiers = value_at(service, "status", "tiers")
     return lambda role: not str(value_at(tiers, role, "summary") or "").endswith("/0")
 
 
 def keep_last(
-    endpoints: Iterable[Endpoint], unplaced: Collection[Role], is_desired: Callable[[Role], bool] = lambda role: True
+    endpoints: Iterable[Endpoint], unplaced: Collection[Role], is_wanted: Callable[[Role], bool] = lambda role: True
 ) -> tuple[Endpoint, ...]:
     """Returns the endpoints of a service; leaving ones that are ready are `last` where no other has their role.
 
@@ -78,7 +78,7 @@ def keep_last(
 
     def is_last(endpoint: Endpoint) -> bool:
         place = _place(endpoint.role)
-        if not (endpoint.ready and endpoint.leaving.hands_over) or place in served or not is_desired(endpoint.role):
+        if not (endpoint.ready and endpoint.leaving.hands_over) or place in served or not is_wanted(endpoint.role):
             return False
         return place not in waiting or endpoint.leaving is Leaving.HANDS_OVER_ON_DRAINED_NODE
 

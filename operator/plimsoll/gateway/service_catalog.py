@@ -30,7 +30,7 @@ from plimsoll.engines.registry import DEFAULT_ENGINE, engine_named
 from plimsoll.gateway.adapters import AdapterEntry, not_loaded_on
 from plimsoll.gateway.admission_policy import AdmissionPolicy, PolicyCache, admission_of
 from plimsoll.gateway.engine_pods import EnginePod, UnplacedPod, endpoint_of, max_model_len, max_queued, unplaced_role
-from plimsoll.gateway.handover import desired_roles, keep_last
+from plimsoll.gateway.handover import keep_last, wanted_roles
 from plimsoll.gateway.picture_tokens import DEFAULT_FAMILY, PictureFamily, family_of
 from plimsoll.telemetry import gateway_metrics
 
@@ -307,7 +307,7 @@ class CatalogBuilder:
             created=_unix(claim.created),
             task=_task(obj),
             pictures=family_of(str(value_at(obj, "spec", "model", "uri"))),
-            endpoints=tuple(endpoints if deleted else keep_last(endpoints, waiting, desired_roles(obj))),
+            endpoints=tuple(endpoints if deleted else keep_last(endpoints, waiting, wanted_roles(obj))),
             max_sequences=_max_sequences(obj),
             max_queued=max((pod.max_queued for pod in engines), default=MAX_REQUEST_SEQUENCES),
             max_model_len=max(lengths) if lengths and all(lengths) else None,
