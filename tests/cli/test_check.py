@@ -303,7 +303,7 @@ def test_definitions_before_install_name_their_release() -> None:
     found = only(check_release.definitions_before_install({"x": {"metadata": {"annotations": notes}}}))
     assert found.message == "the CRDs x exist already and belong to release old/p"
     assert "crds.install: false" in found.remedy
-    assert "of no Helm release" in only(check_release.definitions_before_install({"x": {}})).message
+    assert "belong to no Helm release" in only(check_release.definitions_before_install({"x": {}})).message
     assert not list(check_release.definitions_before_install({}))
 
 

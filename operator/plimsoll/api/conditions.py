@@ -223,7 +223,7 @@ REASON_MEANINGS: dict[ConditionReason, str] = {
     ConditionReason.GATEWAY_CONFIG_STALE: "A gateway is not using the current admission limits.",
     ConditionReason.FALLBACK_UNUSABLE: "The fallback service does not exist, or falls back to this service.",
     ConditionReason.POOL_KIND_MISSING: "The cluster has no InferencePool v1.",
-    ConditionReason.POOL_TAKEN: "A pool of this name, which Plimsoll did not create, has other fields than the service needs.",
+    ConditionReason.POOL_TAKEN: "A pool of this name that Plimsoll did not create has other fields.",
     ConditionReason.POOL_REJECTED: "The API server rejects the pool, or does not answer.",
     ConditionReason.POOL_NOT_ACCEPTED: "A gateway reports that it does not accept the pool.",
     ConditionReason.ROLLING_OUT: "The engines are being replaced, or are watched afterwards.",
