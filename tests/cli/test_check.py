@@ -301,7 +301,7 @@ def test_definitions_that_differ_are_told_by_field() -> None:
 def test_definitions_before_install_name_their_release() -> None:
     notes = {"meta.helm.sh/release-name": "p", "meta.helm.sh/release-namespace": "old"}
     found = only(check_release.definitions_before_install({"x": {"metadata": {"annotations": notes}}}))
-    assert found.message == "the CRDs x exist already and belong to release old/p"
+    assert found.message == "CRDs exist already and belong to release old/p: x"
     assert "crds.install: false" in found.remedy
     assert "belong to no Helm release" in only(check_release.definitions_before_install({"x": {}})).message
     assert not list(check_release.definitions_before_install({}))

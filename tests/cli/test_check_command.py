@@ -187,7 +187,7 @@ def test_check_of_a_real_api_server(real_cluster: ApiServer, tmp_path: Any, caps
     ], "the CRDs of the server have the fields of this program"
     assert document["problems"] == 3
     assert main([*words, "--pre"]) == 1
-    assert "exist already and belong to no Helm release" in capsys.readouterr().out
+    assert "CRDs exist already" in capsys.readouterr().out
 
 
 @pytest.mark.api
