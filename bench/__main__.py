@@ -39,13 +39,13 @@ MEASUREMENTS: dict[str, Callable[[Cluster], dict[str, object]]] = {
 }
 
 
-def main(wanted: list[str]) -> int:
+def main(titles: list[str]) -> int:
     """Run the measurements whose title has one of the words, all of them without words."""
     report: dict[str, object] = {}
     with stack.connect_cluster() as cluster:
         stack.install(cluster)
         for title, measure in MEASUREMENTS.items():
-            if wanted and not any(word in title for word in wanted):
+            if titles and not any(word in title for word in titles):
                 continue
             print(f"== {title}", flush=True)
             report[title] = figures = measure(cluster)

@@ -68,8 +68,8 @@ def fits(file: str, version: str) -> bool:
         _, found, _, tags = parse_wheel_filename(file)
     except (InvalidWheelFilename, InvalidVersion):
         return False
-    wanted = Version(version)
-    same = found == wanted or (wanted.local is None and Version(found.public) == wanted)
+    expected = Version(version)
+    same = found == expected or (expected.local is None and Version(found.public) == expected)
     return same and not TAGS.isdisjoint(tags)
 
 

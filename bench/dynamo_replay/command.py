@@ -76,16 +76,16 @@ class ReplayCase:
         """Raises BadInput for a row that their replay, or the pilot that shows it to Plimsoll, cannot hold."""
         if not all(row.initial) or row.clients != "none":
             raise BadInput(f"{row.name}: tiers that are never empty, and clients that do not come back, are played")
-        asked = row.load.make(seed)
-        if asked[0].block_ids:
+        requests = row.load.make(seed)
+        if requests[0].block_ids:
             raise BadInput(f"{row.name}: prompts that share beginnings are not played")
-        asked = [replace(request, at_s=request.at_s - asked[0].at_s) for request in asked]
-        platform = search_space(row, 1.0, asked).context
+        requests = [replace(request, at_s=request.at_s - requests[0].at_s) for request in requests]
+        platform = search_space(row, 1.0, requests).context
         start_s = platform.plant.startup.mean_s
         profile = replace(platform.plant.profile, **_IDEAL_PROFILE)
         start = replace(platform.plant.startup, uniform_min_s=start_s, uniform_max_s=start_s, samples_s=())
         plant = replace(platform.plant, profile=profile, startup=start, spread=0.0, noise=0.0)
-        return cls(row, replace(platform, plant=plant), asked, start_s)
+        return cls(row, replace(platform, plant=plant), requests, start_s)
 
     @property
     def initial(self) -> dict[Role, int]:

@@ -37,7 +37,7 @@ class ReplayCounters:
         self._roles, self._profile, self._wire = tuple(roles), plant.profile, plant.kv_link()
         self._at_s = [request.at_s for request in requests]
         self._tokens = [0, *accumulate(request.prompt_tokens for request in requests)]
-        self._came = self._ended = 0
+        self._arrived = self._ended = 0
         self._meters: dict[str, EngineMetrics] = {}
         self._newest: dict[str, tuple[float, Mapping[str, Any]]] = {}
         self._last: dict[Role, str] = {}  # whose step ended last
@@ -46,8 +46,8 @@ class ReplayCounters:
     def observe(self, shown: Mapping[str, Any]) -> None:
         """One look at their replay."""
         now_s = shown["now_ms"] / 1000.0
-        while self._came < len(self._at_s) and self._at_s[self._came] <= now_s:
-            self._came += 1
+        while self._arrived < len(self._at_s) and self._at_s[self._arrived] <= now_s:
+            self._arrived += 1
         for role in self._roles:
             for step in reversed(shown[f"{GROUPS[role]}_fpm_snapshots"]):
                 name = self._last[role] = pod_name(role, step["worker_id"])
@@ -71,8 +71,8 @@ class ReplayCounters:
         """As a gateway without a gate would tell it."""
         newest = {name: self._newest[name] for name in ready if name in self._newest}
         return ServiceReading(
-            arrived=self._came,
-            arrived_tokens=self._tokens[self._came],
+            arrived=self._arrived,
+            arrived_tokens=self._tokens[self._arrived],
             retried=0.0,
             succeeded=self._ended,
             failed=0.0,

@@ -180,7 +180,7 @@ if __name__ == "__main__":
         count = 300 if size < 1_000_000 else 30
         for label, obj in (("no gate", service_with_slo(model=False)), ("gate", service_with_slo(batch=50))):
             found = {n: cost(obj, size, n, count) for n in (4, 32, 128)}
-            shown = "  ".join(f"{asked:7.1f} + {ended:5.1f} at {n} endpoints" for n, (asked, ended) in found.items())
+            shown = "  ".join(f"{pick:7.1f} + {record:5.1f} at {n} endpoints" for n, (pick, record) in found.items())
             print(f"{size:>9} bytes {label:>8}: {shown}")
     print(f"open loop, {RATE:.0f} questions/s of 2,000 bytes for {SECONDS:.0f} s, microseconds of CPU")
     for label, obj in (("no gate", service_with_slo(model=False)), ("gate", service_with_slo(batch=100))):

@@ -117,19 +117,19 @@ def _record_event(result: dict[str, Any], line: bytes, at_s: float) -> None:
 async def worker(given: argparse.Namespace) -> list[dict[str, Any]]:
     """Sends this process's share of the trace; unfinished requests are cut some time after the last one was sent."""
     index, workers = (int(rows) for rows in given.worker.split("/"))
-    asked = traces.read(given.trace)
-    own_rows = range(index, len(asked), workers)
+    requests = traces.read(given.trace)
+    own_rows = range(index, len(requests), workers)
     bodies = {
-        row: request_body(prompt((given.seed, row), asked[row].prompt), asked[row].output, stream=True)
+        row: request_body(prompt((given.seed, row), requests[row].prompt), requests[row].output, stream=True)
         for row in own_rows
     }
     tasks: list[asyncio.Task[dict[str, Any]]] = []
     async with session() as http:
         for row in own_rows:
-            await asyncio.sleep(max(0.0, given.start + asked[row].at_s - time.monotonic()))
-            remote = given.prefill and asked[row].prompt >= given.remote_from
+            await asyncio.sleep(max(0.0, given.start + requests[row].at_s - time.monotonic()))
+            remote = given.prefill and requests[row].prompt >= given.remote_from
             headers = {PREFILL: given.prefill} if remote else {}
-            tasks.append(asyncio.create_task(_send_one(http, given, row, asked[row], bodies.pop(row), headers)))
+            tasks.append(asyncio.create_task(_send_one(http, given, row, requests[row], bodies.pop(row), headers)))
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=given.drain)
             for task in late:

@@ -30,7 +30,7 @@ class MismatchRun:
 
     offered, within_slo: requests by window of `WINDOW_S` of their arrival. settled_s: when as many replicas were ready
     as the smallest constant fleet that meets the SLO has, and five minutes more; None if never.
-    max_replicas, reversals: of the wanted replicas of all tiers from then on; reversals are the most of one tier.
+    max_replicas, reversals: of the desired replicas of all tiers from then on; reversals are the most of one tier.
     changes: decisions of the whole run that changed a count.
     """
 
@@ -105,22 +105,22 @@ def _settled_s(log: RunLog, least: Mapping[Role, int]) -> float | None:
     return None
 
 
-def _wanted(log: RunLog, role: Role) -> Sequence[tuple[float, int]]:
+def _desired_replicas(log: RunLog, role: Role) -> Sequence[tuple[float, int]]:
     return [(row[0], row[2]) for row in log.replicas if row[1] is role]
 
 
 def _max_replicas(log: RunLog, roles: Sequence[Role], settled_s: float | None) -> int:
-    """Most replicas wanted at once, of all tiers, from `settled_s` to the end of the load."""
-    from_s, wanted, most = settled_s or 0.0, dict.fromkeys(roles, 0), 0
+    """Most replicas desired at once, of all tiers, from `settled_s` to the end of the load."""
+    from_s, desired, most = settled_s or 0.0, dict.fromkeys(roles, 0), 0
     for at_s, role, replicas, *_ in log.replicas:
         if at_s >= LENGTH_S:
             break
         if at_s >= from_s:
-            most = max(most, sum(wanted.values()))
-        wanted[role] = replicas
-    return max(most, sum(wanted.values()))
+            most = max(most, sum(desired.values()))
+        desired[role] = replicas
+    return max(most, sum(desired.values()))
 
 
 def _reversals(log: RunLog, role: Role, settled_s: float | None) -> int:
-    after = [(at_s, replicas) for at_s, replicas in _wanted(log, role) if at_s >= (settled_s or 0.0)]
+    after = [(at_s, replicas) for at_s, replicas in _desired_replicas(log, role) if at_s >= (settled_s or 0.0)]
     return max(reversals(after, [0.0], LENGTH_S), default=0)

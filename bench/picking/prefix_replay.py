@@ -26,7 +26,8 @@ from plimsoll.core.engine_model.step_time import EngineLimits, StepModel
 from plimsoll.core.slo import Slo
 from plimsoll.core.types import Role
 from plimsoll.core.workload import from_samples
-from tests.core.admission_simulator import ClientRequest, ControllerPolicy, PrefixCache, StepEngine, run
+from tests.core.admission_engine import ClientRequest, PrefixCache, StepEngine
+from tests.core.admission_simulator import ControllerPolicy, run
 
 TRACE_FOLDER = Path(__file__).parent / "data"
 TRACE_BLOCK_TOKENS = 512

@@ -30,8 +30,8 @@ def render_row(row: BoardRow, entry: BoardEntry) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _check_row(name: str, asked: str, found: str, passed: bool) -> tuple[str, ...]:
-    return name, asked, found, "yes" if passed else "**no**"
+def _check_row(name: str, required: str, found: str, passed: bool) -> tuple[str, ...]:
+    return name, required, found, "yes" if passed else "**no**"
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -185,21 +185,21 @@ def _extra_replicas(maximum: float, own: Score, others: Sequence[Score]) -> list
     ]
 
 
-def _too_few_followers(name: str, asked: str, played: int) -> list[TargetCheck]:
+def _too_few_followers(name: str, required: str, played: int) -> list[TargetCheck]:
     """A frontier of a few settings proves nothing."""
     return (
-        [TargetCheck(name, asked, f"{played} were played, {_MIN_FOLLOWERS} are wanted", False)]
+        [TargetCheck(name, required, f"{played} were played, {_MIN_FOLLOWERS} are wanted", False)]
         if played < _MIN_FOLLOWERS
         else []
     )
 
 
-def _at_least(name: str, asked: float | None, found: float) -> list[TargetCheck]:
-    return [] if asked is None else [TargetCheck(name, f">= {asked:.1%}", f"{found:.2%}", found >= asked)]
+def _at_least(name: str, required: float | None, found: float) -> list[TargetCheck]:
+    return [] if required is None else [TargetCheck(name, f">= {required:.1%}", f"{found:.2%}", found >= required)]
 
 
-def _at_most(name: str, asked: float | None, found: float) -> list[TargetCheck]:
-    return [] if asked is None else [TargetCheck(name, f"<= {asked:.2f}", f"{found:.3f}", found <= asked)]
+def _at_most(name: str, required: float | None, found: float) -> list[TargetCheck]:
+    return [] if required is None else [TargetCheck(name, f"<= {required:.2f}", f"{found:.3f}", found <= required)]
 
 
 def _attainment_gap_check(maximum: float, at_cost: float, own: Score, others: Sequence[Score]) -> list[TargetCheck]:

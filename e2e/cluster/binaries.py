@@ -88,11 +88,11 @@ def adopt(names: Iterable[str]) -> None:
 
 def ensure(names: Iterable[str]) -> None:
     """Build what is missing; raises Failed for a name that is unknown or does not build."""
-    wanted = set(names)
-    if unknown := wanted - {name for module in MODULES for name in module.packages}:
+    requested = set(names)
+    if unknown := requested - {name for module in MODULES for name in module.packages}:
         raise CommandFailed(f"no such program: {', '.join(sorted(unknown))}")
     for module in MODULES:
-        missing = sorted(name for name in wanted & set(module.packages) if not _current(module, name))
+        missing = sorted(name for name in requested & set(module.packages) if not _current(module, name))
         if missing:
             if shutil.which("go") is None:
                 raise CommandFailed(f"Go 1.26 or newer is needed to build {', '.join(missing)}.")

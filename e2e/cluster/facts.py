@@ -9,7 +9,7 @@ import socket
 from pathlib import Path
 
 from e2e.cluster import binaries, node_image
-from e2e.cluster.planning import TOOLS, Facts, wanted_source
+from e2e.cluster.planning import TOOLS, Facts, requested_source
 from e2e.cluster.settings import (
     BASE_IMAGE,
     CACHE,
@@ -32,11 +32,11 @@ PULL_PROBE_SECONDS = 30
 def collect() -> Facts:
     """Everything `decide` wants to know. Raises CommandFailed for an unsupported version of Kubernetes."""
     try:
-        wanted = wanted_source(os.environ.get(KUBERNETES_VARIABLE, ""))
+        requested = requested_source(os.environ.get(KUBERNETES_VARIABLE, ""))
     except ValueError as error:
         raise CommandFailed(str(error)) from None
     docker = succeeds("docker", "info")
-    image = node_image.present(wanted) if docker else None
+    image = node_image.present(requested) if docker else None
     return Facts(
         root=os.geteuid() == 0,
         debian=_debian(),
@@ -49,7 +49,7 @@ def collect() -> Facts:
         cached_binaries=binaries.present(),
         on_path=frozenset(name for name in TOOLS if shutil.which(name)),
         missing_packages=tuple(package for program, package in PACKAGES.items() if shutil.which(program) is None),
-        wanted=wanted,
+        requested=requested,
         node_image=image,
         base_image=docker and succeeds("docker", "image", "inspect", BASE_IMAGE),
         docker_data=(DOCKER_DATA / "image").exists(),

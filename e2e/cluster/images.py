@@ -52,11 +52,11 @@ IMAGES = (
 
 def ensure(names: Iterable[str]) -> None:
     """Build and push the named images, all of them when none is named."""
-    wanted = set(names)
-    if unknown := wanted - {image.name for image in IMAGES}:
+    requested = set(names)
+    if unknown := requested - {image.name for image in IMAGES}:
         raise CommandFailed(f"no such image: {', '.join(sorted(unknown))}")
     for image in IMAGES:
-        if not wanted or image.name in wanted:
+        if not requested or image.name in requested:
             with stage(f"image {image.name}"):
                 before = image_id(image.reference) if image_exists(image.reference) else None
                 _build(image)

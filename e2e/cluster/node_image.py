@@ -28,9 +28,9 @@ def tag(source: NodeImageSource) -> str:
     return f"plimsoll/node:{_digest([*digest, HERE / 'kind.yaml'], _base(source))}"
 
 
-def present(wanted: NodeImageSource | None) -> NodeImageSource | None:
+def present(requested: NodeImageSource | None) -> NodeImageSource | None:
     """The source of the node image that is already here; of the wanted source, if there is one."""
-    sources = NodeImageSource if wanted is None else (wanted,)
+    sources = NodeImageSource if requested is None else (requested,)
     return next((source for source in sources if image_exists(tag(source))), None)
 
 

@@ -43,7 +43,7 @@ class NodeImageSource(StrEnum):
 VERSIONS = {KUBERNETES: NodeImageSource.BUILD, PULLED_KUBERNETES: NodeImageSource.PULL}
 
 
-def wanted_source(version: str) -> NodeImageSource | None:
+def requested_source(version: str) -> NodeImageSource | None:
     """The source of a Kubernetes version; None for "", with which the machine decides. Raises ValueError."""
     if not version:
         return None
@@ -85,7 +85,7 @@ class Facts:
     cached_binaries: frozenset[str] = frozenset()
     on_path: frozenset[str] = frozenset()
     missing_packages: tuple[str, ...] = ()
-    wanted: NodeImageSource | None = None
+    requested: NodeImageSource | None = None
     node_image: NodeImageSource | None = None
     base_image: bool = False
     docker_data: bool = False
@@ -138,8 +138,8 @@ def _source(facts: Facts) -> NodeImageSource | None:
     """Without CAP_SYS_RESOURCE no published node image runs, only ours with its runc wrapper."""
     if not facts.docker:
         return None
-    if facts.node_image or facts.wanted:
-        return facts.node_image or facts.wanted
+    if facts.node_image or facts.requested:
+        return facts.node_image or facts.requested
     return NodeImageSource.PULL if facts.can_pull and facts.sys_resource else NodeImageSource.BUILD
 
 
@@ -159,7 +159,7 @@ def _docker_blockers(facts: Facts) -> tuple[str, ...]:
 
 def _pull_blockers(facts: Facts) -> tuple[str, ...]:
     """A version that is published as an image alone needs a machine that can pull it and run it."""
-    if facts.wanted is not NodeImageSource.PULL or facts.node_image:
+    if facts.requested is not NodeImageSource.PULL or facts.node_image:
         return ()
     use = f"Unset {KUBERNETES_VARIABLE}, or set it to {KUBERNETES}, which is built here."
     if not facts.sys_resource:
@@ -225,10 +225,10 @@ def announce(plan: Plan) -> list[str]:
     return lines
 
 
-def cluster_step(image: str | None, running: bool, wanted: str) -> ClusterStep:
+def cluster_step(image: str | None, running: bool, requested: str) -> ClusterStep:
     """`image`: what the node container was made from, None where there is none; another image means another cluster."""
     if image is None:
         return ClusterStep.CREATE
-    if image != wanted:
+    if image != requested:
         return ClusterStep.RECREATE
     return ClusterStep.KEEP if running else ClusterStep.START

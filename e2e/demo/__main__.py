@@ -176,14 +176,18 @@ def _compare_followers(
 
 
 def _assess(
-    title: str, observations: RunObservations, facts: Facts, pairs: list[reactive_baseline.Pair], told: StageReport
+    title: str,
+    observations: RunObservations,
+    facts: Facts,
+    pairs: list[reactive_baseline.Pair],
+    stage: StageReport,
 ) -> DemoRun:
     paid = sum(figures.replica_seconds(observations.replicas, facts.end_s).values())
     best, pareto = reactive_baseline.best_within_cost(pairs, paid), reactive_baseline.pareto_front(pairs)
     criteria_results = assess(observations.requests, observations.replicas, facts, best)
     print(f"   {paid:.0f} replica-seconds")
     for item in criteria_results:
-        told.check_later(item.holds, f"{item.name}: {item.found}")
+        stage.check_later(item.holds, f"{item.name}: {item.found}")
     extra = {
         "time_scale": 1.0,
         "starts_s": observations.startup_s,

@@ -95,7 +95,7 @@ def _print(words: str) -> None:
 
 
 class ServiceObserver:
-    """Watches one service from `with` to its end. `asked`: planned moments of the load, in seconds after its start."""
+    """Watches one service from `with` to its end. `arrivals_s`: planned arrivals, in seconds after its start."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class ServiceObserver:
         run: str,
         targets: Targets,
         system: str,
-        asked: Iterable[float],
+        arrivals_s: Iterable[float],
         say: Callable[[str], None],
     ) -> None:
         self.replicas: list[ReplicaSample] = []
@@ -112,10 +112,10 @@ class ServiceObserver:
         self.starts: dict[str, float] = {}  # pods ordered during the run: seconds from the order to ready
         self.origin = time.time()
         self._service, self._run, self._targets, self._system = service, run, targets, system
-        self._asked = sorted(asked)
+        self._arrivals_s = sorted(arrivals_s)
         self._say = say
         self._ledger = RequestLog()
-        self._told: set[str] = {_event_key(event) for event in service.events()}
+        self._recorded_events: set[str] = {_event_key(event) for event in service.events()}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._poll_loop, name="watch", daemon=True)
 
@@ -172,8 +172,8 @@ class ServiceObserver:
     def _record_events(self) -> None:
         for event in sorted(self._service.events(), key=_event_time):
             key = _event_key(event)
-            if key not in self._told:
-                self._told.add(key)
+            if key not in self._recorded_events:
+                self._recorded_events.add(key)
                 at = max(0.0, _to_unix(_event_time(event)) - self.origin)
                 self._record(self.events, OperatorMessage(round(at, 1), event["reason"], event["message"]))
                 if event["reason"] in _DECISIONS and _to_unix(_event_time(event)) >= self.origin:
@@ -186,7 +186,7 @@ class ServiceObserver:
     def _status_line(self, now: float, samples: Iterable[ReplicaSample]) -> str:
         load = tier_utilization(self._service.cluster, self._system, self._service.key)
         recent = self._ended_since(time.time() - WINDOW_S)
-        offered_rate = sum(now - PRINT_EVERY_POLLS * POLL_S <= at < now for at in self._asked) / (
+        offered_rate = sum(now - PRINT_EVERY_POLLS * POLL_S <= at < now for at in self._arrivals_s) / (
             PRINT_EVERY_POLLS * POLL_S
         )
         tiers = "  ".join(

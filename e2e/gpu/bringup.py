@@ -121,17 +121,17 @@ def _make_kernel_ready() -> None:
     controllers, subtree = _CGROUPS / "cgroup.controllers", _CGROUPS / "cgroup.subtree_control"
     if not controllers.exists():
         return  # the first version, where nothing is to be done
-    wanted = " ".join(f"+{name}" for name in controllers.read_text().split())
+    expected = " ".join(f"+{name}" for name in controllers.read_text().split())
     try:
-        subtree.write_text(wanted)
+        subtree.write_text(expected)
     except OSError:  # a group with processes of its own may not be divided: they move into one below it
         below = _CGROUPS / "machine"
         below.mkdir(exist_ok=True)
         for pid in (_CGROUPS / "cgroup.procs").read_text().split():
             with contextlib.suppress(OSError):  # a kernel thread, or gone
                 (below / "cgroup.procs").write_text(pid)
-        subtree.write_text(wanted)
-    log_line(f"control groups: {wanted}")
+        subtree.write_text(expected)
+    log_line(f"control groups: {expected}")
 
 
 def _start_control_plane() -> None:

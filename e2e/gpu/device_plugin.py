@@ -121,11 +121,11 @@ def serve(sockets: Path, ids: Sequence[str], mounts: Sequence[str], fake: bool) 
         "PreStartContainer": grpc.unary_unary_rpc_method_handler(lambda _request, _context: b""),
     }
     own, kubelet = sockets / _SOCKET, sockets / "kubelet.sock"
-    born = 0.0
+    socket_created = 0.0
     server: grpc.Server | None = None
     while True:
-        if kubelet.exists() and kubelet.stat().st_ctime != born:
-            born = kubelet.stat().st_ctime
+        if kubelet.exists() and kubelet.stat().st_ctime != socket_created:
+            socket_created = kubelet.stat().st_ctime
             if server:
                 server.stop(None)
             own.unlink(missing_ok=True)

@@ -81,8 +81,8 @@ def test_messages_and_responses_are_prefilled_remotely(pd: Service, prober: Prob
 
 
 def test_errors_and_routes_of_a_generating_service(solo: Service) -> None:
-    nobody = {"model": "nobody", "messages": [], "max_tokens": 1}
-    unknown = httpx.post(f"{solo.url}/v1/messages", json=nobody, timeout=TIMEOUT_S, trust_env=False)
+    unknown_model = {"model": "nobody", "messages": [], "max_tokens": 1}
+    unknown = httpx.post(f"{solo.url}/v1/messages", json=unknown_model, timeout=TIMEOUT_S, trust_env=False)
     assert (unknown.status_code, unknown.json()["error"]["type"]) == (404, "not_found_error")
     invalid = _post(solo, "/v1/messages", messages=[{"role": "nobody", "content": "a"}], max_tokens=1)
     assert (invalid.status_code, invalid.json()["type"]) == (400, "error")

@@ -462,7 +462,7 @@ def _ratios(fastest: Fastest) -> tuple[float, float]:
 
 def _is_similar(real: Fastest, light: Fastest) -> bool:
     pairs = zip(_ratios(real), _ratios(light), strict=True)
-    return all(0 < wanted / FACTOR <= found <= wanted * FACTOR for wanted, found in pairs)
+    return all(0 < expected / FACTOR <= found <= expected * FACTOR for expected, found in pairs)
 
 
 def test_simulated_engine_relative_latency_matches_vllm(twins: Twins) -> None:

@@ -67,8 +67,8 @@ def loaded(service: Service) -> dict[str, str]:
 
 
 def wait_loaded(service: Service, *names: str) -> None:
-    wanted = dict.fromkeys(names, "2/2")
-    wait_until(f"both engines have loaded {names}", lambda: loaded(service) == wanted, SYNC_S)
+    expected = dict.fromkeys(names, "2/2")
+    wait_until(f"both engines have loaded {names}", lambda: loaded(service) == expected, SYNC_S)
 
 
 def test_adapters_are_models_with_answers_of_their_own(lora: Service) -> None:

@@ -297,11 +297,11 @@ def _backfill_failures(operator: OperatorClient, service: Service) -> list[Objec
 
 def _all_up(prometheus: PrometheusClient, cluster: Cluster, watched: Service) -> bool:
     """Every pod is one target, named by its labels, and answers."""
-    wanted = {pod["metadata"]["name"] for pod in _parts(cluster)} | set(watched.ready_pods())
+    expected = {pod["metadata"]["name"] for pod in _parts(cluster)} | set(watched.ready_pods())
     targets = prometheus.targets()
     own = {t["labels"]["pod"] for t in targets if t["labels"].get("service") == watched.key}
     up = [target["labels"]["pod"] for target in targets if target["health"] == "up"]
-    return sorted(up) == sorted(wanted) and own == set(watched.ready_pods())
+    return sorted(up) == sorted(expected) and own == set(watched.ready_pods())
 
 
 def _without_value(prometheus: PrometheusClient, watched: Service) -> list[str]:

@@ -72,15 +72,15 @@ def _desired(service: Service) -> list[int]:
 
 def _run_cycle(sleeper: Service, gateway: GatewayClient) -> list[str]:
     """To zero, where it stays, back for one request and to zero again; Ready all the while. What was seen."""
-    said, ready, wanted = [], [], []
+    said, ready, expected = [], [], []
     wait_until("it is Ready", lambda: is_true(sleeper.get(), "Ready"), 240)
     awake = Load(sleeper.target, poisson(1.0, 30, _prompts(sleeper.name), seed=6), patience_s=PATIENCE_S).run()
     assert not awake.failures, awake.explain()
 
     def asleep() -> bool:
         ready.append(is_true(sleeper.get(), "Ready"))
-        wanted.append(_desired(sleeper))
-        return not sleeper.pods() and not any(wanted[-1])
+        expected.append(_desired(sleeper))
+        return not sleeper.pods() and not any(expected[-1])
 
     quiet, slept = time.time(), _event_count(sleeper, "ScaledToZero")
     wait_until("it runs nothing", asleep, SCALE_TO_ZERO_TIMEOUT_S)
@@ -113,13 +113,13 @@ def _run_cycle(sleeper: Service, gateway: GatewayClient) -> list[str]:
 
     most = 0
     for _ in range(int(2 * HORIZON_S)):
-        wanted.append(_desired(sleeper))
-        most = max(most, *wanted[-1])
+        expected.append(_desired(sleeper))
+        most = max(most, *expected[-1])
         sleep(1.0)
     assert most == 1, "what waited for the start passed for a lack of engines"
     wait_until("it sleeps again", asleep, SCALE_TO_ZERO_TIMEOUT_S)
-    said.append(f"wanted {Counter(map(tuple, wanted))}")
-    assert all(any(tiers) == all(tiers) for tiers in wanted), "one tier slept without the other"
+    said.append(f"wanted {Counter(map(tuple, expected))}")
+    assert all(any(tiers) == all(tiers) for tiers in expected), "one tier slept without the other"
     assert all(ready), f"Ready was false in {ready.count(False)} of {len(ready)} looks"
     return said
 

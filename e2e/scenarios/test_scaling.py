@@ -259,8 +259,8 @@ def test_cli_status_and_explain_match_status(cluster: Cluster, namespace: str, f
         step in reported["explain"] for step in ("demand", "sizing", "limits", "mode", "SLO capacity", "start-up")
     )
     reasons = [message.partition(": ")[2].split(")")[0] for message in scaled]  # Events have the short reasons
-    told = [one["tiers"].get("serve", {}).get("reason", "") for one in document["decisions"]]
-    assert any(why.startswith(reason) for why in told for reason in reasons)
+    reasons_reported = [one["tiers"].get("serve", {}).get("reason", "") for one in document["decisions"]]
+    assert any(why.startswith(reason) for why in reasons_reported for reason in reasons)
 
 
 def test_recommend_mode_changes_no_replicas(

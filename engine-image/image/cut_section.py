@@ -81,9 +81,9 @@ class Library:
     def find(self, name: str) -> int:
         """The number of a section by name; raises LookupError."""
         names_at = self.section(self.names)[4]
-        wanted = name.encode() + b"\0"
+        entry = name.encode() + b"\0"
         for number in range(self.sections):
-            if self.data.startswith(wanted, names_at + self.section(number)[0]):
+            if self.data.startswith(entry, names_at + self.section(number)[0]):
                 return number
         raise LookupError(name)
 

@@ -123,8 +123,8 @@ class AdapterLoader:
             if entry.loaded != adapter.engine_name and is_due and adapter.name not in self._loads:
                 self._start_load(adapter)
         # A name that is desired again is about to be loaded; a concurrent unload could come last.
-        wanted = {adapter.engine_name for adapter in self._desired.values()}
-        due = [name for name, at in self._unwanted.items() if name not in wanted and self._now() >= at]
+        desired_names = {adapter.engine_name for adapter in self._desired.values()}
+        due = [name for name, at in self._unwanted.items() if name not in desired_names and self._now() >= at]
         for engine_name in due:
             await self._unload(engine_name)
 

@@ -16,8 +16,8 @@ Headers = list[tuple[bytes, bytes]]
 
 def header(scope: Scope, name: str) -> str:
     """Return the first value of a request header (lower-case name), or an empty string."""
-    wanted = name.encode()
-    return next((value.decode("latin-1") for key, value in scope["headers"] if key == wanted), "")
+    encoded = name.encode()
+    return next((value.decode("latin-1") for key, value in scope["headers"] if key == encoded), "")
 
 
 def replace_headers(headers: Headers, changes: dict[bytes, bytes]) -> Headers:

@@ -19,10 +19,10 @@ class RefusingApi:
     """A server that answers each request with one status."""
 
     def __init__(self) -> None:
-        self.status, self.asked = 403, asyncio.Event()
+        self.status, self.request_started = 403, asyncio.Event()
 
     async def answer(self, _: web.Request) -> web.Response:
-        self.asked.set()
+        self.request_started.set()
         return web.json_response({"message": "no"}, status=self.status)
 
 
@@ -72,7 +72,7 @@ async def test_failed_list_of_a_watch_is_counted(refusing: tuple[RefusingApi, Ku
     before = counted("watch_failures", resource="pods")
     following = asyncio.create_task(anext(kube.watch(PODS, "team")))  # type: ignore[arg-type]
     async with asyncio.timeout(30):
-        await api.asked.wait()
+        await api.request_started.wait()
         while counted("watch_failures", resource="pods") == before:
             await asyncio.sleep(0.01)
     following.cancel()

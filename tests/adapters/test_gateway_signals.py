@@ -335,9 +335,9 @@ def test_histogram_difference_handles_gateway_restart() -> None:
     """Each source's own difference first, then the sum: a restart adds what the new process has counted."""
     edges = histogram.LATENCY_EDGES_S
 
-    def ttft(born: str, counts: list[int]) -> BucketCounts:
+    def ttft(instance_id: str, counts: list[int]) -> BucketCounts:
         document = changed("services.team/chat.ttft", {"sum_s": 1.0 * sum(counts), "buckets": [5, 6], "counts": counts})
-        found = chat(document | {"instance_id": born}).ttft_s
+        found = chat(document | {"instance_id": instance_id}).ttft_s
         assert found is not None
         return found
 

@@ -111,8 +111,8 @@ def test_law_prefill_overhead_is_in_ttft_table() -> None:
     tables = law.tables()
     assert law.profile.coefficients.anypre > 0.0
     for tokens in (0, 1, 100):
-        told_ms = np.interp(tokens, tables["prefill_isl"], tables["prefill_ttft_ms"])
-        assert told_ms == pytest.approx(1000.0 * law.prefill_s(tokens), rel=1e-6)
+        table_ms = np.interp(tokens, tables["prefill_isl"], tables["prefill_ttft_ms"])
+        assert table_ms == pytest.approx(1000.0 * law.prefill_s(tokens), rel=1e-6)
 
 
 def test_law_mean_prompt_is_weighted_by_attention(scene: PolicyContext) -> None:
@@ -167,8 +167,8 @@ def test_assess_counts_windows_reversals_and_replica_hours(scene: PolicyContext)
     """Two windows of which one is late, three turns, and one replica in the first hour and two in the second."""
     requests = [TraceRequest(7.0 * n, PROMPT, 256) for n in range(1000)]
     lines = [_a_line(one, ttft=90.0 if number < 500 else 2000.0, itl=5.0) for number, one in enumerate(requests)]
-    wanted = [(0.0, 1), (10.0, 2), (20.0, 1), (30.0, 2), (40.0, 1)]
-    run = a_run(replay.read_attempts(requests, lines), 0.0, [(0.0, 1), (3600.0, 2)], wanted)
+    expected = [(0.0, 1), (10.0, 2), (20.0, 1), (30.0, 2), (40.0, 1)]
+    run = a_run(replay.read_attempts(requests, lines), 0.0, [(0.0, 1), (3600.0, 2)], expected)
     figures = run_figures(run, scene, 7200.0)
     assert (figures["windows"], figures["passed"], figures["turns"]) == (2, 1, [3])
     assert (figures["later"], figures["peak"]) == ([2.0], [2])
@@ -183,9 +183,9 @@ def test_assess_disaggregated_run_pays_both_tiers() -> None:
     assert (figures["attainment"], figures["gpu_hours"], figures["peak"]) == (1.0, 0.05, [1, 3])
 
 
-def a_run(visits: Any, paid_s: float, there: Any, wanted: Any = ((0.0, 1),)) -> ReplayRun:
+def a_run(visits: Any, paid_s: float, there: Any, expected: Any = ((0.0, 1),)) -> ReplayRun:
     """Of one tier."""
-    return ReplayRun(visits, {Role.SERVE: paid_s}, {Role.SERVE: there}, {Role.SERVE: wanted})
+    return ReplayRun(visits, {Role.SERVE: paid_s}, {Role.SERVE: there}, {Role.SERVE: expected})
 
 
 def _a_line(requests: TraceRequest, status: str = "completed", ttft: float = 50.0, itl: float | None = None) -> str:

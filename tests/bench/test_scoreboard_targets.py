@@ -117,8 +117,8 @@ def test_least_fleet_requires_failure_of_smaller_one() -> None:
     assert target_checks.min_constant_fleet([three, two]) is None
     assert target_checks.min_constant_fleet([three, two, one]) == 1
     own = make_score("plimsoll", 0.97, 12.0, board=make_board_figures(2.0))
-    nobody = failed_checks(target_checks.check_targets(CONSTANT, own, [own, three], nominal=True))
-    assert nobody["mean replicas over the least fleet"] is False
+    failed = failed_checks(target_checks.check_targets(CONSTANT, own, [own, three], nominal=True))
+    assert failed["mean replicas over the least fleet"] is False
 
 
 def test_checks_allow_one_replica_more_just_below_capacity() -> None:

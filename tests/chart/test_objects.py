@@ -84,8 +84,8 @@ def test_selectors_match_only_their_own_pods() -> None:
     objects = render(EVERYTHING | {"commonLabels": {"team": "ml"}, "nameOverride": "x"})
     pods = {o["metadata"]["name"]: o["spec"]["template"]["metadata"]["labels"] for o in of_kind(objects, "Deployment")}
     for deployment in of_kind(objects, "Deployment"):
-        wanted = deployment["spec"]["selector"]["matchLabels"].items()
-        assert [n for n, labels in pods.items() if wanted <= labels.items()] == [deployment["metadata"]["name"]]
+        expected = deployment["spec"]["selector"]["matchLabels"].items()
+        assert [n for n, labels in pods.items() if expected <= labels.items()] == [deployment["metadata"]["name"]]
         assert pods[deployment["metadata"]["name"]]["team"] == "ml"
 
 
@@ -239,14 +239,14 @@ def test_notes_know_that_issuers_require_tokens(mode: str, warning: str) -> None
 
 
 def test_load_balancer_service_settings_are_rendered() -> None:
-    wanted = {
+    expected = {
         "externalTrafficPolicy": "Local",
         "loadBalancerClass": "example.com/nlb",
         "loadBalancerSourceRanges": ["10.0.0.0/8"],
     }
-    service = {"type": "LoadBalancer", "annotations": {"a": "b"}, "nodePort": 30001, **wanted}
+    service = {"type": "LoadBalancer", "annotations": {"a": "b"}, "nodePort": 30001, **expected}
     got = find(render({"gateway": {"service": service}}), "Service")
-    assert {key: got["spec"][key] for key in wanted} == wanted
+    assert {key: got["spec"][key] for key in expected} == expected
     assert got["spec"]["ports"][0]["nodePort"] == 30001
     assert got["metadata"]["annotations"] == {"a": "b"}
 

@@ -169,7 +169,7 @@ def test_doctor_wrong_image_of_several_pods_is_one_problem() -> None:
 
 def test_doctor_labels_that_match_nothing() -> None:
     assert findings_of(healthy(pods=[])) == [
-        (PROBLEM, "tier decode", "1 replicas are wanted, and no pod has its labels")
+        (PROBLEM, "tier decode", "1 replicas are desired, and no pod has its labels")
     ]
     patient = healthy()
     spec = {"replicas": 1, "template": {"spec": {"nodeSelector": {"gpu": "h200"}}}}
@@ -198,7 +198,7 @@ async def test_doctor_reads_leader_worker_sets() -> None:
     }
     findings = await examine(fake_kube.FakeKube(answers), "team", "chat", "plimsoll-system", NOW_S)
     assert [(one.subject, one.message) for one in findings] == [
-        ("tier serve", "1 replicas are wanted, and no pod has its labels"),
+        ("tier serve", "1 replicas are desired, and no pod has its labels"),
         ("tier serve", "no node has the labels gpu=h200"),
         ("hpa x", "it scales LeaderWorkerSet chat-serve, which Plimsoll scales too: the two undo each other"),
         ("tier serve", "its replica count was last set by kubectl-edit, not by Plimsoll"),

@@ -9,15 +9,14 @@ from xml.etree import ElementTree
 
 import pytest
 
-from plimsoll.cli import goodput_chart, plan_output
+from plimsoll.cli import plan_output
 from plimsoll.cli.main import build_parser, main
 from plimsoll.cli.plan import profile_machines
-from plimsoll.cli.svg_chart import nice_ceiling
 from plimsoll.core.capacity.sizing import Infeasible
 from plimsoll.core.capacity.tier_model import Constraint
 from plimsoll.core.planning import known_models, workloads
 from plimsoll.core.planning.arrangement import Arrangement
-from plimsoll.core.planning.fleet_plan import FleetPlan, GoodputPoint, PlanFailure, PlanRequest, make_plan
+from plimsoll.core.planning.fleet_plan import FleetPlan, PlanFailure, PlanRequest, make_plan
 from plimsoll.core.slo import Slo
 from plimsoll.sim import profile, profiles
 
@@ -230,9 +229,9 @@ def test_plan_too_many_infeasible_alone_suggests_feasible_slo(
         assert reason.endswith("% of the requests miss it even on an idle replica, and 5% may")
     feasible_targets = output.removeprefix("feasible targets: ").split()
     assert main(["plan", "--no-simulation", "--hardware", "h200-8b", *feasible_targets, *long, "--json"]) == 0
-    plan_told = json.loads(capsys.readouterr().out)
-    assert plan_told["infeasible_alone"] <= 0.05
-    assert min(tier["attained"] for tier in plan_told["tiers"].values()) >= 0.95
+    document = json.loads(capsys.readouterr().out)
+    assert document["infeasible_alone"] <= 0.05
+    assert min(tier["attained"] for tier in document["tiers"].values()) >= 0.95
 
 
 def test_plan_requests_beyond_max_model_len_are_infeasible(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -441,21 +440,6 @@ def test_plan_chart_never_overwrites_an_input(tmp_path: Path, capsys: pytest.Cap
     assert main(words) == 1
     assert "is also the file of --hardware" in capsys.readouterr().err
     assert own.read_text() == before
-
-
-def test_goodput_chart_axes_end_at_nice_numbers() -> None:
-    drawn = goodput_chart.draw_goodput("x", [GoodputPoint(0.0, 0.0, 0.0), GoodputPoint(2.7, 2.0, 2.0)], [])
-    texts = [one.text for one in ElementTree.fromstring(drawn).iter("{http://www.w3.org/2000/svg}text")]
-    assert f"{nice_ceiling(2.7):g}" in texts
-
-
-def test_goodput_chart_escapes_names_and_omits_marks_off_axis() -> None:
-    points = [GoodputPoint(0.0, 0.0, 0.0), GoodputPoint(9.0, 5.0, 8.0)]
-    drawn = goodput_chart.draw_goodput("<b>", points, [(4.0, "knee"), (40.0, "far")])
-    texts = [one.text for one in ElementTree.fromstring(drawn).iter("{http://www.w3.org/2000/svg}text")]
-    assert "<b>" in texts
-    assert "knee 4" in texts
-    assert not any("far" in (text or "") for text in texts)
 
 
 def test_plan_default_fabric_bandwidth_equals_question_default() -> None:

@@ -18,7 +18,7 @@ from e2e.cluster.planning import (
     cluster_step,
     decide,
     removal,
-    wanted_source,
+    requested_source,
 )
 
 FREE_GB = 100.0
@@ -83,21 +83,21 @@ def test_decide_missing_images_require_full_disk_space() -> None:
     [("1.36.3", NodeImageSource.BUILD), ("v1.37.0", NodeImageSource.PULL), ("", None)],
 )
 def test_wanted_version_has_one_source(version: str, source: NodeImageSource | None) -> None:
-    assert wanted_source(version) is source
+    assert requested_source(version) is source
 
 
 @pytest.mark.parametrize("version", ["1.35.0", "1.36", "v", "latest"])
 def test_wanted_version_unsupported_names_the_supported_ones(version: str) -> None:
     with pytest.raises(ValueError, match=f"PLIMSOLL_KUBERNETES: '{version}' is not supported; use v1.36.3 or v1.37.0"):
-        wanted_source(version)
+        requested_source(version)
 
 
 def test_decide_wanted_version_overrides_the_machine() -> None:
-    built = replace(LAPTOP, base_image=True, wanted=NodeImageSource.BUILD)
+    built = replace(LAPTOP, base_image=True, requested=NodeImageSource.BUILD)
     assert decide(LAPTOP).source is NodeImageSource.PULL
     assert decide(built).source is NodeImageSource.BUILD
     assert set(decide(built).binaries) == {*TOOLS, *CONTROL_PLANE, *NODE}
-    assert decide(replace(LAPTOP, wanted=NodeImageSource.PULL)).source is NodeImageSource.PULL
+    assert decide(replace(LAPTOP, requested=NodeImageSource.PULL)).source is NodeImageSource.PULL
 
 
 @pytest.mark.parametrize("packages", [(), ("jq",), ("docker.io", "iptables")])
@@ -128,11 +128,11 @@ def test_decide_without_sys_resource_builds_node_image() -> None:
             "The node image is built from debian:bookworm-slim, which is not here. Pull it, or run this as root",
         ),
         (
-            replace(LAPTOP, wanted=NodeImageSource.PULL, can_pull=False),
+            replace(LAPTOP, requested=NodeImageSource.PULL, can_pull=False),
             "The node image of v1.37.0 cannot be pulled here. Unset PLIMSOLL_KUBERNETES, or set it to v1.36.3",
         ),
         (
-            replace(BARE, wanted=NodeImageSource.PULL),
+            replace(BARE, requested=NodeImageSource.PULL),
             "The published node image of v1.37.0 does not run without CAP_SYS_RESOURCE.",
         ),
         (replace(LAPTOP, go=False), "Go 1.26 or newer is needed to build kind, kubectl, helm."),
@@ -191,4 +191,4 @@ def test_announce_lists_planned_actions() -> None:
     ],
 )
 def test_cluster_step_keeps_cluster_while_image_matches(image: str | None, running: bool, step: ClusterStep) -> None:
-    assert cluster_step(image, running, wanted="plimsoll/node:new") is step
+    assert cluster_step(image, running, requested="plimsoll/node:new") is step

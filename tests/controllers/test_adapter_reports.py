@@ -18,7 +18,7 @@ class Engine:
     """A ready engine; `adapters` is what its launcher says of them."""
 
     def __init__(self, adapters: Any, revision: str | None = None) -> None:
-        self.adapters, self.now_s, self.asked = adapters, 0.0, 0
+        self.adapters, self.now_s, self.reads = adapters, 0.0, 0
         self.revision = revision
         self.changed: list[tuple[str, str]] = []
         cache = ObjectCache()
@@ -31,7 +31,7 @@ class Engine:
     async def answer(self, address: str, port: int, path: str) -> bytes:
         if path != engine_contract().paths["about"]:
             return b""
-        self.asked += 1
+        self.reads += 1
         document = {"version": 1, "ready": True, "adapters": self.adapters, "model_revision": self.revision}
         return json.dumps(document).encode()
 
@@ -64,6 +64,6 @@ async def test_model_revision_is_reported_once_ready() -> None:
 async def test_engine_without_lora_is_polled_once() -> None:
     engine = Engine(None)
     await engine.run(30)
-    assert engine.asked == 1
+    assert engine.reads == 1
     assert engine.changed == []
     assert engine.poller.adapters(KEY) == {}

@@ -42,7 +42,7 @@ from plimsoll.gateway.service_catalog import build_catalog
 from plimsoll.resources import object_meta, objects
 from plimsoll.resources.platform_config import EngineRolloutSettings
 from tests import builders
-from tests.controllers.test_autoscale import NOW_S, _tell
+from tests.controllers.test_autoscale import NOW_S, no_event
 
 Object = dict[str, Any]
 Path = tuple[str | int, ...]
@@ -227,7 +227,7 @@ def round_of(store: ObjectCache) -> None:
 def ticks_of(store: ObjectCache) -> None:
     """Two ticks of the autoscaler, without the isolation of services."""
     sources = SignalSources(lambda: ((), ()), lambda namespace, pod: None, lambda namespace, pod: None)
-    scaler = Autoscaler(store, KubeClient.__new__(KubeClient), sources, _tell, lambda key: None)
+    scaler = Autoscaler(store, KubeClient.__new__(KubeClient), sources, no_event, lambda key: None)
     for second in range(2):
         scaler.decide(NOW_S + second)
     for known in scaler._entries.values():

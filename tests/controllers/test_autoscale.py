@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -10,16 +9,15 @@ from typing import Any
 
 import pytest
 
-from plimsoll.adapters.kube_client import KubeClient, Resource
+from plimsoll.adapters.kube_client import KubeClient
 from plimsoll.api.conditions import ConditionReason, ConditionType
 from plimsoll.api.events import Event, EventReason
 from plimsoll.controllers.autoscale.autoscaler import Autoscaler
-from plimsoll.controllers.autoscale.scale_action import MAX_WRITES, ScaleChange
+from plimsoll.controllers.autoscale.scale_action import ScaleChange
 from plimsoll.controllers.autoscale.signal_sources import SignalSources
 from plimsoll.controllers.object_cache import Key, ObjectCache
 from plimsoll.core import codec
 from plimsoll.core.admission.publication import AdmissionLimits
-from plimsoll.core.errors import BackendUnavailable
 from plimsoll.core.ports import (
     BucketCounts,
     EngineInfo,
@@ -35,8 +33,13 @@ from plimsoll.telemetry import operator_metrics
 from tests import builders
 
 Object = dict[str, Any]
-
 NOW_S = 1.8e9
+
+
+async def no_event(_: Object, __: Event) -> None:
+    return None
+
+
 INFINITE = float("inf")
 ABOUT = EngineInfo(
     "vllm", "0.32.0", "some GPU", 1, 64, 200_000, 2048, 16, 8192, None,
@@ -65,7 +68,7 @@ class World:
             prometheus_only_tiers=lambda key: self.second_hand,
             checkpoint=lambda parent: self.checkpoint,
         )
-        self.scaler = Autoscaler(self.store, KubeClient.__new__(KubeClient), sources, _tell, self.received.append)
+        self.scaler = Autoscaler(self.store, KubeClient.__new__(KubeClient), sources, no_event, self.received.append)
 
     def load(self, key: Key, rate: float, seconds: int, start_s: float) -> list[ScaleChange]:
         """So many seconds of ticks, each with its words of one gateway and, every fifth, of the engine."""
@@ -86,10 +89,6 @@ class World:
             deployment = self.store.get("Deployment", (meta["namespace"], meta["name"]))
             assert deployment is not None
             self.store.put({**deployment, "spec": {"replicas": change.decision.replicas}})
-
-
-async def _tell(_: Object, __: Event) -> None:
-    return None
 
 
 def arrivals(count: float, late_first: float = 0.0, late_last: float = 0.0) -> ServiceReading:
@@ -120,7 +119,7 @@ def ready(parent: Object, tier: str) -> Object:
 
 def changes(store: ObjectCache) -> list[ScaleChange]:
     sources = SignalSources(lambda: ((), ()), lambda namespace, pod: None, lambda namespace, pod: None)
-    return Autoscaler(store, KubeClient.__new__(KubeClient), sources, _tell, lambda key: None).decide(NOW_S)
+    return Autoscaler(store, KubeClient.__new__(KubeClient), sources, no_event, lambda key: None).decide(NOW_S)
 
 
 def test_decide_sets_replicas_and_explains_change() -> None:
@@ -132,109 +131,6 @@ def test_decide_sets_replicas_and_explains_change() -> None:
     assert (up.tier, up.replicas_before, up.decision.replicas) == ("prefill", 1, 2)
     assert (up.event().reason, down.event().reason) == (EventReason.SCALED_UP, EventReason.SCALED_DOWN)
     assert up.event().message == ("prefill 1 -> 2: spec.slo is not set, so the tier is not sized: minReplicas is 2")
-
-
-class SlowApi(KubeClient):
-    """Each write of a replica count ends when `go` is set."""
-
-    def __init__(self) -> None:
-        self.go, self.begun, self.ended = asyncio.Event(), list[tuple[str, int]](), list[tuple[str, int]]()
-
-    async def scale(self, resource: Resource, namespace: str, name: str, replicas: int, manager: str) -> None:
-        self.begun.append((name, replicas))
-        await self.go.wait()
-        self.ended.append((name, replicas))
-
-
-def scaler_of(services: list[Object], api: KubeClient, store: ObjectCache, replicas: int = 1) -> Autoscaler:
-    for parent in services:
-        store.put(parent)
-        store.put(builders.deployment(parent, "serve", replicas=replicas))
-    sources = SignalSources(lambda: ((), ()), lambda namespace, pod: None, lambda namespace, pod: None)
-    return Autoscaler(store, api, sources, _tell, lambda key: None)
-
-
-async def test_ticks_do_not_wait_for_slow_api_server() -> None:
-    names = [f"chat-{n:03d}" for n in range(100)]
-    api = SlowApi()
-    scaler = scaler_of(
-        [builders.service(name, tiers={"serve": {"minReplicas": 2}}) for name in names], api, ObjectCache()
-    )
-    for second in range(5):
-        scaler.tick(NOW_S + second)
-        await asyncio.sleep(0)
-    assert 1 < len(api.begun) == MAX_WRITES
-    assert all(scaler.explain(("team", name))["at"] for name in names)
-    assert pending_writes() == 100
-    api.go.set()
-    await scaler.finish_writes()
-    assert sorted(api.ended) == [(f"{name}-serve", 2) for name in names]
-    scaler.tick(NOW_S + 6)
-    await scaler.finish_writes()
-    assert len(api.begun) == 100, "what is written is not written again while the watch is late"
-    assert pending_writes() == 0
-
-
-async def test_second_write_of_a_tier_waits_for_the_first() -> None:
-    api, store = SlowApi(), ObjectCache()
-    scaler = scaler_of([builders.service(tiers={"serve": {"minReplicas": 2}})], api, store)
-    scaler.tick(NOW_S)
-    await asyncio.sleep(0)
-    store.put(builders.service(tiers={"serve": {"minReplicas": 5}}))
-    scaler.tick(NOW_S + 1)
-    await asyncio.sleep(0)
-    assert api.begun == [("chat-serve", 2)]
-    api.go.set()
-    await scaler.finish_writes()
-    scaler.tick(NOW_S + 2)
-    await scaler.finish_writes()
-    assert api.ended == [("chat-serve", 2), ("chat-serve", 5)]
-
-
-async def test_decision_that_no_longer_holds_is_not_written() -> None:
-    names = [f"chat-{n:03d}" for n in range(MAX_WRITES + 1)]
-    api, store = SlowApi(), ObjectCache()
-    scaler = scaler_of([builders.service(name, tiers={"serve": {"minReplicas": 2}}) for name in names], api, store)
-    scaler.tick(NOW_S)
-    await asyncio.sleep(0)
-    (waiting,) = {f"{name}-serve" for name in names} - {deployment for deployment, _ in api.begun}
-    store.put(builders.service(waiting.removesuffix("-serve"), scaling={"paused": True}))
-    scaler.tick(NOW_S + 1)
-    api.go.set()
-    await scaler.finish_writes()
-    assert len(api.ended) == MAX_WRITES
-    assert waiting not in dict(api.ended)
-
-
-async def test_failed_write_is_repeated_by_next_tick() -> None:
-    class Away(SlowApi):
-        async def scale(self, resource: Resource, namespace: str, name: str, replicas: int, manager: str) -> None:
-            self.begun.append((name, replicas))
-            raise BackendUnavailable("away")
-
-    api = Away()
-    scaler = scaler_of([builders.service(tiers={"serve": {"minReplicas": 2}})], api, ObjectCache())
-    for second in range(3):
-        scaler.tick(NOW_S + second)
-        await scaler.finish_writes()
-    assert api.begun == [("chat-serve", 2)] * 3
-
-
-async def test_former_leader_writes_nothing_more() -> None:
-    api = SlowApi()
-    scaler = scaler_of([builders.service(tiers={"serve": {"minReplicas": 2}})], api, ObjectCache())
-    scaler.tick(NOW_S)
-    await asyncio.sleep(0)
-    scaler.cancel_writes()
-    api.go.set()
-    await scaler.finish_writes()
-    assert (api.begun, api.ended) == ([("chat-serve", 2)], [])
-    await asyncio.sleep(0)
-    assert pending_writes() == 0
-
-
-def pending_writes() -> float:
-    return operator_metrics.OPERATOR.get_sample_value("plimsoll_operator_scale_writes_pending") or 0.0
 
 
 def test_decide_skips_invalid_foreign_and_deleted_services() -> None:
@@ -465,7 +361,7 @@ def test_decision_error_affects_only_its_service(place: str) -> None:
         return replace(ABOUT, config=FailingConfig(rotten=True)) if pod == "bad" and rotten[0] else ABOUT
 
     sources = SignalSources(lambda: (world.readings, ("gw-1",)), about, lambda namespace, pod: None)
-    world.scaler = Autoscaler(world.store, KubeClient.__new__(KubeClient), sources, _tell, world.received.append)
+    world.scaler = Autoscaler(world.store, KubeClient.__new__(KubeClient), sources, no_event, world.received.append)
     world.load(("team", "well"), 40.0, 60, NOW_S)
     live = [world.store.get("Deployment", ("team", f"{name}-serve")) for name in ("well", "bad")]
     assert [one["spec"]["replicas"] > 1 for one in live if one is not None] == [True, False]

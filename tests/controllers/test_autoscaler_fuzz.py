@@ -29,7 +29,7 @@ from plimsoll.core.types import Role
 from plimsoll.gateway import admission_policy
 from plimsoll.telemetry import operator_metrics
 from tests import builders
-from tests.controllers.test_autoscale import ABOUT, NOW_S, World, _tell, arrivals, engine, ready
+from tests.controllers.test_autoscale import ABOUT, NOW_S, World, arrivals, engine, no_event, ready
 
 Object = dict[str, Any]
 
@@ -141,7 +141,7 @@ class FuzzWorld(World):
 
     def _scaler(self) -> Autoscaler:
         sources = SignalSources(lambda: (self.readings, ("gw-1", "gw-2")), self._about, lambda namespace, pod: None)
-        return Autoscaler(self.store, KubeClient.__new__(KubeClient), sources, _tell, lambda key: None)
+        return Autoscaler(self.store, KubeClient.__new__(KubeClient), sources, no_event, lambda key: None)
 
     def _about(self, namespace: str, pod: str) -> EngineInfo:
         return self.about

@@ -13,17 +13,8 @@ from plimsoll.api.events import EventReason
 from plimsoll.controllers.autoscale.scaling_status import initial_report
 from plimsoll.controllers.reconcile import condition_events, service_status
 from tests import builders
-from tests.controllers.test_service_status import (
-    INFEASIBLE,
-    MET,
-    PARENT,
-    QUEUEING_REPORT,
-    by_type,
-    events,
-    status_inputs,
-    tier,
-    waiting,
-)
+from tests.controllers.status_inputs import PARENT, by_type, status_inputs, tier
+from tests.controllers.test_service_status import INFEASIBLE, MET, QUEUEING_REPORT, events, waiting
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,9 @@ from plimsoll.core.autoscaling.state_checkpoint import dump_service_state, resto
 from plimsoll.core.demand.service_metrics import ServiceMetrics
 from plimsoll.core.slo import Slo
 from plimsoll.core.types import Role, Unavailable
+from tests.core.signal_readings import NOW_S
 from tests.core.test_autoscaler import START_S, Fleet, scaling_spec, service_metrics
-from tests.core.test_signals import NOW_S, serving
+from tests.core.test_signals import serving
 
 KEY = ("team", "chat")
 

@@ -138,10 +138,10 @@ def test_paused_rollout_starts_none_and_says_so() -> None:
 
 def test_waiting_services_name_the_one_ahead() -> None:
     found = plan(waiting("a"), waiting("b"), waiting("c"), waiting("d", obstacle="Deployment d is no longer paused"))
-    wanted = "engines of generation 2 (engine.rollout.generation)"
-    assert reason(found, "b") == ("RolloutWaiting", f"{wanted} come after service t/a")
-    assert reason(found, "c") == ("RolloutWaiting", f"{wanted} come after service t/b")
-    assert reason(found, "d") == ("RolloutWaiting", f"{wanted} wait until Deployment d is no longer paused")
+    expected = "engines of generation 2 (engine.rollout.generation)"
+    assert reason(found, "b") == ("RolloutWaiting", f"{expected} come after service t/a")
+    assert reason(found, "c") == ("RolloutWaiting", f"{expected} come after service t/b")
+    assert reason(found, "d") == ("RolloutWaiting", f"{expected} wait until Deployment d is no longer paused")
 
 
 # -- From objects

@@ -41,7 +41,7 @@ class World:
         self.running: Counter[str] = Counter()  # by address
         self.steps: Counter[str] = Counter()
         self.down: set[str] = set()
-        self.mute: set[str] = set()  # of what they are
+        self.silent: set[str] = set()  # of what they are
         self.requested: list[tuple[float, str]] = []  # when, and URL
         self.received: list[tuple[Key, Role, EngineReading]] = []
         self.page = b""  # in place of vLLM's
@@ -64,7 +64,7 @@ class World:
         for _ in range(3):
             await asyncio.sleep(0)
         self.open -= 1
-        if address in self.down or (path == "/about" and address in self.mute):
+        if address in self.down or (path == "/about" and address in self.silent):
             raise BackendUnavailable("connection refused")
         if path == "/about":
             return address.encode()
@@ -265,7 +265,7 @@ async def test_report_of_ended_container_is_dropped(world: World) -> None:
     world.pod(1, ready=False, containerStatuses=container("2026-01-01T00:00:00Z"))
     await world.until(12.0)
     assert world.engines.startup_progress("team", "pod-1") is not None
-    world.mute.add("10.0.0.1")
+    world.silent.add("10.0.0.1")
     await world.until(12.0)
     assert world.engines.startup_progress("team", "pod-1") is not None
     world.pod(1, ready=False, containerStatuses=container("2026-01-01T00:05:00Z"))
@@ -295,7 +295,7 @@ async def test_ready_engine_is_polled_once_for_engine_info(world: World) -> None
 
 async def test_engine_without_engine_info_is_polled_with_backoff(world: World) -> None:
     world.pod(1)
-    world.mute = {"10.0.0.1"}
+    world.silent = {"10.0.0.1"}
     await world.until(200.0)
     times = world.times(1, "/about")
     assert gaps(times[:3]) == {ENGINE_INFO_INTERVAL_S}

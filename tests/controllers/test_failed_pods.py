@@ -11,7 +11,7 @@ from plimsoll.controllers.reconcile import service_status
 from plimsoll.controllers.reconcile.pod_diagnosis import most_severe
 from plimsoll.controllers.reconcile.tier_health import TierStatusInputs, tier_health
 from tests import builders
-from tests.controllers.test_service_status import PARENT, by_type, status_inputs, tier
+from tests.controllers.status_inputs import PARENT, by_type, status_inputs, tier
 
 EVICTED = {
     "phase": "Failed",

@@ -18,12 +18,12 @@ from tests.builders import PLATFORM
 CHAT = ("team", "chat")
 
 
-def signals(count: int, *, synced: bool = True, born: str = "a", arrived: int = 0) -> dict[str, Any]:
+def signals(count: int, *, synced: bool = True, instance_id: str = "a", arrived: int = 0) -> dict[str, Any]:
     """A replica's document: a service with so many endpoints that can be reached."""
     endpoints = [{"pod": f"p{n}", "role": "decode", "routable": True, "inflight": 0} for n in range(count)]
     requests = {"arrived": arrived, "retried": 0, "succeeded": 0, "failed": 0, "cancelled": 0, "rejected": {}}
     services = {"team/chat": {"endpoints": endpoints, "requests": requests}}
-    return {"version": 2, "instance_id": born, "synced": synced, "services": services}
+    return {"version": 2, "instance_id": instance_id, "synced": synced, "services": services}
 
 
 def name_of(address: str) -> str:
@@ -70,7 +70,7 @@ class Fleet:
         return self.gateways.view
 
     async def counted(self) -> dict[str, tuple[str, float, float]]:
-        """After a round: born, time and arrivals by replica, of those whose word is fresh."""
+        """After a round: instance, time and arrivals by replica, of those whose word is fresh."""
         await self.gateways.poll_round()
         readings, _ = self.gateways.readings()
         return {r.gateway: (r.instance_id, r.at_s, r.services["team/chat"].arrived) for r in readings}
@@ -220,7 +220,7 @@ async def test_readings_before_first_round_are_empty() -> None:
 async def test_readings_are_kept_per_replica() -> None:
     fleet = Fleet()
     fleet.present("10.0.0.2", "10.0.0.1")
-    fleet.answers = {"10.0.0.1": signals(1, arrived=5), "10.0.0.2": signals(1, born="b", arrived=9)}
+    fleet.answers = {"10.0.0.1": signals(1, arrived=5), "10.0.0.2": signals(1, instance_id="b", arrived=9)}
     assert await fleet.counted() == {"gw-1": ("a", 100.0, 5), "gw-2": ("b", 100.0, 9)}
     assert fleet.gateways.readings()[1] == ("gw-1", "gw-2")
 
@@ -228,9 +228,9 @@ async def test_readings_are_kept_per_replica() -> None:
 async def test_restarted_replica_keeps_name_with_new_instance_id() -> None:
     fleet = Fleet()
     fleet.present("10.0.0.1")
-    fleet.answers = {"10.0.0.1": signals(1, born="a", arrived=500)}
+    fleet.answers = {"10.0.0.1": signals(1, instance_id="a", arrived=500)}
     assert await fleet.counted() == {"gw-1": ("a", 100.0, 500)}
-    fleet.answers, fleet.now_s = {"10.0.0.1": signals(1, born="b", arrived=3)}, 101.0
+    fleet.answers, fleet.now_s = {"10.0.0.1": signals(1, instance_id="b", arrived=3)}, 101.0
     assert await fleet.counted() == {"gw-1": ("b", 101.0, 3)}
 
 

@@ -275,7 +275,7 @@ def test_stale_tier_series_is_removed_independently() -> None:
 
 def test_condition_has_one_series_with_current_reason() -> None:
     shown = ConditionGauges()
-    for holds, reason, wanted in (
+    for holds, reason, expected in (
         (False, ConditionReason.STARTING, 0.0),
         (None, ConditionReason.NO_GATEWAY, -1.0),
         (True, ConditionReason.SERVING, 1.0),
@@ -284,6 +284,6 @@ def test_condition_has_one_series_with_current_reason() -> None:
         samples = [
             s for f in operator_metrics.SERVICE_CONDITION.collect() for s in f.samples if "told" in s.labels["service"]
         ]
-        assert [(s.labels["reason"], s.value) for s in samples] == [(reason.value, wanted)]
+        assert [(s.labels["reason"], s.value) for s in samples] == [(reason.value, expected)]
     shown.export(("team", "told"), ())
     assert value("plimsoll_service_condition", service="team/told", type="Ready", reason="Serving") is None

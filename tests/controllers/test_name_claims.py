@@ -322,10 +322,10 @@ async def test_grants_never_move_between_live_holders(seed: int) -> None:
                 await world.namespaces.load()
     world.faults = 0.0
     await world.settle()
-    wanted = {
+    expected = {
         read.model for obj in world.live.values() if (read := read_claim(obj)) and not world.rules().refusal(read)
     }
-    assert wanted <= set(world.served())
+    assert expected <= set(world.served())
 
 
 async def test_service_namespaces_outlast_operator() -> None:

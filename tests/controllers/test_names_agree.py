@@ -115,8 +115,8 @@ def test_names_listed_in_a_status_are_always_answered(seed: int) -> None:
             world.reconcile()
         else:
             world.at += timedelta(seconds=draw.choice((1.0, FORMER_SECONDS)))
-        wanted = {name for names in world.listed().values() for name in names}
-        missing = [wanted - set(known.by_name) for known in world.gateways]
+        expected = {name for names in world.listed().values() for name in names}
+        missing = [expected - set(known.by_name) for known in world.gateways]
         assert missing == [set()] * GATEWAYS
 
 

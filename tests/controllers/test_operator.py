@@ -22,18 +22,18 @@ Object = dict[str, Any]
 
 
 class FakeApiServer:
-    """An API server that lists services. while_asked: comes while it makes up its answer."""
+    """An API server that lists services. added_while_listing: appear while it makes up its answer."""
 
     def __init__(self, *services: Object) -> None:
         self.services: tuple[Object, ...] | None = services
-        self.while_asked: list[Object] = []
+        self.added_while_listing: list[Object] = []
         self.operator = OperatorProcess(self, OperatorConfig(builders.PLATFORM, "plimsoll-system", "me"), None)  # type: ignore[arg-type]
 
     async def list(self, resource: object, namespace: str | None = None) -> tuple[list[Object], str]:
         if self.services is None:
             raise BackendUnavailable("away")
         found = list(self.services)
-        for service in self.while_asked:
+        for service in self.added_while_listing:
             self.operator.cache.put(service)
         return found, "1"
 
@@ -57,7 +57,7 @@ async def test_remove_deleted_services_drops_unseen_deleted_service() -> None:
 
 async def test_remove_deleted_services_keeps_service_added_during_list() -> None:
     world = FakeApiServer()
-    world.while_asked = [builders.service("new")]
+    world.added_while_listing = [builders.service("new")]
     await world.operator.remove_deleted_services()
     assert world.known == ["new"]
 
@@ -67,7 +67,7 @@ async def test_remove_deleted_services_keeps_recreated_service() -> None:
     new = {**old, "metadata": {**old["metadata"], "uid": "another"}}
     world = FakeApiServer()
     world.operator.cache.put(old)
-    world.while_asked = [new]
+    world.added_while_listing = [new]
     await world.operator.remove_deleted_services()
     assert [one["metadata"]["uid"] for one in world.operator.cache.all(labels.KIND)] == ["another"]
 

@@ -29,9 +29,9 @@ NOW_S = 1.8e9
 PARENT = builders.service(tiers={"serve": {"minReplicas": 2, "maxReplicas": 2}})
 
 
-def pod(name: str, *, ready: bool = True, born: int = 0, marked: bool = False) -> Object:
+def pod(name: str, *, ready: bool = True, created_second: int = 0, marked: bool = False) -> Object:
     made = builders.pod(PARENT, "serve", name, conditions=[{"type": "Ready", "status": "True" if ready else "False"}])
-    made["metadata"]["creationTimestamp"] = f"2026-01-01T00:00:{born:02}Z"
+    made["metadata"]["creationTimestamp"] = f"2026-01-01T00:00:{created_second:02}Z"
     if marked:
         made["metadata"]["annotations"] = {DELETION_COST_ANNOTATION: SCALE_DOWN_COST}
     return made
@@ -43,7 +43,9 @@ def selected_names(pods: list[Object], after: int, **sent: float) -> list[str]:
 
 
 def test_select_prefers_youngest_of_equally_loaded() -> None:
-    assert selected_names([pod("a", born=1), pod("b", born=3), pod("c", born=2)], 1, a=1, b=1, c=1) == ["b", "c"]
+    assert selected_names(
+        [pod("a", created_second=1), pod("b", created_second=3), pod("c", created_second=2)], 1, a=1, b=1, c=1
+    ) == ["b", "c"]
 
 
 def test_select_unready_pods_go_first_without_annotation() -> None:
@@ -70,7 +72,7 @@ def test_select_unmarks_pods_that_stay() -> None:
 
 
 def test_selection_summary_names_few_and_counts_rest() -> None:
-    pods = [pod(f"p{n}", born=n) for n in range(8)] + [pod("p8", ready=False)]
+    pods = [pod(f"p{n}", created_second=n) for n in range(8)] + [pod("p8", ready=False)]
     words = select_pods(pods, 2, lambda name: ReplicaLoad(float(name[1:]), None)).summary
     assert words == (
         "deleted first: 1 not ready, p0 (0 in flight), p1 (1 in flight), p2 (2 in flight),"

@@ -46,8 +46,8 @@ def test_startup_state_reports_current_phase() -> None:
     assert (unplaced.phase, unplaced.unschedulable_reason) == ("schedule", words)
     pulling = pod_startup.startup_state(pod(pod_condition("PodScheduled", "True", 2)), None)
     assert (pulling.phase, pulling.phase_since_s, pulling.unschedulable_reason) == ("pull", CREATED_S + 2, None)
-    mute = pod_startup.startup_state(pod(pod_condition("PodScheduled", "True", 2), running=12), None)
-    assert (mute.phase, mute.phase_since_s) == ("launch", CREATED_S + 12)
+    silent = pod_startup.startup_state(pod(pod_condition("PodScheduled", "True", 2), running=12), None)
+    assert (silent.phase, silent.phase_since_s) == ("launch", CREATED_S + 12)
     loading = pod_startup.startup_state(
         pod(pod_condition("PodScheduled", "True", 2), running=12),
         startup_progress("load", ("launch", 1.0), ("import", 5.0)),

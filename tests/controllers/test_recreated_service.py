@@ -9,7 +9,7 @@ from plimsoll.controllers.object_cache import ObjectCache
 from plimsoll.controllers.reconcile.drain_reports import DrainReports
 from plimsoll.controllers.reconcile.observe import observe
 from tests import builders
-from tests.controllers.test_status_sentences import Walk
+from tests.controllers.status_walk import Walk
 
 KEY = ("team", "chat")
 Object = builders.Object

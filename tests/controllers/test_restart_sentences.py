@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.controllers.test_status_sentences import KEY, Walk, rfc3339
+from tests.controllers.status_walk import KEY, Walk, rfc3339
 
 Object = dict[str, Any]
 

@@ -13,7 +13,7 @@ from plimsoll.controllers.reconcile import service_status
 from plimsoll.controllers.reconcile.pod_diagnosis import pod_problem
 from plimsoll.controllers.reconcile.tier_health import tier_health
 from tests import builders
-from tests.controllers.test_service_status import PARENT, by_type, status_inputs, tier
+from tests.controllers.status_inputs import PARENT, by_type, status_inputs, tier
 
 SINCE = "2026-01-02T00:00:00Z"
 GATE = "target-health.example.com/balancer"

@@ -203,10 +203,10 @@ def test_slo_share_just_below_target_is_not_rounded_up() -> None:
 
 
 def test_slo_idle_service_has_no_figures() -> None:
-    nobody = Unavailable("no response in the last minute")
-    none = LaggingSignals(tpot_s=nobody, itl_s=nobody)
+    no_response = Unavailable("no response in the last minute")
+    none = LaggingSignals(tpot_s=no_response, itl_s=no_response)
     metrics = ServiceMetrics(
-        0.0, slo_counts=None, ttft_s=nobody, e2e_s=nobody, tiers={Role.SERVE: TierMetrics(none, 1.0)}
+        0.0, slo_counts=None, ttft_s=no_response, e2e_s=no_response, tiers={Role.SERVE: TierMetrics(none, 1.0)}
     )
     assert slo_status.slo_figures(ServiceSnapshot(metrics, {}), TTFT_TPOT_SLO, (TTFT_TPOT_SLO,), {}) == {}
     found = condition_of(ServiceSnapshot(metrics, {}))

@@ -13,7 +13,8 @@ from plimsoll.controllers.autoscale.scaling_status import initial_report
 from plimsoll.controllers.reconcile import service_status
 from plimsoll.controllers.reconcile.tier_health import TierStatusInputs
 from tests import builders
-from tests.controllers.test_service_status import PARENT, by_type, events, status_inputs, waiting
+from tests.controllers.status_inputs import PARENT, by_type, status_inputs
+from tests.controllers.test_service_status import events, waiting
 
 READY = {"conditions": [{"type": "Ready", "status": "True"}]}
 BACK_OFF = waiting("ImagePullBackOff", "Back-off pulling image")

@@ -17,9 +17,9 @@ from plimsoll.core.demand.service_metrics import ServiceMetrics
 from plimsoll.core.ports import GatewayReading
 from plimsoll.core.types import Unavailable
 from tests import builders
+from tests.controllers.status_walk import Walk
 from tests.controllers.test_autoscale import NOW_S, PROMISED, World, arrivals
 from tests.controllers.test_autoscale import ready as ready_pod
-from tests.controllers.test_status_sentences import Walk
 
 TICK_S = 10.5
 

@@ -17,8 +17,9 @@ from plimsoll.core.engine_model.step_time import EngineLimits
 from plimsoll.core.slo import Slo
 from plimsoll.core.types import Role
 from plimsoll.core.workload import from_samples
-from tests.core.admission_simulator import CapPolicy, ClientRequest, ControllerPolicy, StepEngine, goodput, run
-from tests.core.test_admission import LARGE, SLOW, gate, make_request, scaled
+from tests.core.admission_engine import ClientRequest, StepEngine
+from tests.core.admission_fixtures import LARGE, SLOW, gate, make_request, scaled
+from tests.core.admission_simulator import CapPolicy, ControllerPolicy, goodput, run
 
 KV = EngineLimits(1024, 330_000, 8192)
 TTFT_S = 3.0

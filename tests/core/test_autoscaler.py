@@ -77,10 +77,10 @@ def scaling_spec(
 class Fleet:
     """One service whose replicas are there as soon as they are ordered, or never."""
 
-    def __init__(self, wanted: ScalingSpec, about: EngineInfo | None = ABOUT, arrives: bool = True) -> None:
-        self.scaling_spec, self.about, self.arrives = wanted, about, arrives
-        self.service = ServiceState.for_roles(list(wanted.policy.tiers))
-        self.replicas = {name: tier.min_replicas for name, tier in wanted.policy.tiers.items()}
+    def __init__(self, desired: ScalingSpec, about: EngineInfo | None = ABOUT, arrives: bool = True) -> None:
+        self.scaling_spec, self.about, self.arrives = desired, about, arrives
+        self.service = ServiceState.for_roles(list(desired.policy.tiers))
+        self.replicas = {name: tier.min_replicas for name, tier in desired.policy.tiers.items()}
         self.now_s = START_S
 
     def tick(self, said: ServiceMetrics, **starting: tuple[StartingPod, ...]) -> ScalingDecision:

@@ -129,13 +129,21 @@ def test_clock_jump_ahead_freezes_until_new_samples() -> None:
 
 def test_pod_count_anomalies_do_not_change_required_replicas() -> None:
     fleet = loaded()
-    wanted = need(fleet).replicas
-    for replicas, ready in ((wanted, 0), (wanted, 1), (0, 0), (0, 9), (wanted, 10 * wanted), (1, 0), (wanted, wanted)):
+    desired = need(fleet).replicas
+    for replicas, ready in (
+        (desired, 0),
+        (desired, 1),
+        (0, 0),
+        (0, 9),
+        (desired, 10 * desired),
+        (1, 0),
+        (desired, desired),
+    ):
         fleet.now_s += 1.0
         observed = ServiceSnapshot(NORMAL_METRICS, {"serve": TierSnapshot(replicas, ready, (), ABOUT)})
         found = decide_all({"one": (fleet.service, observed, fleet.scaling_spec)}, fleet.now_s)["one"].tiers["serve"]
-        assert need(fleet).replicas == wanted
-        assert found.replicas >= wanted
+        assert need(fleet).replicas == desired
+        assert found.replicas >= desired
 
 
 def test_unknown_and_missing_tiers_leave_other_tiers_alone() -> None:
@@ -155,17 +163,17 @@ def test_unknown_and_missing_tiers_leave_other_tiers_alone() -> None:
 
 
 def test_pods_that_never_start_are_replaced_once() -> None:
-    fleet, wanted = loaded(), loaded().replicas["serve"]
-    counts, born_s = [wanted], [fleet.now_s] * wanted
+    fleet, desired = loaded(), loaded().replicas["serve"]
+    counts, created_s = [desired], [fleet.now_s] * desired
     for _ in range(200):
         fleet.now_s += 10.0
-        pods = tuple(StartingPod(f"p{n}", since_s, "pull") for n, since_s in enumerate(born_s))
+        pods = tuple(StartingPod(f"p{n}", since_s, "pull") for n, since_s in enumerate(created_s))
         observed = ServiceSnapshot(NORMAL_METRICS, {"serve": TierSnapshot(len(pods), 0, pods, ABOUT)})
         found = decide_all({"one": (fleet.service, observed, fleet.scaling_spec)}, fleet.now_s)["one"].tiers["serve"]
         counts.append(found.replicas)
-        born_s += [fleet.now_s] * (found.replicas - len(born_s))
-        del born_s[found.replicas :]
-    assert wanted < max(counts) <= 2 * wanted
+        created_s += [fleet.now_s] * (found.replicas - len(created_s))
+        del created_s[found.replicas :]
+    assert desired < max(counts) <= 2 * desired
     assert counts[60:] == sorted(counts[60:], reverse=True), "what the reserve gives back is not ordered again"
 
 

@@ -18,7 +18,7 @@ from plimsoll.core.capacity.sizing import Infeasible, Sizing, size_tier
 from plimsoll.core.capacity.tier_model import Constraint, TierSpec, tpot_target
 from plimsoll.core.slo import Slo
 from plimsoll.core.workload import from_samples
-from tests.core.test_admission import fill, gate, make_request
+from tests.core.admission_fixtures import fill, gate, make_request
 from tests.core.test_sizing import DECODE, GUIDE, PREFILL, SERVE, replicas
 
 SHARED = {"serve": SERVE, "guide": GUIDE, "decode": DECODE}

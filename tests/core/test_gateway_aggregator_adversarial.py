@@ -12,16 +12,8 @@ from plimsoll.core.demand.metrics_aggregator import MetricsAggregator
 from plimsoll.core.ports import BucketCounts, SloCounts
 from plimsoll.core.slo import Slo
 from plimsoll.core.types import Role, Unavailable
-from tests.core.test_signals import (
-    LENGTH_EDGES,
-    NOW_S,
-    SHARE,
-    TTFT_EDGES_S,
-    engine,
-    gateway,
-    require_known,
-    sample_histogram,
-)
+from tests.core.signal_readings import NOW_S, SHARE, TTFT_EDGES_S, gateway, sample_histogram
+from tests.core.test_signals import LENGTH_EDGES, engine, require_known
 from tests.core.test_signals_adversarial import BAD, Fleet
 
 

@@ -14,8 +14,9 @@ from plimsoll.core.engine_model.step_time import KvTransfer
 from plimsoll.core.planning import engine_settings
 from plimsoll.core.planning.engine_settings import GRAPH_SIZE_STEP
 from plimsoll.core.types import Role
-from tests.core.admission_simulator import ControllerPolicy, StepEngine, run
-from tests.core.test_admission import gate
+from tests.core.admission_engine import StepEngine
+from tests.core.admission_fixtures import gate
+from tests.core.admission_simulator import ControllerPolicy, run
 from tests.core.test_admission_kv import KV, PROMISE, Draw, arrivals, lognormal, mixed_lengths, tier
 
 WINDOW, LEAST = 500, 0.94  # requests, and the share of them that is to be in promise: a point less than promised

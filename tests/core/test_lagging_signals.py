@@ -20,8 +20,9 @@ from plimsoll.core.demand.metrics_aggregator import MetricsAggregator
 from plimsoll.core.ports import BucketCounts, EngineReading
 from plimsoll.core.slo import Slo
 from plimsoll.core.types import Role
+from tests.core.signal_readings import NOW_S, TTFT_EDGES_S, sample_histogram
 from tests.core.test_autoscaler import ABOUT
-from tests.core.test_signals import NOW_S, TPOT_EDGES_S, TTFT_EDGES_S, sample_histogram
+from tests.core.test_signals import TPOT_EDGES_S
 
 SLO = Slo(0.95, ttft_s=0.5, tpot_s=0.05)
 READY = 3

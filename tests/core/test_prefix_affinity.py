@@ -19,7 +19,7 @@ from plimsoll.core.routing.prefix_index import MIN_SHARED_CONTINUATIONS, PrefixI
 from plimsoll.core.slo import Slo
 from plimsoll.core.types import Role
 from plimsoll.core.workload import from_samples
-from tests.core.admission_simulator import PrefixCache
+from tests.core.admission_engine import PrefixCache
 
 HOT = StepModel(4.742e-3, -1.3e-3, 2.265e-5, 1.035e-9, 1.816e-5, 3.048e-8)  # an 8B on an H200
 SLO = Slo(0.95, 0.5, 0.0, 0.05)

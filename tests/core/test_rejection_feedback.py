@@ -181,11 +181,11 @@ def requested_replicas(fleet: Fleet, said: ServiceMetrics, starting: tuple[Start
 
 def test_retry_backlog_sizes_for_full_uncertainty() -> None:
     fleet = settled()
-    nobody, some = (replace(STEADY_METRICS, reserved_work_s=gpu_s) for gpu_s in (0.0, 5.0))
+    without_backlog, with_backlog = (replace(STEADY_METRICS, reserved_work_s=gpu_s) for gpu_s in (0.0, 5.0))
     tiers = {"serve": TierSnapshot(fleet.replicas["serve"], fleet.replicas["serve"], (), fleet.about)}
     found = [
         fleet.service.demand(ServiceSnapshot(said, tiers), fleet.scaling_spec, fleet.now_s)["serve"]
-        for said in (nobody, some)
+        for said in (without_backlog, with_backlog)
     ]
     alone, due = (one.forecast for one in found if isinstance(one, TierDemand))
     assert due.uncertainty == pytest.approx(NormalDist().inv_cdf(SLO.share) * due.level_error)

@@ -24,7 +24,7 @@ NAMES = ("prefill", "decode", "serve")
 
 
 def split_budget(
-    wanted: list[int], gpus: list[int], least: list[int], granted: int | None
+    desired: list[int], gpus: list[int], least: list[int], granted: int | None
 ) -> tuple[list[int], list[TierContext]]:
     """What step 7 leaves of the counts wanted, of tiers with so many GPUs a replica and such minima."""
     courses = [
@@ -36,7 +36,7 @@ def split_budget(
             (low, 1000),
             count=count,
         )
-        for name, count, each, low in zip(NAMES, wanted, gpus, least, strict=False)
+        for name, count, each, low in zip(NAMES, desired, gpus, least, strict=False)
     ]
     apply_limits(courses, granted, 0.0)
     return [schedule.count for schedule in courses], courses
@@ -49,18 +49,18 @@ TIERS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 8), st.integers(0, 
 @example([(10, 1, 0), (10, 8, 0)], 82)
 def test_gpu_budget_is_respected_used_and_keeps_minimum(tiers: list[tuple[int, int, int]], granted: int) -> None:
     gpus, least = [each for _, each, _ in tiers], [low for _, _, low in tiers]
-    wanted = [max(count, low) for count, _, low in tiers]
-    counts, courses = split_budget(wanted, gpus, least, granted)
+    desired = [max(count, low) for count, _, low in tiers]
+    counts, courses = split_budget(desired, gpus, least, granted)
     used = sum(n * each for n, each in zip(counts, gpus, strict=True))
-    assert all(low <= n <= count for low, n, count in zip(least, counts, wanted, strict=True))
-    one_each = [max(low, min(1, count)) for low, count in zip(least, wanted, strict=True)]
+    assert all(low <= n <= count for low, n, count in zip(least, counts, desired, strict=True))
+    one_each = [max(low, min(1, count)) for low, count in zip(least, desired, strict=True)]
     if granted < sum(n * each for n, each in zip(one_each, gpus, strict=True)):
         assert counts == least, "no tier serves alone"
     else:
         assert used <= granted
-        for n, count, each in zip(counts, wanted, gpus, strict=True):
+        for n, count, each in zip(counts, desired, gpus, strict=True):
             assert n == count or used + each > granted, "no GPU is left that a tier wants and that it has room for"
-    for schedule, n, count in zip(courses, counts, wanted, strict=True):
+    for schedule, n, count in zip(courses, counts, desired, strict=True):
         assert (ScalingLimit.BUDGET in schedule.limits) == (n < count)
 
 
@@ -68,16 +68,16 @@ def test_gpu_budget_is_respected_used_and_keeps_minimum(tiers: list[tuple[int, i
 def test_gpu_budget_pair_is_reduced_proportionally(gpus: tuple[int, int]) -> None:
     """Against every split that the budget allows: none has a larger share for the tier that is left with less, but for
     the replica that does not fit."""
-    for wanted in ((3, 9), (8, 8), (12, 5)):
-        for granted in range(sum(gpus), sum(n * each for n, each in zip(wanted, gpus, strict=True)) + 1):
-            counts, _ = split_budget(list(wanted), list(gpus), [1, 1], granted)
-            least = min(n / want for n, want in zip(counts, wanted, strict=True))
+    for desired in ((3, 9), (8, 8), (12, 5)):
+        for granted in range(sum(gpus), sum(n * each for n, each in zip(desired, gpus, strict=True)) + 1):
+            counts, _ = split_budget(list(desired), list(gpus), [1, 1], granted)
+            least = min(n / want for n, want in zip(counts, desired, strict=True))
             best = max(
-                min(a / wanted[0], b / wanted[1])
-                for a, b in product(range(1, wanted[0] + 1), range(1, wanted[1] + 1))
+                min(a / desired[0], b / desired[1])
+                for a, b in product(range(1, desired[0] + 1), range(1, desired[1] + 1))
                 if a * gpus[0] + b * gpus[1] <= granted
             )
-            assert least >= best - 1.0 / min(wanted), (wanted, granted, counts)
+            assert least >= best - 1.0 / min(desired), (desired, granted, counts)
 
 
 def test_gpu_budget_zero_or_negative_leaves_minimum() -> None:
@@ -145,7 +145,7 @@ def test_replica_bounds_take_precedence_over_rate_limit() -> None:
 
 
 def test_unschedulable_pods_back_off_and_are_removed() -> None:
-    state, count, requested, wanted = DecisionState(), 2, 0, 7.5
+    state, count, requested, desired = DecisionState(), 2, 0, 7.5
     policy = ScalingPolicy({"serve": replica_bounds(1, 100)}, SLO)
 
     def tick(now_s: float, work: float) -> ScalingDecision:
@@ -159,7 +159,7 @@ def test_unschedulable_pods_back_off_and_are_removed() -> None:
         )
 
     for second in range(3600):
-        decision = tick(float(second), wanted + second / 100.0)
+        decision = tick(float(second), desired + second / 100.0)
         state, before, count = decision.state, count, decision.tiers["serve"].replicas
         requested += count > before
         assert count >= before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -11,18 +12,8 @@ from plimsoll.core.demand.metrics_aggregator import MetricsAggregator
 from plimsoll.core.ports import BucketCounts
 from plimsoll.core.types import Role, Unavailable
 from plimsoll.core.workload import FloatArray, Workload
-from tests.core.test_signals import (
-    LENGTH_EDGES,
-    NOW_S,
-    SHARE,
-    TTFT_EDGES_S,
-    Course,
-    engine,
-    gateway,
-    require_known,
-    sample_histogram,
-    serving,
-)
+from tests.core.signal_readings import NOW_S, SHARE, TTFT_EDGES_S, gateway, sample_histogram
+from tests.core.test_signals import LENGTH_EDGES, engine, require_known, serving
 
 
 def arriving(factor: float) -> tuple[float, float]:
@@ -57,11 +48,14 @@ def known_scv(of: Workload, lengths: FloatArray) -> float:
     return found
 
 
-def level_shift(shift_s: int, before: float, after: float) -> Course:
+Series = Callable[[int], float]
+
+
+def level_shift(shift_s: int, before: float, after: float) -> Series:
     return lambda t: after if t >= shift_s else before
 
 
-def replay(rate_per_s: Course, output: Course) -> list[tuple[int, float]]:
+def replay(rate_per_s: Series, output: Series) -> list[tuple[int, float]]:
     """Mean outputs as they are known, by the second; each token takes 50 ms, so that 300 of them end 15 s later."""
     listener = MetricsAggregator([Role.SERVE])
     lengths = {name: BucketCounts(LENGTH_EDGES, (0.0,) * len(LENGTH_EDGES), 0.0) for name in ("output", "prompt")}

@@ -25,11 +25,11 @@ def test_retry_header_counts_only_after_rejection() -> None:
     assert not refused.is_retry(True, 7, 2.0)
 
 
-@pytest.mark.parametrize(("told_s", "known_s"), [(None, MAX_CLIENT_BACKOFF_S), (30.0, 60.0)])
-def test_retry_same_body_is_detected_for_a_while(told_s: float | None, known_s: float) -> None:
+@pytest.mark.parametrize(("retry_after_s", "known_s"), [(None, MAX_CLIENT_BACKOFF_S), (30.0, 60.0)])
+def test_retry_same_body_is_detected_for_a_while(retry_after_s: float | None, known_s: float) -> None:
     for late_s, again in ((known_s - 0.1, True), (known_s + 0.1, False)):
         refused = RecentRejections()
-        refused.record(7, 0.0, told_s)
+        refused.record(7, 0.0, retry_after_s)
         assert refused.is_retry(False, 7, late_s) is again
         assert not refused.is_retry(False, 8, late_s), "another demand"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,35 +13,12 @@ from plimsoll.core import histogram
 from plimsoll.core.demand.metrics_aggregator import MetricsAggregator
 from plimsoll.core.demand.service_metrics import ServiceMetrics
 from plimsoll.core.engine_model.calibration.counter_window import MIN_STEPS, validity_error
-from plimsoll.core.ports import BucketCounts, EngineReading, ServiceReading
+from plimsoll.core.ports import BucketCounts, EngineReading
 from plimsoll.core.types import Role, Unavailable
+from tests.core.signal_readings import NOW_S, SHARE, TTFT_EDGES_S, gateway, sample_histogram
 
-NOW_S = 1.8e9
-SHARE = 0.95
 LENGTH_EDGES = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, math.inf)
 TPOT_EDGES_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, math.inf)
-TTFT_EDGES_S = histogram.LATENCY_EDGES_S
-
-
-def sample_histogram(edges: tuple[float, ...], value: float, n: float) -> BucketCounts:
-    """n values, all the same."""
-    return histogram.from_sparse(edges, {histogram.bucket_index(edges, value): n}, value * n)
-
-
-def gateway(arrived: float, **other: Any) -> ServiceReading:
-    """Counts since the start: requests of 250 estimated tokens, all answered after 0.2 s."""
-    reading = ServiceReading(
-        arrived=arrived,
-        arrived_tokens=250.0 * arrived,
-        retried=0.0,
-        succeeded=arrived,
-        failed=0.0,
-        cancelled=0.0,
-        rejected={},
-        ttft_s=sample_histogram(TTFT_EDGES_S, 0.2, arrived),
-        e2e_s=sample_histogram(TTFT_EDGES_S, 3.0, arrived),
-    )
-    return replace(reading, **other)
 
 
 def gaps(n: float) -> BucketCounts:
@@ -372,9 +348,6 @@ def test_readings_of_unknown_tier_are_ignored() -> None:
     assert list(listener.collect(NOW_S, {}, [], SHARE).tiers) == [Role.SERVE]
 
 
-Course = Callable[[int], float]
-
-
 def test_missing_counter_in_one_scrape_is_skipped() -> None:
     """Steady work of 150 tokens, 100 steps a second; one reading in the middle lacks its steps."""
     listener = MetricsAggregator([Role.SERVE])
@@ -401,71 +374,3 @@ def test_transfer_stats_include_present_decode_engines() -> None:
     assert found.transfer_s / found.tokens == pytest.approx(2e-4)
     assert found.post_s / found.tokens == pytest.approx(5e-5)
     assert MetricsAggregator([Role.SERVE]).collect(NOW_S, {}, [], SHARE).transfer_stats.tokens == 0.0
-
-
-def quiet_after(
-    readings: list[tuple[float, str, str, ServiceReading]], gateways: tuple[str, ...], now_s: float
-) -> float:
-    """The metric `quiet_s` after readings of (seconds, gateway, instance, counters)."""
-    aggregator = MetricsAggregator([Role.SERVE])
-    for at_s, name, instance, reading in readings:
-        aggregator.observe_gateway(name, instance, NOW_S + at_s, reading)
-    return aggregator.collect(NOW_S + now_s, {}, gateways, SHARE).quiet_s
-
-
-def each_second(
-    seconds: range, name: str = "gw", instance: str = "a", **reading: Any
-) -> list[tuple[float, str, str, ServiceReading]]:
-    return [(float(second), name, instance, gateway(7.0, **reading)) for second in seconds]
-
-
-def test_quiet_s_grows_while_nothing_arrives_or_ends() -> None:
-    assert quiet_after(each_second(range(91)), ("gw",), 90.0) == 90.0
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"arrived": 8.0},
-        {"retried": 1.0},
-        {"succeeded": 8.0},
-        {"failed": 1.0},
-        {"cancelled": 1.0},
-        {"rejected": {"overloaded": 1.0}},
-        {"queued": 1.0},
-        {"reserved_work_s": 0.1},
-        {"inflight": {"pod": 1}},
-    ],
-)
-def test_quiet_s_restarts_with_any_request(change: dict[str, Any]) -> None:
-    readings = each_second(range(80)) + [(float(s), "gw", "a", replace(gateway(7.0), **change)) for s in range(80, 91)]
-    is_gauge = next(iter(change)) in ("queued", "reserved_work_s", "inflight")
-    assert quiet_after(readings, ("gw",), 90.0) == (0.0 if is_gauge else 10.0)
-
-
-@pytest.mark.parametrize("reason", ["quota_exceeded", "request_too_large"])
-def test_quiet_s_ignores_rejections_no_capacity_cures(reason: str) -> None:
-    readings = [(float(s), "gw", "a", gateway(7.0, rejected={reason: float(s)})) for s in range(91)]
-    assert quiet_after(readings, ("gw",), 90.0) == 90.0
-
-
-def test_quiet_s_of_restarted_gateway_starts_again() -> None:
-    assert quiet_after(each_second(range(80)) + each_second(range(80, 91), instance="b"), ("gw",), 90.0) == 10.0
-
-
-def test_quiet_s_starts_again_after_gap_in_readings() -> None:
-    assert quiet_after([*each_second(range(40)), *each_second(range(80, 91))], ("gw",), 90.0) == 10.0
-
-
-def test_quiet_s_is_that_of_youngest_gateway() -> None:
-    readings = sorted(each_second(range(91)) + each_second(range(70, 91), name="new"), key=lambda one: one[0])
-    assert quiet_after(readings, ("gw", "new"), 90.0) == 20.0
-
-
-@pytest.mark.parametrize("gateways", [(), ("other",), ("gw", "other")], ids=["none", "unknown", "partial"])
-def test_quiet_s_is_zero_unless_all_gateways_report(gateways: tuple[str, ...]) -> None:
-    assert quiet_after(each_second(range(91)), gateways, 90.0) == 0.0
-
-
-def test_quiet_s_is_zero_after_gateways_fall_silent() -> None:
-    assert quiet_after(each_second(range(91)), ("gw",), 120.0) == 0.0

@@ -15,17 +15,8 @@ from plimsoll.core.demand.metrics_aggregator import MetricsAggregator
 from plimsoll.core.demand.service_metrics import ServiceMetrics, TierMetrics
 from plimsoll.core.ports import BucketCounts, ServiceReading
 from plimsoll.core.types import Role, Unavailable
-from tests.core.test_signals import (
-    LENGTH_EDGES,
-    NOW_S,
-    SHARE,
-    TPOT_EDGES_S,
-    engine,
-    gateway,
-    require_known,
-    sample_histogram,
-    serving,
-)
+from tests.core.signal_readings import NOW_S, SHARE, gateway, sample_histogram
+from tests.core.test_signals import LENGTH_EDGES, TPOT_EDGES_S, engine, require_known, serving
 
 BAD = (math.nan, math.inf, -math.inf, -1.0, 1e300)
 
@@ -36,7 +27,7 @@ class Fleet:
     def __init__(self, *names: str) -> None:
         self.listener = MetricsAggregator([Role.SERVE])
         self.counts = dict.fromkeys(names, 0.0)
-        self.born = dict.fromkeys(names, 1)
+        self.instance_id = dict.fromkeys(names, 1)
         self.now_s = NOW_S
         self.rates: list[float] = []  # of every sample
         self.received = ServiceMetrics()
@@ -51,14 +42,14 @@ class Fleet:
         for name in self.counts:
             if name not in silent:
                 reading = gateway(self.counts[name])
-                self.listener.observe_gateway(name, str(self.born[name]), self.now_s, reading)
+                self.listener.observe_gateway(name, str(self.instance_id[name]), self.now_s, reading)
         self.received = self.listener.collect(self.now_s, {}, listed or tuple(self.counts), SHARE)
         if self.received.has_new_rate:
             self.rates.append(require_known(self.received.rate_per_s))
         return self.received
 
     def restart(self, name: str) -> None:
-        self.born[name] += 1
+        self.instance_id[name] += 1
         self.counts[name] = 0.0
 
 

@@ -335,8 +335,8 @@ def gateway(answers: float, slo_counts: SloCounts | None) -> ServiceReading:
     return ServiceReading(answers, 100.0 * answers, 0.0, answers, 0.0, 0.0, {}, first, slo_counts=slo_counts)
 
 
-def engine(at_s: float, born: str, histograms: BucketCounts | None) -> EngineReading:
-    return EngineReading("p", at_s, born, running=1.0, waiting=0.0, tpot_s=histograms)
+def engine(at_s: float, instance_id: str, histograms: BucketCounts | None) -> EngineReading:
+    return EngineReading("p", at_s, instance_id, running=1.0, waiting=0.0, tpot_s=histograms)
 
 
 def attainment_of(listener: MetricsAggregator, now_s: float) -> SloAttainment:
@@ -360,8 +360,8 @@ def test_attainment_counter_reset_drops_the_interval() -> None:
     listener = MetricsAggregator([Role.SERVE])
     for t in range(60):
         n = float(t if t < 30 else t - 30)  # both start anew, the gateway under another name of its start
-        born = "1" if t < 30 else "2"
-        listener.observe_gateway("g", born, NOW_S + t, gateway(n, SloCounts(n, 0.1 * n, 0.1 * n, 0.0)))
+        instance_id = "1" if t < 30 else "2"
+        listener.observe_gateway("g", instance_id, NOW_S + t, gateway(n, SloCounts(n, 0.1 * n, 0.1 * n, 0.0)))
         if t % 5 == 0:
             listener.observe_engine(Role.SERVE, engine(NOW_S + t, "", tpot_histogram(0.9 * n, 0.1 * n)))
         found = attainment_of(listener, NOW_S + t)

@@ -35,19 +35,19 @@ DAY_S = 86_400.0
 
 
 def model_after(starts: list[list[tuple[str, float]]]) -> StartupModel:
-    ledger = from_medians(GUESS)
+    model = from_medians(GUESS)
     for took_s in starts:
-        ledger = record(ledger, took_s)
-    return ledger
+        model = record(model, took_s)
+    return model
 
 
-def assert_sound(ledger: StartupModel) -> None:
+def assert_sound(model: StartupModel) -> None:
     """Finite times in order, and the same after a restart."""
-    for _, (p50_s, p90_s, p99_s) in ledger.quantiles:
+    for _, (p50_s, p90_s, p99_s) in model.quantiles:
         assert 0.0 < p50_s < p90_s < p99_s < math.inf
-    assert ledger.horizon_s <= ledger.overdue_s
-    back = codec.decode(StartupModel, json.loads(json.dumps(codec.encode(ledger), allow_nan=False)))
-    assert back.horizon_s == pytest.approx(ledger.horizon_s, rel=1e-3)
+    assert model.horizon_s <= model.overdue_s
+    back = codec.decode(StartupModel, json.loads(json.dumps(codec.encode(model), allow_nan=False)))
+    assert back.horizon_s == pytest.approx(model.horizon_s, rel=1e-3)
 
 
 # What is fed
@@ -79,26 +79,26 @@ def test_prior_any_disk_bandwidth_is_storable(bytes_per_s: float, weights: float
 
 
 def test_eta_instant_startups_is_small_but_positive() -> None:
-    ledger = model_after([[("engine", 0.0)]] * 50)
-    assert_sound(ledger)
-    assert ledger.horizon_s < 1.0
-    found = eta(ledger, StartingPod("a", 100.0), 100.0)
+    model = model_after([[("engine", 0.0)]] * 50)
+    assert_sound(model)
+    assert model.horizon_s < 1.0
+    found = eta(model, StartingPod("a", 100.0), 100.0)
     assert isinstance(found, Eta)
     assert 0.0 < found.likely_s < found.late_s < 1.0
-    assert isinstance(eta(ledger, StartingPod("a", 100.0), 102.0), Overdue)
+    assert isinstance(eta(model, StartingPod("a", 100.0), 102.0), Overdue)
 
 
 def test_horizon_of_alternating_durations_is_between() -> None:
-    ledger = model_after([[("engine", (0.0, DAY_S)[n % 2])] for n in range(200)])
-    assert_sound(ledger)
-    assert 0.1 <= ledger.total.quantile_s(0.5) <= DAY_S
-    assert ledger.horizon_s < 100.0 * DAY_S
+    model = model_after([[("engine", (0.0, DAY_S)[n % 2])] for n in range(200)])
+    assert_sound(model)
+    assert 0.1 <= model.total.quantile_s(0.5) <= DAY_S
+    assert model.horizon_s < 100.0 * DAY_S
 
 
 def test_record_repeated_phase_adds_durations() -> None:
     """As of a container that was started again."""
-    ledger = model_after([[("pull", 10.0), ("load", 5.0), ("pull", 20.0), ("load", 15.0)]] * 30)
-    medians = {name: times.p50_s for name, times in ledger.quantiles}
+    model = model_after([[("pull", 10.0), ("load", 5.0), ("pull", 20.0), ("load", 15.0)]] * 30)
+    medians = {name: times.p50_s for name, times in model.quantiles}
     assert list(medians) == ["pull", "load", "total"]
     assert medians["pull"] == pytest.approx(30.0, rel=0.05)
     assert medians["load"] == pytest.approx(20.0, rel=0.05)
@@ -115,11 +115,11 @@ def remaining_s(learned: PhaseEstimate, elapsed_s: float, share: float) -> float
     def survival(at_s: float) -> float:
         return 0.5 * math.erfc((math.log(at_s) - law.mean) / law.stdev / math.sqrt(2.0))
 
-    wanted = (1.0 - share) * survival(elapsed_s)
+    desired = (1.0 - share) * survival(elapsed_s)
     low, high = elapsed_s, 1e6 * elapsed_s
     for _ in range(200):
         middle = math.sqrt(low * high)
-        low, high = (middle, high) if survival(middle) > wanted else (low, middle)
+        low, high = (middle, high) if survival(middle) > desired else (low, middle)
     return low - elapsed_s
 
 
@@ -132,10 +132,10 @@ def test_remaining_time_matches_distribution_in_tail(elapsed_s: float, share: fl
 
 def test_eta_pod_stuck_in_short_phase_increases() -> None:
     """It is not overdue yet, since all of its start may take so long; but what hangs for long goes on hanging."""
-    ledger = from_medians(GUESS)
+    model = from_medians(GUESS)
     likely = []
-    for hangs_s in range(10, int(ledger.overdue_s) - 20, 10):
-        found = eta(ledger, StartingPod("a", 0.0, "warmup", 20.0), 20.0 + hangs_s)
+    for hangs_s in range(10, int(model.overdue_s) - 20, 10):
+        found = eta(model, StartingPod("a", 0.0, "warmup", 20.0), 20.0 + hangs_s)
         assert isinstance(found, Eta)
         likely.append(found.likely_s)
     assert len(likely) > 10
@@ -144,10 +144,10 @@ def test_eta_pod_stuck_in_short_phase_increases() -> None:
 
 
 def test_eta_pod_that_never_starts_stays_overdue() -> None:
-    ledger = model_after([[("pull", 30.0), ("load", 10.0)]] * 20)
+    model = model_after([[("pull", 30.0), ("load", 10.0)]] * 20)
     pod, was_late = StartingPod("a", 0.0, "pull", 1.0), False
     for now_s in (*range(600), 1e6, 1e12, math.inf):
-        late = isinstance(eta(ledger, pod, now_s), Overdue)
+        late = isinstance(eta(model, pod, now_s), Overdue)
         assert late or not was_late
         was_late = late
     assert was_late
@@ -163,10 +163,10 @@ def test_eta_any_clock_is_bounded_or_overdue(
     since_s: float, phase_since_s: float | None, now_s: float, phase: str | None
 ) -> None:
     """Nodes, API server and operator have a clock each, any of which may be set."""
-    ledger = from_medians(GUESS)
-    found = eta(ledger, StartingPod("a", since_s, phase, phase_since_s), now_s)
+    model = from_medians(GUESS)
+    found = eta(model, StartingPod("a", since_s, phase, phase_since_s), now_s)
     if isinstance(found, Overdue):
-        assert found.elapsed_s == now_s - since_s > found.limit_s == ledger.overdue_s
+        assert found.elapsed_s == now_s - since_s > found.limit_s == model.overdue_s
     else:
         assert 0.0 <= found.likely_s <= found.late_s < math.inf
 
@@ -204,9 +204,9 @@ def test_from_dict_impossible_statistics_raise() -> None:
     for _ in range(2000):
         figures = [float(10.0 ** rng.uniform(-12, 9) * rng.choice([-1, 0, 1, 1])) for _ in range(4)]
         try:
-            ledger = codec.decode(StartupModel, good | {"total": figures})
+            model = codec.decode(StartupModel, good | {"total": figures})
         except ValueError:
             continue
-        assert_sound(ledger)
+        assert_sound(model)
     with pytest.raises(ValueError, match="start-up statistics"):
         codec.decode(StartupModel, good | {"total": [60.0, 1.0, 4.0, 9.9e8]})

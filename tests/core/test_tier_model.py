@@ -389,11 +389,11 @@ def lost(outputs: np.ndarray, slots: int, gateways: int, rate: float, patience_s
     stays_s = step_s * rng.choice(outputs, count)
     free = [[0.0] * (slots // gateways) for _ in range(gateways)]
     refused = 0
-    for now_s, stay_s, door in zip(at_s, stays_s, rng.integers(gateways, size=count), strict=True):
-        if free[door][0] - now_s > patience_s:
+    for now_s, stay_s, gateway in zip(at_s, stays_s, rng.integers(gateways, size=count), strict=True):
+        if free[gateway][0] - now_s > patience_s:
             refused += 1
         else:
-            heapq.heapreplace(free[door], max(now_s, free[door][0]) + stay_s)
+            heapq.heapreplace(free[gateway], max(now_s, free[gateway][0]) + stay_s)
     return refused / count
 
 

@@ -10,7 +10,8 @@ from plimsoll.core.demand.metrics_aggregator import MetricsAggregator
 from plimsoll.core.demand.token_ratios import TokenRatioEstimator
 from plimsoll.core.prompt_tokens import corrected_tokens
 from plimsoll.core.types import Role, Unavailable
-from tests.core.test_signals import NOW_S, SHARE, engine, gateway
+from tests.core.signal_readings import NOW_S, SHARE, gateway
+from tests.core.test_signals import engine
 
 
 def learn(

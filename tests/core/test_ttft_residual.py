@@ -9,17 +9,9 @@ from plimsoll.core.admission.controller import AdmissionController
 from plimsoll.core.admission.request import AdmissionOutcome
 from plimsoll.core.admission.ttft_residual import PRIOR_REQUESTS, RESIDUAL_WINDOW_S, TtftResidual
 from plimsoll.core.workload import from_samples
-from tests.core.admission_simulator import (
-    CapPolicy,
-    ClientRequest,
-    ControllerPolicy,
-    FrontendModel,
-    StepEngine,
-    goodput,
-    poisson,
-    run,
-)
-from tests.core.test_admission import HOT, ROOMY, SERVE, SLOW, gate, make_request, scaled
+from tests.core.admission_engine import ClientRequest, FrontendModel, StepEngine
+from tests.core.admission_fixtures import HOT, ROOMY, SERVE, SLOW, gate, make_request, scaled
+from tests.core.admission_simulator import CapPolicy, ControllerPolicy, goodput, poisson, run
 
 PLANT = scaled(HOT, SLOW)
 TPOT_S = 0.05

@@ -81,11 +81,11 @@ def test_scv_of_large_numbers_is_exact() -> None:
 def test_quantile_matches_sorted_samples(rows: list[tuple[int, int, int, float]], share: float) -> None:
     workload = make_workload(rows)
     total, reached = sum(row[3] for row in rows), 0.0
-    wanted = float(workload.quantile(workload.output_tokens, share))
+    desired = float(workload.quantile(workload.output_tokens, share))
     for _, _, output, weight in sorted(rows, key=lambda row: row[2]):
         reached += weight / total
         if reached >= share - 1e-9:
-            assert wanted == output
+            assert desired == output
             break
 
 

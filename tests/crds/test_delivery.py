@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.controllers.test_service_status import status_inputs
+from tests.controllers.status_inputs import status_inputs
 from tests.crds.conftest import APPLY_MODES, Kubectl
 from tests.docs.test_gitops import GITOPS, argo_health, with_written_status
 

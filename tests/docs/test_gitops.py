@@ -20,7 +20,8 @@ from plimsoll.controllers.reconcile import service_status
 from plimsoll.controllers.reconcile.service_status import StatusInputs
 from tests import builders
 from tests.chart.rendering import ROOT, render, render_text
-from tests.controllers.test_service_status import status_inputs, tier, waiting
+from tests.controllers.status_inputs import status_inputs, tier
+from tests.controllers.test_service_status import waiting
 
 GITOPS = ROOT / "examples" / "gitops"
 Object = dict[str, Any]

@@ -33,7 +33,7 @@ class MemoryStore:
     down: int = 0
     sha256s: dict[str, str] = field(default_factory=dict)
     listed: int = 0
-    asked: list[tuple[str, int]] = field(default_factory=list)
+    requests: list[tuple[str, int]] = field(default_factory=list)
 
     def files(self) -> list[RemoteFile]:
         self.listed += 1
@@ -41,7 +41,7 @@ class MemoryStore:
         return [RemoteFile(path, len(body), f'"{hash(body)}"') for path, body in self.contents.items()]
 
     def open(self, file: RemoteFile, offset: int) -> Opened:
-        self.asked.append((file.path, offset))
+        self.requests.append((file.path, offset))
         self._fail()
         body = self.contents[file.path][offset : offset + self.breaks]
         return Opened(io.BytesIO(body), self.sha256s.get(file.path, ""))
@@ -80,7 +80,7 @@ def test_complete_model_is_not_downloaded_again(tmp_path: Path) -> None:
     store = MemoryStore(dict(FILES))
     first, second = fetched(store, tmp_path), fetched(store, tmp_path)
     assert first.name == second.name
-    assert len(store.asked) == len([body for body in FILES.values() if body])
+    assert len(store.requests) == len([body for body in FILES.values() if body])
 
 
 def test_pinned_model_in_the_cache_needs_no_store(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_changed_model_is_another_version(tmp_path: Path) -> None:
 def test_broken_download_goes_on_where_it_ended(tmp_path: Path) -> None:
     store = MemoryStore({"w": b"0123456789"}, breaks=4)
     assert contents(fetched(store, tmp_path)) == {"w": b"0123456789"}
-    assert store.asked == [("w", 0), ("w", 4), ("w", 8)]
+    assert store.requests == [("w", 0), ("w", 4), ("w", 8)]
 
 
 def test_download_of_an_ended_process_is_gone_on_with(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_download_of_an_ended_process_is_gone_on_with(tmp_path: Path) -> None:
         fetched(Cut({"w": b"0123456789"}, breaks=4), tmp_path)
     store = MemoryStore({"w": b"0123456789"})
     assert contents(fetched(store, tmp_path)) == {"w": b"0123456789"}
-    assert store.asked == [("w", 4)]
+    assert store.requests == [("w", 4)]
 
 
 def test_store_that_stays_away_is_the_reason(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_two_processes_download_once(tmp_path: Path) -> None:
     second_waits.set()
     first.join(60)
     second.join(60)
-    assert (len(store.asked), len(other.asked)) == (1, 0)
+    assert (len(store.requests), len(other.requests)) == (1, 0)
 
 
 def test_pinned_model_that_another_pod_deletes_meanwhile_is_downloaded_again(tmp_path: Path) -> None:

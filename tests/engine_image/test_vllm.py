@@ -104,9 +104,9 @@ class Engine:
         with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)) as connection:
             connection.request("GET", "/metrics")
             text = connection.getresponse().read().decode()
-        wanted = [f'{key}="{value}"' for key, value in labels.items()]
+        expected = [f'{key}="{value}"' for key, value in labels.items()]
         lines = [line for line in text.splitlines() if re.match(rf"{re.escape(name)}[ {{]", line)]
-        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if all(label in line for label in wanted))
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if all(label in line for label in expected))
 
 
 @dataclass

@@ -92,9 +92,9 @@ def test_vllm_tool_result_continues_chat(tools: Pair) -> None:
 
 def test_vllm_json_schema_response_is_valid(tools: Pair) -> None:
     before = tools.decode.metric("plimsoll_engine_remote_prefills_total", outcome="remote")
-    wanted = {"type": "json_schema", "json_schema": {"name": "forecast", "schema": SCHEMA, "strict": True}}
+    expected = {"type": "json_schema", "json_schema": {"name": "forecast", "schema": SCHEMA, "strict": True}}
     headers = {"x-plimsoll-prefill": f"127.0.0.1:{tools.prefill.api}"}
-    status, got = tools.decode.post(_chat_request("schema", response_format=wanted), headers, PATH)
+    status, got = tools.decode.post(_chat_request("schema", response_format=expected), headers, PATH)
     print(got)
     assert (status, got["choices"][0]["finish_reason"]) == (200, "stop")
     assert _is_valid(got["choices"][0]["message"]["content"])

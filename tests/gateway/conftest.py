@@ -41,7 +41,7 @@ async def lone(tmp_path_factory: object) -> AsyncIterator[GatewayStack]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def door(tmp_path_factory: object) -> AsyncIterator[tuple[GatewayStack, FakeEngine]]:
+async def gateway_and_engine(tmp_path_factory: object) -> AsyncIterator[tuple[GatewayStack, FakeEngine]]:
     """A gateway that is impatient with slow requests, and its one engine."""
     gateway = GatewayStack(make_directory(tmp_path_factory), headers_timeout_seconds=0.5, body_timeout_seconds=0.8)
     try:

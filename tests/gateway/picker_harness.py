@@ -159,7 +159,7 @@ class PickerHarness:
         self.picker = Picker(Random(1), GATEWAY, authenticator or trusting, clock=self.clock)
         self._catalog_builder = CatalogBuilder(has_engine_tls)
         self._keys: tuple[set[str], ...] = set(), set(), set()
-        self.asked = 0
+        self.requests = 0
         self.set_objects(*services, pods=pods)
 
     def set_objects(self, *services: Object, pods: tuple[Object, ...] = (), unreachable: tuple[str, ...] = ()) -> None:
@@ -187,11 +187,11 @@ class PickerHarness:
 
     def send(self, model: str = "chat", *, headers: Mapping[str, str] | None = None, **fields: Any) -> Reply:
         """A new question, each with another body and ticket."""
-        self.asked += 1
-        body = json.dumps({"model": model, "messages": [{"role": "user", "content": f"hi {self.asked}"}], **fields})
+        self.requests += 1
+        body = json.dumps({"model": model, "messages": [{"role": "user", "content": f"hi {self.requests}"}], **fields})
         sent_headers = {name.encode(): value.encode() for name, value in (headers or {}).items()}
         return self.picker.check(
-            body.encode(), {b"x-plimsoll-request-id": b"t%d" % self.asked} | sent_headers, self.clock.now()
+            body.encode(), {b"x-plimsoll-request-id": b"t%d" % self.requests} | sent_headers, self.clock.now()
         )
 
     def send_queued(self, model: str = "chat", **fields: Any) -> asyncio.Future[bytes]:

@@ -109,12 +109,12 @@ class GatewayStack:
         """These are the objects, and the picker and Envoy have taken them up."""
         services, engines = list(objects), list(pods)
         self.write_objects(services, engines)
-        wanted = {f"{s['metadata']['namespace']}/{s['metadata']['name']}" for s in services}
+        expected = {f"{s['metadata']['namespace']}/{s['metadata']['name']}" for s in services}
         addresses = sorted(f"{p['status']['podIP']}:{_port(p)}" for p in engines)
 
         async def is_published() -> bool:
             known = (await self.signals())["services"]
-            return known.keys() == wanted and addresses == sorted(
+            return known.keys() == expected and addresses == sorted(
                 endpoint["address"] for found in known.values() for endpoint in found["endpoints"]
             )
 
@@ -193,12 +193,12 @@ class GatewayStack:
 
     async def wait_routable(self, *engines: FakeEngine, service: str = "team/chat") -> None:
         """Wait until exactly these engines are routable."""
-        wanted = {engine.address for engine in engines}
+        expected = {engine.address for engine in engines}
 
         async def are() -> bool:
-            return {a for a, e in (await self.endpoints(service)).items() if e["routable"]} == wanted
+            return {a for a, e in (await self.endpoints(service)).items() if e["routable"]} == expected
 
-        await wait_until(are, f"routable: {wanted}")
+        await wait_until(are, f"routable: {expected}")
 
     async def wait_model_clusters(self, *names: str) -> None:
         """Wait until Envoy has the clusters by which it routes these names while the picker is away."""

@@ -19,8 +19,8 @@ def call_endpoint(method: bytes, path: bytes) -> bytes:
 
 @pytest.mark.parametrize("path", [b"/healthz", b"/readyz", b"/signals", b"/none"])
 def test_head_is_get_without_its_body(path: bytes) -> None:
-    got, asked = call_endpoint(b"GET", path), call_endpoint(b"HEAD", path)
-    assert asked == got[: got.index(b"\r\n\r\n") + 4]
+    got, head = call_endpoint(b"GET", path), call_endpoint(b"HEAD", path)
+    assert head == got[: got.index(b"\r\n\r\n") + 4]
 
 
 def test_other_method_names_what_is_allowed() -> None:

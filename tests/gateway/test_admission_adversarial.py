@@ -9,15 +9,13 @@ from typing import Any
 import pytest
 
 from plimsoll.core.admission.publication import FORMAT_VERSION
-from plimsoll.core.admission.request import AdmissionOutcome
 from plimsoll.gateway.admission_policy import AdmissionPolicy, PolicyCache
 from plimsoll.gateway.envoy.access_log import AccessRecord
-from plimsoll.gateway.http1 import HttpRequest, response
 from plimsoll.gateway.inflight import MAX_REQUEST_AGE_SECONDS
 from plimsoll.gateway.request_queue import MAX_QUEUED_BYTES
-from plimsoll.gateway.server import HttpProtocol
 from plimsoll.gateway.service_admission import MAX_TENANTS
 from plimsoll.gateway.signals_document import build_signals
+from tests.gateway.admission_state import ONE, is_empty
 from tests.gateway.kube_objects import LIMITS, Object, pod, service, split
 from tests.gateway.picker_harness import (
     GATEWAY,
@@ -29,20 +27,7 @@ from tests.gateway.picker_harness import (
     service_with_slo,
 )
 
-ONE = "10.0.0.1:8000"
 TWO = "10.0.0.2:8000"
-
-
-def is_empty(world: PickerHarness) -> bool:
-    """Nothing is held, running or counted anywhere, and no timer runs."""
-    picker = world.picker
-    guards = picker.admission.services.values()
-    return (
-        len(picker.queue) == len(picker.inflight) == len(picker.admission) == 0
-        and all(load.inflight == 0 for load in picker.inflight.loads.values())
-        and all(guard.controller.queued == len(guard.queued) == len(guard.controller.pool) == 0 for guard in guards)
-        and all(guard.controller.queued_work_s == 0.0 for guard in guards)
-    )
 
 
 async def test_thousands_of_disconnects_leave_no_state() -> None:
@@ -177,7 +162,7 @@ async def test_class_change_keeps_retry_detection() -> None:
         admission={"whenFull": "Shed", "classes": classes}, classes=("other",), ready_at_s=20.0, ready_work=2.0
     )
     world.set_objects(obj)
-    world.asked -= 1
+    world.requests -= 1
     rejection_of(world.send())
     assert world.service()["requests"]["retried"] == 1
 
@@ -362,120 +347,6 @@ async def test_unreadable_publication_still_counts_slo() -> None:
 
 CONFIG = {"version": "", "limits_version": ""}
 UNREADABLE_MESSAGE = "InferenceServiceAdmission: not admission limits: version 99 is not supported; expected 4"
-
-
-class FakeTransport(asyncio.Transport):
-    """A transport that keeps what was written."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.written = b""
-
-    def is_closing(self) -> bool:
-        return False
-
-    def write(self, data: bytes | bytearray | memoryview[int]) -> None:
-        self.written += bytes(data)
-
-
-CHECK_REQUEST = b"POST /check HTTP/1.1\r\ncontent-length: 0\r\n\r\n"
-
-
-async def test_http_protocol_cancels_handler_on_disconnect() -> None:
-    queued: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-    door, wire = HttpProtocol(lambda request: queued, 1024, None), FakeTransport()
-    door.connection_made(wire)
-    door.data_received(CHECK_REQUEST)
-    door.connection_lost(None)
-    assert queued.cancelled()
-    await asyncio.sleep(0)
-    assert wire.written == b""
-
-
-async def test_http_protocol_responds_in_order_and_maps_error_to_500() -> None:
-    loop = asyncio.get_running_loop()
-    replies: list[Any] = [loop.create_future(), response(404), loop.create_future(), response(413)]
-
-    def handle(_: HttpRequest) -> Any:
-        return replies.pop(0)
-
-    first, third = replies[0], replies[2]
-    door, wire = HttpProtocol(handle, 1024, None), FakeTransport()
-    door.connection_made(wire)
-    door.data_received(4 * CHECK_REQUEST)
-    assert wire.written == b""
-    first.set_result(response(200))
-    await asyncio.sleep(0)
-    third.set_exception(RuntimeError("as a test of faults"))
-    await asyncio.sleep(0)
-    statuses = [line.split(b" ")[1] for line in wire.written.split(b"\r\n") if line.startswith(b"HTTP/1.1")]
-    assert statuses == [b"200", b"404", b"500", b"413"]
-
-
-class Churn:
-    """Requests of which some end, some leave, and the rest go on."""
-
-    def __init__(self, world: PickerHarness) -> None:
-        self.world = world
-        self.running: list[bytes] = []
-        self.waiting: list[asyncio.Future[bytes]] = []
-
-    async def come(self, step: int) -> None:
-        reply = self.world.send(stream=step % 2 == 0)
-        if isinstance(reply, asyncio.Future):
-            self.waiting.append(reply)
-        else:
-            self._go(reply)  # type: ignore[arg-type]
-        await self.settle()
-
-    async def leave(self) -> None:
-        if self.waiting:
-            self.waiting[0].cancel()
-        await self.settle()
-
-    async def end(self) -> None:
-        if self.running:
-            self.world.complete(self.running.pop(0), ttft_us=50_000, sent_bytes=1000)
-        await self.settle()
-
-    async def settle(self) -> None:
-        await asyncio.sleep(0)
-        for future in [future for future in self.waiting if future.done()]:
-            self.waiting.remove(future)
-            if not future.cancelled():
-                self._go(future.result())
-
-    def _go(self, reply: bytes) -> None:
-        if b"x-plimsoll-endpoint" in reply:
-            self.running.append(reply)
-
-
-async def test_outcomes_add_up_under_churn() -> None:
-    few: dict[str, Any] = {"admission": {"maxQueued": 20}}
-    world = PickerHarness(service_with_slo(**few), pods=engine_names(2))
-    crowd = Churn(world)
-    for step in range(400):
-        await crowd.come(step)
-        if step % 3 == 0:
-            await crowd.end()
-        if step % 7 == 0:
-            await crowd.leave()
-        if step % 40 == 20:
-            world.set_objects(service_with_slo(**few), pods=engine_names(2), unreachable=(ONE,))
-        if step % 40 == 35:
-            world.set_objects(service_with_slo(**few, batch=2 + step % 2), pods=engine_names(2))
-        world.advance(0.3)
-        await crowd.settle()
-    outcomes = world.outcomes()
-    assert (
-        sum(count for name, count in outcomes.items() if name != AdmissionOutcome.QUEUED) + len(world.picker.queue)
-        == 400
-    )
-    assert min(outcomes.values()) > 20
-    while crowd.running or crowd.waiting:
-        await crowd.leave()
-        await crowd.end()
-    assert is_empty(world)
 
 
 async def test_capacity_share_is_found_by_gateway_name() -> None:

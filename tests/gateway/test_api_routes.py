@@ -28,9 +28,9 @@ def stopped(obj: Object) -> Object:
 
 
 def check_request(harness: PickerHarness, path: str, **fields: Any) -> Reply:
-    harness.asked += 1
-    body = json.dumps({"model": "chat", "input": f"hi {harness.asked}", **fields}).encode()
-    headers = {b"x-plimsoll-request-id": b"t%d" % harness.asked}
+    harness.requests += 1
+    body = json.dumps({"model": "chat", "input": f"hi {harness.requests}", **fields}).encode()
+    headers = {b"x-plimsoll-request-id": b"t%d" % harness.requests}
     return harness.picker.check(body, headers, harness.clock.now(), ROUTES[path])
 
 

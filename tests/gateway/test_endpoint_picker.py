@@ -142,11 +142,11 @@ async def test_full_service_rejects_with_retry_after(foreign: Foreign) -> None:
 async def test_queued_request_is_sent_when_a_place_is_free(foreign: Foreign) -> None:
     [engine] = await with_engines(foreign.stack, 1, batch=1)
     hold = engine.behaviour.release_event = asyncio.Event()
-    asked = [asyncio.create_task(foreign.ask_fully()) for _ in range(2)]
+    tasks = [asyncio.create_task(foreign.ask_fully()) for _ in range(2)]
     await foreign.stack.wait_queued(1)
     await wait_until(lambda: engine.open == 1, "the other runs")
     hold.set()
-    assert [status for status, *_ in await asyncio.gather(*asked)] == [200, 200]
+    assert [status for status, *_ in await asyncio.gather(*tasks)] == [200, 200]
     await foreign.stack.wait_inflight(engine, 0)
 
 

@@ -141,12 +141,12 @@ async def test_burst_of_clients_that_partly_leave_leaves_nothing(pair: tuple[Gat
             await answer.read()
             return answer.status
 
-    asked = [asyncio.create_task(one()) for _ in range(200)]
+    tasks = [asyncio.create_task(one()) for _ in range(200)]
     await stack.wait_inflight(engine, 4)
-    for task in asked[::2]:
+    for task in tasks[::2]:
         task.cancel()
     hold.set()
-    statuses = [status for status in await asyncio.gather(*asked, return_exceptions=True) if isinstance(status, int)]
+    statuses = [status for status in await asyncio.gather(*tasks, return_exceptions=True) if isinstance(status, int)]
     assert set(statuses) <= {200, 429}
     assert statuses.count(200) >= 2
     await stack.wait_inflight(engine, 0)

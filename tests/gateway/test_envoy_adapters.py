@@ -141,9 +141,9 @@ async def test_adapter_is_not_taken_for_the_model_without_picker(fleet: Fleet) -
     assert picker is not None
     stop(picker)
     try:
-        for name, wanted in (("sql", 200), ("chat", 200), ("none", 503)):
+        for name, expected in (("sql", 200), ("chat", 200), ("none", 503)):
             async with fleet.stack.ask(name, max_tokens=2) as answer:
-                assert (name, answer.status) == (name, wanted), await answer.text()
+                assert (name, answer.status) == (name, expected), await answer.text()
     finally:
         fleet.stack.start_picker()
         await fleet.stack.ready()

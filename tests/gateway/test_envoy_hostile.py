@@ -79,9 +79,11 @@ def status_of(answer: bytes) -> int:
     return int(answer.split(b" ")[1]) if answer else 0
 
 
-async def run(door: tuple[GatewayStack, FakeEngine], cases: Iterator[Case], right: Callable[[str, int], bool]) -> None:
+async def run(
+    gateway_and_engine: tuple[GatewayStack, FakeEngine], cases: Iterator[Case], right: Callable[[str, int], bool]
+) -> None:
     """Send each case and a good request after it; tell all that went wrong at once."""
-    stack, engine = door
+    stack, engine = gateway_and_engine
     wrong: list[str] = []
     count = 0
     for name, raw in cases:
@@ -106,39 +108,41 @@ async def run(door: tuple[GatewayStack, FakeEngine], cases: Iterator[Case], righ
     assert not wrong, "\n" + "\n".join(wrong)
 
 
-async def test_hostile_paths_and_methods_have_safe_outcome(door: tuple[GatewayStack, FakeEngine]) -> None:
+async def test_hostile_paths_and_methods_have_safe_outcome(gateway_and_engine: tuple[GatewayStack, FakeEngine]) -> None:
     refused = (0, 400, 403, 404, 405, 413, 414, 431)
     await run(
-        door, malformed_requests.paths(), lambda name, status: status in refused or (name in DECODED and status == 200)
+        gateway_and_engine,
+        malformed_requests.paths(),
+        lambda name, status: status in refused or (name in DECODED and status == 200),
     )
 
 
-async def test_hostile_framing_has_safe_outcome(door: tuple[GatewayStack, FakeEngine]) -> None:
+async def test_hostile_framing_has_safe_outcome(gateway_and_engine: tuple[GatewayStack, FakeEngine]) -> None:
     await run(
-        door,
+        gateway_and_engine,
         malformed_requests.framing(),
         lambda name, status: status in (0, 200, 400, 404, 408, 413, 426, 431, 501, 505),
     )
 
 
-async def test_hostile_headers_have_safe_outcome(door: tuple[GatewayStack, FakeEngine]) -> None:
+async def test_hostile_headers_have_safe_outcome(gateway_and_engine: tuple[GatewayStack, FakeEngine]) -> None:
     await run(
-        door,
+        gateway_and_engine,
         malformed_requests.headers(),
         lambda name, status: status in (0, 200, 400, 403, 404, 408, 411, 415, 417, 431),
     )
 
 
-async def test_hostile_bodies_are_rejected(door: tuple[GatewayStack, FakeEngine]) -> None:
-    await run(door, malformed_requests.bodies(), lambda name, status: status in (400, 404))
+async def test_hostile_bodies_are_rejected(gateway_and_engine: tuple[GatewayStack, FakeEngine]) -> None:
+    await run(gateway_and_engine, malformed_requests.bodies(), lambda name, status: status in (400, 404))
 
 
-async def test_unusual_valid_bodies_reach_engine(door: tuple[GatewayStack, FakeEngine]) -> None:
-    await run(door, malformed_requests.harmless(), lambda name, status: status == 200)
+async def test_unusual_valid_bodies_reach_engine(gateway_and_engine: tuple[GatewayStack, FakeEngine]) -> None:
+    await run(gateway_and_engine, malformed_requests.harmless(), lambda name, status: status == 200)
 
 
-async def test_partial_requests_time_out(door: tuple[GatewayStack, FakeEngine]) -> None:
-    stack, engine = door
+async def test_partial_requests_time_out(gateway_and_engine: tuple[GatewayStack, FakeEngine]) -> None:
+    stack, engine = gateway_and_engine
     engine.received.clear()
     whole = request()
     cuts = [1, 10, 40, whole.index(b"\r\n\r\n") + 2, whole.index(GOOD_BODY), whole.index(GOOD_BODY) + 5, len(whole) - 1]
@@ -149,8 +153,8 @@ async def test_partial_requests_time_out(door: tuple[GatewayStack, FakeEngine]) 
     assert status_of(await exchange(stack, whole)) == 200
 
 
-async def test_slow_bytes_do_not_extend_timeout(door: tuple[GatewayStack, FakeEngine]) -> None:
-    stack, _ = door
+async def test_slow_bytes_do_not_extend_timeout(gateway_and_engine: tuple[GatewayStack, FakeEngine]) -> None:
+    stack, _ = gateway_and_engine
     reader, writer = await asyncio.open_connection("127.0.0.1", stack.settings.port)
 
     async def drip() -> None:
@@ -167,16 +171,16 @@ async def test_slow_bytes_do_not_extend_timeout(door: tuple[GatewayStack, FakeEn
     assert status_of(answer) in (0, 408)
 
 
-async def test_connection_without_first_byte_is_closed(door: tuple[GatewayStack, FakeEngine]) -> None:
-    stack, _ = door
+async def test_connection_without_first_byte_is_closed(gateway_and_engine: tuple[GatewayStack, FakeEngine]) -> None:
+    stack, _ = gateway_and_engine
     reader, writer = await asyncio.open_connection("127.0.0.1", stack.settings.port)
     assert await asyncio.wait_for(reader.read(1000), TIMEOUT_S) == b""
     writer.close()
     assert status_of(await exchange(stack, request())) == 200
 
 
-async def test_stream_outlasts_time_limit_of_request(door: tuple[GatewayStack, FakeEngine]) -> None:
-    stack, engine = door
+async def test_stream_outlasts_time_limit_of_request(gateway_and_engine: tuple[GatewayStack, FakeEngine]) -> None:
+    stack, engine = gateway_and_engine
     engine.behaviour.pause = asyncio.Event()
     try:
         async with stack.ask(stream=True) as answer:
@@ -188,8 +192,8 @@ async def test_stream_outlasts_time_limit_of_request(door: tuple[GatewayStack, F
         engine.behaviour.pause = None
 
 
-async def test_timeouts_are_counted(door: tuple[GatewayStack, FakeEngine]) -> None:
-    stack, _ = door
+async def test_timeouts_are_counted(gateway_and_engine: tuple[GatewayStack, FakeEngine]) -> None:
+    stack, _ = gateway_and_engine
     whole = request()
     for raw in (b"", whole[: whole.index(b"\r\n\r\n") + 2], whole[:-1]):
         await exchange(stack, raw)

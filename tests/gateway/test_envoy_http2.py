@@ -146,9 +146,9 @@ BAD_STREAMS: dict[str, Headers] = {
 
 @pytest.mark.parametrize("name", BAD_STREAMS)
 async def test_bad_stream_is_rejected_without_affecting_others(
-    door: tuple[GatewayStack, FakeEngine], name: str
+    gateway_and_engine: tuple[GatewayStack, FakeEngine], name: str
 ) -> None:
-    stack, engine = door
+    stack, engine = gateway_and_engine
     engine.received.clear()
     client = await Client(stack.settings.port).open()
     bad = client.send(BAD_STREAMS[name])
@@ -164,8 +164,8 @@ async def test_bad_stream_is_rejected_without_affecting_others(
     again.close()
 
 
-async def test_bad_header_does_not_cut_other_streams(door: tuple[GatewayStack, FakeEngine]) -> None:
-    stack, engine = door
+async def test_bad_header_does_not_cut_other_streams(gateway_and_engine: tuple[GatewayStack, FakeEngine]) -> None:
+    stack, engine = gateway_and_engine
     pause = engine.behaviour.pause = asyncio.Event()
     client = await Client(stack.settings.port).open()
     try:
@@ -215,8 +215,10 @@ RAW: dict[str, Callable[[], bytes]] = {
 
 
 @pytest.mark.parametrize("name", RAW)
-async def test_broken_frames_affect_only_their_connection(door: tuple[GatewayStack, FakeEngine], name: str) -> None:
-    stack, engine = door
+async def test_broken_frames_affect_only_their_connection(
+    gateway_and_engine: tuple[GatewayStack, FakeEngine], name: str
+) -> None:
+    stack, engine = gateway_and_engine
     engine.received.clear()
     client = await Client(stack.settings.port).open()
     client.raw(RAW[name]())
@@ -227,8 +229,8 @@ async def test_broken_frames_affect_only_their_connection(door: tuple[GatewaySta
     client.close()
 
 
-async def test_rapid_resets_do_not_block_other_clients(door: tuple[GatewayStack, FakeEngine]) -> None:
-    stack, _ = door
+async def test_rapid_resets_do_not_block_other_clients(gateway_and_engine: tuple[GatewayStack, FakeEngine]) -> None:
+    stack, _ = gateway_and_engine
     client = await Client(stack.settings.port).open()
     for _ in range(500):
         stream = client.send(good())
@@ -238,12 +240,12 @@ async def test_rapid_resets_do_not_block_other_clients(door: tuple[GatewayStack,
     assert await other.until(other.send(good())) == 200
     other.close()
     client.close()
-    engine = door[1]
+    engine = gateway_and_engine[1]
     await stack.wait_inflight(engine, 0)
 
 
-async def test_partial_body_times_out(door: tuple[GatewayStack, FakeEngine]) -> None:
-    stack, engine = door
+async def test_partial_body_times_out(gateway_and_engine: tuple[GatewayStack, FakeEngine]) -> None:
+    stack, engine = gateway_and_engine
     engine.received.clear()
     client = await Client(stack.settings.port).open()
     stream = client.send(good(), GOOD_BODY[:10], end=False)

@@ -24,10 +24,10 @@ ENOUGH = 25  # answers under a name
 
 
 class Users:
-    """Clients that ask without a pause, each for the names that are `asked` now; `failed` has what went wrong."""
+    """Clients that ask without a pause, each for the `requested_names`; `failed` has what went wrong."""
 
-    def __init__(self, stack: GatewayStack, *asked: str) -> None:
-        self.asked = asked
+    def __init__(self, stack: GatewayStack, *requested_names: str) -> None:
+        self.requested_names = requested_names
         self.failed: list[tuple[str, int, Any]] = []
         self.answers: dict[str, int] = {}
         self._stack = stack
@@ -45,14 +45,14 @@ class Users:
 
     async def enough(self, *names: str) -> None:
         """Wait until each of these names has been answered often from now on."""
-        wanted = {name: self.answers.get(name, 0) + ENOUGH for name in names}
+        expected = {name: self.answers.get(name, 0) + ENOUGH for name in names}
         await wait_until(
-            lambda: all(self.answers.get(n, 0) >= count for n, count in wanted.items()), f"answers: {wanted}"
+            lambda: all(self.answers.get(n, 0) >= count for n, count in expected.items()), f"answers: {expected}"
         )
 
     async def _ask(self, number: int) -> None:
         while not self._stop.is_set():
-            for name in self.asked:
+            for name in self.requested_names:
                 stream = number % 2 == 0
                 async with self._stack.ask(name, max_tokens=3, stream=stream) as answer:
                     text = await answer.text()
@@ -119,7 +119,7 @@ async def test_envoy_rename_under_load_loses_none(stack: GatewayStack, engines: 
         await users.enough("old", "team/chat")
         stack.write_objects([service_named("new", "old")], pods)
         await lists(stack, "new")
-        users.asked = ("new", "old", "team/chat")
+        users.requested_names = ("new", "old", "team/chat")
         await users.enough("new", "old", "team/chat")
         stack.write_objects([service_named("new", "new", "old")], pods)
         await users.enough("new", "old", "team/chat")
@@ -134,7 +134,7 @@ async def test_envoy_name_added_and_removed_loses_none(stack: GatewayStack, engi
     async with Users(stack, "chat").flow() as users:
         stack.write_objects([service_named("added", "chat")], pods)
         await lists(stack, "added")
-        users.asked = ("chat", "added")
+        users.requested_names = ("chat", "added")
         await users.enough("chat", "added")
         stack.write_objects([service_named(None, "added", "chat")], pods)
         await lists(stack, "chat")

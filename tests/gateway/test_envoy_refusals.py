@@ -166,10 +166,10 @@ async def test_head_of_models_is_get_without_a_body(stack: GatewayStack, path: s
     got, body, headers = await exchange(stack, "GET", path)
     assert body
     for _ in range(2):  # the connection to the picker stays usable
-        asked = await exchange(stack, "HEAD", path)
-        assert asked[:2] == (got, {})
-        assert asked[2]["content-length"] == headers["content-length"]
-        assert asked[2]["content-type"] == headers["content-type"]
+        head_response = await exchange(stack, "HEAD", path)
+        assert head_response[:2] == (got, {})
+        assert head_response[2]["content-length"] == headers["content-length"]
+        assert head_response[2]["content-type"] == headers["content-type"]
 
 
 @pytest.mark.parametrize("sent", [b"x: " + b"y" * 70_000 + b"\r\n", b"x: y\r\n" * 120], ids=["long", "many"])

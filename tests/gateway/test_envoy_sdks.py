@@ -60,8 +60,8 @@ class Clients:
     async def demand(self) -> dict[str, tuple[int, int]]:
         """First attempts and retries, as /signals counts them."""
         services = (await self._stack.signals())["services"]
-        told = {name: services[f"team/{name}"]["requests"] for name in self.processes}
-        return {name: (found["arrived"], found["retried"]) for name, found in told.items()}
+        counts = {name: services[f"team/{name}"]["requests"] for name in self.processes}
+        return {name: (found["arrived"], found["retried"]) for name, found in counts.items()}
 
     def each(self, count: Callable[[str], Any]) -> dict[str, Any]:
         return {name: count(name) for name in self.processes}
@@ -157,7 +157,7 @@ async def test_sdk_retry_after_is_obeyed_and_request_succeeds(stack: GatewayStac
             *refused, last = [one.status for one in tries]
             assert last == 200
             assert refused == [429] * len(refused)
-            assert all(waited >= told - EARLY_S for told, waited in _retry_after_and_waits(tries)), (name, tries)
+            assert all(waited >= hint_s - EARLY_S for hint_s, waited in _retry_after_and_waits(tries)), (name, tries)
     expected = {name: (2 * USERS, sum(counts) - USERS) for name, counts in clients.attempts().items()}
     assert await clients.demand() == expected
 
@@ -174,7 +174,7 @@ async def test_sdk_rejected_until_exhaustion_counts_one_demand(stack: GatewaySta
     for name in clients.processes:
         for tries in clients.wire.users(name):
             waits = _retry_after_and_waits(tries)[:2]  # LiteLLM's own two come at once
-            assert all(told >= 1 and waited >= told - EARLY_S for told, waited in waits), (name, tries)
+            assert all(hint_s >= 1 and waited >= hint_s - EARLY_S for hint_s, waited in waits), (name, tries)
     assert demand == clients.each(lambda name: (2 * USERS, USERS * (ATTEMPTS[name] - 1)))
 
 
@@ -203,7 +203,7 @@ async def test_sdk_retry_of_draining_engine_is_one_demand_if_marked(stack: Gatew
     for name in clients.processes:
         for tries in clients.wire.users(name):
             waits = _retry_after_and_waits(tries)[:2]
-            assert all(told == 1 and waited >= told - EARLY_S for told, waited in waits), (name, tries)
+            assert all(hint_s == 1 and waited >= hint_s - EARLY_S for hint_s, waited in waits), (name, tries)
     said = {"openai-python": 2, "openai-node": 2, "litellm": 2, ROUTER: 0}  # attempts that tell of one before
     expected = clients.each(lambda name: (USERS * (ATTEMPTS[name] - said[name]), USERS * said[name]))
     assert await clients.demand() == expected

@@ -69,8 +69,8 @@ def test_reason_has_one_status() -> None:
 def test_envoy_local_reply_names_reason_and_retry() -> None:
     mappers = local_reply.local_reply_config(1 << 20)["mappers"][1:]  # the first passes on what the picker said
     for mapper in mappers:
-        told = {each["header"]["key"]: each["header"]["value"] for each in mapper["headers_to_add"]}
+        headers = {each["header"]["key"]: each["header"]["value"] for each in mapper["headers_to_add"]}
         body = mapper["body_format_override"]["json_format"]
-        assert told["x-plimsoll-reason"] == body["error"].get("code", told["x-plimsoll-reason"])
+        assert headers["x-plimsoll-reason"] == body["error"].get("code", headers["x-plimsoll-reason"])
         assert ("code" in body["error"]) != (body.get("type") == "error"), "OpenAI's shape or Anthropic's"
-        assert ("retry-after" in told) != ("x-should-retry" in told)
+        assert ("retry-after" in headers) != ("x-should-retry" in headers)

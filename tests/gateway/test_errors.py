@@ -55,7 +55,7 @@ def test_response_says_whether_to_retry(reason: RejectionReason, eta: float | No
 
 
 @pytest.mark.parametrize(
-    ("reason", "eta", "wait", "told"),
+    ("reason", "eta", "wait", "expected_eta"),
     [
         (RejectionReason.OVERLOADED, 0.2, "1", "1"),
         (RejectionReason.MODEL_STARTING, 41.2, "42", "42"),
@@ -66,11 +66,13 @@ def test_response_says_whether_to_retry(reason: RejectionReason, eta: float | No
         (RejectionReason.DEADLINE, 5.0, None, "5"),
     ],
 )
-def test_response_eta_bounds_retry_after(reason: RejectionReason, eta: float, wait: str | None, told: str) -> None:
+def test_response_eta_bounds_retry_after(
+    reason: RejectionReason, eta: float, wait: str | None, expected_eta: str
+) -> None:
     retry = advise_retry(eta, is_time_known=reason in START_OR_QUOTA)
     headers = to_response(Rejection(reason, "Words.", retry=retry), Random(1)).headers
     assert headers.get("retry-after") == wait
-    assert headers["x-plimsoll-eta"] == told
+    assert headers["x-plimsoll-eta"] == expected_eta
 
 
 def test_response_unknown_eta_is_spread() -> None:

@@ -216,7 +216,7 @@ async def test_gateways_with_different_secrets_decide_alone(tmp_path: Path) -> N
         assert not any(link.is_ready for link in other.queue._links.values())
 
 
-class MuteOwner:
+class SilentOwner:
     """A listener that knows the secret and answers pings, but no question, until `answer` is called."""
 
     def __init__(self, peer_secret: PeerSecret) -> None:
@@ -257,70 +257,70 @@ class MuteOwner:
         return [message for message in self.received if isinstance(message, kind)]
 
 
-async def replace_owner(gateways: Gateways) -> tuple[MuteOwner, Gateway]:
+async def replace_owner(gateways: Gateways) -> tuple[SilentOwner, Gateway]:
     """The owner's process hangs in the worst way: its connections live. Returns it with another gateway."""
     owner, (other,) = gateways.owner(), gateways.others()
-    mute = MuteOwner(other.queue._secret)
+    silent_owner = SilentOwner(other.queue._secret)
     gateways.kill(owner)
     await eventually(lambda: not other.queue._links[owner.name].is_ready, "the other gateway has lost the owner")
-    await mute.start(owner.address, gateways.port)
+    await silent_owner.start(owner.address, gateways.port)
     await eventually(lambda: other.queue._links[owner.name].is_ready, "the other gateway is connected again")
-    return mute, other
+    return silent_owner, other
 
 
 async def test_owner_of_an_earlier_release_gets_no_first_tokens(tmp_path: Path) -> None:
     async with Gateways(tmp_path, 2, chat(20), pods=engine_names(1)) as gateways:
         owner, (other,) = gateways.owner(), gateways.others()
         await eventually(lambda: other.queue._links[owner.name].takes_first_tokens, "this release takes them")
-        mute, other = await replace_owner(gateways)
-        await eventually(lambda: bool(mute.of_type(messages.Ping)), "the earlier release has answered a ping")
+        silent_owner, other = await replace_owner(gateways)
+        await eventually(lambda: bool(silent_owner.of_type(messages.Ping)), "the earlier release has answered a ping")
         assert not other.queue._links[owner.name].takes_first_tokens
-        mute.close()
+        silent_owner.close()
 
 
 async def test_silent_owner_is_not_waited_for(tmp_path: Path) -> None:
     async with Gateways(tmp_path, 2, chat(20), pods=engine_names(1), ack_seconds=0.05) as gateways:
-        mute, other = await replace_owner(gateways)
+        silent_owner, other = await replace_owner(gateways)
         before = fallbacks("timeout")
         replies = await asyncio.gather(*(other.ask(f"{n}") for n in range(4)))
         assert all(map(is_admitted, replies))
         assert fallbacks("timeout") == before + 4
-        await eventually(lambda: len(mute.of_type(messages.Withdrawn)) == 4, "all questions are withdrawn")
-        questions = len(mute.of_type(messages.Question))
+        await eventually(lambda: len(silent_owner.of_type(messages.Withdrawn)) == 4, "all questions are withdrawn")
+        questions = len(silent_owner.of_type(messages.Question))
         assert is_admitted(await other.ask("in the pause"))
-        assert len(mute.of_type(messages.Question)) == questions
-        running = [r for message in mute.of_type(messages.RunningRequests) for r in message.requests]  # type: ignore[union-attr]
+        assert len(silent_owner.of_type(messages.Question)) == questions
+        running = [r for message in silent_owner.of_type(messages.RunningRequests) for r in message.requests]  # type: ignore[union-attr]
         assert len(running) == 5  # a slow owner still learns what runs
-        mute.close()
+        silent_owner.close()
 
 
 async def test_owner_that_recovers_is_asked_again(tmp_path: Path) -> None:
     async with Gateways(tmp_path, 2, chat(20), pods=engine_names(1), ack_seconds=0.05) as gateways:
-        mute, other = await replace_owner(gateways)
+        silent_owner, other = await replace_owner(gateways)
         await other.ask("first")
         await asyncio.sleep(PAUSE_SECONDS)
-        await eventually(lambda: _asks_again(mute, other), "questions follow again after the pause and a pong")
-        mute.close()
+        await eventually(lambda: _asks_again(silent_owner, other), "questions follow again after the pause and a pong")
+        silent_owner.close()
 
 
-def _asks_again(mute: MuteOwner, other: Gateway) -> bool:
+def _asks_again(silent_owner: SilentOwner, other: Gateway) -> bool:
     other.send(f"{time.monotonic_ns()}")
-    return len(mute.of_type(messages.Question)) > 1
+    return len(silent_owner.of_type(messages.Question)) > 1
 
 
 async def test_late_answer_is_ignored(tmp_path: Path) -> None:
     async with Gateways(tmp_path, 2, chat(20), pods=engine_names(1), ack_seconds=0.05) as gateways:
-        mute, other = await replace_owner(gateways)
+        silent_owner, other = await replace_owner(gateways)
         reply = await other.ask("first")
-        (question,) = mute.of_type(messages.Question)
+        (question,) = silent_owner.of_type(messages.Question)
         assert isinstance(question, messages.Question)
-        assert mute.connection is not None
-        mute.connection.send(messages.Answer(question.number, b"late", None, "team/chat", "default", False))
-        mute.connection.send(messages.Queued(question.number + 100))
+        assert silent_owner.connection is not None
+        silent_owner.connection.send(messages.Answer(question.number, b"late", None, "team/chat", "default", False))
+        silent_owner.connection.send(messages.Queued(question.number + 100))
         await asyncio.sleep(0.05)
         assert is_admitted(reply)
         assert other.queue._links[gateways.all[0].name if other is gateways.all[1] else gateways.all[1].name].is_ready
-        mute.close()
+        silent_owner.close()
 
 
 async def test_acknowledged_request_waits_as_long_as_the_queue(tmp_path: Path) -> None:

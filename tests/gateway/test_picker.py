@@ -28,7 +28,7 @@ from tests.gateway.kube_objects import Object, pod, service
 BODY = b'{"model":"chat","messages":[]}'
 
 
-def picker(*pods: Object, services: tuple[Object, ...] | None = None) -> Picker:
+def build_picker(*pods: Object, services: tuple[Object, ...] | None = None) -> Picker:
     made = Picker(Random(1), authenticator=Authenticator(trusted=TrustedHeaders()))
     known = build_catalog(services if services is not None else (service(),), pods)
     made.set_catalog(known.with_healthy({key: {e.address for e in s.endpoints} for key, s in known.services.items()}))
@@ -42,60 +42,60 @@ def headers(reply: Reply) -> dict[str, str]:
 
 
 def test_check_returns_cluster_endpoints_and_request_id() -> None:
-    asked = picker(pod("10.0.0.1:8000"), pod("10.0.0.2:8000"))
-    found = headers(asked.check(BODY, {}, 0.0))
+    picker = build_picker(pod("10.0.0.1:8000"), pod("10.0.0.2:8000"))
+    found = headers(picker.check(BODY, {}, 0.0))
     assert found[":status"] == "200"
     assert found["x-plimsoll-cluster"] == "pick/team/chat"
     assert found["x-plimsoll-endpoint"] == "10.0.0.1:8000,10.0.0.2:8000"
     assert "x-plimsoll-prefill" not in found
-    again = headers(asked.check(BODY, {}, 0.0))
+    again = headers(picker.check(BODY, {}, 0.0))
     assert again["x-plimsoll-endpoint"] == "10.0.0.2:8000,10.0.0.1:8000"
     assert again["x-plimsoll-request-id"] != found["x-plimsoll-request-id"]
 
 
 def test_check_503_routes_to_picker_listener() -> None:
-    found = headers(picker().check(BODY, {}, 0.0))
+    found = headers(build_picker().check(BODY, {}, 0.0))
     assert (found[":status"], found["x-plimsoll-cluster"]) == ("200", "picker")
     reply = from_header(found["x-plimsoll-error-response"])
     assert (reply.status, reply.error["code"]) == (503, "model_starting")
 
 
 def test_check_unhealthy_engines_return_no_endpoint() -> None:
-    asked = Picker(Random(1))
-    asked.set_catalog(build_catalog([service()], [pod("10.0.0.1:8000")]))
-    reply = from_header(headers(asked.check(BODY, {}, 0.0))["x-plimsoll-error-response"])
+    picker = Picker(Random(1))
+    picker.set_catalog(build_catalog([service()], [pod("10.0.0.1:8000")]))
+    reply = from_header(headers(picker.check(BODY, {}, 0.0))["x-plimsoll-error-response"])
     assert reply.error["code"] == "no_endpoint"
 
 
 def test_reset_record_ends_request_and_suspends_engine() -> None:
-    asked = picker(pod("10.0.0.1:8000"), pod("10.0.0.2:8000"))
-    found = headers(asked.check(BODY, {}, 0.0))
-    asked.reports.on_access_record(
+    picker = build_picker(pod("10.0.0.1:8000"), pod("10.0.0.2:8000"))
+    found = headers(picker.check(BODY, {}, 0.0))
+    picker.reports.on_access_record(
         AccessRecord(request_id=found["x-plimsoll-request-id"], upstream="10.0.0.1:8000", status=503, flags="UC"), 1.0
     )
     for _ in range(3):
-        assert headers(asked.check(BODY, {}, 2.0))["x-plimsoll-endpoint"] == "10.0.0.2:8000"
-    after = headers(asked.check(BODY, {}, 60.0))["x-plimsoll-endpoint"]
+        assert headers(picker.check(BODY, {}, 2.0))["x-plimsoll-endpoint"] == "10.0.0.2:8000"
+    after = headers(picker.check(BODY, {}, 60.0))["x-plimsoll-endpoint"]
     assert after.startswith("10.0.0.1:8000")
-    signals = build_signals(asked, "g", synced=True)["services"]["team/chat"]
+    signals = build_signals(picker, "g", synced=True)["services"]["team/chat"]
     assert (signals["requests"]["arrived"], signals["requests"]["failed"]) == (5, 1)
 
 
 def test_record_of_deleted_service_is_ignored() -> None:
-    asked = picker(pod("10.0.0.1:8000"))
-    ticket = headers(asked.check(BODY, {}, 0.0))["x-plimsoll-request-id"]
-    asked.set_catalog(build_catalog([], []))
-    asked.reports.on_access_record(AccessRecord(request_id=ticket, upstream="10.0.0.1:8000", status=200), 1.0)
-    assert build_signals(asked, "g", synced=True)["services"] == {}
+    picker = build_picker(pod("10.0.0.1:8000"))
+    ticket = headers(picker.check(BODY, {}, 0.0))["x-plimsoll-request-id"]
+    picker.set_catalog(build_catalog([], []))
+    picker.reports.on_access_record(AccessRecord(request_id=ticket, upstream="10.0.0.1:8000", status=200), 1.0)
+    assert build_signals(picker, "g", synced=True)["services"] == {}
 
 
 def test_signals_list_endpoints_with_inflight() -> None:
-    asked = picker(pod("10.0.0.1:8000", role="decode"), pod("10.0.0.2:8000", role="prefill"))
-    asked.check(b'{"model":"chat","prompt":[' + b"1," * 200 + b"1]}", {}, 0.0)
-    signals = build_signals(asked, "gateway-0", synced=True, clock=lambda: 12.3456)
+    picker = build_picker(pod("10.0.0.1:8000", role="decode"), pod("10.0.0.2:8000", role="prefill"))
+    picker.check(b'{"model":"chat","prompt":[' + b"1," * 200 + b"1]}", {}, 0.0)
+    signals = build_signals(picker, "gateway-0", synced=True, clock=lambda: 12.3456)
     assert list(signals) == ["version", "gateway", "instance_id", "at", "synced", "services"]
     assert (signals["version"], signals["gateway"], signals["at"], signals["synced"]) == (3, "gateway-0", 12.346, True)
-    assert signals["instance_id"] == asked.instance_id
+    assert signals["instance_id"] == picker.instance_id
     found = signals["services"]["team/chat"]
     assert found["models"] == ["chat", "team/chat"]
     assert [(e["address"], e["role"], e["revision"], e["routable"], e["inflight"]) for e in found["endpoints"]] == [
@@ -105,25 +105,25 @@ def test_signals_list_endpoints_with_inflight() -> None:
     assert found["prefill"] == {"remote": 1, "local": 0}
 
 
-def requests(asked: Picker) -> dict[str, Any]:
-    found: dict[str, Any] = build_signals(asked, "g", synced=True)["services"]["team/chat"]["requests"]
+def requests(picker: Picker) -> dict[str, Any]:
+    found: dict[str, Any] = build_signals(picker, "g", synced=True)["services"]["team/chat"]["requests"]
     return found
 
 
 def test_arrived_tokens_count_each_sequence() -> None:
-    asked = picker(pod("10.0.0.1:8000"))
-    asked.check(b'{"model":"chat","n":3,"prompt":[1,2,3,4,5]}', {}, 0.0)
-    assert (requests(asked)["arrived"], requests(asked)["arrived_tokens"]) == (1, 15)
-    asked.check(b'{"model":"chat","prompt":"%s"}' % (b"x" * 398), {}, 0.0)
-    assert (requests(asked)["arrived"], requests(asked)["arrived_tokens"]) == (2, 115)
+    picker = build_picker(pod("10.0.0.1:8000"))
+    picker.check(b'{"model":"chat","n":3,"prompt":[1,2,3,4,5]}', {}, 0.0)
+    assert (requests(picker)["arrived"], requests(picker)["arrived_tokens"]) == (1, 15)
+    picker.check(b'{"model":"chat","prompt":"%s"}' % (b"x" * 398), {}, 0.0)
+    assert (requests(picker)["arrived"], requests(picker)["arrived_tokens"]) == (2, 115)
 
 
 def test_demand_is_counted_once_before_rejection() -> None:
-    asked = picker()
+    picker = build_picker()
     body = b'{"model":"chat","prompt":[1,2,3,4]}'
     for retry_count in (b"0", b"1", b"2"):
-        asked.check(body, {b"x-stainless-retry-count": retry_count}, 0.0)
-    found = requests(asked)
+        picker.check(body, {b"x-stainless-retry-count": retry_count}, 0.0)
+    found = requests(picker)
     assert (found["arrived"], found["arrived_tokens"], found["retried"]) == (1, 4, 2)
     assert found["rejected"] == {"model_starting": 3}
 
@@ -132,79 +132,79 @@ PROMPT_BODY = b'{"model":"chat","prompt":[1,2,3,4]}'
 RETRY_HEADERS = {b"x-stainless-retry-count": b"1"}
 
 
-def demand(asked: Picker) -> tuple[int, int]:
-    found = requests(asked)
+def demand(picker: Picker) -> tuple[int, int]:
+    found = requests(picker)
     return found["arrived"], found["retried"]
 
 
 def test_unmarked_retry_within_twice_retry_after_is_one_demand() -> None:
-    asked = picker()
-    rejection = from_header(headers(asked.check(PROMPT_BODY, {}, 0.0))["x-plimsoll-error-response"])
+    picker = build_picker()
+    rejection = from_header(headers(picker.check(PROMPT_BODY, {}, 0.0))["x-plimsoll-error-response"])
     wait_s = int(rejection.headers["retry-after"])
-    asked.check(PROMPT_BODY, {}, float(2 * wait_s))
-    assert demand(asked) == (1, 1)
-    asked.check(PROMPT_BODY, {}, 200.0)
-    assert demand(asked) == (2, 1)
+    picker.check(PROMPT_BODY, {}, float(2 * wait_s))
+    assert demand(picker) == (1, 1)
+    picker.check(PROMPT_BODY, {}, 200.0)
+    assert demand(picker) == (2, 1)
 
 
 def test_identical_requests_beyond_sdk_attempts_are_new_demand() -> None:
-    asked = picker()
+    picker = build_picker()
     for _ in range(20):
-        asked.check(PROMPT_BODY, {}, 0.0)
-    assert demand(asked) == (4, 16)
+        picker.check(PROMPT_BODY, {}, 0.0)
+    assert demand(picker) == (4, 16)
 
 
 def test_identical_requests_of_two_tenants_are_two_demands() -> None:
-    asked = picker()
+    picker = build_picker()
     for tenant in (b"a", b"b"):
-        asked.check(PROMPT_BODY, {b"x-gateway-inference-fairness-id": tenant}, 0.0)
-    assert demand(asked) == (2, 0)
+        picker.check(PROMPT_BODY, {b"x-gateway-inference-fairness-id": tenant}, 0.0)
+    assert demand(picker) == (2, 0)
 
 
 def test_repeated_request_after_success_is_new_demand() -> None:
-    asked = picker()
-    asked.check(PROMPT_BODY, {}, 0.0)
+    picker = build_picker()
+    picker.check(PROMPT_BODY, {}, 0.0)
     known = build_catalog([service()], [pod("10.0.0.1:8000")])
-    asked.set_catalog(known.with_healthy({"team/chat": {"10.0.0.1:8000"}}))
-    asked.check(PROMPT_BODY, {}, 1.0)
-    asked.check(PROMPT_BODY, {}, 1.0)
-    assert demand(asked) == (2, 1)
+    picker.set_catalog(known.with_healthy({"team/chat": {"10.0.0.1:8000"}}))
+    picker.check(PROMPT_BODY, {}, 1.0)
+    picker.check(PROMPT_BODY, {}, 1.0)
+    assert demand(picker) == (2, 1)
 
 
 @pytest.mark.parametrize(("code", "counted"), [(503, (1, 1)), (500, (1, 1)), (400, (1, 0)), (200, (2, 0))])
 def test_marked_retry_after_engine_failure_is_one_demand(code: int, counted: tuple[int, int]) -> None:
-    asked = picker(pod("10.0.0.1:8000"))
-    ticket = headers(asked.check(PROMPT_BODY, {}, 0.0))["x-plimsoll-request-id"]
-    asked.reports.on_access_record(AccessRecord(request_id=ticket, upstream="10.0.0.1:8000", status=code), 0.1)
-    asked.check(PROMPT_BODY, RETRY_HEADERS, 0.6)
-    assert demand(asked) == counted
+    picker = build_picker(pod("10.0.0.1:8000"))
+    ticket = headers(picker.check(PROMPT_BODY, {}, 0.0))["x-plimsoll-request-id"]
+    picker.reports.on_access_record(AccessRecord(request_id=ticket, upstream="10.0.0.1:8000", status=code), 0.1)
+    picker.check(PROMPT_BODY, RETRY_HEADERS, 0.6)
+    assert demand(picker) == counted
 
 
 def test_unmarked_repeat_after_engine_failure_is_new_demand() -> None:
-    asked = picker(pod("10.0.0.1:8000"))
-    ticket = headers(asked.check(PROMPT_BODY, {}, 0.0))["x-plimsoll-request-id"]
-    asked.reports.on_access_record(AccessRecord(request_id=ticket, upstream="10.0.0.1:8000", status=503), 0.1)
-    asked.check(PROMPT_BODY, {}, 0.6)
-    assert demand(asked) == (2, 0)
+    picker = build_picker(pod("10.0.0.1:8000"))
+    ticket = headers(picker.check(PROMPT_BODY, {}, 0.0))["x-plimsoll-request-id"]
+    picker.reports.on_access_record(AccessRecord(request_id=ticket, upstream="10.0.0.1:8000", status=503), 0.1)
+    picker.check(PROMPT_BODY, {}, 0.6)
+    assert demand(picker) == (2, 0)
 
 
 def test_unknown_model_is_no_demand() -> None:
-    asked = picker()
-    asked.check(b'{"model":"other","prompt":[1,2,3,4]}', {}, 0.0)
-    asked.check(b"not json", {}, 0.0)
-    assert (requests(asked)["arrived"], requests(asked)["arrived_tokens"]) == (0, 0)
+    picker = build_picker()
+    picker.check(b'{"model":"other","prompt":[1,2,3,4]}', {}, 0.0)
+    picker.check(b"not json", {}, 0.0)
+    assert (requests(picker)["arrived"], requests(picker)["arrived_tokens"]) == (0, 0)
 
 
-def complete_request(asked: Picker, **record: Any) -> None:
-    ticket = headers(asked.check(BODY, {}, 0.0))["x-plimsoll-request-id"]
-    asked.reports.on_access_record(AccessRecord(request_id=ticket, upstream="10.0.0.1:8000", **record), 1.0)
+def complete_request(picker: Picker, **record: Any) -> None:
+    ticket = headers(picker.check(BODY, {}, 0.0))["x-plimsoll-request-id"]
+    picker.reports.on_access_record(AccessRecord(request_id=ticket, upstream="10.0.0.1:8000", **record), 1.0)
 
 
 def test_latencies_are_counted_by_bucket() -> None:
-    asked = picker(pod("10.0.0.1:8000"))
+    picker = build_picker(pod("10.0.0.1:8000"))
     for ttft_us in (1_000, 1_001, 1_050, 250_000, 2_000_000_000):
-        complete_request(asked, status=200, flags="-", ttft_us=ttft_us)
-    signals = build_signals(asked, "g", synced=True)["services"]["team/chat"]["ttft"]
+        complete_request(picker, status=200, flags="-", ttft_us=ttft_us)
+    signals = build_signals(picker, "g", synced=True)["services"]["team/chat"]["ttft"]
     assert dict(zip(signals["buckets"], signals["counts"], strict=True)) == {0: 1, 1: 2, 64: 1, 161: 1}
     assert signals["sum_s"] == pytest.approx(2000.253051)
     assert LATENCY_EDGES_S[63] < 0.25 <= LATENCY_EDGES_S[64]
@@ -221,32 +221,32 @@ def test_latencies_are_counted_by_bucket() -> None:
     ],
 )
 def test_only_successful_responses_have_latency(record: dict[str, Any]) -> None:
-    asked = picker(pod("10.0.0.1:8000"))
-    complete_request(asked, **record)
-    found = build_signals(asked, "g", synced=True)["services"]["team/chat"]
+    picker = build_picker(pod("10.0.0.1:8000"))
+    complete_request(picker, **record)
+    found = build_signals(picker, "g", synced=True)["services"]["team/chat"]
     assert found["ttft"] == found["e2e"] == {"sum_s": 0.0, "buckets": [], "counts": []}
     assert sum(found["requests"][outcome] for outcome in ("succeeded", "failed", "cancelled")) == 1
 
 
 def test_instance_id_differs_per_picker() -> None:
-    assert picker().instance_id != picker().instance_id
+    assert build_picker().instance_id != build_picker().instance_id
 
 
 def test_recreated_service_counts_from_zero() -> None:
-    asked = picker(pod("10.0.0.1:8000"))
-    asked.check(BODY, {}, 0.0)
-    asked.set_catalog(build_catalog([], []))
-    asked.set_catalog(build_catalog([service()], []))
-    assert requests(asked)["arrived"] == 0
+    picker = build_picker(pod("10.0.0.1:8000"))
+    picker.check(BODY, {}, 0.0)
+    picker.set_catalog(build_catalog([], []))
+    picker.set_catalog(build_catalog([service()], []))
+    assert requests(picker)["arrived"] == 0
 
 
 async def test_envoy_endpoint_routes_by_path() -> None:
     bodies = BodyBudget(100, 60)
-    door = EnvoyEndpoint(picker(), ParseWorker(), bodies)
+    endpoint = EnvoyEndpoint(build_picker(), ParseWorker(), bodies)
 
     def picked_headers(path: bytes, body: bytes = b"", **sent: bytes) -> dict[str, str]:
-        asked = {name.replace("_", "-").encode(): value for name, value in sent.items()}
-        reply = door(HttpRequest(b"POST", path, asked, body))
+        picker = {name.replace("_", "-").encode(): value for name, value in sent.items()}
+        reply = endpoint(HttpRequest(b"POST", path, picker, body))
         assert isinstance(reply, bytes)
         return headers(reply)
 
@@ -268,15 +268,15 @@ async def test_envoy_endpoint_routes_by_path() -> None:
 
 @pytest.mark.parametrize("path", [b"/check/v1/completions", b"/reserve/v1/completions", b"/v1/models"])
 def test_envoy_endpoint_has_no_options(path: bytes) -> None:
-    door = EnvoyEndpoint(picker(pod("10.0.0.1:8000")), ParseWorker(), BodyBudget(100, 60))
-    reply = door(HttpRequest(b"OPTIONS", path, {b"x-plimsoll-error-response": b"e30"}, BODY))
+    endpoint = EnvoyEndpoint(build_picker(pod("10.0.0.1:8000")), ParseWorker(), BodyBudget(100, 60))
+    reply = endpoint(HttpRequest(b"OPTIONS", path, {b"x-plimsoll-error-response": b"e30"}, BODY))
     assert isinstance(reply, bytes)
     assert headers(reply)[":status"] == "404"
 
 
 def test_models_are_listed_once_by_preferred_name() -> None:
-    asked = picker(services=(service(model="tiny"), service("two", model="tiny", uid="z")))
-    assert [part["id"] for part in orjson.loads(models_body(asked, ANONYMOUS))["data"]] == ["team/two", "tiny"]
+    picker = build_picker(services=(service(model="tiny"), service("two", model="tiny", uid="z")))
+    assert [part["id"] for part in orjson.loads(models_body(picker, ANONYMOUS))["data"]] == ["team/two", "tiny"]
 
 
 def test_digest_and_retry_header_identify_retries() -> None:

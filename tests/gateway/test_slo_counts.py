@@ -58,8 +58,8 @@ async def test_slo_counts_exact_target_is_within_slo() -> None:
 
 @pytest.mark.parametrize("model", [True, False], ids=["with a gate", "before there is a gate"])
 async def test_slo_counts_use_class_targets(model: bool) -> None:
-    told = service_with_slo("chat", CLASSES, slo=SLO, batch=50, classes=("batch", "default"), model=model)
-    world = PickerHarness(told, pods=engine_names(1))
+    manifest = service_with_slo("chat", CLASSES, slo=SLO, batch=50, classes=("batch", "default"), model=model)
+    world = PickerHarness(manifest, pods=engine_names(1))
     for name in ("batch", "default", "unheard-of"):
         complete_request(world, 30.0, 40.0, headers={"x-gateway-inference-objective": name})
     assert read_slo_counts(world) == SloCounts(3.0, 2.0, 2.0, 2.0)
@@ -68,8 +68,8 @@ async def test_slo_counts_use_class_targets(model: bool) -> None:
 async def test_slo_counts_report_requests_per_tpot_target() -> None:
     """Who was too slow is not seen here; engines tell how many were, and this tells against what."""
     classes = {"classes": [{"name": "batch", "slo": {"ttft": "60s"}}, {"name": "chat", "slo": {"tpot": "30ms"}}]}
-    told = service_with_slo("chat", classes, slo=SLO, batch=50, classes=("batch", "chat"))
-    world = PickerHarness(told, pods=engine_names(1))
+    manifest = service_with_slo("chat", classes, slo=SLO, batch=50, classes=("batch", "chat"))
+    world = PickerHarness(manifest, pods=engine_names(1))
     for name in ("chat", "batch", "chat"):
         complete_request(world, 0.1, 900.0, headers={"x-gateway-inference-objective": name})
     assert read_slo_counts(world) == SloCounts(3.0, 0.0, 0.0, 0.0)

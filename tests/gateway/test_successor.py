@@ -47,12 +47,12 @@ class ScriptedSource:
         self._pods, self._events = pods, events
         self.states: list[SuccessorState] = []
         self.ready_counts: list[int] = []
-        self.asked: list[tuple[str, str | None, str | None]] = []
+        self.queries: list[tuple[str, str | None, str | None]] = []
 
     async def watch(
         self, resource: Resource, namespace: str | None = None, selector: str | None = None
     ) -> AsyncIterator[WatchEvent]:
-        self.asked.append((resource.plural, namespace, selector))
+        self.queries.append((resource.plural, namespace, selector))
         for event in self._events:
             yield event
             self.states.append(self._pods.state)
@@ -77,7 +77,7 @@ async def test_gateway_pods_follow_watch_events() -> None:
     assert pods.ready_count == 1
     assert pods.state is SuccessorState.UNKNOWN
     await pods.follow(source)
-    assert source.asked == [("pods", SYSTEM, GATEWAY_SELECTOR)]
+    assert source.queries == [("pods", SYSTEM, GATEWAY_SELECTOR)]
     assert source.ready_counts == [1, 1, 2, 1, 2, 1, 2, 2]
     assert source.states == [
         SuccessorState.ABSENT,

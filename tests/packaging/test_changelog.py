@@ -30,6 +30,6 @@ def test_changelog_has_the_start_string_once() -> None:
 
 
 def test_dev_environment_has_setuptools_for_the_wheel_test() -> None:
-    [wanted] = [one for one in PROJECT["project"]["optional-dependencies"]["dev"] if one.startswith("setuptools")]
-    assert wanted == PROJECT["build-system"]["requires"][0]
+    [expected] = [one for one in PROJECT["project"]["optional-dependencies"]["dev"] if one.startswith("setuptools")]
+    assert expected == PROJECT["build-system"]["requires"][0]
     assert re.search(r"^setuptools==", (ROOT / "requirements/dev.txt").read_text(), re.MULTILINE)

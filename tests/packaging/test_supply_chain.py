@@ -81,8 +81,8 @@ def test_documented_builds_pass_the_base_images(dockerfile: Path) -> None:
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "engine-image").glob("*.md"), *DOCKERFILES]
     lines = [line for page in pages for line in page.read_text().splitlines() if f" -f {path} " in line]
     assert lines
-    wanted = "".join(f" --build-arg {name}" for name in dict.fromkeys(arguments))
-    assert [line for line in lines if f"docker build{wanted} -f" not in line] == []
+    expected = "".join(f" --build-arg {name}" for name in dict.fromkeys(arguments))
+    assert [line for line in lines if f"docker build{expected} -f" not in line] == []
 
 
 def test_release_checks_and_passes_every_base_image() -> None:

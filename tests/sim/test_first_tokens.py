@@ -2,7 +2,7 @@
 
 from plimsoll.sim.attempt import Attempt, AttemptOutcome, TraceRequest
 from plimsoll.sim.gateway import SimulatedGateway
-from tests.core.test_admission import gate, make_request
+from tests.core.admission_fixtures import gate, make_request
 from tests.sim import sim_harness
 
 

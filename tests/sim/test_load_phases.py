@@ -47,7 +47,7 @@ PHASES = [0.0, 100.0, 200.0]
 
 
 @pytest.mark.parametrize(
-    ("wanted", "found"),
+    ("desired", "found"),
     [
         ([], [0, 0, 0]),
         ([(0.0, 1), (10.0, 2), (20.0, 3)], [0, 0, 0]),  # one way
@@ -57,5 +57,5 @@ PHASES = [0.0, 100.0, 200.0]
         ([(0.0, 1), (210.0, 2), (250.0, 1), (300.0, 2)], [0, 0, 1]),  # after the load there is none
     ],
 )
-def test_reversals_are_counted_within_a_phase(wanted: list[tuple[float, int]], found: list[int]) -> None:
-    assert reversals(wanted, PHASES, 300.0) == found
+def test_reversals_are_counted_within_a_phase(desired: list[tuple[float, int]], found: list[int]) -> None:
+    assert reversals(desired, PHASES, 300.0) == found

@@ -68,10 +68,10 @@ def spec(random: Random) -> dict[str, Any]:
     }
 
 
-def attained(row: Row, wanted: Mapping[str, Any]) -> bool:
+def attained(row: Row, desired: Mapping[str, Any]) -> bool:
     """By the manifest and the row alone."""
-    own = {one["name"]: one["slo"] for one in wanted["admission"].get("classes", ())}
-    slo = own.get(row["class"], own.get("low", wanted["slo"]))
+    own = {one["name"]: one["slo"] for one in desired["admission"].get("classes", ())}
+    slo = own.get(row["class"], own.get("low", desired["slo"]))
     target_s = {name: units.parse_duration(text) for name, text in slo.items()}
     if row["outcome"] != "ok":
         return False
@@ -101,9 +101,9 @@ def test_simulate_summary_follows_from_written_rows(
     seed: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     random = Random(seed)
-    requested, wanted = trace(random), spec(random)
+    requested, desired = trace(random), spec(random)
     (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, requested)))
-    (tmp_path / "s.yaml").write_text(yaml.safe_dump(builders.service(**wanted)))
+    (tmp_path / "s.yaml").write_text(yaml.safe_dump(builders.service(**desired)))
     outs = {name: tmp_path / name for name in ("requests", "replicas", "windows")}
     words = ["simulate", "--trace", str(tmp_path / "t.jsonl"), "--service", str(tmp_path / "s.yaml")]
     words += ["--hardware", random.choice(("h200-8b", "h200-70b")), "--policy", random.choice(POLICIES)]
@@ -113,7 +113,7 @@ def test_simulate_summary_follows_from_written_rows(
     output = json.loads(capsys.readouterr().out)
     rows, windows = read(outs["requests"]), read(outs["windows"])
     first = sorted((one for one in rows if "attempt" not in one), key=lambda one: int(one["id"]))
-    met = [attained(one, wanted) for one in first]
+    met = [attained(one, desired) for one in first]
 
     assert output["offered"] == len(first) == len(requested)
     ends = {"completed": "ok", "shed": "shed", "refused": "refused", "downgraded": "downgraded"}
@@ -137,7 +137,7 @@ def test_simulate_summary_follows_from_written_rows(
     for one in windows:
         assert one["met"] == sum(met[one["n"] * WINDOW_REQUESTS : (one["n"] + 1) * WINDOW_REQUESTS])
     hours = 0.0
-    for tier, limits in wanted["tiers"].items():
+    for tier, limits in desired["tiers"].items():
         spans = [one for one in read(outs["replicas"]) if one["tier"] == tier]
         assert all(0 <= one["desired"] <= limits["maxReplicas"] for one in spans)
         found = replica_seconds(spans, output["length_s"])

@@ -87,12 +87,12 @@ def scale_downs(
     usual = FleetTier.scale
 
     def recording_scale(
-        of: FleetTier, wanted: int, now_s: float, load: Callable[[str], ReplicaLoad] | None = None
+        of: FleetTier, desired: int, now_s: float, load: Callable[[str], ReplicaLoad] | None = None
     ) -> tuple[list[SimulatedReplica], list[SimulatedReplica]]:
         live = [one for one in of.replicas.values() if one.is_serving]
         known = None if load is None else {one.name: load(one.name) for one in live}
         truth = {one.name: len(one.attempts) for one in live}
-        made, drained = usual(of, wanted, now_s, load)
+        made, drained = usual(of, desired, now_s, load)
         if drained:
             found.append(Shrinking(known, truth, {one.name for one in drained}))
         return made, drained

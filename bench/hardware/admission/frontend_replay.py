@@ -34,7 +34,8 @@ from plimsoll.core.admission.request import AdmissionOutcome, AdmissionRequest
 from plimsoll.core.capacity.tier_model import HTTP_OVERHEAD_PER_TOKEN_S, HTTP_OVERHEAD_S
 from plimsoll.core.engine_model.step_time import EngineLimits, StepModel
 from plimsoll.core.slo import Slo
-from tests.core.admission_simulator import CapPolicy, ClientRequest, ControllerPolicy, FrontendModel, StepEngine, run
+from tests.core.admission_engine import ClientRequest, FrontendModel, StepEngine
+from tests.core.admission_simulator import CapPolicy, ControllerPolicy, run
 
 DATA: Final = Path(__file__).parents[1] / "data" / "h100-8b-gate"
 CAPACITY_RUN, OVERLOAD_RUN, CAPPED_RUN, CAP = "c00.gate.100", "c01.gate.200", "c02.cap160.200", 160
@@ -103,9 +104,9 @@ class StaticCapPolicy(CapPolicy):
 class PublishedLimitsPolicy(ControllerPolicy):
     """Clients say how long the answer will be, and limits are those that the operator told."""
 
-    def __init__(self, told: list[tuple[float, EngineCostModel]]) -> None:
-        super().__init__(AdmissionController((ClassPolicy("chat", 0, SLO),), told[0][1], {}))
-        self._limits = told
+    def __init__(self, limits: list[tuple[float, EngineCostModel]]) -> None:
+        super().__init__(AdmissionController((ClassPolicy("chat", 0, SLO),), limits[0][1], {}))
+        self._limits = limits
 
     def offer(self, request: ClientRequest, now: float) -> list[tuple[ClientRequest, int]]:
         request_id = f"{request.id}/{request.attempts}"

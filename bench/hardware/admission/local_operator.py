@@ -136,7 +136,7 @@ class LocalOperator:
             self._engines.mark_active,
         )
         self._autoscaler = Autoscaler(self._store, self._kube, sources, _ignore_event, self._on_report)
-        self._told: Object | None = None
+        self._written_limits: Object | None = None
         self._write()
 
     async def run(self) -> None:
@@ -184,8 +184,8 @@ class LocalOperator:
             self._store.put(made)
         self._write()
         limits = None if published is None else codec.encode(published)
-        if limits != self._told:
-            self._told = limits
+        if limits != self._written_limits:
+            self._written_limits = limits
             self._append_log(admission=limits)
 
     def _write(self) -> None:

@@ -52,7 +52,7 @@ class GatewayUnderTest:
     """The gateway and the operator's parts, as processes, from the first gated run to the last."""
 
     def __init__(self, prediction: dict[str, Any], out: Path, name: str) -> None:
-        self._told, self._out, self._name = prediction, out, name
+        self._prediction, self._out, self._name = prediction, out, name
         self._folder = Path(tempfile.mkdtemp(prefix="gate"))  # short: a unix socket's path has at most 107 bytes
         self._stack = GatewayStack(self._folder, port=_ENVOY_PORT, picker_port=_PICKER_PORT, poll_seconds=2.0)
         self._operator: subprocess.Popen[bytes] | None = None
@@ -62,7 +62,7 @@ class GatewayUnderTest:
         return self._stack.url
 
     async def start(self) -> None:
-        manifest = predict.service_manifest(slo_from_document(self._told))
+        manifest = predict.service_manifest(slo_from_document(self._prediction))
         raw = local_operator.service_object(manifest)
         started_s = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         await self._stack.start([raw], [local_operator.pod_object(raw, started_s)])

@@ -31,7 +31,7 @@ class StaticCap:
     @property
     def waiting(self) -> int:
         """Requests that wait for their turn."""
-        return sum(not ticket.done() for ticket in self._queue)
+        return sum(not waiter.done() for waiter in self._queue)
 
     async def serve(self, path: Path) -> asyncio.Server:
         """Opens the door; to be closed by whoever asked."""

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 Object = dict[str, Any]
 
-_KEPT: Final = ("manager", "operation", "subresource")
+_ENTRY_FIELDS: Final = ("manager", "operation", "subresource")
 _REPLICAS: Final = "f:replicas"
 
 
@@ -23,14 +23,14 @@ def trimmed(obj: Object) -> Object:
     entries = meta.get("managedFields") if isinstance(meta, Mapping) else None
     if not isinstance(meta, Mapping) or not isinstance(entries, list):
         return obj
-    kept = [_trimmed_entry(entry) if isinstance(entry, Mapping) else entry for entry in entries]
-    return {**obj, "metadata": {**meta, "managedFields": kept}}
+    trimmed = [_trimmed_entry(entry) if isinstance(entry, Mapping) else entry for entry in entries]
+    return {**obj, "metadata": {**meta, "managedFields": trimmed}}
 
 
 def _trimmed_entry(entry: Mapping[str, Any]) -> Object:
-    kept: Object = {name: entry[name] for name in _KEPT if name in entry}
+    trimmed: Object = {name: entry[name] for name in _ENTRY_FIELDS if name in entry}
     fields = entry.get("fieldsV1")
     spec = fields.get("f:spec") if isinstance(fields, Mapping) else None
     if isinstance(spec, Mapping) and _REPLICAS in spec:
-        kept["fieldsV1"] = {"f:spec": {_REPLICAS: {}}}
-    return kept
+        trimmed["fieldsV1"] = {"f:spec": {_REPLICAS: {}}}
+    return trimmed

@@ -203,13 +203,13 @@ def matches(selector: Any, labels: Mapping[str, Any]) -> bool:
 
 def _expression(rule: Any, labels: Mapping[str, Any]) -> bool:
     key, values = get_text(rule, "key") or "", get_list(rule, "values")
-    held = {
+    outcomes = {
         "In": key in labels and labels[key] in values,
         "NotIn": labels.get(key) not in values,
         "Exists": key in labels,
         "DoesNotExist": key not in labels,
     }
-    return held.get(get_text(rule, "operator") or "", False)
+    return outcomes.get(get_text(rule, "operator") or "", False)
 
 
 def _selects(server: KubeObject, monitor: KubeObject, namespace_labels: Mapping[str, Any]) -> bool:
@@ -222,17 +222,17 @@ def _selects(server: KubeObject, monitor: KubeObject, namespace_labels: Mapping[
 
 
 def _label_text(server: KubeObject) -> str:
-    wanted = get_mapping(server, "spec", "podMonitorSelector", "matchLabels")
+    required = get_mapping(server, "spec", "podMonitorSelector", "matchLabels")
     name = f"{get_text(server, 'metadata', 'namespace')}/{_name(server)}"
-    if wanted:
-        return f"{name} selects {', '.join(f'{key}={value}' for key, value in sorted(wanted.items()))}"
+    if required:
+        return f"{name} selects {', '.join(f'{key}={value}' for key, value in sorted(required.items()))}"
     return f"see podMonitorSelector and podMonitorNamespaceSelector of {name}"
 
 
 def _monitor_values(server: KubeObject) -> str:
     """The chart values with which a Prometheus reads the metrics."""
-    wanted = get_mapping(server, "spec", "podMonitorSelector", "matchLabels")
-    labels = ", ".join(f"{key}: {value}" for key, value in sorted(wanted.items()))
+    required = get_mapping(server, "spec", "podMonitorSelector", "matchLabels")
+    labels = ", ".join(f"{key}: {value}" for key, value in sorted(required.items()))
     place = get_text(server, "metadata", "namespace")
     peer = f"{{namespaceSelector: {{matchLabels: {{kubernetes.io/metadata.name: {place}}}}}}}"
     return (
@@ -245,9 +245,9 @@ def _is_stuck(claim: KubeObject, classes: Sequence[KubeObject]) -> bool:
     """Whether a claim stays pending: no StorageClass, or one that binds at once. Others wait for their first pod."""
     if get_text(claim, "status", "phase") != "Pending":
         return False
-    wanted = get_text(claim, "spec", "storageClassName")
+    required = get_text(claim, "spec", "storageClassName")
     by_name = {_name(one): one for one in classes}
-    return get_text(by_name.get(wanted or ""), "volumeBindingMode") != "WaitForFirstConsumer"
+    return get_text(by_name.get(required or ""), "volumeBindingMode") != "WaitForFirstConsumer"
 
 
 def _is_shared(storage_class: KubeObject) -> bool:

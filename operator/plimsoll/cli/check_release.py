@@ -31,7 +31,7 @@ def definitions_before_install(found: Mapping[str, KubeObject]) -> Iterable[Find
         is_owned = _RELEASE_NAME in notes
         owners.add(f"release {notes.get(_RELEASE_NAMESPACE)}/{notes[_RELEASE_NAME]}" if is_owned else "no Helm release")
     if found:
-        message = f"CRDs exist already, of {' and '.join(sorted(owners))}: {', '.join(sorted(found))}"
+        message = f"CRDs exist already and belong to {' and '.join(sorted(owners))}: {', '.join(sorted(found))}"
         remedy = "install with the chart value crds.install: false, or with helm install --take-ownership"
         yield Finding(NOTE, "crds", message, remedy)
 

@@ -208,10 +208,10 @@ def _pods(patient: Patient) -> Iterable[Finding]:
             found.append(Finding(NOTE, name, f"its containers have restarted {times}"))
     yield from _some(found)
     for workload in patient.workloads:
-        role, wanted = _role(workload), get_int(workload, "spec", "replicas") or 0
-        if wanted and not any(_role(pod) == role for pod in patient.pods):
+        role, desired = _role(workload), get_int(workload, "spec", "replicas") or 0
+        if desired and not any(_role(pod) == role for pod in patient.pods):
             remedy = f"see the Events of {tier_workload.label(workload)} for a quota or a webhook"
-            yield Finding(PROBLEM, f"tier {role}", f"{wanted} replicas are wanted, and no pod has its labels", remedy)
+            yield Finding(PROBLEM, f"tier {role}", f"{desired} replicas are desired, and no pod has its labels", remedy)
 
 
 def _placement(patient: Patient) -> Iterable[Finding]:

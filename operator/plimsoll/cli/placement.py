@@ -68,10 +68,10 @@ def placement(pods: TierPods, nodes: Sequence[KubeObject]) -> Iterable[Finding]:
     selector = get_mapping(pods.template, "spec", "nodeSelector")
     labelled = [node for node in nodes if selector.items() <= get_mapping(node, "metadata", "labels").items()]
     if not labelled:
-        wanted = ", ".join(f"{name}={value}" for name, value in sorted(selector.items()))
+        labels = ", ".join(f"{name}={value}" for name, value in sorted(selector.items()))
         if selector:
             remedy = f"label a node, or change {pods.field}.pod.nodeSelector"
-            yield Finding(PROBLEM, pods.subject, f"no node has the labels {wanted}", remedy)
+            yield Finding(PROBLEM, pods.subject, f"no node has the labels {labels}", remedy)
         return
     needed = pods.resources
     fitting = [n for n in labelled if all(allocatable(n).get(name, 0) >= count for name, count in needed.items())]
@@ -83,11 +83,11 @@ def placement(pods: TierPods, nodes: Sequence[KubeObject]) -> Iterable[Finding]:
 
 def runtime_class(pods: TierPods, known: Iterable[str]) -> Iterable[Finding]:
     """Return a finding if the tier's runtime class does not exist."""
-    wanted, names = get_text(pods.template, "spec", "runtimeClassName"), sorted(known)
-    if wanted is not None and wanted not in names:
+    name, known_names = get_text(pods.template, "spec", "runtimeClassName"), sorted(known)
+    if name is not None and name not in known_names:
         remedy = f"create it, or set {pods.field}.pod.runtimeClassName or the chart value engine.runtimeClassName"
-        found = f"the cluster has {', '.join(names)}" if names else "the cluster has none"
-        yield Finding(PROBLEM, pods.subject, f"runtime class {wanted} does not exist; {found}", remedy)
+        found = f"the cluster has {', '.join(known_names)}" if known_names else "the cluster has none"
+        yield Finding(PROBLEM, pods.subject, f"runtime class {name} does not exist; {found}", remedy)
 
 
 def taint_text(taint: Any) -> str:

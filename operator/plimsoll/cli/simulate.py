@@ -229,7 +229,7 @@ def _simulate_policy(
         summary,
         list(timeline.points()),
         {
-            role: [(at_s, wanted, ready) for at_s, _, wanted, ready, *_ in rows if at_s <= config.end_s]
+            role: [(at_s, desired, ready) for at_s, _, desired, ready, *_ in rows if at_s <= config.end_s]
             for role, rows in counts.items()
         },
     )

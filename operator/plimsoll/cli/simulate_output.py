@@ -108,7 +108,7 @@ def _build_panels(runs: Sequence[PolicyRun], slo: Slo | None) -> Iterator[Panel]
             counts = run.replicas[role]
             if single:
                 lines.append(
-                    Series("desired", [(at_s, wanted) for at_s, wanted, _ in counts], 0, is_step=True, is_dashed=True)
+                    Series("desired", [(at_s, desired) for at_s, desired, _ in counts], 0, is_step=True, is_dashed=True)
                 )
             lines.append(
                 Series(_series_name(run, single, "ready"), [(at_s, up) for at_s, _, up in counts], index, is_step=True)

@@ -52,8 +52,8 @@ def pod_template(workload: Object | None) -> Object:
 
 def has_set_template(workload: Object, pod: Object) -> bool:
     """Whether a pod of a LeaderWorkerSet has its present template."""
-    wanted = pod_template(workload).get("metadata", {}).get("labels", {}).get(labels.TEMPLATE)
-    return bool(pod["metadata"].get("labels", {}).get(labels.TEMPLATE) == wanted)
+    desired = pod_template(workload).get("metadata", {}).get("labels", {}).get(labels.TEMPLATE)
+    return bool(pod["metadata"].get("labels", {}).get(labels.TEMPLATE) == desired)
 
 
 def template_hash(pod: Object) -> str | None:

@@ -37,7 +37,7 @@ class EngineIdentityWatch:
         self._identity: TlsIdentity | None = None
         self._file_error = ""
         self._envoy_errors: dict[str, str] = {}  # by resource
-        self._held: set[str] = set()  # resources that Envoy has, be they earlier ones
+        self._applied: set[str] = set()  # resources that Envoy has, be they earlier ones
         self._used: TlsIdentity | None = None  # of which Envoy has the certificate
 
     @property
@@ -52,7 +52,7 @@ class EngineIdentityWatch:
         Envoy asks for it with its first cluster, which it uses only once it has it. Without a service none is missing.
         """
         problem = self._file_error or "not read yet" if self._identity is None else ". ".join(self._problems())
-        if self._held == RESOURCES or not problem:
+        if self._applied == RESOURCES or not problem:
             return ""
         return f"the Secret of gateway.engineTls.secretName holds no certificate that can be used: {problem}"
 
@@ -92,7 +92,7 @@ class EngineIdentityWatch:
             log.error("Envoy does not accept %s of %s: %s", name, self._directory, applied.error)
         else:
             self._envoy_errors.pop(name, None)
-            (self._held.add if applied.is_present else self._held.discard)(name)
+            (self._applied.add if applied.is_present else self._applied.discard)(name)
             if name == ENGINE_CERTIFICATE and applied.is_present and applied.is_current:
                 self._use(self._identity)
         self._export()

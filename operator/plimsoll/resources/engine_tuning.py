@@ -53,7 +53,7 @@ def tuned_arguments(
         return Unavailable(f"spec.tiers.{role}.nodes: engines of several nodes are not modelled")
     shape = hardware.known_shape(service, chart_args)
     if shape is None:
-        return Unavailable(f"what a token of {service.spec.model.uri} costs is not known")
+        return Unavailable(f"the cost per token of model {service.spec.model.uri} is unknown")
     gpu = hardware.named_accelerator(tier.pod.node_selector)
     if not tier.gpus:
         return Unavailable(f"spec.tiers.{role}.gpus is 0")

@@ -44,19 +44,19 @@ def inference_pool(service: InferenceService, parent: Object, settings: Inferenc
 
 def differences(live: Object, desired: Object) -> tuple[str, ...]:
     """The fields in which a pool of somebody else keeps requests from the picker or from the service's engines."""
-    spec, wanted = live.get("spec") or _ANY, desired["spec"]
-    picker, wanted_picker = spec.get("endpointPickerRef") or _ANY, wanted["endpointPickerRef"]
-    name, port = wanted_picker["name"], wanted_picker["port"]["number"]
+    spec, desired_spec = live.get("spec") or _ANY, desired["spec"]
+    picker, desired_picker = spec.get("endpointPickerRef") or _ANY, desired_spec["endpointPickerRef"]
+    name, port = desired_picker["name"], desired_picker["port"]["number"]
     number = (picker.get("port") or _ANY).get("number")
     reference = (picker.get("group", ""), picker.get("kind", "Service"), picker.get("name"), number)
-    found = []
-    if (spec.get("selector") or _ANY).get("matchLabels") != wanted["selector"]["matchLabels"]:
-        pairs = ",".join(f"{name}={value}" for name, value in sorted(wanted["selector"]["matchLabels"].items()))
+    found, ports = [], [one["number"] for one in desired_spec["targetPorts"]]
+    if (spec.get("selector") or _ANY).get("matchLabels") != desired_spec["selector"]["matchLabels"]:
+        pairs = ",".join(f"{name}={value}" for name, value in sorted(desired_spec["selector"]["matchLabels"].items()))
         found.append(f"selector.matchLabels must be {pairs}")
-    if [one.get("number") for one in spec.get("targetPorts") or ()] != [one["number"] for one in wanted["targetPorts"]]:
-        found.append(f"targetPorts must have the port {wanted['targetPorts'][0]['number']} alone")
+    if [one.get("number") for one in spec.get("targetPorts") or ()] != ports:
+        found.append(f"targetPorts must have the port {ports[0]} alone")
     if reference != ("", "Service", name, port):
         found.append(f"endpointPickerRef must be Service {name} port {port}")
-    if picker.get("failureMode", "FailClose") != wanted_picker["failureMode"]:
-        found.append(f"endpointPickerRef.failureMode must be {wanted_picker['failureMode']}")
+    if picker.get("failureMode", "FailClose") != desired_picker["failureMode"]:
+        found.append(f"endpointPickerRef.failureMode must be {desired_picker['failureMode']}")
     return tuple(found)

@@ -19,12 +19,12 @@ url, way = sys.argv[1:]
 routers = {}
 
 
-def call(model: str, **asked):
+def call(model: str, **options):
     """The request by the way that was chosen."""
     where = {"model": f"openai/{model}", "api_base": f"{url}/v1", "api_key": "none"}
     if way == "completion":
-        return litellm.completion(**where, **asked, num_retries=2)
-    return routers[model].completion(model=model, **asked)
+        return litellm.completion(**where, **options, num_retries=2)
+    return routers[model].completion(model=model, **options)
 
 
 def ask(model: str, words: str, stream: bool) -> str:
@@ -46,5 +46,5 @@ with ThreadPoolExecutor(32) as threads:
         model = task["model"]
         where = {"model": f"openai/{model}", "api_base": f"{url}/v1", "api_key": "none"}
         routers.setdefault(model, litellm.Router([{"model_name": model, "litellm_params": where}]))
-        asked = [threads.submit(ask, model, words, task["stream"]) for words in task["words"]]
-        print(json.dumps([one.result() for one in asked]), flush=True)
+        tasks = [threads.submit(ask, model, words, task["stream"]) for words in task["words"]]
+        print(json.dumps([one.result() for one in tasks]), flush=True)

@@ -21,10 +21,10 @@ one = client.embeddings.create(model=vectors, input="Hello")
 many = client.embeddings.create(model=vectors, input=["Hello", "you"], encoding_format="float")
 
 
-def raised(call, **asked):
+def raised(call, **options):
     """Status, code and field of what the SDK raises."""
     try:
-        call(**asked)
+        call(**options)
     except openai.APIStatusError as error:
         return [error.status_code, error.code, error.param]
     return ["answered"]

@@ -36,5 +36,5 @@ print("ready", flush=True)
 with ThreadPoolExecutor(32) as threads:
     for line in sys.stdin:
         task = json.loads(line)
-        asked = [threads.submit(ask, task["model"], words, task["stream"]) for words in task["words"]]
-        print(json.dumps([one.result() for one in asked]), flush=True)
+        tasks = [threads.submit(ask, task["model"], words, task["stream"]) for words in task["words"]]
+        print(json.dumps([one.result() for one in tasks]), flush=True)

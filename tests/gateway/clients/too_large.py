@@ -13,21 +13,21 @@ from langchain_openai import ChatOpenAI
 
 litellm.suppress_debug_info = True
 BASE = {"base_url": f"{sys.argv[1]}/v1", "api_key": "none", "max_retries": 0}
-asked = json.load(sys.stdin)
-model, messages = asked.pop("model"), asked.pop("messages")
+options = json.load(sys.stdin)
+model, messages = options.pop("model"), options.pop("messages")
 
 
 def with_openai():
-    openai.OpenAI(**BASE).chat.completions.create(model=model, messages=messages, **asked)
+    openai.OpenAI(**BASE).chat.completions.create(model=model, messages=messages, **options)
 
 
 def with_langchain():
-    ChatOpenAI(model=model, **BASE, **asked).invoke(messages)
+    ChatOpenAI(model=model, **BASE, **options).invoke(messages)
 
 
 def with_litellm():
     where = {"api_base": BASE["base_url"], "api_key": "none"}
-    litellm.completion(model=f"openai/{model}", messages=messages, num_retries=0, **where, **asked)
+    litellm.completion(model=f"openai/{model}", messages=messages, num_retries=0, **where, **options)
 
 
 raised = {}

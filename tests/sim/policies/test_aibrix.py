@@ -16,7 +16,7 @@ THIRTY = ApaRules(target=30.0)
 
 # As in vllm-project/aibrix, pkg/controller/podautoscaler/algorithm/apa_test.go.
 @pytest.mark.parametrize(
-    ("rules", "replicas", "value", "wanted"),
+    ("rules", "replicas", "value", "expected"),
     [
         (THIRTY, 2, 45.0, 3),
         (THIRTY, 2, 35.0, 3),
@@ -30,12 +30,12 @@ THIRTY = ApaRules(target=30.0)
         (THIRTY, 2, 27.0, 2),
     ],
 )
-def test_apa_recommendation_matches_aibrix_figures(rules: ApaRules, replicas: int, value: float, wanted: int) -> None:
-    assert recommend(rules, value, replicas) == wanted
+def test_apa_recommendation_matches_aibrix_figures(rules: ApaRules, replicas: int, value: float, expected: int) -> None:
+    assert recommend(rules, value, replicas) == expected
 
 
 @pytest.mark.parametrize(
-    ("value", "replicas", "ready", "wanted", "found"),
+    ("value", "replicas", "ready", "expected", "found"),
     [
         (60.0, 4, 2, 8, 4),  # half of them at twice the target: enough when the others are there
         (90.0, 4, 2, 8, 6),  # 4 * (90 / 2) / 30
@@ -47,8 +47,10 @@ def test_apa_recommendation_matches_aibrix_figures(rules: ApaRules, replicas: in
         (60.0, 4, 9, 8, 8),
     ],
 )
-def test_apa_guarded_counts_starting_replicas(value: float, replicas: int, ready: int, wanted: int, found: int) -> None:
-    assert guard_recommendation(THIRTY, value, replicas, ready, wanted) == found
+def test_apa_guarded_counts_starting_replicas(
+    value: float, replicas: int, ready: int, expected: int, found: int
+) -> None:
+    assert guard_recommendation(THIRTY, value, replicas, ready, expected) == found
 
 
 def test_apa_metric_averages_engines_over_three_minutes() -> None:
@@ -105,7 +107,7 @@ def test_apa_policy_polls_every_ten_seconds_and_skips_silent() -> None:
     policy = observations.policy("apa")
     readings = [observations.engine_reading("a", kv=None), observations.engine_reading("b", kv=0.7)]
     found = [policy.desired_replicas(observations.observe_readings(second, 2, readings)) for second in range(21)]
-    assert [second for second, wanted in enumerate(found) if wanted] == [0, 10, 20]
+    assert [second for second, expected in enumerate(found) if expected] == [0, 10, 20]
     assert found[0] == {Role.SERVE: 3}
 
 

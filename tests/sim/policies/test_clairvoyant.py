@@ -27,8 +27,8 @@ BOTH = PolicyContext({Role.PREFILL: (1, 4), Role.DECODE: (1, 4)}, sim_harness.ma
 
 def test_clairvoyant_plan_is_followed() -> None:
     policy = registry.parse("clairvoyant:plan=0@1/2;30@4/2;60.5@1/1", BOTH)
-    wanted = [policy.desired_replicas(Observation(at_s, {})) for at_s in (0.0, 29.0, 30.0, 60.0, 61.0, 9e9)]
-    counts = [(one[Role.PREFILL], one[Role.DECODE]) for one in wanted]
+    desired = [policy.desired_replicas(Observation(at_s, {})) for at_s in (0.0, 29.0, 30.0, 60.0, 61.0, 9e9)]
+    counts = [(one[Role.PREFILL], one[Role.DECODE]) for one in desired]
     assert counts == [(1, 2), (1, 2), (4, 2), (4, 2), (1, 1), (1, 1)]
     assert not policy.runs_operator
     assert registry.parse("clairvoyant:plan=0@1,gated=1", SERVE).runs_operator

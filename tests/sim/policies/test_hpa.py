@@ -15,7 +15,7 @@ STILL = HpaBehavior(up_window_s=0.0, down_window_s=0.0)
 # Values, target, replicas and outcome as in the replica calculator's tests of metrics of pods (kubernetes/kubernetes,
 # pkg/controller/podautoscaler), which has them in thousandths.
 @pytest.mark.parametrize(
-    ("values", "target", "current", "wanted"),
+    ("values", "target", "current", "desired"),
     [
         ([20, 10, 30], 15, 3, 4),
         ([50, 10, 30], 15, 3, 6),
@@ -25,20 +25,20 @@ STILL = HpaBehavior(up_window_s=0.0, down_window_s=0.0)
         ([8.6], 4.4, 1, 2),
     ],
 )
-def test_by_pods_mean_matches_kubernetes_counts(values: list[float], target: float, current: int, wanted: int) -> None:
-    assert propose_from_pods(values, 0, target, current) == wanted
+def test_by_pods_mean_matches_kubernetes_counts(values: list[float], target: float, current: int, desired: int) -> None:
+    assert propose_from_pods(values, 0, target, current) == desired
 
 
 @pytest.mark.parametrize(
-    ("usage", "target", "current", "wanted"),
+    ("usage", "target", "current", "desired"),
     [(20, 5, 3, 4), (8.6, 2.15, 3, 4), (6, 2, 5, 3), (8.6, 2.867, 5, 3), (8.6, 2.9, 3, 3), (0, 1, 4, 0), (7, 1, 0, 7)],
 )
-def test_by_total_matches_kubernetes_counts(usage: float, target: float, current: int, wanted: int) -> None:
-    assert propose_from_total(usage, target, current) == wanted
+def test_by_total_matches_kubernetes_counts(usage: float, target: float, current: int, desired: int) -> None:
+    assert propose_from_total(usage, target, current) == desired
 
 
 @pytest.mark.parametrize(
-    ("values", "missing", "current", "wanted"),
+    ("values", "missing", "current", "desired"),
     [
         ([10], 1, 2, 2),  # at target: nothing to do, whatever the other one has
         ([19], 1, 2, 2),  # 1.9 with an idle one beside it is 0.95
@@ -51,9 +51,9 @@ def test_by_total_matches_kubernetes_counts(usage: float, target: float, current
     ],
 )
 def test_by_pods_missing_metrics_never_reverse_direction(
-    values: list[float], missing: int, current: int, wanted: int
+    values: list[float], missing: int, current: int, desired: int
 ) -> None:
-    assert propose_from_pods(values, missing, 10.0, current) == wanted
+    assert propose_from_pods(values, missing, 10.0, current) == desired
 
 
 def test_by_pods_no_metric_proposes_nothing() -> None:

@@ -33,8 +33,8 @@ def test_hpa_queue_starting_replica_counts_as_idle_on_rise() -> None:
 def test_hpa_silent_engines_are_missing_and_none_holds_count() -> None:
     silent = observations.engine_reading("s", running=None, waiting=None)
     reading = observations.engine_reading("t", running=0.0, waiting=20.0)
-    wanted = observations.policy("hpa-queue").desired_replicas(observations.observe_readings(0.0, 2, [silent, reading]))
-    assert wanted == {Role.SERVE: 4}  # 2 of two: the silent one is idle
+    result = observations.policy("hpa-queue").desired_replicas(observations.observe_readings(0.0, 2, [silent, reading]))
+    assert result == {Role.SERVE: 4}  # 2 of two: the silent one is idle
     assert observations.policy("hpa-concurrency").desired_replicas(observations.observe_readings(0.0, 3, [silent])) == {
         Role.SERVE: 3
     }
@@ -52,8 +52,8 @@ def test_hpa_between_syncs_reads_and_orders_nothing() -> None:
     reads: list[Role] = []
     policy = observations.policy("hpa-queue")
     for second in range(31):
-        wanted = policy.desired_replicas(replace(observations.observe(second, 1, []), engine_readings=Dear()))
-        assert bool(wanted) == (second % 15 == 0)
+        result = policy.desired_replicas(replace(observations.observe(second, 1, []), engine_readings=Dear()))
+        assert bool(result) == (second % 15 == 0)
     assert len(reads) == 3
 
 

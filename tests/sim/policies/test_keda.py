@@ -19,7 +19,7 @@ from tests.sim.policies import observations
 
 # By the guide's formula: n + ceil(n (s c / 0.55 - 1)) above 0.55 with c = r / n, n - floor(n (1 - s / 0.40)) below.
 @pytest.mark.parametrize(
-    ("saturation", "replicas", "ready", "wanted"),
+    ("saturation", "replicas", "ready", "desired"),
     [
         (0.56, 3, 3, 4),  # 3 + ceil(0.0545)
         (0.8, 3, 3, 5),  # 3 + ceil(1.36)
@@ -37,8 +37,8 @@ from tests.sim.policies import observations
         (0.0, 5, 5, 0),
     ],
 )
-def test_desired_matches_guide_formula(saturation: float, replicas: int, ready: int, wanted: int) -> None:
-    assert desired_count(KedaRules(), saturation, replicas, ready) == wanted
+def test_desired_matches_guide_formula(saturation: float, replicas: int, ready: int, desired: int) -> None:
+    assert desired_count(KedaRules(), saturation, replicas, ready) == desired
 
 
 def _reading(pod: str, ttft: tuple[float, ...] | None, tpot: tuple[float, ...] | None = None) -> EngineReading:
@@ -138,7 +138,7 @@ def test_keda_behaviour_matches_the_guide() -> None:
 
 def test_keda_prefill_uses_ttft_and_decode_uses_tpot() -> None:
     policy = observations.policy("keda-ttft:up=0", observations.BOTH)
-    wanted = {}
+    desired = {}
     for second, count in ((0.0, 0.0), (15.0, 10.0)):
         prefill, decode = _reading("p", (0, 0, count, 0)), _reading("d", (0, 0, count, 0), (count, 0, 0, 0))
         look = Observation(
@@ -147,9 +147,9 @@ def test_keda_prefill_uses_ttft_and_decode_uses_tpot() -> None:
             engine_readings={Role.PREFILL: (prefill,), Role.DECODE: (decode,)},
             ready={Role.PREFILL: 2, Role.DECODE: 2},
         )
-        wanted = policy.desired_replicas(look)
-    assert wanted[Role.PREFILL] == 3  # P90 3.8 s of 3 s, meaned with silence: 0.633, 2 + ceil(0.3)
-    assert wanted[Role.DECODE] == 4  # P90 0.9 s of 0.1 s, cut at 2, meaned: 1.0, 2 + ceil(1.64)
+        desired = policy.desired_replicas(look)
+    assert desired[Role.PREFILL] == 3  # P90 3.8 s of 3 s, meaned with silence: 0.633, 2 + ceil(0.3)
+    assert desired[Role.DECODE] == 4  # P90 0.9 s of 0.1 s, cut at 2, meaned: 1.0, 2 + ceil(1.64)
 
 
 @pytest.mark.parametrize(

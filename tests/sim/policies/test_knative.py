@@ -16,7 +16,7 @@ ONE = KpaRules(target=1.0, max_up_rate=10.0, max_down_rate=10.0)
 
 
 @pytest.mark.parametrize(
-    ("rules", "ready", "stable", "panic", "wanted"),
+    ("rules", "ready", "stable", "panic", "desired"),
     [
         (TEN, 1, 0.0, 0.0, 0),
         (KpaRules(target=181.0, max_up_rate=10.0, max_down_rate=10.0), 1, 21.0, 26.0, 1),
@@ -29,14 +29,14 @@ ONE = KpaRules(target=1.0, max_up_rate=10.0, max_down_rate=10.0)
     ],
 )
 def test_kpa_single_decision_matches_knative_counts(
-    rules: KpaRules, ready: int, stable: float, panic: float, wanted: int
+    rules: KpaRules, ready: int, stable: float, panic: float, desired: int
 ) -> None:
-    assert Kpa(rules, 0.0, 0).scale(0.0, stable, panic, ready) == wanted
+    assert Kpa(rules, 0.0, 0).scale(0.0, stable, panic, ready) == desired
 
 
-@pytest.mark.parametrize(("stable", "panic", "wanted"), [(50.0, 30.0, 50), (20.0, 30.0, 30)])
-def test_kpa_panic_uses_larger_of_both_means(stable: float, panic: float, wanted: int) -> None:
-    assert Kpa(ONE, -5.0, 5).scale(0.0, stable, panic, 5) == wanted
+@pytest.mark.parametrize(("stable", "panic", "desired"), [(50.0, 30.0, 50), (20.0, 30.0, 30)])
+def test_kpa_panic_uses_larger_of_both_means(stable: float, panic: float, desired: int) -> None:
+    assert Kpa(ONE, -5.0, 5).scale(0.0, stable, panic, 5) == desired
 
 
 def test_kpa_panic_ends_one_stable_window_after_last_breach() -> None:

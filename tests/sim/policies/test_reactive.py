@@ -25,23 +25,23 @@ BOTH = PolicyContext({Role.PREFILL: (1, 9), Role.DECODE: (1, 9)}, sim_harness.ma
 def _replicas_per_second(word: str, rate: Callable[[int], int], seconds: int) -> list[int]:
     """What a follower orders at each second of a load."""
     follower = registry.parse(word, SERVE)
-    wanted = []
+    desired = []
     for second in range(seconds):
         for n in range(rate(second)):
             at_s = second + n / rate(second)
             follower.on_arrival(TraceRequest(at_s, 1200, 200), at_s)
-        wanted.append(follower.desired_replicas(Observation(second + 1.0, {Role.SERVE: 1}))[Role.SERVE])
-    return wanted
+        desired.append(follower.desired_replicas(Observation(second + 1.0, {Role.SERVE: 1}))[Role.SERVE])
+    return desired
 
 
 def test_reactive_policy_tracks_load_and_holds() -> None:
-    wanted = _replicas_per_second("follower:margin=0.5,hold=30,window=10", lambda s: 20 if 50 <= s < 100 else 2, 200)
-    assert wanted[40] == 1
-    assert max(wanted) > 1
-    first, last = wanted.index(max(wanted)), len(wanted) - wanted[::-1].index(max(wanted))
+    desired = _replicas_per_second("follower:margin=0.5,hold=30,window=10", lambda s: 20 if 50 <= s < 100 else 2, 200)
+    assert desired[40] == 1
+    assert max(desired) > 1
+    first, last = desired.index(max(desired)), len(desired) - desired[::-1].index(max(desired))
     assert 50 <= first <= 65
     assert 125 <= last <= 150
-    assert wanted[-1] == 1
+    assert desired[-1] == 1
 
 
 def test_reactive_policy_ignores_tokens_not_yet_generated() -> None:

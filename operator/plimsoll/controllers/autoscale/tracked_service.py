@@ -13,7 +13,7 @@ from plimsoll.controllers import pod_startup, tier_workload
 from plimsoll.controllers.autoscale import learned_state, scaling_conditions, scaling_status
 from plimsoll.controllers.autoscale.limit_status import LimitTracker
 from plimsoll.controllers.autoscale.scaling_status import ScalingReport
-from plimsoll.controllers.autoscale.signal_health import GATEWAY_SILENCE_SECONDS, SignalHealth
+from plimsoll.controllers.autoscale.signal_health import GATEWAY_SILENCE_SECONDS, HealthReport, SignalHealth
 from plimsoll.core import codec
 from plimsoll.core.admission.publication import AdmissionLimits
 from plimsoll.core.autoscaling.admission_publisher import AdmissionPublisher
@@ -147,6 +147,22 @@ class TrackedService:
         self.last_failure_s = now_s
         self.report = scaling_status.failed_report(self.report or self.initial_report(now_s), error)
 
+    def _health(
+        self, service: InferenceService, snapshot: ServiceSnapshot, gateways: tuple[str, ...], now_s: float
+    ) -> HealthReport:
+        published, targets = self.publisher.published, service.spec.targets
+        has_limits = published is not None and published.cost_model is not None
+        health = self.signal_health.report(snapshot, has_limits, gateways, now_s)
+        return health._replace(target_metrics_port=None if targets is None else targets.serve.metrics_port)
+
+    def _awaits_signals(self, spec: ScalingSpec, now_s: float) -> bool:
+        """After a restart the old status is better than one without any signal."""
+        has_unknown_sizing = spec.slo is not None and any(
+            isinstance(need, Unavailable) and spec.slo.has_target_for(name)
+            for name, need in self.service_state.sizings.items()
+        )
+        return bool(self.checkpoint) and has_unknown_sizing and now_s - self.tracked_since_s < GATEWAY_SILENCE_SECONDS
+
     def update_report(
         self,
         service: InferenceService,
@@ -167,13 +183,8 @@ class TrackedService:
         """
         old_report = self.report
         published = self.publisher.published
-        health = self.signal_health.report(
-            snapshot, published is not None and published.cost_model is not None, gateways, now_s
-        )
-        targets = service.spec.targets
-        metrics_port = None if targets is None else targets.serve.metrics_port
-        health = health._replace(
-            prometheus_only_tiers=prometheus_only_tiers, other_writer=other_writer, target_metrics_port=metrics_port
+        health = self._health(service, snapshot, gateways, now_s)._replace(
+            prometheus_only_tiers=prometheus_only_tiers, other_writer=other_writer
         )
         is_shedding = scaling_conditions.is_shedding(snapshot, () if old_report is None else old_report.conditions)
         last_decision = self.service_state.last_decision
@@ -198,17 +209,8 @@ class TrackedService:
                 return False
             self.report = replace(old_report, published=published)
             return True
-        has_unknown_sizing = spec.slo is not None and any(
-            isinstance(need, Unavailable) and spec.slo.has_target_for(name)
-            for name, need in self.service_state.sizings.items()
-        )
-        if (
-            old_report is None
-            and self.checkpoint
-            and has_unknown_sizing
-            and now_s - self.tracked_since_s < GATEWAY_SILENCE_SECONDS
-        ):
-            return False  # after a restart the old status is better than one without any signal
+        if old_report is None and self._awaits_signals(spec, now_s):
+            return False
         previous = old_report or self.initial_report(now_s)
         new_report = scaling_status.build_report(
             service, self.service_state, snapshot, spec, previous, published, slow_transfer, health, limited, now_s

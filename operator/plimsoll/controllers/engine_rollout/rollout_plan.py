@@ -109,18 +109,18 @@ def _failed(state: RolloutState, settings: EngineRolloutSettings) -> Condition:
 def _waiting(
     state: RolloutState, settings: EngineRolloutSettings, failed: Sequence[RolloutState], ahead: Key | None
 ) -> Condition:
-    wanted = f"engines of generation {settings.generation} ({GENERATION_VALUE})"
+    subject = f"engines of generation {settings.generation} ({GENERATION_VALUE})"
     if settings.paused:
-        return _pending(ConditionReason.ROLLOUT_PAUSED, f"{wanted} wait until {PAUSED_VALUE} is false")
+        return _pending(ConditionReason.ROLLOUT_PAUSED, f"{subject} wait until {PAUSED_VALUE} is false")
     if failed:
         cause = f"{'/'.join(failed[0].key)}, {shorten(failed[0].failure, MAX_QUOTE_CHARS)}"
         return _pending(
-            ConditionReason.ROLLOUT_STOPPED, f"{wanted} wait, because a service that has them fails: {cause}"
+            ConditionReason.ROLLOUT_STOPPED, f"{subject} wait, because a service that has them fails: {cause}"
         )
     if state.obstacle:
-        return _pending(ConditionReason.ROLLOUT_WAITING, f"{wanted} wait until {state.obstacle}")
+        return _pending(ConditionReason.ROLLOUT_WAITING, f"{subject} wait until {state.obstacle}")
     after = "" if ahead is None else f" after service {'/'.join(ahead)}"
-    return _pending(ConditionReason.ROLLOUT_WAITING, f"{wanted} come{after}")
+    return _pending(ConditionReason.ROLLOUT_WAITING, f"{subject} come{after}")
 
 
 def _pending(reason: ConditionReason, message: str, event_message: str = "") -> Condition:

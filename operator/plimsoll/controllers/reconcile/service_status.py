@@ -371,8 +371,8 @@ def tiers_status(inputs: StatusInputs) -> dict[str, Object]:
             figures["yieldedTo"] = shorten(target.other_writer.name, MAX_OTHER_WRITER_CHARS)
             figures["yieldedCause"] = target.other_writer.cause.value
         summary = f"{tier.ready}/{tier.desired}"
-        kept = {n: v for n, v in figures.items() if n != "needed" or v != tier.desired}
-        result[tier.role] = {"summary": summary, **kept}
+        shown = {n: v for n, v in figures.items() if n != "needed" or v != tier.desired}
+        result[tier.role] = {"summary": summary, **shown}
     return result
 
 

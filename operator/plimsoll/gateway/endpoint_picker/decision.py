@@ -83,15 +83,15 @@ def read_decision(reply: Reply) -> Dispatch | Reply:
 def own_headers(headers: Mapping[bytes, bytes], request_id: str) -> dict[bytes, bytes]:
     """Returns a client's headers without those that only Plimsoll sets, and with the request's ID."""
     prefix = INTERNAL_PREFIX.encode()
-    kept = {name: value for name, value in headers.items() if not name.startswith(prefix)}
-    return {**kept, REQUEST_ID_HEADER: request_id.encode()}
+    external = {name: value for name, value in headers.items() if not name.startswith(prefix)}
+    return {**external, REQUEST_ID_HEADER: request_id.encode()}
 
 
-def removed_headers(names: Iterable[bytes], kept: Iterable[str]) -> list[str]:
+def removed_headers(names: Iterable[bytes], allowed: Iterable[str]) -> list[str]:
     """Returns the headers of a client that no engine may see. `kept` are those that the picker sets."""
     texts = {name.decode("latin-1") for name in names}
     internal = {name for name in texts if name.startswith(INTERNAL_PREFIX) or name == _RANK_HEADER}
-    return sorted((internal | texts & set(STRIPPED_HEADERS)) - set(kept))
+    return sorted((internal | texts & set(STRIPPED_HEADERS)) - set(allowed))
 
 
 def find_route(headers: Mapping[bytes, bytes]) -> ApiRoute | ErrorResponse:

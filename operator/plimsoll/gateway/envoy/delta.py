@@ -121,7 +121,7 @@ class DeltaStream:
             return (AppliedEndpoints({}, is_new_envoy=True),)
         if request.type_url == SECRET_TYPE:
             self._has_certificate = bool(state.versions.get(CERTIFICATE))
-            return tuple(_held(name, state, snapshot) for name in _SECRETS)
+            return tuple(_applied_certificate(name, state, snapshot) for name in _SECRETS)
         if request.type_url != ENDPOINTS_TYPE:
             return ()
         current = snapshot[ENDPOINTS_TYPE]
@@ -146,8 +146,8 @@ class DeltaStream:
         if type_url not in snapshot:
             return None
         state, current = self._types[type_url], snapshot[type_url]
-        wanted = current.keys() if state.is_wildcard else state.subscribed & current.keys()
-        changed = [current[name] for name in wanted if state.versions.get(name) != current[name].version]
+        desired = current.keys() if state.is_wildcard else state.subscribed & current.keys()
+        changed = [current[name] for name in desired if state.versions.get(name) != current[name].version]
         removed = [name for name, version in state.versions.items() if version and name not in current]
         if type_url == SECRET_TYPE:  # what the picker cannot read, Envoy keeps
             changed, removed = changed[:1], []
@@ -168,7 +168,7 @@ class DeltaStream:
         return response
 
 
-def _held(name: str, state: _TypeState, snapshot: XdsSnapshot) -> AppliedCertificate:
+def _applied_certificate(name: str, state: _TypeState, snapshot: XdsSnapshot) -> AppliedCertificate:
     version, current = state.versions.get(name), snapshot[SECRET_TYPE].get(name)
     is_current = current is not None and version == current.version
     return AppliedCertificate(bool(version), is_current=is_current, name=name)
