@@ -71,16 +71,20 @@ def _replacements(context: TierContext, lost: int, late: list[Overdue], now_s: f
 
     lost: those on silent nodes. late: those beyond the start-up limit.
     """
-    observation, ready_s = context.observation, context.state.ready_increased_s
-    missing = context.scale_up_target - observation.ready
+    missing = context.scale_up_target - context.observation.ready
     if context.hold_reason or missing <= 0:
         return 0, ""
-    hanging = sum(ready_s is not None and ready_s > now_s - one.elapsed_s for one in late)
-    if observation.startup_model.slow_starts:
-        hanging = 0
-    replaced = max(hanging, min(1, len(late)))
+    replaced = max(_hanging(context, late, now_s), min(1, len(late)))
     note = ", until a start in time shows that they hang" if replaced < len(late) else ""
     return min(min(lost, missing) + replaced, context.scale_up_target), note
+
+
+def _hanging(context: TierContext, late: list[Overdue], now_s: float) -> int:
+    """Return how many overdue replicas hang: those since whose order another start ended, in time."""
+    ready_s = context.state.ready_increased_s
+    if ready_s is None or context.observation.startup_model.slow_starts:
+        return 0
+    return sum(ready_s > now_s - one.elapsed_s for one in late)
 
 
 def _awaited(observation: TierObservation, now_s: float) -> int:
