@@ -156,6 +156,12 @@ _STARTUP: Final = (
         ),
     ),
     Mechanism(
+        "startup-change",
+        "Makes earlier starts a prior where a start shows that starts have changed.",
+        (Switch("autoscaling.startup_time", "_compare", returning((0, False), "sees no change")),),
+        ("autoscaling/startup_time.py:_compare", "autoscaling/startup_time.py:PhaseEstimate.outlier_bounds"),
+    ),
+    Mechanism(
         "startup-phases",
         "Predicts the end of a start by the phase that it is in.",
         (

@@ -15,6 +15,11 @@ def _no_other_services(original: Any, horizon_s: float) -> Any:
     return (0.0,) * len(shares), weights_s
 
 
+def _all_hang(_: Any, _context: Any, late: list[Any], _now_s: float) -> int:
+    """takes every overdue pod for one that hangs."""
+    return len(late)
+
+
 def _last_replica_stays(_: Any, context: Any, *_others: Any) -> str:
     """keeps the last replica."""
     context.scale_up_target, context.scale_down_target = (
@@ -138,6 +143,12 @@ SCALE_UP: Final = (
         "Orders a replacement for a pod that starts for too long.",
         (Switch("autoscaling.startup_time", "StartupModel.overdue_s", returning(math.inf)),),
         ("autoscaling/startup_time.py:StartupModel.overdue_s",),
+    ),
+    Mechanism(
+        "one-replacement",
+        "Replaces one of several overdue pods until a start in time shows that they hang.",
+        (Switch("autoscaling.pending_replicas", "_hanging", doing(_all_hang)),),
+        ("autoscaling/pending_replicas.py:_hanging",),
     ),
 )
 SCALE_DOWN: Final = (

@@ -135,6 +135,17 @@ NAMED_CASES: Final = (
         "start in four of ten minutes (1 seed) attainment is -0.04 and 0.00, GPU-hours -3 and -21 %: the load did not "
         "need those pods",
     ),
+    NamedCase(
+        "one-replacement",
+        "1, then 6 requests/s; starts take 150 s after three of 30 s (`tests/sim/test_startup_change.py`)",
+        "12 replicas are ordered instead of 6, with 7 reversals instead of 1",
+    ),
+    NamedCase(
+        "startup-change",
+        "starts of 240 and 30 s, twenty of one kind before (`tests/core/test_startup_time.py`)",
+        "after one start of 30 s the 90th percentile stays 288 s instead of 65 s; after two of 240 s pods are overdue "
+        "after 68 s instead of 287 s",
+    ),
 )
 UNDECIDED: Final = (
     NamedCase(

@@ -257,6 +257,13 @@ def overdue() -> int:
     return decide_one(observed_tier(4.0, 4, ready=2, starting=pods)).replicas
 
 
+def changed_starts() -> StartupModels:
+    models = StartupModels(STARTUP_MODEL)
+    for seconds in (240.0, 240.0, 240.0, 30.0):
+        models = record_startup(models, UNKNOWN_VARIANT, [("pull", seconds)])
+    return models
+
+
 def starting() -> tuple[float, ...]:
     pod = StartingPod("p", -25.0, "load", -1.0)
     return decide_one(observed_tier(4.0, 4, ready=3, starting=(pod,))).etas_s
@@ -306,6 +313,7 @@ PROBES: dict[str, Callable[[], object]] = {
     "lagging-signals": pressed,
     "ttft-offset": ttft_offset,
     "overdue": overdue,
+    "one-replacement": overdue,
     "stabilization-window": lambda: decide_one(observed_tier(make_forecast(1.0, OTHERS_GROWTH), 6)).replicas,
     "idle-learning": learned_idle_periods,
     "downscale-regret": lambda: [state.downscale_regret for state in states([observed_tier(4.0, 4)] * 2)],
@@ -327,6 +335,7 @@ PROBES: dict[str, Callable[[], object]] = {
     "media-ratios": media_ratios,
     "prefix-share": lambda: lengths().cached_share,
     "startup-learning": lambda: record_startup(StartupModels(STARTUP_MODEL), UNKNOWN_VARIANT, [("pull", 90.0)]),
+    "startup-change": changed_starts,
     "startup-phases": starting,
     "ttft-margin": margin,
     "ttft-margin-learning": lambda: controller_after_responses()._margins[0].margin_s,

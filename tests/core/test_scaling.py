@@ -325,6 +325,11 @@ def test_decide_known_demand_ignores_lagging_signals() -> None:
 # Pending
 
 
+def _ready_since(at_s: float | None) -> DecisionState:
+    """The last start ended then."""
+    return DecisionState(0.0, {"serve": TierDecisionState(ready_increased_s=at_s)})
+
+
 def test_pending_replicas_count_with_eta() -> None:
     pods = (StartingPod("a", 0.0, "pull", 0.0), StartingPod("b", -15.0, "load", -5.0))
     found = decide_one(observed_tier(3.5, 4, 2, starting=pods))
@@ -336,13 +341,41 @@ def test_pending_replicas_count_with_eta() -> None:
 
 def test_overdue_replicas_are_reported_and_replaced_once() -> None:
     late = (StartingPod("a", -1000.0), StartingPod("b", -900.0))
-    found = decide_one(observed_tier(3.5, 4, 2, starting=late))
+    found = decide_one(observed_tier(3.5, 4, 2, starting=late), state=_ready_since(-800.0))
     assert found.overdue == ("a", "b")
     assert found.replicas == 6
     assert "2 overdue by" in found.summary
     every = (*late, StartingPod("c", -500.0), StartingPod("d", -500.0))
-    assert decide_one(observed_tier(3.5, 6, 2, starting=every)).replicas == 6
+    assert decide_one(observed_tier(3.5, 6, 2, starting=every), state=_ready_since(-800.0)).replicas == 6
     assert decide_one(observed_tier(3.5, 6, 4, starting=late)).overdue == ("a", "b")
+
+
+@pytest.mark.parametrize("ready_s", [None, -1000.0])
+def test_one_overdue_replica_is_replaced_if_all_may_be_slow(ready_s: float | None) -> None:
+    late = tuple(StartingPod(f"p{n}", -1000.0) for n in range(3))
+    found = decide_one(observed_tier(3.5, 4, 1, starting=late), state=_ready_since(ready_s))
+    assert (found.replicas, len(found.overdue)) == (5, 3)
+    assert (
+        "replacements ordered: 1, until a start in time shows that they hang" in step_message(found, "pending").reason
+    )
+
+
+def test_one_overdue_replica_is_replaced_after_a_slow_start() -> None:
+    late = tuple(StartingPod(f"p{n}", -1000.0) for n in range(3))
+    tier = observed_tier(3.5, 4, 1, starting=late)
+    slow = replace(tier, startup_model=tier.startup_model._replace(slow_starts=1))
+    assert decide_one(slow, state=_ready_since(-10.0)).replicas == 5
+    assert decide_one(tier, state=_ready_since(-10.0)).replicas == 7
+
+
+def test_hanging_replicas_are_replaced_until_enough_are_ready() -> None:
+    """Three pods hang, and the replacements start one after the other."""
+    hanging = tuple(StartingPod(f"p{n}", -1000.0) for n in range(3))
+    ordered = [
+        decide_one(observed_tier(3.5, 7, ready, starting=hanging), state=_ready_since(-10.0)).replicas
+        for ready in (2, 3)
+    ]
+    assert ordered == [7, 7]
 
 
 def test_replica_on_silent_node_is_replaced_and_told_by_its_node() -> None:

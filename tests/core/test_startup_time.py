@@ -88,6 +88,40 @@ def test_record_single_outlier_hardly_moves_median() -> None:
     assert total_s(record(calm, [("start", 5000.0)]), 0.5) < 1.06 * total_s(calm, 0.5)
 
 
+def test_record_much_faster_start_is_believed_at_once() -> None:
+    ledger = model_after(*(240.0,) * 20, 30.0)
+    assert 30.0 < total_s(ledger, 0.5) < 60.0
+    assert ledger.horizon_s < 75.0
+
+
+def test_record_second_slow_start_in_a_row_is_believed() -> None:
+    once = model_after(*(30.0,) * 20, 240.0)
+    assert total_s(once, 0.5) < 35.0
+    assert codec.decode(StartupModel, codec.encode(once)).slow_starts == 1
+    twice = record(once, [("start", 240.0)])
+    assert twice.slow_starts == 0
+    assert total_s(twice, 0.5) > 120.0
+    assert twice.overdue_s > 240.0
+
+
+def test_record_slow_starts_between_usual_ones_are_outliers() -> None:
+    ledger = model_after(*(30.0,) * 20, 5000.0, 30.0, 5000.0, 30.0)
+    assert ledger.slow_starts == 0
+    assert total_s(ledger, 0.5) < 36.0
+
+
+def test_record_starts_of_two_kinds_widen_the_spread() -> None:
+    """As of cached and pulled images by turns: neither kind becomes overdue or the only one that is expected."""
+    ledger = model_after(*(240.0, 30.0) * 10)
+    assert 50.0 < total_s(ledger, 0.5) < 150.0
+    assert ledger.overdue_s > 240.0
+
+
+def test_record_change_of_starts_keeps_restarts() -> None:
+    usual = record_restart(model_after(*(240.0,) * 20), [("restart", 9.0)])
+    assert record(usual, [("start", 30.0)]).restart == usual.restart
+
+
 def test_horizon_is_p90_and_overdue_max_of_p99_and_twice_p50() -> None:
     sure = model_after(*(60.0,) * 20)
     assert sure.horizon_s == total_s(sure, 0.9)

@@ -3,10 +3,11 @@
 Problem: a hanging pod must not count as capacity, and its replacement must not exhaust the cluster. A prefill tier
 without a decode tier, or at an unsuitable ratio to it, serves no requests. Yet no tier may wait for the other's pods.
 
-Idea: starting replicas are part of the ordered count, each with an expected start-up time. An overdue replica gets one
-replacement while it is missing, so each missing replica is ordered at most twice. If most replicas of a tier are on
-nodes that do not report, the reports are lost rather than the nodes: replacements wait for the start-up limit. Rules
-across tiers use what the tiers need, not which pods are ready.
+Idea: starting replicas are part of the ordered count, each with an expected start-up time. An overdue replica gets a
+replacement while replicas are missing, at most twice the need in all. Does it hang, or do all starts take longer now?
+A start in time since its order shows that it hangs. Until then one replacement is the test, because more of them would
+be as late. If most replicas of a tier are on nodes that do not report, the reports are lost rather than the nodes:
+replacements wait for the start-up limit. Rules across tiers use what the tiers need, not which pods are ready.
 """
 
 from __future__ import annotations
@@ -53,20 +54,37 @@ def credit_pending(context: TierContext, now_s: float) -> None:
         parts.append(f"{len(late)} overdue by {format_wait(longest.elapsed_s - longest.limit_s)} and not counted")
         parts[-1] += f" (start-up limit {format_wait(longest.limit_s)})"
     if overdue:
-        replacements = (
-            0
-            if context.hold_reason
-            else min(len(overdue) - awaited, max(0, context.scale_up_target - observation.ready))
-        )
+        replacements, note = _replacements(context, len(overdue) - len(late) - awaited, late, now_s)
         if replacements:
             context.scale_up_target, context.scale_down_target = (
                 context.scale_up_target + replacements,
                 max(context.scale_down_target, context.scale_up_target + replacements),
             )
-            parts.append(f"replacements ordered: {replacements}")
+            parts.append(f"replacements ordered: {replacements}{note}")
     if unschedulable:
         parts.append(f"{len(unschedulable)} unschedulable: {unschedulable[0].unschedulable_reason}")
     context.add_step("pending", "{}", ", ".join(parts))
+
+
+def _replacements(context: TierContext, lost: int, late: list[Overdue], now_s: float) -> tuple[int, str]:
+    """Return how many overdue replicas are replaced, and why not all of them as the end of a sentence.
+
+    lost: those on silent nodes. late: those beyond the start-up limit.
+    """
+    missing = context.scale_up_target - context.observation.ready
+    if context.hold_reason or missing <= 0:
+        return 0, ""
+    replaced = max(_hanging(context, late, now_s), min(1, len(late)))
+    note = ", until a start in time shows that they hang" if replaced < len(late) else ""
+    return min(min(lost, missing) + replaced, context.scale_up_target), note
+
+
+def _hanging(context: TierContext, late: list[Overdue], now_s: float) -> int:
+    """Return how many overdue replicas hang: those since whose order another start ended, in time."""
+    ready_s = context.state.ready_increased_s
+    if ready_s is None or context.observation.startup_model.slow_starts:
+        return 0
+    return sum(ready_s > now_s - one.elapsed_s for one in late)
 
 
 def _awaited(observation: TierObservation, now_s: float) -> int:

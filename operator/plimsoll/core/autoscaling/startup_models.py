@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Final, NamedTuple, TypeAlias
 
 from plimsoll.core import codec
-from plimsoll.core.autoscaling.startup_time import PhaseEstimate, StartupModel, record, record_restart
+from plimsoll.core.autoscaling.startup_time import StartupModel, priors, record, record_restart
 from plimsoll.core.codec import Length
 
 MAX_VARIANTS: Final = 4
@@ -102,12 +102,10 @@ def _touch(models: StartupModels, variant: Variant, model: StartupModel) -> Star
 
 def _untrained(model: StartupModel) -> StartupModel:
     """Return a model without starts, with the medians of another as prior."""
-    return StartupModel(*_priors(model), *(_priors(model.restart) if model.restart_total is not None else ((), None)))
-
-
-def _priors(model: StartupModel) -> tuple[tuple[tuple[str, PhaseEstimate], ...], PhaseEstimate]:
-    phases = tuple((name, PhaseEstimate(phase.quantile_s(0.5))) for name, phase in model.phases)
-    return phases, PhaseEstimate(model.total.quantile_s(0.5))
+    restart = (model.restart_phases, model.restart_total)
+    if model.restart_total is not None:
+        restart = priors(model.restart_phases, model.restart_total)
+    return StartupModel(*priors(model.phases, model.total), *restart)
 
 
 def decode_models(stored: object, default: StartupModel) -> StartupModels:

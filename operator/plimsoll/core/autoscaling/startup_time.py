@@ -4,8 +4,9 @@ Problem: capacity ordered now serves one start-up time later. The start-up time 
 node. A new service has no measurements, and a hanging pod must not count as capacity.
 
 Idea: one model per tier and variant. The duration of each phase, and the total, is log-normal. Its median and spread
-start from a prior (bytes over bandwidth) and follow the measured starts, with discounting. The model gives the forecast
-horizon, the remaining time of a starting pod in its current phase, and the limit after which it is overdue. An
+start from a prior (bytes over bandwidth) and follow the measured starts, with discounting. One stuck start is an
+outlier; starts that have changed make what was learned before a prior. The model gives the forecast horizon, the
+remaining time of a starting pod in its current phase, and the limit after which it is overdue. An
 unschedulable pod starts a back-off instead. An engine that restarts in its pod has fewer and shorter phases, because
 node, image and caches are there. Its phases are learned apart from those of new pods, and only its own remaining time
 follows them.
@@ -36,6 +37,7 @@ _SPREAD_PRIOR_WEIGHT: Final = 1.0  # weight of that spread, in starts
 _MEMORY_STARTUPS: Final = 20.0
 _OUTLIER_SDS: Final = 3.0  # larger deviations are clipped, so that one stuck pull has little effect
 _MIN_OUTLIER_LOG: Final = math.log(2.0)  # a factor of 2 is never clipped
+_ESTABLISHED_STARTUPS: Final = 2.5  # three starts: with fewer, the spread is still learned and any outlier widens it
 _MIN_PHASE_S: Final = 0.1  # also for a skipped phase
 _MAX_PHASE_S: Final = 1e8  # three years
 _MAX_TAIL_SDS: Final = 37.0  # beyond it the tail probability underflows
@@ -77,6 +79,13 @@ class PhaseEstimate(NamedTuple):
         mean = (math.log(self.prior_s) / _PRIOR_SD**2 + self.mean * self.startups / spread) / precision
         return NormalDist(mean, math.sqrt(spread + 1.0 / precision))
 
+    @property
+    def outlier_bounds(self) -> tuple[float, float]:
+        """Log seconds below and above which a start is an outlier."""
+        distribution = self.distribution
+        limit = max(_OUTLIER_SDS * distribution.stdev, _MIN_OUTLIER_LOG)
+        return distribution.mean - limit, distribution.mean + limit
+
     def quantile_s(self, share: float) -> float:
         """Return the quantile of the duration for `share` in (0, 1), s."""
         return math.exp(self.distribution.inv_cdf(share))
@@ -103,17 +112,21 @@ class StartupQuantiles(NamedTuple):
 _NamedPhase: TypeAlias = Annotated[tuple[str, PhaseEstimate], codec.FLAT]
 
 
-@codec.stored_as("a start-up model", version=1, optional=("restart_phases", "restart_total"))
+@codec.stored_as(
+    "a start-up model", version=1, optional=("restart_phases", "restart_total", "slow_starts"), slow_starts="slow"
+)
 class StartupModel(NamedTuple):
     """Start-up model of one variant of a tier: its phases in order, and the total.
 
     restart_phases, restart_total: the same of measured restarts in the pod; empty and None before the first.
+    slow_starts: outliers among the last starts, in a row, that took longer than the model expects.
     """
 
     phases: Annotated[tuple[_NamedPhase, ...], Length(1, MAX_PHASES)]
     total: PhaseEstimate
     restart_phases: Annotated[tuple[_NamedPhase, ...], Length(0, MAX_PHASES)] = ()
     restart_total: PhaseEstimate | None = None
+    slow_starts: codec.Count = 0
 
     def validate(self) -> None:
         """Raise ValueError if a phase is listed twice, or restarts have phases without a total or the reverse."""
@@ -236,32 +249,59 @@ def record(model: StartupModel, durations_s: Sequence[tuple[str, float]]) -> Sta
     """Return the model after a new pod became ready. durations_s: its phases in order, s; their sum is the total.
 
     A new phase starts at its measured duration. A phase of the prior that the start did not have is dropped. Durations
-    of a phase that is listed twice are added. Raises ValueError for a start without phases, or a duration that is
-    negative or not finite.
+    of a phase that is listed twice are added. If the start shows that starts have changed, the earlier ones become a
+    prior. Raises ValueError for a start without phases, or a duration that is negative or not finite.
     """
-    phases, total = _update_phases(model, durations_s)
-    return model._replace(phases=phases, total=total)
+    _check_durations(durations_s)
+    slow_starts, is_change = _compare(model, sum(seconds for _, seconds in durations_s))
+    phases, total = priors(model.phases, model.total) if is_change else (model.phases, model.total)
+    phases, total = _update_phases(phases, total, durations_s)
+    return model._replace(phases=phases, total=total, slow_starts=slow_starts)
+
+
+def _compare(model: StartupModel, total_s: float) -> tuple[int, bool]:
+    """Return the number of slow outliers in a row after a start, and whether starts have changed.
+
+    No pod starts quickly by mistake, so one fast outlier shows a change. A single slow one may have been stuck.
+    """
+    fastest, slowest = model.total.outlier_bounds
+    log_s = math.log(_clamp(total_s))
+    slow_starts = model.slow_starts + 1 if log_s > slowest else 0
+    if model.total.startups < _ESTABLISHED_STARTUPS or (log_s >= fastest and slow_starts < 2):
+        return slow_starts, False
+    return 0, True
+
+
+def priors(phases: tuple[_NamedPhase, ...], total: PhaseEstimate) -> tuple[tuple[_NamedPhase, ...], PhaseEstimate]:
+    """Return estimates without starts, with the medians of these as priors."""
+    medians = tuple((name, PhaseEstimate(phase.quantile_s(0.5))) for name, phase in phases)
+    return medians, PhaseEstimate(total.quantile_s(0.5))
 
 
 def record_restart(model: StartupModel, durations_s: Sequence[tuple[str, float]]) -> StartupModel:
     """Return the model after an engine that restarted in its pod became ready. As `record`; starts are unchanged."""
-    phases, total = _update_phases(model.restart, durations_s)
+    _check_durations(durations_s)
+    restart = model.restart
+    phases, total = _update_phases(restart.phases, restart.total, durations_s)
     return model._replace(restart_phases=phases, restart_total=total)
 
 
-def _update_phases(
-    model: StartupModel, durations_s: Sequence[tuple[str, float]]
-) -> tuple[tuple[tuple[str, PhaseEstimate], ...], PhaseEstimate]:
+def _check_durations(durations_s: Sequence[tuple[str, float]]) -> None:
     if not durations_s or not all(0.0 <= seconds < math.inf for _, seconds in durations_s):
         raise ValueError(f"a start must be a list of phases with finite durations of at least 0 s, not {durations_s}")
+
+
+def _update_phases(
+    phases: tuple[_NamedPhase, ...], total: PhaseEstimate, durations_s: Sequence[tuple[str, float]]
+) -> tuple[tuple[tuple[str, PhaseEstimate], ...], PhaseEstimate]:
     phase_s: dict[str, float] = {}
     for name, seconds in durations_s:
         phase_s[name] = phase_s.get(name, 0.0) + seconds
-    known = {name: phase for name, phase in model.phases if phase.startups or name in phase_s}
+    known = {name: phase for name, phase in phases if phase.startups or name in phase_s}
     for name, seconds in phase_s.items():
         if name in known or len(known) < MAX_PHASES:
             known[name] = _update_phase(known.get(name) or PhaseEstimate(_clamp(seconds)), seconds)
-    return _order_phases(known, list(phase_s)), _update_phase(model.total, sum(phase_s.values()))
+    return _order_phases(known, list(phase_s)), _update_phase(total, sum(phase_s.values()))
 
 
 def _order_phases(known: Mapping[str, PhaseEstimate], observed: Sequence[str]) -> tuple[tuple[str, PhaseEstimate], ...]:
@@ -280,9 +320,8 @@ def _clamp(seconds: float) -> float:
 
 
 def _update_phase(phase: PhaseEstimate, seconds: float) -> PhaseEstimate:
-    distribution = phase.distribution
-    outlier_limit = max(_OUTLIER_SDS * distribution.stdev, _MIN_OUTLIER_LOG)
-    value = min(max(math.log(_clamp(seconds)), distribution.mean - outlier_limit), distribution.mean + outlier_limit)
+    fastest, slowest = phase.outlier_bounds
+    value = min(max(math.log(_clamp(seconds)), fastest), slowest)
     keep = 1.0 - 1.0 / _MEMORY_STARTUPS
     startups = keep * phase.startups + 1.0
     deviation = value - phase.mean if phase.startups else 0.0
