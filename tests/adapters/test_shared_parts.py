@@ -24,7 +24,7 @@ def test_equal_object_is_the_earlier_one() -> None:
 
 
 def test_changed_object_shares_all_other_parts() -> None:
-    first = {"metadata": {"name": "a"}, "spec": {"replicas": 1, "template": {"args": ["x", "y"]}}}
+    first: dict[str, Any] = {"metadata": {"name": "a"}, "spec": {"replicas": 1, "template": {"args": ["x", "y"]}}}
     changed = {"metadata": {"name": "a"}, "spec": {"replicas": 7, "template": {"args": ["x", "y"]}}}
     result = with_shared_parts(changed, first)
     assert result == changed
