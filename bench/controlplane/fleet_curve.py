@@ -22,7 +22,6 @@ from typing import Any
 import aiohttp
 
 from plimsoll.adapters.kube_client import DEPLOYMENTS, KubeClient
-from plimsoll.api import labels
 from tests import builders
 from tests.apiserver import api_server
 from tests.ports import free_port
@@ -43,7 +42,7 @@ asyncio.run(run(OperatorConfig(PLATFORM, namespace, identity, int(probes), int(m
 """
 
 SIZES = (10, 100, 1000)
-PODS_PER_SERVICE = 10
+PODS_PER_SERVICE, TIERS = 10, 2
 AT_ONCE = 8
 SETTLE_S, MEASURE_S = 15.0, 30.0
 MAX_WAIT_S = 900.0
@@ -132,12 +131,23 @@ async def until(holds: Any) -> float:
     return time.monotonic() - began
 
 
-def waiting_pod(service: dict[str, Any], number: int) -> dict[str, Any]:
-    """A pod that no node has taken."""
-    made = builders.pod(service, "decode", f"{service['metadata']['name']}-{number}")
-    made["metadata"] = {key: made["metadata"][key] for key in ("name", "namespace", "labels")}
-    made["metadata"]["labels"][labels.MANAGED_BY] = "plimsoll"
-    return made | {"spec": {"containers": [{"name": "engine", "image": "engine"}]}, "status": {}}
+def waiting_pods(deployment: dict[str, Any]) -> list[dict[str, Any]]:
+    """Half of a service's pods, as a tier's Deployment makes them. No node has taken them."""
+    template, tier = deployment["spec"]["template"], deployment["metadata"]["name"]
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {
+                "name": f"{tier}-{number}",
+                "namespace": "default",
+                "labels": template["metadata"]["labels"],
+                "annotations": template["metadata"].get("annotations", {}),
+            },
+            "spec": template["spec"],
+        }
+        for number in range(PODS_PER_SERVICE // TIERS)
+    ]
 
 
 async def measure(services: int, folder: Path) -> tuple[float, ...]:
@@ -152,13 +162,14 @@ async def measure(services: int, folder: Path) -> tuple[float, ...]:
             one["metadata"] = {"name": one["metadata"]["name"], "namespace": "default"}
 
         async def is_complete() -> bool:
-            return len((await kube.list(DEPLOYMENTS, "default"))[0]) >= 2 * services
+            return len((await kube.list(DEPLOYMENTS, "default"))[0]) >= TIERS * services
 
         log = folder / f"operator-{services}.log"
         async with running(cluster.kubeconfig, log):
             await all_of(kube.create(one) for one in made)
             objects_s = await until(is_complete)
-            await all_of(kube.create(waiting_pod(one, n)) for one in made for n in range(PODS_PER_SERVICE))
+            tiers = (await kube.list(DEPLOYMENTS, "default"))[0]
+            await all_of(kube.create(pod) for tier in tiers for pod in waiting_pods(tier))
         async with running(cluster.kubeconfig, log) as operator:
 
             async def is_reconciled() -> bool:

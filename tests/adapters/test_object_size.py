@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.adapters import kube_client
-from plimsoll.adapters.kube_client import INFERENCESERVICES, KubeClient
+from plimsoll.adapters.kube_client import INFERENCESERVICES, PODS, KubeClient
 from plimsoll.adapters.normalize import value_at
 from plimsoll.adapters.object_size import MAX_SERVICE_BYTES, MAX_VALUES, bounded, measure
 from plimsoll.api.v1alpha1 import parse
@@ -139,3 +139,16 @@ async def test_list_reads_one_object_of_any_size(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(kube_client, "MAX_PAGE_BYTES", 1000)
     kube = PagedKube(service_with({"k": "x" * 10_000}))
     assert [one["metadata"]["name"] for one in (await kube.list(INFERENCESERVICES))[0]] == ["chat"]
+
+
+async def test_only_lists_of_watches_share_equal_parts() -> None:
+    listed = [builders.pod(builders.service(), tier, f"{tier}-{n}") for n in (1, 2) for tier in ("decode", "prefill")]
+    kube = PagedKube(*listed)
+    alone, _ = await kube.list(PODS)
+    shared, _ = await kube.list(PODS, share=True)
+    assert shared == alone
+    names = [one["metadata"]["labels"] for one in alone]
+    assert names[0] == names[2]
+    assert names[0] is not names[2]
+    assert shared[0]["metadata"]["labels"] is shared[2]["metadata"]["labels"]
+    assert shared[1]["metadata"]["labels"] is shared[3]["metadata"]["labels"]

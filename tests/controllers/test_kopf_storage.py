@@ -70,10 +70,8 @@ class Server:
 
 
 @asynccontextmanager
-async def watched(
-    server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[asyncio.Queue[tuple[str, bool]]]:
-    """Watch the services of a server with kopf, as the operator does; yields the names and whether they are gone."""
+async def served(server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
+    """Serve, and let clients of this process find the server."""
     app, port = web.Application(), free_port()
     app.router.add_route("*", "/{path:.*}", server.answer)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
@@ -87,16 +85,27 @@ async def watched(
     }
     (folder / "kubeconfig").write_text(json.dumps(config))
     monkeypatch.setenv("KUBECONFIG", str(folder / "kubeconfig"))
-    taken: asyncio.Queue[tuple[str, bool]] = asyncio.Queue()
-    task = asyncio.create_task(
-        kopf_handlers.watch_services(lambda obj, gone: taken.put_nowait((obj["metadata"]["name"], gone)), ("team",))
-    )
     try:
-        yield taken
+        yield
     finally:
-        task.cancel()
-        await asyncio.wait((task,))
         await runner.cleanup()
+
+
+@asynccontextmanager
+async def watched(
+    server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[asyncio.Queue[tuple[str, bool]]]:
+    """Watch the services of a server with kopf, as the operator does; yields the names and whether they are gone."""
+    taken: asyncio.Queue[tuple[str, bool]] = asyncio.Queue()
+    async with served(server, folder, monkeypatch):
+        task = asyncio.create_task(
+            kopf_handlers.watch_services(lambda obj, gone: taken.put_nowait((obj["metadata"]["name"], gone)), ("team",))
+        )
+        try:
+            yield taken
+        finally:
+            task.cancel()
+            await asyncio.wait((task,))
 
 
 async def next_of(taken: asyncio.Queue[tuple[str, bool]]) -> tuple[str, bool]:

@@ -71,3 +71,33 @@ def test_parsed_reads_each_version_once() -> None:
     assert store.parsed(raw) is first
     store.put(other)
     assert isinstance(store.parsed(other), InvalidSpec)
+
+
+def test_pods_of_a_tier_share_their_equal_parts() -> None:
+    store, service = ObjectCache(), builders.service()
+    first, second = (builders.pod(service, "decode", name) for name in ("chat-decode-1", "chat-decode-2"))
+    other = builders.pod(service, "prefill", "chat-prefill-1")
+    for pod in (first, other, second):
+        pod["spec"] = {"containers": [{"name": "engine", "args": [pod["metadata"]["name"], "--same"]}]}
+        pod["spec"]["nodeSelector"] = {"tier": pod["metadata"]["name"].split("-")[1]}
+        store.put(copy.deepcopy(pod))
+    stored = {pod["metadata"]["name"]: pod for pod in store.children("Pod", ("team", "chat"))}
+    assert stored == {pod["metadata"]["name"]: pod for pod in (first, other, second)}
+    selectors = {name: pod["spec"]["nodeSelector"] for name, pod in stored.items()}
+    assert selectors["chat-decode-1"] is selectors["chat-decode-2"]
+    assert selectors["chat-decode-1"] is not selectors["chat-prefill-1"]
+
+
+def test_next_version_shares_what_has_not_changed() -> None:
+    store, pod = ObjectCache(), builders.pod(builders.service(), "decode", "chat-decode-1")
+    pod["metadata"]["resourceVersion"] = "10"
+    store.put(pod)
+    before = store.get("Pod", ("team", "chat-decode-1"))
+    after = copy.deepcopy(pod) | {"status": {"phase": "Failed"}}
+    after["metadata"]["resourceVersion"] = "11"
+    store.put(after)
+    found = store.get("Pod", ("team", "chat-decode-1"))
+    assert found == after
+    assert found is not None
+    assert before is not None
+    assert found["metadata"]["labels"] is before["metadata"]["labels"]

@@ -20,9 +20,10 @@ from typing import Any, NoReturn
 import aiohttp
 from kubernetes.aio import client, config
 
-from plimsoll.adapters.normalize import normalize
+from plimsoll.adapters.normalize import normalize, value_at
 from plimsoll.adapters.object_size import bounded
 from plimsoll.adapters.object_trim import trimmed
+from plimsoll.adapters.shared_parts import with_shared_parts
 from plimsoll.api import labels
 from plimsoll.core.errors import (
     BackendUnavailable,
@@ -161,10 +162,11 @@ class KubeClient:
         return received(await self._json("GET", resource.path(namespace, name)))
 
     async def list(
-        self, resource: Resource, namespace: str | None = None, selector: str | None = None
+        self, resource: Resource, namespace: str | None = None, selector: str | None = None, *, share: bool = False
     ) -> tuple[list[Object], str]:
-        """All objects of a kind, and the resourceVersion to watch from."""
+        """All objects of a kind, and the resourceVersion to watch from. share: objects of a tier share equal parts."""
         items: list[Object] = []
+        last: dict[str | None, Object] = {}  # by tier
         query: dict[str, str] = {}
         limit = PAGE_SIZE
         if selector:
@@ -177,7 +179,11 @@ class KubeClient:
             for item in page.get("items") or []:
                 item.setdefault("kind", resource.kind)
                 item.setdefault("apiVersion", resource.api_version)
-                items.append(received(item))
+                found = received(item)
+                if share:
+                    role = value_at(found, "metadata", "labels", labels.ROLE)
+                    found = last[role] = with_shared_parts(found, last.get(role))
+                items.append(found)
             meta = page.get("metadata") or {}
             if not meta.get("continue"):
                 return items, str(meta.get("resourceVersion", ""))
@@ -194,7 +200,7 @@ class KubeClient:
         while True:
             began_s, requested_pause_s = time.monotonic(), 0.0
             try:
-                items, version = await self.list(resource, namespace, selector)
+                items, version = await self.list(resource, namespace, selector, share=True)
                 yield WatchEvent("SYNC", objects=tuple(items))
                 async for event in self._follow(resource, namespace, selector, version):
                     yield event

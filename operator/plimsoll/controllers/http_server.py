@@ -22,6 +22,8 @@ from plimsoll.telemetry.service_log import ServiceLog
 
 log = ServiceLog(__name__)
 
+STOP_SECONDS = 5.0  # for answers that a client reads slowly
+
 ExplainService = Callable[[tuple[str, str]], dict[str, Any] | None]
 
 
@@ -56,7 +58,7 @@ async def serve(port: int, metrics_port: int, endpoints: HttpEndpoints | None = 
 
     So does a leader that finishes no reconcile. One that cannot list its objects is not ready.
     """
-    runner = web.AppRunner(build_app(endpoints or HttpEndpoints()), access_log=None)
+    runner = web.AppRunner(build_app(endpoints or HttpEndpoints()), access_log=None, shutdown_timeout=STOP_SECONDS)
     await runner.setup()
     for number in sorted({port, metrics_port}):
         await web.TCPSite(runner, port=number).start()

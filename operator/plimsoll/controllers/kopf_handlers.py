@@ -83,11 +83,29 @@ def paced_session(info: kopf.ConnectionInfo) -> kopf.AiohttpSession:
     )
 
 
-async def watch_services(on_change: OnServiceChange, namespaces: tuple[str, ...]) -> None:
-    """Forward changes of services until cancelled, or until SIGTERM, which kopf handles."""
-    await kopf.operator(
-        registry=build_registry(on_change, namespaced=bool(namespaces)),
-        clusterwide=not namespaces,
-        namespaces=namespaces,
-        standalone=True,
-    )
+async def watch_services(
+    on_change: OnServiceChange, namespaces: tuple[str, ...], take_signals: Callable[[], None] = lambda: None
+) -> None:
+    """Forward changes of services until cancelled.
+
+    take_signals: called when kopf has started. kopf replaces the handlers of SIGTERM and SIGINT, and leaves its own
+    behind when it fails: a signal before its next start would be lost.
+    """
+    has_started = asyncio.Event()
+    restoring = asyncio.create_task(_call_when_set(has_started, take_signals))
+    try:
+        await kopf.operator(
+            registry=build_registry(on_change, namespaced=bool(namespaces)),
+            clusterwide=not namespaces,
+            namespaces=namespaces,
+            standalone=True,
+            ready_flag=has_started,
+        )
+    finally:
+        restoring.cancel()
+        take_signals()
+
+
+async def _call_when_set(event: asyncio.Event, call: Callable[[], None]) -> None:
+    await event.wait()
+    call()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from plimsoll.adapters.engine_of_pod import is_of_earlier_service
+from plimsoll.adapters.shared_parts import with_shared_parts
 from plimsoll.api import labels
 from plimsoll.api.v1alpha1 import InferenceService, parse
 from plimsoll.core.errors import InvalidSpec
@@ -73,7 +74,7 @@ class ObjectCache:
             self._forget(objects[key])
         if key in objects and owning_service(objects[key]) != owning_service(obj):
             self._unlink(kind, key, objects[key])
-        objects[key] = obj
+        objects[key] = with_shared_parts(obj, self._alike(kind, key, obj))
         self._link(kind, key, obj)
 
     def remove(self, obj: Object) -> None:
@@ -159,6 +160,14 @@ class ObjectCache:
                 del present[key_of(obj)]
         for obj in present.values():
             self.put(obj)
+
+    def _alike(self, kind: str, key: Key, obj: Object) -> Object | None:
+        """The object that an object has most in common with: its earlier version, else one of the same tier."""
+        objects, owner = self._objects[kind], owning_service(obj)
+        if key in objects or owner is None:
+            return objects.get(key)
+        siblings = (objects[sibling] for sibling in self._children.get((kind, owner), {}))
+        return next((one for one in siblings if role_of(one) == role_of(obj)), None)
 
     def _forget(self, obj: Object) -> None:
         """Drop what was derived from an object."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
@@ -36,7 +35,7 @@ from plimsoll.adapters.kube_client import (
 )
 from plimsoll.adapters.lease import LeaseTimes, lead_while_leased
 from plimsoll.api import labels
-from plimsoll.controllers import http_server, kopf_handlers
+from plimsoll.controllers import http_server, kopf_handlers, stop_signals
 from plimsoll.controllers.autoscale.autoscaler import Autoscaler
 from plimsoll.controllers.autoscale.checkpoint_store import CheckpointStore
 from plimsoll.controllers.autoscale.prometheus_fallback import PrometheusFallback, load_history
@@ -246,7 +245,7 @@ class OperatorProcess:
             yield "KEDA scaler", partial(self._serve_keda, self._config.platform.keda_scaler)
 
     async def _watch_until_stopped(self) -> None:
-        """Watch services until kopf returns, which stops the process because kopf handles SIGTERM."""
+        """Watch services until kopf returns, as it does on a signal before `run` has taken them; then stop."""
         watch = partial(self._watch_services, self._contained_change, self._namespaces)
         await supervise("watch of services", watch, self.errors)
         raise _Stopped
@@ -377,17 +376,17 @@ class OperatorProcess:
 async def run(config: OperatorConfig, times: LeaseTimes | None = None) -> None:
     """Run the process until SIGTERM. times: of the lease; None for the defaults."""
     stop_requested = asyncio.Event()
+    take_signals = partial(stop_signals.set_on_signals, stop_requested)
     endpoints = http_server.HttpEndpoints()
     runner = await http_server.serve(config.probe_port, config.metrics_port, endpoints)
     kube = await KubeClient.connect()
     try:
         async with aiohttp.ClientSession() as session, _webhook(kube, config):
+            take_signals()
+            watch_services = partial(kopf_handlers.watch_services, take_signals=take_signals)
             while not stop_requested.is_set():
-                # Again each time: kopf replaces the handlers while this replica leads.
-                for number in (signal.SIGTERM, signal.SIGINT):
-                    asyncio.get_running_loop().add_signal_handler(number, stop_requested.set)
-                lead = partial(_lead_and_run, kube, config, session, endpoints, times or LeaseTimes())
-                if await _run_until(stop_requested, lead):
+                lead = partial(_lead_and_run, kube, config, session, endpoints, times or LeaseTimes(), watch_services)
+                if await stop_signals.run_until(stop_requested, lead):
                     return
     finally:
         await kube.close()
@@ -415,13 +414,14 @@ async def _lead_and_run(
     session: aiohttp.ClientSession,
     endpoints: http_server.HttpEndpoints,
     times: LeaseTimes,
+    watch_services: Callable[..., Awaitable[None]],
 ) -> bool:
     """Wait for the lease and lead once. Returns False if the lease was lost."""
 
     async def work() -> None:
         log.info(None, "lease acquired; this replica leads", identity=config.identity)
         with operator_metrics.OPERATOR_LEADING.track_inprogress():
-            operator = OperatorProcess(kube, config, session)
+            operator = OperatorProcess(kube, config, session, watch_services)
             scaler, progress = operator.autoscaler, ReconcileProgress(operator.queue, operator.unsynced)
             with endpoints.leading(scaler.explain, scaler.recommendations, progress):
                 await operator.run()
@@ -430,18 +430,3 @@ async def _lead_and_run(
     if not has_ended:
         log.warning(None, "lease lost; this replica no longer leads, and waits for the lease")
     return has_ended
-
-
-async def _run_until(stop_requested: asyncio.Event, work: Callable[[], Awaitable[bool]]) -> bool:
-    """Run `work` until it returns or a stop is requested. Returns its result, True after a stop."""
-    work_task = asyncio.ensure_future(work())
-    stop_task = asyncio.ensure_future(stop_requested.wait())
-    await asyncio.wait((work_task, stop_task), return_when=asyncio.FIRST_COMPLETED)
-    stop_task.cancel()
-    if not work_task.done():
-        work_task.cancel()
-    try:
-        return await work_task
-    except asyncio.CancelledError:
-        log.info(None, "operator stopped")
-        return True

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from plimsoll.adapters.kube_client import INFERENCESERVICEADMISSIONS, INFERENCESERVICES, PODS, Resource, WatchEvent
+from plimsoll.adapters.shared_parts import with_shared_parts
 from plimsoll.api import labels
 
 Object = dict[str, Any]
@@ -76,7 +77,7 @@ class WatchCache:
             scope.pop(name, None)
             changed[name] = None
         else:
-            scope[name] = changed[name] = event.object
+            scope[name] = changed[name] = with_shared_parts(event.object, scope.get(name))
         self._scopes[scope_key] = scope
 
 
