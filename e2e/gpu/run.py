@@ -26,13 +26,14 @@ from typing import Any, Final
 from bench.hardware import client, dummy_models
 from e2e.gpu import caches, scenarios
 from e2e.gpu.observer import Observer, engine_pods, final_state, is_ready, pack_logs
-from e2e.gpu.processes import StepFailed, kubectl
+from e2e.gpu.processes import StepFailed, kubectl, wait_for
 from e2e.gpu.scenarios import SERVICE, TPOT_S, TTFT_S, Act, Scenario
-from e2e.gpu.settings import ENGINE, GATEWAY_URL, NAMESPACE, ROOT
+from e2e.gpu.settings import ENGINE, GATEWAY_URL, NAMESPACE, ROOT, SYSTEM
 
 READY_S: Final = 330.0
 FILL_S: Final = 60.0  # at most, for the caches, once everything else is ready
 ZERO_S: Final = 240.0
+DELETE_S: Final = 90.0
 HELD_S: Final = 130.0
 _DRAIN_S: Final = 40.0  # after the last request was sent
 _BENCH_S: Final = 120.0
@@ -85,10 +86,12 @@ def _carry_out(
     caches.finish(FILL_S)
     result["manifest"] = scenarios.manifest(scenario, simulated=simulated)
     result["policies"] = "plimsoll"
+    if scenario.pair:
+        _delete_service(observer)  # a service keeps its shape
     kubectl("apply", "-f", "-", stdin=json.dumps(result["manifest"]))
     observer.mark("applied")
     if not scenario.to_zero:
-        _wait_ready(max(scenario.low, 1), observer)
+        _wait_ready(max(scenario.low, 1) * len(scenario.tiers), observer)
         result["first_answer_s"] = _first_answer(observer, HELD_S)
     if scenario.phases:
         trace = ROOT / "traces" / f"{scenario.name}.csv"
@@ -98,6 +101,13 @@ def _carry_out(
         result["bench"] = _vllm_bench(scenario.phases[0][0] * capacity, observer)
     if scenario.to_zero:
         _to_zero_and_back(observer, result)
+
+
+def _delete_service(observer: Observer) -> None:
+    """Until no pod is left. Raises StepFailed."""
+    kubectl("delete", "inferenceservice", SERVICE, "-n", NAMESPACE, "--ignore-not-found", "--wait=false")
+    wait_for(lambda: not engine_pods(), "the end of all engines", DELETE_S)
+    observer.mark("deleted", service=SERVICE)
 
 
 def _wait_ready(count: int, observer: Observer) -> None:
@@ -246,6 +256,11 @@ def _delete(observer: Observer, _scenario: Scenario, _simulated: bool) -> None:
     observer.mark("deleted", pod=name)
 
 
+def _restart_operator(observer: Observer, _scenario: Scenario, _simulated: bool) -> None:
+    kubectl("delete", "pod", "-n", SYSTEM, "-l", "app.kubernetes.io/component=operator", "--wait=false")
+    observer.mark("operator deleted")
+
+
 def _rollout(observer: Observer, scenario: Scenario, simulated: bool) -> None:
     document = scenarios.manifest(scenario, simulated=simulated, version=1)
     kubectl("apply", "-f", "-", stdin=json.dumps(document))
@@ -257,6 +272,7 @@ _ACTS: Final[Mapping[str, Callable[[Observer, Scenario, bool], None]]] = {
     "stop": _signal_core(signal.SIGSTOP, "stopped"),
     "delete": _delete,
     "rollout": _rollout,
+    "restart operator": _restart_operator,
 }
 
 

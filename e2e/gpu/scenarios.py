@@ -42,6 +42,7 @@ class Scenario:
     """`phases`: pairs of a multiple of one engine's capacity and seconds. `bench`: vLLM's own load tool afterwards.
 
     `stretches`: seconds of the recorded trace, which are laid over each other; `phases` then only divide the figures.
+    `pair`: a prefill and a decode tier in place of `serve`, each between `low` and `high`.
     """
 
     name: str
@@ -55,6 +56,12 @@ class Scenario:
     ttft_s: float = TTFT_S
     tpot_s: float = TPOT_S
     stretches: tuple[float, ...] = ()
+    pair: bool = False
+
+    @property
+    def tiers(self) -> tuple[str, ...]:
+        """Names of the tiers."""
+        return ("prefill", "decode") if self.pair else ("serve",)
 
     @property
     def seconds(self) -> float:
@@ -79,14 +86,10 @@ SCENARIOS: Final = {
             stretches=(240.0, 360.0, 1890.0),
         ),
         Scenario("kills", 2, 2, ((1.0, 200.0),), acts=(Act(20.0, "kill"), Act(80.0, "kill"), Act(140.0, "kill"))),
-        Scenario("rollout", 1, 2, ((0.5, 220.0),), acts=(Act(10.0, "rollout"),)),
-        Scenario(
-            "failures",
-            2,
-            2,
-            ((1.0, 300.0),),
-            acts=(Act(20.0, "kill"), Act(110.0, "stop"), Act(200.0, "delete")),
-        ),
+        Scenario("rollout", 1, 1, ((0.5, 170.0),), acts=(Act(35.0, "rollout"),)),
+        Scenario("failures", 2, 2, ((1.0, 230.0),), acts=(Act(15.0, "stop"), Act(145.0, "delete"))),
+        Scenario("restart", 2, 2, ((0.3, 50.0), (0.6, 50.0), (0.9, 50.0)), acts=(Act(115.0, "restart operator"),)),
+        Scenario("pair", 1, 1, ((0.3, 50.0), (0.6, 50.0)), pair=True),  # the requests that `restart` begins with
     )
 }
 
@@ -166,7 +169,7 @@ def manifest(scenario: Scenario, *, simulated: bool, version: int = 0) -> dict[s
             "tpot": f"{scenario.tpot_s * 1000:.0f}ms",
             "percentile": PERCENTILE,
         },
-        "tiers": {"serve": tier},
+        "tiers": dict.fromkeys(scenario.tiers, tier),
     }
     if scenario.to_zero:
         spec["scaling"] = {"sloMissCost": 0, "horizon": "20s"}

@@ -145,7 +145,7 @@ def _changes(samples: Iterable[Mapping[str, Any]], began_s: float) -> list[dict[
     found: list[dict[str, Any]] = []
     before: dict[str, Any] = {}
     for sample in samples:
-        now = {key: value for key, value in sample.items() if key != "at"}
+        now = {key: value for key, value in sample.items() if key not in ("at", "cpu_wait_s")}
         if now != before:
             found.append({"at": round(sample["at"] - began_s, 1), **now})
             before = now
