@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from bench.hardware import traces
+from e2e.gpu import rival
 from e2e.gpu.settings import CACHES, CHECKOUT, MODELS, NAMESPACE
 
 SERVICE: Final = "m"  # the model's name in the clients' requests
@@ -42,7 +43,7 @@ class Scenario:
     """`phases`: pairs of a multiple of one engine's capacity and seconds. `bench`: vLLM's own load tool afterwards.
 
     `stretches`: seconds of the recorded trace, which are laid over each other; `phases` then only divide the figures.
-    `pair`: a prefill and a decode tier in place of `serve`, each between `low` and `high`.
+    `pair`: a prefill and a decode tier in place of `serve`, each between `low` and `high`. `rival`: a second service.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Scenario:
     tpot_s: float = TPOT_S
     stretches: tuple[float, ...] = ()
     pair: bool = False
+    rival: bool = False
 
     @property
     def tiers(self) -> tuple[str, ...]:
@@ -89,6 +91,7 @@ SCENARIOS: Final = {
         Scenario("rollout", 1, 1, ((0.5, 170.0),), acts=(Act(35.0, "rollout"),)),
         Scenario("failures", 2, 2, ((1.0, 230.0),), acts=(Act(15.0, "stop"), Act(145.0, "delete"))),
         Scenario("restart", 2, 2, ((0.3, 50.0), (0.6, 50.0), (0.9, 50.0)), acts=(Act(115.0, "restart operator"),)),
+        Scenario("rivals", 1, 2, ((0.5, 20.0), (1.5, 120.0), (0.4, 90.0)), rival=True),
         Scenario("pair", 1, 1, ((0.3, 50.0), (0.6, 50.0)), pair=True),  # the requests that `restart` begins with
     )
 }
@@ -153,6 +156,7 @@ def manifest(scenario: Scenario, *, simulated: bool, version: int = 0) -> dict[s
         "minReplicas": scenario.low,
         "maxReplicas": scenario.high,
         "pod": {
+            "priorityClassName": rival.HIGH,
             "volumes": [caches],
             "volumeMounts": [{"name": "caches", "mountPath": str(CACHE_MOUNT)}],
         },

@@ -73,7 +73,7 @@ def _summary(one: Mapping[str, Any]) -> dict[str, Any]:
         "events": [
             event
             for event in one["final"]["events"]
-            if event["on"].startswith(("InferenceService/", "Pod/m-")) and event["at"] >= begun[:19]
+            if event["on"].startswith(("InferenceService/", "Pod/m-", "Pod/n-")) and event["at"] >= begun[:19]
         ],
         "conditions": one["final"]["service"]["status"].get("conditions"),
         "engine": [json.loads(text) for name, text in scrapes.items() if name.endswith("/about")],
