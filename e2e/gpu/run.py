@@ -30,7 +30,7 @@ from e2e.gpu.processes import StepFailed, kubectl, wait_for
 from e2e.gpu.scenarios import SERVICE, TPOT_S, TTFT_S, Act, Scenario
 from e2e.gpu.settings import ENGINE, GATEWAY_URL, NAMESPACE, ROOT, SYSTEM
 
-READY_S: Final = 330.0
+READY_S: Final = 220.0
 FILL_S: Final = 60.0  # at most, for the caches, once everything else is ready
 ZERO_S: Final = 240.0
 DELETE_S: Final = 90.0

@@ -90,9 +90,9 @@ SCENARIOS: Final = {
         Scenario("kills", 2, 2, ((1.0, 200.0),), acts=(Act(20.0, "kill"), Act(80.0, "kill"), Act(140.0, "kill"))),
         Scenario("rollout", 1, 1, ((0.5, 170.0),), acts=(Act(35.0, "rollout"),)),
         Scenario("failures", 2, 2, ((1.0, 230.0),), acts=(Act(15.0, "stop"), Act(145.0, "delete"))),
-        Scenario("restart", 2, 2, ((0.3, 50.0), (0.6, 50.0), (0.9, 50.0)), acts=(Act(115.0, "restart operator"),)),
-        Scenario("rivals", 1, 2, ((0.5, 20.0), (1.5, 120.0), (0.4, 90.0)), rival=True),
-        Scenario("pair", 1, 1, ((0.3, 50.0), (0.6, 50.0)), pair=True),  # the requests that `restart` begins with
+        Scenario("restart", 2, 2, ((0.3, 40.0), (0.6, 40.0), (0.9, 40.0)), acts=(Act(92.0, "restart operator"),)),
+        Scenario("rivals", 1, 2, ((0.5, 20.0), (1.5, 110.0), (0.4, 80.0)), rival=True),
+        Scenario("pair", 1, 1, ((0.3, 40.0), (0.6, 40.0)), pair=True),  # the requests that `restart` begins with
     )
 }
 
