@@ -26,7 +26,7 @@ from typing import Any, Final
 from bench.hardware import client, dummy_models
 from e2e.gpu import caches, rival, scenarios
 from e2e.gpu.observer import Observer, engine_pods, final_state, is_ready, pack_logs
-from e2e.gpu.processes import StepFailed, kubectl, wait_for
+from e2e.gpu.processes import StepFailed, get, kubectl, wait_for
 from e2e.gpu.scenarios import SERVICE, TPOT_S, TTFT_S, Act, Scenario
 from e2e.gpu.settings import ENGINE, GATEWAY_URL, NAMESPACE, ROOT, SYSTEM
 
@@ -86,7 +86,8 @@ def _carry_out(
     caches.finish(FILL_S)
     result["manifest"] = scenarios.manifest(scenario, simulated=simulated)
     result["policies"] = "plimsoll"
-    if scenario.pair:
+    found = get(f"inferenceservices/{SERVICE}", "-n", NAMESPACE)
+    if found and found["spec"]["tiers"].keys() != set(scenario.tiers):
         _delete_services(observer)  # a service keeps its shape
     _apply(rival.classes())
     if scenario.rival:
