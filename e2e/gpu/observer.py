@@ -19,6 +19,7 @@ _POLL_S: Final = 1.0
 _GPU_FIELDS: Final = "timestamp,index,utilization.gpu,memory.used,power.draw,clocks.sm"
 _LAUNCHER_PORT: Final = 8001
 _GATEWAY_PORT: Final = 8081
+_POD_PRESSURE: Final = Path("/sys/fs/cgroup/kubepods/cpu.pressure")
 _DIRECT: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -60,15 +61,26 @@ class Observer:
             found = get(f"inferenceservices/{SERVICE}", "-n", NAMESPACE)
             pods = get("pods", "-n", NAMESPACE) or {"items": []}
             status = (found or {}).get("status", {})
+            tiers = status.get("tiers", {})
             self.samples.append(
                 {
                     "at": round(time.time(), 2),
-                    "tier": status.get("tiers", {}).get("serve"),
+                    "tier": tiers.get("serve", tiers),
+                    "cpu_wait_s": cpu_wait_s(_POD_PRESSURE),
                     "slo": status.get("slo"),
                     "limited_by": status.get("limitedBy"),
                     "pods": [_pod(pod) for pod in pods["items"]],
                 }
             )
+
+
+def cpu_wait_s(path: Path) -> float | None:
+    """Seconds for which some process of a control group has waited for a core; None where the kernel does not count."""
+    try:
+        some = path.read_text().splitlines()[0]
+    except OSError:
+        return None
+    return int(some.rsplit("total=", 1)[1]) / 1e6
 
 
 def _pod(pod: dict[str, Any]) -> dict[str, Any]:

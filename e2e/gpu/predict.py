@@ -73,7 +73,7 @@ def _predict_one(
     digest = scenarios.write_trace(scenario, capacity, trace, past)
     service.write_text(yaml.safe_dump(scenarios.manifest(scenario, simulated=False)))
     words = ["--trace", str(trace), "--service", str(service), "--hardware", hardware, "--start-up", start_up]
-    words += ["--gateways", "1", "--max-gpus", str(scenario.high)]
+    words += ["--gateways", "1", "--max-gpus", str(scenario.high * len(scenario.tiers))]
     policies = _POLICIES if scenario.high > scenario.low else ("plimsoll",)
     found = {}
     for policy in policies:

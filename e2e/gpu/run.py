@@ -24,15 +24,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.hardware import client, dummy_models
-from e2e.gpu import caches, scenarios
+from e2e.gpu import caches, rival, scenarios
 from e2e.gpu.observer import Observer, engine_pods, final_state, is_ready, pack_logs
-from e2e.gpu.processes import StepFailed, kubectl
+from e2e.gpu.processes import StepFailed, get, kubectl, wait_for
 from e2e.gpu.scenarios import SERVICE, TPOT_S, TTFT_S, Act, Scenario
-from e2e.gpu.settings import ENGINE, GATEWAY_URL, NAMESPACE, ROOT
+from e2e.gpu.settings import ENGINE, GATEWAY_URL, NAMESPACE, ROOT, SYSTEM
 
-READY_S: Final = 330.0
+READY_S: Final = 220.0
 FILL_S: Final = 60.0  # at most, for the caches, once everything else is ready
 ZERO_S: Final = 240.0
+DELETE_S: Final = 90.0
 HELD_S: Final = 130.0
 _DRAIN_S: Final = 40.0  # after the last request was sent
 _BENCH_S: Final = 120.0
@@ -85,25 +86,54 @@ def _carry_out(
     caches.finish(FILL_S)
     result["manifest"] = scenarios.manifest(scenario, simulated=simulated)
     result["policies"] = "plimsoll"
-    kubectl("apply", "-f", "-", stdin=json.dumps(result["manifest"]))
+    found = get(f"inferenceservices/{SERVICE}", "-n", NAMESPACE)
+    if found and found["spec"]["tiers"].keys() != set(scenario.tiers):
+        _delete_services(observer)  # a service keeps its shape
+    _apply(rival.classes())
+    if scenario.rival:
+        _start_rival(scenario, simulated, observer)
+    _apply(result["manifest"])
     observer.mark("applied")
     if not scenario.to_zero:
-        _wait_ready(max(scenario.low, 1), observer)
+        _wait_ready(max(scenario.low, 1) * len(scenario.tiers), observer)
         result["first_answer_s"] = _first_answer(observer, HELD_S)
     if scenario.phases:
         trace = ROOT / "traces" / f"{scenario.name}.csv"
         result["trace_sha256"] = scenarios.write_trace(scenario, capacity, trace)
-        _load(scenario, trace, simulated, workers, observer, result)
+        with rival.Probe() if scenario.rival else contextlib.nullcontext() as probe:
+            _load(scenario, trace, simulated, workers, observer, result)
+        if probe:
+            result["rival"] = probe.results
+            kubectl("delete", "inferenceservice", rival.RIVAL, "-n", NAMESPACE, "--wait=false")
     if scenario.bench and not simulated:
         result["bench"] = _vllm_bench(scenario.phases[0][0] * capacity, observer)
     if scenario.to_zero:
         _to_zero_and_back(observer, result)
 
 
-def _wait_ready(count: int, observer: Observer) -> None:
+def _apply(document: Mapping[str, Any]) -> None:
+    kubectl("apply", "-f", "-", stdin=json.dumps(document))
+
+
+def _start_rival(scenario: Scenario, simulated: bool, observer: Observer) -> None:
+    """Until the rival is ready: the first service must leave it a GPU meanwhile. Raises StepFailed."""
+    first = scenarios.manifest(dataclasses.replace(scenario, high=scenario.low), simulated=simulated)
+    _apply(first)
+    _apply(rival.manifest_of(first))
+    _wait_ready(1, observer, rival.RIVAL)
+
+
+def _delete_services(observer: Observer) -> None:
+    """Until no pod is left. Raises StepFailed."""
+    kubectl("delete", "inferenceservices", "--all", "-n", NAMESPACE, "--wait=false")
+    wait_for(lambda: not engine_pods(), "the end of all engines", DELETE_S)
+    observer.mark("services deleted")
+
+
+def _wait_ready(count: int, observer: Observer, service: str = SERVICE) -> None:
     deadline = time.monotonic() + READY_S
     seen = ""
-    while sum(is_ready(pod) for pod in engine_pods()) < count:
+    while sum(is_ready(pod) for pod in engine_pods() if pod["metadata"]["name"].startswith(f"{service}-")) < count:
         pods = ", ".join(f"{pod['metadata']['name']} {_pod_words(pod)}" for pod in engine_pods())
         if pods != seen:
             observer.mark("engines", pods=pods)
@@ -111,7 +141,7 @@ def _wait_ready(count: int, observer: Observer) -> None:
         if time.monotonic() > deadline:
             raise StepFailed(f"{count} ready engines: not within {READY_S:.0f} s; {pods}")
         time.sleep(0.5)
-    observer.mark("engines are ready", count=count)
+    observer.mark("engines are ready", count=count, service=service)
 
 
 def _pod_words(pod: Mapping[str, Any]) -> str:
@@ -246,9 +276,14 @@ def _delete(observer: Observer, _scenario: Scenario, _simulated: bool) -> None:
     observer.mark("deleted", pod=name)
 
 
+def _restart_operator(observer: Observer, _scenario: Scenario, _simulated: bool) -> None:
+    kubectl("delete", "pod", "-n", SYSTEM, "-l", "app.kubernetes.io/component=operator", "--wait=false")
+    observer.mark("operator deleted")
+
+
 def _rollout(observer: Observer, scenario: Scenario, simulated: bool) -> None:
     document = scenarios.manifest(scenario, simulated=simulated, version=1)
-    kubectl("apply", "-f", "-", stdin=json.dumps(document))
+    _apply(document)
     observer.mark("rollout")
 
 
@@ -257,6 +292,7 @@ _ACTS: Final[Mapping[str, Callable[[Observer, Scenario, bool], None]]] = {
     "stop": _signal_core(signal.SIGSTOP, "stopped"),
     "delete": _delete,
     "rollout": _rollout,
+    "restart operator": _restart_operator,
 }
 
 

@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from bench.hardware import traces
+from e2e.gpu import rival
 from e2e.gpu.settings import CACHES, CHECKOUT, MODELS, NAMESPACE
 
 SERVICE: Final = "m"  # the model's name in the clients' requests
@@ -42,6 +43,7 @@ class Scenario:
     """`phases`: pairs of a multiple of one engine's capacity and seconds. `bench`: vLLM's own load tool afterwards.
 
     `stretches`: seconds of the recorded trace, which are laid over each other; `phases` then only divide the figures.
+    `pair`: a prefill and a decode tier in place of `serve`, each between `low` and `high`. `rival`: a second service.
     """
 
     name: str
@@ -55,6 +57,13 @@ class Scenario:
     ttft_s: float = TTFT_S
     tpot_s: float = TPOT_S
     stretches: tuple[float, ...] = ()
+    pair: bool = False
+    rival: bool = False
+
+    @property
+    def tiers(self) -> tuple[str, ...]:
+        """Names of the tiers."""
+        return ("prefill", "decode") if self.pair else ("serve",)
 
     @property
     def seconds(self) -> float:
@@ -79,14 +88,11 @@ SCENARIOS: Final = {
             stretches=(240.0, 360.0, 1890.0),
         ),
         Scenario("kills", 2, 2, ((1.0, 200.0),), acts=(Act(20.0, "kill"), Act(80.0, "kill"), Act(140.0, "kill"))),
-        Scenario("rollout", 1, 2, ((0.5, 220.0),), acts=(Act(10.0, "rollout"),)),
-        Scenario(
-            "failures",
-            2,
-            2,
-            ((1.0, 300.0),),
-            acts=(Act(20.0, "kill"), Act(110.0, "stop"), Act(200.0, "delete")),
-        ),
+        Scenario("rollout", 1, 1, ((0.5, 170.0),), acts=(Act(35.0, "rollout"),)),
+        Scenario("failures", 2, 2, ((1.0, 230.0),), acts=(Act(15.0, "stop"), Act(145.0, "delete"))),
+        Scenario("restart", 2, 2, ((0.3, 40.0), (0.6, 40.0), (0.9, 40.0)), acts=(Act(92.0, "restart operator"),)),
+        Scenario("rivals", 1, 2, ((0.5, 20.0), (1.5, 110.0), (0.4, 80.0)), rival=True),
+        Scenario("pair", 1, 1, ((0.3, 40.0), (0.6, 40.0)), pair=True),  # the requests that `restart` begins with
     )
 }
 
@@ -150,6 +156,7 @@ def manifest(scenario: Scenario, *, simulated: bool, version: int = 0) -> dict[s
         "minReplicas": scenario.low,
         "maxReplicas": scenario.high,
         "pod": {
+            "priorityClassName": rival.HIGH,
             "volumes": [caches],
             "volumeMounts": [{"name": "caches", "mountPath": str(CACHE_MOUNT)}],
         },
@@ -166,7 +173,7 @@ def manifest(scenario: Scenario, *, simulated: bool, version: int = 0) -> dict[s
             "tpot": f"{scenario.tpot_s * 1000:.0f}ms",
             "percentile": PERCENTILE,
         },
-        "tiers": {"serve": tier},
+        "tiers": dict.fromkeys(scenario.tiers, tier),
     }
     if scenario.to_zero:
         spec["scaling"] = {"sloMissCost": 0, "horizon": "20s"}

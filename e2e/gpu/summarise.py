@@ -73,7 +73,7 @@ def _summary(one: Mapping[str, Any]) -> dict[str, Any]:
         "events": [
             event
             for event in one["final"]["events"]
-            if event["on"].startswith(("InferenceService/", "Pod/m-")) and event["at"] >= begun[:19]
+            if event["on"].startswith(("InferenceService/", "Pod/m-", "Pod/n-")) and event["at"] >= begun[:19]
         ],
         "conditions": one["final"]["service"]["status"].get("conditions"),
         "engine": [json.loads(text) for name, text in scrapes.items() if name.endswith("/about")],
@@ -145,7 +145,7 @@ def _changes(samples: Iterable[Mapping[str, Any]], began_s: float) -> list[dict[
     found: list[dict[str, Any]] = []
     before: dict[str, Any] = {}
     for sample in samples:
-        now = {key: value for key, value in sample.items() if key != "at"}
+        now = {key: value for key, value in sample.items() if key not in ("at", "cpu_wait_s")}
         if now != before:
             found.append({"at": round(sample["at"] - began_s, 1), **now})
             before = now

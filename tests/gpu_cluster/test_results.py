@@ -308,7 +308,7 @@ def _pairs(events: list[dict[str, Any]]) -> list[tuple[dict[str, Any], dict[str,
 
 def test_kills_on_two_gpus() -> None:
     kills, codes = TWO["kills"], TWO["kills"]["codes"]
-    row, statuses = _row("| `kills`: 1.0"), kills["figures"]["all"]["statuses"]
+    row, statuses = _row("| `kills`: 1.0, cut short"), kills["figures"]["all"]["statuses"]
     assert f"| {kills['figures']['all']['offered']:,} | {_percent(kills['figures']['all']['share'])}, not" in row
     for status, count in statuses.items():
         assert (f"{count} cut" if status == "cut" else f"{count:,} × {status}") in row

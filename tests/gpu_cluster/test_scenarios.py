@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bench.hardware import traces
-from e2e.gpu import run, scenarios
+from e2e.gpu import rival, run, scenarios
 from plimsoll.api.v1alpha1 import InferenceService
 
 
@@ -16,8 +16,17 @@ from plimsoll.api.v1alpha1 import InferenceService
 def test_each_manifest_is_valid(name: str) -> None:
     scenario = scenarios.SCENARIOS[name]
     service = InferenceService.model_validate(scenarios.manifest(scenario, simulated=False))
-    assert service.spec.tiers.serve is not None
-    assert service.spec.tiers.serve.max_replicas == scenario.high
+    for tier in (getattr(service.spec.tiers, name) for name in scenario.tiers):
+        assert tier.max_replicas == scenario.high
+
+
+def test_a_rival_has_one_replica_of_lower_priority() -> None:
+    first = scenarios.manifest(scenarios.SCENARIOS["rivals"], simulated=False)
+    priorities = {item["metadata"]["name"]: item["value"] for item in rival.classes()["items"]}
+    tiers = [InferenceService.model_validate(one).spec.tiers.serve for one in (first, rival.manifest_of(first))]
+    assert [tier.max_replicas for tier in tiers if tier] == [2, 1]
+    names = [str(tier.pod.priority_class_name) for tier in tiers if tier]
+    assert priorities[names[0]] > priorities[names[1]]
 
 
 def test_acts_lie_within_the_load() -> None:
