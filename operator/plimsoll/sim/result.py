@@ -5,7 +5,7 @@ missed. Further attempts of a rejected request are no new requests. `recovered`,
 count them, and `itl_p99_s` includes them, because engines measure ITL without knowledge of attempts. TTFT counts from
 the gateway's receipt, queueing included; percentiles are accurate to a quarter of a percent. Replicas cost from their
 order to their end, but nothing while they wait for a GPU that the cluster lacks. Windows hold 500 requests by arrival.
-A window passes if it meets the SLO share, or the share that an idle fleet could meet, if that is less.
+A window passes if it meets the SLO share less one point, or the share that an idle fleet could meet, if that is less.
 Requests that go to a fallback are downgraded and count as missed, because that service is not simulated. Clients never
 disconnect; the count of disconnected requests is always 0.
 """
@@ -33,6 +33,7 @@ from plimsoll.sim.request_cost import RequestCostModel, ttft_target_s
 from plimsoll.sim.simulator import Simulator
 
 WINDOW_REQUESTS: Final = 500  # requests
+_WINDOW_TOLERANCE: Final = 0.01
 _STATUS: Final = {AttemptOutcome.OK: 200, AttemptOutcome.REFUSED: 400}
 _STATUS_OVERLOADED, _STATUS_UNAVAILABLE = 429, 503
 _DIGITS: Final = 5
@@ -234,7 +235,7 @@ class RunResult:
             return
         del self._open_windows[window_number]
         share = 0.0 if self._slo is None else min(self._slo.share, window.feasible / WINDOW_REQUESTS)
-        passed = window.met / WINDOW_REQUESTS >= share
+        passed = window.met / WINDOW_REQUESTS >= share - _WINDOW_TOLERANCE
         self._windows_complete += 1
         self._windows_passed += passed
         if self._windows is not None:
