@@ -145,7 +145,7 @@ def render(runner: AblationRunner, places: Sequence[str], seeds: int, names: Seq
         "\n".join(("## Without any difference", "", *_unchanged(found))),
         "\n".join(("## Places where it differs", "", *_by_place(found))),
         "\n".join(("## Kept for a named case", "", *_named_cases(NAMED_CASES))),
-        "\n".join(("## Undecided", "", *_named_cases(UNDECIDED))),
+        "\n".join(("## Undecided", "", *(_named_cases(UNDECIDED) if UNDECIDED else ["None."]))),
         "\n".join(("## Deleted", "", *_deletions())),
         "\n".join(("## The mechanisms", "", *_table(list(MECHANISMS.values())))),
         _LIMITS,

@@ -125,6 +125,9 @@ def _dynamo_rows() -> Iterable[BoardRow]:
         reach = RowTargets(offered, 0.99, gpu_hours, max_attainment_gap=0.01)
         says = f"6, 36 and 6 requests/s for 300, 900 and 600 s; engines start in {start_s} s"
         yield BoardRow(f"step-{start_s}", says, _STEP, startup=str(start_s), targets=reach, seeds=10, **fixed)
+    says = "6, 36 and 6 requests/s for 300, 900 and 600 s; engines start in 10 s"
+    reach = RowTargets(0.965, 0.99, 1.27)
+    yield BoardRow("step-10", says, _STEP, startup="10", targets=reach, seeds=10, **fixed)
     says = "5 + 31 sin(pi t / 1800 s) requests/s for 1,800 s; engines start in 120 s"
     yield BoardRow(
         "ramp-120",
@@ -324,6 +327,45 @@ def _untuned_rows() -> Iterable[BoardRow]:
     )
 
 
+def _held_out_rows() -> Iterable[BoardRow]:
+    """Hours that were made for a measurement alone: nothing is tuned on them."""
+    reach = RowTargets(windows=0.99)
+    chat = LengthDistribution(1200.0, 220.0, sigma=0.9)
+    swell = (14.0, 17.0, 15.0, 21.0, 26.0, 24.0, 31.0, 36.0, 30.0, 22.0, 25.0, 16.0)
+    yield BoardRow(
+        "held-out-chat",
+        "14 to 36 requests/s of 1,200/220 tokens, an hour in steps of five minutes; engines start in 60 to 120 s",
+        PhasedLoad(tuple(RatePhase(300.0, rate, chat) for rate in swell)),
+        ttft="1s",
+        tpot="40ms",
+        tiers=(("serve", 1, 12),),
+        initial=(2,),
+        startup="uniform:60,120",
+        hardware="h200-8b-hot",
+        targets=reach,
+        seeds=3,
+    )
+    documents = LengthDistribution(3000.0, 500.0, sigma=0.8)
+    spells = (
+        2.2, 2.6, 2.1, 3.0, 3.4, 2.8, 4.1, 4.6, 3.9, 5.2, 5.6, 4.4, 4.9, 3.1, 3.7,
+        2.4, 2.9, 5.8, 6.1, 5.0, 4.2, 3.3, 2.7, 3.5, 2.0, 1.6, 2.3, 1.8, 2.5, 2.1,
+    )  # fmt: skip
+    yield BoardRow(
+        "held-out-documents",
+        "1.6 to 6.1 requests/s of 3,000/500 tokens, an hour in steps of two minutes; engines start in 100 to 135 s",
+        PhasedLoad(tuple(RatePhase(120.0, rate, documents) for rate in spells)),
+        ttft="3s",
+        tpot="100ms",
+        tiers=(("serve", 1, 8),),
+        initial=(2,),
+        startup="uniform:100,135",
+        hardware="h100x2-32b",
+        gpus=2,
+        targets=reach,
+        seeds=3,
+    )
+
+
 def _short_rows() -> Iterable[BoardRow]:
     """Small enough to be played with every change of the program."""
     yield BoardRow(
@@ -350,6 +392,7 @@ _ALL_ROWS: Final = (
     *_sparse_rows(),
     *_retry_rows(),
     *_untuned_rows(),
+    *_held_out_rows(),
 )
 BOARD_ROWS: Final[dict[str, BoardRow]] = {row.name: row for row in _ALL_ROWS}
 RAISED_ROWS: Final = {row.name: _at_raised_load(row) for row in _constant_rows()}

@@ -36,6 +36,7 @@ _FIRST_CONSTANT_ROWS: Final = _CONSTANT_ROWS[::4] + _CONSTANT_ROWS[3::4]  # each
 _MISS_COST_ROWS: Final = ("step-60", "step-120", "step-240")
 _MISS_COST_POLICIES: Final = tuple(f"plimsoll:sloMissCost={cost}" for cost in (0, 5, 10, 80))
 _UNTUNED_ROWS: Final = ("unseen-square", "unseen-flood", "unseen-naps-pd")
+_HELD_OUT_ROWS: Final = ("held-out-chat", "held-out-documents")
 _TUNED_ROWS: Final = (*_FOLLOWER_ROWS, *_PD_ROWS, *_RETRY_ROWS)  # rows of half an hour
 
 RUN_PLAN: Final = (
@@ -48,6 +49,8 @@ RUN_PLAN: Final = (
     PlanPart("traces", _TRACE_ROWS, ("plimsoll", "fleets")),
     PlanPart("each constant rate once", _FIRST_CONSTANT_ROWS, ("plimsoll", "fleets")),
     PlanPart("loads that nothing was tuned for", _UNTUNED_ROWS, ("plimsoll", "fleets")),
+    PlanPart("hours held out of tuning", _HELD_OUT_ROWS, ("plimsoll", "fleets"), seeds=3),
+    PlanPart("the step, starts of ten seconds", ("step-10",), ("plimsoll", "fleets"), seeds=10),
     PlanPart("peers elsewhere", (*_STEP_ROWS[1:], "ramp-120", *_PD_ROWS), ("fleets", "peers", "found")),
     PlanPart("followers on traces", _TRACE_ROWS, ("followers",)),
     PlanPart("the other constant rates", _CONSTANT_ROWS, ("plimsoll", "fleets")),
