@@ -80,7 +80,7 @@ async def test_shed_rejects_at_once_and_retry_is_not_new_demand() -> None:
     reply = rejection_of(world.send())
     assert (reply.status, reply.error["code"]) == (503, "model_starting")
     assert 20 <= int(reply.headers["retry-after"]) <= 60
-    world.asked -= 1  # the same body again, with no header that says so
+    world.requests -= 1  # the same body again, with no header that says so
     rejection_of(world.send())
     requests = world.service()["requests"]
     assert (requests["arrived"], requests["retried"]) == (1, 1)

@@ -69,7 +69,7 @@ async def test_retry_after_quota_is_new_demand() -> None:
     picked_engine(world.send(headers=TENANT))
     rejection_of(world.send(headers=TENANT))
     world.advance(11.0)
-    world.asked -= 1  # the same body again
+    world.requests -= 1  # the same body again
     picked_engine(world.send(headers=TENANT | {"x-stainless-retry-count": "1"}))
     assert (demand(world)[0], demand(world)[2]) == (2, 0)
 
