@@ -106,14 +106,14 @@ def slim(packages: Path) -> list[str]:
         (folder / name).unlink(missing_ok=True)
     vendor = {path.name: path for path in (packages / "nvidia").glob("**/lib*.so*")}
     users = [*folder.glob("*.so"), *(packages / "torch").glob("_C.*.so")]
-    needed = set().union(*map(undefined, users))
+    symbols = set().union(*map(undefined, users))
     linked = set().union(*map(needed, users))
     for name in LINKED_LIBRARIES:
         shutil.copy(vendor[name], folder / name)  # torch's libraries look beside themselves first
     replaced = sorted(name for name in linked if name in vendor and name not in LINKED_LIBRARIES)
     for name in replaced:
         names = [
-            symbol for symbol in defined(vendor[name]) if symbol.name in needed and not symbol.name.startswith("_Z")
+            symbol for symbol in defined(vendor[name]) if symbol.name in symbols and not symbol.name.startswith("_Z")
         ]
         write_stub(folder / name, names)  # NVIDIA's interfaces are C; what they export of C++ is libstdc++'s own
     return replaced
