@@ -35,7 +35,7 @@ MODELS: Final = Path("/opt/models")  # in the engine's image, as is the environm
 ENVIRONMENT: Final = Path("/opt/vllm")
 OFFLINE: Final = ("HF_HUB_OFFLINE=1", "TRANSFORMERS_OFFLINE=1", "DO_NOT_TRACK=1", "VLLM_USE_FLASHINFER_SAMPLER=0")
 
-PIECE_BYTES: Final = 49_300_000  # at most in one transfer, without the checkout
+PIECE_BYTES: Final = 45_500_000  # at most in one transfer, beside the checkout
 ARCHIVES: Final = ("engine", "node", "images")  # in the order in which they travel: the longest work begins first
 NODE_PROGRAMS: Final = (
     "kube-apiserver",
