@@ -13,6 +13,7 @@ class CapacityAnnouncement:
     GPU-seconds of work per second. `starting` is False if no replica is starting or will start on demand, so that
     queueing is useless. `later_steps` are the later (time, spare rate) steps in order. `startup_s` is the usual
     start-up time of a replica that a request would start, None if unknown; it counts while `ready_at_s` is None.
+    `arrival_rate` is the work of new arrivals, in GPU-seconds per second.
     """
 
     ready_at_s: float | None = None
@@ -20,6 +21,7 @@ class CapacityAnnouncement:
     starting: bool = True
     later_steps: tuple[tuple[float, float], ...] = ()
     startup_s: float | None = None
+    arrival_rate: float = 0.0
 
     def expected_s(self, now: float) -> float | None:
         """Returns the time of the next capacity for a request that comes `now`, None if unknown."""

@@ -16,11 +16,18 @@ from collections.abc import Mapping
 from typing import Final
 
 from plimsoll.core.admission.capacity_announcement import CapacityAnnouncement
-from plimsoll.core.admission.cost_model import ClassPolicy, EngineCostModel, RequestCost, client_deadline_s
+from plimsoll.core.admission.cost_model import (
+    ClassPolicy,
+    EngineCostModel,
+    RequestCost,
+    client_deadline_s,
+    target_ttft_s,
+)
 from plimsoll.core.admission.fairness import Lane, QueuedRequest
 from plimsoll.core.admission.placement import Placement, ReplicaPool
-from plimsoll.core.admission.queue import AdmissionQueue
+from plimsoll.core.admission.queue import AdmissionQueue, late_limits
 from plimsoll.core.admission.quota import TenantPolicy, TenantQuotas
+from plimsoll.core.admission.replica import MIN_RETRY_S
 from plimsoll.core.admission.request import AdmissionDecision, AdmissionOutcome, AdmissionRequest
 from plimsoll.core.admission.retry_advice import MAX_RETRY_AFTER_S, NO_RETRY, advise_retry
 from plimsoll.core.admission.retry_reservations import RetryReservation, RetryReservations
@@ -255,13 +262,8 @@ class AdmissionController:
     ) -> QueuedRequest:
         """Returns the request with its deadlines. It is late if it misses its target on a replica idle at `start_s`."""
         policy = self._classes[class_index]
-        slo = policy.slo
         arrived_s = min(request.arrived_s, start_s)
-        target_s = math.inf
-        if slo.ttft_s is not None:
-            target_s = slo.ttft_s + slo.ttft_per_1k_tokens_s * request.prompt_tokens / 1000
-        if slo.e2e_s is not None:
-            target_s = min(target_s, slo.e2e_s - self._decode_s(cost, class_index))
+        target_s = self._target_ttft_s(request, cost, class_index)
         client_s = math.inf
         if request.deadline_s is not None or request.complete_by_s is not None:
             client_s = client_deadline_s(request, cost, self.pool.cost_model, self.pool.min_step_s)
@@ -283,10 +285,9 @@ class AdmissionController:
         lane = Lane.ON_TIME if queued.lane is Lane.LATE else queued.lane
         return self._make_queued(queued.request, queued.class_index, cost, lane, queued.weight, start_s)
 
-    def _decode_s(self, cost: RequestCost, class_index: int) -> float:
-        """Returns the time of an expected output after its first token, in seconds, at the TPOT target of its class."""
-        tpot_s = self.pool.cost_model.tpot_s[class_index]
-        return 0.0 if tpot_s == math.inf else max(cost.output_tokens / cost.sequences - 1.0, 0.0) * tpot_s
+    def _target_ttft_s(self, request: AdmissionRequest, cost: RequestCost, class_index: int) -> float:
+        slo, tpot_s = self._classes[class_index].slo, self.pool.cost_model.tpot_s[class_index]
+        return target_ttft_s(slo, request, cost, tpot_s)
 
     def _submit_without_replicas(
         self, queued: QueuedRequest, reservation: RetryReservation | None, now: float
@@ -317,7 +318,7 @@ class AdmissionController:
                 if reservation is not None:
                     self.reservations.redeem(reservation)
                 return self._admit(queued, placement, now)
-            would_be_late = placement.first_token_s < math.inf
+            would_be_late = placement.first_token_s < math.inf and queued.lane is not Lane.LATE
         work_ahead_s = queue.work_ahead_s(queued.class_index, queued.lane, queued.request.tenant, queued.weight)
         # Average with a mean request's slack: large requests have less slack, but they also go first.
         latest_s = queued.queue_until_s
@@ -338,10 +339,18 @@ class AdmissionController:
         if max_utilization < 1.0 and self._queue.class_below_share(queued.class_index) == queued.class_index:
             max_utilization = 1.0
         within_s = queued.client_deadline_s - now  # the maximum queue time is no target for the first token
-        if queued.lane is not Lane.LATE and queued.queue_until_s < queued.deadline_s:
+        if queued.lane is Lane.LATE:
+            target_s = self._target_ttft_s(queued.request, queued.cost, queued.class_index)
+            new_share = self._announcement.arrival_rate / max(self.pool.drain_rate, 1e-9)
+            wait_s, utilization = late_limits(queued.cost.idle_ttft_s, target_s, new_share)
+            within_s, max_utilization = min(within_s, wait_s), min(max_utilization, utilization)
+        elif queued.queue_until_s < queued.deadline_s:
             within_s = queued.deadline_s - now - self._safety_margin_s(queued, now)
         placement = self.pool.place(queued.request, queued.cost, queued.class_index, max_utilization, within_s, now)
-        self._retry_at_s = min(self._retry_at_s, placement.retry_at_s)
+        retry_at_s = placement.retry_at_s
+        if placement.replica is None and placement.first_token_s < math.inf and queued.lane is Lane.LATE:
+            retry_at_s = min(retry_at_s, now + max(placement.first_token_s - within_s, MIN_RETRY_S))
+        self._retry_at_s = min(self._retry_at_s, retry_at_s)
         return placement
 
     def _safety_margin_s(self, queued: QueuedRequest, now: float) -> float:

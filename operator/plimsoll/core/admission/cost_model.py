@@ -324,3 +324,13 @@ def client_deadline_s(request: AdmissionRequest, cost: RequestCost, model: Engin
     if quantiles:
         tokens = min(tokens, quantiles[int(SHORT_OUTPUT_SHARE * len(quantiles))])
     return min(first_token_s, request.complete_by_s - max(tokens - 1.0, 0.0) * step_s)
+
+
+def target_ttft_s(slo: Slo, request: AdmissionRequest, cost: RequestCost, tpot_s: float) -> float:
+    """Returns the time from arrival to the first token that keeps the targets, in seconds; infinity without one.
+
+    The end-to-end target leaves time for the expected output at `tpot_s` seconds for each token, infinity if unknown.
+    """
+    deadlines = slo.deadlines(request.prompt_tokens)
+    decode_s = 0.0 if tpot_s == math.inf else max(cost.output_tokens / cost.sequences - 1.0, 0.0) * tpot_s
+    return min(deadlines.ttft_s, deadlines.e2e_s - decode_s)

@@ -95,16 +95,18 @@ class AdmissionLimits:
         minus Unix time.
         """
         if self.cost_model is None or (self.ready_at_s is None and self.startup_s is None):
-            return CapacityAnnouncement(starting=self.starting)
+            return CapacityAnnouncement(starting=self.starting, arrival_rate=arrival_work_rate)
         share = min(1.0, self.slot_limit(gateway) / self.cost_model.batch)
         if self.ready_at_s is None:
             spare_rate = max(0.0, share * self.ready_capacity - arrival_work_rate)
-            return CapacityAnnouncement(None, spare_rate, self.starting, startup_s=self.startup_s)
+            return CapacityAnnouncement(
+                None, spare_rate, self.starting, startup_s=self.startup_s, arrival_rate=arrival_work_rate
+            )
         (at_s, spare_rate), *later = (
             (at_s + clock_offset_s, max(0.0, share * capacity - arrival_work_rate))
             for at_s, capacity in self.capacity_steps or ((self.ready_at_s, self.ready_capacity),)
         )
-        return CapacityAnnouncement(at_s, spare_rate, self.starting, tuple(later))
+        return CapacityAnnouncement(at_s, spare_rate, self.starting, tuple(later), arrival_rate=arrival_work_rate)
 
 
 def has_changed(old: AdmissionLimits | None, new: AdmissionLimits) -> bool:

@@ -6,6 +6,7 @@ request that misses its target in any case must neither delay others nor wait fo
 Idea: classes go by priority, except that a class below its guaranteed share of the admitted work goes first. Each class
 has three lanes: due retry reservations, on-time requests, and late requests. Late requests go first only while they
 have received less than `MAX_LATE_SHARE` of the class's work. Inside a lane, tenants share by `fairness`.
+After an outage hundreds are late: they use what new requests leave, which can still be in time (`late_limits`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from plimsoll.core.admission.cost_model import ClassPolicy
 from plimsoll.core.admission.fairness import Lane, LaneQueue, QueuedRequest, TenantAccounts
 
 MAX_LATE_SHARE: Final = 0.1  # share of a class's work for late requests while others wait
+LATE_WAIT_SHARE: Final = 0.5  # of the longest wait for a first token in time
 SHARE_WINDOW_S: Final = 30.0  # window for guaranteed shares
 _STALE_ENTRIES_ALLOWED: Final = 64
 
@@ -183,3 +185,15 @@ class AdmissionQueue:
             admitted_s[0] *= decay
             admitted_s[1] *= decay
         self._decayed_at_s = now
+
+
+def late_limits(idle_ttft_s: float, target_s: float, new_share: float) -> tuple[float, float]:
+    """Returns the wait for the first token in seconds, and the utilization, up to which a late request is placed.
+
+    `idle_ttft_s` is its TTFT on an idle replica, `target_s` the one that it should have had, `new_share` the work of
+    new arrivals over that of full replicas. New requests keep the rest of the wait and of the replicas. A prompt that
+    no idle replica computes in time is late without having waited, and has no limits.
+    """
+    if idle_ttft_s > target_s or target_s == math.inf:
+        return math.inf, 1.0
+    return idle_ttft_s + LATE_WAIT_SHARE * (target_s - idle_ttft_s), max(MAX_LATE_SHARE, 1.0 - new_share)
