@@ -80,7 +80,7 @@ def foreign(pool: Object, cluster: Cluster) -> Iterator[str]:
 def _envoy(cluster: Cluster, config: Any) -> tuple[Object, Object]:
     """A pod of the Envoy that the gateway has, with another configuration."""
     (gateway, *_) = stack.gateway_pods(cluster)
-    image = next(one["image"] for one in gateway["spec"]["containers"] if one["name"] == "envoy")
+    image = next(one["image"] for one in gateway["spec"]["initContainers"] if one["name"] == "envoy")  # a sidecar
     settings = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
