@@ -44,6 +44,23 @@ def test_api_server_accepts_the_autoscaler(apiserver: ApiServer) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.api
+def test_upgrade_keeps_the_number_of_pods(apiserver: ApiServer) -> None:
+    """Without the field, Kubernetes would set 1 until the autoscaler looks."""
+    kubectl = [str(apiserver.kubectl), f"--kubeconfig={apiserver.kubeconfig}", "--namespace=default"]
+    made = find(render({"gateway": {"replicas": 4}}, "--namespace", "default"), "Deployment", NAME)
+    made["metadata"]["annotations"] = {
+        "meta.helm.sh/release-name": "plimsoll",
+        "meta.helm.sh/release-namespace": "default",
+    }
+    subprocess.run([*kubectl, "create", "-f", "-"], input=json.dumps(made), text=True, check=True)
+    live = ("--namespace", "default", "--dry-run=server", "--kubeconfig", str(apiserver.kubeconfig))
+    try:
+        assert find(render(SCALED, *live), "Deployment", NAME)["spec"]["replicas"] == 4
+    finally:
+        subprocess.run([*kubectl, "delete", "deployment", NAME], check=True)
+
+
 @pytest.mark.parametrize(("smallest", "largest"), [(3, 2), (0, 2)])
 def test_bounds_that_contradict_are_refused(smallest: int, largest: int) -> None:
     with pytest.raises(
