@@ -19,6 +19,14 @@ def test_number_of_pods_is_fixed_by_default() -> None:
     assert find(render(), "Deployment", NAME)["spec"]["replicas"] == 2
 
 
+def test_values_of_an_earlier_chart_have_no_autoscaler() -> None:
+    """As `helm upgrade --reuse-values` renders it, which has the old chart's values alone."""
+    assert render({"gateway": {"autoscaling": None}}) == render()
+    assert of_kind(
+        render({"gateway": {"autoscaling": {"pickerCpu": None, "maxReplicas": 3}}}), "HorizontalPodAutoscaler"
+    )
+
+
 def test_autoscaler_alone_sets_the_number_of_pods() -> None:
     objects = render(SCALED)
     assert "replicas" not in find(objects, "Deployment", NAME)["spec"]
