@@ -19,6 +19,14 @@ def test_number_of_pods_is_fixed_by_default() -> None:
     assert find(render(), "Deployment", NAME)["spec"]["replicas"] == 2
 
 
+def test_values_of_an_earlier_chart_have_no_autoscaler() -> None:
+    """As `helm upgrade --reuse-values` renders it, which has the old chart's values alone."""
+    assert render({"gateway": {"autoscaling": None}}) == render()
+    assert of_kind(
+        render({"gateway": {"autoscaling": {"pickerCpu": None, "maxReplicas": 3}}}), "HorizontalPodAutoscaler"
+    )
+
+
 def test_autoscaler_alone_sets_the_number_of_pods() -> None:
     objects = render(SCALED)
     assert "replicas" not in find(objects, "Deployment", NAME)["spec"]
@@ -42,6 +50,23 @@ def test_api_server_accepts_the_autoscaler(apiserver: ApiServer) -> None:
     command = [str(apiserver.kubectl), f"--kubeconfig={apiserver.kubeconfig}", "create", "--dry-run=server", "-f", "-"]
     done = subprocess.run(command, input=json.dumps(made), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.api
+def test_upgrade_keeps_the_number_of_pods(apiserver: ApiServer) -> None:
+    """Without the field, Kubernetes would set 1 until the autoscaler looks."""
+    kubectl = [str(apiserver.kubectl), f"--kubeconfig={apiserver.kubeconfig}", "--namespace=default"]
+    made = find(render({"gateway": {"replicas": 4}}, "--namespace", "default"), "Deployment", NAME)
+    made["metadata"]["annotations"] = {
+        "meta.helm.sh/release-name": "plimsoll",
+        "meta.helm.sh/release-namespace": "default",
+    }
+    subprocess.run([*kubectl, "create", "-f", "-"], input=json.dumps(made), text=True, check=True)
+    live = ("--namespace", "default", "--dry-run=server", "--kubeconfig", str(apiserver.kubeconfig))
+    try:
+        assert find(render(SCALED, *live), "Deployment", NAME)["spec"]["replicas"] == 4
+    finally:
+        subprocess.run([*kubectl, "delete", "deployment", NAME], check=True)
 
 
 @pytest.mark.parametrize(("smallest", "largest"), [(3, 2), (0, 2)])

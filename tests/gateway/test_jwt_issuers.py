@@ -167,6 +167,16 @@ def test_any_expiry_is_no_error(value: Any) -> None:
     expired_at(b"eyJ." + encode({"exp": value}) + b".x")
 
 
+def prefixed(*prefixes: str) -> str:
+    """Issuers with these prefixes of tenants."""
+    return json.dumps([{**ISSUER, "issuer": str(n), "tenantPrefix": one} for n, one in enumerate(prefixes)])
+
+
+@pytest.mark.parametrize("prefixes", [("", "corp:"), ("corp:", "corp:"), ("corp:", "partner:"), ("", "")])
+def test_prefixes_that_do_not_overlap_are_valid(prefixes: tuple[str, ...]) -> None:
+    assert tuple(one.tenant_prefix for one in parse_issuers(prefixed(*prefixes))) == prefixes
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -184,6 +194,8 @@ def test_any_expiry_is_no_error(value: Any) -> None:
         (declared(jwksUri="https://"), r"issuers\[0\].jwksUri"),
         (declared(jwksUri="https://user@a.example"), r"issuers\[0\].jwksUri"),
         (declared(jwksUri="https://a.example:no/keys"), r"issuers\[0\].jwksUri"),
+        (prefixed("corp", "corp:eu:"), r"issuers\[1\].tenantPrefix: of 'corp:eu:' and 'corp' of issuer '0'"),
+        (prefixed("corp:eu:", "corp:"), r"issuers\[1\].tenantPrefix: of 'corp:' and 'corp:eu:' of issuer '0'"),
         (json.dumps([{**ISSUER, "issuer": str(n)} for n in range(17)]), "17 issuers are more than 16"),
     ],
 )

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 
 import pytest
 
 from plimsoll.core.admission.request import AdmissionDecision, AdmissionOutcome
+from plimsoll.gateway.api_routes import ROUTES
+from plimsoll.gateway.identity import Identity
 from plimsoll.gateway.prefill_policy import MAX_DEADLINE_S, MIN_DEADLINE_S, PREDICTION_FACTOR, deadline_s
+from plimsoll.gateway.request_context import ForeignRequest
+from plimsoll.gateway.request_parser import parse_body
 from tests.gateway.kube_objects import Object, pod, service
 from tests.gateway.picker_harness import PickerHarness, rejection_of, response_headers, service_with_slo
 from tests.gateway.test_admission_manager import TRANSFER
@@ -82,3 +87,46 @@ def test_strict_service_without_any_engine_is_starting() -> None:
     assert rejection_of(PickerHarness(strict(service()), pods=(PREFILL,)).send(prompt=LONG)).error["code"] != (
         "prefill_unavailable"
     )
+
+
+@pytest.mark.parametrize("made", [service, with_slo], ids=["without slo", "with slo"])
+def test_strict_service_uses_paired_engines_in_a_rollout(made: Callable[[], Object]) -> None:
+    """The new decode engine is idle, but the prefill engine of its revision is not ready yet."""
+    idle = pod("10.0.0.4:8000", role="decode", revision="r2")
+    world = PickerHarness(strict(made()), pods=(idle, DECODE, PREFILL))
+    for _ in range(4):
+        sent = response_headers(world.send(prompt=LONG))
+        assert (sent["x-plimsoll-endpoint"], sent["x-plimsoll-prefill"]) == ("10.0.0.1:8000", "10.0.0.2:8000")
+
+
+def test_strict_service_counts_tokens_without_prefill_engine() -> None:
+    world = PickerHarness(strict(service()), pods=(DECODE,))
+    body = json.dumps({"model": "chat", "prompt": LONG}).encode()
+    reply = world.picker.check(body, {b"x-plimsoll-request-id": b"t1"}, world.clock.now(), ROUTES["/tokenize"])
+    assert response_headers(reply)["x-plimsoll-endpoint"] == "10.0.0.1:8000"
+
+
+@pytest.mark.parametrize("prompt", [LONG, SHORT])
+def test_strict_service_without_decode_engine_is_starting(prompt: str) -> None:
+    """A routable prefill engine is no reason to name the lack of one."""
+    harness = PickerHarness(strict(service()), pods=(PREFILL,))
+    assert rejection_of(harness.send(prompt=prompt)).error["code"] in ("model_starting", "no_endpoint")
+
+
+def test_strict_service_leaves_no_subset_without_prefill() -> None:
+    """The engine that another gateway allows has no prefill engine of its revision."""
+    allowed = pod("10.0.0.4:8000", role="decode", revision="r2")
+    world = PickerHarness(strict(service()), pods=(allowed, DECODE, PREFILL))
+    body = json.dumps({"model": "chat", "prompt": LONG}).encode()
+    for address, code in (("10.0.0.4:8000", "prefill_unavailable"), ("10.0.0.1:8000", None)):
+        headers, foreign = {b"x-plimsoll-request-id": address.encode()}, ForeignRequest(frozenset({address}))
+        identity = world.picker.authenticate(headers)
+        assert isinstance(identity, Identity)
+        route = ROUTES["/v1/completions"]
+        reply = world.picker.decide(
+            parse_body(body, route), body, headers, identity, world.clock.now(), route, foreign=foreign
+        )
+        if code:
+            assert rejection_of(reply).error["code"] == code
+        else:
+            assert response_headers(reply)["x-plimsoll-prefill"] == "10.0.0.2:8000"

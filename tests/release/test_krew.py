@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 # Answers as Python does: a version, a virtual environment that notes what pip is asked for, and all else for real.
 PYTHON = """#!/bin/sh
 case "$1 $2" in
-  "-m venv") mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
+  "-m venv") test "$3" = --clear && rm -rf "$4" && mkdir -p "$4/bin" && cp "$0" "$4/bin/python" ;;
   "-m pip") echo "$@" >> "$NOTES" ;;
   *) exec {python} "$@" ;;
 esac
@@ -80,6 +80,17 @@ def test_first_call_installs_locked_packages_once(program: Path) -> None:
     [asked] = (program.parents[1] / "notes").read_text().splitlines()
     assert "--require-hashes" in asked
     assert asked.endswith("store/requirements.txt")
+
+
+def test_packages_of_a_removed_python_are_replaced(program: Path) -> None:
+    """The Python of a virtual environment is a link, which an upgrade of the machine's Python breaks."""
+    assert run(program, "plan", "--help").returncode == 0
+    [python] = (program.parents[1] / ".cache").glob("kubectl-plimsoll/1.2.3/bin/python")
+    python.unlink()
+    python.symlink_to(python.parent / "removed")
+    done = run(program, "plan", "--help")
+    assert done.returncode == 0, done.stderr
+    assert "usage: plimsoll plan" in done.stdout
 
 
 def test_old_python_is_named(program: Path) -> None:

@@ -10,6 +10,7 @@ from plimsoll.core.types import Role
 from plimsoll.gateway import error_messages
 from plimsoll.gateway.error_messages import Availability
 from plimsoll.gateway.errors import Rejection
+from plimsoll.gateway.prefill_policy import needs_prefill_engine
 from plimsoll.gateway.request_context import RequestContext
 from plimsoll.gateway.service_catalog import ServiceEntry
 
@@ -34,7 +35,8 @@ def no_endpoint(service: ServiceEntry | None, ctx: RequestContext, unix_s: float
     """Returns the rejection of a request for which no engine is usable. Without a service its model is unknown."""
     if service is None:
         return error_messages.model_not_found(ctx.model)
-    if service.requires_prefill and any(e.routable for e in service.endpoints):
+    serves = any(e.routable and e.role is Role.DECODE for e in service.endpoints)
+    if serves and needs_prefill_engine(service, ctx):
         return error_messages.prefill_unavailable(ctx.model)
     ready = any(e.available and e.role is not Role.PREFILL for e in service.endpoints)
     return error_messages.no_endpoint(ctx.model, ready, availability(service, unix_s))

@@ -38,7 +38,9 @@ class EngineChoice:
             pick = prefer_loaded(pick, adapter, service.endpoints, self._inflight.rank)
         if ctx.foreign is None or ctx.foreign.subset is None:
             return pick
-        return within_subset(pick, ctx.foreign.subset, service.endpoints, self._inflight.rank)
+        allowed = within_subset(pick, ctx.foreign.subset, service.endpoints, self._inflight.rank)
+        index = self._indexes[ctx.target_service]
+        return None if allowed is None else with_required_prefill(allowed, index, service, ctx, may_move=False)
 
     def _choose_by_load(
         self, service: ServiceEntry, ctx: RequestContext, decision: AdmissionDecision | None

@@ -77,6 +77,12 @@ def parse_issuers(text: str) -> tuple[JwtIssuer, ...]:
 def _problem(issuer: JwtIssuer, earlier: tuple[JwtIssuer, ...]) -> str:
     if not issuer.issuer or issuer.issuer in {other.issuer for other in earlier}:
         return f".issuer: '{issuer.issuer}' is empty or occurs twice"
+    for other in earlier:
+        if issuer.tenant_prefix != other.tenant_prefix and _overlap(issuer.tenant_prefix, other.tenant_prefix):
+            return (
+                f".tenantPrefix: of '{issuer.tenant_prefix}' and '{other.tenant_prefix}' of issuer '{other.issuer}', "
+                "one begins with the other, so both issuers could name the same tenant"
+            )
     if not issuer.audiences or not all(issuer.audiences):
         return ".audiences: name at least one, else tokens for other services would be accepted"
     if bool(issuer.jwks_uri) == bool(issuer.jwks):
@@ -89,6 +95,11 @@ def _problem(issuer: JwtIssuer, earlier: tuple[JwtIssuer, ...]) -> str:
     except ValueError:
         is_valid = False
     return "" if is_valid else f".jwksUri: '{issuer.jwks_uri}' is no URL that begins with https://"
+
+
+def _overlap(first: str, second: str) -> bool:
+    """Whether one of two prefixes begins with the other. An issuer without one is compared with none."""
+    return bool(first and second) and (first.startswith(second) or second.startswith(first))
 
 
 def _is_key_set(text: str) -> bool:

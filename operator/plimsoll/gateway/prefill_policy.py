@@ -36,17 +36,25 @@ def deadline_s(decision: AdmissionDecision | None) -> float | None:
 
 def needs_prefill_engine(service: ServiceEntry, ctx: RequestContext) -> bool:
     """Whether no decode engine of the service may compute this prompt. Short prompts and several sequences are exempt:
-    their KV cache is never transferred."""
-    return service.requires_prefill and ctx.prompt.tokens >= KV_BLOCK_TOKENS and ctx.prompt.sequences == 1
+    their KV cache is never transferred. So are requests that only count tokens."""
+    if not service.requires_prefill or not ctx.route.is_booked:
+        return False
+    return ctx.prompt.tokens >= KV_BLOCK_TOKENS and ctx.prompt.sequences == 1
 
 
-def with_required_prefill(pick: Pick, index: EndpointIndex, service: ServiceEntry, ctx: RequestContext) -> Pick | None:
-    """Returns the pick with a prefill engine if the service requires one, or None if there is none."""
+def with_required_prefill(
+    pick: Pick, index: EndpointIndex, service: ServiceEntry, ctx: RequestContext, *, may_move: bool = True
+) -> Pick | None:
+    """Returns the pick with a prefill engine if the service requires one, or None if there is none.
+
+    In a rollout, a new decode engine may have no prefill engine of its revision yet: then another one is picked,
+    if the request `may_move` to it.
+    """
     if pick.prefill is not None or pick.endpoint.role is not Role.DECODE or not needs_prefill_engine(service, ctx):
         return pick
     prefill = index.pick_prefill(pick.endpoint, ctx.prompt)
     if prefill is None:
-        return None
+        return index.pick_paired(ctx.prompt) if may_move else None
     same = tuple(one for one in pick.fallbacks if one.revision == pick.endpoint.revision)
     return Pick(pick.endpoint, same, prefill)
 

@@ -128,6 +128,16 @@ class EndpointIndex:
         paired = None if prefill is None else self.pick_prefill(best, prompt, prefill)
         return Pick(best, serving.least_loaded(FALLBACKS, position, None if paired is None else best.revision), paired)
 
+    def pick_paired(self, prompt: Prompt) -> Pick | None:
+        """Returns the least loaded pick with a prefill endpoint, or None if no decode endpoint has one."""
+        serving = self._serving
+        for best in serving.least_loaded(len(serving.endpoints)):
+            prefill = self.pick_prefill(best, prompt)
+            if prefill is not None:
+                position = serving.position[best.address]
+                return Pick(best, serving.least_loaded(FALLBACKS, position, best.revision), prefill)
+        return None
+
     def pick_prefill(self, decode: Endpoint, prompt: Prompt, preferred: str | None = None) -> Endpoint | None:
         """Returns a prefill endpoint for this request, or None for local prefill.
 

@@ -88,7 +88,7 @@ def own_headers(headers: Mapping[bytes, bytes], request_id: str) -> dict[bytes, 
 
 
 def removed_headers(names: Iterable[bytes], allowed: Iterable[str]) -> list[str]:
-    """Returns the headers of a client that no engine may see. `kept` are those that the picker sets."""
+    """Returns the headers of a client that no engine may see. `allowed` are those that the picker sets."""
     texts = {name.decode("latin-1") for name in names}
     internal = {name for name in texts if name.startswith(INTERNAL_PREFIX) or name == _RANK_HEADER}
     return sorted((internal | texts & set(STRIPPED_HEADERS)) - set(allowed))
