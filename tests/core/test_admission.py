@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from plimsoll.core.admission.capacity_announcement import CapacityAnnouncement
+from plimsoll.core.admission.controller import AdmissionController
 from plimsoll.core.admission.cost_model import ClassPolicy
 from plimsoll.core.admission.quota import TenantPolicy
 from plimsoll.core.admission.request import AdmissionDecision, AdmissionOutcome
@@ -353,20 +354,43 @@ def test_scale_from_zero_queues_wakes_and_releases_paced() -> None:
     )  # what one replica holds; none has ended
 
 
-def test_request_held_past_its_target_goes_after_one_that_can_be_in_time() -> None:
-    controller = gate(replicas=0, announcement=CapacityAnnouncement(20.0, 0.5))
+def held_past_their_target(arrival_rate: float = 0.0) -> tuple[AdmissionController, list[AdmissionDecision]]:
+    """A replica is ready 20 s after the first of 300 requests, and what it admits at once."""
+    controller = gate(replicas=0, announcement=CapacityAnnouncement(20.0, 0.5, arrival_rate=arrival_rate))
     for k in range(300):
         controller.submit(make_request(f"held{k}", k * 0.01), k * 0.01)
     controller.set_replicas({"a": controller.pool.cost_model.batch}, 20.0)
-    controller.release(20.0)
-    assert controller.submit(make_request("new", 20.0), 20.0).outcome is AdmissionOutcome.QUEUED
-    now, admitted = 20.0, False
-    while not admitted and now < 20.5:
-        now = max(now + 1e-3, controller.wake_at_s)
-        admitted = any(decision[:2] == ("new", AdmissionOutcome.ADMITTED) for decision in controller.release(now))
+    return controller, [d for d in controller.release(20.0) if d.outcome is AdmissionOutcome.ADMITTED]
+
+
+def test_requests_held_past_their_target_leave_time_for_a_new_one() -> None:
+    controller, admitted = held_past_their_target()
     assert admitted
-    assert now < 20.5
+    assert controller.submit(make_request("new", 20.0), 20.0).outcome is AdmissionOutcome.ADMITTED
     assert controller.queued > 200
+
+
+def test_requests_held_past_their_target_go_on_as_prompts_end() -> None:
+    controller, admitted = held_past_their_target()
+    now = 20.0
+    while now < 21.0:
+        now = max(now + 1e-3, controller.wake_at_s)
+        admitted += [d for d in controller.release(now) if d.outcome is AdmissionOutcome.ADMITTED]
+    assert len(admitted) > 10
+
+
+def test_requests_held_past_their_target_leave_the_share_of_new_ones() -> None:
+    capacity = held_past_their_target()[0].pool.drain_rate
+    running = []
+    for share in (0.0, 0.5, 1.0):
+        controller, _ = held_past_their_target(share * capacity)
+        now = 20.0
+        while now < 25.0:
+            now = max(now + 1e-3, controller.wake_at_s)
+            controller.release(now)
+        running.append(len(controller.pool))
+    none, half, all_of_it = running
+    assert none > 1.5 * half > 3 * all_of_it > 0
 
 
 def test_held_request_that_can_be_in_time_keeps_its_target() -> None:
