@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections import Counter
 from itertools import pairwise
 from typing import Any
@@ -205,9 +206,12 @@ async def test_pod_being_polled_is_not_polled_again(world: World) -> None:
 
 async def test_deleted_terminating_or_addressless_pods_are_not_polled(world: World) -> None:
     kept, leaving, gone = world.pod(1), world.pod(2), world.pod(3)
-    world.pod(4)["status"].pop("podIP")
+    addressless = copy.deepcopy(world.pod(4))
+    del addressless["status"]["podIP"]
     world.pod(5, phase="Failed")
-    leaving["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    leaving = {**leaving, "metadata": {**leaving["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}}
+    world.store.put(addressless)
+    world.store.put(leaving)
     await world.until(12.0)
     assert {number for number in range(1, 6) if world.times(number)} == {1, 3}
     world.store.remove(gone)

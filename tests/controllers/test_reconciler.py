@@ -6,9 +6,10 @@ import pytest
 
 from plimsoll.adapters.kube_client import BY_KIND, DEPLOYMENTS, INFERENCESERVICES, Resource
 from plimsoll.api import labels
+from plimsoll.controllers.autoscale.tracked_service import IDLE_INTERVAL_SECONDS
 from plimsoll.controllers.gateway_poller import GatewayView
 from plimsoll.core.errors import BackendUnavailable, Conflict
-from tests.controllers.conftest import ControllerHarness
+from tests.controllers.conftest import NOW_S, ControllerHarness
 
 pytestmark = pytest.mark.api
 
@@ -126,6 +127,8 @@ async def test_reconcile_reverts_edits_and_keeps_foreign_fields(world: Controlle
     )
     for _ in range(2):
         await world.reconcile_once("chat", operator)
+    operator.scaler.tick(NOW_S + IDLE_INTERVAL_SECONDS)  # the service itself is as before, so it was idle
+    await operator.scaler.finish_writes()
     live = await world.get("Deployment", "chat-decode")
     assert live["spec"]["replicas"] == 1
     assert live["spec"]["progressDeadlineSeconds"] == 3600

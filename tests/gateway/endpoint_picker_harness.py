@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -110,9 +112,11 @@ class PickerServer:
     async def ask(self, *sent: Any) -> tuple[Any, Any]:
         """The stream of a request, and the first response to it."""
         stream = self.stream()
-        for message in sent or (first_message(), body_message()):
-            await stream.write(message)
-        return stream, await stream.read()
+        response = asyncio.create_task(stream.read())  # the server may answer, and end, before it has read everything
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            for message in sent or (first_message(), body_message()):
+                await stream.write(message)
+        return stream, await response
 
     async def health(self, service: str) -> int | str:
         check = self.channel.unary_unary(
