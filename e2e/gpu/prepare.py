@@ -42,10 +42,16 @@ _UNUSED: Final = (
     f"{_LIBRARIES}/gconv", f"{_LIBRARIES}/perl*", "var/lib/dpkg",
 )  # fmt: skip
 _LEVEL: Final = "-16"  # of zstd
+_ENGINE_PACKAGES: Final = ("vllm", "nixl")  # vLLM starts without the second, and then transfers no KV blocks
 
 
 def prepare(target: Path, work: Path, site: Path | None) -> None:
-    """Folders below `target`; `work` keeps what was built. `site`: vLLM's, or none for a rehearsal."""
+    """Folders below `target`; `work` keeps what was built. `site`: vLLM's, or none for a rehearsal.
+
+    Raises FileNotFoundError for a site that lacks a package.
+    """
+    if site is not None:
+        check_site(site)
     work.mkdir(parents=True, exist_ok=True)
     node = _collect_node(work / "node")
     archives = {
@@ -128,6 +134,12 @@ def _export(reference: str, folder: Path) -> None:
 
 def _files(folder: Path) -> Iterator[Path]:
     return (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+
+
+def check_site(site: Path) -> None:
+    """Raises FileNotFoundError unless the site has each package that engines import."""
+    if missing := [name for name in _ENGINE_PACKAGES if not (site / name).is_dir()]:
+        raise FileNotFoundError(f"{site} lacks the package {' and '.join(missing)}")
 
 
 def _engine_folder(site: Path | None, work: Path) -> Path:

@@ -7,8 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from e2e.gpu import parts
+from e2e.gpu import parts, prepare
 from e2e.gpu.settings import ARCHIVES
+
+
+def test_site_without_a_package_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "vllm").mkdir()
+    with pytest.raises(FileNotFoundError, match="lacks the package nixl"):
+        prepare.check_site(tmp_path)
+    (tmp_path / "nixl").mkdir()
+    prepare.check_site(tmp_path)
 
 
 def test_archives_come_out_as_they_went_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
