@@ -72,7 +72,9 @@ def test_publication_without_starts_is_read_as_older_version() -> None:
     assert older.keys() == {"version", "classes", "costModel", "readyAt", "readyCapacity", "starting", "shares"}
     assert older["version"] == 4
     assert codec.decode(AdmissionLimits, older) == PUBLISHED
-    assert PUBLISHED.announcement("gw-a", 2.0, -1.8e9) == CapacityAnnouncement(0.0, 25 / 40 * 12.5 - 2.0)
+    assert PUBLISHED.announcement("gw-a", 2.0, -1.8e9) == CapacityAnnouncement(
+        0.0, 25 / 40 * 12.5 - 2.0, arrival_rate=2.0
+    )
 
 
 def test_publication_without_output_lengths_is_accepted() -> None:
@@ -101,7 +103,7 @@ def test_publication_invalid_output_lengths_raises(answers: object) -> None:
 
 def test_capacity_announcement_splits_startups_by_gateway() -> None:
     assert STAGGERED.announcement("gw-a", 4.0, 5.0 - 1.8e9) == CapacityAnnouncement(
-        5.0, 0.0, True, ((45.0, pytest.approx(25 / 40 * 12.5 - 4.0)),)
+        5.0, 0.0, True, ((45.0, pytest.approx(25 / 40 * 12.5 - 4.0)),), arrival_rate=4.0
     ), "one replica leaves nothing to spare"
     assert replace(STAGGERED, cost_model=None).announcement("gw-a", 4.0, 0.0) == CapacityAnnouncement(None)
     assert replace(PUBLISHED, ready_at_s=None, starting=False).announcement("gw-a", 4.0, 0.0) == CapacityAnnouncement(
