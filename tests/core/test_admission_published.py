@@ -105,9 +105,11 @@ def test_capacity_announcement_splits_startups_by_gateway() -> None:
     assert STAGGERED.announcement("gw-a", 4.0, 5.0 - 1.8e9) == CapacityAnnouncement(
         5.0, 0.0, True, ((45.0, pytest.approx(25 / 40 * 12.5 - 4.0)),), arrival_rate=4.0
     ), "one replica leaves nothing to spare"
-    assert replace(STAGGERED, cost_model=None).announcement("gw-a", 4.0, 0.0) == CapacityAnnouncement(None)
+    assert replace(STAGGERED, cost_model=None).announcement("gw-a", 4.0, 0.0) == CapacityAnnouncement(
+        None, arrival_rate=4.0
+    )
     assert replace(PUBLISHED, ready_at_s=None, starting=False).announcement("gw-a", 4.0, 0.0) == CapacityAnnouncement(
-        starting=False
+        starting=False, arrival_rate=4.0
     )
 
 
