@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from tests.apiserver import ApiServer
+from tests.apiserver import ApiServer, api_server
 from tests.chart.rendering import RenderError, containers, find, of_kind, pod_specs, render
 
 NAME = "plimsoll-gateway"
@@ -53,8 +53,13 @@ def test_api_server_accepts_the_autoscaler(apiserver: ApiServer) -> None:
 
 
 @pytest.mark.api
-def test_upgrade_keeps_the_number_of_pods(apiserver: ApiServer) -> None:
-    """Without the field, Kubernetes would set 1 until the autoscaler looks."""
+def test_upgrade_keeps_the_number_of_pods() -> None:
+    """Without the field, Kubernetes would set 1 until the autoscaler looks. Helm refuses objects of other releases."""
+    with api_server() as server:
+        keep_number_of_pods(server)
+
+
+def keep_number_of_pods(apiserver: ApiServer) -> None:
     kubectl = [str(apiserver.kubectl), f"--kubeconfig={apiserver.kubeconfig}", "--namespace=default"]
     made = find(render({"gateway": {"replicas": 4}}, "--namespace", "default"), "Deployment", NAME)
     made["metadata"]["annotations"] = {
@@ -63,10 +68,7 @@ def test_upgrade_keeps_the_number_of_pods(apiserver: ApiServer) -> None:
     }
     subprocess.run([*kubectl, "create", "-f", "-"], input=json.dumps(made), text=True, check=True)
     live = ("--namespace", "default", "--dry-run=server", "--kubeconfig", str(apiserver.kubeconfig))
-    try:
-        assert find(render(SCALED, *live), "Deployment", NAME)["spec"]["replicas"] == 4
-    finally:
-        subprocess.run([*kubectl, "delete", "deployment", NAME], check=True)
+    assert find(render(SCALED, *live), "Deployment", NAME)["spec"]["replicas"] == 4
 
 
 @pytest.mark.parametrize(("smallest", "largest"), [(3, 2), (0, 2)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from plimsoll.gateway.http1 import HttpRequest
@@ -20,7 +22,14 @@ def call_endpoint(method: bytes, path: bytes) -> bytes:
 @pytest.mark.parametrize("path", [b"/healthz", b"/readyz", b"/signals", b"/none"])
 def test_head_is_get_without_its_body(path: bytes) -> None:
     got, head = call_endpoint(b"GET", path), call_endpoint(b"HEAD", path)
-    assert head == got[: got.index(b"\r\n\r\n") + 4]
+    assert without_length(head) == without_length(got[: got.index(b"\r\n\r\n") + 4])
+
+
+def without_length(head: bytes) -> bytes:
+    """Headers without the length of a body that has times in it."""
+    without, number = re.subn(rb"content-length: \d+", b"content-length:", head)
+    assert number == 1
+    return without
 
 
 def test_other_method_names_what_is_allowed() -> None:

@@ -125,7 +125,8 @@ async def test_rejected_requests_have_a_line_with_reason(single_slot_gateway: tu
         ("no key", "chat", {"authorization": f"Bearer {wrong}"}, 401, "invalid_api_key"),
         ("large", "x" * (8 << 20), {}, 413, "body_too_large"),
     ):
-        assert (await gateway.ask_fully(model, sent={"x-request-id": request_id, **sent}))[0] == status
+        found = await gateway.ask_fully(model, sent={"x-request-id": request_id, **sent})
+        assert found[0] == status, found
         line = await gateway.line_of(request_id)
         assert (line["status"], line["reason"], line["endpoint"], line["ttft_s"]) == (status, reason, None, None)
     assert (await gateway.line_of("full"))["service"] == "team/chat"

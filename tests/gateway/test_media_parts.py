@@ -9,7 +9,7 @@ import struct
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from plimsoll.core.types import MediaKind
@@ -193,6 +193,7 @@ def test_schemas_of_completions_do_not_count() -> None:
 
 
 @given(st.binary(max_size=3000))
+@example(b"\\u")
 def test_any_bytes_are_split(text: bytes) -> None:
     parts = split(text)
     assert 0 <= parts.text_bytes <= len(text)

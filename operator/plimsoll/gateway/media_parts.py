@@ -105,7 +105,7 @@ def utf8_bytes(text: bytes, size: int | None = None) -> int:
     if not escapes:
         return size
     excess = (ESCAPE_BYTES - 3) * escapes + sample.count(b"\\u0")  # from \u0800 on, three bytes; before, two
-    return size - excess * size // len(sample)
+    return max(0, size - excess * size // len(sample))  # the last escape may be cut off
 
 
 def image_tokens(width: int, height: int) -> int:
