@@ -55,20 +55,16 @@ def test_api_server_accepts_the_autoscaler(apiserver: ApiServer) -> None:
 @pytest.mark.api
 def test_upgrade_keeps_the_number_of_pods() -> None:
     """Without the field, Kubernetes would set 1 until the autoscaler looks. Helm refuses objects of other releases."""
-    with api_server() as server:
-        keep_number_of_pods(server)
-
-
-def keep_number_of_pods(apiserver: ApiServer) -> None:
-    kubectl = [str(apiserver.kubectl), f"--kubeconfig={apiserver.kubeconfig}", "--namespace=default"]
     made = find(render({"gateway": {"replicas": 4}}, "--namespace", "default"), "Deployment", NAME)
     made["metadata"]["annotations"] = {
         "meta.helm.sh/release-name": "plimsoll",
         "meta.helm.sh/release-namespace": "default",
     }
-    subprocess.run([*kubectl, "create", "-f", "-"], input=json.dumps(made), text=True, check=True)
-    live = ("--namespace", "default", "--dry-run=server", "--kubeconfig", str(apiserver.kubeconfig))
-    assert find(render(SCALED, *live), "Deployment", NAME)["spec"]["replicas"] == 4
+    with api_server() as server:
+        kubectl = [str(server.kubectl), f"--kubeconfig={server.kubeconfig}", "--namespace=default"]
+        subprocess.run([*kubectl, "create", "-f", "-"], input=json.dumps(made), text=True, check=True)
+        live = ("--namespace", "default", "--dry-run=server", "--kubeconfig", str(server.kubeconfig))
+        assert find(render(SCALED, *live), "Deployment", NAME)["spec"]["replicas"] == 4
 
 
 @pytest.mark.parametrize(("smallest", "largest"), [(3, 2), (0, 2)])
