@@ -71,7 +71,7 @@ def _predict_one(
 ) -> dict[str, Any]:
     trace, service = folder / f"{scenario.name}.csv", folder / f"{scenario.name}.yaml"
     digest = scenarios.write_trace(scenario, capacity, trace, past)
-    service.write_text(yaml.safe_dump(scenarios.manifest(scenario, simulated=False)))
+    service.write_text(yaml.safe_dump(scenarios.manifest(scenario)))
     words = ["--trace", str(trace), "--service", str(service), "--hardware", hardware, "--start-up", start_up]
     words += ["--gateways", "1", "--max-gpus", str(scenario.high * len(scenario.tiers))]
     policies = _POLICIES if scenario.high > scenario.low else ("plimsoll",)
