@@ -56,7 +56,7 @@ def predict(
             if scenario.phases:
                 found = _predict_one(scenario, load or capacity, hardware, start_up, Path(folder), past)
                 document[scenario.name] = found
-                print(scenario.name, json.dumps(found["policies"]["plimsoll"]), flush=True)
+                print(scenario.name, json.dumps(next(iter(found["policies"].values()))), flush=True)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(document, indent=1) + "\n")
 
