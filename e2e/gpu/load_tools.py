@@ -54,10 +54,12 @@ def _vllm(rate: float, tokenizer: Path, folder: Path) -> list[str]:
 
 
 def _guidellm(rate: float, tokenizer: Path, folder: Path) -> list[str]:
-    words = [sys.executable, "-m", "guidellm", "benchmark", "run", "--target", GATEWAY_URL, "--model", SERVICE]
-    words += ["--processor", str(tokenizer), "--profile", "poisson", "--rate", f"{rate:.2f}"]
-    words += ["--max-seconds", f"{SECONDS:.0f}", "--data", f"prompt_tokens={PROMPT},output_tokens={OUTPUT}"]
-    return [*words, "--output-path", str(folder / "guidellm.json"), "--disable-console-interactive"]
+    backend = f"kind=openai_http,target={GATEWAY_URL},model={SERVICE},request_format={client.COMPLETIONS}"
+    words = [sys.executable, "-m", "guidellm", "run", "--backend", f"{backend},validate_backend=false"]
+    words += ["--profile", f"kind=poisson,rate={rate:.2f}", "--constraint", f"kind=max_duration,seconds={SECONDS:.0f}"]
+    words += ["--data", f"kind=synthetic_text,prompt_tokens={PROMPT},output_tokens={OUTPUT}"]
+    words += ["--tokenizer", f"kind=hf_auto,model={tokenizer}", "--disable-console-interactive"]
+    return [*words, "--output", f"kind=json,path={folder / 'guidellm.json'}"]
 
 
 def _run(command: Sequence[str], target: Path, packages: Sequence[Path]) -> dict[str, Any]:

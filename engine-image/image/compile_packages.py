@@ -1,7 +1,7 @@
 """Compiles the Python packages of an image whose installer did not.
 
-Problem: engines run as a user that may not write, so without compiled files each of an engine's processes compiles torch,
-transformers and vLLM again at every start. Idea: compile once, in the image, what has no compiled form yet.
+Problem: engines run as a user that may not write, so without compiled files each of an engine's processes compiles
+torch, transformers and vLLM again at every start. Idea: compile once, in the image, what has no compiled form yet.
 """
 
 import compileall
