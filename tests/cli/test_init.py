@@ -42,6 +42,12 @@ def test_init_manifest_has_the_plan(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main(["render", "-f", str(path)]) == 0
 
 
+@pytest.mark.parametrize(("given", "known"), [("h100", "H100-SXM"), ("l4", "L4"), ("b200", "B200")])
+def test_init_gpu_is_found_without_its_form_factor(given: str, known: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["init", "--model", "Qwen/Qwen3-8B", "--gpu", given, *SLO, *LOAD]) == 0
+    assert f" serve on {known}; " in capsys.readouterr().out
+
+
 def test_init_options_reach_their_fields(capsys: pytest.CaptureFixture[str]) -> None:
     label = "nvidia.com/gpu.product=NVIDIA-H200"
     words = ["chat", "-n", "team", "--uri", "pvc://models/chat", "--percentile", "90", "--node-selector", label]

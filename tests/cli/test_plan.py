@@ -353,6 +353,7 @@ def test_plan_suggested_slo_is_rounded_up_in_options() -> None:
         ([*MEASURED, *MEAN_LOAD, "--gpu-hour-cost", "1e308"], "--gpu-hour-cost: 1e+308 must be above 0 and at most"),
         (["plan", "--no-simulation", "--tpot", "50ms", "--model", "Qwen3-8B", *MEAN_LOAD], "--gpu is required"),
         ([*BY_NAME, "--model", "DeepSeek-V3"], "--model: DeepSeek-V3 cannot be planned"),
+        ([*BY_NAME, "--gpu", "a100", "--model", "Qwen3-8B"], "--gpu: a100 may be A100-80G or A100-40G"),
         ([*BY_NAME, "--model", "mine"], "--model: 'mine' is no model known by name"),
         ([*BY_NAME, "--model", "/nowhere.json"], "--model: /nowhere.json: No such file"),
         ([*BY_NAME, "--model", "Qwen3-8B", "--gpus-per-replica", "3"], "--gpus-per-replica: 3 does not divide"),

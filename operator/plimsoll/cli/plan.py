@@ -245,9 +245,9 @@ def _replica_options(
     for option in ("model", "gpu"):
         if getattr(arguments, option) is None:
             raise BadInput(f"--{option} is required, or --hardware instead of --model and --gpu")
-    return _roofline_machines(
-        _shape(arguments), _accelerator(arguments.gpu), gpus_per_replica, arguments.model
-    ), math.inf
+    gpu = _accelerator(arguments.gpu)
+    arguments.gpu = gpu.name
+    return _roofline_machines(_shape(arguments), gpu, gpus_per_replica, arguments.model), math.inf
 
 
 def _check_steps(name: str, hardware_profile: profile.HardwareProfile) -> None:
@@ -263,10 +263,14 @@ def _check_steps(name: str, hardware_profile: profile.HardwareProfile) -> None:
 
 
 def _accelerator(name: str) -> Accelerator:
-    accelerators = {one.lower(): gpu for one, gpu in ACCELERATORS.items()}
-    if name.lower() not in accelerators:
+    """The GPU of that name, in any case, or the only one whose name begins so: H100 is H100-SXM."""
+    found = [gpu for known, gpu in ACCELERATORS.items() if known.lower() == name.lower()]
+    found = found or [gpu for known, gpu in ACCELERATORS.items() if known.lower().startswith(f"{name.lower()}-")]
+    if not found:
         raise BadInput(f"--gpu: unknown GPU {name!r}; known are {', '.join(ACCELERATORS)}")
-    return accelerators[name.lower()]
+    if len(found) > 1:
+        raise BadInput(f"--gpu: {name} may be {' or '.join(gpu.name for gpu in found)}; give the whole name")
+    return found[0]
 
 
 def _shape(arguments: argparse.Namespace) -> ModelShape:

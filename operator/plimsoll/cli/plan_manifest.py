@@ -41,8 +41,8 @@ def _automatic(plan: FleetPlan, arguments: argparse.Namespace) -> tuple[TunedArg
         shape = find_shape(arguments.model)
     except ValueError:
         return Unavailable("the operator knows the model by no name")
-    gpu = next(one for name, one in ACCELERATORS.items() if name.lower() == arguments.gpu.lower())
-    return tune_engine(Role.SERVE, EngineHardware(shape, gpu, plan.chosen.machines[0].gpus), plan.request.slo, ())
+    hardware = EngineHardware(shape, ACCELERATORS[arguments.gpu], plan.chosen.machines[0].gpus)
+    return tune_engine(Role.SERVE, hardware, plan.request.slo, ())
 
 
 def manifest_lines(manifest: dict[str, Any] | None) -> list[str]:
