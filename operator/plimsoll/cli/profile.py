@@ -11,11 +11,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
+import statistics
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from plimsoll.cli import cluster, output_files
@@ -27,6 +29,7 @@ from plimsoll.cli.measured_engine import (
     connect_url,
     read_facts,
 )
+from plimsoll.core.capacity.tier_model import HTTP_OVERHEAD_PER_TOKEN_S, HTTP_OVERHEAD_S
 from plimsoll.core.engine_model import roofline
 from plimsoll.core.engine_model.self_benchmark import fit_step_model
 from plimsoll.core.engine_model.step_time import StepModel
@@ -38,7 +41,7 @@ from plimsoll.engines.self_benchmark import BenchmarkPlan, BenchmarkSettings, Se
 from plimsoll.sim import profile
 from plimsoll.sim.errors import BadInput
 
-PROMPT_TOKENS: Final = (16, 128, 1024, 4096)
+PROMPT_TOKENS: Final = (16, 128, 512, 1024, 2048)  # beyond, attention bends the line that is fitted
 BATCHES: Final = (1, 4, 8, 16, 32, 64)
 REPEATS: Final = 3
 OUTPUT_TOKENS: Final = 16
@@ -114,7 +117,7 @@ async def _profile(arguments: argparse.Namespace, config: dict[str, Any] | None)
         facts = await read_facts(connection, arguments.model or "")
         limits = _limits(arguments, facts)
         measurement = await measure(connection, facts, limits, arguments.requests, arguments.seconds, time.monotonic)
-    return profile_document(measurement.model, facts, limits, config), measurement
+    return profile_document(measurement, facts, limits, config), measurement
 
 
 @asynccontextmanager
@@ -212,14 +215,38 @@ async def _probe(send: SendRequest, prompts: PromptFactory) -> None:
         raise BadInput(f"the engine counted {tokens} output tokens where {_PROBE_TOKENS} were requested")
 
 
+def prefill_constant_s(measurement: Measurement, token_budget: int) -> float:
+    """Seconds of a prefill that depend neither on its tokens nor on its steps: the median over the prompts."""
+    model = measurement.model
+    return max(
+        0.0,
+        statistics.median(
+            seconds
+            - (HTTP_OVERHEAD_PER_TOKEN_S + model.prefill_token_s) * tokens
+            - model.base_s * math.ceil(tokens / token_budget)
+            for tokens, seconds in measurement.points.prefill
+        ),
+    )
+
+
 def profile_document(
-    model: StepModel, facts: EngineFacts, limits: Limits, config: dict[str, Any] | None = None
+    measurement: Measurement, facts: EngineFacts, limits: Limits, config: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The profile as JSON. config: the model's config.json; by default what the engine states. Raises BadInput."""
-    coefficients = asdict(model)
+    """The profile as JSON. config: the model's config.json; by default what the engine states. Raises BadInput.
+
+    The constant part of a prefill counts as HTTP up to the usual time of HTTP, and beyond as a part of the step.
+    """
+    constant_s = prefill_constant_s(measurement, limits.token_budget)
+    frontend_s = min(constant_s, HTTP_OVERHEAD_S)
+    coefficients = asdict(replace(measurement.model, any_prefill_s=constant_s - frontend_s))
+    seconds = {
+        **{key: coefficients[name] for key, name in _COEFFICIENTS.items()},
+        "frontend": frontend_s,
+        "frontend_token": HTTP_OVERHEAD_PER_TOKEN_S,
+    }
     document: dict[str, Any] = {
         **({"accelerator": facts.accelerator} if facts.accelerator else {}),
-        **{key: float(f"{coefficients[name]:.{_DIGITS}g}") for key, name in _COEFFICIENTS.items()},
+        **{key: float(f"{value:.{_DIGITS}g}") for key, value in seconds.items()},
         "kv_tokens": limits.kv_tokens,
         "max_num_seqs": limits.max_sequences,
         "budget": limits.token_budget,
