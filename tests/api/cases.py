@@ -237,7 +237,7 @@ ENGINES = [
             "must be 'vllm', 'simulated', ",
             "Unsupported value",
         )
-        for runtime in ("tgi", "VLLM", "")
+        for runtime in ("triton", "VLLM", "")
     ],
     *text_cases(
         "spec.engine.image",

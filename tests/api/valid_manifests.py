@@ -308,6 +308,12 @@ VALID_AGGREGATED: list[dict[str, Any]] = [
         for runtime, args, model in (
             ("llama-cpp", ["--parallel", "8", "-c", "4096"], {"uri": "pvc://models/m.gguf"}),
             ("llama-cpp", [], {"uri": "hf://org/repo-GGUF", "task": "embed"}),
+            (
+                "tensorrt-llm",
+                ["--max_batch_size", "64", "--config", "/etc/a.yaml"],
+                {"uri": "hf://a/b", "revision": "v1"},
+            ),
+            ("tgi", ["--max-total-tokens", "4096", "--json-output"], {"uri": "pvc://models/m"}),
             ("sglang", ["--context-length", "4096"], {"uri": "hf://a/b", "revision": "v1"}),
             ("openai", ["--host", "0.0.0.0", "--port=8000", "-m", "x"], {"uri": "file:///m", "task": "transcribe"}),
         )

@@ -186,14 +186,16 @@ def _is_ready(pod: KubeObject) -> bool:
 
 async def read_facts(connection: Connection, model: str) -> EngineFacts:
     """What an engine says of itself. model: the name that it serves, "" for the first of its list. Raises BadInput."""
-    models, page, about = await asyncio.gather(
-        _get(connection, "/v1/models"), _get(connection, "/metrics"), connection.about()
+    paths = sorted({engine.metrics_path for engine in ENGINES.values()})
+    models, about, *pages = await asyncio.gather(
+        _get(connection, "/v1/models"), connection.about(), *(_get(connection, path) for path in paths)
     )
+    page = b"\n".join(one for one in pages if one)
     if models is None:
         raise BadInput("the engine does not list its models at /v1/models")
     name, length = _listed_model(models, model)
-    block_tokens, kv_tokens = cache_shape(page or b"")
-    facts = EngineFacts(name, length, kv_tokens, block_tokens, running=_running(page or b""))
+    block_tokens, kv_tokens = cache_shape(page)
+    facts = EngineFacts(name, length, kv_tokens, block_tokens, running=_running(page))
     try:
         info, _ = parse_engine_info(about)
     except ValueError:

@@ -35,7 +35,7 @@ from plimsoll.core.engine_model.self_benchmark import fit_step_model
 from plimsoll.core.engine_model.step_time import StepModel
 from plimsoll.core.errors import cause_of
 from plimsoll.core.ports import SelfBenchmark
-from plimsoll.engines import self_benchmark
+from plimsoll.engines import self_benchmark, vllm
 from plimsoll.engines.prompts import COMPLETIONS_PATH, PromptFactory
 from plimsoll.engines.self_benchmark import BenchmarkPlan, BenchmarkSettings, SendRequest
 from plimsoll.sim import profile
@@ -137,10 +137,10 @@ async def _connect(arguments: argparse.Namespace) -> AsyncIterator[Connection]:
 def _limits(arguments: argparse.Namespace, facts: EngineFacts) -> Limits:
     """The limits that are given, else those that the engine states. Raises BadInput that names the missing options."""
     found = {
-        "--max-num-seqs": arguments.max_num_seqs or facts.max_sequences,
-        "--max-num-batched-tokens": arguments.max_num_batched_tokens or facts.token_budget,
+        vllm.MAX_NUM_SEQS: arguments.max_num_seqs or facts.max_sequences,
+        vllm.MAX_NUM_BATCHED_TOKENS: arguments.max_num_batched_tokens or facts.token_budget,
         "--kv-tokens": arguments.kv_tokens or facts.kv_tokens,
-        "--max-model-len": arguments.max_model_len or facts.max_model_len,
+        vllm.MAX_MODEL_LEN: arguments.max_model_len or facts.max_model_len,
     }
     if negative := [option for option, value in found.items() if value is not None and value < 1]:
         raise BadInput(f"{negative[0]}: must be at least 1")
@@ -195,7 +195,7 @@ def benchmark_plan(limits: Limits, max_requests: int, seconds: float) -> Benchma
         if plan.requests <= max_requests:
             return plan
     if not plan.batches:
-        raise BadInput(f"--max-model-len: {limits.max_model_len} is too short for a prompt and {OUTPUT_TOKENS} tokens")
+        raise BadInput(f"{vllm.MAX_MODEL_LEN}: {limits.max_model_len} is too short for a prompt and {OUTPUT_TOKENS} tokens")
     raise BadInput(f"--requests: the smallest measurement needs {plan.requests + 1}")
 
 

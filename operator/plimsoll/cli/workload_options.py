@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from plimsoll.engines import vllm
+
 
 def add_simulate_options(parser: argparse.ArgumentParser) -> None:
     """Trace, service, hardware, and how the simulation differs from its defaults."""
@@ -137,7 +139,7 @@ def add_profile_options(parser: argparse.ArgumentParser) -> None:
     add_argument("--config", metavar="FILE", help="config.json of the model (default: what the engine states)")
     add_argument("--requests", type=int, default=1500, metavar="N", help="most requests to send (%(default)s)")
     add_argument("--seconds", type=float, default=120.0, metavar="S", help="longest measurement (%(default)s)")
-    add_argument("--max-num-seqs", type=int, metavar="N", help="sequences that the engine runs at once")
-    add_argument("--max-num-batched-tokens", type=int, metavar="N", help="tokens that a step computes at most")
+    add_argument(vllm.MAX_NUM_SEQS, type=int, metavar="N", help="sequences that the engine runs at once")
+    add_argument(vllm.MAX_NUM_BATCHED_TOKENS, type=int, metavar="N", help="tokens that a step computes at most")
     add_argument("--kv-tokens", type=int, metavar="N", help="tokens of the KV cache")
-    add_argument("--max-model-len", type=int, metavar="N", help="tokens of the longest request")
+    add_argument(vllm.MAX_MODEL_LEN, type=int, metavar="N", help="tokens of the longest request")

@@ -390,7 +390,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", default="", help="model name of the requests; default: the first of /v1/models")
     parser.add_argument("--runtime", choices=sorted(ENGINES), default="", help="engine whose metric names are expected")
     parser.add_argument("--health-path", default="/health", help="path that answers 200 when the server can serve")
-    parser.add_argument("--metrics-path", default="/metrics", help="path of the metrics page")
+    parser.add_argument("--metrics-path", default="", help="path of the metrics page; default: that of the engine")
     return parser
 
 
@@ -401,7 +401,8 @@ def main(arguments: list[str] | None = None) -> int:
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/"):
         print(f"{given.url} is not http://HOST:PORT or https://HOST:PORT", file=sys.stderr)
         return 2
-    server = Server(given.url.rstrip("/"), given.model, given.health_path, given.metrics_path)
+    metrics_path = given.metrics_path or (ENGINES[given.runtime].metrics_path if given.runtime else Engine.metrics_path)
+    server = Server(given.url.rstrip("/"), given.model, given.health_path, metrics_path)
     results = run(server, given.runtime, lambda result: print(result.line(), flush=True))
     missing = [result.check for result in results if result.outcome == MISSING]
     print(f"missing: {', '.join(missing)}" if missing else "The gateway can use this server.")
