@@ -328,6 +328,8 @@ VALID_AGGREGATED: list[dict[str, Any]] = [
             "metrics": {"path": "/prom/metrics", "port": 1024, "running": "a:b_c", "ttft": "_t"},
         }
     },
+    {"spec.model.cache": {"nodeLocal": True}},
+    {"spec.model.cache": {"nodeLocal": False, "sizeLimit": "1Gi"}},
     {"spec.adapters": []},
     {"spec.adapters": [{"name": f"acme/a:{number}", "uri": "file:///opt/a"} for number in range(256)]},
     {

@@ -98,7 +98,7 @@ def _add_adopt(subcommands: argparse._SubParsersAction[argparse.ArgumentParser])
 
 
 def _add_prefetch(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subcommands.add_parser("prefetch", help="print a Job that downloads a service's model into its cache")
+    parser = subcommands.add_parser("prefetch", help="print the Job or DaemonSet that downloads a service's model")
     parser.add_argument("name", metavar="NAME", help="name of the service")
     _add_namespace(parser)
     parser.set_defaults(run=_prefetch)

@@ -195,7 +195,9 @@ def benchmark_plan(limits: Limits, max_requests: int, seconds: float) -> Benchma
         if plan.requests <= max_requests:
             return plan
     if not plan.batches:
-        raise BadInput(f"{vllm.MAX_MODEL_LEN}: {limits.max_model_len} is too short for a prompt and {OUTPUT_TOKENS} tokens")
+        raise BadInput(
+            f"{vllm.MAX_MODEL_LEN}: {limits.max_model_len} is too short for a prompt and {OUTPUT_TOKENS} tokens"
+        )
     raise BadInput(f"--requests: the smallest measurement needs {plan.requests + 1}")
 
 
