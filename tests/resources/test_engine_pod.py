@@ -244,7 +244,7 @@ def test_pod_cache_of_the_node_is_the_platforms_folder() -> None:
     assert {"name": "model-cache", "hostPath": {"path": "/cache", "type": "Directory"}} in made["spec"]["volumes"]
     assert environment(made)["PLIMSOLL_MODEL_CACHE_BYTES"] == str(2**30)
     without = rendered(model=cached)
-    assert {"name": "model-cache", "emptyDir": {"sizeLimit": "128Gi"}} in without["spec"]["volumes"]
+    assert {"name": "model-cache", "emptyDir": {"sizeLimit": "64Gi"}} in without["spec"]["volumes"]
     assert "PLIMSOLL_MODEL_CACHE_BYTES" not in environment(without)
 
 
