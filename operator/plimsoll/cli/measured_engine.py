@@ -187,9 +187,7 @@ def _is_ready(pod: KubeObject) -> bool:
 async def read_facts(connection: Connection, model: str) -> EngineFacts:
     """What an engine says of itself. model: the name that it serves, "" for the first of its list. Raises BadInput."""
     paths = sorted({engine.metrics_path for engine in ENGINES.values()})
-    models, about, *pages = await asyncio.gather(
-        _get(connection, "/v1/models"), connection.about(), *(_get(connection, path) for path in paths)
-    )
+    models, *pages = await asyncio.gather(*(_get(connection, path) for path in ("/v1/models", *paths)))
     page = b"\n".join(one for one in pages if one)
     if models is None:
         raise BadInput("the engine does not list its models at /v1/models")
@@ -197,7 +195,7 @@ async def read_facts(connection: Connection, model: str) -> EngineFacts:
     block_tokens, kv_tokens = cache_shape(page)
     facts = EngineFacts(name, length, kv_tokens, block_tokens, running=_running(page))
     try:
-        info, _ = parse_engine_info(about)
+        info, _ = parse_engine_info(await connection.about())
     except ValueError:
         return facts
     return EngineFacts(

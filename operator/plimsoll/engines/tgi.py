@@ -8,7 +8,7 @@ Facts from its documentation of launcher arguments and metrics, and from its sou
 - `/health` is served once the shards are warm. On SIGTERM the router finishes running requests, for 90 s or
   `--graceful-termination-timeout`.
 - Adapters are loaded at its start only. It has no route for embeddings.
-- `tgi_request_mean_time_per_token_duration` includes the prefill, so it is no TPOT, and no metric has a TTFT.
+- Its mean time per token includes the prefill, so it is no TPOT, and no metric has a TTFT.
 """
 
 from __future__ import annotations
