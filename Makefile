@@ -11,7 +11,7 @@ STAGE := .ci/stage
 API_BINARIES := kube-apiserver etcd kubectl helm
 # One more than there are cores: some tests wait for what others do.
 TEST_PROCESSES := $(shell n=$$(nproc); echo $$((n < 4 ? n + 1 : 4)))
-GENERATED := engine-image/contract.json engine-image/launcher/vllm.py engine-image/launcher/redaction.py engine-image/launcher/form_data.py engine-image/launcher/desired_adapters.py crds charts/plimsoll/files docs/reference docs/evaluation
+GENERATED := engine-image/contract.json engine-image/launcher/vllm.py engine-image/launcher/redaction.py engine-image/launcher/form_data.py engine-image/launcher/desired_adapters.py engine-image/launcher/prompts.py engine-image/launcher/self_benchmark.py crds charts/plimsoll/files docs/reference docs/evaluation
 CACHE := $(or $(PLIMSOLL_CACHE),$(HOME)/.cache/plimsoll)
 export PATH := $(CURDIR)/$(VENV)/bin:$(CACHE)/cluster/bin:$(PATH)
 
@@ -63,7 +63,7 @@ check: setup ## Linter, formatter, types, layers
 
 generate: setup ## Make again what is generated: CRDs, reference pages, the scoreboard's results
 	@$(STAGE) contract cp operator/plimsoll/api/contract.json engine-image/contract.json
-	@$(STAGE) engines cp $(addprefix operator/plimsoll/engines/,vllm.py redaction.py form_data.py desired_adapters.py) engine-image/launcher
+	@$(STAGE) engines cp $(addprefix operator/plimsoll/engines/,vllm.py redaction.py form_data.py desired_adapters.py prompts.py self_benchmark.py) engine-image/launcher
 	@$(STAGE) crd $(PYTHON) -m plimsoll.api.crd
 	@$(STAGE) json-schema $(PYTHON) crds/json_schema.py
 	@$(STAGE) values $(PYTHON) charts/docs.py

@@ -20,7 +20,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("operator/plimsoll", "engine-image", "bench")
-COPIED = {"vllm.py", "redaction.py", "form_data.py", "desired_adapters.py"}  # engine-image/launcher: from engines/
+COPIED = {"vllm.py", "redaction.py", "form_data.py", "desired_adapters.py", "prompts.py", "self_benchmark.py"}
 
 # Names in backticks that other projects own.
 OTHER_PROJECTS = {

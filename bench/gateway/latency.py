@@ -55,8 +55,10 @@ class Route:
         began = time.perf_counter()
         writer.write(REQUEST)
         head = await reader.readuntil(b"\r\n\r\n")
-        length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
-        await reader.readexactly(length)
+        if b"transfer-encoding: chunked" in head.lower():
+            await reader.readuntil(b"0\r\n\r\n")
+        else:
+            await reader.readexactly(int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0]))
         self.latencies.append(time.perf_counter() - began)
         if not head.startswith(b"HTTP/1.1 200"):
             raise RuntimeError(f"not answered: {head[:200]!r}")

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from launcher.self_benchmark import BenchmarkSettings
+
 IMAGE_ROOT = Path(__file__).resolve().parent.parent
 CONTRACT_PATH_VARIABLE = "PLIMSOLL_CONTRACT"
 
@@ -57,15 +59,6 @@ class Warmup:
     prompt_tokens: tuple[int, ...]
     batches: tuple[int, ...]
     completion_tokens: int
-    timeout_seconds: float
-
-
-@dataclass(frozen=True)
-class BenchmarkSettings:
-    """Settings of the self-benchmark: rounds, output tokens of a batch's requests, and its total time limit."""
-
-    repeats: int
-    output_tokens: int
     timeout_seconds: float
 
 

@@ -240,7 +240,8 @@ def main(program: list[str], environment: Mapping[str, str] = os.environ) -> int
     source = source_of(environment, contract)
     if source is not None:
         try:
-            cache = ModelCache(Path(contract.paths["model_cache"]))
+            bound = environment.get(contract.env["model_cache_bytes"])
+            cache = ModelCache(Path(contract.paths["model_cache"]), max_bytes=int(bound) if bound else None)
             entry = fetch(source, store_of(source, environment, contract), cache)
         except (SourceError, OSError) as error:
             # The form of an error in the engine's log, which the launcher reports as the cause.

@@ -200,8 +200,15 @@ class Launcher:
         if self._settings.task != "generate":
             return  # the benchmark times generated tokens
         info, role = self._engine_info, self._settings.role
+        contract = self._contract
         benchmark_plan = self_benchmark.plan_benchmark(
-            self._contract, role, info.max_model_len or 0, info.max_sequences, info.kv_tokens
+            contract.self_benchmark,
+            contract.warmup.prompt_tokens,
+            contract.warmup.batches,
+            role=role,
+            max_model_len=info.max_model_len or 0,
+            max_sequences=info.max_sequences,
+            kv_tokens=info.kv_tokens,
         )
         left_seconds = started + self._contract.warmup.timeout_seconds - time.monotonic()
         seconds = min(left_seconds, self._contract.self_benchmark.timeout_seconds)

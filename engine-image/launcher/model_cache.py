@@ -5,7 +5,8 @@ Problem: several pods may download one model at once, a download may break off a
 Idea: each version of a model has a folder, named by URI and listing. A file lock on it lets one process download; the
 others wait, and then find the model. `complete.json` is written last, so a folder without it is a download to go on
 with. It has size and SHA-256 of each file. The engine keeps a shared lock while it runs: locks outlive `exec`. When a
-download needs room, models that no process has locked are deleted, the least recently used first.
+download needs room, on the disk or within the cache's bound, models that no process has locked are deleted, the least
+recently used first.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import contextlib
 import fcntl
 import json
 import logging
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -88,13 +90,17 @@ class Entry:
 
 
 class ModelCache:
-    """The cache below a mounted volume. disk_free: free bytes of the disk with a folder."""
+    """The cache below a mounted volume. disk_free: free bytes of the disk with a folder. max_bytes: of its models."""
 
     def __init__(
-        self, root: Path, disk_free: Callable[[Path], int] = lambda path: shutil.disk_usage(path).free
+        self,
+        root: Path,
+        disk_free: Callable[[Path], int] = lambda path: shutil.disk_usage(path).free,
+        max_bytes: int | None = None,
     ) -> None:
         self._root = root / FOLDER
         self._disk_free = disk_free
+        self._max_bytes = max_bytes
 
     def entry(self, name: str) -> Entry:
         """The folder of one version, which is made if it is absent; raises SourceError."""
@@ -131,9 +137,12 @@ class ModelCache:
         return descriptor
 
     def make_room(self, needed: int, keep: Entry) -> None:
-        """Delete models that nobody uses until `needed` bytes are free; raises SourceError if they are not then."""
+        """Delete models that nobody uses until `needed` bytes are free; raises SourceError if they are not then.
+
+        Downloads at the same time do not count with each other, so that the bound may be exceeded by one of them.
+        """
         for folder in self._by_last_use():
-            if self._disk_free(self._root) >= needed:
+            if self._disk_free(self._root) >= needed and self._left_bytes() >= needed:
                 return
             if folder.name != keep.name and (freed := _delete_unused(folder)):
                 log.info("deleted %s from the model cache to make room", freed)
@@ -142,6 +151,15 @@ class ModelCache:
                 f"the model needs {needed / 1e9:.1f} GB, and the model cache has {free / 1e9:.1f} GB left: "
                 "enlarge the volume of spec.model.cache"
             )
+        if (left := self._left_bytes()) < needed:
+            raise SourceError(
+                f"the model needs {needed / 1e9:.1f} GB, and models in use leave {max(0.0, left) / 1e9:.1f} GB of the "
+                "node's cache: enlarge engine.nodeCache.size of the chart"
+            )
+
+    def _left_bytes(self) -> float:
+        """Bytes that the bound leaves; infinite without one."""
+        return math.inf if self._max_bytes is None else self._max_bytes - sum(map(_size, self._folders()))
 
     def _folders(self) -> Iterator[Path]:
         try:
@@ -157,6 +175,15 @@ class ModelCache:
                 return 0.0  # a download that broke off
 
         return sorted(self._folders(), key=used_at)
+
+
+def _size(folder: Path) -> int:
+    """Bytes of a model's files, complete or not; a file that is deleted meanwhile has none."""
+    total = 0
+    for path in (*(folder / FILES).rglob("*"), *(folder / ARCHIVE).rglob("*")):
+        with contextlib.suppress(OSError):
+            total += path.stat().st_size if path.is_file() else 0
+    return total
 
 
 def read_complete(folder: Path) -> Complete | None:

@@ -9,7 +9,10 @@ and then come from the prefix cache, because the noise of a long prefill would h
 Every round measures all points, and a slow engine has fewer rounds. The shortest time of all rounds counts, because
 neighbours on a node only add to it. Twelve benchmarks of a tiny model on two busy cores had a base of 4.5 to 8.9 ms
 that way, by medians 5.0 to 14.1; alone on an H200 a step's p95 is within 5 % of its median, so it makes no difference.
-Times are the client's, on loopback, HTTP included.
+Times are the client's, HTTP included.
+
+`make generate` copies this module and `prompts` to `engine-image/launcher`: the launcher benchmarks its engine on
+loopback, and `plimsoll profile` one at a URL. Its imports hold in both packages.
 """
 
 from __future__ import annotations
@@ -18,14 +21,27 @@ import asyncio
 import json
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from launcher.contract import BenchmarkSettings, Contract
-from launcher.prompts import COMPLETIONS_PATH, PromptFactory
-from launcher.warmup import SendRequest
+from .prompts import COMPLETIONS_PATH, PromptFactory
 
 log = logging.getLogger(__name__)
+
+
+class Response(Protocol):
+    """Status and body of an answer."""
+
+    @property
+    def status(self) -> int: ...
+
+    @property
+    def body(self) -> bytes: ...
+
+
+# (path, JSON body) -> answer; raises OSError, TimeoutError or ValueError
+SendRequest = Callable[[str, bytes], Awaitable[Response]]
 
 # What is timed (sequences, prompt tokens, output tokens of each) -> the shortest of its times so far, in seconds.
 ShortestTimes = dict[tuple[int, int, int], float]
@@ -37,6 +53,15 @@ class SelfBenchmark:
 
     prefill: tuple[tuple[int, float], ...]
     decode: tuple[tuple[int, int, float], ...]
+
+
+@dataclass(frozen=True)
+class BenchmarkSettings:
+    """Settings of the self-benchmark: rounds, output tokens of a batch's requests, and its total time limit."""
+
+    repeats: int
+    output_tokens: int
+    timeout_seconds: float
 
 
 @dataclass(frozen=True)
@@ -56,24 +81,38 @@ class BenchmarkPlan:
         """Prompt tokens of a batch's requests."""
         return min(self.prompt_tokens, default=0)
 
+    @property
+    def requests(self) -> int:
+        """Requests that all rounds send."""
+        round_requests = len(self.prompt_tokens) + 2 * sum(self.batches)
+        long_requests = (1 + 2 * self.settings.repeats) * max(self.batches, default=0)
+        return self.settings.repeats * round_requests + (0 if self.long_prompt_tokens is None else long_requests)
+
 
 def plan_benchmark(
-    contract: Contract, role: str, max_model_len: int, max_sequences: int | None, kv_tokens: int | None
+    settings: BenchmarkSettings,
+    prompt_tokens: Sequence[int],
+    batches: Sequence[int],
+    *,
+    role: str,
+    max_model_len: int,
+    max_sequences: int | None,
+    kv_tokens: int | None,
 ) -> BenchmarkPlan:
-    """Return a plan within the model's length, the slots and, for the long batch, half of the cache; none of decode for
-    a prefill engine.
+    """Return a plan of these prompts and batches within the model's length, the slots and, for the long batch, half of
+    the cache; none of decode for a prefill engine.
 
     An unknown slot limit counts as sufficient, an unknown cache does not.
     """
-    output_tokens, lengths = contract.self_benchmark.output_tokens, contract.warmup.prompt_tokens
-    lengths = tuple(tokens for tokens in lengths if tokens + 1 <= max_model_len)
-    sizes = tuple(size for size in contract.warmup.batches if size <= (max_sequences or size))
+    output_tokens = settings.output_tokens
+    lengths = tuple(tokens for tokens in prompt_tokens if tokens + 1 <= max_model_len)
+    sizes = tuple(size for size in batches if size <= (max_sequences or size))
     if role == "prefill" or not lengths or min(lengths) + output_tokens > max_model_len:
-        return BenchmarkPlan(lengths, (), None, contract.self_benchmark)
+        return BenchmarkPlan(lengths, (), None, settings)
     longest = max(lengths) + output_tokens
     long_fits = longest <= max_model_len and max(sizes, default=0) * longest <= (kv_tokens or 0) / 2
     long_prompt_tokens = max(lengths) if long_fits and sizes and len(lengths) > 1 else None
-    return BenchmarkPlan(lengths, sizes, long_prompt_tokens, contract.self_benchmark)
+    return BenchmarkPlan(lengths, sizes, long_prompt_tokens, settings)
 
 
 async def run(
@@ -114,7 +153,7 @@ class _BatchTimer:
         started = self.clock()
         responses = await asyncio.gather(*(self.send_request(COMPLETIONS_PATH, body) for body in bodies))
         elapsed = self.clock() - started
-        if all(answer.status == 200 and _generated_tokens(answer.body) == outputs for answer in responses):
+        if all(answer.status == 200 and generated_tokens(answer.body) == outputs for answer in responses):
             key = (len(prompts), len(prompts[0]), outputs)
             times[key] = min(elapsed, times.get(key, elapsed))
 
@@ -142,7 +181,7 @@ async def _measure_long(timer: _BatchTimer, plan: BenchmarkPlan, tokens: int, ti
             await timer.measure(prompts, outputs, times)
 
 
-def _generated_tokens(body: bytes) -> object:
+def generated_tokens(body: bytes) -> object:
     """Return the token count in a response's usage: a response that ended early would make the engine look fast."""
     try:
         return json.loads(body)["usage"]["completion_tokens"]

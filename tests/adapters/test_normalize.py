@@ -117,7 +117,7 @@ async def test_kube_answers_are_normalised(monkeypatch: pytest.MonkeyPatch) -> N
         yield json.dumps({"type": "MODIFIED", "object": versioned}).encode()
         yield b"not JSON"
 
-    monkeypatch.setattr(kube_client, "_read_lines", lines)
+    monkeypatch.setattr(kube_client, "read_lines", lines)
     following = server._follow(PODS, None, None, "1")
     assert (await anext(following)).object["status"] == CLEAN["status"]  # type: ignore[call-overload]
 
@@ -130,7 +130,7 @@ async def test_kube_watch_lists_again_after_a_broken_line(monkeypatch: pytest.Mo
     async def no_delay(_: float) -> None:
         return None
 
-    monkeypatch.setattr(kube_client, "_read_lines", lines)
+    monkeypatch.setattr(kube_client, "read_lines", lines)
     monkeypatch.setattr(kube_client.asyncio, "sleep", no_delay)
     watching = Answering({"items": []}).watch(PODS)
     assert [(await anext(watching)).type for _ in range(2)] == ["SYNC", "SYNC"]

@@ -214,6 +214,14 @@ MODELS = [
         )
         for other in ({"claimName": "cache"}, {"sizeLimit": "1Gi"})
     ],
+    *[
+        Case(
+            {"spec.model.cache": {"nodeLocal": True, **other}},
+            "spec.model.cache.nodeLocal",
+            "nodeLocal excludes claimName, hostPath and sizeLimit",
+        )
+        for other in ({"claimName": "cache"}, {"sizeLimit": "1Gi"}, {"hostPath": "/models"})
+    ],
     *text_cases(
         "spec.model.cache.hostPath",
         253,
@@ -237,7 +245,7 @@ ENGINES = [
             "must be 'vllm', 'simulated', ",
             "Unsupported value",
         )
-        for runtime in ("tgi", "VLLM", "")
+        for runtime in ("triton", "VLLM", "")
     ],
     *text_cases(
         "spec.engine.image",

@@ -81,7 +81,7 @@ ENGINE_CASES = [
             f"engine {runtime} has no bundled image: image is required",
             base=aggregated,
         )
-        for runtime in ("llama-cpp", "sglang", "openai")
+        for runtime in ("llama-cpp", "sglang", "tensorrt-llm", "tgi", "openai")
     ],
     _engine("sglang", "spec.engine.lora", {}, NO_LORA, at="spec.adapters"),
     *[
@@ -95,7 +95,7 @@ ENGINE_CASES = [
     ),
     *[
         _engine(runtime, PREFIX_CACHE, "PerTenant", f"engine {runtime}{NO_SALT}")
-        for runtime in ("llama-cpp", "sglang", "openai")
+        for runtime in ("llama-cpp", "sglang", "tensorrt-llm", "tgi", "openai")
     ],
     single_edit(PREFIX_CACHE, "Tenant", "be 'Shared' or 'PerTenant'", "Unsupported value"),
     Case(
@@ -113,6 +113,12 @@ ENGINE_CASES = [
         base=aggregated,
     ),
     _engine("sglang", "spec.model.task", "score", "engine sglang has no task score: remove model.task, or use engine "),
+    *[
+        _engine(runtime, "spec.model.task", "embed", f"engine {runtime} has no task embed: remove model.task, ")
+        for runtime in ("tensorrt-llm", "tgi")
+    ],
+    _engine("tgi", "spec.engine.lora", {}, NO_LORA.replace("sglang", "tgi"), at="spec.adapters"),
+    _engine("tensorrt-llm", NODES, 2, NO_NODES.replace("sglang", "tensorrt-llm")),
     _engine("llama-cpp", "spec.model.task", "transcribe", "engine llama-cpp has no task transcribe: "),
     _engine(
         "llama-cpp",
@@ -153,8 +159,11 @@ ENGINE_CASES = [
             ("simulated", "VLLM_API_KEY"),
             ("llama-cpp", "LLAMA_API_KEY"),
             ("llama-cpp", "LLAMA_ARG_API_PREFIX"),
+            ("tgi", "API_KEY"),
         )
     ],
+    _engine("tensorrt-llm", ARGS, ["--server_role", "CONTEXT"], "may not have a flag that Plimsoll sets "),
+    _engine("tgi", ARGS, ["--hostname=::"], "may not have a flag that Plimsoll sets "),
     _engine("sglang", ARGS, ["--host", "--disaggregation-mode"], "may not have a flag that Plimsoll sets "),
     _engine("openai", "spec.engine.command", ["x"] * 33, "must have at most 32 entries", "Too many"),
     _engine(

@@ -50,7 +50,7 @@ TARGET_CASES = [
             f"engine {runtime} has no metrics by which targets are sized: remove targets, or use engine vllm",
             base=adopted,
         )
-        for runtime in ("llama-cpp", "sglang", "openai")
+        for runtime in ("llama-cpp", "sglang", "tensorrt-llm", "tgi", "openai")
     ],
     single_edit("spec.engine.image", "vllm/vllm-openai:v0.32.0", _NOT_RUN, base=adopted),
     single_edit("spec.engine.version", "1", _NOT_RUN, base=adopted),

@@ -308,6 +308,12 @@ VALID_AGGREGATED: list[dict[str, Any]] = [
         for runtime, args, model in (
             ("llama-cpp", ["--parallel", "8", "-c", "4096"], {"uri": "pvc://models/m.gguf"}),
             ("llama-cpp", [], {"uri": "hf://org/repo-GGUF", "task": "embed"}),
+            (
+                "tensorrt-llm",
+                ["--max_batch_size", "64", "--config", "/etc/a.yaml"],
+                {"uri": "hf://a/b", "revision": "v1"},
+            ),
+            ("tgi", ["--max-total-tokens", "4096", "--json-output"], {"uri": "pvc://models/m"}),
             ("sglang", ["--context-length", "4096"], {"uri": "hf://a/b", "revision": "v1"}),
             ("openai", ["--host", "0.0.0.0", "--port=8000", "-m", "x"], {"uri": "file:///m", "task": "transcribe"}),
         )
@@ -322,6 +328,8 @@ VALID_AGGREGATED: list[dict[str, Any]] = [
             "metrics": {"path": "/prom/metrics", "port": 1024, "running": "a:b_c", "ttft": "_t"},
         }
     },
+    {"spec.model.cache": {"nodeLocal": True}},
+    {"spec.model.cache": {"nodeLocal": False, "sizeLimit": "1Gi"}},
     {"spec.adapters": []},
     {"spec.adapters": [{"name": f"acme/a:{number}", "uri": "file:///opt/a"} for number in range(256)]},
     {

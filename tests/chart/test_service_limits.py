@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import yaml
 
+from plimsoll.resources.platform_config import PlatformConfig
 from tests import builders
 from tests.apiserver import ApiServer
 from tests.chart.rendering import Object, RenderError, find, of_kind, render
@@ -106,6 +108,21 @@ def test_default_limits_refuse_cache_of_the_node(by_default: Apply) -> None:
     answer = by_default(cached_on_host(service("limits-default")))
     assert "denied request: spec.model.cache.hostPath: hostPath is not of an allowed kind of volume" in answer
     assert "serviceLimits.volumeTypes" in answer
+
+
+def test_node_cache_needs_a_folder_of_the_platform() -> None:
+    without, given = ({}, {"engine": {"nodeCache": {"path": "/var/cache/plimsoll", "size": "500Gi"}}})
+    rules = [str(find(render(values), POLICY)) for values in (without, given)]
+    assert ["this platform has no cache on its nodes" in text for text in rules] == [True, False]
+    config = yaml.safe_load(find(render(given), "ConfigMap", "plimsoll-operator")["data"]["operator.yaml"])
+    assert PlatformConfig.model_validate(config).engine.node_cache.max_bytes == 500 * 2**30
+
+
+@pytest.mark.api
+def test_default_limits_refuse_node_cache_without_folder(by_default: Apply) -> None:
+    manifest = cached_on_host(service("limits-default"))
+    manifest["spec"]["model"]["cache"] = {"nodeLocal": True}
+    assert "denied request: spec.model.cache.nodeLocal: this platform has no cache on its nodes" in by_default(manifest)
 
 
 def test_cache_of_the_node_can_be_allowed() -> None:

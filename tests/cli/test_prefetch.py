@@ -8,13 +8,17 @@ import pytest
 
 from plimsoll.api.v1alpha1 import parse
 from plimsoll.cli.cluster import ClusterQueryError
-from plimsoll.cli.prefetch import prefetch_job
+from plimsoll.cli.prefetch import prefetch_workload
 from plimsoll.resources.engine_pod import pod_template
+from plimsoll.resources.platform_config import NodeCacheSettings
 from tests import builders
 from tests.cli.fake_kube import FakeKube, services
 
 Object = dict[str, Any]
 
+NODE_CACHE = builders.PLATFORM.model_copy(
+    update={"engine": builders.PLATFORM.engine.model_copy(update={"node_cache": NodeCacheSettings(path="/cache")})}
+)
 S3 = {"uri": "s3://models/chat", "secretRef": {"name": "s3"}, "cache": {"claimName": "models"}}
 TIERS = {"serve": {"gpus": 2, "pod": {"nodeSelector": {"zone": "a"}}}}
 
@@ -23,10 +27,10 @@ async def made(model: Object, has_deployment: bool = True, **tier: Any) -> Objec
     service = builders.service("chat", model=model, tiers={"serve": {**TIERS["serve"], **tier}})
     answers: Object = {services("team", "chat"): service}
     if has_deployment:
-        template = pod_template(parse(service), "serve", builders.PLATFORM)
+        template = pod_template(parse(service), "serve", NODE_CACHE)
         path = "/apis/apps/v1/namespaces/team/deployments/chat-serve"
         answers[path] = {"metadata": {"name": "chat-serve"}, "spec": {"template": template}}
-    return await prefetch_job(FakeKube(answers), "team", "chat")
+    return await prefetch_workload(FakeKube(answers), "team", "chat")
 
 
 async def test_job_downloads_with_claim_and_keys_and_without_gpu() -> None:
@@ -41,6 +45,19 @@ async def test_job_downloads_with_claim_and_keys_and_without_gpu() -> None:
     assert pod["restartPolicy"] == "OnFailure"
 
 
+@pytest.mark.parametrize(("cache", "path"), [({"nodeLocal": True}, "/cache"), ({"hostPath": "/models"}, "/models")])
+async def test_each_node_downloads_into_its_folder(cache: Object, path: str) -> None:
+    found = await made({"uri": "s3://models/chat", "cache": cache})
+    pod = found["spec"]["template"]["spec"]
+    assert found["kind"] == "DaemonSet"
+    assert found["spec"]["selector"]["matchLabels"] == found["spec"]["template"]["metadata"]["labels"]
+    assert {"name": "model-cache", "hostPath": {"path": path, "type": "Directory"}} in pod["volumes"]
+    assert pod["initContainers"][0]["command"] == ["python3", "-P", "-m", "launcher.fetch"]
+    assert pod["nodeSelector"] == {"zone": "a"}
+    assert pod["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
+    assert "nvidia.com/gpu" not in str([pod["initContainers"], pod["containers"]])
+
+
 async def test_job_is_no_engine_of_the_service() -> None:
     made_labels = (await made(S3))["spec"]["template"]["metadata"]["labels"]
     assert made_labels == {"app.kubernetes.io/name": "plimsoll-prefetch"}
@@ -49,8 +66,7 @@ async def test_job_is_no_engine_of_the_service() -> None:
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
-        ({"uri": "s3://models/chat"}, "set spec.model.cache.claimName to a claim"),
-        ({"uri": "s3://models/chat", "cache": {"hostPath": "/models"}}, "has a cache on each node"),
+        ({"uri": "s3://models/chat"}, "has a cache in each pod, which ends with it: set claimName, hostPath or "),
         ({"uri": "pvc://models/chat"}, "downloads nothing: spec.model.uri is pvc://models/chat"),
         ({"uri": "oci://ghcr.io/team/chat:1"}, "downloads nothing"),
     ],

@@ -23,6 +23,7 @@ from tests.chart.rendering import ROOT
 PAGES = ROOT / "tests" / "engines" / "pages"
 TASK = (ROOT / "docs" / "tasks" / "other-engines.md").read_text()
 WITHOUT_METRICS = {"ollama"}
+OWN_SERVERS = {name for name, one in engine_examples().items() if one["spec"]["engine"]["runtime"] == "openai"}
 
 
 def pod_of(name: str) -> Manifest:
@@ -59,14 +60,14 @@ def test_variables_of_the_example_exist_before_their_use(name: str) -> None:
     assert {variable for word in words for variable in re.findall(r"\$\((\w+)\)", word)} <= known
 
 
-@pytest.mark.parametrize("name", sorted(set(engine_examples()) - {"ollama"}))
+@pytest.mark.parametrize("name", sorted(OWN_SERVERS - {"ollama"}))
 def test_server_gets_the_model_name_of_clients(name: str) -> None:
     """Ollama's name is that of the pulled model."""
     container, model = pod_of(name)["spec"]["containers"][0], engine_examples()[name]["spec"]["model"]["name"]
     assert model in json.dumps([container.get("args"), container["env"]])
 
 
-@pytest.mark.parametrize("name", sorted(set(engine_examples()) - WITHOUT_METRICS))
+@pytest.mark.parametrize("name", sorted(OWN_SERVERS - WITHOUT_METRICS))
 def test_every_metric_of_the_example_is_on_its_page(name: str) -> None:
     address = metrics_address(pod_of(name))
     assert address is not None

@@ -206,6 +206,18 @@ def test_models_in_use_stay_and_the_need_is_named(tmp_path: Path) -> None:
     assert used.complete() is not None
 
 
+def test_bound_of_the_cache_deletes_unused_models_and_is_named(tmp_path: Path) -> None:
+    cache = ModelCache(tmp_path, lambda _: 10**9, max_bytes=25)
+    entries = [_ten_bytes(cache, f"s3://b/{name}") for name in "ab"]
+    for age, entry in enumerate(entries):
+        os.utime(entry.files.parent / model_cache.COMPLETE, (1000 - age, 1000 - age))  # b was used before a
+    with pytest.raises(SourceError, match=r"models in use leave .* GB of the node's cache: enlarge engine.nodeCache.s"):
+        fetch.fetch(ModelSource("s3://b/c"), MemoryStore({"w": bytes(20)}), cache)
+    _release_locks(tmp_path)
+    _ten_bytes(cache, "s3://b/c")
+    assert [entry.complete() is not None for entry in entries] == [True, False]
+
+
 def _ten_bytes(cache: ModelCache, uri: str) -> model_cache.Entry:
     return fetch.fetch(ModelSource(uri), MemoryStore({"w": bytes(10)}), cache)
 

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from launcher import client, self_benchmark
-from launcher.contract import BenchmarkSettings
 from launcher.prompts import PromptFactory
-from launcher.self_benchmark import BenchmarkPlan, SelfBenchmark
+from launcher.self_benchmark import BenchmarkPlan, BenchmarkSettings, SelfBenchmark
 from tests.engine_image.middleware_harness import CONTRACT
 
 HTTP_S, BASE_S, TOKEN_S, SEQUENCE_S, READ_S = 4e-3, 5e-3, 2e-5, 1e-4, 1e-7
@@ -90,6 +89,7 @@ async def test_benchmark_adds_one_batch_with_long_contexts(caching: bool) -> Non
     assert took == pytest.approx(step_s(4, 1005.5))
     assert dict(found.prefill)[1000] == pytest.approx(prefill_s(1000))  # not the cached ones'
     assert len(engine.observed) == 3 * (3 + 2 * (1 + 4)) + 4
+    assert engine.requested == PLAN_WITH_LONG_BATCH.requests
 
 
 @pytest.mark.parametrize(("seconds", "sizes"), [(4.0, [1, 4]), (20.0, [1, 4, 4])])
@@ -229,7 +229,15 @@ def test_plan_fits_role_model_slots_and_kv_cache(
     role: str, length: int, sequences: int | None, cache: int | None,
     lengths: tuple[int, ...], batches: tuple[int, ...], long: int | None,
 ) -> None:  # fmt: skip
-    plan = self_benchmark.plan_benchmark(CONTRACT, role, length, sequences, cache)
+    plan = self_benchmark.plan_benchmark(
+        CONTRACT.self_benchmark,
+        CONTRACT.warmup.prompt_tokens,
+        CONTRACT.warmup.batches,
+        role=role,
+        max_model_len=length,
+        max_sequences=sequences,
+        kv_tokens=cache,
+    )
     assert (plan.prompt_tokens, plan.batches, plan.long_prompt_tokens) == (lengths, batches, long)
 
 

@@ -202,6 +202,23 @@ def test_request_that_ended_by_itself_is_not_called_cancelled() -> None:
     assert "had ended, or was not counted yet" in words
 
 
+@pytest.mark.parametrize(("gaps", "outcome"), [((), OK), (("done",), NOTE)])
+def test_running_request_at_the_end_of_a_server(gaps: tuple[str, ...], outcome: str) -> None:
+    stops = []
+    with partial(*gaps) as server:
+        server.model = "m"
+        result = conformance.check_drain(server, lambda: stops.append(1))
+    assert (result.outcome, stops) == (outcome, [1])
+
+
+def test_process_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+    with partial() as server:
+        assert conformance.main([server.url, "--pid", str(process.pid)]) == 0
+    assert "No such process: a request that runs at SIGTERM may be cut" in capsys.readouterr().out
+
+
 def test_without_server_first_checks_fail_and_end() -> None:
     results = conformance.run(Server(f"http://127.0.0.1:{free_ports(1)[0]}"))
     assert [(result.check, result.outcome) for result in results] == [("health", MISSING), ("models", MISSING)]

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 from plimsoll.adapters.engine_metrics import parse_metrics
 from plimsoll.core.ports import EngineReading
+from plimsoll.engines import tensorrt_llm
 from plimsoll.engines.engine import Feature, Launch, MetricMap, Signal, Source, last_count, last_value
 from plimsoll.engines.registry import ENGINES, engine_named, engines_with, engines_without
 
@@ -47,6 +51,18 @@ def reading(engine: str) -> EngineReading:
             "--model-path org/m --served-model-name chat --revision v1 --tp-size 2 --is-embedding --host 0.0.0.0"
             " --port 9000 --enable-metrics",
         ),
+        (
+            "tensorrt-llm",
+            LAUNCH,
+            "/models/claim/m.gguf --host 0.0.0.0 --port 8000 --extra_llm_api_options /tmp/trtllm-serve.yaml",
+        ),
+        (
+            "tensorrt-llm",
+            HUB,
+            "org/m --host 0.0.0.0 --port 9000 --revision v1 --tp_size 2 --extra_llm_api_options /tmp/trtllm-serve.yaml",
+        ),
+        ("tgi", LAUNCH, "--model-id /models/claim/m.gguf --hostname 0.0.0.0 --port 8000"),
+        ("tgi", HUB, "--model-id org/m --revision v1 --num-shard 2 --hostname 0.0.0.0 --port 9000"),
         ("openai", HUB, ""),
     ],
 )
@@ -58,7 +74,14 @@ def test_own_args_place_model_name_and_port(engine: str, launch: Launch, expecte
 def test_own_flags_are_reserved(name: str) -> None:
     engine = ENGINES[name]
     flags = {arg for launch in (LAUNCH, HUB) for arg in engine.own_args(launch) if arg.startswith("--")}
-    assert flags - set(engine.reserved_flags) <= {"--embeddings", "--tp-size", "--is-embedding"}
+    assert flags - set(engine.reserved_flags) <= {
+        "--embeddings",
+        "--tp-size",
+        "--is-embedding",
+        "--tp_size",
+        "--num-shard",
+        "--extra_llm_api_options",
+    }
 
 
 def test_llama_cpp_page_of_real_server_is_read() -> None:
@@ -91,6 +114,45 @@ def test_sglang_realtime_tokens_separate_cached_ones() -> None:
     assert metric_map is not None
     found = parse_metrics(page.encode(), "pod", 1.0, metric_map)
     assert (found.local_prompt_tokens, found.cached_prompt_tokens, found.computed_tokens) == (30.0, 12.0, 35.0)
+
+
+def test_tensorrt_llm_page_of_its_collector_is_read() -> None:
+    found = reading("tensorrt-llm")
+    assert (found.running, found.waiting, found.kv_used, found.generated_tokens) == (3.0, 2.0, 0.25, 1024.0)
+    assert found.ttft_s is not None
+    assert found.tpot_s is not None
+    assert (found.ttft_s.counts, found.tpot_s.counts) == ((2.0, 5.0, 1.0), (5.0, 3.0, 0.0))
+    assert found.local_prompt_tokens is None  # its prompt tokens include cached ones
+    assert ENGINES["tensorrt-llm"].metrics_path == "/prometheus/metrics"
+
+
+def test_tensorrt_llm_command_writes_the_options_of_its_metrics(tmp_path: Path) -> None:
+    shell, flag, script, name = ENGINES["tensorrt-llm"].command
+    (tmp_path / "trtllm-serve").write_text('#!/bin/sh\nprintf "%s|" "$@"\n')
+    (tmp_path / "trtllm-serve").chmod(0o755)
+    options = tmp_path / "options.yaml"
+    command = [shell, flag, script.replace(tensorrt_llm.OPTIONS_FILE, str(options)), name, "a b", "$(x)", "--c"]
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    done = subprocess.run(command, env={"PATH": path}, capture_output=True, text=True, check=True)
+    assert done.stdout == "a b|$(x)|--c|"
+    assert yaml.safe_load(options.read_text()) == {"return_perf_metrics": True, "enable_iter_perf_stats": True}
+
+
+def test_tgi_page_of_its_documentation_is_read() -> None:
+    found = reading("tgi")
+    assert (found.running, found.waiting, found.steps) == (3.0, 1.0, 100.0)
+    assert found.prompt_tokens is not None
+    assert found.output_tokens is not None
+    assert (found.prompt_tokens.value_sum, found.output_tokens.value_sum) == (250.0, 100.0)
+    assert (found.tpot_s, found.itl_s, found.ttft_s) == (None, None, None)  # its mean includes the prefill
+
+
+def test_limits_follow_the_arguments_of_tensorrt_llm_and_tgi() -> None:
+    engine, args = ENGINES["tensorrt-llm"], ["--max_batch_size", "64", "--max_seq_len=4096"]
+    assert (engine.max_sequences(args), engine.max_model_len(args), engine.queue_limit(args, 9, 8)) == (64, 4096, None)
+    engine, args = ENGINES["tgi"], ["--max-batch-size", "8", "--max-total-tokens=2048", "--max-concurrent-requests=300"]
+    assert (engine.max_sequences(args), engine.max_model_len(args), engine.queue_limit(args, 9, 8)) == (8, 2048, 300)
+    assert engine.queue_limit([], 9, 8) == 128
 
 
 def test_signals_are_fields_of_a_reading() -> None:

@@ -25,7 +25,9 @@ from tests.gateway.kube_objects import service
 ROOT = Path(__file__).parents[2]
 HOME = ROOT / "operator/plimsoll/engines/vllm.py"
 COPY = ROOT / "engine-image/launcher/vllm.py"
-OTHER_ENGINES = [HOME.with_name(name) for name in ("llama_cpp.py", "sglang.py")]  # with flags of the same names
+OTHER_ENGINES = [
+    HOME.with_name(name) for name in ("llama_cpp.py", "sglang.py", "tensorrt_llm.py", "tgi.py")
+]  # with flags of the same names
 OWN_OPTIONS = {"--model"}  # an option of `plimsoll plan` has the same name
 FLAGS = {value for name, value in vars(vllm).items() if isinstance(value, str) and value.startswith("--")}
 

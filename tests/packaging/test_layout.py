@@ -38,7 +38,9 @@ def test_operator_and_engine_image_share_one_contract() -> None:
     assert engine_contract().ports["api"] == 8000
 
 
-@pytest.mark.parametrize("name", ["vllm.py", "redaction.py", "form_data.py", "desired_adapters.py"])
+@pytest.mark.parametrize(
+    "name", ["vllm.py", "redaction.py", "form_data.py", "desired_adapters.py", "prompts.py", "self_benchmark.py"]
+)
 def test_operator_and_engine_image_share_module(name: str) -> None:
     source = ROOT / "operator" / "plimsoll" / "engines" / name
     assert source.read_bytes() == (ROOT / "engine-image" / "launcher" / name).read_bytes()

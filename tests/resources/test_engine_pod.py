@@ -12,7 +12,7 @@ from plimsoll.api.contract import engine_contract
 from plimsoll.api.v1alpha1 import parse
 from plimsoll.api.v1alpha1.pod_overrides import RESERVED_MOUNTS, RESERVED_VOLUMES
 from plimsoll.resources import engine_pod
-from plimsoll.resources.platform_config import EngineDefaults, PlatformConfig
+from plimsoll.resources.platform_config import EngineDefaults, NodeCacheSettings, PlatformConfig
 from tests import builders
 
 Object = dict[str, Any]
@@ -233,6 +233,19 @@ def test_pod_fetched_model_has_source_digest_and_keys() -> None:
     }
     assert {"name": "model-cache", "persistentVolumeClaim": {"claimName": "hub"}} in made["spec"]["volumes"]
     assert {"name": "model-cache", "mountPath": "/models/cache"} in made["spec"]["containers"][0]["volumeMounts"]
+
+
+def test_pod_cache_of_the_node_is_the_platforms_folder() -> None:
+    cached = {"uri": "s3://models/chat", "cache": {"nodeLocal": True}}
+    node_cache = {"node_cache": NodeCacheSettings(path="/cache", size="1Gi")}
+    engine = builders.PLATFORM.engine.model_copy(update=node_cache)
+    platform = builders.PLATFORM.model_copy(update={"engine": engine})
+    made = engine_pod.pod_template(parse(builders.service(model=cached)), "prefill", platform)
+    assert {"name": "model-cache", "hostPath": {"path": "/cache", "type": "Directory"}} in made["spec"]["volumes"]
+    assert environment(made)["PLIMSOLL_MODEL_CACHE_BYTES"] == str(2**30)
+    without = rendered(model=cached)
+    assert {"name": "model-cache", "emptyDir": {"sizeLimit": "64Gi"}} in without["spec"]["volumes"]
+    assert "PLIMSOLL_MODEL_CACHE_BYTES" not in environment(without)
 
 
 def test_pod_web_archive_has_a_bearer_token() -> None:

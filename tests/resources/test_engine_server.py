@@ -113,6 +113,8 @@ def test_openai_pod_has_the_users_command_and_metrics() -> None:
         ({"runtime": "simulated"}, "vllm", 8001),
         (LLAMA, "llama-cpp", 8000),
         ({"runtime": "sglang", "image": "x:1"}, "sglang", 8000),
+        ({"runtime": "tgi", "image": "x:1"}, "tgi", 8000),
+        ({"runtime": "tensorrt-llm", "image": "x:1"}, "tensorrt-llm", 8000),
         (OPENAI, "openai", None),
         ({**OPENAI, "metrics": {"running": "r"}}, "openai", 9000),
     ],
@@ -122,7 +124,7 @@ def test_pod_says_its_engine_and_its_metrics(engine: Object, name: str, port: in
     address = metrics_address(pod)
     assert engine_of(pod).name == name
     assert (None if address is None else address.port) == port
-    assert address is None or address.path == "/metrics"
+    assert address is None or address.path == engine_of(pod).metrics_path
 
 
 def test_pod_of_target_has_metrics_at_its_own_port_and_no_launcher() -> None:

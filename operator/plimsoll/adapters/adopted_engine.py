@@ -38,8 +38,7 @@ def engine_info(page: bytes, reading: EngineReading, pod: Object, accelerator: s
     adopted = pod[labels.ADOPTED]
     container = engine_container(pod)
     args = command_line(container)
-    cache = {name.decode(): value for found in _CACHE_LABELS.findall(page)[:1] for name, value in _LABEL.findall(found)}
-    block_tokens, blocks = _count(cache.get("block_size")), _count(cache.get("num_gpu_blocks"))
+    block_tokens, kv_tokens = cache_shape(page)
     model = str(adopted["model"])
     return EngineInfo(
         engine="vllm",
@@ -47,13 +46,20 @@ def engine_info(page: bytes, reading: EngineReading, pod: Object, accelerator: s
         accelerator=accelerator or "unknown",
         gpus=int(adopted["gpus"]),
         max_sequences=vllm.flag_count(args, vllm.MAX_NUM_SEQS),
-        kv_tokens=block_tokens * blocks if block_tokens and blocks else None,
+        kv_tokens=kv_tokens,
         token_budget=vllm.flag_count(args, vllm.MAX_NUM_BATCHED_TOKENS),
         block_tokens=block_tokens,
         max_model_len=vllm.flag_count(args, vllm.MAX_MODEL_LEN),
         config=find_config(model.removeprefix(_HUB)) if model.startswith(_HUB) else None,
         self_benchmark=observed_benchmark(page, reading),
     )
+
+
+def cache_shape(page: bytes) -> tuple[int | None, int | None]:
+    """Tokens of a block and of the whole KV cache, by vLLM's metrics page; None where it does not have them."""
+    cache = {name.decode(): value for found in _CACHE_LABELS.findall(page)[:1] for name, value in _LABEL.findall(found)}
+    block_tokens, blocks = _count(cache.get("block_size")), _count(cache.get("num_gpu_blocks"))
+    return block_tokens, block_tokens * blocks if block_tokens and blocks else None
 
 
 def observed_benchmark(page: bytes, reading: EngineReading) -> SelfBenchmark | None:

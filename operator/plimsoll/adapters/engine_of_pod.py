@@ -81,11 +81,11 @@ def metrics_address(pod: Object) -> MetricsAddress | None:
     """Where the engine's metrics are; None if it has none. Raises ValueError for an annotation of another form."""
     engine, contract = engine_of(pod), engine_contract()
     if labels.ADOPTED in pod and engine.metrics is not None:
-        return MetricsAddress(int(pod[labels.ADOPTED]["metricsPort"]), contract.paths["metrics"], engine.metrics)
+        return MetricsAddress(int(pod[labels.ADOPTED]["metricsPort"]), engine.metrics_path, engine.metrics)
     if engine.launched and engine.metrics is not None:
         return MetricsAddress(contract.ports["launcher"], contract.paths["metrics"], engine.metrics)
     if engine.metrics is not None:
-        return MetricsAddress(api_port(pod), contract.paths["metrics"], engine.metrics)
+        return MetricsAddress(api_port(pod), engine.metrics_path, engine.metrics)
     text = (pod["metadata"].get("annotations") or {}).get(labels.METRICS)
     return None if text is None else _named(text)
 

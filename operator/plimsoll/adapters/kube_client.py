@@ -13,26 +13,26 @@ import json
 import os
 import random
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
 import aiohttp
 from kubernetes.aio import client, config
 
+from plimsoll.adapters.api_status import raise_for_status
 from plimsoll.adapters.normalize import normalize, value_at
 from plimsoll.adapters.object_size import bounded
 from plimsoll.adapters.object_trim import trimmed
+from plimsoll.adapters.response_body import read_body, read_lines
 from plimsoll.adapters.shared_parts import with_shared_parts
 from plimsoll.api import labels
 from plimsoll.core.errors import (
     BackendUnavailable,
     ClusterError,
-    Conflict,
     Forbidden,
     LeaseLost,
     NotFound,
-    ObjectRejected,
     cause_of,
     failure_reason,
 )
@@ -57,7 +57,6 @@ STEADY_STREAM_SECONDS = 20.0  # a stream of this length ends a series of failure
 UNREADABLE = (
     ClusterError, TimeoutError, aiohttp.ClientError, ValueError, LookupError, TypeError, RecursionError,
 )  # fmt: skip
-UNKNOWN_FIELD_MESSAGE = "failed to create typed patch object"  # for an unknown field the server answers 500
 
 
 @dataclass(frozen=True)
@@ -232,7 +231,7 @@ class KubeClient:
             if selector:
                 query["labelSelector"] = selector
             response = await self._send("GET", resource.path(namespace), query, timeout=watch_timeout(resource))
-            async with contextlib.aclosing(_read_lines(response.response)) as lines:
+            async with contextlib.aclosing(read_lines(response.response)) as lines:
                 async for line in lines:
                     change = json.loads(line)
                     kind, obj = change["type"], received(change["object"])
@@ -333,20 +332,38 @@ class KubeClient:
         """
         return await self._json("GET", PODS.path(namespace, f"{pod}:{port}", f"proxy/{path}"))
 
+    async def request_pod(
+        self,
+        namespace: str,
+        pod: str,
+        port: int,
+        path: str,
+        document: Object | None = None,
+        timeout: float = REQUEST_TIMEOUT_SECONDS,
+    ) -> bytes:
+        """The body of a pod's answer to a GET, or to a POST of a document, through the API server.
+
+        Requires `get` or `create` on `pods/proxy`. Raises as `get_from_pod`, also for more than MAX_PAGE_BYTES.
+        """
+        method, content_type = ("GET", None) if document is None else ("POST", "application/json")
+        path = PODS.path(namespace, f"{pod}:{port}", f"proxy/{path}")
+        response = (await self._send(method, path, None, document, content_type, timeout)).response
+        try:
+            body = await read_body(response, MAX_PAGE_BYTES)
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise BackendUnavailable(f"{method} {path}: {cause_of(error)}") from error
+        if body is None:
+            raise BackendUnavailable(f"{method} {path}: answered more than {MAX_PAGE_BYTES} bytes")
+        return body
+
     async def _page(self, path: str, query: dict[str, str], *, whole: bool) -> Object | None:
         """One page of a list; None if it has more than MAX_PAGE_BYTES, unless it must be read as a whole."""
         response = (await self._send("GET", path, query)).response
-        body = bytearray()
         try:
-            async for chunk in response.content.iter_any():
-                body += chunk
-                if len(body) > MAX_PAGE_BYTES and not whole:
-                    return None
-            page: Object = json.loads(body)
+            body = await read_body(response, None if whole else MAX_PAGE_BYTES)
+            page: Object | None = None if body is None else json.loads(body)
         except (aiohttp.ClientError, TimeoutError, ValueError, RecursionError) as error:
             raise BackendUnavailable(f"GET {path}: {cause_of(error)}") from error
-        finally:
-            response.close()
         return page
 
     async def _json(
@@ -395,7 +412,7 @@ class KubeClient:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise BackendUnavailable(f"{method} {path}: {cause_of(error)}") from error
         if response.status >= 400:
-            _raise_for_status(response.status, await response.read(), response.headers.get("Retry-After"))
+            raise_for_status(response.status, await response.read(), response.headers.get("Retry-After"))
         return response
 
 
@@ -414,35 +431,3 @@ def received(obj: Object) -> Object:
 def jittered(seconds: float) -> float:
     """Return a pause of about `seconds`, so that many clients do not retry at the same moment."""
     return seconds * random.uniform(0.8, 1.2)
-
-
-async def _read_lines(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
-    """Newline-terminated documents of a chunked response, of any size."""
-    pending = b""
-    try:
-        async for chunk in response.content.iter_any():
-            *complete, pending = (pending + chunk).split(b"\n")
-            for line in complete:
-                if line:
-                    yield line
-    finally:
-        response.close()
-
-
-def _raise_for_status(status: int, body: bytes, retry_after: str | None) -> NoReturn:
-    try:
-        message = json.loads(body)["message"]
-    except (ValueError, KeyError, TypeError):
-        message = body.decode(errors="replace")[:500]
-    if status == 404:
-        raise NotFound(message, status)
-    if status == 409:
-        raise Conflict(message, status)
-    if status == 403:
-        raise Forbidden(message, status)
-    if status in (400, 405, 413, 415, 422) or message.startswith(UNKNOWN_FIELD_MESSAGE):
-        raise ObjectRejected(message, status)
-    if status == 401 or status == 429 or status >= 500:
-        seconds = float(retry_after) if retry_after and retry_after.isdigit() else None
-        raise BackendUnavailable(message, status, seconds)
-    raise ClusterError(message, status)

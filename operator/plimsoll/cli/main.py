@@ -48,6 +48,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_explain(subcommands)
     _add_adopt(subcommands)
     _add_prefetch(subcommands)
+    _add_profile(subcommands)
     _add_top(subcommands)
     _add_doctor(subcommands)
     _add_check(subcommands)
@@ -97,10 +98,19 @@ def _add_adopt(subcommands: argparse._SubParsersAction[argparse.ArgumentParser])
 
 
 def _add_prefetch(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subcommands.add_parser("prefetch", help="print a Job that downloads a service's model into its cache")
+    parser = subcommands.add_parser("prefetch", help="print the Job or DaemonSet that downloads a service's model")
     parser.add_argument("name", metavar="NAME", help="name of the service")
     _add_namespace(parser)
     parser.set_defaults(run=_prefetch)
+
+
+def _add_profile(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subcommands.add_parser(
+        "profile", help="measure an engine without other requests, and write its hardware profile for plan and simulate"
+    )
+    workload_options.add_profile_options(parser)
+    _add_namespace(parser)
+    parser.set_defaults(run=_profile)
 
 
 def _add_top(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -263,6 +273,12 @@ def _prefetch(arguments: argparse.Namespace) -> int:
     from plimsoll.cli import prefetch
 
     return prefetch.run(arguments)
+
+
+def _profile(arguments: argparse.Namespace) -> int:
+    from plimsoll.cli import profile
+
+    return profile.run(arguments)
 
 
 def _top(arguments: argparse.Namespace) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from plimsoll.engines import vllm
+
 
 def add_simulate_options(parser: argparse.ArgumentParser) -> None:
     """Trace, service, hardware, and how the simulation differs from its defaults."""
@@ -126,3 +128,18 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
         metavar="X",
         help="mean tokens per step with speculative decoding (%(default)s)",
     )
+
+
+def add_profile_options(parser: argparse.ArgumentParser) -> None:
+    """The engine to measure, bounds, and limits of the engine."""
+    add_argument = parser.add_argument
+    add_argument("target", metavar="URL|NAME", help="the engine as http://HOST:PORT, or a service: one of its pods")
+    add_argument("--output", metavar="FILE", help="write the profile to a file")
+    add_argument("--model", metavar="NAME", help="model name of the requests (default: the first that is listed)")
+    add_argument("--config", metavar="FILE", help="config.json of the model (default: what the engine states)")
+    add_argument("--requests", type=int, default=1500, metavar="N", help="most requests to send (%(default)s)")
+    add_argument("--seconds", type=float, default=120.0, metavar="S", help="longest measurement (%(default)s)")
+    add_argument(vllm.MAX_NUM_SEQS, type=int, metavar="N", help="sequences that the engine runs at once")
+    add_argument(vllm.MAX_NUM_BATCHED_TOKENS, type=int, metavar="N", help="tokens that a step computes at most")
+    add_argument("--kv-tokens", type=int, metavar="N", help="tokens of the KV cache")
+    add_argument(vllm.MAX_MODEL_LEN, type=int, metavar="N", help="tokens of the longest request")

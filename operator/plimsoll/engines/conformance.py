@@ -6,8 +6,8 @@ under other names. Idea: a few short requests, each bounded in time and size, an
     python -m plimsoll.engines.conformance http://127.0.0.1:8080
 
 A check is `ok`, `missing` (the gateway needs it), or a `note` (a signal or a route that is absent; what needs it does
-not work). The exit status is 1 if a check is missing, 2 for a usage error. How a server drains cannot be seen from
-outside: stop it under load and count what breaks.
+not work). The exit status is 1 if a check is missing, 2 for a usage error. With the server's process as `--pid`, the
+last check ends it with SIGTERM while a request runs.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
+import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -35,6 +37,7 @@ MAX_BODY_BYTES: Final = 4 * 1024 * 1024
 MAX_EVENTS: Final = 4096
 _PIECE_BYTES: Final = 65_536
 OUTPUT_TOKENS: Final = 8
+DRAINED_OUTPUT_TOKENS: Final = 200  # of the request that runs at SIGTERM
 CANCELLED_OUTPUT_TOKENS: Final = 2000  # of the request that is cancelled; it must not be done before
 PROMPT: Final = "Write a list of numbers."
 OTHER_NAME: Final = "plimsoll-conformance-other-name"
@@ -338,6 +341,28 @@ def check_route(server: Server, route: str) -> Result:
     return Result(route, OK, f"POST {path} answers")
 
 
+def check_drain(server: Server, stop: Callable[[], None]) -> Result:
+    """What a running request gets after `stop`, which ends the server: its rest, or no end."""
+    try:
+        chat = server.chat(stream=True, max_tokens=DRAINED_OUTPUT_TOKENS)
+        connection, response = server.open("POST", "/v1/chat/completions", chat)
+        try:
+            _require_stream(response)
+            events = _events(response, server)
+            if next(events, "[DONE]") == "[DONE]":
+                raise CheckFailed("the stream has no event")
+            stop()
+            if list(events)[-1:] != ["[DONE]"]:
+                raise CheckFailed("the stream does not end with [DONE]")
+        finally:
+            connection.close()
+    except (CheckFailed, OSError) as failure:
+        return Result(
+            "drain", NOTE, f"{failure}: a request that runs at SIGTERM may be cut, so pods must wait before it"
+        )
+    return Result("drain", OK, "a request that ran at SIGTERM got its end")
+
+
 def run(server: Server, runtime: str = "", report: Callable[[Result], None] = lambda result: None) -> list[Result]:
     """Run all checks, and call `report` with each result as it comes. Without models or chat no more follow."""
     results: list[Result] = []
@@ -388,9 +413,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m plimsoll.engines.conformance", description=__doc__.split("\n")[0])
     parser.add_argument("url", metavar="URL", help="the server, such as http://127.0.0.1:8080")
     parser.add_argument("--model", default="", help="model name of the requests; default: the first of /v1/models")
+    parser.add_argument("--pid", type=int, help="the server's process on this machine: ends it, to see how it drains")
     parser.add_argument("--runtime", choices=sorted(ENGINES), default="", help="engine whose metric names are expected")
     parser.add_argument("--health-path", default="/health", help="path that answers 200 when the server can serve")
-    parser.add_argument("--metrics-path", default="/metrics", help="path of the metrics page")
+    parser.add_argument("--metrics-path", default="", help="path of the metrics page; default: that of the engine")
     return parser
 
 
@@ -401,8 +427,11 @@ def main(arguments: list[str] | None = None) -> int:
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/"):
         print(f"{given.url} is not http://HOST:PORT or https://HOST:PORT", file=sys.stderr)
         return 2
-    server = Server(given.url.rstrip("/"), given.model, given.health_path, given.metrics_path)
+    metrics_path = given.metrics_path or (ENGINES[given.runtime].metrics_path if given.runtime else Engine.metrics_path)
+    server = Server(given.url.rstrip("/"), given.model, given.health_path, metrics_path)
     results = run(server, given.runtime, lambda result: print(result.line(), flush=True))
+    if given.pid is not None:
+        print(check_drain(server, lambda: os.kill(given.pid, signal.SIGTERM)).line(), flush=True)
     missing = [result.check for result in results if result.outcome == MISSING]
     print(f"missing: {', '.join(missing)}" if missing else "The gateway can use this server.")
     return 1 if missing else 0

@@ -22,6 +22,7 @@ class Feature(StrEnum):
 
     DISAGGREGATION = "prefill and decode tiers"
     LORA = "LoRA adapters that are loaded while it runs"
+    EMBED = "task embed"
     SCORE = "task score"
     TRANSCRIBE = "task transcribe"
     REVISION = "choice of a model revision"
@@ -136,11 +137,11 @@ class Engine:
     reserved_variables: environment variables that set such a flag.
     default_args: arguments before the user's, by role, task, GPUs, and the user's. own_args: those of an engine
     without a launcher that place model, port and name; command: its entry point, () for that of the image.
-    health_path: answers 200 once the engine serves, and never before. cache_variables: environment variables that
-    take a folder for downloads, besides HF_HOME. default_sequences: sequences that it runs at once if its arguments
-    say nothing. max_sequences, max_model_len: these and the longest sequence in tokens by its arguments, None if
-    they say nothing. queue_limit: sequences that it accepts at once, running and queued, by its arguments, a
-    default, and queued ones per running one; None: no limit.
+    health_path: answers 200 once the engine serves, and never before. metrics_path: of its metrics page.
+    cache_variables: environment variables that take a folder for downloads, besides HF_HOME. default_sequences:
+    sequences that it runs at once if its arguments say nothing. max_sequences, max_model_len: these and the longest
+    sequence in tokens by its arguments, None if they say nothing. queue_limit: sequences that it accepts at once,
+    running and queued, by its arguments, a default, and queued ones per running one; None: no limit.
     """
 
     name: str
@@ -155,6 +156,7 @@ class Engine:
     own_args: Callable[[Launch], tuple[str, ...]] = lambda launch: ()
     command: tuple[str, ...] = ()
     health_path: str = "/health"
+    metrics_path: str = "/metrics"
     cache_variables: tuple[str, ...] = ()
     max_sequences: Callable[[Sequence[object]], int | None] = _no_count
     max_model_len: Callable[[Sequence[object]], int | None] = _no_count

@@ -12,7 +12,7 @@ from plimsoll.engines.engine import Engine, Feature
 OPENAI: Final = Engine(
     name="openai",
     title="an OpenAI-compatible server",
-    features=frozenset({Feature.OWN_SERVER, Feature.SCORE, Feature.TRANSCRIBE}),
+    features=frozenset({Feature.OWN_SERVER, Feature.EMBED, Feature.SCORE, Feature.TRANSCRIBE}),
     metrics=None,
     default_sequences=256,  # sequences of which an outage is still seen as one
 )

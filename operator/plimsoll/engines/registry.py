@@ -9,8 +9,10 @@ from plimsoll.engines.launched import SIMULATED, VLLM
 from plimsoll.engines.llama_cpp import LLAMA_CPP
 from plimsoll.engines.openai import OPENAI
 from plimsoll.engines.sglang import SGLANG
+from plimsoll.engines.tensorrt_llm import TENSORRT_LLM
+from plimsoll.engines.tgi import TGI
 
-ENGINES: Final = {engine.name: engine for engine in (VLLM, SIMULATED, LLAMA_CPP, SGLANG, OPENAI)}
+ENGINES: Final = {engine.name: engine for engine in (VLLM, SIMULATED, LLAMA_CPP, SGLANG, TENSORRT_LLM, TGI, OPENAI)}
 DEFAULT_ENGINE: Final = VLLM
 
 

@@ -51,7 +51,7 @@ def pod_template(service: InferenceService, tier_kind: RoleName, platform: Platf
         "securityContext": _pod_security_context(platform),
         "containers": [_container(service, tier_kind, tier, platform)],
         "volumes": [
-            *_volumes(service, tier),
+            *_volumes(service, tier, platform),
             *lora.volumes(service),
             *engine_tls.volumes(service, platform),
             *(volume.manifest() for volume in overrides.volumes),
@@ -200,7 +200,7 @@ def _launcher_environment(
         _env_entry(names.env["model"], model_files.argument(service)),
         *([_env_entry(names.env["task"], model.task)] if model.task != "generate" else []),
         _env_entry(names.env["model_revision"], model.revision or ""),
-        *model_files.source_environment(service),
+        *model_files.source_environment(service, platform),
         _env_entry(names.env["served_names"], json.dumps(served_names(service))),
         _env_entry(names.env["default_args"], json.dumps(default_engine_args(service, kind, tier, platform))),
         _env_entry(names.env["args"], json.dumps(list(service.spec.engine.args))),
@@ -336,14 +336,14 @@ def _scheduling(service: InferenceService, kind: RoleName, tier: EngineTier, pla
     return {name: value for name, value in fields.items() if value}
 
 
-def _volumes(service: InferenceService, tier: EngineTier) -> list[Object]:
+def _volumes(service: InferenceService, tier: EngineTier, platform: PlatformConfig) -> list[Object]:
     shared_memory = tier.pod.shared_memory or DEFAULT_SHARED_MEMORY
     volumes: list[Object] = [
         {"name": "scratch", "emptyDir": {"sizeLimit": SCRATCH_SIZE}},
         {"name": "home", "emptyDir": {"sizeLimit": HOME_SIZE}},
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": shared_memory}},
     ]
-    return [*volumes, *model_files.volumes(service)]
+    return [*volumes, *model_files.volumes(service, platform)]
 
 
 def _mounts(service: InferenceService) -> list[Object]:

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from plimsoll.api.contract import engine_contract
 from plimsoll.api.v1alpha1 import InferenceService, ModelSource
+from plimsoll.resources.platform_config import PlatformConfig
 
 Object = dict[str, Any]
 
@@ -32,13 +33,20 @@ def argument(service: InferenceService) -> str:
     return paths["model_link"] if model.is_fetched else model.location
 
 
-def source_environment(service: InferenceService) -> list[Object]:
+def source_environment(service: InferenceService, platform: PlatformConfig) -> list[Object]:
     """The variables by which the launcher downloads the model; none if the engine finds it itself."""
     model, names = service.spec.model, engine_contract().env
     if service.spec.engine.is_simulated or not model.is_fetched:
         return []
     digest = [{"name": names["model_digest"], "value": model.digest}] if model.digest else []
-    return [{"name": names["model_source"], "value": model.uri}, *digest]
+    max_bytes = platform.engine.node_cache.max_bytes if _is_node_local(model, platform) else None
+    bound = [] if max_bytes is None else [{"name": names["model_cache_bytes"], "value": str(max_bytes)}]
+    return [{"name": names["model_source"], "value": model.uri}, *digest, *bound]
+
+
+def _is_node_local(model: ModelSource, platform: PlatformConfig) -> bool:
+    """Whether the cache is the platform's folder of the node."""
+    return bool(model.cache.node_local and platform.engine.node_cache.path)
 
 
 def secret_environment(service: InferenceService) -> list[Object]:
@@ -60,7 +68,7 @@ def _from_secret(name: str, selector: Object) -> Object:
     return {"name": name, "valueFrom": {"secretKeyRef": selector}}
 
 
-def volumes(service: InferenceService) -> list[Object]:
+def volumes(service: InferenceService, platform: PlatformConfig) -> list[Object]:
     """The volumes of the model."""
     model = service.spec.model
     if service.spec.engine.is_simulated:
@@ -69,14 +77,15 @@ def volumes(service: InferenceService) -> list[Object]:
         return [{"name": "model", "persistentVolumeClaim": {"claimName": model.claim[0], "readOnly": True}}]
     if model.scheme == "oci":
         return [{"name": "model", "image": {"reference": model.location, "pullPolicy": "IfNotPresent"}}]
-    return [{"name": "model-cache", **_cache(model)}] if model.is_cached else []
+    return [{"name": "model-cache", **_cache(model, platform)}] if model.is_cached else []
 
 
-def _cache(model: ModelSource) -> Object:
+def _cache(model: ModelSource, platform: PlatformConfig) -> Object:
     if model.cache.claim_name:
         return {"persistentVolumeClaim": {"claimName": model.cache.claim_name}}
-    if model.cache.host_path:  # not made if it is missing: root would own it, and the engine could not write
-        return {"hostPath": {"path": model.cache.host_path, "type": "Directory"}}
+    folder = platform.engine.node_cache.path if _is_node_local(model, platform) else model.cache.host_path
+    if folder:  # not made if it is missing: root would own it, and the engine could not write
+        return {"hostPath": {"path": folder, "type": "Directory"}}
     return {"emptyDir": {"sizeLimit": model.cache_size}}
 
 

@@ -6,6 +6,8 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from plimsoll.core.units import parse_quantity
+
 
 class _ConfigModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
@@ -38,6 +40,17 @@ class EngineTlsSettings(_ConfigModel):
     secret_name: str = Field("", alias="secretName")
 
 
+class NodeCacheSettings(_ConfigModel):
+    """The folder of each node for downloaded models, "" for none. size: bytes of models in it, None for no bound."""
+
+    path: str = ""
+    size: str | None = None
+
+    @property
+    def max_bytes(self) -> int | None:
+        return None if self.size is None else int(parse_quantity(self.size))
+
+
 class EngineSettings(_ConfigModel):
     """The bundled engine images, and the cluster-specific settings of engine pods."""
 
@@ -51,6 +64,7 @@ class EngineSettings(_ConfigModel):
     defaults: EngineDefaults = EngineDefaults()
     rollout: EngineRolloutSettings = EngineRolloutSettings()
     tls: EngineTlsSettings = EngineTlsSettings()
+    node_cache: NodeCacheSettings = Field(NodeCacheSettings(), alias="nodeCache")
 
 
 class ShortModelNameSettings(_ConfigModel):

@@ -38,6 +38,11 @@ engine:
   {{- with include "plimsoll.engineTlsSecret" . }}
   tls: {secretName: {{ . }}}
   {{- end }}
+  {{- with .Values.engine.nodeCache }}
+  {{- if .path }}
+  nodeCache: {{ toJson (dict "path" .path "size" (default nil .size)) }}
+  {{- end }}
+  {{- end }}
   {{- with .Values.engine.rollout }}
   rollout: {{ toJson . }}
   {{- end }}

@@ -146,11 +146,11 @@ class EngineMetricsSpec(ApiModel):
 class EngineSpec(ApiModel):
     """The engine that serves the model; absent fields have the chart's defaults."""
 
-    runtime: Literal["vllm", "simulated", "llama-cpp", "sglang", "openai"] = Field(
+    runtime: Literal["vllm", "simulated", "llama-cpp", "sglang", "tensorrt-llm", "tgi", "openai"] = Field(
         default="vllm",
         description="vllm: vLLM on GPUs. simulated: an engine simulator without GPUs and weights, which responds with "
-        "meaningless text. llama-cpp, sglang: that server in your image. openai: any server with an OpenAI-compatible "
-        "API.",
+        "meaningless text. llama-cpp, sglang, tensorrt-llm, tgi: that server in your image. openai: any server with an "
+        "OpenAI-compatible API.",
     )
     image: (
         Annotated[

@@ -155,9 +155,14 @@ class CacheSpec(ApiModel):
         description="Existing folder of each node, writable for engine.runAsUser of the chart. Refused unless "
         "serviceLimits.volumeTypes has hostPath.",
     )
+    node_local: bool | None = Field(
+        default=None,
+        description="Use the folder of each node in engine.nodeCache of the chart. A platform without one refuses "
+        "it, or, without serviceLimits, gives each pod a cache of its own.",
+    )
     size_limit: SizeLimit | None = Field(
         default=None,
-        description=f"Size limit of the emptyDir. Absent without claimName and hostPath: {DEFAULT_CACHE_SIZE}.",
+        description=f"Size limit of the emptyDir. Absent without another field: {DEFAULT_CACHE_SIZE}.",
     )
 
     rules: ClassVar[tuple[ValidationRule[CacheSpec], ...]] = (
@@ -173,6 +178,14 @@ class CacheSpec(ApiModel):
             "hostPath excludes claimName and sizeLimit: a model has one cache, and a folder of the node has no limit",
             lambda own: own.host_path is None or (own.claim_name is None and own.size_limit is None),
             field=".hostPath",
+            reason="FieldValueForbidden",
+        ),
+        ValidationRule(
+            "!has(self.nodeLocal) || !self.nodeLocal || !has(self.claimName) && !has(self.hostPath) "
+            "&& !has(self.sizeLimit)",
+            "nodeLocal excludes claimName, hostPath and sizeLimit: a model has one cache, and the platform bounds it",
+            lambda own: not own.node_local or (own.claim_name, own.host_path, own.size_limit) == (None, None, None),
+            field=".nodeLocal",
             reason="FieldValueForbidden",
         ),
     )

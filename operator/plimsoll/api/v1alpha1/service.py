@@ -97,6 +97,7 @@ _ENGINE_RULES: tuple[ValidationRule[InferenceServiceSpec], ...] = (
     ),
     needs(Feature.TARGETS, "has(self.targets)", lambda own: own.targets is not None, field=".targets"),
     needs(Feature.LORA, _HAS_LORA, _uses_lora, field=".adapters"),
+    needs(Feature.EMBED, _is_task("embed"), lambda own: own.model.task == "embed", field=".model.task"),
     needs(Feature.SCORE, _is_task("score"), lambda own: own.model.task == "score", field=".model.task"),
     needs(Feature.TRANSCRIBE, _is_task("transcribe"), lambda own: own.model.task == "transcribe", field=".model.task"),
     needs(
