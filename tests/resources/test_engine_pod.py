@@ -66,7 +66,7 @@ def test_pod_requests_limits_and_tolerates_gpus() -> None:
         (["-dp=2"], "4"),
         (["--data_parallel_size=2", "--pipeline-parallel-size", "2"], "2"),
         (["--data-parallel-size", "2", "--tensor-parallel-size", "2"], "8"),  # the user's size follows and wins
-        (["--data-parallel-size", "3"], "8"),  # vLLM says that the sizes do not fit the GPUs
+        (["--data-parallel-size", "2", "--prefill-context-parallel-size=2"], "2"),
         ([], "8"),
     ],
 )

@@ -245,14 +245,16 @@ def default_engine_args(
 ) -> list[str]:
     """Engine arguments that the user's override: those of task, role, GPUs, nodes, SLO and installation, in order."""
     engine = service.spec.engine
-    own = engine.contract.default_args(kind, service.spec.model.task, tier.gpus, engine.args)
+    chart_args = engine_defaults(service, platform).args
+    given = (*chart_args, *engine.args)
+    own = engine.contract.default_args(kind, service.spec.model.task, tier.gpus, given)
     stages: tuple[str, ...] = ()
     if tier.nodes > 1:  # the launcher takes each size once, so that the installation's arguments do not change it
         one_gpu = (vllm.TENSOR_PARALLEL_SIZE, "1") if tier.gpus == 1 else ()
         stages = (*one_gpu, vllm.PIPELINE_PARALLEL_SIZE, str(tier.nodes))
     tuned = tuned_arguments(service, kind, tier, platform)
     words = [] if isinstance(tuned, Unavailable) else [word for argument in tuned for word in argument.args]
-    return [*own, *stages, *words, *engine_defaults(service, platform).args]
+    return [*own, *stages, *words, *chart_args]
 
 
 def tuned_arguments(

@@ -22,6 +22,7 @@ from plimsoll.api.v1alpha1.engine import EngineSpec
 from plimsoll.api.v1alpha1.engine_features import needs
 from plimsoll.api.v1alpha1.model import FETCHED_SCHEMES, ModelSource
 from plimsoll.api.v1alpha1.node_rules import NODE_RULES
+from plimsoll.api.v1alpha1.parallelism_rules import PARALLELISM_RULES
 from plimsoll.api.v1alpha1.prefill_rules import PREFILL_RULES, SERVE_ALONE, serves_alone
 from plimsoll.api.v1alpha1.prefix_cache_rules import PREFIX_CACHE_RULES
 from plimsoll.api.v1alpha1.request_limits import RequestLimitsSpec
@@ -172,6 +173,7 @@ class InferenceServiceSpec(ApiModel):
         *NODE_RULES,
         *PREFIX_CACHE_RULES,
         *PREFILL_RULES,
+        *PARALLELISM_RULES,
         ValidationRule(
             "!has(self.adapters) || size(self.adapters) <= (has(self.engine) && has(self.engine.lora) &&"
             f" has(self.engine.lora.maxCpuLoras) ? self.engine.lora.maxCpuLoras : {DEFAULT_MAX_CPU_LORAS})",
