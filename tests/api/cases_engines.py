@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.api.cases import Case, single_edit
+from tests.api.cases_draft import DRAFT_CASES
 from tests.api.manifests import aggregated
 
 IMAGE = "example.com/x:1"
@@ -59,6 +60,7 @@ NO_FETCH = (
 )
 
 ENGINE_CASES = [
+    *DRAFT_CASES,
     *[
         single_edit(f"spec.tiers.{role}.nodes", 2, "nodes above 1 is allowed only for the tier serve")
         for role in ("prefill", "decode")

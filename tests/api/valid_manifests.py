@@ -6,6 +6,7 @@ from typing import Any
 
 from tests.api.cases import DECODE, POD
 from tests.api.cases_admission import SLO
+from tests.api.cases_draft import VALID_DRAFTS
 
 VALID_EDITS: list[dict[str, Any]] = [
     {"metadata.name": "a"},
@@ -317,6 +318,7 @@ VALID_EDITS: list[dict[str, Any]] = [
 
 # Of a service with the tier `serve` alone.
 VALID_AGGREGATED: list[dict[str, Any]] = [
+    *VALID_DRAFTS,
     *[
         {"spec.engine": {"runtime": runtime, "image": "example.com/x:1", "args": args}, "spec.model": model}
         for runtime, args, model in (

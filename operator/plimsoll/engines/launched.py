@@ -66,6 +66,8 @@ METRICS: Final = MetricMap(
             (_prompt_tokens(PromptSource.TRANSFERRED), Source(Metric.EXTERNAL_CACHE_HITS)),
         ),
         (Signal.PREEMPTIONS, (Source(Metric.PREEMPTIONS),)),
+        (Signal.DRAFT_TOKENS, (Source(Metric.DRAFT_TOKENS),)),
+        (Signal.ACCEPTED_DRAFT_TOKENS, (Source(Metric.ACCEPTED_DRAFT_TOKENS),)),
         (Signal.POST_SECONDS, (Source(Metric.NIXL_POST_SECONDS),)),
         (Signal.TRANSFER_SECONDS, (Source(Metric.NIXL_TRANSFER_SECONDS),)),
         (Signal.PROMPT_TOKENS, (Source(Metric.PROMPT_TOKENS),)),
@@ -91,5 +93,8 @@ VLLM: Final = Engine(
     queue_limit=_queue_limit,
 )
 SIMULATED: Final = replace(
-    VLLM, name="simulated", title="the engine simulator", features=VLLM.features - {Feature.TUNING}
+    VLLM,
+    name="simulated",
+    title="the engine simulator",
+    features=VLLM.features - {Feature.TUNING, Feature.SPECULATION, Feature.KV_OFFLOAD},
 )

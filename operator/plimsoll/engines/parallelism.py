@@ -114,3 +114,8 @@ def waste(gpus: int, args: Sequence[str]) -> str | None:
     if gpus == 1 and any(argument.replace("_", "-") in EXPERT_SPELLINGS for argument in args):
         return f", on which {vllm.EXPERT_PARALLEL} has no effect"
     return None
+
+
+def data_parallel_size(args: Sequence[object]) -> int:
+    """Data parallel ranks of an engine with these arguments."""
+    return dict(parallel_sizes(args).others).get(vllm.DATA_PARALLEL_SIZE, 1)

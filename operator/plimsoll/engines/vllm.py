@@ -41,6 +41,8 @@ MASTER_ADDRESS: Final = "--master-addr"  # host of the pod with rank 0
 HEADLESS: Final = "--headless"  # of the other pods: they have no API server
 DATA_PARALLEL_SIZE: Final = "--data-parallel-size"
 DECODE_CONTEXT_PARALLEL_SIZE: Final = "--decode-context-parallel-size"
+SPECULATIVE_CONFIG: Final = "--speculative-config"
+KV_OFFLOADING_SIZE: Final = "--kv-offloading-size"  # GiB in CPU memory, of each data parallel rank
 CPU_OFFLOAD: Final = "--cpu-offload-gb"
 CHUNKED_PREFILL: Final = "--enable-chunked-prefill"
 NO_CHUNKED_PREFILL: Final = "--no-enable-chunked-prefill"
@@ -121,6 +123,8 @@ class Metric(StrEnum):
     LOCAL_CACHE_HITS = "vllm:prefix_cache_hits_total"
     EXTERNAL_CACHE_HITS = "vllm:external_prefix_cache_hits_total"
     PREEMPTIONS = "vllm:num_preemptions_total"
+    DRAFT_TOKENS = "vllm:spec_decode_num_draft_tokens_total"
+    ACCEPTED_DRAFT_TOKENS = "vllm:spec_decode_num_accepted_tokens_total"
     NIXL_POST_SECONDS = "vllm:nixl_post_time_seconds_sum"
     NIXL_TRANSFER_SECONDS = "vllm:nixl_xfer_time_seconds_sum"
     PROMPT_TOKENS = "vllm:request_prompt_tokens"

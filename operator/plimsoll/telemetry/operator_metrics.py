@@ -193,6 +193,13 @@ AUTOSCALER_TOKEN_RATIO = Gauge(
     ["service", "kind"],
     registry=OPERATOR,
 )
+AUTOSCALER_DRAFT_ACCEPTANCE = Gauge(
+    "plimsoll_autoscaler_draft_acceptance_ratio",
+    "Share of the tokens drafted by speculative decoding in the last minute that a tier's engines kept; no series "
+    "without a draft.",
+    _TIER_LABELS,
+    registry=OPERATOR,
+)
 AUTOSCALER_READY = Gauge(
     "plimsoll_autoscaler_ready_replicas",
     "Ready replicas of a tier.",
@@ -290,6 +297,7 @@ _SCALING_METRICS = (
     AUTOSCALER_REJECTED_SHARE,
     AUTOSCALER_TTFT_OFFSET,
     AUTOSCALER_TOKEN_RATIO,
+    AUTOSCALER_DRAFT_ACCEPTANCE,
     AUTOSCALER_READY,
     AUTOSCALER_OVERDUE,
     AUTOSCALER_STARTUP,
