@@ -195,8 +195,7 @@ AUTOSCALER_TOKEN_RATIO = Gauge(
 )
 AUTOSCALER_DRAFT_ACCEPTANCE = Gauge(
     "plimsoll_autoscaler_draft_acceptance_ratio",
-    "Share of the tokens drafted by speculative decoding in the last minute that a tier's engines kept; no series "
-    "without a draft.",
+    "Share of the last minute's drafted tokens that a tier's engines kept; no series without any.",
     _TIER_LABELS,
     registry=OPERATOR,
 )

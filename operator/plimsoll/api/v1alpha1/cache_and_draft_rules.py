@@ -11,16 +11,18 @@ from typing import Any, Final
 
 from plimsoll.api.v1alpha1.api_model import ValidationRule, compile_re2, quote
 from plimsoll.api.v1alpha1.engine_features import FORBIDDEN, needs
-from plimsoll.api.v1alpha1.prefill_rules import SERVE_ALONE, serves_alone
+from plimsoll.api.v1alpha1.prefill_rules import serves_alone
 from plimsoll.engines.engine import Feature
 
-_DRAFT_FLAGS: Final = "^(--spec(ulative.config|.method|.model|.tokens)|-sc)([=. ]|$)"
+_OWN_FLAGS: Final = "^(--spec(ulative.config|.method|.model|.tokens)|-sc|--kv.offloading.*)([=. ]|$)"
 _DATA_FLAGS: Final = "^-(dp|-data.parallel.size)"
-_OFFLOAD_FLAGS: Final = "^--kv.offloading"
 _SPECULATIVE: Final = "(has(self.engine) && has(self.engine.speculative))"
 _MAX_BATCH: Final = f"({_SPECULATIVE} && has(self.engine.speculative.maxBatch))"
 _OFFLOAD: Final = "has(self.kvOffload)"
-_ONE_NODE: Final = "(!has(self.tiers.serve.nodes) || self.tiers.serve.nodes == 1)"
+_ONE_POD: Final = (
+    "(!has(self.model.task) || self.model.task == 'generate') && (!has(self.tiers) ||"
+    " (has(self.tiers.serve) && (!has(self.tiers.serve.nodes) || self.tiers.serve.nodes == 1)"
+)
 _CLAIM: Final = "split('/')[2]"
 
 _Predicate = Callable[[Any], bool]
@@ -38,8 +40,9 @@ def _offloads(spec: Any) -> bool:
     return spec.kv_offload is not None
 
 
-def _on_one_node(spec: Any) -> bool:
-    return all(tier.nodes == 1 for _, tier in spec.tiers.items())
+def _in_one_pod(spec: Any) -> bool:
+    is_single = serves_alone(spec) and all(tier.nodes == 1 for _, tier in spec.tiers.items())
+    return is_single and spec.model.task == "generate"
 
 
 def _shares_claim(spec: Any) -> bool:
@@ -65,36 +68,15 @@ def _no_flags(cel: str, used: _Predicate, pattern: str, says: str) -> Validation
     )
 
 
-def _only_generate(cel: str, used: _Predicate, field: str) -> ValidationRule[Any]:
-    return _refuse(
-        cel,
-        used,
-        field,
-        "!has(self.model.task) || self.model.task == 'generate'",
-        lambda own: own.model.task == "generate",
-        "is allowed only with task generate",
-    )
-
-
 CACHE_AND_DRAFT_RULES: Final[tuple[ValidationRule[Any], ...]] = (
     needs(Feature.SPECULATION, _SPECULATIVE, _speculates, field=".engine.speculative"),
-    _only_generate(_SPECULATIVE, _speculates, ".engine.speculative"),
     _refuse(
         _SPECULATIVE,
         _speculates,
         ".engine.speculative",
-        f"!has(self.tiers) || ({SERVE_ALONE} && {_ONE_NODE})",
-        lambda own: serves_alone(own) and _on_one_node(own),
-        "needs the tier serve with nodes 1: a KV transfer does not move the blocks of a draft",
-    ),
-    _no_flags(
-        _SPECULATIVE, _speculates, _DRAFT_FLAGS, "may not have flags of speculative decoding with engine.speculative"
-    ),
-    _no_flags(
-        _MAX_BATCH,
-        _bounds_batch,
-        _DATA_FLAGS,
-        "may not set --data-parallel-size with engine.speculative.maxBatch: vLLM then drafts in any batch",
+        f"({_ONE_POD})))",
+        _in_one_pod,
+        "needs task generate, and the tier serve with nodes 1: a KV transfer does not move the blocks of a draft",
     ),
     _refuse(
         _SPECULATIVE,
@@ -105,23 +87,26 @@ CACHE_AND_DRAFT_RULES: Final[tuple[ValidationRule[Any], ...]] = (
         _shares_claim,
         "a pvc:// draft must be in the claim of model.uri",
     ),
+    _no_flags(
+        _MAX_BATCH,
+        _bounds_batch,
+        _DATA_FLAGS,
+        "may not set --data-parallel-size with engine.speculative.maxBatch: vLLM then drafts in any batch",
+    ),
     needs(Feature.KV_OFFLOAD, _OFFLOAD, _offloads, field=".kvOffload"),
-    _only_generate(_OFFLOAD, _offloads, ".kvOffload"),
     _refuse(
         _OFFLOAD,
         _offloads,
         ".kvOffload",
-        f"!has(self.tiers) || ({SERVE_ALONE} && {_ONE_NODE})",
-        lambda own: serves_alone(own) and _on_one_node(own),
-        "needs the tier serve with nodes 1: vLLM has one KV connector, and a KV transfer needs it",
+        f"({_ONE_POD} && (!has(self.tiers.serve.gpus) || self.tiers.serve.gpus > 0))))",
+        lambda own: _in_one_pod(own) and all(tier.gpus > 0 for _, tier in own.tiers.items()),
+        "needs task generate, and the tier serve with nodes 1 and gpus above 0: vLLM has one KV connector, which a KV "
+        "transfer takes",
     ),
-    _refuse(
-        _OFFLOAD,
-        _offloads,
-        ".kvOffload",
-        "!has(self.tiers) || !has(self.tiers.serve) || !has(self.tiers.serve.gpus) || self.tiers.serve.gpus > 0",
-        lambda own: all(tier.gpus > 0 for _, tier in own.tiers.items()),
-        "needs tiers.serve.gpus above 0: an engine without GPUs keeps its KV cache in CPU memory anyway",
+    _no_flags(
+        f"({_OFFLOAD} || {_SPECULATIVE})",
+        lambda own: _speculates(own) or _offloads(own),
+        _OWN_FLAGS,
+        "may not have flags of speculative decoding or KV offloading with engine.speculative or kvOffload",
     ),
-    _no_flags(_OFFLOAD, _offloads, _OFFLOAD_FLAGS, "may not have --kv-offloading flags with kvOffload"),
 )

@@ -231,8 +231,7 @@ class EngineSpec(ApiModel):
     )
     speculative: SpeculativeSpec | None = Field(
         default=None,
-        description="Speculative decoding of vLLM (`--speculative-config`). Sizing counts it once it is measured. "
-        "Absent: none.",
+        description="Speculative decoding of vLLM. Absent: none.",
     )
     prefix_cache: Literal["Shared", "PerTenant"] | None = Field(
         default=None,

@@ -13,8 +13,7 @@ class KvOffloadSpec(ApiModel):
     """KV cache in CPU memory, by vLLM's own connector."""
 
     memory: SizeLimit = Field(
-        description="CPU memory of each pod for KV blocks, such as 64Gi. Memory request, memory limit and /dev/shm of "
-        "the pod grow by it."
+        description="Size per pod, such as 64Gi. Memory request, memory limit and /dev/shm grow by it."
     )
 
     @property

@@ -122,8 +122,7 @@ class InferenceServiceSpec(ApiModel):
     engine: EngineSpec = Field(default=EngineSpec(), description="The engine that serves the model.")
     kv_offload: KvOffloadSpec | None = Field(
         default=None,
-        description="KV cache in CPU memory, for prefixes that leave the GPUs' cache. A change restarts the engines. "
-        "Absent: none.",
+        description="KV cache in CPU memory. Absent: none.",
     )
     slo: SloSpec | None = Field(
         default=None,

@@ -9,26 +9,30 @@ from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field
 
-from plimsoll.api.v1alpha1.api_model import ApiModel, ValidationRule, ValidationRules
-from plimsoll.api.v1alpha1.model import ADAPTER_URI_RULES, REVISION_RULE, claim_of, scheme_of
+from plimsoll.api.v1alpha1.api_model import ApiModel, ValidationRule, ValidationRules, matching
+from plimsoll.api.v1alpha1.model import REVISION_RULE, claim_of, scheme_of
 
 DEFAULT_DRAFT_TOKENS: Final = 3
 MAX_DRAFT_TOKENS: Final = 16
 MAX_BATCH: Final = 1024
 DRAFT_METHODS: Final = ("draft_model", "eagle", "eagle3")  # the others draft without weights of their own
 _DRAFT_METHODS_CEL: Final = f"[{', '.join(repr(one) for one in DRAFT_METHODS)}]"
+_SEGMENT: Final = "[A-Za-z0-9_][A-Za-z0-9._-]*"
+_DRAFT_RULE: Final = matching(
+    f"^(hf://{_SEGMENT}/{_SEGMENT}|pvc://[a-z0-9][-a-z0-9.]*(/{_SEGMENT})+|file://(/{_SEGMENT})+)$",
+    "must be hf://ORG/REPO, pvc://CLAIM/PATH or file:///PATH, without '..'",
+)
 
 
 class SpeculativeSpec(ApiModel):
     """Speculative decoding of vLLM."""
 
     method: Literal["ngram", "mtp", "eagle", "eagle3", "draft_model"] = Field(
-        description="What drafts. ngram: repetitions in the prompt. mtp: the model's own layers for it. eagle, eagle3, "
-        "draft_model: the weights in draft.",
+        description="What drafts. ngram: repetitions in the prompt. mtp: layers of the model. Others: that of draft.",
     )
-    draft: Annotated[str, Field(min_length=1, max_length=1024), ValidationRules(*ADAPTER_URI_RULES)] | None = Field(
+    draft: Annotated[str, Field(min_length=1, max_length=1024), ValidationRules(_DRAFT_RULE)] | None = Field(
         default=None,
-        description="Weights of the draft: hf://ORG/REPO, file:///PATH, or pvc://CLAIM/PATH in the claim of model.uri.",
+        description="hf://ORG/REPO, file:///PATH, or pvc://CLAIM/PATH with the claim of model.uri.",
     )
     revision: Annotated[str, Field(min_length=1, max_length=128), ValidationRules(REVISION_RULE)] | None = Field(
         default=None, description="Branch, tag or commit of an hf:// draft."
@@ -38,27 +42,19 @@ class SpeculativeSpec(ApiModel):
         ge=1,
         le=MAX_DRAFT_TOKENS,
         json_schema_extra={"format": "int32"},
-        description=f"Tokens drafted in a step: 1 to {MAX_DRAFT_TOKENS}.",
+        description=f"Drafted tokens per step: 1 to {MAX_DRAFT_TOKENS}.",
     )
     max_batch: Annotated[int, Field(ge=1, le=MAX_BATCH, json_schema_extra={"format": "int32"})] | None = Field(
         default=None,
-        description="Largest batch in which vLLM drafts, since a large one gains nothing by it. Absent: always.",
+        description="Largest batch in which vLLM drafts. Absent: always.",
     )
 
     rules: ClassVar[tuple[ValidationRule[SpeculativeSpec], ...]] = (
         ValidationRule(
-            f"!(self.method in {_DRAFT_METHODS_CEL}) || has(self.draft)",
-            f"is required with method {', '.join(DRAFT_METHODS)}",
-            lambda own: own.method not in DRAFT_METHODS or own.draft is not None,
+            f"has(self.draft) == (self.method in {_DRAFT_METHODS_CEL})",
+            f"is required with method {', '.join(DRAFT_METHODS)}, and not allowed with the others",
+            lambda own: (own.draft is not None) == (own.method in DRAFT_METHODS),
             field=".draft",
-            reason="FieldValueRequired",
-        ),
-        ValidationRule(
-            f"self.method in {_DRAFT_METHODS_CEL} || !has(self.draft)",
-            f"is allowed only with method {', '.join(DRAFT_METHODS)}: the others need no weights",
-            lambda own: own.method in DRAFT_METHODS or own.draft is None,
-            field=".draft",
-            reason="FieldValueForbidden",
         ),
         ValidationRule(
             "!has(self.revision) || (has(self.draft) && self.draft.startsWith('hf://'))",

@@ -36,8 +36,7 @@ class TierStatus(StatusModel):
     )
     draft_acceptance: FormattedNumber | None = Field(
         default=None,
-        description="Share of the tokens drafted by speculative decoding that the engines kept in the last minute, to "
-        "the next 10%.",
+        description="Share of drafted tokens that the engines kept in the last minute, to the next 10%.",
     )
     starting_pods: str | None = Field(
         default=None,
