@@ -59,7 +59,7 @@ _UNKNOWN_COST_FLAGS: Final = (
     "--hf-overrides",
     "--load-format",
     "--quantization",
-    "--speculative-config",
+    vllm.SPECULATIVE_CONFIG,
 )
 
 
