@@ -28,6 +28,8 @@ vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
 vllm:prefix_cache_queries_total{engine="0",model_name="m"} 1300.0
 vllm:prefix_cache_hits_total{engine="0",model_name="m"} 400.0
 vllm:external_prefix_cache_hits_total{engine="0",model_name="m"} 50.0
+vllm:spec_decode_num_draft_tokens_total{engine="0",model_name="m"} 900.0
+vllm:spec_decode_num_accepted_tokens_total{engine="0",model_name="m"} 300.0
 vllm:num_preemptions_total{engine="0",model_name="m"} 1.0
 vllm:prompt_tokens_total{engine="0",model_name="m"} 1250.0
 vllm:prompt_tokens_by_source_total{engine="0",model_name="m",source="local_compute"} 800.0
@@ -83,6 +85,7 @@ def test_parse_recent_release_reads_every_field() -> None:
     assert reading.cached_prompt_tokens == 390.0
     assert reading.transferred_prompt_tokens == 60.0
     assert (reading.post_s, reading.transfer_s) == (0.5, 1.25)
+    assert (reading.draft_tokens, reading.accepted_draft_tokens) == (900.0, 300.0)
 
 
 def test_parse_buckets_are_not_cumulative() -> None:

@@ -119,7 +119,7 @@ ADAPTER_CASES = [
     Case(_adapters({}), "spec.adapters", "need the tier serve: remote prefill does not support them"),
     *[
         Case(
-            _adapters({}, **{"spec.engine.args": [arg]}),
+            _adapters({}, **{"spec.engine.args": [arg], "spec.tiers.serve.gpus": 2}),
             "spec.engine.args",
             "args may not set LoRA flags",
             base=aggregated,

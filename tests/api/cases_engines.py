@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.api.cases import Case, single_edit
+from tests.api.cases_draft import DRAFT_CASES
 from tests.api.manifests import aggregated
 
 IMAGE = "example.com/x:1"
@@ -49,6 +50,8 @@ GROUP_ARGS = (
     ["-pp", "1"],
     ["-pcp", "2"],
 )
+SIZES_FIT = "parallel sizes must fit the gpus of each tier: their product is at most gpus"
+ONE_GPU_ARGS = (["-dp", "2"], ["--tensor_parallel_size=4"], ["--seed", "1", "-tp=8"], ["-pcp", "16"], ["-pp", "2"])
 NO_NODES = "engine sglang has no engines of several nodes: remove tiers.serve.nodes, or use engine vllm or simulated"
 
 NO_FETCH = (
@@ -57,11 +60,18 @@ NO_FETCH = (
 )
 
 ENGINE_CASES = [
+    *DRAFT_CASES,
     *[
         single_edit(f"spec.tiers.{role}.nodes", 2, "nodes above 1 is allowed only for the tier serve")
         for role in ("prefill", "decode")
     ],
     _engine("sglang", NODES, 2, NO_NODES),
+    *[
+        Case({ARGS: args, **more}, ARGS, SIZES_FIT, base=aggregated)
+        for args in ONE_GPU_ARGS
+        for more in ({}, {"spec.engine.runtime": "simulated"})
+    ],
+    Case({ARGS: ["-tp", "2"], "spec.tiers.decode.gpus": 2}, ARGS, SIZES_FIT),  # the prefill tier has one GPU
     _engine("llama-cpp", "spec.model.uri", "s3://models/chat", NO_FETCH),
     Case({NODES: 2, TOPOLOGY: "a" * 318}, TOPOLOGY, "must have at most 317 characters", "Too long", base=aggregated),
     *[

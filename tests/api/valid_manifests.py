@@ -6,6 +6,7 @@ from typing import Any
 
 from tests.api.cases import DECODE, POD
 from tests.api.cases_admission import SLO
+from tests.api.cases_draft import VALID_DRAFTS
 
 VALID_EDITS: list[dict[str, Any]] = [
     {"metadata.name": "a"},
@@ -62,8 +63,22 @@ VALID_EDITS: list[dict[str, Any]] = [
             "a --host b",
             "--chat-template-content-format",
             "x" * 4096,
-        ]
+        ],
+        "spec.tiers.prefill.gpus": 2,
+        "spec.tiers.decode.gpus": 4,
     },
+    *[
+        {"spec.engine.args": args, "spec.tiers.prefill.gpus": gpus, "spec.tiers.decode.gpus": gpus}
+        for gpus, args in (
+            (8, ["--data-parallel-size", "8"]),
+            (8, ["-dp=2", "--pipeline_parallel_size", "2"]),
+            (8, ["-tp", "16", "--tensor-parallel-size", "4", "-dp", "2", "-ep"]),
+            (8, ["--data-parallel-size", "0"]),
+            (1, ["-tp", "2", "--distributed-executor-backend=ray"]),
+            (1, ["--data-parallel-size=4", "--data-parallel-rank", "0"]),
+            (0, ["-tp", "2"]),
+        )
+    ],
     {"spec.engine.args": ["--seed"] * 128},
     {"spec.engine.env": [{"name": name, "value": ""} for name in ("A", "a.b-c", "_X", "MY_PLIMSOLL_X", "PLIMSOLL")]},
     {"spec.engine.env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "a", "key": "b", "optional": True}}}]},
@@ -303,6 +318,7 @@ VALID_EDITS: list[dict[str, Any]] = [
 
 # Of a service with the tier `serve` alone.
 VALID_AGGREGATED: list[dict[str, Any]] = [
+    *VALID_DRAFTS,
     *[
         {"spec.engine": {"runtime": runtime, "image": "example.com/x:1", "args": args}, "spec.model": model}
         for runtime, args, model in (
@@ -314,7 +330,7 @@ VALID_AGGREGATED: list[dict[str, Any]] = [
                 {"uri": "hf://a/b", "revision": "v1"},
             ),
             ("tgi", ["--max-total-tokens", "4096", "--json-output"], {"uri": "pvc://models/m"}),
-            ("sglang", ["--context-length", "4096"], {"uri": "hf://a/b", "revision": "v1"}),
+            ("sglang", ["--context-length", "4096", "-tp", "2"], {"uri": "hf://a/b", "revision": "v1"}),
             ("openai", ["--host", "0.0.0.0", "--port=8000", "-m", "x"], {"uri": "file:///m", "task": "transcribe"}),
         )
     ],

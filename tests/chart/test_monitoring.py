@@ -158,6 +158,8 @@ def test_dashboard_ids_variables_and_refs_are_consistent() -> None:
         "vllm:request_decode_time_seconds_bucket",
         "vllm:prefix_cache_hits_total",
         "vllm:num_preemptions_total",
+        "vllm:external_prefix_cache_hits_total",
+        "vllm:spec_decode_num_accepted_tokens_total",
         "plimsoll_slo_attainment_ratio",
         "plimsoll_gateway_adapter_requests_total",
     ],

@@ -225,6 +225,20 @@ def test_token_ratio_has_a_series_once_it_differs(monkeypatch: pytest.MonkeyPatc
     assert value(metric, service="team/far", kind="image") is None
 
 
+def test_draft_acceptance_is_in_metric_and_status_while_engines_draft() -> None:
+    metric, labels = "plimsoll_autoscaler_draft_acceptance_ratio", {"service": "team/guess", "tier": "serve"}
+    found, key = loaded_world("guess", **PROMISED), ("team", "guess")
+    assert value(metric, **labels) is None
+    for second in (30.0, 35.0):
+        drafting = replace(engine(40.0 * second, NOW_S + second), draft_tokens=100.0 * second)
+        found.scaler.observe_engine(key, Role.SERVE, replace(drafting, accepted_draft_tokens=62.0 * second))
+    found.scaler.decide(NOW_S + 36.0)
+    assert value(metric, **labels) == pytest.approx(0.62)
+    report = found.scaler.report(key)
+    assert report is not None
+    assert report.tiers["serve"]["draftAcceptance"] == "60%"
+
+
 def test_stale_attainment_is_not_exported() -> None:
     found = loaded_world("past", **PROMISED)
     assert value("plimsoll_slo_attainment_ratio", service="team/past") == 1.0

@@ -184,6 +184,23 @@ def test_slo_below_the_data_sheet_is_a_warning_once() -> None:
     assert validate_change(service, None, cluster_of(), ("--quantization=fp8",)) == ValidationResult()
 
 
+@pytest.mark.parametrize(
+    ("gpus", "args", "chart_args", "said"),
+    [
+        (8, ["--tensor-parallel-size", "4"], (), "gpus is 8, of which --tensor-parallel-size 4 uses 4"),
+        (1, ["--enable_expert_parallel"], (), "gpus is 1, on which --enable-expert-parallel has no effect"),
+        (2, [], ("-tp", "4"), "gpus is 2, and --tensor-parallel-size 4 needs 4"),
+        (8, ["-tp=4"], ("-dp", "4"), "gpus is 8, and --tensor-parallel-size 4 x --data-parallel-size 4 needs 16"),
+    ],
+)
+def test_gpus_that_no_argument_uses_are_a_warning(
+    gpus: int, args: list[str], chart_args: tuple[str, ...], said: str
+) -> None:
+    service = builders.service(tiers={"serve": {"gpus": gpus}}, engine={"args": args})
+    found = validate_change(service, None, cluster_of(), chart_args)
+    assert found == ValidationResult(warnings=(f"spec.tiers.serve.{said}; change it, or spec.engine.args",))
+
+
 def test_invalid_spec_is_refused_with_the_words_of_stalled() -> None:
     """A cluster may have the definition of an earlier release, without the rule."""
     service = builders.service(tiers={"serve": {"minReplicas": 3, "maxReplicas": 2}}, slo={"tpot": "50"})

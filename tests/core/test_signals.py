@@ -276,6 +276,37 @@ def test_preemptions_are_summed_over_pods() -> None:
     assert tier.step_rate_per_s == pytest.approx(100.0)  # of one pod
 
 
+def test_draft_acceptance_is_accepted_over_drafted_tokens() -> None:
+    listener = MetricsAggregator([Role.SERVE])
+    for t in (0.0, 5.0):
+        listener.observe_engine(Role.SERVE, engine(t, "a", draft_tokens=30.0 * t, accepted_draft_tokens=24.0 * t))
+        listener.observe_engine(Role.SERVE, engine(t, "b", draft_tokens=10.0 * t, accepted_draft_tokens=0.0))
+        listener.observe_engine(Role.SERVE, engine(t, "c"))  # of a revision that does not speculate
+    tier = listener.collect(NOW_S + 5, {Role.SERVE: ["a", "b", "c"]}, [], SHARE).tiers[Role.SERVE]
+    assert tier.draft_acceptance == pytest.approx(0.6)
+    idle = listener.collect(NOW_S + 70, {Role.SERVE: ["a", "b", "c"]}, [], SHARE).tiers[Role.SERVE]
+    assert isinstance(idle.draft_acceptance, Unavailable)
+
+
+@pytest.mark.parametrize(("offloaded", "share"), [(0.0, 0.25), (0.5, 0.625)])
+def test_prompt_tokens_from_cpu_memory_count_as_cached(offloaded: float, share: float) -> None:
+    """vLLM counts hits of an offloaded cache as those of a KV transfer, also in an aggregated engine."""
+    listener = MetricsAggregator([Role.SERVE])
+    for t in range(0, 65, 5):
+        computed = 5.0 * 225.0 * t
+        reading = engine(
+            t,
+            local_prompt_tokens=computed * (1.0 - offloaded),
+            cached_prompt_tokens=5.0 * 75.0 * t,
+            transferred_prompt_tokens=computed * offloaded,
+        )
+        listener.observe_engine(Role.SERVE, reading)
+    found = listener.collect(NOW_S + 60, {Role.SERVE: ["a"]}, [], SHARE)
+    assert not isinstance(found.workload, Unavailable)
+    cached = found.workload.mean(found.workload.cached_tokens)
+    assert cached / (cached + found.workload.mean(found.workload.uncached_tokens)) == pytest.approx(share, rel=0.02)
+
+
 def prefilling(busy_s: float) -> EngineReading:
     """A prefill engine of the same requests: one output token each, half of each prompt cached."""
     ended = 5.0 * busy_s

@@ -66,14 +66,14 @@ def test_pod_requests_limits_and_tolerates_gpus() -> None:
         (["-dp=2"], "4"),
         (["--data_parallel_size=2", "--pipeline-parallel-size", "2"], "2"),
         (["--data-parallel-size", "2", "--tensor-parallel-size", "2"], "8"),  # the user's size follows and wins
-        (["--data-parallel-size", "3"], "8"),  # vLLM says that the sizes do not fit the GPUs
+        (["--data-parallel-size", "2", "--prefill-context-parallel-size=2"], "2"),
         ([], "8"),
     ],
 )
 def test_pod_tensor_parallel_size_is_what_other_sizes_leave(args: list[str], size: str) -> None:
     """`gpus: 8` with data parallelism of 8 is eight copies on one GPU each, not on 64 GPUs."""
-    made = rendered(tiers=tiers(gpus=8), engine={"args": args})
-    assert json.loads(environment(made)["PLIMSOLL_DEFAULT_ARGS"])[2:4] == ["--tensor-parallel-size", size]
+    made = rendered("serve", tiers={"serve": {"gpus": 8}}, engine={"args": args})
+    assert json.loads(environment(made)["PLIMSOLL_DEFAULT_ARGS"])[:2] == ["--tensor-parallel-size", size]
 
 
 @pytest.mark.parametrize(

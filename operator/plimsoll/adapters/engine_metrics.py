@@ -216,6 +216,8 @@ def _reading(page: _Page, histograms: Mapping[Signal, BucketCounts | None], pod:
         preemptions=value(Signal.PREEMPTIONS),
         post_s=value(Signal.POST_SECONDS),
         transfer_s=value(Signal.TRANSFER_SECONDS),
+        draft_tokens=value(Signal.DRAFT_TOKENS),
+        accepted_draft_tokens=value(Signal.ACCEPTED_DRAFT_TOKENS),
         prompt_tokens=histogram(Signal.PROMPT_TOKENS),
         output_tokens=output,
         tpot_s=_without_single_tokens(histogram(Signal.TPOT), output),

@@ -180,7 +180,7 @@ def plan_lines(
     for role, tier in figures["tiers"].items():
         if tier["speculation"] is not None:
             advice = tier["speculation"]
-            advice_text = f"on, up to batch size {advice['up_to_batch']}" if advice["on"] else "off"
+            advice_text = f"on, engine.speculative.maxBatch {advice['up_to_batch']}" if advice["on"] else "off"
             output += ["", f"speculative decoding ({role}): {advice_text}; {advice['reason']}"]
         if tier["cuda_graphs"] is not None:
             graphs = tier["cuda_graphs"]

@@ -120,6 +120,7 @@ def service_detail(service: KubeObject, screen: Screen, now_s: float) -> list[st
         _conditions_section(service, screen),
         _tiers_section(service, screen, now_s),
         _tuning_section(service, screen),
+        _draft_section(service, screen),
         _model_section(service, screen),
         _slo_section(service, screen),
     ):
@@ -148,6 +149,12 @@ def _tiers_section(service: KubeObject, screen: Screen, now_s: float) -> list[st
 def _tuning_section(service: KubeObject, screen: Screen) -> list[str]:
     tuning = get_text(service, "status", "engineTuning")
     return hanging_indent("engine arguments  ", tuning, screen) if tuning else []
+
+
+def _draft_section(service: KubeObject, screen: Screen) -> list[str]:
+    tiers = get_mapping(service, "status", "tiers")
+    shares = [f"{name} {share}" for name, tier in tiers.items() if (share := get_text(tier, "draftAcceptance"))]
+    return hanging_indent("accepted drafts  ", ", ".join(shares), screen) if shares else []
 
 
 def _model_section(service: KubeObject, screen: Screen) -> list[str]:

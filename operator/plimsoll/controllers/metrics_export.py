@@ -19,7 +19,7 @@ from plimsoll.core.autoscaling.service_state import ServiceState
 from plimsoll.core.autoscaling.slo_attainment import slo_attainment
 from plimsoll.core.prompt_tokens import KINDS
 from plimsoll.core.slo import Slo
-from plimsoll.core.types import Unavailable
+from plimsoll.core.types import Role, Unavailable
 from plimsoll.resources.engine_tuning import StoredArgument
 from plimsoll.telemetry import operator_metrics
 
@@ -44,6 +44,9 @@ class ScalingGauges:
         self._exported[key] = parts
         for tier, tier_snapshot in snapshot.tiers.items():
             _export_replicas(name, tier, service_state, tier_snapshot)
+            tier_metrics = snapshot.metrics.tiers.get(Role(tier))
+            acceptance = None if tier_metrics is None else _value_or_none(tier_metrics.draft_acceptance)
+            _set_or_remove(operator_metrics.AUTOSCALER_DRAFT_ACCEPTANCE, acceptance, name, tier)
         if spec.slo is None:
             return
         for tier, sizing in service_state.sizings.items():

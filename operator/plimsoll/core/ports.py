@@ -85,9 +85,10 @@ class EngineReading:
 
     kv_used: share of the KV cache. steps, computed_tokens: engine steps, and the prompt and output tokens that they
     computed. local_prompt_tokens: prompt tokens computed here; cached_prompt_tokens: those that a prefix hit saved;
-    transferred_prompt_tokens: those whose KV came from another engine. post_s, transfer_s: time spent in posting KV
-    reads and in KV transfers. prompt_tokens, output_tokens, tpot_s, ttft_s: histograms over completed requests. itl_s:
-    histogram over all inter-token latencies.
+    transferred_prompt_tokens: those whose KV came from another engine or from CPU memory. draft_tokens,
+    accepted_draft_tokens: tokens that speculative decoding drafted, and those that it kept. post_s, transfer_s: time
+    spent in posting KV reads and in KV transfers. prompt_tokens, output_tokens, tpot_s, ttft_s: histograms over
+    completed requests. itl_s: histogram over all inter-token latencies.
     """
 
     pod: str
@@ -105,6 +106,8 @@ class EngineReading:
     preemptions: float | None = None
     post_s: float | None = None
     transfer_s: float | None = None
+    draft_tokens: float | None = None
+    accepted_draft_tokens: float | None = None
     prompt_tokens: BucketCounts | None = None
     output_tokens: BucketCounts | None = None
     tpot_s: BucketCounts | None = None

@@ -33,6 +33,8 @@ class Feature(StrEnum):
     BUNDLED_IMAGE = "bundled image"
     OWN_SERVER = "command, port, health path and metric names of your own"
     TUNING = "arguments that the operator tunes"
+    SPECULATION = "speculative decoding"
+    KV_OFFLOAD = "KV cache in CPU memory"
     CACHE_SALT = "prefix cache for each tenant"
     DRAIN_ON_TERM = "drain on SIGTERM"
 
@@ -50,6 +52,8 @@ class Signal(StrEnum):
     CACHED_PROMPT_TOKENS = "cached_prompt_tokens"
     TRANSFERRED_PROMPT_TOKENS = "transferred_prompt_tokens"
     PREEMPTIONS = "preemptions"
+    DRAFT_TOKENS = "draft_tokens"
+    ACCEPTED_DRAFT_TOKENS = "accepted_draft_tokens"
     POST_SECONDS = "post_s"
     TRANSFER_SECONDS = "transfer_s"
     PROMPT_TOKENS = "prompt_tokens"

@@ -5,18 +5,15 @@ Their flags and metric names are in `vllm`, because the launcher has a copy of t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
 from plimsoll.engines import vllm
-from plimsoll.engines.engine import Engine, Feature, MetricMap, Signal, Source, last_count
+from plimsoll.engines.engine import Engine, Feature, MetricMap, Signal, Source
+from plimsoll.engines.parallelism import tensor_parallel_size
 from plimsoll.engines.vllm import Metric, PromptSource
 
-_TENSOR_FLAGS: Final = (vllm.TENSOR_PARALLEL_SIZE, "--tensor_parallel_size", "-tp")
-_PIPELINE_FLAGS: Final = (vllm.PIPELINE_PARALLEL_SIZE, "--pipeline_parallel_size", "-pp")
-_DATA_FLAGS: Final = (vllm.DATA_PARALLEL_SIZE, "--data_parallel_size", "-dp")
 _ROLE_ARGS: Final = {
     "prefill": (vllm.BLOCK_SIZE, str(vllm.DISAGGREGATED_BLOCK_TOKENS)),
     "decode": (vllm.BLOCK_SIZE, str(vllm.DISAGGREGATED_BLOCK_TOKENS)),
@@ -34,16 +31,6 @@ def _default_args(role: str, task: str, gpus: int, args: Sequence[object]) -> tu
     size = tensor_parallel_size(gpus, args)
     parallel = (vllm.TENSOR_PARALLEL_SIZE, str(size)) if gpus > 1 else ()
     return (*_TASK_ARGS[task], *_ROLE_ARGS[role], *parallel)
-
-
-def tensor_parallel_size(gpus: int, args: Sequence[object]) -> int:
-    """The tensor parallel size of an engine with this many GPUs: what data and pipeline parallelism leave of them.
-
-    It is all GPUs if the arguments have a tensor parallel size of their own, which wins, or sizes that do not divide
-    the GPUs, which vLLM rejects.
-    """
-    others = math.prod(last_count(args, flags) or 1 for flags in (_DATA_FLAGS, _PIPELINE_FLAGS))
-    return gpus if last_count(args, _TENSOR_FLAGS) or gpus % others else gpus // others
 
 
 def _max_sequences(args: Sequence[object]) -> int | None:
@@ -79,6 +66,8 @@ METRICS: Final = MetricMap(
             (_prompt_tokens(PromptSource.TRANSFERRED), Source(Metric.EXTERNAL_CACHE_HITS)),
         ),
         (Signal.PREEMPTIONS, (Source(Metric.PREEMPTIONS),)),
+        (Signal.DRAFT_TOKENS, (Source(Metric.DRAFT_TOKENS),)),
+        (Signal.ACCEPTED_DRAFT_TOKENS, (Source(Metric.ACCEPTED_DRAFT_TOKENS),)),
         (Signal.POST_SECONDS, (Source(Metric.NIXL_POST_SECONDS),)),
         (Signal.TRANSFER_SECONDS, (Source(Metric.NIXL_TRANSFER_SECONDS),)),
         (Signal.PROMPT_TOKENS, (Source(Metric.PROMPT_TOKENS),)),
@@ -104,5 +93,8 @@ VLLM: Final = Engine(
     queue_limit=_queue_limit,
 )
 SIMULATED: Final = replace(
-    VLLM, name="simulated", title="the engine simulator", features=VLLM.features - {Feature.TUNING}
+    VLLM,
+    name="simulated",
+    title="the engine simulator",
+    features=VLLM.features - {Feature.TUNING, Feature.SPECULATION, Feature.KV_OFFLOAD},
 )

@@ -17,7 +17,7 @@ from plimsoll.core import units
 from plimsoll.core.planning.engine_tuning import TunedArgument
 from plimsoll.core.types import Unavailable
 from plimsoll.engines import vllm
-from plimsoll.resources import engine_server, engine_tls, engine_tuning, lora, model_files, object_meta
+from plimsoll.resources import engine_memory, engine_server, engine_tls, engine_tuning, lora, model_files, object_meta
 from plimsoll.resources.platform_config import EngineDefaults, PlatformConfig
 
 Object = dict[str, Any]
@@ -245,14 +245,16 @@ def default_engine_args(
 ) -> list[str]:
     """Engine arguments that the user's override: those of task, role, GPUs, nodes, SLO and installation, in order."""
     engine = service.spec.engine
-    own = engine.contract.default_args(kind, service.spec.model.task, tier.gpus, engine.args)
+    chart_args = engine_defaults(service, platform).args
+    given = (*chart_args, *engine.args)
+    own = engine.contract.default_args(kind, service.spec.model.task, tier.gpus, given)
     stages: tuple[str, ...] = ()
     if tier.nodes > 1:  # the launcher takes each size once, so that the installation's arguments do not change it
         one_gpu = (vllm.TENSOR_PARALLEL_SIZE, "1") if tier.gpus == 1 else ()
         stages = (*one_gpu, vllm.PIPELINE_PARALLEL_SIZE, str(tier.nodes))
     tuned = tuned_arguments(service, kind, tier, platform)
     words = [] if isinstance(tuned, Unavailable) else [word for argument in tuned for word in argument.args]
-    return [*own, *stages, *words, *engine_defaults(service, platform).args]
+    return [*own, *stages, *words, *chart_args, *engine_memory.arguments(service, given)]
 
 
 def tuned_arguments(
@@ -285,7 +287,7 @@ def _resources(service: InferenceService, tier: EngineTier, platform: PlatformCo
     if gpus := _gpu_resources(service, tier, platform):
         for part in ("requests", "limits"):
             merged.setdefault(part, {}).update(gpus)
-    return merged
+    return engine_memory.with_offload(service, merged)
 
 
 def _at_most(amount: int | str, limit: int | str | None) -> int | str:
@@ -341,7 +343,10 @@ def _volumes(service: InferenceService, tier: EngineTier, platform: PlatformConf
     volumes: list[Object] = [
         {"name": "scratch", "emptyDir": {"sizeLimit": SCRATCH_SIZE}},
         {"name": "home", "emptyDir": {"sizeLimit": HOME_SIZE}},
-        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": shared_memory}},
+        {
+            "name": "shm",
+            "emptyDir": {"medium": "Memory", "sizeLimit": engine_memory.grown_size(service, shared_memory)},
+        },
     ]
     return [*volumes, *model_files.volumes(service, platform)]
 

@@ -59,7 +59,7 @@ _UNKNOWN_COST_FLAGS: Final = (
     "--hf-overrides",
     "--load-format",
     "--quantization",
-    "--speculative-config",
+    vllm.SPECULATIVE_CONFIG,
 )
 
 
@@ -76,7 +76,7 @@ def known_shape(service: InferenceService, default_args: Sequence[str]) -> Model
     has_short_flag = any(arg.startswith("-") and not arg.startswith("--") for arg in args)  # such as -q; none is read
     if has_short_flag or any(vllm.has_flag(args, flag) for flag in _UNKNOWN_COST_FLAGS):
         return None
-    if engine.runtime != "vllm" or not uri.startswith(HUB):
+    if engine.runtime != "vllm" or engine.speculative is not None or not uri.startswith(HUB):
         return None
     try:
         return find_shape(uri.removeprefix(HUB))

@@ -65,6 +65,7 @@ def _revision_name(service: InferenceService, role: RoleName, without: set[str],
             mode="json", by_alias=True, exclude_defaults=True, include={"gpus", "nodes", "gpu_resource", "pod"}
         ),
         **lora.revision_part(service),
+        **({"kvOffload": offload.memory} if (offload := service.spec.kv_offload) is not None else {}),
         **({"generation": generation} if generation else {}),
     }
     return f"{object_meta.tier_name(service.metadata.name, role)}-{object_meta.short_hash(written)}"

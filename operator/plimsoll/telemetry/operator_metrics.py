@@ -193,6 +193,12 @@ AUTOSCALER_TOKEN_RATIO = Gauge(
     ["service", "kind"],
     registry=OPERATOR,
 )
+AUTOSCALER_DRAFT_ACCEPTANCE = Gauge(
+    "plimsoll_autoscaler_draft_acceptance_ratio",
+    "Share of the last minute's drafted tokens that a tier's engines kept; no series without any.",
+    _TIER_LABELS,
+    registry=OPERATOR,
+)
 AUTOSCALER_READY = Gauge(
     "plimsoll_autoscaler_ready_replicas",
     "Ready replicas of a tier.",
@@ -290,6 +296,7 @@ _SCALING_METRICS = (
     AUTOSCALER_REJECTED_SHARE,
     AUTOSCALER_TTFT_OFFSET,
     AUTOSCALER_TOKEN_RATIO,
+    AUTOSCALER_DRAFT_ACCEPTANCE,
     AUTOSCALER_READY,
     AUTOSCALER_OVERDUE,
     AUTOSCALER_STARTUP,

@@ -17,6 +17,7 @@ from plimsoll.api.v1alpha1.api_model import ApiModel, MapList, ValidationRule, V
 from plimsoll.api.v1alpha1.engine_features import needs, needs_image, reserved_args, reserved_variables
 from plimsoll.api.v1alpha1.pod_overrides import ObjectName
 from plimsoll.api.v1alpha1.scalars import MAX_DURATION_CHARS, duration_rules
+from plimsoll.api.v1alpha1.speculative import SpeculativeSpec
 from plimsoll.core import units
 from plimsoll.engines.engine import Engine, Feature, Signal
 from plimsoll.engines.registry import engine_named
@@ -227,6 +228,10 @@ class EngineSpec(ApiModel):
         description="Auto: vLLM gets arguments that follow from spec.slo, the model and the GPU type, where these are "
         "known; args and the chart's arguments override them. Off: it gets none. A change takes effect at once. "
         "Absent: Auto, from the next rollout.",
+    )
+    speculative: SpeculativeSpec | None = Field(
+        default=None,
+        description="Speculative decoding of vLLM. Absent: none.",
     )
     prefix_cache: Literal["Shared", "PerTenant"] | None = Field(
         default=None,

@@ -14,14 +14,18 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import ConfigDict, Field, ValidationError
 
 from plimsoll.api.labels import SIZE_PROBLEM
-from plimsoll.api.v1alpha1.adapters import DEFAULT_MAX_CPU_LORAS, MAX_ADAPTERS_CHARS, AdapterSpec, LoraSpec
+from plimsoll.api.v1alpha1.adapter_rules import ADAPTER_RULES, HAS_LORA, uses_lora
+from plimsoll.api.v1alpha1.adapters import AdapterSpec, LoraSpec
 from plimsoll.api.v1alpha1.admission import DEFAULT_ADMISSION, DEFAULT_MAX_QUEUE_TIME, AdmissionSpec, WhenFull
-from plimsoll.api.v1alpha1.api_model import ApiModel, MapList, ValidationRule, ValidationRules, compile_re2, quote
+from plimsoll.api.v1alpha1.api_model import ApiModel, MapList, ValidationRule, ValidationRules
+from plimsoll.api.v1alpha1.cache_and_draft_rules import CACHE_AND_DRAFT_RULES
 from plimsoll.api.v1alpha1.cost import CostSpec
 from plimsoll.api.v1alpha1.engine import EngineSpec
 from plimsoll.api.v1alpha1.engine_features import needs
+from plimsoll.api.v1alpha1.kv_offload import KvOffloadSpec
 from plimsoll.api.v1alpha1.model import FETCHED_SCHEMES, ModelSource
 from plimsoll.api.v1alpha1.node_rules import NODE_RULES
+from plimsoll.api.v1alpha1.parallelism_rules import PARALLELISM_RULES
 from plimsoll.api.v1alpha1.prefill_rules import PREFILL_RULES, SERVE_ALONE, serves_alone
 from plimsoll.api.v1alpha1.prefix_cache_rules import PREFIX_CACHE_RULES
 from plimsoll.api.v1alpha1.request_limits import RequestLimitsSpec
@@ -58,24 +62,8 @@ def _min_zero_cel(role: RoleName) -> str:
     return f"(has(self.tiers) && has({tier}) && has({tier}.minReplicas) && {tier}.minReplicas == 0)"
 
 
-# Plimsoll sets the first five from spec.engine.lora. With the others an engine has several API servers, of which an
-# adapter reaches only one.
-_LORA_FLAGS_PATTERN = (
-    "^(--(enable[-_]lora|max[-_]loras|max[-_]lora[-_]rank|max[-_]cpu[-_]loras|lora[-_]modules|api[-_]server[-_]count|"
-    "data[-_]parallel[-_]size)|-asc|-dp)([=. ]|$)"
-)
-_LORA_FLAGS = compile_re2(_LORA_FLAGS_PATTERN)
-
-
 def _is_task(task: str) -> str:
     return f"has(self.model.task) && self.model.task == '{task}'"
-
-
-_HAS_LORA = "((has(self.adapters) && size(self.adapters) > 0) || (has(self.engine) && has(self.engine.lora)))"
-
-
-def _uses_lora(spec: InferenceServiceSpec) -> bool:
-    return bool(spec.adapters) or spec.engine.lora is not None
 
 
 def _class_limits_output(spec: InferenceServiceSpec) -> bool:
@@ -96,7 +84,7 @@ _ENGINE_RULES: tuple[ValidationRule[InferenceServiceSpec], ...] = (
         field=".tiers.prefill",
     ),
     needs(Feature.TARGETS, "has(self.targets)", lambda own: own.targets is not None, field=".targets"),
-    needs(Feature.LORA, _HAS_LORA, _uses_lora, field=".adapters"),
+    needs(Feature.LORA, HAS_LORA, uses_lora, field=".adapters"),
     needs(Feature.EMBED, _is_task("embed"), lambda own: own.model.task == "embed", field=".model.task"),
     needs(Feature.SCORE, _is_task("score"), lambda own: own.model.task == "score", field=".model.task"),
     needs(Feature.TRANSCRIBE, _is_task("transcribe"), lambda own: own.model.task == "transcribe", field=".model.task"),
@@ -133,6 +121,10 @@ class InferenceServiceSpec(ApiModel):
         "has `engine.lora`.",
     )
     engine: EngineSpec = Field(default=EngineSpec(), description="The engine that serves the model.")
+    kv_offload: KvOffloadSpec | None = Field(
+        default=None,
+        description="KV cache in CPU memory. Absent: none.",
+    )
     slo: SloSpec | None = Field(
         default=None,
         description="Latency SLO. The operator sizes the tiers to meet it with the least GPU time. Absent: the "
@@ -173,44 +165,9 @@ class InferenceServiceSpec(ApiModel):
         *NODE_RULES,
         *PREFIX_CACHE_RULES,
         *PREFILL_RULES,
-        ValidationRule(
-            "!has(self.adapters) || size(self.adapters) <= (has(self.engine) && has(self.engine.lora) &&"
-            f" has(self.engine.lora.maxCpuLoras) ? self.engine.lora.maxCpuLoras : {DEFAULT_MAX_CPU_LORAS})",
-            "has more entries than an engine holds: raise engine.lora.maxCpuLoras, or remove some",
-            lambda own: len(own.adapters) <= (own.engine.lora or LoraSpec()).cpu_loras,
-            field=".adapters",
-        ),
-        ValidationRule(
-            "!has(self.adapters) || self.adapters.map(one, size(one.name) + size(one.uri) + (has(one.revision) ?"
-            f" size(one.revision) : 0)).sum() <= {MAX_ADAPTERS_CHARS}",
-            f"names, URIs and revisions must together have at most {MAX_ADAPTERS_CHARS} characters: shorten them, or "
-            "move some adapters to another service",
-            lambda own: sum(adapter.chars for adapter in own.adapters) <= MAX_ADAPTERS_CHARS,
-            field=".adapters",
-        ),
-        ValidationRule(
-            f"!{_HAS_LORA} || !has(self.model.task) || self.model.task == 'generate'",
-            "adapters and engine.lora need the model task generate",
-            lambda own: not _uses_lora(own) or own.model.task == "generate",
-            field=".adapters",
-            reason="FieldValueForbidden",
-        ),
-        ValidationRule(
-            f"!{_HAS_LORA} || {SERVE_ALONE}",
-            "adapters and engine.lora need the tier serve: remote prefill does not support them",
-            lambda own: not _uses_lora(own) or serves_alone(own),
-            field=".adapters",
-            reason="FieldValueForbidden",
-        ),
-        ValidationRule(
-            f"!{_HAS_LORA} || !has(self.engine) || !has(self.engine.args) ||"
-            f" !self.engine.args.exists(arg, arg.matches({quote(_LORA_FLAGS_PATTERN)}))",
-            "args may not set LoRA flags, --api-server-count or --data-parallel-size with adapters or engine.lora: use "
-            "engine.lora",
-            lambda own: not _uses_lora(own) or not any(_LORA_FLAGS.search(arg) for arg in own.engine.args),
-            field=".engine.args",
-            reason="FieldValueForbidden",
-        ),
+        *PARALLELISM_RULES,
+        *CACHE_AND_DRAFT_RULES,
+        *ADAPTER_RULES,
         ValidationRule(
             f"!has(self.model.task) || self.model.task == 'generate' || {SERVE_ALONE}",
             "task needs the tier serve unless it is generate: only generated text has a decode phase",

@@ -77,6 +77,8 @@ TARGET_RULES: Final[tuple[ValidationRule[Any], ...]] = (
     _not_in_engine("drainTimeout", "drain_timeout"),
     _not_in_engine("lora", "lora"),
     _not_in_engine("tuning", "tuning"),
+    _not_in_engine("speculative", "speculative"),
+    _not_with_targets(".kvOffload", lambda own: own.kv_offload is not None, _NOT_RUN),
     _not_with_targets(".engine.prefixCache", lambda own: own.engine.prefix_cache is not None, _NO_GATEWAY),
     _not_with_targets(".admission", lambda own: own.admission is not None, _NO_GATEWAY),
     _not_with_targets(".requestLimits", lambda own: own.request_limits is not None, _NO_GATEWAY),

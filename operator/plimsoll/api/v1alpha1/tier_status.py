@@ -34,6 +34,10 @@ class TierStatus(StatusModel):
         description="SLO capacity of one pod, its highest load within the SLO, and the share of that of all ready pods "
         "that the present load uses: such as `9.1 req/s, 70% used`.",
     )
+    draft_acceptance: FormattedNumber | None = Field(
+        default=None,
+        description="Share of drafted tokens that the engines kept in the last minute, to the next 10%.",
+    )
     starting_pods: str | None = Field(
         default=None,
         max_length=64,

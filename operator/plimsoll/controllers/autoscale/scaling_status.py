@@ -32,7 +32,7 @@ from plimsoll.core.autoscaling.service_state import ServiceState
 from plimsoll.core.autoscaling.sizing_batch import TierCapacity
 from plimsoll.core.autoscaling.startup_time import Eta, Overdue, StartingPod, eta
 from plimsoll.core.autoscaling.tier_state import TierState
-from plimsoll.core.types import Unavailable
+from plimsoll.core.types import Role, Unavailable
 from plimsoll.resources import engine_server
 
 Object = dict[str, Any]
@@ -243,6 +243,9 @@ def _tier_status(
         if level is not None and ready and math.isfinite(utilization := sizing.utilization(level, ready)):
             capacity = f"{capacity}, {_round_to_tens(100.0 * utilization)}% used"
         result["capacityPerReplica"] = capacity
+    tier_metrics = snapshot.metrics.tiers.get(Role(name))
+    if tier_metrics is not None and not isinstance(tier_metrics.draft_acceptance, Unavailable):
+        result["draftAcceptance"] = f"{_round_to_tens(100.0 * tier_metrics.draft_acceptance)}%"
     if name in snapshot.tiers and snapshot.tiers[name].starting:
         result["starting"] = _starting_status(
             tier_state, snapshot.tiers[name].starting, previous_status.get("starting", {}), now_s
@@ -252,7 +255,7 @@ def _tier_status(
 
 def _startup_part(tier_status: Object) -> Object:
     """The part of a tier's status that holds without an SLO."""
-    return {name: tier_status[name] for name in ("starting",) if name in tier_status}
+    return {name: tier_status[name] for name in ("starting", "draftAcceptance") if name in tier_status}
 
 
 def _recovery(service_state: ServiceState) -> str | None:

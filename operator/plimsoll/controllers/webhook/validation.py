@@ -28,6 +28,7 @@ from plimsoll.controllers.reconcile.observe import (
     resolve_fallback,
 )
 from plimsoll.controllers.reconcile.service_status import fallback_unusable
+from plimsoll.controllers.webhook.gpu_warnings import gpu_warnings
 from plimsoll.core.errors import InvalidSpec
 from plimsoll.core.routing.model_names import NameRules, adapter_names, claimed_name, read_claim, read_claims
 
@@ -76,6 +77,8 @@ def validate_change(
             (errors if is_error else warnings).append(message)
     present = hardware_limits(former, default_args) if isinstance(former, InferenceService) else ()
     warnings += [limit for limit in hardware_limits(service, default_args) if limit not in present]
+    unused = gpu_warnings(former, default_args) if isinstance(former, InferenceService) else ()
+    warnings += [text for text in gpu_warnings(service, default_args) if text not in unused]
     return ValidationResult(tuple(errors), tuple(warnings))
 
 

@@ -31,6 +31,8 @@ _COUNTER_FIELDS: Final = (
     "transferred_prompt_tokens",
     "preemptions",
     "post_s",
+    "draft_tokens",
+    "accepted_draft_tokens",
 )
 _NUMERIC_FIELDS: Final = (*_COUNTER_FIELDS, "running", "waiting", "kv_used", "transfer_s")
 _HISTOGRAM_FIELDS: Final = ("prompt_tokens", "output_tokens", "tpot_s", "ttft_s", "itl_s")
@@ -48,6 +50,8 @@ class EngineInterval(NamedTuple):
     transferred_prompt_tokens: float | None = None
     preemptions: float | None = None
     post_s: float | None = None
+    draft_tokens: float | None = None
+    accepted_draft_tokens: float | None = None
     prompt_tokens: BucketCounts | None = None
     output_tokens: BucketCounts | None = None
     tpot_s: BucketCounts | None = None

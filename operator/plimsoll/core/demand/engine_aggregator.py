@@ -33,6 +33,7 @@ _NOT_REPORTED: Final = Unavailable("the engines do not tell")
 _NONE_COMPLETED: Final = Unavailable("no request ended in the last minute")
 _NO_INTER_TOKEN_TIMES: Final = Unavailable("no answer had a second token in the last minute")
 _NONE_READY: Final = Unavailable("no engine of the tier is ready")
+_NOTHING_DRAFTED: Final = Unavailable("the engines drafted no token in the last minute")
 _PREFILL_ONLY: Final = Unavailable("a prefill engine decodes nothing")
 _TTFT_OF_PREFILL_TIER: Final = Unavailable("the time to the first token is that of the prefill tier")
 
@@ -50,6 +51,8 @@ class _MinuteTotals(NamedTuple):
     ttft_s: BucketCounts | None = None
     itl_s: BucketCounts | None = None
     completed: float | None = None
+    draft_tokens: float | None = None
+    accepted_draft_tokens: float | None = None
 
 
 class _StepTimingTotals(NamedTuple):
@@ -180,6 +183,7 @@ class EngineAggregator:
             kv_post_share=_tier_rate(totals.post_s, totals.post_observed_s),
             tpot_histogram=None if self._role is Role.PREFILL else totals.tpot_s,
             completed=totals.completed or 0.0,
+            draft_acceptance=_draft_acceptance(totals),
         )
 
     def _ttft(self, totals: _MinuteTotals, share: float, clients_ttft_s: float | Unavailable) -> float | Unavailable:
@@ -228,7 +232,16 @@ def _minute_totals(interval: EngineInterval, window: WindowSums | None) -> _Minu
         ttft_s=interval.ttft_s,
         itl_s=interval.itl_s,
         completed=None if interval.output_tokens is None else total_count(interval.output_tokens),
+        draft_tokens=interval.draft_tokens,
+        accepted_draft_tokens=interval.accepted_draft_tokens,
     )
+
+
+def _draft_acceptance(totals: _MinuteTotals) -> float | Unavailable:
+    """Share of the drafted tokens that verification kept."""
+    if totals.accepted_draft_tokens is None or not totals.draft_tokens:
+        return _NOTHING_DRAFTED
+    return min(1.0, totals.accepted_draft_tokens / totals.draft_tokens)
 
 
 def _updated_completions(

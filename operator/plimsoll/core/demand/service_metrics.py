@@ -28,6 +28,7 @@ class TierMetrics:
     engines that report, queued ones included. step_rate_per_s: steps per second of one pod, mean over its
     busy time. kv_post_share: share of a pod's time spent in posting KV reads. tpot_histogram: times per output token of
     completed requests with at least two tokens, None where engines do not report them. completed: requests.
+    draft_acceptance: share of the tokens drafted by speculative decoding that engines kept.
     """
 
     lagging: LaggingSignals = field(default_factory=LaggingSignals)
@@ -39,6 +40,7 @@ class TierMetrics:
     kv_post_share: float | Unavailable = NO_DATA
     tpot_histogram: BucketCounts | None = None
     completed: float = 0.0
+    draft_acceptance: float | Unavailable = NO_DATA
     silent: tuple[str, ...] = ()
 
 
