@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Final, TypeGuard
 
 from plimsoll.core.autoscaling.decision_state import MAX_TAIL_SCALE, MIN_TAIL_SCALE
+from plimsoll.core.autoscaling.model_mismatch import sizing_mismatches
 from plimsoll.core.autoscaling.observations import (
     LATENCY_WINDOW_S,
     LaggingSignals,
@@ -251,16 +252,7 @@ def _exception_notes(context: TierContext, sizing: SizingResult) -> str:
     notes = ""
     if sizing.infeasible is not None:
         notes = f"; {_infeasible_note(sizing)}"
-    if sizing.capacity_correction > 1.0:
-        notes += (
-            f"; capacity correction {sizing.capacity_correction:.2f}, because requests were rejected with all "
-            "replicas ready"
-        )
-    if sizing.ttft_offset_s:
-        notes += (
-            f"; first tokens take {format_seconds(sizing.ttft_offset_s)} longer than the model says, by the share of "
-            "them that was late"
-        )
+    notes += "".join(f"; {mismatch.evidence}" for mismatch in sizing_mismatches(sizing))
     if context.observation.coverage < 1.0:
         notes += f"; no scale-down, because only {context.observation.coverage:.0%} report metrics"
     elif sizing.replicas < context.observation.replicas <= sizing.scale_down_replicas:
