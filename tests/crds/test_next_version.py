@@ -21,7 +21,7 @@ from tests.apiserver import api_server
 from tests.crds.conftest import Kubectl
 
 OLD_PLURAL, NEXT_PLURAL = (f"{labels.PLURAL}.{version}.{labels.GROUP}" for version in (labels.VERSION, NEXT_VERSION))
-EACH = 6  # of the valid edits, one in so many is stored by the API server
+EACH = 12  # of the valid edits, one in so many is stored by the API server
 TABLES = ((service, VALID_EDITS), (aggregated, VALID_AGGREGATED), (adopted, VALID_ADOPTED))
 MANIFESTS: list[Manifest] = [
     *examples().values(),

@@ -119,6 +119,11 @@ class PickerSettings:
         return max(self.envoy_memory_bytes // 8, self.max_body_bytes)
 
     @property
+    def source_body_budget_bytes(self) -> int:
+        """The same for one of the eight groups of sources, while the picker does not answer. Few groups use it up."""
+        return max(self.body_budget_bytes // 4, self.max_body_bytes)
+
+    @property
     def endpoint_picker_body_bytes(self) -> int:
         """Sum of the request bodies that the picker itself may hold for gateways of other products."""
         return max(64 << 20, self.max_body_bytes)
