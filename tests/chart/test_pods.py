@@ -171,7 +171,7 @@ def test_gateway_settings_read_rendered_environment() -> None:
     headers |= {"accessLog": {"enabled": True}, "trustIdentityHeaders": True, "authentication": {"apiKeys": "Required"}}
     traces = {"endpoint": "http://collector:4318", "samplingRate": 0.5}
     values = {"telemetry": {"traces": traces}, "watchNamespaces": ["a", "b"]}
-    values |= {"gateway": {"drainSeconds": 7, "maxBodyBytes": 104857600, **headers}}
+    values |= {"gateway": {"drainSeconds": 7, "maxBodyBytes": 104857600, "connectionsPerSource": 9000, **headers}}
     (picker,) = pod_specs(render(values))["plimsoll-gateway"]["containers"]
     environment = {e["name"]: e["value"] for e in picker["env"] if "value" in e}
     of_pod = {"metadata.namespace": "plimsoll-system"}
@@ -180,6 +180,7 @@ def test_gateway_settings_read_rendered_environment() -> None:
     environment |= {name: of_pod[path] for name, path in references.items() if path in of_pod}
     settings = PickerSettings.from_environment(environment)
     assert (settings.namespaces, settings.max_body_bytes, settings.drain_seconds) == (("a", "b"), 104857600, 7)
+    assert settings.max_connections_per_source == 9000
     assert (settings.port, settings.picker_port, str(settings.directory)) == (8080, 8081, "/run/plimsoll")
     assert (settings.class_header, settings.tenant_header) == ("x-class", "x-tenant")
     assert settings.trusted_headers == (b"x-class", b"x-tenant")

@@ -88,6 +88,19 @@ def test_pods_of_a_tier_share_their_equal_parts() -> None:
     assert selectors["chat-decode-1"] is not selectors["chat-prefill-1"]
 
 
+def test_tiers_of_two_services_share_their_equal_parts() -> None:
+    store = ObjectCache()
+    for name in ("one", "two"):
+        pod = builders.pod(builders.service(name), "decode", f"{name}-decode-1")
+        store.put(copy.deepcopy(pod | {"spec": {"containers": [{"name": "engine", "args": [name, "--same"]}]}}))
+    first, second = (store.get("Pod", ("team", f"{name}-decode-1")) for name in ("one", "two"))
+    assert first is not None
+    assert second is not None
+    assert first["spec"]["containers"][0]["args"] == ["one", "--same"]
+    assert second["spec"]["containers"][0]["args"] == ["two", "--same"]
+    assert first["status"] is second["status"]
+
+
 def test_next_version_shares_what_has_not_changed() -> None:
     store, pod = ObjectCache(), builders.pod(builders.service(), "decode", "chat-decode-1")
     pod["metadata"]["resourceVersion"] = "10"

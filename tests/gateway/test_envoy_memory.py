@@ -250,7 +250,7 @@ async def test_connections_beyond_limit_are_refused(tmp_path_factory: pytest.Tem
     """Those that are open are served on. The file limit of the test is raised, for its side of the connections."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    stack = GatewayStack(tmp_path_factory.mktemp("gw"), envoy_memory_bytes=256 << 20)
+    stack = GatewayStack(tmp_path_factory.mktemp("gw"), envoy_memory_bytes=256 << 20, headers_timeout_seconds=600.0)
     connections: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
     try:
         engine = await stack.engine()

@@ -182,12 +182,13 @@ def test_envoy_accepts_bootstrap_and_clusters(tmp_path: Path) -> None:
 def test_limits_follow_memory_of_envoy() -> None:
     settings = PickerSettings.from_environment({"PLIMSOLL_ENVOY_MEMORY_BYTES": str(2 << 30)})
     found = (settings.max_heap_bytes, settings.body_budget_bytes, settings.max_connections)
-    assert found == (1825361100, 256 << 20, 8192)
+    assert found == (1825361100, 256 << 20, 65536)
+    assert settings.max_connections_per_source == 8192
     small = PickerSettings.from_environment({"PLIMSOLL_ENVOY_MEMORY_BYTES": "1"})
     assert small.body_budget_bytes == small.max_body_bytes
     monitors = {one["name"]: one["typed_config"] for one in overload_manager(settings)["resource_monitors"]}
     assert monitors[HEAP]["max_heap_size_bytes"] == settings.max_heap_bytes
-    assert monitors[CONNECTIONS]["max_active_downstream_connections"] == 8192
+    assert monitors[CONNECTIONS]["max_active_downstream_connections"] == 65536
 
 
 STATS_TEXT = """http.gateway.ext_authz.failure_mode_allowed: 3
@@ -206,15 +207,18 @@ listener.0.0.0.0_8080.downstream_cx_overload_reject: 12
 overload.envoy.overload_actions.reset_high_memory_stream.count: 13
 overload.envoy.resource_monitors.fixed_heap.pressure: 42
 bodies.http_local_rate_limit.rate_limited: 14
+connection_limit.source.limited_connections: 15
+listener.0.0.0.0_8080.downstream_pre_cx_active: 16
 """
 
 
 def test_stats_parser_reads_limits() -> None:
     stats = parse_stats(STATS_TEXT)
-    assert (stats.failed_open, stats.active, stats.connections, stats.heap_ratio) == (3, 4, 5, 0.42)
+    assert (stats.failed_open, stats.active, stats.connections, stats.heap_ratio) == (3, 4, 5 + 16, 0.42)
     assert stats.reached == {
         Limit.BODY_BYTES: 14,
         Limit.CONNECTIONS: 10,
+        Limit.SOURCE_CONNECTIONS: 15,
         Limit.FIRST_BYTE_TIME: 11,
         Limit.HEADERS_TIME: 7,
         Limit.BODY_TIME: 6,
@@ -260,7 +264,11 @@ def test_clusters_parser_reports_unhealthy_picker() -> None:
 @pytest.mark.parametrize("is_logged", [False, True])
 def test_refused_plain_http_is_in_the_access_log(tmp_path: Path, is_logged: bool) -> None:
     settings = PickerSettings(directory=tmp_path, tls_directory=tmp_path, access_log=is_logged)
-    secure, plain = (chain["filters"][0]["typed_config"] for chain in listener_resource(settings)["filter_chains"])
+    secure, plain = (
+        chain["filters"][1]["typed_config"]
+        for chain in listener_resource(settings)["filter_chains"]
+        if chain["name"].endswith("-0")
+    )
     assert plain["stat_prefix"] == "plain_http"
     assert plain["access_log"] == (secure["access_log"][:1] if is_logged else [])
     assert "tracing" not in plain

@@ -58,6 +58,7 @@ class ObjectCache:
         self._children: dict[tuple[str, Key], dict[Key, None]] = {}
         # By uid: the object that was parsed, and the result.
         self._parsed: dict[str, tuple[Object, InferenceService | InvalidSpec]] = {}
+        self._newest: dict[tuple[str, str], Object] = {}  # by kind and tier, over all services
         self._claims: dict[str, tuple[Object, tuple[NameClaim, ...]]] = {}  # by uid, as `_parsed`
         self._on_change = on_change
 
@@ -74,7 +75,7 @@ class ObjectCache:
             self._forget(objects[key])
         if key in objects and owning_service(objects[key]) != owning_service(obj):
             self._unlink(kind, key, objects[key])
-        objects[key] = with_shared_parts(obj, self._alike(kind, key, obj))
+        objects[key] = self._newest[kind, role_of(obj)] = with_shared_parts(obj, self._alike(kind, key, obj))
         self._link(kind, key, obj)
 
     def remove(self, obj: Object) -> None:
@@ -162,12 +163,16 @@ class ObjectCache:
             self.put(obj)
 
     def _alike(self, kind: str, key: Key, obj: Object) -> Object | None:
-        """The object that an object has most in common with: its earlier version, else one of the same tier."""
+        """The object that an object has most in common with: its earlier version, else one of the same tier.
+
+        The first of its tier has most in common with the same tier of another service.
+        """
         objects, owner = self._objects[kind], owning_service(obj)
         if key in objects or owner is None:
             return objects.get(key)
         siblings = (objects[sibling] for sibling in self._children.get((kind, owner), {}))
-        return next((one for one in siblings if role_of(one) == role_of(obj)), None)
+        newest = self._newest.get((kind, role_of(obj)))
+        return next((one for one in siblings if role_of(one) == role_of(obj)), newest)
 
     def _forget(self, obj: Object) -> None:
         """Drop what was derived from an object."""

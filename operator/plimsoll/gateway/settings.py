@@ -86,6 +86,7 @@ class PickerSettings:
     owner_ack_seconds: float = 0.05  # until the owner of a service must acknowledge a question
     endpoint_picker_port: int | None = None  # for gateways of other products; None: not served
     inference_objectives: bool = False  # InferenceObjectives of the namespace are names of classes
+    connections_per_source: int = 0  # of one source address; 0: as many as the memory limit allows
     engine_tls: Path | None = None  # the mounted Secret with the client certificate for engines; None: plain HTTP
     endpoint_picker_tls: Path | None = None  # the mounted Secret with the certificate for it; None: no TLS
 
@@ -118,14 +119,24 @@ class PickerSettings:
         return max(self.envoy_memory_bytes // 8, self.max_body_bytes)
 
     @property
+    def source_body_budget_bytes(self) -> int:
+        """The same for one of the eight groups of sources, while the picker does not answer. Few groups use it up."""
+        return max(self.body_budget_bytes // 4, self.max_body_bytes)
+
+    @property
     def endpoint_picker_body_bytes(self) -> int:
         """Sum of the request bodies that the picker itself may hold for gateways of other products."""
         return max(64 << 20, self.max_body_bytes)
 
     @property
     def max_connections(self) -> int:
-        """Connections of clients. One that streams takes some 0.1 MB."""
-        return self.envoy_memory_bytes >> 18
+        """Connections of all clients. One that is silent or idle takes 12 to 18 KB."""
+        return max(1, self.envoy_memory_bytes >> 15)
+
+    @property
+    def max_connections_per_source(self) -> int:
+        """Connections of one source address. One that streams takes some 0.1 MB."""
+        return self.connections_per_source or max(1, self.envoy_memory_bytes >> 18)
 
     @property
     def fifo(self) -> Path:
@@ -182,6 +193,7 @@ class PickerSettings:
             peer_secret=Path(peer_secret) if (peer_secret := environ.get("PLIMSOLL_PEER_SECRET_FILE", "")) else None,
             peer_port=int(environ.get("PLIMSOLL_PEER_PORT", "8082")),
             endpoint_picker_port=int(port) if (port := environ.get("PLIMSOLL_ENDPOINT_PICKER_PORT", "")) else None,
+            connections_per_source=_count(environ.get("PLIMSOLL_CONNECTIONS_PER_SOURCE", "0")),
             inference_objectives=_bool(environ.get("PLIMSOLL_INFERENCE_OBJECTIVES", "false")),
             engine_tls=Path(engine_tls) if (engine_tls := environ.get("PLIMSOLL_ENGINE_TLS_DIR", "")) else None,
             endpoint_picker_tls=Path(tls) if (tls := environ.get("PLIMSOLL_ENDPOINT_PICKER_TLS_DIR", "")) else None,
@@ -193,6 +205,13 @@ def _issuers(text: str) -> str:
     """Returns the text if it declares issuers. Raises InvalidIssuers."""
     parse_issuers(text)
     return text
+
+
+def _count(text: str) -> int:
+    """Returns the count. Raises ValueError for a negative one."""
+    if (count := int(text)) < 0:
+        raise ValueError(f"{count} is negative: use 0 for the default, or a positive number")
+    return count
 
 
 def _bool(text: str) -> bool:

@@ -107,8 +107,8 @@ GATEWAY_FAILED_OPEN = Counter(
 )
 GATEWAY_LIMIT_REACHED = Counter(
     "plimsoll_gateway_limit_reached",
-    "What Envoy refused or ended at a limit (limit: body_bytes, connections, first_byte_time, headers_time, body_time,"
-    " heap_requests, heap_connections, heap_streams).",
+    "What Envoy refused or ended at a limit (limit: body_bytes, connections, source_connections, first_byte_time,"
+    " headers_time, body_time, heap_requests, heap_connections, heap_streams).",
     ["limit"],
     registry=GATEWAY,
 )

@@ -53,6 +53,9 @@ volumeMounts:
 - {name: PLIMSOLL_PICKER_PORT, value: "8081"}
 - {name: PLIMSOLL_WATCH_NAMESPACES, value: {{ join "," .Values.watchNamespaces | quote }}}
 - {name: PLIMSOLL_MAX_BODY_BYTES, value: {{ int64 .Values.gateway.maxBodyBytes | quote }}}
+{{- with .Values.gateway.connectionsPerSource }}
+- {name: PLIMSOLL_CONNECTIONS_PER_SOURCE, value: {{ int64 . | quote }}}
+{{- end }}
 - name: PLIMSOLL_ENVOY_MEMORY_BYTES
   valueFrom: {resourceFieldRef: {containerName: envoy, resource: limits.memory}}
 - {name: PLIMSOLL_API_KEYS, value: {{ include "plimsoll.gateway.apiKeys" . }}}

@@ -18,6 +18,7 @@ from plimsoll.core.errors import PlimsollError, cause_of
 from plimsoll.gateway.envoy.body_filters import RATE_STAT
 from plimsoll.gateway.envoy.listener import MODEL_CLUSTER_PREFIX, PICK_CLUSTER_PREFIX, STAT_PREFIX
 from plimsoll.gateway.envoy.overload import HEAP
+from plimsoll.gateway.envoy.source_limits import SOURCE_STAT
 from plimsoll.gateway.envoy.tracing import TRACES_CLUSTER
 
 TIMEOUT_SECONDS = 5.0
@@ -27,11 +28,15 @@ _FAILED_OPEN_STAT = f"http.{STAT_PREFIX}.ext_authz.failure_mode_allowed"
 _ACTIVE_STAT = f"http.{STAT_PREFIX}.downstream_rq_active"
 _CONNECTIONS_STAT = f"http.{STAT_PREFIX}.downstream_cx_active"
 _JWKS_FAILURES_STAT = f"http.{STAT_PREFIX}.jwt_authn.jwks_fetch_failed"
-_STATS = rf"^(http\.{STAT_PREFIX}\.|overload\.|listener\.|{RATE_STAT}\.|cluster\.{TRACES_CLUSTER}\.upstream_rq_)"
+_STATS = (
+    rf"^(http\.{STAT_PREFIX}\.|overload\.|listener\.|{RATE_STAT}\.|connection_limit\.{SOURCE_STAT}\."
+    rf"|cluster\.{TRACES_CLUSTER}\.upstream_rq_)"
+)
 _FAILED_EXPORTS = re.compile(
     rf"cluster\.{TRACES_CLUSTER}\.upstream_rq_(4xx|5xx|timeout|rx_reset|pending_(failure_eject|overflow))"
 )
 _LISTENER = r"listener\.(?!admin)[^_]*_\d+\."
+_SILENT = re.compile(rf"{_LISTENER}downstream_pre_cx_active")
 
 
 class EnvoyUnavailable(PlimsollError):
@@ -57,7 +62,8 @@ class Limit(StrEnum):
     """Limits of Envoy on what clients can make it hold. The value is the label of the metric."""
 
     BODY_BYTES = "body_bytes"  # request bodies in memory, while the picker does not respond
-    CONNECTIONS = "connections"
+    CONNECTIONS = "connections"  # of all clients
+    SOURCE_CONNECTIONS = "source_connections"  # of one source address
     FIRST_BYTE_TIME = "first_byte_time"
     HEADERS_TIME = "headers_time"
     BODY_TIME = "body_time"
@@ -71,9 +77,9 @@ class EnvoyStats:
     """Envoy's statistics.
 
     `failed_open` are requests that bypassed the picker since Envoy's start, `active` those that run, `connections` the
-    open ones. `heap_ratio` is the used share of the heap limit. Since Envoy's start, `jwks_failures` counts failed
-    fetches of JWT keys, `reached` what each limit refused or ended, and `failed_exports` the batches of spans that the
-    collector did not take.
+    open ones, also those that have sent nothing yet. `heap_ratio` is the used share of the heap limit. Since Envoy's
+    start, `jwks_failures` counts failed fetches of JWT keys, `reached` what each limit refused or ended, and
+    `failed_exports` the batches of spans that the collector did not take.
     """
 
     failed_open: int
@@ -90,6 +96,7 @@ _LIMITS = tuple(
     for limit, pattern in {
         Limit.BODY_BYTES: rf"{RATE_STAT}\.http_local_rate_limit\.rate_limited",
         Limit.CONNECTIONS: rf"{_LISTENER}downstream_global_cx_overflow",
+        Limit.SOURCE_CONNECTIONS: rf"connection_limit\.{SOURCE_STAT}\.limited_connections",
         Limit.FIRST_BYTE_TIME: rf"{_LISTENER}downstream_(pre_cx_timeout|cx_transport_socket_connect_timeout)",
         Limit.HEADERS_TIME: rf"http\.{STAT_PREFIX}\.downstream_rq_header_timeout",
         Limit.BODY_TIME: rf"http\.{STAT_PREFIX}\.downstream_rq_timeout",
@@ -112,6 +119,7 @@ def parse_stats(text: str) -> EnvoyStats:
     failed_open, active, connections = (
         values.get(name, 0) for name in (_FAILED_OPEN_STAT, _ACTIVE_STAT, _CONNECTIONS_STAT)
     )
+    connections += sum(value for name, value in values.items() if _SILENT.fullmatch(name))
     jwks_failures = values.get(_JWKS_FAILURES_STAT, 0)
     failed_exports = sum(value for name, value in values.items() if _FAILED_EXPORTS.fullmatch(name))
     return EnvoyStats(failed_open, active, connections, heap_percent / 100, jwks_failures, reached, failed_exports)

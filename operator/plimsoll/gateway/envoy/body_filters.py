@@ -38,8 +38,11 @@ def rate_filter() -> Json:
 
 
 def rate_policy(settings: PickerSettings) -> Json:
-    """Returns the token bucket, for the virtual host. Requests that the picker answered take nothing from it."""
-    budget, seconds = min(settings.body_budget_bytes, _MAX_TOKENS), settings.body_timeout_seconds
+    """Returns the token bucket, for the virtual host. Requests that the picker answered take nothing from it.
+
+    Each group of sources has a virtual host of its own, and so a bucket.
+    """
+    budget, seconds = min(settings.source_body_budget_bytes, _MAX_TOKENS), settings.body_timeout_seconds
     bucket = {"max_tokens": budget, "tokens_per_fill": max(1, int(budget / seconds)), "fill_interval": "1s"}
     number = {"name": BODY_BYTES_HEADER, "string_match": {"safe_regex": {"regex": "[0-9]{1,9}"}}}
     return _rate_limit(

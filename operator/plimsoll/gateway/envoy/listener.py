@@ -32,7 +32,8 @@ from plimsoll.gateway.envoy.local_reply import (
     local_reply_config,
     plain_http_config,
 )
-from plimsoll.gateway.envoy.tls import plain_chain, tls_chain, tls_inspector
+from plimsoll.gateway.envoy.source_limits import grouped_chains
+from plimsoll.gateway.envoy.tls import tls_chain, tls_inspector
 from plimsoll.gateway.envoy.tracing import ATTRIBUTE_PREFIX, tracing
 from plimsoll.gateway.envoy.virtual_host import CHECK_FILTER, CORS, REJECTION_HEADERS, direct_response, virtual_host
 from plimsoll.gateway.identity import CREDENTIAL_HEADERS
@@ -71,18 +72,21 @@ def listener_resource(settings: PickerSettings) -> Json:
         # Waits for a connection's first bytes, and closes one that sends none.
         "listener_filters": [_http_inspector() if settings.tls_directory is None else tls_inspector()],
         "listener_filters_timeout": duration(settings.headers_timeout_seconds),
-        "filter_chains": _filter_chains(settings),
+        **grouped_chains(_chains(settings), settings),
     }
 
 
-def _filter_chains(settings: PickerSettings) -> list[Json]:
-    """Returns one chain, or with TLS two: for connections that begin with a TLS handshake, and for all others."""
+def _chains(settings: PickerSettings) -> dict[str, Json]:
+    """Returns the filter chain of each transport protocol: TLS, if the gateway has it, and all others."""
     manager = _http_connection_manager(settings)
     if settings.tls_directory is None:
-        return [{"filters": [_network_filter(manager)]}]
+        return {"": {"filters": [_network_filter(manager)]}}
     plain = manager if settings.plaintext is Plaintext.ALLOW else _refuse_plain_http(manager, settings)
     handshake_timeout = duration(settings.headers_timeout_seconds)
-    return [tls_chain(_network_filter(manager), settings, handshake_timeout), plain_chain(_network_filter(plain))]
+    return {
+        "tls": tls_chain(_network_filter(manager), settings, handshake_timeout),
+        "": {"filters": [_network_filter(plain)]},
+    }
 
 
 def _network_filter(manager: Json) -> Json:

@@ -40,7 +40,6 @@ def tls_inspector() -> Json:
 def tls_chain(network_filter: Json, settings: PickerSettings, handshake_timeout: str) -> Json:
     """Returns the filter chain of connections with TLS."""
     return {
-        "filter_chain_match": {"transport_protocol": "tls"},
         "filters": [network_filter],
         "transport_socket_connect_timeout": handshake_timeout,
         "transport_socket": {
@@ -88,8 +87,3 @@ def engine_socket_matches(namespace: str) -> list[Json]:
         {"name": "tls", "match": TLS_MATCH, "transport_socket": tls},
         {"name": "plain", "match": {}, "transport_socket": plain},
     ]
-
-
-def plain_chain(network_filter: Json) -> Json:
-    """Returns the filter chain of connections without TLS."""
-    return {"filter_chain_match": {"transport_protocol": "raw_buffer"}, "filters": [network_filter]}
