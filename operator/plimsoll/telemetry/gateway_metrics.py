@@ -294,6 +294,11 @@ GATEWAY_ENDPOINT_PICKER_STREAMS = Gauge(
     "Open requests by the endpoint-picker protocol.",
     registry=GATEWAY,
 )
+GATEWAY_PROGRESS_STREAMS = Gauge(
+    "plimsoll_gateway_progress_streams",
+    "Open event streams that show the progress of a model until it is ready; at most 256.",
+    registry=GATEWAY,
+)
 
 _GATEWAY_SERVICE_METRICS = (
     GATEWAY_ARRIVED,
