@@ -71,7 +71,7 @@ RECORDED = {rule["record"]: {"service"} for rule in RULES if "record" in rule}
 def labels_of(name: str) -> set[str] | None:
     """The labels of a metric, None of one that does not exist."""
     if name.startswith("vllm:"):
-        base = name.removesuffix("_bucket")
+        base = re.sub("_(bucket|sum|count)$", "", name)
         return ENGINE_LABELS if base in READ_METRICS | VLLM_METRICS else None
     if name in engine_contract().metrics.values():
         return ENGINE_LABELS
@@ -166,6 +166,12 @@ def test_dashboard_ids_variables_and_refs_are_consistent() -> None:
         "vllm:num_preemptions_total",
         "plimsoll_slo_attainment_ratio",
         "plimsoll_gateway_adapter_requests_total",
+        "plimsoll_gateway_ttft_by_prompt_seconds_bucket",
+        "plimsoll_gateway_tpot_by_output_seconds_bucket",
+        "plimsoll_gateway_queue_seconds_sum",
+        "vllm:nixl_xfer_time_seconds_sum",
+        "service:plimsoll_goodput_tokens_per_gpu_second:rate5m",
+        "service:plimsoll_tenant_cost_per_hour:avg1h",
     ],
 )
 def test_dashboard_shows_phases_caches_and_goodput(metric: str) -> None:
