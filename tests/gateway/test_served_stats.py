@@ -1,4 +1,4 @@
-"""What the gateway counts as served: successes alone, by length class and by tenant, with a bounded number of series."""
+"""What the gateway counts as served: successes alone, by length class and by tenant, in bounded series."""
 
 from __future__ import annotations
 

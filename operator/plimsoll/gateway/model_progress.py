@@ -1,7 +1,7 @@
-"""The progress of one model until it is ready, as server-sent events: `GET /v1/models/NAME` that accepts an event stream.
+"""The progress of one model until it is ready, as server-sent events: `GET /v1/models/NAME` with such an `Accept`.
 
 Problem: a client that waits for a model without an engine gets no byte until the engine answers. The response to its
-request cannot begin earlier: its status and its upstream are decided only when the engine is ready (docs/design/0029-wake-progress.md).
+request cannot begin earlier: status and upstream are decided only when the engine is ready (design record 29).
 
 Idea: progress is a response of its own, beside the request that waits. It takes no capacity and starts no engine, and
 every gateway knows what it says. Streams are limited in number and in length; a client opens the next one.
@@ -29,7 +29,6 @@ from plimsoll.gateway.identity import Identity, model_not_allowed
 from plimsoll.gateway.picker import Picker
 from plimsoll.gateway.service_catalog import ServiceEntry
 from plimsoll.telemetry import gateway_metrics
-
 
 MAX_STREAMS: Final = 256  # of one gateway
 STREAM_SECONDS: Final = 600.0  # longest stream

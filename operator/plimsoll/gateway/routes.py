@@ -2,8 +2,8 @@
 
 The unix socket serves Envoy: `/reserve/...` before a large body is read and `/check/...` with a client's body (both
 ext_authz), any path with the header `x-plimsoll-error-response` (writes that error response), `/v1/models`,
-`/v1/models/NAME` (as an event stream: its progress), and `/healthz` for Envoy's health check. The TCP port serves `/healthz`, `/readyz`, `/metrics` and
-`/signals`.
+`/v1/models/NAME` (as an event stream: its progress), and `/healthz` for Envoy's health check. The TCP port serves
+`/healthz`, `/readyz`, `/metrics` and `/signals`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 It is a bare asyncio.Protocol, because the overhead of a framework would affect every request. A handler returns bytes,
 an awaitable for a slow body or a queued request, or the parts of a stream. The latter two are cancelled when the peer
-disconnects. A handler that raises produces a 500. Envoy treats it as a failure of the picker and fails open, unless API keys are required.
+disconnects. A handler that raises produces a 500. Envoy treats it as a failure of the picker and fails open, unless
+API keys are required.
 """
 
 from __future__ import annotations

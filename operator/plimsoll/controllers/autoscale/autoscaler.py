@@ -18,6 +18,7 @@ from plimsoll.adapters.kube_client import KubeClient
 from plimsoll.api import labels
 from plimsoll.api.v1alpha1 import InferenceService
 from plimsoll.controllers.autoscale import decision_document
+from plimsoll.controllers.autoscale.cost_report import CostGauges, gpus_by_tier
 from plimsoll.controllers.autoscale.history_backfill import HistoryBackfill
 from plimsoll.controllers.autoscale.recommendations import Recommendations
 from plimsoll.controllers.autoscale.scale_action import RecordEvent, ScaleChange, ScaleWriter
@@ -27,7 +28,6 @@ from plimsoll.controllers.autoscale.signal_health import ConfigVersions
 from plimsoll.controllers.autoscale.signal_sources import SignalSources
 from plimsoll.controllers.autoscale.tracked_service import TrackedService, track
 from plimsoll.controllers.isolation import ObjectErrors, Stage
-from plimsoll.controllers.autoscale.cost_report import CostGauges, gpus_by_tier
 from plimsoll.controllers.metrics_export import ScalingGauges
 from plimsoll.controllers.object_cache import Key, ObjectCache, key_of, resource_version
 from plimsoll.controllers.targets.target_state import other_writer_of
