@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from plimsoll.gateway.served_stats import (
 from plimsoll.gateway.signals_document import update_metrics
 from plimsoll.telemetry import gateway_metrics
 from tests.gateway.kube_objects import pod, service
+from tests.gateway.one_queue_harness import Gateways, eventually
 from tests.gateway.picker_harness import PickerHarness, service_with_slo
 
 KEY = "team/chat"
@@ -153,3 +155,16 @@ def test_service_without_slo_has_no_served_series() -> None:
     harness.complete(reply, **DONE)
     update_metrics(harness.picker)
     assert value("served_requests_total", tenant="") is None
+
+
+async def test_request_that_the_owner_decided_is_served_once(tmp_path: Path) -> None:
+    """At the gateway that carried it, which has the times of its response."""
+    async with Gateways(tmp_path, 2, service_with_slo("chat"), pods=(ENGINE,)) as gateways:
+        (carrier,), owner = gateways.others(), gateways.owner()
+        carrier.complete(await carrier.ask("hi", stream=True), **DONE)
+        await eventually(lambda: owner.admits == 0, "the owner knows that it has ended")
+        owner.picker.stats(KEY).served.update_metrics()
+        assert value("served_requests_total", tenant="") is None
+        carrier.picker.stats(KEY).served.update_metrics()
+        assert value("served_requests_total", tenant="") == 1
+        assert (value("served_work_seconds_total", tenant="") or 0.0) > 0
