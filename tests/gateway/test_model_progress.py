@@ -18,6 +18,7 @@ from plimsoll.gateway.model_progress import (
     ModelState,
     state_of,
 )
+from plimsoll.gateway.routes import wants_events
 from plimsoll.telemetry import gateway_metrics
 from tests.gateway.kube_objects import Object, pod, service
 from tests.gateway.picker_harness import PickerHarness, service_with_slo
@@ -128,6 +129,20 @@ async def test_streams_of_one_gateway_are_limited() -> None:
     assert b"retry-after: 10\r\n" in refused
     await asyncio.gather(*(stream.aclose() for stream in streams))  # type: ignore[attr-defined]
     assert gateway_metrics.GATEWAY_PROGRESS_STREAMS._value.get() == 0
+
+
+@pytest.mark.parametrize(
+    ("accept", "is_stream"),
+    [
+        (b"text/event-stream", True),
+        (b"Text/Event-Stream;q=1", True),
+        (b"application/json, text/event-stream", False),
+        (b"*/*", False),
+        (b"", False),
+    ],
+)
+def test_client_that_takes_json_gets_no_stream(accept: bytes, is_stream: bool) -> None:
+    assert wants_events(accept) is is_stream
 
 
 def test_unknown_model_is_404_without_stream() -> None:

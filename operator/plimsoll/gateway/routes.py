@@ -119,9 +119,15 @@ class EnvoyEndpoint:
         if path in (MODELS_PATH.encode(), _MODEL):
             return response(200, JSON_HEADERS, models_body(self._picker, identity))
         name = unquote_to_bytes(path[len(_MODEL) :]).decode("utf-8", "replace")
-        if request.method == b"GET" and EVENT_STREAM.encode() in request.headers.get(b"accept", b"").lower():
+        if request.method == b"GET" and wants_events(request.headers.get(b"accept", b"")):
             return self.progress.open(identity, name)
         return model(self._picker, identity, name)
+
+
+def wants_events(accept: bytes) -> bool:
+    """Whether a client asks for an event stream, and does not take JSON as well."""
+    accepted = accept.lower()
+    return EVENT_STREAM.encode() in accepted and b"application/json" not in accepted
 
 
 def models_body(picker: Picker, identity: Identity) -> bytes:
