@@ -43,5 +43,5 @@ STATUS = InferenceServiceStatus(
     ),
     limited_by="decode TPOT",
     recovery="21s",
-    cost=CostStatus(per_hour="12.50 USD", per_million_tokens="0.0731 USD"),
+    cost=CostStatus(per_hour="12.50 USD", per_million_tokens="0.0731 USD", per_successful_request="0.000731 USD"),
 )

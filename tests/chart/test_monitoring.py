@@ -24,11 +24,17 @@ from simulated.metric_families import COUNTER_HELP, GAUGE_HELP, HISTOGRAM_HELP
 from tests.chart.rendering import CHART, ROOT, Object, find, of_kind, render
 
 RULES_FILE = CHART / "files" / "rules" / "plimsoll.yaml"
+OPENCOST_FILE = CHART / "files" / "rules" / "opencost.yaml"
 DASHBOARD_FILE = CHART / "files" / "dashboards" / "plimsoll.json"
 UNIT_TESTS = Path(__file__).parent / "rules" / "plimsoll_test.yaml"
 ALERTS_PAGE = ROOT / "docs" / "reference" / "alerts.md"
 
-RULES: list[Object] = [r for g in yaml.safe_load(RULES_FILE.read_text())["groups"] for r in g["rules"]]
+RULES: list[Object] = [
+    rule
+    for file in (RULES_FILE, OPENCOST_FILE)
+    for group in yaml.safe_load(file.read_text())["groups"]
+    for rule in group["rules"]
+]
 ALERTS = [rule for rule in RULES if "alert" in rule]
 DASHBOARD: Object = json.loads(DASHBOARD_FILE.read_text())
 PANELS: list[Object] = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
@@ -65,7 +71,7 @@ RECORDED = {rule["record"]: {"service"} for rule in RULES if "record" in rule}
 def labels_of(name: str) -> set[str] | None:
     """The labels of a metric, None of one that does not exist."""
     if name.startswith("vllm:"):
-        base = name.removesuffix("_bucket")
+        base = re.sub("_(bucket|sum|count)$", "", name)
         return ENGINE_LABELS if base in READ_METRICS | VLLM_METRICS else None
     if name in engine_contract().metrics.values():
         return ENGINE_LABELS
@@ -132,7 +138,7 @@ def test_rules_tests_name_alerts_that_exist() -> None:
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed; the cluster scenario has it")
 def test_promtool_accepts_rules() -> None:
-    for verb, path in (("check", RULES_FILE), ("test", UNIT_TESTS)):
+    for verb, path in (("check", RULES_FILE), ("check", OPENCOST_FILE), ("test", UNIT_TESTS)):
         done = subprocess.run(["promtool", verb, "rules", path], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
 
@@ -146,7 +152,7 @@ def test_dashboard_ids_variables_and_refs_are_consistent() -> None:
         assert panel["datasource"]["uid"] == "${datasource}"
         refs = [target["refId"] for target in panel["targets"]]
         assert len(set(refs)) == len(refs) > 0
-    used = {name for _, expr in expressions() for name in re.findall(r"\$(\w+)", expr)}
+    used = {name for _, expr in expressions() for name in re.findall(r"\$([a-z_]\w*)", expr)}
     assert used == {"service", "__rate_interval"}
 
 
@@ -162,6 +168,12 @@ def test_dashboard_ids_variables_and_refs_are_consistent() -> None:
         "vllm:spec_decode_num_accepted_tokens_total",
         "plimsoll_slo_attainment_ratio",
         "plimsoll_gateway_adapter_requests_total",
+        "plimsoll_gateway_ttft_by_prompt_seconds_bucket",
+        "plimsoll_gateway_tpot_by_output_seconds_bucket",
+        "plimsoll_gateway_queue_seconds_sum",
+        "vllm:nixl_xfer_time_seconds_sum",
+        "service:plimsoll_goodput_tokens_per_gpu_second:rate5m",
+        "service:plimsoll_tenant_cost_per_hour:avg1h",
     ],
 )
 def test_dashboard_shows_phases_caches_and_goodput(metric: str) -> None:
@@ -191,6 +203,19 @@ def test_rules_and_dashboard_are_rendered_on_request() -> None:
     board = find(objects, "ConfigMap", "plimsoll-dashboard")
     assert board["metadata"]["labels"]["grafana_dashboard"] == "1"
     assert json.loads(board["data"]["plimsoll.json"]) == DASHBOARD
+
+
+def test_opencost_names_are_recorded_on_request() -> None:
+    (rule,) = of_kind(
+        render({"monitoring": {"prometheusRule": {"enabled": True, "openCostNames": True}}}), "PrometheusRule"
+    )
+    groups = [group for file in (RULES_FILE, OPENCOST_FILE) for group in yaml.safe_load(file.read_text())["groups"]]
+    assert [group["name"] for group in rule["spec"]["groups"]] == [group["name"] for group in groups]
+    assert rule["spec"]["groups"][-1] == groups[-1]
+    assert [one["record"] for one in groups[-1]["rules"]] == [
+        "opencost_inference_total_cost",
+        "opencost_inference_cost_per_million_tokens",
+    ]
 
 
 def test_engine_pod_monitor_adds_service_and_tier_labels() -> None:

@@ -301,3 +301,48 @@ def test_condition_has_one_series_with_current_reason() -> None:
         assert [(s.labels["reason"], s.value) for s in samples] == [(reason.value, expected)]
     shown.export(("team", "told"), ())
     assert value("plimsoll_service_condition", service="team/told", type="Ready", reason="Serving") is None
+
+
+THREE = {"tiers": {"serve": {"minReplicas": 3, "maxReplicas": 3}}}
+PRICED: dict[str, Any] = {**PROMISED, **THREE, "cost": {"gpuHour": "3.60"}}
+
+
+def test_cost_divides_by_what_was_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the 40 requests a second are served, each with 100 output tokens, by three GPUs at 0.001 a second."""
+    found = loaded_world("priced", **PRICED)
+    report = found.scaler.report(("team", "priced"))
+    assert report is not None
+    all_served = {"perHour": "10.80 USD", "perMillionTokens": "0.7500 USD", "perSuccessfulRequest": "0.000075 USD"}
+    assert report.cost == all_served
+
+    def half_served(count: float) -> ServiceReading:
+        return replace(arrivals(count), succeeded=count / 2)
+
+    monkeypatch.setattr("tests.controllers.test_autoscale.arrivals", half_served)
+    report = loaded_world("half", **PRICED).scaler.report(("team", "half"))
+    assert report is not None
+    assert report.cost == all_served | {"perMillionTokens": "1.50 USD", "perSuccessfulRequest": "0.000150 USD"}
+
+
+def test_cost_without_success_has_hourly_price_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "tests.controllers.test_autoscale.arrivals", lambda count: replace(arrivals(count), succeeded=0.0)
+    )
+    report = loaded_world("lost", **PRICED).scaler.report(("team", "lost"))
+    assert report is not None
+    assert report.cost == {"perHour": "10.80 USD"}
+
+
+def test_gpus_and_price_are_exported_until_they_go() -> None:
+    found = loaded_world("paid", **PRICED)
+    price = {"service": "team/paid", "model": "paid", "currency": "USD"}
+    assert value("plimsoll_service_gpus", service="team/paid", tier="serve") == 3.0
+    assert value("plimsoll_service_cost_per_hour", **price) == pytest.approx(10.8)
+    free = builders.service("paid", **PROMISED | THREE)
+    found.store.put(free)
+    found.scaler.decide(NOW_S + 31.0)
+    assert value("plimsoll_service_cost_per_hour", **price) is None
+    assert value("plimsoll_service_gpus", service="team/paid", tier="serve") == 3.0
+    found.store.remove(free)
+    found.scaler.decide(NOW_S + 32.0)
+    assert value("plimsoll_service_gpus", service="team/paid", tier="serve") is None

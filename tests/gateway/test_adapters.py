@@ -6,14 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plimsoll.adapters.kube_client import WatchEvent
 from plimsoll.core.routing.endpoint import Endpoint
 from plimsoll.core.routing.picker import FALLBACKS, Pick
 from plimsoll.core.types import Role
-from plimsoll.gateway.adapters import AdapterEntry, prefer_loaded
-from plimsoll.gateway.identity import Identity
+from plimsoll.gateway.adapters import ADAPTER_HEADER, AdapterEntry, prefer_loaded
+from plimsoll.gateway.identity import Authenticator, Identity
 from plimsoll.gateway.prefix_hash import BLOCK_BYTES, block_hashes
 from plimsoll.gateway.service_catalog import build_catalog
-from tests.gateway.kube_objects import service, with_adapters
+from plimsoll.gateway.settings import ApiKeyMode
+from tests.gateway.api_key_secrets import bearer, key_secret
+from tests.gateway.kube_objects import pod, service, with_adapters
+from tests.gateway.picker_harness import PickerHarness, response_headers
 
 PODS = [f"pod-{number}" for number in range(6)]
 
@@ -81,3 +85,22 @@ def test_entries_have_the_pods_without_them() -> None:
     entry = build_catalog([with_adapters(service(), "sql", "law", sql=["a", "b"])], []).services["team/chat"]
     assert entry.adapters["sql"].not_loaded_on == {"a", "b"}
     assert entry.adapters["law"].not_loaded_on == frozenset()
+
+
+def test_key_of_an_adapter_has_a_quota_of_its_own() -> None:
+    """Keys name models, and an adapter is one: its key has access and limits for it, and takes nothing from others."""
+    authenticator = Authenticator(ApiKeyMode.REQUIRED)
+    secrets = [key_secret("sql", models="sql", requests_per_minute=2), key_secret("law", models="law,chat")]
+    authenticator.keys.apply(WatchEvent("SYNC", objects=tuple(secrets)))
+    engines = (pod("10.0.0.1:8000"),)
+    harness = PickerHarness(with_adapters(service(), "sql", "law"), pods=engines, authenticator=authenticator)
+
+    def outcome(key: str, model: str) -> str:
+        headers = response_headers(harness.send(model, headers=bearer(key)))
+        return headers.get("x-plimsoll-reason") or headers[ADAPTER_HEADER]
+
+    assert outcome("sql", "law") == outcome("sql", "chat") == "model_not_allowed"
+    assert [outcome("sql", "sql") for _ in range(3)] == ["sql", "sql", "rate_limit_exceeded"]
+    assert [outcome("law", "law") for _ in range(3)] == ["law"] * 3
+    harness.clock.advance_to(30.0)
+    assert [outcome("sql", "sql") for _ in range(2)] == ["sql", "rate_limit_exceeded"]

@@ -192,6 +192,24 @@ def test_token_routes_need_only_the_model(path: str) -> None:
     assert found.reason is RejectionReason.MODEL_REQUIRED
 
 
+VECTORS = base64.b64encode(bytes(8192 * 50)).decode()  # 50 vectors of 4,096 numbers of 16 bits
+
+
+@pytest.mark.parametrize(
+    ("fields", "prompt"),
+    [
+        ({"prompt_embeds": VECTORS}, Prompt(50, 1)),
+        ({"prompt_embeds": VECTORS, "prompt": ""}, Prompt(50, 1)),
+        ({"prompt_embeds": [VECTORS, VECTORS], "n": 3}, Prompt(50, 6)),
+        ({"prompt_embeds": VECTORS, "prompt": TEXT}, Prompt(75, 2)),
+        ({"prompt_embeds": None, "prompt": TEXT}, Prompt(100, 1)),
+    ],
+)
+def test_prompt_given_as_vectors_counts_by_size(fields: dict[str, Any], prompt: Prompt) -> None:
+    found = read("/v1/completions", **fields)
+    assert (found.prompt, found.is_estimated) == (prompt, True)
+
+
 @pytest.mark.parametrize(
     ("path", "key"), [(EMBEDDINGS, "input"), (RERANK, "documents"), (RESPONSES, "input"), (MESSAGES, "model")]
 )
@@ -206,5 +224,5 @@ def test_key_that_occurs_twice_is_rejected(path: str, key: str) -> None:
 @pytest.mark.parametrize("value", [None, 1, "a", [], {}, [[]], [{}], [None], "[", [[1, "a"]], [[[[1]]]]])
 def test_parser_never_raises_whatever_the_fields_hold(path: str, value: Any) -> None:
     keys = ("input", "messages", "system", "query", "documents", "text_1", "text_2", "instructions", "tools", "prompt")
-    for key in keys:
+    for key in (*keys, "prompt_embeds"):
         assert isinstance(parse(path, **{key: value}), ParsedRequest | Rejection)

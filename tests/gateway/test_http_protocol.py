@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
-from plimsoll.gateway.http1 import HttpRequest, response
+from plimsoll.gateway.http1 import CHUNKED_END, HttpRequest, chunk, chunked_head, response
 from plimsoll.gateway.server import HttpProtocol
 
 
@@ -15,6 +16,10 @@ class FakeTransport(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.written = b""
+        self.closed = False
+
+    def close(self) -> None:
+        self.closed = True
 
     def is_closing(self) -> bool:
         return False
@@ -55,3 +60,56 @@ async def test_http_protocol_responds_in_order_and_maps_error_to_500() -> None:
     await asyncio.sleep(0)
     statuses = [line.split(b" ")[1] for line in wire.written.split(b"\r\n") if line.startswith(b"HTTP/1.1")]
     assert statuses == [b"200", b"404", b"500", b"413"]
+
+
+async def parts(*found: bytes | Exception) -> AsyncIterator[bytes]:
+    for part in found:
+        if isinstance(part, Exception):
+            raise part
+        yield part
+
+
+async def finished(protocol: HttpProtocol) -> None:
+    """Wait for the response in parts that is under way."""
+    pending = protocol._pending_reply
+    assert pending is not None
+    await asyncio.wait((pending,))
+    await asyncio.sleep(0)
+
+
+async def test_http_protocol_writes_parts_and_then_next_response() -> None:
+    replies: list[Any] = [parts(chunked_head(200, ()), chunk(b"a" * 17), CHUNKED_END), response(404)]
+    protocol, wire = HttpProtocol(lambda _: replies.pop(0), 1024, None), FakeTransport()
+    protocol.connection_made(wire)
+    protocol.data_received(2 * CHECK_REQUEST)
+    await finished(protocol)
+    assert wire.written == (
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n11\r\n" + b"a" * 17 + b"\r\n0\r\n\r\n" + response(404)
+    )
+
+
+async def test_http_protocol_cuts_response_whose_part_fails() -> None:
+    protocol = HttpProtocol(lambda _: parts(chunked_head(200, ()), RuntimeError("as a test of faults")), 1024, None)
+    protocol.connection_made(wire := FakeTransport())
+    protocol.data_received(CHECK_REQUEST)
+    await finished(protocol)
+    assert wire.closed
+    assert b"500" not in wire.written
+
+
+async def test_http_protocol_ends_parts_on_disconnect() -> None:
+    waits, ended = asyncio.Event(), asyncio.Event()
+
+    async def endless() -> AsyncIterator[bytes]:
+        try:
+            yield b"a"
+            await waits.wait()
+        finally:
+            ended.set()
+
+    protocol, wire = HttpProtocol(lambda _: endless(), 1024, None), FakeTransport()
+    protocol.connection_made(wire)
+    protocol.data_received(CHECK_REQUEST)
+    await asyncio.sleep(0)
+    protocol.connection_lost(None)
+    await asyncio.wait_for(ended.wait(), 10)

@@ -91,7 +91,7 @@ _COLUMNS: Final = (
         "Share of the responses that met all targets (a lower bound).",
         wide=True,
     ),
-    _PrinterColumn("Per-Mtok", ".status.cost.perMillionTokens", "Price of a million output tokens.", wide=True),
+    _PrinterColumn("Per-Mtok", ".status.cost.perMillionTokens", "Price of a million served output tokens.", wide=True),
     _PrinterColumn("URL", ".status.url", "Base URL for clients inside the cluster.", wide=True),
 )
 

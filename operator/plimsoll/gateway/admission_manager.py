@@ -167,12 +167,16 @@ class AdmissionManager:
             self._isolate_errors(admission.key, admission.record_first_token, request_id, forwarded, record, now)
         return True
 
-    def complete(self, request_id: str, record: AccessRecord | None, now: float) -> None:
-        """Record the end of a request at an engine. `record` is None if it is lost. Call `release` next."""
+    def complete(self, request_id: str, record: AccessRecord | None, now: float) -> ForwardedRequest | None:
+        """Record the end of a request at an engine. `record` is None if it is lost. Call `release` next.
+
+        Returns the request, None if its service has no admission.
+        """
         forwarded = self._forwarded.pop(request_id, None)
         admission = None if forwarded is None else self.services.get(forwarded.target_service)
         if forwarded is not None and admission is not None:
             self._isolate_errors(admission.key, admission.complete, request_id, forwarded, record, now)
+        return None if admission is None else forwarded
 
     def cancel(self, ctx: RequestContext, now: float) -> None:
         """Remove a queued request whose client disconnected."""

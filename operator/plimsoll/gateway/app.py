@@ -339,6 +339,7 @@ class GatewayProcess:
         started_s = time.monotonic()
         log.info("stopping")
         await wait_for_successor(self._source, self._settings)
+        self._envoy_endpoint.progress.stop()
         deadline_s = started_s + self._settings.drain_seconds
         try:
             await drain(self._admin, self._last_request_s, self._settings, deadline_s)

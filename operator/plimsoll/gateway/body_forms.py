@@ -24,6 +24,8 @@ from plimsoll.gateway.picture_tokens import Pictures
 from plimsoll.gateway.prefix_hash import BLOCK_BYTES, MAX_BLOCKS
 
 PREFIX_BYTES = BLOCK_BYTES * MAX_BLOCKS + 1  # bytes of a prompt that prefix hashing reads
+EMBEDDED_TOKEN_BYTES: Final = 8192  # a vector of 4,096 numbers of 16 bits, as of an 8B; corrected like text
+_NO_TEXT: Final = (b"", b'""', b"[]", b"null")
 _NO_TOOLS: Final = (b"", b"[]", b"null")
 STATE_FIELDS: Final = ("previous_response_id", "conversation", "background")  # of /v1/responses; need a store
 
@@ -39,6 +41,7 @@ class CompletionFields(msgspec.Struct):
     max_completion_tokens: object = None
     stream: object = None
     prompt: msgspec.Raw = msgspec.Raw()
+    prompt_embeds: msgspec.Raw = msgspec.Raw()
     messages: msgspec.Raw = msgspec.Raw()
     tools: msgspec.Raw = msgspec.Raw()
     functions: msgspec.Raw = msgspec.Raw()
@@ -125,10 +128,22 @@ def refused_field(fields: CompletionFields, form: BodyForm) -> Rejection | None:
 
 
 def _completion(fields: CompletionFields, n: int) -> PromptSize:
-    text = bytes(fields.prompt)
+    text, embeds = bytes(fields.prompt), bytes(fields.prompt_embeds)
+    if embeds and embeds != b"null":
+        return _with_embeds(text, embeds, n)
     if not text:
         return _conversation(fields, bytes(fields.messages), fields.schema_bytes, n)
     return PromptSize(_list_size(n, text), text[:PREFIX_BYTES], is_estimated=not _is_token_ids(text))
+
+
+def _with_embeds(text: bytes, embeds: bytes, n: int) -> PromptSize:
+    """Returns the size of prompts given as vectors (base64 of a tensor each), and of the texts beside them."""
+    count = _count_items(embeds)
+    tokens = len(embeds) * 3 // 4 // EMBEDDED_TOKEN_BYTES
+    if text not in _NO_TEXT:
+        texts = _list_size(1, text)
+        count, tokens = count + texts.sequences, tokens + texts.tokens * texts.sequences
+    return PromptSize(Prompt(tokens // count, n * count), b"" if text in _NO_TEXT else text[:PREFIX_BYTES])
 
 
 def _messages(fields: BodyFields) -> PromptSize:

@@ -15,7 +15,7 @@ from functools import cache
 
 from plimsoll.gateway.api_routes import BodyForm
 
-TRACKED_KEYS = ("model", "n", "prompt", "messages", "max_tokens", "max_completion_tokens", "stream")
+TRACKED_KEYS = ("model", "n", "prompt", "prompt_embeds", "messages", "max_tokens", "max_completion_tokens", "stream")
 _MORE_KEYS = {
     BodyForm.RESPONSES: ("input", "max_output_tokens", "background", "previous_response_id", "conversation"),
     BodyForm.EMBEDDING: ("input",),

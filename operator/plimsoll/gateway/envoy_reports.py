@@ -11,9 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from plimsoll.gateway.api_routes import route_of
 from plimsoll.gateway.clock import Clock
 from plimsoll.gateway.envoy.access_log import AccessRecord
 from plimsoll.gateway.inflight import InFlightRequest
+from plimsoll.gateway.served_stats import ServedRequest
+from plimsoll.gateway.service_admission import ForwardedRequest
 
 if TYPE_CHECKING:
     from plimsoll.gateway.picker import Picker
@@ -81,12 +84,34 @@ class EnvoyReports:
 
     def _complete_booked(self, request_id: str, in_flight: InFlightRequest, record: AccessRecord, now: float) -> None:
         picker = self._picker
-        picker.admission.complete(request_id, record, now)
+        forwarded = picker.admission.complete(request_id, record, now)
         # Only the client's retry header counts here: a client can retry before this record arrives.
         if record.status is not None and record.status >= 500:
             picker.recent_rejections.record(in_flight.retry_key, now, 0.0)
         if in_flight.service in picker.catalog.services and not in_flight.via:
-            picker.stats(in_flight.service).record_completion(record, in_flight.deadlines)
+            stats = picker.stats(in_flight.service)
+            stats.record_completion(record, in_flight.deadlines)
+            if forwarded is not None and (served := self._served(forwarded, record, in_flight)) is not None:
+                stats.served.record(served)
         if record.rejected_by_engine:
             for key in in_flight.demand.keys() & picker.catalog.services.keys():
                 picker.stats(key).demand.withdraw(in_flight.demand[key])
+
+    def _served(
+        self, forwarded: ForwardedRequest, record: AccessRecord, in_flight: InFlightRequest
+    ) -> ServedRequest | None:
+        """Returns what a successful response has served, None of another."""
+        request, ttft_s, e2e_s = forwarded.request, record.ttft_s, record.e2e_s
+        if ttft_s is None or e2e_s is None:
+            return None
+        output_tokens, is_known = forwarded.output_tokens, forwarded.output_tokens is not None
+        if output_tokens is None:
+            is_generated = not route_of(forwarded.path.encode()).is_prefill_only
+            mean_tokens = self._picker.admission.mean_output_tokens(forwarded.target_service)
+            output_tokens = round(mean_tokens * request.sequences) if is_generated else 0
+        deadlines = in_flight.deadlines
+        return ServedRequest(
+            request.tenant, request.prompt_tokens, request.sequences, output_tokens, is_known, forwarded.work_s,
+            forwarded.queued_s, ttft_s, e2e_s, forwarded.stream,
+            deadlines is not None and ttft_s <= deadlines.ttft_s and e2e_s <= deadlines.e2e_s,
+        )  # fmt: skip

@@ -65,7 +65,7 @@ def admission_rejection(
         if not decision.is_demand:
             return deadline_too_short(ctx.model, str(ctx.deadline))
         waited = f"The request waited {now - ctx.arrived_s:.1f} s for model '{ctx.model}'"
-        cause = "" if ready_engines else f" {_without_engine(ctx.model, availability)}"
+        cause = "" if ready_engines else f" {without_engine(ctx.model, availability)}"
         return Rejection(RejectionReason.DEADLINE, f"{waited} and would miss its deadline of {ctx.deadline}.{cause}")
     message = _message(ctx, decision.outcome, ready_engines, availability, now)
     return Rejection(_REASON_BY_OUTCOME[decision.outcome], message, retry=retry)
@@ -169,7 +169,8 @@ def no_engine(model: str, task: Task) -> Rejection:
     return Rejection(RejectionReason.NO_ENDPOINT, message)
 
 
-def _without_engine(model: str, availability: Availability) -> str:
+def without_engine(model: str, availability: Availability) -> str:
+    """Returns why a model has no ready engine, and when it is expected to have one."""
     if availability.deleted:
         return _deleted(model)
     return _stopped(model) if availability.stopped else _starting(model, availability)
@@ -215,6 +216,12 @@ def too_many_unbooked(model: str, path: str, limit: int) -> Rejection:
     """Returns the rejection of a request that takes no capacity while `limit` others are at each engine."""
     message = f"Each ready engine of model '{model[:200]}' has {limit} requests like {path} already."
     return Rejection(RejectionReason.GATEWAY_FULL, message, retry=advise_retry(1.0))
+
+
+def too_many_streams(limit: int) -> Rejection:
+    """Returns the rejection of a progress stream while `limit` others are open."""
+    message = f"This gateway instance has {limit} event streams of models open already, its limit."
+    return Rejection(RejectionReason.GATEWAY_FULL, message, retry=advise_retry(10.0))
 
 
 def _message(

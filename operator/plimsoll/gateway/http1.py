@@ -1,7 +1,7 @@
 """A minimal HTTP/1.1 parser and serializer for the picker's listeners.
 
 Problem: an HTTP framework costs ten times the pick itself, and this code runs for every request. The clients are Envoy
-on the unix socket, and probes, Prometheus and the operator on TCP. None of them needs streaming.
+on the unix socket, and probes, Prometheus and the operator on TCP. None of them sends a stream.
 
 Idea: an incremental, strict parser with limits on head and body. It supports two framings, Content-Length and chunked.
 """
@@ -145,6 +145,20 @@ def response(status: int, headers: Iterable[tuple[str, str]] = (), body: bytes =
     start = _STATUS_LINES.get(status) or f"HTTP/1.1 {status} \r\n"
     end = "\r\nconnection: close\r\n\r\n" if close else "\r\n\r\n"
     return f"{start}{header_block}content-length: {len(body)}{end}".encode("latin-1", "replace") + body
+
+
+def chunked_head(status: int, headers: Iterable[tuple[str, str]]) -> bytes:
+    """Returns the head of a response whose body follows in parts made by `chunk`, and ends with `CHUNKED_END`."""
+    head = response(status, (*headers, ("transfer-encoding", "chunked")))
+    return head.replace(b"content-length: 0\r\n", b"")
+
+
+def chunk(data: bytes) -> bytes:
+    """Returns a part of a chunked body. `data` must not be empty: that would end the body."""
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+CHUNKED_END = b"0\r\n\r\n"
 
 
 def without_body(reply: bytes) -> bytes:

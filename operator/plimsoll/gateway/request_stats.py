@@ -18,6 +18,7 @@ from plimsoll.core.slo import Deadlines
 from plimsoll.gateway.demand_counter import DemandCounter, DemandTokens
 from plimsoll.gateway.envoy.access_log import AccessRecord, RequestOutcome
 from plimsoll.gateway.errors import RejectionReason
+from plimsoll.gateway.served_stats import ServedStats
 from plimsoll.telemetry import gateway_metrics
 
 
@@ -40,6 +41,7 @@ class RequestStats:
         self.assessed = self.missed = self.missed_ttft = self.missed_e2e = 0  # responses with an SLO
         self.by_tpot_target: Counter[float] = Counter()  # responses with a TPOT target, by target in seconds
         self.early_first_tokens = 0  # known while their responses ran
+        self.served = ServedStats(service)
         self.remote_prefills = 0
         self.local_prefills = 0
         self._first_counter = gateway_metrics.GATEWAY_ARRIVED.labels(service, "first")
@@ -113,6 +115,7 @@ class RequestStats:
 
     def update_metrics(self) -> None:
         """Update the counters of `/metrics` just before they are read."""
+        self.served.update_metrics()
         for counter, count in self._counts():
             counter.inc(count - self._exported.get(counter, 0))
             self._exported[counter] = count

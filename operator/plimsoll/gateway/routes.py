@@ -2,15 +2,15 @@
 
 The unix socket serves Envoy: `/reserve/...` before a large body is read and `/check/...` with a client's body (both
 ext_authz), any path with the header `x-plimsoll-error-response` (writes that error response), `/v1/models`,
-`/v1/models/NAME`, and `/healthz` for Envoy's health check. The TCP port serves `/healthz`, `/readyz`, `/metrics` and
-`/signals`.
+`/v1/models/NAME` (as an event stream: its progress), and `/healthz` for Envoy's health check. The TCP port serves
+`/healthz`, `/readyz`, `/metrics` and `/signals`.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from random import Random
 from urllib.parse import unquote_to_bytes
 
@@ -18,13 +18,14 @@ import orjson
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from plimsoll.gateway import error_messages
-from plimsoll.gateway.api_routes import MODELS_PATH, ApiRoute, route_of
+from plimsoll.gateway.api_routes import EVENT_STREAM, MODELS_PATH, ApiRoute, route_of
 from plimsoll.gateway.body_budget import BodyBudget
 from plimsoll.gateway.envoy.body_filters import BODY_BYTES_HEADER, RESERVE_PREFIX
 from plimsoll.gateway.envoy.listener import CHECK_PREFIX
 from plimsoll.gateway.errors import Rejection, from_header, to_response
 from plimsoll.gateway.http1 import HttpRequest, response, without_body
 from plimsoll.gateway.identity import Identity, model_not_allowed
+from plimsoll.gateway.model_progress import ModelProgress
 from plimsoll.gateway.parse_worker import ParseWorker
 from plimsoll.gateway.picker import Picker
 from plimsoll.gateway.picker_replies import write_response
@@ -53,6 +54,7 @@ class EnvoyEndpoint:
         self._picker = picker
         self._bodies = bodies
         self._worker = worker
+        self.progress = ModelProgress(picker)
         self.health_checked = False
         self.last_request_s = -math.inf
 
@@ -71,8 +73,8 @@ class EnvoyEndpoint:
             return write_response(from_header(reply.decode("ascii")))
         path = request.path.partition(b"?")[0]
         if path == MODELS_PATH.encode() or path.startswith(_MODEL):
-            reply = self._models(request, path)
-            return without_body(reply) if request.method == b"HEAD" else reply
+            models = self._models(request, path)
+            return without_body(models) if request.method == b"HEAD" and isinstance(models, bytes) else models
         return response(404)
 
     def _reserve(self, request: HttpRequest) -> bytes:
@@ -108,7 +110,7 @@ class EnvoyEndpoint:
         reply = self._picker.decide(parsed, request.body, request.headers, identity, time.monotonic(), route)
         return reply if isinstance(reply, bytes) else await reply
 
-    def _models(self, request: HttpRequest, path: bytes) -> bytes:
+    def _models(self, request: HttpRequest, path: bytes) -> bytes | AsyncIterator[bytes]:
         """Handles `/v1/models` and `/v1/models/NAME`: they show a client only what it may use."""
         identity = self._picker.authenticate(request.headers)
         if isinstance(identity, Rejection):
@@ -116,7 +118,16 @@ class EnvoyEndpoint:
         self._picker.attributes.begin(request.headers, identity, "")
         if path in (MODELS_PATH.encode(), _MODEL):
             return response(200, JSON_HEADERS, models_body(self._picker, identity))
-        return model(self._picker, identity, unquote_to_bytes(path[len(_MODEL) :]).decode("utf-8", "replace"))
+        name = unquote_to_bytes(path[len(_MODEL) :]).decode("utf-8", "replace")
+        if request.method == b"GET" and wants_events(request.headers.get(b"accept", b"")):
+            return self.progress.open(identity, name)
+        return model(self._picker, identity, name)
+
+
+def wants_events(accept: bytes) -> bool:
+    """Whether a client asks for an event stream, and does not take JSON as well."""
+    accepted = accept.lower()
+    return EVENT_STREAM.encode() in accepted and b"application/json" not in accepted
 
 
 def models_body(picker: Picker, identity: Identity) -> bytes:

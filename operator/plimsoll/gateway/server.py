@@ -1,22 +1,23 @@
 """The picker's HTTP server: a unix socket for Envoy, a TCP port for probes, Prometheus and the operator.
 
 It is a bare asyncio.Protocol, because the overhead of a framework would affect every request. A handler returns bytes,
-or an awaitable for a slow body or a queued request. The awaitable is cancelled when the peer disconnects. A handler
-that raises produces a 500. Envoy treats it as a failure of the picker and fails open, unless API keys are required.
+an awaitable for a slow body or a queued request, or the parts of a stream. The latter two are cancelled when the peer
+disconnects. A handler that raises produces a 500. Envoy treats it as a failure of the picker and fails open, unless
+API keys are required.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import cast
 
 from plimsoll.gateway.http1 import HttpParseError, HttpParser, HttpRequest, response
 
 log = logging.getLogger(__name__)
 
-HandlerReply = bytes | Awaitable[bytes]
+HandlerReply = bytes | Awaitable[bytes] | AsyncIterator[bytes]
 Handler = Callable[[HttpRequest], HandlerReply]
 
 
@@ -60,7 +61,8 @@ class HttpProtocol(asyncio.Protocol):
             while (request := self._parser.next()) is not None:
                 reply = self._call_handler(request)
                 if not isinstance(reply, bytes):
-                    self._pending_reply = asyncio.ensure_future(reply)
+                    pending = self._write_parts(reply) if isinstance(reply, AsyncIterator) else reply
+                    self._pending_reply = asyncio.ensure_future(pending)
                     self._pending_reply.add_done_callback(self._on_reply)
                     return
                 self._transport.write(reply)
@@ -74,6 +76,16 @@ class HttpProtocol(asyncio.Protocol):
         except Exception:  # one request's failure must not affect the next
             log.exception("handling %s failed", request.path.partition(b"?")[0][:200])
             return response(500)
+
+    async def _write_parts(self, parts: AsyncIterator[bytes]) -> bytes:
+        """Write a response in parts. If one cannot be made, the connection closes, so that the response is cut."""
+        try:
+            async for part in parts:
+                self._transport.write(part)
+        except Exception:  # as above
+            log.exception("a response in parts failed")
+            self._transport.close()
+        return b""
 
     def _on_reply(self, pending: asyncio.Future[bytes]) -> None:
         self._pending_reply = None

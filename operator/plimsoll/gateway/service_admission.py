@@ -49,6 +49,8 @@ class ForwardedRequest(msgspec.Struct, eq=False):
     path: str
     registered_late: bool = False  # admitted before this controller existed: its TTFT updates no estimate
     has_first_token: bool = False  # known while its response runs
+    output_tokens: int | None = None  # of its complete stream, None if unknown
+    work_s: float = 0.0  # engine time of its complete response, 0 if unknown
 
 
 class ServiceAdmission:
@@ -215,7 +217,19 @@ class ServiceAdmission:
         if record is not None and record.ttft_s is not None:
             output_tokens = self._output_tokens(forwarded, record)
             ttft_s = _ttft_s(forwarded, record)
+        forwarded.output_tokens = output_tokens
+        forwarded.work_s = self._work_s(request_id, forwarded, output_tokens)
         self.controller.complete(request_id, now, output_tokens, ttft_s)
+
+    def _work_s(self, request_id: str, forwarded: ForwardedRequest, output_tokens: int | None) -> float:
+        """Returns the engine time of a request that ends, with its prompt's cached part and its real output."""
+        replica = self.controller.pool.replicas.get(forwarded.address)
+        running = None if replica is None else replica.running.get(request_id)
+        if running is None:
+            return 0.0
+        cost = running.cost
+        output = 1.0 if output_tokens is None else output_tokens / cost.output_tokens
+        return cost.stall_s + output * max(0.0, cost.work_s - cost.stall_s)
 
     def tick(self, now: float, unix: float) -> None:
         """Update the controller. Call this once a second."""

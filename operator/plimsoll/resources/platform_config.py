@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from plimsoll.engines.registry import ENGINES
 
 from plimsoll.core.units import parse_quantity
 
@@ -19,6 +21,18 @@ class EngineDefaults(_ConfigModel):
     args: tuple[str, ...] = ()
     env: tuple[dict[str, Any], ...] = ()
     resources: dict[str, dict[str, Any]] = Field(default_factory=dict)
+
+    @field_validator("env")
+    @classmethod
+    def _has_no_reserved_name(cls, env: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
+        """Raises ValueError for a variable that services may not set either."""
+        reserved = {name for engine in ENGINES.values() for name in engine.reserved_variables}
+        if found := sorted(reserved.intersection(variable.get("name", "") for variable in env)):
+            raise ValueError(
+                f"engine.defaults.env may not set {', '.join(found)}, on which Plimsoll relies: remove it; the gateway"
+                " checks API keys"
+            )
+        return env
 
 
 class EngineRolloutSettings(_ConfigModel):

@@ -88,6 +88,54 @@ GATEWAY_DURATION = Histogram(
     buckets=_LATENCY_BUCKETS_S,
     registry=GATEWAY,
 )
+GATEWAY_QUEUE_TIME = Histogram(
+    "plimsoll_gateway_queue_seconds",
+    "Time for which a served request waited at the gateway; services with an SLO.",
+    ["service"],
+    buckets=_LATENCY_BUCKETS_S,
+    registry=GATEWAY,
+)
+GATEWAY_TTFT_BY_PROMPT = Histogram(
+    "plimsoll_gateway_ttft_by_prompt_seconds",
+    "TTFT of streams from a request's first byte, by estimated prompt tokens (prompt: 0-1k, 1k-8k, 8k-32k, 32k+);"
+    " services with an SLO.",
+    ["service", "prompt"],
+    buckets=_LATENCY_BUCKETS_S,
+    registry=GATEWAY,
+)
+GATEWAY_TPOT_BY_OUTPUT = Histogram(
+    "plimsoll_gateway_tpot_by_output_seconds",
+    "TPOT of streams, by output tokens of a sequence, estimated from bytes (output: 0-64, 64-256, 256-1k, 1k+);"
+    " services with an SLO.",
+    ["service", "output"],
+    buckets=(0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5),
+    registry=GATEWAY,
+)
+GATEWAY_SERVED_REQUESTS = Counter(
+    "plimsoll_gateway_served_requests",
+    "Successful responses, by tenant: the first 50 of a service at a gateway by name, all others as `other tenants`;"
+    " services with an SLO.",
+    ["service", "tenant"],
+    registry=GATEWAY,
+)
+GATEWAY_SERVED_TOKENS = Counter(
+    "plimsoll_gateway_served_tokens",
+    "Estimated tokens of successful responses, by tenant (kind: prompt, output).",
+    ["service", "tenant", "kind"],
+    registry=GATEWAY,
+)
+GATEWAY_SERVED_WORK = Counter(
+    "plimsoll_gateway_served_work_seconds",
+    "Engine time of successful responses by the latency model, by tenant: the key by which tenants share the cost.",
+    ["service", "tenant"],
+    registry=GATEWAY,
+)
+GATEWAY_GOODPUT_TOKENS = Counter(
+    "plimsoll_gateway_goodput_tokens",
+    "Estimated output tokens of responses that met all targets of the SLO.",
+    ["service"],
+    registry=GATEWAY,
+)
 GATEWAY_INFLIGHT = Gauge(
     "plimsoll_gateway_inflight_requests",
     "Requests in flight at the endpoints of a role, as counted by the picker.",
@@ -294,6 +342,11 @@ GATEWAY_ENDPOINT_PICKER_STREAMS = Gauge(
     "Open requests by the endpoint-picker protocol.",
     registry=GATEWAY,
 )
+GATEWAY_PROGRESS_STREAMS = Gauge(
+    "plimsoll_gateway_progress_streams",
+    "Open event streams that show the progress of a model until it is ready; at most 256.",
+    registry=GATEWAY,
+)
 
 _GATEWAY_SERVICE_METRICS = (
     GATEWAY_ARRIVED,
@@ -308,6 +361,13 @@ _GATEWAY_SERVICE_METRICS = (
     GATEWAY_EARLY_FIRST_TOKENS,
     GATEWAY_TTFT,
     GATEWAY_DURATION,
+    GATEWAY_QUEUE_TIME,
+    GATEWAY_TTFT_BY_PROMPT,
+    GATEWAY_TPOT_BY_OUTPUT,
+    GATEWAY_SERVED_REQUESTS,
+    GATEWAY_SERVED_TOKENS,
+    GATEWAY_SERVED_WORK,
+    GATEWAY_GOODPUT_TOKENS,
     GATEWAY_INFLIGHT,
     GATEWAY_ENDPOINTS,
     GATEWAY_ADAPTER_REQUESTS,

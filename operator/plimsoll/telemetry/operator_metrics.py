@@ -286,6 +286,19 @@ SERVICE_CONDITION = Gauge(
     registry=OPERATOR,
 )
 
+SERVICE_GPUS = Gauge(
+    "plimsoll_service_gpus",
+    "GPUs of the ordered replicas of a tier, ready or not.",
+    _TIER_LABELS,
+    registry=OPERATOR,
+)
+SERVICE_COST = Gauge(
+    "plimsoll_service_cost_per_hour",
+    "Price of a service's GPUs for one hour by spec.cost; no series without it. `model` is its model name.",
+    ["service", "model", "currency"],
+    registry=OPERATOR,
+)
+
 _SCALING_METRICS = (
     AUTOSCALER_DESIRED,
     AUTOSCALER_NEEDED,

@@ -54,6 +54,12 @@ class CostSpec(ApiModel):
             return Unavailable("no output tokens were generated")
         return self.per_hour(gpus) / 3600 / tokens_per_s * 1e6
 
+    def per_request(self, gpus: int, requests_per_s: float) -> float | Unavailable:
+        """Return the price of a request; Unavailable if `requests_per_s` is not positive."""
+        if not requests_per_s > 0:
+            return Unavailable("no request was served")
+        return self.per_hour(gpus) / 3600 / requests_per_s
+
     def format_amount(self, amount: float) -> str:
         """Format an amount with its currency: `12.34 USD`, or with more decimals if it is small: `0.0731 USD`."""
         decimals = 2 if amount >= 1 or amount == 0 else 4 if amount >= 0.01 else 6

@@ -49,5 +49,8 @@ class CostStatus(StatusModel):
         default=None, description="Price of the service's GPUs per hour, such as 12.50 USD."
     )
     per_million_tokens: FormattedNumber | None = Field(
-        default=None, description="Price of a million output tokens at the current load, such as 0.0731 USD."
+        default=None, description="Price of a million output tokens of successful requests, such as 0.0731 USD."
+    )
+    per_successful_request: FormattedNumber | None = Field(
+        default=None, description="Price of a successful request, such as 0.000731 USD."
     )

@@ -18,6 +18,7 @@ from plimsoll.adapters.kube_client import KubeClient
 from plimsoll.api import labels
 from plimsoll.api.v1alpha1 import InferenceService
 from plimsoll.controllers.autoscale import decision_document
+from plimsoll.controllers.autoscale.cost_report import CostGauges, gpus_by_tier
 from plimsoll.controllers.autoscale.history_backfill import HistoryBackfill
 from plimsoll.controllers.autoscale.recommendations import Recommendations
 from plimsoll.controllers.autoscale.scale_action import RecordEvent, ScaleChange, ScaleWriter
@@ -80,7 +81,7 @@ class Autoscaler:
         self._monotonic = monotonic
         self._is_managed = is_managed
         self._entries: dict[Key, TrackedService] = {}
-        self._gauges = ScalingGauges()
+        self._gauges, self._cost_gauges = ScalingGauges(), CostGauges()
         self._backfill = HistoryBackfill(sources.history)
         self.recommendations = Recommendations(lambda: self._entries, self._state_of)
 
@@ -151,6 +152,7 @@ class Autoscaler:
         for deleted_key in self._entries.keys() - services.keys():
             del self._entries[deleted_key]
             self._gauges.forget(deleted_key)
+            self._cost_gauges.forget(deleted_key)
         readings, gateways = self._sources.gateways()
         self._ingest(tuple(readings), now_s)
         inputs = {}
@@ -177,6 +179,7 @@ class Autoscaler:
                 if service.spec.targets is None:
                     entry.publisher.publish(entry.service_state, snapshot, spec, tuple(gateways), now_s)
                 self._gauges.export(key, entry.service_state, snapshot, spec)
+                self._cost_gauges.export(key, service, gpus_by_tier(service, snapshot))
                 indirect_tiers = self._sources.prometheus_only_tiers(key)
                 other_writer = other_writer_of(self._sources.targets(key))
                 if entry.update_report(

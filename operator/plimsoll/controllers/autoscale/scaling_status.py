@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from plimsoll.api.conditions import Condition, ConditionReason, ConditionType
 from plimsoll.api.v1alpha1 import InferenceService
-from plimsoll.controllers.autoscale import learned_state, scaling_conditions, slo_status
+from plimsoll.controllers.autoscale import cost_report, learned_state, scaling_conditions, slo_status
 from plimsoll.controllers.autoscale.signal_health import (
     HealthReport,
 )
@@ -196,7 +196,7 @@ def build_report(
         recovery=_recovery(service_state),
         checkpoint=previous.checkpoint if keep_checkpoint else learned_state.encode(service_state),
         checkpoint_s=previous.checkpoint_s if keep_checkpoint else now_s,
-        cost=_cost(service, service_state, snapshot),
+        cost=cost_report.cost_status(service, service_state, snapshot),
         published=published,
         slow_transfer_message=slow_transfer_message,
         is_feasibility_known=spec.slo is not None and scaling_conditions.is_feasibility_known(service_state, spec.slo),
@@ -298,22 +298,6 @@ def _demand_level(service: ServiceState, name: str) -> float | None:
 
 def _round_to_tens(percent: float) -> int:
     return round(percent / 10.0) * 10
-
-
-def _cost(service: InferenceService, service_state: ServiceState, snapshot: ServiceSnapshot) -> Object:
-    """Cost per hour of the ordered replicas, and per million output tokens at the current arrival rate."""
-    cost = service.spec.cost
-    if cost is None:
-        return {}
-    sized = service.spec.sized_tiers.items()
-    gpus = sum(tier.replica_gpus * snapshot.tiers[kind].replicas for kind, tier in sized if kind in snapshot.tiers)
-    result: Object = {"perHour": cost.format_amount(cost.per_hour(gpus))}
-    if not isinstance(service_state.workload, Unavailable) and not isinstance(snapshot.metrics.rate_per_s, Unavailable):
-        tokens_per_s = snapshot.metrics.rate_per_s * service_state.workload.mean(service_state.workload.output_tokens)
-        price = cost.per_million_tokens(gpus, tokens_per_s)
-        if not isinstance(price, Unavailable):
-            result["perMillionTokens"] = cost.format_amount(price)
-    return result
 
 
 def _limited_by(service_state: ServiceState, decision: ScalingDecision) -> str | None:

@@ -157,9 +157,11 @@ class AdmissionController:
         return self._admit_or_enqueue(queued, reservation, now)
 
     def release(self, now: float) -> list[AdmissionDecision]:
-        """Returns the decisions about queued requests that are admitted now or shed."""
+        """Returns the decisions about queued requests that are admitted now or shed, as nothing is ready in time."""
         now = self._advance(now)
-        decisions = [self._expire(queued, now) for queued in self._queue.pop_expired(now)]
+        ready_at_s = None if self.pool.replicas else self._announcement.ready_at_s
+        hopeless_s = now if ready_at_s is None else max(now, math.nextafter(ready_at_s, -math.inf))
+        decisions = [self._expire(queued, now) for queued in self._queue.pop_expired(hopeless_s)]
         self._retry_at_s = math.inf
         while self.pool.replicas:
             queued = self._queue.peek()
@@ -426,6 +428,9 @@ class AdmissionController:
             return self._downgrade(request, now)
         retryable = outcome not in _NOT_RETRYABLE
         retry = self.reservations.reserve(request, cost.work_s, self._queue.work_s, now) if retryable else NO_RETRY
+        ready_at_s = self._announcement.expected_s(now) if outcome is AdmissionOutcome.SHED_STARTING else None
+        if retry == NO_RETRY and ready_at_s is not None:  # no capacity to reserve, but a time to return
+            retry = advise_retry(ready_at_s - now, is_time_known=True, sdk_limit_s=0.0)
         return self._count_outcome(AdmissionDecision(request.id, outcome, retry=retry))
 
     def _downgrade(self, request: AdmissionRequest, now: float) -> AdmissionDecision:

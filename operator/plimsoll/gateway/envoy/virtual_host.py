@@ -10,7 +10,7 @@ from typing import Any
 
 from plimsoll.api.v1alpha1.request_limits import IDLE_TIMEOUTS_S
 from plimsoll.gateway.adapters import ADAPTER_HEADER
-from plimsoll.gateway.api_routes import MODELS_PATH, RESPONSES_PATH, ROUTES, BodyForm
+from plimsoll.gateway.api_routes import EVENT_STREAM, MODELS_PATH, RESPONSES_PATH, ROUTES, BodyForm
 from plimsoll.gateway.envoy.body_filters import (
     BODY_BYTES_HEADER,
     LARGE_BODY_BYTES,
@@ -85,6 +85,7 @@ def _routes(settings: PickerSettings, origins: list[Json]) -> list[Json]:
             direct_response({"path": path}, 405, allow="POST"),
         ]
     routes.append(direct_response({"prefix": f"{RESPONSES_PATH}/"}, 404))
+    routes.append(_progress_route())
     for match in ({"path": MODELS_PATH}, {"prefix": f"{MODELS_PATH}/"}):
         routes += [_models_route(match), direct_response(match, 405, allow="GET, HEAD")]
     routes += [direct_response({"path": HEALTH}, 405, allow="GET, HEAD"), direct_response({"prefix": "/"}, 404)]
@@ -136,6 +137,15 @@ def _models_route(match: Json) -> Json:
     return {
         "match": {**match, "headers": [{"name": ":method", "string_match": {"safe_regex": {"regex": "GET|HEAD"}}}]},
         "route": {"cluster": "picker", "timeout": "5s"},
+    }
+
+
+def _progress_route() -> Json:
+    """Route to the progress of a model. The picker ends the stream."""
+    stream = {"name": "accept", "string_match": {"contains": EVENT_STREAM, "ignore_case": True}}
+    return {
+        "match": {"prefix": f"{MODELS_PATH}/", "headers": [_method("GET"), stream]},
+        "route": {"cluster": "picker", "timeout": "0s"},
     }
 
 

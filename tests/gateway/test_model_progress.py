@@ -1,0 +1,151 @@
+"""What the event stream of a model says while it has no engine, and when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from plimsoll.gateway.identity import ANONYMOUS
+from plimsoll.gateway.model_progress import (
+    EVENT_SECONDS,
+    MAX_STREAMS,
+    STREAM_SECONDS,
+    ModelProgress,
+    ModelState,
+    state_of,
+)
+from plimsoll.gateway.routes import wants_events
+from plimsoll.telemetry import gateway_metrics
+from tests.gateway.kube_objects import Object, pod, service
+from tests.gateway.picker_harness import PickerHarness, service_with_slo
+from tests.gateway.test_next_engine import deleted, with_status
+
+ENGINE = pod("10.0.0.1:8000")
+
+
+def progress_of(harness: PickerHarness) -> ModelProgress:
+    return ModelProgress(harness.picker, harness.clock, poll_s=0.0)
+
+
+def opened(progress: ModelProgress, name: str = "chat") -> AsyncIterator[bytes]:
+    found = progress.open(ANONYMOUS, name)
+    assert isinstance(found, AsyncIterator)
+    return found
+
+
+def event(part: bytes) -> tuple[str, dict[str, Any]]:
+    """The one event of a part of the body."""
+    _, kind, data, *_ = part.decode().splitlines()
+    return kind.removeprefix("event: "), json.loads(data.removeprefix("data: "))
+
+
+async def rest(stream: AsyncIterator[bytes]) -> list[bytes]:
+    return [part async for part in stream]
+
+
+async def test_stream_names_expected_time_and_ends_when_ready() -> None:
+    harness = PickerHarness(with_status(service_with_slo("chat", ready_at_s=40.0), 40.0))
+    stream = opened(progress_of(harness))
+    head = await anext(stream)
+    assert head.startswith(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n")
+    kind, data = event(await anext(stream))
+    assert (kind, data["state"], data["expected_in_s"], data["model"]) == ("starting", "starting", 40, "chat")
+    assert data["message"] == (
+        "Model 'chat' is starting: none of its engines is ready yet. The next one is expected in 40 s."
+    )
+    harness.clock.advance_to(EVENT_SECONDS)
+    assert event(await anext(stream))[1]["expected_in_s"] == 35
+    harness.set_objects(service_with_slo("chat"), pods=(ENGINE,))
+    ready, end = await rest(stream)
+    assert (event(ready)[0], event(ready)[1]["expected_in_s"], end) == ("ready", None, b"0\r\n\r\n")
+
+
+@pytest.mark.parametrize(
+    ("obj", "pods", "state"),
+    [
+        (service_with_slo("chat"), (), ModelState.ASLEEP),
+        (service_with_slo("chat"), (pod("10.0.0.1:8000", ready=False),), ModelState.STARTING),
+        (service_with_slo("chat"), (ENGINE,), ModelState.READY),
+        (deleted(service()), (), ModelState.STOPPED),
+    ],
+)
+def test_state_says_what_client_can_do(obj: Object, pods: tuple[Object, ...], state: ModelState) -> None:
+    harness = PickerHarness(obj, pods=pods)
+    assert state_of(harness.picker.catalog.by_name["chat"]) is state
+
+
+async def test_asleep_model_says_what_starts_it_and_then_starts() -> None:
+    harness = PickerHarness(service_with_slo("chat"))
+    stream = opened(progress_of(harness))
+    await anext(stream)
+    kind, data = event(await anext(stream))
+    assert (kind, data["expected_in_s"]) == ("asleep", None)
+    assert "A request to /v1/chat/completions starts one" in data["message"]
+    harness.set_objects(with_status(service_with_slo("chat", ready_at_s=30.0), 30.0))
+    assert event(await anext(stream))[0] == "starting"
+
+
+async def test_model_that_goes_ends_stream_with_api_error() -> None:
+    harness = PickerHarness(service_with_slo("chat"))
+    stream = opened(progress_of(harness))
+    await anext(stream)
+    await anext(stream)
+    harness.set_objects()
+    error, _ = await rest(stream)
+    assert (event(error)[0], event(error)[1]["error"]["code"]) == ("error", "model_not_found")
+
+
+async def test_stream_ends_after_its_longest_time() -> None:
+    harness = PickerHarness(service_with_slo("chat"))
+    stream = opened(progress_of(harness))
+    await anext(stream)
+    await anext(stream)
+    harness.clock.advance_to(STREAM_SECONDS)
+    assert await rest(stream) == [b"0\r\n\r\n"]
+
+
+async def test_stopping_gateway_ends_streams_and_new_ones_after_an_event() -> None:
+    progress = progress_of(PickerHarness(service_with_slo("chat")))
+    first = opened(progress)
+    await anext(first)
+    await anext(first)
+    progress.stop()
+    assert await rest(first) == [b"0\r\n\r\n"]
+    assert [event(part)[0] for part in (await rest(opened(progress)))[1:-1]] == ["asleep"]
+
+
+async def test_streams_of_one_gateway_are_limited() -> None:
+    progress = progress_of(PickerHarness(service_with_slo("chat")))
+    streams = [opened(progress) for _ in range(MAX_STREAMS)]
+    await asyncio.gather(*(anext(stream) for stream in streams))
+    assert gateway_metrics.GATEWAY_PROGRESS_STREAMS._value.get() == MAX_STREAMS
+    refused = progress.open(ANONYMOUS, "chat")
+    assert isinstance(refused, bytes)
+    assert refused.startswith(b"HTTP/1.1 429 ")
+    assert b"retry-after: 10\r\n" in refused
+    await asyncio.gather(*(stream.aclose() for stream in streams))  # type: ignore[attr-defined]
+    assert gateway_metrics.GATEWAY_PROGRESS_STREAMS._value.get() == 0
+
+
+@pytest.mark.parametrize(
+    ("accept", "is_stream"),
+    [
+        (b"text/event-stream", True),
+        (b"Text/Event-Stream;q=1", True),
+        (b"application/json, text/event-stream", False),
+        (b"*/*", False),
+        (b"", False),
+    ],
+)
+def test_client_that_takes_json_gets_no_stream(accept: bytes, is_stream: bool) -> None:
+    assert wants_events(accept) is is_stream
+
+
+def test_unknown_model_is_404_without_stream() -> None:
+    refused = progress_of(PickerHarness(service_with_slo("chat"))).open(ANONYMOUS, "none")
+    assert isinstance(refused, bytes)
+    assert refused.startswith(b"HTTP/1.1 404 ")
