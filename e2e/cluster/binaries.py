@@ -1,8 +1,8 @@
 """The programs of the cluster, built from their published Go modules.
 
-Problem: release downloads are not to be had everywhere, module proxies are. Idea: three module files pin everything
-(`kubernetes/` also holds kind and helm, which share its packages; etcd and containerd clash with those versions and
-have their own). A program is built when it is asked for, so the API tests do not pay for a kubelet; Go's build cache
+Problem: release downloads are not to be had everywhere, module proxies are. Idea: module files pin everything
+(`kubernetes/` also holds kind and helm, which share its packages; the others clash with those versions and have their
+own). A program is built when it is asked for, so the API tests do not pay for a kubelet; Go's build cache
 makes a later, larger request cost only the difference. A stamp of the module files tells when programs are stale.
 """
 
@@ -23,6 +23,7 @@ _KUBERNETES_FLAGS = (
     f" -X {_VERSION}.gitTreeState=clean -X k8s.io/client-go/pkg/version.gitVersion={KUBERNETES}"
 )
 _CONTAINERD = "github.com/containerd/containerd/v2"
+_KEDA = "github.com/kedacore/keda/v2"
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,8 @@ MODULES = (
         flags=f"-X {_CONTAINERD}/version.Version=v2.4.2",
         tags="no_btrfs no_zfs no_devmapper no_aufs",
     ),
+    Module("keda", {f"keda-{part}": f"{_KEDA}/cmd/{part}" for part in ("operator", "adapter")}),
+    Module("flux", {name: f"github.com/fluxcd/{name}" for name in ("source-controller", "kustomize-controller")}),
 )
 
 
@@ -110,10 +113,12 @@ def _build(module: Module, names: list[str]) -> None:
     stamps, fresh = BIN / ".stamps", BIN / ".new"
     stamps.mkdir(parents=True, exist_ok=True)
     fresh.mkdir(exist_ok=True)
-    target = fresh / names[0] if len(names) == 1 else f"{fresh}/"  # Go's own names fit wherever there are several
     packages = [module.packages[name] for name in names]
+    several = len(names) > 1  # then Go names each program by the last part of its package
+    built = [fresh / (package.rpartition("/")[2] if several else names[0]) for package in packages]
+    target = f"{fresh}/" if several else built[0]
     flags = ["-trimpath", "-tags", module.tags, "-ldflags", f"-s -w {module.flags}"]
     run("go", "build", *flags, "-o", target, *packages, cwd=HERE / module.folder, env={"CGO_ENABLED": "0"})
-    for name in names:
-        (fresh / name).replace(BIN / name)
+    for name, program in zip(names, built, strict=True):
+        program.replace(BIN / name)
         (stamps / name).write_text(module.stamp)

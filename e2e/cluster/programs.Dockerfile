@@ -1,0 +1,5 @@
+# Programs of other projects, each at /NAME.
+ARG DEBIAN
+FROM ${DEBIAN}
+COPY programs/ /
+USER 1000:1000
