@@ -1,7 +1,7 @@
 # Every verb sets up what it needs, prints the seconds of each step, and shows a log only when a step fails.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup tools lock base-images sbom scan demo demo-engines demo-fleet demo-down test check generate verify cluster cluster-down images e2e e2e-all e2e-nodes e2e-controllers bench
+.PHONY: help setup tools lock base-images sbom scan demo demo-engines demo-fleet demo-down test check generate verify cluster cluster-down images e2e e2e-all e2e-nodes e2e-keda bench
 
 VENV := .venv
 TOOLS := build/tools
@@ -16,7 +16,7 @@ CACHE := $(or $(PLIMSOLL_CACHE),$(HOME)/.cache/plimsoll)
 export PATH := $(CURDIR)/$(VENV)/bin:$(CACHE)/cluster/bin:$(PATH)
 
 help: ## Show these verbs
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.done ## Python environment in .venv, from the lock files
 
@@ -108,9 +108,9 @@ e2e-nodes: images $(VENV)/.clients ## The scenarios that need several nodes, on 
 	@$(STAGE) -v e2e-nodes $(PYTHON) -m pytest e2e -m nodes
 	@$(STAGE) -v cluster-down e2e/cluster/down
 
-e2e-controllers: images $(VENV)/.clients ## The scenarios with KEDA's and Flux's own controllers, which are built first
-	@$(STAGE) -v controllers e2e/cluster/images keda flux
-	@$(STAGE) -v e2e-controllers $(PYTHON) -m pytest e2e -m controllers
+e2e-keda: images $(VENV)/.clients ## The scenarios with KEDA itself, which is built first
+	@$(STAGE) -v keda e2e/cluster/images keda
+	@$(STAGE) -v e2e-keda $(PYTHON) -m pytest e2e -m keda
 
 bench: setup images ## Measure: added latency, operator at rest, pod start
 	@$(STAGE) -v bench $(PYTHON) -m bench

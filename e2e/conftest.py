@@ -96,8 +96,8 @@ EXTENDED_SCENARIOS = (
     "webhook",
 )
 
-# Only `make e2e-controllers` runs these: they need other projects' controllers, which take long to build.
-CONTROLLER_SCENARIOS = ("flux", "keda")
+# Only `make e2e-keda` runs these: KEDA takes minutes to build.
+KEDA_SCENARIOS = ("keda",)
 
 # Only `make e2e-nodes` runs these: they need several nodes.
 NODE_SCENARIOS = ("node_lost",)
@@ -125,7 +125,7 @@ def _suite(scenario: str) -> str:
     """The marker by which a make target selects a scenario."""
     if scenario in NODE_SCENARIOS:
         return "nodes"
-    return "controllers" if scenario in CONTROLLER_SCENARIOS else "cluster"
+    return "keda" if scenario in KEDA_SCENARIOS else "cluster"
 
 
 def _order(item: pytest.Item) -> int:

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
+from e2e.cluster import keda
 from e2e.cluster.settings import BIN, HERE, KUBERNETES
 from e2e.cluster.shell import CommandFailed, run, stage
 
@@ -23,23 +25,27 @@ _KUBERNETES_FLAGS = (
     f" -X {_VERSION}.gitTreeState=clean -X k8s.io/client-go/pkg/version.gitVersion={KUBERNETES}"
 )
 _CONTAINERD = "github.com/containerd/containerd/v2"
-_KEDA = "github.com/kedacore/keda/v2"
 
 
 @dataclass(frozen=True)
 class Module:
-    """One module file and what is built from it: program name -> package, linker flags, build tags."""
+    """One module file and what is built from it: program name -> package, linker flags, build tags.
+
+    source: makes the folder to build in, by the rules of a file of that name; else `folder` has the module file.
+    """
 
     folder: str
     packages: dict[str, str]
     flags: str = ""
     tags: str = ""
+    source: Callable[[], Path] | None = None
 
     @property
     def stamp(self) -> str:
         """Changes with every source and version of the module."""
         digest = hashlib.sha256(f"{self.flags} {self.tags}".encode())
-        for path in sorted(p for p in (HERE / self.folder).rglob("*") if p.suffix in {".go", ".mod", ".sum"}):
+        files = [HERE / self.folder] if self.source else (HERE / self.folder).rglob("*")
+        for path in sorted(p for p in files if p.suffix in {".go", ".mod", ".sum", ".py"}):
             digest.update(path.read_bytes())
         return digest.hexdigest()[:16]
 
@@ -68,8 +74,7 @@ MODULES = (
         flags=f"-X {_CONTAINERD}/version.Version=v2.4.2",
         tags="no_btrfs no_zfs no_devmapper no_aufs",
     ),
-    Module("keda", {f"keda-{part}": f"{_KEDA}/cmd/{part}" for part in ("operator", "adapter")}),
-    Module("flux", {name: f"github.com/fluxcd/{name}" for name in ("source-controller", "kustomize-controller")}),
+    Module("keda.py", {f"keda-{part}": f"./cmd/{part}" for part in ("operator", "adapter")}, source=keda.source),
 )
 
 
@@ -118,7 +123,8 @@ def _build(module: Module, names: list[str]) -> None:
     built = [fresh / (package.rpartition("/")[2] if several else names[0]) for package in packages]
     target = f"{fresh}/" if several else built[0]
     flags = ["-trimpath", "-tags", module.tags, "-ldflags", f"-s -w {module.flags}"]
-    run("go", "build", *flags, "-o", target, *packages, cwd=HERE / module.folder, env={"CGO_ENABLED": "0"})
+    folder = module.source() if module.source else HERE / module.folder
+    run("go", "build", *flags, "-o", target, *packages, cwd=folder, env={"CGO_ENABLED": "0"})
     for name, program in zip(names, built, strict=True):
         program.replace(BIN / name)
         (stamps / name).write_text(module.stamp)

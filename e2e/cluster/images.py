@@ -50,8 +50,7 @@ IMAGES = (
     Image("prometheus", HERE / "prometheus/Dockerfile", ()),
     Image("engine-cpu", ROOT / "engine-image/cpu.Dockerfile", ("engine-image/.",)),
     Image("engine-simulated", ROOT / "engine-image/simulated.Dockerfile", ("engine-image", *_SIMULATED_ENGINE)),
-    Image("keda", HERE / "programs.Dockerfile", (), ("keda-operator", "keda-adapter")),
-    Image("flux", HERE / "programs.Dockerfile", (), ("source-controller", "kustomize-controller")),
+    Image("keda", HERE / "keda.Dockerfile", (), ("keda-operator", "keda-adapter")),
 )
 
 

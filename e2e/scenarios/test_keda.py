@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from e2e.cluster.settings import ROOT
-from e2e.lib import modules, simulated_fleet, stack
+from e2e.lib import keda, simulated_fleet, stack
 from e2e.lib.client import Prompt
 from e2e.lib.kube import Cluster, Object, condition
 from e2e.lib.load import Arrival, Load, OpenLoop, poisson, unique_text
@@ -31,10 +31,10 @@ METRIC = f"s0-{METRIC_NAME}"
 
 
 @pytest.fixture(scope="module")
-def keda(cluster: Cluster) -> Iterator[None]:
+def running(cluster: Cluster) -> Iterator[None]:
     """The chart with the scaler, and KEDA; afterwards without both."""
     stack.install(cluster, "--set", "operator.kedaScaler.enabled=true")
-    with modules.keda(cluster):
+    with keda.installed(cluster):
         yield
     stack.install(cluster)
 
@@ -76,7 +76,7 @@ def writers_of_replicas(cluster: Cluster, service: Service) -> set[str]:
     return {one["manager"] for one in managers if "f:replicas" in one["fieldsV1"].get("f:spec", {})}
 
 
-@pytest.mark.usefixtures("keda")
+@pytest.mark.usefixtures("running")
 def test_keda_scales_from_zero_and_back(cluster: Cluster, service: Callable[[str], Service]) -> None:
     followed = service("followed")
     manifest = simulated_fleet.fleet_manifest("followed", {"serve": simulated_fleet.replica_bounds(0, MAX_REPLICAS)})
@@ -110,7 +110,7 @@ def test_keda_scales_from_zero_and_back(cluster: Cluster, service: Callable[[str
     wait_until("KEDA calls it inactive", lambda: is_active("False"), SCALED_S)
 
 
-@pytest.mark.usefixtures("keda")
+@pytest.mark.usefixtures("running")
 def test_keda_reports_what_the_scaler_says(cluster: Cluster, namespace: str) -> None:
     """A trigger that names no service: KEDA's Event has the scaler's own words."""
     absent = scaled_object("absent")

@@ -1,4 +1,4 @@
-# Programs of other projects, each at /NAME.
+# KEDA's programs, each at /NAME.
 ARG DEBIAN
 FROM ${DEBIAN}
 COPY programs/ /
