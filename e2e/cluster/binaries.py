@@ -74,7 +74,7 @@ MODULES = (
         flags=f"-X {_CONTAINERD}/version.Version=v2.4.2",
         tags="no_btrfs no_zfs no_devmapper no_aufs",
     ),
-    Module("keda.py", {f"keda-{part}": f"./cmd/{part}" for part in ("operator", "adapter")}, source=keda.source),
+    Module("keda.py", {"keda-operator": "./cmd/operator"}, source=keda.source),
 )
 
 

@@ -50,7 +50,7 @@ IMAGES = (
     Image("prometheus", HERE / "prometheus/Dockerfile", ()),
     Image("engine-cpu", ROOT / "engine-image/cpu.Dockerfile", ("engine-image/.",)),
     Image("engine-simulated", ROOT / "engine-image/simulated.Dockerfile", ("engine-image", *_SIMULATED_ENGINE)),
-    Image("keda", HERE / "keda.Dockerfile", (), ("keda-operator", "keda-adapter")),
+    Image("keda", HERE / "keda.Dockerfile", (), ("keda-operator",)),
 )
 
 

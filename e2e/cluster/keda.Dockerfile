@@ -1,4 +1,4 @@
-# KEDA's programs, each at /NAME.
+# KEDA's operator, at /keda-operator.
 ARG DEBIAN
 FROM ${DEBIAN}
 COPY programs/ /

@@ -1,7 +1,7 @@
-"""KEDA's source without the scalers of other products.
+"""The source of KEDA's operator without the scalers of other products.
 
-Problem: KEDA has about 70 scalers, each with a client library of its product, and all are built into both programs: ten
-minutes of a core, most of it for nothing here. Idea: a copy of its module keeps the external scalers only. All else is
+Problem: KEDA has about 70 scalers, each with a client library of its product, and all are built in: ten minutes of a
+core, most of it for nothing here. Idea: a copy of its module keeps the external scalers only. All else is
 as it was released, its lock file too.
 """
 
