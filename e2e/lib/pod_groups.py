@@ -21,6 +21,12 @@ def make_groups(cluster: Cluster, namespace: str, name: str) -> list[str]:
     return [one["metadata"]["name"] for one in made if one["kind"] == "Pod"]
 
 
+def replace_groups(cluster: Cluster, namespace: str, name: str, pods: list[str]) -> None:
+    """What `RecreateGroupOnPodRestart` does once a container of a group has restarted: all its pods are made anew."""
+    cluster.delete("pods", *pods, namespace=namespace)
+    make_groups(cluster, namespace, name)
+
+
 def _group(live: Object, group: int) -> list[Object]:
     """The headless Service of a group, and its pods. live: the LeaderWorkerSet."""
     meta = live["metadata"]
