@@ -96,7 +96,7 @@ EXTENDED_SCENARIOS = (
     "webhook",
 )
 
-# Only `make e2e-keda` runs these: KEDA takes minutes to build.
+# Only `make e2e-keda` runs these: KEDA's operator takes minutes to build.
 KEDA_SCENARIOS = ("keda",)
 
 # Only `make e2e-nodes` runs these: they need several nodes.
