@@ -1,7 +1,7 @@
 # Every verb sets up what it needs, prints the seconds of each step, and shows a log only when a step fails.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup tools lock base-images sbom scan demo demo-engines demo-fleet demo-down test check generate verify cluster cluster-down images e2e e2e-all e2e-nodes bench
+.PHONY: help setup tools lock base-images sbom scan demo demo-engines demo-fleet demo-down test check generate verify cluster cluster-down images e2e e2e-all e2e-nodes e2e-keda bench
 
 VENV := .venv
 TOOLS := build/tools
@@ -107,6 +107,10 @@ e2e-nodes: export PLIMSOLL_WORKERS := 3
 e2e-nodes: images $(VENV)/.clients ## The scenarios that need several nodes, on a cluster of their own
 	@$(STAGE) -v e2e-nodes $(PYTHON) -m pytest e2e -m nodes
 	@$(STAGE) -v cluster-down e2e/cluster/down
+
+e2e-keda: images $(VENV)/.clients ## The scenarios with KEDA itself, which is built first
+	@$(STAGE) -v keda e2e/cluster/images keda
+	@$(STAGE) -v e2e-keda $(PYTHON) -m pytest e2e -m keda
 
 bench: setup images ## Measure: added latency, operator at rest, pod start
 	@$(STAGE) -v bench $(PYTHON) -m bench

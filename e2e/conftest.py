@@ -92,8 +92,12 @@ EXTENDED_SCENARIOS = (
     "request_limits",
     "second_release",
     "tls",
+    "two_nodes",
     "webhook",
 )
+
+# Only `make e2e-keda` runs these: KEDA's operator takes minutes to build.
+KEDA_SCENARIOS = ("keda",)
 
 # Only `make e2e-nodes` runs these: they need several nodes.
 NODE_SCENARIOS = ("node_lost",)
@@ -109,12 +113,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        is_for_nodes = item.path.stem.removeprefix("test_") in NODE_SCENARIOS
-        item.add_marker(pytest.mark.nodes if is_for_nodes else pytest.mark.cluster)
+        scenario = item.path.stem.removeprefix("test_")
+        item.add_marker(getattr(pytest.mark, _suite(scenario)))
         item.add_marker(pytest.mark.timeout(TIMEOUT_S))
-        if item.path.stem.removeprefix("test_") in EXTENDED_SCENARIOS:
+        if scenario in EXTENDED_SCENARIOS:
             item.add_marker(pytest.mark.extended)
     items.sort(key=_order)
+
+
+def _suite(scenario: str) -> str:
+    """The marker by which a make target selects a scenario."""
+    if scenario in NODE_SCENARIOS:
+        return "nodes"
+    return "keda" if scenario in KEDA_SCENARIOS else "cluster"
 
 
 def _order(item: pytest.Item) -> int:

@@ -1,8 +1,8 @@
 """The programs of the cluster, built from their published Go modules.
 
-Problem: release downloads are not to be had everywhere, module proxies are. Idea: three module files pin everything
-(`kubernetes/` also holds kind and helm, which share its packages; etcd and containerd clash with those versions and
-have their own). A program is built when it is asked for, so the API tests do not pay for a kubelet; Go's build cache
+Problem: release downloads are not to be had everywhere, module proxies are. Idea: module files pin everything
+(`kubernetes/` also holds kind and helm, which share its packages; the others clash with those versions and have their
+own). A program is built when it is asked for, so the API tests do not pay for a kubelet; Go's build cache
 makes a later, larger request cost only the difference. A stamp of the module files tells when programs are stale.
 """
 
@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
+from e2e.cluster import keda
 from e2e.cluster.settings import BIN, HERE, KUBERNETES
 from e2e.cluster.shell import CommandFailed, run, stage
 
@@ -27,18 +29,23 @@ _CONTAINERD = "github.com/containerd/containerd/v2"
 
 @dataclass(frozen=True)
 class Module:
-    """One module file and what is built from it: program name -> package, linker flags, build tags."""
+    """One module file and what is built from it: program name -> package, linker flags, build tags.
+
+    source: makes the folder to build in, by the rules of a file of that name; else `folder` has the module file.
+    """
 
     folder: str
     packages: dict[str, str]
     flags: str = ""
     tags: str = ""
+    source: Callable[[], Path] | None = None
 
     @property
     def stamp(self) -> str:
         """Changes with every source and version of the module."""
         digest = hashlib.sha256(f"{self.flags} {self.tags}".encode())
-        for path in sorted(p for p in (HERE / self.folder).rglob("*") if p.suffix in {".go", ".mod", ".sum"}):
+        files = [HERE / self.folder] if self.source else (HERE / self.folder).rglob("*")
+        for path in sorted(p for p in files if p.suffix in {".go", ".mod", ".sum", ".py"}):
             digest.update(path.read_bytes())
         return digest.hexdigest()[:16]
 
@@ -67,6 +74,7 @@ MODULES = (
         flags=f"-X {_CONTAINERD}/version.Version=v2.4.2",
         tags="no_btrfs no_zfs no_devmapper no_aufs",
     ),
+    Module("keda.py", {"keda-operator": "./cmd/operator"}, source=keda.source),
 )
 
 
@@ -110,10 +118,13 @@ def _build(module: Module, names: list[str]) -> None:
     stamps, fresh = BIN / ".stamps", BIN / ".new"
     stamps.mkdir(parents=True, exist_ok=True)
     fresh.mkdir(exist_ok=True)
-    target = fresh / names[0] if len(names) == 1 else f"{fresh}/"  # Go's own names fit wherever there are several
     packages = [module.packages[name] for name in names]
+    several = len(names) > 1  # then Go names each program by the last part of its package
+    built = [fresh / (package.rpartition("/")[2] if several else names[0]) for package in packages]
+    target = f"{fresh}/" if several else built[0]
     flags = ["-trimpath", "-tags", module.tags, "-ldflags", f"-s -w {module.flags}"]
-    run("go", "build", *flags, "-o", target, *packages, cwd=HERE / module.folder, env={"CGO_ENABLED": "0"})
-    for name in names:
-        (fresh / name).replace(BIN / name)
+    folder = module.source() if module.source else HERE / module.folder
+    run("go", "build", *flags, "-o", target, *packages, cwd=folder, env={"CGO_ENABLED": "0"})
+    for name, program in zip(names, built, strict=True):
+        program.replace(BIN / name)
         (stamps / name).write_text(module.stamp)

@@ -1,4 +1,4 @@
-"""The project's own images: built here, pushed to the local registry when they changed.
+"""The images of the scenarios: built here, pushed to the local registry when they changed.
 
 Each image's code is its last layer, so an edit costs one small layer. Nothing is pushed while the registry's manifest
 already names the image's id.
@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from e2e.cluster import base_image, pip_settings
+from e2e.cluster import base_image, binaries, pip_settings
 from e2e.cluster.docker import build, image_exists, image_id
-from e2e.cluster.settings import HERE, REGISTRY_PORT, ROOT
+from e2e.cluster.settings import BIN, HERE, REGISTRY_PORT, ROOT
 from e2e.cluster.shell import CommandFailed, print_line, run, stage, succeeds
 
 REPOSITORY = f"localhost:{REGISTRY_PORT}/plimsoll"
@@ -27,11 +27,14 @@ _MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 
 @dataclass(frozen=True)
 class Image:
-    """`parts`: the files and folders of the checkout that make the build context."""
+    """parts: the files and folders of the checkout that make the build context. programs: of other projects, built
+    from their modules, which takes so long that the image is made only when it is named.
+    """
 
     name: str
     dockerfile: Path
     parts: tuple[str, ...]
+    programs: tuple[str, ...] = ()
 
     @property
     def reference(self) -> str:
@@ -47,16 +50,18 @@ IMAGES = (
     Image("prometheus", HERE / "prometheus/Dockerfile", ()),
     Image("engine-cpu", ROOT / "engine-image/cpu.Dockerfile", ("engine-image/.",)),
     Image("engine-simulated", ROOT / "engine-image/simulated.Dockerfile", ("engine-image", *_SIMULATED_ENGINE)),
+    Image("keda", HERE / "keda.Dockerfile", (), ("keda-operator",)),
 )
 
 
 def ensure(names: Iterable[str]) -> None:
-    """Build and push the named images, all of them when none is named."""
+    """Build and push the named images, all of the project's own when none is named."""
     requested = set(names)
     if unknown := requested - {image.name for image in IMAGES}:
         raise CommandFailed(f"no such image: {', '.join(sorted(unknown))}")
     for image in IMAGES:
-        if not requested or image.name in requested:
+        if image.name in requested or not (requested or image.programs):
+            binaries.ensure(image.programs)
             with stage(f"image {image.name}"):
                 before = image_id(image.reference) if image_exists(image.reference) else None
                 _build(image)
@@ -83,6 +88,9 @@ def check_cuda() -> None:
 def _build(image: Image) -> None:
     with _context(image.parts) as context, pip_settings.settings() as args:
         shutil.copy2(image.dockerfile, context / "Dockerfile")
+        for program in image.programs:
+            (context / "programs").mkdir(exist_ok=True)
+            shutil.copy2(BIN / program, context / "programs")
         args["DEBIAN"] = base_image.reference()
         build(image.reference, context, args=args, network="host")
 

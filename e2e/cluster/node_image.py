@@ -19,6 +19,7 @@ from e2e.cluster.shell import output, run, stage
 
 _PARTS = HERE / "node"
 _BUILD_FILES = ("made.Dockerfile", "packages.Dockerfile", "runc-lenient")
+_PROGRAMS = (*CONTROL_PLANE, *NODE, "kubectl", "kind")
 _PACKAGES_IMAGE = "plimsoll/node-packages"
 
 
@@ -50,7 +51,8 @@ def ensure(source: NodeImageSource, lenient_runc: bool) -> str:
 def _base(source: NodeImageSource) -> str:
     if source is NodeImageSource.PULL:
         return PULLED_NODE_IMAGE
-    stamps = " ".join(module.stamp for module in binaries.MODULES)
+    modules = [module for module in binaries.MODULES if not module.packages.keys().isdisjoint(_PROGRAMS)]
+    stamps = " ".join(module.stamp for module in modules)
     return f"plimsoll/node-made:{KUBERNETES}-{_digest([_PARTS / name for name in _BUILD_FILES], stamps)}"
 
 
@@ -63,7 +65,7 @@ def _digest(files: Iterable[Path], more: str) -> str:
 
 def _build_image(image: str, lenient_runc: bool) -> None:
     """Collect kind's files, the binaries and the control plane's images in one build context."""
-    binaries.ensure([*CONTROL_PLANE, *NODE, "kubectl", "kind"])
+    binaries.ensure(_PROGRAMS)
     build(_PACKAGES_IMAGE, _PARTS, file="packages.Dockerfile", network="host")
     with tempfile.TemporaryDirectory() as folder:
         context = Path(folder)

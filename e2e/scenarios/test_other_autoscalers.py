@@ -1,7 +1,7 @@
 """What other autoscalers follow: the KEDA scaler through its Service, and the recommendations over HTTP.
 
-The scenario plays KEDA: it asks as KEDA does, from a pod, and scales the Deployment to the answer, from zero. KEDA
-itself does not run. With a standby and a leader, half of all connections meet a pod without decisions.
+The scenario plays KEDA: it asks as KEDA does, from a pod, and scales the Deployment to the answer, from zero (KEDA
+itself: `test_keda.py`). With a standby and a leader, half of all connections meet a pod without decisions.
 """
 
 from __future__ import annotations

@@ -66,3 +66,13 @@ def test_set_has_a_service_per_leader() -> None:
 def test_replica_counts_the_gpus_of_all_nodes() -> None:
     service = parse(SERVICE)
     assert service.policy(0.0).tiers["serve"].gpus_per_replica == 8
+
+
+def test_labels_of_pods_reach_the_schedulers_of_groups() -> None:
+    """Kueue reads its queue from a label of the LeaderWorkerSet, Volcano's from an annotation of it."""
+    queue, volcano = {"kueue.x-k8s.io/queue-name": "team"}, {"scheduling.volcano.sh/queue-name": "team"}
+    tier = {"nodes": 2, "exclusiveTopology": "rack", "pod": {"labels": queue, "annotations": volcano}}
+    metadata = rendered(builders.service(tiers={"serve": tier}))["metadata"]
+    assert metadata["labels"] == {**rendered()["metadata"]["labels"], **queue}
+    assert metadata["annotations"] == {labels.SET_EXCLUSIVE_TOPOLOGY: "rack", **volcano}
+    assert "annotations" not in rendered()["metadata"]

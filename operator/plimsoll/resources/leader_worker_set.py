@@ -6,6 +6,9 @@ Idea: the leader is the engine's pod as in a Deployment. The workers have the sa
 of the role: so gateways, scrapers and the Service see leaders only. The launcher learns which of them it is from the
 variables that the LeaderWorkerSet controller sets. Once a container of a group restarts, or a pod is deleted, the
 controller replaces the whole group.
+
+Schedulers that place a group as a whole read the LeaderWorkerSet (Kueue a label, Volcano an annotation): it has the
+labels and annotations that the user gives its pods.
 """
 
 from __future__ import annotations
@@ -39,12 +42,18 @@ def templates(role: RoleName, leader: Object) -> Object:
 def leader_worker_set(tier: EngineTier, metadata: Object, stored: Object, replicas: int | None) -> Object:
     """The LeaderWorkerSet. stored: `templates`. replicas: None if another field manager owns that field."""
     topology = tier.exclusive_topology
-    annotations = {} if topology is None else {"annotations": {labels.SET_EXCLUSIVE_TOPOLOGY: topology}}
+    exclusive = {} if topology is None else {labels.SET_EXCLUSIVE_TOPOLOGY: topology}
+    annotations = {**tier.pod.annotations, **exclusive}
+    own = {
+        **metadata,
+        "labels": {**tier.pod.labels, **metadata["labels"]},
+        **({"annotations": annotations} if annotations else {}),
+    }
     rollout = tier.rollout
     return {
         "apiVersion": labels.SET_API_VERSION,
         "kind": labels.SET_KIND,
-        "metadata": {**metadata, **annotations},
+        "metadata": own,
         "spec": {
             **({} if replicas is None else {"replicas": replicas}),
             "startupPolicy": "LeaderCreated",  # the leader becomes ready only with its workers

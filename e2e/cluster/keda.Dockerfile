@@ -1,0 +1,5 @@
+# KEDA's operator, at /keda-operator.
+ARG DEBIAN
+FROM ${DEBIAN}
+COPY programs/ /
+USER 1000:1000
