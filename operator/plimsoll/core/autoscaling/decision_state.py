@@ -50,7 +50,7 @@ NO_REGRET: Final = DownscaleRegret()
 
 @codec.stored_as(
     "a scaling state of a tier",
-    optional=("ready", "ready_increased_s", "downscale_regret"),
+    optional=("ready", "ready_increased_s", "downscale_regret", "standby_base"),
     downscale_candidates="lower",
     order_history="ordered",
     tpot_tail_scale="tailScale",
@@ -65,6 +65,7 @@ class TierDecisionState(NamedTuple):
     ordered counts, oldest first, for the rate limits. tpot_tail_scale: measured TPOT tail over its prior, for the next
     sizing. scheduling_backoff: back-off after unschedulable pods. replicas: last decided count. ready: ready replicas
     at the last decision, None before it. ready_increased_s: time of their last increase, None without one.
+    standby_base: needed replicas to which standby replicas are added.
     """
 
     downscale_candidates: _Marks = ()
@@ -75,6 +76,7 @@ class TierDecisionState(NamedTuple):
     ready: Count | None = None
     ready_increased_s: float | None = None
     downscale_regret: DownscaleRegret = NO_REGRET
+    standby_base: Count = 0
 
 
 @codec.stored_as("a scaling state", version=1, at_s="at")

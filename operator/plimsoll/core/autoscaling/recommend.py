@@ -169,9 +169,11 @@ def apply_sizing(
         context.add_step("sizing", "{}", note)
         return
     warm, standby = context.policy.warm_replicas, context.standby
-    context.scale_up_target = sizing.replicas + max(warm, standby)
+    base = _standby_base(context.state.standby_base, sizing)
+    context.set_state("standby_base", base)
+    context.scale_up_target = max(sizing.replicas + warm, base + standby)
     context.scale_down_target = max(
-        context.scale_up_target, sizing.scale_down_replicas + max(warm, context.retained_standby)
+        context.scale_up_target, sizing.scale_down_replicas + warm, base + context.retained_standby
     )
     if observation.coverage < 1.0:
         context.scale_down_target = max(context.scale_down_target, observation.replicas)
@@ -197,6 +199,17 @@ def apply_sizing(
         idle_note or extra + _correction_note(sizing),
     )
     context.add_step("sizing", _SIZING_MESSAGE, *values, brief="{8}" if idle_note else _SIZING_BRIEF)
+
+
+def _standby_base(previous: int, sizing: SizingResult) -> int:
+    """Return the needed replicas to which standby replicas are added.
+
+    A need that has grown by less than half a replica uses a standby replica, and orders no other: the mean work of a
+    request moves by as much while the load is constant.
+    """
+    carried = sizing.rate_per_s * sizing.request_gpu_s * sizing.capacity_correction
+    is_small = carried <= (previous + 0.5) * sizing.replica_work * (1.0 - sizing.headroom)
+    return previous if previous == sizing.replicas - 1 and previous > 0 and is_small else sizing.replicas
 
 
 def _reserve_notes(context: TierContext, sizing: SizingResult) -> tuple[str, str]:

@@ -27,6 +27,12 @@ from plimsoll.core.engine_model.calibration.posterior_model import Posterior, in
 from plimsoll.core.engine_model.calibration.posterior_update import rejection_reason, update_all
 from plimsoll.core.engine_model.calibration.replica_speed import ReplicaSpeeds
 from plimsoll.core.engine_model.calibration.serialization import EngineKey
+from plimsoll.core.engine_model.measured_limits import (
+    NO_MEASURED_LIMITS,
+    EngineBatch,
+    MeasuredLimits,
+    update_limits,
+)
 from plimsoll.core.engine_model.step_time import EngineLimits, KvTransfer, StepModel, TierWork, decode_tier, serve_tier
 from plimsoll.core.ports import EngineInfo
 from plimsoll.core.slo import Slo
@@ -108,7 +114,9 @@ class TierState:
     forecast_state: DemandState = NO_DEMAND
     engine_key: EngineKey | None = None
     posterior: Posterior | None = None
-    limits: EngineLimits | None = None
+    limits: EngineLimits | None = None  # as announced, or less where measured
+    announced: EngineLimits | None = None
+    measured_limits: MeasuredLimits = NO_MEASURED_LIMITS
     layers: int = DEFAULT_LAYERS
     block_tokens: int = DEFAULT_BLOCK_TOKENS
     capacity: TierCapacity | Unavailable = NO_ENGINE_INFO
@@ -142,7 +150,11 @@ class TierState:
         config = engine_info.config or {}
         reported = engine_info.max_sequences, engine_info.kv_tokens, engine_info.token_budget
         defaults = DEFAULT_MAX_SEQUENCES, DEFAULT_KV_TOKENS, DEFAULT_TOKEN_BUDGET
-        self.limits = EngineLimits(*(value or default for value, default in zip(reported, defaults, strict=True)))
+        announced = EngineLimits(*(value or default for value, default in zip(reported, defaults, strict=True)))
+        if announced != self.announced:
+            if self.announced is not None:
+                self.measured_limits = NO_MEASURED_LIMITS
+            self.announced, self.limits = announced, self.measured_limits.apply(announced)
         self.block_tokens = engine_info.block_tokens or DEFAULT_BLOCK_TOKENS
         layers = config.get("num_hidden_layers")
         self.layers = layers if isinstance(layers, int) and layers > 0 else DEFAULT_LAYERS
@@ -173,6 +185,15 @@ class TierState:
         usable = [window for window in usable if rejection_reason(self.posterior, window) is None]
         if usable:
             self.posterior, self.last_window = update_all(self.posterior, usable, self.replica_speeds), usable[-1]
+
+    def update_limits(self, batches: Sequence[EngineBatch], workload: Workload | Unavailable) -> None:
+        """Update the limits with what single engines hold. Those of prefill engines hold nothing for long."""
+        if self.announced is None or self.role is Role.PREFILL or not batches or isinstance(workload, Unavailable):
+            return
+        self.measured_limits = update_limits(
+            self.measured_limits, batches, self.announced, workload, self.role is Role.DECODE
+        )
+        self.limits = self.measured_limits.apply(self.announced)
 
     @property
     def model(self) -> StepModel | None:

@@ -25,12 +25,18 @@ def kv_sequences(workload: Workload, kv_tokens: int, gateways: int = 1) -> float
     """
     prompt, output, gateway_tokens = workload.prompt_tokens, workload.output_tokens, kv_tokens / gateways
     mean_steps = workload.mean(output)
-    mean_tokens = workload.mean(output * (prompt + output / 2)) / mean_steps
+    mean_tokens = resident_tokens(workload)
     mean_square = workload.mean(output * (prompt**2 + prompt * output + output**2 / 3)) / mean_steps
     spread = KV_Z_SCORE * math.sqrt(max(0.0, mean_square - mean_tokens**2))
     root = (math.sqrt(spread**2 + 4 * mean_tokens * gateway_tokens) - spread) / (2 * mean_tokens)
     uniformity = max(0.0, 1.0 - math.sqrt(workload.scv(output) or 0.0) / DESYNCHRONIZED_CV)
     return max((1.0 - SYNCHRONIZED_KV_LOSS * uniformity) * gateways * root**2, kv_sequences_at_end(workload, kv_tokens))
+
+
+def resident_tokens(workload: Workload) -> float:
+    """Mean tokens of a running sequence: sequences are found in proportion to their stay."""
+    prompt, output = workload.prompt_tokens, workload.output_tokens
+    return workload.mean(output * (prompt + output / 2)) / workload.mean(output)
 
 
 def kv_sequences_at_end(workload: Workload, kv_tokens: int) -> float:

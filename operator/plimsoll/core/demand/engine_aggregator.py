@@ -23,6 +23,7 @@ from plimsoll.core.demand.service_metrics import TierMetrics
 from plimsoll.core.demand.sliding_window import SLIDING_WINDOW_S, DecayingSum, SlidingWindow
 from plimsoll.core.engine_model.calibration.counter_window import WindowSums
 from plimsoll.core.engine_model.inter_token import ITL_SHARE
+from plimsoll.core.engine_model.measured_limits import EngineBatch
 from plimsoll.core.histogram import quantile, total_count
 from plimsoll.core.ports import BucketCounts, EngineReading
 from plimsoll.core.types import Role, Unavailable
@@ -82,6 +83,7 @@ class EngineAggregator:
         self._last_minute: SlidingWindow[_MinuteTotals] = SlidingWindow()
         self._step_timing_totals: DecayingSum[_StepTimingTotals] = DecayingSum(SLIDING_WINDOW_S, 0.0)
         self._windows: deque[WindowSums] = deque(maxlen=_MAX_WINDOWS)
+        self._batches: deque[EngineBatch] = deque(maxlen=_MAX_WINDOWS)
 
     def observe(self, reading: EngineReading) -> EngineInterval | None:
         """Return the engine's counter increases since its last reading; None where unknown or if this reading is not
@@ -98,6 +100,8 @@ class EngineAggregator:
         if not is_newer(reading.at_s, pod.last_reading.at_s):
             return None
         previous, pod.last_reading = pod.last_reading, reading
+        if reading.running is not None and reading.waiting is not None:
+            self._batches.append(EngineBatch(reading.running, reading.waiting, reading.kv_used))
         interval = engine_interval(previous, reading)
         if interval is None:
             pod.reset()
@@ -136,8 +140,9 @@ class EngineAggregator:
         Returns each busy window once: the next call returns only newer ones.
         """
         self._evict_stale(now_s, pods)
-        windows = tuple(self._windows)
+        windows, batches = tuple(self._windows), tuple(self._batches)
         self._windows.clear()
+        self._batches.clear()
         readings = [self._pods[name].last_reading if self._is_fresh(name, now_s) else None for name in pods]
         fresh_readings = [reading for reading in readings if reading is not None]
         if not fresh_readings:
@@ -175,6 +180,7 @@ class EngineAggregator:
             silent=tuple(sorted(name for name, reading in zip(pods, readings, strict=True) if reading is None)),
             age_s=max(max(0.0, now_s - reading.at_s) for reading in fresh_readings),
             windows=windows,
+            batches=batches,
             in_flight=scaled_sum([_requests_in_engine(reading) for reading in fresh_readings])[0],
             step_rate_per_s=_tier_rate(totals.busy_steps, totals.busy_s),
             kv_post_share=_tier_rate(totals.post_s, totals.post_observed_s),

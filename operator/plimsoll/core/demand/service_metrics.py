@@ -9,6 +9,7 @@ from typing import Final
 from plimsoll.core.autoscaling.observations import LaggingSignals
 from plimsoll.core.engine_model.calibration.counter_window import WindowSums
 from plimsoll.core.engine_model.kv_transfer import TransferStats
+from plimsoll.core.engine_model.measured_limits import EngineBatch
 from plimsoll.core.ports import BucketCounts, SloCounts
 from plimsoll.core.types import Role, Unavailable
 from plimsoll.core.workload import Workload
@@ -24,7 +25,8 @@ class TierMetrics:
     lagging: SLO percentiles of completed requests. Its `waiting` and `preemptions_per_s` are sums over the tier, scaled
     up to all its pods; `kv_used` is that of the fullest pod. coverage: share of the tier's pods with a fresh reading; 1
     for a tier without pods, whose other metrics are unavailable. silent: the other pods, in order, if some report.
-    age_s: age of the oldest of these readings. windows: busy windows since the last call. in_flight: requests in the
+    age_s: age of the oldest of these readings. windows: busy windows since the last call. batches: what
+    readings since then show of single engines. in_flight: requests in the
     engines that report, queued ones included. step_rate_per_s: steps per second of one pod, mean over its
     busy time. kv_post_share: share of a pod's time spent in posting KV reads. tpot_histogram: times per output token of
     completed requests with at least two tokens, None where engines do not report them. completed: requests.
@@ -34,6 +36,7 @@ class TierMetrics:
     coverage: float = 0.0
     age_s: float | None = None
     windows: tuple[WindowSums, ...] = ()
+    batches: tuple[EngineBatch, ...] = ()
     in_flight: float | Unavailable = NO_DATA
     step_rate_per_s: float | Unavailable = NO_DATA
     kv_post_share: float | Unavailable = NO_DATA

@@ -1,0 +1,110 @@
+"""Limits of an engine that its readings contradict: sequences that it runs at once, and tokens in its KV cache.
+
+Problem: an engine may hold less than it announced, because of an argument, a proxy or another process. Requests then
+wait inside the engine, where no model expects them: sizing and admission count on places that are not there.
+
+Idea: what an engine runs while many requests wait for it is all that it can run. If the KV cache has room, and the
+running sequences are mostly as many as there ever were, that number is the limit. The KV cache holds the tokens of the
+running sequences, by the request lengths, over the share of it that they fill. Neither fades: a reading with more
+running sequences ends the first, and new readings replace the second.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Annotated, Final, NamedTuple
+
+from plimsoll.core.capacity.kv_capacity import resident_tokens
+from plimsoll.core.codec import Number
+from plimsoll.core.engine_model.step_time import EngineLimits
+from plimsoll.core.workload import Workload
+
+_MIN_READINGS: Final = 8.0  # with the most running sequences while others wait
+_MIN_SHARE: Final = 0.5  # of the readings in which others wait
+_MIN_WAITING: Final = 0.25  # of the running sequences; fewer may wait for the next step
+_TOLERANCE: Final = 0.02  # of the running sequences: those that end within a step
+_ROOM: Final = 0.9  # share of the KV cache above which sequences may wait for it
+_MIN_KV_USED: Final = 0.5  # with less, single sequences and rounding weigh too much
+_MIN_SEQUENCES: Final = 300.0
+_MEMORY: Final = 3000.0  # sequences, each counted once in a reading
+_MIN_DIFFERENCE: Final = 0.2  # of the announced KV cache: less is within the error of request lengths
+_MIN_CHANGE: Final = 0.1  # of the share, so that noise changes no capacity
+_LEAST_KV_SHARE: Final = 0.25
+
+_Count = Annotated[float, Number(0.0, 1e9, digits=6)]
+
+
+class EngineBatch(NamedTuple):
+    """What one engine holds at one moment. kv_used: share of its KV cache; None if it does not tell."""
+
+    running: float
+    waiting: float
+    kv_used: float | None
+
+
+class MeasuredLimits(NamedTuple):
+    """Limits of the engines of one tier.
+
+    most_running: most sequences at one engine. full: readings in which many requests waited although the KV cache had
+    room; full_at_most: those of them with about `most_running`. sequences, kv_used: sums over readings, decaying.
+    kv_share: size of the KV cache over what was announced.
+    """
+
+    most_running: _Count = 0.0
+    full: _Count = 0.0
+    full_at_most: _Count = 0.0
+    sequences: _Count = 0.0
+    kv_used: _Count = 0.0
+    kv_share: Annotated[float, Number(_LEAST_KV_SHARE, 1.0, digits=4)] = 1.0
+
+    @property
+    def max_sequences(self) -> float:
+        """Sequences that an engine runs at once; infinite while no reading shows a limit."""
+        is_limit = self.full_at_most >= max(_MIN_READINGS, _MIN_SHARE * self.full)
+        return self.most_running if is_limit else math.inf
+
+    def apply(self, announced: EngineLimits) -> EngineLimits:
+        """Return the announced limits, or smaller ones where measured."""
+        slots = max(1, int(min(self.max_sequences, announced.max_sequences)))
+        kv_tokens = max(1, int(announced.kv_tokens * self.kv_share))
+        if (slots, kv_tokens) == (announced.max_sequences, announced.kv_tokens):
+            return announced
+        return replace(announced, max_sequences=slots, kv_tokens=kv_tokens)
+
+
+NO_MEASURED_LIMITS: Final = MeasuredLimits()
+
+
+def update_limits(
+    limits: MeasuredLimits, batches: Iterable[EngineBatch], announced: EngineLimits, workload: Workload, is_decode: bool
+) -> MeasuredLimits:
+    """Return the limits after readings of engines. is_decode: waiting requests may hold KV that they receive."""
+    for batch in batches:
+        limits = _count_kv(_count_slots(limits, batch), batch, is_decode)
+    if limits.sequences < _MIN_SEQUENCES:
+        return limits
+    share = limits.sequences * resident_tokens(workload) / limits.kv_used / announced.kv_tokens
+    share = max(share, _LEAST_KV_SHARE) if share < 1.0 - _MIN_DIFFERENCE else 1.0
+    is_change = abs(share - limits.kv_share) > _MIN_CHANGE * limits.kv_share
+    return limits._replace(kv_share=share) if is_change else limits
+
+
+def _count_slots(limits: MeasuredLimits, batch: EngineBatch) -> MeasuredLimits:
+    if batch.running > limits.most_running:
+        limits = limits._replace(most_running=batch.running, full=0.0, full_at_most=0.0)
+    has_room = batch.kv_used is not None and batch.kv_used < _ROOM
+    if not has_room or batch.running <= 0.0 or batch.waiting < max(1.0, _MIN_WAITING * batch.running):
+        return limits
+    at_most = batch.running >= limits.most_running - math.floor(_TOLERANCE * limits.most_running)
+    return limits._replace(full=limits.full + 1.0, full_at_most=limits.full_at_most + at_most)
+
+
+def _count_kv(limits: MeasuredLimits, batch: EngineBatch, is_decode: bool) -> MeasuredLimits:
+    if batch.kv_used is None or batch.kv_used < _MIN_KV_USED or (is_decode and batch.waiting > 0.0):
+        return limits
+    kept = math.exp(-batch.running / _MEMORY)
+    return limits._replace(
+        sequences=limits.sequences * kept + batch.running, kv_used=limits.kv_used * kept + batch.kv_used
+    )
