@@ -58,7 +58,7 @@ REGRETS = st.builds(
 )  # fmt: skip
 TIERS = st.builds(
     TierDecisionState, MARKS, MARKS, numbers(0.6, 2.0), st.builds(Backoff, COUNTS, numbers()), COUNTS,
-    st.none() | COUNTS, st.none() | numbers(), REGRETS,
+    st.none() | COUNTS, st.none() | numbers(), REGRETS, COUNTS,
 )  # fmt: skip
 LENGTHS = st.lists(
     st.tuples(numbers(0.0), numbers(0.0, 1.0)), min_size=len(IDLE_LENGTHS_S), max_size=len(IDLE_LENGTHS_S)

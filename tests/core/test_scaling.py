@@ -172,6 +172,16 @@ def test_standby_equals_greedy_result(work: float, miss_cost: float) -> None:
     )
 
 
+def test_standby_is_not_replaced_before_half_of_it_is_used() -> None:
+    state, ordered = DecisionState(), []
+    for n, share in enumerate((2.8, 3.1, 2.9, 3.4, 3.6, 3.3)):
+        demand = make_forecast(share * REPLICA_WORK, FREQUENT_GROWTH)
+        observation = ServiceObservation({"serve": observed_tier(demand, 4)}, state, idle_period=BUSY)
+        decision = decide(observation, ScalingPolicy({"serve": replica_bounds()}, SLO, miss_cost=2.0), float(n))
+        state, ordered = decision.state, [*ordered, decision.tiers["serve"].replicas]
+    assert ordered == [4, 4, 4, 4, 5, 5]
+
+
 def test_standby_uncertain_level_adds_none() -> None:
     assert (
         decide_one(observed_tier(make_forecast(0.8, FREQUENT_GROWTH, level_error=0.05), 1), miss_cost=5.0).replicas == 1

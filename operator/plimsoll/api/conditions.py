@@ -40,6 +40,7 @@ class ConditionType(StrEnum):
     SLO_MET = "SLOMet"
     SCALING_LIMITED = "ScalingLimited"
     SHEDDING = "Shedding"
+    MODEL_MISMATCH = "ModelMismatch"
     GATEWAY_CONFIG_STALE = "GatewayConfigStale"
     INTERNAL_ERROR = "InternalError"
 
@@ -65,6 +66,7 @@ TYPE_MEANINGS: dict[ConditionType, str] = {
     ConditionType.SLO_MET: "The responses of the last minute met the SLO. Unknown: not measured, or undecided.",
     ConditionType.SCALING_LIMITED: "A limit keeps a tier from the replicas that it needs.",
     ConditionType.SHEDDING: "Gateways reject requests. It ends after a minute without a rejection.",
+    ConditionType.MODEL_MISMATCH: "Engines differ from the latency model. Sizing uses what is measured.",
     ConditionType.GATEWAY_CONFIG_STALE: "A gateway does not use the current admission limits.",
     ConditionType.INTERNAL_ERROR: "The operator failed for the service or for one of its objects.",
 }
@@ -126,6 +128,7 @@ class ConditionReason(StrEnum):
     SLO_UNDETERMINED = "SLOUndetermined"
     NOT_MEASURED = "NotMeasured"
     SHEDDING = "Shedding"
+    MEASURED_OTHERWISE = "MeasuredOtherwise"
     GATEWAY_CONFIG_STALE = "GatewayConfigStale"
     FALLBACK_UNUSABLE = "FallbackUnusable"
     POOL_KIND_MISSING = "PoolKindMissing"

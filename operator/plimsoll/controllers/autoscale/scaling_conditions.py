@@ -18,6 +18,7 @@ from plimsoll.controllers.autoscale.signal_health import (
 )
 from plimsoll.core import units
 from plimsoll.core.autoscaling.inputs import ScalingSpec, ServiceSnapshot
+from plimsoll.core.autoscaling.model_mismatch import sizing_mismatches
 from plimsoll.core.autoscaling.observations import LATENCY_WINDOW_S, SizingResult
 from plimsoll.core.autoscaling.scaling_decision import TierDecision
 from plimsoll.core.autoscaling.scaling_policy import ScalingMode
@@ -176,6 +177,19 @@ def slo_infeasible(service_state: ServiceState) -> Condition | None:
         message = f"{brief}{sizing.infeasible.hint}"
         return Condition(ConditionType.SLO_INFEASIBLE, True, ConditionReason.INFEASIBLE, message, brief)
     return None
+
+
+def model_mismatch(service_state: ServiceState) -> Condition | None:
+    """What measurement contradicts in the model, of all tiers."""
+    found = {
+        name: sizing_mismatches(sizing)
+        for name, sizing in service_state.sizings.items()
+        if isinstance(sizing, SizingResult)
+    }
+    message = "; ".join(f"{name}: {one.evidence}. {one.advice}" for name, ones in found.items() for one in ones)
+    if not message:
+        return None
+    return Condition(ConditionType.MODEL_MISMATCH, True, ConditionReason.MEASURED_OTHERWISE, message)
 
 
 def is_feasibility_known(service_state: ServiceState, slo: Slo) -> bool:

@@ -25,6 +25,7 @@ from plimsoll.controllers.autoscale.signal_health import (
 from plimsoll.core import units
 from plimsoll.core.admission.publication import AdmissionLimits
 from plimsoll.core.autoscaling.inputs import ScalingSpec, ServiceSnapshot
+from plimsoll.core.autoscaling.model_mismatch import sizing_mismatches
 from plimsoll.core.autoscaling.observations import LATENCY_WINDOW_S, SizingResult
 from plimsoll.core.autoscaling.scaling_decision import ScalingDecision, ScalingLimit
 from plimsoll.core.autoscaling.scaling_policy import ScalingMode
@@ -126,6 +127,7 @@ def state_key(
                     bool(tier_decision.overdue),
                     tier_decision.replicas_set_by,
                     _unsized_reason(service_state, name),
+                    _has_mismatch(service_state, name),
                 ),
                 (
                     isinstance(service_state.tiers[name].capacity, TierCapacity),
@@ -143,6 +145,12 @@ def _unsized_reason(service_state: ServiceState, name: str) -> str | None:
     """Why a tier is not sized, without the figures, which move at every tick; None if it is sized."""
     sizing = service_state.sizings.get(name)
     return _FIGURES.sub("", sizing.reason) if isinstance(sizing, Unavailable) else None
+
+
+def _has_mismatch(service_state: ServiceState, name: str) -> bool:
+    """Whether measurement corrects the tier's sizing."""
+    sizing = service_state.sizings.get(name)
+    return isinstance(sizing, SizingResult) and bool(sizing_mismatches(sizing))
 
 
 def build_report(
@@ -220,6 +228,7 @@ def _conditions(
         return
     yield scaling_conditions.metrics_degraded(snapshot, health, engine_server.metrics_port(service))
     yield scaling_conditions.slo_infeasible(service_state)
+    yield scaling_conditions.model_mismatch(service_state)
     previous_slo_met = _find(previous.conditions, ConditionType.SLO_MET)
     yield slo_status.slo_condition(snapshot, spec.slo, spec.slos, slo_figures, previous_slo_met)
     yield limited

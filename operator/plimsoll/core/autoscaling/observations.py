@@ -35,6 +35,13 @@ class NoDemand(NamedTuple):
     idle_s: float
 
 
+class Mismatch(NamedTuple):
+    """What measurement contradicts in the model. evidence: measured and predicted value. advice: what to check."""
+
+    evidence: str
+    advice: str
+
+
 @dataclass(frozen=True, slots=True)
 class SizingResult:
     """Sizing of one tier for a forecast; `sizing_batch.size_batch` computes it for many tiers.
@@ -47,7 +54,7 @@ class SizingResult:
     than needed. model_tpot_s: modelled TPOT percentile of the ready replicas at the current level; None if unknown.
     infeasible: no number of replicas meets the SLO, and the sizing uses the feasible SLO that it names.
     capacity_correction: factor from observed rejections, included in `replicas`. ttft_offset_s: TTFT beyond the model,
-    from late first tokens, included too.
+    from late first tokens, included too. limits_mismatches: what engines hold less than announced, included too.
     """
 
     replicas: int
@@ -64,6 +71,7 @@ class SizingResult:
     infeasible: Infeasible | None = None
     capacity_correction: float = 1.0
     ttft_offset_s: float = 0.0
+    limits_mismatches: tuple[Mismatch, ...] = ()
 
     @property
     def well_used_replicas(self) -> int:

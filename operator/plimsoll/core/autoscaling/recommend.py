@@ -12,10 +12,10 @@ measured and modelled latency. It acts through the next sizing.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Final, TypeGuard
 
 from plimsoll.core.autoscaling.decision_state import MAX_TAIL_SCALE, MIN_TAIL_SCALE
+from plimsoll.core.autoscaling.model_mismatch import sizing_mismatches
 from plimsoll.core.autoscaling.observations import (
     LATENCY_WINDOW_S,
     LaggingSignals,
@@ -113,37 +113,35 @@ def apply_standby(contexts: list[TierContext], policy: ScalingPolicy) -> None:
         (tier, tier.observation.demand, tier.observation.sizing) for tier in contexts if tier.hold_reason is None
     ]
     is_certain = True
-    scale_up_inputs: list[tuple[TierContext, StandbyInput]] = []
-    scale_down_inputs: list[StandbyInput] = []
+    inputs: list[tuple[TierContext, StandbyInput]] = []
     for context, demand, sizing in known_tiers:
         if not isinstance(demand, TierDemand) or isinstance(sizing, Unavailable):
             continue
         forecast = demand.forecast
         is_certain &= forecast.level_error <= MAX_LEVEL_ERROR * forecast.level
+        base = context.standby_base = _standby_base(context.state.standby_base, sizing)
+        context.set_state("standby_base", base)
         largest_own_work = forecast.baseline * demand.growth.own_growth
         standby_input = StandbyInput(
             demand.growth,
             forecast.baseline,
             sizing.replica_work,
-            sizing.replicas,
-            max(context.policy.max_replicas, sizing.replicas),
+            base,
+            max(context.policy.max_replicas, base),
             context.policy.gpus_per_replica,
-            max(0, math.ceil(largest_own_work / sizing.replica_work - 1e-9) - sizing.replicas),
+            max(0, math.ceil(largest_own_work / sizing.replica_work - 1e-9) - base),
         )
-        scale_up_inputs.append((context, standby_input))
-        scale_down_inputs.append(replace(standby_input, replicas=sizing.scale_down_replicas))
-    if not scale_up_inputs:
+        inputs.append((context, standby_input))
+    if not inputs:
         return
+    standby_inputs = [standby_input for _, standby_input in inputs]
     if is_certain:
-        plan = plan_standby([standby_input for _, standby_input in scale_up_inputs], policy.miss_cost)
-        for (context, _), standby in zip(scale_up_inputs, plan.replicas, strict=True):
+        plan = plan_standby(standby_inputs, policy.miss_cost)
+        for (context, _), standby in zip(inputs, plan.replicas, strict=True):
             context.standby, context.standby_value = standby, plan.value
-    if any(
-        tier.observation.replicas > standby_input.replicas
-        for (tier, _), standby_input in zip(scale_up_inputs, scale_down_inputs, strict=True)
-    ):
-        retained_counts = joint_standby_replicas(scale_down_inputs, policy.miss_cost * STANDBY_RETENTION_MARGIN)
-        for (context, _), retained in zip(scale_up_inputs, retained_counts, strict=True):
+    if any(tier.observation.replicas > standby_input.replicas for tier, standby_input in inputs):
+        retained_counts = joint_standby_replicas(standby_inputs, policy.miss_cost * STANDBY_RETENTION_MARGIN)
+        for (context, _), retained in zip(inputs, retained_counts, strict=True):
             context.retained_standby = retained
 
 
@@ -169,8 +167,7 @@ def apply_sizing(
         context.add_step("sizing", "{}", note)
         return
     warm, standby = context.policy.warm_replicas, context.standby
-    base = _standby_base(context.state.standby_base, sizing)
-    context.set_state("standby_base", base)
+    base = context.standby_base
     context.scale_up_target = max(sizing.replicas + warm, base + standby)
     context.scale_down_target = max(
         context.scale_up_target, sizing.scale_down_replicas + warm, base + context.retained_standby
@@ -251,16 +248,7 @@ def _exception_notes(context: TierContext, sizing: SizingResult) -> str:
     notes = ""
     if sizing.infeasible is not None:
         notes = f"; {_infeasible_note(sizing)}"
-    if sizing.capacity_correction > 1.0:
-        notes += (
-            f"; capacity correction {sizing.capacity_correction:.2f}, because requests were rejected with all "
-            "replicas ready"
-        )
-    if sizing.ttft_offset_s:
-        notes += (
-            f"; first tokens take {format_seconds(sizing.ttft_offset_s)} longer than the model says, by the share of "
-            "them that was late"
-        )
+    notes += "".join(f"; {mismatch.evidence}" for mismatch in sizing_mismatches(sizing))
     if context.observation.coverage < 1.0:
         notes += f"; no scale-down, because only {context.observation.coverage:.0%} report metrics"
     elif sizing.replicas < context.observation.replicas <= sizing.scale_down_replicas:

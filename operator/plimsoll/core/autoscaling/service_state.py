@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from plimsoll.core.autoscaling import cadence
@@ -15,6 +15,7 @@ from plimsoll.core.autoscaling.decide import decide
 from plimsoll.core.autoscaling.decision_cache import DecisionCache
 from plimsoll.core.autoscaling.decision_state import DecisionState
 from plimsoll.core.autoscaling.inputs import ScalingSpec, ServiceSnapshot, TierSnapshot
+from plimsoll.core.autoscaling.model_mismatch import limits_mismatches
 from plimsoll.core.autoscaling.observations import (
     LaggingSignals,
     NoDemand,
@@ -257,7 +258,9 @@ class ServiceState:
         """Make and store the decision of this tick. key: of the service, for the phase of its next decision."""
         known = {name: sizings.get(name) or self._sizing_unavailable(name, demand) for name in self.tiers}
         corrected = correct_sizings(self.corrections, known, self.tiers, snapshot, spec.slo, now_s)
-        self.sizings = {name: self.ttft_feedback.mark(sizing) for name, sizing in corrected.items()}
+        self.sizings = {
+            name: self._with_limits(name, self.ttft_feedback.mark(sizing)) for name, sizing in corrected.items()
+        }
         idle_period = (
             self.is_idle if isinstance(self.is_idle, Unavailable) else idle_periods.current_idle(self.idle_stats, now_s)
         )
@@ -276,6 +279,13 @@ class ServiceState:
         if changes and not (self.decisions and _replica_changes(self.decisions[-1].decision) == changes):
             self.decisions.append(self.last_decision)
         return decision
+
+    def _with_limits(self, name: str, sizing: SizingResult | Unavailable) -> SizingResult | Unavailable:
+        """Return the sizing with what engines hold less than announced."""
+        tier = self.tiers[name]
+        if isinstance(sizing, Unavailable) or tier.limits is tier.announced:
+            return sizing
+        return replace(sizing, limits_mismatches=limits_mismatches(tier.limits, tier.announced))
 
     def is_decision_due(self, snapshot: ServiceSnapshot, spec: ScalingSpec, now_s: float) -> bool:
         """Whether the service must be decided at this tick."""

@@ -33,6 +33,7 @@ class TierContext:
     standby_value: CostBenefit | None = None
     scale_up_target: int = 0
     scale_down_target: int = 0
+    standby_base: int = 0
     count: int = 0
     hold_reason: str | None = None
     scaled_to_zero: bool = False

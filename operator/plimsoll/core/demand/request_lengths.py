@@ -199,8 +199,8 @@ class RequestLengthEstimator:
     ) -> Workload | Unavailable:
         """Joint request lengths.
 
-        Prompts are scaled to `mean_prompt_tokens` where the means differ by more than a tenth. Outputs are scaled up to
-        the recent outputs where these are longer by more than a tenth. arrivals: requests in the mean of
+        Prompts are scaled to `mean_prompt_tokens` where the means differ by more than a tenth and random variation.
+        Outputs are scaled up to the recent outputs where these are longer by as much. arrivals: requests in the mean of
         `mean_prompt_tokens`.
         """
         completed = self._completed.sum
@@ -219,17 +219,9 @@ class RequestLengthEstimator:
             self._mix_shift_s = now_s
         if 0.0 <= now_s - self._mix_shift_s < _RECENT_S:
             self._discard_older(now_s)
-        bounded_output_factor = max(
-            1.0,
-            _shrink_factor(
-                output_factor,
-                max(_MEAN_TOLERANCE, _SHIFT_ERRORS * self._relative_error(base.output_tokens, requests, base)),
-            ),
-        )
-        factors, cached_share = (
-            (_shrink_factor(prompt_factor, _MEAN_TOLERANCE), bounded_output_factor),
-            self.cached_share,
-        )
+        prompts = self._significant_factor(prompt_factor, base.uncached_tokens, arrivals, base)
+        outputs = self._significant_factor(output_factor, base.output_tokens, requests, base)
+        factors, cached_share = (prompts, max(1.0, outputs)), self.cached_share
         if (
             self._cached_workload is None
             or self._cached_workload.base is not base
@@ -284,6 +276,11 @@ class RequestLengthEstimator:
         if requests <= 0.0:
             return math.inf
         return math.sqrt((base.scv(lengths) or 0.0) * (1.0 / requests + 1.0 / self._completed.weight))
+
+    def _significant_factor(self, factor: float, lengths: FloatArray, requests: float, base: Workload) -> float:
+        """Return the factor, nearer to 1 the more of it random variation explains."""
+        threshold = max(_MEAN_TOLERANCE, _SHIFT_ERRORS * self._relative_error(lengths, requests, base))
+        return _shrink_factor(factor, threshold)
 
     def _is_mix_shift(self, factor: float, lengths: FloatArray, requests: float, base: Workload) -> bool:
         """Whether a mean of `factor` times that of the completed requests is beyond random variation."""

@@ -1,0 +1,48 @@
+"""What measurement contradicts in the model of a tier, with the measured and the predicted value and what to check.
+
+`explain` and the condition ModelMismatch state the same evidence.
+"""
+
+from __future__ import annotations
+
+from plimsoll.core.autoscaling.observations import Mismatch, SizingResult
+from plimsoll.core.engine_model.step_time import EngineLimits
+from plimsoll.core.units import format_number, format_seconds
+
+
+def limits_mismatches(limits: EngineLimits | None, announced: EngineLimits | None) -> tuple[Mismatch, ...]:
+    """Return what engines hold less than they announced. limits: those that sizing and admission use."""
+    found: list[Mismatch] = []
+    if limits is None or announced is None:
+        return ()
+    if limits.max_sequences < announced.max_sequences:
+        evidence = (
+            f"an engine runs {limits.max_sequences} sequences at once while others wait, "
+            f"announced {announced.max_sequences} sequences"
+        )
+        found.append(Mismatch(evidence, "Check --max-num-seqs of the engine"))
+    if limits.kv_tokens < announced.kv_tokens:
+        evidence = (
+            f"the KV cache of an engine holds {format_number(limits.kv_tokens)} tokens by its use, "
+            f"announced {format_number(announced.kv_tokens)} tokens"
+        )
+        found.append(Mismatch(evidence, "Check what else uses the memory of its GPUs"))
+    return tuple(found)
+
+
+def sizing_mismatches(sizing: SizingResult) -> tuple[Mismatch, ...]:
+    """Return all that corrects this sizing."""
+    found = list(sizing.limits_mismatches)
+    if sizing.capacity_correction > 1.0:
+        evidence = (
+            f"capacity correction {sizing.capacity_correction:.2f}, because requests were rejected with all "
+            "replicas ready (1 predicted)"
+        )
+        found.append(Mismatch(evidence, "Check that the engines run as announced"))
+    if sizing.ttft_offset_s:
+        evidence = (
+            f"first tokens take {format_seconds(sizing.ttft_offset_s)} longer than the model says, by the share of "
+            "them that was late (0 s predicted)"
+        )
+        found.append(Mismatch(evidence, "Check CPU and network of the engine's host"))
+    return tuple(found)

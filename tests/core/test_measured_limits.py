@@ -1,0 +1,81 @@
+"""Engine limits that readings contradict."""
+
+from __future__ import annotations
+
+import math
+from random import Random
+
+import pytest
+
+from plimsoll.core.capacity.kv_capacity import resident_tokens
+from plimsoll.core.engine_model.measured_limits import (
+    NO_MEASURED_LIMITS,
+    EngineBatch,
+    MeasuredLimits,
+    update_limits,
+)
+from plimsoll.core.engine_model.step_time import EngineLimits
+from plimsoll.core.workload import from_samples
+
+ANNOUNCED = EngineLimits(max_sequences=256, kv_tokens=100_000, token_budget=8192)
+CHAT = from_samples([1000, 1000], [0, 0], [200, 400])
+
+
+def learn(batches: list[EngineBatch], start: MeasuredLimits = NO_MEASURED_LIMITS, decode: bool = False) -> EngineLimits:
+    return update_limits(start, batches, ANNOUNCED, CHAT, decode).apply(ANNOUNCED)
+
+
+def filled(share: float, running: int = 30, waiting: float = 0.0) -> list[EngineBatch]:
+    """Readings of engines whose KV cache is this share of the announced one."""
+    used = running * resident_tokens(CHAT) / (share * ANNOUNCED.kv_tokens)
+    return [EngineBatch(running, waiting, used)] * 20
+
+
+def test_slots_are_what_runs_while_many_wait() -> None:
+    before = [EngineBatch(n, 0.0, 0.2) for n in range(1, 33)]
+    full = [EngineBatch(32, 40.0, 0.3)] * 8
+    assert learn([*before, *full[1:]]) == ANNOUNCED
+    assert learn([*before, *full]).max_sequences == 32
+    assert update_limits(NO_MEASURED_LIMITS, before, ANNOUNCED, CHAT, False).max_sequences == math.inf
+
+
+def test_slots_do_not_fade_but_end_with_more_sequences() -> None:
+    limits = update_limits(NO_MEASURED_LIMITS, [EngineBatch(32, 40.0, 0.3)] * 8, ANNOUNCED, CHAT, False)
+    assert learn([EngineBatch(20, 0.0, 0.2)] * 5000, limits).max_sequences == 32
+    assert learn([EngineBatch(33, 0.0, 0.3)], limits) == ANNOUNCED
+
+
+@pytest.mark.parametrize(
+    ("waiting", "kv_used"), [(40.0, 0.95), (40.0, None), (4.0, 0.3)], ids=["KV is full", "KV unknown", "few wait"]
+)
+def test_slots_need_queue_and_room(waiting: float, kv_used: float | None) -> None:
+    assert learn([EngineBatch(32, waiting, kv_used)] * 20).max_sequences == 256
+
+
+def test_slots_varying_batch_is_no_limit() -> None:
+    draw = Random(1)
+    batches = [EngineBatch(draw.randint(20, 60), 30.0, 0.3) for _ in range(500)]
+    assert learn(batches) == ANNOUNCED
+
+
+def test_kv_half_of_announced() -> None:
+    assert learn(filled(0.5)).kv_tokens == pytest.approx(50_000, rel=0.01)
+    assert learn(filled(0.5, waiting=9.0)).kv_tokens == pytest.approx(50_000, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "batches",
+    [filled(0.9), filled(1.4), filled(0.5)[:9], filled(0.5, running=15)],
+    ids=["error of lengths", "shared prefixes", "few sequences", "mostly free"],
+)
+def test_kv_stays_as_announced(batches: list[EngineBatch]) -> None:
+    assert learn(batches) == ANNOUNCED
+
+
+def test_kv_of_waiting_transfers_is_not_counted() -> None:
+    assert learn(filled(0.5, waiting=9.0), decode=True).kv_tokens == ANNOUNCED.kv_tokens
+
+
+def test_kv_recovers_with_new_readings() -> None:
+    limits = update_limits(NO_MEASURED_LIMITS, filled(0.5), ANNOUNCED, CHAT, False)
+    assert learn(filled(1.0, running=60) * 20, limits) == ANNOUNCED
