@@ -175,7 +175,7 @@ def test_standby_equals_greedy_result(work: float, miss_cost: float) -> None:
 def test_standby_is_not_replaced_before_half_of_it_is_used() -> None:
     state, ordered = DecisionState(), []
     for n, share in enumerate((2.8, 3.1, 2.9, 3.4, 3.6, 3.3)):
-        demand = make_forecast(share * REPLICA_WORK, FREQUENT_GROWTH)
+        demand = make_forecast(share * REPLICA_WORK, replace(FREQUENT_GROWTH, own_growth=1.0))
         observation = ServiceObservation({"serve": observed_tier(demand, 4)}, state, idle_period=BUSY)
         decision = decide(observation, ScalingPolicy({"serve": replica_bounds()}, SLO, miss_cost=2.0), float(n))
         state, ordered = decision.state, [*ordered, decision.tiers["serve"].replicas]

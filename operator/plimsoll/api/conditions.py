@@ -223,6 +223,7 @@ REASON_MEANINGS: dict[ConditionReason, str] = {
     ConditionReason.NOT_MEASURED: "The attainment cannot be computed yet.",
     ConditionReason.SHEDDING: "The arrival rate exceeds the SLO capacity of the ready engines. Gateways reject the "
     "excess requests.",
+    ConditionReason.MEASURED_OTHERWISE: "Measured slots, KV cache, first tokens or rejections contradict the model.",
     ConditionReason.GATEWAY_CONFIG_STALE: "A gateway is not using the current admission limits.",
     ConditionReason.FALLBACK_UNUSABLE: "The fallback service does not exist, or falls back to this service.",
     ConditionReason.POOL_KIND_MISSING: "The cluster has no InferencePool v1.",

@@ -43,6 +43,7 @@ _SCALING_CONDITIONS = (
     ConditionType.SCALING_INACTIVE,
     ConditionType.METRICS_DEGRADED,
     ConditionType.SLO_INFEASIBLE,
+    ConditionType.MODEL_MISMATCH,
     ConditionType.SLO_MET,
     ConditionType.SCALING_LIMITED,
     ConditionType.SHEDDING,
@@ -151,6 +152,7 @@ def recovery_messages(inputs: StatusInputs) -> dict[ConditionType, str]:
             condition.reason is ConditionReason.METRICS_MISSING for condition in inputs.scaling_report.conditions
         ):
             messages[ConditionType.SHEDDING] = f"at most {SHEDDING_SHARE:.0%} of requests are rejected"
+        messages[ConditionType.MODEL_MISMATCH] = "no measurement contradicts the model"
         messages[ConditionType.GATEWAY_CONFIG_STALE] = "all gateways use the current admission limits"
         if inputs.scaling_report.is_feasibility_known:
             messages[ConditionType.SLO_INFEASIBLE] = "a replica count meets the SLO"

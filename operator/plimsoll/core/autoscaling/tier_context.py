@@ -19,7 +19,8 @@ class TierContext:
     bounds: lower and upper bound of the count at this time. standby: standby replicas worth adding to the need.
     retained_standby: standby replicas worth keeping above the scale-down need. standby_value: cost and benefit of the
     standby replicas of all tiers. scale_up_target: the tier grows below this count. scale_down_target: the tier may
-    shrink above this count; between the two, noise does not change the count. count: result of the last step.
+    shrink above this count; between the two, noise does not change the count. standby_base: needed replicas to which
+    standby replicas are added. count: result of the last step.
     hold_reason: why the demand is unknown, else None. scaled_to_zero: the tier goes to zero because it is idle.
     """
 
