@@ -5,8 +5,8 @@ missed. Further attempts of a rejected request are no new requests. `recovered`,
 count them, and `itl_p99_s` includes them, because engines measure ITL without knowledge of attempts. TTFT counts from
 the gateway's receipt, queueing included; percentiles are accurate to a quarter of a percent. Replicas cost from their
 order to their end, but nothing while they wait for a GPU that the cluster lacks. Cost counts until the load has ended
-and engines have worked on the last attempt: a fleet that finishes late pays for it. Windows hold 500 requests by arrival.
-A window passes if it meets the SLO share, or the share that an idle fleet could meet, if that is less.
+and engines have worked on the last attempt, so a fleet that finishes late pays for it. Windows hold 500 requests by
+arrival. A window passes if it meets the SLO share, or the share that an idle fleet could meet, if that is less.
 Requests that go to a fallback are downgraded and count as missed, because that service is not simulated. Clients never
 disconnect; the count of disconnected requests is always 0.
 """
