@@ -144,6 +144,14 @@ _LENGTHS: Final = (
         ),
     ),
 )
+_LIMITS: Final = (
+    Mechanism(
+        "measured-limits",
+        "Lowers the announced slots and KV tokens of an engine to what its readings show that it holds.",
+        (Switch("engine_model.measured_limits", "MeasuredLimits.apply", returning_argument(1, "announced")),),
+        ("engine_model/measured_limits.py",),
+    ),
+)
 _STARTUP: Final = (
     Mechanism(
         "startup-learning",
@@ -292,5 +300,5 @@ _ADMISSION: Final = (
     ),
 )
 MECHANISMS: Final[dict[str, Mechanism]] = {
-    one.name: one for one in (*SCALE_UP, *SCALE_DOWN, *_MODEL, *_LENGTHS, *_STARTUP, *_ADMISSION)
+    one.name: one for one in (*SCALE_UP, *SCALE_DOWN, *_MODEL, *_LENGTHS, *_LIMITS, *_STARTUP, *_ADMISSION)
 }

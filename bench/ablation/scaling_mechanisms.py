@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, Final
 
-from bench.ablation.switches import Mechanism, Switch, constant, doing, returning, returning_argument
+from bench.ablation.switches import Mechanism, Replacement, Switch, constant, doing, returning, returning_argument
 from plimsoll.core.autoscaling.retry_backlog import NO_BACKLOG
 
 
@@ -27,6 +27,10 @@ def _last_replica_stays(_: Any, context: Any, *_others: Any) -> str:
         max(context.scale_down_target, 1),
     )
     return "the last replica stays"
+
+
+def _need_as_base(_previous: int, sizing: Any) -> int:
+    return int(sizing.replicas)
 
 
 SCALE_UP: Final = (
@@ -59,6 +63,18 @@ SCALE_UP: Final = (
         "Orders no standby replica while the level is known to less than 5.5 %.",
         (Switch("autoscaling.recommend", "MAX_LEVEL_ERROR", constant(math.inf)),),
         (),
+    ),
+    Mechanism(
+        "standby-base",
+        "Orders no further standby replica where the need grew by less than half a replica.",
+        (
+            Switch(
+                "autoscaling.recommend",
+                "_standby_base",
+                Replacement("returns the need", lambda _: _need_as_base, value=_need_as_base),
+            ),
+        ),
+        ("autoscaling/recommend.py:_standby_base",),
     ),
     Mechanism(
         "growth-prior",

@@ -1,8 +1,8 @@
 """One run: a policy on a row's load, plant and seed, and its results, also minute by minute.
 
-The plant is drawn with every seed: speeds of replicas within a tenth, noise of steps, starts. Plimsoll begins each run
-with the state of a new service. A policy is given as in `plimsoll simulate --policy`; `plimsoll:sloMissCost=K` sets
-that field of the manifest, for the frontier over it.
+The plant is drawn with every seed: speeds of replicas within a tenth, noise of steps, starts. Requests come through two
+gateways, as the chart installs them. Plimsoll begins each run with the state of a new service. A policy is given as in
+`plimsoll simulate --policy`; `plimsoll:sloMissCost=K` sets that field of the manifest, for the frontier over it.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from plimsoll.sim.simulator import Simulator
 
 HOUR_S: Final = 3600.0
 _MINUTE_S: Final = 60.0
+GATEWAYS: Final = 2  # the chart's default
 _DISAGGREGATED_BLOCK_TOKENS: Final = 128  # what the operator starts prefill and decode engines with
 _CHUNK_TOKENS: Final = 512  # prompt tokens that one of a trace's blocks stands for
 
@@ -87,6 +88,7 @@ def simulate(task: RunTask) -> dict[str, Any]:
     setting = RunConfig(
         policy.initial_replicas or platform.initial,
         row.load.length_s,
+        GATEWAYS,
         seed=task.seed,
         retry_behavior=RetryBehavior(row.clients),
     )

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 import plimsoll
 from bench.scoreboard import (
@@ -167,6 +168,11 @@ POLICIES_WITHOUT_OPERATOR = {
 } | {
     "static": "static:2", "follower": "follower:cap=64", "clairvoyant": "clairvoyant:plan=0@1;40@2;90@1,cap=64",
 }  # fmt: skip
+
+
+def test_rows_are_played_with_the_charts_gateways() -> None:
+    values = yaml.safe_load((Path(plimsoll.__file__).parents[2] / "charts/plimsoll/values.yaml").read_text())
+    assert values["gateway"]["replicas"] == simulate_run.GATEWAYS
 
 
 @pytest.mark.parametrize("word", POLICIES_WITHOUT_OPERATOR.values(), ids=POLICIES_WITHOUT_OPERATOR)

@@ -140,7 +140,7 @@ def test_simulate_summary_follows_from_written_rows(
     for tier, limits in desired["tiers"].items():
         spans = [one for one in read(outs["replicas"]) if one["tier"] == tier]
         assert all(0 <= one["desired"] <= limits["maxReplicas"] for one in spans)
-        found = replica_seconds(spans, output["length_s"])
+        found = replica_seconds(spans, output["paid_until_s"])
         assert output["replica_seconds"][tier] == pytest.approx(found, rel=1e-4, abs=0.01)
         hours += found * limits["gpus"] / 3600
     assert output["gpu_hours"] == pytest.approx(hours, rel=1e-4, abs=2e-5)

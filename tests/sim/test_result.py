@@ -123,21 +123,43 @@ def test_summary_load_of_one_moment_has_no_rates() -> None:
         [TraceRequest(0.0, 10, 2)], StaticPolicy({Role.SERVE: 2}, runs_operator=False), initial={Role.SERVE: 2}
     ).world
     result = RunResult(sim_harness.make_plant(), [Role.SERVE], SLO)
-    result.add(ended_attempt(1))
+    result.add(ended_attempt(1, AttemptOutcome.SHED))
     summary = result.summary(world, "static:2", 0, 0.0, 1.0)
     assert (summary["goodput_rps"], summary["goodput_tokens_per_s"]) == (None, None)
     assert summary["mean_replicas"] == {"serve": None}
     assert summary["gpu_hours"] == 0.0
 
 
-def test_windows_cover_arrivals_and_pass_one_point_below_slo() -> None:
+@pytest.mark.parametrize(
+    ("last", "paid_until_s"),
+    [
+        (ended_attempt(99), 100.0),
+        (ended_attempt(100), 100.7),
+        (ended_attempt(100, AttemptOutcome.FAILED), 100.1),
+        (ended_attempt(100, AttemptOutcome.UNFINISHED), 100.1),
+        (ended_attempt(120, AttemptOutcome.SHED), 100.0),
+    ],
+)
+def test_summary_replicas_cost_until_last_answer(last: Attempt, paid_until_s: float) -> None:
+    policy = StaticPolicy({Role.SERVE: 2}, runs_operator=False)
+    world = sim_harness.simulate([TraceRequest(0.0, 10, 2)], policy, initial={Role.SERVE: 2}).world
+    result = RunResult(sim_harness.make_plant(), [Role.SERVE], SLO)
+    for attempt in (last, ended_attempt(1)):
+        result.add(attempt)
+    summary = result.summary(world, "static:2", 0, 100.0, 1.0)
+    assert summary["paid_until_s"] == pytest.approx(paid_until_s)
+    assert summary["replica_seconds"] == {"serve": pytest.approx(2 * paid_until_s)}
+    assert summary["mean_replicas"] == {"serve": 2.0}
+
+
+def test_windows_cover_arrivals_and_pass_at_slo_share() -> None:
     lines = io.StringIO()
     result = RunResult(sim_harness.make_plant(), [Role.SERVE], SLO, windows=lines)
     first = [
-        ended_attempt(n, AttemptOutcome.SHED if n <= 30 else AttemptOutcome.OK) for n in range(1, WINDOW_REQUESTS + 1)
+        ended_attempt(n, AttemptOutcome.SHED if n <= 25 else AttemptOutcome.OK) for n in range(1, WINDOW_REQUESTS + 1)
     ]
     second = [
-        ended_attempt(n, AttemptOutcome.SHED if n <= WINDOW_REQUESTS + 31 else AttemptOutcome.OK)
+        ended_attempt(n, AttemptOutcome.SHED if n <= WINDOW_REQUESTS + 26 else AttemptOutcome.OK)
         for n in range(WINDOW_REQUESTS + 1, 2 * WINDOW_REQUESTS + 1)
     ]
     for one, other in zip(reversed(first), second, strict=True):
@@ -145,12 +167,12 @@ def test_windows_cover_arrivals_and_pass_one_point_below_slo() -> None:
         result.add(other)
     result.add(ended_attempt(2 * WINDOW_REQUESTS + 1))  # of a window that never fills
     document = [json.loads(line) for line in lines.getvalue().splitlines()]
-    assert sorted((one["n"], one["met"], one["passed"]) for one in document) == [(0, 470, True), (1, 469, False)]
+    assert sorted((one["n"], one["met"], one["passed"]) for one in document) == [(0, 475, True), (1, 474, False)]
 
 
 def test_windows_exclude_requests_infeasible_on_idle_fleet() -> None:
     long = sim_harness.make_plant().max_sequence_tokens  # with the tokens of its answer it is too long for the model
-    for missed, passed in ((40, True), (45, True), (46, False)):
+    for missed, passed in ((40, True), (41, False)):
         lines = io.StringIO()
         result = RunResult(sim_harness.make_plant(), [Role.SERVE], Slo(0.95, None, 0.0, 0.05), windows=lines)
         for n in range(1, WINDOW_REQUESTS + 1):

@@ -4,8 +4,9 @@ Every request is offered load, warm-up and tail included. Unfinished, rejected, 
 missed. Further attempts of a rejected request are no new requests. `recovered`, `retries` and `retry_reservations`
 count them, and `itl_p99_s` includes them, because engines measure ITL without knowledge of attempts. TTFT counts from
 the gateway's receipt, queueing included; percentiles are accurate to a quarter of a percent. Replicas cost from their
-order to their end, but nothing while they wait for a GPU that the cluster lacks. Windows hold 500 requests by arrival.
-A window passes if it meets the SLO share less one point, or the share that an idle fleet could meet, if that is less.
+order to their end, but nothing while they wait for a GPU that the cluster lacks. Cost counts until the load has ended
+and engines have worked on the last attempt, so a fleet that finishes late pays for it. Windows hold 500 requests by
+arrival. A window passes if it meets the SLO share, or the share that an idle fleet could meet, if that is less.
 Requests that go to a fallback are downgraded and count as missed, because that service is not simulated. Clients never
 disconnect; the count of disconnected requests is always 0.
 """
@@ -33,9 +34,9 @@ from plimsoll.sim.request_cost import RequestCostModel, ttft_target_s
 from plimsoll.sim.simulator import Simulator
 
 WINDOW_REQUESTS: Final = 500  # requests
-_WINDOW_TOLERANCE: Final = 0.01
 _STATUS: Final = {AttemptOutcome.OK: 200, AttemptOutcome.REFUSED: 400}
 _STATUS_OVERLOADED, _STATUS_UNAVAILABLE = 429, 503
+_USES_ENGINE: Final = (AttemptOutcome.OK, AttemptOutcome.FAILED, AttemptOutcome.UNFINISHED)
 _DIGITS: Final = 5
 
 
@@ -86,12 +87,15 @@ class RunResult:
         self._offered_work_s = self._shed_work_s = 0.0
         self._open_windows: dict[int, RequestWindow] = {}
         self._windows_complete = self._windows_passed = 0
+        self._last_answer_s = 0.0
 
     def add(self, attempt: Attempt) -> None:
         """Add an attempt that has ended."""
         assert attempt.outcome is not None
         if self._requests is not None:
             self._requests.write(json.dumps(request_row(attempt)) + "\n")
+        if attempt.outcome in _USES_ENGINE and attempt.end_s is not None:
+            self._last_answer_s = max(self._last_answer_s, attempt.end_s)
         if attempt.attempt > 1:
             self.retry_stats.record_retry(attempt)
             return
@@ -147,17 +151,19 @@ class RunResult:
             - outcomes[AttemptOutcome.REFUSED]
             - outcomes[AttemptOutcome.DOWNGRADED]
         )
-        paid_s = {role: tier.replica_seconds(length_s) for role, tier in simulator.tiers.items()}
+        paid_until_s = max(length_s, self._last_answer_s)
+        paid_s = {role: tier.replica_seconds(paid_until_s) for role, tier in simulator.tiers.items()}
         gpus = {role: self._plant.gpus.get(role, 1) for role in paid_s}
 
-        def each_s(amount: float) -> float | None:
-            """A second of the load; None where all of it came at one moment."""
-            return _round(amount / length_s) if length_s > 0 else None
+        def per_s(amount: float, seconds: float) -> float | None:
+            """The amount per second; None without any time."""
+            return _round(amount / seconds) if seconds > 0 else None
 
         return {
             "policy": policy,
             "seed": seed,
             "length_s": _round(length_s),
+            "paid_until_s": _round(paid_until_s),
             "slo": None if self._slo is None else asdict(self._slo),
             "offered": offered,
             "admitted": admitted,
@@ -184,10 +190,10 @@ class RunResult:
             **{f"p{q}_e2e_s": _round(self._e2e.quantile_s(q / 100)) for q in self._e2e_percentiles},
             "itl_p99_s": _round(simulator.itl.quantile_s(ITL_SHARE)),
             **self._itl_summary(simulator),
-            "goodput_rps": each_s(self._within_slo),
-            "goodput_tokens_per_s": each_s(self._output_within_slo),
+            "goodput_rps": per_s(self._within_slo, length_s),
+            "goodput_tokens_per_s": per_s(self._output_within_slo, length_s),
             "gpu_hours": _round(sum(paid_s[role] * gpus[role] for role in paid_s) / 3600),
-            "mean_replicas": {str(role): each_s(paid) for role, paid in paid_s.items()},
+            "mean_replicas": {str(role): per_s(paid, paid_until_s) for role, paid in paid_s.items()},
             "replica_seconds": {str(role): _round(paid) for role, paid in paid_s.items()},
             "changes": len(simulator.log.changes),
             "reversals": self._reversals(simulator, length_s),
@@ -235,7 +241,7 @@ class RunResult:
             return
         del self._open_windows[window_number]
         share = 0.0 if self._slo is None else min(self._slo.share, window.feasible / WINDOW_REQUESTS)
-        passed = window.met / WINDOW_REQUESTS >= share - _WINDOW_TOLERANCE
+        passed = window.met / WINDOW_REQUESTS >= share
         self._windows_complete += 1
         self._windows_passed += passed
         if self._windows is not None:
