@@ -6,9 +6,8 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from plimsoll.engines.registry import ENGINES
-
 from plimsoll.core.units import parse_quantity
+from plimsoll.engines.registry import ENGINES
 
 
 class _ConfigModel(BaseModel):
