@@ -193,8 +193,8 @@ def two_prompts(busy_s: float) -> EngineReading:
     """Five prompts a second: four of 100 tokens, and one of 4,000."""
     buckets = {histogram.bucket_index(LENGTH_EDGES, 100.0): 4.0, histogram.bucket_index(LENGTH_EDGES, 4000.0): 1.0}
     counts = {bucket: share * busy_s for bucket, share in buckets.items()}
-    prompts = histogram.from_sparse(LENGTH_EDGES, counts, 4400.0 * busy_s)
     tokens = 4400.0 * busy_s
+    prompts = histogram.from_sparse(LENGTH_EDGES, counts, tokens)
     return engine(busy_s, prompt_tokens=prompts, local_prompt_tokens=tokens, cached_prompt_tokens=0.0)
 
 
