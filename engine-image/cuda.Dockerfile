@@ -3,7 +3,14 @@
 # release/base-images.env has the value of the build argument.
 ARG VLLM
 
-FROM ${VLLM}
+FROM ${VLLM} AS vllm
+# Engines may not write where Python's packages lie: what is not compiled here each of their processes would compile.
+COPY image/compile_packages.py /opt/plimsoll/build/
+RUN python3 /opt/plimsoll/build/compile_packages.py
+# The engine core takes over what the API server has imported; `vllm serve` would have it import everything again.
+ENV VLLM_WORKER_MULTIPROC_METHOD=fork
+
+FROM vllm
 # The launcher: these lines are the same in cpu.Dockerfile and cuda.Dockerfile.
 RUN { getent passwd 1000 > /dev/null || echo 'plimsoll:x:1000:1000::/home/plimsoll:/usr/sbin/nologin' >> /etc/passwd; } \
  && mkdir -p /home/plimsoll /models && chown 1000:1000 /home/plimsoll

@@ -49,9 +49,9 @@ def prompt(seed: Sequence[int], tokens: int) -> list[int]:
     return token_ids
 
 
-def request_body(tokens: list[int], output: int, *, stream: bool) -> dict[str, Any]:
+def request_body(tokens: list[int], output: int, *, stream: bool, model: str = "m") -> dict[str, Any]:
     document: dict[str, Any] = {
-        "model": "m",
+        "model": model,
         "prompt": tokens,
         "max_tokens": output,
         "ignore_eos": True,
@@ -119,8 +119,14 @@ async def worker(given: argparse.Namespace) -> list[dict[str, Any]]:
     index, workers = (int(rows) for rows in given.worker.split("/"))
     requests = traces.read(given.trace)
     own_rows = range(index, len(requests), workers)
+    models = given.model.split(",")
     bodies = {
-        row: request_body(prompt((given.seed, row), requests[row].prompt), requests[row].output, stream=True)
+        row: request_body(
+            prompt((given.seed, row), requests[row].prompt),
+            requests[row].output,
+            stream=True,
+            model=models[row % len(models)],
+        )
         for row in own_rows
     }
     tasks: list[asyncio.Task[dict[str, Any]]] = []
@@ -184,6 +190,7 @@ def run(
     remote_from: int = 0,
     drain_s: float = CLIENT_DRAIN_S,
     cap_socket: str = "",
+    models: Sequence[str] = ("m",),
 ) -> list[dict[str, Any]]:
     """Replays a trace from several processes; the rows they wrote, by time, with the start on the monotonic clock.
 
@@ -193,7 +200,7 @@ def run(
     parts = [out.with_suffix(f".{number}") for number in range(workers)]
     command = [sys.executable, "-m", "bench.hardware.client", str(trace), "--url", url, "--start", str(start)]
     command += ["--seed", str(seed), "--prefill", prefill, "--remote-from", str(remote_from), "--drain", str(drain_s)]
-    command += ["--turnstile", cap_socket]
+    command += ["--turnstile", cap_socket, "--model", ",".join(models)]
     started = [
         subprocess.Popen([*command, "--worker", f"{number}/{workers}", "--out", str(part)])
         for number, part in enumerate(parts)
@@ -237,6 +244,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--remote-from", type=int, default=0, help="tokens from which a prompt is read there")
     parser.add_argument("--drain", type=float, default=CLIENT_DRAIN_S, help="seconds after the last request was sent")
     parser.add_argument("--turnstile", default="", help="socket of a turnstile that each request goes through")
+    parser.add_argument("--model", default="m", help="name that requests have, or several with commas, taken in turn")
     given = parser.parse_args(words)
     given.out.write_text(json.dumps(asyncio.run(worker(given))))
     return 0

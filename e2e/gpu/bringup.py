@@ -19,6 +19,7 @@ from e2e.cluster.settings import HERE as CLUSTER_FILES
 from e2e.gpu import config_files, engine_image, oci
 from e2e.gpu.parts import await_unpacked
 from e2e.gpu.processes import StepFailed, get, kubectl, log_line, run, start, succeeds, wait_for
+from e2e.gpu.scenarios import GPU_LABEL
 from e2e.gpu.settings import (
     API_SERVICE_IP,
     BIN,
@@ -73,7 +74,8 @@ def up(model: str, simulated: str, fake_gpus: int) -> None:
                 _import(tar)
     _install_chart()
     wait_for(lambda: allocatable_gpus() > 0, "GPUs in the node's status", _START_S)
-    log_line(f"{allocatable_gpus()} GPUs are allocatable")
+    kubectl("label", "node", NODE, f"{GPU_LABEL}={gpu_product()}", "--overwrite")
+    log_line(f"{allocatable_gpus()} GPUs are allocatable: {gpu_product()}")
 
 
 def _link_programs() -> None:
@@ -210,6 +212,15 @@ def allocatable_gpus() -> int:
     """GPUs that the node advertises; 0 if it does not say."""
     node = get("node", NODE) or {}
     return int(node.get("status", {}).get("allocatable", {}).get("nvidia.com/gpu", 0))
+
+
+def gpu_product() -> str:
+    """The GPU type as the label of a node names it; of devices that do not exist, an H100's."""
+    try:
+        name = run("nvidia-smi", "--query-gpu=name", "--format=csv,noheader").splitlines()[0]
+    except StepFailed:
+        return "NVIDIA-H100-80GB-HBM3"
+    return name.strip().replace(" ", "-")
 
 
 def _ctr(*words: str | Path) -> list[str | Path]:

@@ -95,6 +95,7 @@ def kubelet() -> str:
         "enforceNodeAllocatable": [],
         "serializeImagePulls": False,
         "nodeStatusUpdateFrequency": "2s",
+        "syncFrequency": "10s",  # until pods see a changed ConfigMap
     }
     return json.dumps(document, indent=1)
 

@@ -21,7 +21,7 @@ from bench.hardware import dummy_models
 from bench.hardware.engine import STEPLOG
 from e2e.gpu import oci
 from e2e.gpu.processes import log_line, run
-from e2e.gpu.settings import CHECKOUT, ENGINE, ENVIRONMENT, MODELS, OFFLINE, ROOT, image
+from e2e.gpu.settings import CHECKOUT, ENGINE, ENVIRONMENT, HUB_MODEL, MODELS, OFFLINE, ROOT, image
 
 _SECRETS: Final = (
     "shadow*",
@@ -54,6 +54,9 @@ def make(model: str, simulated: str) -> Path:
     shutil.rmtree(root, ignore_errors=True)
     config = _make_base(root, simulated)
     dummy_models.write_model(root / str(MODELS).lstrip("/"), model)
+    hub_model = root / "home/plimsoll" / HUB_MODEL  # where an engine without a network finds the name
+    hub_model.parent.mkdir(parents=True)
+    hub_model.symlink_to(MODELS / model)
     with _mounted(root):
         lines = oci.apply_dockerfile(CHECKOUT / "engine-image/cuda.Dockerfile", CHECKOUT / "engine-image", root, config)
     log_line(f"engine image: {len(lines)} lines of cuda.Dockerfile carried out")
@@ -65,6 +68,7 @@ def make(model: str, simulated: str) -> Path:
 
 def _make_base(root: Path, simulated: str) -> dict[str, Any]:
     for name in (
+        "dev/shm",  # for the semaphores of processes that compile
         "tmp",
         "home",
         "root",
@@ -101,7 +105,7 @@ def _make_base(root: Path, simulated: str) -> dict[str, Any]:
     else:
         script = (
             f"#!{ENVIRONMENT}/bin/python3\nimport sys\nfrom vllm.entrypoints.cli.main import main\n"
-            'if __name__ == "__main__":\n    sys.exit(main())\n'
+            'if __name__ == "__main__":\n    sys.argv += ["--load-format", "dummy"]\n    sys.exit(main())\n'
         )
         (environment / "bin/vllm").write_text(script)
         shutil.copytree(STEPLOG, packages, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)

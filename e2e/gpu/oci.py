@@ -2,20 +2,22 @@
 
 Problem: the machine with the GPUs has no Docker and no registry, and the engine's base is that machine itself.
 Idea: an image is a tar of files, a configuration and three documents that name them by digest. The lines of a
-Dockerfile that come after its last FROM are carried out on a folder by hand; they are few.
+Dockerfile that come after its base are carried out on a folder by hand; they are few.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
+import itertools
 import json
+import os
 import shlex
 import shutil
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -65,13 +67,27 @@ def write_image(root: Path, config: Mapping[str, Any], reference: str, target: P
 
 
 def apply_dockerfile(dockerfile: Path, context: Path, root: Path, config: dict[str, Any]) -> list[str]:
-    """Carry out on `root` the lines after the last FROM, and set `config`; the lines. Raises DockerfileError."""
-    lines = _logical_lines(dockerfile.read_text())
-    begin = max(number for number, line in enumerate(lines) if line.split()[0].upper() == "FROM") + 1
-    for line in lines[begin:]:
+    """Carry out on `root` the lines of the last stage and of those that it is built on, and set `config`; the lines.
+
+    The first of these stages begins with a base image, which `root` stands for. Raises DockerfileError.
+    """
+    lines = _last_stages(_logical_lines(dockerfile.read_text()))
+    for line in lines:
         word, _, rest = line.partition(" ")
         _apply(word.upper(), rest.strip(), context, root, config)
-    return lines[begin:]
+    return lines
+
+
+def _last_stages(lines: Sequence[str]) -> list[str]:
+    """The lines of the last stage, after those of the stage whose name it begins with, and so on."""
+    begins = [number for number, line in enumerate(lines) if line.split()[0].upper() == "FROM"]
+    stages: dict[str, list[str]] = {}
+    own: list[str] = []
+    for begin, end in itertools.pairwise((*begins, len(lines))):
+        words = lines[begin].split()
+        own = [*stages.get(words[1], ()), *lines[begin + 1 : end]]
+        stages[words[3] if len(words) > 3 else ""] = own
+    return own
 
 
 def _logical_lines(text: str) -> list[str]:
@@ -90,7 +106,8 @@ def _logical_lines(text: str) -> list[str]:
 def _apply(word: str, rest: str, context: Path, root: Path, config: dict[str, Any]) -> None:
     match word:
         case "RUN":
-            subprocess.run(["chroot", str(root), "/bin/sh", "-c", rest], check=True)
+            variables = dict(entry.split("=", 1) for entry in config.get("Env", []))
+            subprocess.run(["chroot", str(root), "/bin/sh", "-c", rest], check=True, env={**os.environ, **variables})
         case "ENV":
             assigned = dict(pair.split("=", 1) for pair in shlex.split(rest))
             kept = [entry for entry in config.get("Env", []) if entry.split("=", 1)[0] not in assigned]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from e2e.gpu.processes import log_line, start, wait_for
-from e2e.gpu.settings import ARCHIVES, PARTS, PIECE_BYTES, ROOT
+from e2e.gpu.settings import ARCHIVES, CHECKOUT, PARTS, PIECE_BYTES, ROOT
 
 _MANIFEST: Final = "manifest.json"
 _TOOLS: Final = ("zstd", "liblz4.so.1")  # travel unpacked with the pieces: nothing else could unpack them
@@ -73,13 +73,15 @@ def receive(folder: Path) -> dict[str, Any]:
 
 
 def _read_ahead() -> None:
-    """Read the Python that has torch once, while parts travel: the disk of a machine that was just started is slow."""
+    """Read and compile the Python that has torch, while parts travel: the disk of a new machine is slow."""
     begun = PARTS / "read-ahead.begun"
     if begun.exists():
         return
     begun.write_text("")
     read = "find . -type f -print0 | xargs -0 -n 64 -P 8 cat > /dev/null"
     start("read-ahead", ["sh", "-c", f"cd {shlex.quote(sys.prefix)}/lib && {read}"], ends=True)
+    script = CHECKOUT / "engine-image/image/compile_packages.py"  # as the image does it, but earlier
+    start("compile-packages", [sys.executable, str(script)], ends=True)
 
 
 def _sizes() -> dict[str, int]:

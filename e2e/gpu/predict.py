@@ -18,13 +18,15 @@ import yaml
 
 from e2e.gpu import scenarios
 from e2e.gpu.scenarios import SCENARIOS, TPOT_S, TTFT_S, Scenario
+from e2e.gpu.settings import CHECKOUT
 from plimsoll.cli.main import main as plimsoll
 
 _POLICIES: Final = ("plimsoll", "static:1", "static:2", "hpa-concurrency", "keda-ttft")
 _KEPT: Final = (
     "offered", "admitted", "shed", "attainment_offered", "attainment_admitted", "p50_ttft_s", "p95_ttft_s",
-    "p50_tpot_s", "p95_tpot_s", "gpu_hours", "changes", "mean_replicas",
+    "p50_tpot_s", "p95_tpot_s", "itl_p99_s", "goodput_rps", "gpu_hours", "changes", "mean_replicas",
 )  # fmt: skip
+PROFILES: Final = CHECKOUT / "operator/plimsoll/sim/profiles"
 _MEAN_PROMPT, _MEAN_OUTPUT = 1190, 220  # of a chat, as the traces draw it
 
 
@@ -54,7 +56,7 @@ def predict(
             if scenario.phases:
                 found = _predict_one(scenario, load or capacity, hardware, start_up, Path(folder), past)
                 document[scenario.name] = found
-                print(scenario.name, json.dumps(found["policies"]["plimsoll"]), flush=True)
+                print(scenario.name, json.dumps(next(iter(found["policies"].values()))), flush=True)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(document, indent=1) + "\n")
 
@@ -71,18 +73,31 @@ def _predict_one(
 ) -> dict[str, Any]:
     trace, service = folder / f"{scenario.name}.csv", folder / f"{scenario.name}.yaml"
     digest = scenarios.write_trace(scenario, capacity, trace, past)
-    service.write_text(yaml.safe_dump(scenarios.manifest(scenario, simulated=False)))
+    service.write_text(yaml.safe_dump(scenarios.manifest(scenario)))
     words = ["--trace", str(trace), "--service", str(service), "--hardware", hardware, "--start-up", start_up]
     words += ["--gateways", "1", "--max-gpus", str(scenario.high * len(scenario.tiers))]
     policies = _POLICIES if scenario.high > scenario.low else ("plimsoll",)
     found = {}
     for policy in policies:
-        answer = _ask(["simulate", *words, "--policy", policy, "--output", "json"])
-        found[policy] = {key: answer[key] for key in _KEPT}
+        found[policy] = _simulate(words, policy)
+    if scenario.tuning:
+        found = {"Off": found["plimsoll"], "Auto": _with_chunk(words, hardware, folder / "profile.json")}
     document = {"trace_sha256": digest, "requests": len(trace.read_text().splitlines()) - 1, "policies": found}
     if any(act.what == "kill" for act in scenario.acts):
         document["without_engine_s"] = scenarios.seconds_without_engine(scenario, scenarios.RESTART_S)
     return document
+
+
+def _simulate(words: Sequence[str], policy: str) -> dict[str, Any]:
+    answer = _ask(["simulate", *words, "--policy", policy, "--output", "json"])
+    return {key: answer[key] for key in _KEPT}
+
+
+def _with_chunk(words: Sequence[str], hardware: str, path: Path) -> dict[str, Any]:
+    """The same with the chunk that the operator sets for the ITL target, which a profile has."""
+    profile = json.loads((PROFILES / f"{hardware}.json").read_text())
+    path.write_text(json.dumps(profile | {"budget": int(scenarios.COMPILED[1][-1])}))
+    return _simulate([str(path) if word == hardware else word for word in words], "plimsoll")
 
 
 def _ask(words: Sequence[str]) -> Any:

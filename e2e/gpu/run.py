@@ -13,22 +13,22 @@ import gzip
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
-from bench.hardware import client, dummy_models
-from e2e.gpu import caches, rival, scenarios
+from bench.hardware import client, traces
+from e2e.gpu import adapters, caches, load_tools, rival, scenarios
+from e2e.gpu.bringup import gpu_product
 from e2e.gpu.observer import Observer, engine_pods, final_state, is_ready, pack_logs
 from e2e.gpu.processes import StepFailed, get, kubectl, wait_for
-from e2e.gpu.scenarios import SERVICE, TPOT_S, TTFT_S, Act, Scenario
-from e2e.gpu.settings import ENGINE, GATEWAY_URL, NAMESPACE, ROOT, SYSTEM
+from e2e.gpu.scenarios import SERVICE, Act, Beside, Scenario
+from e2e.gpu.settings import CACHES, GATEWAY_URL, NAMESPACE, ROOT, SYSTEM
 
 READY_S: Final = 220.0
 FILL_S: Final = 60.0  # at most, for the caches, once everything else is ready
@@ -36,8 +36,6 @@ ZERO_S: Final = 240.0
 DELETE_S: Final = 90.0
 HELD_S: Final = 130.0
 _DRAIN_S: Final = 40.0  # after the last request was sent
-_BENCH_S: Final = 120.0
-_BENCH_PROMPTS: Final = 300
 _DIRECT: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 _CORE_MARKS: Final = ("EngineCore", "simulated serve")
 
@@ -76,7 +74,8 @@ def shortened(scenario: Scenario, factor: float) -> Scenario:
     """The same with less time between its events."""
     phases = tuple((share, seconds * factor) for share, seconds in scenario.phases)
     acts = tuple(Act(act.at_s * factor, act.what) for act in scenario.acts)
-    return dataclasses.replace(scenario, phases=phases, acts=acts)
+    beside = scenario.beside and dataclasses.replace(scenario.beside, begin_s=scenario.beside.begin_s * factor)
+    return dataclasses.replace(scenario, phases=phases, acts=acts, beside=beside)
 
 
 def _carry_out(
@@ -84,15 +83,20 @@ def _carry_out(
 ) -> None:
     caches.make_folders()
     caches.finish(FILL_S)
-    result["manifest"] = scenarios.manifest(scenario, simulated=simulated)
+    result["manifest"] = scenarios.manifest(scenario, product=gpu_product())
     result["policies"] = "plimsoll"
     found = get(f"inferenceservices/{SERVICE}", "-n", NAMESPACE)
-    if found and found["spec"]["tiers"].keys() != set(scenario.tiers):
-        _delete_services(observer)  # a service keeps its shape
+    if found and not _is_alike(found["spec"], result["manifest"]["spec"]):
+        _delete_services(observer)  # a service keeps its shape, and a rollout would need a third GPU
     _apply(rival.classes())
     if scenario.rival:
-        _start_rival(scenario, simulated, observer)
+        _start_rival(scenario, observer)
+    if scenario.adapters:
+        adapters.write_all(CACHES / "adapters")
     _apply(result["manifest"])
+    if scenario.tuning:
+        _apply(scenarios.without_tuning(result["manifest"]))
+        _wait_ready(1, observer, rival.RIVAL)
     observer.mark("applied")
     if not scenario.to_zero:
         _wait_ready(max(scenario.low, 1) * len(scenario.tiers), observer)
@@ -101,23 +105,32 @@ def _carry_out(
         trace = ROOT / "traces" / f"{scenario.name}.csv"
         result["trace_sha256"] = scenarios.write_trace(scenario, capacity, trace)
         with rival.Probe() if scenario.rival else contextlib.nullcontext() as probe:
-            _load(scenario, trace, simulated, workers, observer, result)
+            _load(scenario, trace, workers, observer, result)
         if probe:
             result["rival"] = probe.results
             kubectl("delete", "inferenceservice", rival.RIVAL, "-n", NAMESPACE, "--wait=false")
-    if scenario.bench and not simulated:
-        result["bench"] = _vllm_bench(scenario.phases[0][0] * capacity, observer)
+    if scenario.tools and not simulated:
+        result["tools"] = load_tools.run_all(scenario.phases[0][0] * capacity, observer)
     if scenario.to_zero:
         _to_zero_and_back(observer, result)
+
+
+def _is_alike(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """Whether the engines of one spec serve another without new pods."""
+    pods = [
+        ({name: tier["pod"] for name, tier in spec["tiers"].items()}, spec["engine"].get("lora"), "itl" in spec["slo"])
+        for spec in (old, new)
+    ]
+    return pods[0] == pods[1]
 
 
 def _apply(document: Mapping[str, Any]) -> None:
     kubectl("apply", "-f", "-", stdin=json.dumps(document))
 
 
-def _start_rival(scenario: Scenario, simulated: bool, observer: Observer) -> None:
+def _start_rival(scenario: Scenario, observer: Observer) -> None:
     """Until the rival is ready: the first service must leave it a GPU meanwhile. Raises StepFailed."""
-    first = scenarios.manifest(dataclasses.replace(scenario, high=scenario.low), simulated=simulated)
+    first = scenarios.manifest(dataclasses.replace(scenario, high=scenario.low))
     _apply(first)
     _apply(rival.manifest_of(first))
     _wait_ready(1, observer, rival.RIVAL)
@@ -175,26 +188,40 @@ def _first_answer(observer: Observer, seconds: float) -> float:
     raise StepFailed(f"no answer from the gateway within {seconds:.0f} s; the last one: {answer}")
 
 
-def _load(
-    scenario: Scenario, trace: Path, simulated: bool, workers: int, observer: Observer, result: dict[str, Any]
-) -> None:
+def _load(scenario: Scenario, trace: Path, workers: int, observer: Observer, result: dict[str, Any]) -> None:
     observer.mark("load", requests=len(trace.read_text().splitlines()) - 1, seconds=scenario.seconds)
     lead_s = client.START_S
-    timers = [
-        threading.Timer(lead_s + act.at_s, _safely, (observer, act, scenario, simulated)) for act in scenario.acts
-    ]
+    timers = [threading.Timer(lead_s + act.at_s, _safely, (observer, act, scenario)) for act in scenario.acts]
     for timer in timers:
         timer.start()
     result["load_began"] = time.time() + lead_s
-    rows = client.run(
-        trace, GATEWAY_URL, ROOT / "traces" / f"{scenario.name}.requests.json",
-        workers=workers, seed=scenario.seed, drain_s=_DRAIN_S,
-    )  # fmt: skip
+    with ThreadPoolExecutor(1) as pool:
+        second = pool.submit(_send, scenario, scenario.beside, workers, result) if scenario.beside else None
+        result["requests"] = client.run(
+            trace, GATEWAY_URL, ROOT / "traces" / f"{scenario.name}.requests.json",
+            workers=workers, seed=scenario.seed, drain_s=_DRAIN_S, models=scenario.names,
+        )  # fmt: skip
+        if second:
+            result["beside"] = second.result()
+            result["beside_figures"] = summary(result["beside"], scenario)
+            observer.mark("the load beside", **result["beside_figures"])
     for timer in timers:
         timer.cancel()
-    result["requests"] = rows
-    result["figures"] = figures(rows, scenario)
+    for key, name in (("gaps", scenario.name), ("beside_gaps", f"{scenario.name}.beside")):
+        with contextlib.suppress(FileNotFoundError):
+            result[key] = json.loads((ROOT / "traces" / f"{name}.requests.json").read_text())["gaps"]
+    result["figures"] = figures(result["requests"], scenario)
     observer.mark("load is over", **result["figures"]["all"])
+
+
+def _send(scenario: Scenario, beside: Beside, workers: int, result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The second load; its requests."""
+    trace = ROOT / "traces" / f"{scenario.name}.beside.csv"
+    traces.write(trace, scenarios.trace_beside(beside, scenario, result["capacity_per_s"]))
+    return client.run(
+        trace, GATEWAY_URL, trace.with_suffix(".requests.json"),
+        workers=workers, seed=scenario.seed, drain_s=_DRAIN_S, models=beside.names,
+    )  # fmt: skip
 
 
 def figures(rows: Sequence[Mapping[str, Any]], scenario: Scenario) -> dict[str, Any]:
@@ -236,15 +263,15 @@ def _within(row: Mapping[str, Any], scenario: Scenario) -> bool:
     return bool(row["first_s"] + row["late_s"] <= scenario.ttft_s and each <= scenario.tpot_s)
 
 
-def _safely(observer: Observer, act: Act, scenario: Scenario, simulated: bool) -> None:
+def _safely(observer: Observer, act: Act, scenario: Scenario) -> None:
     try:
-        _ACTS[act.what](observer, scenario, simulated)
+        _ACTS[act.what](observer, scenario)
     except (StepFailed, OSError, LookupError) as error:
         observer.mark(f"{act.what} failed", error=str(error))
 
 
-def _signal_core(number: int, what: str) -> Callable[[Observer, Scenario, bool], None]:
-    def act(observer: Observer, _scenario: Scenario, _simulated: bool) -> None:
+def _signal_core(number: int, what: str) -> Callable[[Observer, Scenario], None]:
+    def act(observer: Observer, _scenario: Scenario) -> None:
         ready = [pod for pod in engine_pods() if is_ready(pod)]
         if not ready:
             raise LookupError("no ready engine")
@@ -267,7 +294,7 @@ def core_pid(pod_uid: str) -> int:
     raise LookupError(f"no engine core in pod {pod_uid}")
 
 
-def _delete(observer: Observer, _scenario: Scenario, _simulated: bool) -> None:
+def _delete(observer: Observer, _scenario: Scenario) -> None:
     ready = [pod for pod in engine_pods() if is_ready(pod)]
     if not ready:
         raise LookupError("no ready engine")
@@ -276,53 +303,27 @@ def _delete(observer: Observer, _scenario: Scenario, _simulated: bool) -> None:
     observer.mark("deleted", pod=name)
 
 
-def _restart_operator(observer: Observer, _scenario: Scenario, _simulated: bool) -> None:
+def _restart_operator(observer: Observer, _scenario: Scenario) -> None:
     kubectl("delete", "pod", "-n", SYSTEM, "-l", "app.kubernetes.io/component=operator", "--wait=false")
     observer.mark("operator deleted")
 
 
-def _rollout(observer: Observer, scenario: Scenario, simulated: bool) -> None:
-    document = scenarios.manifest(scenario, simulated=simulated, version=1)
-    _apply(document)
-    observer.mark("rollout")
+def _change(what: str) -> Callable[[Observer, Scenario], None]:
+    def act(observer: Observer, scenario: Scenario) -> None:
+        _apply(scenarios.manifest(scenario, version=1, product=gpu_product()))
+        observer.mark(what)
+
+    return act
 
 
-_ACTS: Final[Mapping[str, Callable[[Observer, Scenario, bool], None]]] = {
+_ACTS: Final[Mapping[str, Callable[[Observer, Scenario], None]]] = {
     "kill": _signal_core(signal.SIGKILL, "killed"),
     "stop": _signal_core(signal.SIGSTOP, "stopped"),
     "delete": _delete,
-    "rollout": _rollout,
+    "rollout": _change("rollout"),
+    "add adapters": _change("adapters added"),
     "restart operator": _restart_operator,
 }
-
-
-def _vllm_bench(rate: float, observer: Observer) -> dict[str, Any]:
-    """vLLM's own load tool against the gateway: its result, or the end of its output."""
-    target = ROOT / "traces" / "bench.json"
-    tokenizer = dummy_models.write_model(ROOT / "models", "8b")
-    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "bench", "serve", "--backend", "openai"]
-    command += ["--base-url", GATEWAY_URL, "--endpoint", client.COMPLETIONS, "--model", SERVICE]
-    command += ["--tokenizer", str(tokenizer), "--dataset-name", "random", "--random-input-len", "1000"]
-    command += ["--random-output-len", "200", "--request-rate", f"{rate:.2f}", "--num-prompts", str(_BENCH_PROMPTS)]
-    command += ["--ignore-eos", "--save-result", "--result-dir", str(target.parent), "--result-filename", target.name]
-    command += ["--percentile-metrics", "ttft,tpot,itl", "--metric-percentiles", "50,95,99", "--seed", "29"]
-    command += ["--goodput", f"ttft:{TTFT_S * 1000:.0f}", f"tpot:{TPOT_S * 1000:.0f}"]
-    variables = {"PYTHONPATH": str(ENGINE / "site"), "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-    observer.mark("vllm bench serve", rate=round(rate, 2))
-    try:
-        done = subprocess.run(
-            command, env={**os.environ, **variables}, capture_output=True, text=True, timeout=_BENCH_S, check=False
-        )
-        output = (done.stdout + done.stderr)[-4000:]
-    except subprocess.TimeoutExpired as error:
-        output = f"not within {error.timeout} s"
-    if not target.exists():
-        observer.mark("vllm bench serve gave no result", end=output[-300:])
-        return {"command": command, "output": output}
-    document = dict(json.loads(target.read_text()))
-    kept = {key: value for key, value in document.items() if not isinstance(value, list)}
-    observer.mark("vllm bench serve is over", completed=kept.get("completed"), p95_ttft_ms=kept.get("p95_ttft_ms"))
-    return {"command": command, "result": kept, "output": output}
 
 
 def _to_zero_and_back(observer: Observer, result: dict[str, Any]) -> None:

@@ -17,16 +17,20 @@ import numpy as np
 
 from bench.hardware import traces
 from e2e.gpu import rival
-from e2e.gpu.settings import CACHES, CHECKOUT, MODELS, NAMESPACE
+from e2e.gpu.settings import CACHES, CHECKOUT, HUB_MODEL, NAMESPACE
 
 SERVICE: Final = "m"  # the model's name in the clients' requests
 TTFT_S: Final = 0.5
 TPOT_S: Final = 0.05
 PERCENTILE: Final = 95
 MAX_SEQUENCES: Final = 256
+GPU_LABEL: Final = "nvidia.com/gpu.product"  # as GPU feature discovery sets it
 CACHE_MOUNT: Final = Path("/caches")  # in the engine's container
 PAUSE_S: Final = 35.0  # between the loads of two scenarios
-RESTART_S: Final = 89.0  # from the kill of an engine's core to its first answer, as measured with one engine
+RESTART_S: Final = 60.0  # from the kill of an engine's core to its first answer, as expected of fewer imports
+ITL_S: Final = 0.04  # of the scenario that compares arguments
+LORA: Final = {"maxLoras": 4, "maxLoraRank": 16, "maxCpuLoras": 8}
+ADAPTERS: Final = tuple(f"a{number}" for number in range(1, 7))
 RECORDED: Final = CHECKOUT / "bench/scoreboard/traces/azure-code-2023.csv.gz"
 
 
@@ -39,11 +43,22 @@ class Act:
 
 
 @dataclass(frozen=True)
+class Beside:
+    """A second load at the same time: the names that its requests have in turn, its rate, and when it begins."""
+
+    names: tuple[str, ...]
+    share: float
+    begin_s: float = 0.0
+
+
+@dataclass(frozen=True)
 class Scenario:
-    """`phases`: pairs of a multiple of one engine's capacity and seconds. `bench`: vLLM's own load tool afterwards.
+    """`phases`: pairs of a multiple of one engine's capacity and seconds. `tools`: other load tools afterwards.
 
     `stretches`: seconds of the recorded trace, which are laid over each other; `phases` then only divide the figures.
-    `pair`: a prefill and a decode tier in place of `serve`, each between `low` and `high`. `rival`: a second service.
+    `pair`: a prefill and a decode tier in place of `serve`, each between `low` and `high`. `rival`: a second service of
+    lower priority. `tuning`: a second service without arguments from the SLO.
+    `adapters`: how many there are at first; the act "add adapters" brings the others. `names`: what requests ask for.
     """
 
     name: str
@@ -51,7 +66,7 @@ class Scenario:
     high: int
     phases: tuple[tuple[float, float], ...]
     acts: tuple[Act, ...] = ()
-    bench: bool = False
+    tools: bool = False
     to_zero: bool = False
     seed: int = 29
     ttft_s: float = TTFT_S
@@ -59,6 +74,10 @@ class Scenario:
     stretches: tuple[float, ...] = ()
     pair: bool = False
     rival: bool = False
+    tuning: bool = False
+    adapters: int = 0
+    names: tuple[str, ...] = (SERVICE,)
+    beside: Beside | None = None
 
     @property
     def tiers(self) -> tuple[str, ...]:
@@ -70,10 +89,12 @@ class Scenario:
         return sum(seconds for _, seconds in self.phases)
 
 
+_PAIR: Final = ((0.3, 30.0), (0.7, 40.0))
+
 SCENARIOS: Final = {
     one.name: one
     for one in (
-        Scenario("steady", 1, 1, ((0.7, 60.0),), bench=True),
+        Scenario("steady", 1, 1, ((0.7, 60.0),), tools=True),
         Scenario("overload", 1, 1, ((0.6, 30.0), (1.6, 60.0), (0.6, 30.0))),
         Scenario("kill", 1, 1, ((0.4, 150.0),), acts=(Act(20.0, "kill"),)),
         Scenario("zero", 0, 1, (), to_zero=True),
@@ -82,17 +103,30 @@ SCENARIOS: Final = {
             "trace",
             1,
             2,
-            ((0.6, 240.0), (1.1, 180.0)),  # of one engine's capacity for these lengths
+            ((0.6, 160.0), (1.1, 140.0)),  # of one engine's capacity for these lengths
             ttft_s=1.0,
             tpot_s=0.1,  # a step that reads 2,000 prompt tokens takes 70 ms, and an answer has 28 tokens
-            stretches=(240.0, 360.0, 1890.0),
+            stretches=(960.0, 2870.0, 2880.0, 2980.0, 3060.0, 3100.0),
         ),
         Scenario("kills", 2, 2, ((1.0, 200.0),), acts=(Act(20.0, "kill"), Act(80.0, "kill"), Act(140.0, "kill"))),
         Scenario("rollout", 1, 1, ((0.5, 170.0),), acts=(Act(35.0, "rollout"),)),
         Scenario("failures", 2, 2, ((1.0, 230.0),), acts=(Act(15.0, "stop"), Act(145.0, "delete"))),
         Scenario("restart", 2, 2, ((0.3, 40.0), (0.6, 40.0), (0.9, 40.0)), acts=(Act(92.0, "restart operator"),)),
         Scenario("rivals", 1, 2, ((0.5, 20.0), (1.5, 110.0), (0.4, 80.0)), rival=True),
-        Scenario("pair", 1, 1, ((0.3, 40.0), (0.6, 40.0)), pair=True),  # the requests that `restart` begins with
+        Scenario("pair", 1, 1, _PAIR, pair=True),
+        Scenario("aggregated", 2, 2, _PAIR),  # the same requests
+        Scenario("tools", 2, 2, ((1.0, 20.0),), tools=True),
+        Scenario("tuning", 1, 1, ((0.7, 70.0),), tuning=True, beside=Beside((rival.RIVAL,), 0.7)),
+        Scenario(
+            "lora",
+            1,
+            1,
+            ((0.35, 75.0),),
+            acts=(Act(5.0, "add adapters"),),
+            adapters=3,
+            names=(SERVICE, *ADAPTERS[:3]),
+            beside=Beside(ADAPTERS[3:], 0.25, begin_s=35.0),
+        ),
     )
 }
 
@@ -108,6 +142,16 @@ def trace(scenario: Scenario, capacity_per_s: float) -> list[traces.PlannedReque
         requests += [traces.PlannedRequest(begin + row.at_s, row.prompt, row.output) for row in rows]
         begin += seconds
     return requests
+
+
+def trace_beside(beside: Beside, scenario: Scenario, capacity_per_s: float) -> list[traces.PlannedRequest]:
+    """The requests of a second load: those of the first if it has its rate and time, else others."""
+    (share, _), *_ = scenario.phases
+    if (beside.share, beside.begin_s) == (share, 0.0):
+        return trace(scenario, capacity_per_s)
+    seconds = scenario.seconds - beside.begin_s
+    rows = traces.poisson(beside.share * capacity_per_s, seconds, scenario.seed * 1000 + 500)
+    return [traces.PlannedRequest(beside.begin_s + row.at_s, row.prompt, row.output) for row in rows]
 
 
 def seconds_without_engine(scenario: Scenario, restart_s: float) -> float:
@@ -136,10 +180,17 @@ def _recorded(stretches: tuple[float, ...], seconds: float) -> list[traces.Plann
     return sorted(found, key=lambda row: row.at_s)
 
 
-def engine_arguments(*, simulated: bool) -> list[str]:
-    """What is added to the operator's arguments."""
-    arguments = ["--max-model-len", "32768", "--max-num-seqs", str(MAX_SEQUENCES)]
-    return arguments + ([] if simulated else ["--load-format", "dummy"])
+def engine_arguments() -> list[str]:
+    """What is added to the operator's arguments. That weights are drawn is the image's own affair."""
+    return ["--max-model-len", "32768", "--max-num-seqs", str(MAX_SEQUENCES)]
+
+
+def _compiled() -> tuple[tuple[str, ...], ...]:
+    """Sets of arguments for which compilers make different code."""
+    common = (*engine_arguments(), "--max-num-queued-reqs", "2048", "--shutdown-timeout", "30")
+    bounds = zip(("--max-loras", "--max-lora-rank", "--max-cpu-loras"), map(str, LORA.values()), strict=True)
+    lora = ("--enable-lora", *(word for pair in bounds for word in pair))
+    return common, (*common, "--max-num-batched-tokens", "1024"), (*common, *lora)
 
 
 def cache_variables() -> dict[str, str]:
@@ -148,8 +199,11 @@ def cache_variables() -> dict[str, str]:
     return {name: str(CACHE_MOUNT / folder) for name, folder in folders.items()}
 
 
-def manifest(scenario: Scenario, *, simulated: bool, version: int = 0) -> dict[str, Any]:
-    """The InferenceService of a scenario; another `version` is another pod template, and so a rollout."""
+def manifest(scenario: Scenario, *, version: int = 0, product: str = "NVIDIA-H100-80GB-HBM3") -> dict[str, Any]:
+    """The InferenceService of a scenario; another `version` is another pod template, and so a rollout.
+
+    A version of a scenario with adapters has those that are added. product: the type of the node's GPUs.
+    """
     caches = {"name": "caches", "hostPath": {"path": str(CACHES), "type": "Directory"}}
     variables = {"STEPLOG_WEIGHTS": "1", **cache_variables(), "ROLLOUT": str(version)}
     tier: dict[str, Any] = {
@@ -162,9 +216,9 @@ def manifest(scenario: Scenario, *, simulated: bool, version: int = 0) -> dict[s
         },
     }
     spec: dict[str, Any] = {
-        "model": {"uri": f"file://{MODELS}/8b"},
+        "model": {"uri": f"hf://{HUB_MODEL}"},
         "engine": {
-            "args": engine_arguments(simulated=simulated),
+            "args": engine_arguments(),
             "env": [{"name": name, "value": value} for name, value in variables.items()],
             "drainTimeout": "30s",
         },
@@ -175,6 +229,16 @@ def manifest(scenario: Scenario, *, simulated: bool, version: int = 0) -> dict[s
         },
         "tiers": dict.fromkeys(scenario.tiers, tier),
     }
+    if scenario.tuning:
+        spec["slo"]["itl"] = f"{ITL_S * 1000:.0f}ms"
+        spec["engine"]["tuning"] = "Auto"
+        tier["pod"]["nodeSelector"] = {GPU_LABEL: product}
+    if scenario.adapters:
+        names = ADAPTERS if version else ADAPTERS[: scenario.adapters]
+        spec["adapters"] = [{"name": name, "uri": f"file://{CACHE_MOUNT}/adapters/{name}"} for name in names]
+        spec["engine"]["lora"] = LORA
+        variables["ROLLOUT"] = "0"
+        spec["engine"]["env"] = [{"name": name, "value": value} for name, value in variables.items()]
     if scenario.to_zero:
         spec["scaling"] = {"sloMissCost": 0, "horizon": "20s"}
         spec["admission"] = {"classes": [{"name": "default", "maxQueueTime": "120s"}]}
@@ -183,6 +247,16 @@ def manifest(scenario: Scenario, *, simulated: bool, version: int = 0) -> dict[s
         "kind": "InferenceService",
         "metadata": {"name": SERVICE, "namespace": NAMESPACE},
         "spec": spec,
+    }
+
+
+def without_tuning(first: dict[str, Any]) -> dict[str, Any]:
+    """The service beside the first one that differs from it in its arguments only."""
+    engine = {**first["spec"]["engine"], "tuning": "Off"}
+    return {
+        **first,
+        "metadata": {"name": rival.RIVAL, "namespace": NAMESPACE},
+        "spec": {**first["spec"], "engine": engine},
     }
 
 
@@ -201,3 +275,6 @@ def write_trace(scenario: Scenario, capacity_per_s: float, path: Path, past: Sce
 def percentile(values: list[float], share: float) -> float | None:
     """A percentile; None of no values."""
     return round(float(np.percentile(values, share)), 4) if values else None
+
+
+COMPILED: Final = _compiled()

@@ -79,8 +79,25 @@ def _summary(one: Mapping[str, Any]) -> dict[str, Any]:
         "engine": [json.loads(text) for name, text in scrapes.items() if name.endswith("/about")],
         "counters": _counters(scrapes),
         "limits": one["final"]["admission"]["items"][0]["limits"],
-        "bench": one.get("bench", {}).get("result"),
+        "tools": {name: found.get("result") for name, found in one.get("tools", {}).items()},
+        "gaps": one.get("gaps"),
+        "beside": _beside(one, scenario),
         **{key: one[key] for key in ("first_answer_s", "to_zero_s", "held_s") if key in one},
+    }
+
+
+def _beside(one: Mapping[str, Any], scenario: scenarios.Scenario) -> dict[str, Any] | None:
+    """The load beside the first one; of several names also each of theirs."""
+    if not (rows := one.get("beside")) or scenario.beside is None:
+        return None
+    names = scenario.beside.names
+    parts = {name: [row for row in rows if names[row["row"] % len(names)] == name] for name in names}
+    return {
+        "figures": one["beside_figures"],
+        "late": _late(rows, scenario),
+        "codes": _codes(rows),
+        "gaps": one.get("beside_gaps"),
+        "names": {name: summary(part, scenario) for name, part in parts.items()},
     }
 
 

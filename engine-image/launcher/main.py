@@ -51,8 +51,8 @@ from launcher.tls import EngineTls
 
 HEALTH_POLL_SECONDS = 1.0
 STARTUP_POLL_SECONDS = 0.1
-# vLLM's own watchdog ends it within 5 s of its engine core's death; a server kept alive against that is of no use.
-DEAD_ENGINE_SECONDS = 10.0
+# For the last errors of responses. vLLM ends at its watchdog's next turn, up to 5 s after its core's death, or never.
+DEAD_ENGINE_SECONDS = 1.0
 KILL_SECONDS = 5.0  # beyond the shutdown timeout; with the longest wait before SIGTERM still inside the grace
 # For the end of a killed engine. A process inside a driver may not end; the container ends with the launcher.
 REAP_SECONDS = 5.0

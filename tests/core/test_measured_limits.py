@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
+from dataclasses import replace
 from random import Random
 
 import pytest
 
+from plimsoll.core.autoscaling.service_state import ServiceState
+from plimsoll.core.autoscaling.state_checkpoint import dump_service_state, restore_service_state
 from plimsoll.core.capacity.kv_capacity import resident_tokens
 from plimsoll.core.engine_model.measured_limits import (
     NO_MEASURED_LIMITS,
@@ -15,6 +19,7 @@ from plimsoll.core.engine_model.measured_limits import (
     update_limits,
 )
 from plimsoll.core.engine_model.step_time import EngineLimits
+from plimsoll.core.ports import EngineInfo
 from plimsoll.core.workload import from_samples
 
 ANNOUNCED = EngineLimits(max_sequences=256, kv_tokens=100_000, token_budget=8192)
@@ -79,3 +84,18 @@ def test_kv_of_waiting_transfers_is_not_counted() -> None:
 def test_kv_recovers_with_new_readings() -> None:
     limits = update_limits(NO_MEASURED_LIMITS, filled(0.5), ANNOUNCED, CHAT, False)
     assert learn(filled(1.0, running=60) * 20, limits) == ANNOUNCED
+
+
+def test_limits_survive_a_restart_unless_engines_announce_others() -> None:
+    service = ServiceState.for_roles(["serve"])
+    service.tiers["serve"].announced = ANNOUNCED
+    service.tiers["serve"].measured_limits = update_limits(
+        NO_MEASURED_LIMITS, [EngineBatch(32, 40.0, 0.3)] * 8, ANNOUNCED, CHAT, False
+    )
+    stored = json.loads(json.dumps(dump_service_state(service)))
+    for announced, slots in ((256, 32), (128, 128)):
+        restored = ServiceState.for_roles(["serve"])
+        restore_service_state(restored, stored)
+        info = EngineInfo("vllm", "vllm 0.32", "H200", 1, announced, ANNOUNCED.kv_tokens, ANNOUNCED.token_budget)
+        restored.tiers["serve"].on_engine_info(info)
+        assert restored.tiers["serve"].limits == replace(ANNOUNCED, max_sequences=slots)

@@ -190,23 +190,23 @@ def test_requests_without_output_count_one_token() -> None:
 
 
 def two_prompts(busy_s: float) -> EngineReading:
-    """Five prompts a second: four of 500 tokens, and one of 16,000."""
-    buckets = {histogram.bucket_index(LENGTH_EDGES, 500.0): 4.0, histogram.bucket_index(LENGTH_EDGES, 16_000.0): 1.0}
+    """Five prompts a second: four of 100 tokens, and one of 4,000."""
+    buckets = {histogram.bucket_index(LENGTH_EDGES, 100.0): 4.0, histogram.bucket_index(LENGTH_EDGES, 4000.0): 1.0}
     counts = {bucket: share * busy_s for bucket, share in buckets.items()}
-    prompts = histogram.from_sparse(LENGTH_EDGES, counts, 18_000.0 * busy_s)
-    tokens = 18_000.0 * busy_s
+    tokens = 4400.0 * busy_s
+    prompts = histogram.from_sparse(LENGTH_EDGES, counts, tokens)
     return engine(busy_s, prompt_tokens=prompts, local_prompt_tokens=tokens, cached_prompt_tokens=0.0)
 
 
 def test_prompt_lengths_random_variation_is_no_new_mix() -> None:
-    """A fifth of the prompts is 32 times as long, so that the mean of a minute often moves by a sixth."""
+    """A fifth of the prompts is 40 times as long, so that the mean of a minute often moves by a sixth."""
     listener = MetricsAggregator([Role.SERVE])
     for t in range(122):
-        tokens = 4.0 * 3600.0 * (t + 0.45 * max(0, t - 60))
+        tokens = 4.0 * 880.0 * (t + 0.45 * max(0, t - 60))
         listener.observe_gateway("g", "1", NOW_S + t, gateway(4.0 * t, arrived_tokens=tokens))
         if t % 5 == 0:
             listener.observe_engine(Role.SERVE, two_prompts(float(t)))
     metrics = listener.collect(NOW_S + 121, {Role.SERVE: ["a"]}, ["g"], SHARE)
     assert not isinstance(metrics.workload, Unavailable)
-    assert require_known(metrics.mean_prompt_tokens) > 1.15 * 3600.0
-    assert metrics.workload.mean(metrics.workload.prompt_tokens) == pytest.approx(3600.0, rel=0.02)
+    assert require_known(metrics.mean_prompt_tokens) > 1.15 * 880.0
+    assert metrics.workload.mean(metrics.workload.prompt_tokens) == pytest.approx(880.0, rel=0.02)

@@ -173,7 +173,7 @@ def test_standby_equals_greedy_result(work: float, miss_cost: float) -> None:
 
 
 def test_standby_is_not_replaced_before_half_of_it_is_used() -> None:
-    state, ordered = DecisionState(), []
+    state, ordered = DecisionState(), list[int]()
     for n, share in enumerate((2.8, 3.1, 2.9, 3.4, 3.6, 3.3)):
         demand = make_forecast(share * REPLICA_WORK, replace(FREQUENT_GROWTH, own_growth=1.0))
         observation = ServiceObservation({"serve": observed_tier(demand, 4)}, state, idle_period=BUSY)

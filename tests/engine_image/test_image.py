@@ -1,5 +1,6 @@
 """The image's parts that can be looked at without building it: Dockerfiles, the lock, the section cutter."""
 
+import py_compile
 import re
 import shutil
 import struct
@@ -81,3 +82,15 @@ def test_cut_section_other_file_is_rejected(tmp_path: Path) -> None:
         [sys.executable, IMAGE / "image" / "cut_section.py", path, ".x"], capture_output=True, text=True
     )
     assert "not a 64-bit" in done.stderr
+
+
+def test_packages_that_are_not_compiled_are(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path], check=True)
+    (packages,) = tmp_path.glob("lib/python*/site-packages")
+    for name in ("compiled", "good", "template"):
+        (packages / f"{name}.py").write_text("x = 1\n" if name != "template" else "{% if x %}\n")
+    py_compile.compile(packages / "compiled.py", invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+    command = [tmp_path / "bin/python", IMAGE / "image/compile_packages.py"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert done.stdout == "compiled 1 of 2 modules\n"
+    assert {file.name.split(".")[0] for file in packages.glob("__pycache__/*.pyc")} == {"compiled", "good"}

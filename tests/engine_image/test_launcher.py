@@ -182,12 +182,13 @@ async def test_launcher_failure_without_an_error_leaves_the_log(tmp_path: Path) 
     assert not (tmp_path / "said").exists(), "Kubernetes keeps the end of the log where no message is written"
 
 
-async def test_launcher_dead_engine_core_makes_pod_unready(tmp_path: Path) -> None:
+async def test_launcher_ends_a_server_without_its_core(tmp_path: Path) -> None:
     async with launched(tmp_path) as launcher:
         await launcher.until("ready after")
         await client.request(launcher.api, "/dead", b"{}")
         await launcher.until("the engine is dead")
-        assert await launcher.get("/readyz") == client.Response(503, b"unreachable")
+        await launcher.until("the engine ended only when it was killed")
+        assert await launcher.process.wait() == 137
 
 
 async def test_launcher_exit_kills_orphaned_engine_processes(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ NEVER = "import signal; print('Graph capturing finished', flush=True); signal.pa
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(caches, "_PID", tmp_path / "pid")
-    monkeypatch.setattr(caches, "_LOG", tmp_path / "log")
+    monkeypatch.setattr(caches, "_PIDS", tmp_path / "pids")
+    monkeypatch.setattr(caches, "LOGS", tmp_path / "logs")
     return tmp_path
 
 
@@ -24,10 +24,10 @@ def test_nothing_is_ended_if_none_was_started() -> None:
 
 def test_an_engine_that_has_compiled_is_ended(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     caches.start(["python3", "-c", NEVER], {}, folder)
-    pid = int((folder / "pid").read_text())
+    pid = int((folder / "pids" / "0").read_text())
     caches.finish(30.0)
     assert not caches._alive(pid)
-    assert "caches: filled" in capsys.readouterr().out
+    assert "caches 0: filled" in capsys.readouterr().out
 
 
 def test_an_engine_waits_for_its_archive(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -40,3 +40,12 @@ def test_an_engine_that_fails_says_why(folder: Path, capsys: pytest.CaptureFixtu
     caches.start(["sh", "-c", "echo no device; exit 1"], {}, folder)
     caches.finish(30.0)
     assert "no device" in capsys.readouterr().out
+
+
+def test_each_set_of_arguments_has_an_engine(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("0", "1"):
+        caches.start(["python3", "-c", NEVER], {}, folder, name=name, folder=folder)
+    pids = [int((folder / "pids" / name).read_text()) for name in ("0", "1")]
+    caches.finish(30.0)
+    assert not any(caches._alive(pid) for pid in pids)
+    assert "caches 1: filled" in capsys.readouterr().out

@@ -71,6 +71,16 @@ def test_lines_after_from_become_configuration_and_files(tmp_path: Path) -> None
     assert [path.name for path in (root / "opt/part").iterdir()] == ["a.py"]
 
 
+def test_a_stage_has_the_lines_of_the_one_that_it_is_built_on(tmp_path: Path) -> None:
+    dockerfile = tmp_path / "Dockerfile"
+    dockerfile.write_text(
+        "FROM x AS other\nENV A=0\nFROM y AS base\nENV B=1\nFROM base AS middle\nENV C=2\nFROM middle\nENV D=3\n"
+    )
+    config: dict[str, Any] = {}
+    oci.apply_dockerfile(dockerfile, tmp_path, tmp_path, config)
+    assert config == {"Env": ["B=1", "C=2", "D=3"]}
+
+
 def test_an_unknown_line_is_refused(tmp_path: Path) -> None:
     dockerfile = tmp_path / "Dockerfile"
     dockerfile.write_text("FROM a\nVOLUME /x\n")
@@ -79,7 +89,6 @@ def test_an_unknown_line_is_refused(tmp_path: Path) -> None:
 
 
 def test_each_line_of_the_engines_dockerfile_is_known() -> None:
-    lines = oci._logical_lines((ROOT / "engine-image/cuda.Dockerfile").read_text())
-    begin = next(number for number, line in enumerate(lines) if line.startswith("FROM"))
-    words = {line.split()[0] for line in lines[begin + 1 :]}
+    lines = oci._last_stages(oci._logical_lines((ROOT / "engine-image/cuda.Dockerfile").read_text()))
+    words = {line.split()[0] for line in lines}
     assert words <= {"RUN", "ENV", "WORKDIR", "USER", "EXPOSE", "ENTRYPOINT", "CMD", "COPY"}

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bench.hardware import traces
-from e2e.gpu import rival, run, scenarios
+from e2e.gpu import adapters, rival, run, scenarios
 from plimsoll.api.v1alpha1 import InferenceService
+from plimsoll.core.types import Unavailable
+from plimsoll.resources import engine_tuning
 
 
 @pytest.mark.parametrize("name", sorted(scenarios.SCENARIOS))
 def test_each_manifest_is_valid(name: str) -> None:
     scenario = scenarios.SCENARIOS[name]
-    service = InferenceService.model_validate(scenarios.manifest(scenario, simulated=False))
+    service = InferenceService.model_validate(scenarios.manifest(scenario))
     for tier in (getattr(service.spec.tiers, name) for name in scenario.tiers):
         assert tier.max_replicas == scenario.high
 
 
 def test_a_rival_has_one_replica_of_lower_priority() -> None:
-    first = scenarios.manifest(scenarios.SCENARIOS["rivals"], simulated=False)
+    first = scenarios.manifest(scenarios.SCENARIOS["rivals"])
     priorities = {item["metadata"]["name"]: item["value"] for item in rival.classes()["items"]}
     tiers = [InferenceService.model_validate(one).spec.tiers.serve for one in (first, rival.manifest_of(first))]
     assert [tier.max_replicas for tier in tiers if tier] == [2, 1]
@@ -73,7 +77,7 @@ def test_kills_of_both_engines_leave_none() -> None:
 
 def test_a_shortened_scenario_keeps_its_slo() -> None:
     found = run.shortened(scenarios.SCENARIOS["trace"], 0.1)
-    assert found.seconds == pytest.approx(42.0)
+    assert found.seconds == pytest.approx(30.0)
     assert found.ttft_s == scenarios.SCENARIOS["trace"].ttft_s
 
 
@@ -102,3 +106,42 @@ def test_figures_count_what_was_offered() -> None:
 def test_figures_use_the_targets_of_the_scenario() -> None:
     scenario = scenarios.Scenario("slow", 1, 1, ((1.0, 10.0),), ttft_s=1.0, tpot_s=0.1)
     assert run.figures([_row(1.0, 0.6, 0.9), _row(2.0, 0.2, 0.8)], scenario)["all"]["within"] == 2
+
+
+def test_a_load_beside_begins_when_it_should() -> None:
+    tuning, lora = scenarios.SCENARIOS["tuning"], scenarios.SCENARIOS["lora"]
+    assert tuning.beside
+    assert scenarios.trace_beside(tuning.beside, tuning, 10.0) == scenarios.trace(tuning, 10.0)
+    assert lora.beside
+    assert min(row.at_s for row in scenarios.trace_beside(lora.beside, lora, 10.0)) >= lora.beside.begin_s
+    assert run.shortened(lora, 0.1).beside == scenarios.Beside(lora.beside.names, 0.25, 3.5)
+
+
+def test_the_service_beside_differs_in_its_arguments_only() -> None:
+    first = scenarios.manifest(scenarios.SCENARIOS["tuning"])
+    other = scenarios.without_tuning(first)
+    assert (first["spec"]["engine"]["tuning"], other["spec"]["engine"]["tuning"]) == ("Auto", "Off")
+    assert first["spec"] | {"engine": None} == other["spec"] | {"engine": None}
+    arguments = engine_tuning.tuned_arguments(
+        service := InferenceService.model_validate(first), "serve", service.spec.tiers.serve, (), "nvidia.com/gpu"
+    )
+    assert not isinstance(arguments, Unavailable)
+    assert arguments[0].args in itertools.pairwise(scenarios.COMPILED[1])
+
+
+def test_added_adapters_need_no_other_pods() -> None:
+    scenario = scenarios.SCENARIOS["lora"]
+    first, later = (scenarios.manifest(scenario, version=version) for version in (0, 1))
+    assert [one["name"] for one in later["spec"].pop("adapters")] == list(scenarios.ADAPTERS)
+    del first["spec"]["adapters"]
+    assert first == later
+
+
+def test_a_made_adapter_has_the_shapes_of_its_model(tmp_path: Path) -> None:
+    model = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "hidden_size": 32}
+    adapters.write(tmp_path / "a", model | {"num_hidden_layers": 1}, 0)
+    raw = (tmp_path / "a" / "adapter_model.safetensors").read_bytes()
+    size = int.from_bytes(raw[:8], "little")
+    table = json.loads(raw[8 : 8 + size])
+    assert [one["shape"] for one in table.values()] == [[8, 32], [32, 8], [8, 32], [16, 8]]
+    assert max(one["data_offsets"][1] for one in table.values()) == len(raw) - 8 - size

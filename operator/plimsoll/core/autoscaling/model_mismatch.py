@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from plimsoll.core.autoscaling.observations import Mismatch, SizingResult
 from plimsoll.core.engine_model.step_time import EngineLimits
-from plimsoll.core.units import format_number, format_seconds
+from plimsoll.core.units import format_seconds
 
 
 def limits_mismatches(limits: EngineLimits | None, announced: EngineLimits | None) -> tuple[Mismatch, ...]:
@@ -23,8 +23,8 @@ def limits_mismatches(limits: EngineLimits | None, announced: EngineLimits | Non
         found.append(Mismatch(evidence, "Check --max-num-seqs of the engine"))
     if limits.kv_tokens < announced.kv_tokens:
         evidence = (
-            f"the KV cache of an engine holds {format_number(limits.kv_tokens)} tokens by its use, "
-            f"announced {format_number(announced.kv_tokens)} tokens"
+            f"the KV cache of an engine holds {limits.kv_tokens:,} tokens by its use, "
+            f"announced {announced.kv_tokens:,} tokens"
         )
         found.append(Mismatch(evidence, "Check what else uses the memory of its GPUs"))
     return tuple(found)

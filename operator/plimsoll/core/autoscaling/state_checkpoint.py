@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import astuple, fields
 from typing import Any, Final
 
 import numpy as np
@@ -23,7 +24,8 @@ from plimsoll.core.autoscaling.ttft_offset import TtftOffset
 from plimsoll.core.demand import serialization as demand
 from plimsoll.core.demand.idle_periods import IdleStats
 from plimsoll.core.engine_model.calibration import serialization as calibration
-from plimsoll.core.engine_model.step_time import StepModel
+from plimsoll.core.engine_model.measured_limits import MeasuredLimits
+from plimsoll.core.engine_model.step_time import EngineLimits, StepModel
 from plimsoll.core.types import Unavailable
 from plimsoll.core.units import round_significant
 from plimsoll.core.workload import Workload
@@ -105,10 +107,29 @@ def _dump_tier(tier: TierState) -> dict[str, Any]:
         "starts": codec.encode(tier.startup_models),
         "demand": demand.to_dict(tier.forecast_state),
         "speed": speed_model,
+        "limits": None if tier.announced is None else _dump_limits(tier.announced, tier.measured_limits),
     }
 
 
+def _dump_limits(announced: EngineLimits, measured: MeasuredLimits) -> dict[str, Any]:
+    return {"announced": list(astuple(announced)), "measured": codec.encode(measured)}
+
+
+def _restore_limits(tier: TierState, stored: Any) -> None:
+    """The inverse of `_dump_limits`. Raises ValueError for anything else."""
+    if not isinstance(stored, Mapping) or not isinstance(announced := stored.get("announced"), list):
+        raise ValueError("no limits of engines")
+    if len(announced) != len(fields(EngineLimits)):
+        raise ValueError("other limits of engines")
+    tier.measured_limits, tier.announced = (
+        codec.decode(MeasuredLimits, stored.get("measured")),
+        EngineLimits(*announced),
+    )
+
+
 def _restore_tier(tier: TierState, stored: Mapping[str, Any]) -> None:
+    with suppress(ValueError):
+        _restore_limits(tier, stored.get("limits"))
     with suppress(ValueError):
         tier.startup_models = decode_models(stored.get("starts"), PRIOR_STARTUP_MODEL)
     with suppress(ValueError):

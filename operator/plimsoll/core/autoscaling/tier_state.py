@@ -151,10 +151,9 @@ class TierState:
         reported = engine_info.max_sequences, engine_info.kv_tokens, engine_info.token_budget
         defaults = DEFAULT_MAX_SEQUENCES, DEFAULT_KV_TOKENS, DEFAULT_TOKEN_BUDGET
         announced = EngineLimits(*(value or default for value, default in zip(reported, defaults, strict=True)))
-        if announced != self.announced:
-            if self.announced is not None:
-                self.measured_limits = NO_MEASURED_LIMITS
-            self.announced, self.limits = announced, self.measured_limits.apply(announced)
+        if self.announced not in (None, announced):
+            self.measured_limits = NO_MEASURED_LIMITS
+        self.announced, self.limits = announced, self.measured_limits.apply(announced)
         self.block_tokens = engine_info.block_tokens or DEFAULT_BLOCK_TOKENS
         layers = config.get("num_hidden_layers")
         self.layers = layers if isinstance(layers, int) and layers > 0 else DEFAULT_LAYERS
@@ -193,7 +192,9 @@ class TierState:
         self.measured_limits = update_limits(
             self.measured_limits, batches, self.announced, workload, self.role is Role.DECODE
         )
-        self.limits = self.measured_limits.apply(self.announced)
+        limits = self.measured_limits.apply(self.announced)
+        if limits != self.limits:
+            self.limits = limits
 
     @property
     def model(self) -> StepModel | None:

@@ -1,0 +1,48 @@
+"""Condition ModelMismatch: what is measured, what was predicted, and what to check."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from plimsoll.api.conditions import ConditionReason, ConditionType
+from plimsoll.controllers.autoscale import scaling_conditions
+from plimsoll.core.autoscaling.model_mismatch import limits_mismatches
+from plimsoll.core.autoscaling.observations import SizingResult
+from plimsoll.core.autoscaling.service_state import ServiceState
+from plimsoll.core.capacity.tier_model import Constraint
+from plimsoll.core.engine_model.step_time import EngineLimits
+
+SIZED = SizingResult(2, 2, 24.0, 0.05, 1.0, Constraint.SLOTS, 0.97, 0.6)
+ANNOUNCED = EngineLimits(max_sequences=256, kv_tokens=400_000, token_budget=8192)
+
+
+def message_of(**tiers: SizingResult) -> str | None:
+    state = ServiceState.for_roles(list(tiers))
+    state.sizings = {**tiers}
+    condition = scaling_conditions.model_mismatch(state)
+    if condition is None:
+        return None
+    assert (condition.type, condition.reason) == (ConditionType.MODEL_MISMATCH, ConditionReason.MEASURED_OTHERWISE)
+    return condition.message
+
+
+def test_no_condition_while_nothing_contradicts_the_model() -> None:
+    assert message_of(serve=SIZED) is None
+    assert limits_mismatches(ANNOUNCED, ANNOUNCED) == limits_mismatches(None, None) == ()
+
+
+def test_fewer_slots_and_less_kv_than_announced() -> None:
+    measured = limits_mismatches(replace(ANNOUNCED, max_sequences=32, kv_tokens=200_000), ANNOUNCED)
+    assert message_of(prefill=SIZED, decode=replace(SIZED, limits_mismatches=measured)) == (
+        "decode: an engine runs 32 sequences at once while others wait, announced 256 sequences. Check "
+        "--max-num-seqs of the engine; decode: the KV cache of an engine holds 200,000 tokens by its use, announced "
+        "400,000 tokens. Check what else uses the memory of its GPUs"
+    )
+
+
+def test_late_first_tokens_and_rejections() -> None:
+    message = message_of(serve=replace(SIZED, capacity_correction=1.97, ttft_offset_s=0.107))
+    assert message is not None
+    assert "capacity correction 1.97, because requests were rejected with all replicas ready (1 predicted)" in message
+    assert "first tokens take 107 ms longer than the model says" in message
+    assert message.endswith("Check CPU and network of the engine's host")
