@@ -57,6 +57,21 @@ def test_slots_need_queue_and_room(waiting: float, kv_used: float | None) -> Non
     assert learn([EngineBatch(32, waiting, kv_used)] * 20).max_sequences == 256
 
 
+def test_slots_few_sequences_are_no_limit() -> None:
+    """A long prompt takes the token budget of each step, and others wait although places are free."""
+    assert learn([EngineBatch(1, 1.0, 0.1)] * 100) == ANNOUNCED
+    assert learn([EngineBatch(7, 9.0, 0.1)] * 100) == ANNOUNCED
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [EngineBatch(1e12, 0.0, 0.2), EngineBatch(-5.0, 9.0, 0.6), EngineBatch(30, 0.0, 60.0), EngineBatch(30, 0.0, -1.0)],
+    ids=["too many", "negative", "KV in percent", "negative KV"],
+)
+def test_impossible_reading_changes_nothing(batch: EngineBatch) -> None:
+    assert update_limits(NO_MEASURED_LIMITS, [batch] * 20, ANNOUNCED, CHAT, False) == NO_MEASURED_LIMITS
+
+
 def test_slots_varying_batch_is_no_limit() -> None:
     draw = Random(1)
     batches = [EngineBatch(draw.randint(20, 60), 30.0, 0.3) for _ in range(500)]

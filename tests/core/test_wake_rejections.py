@@ -53,3 +53,13 @@ def test_known_start_without_spare_capacity_has_retry_after(announcement: Capaci
     told = controller.submit(make_request("a"), 0.0)
     assert told.outcome is AdmissionOutcome.SHED_STARTING
     assert told.retry == (600.0, 600, False)
+
+
+def test_overdue_start_tells_no_time() -> None:
+    """SDKs must not return each second to a start that is late by an unknown time."""
+    announcement = CapacityAnnouncement(600.0, 0.0)
+    controller = gate(replicas=0, announcement=announcement)
+    controller.tick(0.0, announcement)
+    told = controller.reject(make_request("a"), 605.0)
+    assert told.outcome is AdmissionOutcome.SHED_STARTING
+    assert told.retry is None or not told.retry.retryable

@@ -24,6 +24,8 @@ from plimsoll.core.workload import Workload
 _MIN_READINGS: Final = 8.0  # with the most running sequences while others wait
 _MIN_SHARE: Final = 0.5  # of the readings in which others wait
 _MIN_WAITING: Final = 0.25  # of the running sequences; fewer may wait for the next step
+_MIN_SLOTS: Final = 8.0  # fewer may run because a long prompt takes the token budget of a step
+_MOST_RUNNING: Final = 1e9  # of a page that is in error
 _TOLERANCE: Final = 0.02  # of the running sequences: those that end within a step
 _ROOM: Final = 0.9  # share of the KV cache above which sequences may wait for it
 _MIN_KV_USED: Final = 0.5  # with less, single sequences and rounding weigh too much
@@ -62,7 +64,7 @@ class MeasuredLimits(NamedTuple):
     @property
     def max_sequences(self) -> float:
         """Sequences that an engine runs at once; infinite while no reading shows a limit."""
-        is_limit = self.full_at_most >= max(_MIN_READINGS, _MIN_SHARE * self.full)
+        is_limit = self.most_running >= _MIN_SLOTS and self.full_at_most >= max(_MIN_READINGS, _MIN_SHARE * self.full)
         return self.most_running if is_limit else math.inf
 
     def apply(self, announced: EngineLimits) -> EngineLimits:
@@ -82,6 +84,8 @@ def update_limits(
 ) -> MeasuredLimits:
     """Return the limits after readings of engines. is_decode: waiting requests may hold KV that they receive."""
     for batch in batches:
+        if not 0.0 <= batch.running <= _MOST_RUNNING or (batch.kv_used is not None and not 0.0 <= batch.kv_used <= 1.0):
+            continue
         limits = _count_kv(_count_slots(limits, batch), batch, is_decode)
     if limits.sequences < _MIN_SEQUENCES:
         return limits
