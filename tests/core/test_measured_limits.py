@@ -23,11 +23,12 @@ from plimsoll.core.ports import EngineInfo
 from plimsoll.core.workload import from_samples
 
 ANNOUNCED = EngineLimits(max_sequences=256, kv_tokens=100_000, token_budget=8192)
+NOW_S = 1.8e9
 CHAT = from_samples([1000, 1000], [0, 0], [200, 400])
 
 
 def learn(batches: list[EngineBatch], start: MeasuredLimits = NO_MEASURED_LIMITS, decode: bool = False) -> EngineLimits:
-    return update_limits(start, batches, ANNOUNCED, CHAT, decode).apply(ANNOUNCED)
+    return update_limits(start, batches, ANNOUNCED, CHAT, decode, NOW_S).apply(ANNOUNCED)
 
 
 def filled(share: float, running: int = 30, waiting: float = 0.0) -> list[EngineBatch]:
@@ -41,13 +42,30 @@ def test_slots_are_what_runs_while_many_wait() -> None:
     full = [EngineBatch(32, 40.0, 0.3)] * 8
     assert learn([*before, *full[1:]]) == ANNOUNCED
     assert learn([*before, *full]).max_sequences == 32
-    assert update_limits(NO_MEASURED_LIMITS, before, ANNOUNCED, CHAT, False).max_sequences == math.inf
+    assert update_limits(NO_MEASURED_LIMITS, before, ANNOUNCED, CHAT, False, NOW_S).max_sequences == math.inf
 
 
 def test_slots_do_not_fade_but_end_with_more_sequences() -> None:
-    limits = update_limits(NO_MEASURED_LIMITS, [EngineBatch(32, 40.0, 0.3)] * 8, ANNOUNCED, CHAT, False)
+    limits = update_limits(NO_MEASURED_LIMITS, [EngineBatch(32, 40.0, 0.3)] * 8, ANNOUNCED, CHAT, False, NOW_S)
     assert learn([EngineBatch(20, 0.0, 0.2)] * 5000, limits).max_sequences == 32
     assert learn([EngineBatch(33, 0.0, 0.3)], limits) == ANNOUNCED
+
+
+def test_slots_end_without_evidence_for_two_hours() -> None:
+    """Gateways send no more than the limit allows, so no reading could ever contradict a wrong one."""
+    full = [EngineBatch(32, 40.0, 0.3)]
+    limits = update_limits(NO_MEASURED_LIMITS, full * 8, ANNOUNCED, CHAT, False, NOW_S)
+    quiet = [EngineBatch(30, 0.0, 0.3)]
+    kept = update_limits(limits, quiet, ANNOUNCED, CHAT, False, NOW_S + 7200)
+    assert kept.apply(ANNOUNCED).max_sequences == 32
+    assert update_limits(kept, quiet, ANNOUNCED, CHAT, False, NOW_S + 7201).apply(ANNOUNCED) == ANNOUNCED
+    confirmed = update_limits(limits, full, ANNOUNCED, CHAT, False, NOW_S + 7000)
+    later = update_limits(confirmed, quiet, ANNOUNCED, CHAT, False, NOW_S + 14000)
+    assert later.apply(ANNOUNCED).max_sequences == 32
+
+
+def test_slots_are_at_least_an_eighth_of_those_announced() -> None:
+    assert learn([EngineBatch(8, 10.0, 0.1)] * 100).max_sequences == 32
 
 
 @pytest.mark.parametrize(
@@ -69,7 +87,7 @@ def test_slots_few_sequences_are_no_limit() -> None:
     ids=["too many", "negative", "KV in percent", "negative KV"],
 )
 def test_impossible_reading_changes_nothing(batch: EngineBatch) -> None:
-    assert update_limits(NO_MEASURED_LIMITS, [batch] * 20, ANNOUNCED, CHAT, False) == NO_MEASURED_LIMITS
+    assert update_limits(NO_MEASURED_LIMITS, [batch] * 20, ANNOUNCED, CHAT, False, NOW_S) == NO_MEASURED_LIMITS
 
 
 def test_slots_varying_batch_is_no_limit() -> None:
@@ -97,7 +115,7 @@ def test_kv_of_waiting_transfers_is_not_counted() -> None:
 
 
 def test_kv_recovers_with_new_readings() -> None:
-    limits = update_limits(NO_MEASURED_LIMITS, filled(0.5), ANNOUNCED, CHAT, False)
+    limits = update_limits(NO_MEASURED_LIMITS, filled(0.5), ANNOUNCED, CHAT, False, NOW_S)
     assert learn(filled(1.0, running=60) * 20, limits) == ANNOUNCED
 
 
@@ -105,7 +123,7 @@ def test_limits_survive_a_restart_unless_engines_announce_others() -> None:
     service = ServiceState.for_roles(["serve"])
     service.tiers["serve"].announced = ANNOUNCED
     service.tiers["serve"].measured_limits = update_limits(
-        NO_MEASURED_LIMITS, [EngineBatch(32, 40.0, 0.3)] * 8, ANNOUNCED, CHAT, False
+        NO_MEASURED_LIMITS, [EngineBatch(32, 40.0, 0.3)] * 8, ANNOUNCED, CHAT, False, NOW_S
     )
     stored = json.loads(json.dumps(dump_service_state(service)))
     for announced, slots in ((256, 32), (128, 128)):

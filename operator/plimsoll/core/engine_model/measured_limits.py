@@ -5,8 +5,12 @@ wait inside the engine, where no model expects them: sizing and admission count 
 
 Idea: what an engine runs while many requests wait for it is all that it can run. If the KV cache has room, and the
 running sequences are mostly as many as there ever were, that number is the limit. The KV cache holds the tokens of the
-running sequences, by the request lengths, over the share of it that they fill. Neither fades: a reading with more
-running sequences ends the first, and new readings replace the second.
+running sequences, by the request lengths, over the share of it that they fill. A reading with more running sequences
+ends the first, and new readings replace the second.
+
+A limit on sequences also ends without evidence for two hours, because gateways then send no more than it allows: it
+would never be contradicted. An engine that is busy with long prompts can look like one with few places, so the limit is
+at least an eighth of what was announced.
 """
 
 from __future__ import annotations
@@ -34,6 +38,8 @@ _MEMORY: Final = 3000.0  # sequences, each counted once in a reading
 _MIN_DIFFERENCE: Final = 0.2  # of the announced KV cache: less is within the error of request lengths
 _MIN_CHANGE: Final = 0.1  # of the share, so that noise changes no capacity
 _LEAST_KV_SHARE: Final = 0.25
+_LEAST_SLOT_SHARE: Final = 0.125
+_MAX_AGE_S: Final = 7200.0  # of a limit on sequences that no reading confirms
 
 _Count = Annotated[float, Number(0.0, 1e9, digits=6)]
 
@@ -50,13 +56,14 @@ class MeasuredLimits(NamedTuple):
     """Limits of the engines of one tier.
 
     most_running: most sequences at one engine. full: readings in which many requests waited although the KV cache had
-    room; full_at_most: those of them with about `most_running`. sequences, kv_used: sums over readings, decaying.
-    kv_share: size of the KV cache over what was announced.
+    room; full_at_most: those of them with about `most_running`, the last one at confirmed_s, seconds since the epoch.
+    sequences, kv_used: sums over readings, decaying. kv_share: size of the KV cache over what was announced.
     """
 
     most_running: _Count = 0.0
     full: _Count = 0.0
     full_at_most: _Count = 0.0
+    confirmed_s: Annotated[float, Number(0.0, 1e11)] = 0.0
     sequences: _Count = 0.0
     kv_used: _Count = 0.0
     kv_share: Annotated[float, Number(_LEAST_KV_SHARE, 1.0, digits=4)] = 1.0
@@ -69,7 +76,8 @@ class MeasuredLimits(NamedTuple):
 
     def apply(self, announced: EngineLimits) -> EngineLimits:
         """Return the announced limits, or smaller ones where measured."""
-        slots = max(1, int(min(self.max_sequences, announced.max_sequences)))
+        measured = max(self.max_sequences, _LEAST_SLOT_SHARE * announced.max_sequences)
+        slots = max(1, int(min(measured, announced.max_sequences)))
         kv_tokens = max(1, int(announced.kv_tokens * self.kv_share))
         if (slots, kv_tokens) == (announced.max_sequences, announced.kv_tokens):
             return announced
@@ -80,13 +88,20 @@ NO_MEASURED_LIMITS: Final = MeasuredLimits()
 
 
 def update_limits(
-    limits: MeasuredLimits, batches: Iterable[EngineBatch], announced: EngineLimits, workload: Workload, is_decode: bool
+    limits: MeasuredLimits,
+    batches: Iterable[EngineBatch],
+    announced: EngineLimits,
+    workload: Workload,
+    is_decode: bool,
+    now_s: float,
 ) -> MeasuredLimits:
     """Return the limits after readings of engines. is_decode: waiting requests may hold KV that they receive."""
+    if limits.max_sequences < math.inf and now_s - limits.confirmed_s > _MAX_AGE_S:
+        limits = limits._replace(most_running=0.0, full=0.0, full_at_most=0.0)
     for batch in batches:
         if not 0.0 <= batch.running <= _MOST_RUNNING or (batch.kv_used is not None and not 0.0 <= batch.kv_used <= 1.0):
             continue
-        limits = _count_kv(_count_slots(limits, batch), batch, is_decode)
+        limits = _count_kv(_count_slots(limits, batch, now_s), batch, is_decode)
     if limits.sequences < _MIN_SEQUENCES:
         return limits
     share = limits.sequences * resident_tokens(workload) / limits.kv_used / announced.kv_tokens
@@ -95,14 +110,15 @@ def update_limits(
     return limits._replace(kv_share=share) if is_change else limits
 
 
-def _count_slots(limits: MeasuredLimits, batch: EngineBatch) -> MeasuredLimits:
+def _count_slots(limits: MeasuredLimits, batch: EngineBatch, now_s: float) -> MeasuredLimits:
     if batch.running > limits.most_running:
         limits = limits._replace(most_running=batch.running, full=0.0, full_at_most=0.0)
     has_room = batch.kv_used is not None and batch.kv_used < _ROOM
     if not has_room or batch.running <= 0.0 or batch.waiting < max(1.0, _MIN_WAITING * batch.running):
         return limits
     at_most = batch.running >= limits.most_running - math.floor(_TOLERANCE * limits.most_running)
-    return limits._replace(full=limits.full + 1.0, full_at_most=limits.full_at_most + at_most)
+    confirmed_s = now_s if at_most else limits.confirmed_s
+    return limits._replace(full=limits.full + 1.0, full_at_most=limits.full_at_most + at_most, confirmed_s=confirmed_s)
 
 
 def _count_kv(limits: MeasuredLimits, batch: EngineBatch, is_decode: bool) -> MeasuredLimits:
