@@ -16,7 +16,9 @@ from typing import Final
 MAX_CHARS: Final = 1500  # Kubernetes keeps 4096 bytes of a termination message
 
 # "(EngineCore_DP0 pid=70) ERROR 11-26 03:00:00 [core.py:866] " and its parts, each of which may be missing.
-_PREFIX: Final = re.compile(r"^(?:\((?P<process>[^)]{1,80}) pid=\d+\) )?(?:(?P<level>[A-Z]+) [-\d]+ [:\d]+ \[[^\]]{1,80}\] )?")
+_PREFIX: Final = re.compile(
+    r"^(?:\((?P<process>[^)]{1,80}) pid=\d+\) )?(?:(?P<level>[A-Z]+) [-\d]+ [:\d]+ \[[^\]]{1,80}\] )?"
+)
 _ERROR: Final = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b(?:: .*)?$")
 _POINTS_ELSEWHERE: Final = re.compile(r"root cause|stack trace above|error above|see above|logs? above", re.IGNORECASE)
 _USAGE_ERROR: Final = re.compile(r"[\w. -]{1,80}: (?=error: )")  # argparse: "vllm serve: error: ..."
