@@ -1,4 +1,4 @@
-"""The page and the README quote what was kept of the later runs on two GPUs, and predictions that were written before."""
+"""Page and README quote what was kept of the later runs on two GPUs, and predictions that were written before."""
 
 from __future__ import annotations
 
@@ -89,8 +89,8 @@ def test_tuning_and_itl() -> None:
     auto, off = RESULTS["tuning"], RESULTS["tuning"]["beside"]
     for name, one, figures in (("Auto", auto, auto["figures"]["all"]), ("Off", off, off["figures"])):
         itl = ", ".join(f"{1000 * one['itl_s'][p]:.1f}" for p in ("p50", "p95", "p99"))
-        row = f"| `{name}` | {figures['within']} of {figures['offered']} | {itl} ms | {1000 * figures['tpot_p95']:.1f} ms |"
-        assert row in PAGE
+        within = f"{figures['within']} of {figures['offered']}"
+        assert f"| `{name}` | {within} | {itl} ms | {1000 * figures['tpot_p95']:.1f} ms |" in PAGE
     gain = auto["figures"]["all"]["within"] / off["figures"]["within"] - 1
     assert f"Goodput is {100 * gain:.0f} % higher" in PAGE
 
