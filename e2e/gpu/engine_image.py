@@ -54,7 +54,7 @@ def make(model: str, simulated: str) -> Path:
     shutil.rmtree(root, ignore_errors=True)
     config = _make_base(root, simulated)
     dummy_models.write_model(root / str(MODELS).lstrip("/"), model)
-    hub_model = root / "home/plimsoll" / HUB_MODEL  # where an engine without a network finds the name
+    hub_model = root / str(MODELS).lstrip("/") / HUB_MODEL  # where an engine without a network finds the name
     hub_model.parent.mkdir(parents=True)
     hub_model.symlink_to(MODELS / model)
     with _mounted(root):
@@ -104,8 +104,9 @@ def _make_base(root: Path, simulated: str) -> dict[str, Any]:
         _add_simulated(root, environment, simulated)
     else:
         script = (
-            f"#!{ENVIRONMENT}/bin/python3\nimport sys\nfrom vllm.entrypoints.cli.main import main\n"
-            'if __name__ == "__main__":\n    sys.argv += ["--load-format", "dummy"]\n    sys.exit(main())\n'
+            f"#!{ENVIRONMENT}/bin/python3\nimport os\nimport sys\nfrom vllm.entrypoints.cli.main import main\n"
+            f'if __name__ == "__main__":\n    os.chdir("{MODELS}")\n'
+            '    sys.argv += ["--load-format", "dummy"]\n    sys.exit(main())\n'
         )
         (environment / "bin/vllm").write_text(script)
         shutil.copytree(STEPLOG, packages, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)

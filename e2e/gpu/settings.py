@@ -32,7 +32,7 @@ RELEASE: Final = "plimsoll"
 REGISTRY: Final = "localhost/plimsoll"
 
 MODELS: Final = Path("/opt/models")  # in the engine's image, as is the environment
-HUB_MODEL: Final = "meta-llama/Llama-3.1-8B-Instruct"  # its shape is the made model's; a folder of the engine's home
+HUB_MODEL: Final = "meta-llama/Llama-3.1-8B-Instruct"  # its shape is the made model's; a folder below MODELS
 ENVIRONMENT: Final = Path("/opt/vllm")
 OFFLINE: Final = ("HF_HUB_OFFLINE=1", "TRANSFORMERS_OFFLINE=1", "DO_NOT_TRACK=1", "VLLM_USE_FLASHINFER_SAMPLER=0")
 

@@ -24,6 +24,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+from bench.hardware.itl_histogram import quantile_s
 from e2e.gpu import scenarios
 from e2e.gpu.run import figures, shortened, summary
 
@@ -80,7 +81,7 @@ def _summary(one: Mapping[str, Any]) -> dict[str, Any]:
         "counters": _counters(scrapes),
         "limits": one["final"]["admission"]["items"][0]["limits"],
         "tools": {name: found.get("result") for name, found in one.get("tools", {}).items()},
-        "gaps": one.get("gaps"),
+        "itl_s": _itl(one.get("gaps"), scenario),
         "beside": _beside(one, scenario),
         **{key: one[key] for key in ("first_answer_s", "to_zero_s", "held_s") if key in one},
     }
@@ -96,9 +97,16 @@ def _beside(one: Mapping[str, Any], scenario: scenarios.Scenario) -> dict[str, A
         "figures": one["beside_figures"],
         "late": _late(rows, scenario),
         "codes": _codes(rows),
-        "gaps": one.get("beside_gaps"),
+        "itl_s": _itl(one.get("beside_gaps"), scenario),
         "names": {name: summary(part, scenario) for name, part in parts.items()},
     }
+
+
+def _itl(gaps: Mapping[str, Any] | None, scenario: scenarios.Scenario) -> dict[str, float | None]:
+    """Percentiles of all inter-token latencies."""
+    counts = gaps or {}
+    found = {name: quantile_s(counts, int(name[1:]) / 100, 0.0, scenario.seconds) for name in ("p50", "p95", "p99")}
+    return {name: value and round(value, 4) for name, value in found.items()}
 
 
 def _gpu_seconds(samples: Sequence[Mapping[str, Any]], began_s: float, seconds: float) -> float:

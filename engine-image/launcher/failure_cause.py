@@ -16,12 +16,15 @@ from typing import Final
 MAX_CHARS: Final = 1500  # Kubernetes keeps 4096 bytes of a termination message
 
 # "(EngineCore_DP0 pid=70) ERROR 11-26 03:00:00 [core.py:866] " and its parts, each of which may be missing.
-_PREFIX: Final = re.compile(r"^(?:\((?P<process>[^)]{1,80}) pid=\d+\) )?(?:[A-Z]+ [-\d]+ [:\d]+ \[[^\]]{1,80}\] )?")
+_PREFIX: Final = re.compile(
+    r"^(?:\((?P<process>[^)]{1,80}) pid=\d+\) )?(?:(?P<level>[A-Z]+) [-\d]+ [:\d]+ \[[^\]]{1,80}\] )?"
+)
 _ERROR: Final = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b(?:: .*)?$")
 _POINTS_ELSEWHERE: Final = re.compile(r"root cause|stack trace above|error above|see above|logs? above", re.IGNORECASE)
 _USAGE_ERROR: Final = re.compile(r"[\w. -]{1,80}: (?=error: )")  # argparse: "vllm serve: error: ..."
 _ENDED: Final = re.compile(r"(?:engine ?core|worker)\b.*\b(?:died|exited|terminated) unexpectedly", re.IGNORECASE)
 _MARKS: Final = (b"Error", b"Exception", b"Interrupt", b"Exit", b" error: ", b"unexpectedly")
+_GONE_ON: Final = frozenset({"DEBUG", "INFO", "WARNING"})  # levels of a traceback after which vLLM went on
 _WORKING_PROCESS: Final = re.compile(r"EngineCore|Worker")
 
 
@@ -46,7 +49,7 @@ class FailureCause:
             self._of_others = error[usage.end() :][:MAX_CHARS]
         elif end := _ENDED.search(error):
             self._end_of_worker = self._end_of_worker or error[end.start() :][:MAX_CHARS]
-        elif _ERROR.match(error) is None:
+        elif _ERROR.match(error) is None or (prefix and prefix["level"] in _GONE_ON):
             return
         elif _POINTS_ELSEWHERE.search(error):
             self._pointing_elsewhere = self._pointing_elsewhere or error[:MAX_CHARS]

@@ -35,9 +35,3 @@ def test_row_of_failures_quotes_result_and_prediction(name: str) -> None:
     assert f"| {figures['ttft_p95'] * 1000:,.0f} ms | {figures['tpot_p95'] * 1000:.1f} ms |" in row
     for status, count in figures["statuses"].items():
         assert (f"{count} cut" if status == "cut" else f"{count:,} × {status}") in row
-
-
-def test_failed_requests_of_the_kills() -> None:
-    statuses = RESULTS["kills"]["figures"]["all"]["statuses"]
-    failed = sum(count for status, count in statuses.items() if status != "200")
-    assert f"{failed:,} of {statuses['200'] + failed:,} requests failed" in PAGE
