@@ -20,7 +20,7 @@ from plimsoll.core.admission.retry_detection import RecentRejections
 from plimsoll.core.admission.retry_reservations import RetryReservations
 from plimsoll.core.admission.share_controller import ShareController
 from plimsoll.core.admission.token_estimator import TokenEstimator
-from plimsoll.core.autoscaling import service_state, sizing_batch, sizing_requests
+from plimsoll.core.autoscaling import recommend, service_state, sizing_batch, sizing_requests
 from plimsoll.core.autoscaling.admission_publisher import AdmissionPublisher
 from plimsoll.core.autoscaling.decide import decide
 from plimsoll.core.autoscaling.decision_state import DecisionState
@@ -41,6 +41,8 @@ from plimsoll.core.demand.standby_value import growth_distribution
 from plimsoll.core.demand.token_ratios import TokenRatioEstimator
 from plimsoll.core.engine_model.calibration.counter_window import WindowSums
 from plimsoll.core.engine_model.kv_transfer import TransferStats
+from plimsoll.core.engine_model.measured_limits import MeasuredLimits
+from plimsoll.core.engine_model.step_time import EngineLimits
 from plimsoll.core.routing.prefix_index import PrefixIndex
 from plimsoll.core.types import Role, Unavailable
 from tests.core.scaling_fixtures import (
@@ -314,6 +316,13 @@ PROBES: dict[str, Callable[[], object]] = {
     "ttft-offset": ttft_offset,
     "overdue": overdue,
     "one-replacement": overdue,
+    "standby-base": lambda: recommend._standby_base(
+        3,
+        SimpleNamespace(
+            rate_per_s=3.2, request_gpu_s=1.0, capacity_correction=1.0, replica_work=1.0, headroom=0.0, replicas=4
+        ),
+    ),
+    "measured-limits": lambda: MeasuredLimits(32.0, 8.0, 8.0).apply(EngineLimits(256, 100_000, 8192)),
     "stabilization-window": lambda: decide_one(observed_tier(make_forecast(1.0, OTHERS_GROWTH), 6)).replicas,
     "idle-learning": learned_idle_periods,
     "downscale-regret": lambda: [state.downscale_regret for state in states([observed_tier(4.0, 4)] * 2)],

@@ -118,6 +118,7 @@ def test_operator_config_reads_rendered_settings() -> None:
             },
             "rollout": {"generation": 1_000_000, "maxUnavailableServices": 3, "minReadySeconds": 0, "paused": True},
             "tls": {"secretName": "engine-tls"},
+            "nodeCache": {"path": "/var/cache/plimsoll", "size": "500Gi"},
         },
         "metrics": {"from": [{"podSelector": {}}]},
         "networkPolicy": {"enabled": False},

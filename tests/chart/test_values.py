@@ -32,8 +32,11 @@ ENABLED_VALUES = (
     "gateway.httpRoute.enabled",
 )
 
-# What a value excludes.
-WITHOUT: dict[str, Object] = {"engine.tls.secretName": {"gateway": {"endpointPicker": {"enabled": False}}}}
+# What a value excludes, or needs.
+WITHOUT: dict[str, Object] = {
+    "engine.tls.secretName": {"gateway": {"endpointPicker": {"enabled": False}}},
+    "engine.nodeCache.size": {"engine": {"nodeCache": {"path": "/var/cache"}}},
+}
 
 # A legal value other than the default, where that does not follow from the default's type.
 OTHER: dict[str, Any] = {
@@ -59,6 +62,8 @@ OTHER: dict[str, Any] = {
     "engine.imagePullPolicy": "Never",
     "engine.imagePullSecrets": [{"name": "other"}],
     "engine.gpuResource": "amd.com/gpu",
+    "engine.nodeCache.path": "/var/other",
+    "engine.nodeCache.size": "7Gi",
     "engine.defaults.args": ["--other"],
     "engine.defaults.env": [{"name": "OTHER", "value": "x"}],
     "operator.replicas": 1,

@@ -127,6 +127,8 @@ CASES = [
     Case("engine.env", [{"name": "A", "value": "1"}], [{"name": "A", "value": "2"}]),
     Case("engine.drainTimeout", "30s", "60s"),
     Case("engine.tuning", "Off", "Auto", template, TUNED),
+    Case("engine.speculative", {"method": "ngram"}, {"method": "ngram", "tokens": 5}, template),
+    Case("kvOffload", {"memory": "4Gi"}, {"memory": "8Gi"}, template),
     Case("engine.prefixCache", "PerTenant", "Shared", isolation),
     Case("slo", SLO, {"ttft": "2s", "tpot": "18ms"}, replicas, {**SERVE, "slo": None}),
     Case("slo.ttft", "2s", "3s", core_spec, {**SERVE, "slo": {"tpot": "50ms"}}),

@@ -35,6 +35,7 @@ from plimsoll.core.engine_model.self_benchmark import fit_step_model
 from plimsoll.core.engine_model.step_time import StepModel
 from plimsoll.core.errors import cause_of
 from plimsoll.core.ports import SelfBenchmark
+from plimsoll.core.units import format_number, round_significant
 from plimsoll.engines import self_benchmark, vllm
 from plimsoll.engines.prompts import COMPLETIONS_PATH, PromptFactory
 from plimsoll.engines.self_benchmark import BenchmarkPlan, BenchmarkSettings, SendRequest
@@ -84,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not 1 <= arguments.requests <= _MAX_REQUESTS:
         raise BadInput(f"--requests: {arguments.requests} must be from 1 to {_MAX_REQUESTS}")
     if not 1 <= arguments.seconds <= _MAX_SECONDS:
-        raise BadInput(f"--seconds: {arguments.seconds:g} must be from 1 to {_MAX_SECONDS:g}")
+        raise BadInput(f"--seconds: {format_number(arguments.seconds)} must be from 1 to {format_number(_MAX_SECONDS)}")
     config = _config(arguments.config)
     file = None if arguments.output is None else output_files.open_for_writing(arguments.output)
     document, measurement = asyncio.run(_profile(arguments, config))
@@ -173,7 +174,7 @@ async def measure(
     found = await self_benchmark.run(send, plan, prompts, clock, seconds)
     points = SelfBenchmark((), ()) if found is None else SelfBenchmark(found.prefill, found.decode)
     if not points.prefill or not points.decode:
-        raise BadInput(f"the engine answered too few requests within {seconds:g} s: give more --seconds")
+        raise BadInput(f"the engine answered too few requests within {format_number(seconds)} s: give more --seconds")
     return Measurement(points, fit_step_model(points, limits.token_budget), sent, clock() - started)
 
 
@@ -248,7 +249,7 @@ def profile_document(
     }
     document: dict[str, Any] = {
         **({"accelerator": facts.accelerator} if facts.accelerator else {}),
-        **{key: float(f"{value:.{_DIGITS}g}") for key, value in seconds.items()},
+        **{key: round_significant(value, _DIGITS) for key, value in seconds.items()},
         "kv_tokens": limits.kv_tokens,
         "max_num_seqs": limits.max_sequences,
         "budget": limits.token_budget,

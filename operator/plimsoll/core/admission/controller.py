@@ -35,6 +35,7 @@ from plimsoll.core.admission.ttft_margin import TtftMargin
 
 _DEFAULT_TENANT: Final = TenantPolicy()
 CONTENTION_WINDOW_S: Final = 10.0  # time constant of contention after a rejection; longer than a burst
+_ABSENCE_S: Final = 10.0  # without a replica, until the next one counts as a start: engines can miss a probe
 _NOT_RETRYABLE: Final = frozenset({AdmissionOutcome.SHED_NO_CAPACITY, AdmissionOutcome.SHED_DEADLINE})
 
 
@@ -59,6 +60,7 @@ class AdmissionController:
         self._margins = [TtftMargin(c.slo.ttft_s) for c in classes]
         self._last_full_s = -math.inf  # last time a request was shed as saturated
         self._retry_at_s = math.inf
+        self._served_s = -math.inf  # last time a replica was ready
         self.pool = ReplicaPool(cost_model)
         self.reservations = RetryReservations()
         self.outcomes = dict.fromkeys(AdmissionOutcome, 0)  # number of requests by outcome
@@ -116,6 +118,7 @@ class AdmissionController:
         """
         now = self._advance(now)
         had_replicas, had_prefills = bool(self.pool.replicas), bool(self.pool.prefill_queues)
+        self._served_s = now if had_replicas else self._served_s
         self.pool.set_replicas(caps, now)
         self.pool.set_prefills(set(prefills), now)
         if not had_replicas and self.pool.replicas:
@@ -159,7 +162,8 @@ class AdmissionController:
     def release(self, now: float) -> list[AdmissionDecision]:
         """Returns the decisions about queued requests that are admitted now or shed, as nothing is ready in time."""
         now = self._advance(now)
-        ready_at_s = None if self.pool.replicas else self._announcement.ready_at_s
+        is_waking = not self.pool.replicas and now - self._served_s > _ABSENCE_S
+        ready_at_s = self._announcement.ready_at_s if is_waking else None
         hopeless_s = now if ready_at_s is None else max(now, math.nextafter(ready_at_s, -math.inf))
         decisions = [self._expire(queued, now) for queued in self._queue.pop_expired(hopeless_s)]
         self._retry_at_s = math.inf
