@@ -152,16 +152,8 @@ async def test_client_counts_cap_wait_and_reports_rejection(tmp_path: Path) -> N
 
 def arguments(trace: Path, url: str, turn: Path) -> argparse.Namespace:
     """Of one worker that sends all at once."""
-    given = {
-        "start": 0.0,
-        "worker": "0/1",
-        "seed": 1,
-        "prefill": "",
-        "remote_from": 0,
-        "drain": LONG_WAIT_S,
-        "model": "m",
-    }
-    return argparse.Namespace(trace=trace, url=url.rstrip("/"), turnstile=str(turn), **given)
+    given = {"start": 0.0, "worker": "0/1", "seed": 1, "prefill": "", "remote_from": 0, "drain": LONG_WAIT_S}
+    return argparse.Namespace(trace=trace, url=url.rstrip("/"), turnstile=str(turn), model="m", **given)
 
 
 def test_predict_chooses_three_caps_around_the_best() -> None:
