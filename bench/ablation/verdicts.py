@@ -124,8 +124,8 @@ NAMED_CASES: Final = (
         "rejection-feedback",
         "ten minutes of `few-slots-pd` (1 seed)",
         "attainment 2.1 % instead of 48.8: nothing else saw that a pair is short of slots "
-        "(measured before `measured-limits`, and before it chose the tier where requests wait; half an hour, 4 seeds: -24 to -65 points). It changes "
-        "no order of "
+        "(measured before `measured-limits`, and before it chose the tier where requests wait; half an hour, 4 seeds: "
+        "-24 to -65 points). It changes no order of "
         "`none`, `half-kv`, `two-prompts`, `sigma`, `retry-mixed`, `unseen-flood`, `unseen-naps-pd`, `step-60`, "
         "`shift-60-pd`, `ramp-120` and `guide` (1 seed)",
     ),
