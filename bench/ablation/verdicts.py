@@ -123,9 +123,9 @@ NAMED_CASES: Final = (
     NamedCase(
         "rejection-feedback",
         "ten minutes of `few-slots-pd` (1 seed)",
-        "attainment 2.1 % instead of 48.8: nothing else sees that a pair is short of slots "
-        "(measured before it chose the tier where requests wait; half an hour, 4 seeds: -24 to -65 points). It changes "
-        "no order of "
+        "attainment 2.1 % instead of 48.8: nothing else saw that a pair is short of slots "
+        "(measured before `measured-limits`, and before it chose the tier where requests wait; half an hour, 4 seeds: "
+        "-24 to -65 points). It changes no order of "
         "`none`, `half-kv`, `two-prompts`, `sigma`, `retry-mixed`, `unseen-flood`, `unseen-naps-pd`, `step-60`, "
         "`shift-60-pd`, `ramp-120` and `guide` (1 seed)",
     ),
@@ -165,6 +165,17 @@ NAMED_CASES: Final = (
         "starts of 240 and 30 s, twenty of one kind before (`tests/core/test_startup_time.py`)",
         "after one start of 30 s the 90th percentile stays 288 s instead of 65 s; after two of 240 s pods are overdue "
         "after 68 s instead of 287 s",
+    ),
+    NamedCase(
+        "measured-limits",
+        "`few-slots-pd` and `half-kv` (1 seed)",
+        "attainment -41.3 and -5.7 points; GPU-hours +24 % on `half-kv`; `few-slots` (1 seed) does not differ",
+    ),
+    NamedCase(
+        "standby-base",
+        "`two-prompts` (1 seed)",
+        "10 changes instead of 4, with four reversals instead of none, GPU-hours +3.0 %, the same attainment; on "
+        "`sigma` and `half-kv` (1 seed) 7 changes instead of 5 and GPU-hours +0.5 %",
     ),
 )
 UNDECIDED: Final[tuple[NamedCase, ...]] = ()
