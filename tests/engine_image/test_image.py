@@ -90,7 +90,11 @@ def test_packages_that_are_not_compiled_are(tmp_path: Path) -> None:
     (packages,) = tmp_path.glob("lib/python*/site-packages")
     for name in ("compiled", "good", "template"):
         (packages / f"{name}.py").write_text("x = 1\n" if name != "template" else "{% if x %}\n")
-    py_compile.compile(packages / "compiled.py", invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+    py_compile.compile(
+        packages / "compiled.py",
+        cfile=packages / f"__pycache__/compiled.{sys.implementation.cache_tag}.pyc",
+        invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
+    )
     command = [tmp_path / "bin/python", IMAGE / "image/compile_packages.py"]
     env = {key: value for key, value in os.environ.items() if key != "PYTHONPYCACHEPREFIX"}
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=env)
