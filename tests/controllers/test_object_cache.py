@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 
 from plimsoll.api.v1alpha1 import InferenceService
 from plimsoll.controllers.object_cache import Key, ObjectCache
@@ -99,6 +101,29 @@ def test_tiers_of_two_services_share_their_equal_parts() -> None:
     assert first["spec"]["containers"][0]["args"] == ["one", "--same"]
     assert second["spec"]["containers"][0]["args"] == ["two", "--same"]
     assert first["status"] is second["status"]
+
+
+class _Part:
+    """A part of an object, to which there can be weak references."""
+
+
+def test_objects_that_left_are_kept_nowhere() -> None:
+    """A tier's label can have any value, so one object kept for each would be without bound."""
+    store, service = ObjectCache(), builders.service()
+    parts: list[weakref.ref[_Part]] = []
+    for number in range(3):
+        for pod in (
+            builders.pod(service, f"a-{number}", "moving"),
+            builders.pod(service, f"b-{number}", f"p-{number}"),
+        ):
+            store.put(pod | {"spec": {"part": (part := _Part())}})
+            parts.append(weakref.ref(part))
+        store.remove(pod)
+    assert store.all_pods()
+    store.replace("Pod", ())
+    del part
+    gc.collect()
+    assert [part() for part in parts] == [None] * 6
 
 
 def test_next_version_shares_what_has_not_changed() -> None:

@@ -75,7 +75,10 @@ class ObjectCache:
             self._forget(objects[key])
         if key in objects and owning_service(objects[key]) != owning_service(obj):
             self._unlink(kind, key, objects[key])
-        objects[key] = self._newest[kind, role_of(obj)] = with_shared_parts(obj, self._alike(kind, key, obj))
+        shared = with_shared_parts(obj, self._alike(kind, key, obj))
+        if key in objects:
+            self._drop_newest(kind, objects[key])
+        objects[key] = self._newest[kind, role_of(obj)] = shared
         self._link(kind, key, obj)
 
     def remove(self, obj: Object) -> None:
@@ -84,6 +87,7 @@ class ObjectCache:
         if cached is None or not _is_same_object(cached, obj):
             return
         del self._objects[kind][key]
+        self._drop_newest(kind, cached)
         self._forget(cached)
         self._unlink(kind, key, cached)
 
@@ -173,6 +177,12 @@ class ObjectCache:
         siblings = (objects[sibling] for sibling in self._children.get((kind, owner), {}))
         newest = self._newest.get((kind, role_of(obj)))
         return next((one for one in siblings if role_of(one) == role_of(obj)), newest)
+
+    def _drop_newest(self, kind: str, obj: Object) -> None:
+        """Keep an object that leaves the cache from being the newest of its tier, so that nothing refers to it."""
+        place = kind, role_of(obj)
+        if self._newest.get(place) is obj:
+            del self._newest[place]
 
     def _forget(self, obj: Object) -> None:
         """Drop what was derived from an object."""
