@@ -25,10 +25,12 @@ from plimsoll.gateway.envoy.xds import (
     XdsSnapshot,
 )
 from plimsoll.gateway.service_catalog import ServiceCatalog, build_catalog
-from plimsoll.gateway.settings import PickerSettings
+from plimsoll.gateway.settings import PickerSettings, Plaintext
 from tests.gateway.envoy_binary import ENVOY
 from tests.gateway.kube_objects import catalog, pod, service
 from tests.gateway.picker_harness import GATEWAY, service_with_slo
+
+TLS: dict[str, Any] = {"tls_directory": Path("tls")}
 
 
 def two_tier_catalog() -> ServiceCatalog:
@@ -189,6 +191,37 @@ def test_limits_follow_memory_of_envoy() -> None:
     monitors = {one["name"]: one["typed_config"] for one in overload_manager(settings)["resource_monitors"]}
     assert monitors[HEAP]["max_heap_size_bytes"] == settings.max_heap_bytes
     assert monitors[CONNECTIONS]["max_active_downstream_connections"] == 65536
+
+
+@pytest.mark.parametrize("memory_bytes", [1, 256 << 20, 1 << 30])
+@pytest.mark.parametrize(("tls", "chains"), [({}, 8), (TLS, 8), (TLS | {"plaintext": Plaintext.ALLOW}, 16)])
+def test_source_budgets_stay_within_body_budget(memory_bytes: int, tls: dict[str, Any], chains: int) -> None:
+    """The sum over all filter chains that serve the API, each of which has a bucket."""
+    settings = PickerSettings(envoy_memory_bytes=memory_bytes, **tls)
+    buckets = _values(listener_resource(settings), "descriptors")
+    sizes = [descriptor["token_bucket"]["max_tokens"] for found in buckets for descriptor in found]
+    assert len(sizes) == chains
+    assert 0 < sum(sizes) <= settings.body_budget_bytes
+    default = PickerSettings(**tls)
+    assert default.source_body_budget_bytes >= default.max_body_bytes
+
+
+def test_source_is_network_of_ipv6_address() -> None:
+    document = listener_resource(PickerSettings())
+    [source] = _values(document["listener_filters"][0], "inline_string")
+    assert source == "%DOWNSTREAM_DIRECT_REMOTE_ADDRESS_WITHOUT_PORT(64)%"
+    keys = set(_values(document["filter_chain_matcher"], "key"))
+    assert keys == set(_values(document["listener_filters"], "object_key"))
+
+
+def _values(document: Any, name: str) -> list[Any]:
+    """The values of all fields of a name, at any depth."""
+    if isinstance(document, list):
+        return [value for item in document for value in _values(item, name)]
+    if not isinstance(document, dict):
+        return []
+    own = [document[name]] if name in document else []
+    return own + [value for item in document.values() for value in _values(item, name)]
 
 
 STATS_TEXT = """http.gateway.ext_authz.failure_mode_allowed: 3

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from plimsoll.gateway.jwt_issuers import JwtIssuer, parse_issuers
 
+SOURCE_GROUPS = 8  # of source addresses; each takes 1 MB of Envoy, and fetches the keys of JWT issuers for itself
 MAX_QUEUE_SECONDS = 120.0  # upper bound on the `maxQueueTime` of every class
 
 
@@ -120,8 +121,9 @@ class PickerSettings:
 
     @property
     def source_body_budget_bytes(self) -> int:
-        """The same for one of the eight groups of sources, while the picker does not answer. Few groups use it up."""
-        return max(self.body_budget_bytes // 4, self.max_body_bytes)
+        """The same for one group of sources and transport protocol, while the picker does not answer: an equal part."""
+        protocols = 2 if self.tls_directory is not None and self.plaintext is Plaintext.ALLOW else 1
+        return self.body_budget_bytes // (SOURCE_GROUPS * protocols)
 
     @property
     def endpoint_picker_body_bytes(self) -> int:

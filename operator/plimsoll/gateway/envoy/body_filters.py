@@ -40,7 +40,7 @@ def rate_filter() -> Json:
 def rate_policy(settings: PickerSettings) -> Json:
     """Returns the token bucket, for the virtual host. Requests that the picker answered take nothing from it.
 
-    Each group of sources has a virtual host of its own, and so a bucket.
+    Each group of sources has a virtual host of its own, and so a bucket. Together they hold the body budget.
     """
     budget, seconds = min(settings.source_body_budget_bytes, _MAX_TOKENS), settings.body_timeout_seconds
     bucket = {"max_tokens": budget, "tokens_per_fill": max(1, int(budget / seconds)), "fill_interval": "1s"}

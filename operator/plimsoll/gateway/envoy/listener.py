@@ -32,7 +32,7 @@ from plimsoll.gateway.envoy.local_reply import (
     local_reply_config,
     plain_http_config,
 )
-from plimsoll.gateway.envoy.source_limits import grouped_chains
+from plimsoll.gateway.envoy.source_limits import grouped_chains, source_filter
 from plimsoll.gateway.envoy.tls import tls_chain, tls_inspector
 from plimsoll.gateway.envoy.tracing import ATTRIBUTE_PREFIX, tracing
 from plimsoll.gateway.envoy.virtual_host import CHECK_FILTER, CORS, REJECTION_HEADERS, direct_response, virtual_host
@@ -70,7 +70,7 @@ def listener_resource(settings: PickerSettings) -> Json:
         "address": {"socket_address": {"address": settings.address, "port_value": settings.port}},
         "per_connection_buffer_limit_bytes": CONNECTION_BUFFER_BYTES,
         # Waits for a connection's first bytes, and closes one that sends none.
-        "listener_filters": [_http_inspector() if settings.tls_directory is None else tls_inspector()],
+        "listener_filters": [source_filter(), _http_inspector() if settings.tls_directory is None else tls_inspector()],
         "listener_filters_timeout": duration(settings.headers_timeout_seconds),
         **grouped_chains(_chains(settings), settings),
     }

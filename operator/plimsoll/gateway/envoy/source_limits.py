@@ -3,9 +3,10 @@
 Problem: one client can open so many connections that no other client gets one. Envoy counts connections per filter
 chain, not per source.
 
-Idea: divide sources into groups by a hash of their address. Each group has filter chains of its own, which share the
-listener's configuration, and each chain has a limit. A source takes connections from its own group only. The hash
-depends on the pod, so two sources that share a group at one gateway rarely share one at another.
+Idea: divide sources into groups by a hash of their address, of IPv6 addresses by their /64: a client has as many of
+those as it likes. Each group has filter chains of its own, which share the listener's configuration, and each chain has
+a limit. A source takes connections from its own group only. The hash depends on the pod, so two sources that share a
+group at one gateway rarely share one at another.
 
 A connection has a filter chain once its first bytes have arrived. Until then it counts towards the limit of all
 connections only, which is eight times as high. It is closed after the time limit of the first byte.
@@ -14,17 +15,35 @@ connections only, which is eight times as high. It is closed after the time limi
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 from plimsoll.gateway.envoy.body_filters import TYPE_URL
-from plimsoll.gateway.settings import PickerSettings
+from plimsoll.gateway.settings import SOURCE_GROUPS, PickerSettings
 
 Json = dict[str, Any]
 
-GROUPS: Final = 8  # each takes 1 MB of Envoy, and fetches the keys of JWT issuers for itself
+SOURCE_BITS: Final = 64  # of an IPv6 address that name its network; an IPv4 address has fewer, and counts as a whole
 SOURCE_STAT: Final = "source"  # prefix of the counters, which are sums over all chains
+_SOURCE_STATE = "plimsoll.source"
 _NETWORK_INPUTS = f"{TYPE_URL}.extensions.matching.common_inputs.network.v3"
+
+
+def source_filter() -> Json:
+    """Returns the listener filter that keeps a connection's source for the matcher."""
+    source = f"%DOWNSTREAM_DIRECT_REMOTE_ADDRESS_WITHOUT_PORT({SOURCE_BITS})%"
+    state = {
+        "object_key": _SOURCE_STATE,
+        "factory_key": "envoy.string",
+        "format_string": {"text_format_source": {"inline_string": source}},
+    }
+    return {
+        "name": "envoy.filters.listener.set_filter_state",
+        "typed_config": {
+            "@type": f"{TYPE_URL}.extensions.filters.listener.set_filter_state.v3.Config",
+            "on_accept": [state],
+        },
+    }
 
 
 def grouped_chains(chains: Mapping[str, Json], settings: PickerSettings) -> Json:
@@ -35,7 +54,7 @@ def grouped_chains(chains: Mapping[str, Json], settings: PickerSettings) -> Json
     groups = [
         {**chain, "name": _name(protocol, group), "filters": [_limit(settings), *chain["filters"]]}
         for protocol, chain in chains.items()
-        for group in range(GROUPS)
+        for group in range(SOURCE_GROUPS)
     ]
     by_protocol = {protocol: {"matcher": _by_source(protocol, settings)} for protocol in chains if protocol}
     plain = _by_source("", settings)
@@ -67,9 +86,9 @@ def _limit(settings: PickerSettings) -> Json:
 
 def _by_source(protocol: str, settings: PickerSettings) -> Json:
     """Returns a matcher from the source address to the chain of its group."""
-    matchers: Sequence[Json] = [
+    matchers = [
         {"predicate": {"single_predicate": _is_at_least(group, settings)}, "on_match": _use(_name(protocol, group))}
-        for group in range(GROUPS - 1, 0, -1)
+        for group in range(SOURCE_GROUPS - 1, 0, -1)
     ]
     return {"matcher_list": {"matchers": matchers}, "on_no_match": _use(_name(protocol, 0))}
 
@@ -78,11 +97,14 @@ def _is_at_least(group: int, settings: PickerSettings) -> Json:
     hashing = {
         "@type": f"{TYPE_URL}.extensions.matching.input_matchers.consistent_hashing.v3.ConsistentHashing",
         "threshold": group,
-        "modulo": GROUPS,
+        "modulo": SOURCE_GROUPS,
         "seed": zlib.crc32(settings.pod.encode()),
     }
     return {
-        "input": {"name": "source", "typed_config": {"@type": f"{_NETWORK_INPUTS}.SourceIPInput"}},
+        "input": {
+            "name": "source",
+            "typed_config": {"@type": f"{_NETWORK_INPUTS}.FilterStateInput", "key": _SOURCE_STATE},
+        },
         "custom_match": {"name": "envoy.matching.matchers.consistent_hashing", "typed_config": hashing},
     }
 
