@@ -13,6 +13,7 @@ import pytest
 
 from e2e.lib import sdks
 from plimsoll.gateway.api_routes import EVENT_STREAM
+from plimsoll.gateway.model_progress import MAX_CLIENT_STREAMS
 from tests.gateway.kube_objects import LIMITS, Object, pod
 from tests.gateway.picker_harness import START_UNIX_S, service_with_slo
 from tests.gateway.stack import GatewayStack, wait_until
@@ -110,6 +111,26 @@ async def test_watched_start_ends_ready_and_request_is_served(stack: GatewayStac
         stack.write_objects([starting(20.0)], [pod(engine.address)])
         assert [kind async for kind, _ in seen if kind != "starting"] == ["ready"]
     assert (await waiting)[0] == 200
+
+
+async def test_one_source_leaves_streams_to_others(stack: GatewayStack) -> None:
+    """Envoy says who the source is, whatever the client says."""
+    await stack.set_objects([asleep(20.0)], [])
+
+    async def watch(source: str, claimed: str) -> tuple[asyncio.StreamWriter, str]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", stack.settings.port, local_addr=(source, 0))
+        head = (
+            f"GET /v1/models/chat HTTP/1.1\r\nhost: x\r\naccept: {EVENT_STREAM}\r\nx-forwarded-for: {claimed}\r\n\r\n"
+        )
+        writer.write(head.encode())
+        return writer, (await reader.readline()).decode().split()[1]
+
+    greedy = [await watch("127.0.0.2", f"10.0.0.{number}") for number in range(MAX_CLIENT_STREAMS + 1)]
+    assert [status for _, status in greedy] == ["200"] * MAX_CLIENT_STREAMS + ["429"]
+    other = await watch("127.0.0.3", "10.0.0.1")
+    assert other[1] == "200"
+    for writer, _ in [*greedy, other]:
+        writer.close()
 
 
 async def test_openai_sdk_reads_progress(stack: GatewayStack) -> None:

@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 
-from plimsoll.gateway.identity import ANONYMOUS
+from plimsoll.gateway.identity import ANONYMOUS, Identity, source_network
 from plimsoll.gateway.model_progress import (
     EVENT_SECONDS,
-    MAX_STREAMS,
+    MAX_CLIENT_STREAMS,
+    MAX_MODEL_STREAMS,
     STREAM_SECONDS,
     ModelProgress,
     ModelState,
+    StreamLimit,
     state_of,
 )
 from plimsoll.gateway.routes import wants_events
@@ -24,6 +26,7 @@ from tests.gateway.kube_objects import Object, pod, service
 from tests.gateway.picker_harness import PickerHarness, service_with_slo
 from tests.gateway.test_next_engine import deleted, with_status
 
+SOURCE = "10.0.0.9"
 ENGINE = pod("10.0.0.1:8000")
 
 
@@ -31,8 +34,10 @@ def progress_of(harness: PickerHarness) -> ModelProgress:
     return ModelProgress(harness.picker, harness.clock, poll_s=0.0)
 
 
-def opened(progress: ModelProgress, name: str = "chat") -> AsyncIterator[bytes]:
-    found = progress.open(ANONYMOUS, name)
+def opened(
+    progress: ModelProgress, name: str = "chat", source: str = SOURCE, identity: Identity = ANONYMOUS
+) -> AsyncIterator[bytes]:
+    found = progress.open(identity, name, source)
     assert isinstance(found, AsyncIterator)
     return found
 
@@ -118,17 +123,70 @@ async def test_stopping_gateway_ends_streams_and_new_ones_after_an_event() -> No
     assert [event(part)[0] for part in (await rest(opened(progress)))[1:-1]] == ["asleep"]
 
 
-async def test_streams_of_one_gateway_are_limited() -> None:
-    progress = progress_of(PickerHarness(service_with_slo("chat")))
-    streams = [opened(progress) for _ in range(MAX_STREAMS)]
-    await asyncio.gather(*(anext(stream) for stream in streams))
-    assert gateway_metrics.GATEWAY_PROGRESS_STREAMS._value.get() == MAX_STREAMS
-    refused = progress.open(ANONYMOUS, "chat")
-    assert isinstance(refused, bytes)
-    assert refused.startswith(b"HTTP/1.1 429 ")
-    assert b"retry-after: 10\r\n" in refused
+async def first_parts(streams: list[AsyncIterator[bytes]]) -> list[bytes]:
+    """The first part of each stream; all are opened before the first one runs, as by a burst of requests."""
+    return await asyncio.gather(*(anext(stream) for stream in streams))
+
+
+def refused(limit: StreamLimit) -> float:
+    return float(gateway_metrics.GATEWAY_PROGRESS_STREAMS_REFUSED.labels(limit.value)._value.get())
+
+
+@pytest.mark.parametrize(
+    ("limit", "message"),
+    [
+        (StreamLimit.CLIENT, "This client has 32 event streams of models open at this gateway instance already"),
+        (StreamLimit.MODEL, "Model 'team/one' has 128 event streams of models open at this gateway instance already"),
+        (StreamLimit.GATEWAY, "This gateway instance has 256 event streams of models open already, its limit."),
+    ],
+)
+async def test_streams_are_limited(limit: StreamLimit, message: str) -> None:
+    services = ("one", "two", "three")
+    progress = progress_of(PickerHarness(*(service_with_slo(name) for name in services)))
+    before, count = refused(limit), limit.streams
+    streams = []
+    for number in range(count + 1):
+        name = services[min(2, number // MAX_MODEL_STREAMS)] if limit is StreamLimit.GATEWAY else "one"
+        source = SOURCE if limit is StreamLimit.CLIENT else f"10.0.0.{number // MAX_CLIENT_STREAMS}"
+        streams.append(opened(progress, f"team/{name}" if number % 2 == 0 else name, source))
+    heads = await first_parts(streams)
+    assert all(head.startswith(b"HTTP/1.1 200 OK") for head in heads[:-1])
+    assert gateway_metrics.GATEWAY_PROGRESS_STREAMS._value.get() == count
+    assert heads[-1].startswith(b"HTTP/1.1 429 ")
+    assert b"retry-after: 10\r\n" in heads[-1]
+    assert message in heads[-1].decode()
+    assert refused(limit) == before + 1
+    if limit is not StreamLimit.GATEWAY:
+        assert (await anext(opened(progress, "two", "10.0.1.1"))).startswith(b"HTTP/1.1 200 OK")
     await asyncio.gather(*(stream.aclose() for stream in streams))  # type: ignore[attr-defined]
-    assert gateway_metrics.GATEWAY_PROGRESS_STREAMS._value.get() == 0
+    assert (await anext(opened(progress, "one"))).startswith(b"HTTP/1.1 200 OK")
+
+
+@pytest.mark.parametrize(
+    ("identity", "source", "client"),
+    [
+        (Identity(key_name="a", tenant="t"), SOURCE, "key a"),
+        (Identity(token_subject="a", tenant="t"), SOURCE, "token a"),
+        (Identity(tenant="a"), SOURCE, "tenant a"),
+        (ANONYMOUS, SOURCE, f"source {SOURCE}"),
+    ],
+)
+def test_client_is_key_else_token_else_tenant_else_source(identity: Identity, source: str, client: str) -> None:
+    assert identity.client(source) == client
+
+
+@pytest.mark.parametrize(
+    ("forwarded", "source"),
+    [
+        (b"10.0.0.1", "10.0.0.1"),
+        (b"1.2.3.4, 10.0.0.1", "10.0.0.1"),  # what the client claims comes first
+        (b"1.2.3.4,2001:db8:1:2:3::4", "2001:db8:1:2::/64"),
+        (b"1.2.3.4, unknown", ""),
+        (b"", ""),
+    ],
+)
+def test_source_is_what_envoy_appended(forwarded: bytes, source: str) -> None:
+    assert source_network({b"x-forwarded-for": forwarded}) == source
 
 
 @pytest.mark.parametrize(
@@ -146,6 +204,6 @@ def test_client_that_takes_json_gets_no_stream(accept: bytes, is_stream: bool) -
 
 
 def test_unknown_model_is_404_without_stream() -> None:
-    refused = progress_of(PickerHarness(service_with_slo("chat"))).open(ANONYMOUS, "none")
+    refused = progress_of(PickerHarness(service_with_slo("chat"))).open(ANONYMOUS, "none", SOURCE)
     assert isinstance(refused, bytes)
     assert refused.startswith(b"HTTP/1.1 404 ")

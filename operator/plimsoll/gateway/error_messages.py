@@ -218,9 +218,12 @@ def too_many_unbooked(model: str, path: str, limit: int) -> Rejection:
     return Rejection(RejectionReason.GATEWAY_FULL, message, retry=advise_retry(1.0))
 
 
-def too_many_streams(limit: int) -> Rejection:
-    """Returns the rejection of a progress stream while `limit` others are open."""
-    message = f"This gateway instance has {limit} event streams of models open already, its limit."
+def too_many_streams(limit: str, count: int, model: str) -> Rejection:
+    """Returns the rejection of a progress stream while `count` others of this client, model or gateway are open."""
+    who = {"client": "This client", "model": f"Model '{model[:200]}'"}.get(limit, "This gateway instance")
+    message = f"{who} has {count} event streams of models open at this gateway instance already, the limit."
+    if limit == "gateway":
+        message = f"{who} has {count} event streams of models open already, its limit."
     return Rejection(RejectionReason.GATEWAY_FULL, message, retry=advise_retry(10.0))
 
 

@@ -15,6 +15,7 @@ import hmac
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from ipaddress import ip_address, ip_network
 from typing import Final
 
 from plimsoll.api.api_keys import ApiKey, format_time, is_key_like, key_digest, name_in_key
@@ -35,6 +36,7 @@ from plimsoll.telemetry import gateway_metrics
 MAX_TENANT_CHARS: Final = 64
 _DIGEST_CHARS: Final = 16  # at the end of a longer name of a tenant
 MAX_COUNTED_KEYS: Final = 200  # keys with a series of their own in /metrics; all others share one
+IPV6_NETWORK_BITS: Final = 64  # a client has any number of the addresses of one network
 OTHER_KEYS: Final = "other keys"  # no name of a key: it has a space
 
 # Headers in which SDKs send a key, in the order in which they are read: OpenAI's, Anthropic's, Azure's.
@@ -62,6 +64,11 @@ class Identity:
     def is_limited(self) -> bool:
         """Whether the key has limits of its own."""
         return self.requests_per_minute is not None or self.tokens_per_minute is not None
+
+    def client(self, source: str) -> str:
+        """Returns what tells clients apart: key, token or tenant, and without one the network `source`."""
+        named = (("key", self.key_name), ("token", self.token_subject), ("tenant", self.tenant), ("source", source))
+        return next((f"{kind} {name}" for kind, name in named if name), "")
 
     def usable_services(self, catalog: ServiceCatalog) -> Iterable[ServiceEntry]:
         """Returns the services of this catalog that are allowed."""
@@ -175,6 +182,16 @@ class Authenticator:
             name = bounded_name(headers.get(self._trusted.tenant, b"").decode("ascii", "backslashreplace"))
             tenant, found_class = tenant or name, found_class or headers.get(self._trusted.request_class, b"")
         return replace(found, tenant=tenant or default_tenant, request_class=found_class)
+
+
+def source_network(headers: Mapping[bytes, bytes]) -> str:
+    """Returns who sent a request to Envoy: the address that it appended to X-Forwarded-For, of IPv6 the /64."""
+    text = headers.get(b"x-forwarded-for", b"").rpartition(b",")[2].strip().decode("ascii", "replace")
+    try:
+        address = ip_address(text)
+    except ValueError:
+        return ""
+    return text if address.version == 4 else str(ip_network((address, IPV6_NETWORK_BITS), strict=False))
 
 
 def bounded_name(name: str) -> str:

@@ -4,13 +4,15 @@ Problem: a client that waits for a model without an engine gets no byte until th
 request cannot begin earlier: status and upstream are decided only when the engine is ready (design record 29).
 
 Idea: progress is a response of its own, beside the request that waits. It takes no capacity and starts no engine, and
-every gateway knows what it says. Streams are limited in number and in length; a client opens the next one.
+every gateway knows what it says. Streams are limited in length, and in number per client, per model and in all; a
+client opens the next one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import AsyncIterator
 from enum import StrEnum
 from random import Random
@@ -31,6 +33,8 @@ from plimsoll.gateway.service_catalog import ServiceEntry
 from plimsoll.telemetry import gateway_metrics
 
 MAX_STREAMS: Final = 256  # of one gateway
+MAX_MODEL_STREAMS: Final = 128
+MAX_CLIENT_STREAMS: Final = 32
 STREAM_SECONDS: Final = 600.0  # longest stream
 EVENT_SECONDS: Final = 5.0  # between two events that say the same
 POLL_SECONDS: Final = 0.5
@@ -45,38 +49,60 @@ class ModelState(StrEnum):
     STOPPED = "stopped"  # no request starts one
 
 
+class StreamLimit(StrEnum):
+    """What a stream counts towards. The value is the label of the metric."""
+
+    GATEWAY = "gateway"
+    MODEL = "model"  # a service, by all its names
+    CLIENT = "client"
+
+    @property
+    def streams(self) -> int:
+        return {self.GATEWAY: MAX_STREAMS, self.MODEL: MAX_MODEL_STREAMS, self.CLIENT: MAX_CLIENT_STREAMS}[self]
+
+
 class ModelProgress:
     """The open streams of one gateway."""
 
     def __init__(self, picker: Picker, clock: Clock | None = None, poll_s: float = POLL_SECONDS) -> None:
         self._picker, self._clock, self._poll_s = picker, clock or LoopClock(), poll_s
         self._stopping = asyncio.Event()
-        self._open = 0
+        self._open: Counter[tuple[StreamLimit, str]] = Counter()  # by what they count towards
 
     def stop(self) -> None:
         """End all streams, and each new one after its first event: the gateway is stopping."""
         self._stopping.set()
 
-    def open(self, identity: Identity, name: str) -> bytes | AsyncIterator[bytes]:
-        """Returns the response in parts, or in one piece if there is no stream: the name is not one for this client."""
-        rejection = self._rejection(identity, name)
-        if rejection is None and self._open >= MAX_STREAMS:
-            rejection = error_messages.too_many_streams(MAX_STREAMS)
-        return self._stream(identity, name) if rejection is None else self._picker.reject(rejection)
+    def open(self, identity: Identity, name: str, source: str) -> bytes | AsyncIterator[bytes]:
+        """Returns the response in parts, or in one piece if the name is not one for this client.
 
-    async def _stream(self, identity: Identity, name: str) -> AsyncIterator[bytes]:
-        self._count(1)
+        source: the network that a client without a name belongs to.
+        """
+        rejection = self._rejection(identity, name)
+        return self._stream(identity, name, source) if rejection is None else self._picker.reject(rejection)
+
+    async def _stream(self, identity: Identity, name: str, source: str) -> AsyncIterator[bytes]:
+        service = self._picker.catalog.by_name.get(name)
+        counted = [
+            (StreamLimit.CLIENT, identity.client(source)),
+            (StreamLimit.MODEL, name if service is None else service.key),
+            (StreamLimit.GATEWAY, ""),
+        ]
+        for limit, of in counted:
+            if self._open[limit, of] >= limit.streams:
+                gateway_metrics.GATEWAY_PROGRESS_STREAMS_REFUSED.labels(limit.value).inc()
+                yield self._picker.reject(error_messages.too_many_streams(limit.value, limit.streams, name))
+                return
+        self._open.update(counted)
+        gateway_metrics.GATEWAY_PROGRESS_STREAMS.set(self._open[StreamLimit.GATEWAY, ""])
         try:
             yield chunked_head(200, (("content-type", EVENT_STREAM), ("cache-control", "no-cache")))
             async for event, data in self._events(identity, name):
                 yield chunk(f"event: {event}\ndata: {orjson.dumps(data).decode()}\n\n".encode())
             yield CHUNKED_END
         finally:
-            self._count(-1)
-
-    def _count(self, change: int) -> None:
-        self._open += change
-        gateway_metrics.GATEWAY_PROGRESS_STREAMS.set(self._open)
+            self._open -= Counter(counted)  # keeps no zero
+            gateway_metrics.GATEWAY_PROGRESS_STREAMS.set(self._open[StreamLimit.GATEWAY, ""])
 
     async def _events(self, identity: Identity, name: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
         """Yields an event at each change of the state, and one every `EVENT_SECONDS`."""

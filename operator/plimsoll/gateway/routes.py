@@ -24,7 +24,7 @@ from plimsoll.gateway.envoy.body_filters import BODY_BYTES_HEADER, RESERVE_PREFI
 from plimsoll.gateway.envoy.listener import CHECK_PREFIX
 from plimsoll.gateway.errors import Rejection, from_header, to_response
 from plimsoll.gateway.http1 import HttpRequest, response, without_body
-from plimsoll.gateway.identity import Identity, model_not_allowed
+from plimsoll.gateway.identity import Identity, model_not_allowed, source_network
 from plimsoll.gateway.model_progress import ModelProgress
 from plimsoll.gateway.parse_worker import ParseWorker
 from plimsoll.gateway.picker import Picker
@@ -120,7 +120,7 @@ class EnvoyEndpoint:
             return response(200, JSON_HEADERS, models_body(self._picker, identity))
         name = unquote_to_bytes(path[len(_MODEL) :]).decode("utf-8", "replace")
         if request.method == b"GET" and wants_events(request.headers.get(b"accept", b"")):
-            return self.progress.open(identity, name)
+            return self.progress.open(identity, name, source_network(request.headers))
         return model(self._picker, identity, name)
 
 

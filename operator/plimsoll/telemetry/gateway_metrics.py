@@ -347,6 +347,12 @@ GATEWAY_PROGRESS_STREAMS = Gauge(
     "Open event streams that show the progress of a model until it is ready; at most 256.",
     registry=GATEWAY,
 )
+GATEWAY_PROGRESS_STREAMS_REFUSED = Counter(
+    "plimsoll_gateway_progress_streams_refused",
+    "Such streams that were refused (limit: client: 32, model: 128, gateway: 256).",
+    ["limit"],
+    registry=GATEWAY,
+)
 
 _GATEWAY_SERVICE_METRICS = (
     GATEWAY_ARRIVED,

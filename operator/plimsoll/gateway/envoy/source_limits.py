@@ -19,19 +19,22 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from plimsoll.gateway.envoy.body_filters import TYPE_URL
+from plimsoll.gateway.identity import IPV6_NETWORK_BITS
 from plimsoll.gateway.settings import SOURCE_GROUPS, PickerSettings
 
 Json = dict[str, Any]
 
-SOURCE_BITS: Final = 64  # of an IPv6 address that name its network; an IPv4 address has fewer, and counts as a whole
 SOURCE_STAT: Final = "source"  # prefix of the counters, which are sums over all chains
 _SOURCE_STATE = "plimsoll.source"
 _NETWORK_INPUTS = f"{TYPE_URL}.extensions.matching.common_inputs.network.v3"
 
 
 def source_filter() -> Json:
-    """Returns the listener filter that keeps a connection's source for the matcher."""
-    source = f"%DOWNSTREAM_DIRECT_REMOTE_ADDRESS_WITHOUT_PORT({SOURCE_BITS})%"
+    """Returns the listener filter that keeps a connection's source for the matcher.
+
+    An IPv4 address has fewer bits than the mask, and counts as a whole.
+    """
+    source = f"%DOWNSTREAM_DIRECT_REMOTE_ADDRESS_WITHOUT_PORT({IPV6_NETWORK_BITS})%"
     state = {
         "object_key": _SOURCE_STATE,
         "factory_key": "envoy.string",
