@@ -90,6 +90,25 @@ def test_impossible_reading_changes_nothing(batch: EngineBatch) -> None:
     assert update_limits(NO_MEASURED_LIMITS, [batch] * 20, ANNOUNCED, CHAT, False, NOW_S) == NO_MEASURED_LIMITS
 
 
+def test_one_reading_in_error_does_not_hide_a_limit_for_ever() -> None:
+    """A page that once says more than was announced shows no lower limit, until it is forgotten."""
+    start = update_limits(NO_MEASURED_LIMITS, [EngineBatch(5e8, 0.0, 0.2)], ANNOUNCED, CHAT, False, NOW_S)
+    full = [EngineBatch(32, 40.0, 0.3)] * 20
+    assert learn(full, start) == ANNOUNCED
+    later = update_limits(start, full, ANNOUNCED, CHAT, False, NOW_S + 7201)
+    assert later.apply(ANNOUNCED).max_sequences == 32
+
+
+def test_kv_of_idle_or_impossible_engine_is_not_counted() -> None:
+    assert learn([EngineBatch(0, 0.0, 1.0)] * 500 + filled(1.0)) == ANNOUNCED
+    limits = update_limits(NO_MEASURED_LIMITS, [EngineBatch(1e6, 0.0, 0.9)] * 20, ANNOUNCED, CHAT, False, NOW_S)
+    assert learn(filled(0.5), limits).kv_tokens == pytest.approx(50_000, rel=0.01)
+
+
+def test_waiting_that_is_no_number_changes_nothing() -> None:
+    assert learn([EngineBatch(32, math.nan, 0.3)] * 20) == ANNOUNCED
+
+
 def test_slots_varying_batch_is_no_limit() -> None:
     draw = Random(1)
     batches = [EngineBatch(draw.randint(20, 60), 30.0, 0.3) for _ in range(500)]
@@ -132,3 +151,32 @@ def test_limits_survive_a_restart_unless_engines_announce_others() -> None:
         info = EngineInfo("vllm", "vllm 0.32", "H200", 1, announced, ANNOUNCED.kv_tokens, ANNOUNCED.token_budget)
         restored.tiers["serve"].on_engine_info(info)
         assert restored.tiers["serve"].limits == replace(ANNOUNCED, max_sequences=slots)
+
+
+def test_stored_limits_in_error_cannot_stop_a_decision() -> None:
+    """Sums that no reading makes, as of a checkpoint edited by hand."""
+    stored = MeasuredLimits(sequences=1e6, kv_used=0.0, confirmed_s=1e11, most_running=32.0, full=9.0, full_at_most=9.0)
+    limits = update_limits(stored, [EngineBatch(1, 0.0, 0.1)], ANNOUNCED, CHAT, False, NOW_S)
+    assert limits.apply(ANNOUNCED) == ANNOUNCED
+
+
+def engine_info(max_sequences: int = 256, kv_tokens: int = ANNOUNCED.kv_tokens) -> EngineInfo:
+    return EngineInfo("vllm", "vllm 0.32", "H200", 1, max_sequences, kv_tokens, ANNOUNCED.token_budget)
+
+
+def test_limits_before_the_first_report_after_a_restart_are_unknown() -> None:
+    service = ServiceState.for_roles(["serve"])
+    tier = service.tiers["serve"]
+    tier.announced = ANNOUNCED
+    tier.update_limits([EngineBatch(32, 40.0, 0.3)] * 8, CHAT, NOW_S)
+    assert tier.limits is None
+
+
+@pytest.mark.parametrize(("kv_tokens", "slots"), [(101_000, 32), (60_000, 256)], ids=["another pod", "another engine"])
+def test_limits_end_with_another_configuration_only(kv_tokens: int, slots: int) -> None:
+    """The KV caches of one tier's pods differ by some blocks, and any of them may be the one that is read."""
+    tier = ServiceState.for_roles(["serve"]).tiers["serve"]
+    tier.on_engine_info(engine_info())
+    tier.update_limits([EngineBatch(32, 40.0, 0.3)] * 8, CHAT, NOW_S)
+    tier.on_engine_info(engine_info(kv_tokens=kv_tokens))
+    assert tier.limits == EngineLimits(slots, kv_tokens, ANNOUNCED.token_budget)

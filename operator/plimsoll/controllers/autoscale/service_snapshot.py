@@ -94,6 +94,7 @@ class SnapshotReader:
                         pod_startup.startup_variant(pod),
                         pod_startup.has_restarted(pod),
                     )
+        engine_infos = [info for pod in ready if (info := self._sources.engine_info(namespace, pod)) is not None]
         return TierSnapshot(
             replicas=scaled.replicas,
             ready=len(ready),
@@ -101,7 +102,8 @@ class SnapshotReader:
                 pod_startup.startup_state(p, self._sources.startup_progress(namespace, p["metadata"]["name"]))
                 for p in starting_pods
             ),
-            engine_info=next(filter(None, (self._sources.engine_info(namespace, pod) for pod in ready)), None),
+            engine_info=next(iter(engine_infos), None),
+            is_uniform=len({(info.max_sequences, info.token_budget) for info in engine_infos}) <= 1,
             variant=pod_startup.startup_variant(max(pods, key=pod_startup.created_s)) if pods else UNKNOWN_VARIANT,
         )
 

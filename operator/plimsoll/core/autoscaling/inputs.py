@@ -17,13 +17,15 @@ from plimsoll.core.slo import Slo
 @dataclass(frozen=True, slots=True)
 class TierSnapshot:
     """One tier in the cluster. replicas: ordered count. engine_info: report of one engine, None before the first.
-    variant: the configuration of new pods. replicas_set_by: who else ordered the count, None if no other did.
+    is_uniform: all engines that report announce the same limits, unlike in some rollouts. variant: the configuration of
+    new pods. replicas_set_by: who else ordered the count, None if no other did.
     """
 
     replicas: int
     ready: int
     starting: tuple[StartingPod, ...] = ()
     engine_info: EngineInfo | None = None
+    is_uniform: bool = True
     variant: Variant = UNKNOWN_VARIANT
     replicas_set_by: str | None = None
 

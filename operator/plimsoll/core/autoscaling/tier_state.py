@@ -31,6 +31,7 @@ from plimsoll.core.engine_model.measured_limits import (
     NO_MEASURED_LIMITS,
     EngineBatch,
     MeasuredLimits,
+    is_same_announcement,
     update_limits,
 )
 from plimsoll.core.engine_model.step_time import EngineLimits, KvTransfer, StepModel, TierWork, decode_tier, serve_tier
@@ -151,7 +152,7 @@ class TierState:
         reported = engine_info.max_sequences, engine_info.kv_tokens, engine_info.token_budget
         defaults = DEFAULT_MAX_SEQUENCES, DEFAULT_KV_TOKENS, DEFAULT_TOKEN_BUDGET
         announced = EngineLimits(*(value or default for value, default in zip(reported, defaults, strict=True)))
-        if self.announced not in (None, announced):
+        if self.announced is not None and not is_same_announcement(self.announced, announced):
             self.measured_limits = NO_MEASURED_LIMITS
         self.announced, self.limits = announced, self.measured_limits.apply(announced)
         self.block_tokens = engine_info.block_tokens or DEFAULT_BLOCK_TOKENS
@@ -187,7 +188,9 @@ class TierState:
 
     def update_limits(self, batches: Sequence[EngineBatch], workload: Workload | Unavailable, now_s: float) -> None:
         """Update the limits with what single engines hold. Those of prefill engines hold nothing for long."""
-        if self.announced is None or self.role is Role.PREFILL or not batches or isinstance(workload, Unavailable):
+        if self.announced is None or self.limits is None:  # `announced` alone is of before a restart
+            return
+        if self.role is Role.PREFILL or not batches or isinstance(workload, Unavailable):
             return
         self.measured_limits = update_limits(
             self.measured_limits, batches, self.announced, workload, self.role is Role.DECODE, now_s

@@ -86,7 +86,7 @@ class EngineAggregator:
         self._last_minute: SlidingWindow[_MinuteTotals] = SlidingWindow()
         self._step_timing_totals: DecayingSum[_StepTimingTotals] = DecayingSum(SLIDING_WINDOW_S, 0.0)
         self._windows: deque[WindowSums] = deque(maxlen=_MAX_WINDOWS)
-        self._batches: deque[EngineBatch] = deque(maxlen=_MAX_WINDOWS)
+        self._batches: deque[tuple[str, EngineBatch]] = deque(maxlen=_MAX_WINDOWS)
 
     def observe(self, reading: EngineReading) -> EngineInterval | None:
         """Return the engine's counter increases since its last reading; None where unknown or if this reading is not
@@ -104,7 +104,8 @@ class EngineAggregator:
             return None
         previous, pod.last_reading = pod.last_reading, reading
         if reading.running is not None and reading.waiting is not None:
-            self._batches.append(EngineBatch(reading.running, reading.waiting, reading.kv_used))
+            batch = EngineBatch(reading.running, reading.waiting, reading.kv_used)
+            self._batches.append((reading.pod, batch))
         interval = engine_interval(previous, reading)
         if interval is None:
             pod.reset()
@@ -143,7 +144,7 @@ class EngineAggregator:
         Returns each busy window once: the next call returns only newer ones.
         """
         self._evict_stale(now_s, pods)
-        windows, batches = tuple(self._windows), tuple(self._batches)
+        windows, batches = tuple(self._windows), tuple(batch for pod, batch in self._batches if pod in pods)
         self._windows.clear()
         self._batches.clear()
         readings = [self._pods[name].last_reading if self._is_fresh(name, now_s) else None for name in pods]

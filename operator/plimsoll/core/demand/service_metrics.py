@@ -26,8 +26,8 @@ class TierMetrics:
     up to all its pods; `kv_used` is that of the fullest pod. coverage: share of the tier's pods with a fresh reading; 1
     for a tier without pods, whose other metrics are unavailable. silent: the other pods, in order, if some report.
     age_s: age of the oldest of these readings. windows: busy windows since the last call. batches: what
-    readings since then show of single engines. in_flight: requests in the
-    engines that report, queued ones included. step_rate_per_s: steps per second of one pod, mean over its
+    readings since then show of single engines that exist. in_flight: requests in the engines that report, queued ones
+    included. step_rate_per_s: steps per second of one pod, mean over its
     busy time. kv_post_share: share of a pod's time spent in posting KV reads. tpot_histogram: times per output token of
     completed requests with at least two tokens, None where engines do not report them. completed: requests.
     draft_acceptance: share of the tokens drafted by speculative decoding that engines kept.

@@ -8,9 +8,9 @@ running sequences are mostly as many as there ever were, that number is the limi
 running sequences, by the request lengths, over the share of it that they fill. A reading with more running sequences
 ends the first, and new readings replace the second.
 
-A limit on sequences also ends without evidence for two hours, because gateways then send no more than it allows: it
-would never be contradicted. An engine that is busy with long prompts can look like one with few places, so the limit is
-at least an eighth of what was announced.
+The most that ever ran, and a limit by it, also end without evidence for two hours: gateways send no more than a limit
+allows, so it would never be contradicted, and one reading in error would hide all limits below it. An engine that is
+busy with long prompts can look like one with few places, so the limit is at least an eighth of what was announced.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ _MIN_DIFFERENCE: Final = 0.2  # of the announced KV cache: less is within the er
 _MIN_CHANGE: Final = 0.1  # of the share, so that noise changes no capacity
 _LEAST_KV_SHARE: Final = 0.25
 _LEAST_SLOT_SHARE: Final = 0.125
-_MAX_AGE_S: Final = 7200.0  # of a limit on sequences that no reading confirms
+_MAX_AGE_S: Final = 7200.0  # of the most running sequences, if no reading confirms them
+_SAME_KV: Final = 0.05  # engines of one configuration find KV caches that differ by less
 
 _Count = Annotated[float, Number(0.0, 1e9, digits=6)]
 
@@ -51,12 +52,19 @@ class EngineBatch(NamedTuple):
     waiting: float
     kv_used: float | None
 
+    @property
+    def is_valid(self) -> bool:
+        """Whether an engine can be so; a page in error says anything."""
+        used = 0.0 if self.kv_used is None else self.kv_used
+        return 0.0 <= self.running <= _MOST_RUNNING and self.waiting >= 0.0 and 0.0 <= used <= 1.0
+
 
 class MeasuredLimits(NamedTuple):
     """Limits of the engines of one tier.
 
     most_running: most sequences at one engine. full: readings in which many requests waited although the KV cache had
-    room; full_at_most: those of them with about `most_running`, the last one at confirmed_s, seconds since the epoch.
+    room; full_at_most: those of them with about `most_running`. confirmed_s: time of the last of these or of the first
+    reading of `most_running`, seconds since the epoch.
     sequences, kv_used: sums over readings, decaying. kv_share: size of the KV cache over what was announced.
     """
 
@@ -96,13 +104,15 @@ def update_limits(
     now_s: float,
 ) -> MeasuredLimits:
     """Return the limits after readings of engines. is_decode: waiting requests may hold KV that they receive."""
-    if limits.max_sequences < math.inf and now_s - limits.confirmed_s > _MAX_AGE_S:
+    if limits.most_running > 0.0 and abs(now_s - limits.confirmed_s) > _MAX_AGE_S:
         limits = limits._replace(most_running=0.0, full=0.0, full_at_most=0.0)
     for batch in batches:
-        if not 0.0 <= batch.running <= _MOST_RUNNING or (batch.kv_used is not None and not 0.0 <= batch.kv_used <= 1.0):
+        if not batch.is_valid:
             continue
-        limits = _count_kv(_count_slots(limits, batch, now_s), batch, is_decode)
-    if limits.sequences < _MIN_SEQUENCES:
+        limits = _count_slots(limits, batch, announced.max_sequences, now_s)
+        if 1.0 <= batch.running <= announced.max_sequences:  # more are the sum of several engines, or an error
+            limits = _count_kv(limits, batch, is_decode)
+    if limits.sequences < _MIN_SEQUENCES or limits.kv_used <= 0.0:
         return limits
     share = limits.sequences * resident_tokens(workload) / limits.kv_used / announced.kv_tokens
     share = max(share, _LEAST_KV_SHARE) if share < 1.0 - _MIN_DIFFERENCE else 1.0
@@ -110,13 +120,21 @@ def update_limits(
     return limits._replace(kv_share=share) if is_change else limits
 
 
-def _count_slots(limits: MeasuredLimits, batch: EngineBatch, now_s: float) -> MeasuredLimits:
-    if batch.running > limits.most_running:
-        limits = limits._replace(most_running=batch.running, full=0.0, full_at_most=0.0)
+def is_same_announcement(first: EngineLimits, second: EngineLimits) -> bool:
+    """Whether engines that announce these limits have one configuration."""
+    if abs(first.kv_tokens - second.kv_tokens) > _SAME_KV * first.kv_tokens:
+        return False
+    return replace(first, kv_tokens=second.kv_tokens) == second
+
+
+def _count_slots(limits: MeasuredLimits, batch: EngineBatch, announced: int, now_s: float) -> MeasuredLimits:
+    running = min(batch.running, float(announced))
+    if running > limits.most_running:
+        limits = limits._replace(most_running=running, full=0.0, full_at_most=0.0, confirmed_s=now_s)
     has_room = batch.kv_used is not None and batch.kv_used < _ROOM
-    if not has_room or batch.running <= 0.0 or batch.waiting < max(1.0, _MIN_WAITING * batch.running):
+    if not has_room or running <= 0.0 or batch.waiting < max(1.0, _MIN_WAITING * running):
         return limits
-    at_most = batch.running >= limits.most_running - math.floor(_TOLERANCE * limits.most_running)
+    at_most = running >= limits.most_running - math.floor(_TOLERANCE * limits.most_running)
     confirmed_s = now_s if at_most else limits.confirmed_s
     return limits._replace(full=limits.full + 1.0, full_at_most=limits.full_at_most + at_most, confirmed_s=confirmed_s)
 
