@@ -9,8 +9,8 @@ import pytest
 from aiohttp import web
 from kubernetes.aio import client
 
-from plimsoll.adapters.kube_client import PODS, KubeClient
-from plimsoll.core.errors import ClusterError
+from plimsoll.adapters.kube_client import MAX_PAGE_BYTES, PODS, KubeClient
+from plimsoll.core.errors import BackendUnavailable, ClusterError
 from plimsoll.telemetry.operator_metrics import OPERATOR
 from tests.ports import free_port
 
@@ -20,10 +20,11 @@ class RefusingApi:
 
     def __init__(self) -> None:
         self.status, self.request_started = 403, asyncio.Event()
+        self.body, self.headers = b'{"message": "no"}', dict[str, str]()
 
     async def answer(self, _: web.Request) -> web.Response:
         self.request_started.set()
-        return web.json_response({"message": "no"}, status=self.status)
+        return web.Response(body=self.body, status=self.status, headers=self.headers)
 
 
 @pytest.fixture
@@ -77,3 +78,25 @@ async def test_failed_list_of_a_watch_is_counted(refusing: tuple[RefusingApi, Ku
             await asyncio.sleep(0.01)
     following.cancel()
     await asyncio.gather(following, return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b'{"message": 5}', '{"message": 5}'),
+        (b'{"message": null}', '{"message": null}'),
+        (b"[" * 100_000, "[" * 500),
+        (b"busy", "busy"),
+        (b"a" * (MAX_PAGE_BYTES + 1), ""),
+    ],
+    ids=["number", "null", "deep", "text", "too long"],
+)
+async def test_any_body_of_a_failure_is_an_error(
+    refusing: tuple[RefusingApi, KubeClient], body: bytes, message: str
+) -> None:
+    """A pod may have answered, through the API server."""
+    api, kube = refusing
+    api.status, api.body, api.headers = 503, body, {"Retry-After": "\u00b2"}
+    with pytest.raises(BackendUnavailable) as caught:
+        await kube.request_pod("team", "engine", 8000, "metrics")
+    assert (str(caught.value), caught.value.status, caught.value.retry_after_seconds) == (message, 503, None)

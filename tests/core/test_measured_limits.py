@@ -9,9 +9,13 @@ from random import Random
 
 import pytest
 
+from plimsoll.core.autoscaling.inputs import ScalingSpec, ServiceSnapshot, TierSnapshot
+from plimsoll.core.autoscaling.scaling_policy import ScalingPolicy, TierPolicy
 from plimsoll.core.autoscaling.service_state import ServiceState
 from plimsoll.core.autoscaling.state_checkpoint import dump_service_state, restore_service_state
 from plimsoll.core.capacity.kv_capacity import resident_tokens
+from plimsoll.core.demand.engine_aggregator import EngineAggregator
+from plimsoll.core.demand.service_metrics import NO_DATA, ServiceMetrics, TierMetrics
 from plimsoll.core.engine_model.measured_limits import (
     NO_MEASURED_LIMITS,
     EngineBatch,
@@ -19,7 +23,8 @@ from plimsoll.core.engine_model.measured_limits import (
     update_limits,
 )
 from plimsoll.core.engine_model.step_time import EngineLimits
-from plimsoll.core.ports import EngineInfo
+from plimsoll.core.ports import EngineInfo, EngineReading
+from plimsoll.core.types import Role
 from plimsoll.core.workload import from_samples
 
 ANNOUNCED = EngineLimits(max_sequences=256, kv_tokens=100_000, token_budget=8192)
@@ -180,3 +185,32 @@ def test_limits_end_with_another_configuration_only(kv_tokens: int, slots: int) 
     tier.update_limits([EngineBatch(32, 40.0, 0.3)] * 8, CHAT, NOW_S)
     tier.on_engine_info(engine_info(kv_tokens=kv_tokens))
     assert tier.limits == EngineLimits(slots, kv_tokens, ANNOUNCED.token_budget)
+
+
+def aggregated(batch: EngineBatch, pod: str, ready: list[str]) -> tuple[EngineBatch, ...]:
+    """What the tier's metrics say of an engine that reports twice."""
+    aggregator = EngineAggregator(Role.SERVE)
+    for after_s in (0.0, 5.0):
+        reading = EngineReading(pod, NOW_S + after_s, "1", running=batch.running, waiting=batch.waiting, kv_used=0.3)
+        aggregator.observe(reading)
+    aggregator.observe(EngineReading("ready", NOW_S + 5.0, "1", running=1.0, waiting=0.0, kv_used=0.1))
+    return aggregator.collect(NOW_S + 5.0, ready, 0.95, NO_DATA, NO_DATA).batches
+
+
+def test_engine_that_is_not_ready_shows_no_limit() -> None:
+    """It drains, perhaps of a former revision with fewer places."""
+    batch = EngineBatch(32.0, 40.0, 0.3)
+    assert aggregated(batch, "old", ["old", "ready"]) == (batch,)
+    assert aggregated(batch, "old", ["ready"]) == ()
+
+
+@pytest.mark.parametrize(("is_uniform", "slots"), [(True, 32), (False, 256)])
+def test_engines_of_two_kinds_show_no_limit(is_uniform: bool, slots: int) -> None:
+    service = ServiceState.for_roles(["serve"])
+    metrics = TierMetrics(batches=(EngineBatch(32, 40.0, 0.3),) * 8)
+    tiers = {"serve": TierSnapshot(2, 2, engine_info=engine_info(), is_uniform=is_uniform)}
+    snapshot = ServiceSnapshot(ServiceMetrics(workload=CHAT, tiers={Role.SERVE: metrics}), tiers)
+    service.ingest(snapshot, ScalingSpec(ScalingPolicy({"serve": TierPolicy(0, 8)}), None), NOW_S)
+    limits = service.tiers["serve"].limits
+    assert limits is not None
+    assert limits.max_sequences == slots

@@ -14,7 +14,9 @@ def raise_for_status(status: int, body: bytes, retry_after: str | None) -> NoRet
     """Raise the error of an answer with a status of 400 or more. retry_after: its header."""
     try:
         message = json.loads(body)["message"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
+        message = None
+    if not isinstance(message, str):  # also a pod answers, through the API server
         message = body.decode(errors="replace")[:500]
     if status == 404:
         raise NotFound(message, status)
@@ -25,6 +27,6 @@ def raise_for_status(status: int, body: bytes, retry_after: str | None) -> NoRet
     if status in (400, 405, 413, 415, 422) or message.startswith(UNKNOWN_FIELD_MESSAGE):
         raise ObjectRejected(message, status)
     if status == 401 or status == 429 or status >= 500:
-        seconds = float(retry_after) if retry_after and retry_after.isdigit() else None
+        seconds = float(retry_after) if retry_after and retry_after.isdecimal() else None
         raise BackendUnavailable(message, status, seconds)
     raise ClusterError(message, status)

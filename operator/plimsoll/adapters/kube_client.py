@@ -412,7 +412,11 @@ class KubeClient:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise BackendUnavailable(f"{method} {path}: {cause_of(error)}") from error
         if response.status >= 400:
-            raise_for_status(response.status, await response.read(), response.headers.get("Retry-After"))
+            try:
+                answer = await read_body(response.response, MAX_PAGE_BYTES)  # a pod's, perhaps
+            except (aiohttp.ClientError, TimeoutError) as error:
+                raise BackendUnavailable(f"{method} {path}: {cause_of(error)}", response.status) from error
+            raise_for_status(response.status, answer or b"", response.headers.get("Retry-After"))
         return response
 
 
