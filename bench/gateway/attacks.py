@@ -37,7 +37,7 @@ from tests.gateway.picker_harness import service_with_slo
 from tests.gateway.quantity_attacks import flood, peak_bytes
 from tests.gateway.stack import ROOT, GatewayStack, wait_until
 
-SECONDS, RATE = 8.0, 25.0  # of each half; requests per second on each way
+SECONDS, RATE = 5.0, 25.0  # of each half; requests per second on each way
 STREAMS = 5
 NICE = 5  # of the attackers: on two cores the load generator itself would slow the gateway
 CONTAINERS = yaml.safe_load((ROOT / "charts/plimsoll/values.yaml").read_text())["gateway"]

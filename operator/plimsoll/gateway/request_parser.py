@@ -34,7 +34,7 @@ from plimsoll.gateway.errors import Rejection, RejectionReason
 from plimsoll.gateway.picture_tokens import DEFAULT_FAMILY, PictureFamily, Pictures
 
 LARGE_BODY_BYTES = 64 * 1024  # a strict parse, or one of many values, of a larger body runs in a worker process
-MAX_LOOP_BODY_BYTES = 1 << 20  # even to look through a larger one takes the event loop milliseconds
+MAX_LOOP_BODY_BYTES = 512 << 10  # even to look through a larger one takes the event loop milliseconds
 MAX_VALUES = 10_000  # a body of 8 MB with a list in each three bytes costs more than a second
 MAX_SEQUENCES_PER_PROMPT = 16_384  # vLLM's limit on `n`
 MAX_N = 10**12  # larger values of `n` count as this one
