@@ -134,7 +134,7 @@ async def sample(stack: GatewayStack, engine: FakeEngine) -> Sample:
 async def stream_fully(stack: GatewayStack) -> bool:
     try:
         async with stack.ask(stream=True) as answer:
-            return (await answer.text()).endswith("data: [DONE]\n\n")
+            return str(await answer.text()).endswith("data: [DONE]\n\n")
     except aiohttp.ClientError:
         return False
 
