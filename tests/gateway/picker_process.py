@@ -15,9 +15,10 @@ from tests.gateway.kube_objects import FileSource
 
 PATHS = ("tls_directory", "engine_tls", "peer_secret", "endpoint_picker_tls")
 
-if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO)
-    fields = json.loads(sys.argv[1])
+
+async def run(settings_json: str, objects: Path) -> None:
+    """Serve until the process is stopped."""
+    fields = json.loads(settings_json)
     settings = PickerSettings(
         **{
             **fields,
@@ -27,4 +28,9 @@ if __name__ == "__main__":
             **{name: Path(fields[name]) if fields[name] else None for name in PATHS},
         }
     )
-    uvloop.run(serve(settings, FileSource(Path(sys.argv[2]))))
+    await serve(settings, FileSource(objects))
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO)
+    uvloop.run(run(sys.argv[1], Path(sys.argv[2])))

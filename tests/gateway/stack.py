@@ -45,6 +45,8 @@ async def wait_until(true: Callable[[], bool] | Callable[[], Awaitable[bool]], w
 class GatewayStack:
     """One gateway. Start with `up`, end with `down`; both processes can be killed and started again between."""
 
+    picker_program = ROOT / "tests/gateway/picker_process.py"
+
     def __init__(self, directory: Path, **settings: Any) -> None:
         fields = {
             "address": "127.0.0.1",
@@ -131,7 +133,7 @@ class GatewayStack:
         fields = dataclasses.asdict(self.settings)
         fields |= {name: str(path) for name, path in fields.items() if isinstance(path, Path)}
         paths = os.pathsep.join((str(ROOT / "operator"), str(ROOT), os.environ.get("PYTHONPATH", "")))
-        command = [sys.executable, str(ROOT / "tests/gateway/picker_process.py"), json.dumps(fields)]
+        command = [sys.executable, str(self.picker_program), json.dumps(fields)]
         with self.log.open("ab") as log:
             self.picker = subprocess.Popen(
                 [*command, str(self.objects_file)], stdout=log, stderr=log, env={**os.environ, "PYTHONPATH": paths}

@@ -6,16 +6,10 @@ import asyncio
 import io
 import json
 import resource
-import socket
 from collections import Counter
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import aiohttp
-import h2.config
-import h2.connection
-import h2.events
-import h2.exceptions
 import pytest
 import pytest_asyncio
 import yaml
@@ -23,15 +17,14 @@ import yaml
 from plimsoll.core.units import parse_quantity
 from plimsoll.gateway.envoy.admin import Limit
 from tests.gateway.kube_objects import pod, service
+from tests.gateway.quantity_attacks import BODY_BYTES, HEAD, flood, half_send, half_send_http2, peak_bytes, slow_reader
 from tests.gateway.stack import ROOT, TIMEOUT_S, GatewayStack, stop, wait_until
 
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="function"), pytest.mark.timeout(120)]
 
 VALUES = yaml.safe_load((ROOT / "charts/plimsoll/values.yaml").read_text())
 MEMORY_BYTES = int(parse_quantity(VALUES["gateway"]["envoy"]["resources"]["limits"]["memory"]))
-BODY_BYTES = int(7.5e6)
 ATTACK_SECONDS = 8.0  # enough for Envoy to reach its memory limit
-HEAD = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n"
 
 
 @pytest_asyncio.fixture
@@ -54,12 +47,6 @@ async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gat
     finally:
         await stack.shut_down()
         print(stack.log.read_text()[-2000:])
-
-
-def peak_bytes(pid: int) -> int:
-    """The largest resident set of a process so far."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
 
 
 async def stream_fully(stack: GatewayStack) -> str:
@@ -99,18 +86,6 @@ async def test_surplus_of_large_bodies_is_refused_and_streams_go_on(gateway: Gat
     await wait_until(gives_back, "what ended counts no more")
 
 
-async def half_send(gateway: GatewayStack) -> bytes:
-    """Sends a body without its last byte. Returns the response, or nothing if the connection is reset."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.settings.port)
-    try:
-        writer.write(HEAD.format(BODY_BYTES).encode() + b"a" * (BODY_BYTES - 1))
-        return await reader.read(1 << 16)
-    except ConnectionError:
-        return b""
-    finally:
-        writer.close()
-
-
 async def cancel(tasks: list[asyncio.Task[bytes]]) -> None:
     """End the clients that still wait."""
     for task in tasks:
@@ -119,7 +94,7 @@ async def cancel(tasks: list[asyncio.Task[bytes]]) -> None:
 
 
 async def test_half_sent_bodies_are_bounded(gateway: GatewayStack) -> None:
-    sending = [asyncio.create_task(half_send(gateway)) for _ in range(120)]
+    sending = [asyncio.create_task(half_send(gateway.settings.port)) for _ in range(120)]
 
     def responses() -> list[bytes]:
         return [answer for task in sending if task.done() and (answer := task.result())]
@@ -135,7 +110,7 @@ async def test_half_sent_bodies_without_picker_do_not_end_envoy(gateway: Gateway
     assert gateway.picker is not None
     stop(gateway.picker)
     assert (await gateway.ask_fully(pad="a" * BODY_BYTES))[0] == 200
-    sending = [asyncio.create_task(half_send(gateway)) for _ in range(180)]
+    sending = [asyncio.create_task(half_send(gateway.settings.port)) for _ in range(180)]
     await asyncio.wait(sending, timeout=ATTACK_SECONDS)
     await cancel(sending)
 
@@ -150,80 +125,10 @@ async def test_half_sent_bodies_on_one_http2_connection_are_bounded(gateway: Gat
     while not refused.done():
         assert (await gateway.ask_fully())[0] == 200
         await asyncio.sleep(0.1)
-    assert await refused >= 60
-
-
-def half_send_http2(port: int, count: int) -> int:
-    """Sends `count` bodies without their last byte over one connection. Returns how many got a 429."""
-    with socket.create_connection(("127.0.0.1", port)) as sock:
-        client = Http2Client(sock)
-        for _ in range(count):
-            try:
-                client.half_send()
-            except (h2.exceptions.TooManyStreamsError, h2.exceptions.StreamClosedError):
-                client.receive(0.1)
-        while client.receive(0.5):
-            pass
-    return client.refused
-
-
-class Http2Client:
-    """One connection, and how many of its streams got a 429."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-        self._connection = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
-        self._connection.initiate_connection()
-        self._sock.sendall(self._connection.data_to_send())
-        self._closed: set[int] = set()
-        self.refused = 0
-        self.receive(1.0)
-
-    def receive(self, timeout: float) -> bool:
-        """Wait for frames. Returns whether some came."""
-        self._sock.settimeout(timeout)
-        try:
-            data = self._sock.recv(1 << 16)
-        except TimeoutError:
-            return False
-        for event in self._connection.receive_data(data):
-            if isinstance(event, h2.events.ResponseReceived):
-                self.refused += dict(event.headers)[b":status"] == b"429"
-                self._closed.add(event.stream_id)
-        self._sock.settimeout(5.0)
-        self._sock.sendall(self._connection.data_to_send())
-        return bool(data)
-
-    def half_send(self) -> None:
-        """Send a body up to its last byte, or until it is refused or not read any more."""
-        stream, left = self._connection.get_next_available_stream_id(), BODY_BYTES - 1
-        path = [(":method", "POST"), (":scheme", "http"), (":authority", "x"), (":path", "/v1/chat/completions")]
-        self._connection.send_headers(stream, [*path, ("content-type", "application/json")])
-        while left and stream not in self._closed:
-            size = min(self._connection.local_flow_control_window(stream), left, 16384)
-            if size:
-                self._connection.send_data(stream, b"a" * size)
-                self._sock.sendall(self._connection.data_to_send())
-                left -= size
-            elif not self.receive(0.3):
-                break
+    assert sum(headers[b":status"] == b"429" for headers in await refused) >= 60
 
 
 async def test_slow_readers_are_bounded(gateway: GatewayStack) -> None:
-    async def flood(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """An engine that sends as fast as it can."""
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
-        piece = b"8000\r\n" + b"x" * 0x8000 + b"\r\n"
-        try:
-            for _ in range(300):
-                writer.write(piece)
-                await writer.drain()
-        except ConnectionError:
-            pass
-        finally:
-            writer.close()
-
     engine = await asyncio.start_server(flood, "127.0.0.1", 0)
     address = f"127.0.0.1:{engine.sockets[0].getsockname()[1]}"
     await gateway.set_objects(
@@ -231,13 +136,7 @@ async def test_slow_readers_are_bounded(gateway: GatewayStack) -> None:
     )
     body = json.dumps({"model": "flood", "messages": [], "stream": True})
     request = (HEAD.format(len(body)) + body).encode()
-    clients = []
-    for _ in range(150):
-        client = socket.socket()
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 12)
-        client.connect(("127.0.0.1", gateway.settings.port))
-        client.sendall(request)
-        clients.append(client)
+    clients = [slow_reader(gateway.settings.port, request) for _ in range(150)]
     for _ in range(20):
         assert (await gateway.ask_fully())[0] == 200
         await asyncio.sleep(0.1)

@@ -14,7 +14,13 @@ from plimsoll.core.routing.endpoint import Prompt
 from plimsoll.gateway.body_forms import PREFIX_BYTES
 from plimsoll.gateway.duplicate_keys import MESSAGES_KEY, TRACKED_KEYS, find_duplicate, needs_strict_parse, strip_value
 from plimsoll.gateway.errors import Rejection, RejectionReason
-from plimsoll.gateway.request_parser import LARGE_BODY_BYTES, ParsedRequest, needs_worker, parse_body
+from plimsoll.gateway.request_parser import (
+    LARGE_BODY_BYTES,
+    MAX_LOOP_BODY_BYTES,
+    ParsedRequest,
+    needs_worker,
+    parse_body,
+)
 
 
 def read(body: bytes) -> ParsedRequest:
@@ -223,9 +229,35 @@ def test_large_body_of_many_values_needs_a_worker(field: str, value: bytes) -> N
 
 
 def test_large_body_of_few_values_needs_no_worker() -> None:
-    many = [{"role": "user", "content": "word " * 1000}] * 1000
+    many = [{"role": "user", "content": "word " * 1000}] * 50
     assert not needs_worker(json.dumps({"model": "m", "messages": many}).encode())
-    assert not needs_worker(json.dumps({"model": "m", "prompt": [1] * 1_000_000}).encode())
+
+
+def test_body_above_bound_needs_a_worker_whatever_it_is() -> None:
+    start = b'{"model":"m","prompt":"'
+    body = start + b"a" * (MAX_LOOP_BODY_BYTES - len(start) - 2) + b'"}'
+    assert not needs_worker(body)
+    assert needs_worker(body + b" ")
+
+
+@pytest.mark.parametrize("value", [b"1e308", b'""'])
+def test_large_list_of_scalars_needs_a_worker(value: bytes) -> None:
+    body = b'{"model":"m","prompt":["",%b]}' % b",".join([value] * (LARGE_BODY_BYTES // len(value)))
+    assert needs_worker(body)
+
+
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens", "n", "stream"])
+@pytest.mark.parametrize("value", [b"[1e308,1e308]", b'{"a":1}', b"[" * 300 + b"]" * 300])
+def test_list_in_scalar_field_is_absent_and_not_decoded(field: str, value: bytes) -> None:
+    found = read(b'{"%b":%b,"model":"m","prompt":"abcd"}' % (field.encode(), value))
+    assert (found.model, found.max_tokens, found.n, found.stream) == ("m", None, 1, False)
+    assert all(limit in (None, []) for limit in found.output_limits.values())
+
+
+def test_list_as_model_is_rejected_by_its_type() -> None:
+    found = parse_body(b'{"model":["m"],"prompt":"a"}')
+    assert isinstance(found, Rejection)
+    assert found.message.startswith("The field 'model' must be a string")
 
 
 @pytest.mark.parametrize("n", [b"1e300", b"1" + b"0" * 400, b"18446744073709551617"])

@@ -26,20 +26,27 @@ from plimsoll.gateway.prefix_hash import BLOCK_BYTES, MAX_BLOCKS
 PREFIX_BYTES = BLOCK_BYTES * MAX_BLOCKS + 1  # bytes of a prompt that prefix hashing reads
 EMBEDDED_TOKEN_BYTES: Final = 8192  # a vector of 4,096 numbers of 16 bits, as of an 8B; corrected like text
 _NO_TEXT: Final = (b"", b'""', b"[]", b"null")
+CONTAINER: Final[list[object]] = []  # stands for a list or an object where a scalar belongs
 _NO_TOOLS: Final = (b"", b"[]", b"null")
 STATE_FIELDS: Final = ("previous_response_id", "conversation", "background")  # of /v1/responses; need a store
 
-_decode_prompt = msgspec.json.Decoder(object).decode
+_decode_items = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_decode_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+Scalar = bool | int | float | str | None
+_decode_scalar = msgspec.json.Decoder(Scalar).decode
 
 
 class CompletionFields(msgspec.Struct):
-    """The fields of a chat or completion that decide about it. Those with text are raw JSON, empty if absent."""
+    """The fields of a chat or completion that decide about it. Those with text are raw JSON, empty if absent.
 
-    model: object = None
-    n: object = None
-    max_tokens: object = None
-    max_completion_tokens: object = None
-    stream: object = None
+    A list or an object in the place of a scalar is `CONTAINER`: a million numbers would take the decoder seconds.
+    """
+
+    model: Scalar = None
+    n: Scalar = None
+    max_tokens: Scalar = None
+    max_completion_tokens: Scalar = None
+    stream: Scalar = None
     prompt: msgspec.Raw = msgspec.Raw()
     prompt_embeds: msgspec.Raw = msgspec.Raw()
     messages: msgspec.Raw = msgspec.Raw()
@@ -56,10 +63,10 @@ class CompletionFields(msgspec.Struct):
 class BodyFields(CompletionFields):
     """The same of all other forms. Chats are most of all requests, and each field costs them time."""
 
-    max_output_tokens: object = None
-    previous_response_id: object = None
-    conversation: object = None
-    background: object = None
+    max_output_tokens: Scalar = None
+    previous_response_id: Scalar = None
+    conversation: Scalar = None
+    background: Scalar = None
     system: msgspec.Raw = msgspec.Raw()
     input: msgspec.Raw = msgspec.Raw()
     instructions: msgspec.Raw = msgspec.Raw()
@@ -80,7 +87,26 @@ _decode_other = msgspec.json.Decoder(BodyFields).decode
 
 def decode_fields(body: bytes, form: BodyForm) -> CompletionFields:
     """Returns the fields of a body. Raises msgspec.DecodeError, ValueError or RecursionError."""
-    return _decode_completion(body) if form is BodyForm.COMPLETION else _decode_other(body)
+    decode = _decode_completion if form is BodyForm.COMPLETION else _decode_other
+    try:
+        return decode(body)
+    except msgspec.ValidationError:  # a scalar field holds a list or an object, or the body is no object
+        return _without_containers(
+            _decode_object(body), CompletionFields if form is BodyForm.COMPLETION else BodyFields
+        )
+
+
+def _without_containers(raw: Mapping[str, msgspec.Raw], form: type[CompletionFields]) -> CompletionFields:
+    """Returns the fields of a body. Raises msgspec.DecodeError."""
+    fields: dict[str, object] = {}
+    for field in msgspec.structs.fields(form):
+        if (value := raw.get(field.name)) is not None:
+            text = bytes(value)
+            is_scalar = field.type is not msgspec.Raw
+            fields[field.name] = (
+                value if not is_scalar else CONTAINER if text[:1] in (b"[", b"{") else _decode_scalar(text)
+            )
+    return form(**fields)  # type: ignore[arg-type]
 
 
 class PromptSize(NamedTuple):
@@ -238,7 +264,6 @@ def _count_items(raw: bytes) -> int:
     if raw[:1] != b"[":
         return 1
     try:
-        decoded = _decode_prompt(raw)
+        return max(1, len(_decode_items(raw)))
     except (msgspec.DecodeError, RecursionError):
         return 1
-    return max(1, len(decoded)) if isinstance(decoded, list) else 1

@@ -33,8 +33,9 @@ from plimsoll.gateway.duplicate_keys import find_duplicate, needs_strict_parse, 
 from plimsoll.gateway.errors import Rejection, RejectionReason
 from plimsoll.gateway.picture_tokens import DEFAULT_FAMILY, PictureFamily, Pictures
 
-LARGE_BODY_BYTES = 256 * 1024  # a strict parse of a larger body runs in a worker process
-MAX_VALUES = 50_000  # a body of 8 MB with a list in each three bytes costs half a second
+LARGE_BODY_BYTES = 64 * 1024  # a strict parse, or one of many values, of a larger body runs in a worker process
+MAX_LOOP_BODY_BYTES = 512 << 10  # even to look through a larger one takes the event loop milliseconds
+MAX_VALUES = 10_000  # a body of 8 MB with a list in each three bytes costs more than a second
 MAX_SEQUENCES_PER_PROMPT = 16_384  # vLLM's limit on `n`
 MAX_N = 10**12  # larger values of `n` count as this one
 PREFILL_ONLY_TOKENS = 1  # of a route that generates nothing: the step that computes the prompt
@@ -88,7 +89,9 @@ def needs_worker(body: bytes, form: BodyForm = BodyForm.COMPLETION) -> bool:
         return False  # a form is not parsed as JSON
     if len(body) <= LARGE_BODY_BYTES:
         return False
-    values = body.count(b"[") + body.count(b"{") + body.count(b'":')  # of lists, of objects, and in objects
+    if len(body) > MAX_LOOP_BODY_BYTES:
+        return True
+    values = body.count(b"[") + body.count(b"{") + body.count(b",")  # of lists, of objects, and in both
     return values > MAX_VALUES or needs_strict_parse(body, form)
 
 
