@@ -1,0 +1,118 @@
+"""Without a prefill engine `whenPrefillUnavailable` decides: decode engines compute the prompt, or the gateway says 503.
+
+The same services show that engines get a request's class as its priority.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+
+from e2e.lib import stack
+from e2e.lib.kube import Cluster, Object
+from e2e.lib.load import unique_text
+from e2e.lib.metrics import GatewayClient
+from e2e.lib.service import Service
+from e2e.lib.simulated_fleet import fleet_manifest, replica_bounds
+from e2e.lib.wait import wait_until
+
+CLASS = "x-gateway-inference-objective"
+WORDS = 300  # more than a KV block
+PATIENCE_S = 20.0  # of a client; an answer takes a second
+EFFECTIVE_S = 60.0
+
+
+@dataclass(frozen=True)
+class Policies:
+    """Two services that differ in their policy alone."""
+
+    serve: Service
+    reject: Service
+
+    @property
+    def both(self) -> tuple[Service, Service]:
+        return self.serve, self.reject
+
+
+def _manifest(policy: str) -> Object:
+    """One prefill and one decode replica, whose counts stay as set by hand, and vLLM's scheduling by priority."""
+    made = fleet_manifest(policy.lower(), {role: replica_bounds(1, 1) for role in ("prefill", "decode")})
+    made["spec"]["engine"]["args"].append("--scheduling-policy=priority")
+    classes = [{"name": "default"}, {"name": "urgent", "priority": 7}]
+    made["spec"] |= {"whenPrefillUnavailable": policy, "scaling": {"mode": "Off"}, "admission": {"classes": classes}}
+    return made
+
+
+@pytest.fixture(scope="module")
+def policies(cluster: Cluster, namespace: str) -> Iterator[Policies]:
+    cluster.apply(_manifest("Serve"), _manifest("Reject"), namespace=namespace)
+    found = Policies(*(Service(cluster, namespace, name, stack.GATEWAY_URL) for name in ("serve", "reject")))
+    for service in found.both:
+        service.wait_ready()
+    yield found
+
+
+def _ask(service: Service, words: int = WORDS, **headers: str) -> httpx.Response:
+    body = {"model": service.key, "prompt": unique_text(words, time.time_ns()), "max_tokens": 4}
+    return httpx.post(f"{service.url}/v1/completions", json=body, headers=headers, timeout=PATIENCE_S, trust_env=False)
+
+
+def _error(response: httpx.Response) -> Any:
+    return response.json()["error"]
+
+
+def _scale_prefill(policies: Policies, replicas: int) -> None:
+    for service in policies.both:
+        name = f"deployment/{service.name}-prefill"
+        service.cluster.kubectl("scale", name, "-n", service.namespace, f"--replicas={replicas}")
+
+
+def test_priority_of_the_class_reaches_both_engines(policies: Policies, gateway: GatewayClient) -> None:
+    before = gateway.prefill_counts(policies.serve.key)
+    name = "plimsoll_engine_prioritized_requests_total"
+    counted = {role: policies.serve.metrics(role).total(name) for role in ("prefill", "decode")}
+    for headers in ({}, {CLASS: "urgent"}):
+        answer = _ask(policies.serve, **headers)
+        assert answer.status_code == 200, answer.text
+    roads = gateway.prefill_counts(policies.serve.key) - before
+    grown = {role: policies.serve.metrics(role).total(name) - counted[role] for role in counted}
+    print(f"prefill {dict(roads)}; requests with a priority {grown}")
+    assert roads == {"remote": 2}
+    assert grown == {"prefill": 2, "decode": 2}
+
+
+def test_prefill_policy_decides_while_no_prefill_engine_runs(policies: Policies, gateway: GatewayClient) -> None:
+    serve, reject = policies.both
+    for service in policies.both:
+        assert _ask(service).status_code == 200
+    _scale_prefill(policies, 0)
+    refused = wait_until(
+        "a long prompt is rejected",
+        lambda: answer if (answer := _ask(reject)).status_code != 200 else None,
+        EFFECTIVE_S,
+    )
+    print(refused.status_code, dict(refused.headers), refused.text)
+    assert refused.status_code == 503
+    assert (_error(refused)["code"], _error(refused)["type"]) == ("prefill_unavailable", "server_error")
+    assert int(refused.headers["retry-after"]) > 0
+    assert _ask(reject, words=20).status_code == 200  # of less than a KV block
+
+    wait_until("no gateway knows a prefill engine", lambda: len(gateway.routable_pods(serve.key)) == 1, EFFECTIVE_S)
+    before = gateway.prefill_counts(serve.key)
+    assert [_ask(serve).status_code for _ in range(4)] == [200] * 4
+    assert gateway.prefill_counts(serve.key) - before == {"local": 4}
+
+    condition = reject.wait_condition("Ready", status="False", reason="PrefillUnavailable")
+    (event, *_) = reject.wait_events("NotReady")
+    print(f"{condition['message']}\n{event['message']}")
+    assert "whenPrefillUnavailable is Reject" in event["message"]
+    assert serve.condition("Ready")["status"] == "True"
+
+    _scale_prefill(policies, 1)
+    wait_until("a long prompt is served again", lambda: _ask(reject).status_code == 200, EFFECTIVE_S)
+    reject.wait_condition("Ready", status="True")
