@@ -1,4 +1,4 @@
-"""Without a prefill engine `whenPrefillUnavailable` decides: decode engines compute the prompt, or the gateway says 503.
+"""Without a prefill engine `whenPrefillUnavailable` decides: decode engines compute the prompt, or it is rejected.
 
 The same services show that engines get a request's class as its priority.
 """
@@ -6,9 +6,7 @@ The same services show that engines get a request's class as its priority.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import httpx
 import pytest
@@ -49,12 +47,12 @@ def _manifest(policy: str) -> Object:
 
 
 @pytest.fixture(scope="module")
-def policies(cluster: Cluster, namespace: str) -> Iterator[Policies]:
+def policies(cluster: Cluster, namespace: str) -> Policies:
     cluster.apply(_manifest("Serve"), _manifest("Reject"), namespace=namespace)
     found = Policies(*(Service(cluster, namespace, name, stack.GATEWAY_URL) for name in ("serve", "reject")))
     for service in found.both:
         service.wait_ready()
-    yield found
+    return found
 
 
 def _ask(service: Service, words: int = WORDS, **headers: str) -> httpx.Response:
@@ -62,8 +60,9 @@ def _ask(service: Service, words: int = WORDS, **headers: str) -> httpx.Response
     return httpx.post(f"{service.url}/v1/completions", json=body, headers=headers, timeout=PATIENCE_S, trust_env=False)
 
 
-def _error(response: httpx.Response) -> Any:
-    return response.json()["error"]
+def _rejection(service: Service) -> httpx.Response | None:
+    answer = _ask(service)
+    return None if answer.status_code == 200 else answer
 
 
 def _scale_prefill(policies: Policies, replicas: int) -> None:
@@ -86,33 +85,49 @@ def test_priority_of_the_class_reaches_both_engines(policies: Policies, gateway:
     assert grown == {"prefill": 2, "decode": 2}
 
 
-def test_prefill_policy_decides_while_no_prefill_engine_runs(policies: Policies, gateway: GatewayClient) -> None:
-    serve, reject = policies.both
+@pytest.fixture(scope="module")
+def without_prefill(policies: Policies, gateway: GatewayClient) -> Policies:
+    """Both services, whose prefill tiers somebody scaled to zero."""
     for service in policies.both:
         assert _ask(service).status_code == 200
     _scale_prefill(policies, 0)
-    refused = wait_until(
-        "a long prompt is rejected",
-        lambda: answer if (answer := _ask(reject)).status_code != 200 else None,
-        EFFECTIVE_S,
-    )
+    for service in policies.both:
+        wait_until("only a decode engine is left", lambda key=service.key: _is_alone(gateway, key), EFFECTIVE_S)
+    return policies
+
+
+def _is_alone(gateway: GatewayClient, key: str) -> bool:
+    return len(gateway.routable_pods(key)) == 1
+
+
+def test_reject_answers_503_without_a_prefill_engine(without_prefill: Policies) -> None:
+    refused = _ask(without_prefill.reject)
     print(refused.status_code, dict(refused.headers), refused.text)
     assert refused.status_code == 503
-    assert (_error(refused)["code"], _error(refused)["type"]) == ("prefill_unavailable", "server_error")
+    error = refused.json()["error"]
+    assert (error["code"], error["type"]) == ("prefill_unavailable", "server_error")
     assert int(refused.headers["retry-after"]) > 0
-    assert _ask(reject, words=20).status_code == 200  # of less than a KV block
+    assert _ask(without_prefill.reject, words=20).status_code == 200  # of less than a KV block
 
-    wait_until("no gateway knows a prefill engine", lambda: len(gateway.routable_pods(serve.key)) == 1, EFFECTIVE_S)
-    before = gateway.prefill_counts(serve.key)
-    assert [_ask(serve).status_code for _ in range(4)] == [200] * 4
-    assert gateway.prefill_counts(serve.key) - before == {"local": 4}
 
+def test_serve_answers_from_decode_alone(without_prefill: Policies, gateway: GatewayClient) -> None:
+    key = without_prefill.serve.key
+    before = gateway.prefill_counts(key)
+    assert [_ask(without_prefill.serve).status_code for _ in range(4)] == [200] * 4
+    assert gateway.prefill_counts(key) - before == {"local": 4}
+
+
+def test_status_and_event_name_the_missing_prefill(without_prefill: Policies) -> None:
+    reject, serve = without_prefill.reject, without_prefill.serve
     condition = reject.wait_condition("Ready", status="False", reason="PrefillUnavailable")
     (event, *_) = reject.wait_events("NotReady")
     print(f"{condition['message']}\n{event['message']}")
     assert "whenPrefillUnavailable is Reject" in event["message"]
     assert serve.condition("Ready")["status"] == "True"
 
-    _scale_prefill(policies, 1)
-    wait_until("a long prompt is served again", lambda: _ask(reject).status_code == 200, EFFECTIVE_S)
+
+def test_returned_prefill_tier_serves_again(without_prefill: Policies) -> None:
+    _scale_prefill(without_prefill, 1)
+    reject = without_prefill.reject
+    wait_until("a long prompt is served again", lambda: _rejection(reject) is None, EFFECTIVE_S)
     reject.wait_condition("Ready", status="True")

@@ -240,6 +240,11 @@ class AdmissionManager:
             (r.ttft_residual_s for r in replicas), default=0.0
         )
 
+    def take_prefix_tokens(self, key: str) -> PrefixTokens:
+        """Returns the prompt tokens of the service since the last call, by what engines know of them."""
+        admission = self.services.get(key)
+        return PrefixTokens() if admission is None else admission.controller.pool.take_prefix_tokens()
+
     def _sync_service(self, service: ServiceEntry, now: float, unix: float) -> None:
         """Create, update or remove the `ServiceAdmission` of a service, as its policy requires."""
         policy, admission = service.policy, self.services.get(service.key)

@@ -35,8 +35,8 @@ Object = dict[str, Any]
 
 MAX_OTHER_WRITER_CHARS = 512
 _NO_PREFILL = (
-    f"no prefill engine is ready, and spec.whenPrefillUnavailable is Reject: prompts of {KV_BLOCK_TOKENS} tokens or more "
-    "are rejected with 503; see the prefill tier's pods, or set whenPrefillUnavailable: Serve"
+    f"no prefill engine is ready, and spec.whenPrefillUnavailable is Reject: prompts of {KV_BLOCK_TOKENS} tokens or"
+    " more are rejected with 503; see the prefill tier's pods, or set whenPrefillUnavailable: Serve"
 )
 SCALING_FIELDS = (
     "slo",
