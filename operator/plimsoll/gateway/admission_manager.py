@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, TypeVar
 
 from plimsoll.core.admission.cost_model import EngineCostModel
+from plimsoll.core.admission.placement import PrefixTokens
 from plimsoll.core.admission.request import AdmissionDecision, AdmissionRequest
 from plimsoll.core.admission.token_estimator import TokenEstimator
 from plimsoll.core.routing.picker import eligible

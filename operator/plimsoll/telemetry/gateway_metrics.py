@@ -70,8 +70,8 @@ GATEWAY_PREFILLS = Counter(
 )
 GATEWAY_PREFIX_TOKENS = Counter(
     "plimsoll_gateway_prefix_tokens",
-    "Estimated prompt tokens sent to engines (kind: prompt), those of a prefix that an engine received recently (ideal),"
-    " and those that the chosen engine received (routed); services with an SLO.",
+    "Estimated prompt tokens sent to engines (kind: prompt), those in a prefix that any engine received recently"
+    " (ideal), and those that the chosen engine received (routed); services with an SLO.",
     ["service", "kind"],
     registry=GATEWAY,
 )
