@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import partial
 
 import httpx
 import pytest
@@ -91,7 +92,7 @@ def without_prefill(policies: Policies, gateway: GatewayClient) -> Policies:
         assert _ask(service).status_code == 200
     _scale_prefill(policies, 0)
     for service in policies.both:
-        wait_until("only a decode engine is left", lambda key=service.key: _is_alone(gateway, key), EFFECTIVE_S)
+        wait_until("only a decode engine is left", partial(_is_alone, gateway, service.key), EFFECTIVE_S)
     return policies
 
 
