@@ -56,8 +56,9 @@ def policies(cluster: Cluster, namespace: str) -> Policies:
     return found
 
 
-def _ask(service: Service, words: int = WORDS, **headers: str) -> httpx.Response:
+def _ask(service: Service, words: int = WORDS, request_class: str = "default") -> httpx.Response:
     body = {"model": service.key, "prompt": unique_text(words, time.time_ns()), "max_tokens": 4}
+    headers = {CLASS: request_class}
     return httpx.post(f"{service.url}/v1/completions", json=body, headers=headers, timeout=PATIENCE_S, trust_env=False)
 
 
@@ -76,8 +77,8 @@ def test_priority_of_the_class_reaches_the_engine(policies: Policies, gateway: G
     """The body that the decode engine sends on to the prefill engine has the priority too."""
     before, name = gateway.prefill_counts(policies.serve.key), "plimsoll_engine_prioritized_requests_total"
     counted = policies.serve.metrics("decode").total(name)
-    for headers in ({}, {CLASS: "urgent"}):
-        answer = _ask(policies.serve, **headers)
+    for request_class in ("default", "urgent"):
+        answer = _ask(policies.serve, request_class=request_class)
         assert answer.status_code == 200, answer.text
     roads = gateway.prefill_counts(policies.serve.key) - before
     print(f"prefill {dict(roads)}")
