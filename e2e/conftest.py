@@ -88,6 +88,7 @@ EXTENDED_SCENARIOS = (
     "many_adapters",
     "other_autoscalers",
     "other_engine",
+    "prefill_policy",
     "prefix_routing",
     "request_limits",
     "second_release",

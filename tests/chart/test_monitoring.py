@@ -168,6 +168,7 @@ def test_dashboard_ids_variables_and_refs_are_consistent() -> None:
         "vllm:spec_decode_num_accepted_tokens_total",
         "plimsoll_slo_attainment_ratio",
         "plimsoll_gateway_adapter_requests_total",
+        "plimsoll_gateway_prefix_tokens_total",
         "plimsoll_gateway_ttft_by_prompt_seconds_bucket",
         "plimsoll_gateway_tpot_by_output_seconds_bucket",
         "plimsoll_gateway_queue_seconds_sum",

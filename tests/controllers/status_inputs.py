@@ -29,8 +29,9 @@ def status_inputs(*tiers: TierStatusInputs, **other: Any) -> StatusInputs:
         "gateway_replicas": 1,
         "model_names": ModelNames(("chat", "team/chat")),
         "url": "http://g/v1",
+        "service_object": PARENT,
     }
-    return StatusInputs(service_object=PARENT, tiers=tiers or (tier("prefill"), tier("decode")), **(facts | other))
+    return StatusInputs(tiers=tiers or (tier("prefill"), tier("decode")), **(facts | other))
 
 
 def by_type(found: tuple[Condition, ...]) -> dict[ConditionType, Condition]:

@@ -98,6 +98,23 @@ def test_conditions_dead_prefill_tier_keeps_service_ready() -> None:
 
 
 @pytest.mark.parametrize(
+    ("ready", "endpoints", "reason"),
+    [
+        (0, 1, ConditionReason.PREFILL_UNAVAILABLE),
+        (1, 1, ConditionReason.SERVING),
+        (0, 0, ConditionReason.NO_ROUTABLE_ENDPOINT),
+    ],
+)
+def test_conditions_required_prefill_tier_decides_ready(ready: int, endpoints: int, reason: ConditionReason) -> None:
+    strict = {**PARENT, "spec": {**PARENT["spec"], "whenPrefillUnavailable": "Reject"}}
+    inputs = status_inputs(
+        tier("prefill", ready=ready), tier("decode"), service_object=strict, routable_endpoints=endpoints
+    )
+    found = by_type(service_status.build_conditions(inputs))[ConditionType.READY]
+    assert (found.reason, found.holds) == (reason, reason is ConditionReason.SERVING)
+
+
+@pytest.mark.parametrize(
     ("pod_status", "reason", "words"),
     [
         (

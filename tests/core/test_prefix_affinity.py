@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from plimsoll.core.admission.capacity_announcement import CapacityAnnouncement
 from plimsoll.core.admission.controller import AdmissionController
 from plimsoll.core.admission.cost_model import ClassPolicy, engine_cost_model
+from plimsoll.core.admission.placement import PrefixTokens
 from plimsoll.core.admission.request import AdmissionDecision, AdmissionOutcome, AdmissionRequest
 from plimsoll.core.capacity.tier_model import TierSpec
 from plimsoll.core.engine_model.step_time import EngineLimits, KvTransfer, StepModel
@@ -168,6 +169,23 @@ def test_admission_cached_prefix_lowers_ttft_and_work() -> None:
         assert again.address == first[k].address
         assert again.first_token_s < first[k].first_token_s - 0.1
     assert controller.offered_work_s - work_s < 0.5 * work_s
+
+
+def test_prefix_tokens_repeats_are_ideal_and_routed() -> None:
+    controller = gate()
+    for now, id in ((0.0, "first"), (100.0, "again")):
+        submit_request(controller, id, now, conversation(1))
+    assert controller.pool.take_prefix_tokens() == PrefixTokens(2 * PROMPT, PROMPT, PROMPT)
+    assert controller.pool.take_prefix_tokens() == PrefixTokens()
+
+
+def test_prefix_tokens_on_another_replica_are_ideal_alone() -> None:
+    controller, units = gate(replicas="a"), 10
+    submit_request(controller, "first", 0.0, conversation(1))
+    controller.set_replicas({"b": units}, 1.0, frozenset())
+    submit_request(controller, "again", 100.0, conversation(1))
+    submit_request(controller, "short", 200.0, (), prompt=90)
+    assert controller.pool.take_prefix_tokens() == PrefixTokens(2 * PROMPT + 90, PROMPT, 0)
 
 
 def test_admission_busy_cached_replica_loses_to_idle() -> None:

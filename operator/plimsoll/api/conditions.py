@@ -78,6 +78,7 @@ class ConditionReason(StrEnum):
     SERVING = "Serving"
     NO_GATEWAY = "NoGateway"
     NO_ROUTABLE_ENDPOINT = "NoRoutableEndpoint"
+    PREFILL_UNAVAILABLE = "PrefillUnavailable"
     STARTING = "Starting"
     SCALED_TO_ZERO = "ScaledToZero"
     WAKING = "Waking"
@@ -159,6 +160,7 @@ REASON_MEANINGS: dict[ConditionReason, str] = {
     ConditionReason.SERVING: "At least one gateway pod lists a routable endpoint of the service.",
     ConditionReason.NO_GATEWAY: "The operator cannot reach any gateway pod, so clients cannot reach the service.",
     ConditionReason.NO_ROUTABLE_ENDPOINT: "Engines are ready, but no gateway pod lists one of them yet.",
+    ConditionReason.PREFILL_UNAVAILABLE: "No prefill engine is ready, and `whenPrefillUnavailable` is `Reject`.",
     ConditionReason.STARTING: "Engines are starting: image pull, weights, compilation, warm-up.",
     ConditionReason.SCALED_TO_ZERO: "The tier has no replica and no request. The next request is queued while an "
     "engine starts.",

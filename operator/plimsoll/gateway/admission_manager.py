@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, TypeVar
 
 from plimsoll.core.admission.cost_model import EngineCostModel
+from plimsoll.core.admission.placement import PrefixTokens
 from plimsoll.core.admission.request import AdmissionDecision, AdmissionRequest
 from plimsoll.core.admission.token_estimator import TokenEstimator
 from plimsoll.core.routing.picker import eligible
@@ -239,6 +240,11 @@ class AdmissionManager:
         return max((r.step_time_ratio for r in replicas), default=1.0), max(
             (r.ttft_residual_s for r in replicas), default=0.0
         )
+
+    def take_prefix_tokens(self, key: str) -> PrefixTokens:
+        """Returns the prompt tokens of the service since the last call, by what engines know of them."""
+        admission = self.services.get(key)
+        return PrefixTokens() if admission is None else admission.controller.pool.take_prefix_tokens()
 
     def _sync_service(self, service: ServiceEntry, now: float, unix: float) -> None:
         """Create, update or remove the `ServiceAdmission` of a service, as its policy requires."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 from plimsoll.core.routing.endpoint import Endpoint
@@ -91,6 +92,8 @@ def update_metrics(picker: Picker) -> None:
         step_time_ratio, ttft_residual_s = picker.admission.max_model_error(key)
         gateway_metrics.GATEWAY_STEP_TIME_RATIO.labels(key).set(step_time_ratio)
         gateway_metrics.GATEWAY_TTFT_RESIDUAL.labels(key).set(ttft_residual_s)
+        for kind, tokens in asdict(picker.admission.take_prefix_tokens(key)).items():
+            gateway_metrics.GATEWAY_PREFIX_TOKENS.labels(key, kind).inc(tokens)
         roles = {e.role for e in service.endpoints}
         inflight: Counter[Role] = Counter()
         endpoint_counts: Counter[tuple[Role, bool]] = Counter()

@@ -68,6 +68,13 @@ GATEWAY_PREFILLS = Counter(
     ["service", "where"],
     registry=GATEWAY,
 )
+GATEWAY_PREFIX_TOKENS = Counter(
+    "plimsoll_gateway_prefix_tokens",
+    "Estimated prompt tokens sent to engines (kind: prompt), those in a prefix that any engine received recently"
+    " (ideal), and those that the chosen engine received (routed); services with an SLO.",
+    ["service", "kind"],
+    registry=GATEWAY,
+)
 GATEWAY_EARLY_FIRST_TOKENS = Counter(
     "plimsoll_gateway_early_first_tokens",
     "First tokens that admission control knew while their responses still ran.",
@@ -364,6 +371,7 @@ _GATEWAY_SERVICE_METRICS = (
     GATEWAY_STEP_TIME_RATIO,
     GATEWAY_TTFT_RESIDUAL,
     GATEWAY_PREFILLS,
+    GATEWAY_PREFIX_TOKENS,
     GATEWAY_EARLY_FIRST_TOKENS,
     GATEWAY_TTFT,
     GATEWAY_DURATION,

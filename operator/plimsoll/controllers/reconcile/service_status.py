@@ -28,11 +28,16 @@ from plimsoll.controllers.reconcile.observe import NameState
 from plimsoll.controllers.reconcile.target_conditions import target_conditions
 from plimsoll.controllers.reconcile.tier_health import TierHealth, TierStatusInputs, tier_health
 from plimsoll.controllers.targets.target_state import TargetState
+from plimsoll.core.routing.picker import KV_BLOCK_TOKENS
 from plimsoll.core.types import Role
 
 Object = dict[str, Any]
 
 MAX_OTHER_WRITER_CHARS = 512
+_NO_PREFILL = (
+    f"no prefill engine is ready, and spec.whenPrefillUnavailable is Reject: prompts of {KV_BLOCK_TOKENS} tokens or"
+    " more are rejected with 503; see the prefill tier's pods, or set whenPrefillUnavailable: Serve"
+)
 SCALING_FIELDS = (
     "slo",
     "limitedBy",
@@ -202,6 +207,8 @@ def _internal_error(inputs: StatusInputs) -> tuple[Condition, ...]:
 
 def _ready(inputs: StatusInputs, tiers: tuple[TierHealth, ...]) -> tuple[Condition, ...]:
     if inputs.routable_endpoints:
+        if _lacks_required_prefill(inputs):
+            return (Condition(ConditionType.READY, False, ConditionReason.PREFILL_UNAVAILABLE, _NO_PREFILL),)
         return (
             Condition(
                 ConditionType.READY,
@@ -238,6 +245,13 @@ def _ready(inputs: StatusInputs, tiers: tuple[TierHealth, ...]) -> tuple[Conditi
             ),
         )
     return (_unroutable(_client_ready(inputs)),)
+
+
+def _lacks_required_prefill(inputs: StatusInputs) -> bool:
+    """Whether gateways reject all prompts that only a prefill engine may compute."""
+    prefill = [tier for tier in inputs.tiers if tier.role == Role.PREFILL]
+    policy = (inputs.service_object.get("spec") or {}).get("whenPrefillUnavailable")
+    return policy == "Reject" and bool(prefill) and not any(tier.ready for tier in prefill)
 
 
 def _no_scale_up(service_object: Object) -> str:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final, NamedTuple
 
@@ -58,6 +59,23 @@ class _PrefillChoice(NamedTuple):
     wait_s: float
 
 
+@dataclass(slots=True)
+class PrefixTokens:
+    """Prompt tokens of the requests sent to replicas, to compare with what engines found in their prefix caches.
+
+    - `prompt`: all of them.
+    - `ideal`: of these, tokens of a prefix that some replica received recently.
+    - `routed`: of these, tokens of a prefix that the chosen replica received recently.
+
+    Prompts are counted by blocks of 128 tokens, up to 512 blocks. "Recently" is as long as the caches of the replicas
+    hold a prefix: each its own for `routed`, all together for `ideal`.
+    """
+
+    prompt: int = 0
+    ideal: int = 0
+    routed: int = 0
+
+
 class ReplicaPool:
     """The replicas of one serve or decode tier, and its prefill replicas, if any."""
 
@@ -65,6 +83,7 @@ class ReplicaPool:
         self.cost_model = cost_model
         self.replicas: dict[str, ReplicaState] = {}
         self.prefill_queues: dict[str, PrefillQueue] = {}
+        self._prefix_tokens = PrefixTokens()
         self.drain_rate = 0.0  # GPU-seconds of modelled work per second that full replicas complete
         self._depth_memo = ("", 0)  # request and prefix depth of the last `estimate_cost`
         self._replica_of: dict[str, ReplicaState] = {}
@@ -243,10 +262,24 @@ class ReplicaPool:
             self._recent_prefill_s += cost.remote_prefill_s
         replica.add(request.id, running, now)
         self._replica_of[request.id] = replica
+        self._prefix_tokens.prompt += request.prompt_tokens
         if request.block_hashes:
+            self._count_prefix(request, replica.address)
             self._prefix_index.record(replica.address, request.block_hashes)
             if placement.prefill is not None:
                 self._prefill_prefix_index.record(placement.prefill, request.block_hashes)
+
+    def take_prefix_tokens(self) -> PrefixTokens:
+        """Returns the prompt tokens counted since the last call."""
+        counted, self._prefix_tokens = self._prefix_tokens, PrefixTokens()
+        return counted
+
+    def _count_prefix(self, request: AdmissionRequest, address: str) -> None:
+        """Count the known part of a prompt, before it is recorded. The first look-up repeats that of the placement."""
+        if depth := self._prefix_index.match_depth(request.block_hashes):
+            counted = self._prefix_tokens
+            counted.ideal += _tokens(request, depth)
+            counted.routed += _tokens(request, self._prefix_index.match_depth_at(address, request.block_hashes, depth))
 
     def record_first_token(self, id: str, ttft_s: float, now: float) -> RunningRequest | None:
         """Record a first token. Returns None if the request is unknown. See `ReplicaState.record_first_token`."""
