@@ -222,6 +222,14 @@ MODELS = [
         )
         for other in ({"claimName": "cache"}, {"sizeLimit": "1Gi"}, {"hostPath": "/models"})
     ],
+    *[
+        Case(
+            {"spec.model": {"uri": uri, "cache": {"nodeLocal": True}}},
+            "spec.model.cache.nodeLocal",
+            "nodeLocal is allowed only for hf://, s3://, gs:// and https:// models",
+        )
+        for uri in ("pvc://models/a", "file:///models/a", "oci://a/b:c")
+    ],
     *text_cases(
         "spec.model.cache.hostPath",
         253,

@@ -173,6 +173,8 @@ ENGINE_CASES = [
         )
     ],
     _engine("tensorrt-llm", ARGS, ["--server_role", "CONTEXT"], "may not have a flag that Plimsoll sets "),
+    _engine("tensorrt-llm", ARGS, ["--served-model-name", "x"], "may not have a flag that Plimsoll sets "),
+    _engine("tgi", ARGS, ["--num-shard", "2"], "may not have a flag that Plimsoll sets "),
     _engine("tgi", ARGS, ["--hostname=::"], "may not have a flag that Plimsoll sets "),
     _engine("sglang", ARGS, ["--host", "--disaggregation-mode"], "may not have a flag that Plimsoll sets "),
     _engine("openai", "spec.engine.command", ["x"] * 33, "must have at most 32 entries", "Too many"),

@@ -79,6 +79,10 @@ VALID_EDITS: list[dict[str, Any]] = [
             (0, ["-tp", "2"]),
         )
     ],
+    {
+        "spec.engine.args": ["--tensor-parallel-size", "2"],
+        **{f"spec.tiers.{role}.gpuResource": "aws.amazon.com/neuron" for role in ("prefill", "decode")},
+    },
     {"spec.engine.args": ["--seed"] * 128},
     {"spec.engine.env": [{"name": name, "value": ""} for name in ("A", "a.b-c", "_X", "MY_PLIMSOLL_X", "PLIMSOLL")]},
     {"spec.engine.env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "a", "key": "b", "optional": True}}}]},

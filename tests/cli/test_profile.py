@@ -201,6 +201,44 @@ async def test_redirect_to_another_server_is_not_followed() -> None:
     assert visits == []
 
 
+async def test_names_of_engine_are_printable_and_few() -> None:
+    names = [{"id": f"\x1b[2J{number}"} for number in range(50_000)]
+    async with serving({"/v1/models": lambda _: web.json_response({"data": names})}) as url, connect_url(url) as one:
+        with pytest.raises(BadInput) as error:
+            await read_facts(one, "m")
+    assert str(error.value).endswith("?[2J8, ?[2J9, and 49990 more")
+    assert "\x1b" not in str(error.value)
+
+
+async def test_model_name_without_bound_is_refused() -> None:
+    """The name is in the body of each request of a batch."""
+    entry = {"id": "m" * 100_000}
+    async with serving({"/v1/models": lambda _: web.json_response({"data": [entry]})}) as url, connect_url(url) as one:
+        with pytest.raises(BadInput, match="lists no model"):
+            await read_facts(one, "")
+
+
+def test_failed_measurement_leaves_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "profile.json"
+    assert main(["profile", "http://127.0.0.1:1", "--output", str(output)]) != 0
+    assert "does not answer" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_failed_measurement_keeps_an_earlier_profile(tmp_path: Path) -> None:
+    output = tmp_path / "profile.json"
+    output.write_text("{}")
+    assert main(["profile", "http://127.0.0.1:1", "--output", str(output)]) != 0
+    assert [one.read_text() for one in tmp_path.iterdir()] == ["{}"]
+
+
+def test_folder_that_is_not_there_is_named_before_a_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["profile", "http://127.0.0.1:1", "--output", str(tmp_path / "a" / "b.json")]) != 0
+    error = capsys.readouterr().err
+    assert "a/b.json" in error
+    assert "No such file or directory" in error
+
+
 async def test_busy_engine_is_refused() -> None:
     page = b"vllm:num_requests_running 2\nvllm:num_requests_waiting 1\n"
     async with (
@@ -215,6 +253,7 @@ async def test_busy_engine_is_refused() -> None:
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
+        ('{"error": "\x1b[2J"}', r'answered 422: \{"error": "\?\[2J'),
         (web.json_response({"error": "prompt must be a string"}, status=422).text, "answered 422: .*must be a string"),
         ('{"usage": {"completion_tokens": 1}}', "counted 1 output tokens where 2 were requested"),
     ],

@@ -201,6 +201,13 @@ def test_gpus_that_no_argument_uses_are_a_warning(
     assert found == ValidationResult(warnings=(f"spec.tiers.serve.{said}; change it, or spec.engine.args",))
 
 
+def test_devices_of_another_resource_are_not_judged() -> None:
+    """A Neuron device has several cores, each of which is a rank."""
+    tier = {"gpus": 2, "gpuResource": "aws.amazon.com/neuron"}
+    service = builders.service(tiers={"serve": tier}, engine={"args": ["-tp", "4"]})
+    assert validate_change(service, None, cluster_of(), ("-dp", "3")) == ValidationResult()
+
+
 def test_invalid_spec_is_refused_with_the_words_of_stalled() -> None:
     """A cluster may have the definition of an earlier release, without the rule."""
     service = builders.service(tiers={"serve": {"minReplicas": 3, "maxReplicas": 2}}, slo={"tpot": "50"})

@@ -245,3 +245,25 @@ async def test_benchmark_empty_plan_sends_nothing() -> None:
     engine = Engine()
     assert await run_benchmark(engine, replace(PLAN, prompt_tokens=(), batches=())) is None
     assert engine.requested == 0
+
+
+async def test_batch_with_a_broken_request_leaves_none_running() -> None:
+    """The engine would compute them on: after the launcher is ready, or for nobody."""
+    running = 0
+
+    async def ask(_: str, body: bytes | None) -> client.Response:
+        nonlocal running
+        if running == 3:
+            raise OSError("reset")
+        running += 1
+        try:
+            await asyncio.Event().wait()
+        finally:
+            running -= 1
+        raise AssertionError
+
+    timer = self_benchmark._BatchTimer(ask, PromptFactory("m"), lambda: 0.0)
+    with pytest.raises(OSError, match="reset"):
+        await timer.measure(timer.new_prompts(4, 16), 1, {})
+    await asyncio.sleep(0)
+    assert running == 0

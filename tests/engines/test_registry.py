@@ -79,7 +79,6 @@ def test_own_flags_are_reserved(name: str) -> None:
         "--tp-size",
         "--is-embedding",
         "--tp_size",
-        "--num-shard",
         "--extra_llm_api_options",
     }
 

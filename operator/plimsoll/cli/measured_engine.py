@@ -10,6 +10,7 @@ found by the labels that the operator sets, and asked through the API server wit
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -29,6 +30,7 @@ from plimsoll.api import labels
 from plimsoll.api.contract import engine_contract
 from plimsoll.cli import cluster
 from plimsoll.cli.cluster import ClusterQueryError
+from plimsoll.cli.output import printable_line
 from plimsoll.core.errors import BackendUnavailable, ClusterError, cause_of
 from plimsoll.core.types import Role
 from plimsoll.engines.registry import ENGINES
@@ -37,6 +39,8 @@ from plimsoll.sim.errors import BadInput
 KubeObject = dict[str, Any]
 
 MAX_ANSWER_BYTES: Final = 4 << 20
+_MAX_NAME_CHARS: Final = 1024  # of a model; each request has it
+_SHOWN_NAMES: Final = 10
 REQUEST_TIMEOUT_S: Final = 60.0
 _MEASURED_ROLES: Final = (Role.SERVE, Role.DECODE)  # a prefill engine generates one token
 
@@ -226,9 +230,13 @@ def _listed_model(body: bytes, model: str) -> tuple[str, int | None]:
         entries = {str(entry["id"]): entry.get("max_model_len") for entry in json.loads(body)["data"]}
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         entries = {}
+    entries = {name: length for name, length in entries.items() if len(name) <= _MAX_NAME_CHARS}
     name = model or next(iter(entries), "")
     if name not in entries:
-        raise BadInput(f"the engine lists no model {name}".rstrip() + f" at /v1/models: it has {', '.join(entries)}")
+        shown = [printable_line(one) for one in itertools.islice(entries, _SHOWN_NAMES)]
+        more = [f"and {len(entries) - _SHOWN_NAMES} more"] if len(entries) > _SHOWN_NAMES else []
+        has = f" at /v1/models: it has {', '.join(shown + more) or 'none'}"
+        raise BadInput(f"the engine lists no model {name}".rstrip() + has)
     length = entries[name]
     return name, length if isinstance(length, int) and not isinstance(length, bool) and length > 0 else None
 

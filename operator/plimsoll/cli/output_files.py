@@ -9,11 +9,13 @@ the file.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
+import shutil
 import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, TextIO
 
 from plimsoll.core.errors import PlimsollError
@@ -33,6 +35,32 @@ def open_for_writing(path: str) -> TextIO:
         return io.TextIOWrapper(io.BufferedWriter(_NamedFile(path, "a")), encoding="utf-8")
     except OSError as error:
         raise OutputFileError(f"{path}: {error.strerror}") from None
+
+
+@contextlib.contextmanager
+def replacing(path: str) -> Iterator[TextIO]:
+    """Open a file that takes the place of the one at `path` once all is written; without an error or not at all.
+
+    A pipe or a device is written itself. Raises OutputFileError, also on later writes.
+    """
+    place = os.path.realpath(path)
+    if os.path.exists(place) and not os.path.isfile(place):
+        with open_for_writing(path) as file:
+            yield file
+        return
+    part = f"{place}.{os.getpid()}.part"
+    try:
+        with open_for_writing(part) as file:
+            yield file
+        try:
+            if os.path.exists(place):
+                shutil.copymode(place, part)
+            os.replace(part, place)
+        except OSError as error:
+            raise OutputFileError(f"{path}: {error.strerror}") from None
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(part)
 
 
 def truncate(file: TextIO) -> None:

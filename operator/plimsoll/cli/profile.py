@@ -29,6 +29,7 @@ from plimsoll.cli.measured_engine import (
     connect_url,
     read_facts,
 )
+from plimsoll.cli.output import printable_line
 from plimsoll.core.capacity.tier_model import HTTP_OVERHEAD_PER_TOKEN_S, HTTP_OVERHEAD_S
 from plimsoll.core.engine_model import roofline
 from plimsoll.core.engine_model.self_benchmark import fit_step_model
@@ -87,17 +88,19 @@ def run(arguments: argparse.Namespace) -> int:
     if not 1 <= arguments.seconds <= _MAX_SECONDS:
         raise BadInput(f"--seconds: {format_number(arguments.seconds)} must be from 1 to {format_number(_MAX_SECONDS)}")
     config = _config(arguments.config)
-    file = None if arguments.output is None else output_files.open_for_writing(arguments.output)
-    document, measurement = asyncio.run(_profile(arguments, config))
-    text = json.dumps(document, indent=2) + "\n"
-    print("\n".join(report_lines(measurement)), file=sys.stderr, flush=True)
-    if file is None:
-        output_files.print_text(text)
+    if arguments.output is None:
+        output_files.print_text(_measured_text(arguments, config))
         return 0
-    with file:
-        output_files.truncate(file)
-        file.write(text)
+    with output_files.replacing(arguments.output) as file:
+        file.write(_measured_text(arguments, config))
     return 0
+
+
+def _measured_text(arguments: argparse.Namespace, config: dict[str, Any] | None) -> str:
+    """Measure and report; returns the profile as JSON."""
+    document, measurement = asyncio.run(_profile(arguments, config))
+    print("\n".join(report_lines(measurement)), file=sys.stderr, flush=True)
+    return json.dumps(document, indent=2) + "\n"
 
 
 def _config(name: str | None) -> dict[str, Any] | None:
@@ -210,7 +213,7 @@ async def _probe(send: SendRequest, prompts: PromptFactory) -> None:
     except (OSError, TimeoutError, ValueError) as error:
         raise BadInput(f"the engine does not answer POST {COMPLETIONS_PATH}: {cause_of(error)}") from None
     if response.status != 200:
-        words = response.body[:200].decode(errors="replace")
+        words = printable_line(response.body[:200].decode(errors="replace"))
         raise BadInput(
             f"POST {COMPLETIONS_PATH} with a prompt of token ids and ignore_eos answered {response.status}: {words}"
         )

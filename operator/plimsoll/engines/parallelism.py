@@ -5,7 +5,8 @@ Problem: an engine whose parallel sizes do not fit its GPUs pulls an image, load
 Idea: the sizes multiply. Data parallel ranks are copies, each of which spans tensor, pipeline and prefill context
 ranks. Expert parallelism and decode context parallelism use the GPUs of the others. Without a tensor parallel size,
 Plimsoll sets what the other sizes leave. Arguments that spread an engine in other ways (Ray, several nodes, a config
-file, ranks that the user places) are not judged.
+file, ranks that the user places) are not judged. Nor are resources of another kind than whole GPUs: one unit of them
+may be several devices, such as the cores of a Neuron device.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ OTHERS: Final = (
     SizeFlag(vllm.DATA_PARALLEL_SIZE, "-dp"),
     SizeFlag(vllm.PREFILL_CONTEXT_PARALLEL_SIZE, "-pcp"),
 )
+WHOLE_GPUS: Final = ("nvidia.com/gpu", "amd.com/gpu")  # one unit of others may be a slice, or several devices
 EXPERT_SPELLINGS: Final = (vllm.EXPERT_PARALLEL, "-ep")
 # Arguments by which an engine spans GPUs in a way that this module does not know.
 PLACED_BY_USER: Final = "^(-[nr]([=0-9]|$)|-dp[a-z]|--(config(=|$)|nnodes|dist|data.parallel.([^s]|start|size.l)))"

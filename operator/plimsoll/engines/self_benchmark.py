@@ -151,7 +151,12 @@ class _BatchTimer:
         """Store the seconds until the last of the prompts has all its tokens, if all get them."""
         bodies = [self.prompts.completion_request(prompt, outputs) for prompt in prompts]
         started = self.clock()
-        responses = await asyncio.gather(*(self.send_request(COMPLETIONS_PATH, body) for body in bodies))
+        requests = [asyncio.ensure_future(self.send_request(COMPLETIONS_PATH, body)) for body in bodies]
+        try:
+            responses = await asyncio.gather(*requests)
+        finally:  # after an error the others would run on
+            for request in requests:
+                request.cancel()
         elapsed = self.clock() - started
         if all(answer.status == 200 and generated_tokens(answer.body) == outputs for answer in responses):
             key = (len(prompts), len(prompts[0]), outputs)

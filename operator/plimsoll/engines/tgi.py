@@ -7,6 +7,7 @@ Facts from its documentation of launcher arguments and metrics, and from its sou
 - Above `--max-concurrent-requests` it answers 429.
 - `/health` is served once the shards are warm. On SIGTERM the router finishes running requests, for 90 s or
   `--graceful-termination-timeout`.
+- An argument that is given twice ends it at its start.
 - Adapters are loaded at its start only. It has no route for embeddings.
 - Its mean time per token includes the prefill, so it is no TPOT, and no metric has a TTFT.
 """
@@ -22,7 +23,7 @@ MAX_CONCURRENT: Final = ("--max-concurrent-requests",)
 MAX_BATCH: Final = ("--max-batch-size",)
 MAX_TOTAL_TOKENS: Final = ("--max-total-tokens",)
 DEFAULT_CONCURRENT: Final = 128
-RESERVED_FLAGS: Final = ("--model-id", "--revision", "--hostname", "--port", "-p", "--api-key")
+RESERVED_FLAGS: Final = ("--model-id", "--revision", "--hostname", "--port", "-p", "--api-key", "--num-shard")
 RESERVED_VARIABLES: Final = ("API_KEY",)  # the other flags are set by Plimsoll itself
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import orjson
 
@@ -18,11 +18,10 @@ from plimsoll.api.v1alpha1 import EngineTier, InferenceService, RoleName
 from plimsoll.core.planning.engine_tuning import EngineHardware, TunedArgument, tune_engine
 from plimsoll.core.types import Role, Unavailable
 from plimsoll.engines.engine import Feature
+from plimsoll.engines.parallelism import WHOLE_GPUS
 from plimsoll.resources import hardware
 
 Object = dict[str, Any]
-
-WHOLE_GPUS: Final = frozenset({"nvidia.com/gpu", "amd.com/gpu"})  # others may be slices or shared
 
 
 @dataclass(frozen=True)

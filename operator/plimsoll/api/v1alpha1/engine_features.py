@@ -126,7 +126,7 @@ def _flag_pattern(flags: tuple[str, ...]) -> str:
 
     It is short, because the API server limits the cost of a rule by the length of its pattern.
     """
-    names = "|".join(flag[1:].replace("-", ".") for flag in flags)
+    names = "|".join(flag[1:].replace("-", ".").replace("_", ".") for flag in flags)
     return f"^-({names})([=. ]|$)"
 
 

@@ -15,6 +15,7 @@ from plimsoll.api.v1alpha1.pod_overrides import ObjectName, SizeLimit
 
 SCHEMES: Final = ("hf", "pvc", "file", "s3", "gs", "https", "oci")
 FETCHED_SCHEMES: Final = ("s3", "gs", "https")  # the launcher downloads them into the cache
+_CACHED_SCHEMES: Final = ("hf", *FETCHED_SCHEMES)
 ADAPTER_SCHEMES: Final = ("hf", "pvc", "file")
 DEFAULT_CACHE_SIZE: Final = "64Gi"
 
@@ -271,12 +272,20 @@ class ModelSource(ApiModel):
     rules: ClassVar[tuple[ValidationRule[ModelSource], ...]] = (
         _only_for(("hf",), "revision", lambda own: own.revision is not None),
         _only_for(
-            ("hf", *FETCHED_SCHEMES),
+            _CACHED_SCHEMES,
             "secretRef",
             lambda own: own.secret_ref is not None,
             "; oci:// uses pod.imagePullSecrets",
         ),
         _only_for(FETCHED_SCHEMES, "digest", lambda own: own.digest is not None, "; oci:// has it in the URI"),
+        ValidationRule(
+            "!has(self.cache) || !has(self.cache.nodeLocal) || !self.cache.nodeLocal ||"
+            f" self.uri.matches('^({'|'.join(_CACHED_SCHEMES)})://')",
+            "nodeLocal is allowed only for hf://, s3://, gs:// and https:// models: others are not downloaded",
+            lambda own: own.is_cached or not own.cache.node_local,
+            field=".cache.nodeLocal",
+            reason="FieldValueForbidden",
+        ),
         _only_for(("oci",), "path", lambda own: own.path is not None),
     )
 
@@ -303,7 +312,7 @@ class ModelSource(ApiModel):
     @property
     def is_cached(self) -> bool:
         """Whether the pod has a cache for the model."""
-        return self.scheme == "hf" or self.is_fetched
+        return self.scheme in _CACHED_SCHEMES
 
     @property
     def cache_size(self) -> str:

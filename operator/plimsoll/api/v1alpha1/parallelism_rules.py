@@ -21,13 +21,20 @@ def misfits(spec: Any) -> tuple[str, ...]:
     """Return a sentence for each tier whose GPUs do not fit the parallel sizes in the arguments."""
     if spec.engine.runtime not in _LAUNCHED:
         return ()
-    found = ((role, tier, parallelism.misfit(tier.gpus, spec.engine.args)) for role, tier in spec.tiers.items())
-    return tuple(f"tiers.{role}.gpus is {tier.gpus}{text}" for role, tier, text in found if text and tier.nodes == 1)
+    judged = [(role, tier) for role, tier in spec.tiers.items() if is_judged(tier)]
+    found = ((role, tier, parallelism.misfit(tier.gpus, spec.engine.args)) for role, tier in judged)
+    return tuple(f"tiers.{role}.gpus is {tier.gpus}{text}" for role, tier, text in found if text)
+
+
+def is_judged(tier: Any) -> bool:
+    """Whether a tier's `gpus` counts the devices of an engine: those of one pod, and whole GPUs or the chart's."""
+    return tier.nodes == 1 and (tier.gpu_resource is None or tier.gpu_resource in parallelism.WHOLE_GPUS)
 
 
 _HAS_ONE_GPU: Final = " || ".join(
     f"(has(self.tiers.{role}) && (!has(self.tiers.{role}.gpus) || self.tiers.{role}.gpus == 1)"
-    f" && (!has(self.tiers.{role}.nodes) || self.tiers.{role}.nodes == 1))"
+    f" && (!has(self.tiers.{role}.nodes) || self.tiers.{role}.nodes == 1)"
+    f" && (!has(self.tiers.{role}.gpuResource) || self.tiers.{role}.gpuResource in {list(parallelism.WHOLE_GPUS)}))"
     for role in ROLES
 )
 

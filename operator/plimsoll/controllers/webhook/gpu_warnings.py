@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from plimsoll.api.v1alpha1 import InferenceService
+from plimsoll.api.v1alpha1.parallelism_rules import is_judged
 from plimsoll.engines import parallelism
 
 
@@ -22,8 +23,10 @@ def gpu_warnings(service: InferenceService, default_args: Sequence[str]) -> tupl
     own = () if engine.is_simulated else tuple(default_args)
     found = []
     for role, tier in service.spec.tiers.items():
+        if not is_judged(tier):
+            continue
         args = (*own, *engine.args)
         text = parallelism.misfit(tier.gpus, args) or parallelism.waste(tier.gpus, args)
-        if text is not None and tier.nodes == 1:
+        if text is not None:
             found.append(f"spec.tiers.{role}.gpus is {tier.gpus}{text}; change it, or spec.engine.args")
     return tuple(found)
