@@ -29,6 +29,7 @@ from plimsoll.api import labels
 from plimsoll.api.contract import engine_contract
 from plimsoll.cli import cluster
 from plimsoll.cli.cluster import ClusterQueryError
+from plimsoll.cli.output import printable_line
 from plimsoll.core.errors import BackendUnavailable, ClusterError, cause_of
 from plimsoll.core.types import Role
 from plimsoll.engines.registry import ENGINES
@@ -38,6 +39,7 @@ KubeObject = dict[str, Any]
 
 MAX_ANSWER_BYTES: Final = 4 << 20
 REQUEST_TIMEOUT_S: Final = 60.0
+_MAX_WORDS: Final = 200  # characters of an engine in a message
 _MEASURED_ROLES: Final = (Role.SERVE, Role.DECODE)  # a prefill engine generates one token
 
 
@@ -184,6 +186,11 @@ def _is_ready(pod: KubeObject) -> bool:
     return ready and not pod["metadata"].get("deletionTimestamp")
 
 
+def words_of(value: object) -> str:
+    """What an engine said, short and without control characters, for a message on a terminal."""
+    return printable_line(str(value)[:_MAX_WORDS])
+
+
 async def read_facts(connection: Connection, model: str) -> EngineFacts:
     """What an engine says of itself. model: the name that it serves, "" for the first of its list. Raises BadInput."""
     paths = sorted({engine.metrics_path for engine in ENGINES.values()})
@@ -228,7 +235,9 @@ def _listed_model(body: bytes, model: str) -> tuple[str, int | None]:
         entries = {}
     name = model or next(iter(entries), "")
     if name not in entries:
-        raise BadInput(f"the engine lists no model {name}".rstrip() + f" at /v1/models: it has {', '.join(entries)}")
+        raise BadInput(
+            f"the engine lists no model {name}".rstrip() + f" at /v1/models: it has {words_of(', '.join(entries))}"
+        )
     length = entries[name]
     return name, length if isinstance(length, int) and not isinstance(length, bool) and length > 0 else None
 
