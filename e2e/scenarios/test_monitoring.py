@@ -30,7 +30,8 @@ from plimsoll.api import labels
 
 IMAGE = "localhost:5001/plimsoll/prometheus:dev"
 DOCUMENTATION = ROOT / "docs" / "tasks" / "monitor.md"
-RULES = stack.CHART / "files" / "rules" / "plimsoll.yaml"
+RULES = stack.CHART / "files" / "rules"
+RULE_FILES = ("plimsoll.yaml", "opencost.yaml")
 UNIT_TESTS = ROOT / "tests" / "chart" / "rules" / "plimsoll_test.yaml"
 DASHBOARD = stack.CHART / "files" / "dashboards" / "plimsoll.json"
 CORE = (
@@ -111,10 +112,10 @@ def watched(cluster: Cluster, namespace: str) -> Service:
 @pytest.fixture(scope="module")
 def prometheus(cluster: Cluster, namespace: str, watched: Service) -> PrometheusClient:
     """One that runs in the scenario's namespace under the restricted pod security standard."""
-    unit_tests = yaml.safe_load(UNIT_TESTS.read_text()) | {"rule_files": ["plimsoll.yaml"]}
+    unit_tests = yaml.safe_load(UNIT_TESTS.read_text()) | {"rule_files": [*RULE_FILES]}
     files = {
         "prometheus.yml": _configuration([*_parts(cluster), *watched.pods()]),
-        "plimsoll.yaml": RULES.read_text(),
+        **{name: (RULES / name).read_text() for name in RULE_FILES},
         "plimsoll_test.yaml": yaml.safe_dump(unit_tests),
     }
     pod_meta = {"name": "prometheus", "labels": {labels.NAME: "prometheus"}}

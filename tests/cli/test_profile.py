@@ -341,3 +341,33 @@ async def test_pod_that_is_gone_is_an_error() -> None:
 async def test_service_without_engine_to_measure_is_refused(pods: list[Object], spec: Object, words: str) -> None:
     with pytest.raises(ClusterQueryError, match=words):
         await connect_pod(PodKube(pods, {}, **spec), "team", "chat")
+
+
+HOSTILE = "\x1b]0;owned\x07" + "x" * 100_000
+
+
+@pytest.mark.parametrize(
+    "answer", [HOSTILE, json.dumps({"usage": {"completion_tokens": HOSTILE}}), json.dumps({"data": [{"id": HOSTILE}]})]
+)
+async def test_words_of_an_engine_are_printable_and_short(answer: str) -> None:
+    status = 200 if answer.startswith("{") else 422
+    handlers = {
+        "/v1/completions": lambda _: web.Response(status=status, text=answer),
+        "/v1/models": lambda _: web.Response(text=answer),
+    }
+    async with serving(handlers) as url, connect_url(url) as connection:
+        asked = (
+            read_facts(connection, "m") if "data" in answer else measure(connection, FACTS, LIMITS, 900, 60.0, float)
+        )
+        with pytest.raises(BadInput) as raised:
+            await asked
+    assert str(raised.value).isprintable()
+    assert len(str(raised.value)) < 400
+
+
+def test_output_that_is_the_config_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "config.json"
+    config.write_text("{}")
+    assert main(["profile", "http://127.0.0.1:1", "--config", str(config), "--output", str(config)]) == 1
+    assert "is also the file of --config" in capsys.readouterr().err
+    assert config.read_text() == "{}"

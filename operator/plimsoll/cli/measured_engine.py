@@ -42,6 +42,7 @@ MAX_ANSWER_BYTES: Final = 4 << 20
 _MAX_NAME_CHARS: Final = 1024  # of a model; each request has it
 _SHOWN_NAMES: Final = 10
 REQUEST_TIMEOUT_S: Final = 60.0
+_MAX_WORDS: Final = 200  # characters of an engine in a message
 _MEASURED_ROLES: Final = (Role.SERVE, Role.DECODE)  # a prefill engine generates one token
 
 
@@ -186,6 +187,11 @@ def _is_ready(pod: KubeObject) -> bool:
     conditions = (pod.get("status") or {}).get("conditions") or ()
     ready = any(one.get("type") == "Ready" and one.get("status") == "True" for one in conditions)
     return ready and not pod["metadata"].get("deletionTimestamp")
+
+
+def words_of(value: object) -> str:
+    """What an engine said, short and without control characters, for a message on a terminal."""
+    return printable_line(str(value)[:_MAX_WORDS])
 
 
 async def read_facts(connection: Connection, model: str) -> EngineFacts:

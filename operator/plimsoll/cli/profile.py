@@ -28,8 +28,8 @@ from plimsoll.cli.measured_engine import (
     connect_pod,
     connect_url,
     read_facts,
+    words_of,
 )
-from plimsoll.cli.output import printable_line
 from plimsoll.core.capacity.tier_model import HTTP_OVERHEAD_PER_TOKEN_S, HTTP_OVERHEAD_S
 from plimsoll.core.engine_model import roofline
 from plimsoll.core.engine_model.self_benchmark import fit_step_model
@@ -87,6 +87,10 @@ def run(arguments: argparse.Namespace) -> int:
         raise BadInput(f"--requests: {arguments.requests} must be from 1 to {_MAX_REQUESTS}")
     if not 1 <= arguments.seconds <= _MAX_SECONDS:
         raise BadInput(f"--seconds: {format_number(arguments.seconds)} must be from 1 to {format_number(_MAX_SECONDS)}")
+    output_files.ensure_distinct(
+        [("--config", arguments.config)] if arguments.config is not None else [],
+        [("--output", arguments.output)] if arguments.output is not None else [],
+    )
     config = _config(arguments.config)
     if arguments.output is None:
         output_files.print_text(_measured_text(arguments, config))
@@ -213,12 +217,12 @@ async def _probe(send: SendRequest, prompts: PromptFactory) -> None:
     except (OSError, TimeoutError, ValueError) as error:
         raise BadInput(f"the engine does not answer POST {COMPLETIONS_PATH}: {cause_of(error)}") from None
     if response.status != 200:
-        words = printable_line(response.body[:200].decode(errors="replace"))
+        words = words_of(response.body[:800].decode(errors="replace"))
         raise BadInput(
             f"POST {COMPLETIONS_PATH} with a prompt of token ids and ignore_eos answered {response.status}: {words}"
         )
     if (tokens := self_benchmark.generated_tokens(response.body)) != _PROBE_TOKENS:
-        raise BadInput(f"the engine counted {tokens} output tokens where {_PROBE_TOKENS} were requested")
+        raise BadInput(f"the engine counted {words_of(tokens)} output tokens where {_PROBE_TOKENS} were requested")
 
 
 def prefill_constant_s(measurement: Measurement, token_budget: int) -> float:
