@@ -104,7 +104,21 @@ def test_parse_error_shows_invalid_value() -> None:
 
 def test_parse_snake_case_field_is_unknown() -> None:
     (problem,) = problems(service(**{"spec.tiers.decode.min_replicas": 2}))
-    assert problem == "spec.tiers.decode.min_replicas: is not a known field"
+    assert problem == ("spec.tiers.decode.min_replicas: is not a known field; did you mean minReplicas or maxReplicas?")
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "similar"),
+    [
+        ("spec.slo.tftt", "1s", "ttft"),
+        ("spec.tiers.decode.replicas", 2, "minReplicas or maxReplicas"),
+        ("spec.engine.env", [{"name": "A", "vaule": "b"}], "value"),
+        ("spec.modle", {}, "model"),
+    ],
+)
+def test_parse_unknown_field_names_similar_fields(path: str, value: object, similar: str) -> None:
+    (problem,) = problems(service(**{path: value}))
+    assert problem.endswith(f": is not a known field; did you mean {similar}?")
 
 
 def test_parse_other_kind_or_api_version_is_rejected() -> None:
@@ -203,7 +217,9 @@ def test_parse_e2e_target_round_trips_and_requires_text() -> None:
     slo = parse(service(**{"spec.slo": {"ttft": "500ms", "e2e": "1m0.5s"}})).spec.slo
     assert slo is not None
     assert (slo.e2e_seconds, slo.manifest()["e2e"]) == (60.5, "1m0.5s")
-    assert problems(service(**{"spec.slo": {"ttft": "500ms", "e2E": "1m"}})) == ("spec.slo.e2E: is not a known field",)
+    assert problems(service(**{"spec.slo": {"ttft": "500ms", "e2E": "1m"}})) == (
+        "spec.slo.e2E: is not a known field; did you mean e2e?",
+    )
     assert problems(service(**{"spec.slo": {"ttft": "1s", "e2e": 20}})) == (
         "spec.slo.e2e: 20 must be a duration with a unit (us, ms, s, m, h), such as 500ms or 1.5s",
     )

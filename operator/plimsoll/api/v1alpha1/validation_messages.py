@@ -5,15 +5,16 @@ Each message begins with the full path of the field in the API server's notation
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, get_args
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from plimsoll.api.v1alpha1.api_model import RULE_ERROR_TYPE
+from plimsoll.api.v1alpha1.api_model import RULE_ERROR_TYPE, ApiModel
 
 _MAX_VALUE_CHARS = 100  # characters of a value in a message
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]+")
@@ -46,10 +47,11 @@ _MESSAGE_FORMATS: dict[str, Callable[[Any, dict[str, Any]], str]] = {
 
 def format_errors(error: ValidationError) -> tuple[str, ...]:
     """Return one message for each problem, in the order of the fields."""
-    return tuple(line for details in error.errors(include_url=False) for line in _format_details(details))
+    root = next((model for model in _models(ApiModel) if model.__name__ == error.title), None)
+    return tuple(line for details in error.errors(include_url=False) for line in _format_details(details, root))
 
 
-def _format_details(details: ErrorDetails) -> list[str]:
+def _format_details(details: ErrorDetails, root: type[ApiModel] | None) -> list[str]:
     path = _path(details["loc"])
     if details["type"] == RULE_ERROR_TYPE:
         problems: list[tuple[str, str]] = details["ctx"]["problems"]
@@ -59,7 +61,40 @@ def _format_details(details: ErrorDetails) -> list[str]:
         ]
     format_message = _MESSAGE_FORMATS.get(details["type"])
     message = format_message(details["input"], details.get("ctx", {})) if format_message else details["msg"]
+    if details["type"] == "extra_forbidden":
+        message += _similar_fields(root, details["loc"])
     return [f"{path}: {message}"]
+
+
+def _models(model: type[ApiModel]) -> Iterator[type[ApiModel]]:
+    yield model
+    for subclass in model.__subclasses__():
+        yield from _models(subclass)
+
+
+def _similar_fields(root: type[ApiModel] | None, location: tuple[int | str, ...]) -> str:
+    """Return a part of a message that names the fields of the same object that an unknown field resembles."""
+    *parents, unknown = location
+    model = root
+    for key in parents:
+        if isinstance(key, int) or model is None:
+            continue
+        fields = {field.alias or name: field.annotation for name, field in model.model_fields.items()}
+        if key in fields:  # else the key of a mapping
+            model = next(_models_in(fields[key]), None)
+    if model is None:
+        return ""
+    known = {(field.alias or name).lower(): field.alias or name for name, field in model.model_fields.items()}
+    similar = difflib.get_close_matches(str(unknown).lower()[:_MAX_VALUE_CHARS], known, n=3)
+    return f"; did you mean {' or '.join(known[name] for name in similar)}?" if similar else ""
+
+
+def _models_in(annotation: Any) -> Iterator[type[ApiModel]]:
+    """Yield the models in a type such as `tuple[EnvVar, ...]` or `SloSpec | None`."""
+    if isinstance(annotation, type) and issubclass(annotation, ApiModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _models_in(part)
 
 
 def _path(location: tuple[int | str, ...]) -> str:
