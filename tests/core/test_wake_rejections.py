@@ -63,3 +63,17 @@ def test_overdue_start_tells_no_time() -> None:
     told = controller.reject(make_request("a"), 605.0)
     assert told.outcome is AdmissionOutcome.SHED_STARTING
     assert told.retry is None or not told.retry.retryable
+
+
+@pytest.mark.parametrize("spare_rate", [0.0, 0.001, 0.5, 10.0])
+@pytest.mark.parametrize("ready_s", [31.0, 60.0, 119.0, 119.99, 120.0, 120.01, 3000.0])
+def test_each_known_start_has_retry_after(ready_s: float, spare_rate: float) -> None:
+    """Also if the capacity is there within the two minutes of a reservation, and the request is served after them."""
+    announcement = CapacityAnnouncement(None, spare_rate, startup_s=ready_s)
+    controller = gate(replicas=0, announcement=announcement)
+    controller.tick(0.0, announcement)
+    rejected = controller.submit(make_request("a"), 0.0)
+    assert rejected.outcome is AdmissionOutcome.SHED_STARTING
+    assert rejected.retry is not None
+    assert rejected.retry.retry_after_s is not None
+    assert rejected.retry.retry_after_s >= min(60, ready_s)
