@@ -433,7 +433,7 @@ class AdmissionController:
         retryable = outcome not in _NOT_RETRYABLE
         retry = self.reservations.reserve(request, cost.work_s, self._queue.work_s, now) if retryable else NO_RETRY
         ready_at_s = self._announcement.expected_s(now) if outcome is AdmissionOutcome.SHED_STARTING else None
-        if not retry.retryable and retry.retry_after_s is None and ready_at_s is not None and ready_at_s > now:
+        if retry == NO_RETRY and ready_at_s is not None and ready_at_s > now:
             retry = advise_retry(ready_at_s - now, is_time_known=True, sdk_limit_s=0.0)  # none reserved, but a time
         return self._count_outcome(AdmissionDecision(request.id, outcome, retry=retry))
 

@@ -122,7 +122,7 @@ class RetryReservations:
         if math.isinf(due_s):
             return NO_RETRY
         if not due_s - now <= MAX_RESERVATION_S:
-            is_startup = self._capacity_steps[0][0] - now > MAX_RESERVATION_S
+            is_startup = self._completion_s(work_s, now) - now > MAX_RESERVATION_S  # also without others ahead
             return advise_retry(due_s - now, is_time_known=is_startup)
         return self._retry_advice(self._add(request, work_s, now, due_s, due_s, has_eta=True), now)
 
