@@ -121,7 +121,7 @@ def test_node_cache_needs_a_folder_of_the_platform() -> None:
 @pytest.mark.api
 def test_default_limits_refuse_node_cache_without_folder(by_default: Apply) -> None:
     manifest = cached_on_host(service("limits-default"))
-    manifest["spec"]["model"]["cache"] = {"nodeLocal": True}
+    manifest["spec"]["model"] = {"uri": "hf://Qwen/Qwen3-8B", "cache": {"nodeLocal": True}}
     assert "denied request: spec.model.cache.nodeLocal: this platform has no cache on its nodes" in by_default(manifest)
 
 
