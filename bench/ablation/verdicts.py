@@ -150,7 +150,7 @@ NAMED_CASES: Final = (
     ),
     NamedCase(
         "overdue",
-        "pods that never start, and pods on nodes that do not report (`tests/core/test_scaling.py`)",
+        "pods that never start, and pods on nodes that do not report (`tests/core/test_scaling_pending.py`)",
         "no replacement is ordered, so the tier stays short for as long as they exist. On two short loads with one "
         "start in four of ten minutes (1 seed) attainment is -0.04 and 0.00, GPU-hours -3 and -21 %: the load did not "
         "need those pods",

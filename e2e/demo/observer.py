@@ -7,18 +7,17 @@ Events only with the line.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from types import TracebackType
 from typing import Any, Final, Self
 
 from e2e.demo.figures import Targets, WindowFigures, window_figures
 from e2e.demo.records import ReplicaSample, RequestLine, request_line
 from e2e.demo.trace import TraceRequest
 from e2e.lib import stack
+from e2e.lib.background import BackgroundThread
 from e2e.lib.kube import Cluster, Object, condition, is_true
 from e2e.lib.load import Load, OpenLoop
 from e2e.lib.metrics import Samples
@@ -94,7 +93,7 @@ def _print(words: str) -> None:
     print(words, flush=True)
 
 
-class ServiceObserver:
+class ServiceObserver(BackgroundThread):
     """Watches one service from `with` to its end. `arrivals_s`: planned arrivals, in seconds after its start."""
 
     def __init__(
@@ -106,6 +105,7 @@ class ServiceObserver:
         arrivals_s: Iterable[float],
         say: Callable[[str], None],
     ) -> None:
+        super().__init__(self._poll_loop, 30, "watch")
         self.replicas: list[ReplicaSample] = []
         self.events: list[OperatorMessage] = []
         self.decisions: list[OperatorMessage] = []
@@ -116,19 +116,10 @@ class ServiceObserver:
         self._say = say
         self._ledger = RequestLog()
         self._recorded_events: set[str] = {_event_key(event) for event in service.events()}
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._poll_loop, name="watch", daemon=True)
 
     def __enter__(self) -> Self:
         self.origin = time.time()
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop.set()
-        self._thread.join(30)
+        return super().__enter__()
 
     def attach_log(self, ledger: RequestLog) -> None:
         """Takes latencies and refusals from this ledger from now on."""

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-import threading
 import time
 import urllib.request
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 
 from e2e.gpu.processes import get
 from e2e.gpu.scenarios import SERVICE
 from e2e.gpu.settings import LOGS, NAMESPACE, ROOT, SYSTEM
+from e2e.lib.background import BackgroundThread
 
 _POLL_S: Final = 1.0
 _GPU_FIELDS: Final = "timestamp,index,utilization.gpu,memory.used,power.draw,clocks.sm"
@@ -23,15 +22,14 @@ _POD_PRESSURE: Final = Path("/sys/fs/cgroup/kubepods/cpu.pressure")
 _DIRECT: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-class Observer:
+class Observer(BackgroundThread):
     """A context manager; `samples` has a line a second, `marks` what the scenario did and when."""
 
     def __init__(self) -> None:
+        super().__init__(self._watch, 10)
         self.samples: list[dict[str, Any]] = []
         self.marks: list[dict[str, Any]] = []
         self.began = time.time()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
         self._cards: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -39,14 +37,10 @@ class Observer:
             command = ["nvidia-smi", f"--query-gpu={_GPU_FIELDS}", "--format=csv,noheader,nounits", "-l", "1"]
             with (LOGS / "cards.csv").open("ab") as log:
                 self._cards = subprocess.Popen(command, stdout=log, stderr=subprocess.DEVNULL)
-        self._thread.start()
-        return self
+        return super().__enter__()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop.set()
-        self._thread.join(10)
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
         if self._cards:
             self._cards.terminate()
             self._cards.wait(5)

@@ -9,16 +9,15 @@ when that one scales down; its requests show what its clients see meanwhile.
 from __future__ import annotations
 
 import json
-import threading
 import time
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from bench.hardware import client
 from e2e.gpu.settings import GATEWAY_URL, NAMESPACE
+from e2e.lib.background import BackgroundThread
 
 RIVAL: Final = "n"
 HIGH: Final = "gpu-high"
@@ -51,24 +50,16 @@ def manifest_of(manifest: dict[str, Any]) -> dict[str, Any]:
     return {**manifest, "metadata": {"name": RIVAL, "namespace": NAMESPACE}, "spec": spec}
 
 
-class Probe:
+class Probe(BackgroundThread):
     """A context manager; `results` has the time, the status and the seconds of each request to the rival."""
 
     def __init__(self) -> None:
+        super().__init__(self._send_all)
         self.results: list[dict[str, Any]] = []
-        self._stop = threading.Event()
         self._pool = ThreadPoolExecutor(int(_TIMEOUT_S / _EVERY_S) + 2)
-        self._thread = threading.Thread(target=self._send_all, daemon=True)
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop.set()
-        self._thread.join()
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
         self._pool.shutdown(cancel_futures=True)
 
     def _send_all(self) -> None:

@@ -11,15 +11,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
 import aiohttp
 
+from e2e.lib.background import BackgroundThread
 from e2e.lib.client import CLIENT_TIMEOUT_S, Prompt, Target, send, session
 from e2e.lib.request_log import RequestLog
 
@@ -86,7 +84,7 @@ def _poisson(rate: float, seconds: float, prompts: Callable[[int], Prompt], rng:
         at += rng.expovariate(rate)
 
 
-class Load:
+class Load(BackgroundThread):
     """Runs a plan against a target in the background; every request ends up in `ledger`.
 
     As a context manager it stops sending at the end of the block and waits for what is under way. The bounds hold
@@ -94,19 +92,12 @@ class Load:
     """
 
     def __init__(self, target: Target, plan: Plan, source: str = "load", patience_s: float = CLIENT_TIMEOUT_S) -> None:
+        super().__init__(lambda: asyncio.run(self._run()), name=f"load-{source}")
         self.ledger = RequestLog()
         self._target, self._plan, self._source, self._patience_s = target, plan, source, patience_s
-        self._stop = threading.Event()
         self._left = itertools.count(MAX_REQUESTS, -1)
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name=f"load-{source}", daemon=True)
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
         self.wait()
 

@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import aiohttp
 
+from e2e.lib.background import BackgroundThread
 from e2e.lib.client import Prompt, Target, send, session
 from e2e.lib.kube import condition
 from e2e.lib.load import unique_text
@@ -57,10 +57,11 @@ def ready_for(obj: dict[str, Any] | None, now: float) -> float | None:
     return now - datetime.fromisoformat(ready["lastTransitionTime"]).timestamp()
 
 
-class Prober:
+class Prober(BackgroundThread):
     """Probes in a thread of its own from the first `watch` to the end of the session."""
 
     def __init__(self) -> None:
+        super().__init__(lambda: asyncio.run(self._run()), PATIENCE_S + PROBE_INTERVAL_S, "prober")
         self._watched: dict[str, tuple[Target, Look]] = {}
         self._probes: list[Probe] = []
         self._kills: list[tuple[float, float]] = []
@@ -68,18 +69,6 @@ class Prober:
         self._numbers = itertools.count()
         self._lock = threading.Condition()
         self._held = False
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="prober", daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop.set()
-        self._thread.join(PATIENCE_S + PROBE_INTERVAL_S)
 
     def watch(self, key: str, target: Target, look: Look) -> None:
         """Probes `target` from now on; `look` reads the InferenceService."""

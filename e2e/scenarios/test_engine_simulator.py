@@ -19,104 +19,22 @@ from typing import Any
 import pytest
 
 from e2e.lib import remote_prefills, stack
+from e2e.lib.engine_requests import CHAT, COMPLETIONS, Engine, EngineResponse, Request
 from e2e.lib.kube import Cluster, Object
 from e2e.lib.metrics import Samples
 from e2e.lib.prober import Prober
-from e2e.lib.service import API_PORT, LAUNCHER_PORT, Service, make_manifest
+from e2e.lib.service import API_PORT, Service, make_manifest
 from e2e.lib.wait import wait_until
-from plimsoll.adapters import engine_metrics
 from plimsoll.api.contract import engine_contract
 from plimsoll.core.engine_model import self_benchmark
-from plimsoll.core.ports import EngineReading, SelfBenchmark
-from plimsoll.engines import launched
+from plimsoll.core.ports import SelfBenchmark
 
-Request = tuple[str, str, Object, str | None]  # method, path, headers, body
-
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 FACTOR = 2.0  # between the two engines' ratios; the tiny model's step has a bend or two, and two cores are never quiet
 ROUNDS, TRIES = 4, 12  # of what is timed; the fastest counts: neighbours only add
 SHORT, LONG = 100, 400  # prompt tokens, within one step's budget
 BATCH, OUTPUTS = 4, 25
 VOCABULARY = 4096  # of the tiny model
 RUN = time.time_ns()  # prompts of an earlier run may lie in a cache
-
-# Batches of requests, one batch after the other; those of a batch at once.
-CLIENT_SCRIPT = """
-import http.client, json, sys, time
-from concurrent.futures import ThreadPoolExecutor
-port, batches = int(sys.argv[1]), json.load(sys.stdin)
-def ask(request):
-    method, path, headers, body = request
-    began = time.perf_counter()
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    connection.request(method, path, body, {"content-type": "application/json", **headers})
-    answer = connection.getresponse()
-    said = answer.read().decode()
-    connection.close()
-    return answer.status, answer.getheader("content-type"), said, time.perf_counter() - began
-with ThreadPoolExecutor(max(map(len, batches))) as pool:
-    print(json.dumps([list(pool.map(ask, batch)) for batch in batches]))
-"""
-
-
-@dataclass(frozen=True)
-class EngineResponse:
-    """One answer; `seconds` until its last byte."""
-
-    status: int
-    kind: str | None
-    said: str
-    seconds: float
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.said)
-
-    @property
-    def events(self) -> list[str]:
-        """The data of a stream's events."""
-        return [part.removeprefix("data: ") for part in self.said.split("\n\n") if part]
-
-
-@dataclass(frozen=True)
-class Engine:
-    """The one engine of a tier, asked from inside its pod."""
-
-    service: Service
-    role: str = "serve"
-
-    @property
-    def pod(self) -> str:
-        return self.service.ready_pods(self.role)[0]
-
-    def send(self, *batches: list[Request]) -> list[list[EngineResponse]]:
-        """Batches of requests, one after another, each all at once."""
-        run = ["exec", "-i", "-n", self.service.namespace, self.pod, "-c", "engine", "--"]
-        argv = [*run, "python3", "-c", CLIENT_SCRIPT, str(API_PORT)]
-        said = self.service.cluster.kubectl(*argv, stdin=json.dumps(batches), timeout_s=120)
-        return [[EngineResponse(*one) for one in batch] for batch in json.loads(said)]
-
-    def request(self, body: Object, path: str = COMPLETIONS, headers: Object | None = None) -> Request:
-        """A body for this engine's model, unless it names one."""
-        return "POST", path, headers or {}, json.dumps({"model": self.service.name, **body})
-
-    def post(self, *bodies: Object, path: str = COMPLETIONS, headers: Object | None = None) -> list[EngineResponse]:
-        """One after another."""
-        return [got for (got,) in self.send(*([self.request(body, path, headers)] for body in bodies))]
-
-    def about(self) -> Any:
-        return json.loads(self._page(engine_contract().paths["about"]))
-
-    def metrics(self) -> Samples:
-        return Samples.parse(self._page(engine_contract().paths["metrics"]))
-
-    def reading(self) -> EngineReading:
-        """As the operator reads it."""
-        page = self._page(engine_contract().paths["metrics"]).encode()
-        return engine_metrics.parse_metrics(page, self.pod, 0.0, launched.METRICS)
-
-    def _page(self, path: str) -> str:
-        return self.service.cluster.in_pod(self.service.namespace, self.pod, LAUNCHER_PORT, path)
 
 
 @dataclass(frozen=True)

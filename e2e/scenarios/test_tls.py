@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ssl
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -12,6 +11,7 @@ import httpx
 import pytest
 
 from e2e.lib import stack
+from e2e.lib.background import BackgroundThread
 from e2e.lib.kube import Cluster
 from e2e.lib.wait import wait_until
 from plimsoll.adapters.certificate_files import CERTIFICATE_FILE, KEY_FILE
@@ -59,14 +59,12 @@ def first_certificate(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
     cluster.kubectl("delete", "secret", SECRET, "-n", stack.SYSTEM)
 
 
-class _Load:
-    """Requests over new connections that trust any certificate, one after the other, until it is ended."""
+class _Load(BackgroundThread):
+    """Requests over new connections that trust any certificate, one after the other, during the block."""
 
     def __init__(self) -> None:
+        super().__init__(self._run)
         self.outcomes: list[int | str] = []
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
 
     def _run(self) -> None:
         while not self._stop.wait(REQUEST_INTERVAL_S):
@@ -76,22 +74,14 @@ class _Load:
             except httpx.HTTPError as error:
                 self.outcomes.append(repr(error))
 
-    def end(self) -> set[int | str]:
-        self._stop.set()
-        self._thread.join()
-        return set(self.outcomes)
-
 
 def test_renewed_certificate_is_served_under_load(cluster: Cluster, first_certificate: str, tmp_path: Path) -> None:
     wait_until("every gateway serves the certificate", lambda: _served() == {first_certificate}, RENEWED_S, 1.0)
     pods = {pod["metadata"]["uid"] for pod in stack.gateway_pods(cluster)}
-    load = _Load()
-    try:
+    with _Load() as load:
         second = _write_secret(cluster, tmp_path, "second")
         wait_until("every gateway serves the new certificate", lambda: _served() == {second}, RENEWED_S, 1.0)
-    finally:
-        outcomes = load.end()
-    assert outcomes == {200}
+    assert set(load.outcomes) == {200}
     assert {pod["metadata"]["uid"] for pod in stack.gateway_pods(cluster)} == pods
     trusted = ssl.create_default_context(cadata=second)
     assert httpx.get(f"{URL}/v1/models", verify=trusted, timeout=10, trust_env=False).status_code == 200

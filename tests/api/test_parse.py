@@ -8,13 +8,8 @@ import pytest
 
 from plimsoll.api.v1alpha1 import InferenceService, InferenceServiceStatus, parse
 from plimsoll.core.errors import InvalidSpec
-from tests.api.cases import SPEC_CASES, Case
-from tests.api.cases_adapters import ADAPTER_CASES
-from tests.api.cases_admission import ADMISSION_CASES
-from tests.api.cases_engines import ENGINE_CASES
-from tests.api.cases_pod import POD_CASES
-from tests.api.cases_scaling import SCALING_CASES
-from tests.api.cases_targets import TARGET_CASES
+from tests.api.all_cases import ALL_CASES
+from tests.api.cases import Case
 from tests.api.manifests import ABSENT, Manifest, adopted, aggregated, examples, service
 from tests.api.mutations import mutations
 from tests.api.statuses import STATUS
@@ -27,11 +22,7 @@ def problems(manifest: Manifest) -> tuple[str, ...]:
     return caught.value.problems
 
 
-@pytest.mark.parametrize(
-    "case",
-    [*SPEC_CASES, *POD_CASES, *SCALING_CASES, *ADMISSION_CASES, *ADAPTER_CASES, *ENGINE_CASES, *TARGET_CASES],
-    ids=lambda case: case.name,
-)
+@pytest.mark.parametrize("case", ALL_CASES, ids=lambda case: case.name)
 def test_parse_broken_rule_names_field_and_remedy(case: Case) -> None:
     (problem,) = problems(case.manifest())
     assert problem.startswith(f"{case.path}: ")

@@ -10,7 +10,7 @@ from plimsoll.core.admission.capacity_announcement import CapacityAnnouncement
 from plimsoll.core.admission.controller import AdmissionController
 from plimsoll.core.admission.cost_model import ClassPolicy, engine_cost_model
 from plimsoll.core.admission.quota import TenantPolicy
-from plimsoll.core.admission.request import AdmissionOutcome, AdmissionRequest
+from plimsoll.core.admission.request import AdmissionDecision, AdmissionOutcome, AdmissionRequest
 from plimsoll.core.capacity.tier_model import TierSpec
 from plimsoll.core.engine_model.step_time import EngineLimits, StepModel
 from plimsoll.core.slo import Slo
@@ -72,3 +72,7 @@ def fill(controller: AdmissionController, now: float = 0.0, step_s: float = 0.04
             return count, now
         now += step_s
     raise AssertionError("it never fills")
+
+
+def outcomes(decisions: list[AdmissionDecision]) -> list[AdmissionOutcome]:
+    return [decision.outcome for decision in decisions]

@@ -12,8 +12,7 @@ from plimsoll.core.admission.controller import AdmissionController
 from plimsoll.core.admission.cost_model import ClassPolicy
 from plimsoll.core.admission.request import AdmissionOutcome
 from plimsoll.core.slo import Slo
-from tests.core.admission_fixtures import ONE_CLASS, SERVE, fill, gate, make_request
-from tests.core.test_admission import outcomes
+from tests.core.admission_fixtures import ONE_CLASS, SERVE, fill, gate, make_request, outcomes
 
 TPOT_ONLY = Slo(0.95, None, 0.0, 0.05)
 

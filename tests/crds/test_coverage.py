@@ -11,15 +11,8 @@ import pytest
 from plimsoll.api import crd
 from plimsoll.api.v1alpha1 import parse
 from plimsoll.core.errors import InvalidSpec
-from tests.api.cases import SPEC_CASES, Case
-from tests.api.cases_adapters import ADAPTER_CASES
-from tests.api.cases_admission import ADMISSION_CASES
-from tests.api.cases_engines import ENGINE_CASES
-from tests.api.cases_pod import POD_CASES
-from tests.api.cases_scaling import SCALING_CASES
-from tests.api.cases_targets import TARGET_CASES
-
-CASES = [*SPEC_CASES, *POD_CASES, *SCALING_CASES, *ADMISSION_CASES, *ADAPTER_CASES, *ENGINE_CASES, *TARGET_CASES]
+from tests.api.all_cases import ALL_CASES
+from tests.api.cases import Case
 
 # What the API server says when one of these is broken.
 WORDS = {
@@ -75,7 +68,7 @@ def _error_words(case: Case) -> str:
 
 def test_every_constraint_is_broken_by_a_case() -> None:
     said: dict[str, str] = {}
-    for case in CASES:
+    for case in ALL_CASES:
         said[_common(case.path)] = said.get(_common(case.path), "") + _error_words(case)
     missing = {f"{path}: {key} {words}" for path, key, words in constraints() if words not in said.get(path, "\0")}
     assert not missing, "\n".join(sorted(missing))

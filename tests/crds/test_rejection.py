@@ -11,20 +11,13 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.api.cases import SPEC_CASES, Case
-from tests.api.cases_adapters import ADAPTER_CASES
-from tests.api.cases_admission import ADMISSION_CASES
-from tests.api.cases_engines import ENGINE_CASES
-from tests.api.cases_pod import POD_CASES
-from tests.api.cases_scaling import SCALING_CASES
-from tests.api.cases_targets import TARGET_CASES
+from tests.api.all_cases import ALL_CASES
+from tests.api.cases import Case
 from tests.api.manifests import examples
 from tests.api.mutations import Mutation, mutations
 from tests.crds.conftest import APPLY_MODES, Kubectl
 
 pytestmark = pytest.mark.api
-
-CASES = [*SPEC_CASES, *POD_CASES, *SCALING_CASES, *ADMISSION_CASES, *ADAPTER_CASES, *ENGINE_CASES, *TARGET_CASES]
 
 ErrorsByWay = Callable[[str], list[str]]
 
@@ -32,14 +25,14 @@ ErrorsByWay = Callable[[str], list[str]]
 @pytest.fixture(scope="module")
 def errors_by_way(kubectl: Kubectl) -> ErrorsByWay:
     """What the API server says to the whole table, by the way of applying; asked once."""
-    manifests = [case.manifest() for case in CASES]
+    manifests = [case.manifest() for case in ALL_CASES]
     return functools.cache(lambda way: kubectl.validate(manifests, *APPLY_MODES[way]))
 
 
 @pytest.mark.parametrize("way", APPLY_MODES)
-@pytest.mark.parametrize("number", range(len(CASES)), ids=lambda number: CASES[number].name)
+@pytest.mark.parametrize("number", range(len(ALL_CASES)), ids=lambda number: ALL_CASES[number].name)
 def test_broken_rule_names_field_and_remedy(errors_by_way: ErrorsByWay, number: int, way: str) -> None:
-    case, said = CASES[number], errors_by_way(way)[number]
+    case, said = ALL_CASES[number], errors_by_way(way)[number]
     path, words = _expected(case, way)
     assert f"{path}: " in _keys_as_fields(said)
     assert words in said

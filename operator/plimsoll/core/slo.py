@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from plimsoll.core.types import Role
 from plimsoll.core.units import format_number
+
+Tokens = TypeVar("Tokens", float, NDArray[np.float64])
 
 
 class Deadlines(NamedTuple):
@@ -60,7 +62,7 @@ class Slo:
         if self.ttft_s is None and self.ttft_per_1k_tokens_s > 0:
             raise ValueError("ttft_per_1k_tokens_s adds to ttft_s, which is missing")
         if self.ttft_s is None and self.tpot_s is None and self.e2e_s is None:
-            raise ValueError("ttft_s, tpot_s or e2e_s is needed: a promise without a target sizes nothing")
+            raise ValueError("ttft_s, tpot_s or e2e_s is needed: an SLO needs a target")
 
     @property
     def targets(self) -> tuple[tuple[str, float | None], ...]:
@@ -77,12 +79,14 @@ class Slo:
 
     def deadlines(self, prompt_tokens: float) -> Deadlines:
         """Return the deadlines of a request with this prompt, cached tokens included."""
-        ttft_s = math.inf if self.ttft_s is None else self.ttft_s + self.ttft_per_1k_tokens_s * prompt_tokens / 1000
         e2e_s, tpot_s = (math.inf if target is None else target for target in (self.e2e_s, self.tpot_s))
-        return Deadlines(ttft_s, e2e_s, tpot_s)
+        return Deadlines(self.ttft_target_s(prompt_tokens), e2e_s, tpot_s)
 
     def ttft_targets_s(self, prompt_tokens: ArrayLike) -> NDArray[np.float64]:
-        """The TTFT target of each prompt, s; infinity without one. Tokens of any shape, cached ones included."""
-        tokens = np.asarray(prompt_tokens, dtype=np.float64)
-        first = math.inf if self.ttft_s is None else self.ttft_s
-        return np.asarray(first + self.ttft_per_1k_tokens_s * tokens / 1000)
+        """Return the TTFT target of each prompt, s, in the shape of `prompt_tokens`."""
+        return np.asarray(self.ttft_target_s(np.asarray(prompt_tokens, dtype=np.float64)))
+
+    def ttft_target_s(self, prompt_tokens: Tokens) -> Tokens:
+        """Return the TTFT target of a prompt, s; infinity without one. Cached tokens count."""
+        base_s = math.inf if self.ttft_s is None else self.ttft_s
+        return base_s + self.ttft_per_1k_tokens_s * prompt_tokens / 1000

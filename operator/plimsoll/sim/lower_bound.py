@@ -43,7 +43,6 @@ from plimsoll.sim.engine.step_timing import MAX_HEAT
 from plimsoll.sim.plant import Plant
 from plimsoll.sim.policies.base import Bounds
 from plimsoll.sim.profile import StepCoefficients
-from plimsoll.sim.request_cost import ttft_target_s
 
 Floats = NDArray[np.float64]
 IndexArray = NDArray[np.int64]
@@ -224,12 +223,11 @@ def _min_price(price: Floats, first: IndexArray, last: IndexArray) -> tuple[Floa
 
 def _deadline_s(slo: Slo | None, one: TraceRequest) -> float:
     """Return when the last token is due; infinite without a deadline."""
-    ttft_s = None if slo is None else ttft_target_s(slo, one.prompt_tokens)
-    tpot_s = None if slo is None else slo.tpot_s
-    due_s = math.inf if slo is None or slo.e2e_s is None else one.at_s + slo.e2e_s
-    if ttft_s is None or (tpot_s is None and one.output_tokens > 1):
-        return due_s
-    return min(due_s, one.at_s + ttft_s + (one.output_tokens - 1) * (tpot_s or 0.0))
+    if slo is None:
+        return math.inf
+    ttft_s, e2e_s, tpot_s = slo.deadlines(one.prompt_tokens)
+    decode_s = (one.output_tokens - 1) * tpot_s if one.output_tokens > 1 else 0.0
+    return min(one.at_s + e2e_s, one.at_s + ttft_s + decode_s)
 
 
 def _infeasible_alone(

@@ -29,7 +29,6 @@ from plimsoll.sim.attempt import Attempt, AttemptOutcome, TraceRequest
 from plimsoll.sim.plant import Plant
 from plimsoll.sim.policies.base import StaticPolicy
 from plimsoll.sim.profile import HardwareProfile, StepCoefficients
-from plimsoll.sim.request_cost import ttft_target_s
 from plimsoll.sim.result import RunResult
 from plimsoll.sim.run_config import RunConfig
 from plimsoll.sim.simulator import Simulator
@@ -163,8 +162,7 @@ def _missed_tier(attempt: Attempt, slo: Slo, binding: int, tiers: int) -> int:
     """Return the index of the tier that more replicas of help the request: the one that binds where it was rejected."""
     if attempt.outcome is not AttemptOutcome.OK or attempt.ttft_s is None:
         return binding
-    target_s = ttft_target_s(slo, attempt.trace_request.prompt_tokens)
-    return 0 if target_s is not None and attempt.ttft_s > target_s else tiers - 1
+    return 0 if attempt.ttft_s > slo.ttft_target_s(attempt.trace_request.prompt_tokens) else tiers - 1
 
 
 def _draw_requests(plan: FleetPlan, number: int, rate_per_s: float) -> list[TraceRequest]:

@@ -39,8 +39,7 @@ class RequestCostModel:
         prompt, output = request.prompt_tokens, request.output_tokens
         if prompt + output > self._plant.max_sequence_tokens:
             return False
-        target_s = ttft_target_s(slo, prompt)
-        if target_s is not None and self.unloaded_ttft_s(prompt) > target_s:
+        if self.unloaded_ttft_s(prompt) > slo.ttft_target_s(prompt):
             return False
         c = next(c for role, c in self._coefficients.items() if role is not Role.PREFILL)
         step_s = c.base + c.dec + c.ctx * (prompt + output / 2)
@@ -60,8 +59,3 @@ class RequestCostModel:
             ttft_s += self._plant.frontend_s(prompt) + 2 * self._plant.remote_prefill_http_s
             ttft_s += self._kv_link.post_s(prompt) + self._kv_link.transfer_s(prompt) + d.base + d.dec + d.ctx * prompt
         return ttft_s
-
-
-def ttft_target_s(slo: Slo, prompt_tokens: int) -> float | None:
-    """TTFT target of one request."""
-    return None if slo.ttft_s is None else slo.ttft_s + slo.ttft_per_1k_tokens_s * prompt_tokens / 1000

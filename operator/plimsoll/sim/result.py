@@ -30,7 +30,7 @@ from plimsoll.sim.engine.quantile_sketch import QuantileSketch
 from plimsoll.sim.gateway import default_class
 from plimsoll.sim.load_phases import OfferedWork, reversals
 from plimsoll.sim.plant import Plant
-from plimsoll.sim.request_cost import RequestCostModel, ttft_target_s
+from plimsoll.sim.request_cost import RequestCostModel
 from plimsoll.sim.simulator import Simulator
 
 WINDOW_REQUESTS: Final = 500  # requests
@@ -132,8 +132,7 @@ class RunResult:
         slo = self._slo_of(attempt.trace_request)
         if attempt.outcome is not AttemptOutcome.OK or attempt.ttft_s is None or slo is None:
             return attempt.outcome is AttemptOutcome.OK
-        target_s = ttft_target_s(slo, attempt.trace_request.prompt_tokens)
-        in_time = target_s is None or attempt.ttft_s <= target_s
+        in_time = attempt.ttft_s <= slo.ttft_target_s(attempt.trace_request.prompt_tokens)
         if slo.e2e_s is not None and (attempt.e2e_s is None or attempt.e2e_s > slo.e2e_s):
             return False
         return in_time and (slo.tpot_s is None or (attempt.tpot_s or 0.0) <= slo.tpot_s)

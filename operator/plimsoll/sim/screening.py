@@ -27,7 +27,7 @@ from plimsoll.sim.operator import TICK_S
 from plimsoll.sim.policies import clairvoyant
 from plimsoll.sim.policies.base import PolicyContext
 from plimsoll.sim.policies.reactive import ReactiveSettings, ReplicaOrders, TrailingWindow, known_demand
-from plimsoll.sim.request_cost import RequestCostModel, ttft_target_s
+from plimsoll.sim.request_cost import RequestCostModel
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
@@ -266,8 +266,9 @@ def _arriving_work(role: Role, space: SearchSpace) -> Floats:
 
 def _patience_for(context: PolicyContext) -> float:
     prompts = sorted(one.prompt_tokens for one in context.requests or ())
-    target_s = ttft_target_s(context.slo, prompts[len(prompts) // 2]) if context.slo and prompts else None
-    return _DEFAULT_PATIENCE_S if target_s is None else target_s
+    if context.slo is None or context.slo.ttft_s is None or not prompts:
+        return _DEFAULT_PATIENCE_S
+    return context.slo.ttft_target_s(prompts[len(prompts) // 2])
 
 
 def _missed_share(demand: Floats, capacity: Floats, patience_s: float) -> Floats:

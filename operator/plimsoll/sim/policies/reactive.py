@@ -31,7 +31,7 @@ from plimsoll.sim.concurrency_cap import ConcurrencyCap
 from plimsoll.sim.gateway import MAX_QUEUE_S
 from plimsoll.sim.policies.base import Observation, PolicyContext, SimulatedPolicy
 from plimsoll.sim.policies.options import MAX_NUMBER, PolicyOptions
-from plimsoll.sim.request_cost import RequestCostModel, ttft_target_s
+from plimsoll.sim.request_cost import RequestCostModel
 
 _SLACK: Final = 1e-9  # rates are sums of floats
 _PATIENCE_SHARE: Final = 0.5
@@ -171,12 +171,10 @@ def concurrency_cap(requests: int, context: PolicyContext) -> ConcurrencyCap:
     cost_model, slo = RequestCostModel(context.plant, context.bounds), context.slo
 
     def patience_s(request: TraceRequest) -> float:
-        target_s = None if slo is None else ttft_target_s(slo, request.prompt_tokens)
-        return (
-            MAX_QUEUE_S
-            if target_s is None
-            else _PATIENCE_SHARE * (target_s - cost_model.unloaded_ttft_s(request.prompt_tokens))
-        )
+        if slo is None or slo.ttft_s is None:
+            return MAX_QUEUE_S
+        target_s = slo.ttft_target_s(request.prompt_tokens)
+        return _PATIENCE_SHARE * (target_s - cost_model.unloaded_ttft_s(request.prompt_tokens))
 
     return ConcurrencyCap(requests, patience_s)
 
