@@ -67,7 +67,7 @@ async def send(port: int, pieces: Pieces, end_s: float) -> str:
 
 
 async def lanes(count: int, port: int, seconds: float, pieces: Callable[[], Pieces], pause_s: float = 0.5) -> Outcomes:
-    """Some clients at a time, each of which begins anew after a response."""
+    """Some clients at a time, each of which sends its next request after a response."""
     found: Outcomes = Counter()
     end_s = time.monotonic() + seconds
 

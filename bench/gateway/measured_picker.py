@@ -2,7 +2,7 @@
 
 A timer of 1 ms reads the CPU time of the loop's thread. What the thread used between two turns of the timer is an upper
 bound on the longest callback between them. Other load of the machine does not add to it. Each quarter of a second, a
-line with the monotonic time and the longest block in seconds is appended to the file `blocks` beside the objects.
+line with the monotonic time and the longest block in seconds is appended to the file `blocks` next to the objects.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class EngineResponse:
 
 @dataclass(frozen=True)
 class Engine:
-    """The one engine of a tier, asked from inside its pod."""
+    """The one engine of a tier, reached from inside its pod."""
 
     service: Service
     role: str = "serve"

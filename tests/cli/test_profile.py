@@ -356,11 +356,11 @@ async def test_words_of_an_engine_are_printable_and_short(answer: str) -> None:
         "/v1/models": lambda _: web.Response(text=answer),
     }
     async with serving(handlers) as url, connect_url(url) as connection:
-        asked = (
+        operation = (
             read_facts(connection, "m") if "data" in answer else measure(connection, FACTS, LIMITS, 900, 60.0, float)
         )
         with pytest.raises(BadInput) as raised:
-            await asked
+            await operation
     assert str(raised.value).isprintable()
     assert len(str(raised.value)) < 400
 

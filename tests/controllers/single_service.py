@@ -104,6 +104,7 @@ class SingleService:
         self.cache.put(builders.service(KEY[1], KEY[0], **spec))
         self.gateway, self.gateways = "gw-1", ("gw-1",)
         self._completed: dict[str, float] = {}  # requests, by pod
+        self.engine_infos: dict[str, EngineInfo] = {}  # of pods that announce something else than the others
         self.bypassing = 0.0  # requests in engines that no gateway sent
         self.start_operator()
 
@@ -117,7 +118,7 @@ class SingleService:
             checkpoints._stored[KEY] = self.object["metadata"]["uid"], stored["state"]["zlib"]
         sources = SignalSources(
             lambda: (self._readings, self.gateways),
-            lambda namespace, pod: ABOUT,
+            lambda namespace, pod: self.engine_infos.get(pod, ABOUT),
             lambda namespace, pod: None,
             checkpoint=checkpoints.get,
         )

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from plimsoll.api.conditions import ConditionReason, ConditionType
 from plimsoll.controllers.autoscale import scaling_conditions
+from plimsoll.core.autoscaling.inputs import ScalingSpec, ServiceSnapshot
 from plimsoll.core.autoscaling.model_mismatch import limits_mismatches
 from plimsoll.core.autoscaling.observations import SizingResult
 from plimsoll.core.autoscaling.service_state import ServiceState
 from plimsoll.core.capacity.tier_model import Constraint
 from plimsoll.core.engine_model.step_time import EngineLimits
+from tests.controllers.single_service import ABOUT, SingleService
 
 SIZED = SizingResult(2, 2, 24.0, 0.05, 1.0, Constraint.SLOTS, 0.97, 0.6)
 ANNOUNCED = EngineLimits(max_sequences=256, kv_tokens=400_000, token_budget=8192)
@@ -46,3 +50,23 @@ def test_late_first_tokens_and_rejections() -> None:
     assert "capacity correction 1.97, because requests were rejected with all replicas ready (1 predicted)" in message
     assert "first tokens take 107 ms longer than the model says" in message
     assert message.endswith("Check CPU and network of the engine's host")
+
+
+async def test_engines_of_a_rollout_are_not_uniform(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines of a former revision would otherwise limit the new ones."""
+    snapshots: list[ServiceSnapshot] = []
+    ingest = ServiceState.ingest
+
+    def record(state: ServiceState, snapshot: ServiceSnapshot, spec: ScalingSpec, now_s: float) -> None:
+        snapshots.append(snapshot)
+        ingest(state, snapshot, spec, now_s)
+
+    monkeypatch.setattr(ServiceState, "ingest", record)
+    tiers = {"serve": {"minReplicas": 2, "maxReplicas": 2}}
+    service = SingleService(1.0, slo={"ttft": "2s", "tpot": "50ms"}, tiers=tiers)
+    await service.run(3)
+    assert (snapshots[-1].tiers["serve"].ready, snapshots[-1].tiers["serve"].is_uniform) == (2, True)
+    service.engine_infos["serve-1"] = replace(ABOUT, max_sequences=7)
+    await service.run(1)
+    assert not snapshots[-1].tiers["serve"].is_uniform
+    await service.delete()

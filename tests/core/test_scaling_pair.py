@@ -28,8 +28,8 @@ def test_scale_to_zero_requires_both_tiers_idle() -> None:
     assert "at least 1, because the other tier has replicas" in step_message(serving.tiers["prefill"], "ratio").reason
     assert counts(decide_pair(observed_tier(0.0, 0), observed_tier(0.5, 1), pause=idle_status(1.0))) == (1, 1)
     assert counts(decide_pair(observed_tier(0.0, 1), observed_tier(0.5, 1), pause=away)) == (0, 0)
-    dear = observed_tier(0.5, 1, sizing=replace(sizing_for(make_forecast(0.5), 1), request_gpu_s=1e3))
-    assert counts(decide_pair(observed_tier(0.0, 1), dear, pause=away)) == (1, 1), (
+    costly = observed_tier(0.5, 1, sizing=replace(sizing_for(make_forecast(0.5), 1), request_gpu_s=1e3))
+    assert counts(decide_pair(observed_tier(0.0, 1), costly, pause=away)) == (1, 1), (
         "a cold return would cost the other one dearly"
     )
 

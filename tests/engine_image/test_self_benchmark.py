@@ -248,7 +248,7 @@ async def test_benchmark_empty_plan_sends_nothing() -> None:
 
 
 async def test_batch_with_a_broken_request_leaves_none_running() -> None:
-    """The engine would compute them on: after the launcher is ready, or for nobody."""
+    """The engine would compute them on: after the launcher is ready, or without a reader."""
     running = 0
 
     async def ask(_: str, body: bytes | None) -> client.Response:

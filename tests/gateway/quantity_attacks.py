@@ -63,7 +63,7 @@ class Http2Client:
         self.receive(1.0)
 
     def receive(self, timeout: float) -> bool:
-        """Wait for frames. Returns whether some came."""
+        """Wait for frames. Returns whether any arrived."""
         self._sock.settimeout(timeout)
         try:
             data = self._sock.recv(1 << 16)
@@ -108,7 +108,7 @@ async def flood(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 def slow_reader(port: int, request: bytes) -> socket.socket:
-    """Sends a request over a new connection whose response nobody reads."""
+    """Sends a request over a new connection without reading its response."""
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 12)
     client.connect(("127.0.0.1", port))

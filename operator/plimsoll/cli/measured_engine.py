@@ -40,8 +40,8 @@ KubeObject = dict[str, Any]
 
 MAX_ANSWER_BYTES: Final = 4 << 20
 _MAX_NAME_CHARS: Final = 1024  # of a model; each request has it
-_SHOWN_NAMES: Final = 10
 REQUEST_TIMEOUT_S: Final = 60.0
+_SHOWN_NAMES: Final = 10
 _MAX_WORDS: Final = 200  # characters of an engine in a message
 _MEASURED_ROLES: Final = (Role.SERVE, Role.DECODE)  # a prefill engine generates one token
 
@@ -239,10 +239,10 @@ def _listed_model(body: bytes, model: str) -> tuple[str, int | None]:
     entries = {name: length for name, length in entries.items() if len(name) <= _MAX_NAME_CHARS}
     name = model or next(iter(entries), "")
     if name not in entries:
-        shown = [printable_line(one) for one in itertools.islice(entries, _SHOWN_NAMES)]
-        more = [f"and {len(entries) - _SHOWN_NAMES} more"] if len(entries) > _SHOWN_NAMES else []
-        has = f" at /v1/models: it has {', '.join(shown + more) or 'none'}"
-        raise BadInput(f"the engine lists no model {name}".rstrip() + has)
+        has = words_of(", ".join(itertools.islice(entries, _SHOWN_NAMES))) or "none"
+        if len(entries) > _SHOWN_NAMES:
+            has += f", and {len(entries) - _SHOWN_NAMES} more"
+        raise BadInput(f"the engine lists no model {name}".rstrip() + f" at /v1/models: it has {has}")
     length = entries[name]
     return name, length if isinstance(length, int) and not isinstance(length, bool) and length > 0 else None
 
