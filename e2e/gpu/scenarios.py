@@ -56,6 +56,7 @@ class Scenario:
     """`phases`: pairs of a multiple of one engine's capacity and seconds. `tools`: other load tools afterwards.
 
     `stretches`: seconds of the recorded trace, which are laid over each other; `phases` then only divide the figures.
+    `every`: of each stretch only every n-th request, so that many of them are one load.
     `pair`: a prefill and a decode tier in place of `serve`, each between `low` and `high`. `rival`: a second service of
     lower priority. `tuning`: a second service without arguments from the SLO.
     `adapters`: how many there are at first; the act "add adapters" brings the others. `names`: what requests ask for.
@@ -72,6 +73,7 @@ class Scenario:
     ttft_s: float = TTFT_S
     tpot_s: float = TPOT_S
     stretches: tuple[float, ...] = ()
+    every: int = 1
     pair: bool = False
     rival: bool = False
     tuning: bool = False
@@ -108,6 +110,16 @@ SCENARIOS: Final = {
             tpot_s=0.1,  # a step that reads 2,000 prompt tokens takes 70 ms, and an answer has 28 tokens
             stretches=(960.0, 2870.0, 2880.0, 2980.0, 3060.0, 3100.0),
         ),
+        Scenario(
+            "long-trace",
+            1,
+            2,
+            ((0.8, 640.0), (0.3, 160.0), (0.7, 400.0)),  # of one engine's capacity for these lengths
+            ttft_s=1.0,
+            tpot_s=0.1,
+            stretches=(180.0, 240.0, 270.0, 320.0, 930.0, 2060.0, 2080.0, 2100.0, 2130.0),
+            every=3,
+        ),
         Scenario("kills", 2, 2, ((1.0, 200.0),), acts=(Act(20.0, "kill"), Act(80.0, "kill"), Act(140.0, "kill"))),
         Scenario("rollout", 1, 1, ((0.5, 170.0),), acts=(Act(35.0, "rollout"),)),
         Scenario("failures", 2, 2, ((1.0, 230.0),), acts=(Act(15.0, "stop"), Act(145.0, "delete"))),
@@ -134,7 +146,7 @@ SCENARIOS: Final = {
 def trace(scenario: Scenario, capacity_per_s: float) -> list[traces.PlannedRequest]:
     """The requests of a scenario: Poisson arrivals in each phase with the lengths of a chat, or the recorded ones."""
     if scenario.stretches:
-        return _recorded(scenario.stretches, scenario.seconds)
+        return _recorded(scenario)
     requests: list[traces.PlannedRequest] = []
     begin = 0.0
     for number, (share, seconds) in enumerate(scenario.phases):
@@ -165,7 +177,7 @@ def seconds_without_engine(scenario: Scenario, restart_s: float) -> float:
     return total_s
 
 
-def _recorded(stretches: tuple[float, ...], seconds: float) -> list[traces.PlannedRequest]:
+def _recorded(scenario: Scenario) -> list[traces.PlannedRequest]:
     with gzip.open(RECORDED, "rt", encoding="ascii") as lines:
         rows = [
             traces.PlannedRequest(float(row["arrival_s"]), int(row["prompt_tokens"]), int(row["output_tokens"]))
@@ -173,9 +185,8 @@ def _recorded(stretches: tuple[float, ...], seconds: float) -> list[traces.Plann
         ]
     found = [
         traces.PlannedRequest(round(row.at_s - begin_s, 2), row.prompt, row.output)
-        for begin_s in stretches
-        for row in rows
-        if begin_s <= row.at_s < begin_s + seconds
+        for begin_s in scenario.stretches
+        for row in [row for row in rows if begin_s <= row.at_s < begin_s + scenario.seconds][:: scenario.every]
     ]
     return sorted(found, key=lambda row: row.at_s)
 
