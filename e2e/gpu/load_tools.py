@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -57,9 +58,19 @@ def _guidellm(rate: float, tokenizer: Path, folder: Path) -> list[str]:
     backend = f"kind=openai_http,target={GATEWAY_URL},model={SERVICE},request_format={client.COMPLETIONS}"
     words = [sys.executable, "-m", "guidellm", "run", "--backend", f"{backend},validate_backend=false"]
     words += ["--profile", f"kind=poisson,rate={rate:.2f}", "--constraint", f"kind=max_duration,seconds={SECONDS:.0f}"]
-    words += ["--data", f"kind=synthetic_text,prompt_tokens={PROMPT},output_tokens={OUTPUT}"]
+    words += ["--data", f"kind=json_file,path={write_prompts(folder / 'prompts.jsonl', round(2 * rate * SECONDS))}"]
     words += ["--tokenizer", f"kind=hf_auto,model={tokenizer}", "--disable-console-interactive"]
     return [*words, "--output", f"kind=json,path={folder / 'guidellm.json'}"]
+
+
+def write_prompts(path: Path, count: int) -> Path:
+    """Prompts of PROMPT random words, as GuideLLM reads them: the made tokenizer knows no words of a language."""
+    draw = random.Random(29)
+    with path.open("w") as file:
+        for _ in range(count):
+            words = " ".join(f"w{draw.randrange(1_000, 100_000)}" for _ in range(PROMPT))
+            file.write(json.dumps({"prompt": words, "output_tokens_count": OUTPUT}) + "\n")
+    return path
 
 
 def _run(command: Sequence[str], target: Path, packages: Sequence[Path]) -> dict[str, Any]:
