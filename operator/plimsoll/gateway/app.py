@@ -123,6 +123,7 @@ class GatewayProcess:
         self._loop = loop
         gateway_metrics.GATEWAY_BODY_BYTES_LIMIT.set(settings.body_budget_bytes)
         gateway_metrics.GATEWAY_CONNECTIONS_LIMIT.set(settings.max_connections)
+        self._worker.start()
         self._access_log.open()
         if self._certificate is not None:
             self._certificate.take(self._certificate.read())

@@ -42,6 +42,7 @@ OTHER_KEYS: Final = "other keys"  # no name of a key: it has a space
 # Headers in which SDKs send a key, in the order in which they are read: OpenAI's, Anthropic's, Azure's.
 AUTHORIZATION: Final = "authorization"
 KEY_HEADERS: Final = ("x-api-key", "api-key")
+FORWARDED_FOR: Final = "x-forwarded-for"
 CREDENTIAL_HEADERS: Final = (AUTHORIZATION, *KEY_HEADERS)
 
 
@@ -186,7 +187,7 @@ class Authenticator:
 
 def source_network(headers: Mapping[bytes, bytes]) -> str:
     """Returns who sent a request to Envoy: the address that it appended to X-Forwarded-For, of IPv6 the /64."""
-    text = headers.get(b"x-forwarded-for", b"").rpartition(b",")[2].strip().decode("ascii", "replace")
+    text = headers.get(_FORWARDED_FOR, b"").rpartition(b",")[2].strip().decode("ascii", "replace")
     try:
         address = ip_address(text)
     except ValueError:
@@ -206,6 +207,7 @@ def bounded_name(name: str) -> str:
 
 
 _PAYLOAD: Final = PAYLOAD_HEADER.encode()
+_FORWARDED_FOR: Final = FORWARDED_FOR.encode()
 _NO_DIGEST: Final = bytes(32)
 _HOW: Final = "Send it as 'Authorization: Bearer KEY', 'x-api-key: KEY' or 'api-key: KEY'."
 _MISSING: Final = Rejection(RejectionReason.MISSING_API_KEY, f"This gateway requires an API key. {_HOW}")

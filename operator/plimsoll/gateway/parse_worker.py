@@ -1,28 +1,59 @@
 """A worker process that parses bodies that would block the event loop.
 
-Only bodies that are large run here (`needs_worker`). The process starts with the first of them. It is replaced when it
-has grown beyond `MAX_PROCESS_BYTES`, which returns the memory that a hostile body made it allocate.
+Problem: large bodies (`needs_worker`) are parsed here one at a time. In one common queue, the bodies of a hostile
+client would delay those of all others, and fill the room for them.
+
+Idea: each client has a queue of its own, and the clients take turns. So a client's next body waits for at most one body
+of each other client. A client may have `MAX_CLIENT_BYTES` here, all together `MAX_BYTES`. The process starts with the
+picker, so that no body waits for its start. It is replaced when it has grown beyond `MAX_PROCESS_BYTES`, which returns
+the memory that a hostile body made it allocate.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import mmap
 import multiprocessing
+import os
+import threading
+from collections import Counter, deque
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
+from typing import NamedTuple
 
 from plimsoll.core.admission.retry_advice import advise_retry
 from plimsoll.gateway.api_routes import ApiRoute
 from plimsoll.gateway.errors import Rejection, RejectionReason
 from plimsoll.gateway.request_parser import ParsedRequest, parse_body
+from plimsoll.telemetry import gateway_metrics
 
-MAX_WAITING_BYTES = 128 << 20  # of bodies; no fewer than Envoy holds by default
-MAX_PROCESS_BYTES = 256 << 20  # resident; a new process takes some 60 MB
+log = logging.getLogger(__name__)
+
+MAX_BYTES = 128 << 20  # of bodies that wait or are parsed; no fewer than Envoy holds by default
+MAX_CLIENT_BYTES = 96 << 20  # the same of one client, so that others have room; a single body always fits
+MAX_PROCESS_BYTES = 256 << 20  # resident; a new process takes some 26 MB, of which 15 MB are its own
+RETRY_SECONDS = 1.0
 BUSY_REJECTION = Rejection(
-    RejectionReason.GATEWAY_BUSY, "The gateway is busy parsing other large request bodies.", retry=advise_retry(1)
+    RejectionReason.GATEWAY_BUSY,
+    "The gateway is busy parsing other large request bodies.",
+    retry=advise_retry(RETRY_SECONDS),
 )
+CLIENT_REJECTION = Rejection(
+    RejectionReason.GATEWAY_FULL,
+    f"This gateway instance parses large request bodies one at a time, and at most {MAX_CLIENT_BYTES >> 20} MiB of one"
+    " client may wait. Send fewer of them at once.",
+    retry=advise_retry(RETRY_SECONDS),
+)
+
+
+class _Body(NamedTuple):
+    """A body that waits. `parsed` is the future of its result."""
+
+    body: bytes
+    route: ApiRoute
+    parsed: asyncio.Future[ParsedRequest | Rejection]
 
 
 def _parse(body: bytes, route: ApiRoute) -> tuple[ParsedRequest | Rejection, int]:
@@ -31,41 +62,104 @@ def _parse(body: bytes, route: ApiRoute) -> tuple[ParsedRequest | Rejection, int
     return parsed, int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
 
+def _end_with_parent() -> None:
+    """Called first in the worker process. A picker that is killed leaves no process behind."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def wait() -> None:
+        parent.join()
+        os._exit(0)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def _nothing() -> None:
+    """Start a process: an executor starts one with its first call."""
+
+
 class ParseWorker:
-    """Parses bodies one after the other in another process."""
+    """Parses the bodies of all clients in another process, by turns."""
 
     def __init__(self) -> None:
         self._pool: ProcessPoolExecutor | None = None
-        self._waiting_bytes = 0
+        self._queues: dict[str, deque[_Body]] = {}  # by client; the first client's turn is next
+        self._bytes: Counter[str] = Counter()  # of all bodies here, by client
+        self._turns: asyncio.Task[None] | None = None
 
-    async def parse(self, body: bytes, route: ApiRoute) -> ParsedRequest | Rejection:
-        if self._waiting_bytes + len(body) > MAX_WAITING_BYTES:
-            return BUSY_REJECTION
-        self._waiting_bytes += len(body)
-        pool = self._executor()
-        try:
-            parsed, resident_bytes = await asyncio.get_running_loop().run_in_executor(pool, _parse, body, route)
-        except BrokenProcessPool:
-            self._replace(pool)
-            return BUSY_REJECTION
-        finally:
-            self._waiting_bytes -= len(body)
-        if resident_bytes > MAX_PROCESS_BYTES:
-            self._replace(pool)
-        return parsed
+    def start(self) -> None:
+        """Start the process, so that the first body does not wait for it."""
+        if self._pool is None:
+            self._pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _end_with_parent)
+            self._pool.submit(_nothing)
+
+    async def parse(self, body: bytes, route: ApiRoute, client: str) -> ParsedRequest | Rejection:
+        """Returns the parsed request, or its rejection. `client` names who sent the body."""
+        size = len(body)
+        if self._bytes[client] and self._bytes[client] + size > MAX_CLIENT_BYTES:
+            return self._refuse("client", CLIENT_REJECTION)
+        if self._bytes.total() + size > MAX_BYTES:
+            return self._refuse("gateway", BUSY_REJECTION)
+        waiting = _Body(body, route, asyncio.get_running_loop().create_future())
+        self._queues.setdefault(client, deque()).append(waiting)
+        self._add_bytes(client, size)
+        if self._turns is None or self._turns.done():
+            self._turns = asyncio.create_task(self._take_turns())
+        return await waiting.parsed
 
     def close(self) -> None:
+        if self._turns is not None:
+            self._turns.cancel()
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
             self._pool = None
 
-    def _replace(self, pool: ProcessPoolExecutor) -> None:
-        """Let the next body start another process. This one ends after the bodies that it has."""
-        if self._pool is pool:
-            self._pool = None
-            pool.shutdown(wait=False)
+    async def _take_turns(self) -> None:
+        """Parse all bodies that wait, one of each client in turn."""
+        while self._queues:
+            client = next(iter(self._queues))
+            queue = self._queues.pop(client)
+            waiting = queue.popleft()
+            if queue:
+                self._queues[client] = queue  # behind all others
+            try:
+                await self._parse(waiting)
+            finally:
+                self._add_bytes(client, -len(waiting.body))
 
-    def _executor(self) -> ProcessPoolExecutor:
-        if self._pool is None:
-            self._pool = ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn"))
-        return self._pool
+    async def _parse(self, waiting: _Body) -> None:
+        """Parse a body, unless its client has left."""
+        if waiting.parsed.done():
+            return
+        self.start()
+        pool = self._pool
+        assert pool is not None
+        try:
+            parsed, resident_bytes = await asyncio.wrap_future(pool.submit(_parse, waiting.body, waiting.route))
+            if resident_bytes > MAX_PROCESS_BYTES:
+                self._replace(pool)
+        except BrokenProcessPool:
+            self._replace(pool)
+            parsed = BUSY_REJECTION
+        except Exception:  # one body's failure must not affect the others
+            log.exception("parsing a large body failed")
+            parsed = BUSY_REJECTION
+        if not waiting.parsed.done():
+            waiting.parsed.set_result(parsed)
+
+    def _replace(self, pool: ProcessPoolExecutor) -> None:
+        """Start another process in the place of this one."""
+        pool.shutdown(wait=False)
+        self._pool = None
+        self.start()
+
+    def _add_bytes(self, client: str, size: int) -> None:
+        self._bytes[client] += size
+        if not self._bytes[client]:
+            del self._bytes[client]
+        gateway_metrics.GATEWAY_PARSE_BYTES.set(self._bytes.total())
+
+    @staticmethod
+    def _refuse(limit: str, rejection: Rejection) -> Rejection:
+        gateway_metrics.GATEWAY_PARSES_REFUSED.labels(limit).inc()
+        return rejection

@@ -106,7 +106,8 @@ class EnvoyEndpoint:
         return reply
 
     async def _check_in_worker(self, request: HttpRequest, identity: Identity, route: ApiRoute) -> bytes:
-        parsed = await self._worker.parse(request.body, route)
+        client = identity.client(source_network(request.headers))
+        parsed = await self._worker.parse(request.body, route, client)
         reply = self._picker.decide(parsed, request.body, request.headers, identity, time.monotonic(), route)
         return reply if isinstance(reply, bytes) else await reply
 

@@ -182,6 +182,18 @@ GATEWAY_BODY_BYTES_LIMIT = Gauge(
     "Limit of plimsoll_gateway_body_bytes.",
     registry=GATEWAY,
 )
+GATEWAY_PARSE_BYTES = Gauge(
+    "plimsoll_gateway_parse_bytes",
+    "Bytes of the large request bodies that wait for the picker's worker process, or that it parses; at most 128 MiB.",
+    registry=GATEWAY,
+)
+GATEWAY_PARSES_REFUSED = Counter(
+    "plimsoll_gateway_parses_refused",
+    "Large request bodies that were refused, because too many bytes waited there (limit: client: 96 MiB, gateway:"
+    " 128 MiB).",
+    ["limit"],
+    registry=GATEWAY,
+)
 GATEWAY_CONNECTIONS = Gauge(
     "plimsoll_gateway_connections",
     "Open connections of clients.",
@@ -399,6 +411,8 @@ for _kind in ("InferenceService", "Pod"):
     GATEWAY_UNREADABLE.labels(_kind)
 for _outcome in ("sent", "answered", "left", "invalid", "full"):
     GATEWAY_ENDPOINT_PICKER_REQUESTS.labels(_outcome)
+for _limit in ("client", "gateway"):
+    GATEWAY_PARSES_REFUSED.labels(_limit)
 for _state in ("used", "ignored"):
     GATEWAY_INFERENCE_OBJECTIVES.labels(_state)
 for _state in ("accepted", "invalid", "excess"):

@@ -150,7 +150,7 @@ class Exchange:
             raise self._rejected(identity, route)
         body = b"" if first.request_headers.end_of_stream else await self._receive_body(headers, route, record)
         record.on_body(len(body))
-        parsed = await parse(self._worker, body, headers, route)
+        parsed = await parse(self._worker, body, headers, route, identity)
         foreign = ForeignRequest(messages.read_subset(first))
         reply = picker.decide(parsed, body, headers, identity, time.monotonic(), route, foreign)
         decision = read_decision(read_reply(reply if isinstance(reply, bytes) else await self._wait_queued(reply)))

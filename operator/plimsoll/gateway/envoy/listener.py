@@ -36,7 +36,7 @@ from plimsoll.gateway.envoy.source_limits import grouped_chains, source_filter
 from plimsoll.gateway.envoy.tls import tls_chain, tls_inspector
 from plimsoll.gateway.envoy.tracing import ATTRIBUTE_PREFIX, tracing
 from plimsoll.gateway.envoy.virtual_host import CHECK_FILTER, CORS, REJECTION_HEADERS, direct_response, virtual_host
-from plimsoll.gateway.identity import CREDENTIAL_HEADERS
+from plimsoll.gateway.identity import CREDENTIAL_HEADERS, FORWARDED_FOR
 from plimsoll.gateway.jwt_issuers import PAYLOAD_HEADER
 from plimsoll.gateway.key_limits import RATE_LIMIT_HEADERS
 from plimsoll.gateway.request_bounds import UPSTREAM_TIMEOUT_HEADER
@@ -215,12 +215,12 @@ def _check_filter(settings: PickerSettings) -> Json:
 
 
 def _identity_headers(settings: PickerSettings) -> tuple[str, ...]:
-    """Returns the headers from which the picker learns who sends a request."""
+    """Returns the headers from which the picker learns who sends a request. Envoy itself appends the source to one."""
     has_issuers = bool(settings.jwt_issuers)
     credentials = CREDENTIAL_HEADERS if has_issuers or settings.api_keys is not ApiKeyMode.DISABLED else ()
     payload = (PAYLOAD_HEADER,) if has_issuers else ()
     trusted = (settings.class_header, settings.tenant_header) if settings.trust_identity_headers else ()
-    return (*credentials, *payload, *trusted)
+    return (*credentials, *payload, *trusted, FORWARDED_FOR)
 
 
 def _failure_mode(settings: PickerSettings) -> Json:

@@ -1,0 +1,221 @@
+"""Large bodies of many clients in one worker process: turns, bounds, and the life of the process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from plimsoll.adapters.kube_client import WatchEvent
+from plimsoll.gateway import parse_worker
+from plimsoll.gateway.api_routes import CHAT_ROUTE, ApiRoute
+from plimsoll.gateway.body_budget import BodyBudget
+from plimsoll.gateway.errors import Rejection, RejectionReason, to_response
+from plimsoll.gateway.http1 import HttpRequest
+from plimsoll.gateway.identity import Authenticator
+from plimsoll.gateway.parse_worker import ParseWorker
+from plimsoll.gateway.request_parser import ParsedRequest
+from plimsoll.gateway.routes import EnvoyEndpoint
+from plimsoll.gateway.settings import ApiKeyMode
+from plimsoll.telemetry import gateway_metrics
+from tests.gateway.api_key_secrets import key_of, key_secret
+from tests.gateway.kube_objects import service
+from tests.gateway.picker_harness import PickerHarness
+
+MIB = 1 << 20
+
+
+def body(size: int = 600 << 10) -> bytes:
+    head, tail = b'{"model":"chat","messages":[{"role":"user","content":"', b'"}]}'
+    return head + b"a" * (size - len(head) - len(tail)) + tail
+
+
+@pytest.fixture
+async def worker() -> AsyncIterator[ParseWorker]:
+    made = ParseWorker()
+    yield made
+    made.close()
+
+
+class Order:
+    """The clients of the bodies that were parsed, in order."""
+
+    def __init__(self, worker: ParseWorker) -> None:
+        self.clients: list[str] = []
+        self._worker = worker
+
+    def send(self, client: str, sent: bytes) -> asyncio.Task[ParsedRequest | Rejection]:
+        async def parse() -> ParsedRequest | Rejection:
+            result = await self._worker.parse(sent, CHAT_ROUTE, client)
+            self.clients.append(client)
+            return result
+
+        return asyncio.create_task(parse())
+
+
+def refused(limit: str) -> float:
+    return gateway_metrics.GATEWAY.get_sample_value("plimsoll_gateway_parses_refused_total", {"limit": limit}) or 0.0
+
+
+def waiting_bytes() -> float | None:
+    return gateway_metrics.GATEWAY.get_sample_value("plimsoll_gateway_parse_bytes")
+
+
+async def test_clients_take_turns_in_the_worker(worker: ParseWorker) -> None:
+    order = Order(worker)
+    tasks = [order.send("hostile", body()) for _ in range(6)]
+    await asyncio.sleep(0)
+    tasks += [order.send("good", body()), order.send("other", body())]
+    assert all(isinstance(result, ParsedRequest) for result in await asyncio.gather(*tasks))
+    assert {order.clients.index("good"), order.clients.index("other")} <= {1, 2, 3}
+    assert waiting_bytes() == 0
+
+
+async def test_bodies_of_one_client_are_bounded_with_429(worker: ParseWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parse_worker, "MAX_CLIENT_BYTES", 4 * MIB)
+    order, before = Order(worker), refused("client")
+    tasks = [order.send("hostile", body(MIB)) for _ in range(7)]
+    await asyncio.sleep(0)
+    assert waiting_bytes() == parse_worker.MAX_CLIENT_BYTES
+    tasks.append(order.send("good", body(MIB)))
+    results = await asyncio.gather(*tasks)
+    rejections = [result for result in results if isinstance(result, Rejection)]
+    assert len(rejections) == refused("client") - before == 3
+    assert isinstance(results[-1], ParsedRequest)
+    reply = to_response(rejections[0], Random(0))
+    assert (reply.status, reply.error["code"], "retry-after" in reply.headers) == (429, "gateway_full", True)
+
+
+async def test_bodies_of_all_clients_are_bounded(worker: ParseWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parse_worker, "MAX_BYTES", 2 * MIB)
+    order, before = Order(worker), refused("gateway")
+    results = await asyncio.gather(*(order.send(f"client-{n}", body(MIB)) for n in range(3)))
+    assert [r.reason for r in results if isinstance(r, Rejection)] == [RejectionReason.GATEWAY_BUSY]
+    assert refused("gateway") - before == 1
+
+
+async def test_single_body_above_the_clients_bound_is_parsed(
+    worker: ParseWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parse_worker, "MAX_CLIENT_BYTES", 1)
+    assert isinstance(await worker.parse(body(), CHAT_ROUTE, "a"), ParsedRequest)
+
+
+async def test_body_of_a_client_that_left_is_not_parsed(worker: ParseWorker) -> None:
+    order = Order(worker)
+    first, gone, last = (order.send("a", body()) for _ in range(3))
+    await asyncio.sleep(0)
+    gone.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await gone
+    assert waiting_bytes() == 3 * len(body())  # the queue holds it until its turn
+    await asyncio.gather(first, last)
+    assert (order.clients, waiting_bytes()) == (["a", "a"], 0)
+
+
+def processes() -> set[int | None]:
+    return {process.pid for process in multiprocessing.active_children()}
+
+
+async def test_killed_process_is_replaced(worker: ParseWorker) -> None:
+    before = processes()
+    assert isinstance(await worker.parse(body(), CHAT_ROUTE, "a"), ParsedRequest)
+    (pid,) = processes() - before
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    while pid in processes():
+        await asyncio.sleep(0.01)
+    await worker.parse(body(), CHAT_ROUTE, "a")  # it may find the broken pool
+    assert isinstance(await worker.parse(body(), CHAT_ROUTE, "a"), ParsedRequest)
+
+
+async def test_grown_process_is_replaced(worker: ParseWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parse_worker, "MAX_PROCESS_BYTES", 0)
+    before = processes()
+    for _ in range(2):
+        assert isinstance(await worker.parse(body(), CHAT_ROUTE, "a"), ParsedRequest)
+    assert len(processes() - before) >= 2
+
+
+async def test_failure_of_one_body_affects_no_other(worker: ParseWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(parse_worker, "_parse", lambda body, route: None)  # cannot be sent to the process
+        result = await worker.parse(body(), CHAT_ROUTE, "a")
+    assert isinstance(result, Rejection)
+    assert isinstance(await worker.parse(body(), CHAT_ROUTE, "b"), ParsedRequest)
+    assert waiting_bytes() == 0
+
+
+async def test_process_starts_before_the_first_body(worker: ParseWorker) -> None:
+    before = processes()
+    worker.start()
+    assert len(processes() - before) == 1
+
+
+class Clients(ParseWorker):
+    """Records who sends large bodies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clients: list[str] = []
+
+    async def parse(self, body: bytes, route: ApiRoute, client: str) -> ParsedRequest | Rejection:
+        self.clients.append(client)
+        return parse_worker.BUSY_REJECTION
+
+
+async def test_envoy_endpoint_tells_the_worker_the_client() -> None:
+    made = Authenticator(ApiKeyMode.OPTIONAL)
+    made.keys.apply(WatchEvent("SYNC", objects=(key_secret("ci"),)))
+    clients = Clients()
+    endpoint = EnvoyEndpoint(
+        PickerHarness(service("chat"), authenticator=made).picker, clients, BodyBudget(MIB * 16, MIB * 8)
+    )
+    for sent in ({b"x-api-key": key_of("ci").encode()}, {b"x-forwarded-for": b"10.9.9.9, 2001:db8::7"}):
+        reply = endpoint(HttpRequest(b"POST", b"/check/v1/chat/completions", sent, body()))
+        assert not isinstance(reply, bytes | AsyncIterator)
+        await reply
+    assert clients.clients == ["key ci", "source 2001:db8::/64"]
+
+
+PICKER = """
+import time
+from plimsoll.gateway.parse_worker import ParseWorker, _nothing
+if __name__ == "__main__":
+    worker = ParseWorker()
+    worker.start()
+    worker._pool.submit(_nothing).result()
+    print(*worker._pool._processes, flush=True)
+    time.sleep(600)
+"""
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_killed_picker_leaves_no_process(tmp_path: Path) -> None:
+    script = tmp_path / "picker.py"
+    script.write_text(PICKER)
+    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE) as picker:
+        assert picker.stdout is not None
+        pid = int(picker.stdout.readline())
+        assert is_running(pid)
+        picker.kill()
+    deadline_s = time.monotonic() + 60.0
+    while is_running(pid):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
