@@ -298,6 +298,24 @@ def test_output_beyond_the_longest_sequence_is_not_charged() -> None:
     assert int(sent["x-ratelimit-remaining-tokens"]) == 10_000 - prompt - 4096
 
 
+async def test_queued_requests_end_when_their_key_is_revoked() -> None:
+    made = authenticator(key_secret("ci"), key_secret("good"))
+    world = PickerHarness(service_with_slo(batch=1), pods=engine_names(1), authenticator=made)
+    running = world.send(headers=bearer("ci"))
+    assert "x-plimsoll-endpoint" in response_headers(running)
+    revoked, kept = (world.send_queued(headers=bearer(name)) for name in ("ci", "good"))
+    world.advance(1.0)
+    assert not revoked.done()
+    made.keys.apply(WatchEvent("DELETED", key_secret("ci")))
+    world.advance(1.0)
+    reply = rejection_of(revoked.result())
+    assert (reply.status, reply.error["code"], reply.headers["x-should-retry"]) == (401, "invalid_api_key", "false")
+    assert not kept.done()
+    assert isinstance(running, bytes)
+    world.complete(running)
+    assert "x-plimsoll-endpoint" in response_headers(kept.result())
+
+
 def test_reasons_of_identity_size_nothing() -> None:
     statuses = {"missing_api_key", "invalid_api_key", "expired_api_key", "model_not_allowed", "rate_limit_exceeded"}
     assert statuses <= NO_DEMAND_REASONS

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from plimsoll.gateway.identity import ANONYMOUS, Identity, source_network
+from plimsoll.adapters.kube_client import WatchEvent
+from plimsoll.gateway.identity import ANONYMOUS, CLOCK_SKEW_S, Authenticator, Identity, source_network
 from plimsoll.gateway.model_progress import (
     EVENT_SECONDS,
     MAX_CLIENT_STREAMS,
@@ -21,7 +22,9 @@ from plimsoll.gateway.model_progress import (
     state_of,
 )
 from plimsoll.gateway.routes import wants_events
+from plimsoll.gateway.settings import ApiKeyMode
 from plimsoll.telemetry import gateway_metrics
+from tests.gateway.api_key_secrets import key_of, key_secret
 from tests.gateway.kube_objects import Object, pod, service
 from tests.gateway.picker_harness import PickerHarness, service_with_slo
 from tests.gateway.test_next_engine import deleted, with_status
@@ -49,7 +52,8 @@ def event(part: bytes) -> tuple[str, dict[str, Any]]:
 
 
 async def rest(stream: AsyncIterator[bytes]) -> list[bytes]:
-    return [part async for part in stream]
+    async with asyncio.timeout(30.0):
+        return [part async for part in stream]
 
 
 async def test_stream_names_expected_time_and_ends_when_ready() -> None:
@@ -207,3 +211,48 @@ def test_unknown_model_is_404_without_stream() -> None:
     refused = progress_of(PickerHarness(service_with_slo("chat"))).open(ANONYMOUS, "none", SOURCE)
     assert isinstance(refused, bytes)
     assert refused.startswith(b"HTTP/1.1 404 ")
+
+
+def keys_of(*secrets: Object) -> Authenticator:
+    made = Authenticator(ApiKeyMode.REQUIRED)
+    made.keys.apply(WatchEvent("SYNC", objects=secrets))
+    return made
+
+
+REVOKED, REPLACED = (), (key_secret("ci") | {"data": key_secret("other")["data"]},)
+EXPIRED, NARROWED = (key_secret("ci", expires="2026-01-02T03:04:05Z"),), (key_secret("ci", models="other"),)
+
+
+@pytest.mark.parametrize(
+    ("secrets", "code"),
+    [
+        (REVOKED, "invalid_api_key"),
+        (REPLACED, "invalid_api_key"),
+        (EXPIRED, "expired_api_key"),
+        (NARROWED, "model_not_allowed"),
+    ],
+)
+async def test_stream_ends_when_its_key_is_not_accepted(secrets: tuple[Object, ...], code: str) -> None:
+    keys = keys_of(key_secret("ci"))
+    harness = PickerHarness(service_with_slo("chat"), authenticator=keys)
+    found = keys.authenticate({b"x-api-key": key_of("ci").encode()}, harness.clock.unix())
+    assert isinstance(found, Identity)
+    stream = opened(progress_of(harness), identity=found)
+    await anext(stream)
+    await anext(stream)
+    keys.keys.apply(WatchEvent("SYNC", objects=secrets))
+    error, end = await rest(stream)
+    assert (event(error)[0], event(error)[1]["error"]["code"], end) == ("error", code, b"0\r\n\r\n")
+
+
+async def test_stream_ends_when_its_token_expires() -> None:
+    harness = PickerHarness(service_with_slo("chat"))
+    token = Identity(token_subject="alice", token_expires_s=harness.clock.unix() + 1.0)
+    stream = opened(progress_of(harness), identity=token)
+    await anext(stream)
+    await anext(stream)
+    harness.clock.advance_to(CLOCK_SKEW_S)  # Envoy would still accept it
+    assert event(await anext(stream))[0] == "asleep"
+    harness.clock.advance_to(CLOCK_SKEW_S + 1.0)
+    error, _ = await rest(stream)
+    assert (event(error)[0], event(error)[1]["error"]["code"]) == ("error", "invalid_token")

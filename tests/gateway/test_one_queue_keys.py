@@ -12,7 +12,7 @@ from plimsoll.gateway.identity import Authenticator
 from plimsoll.gateway.settings import ApiKeyMode
 from tests.gateway.api_key_secrets import bearer, key_secret
 from tests.gateway.kube_objects import service
-from tests.gateway.one_queue_harness import Gateways, is_admitted
+from tests.gateway.one_queue_harness import Gateways, eventually, is_admitted
 from tests.gateway.picker_harness import engine_names, rejection_of, response_headers, service_with_slo
 
 
@@ -72,3 +72,18 @@ async def test_request_that_needs_no_engine_time_is_charged_too(tmp_path: Path) 
             reply = picker.check(body, headers, 0.0, ROUTES["/tokenize"])
             found.append(reply if isinstance(reply, bytes) else await reply)
         assert sum(map(is_admitted, found)) == 4
+
+
+async def test_revoked_key_ends_requests_at_the_owner(tmp_path: Path) -> None:
+    keys = authenticator()
+    async with Gateways(tmp_path, 2, service_with_slo(batch=1), pods=engine_names(1), authenticator=keys) as gateways:
+        owner, (other,) = gateways.owner(), gateways.others()
+        running = await other.ask("running", headers=bearer("ci"))
+        assert is_admitted(running)
+        queued = other.send("queued", headers=bearer("ci"))
+        await eventually(lambda: len(owner.picker.queue) == 1, "the owner queues it")
+        keys.keys.apply(WatchEvent("SYNC"))
+        other.picker.tick()
+        reply = rejection_of(await asyncio.wait_for(queued, 30.0))
+        assert (reply.status, reply.error["code"]) == (401, "invalid_api_key")
+        await eventually(lambda: len(owner.picker.queue) == 0, "the owner knows that it has ended")

@@ -14,7 +14,7 @@ import hashlib
 import hmac
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from ipaddress import ip_address, ip_network
 from typing import Final
 
@@ -37,6 +37,7 @@ MAX_TENANT_CHARS: Final = 64
 _DIGEST_CHARS: Final = 16  # at the end of a longer name of a tenant
 MAX_COUNTED_KEYS: Final = 200  # keys with a series of their own in /metrics; all others share one
 IPV6_NETWORK_BITS: Final = 64  # a client has any number of the addresses of one network
+CLOCK_SKEW_S: Final = 60.0  # by which Envoy accepts a token after its expiry
 OTHER_KEYS: Final = "other keys"  # no name of a key: it has a space
 
 # Headers in which SDKs send a key, in the order in which they are read: OpenAI's, Anthropic's, Azure's.
@@ -50,7 +51,9 @@ CREDENTIAL_HEADERS: Final = (AUTHORIZATION, *KEY_HEADERS)
 class Identity:
     """Who sends a request. "" means none; a class that a service does not have counts as none.
 
-    `models` are model names or NAMESPACE/NAME, None for all. Limits are per minute, None without one.
+    `models` are model names or NAMESPACE/NAME, None for all. Limits are per minute, None without one. `key_digest` and
+    `token_expires_s` say whether the credential is still the same: the SHA-256 of the key, and the Unix time in seconds
+    at which the token expires, None for never.
     """
 
     key_name: str = ""
@@ -60,6 +63,8 @@ class Identity:
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     token_subject: str = ""  # of a client with a token
+    key_digest: bytes = field(default=b"", compare=False, repr=False)
+    token_expires_s: float | None = field(default=None, compare=False)
 
     @property
     def is_limited(self) -> bool:
@@ -148,7 +153,7 @@ class Authenticator:
         if key.is_expired(unix_s):
             return _expired(key)
         limits = (key.requests_per_minute, key.tokens_per_minute)
-        found = Identity(key.name, key.tenant, key.request_class.encode(), key.models, *limits)
+        found = Identity(key.name, key.tenant, key.request_class.encode(), key.models, *limits, key_digest=key.digest)
         return self._with_headers(found, headers, key.name)
 
     def _of_token(self, payload: bytes, headers: Mapping[bytes, bytes]) -> Identity | Rejection:
@@ -158,8 +163,27 @@ class Authenticator:
         except InvalidClaims as error:
             return Rejection(RejectionReason.INVALID_TOKEN, f"The token cannot be used: {error}.")
         tenant, subject = bounded_name(claims.tenant), bounded_name(claims.subject)
-        found = Identity("", tenant, claims.request_class.encode(), claims.models, token_subject=subject)
+        found = Identity(
+            "",
+            tenant,
+            claims.request_class.encode(),
+            claims.models,
+            token_subject=subject,
+            token_expires_s=claims.expires_s,
+        )
         return self._with_headers(found, headers, subject)
+
+    def renew(self, identity: Identity, unix_s: float) -> Identity | Rejection:
+        """Returns the identity with the models that it may use now, or why it would be rejected at this Unix time."""
+        if identity.key_name:
+            key = self.keys.get(identity.key_name)
+            if key is None or not hmac.compare_digest(key.digest, identity.key_digest):
+                return _INVALID
+            return _expired(key) if key.is_expired(unix_s) else replace(identity, models=key.models)
+        expires_s = identity.token_expires_s
+        if expires_s is not None and expires_s + CLOCK_SKEW_S <= unix_s:
+            return _expired_token(expires_s)
+        return identity
 
     def count(self, identity: Identity) -> None:
         """Count a request of this identity, if it has a key. Call this once for each request."""
@@ -232,10 +256,13 @@ def _invalid_token(credential: bytes, unix_s: float) -> Rejection:
     """Returns the rejection of a token that Envoy did not verify."""
     at = expired_at(credential)
     if at is not None and at.timestamp() <= unix_s:
-        message = f"The token expired at {format_time(at.timestamp())}. Get a new one."
-    else:
-        message = "The token is not valid: this gateway does not accept its issuer, audience, signature or times."
+        return _expired_token(at.timestamp())
+    message = "The token is not valid: this gateway does not accept its issuer, audience, signature or times."
     return Rejection(RejectionReason.INVALID_TOKEN, message)
+
+
+def _expired_token(at_s: float) -> Rejection:
+    return Rejection(RejectionReason.INVALID_TOKEN, f"The token expired at {format_time(at_s)}. Get a new one.")
 
 
 def _expired(key: ApiKey) -> Rejection:

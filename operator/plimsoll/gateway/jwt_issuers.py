@@ -52,12 +52,13 @@ class JwtIssuer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=
 
 
 class TokenClaims(msgspec.Struct, frozen=True):
-    """What a token says. "" is nothing. `models` are None for all."""
+    """What a token says. "" is nothing. `models` are None for all. `expires_s` is a Unix time, None for never."""
 
     subject: str
     tenant: str
     request_class: str
     models: frozenset[str] | None
+    expires_s: float | None = None
 
 
 def parse_issuers(text: str) -> tuple[JwtIssuer, ...]:
@@ -137,6 +138,7 @@ def read_claims(payload: bytes, issuers: Mapping[str, JwtIssuer]) -> TokenClaims
         tenant and issuer.tenant_prefix + tenant,
         _text(document, claims.request_class),
         _models(document, claims.models) if claims.models else None,
+        float(exp) if isinstance(exp := document.get("exp"), int | float) else None,
     )
 
 

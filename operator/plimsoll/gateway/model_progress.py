@@ -128,9 +128,13 @@ class ModelProgress:
         return True
 
     def _rejection(self, identity: Identity, name: str) -> Rejection | None:
+        """Returns why the client may not see this model now: its key may have been revoked since the stream began."""
+        renewed = self._picker.authenticator.renew(identity, self._clock.unix())
+        if isinstance(renewed, Rejection):
+            return renewed
         service = self._picker.catalog.by_name.get(name)
-        if not identity.may_use(name, service, self._picker.catalog):
-            return model_not_allowed(identity, name)
+        if not renewed.may_use(name, service, self._picker.catalog):
+            return model_not_allowed(renewed, name)
         return error_messages.model_not_found(name) if service is None else None
 
 

@@ -114,6 +114,7 @@ class Picker:
         """Update admission. Call this every second."""
         now = self._clock.now()
         self.key_limits.expire(now)
+        self._reject_revoked(now)
         self.admission.tick(now, self._clock.unix())
         self.release(list(self.admission.services), now)
 
@@ -370,6 +371,24 @@ class Picker:
         future = self.queue.add(ctx, lambda: self.on_client_disconnect(ctx.request_id, self._clock.now()))
         self._schedule_wakeup(ctx.target_service, now)
         return future
+
+    def revocation(self, ctx: RequestContext) -> Rejection | None:
+        """Returns why the key or token of a request is not accepted any more, None if it is."""
+        renewed = self.authenticator.renew(ctx.identity, self._clock.unix())
+        return renewed if isinstance(renewed, Rejection) else None
+
+    def _reject_revoked(self, now: float) -> None:
+        """Reject the requests of this gateway's Envoy that wait with a key or token which is not accepted any more."""
+        for ctx in self.queue.requests():
+            if ctx.via or ctx.response is None or (rejection := self.revocation(ctx)) is None:
+                continue
+            self.queue.remove(ctx.request_id)
+            self.admission.cancel(ctx, now)
+            reply = self._reject(rejection, ctx, now)
+            if not ctx.response.done():
+                ctx.response.set_result(self.attributes.tag(ctx, reply, now))
+        if self.owners is not None:
+            self.owners.reject_revoked(now)
 
     def remove_queued(self, ctx: RequestContext, now: float) -> None:
         """Take a request out of its queue, so that another gateway can decide about it."""

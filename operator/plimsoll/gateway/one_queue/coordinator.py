@@ -210,6 +210,14 @@ class OneQueue:
         if pending is not None:
             pending.reply.cancel()
 
+    def reject_revoked(self, now: float) -> None:
+        for pending in list(self._pending.values()):
+            if (rejection := self._picker.revocation(pending.ctx)) is not None:
+                if pending.link is not None:
+                    pending.link.withdraw(pending.number)
+                ctx = pending.ctx
+                self._resolve(pending, self._picker.reject(rejection, ctx.route.shape, ctx.service), now)
+
     def _track(self, ctx: RequestContext, reply: asyncio.Future[bytes]) -> _PendingQuestion:
         pending = self._pending[ctx.request_id] = _PendingQuestion(ctx, reply)
         self._picker.queue.add_bytes(ctx.body_bytes)

@@ -24,6 +24,9 @@ class Owners(Protocol):
     def withdraw(self, request_id: str) -> None:
         """The client of a request without a reply has left."""
 
+    def reject_revoked(self, now: float) -> None:
+        """Reject the requests without a reply whose keys are not accepted any more."""
+
     def on_sent(self, request_id: str, now: float) -> None:
         """This picker has sent a request to an engine."""
 
