@@ -28,6 +28,7 @@ from tests.gateway.kube_objects import GATEWAY_SELECTOR, SYSTEM, Object, split
 from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
+ENDS = ("succeeded", "rejected_by_engine", "failed", "cancelled")  # of requests at an engine, in /signals
 TIMEOUT_S = 90.0  # seconds; the machine may be busy, a hang may not pass
 
 
@@ -231,7 +232,7 @@ class GatewayStack:
         async def is_met() -> bool:
             found.update((await self.signals())["services"][service])
             requests = found["requests"]
-            return requests["succeeded"] + requests["failed"] + requests["cancelled"] == count
+            return sum(requests[end] for end in ENDS) == count
 
         await wait_until(is_met, f"{count} requests of {service} completed")
         return found

@@ -78,7 +78,8 @@ def test_parse_missing_fields_are_none() -> None:
     ("code", "flags", "outcome"),
     [
         (200, "-", RequestOutcome.SUCCEEDED),
-        (400, "-", RequestOutcome.SUCCEEDED),
+        (400, "-", RequestOutcome.REJECTED),
+        (429, "-", RequestOutcome.REJECTED),
         (500, "-", RequestOutcome.FAILED),
         (503, "URX", RequestOutcome.FAILED),
         (200, "UPE", RequestOutcome.FAILED),

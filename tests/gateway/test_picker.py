@@ -24,6 +24,7 @@ from plimsoll.gateway.settings import ApiKeyMode, PickerSettings, TrustedHeaders
 from plimsoll.gateway.signals_document import build_signals
 from plimsoll.gateway.watch_cache import WatchCache
 from tests.gateway.kube_objects import Object, pod, service
+from tests.gateway.stack import ENDS
 
 BODY = b'{"model":"chat","messages":[]}'
 
@@ -225,7 +226,18 @@ def test_only_successful_responses_have_latency(record: dict[str, Any]) -> None:
     complete_request(picker, **record)
     found = build_signals(picker, "g", synced=True)["services"]["team/chat"]
     assert found["ttft"] == found["e2e"] == {"sum_s": 0.0, "buckets": [], "counts": []}
-    assert sum(found["requests"][outcome] for outcome in ("succeeded", "failed", "cancelled")) == 1
+    assert sum(found["requests"][outcome] for outcome in ENDS) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "counted"),
+    [(200, "succeeded"), (400, "rejected_by_engine"), (429, "rejected_by_engine"), (500, "failed")],
+)
+def test_engine_4xx_is_no_success_in_signals(status: int, counted: str) -> None:
+    picker = build_picker(pod("10.0.0.1:8000"))
+    complete_request(picker, status=status, flags="-", ttft_us=900, duration_us=900)
+    found = build_signals(picker, "g", synced=True)["services"]["team/chat"]["requests"]
+    assert {end: found[end] for end in ENDS} == dict.fromkeys(ENDS, 0) | {counted: 1}
 
 
 def test_instance_id_differs_per_picker() -> None:

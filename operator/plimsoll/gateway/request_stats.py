@@ -144,6 +144,7 @@ class RequestStats:
                 "arrived_media_tokens": {kind.value: count for kind, count in demand.media_tokens.items()},
                 "retried": self.demand_retries,
                 "succeeded": self.completed[RequestOutcome.SUCCEEDED],
+                "rejected_by_engine": self.completed[RequestOutcome.REJECTED],
                 "failed": self.completed[RequestOutcome.FAILED] + self.completed[RequestOutcome.IDLE_TIMEOUT],
                 "cancelled": self.completed[RequestOutcome.CANCELLED]
                 + self.completed[RequestOutcome.DEADLINE_EXCEEDED],

@@ -25,8 +25,8 @@ GATEWAY_DEMAND = Counter(
 )
 GATEWAY_COMPLETED = Counter(
     "plimsoll_gateway_requests_completed",
-    "Requests sent to an engine that have ended (outcome: succeeded, failed, cancelled, deadline_exceeded,"
-    " idle_timeout).",
+    "Requests sent to an engine that have ended (outcome: succeeded, rejected by the engine with 4xx, failed,"
+    " cancelled, deadline_exceeded, idle_timeout).",
     ["service", "outcome"],
     registry=GATEWAY,
 )

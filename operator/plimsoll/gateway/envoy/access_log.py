@@ -26,7 +26,8 @@ READ_BYTES = 1 << 18
 class RequestOutcome(StrEnum):
     """How a request that the picker sent to an engine ended."""
 
-    SUCCEEDED = "succeeded"  # a complete response of the engine, including a 4xx
+    SUCCEEDED = "succeeded"  # a complete response of the engine
+    REJECTED = "rejected"  # a 4xx of the engine, which served nothing
     FAILED = "failed"  # a 5xx or an incomplete response
     CANCELLED = "cancelled"  # the client disconnected
     DEADLINE_EXCEEDED = "deadline_exceeded"  # Envoy ended it at its deadline
@@ -82,7 +83,7 @@ class AccessRecord(msgspec.Struct):
                 return RequestOutcome.FAILED
         if not self.status or self.status >= 500:
             return RequestOutcome.FAILED
-        return RequestOutcome.SUCCEEDED
+        return RequestOutcome.REJECTED if self.status >= 400 else RequestOutcome.SUCCEEDED
 
     @property
     def ttft_s(self) -> float | None:
@@ -90,7 +91,7 @@ class AccessRecord(msgspec.Struct):
 
         An engine's 4xx is excluded, because it is immediate and would improve the percentiles.
         """
-        if self.ttft_us is None or (self.status or 0) >= 400 or self.outcome is not RequestOutcome.SUCCEEDED:
+        if self.ttft_us is None or self.outcome is not RequestOutcome.SUCCEEDED:
             return None
         return self.ttft_us / 1e6
 
@@ -102,13 +103,8 @@ class AccessRecord(msgspec.Struct):
     @property
     def rejected_by_engine(self) -> bool:
         """Whether the engine rejected the request itself, for a reason that no capacity would cure."""
-        status = self.status or 0
-        return (
-            400 <= status < 500
-            and status not in _RETRYABLE_CLIENT_ERRORS
-            and bool(self.upstream)
-            and self.outcome is RequestOutcome.SUCCEEDED
-        )
+        is_final = self.status not in _RETRYABLE_CLIENT_ERRORS and bool(self.upstream)
+        return is_final and self.outcome is RequestOutcome.REJECTED
 
     @property
     def reset_before_first_byte(self) -> bool:
