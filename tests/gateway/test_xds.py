@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 from pathlib import Path
@@ -13,6 +14,7 @@ from google.protobuf.json_format import MessageToDict
 
 from plimsoll.gateway.atomic_write import write_if_changed
 from plimsoll.gateway.envoy.admin import ClustersParser, Limit, parse_stats
+from plimsoll.gateway.envoy.body_filters import rate_policy
 from plimsoll.gateway.envoy.bootstrap import write_files
 from plimsoll.gateway.envoy.listener import listener_resource
 from plimsoll.gateway.envoy.overload import CONNECTIONS, HEAP, overload_manager
@@ -204,6 +206,21 @@ def test_source_budgets_stay_within_body_budget(memory_bytes: int, tls: dict[str
     assert 0 < sum(sizes) <= settings.body_budget_bytes
     default = PickerSettings(**tls)
     assert default.source_body_budget_bytes >= default.max_body_bytes
+
+
+@pytest.mark.parametrize("memory_bytes", [256 << 20, 1 << 30, 4 << 30])
+def test_unfinished_bodies_without_picker_stay_in_budget(memory_bytes: int) -> None:
+    """A source that takes each token at once: its bodies may all last until the time limit of the first one."""
+    settings = PickerSettings(envoy_memory_bytes=memory_bytes, body_timeout_seconds=7.0)
+    bucket = rate_policy(settings)["descriptors"][0]["token_bucket"]
+    assert bucket["fill_interval"] == "1s"
+    admitted = bucket["max_tokens"] + math.floor(settings.body_timeout_seconds * bucket["tokens_per_fill"])
+    assert 0.99 * settings.source_body_budget_bytes < admitted <= settings.source_body_budget_bytes
+
+
+def test_largest_body_passes_without_picker() -> None:
+    settings = PickerSettings()
+    assert rate_policy(settings)["descriptors"][0]["token_bucket"]["max_tokens"] >= settings.max_body_bytes
 
 
 def test_source_is_network_of_ipv6_address() -> None:

@@ -3,8 +3,10 @@
 Problem: Envoy reads a whole body before it asks the picker, so somebody must count bodies before they are read.
 
 Idea: for a body that is large or of unknown length, Envoy first asks the picker for room, by headers alone. While the
-picker does not answer, a token bucket stands in: it admits the bytes of the budget within the time that an unfinished
-body may last. A client with a body of unknown length pays for the largest one.
+picker does not answer, a token bucket stands in. It holds half of the budget, and refills the other half within the
+time T that an unfinished body may last. So within any T it admits the budget at most, and unfinished bodies never hold
+more. Complete bodies stay until their requests end: without a picker, only Envoy's heap limit bounds those. A client
+with a body of unknown length pays for the largest one.
 """
 
 from __future__ import annotations
@@ -40,10 +42,11 @@ def rate_filter() -> Json:
 def rate_policy(settings: PickerSettings) -> Json:
     """Returns the token bucket, for the virtual host. Requests that the picker answered take nothing from it.
 
-    Each group of sources has a virtual host of its own, and so a bucket. Together they hold the body budget.
+    Each group of sources has a virtual host of its own, and so a bucket. Together they admit the body budget.
     """
     budget, seconds = min(settings.source_body_budget_bytes, _MAX_TOKENS), settings.body_timeout_seconds
-    bucket = {"max_tokens": budget, "tokens_per_fill": max(1, int(budget / seconds)), "fill_interval": "1s"}
+    burst = budget // 2
+    bucket = {"max_tokens": burst, "tokens_per_fill": max(1, int((budget - burst) / seconds)), "fill_interval": "1s"}
     number = {"name": BODY_BYTES_HEADER, "string_match": {"safe_regex": {"regex": "[0-9]{1,9}"}}}
     return _rate_limit(
         {
