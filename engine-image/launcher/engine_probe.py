@@ -1,22 +1,34 @@
 """The launcher's own requests to its engine: health, progress and metrics.
 
-Problem: an engine whose certificate expires serves its open connections on, but refuses new ones, also the launcher's.
-It is no engine that hangs, and a restart would only abort its requests.
+Problem: some engines that cannot serve need no restart, which would only abort their requests. An engine whose
+certificate expires serves its open connections on, but refuses new ones, also the launcher's. vLLM that changes its
+number of data-parallel engines answers 503, as it does when it has died.
 
-Idea: an API server that answers a TLS handshake is alive. Without TLS, only a response counts.
+Idea: an API server that answers a TLS handshake is alive, and so is one that says that it is scaling. Else, only a
+response counts.
 """
 
 from __future__ import annotations
 
 import logging
+from enum import Enum, auto
 
-from launcher import command, progress
+from launcher import command, errors, progress
 from launcher.client import EngineClient, TlsRefused
 from launcher.contract import Contract
 
 API_SERVER_SECONDS = 3.0  # beyond the middleware's own wait, until a new connection is tried
 
 log = logging.getLogger("launcher")
+
+
+class Health(Enum):
+    """What vLLM's /health says. UNKNOWN: nothing (it is starting or busy)."""
+
+    HEALTHY = auto()
+    DEAD = auto()
+    SCALING = auto()
+    UNKNOWN = auto()
 
 
 class EngineProbe:
@@ -45,13 +57,16 @@ class EngineProbe:
         self._is_refused = False
         return progress.parse_step_seconds(response.status, response.body)
 
-    async def is_healthy(self) -> bool | None:
-        """Return vLLM's health: True, False (dead), or None without a response (starting, busy)."""
+    async def health(self) -> Health:
+        """Return what vLLM says of its health."""
         try:
             response = await self._client.request(command.HEALTH_PATH)
         except (OSError, TimeoutError, ValueError):
-            return None
-        return {200: True, 503: False}.get(response.status)
+            return Health.UNKNOWN
+        if response.status == 503:
+            message = errors.to_openai_error(response.body, 503)["error"]["message"]
+            return Health.SCALING if errors.is_scaling(message) else Health.DEAD
+        return Health.HEALTHY if response.status == 200 else Health.UNKNOWN
 
     async def metrics(self) -> bytes:
         """Return the engine's own metrics; b"" without a response."""

@@ -41,6 +41,9 @@ OPENAI_CODES = (("does not exist", "model_not_found"), ("maximum context length"
 # vLLM's words for a full queue (max_num_queued_reqs) and for too many tokens waiting (max_num_queued_tokens).
 QUEUE_FULL_MESSAGES = ("currently busy and cannot accept new requests", "has reached its prefill token backlog limit")
 
+# vLLM's answer to every request, also to /health, while it changes its number of data-parallel engines.
+SCALING_MESSAGE = "The model is currently scaling"
+
 
 def error_document(message: str, status: int, param: str | None = None, code: str | None = None) -> dict[str, Any]:
     """Return the error object for a message and an HTTP status."""
@@ -94,6 +97,11 @@ def _message_text(content: Any, status: int) -> str:
 def is_queue_full(message: str) -> bool:
     """Whether an engine rejected a request because its queue is full: another engine may take the request."""
     return any(text in message for text in QUEUE_FULL_MESSAGES)
+
+
+def is_scaling(message: str) -> bool:
+    """Whether an engine rejected a request because it is scaling: another engine may take the request."""
+    return message.startswith(SCALING_MESSAGE)
 
 
 def too_many(n: int, prompts: int, field: str, limit: int) -> dict[str, Any]:

@@ -26,10 +26,11 @@ JSON_CONTENT_TYPE = "application/json"
 
 @dataclass
 class EngineStatus:
-    """The launcher's view of its engine; it is ready when warmed up, making progress, and neither dead nor draining.
+    """The launcher's view of its engine.
 
-    leaving: the pod is being deleted; draining: the engine takes no request any more. silent_s: seconds since the last
-    sign of progress; stalled and hung: it is too long for requests, and for a restart.
+    It is ready when warmed up, making progress, and neither dead, draining nor scaling. leaving: the pod is being
+    deleted; draining: the engine takes no request any more; scaling: it says that it changes its number of engines.
+    silent_s: seconds since the last sign of progress; stalled and hung: it is too long for requests, and for a restart.
     """
 
     warm: bool = False
@@ -38,12 +39,13 @@ class EngineStatus:
     draining: bool = False
     stalled: bool = False
     hung: bool = False
+    scaling: bool = False
     silent_s: float = 0.0
 
     @property
     def ready(self) -> bool:
         """Whether the pod may get requests."""
-        return self.warm and not self.dead and not self.draining and not self.stalled
+        return self.warm and not self.dead and not self.draining and not self.stalled and not self.scaling
 
     @property
     def live(self) -> bool:
@@ -59,6 +61,8 @@ class EngineStatus:
             return "unreachable"
         if not self.warm:
             return "starting"
+        if self.scaling:
+            return "scaling"
         return "stalled" if self.stalled else "ready"
 
 

@@ -13,6 +13,7 @@ import contextlib
 import importlib.metadata
 import json
 import logging
+import math
 import os
 import shlex
 import signal
@@ -39,7 +40,7 @@ from launcher import (
 from launcher.adapter_state import AdapterStates
 from launcher.asgi import wait_first
 from launcher.contract import Contract, load
-from launcher.engine_probe import EngineProbe
+from launcher.engine_probe import EngineProbe, Health
 from launcher.failure_cause import FailureCause
 from launcher.health import EngineStatus, HealthServer
 from launcher.pod_state import PodState
@@ -50,6 +51,7 @@ from launcher.startup_phases import StartupPhases, phase_order
 from launcher.tls import EngineTls
 
 HEALTH_POLL_SECONDS = 1.0
+MAX_SCALING_SECONDS = 1800.0  # starting engines takes minutes
 STARTUP_POLL_SECONDS = 0.1
 # For the last errors of responses. vLLM ends at its watchdog's next turn, up to 5 s after its core's death, or never.
 DEAD_ENGINE_SECONDS = 1.0
@@ -141,7 +143,7 @@ class Launcher:
             self._status.warm = True
             log.info("this pod is a worker: its leader has the API server")
             await asyncio.Event().wait()
-        while not await self._probe.is_healthy():  # noqa: ASYNC110  another process: nothing to wait on
+        while await self._probe.health() is not Health.HEALTHY:  # noqa: ASYNC110  another process: nothing to wait on
             await asyncio.sleep(STARTUP_POLL_SECONDS)
         self._startup_phases.end("api", time.monotonic())
         _run_in_background(
@@ -175,10 +177,20 @@ class Launcher:
             await asyncio.wait({engine.exit}, timeout=DEAD_ENGINE_SECONDS)
 
     async def _wait_until_dead(self) -> None:
-        """Return once vLLM reports after the warm-up that its engine core has ended."""
-        while not self._status.dead:
+        """Return once vLLM reports after the warm-up that its engine core has ended.
+
+        An engine that says that it is scaling gets no requests, and need not make progress for MAX_SCALING_SECONDS.
+        """
+        status, scaling_since = self._status, math.inf
+        while not status.dead:
             await asyncio.sleep(HEALTH_POLL_SECONDS)
-            self._status.dead = self._status.warm and await self._probe.is_healthy() is False
+            health = await self._probe.health()
+            status.dead = status.warm and health is Health.DEAD
+            if health is not Health.UNKNOWN and status.scaling != (health is Health.SCALING):
+                status.scaling, scaling_since = not status.scaling, time.monotonic()
+                log.info("the engine says that it is %s", "scaling" if status.scaling else "not scaling any more")
+            if health is Health.SCALING and time.monotonic() - scaling_since < MAX_SCALING_SECONDS:
+                self._progress.excuse()
 
     def _on_progress_tick(self) -> bool:
         """Update the engine's progress in the status; returns whether the observation is over.

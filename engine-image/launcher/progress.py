@@ -66,6 +66,10 @@ class ProgressMonitor:
         while self._longest_steps[0][0] < self._observed_s - STEP_WINDOW_SECONDS:  # only here: silence forgets nothing
             self._longest_steps.popleft()
 
+    def excuse(self) -> None:
+        """Let the silence begin now: the engine says why it makes no progress."""
+        self._silent_since_s = self._observed_s
+
     @property
     def silent_s(self) -> float:
         """Seconds since the last sign of progress."""

@@ -140,12 +140,16 @@ class ResponseGuard:
         if status >= 400 and body:
             document = errors.to_openai_error(body, status)
             if status == 503:
-                is_queue_full = errors.is_queue_full(document["error"]["message"])
+                message = document["error"]["message"]
+                is_queue_full = errors.is_queue_full(message)
                 if is_queue_full and await self._final():
                     return
                 reason = RejectionReason.QUEUE_FULL if is_queue_full else RejectionReason.UNAVAILABLE
                 headers = replace_headers(
-                    headers, errors.rejection_headers(self._header_names, reason, retry_elsewhere=is_queue_full)
+                    headers,
+                    errors.rejection_headers(
+                        self._header_names, reason, retry_elsewhere=is_queue_full or errors.is_scaling(message)
+                    ),
                 )
                 document["error"]["code"] = reason
             body = api_formats.error_body(document, status, self._path)

@@ -10,6 +10,8 @@ from typing import Any
 
 PORT = int(sys.argv[sys.argv.index("--port") + 1])
 DEAD = "unhealthy" in sys.argv
+SCALING = False
+SCALING_BODY = b'{"error": "The model is currently scaling. Please try again later."}'
 METRICS = b"""vllm:num_requests_running 0
 vllm:cache_config_info{block_size="16",num_gpu_blocks="100"} 1.0
 """
@@ -37,16 +39,21 @@ class Handler(BaseHTTPRequestHandler):
             "/version": b'{"version": "9.9", "accelerator": "H200"}',
             "/plimsoll/progress": b'{"step_seconds": 0.0}',
         }
+        if SCALING:
+            self.reply(503, SCALING_BODY)
+            return
         self.reply(503 if DEAD and self.path == "/health" else 200, bodies[self.path])
 
     def do_POST(self) -> None:
         """Ends the engine, kills it, leaves an orphan, or answers a completion."""
-        global DEAD
+        global DEAD, SCALING
         requested = json.loads(self.rfile.read(int(self.headers["content-length"])))
         if self.path == "/exit0":
             os._exit(0)
         if self.path == "/dead":
             DEAD = True
+        if self.path in ("/scaling", "/scaled"):
+            SCALING = self.path == "/scaling"
         if "other-task" in sys.argv:
             self.reply(404, b'{"detail": "Not Found"}')
             return

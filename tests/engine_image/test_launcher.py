@@ -191,6 +191,18 @@ async def test_launcher_ends_a_server_without_its_core(tmp_path: Path) -> None:
         assert await launcher.process.wait() == 137
 
 
+async def test_launcher_keeps_an_engine_that_scales(tmp_path: Path) -> None:
+    async with launched(tmp_path) as launcher:
+        await launcher.until("ready after")
+        await client.request(launcher.api, "/scaling", b"{}")
+        await launcher.until("the engine says that it is scaling")
+        assert await launcher.get("/readyz") == client.Response(503, b"scaling")
+        assert (await launcher.get("/livez")).status == 200
+        await client.request(launcher.api, "/scaled", b"{}")
+        await launcher.until("not scaling any more")
+        assert (await launcher.get("/readyz")).status == 200
+
+
 async def test_launcher_exit_kills_orphaned_engine_processes(tmp_path: Path) -> None:
     async with launched(tmp_path, "orphan") as launcher:
         orphan = int((await launcher.until(r"orphan (\d+)"))[1])

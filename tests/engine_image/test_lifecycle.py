@@ -264,6 +264,7 @@ def port_of(server: asyncio.Server) -> int:
         (EngineStatus(warm=True), 200, b"ready"),
         (EngineStatus(warm=True, draining=True), 503, b"draining"),
         (EngineStatus(warm=True, dead=True), 503, b"unreachable"),
+        (EngineStatus(warm=True, scaling=True), 503, b"scaling"),
     ],
 )
 async def test_health_server_paths_reflect_status(status: EngineStatus, ready: int, word: bytes) -> None:

@@ -58,6 +58,16 @@ def test_monitor_progress_ends_the_silence() -> None:
     assert (monitor.silent_s, monitor.is_stalled, monitor.is_hung) == (0, False, False)
 
 
+def test_monitor_excused_silence_begins_anew() -> None:
+    monitor = ProgressMonitor(LIMITS, stretches=False)
+    pass_time(monitor, LIMITS.restart_seconds)
+    assert monitor.is_hung
+    monitor.excuse()
+    assert (monitor.silent_s, monitor.is_stalled, monitor.is_hung) == (0.0, False, False)
+    pass_time(monitor, LIMITS.restart_seconds)
+    assert monitor.is_hung
+
+
 @pytest.mark.parametrize(
     ("step_s", "unready_s", "restart_s"),
     [(0.1, 10, 40), (0.5, 10, 40), (2.0, 40, 160), (5.0, 100, 400), (60, 120, 480)],

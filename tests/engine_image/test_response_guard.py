@@ -216,6 +216,14 @@ async def test_full_queue_response_is_retryable(tmp_path: Path, words: str) -> N
     assert got.headers["x-plimsoll-reason"] == "queue_full"
 
 
+async def test_scaling_engine_response_is_retryable(tmp_path: Path) -> None:
+    words = "The model is currently scaling. Please try again later."
+    async with make_harness(respond_with(503, json.dumps({"error": words}).encode()), "serve", tmp_path) as serve:
+        got = await serve.send({"model": "x"})
+    assert (got.headers["x-plimsoll-retry"], got.headers["x-plimsoll-reason"]) == ("1", "engine_unavailable")
+    assert got.json["error"]["message"] == words
+
+
 @pytest.mark.parametrize("code", ["503", '"paused"', "null"])
 async def test_other_engine_503_has_reason_and_is_not_retryable(tmp_path: Path, code: str) -> None:
     raw = b'{"error":{"message":"The engine is paused.","code":%s}}' % code.encode()

@@ -17,7 +17,7 @@ from aiohttp import web
 
 from launcher.client import EngineClient, Response
 from launcher.contract import IMAGE_ROOT, load
-from launcher.engine_probe import EngineProbe
+from launcher.engine_probe import EngineProbe, Health
 from launcher.health import EngineStatus, render_metrics
 from launcher.remote_prefill import RemotePrefillClient
 from launcher.settings import SettingsError, TlsSettings
@@ -172,7 +172,7 @@ async def test_engine_that_refuses_its_launcher_makes_progress(tmp_path: Path) -
     async with tls_server(tmp_path, authority.issue(NAME), Authority(tmp_path / "other", "other")) as port:
         probe = EngineProbe(EngineClient(port, tls.loopback), load())
         assert await probe.step_seconds() == 0.0
-        assert await probe.is_healthy() is None
+        assert await probe.health() is Health.UNKNOWN
         assert await probe.metrics() == b""
     assert await probe.step_seconds() is None
 
