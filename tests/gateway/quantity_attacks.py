@@ -21,9 +21,9 @@ def peak_bytes(pid: int) -> int:
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
 
 
-async def half_send(port: int) -> bytes:
+async def half_send(port: int, source: str = "127.0.0.1") -> bytes:
     """Sends a body without its last byte. Returns the response, or nothing if the connection is reset."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(source, 0))
     try:
         writer.write(HEAD.format(BODY_BYTES).encode() + b"a" * (BODY_BYTES - 1))
         return await reader.read(1 << 16)
@@ -94,14 +94,14 @@ class Http2Client:
 
 async def flood(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """An engine that sends as fast as it can."""
-    await reader.readuntil(b"\r\n\r\n")
-    writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
     piece = b"8000\r\n" + b"x" * 0x8000 + b"\r\n"
     try:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
         for _ in range(300):
             writer.write(piece)
             await writer.drain()
-    except ConnectionError:
+    except (ConnectionError, asyncio.IncompleteReadError):
         pass
     finally:
         writer.close()

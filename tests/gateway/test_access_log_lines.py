@@ -134,7 +134,7 @@ def test_store_has_tenant_of_requests_without_a_body(path: bytes) -> None:
     store = AttributeStore(is_enabled=True)
     made = Picker(Random(1), authenticator=Authenticator(trusted=TrustedHeaders()), attributes=store)
     bodies = BodyBudget(100_000, 60_000)
-    assert bodies.reserve("other", b"60000", time.monotonic()) is None
+    assert bodies.reserve("other", b"60000", time.monotonic(), "other") is None
     headers = HEADERS | {TrustedHeaders().tenant: b"team-a", b"x-plimsoll-body-bytes": b"60000"}
     EnvoyEndpoint(made, ParseWorker(), bodies)(HttpRequest(b"GET", path, headers, b""))
     found = store.take("ab-1")

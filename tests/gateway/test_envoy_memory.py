@@ -105,6 +105,18 @@ async def test_half_sent_bodies_are_bounded(gateway: GatewayStack) -> None:
     await cancel(sending)
 
 
+async def test_half_sent_bodies_of_one_source_leave_room(gateway: GatewayStack) -> None:
+    """A body of the largest size of another source is served meanwhile."""
+    sending = [asyncio.create_task(half_send(gateway.settings.port, "127.0.0.2")) for _ in range(40)]
+
+    def refused() -> int:
+        return sum(task.done() and b"gateway_full" in task.result() for task in sending)
+
+    await wait_until(lambda: refused() >= 20, "the source has no more room")
+    assert (await gateway.ask_fully(pad="a" * BODY_BYTES))[0] == 200
+    await cancel(sending)
+
+
 async def test_half_sent_bodies_without_picker_do_not_end_envoy(gateway: GatewayStack) -> None:
     """Nobody bounds their sum then: Envoy takes no new requests, and ends those that hold most."""
     assert gateway.picker is not None

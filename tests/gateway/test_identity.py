@@ -179,7 +179,7 @@ def test_requests_by_key_have_bounded_series() -> None:
 def test_request_with_large_body_is_counted_once() -> None:
     made = authenticator(key_secret("large"))
     world = PickerHarness(service_with_slo(), pods=engine_names(1), authenticator=made)
-    endpoint = EnvoyEndpoint(world.picker, ParseWorker(), BodyBudget(100, 60))
+    endpoint = EnvoyEndpoint(world.picker, ParseWorker(), BodyBudget(120, 60))
 
     def call(path: bytes, body: bytes = b"", request_id: bytes = b"a") -> str:
         sent = {b"x-api-key": key_of("large").encode(), b"x-plimsoll-request-id": request_id}

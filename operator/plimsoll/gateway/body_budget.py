@@ -5,12 +5,15 @@ Problem: Envoy reads a whole body before it asks the picker, and keeps up to thr
 
 Idea: Envoy asks for room before it reads a large body. The room is the length that the client announces, or the largest
 one if it announces none, and later the true one. It is given back with the access-log record, which Envoy writes for
-every request.
+every request. One client gets three quarters at most, so that others have room while it announces bodies that it does
+not send.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from plimsoll.core.admission.retry_advice import advise_retry
 from plimsoll.gateway.errors import Rejection, RejectionReason
@@ -18,6 +21,15 @@ from plimsoll.gateway.errors import Rejection, RejectionReason
 MAX_AGE_SECONDS = 7200.0  # an older request has lost its access-log record
 IDLE_AGE_SECONDS = 10.0  # a request that Envoy does not know appears in its statistics by then
 RETRY_SECONDS = 2.0
+CLIENT_SHARE = 0.75  # of the limit
+
+
+class _Reservation(NamedTuple):
+    """The bytes of a body, the time of its first reservation, and the client that asked for it."""
+
+    size: int
+    since_s: float
+    client: str
 
 
 class BodyBudget:
@@ -25,40 +37,56 @@ class BodyBudget:
 
     def __init__(self, limit_bytes: int, max_body_bytes: int) -> None:
         self.limit_bytes = limit_bytes
+        self.client_limit_bytes = int(CLIENT_SHARE * limit_bytes)
         self.reserved_bytes = 0
+        self._client_bytes: Counter[str] = Counter()
         self._max_body_bytes = max_body_bytes
-        self._reservations: dict[str, tuple[int, float]] = {}  # bytes and time of the first reservation
+        self._reservations: dict[str, _Reservation] = {}
 
-    def reserve(self, request_id: str, announced: bytes, now: float) -> Rejection | None:
-        """Reserve room for a body of `announced` bytes, in decimal; without a number, for the largest body.
+    def reserve(self, request_id: str, announced: bytes, now: float, client: str) -> Rejection | None:
+        """Reserve room for a client's body of `announced` bytes, in decimal; without a number, for the largest body.
 
-        Returns a rejection if there is none. A single body always fits.
+        Returns a rejection if there is none. A single body always fits, and a client's single body into its share.
         """
         size = int(announced) if announced.isdigit() and len(announced) < 16 else self._max_body_bytes
         if size > self._max_body_bytes:
             return None  # Envoy rejects it itself, with a better message
         if self.reserved_bytes + size > self.limit_bytes and self._reservations:
-            return self._rejection(size)
-        self.record(request_id, size, now)
+            return self._rejection("This gateway instance holds", self.reserved_bytes, self.limit_bytes, size)
+        held = self._client_bytes[client]
+        if held and held + size > self.client_limit_bytes:
+            return self._rejection("This gateway instance holds for this client", held, self.client_limit_bytes, size)
+        self._set(request_id, _Reservation(size, now, client))
         return None
 
     def record(self, request_id: str, size: int, now: float) -> None:
         """Record the true size of a body that was read."""
-        previous, since_s = self._reservations.get(request_id, (0, now))
-        self._reservations[request_id] = size, since_s
-        self.reserved_bytes += size - previous
+        previous = self._reservations.get(request_id)
+        self._set(request_id, _Reservation(size, now, "") if previous is None else previous._replace(size=size))
 
     def release(self, request_id: str) -> None:
         """Give back the room of a request that ended."""
-        size, _ = self._reservations.pop(request_id, (0, 0.0))
-        self.reserved_bytes -= size
+        self._set(request_id, None)
+
+    def _set(self, request_id: str, reservation: _Reservation | None) -> None:
+        """Replace the reservation of a request."""
+        previous = self._reservations.pop(request_id, None)
+        if previous is not None:
+            self._add(previous.client, -previous.size)
+        if reservation is not None:
+            self._reservations[request_id] = reservation
+            self._add(reservation.client, reservation.size)
+
+    def _add(self, client: str, size: int) -> None:
+        self.reserved_bytes += size
+        self._client_bytes[client] += size
+        if not self._client_bytes[client]:
+            del self._client_bytes[client]
 
     def expire(self, now: float, *, envoy_is_idle: bool) -> None:
         """Give back what has lost its access-log record. `envoy_is_idle` says that Envoy has no request at all."""
         age_s = IDLE_AGE_SECONDS if envoy_is_idle else MAX_AGE_SECONDS
-        self._release_all(
-            [request_id for request_id, (_, since_s) in self._reservations.items() if now - since_s > age_s]
-        )
+        self._release_all([request_id for request_id, one in self._reservations.items() if now - one.since_s > age_s])
 
     def clear(self) -> None:
         """Give back all, for a new Envoy."""
@@ -68,10 +96,11 @@ class BodyBudget:
         for request_id in request_ids:
             self.release(request_id)
 
-    def _rejection(self, size: int) -> Rejection:
+    @staticmethod
+    def _rejection(holder: str, held: int, limit: int, size: int) -> Rejection:
         mib = 1 << 20
         message = (
-            f"This gateway instance holds {self.reserved_bytes / mib:.0f} MiB of request bodies and may hold"
-            f" {self.limit_bytes / mib:.0f} MiB, so it cannot take a body of {size / mib:.1f} MiB now."
+            f"{holder} {held / mib:.0f} MiB of request bodies and may hold {limit / mib:.0f} MiB, so it cannot take a"
+            f" body of {size / mib:.1f} MiB now."
         )
         return Rejection(RejectionReason.GATEWAY_FULL, message, retry=advise_retry(RETRY_SECONDS))

@@ -90,7 +90,7 @@ class HttpParser:
         length = self._body_length or 0
         if len(self._buffer) < length:
             return None
-        body = bytes(self._buffer[:length])
+        body = bytes(memoryview(self._buffer)[:length])  # one copy: it may be 8 MiB
         del self._buffer[:length]
         return body
 

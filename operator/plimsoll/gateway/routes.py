@@ -84,7 +84,8 @@ class EnvoyEndpoint:
             return self._picker.reject(identity, route.shape)
         request_id = request_id_of(request.headers)
         announced, now = request.headers.get(_BODY_BYTES, b""), time.monotonic()
-        rejection = None if request_id is None else self._bodies.reserve(request_id, announced, now)
+        client = identity.client(source_network(request.headers))
+        rejection = None if request_id is None else self._bodies.reserve(request_id, announced, now, client)
         if rejection is None:
             return response(200)
         self._picker.authenticator.count(identity)

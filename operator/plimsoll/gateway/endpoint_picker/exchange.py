@@ -35,7 +35,7 @@ from plimsoll.gateway.endpoint_picker.decision import (
 from plimsoll.gateway.endpoint_picker.exchange_record import ExchangeRecord
 from plimsoll.gateway.envoy.access_log import AccessRecord
 from plimsoll.gateway.errors import ErrorResponse, Rejection, RejectionReason
-from plimsoll.gateway.identity import Identity
+from plimsoll.gateway.identity import Identity, source_network
 from plimsoll.gateway.parse_worker import ParseWorker
 from plimsoll.gateway.picker import Picker
 from plimsoll.gateway.request_context import ForeignRequest
@@ -148,7 +148,9 @@ class Exchange:
         identity = picker.authenticate(headers)
         if isinstance(identity, Rejection):
             raise self._rejected(identity, route)
-        body = b"" if first.request_headers.end_of_stream else await self._receive_body(headers, route, record)
+        body = (
+            b"" if first.request_headers.end_of_stream else await self._receive_body(headers, route, record, identity)
+        )
         record.on_body(len(body))
         parsed = await parse(self._worker, body, headers, route, identity)
         foreign = ForeignRequest(messages.read_subset(first))
@@ -168,13 +170,16 @@ class Exchange:
             raise Answered(Reply(200, dict(JSON_HEADERS), models_body(self._picker, identity)))
         raise Answered(read_reply(self._picker.reject(identity)))
 
-    async def _receive_body(self, headers: Mapping[bytes, bytes], route: ApiRoute, record: ExchangeRecord) -> bytes:
+    async def _receive_body(
+        self, headers: Mapping[bytes, bytes], route: ApiRoute, record: ExchangeRecord, identity: Identity
+    ) -> bytes:
         """Returns the body. Raises Answered if it is too large, or if there is no room for it."""
         announced, started_s = headers.get(b"content-length", b""), time.monotonic()
         limit = self._settings.max_body_bytes
         if announced.isdigit() and len(announced) < 16 and int(announced) > limit:
             raise _too_large(route, limit)
-        if (rejection := self._bodies.reserve(record.request_id, announced, started_s)) is not None:
+        client = identity.client(source_network(headers))
+        if (rejection := self._bodies.reserve(record.request_id, announced, started_s, client)) is not None:
             raise self._rejected(rejection, route)
         if self._mode.request_body == messages.BUFFERED:
             await self._write(messages.proceed("request_headers"))
