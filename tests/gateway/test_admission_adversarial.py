@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from typing import Any
 
@@ -12,7 +13,7 @@ from plimsoll.core.admission.publication import FORMAT_VERSION
 from plimsoll.gateway.admission_policy import AdmissionPolicy, PolicyCache
 from plimsoll.gateway.envoy.access_log import AccessRecord
 from plimsoll.gateway.inflight import MAX_REQUEST_AGE_SECONDS
-from plimsoll.gateway.request_queue import MAX_QUEUED_BYTES
+from plimsoll.gateway.request_queue import MAX_CLIENT_QUEUED_BYTES, MAX_QUEUED_BYTES
 from plimsoll.gateway.service_admission import MAX_TENANTS
 from plimsoll.gateway.signals_document import build_signals
 from tests.gateway.admission_state import ONE, is_empty
@@ -259,11 +260,28 @@ async def test_hostile_body_never_breaks_admission(caplog: pytest.LogCaptureFixt
 async def test_queued_body_bytes_are_limited() -> None:
     world = PickerHarness(service_with_slo(admission={"maxQueued": 5000}))
     body = "x" * (8 << 20)
-    queued = [world.send_queued(pad=body) for _ in range(MAX_QUEUED_BYTES // (8 << 20) - 1)]
-    assert rejection_of(world.send(pad=body)).error["code"] == "model_starting"
+    sources = itertools.count()
+
+    def of_another_client() -> dict[str, str]:
+        return {"x-forwarded-for": f"10.0.0.{next(sources)}"}
+
+    bodies = MAX_QUEUED_BYTES // (8 << 20) - 1
+    queued = [world.send_queued(pad=body, headers=of_another_client()) for _ in range(bodies)]
+    assert rejection_of(world.send(pad=body, headers=of_another_client())).error["code"] == "model_starting"
     queued[0].cancel()
     await asyncio.sleep(0)
-    world.send_queued(pad=body)
+    world.send_queued(pad=body, headers=of_another_client())
+
+
+async def test_one_client_leaves_queue_memory_to_others() -> None:
+    world = PickerHarness(service_with_slo(admission={"maxQueued": 5000}))
+    hostile, body = {"x-forwarded-for": "10.0.0.1"}, "x" * (8 << 20)
+    queued = [world.send_queued(pad=body, headers=hostile) for _ in range(MAX_CLIENT_QUEUED_BYTES // (8 << 20) - 1)]
+    assert rejection_of(world.send(pad=body, headers=hostile)).error["code"] == "model_starting"
+    world.send_queued(pad=body, headers={"x-forwarded-for": "10.0.0.2"})
+    queued[0].cancel()
+    await asyncio.sleep(0)
+    world.send_queued(pad=body, headers=hostile)
 
 
 async def test_batch_growth_elsewhere_shrinks_own_share() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from plimsoll.adapters.kube_client import INFERENCESERVICEADMISSIONS, INFERENCESERVICES, PODS, WatchEvent
 from plimsoll.core.histogram import LATENCY_EDGES_S
+from plimsoll.gateway import routes
 from plimsoll.gateway.body_budget import BodyBudget
 from plimsoll.gateway.envoy.access_log import AccessRecord
 from plimsoll.gateway.errors import from_header
@@ -289,6 +290,28 @@ def test_envoy_endpoint_has_no_options(path: bytes) -> None:
 def test_models_are_listed_once_by_preferred_name() -> None:
     picker = build_picker(services=(service(model="tiny"), service("two", model="tiny", uid="z")))
     assert [part["id"] for part in orjson.loads(models_body(picker, ANONYMOUS))["data"]] == ["team/two", "tiny"]
+
+
+def test_models_are_listed_once_for_each_catalog(monkeypatch: pytest.MonkeyPatch) -> None:
+    picker = build_picker(services=(service(),))
+    endpoint = EnvoyEndpoint(picker, ParseWorker(), BodyBudget(100, 60))
+    made: list[bytes] = []
+
+    def record(*given: Any) -> bytes:
+        made.append(models_body(*given))
+        return made[-1]
+
+    monkeypatch.setattr(routes, "models_body", record)
+
+    def listed() -> set[str]:
+        reply = endpoint(HttpRequest(b"GET", b"/v1/models", {}, b""))
+        assert isinstance(reply, bytes)
+        return {card["id"] for card in orjson.loads(reply.partition(b"\r\n\r\n")[2])["data"]}
+
+    assert listed() == listed() == {"chat"}
+    picker.set_catalog(build_catalog([service(), service("two")], []))
+    assert listed() == {"chat", "two"}
+    assert len(made) == 2
 
 
 def test_digest_and_retry_header_identify_retries() -> None:

@@ -219,6 +219,11 @@ def source_network(headers: Mapping[bytes, bytes]) -> str:
     return text if address.version == 4 else str(ip_network((address, IPV6_NETWORK_BITS), strict=False))
 
 
+def client_of(identity: Identity, headers: Mapping[bytes, bytes]) -> str:
+    """Returns what tells the clients of requests apart, as `Identity.client`."""
+    return identity.client("") or identity.client(source_network(headers))
+
+
 def bounded_name(name: str) -> str:
     """Returns a name of at most `MAX_TENANT_CHARS`. A longer name ends with a digest of the whole.
 

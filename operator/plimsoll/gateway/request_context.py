@@ -15,7 +15,7 @@ from plimsoll.gateway.adapters import AdapterEntry
 from plimsoll.gateway.api_routes import CHAT_ROUTE, ApiRoute
 from plimsoll.gateway.deadlines import NO_DEADLINE, RequestDeadline
 from plimsoll.gateway.demand_counter import DemandTokens
-from plimsoll.gateway.identity import Identity
+from plimsoll.gateway.identity import Identity, client_of
 from plimsoll.gateway.request_parser import ParsedRequest
 
 MAX_MODEL_LENGTH = 200  # characters of a model name in a message
@@ -51,9 +51,10 @@ class RequestContext(msgspec.Struct, eq=False):
     they count. `limits` and `deadline` are those of the service that the client named, also at its fallback. `adapter`
     is the LoRA adapter that the client named. `prefill` is the address of the prefill engine, "" without one.
     `claims_retry` is true if the client marks the request as a retry. `via` is the gateway whose Envoy carries it, ""
-    for this one; `can_queue` is whether that gateway has memory for its body. `is_charged`: the limits of its key have
-    been applied, and `rate_headers` tell the client of them. `foreign` is set if a gateway of another product carries
-    the request. `prefill_deadline_s` is how long a decode engine waits for a prefill engine, None for its default.
+    for this one; `can_queue` is whether that gateway has memory for its body. `client` tells its client apart.
+    `is_charged`: the limits of its key have been applied, and `rate_headers` tell the client of them. `foreign` is set
+    if a gateway of another product carries the request. `prefill_deadline_s` is how long a decode engine waits for a
+    prefill engine, None for its default.
     """
 
     request_id: str
@@ -86,6 +87,7 @@ class RequestContext(msgspec.Struct, eq=False):
     claims_retry: bool = False
     via: str = ""
     can_queue: bool = True
+    client: str = ""
     is_charged: bool = False
     rate_headers: Mapping[str, str] = {}
     foreign: ForeignRequest | None = None
@@ -147,6 +149,7 @@ def new_context(
         parsed.prompt_field,
         estimate=_estimate(parsed),
         is_estimated=parsed.is_estimated,
+        client=client_of(identity, headers),
     )
 
 

@@ -18,7 +18,7 @@ from plimsoll.gateway.envoy.local_reply import REPLIES
 from plimsoll.gateway.envoy.tracing import ATTRIBUTE_PREFIX
 from plimsoll.gateway.envoy.virtual_host import STRIPPED_HEADERS
 from plimsoll.gateway.errors import ErrorResponse, Rejection, from_header
-from plimsoll.gateway.identity import Identity, source_network
+from plimsoll.gateway.identity import Identity, client_of
 from plimsoll.gateway.key_limits import RATE_LIMIT_HEADERS
 from plimsoll.gateway.parse_worker import ParseWorker
 from plimsoll.gateway.request_bounds import IDLE_TIMEOUT_HEADER
@@ -123,7 +123,7 @@ async def parse(
 ) -> Parsed:
     """Returns the parsed body of a request, or why it is rejected."""
     if needs_worker(body, route.form):
-        return await worker.parse(body, route, identity.client(source_network(headers)))
+        return await worker.parse(body, route, client_of(identity, headers))
     if route.form is BodyForm.AUDIO:
         return parse_audio_form(body, headers.get(b"content-type", b""))
     return parse_body(body, route)

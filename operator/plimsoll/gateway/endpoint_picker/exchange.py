@@ -35,7 +35,7 @@ from plimsoll.gateway.endpoint_picker.decision import (
 from plimsoll.gateway.endpoint_picker.exchange_record import ExchangeRecord
 from plimsoll.gateway.envoy.access_log import AccessRecord
 from plimsoll.gateway.errors import ErrorResponse, Rejection, RejectionReason
-from plimsoll.gateway.identity import Identity, source_network
+from plimsoll.gateway.identity import Identity, client_of
 from plimsoll.gateway.parse_worker import ParseWorker
 from plimsoll.gateway.picker import Picker
 from plimsoll.gateway.request_context import ForeignRequest
@@ -178,7 +178,7 @@ class Exchange:
         limit = self._settings.max_body_bytes
         if announced.isdigit() and len(announced) < 16 and int(announced) > limit:
             raise _too_large(route, limit)
-        client = identity.client(source_network(headers))
+        client = client_of(identity, headers)
         if (rejection := self._bodies.reserve(record.request_id, announced, started_s, client)) is not None:
             raise self._rejected(rejection, route)
         if self._mode.request_body == messages.BUFFERED:

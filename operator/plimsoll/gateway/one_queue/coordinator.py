@@ -220,7 +220,7 @@ class OneQueue:
 
     def _track(self, ctx: RequestContext, reply: asyncio.Future[bytes]) -> _PendingQuestion:
         pending = self._pending[ctx.request_id] = _PendingQuestion(ctx, reply)
-        self._picker.queue.add_bytes(ctx.body_bytes)
+        self._picker.queue.add_bytes(ctx.client, ctx.body_bytes)
         reply.add_done_callback(lambda done: self._on_cancelled(pending) if done.cancelled() else None)
         return pending
 
@@ -229,7 +229,7 @@ class OneQueue:
         if self._pending.get(pending.ctx.request_id) is not pending:
             return False
         del self._pending[pending.ctx.request_id]
-        self._picker.queue.add_bytes(-pending.ctx.body_bytes)
+        self._picker.queue.add_bytes(pending.ctx.client, -pending.ctx.body_bytes)
         return True
 
     def _on_cancelled(self, pending: _PendingQuestion) -> None:
@@ -296,7 +296,7 @@ class OneQueue:
             self._decide_here(pending, now)
             return
         pending.link, pending.number = link, link.next_number()
-        question = conversions.to_question(pending.number, ctx, picker.queue.has_memory(0), now)
+        question = conversions.to_question(pending.number, ctx, picker.queue.has_memory(ctx.client, 0), now)
         link.ask(question, ctx.request_id, lambda result: self._on_answer(pending, link, result))
 
     def _on_answer(self, pending: _PendingQuestion, link: OwnerLink, result: Result) -> None:
