@@ -17,11 +17,13 @@ import pytest
 import pytest_asyncio
 
 from e2e.lib import sdks
+from plimsoll.gateway.api_routes import EVENT_STREAM
 from plimsoll.gateway.settings import ApiKeyMode, TrustedHeaders
 from tests.gateway.api_key_secrets import bearer, key_of, key_secret
 from tests.gateway.conftest import make_directory
 from tests.gateway.fake_engine import FakeEngine
 from tests.gateway.kube_objects import gateway_pod, pod, service
+from tests.gateway.picker_harness import service_with_slo
 from tests.gateway.stack import TIMEOUT_S, GatewayStack, wait_until
 
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]
@@ -153,6 +155,30 @@ async def test_keys_are_made_and_revoked_without_restart(locked: tuple[GatewaySt
     assert 'plimsoll_gateway_api_key_requests_total{key="new"}' in page
     stack.write_secrets(*SECRETS)
     await wait_until(is_rejected, "the key is revoked")
+
+
+async def test_revoked_key_ends_its_stream_and_queue(locked: tuple[GatewayStack, FakeEngine]) -> None:
+    stack, engine = locked
+    known = [service(), service("large")]
+    stack.write_secrets(*SECRETS, key_secret("leaked"))
+    await stack.set_objects([*known, service_with_slo("asleep", ready_work=10.0)], [pod(engine.address)])
+
+    async def is_accepted() -> bool:
+        return (await get(stack, "/v1/models", bearer("leaked")))[0] == 200
+
+    await wait_until(is_accepted, "the key is accepted")
+    queued = asyncio.create_task(stack.ask_fully("asleep", sent=bearer("leaked")))
+    sent = {**bearer("leaked"), "accept": EVENT_STREAM}
+    async with asyncio.timeout(TIMEOUT_S), stack.http.get(f"{stack.url}/v1/models/asleep", headers=sent) as stream:
+        assert (await stream.content.readline()) == b"event: asleep\n"
+        assert not queued.done()
+        stack.write_secrets(*SECRETS)
+        end = await stream.text()
+        status, body, headers = await queued
+    assert end.split("event: ")[-1].startswith("error\n")
+    assert json.loads(end.split("data: ")[-1])["error"]["code"] == "invalid_api_key"
+    assert (status, body["error"]["code"], headers["x-should-retry"]) == (401, "invalid_api_key", "false")
+    await stack.set_objects(known, [pod(engine.address)])
 
 
 async def test_identity_headers_and_keys_are_logged_nowhere(locked: tuple[GatewayStack, FakeEngine]) -> None:
