@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from plimsoll.core.types import Task
 from plimsoll.gateway.api_routes import ROUTES, paths_of, route_of
 from plimsoll.gateway.errors import ErrorShape, from_header
-from plimsoll.gateway.picker import MAX_UNBOOKED_PER_ENGINE, Reply
+from plimsoll.gateway.picker import MAX_CLIENT_UNBOOKED_PER_ENGINE, MAX_UNBOOKED_PER_ENGINE, Reply
 from tests.gateway.kube_objects import Object, pod, service
 from tests.gateway.picker_harness import PickerHarness, engine_names, picked_engine, response_headers, service_with_slo
 
@@ -27,10 +28,10 @@ def stopped(obj: Object) -> Object:
     return obj | {"status": {"conditions": [{"type": "Ready", "status": "False", "reason": "ScaledToZero"}]}}
 
 
-def check_request(harness: PickerHarness, path: str, **fields: Any) -> Reply:
+def check_request(harness: PickerHarness, path: str, source: str = "10.0.0.9", **fields: Any) -> Reply:
     harness.requests += 1
     body = json.dumps({"model": "chat", "input": f"hi {harness.requests}", **fields}).encode()
-    headers = {b"x-plimsoll-request-id": b"t%d" % harness.requests}
+    headers = {b"x-plimsoll-request-id": b"t%d" % harness.requests, b"x-forwarded-for": source.encode()}
     return harness.picker.check(body, headers, harness.clock.now(), ROUTES[path])
 
 
@@ -115,13 +116,34 @@ def test_token_route_books_nothing_and_counts_nothing() -> None:
 def test_token_requests_are_bounded_per_engine(engines: int) -> None:
     pods = (*engine_names(engines), pod("10.0.1.1:8000", ready=False))
     harness = PickerHarness(service_with_slo("chat"), pods=pods)
-    replies = [check_request(harness, TOKENIZE, prompt="a") for _ in range(engines * MAX_UNBOOKED_PER_ENGINE)]
+    sources = itertools.count()
+
+    def ask() -> Reply:
+        return check_request(harness, TOKENIZE, f"10.9.0.{next(sources) % 200}", prompt="a")
+
+    replies = [ask() for _ in range(engines * MAX_UNBOOKED_PER_ENGINE)]
     assert {response_headers(one)[":status"] for one in replies} == {"200"}
-    status, body = error_of(check_request(harness, TOKENIZE, prompt="a"))
+    status, body = error_of(ask())
     assert (status, body["error"]["code"]) == (429, "gateway_full")
     harness.complete(replies[0])  # type: ignore[arg-type]
-    assert response_headers(check_request(harness, TOKENIZE, prompt="a"))[":status"] == "200"
+    assert response_headers(ask())[":status"] == "200"
     assert harness.service()["requests"]["arrived"] == 0
+
+
+def test_token_requests_of_one_client_leave_room() -> None:
+    harness = PickerHarness(service_with_slo("chat"), pods=engine_names(1))
+    hostile = "10.0.0.1"
+
+    def ask(source: str) -> Reply:
+        return check_request(harness, TOKENIZE, source, prompt="a")
+
+    replies = [ask(hostile) for _ in range(MAX_CLIENT_UNBOOKED_PER_ENGINE)]
+    status, body = error_of(ask(hostile))
+    assert (status, body["error"]["code"]) == (429, "gateway_full")
+    assert "48 requests like /tokenize of this client each" in body["error"]["message"]
+    assert response_headers(ask("10.0.0.2"))[":status"] == "200"
+    harness.complete(replies[0])  # type: ignore[arg-type]
+    assert response_headers(ask(hostile))[":status"] == "200"
 
 
 def test_reset_token_request_suspends_its_engine() -> None:

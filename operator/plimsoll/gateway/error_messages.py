@@ -212,9 +212,9 @@ def route_not_served(model: str, path: str, task: Task) -> Rejection:
     return Rejection(RejectionReason.ROUTE_NOT_SERVED, message)
 
 
-def too_many_unbooked(model: str, path: str, limit: int) -> Rejection:
+def too_many_unbooked(model: str, path: str, limit: int, who: str) -> Rejection:
     """Returns the rejection of a request that takes no capacity while `limit` others are at each engine."""
-    message = f"Each ready engine of model '{model[:200]}' has {limit} requests like {path} already."
+    message = f"The ready engines of model '{model[:200]}' have {limit} requests like {path}{who} each already."
     return Rejection(RejectionReason.GATEWAY_FULL, message, retry=advise_retry(1.0))
 
 

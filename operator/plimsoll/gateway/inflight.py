@@ -31,7 +31,8 @@ class InFlightRequest(msgspec.Struct, frozen=True):
     `service` is NAMESPACE/NAME, `retry_key` identifies the client's retries, and `deadlines` are those of its SLO, None
     without one. `demand` is what it added to the demand of services, by their keys: prompt tokens. `is_booked` is false
     if it takes no capacity: it counts neither as demand nor for the SLO. `via` is the gateway whose Envoy carries it,
-    "" for this one. `is_foreign`: a gateway of another product carries it.
+    "" for this one. `is_foreign`: a gateway of another product carries it. `client` tells the clients of requests that
+    take no capacity apart.
     """
 
     service: str
@@ -44,6 +45,7 @@ class InFlightRequest(msgspec.Struct, frozen=True):
     is_booked: bool = True
     via: str = ""
     is_foreign: bool = False
+    client: str = ""
 
 
 class InFlightTracker:
@@ -53,6 +55,7 @@ class InFlightTracker:
         self.loads: dict[str, EndpointLoad] = {}
         self._id_prefix = secrets.token_hex(4)  # distinguishes IDs of an earlier process
         self.unbooked: Counter[str] = Counter()  # requests that take no capacity, by service
+        self.client_unbooked: Counter[tuple[str, str]] = Counter()  # the same by service and client
         self._pick_number = 0
         self._requests: dict[str, InFlightRequest] = {}
         self._last_drift: dict[str, int] = {}
@@ -107,18 +110,21 @@ class InFlightTracker:
         is_booked: bool = True,
         via: str = "",
         is_foreign: bool = False,
+        client: str = "",
     ) -> None:
         """Record a pick under its request ID."""
         address, prefill = pick.endpoint.address, pick.prefill.address if pick.prefill else None
         self.add(
             request_id,
-            InFlightRequest(service, address, prefill, now, retry_key, deadlines, demand, is_booked, via, is_foreign),
+            InFlightRequest(
+                service, address, prefill, now, retry_key, deadlines, demand, is_booked, via, is_foreign, client
+            ),
         )
 
     def add(self, request_id: str, request: InFlightRequest) -> None:
         """Record a request at an engine, picked here or by another gateway."""
         if not request.is_booked:
-            self.unbooked[request.service] += 1
+            self._count_unbooked(request, 1)
         self._pick_number += 1
         self._requests[request_id] = request
         self._add_own(request.endpoint, 1, request, self._pick_number)
@@ -236,12 +242,19 @@ class InFlightTracker:
 
     def _release(self, request: InFlightRequest) -> None:
         if not request.is_booked:
-            self.unbooked[request.service] -= 1
-            if not self.unbooked[request.service]:
-                del self.unbooked[request.service]
+            self._count_unbooked(request, -1)
         self._add_own(request.endpoint, -1, request)
         if request.prefill is not None:
             self._add_own(request.prefill, -1, request)
+
+    def _count_unbooked(self, request: InFlightRequest, delta: int) -> None:
+        service, client = request.service, (request.service, request.client)
+        self.unbooked[service] += delta
+        self.client_unbooked[client] += delta
+        if not self.unbooked[service]:
+            del self.unbooked[service]
+        if not self.client_unbooked[client]:
+            del self.client_unbooked[client]
 
     def _add_own(self, address: str, delta: int, request: InFlightRequest, pick_number: int | None = None) -> None:
         self._own_counts[address] = self._own_counts.get(address, 0) + delta

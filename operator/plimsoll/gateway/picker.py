@@ -54,6 +54,7 @@ log = logging.getLogger(__name__)
 Reply = bytes | Awaitable[bytes]
 
 MAX_UNBOOKED_PER_ENGINE = 64  # requests at an engine that pass admission control by
+MAX_CLIENT_UNBOOKED_PER_ENGINE = 48  # the same of one client
 
 
 class Picker:
@@ -288,11 +289,17 @@ class Picker:
         if pick is None:
             return self.reject(no_unbooked_engine(service, ctx, self._clock.unix()), shape)
         engines = sum(e.routable and e.role is not Role.PREFILL for e in service.endpoints)
-        if self.inflight.unbooked[service.key] >= engines * MAX_UNBOOKED_PER_ENGINE:
-            return self.reject(
-                error_messages.too_many_unbooked(ctx.model, ctx.route.path, MAX_UNBOOKED_PER_ENGINE), shape
-            )
-        self.inflight.begin(service.key, pick, ctx.request_id, now, is_booked=False, is_foreign=ctx.foreign is not None)
+        of_client = self.inflight.client_unbooked[service.key, ctx.client]
+        for who, count, limit in (
+            ("", self.inflight.unbooked[service.key], MAX_UNBOOKED_PER_ENGINE),
+            (" of this client", of_client, MAX_CLIENT_UNBOOKED_PER_ENGINE),
+        ):
+            if count >= engines * limit:
+                return self.reject(error_messages.too_many_unbooked(ctx.model, ctx.route.path, limit, who), shape)
+        is_foreign = ctx.foreign is not None
+        self.inflight.begin(
+            service.key, pick, ctx.request_id, now, is_booked=False, is_foreign=is_foreign, client=ctx.client
+        )
         retry_after_s = None if pick.fallbacks else next_engine_s(service, self._clock.unix(), self._random.randint)
         return dispatch_response(service, pick, ctx, retry_after_s, self._rate_headers(ctx, now), now)
 
