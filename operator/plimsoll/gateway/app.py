@@ -28,12 +28,13 @@ from plimsoll.gateway.drain import drain
 from plimsoll.gateway.endpoint_picker import server as endpoint_picker_server
 from plimsoll.gateway.endpoint_picker.server import EndpointPicker
 from plimsoll.gateway.engine_identity import EngineIdentityWatch
-from plimsoll.gateway.envoy.access_log import AccessLogReader, AccessRecord, RequestOutcome
+from plimsoll.gateway.envoy.access_log import AccessLogReader, AccessRecord
 from plimsoll.gateway.envoy.admin import EnvoyAdminClient, EnvoyUnavailable
 from plimsoll.gateway.envoy.ads_server import AdsServer
 from plimsoll.gateway.envoy.delta import AppliedCertificate, AppliedEndpoints
 from plimsoll.gateway.envoy.state_poller import EnvoyStatePoller
 from plimsoll.gateway.envoy.tls import CERTIFICATE
+from plimsoll.gateway.failure_log import FailureLog
 from plimsoll.gateway.handover import Handover
 from plimsoll.gateway.identity import Authenticator
 from plimsoll.gateway.line_writer import LineWriter
@@ -71,6 +72,7 @@ class GatewayProcess:
         attributes = AttributeStore(is_enabled=settings.access_log, is_traced=bool(settings.traces_endpoint))
         self._picker = Picker(Random(), settings.pod, self._authenticator, attributes=attributes)
         self._access_lines = LineWriter(sys.stdout.fileno()) if settings.access_log else None
+        self._failure_log = FailureLog()
         self._gateway_pods = GatewayPods(settings)
         self._catalog_builder = CatalogBuilder(settings.engine_tls is not None)
         self._objectives = ObjectiveStore(settings.namespace) if settings.inference_objectives else None
@@ -307,17 +309,11 @@ class GatewayProcess:
             line = access_line(record, attributes, time.time())
             if line is not None:
                 self._access_lines.write(line)
-        if was_picked and record.outcome in (RequestOutcome.FAILED, RequestOutcome.IDLE_TIMEOUT):
-            log.warning(
-                "request %s failed at %s: %s %s %s",
-                record.client_request_id,
-                record.upstream,
-                record.status,
-                record.flags,
-                record.details,
-            )
+        if was_picked:
+            self._failure_log.write(record)
 
     def _on_poll(self) -> None:
+        self._failure_log.flush()
         invalid_lines, self._access_log.invalid_lines = self._access_log.invalid_lines, 0
         gateway_metrics.GATEWAY_BAD_RECORDS.inc(invalid_lines)
         if self._access_lines is not None:
