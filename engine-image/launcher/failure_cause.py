@@ -21,10 +21,11 @@ _PREFIX: Final = re.compile(
     r"^(?:\((?P<process>[^)]{1,80}) pid=\d+\) )?(?:(?P<level>[A-Z]+) [-\d]+ [:\d]+ \[[^\]]{1,80}\] )?"
 )
 _COLOUR: Final = re.compile(r"\x1b\[[\d;]{0,16}m")
-_ERROR: Final = re.compile(
-    r"(?:(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b(?:: .*)?|(?:[A-Za-z_]\w*\.)+[A-Z]\w*: .+)$"
+_ERROR: Final = re.compile(  # with bounds, because a long line would take it milliseconds
+    r"(?:[A-Za-z_]\w{0,80}\.){0,9}[A-Z]\w{0,80}(?:Error|Exception|Interrupt|Exit)\b(?:: .*)?$"
+    r"|(?:[A-Za-z_]\w{0,80}\.){1,9}[A-Z]\w{0,80}: .+$"
 )
-_VALIDATION_ERROR: Final = re.compile(r"(?:\w+\.)*ValidationError: \d+ validation errors? for ")
+_VALIDATION_ERROR: Final = re.compile(r"(?:\w{1,80}\.){0,9}ValidationError: \d+ validation errors? for ")
 _VALIDATED_INPUT: Final = re.compile(r" \[type=\w+, input_value=")  # which may hold anything
 _LAST_ERROR: Final = "Last error:"  # NCCL
 _POINTS_ELSEWHERE: Final = re.compile(r"root cause|stack trace above|error above|see above|logs? above", re.IGNORECASE)

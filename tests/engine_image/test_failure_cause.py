@@ -23,7 +23,7 @@ VALUE_ERROR = (
     "  Value error, Model architectures ['X'] are not supported for now. [type=value_error, input_value=ArgsKwargs("
 )
 UNSUPPORTED = "Value error, Model architectures ['X'] are not supported for now."
-NOT_AN_INTEGER = "  Input should be a valid integer [type=int_type, input_value='x', input_type=str]"
+NOT_AN_INTEGER = "  Input should be an integer [type=int_type, input_value='x', input_type=str]"
 NCCL = "torch.distributed.DistBackendError: NCCL error in: /pytorch/NCCLUtils.cpp:94, unhandled system error"
 NO_SHARED_MEMORY = "Error while creating shared memory segment /dev/shm/nccl-7 (size 9637888), error: No space left"
 OUT_OF_RESOURCES = "triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 151680"
@@ -63,7 +63,7 @@ def cause(*lines: str) -> str:
         ((MP_CLIENT + EXITED, MP_CLIENT + "complete", DEAD), EXITED),
         ((API + "Traceback", TRACE, API + INVALID, API + VALUE_ERROR, API + "  For further information"), UNSUPPORTED),
         ((CORE + INVALID, CORE + VALUE_ERROR, API + TRACE, API + UPWARDS), UNSUPPORTED),
-        ((API + INVALID, API + "max_model_len", API + NOT_AN_INTEGER), "max_model_len: Input should be a valid integer"),
+        ((API + INVALID, API + "max_model_len", API + NOT_AN_INTEGER), "max_model_len: Input should be an integer"),
         ((API + INVALID,), INVALID),
         ((WORKER + NCCL, WORKER + "Last error:", WORKER + NO_SHARED_MEMORY, API + UPWARDS), NO_SHARED_MEMORY),
         ((WORKER + OUT_OF_RESOURCES, CORE + UPWARDS, API + UPWARDS), OUT_OF_RESOURCES),
