@@ -22,9 +22,9 @@ from xxhash import xxh3_64_digest
 
 from plimsoll.core.types import MediaKind
 from plimsoll.gateway.picture_tokens import DEFAULT_FAMILY, Pictures, picture_tokens
+from plimsoll.gateway.sound_length import TOKENS_PER_SECOND, sound_seconds
 
 DEFAULT_TOKENS: Final = {MediaKind.IMAGE: 1024, MediaKind.AUDIO: 500, MediaKind.VIDEO: 4096}  # of a part behind a URL
-AUDIO_BYTES_PER_TOKEN: Final = 1000  # 25 tokens per second, between MP3 and 16-bit WAV at 16 kHz
 PROBES: Final = 4096  # bounds the time for one body
 MIN_PROBE_BYTES: Final = 256
 MIN_PROBE_BYTES_LONG: Final = 1024  # in a long text
@@ -165,7 +165,7 @@ def _blob_tokens(text: bytes, blobs: list[_Blob]) -> tuple[list[int], tuple[tupl
                 sizes.append(size)
                 count = image_tokens(*size)
         elif blob.kind is MediaKind.AUDIO:
-            count = max(1, (blob.end - blob.start) * 3 // 4 // AUDIO_BYTES_PER_TOKEN)
+            count = max(1, int(_sound_seconds(text, blob.start, blob.end) * TOKENS_PER_SECOND))
         tokens.append(count)
     return tokens, tuple(sizes)
 
@@ -198,11 +198,7 @@ def _prefix(text: bytes, blobs: list[_Blob], blob_tokens: list[int], max_bytes: 
 
 def _image_size(text: bytes, start: int, end: int) -> tuple[int, int] | None:
     """Returns width and height in pixels from the header of a picture, None if they are not found there."""
-    if text.startswith(b"data:", start):
-        comma = text.find(b",", start, min(start + _HEAD_BYTES, end))
-        if comma < 0:
-            return None
-        start = comma + 1
+    start = _payload_start(text, start, end)
     try:
         head = _decode(text, start, end, 0, 30)
         if head.startswith(b"\x89PNG\r\n") and head[12:16] == b"IHDR":
@@ -218,6 +214,16 @@ def _image_size(text: bytes, start: int, end: int) -> tuple[int, int] | None:
     except (ValueError, IndexError, struct.error):
         return None
     return (width, height) if width > 0 and height > 0 else None
+
+
+def _sound_seconds(text: bytes, start: int, end: int) -> float:
+    start = _payload_start(text, start, end)
+    return sound_seconds((end - start) * 3 // 4, lambda offset, count: _decode(text, start, end, offset, count))
+
+
+def _payload_start(text: bytes, start: int, end: int) -> int:
+    """Returns where base64 text begins, after the media type of a `data:` URL."""
+    return text.find(b",", start, min(start + _HEAD_BYTES, end)) + 1 if text.startswith(b"data:", start) else start
 
 
 def _decode(text: bytes, start: int, end: int, offset: int, count: int) -> bytes:
