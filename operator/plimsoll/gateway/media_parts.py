@@ -44,6 +44,8 @@ _PART_KEYS: Final = {
     MediaKind.VIDEO: (b'"video_url":',),
 }
 _HEAD_BYTES: Final = 64  # of base64; enough for the sizes in PNG, GIF and WebP
+_SLASH_BYTES: Final = 4096  # of base64, which have a slash
+_UNESCAPED_BYTES: Final = 64 * 1024  # of base64, read for the sizes after an EXIF segment
 _MAX_JPEG_SEGMENTS: Final = 64
 
 
@@ -146,7 +148,7 @@ def _media_kind(text: bytes, start: int) -> MediaKind | None:
 def _bare_kind(text: bytes, start: int) -> MediaKind:
     """Returns the kind of base64 text without a media type, by its first bytes. Sound has no common first bytes."""
     try:
-        head = _decode(text, start, start + _HEAD_BYTES, 0, 12)
+        head = _decode(*_payload(text, start, start + _HEAD_BYTES), 0, 12)
     except ValueError:
         return MediaKind.AUDIO
     is_image = head.startswith((b"\x89PNG", b"\xff\xd8\xff", b"GIF8")) or head[8:12] == b"WEBP"
@@ -198,7 +200,7 @@ def _prefix(text: bytes, blobs: list[_Blob], blob_tokens: list[int], max_bytes: 
 
 def _image_size(text: bytes, start: int, end: int) -> tuple[int, int] | None:
     """Returns width and height in pixels from the header of a picture, None if they are not found there."""
-    start = _payload_start(text, start, end)
+    text, start, end = _payload(text, start, end)
     try:
         head = _decode(text, start, end, 0, 30)
         if head.startswith(b"\x89PNG\r\n") and head[12:16] == b"IHDR":
@@ -217,21 +219,28 @@ def _image_size(text: bytes, start: int, end: int) -> tuple[int, int] | None:
 
 
 def _sound_seconds(text: bytes, start: int, end: int) -> float:
-    start = _payload_start(text, start, end)
-    return sound_seconds((end - start) * 3 // 4, lambda offset, count: _decode(text, start, end, offset, count))
+    size = (end - start) * 3 // 4
+    text, start, end = _payload(text, start, end)
+    return sound_seconds(size, lambda offset, count: _decode(text, start, end, offset, count))
 
 
-def _payload_start(text: bytes, start: int, end: int) -> int:
-    """Returns where base64 text begins, after the media type of a `data:` URL."""
-    return text.find(b",", start, min(start + _HEAD_BYTES, end)) + 1 if text.startswith(b"data:", start) else start
+def _payload(text: bytes, start: int, end: int) -> tuple[bytes, int, int]:
+    r"""Returns base64 text after the media type of a `data:` URL, as `text[start:end]`.
+
+    Some serialisers escape slashes (`\/`), which shifts the offsets. Then it returns the first bytes without escapes.
+    """
+    if text.startswith(b"data:", start):
+        start = text.find(b",", start, min(start + _HEAD_BYTES, end)) + 1 or start
+    if text.find(b"\\/", start, min(start + _SLASH_BYTES, end)) < 0:
+        return text, start, end
+    piece = text[start : min(start + _UNESCAPED_BYTES, end)].replace(b"\\/", b"/")
+    return piece, 0, len(piece)
 
 
 def _decode(text: bytes, start: int, end: int, offset: int, count: int) -> bytes:
     """Returns bytes of base64 text from `offset` on, at least `count` unless it ends. Raises ValueError."""
     first = start + offset // 3 * 4
     piece = text[first : min(end, first + (count // 3 + 2) * 4)]
-    if not offset:
-        piece = piece.replace(b"\\/", b"/")  # some serialisers escape slashes
     if b"\\" in piece:
         raise ValueError("an escape shifts the offsets")
     return binascii.a2b_base64(piece[: len(piece) // 4 * 4])[offset % 3 :]
