@@ -45,7 +45,7 @@ _PART_KEYS: Final = {
 }
 _HEAD_BYTES: Final = 64  # of base64; enough for the sizes in PNG, GIF and WebP
 _SLASH_BYTES: Final = 4096  # of base64, which have a slash
-_UNESCAPED_BYTES: Final = 64 * 1024  # of base64, read for the sizes after an EXIF segment
+_UNESCAPED_BYTES: Final = 32 * 1024  # of base64, read for the sizes after an EXIF segment
 _MAX_JPEG_SEGMENTS: Final = 64
 
 
@@ -73,7 +73,7 @@ class _Blob(NamedTuple):
 def split_media(text: bytes, max_prefix: int) -> MessageParts:
     """Returns the parts of `messages` as raw JSON, with a prefix of at most `max_prefix` bytes. Never raises.
 
-    8 MiB with up to 64 pictures take less than 1 ms.
+    8 MiB with up to 64 pictures take a few milliseconds.
     """
     if len(text) <= LONG_TEXT_BYTES and not any(sign in text for sign in _MEDIA_SIGNS):
         return MessageParts(text[:max_prefix], utf8_bytes(text), {})
@@ -233,7 +233,7 @@ def _payload(text: bytes, start: int, end: int) -> tuple[bytes, int, int]:
         start = text.find(b",", start, min(start + _HEAD_BYTES, end)) + 1 or start
     if text.find(b"\\/", start, min(start + _SLASH_BYTES, end)) < 0:
         return text, start, end
-    piece = text[start : min(start + _UNESCAPED_BYTES, end)].replace(b"\\/", b"/")
+    piece = text[start : min(start + _UNESCAPED_BYTES, end)].translate(None, b"\\")  # in equal time for any text
     return piece, 0, len(piece)
 
 
