@@ -4,8 +4,9 @@ Problem: vLLM logs the error of a worker or of its engine core first. Then the A
 whose last line only points upwards. Kubernetes keeps the last 2 KB of a log, so the cause is lost.
 
 Idea: remember the last line that ends a traceback and does not point elsewhere, separately for the processes that do
-the work. A process that is killed writes none. Then the line that reports its end is the best, and after it the lines
-of the other processes are only consequences. The launcher writes the line to the pod's termination message.
+the work. Pydantic and NCCL write the cause on a line after it. A process that is killed writes none. Then the line that
+reports its end is the best, and after it the lines of the other processes are only consequences. The launcher writes
+the line to the pod's termination message.
 """
 
 from __future__ import annotations
@@ -19,11 +20,20 @@ MAX_CHARS: Final = 1500  # Kubernetes keeps 4096 bytes of a termination message
 _PREFIX: Final = re.compile(
     r"^(?:\((?P<process>[^)]{1,80}) pid=\d+\) )?(?:(?P<level>[A-Z]+) [-\d]+ [:\d]+ \[[^\]]{1,80}\] )?"
 )
-_ERROR: Final = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b(?:: .*)?$")
+_COLOUR: Final = re.compile(r"\x1b\[[\d;]{0,16}m")
+_ERROR: Final = re.compile(  # with bounds, because a long line would take it milliseconds
+    r"(?:[A-Za-z_]\w{0,80}\.){0,9}[A-Z]\w{0,80}(?:Error|Exception|Interrupt|Exit)\b(?:: .*)?$"
+    r"|(?:[A-Za-z_]\w{0,80}\.){1,9}[A-Z]\w{0,80}: .+$"
+)
+_VALIDATION_ERROR: Final = re.compile(r"(?:\w{1,80}\.){0,9}ValidationError: \d+ validation errors? for ")
+_VALIDATED_INPUT: Final = re.compile(r" \[type=\w+, input_value=")  # which may hold anything
+_LAST_ERROR: Final = "Last error:"  # NCCL
 _POINTS_ELSEWHERE: Final = re.compile(r"root cause|stack trace above|error above|see above|logs? above", re.IGNORECASE)
 _USAGE_ERROR: Final = re.compile(r"[\w. -]{1,80}: (?=error: )")  # argparse: "vllm serve: error: ..."
-_ENDED: Final = re.compile(r"(?:engine ?core|worker)\b.*\b(?:died|exited|terminated) unexpectedly", re.IGNORECASE)
-_MARKS: Final = (b"Error", b"Exception", b"Interrupt", b"Exit", b" error: ", b"unexpectedly")
+_ENDED: Final = re.compile(
+    r"(?:engine ?core|worker)\b.*\b(?:died|exited|terminated) unexpectedly|^Fatal Python error: ", re.IGNORECASE
+)
+_MARKS_OF_END: Final = ("unexpectedly", "Fatal Python error")
 _GONE_ON: Final = frozenset({"DEBUG", "INFO", "WARNING"})  # levels of a traceback after which vLLM went on
 _WORKING_PROCESS: Final = re.compile(r"EngineCore|Worker")
 
@@ -36,24 +46,43 @@ class FailureCause:
         self._of_others = ""
         self._end_of_worker = ""
         self._pointing_elsewhere = ""
+        self._continued: str | None = None  # the process whose next lines say more about its error
+        self._field: str | None = None  # the field that Pydantic refuses, None outside of its errors
 
     def observe(self, line: bytes) -> None:
         """Read one line of the engine's log."""
-        if not any(mark in line for mark in _MARKS):
-            return
-        text = line[: 4 * MAX_CHARS].decode("utf-8", "replace").rstrip()
+        text = _COLOUR.sub("", line[: 4 * MAX_CHARS].decode("utf-8", "replace")).rstrip()
         prefix = _PREFIX.match(text)
         error = text[prefix.end() :] if prefix else text
+        process = (prefix and prefix["process"]) or ""
         usage = _USAGE_ERROR.match(error)
-        if usage is not None:
+        if process == self._continued and error:
+            self._observe_continuation(process, error)
+        elif error == _LAST_ERROR:
+            self._continued, self._field = process, None
+        elif usage is not None:
             self._of_others = error[usage.end() :][:MAX_CHARS]
-        elif end := _ENDED.search(error):
+        elif any(mark in error for mark in _MARKS_OF_END) and (end := _ENDED.search(error)):
             self._end_of_worker = self._end_of_worker or error[end.start() :][:MAX_CHARS]
         elif _ERROR.match(error) is None or (prefix and prefix["level"] in _GONE_ON):
             return
         elif _POINTS_ELSEWHERE.search(error):
             self._pointing_elsewhere = self._pointing_elsewhere or error[:MAX_CHARS]
-        elif prefix and _WORKING_PROCESS.search(prefix["process"] or ""):
+        else:
+            self._keep(process, error)
+            if _VALIDATION_ERROR.match(error):
+                self._continued, self._field = process, ""
+
+    def _observe_continuation(self, process: str, line: str) -> None:
+        """Read a line after an error. Pydantic writes a field, if the fault is of one, then an indented message."""
+        if self._field is not None and not line[0].isspace():
+            self._field = f"{line}: "
+            return
+        self._keep(process, (self._field or "") + _VALIDATED_INPUT.split(line, maxsplit=1)[0].strip())
+        self._continued = None
+
+    def _keep(self, process: str, error: str) -> None:
+        if _WORKING_PROCESS.search(process):
             self._of_workers = error[:MAX_CHARS]
         else:
             self._of_others = error[:MAX_CHARS]

@@ -18,6 +18,17 @@ DEAD = API + "ERROR 11-26 03:00:00 [async_llm.py:700] " + DEAD_ERROR
 # vLLM 0.32, whose engine core was killed.
 EXITED = "engine core exited unexpectedly; starting cleanup"
 MP_CLIENT = "(APIServer pid=1530) WARNING 11-26 22:50:13 [core_client.py:817] [shutdown] MPClient: "
+INVALID = "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig"
+VALUE_ERROR = (
+    "  Value error, Model architectures ['X'] are not supported for now. [type=value_error, input_value=ArgsKwargs("
+)
+UNSUPPORTED = "Value error, Model architectures ['X'] are not supported for now."
+NOT_AN_INTEGER = "  Input should be an integer [type=int_type, input_value='x', input_type=str]"
+NCCL = "torch.distributed.DistBackendError: NCCL error in: /pytorch/NCCLUtils.cpp:94, unhandled system error"
+NO_SHARED_MEMORY = "Error while creating shared memory segment /dev/shm/nccl-7 (size 9637888), error: No space left"
+OUT_OF_RESOURCES = "triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 151680"
+SEGFAULT = "Fatal Python error: Segmentation fault"
+CORE_COLOURS = "\x1b[1;36m(EngineCore_DP0 pid=70)\x1b[0;0m \x1b[31mERROR\x1b[0m 11-26 03:00:00 [core.py:866] "
 TRACE = f'{API}  File "/usr/lib/python3/api_server.py", line 1900, in run\n{API}    return await call(config)'
 
 
@@ -50,6 +61,16 @@ def cause(*lines: str) -> str:
         ((API + "asyncio.CancelledError", DEAD, API + DIED, API + "asyncio.CancelledError"), DIED),
         ((DEAD, API + "Shutting down"), DEAD_ERROR),
         ((MP_CLIENT + EXITED, MP_CLIENT + "complete", DEAD), EXITED),
+        ((API + "Traceback", TRACE, API + INVALID, API + VALUE_ERROR, API + "  For further information"), UNSUPPORTED),
+        ((CORE + INVALID, CORE + VALUE_ERROR, API + TRACE, API + UPWARDS), UNSUPPORTED),
+        ((API + INVALID, API + "max_model_len", API + NOT_AN_INTEGER), "max_model_len: Input should be an integer"),
+        ((API + INVALID,), INVALID),
+        ((WORKER + NCCL, WORKER + "Last error:", WORKER + NO_SHARED_MEMORY, API + UPWARDS), NO_SHARED_MEMORY),
+        ((WORKER + OUT_OF_RESOURCES, CORE + UPWARDS, API + UPWARDS), OUT_OF_RESOURCES),
+        ((API + "httpx.ConnectTimeout: timed out",), "httpx.ConnectTimeout: timed out"),
+        ((SEGFAULT, "", 'Thread 0x0 (most recent call first):', '  File "x.py", line 1 in f', DEAD), SEGFAULT),
+        ((CORE_COLOURS + NO_ROOM, API + GATED), NO_ROOM),
+        (("torch.Size([4, 8])", "vllm.v1 says: no", "https://example.com/A: b"), ""),
         (("",), ""),
     ],
 )  # fmt: skip

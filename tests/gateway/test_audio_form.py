@@ -8,9 +8,10 @@ import pytest
 
 from plimsoll.core.types import MediaKind
 from plimsoll.gateway.api_routes import ROUTES
-from plimsoll.gateway.audio_form import BYTES_PER_SECOND, parse_audio_form
+from plimsoll.gateway.audio_form import parse_audio_form
 from plimsoll.gateway.errors import Rejection, RejectionReason
 from plimsoll.gateway.request_parser import ParsedRequest
+from plimsoll.gateway.sound_length import DEFAULT_BYTES_PER_SECOND
 from tests.engines.test_form_data import FILE, KIND, MODEL, disposition, form
 from tests.gateway.picker_harness import PickerHarness, engine_names, response_headers, service_with_slo
 
@@ -37,14 +38,15 @@ def test_wav_counts_by_its_header(rate: int) -> None:
 
 
 def test_other_sound_counts_by_its_bytes() -> None:
-    found = read(MODEL, (FILE_HEAD, b"ID3" + bytes(20 * BYTES_PER_SECOND)))
+    found = read(MODEL, (FILE_HEAD, b"ID3" + bytes(20 * DEFAULT_BYTES_PER_SECOND)))
     assert (found.prompt.sequences, found.prompt.tokens) == (1, 500)
 
 
 def test_hostile_wav_header_is_bounded() -> None:
-    data = wav(1, 16_000)
-    found = read(MODEL, (FILE_HEAD, data[:28] + bytes(4) + data[32:]))
-    assert found.prompt.sequences * found.prompt.tokens < 1000
+    data = wav(100, 16_000)
+    for header in (bytes(4) + data[32:34], b"\xff" * 4 + data[32:34], bytes(6)):  # the rate in bytes, bytes of a frame
+        found = read(MODEL, (FILE_HEAD, data[:28] + header + data[34:]))
+        assert 2400 <= found.prompt.sequences * found.prompt.tokens <= 3300
 
 
 def test_options_of_the_form_are_read() -> None:

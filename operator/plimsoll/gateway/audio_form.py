@@ -2,15 +2,13 @@
 
 Problem: the audio's length decides the work, and only the engine decodes it.
 
-Idea: a WAV header has the bytes per second; for other formats a typical rate stands. vLLM cuts sound into clips of 30
-seconds, each of which is a sequence of its own. What the model makes of a second is learned as a ratio, as for sound in
-a chat.
+Idea: the header of the sound has its rate (`sound_length`). vLLM cuts sound into clips of 30 seconds, each of which is
+a sequence of its own. What the model makes of a second is learned as a ratio, as for sound in a chat.
 """
 
 from __future__ import annotations
 
 import math
-import struct
 from typing import Final
 
 from plimsoll.core.admission.request import MAX_REQUEST_TOKENS
@@ -18,13 +16,11 @@ from plimsoll.core.routing.endpoint import Prompt
 from plimsoll.core.types import MediaKind
 from plimsoll.engines.form_data import FormError, FormField, parse_form
 from plimsoll.gateway.errors import Rejection, RejectionReason
-from plimsoll.gateway.media_parts import AUDIO_BYTES_PER_TOKEN, BYTES_PER_TOKEN
+from plimsoll.gateway.media_parts import BYTES_PER_TOKEN
 from plimsoll.gateway.request_parser import ParsedRequest, bounded, model_required
+from plimsoll.gateway.sound_length import TOKENS_PER_SECOND, sound_seconds
 
 CLIP_SECONDS: Final = 30  # vLLM's default
-TOKENS_PER_SECOND: Final = 25
-BYTES_PER_SECOND: Final = AUDIO_BYTES_PER_TOKEN * TOKENS_PER_SECOND
-MIN_WAV_BYTES_PER_SECOND: Final = 1000  # a lower rate in a header is no speech
 _MAX_FIELD_BYTES: Final = 1024  # of fields other than `prompt` and the file
 _READ_FIELDS: Final = frozenset({"model", "stream", "max_completion_tokens", "file", "prompt"})
 
@@ -45,7 +41,7 @@ def parse_audio_form(body: bytes, content_type: bytes) -> ParsedRequest | Reject
     if not model:
         return model_required(model)
     file, hint = by_name.get("file"), by_name.get("prompt")
-    seconds = 0.0 if file is None else audio_seconds(body, file.start, file.end)
+    seconds = 0.0 if file is None else _seconds(body, file)
     clips = max(1, math.ceil(seconds / CLIP_SECONDS))
     audio_tokens = int(min(seconds * TOKENS_PER_SECOND, MAX_REQUEST_TOKENS)) // clips
     text_tokens = 0 if hint is None else (hint.end - hint.start) // BYTES_PER_TOKEN
@@ -61,12 +57,14 @@ def parse_audio_form(body: bytes, content_type: bytes) -> ParsedRequest | Reject
     )
 
 
-def audio_seconds(body: bytes, start: int, end: int) -> float:
-    """Returns the estimated length of the sound in `body[start:end]`."""
-    head, rate = body[start : min(start + 32, end)], BYTES_PER_SECOND
-    if len(head) == 32 and head.startswith(b"RIFF") and head[8:16] == b"WAVEfmt ":
-        rate = max(struct.unpack_from("<I", head, 28)[0], MIN_WAV_BYTES_PER_SECOND)
-    return (end - start) / rate
+def _seconds(body: bytes, file: FormField) -> float:
+    """Returns the estimated length of the sound in a file."""
+
+    def read(offset: int, count: int) -> bytes:
+        start = file.start + offset
+        return body[start : min(start + count, file.end)]
+
+    return sound_seconds(file.end - file.start, read)
 
 
 def _text(body: bytes, field: FormField | None) -> str | None:

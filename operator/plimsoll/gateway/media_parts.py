@@ -22,9 +22,9 @@ from xxhash import xxh3_64_digest
 
 from plimsoll.core.types import MediaKind
 from plimsoll.gateway.picture_tokens import DEFAULT_FAMILY, Pictures, picture_tokens
+from plimsoll.gateway.sound_length import TOKENS_PER_SECOND, sound_seconds
 
 DEFAULT_TOKENS: Final = {MediaKind.IMAGE: 1024, MediaKind.AUDIO: 500, MediaKind.VIDEO: 4096}  # of a part behind a URL
-AUDIO_BYTES_PER_TOKEN: Final = 1000  # 25 tokens per second, between MP3 and 16-bit WAV at 16 kHz
 PROBES: Final = 4096  # bounds the time for one body
 MIN_PROBE_BYTES: Final = 256
 MIN_PROBE_BYTES_LONG: Final = 1024  # in a long text
@@ -44,6 +44,8 @@ _PART_KEYS: Final = {
     MediaKind.VIDEO: (b'"video_url":',),
 }
 _HEAD_BYTES: Final = 64  # of base64; enough for the sizes in PNG, GIF and WebP
+_SLASH_BYTES: Final = 4096  # of base64, which have a slash
+_UNESCAPED_BYTES: Final = 32 * 1024  # of base64, read for the sizes after an EXIF segment
 _MAX_JPEG_SEGMENTS: Final = 64
 
 
@@ -71,7 +73,7 @@ class _Blob(NamedTuple):
 def split_media(text: bytes, max_prefix: int) -> MessageParts:
     """Returns the parts of `messages` as raw JSON, with a prefix of at most `max_prefix` bytes. Never raises.
 
-    8 MiB with up to 64 pictures take less than 1 ms.
+    8 MiB with up to 64 pictures take a few milliseconds.
     """
     if len(text) <= LONG_TEXT_BYTES and not any(sign in text for sign in _MEDIA_SIGNS):
         return MessageParts(text[:max_prefix], utf8_bytes(text), {})
@@ -146,7 +148,7 @@ def _media_kind(text: bytes, start: int) -> MediaKind | None:
 def _bare_kind(text: bytes, start: int) -> MediaKind:
     """Returns the kind of base64 text without a media type, by its first bytes. Sound has no common first bytes."""
     try:
-        head = _decode(text, start, start + _HEAD_BYTES, 0, 12)
+        head = _decode(*_payload(text, start, start + _HEAD_BYTES), 0, 12)
     except ValueError:
         return MediaKind.AUDIO
     is_image = head.startswith((b"\x89PNG", b"\xff\xd8\xff", b"GIF8")) or head[8:12] == b"WEBP"
@@ -165,7 +167,7 @@ def _blob_tokens(text: bytes, blobs: list[_Blob]) -> tuple[list[int], tuple[tupl
                 sizes.append(size)
                 count = image_tokens(*size)
         elif blob.kind is MediaKind.AUDIO:
-            count = max(1, (blob.end - blob.start) * 3 // 4 // AUDIO_BYTES_PER_TOKEN)
+            count = max(1, int(_sound_seconds(text, blob.start, blob.end) * TOKENS_PER_SECOND))
         tokens.append(count)
     return tokens, tuple(sizes)
 
@@ -198,11 +200,7 @@ def _prefix(text: bytes, blobs: list[_Blob], blob_tokens: list[int], max_bytes: 
 
 def _image_size(text: bytes, start: int, end: int) -> tuple[int, int] | None:
     """Returns width and height in pixels from the header of a picture, None if they are not found there."""
-    if text.startswith(b"data:", start):
-        comma = text.find(b",", start, min(start + _HEAD_BYTES, end))
-        if comma < 0:
-            return None
-        start = comma + 1
+    text, start, end = _payload(text, start, end)
     try:
         head = _decode(text, start, end, 0, 30)
         if head.startswith(b"\x89PNG\r\n") and head[12:16] == b"IHDR":
@@ -220,12 +218,29 @@ def _image_size(text: bytes, start: int, end: int) -> tuple[int, int] | None:
     return (width, height) if width > 0 and height > 0 else None
 
 
+def _sound_seconds(text: bytes, start: int, end: int) -> float:
+    size = (end - start) * 3 // 4
+    text, start, end = _payload(text, start, end)
+    return sound_seconds(size, lambda offset, count: _decode(text, start, end, offset, count))
+
+
+def _payload(text: bytes, start: int, end: int) -> tuple[bytes, int, int]:
+    r"""Returns base64 text after the media type of a `data:` URL, as `text[start:end]`.
+
+    Some serialisers escape slashes (`\/`), which shifts the offsets. Then it returns the first bytes without escapes.
+    """
+    if text.startswith(b"data:", start):
+        start = text.find(b",", start, min(start + _HEAD_BYTES, end)) + 1 or start
+    if text.find(b"\\/", start, min(start + _SLASH_BYTES, end)) < 0:
+        return text, start, end
+    piece = text[start : min(start + _UNESCAPED_BYTES, end)].translate(None, b"\\")  # in equal time for any text
+    return piece, 0, len(piece)
+
+
 def _decode(text: bytes, start: int, end: int, offset: int, count: int) -> bytes:
     """Returns bytes of base64 text from `offset` on, at least `count` unless it ends. Raises ValueError."""
     first = start + offset // 3 * 4
     piece = text[first : min(end, first + (count // 3 + 2) * 4)]
-    if not offset:
-        piece = piece.replace(b"\\/", b"/")  # some serialisers escape slashes
     if b"\\" in piece:
         raise ValueError("an escape shifts the offsets")
     return binascii.a2b_base64(piece[: len(piece) // 4 * 4])[offset % 3 :]

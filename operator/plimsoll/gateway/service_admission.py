@@ -27,6 +27,7 @@ from plimsoll.core.admission.fairness import IDLE_TENANT_TTL_S
 from plimsoll.core.admission.publication import AdmissionLimits
 from plimsoll.core.admission.request import AdmissionDecision, AdmissionOutcome, AdmissionRequest
 from plimsoll.core.admission.token_estimator import TokenEstimator
+from plimsoll.core.routing.endpoint import Prompt
 from plimsoll.gateway.admission_policy import AdmissionPolicy
 from plimsoll.gateway.envoy.access_log import AccessRecord, RequestOutcome
 from plimsoll.gateway.request_context import RequestContext
@@ -254,7 +255,7 @@ class ServiceAdmission:
                 request_class,
                 self._tracked_tenant(ctx.tenant, ctx.arrived_s),
                 ctx.arrived_s,
-                self._prompt_tokens(prompt.tokens, prompt.sequences),
+                self._prompt_tokens(prompt, is_estimated=ctx.is_estimated),
                 0,
                 ctx.max_tokens,
                 prompt.sequences,
@@ -293,8 +294,11 @@ class ServiceAdmission:
         self._tenant_seen_s[name] = now
         return name
 
-    def _prompt_tokens(self, tokens: int, sequences: int) -> int:
-        certain_tokens = int(CERTAIN_KV_SHARE * self._cost_model.kv_tokens / sequences)
+    def _prompt_tokens(self, prompt: Prompt, *, is_estimated: bool) -> int:
+        tokens = prompt.tokens
+        if not is_estimated and prompt.sequences == 1:  # several prompts of token IDs count by their mean
+            return tokens
+        certain_tokens = int(CERTAIN_KV_SHARE * self._cost_model.kv_tokens / prompt.sequences)
         return tokens if tokens <= certain_tokens else max(certain_tokens, tokens // PROMPT_OVERESTIMATE)
 
     def _reclassify(self, request: AdmissionRequest) -> AdmissionRequest:
