@@ -22,11 +22,13 @@ def problems(manifest: Manifest) -> tuple[str, ...]:
     return caught.value.problems
 
 
-@pytest.mark.parametrize("case", ALL_CASES, ids=lambda case: case.name)
-def test_parse_broken_rule_names_field_and_remedy(case: Case) -> None:
-    (problem,) = problems(case.manifest())
-    assert problem.startswith(f"{case.path}: ")
-    assert case.message in problem
+def test_parse_broken_rule_names_field_and_remedy() -> None:
+    found = [(case, problems(case.manifest())) for case in ALL_CASES]
+    assert [(case.name, said) for case, said in found if not _is_explained(case, said)] == []
+
+
+def _is_explained(case: Case, said: list[str]) -> bool:
+    return len(said) == 1 and said[0].startswith(f"{case.path}: ") and case.message in said[0]
 
 
 @pytest.mark.parametrize("name", examples())

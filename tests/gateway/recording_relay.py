@@ -14,9 +14,10 @@ import json
 import os
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 from aiohttp import web
@@ -113,12 +114,15 @@ class ClientProcess:
 
     async def ask(self, model: str, words: Sequence[str], *, stream: bool = False) -> list[str]:
         """One user for each of the words, all at once; what each got in the end."""
+        found: list[str] = await self.tell({"model": model, "words": list(words), "stream": stream})
+        return found
+
+    async def tell(self, task: Mapping[str, Any]) -> Any:
+        """What the client answers to one task."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        task = {"model": model, "words": list(words), "stream": stream}
         self._process.stdin.write(json.dumps(task).encode() + b"\n")
-        found: list[str] = json.loads(await self._process.stdout.readline())
-        return found
+        return json.loads(await self._process.stdout.readline())
 
     async def stop(self) -> None:
         self._process.kill()

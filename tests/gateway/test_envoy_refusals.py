@@ -17,7 +17,7 @@ from e2e.lib import sdks
 from tests.gateway.kube_objects import LIMITS, Object, pod, service
 from tests.gateway.malformed_requests import GOOD_BODY
 from tests.gateway.picker_harness import service_with_slo
-from tests.gateway.recording_relay import CLIENTS
+from tests.gateway.recording_relay import CLIENTS, ClientProcess
 from tests.gateway.stack import TIMEOUT_S, GatewayStack
 
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]
@@ -268,32 +268,33 @@ async def test_two_host_headers_are_refused(stack: GatewayStack) -> None:
     assert "Host" in error["message"]
 
 
-async def raised(stack: GatewayStack, **fields: Any) -> dict[str, list[str]]:
-    """Classes of the exception that each SDK raises, by SDK."""
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client(shared: GatewayStack) -> AsyncIterator[ClientProcess]:
+    """Answers a request with the classes of the exception that each SDK raises, by SDK."""
     for package in ("openai", "langchain_openai", "litellm"):
         sdks.require_package(package)
-    command = (sys.executable, str(CLIENTS / "too_large.py"), stack.url)
-    process = await asyncio.create_subprocess_exec(
-        *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
-    )
-    out, _ = await process.communicate(json.dumps({"model": "chat", **fields}).encode())
-    return {name: list(kinds) for name, kinds in json.loads(out).items()}
+    process = await ClientProcess.start(sys.executable, str(CLIENTS / "too_large.py"), shared.url)
+    try:
+        await process.ready()
+        yield process
+    finally:
+        await process.stop()
 
 
 @pytest.mark.timeout(300)
-async def test_prompt_too_long_is_a_context_error_in_sdks(stack: GatewayStack) -> None:
+async def test_prompt_too_long_is_a_context_error_in_sdks(stack: GatewayStack, client: ClientProcess) -> None:
     await one_engine(stack, service_with_slo())
-    found = await raised(stack, messages=[{"role": "user", "content": "x" * 4_000_000}])
+    found = await client.tell({"model": "chat", "messages": [{"role": "user", "content": "x" * 4_000_000}]})
     assert "BadRequestError" in found["with_openai"]
     assert "ContextOverflowError" in found["with_langchain"]
     assert "ContextWindowExceededError" in found["with_litellm"]
 
 
 @pytest.mark.timeout(300)
-async def test_n_too_large_is_no_context_error_in_sdks(stack: GatewayStack) -> None:
+async def test_n_too_large_is_no_context_error_in_sdks(stack: GatewayStack, client: ClientProcess) -> None:
     """A shorter prompt or a model of longer context would not help."""
     await one_engine(stack, service())
-    found = await raised(stack, messages=[{"role": "user", "content": "x"}], n=129)
+    found = await client.tell({"model": "chat", "messages": [{"role": "user", "content": "x"}], "n": 129})
     assert all("BadRequestError" in kinds for kinds in found.values()), found
     assert "ContextOverflowError" not in found["with_langchain"]
     assert "ContextWindowExceededError" not in found["with_litellm"]
