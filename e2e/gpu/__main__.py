@@ -31,6 +31,7 @@ def main(words: Sequence[str] | None = None) -> int:
     predict.add_argument("--start-up", default="uniform:80,110", help="as `plimsoll simulate` takes it")
     predict.add_argument("--capacity", type=float, help="requests/s that the loads are multiples of, if another")
     predict.add_argument("--after", choices=sorted(SCENARIOS), help="whose load the service has had before")
+    predict.add_argument("--shorten", type=float, default=1.0, help="factor of all times")
     predict.add_argument("--out", type=Path, required=True)
     receive = verbs.add_parser("receive", help="there: keep the pieces of one folder, unpack what is whole")
     receive.add_argument("folder", type=Path)
@@ -78,7 +79,7 @@ def _carry_out(given: argparse.Namespace) -> int:
         case "predict":
             from e2e.gpu.predict import predict  # needs the packages of the CLI
 
-            loads = {"load": given.capacity, "after": given.after}
+            loads = {"load": given.capacity, "after": given.after, "shorten": given.shorten}
             predict(given.scenarios, given.hardware, given.start_up, given.out, **loads)
         case "receive":
             log_line(f"received {given.folder}: {parts.receive(given.folder)}")
