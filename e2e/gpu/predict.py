@@ -17,6 +17,7 @@ from typing import Any, Final
 import yaml
 
 from e2e.gpu import scenarios
+from e2e.gpu.run import shortened
 from e2e.gpu.scenarios import SCENARIOS, TPOT_S, TTFT_S, Scenario
 from e2e.gpu.settings import CHECKOUT
 from plimsoll.cli.main import main as plimsoll
@@ -38,10 +39,12 @@ def predict(
     *,
     load: float | None = None,
     after: str | None = None,
+    shorten: float = 1.0,
 ) -> None:
     """Writes `out`: the capacity of one engine, and for each named scenario with a load what is predicted by policy.
 
-    load: capacity that the loads are multiples of, if another; after: scenario whose load the service has had before.
+    load: capacity that the loads are multiples of, if another; after: scenario whose load the service has had before;
+    shorten: factor of the scenarios' times.
     """
     capacity = _capacity(hardware)
     document: dict[str, Any] = {
@@ -49,10 +52,12 @@ def predict(
         "start_up_s": start_up,
         "capacity_per_s": capacity,
         "after": after,
+        "shorten": shorten,
     }
     past = SCENARIOS[after] if after else None
     with tempfile.TemporaryDirectory() as folder:
-        for scenario in map(SCENARIOS.__getitem__, names):
+        for name in names:
+            scenario = shortened(SCENARIOS[name], shorten)
             if scenario.phases:
                 found = _predict_one(scenario, load or capacity, hardware, start_up, Path(folder), past)
                 document[scenario.name] = found

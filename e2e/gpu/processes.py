@@ -52,8 +52,15 @@ def start(
         )
     if ends:
         return
-    pids = started()
-    pids[name] = process.pid
+    _keep(started() | {name: process.pid})
+
+
+def forget(name: str) -> None:
+    """A program that has ended, as it should, is not missed."""
+    _keep({other: pid for other, pid in started().items() if other != name})
+
+
+def _keep(pids: Mapping[str, int]) -> None:
     _PIDS.parent.mkdir(parents=True, exist_ok=True)
     written = _PIDS.with_suffix(".new")
     written.write_text(json.dumps(pids))

@@ -56,9 +56,11 @@ def run(name: str, out: Path, capacity_per_s: float, *, simulated: bool, workers
             observer.mark("failed", error=str(error)[-500:])
         result["final"] = final_state()
     result |= {"samples": observer.samples, "marks": observer.marks}
-    with gzip.open(out / f"{name}.json.gz", "wt") as file:
-        json.dump(result, file)
     pack_logs(out / f"{name}.logs.tar.zst")
+    written = out / f"{name}.new"
+    with gzip.open(written, "wt") as file:
+        json.dump(result, file)
+    written.rename(out / f"{name}.json.gz")  # last and at once: who finds it has all of the scenario
     print(json.dumps({"scenario": name, "error": result.get("error"), "figures": result.get("figures")}), flush=True)
 
 

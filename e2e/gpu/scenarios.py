@@ -114,7 +114,7 @@ SCENARIOS: Final = {
             "long-trace",
             1,
             2,
-            ((0.8, 640.0), (0.3, 160.0), (0.7, 400.0)),  # of one engine's capacity for these lengths
+            ((0.8, 640.0), (0.5, 160.0), (0.7, 400.0)),  # of one engine's capacity for these lengths
             ttft_s=1.0,
             tpot_s=0.1,
             stretches=(180.0, 240.0, 270.0, 320.0, 930.0, 2060.0, 2080.0, 2100.0, 2130.0),
