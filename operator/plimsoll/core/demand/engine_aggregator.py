@@ -239,7 +239,7 @@ def _minute_totals(interval: EngineInterval, window: WindowSums | None) -> _Minu
 
 
 def _draft_acceptance(totals: _MinuteTotals) -> float | Unavailable:
-    """Share of the drafted tokens that verification kept."""
+    """Share of the drafted tokens that verification accepted."""
     if totals.accepted_draft_tokens is None or not totals.draft_tokens:
         return _NOTHING_DRAFTED
     return min(1.0, totals.accepted_draft_tokens / totals.draft_tokens)

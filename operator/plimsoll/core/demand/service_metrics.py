@@ -29,7 +29,7 @@ class TierMetrics:
     readings since then show of single engines that exist. in_flight: requests in the engines that report, queued ones
     included. kv_post_share: share of a pod's time spent in posting KV reads. tpot_histogram: times per output token of
     completed requests with at least two tokens, None where engines do not report them. completed: requests.
-    draft_acceptance: share of the tokens drafted by speculative decoding that engines kept.
+    draft_acceptance: share of the tokens drafted by speculative decoding that engines accepted.
     """
 
     lagging: LaggingSignals = field(default_factory=LaggingSignals)
