@@ -414,7 +414,7 @@ class KubeClient:
 
 @contextlib.contextmanager
 def _body_of(method: str, path: str, status: int = 0) -> Iterator[None]:
-    """Raise BackendUnavailable if the body of a response cannot be read or parsed. status: its own, if it is an error."""
+    """Raise BackendUnavailable if the body of a response cannot be read or parsed. status: of a failed response."""
     try:
         yield
     except (aiohttp.ClientError, TimeoutError, ValueError, RecursionError) as error:
