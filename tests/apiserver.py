@@ -126,6 +126,11 @@ class ApiServer:
         for command in (["apply", "--server-side", *files], ["wait", "--for=condition=Established", *files]):
             subprocess.run([self.kubectl, f"--kubeconfig={self.kubeconfig}", *command], check=True)
 
+    def delete_crds(self, paths: Iterable[Path]) -> None:
+        """Delete CRDs with their objects; those that do not exist are skipped."""
+        command = [self.kubectl, f"--kubeconfig={self.kubeconfig}", "delete", "--ignore-not-found"]
+        subprocess.run([*command, *(f"-f={path}" for path in paths)], check=True, timeout=30)
+
     def _kubeconfig(self) -> dict[str, object]:
         authority = base64.b64encode((self.folder / "apiserver.crt").read_bytes()).decode()
         return {

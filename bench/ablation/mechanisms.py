@@ -130,7 +130,7 @@ _LENGTHS: Final = (
     ),
     Mechanism(
         "media-ratios",
-        "Learns the tokens of pictures, sound and video.",
+        "Estimates the tokens of pictures, sound and video.",
         (Switch("demand.token_ratios", "TokenRatioEstimator.ratios", returning({})),),
         ("demand/token_ratios.py",),
     ),

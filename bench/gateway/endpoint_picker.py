@@ -33,7 +33,7 @@ WORKERS: Final = 32  # of a closed loop
 
 
 def run(seconds: float) -> dict[str, Any]:
-    """Both modes, each for so many seconds at RATE and in a closed loop."""
+    """Both modes, each for some seconds at RATE and in a closed loop."""
     port = free_port()
     upstream = subprocess.Popen([sys.executable, "-m", "bench.gateway.upstream", str(port)], cwd=ROOT)
     try:

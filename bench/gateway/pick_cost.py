@@ -27,7 +27,7 @@ from plimsoll.gateway.identity import Authenticator
 from plimsoll.gateway.picker import Picker
 from plimsoll.gateway.settings import ApiKeyMode
 from tests.gateway.api_key_secrets import bearer, key_secret
-from tests.gateway.kube_objects import Object, catalog, pod
+from tests.gateway.kube_objects import Object, catalog, pod, with_healthy
 from tests.gateway.picker_harness import GATEWAY, FakeClock, service_with_slo
 
 ROUNDS = 9
@@ -128,7 +128,9 @@ def record_work(obj: Object, endpoints: int) -> list[WorkItem]:
 def _picker(obj: Object, endpoints: int, clock: FakeClock) -> Picker:
     picker = Picker(Random(1), GATEWAY, clock=clock)
     found = catalog([obj], [pod(f"10.0.{n // 250}.{n % 250 + 1}:8000") for n in range(endpoints)])
-    picker.set_catalog(found.with_healthy({key: {e.address for e in s.endpoints} for key, s in found.services.items()}))
+    picker.set_catalog(
+        with_healthy(found, {key: {e.address for e in s.endpoints} for key, s in found.services.items()})
+    )
     return picker
 
 

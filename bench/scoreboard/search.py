@@ -166,7 +166,7 @@ def screened(row: BoardRow, plant: float, limit: int) -> list[str]:
     in flight."""
     space = search_space(row, plant, row.load.make(1))
     cap = max(1, round(frontier.CAP_SHARES[0] * frontier.max_resident_sequences(space.context)))
-    return [f"{word},cap={cap}" for word in screening.screen_followers(space, limit).policies]
+    return [f"{word},cap={cap}" for word in screening.screen_followers(space, limit)]
 
 
 def oracle_policies(row: BoardRow) -> list[str]:

@@ -28,7 +28,7 @@ _MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 @dataclass(frozen=True)
 class Image:
     """parts: the files and folders of the checkout that make the build context. programs: of other projects, built
-    from their modules, which takes so long that the image is made only when it is named.
+    from their modules, which takes minutes, so the image is made only when it is named.
     """
 
     name: str

@@ -25,7 +25,7 @@ _CASES = re.compile("(?<=// TRIGGERS-START\n).*(?=\t// TRIGGERS-END)", re.DOTALL
 
 
 def source() -> Path:
-    """The folder to build in. The module is downloaded if it is not there, and copied anew."""
+    """The folder to build in. The module is downloaded if it is not there, and copied again."""
     folder = CACHE / "keda"
     shutil.rmtree(folder, ignore_errors=True)
     run("cp", "-r", "--no-preserve=mode", downloaded(), folder)  # what Go downloads is read-only

@@ -59,7 +59,7 @@ def begin(model: str) -> None:
             "PYTHONDONTWRITEBYTECODE": "1",  # the packages are copied meanwhile
             "HOME": "/tmp",
             "CUDA_VISIBLE_DEVICES": str(gpus - 1 - number % gpus),
-            "VLLM_WORKER_MULTIPROC_METHOD": "fork",  # as cuda.Dockerfile says
+            "VLLM_WORKER_MULTIPROC_METHOD": "fork",  # as in cuda.Dockerfile
         }
         start(words, variables, PARTS / "engine.done", name=str(number), folder=MODELS, user=_USER)
 
@@ -95,7 +95,7 @@ def start(
 
 
 def finish(seconds: float) -> None:
-    """Wait until the engines have compiled, at most so long, and end them. Nothing happens if none was started."""
+    """Wait up to `seconds` until the engines have compiled, and end them. Nothing happens if none was started."""
     deadline = time.monotonic() + seconds
     for path in sorted(_PIDS.glob("*")):
         pid, name = int(path.read_text()), path.name

@@ -1,8 +1,8 @@
-"""Load tools that nobody here wrote, against the gateway: vLLM's `bench serve`, and GuideLLM if it was carried.
+"""Load tools of other projects, against the gateway: vLLM's `bench serve`, and GuideLLM if it was carried.
 
 Problem: a client of the project's own could be kind to the project.
-Idea: each tool draws requests of its own, of a chat's mean lengths, and says by itself what came back. Its whole result
-without lists is kept; a tool that fails or takes too long leaves the end of its output.
+Idea: each tool draws requests of its own, of a chat's mean lengths, and reports the results itself. Its whole result
+without lists is stored; a tool that fails or takes too long leaves the end of its output.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PROMPT, OUTPUT = 1000, 200  # tokens
 SECONDS: Final = 30.0
 _LIMIT_S: Final = 75.0
 _OFFLINE: Final = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-_GUIDELLM: Final = ROOT / "tools"  # its packages, beside those of the machine
+_GUIDELLM: Final = ROOT / "tools"  # its packages, in addition to those of the machine
 
 
 def run_all(rate: float, observer: Observer) -> dict[str, Any]:

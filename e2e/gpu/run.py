@@ -206,7 +206,7 @@ def _load(scenario: Scenario, trace: Path, workers: int, observer: Observer, res
         if second:
             result["beside"] = second.result()
             result["beside_figures"] = summary(result["beside"], scenario)
-            observer.mark("the load beside", **result["beside_figures"])
+            observer.mark("the second load", **result["beside_figures"])
     for timer in timers:
         timer.cancel()
     for key, name in (("gaps", scenario.name), ("beside_gaps", f"{scenario.name}.beside")):

@@ -262,7 +262,7 @@ def manifest(scenario: Scenario, *, version: int = 0, product: str = "NVIDIA-H10
 
 
 def without_tuning(first: dict[str, Any]) -> dict[str, Any]:
-    """The service beside the first one that differs from it in its arguments only."""
+    """The second service, which differs from the first in its arguments only."""
     engine = {**first["spec"]["engine"], "tuning": "Off"}
     return {
         **first,

@@ -88,7 +88,7 @@ def _summary(one: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _beside(one: Mapping[str, Any], scenario: scenarios.Scenario) -> dict[str, Any] | None:
-    """The load beside the first one; of several names also each of theirs."""
+    """The second load; of several names also each of theirs."""
     if not (rows := one.get("beside")) or scenario.beside is None:
         return None
     names = scenario.beside.names

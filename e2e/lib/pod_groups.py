@@ -22,7 +22,7 @@ def make_groups(cluster: Cluster, namespace: str, name: str) -> list[str]:
 
 
 def replace_groups(cluster: Cluster, namespace: str, name: str, pods: list[str]) -> None:
-    """What `RecreateGroupOnPodRestart` does once a container of a group has restarted: all its pods are made anew."""
+    """Create all pods of a group again, as `RecreateGroupOnPodRestart` does once a container has restarted."""
     cluster.delete("pods", *pods, namespace=namespace)
     make_groups(cluster, namespace, name)
 

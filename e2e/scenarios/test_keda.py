@@ -112,6 +112,6 @@ def test_keda_reports_what_the_scaler_says(cluster: Cluster, namespace: str, ser
         events = [one for one in cluster.list("events", namespace) if one["involvedObject"]["name"] == "absent"]
         return next((one["message"] for one in events if f"{namespace}/absent" in one["message"]), "")
 
-    message = wait_until("KEDA tells why", failure, SCALED_S)
+    message = wait_until("KEDA reports why", failure, SCALED_S)
     print(message)
     assert "correct service and namespace" in message

@@ -88,7 +88,7 @@ def test_priority_of_the_class_reaches_the_engine(policies: Policies, gateway: G
 
 @pytest.fixture(scope="module")
 def without_prefill(policies: Policies, gateway: GatewayClient) -> Policies:
-    """Both services, whose prefill tiers somebody scaled to zero."""
+    """Both services, whose prefill tiers are scaled to zero by hand."""
     for service in policies.both:
         assert _ask(service).status_code == 200
     _scale_prefill(policies, 0)

@@ -137,7 +137,7 @@ class ModelCache:
         return descriptor
 
     def make_room(self, needed: int, keep: Entry) -> None:
-        """Delete models that nobody uses until `needed` bytes are free; raises SourceError if they are not then.
+        """Delete unused models until `needed` bytes are free; raises SourceError if they are not then.
 
         Downloads at the same time do not count with each other, so that the bound may be exceeded by one of them.
         """

@@ -22,7 +22,7 @@ class PromptFactory:
         self._serial = itertools.count()
 
     def new_prompt(self, tokens: int) -> list[int]:
-        """A prompt of so many tokens that has not been before."""
+        """Returns a prompt with this number of tokens that differs from all earlier ones."""
         serial = next(self._serial)
         offsets = [serial, serial // TOKEN_ID_COUNT, *(serial + place for place in range(2, tokens))]
         return [FIRST_TOKEN_ID + place % TOKEN_ID_COUNT for place in offsets[:tokens]]

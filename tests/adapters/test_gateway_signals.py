@@ -18,9 +18,8 @@ from plimsoll.gateway.demand_counter import DemandTokens
 from plimsoll.gateway.envoy.access_log import AccessRecord
 from plimsoll.gateway.errors import RejectionReason
 from plimsoll.gateway.picker import Picker
-from plimsoll.gateway.service_catalog import build_catalog
 from plimsoll.gateway.signals_document import build_signals
-from tests.gateway.kube_objects import pod, service
+from tests.gateway.kube_objects import build_catalog, pod, service
 
 Json = dict[str, Any]
 

@@ -246,7 +246,7 @@ async def test_busy_engine_is_refused() -> None:
         connect_url(url) as connection,
     ):
         facts = await read_facts(connection, "m")
-        with pytest.raises(BadInput, match="the engine has 3 requests: measure one that nobody else uses"):
+        with pytest.raises(BadInput, match="the engine has 3 requests: measure one without other clients"):
             await measure(connection, facts, LIMITS, 900, 60.0, lambda: 0.0)
 
 

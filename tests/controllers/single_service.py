@@ -23,7 +23,7 @@ from plimsoll.controllers.reconcile.reconciler import Reconciler
 from plimsoll.core.errors import NotFound
 from plimsoll.core.ports import EngineInfo, GatewayReading, SelfBenchmark
 from plimsoll.core.types import Role
-from plimsoll.gateway.admission_policy import AdmissionPolicy, read_policy
+from plimsoll.gateway.admission_policy import AdmissionPolicy, _parse_spec, _policy_of
 from tests import builders
 from tests.controllers.test_autoscale import NOW_S, arrivals, engine
 
@@ -35,6 +35,11 @@ ABOUT = EngineInfo(
     SelfBenchmark(((128, 0.02), (1024, 0.06)), ((1, 64, 0.0152), (4, 64, 0.0158), (8, 64, 0.0166))),
 )  # fmt: skip
 DELETE = object()  # value of a field to remove
+
+
+def read_policy(obj: Object) -> AdmissionPolicy | None:
+    """What a gateway reads from the object; None without classes."""
+    return _policy_of(_parse_spec(obj))
 
 
 class InMemoryKube(KubeClient):

@@ -18,8 +18,8 @@ from plimsoll.controllers.reconcile.name_condition import adapter_name_rejected
 from plimsoll.controllers.reconcile.observe import affected_services, name_state, related_claims
 from plimsoll.core.errors import InvalidSpec
 from plimsoll.core.routing.model_names import NameRules, read_claims, resolve_owners, served_names
-from plimsoll.gateway.service_catalog import build_catalog
 from tests import builders
+from tests.gateway.kube_objects import build_catalog
 
 Object = dict[str, Any]
 

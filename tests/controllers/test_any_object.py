@@ -38,11 +38,11 @@ from plimsoll.controllers.reconcile.status_inputs import collect_status_inputs, 
 from plimsoll.controllers.reconcile.tier_health import TierStatusInputs, is_fully_rolled_out
 from plimsoll.core.admission.publication import AdmissionLimits
 from plimsoll.core.autoscaling.scale_down_candidates import ReplicaLoad
-from plimsoll.gateway.service_catalog import build_catalog
 from plimsoll.resources import object_meta, objects
 from plimsoll.resources.platform_config import EngineRolloutSettings
 from tests import builders
 from tests.controllers.test_autoscale import NOW_S, no_event
+from tests.gateway.kube_objects import build_catalog
 
 Object = dict[str, Any]
 Path = tuple[str | int, ...]

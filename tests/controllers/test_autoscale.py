@@ -70,6 +70,14 @@ class World:
         )
         self.scaler = Autoscaler(self.store, KubeClient.__new__(KubeClient), sources, no_event, self.received.append)
 
+    @classmethod
+    def with_engine(cls, parent: Object, replicas: int = 1) -> World:
+        """The service's tier `serve`, of which one engine is ready."""
+        world = cls(parent)
+        world.store.put(builders.deployment(parent, "serve", replicas=replicas, ready=1))
+        world.store.put(ready(parent, "serve"))
+        return world
+
     def load(self, key: Key, rate: float, seconds: int, start_s: float) -> list[ScaleChange]:
         """So many seconds of ticks, each with its words of one gateway and, every fifth, of the engine."""
         due: list[ScaleChange] = []
@@ -150,9 +158,7 @@ def test_decide_skips_invalid_foreign_and_deleted_services() -> None:
 
 def test_decide_scales_up_under_load_and_reports_it() -> None:
     parent = builders.service(**PROMISED)
-    world = World(parent)
-    world.store.put(builders.deployment(parent, "serve", replicas=1, ready=1))
-    world.store.put(ready(parent, "serve"))
+    world = World.with_engine(parent)
     world.load(("team", "chat"), 40.0, 120, NOW_S)
     live = world.store.get("Deployment", ("team", "chat-serve"))
     report = world.scaler.report(("team", "chat"))
@@ -182,9 +188,7 @@ def test_report_counts_starting_and_overdue_replicas() -> None:
         return dict(report.tiers["serve"].get("starting", {}))
 
     parent = builders.service(**PROMISED)
-    world = World(parent)
-    world.store.put(builders.deployment(parent, "serve", replicas=3, ready=1))
-    world.store.put(ready(parent, "serve"))
+    world = World.with_engine(parent, 3)
     world.load(("team", "chat"), 10.0, 30, NOW_S)
     assert starting_status() == {}
     for pod in (starting("new", 5.0), starting("stuck", 86_400.0)):
@@ -204,9 +208,7 @@ def test_report_counts_starting_and_overdue_replicas() -> None:
 @pytest.mark.parametrize("scaling", [{"mode": "Recommend"}, {"mode": "Off"}, {"paused": True}])
 def test_decide_recommend_off_or_paused_sets_nothing(scaling: Object) -> None:
     parent = builders.service(**PROMISED, scaling=scaling)
-    world = World(parent)
-    world.store.put(builders.deployment(parent, "serve", replicas=3, ready=1))
-    world.store.put(ready(parent, "serve"))
+    world = World.with_engine(parent, 3)
     assert world.load(("team", "chat"), 40.0, 60, NOW_S) == []
     report = world.scaler.report(("team", "chat"))
     assert report is not None
@@ -215,9 +217,7 @@ def test_decide_recommend_off_or_paused_sets_nothing(scaling: Object) -> None:
 
 def test_metrics_are_exported_until_service_is_deleted() -> None:
     parent = builders.service(**PROMISED)
-    world = World(parent)
-    world.store.put(builders.deployment(parent, "serve", replicas=1, ready=1))
-    world.store.put(ready(parent, "serve"))
+    world = World.with_engine(parent)
     world.load(("team", "chat"), 40.0, 30, NOW_S)
     labels = {"service": "team/chat", "tier": "serve"}
     needed = operator_metrics.OPERATOR.get_sample_value("plimsoll_autoscaler_needed_replicas", labels)
@@ -232,9 +232,7 @@ def test_metrics_are_exported_until_service_is_deleted() -> None:
 
 def test_decide_idle_service_is_rare_until_request_arrives() -> None:
     parent = builders.service(**PROMISED)
-    world = World(parent)
-    world.store.put(builders.deployment(parent, "serve", replicas=1, ready=1))
-    world.store.put(ready(parent, "serve"))
+    world = World.with_engine(parent)
     looked = []
     for second in range(20):
         counted = arrivals(7.0 if second < 15 else 8.0)
@@ -249,9 +247,7 @@ def test_decide_idle_service_is_rare_until_request_arrives() -> None:
 
 def test_publication_reaches_report_and_survives_restart() -> None:
     parent = builders.service(**PROMISED)
-    world = World(parent)
-    world.store.put(builders.deployment(parent, "serve", replicas=1, ready=1))
-    world.store.put(ready(parent, "serve"))
+    world = World.with_engine(parent)
     world.load(("team", "chat"), 40.0, 60, NOW_S)
     report = world.scaler.report(("team", "chat"))
     assert report is not None
@@ -285,9 +281,7 @@ def test_queued_request_scales_from_zero() -> None:
 
 def test_shedding_condition_begins_and_ends_once() -> None:
     parent = builders.service(**PROMISED)
-    world, key = World(parent), ("team", "chat")
-    world.store.put(builders.deployment(parent, "serve", replicas=1, ready=1))
-    world.store.put(ready(parent, "serve"))
+    world, key = World.with_engine(parent), ("team", "chat")
     shed: list[bool] = []
     for second in range(240):
         arrived, refused = 10.0 * second, 5.0 * min(max(second - 60, 0), 30)
@@ -380,9 +374,7 @@ def test_decision_error_affects_only_its_service(place: str) -> None:
 
 def test_recreated_service_inherits_no_state() -> None:
     parent = builders.service(**PROMISED)
-    world, key = World(parent), ("team", "chat")
-    world.store.put(builders.deployment(parent, "serve", replicas=1, ready=1))
-    world.store.put(ready(parent, "serve"))
+    world, key = World.with_engine(parent), ("team", "chat")
     world.load(key, 40.0, 60, NOW_S)
     before = world.scaler.explain(key)
     assert before is not None

@@ -26,9 +26,9 @@ from plimsoll.controllers.reconcile.service_status import StatusInputs, scaling_
 from plimsoll.core.errors import InvalidSpec
 from plimsoll.core.ports import EngineInfo, EngineReading, GatewayReading, ServiceReading
 from plimsoll.core.types import Role
-from plimsoll.gateway import admission_policy
 from plimsoll.telemetry import operator_metrics
 from tests import builders
+from tests.controllers.single_service import read_policy
 from tests.controllers.test_autoscale import ABOUT, NOW_S, World, arrivals, engine, no_event, ready
 
 Object = dict[str, Any]
@@ -183,7 +183,7 @@ class FuzzWorld(World):
             )
         )
         InferenceServiceStatus.model_validate(status, by_name=False)
-        there = admission_policy.read_policy({**self.parent, "status": status})
+        there = read_policy({**self.parent, "status": status})
         assert (there is None) == ("slo" not in self.parent["spec"])
         shown = [
             s

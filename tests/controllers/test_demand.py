@@ -9,7 +9,7 @@ import pytest
 from plimsoll.core.ports import GatewayReading
 from plimsoll.core.types import Role
 from tests import builders
-from tests.controllers.test_autoscale import ABOUT, NOW_S, World, arrivals, engine, ready
+from tests.controllers.test_autoscale import ABOUT, NOW_S, World, arrivals, engine
 
 STEADY_S, AFTER_S = 120, 90
 
@@ -19,9 +19,7 @@ def replicas_over_time(hostile_tokens: float, rejected: dict[str, float] | None 
     parent = builders.service(
         slo={"ttft": "2s", "tpot": "50ms"}, tiers={"serve": {"minReplicas": 1, "maxReplicas": 50}}
     )
-    world = World(parent)
-    world.store.put(builders.deployment(parent, "serve", replicas=1, ready=1))
-    world.store.put(ready(parent, "serve"))
+    world = World.with_engine(parent)
     replicas = []
     for second in range(STEADY_S + AFTER_S):
         now_s, reading = NOW_S + second, arrivals(10.0 * second)

@@ -14,7 +14,7 @@ from plimsoll.core.demand.backfill import replay_history, with_history
 from plimsoll.core.demand.serialization import to_dict as forecast_to_dict
 from plimsoll.core.errors import BackendUnavailable
 from tests import builders
-from tests.controllers.test_autoscale import NOW_S, PROMISED, World, ready
+from tests.controllers.test_autoscale import NOW_S, PROMISED, World
 
 KEY = ("team", "chat")
 DAY_S = 86400.0
@@ -39,9 +39,7 @@ class FakeHistory:
 def sized_service() -> ServiceState:
     """A service whose load line is known, after half a minute of load."""
     parent = builders.service(**PROMISED)
-    world = World(parent)
-    world.store.put(builders.deployment(parent, "serve", replicas=1, ready=1))
-    world.store.put(ready(parent, "serve"))
+    world = World.with_engine(parent)
     world.load(KEY, 40.0, 30, NOW_S)
     return world.scaler._entries[KEY].service_state
 

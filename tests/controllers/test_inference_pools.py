@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -51,16 +50,11 @@ class RefusingKube(KubeClient):
         return await super().apply(obj, *arguments, **options)
 
 
-def delete_crd(cluster: ApiServer) -> None:
-    command = [cluster.kubectl, f"--kubeconfig={cluster.kubeconfig}", "delete", "-f", CRD, "--ignore-not-found"]
-    subprocess.run(command, check=True, timeout=DEADLINE_SECONDS)
-
-
 @pytest.fixture
 def crd(cluster: ApiServer) -> Iterator[Path]:
     cluster.install_crds([CRD])
     yield CRD
-    delete_crd(cluster)
+    cluster.delete_crds([CRD])
 
 
 @pytest.fixture
@@ -280,7 +274,7 @@ async def test_missing_kind_is_reported_until_it_comes(own: ControllerHarness, c
         assert await own.names("InferencePool") == ["chat"]
         assert await condition(own) is None
     finally:
-        await asyncio.to_thread(delete_crd, cluster)
+        await asyncio.to_thread(cluster.delete_crds, [CRD])
 
 
 @pytest.mark.parametrize("error", [Conflict("changed meanwhile", 409), LeaseLost("another leads")])
@@ -348,12 +342,12 @@ async def test_watch_follows_kind_and_pools(
         await apply_foreign(own)
         while cache.get(labels.POOL_KIND, key) is None:
             assert await next_change() == key
-        await asyncio.to_thread(delete_crd, cluster)
+        await asyncio.to_thread(cluster.delete_crds, [CRD])
         while watch.problem is None:
             assert await next_change() == key
         assert cache.get(labels.POOL_KIND, key) is None
     finally:
-        await asyncio.to_thread(delete_crd, cluster)
+        await asyncio.to_thread(cluster.delete_crds, [CRD])
 
 
 async def until_reconciled(world: ControllerHarness) -> None:

@@ -19,11 +19,11 @@ from plimsoll.controllers.gateway_poller import GatewayPoller
 from plimsoll.controllers.isolation import ObjectErrors, Stage
 from plimsoll.controllers.object_cache import Key, ObjectCache
 from plimsoll.core.errors import BackendUnavailable
-from plimsoll.gateway import service_catalog
 from plimsoll.telemetry import gateway_metrics
 from tests import builders
 from tests.controllers.isolation_faults import CHAT, OTHER, Cluster, Object, error_count, fail
 from tests.controllers.test_autoscale import NOW_S, PROMISED
+from tests.gateway.kube_objects import build_catalog
 
 
 def scaler(
@@ -170,7 +170,7 @@ def test_fleet_leaves_out_what_cannot_be_read() -> None:
     before = {
         kind: gateway_metrics.GATEWAY.get_sample_value(name, {"kind": kind}) or 0.0 for kind in ("Pod", labels.KIND)
     }
-    found = service_catalog.build_catalog([parent, odd], [bad, good])
+    found = build_catalog([parent, odd], [bad, good])
     assert [one.pod for one in found.services["team/chat"].endpoints] == ["good"]
     assert set(found.services) == {"team/chat"}
     after = {kind: gateway_metrics.GATEWAY.get_sample_value(name, {"kind": kind}) for kind in before}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,16 +30,11 @@ DEADLINE_SECONDS = 30
 TIER: Object = {"nodes": 2, "gpus": 4, "minReplicas": 1, "maxReplicas": 3}
 
 
-def delete_crd(cluster: ApiServer) -> None:
-    command = [cluster.kubectl, f"--kubeconfig={cluster.kubeconfig}", "delete", "-f", CRD, "--ignore-not-found"]
-    subprocess.run(command, check=True, timeout=DEADLINE_SECONDS)
-
-
 @pytest.fixture
 def crd(cluster: ApiServer) -> Iterator[Path]:
     cluster.install_crds([CRD])
     yield CRD
-    delete_crd(cluster)
+    cluster.delete_crds([CRD])
 
 
 async def is_served(world: ControllerHarness) -> bool:
@@ -199,7 +193,7 @@ async def test_absent_kind_is_a_condition_until_installed(world: ControllerHarne
         assert degraded((await world.service())["status"]) is None
         assert (await world.get("LeaderWorkerSet", "chat-serve"))["spec"]["replicas"] == 1
     finally:
-        delete_crd(cluster)
+        cluster.delete_crds([CRD])
 
 
 async def test_absent_kind_leaves_other_services_alone(world: ControllerHarness) -> None:
@@ -247,10 +241,10 @@ async def test_watch_follows_kind_and_objects(world: ControllerHarness, cluster:
         await until(lambda: watches.problem(world.namespace) is None)
         await world.reconcile_once("chat")
         await until(lambda: cache.get(labels.SET_KIND, (world.namespace, "chat-serve")) is not None)
-        delete_crd(cluster)
+        cluster.delete_crds([CRD])
         await until(lambda: watches.problem(world.namespace) == KIND_MISSING)
         assert cache.get(labels.SET_KIND, (world.namespace, "chat-serve")) is None
     finally:
-        delete_crd(cluster)
+        cluster.delete_crds([CRD])
         running.cancel()
         await asyncio.wait({running})

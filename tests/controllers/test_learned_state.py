@@ -19,9 +19,7 @@ KEY = ("team", "chat")
 
 def test_checkpoint_in_report_is_restored_after_restart() -> None:
     parent = builders.service(**PROMISED)
-    world = World(parent)
-    world.store.put(builders.deployment(parent, "serve", replicas=1, ready=1))
-    world.store.put(ready(parent, "serve"))
+    world = World.with_engine(parent)
     world.load(("team", "chat"), 40.0, 60, NOW_S)
     report = world.scaler.report(("team", "chat"))
     assert report is not None
@@ -42,9 +40,7 @@ def shown(world: World, parent: Object) -> Object:
 
 
 def scaled_up_world(parent: Object) -> World:
-    world = World(parent)
-    world.store.put(builders.deployment(parent, "serve", replicas=1, ready=1))
-    world.store.put(ready(parent, "serve"))
+    world = World.with_engine(parent)
     world.load(KEY, 40.0, 60, NOW_S)
     return world
 

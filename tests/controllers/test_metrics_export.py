@@ -24,9 +24,7 @@ def value(name: str, **labels: str) -> float | None:
 def loaded_world(name: str, **spec: Any) -> World:
     """A service after half a minute of load."""
     parent = builders.service(name, **spec)
-    found = World(parent)
-    found.store.put(builders.deployment(parent, "serve", replicas=3, ready=1))
-    found.store.put(ready(parent, "serve"))
+    found = World.with_engine(parent, 3)
     found.load(("team", name), 40.0, 30, NOW_S)
     return found
 

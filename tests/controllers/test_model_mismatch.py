@@ -48,7 +48,7 @@ def test_late_first_tokens_and_rejections() -> None:
     message = message_of(serve=replace(SIZED, capacity_correction=1.97, ttft_offset_s=0.107))
     assert message is not None
     assert "capacity correction 1.97, because requests were rejected with all replicas ready (1 predicted)" in message
-    assert "first tokens take 107 ms longer than the model says" in message
+    assert "first tokens take 107 ms longer than the model predicts" in message
     assert message.endswith("Check CPU and network of the engine's host")
 
 

@@ -17,8 +17,8 @@ from plimsoll.controllers.reconcile.name_claims import NameGrants
 from plimsoll.controllers.reconcile.service_namespaces import CONFIGMAP_NAME, ServiceNamespaces
 from plimsoll.core.errors import BackendUnavailable, Conflict, Forbidden, NotFound, ObjectRejected
 from plimsoll.core.routing.model_names import NameRules, read_claim, resolve_owners
-from plimsoll.gateway.service_catalog import build_catalog
 from tests import builders
+from tests.gateway.kube_objects import build_catalog
 
 Object = dict[str, Any]
 

@@ -20,8 +20,9 @@ from plimsoll.core.routing.model_names import format_record, read_claim
 from plimsoll.gateway.identity import ANONYMOUS
 from plimsoll.gateway.picker import Picker
 from plimsoll.gateway.routes import models_body
-from plimsoll.gateway.service_catalog import ServiceCatalog, build_catalog
+from plimsoll.gateway.service_catalog import ServiceCatalog
 from tests import builders
+from tests.gateway.kube_objects import build_catalog
 
 Object = dict[str, Any]
 

@@ -108,7 +108,7 @@ class _Part:
 
 
 def test_objects_that_left_are_kept_nowhere() -> None:
-    """A tier's label can have any value, so one object kept for each would be without bound."""
+    """A tier's label can have any value, so one object for each would be without bound."""
     store, service = ObjectCache(), builders.service()
     parts: list[weakref.ref[_Part]] = []
     for number in range(3):

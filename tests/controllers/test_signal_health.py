@@ -24,9 +24,7 @@ Object = dict[str, Any]
 def ready_world(**spec: Any) -> tuple[World, Object]:
     """One replica, ready."""
     parent = builders.service(**{**PROMISED, **spec})
-    world = World(parent)
-    world.store.put(builders.deployment(parent, "serve", replicas=1, ready=1))
-    world.store.put(ready(parent, "serve"))
+    world = World.with_engine(parent)
     return world, parent
 
 

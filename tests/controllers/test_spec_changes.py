@@ -14,9 +14,9 @@ import pytest
 from plimsoll.api import crd, labels
 from plimsoll.controllers.autoscale.autoscaler import scaling_spec
 from plimsoll.core.errors import InvalidSpec
-from plimsoll.gateway.service_catalog import build_catalog
 from plimsoll.telemetry import operator_metrics
 from tests.controllers.single_service import DELETE, KEY, SingleService
+from tests.gateway.kube_objects import build_catalog
 
 Object = dict[str, Any]
 Probe = Callable[[SingleService], object]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -27,13 +29,20 @@ class Stop:
         self.taken.put_nowait(None)
 
 
-async def test_signal_while_kopf_runs_requests_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@contextlib.asynccontextmanager
+async def watching(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Stop, asyncio.Task[None]]]:
+    """A watch of services by kopf, after kopf has set its own handlers of signals."""
     stop = Stop()
     async with asyncio.timeout(GUARD_S), served(Server(), tmp_path, monkeypatch):
         await stop.taken.get()
         watch = kopf_handlers.watch_services(lambda obj, gone: None, ("team",), stop.take_signals)
         task = asyncio.create_task(watch)
         await stop.taken.get()
+        yield stop, task
+
+
+async def test_signal_while_kopf_runs_requests_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with watching(tmp_path, monkeypatch) as (stop, task):
         signal.raise_signal(signal.SIGTERM)
         await stop.requested.wait()
         task.cancel()
@@ -41,12 +50,7 @@ async def test_signal_while_kopf_runs_requests_stop(tmp_path: Path, monkeypatch:
 
 
 async def test_signal_after_kopf_ended_requests_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stop = Stop()
-    async with asyncio.timeout(GUARD_S), served(Server(), tmp_path, monkeypatch):
-        await stop.taken.get()
-        watch = kopf_handlers.watch_services(lambda obj, gone: None, ("team",), stop.take_signals)
-        task = asyncio.create_task(watch)
-        await stop.taken.get()
+    async with watching(tmp_path, monkeypatch) as (stop, task):
         task.cancel()
         await asyncio.wait((task,))
         signal.raise_signal(signal.SIGTERM)

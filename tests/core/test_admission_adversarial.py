@@ -197,7 +197,6 @@ def test_replica_loss_keeps_queue_until_replicas_return() -> None:
         assert controller.submit(make_request(f"h{k}", now), now).outcome is AdmissionOutcome.QUEUED
     controller.set_replicas({}, now)
     assert (len(controller.pool), controller.queued, controller.release(now)) == (0, 5, [])
-    assert controller.needs_wakeup
     assert not controller.complete("f0", now)
     controller.set_replicas({"new": NUMBERS.batch}, now + 0.1)
     assert {d.outcome for d in controller.release(now + 0.1)} == {AdmissionOutcome.ADMITTED}

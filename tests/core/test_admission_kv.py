@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -216,8 +217,13 @@ def test_admission_empty_replica_admits_any_fitting_request(most: int | None) ->
     controller = gate(
         replace(at, slo=Slo(0.95, 600.0, 0.0, 1.0)), (ClassPolicy("chat", 0, Slo(0.95, 600.0, 0.0, 1.0)),)
     )
-    sure = controller.pool.cost_model.request_cost(make_request("one", prompt_tokens=1, max_tokens=most))
-    prompt = int(330_000 - sure.output_tokens - KV_Z_SCORE * sure.kv_variance**0.5) - 2
-    request = make_request("one", prompt_tokens=prompt, max_tokens=most)
-    assert controller.pool.can_ever_fit(controller.pool.cost_model.request_cost(request))
+
+    def fits(prompt: int) -> bool:
+        request = make_request("one", prompt_tokens=prompt, max_tokens=most)
+        return controller.pool.can_ever_fit(controller.pool.cost_model.request_cost(request))
+
+    longest = bisect.bisect(range(330_000), False, key=lambda prompt: not fits(prompt)) - 1
+    assert fits(longest)
+    assert not fits(longest + 1)
+    request = make_request("one", prompt_tokens=longest, max_tokens=most)
     assert controller.submit(request, 0.0).outcome is AdmissionOutcome.ADMITTED

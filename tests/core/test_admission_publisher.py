@@ -8,7 +8,7 @@ import pytest
 
 from plimsoll.core.admission.controller import AdmissionController
 from plimsoll.core.admission.cost_model import ClassPolicy
-from plimsoll.core.admission.publication import MAX_CAPACITY_STEPS
+from plimsoll.core.admission.publication import MAX_CAPACITY_STEPS, AdmissionLimits
 from plimsoll.core.admission.request import AdmissionRequest
 from plimsoll.core.autoscaling.admission_publisher import MIN_PUBLISH_INTERVAL_S, AdmissionPublisher
 from plimsoll.core.autoscaling.inputs import ServiceSnapshot, TierSnapshot
@@ -93,30 +93,31 @@ def test_publish_starting_replicas_have_ready_time_and_work() -> None:
     assert before.ready_at_s is None
 
 
-def test_publish_startup_that_a_request_begins_has_its_median_time() -> None:
-    """As that of a pod that has begun. With a higher quantile, gateways reject who would most likely be served."""
+def published_after_startups(tier: TierSnapshot) -> tuple[Fleet, AdmissionLimits]:
+    """A busy service that has had starts of 10 to 80 s, and what is published for a tier in this state."""
     fleet, keeper = busy_fleet(), AdmissionPublisher()
     for seconds in (10.0, 20.0, 80.0):
         fleet.service.record_startup("serve", [("load", seconds)])
-    model = fleet.service.tiers["serve"].startup_model
-    without_ready = ServiceSnapshot(service_metrics(20.0, Role.SERVE), {"serve": TierSnapshot(9, 0)})
-    keeper.publish(fleet.service, without_ready, fleet.scaling_spec, GATEWAYS, fleet.now_s)
+    snapshot = ServiceSnapshot(service_metrics(20.0, Role.SERVE), {"serve": tier})
+    keeper.publish(fleet.service, snapshot, fleet.scaling_spec, GATEWAYS, fleet.now_s)
     assert keeper.published is not None
-    assert keeper.published.startup_s == pytest.approx(model.total.quantile_s(0.5))
-    assert keeper.published.startup_s < 0.8 * model.horizon_s
+    return fleet, keeper.published
+
+
+def test_publish_startup_that_a_request_begins_has_its_median_time() -> None:
+    """As that of a pod that has begun. With a higher quantile, gateways reject who would most likely be served."""
+    fleet, published = published_after_startups(TierSnapshot(9, 0))
+    model = fleet.service.tiers["serve"].startup_model
+    assert published.startup_s == pytest.approx(model.total.quantile_s(0.5))
+    assert published.startup_s < 0.8 * model.horizon_s
 
 
 def test_publish_ordered_replica_without_pod_is_expected_after_the_median() -> None:
     """As before the order, and as once its pod starts: in between, nobody is rejected who would be served."""
-    fleet, keeper = busy_fleet(), AdmissionPublisher()
-    for seconds in (10.0, 20.0, 80.0):
-        fleet.service.record_startup("serve", [("load", seconds)])
+    fleet, published = published_after_startups(TierSnapshot(0, 0))
     model = fleet.service.tiers["serve"].startup_model
-    without_pods = ServiceSnapshot(service_metrics(20.0, Role.SERVE), {"serve": TierSnapshot(0, 0)})
-    keeper.publish(fleet.service, without_pods, fleet.scaling_spec, GATEWAYS, fleet.now_s)
-    assert keeper.published is not None
-    assert keeper.published.startup_s is None, "a replica is ordered"
-    assert keeper.published.ready_at_s == pytest.approx(fleet.now_s + model.total.quantile_s(0.5))
+    assert published.startup_s is None, "a replica is ordered"
+    assert published.ready_at_s == pytest.approx(fleet.now_s + model.total.quantile_s(0.5))
 
 
 def test_publish_startup_time_depends_on_same_model() -> None:

@@ -16,10 +16,8 @@ from tests.core.admission_fixtures import (
 
 def test_scale_from_zero_queues_wakes_and_releases_paced() -> None:
     controller = gate(replicas=0, announcement=CapacityAnnouncement(20.0, 0.5))
-    assert not controller.needs_wakeup
     for k in range(300):
         assert controller.submit(make_request(f"r{k}", k * 0.01), k * 0.01).outcome is AdmissionOutcome.QUEUED
-    assert controller.needs_wakeup
     controller.set_replicas({"a": controller.pool.cost_model.batch}, 20.0)
     let_in = [(20.0, d) for d in controller.release(20.0)]
     at_once, now = len(let_in), 20.0

@@ -27,7 +27,7 @@ import numpy as np
 import pytest
 
 from plimsoll.core.engine_model.calibration.counter_window import ContextLengths, WindowSums, fill_missing
-from plimsoll.core.engine_model.calibration.estimates import assess_quality, mean_model, predict_window, quantile_model
+from plimsoll.core.engine_model.calibration.estimates import assess_quality, quantile_model
 from plimsoll.core.engine_model.calibration.posterior_model import (
     Posterior,
     coefficients,
@@ -37,6 +37,7 @@ from plimsoll.core.engine_model.calibration.posterior_model import (
 from plimsoll.core.engine_model.calibration.posterior_update import update
 from plimsoll.core.engine_model.calibration.serialization import EngineKey
 from plimsoll.core.engine_model.step_time import StepModel
+from tests.core.calibration_prediction import count_identified_directions, mean_model, predict_window
 
 DATA = Path(__file__).parent / "data" / "calibration"
 EVERY_S = 15.0
@@ -281,7 +282,7 @@ def test_posterior_constant_load_identifies_only_the_sum(counters: str) -> None:
     noise = np.random.default_rng(1).normal(1, 0.02, 100)
     posterior = fitted([replace(whole, end_s=15.0 * i, busy_s=whole.busy_s * float(n)) for i, n in enumerate(noise)])
     doubtful(posterior, "hardly varied")
-    assert assess_quality(posterior).identified_directions == 1
+    assert count_identified_directions(posterior) == 1
     assert predict_window(posterior, whole).busy_s == pytest.approx(whole.busy_s, rel=0.01)
     prior = initial_posterior(prior_of(FLOOR, 0.75), FLOOR)
     assert quantile_model(posterior, 0.9).prefill_token_s > 1.15 * prior.prior.prefill_token_s  # as wide as before
@@ -293,5 +294,5 @@ def test_posterior_single_rate_leaves_base_unknown() -> None:
 
 
 def test_posterior_stock_counters_excite_at_most_3_directions() -> None:
-    assert assess_quality(fitted(recorded(CHAT[:4], "bare", seconds=5))).identified_directions == 2
-    assert assess_quality(fitted_posterior(CHAT, "bare")).identified_directions <= 3  # chance varies the mix a little
+    assert count_identified_directions(fitted(recorded(CHAT[:4], "bare", seconds=5))) == 2
+    assert count_identified_directions(fitted_posterior(CHAT, "bare")) <= 3  # chance varies the mix a little

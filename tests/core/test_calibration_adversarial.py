@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plimsoll.core.engine_model.calibration.counter_window import WindowSums
-from plimsoll.core.engine_model.calibration.estimates import assess_quality, mean_model, predict_window, quantile_model
+from plimsoll.core.engine_model.calibration.estimates import assess_quality, quantile_model
 from plimsoll.core.engine_model.calibration.posterior_model import (
     Posterior,
     coefficients,
@@ -23,6 +23,7 @@ from plimsoll.core.engine_model.calibration.posterior_model import (
 from plimsoll.core.engine_model.calibration.posterior_update import rejection_reason, update, update_all
 from plimsoll.core.engine_model.calibration.serialization import EngineKey, from_dict, to_dict
 from plimsoll.core.engine_model.step_time import StepModel
+from tests.core.calibration_prediction import mean_model, predict_window
 
 FLOOR = StepModel(3.3e-3, -3.3e-3, 1.4e-5, 5e-10, 2e-6, 2.7e-8)
 PRIOR = StepModel(4.5e-3, 0.0, 1.9e-5, 7e-10, 1.4e-5, 3.6e-8)

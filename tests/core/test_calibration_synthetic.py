@@ -15,18 +15,13 @@ from plimsoll.core.engine_model.calibration.counter_window import (
     context_lengths,
     fill_missing,
 )
-from plimsoll.core.engine_model.calibration.estimates import (
-    MODEL_MISFIT_SD,
-    assess_quality,
-    mean_model,
-    predict_window,
-    quantile_model,
-)
+from plimsoll.core.engine_model.calibration.estimates import MODEL_MISFIT_SD, assess_quality, quantile_model
 from plimsoll.core.engine_model.calibration.posterior_model import coefficients, initial_posterior, step_counts
 from plimsoll.core.engine_model.calibration.posterior_update import rejection_reason, update, update_all
 from plimsoll.core.engine_model.calibration.serialization import from_dict, to_dict
 from plimsoll.core.engine_model.step_time import StepModel
 from plimsoll.core.workload import from_samples
+from tests.core.calibration_prediction import count_identified_directions, mean_model, predict_window
 from tests.core.test_calibration import EVERY_S, FLOOR, KEY, SECONDS, bare, doubtful, fitted, prior_of, summed
 
 # Made windows, whose truth is known.
@@ -68,7 +63,7 @@ def test_posterior_many_mixes_identifies_all_but_pairs() -> None:
     posterior = fitted(synthetic_windows(TRUTH, np.random.default_rng(0), 400))
     found, true = coefficients(mean_model(posterior)), coefficients(TRUTH)
     assert assess_quality(posterior).sufficient
-    assert assess_quality(posterior).identified_directions == 5
+    assert count_identified_directions(posterior) == 5
     assert found[[0, 1, 2, 5]] == pytest.approx(true[[0, 1, 2, 5]], rel=0.06)
     assert found[4] == pytest.approx(true[4], rel=0.1)
     pairs_of_prior = posterior.prior.prefill_pair_s  # 4 % of the time: left where the common factor puts it
@@ -196,7 +191,7 @@ def test_initial_posterior_equals_prior() -> None:
     assert coefficients(mean_model(posterior)) == pytest.approx(coefficients(prior))
     assert coefficients(quantile_model(posterior, 0.5)) == pytest.approx(coefficients(prior))
     doubtful(posterior, "0 measured windows")
-    assert assess_quality(posterior).identified_directions == 0
+    assert count_identified_directions(posterior) == 0
 
 
 def test_fill_missing_lengths_complete_missing_counters_only() -> None:

@@ -96,7 +96,7 @@ def test_impossible_reading_changes_nothing(batch: EngineBatch) -> None:
 
 
 def test_one_reading_in_error_does_not_hide_a_limit_for_ever() -> None:
-    """A page that once says more than was announced shows no lower limit, until it is forgotten."""
+    """A page that once reports more than was announced shows no lower limit, until it is forgotten."""
     start = update_limits(NO_MEASURED_LIMITS, [EngineBatch(5e8, 0.0, 0.2)], ANNOUNCED, CHAT, False, NOW_S)
     full = [EngineBatch(32, 40.0, 0.3)] * 20
     assert learn(full, start) == ANNOUNCED
@@ -188,7 +188,7 @@ def test_limits_end_with_another_configuration_only(kv_tokens: int, slots: int) 
 
 
 def aggregated(batch: EngineBatch, pod: str, ready: list[str]) -> tuple[EngineBatch, ...]:
-    """What the tier's metrics say of an engine that reports twice."""
+    """The tier's metrics after two reports of one engine."""
     aggregator = EngineAggregator(Role.SERVE)
     for after_s in (0.0, 5.0):
         reading = EngineReading(pod, NOW_S + after_s, "1", running=batch.running, waiting=batch.waiting, kv_used=0.3)

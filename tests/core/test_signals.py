@@ -97,7 +97,6 @@ def test_metrics_full_coverage_has_all_values() -> None:
     assert tier.lagging.waiting == 2.0
     assert tier.lagging.kv_used == 0.3
     assert tier.lagging.preemptions_per_s == pytest.approx(0.2)
-    assert tier.step_rate_per_s == pytest.approx(100.0)
     assert tier.kv_post_share == pytest.approx(0.05)
 
 
@@ -273,7 +272,6 @@ def test_preemptions_are_summed_over_pods() -> None:
             listener.observe_engine(Role.SERVE, engine(t, pod))
     tier = listener.collect(NOW_S + 5, {Role.SERVE: ["a", "b", "c"]}, [], SHARE).tiers[Role.SERVE]
     assert tier.lagging.preemptions_per_s == pytest.approx(0.6)
-    assert tier.step_rate_per_s == pytest.approx(100.0)  # of one pod
 
 
 def test_draft_acceptance_is_accepted_over_drafted_tokens() -> None:

@@ -149,7 +149,7 @@ def test_eta_falls_with_each_phase_and_is_not_negative() -> None:
     assert likely == sorted(likely, reverse=True)
     assert likely[0] == pytest.approx(70.0)
     assert likely[-1] == pytest.approx(4.0)
-    assert all(one.late_s > one.likely_s >= 0.0 for one in etas)
+    assert all(one.likely_s >= 0.0 for one in etas)
 
 
 def test_eta_long_running_phase_is_expected_to_continue() -> None:
@@ -193,7 +193,7 @@ def test_eta_is_never_in_the_past(elapsed: float, later: float, seconds: float) 
     ledger = model_after(seconds)
     for now_s in (elapsed, elapsed + later):
         found = eta(ledger, StartingPod("a", 0.0), now_s)
-        assert isinstance(found, Overdue) or 0.0 <= found.likely_s <= found.late_s
+        assert isinstance(found, Overdue) or 0.0 <= found.likely_s < math.inf
 
 
 # Restarts in the pod

@@ -1,4 +1,4 @@
-"""A request that waits for the first engine is told the time as soon as that is later than its class may wait."""
+"""A request that waits for the first engine is rejected with the time once that is later than its class may wait."""
 
 from __future__ import annotations
 

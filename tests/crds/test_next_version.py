@@ -123,5 +123,5 @@ def test_next_version_is_unserved_unless_asked_for() -> None:
 
 
 def test_definition_fits_into_an_object_of_etcd() -> None:
-    """An object of more than 1.5 MiB is refused. What the API server adds is small beside the schemas."""
+    """An object of more than 1.5 MiB is refused. What the API server adds is small compared with the schemas."""
     assert len(json.dumps(definition(serve=True))) < 1 << 20

@@ -15,12 +15,11 @@ from launcher import vllm as launcher_vllm
 from plimsoll.adapters.engine_metrics import reader_of
 from plimsoll.cli import simulate
 from plimsoll.engines import launched, vllm
-from plimsoll.gateway.service_catalog import build_catalog
 from plimsoll.sim.errors import BadInput
 from simulated.metric_families import METRIC_FAMILIES
 from simulated.options import OptionsError, parse_options
 from tests.engine_image.middleware_harness import CONTRACT
-from tests.gateway.kube_objects import service
+from tests.gateway.kube_objects import build_catalog, service
 
 ROOT = Path(__file__).parents[2]
 HOME = ROOT / "operator/plimsoll/engines/vllm.py"

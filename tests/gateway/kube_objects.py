@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from plimsoll.adapters.kube_client import Resource, WatchEvent
 from plimsoll.api import labels
-from plimsoll.gateway.service_catalog import ServiceCatalog, build_catalog
+from plimsoll.gateway.service_catalog import CatalogBuilder, RoutableCatalog, ServiceCatalog, _read
 
 Object = dict[str, Any]
 
@@ -146,3 +146,23 @@ def _is_selected(obj: Object, namespace: str | None, selector: str | None) -> bo
     key, _, value = (selector or "").partition("=")
     found = meta.get("labels", {}).get(key)
     return namespace in (None, meta["namespace"]) and (not key or (found == value if value else found is not None))
+
+
+def build_catalog(
+    inference_services: Iterable[Object], pods: Iterable[Object], admissions: Iterable[Object] = ()
+) -> ServiceCatalog:
+    """The catalog of these objects, without services that are being deleted."""
+    kinds = ((inference_services, labels.KIND), (pods, "Pod"), (admissions, labels.ADMISSION_KIND))
+    return CatalogBuilder().update(
+        *({key: obj for obj in objects if (key := _read(_key, kind, obj)) is not None} for objects, kind in kinds)
+    )
+
+
+def with_healthy(known: ServiceCatalog, healthy_addresses: Mapping[str, Collection[str]]) -> ServiceCatalog:
+    """This catalog with the endpoints marked routable that Envoy reports healthy, by service key."""
+    return RoutableCatalog().update(known, {key: frozenset(found) for key, found in healthy_addresses.items()})
+
+
+def _key(obj: Object) -> str:
+    meta = obj["metadata"]
+    return f"{meta['namespace']}/{meta['name']}"

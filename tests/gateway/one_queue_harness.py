@@ -21,7 +21,7 @@ from plimsoll.gateway.service_catalog import CatalogBuilder, ServiceCatalog
 from plimsoll.gateway.settings import PickerSettings, TrustedHeaders
 from plimsoll.gateway.signals_document import build_signals
 from plimsoll.telemetry import gateway_metrics
-from tests.gateway.kube_objects import Object, split
+from tests.gateway.kube_objects import Object, split, with_healthy
 from tests.gateway.picker_harness import key_of, response_headers
 from tests.gateway.stack import wait_until
 from tests.ports import free_port
@@ -198,7 +198,7 @@ def make_catalog(services: tuple[Object, ...], pods: tuple[Object, ...]) -> Serv
     changes = ({key_of(obj): obj for obj in kind} for kind in (plain, pods, admissions))
     known = CatalogBuilder().update(*changes)
     healthy = {key: {e.address for e in s.serving_endpoints} for key, s in known.services.items()}
-    return known.with_healthy(healthy)
+    return with_healthy(known, healthy)
 
 
 async def eventually(true: Callable[[], bool], what: str) -> None:

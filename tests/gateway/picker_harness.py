@@ -25,7 +25,7 @@ from plimsoll.gateway.picker import Picker, Reply
 from plimsoll.gateway.service_catalog import CatalogBuilder
 from plimsoll.gateway.settings import TrustedHeaders
 from plimsoll.gateway.signals_document import build_signals
-from tests.gateway.kube_objects import LIMITS, Object, pod, service, split
+from tests.gateway.kube_objects import LIMITS, Object, pod, service, split, with_healthy
 
 START_UNIX_S = 1_800_000_000.0  # the moment at which the monotonic clock is 0
 MIX = from_samples([500.0, 1000.0, 2000.0], [0.0, 0.0, 0.0], [100.0, 200.0, 400.0])
@@ -183,7 +183,7 @@ class PickerHarness:
             key: {e.address for e in s.serving_endpoints if e.address not in unreachable}
             for key, s in known.services.items()
         }
-        self.picker.set_catalog(known.with_healthy(healthy))
+        self.picker.set_catalog(with_healthy(known, healthy))
 
     def send(self, model: str = "chat", *, headers: Mapping[str, str] | None = None, **fields: Any) -> Reply:
         """A new question, each with another body and ticket."""

@@ -13,10 +13,9 @@ from plimsoll.core.types import Role
 from plimsoll.gateway.adapters import ADAPTER_HEADER, AdapterEntry, prefer_loaded
 from plimsoll.gateway.identity import Authenticator, Identity
 from plimsoll.gateway.prefix_hash import BLOCK_BYTES, block_hashes
-from plimsoll.gateway.service_catalog import build_catalog
 from plimsoll.gateway.settings import ApiKeyMode
 from tests.gateway.api_key_secrets import bearer, key_secret
-from tests.gateway.kube_objects import pod, service, with_adapters
+from tests.gateway.kube_objects import build_catalog, pod, service, with_adapters
 from tests.gateway.picker_harness import PickerHarness, response_headers
 
 PODS = [f"pod-{number}" for number in range(6)]

@@ -46,7 +46,7 @@ async def test_thousands_of_disconnects_leave_no_state() -> None:
     assert world.clock.armed == []
     assert world.outcomes() == {"Admitted": 2, "Queued": 3002, "ClientGone": 3000}
     world.advance(70.0)
-    assert world.picker.admission.services["team/chat"].controller.known_tenants == 0
+    assert len(world.picker.admission.services["team/chat"].controller._queue.accounts) == 0
 
 
 async def test_disconnect_at_admission_releases_slot() -> None:
@@ -298,7 +298,7 @@ async def test_unknown_tenants_beyond_limit_share_one_name() -> None:
         world.send_queued(headers={"x-gateway-inference-fairness-id": f"tenant-{n}"})
     world.send_queued(headers={"x-gateway-inference-fairness-id": "known"})
     world.send_queued(headers={"x-gateway-inference-fairness-id": "x" * 5000 + "\xff"})
-    assert world.picker.admission.services["team/chat"].controller.known_tenants <= MAX_TENANTS + 2
+    assert len(world.picker.admission.services["team/chat"].controller._queue.accounts) <= MAX_TENANTS + 2
 
 
 async def test_queue_time_never_exceeds_envoy_timeout() -> None:

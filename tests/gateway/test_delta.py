@@ -12,8 +12,7 @@ from plimsoll.gateway.envoy.ads_server import AdsServer
 from plimsoll.gateway.envoy.delta import AppliedEndpoints, DeltaStream
 from plimsoll.gateway.envoy.tls import CERTIFICATE
 from plimsoll.gateway.envoy.xds import CLUSTER_TYPE, ENDPOINTS_TYPE, SECRET_TYPE, SnapshotBuilder, XdsSnapshot
-from plimsoll.gateway.service_catalog import build_catalog
-from tests.gateway.kube_objects import Object, pod, service
+from tests.gateway.kube_objects import Object, build_catalog, pod, service
 from tests.gateway.picker_harness import GATEWAY
 
 

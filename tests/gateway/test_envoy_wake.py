@@ -1,4 +1,4 @@
-"""A client whose model has no engine, through real Envoy: it is told the time at once, or it can watch the start."""
+"""A client whose model has no engine, through real Envoy: it gets the time at once, or it can follow the start."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ async def test_watched_start_ends_ready_and_request_is_served(stack: GatewayStac
 
 
 async def test_one_source_leaves_streams_to_others(stack: GatewayStack) -> None:
-    """Envoy says who the source is, whatever the client says."""
+    """The source address is that of the connection, not that of a header."""
     await stack.set_objects([asleep(20.0)], [])
 
     async def watch(source: str, claimed: str) -> tuple[asyncio.StreamWriter, str]:

@@ -13,8 +13,8 @@ from plimsoll.api import labels
 from plimsoll.core.routing.endpoint import Endpoint, Leaving
 from plimsoll.core.types import Role
 from plimsoll.gateway.handover import Handover, leaving
-from plimsoll.gateway.service_catalog import CatalogBuilder, RoutableCatalog, build_catalog
-from tests.gateway.kube_objects import Object, pod, service
+from plimsoll.gateway.service_catalog import CatalogBuilder, RoutableCatalog
+from tests.gateway.kube_objects import Object, build_catalog, pod, service
 from tests.gateway.stack import GatewayStack, wait_until
 
 DELETED = {"deletionTimestamp": "2026-06-01T00:00:00Z"}

@@ -1,4 +1,4 @@
-"""What the event stream of a model says while it has no engine, and when it ends."""
+"""The event stream of a model that has no engine, and when it ends."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from plimsoll.gateway.settings import PickerSettings, TrustedHeaders
 from plimsoll.gateway.watch_cache import WATCHED_RESOURCES
 from plimsoll.telemetry.gateway_metrics import GATEWAY
 from tests.gateway.endpoint_picker_harness import body_message, first_message, serve
-from tests.gateway.kube_objects import FileSource, Object, split
+from tests.gateway.kube_objects import FileSource, Object, split, with_healthy
 from tests.gateway.picker_harness import engine_names, key_of, service_with_slo
 
 OBJECTIVE_HEADER = "x-gateway-inference-objective"
@@ -47,7 +47,7 @@ def store_of(*objectives: Object) -> ObjectiveStore:
 def build(builder: CatalogBuilder, *services: Object, pods: tuple[Object, ...] = ()) -> ServiceCatalog:
     plain, admissions = split(services)
     known = builder.update(*({key_of(obj): obj for obj in kind} for kind in (plain, pods, admissions)))
-    return known.with_healthy({key: {e.address for e in s.serving_endpoints} for key, s in known.services.items()})
+    return with_healthy(known, {key: {e.address for e in s.serving_endpoints} for key, s in known.services.items()})
 
 
 def value(name: str, **labels: str) -> float:

@@ -20,11 +20,10 @@ from plimsoll.gateway.parse_worker import ParseWorker
 from plimsoll.gateway.picker import Picker, Reply
 from plimsoll.gateway.retry_identity import body_digest, claims_retry
 from plimsoll.gateway.routes import EnvoyEndpoint, models_body
-from plimsoll.gateway.service_catalog import build_catalog
 from plimsoll.gateway.settings import ApiKeyMode, PickerSettings, TrustedHeaders
 from plimsoll.gateway.signals_document import build_signals
 from plimsoll.gateway.watch_cache import WatchCache
-from tests.gateway.kube_objects import Object, pod, service
+from tests.gateway.kube_objects import Object, build_catalog, pod, service, with_healthy
 from tests.gateway.stack import ENDS
 
 BODY = b'{"model":"chat","messages":[]}'
@@ -33,7 +32,7 @@ BODY = b'{"model":"chat","messages":[]}'
 def build_picker(*pods: Object, services: tuple[Object, ...] | None = None) -> Picker:
     made = Picker(Random(1), authenticator=Authenticator(trusted=TrustedHeaders()))
     known = build_catalog(services if services is not None else (service(),), pods)
-    made.set_catalog(known.with_healthy({key: {e.address for e in s.endpoints} for key, s in known.services.items()}))
+    made.set_catalog(with_healthy(known, {key: {e.address for e in s.endpoints} for key, s in known.services.items()}))
     return made
 
 
@@ -167,7 +166,7 @@ def test_repeated_request_after_success_is_new_demand() -> None:
     picker = build_picker()
     picker.check(PROMPT_BODY, {}, 0.0)
     known = build_catalog([service()], [pod("10.0.0.1:8000")])
-    picker.set_catalog(known.with_healthy({"team/chat": {"10.0.0.1:8000"}}))
+    picker.set_catalog(with_healthy(known, {"team/chat": {"10.0.0.1:8000"}}))
     picker.check(PROMPT_BODY, {}, 1.0)
     picker.check(PROMPT_BODY, {}, 1.0)
     assert demand(picker) == (2, 1)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from plimsoll.gateway.service_catalog import CatalogBuilder, ServiceCatalog, build_catalog
-from tests.gateway.kube_objects import Object, pod, service
+from plimsoll.gateway.service_catalog import CatalogBuilder, ServiceCatalog
+from tests.gateway.kube_objects import Object, build_catalog, pod, service
 
 CREATED = "2026-01-02T03:04:05Z"  # of the service
 BEFORE = "2026-01-02T03:00:00Z"

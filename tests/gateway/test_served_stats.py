@@ -162,7 +162,7 @@ async def test_request_that_the_owner_decided_is_served_once(tmp_path: Path) -> 
     async with Gateways(tmp_path, 2, service_with_slo("chat"), pods=(ENGINE,)) as gateways:
         (carrier,), owner = gateways.others(), gateways.owner()
         carrier.complete(await carrier.ask("hi", stream=True), **DONE)
-        await eventually(lambda: owner.admits == 0, "the owner knows that it has ended")
+        await eventually(lambda: owner.admits == 0, "the owner has counted its end")
         owner.picker.stats(KEY).served.update_metrics()
         assert value("served_requests_total", tenant="") is None
         carrier.picker.stats(KEY).served.update_metrics()

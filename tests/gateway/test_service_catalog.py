@@ -13,8 +13,8 @@ from plimsoll.core.admission.request import MAX_REQUEST_SEQUENCES
 from plimsoll.core.routing.endpoint import Leaving
 from plimsoll.core.types import Role
 from plimsoll.engines.vllm import DEFAULT_MAX_NUM_SEQS
-from plimsoll.gateway.service_catalog import CatalogBuilder, RoutableCatalog, build_catalog
-from tests.gateway.kube_objects import Object, pod, service
+from plimsoll.gateway.service_catalog import CatalogBuilder, RoutableCatalog
+from tests.gateway.kube_objects import Object, build_catalog, pod, service, with_healthy
 
 
 def test_service_has_model_name_and_long_name() -> None:
@@ -118,7 +118,7 @@ def test_routable_requires_envoy_health_and_client_role() -> None:
     pods = [pod("10.0.0.1:8000"), pod("10.0.0.2:8000"), pod("10.0.0.3:8000", ready=False)]
     pods.append(pod("10.0.0.4:8000", role="prefill"))
     every = {f"10.0.0.{n}:8000" for n in (1, 3, 4)}
-    found = build_catalog([service()], pods).with_healthy({"team/chat": every})
+    found = with_healthy(build_catalog([service()], pods), {"team/chat": every})
     assert [e.address for e in found.services["team/chat"].endpoints if e.routable] == ["10.0.0.1:8000"]
     assert found.by_name["chat"] is found.services["team/chat"]
 

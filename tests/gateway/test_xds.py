@@ -26,10 +26,10 @@ from plimsoll.gateway.envoy.xds import (
     XdsResource,
     XdsSnapshot,
 )
-from plimsoll.gateway.service_catalog import ServiceCatalog, build_catalog
+from plimsoll.gateway.service_catalog import ServiceCatalog
 from plimsoll.gateway.settings import PickerSettings, Plaintext
 from tests.gateway.envoy_binary import ENVOY
-from tests.gateway.kube_objects import catalog, pod, service
+from tests.gateway.kube_objects import build_catalog, catalog, pod, service
 from tests.gateway.picker_harness import GATEWAY, service_with_slo
 
 TLS: dict[str, Any] = {"tls_directory": Path("tls")}

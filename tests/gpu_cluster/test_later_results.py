@@ -1,4 +1,4 @@
-"""Page and README quote what was kept of the later runs on two GPUs, and predictions that were written before."""
+"""Page and README quote the stored results of the later runs on two GPUs, and predictions that were written before."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from bench.hardware.admission.runs import (
 from bench.hardware.admission.static_cap import StaticCap
 from bench.hardware.summary import ObservedRequest
 from plimsoll.core.slo import Slo
-from plimsoll.gateway.service_catalog import build_catalog
+from tests.gateway.kube_objects import build_catalog
 
 SLO = Slo(0.95, ttft_s=1.0, tpot_s=0.05)
 DATA = Path(predict.__file__).parents[1] / "data" / "h100-8b-gate"

@@ -13,10 +13,10 @@ from plimsoll.api.contract import engine_contract
 from plimsoll.api.v1alpha1 import parse
 from plimsoll.core.errors import InvalidSpec
 from plimsoll.engines.engine import Signal, Source
-from plimsoll.gateway.service_catalog import build_catalog
 from plimsoll.resources import engine_pod, objects
 from tests import builders
 from tests.gateway import kube_objects
+from tests.gateway.kube_objects import build_catalog
 
 Object = dict[str, Any]
 

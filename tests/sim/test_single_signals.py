@@ -1,4 +1,4 @@
-"""Each control signal alone, on simulated engines under too much load: the tier that it speaks of grows, and no other.
+"""Each control signal alone, on simulated engines under too much load: the tier that it concerns grows, and no other.
 
 Gateways are silent to the operator, engines export one metric, and neither demand nor request lengths are known.
 """
@@ -30,7 +30,7 @@ FEW_SLOTS = make_plant(replace(H200, max_num_seqs=8))
 
 
 class OneSignal(SimulatedOperator):
-    """An operator that hears one metric of the engines."""
+    """An operator that gets one metric of the engines."""
 
     def __init__(self, service: InferenceService, signal: str) -> None:
         super().__init__(service)

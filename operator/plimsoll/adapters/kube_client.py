@@ -13,7 +13,7 @@ import json
 import os
 import random
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -348,10 +348,8 @@ class KubeClient:
         method, content_type = ("GET", None) if document is None else ("POST", "application/json")
         path = PODS.path(namespace, f"{pod}:{port}", f"proxy/{path}")
         response = (await self._send(method, path, None, document, content_type, timeout)).response
-        try:
+        with _body_of(method, path):
             body = await read_body(response, MAX_PAGE_BYTES)
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise BackendUnavailable(f"{method} {path}: {cause_of(error)}") from error
         if body is None:
             raise BackendUnavailable(f"{method} {path}: answered more than {MAX_PAGE_BYTES} bytes")
         return body
@@ -359,11 +357,9 @@ class KubeClient:
     async def _page(self, path: str, query: dict[str, str], *, whole: bool) -> Object | None:
         """One page of a list; None if it has more than MAX_PAGE_BYTES, unless it must be read as a whole."""
         response = (await self._send("GET", path, query)).response
-        try:
+        with _body_of("GET", path):
             body = await read_body(response, None if whole else MAX_PAGE_BYTES)
             page: Object | None = None if body is None else json.loads(body)
-        except (aiohttp.ClientError, TimeoutError, ValueError, RecursionError) as error:
-            raise BackendUnavailable(f"GET {path}: {cause_of(error)}") from error
         return page
 
     async def _json(
@@ -384,10 +380,8 @@ class KubeClient:
             if method != "GET":
                 operator_metrics.OPERATOR_WRITE_FAILURES.labels(method, failure_reason(error)).inc()
             raise
-        try:
+        with _body_of(method, path):
             result: Object = json.loads(await response.read())
-        except (aiohttp.ClientError, TimeoutError, ValueError, RecursionError) as error:
-            raise BackendUnavailable(f"{method} {path}: {cause_of(error)}") from error
         return result
 
     async def _send(
@@ -412,12 +406,19 @@ class KubeClient:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise BackendUnavailable(f"{method} {path}: {cause_of(error)}") from error
         if response.status >= 400:
-            try:
+            with _body_of(method, path, response.status):
                 answer = await read_body(response.response, MAX_PAGE_BYTES)  # a pod's, perhaps
-            except (aiohttp.ClientError, TimeoutError) as error:
-                raise BackendUnavailable(f"{method} {path}: {cause_of(error)}", response.status) from error
             raise_for_status(response.status, answer or b"", response.headers.get("Retry-After"))
         return response
+
+
+@contextlib.contextmanager
+def _body_of(method: str, path: str, status: int = 0) -> Iterator[None]:
+    """Raise BackendUnavailable if the body of a response cannot be read or parsed. status: of a failed response."""
+    try:
+        yield
+    except (aiohttp.ClientError, TimeoutError, ValueError, RecursionError) as error:
+        raise BackendUnavailable(f"{method} {path}: {cause_of(error)}", status) from error
 
 
 def watch_timeout(resource: Resource) -> aiohttp.ClientTimeout:

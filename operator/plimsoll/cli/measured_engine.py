@@ -1,4 +1,4 @@
-"""The engine that `plimsoll profile` measures, at a URL or in a pod of a service, and what it says of itself.
+"""The engine that `plimsoll profile` measures, at a URL or in a pod of a service, and the facts that it reports.
 
 Problem: a measurement must reach the engine that the user named and no other, also if the server redirects, if a proxy
 is set, or if another service has a pod of a similar name.
@@ -66,7 +66,7 @@ class Connection(Protocol):
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """What an engine says of itself; None for what it does not say. running: its requests, of all clients."""
+    """Facts that an engine reports; None for those that it does not report. running: its requests, of all clients."""
 
     model: str
     max_model_len: int | None
@@ -190,12 +190,12 @@ def _is_ready(pod: KubeObject) -> bool:
 
 
 def words_of(value: object) -> str:
-    """What an engine said, short and without control characters, for a message on a terminal."""
+    """The text that an engine sent, short and without control characters, for a message on a terminal."""
     return printable_line(str(value)[:_MAX_WORDS])
 
 
 async def read_facts(connection: Connection, model: str) -> EngineFacts:
-    """What an engine says of itself. model: the name that it serves, "" for the first of its list. Raises BadInput."""
+    """Returns what an engine reports. model: the name that it serves, "" for the first of its list. Raises BadInput."""
     paths = sorted({engine.metrics_path for engine in ENGINES.values()})
     models, *pages = await asyncio.gather(*(_get(connection, path) for path in ("/v1/models", *paths)))
     page = b"\n".join(one for one in pages if one)

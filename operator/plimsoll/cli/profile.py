@@ -167,7 +167,7 @@ async def measure(
 ) -> Measurement:
     """Benchmark an engine without other requests, and fit a step model. Raises BadInput."""
     if facts.running:
-        raise BadInput(f"the engine has {facts.running:.0f} requests: measure one that nobody else uses")
+        raise BadInput(f"the engine has {facts.running:.0f} requests: measure one without other clients")
     prompts, sent = PromptFactory(facts.model), 0
 
     async def send(path: str, body: bytes) -> self_benchmark.Response:
@@ -282,7 +282,7 @@ def _shape_keys(config: Any) -> dict[str, Any]:
 
 
 def report_lines(measurement: Measurement) -> list[str]:
-    """What was measured, and what the profile says of the same steps."""
+    """What was measured, and what the profile predicts for the same steps."""
     points, model = measurement.points, measurement.model
     lines = [
         f"{measurement.requests} requests in {measurement.seconds:.1f} s: {len(points.prefill)} prompt lengths, "

@@ -86,7 +86,7 @@ class EngineReading:
     kv_used: share of the KV cache. steps, computed_tokens: engine steps, and the prompt and output tokens that they
     computed. local_prompt_tokens: prompt tokens computed here; cached_prompt_tokens: those that a prefix hit saved;
     transferred_prompt_tokens: those whose KV came from another engine or from CPU memory. draft_tokens,
-    accepted_draft_tokens: tokens that speculative decoding drafted, and those that it kept. post_s, transfer_s: time
+    accepted_draft_tokens: tokens that speculative decoding drafted, and those accepted. post_s, transfer_s: time
     spent in posting KV reads and in KV transfers. prompt_tokens, output_tokens, tpot_s, ttft_s: histograms over
     completed requests. itl_s: histogram over all inter-token latencies.
     """

@@ -143,8 +143,8 @@ class Engine:
     without a launcher that place model, port and name; command: its entry point, () for that of the image.
     health_path: answers 200 once the engine serves, and never before. metrics_path: of its metrics page.
     cache_variables: environment variables that take a folder for downloads, besides HF_HOME. default_sequences:
-    sequences that it runs at once if its arguments say nothing. max_sequences, max_model_len: these and the longest
-    sequence in tokens by its arguments, None if they say nothing. queue_limit: sequences that it accepts at once,
+    sequences that it runs at once if its arguments do not set it. max_sequences, max_model_len: these and the longest
+    sequence in tokens by its arguments, None if they do not set it. queue_limit: sequences that it accepts at once,
     running and queued, by its arguments, a default, and queued ones per running one; None: no limit.
     """
 

@@ -5,7 +5,7 @@ Problem: an engine whose parallel sizes do not fit its GPUs pulls an image, load
 Idea: the sizes multiply. Data parallel ranks are copies, each of which spans tensor, pipeline and prefill context
 ranks. Expert parallelism and decode context parallelism use the GPUs of the others. Without a tensor parallel size,
 Plimsoll sets what the other sizes leave. Arguments that spread an engine in other ways (Ray, several nodes, a config
-file, ranks that the user places) are not judged. Nor are resources of another kind than whole GPUs: one unit of them
+file, ranks that the user places) are not checked. Nor are resources of another kind than whole GPUs: one unit of them
 may be several devices, such as the cores of a Neuron device.
 """
 

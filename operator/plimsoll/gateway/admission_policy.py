@@ -102,11 +102,6 @@ class AdmissionPolicy:
         return self.default_class if self.default_class in found else found[0]
 
 
-def read_policy(obj: Object) -> AdmissionPolicy | None:
-    """Returns the policy of a service without limits, or None if it has no classes. Raises InvalidSpec."""
-    return _policy_of(_parse_spec(obj))
-
-
 def _parse_spec(obj: Object) -> InferenceService:
     return parse({**obj, "status": {}})
 

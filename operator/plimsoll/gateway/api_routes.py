@@ -58,7 +58,7 @@ _ANTHROPIC: Final = ErrorShape.ANTHROPIC
 
 CHAT_ROUTE: Final = ApiRoute("/v1/chat/completions", BodyForm.COMPLETION, _GENERATE)
 MODELS_PATH: Final = "/v1/models"
-EVENT_STREAM: Final = "text/event-stream"  # accepted by a client that wants the progress of a model
+EVENT_STREAM: Final = "text/event-stream"  # accepted by a client that requests the progress of a model
 MESSAGES_PATH: Final = "/v1/messages"
 RESPONSES_PATH: Final = "/v1/responses"
 

@@ -163,7 +163,7 @@ def _completion(fields: CompletionFields, n: int) -> PromptSize:
 
 
 def _with_embeds(text: bytes, embeds: bytes, n: int) -> PromptSize:
-    """Returns the size of prompts given as vectors (base64 of a tensor each), and of the texts beside them."""
+    """Returns the size of prompts given as vectors (base64 of a tensor each), and of the texts with them."""
     count = _count_items(embeds)
     tokens = len(embeds) * 3 // 4 // EMBEDDED_TOKEN_BYTES
     if text not in _NO_TEXT:

@@ -72,7 +72,7 @@ class Identity:
         return self.requests_per_minute is not None or self.tokens_per_minute is not None
 
     def client(self, source: str) -> str:
-        """Returns what tells clients apart: key, token or tenant, and without one the network `source`."""
+        """Returns what distinguishes clients: key, token or tenant, and without one the network `source`."""
         named = (("key", self.key_name), ("token", self.token_subject), ("tenant", self.tenant), ("source", source))
         return next((f"{kind} {name}" for kind, name in named if name), "")
 

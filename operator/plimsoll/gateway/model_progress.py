@@ -3,8 +3,8 @@
 Problem: a client that waits for a model without an engine gets no byte until the engine answers. The response to its
 request cannot begin earlier: status and upstream are decided only when the engine is ready (design record 29).
 
-Idea: progress is a response of its own, beside the request that waits. It takes no capacity and starts no engine, and
-every gateway knows what it says. Streams are limited in length, and in number per client, per model and in all; a
+Idea: progress is a response of its own, apart from the waiting request. It takes no capacity and starts no engine, and
+every gateway has the data for it. Streams are limited in length, and in number per client, per model and in all; a
 client opens the next one.
 """
 
@@ -36,7 +36,7 @@ MAX_STREAMS: Final = 256  # of one gateway
 MAX_MODEL_STREAMS: Final = 128
 MAX_CLIENT_STREAMS: Final = 32
 STREAM_SECONDS: Final = 600.0  # longest stream
-EVENT_SECONDS: Final = 5.0  # between two events that say the same
+EVENT_SECONDS: Final = 5.0  # between two events with the same content
 POLL_SECONDS: Final = 0.5
 
 
@@ -147,7 +147,7 @@ def state_of(service: ServiceEntry) -> ModelState:
 
 
 def progress(name: str, service: ServiceEntry, unix_s: float) -> dict[str, Any]:
-    """Returns what an event says. `expected_in_s` is the time until the next ready engine, None if unknown."""
+    """Returns the content of an event. `expected_in_s` is the time until the next ready engine, None if unknown."""
     state, available = state_of(service), availability(service, unix_s)
     expected_s = available.next_ready_s if state is ModelState.STARTING else None
     if state is ModelState.READY:

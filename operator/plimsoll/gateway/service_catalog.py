@@ -124,10 +124,6 @@ class ServiceCatalog:
     services: Mapping[str, ServiceEntry]
     by_name: Mapping[str, ServiceEntry]
 
-    def with_healthy(self, healthy_addresses: Mapping[str, Collection[str]]) -> ServiceCatalog:
-        """Returns this catalog with the endpoints marked routable that Envoy reports healthy, by service key."""
-        return RoutableCatalog().update(self, {key: frozenset(found) for key, found in healthy_addresses.items()})
-
 
 EMPTY_CATALOG = ServiceCatalog({}, {})
 
@@ -345,16 +341,6 @@ class CatalogBuilder:
         return found
 
 
-def build_catalog(
-    inference_services: Iterable[Object], pods: Iterable[Object], admissions: Iterable[Object] = ()
-) -> ServiceCatalog:
-    """Returns the catalog of these objects, without services that are being deleted."""
-    kinds = ((inference_services, labels.KIND), (pods, "Pod"), (admissions, labels.ADMISSION_KIND))
-    return CatalogBuilder().update(
-        *({key: obj for obj in objects if (key := _read(_key, kind, obj)) is not None} for objects, kind in kinds)
-    )
-
-
 def _mark_routable(service: ServiceEntry, healthy_addresses: Collection[str]) -> ServiceEntry:
     """Returns the service with its routable endpoints. The last one stays so until Envoy knows its successor."""
     endpoints = tuple(
@@ -369,11 +355,6 @@ def _mark_routable(service: ServiceEntry, healthy_addresses: Collection[str]) ->
             for e in endpoints
         )
     return service if endpoints == service.endpoints else replace(service, endpoints=endpoints)
-
-
-def _key(obj: Object) -> str:
-    meta = obj["metadata"]
-    return f"{meta['namespace']}/{meta['name']}"
 
 
 def _read(reader: Callable[[Object], T | None], kind: str, obj: Object) -> T | None:

@@ -178,17 +178,19 @@ def _workload(
     }
 
 
+def _tier_metadata(service: InferenceService, parent: Object, role: RoleName) -> Object:
+    """Metadata of an object of a tier that has no other of its kind."""
+    name = service.metadata.name
+    return object_meta.child_metadata(parent, object_meta.tier_name(name, role), object_meta.tier_labels(name, role))
+
+
 def _service(service: InferenceService, parent: Object, role: RoleName) -> Object:
     engine, ports = service.spec.engine, engine_contract().ports
     numbers = {"api": engine.api_port, **({"launcher": ports["launcher"]} if engine.contract.launched else {})}
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": object_meta.child_metadata(
-            parent,
-            object_meta.tier_name(service.metadata.name, role),
-            object_meta.tier_labels(service.metadata.name, role),
-        ),
+        "metadata": _tier_metadata(service, parent, role),
         "spec": {
             "clusterIP": "None",
             "selector": object_meta.tier_selector(service.metadata.name, role),
@@ -207,11 +209,7 @@ def _disruption_budget(service: InferenceService, parent: Object, role: RoleName
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
-        "metadata": object_meta.child_metadata(
-            parent,
-            object_meta.tier_name(service.metadata.name, role),
-            object_meta.tier_labels(service.metadata.name, role),
-        ),
+        "metadata": _tier_metadata(service, parent, role),
         "spec": {
             "maxUnavailable": 1,
             "unhealthyPodEvictionPolicy": "AlwaysAllow",  # failing engines must not block the drain of a node

@@ -212,7 +212,7 @@ def _best_affordable(text: str, points: Sequence[FrontierPoint], gpu_hours: floa
 def evaluate_followers(space: SearchSpace, evaluated: EvaluatedPolicies, runs: int) -> list[FrontierPoint]:
     """Reactive baselines with a cap, and those near their frontier with each other admission control."""
     caps = [_scaled_cap(share, space.context) for share in CAP_SHARES]
-    screened = screening.screen_followers(space, runs).policies
+    screened = screening.screen_followers(space, runs)
     points = evaluated.points(f"{policy},cap={caps[0]}" for policy in screened)
     policies = [one.policy.rpartition(",")[0] for one in _near_front(points)]
     admissions = [*(f"cap={cap}" for cap in dict.fromkeys(caps[1:])), "gated=1"]
@@ -267,7 +267,7 @@ def best_schedule(
     """The cheapest schedule found with this attainment, else the one with the highest; half of the runs refine it."""
     cap = f",cap={_scaled_cap(CAP_SHARES[0], space.context)}"
     suffix = admission or cap
-    points = evaluated.points(policy + suffix for policy in screening.screen_plans(space, max(1, runs // 2)).policies)
+    points = evaluated.points(policy + suffix for policy in screening.screen_plans(space, max(1, runs // 2)))
     best = cheapest(points, attainment)
     if best is None:
         return max(points, key=lambda one: (one.attainment, -one.gpu_hours))

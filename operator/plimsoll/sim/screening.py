@@ -66,16 +66,6 @@ class SearchSpace:
         return int(self.length_s / TICK_S) + 1
 
 
-class ScreeningResult(NamedTuple):
-    """policies: texts of the policies worth a run. settings_tried: screened settings. distinct_schedules: different
-    ones among them.
-    """
-
-    policies: list[str]
-    settings_tried: int
-    distinct_schedules: int
-
-
 def follower_settings(startup_s: float) -> Iterator[ReactiveSettings]:
     """All settings of one tier's reactive baseline, for engines that start in startup_s."""
     windows = [(window_s, 0.0) for window_s in WINDOWS_S]
@@ -86,12 +76,12 @@ def follower_settings(startup_s: float) -> Iterator[ReactiveSettings]:
         yield ReactiveSettings(margin, standby, hold_s, window_s, trend_s)
 
 
-def screen_followers(space: SearchSpace, limit: int) -> ScreeningResult:
+def screen_followers(space: SearchSpace, limit: int) -> list[str]:
     """Reactive baselines worth a run, at most `limit`, without an admission option."""
     startup_s = space.context.plant.startup.mean_s
     settings = list(follower_settings(startup_s))
     tiers = {role: _follower_schedules(space, role, settings) for role in space.context.bounds}
-    return _select("follower", tiers, space, limit, len(settings), join_tier_options)
+    return _select("follower", tiers, space, limit, join_tier_options)
 
 
 def _follower_schedules(space: SearchSpace, role: Role, settings: Sequence[ReactiveSettings]) -> list[Schedule]:
@@ -115,7 +105,7 @@ def _follower_schedules(space: SearchSpace, role: Role, settings: Sequence[React
     return schedules
 
 
-def screen_plans(space: SearchSpace, limit: int) -> ScreeningResult:
+def screen_plans(space: SearchSpace, limit: int) -> list[str]:
     """Oracle schedules worth a run, at most `limit`, without an admission option."""
     startup_s = space.context.plant.startup.max_s
     gaps_s = sorted({share * startup_s for share in GAP_STARTUPS})
@@ -130,7 +120,7 @@ def screen_plans(space: SearchSpace, limit: int) -> ScreeningResult:
         tiers[role] = [
             Schedule(f"plan={clairvoyant.format_plan(_to_plan(orders))}", orders) for orders in orders_by_setting
         ]
-    return _select("clairvoyant", tiers, space, limit, len(settings), clairvoyant.join_plans)
+    return _select("clairvoyant", tiers, space, limit, clairvoyant.join_plans)
 
 
 def _clairvoyant_orders(
@@ -178,11 +168,9 @@ def _select(
     tiers: Mapping[Role, list[Schedule]],
     space: SearchSpace,
     limit: int,
-    settings: int,
     join: Callable[[Sequence[str]], str],
-) -> ScreeningResult:
+) -> list[str]:
     different = {role: list({one.orders.tobytes(): one for one in each}.values()) for role, each in tiers.items()}
-    schedules = math.prod(len(each) for each in different.values())
     fluids = {role: FluidEstimate.estimate(role, each, space) for role, each in different.items()}
     if len(fluids) == 1:
         [(role, fluid)] = fluids.items()
@@ -199,7 +187,7 @@ def _select(
             join([different[role][at].options for role, at in zip(selected, pairs[place], strict=True)])
             for place in _best_per_cost_range(combined, limit)
         ]
-    return ScreeningResult([f"{name}:{word}" for word in policies], settings ** len(tiers), schedules)
+    return [f"{name}:{word}" for word in policies]
 
 
 def join_tier_options(words: Sequence[str]) -> str:

@@ -195,7 +195,7 @@ AUTOSCALER_TOKEN_RATIO = Gauge(
 )
 AUTOSCALER_DRAFT_ACCEPTANCE = Gauge(
     "plimsoll_autoscaler_draft_acceptance_ratio",
-    "Share of the last minute's drafted tokens that a tier's engines kept; no series without any.",
+    "Share of the last minute's drafted tokens that a tier's engines accepted; no series without any.",
     _TIER_LABELS,
     registry=OPERATOR,
 )

@@ -1,6 +1,6 @@
 """`spec.engine.speculative`: speculative decoding, in which an engine drafts tokens and verifies them in one step.
 
-vLLM gets it as one argument, so that the fields here are those of which the operator knows what they mean.
+vLLM gets it as one argument, so the fields here are those that the operator interprets.
 """
 
 from __future__ import annotations

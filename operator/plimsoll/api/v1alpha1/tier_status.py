@@ -36,7 +36,7 @@ class TierStatus(StatusModel):
     )
     draft_acceptance: FormattedNumber | None = Field(
         default=None,
-        description="Share of drafted tokens that the engines kept in the last minute, to the next 10%.",
+        description="Share of drafted tokens that the engines accepted in the last minute, to the next 10%.",
     )
     starting_pods: str | None = Field(
         default=None,

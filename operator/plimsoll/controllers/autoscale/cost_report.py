@@ -21,7 +21,7 @@ from plimsoll.telemetry import operator_metrics
 
 @dataclass(frozen=True)
 class CostReport:
-    """The cost of a service at present, in the currency of `spec`; None what cannot be told, as without a success."""
+    """The cost of a service at present, in the currency of `spec`; None if unknown, as without a success."""
 
     spec: CostSpec
     per_hour: float

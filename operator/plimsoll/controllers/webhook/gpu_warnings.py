@@ -1,4 +1,4 @@
-"""What the webhook says of GPUs that an engine has and does not use, and of a chart's parallel sizes. Pure.
+"""Warnings of the webhook: GPUs that an engine has and does not use, and a chart's parallel sizes. Pure.
 
 The schema refuses sizes in `spec.engine.args` that need more GPUs than a tier has. It does not know the chart's.
 """

@@ -65,11 +65,6 @@ class ShareAllocator:
         return dict(self._granted)
 
     @property
-    def free_slots(self) -> int:
-        """Slots without a holder. 0 while a gateway is below its target."""
-        return self._free_slots
-
-    @property
     def total_slots(self) -> int:
         """The cap in force. A smaller cap takes effect only when its slots are released."""
         return self._free_slots + sum(self._granted.values())
@@ -105,15 +100,6 @@ class ShareAllocator:
         retained = min(granted, max(in_use, self._target[gateway]))
         self._granted[gateway] = retained
         self._free_slots += granted - retained
-        return self._grant_free()
-
-    def remove_gateway(self, gateway: str) -> dict[str, int]:
-        """Release all slots of a gateway that is gone with its streams. Returns the grants."""
-        self._free_slots += self._granted.pop(gateway, 0)
-        self._target.pop(gateway, None)
-        if self._target:
-            cap = self.total_slots - self._reclaim_slots
-            self._target = split_by_demand(cap, {name: float(slots) for name, slots in self._target.items()})
         return self._grant_free()
 
     def _grant_free(self) -> dict[str, int]:

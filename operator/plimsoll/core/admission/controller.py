@@ -78,16 +78,6 @@ class AdmissionController:
         return self._queue.work_s
 
     @property
-    def known_tenants(self) -> int:
-        """The number of tenants with a fairness account."""
-        return len(self._queue.accounts)
-
-    @property
-    def needs_wakeup(self) -> bool:
-        """Whether requests are queued while no replica is ready, so that the service must scale up from zero."""
-        return bool(self._queue) and not self.pool.replicas
-
-    @property
     def wake_at_s(self) -> float:
         """The time to call `release` even without an event. Infinity if never."""
         return min(self._queue.next_expiry_s(), self._retry_at_s if self._queue else math.inf)

@@ -75,7 +75,7 @@ class RequestCost(NamedTuple):
     - `sequence_tokens`: KV tokens that decoding reads, averaged over its stay, for all sequences.
     - `stall_s`: time during which all other streams stall (prefill, or posting of KV reads).
     - `step_s`: what it adds to the mean step while it runs, with its stalls spread over its output tokens.
-    - `kv_mean_tokens`, `kv_variance`: mean and variance of the KV tokens that it holds at its end.
+    - `kv_mean_tokens`: mean of the KV tokens that it holds at its end.
     - `work_s`: total work in GPU-seconds of the sequences that an engine holds at once. More of them run in turns and
       share their prompt, so that one request is never worth more than an engine's KV cache.
     - `output_tokens`: expected output of all sequences.
@@ -90,7 +90,6 @@ class RequestCost(NamedTuple):
     stall_s: float
     step_s: float
     kv_mean_tokens: float
-    kv_variance: float
     work_s: float
     output_tokens: float
     idle_ttft_s: float
@@ -170,19 +169,16 @@ class EngineCostModel:
         """Returns the cost of one request. If `remote`, a prefill replica computes its prompt.
 
         `cached` and `prefill_cached` are the prompt tokens cached on its replica and on its prefill replica, at least
-        `request.cached_tokens`. The expected output is the workload's mean, at most `max_tokens`. The variance of
-        values in [0, m] with mean u is at most (m - u) u (Bhatia and Davis 2000).
+        `request.cached_tokens`. The expected output is the workload's mean, at most `max_tokens`.
         """
         n, prompt_tokens = request.sequences, request.prompt_tokens
         if cached < request.cached_tokens:
             cached = request.cached_tokens
         uncached = prompt_tokens - cached if prompt_tokens > cached else 1
-        output_tokens, variance = self.output_mean, self.output_variance
+        output_tokens = self.output_mean
         max_tokens = request.max_tokens
-        if max_tokens is not None:
-            if max_tokens < output_tokens:
-                output_tokens = float(max_tokens)
-            variance = min(variance, (max_tokens - output_tokens) * output_tokens)
+        if max_tokens is not None and max_tokens < output_tokens:
+            output_tokens = float(max_tokens)
         remote_prefill_s = 0.0
         network_s = HTTP_OVERHEAD_S + HTTP_OVERHEAD_PER_TOKEN_S * prompt_tokens
         if remote and self.block_tokens:
@@ -207,7 +203,7 @@ class EngineCostModel:
         if n > 1:
             work_s *= self._sequences_at_once(n, prompt_tokens + output_tokens) / n
         return RequestCost(  # positional: keyword arguments cost 1 us
-            n, n * context_tokens, stall_s, decode_s + spread_s, n * (prompt_tokens + output_tokens), n * variance,
+            n, n * context_tokens, stall_s, decode_s + spread_s, n * (prompt_tokens + output_tokens),
             work_s, n * output_tokens,
             stall_s + (0.5 + chunks) * self.base_s + network_s + remote_prefill_s,
             network_s, remote_prefill_s, chunks, math.inf if max_tokens is None else max(1.0, max_tokens),

@@ -41,7 +41,7 @@ def sizing_mismatches(sizing: SizingResult) -> tuple[Mismatch, ...]:
         found.append(Mismatch(evidence, "Check that the engines run as announced"))
     if sizing.ttft_offset_s:
         evidence = (
-            f"first tokens take {format_seconds(sizing.ttft_offset_s)} longer than the model says, by the share of "
+            f"first tokens take {format_seconds(sizing.ttft_offset_s)} longer than the model predicts, by the share of "
             "them that was late (0 s predicted)"
         )
         found.append(Mismatch(evidence, "Check CPU and network of the engine's host"))

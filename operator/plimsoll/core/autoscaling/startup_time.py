@@ -183,10 +183,9 @@ class StartingPod:
 
 @dataclass(frozen=True, slots=True)
 class Eta:
-    """Time until a starting pod is ready: median and 90th percentile, s."""
+    """Time until a starting pod is ready: median, s."""
 
     likely_s: float
-    late_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,12 +333,12 @@ def eta(model: StartupModel, pod: StartingPod, now_s: float) -> Eta | Overdue:
     """Return when a starting pod will be ready; Overdue if it has taken too long to predict it.
 
     With a known phase: the remaining time of that phase, given how long it has run, and the phases after it; medians
-    add, and spreads add in squares. Otherwise: the remaining time of the whole start. An unschedulable pod has the
+    add. Otherwise: the remaining time of the whole start. An unschedulable pod has the
     whole start before it. A restart has the phases of restarts. It is overdue when a new pod would be, because a
     replacement takes that long. A pod on a silent node is overdue at once.
     """
     if pod.unschedulable_reason is not None:
-        return Eta(model.total.quantile_s(0.5), model.total.quantile_s(0.9))
+        return Eta(model.total.quantile_s(0.5))
     elapsed_s = max(0.0, now_s - pod.created_s)
     limit_s = model.overdue_s if pod.silent_node is None else 0.0
     if pod.silent_node is not None or elapsed_s > limit_s:
@@ -348,17 +347,12 @@ def eta(model: StartupModel, pod: StartingPod, now_s: float) -> Eta | Overdue:
         model, elapsed_s = model.restart, max(0.0, now_s - pod.restart_since_s)
     names = [name for name, _ in model.phases]
     if pod.phase not in names:
-        return Eta(model.total.remaining_s(elapsed_s, 0.5), model.total.remaining_s(elapsed_s, 0.9))
+        return Eta(model.total.remaining_s(elapsed_s, 0.5))
     phase_index = names.index(pod.phase)
     phase_start_s = pod.created_s if pod.phase_since_s is None else pod.phase_since_s
     in_phase_s = max(0.0, now_s - phase_start_s)
-    current_phase = model.phases[phase_index][1]
-    remaining_pairs = [(current_phase.remaining_s(in_phase_s, 0.5), current_phase.remaining_s(in_phase_s, 0.9))]
-    remaining_pairs += [
-        (later_phase.quantile_s(0.5), later_phase.quantile_s(0.9)) for _, later_phase in model.phases[phase_index + 1 :]
-    ]
-    likely_s = sum(p50_s for p50_s, _ in remaining_pairs)
-    return Eta(likely_s, likely_s + math.hypot(*(p90_s - p50_s for p50_s, p90_s in remaining_pairs)))
+    (_, current_phase), *later_phases = model.phases[phase_index:]
+    return Eta(current_phase.remaining_s(in_phase_s, 0.5) + sum(phase.quantile_s(0.5) for _, phase in later_phases))
 
 
 _MIN_BACKOFF_S: Final = 30.0

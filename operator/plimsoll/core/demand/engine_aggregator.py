@@ -46,8 +46,6 @@ class _MinuteTotals(NamedTuple):
     preemptions_observed_s: float | None = None
     post_s: float | None = None
     post_observed_s: float | None = None
-    busy_steps: float | None = None
-    busy_s: float | None = None
     tpot_s: BucketCounts | None = None
     ttft_s: BucketCounts | None = None
     itl_s: BucketCounts | None = None
@@ -158,7 +156,6 @@ class EngineAggregator:
                 0.0 if pods else 1.0,
                 windows=windows,
                 in_flight=unavailable,
-                step_rate_per_s=unavailable,
                 kv_post_share=unavailable,
             )
         totals = self._last_minute.total(now_s) or _MinuteTotals()
@@ -186,7 +183,6 @@ class EngineAggregator:
             windows=windows,
             batches=batches,
             in_flight=scaled_sum([_requests_in_engine(reading) for reading in fresh_readings])[0],
-            step_rate_per_s=_tier_rate(totals.busy_steps, totals.busy_s),
             kv_post_share=_tier_rate(totals.post_s, totals.post_observed_s),
             tpot_histogram=None if self._role is Role.PREFILL else totals.tpot_s,
             completed=totals.completed or 0.0,
@@ -233,8 +229,6 @@ def _minute_totals(interval: EngineInterval, window: WindowSums | None) -> _Minu
         preemptions_observed_s=None if interval.preemptions is None else seconds,
         post_s=interval.post_s,
         post_observed_s=None if interval.post_s is None else seconds,
-        busy_steps=None if window is None else window.steps,
-        busy_s=None if window is None else window.busy_s,
         tpot_s=interval.tpot_s,
         ttft_s=interval.ttft_s,
         itl_s=interval.itl_s,
@@ -245,7 +239,7 @@ def _minute_totals(interval: EngineInterval, window: WindowSums | None) -> _Minu
 
 
 def _draft_acceptance(totals: _MinuteTotals) -> float | Unavailable:
-    """Share of the drafted tokens that verification kept."""
+    """Share of the drafted tokens that verification accepted."""
     if totals.accepted_draft_tokens is None or not totals.draft_tokens:
         return _NOTHING_DRAFTED
     return min(1.0, totals.accepted_draft_tokens / totals.draft_tokens)

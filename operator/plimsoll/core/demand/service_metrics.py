@@ -27,10 +27,9 @@ class TierMetrics:
     for a tier without pods, whose other metrics are unavailable. silent: the other pods, in order, if some report.
     age_s: age of the oldest of these readings. windows: busy windows since the last call. batches: what
     readings since then show of single engines that exist. in_flight: requests in the engines that report, queued ones
-    included. step_rate_per_s: steps per second of one pod, mean over its
-    busy time. kv_post_share: share of a pod's time spent in posting KV reads. tpot_histogram: times per output token of
+    included. kv_post_share: share of a pod's time spent in posting KV reads. tpot_histogram: times per output token of
     completed requests with at least two tokens, None where engines do not report them. completed: requests.
-    draft_acceptance: share of the tokens drafted by speculative decoding that engines kept.
+    draft_acceptance: share of the tokens drafted by speculative decoding that engines accepted.
     """
 
     lagging: LaggingSignals = field(default_factory=LaggingSignals)
@@ -39,7 +38,6 @@ class TierMetrics:
     windows: tuple[WindowSums, ...] = ()
     batches: tuple[EngineBatch, ...] = ()
     in_flight: float | Unavailable = NO_DATA
-    step_rate_per_s: float | Unavailable = NO_DATA
     kv_post_share: float | Unavailable = NO_DATA
     tpot_histogram: BucketCounts | None = None
     completed: float = 0.0

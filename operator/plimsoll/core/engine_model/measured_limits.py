@@ -46,7 +46,7 @@ _Count = Annotated[float, Number(0.0, 1e9, digits=6)]
 
 
 class EngineBatch(NamedTuple):
-    """What one engine holds at one moment. kv_used: share of its KV cache; None if it does not tell."""
+    """What one engine holds at one moment. kv_used: share of its KV cache; None if it is not reported."""
 
     running: float
     waiting: float
@@ -54,7 +54,7 @@ class EngineBatch(NamedTuple):
 
     @property
     def is_valid(self) -> bool:
-        """Whether an engine can be so; a page in error says anything."""
+        """Whether an engine can have these values; an erroneous page can have any."""
         used = 0.0 if self.kv_used is None else self.kv_used
         return 0.0 <= self.running <= _MOST_RUNNING and self.waiting >= 0.0 and 0.0 <= used <= 1.0
 

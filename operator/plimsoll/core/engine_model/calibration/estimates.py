@@ -19,7 +19,6 @@ from plimsoll.core.engine_model.calibration.counter_window import WindowSums
 from plimsoll.core.engine_model.calibration.posterior_model import (
     Posterior,
     coefficients,
-    count_identified_directions,
     factor_moments,
     information_matrix,
     model_from_factors,
@@ -43,9 +42,8 @@ class CalibrationQuality:
 
     message: text for users; begins with "not known" unless `sufficient`. base_sd, work_sd: of the two quantities that
     stock counters determine, the base of a step and its other work, at the observed mix; infinite before any window.
-    noise_sd: of one window. load_sd: of the base's share of a window's time, between windows. identified_directions:
-    combinations of coefficients that the data determine, 2 for stock counters at a fixed mix. windows: effective
-    number.
+    noise_sd: of one window. load_sd: of the base's share of a window's time, between windows.
+    windows: effective number.
     """
 
     sufficient: bool
@@ -54,30 +52,7 @@ class CalibrationQuality:
     work_sd: float
     noise_sd: float
     load_sd: float
-    identified_directions: int
     windows: float
-
-
-@dataclass(frozen=True, slots=True)
-class WindowPrediction:
-    """Prediction for one window, s: its busy time, the standard deviation of that, and the part that is work.
-
-    rho = work_s / busy_s of an engine that never idles, and TPOT = base / (1 - rho).
-    """
-
-    busy_s: float
-    sd_s: float
-    work_s: float
-
-
-def mean_model(posterior: Posterior) -> StepModel:
-    """Return the posterior mean, nowhere faster than the floor. For sizing use `quantile_model`.
-
-    With assumed context sums, only its base is learned, and the split of its work is still the prior's: use
-    `predict_window`.
-    """
-    mean, _ = factor_moments(posterior)
-    return model_from_factors(posterior, mean)
 
 
 def quantile_model(posterior: Posterior, quantile: float, window: WindowSums | None = None) -> StepModel:
@@ -104,26 +79,6 @@ def quantile_model(posterior: Posterior, quantile: float, window: WindowSums | N
     return model_from_factors(posterior, mean + z_score * direction / math.sqrt(float(rows[0] @ direction)))
 
 
-def predict_window(posterior: Posterior, window: WindowSums) -> WindowPrediction:
-    """Return the predicted time of a window's work; its own busy_s has no effect.
-
-    With assumed lengths, the prediction and its deviation apply to the learned mix: plain counters do not show that
-    another mix reads longer contexts. Raises ValueError for an unusable window.
-    """
-    rejection = rejection_reason(posterior, window)
-    if rejection is not None:
-        raise ValueError(f"nothing can be expected of a window: {rejection}")
-    rows, ratios, _ = regression(posterior.prior, [window])
-    mean, covariance = factor_moments(posterior)
-    covariance = covariance + MODEL_MISFIT_SD**2 * np.outer(mean, mean)
-    unit_s = window.busy_s / float(ratios[0])  # the prior's time
-    busy_s = unit_s * float(rows[0] @ mean)
-    base_s = window.steps * float(coefficients(posterior.prior)[0] * mean[0])
-    return WindowPrediction(
-        busy_s, unit_s * math.sqrt(float(rows[0] @ covariance @ rows[0])), max(0.0, busy_s - base_s)
-    )
-
-
 def assess_quality(posterior: Posterior) -> CalibrationQuality:
     """Return whether base and work are known, and if not, why."""
     mean, covariance = factor_moments(posterior)
@@ -141,10 +96,7 @@ def assess_quality(posterior: Posterior) -> CalibrationQuality:
     noise_sd = math.sqrt(noise_variance(posterior))
     insufficiency = _insufficiency(posterior.weight, noise_sd, load_sd, base_sd, work_sd)
     message = insufficiency or f"base known within {base_sd:.1%}, work at this mix within {work_sd:.1%} (one deviation)"
-    directions = count_identified_directions(posterior)
-    return CalibrationQuality(
-        insufficiency is None, message, base_sd, work_sd, noise_sd, load_sd, directions, posterior.weight
-    )
+    return CalibrationQuality(insufficiency is None, message, base_sd, work_sd, noise_sd, load_sd, posterior.weight)
 
 
 def _insufficiency(windows: float, noise_sd: float, load_sd: float, base_sd: float, work_sd: float) -> str | None:

@@ -135,12 +135,6 @@ def factor_moments(posterior: Posterior) -> tuple[Floats, Floats]:
     return _above_floor(posterior, _PRIOR_MEAN + directions @ shift, covariance), covariance
 
 
-def count_identified_directions(posterior: Posterior) -> int:
-    """Return how many independent combinations of the factors the data determine better than the prior: 0 to 7."""
-    gain, _ = _information_gain(information_matrix(posterior) / noise_variance(posterior))
-    return int((gain >= _IDENTIFIED_GAIN).sum())
-
-
 def noise_variance(posterior: Posterior) -> float:
     """Return the variance of y of a window of many steps: mean squared residual, the prior counting
     `_NOISE_WINDOWS`.
