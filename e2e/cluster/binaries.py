@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from e2e.cluster import keda
+from e2e.cluster import flux, keda
 from e2e.cluster.settings import BIN, HERE, KUBERNETES
 from e2e.cluster.shell import CommandFailed, run, stage
 
@@ -75,6 +75,7 @@ MODULES = (
         tags="no_btrfs no_zfs no_devmapper no_aufs",
     ),
     Module("keda.py", {"keda-operator": "./cmd/operator"}, source=keda.source),
+    Module("flux.py", {"kustomize-controller": "."}, source=flux.source),
 )
 
 
