@@ -1,6 +1,7 @@
-"""The source of Flux's kustomize-controller.
+"""The source of Flux's kustomize-controller without decryption.
 
-Its module names its API by a folder that the published module does not hold. A copy takes the API as published.
+Problem: its module names its API by a folder that the published module does not hold, and decryption has the client
+libraries of seven key services built in. Idea: a copy takes the API as published, and `decryptor.go` for that package.
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ def source() -> Path:
     folder = CACHE / "flux"
     shutil.rmtree(folder, ignore_errors=True)
     run("cp", "-r", "--no-preserve=mode", downloaded(MODULE), folder)  # what Go downloads is read-only
+    decryptor = folder / "internal" / "decryptor"
+    shutil.rmtree(decryptor)
+    decryptor.mkdir()
+    shutil.copy2(HERE / "flux" / "decryptor.go", decryptor)
     run("go", "mod", "edit", f"-dropreplace={MODULE}/api", cwd=folder)
     run("go", "mod", "download", f"{MODULE}/api", cwd=folder)  # adds it to the lock file
     return folder
