@@ -31,7 +31,8 @@ _CONTAINERD = "github.com/containerd/containerd/v2"
 class Module:
     """One module file and what is built from it: program name -> package, linker flags, build tags.
 
-    source: makes the folder to build in, by the rules of a file or package of that name; else `folder` has the module file.
+    source: makes the folder to build in, by the rules of a file or package of that name; else `folder` has the
+    module file.
     """
 
     folder: str

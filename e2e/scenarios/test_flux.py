@@ -102,7 +102,8 @@ def test_flux_delivers_changes_rolls_back_and_prunes(cluster: Cluster) -> None:
     )
     print(failure["message"])
     assert (failure["status"], live()["metadata"]["generation"]) == ("False", 2)
-    assert chat.ready_pods("serve") and set(uids(chat.pods("serve")).values()) & set(before.values())
+    assert chat.ready_pods("serve")
+    assert set(uids(chat.pods("serve")).values()) & set(before.values())
 
     deliver(original)
     assert live()["spec"]["slo"] == original["spec"]["slo"]
