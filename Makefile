@@ -1,7 +1,7 @@
 # Every verb sets up what it needs, prints the seconds of each step, and shows a log only when a step fails.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup tools lock base-images sbom scan demo demo-engines demo-fleet demo-down test check generate verify cluster cluster-down images e2e e2e-all e2e-nodes e2e-keda bench
+.PHONY: help setup tools lock base-images sbom scan demo demo-engines demo-fleet demo-down test check generate verify cluster cluster-down images e2e e2e-all e2e-nodes e2e-keda e2e-flux bench
 
 VENV := .venv
 TOOLS := build/tools
@@ -111,6 +111,10 @@ e2e-nodes: images $(VENV)/.clients ## The scenarios that need several nodes, on 
 e2e-keda: images $(VENV)/.clients ## The scenarios with KEDA itself, which is built first
 	@$(STAGE) -v keda e2e/cluster/images keda
 	@$(STAGE) -v e2e-keda $(PYTHON) -m pytest e2e -m keda
+
+e2e-flux: images $(VENV)/.clients ## The scenario with Flux's kustomize-controller, which is built first
+	@$(STAGE) -v flux e2e/cluster/images flux
+	@$(STAGE) -v e2e-flux $(PYTHON) -m pytest e2e -m flux
 
 bench: setup images ## Measure: added latency, operator at rest, pod start
 	@$(STAGE) -v bench $(PYTHON) -m bench

@@ -100,6 +100,9 @@ EXTENDED_SCENARIOS = (
 # Only `make e2e-keda` runs these: KEDA's operator takes minutes to build.
 KEDA_SCENARIOS = ("keda",)
 
+# Only `make e2e-flux` runs these: Flux's controller takes minutes to build.
+FLUX_SCENARIOS = ("flux",)
+
 # Only `make e2e-nodes` runs these: they need several nodes.
 NODE_SCENARIOS = ("node_lost",)
 
@@ -126,6 +129,8 @@ def _suite(scenario: str) -> str:
     """The marker by which a make target selects a scenario."""
     if scenario in NODE_SCENARIOS:
         return "nodes"
+    if scenario in FLUX_SCENARIOS:
+        return "flux"
     return "keda" if scenario in KEDA_SCENARIOS else "cluster"
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from e2e.cluster import keda
+from e2e.cluster import flux, keda
 from e2e.cluster.settings import BIN, HERE, KUBERNETES
 from e2e.cluster.shell import CommandFailed, run, stage
 
@@ -31,7 +31,8 @@ _CONTAINERD = "github.com/containerd/containerd/v2"
 class Module:
     """One module file and what is built from it: program name -> package, linker flags, build tags.
 
-    source: makes the folder to build in, by the rules of a file of that name; else `folder` has the module file.
+    source: makes the folder to build in, by the rules of a file or package of that name; else `folder` has the
+    module file.
     """
 
     folder: str
@@ -44,8 +45,10 @@ class Module:
     def stamp(self) -> str:
         """Changes with every source and version of the module."""
         digest = hashlib.sha256(f"{self.flags} {self.tags}".encode())
-        files = [HERE / self.folder] if self.source else (HERE / self.folder).rglob("*")
-        for path in sorted(p for p in files if p.suffix in {".go", ".mod", ".sum", ".py"}):
+        rules = HERE / self.folder
+        for path in sorted(
+            p for p in (rules.rglob("*") if rules.is_dir() else [rules]) if p.suffix in {".go", ".mod", ".sum", ".py"}
+        ):
             digest.update(path.read_bytes())
         return digest.hexdigest()[:16]
 
@@ -75,6 +78,7 @@ MODULES = (
         tags="no_btrfs no_zfs no_devmapper no_aufs",
     ),
     Module("keda.py", {"keda-operator": "./cmd/operator"}, source=keda.source),
+    Module("flux", {"kustomize-controller": "."}, source=flux.source),
 )
 
 

@@ -51,6 +51,7 @@ IMAGES = (
     Image("engine-cpu", ROOT / "engine-image/cpu.Dockerfile", ("engine-image/.",)),
     Image("engine-simulated", ROOT / "engine-image/simulated.Dockerfile", ("engine-image", *_SIMULATED_ENGINE)),
     Image("keda", HERE / "keda.Dockerfile", (), ("keda-operator",)),
+    Image("flux", HERE / "flux/Dockerfile", (), ("kustomize-controller",)),
 )
 
 
