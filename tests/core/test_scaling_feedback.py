@@ -9,14 +9,19 @@ from typing import Any
 import pytest
 
 from plimsoll.core.autoscaling.decide import decide
-from plimsoll.core.autoscaling.decision_state import DecisionState, TierDecisionState
+from plimsoll.core.autoscaling.decision_state import DecisionState, TierDecisionState, TimedReplicas
 from plimsoll.core.autoscaling.observations import LaggingSignals, ServiceObservation, SizingResult
+from plimsoll.core.autoscaling.scaling_decision import TierDecision
 from plimsoll.core.autoscaling.scaling_policy import ScalingPolicy
+from plimsoll.core.capacity.sizing import Infeasible
+from plimsoll.core.capacity.tier_model import Constraint
+from plimsoll.core.slo import Slo
 from tests.core.scaling_fixtures import (
     SLO,
     decide_one,
     observed_tier,
     replica_bounds,
+    step_message,
 )
 
 
@@ -70,3 +75,42 @@ def test_tail_scale_is_kept_while_fleet_or_coverage_changes() -> None:
 def test_decide_known_demand_ignores_lagging_signals() -> None:
     bad = LaggingSignals(tpot_s=0.5, ttft_s=5.0, waiting=100.0, kv_used=0.99, preemptions_per_s=3.0)
     assert decide_one(observed_tier(2.5, 3, lagging=bad)).replicas == 3
+
+
+# Measured misses against a model by which fewer replicas would do
+
+
+def count_after_release(
+    lagging: LaggingSignals, completed: float = 600.0, work: float = 1.0, slo: Slo = SLO, **sizing: Any
+) -> TierDecision:
+    """Two are ready, and by the model one has been enough for long at `work`."""
+    observed = observed_tier(work, 2, lagging=lagging, completed=completed)
+    assert isinstance(observed.sizing, SizingResult)
+    observed = replace(observed, sizing=replace(observed.sizing, replicas=1, scale_down_replicas=1, **sizing))
+    state = DecisionState(0.0, {"serve": TierDecisionState(downscale_candidates=(TimedReplicas(1, -1000.0),))})
+    policy = ScalingPolicy({"serve": replica_bounds()}, slo)
+    return decide(ServiceObservation({"serve": observed}, state), policy, 1.0).tiers["serve"]
+
+
+@pytest.mark.parametrize("late", [LaggingSignals(ttft_s=0.54), LaggingSignals(tpot_s=0.054)], ids=["TTFT", "TPOT"])
+def test_replica_stays_while_measured_latency_misses(late: LaggingSignals) -> None:
+    decision = count_after_release(late)
+    assert decision.replicas == 2
+    name, value, target = ("TTFT", "540 ms", "500 ms") if late.ttft_s == 0.54 else ("TPOT", "54 ms", "50 ms")
+    reason = f"2 kept, because p95 {name} was {value} (target {target}) at 5 req/s per replica"
+    assert reason in step_message(decision, "sizing").reason
+
+
+@pytest.mark.parametrize(
+    "differing",
+    [
+        {"lagging": LaggingSignals(ttft_s=0.51, tpot_s=0.051)},
+        {"completed": 99.0},
+        {"work": 0.45},
+        {"infeasible": Infeasible(Constraint.TTFT, None)},
+        {"slo": replace(SLO, ttft_per_1k_tokens_s=0.1)},
+    ],
+    ids=["within noise", "few samples", "the load fell", "no number helps", "target by length"],
+)
+def test_replica_goes_where_misses_prove_nothing(differing: dict[str, Any]) -> None:
+    assert count_after_release(**({"lagging": LaggingSignals(ttft_s=0.54)} | differing)).replicas == 1

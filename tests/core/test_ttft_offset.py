@@ -11,11 +11,12 @@ import pytest
 from plimsoll.core import codec
 from plimsoll.core.admission.cost_model import ClassPolicy
 from plimsoll.core.autoscaling.inputs import ScalingSpec, ServiceSnapshot, TierSnapshot
+from plimsoll.core.autoscaling.observations import SizingResult
 from plimsoll.core.autoscaling.scaling_policy import ScalingPolicy, TierPolicy
 from plimsoll.core.autoscaling.tier_state import TierState
 from plimsoll.core.autoscaling.ttft_feedback import TtftFeedback
 from plimsoll.core.autoscaling.ttft_offset import TtftOffset, late_shares, no_offset, update_offset
-from plimsoll.core.capacity.tier_model import TierProfile, TierSpec, build_profile
+from plimsoll.core.capacity.tier_model import Constraint, TierProfile, TierSpec, build_profile
 from plimsoll.core.demand.service_metrics import ServiceMetrics
 from plimsoll.core.engine_model.step_time import EngineLimits, StepModel
 from plimsoll.core.ports import BucketCounts, SloCounts
@@ -95,9 +96,19 @@ def test_offset_survives_a_restart(profile: TierProfile) -> None:
 
 
 def late_minute(
-    tier_spec: TierSpec, feedback: TtftFeedback, spec: ScalingSpec, start_s: float, late: float, seconds: int = 61
+    tier_spec: TierSpec,
+    feedback: TtftFeedback,
+    spec: ScalingSpec,
+    start_s: float,
+    late: float,
+    seconds: int = 61,
+    ordered: int = 1,
+    needed: int = 1,
 ) -> None:
-    """Ticks of one minute, the end included, in which the gateways count so many late first tokens of 600."""
+    """Ticks of one minute, the end included, in which the gateways count so many late first tokens of 600.
+
+    One replica is ready. ordered: replicas from its second half on.
+    """
     state = TierState(Role.SERVE, tier_spec=tier_spec)
     metrics = ServiceMetrics(
         rate_per_s=RATE_PER_S,
@@ -105,9 +116,10 @@ def late_minute(
         slo_counts=SloCounts(600.0, late, late, 0.0),
         ttft_histogram=BucketCounts((TARGET_S, 1.0), (600.0 - late, late, 0.0), 60.0),
     )
-    snapshot = ServiceSnapshot(metrics, {"serve": TierSnapshot(1, 1)})
+    sizings = {"serve": SizingResult(needed, needed, RATE_PER_S, 0.05, 1.0, Constraint.TTFT, 0.97, 0.6)}
     for second in range(seconds):
-        feedback.update(snapshot, spec, {"serve": state}, tier_spec.workload, start_s + second)
+        snapshot = ServiceSnapshot(metrics, {"serve": TierSnapshot(1 if second < 30 else ordered, 1)})
+        feedback.update(snapshot, spec, {"serve": state}, tier_spec.workload, sizings, start_s + second)
 
 
 def spec_with(*class_ttft_s: float) -> ScalingSpec:
@@ -119,6 +131,15 @@ def test_late_minutes_of_settled_replicas_show_the_offset(tier_spec: TierSpec) -
     feedback = TtftFeedback()
     late_minute(tier_spec, feedback, spec_with(TARGET_S, TARGET_S), 0.0, 60.0)
     assert feedback.offset_s > 0.3 * TARGET_S
+
+
+@pytest.mark.parametrize(("ordered", "needed", "counts"), [(2, 1, True), (2, 2, False)], ids=["standby", "short"])
+def test_minute_counts_while_only_a_standby_replica_starts(
+    tier_spec: TierSpec, ordered: int, needed: int, counts: bool
+) -> None:
+    feedback = TtftFeedback()
+    late_minute(tier_spec, feedback, spec_with(), 0.0, 60.0, ordered=ordered, needed=needed)
+    assert (feedback.offset_s > 0.3 * TARGET_S) == counts
 
 
 @pytest.mark.parametrize("class_ttft_s", [(0.05, TARGET_S), (0.05,)])
@@ -144,5 +165,5 @@ def test_missing_tier_does_not_forget_the_offset(tier_spec: TierSpec) -> None:
     late_minute(tier_spec, feedback, spec, 0.0, 60.0)
     learned_s = feedback.offset_s
     tiers = {"serve": TierState(Role.SERVE, tier_spec=tier_spec)}
-    feedback.update(ServiceSnapshot(ServiceMetrics(), {}), spec, tiers, tier_spec.workload, 100.0)
+    feedback.update(ServiceSnapshot(ServiceMetrics(), {}), spec, tiers, tier_spec.workload, {}, 100.0)
     assert feedback.offset_s == learned_s > 0.0

@@ -34,7 +34,7 @@ from plimsoll.core.demand.idle_periods import IdlePeriod
 from plimsoll.core.demand.standby_value import CostBenefit
 from plimsoll.core.slo import Slo
 from plimsoll.core.types import Unavailable
-from plimsoll.core.units import format_figure, format_number, format_seconds, format_wait
+from plimsoll.core.units import format_figure, format_number, format_rate, format_seconds, format_wait
 
 DEMAND_STALE_S: Final = 30.0  # an older sample does not show the current load
 
@@ -48,6 +48,8 @@ _SIZING_MESSAGE: Final = "forecast {:rate} in {:wait} needs {} (SLO capacity {:r
 _SIZING_BRIEF: Final = "forecast {0:rate} in {1:wait} needs {2} (SLO capacity {3:rate} each){8}"
 
 _PRESSURE_THRESHOLD: Final = 1.05  # excess over a target that exceeds measurement noise
+_REQUEST_TARGETS: Final = ("TPOT", "TTFT", "e2e")
+_TAIL_SAMPLES: Final = 5.0  # responses beyond the SLO's percentile; fewer do not show it
 _MAX_PRESSURE: Final = 2.0  # near saturation, latency does not show the size of the shortage
 _KV_USED_LIMIT: Final = 0.8  # share of the cache above which preemptions begin
 _PREEMPTION_PRESSURE: Final = 1.25
@@ -174,10 +176,11 @@ def apply_sizing(
     )
     if observation.coverage < 1.0:
         context.scale_down_target = max(context.scale_down_target, observation.replicas)
+    missed_note = _keep_while_missed(context, sizing, policy)
     if sizing.infeasible is not None:
         context.add_limit(ScalingLimit.INFEASIBLE)
     extra, reserve_notes = _reserve_notes(context, sizing)
-    notes = _exception_notes(context, sizing) + reserve_notes
+    notes = _exception_notes(context, sizing) + missed_note + reserve_notes
     idle_note = apply_scale_to_zero(context, idle_period, policy.miss_cost)
     if idle_note:
         notes += f"; {idle_note}"
@@ -196,6 +199,38 @@ def apply_sizing(
         idle_note or extra + _correction_note(sizing),
     )
     context.add_step("sizing", _SIZING_MESSAGE, *values, brief="{8}" if idle_note else _SIZING_BRIEF)
+
+
+def _keep_while_missed(context: TierContext, sizing: SizingResult, policy: ScalingPolicy) -> str:
+    """Keep as many replicas that none carries more than those that just missed a target. Return why, as a suffix.
+
+    Measured misses contradict a model by which fewer replicas would do. That another replica helps is not known if no
+    number of them meets the SLO, and for TTFT and e2e with two tiers. A TTFT target that grows with the prompt has no
+    percentile.
+    """
+    observation, slo = context.observation, policy.slo
+    samples_needed = math.inf if slo is None else _TAIL_SAMPLES / (1.0 - slo.share)
+    if slo is None or sizing.infeasible is not None or observation.completed < samples_needed or not observation.ready:
+        return ""
+    names = ("TPOT",) if len(policy.tiers) > 1 else ("TPOT", "e2e") if slo.ttft_per_1k_tokens_s else _REQUEST_TARGETS
+    values, targets = _latency_signals(observation.lagging), dict(slo.targets)
+    missed = [
+        (value / target_s, name, value, target_s)
+        for name in names
+        if (target_s := targets[name]) is not None and _is_known(value := values[name])
+    ]
+    ratio, name, value_s, target_s = max(missed, default=(0.0, "", 0.0, 0.0))
+    if ratio <= _PRESSURE_THRESHOLD:
+        return ""
+    carried_per_s = observation.completed / LATENCY_WINDOW_S / observation.ready
+    kept = min(observation.replicas, math.floor(sizing.rate_per_s / carried_per_s) + 1)
+    if kept <= context.scale_down_target:
+        return ""
+    context.scale_down_target = kept
+    return (
+        f"; {kept} kept, because {slo.percentile(name)} {name} was {format_seconds(value_s)} (target "
+        f"{format_seconds(target_s)}) at {format_rate(carried_per_s)} per replica"
+    )
 
 
 def _standby_base(previous: int, sizing: SizingResult) -> int:

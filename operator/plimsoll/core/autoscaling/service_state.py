@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
@@ -43,6 +43,7 @@ from plimsoll.core.demand.forecasting import forecast as forecast_demand
 from plimsoll.core.demand.idle_periods import IdleStats
 from plimsoll.core.demand.request_lengths import TOO_FEW_COMPLETED
 from plimsoll.core.demand.service_metrics import ServiceMetrics
+from plimsoll.core.slo import Slo
 from plimsoll.core.types import Role, Unavailable
 from plimsoll.core.workload import Workload
 
@@ -150,7 +151,7 @@ class ServiceState:
             self._unready_s = now_s
         startup_s = max([tier.startup_s for tier in self.tiers.values()])
         self._update_idle(snapshot, spec, startup_s, now_s)
-        self.ttft_feedback.update(snapshot, spec, self.tiers, self.workload, now_s)
+        self.ttft_feedback.update(snapshot, spec, self.tiers, self.workload, self.sizings, now_s)
 
     def _update_idle(self, snapshot: ServiceSnapshot, spec: ScalingSpec, startup_s: float, now_s: float) -> None:
         """Update the idle state."""
@@ -266,8 +267,9 @@ class ServiceState:
             self.is_idle if isinstance(self.is_idle, Unavailable) else idle_periods.current_idle(self.idle_stats, now_s)
         )
         no_demand = known_no_demand(snapshot, idle_period)
+        slos = {spec.slo, *spec.slos}
         tiers = {
-            name: self._tier_observation(name, tier_snapshot, snapshot.metrics, demand[name], no_demand, now_s)
+            name: self._tier_observation(name, tier_snapshot, snapshot.metrics, demand[name], no_demand, slos, now_s)
             for name, tier_snapshot in snapshot.tiers.items()
             if name in self.tiers
         }
@@ -330,6 +332,7 @@ class ServiceState:
         metrics: ServiceMetrics,
         tier_demand: TierDemand | Unavailable,
         no_demand: NoDemand | None,
+        slos: Collection[Slo | None],
         now_s: float,
     ) -> TierObservation:
         """Return the observation of one tier. no_demand: the demand if no forecast of the tier can be sized.
@@ -348,6 +351,7 @@ class ServiceState:
             backlog_gpu_s=backlog_gpu_s(self.tiers, name, metrics),
             coverage=metrics_coverage(metrics, tier_metrics, tier_snapshot.ready),
             lagging=LaggingSignals() if is_warming_up else tier_metrics.lagging,
+            completed=tier_metrics.completed if len(slos) == 1 else 0.0,
             replicas_set_by=tier_snapshot.replicas_set_by,
             serving_s=self._serving_s(now_s),
         )
