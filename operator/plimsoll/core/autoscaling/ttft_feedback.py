@@ -86,5 +86,6 @@ class TtftFeedback:
 
 def _carries_need(tier_snapshot: TierSnapshot, sizing: SizingResult | Unavailable | None) -> bool:
     """Whether the ready replicas are all that are ordered, or all that the load needs."""
-    is_enough = isinstance(sizing, SizingResult) and 0 < sizing.replicas <= tier_snapshot.ready <= tier_snapshot.replicas
+    needed = sizing.replicas if isinstance(sizing, SizingResult) else 0
+    is_enough = 0 < needed <= tier_snapshot.ready <= tier_snapshot.replicas
     return is_fully_ready(tier_snapshot) or is_enough
