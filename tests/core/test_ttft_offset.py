@@ -167,3 +167,22 @@ def test_missing_tier_does_not_forget_the_offset(tier_spec: TierSpec) -> None:
     tiers = {"serve": TierState(Role.SERVE, tier_spec=tier_spec)}
     feedback.update(ServiceSnapshot(ServiceMetrics(), {}), spec, tiers, tier_spec.workload, {}, 100.0)
     assert feedback.offset_s == learned_s > 0.0
+
+
+def test_late_minute_counts_for_a_model_that_becomes_faster(tier_spec: TierSpec, profile: TierProfile) -> None:
+    """While the model is pessimistic, a small offset explains the late requests; later it would explain few of them."""
+    slow = build_profile(replace(tier_spec, model=StepModel(0.008, 0.0, 2.7e-5, 2.1e-9, 2.2e-5, 4.5e-8)))
+    late = 600.0 * float(late_shares(profile, RATE_PER_S, np.array([0.107]))[0])
+    offset = no_offset(TARGET_S)
+    for _ in range(3):
+        offset = update_offset(offset, slow, RATE_PER_S, late, 600.0)
+    offset = update_offset(offset, profile, 0.5 * RATE_PER_S, 0.0, 600.0)
+    assert offset.seconds == pytest.approx(0.107, abs=0.05 * TARGET_S)
+
+
+def test_samples_of_many_loads_are_bounded(profile: TierProfile) -> None:
+    offset = no_offset(TARGET_S)
+    for n in range(40):
+        offset = update_offset(offset, profile, 1.0 + n, 60.0, 600.0)
+    assert len(offset.samples) == 12
+    assert len(update_offset(offset, profile, offset.samples[0].rate_per_s * 1.03, 60.0, 600.0).samples) == 12

@@ -22,6 +22,7 @@ from plimsoll.core.autoscaling.observations import (
     NoDemand,
     SizingResult,
     TierDemand,
+    TierObservation,
 )
 from plimsoll.core.autoscaling.scale_to_zero import apply_scale_to_zero
 from plimsoll.core.autoscaling.scaling_decision import ScalingLimit
@@ -48,7 +49,6 @@ _SIZING_MESSAGE: Final = "forecast {:rate} in {:wait} needs {} (SLO capacity {:r
 _SIZING_BRIEF: Final = "forecast {0:rate} in {1:wait} needs {2} (SLO capacity {3:rate} each){8}"
 
 _PRESSURE_THRESHOLD: Final = 1.05  # excess over a target that exceeds measurement noise
-_REQUEST_TARGETS: Final = ("TPOT", "TTFT", "e2e")
 _TAIL_SAMPLES: Final = 5.0  # responses beyond the SLO's percentile; fewer do not show it
 _MAX_PRESSURE: Final = 2.0  # near saturation, latency does not show the size of the shortage
 _KV_USED_LIMIT: Final = 0.8  # share of the cache above which preemptions begin
@@ -176,7 +176,7 @@ def apply_sizing(
     )
     if observation.coverage < 1.0:
         context.scale_down_target = max(context.scale_down_target, observation.replicas)
-    missed_note = _keep_while_missed(context, sizing, policy)
+    missed_note = _keep_while_missed(context, sizing, policy.slo, len(policy.tiers) == 1)
     if sizing.infeasible is not None:
         context.add_limit(ScalingLimit.INFEASIBLE)
     extra, reserve_notes = _reserve_notes(context, sizing)
@@ -201,36 +201,48 @@ def apply_sizing(
     context.add_step("sizing", _SIZING_MESSAGE, *values, brief="{8}" if idle_note else _SIZING_BRIEF)
 
 
-def _keep_while_missed(context: TierContext, sizing: SizingResult, policy: ScalingPolicy) -> str:
-    """Keep as many replicas that none carries more than those that just missed a target. Return why, as a suffix.
+def _keep_while_missed(context: TierContext, sizing: SizingResult, slo: Slo | None, is_single: bool) -> str:
+    """Keep as many replicas that none carries more than those that missed a target. Return why, as a suffix.
 
-    Measured misses contradict a model by which fewer replicas would do. That another replica helps is not known if no
-    number of them meets the SLO, and for TTFT and e2e with two tiers. A TTFT target that grows with the prompt has no
+    Measured misses contradict a model by which fewer replicas would do. If no number of replicas meets the SLO, it is
+    not known that another one helps. is_single: whether the service has one tier.
+    """
+    observation = context.observation
+    if slo is None or sizing.infeasible is not None or observation.ready == 0:
+        return ""
+    carried_per_s, kept, reason = observation.carried_per_s, 0, ""
+    if math.isfinite(carried_per_s):
+        kept = math.ceil(sizing.rate_per_s / carried_per_s - 1e-9)
+        reason = f"first tokens were late at more than {format_rate(carried_per_s)} per replica"
+    is_known = observation.completed >= _TAIL_SAMPLES / (1.0 - slo.share)
+    if is_known and (missed := _missed_target(observation, slo, is_single)):
+        carried_per_s = observation.completed / LATENCY_WINDOW_S / observation.ready
+        if (count := math.floor(sizing.rate_per_s / carried_per_s) + 1) > kept:
+            kept, reason = count, f"{missed} at {format_rate(carried_per_s)} per replica"
+    kept = min(kept, observation.replicas)
+    if kept <= context.scale_down_target:
+        return ""
+    context.scale_down_target = kept
+    return f"; {kept} kept, because {reason}"
+
+
+def _missed_target(observation: TierObservation, slo: Slo, is_single: bool) -> str:
+    """Return the measured latency that misses its target by most, and the target; empty if none does.
+
+    With two tiers, TTFT and e2e do not show which of them is slow. A TTFT target that grows with the prompt has no
     percentile.
     """
-    observation, slo = context.observation, policy.slo
-    samples_needed = math.inf if slo is None else _TAIL_SAMPLES / (1.0 - slo.share)
-    if slo is None or sizing.infeasible is not None or observation.completed < samples_needed or not observation.ready:
-        return ""
-    names = ("TPOT",) if len(policy.tiers) > 1 else ("TPOT", "e2e") if slo.ttft_per_1k_tokens_s else _REQUEST_TARGETS
+    names = ["TPOT"] + ["e2e"] * is_single + ["TTFT"] * (is_single and not slo.ttft_per_1k_tokens_s)
     values, targets = _latency_signals(observation.lagging), dict(slo.targets)
-    missed = [
+    measured = [
         (value / target_s, name, value, target_s)
         for name in names
         if (target_s := targets[name]) is not None and _is_known(value := values[name])
     ]
-    ratio, name, value_s, target_s = max(missed, default=(0.0, "", 0.0, 0.0))
+    ratio, name, value_s, target_s = max(measured, default=(0.0, "", 0.0, 0.0))
     if ratio <= _PRESSURE_THRESHOLD:
         return ""
-    carried_per_s = observation.completed / LATENCY_WINDOW_S / observation.ready
-    kept = min(observation.replicas, math.floor(sizing.rate_per_s / carried_per_s) + 1)
-    if kept <= context.scale_down_target:
-        return ""
-    context.scale_down_target = kept
-    return (
-        f"; {kept} kept, because {slo.percentile(name)} {name} was {format_seconds(value_s)} (target "
-        f"{format_seconds(target_s)}) at {format_rate(carried_per_s)} per replica"
-    )
+    return f"{slo.percentile(name)} {name} was {format_seconds(value_s)} (target {format_seconds(target_s)})"
 
 
 def _standby_base(previous: int, sizing: SizingResult) -> int:

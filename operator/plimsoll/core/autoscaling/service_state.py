@@ -352,6 +352,7 @@ class ServiceState:
             coverage=metrics_coverage(metrics, tier_metrics, tier_snapshot.ready),
             lagging=LaggingSignals() if is_warming_up else tier_metrics.lagging,
             completed=tier_metrics.completed if len(slos) == 1 else 0.0,
+            carried_per_s=self.ttft_feedback.carried_per_s,
             replicas_set_by=tier_snapshot.replicas_set_by,
             serving_s=self._serving_s(now_s),
         )

@@ -9,6 +9,7 @@ one target.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -28,9 +29,13 @@ _Targets = tuple[float | None, float]  # TTFT in s, and s for each 1,000 tokens 
 
 @dataclass(slots=True)
 class TtftFeedback:
-    """The offset of one service; None without a TTFT target, with several of them, and with two tiers."""
+    """The offset of one service; None without a TTFT target, with several of them, and with two tiers.
+
+    carried_per_s: load per replica, requests/s, below which not too many first tokens were late; infinite if none were.
+    """
 
     offset: TtftOffset | None = None
+    carried_per_s: float = math.inf
     # and the number of replicas and the targets
     _settled_since: tuple[float, int, _Targets] | None = field(default=None, repr=False)
 
@@ -52,10 +57,11 @@ class TtftFeedback:
         slo, tier, tier_snapshot = spec.slo, tiers.get(Role.SERVE), snapshot.tiers.get(Role.SERVE)
         targets = {(one.ttft_s, one.ttft_per_1k_tokens_s) for one in (slo, *spec.slos) if one is not None}
         if slo is None or slo.ttft_s is None or tier is None or len(targets) > 1:
-            self.offset = self._settled_since = None
+            self.offset, self._settled_since, self.carried_per_s = None, None, math.inf
             return
         if self.offset is None or self.offset.target_s != slo.ttft_s:
             self.offset = no_offset(slo.ttft_s)
+        self.carried_per_s = self.offset.carried_per_s(slo.share)
         if tier_snapshot is None:
             self._settled_since = None
             return
