@@ -80,11 +80,19 @@ def test_decide_known_demand_ignores_lagging_signals() -> None:
 # Measured misses against a model by which fewer replicas would do
 
 
+NOTHING_MEASURED = LaggingSignals()
+
+
 def count_after_release(
-    lagging: LaggingSignals, completed: float = 600.0, work: float = 1.0, slo: Slo = SLO, **sizing: Any
+    lagging: LaggingSignals = NOTHING_MEASURED,
+    completed: float = 600.0,
+    work: float = 1.0,
+    slo: Slo = SLO,
+    carried_per_s: float = math.inf,
+    **sizing: Any,
 ) -> TierDecision:
-    """Two are ready, and by the model one has been enough for long at `work`."""
-    observed = observed_tier(work, 2, lagging=lagging, completed=completed)
+    """Two are ready, and by the model one has been enough for long at `work`, ten times as many requests/s."""
+    observed = observed_tier(work, 2, lagging=lagging, completed=completed, carried_per_s=carried_per_s)
     assert isinstance(observed.sizing, SizingResult)
     observed = replace(observed, sizing=replace(observed.sizing, replicas=1, scale_down_replicas=1, **sizing))
     state = DecisionState(0.0, {"serve": TierDecisionState(downscale_candidates=(TimedReplicas(1, -1000.0),))})
@@ -114,3 +122,11 @@ def test_replica_stays_while_measured_latency_misses(late: LaggingSignals) -> No
 )
 def test_replica_goes_where_misses_prove_nothing(differing: dict[str, Any]) -> None:
     assert count_after_release(**({"lagging": LaggingSignals(ttft_s=0.54)} | differing)).replicas == 1
+
+
+@pytest.mark.parametrize(("carried_per_s", "replicas"), [(9.0, 2), (10.0, 1), (4.0, 2)])
+def test_tier_does_not_go_back_to_a_load_that_was_late(carried_per_s: float, replicas: int) -> None:
+    decision = count_after_release(carried_per_s=carried_per_s)
+    assert decision.replicas == replicas
+    reason = f"2 kept, because first tokens were late at more than {carried_per_s:g} req/s per replica"
+    assert (reason in step_message(decision, "sizing").reason) == (replicas == 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -15,7 +16,7 @@ from plimsoll.core.autoscaling.observations import SizingResult
 from plimsoll.core.autoscaling.scaling_policy import ScalingPolicy, TierPolicy
 from plimsoll.core.autoscaling.tier_state import TierState
 from plimsoll.core.autoscaling.ttft_feedback import TtftFeedback
-from plimsoll.core.autoscaling.ttft_offset import TtftOffset, late_shares, no_offset, update_offset
+from plimsoll.core.autoscaling.ttft_offset import LateSample, TtftOffset, late_shares, no_offset, update_offset
 from plimsoll.core.capacity.tier_model import Constraint, TierProfile, TierSpec, build_profile
 from plimsoll.core.demand.service_metrics import ServiceMetrics
 from plimsoll.core.engine_model.step_time import EngineLimits, StepModel
@@ -186,3 +187,31 @@ def test_samples_of_many_loads_are_bounded(profile: TierProfile) -> None:
         offset = update_offset(offset, profile, 1.0 + n, 60.0, 600.0)
     assert len(offset.samples) == 12
     assert len(update_offset(offset, profile, offset.samples[0].rate_per_s * 1.03, 60.0, 600.0).samples) == 12
+
+
+def samples_of(*counts: tuple[float, float]) -> TtftOffset:
+    """Of 600 responses at each load."""
+    return no_offset(TARGET_S)._replace(samples=tuple(LateSample(rate, late, 600.0) for rate, late in counts))
+
+
+@pytest.mark.parametrize(
+    ("counts", "carried_per_s"),
+    [
+        ((), math.inf),
+        (((10.0, 30.0),), math.inf),
+        (((10.0, 31.0),), 9.0),
+        (((10.0, 60.0), (12.0, 90.0), (5.0, 0.0)), 9.0),
+        (((10.0, 60.0), (9.5, 12.0)), 9.5),
+        (((10.0, 60.0), (12.0, 12.0)), 9.0),
+    ],
+    ids=["nothing", "in time", "late", "of several the least", "in time at nearly as much", "in time at more"],
+)
+def test_load_with_late_first_tokens_is_not_carried(
+    counts: tuple[tuple[float, float], ...], carried_per_s: float
+) -> None:
+    assert samples_of(*counts).carried_per_s(0.95) == carried_per_s
+
+
+def test_few_responses_show_no_load_that_is_late() -> None:
+    few = no_offset(TARGET_S)._replace(samples=(LateSample(10.0, 50.0, 99.0),))
+    assert few.carried_per_s(0.95) == math.inf
