@@ -140,6 +140,12 @@ SCALE_UP: Final = (
         ("autoscaling/ttft_offset.py", "autoscaling/ttft_feedback.py"),
     ),
     Mechanism(
+        "kept-by-misses",
+        "Keeps as many replicas that none carries the load at which measured latency missed its target.",
+        (Switch("autoscaling.recommend", "_keep_while_missed", returning("")),),
+        ("autoscaling/recommend.py:_keep_while_missed", "autoscaling/recommend.py:_missed_target"),
+    ),
+    Mechanism(
         "rejection-significance",
         "Counts only rejections and retries beyond random variation.",
         (

@@ -207,23 +207,19 @@ def _keep_while_missed(context: TierContext, sizing: SizingResult, slo: Slo | No
     Measured misses contradict a model by which fewer replicas would do. If no number of replicas meets the SLO, it is
     not known that another one helps. is_single: whether the service has one tier.
     """
-    observation = context.observation
+    observation, carried_per_s = context.observation, context.observation.carried_per_s
     if slo is None or sizing.infeasible is not None or observation.ready == 0:
         return ""
-    carried_per_s, kept, reason = observation.carried_per_s, 0, ""
-    if math.isfinite(carried_per_s):
-        kept = math.ceil(sizing.rate_per_s / carried_per_s - 1e-9)
-        reason = f"first tokens were late at more than {format_rate(carried_per_s)} per replica"
-    is_known = observation.completed >= _TAIL_SAMPLES / (1.0 - slo.share)
-    if is_known and (missed := _missed_target(observation, slo, is_single)):
-        carried_per_s = observation.completed / LATENCY_WINDOW_S / observation.ready
-        if (count := math.floor(sizing.rate_per_s / carried_per_s) + 1) > kept:
-            kept, reason = count, f"{missed} at {format_rate(carried_per_s)} per replica"
+    kept, reason = math.ceil(sizing.rate_per_s / carried_per_s - 1e-9), "first tokens were late at more than"
+    if missed := _missed_target(observation, slo, is_single):
+        recent_per_s = observation.completed / LATENCY_WINDOW_S / observation.ready
+        if (count := math.floor(sizing.rate_per_s / recent_per_s) + 1) > kept:
+            kept, carried_per_s, reason = count, recent_per_s, f"{missed} at"
     kept = min(kept, observation.replicas)
     if kept <= context.scale_down_target:
         return ""
     context.scale_down_target = kept
-    return f"; {kept} kept, because {reason}"
+    return f"; {kept} kept, because {reason} {format_rate(carried_per_s)} per replica"
 
 
 def _missed_target(observation: TierObservation, slo: Slo, is_single: bool) -> str:
@@ -240,7 +236,7 @@ def _missed_target(observation: TierObservation, slo: Slo, is_single: bool) -> s
         if (target_s := targets[name]) is not None and _is_known(value := values[name])
     ]
     ratio, name, value_s, target_s = max(measured, default=(0.0, "", 0.0, 0.0))
-    if ratio <= _PRESSURE_THRESHOLD:
+    if ratio <= _PRESSURE_THRESHOLD or observation.completed < _TAIL_SAMPLES / (1.0 - slo.share):
         return ""
     return f"{slo.percentile(name)} {name} was {format_seconds(value_s)} (target {format_seconds(target_s)})"
 
