@@ -140,10 +140,10 @@ SCALE_UP: Final = (
         ("autoscaling/ttft_offset.py", "autoscaling/ttft_feedback.py"),
     ),
     Mechanism(
-        "kept-by-misses",
-        "Keeps as many replicas that none carries the load at which measured latency missed its target.",
-        (Switch("autoscaling.recommend", "_keep_while_missed", returning("")),),
-        ("autoscaling/recommend.py:_keep_while_missed", "autoscaling/recommend.py:_missed_target"),
+        "kept-by-late-load",
+        "Keeps as many replicas that none carries a load at which first tokens were late.",
+        (Switch("autoscaling.recommend", "_keep_while_late", returning("")),),
+        ("autoscaling/recommend.py:_keep_while_late",),
     ),
     Mechanism(
         "rejection-significance",

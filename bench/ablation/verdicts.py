@@ -63,7 +63,7 @@ DELETIONS: Final = (
 )
 NAMED_CASES: Final = (
     NamedCase(
-        "kept-by-misses",
+        "kept-by-late-load",
         "10 requests/s for 20 minutes, TTFT 200 ms, a host that adds 107 ms, engines that report a benchmark (2 seeds)",
         "one seed the same; the other in time 96.9 instead of 97.9 %, 19 instead of 22 of 24 windows of 500 requests, "
         "two reversals instead of one, for 4.8 % fewer GPU-hours",

@@ -255,7 +255,7 @@ def ttft_offset() -> float:
     return TtftOffset(0.2, (-1e4,) * 20 + (0.0,) + (-1e4,) * 30).seconds
 
 
-def kept_by_misses() -> str:
+def kept_by_late_load() -> str:
     return step_message(decide_one(observed_tier(1.0, 3, carried_per_s=4.0)), "sizing").reason
 
 
@@ -319,7 +319,7 @@ PROBES: dict[str, Callable[[], object]] = {
     "rejection-significance": lambda: RejectionSample(0.1, 60.0, 0.05, 10.0).insignificant_rejections(60.0),
     "lagging-signals": pressed,
     "ttft-offset": ttft_offset,
-    "kept-by-misses": kept_by_misses,
+    "kept-by-late-load": kept_by_late_load,
     "overdue": overdue,
     "one-replacement": overdue,
     "standby-base": lambda: recommend._standby_base(

@@ -22,7 +22,6 @@ from plimsoll.core.autoscaling.observations import (
     NoDemand,
     SizingResult,
     TierDemand,
-    TierObservation,
 )
 from plimsoll.core.autoscaling.scale_to_zero import apply_scale_to_zero
 from plimsoll.core.autoscaling.scaling_decision import ScalingLimit
@@ -49,7 +48,6 @@ _SIZING_MESSAGE: Final = "forecast {:rate} in {:wait} needs {} (SLO capacity {:r
 _SIZING_BRIEF: Final = "forecast {0:rate} in {1:wait} needs {2} (SLO capacity {3:rate} each){8}"
 
 _PRESSURE_THRESHOLD: Final = 1.05  # excess over a target that exceeds measurement noise
-_TAIL_SAMPLES: Final = 5.0  # responses beyond the SLO's percentile; fewer do not show it
 _MAX_PRESSURE: Final = 2.0  # near saturation, latency does not show the size of the shortage
 _KV_USED_LIMIT: Final = 0.8  # share of the cache above which preemptions begin
 _PREEMPTION_PRESSURE: Final = 1.25
@@ -176,11 +174,11 @@ def apply_sizing(
     )
     if observation.coverage < 1.0:
         context.scale_down_target = max(context.scale_down_target, observation.replicas)
-    missed_note = _keep_while_missed(context, sizing, policy.slo, len(policy.tiers) == 1)
+    late_note = _keep_while_late(context, sizing)
     if sizing.infeasible is not None:
         context.add_limit(ScalingLimit.INFEASIBLE)
     extra, reserve_notes = _reserve_notes(context, sizing)
-    notes = _exception_notes(context, sizing) + missed_note + reserve_notes
+    notes = _exception_notes(context, sizing) + late_note + reserve_notes
     idle_note = apply_scale_to_zero(context, idle_period, policy.miss_cost)
     if idle_note:
         notes += f"; {idle_note}"
@@ -201,44 +199,18 @@ def apply_sizing(
     context.add_step("sizing", _SIZING_MESSAGE, *values, brief="{8}" if idle_note else _SIZING_BRIEF)
 
 
-def _keep_while_missed(context: TierContext, sizing: SizingResult, slo: Slo | None, is_single: bool) -> str:
-    """Keep as many replicas that none carries more than those that missed a target. Return why, as a suffix.
+def _keep_while_late(context: TierContext, sizing: SizingResult) -> str:
+    """Keep as many replicas that none carries a load at which first tokens were late. Return why, as a suffix.
 
-    Measured misses contradict a model by which fewer replicas would do. If no number of replicas meets the SLO, it is
-    not known that another one helps. is_single: whether the service has one tier.
+    They contradict a model by which fewer replicas would do. If no number of replicas meets the SLO, it is not known
+    that another one helps.
     """
-    observation, carried_per_s = context.observation, context.observation.carried_per_s
-    if slo is None or sizing.infeasible is not None or observation.ready == 0:
-        return ""
-    kept, reason = math.ceil(sizing.rate_per_s / carried_per_s - 1e-9), "first tokens were late at more than"
-    if missed := _missed_target(observation, slo, is_single):
-        recent_per_s = observation.completed / LATENCY_WINDOW_S / observation.ready
-        if (count := math.floor(sizing.rate_per_s / recent_per_s) + 1) > kept:
-            kept, carried_per_s, reason = count, recent_per_s, f"{missed} at"
-    kept = min(kept, observation.replicas)
-    if kept <= context.scale_down_target:
+    carried_per_s = context.observation.carried_per_s
+    kept = min(math.ceil(sizing.rate_per_s / carried_per_s - 1e-9), context.observation.replicas)
+    if sizing.infeasible is not None or kept <= context.scale_down_target:
         return ""
     context.scale_down_target = kept
-    return f"; {kept} kept, because {reason} {format_rate(carried_per_s)} per replica"
-
-
-def _missed_target(observation: TierObservation, slo: Slo, is_single: bool) -> str:
-    """Return the measured latency that misses its target by most, and the target; empty if none does.
-
-    With two tiers, TTFT and e2e do not show which of them is slow. A TTFT target that grows with the prompt has no
-    percentile.
-    """
-    names = ["TPOT"] + ["e2e"] * is_single + ["TTFT"] * (is_single and not slo.ttft_per_1k_tokens_s)
-    values, targets = _latency_signals(observation.lagging), dict(slo.targets)
-    measured = [
-        (value / target_s, name, value, target_s)
-        for name in names
-        if (target_s := targets[name]) is not None and _is_known(value := values[name])
-    ]
-    ratio, name, value_s, target_s = max(measured, default=(0.0, "", 0.0, 0.0))
-    if ratio <= _PRESSURE_THRESHOLD or observation.completed < _TAIL_SAMPLES / (1.0 - slo.share):
-        return ""
-    return f"{slo.percentile(name)} {name} was {format_seconds(value_s)} (target {format_seconds(target_s)})"
+    return f"; {kept} kept, because first tokens were late at more than {format_rate(carried_per_s)} per replica"
 
 
 def _standby_base(previous: int, sizing: SizingResult) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
@@ -43,7 +43,6 @@ from plimsoll.core.demand.forecasting import forecast as forecast_demand
 from plimsoll.core.demand.idle_periods import IdleStats
 from plimsoll.core.demand.request_lengths import TOO_FEW_COMPLETED
 from plimsoll.core.demand.service_metrics import ServiceMetrics
-from plimsoll.core.slo import Slo
 from plimsoll.core.types import Role, Unavailable
 from plimsoll.core.workload import Workload
 
@@ -267,9 +266,8 @@ class ServiceState:
             self.is_idle if isinstance(self.is_idle, Unavailable) else idle_periods.current_idle(self.idle_stats, now_s)
         )
         no_demand = known_no_demand(snapshot, idle_period)
-        slos = {spec.slo, *spec.slos}
         tiers = {
-            name: self._tier_observation(name, tier_snapshot, snapshot.metrics, demand[name], no_demand, slos, now_s)
+            name: self._tier_observation(name, tier_snapshot, snapshot.metrics, demand[name], no_demand, now_s)
             for name, tier_snapshot in snapshot.tiers.items()
             if name in self.tiers
         }
@@ -332,7 +330,6 @@ class ServiceState:
         metrics: ServiceMetrics,
         tier_demand: TierDemand | Unavailable,
         no_demand: NoDemand | None,
-        slos: Collection[Slo | None],
         now_s: float,
     ) -> TierObservation:
         """Return the observation of one tier. no_demand: the demand if no forecast of the tier can be sized.
@@ -351,7 +348,6 @@ class ServiceState:
             backlog_gpu_s=backlog_gpu_s(self.tiers, name, metrics),
             coverage=metrics_coverage(metrics, tier_metrics, tier_snapshot.ready),
             lagging=LaggingSignals() if is_warming_up else tier_metrics.lagging,
-            completed=tier_metrics.completed if len(slos) == 1 else 0.0,
             carried_per_s=self.ttft_feedback.carried_per_s,
             replicas_set_by=tier_snapshot.replicas_set_by,
             serving_s=self._serving_s(now_s),

@@ -91,7 +91,6 @@ class TtftFeedback:
 
 
 def _carries_need(tier_snapshot: TierSnapshot, sizing: SizingResult | Unavailable | None) -> bool:
-    """Whether the ready replicas are all that are ordered, or all that the load needs."""
-    needed = sizing.replicas if isinstance(sizing, SizingResult) else 0
-    is_enough = 0 < needed <= tier_snapshot.ready <= tier_snapshot.replicas
-    return is_fully_ready(tier_snapshot) or is_enough
+    """Whether the ready replicas are all that are ordered, or all that the load needs, if that is known already."""
+    needed = sizing.replicas if isinstance(sizing, SizingResult) else 1
+    return is_fully_ready(tier_snapshot) or 0 < needed <= tier_snapshot.ready <= tier_snapshot.replicas
