@@ -140,6 +140,12 @@ SCALE_UP: Final = (
         ("autoscaling/ttft_offset.py", "autoscaling/ttft_feedback.py"),
     ),
     Mechanism(
+        "kept-by-late-load",
+        "Keeps as many replicas that none carries a load at which first tokens were late.",
+        (Switch("autoscaling.recommend", "_keep_while_late", returning("")),),
+        ("autoscaling/recommend.py:_keep_while_late",),
+    ),
+    Mechanism(
         "rejection-significance",
         "Counts only rejections and retries beyond random variation.",
         (

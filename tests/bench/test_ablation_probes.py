@@ -54,6 +54,7 @@ from tests.core.scaling_fixtures import (
     make_forecast,
     observed_tier,
     replica_bounds,
+    step_message,
 )
 from tests.core.test_admission import CHAT, SERVE, gate, make_request
 from tests.core.test_autoscaler import ABOUT, mix, service_metrics
@@ -254,6 +255,10 @@ def ttft_offset() -> float:
     return TtftOffset(0.2, (-1e4,) * 20 + (0.0,) + (-1e4,) * 30).seconds
 
 
+def kept_by_late_load() -> str:
+    return step_message(decide_one(observed_tier(1.0, 3, carried_per_s=4.0)), "sizing").reason
+
+
 def overdue() -> int:
     pods = tuple(StartingPod(f"p{n}", -1e5) for n in range(2))
     return decide_one(observed_tier(4.0, 4, ready=2, starting=pods)).replicas
@@ -314,6 +319,7 @@ PROBES: dict[str, Callable[[], object]] = {
     "rejection-significance": lambda: RejectionSample(0.1, 60.0, 0.05, 10.0).insignificant_rejections(60.0),
     "lagging-signals": pressed,
     "ttft-offset": ttft_offset,
+    "kept-by-late-load": kept_by_late_load,
     "overdue": overdue,
     "one-replacement": overdue,
     "standby-base": lambda: recommend._standby_base(

@@ -52,7 +52,8 @@ def test_late_first_tokens_and_rejections() -> None:
     assert message.endswith("Check CPU and network of the engine's host")
 
 
-async def test_engines_of_a_rollout_are_not_uniform(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("differing", [{"max_sequences": 7}, {"kv_tokens": 7_000}], ids=["sequences", "KV cache"])
+async def test_engines_of_a_rollout_are_not_uniform(monkeypatch: pytest.MonkeyPatch, differing: dict[str, int]) -> None:
     """Engines of a former revision would otherwise limit the new ones."""
     snapshots: list[ServiceSnapshot] = []
     ingest = ServiceState.ingest
@@ -66,7 +67,7 @@ async def test_engines_of_a_rollout_are_not_uniform(monkeypatch: pytest.MonkeyPa
     service = SingleService(1.0, slo={"ttft": "2s", "tpot": "50ms"}, tiers=tiers)
     await service.run(3)
     assert (snapshots[-1].tiers["serve"].ready, snapshots[-1].tiers["serve"].is_uniform) == (2, True)
-    service.engine_infos["serve-1"] = replace(ABOUT, max_sequences=7)
+    service.engine_infos["serve-1"] = replace(ABOUT, **differing)
     await service.run(1)
     assert not snapshots[-1].tiers["serve"].is_uniform
     await service.delete()

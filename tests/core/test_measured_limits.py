@@ -20,6 +20,7 @@ from plimsoll.core.engine_model.measured_limits import (
     NO_MEASURED_LIMITS,
     EngineBatch,
     MeasuredLimits,
+    is_one_configuration,
     update_limits,
 )
 from plimsoll.core.engine_model.step_time import EngineLimits
@@ -185,6 +186,22 @@ def test_limits_end_with_another_configuration_only(kv_tokens: int, slots: int) 
     tier.update_limits([EngineBatch(32, 40.0, 0.3)] * 8, CHAT, NOW_S)
     tier.on_engine_info(engine_info(kv_tokens=kv_tokens))
     assert tier.limits == EngineLimits(slots, kv_tokens, ANNOUNCED.token_budget)
+
+
+@pytest.mark.parametrize(
+    ("second", "is_one"),
+    [
+        (replace(ANNOUNCED, kv_tokens=104_000), True),
+        (replace(ANNOUNCED, kv_tokens=96_000), True),
+        (replace(ANNOUNCED, kv_tokens=60_000), False),
+        (replace(ANNOUNCED, max_sequences=255), False),
+        (replace(ANNOUNCED, token_budget=2048), False),
+    ],
+    ids=["some blocks more", "some blocks less", "KV cache", "sequences", "token budget"],
+)
+def test_engines_of_one_configuration_differ_by_kv_blocks(second: EngineLimits, is_one: bool) -> None:
+    assert is_one_configuration((ANNOUNCED, second)) == is_one_configuration((second, ANNOUNCED)) == is_one
+    assert is_one_configuration(())
 
 
 def aggregated(batch: EngineBatch, pod: str, ready: list[str]) -> tuple[EngineBatch, ...]:

@@ -9,14 +9,18 @@ from typing import Any
 import pytest
 
 from plimsoll.core.autoscaling.decide import decide
-from plimsoll.core.autoscaling.decision_state import DecisionState, TierDecisionState
+from plimsoll.core.autoscaling.decision_state import DecisionState, TierDecisionState, TimedReplicas
 from plimsoll.core.autoscaling.observations import LaggingSignals, ServiceObservation, SizingResult
+from plimsoll.core.autoscaling.scaling_decision import TierDecision
 from plimsoll.core.autoscaling.scaling_policy import ScalingPolicy
+from plimsoll.core.capacity.sizing import Infeasible
+from plimsoll.core.capacity.tier_model import Constraint
 from tests.core.scaling_fixtures import (
     SLO,
     decide_one,
     observed_tier,
     replica_bounds,
+    step_message,
 )
 
 
@@ -70,3 +74,27 @@ def test_tail_scale_is_kept_while_fleet_or_coverage_changes() -> None:
 def test_decide_known_demand_ignores_lagging_signals() -> None:
     bad = LaggingSignals(tpot_s=0.5, ttft_s=5.0, waiting=100.0, kv_used=0.99, preemptions_per_s=3.0)
     assert decide_one(observed_tier(2.5, 3, lagging=bad)).replicas == 3
+
+
+# Late first tokens against a model by which fewer replicas would do
+
+
+def decision_with_late_load(carried_per_s: float, **sizing: Any) -> TierDecision:
+    """Two are ready, and by the model one has been enough for long, for 10 requests/s."""
+    observed = observed_tier(1.0, 2, carried_per_s=carried_per_s)
+    assert isinstance(observed.sizing, SizingResult)
+    observed = replace(observed, sizing=replace(observed.sizing, replicas=1, scale_down_replicas=1, **sizing))
+    state = DecisionState(0.0, {"serve": TierDecisionState(downscale_candidates=(TimedReplicas(1, -1000.0),))})
+    return decide_one(observed, now_s=1.0, state=state)
+
+
+@pytest.mark.parametrize(("carried_per_s", "replicas"), [(9.0, 2), (10.0, 1), (4.0, 2), (math.inf, 1)])
+def test_tier_does_not_go_back_to_a_load_that_was_late(carried_per_s: float, replicas: int) -> None:
+    decision = decision_with_late_load(carried_per_s)
+    assert decision.replicas == replicas
+    reason = f"2 kept, because first tokens were late at more than {carried_per_s:g} req/s per replica"
+    assert (reason in step_message(decision, "sizing").reason) == (replicas == 2)
+
+
+def test_late_load_keeps_nothing_where_no_count_is_enough() -> None:
+    assert decision_with_late_load(9.0, infeasible=Infeasible(Constraint.TTFT, None)).replicas == 1

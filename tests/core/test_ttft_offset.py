@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -11,11 +12,12 @@ import pytest
 from plimsoll.core import codec
 from plimsoll.core.admission.cost_model import ClassPolicy
 from plimsoll.core.autoscaling.inputs import ScalingSpec, ServiceSnapshot, TierSnapshot
+from plimsoll.core.autoscaling.observations import SizingResult
 from plimsoll.core.autoscaling.scaling_policy import ScalingPolicy, TierPolicy
 from plimsoll.core.autoscaling.tier_state import TierState
 from plimsoll.core.autoscaling.ttft_feedback import TtftFeedback
-from plimsoll.core.autoscaling.ttft_offset import TtftOffset, late_shares, no_offset, update_offset
-from plimsoll.core.capacity.tier_model import TierProfile, TierSpec, build_profile
+from plimsoll.core.autoscaling.ttft_offset import LateSample, TtftOffset, late_shares, no_offset, update_offset
+from plimsoll.core.capacity.tier_model import Constraint, TierProfile, TierSpec, build_profile
 from plimsoll.core.demand.service_metrics import ServiceMetrics
 from plimsoll.core.engine_model.step_time import EngineLimits, StepModel
 from plimsoll.core.ports import BucketCounts, SloCounts
@@ -95,9 +97,19 @@ def test_offset_survives_a_restart(profile: TierProfile) -> None:
 
 
 def late_minute(
-    tier_spec: TierSpec, feedback: TtftFeedback, spec: ScalingSpec, start_s: float, late: float, seconds: int = 61
+    tier_spec: TierSpec,
+    feedback: TtftFeedback,
+    spec: ScalingSpec,
+    start_s: float,
+    late: float,
+    seconds: int = 61,
+    ordered: int = 1,
+    needed: int = 1,
 ) -> None:
-    """Ticks of one minute, the end included, in which the gateways count so many late first tokens of 600."""
+    """Ticks of one minute, the end included, in which the gateways count so many late first tokens of 600.
+
+    One replica is ready. ordered: replicas from its second half on.
+    """
     state = TierState(Role.SERVE, tier_spec=tier_spec)
     metrics = ServiceMetrics(
         rate_per_s=RATE_PER_S,
@@ -105,9 +117,10 @@ def late_minute(
         slo_counts=SloCounts(600.0, late, late, 0.0),
         ttft_histogram=BucketCounts((TARGET_S, 1.0), (600.0 - late, late, 0.0), 60.0),
     )
-    snapshot = ServiceSnapshot(metrics, {"serve": TierSnapshot(1, 1)})
+    sizings = {"serve": SizingResult(needed, needed, RATE_PER_S, 0.05, 1.0, Constraint.TTFT, 0.97, 0.6)}
     for second in range(seconds):
-        feedback.update(snapshot, spec, {"serve": state}, tier_spec.workload, start_s + second)
+        snapshot = ServiceSnapshot(metrics, {"serve": TierSnapshot(1 if second < 30 else ordered, 1)})
+        feedback.update(snapshot, spec, {"serve": state}, tier_spec.workload, sizings, start_s + second)
 
 
 def spec_with(*class_ttft_s: float) -> ScalingSpec:
@@ -119,6 +132,15 @@ def test_late_minutes_of_settled_replicas_show_the_offset(tier_spec: TierSpec) -
     feedback = TtftFeedback()
     late_minute(tier_spec, feedback, spec_with(TARGET_S, TARGET_S), 0.0, 60.0)
     assert feedback.offset_s > 0.3 * TARGET_S
+
+
+@pytest.mark.parametrize(("ordered", "needed", "counts"), [(2, 1, True), (2, 2, False)], ids=["standby", "short"])
+def test_minute_counts_while_only_a_standby_replica_starts(
+    tier_spec: TierSpec, ordered: int, needed: int, counts: bool
+) -> None:
+    feedback = TtftFeedback()
+    late_minute(tier_spec, feedback, spec_with(), 0.0, 60.0, ordered=ordered, needed=needed)
+    assert (feedback.offset_s > 0.3 * TARGET_S) == counts
 
 
 @pytest.mark.parametrize("class_ttft_s", [(0.05, TARGET_S), (0.05,)])
@@ -144,5 +166,52 @@ def test_missing_tier_does_not_forget_the_offset(tier_spec: TierSpec) -> None:
     late_minute(tier_spec, feedback, spec, 0.0, 60.0)
     learned_s = feedback.offset_s
     tiers = {"serve": TierState(Role.SERVE, tier_spec=tier_spec)}
-    feedback.update(ServiceSnapshot(ServiceMetrics(), {}), spec, tiers, tier_spec.workload, 100.0)
+    feedback.update(ServiceSnapshot(ServiceMetrics(), {}), spec, tiers, tier_spec.workload, {}, 100.0)
     assert feedback.offset_s == learned_s > 0.0
+
+
+def test_late_minute_counts_for_a_model_that_becomes_faster(tier_spec: TierSpec, profile: TierProfile) -> None:
+    """While the model is pessimistic, a small offset explains the late requests; later it would explain few of them."""
+    slow = build_profile(replace(tier_spec, model=StepModel(0.008, 0.0, 2.7e-5, 2.1e-9, 2.2e-5, 4.5e-8)))
+    late = 600.0 * float(late_shares(profile, RATE_PER_S, np.array([0.107]))[0])
+    offset = no_offset(TARGET_S)
+    for _ in range(3):
+        offset = update_offset(offset, slow, RATE_PER_S, late, 600.0)
+    offset = update_offset(offset, profile, 0.5 * RATE_PER_S, 0.0, 600.0)
+    assert offset.seconds == pytest.approx(0.107, abs=0.05 * TARGET_S)
+
+
+def test_samples_of_many_loads_are_bounded(profile: TierProfile) -> None:
+    offset = no_offset(TARGET_S)
+    for n in range(40):
+        offset = update_offset(offset, profile, 1.0 + n, 60.0, 600.0)
+    assert len(offset.samples) == 12
+    assert len(update_offset(offset, profile, offset.samples[0].rate_per_s * 1.03, 60.0, 600.0).samples) == 12
+
+
+def samples_of(*counts: tuple[float, float]) -> TtftOffset:
+    """Of 600 responses at each load."""
+    return no_offset(TARGET_S)._replace(samples=tuple(LateSample(rate, late, 600.0) for rate, late in counts))
+
+
+@pytest.mark.parametrize(
+    ("counts", "carried_per_s"),
+    [
+        ((), math.inf),
+        (((10.0, 30.0),), math.inf),
+        (((10.0, 31.0),), 9.0),
+        (((10.0, 60.0), (12.0, 90.0), (5.0, 0.0)), 9.0),
+        (((10.0, 60.0), (9.5, 12.0)), 9.5),
+        (((10.0, 60.0), (12.0, 12.0)), 9.0),
+    ],
+    ids=["nothing", "in time", "late", "of several the least", "in time at nearly as much", "in time at more"],
+)
+def test_load_with_late_first_tokens_is_not_carried(
+    counts: tuple[tuple[float, float], ...], carried_per_s: float
+) -> None:
+    assert samples_of(*counts).carried_per_s(0.95) == carried_per_s
+
+
+def test_few_responses_show_no_load_that_is_late() -> None:
+    few = no_offset(TARGET_S)._replace(samples=(LateSample(10.0, 50.0, 99.0),))
+    assert few.carried_per_s(0.95) == math.inf

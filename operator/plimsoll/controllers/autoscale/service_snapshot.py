@@ -15,6 +15,8 @@ from plimsoll.controllers.targets.target_state import ScaledObject
 from plimsoll.core.autoscaling.inputs import ScalingSpec, ServiceSnapshot, TierSnapshot
 from plimsoll.core.autoscaling.scaling_policy import ScalingMode
 from plimsoll.core.autoscaling.startup_models import UNKNOWN_VARIANT
+from plimsoll.core.autoscaling.tier_state import announced_limits
+from plimsoll.core.engine_model.measured_limits import is_one_configuration
 from plimsoll.core.types import Role
 from plimsoll.resources import object_meta
 
@@ -103,7 +105,7 @@ class SnapshotReader:
                 for p in starting_pods
             ),
             engine_info=next(iter(engine_infos), None),
-            is_uniform=len({(info.max_sequences, info.token_budget) for info in engine_infos}) <= 1,
+            is_uniform=is_one_configuration([announced_limits(info) for info in engine_infos]),
             variant=pod_startup.startup_variant(max(pods, key=pod_startup.created_s)) if pods else UNKNOWN_VARIANT,
         )
 

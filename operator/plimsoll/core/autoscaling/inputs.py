@@ -17,7 +17,7 @@ from plimsoll.core.slo import Slo
 @dataclass(frozen=True, slots=True)
 class TierSnapshot:
     """One tier in the cluster. replicas: ordered count. engine_info: report of one engine, None before the first.
-    is_uniform: all engines that report announce the same sequences and token budget, unlike in some rollouts. variant:
+    is_uniform: all engines that report have one configuration (`measured_limits`), unlike in some rollouts. variant:
     the configuration of new pods. replicas_set_by: who else ordered the count, None if no other did.
     """
 

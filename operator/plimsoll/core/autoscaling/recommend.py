@@ -34,7 +34,7 @@ from plimsoll.core.demand.idle_periods import IdlePeriod
 from plimsoll.core.demand.standby_value import CostBenefit
 from plimsoll.core.slo import Slo
 from plimsoll.core.types import Unavailable
-from plimsoll.core.units import format_figure, format_number, format_seconds, format_wait
+from plimsoll.core.units import format_figure, format_number, format_rate, format_seconds, format_wait
 
 DEMAND_STALE_S: Final = 30.0  # an older sample does not show the current load
 
@@ -174,10 +174,11 @@ def apply_sizing(
     )
     if observation.coverage < 1.0:
         context.scale_down_target = max(context.scale_down_target, observation.replicas)
+    late_note = _keep_while_late(context, sizing)
     if sizing.infeasible is not None:
         context.add_limit(ScalingLimit.INFEASIBLE)
     extra, reserve_notes = _reserve_notes(context, sizing)
-    notes = _exception_notes(context, sizing) + reserve_notes
+    notes = _exception_notes(context, sizing) + late_note + reserve_notes
     idle_note = apply_scale_to_zero(context, idle_period, policy.miss_cost)
     if idle_note:
         notes += f"; {idle_note}"
@@ -196,6 +197,20 @@ def apply_sizing(
         idle_note or extra + _correction_note(sizing),
     )
     context.add_step("sizing", _SIZING_MESSAGE, *values, brief="{8}" if idle_note else _SIZING_BRIEF)
+
+
+def _keep_while_late(context: TierContext, sizing: SizingResult) -> str:
+    """Keep as many replicas that none carries a load at which first tokens were late. Return why, as a suffix.
+
+    They contradict a model by which fewer replicas would do. If no number of replicas meets the SLO, it is not known
+    that another one helps.
+    """
+    carried_per_s = context.observation.carried_per_s
+    kept = min(math.ceil(sizing.rate_per_s / carried_per_s - 1e-9), context.observation.replicas)
+    if sizing.infeasible is not None or kept <= context.scale_down_target:
+        return ""
+    context.scale_down_target = kept
+    return f"; {kept} kept, because first tokens were late at more than {format_rate(carried_per_s)} per replica"
 
 
 def _standby_base(previous: int, sizing: SizingResult) -> int:

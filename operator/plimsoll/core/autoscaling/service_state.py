@@ -150,7 +150,7 @@ class ServiceState:
             self._unready_s = now_s
         startup_s = max([tier.startup_s for tier in self.tiers.values()])
         self._update_idle(snapshot, spec, startup_s, now_s)
-        self.ttft_feedback.update(snapshot, spec, self.tiers, self.workload, now_s)
+        self.ttft_feedback.update(snapshot, spec, self.tiers, self.workload, self.sizings, now_s)
 
     def _update_idle(self, snapshot: ServiceSnapshot, spec: ScalingSpec, startup_s: float, now_s: float) -> None:
         """Update the idle state."""
@@ -348,6 +348,7 @@ class ServiceState:
             backlog_gpu_s=backlog_gpu_s(self.tiers, name, metrics),
             coverage=metrics_coverage(metrics, tier_metrics, tier_snapshot.ready),
             lagging=LaggingSignals() if is_warming_up else tier_metrics.lagging,
+            carried_per_s=self.ttft_feedback.carried_per_s,
             replicas_set_by=tier_snapshot.replicas_set_by,
             serving_s=self._serving_s(now_s),
         )

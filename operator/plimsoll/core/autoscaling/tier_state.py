@@ -31,7 +31,7 @@ from plimsoll.core.engine_model.measured_limits import (
     NO_MEASURED_LIMITS,
     EngineBatch,
     MeasuredLimits,
-    is_same_announcement,
+    is_one_configuration,
     update_limits,
 )
 from plimsoll.core.engine_model.step_time import EngineLimits, KvTransfer, StepModel, TierWork, decode_tier, serve_tier
@@ -149,10 +149,8 @@ class TierState:
     def on_engine_info(self, engine_info: EngineInfo) -> None:
         """Process an engine's report. Another build, model or accelerator resets the step-time model."""
         config = engine_info.config or {}
-        reported = engine_info.max_sequences, engine_info.kv_tokens, engine_info.token_budget
-        defaults = DEFAULT_MAX_SEQUENCES, DEFAULT_KV_TOKENS, DEFAULT_TOKEN_BUDGET
-        announced = EngineLimits(*(value or default for value, default in zip(reported, defaults, strict=True)))
-        if self.announced is not None and not is_same_announcement(self.announced, announced):
+        announced = announced_limits(engine_info)
+        if self.announced is not None and not is_one_configuration((self.announced, announced)):
             self.measured_limits = NO_MEASURED_LIMITS
         self.announced, self.limits = announced, self.measured_limits.apply(announced)
         self.block_tokens = engine_info.block_tokens or DEFAULT_BLOCK_TOKENS
@@ -340,6 +338,13 @@ class TierState:
 
 def _stall_s(work: TierWork) -> float:
     return math.sqrt(work.workload.moment(work.stall_s, 2))
+
+
+def announced_limits(engine_info: EngineInfo) -> EngineLimits:
+    """Return the limits that an engine reports, or the defaults of those that it does not."""
+    reported = engine_info.max_sequences, engine_info.kv_tokens, engine_info.token_budget
+    defaults = DEFAULT_MAX_SEQUENCES, DEFAULT_KV_TOKENS, DEFAULT_TOKEN_BUDGET
+    return EngineLimits(*(value or default for value, default in zip(reported, defaults, strict=True)))
 
 
 def engine_key_of(engine_info: EngineInfo) -> EngineKey:

@@ -1,18 +1,20 @@
 """Updates the TTFT offset of a service (`ttft_offset`) from the late first tokens of each settled minute.
 
-A minute is settled if all replicas were ready, and their number and the targets were the same. Only one tier, which
-prefills and decodes, has an offset: with two tiers, late first tokens do not show which of them is slow. Classes with
+A minute is settled if no replica that the load needs was missing, and the number of ready replicas and the targets
+were the same. A standby replica that starts serves nothing, so it unsettles no minute. Only one tier, which prefills
+and decodes, has an offset: with two tiers, late first tokens do not show which of them is slow. Classes with
 TTFT targets of their own rule it out too, because gateways count late requests by class and the model predicts them for
 one target.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from plimsoll.core.autoscaling.inputs import ScalingSpec, ServiceSnapshot
+from plimsoll.core.autoscaling.inputs import ScalingSpec, ServiceSnapshot, TierSnapshot
 from plimsoll.core.autoscaling.observations import LATENCY_WINDOW_S, SizingResult
 from plimsoll.core.autoscaling.snapshot_signals import is_fully_ready, late_first_tokens
 from plimsoll.core.autoscaling.tier_state import TierState
@@ -27,9 +29,13 @@ _Targets = tuple[float | None, float]  # TTFT in s, and s for each 1,000 tokens 
 
 @dataclass(slots=True)
 class TtftFeedback:
-    """The offset of one service; None without a TTFT target, with several of them, and with two tiers."""
+    """The offset of one service; None without a TTFT target, with several of them, and with two tiers.
+
+    carried_per_s: load per replica, requests/s, below which not too many first tokens were late; infinite if none were.
+    """
 
     offset: TtftOffset | None = None
+    carried_per_s: float = math.inf
     # and the number of replicas and the targets
     _settled_since: tuple[float, int, _Targets] | None = field(default=None, repr=False)
 
@@ -44,22 +50,24 @@ class TtftFeedback:
         spec: ScalingSpec,
         tiers: Mapping[str, TierState],
         workload: Workload | Unavailable,
+        sizings: Mapping[str, SizingResult | Unavailable],
         now_s: float,
     ) -> None:
-        """Process one tick. now_s: seconds since the epoch."""
+        """Process one tick. sizings: of the last one. now_s: seconds since the epoch."""
         slo, tier, tier_snapshot = spec.slo, tiers.get(Role.SERVE), snapshot.tiers.get(Role.SERVE)
         targets = {(one.ttft_s, one.ttft_per_1k_tokens_s) for one in (slo, *spec.slos) if one is not None}
         if slo is None or slo.ttft_s is None or tier is None or len(targets) > 1:
-            self.offset = self._settled_since = None
+            self.offset, self._settled_since, self.carried_per_s = None, None, math.inf
             return
         if self.offset is None or self.offset.target_s != slo.ttft_s:
             self.offset = no_offset(slo.ttft_s)
+        self.carried_per_s = self.offset.carried_per_s(slo.share)
         if tier_snapshot is None:
             self._settled_since = None
             return
         ready, target = tier_snapshot.ready, (slo.ttft_s, slo.ttft_per_1k_tokens_s)
         since = self._settled_since
-        if since is None or since[1:] != (ready, target) or not is_fully_ready(tier_snapshot):
+        if since is None or since[1:] != (ready, target) or not _carries_need(tier_snapshot, sizings.get(Role.SERVE)):
             since = self._settled_since = now_s, ready, target
         if 0.0 <= now_s - since[0] < LATENCY_WINDOW_S:
             return
@@ -80,3 +88,9 @@ class TtftFeedback:
         if isinstance(sizing, Unavailable) or self.offset is None or not self.offset.is_significant:
             return sizing
         return replace(sizing, ttft_offset_s=self.offset.seconds)
+
+
+def _carries_need(tier_snapshot: TierSnapshot, sizing: SizingResult | Unavailable | None) -> bool:
+    """Whether the ready replicas are all that are ordered, or all that the load needs, if that is known already."""
+    needed = sizing.replicas if isinstance(sizing, SizingResult) else 1
+    return is_fully_ready(tier_snapshot) or 0 < needed <= tier_snapshot.ready <= tier_snapshot.replicas

@@ -5,12 +5,16 @@ then late although the replicas are not full, so nothing is rejected, and the si
 
 Idea: Bayes on a grid of offsets. The model predicts the share of late first tokens for each offset, at the measured
 rate and number of replicas. The observed counts weigh the offsets by their binomial likelihood, with a smaller weight
-because late requests come in clusters. The prior is that there is no offset. Evidence decays towards it, so an offset
-that is gone is forgotten. A high quantile of the posterior is part of the TTFT for which the tiers are sized.
+because late requests come in clusters. The prior is that there is no offset. Evidence decays, so an offset that is
+gone is forgotten. A high quantile of the posterior is part of the TTFT for which the tiers are sized.
+
+The counts are kept by load per replica and compared with the present model. An offset that was found with a former
+model would not explain them any more once that is calibrated, and a replica would go although one fewer was late.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Annotated, Final, NamedTuple
 
@@ -18,9 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plimsoll.core.capacity.tier_model import TierProfile, attainment_without_queueing
-from plimsoll.core.codec import Length, Number
+from plimsoll.core.codec import Length, Number, stored_as
 
 _MEMORY: Final = 30.0  # minutes after which evidence has decayed to 1/e
+_DECAY: Final = 1.0 - 1.0 / _MEMORY
 _POINTS: Final = 51
 _MAX_OFFSET: Final = 1.25  # of the target; a larger offset is as infeasible
 _NONE_PROBABILITY: Final = 0.95  # of no offset, before any observation
@@ -30,6 +35,10 @@ _IMPOSSIBLE: Final = -1e4  # log weight; a smaller one is no different
 _SIGNIFICANT: Final = 0.01  # of the target
 _CLUSTER: Final = 5.0  # requests that count as one observation
 _MIN_SHARE: Final = 1e-3  # no prediction is more certain than this
+_SAME_LOAD: Final = 0.05  # relative difference of loads whose counts are added
+_MAX_SAMPLES: Final = 12
+_MIN_SAMPLE: Final = 100.0  # responses that show which share of them is late
+_LATE_LOAD_SHARE: Final = 0.9  # of a load with late first tokens: the level of arrivals moves by as much
 
 _GRID: Final[NDArray[np.float64]] = np.linspace(0.0, _MAX_OFFSET, _POINTS)
 
@@ -43,11 +52,24 @@ def _log_prior() -> NDArray[np.float64]:
 _LOG_PRIOR: Final = _log_prior()
 
 
+class LateSample(NamedTuple):
+    """Late first tokens and all responses at about one load, decaying. rate_per_s: requests/s per replica."""
+
+    rate_per_s: Annotated[float, Number(0.0, 1e9, digits=6)]
+    late: Annotated[float, Number(0.0, 1e12, digits=6)]
+    responses: Annotated[float, Number(0.0, 1e12, digits=6)]
+
+
+@stored_as("a TTFT offset", target_s="target", log_weights="weights")
 class TtftOffset(NamedTuple):
-    """Offset of one service. target_s: TTFT target; log_weights: of the grid, relative to its prior, at most 0."""
+    """Offset of one service. target_s: TTFT target; log_weights: of the grid, relative to its prior, at most 0.
+
+    samples: what the weights are computed from.
+    """
 
     target_s: Annotated[float, Number(0.0, 1e6, digits=6)]
     log_weights: Annotated[tuple[Annotated[float, Number(_IMPOSSIBLE, 0.0, digits=5)], ...], Length(_POINTS, _POINTS)]
+    samples: Annotated[tuple[LateSample, ...], Length(0, _MAX_SAMPLES)] = ()
 
     @property
     def seconds(self) -> float:
@@ -56,6 +78,18 @@ class TtftOffset(NamedTuple):
         weights = np.exp(log_posterior - log_posterior.max())
         at_most = np.cumsum(weights) / weights.sum()
         return 0.0 if at_most[0] >= _QUANTILE else float(self.target_s * np.interp(_QUANTILE, at_most, _GRID))
+
+    def carried_per_s(self, share: float) -> float:
+        """Return the load per replica, requests/s, below which not too many first tokens were late; infinite if none.
+
+        share: of first tokens that must be in time.
+        """
+        known = [one for one in self.samples if one.responses >= _MIN_SAMPLE]
+        late = [one.rate_per_s for one in known if one.late > (1.0 - share) * one.responses]
+        if not late:
+            return math.inf
+        in_time = [one.rate_per_s for one in known if one.rate_per_s < min(late)]
+        return max([_LATE_LOAD_SHARE * min(late), *in_time])
 
     @property
     def is_significant(self) -> bool:
@@ -75,20 +109,41 @@ def update_offset(
 
     profile: of the one tier that computes first tokens, without an offset. replica_rate_per_s: requests/s per replica.
     """
-    predicted = np.clip(late_shares(profile, replica_rate_per_s, _GRID * offset.target_s), _MIN_SHARE, 1.0 - _MIN_SHARE)
-    log_likelihood = (late * np.log(predicted) + (responses - late) * np.log1p(-predicted)) / _CLUSTER
-    log_weights = (1.0 - 1.0 / _MEMORY) * np.array(offset.log_weights) + log_likelihood
-    return offset._replace(log_weights=tuple(np.maximum(log_weights - log_weights.max(), _IMPOSSIBLE).tolist()))
+    samples = _add_sample(offset.samples, LateSample(replica_rate_per_s, late, responses))
+    rates_per_s, offsets_s = np.repeat([one.rate_per_s for one in samples], _POINTS), np.tile(_GRID, len(samples))
+    predicted = np.clip(late_shares(profile, rates_per_s, offsets_s * offset.target_s), _MIN_SHARE, 1.0 - _MIN_SHARE)
+    late_counts, counts = (np.repeat([one[column] for one in samples], _POINTS) for column in (1, 2))
+    log_likelihoods = (late_counts * np.log(predicted) + (counts - late_counts) * np.log1p(-predicted)) / _CLUSTER
+    log_weights = log_likelihoods.reshape(len(samples), _POINTS).sum(axis=0)
+    return TtftOffset(
+        offset.target_s, tuple(np.maximum(log_weights - log_weights.max(), _IMPOSSIBLE).tolist()), samples
+    )
 
 
-def late_shares(profile: TierProfile, replica_rate_per_s: float, offsets_s: NDArray[np.float64]) -> NDArray[np.float64]:
+def _add_sample(samples: tuple[LateSample, ...], added: LateSample) -> tuple[LateSample, ...]:
+    """Return the decayed samples with one more; of too many, the smallest is dropped."""
+    kept: list[LateSample] = []
+    for rate_per_s, late, responses in (LateSample(one[0], _DECAY * one[1], _DECAY * one[2]) for one in samples):
+        if abs(rate_per_s - added.rate_per_s) <= _SAME_LOAD * added.rate_per_s:
+            total = added.responses + responses
+            mean_per_s = (added.rate_per_s * added.responses + rate_per_s * responses) / total
+            added = LateSample(mean_per_s, added.late + late, total)
+        else:
+            kept.append(LateSample(rate_per_s, late, responses))
+    kept.append(added)
+    return tuple(sorted(kept, key=lambda one: -one.responses)[:_MAX_SAMPLES])
+
+
+def late_shares(
+    profile: TierProfile, replica_rate_per_s: float | NDArray[np.float64], offsets_s: NDArray[np.float64]
+) -> NDArray[np.float64]:
     """Return the share of first tokens after their target for each offset, shape (n,), without waits for a slot."""
     tiled = profile.select(np.zeros(offsets_s.size, dtype=np.intp))
     slack_s = tiled.slack_s.copy()
     slack_s[:, :-1] -= offsets_s[:, None]
     tiled = replace(tiled, slack_s=slack_s)
     share_met, within_tpot, _ = attainment_without_queueing(
-        tiled, np.full(offsets_s.size, replica_rate_per_s), tiled.arrival_cv2, True
+        tiled, np.broadcast_to(replica_rate_per_s, offsets_s.shape), tiled.arrival_cv2, True
     )
     met = (share_met * tiled.weights[:, :-1]).sum(axis=1) / np.maximum(within_tpot, 1e-12)
     return np.asarray(1.0 - met)

@@ -16,7 +16,7 @@ busy with long prompts can look like one with few places, so the limit is at lea
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Annotated, Final, NamedTuple
 
@@ -120,11 +120,12 @@ def update_limits(
     return limits._replace(kv_share=share) if is_change else limits
 
 
-def is_same_announcement(first: EngineLimits, second: EngineLimits) -> bool:
+def is_one_configuration(announced: Collection[EngineLimits]) -> bool:
     """Whether engines that announce these limits have one configuration."""
-    if abs(first.kv_tokens - second.kv_tokens) > _SAME_KV * first.kv_tokens:
+    if len({(limits.max_sequences, limits.token_budget) for limits in announced}) > 1:
         return False
-    return replace(first, kv_tokens=second.kv_tokens) == second
+    kv_tokens = [limits.kv_tokens for limits in announced]
+    return max(kv_tokens, default=0) <= (1.0 + _SAME_KV) * min(kv_tokens, default=0)
 
 
 def _count_slots(limits: MeasuredLimits, batch: EngineBatch, announced: int, now_s: float) -> MeasuredLimits:
