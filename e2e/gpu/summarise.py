@@ -80,7 +80,8 @@ def _summary(one: Mapping[str, Any]) -> dict[str, Any]:
         "engine": [json.loads(text) for name, text in scrapes.items() if name.endswith("/about")],
         "counters": _counters(scrapes),
         "limits": one["final"]["admission"]["items"][0]["limits"],
-        "tools": {name: found.get("result") for name, found in one.get("tools", {}).items()},
+        "tools": {name: _tool(found.get("result")) for name, found in one.get("tools", {}).items()},
+        "rival": _rival(one.get("rival"), began_s),
         "itl_s": _itl(one.get("gaps"), scenario),
         "beside": _beside(one, scenario),
         **{key: one[key] for key in ("first_answer_s", "to_zero_s", "held_s") if key in one},
@@ -100,6 +101,27 @@ def _beside(one: Mapping[str, Any], scenario: scenarios.Scenario) -> dict[str, A
         "itl_s": _itl(one.get("beside_gaps"), scenario),
         "names": {name: summary(part, scenario) for name, part in parts.items()},
     }
+
+
+def _tool(result: Any) -> Any:
+    """What a tool says; of GuideLLM's distributions only their percentiles."""
+    if not isinstance(result, Mapping) or "benchmarks" not in result:
+        return result
+    metrics = result["benchmarks"][0]["metrics"]
+    kept = ("prompt_token_count", "time_to_first_token_ms", "time_per_output_token_ms", "inter_token_latency_ms")
+    percentiles = {name: metrics[name]["successful"]["percentiles"] for name in kept}
+    return {"version": result["metadata"]["guidellm_version"], "requests": metrics["request_totals"], **percentiles}
+
+
+def _rival(rows: Sequence[Mapping[str, Any]] | None, began_s: float) -> dict[str, Any] | None:
+    """Answers of the second service: statuses, and when those with 200 ended and came again, seconds of the load."""
+    if not rows:
+        return None
+    ordered = [(round(row["at"] - began_s, 1), row["status"]) for row in sorted(rows, key=lambda row: float(row["at"]))]
+    lost = [at_s for at_s, status in ordered if status != 200]
+    back = [at_s for at_s, status in ordered if status == 200 and lost and at_s > lost[-1]]
+    statuses = Counter(str(status) for _, status in ordered)
+    return {"statuses": statuses, "lost_s": lost[:1], "back_s": back[:1], "longest_s": max(r["seconds"] for r in rows)}
 
 
 def _itl(gaps: Mapping[str, Any] | None, scenario: scenarios.Scenario) -> dict[str, float | None]:

@@ -9,6 +9,7 @@ import pytest
 from plimsoll.adapters.launcher import StartupProgress
 from plimsoll.api.v1alpha1 import parse
 from plimsoll.controllers import pod_startup
+from plimsoll.core.autoscaling import startup_time
 from plimsoll.core.autoscaling.startup_models import UNKNOWN_VARIANT, Variant
 from plimsoll.resources.engine_pod import pod_template
 from tests import builders
@@ -53,6 +54,14 @@ def test_startup_state_reports_current_phase() -> None:
         startup_progress("load", ("launch", 1.0), ("import", 5.0)),
     )
     assert (loading.phase, loading.phase_since_s) == ("load", CREATED_S + 18)
+
+
+def test_pod_that_waited_long_for_a_node_is_not_overdue() -> None:
+    learned = startup_time.record(startup_time.startup_prior(0.0, 0.0, 16e9, 1e9, 1e9), [("load", 50.0)])
+    placed_s = round(2 * learned.overdue_s)
+    state = pod_startup.startup_state(pod(pod_condition("PodScheduled", "True", placed_s)), None)
+    for elapsed_s, expected in ((1.0, startup_time.Eta), (learned.overdue_s + 1.0, startup_time.Overdue)):
+        assert isinstance(startup_time.eta(learned, state, CREATED_S + placed_s + elapsed_s), expected)
 
 
 def test_phase_durations_sum_to_total_startup_time() -> None:
@@ -128,7 +137,7 @@ def test_restart_state_has_times_of_the_container(
 def test_new_pod_waits_for_its_probe_after_the_last_phase() -> None:
     late = pod(pod_condition("PodScheduled", "True", 2), pod_condition("Ready", "False", 2), running=12)
     state = pod_startup.startup_state(late, WHOLE)
-    assert (state.phase, state.created_s, state.phase_since_s) == ("probe", CREATED_S, CREATED_S + 33)
+    assert (state.phase, state.created_s, state.phase_since_s) == ("probe", CREATED_S + 2, CREATED_S + 33)
     assert state.restart_since_s is None
 
 

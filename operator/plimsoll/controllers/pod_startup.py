@@ -106,7 +106,7 @@ def startup_state(pod: Object, progress: StartupProgress | None) -> StartingPod:
     was_ready = has_restarted(pod) or is_complete(progress)
     if was_ready and running_s is not None and running_s < (unready_s or 0.0) and not is_starting:
         return StartingPod(name, max(made_s, unready_s or 0.0), RESTART_PHASE, unready_s, restart_since_s=unready_s)
-    began_s, restart_since_s = made_s, None
+    began_s, restart_since_s = max(made_s, _since_s(pod, "PodScheduled") or 0.0), None
     if has_restarted(pod):
         began_s = max(made_s, unready_s or 0.0)
         restart_since_s = _container_ended_s(pod) or began_s

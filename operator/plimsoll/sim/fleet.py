@@ -80,11 +80,11 @@ class SimulatedReplica:
 
     def startup_status(self, now_s: float, epoch_s: float) -> StartingPod:
         """Progress of its start-up, as its pod and launcher report it."""
-        created_s = epoch_s + self.ordered_s
         if self.placed_s is None:
+            created_s = epoch_s + self.ordered_s
             return StartingPod(self.name, created_s, self.planned_phases[0][0], created_s, _UNSCHEDULABLE)
         phase, since_s = current_phase(self.planned_phases, self.placed_s, now_s)
-        return StartingPod(self.name, created_s, phase, epoch_s + since_s)
+        return StartingPod(self.name, epoch_s + self.placed_s, phase, epoch_s + since_s)
 
     @property
     def startup_phases(self) -> StartupPhases:

@@ -165,8 +165,9 @@ class StartupModel(NamedTuple):
 class StartingPod:
     """A pod that is not ready yet.
 
-    created_s: time of its creation, or when it became unready if its engine restarts. phase: current start-up phase,
-    None if unknown; phase_since_s: its start. unschedulable_reason: the scheduler's message while the pod fits on no
+    created_s: time of its creation, or later when it got a node: a long wait for one is no sign that its engine hangs;
+    if its engine restarts, when it became unready. phase: current start-up phase, None if unknown; phase_since_s: its
+    start. unschedulable_reason: the scheduler's message while the pod fits on no
     node, else None. restart_since_s: when the engine's container ended for a restart in the pod; None for a new pod.
     silent_node: the pod's node if it no longer reports, so that nothing is known of the pod; created_s is then when it
     became unready.
