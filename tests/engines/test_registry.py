@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ from plimsoll.engines.registry import ENGINES, engine_named, engines_with, engin
 PAGES = Path(__file__).with_name("pages")
 LAUNCH = Launch("/models/claim/m.gguf", False, "chat", "generate", 1, 8000)
 HUB = Launch("org/m", True, "chat", "embed", 2, 9000, "v1")
+METRICS_ON = {"return_perf_metrics": True, "enable_iter_perf_stats": True}
 
 
 def reading(engine: str) -> EngineReading:
@@ -54,12 +55,12 @@ def reading(engine: str) -> EngineReading:
         (
             "tensorrt-llm",
             LAUNCH,
-            "/models/claim/m.gguf --host 0.0.0.0 --port 8000 --extra_llm_api_options /tmp/trtllm-serve.yaml",
+            "/models/claim/m.gguf --host 0.0.0.0 --port 8000",
         ),
         (
             "tensorrt-llm",
             HUB,
-            "org/m --host 0.0.0.0 --port 9000 --revision v1 --tp_size 2 --extra_llm_api_options /tmp/trtllm-serve.yaml",
+            "org/m --host 0.0.0.0 --port 9000 --revision v1 --tp_size 2",
         ),
         ("tgi", LAUNCH, "--model-id /models/claim/m.gguf --hostname 0.0.0.0 --port 8000"),
         ("tgi", HUB, "--model-id org/m --revision v1 --num-shard 2 --hostname 0.0.0.0 --port 9000"),
@@ -79,7 +80,6 @@ def test_own_flags_are_reserved(name: str) -> None:
         "--tp-size",
         "--is-embedding",
         "--tp_size",
-        "--extra_llm_api_options",
     }
 
 
@@ -125,16 +125,60 @@ def test_tensorrt_llm_page_of_its_collector_is_read() -> None:
     assert ENGINES["tensorrt-llm"].metrics_path == "/prometheus/metrics"
 
 
+def run_tensorrt_llm(folder: Path, *args: str) -> tuple[subprocess.CompletedProcess[str], Path]:
+    """Start the command of TensorRT-LLM with a server that prints its arguments; also the file of its options."""
+    python, flag, script = ENGINES["tensorrt-llm"].command
+    assert python == "python3"
+    (folder / "trtllm-serve").write_text('#!/bin/sh\nprintf "%s|" "$@"\n')
+    (folder / "trtllm-serve").chmod(0o755)
+    options = folder / "options.yaml"
+    command = [sys.executable, flag, script.replace(tensorrt_llm.OPTIONS_FILE, str(options)), *args]
+    return subprocess.run(command, env={"PATH": str(folder)}, capture_output=True, text=True), options
+
+
 def test_tensorrt_llm_command_writes_the_options_of_its_metrics(tmp_path: Path) -> None:
-    shell, flag, script, name = ENGINES["tensorrt-llm"].command
-    (tmp_path / "trtllm-serve").write_text('#!/bin/sh\nprintf "%s|" "$@"\n')
-    (tmp_path / "trtllm-serve").chmod(0o755)
-    options = tmp_path / "options.yaml"
-    command = [shell, flag, script.replace(tensorrt_llm.OPTIONS_FILE, str(options)), name, "a b", "$(x)", "--c"]
-    path = f"{tmp_path}:{os.environ['PATH']}"
-    done = subprocess.run(command, env={"PATH": path}, capture_output=True, text=True, check=True)
-    assert done.stdout == "a b|$(x)|--c|"
-    assert yaml.safe_load(options.read_text()) == {"return_perf_metrics": True, "enable_iter_perf_stats": True}
+    done, options = run_tensorrt_llm(tmp_path, "a b", "$(x)", "--c")
+    assert done.stdout == f"a b|$(x)|--c|--extra_llm_api_options|{options}|"
+    assert yaml.safe_load(options.read_text()) == METRICS_ON
+
+
+@pytest.mark.parametrize("flag", ["--config", "--extra_llm_api_options"])
+@pytest.mark.parametrize("joined", [True, False])
+def test_tensorrt_llm_users_options_keep_the_metrics(tmp_path: Path, flag: str, joined: bool) -> None:
+    users = tmp_path / "users.yaml"
+    users.write_text("kv_cache_config: {dtype: fp8}\nreturn_perf_metrics: false\n")
+    argument = [f"{flag}={users}"] if joined else [flag, str(users)]
+    done, options = run_tensorrt_llm(tmp_path, "m", "--config", "/absent", *argument, "--tp_size", "2")
+    assert done.stdout == f"m|--tp_size|2|--extra_llm_api_options|{options}|"
+    assert yaml.safe_load(options.read_text()) == {"kv_cache_config": {"dtype": "fp8"}, **METRICS_ON}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (None, "No such file or directory"),
+        ("- a\n", "is no mapping of options"),
+        ("a: [\n", "is no YAML"),
+    ],
+)
+def test_tensorrt_llm_unusable_options_are_named(tmp_path: Path, text: str | None, says: str) -> None:
+    users = tmp_path / "users.yaml"
+    if text is not None:
+        users.write_text(text)
+    done, _ = run_tensorrt_llm(tmp_path, "m", "--config", str(users))
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.startswith(f"spec.engine.args: --config {users}: ")
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_tensorrt_llm_empty_options_are_none(tmp_path: Path) -> None:
+    users = tmp_path / "users.yaml"
+    users.write_text("# nothing\n")
+    done, options = run_tensorrt_llm(tmp_path, "m", "--config", str(users))
+    assert done.returncode == 0
+    assert yaml.safe_load(options.read_text()) == METRICS_ON
 
 
 def test_tgi_page_of_its_documentation_is_read() -> None:
