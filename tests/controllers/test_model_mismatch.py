@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -53,7 +54,7 @@ def test_late_first_tokens_and_rejections() -> None:
 
 
 @pytest.mark.parametrize("differing", [{"max_sequences": 7}, {"kv_tokens": 7_000}], ids=["sequences", "KV cache"])
-async def test_engines_of_a_rollout_are_not_uniform(monkeypatch: pytest.MonkeyPatch, differing: dict[str, int]) -> None:
+async def test_engines_of_a_rollout_are_not_uniform(monkeypatch: pytest.MonkeyPatch, differing: dict[str, Any]) -> None:
     """Engines of a former revision would otherwise limit the new ones."""
     snapshots: list[ServiceSnapshot] = []
     ingest = ServiceState.ingest
