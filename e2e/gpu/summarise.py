@@ -114,7 +114,7 @@ def _tool(result: Any) -> Any:
 
 
 def _rival(rows: Sequence[Mapping[str, Any]] | None, began_s: float) -> dict[str, Any] | None:
-    """Answers of the second service: statuses, and when those with 200 ended and came again, seconds of the load."""
+    """Answers of the second service: statuses, and when it stopped and resumed answering 200, seconds of the load."""
     if not rows:
         return None
     ordered = [(round(row["at"] - began_s, 1), row["status"]) for row in sorted(rows, key=lambda row: float(row["at"]))]

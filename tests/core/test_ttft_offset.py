@@ -105,15 +105,16 @@ def late_minute(
     seconds: int = 61,
     ordered: int = 1,
     needed: int = 1,
+    arrivals: float = 60.0 * RATE_PER_S,
 ) -> None:
     """Ticks of one minute, the end included, in which the gateways count so many late first tokens of 600.
 
-    One replica is ready. ordered: replicas from its second half on.
+    One replica is ready. ordered: replicas from its second half on. arrivals: of the minute.
     """
     state = TierState(Role.SERVE, tier_spec=tier_spec)
     metrics = ServiceMetrics(
         rate_per_s=RATE_PER_S,
-        arrivals=60.0 * RATE_PER_S,
+        arrivals=arrivals,
         slo_counts=SloCounts(600.0, late, late, 0.0),
         ttft_histogram=BucketCounts((TARGET_S, 1.0), (600.0 - late, late, 0.0), 60.0),
     )
@@ -132,6 +133,16 @@ def test_late_minutes_of_settled_replicas_show_the_offset(tier_spec: TierSpec) -
     feedback = TtftFeedback()
     late_minute(tier_spec, feedback, spec_with(TARGET_S, TARGET_S), 0.0, 60.0)
     assert feedback.offset_s > 0.3 * TARGET_S
+
+
+@pytest.mark.parametrize(("arrivals", "counts"), [(0.0, False), (299.0, False), (301.0, True)])
+def test_late_responses_of_an_earlier_load_do_not_count(tier_spec: TierSpec, arrivals: float, counts: bool) -> None:
+    """The rate of a minute without arrivals is 0: the demand over it would be infinitely many replicas."""
+    feedback = TtftFeedback()
+    late_minute(tier_spec, feedback, spec_with(), 0.0, 60.0, arrivals=arrivals)
+    late_minute(tier_spec, feedback, spec_with(), 61.0, 60.0, seconds=1, arrivals=arrivals)
+    assert (feedback.carried_per_s < math.inf) == counts
+    assert feedback.carried_per_s > 0.0
 
 
 @pytest.mark.parametrize(("ordered", "needed", "counts"), [(2, 1, True), (2, 2, False)], ids=["standby", "short"])

@@ -11,7 +11,8 @@ import pytest
 from plimsoll.core.types import Task
 from plimsoll.gateway.api_routes import ROUTES, paths_of, route_of
 from plimsoll.gateway.errors import ErrorShape, from_header
-from plimsoll.gateway.picker import MAX_CLIENT_UNBOOKED_PER_ENGINE, MAX_UNBOOKED_PER_ENGINE, Reply
+from plimsoll.gateway.picker import Reply
+from plimsoll.gateway.unbooked import MAX_CLIENT_PER_ENGINE, MAX_PER_ENGINE
 from tests.gateway.kube_objects import Object, pod, service
 from tests.gateway.picker_harness import PickerHarness, engine_names, picked_engine, response_headers, service_with_slo
 
@@ -121,7 +122,7 @@ def test_token_requests_are_bounded_per_engine(engines: int) -> None:
     def ask() -> Reply:
         return check_request(harness, TOKENIZE, f"10.9.0.{next(sources) % 200}", prompt="a")
 
-    replies = [ask() for _ in range(engines * MAX_UNBOOKED_PER_ENGINE)]
+    replies = [ask() for _ in range(engines * MAX_PER_ENGINE)]
     assert {response_headers(one)[":status"] for one in replies} == {"200"}
     status, body = error_of(ask())
     assert (status, body["error"]["code"]) == (429, "gateway_full")
@@ -137,7 +138,7 @@ def test_token_requests_of_one_client_leave_room() -> None:
     def ask(source: str) -> Reply:
         return check_request(harness, TOKENIZE, source, prompt="a")
 
-    replies = [ask(hostile) for _ in range(MAX_CLIENT_UNBOOKED_PER_ENGINE)]
+    replies = [ask(hostile) for _ in range(MAX_CLIENT_PER_ENGINE)]
     status, body = error_of(ask(hostile))
     assert (status, body["error"]["code"]) == (429, "gateway_full")
     assert "48 requests like /tokenize of this client each" in body["error"]["message"]

@@ -118,6 +118,6 @@ def test_service_without_unbooked_requests_is_not_kept() -> None:
     for request_id in ("a", "b"):
         inflight.begin("s", Pick(A), request_id, 0.0, is_booked=False)
     inflight.complete("a", "a", 1.0)
-    assert inflight.unbooked == {"s": 1}
+    assert inflight.unbooked.by_service == {"s": 1}
     inflight.complete("b", "a", 1.0)
-    assert list(inflight.unbooked) == []
+    assert list(inflight.unbooked.by_service) == []

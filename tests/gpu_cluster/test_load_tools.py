@@ -1,4 +1,4 @@
-"""What is handed to the load tools that nobody here wrote."""
+"""The input of load tools of other projects."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ SOURCES = "github.com/fluxcd/source-controller"  # for its definitions: it is no
 
 
 def source() -> Path:
-    """The folder to build in. The module is downloaded if it is not there, and copied anew."""
+    """The folder to build in. The module is downloaded if it is not there, and copied again."""
     folder = CACHE / "flux"
     shutil.rmtree(folder, ignore_errors=True)
     run("cp", "-r", "--no-preserve=mode", downloaded(MODULE), folder)  # what Go downloads is read-only

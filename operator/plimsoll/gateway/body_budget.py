@@ -25,7 +25,7 @@ CLIENT_SHARE = 0.75  # of the limit
 
 
 class _Reservation(NamedTuple):
-    """The bytes of a body, the time of its first reservation, and the client that asked for it."""
+    """The bytes of a body, the time of its first reservation, and its client."""
 
     size: int
     since_s: float

@@ -9,7 +9,6 @@ endpoint, and lost records.
 from __future__ import annotations
 
 import secrets
-from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
@@ -20,6 +19,7 @@ from plimsoll.core.routing.inflight_reconciliation import reconcile_inflight
 from plimsoll.core.routing.picker import EndpointIndex, Pick
 from plimsoll.core.slo import Deadlines
 from plimsoll.gateway.demand_counter import DemandTokens
+from plimsoll.gateway.unbooked import UnbookedRequests
 
 SUSPECT_SECONDS = 5.0
 MAX_REQUEST_AGE_SECONDS = 7200.0  # an older request has lost its access-log record
@@ -54,8 +54,7 @@ class InFlightTracker:
     def __init__(self) -> None:
         self.loads: dict[str, EndpointLoad] = {}
         self._id_prefix = secrets.token_hex(4)  # distinguishes IDs of an earlier process
-        self.unbooked: Counter[str] = Counter()  # requests that take no capacity, by service
-        self.client_unbooked: Counter[tuple[str, str]] = Counter()  # the same by service and client
+        self.unbooked = UnbookedRequests()
         self._pick_number = 0
         self._requests: dict[str, InFlightRequest] = {}
         self._last_drift: dict[str, int] = {}
@@ -124,7 +123,7 @@ class InFlightTracker:
     def add(self, request_id: str, request: InFlightRequest) -> None:
         """Record a request at an engine, picked here or by another gateway."""
         if not request.is_booked:
-            self._count_unbooked(request, 1)
+            self.unbooked.add(request.service, request.client, 1)
         self._pick_number += 1
         self._requests[request_id] = request
         self._add_own(request.endpoint, 1, request, self._pick_number)
@@ -242,19 +241,10 @@ class InFlightTracker:
 
     def _release(self, request: InFlightRequest) -> None:
         if not request.is_booked:
-            self._count_unbooked(request, -1)
+            self.unbooked.add(request.service, request.client, -1)
         self._add_own(request.endpoint, -1, request)
         if request.prefill is not None:
             self._add_own(request.prefill, -1, request)
-
-    def _count_unbooked(self, request: InFlightRequest, delta: int) -> None:
-        service, client = request.service, (request.service, request.client)
-        self.unbooked[service] += delta
-        self.client_unbooked[client] += delta
-        if not self.unbooked[service]:
-            del self.unbooked[service]
-        if not self.client_unbooked[client]:
-            del self.client_unbooked[client]
 
     def _add_own(self, address: str, delta: int, request: InFlightRequest, pick_number: int | None = None) -> None:
         self._own_counts[address] = self._own_counts.get(address, 0) + delta

@@ -45,6 +45,7 @@ from plimsoll.gateway.request_parser import MAX_SEQUENCES_PER_PROMPT, ParsedRequ
 from plimsoll.gateway.request_queue import RequestQueue
 from plimsoll.gateway.request_stats import RequestStats
 from plimsoll.gateway.retry_identity import OWN_SEED, body_digest, claims_retry
+from plimsoll.gateway.revoked_requests import RevokedRequests
 from plimsoll.gateway.service_catalog import EMPTY_CATALOG, ServiceCatalog, ServiceEntry
 from plimsoll.gateway.tenant_cache import prefix_hashes
 from plimsoll.telemetry import gateway_metrics
@@ -52,9 +53,6 @@ from plimsoll.telemetry import gateway_metrics
 log = logging.getLogger(__name__)
 
 Reply = bytes | Awaitable[bytes]
-
-MAX_UNBOOKED_PER_ENGINE = 64  # requests at an engine that pass admission control by
-MAX_CLIENT_UNBOOKED_PER_ENGINE = 48  # the same of one client
 
 
 class Picker:
@@ -86,6 +84,7 @@ class Picker:
         self.owners: Owners | None = None  # None: this gateway decides about all services
         self.digest_seed = OWN_SEED
         self.reports = EnvoyReports(self, self._clock)
+        self.revoked = RevokedRequests(self, self._clock)
 
     def set_catalog(self, catalog: ServiceCatalog) -> None:
         """Replace the catalog."""
@@ -115,7 +114,7 @@ class Picker:
         """Update admission. Call this every second."""
         now = self._clock.now()
         self.key_limits.expire(now)
-        self._reject_revoked(now)
+        self.revoked.reject(now)
         self.admission.tick(now, self._clock.unix())
         self.release(list(self.admission.services), now)
 
@@ -289,16 +288,10 @@ class Picker:
         if pick is None:
             return self.reject(no_unbooked_engine(service, ctx, self._clock.unix()), shape)
         engines = sum(e.routable and e.role is not Role.PREFILL for e in service.endpoints)
-        of_client = self.inflight.client_unbooked[service.key, ctx.client]
-        for who, count, limit in (
-            ("", self.inflight.unbooked[service.key], MAX_UNBOOKED_PER_ENGINE),
-            (" of this client", of_client, MAX_CLIENT_UNBOOKED_PER_ENGINE),
-        ):
-            if count >= engines * limit:
-                return self.reject(error_messages.too_many_unbooked(ctx.model, ctx.route.path, limit, who), shape)
-        is_foreign = ctx.foreign is not None
+        if (reached := self.inflight.unbooked.reached_limit(service.key, ctx.client, engines)) is not None:
+            return self.reject(error_messages.too_many_unbooked(ctx.model, ctx.route.path, *reached), shape)
         self.inflight.begin(
-            service.key, pick, ctx.request_id, now, is_booked=False, is_foreign=is_foreign, client=ctx.client
+            service.key, pick, ctx.request_id, now, is_booked=False, is_foreign=ctx.is_foreign, client=ctx.client
         )
         retry_after_s = None if pick.fallbacks else next_engine_s(service, self._clock.unix(), self._random.randint)
         return dispatch_response(service, pick, ctx, retry_after_s, self._rate_headers(ctx, now), now)
@@ -315,32 +308,23 @@ class Picker:
             if ctx.is_fallback:
                 return self._reject_at_origin(ctx, now)
             return self._reject(no_endpoint(service, ctx, self._clock.unix()), ctx, now)
-        stats = self.stats(service.key)
+        key, stats = service.key, self.stats(service.key)
         if ctx.adapter is not None:
-            self._counted_adapters.add((service.key, ctx.adapter.name))
-            gateway_metrics.GATEWAY_ADAPTER_REQUESTS.labels(service.key, ctx.adapter.name).inc()
+            self._counted_adapters.add((key, ctx.adapter.name))
+            gateway_metrics.GATEWAY_ADAPTER_REQUESTS.labels(key, ctx.adapter.name).inc()
         if ctx.is_fallback:
             self.stats(ctx.service).record_outcome(AdmissionOutcome.DOWNGRADED)
-            stats.record_arrival(
-                demand_tokens(ctx, self.admission.kv_tokens(service.key)), retry=ctx.is_retry, demand=True
-            )
+            tokens = demand_tokens(ctx, self.admission.kv_tokens(key))
+            stats.record_arrival(tokens, retry=ctx.is_retry, demand=True)
         if decision is not None:
             stats.record_outcome(AdmissionOutcome.ADMITTED)
         if pick.endpoint.role is Role.DECODE:
             stats.record_prefill(remote=pick.prefill is not None)
         self.admission.record_forwarded(ctx, pick.endpoint.address, now)
         ctx.prefill = "" if pick.prefill is None else pick.prefill.address
-        deadlines = slo_deadlines(service, ctx)
+        deadlines, demand = slo_deadlines(service, ctx), demand_by_service(ctx, self.admission.kv_tokens)
         self.inflight.begin(
-            service.key,
-            pick,
-            ctx.request_id,
-            now,
-            ctx.retry_key,
-            deadlines,
-            demand_by_service(ctx, self.admission.kv_tokens),
-            via=ctx.via,
-            is_foreign=ctx.foreign is not None,
+            key, pick, ctx.request_id, now, ctx.retry_key, deadlines, demand, via=ctx.via, is_foreign=ctx.is_foreign
         )
         self.recent_rejections.discard(ctx.retry_key)
         if self.owners is not None:
@@ -379,23 +363,13 @@ class Picker:
         self._schedule_wakeup(ctx.target_service, now)
         return future
 
-    def revocation(self, ctx: RequestContext) -> Rejection | None:
-        """Returns why the key or token of a request is not accepted any more, None if it is."""
-        renewed = self.authenticator.renew(ctx.identity, self._clock.unix())
-        return renewed if isinstance(renewed, Rejection) else None
-
-    def _reject_revoked(self, now: float) -> None:
-        """Reject the requests of this gateway's Envoy that wait with a key or token which is not accepted any more."""
-        for ctx in self.queue.requests():
-            if ctx.via or ctx.response is None or (rejection := self.revocation(ctx)) is None:
-                continue
-            self.queue.remove(ctx.request_id)
-            self.admission.cancel(ctx, now)
-            reply = self._reject(rejection, ctx, now)
-            if not ctx.response.done():
-                ctx.response.set_result(self.attributes.tag(ctx, reply, now))
-        if self.owners is not None:
-            self.owners.reject_revoked(now)
+    def reject_queued(self, ctx: RequestContext, rejection: Rejection, now: float) -> None:
+        """Answer a queued request with a rejection."""
+        self.queue.remove(ctx.request_id)
+        self.admission.cancel(ctx, now)
+        reply = self._reject(rejection, ctx, now)
+        if ctx.response is not None and not ctx.response.done():
+            ctx.response.set_result(self.attributes.tag(ctx, reply, now))
 
     def remove_queued(self, ctx: RequestContext, now: float) -> None:
         """Take a request out of its queue, so that another gateway can decide about it."""

@@ -111,6 +111,11 @@ class RequestContext(msgspec.Struct, eq=False):
     def is_fallback(self) -> bool:
         return self.target_service != self.service
 
+    @property
+    def is_foreign(self) -> bool:
+        """Whether a gateway of another product carries the request."""
+        return self.foreign is not None
+
 
 def request_id_of(headers: Mapping[bytes, bytes]) -> str | None:
     """Returns the request ID that Envoy set, or None if it is missing or invalid."""

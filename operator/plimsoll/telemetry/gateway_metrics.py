@@ -25,7 +25,7 @@ GATEWAY_DEMAND = Counter(
 )
 GATEWAY_COMPLETED = Counter(
     "plimsoll_gateway_requests_completed",
-    "Requests sent to an engine that have ended (outcome: succeeded, rejected by the engine with 4xx, failed,"
+    "Requests sent to an engine that have ended (outcome: succeeded, rejected, which is a 4xx of the engine, failed,"
     " cancelled, deadline_exceeded, idle_timeout).",
     ["service", "outcome"],
     registry=GATEWAY,

@@ -117,10 +117,9 @@ class TierObservation:
 
     replicas: ordered. ready: of those, able to serve. starting: of those, not ready. backlog_gpu_s: work queued for the
     tier at the gateways. coverage: share of the endpoints that reported, above 0 to 1; `scaled_sum` extrapolates sums
-    to all, and below 1 no tier scales down. carried_per_s: load per replica, requests/s,
-    below which not too many first tokens were late; infinite if none were. replicas_set_by: who else ordered the count,
-    None if no other. serving_s: for how long each tier of the service has had a ready replica, s; infinite if no
-    request came before.
+    to all, and below 1 no tier scales down. carried_per_s: load per replica, requests/s, below which not too many first
+    tokens were late; infinite if none were. replicas_set_by: who else ordered the count, None if no other. serving_s:
+    for how long each tier of the service has had a ready replica, s; infinite if no request arrived before.
     """
 
     replicas: int

@@ -167,10 +167,9 @@ class StartingPod:
 
     created_s: time of its creation, or later when it got a node: a long wait for one is no sign that its engine hangs;
     if its engine restarts, when it became unready. phase: current start-up phase, None if unknown; phase_since_s: its
-    start. unschedulable_reason: the scheduler's message while the pod fits on no
-    node, else None. restart_since_s: when the engine's container ended for a restart in the pod; None for a new pod.
-    silent_node: the pod's node if it no longer reports, so that nothing is known of the pod; created_s is then when it
-    became unready.
+    start. unschedulable_reason: the scheduler's message while the pod fits on no node, else None. restart_since_s: when
+    the engine's container ended for a restart in the pod; None for a new pod. silent_node: the pod's node if it no
+    longer reports, so that nothing is known of the pod; created_s is then when it became unready.
     """
 
     pod: str
@@ -334,9 +333,9 @@ def eta(model: StartupModel, pod: StartingPod, now_s: float) -> Eta | Overdue:
     """Return when a starting pod will be ready; Overdue if it has taken too long to predict it.
 
     With a known phase: the remaining time of that phase, given how long it has run, and the phases after it; medians
-    add. Otherwise: the remaining time of the whole start. An unschedulable pod has the
-    whole start before it. A restart has the phases of restarts. It is overdue when a new pod would be, because a
-    replacement takes that long. A pod on a silent node is overdue at once.
+    add. Otherwise: the remaining time of the whole start. An unschedulable pod has the whole start before it. A restart
+    has the phases of restarts. It is overdue when a new pod would be, because a replacement takes that long. A pod on a
+    silent node is overdue at once.
     """
     if pod.unschedulable_reason is not None:
         return Eta(model.total.quantile_s(0.5))

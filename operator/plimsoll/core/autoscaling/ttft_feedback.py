@@ -1,10 +1,10 @@
 """Updates the TTFT offset of a service (`ttft_offset`) from the late first tokens of each settled minute.
 
-A minute is settled if no replica that the load needs was missing, and the number of ready replicas and the targets
-were the same. A standby replica that starts serves nothing, so it unsettles no minute. Only one tier, which prefills
-and decodes, has an offset: with two tiers, late first tokens do not show which of them is slow. Classes with
-TTFT targets of their own rule it out too, because gateways count late requests by class and the model predicts them for
-one target.
+A minute is settled if no replica that the load needs was missing, and the number of ready replicas and the targets were
+the same. Responses that are many more than the arrivals are of an earlier load, and do not count. A standby replica
+that starts serves nothing, so it unsettles no minute. Only one tier, which prefills and decodes, has an offset: with
+two tiers, late first tokens do not show which of them is slow. Classes with TTFT targets of their own rule it out too,
+because gateways count late requests by class and the model predicts them for one target.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from plimsoll.core.types import Role, Unavailable
 from plimsoll.core.workload import Workload
 
 MIN_RESPONSES: Final = 20.0  # of a minute that is used
+MIN_ARRIVAL_SHARE: Final = 0.5  # of its responses
 _Targets = tuple[float | None, float]  # TTFT in s, and s for each 1,000 tokens of the prompt
 
 
@@ -77,6 +78,8 @@ class TtftFeedback:
         if metrics.slo_counts is None and slo.ttft_per_1k_tokens_s:
             return  # how many are late by the target of their own prompt is not known
         if counts is None or counts[1] < MIN_RESPONSES or tier.tier_spec is None or isinstance(workload, Unavailable):
+            return
+        if metrics.arrivals < MIN_ARRIVAL_SHARE * counts[1]:
             return
         if not self.offset.is_significant and counts[0] < 0.5 * (1.0 - slo.share) * counts[1]:
             return  # nothing to correct: a profile takes milliseconds

@@ -55,7 +55,7 @@ _LOG_PRIOR: Final = _log_prior()
 class LateSample(NamedTuple):
     """Late first tokens and all responses at about one load, decaying. rate_per_s: requests/s per replica."""
 
-    rate_per_s: Annotated[float, Number(0.0, 1e9, digits=6)]
+    rate_per_s: Annotated[float, Number(1e-6, 1e9, digits=6)]  # above 0: demand is divided by it
     late: Annotated[float, Number(0.0, 1e12, digits=6)]
     responses: Annotated[float, Number(0.0, 1e12, digits=6)]
 

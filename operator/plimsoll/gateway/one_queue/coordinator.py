@@ -212,7 +212,7 @@ class OneQueue:
 
     def reject_revoked(self, now: float) -> None:
         for pending in list(self._pending.values()):
-            if (rejection := self._picker.revocation(pending.ctx)) is not None:
+            if (rejection := self._picker.revoked.rejection(pending.ctx)) is not None:
                 if pending.link is not None:
                     pending.link.withdraw(pending.number)
                 ctx = pending.ctx
@@ -319,8 +319,7 @@ class OneQueue:
         if running is not None:
             service = self._catalog.services.get(running.service)
             deadlines = None if service is None else slo_deadlines(service, ctx)
-            is_foreign = ctx.foreign is not None
-            in_flight, forwarded = conversions.from_running(running, "", now, ctx.tenant, deadlines, is_foreign)
+            in_flight, forwarded = conversions.from_running(running, "", now, ctx.tenant, deadlines, ctx.is_foreign)
             ctx.prefill, ctx.admission_request = running.prefill or "", forwarded.request
             picker.inflight.add(running.request_id, in_flight)
             picker.admission.adopt(forwarded, now)
