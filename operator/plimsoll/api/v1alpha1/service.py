@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import ConfigDict, Field, ValidationError
 
@@ -17,7 +17,7 @@ from plimsoll.api.labels import SIZE_PROBLEM
 from plimsoll.api.v1alpha1.adapter_rules import ADAPTER_RULES, HAS_LORA, uses_lora
 from plimsoll.api.v1alpha1.adapters import AdapterSpec, LoraSpec
 from plimsoll.api.v1alpha1.admission import DEFAULT_ADMISSION, DEFAULT_MAX_QUEUE_TIME, AdmissionSpec, WhenFull
-from plimsoll.api.v1alpha1.api_model import ApiModel, MapList, ValidationRule, ValidationRules
+from plimsoll.api.v1alpha1.api_model import ApiModel, MapList, ValidationRule, ValidationRules, with_values
 from plimsoll.api.v1alpha1.cache_and_draft_rules import CACHE_AND_DRAFT_RULES
 from plimsoll.api.v1alpha1.cost import CostSpec
 from plimsoll.api.v1alpha1.engine import EngineSpec
@@ -255,6 +255,9 @@ class ObjectMeta(ApiModel):
     annotations: dict[str, str] = Field(default={})
 
 
+_MODEL_NAME: Final = "(has(self.spec.model.name) ? self.spec.model.name : self.metadata.name)"
+
+
 class InferenceService(ApiModel):
     """A model served within a latency SLO by tiers of engines behind one gateway."""
 
@@ -275,11 +278,15 @@ class InferenceService(ApiModel):
             field=".spec.admission.fallback.name",
         ),
         ValidationRule(
-            "!has(self.spec.adapters) || self.spec.adapters.all(adapter, adapter.name !="
-            " (has(self.spec.model.name) ? self.spec.model.name : self.metadata.name))",
-            "an adapter needs another name than the model",
+            f"!has(self.spec.adapters) || self.spec.adapters.all(adapter, adapter.name != {_MODEL_NAME})",
+            "an adapter needs another name than the model: rename the adapter, or set model.name",
             lambda own: all(adapter.name != own.model_name for adapter in own.spec.adapters),
             field=".spec.adapters",
+            **with_values(
+                "an adapter needs another name than the model: rename the adapter ",
+                (_MODEL_NAME, lambda own: own.model_name),
+                ", or set model.name",
+            ),
         ),
     )
 

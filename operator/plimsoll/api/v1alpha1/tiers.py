@@ -6,11 +6,18 @@ The shape of a service cannot change, because a change would interrupt the servi
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field
 
-from plimsoll.api.v1alpha1.api_model import ApiModel, IntOrString, ValidationRule, ValidationRules, matching
+from plimsoll.api.v1alpha1.api_model import (
+    ApiModel,
+    IntOrString,
+    ValidationRule,
+    ValidationRules,
+    matching,
+    with_values,
+)
 from plimsoll.api.v1alpha1.pod_overrides import PodOverrides
 from plimsoll.core import units
 
@@ -80,6 +87,24 @@ def _gpus_not_in(kind: str) -> ValidationRule[EngineTier]:
     )
 
 
+def replicas_in_order() -> ValidationRule[Any]:
+    """Return the rule that maxReplicas is at least minReplicas, where both are set."""
+    advice = ": raise maxReplicas, or lower minReplicas"
+    return ValidationRule(
+        "!has(self.maxReplicas) || !has(self.minReplicas) || self.maxReplicas >= self.minReplicas",
+        f"maxReplicas must not be below minReplicas{advice}",
+        lambda own: own.max_replicas is None or own.min_replicas is None or own.max_replicas >= own.min_replicas,
+        field=".maxReplicas",
+        **with_values(
+            "maxReplicas ",
+            ("self.maxReplicas", lambda own: own.max_replicas),
+            " must not be below minReplicas ",
+            ("self.minReplicas", lambda own: own.min_replicas),
+            advice,
+        ),
+    )
+
+
 class EngineTier(ApiModel):
     """A tier of identical engines."""
 
@@ -135,12 +160,7 @@ class EngineTier(ApiModel):
     pod: PodOverrides = Field(default=PodOverrides(), description="Overrides of the tier's pods.")
 
     rules: ClassVar[tuple[ValidationRule[EngineTier], ...]] = (
-        ValidationRule(
-            "!has(self.maxReplicas) || !has(self.minReplicas) || self.maxReplicas >= self.minReplicas",
-            "maxReplicas must not be below minReplicas",
-            lambda own: own.max_replicas is None or own.max_replicas >= own.min_replicas,
-            field=".maxReplicas",
-        ),
+        replicas_in_order(),
         _gpus_not_in("requests"),
         _gpus_not_in("limits"),
         ValidationRule(
