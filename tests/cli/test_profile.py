@@ -286,7 +286,10 @@ class Scripted:
             )
         if isinstance(self.then, Exception):
             raise self.then
-        return self.then or await asyncio.Future()
+        if self.then is None:
+            await asyncio.Future()
+        assert self.then is not None
+        return self.then
 
     async def about(self) -> bytes:
         return b""
