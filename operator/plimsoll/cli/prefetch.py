@@ -16,7 +16,7 @@ import yaml
 
 from plimsoll.adapters.kube_client import DEPLOYMENTS, KubeClient
 from plimsoll.api import labels
-from plimsoll.api.v1alpha1 import InferenceService, parse
+from plimsoll.api.v1alpha1 import UNKNOWN_GPU_RESOURCE, InferenceService, parse
 from plimsoll.cli import cluster
 from plimsoll.cli.cluster import ClusterQueryError
 from plimsoll.cli.kubeconfig import current_namespace
@@ -61,7 +61,7 @@ async def prefetch_workload(kube: KubeClient, namespace: str, name: str) -> Kube
     """The Job or DaemonSet of a service; raises ClusterQueryError if it has no model to download, or no cache that
     stays.
     """
-    service = parse(await cluster.get_service(kube, namespace, name))
+    service = parse(await cluster.get_service(kube, namespace, name), UNKNOWN_GPU_RESOURCE)
     _check(service)
     role, _ = next(iter(service.spec.tiers.items()))
     try:

@@ -53,7 +53,7 @@ def render_manifest(manifest: Any, platform: PlatformConfig) -> list[KubeObject]
         raise InvalidSpec(("metadata: must contain the name of the service",))
     meta = {"namespace": "default", "uid": "00000000-0000-0000-0000-000000000000", "generation": 1}
     parent = {**manifest, "metadata": {**meta, **metadata}}
-    service = parse(parent)
+    service = parse(parent, platform.engine.gpu_resource)
     rendered = objects.shared_objects(service, parent, platform)
     for kind, tier in service.spec.tiers.items():
         revision = objects.template_revision(service, parent, kind, platform)

@@ -25,6 +25,7 @@ RoleName = Literal["prefill", "decode", "serve"]
 ROLES: Final[tuple[RoleName, ...]] = ("prefill", "decode", "serve")
 MAX_TIER_REPLICAS: Final = 1000
 DEFAULT_GPU_RESOURCE: Final = "nvidia.com/gpu"
+UNKNOWN_GPU_RESOURCE: Final = "plimsoll.dev/unknown"  # for readers that do not know the installation's
 
 
 def _is_int_or_percent(value: int | str) -> bool:
@@ -75,8 +76,13 @@ def _is_zero(value: int | str) -> bool:
     return value in (0, "0%", "00%")
 
 
+def gpu_resource_cel(tier: str) -> str:
+    """Return the CEL of what the gpus of the tier at this path count. The chart replaces the default by its own."""
+    return f"(has({tier}.gpuResource) ? {tier}.gpuResource : '{DEFAULT_GPU_RESOURCE}')"
+
+
 def _gpus_not_in(kind: str) -> ValidationRule[EngineTier]:
-    gpu = f"(has(self.gpuResource) ? self.gpuResource : '{DEFAULT_GPU_RESOURCE}')"
+    gpu = gpu_resource_cel("self")
     path = f"self.pod.resources.{kind}"
     return ValidationRule(
         f"!has(self.pod) || !has(self.pod.resources) || !has({path}) || !({gpu} in {path})",
