@@ -309,6 +309,29 @@ sys.stdin.readline()
             process.communicate("\n", timeout=60)
 
 
+def test_program_after_the_download_keeps_its_model(tmp_path: Path) -> None:
+    script = f"""
+import os, pathlib, sys
+from launcher import fetch, model_cache, model_source
+from tests.engine_image.test_fetch import MemoryStore
+cache = model_cache.ModelCache(pathlib.Path({str(tmp_path)!r}))
+fetch.fetch(model_source.ModelSource("s3://b/kept"), MemoryStore({{"w": bytes(20)}}), cache)
+os.execvp(sys.executable, [sys.executable, "-c", "print('runs', flush=True); input()"])
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    )
+    cache = ModelCache(tmp_path, lambda _: 10**9, max_bytes=25)
+    try:
+        assert _line(process) == "runs"
+        with pytest.raises(SourceError, match=r"models in use leave 0.0 GB of the node's cache: enlarge"):
+            _ten_bytes(cache, "s3://b/other")
+    finally:
+        process.communicate("\n", timeout=60)
+    assert _ten_bytes(cache, "s3://b/other").complete() is not None
+
+
 def _line(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     return process.stdout.readline().rstrip("\n")

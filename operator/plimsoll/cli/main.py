@@ -100,6 +100,12 @@ def _add_adopt(subcommands: argparse._SubParsersAction[argparse.ArgumentParser])
 def _add_prefetch(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subcommands.add_parser("prefetch", help="print the Job or DaemonSet that downloads a service's model")
     parser.add_argument("name", metavar="NAME", help="name of the service")
+    parser.add_argument(
+        "--ahead",
+        metavar="DURATION",
+        help="print CronJobs that download into the service's claim this long before each period of "
+        "spec.scaling.schedule that raises minReplicas, such as 30m",
+    )
     _add_namespace(parser)
     parser.set_defaults(run=_prefetch)
 
