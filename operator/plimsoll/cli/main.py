@@ -7,6 +7,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from plimsoll.cli import workload_options
 from plimsoll.core.errors import PlimsollError
@@ -33,9 +34,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser, and so its verbs', without abbreviated options: `--name chat` would set the namespace."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, **settings})
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all verbs."""
-    parser = argparse.ArgumentParser(prog="plimsoll", description="Serve open LLMs on Kubernetes within a latency SLO.")
+    parser: argparse.ArgumentParser = _Parser(
+        prog="plimsoll", description="Serve open LLMs on Kubernetes within a latency SLO."
+    )
     subcommands = parser.add_subparsers(required=True, metavar="COMMAND")
     operator = subcommands.add_parser("operator", help="run the operator (in its pod)")
     operator.set_defaults(run=_operator)
