@@ -103,8 +103,7 @@ def _download(
     entry.reopen()
     is_archive = source.scheme == "https"
     folder = entry.archive if is_archive else entry.files
-    present = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    cache.make_room(max(0, total * (2 if is_archive else 1) - present), keep=entry)
+    cache.reserve(total * (2 if is_archive else 1), source.uri, entry)
     log.info("downloading %s: %d files, %.2f GB", source.uri, len(files), total / 1e9)
     with concurrent.futures.ThreadPoolExecutor(WORKERS) as workers:
         jobs = {file.path: workers.submit(_download_file, store, file, folder, pause) for file in files}

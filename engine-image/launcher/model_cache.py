@@ -6,7 +6,8 @@ Idea: each version of a model has a folder, named by URI and listing. A file loc
 others wait, and then find the model. `complete.json` is written last, so a folder without it is a download to go on
 with. It has size and SHA-256 of each file. The engine keeps a shared lock while it runs: locks outlive `exec`. When a
 download needs room, on the disk or within the cache's bound, models that no process has locked are deleted, the least
-recently used first.
+recently used first. One process at a time looks for room, and reserves what its model needs: that counts as used while
+the download has its lock.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ from typing import Final
 
 from launcher.model_source import SourceError
 
-COMPLETE, FILES, ARCHIVE, LOCK = "complete.json", "files", "archive", ".lock"
+COMPLETE, FILES, ARCHIVE, LOCK, RESERVED = "complete.json", "files", "archive", ".lock", "reserved.json"
 FOLDER: Final = "plimsoll"  # in the cache, beside that of Hugging Face
+
+_SHOWN_DOWNLOADS: Final = 3
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +75,7 @@ class Entry:
             file.flush()
             os.fsync(file.fileno())
         partial.rename(self._folder / COMPLETE)
+        (self._folder / RESERVED).unlink(missing_ok=True)
 
     def reopen(self) -> None:
         """Begin a download: the model is not complete until `finish`. Files that are there stay."""
@@ -79,7 +83,8 @@ class Entry:
 
     def clear(self) -> None:
         """Delete all files of the model."""
-        (self._folder / COMPLETE).unlink(missing_ok=True)
+        for name in (COMPLETE, RESERVED):
+            (self._folder / name).unlink(missing_ok=True)
         shutil.rmtree(self.files, ignore_errors=True)
         shutil.rmtree(self.archive, ignore_errors=True)
 
@@ -136,26 +141,47 @@ class ModelCache:
             raise SourceError(f"the model cache has no file locks: {error.strerror}: {path}") from None
         return descriptor
 
-    def make_room(self, needed: int, keep: Entry) -> None:
-        """Delete unused models until `needed` bytes are free; raises SourceError if they are not then.
+    def reserve(self, total: int, uri: str, entry: Entry) -> None:
+        """Reserve `total` bytes for a version that the caller has locked alone, in place of what it has of them.
 
-        Downloads at the same time do not count with each other, so that the bound may be exceeded by one of them.
+        Deletes unused models until there is room; raises SourceError if there is none then.
         """
-        for folder in self._by_last_use():
-            if self._disk_free(self._root) >= needed and self._left_bytes() >= needed:
-                return
-            if folder.name != keep.name and (freed := _delete_unused(folder)):
-                log.info("deleted %s from the model cache to make room", freed)
-        if (free := self._disk_free(self._root)) < needed:
-            raise SourceError(
-                f"the model needs {needed / 1e9:.1f} GB, and the model cache has {free / 1e9:.1f} GB left: "
-                "enlarge the volume of spec.model.cache"
-            )
-        if (left := self._left_bytes()) < needed:
-            raise SourceError(
-                f"the model needs {needed / 1e9:.1f} GB, and models in use leave {max(0.0, left) / 1e9:.1f} GB of the "
-                "node's cache: enlarge engine.nodeCache.size of the chart"
-            )
+        own = self._root / entry.name
+        with self._alone():
+            needed = max(0, total - _size(own))
+            downloads = [found for folder in self._folders() if folder != own and (found := _download_in(folder))]
+            pending = sum(one.missing for one in downloads)
+            for folder in self._by_last_use():
+                if min(self._disk_free(self._root), self._left_bytes()) - pending >= needed:
+                    break
+                if folder != own and (freed := _delete_unused(folder)):
+                    log.info("deleted %s from the model cache to make room", freed)
+            needs = f"the model needs {needed / 1e9:.1f} GB, and "
+            if (free := self._disk_free(self._root) - pending) < needed:
+                raise SourceError(
+                    f"{needs}the model cache has {max(0, free) / 1e9:.1f} GB left{_beside(downloads)}: "
+                    "enlarge the volume of spec.model.cache"
+                )
+            if (left := self._left_bytes() - pending) < needed:
+                raise SourceError(
+                    f"{needs}models in use leave {max(0.0, left) / 1e9:.1f} GB of the node's cache"
+                    f"{_beside(downloads)}: enlarge engine.nodeCache.size of the chart"
+                )
+            (own / RESERVED).write_text(json.dumps({"uri": uri, "bytes": total}), encoding="utf-8")
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Wait until no other process looks for room."""
+        path = self._root / LOCK
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o664)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except OSError as error:
+            raise SourceError(f"the model cache has no file locks: {error.strerror}: {path}") from None
+        try:
+            yield
+        finally:
+            os.close(descriptor)
 
     def _left_bytes(self) -> float:
         """Bytes that the bound leaves; infinite without one."""
@@ -184,6 +210,42 @@ def _size(folder: Path) -> int:
         with contextlib.suppress(OSError):
             total += path.stat().st_size if path.is_file() else 0
     return total
+
+
+@dataclass(frozen=True)
+class _Download:
+    """A download under way: its URI, and the reserved bytes that it has not written."""
+
+    uri: str
+    missing: int
+
+
+def _download_in(folder: Path) -> _Download | None:
+    """The download that a process makes in a folder; None without one, also after one that broke off."""
+    try:
+        document = json.loads((folder / RESERVED).read_text(encoding="utf-8"))
+        download = _Download(str(document["uri"]), max(0, int(document["bytes"]) - _size(folder)))
+        descriptor = os.open(folder / LOCK, os.O_RDWR)
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return download
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+    return None
+
+
+def _beside(downloads: list[_Download]) -> str:
+    """A part of a message that names the downloads under way."""
+    if not downloads:
+        return ""
+    count = "a download" if len(downloads) == 1 else f"{len(downloads)} downloads"
+    uris = ", ".join(one.uri for one in downloads[:_SHOWN_DOWNLOADS])
+    return f" beside {count} under way ({uris}{', ...' if len(downloads) > _SHOWN_DOWNLOADS else ''})"
 
 
 def read_complete(folder: Path) -> Complete | None:

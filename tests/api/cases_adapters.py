@@ -92,19 +92,19 @@ ADAPTER_CASES = [
     Case(
         _adapters({}, {}, **{f"{_LORA}.maxCpuLoras": 1, f"{_LORA}.maxLoras": 1}),
         "spec.adapters",
-        "has more entries than an engine holds: raise engine.lora.maxCpuLoras",
+        "has 2 entries and an engine holds 1: raise engine.lora.maxCpuLoras, or remove some",
         base=aggregated,
     ),
     Case(
         _adapters({"name": "draft"}, **{"metadata.name": "draft"}),
         "spec.adapters",
-        "an adapter needs another name than the model",
+        "an adapter needs another name than the model: rename the adapter draft, or set model.name",
         base=aggregated,
     ),
     Case(
         _adapters({"name": "m"}, **{"spec.model.name": "m"}),
         "spec.adapters",
-        "an adapter needs another name than the model",
+        "an adapter needs another name than the model: rename the adapter m, or set model.name",
         base=aggregated,
     ),
     Case(
@@ -137,5 +137,10 @@ ADAPTER_CASES = [
     single_edit(
         f"{_LORA}.maxLoraRank", 12, "must be 8, 16, 32, 64, 128, 256, 320 or 512", "Unsupported value", base=aggregated
     ),
-    Case({f"{_LORA}.maxCpuLoras": 7}, f"{_LORA}.maxCpuLoras", "maxCpuLoras must be at least maxLoras", base=aggregated),
+    Case(
+        {f"{_LORA}.maxCpuLoras": 7},
+        f"{_LORA}.maxCpuLoras",
+        "maxCpuLoras 7 must be at least maxLoras 8: raise",
+        base=aggregated,
+    ),
 ]

@@ -84,7 +84,9 @@ def _class(fields: Manifest, field: str, says: str, server: str = "", **more: An
 
 def _shares(*shares: str) -> Case:
     classes = [{"name": f"c{number}", "guaranteedShare": share} for number, share in enumerate(shares)]
-    return _one(CLASSES, classes, "the guaranteedShare values of all classes must add up to at most 100%")
+    total = sum(int(share.removesuffix("%")) for share in shares)
+    says = f"the guaranteedShare values of all classes must add up to at most 100%, not {total}%"
+    return _one(CLASSES, classes, says)
 
 
 def _queue_times(*classes: Manifest) -> Case:
@@ -160,7 +162,7 @@ def _targets(targets: Manifest, field: str, says: str, server: str = "") -> Case
 
 CLASS_TARGETS = [
     _targets({}, "", "needs ttft, tpot or e2e"),
-    _targets({"ttft": "2s", "e2e": "1s"}, ".e2e", "e2e must be longer than ttft"),
+    _targets({"ttft": "2s", "e2e": "1s"}, ".e2e", "e2e 1s must be longer than ttft 2s"),
     _targets({"ttftPerKToken": "1ms", "tpot": "1s"}, ".ttftPerKToken", "ttftPerKToken needs ttft, to which it is"),
     *[
         case

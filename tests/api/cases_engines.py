@@ -169,7 +169,21 @@ ENGINE_CASES = [
             ("simulated", "VLLM_API_KEY"),
             ("llama-cpp", "LLAMA_API_KEY"),
             ("llama-cpp", "LLAMA_ARG_API_PREFIX"),
+            ("llama-cpp", "LLAMA_ARG_HF_REPO"),
             ("tgi", "API_KEY"),
+            ("tgi", "NUM_SHARD"),
+        )
+    ],
+    *[
+        _engine(
+            runtime,
+            "spec.engine.env",
+            [{"name": name, "valueFrom": {"configMapKeyRef": {"name": "limits", "key": "a"}}}],
+            says,
+        )
+        for runtime, name, says in (
+            ("tgi", "MAX_TOTAL_TOKENS", "MAX_BATCH_SIZE or MAX_TOTAL_TOKENS needs value, not valueFrom"),
+            ("llama-cpp", "LLAMA_ARG_N_PARALLEL", "LLAMA_ARG_KV_UNIFIED needs value, not valueFrom"),
         )
     ],
     _engine("tensorrt-llm", ARGS, ["--server_role", "CONTEXT"], "may not have a flag that Plimsoll sets "),

@@ -132,7 +132,7 @@ RESOURCES = [
     single_edit(
         f"{POD}.resources",
         {"requests": {name: request}, "limits": {name: limit}},
-        "a request must not exceed the limit of the same resource",
+        "a request must not exceed the limit of the same resource: lower the request or raise the limit",
         at=f"{POD}.resources.requests",
     )
     for name, request, limit in (

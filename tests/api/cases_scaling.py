@@ -71,7 +71,9 @@ RATIOS = [
         for value in (0, "0", "0.000", -1, 1001, *BAD_DECIMALS)
     ],
     *[
-        _ratio({"min": least, "max": most}, ".max", "max must not be below min")
+        _ratio(
+            {"min": least, "max": most}, ".max", f"max {most} must not be below min {least}: raise max, or lower min"
+        )
         for least, most in ((2, 1), ("0.5", "0.499"), (1, "0.9"), ("9", "8.999"), ("10", "9"), (1000, 999))
     ],
     _ratio({"min": "1" * 9}, ".min", "must have at most 8 characters", "Too long"),
@@ -128,7 +130,9 @@ SCHEDULES = [
             _entry({name: 1001}, f".{name}", "must be at most 1000", "less than or equal to 1000"),
         )
     ],
-    _entry({"minReplicas": 3, "maxReplicas": 2}, ".maxReplicas", "maxReplicas must not be below minReplicas"),
+    _entry(
+        {"minReplicas": 3, "maxReplicas": 2}, ".maxReplicas", "maxReplicas 2 must not be below minReplicas 3: raise"
+    ),
     *[
         _entry({"from": hour}, ".from", "must be a time of day from 00:00 to 23:59")
         for hour in (*_BAD_HOURS[:4], "24:00")

@@ -36,7 +36,7 @@ TARGET_CASES = [
     Case(
         {f"{_TARGET}.minReplicas": 5},
         f"{_TARGET}.maxReplicas",
-        "maxReplicas must not be below minReplicas",
+        "maxReplicas 4 must not be below minReplicas 5: raise maxReplicas, or lower minReplicas",
         base=adopted,
     ),
     single_edit(f"{_TARGET}.gpus", -1, "must be at least 0", "greater than or equal to 0", base=adopted),

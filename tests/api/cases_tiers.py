@@ -58,7 +58,11 @@ SLOS = [
         "ttftPerKToken needs ttft, to which it is added",
     ),
     *[
-        Case({SLO: {"ttft": ttft, "e2e": e2e}}, "spec.slo.e2e", "e2e must be longer than ttft, because it includes it")
+        Case(
+            {SLO: {"ttft": ttft, "e2e": e2e}},
+            "spec.slo.e2e",
+            f"e2e {e2e} must be longer than ttft {ttft}, because it includes it: raise e2e, or lower ttft",
+        )
         for ttft, e2e in (("1s", "1s"), ("1s", "1000ms"), ("1h", "59m59.999s"), ("500ms", "1ns"), ("0.5s", "500000us"))
     ],
     Case({SLO: {"ttft": "soon", "e2e": "1s"}}, "spec.slo.ttft", "must be a duration with a unit"),
@@ -96,7 +100,7 @@ def sizes(tier: str) -> list[Case]:
         Case(
             {f"{at}.minReplicas": 3, f"{at}.maxReplicas": 2},
             f"{at}.maxReplicas",
-            "maxReplicas must not be below minReplicas",
+            "maxReplicas 2 must not be below minReplicas 3: raise maxReplicas, or lower minReplicas",
             base=base,
         ),
         single_edit(f"{at}.gpus", -1, "must be at least 0", "greater than or equal to 0", base=base),

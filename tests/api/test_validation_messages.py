@@ -15,3 +15,9 @@ def test_rejected_flag_value_is_not_repeated(arg: str) -> None:
         parse(builders.service(engine={"args": [arg]}))
     assert "--api-key" in str(caught.value)
     assert "s3cret" not in str(caught.value)
+
+
+def test_request_above_its_limit_is_named() -> None:
+    resources = {"requests": {"cpu": 1, "memory": "2Gi"}, "limits": {"cpu": 1, "memory": "1Gi"}}
+    with pytest.raises(InvalidSpec, match=r"lower the request or raise the limit of memory$"):
+        parse(builders.service(tiers={"serve": {"pod": {"resources": resources}}}))

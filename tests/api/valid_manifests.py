@@ -338,6 +338,19 @@ VALID_AGGREGATED: list[dict[str, Any]] = [
             ("openai", ["--host", "0.0.0.0", "--port=8000", "-m", "x"], {"uri": "file:///m", "task": "transcribe"}),
         )
     ],
+    *[
+        {
+            "spec.engine": {
+                "runtime": runtime,
+                "image": "example.com/x:1",
+                "env": [
+                    {"name": name, "value": "8"},
+                    {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "a", "key": "b"}}},
+                ],
+            }
+        }
+        for runtime, name in (("tgi", "MAX_BATCH_SIZE"), ("llama-cpp", "LLAMA_ARG_CTX_SIZE"), ("vllm", "NUM_SHARD"))
+    ],
     {
         "spec.engine": {
             "runtime": "openai",

@@ -184,6 +184,16 @@ def test_engine_user_can_be_left_to_the_platform() -> None:
     assert settings({"engine": {"runAsUser": None}}).engine.run_as_user is None
 
 
+def test_crd_judges_an_absent_gpu_resource_by_the_charts() -> None:
+    default, neuron = (
+        str(of_kind(render(values), "CustomResourceDefinition"))
+        for values in ({}, {"engine": {"gpuResource": "aws.amazon.com/neuron"}})
+    )
+    absent = ": 'nvidia.com/gpu')"
+    assert default.count(absent) == 9  # in pod.resources twice and in parallel sizes, for each role
+    assert default.replace(absent, ": 'aws.amazon.com/neuron')") == neuron
+
+
 def test_crds_can_be_kept_dropped_or_left_out() -> None:
     kept = of_kind(render(), "CustomResourceDefinition")
     assert [one["metadata"]["annotations"] for one in kept] == [{"helm.sh/resource-policy": "keep"}] * 3

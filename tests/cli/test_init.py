@@ -116,3 +116,26 @@ def test_init_bad_option_is_one_message(words: list[str], message: str, capsys: 
     output = capsys.readouterr()
     assert message in output.err
     assert output.out == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--uri", "Qwen/Qwen3-8B", "--gpu", "H200"], '--uri: "Qwen/Qwen3-8B" has no scheme; use hf://ORG/REPO'),
+        (["--uri", "hf://Qwen"], '--uri: "hf://Qwen" must have exactly an organisation and a repository'),
+        ([*KNOWN, "-n", "Team A"], "--namespace: Team A must be the name of a namespace: lower-case letters, "),
+        (["Bad Name", *KNOWN], 'metadata.name: "Bad Name" must begin with a lower-case letter'),
+    ],
+)
+def test_init_names_the_option_that_is_wrong(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["init", *words]) == 1
+    found = capsys.readouterr()
+    assert found.err.startswith(f"plimsoll: {says}")
+    assert found.out == ""
+
+
+def test_options_are_not_abbreviated(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--name chat` would otherwise be the namespace."""
+    with pytest.raises(SystemExit):
+        main(["init", "--name", "chat", *KNOWN])
+    assert "unrecognized arguments: --name" in capsys.readouterr().err

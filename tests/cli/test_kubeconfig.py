@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from plimsoll.cli.kubeconfig import KubeconfigError, current_namespace
+from plimsoll.cli.kubeconfig import KubeconfigError, current_namespace, ensure_context
+from plimsoll.cli.main import main
 
 
 def config(path: Path, current: str | None = None, **contexts: str | None) -> Path:
@@ -69,3 +70,25 @@ def test_namespace_malformed_document_is_default(tmp_path: Path, document: objec
     path = tmp_path / "odd"
     path.write_text(yaml.safe_dump(document))
     assert current_namespace(str(path), {}) == "default"
+
+
+def test_cluster_without_kubeconfig_or_context_says_what_to_do(tmp_path: Path) -> None:
+    path, absent = config(tmp_path / "a", None, one="first"), tmp_path / "absent"
+    with pytest.raises(KubeconfigError, match=r"^no kubeconfig at .*absent: set --kubeconfig or \$KUBECONFIG$"):
+        ensure_context(None, {"KUBECONFIG": str(absent)})
+    with pytest.raises(KubeconfigError, match=r"absent: No such file or directory$"):
+        ensure_context(str(absent), {})
+    with pytest.raises(KubeconfigError, match=r"/a: has no current-context: run kubectl config use-context NAME$"):
+        ensure_context(str(path), {})
+    ensure_context(str(config(tmp_path / "b", "one", one="first")), {})
+    ensure_context(None, {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBECONFIG": str(absent)})
+
+
+@pytest.mark.parametrize("words", [["check", "--pre"], ["adopt"], ["prefetch", "chat"], ["key", "list"], ["top"]])
+def test_verb_without_kubeconfig_says_so_in_one_line(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "absent"))
+    assert main(words) == 1
+    assert capsys.readouterr().err == f"plimsoll: no kubeconfig at {tmp_path}/absent: set --kubeconfig or $KUBECONFIG\n"

@@ -76,6 +76,14 @@ def test_full_disk_on_stdout_is_one_line_and_status(words: list[str]) -> None:
     assert (done.returncode, done.stderr) == (1, "plimsoll: standard output: No space left on device\n")
 
 
+def test_render_names_the_document_that_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "several.yaml"
+    path.write_text(EXAMPLES[0].read_text() + "\n---\nkind: HTTPRoute\n")
+    assert main(["render", "-f", str(path)]) == 1
+    found = capsys.readouterr()
+    assert (found.out, found.err) == ("", "plimsoll: document 2: kind: must be InferenceService, not HTTPRoute\n")
+
+
 def test_render_missing_file_is_one_line_and_status(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["render", "-f", "/nowhere.yaml"]) == 1
     assert "/nowhere.yaml" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The Job that fills the cache of a service."""
+"""What fills the cache of a service: a Job, a DaemonSet, or CronJobs ahead of its schedule."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import pytest
 
 from plimsoll.api.v1alpha1 import parse
 from plimsoll.cli.cluster import ClusterQueryError
-from plimsoll.cli.prefetch import prefetch_workload
+from plimsoll.cli.main import main
+from plimsoll.cli.prefetch import prefetch_workloads
 from plimsoll.resources.engine_pod import pod_template
 from plimsoll.resources.platform_config import NodeCacheSettings
 from tests import builders
@@ -24,13 +25,27 @@ TIERS = {"serve": {"gpus": 2, "pod": {"nodeSelector": {"zone": "a"}}}}
 
 
 async def made(model: Object, has_deployment: bool = True, **tier: Any) -> Object:
-    service = builders.service("chat", model=model, tiers={"serve": {**TIERS["serve"], **tier}})
+    (found,) = await all_made(model, has_deployment, **tier)
+    return found
+
+
+async def all_made(
+    model: Object,
+    has_deployment: bool = True,
+    *,
+    ahead_s: float | None = None,
+    schedule: tuple[Object, ...] = (),
+    **tier: Any,
+) -> list[Object]:
+    scaling = {"scaling": {"schedule": list(schedule)}} if schedule else {}
+    tiers = {"serve": {**TIERS["serve"], **tier}}
+    service = builders.service("chat", model=model, tiers=tiers, slo={"ttft": "1s"}, **scaling)
     answers: Object = {services("team", "chat"): service}
     if has_deployment:
         template = pod_template(parse(service), "serve", NODE_CACHE)
         path = "/apis/apps/v1/namespaces/team/deployments/chat-serve"
         answers[path] = {"metadata": {"name": "chat-serve"}, "spec": {"template": template}}
-    return await prefetch_workload(FakeKube(answers), "team", "chat")
+    return await prefetch_workloads(FakeKube(answers), "team", "chat", ahead_s)
 
 
 async def test_job_downloads_with_claim_and_keys_and_without_gpu() -> None:
@@ -84,3 +99,62 @@ async def test_engines_of_several_nodes_are_refused() -> None:
 async def test_service_without_deployment_says_who_makes_it() -> None:
     with pytest.raises(ClusterQueryError, match="no Deployment chat-serve yet"):
         await made(S3, has_deployment=False)
+
+
+async def test_pods_on_nodes_keep_their_model_in_use() -> None:
+    """A model in use is not deleted when others need room: it is there when a schedule begins."""
+    (done,) = (await made({"uri": "s3://models/chat", "cache": {"nodeLocal": True}}))["spec"]["template"]["spec"][
+        "containers"
+    ]
+    assert done["command"][:4] == ["python3", "-P", "-m", "launcher.fetch"]
+    assert "pause" in done["command"][-1]
+    assert {"name": "PLIMSOLL_MODEL_SOURCE", "value": "s3://models/chat"} in done["env"]
+    assert "model-cache" in {mount["name"] for mount in done["volumeMounts"]}
+
+
+DAY = {"from": "08:00", "until": "20:00", "timeZone": "Europe/Berlin", "minReplicas": 3}
+
+
+@pytest.mark.parametrize(
+    ("entry", "ahead_s", "schedule"),
+    [
+        (DAY, 1800.0, "30 7 * * *"),
+        ({**DAY, "days": ["Mon", "Fri"]}, 60.0, "59 7 * * MON,FRI"),
+        ({**DAY, "from": "00:10", "days": ["Mon", "Sun"]}, 1800.0, "40 23 * * SUN,SAT"),  # of the day before
+        ({**DAY, "from": "00:10"}, 86400.0, "10 0 * * *"),
+    ],
+)
+async def test_cron_job_downloads_ahead_of_a_scheduled_rise(entry: Object, ahead_s: float, schedule: str) -> None:
+    found = await all_made(S3, ahead_s=ahead_s, schedule=({"from": "21:00", "until": "22:00", "maxReplicas": 2}, entry))
+    (cron,) = found  # the first entry adds no replicas
+    assert (cron["kind"], cron["metadata"]["name"]) == ("CronJob", "chat-prefetch-1")
+    assert (cron["spec"]["schedule"], cron["spec"]["timeZone"]) == (schedule, "Europe/Berlin")
+    assert (cron["spec"]["concurrencyPolicy"], cron["spec"]["startingDeadlineSeconds"]) == ("Forbid", int(ahead_s))
+    (job,) = await all_made(S3)
+    assert cron["spec"]["jobTemplate"]["spec"]["template"] == job["spec"]["template"]
+
+
+@pytest.mark.parametrize(
+    ("model", "schedule", "tier", "reason"),
+    [
+        (S3, (), {}, "no entry of spec.scaling.schedule raises minReplicas above 1"),
+        (S3, (DAY,), {"minReplicas": 3}, "no entry of spec.scaling.schedule raises minReplicas above 3"),
+        (
+            {"uri": "s3://models/a", "cache": {"nodeLocal": True}},
+            (DAY,),
+            {},
+            "leave out --ahead: the DaemonSet keeps the",
+        ),
+    ],
+)
+async def test_prefetch_ahead_of_nothing_is_refused(
+    model: Object, schedule: tuple[Object, ...], tier: Object, reason: str
+) -> None:
+    with pytest.raises(ClusterQueryError, match=reason):
+        await all_made(model, ahead_s=600.0, schedule=schedule, **{"maxReplicas": 5, **tier})
+
+
+@pytest.mark.parametrize("text", ["30", "0s", "25h", "soon"])
+def test_time_ahead_must_be_a_duration_of_a_day_at_most(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["prefetch", "chat", "--ahead", text]) == 1
+    assert f"--ahead: {text}" in capsys.readouterr().err

@@ -7,7 +7,7 @@ import importlib.util
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,7 @@ class Simulator:
 
     api: OpenAiApi
 
-    async def send(self, path: str, body: bytes | None = None) -> Answer:
+    async def send(self, path: str, body: bytes | None = None, timeout_s: float = 60.0) -> Answer:
         status, answer, pending = 0, bytearray(), [{"type": "http.request", "body": body or b"", "more_body": False}]
 
         async def receive() -> Object:
@@ -266,6 +266,64 @@ async def test_engine_without_exact_lengths_is_refused(answer: str, words: str) 
     ):
         with pytest.raises(BadInput, match=words):
             await measure(connection, FACTS, LIMITS, 900, 60.0, lambda: 0.0)
+
+
+@dataclass
+class Scripted:
+    """An engine that answers its first requests, and then only as told; each answer takes a second."""
+
+    answers: int
+    then: Answer | Exception | None = None
+    timeouts: set[float] = field(default_factory=set)
+
+    async def send(self, path: str, body: bytes | None = None, timeout_s: float = 60.0) -> Answer:
+        self.timeouts.add(timeout_s)
+        await asyncio.sleep(1.0)
+        self.answers -= 1
+        if self.answers >= 0:
+            return Answer(
+                200, json.dumps({"usage": {"completion_tokens": json.loads(body or b"")["max_tokens"]}}).encode()
+            )
+        if isinstance(self.then, Exception):
+            raise self.then
+        if self.then is None:
+            await asyncio.Future()
+        assert self.then is not None
+        return self.then
+
+    async def about(self) -> bytes:
+        return b""
+
+
+@pytest.mark.parametrize(
+    ("answers", "then", "words"),
+    [
+        (3, None, r"answered too few requests within 100 s: give more --seconds$"),
+        (3, ConnectionResetError("reset"), r"answered too few requests, the last with ConnectionResetError: reset$"),
+        (3, Answer(503, b"no room\x1b"), r"answered too few requests, the last with status 503: no room\?$"),
+        (100_000, None, r"took no longer for 16 tokens than for 1: measure one without other clients$"),
+    ],
+)
+def test_measurement_without_points_names_its_cause(answers: int, then: Answer | Exception | None, words: str) -> None:
+    @in_virtual_time
+    async def measured() -> None:
+        with pytest.raises(BadInput, match=words):
+            await measure(Scripted(answers, then), FACTS, LIMITS, 900, 100.0, asyncio.get_running_loop().time)
+
+    measured()
+
+
+@pytest.mark.parametrize(("seconds", "timeout_s"), [(5.0, 60.0), (600.0, 600.0)])
+def test_request_of_a_measurement_may_take_all_seconds(seconds: float, timeout_s: float) -> None:
+    engine = Scripted(1)
+
+    @in_virtual_time
+    async def measured() -> None:
+        with pytest.raises(BadInput, match="give more --seconds"):
+            await measure(engine, FACTS, LIMITS, 900, seconds, asyncio.get_running_loop().time)
+
+    measured()
+    assert engine.timeouts == {timeout_s}
 
 
 async def test_missing_limits_and_unknown_models_are_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -206,6 +206,10 @@ def test_devices_of_another_resource_are_not_judged() -> None:
     tier = {"gpus": 2, "gpuResource": "aws.amazon.com/neuron"}
     service = builders.service(tiers={"serve": tier}, engine={"args": ["-tp", "4"]})
     assert validate_change(service, None, cluster_of(), ("-dp", "3")) == ValidationResult()
+    default = builders.service(tiers={"serve": {"gpus": 2}}, engine={"args": ["-tp", "4"]})
+    assert validate_change(default, None, cluster_of(), ("-dp", "3"), tier["gpuResource"]) == ValidationResult()
+    [error] = validate_change(default, None, cluster_of()).errors
+    assert "gpus is 2, and --tensor-parallel-size 4 needs 4" in error
 
 
 def test_invalid_spec_is_refused_with_the_words_of_stalled() -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import hashlib
 import io
 import os
 import subprocess
+import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -216,6 +220,131 @@ def test_bound_of_the_cache_deletes_unused_models_and_is_named(tmp_path: Path) -
     _release_locks(tmp_path)
     _ten_bytes(cache, "s3://b/c")
     assert [entry.complete() is not None for entry in entries] == [True, False]
+
+
+@dataclass
+class HaltedStore(MemoryStore):
+    """A store whose first answer ends when the test lets it."""
+
+    opened: threading.Event = field(default_factory=threading.Event)
+    goes_on: threading.Event = field(default_factory=threading.Event)
+
+    def open(self, file: RemoteFile, offset: int) -> Opened:
+        self.opened.set()
+        assert self.goes_on.wait(60)
+        return super().open(file, offset)
+
+
+@contextmanager
+def _download_under_way(cache: ModelCache, size: int) -> Iterator[HaltedStore]:
+    """A download of `size` bytes by another thread, of which none has come yet; complete at the end."""
+    store = HaltedStore({"w": bytes(size)})
+    with concurrent.futures.ThreadPoolExecutor(1) as worker:
+        job = worker.submit(fetch.fetch, ModelSource("s3://b/slow"), store, cache)
+        assert store.opened.wait(60)
+        try:
+            yield store
+        finally:
+            store.goes_on.set()
+        assert job.result(60).complete() is not None
+
+
+@pytest.mark.parametrize("bounded", [True, False])
+def test_room_of_a_download_under_way_is_reserved(tmp_path: Path, bounded: bool) -> None:
+    cache = ModelCache(tmp_path, lambda _: 10**9, max_bytes=25) if bounded else _volume(tmp_path, 25)
+    remedy = "engine.nodeCache.size" if bounded else "the volume of spec.model.cache"
+    with _download_under_way(cache, 20):
+        with pytest.raises(SourceError, match=rf"a download under way \(s3://b/slow\).*enlarge {remedy}"):
+            _ten_bytes(cache, "s3://b/other")
+        fetch.fetch(ModelSource("s3://b/small"), MemoryStore({"w": bytes(5)}), cache)
+    assert _file_bytes(tmp_path) == 25
+
+
+def test_download_that_broke_off_reserves_nothing(tmp_path: Path) -> None:
+    cache = ModelCache(tmp_path, lambda _: 10**9, max_bytes=25)
+    with pytest.raises(SourceError):
+        fetch.fetch(ModelSource("s3://b/x"), MemoryStore({"w": bytes(20)}, breaks=0), cache, pause=lambda _: None)
+    assert _ten_bytes(cache, "s3://b/other").complete() is not None
+
+
+def test_downloads_of_several_processes_stay_within_the_bound(tmp_path: Path) -> None:
+    """Each of eight processes wants 10 MB of 35 MB, at the same moment."""
+    script = f"""
+import sys, time
+from launcher import fetch, model_cache, model_source
+from tests.engine_image.test_fetch import MemoryStore
+cache = model_cache.ModelCache(__import__("pathlib").Path({str(tmp_path)!r}), lambda _: 10**12, max_bytes=35_000_000)
+class Slow(MemoryStore):
+    def open(self, file, offset):
+        time.sleep(1)
+        return super().open(file, offset)
+print("starts", flush=True)
+sys.stdin.readline()
+try:
+    fetch.fetch(model_source.ModelSource(sys.argv[1]), Slow({{"w": bytes(10_000_000)}}), cache)
+    print("done", flush=True)
+except model_source.SourceError as error:
+    print(error, flush=True)
+sys.stdin.readline()
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", script, f"s3://b/{number}"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
+        )
+        for number in range(8)
+    ]  # fmt: skip
+    try:
+        assert [_line(process) for process in processes] == ["starts"] * 8
+        for process in processes:
+            _go_on(process)
+        answers = [_line(process) for process in processes]
+        assert _file_bytes(tmp_path) == 30_000_000
+        assert answers.count("done") == 3
+        refused = [answer for answer in answers if answer != "done"]
+        assert all("GB of the node's cache" in answer for answer in refused)
+    finally:
+        for process in processes:
+            process.communicate("\n", timeout=60)
+
+
+def test_program_after_the_download_keeps_its_model(tmp_path: Path) -> None:
+    script = f"""
+import os, pathlib, sys
+from launcher import fetch, model_cache, model_source
+from tests.engine_image.test_fetch import MemoryStore
+cache = model_cache.ModelCache(pathlib.Path({str(tmp_path)!r}))
+fetch.fetch(model_source.ModelSource("s3://b/kept"), MemoryStore({{"w": bytes(20)}}), cache)
+os.execvp(sys.executable, [sys.executable, "-c", "print('runs', flush=True); input()"])
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    )
+    cache = ModelCache(tmp_path, lambda _: 10**9, max_bytes=25)
+    try:
+        assert _line(process) == "runs"
+        with pytest.raises(SourceError, match=r"models in use leave 0.0 GB of the node's cache: enlarge"):
+            _ten_bytes(cache, "s3://b/other")
+    finally:
+        process.communicate("\n", timeout=60)
+    assert _ten_bytes(cache, "s3://b/other").complete() is not None
+
+
+def _line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().rstrip("\n")
+
+
+def _go_on(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+def _file_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("files/**/*") if path.is_file())
 
 
 def _ten_bytes(cache: ModelCache, uri: str) -> model_cache.Entry:

@@ -11,6 +11,7 @@ from plimsoll.adapters.engine_of_pod import api_port, engine_args, engine_of, ha
 from plimsoll.api import labels
 from plimsoll.api.contract import engine_contract
 from plimsoll.api.v1alpha1 import parse
+from plimsoll.core.admission.request import MAX_REQUEST_SEQUENCES
 from plimsoll.core.errors import InvalidSpec
 from plimsoll.engines.engine import Signal, Source
 from plimsoll.resources import engine_pod, objects
@@ -146,6 +147,35 @@ def test_pod_with_another_annotation_raises_value_error() -> None:
 def test_pod_with_launcher_has_no_engine_label() -> None:
     assert labels.ENGINE not in pod_of({})["metadata"]["labels"]
     assert engine_args(pod_of({"args": ["--seed", "1"]})) == ("--enforce-eager", "--seed", "1")
+
+
+@pytest.mark.parametrize(
+    ("runtime", "args", "env", "sequences", "length", "queued"),
+    [
+        ("tgi", [], {"MAX_BATCH_SIZE": "8", "MAX_TOTAL_TOKENS": "2048", "MAX_CONCURRENT_REQUESTS": "64"}, 8, 2048, 64),
+        ("tgi", ["--max-batch-size=4"], {"MAX_BATCH_SIZE": "8"}, 4, None, 128),  # the argument wins
+        ("tgi", [], {"MAX_BATCH_SIZE": "many", "MAX_TOTAL_TOKENS": ""}, 128, None, 128),
+        ("llama-cpp", [], {"LLAMA_ARG_N_PARALLEL": "2", "LLAMA_ARG_CTX_SIZE": "4096"}, 2, 2048, MAX_REQUEST_SEQUENCES),
+        ("llama-cpp", ["-np", "4", "-c", "4096"], {"LLAMA_ARG_KV_UNIFIED": "true"}, 4, 4096, MAX_REQUEST_SEQUENCES),
+        ("llama-cpp", ["-np", "4", "-c", "4096"], {"LLAMA_ARG_KV_UNIFIED": "false"}, 4, 1024, MAX_REQUEST_SEQUENCES),
+    ],
+)
+def test_limits_in_the_environment_are_read_as_arguments(
+    runtime: str, args: list[str], env: dict[str, str], sequences: int, length: int | None, queued: int
+) -> None:
+    variables = [{"name": name, "value": value} for name, value in env.items()]
+    engine = {"runtime": runtime, "image": "example.com/x:1", "args": args, "env": variables}
+    pod, obj = pod_of(engine), kube_objects.service()
+    obj["spec"]["engine"] = engine
+    found = build_catalog([obj], [pod]).services["team/chat"]
+    assert (found.max_sequences, found.max_model_len, found.max_queued) == (sequences, length, queued)
+
+
+@pytest.mark.parametrize("env", [None, "x", [1], [{"value": "8"}], [{"name": "MAX_BATCH_SIZE"}]])
+def test_unreadable_environment_leaves_the_defaults(env: Any) -> None:
+    obj = kube_objects.service()
+    obj["spec"]["engine"] = {"runtime": "tgi", "env": env}
+    assert build_catalog([obj], []).services["team/chat"].max_sequences == 128
 
 
 def test_gateway_reads_slots_and_context_of_llama_cpp() -> None:

@@ -59,10 +59,11 @@ def is_of_earlier_service(pod: Object, service: Object) -> bool:
 
 
 def engine_args(pod: Object) -> tuple[object, ...]:
-    """The engine's arguments, defaults first. Ignores what cannot be parsed."""
+    """The engine's arguments, those of variables and defaults first. Ignores what cannot be parsed."""
     containers = pod.get("spec", {}).get("containers") or ()
-    if not engine_of(pod).launched:
-        return tuple(arg for one in containers if one.get("name") == "engine" for arg in one.get("args") or ())
+    if not (engine := engine_of(pod)).launched:
+        own = [one for one in containers if one.get("name") == "engine"]
+        return engine.all_args(own[0].get("args") or (), own[0].get("env")) if own else ()
     names = engine_contract().env
     given = {entry.get("name"): entry.get("value") for one in containers for entry in one.get("env") or ()}
     return tuple(arg for name in ("default_args", "args") for arg in _list(given.get(names[name])))

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from plimsoll.adapters.kube_client import INFERENCESERVICES, LEASES, KubeClient
 from plimsoll.cli.json_access import get_text
+from plimsoll.cli.kubeconfig import ensure_context
 from plimsoll.core.errors import BackendUnavailable, ClusterError, Forbidden, NotFound, PlimsollError
 
 KubeObject = dict[str, Any]
@@ -33,7 +34,8 @@ class ClusterQueryError(PlimsollError):
 
 @asynccontextmanager
 async def connect(kubeconfig: str | None) -> AsyncIterator[KubeClient]:
-    """Connect with the user's kubeconfig. Raises ClusterQueryError."""
+    """Connect with the user's kubeconfig. Raises ClusterQueryError and KubeconfigError."""
+    ensure_context(kubeconfig)
     try:
         kube = await KubeClient.connect(kubeconfig)
     except Exception as error:  # the kubeconfig reader and its credential plugins raise any type

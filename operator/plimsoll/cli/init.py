@@ -13,9 +13,11 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import yaml
+from pydantic import ValidationError
 
 from plimsoll.api import labels
-from plimsoll.api.v1alpha1 import parse
+from plimsoll.api.v1alpha1 import ModelSource, parse
+from plimsoll.api.v1alpha1.validation_messages import format_errors
 from plimsoll.cli import plan, plan_manifest, plan_output
 from plimsoll.cli.manifests import service_name
 from plimsoll.cli.output_files import print_text
@@ -27,6 +29,7 @@ from plimsoll.sim.errors import BadInput
 Ask = Callable[[str], str]
 
 _HUB: Final = "hf://"
+_NAMESPACE: Final = re.compile(r"(?!.{64})[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _HUB_NAME: Final = re.compile(r"[A-Za-z0-9_][\w.-]*/[A-Za-z0-9_][\w.-]*")
 _QUESTIONS: Final = (
     ("ttft", "TTFT target, such as 500ms", "500ms", str),
@@ -46,6 +49,11 @@ _SLO_FIELDS: Final = (
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the manifest. Returns exit status 0, or 1 if no number of replicas meets the SLO. Raises BadInput."""
+    if arguments.namespace is not None and not _NAMESPACE.fullmatch(arguments.namespace):
+        raise BadInput(
+            f"--namespace: {arguments.namespace} must be the name of a namespace: lower-case letters, digits and '-', "
+            "63 at most"
+        )
     complete(arguments, _ask_terminal if sys.stdin.isatty() else None)
     result, simulation = plan.plan_for(arguments)
     if isinstance(result, PlanFailure):
@@ -66,6 +74,10 @@ def complete(arguments: argparse.Namespace, ask: Ask | None) -> None:
         if ask is None:
             raise BadInput("--uri is required: the location of the weights, such as hf://Qwen/Qwen3-8B")
         arguments.uri = _answer(ask, "location of the weights, such as hf://Qwen/Qwen3-8B", None)
+    try:
+        ModelSource(uri=arguments.uri)
+    except ValidationError as error:
+        raise BadInput("; ".join(f"--{problem}" for problem in format_errors(error))) from None
     if arguments.hardware is None:
         if arguments.model is None and arguments.uri.startswith(_HUB):
             arguments.model = arguments.uri.removeprefix(_HUB)

@@ -39,6 +39,16 @@ def current_namespace(
     return _DEFAULT_NAMESPACE
 
 
+def ensure_context(file: str | None, environment: Mapping[str, str] = os.environ) -> None:
+    """Raises KubeconfigError without a kubeconfig, or without a current context in it; never in a pod."""
+    if file is None and "KUBERNETES_SERVICE_HOST" in environment:
+        return
+    paths = _paths(file, environment)
+    if not any(get_text(_read(path), "current-context") for path in paths):
+        found = ", ".join(map(str, paths))
+        raise KubeconfigError(f"{found}: has no current-context: run kubectl config use-context NAME")
+
+
 def _paths(file: str | None, environment: Mapping[str, str]) -> list[Path]:
     if file is not None:
         return [Path(file)]

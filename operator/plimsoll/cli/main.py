@@ -7,6 +7,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from plimsoll.cli import workload_options
 from plimsoll.core.errors import PlimsollError
@@ -33,9 +34,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser, and so its verbs', without abbreviated options: `--name chat` would set the namespace."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, **settings})
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all verbs."""
-    parser = argparse.ArgumentParser(prog="plimsoll", description="Serve open LLMs on Kubernetes within a latency SLO.")
+    parser: argparse.ArgumentParser = _Parser(
+        prog="plimsoll", description="Serve open LLMs on Kubernetes within a latency SLO."
+    )
     subcommands = parser.add_subparsers(required=True, metavar="COMMAND")
     operator = subcommands.add_parser("operator", help="run the operator (in its pod)")
     operator.set_defaults(run=_operator)
@@ -100,6 +110,12 @@ def _add_adopt(subcommands: argparse._SubParsersAction[argparse.ArgumentParser])
 def _add_prefetch(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subcommands.add_parser("prefetch", help="print the Job or DaemonSet that downloads a service's model")
     parser.add_argument("name", metavar="NAME", help="name of the service")
+    parser.add_argument(
+        "--ahead",
+        metavar="DURATION",
+        help="print CronJobs that download into the service's claim this long before each period of "
+        "spec.scaling.schedule that raises minReplicas, such as 30m",
+    )
     _add_namespace(parser)
     parser.set_defaults(run=_prefetch)
 

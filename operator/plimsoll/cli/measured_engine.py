@@ -57,7 +57,7 @@ class Answer:
 class Connection(Protocol):
     """Sends requests to one engine."""
 
-    async def send(self, path: str, body: bytes | None = None) -> Answer:
+    async def send(self, path: str, body: bytes | None = None, timeout_s: float = REQUEST_TIMEOUT_S) -> Answer:
         """GET, or POST of a JSON body. Raises OSError, TimeoutError or ValueError without an answer."""
 
     async def about(self) -> bytes:
@@ -86,7 +86,7 @@ class UrlConnection:
     session: aiohttp.ClientSession
     url: str
 
-    async def send(self, path: str, body: bytes | None = None) -> Answer:
+    async def send(self, path: str, body: bytes | None = None, timeout_s: float = REQUEST_TIMEOUT_S) -> Answer:
         try:
             async with self.session.request(
                 "GET" if body is None else "POST",
@@ -94,6 +94,7 @@ class UrlConnection:
                 data=body,
                 headers={} if body is None else {"content-type": "application/json"},
                 allow_redirects=False,
+                timeout=aiohttp.ClientTimeout(total=timeout_s),
             ) as response:
                 read = await read_body(response, MAX_ANSWER_BYTES)
         except (aiohttp.ClientError, ValueError) as error:
@@ -116,11 +117,11 @@ class PodConnection:
     port: int
     launcher_port: int
 
-    async def send(self, path: str, body: bytes | None = None) -> Answer:
+    async def send(self, path: str, body: bytes | None = None, timeout_s: float = REQUEST_TIMEOUT_S) -> Answer:
         document = None if body is None else json.loads(body)
         try:
             read = await self.kube.request_pod(
-                self.namespace, self.pod, self.port, path.lstrip("/"), document, REQUEST_TIMEOUT_S
+                self.namespace, self.pod, self.port, path.lstrip("/"), document, timeout_s
             )
         except BackendUnavailable as error:
             raise OSError(str(error)) from error
@@ -156,9 +157,8 @@ async def connect_url(url: str) -> AsyncIterator[UrlConnection]:
         or parts.username is not None
     ):
         raise BadInput(f"{url}: must be http://HOST:PORT or https://HOST:PORT, without user, path or query")
-    timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S)
     connector = aiohttp.TCPConnector(limit=0)  # a batch is sent at once
-    async with aiohttp.ClientSession(connector=connector, timeout=timeout, trust_env=False) as session:
+    async with aiohttp.ClientSession(connector=connector, trust_env=False) as session:
         yield UrlConnection(session, url.rstrip("/"))
 
 

@@ -3,33 +3,41 @@
 Problem: the first engine of a large model spends most of its start on the download, also when it starts on demand.
 
 Idea: the pod template of the service has image, credentials, cache and node selection. A pod runs the launcher's
-download with them, without a GPU: that of a Job for a claim, those of a DaemonSet for a folder of each node.
+download with them, without a GPU: that of a Job for a claim, those of a DaemonSet for a folder of each node. A model
+of a claim may be deleted between two scheduled rises, so CronJobs can download it ahead of each. The DaemonSet's pods
+use the model while they run, and one in use is not deleted.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 from typing import Any, Final
 
 import yaml
 
 from plimsoll.adapters.kube_client import DEPLOYMENTS, KubeClient
 from plimsoll.api import labels
-from plimsoll.api.v1alpha1 import InferenceService, parse
+from plimsoll.api.v1alpha1 import UNKNOWN_GPU_RESOURCE, InferenceService, ScheduleEntry, parse
+from plimsoll.api.v1alpha1.schedule import DAYS
 from plimsoll.cli import cluster
 from plimsoll.cli.cluster import ClusterQueryError
 from plimsoll.cli.kubeconfig import current_namespace
 from plimsoll.cli.output_files import print_text
 from plimsoll.core.errors import ClusterError, NotFound
+from plimsoll.core.units import parse_duration
 from plimsoll.resources.object_meta import tier_name
 
 KubeObject = dict[str, Any]
 
 COMMAND: Final = ["python3", "-P", "-m", "launcher.fetch"]
 _KEPT_SECONDS: Final = 3600  # after the end
+_MAX_AHEAD_S: Final = 86_400.0
+_DAY_MINUTES: Final = 1440
 _LABELS: Final = {labels.NAME: "plimsoll-prefetch"}
 _WAIT: Final = ["python3", "-c", "import signal; signal.pause()"]
+_KEEP_RESOURCES: Final = {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"memory": "8Gi"}}
 _POD_FIELDS: Final = (
     "serviceAccountName",
     "automountServiceAccountToken",
@@ -46,22 +54,36 @@ _POD_FIELDS: Final = (
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the Job or the DaemonSet."""
+    """Print the Job, the DaemonSet or the CronJobs. Raises ClusterQueryError."""
+    ahead_s = None if arguments.ahead is None else _ahead_s(arguments.ahead)
 
-    async def make() -> KubeObject:
+    async def make() -> list[KubeObject]:
         async with cluster.connect(arguments.kubeconfig) as kube:
             namespace = arguments.namespace or current_namespace(arguments.kubeconfig)
-            return await prefetch_workload(kube, namespace, arguments.name)
+            return await prefetch_workloads(kube, namespace, arguments.name, ahead_s)
 
-    print_text(yaml.safe_dump(asyncio.run(make()), sort_keys=False))
+    print_text(yaml.safe_dump_all(asyncio.run(make()), sort_keys=False))
     return 0
 
 
-async def prefetch_workload(kube: KubeClient, namespace: str, name: str) -> KubeObject:
-    """The Job or DaemonSet of a service; raises ClusterQueryError if it has no model to download, or no cache that
-    stays.
+def _ahead_s(text: str) -> float:
+    try:
+        seconds = parse_duration(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= _MAX_AHEAD_S:
+        raise ClusterQueryError(f"--ahead: {text} must be a duration above 0 and at most 24h, such as 30m")
+    return seconds
+
+
+async def prefetch_workloads(
+    kube: KubeClient, namespace: str, name: str, ahead_s: float | None = None
+) -> list[KubeObject]:
+    """The Job or DaemonSet of a service; with `ahead_s` a CronJob for each scheduled rise, that many seconds before.
+
+    Raises ClusterQueryError if there is no model to download, no cache that stays, or no scheduled rise.
     """
-    service = parse(await cluster.get_service(kube, namespace, name))
+    service = parse(await cluster.get_service(kube, namespace, name), UNKNOWN_GPU_RESOURCE)
     _check(service)
     role, _ = next(iter(service.spec.tiers.items()))
     try:
@@ -80,7 +102,14 @@ async def prefetch_workload(kube: KubeClient, namespace: str, name: str) -> Kube
             f"service {name} has a cache in each pod, which ends with it: set claimName, hostPath or nodeLocal in "
             "spec.model.cache"
         )
-    return daemon_set(name, namespace, pod) if "hostPath" in cache else job(name, namespace, pod)
+    if ahead_s is None:
+        return [daemon_set(name, namespace, pod) if "hostPath" in cache else job(name, namespace, pod)]
+    if "hostPath" in cache:
+        raise ClusterQueryError(
+            f"service {name} has its cache on nodes: leave out --ahead: the DaemonSet keeps the model on each node "
+            "while it exists"
+        )
+    return cron_jobs(service, namespace, pod, math.ceil(ahead_s / 60))
 
 
 def _check(service: InferenceService) -> None:
@@ -107,15 +136,58 @@ def job(name: str, namespace: str, pod: KubeObject) -> KubeObject:
     }
 
 
+def cron_jobs(service: InferenceService, namespace: str, pod: KubeObject, minutes: int) -> list[KubeObject]:
+    """The CronJobs that run the Job before each period of the schedule with more replicas than a tier's minReplicas.
+
+    Raises ClusterQueryError without such a period.
+    """
+    name, lowest = service.metadata.name, min(tier.min_replicas for _, tier in service.spec.tiers.items())
+    rises = [
+        (at, entry) for at, entry in enumerate(service.spec.scaling.schedule) if (entry.min_replicas or 0) > lowest
+    ]
+    if not rises:
+        raise ClusterQueryError(
+            f"service {name}: no entry of spec.scaling.schedule raises minReplicas above {lowest}, so nothing is to be "
+            "downloaded ahead"
+        )
+    made = job(name, namespace, pod)
+    return [
+        {
+            "apiVersion": "batch/v1",
+            "kind": "CronJob",
+            "metadata": {**made["metadata"], "name": f"{name}-prefetch-{at}"},
+            "spec": {
+                "schedule": _cron(entry, minutes),
+                "timeZone": entry.time_zone,
+                "concurrencyPolicy": "Forbid",
+                "startingDeadlineSeconds": minutes * 60,
+                "jobTemplate": {"spec": made["spec"]},
+            },
+        }
+        for at, entry in rises
+    ]
+
+
+def _cron(entry: ScheduleEntry, minutes: int) -> str:
+    """The time of day this many minutes before an entry begins, as cron has it."""
+    hour, minute = map(int, entry.from_.split(":"))
+    day_shift, at = divmod(hour * 60 + minute - minutes, _DAY_MINUTES)
+    days = sorted(DAYS.index(day) for day in entry.days or ())
+    names = ",".join(DAYS[(day + day_shift) % len(DAYS)].upper() for day in days)
+    return f"{at % 60} {at // 60} * * {names or '*'}"
+
+
 def daemon_set(name: str, namespace: str, pod: KubeObject) -> KubeObject:
-    """The DaemonSet that does so on each node where the template's pods may run. A node whose pod is ready has it."""
+    """The DaemonSet that does so on each node where the template's pods may run.
+
+    A node whose pod is ready has the model, and keeps it: the pod then waits as a program that uses it.
+    """
     fetch = _fetch(pod)
-    wait = {field: fetch[field] for field in ("image", "imagePullPolicy", "securityContext")}
     template = {
         **_pod(pod),
         "terminationGracePeriodSeconds": 1,
         "initContainers": [fetch],
-        "containers": [{"name": "done", "command": _WAIT, **wait, "resources": {"limits": {"memory": "64Mi"}}}],
+        "containers": [{**fetch, "name": "keep", "command": [*COMMAND, *_WAIT], "resources": _KEEP_RESOURCES}],
     }
     labelled = {**_LABELS, labels.INSTANCE: name}
     return {

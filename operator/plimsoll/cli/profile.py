@@ -23,6 +23,7 @@ from typing import Any, Final
 from plimsoll.cli import cluster, output_files
 from plimsoll.cli.kubeconfig import current_namespace
 from plimsoll.cli.measured_engine import (
+    REQUEST_TIMEOUT_S,
     Connection,
     EngineFacts,
     connect_pod,
@@ -168,12 +169,22 @@ async def measure(
     """Benchmark an engine without other requests, and fit a step model. Raises BadInput."""
     if facts.running:
         raise BadInput(f"the engine has {facts.running:.0f} requests: measure one without other clients")
-    prompts, sent = PromptFactory(facts.model), 0
+    prompts, sent, failure, was_cut = PromptFactory(facts.model), 0, "", False
 
     async def send(path: str, body: bytes) -> self_benchmark.Response:
-        nonlocal sent
+        nonlocal sent, failure, was_cut
         sent += 1
-        return await connection.send(path, body)
+        try:
+            answer = await connection.send(path, body, max(seconds, REQUEST_TIMEOUT_S))
+        except (OSError, TimeoutError, ValueError) as error:
+            failure = f"{type(error).__name__}: {error}"
+            raise
+        except asyncio.CancelledError:
+            was_cut = True
+            raise
+        if answer.status != 200:
+            failure = f"status {answer.status}: {answer.body[:800].decode(errors='replace')}"
+        return answer
 
     plan = benchmark_plan(limits, max_requests - 1, seconds)
     await _probe(send, prompts)
@@ -181,7 +192,15 @@ async def measure(
     found = await self_benchmark.run(send, plan, prompts, clock, seconds)
     points = SelfBenchmark((), ()) if found is None else SelfBenchmark(found.prefill, found.decode)
     if not points.prefill or not points.decode:
-        raise BadInput(f"the engine answered too few requests within {format_number(seconds)} s: give more --seconds")
+        if failure:
+            raise BadInput(f"the engine answered too few requests, the last with {words_of(failure)}")
+        if was_cut:
+            raise BadInput(
+                f"the engine answered too few requests within {format_number(seconds)} s: give more --seconds"
+            )
+        raise BadInput(
+            f"the engine took no longer for {OUTPUT_TOKENS} tokens than for 1: measure one without other clients"
+        )
     return Measurement(points, fit_step_model(points, limits.token_budget), sent, clock() - started)
 
 

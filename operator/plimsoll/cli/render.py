@@ -30,7 +30,13 @@ DEFAULT_PLATFORM = PlatformConfig(
 
 def run(arguments: argparse.Namespace) -> int:
     platform = DEFAULT_PLATFORM if not arguments.config else _load_platform(arguments.config)
-    rendered = [obj for document in load_documents(arguments.filename) for obj in render_manifest(document, platform)]
+    rendered: list[KubeObject] = []
+    for number, document in enumerate(documents := load_documents(arguments.filename), 1):
+        try:
+            rendered += render_manifest(document, platform)
+        except InvalidSpec as error:
+            place = f"document {number}: " if len(documents) > 1 else ""
+            raise InvalidSpec(tuple(f"{place}{problem}" for problem in error.problems)) from None
     print_text(yaml.safe_dump_all(rendered, sort_keys=False) or "# no objects: the engines of spec.targets exist\n")
     return 0
 
@@ -53,7 +59,7 @@ def render_manifest(manifest: Any, platform: PlatformConfig) -> list[KubeObject]
         raise InvalidSpec(("metadata: must contain the name of the service",))
     meta = {"namespace": "default", "uid": "00000000-0000-0000-0000-000000000000", "generation": 1}
     parent = {**manifest, "metadata": {**meta, **metadata}}
-    service = parse(parent)
+    service = parse(parent, platform.engine.gpu_resource)
     rendered = objects.shared_objects(service, parent, platform)
     for kind, tier in service.spec.tiers.items():
         revision = objects.template_revision(service, parent, kind, platform)

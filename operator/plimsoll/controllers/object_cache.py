@@ -12,7 +12,7 @@ from typing import Any
 from plimsoll.adapters.engine_of_pod import is_of_earlier_service
 from plimsoll.adapters.shared_parts import with_shared_parts
 from plimsoll.api import labels
-from plimsoll.api.v1alpha1 import InferenceService, parse
+from plimsoll.api.v1alpha1 import DEFAULT_GPU_RESOURCE, InferenceService, parse
 from plimsoll.core.errors import InvalidSpec
 from plimsoll.core.routing.model_names import NameClaim, read_claims
 
@@ -53,7 +53,10 @@ def resource_version(obj: Object) -> int:
 class ObjectCache:
     """Objects by kind. `on_change` is called with the owning service of each changed object."""
 
-    def __init__(self, on_change: Callable[[Key], None] = lambda key: None) -> None:
+    def __init__(
+        self, on_change: Callable[[Key], None] = lambda key: None, gpu_resource: str = DEFAULT_GPU_RESOURCE
+    ) -> None:
+        """gpu_resource: what the installation's engines request if a tier has no gpuResource."""
         self._objects: dict[str, dict[Key, Object]] = {}
         self._children: dict[tuple[str, Key], dict[Key, None]] = {}
         # By uid: the object that was parsed, and the result.
@@ -61,6 +64,7 @@ class ObjectCache:
         self._newest: dict[tuple[str, str], Object] = {}  # by kind and tier, over all services
         self._claims: dict[str, tuple[Object, tuple[NameClaim, ...]]] = {}  # by uid, as `_parsed`
         self._on_change = on_change
+        self._gpu_resource = gpu_resource
 
     def put(self, obj: Object) -> None:
         kind, key = obj["kind"], key_of(obj)
@@ -108,7 +112,7 @@ class ObjectCache:
         uid = service_object["metadata"]["uid"]
         entry = self._parsed.get(uid)
         if entry is None or entry[0] is not service_object:
-            entry = self._parsed[uid] = (service_object, _parse(service_object))
+            entry = self._parsed[uid] = (service_object, _parse(service_object, self._gpu_resource))
         return entry[1]
 
     def name_claims(self) -> list[NameClaim]:
@@ -206,9 +210,9 @@ class ObjectCache:
             self._on_change(owner)
 
 
-def _parse(service_object: Object) -> InferenceService | InvalidSpec:
+def _parse(service_object: Object, gpu_resource: str) -> InferenceService | InvalidSpec:
     try:
-        return parse(service_object)
+        return parse(service_object, gpu_resource)
     except InvalidSpec as error:
         return error
 

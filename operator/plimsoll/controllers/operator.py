@@ -108,7 +108,7 @@ class OperatorProcess:
         self._synced: set[tuple[str, str | None]] = set()
         self.queue: WorkQueue[Key] = WorkQueue(self._reconcile)
         self.errors = ObjectErrors(self.queue.add)
-        self.cache = ObjectCache(self.queue.add)
+        self.cache = ObjectCache(self.queue.add, config.platform.engine.gpu_resource)
         get_gateway_page = partial(pod_http.get_page, session, max_bytes=pod_http.MAX_GATEWAY_PAGE_BYTES)
         get_engine_page = partial(pod_http.get_page, session, max_bytes=pod_http.MAX_ENGINE_PAGE_BYTES)
         self.gateway_poller = GatewayPoller(

@@ -11,7 +11,7 @@ Any other runs in the user's image, and Kubernetes probes and stops it.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple
@@ -138,7 +138,8 @@ class Engine:
 
     name: value of `spec.engine.runtime`. title: its name in text. metrics: None if the user names the metrics.
     launched: whether Plimsoll's launcher starts it. reserved_flags: flags that Plimsoll sets or relies on.
-    reserved_variables: environment variables that set such a flag.
+    reserved_variables: environment variables that set such a flag where Plimsoll does not. argument_variables: those
+    that set a flag which is read here, with the flag; an argument overrides its variable.
     default_args: arguments before the user's, by role, task, GPUs, and the user's. own_args: those of an engine
     without a launcher that place model, port and name; command: its entry point, () for that of the image.
     health_path: answers 200 once the engine serves, and never before. metrics_path: of its metrics page.
@@ -156,6 +157,7 @@ class Engine:
     launched: bool = False
     reserved_flags: tuple[str, ...] = ()
     reserved_variables: tuple[str, ...] = ()
+    argument_variables: tuple[tuple[str, str], ...] = ()
     default_args: Callable[[str, str, int, Sequence[object]], tuple[str, ...]] = lambda role, task, gpus, args: ()
     own_args: Callable[[Launch], tuple[str, ...]] = lambda launch: ()
     command: tuple[str, ...] = ()
@@ -165,3 +167,13 @@ class Engine:
     max_sequences: Callable[[Sequence[object]], int | None] = _no_count
     max_model_len: Callable[[Sequence[object]], int | None] = _no_count
     queue_limit: Callable[[Sequence[object], int, int], int | None] = lambda args, default, per_sequence: None
+
+    def all_args(self, args: Sequence[object], env: object) -> tuple[object, ...]:
+        """The arguments, after those that environment variables set; of two equal flags the last counts.
+
+        env: the variables as in a manifest. What has another form, or no literal value, sets nothing.
+        """
+        entries = [entry for entry in env if isinstance(entry, Mapping)] if isinstance(env, Sequence) else []
+        values = {entry.get("name"): entry.get("value") for entry in entries}
+        found = ((flag, values.get(name)) for name, flag in self.argument_variables)
+        return (*(f"{flag}={value}" for flag, value in found if isinstance(value, str)), *args)

@@ -6,6 +6,8 @@ Facts from `tools/server` of its repository, and from a running server of build 
 - With `--parallel N` each slot has 1/N of `--ctx-size`, unless `--kv-unified` shares it. Without it there are 4 slots.
 - `/health` answers 503 until the model is loaded. SIGTERM ends running requests.
 - Prompt tokens are counted when a prompt is done, output tokens when a request ends.
+- Arguments have variables (`--parallel`: LLAMA_ARG_N_PARALLEL), which they override. That of a switch counts if it is
+  on, enabled, true or 1.
 - Its queue has no limit. Adapters are loaded at its start only.
 """
 
@@ -27,8 +29,15 @@ RESERVED_FLAGS: Final = (
 )  # the last two make a router of the server  # fmt: skip
 RESERVED_VARIABLES: Final = (
     "LLAMA_API_KEY", "LLAMA_ARG_API_PREFIX", "LLAMA_ARG_SSL_KEY_FILE", "LLAMA_ARG_SSL_CERT_FILE",
-    "LLAMA_ARG_MODELS_DIR", "LLAMA_ARG_MODELS_PRESET",
-)  # of the reserved flags that Plimsoll does not set itself  # fmt: skip
+    "LLAMA_ARG_MODELS_DIR", "LLAMA_ARG_MODELS_PRESET", "LLAMA_ARG_MODEL", "LLAMA_ARG_MODEL_URL", "LLAMA_ARG_HF_REPO",
+    "LLAMA_ARG_DOCKER_REPO",
+)  # of the reserved flags that are not always set  # fmt: skip
+ARGUMENT_VARIABLES: Final = (
+    ("LLAMA_ARG_N_PARALLEL", PARALLEL[0]),
+    ("LLAMA_ARG_CTX_SIZE", CONTEXT[0]),
+    ("LLAMA_ARG_KV_UNIFIED", UNIFIED[0]),
+)
+_UNIFIED_ARGS: Final = {*UNIFIED, *(f"{UNIFIED[0]}={value}" for value in ("on", "enabled", "true", "1"))}
 _TASK_ARGS: Final[dict[str, tuple[str, ...]]] = {"embed": ("--embeddings",), "score": ("--reranking",)}
 
 
@@ -44,7 +53,7 @@ def _slots(args: Sequence[object]) -> int | None:
 
 def _max_model_len(args: Sequence[object]) -> int | None:
     context, slots = last_count(args, CONTEXT), _slots(args)
-    if context is None or slots is None or any(argument in UNIFIED for argument in args):
+    if context is None or slots is None or any(argument in _UNIFIED_ARGS for argument in args):
         return context
     return context // slots or None
 
@@ -71,6 +80,7 @@ LLAMA_CPP: Final = Engine(
     default_sequences=DEFAULT_SLOTS,
     reserved_flags=RESERVED_FLAGS,
     reserved_variables=RESERVED_VARIABLES,
+    argument_variables=ARGUMENT_VARIABLES,
     own_args=_own_args,
     cache_variables=("LLAMA_CACHE",),
     max_sequences=_slots,

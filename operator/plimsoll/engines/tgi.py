@@ -7,7 +7,8 @@ Facts from its documentation of launcher arguments and metrics, and from its sou
 - Above `--max-concurrent-requests` it answers 429.
 - `/health` is served once the shards are warm. On SIGTERM the router finishes running requests, for 90 s or
   `--graceful-termination-timeout`.
-- An argument that is given twice ends it at its start.
+- An argument that is given twice ends it at its start. Each has a variable (`--max-total-tokens`: MAX_TOTAL_TOKENS),
+  which it overrides.
 - Adapters are loaded at its start only. It has no route for embeddings.
 - Its mean time per token includes the prefill, so it is no TPOT, and no metric has a TTFT.
 """
@@ -24,7 +25,12 @@ MAX_BATCH: Final = ("--max-batch-size",)
 MAX_TOTAL_TOKENS: Final = ("--max-total-tokens",)
 DEFAULT_CONCURRENT: Final = 128
 RESERVED_FLAGS: Final = ("--model-id", "--revision", "--hostname", "--port", "-p", "--api-key", "--num-shard")
-RESERVED_VARIABLES: Final = ("API_KEY",)  # the other flags are set by Plimsoll itself
+RESERVED_VARIABLES: Final = ("API_KEY", "REVISION", "NUM_SHARD")  # the other flags are always set
+ARGUMENT_VARIABLES: Final = (
+    ("MAX_CONCURRENT_REQUESTS", MAX_CONCURRENT[0]),
+    ("MAX_BATCH_SIZE", MAX_BATCH[0]),
+    ("MAX_TOTAL_TOKENS", MAX_TOTAL_TOKENS[0]),
+)
 
 
 def _own_args(launch: Launch) -> tuple[str, ...]:
@@ -68,6 +74,7 @@ TGI: Final = Engine(
     default_sequences=DEFAULT_CONCURRENT,
     reserved_flags=RESERVED_FLAGS,
     reserved_variables=RESERVED_VARIABLES,
+    argument_variables=ARGUMENT_VARIABLES,
     own_args=_own_args,
     command=("text-generation-launcher",),
     max_sequences=_max_batch,

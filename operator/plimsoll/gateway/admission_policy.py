@@ -18,7 +18,7 @@ from functools import cached_property
 from typing import Any, Final
 
 from plimsoll.api import labels
-from plimsoll.api.v1alpha1 import InferenceService, parse
+from plimsoll.api.v1alpha1 import UNKNOWN_GPU_RESOURCE, InferenceService, parse
 from plimsoll.core import codec
 from plimsoll.core.admission.cost_model import ClassPolicy
 from plimsoll.core.admission.publication import AdmissionLimits
@@ -103,7 +103,7 @@ class AdmissionPolicy:
 
 
 def _parse_spec(obj: Object) -> InferenceService:
-    return parse({**obj, "status": {}})
+    return parse({**obj, "status": {}}, UNKNOWN_GPU_RESOURCE)
 
 
 def _policy_of(service: InferenceService) -> AdmissionPolicy | None:

@@ -421,7 +421,9 @@ def _task(obj: Object) -> Task:
 
 
 def _max_sequences(obj: Object) -> int:
-    """Returns how many sequences an engine runs at once, by the user's arguments, else the engine's default."""
-    args, runtime = value_at(obj, "spec", "engine", "args"), value_at(obj, "spec", "engine", "runtime")
+    """Returns how many sequences an engine runs at once by its arguments and variables, else the default."""
+    args, env, runtime = (value_at(obj, "spec", "engine", name) for name in ("args", "env", "runtime"))
     engine = engine_named(runtime if isinstance(runtime, str) else None)
-    return engine.max_sequences(args if isinstance(args, list) else ()) or engine.default_sequences
+    return (
+        engine.max_sequences(engine.all_args(args if isinstance(args, list) else (), env)) or engine.default_sequences
+    )

@@ -30,11 +30,21 @@ from plimsoll.api.v1alpha1.tier_status import (
     TiersStatus,
     TierStatus,
 )
-from plimsoll.api.v1alpha1.tiers import ROLES, EngineTier, EngineTiers, RoleName, RolloutSpec
+from plimsoll.api.v1alpha1.tiers import (
+    DEFAULT_GPU_RESOURCE,
+    ROLES,
+    UNKNOWN_GPU_RESOURCE,
+    EngineTier,
+    EngineTiers,
+    RoleName,
+    RolloutSpec,
+)
 
 __all__ = [
+    "DEFAULT_GPU_RESOURCE",
     "MAX_STATE_CHARS",
     "ROLES",
+    "UNKNOWN_GPU_RESOURCE",
     "AdapterSpec",
     "AdapterStatus",
     "AdmissionSpec",

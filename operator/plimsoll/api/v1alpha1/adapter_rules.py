@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from plimsoll.api.v1alpha1.adapters import DEFAULT_MAX_CPU_LORAS, MAX_ADAPTERS_CHARS, LoraSpec
-from plimsoll.api.v1alpha1.api_model import ValidationRule, compile_re2, quote
+from plimsoll.api.v1alpha1.api_model import ValidationRule, compile_re2, quote, with_values
 from plimsoll.api.v1alpha1.prefill_rules import SERVE_ALONE, serves_alone
 
 # Plimsoll sets the first five from spec.engine.lora. With the others an engine has several API servers, of which an
@@ -15,6 +15,10 @@ _LORA_FLAGS_PATTERN = (
     "data[-_]parallel[-_]size)|-asc|-dp)([=. ]|$)"
 )
 _LORA_FLAGS = compile_re2(_LORA_FLAGS_PATTERN)
+_CPU_LORAS: Final = (
+    "(has(self.engine) && has(self.engine.lora) && has(self.engine.lora.maxCpuLoras) ?"
+    f" self.engine.lora.maxCpuLoras : {DEFAULT_MAX_CPU_LORAS})"
+)
 HAS_LORA: Final = "((has(self.adapters) && size(self.adapters) > 0) || (has(self.engine) && has(self.engine.lora)))"
 
 
@@ -24,11 +28,17 @@ def uses_lora(spec: Any) -> bool:
 
 ADAPTER_RULES: Final[tuple[ValidationRule[Any], ...]] = (
     ValidationRule(
-        "!has(self.adapters) || size(self.adapters) <= (has(self.engine) && has(self.engine.lora) &&"
-        f" has(self.engine.lora.maxCpuLoras) ? self.engine.lora.maxCpuLoras : {DEFAULT_MAX_CPU_LORAS})",
+        f"!has(self.adapters) || size(self.adapters) <= {_CPU_LORAS}",
         "has more entries than an engine holds: raise engine.lora.maxCpuLoras, or remove some",
         lambda own: len(own.adapters) <= (own.engine.lora or LoraSpec()).cpu_loras,
         field=".adapters",
+        **with_values(
+            "has ",
+            ("size(self.adapters)", lambda own: len(own.adapters)),
+            " entries and an engine holds ",
+            (_CPU_LORAS, lambda own: (own.engine.lora or LoraSpec()).cpu_loras),
+            ": raise engine.lora.maxCpuLoras, or remove some",
+        ),
     ),
     ValidationRule(
         "!has(self.adapters) || self.adapters.map(one, size(one.name) + size(one.uri) + (has(one.revision) ?"

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field
 
-from plimsoll.api.v1alpha1.api_model import ApiModel, ValidationRule, ValidationRules
+from plimsoll.api.v1alpha1.api_model import ApiModel, ValidationRule, ValidationRules, with_values
 from plimsoll.api.v1alpha1.model import (
     ADAPTER_URI_RULES,
     MODEL_NAME_RULE,
@@ -28,6 +28,8 @@ DEFAULT_MAX_CPU_LORAS: Final = MAX_ADAPTERS
 # Characters of all names, URIs and revisions: spec and status of 256 adapters then fit what the operator reads of an
 # object (`adapters.object_size`). It is 128 characters for each of them.
 MAX_ADAPTERS_CHARS: Final = 32_768
+_LORAS: Final = f"(has(self.maxLoras) ? self.maxLoras : {DEFAULT_MAX_LORAS})"
+_CPU_LORAS: Final = f"(has(self.maxCpuLoras) ? self.maxCpuLoras : {DEFAULT_MAX_CPU_LORAS})"
 
 
 class LoraSpec(ApiModel):
@@ -58,11 +60,17 @@ class LoraSpec(ApiModel):
 
     rules: ClassVar[tuple[ValidationRule[LoraSpec], ...]] = (
         ValidationRule(
-            f"(has(self.maxLoras) ? self.maxLoras : {DEFAULT_MAX_LORAS}) <= "
-            f"(has(self.maxCpuLoras) ? self.maxCpuLoras : {DEFAULT_MAX_CPU_LORAS})",
-            f"maxCpuLoras must be at least maxLoras ({DEFAULT_MAX_LORAS} if absent)",
+            f"{_LORAS} <= {_CPU_LORAS}",
+            f"maxCpuLoras must be at least maxLoras ({DEFAULT_MAX_LORAS} if absent): raise it, or lower maxLoras",
             lambda own: own.loras <= own.cpu_loras,
             field=".maxCpuLoras",
+            **with_values(
+                "maxCpuLoras ",
+                (_CPU_LORAS, lambda own: own.cpu_loras),
+                " must be at least maxLoras ",
+                (_LORAS, lambda own: own.loras),
+                ": raise maxCpuLoras, or lower maxLoras",
+            ),
         ),
     )
 

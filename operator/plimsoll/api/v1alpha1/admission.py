@@ -13,7 +13,15 @@ from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field
 
-from plimsoll.api.v1alpha1.api_model import ApiModel, IntOrString, MapList, ValidationRule, ValidationRules, matching
+from plimsoll.api.v1alpha1.api_model import (
+    ApiModel,
+    IntOrString,
+    MapList,
+    ValidationRule,
+    ValidationRules,
+    matching,
+    with_values,
+)
 from plimsoll.api.v1alpha1.request_limits import RequestLimitsSpec
 from plimsoll.api.v1alpha1.scalars import MAX_DURATION_CHARS, decimal_rule, duration_rules
 from plimsoll.api.v1alpha1.service_name import ServiceName
@@ -172,8 +180,14 @@ class FallbackRef(ApiModel):
     name: ServiceName = Field(description="Name of the InferenceService.")
 
 
-def _shares_fit(classes: tuple[RequestClass, ...]) -> bool:
-    return sum(units.parse_percent(one.guaranteed_share) for one in classes) <= 100
+_TOTAL_SHARE: Final = (
+    f"self.map(one, has(one.guaranteedShare) && one.guaranteedShare.matches('{_SHARE_PATTERN}')"
+    " ? int(one.guaranteedShare.split('%')[0]) : 0).sum()"
+)
+
+
+def _total_share(classes: tuple[RequestClass, ...]) -> int:
+    return round(sum(units.parse_percent(one.guaranteed_share) for one in classes))
 
 
 class AdmissionSpec(ApiModel):
@@ -202,10 +216,14 @@ class AdmissionSpec(ApiModel):
                     bool,
                 ),
                 ValidationRule[tuple[RequestClass, ...]](
-                    f"self.map(one, has(one.guaranteedShare) && one.guaranteedShare.matches('{_SHARE_PATTERN}')"
-                    " ? int(one.guaranteedShare.split('%')[0]) : 0).sum() <= 100",
-                    "the guaranteedShare values of all classes must add up to at most 100%",
-                    _shares_fit,
+                    f"{_TOTAL_SHARE} <= 100",
+                    "the guaranteedShare values of all classes must add up to at most 100%: lower some of them",
+                    lambda classes: _total_share(classes) <= 100,
+                    **with_values(
+                        "the guaranteedShare values of all classes must add up to at most 100%, not ",
+                        (_TOTAL_SHARE, _total_share),
+                        "%: lower some of them",
+                    ),
                 ),
             ),
         ]

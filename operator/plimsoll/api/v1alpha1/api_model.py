@@ -205,6 +205,19 @@ class ApiModel(BaseModel):
         return self.model_dump(mode="json", exclude_none=True)
 
 
+def with_values(*parts: str | tuple[str, Callable[[Any], object]]) -> dict[str, Any]:
+    """Return the fields of a rule that compute its message.
+
+    parts: texts, and values as a CEL expression with the same value in Python.
+    """
+    template = quote("".join(part.replace("%", "%%") if isinstance(part, str) else "%s" for part in parts))
+    values = ", ".join(f"dyn({part[0]})" for part in parts if not isinstance(part, str))
+    return {
+        "message_cel": f"{template}.format([{values}])",  # a concatenation would cost more than the API server allows
+        "format_message": lambda own: "".join(part if isinstance(part, str) else str(part[1](own)) for part in parts),
+    }
+
+
 def matching(pattern: str, message: str) -> ValidationRule[str]:
     """Return a rule that a string contains a match of `pattern`.
 

@@ -14,7 +14,7 @@ from pydantic import Field
 from plimsoll.api.contract import engine_contract
 from plimsoll.api.v1alpha1.adapters import LoraSpec
 from plimsoll.api.v1alpha1.api_model import ApiModel, MapList, ValidationRule, ValidationRules, matching, not_matching
-from plimsoll.api.v1alpha1.engine_features import needs, needs_image, reserved_args, reserved_variables
+from plimsoll.api.v1alpha1.engine_features import needs, needs_image, reserved_args, variable_rules
 from plimsoll.api.v1alpha1.pod_overrides import ObjectName
 from plimsoll.api.v1alpha1.scalars import MAX_DURATION_CHARS, duration_rules
 from plimsoll.api.v1alpha1.speculative import SpeculativeSpec
@@ -247,7 +247,7 @@ class EngineSpec(ApiModel):
 
     rules: ClassVar[tuple[ValidationRule[EngineSpec], ...]] = (
         *reserved_args(),
-        *reserved_variables(),
+        *variable_rules(),
         needs_image(),
         _own(Feature.OWN_SERVER, "command", lambda own: "command" in own.model_fields_set),
         _own(Feature.OWN_SERVER, "port", lambda own: own.port is not None),

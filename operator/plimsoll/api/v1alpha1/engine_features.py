@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from plimsoll.api.v1alpha1.api_model import ValidationRule, compile_re2, quote
-from plimsoll.engines.engine import Feature
+from plimsoll.engines.engine import Engine, Feature
 from plimsoll.engines.registry import DEFAULT_ENGINE, ENGINES, engines_with, engines_without
 
 FORBIDDEN = "FieldValueForbidden"
@@ -99,15 +99,22 @@ def _reserved(flags: tuple[str, ...]) -> ValidationRule[Any]:
     )
 
 
-def reserved_variables() -> tuple[ValidationRule[Any], ...]:
-    """Return rules that no environment variable sets what a reserved flag sets, one for each set of such variables."""
-    sets = dict.fromkeys(engine.reserved_variables for engine in ENGINES.values() if engine.reserved_variables)
-    return tuple(_reserved_variables(names) for names in sets)
+def variable_rules() -> tuple[ValidationRule[Any], ...]:
+    """Return rules about environment variables that set arguments, for each engine that has some.
+
+    None sets what a reserved flag sets. Those that are read have a literal value, because nothing reads references.
+    """
+    reserved = dict.fromkeys(engine.reserved_variables for engine in ENGINES.values() if engine.reserved_variables)
+    read = [engine for engine in ENGINES.values() if engine.argument_variables]
+    return (*map(_reserved_variables, reserved), *map(_literal_variables, read))
 
 
 def _reserved_variables(names: tuple[str, ...]) -> ValidationRule[Any]:
     engines = tuple(name for name, engine in ENGINES.items() if engine.reserved_variables == names)
-    says = f"may not set {', '.join(names)}, on which Plimsoll relies: remove it; the gateway checks API keys"
+    says = (
+        f"may not set {', '.join(names)}, on which Plimsoll relies: remove it; spec.model and the tier's gpus say what "
+        "runs, and the gateway checks API keys"
+    )
 
     def found(spec: Any) -> bool:
         return any(variable.name in names for variable in spec.env)
@@ -116,6 +123,21 @@ def _reserved_variables(names: tuple[str, ...]) -> ValidationRule[Any]:
         f"!({runtime_in('self', engines)}) || !has(self.env) || !self.env.exists(v, v.name in {_cel_list(names)})",
         says,
         lambda spec: spec.runtime not in engines or not found(spec),
+        field=".env",
+        reason=FORBIDDEN,
+    )
+
+
+def _literal_variables(engine: Engine) -> ValidationRule[Any]:
+    names = tuple(name for name, _ in engine.argument_variables)
+    says = f"{' or '.join(names)} needs value, not valueFrom: the gateway reads the limit from the manifest"
+    return ValidationRule(
+        f"!({runtime_in('self', (engine.name,))}) || !has(self.env) || "
+        f"!self.env.exists(v, has(v.valueFrom) && v.name in {_cel_list(names)})",
+        says,
+        lambda spec: (
+            spec.runtime != engine.name or all(one.value_from is None for one in spec.env if one.name in names)
+        ),
         field=".env",
         reason=FORBIDDEN,
     )

@@ -24,7 +24,7 @@ NODE_RULES: Final[tuple[ValidationRule[Any], ...]] = (
     needs(Feature.SEVERAL_NODES, _SEVERAL_NODES, _has_several_nodes, field=".tiers.serve.nodes"),
     ValidationRule(
         f"!{_SEVERAL_NODES} || !{_LORA}",
-        "LoRA adapters are not supported with tiers.serve.nodes above 1",
+        "LoRA adapters are not supported with tiers.serve.nodes above 1: remove adapters and engine.lora",
         lambda own: not (_has_several_nodes(own) and (own.adapters or own.engine.lora is not None)),
         field=".adapters",
         reason=FORBIDDEN,

@@ -6,14 +6,14 @@ from typing import Any, Final
 
 from plimsoll.api.v1alpha1.api_model import ValidationRule, quote
 from plimsoll.api.v1alpha1.engine_features import runtime_in
-from plimsoll.api.v1alpha1.tiers import ROLES
+from plimsoll.api.v1alpha1.tiers import DEFAULT_GPU_RESOURCE, ROLES, gpu_resource_cel
 from plimsoll.engines import parallelism
 from plimsoll.engines.registry import ENGINES
 
 _LAUNCHED: Final = tuple(name for name, engine in ENGINES.items() if engine.launched)
 _SAYS: Final = (
     "parallel sizes must fit the gpus of each tier: their product is at most gpus, and divides gpus if "
-    "--tensor-parallel-size is absent"
+    "--tensor-parallel-size is absent; if gpus counts a unit of another resource, set the tier's gpuResource"
 )
 
 
@@ -26,15 +26,18 @@ def misfits(spec: Any) -> tuple[str, ...]:
     return tuple(f"tiers.{role}.gpus is {tier.gpus}{text}" for role, tier, text in found if text)
 
 
-def is_judged(tier: Any) -> bool:
-    """Whether a tier's `gpus` counts the devices of an engine: those of one pod, and whole GPUs or the chart's."""
-    return tier.nodes == 1 and (tier.gpu_resource is None or tier.gpu_resource in parallelism.WHOLE_GPUS)
+def is_judged(tier: Any, gpu_resource: str = DEFAULT_GPU_RESOURCE) -> bool:
+    """Whether a tier's `gpus` counts the devices of an engine: those of one pod, and whole GPUs.
+
+    gpu_resource: what an absent `gpuResource` is.
+    """
+    return tier.nodes == 1 and (tier.gpu_resource or gpu_resource) in parallelism.WHOLE_GPUS
 
 
 _HAS_ONE_GPU: Final = " || ".join(
     f"(has(self.tiers.{role}) && (!has(self.tiers.{role}.gpus) || self.tiers.{role}.gpus == 1)"
     f" && (!has(self.tiers.{role}.nodes) || self.tiers.{role}.nodes == 1)"
-    f" && (!has(self.tiers.{role}.gpuResource) || self.tiers.{role}.gpuResource in {list(parallelism.WHOLE_GPUS)}))"
+    f" && {gpu_resource_cel(f'self.tiers.{role}')} in {list(parallelism.WHOLE_GPUS)})"
     for role in ROLES
 )
 

@@ -194,6 +194,24 @@ class Toleration(ApiModel):
 _COMPARED_RESOURCES: Final = ("cpu", "memory", "ephemeral-storage")
 
 
+_REQUESTS_FIT: Final = "a request must not exceed the limit of the same resource: lower the request or raise the limit"
+_ABOVE_LIMIT: Final = (
+    "key in self.requests && key in self.limits && quantity(string(self.requests[key])).isGreaterThan("
+    "quantity(string(self.limits[key])))"
+)
+
+
+def _above_limit(own: ResourceRequirements) -> list[str]:
+    """Return the resources whose request exceeds their limit."""
+    return [
+        key
+        for key in _COMPARED_RESOURCES
+        if key in own.requests
+        and key in own.limits
+        and units.parse_quantity(own.requests[key]) > units.parse_quantity(own.limits[key])
+    ]
+
+
 class ResourceRequirements(ApiModel):
     """CPU, memory and other resources of the engine container. GPUs are the tier's `gpus`."""
 
@@ -202,15 +220,11 @@ class ResourceRequirements(ApiModel):
 
     rules: ClassVar[tuple[ValidationRule[ResourceRequirements], ...]] = (
         ValidationRule(
-            f"!has(self.requests) || !has(self.limits) || {list(_COMPARED_RESOURCES)}.all(key, !(key in "
-            "self.requests) || !(key in self.limits) || quantity(string(self.requests[key])).compareTo("
-            "quantity(string(self.limits[key]))) <= 0)",
-            "a request must not exceed the limit of the same resource",
-            lambda own: all(
-                units.parse_quantity(own.requests[key]) <= units.parse_quantity(own.limits[key])
-                for key in own.requests.keys() & own.limits.keys() & set(_COMPARED_RESOURCES)
-            ),
+            f"!has(self.requests) || !has(self.limits) || !{list(_COMPARED_RESOURCES)}.exists(key, {_ABOVE_LIMIT})",
+            _REQUESTS_FIT,
+            lambda own: not _above_limit(own),
             field=".requests",
+            format_message=lambda own: f"{_REQUESTS_FIT} of {', '.join(_above_limit(own))}",
         ),
     )
 

@@ -9,7 +9,14 @@ from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field
 
-from plimsoll.api.v1alpha1.api_model import ApiModel, IntOrString, ValidationRule, ValidationRules, matching
+from plimsoll.api.v1alpha1.api_model import (
+    ApiModel,
+    IntOrString,
+    ValidationRule,
+    ValidationRules,
+    matching,
+    with_values,
+)
 from plimsoll.api.v1alpha1.scalars import MAX_DURATION_CHARS, decimal_rule, duration_rules
 from plimsoll.api.v1alpha1.schedule import ScheduleEntry
 from plimsoll.api.v1alpha1.tiers import MAX_TIER_REPLICAS
@@ -79,9 +86,16 @@ class RatioBounds(ApiModel):
         ValidationRule(
             f"!has(self.min) || !has(self.max) || !string(self.min).matches('{_RATIO_PATTERN}') ||"
             f" !string(self.max).matches('{_RATIO_PATTERN}') || double(string(self.min)) <= double(string(self.max))",
-            "max must not be below min",
+            "max must not be below min: raise max, or lower min",
             lambda own: own.min is None or own.max is None or Decimal(own.min) <= Decimal(own.max),
             field=".max",
+            **with_values(
+                "max ",
+                ("self.max", lambda own: own.max),
+                " must not be below min ",
+                ("self.min", lambda own: own.min),
+                ": raise max, or lower min",
+            ),
         ),
     )
 

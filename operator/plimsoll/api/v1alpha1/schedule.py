@@ -19,7 +19,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from pydantic import Field
 
 from plimsoll.api.v1alpha1.api_model import ApiModel, SetList, ValidationRule, ValidationRules, matching
-from plimsoll.api.v1alpha1.tiers import MAX_TIER_REPLICAS
+from plimsoll.api.v1alpha1.tiers import MAX_TIER_REPLICAS, replicas_in_order
 from plimsoll.core.autoscaling.scaling_policy import ScheduleWindow
 
 Day = Literal["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"]
@@ -112,12 +112,7 @@ class ScheduleEntry(ApiModel):
             lambda own: own.min_replicas is not None or own.max_replicas is not None,
             reason="FieldValueRequired",
         ),
-        ValidationRule(
-            "!has(self.minReplicas) || !has(self.maxReplicas) || self.maxReplicas >= self.minReplicas",
-            "maxReplicas must not be below minReplicas",
-            lambda own: own.min_replicas is None or own.max_replicas is None or own.max_replicas >= own.min_replicas,
-            field=".maxReplicas",
-        ),
+        replicas_in_order(),
         ValidationRule(
             "self.from != self.until",
             "until must differ from from; use 00:00 and 24:00 for a whole day",

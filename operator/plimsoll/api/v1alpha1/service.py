@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import ConfigDict, Field, ValidationError
 
@@ -17,7 +17,7 @@ from plimsoll.api.labels import SIZE_PROBLEM
 from plimsoll.api.v1alpha1.adapter_rules import ADAPTER_RULES, HAS_LORA, uses_lora
 from plimsoll.api.v1alpha1.adapters import AdapterSpec, LoraSpec
 from plimsoll.api.v1alpha1.admission import DEFAULT_ADMISSION, DEFAULT_MAX_QUEUE_TIME, AdmissionSpec, WhenFull
-from plimsoll.api.v1alpha1.api_model import ApiModel, MapList, ValidationRule, ValidationRules
+from plimsoll.api.v1alpha1.api_model import ApiModel, MapList, ValidationRule, ValidationRules, with_values
 from plimsoll.api.v1alpha1.cache_and_draft_rules import CACHE_AND_DRAFT_RULES
 from plimsoll.api.v1alpha1.cost import CostSpec
 from plimsoll.api.v1alpha1.engine import EngineSpec
@@ -36,7 +36,7 @@ from plimsoll.api.v1alpha1.slo import SloSpec
 from plimsoll.api.v1alpha1.status import InferenceServiceStatus
 from plimsoll.api.v1alpha1.target_rules import TARGET_RULES
 from plimsoll.api.v1alpha1.targets import EngineTarget, EngineTargets
-from plimsoll.api.v1alpha1.tiers import NO_TIERS, ROLES, EngineTier, EngineTiers, RoleName
+from plimsoll.api.v1alpha1.tiers import DEFAULT_GPU_RESOURCE, NO_TIERS, ROLES, EngineTier, EngineTiers, RoleName
 from plimsoll.api.v1alpha1.validation_messages import format_errors
 from plimsoll.core.admission.cost_model import ClassPolicy
 from plimsoll.core.admission.quota import TenantPolicy
@@ -255,6 +255,9 @@ class ObjectMeta(ApiModel):
     annotations: dict[str, str] = Field(default={})
 
 
+_MODEL_NAME: Final = "(has(self.spec.model.name) ? self.spec.model.name : self.metadata.name)"
+
+
 class InferenceService(ApiModel):
     """A model served within a latency SLO by tiers of engines behind one gateway."""
 
@@ -275,11 +278,15 @@ class InferenceService(ApiModel):
             field=".spec.admission.fallback.name",
         ),
         ValidationRule(
-            "!has(self.spec.adapters) || self.spec.adapters.all(adapter, adapter.name !="
-            " (has(self.spec.model.name) ? self.spec.model.name : self.metadata.name))",
-            "an adapter needs another name than the model",
+            f"!has(self.spec.adapters) || self.spec.adapters.all(adapter, adapter.name != {_MODEL_NAME})",
+            "an adapter needs another name than the model: rename the adapter, or set model.name",
             lambda own: all(adapter.name != own.model_name for adapter in own.spec.adapters),
             field=".spec.adapters",
+            **with_values(
+                "an adapter needs another name than the model: rename the adapter ",
+                (_MODEL_NAME, lambda own: own.model_name),
+                ", or set model.name",
+            ),
         ),
     )
 
@@ -369,8 +376,10 @@ class InferenceService(ApiModel):
         )
 
 
-def parse(obj: Mapping[str, Any]) -> InferenceService:
+def parse(obj: Mapping[str, Any], gpu_resource: str = DEFAULT_GPU_RESOURCE) -> InferenceService:
     """Return the typed object of a manifest from the API server.
+
+    gpu_resource: what the installation's engines request if a tier has no gpuResource; rules about GPUs follow it.
 
     Raises InvalidSpec with every problem found. Status fields that this version cannot read count as absent. As in the
     API server, rules across several fields run only if each field is valid on its own. Only the API server checks that
@@ -379,9 +388,28 @@ def parse(obj: Mapping[str, Any]) -> InferenceService:
     if SIZE_PROBLEM in obj:
         raise InvalidSpec((str(obj[SIZE_PROBLEM]),))
     try:
-        return InferenceService.model_validate({**obj, "status": _readable_status(obj.get("status"))}, by_name=False)
+        read = {**obj, "status": _readable_status(obj.get("status"))}
+        roles = () if gpu_resource == DEFAULT_GPU_RESOURCE else _roles_without_gpu_resource(obj)
+        if not roles:
+            return InferenceService.model_validate(read, by_name=False)
+        spec, tiers = obj["spec"], obj["spec"]["tiers"]
+        named = {role: {**tiers[role], "gpuResource": gpu_resource} for role in roles}
+        filled = InferenceService.model_validate({**read, "spec": {**spec, "tiers": {**tiers, **named}}}, by_name=False)
     except ValidationError as error:
         raise InvalidSpec(format_errors(error)) from error
+    cleared: dict[str, Any] = {
+        role: getattr(filled.spec.tiers, role).model_copy(update={"gpu_resource": None}) for role in roles
+    }
+    spec = filled.spec.model_copy(update={"tiers": filled.spec.tiers.model_copy(update=cleared)})
+    return filled.model_copy(update={"spec": spec})
+
+
+def _roles_without_gpu_resource(obj: Mapping[str, Any]) -> tuple[RoleName, ...]:
+    """Return the tiers of a manifest, of any form, that have no gpuResource."""
+    spec = obj.get("spec")
+    tiers = spec.get("tiers") if isinstance(spec, Mapping) else None
+    found = tiers if isinstance(tiers, Mapping) else {}
+    return tuple(one for one in ROLES if isinstance(found.get(one), Mapping) and found[one].get("gpuResource") is None)
 
 
 def _readable_status(stored: Any) -> InferenceServiceStatus:

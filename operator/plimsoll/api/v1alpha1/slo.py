@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from plimsoll.api.v1alpha1.api_model import ApiModel, ValidationRule
+from plimsoll.api.v1alpha1.api_model import ApiModel, ValidationRule, with_values
 from plimsoll.api.v1alpha1.scalars import IS_DURATION, MAX_DURATION_CHARS, duration_rules
 from plimsoll.core import slo as core
 from plimsoll.core import units
@@ -78,9 +78,16 @@ class LatencyTargets(ApiModel):
         ValidationRule[Any](
             f"!has(self.ttft) || !has(self.e2e) || !({_IS_TTFT}) || !({_IS_E2E})"
             " || duration(self.e2e) > duration(self.ttft)",
-            "e2e must be longer than ttft, because it includes it",
+            "e2e must be longer than ttft, because it includes it: raise e2e, or lower ttft",
             lambda own: not _seconds(own.e2e) <= _seconds(own.ttft),
             field=".e2e",
+            **with_values(
+                "e2e ",
+                ("self.e2e", lambda own: own.e2e),
+                " must be longer than ttft ",
+                ("self.ttft", lambda own: own.ttft),
+                ", because it includes it: raise e2e, or lower ttft",
+            ),
         ),
     )
 

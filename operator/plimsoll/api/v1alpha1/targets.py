@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Final
 from pydantic import Field
 
 from plimsoll.api.v1alpha1.api_model import ApiModel, ValidationRule, ValidationRules, matching
-from plimsoll.api.v1alpha1.tiers import MAX_TIER_REPLICAS, RoleName
+from plimsoll.api.v1alpha1.tiers import MAX_TIER_REPLICAS, RoleName, replicas_in_order
 
 DEFAULT_METRICS_PORT: Final = 8000
 
@@ -93,14 +93,7 @@ class EngineTarget(ApiModel):
         description="GPUs of each replica: 0 to 64. Of a group of pods, those of the whole group.",
     )
 
-    rules: ClassVar[tuple[ValidationRule[EngineTarget], ...]] = (
-        ValidationRule(
-            "!has(self.minReplicas) || self.maxReplicas >= self.minReplicas",
-            "maxReplicas must not be below minReplicas",
-            lambda own: own.max_replicas >= own.min_replicas,
-            field=".maxReplicas",
-        ),
-    )
+    rules: ClassVar[tuple[ValidationRule[EngineTarget], ...]] = (replicas_in_order(),)
 
     @property
     def replica_gpus(self) -> int:

@@ -6,11 +6,18 @@ The shape of a service cannot change, because a change would interrupt the servi
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field
 
-from plimsoll.api.v1alpha1.api_model import ApiModel, IntOrString, ValidationRule, ValidationRules, matching
+from plimsoll.api.v1alpha1.api_model import (
+    ApiModel,
+    IntOrString,
+    ValidationRule,
+    ValidationRules,
+    matching,
+    with_values,
+)
 from plimsoll.api.v1alpha1.pod_overrides import PodOverrides
 from plimsoll.core import units
 
@@ -18,6 +25,7 @@ RoleName = Literal["prefill", "decode", "serve"]
 ROLES: Final[tuple[RoleName, ...]] = ("prefill", "decode", "serve")
 MAX_TIER_REPLICAS: Final = 1000
 DEFAULT_GPU_RESOURCE: Final = "nvidia.com/gpu"
+UNKNOWN_GPU_RESOURCE: Final = "plimsoll.dev/unknown"  # for readers that do not know the installation's
 
 
 def _is_int_or_percent(value: int | str) -> bool:
@@ -68,8 +76,13 @@ def _is_zero(value: int | str) -> bool:
     return value in (0, "0%", "00%")
 
 
+def gpu_resource_cel(tier: str) -> str:
+    """Return the CEL of what the gpus of the tier at this path count. The chart replaces the default by its own."""
+    return f"(has({tier}.gpuResource) ? {tier}.gpuResource : '{DEFAULT_GPU_RESOURCE}')"
+
+
 def _gpus_not_in(kind: str) -> ValidationRule[EngineTier]:
-    gpu = f"(has(self.gpuResource) ? self.gpuResource : '{DEFAULT_GPU_RESOURCE}')"
+    gpu = gpu_resource_cel("self")
     path = f"self.pod.resources.{kind}"
     return ValidationRule(
         f"!has(self.pod) || !has(self.pod.resources) || !has({path}) || !({gpu} in {path})",
@@ -77,6 +90,24 @@ def _gpus_not_in(kind: str) -> ValidationRule[EngineTier]:
         lambda own: (own.gpu_resource or DEFAULT_GPU_RESOURCE) not in getattr(own.pod.resources, kind),
         field=f".pod.resources.{kind}",
         reason="FieldValueForbidden",
+    )
+
+
+def replicas_in_order() -> ValidationRule[Any]:
+    """Return the rule that maxReplicas is at least minReplicas, where both are set."""
+    advice = ": raise maxReplicas, or lower minReplicas"
+    return ValidationRule(
+        "!has(self.maxReplicas) || !has(self.minReplicas) || self.maxReplicas >= self.minReplicas",
+        f"maxReplicas must not be below minReplicas{advice}",
+        lambda own: own.max_replicas is None or own.min_replicas is None or own.max_replicas >= own.min_replicas,
+        field=".maxReplicas",
+        **with_values(
+            "maxReplicas ",
+            ("self.maxReplicas", lambda own: own.max_replicas),
+            " must not be below minReplicas ",
+            ("self.minReplicas", lambda own: own.min_replicas),
+            advice,
+        ),
     )
 
 
@@ -135,12 +166,7 @@ class EngineTier(ApiModel):
     pod: PodOverrides = Field(default=PodOverrides(), description="Overrides of the tier's pods.")
 
     rules: ClassVar[tuple[ValidationRule[EngineTier], ...]] = (
-        ValidationRule(
-            "!has(self.maxReplicas) || !has(self.minReplicas) || self.maxReplicas >= self.minReplicas",
-            "maxReplicas must not be below minReplicas",
-            lambda own: own.max_replicas is None or own.max_replicas >= own.min_replicas,
-            field=".maxReplicas",
-        ),
+        replicas_in_order(),
         _gpus_not_in("requests"),
         _gpus_not_in("limits"),
         ValidationRule(

@@ -12,10 +12,10 @@ from plimsoll.api.v1alpha1.parallelism_rules import is_judged
 from plimsoll.engines import parallelism
 
 
-def gpu_warnings(service: InferenceService, default_args: Sequence[str]) -> tuple[str, ...]:
+def gpu_warnings(service: InferenceService, default_args: Sequence[str], gpu_resource: str) -> tuple[str, ...]:
     """Return a sentence for each tier whose GPUs are not those that its engines use.
 
-    default_args: arguments that the chart adds to those of an engine.
+    default_args: arguments that the chart adds to those of an engine. gpu_resource: what an absent gpuResource is.
     """
     engine = service.spec.engine
     if not engine.contract.launched:
@@ -23,7 +23,7 @@ def gpu_warnings(service: InferenceService, default_args: Sequence[str]) -> tupl
     own = () if engine.is_simulated else tuple(default_args)
     found = []
     for role, tier in service.spec.tiers.items():
-        if not is_judged(tier):
+        if not is_judged(tier, gpu_resource):
             continue
         args = (*own, *engine.args)
         text = parallelism.misfit(tier.gpus, args) or parallelism.waste(tier.gpus, args)

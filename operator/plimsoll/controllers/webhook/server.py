@@ -54,10 +54,10 @@ async def run(kube: KubeClient, config: OperatorConfig, settings: WebhookSetting
     """Serve until cancelled. A failed component is restarted while the others continue."""
     errors = ObjectErrors()
     index = ServiceIndex(kube, config, errors)
-    default_args = config.platform.engine.defaults.args
+    engine = config.platform.engine
 
     def validator(new: Object, old: Object | None) -> ValidationResult:
-        return validate_change(new, old, index.cluster, default_args)
+        return validate_change(new, old, index.cluster, engine.defaults.args, engine.gpu_resource)
 
     async with asyncio.TaskGroup() as group:
         for name, work in index.parts():

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from plimsoll.adapters.normalize import value_at
-from plimsoll.api.v1alpha1 import InferenceService, parse
+from plimsoll.api.v1alpha1 import DEFAULT_GPU_RESOURCE, InferenceService, parse
 from plimsoll.controllers.hardware_limits import hardware_limits
 from plimsoll.controllers.object_cache import ObjectCache
 from plimsoll.controllers.reconcile.model_names import model_names
@@ -52,16 +52,21 @@ class Cluster:
 
 
 def validate_change(
-    new: Object, old: Object | None, cluster: Cluster | None, default_args: Sequence[str] = ()
+    new: Object,
+    old: Object | None,
+    cluster: Cluster | None,
+    default_args: Sequence[str] = (),
+    gpu_resource: str = DEFAULT_GPU_RESOURCE,
 ) -> ValidationResult:
     """Returns what is wrong with a change of an InferenceService.
 
     new, old: normalised objects; `old` is None for a new service. cluster: None while the other services are not known;
     the rules about them are then left out. default_args: arguments that the chart adds to those of an engine.
+    gpu_resource: what an absent gpuResource is.
     """
     if new["metadata"].get("deletionTimestamp") or (old is not None and old.get("spec") == new.get("spec")):
         return ValidationResult()
-    service, former = _parse(new), None if old is None else _parse(old)
+    service, former = _parse(new, gpu_resource), None if old is None else _parse(old, gpu_resource)
     if isinstance(service, InvalidSpec):
         before = former.problems if isinstance(former, InvalidSpec) else ()
         added = tuple(problem for problem in service.problems if problem not in before)
@@ -77,14 +82,14 @@ def validate_change(
             (errors if is_error else warnings).append(message)
     present = hardware_limits(former, default_args) if isinstance(former, InferenceService) else ()
     warnings += [limit for limit in hardware_limits(service, default_args) if limit not in present]
-    unused = gpu_warnings(former, default_args) if isinstance(former, InferenceService) else ()
-    warnings += [text for text in gpu_warnings(service, default_args) if text not in unused]
+    unused = gpu_warnings(former, default_args, gpu_resource) if isinstance(former, InferenceService) else ()
+    warnings += [text for text in gpu_warnings(service, default_args, gpu_resource) if text not in unused]
     return ValidationResult(tuple(errors), tuple(warnings))
 
 
-def _parse(obj: Object) -> InferenceService | InvalidSpec:
+def _parse(obj: Object, gpu_resource: str) -> InferenceService | InvalidSpec:
     try:
-        return parse(obj)
+        return parse(obj, gpu_resource)
     except InvalidSpec as error:
         return error
 
