@@ -326,6 +326,7 @@ def _kill_pickers(cluster: Cluster) -> int:
     return len(pods)
 
 
+@pytest.mark.extended
 def test_gateway_restart_does_not_lower_demand(fleet: Service, cluster: Cluster) -> None:
     """What the gateways knew is gone with them, the demand is not, and nobody is turned away for it.
 

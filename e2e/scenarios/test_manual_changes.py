@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import httpx
+import pytest
 
 from e2e.lib.kube import Cluster
 from e2e.lib.node import signal_container
@@ -36,6 +37,7 @@ def test_count_set_by_hand_is_named_and_undone(service: Callable[[str], Service]
     cluster.delete("inferenceservices", "handy", namespace=handy.namespace)
 
 
+@pytest.mark.extended
 def test_only_engine_killed_names_time_of_next(service: Callable[[str], Service], cluster: Cluster) -> None:
     lone = service("lone")
     cluster.apply(make_manifest("lone", {"serve": {}}), namespace=lone.namespace)

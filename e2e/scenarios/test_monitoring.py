@@ -198,6 +198,7 @@ def asking(
     wait_until("the operator of the others decides", lambda: _is_deciding(operator, watched), 180)
 
 
+@pytest.mark.extended
 def test_unreachable_engines_are_read_through_prometheus(
     asking: OperatorClient, prometheus: PrometheusClient, watched: Service, cluster: Cluster
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import httpx
+import pytest
 
 from e2e.lib import simulated_fleet, stack
 from e2e.lib.kube import Cluster, uids
@@ -71,6 +72,7 @@ def test_killed_operator_work_is_finished_by_next(solo: Service, cluster: Cluste
     print(f"killed: maxUnavailable {right} again; the lease is held by {_holder(cluster)}")
 
 
+@pytest.mark.extended
 def test_idle_fleet_shrinks_after_operator_and_gateway_restart(
     service: Callable[[str], Service], cluster: Cluster
 ) -> None:

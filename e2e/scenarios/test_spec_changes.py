@@ -62,6 +62,7 @@ def test_changed_and_removed_bounds_are_followed_at_once(changing: Service) -> N
     changing.wait_condition("ScalingLimited", GONE_S, status="False")
 
 
+@pytest.mark.extended
 def test_removed_pod_overrides_leave_the_pods(changing: Service) -> None:
     for value in ("one", "two", None):
         pod = {"annotations": {ANNOTATION: value}} if value else None
