@@ -133,7 +133,7 @@ def test_starts() -> None:
         assert f"| {label} | {' | '.join(f'{s:.1f}' for s in [*seconds, sum(seconds)])} |" in PAGE
         assert round(RESULTS[name]["counters"]["plimsoll_autoscaler_startup_seconds 0.5"]) == 173
     marks = {mark["what"]: mark["at"] for mark in RESULTS["steady"]["marks"]}
-    assert f"came {marks['first answer'] - marks['applied']:.1f} s after" in PAGE
+    assert f"was received {marks['first answer'] - marks['applied']:.1f} s after" in PAGE
     assert not [event for event in RESULTS["steady"]["events"] if "iveness" in (event["message"] or "")]
 
 
@@ -266,4 +266,4 @@ def test_step_on_two_gpus() -> None:
     quoted = [step["counters"][f"plimsoll_autoscaler_startup_seconds {q}"] for q in ("0.5", "0.9")]
     assert f"`startupP50` was {quoted[0]:.0f} s then, and its 90th percentile {quoted[1]:.0f} s" in PAGE
     marks = {mark["what"]: mark["at"] for mark in step["marks"]}
-    assert f"came {marks['first answer'] - marks['applied']:.1f} s after `kubectl apply`, with empty caches" in PAGE
+    assert f"was received {marks['first answer'] - marks['applied']:.1f} s after `kubectl apply`, with empty caches" in PAGE
