@@ -266,4 +266,7 @@ def test_step_on_two_gpus() -> None:
     quoted = [step["counters"][f"plimsoll_autoscaler_startup_seconds {q}"] for q in ("0.5", "0.9")]
     assert f"`startupP50` was {quoted[0]:.0f} s then, and its 90th percentile {quoted[1]:.0f} s" in PAGE
     marks = {mark["what"]: mark["at"] for mark in step["marks"]}
-    assert f"was received {marks['first answer'] - marks['applied']:.1f} s after `kubectl apply`, with empty caches" in PAGE
+    assert (
+        f"was received {marks['first answer'] - marks['applied']:.1f} s after `kubectl apply`, with empty caches"
+        in PAGE
+    )
