@@ -20,6 +20,7 @@ from e2e.lib.simulated_fleet import engine_args
 TIMEOUT_S = 120.0
 WORDS = 160  # more than a block of tokens, so that prefill engines are asked
 TOKENS = 12
+LARGE_BYTES = 600 << 10  # more than the picker parses itself
 
 
 def _post(service: Service, path: str, **fields: Any) -> httpx.Response:
@@ -64,6 +65,12 @@ def test_response_stream_equals_full_response(name: str, shared: dict[str, Servi
     parts = [part for item in whole.json()["output"] if item["type"] == "message" for part in item["content"]]
     assert text == "".join(part["text"] for part in parts)
     assert whole.json()["model"] == service.name
+
+
+def test_large_body_is_answered(solo: Service) -> None:
+    messages = _conversation(f"large {time.time_ns()}")
+    answer = _post(solo, "/v1/chat/completions", messages=messages, max_tokens=1, metadata={"note": "a" * LARGE_BYTES})
+    assert answer.status_code == 200, answer.text
 
 
 def test_messages_and_responses_are_prefilled_remotely(pd: Service, prober: Prober) -> None:

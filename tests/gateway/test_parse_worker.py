@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import multiprocessing
 import os
+import re
 import select
 import signal
 import subprocess
@@ -210,3 +211,14 @@ def test_killed_picker_leaves_no_process(tmp_path: Path) -> None:
     ended, _, _ = select.select([process], [], [], 60.0)
     os.close(process)
     assert ended
+
+
+def test_image_program_does_nothing_in_a_child_process(tmp_path: Path) -> None:
+    dockerfile = Path(__file__).resolve().parents[2] / "operator" / "Dockerfile"
+    [text] = re.findall(r"printf '(#!/opt/plimsoll/bin/python.*?)'", dockerfile.read_text(), re.DOTALL)
+    program = tmp_path / "plimsoll"
+    program.write_text(text.encode().decode("unicode_escape"))
+    as_main = subprocess.run([sys.executable, program, "--help"], capture_output=True, text=True, check=True)
+    assert "usage: plimsoll" in as_main.stdout
+    as_child = f"import runpy; runpy.run_path({str(program)!r}, run_name='__mp_main__')"
+    assert subprocess.run([sys.executable, "-c", as_child, "--help"], capture_output=True, check=True).stdout == b""

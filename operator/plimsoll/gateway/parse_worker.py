@@ -86,6 +86,7 @@ class ParseWorker:
         self._queues: dict[str, deque[_Body]] = {}  # by client; the first client's turn is next
         self._bytes: Counter[str] = Counter()  # of all bodies here, by client
         self._turns: asyncio.Task[None] | None = None
+        self._is_broken = False  # the last process ended by itself
 
     def start(self) -> None:
         """Start the process, so that the first body does not wait for it."""
@@ -136,9 +137,13 @@ class ParseWorker:
         assert pool is not None
         try:
             parsed, resident_bytes = await asyncio.wrap_future(pool.submit(_parse, waiting.body, waiting.route))
+            self._is_broken = False
             if resident_bytes > MAX_PROCESS_BYTES:
                 self._replace(pool)
         except BrokenProcessPool:
+            if not self._is_broken:  # one line, also when each of many bodies ends a process
+                log.error("The process that parses request bodies above 64 KiB ended. Another one starts.")
+            self._is_broken = True
             self._replace(pool)
             parsed = BUSY_REJECTION
         except Exception:  # one body's failure must not affect the others
