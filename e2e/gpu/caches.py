@@ -60,6 +60,7 @@ def begin(model: str) -> None:
             "HOME": "/tmp",
             "CUDA_VISIBLE_DEVICES": str(gpus - 1 - number % gpus),
             "VLLM_WORKER_MULTIPROC_METHOD": "fork",  # as in cuda.Dockerfile
+            **({} if number else {"PYTHONPROFILEIMPORTTIME": "1"}),  # imports are the second longest phase of a start
         }
         start(words, variables, PARTS / "engine.done", name=str(number), folder=MODELS, user=_USER)
 
