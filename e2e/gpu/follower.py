@@ -13,7 +13,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final, Self
 
 from bench.hardware.client import START_S
 from e2e.gpu.observer import Observer, fetch_from_engine, is_ready
@@ -29,7 +29,7 @@ _LOG: Final = "policy"
 
 
 class Follower(BackgroundThread):
-    """A context manager around a load; the policy's clock begins with the load's first instant.
+    """A context manager around a load, whose first instant is the policy's too. Entering it raises StepFailed.
 
     `samples`: what the policy saw and ordered at each tick. `error`: why it ended early, or "".
     """
@@ -40,22 +40,34 @@ class Follower(BackgroundThread):
         self.samples: list[dict[str, Any]] = []
         self.error = ""
 
+    def __enter__(self) -> Self:
+        with (LOGS / f"{_LOG}.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                _command(self._scenario), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
+                env={"PATH": os.environ["PATH"]},
+            )  # fmt: skip
+        self._answer()  # the policy is there
+        return super().__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        self._process.__exit__(*error)
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout
+        if not (line := self._process.stdout.readline()):
+            raise StepFailed("the policy's process ended\n" + tail(_LOG))
+        return dict(json.loads(line))
+
     def _run(self) -> None:
         try:
-            with (LOGS / f"{_LOG}.log").open("ab") as log:
-                process = subprocess.Popen(
-                    _command(self._scenario), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
-                    env={"PATH": os.environ["PATH"]},
-                )  # fmt: skip
-            with process:
-                assert process.stdin
-                assert process.stdout
-                self._follow(process.stdin, process.stdout)
+            self._follow()
         except (StepFailed, OSError, ValueError, LookupError) as error:
             self.error = f"{self._scenario.policy}: {error}"
             self._observer.mark("follower failed", error=self.error[-500:])
 
-    def _follow(self, questions: IO[str], answers: IO[str]) -> None:
+    def _follow(self) -> None:
+        assert self._process.stdin
         begin_s = time.monotonic() + START_S
         next_s = begin_s
         while not self._stop.wait(max(0.0, next_s - time.monotonic())):
@@ -64,11 +76,9 @@ class Follower(BackgroundThread):
             if objects is None:
                 continue
             seen = observe(time.monotonic() - begin_s, objects["items"], fetch_from_engine)
-            questions.write(json.dumps(seen) + "\n")
-            questions.flush()
-            if not (line := answers.readline()):
-                raise StepFailed("the policy's process ended\n" + tail(_LOG))
-            answer = json.loads(line)
+            self._process.stdin.write(json.dumps(seen) + "\n")
+            self._process.stdin.flush()
+            answer = self._answer()
             before, replicas = seen["desired"], answer["replicas"]
             if replicas is not None and replicas != before:
                 kubectl("scale", f"deployment/{_WORKLOAD}", f"--replicas={replicas}", "-n", NAMESPACE)

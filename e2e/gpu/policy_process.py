@@ -55,8 +55,9 @@ def _reading(page: str, pod: str, at_s: float) -> EngineReading:
 
 
 def main(text: str, low: str, high: str, slo: str) -> None:
-    """Answers each line of the standard input."""
+    """Answers each line of the standard input, after an empty object once the policy is there."""
     policy = make_policy(text, int(low), int(high), json.loads(slo))
+    print("{}", flush=True)
     for line in sys.stdin:
         print(json.dumps(decide(policy, json.loads(line))), flush=True)
 

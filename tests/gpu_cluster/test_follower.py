@@ -70,7 +70,9 @@ def test_keda_scales_up_by_latency(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     seen = [_seen(5.0 * tick, {"a": _page(10, 5, slow=9 * tick)}) for tick in range(13)]
     monkeypatch.setattr("sys.stdin", io.StringIO("".join(json.dumps(one) + "\n" for one in seen)))
     policy_process.main("keda-ttft", "1", "2", json.dumps(SLO))
-    orders = [json.loads(line)["replicas"] for line in capsys.readouterr().out.splitlines()]
+    ready, *answers = capsys.readouterr().out.splitlines()
+    assert ready == "{}"
+    orders = [json.loads(line)["replicas"] for line in answers]
     assert [order for order in orders if order is not None] == [1, 1, 2, 2, 2]
     assert orders[1:3] == [None, None]
 
