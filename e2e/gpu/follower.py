@@ -51,7 +51,7 @@ class Follower(BackgroundThread):
 
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
-        self._process.__exit__(*error)
+        self._process.communicate()  # which ends it
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout
