@@ -214,7 +214,8 @@ def _counters(scrapes: Mapping[str, str]) -> dict[str, float]:
 
 def _access_log(archive: Path) -> Iterator[dict[str, Any]]:
     for line in _member(archive, "*/picker/0.log").splitlines():
-        record = json.loads(line.split(" ", 3)[3])
+        text = line.split(" ", 3)[3]
+        record = json.loads(text) if text.startswith("{") else {}  # a traceback is none
         if record.get("log") == "access" and record["path"] == "/v1/completions":
             record["ended"] = datetime.fromisoformat(record["time"]).timestamp()
             yield record
