@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import operator
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -30,6 +31,18 @@ def test_source_root_shadows_no_standard_module() -> None:
     folders = [p.name for p in (ROOT / "operator").iterdir() if p.is_dir() and not p.name.endswith(".egg-info")]
     assert folders == ["plimsoll"]
     assert operator.itemgetter(0)([7]) == 7
+
+
+def test_image_program_does_not_run_in_a_spawned_process(tmp_path: Path) -> None:
+    text = (ROOT / "operator" / "Dockerfile").read_text()
+    found = re.search(r"printf ('.*') > /opt/plimsoll/bin/plimsoll", text)
+    assert found
+    script = tmp_path / "plimsoll"
+    script.write_text(
+        subprocess.run(["sh", "-c", f"printf {found[1]}"], check=True, capture_output=True, text=True).stdout
+    )
+    runpy.run_path(str(script), run_name="__mp_main__")  # as multiprocessing does before the process works
+    assert "main()" in script.read_text()
 
 
 def test_operator_and_engine_image_share_one_contract() -> None:
