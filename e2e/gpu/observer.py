@@ -6,6 +6,7 @@ import contextlib
 import subprocess
 import time
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -77,7 +78,7 @@ def cpu_wait_s(path: Path) -> float | None:
     return int(some.rsplit("total=", 1)[1]) / 1e6
 
 
-def _pod(pod: dict[str, Any]) -> dict[str, Any]:
+def _pod(pod: Mapping[str, Any]) -> dict[str, Any]:
     status = pod.get("status", {})
     conditions = {one["type"]: one["status"] for one in status.get("conditions", [])}
     containers = status.get("containerStatuses", [])
@@ -97,7 +98,7 @@ def engine_pods() -> list[dict[str, Any]]:
     return sorted(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
 
 
-def is_ready(pod: dict[str, Any]) -> bool:
+def is_ready(pod: Mapping[str, Any]) -> bool:
     """Whether a pod is ready and stays."""
     return bool(_pod(pod)["ready"]) and "deletionTimestamp" not in pod["metadata"]
 
@@ -112,10 +113,9 @@ def final_state() -> dict[str, Any]:
         "scrapes": {},
     }
     for pod in state["pods"]:
-        address, name = pod.get("status", {}).get("podIP"), pod["metadata"]["name"]
-        if address:
+        if pod.get("status", {}).get("podIP"):
             for path in ("about", "metrics"):
-                state["scrapes"][f"{name}/{path}"] = _fetch(f"http://{address}:{_LAUNCHER_PORT}/{path}")
+                state["scrapes"][f"{pod['metadata']['name']}/{path}"] = fetch_from_engine(pod, path)
     for pod in (get("pods", "-n", SYSTEM) or {"items": []})["items"]:
         address, name = pod.get("status", {}).get("podIP"), pod["metadata"]["name"]
         if address:
@@ -136,6 +136,11 @@ def _events() -> list[dict[str, Any]]:
         }
         for one in items
     ]
+
+
+def fetch_from_engine(pod: Mapping[str, Any], path: str = "metrics") -> str:
+    """What the launcher of an engine answers; the error's text without an answer."""
+    return _fetch(f"http://{pod['status']['podIP']}:{_LAUNCHER_PORT}/{path}")
 
 
 def _fetch(url: str) -> str:

@@ -25,9 +25,10 @@ from typing import Any, Final
 from bench.hardware import client, traces
 from e2e.gpu import adapters, caches, load_tools, rival, scenarios
 from e2e.gpu.bringup import gpu_product
+from e2e.gpu.follower import Follower
 from e2e.gpu.observer import Observer, engine_pods, final_state, is_ready, pack_logs
 from e2e.gpu.processes import StepFailed, get, kubectl, wait_for
-from e2e.gpu.scenarios import SERVICE, Act, Beside, Scenario
+from e2e.gpu.scenarios import PLIMSOLL, SERVICE, Act, Beside, Scenario
 from e2e.gpu.settings import CACHES, GATEWAY_URL, NAMESPACE, ROOT, SYSTEM
 
 READY_S: Final = 220.0
@@ -85,11 +86,27 @@ def _carry_out(
 ) -> None:
     caches.make_folders()
     caches.finish(FILL_S)
+    _apply_services(scenario, observer, result)
+    if not scenario.to_zero:
+        _wait_ready(max(scenario.low, 1) * len(scenario.tiers), observer)
+        result["first_answer_s"] = _first_answer(observer, HELD_S)
+    if scenario.phases:
+        _load_and_follow(scenario, capacity, workers, observer, result)
+    if scenario.tools and not simulated:
+        result["tools"] = load_tools.run_all(scenario.phases[0][0] * capacity, observer)
+    if scenario.to_zero:
+        _to_zero_and_back(observer, result)
+
+
+def _apply_services(scenario: Scenario, observer: Observer, result: dict[str, Any]) -> None:
+    """The service of the scenario, with engines of the scenario before where they are alike. Raises StepFailed."""
     result["manifest"] = scenarios.manifest(scenario, product=gpu_product())
-    result["policies"] = "plimsoll"
+    result["policy"] = scenario.policy
     found = get(f"inferenceservices/{SERVICE}", "-n", NAMESPACE)
     if found and not _is_alike(found["spec"], result["manifest"]["spec"]):
         _delete_services(observer)  # a service keeps its shape, and a rollout would need a third GPU
+    elif found and 0 < scenario.low < scenario.high:
+        _scale_to_low(scenario, observer)
     _apply(rival.classes())
     if scenario.rival:
         _start_rival(scenario, observer)
@@ -100,27 +117,35 @@ def _carry_out(
         _apply(scenarios.without_tuning(result["manifest"]))
         _wait_ready(1, observer, rival.RIVAL)
     observer.mark("applied")
-    if not scenario.to_zero:
-        _wait_ready(max(scenario.low, 1) * len(scenario.tiers), observer)
-        result["first_answer_s"] = _first_answer(observer, HELD_S)
-    if scenario.phases:
-        trace = ROOT / "traces" / f"{scenario.name}.csv"
-        result["trace_sha256"] = scenarios.write_trace(scenario, capacity, trace)
-        with rival.Probe() if scenario.rival else contextlib.nullcontext() as probe:
-            _load(scenario, trace, workers, observer, result)
-        if probe:
-            result["rival"] = probe.results
-            kubectl("delete", "inferenceservice", rival.RIVAL, "-n", NAMESPACE, "--wait=false")
-    if scenario.tools and not simulated:
-        result["tools"] = load_tools.run_all(scenario.phases[0][0] * capacity, observer)
-    if scenario.to_zero:
-        _to_zero_and_back(observer, result)
+
+
+def _load_and_follow(
+    scenario: Scenario, capacity: float, workers: int, observer: Observer, result: dict[str, Any]
+) -> None:
+    """The load, with requests to the rival, and with the replicas that another policy orders. Raises StepFailed."""
+    trace = ROOT / "traces" / f"{scenario.name}.csv"
+    result["trace_sha256"] = scenarios.write_trace(scenario, capacity, trace)
+    probing = rival.Probe() if scenario.rival else contextlib.nullcontext()
+    following = contextlib.nullcontext() if scenario.policy == PLIMSOLL else Follower(scenario, observer)
+    with probing as probe, following as follower:
+        _load(scenario, trace, workers, observer, result)
+    if probe:
+        result["rival"] = probe.results
+        kubectl("delete", "inferenceservice", rival.RIVAL, "-n", NAMESPACE, "--wait=false")
+    if follower:
+        result["follower"] = follower.samples
+        if follower.error:
+            raise StepFailed(follower.error)
 
 
 def _is_alike(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
     """Whether the engines of one spec serve another without new pods."""
     pods = [
-        ({name: tier["pod"] for name, tier in spec["tiers"].items()}, spec["engine"].get("lora"), "itl" in spec["slo"])
+        (
+            {name: tier["pod"] for name, tier in spec["tiers"].items()},
+            spec["engine"].get("lora"),
+            "itl" in spec.get("slo", {}),
+        )
         for spec in (old, new)
     ]
     return pods[0] == pods[1]
@@ -128,6 +153,13 @@ def _is_alike(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
 
 def _apply(document: Mapping[str, Any]) -> None:
     kubectl("apply", "-f", "-", stdin=json.dumps(document))
+
+
+def _scale_to_low(scenario: Scenario, observer: Observer) -> None:
+    """Plimsoll keeps `low` of the engines of the scenario before, whoever scales in this one. Raises StepFailed."""
+    _apply(scenarios.manifest(dataclasses.replace(scenario, high=scenario.low, policy=PLIMSOLL), product=gpu_product()))
+    wait_for(lambda: len(engine_pods()) == scenario.low, f"{scenario.low} engines", READY_S)
+    observer.mark("engines of the scenario before", count=scenario.low)
 
 
 def _start_rival(scenario: Scenario, observer: Observer) -> None:

@@ -20,6 +20,7 @@ from e2e.gpu import rival
 from e2e.gpu.settings import CACHES, CHECKOUT, HUB_MODEL, NAMESPACE
 
 SERVICE: Final = "m"  # the model's name in the clients' requests
+PLIMSOLL: Final = "plimsoll"
 TTFT_S: Final = 0.5
 TPOT_S: Final = 0.05
 PERCENTILE: Final = 95
@@ -59,6 +60,8 @@ class Scenario:
     `every`: of each stretch only every n-th request, so that many of them are one load.
     `pair`: a prefill and a decode tier in place of `serve`, each between `low` and `high`. `rival`: a second service of
     lower priority. `tuning`: a second service without arguments from the SLO.
+    `policy`: who sets the replicas, as `plimsoll simulate` names it. For others than Plimsoll the gateway admits by the
+    SLO only with the option `gated=1`.
     `adapters`: how many there are at first; the act "add adapters" brings the others. `names`: what requests ask for.
     """
 
@@ -80,6 +83,7 @@ class Scenario:
     adapters: int = 0
     names: tuple[str, ...] = (SERVICE,)
     beside: Beside | None = None
+    policy: str = PLIMSOLL
 
     @property
     def tiers(self) -> tuple[str, ...]:
@@ -90,8 +94,14 @@ class Scenario:
     def seconds(self) -> float:
         return sum(seconds for _, seconds in self.phases)
 
+    @property
+    def is_gated(self) -> bool:
+        """Whether the gateway admits by the SLO."""
+        return self.policy == PLIMSOLL or "gated=1" in self.policy
+
 
 _PAIR: Final = ((0.3, 30.0), (0.7, 40.0))
+_STEP: Final = ((0.6, 30.0), (1.5, 150.0), (0.5, 60.0))
 
 SCENARIOS: Final = {
     one.name: one
@@ -100,7 +110,11 @@ SCENARIOS: Final = {
         Scenario("overload", 1, 1, ((0.6, 30.0), (1.6, 60.0), (0.6, 30.0))),
         Scenario("kill", 1, 1, ((0.4, 150.0),), acts=(Act(20.0, "kill"),)),
         Scenario("zero", 0, 1, (), to_zero=True),
-        Scenario("step", 1, 2, ((0.6, 30.0), (1.5, 150.0), (0.5, 60.0))),
+        Scenario("step", 1, 2, _STEP),
+        Scenario("step-hpa", 1, 2, _STEP, policy="hpa-concurrency"),
+        Scenario("step-hpa-gated", 1, 2, _STEP, policy="hpa-concurrency:gated=1"),
+        Scenario("step-keda", 1, 2, _STEP, policy="keda-ttft"),
+        Scenario("step-keda-gated", 1, 2, _STEP, policy="keda-ttft:gated=1"),
         Scenario(
             "trace",
             1,
@@ -240,6 +254,10 @@ def manifest(scenario: Scenario, *, version: int = 0, product: str = "NVIDIA-H10
         },
         "tiers": dict.fromkeys(scenario.tiers, tier),
     }
+    if scenario.policy != PLIMSOLL:
+        spec["scaling"] = {"mode": "Recommend" if scenario.is_gated else "Off"}
+    if not scenario.is_gated:
+        del spec["slo"]
     if scenario.tuning:
         spec["slo"]["itl"] = f"{ITL_S * 1000:.0f}ms"
         spec["engine"]["tuning"] = "Auto"

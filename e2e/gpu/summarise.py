@@ -79,7 +79,8 @@ def _summary(one: Mapping[str, Any]) -> dict[str, Any]:
         "conditions": one["final"]["service"]["status"].get("conditions"),
         "engine": [json.loads(text) for name, text in scrapes.items() if name.endswith("/about")],
         "counters": _counters(scrapes),
-        "limits": one["final"]["admission"]["items"][0]["limits"],
+        "limits": one["final"]["admission"]["items"][0]["limits"] if scenario.is_gated else None,
+        "policy": scenario.policy,
         "tools": {name: _tool(found.get("result")) for name, found in one.get("tools", {}).items()},
         "rival": _rival(one.get("rival"), began_s),
         "itl_s": _itl(one.get("gaps"), scenario),
@@ -213,7 +214,8 @@ def _counters(scrapes: Mapping[str, str]) -> dict[str, float]:
 
 def _access_log(archive: Path) -> Iterator[dict[str, Any]]:
     for line in _member(archive, "*/picker/0.log").splitlines():
-        record = json.loads(line.split(" ", 3)[3])
+        text = line.split(" ", 3)[3]
+        record = json.loads(text) if text.startswith("{") else {}  # a traceback is none
         if record.get("log") == "access" and record["path"] == "/v1/completions":
             record["ended"] = datetime.fromisoformat(record["time"]).timestamp()
             yield record
