@@ -136,17 +136,10 @@ def engine_command(settings: Settings, contract: Contract, *, cpu: bool) -> list
 
 
 def engine_environment(base: Mapping[str, str], settings: Settings, contract: Contract) -> dict[str, str]:
-    """Return the engine's environment: the launcher's own, the address of NIXL, and the path to the middleware.
-
-    A start with kept caches does not measure the GPU memory again (vLLM's startup plan), unless a flag changes it that
-    vLLM does not compare: caches may be those of engines with other arguments.
-    """
+    """Return the engine's environment: the launcher's own, the address of NIXL, and the path to the middleware."""
     environment = dict(base)
     environment["PYTHONPATH"] = ":".join(filter(None, [str(IMAGE_ROOT), base.get("PYTHONPATH", "")]))
     environment[vllm.NIXL_PORT_VARIABLE] = str(contract.ports["nixl"])
-    arguments = (*settings.default_args, *settings.args)
-    if not any(vllm.has_flag(arguments, flag) for flag in vllm.FLAGS_OUTSIDE_STARTUP_PLAN):
-        environment.setdefault(vllm.STARTUP_PLAN_VARIABLE, "1")
     if settings.lora is not None:
         environment[vllm.RUNTIME_LORA_VARIABLE] = "1"
     if settings.pod_ip:

@@ -102,9 +102,6 @@ SAGEMAKER_LORA_PATH: Final = "/adapters"  # loads with POST; /adapters/NAME unlo
 
 RUNTIME_LORA_VARIABLE: Final = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"  # without it an engine has no LOAD_LORA_PATH
 CACHE_ROOT_VARIABLE: Final = "VLLM_CACHE_ROOT"
-STARTUP_PLAN_VARIABLE: Final = "VLLM_ENABLE_STARTUP_PLAN"  # the memory measured at one start is kept below CACHE_ROOT
-# Flags that change that memory, but not the key that it is kept under.
-FLAGS_OUTSIDE_STARTUP_PLAN: Final = ("--gpu-memory-utilization", "--limit-mm-per-prompt", "--config")
 NIXL_HOST_VARIABLE: Final = "VLLM_NIXL_SIDE_CHANNEL_HOST"
 NIXL_PORT_VARIABLE: Final = "VLLM_NIXL_SIDE_CHANNEL_PORT"
 

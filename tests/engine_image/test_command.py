@@ -162,20 +162,6 @@ def test_engine_environment_sets_nixl_host_and_python_path() -> None:
     assert "VLLM_NIXL_SIDE_CHANNEL_HOST" not in command.engine_environment({}, replace(read, pod_ip=""), CONTRACT)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "own", "expected"),
-    [
-        ("[]", {}, "1"),
-        ("[]", {"VLLM_ENABLE_STARTUP_PLAN": "0"}, "0"),
-        ('["--max-num-seqs=8"]', {}, "1"),
-        ('["--gpu_memory_utilization=0.5"]', {}, None),
-    ],
-)
-def test_startup_plan_is_off_if_its_key_lacks_a_flag(arguments: str, own: dict[str, str], expected: str | None) -> None:
-    read = settings.read({**PLAIN, "PLIMSOLL_ARGS": arguments}, CONTRACT)
-    assert command.engine_environment(own, read, CONTRACT).get("VLLM_ENABLE_STARTUP_PLAN") == expected
-
-
 @pytest.mark.parametrize(("version", "cpu"), [("0.32.0+cpu", True), ("0.32.0", False), ("", False)])
 def test_cpu_platform_is_read_from_version(version: str, cpu: bool) -> None:
     assert command.is_cpu_build(version) is cpu
