@@ -1,4 +1,4 @@
-"""Page and README quote what was kept of two services and load tools, and of a trace that was predicted only."""
+"""Page and README quote what was kept of two services, load tools and twenty minutes of a trace."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ PAGE = " ".join((ROOT / "docs" / "evaluation" / "gpu-cluster.md").read_text().re
 PART = PAGE[PAGE.index("## Two services") : PAGE.index("## The trace")]
 README = " ".join((ROOT / "README.md").read_text().split())
 RESULTS: dict[str, Any] = json.loads((DATA / "h200-8b-rivals" / "results.json").read_text())
+LATER: dict[str, Any] = json.loads((DATA / "h200-8b-long" / "results.json").read_text())
 PREDICTED: dict[str, Any] = json.loads((DATA / "predictions-h100-8b-failures.json").read_text())
 BY_HAND: dict[str, Any] = json.loads((DATA / "predictions-two-gpus-by-hand.json").read_text())
 LONG: dict[str, Any] = json.loads((DATA / "predictions-h100-8b-long-trace.json").read_text())["long-trace"]
 RIVALS = RESULTS["rivals"]
+TRACE = LATER["long-trace"]
+TRACE_PART = PAGE[PAGE.index("## Twenty minutes") : PAGE.index("## Two services")]
 STATIC_S = 2 * scenarios.SCENARIOS["rivals"].seconds
 
 
@@ -105,14 +108,57 @@ def test_rows_of_the_load_tools() -> None:
     assert max(tpot.values()) <= 1000 * scenarios.TPOT_S
 
 
+def test_repeated_rivals() -> None:
+    rival = LATER["rivals"]["rival"]
+    assert f"after `long-trace`: {_percent(LATER['rivals']['figures']['all']['share'])}." in PART
+    assert f"waited from {rival['back_s'][0]} s on, up to {rival['longest_s']:.1f} s" in PART
+    ready_s = next(
+        change["at"]
+        for change in LATER["rivals"]["changes"]
+        if change["at"] > rival["back_s"][0] and any(pod["ready"] for pod in change["pods"] if pod["name"][0] == "n")
+    )
+    assert f"ready at {ready_s} s" in PART
+    first = LATER["rivals"]["figures"]["0: 0.5 for 20 s"]
+    assert f"reject {first['statuses']['429']} of the first {first['offered']} requests" in PART
+
+
 def test_long_trace_is_the_predicted_one(tmp_path: Path) -> None:
-    assert scenarios.write_trace(scenarios.SCENARIOS["long-trace"], 1.0, tmp_path / "trace.csv") == LONG["trace_sha256"]
+    digest = scenarios.write_trace(scenarios.SCENARIOS["long-trace"], 1.0, tmp_path / "trace.csv")
+    assert digest == LONG["trace_sha256"] == TRACE["trace_sha256"]
     policies = LONG["policies"]
     shares = {name: _percent(one["attainment_offered"]) for name, one in policies.items()}
-    assert f"Predicted: {shares['plimsoll']} with {3600 * policies['plimsoll']['gpu_hours']:,.0f} GPU-seconds" in PART
-    assert f"KEDA's SLO law {shares['keda-ttft']}, HPA on concurrency {shares['hpa-concurrency']}" in PART
-    assert f"({shares['static:2']})" in PART
-    assert f"one static engine {shares['static:1']}" in PART
+    seconds = {name: f"{3600 * one['gpu_hours']:,.0f}" for name, one in policies.items()}
+    assert f"GPU-seconds: {TRACE['gpu_s']:,.0f}, predicted {seconds['plimsoll']}; two static" in TRACE_PART
+    said = (("SLO law", "keda-ttft"), ("concurrency", "hpa-concurrency"), ("one static engine", "static:1"))
+    assert all(f"{words} {shares[name]} with {seconds[name]}" in TRACE_PART for words, name in said)
+    assert f"two static engines {shares['static:2']}" in TRACE_PART
+
+
+def test_row_of_the_long_trace() -> None:
+    figures = TRACE["figures"]["all"]
+    assert figures["share"] >= 0.98
+    predicted = _percent(LONG["policies"]["plimsoll"]["attainment_offered"])
+    assert f"| {figures['offered']:,} | {_percent(figures['share'])}, predicted {predicted} |" in TRACE_PART
+    assert f"| {figures['ttft_p95'] * 1000:.0f} ms | {figures['tpot_p95'] * 1000:.1f} ms |" in TRACE_PART
+    assert f"| {', '.join(f'{n:,} × {status}' for status, n in figures['statuses'].items())} |" in TRACE_PART
+    saved = 1 - TRACE["gpu_s"] / (2 * scenarios.SCENARIOS["long-trace"].seconds)
+    assert f"for {100 * saved:.0f} % fewer GPU-seconds" in TRACE_PART
+    assert f"{100 * saved:.0f} % fewer GPU-seconds than two static ones | {_percent(figures['share'])} |" in README
+
+
+def test_times_of_the_long_trace() -> None:
+    late = [sum(phase[target] for phase in TRACE["late"]) for target in ("ttft", "tpot")]
+    assert f"{late[0]} miss TTFT and {late[1]} TPOT" in TRACE_PART
+    admitted = sum(phase["complete"] for phase in TRACE["late"])
+    assert f"{_percent(TRACE['figures']['all']['within'] / admitted)} of the admitted" in TRACE_PART
+    rejected = {second: offered - answered for second, offered, answered, *_ in TRACE["seconds"] if offered > answered}
+    assert f"| {sum(n for s, n in rejected.items() if s < 300)} × 429 in two bursts" in TRACE_PART
+    assert f"| {sum(n for s, n in rejected.items() if 300 < s < 600)} × 429 before the second" in TRACE_PART
+    assert sum(n for s, n in rejected.items() if s > 600) == 9
+    counts = [(change["at"], sum(pod["ready"] for pod in change["pods"])) for change in TRACE["changes"]]
+    second = [at for (at, now), (_, before) in zip(counts[1:], counts, strict=False) if now == 2 > before]
+    assert all(f"{at:,}" in TRACE_PART for at in second)
+    assert len(second) == 3
 
 
 def test_long_trace_has_the_load_of_its_phases() -> None:
