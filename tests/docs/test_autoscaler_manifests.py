@@ -54,7 +54,8 @@ def autoscaler(kind: str) -> dict[str, Any]:
     if kind == "HorizontalPodAutoscaler":
         return document
     spec = document["spec"]
-    metric = {"name": f"s0-{METRIC_NAME}", "selector": {"matchLabels": {"keda": document["metadata"]["name"]}}}
+    labels = {"scaledobject.keda.sh/name": document["metadata"]["name"]}
+    metric = {"name": f"s0-{METRIC_NAME}", "selector": {"matchLabels": labels}}
     target = {"type": "AverageValue", "averageValue": str(TARGET)}  # a trigger's default metricType
     return {
         "apiVersion": "autoscaling/v2",
