@@ -136,6 +136,19 @@ def hpa_query() -> str:
     return query.replace("<<.Series>>", rule["seriesQuery"])
 
 
+@pytest.mark.api
+def test_hpa_query_is_that_of_a_go_template(apiserver: ApiServer) -> None:
+    """The adapter's template language, in kubectl: its delimiters differ."""
+    (rule,) = documents()["externalRules"]["externalRules"]
+    values = {"namespace": "team", "service": "chat", "tier": "serve"}
+    fields = {"Series": rule["seriesQuery"], "LabelValuesByName": values}
+    document = {"apiVersion": "example.com/v1", "kind": "Arguments", "metadata": {"name": "a"}, **fields}
+    template = rule["metricsQuery"].replace("<<", "{{").replace(">>", "}}")
+    command = [str(apiserver.kubectl), "label", "--local", "-f", "-", "a=b", "-o", f"go-template={template}"]
+    done = subprocess.run(command, input=json.dumps(document), capture_output=True, text=True, check=True)
+    assert done.stdout == hpa_query()
+
+
 def test_hpa_queries_the_recommendation_metric() -> None:
     assert re.sub(r"\s", "", hpa_query()) == f'max({RECOMMENDATION_METRIC}{{service="team/chat",tier="serve"}})'
 
