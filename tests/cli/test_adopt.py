@@ -131,6 +131,10 @@ async def test_owner_of_the_deployment_is_named() -> None:
             pod(owned_by=owner("Deployment", "llm"), labels={"llm-d.ai/role": "decode"}, **VLLM),
             "not adopted: its role is decode",
         ),
+        (
+            pod(owned_by=owner("Deployment", "llm"), labels={"disaggregatedset.x-k8s.io/name": "pd"}, **VLLM),
+            "not adopted: DisaggregatedSet pd sets its replicas",
+        ),
     ],
 )
 async def test_what_cannot_be_adopted_is_a_comment_with_the_reason(found: Object, reason: str) -> None:

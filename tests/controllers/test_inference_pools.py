@@ -120,6 +120,7 @@ async def test_pool_names_decode_engines_and_picker(served: ControllerHarness) -
     assert pool["spec"] == {
         "selector": {"matchLabels": {labels.SERVICE: "chat", labels.ROLE: "decode"}},
         "targetPorts": [{"number": 8000}],
+        "appProtocol": "http",  # a default of the kind
         "endpointPickerRef": {
             "group": "",
             "kind": "Service",

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from prometheus_client import Gauge
 
 from plimsoll.api.conditions import Condition, ConditionReason, ConditionType
 from plimsoll.controllers.metrics_export import ConditionGauges
@@ -283,6 +284,16 @@ def test_stale_tier_series_is_removed_independently() -> None:
     found.scaler.decide(NOW_S + 7200.0)
     assert value("plimsoll_autoscaler_needed_replicas", service="team/half", tier="decode") is None
     assert value("plimsoll_autoscaler_load_requests_per_second", service="team/half", tier="decode") is None
+
+
+def test_operator_that_leads_no_more_has_no_series_of_services() -> None:
+    gauges = [one for one in vars(operator_metrics).values() if isinstance(one, Gauge) and "service" in one._labelnames]
+    with operator_metrics.leading():
+        loaded_world("led", **PROMISED)
+        for gauge in gauges:
+            gauge.labels(*(f"led-{name}" for name in gauge._labelnames)).set(1)
+        assert value("plimsoll_autoscaler_desired_replicas", service="team/led", tier="serve") is not None
+    assert [sample for gauge in gauges for family in gauge.collect() for sample in family.samples] == []
 
 
 def test_condition_has_one_series_with_current_reason() -> None:

@@ -54,7 +54,8 @@ def autoscaler(kind: str) -> dict[str, Any]:
     if kind == "HorizontalPodAutoscaler":
         return document
     spec = document["spec"]
-    metric = {"name": f"s0-{METRIC_NAME}", "selector": {"matchLabels": {"keda": document["metadata"]["name"]}}}
+    labels = {"scaledobject.keda.sh/name": document["metadata"]["name"]}
+    metric = {"name": f"s0-{METRIC_NAME}", "selector": {"matchLabels": labels}}
     target = {"type": "AverageValue", "averageValue": str(TARGET)}  # a trigger's default metricType
     return {
         "apiVersion": "autoscaling/v2",
@@ -133,6 +134,19 @@ def hpa_query() -> str:
     values = {**labels, label: document["metadata"]["namespace"]}  # what the adapter adds of itself
     query = re.sub(r'<<index \.LabelValuesByName "(\w+)">>', lambda match: values[match[1]], rule["metricsQuery"])
     return query.replace("<<.Series>>", rule["seriesQuery"])
+
+
+@pytest.mark.api
+def test_hpa_query_is_that_of_a_go_template(apiserver: ApiServer) -> None:
+    """The adapter's template language, in kubectl: its delimiters differ."""
+    (rule,) = documents()["externalRules"]["externalRules"]
+    values = {"namespace": "team", "service": "chat", "tier": "serve"}
+    fields = {"Series": rule["seriesQuery"], "LabelValuesByName": values}
+    document = {"apiVersion": "example.com/v1", "kind": "Arguments", "metadata": {"name": "a"}, **fields}
+    template = rule["metricsQuery"].replace("<<", "{{").replace(">>", "}}")
+    command = [str(apiserver.kubectl), "label", "--local", "-f", "-", "a=b", "-o", f"go-template={template}"]
+    done = subprocess.run(command, input=json.dumps(document), capture_output=True, text=True, check=True)
+    assert done.stdout == hpa_query()
 
 
 def test_hpa_queries_the_recommendation_metric() -> None:

@@ -69,6 +69,7 @@ def test_pool_with_defaults_does_not_differ() -> None:
         ("endpointPickerRef", {"name": "other", "port": {"number": 9002}}, "endpointPickerRef"),
         ("endpointPickerRef", {"name": "plimsoll-endpoint-picker"}, "endpointPickerRef"),
         ("endpointPickerRef", None, "endpointPickerRef"),
+        ("appProtocol", "kubernetes.io/h2c", "appProtocol must be http"),
         ("endpointPickerRef", OPEN, "endpointPickerRef.failureMode must be FailClose"),
     ],
 )

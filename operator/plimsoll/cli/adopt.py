@@ -47,6 +47,7 @@ _ENGINE_LABELS: Final = (
 )
 _ROLE_LABEL: Final = "llm-d.ai/role"
 _WORKER_INDEX: Final = "leaderworkerset.sigs.k8s.io/worker-index"
+_DISAGGREGATED_SET: Final = "disaggregatedset.x-k8s.io/name"  # its LeaderWorkerSets have its revision in their names
 _HUB_NAME: Final = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9._-]*/[A-Za-z0-9_][A-Za-z0-9._-]*$")
 _TTFT, _TPOT = "1s", "50ms"
 
@@ -132,7 +133,11 @@ def manifest_of(fleet: Fleet) -> str:
     head = [f"{label}: {fleet.evidence}, {_count(len(fleet.pods), 'pod')}"]
     if _OTHER_ENGINES.search(image):
         return _comments([*head, f"not adopted: the engine of image {image} is not supported as a target yet"])
-    role = pod["metadata"].get("labels", {}).get(_ROLE_LABEL, "")
+    own_labels = pod["metadata"].get("labels", {})
+    if name := own_labels.get(_DISAGGREGATED_SET):
+        text = f"DisaggregatedSet {name} sets its replicas, and its name changes with each revision of that"
+        return _comments([*head, f"not adopted: {text}"])
+    role = own_labels.get(_ROLE_LABEL, "")
     if role in ("prefill", "decode"):
         return _comments([*head, f"not adopted: its role is {role}, and targets support the role serve only"])
     port, port_note = _port(container, words)

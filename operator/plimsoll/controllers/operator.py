@@ -420,7 +420,7 @@ async def _lead_and_run(
 
     async def work() -> None:
         log.info(None, "lease acquired; this replica leads", identity=config.identity)
-        with operator_metrics.OPERATOR_LEADING.track_inprogress():
+        with operator_metrics.leading():
             operator = OperatorProcess(kube, config, session, watch_services)
             scaler, progress = operator.autoscaler, ReconcileProgress(operator.queue, operator.unsynced)
             with endpoints.leading(scaler.explain, scaler.recommendations, progress):

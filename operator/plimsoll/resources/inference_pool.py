@@ -17,6 +17,7 @@ from plimsoll.resources.platform_config import InferencePoolSettings
 
 Object = dict[str, Any]
 
+_HTTP_1: Final = "http"  # appProtocol of a pool, and its default
 _ANY: Final[Mapping[str, Any]] = {}
 
 
@@ -55,6 +56,8 @@ def differences(live: Object, desired: Object) -> tuple[str, ...]:
         found.append(f"selector.matchLabels must be {pairs}")
     if [one.get("number") for one in spec.get("targetPorts") or ()] != ports:
         found.append(f"targetPorts must have the port {ports[0]} alone")
+    if spec.get("appProtocol", _HTTP_1) != _HTTP_1:
+        found.append(f"appProtocol must be {_HTTP_1}, which engines speak")
     if reference != ("", "Service", name, port):
         found.append(f"endpointPickerRef must be Service {name} port {port}")
     if picker.get("failureMode", "FailClose") != desired_picker["failureMode"]:

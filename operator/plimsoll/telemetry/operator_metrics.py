@@ -5,6 +5,9 @@ Label values are bounded: `service` is NAMESPACE/NAME of an existing InferenceSe
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 OPERATOR = CollectorRegistry()
@@ -324,6 +327,26 @@ _SCALING_METRICS = (
     SLO_ATTAINMENT,
     SLO_ERROR,
 )
+
+# A standby does not update these, and queries take the maximum or the sum over the operator's pods.
+_LEADER_GAUGES = (
+    *_SCALING_METRICS,
+    OPERATOR_ENGINE_TUNING,
+    SERVICE_CONDITION,
+    SERVICE_GPUS,
+    SERVICE_COST,
+)
+
+
+@contextmanager
+def leading() -> Iterator[None]:
+    """While this process leads. Afterwards its gauges about services have no series."""
+    with OPERATOR_LEADING.track_inprogress():
+        try:
+            yield
+        finally:
+            for metric in _LEADER_GAUGES:
+                metric.clear()
 
 
 def remove_scaling_series(service: str) -> None:
