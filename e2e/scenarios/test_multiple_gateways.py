@@ -1,6 +1,6 @@
-"""Two gateways are one queue: all slots of a replica are used, quotas are exact, and an owner that goes costs nothing.
+"""Several gateways are one queue: all slots of a replica are used, quotas are exact, an owner that goes costs nothing.
 
-The operator's figures match those of the clients of both. Counts that restart are counted once. An overload is cut to
+The operator's figures match those of the clients of all. Counts that restart are counted once. An overload is cut to
 what can be carried, also when the owner dies. Where a gateway decides without the owner, as on a busy machine, its
 metrics say so: a bound that depends on the owner allows for these requests and no others.
 """
@@ -28,7 +28,7 @@ from e2e.lib.service import Service
 from e2e.lib.wait import sleep, wait_until
 from plimsoll.core.admission.replica import STEP_TIME_RATIO_RANGE
 
-GATEWAYS = 2
+GATEWAYS = (2, pytest.param(3, marks=pytest.mark.extended))
 SLOTS = 9  # sequences of the replica: few, so that a share of them is much less than all
 LIGHT, OVERLOAD = 2.0, 11.0  # requests/s; the replica carries about 4
 AT_CAPACITY, AT_CAPACITY_S = 0.9, 60.0  # of what the replica carries within the SLO
@@ -51,13 +51,13 @@ DOCUMENT_PRECISION = 1e-5  # `explain` tells its figures to six digits
 ENDPOINT_REMOVAL_S = 5.0  # until the node no longer sends connections to an endpoint that was removed
 
 
-@pytest.fixture(scope="module")
-def gateways(cluster: Cluster, gateway: GatewayClient) -> Iterator[None]:
-    """Two gateways, which can ask each other; afterwards as many as before."""
-    before = len(stack.gateway_pods(cluster))
-    stack.scale_gateways(cluster, GATEWAYS)
-    wait_until("each gateway can ask the other", gateway.has_all_peers, 60)
-    yield
+@pytest.fixture(scope="module", params=GATEWAYS, ids="{}-gateways".format)
+def gateways(request: pytest.FixtureRequest, cluster: Cluster, gateway: GatewayClient) -> Iterator[int]:
+    """So many gateways, which can ask each other; afterwards as many as before."""
+    before, count = len(stack.gateway_pods(cluster)), int(request.param)
+    stack.scale_gateways(cluster, count)
+    wait_until("each gateway can ask the others", gateway.has_all_peers, 60)
+    yield count
     stack.scale_gateways(cluster, before)
 
 
@@ -81,13 +81,14 @@ class LearnedService:
 
 @pytest.fixture(scope="module")
 def learned_service(
-    cluster: Cluster, namespace: str, operator: OperatorClient, gateway: GatewayClient, gateways: None
+    cluster: Cluster, namespace: str, operator: OperatorClient, gateway: GatewayClient, gateways: int
 ) -> Iterator[LearnedService]:
-    """One replica behind both gateways, which know what it carries."""
-    made = simulated_fleet.fleet_manifest("duo", {"serve": simulated_fleet.replica_bounds(1, 1)}, max_num_seqs=SLOTS)
+    """One replica behind all gateways, which know what it carries."""
+    name = f"behind-{gateways}"
+    made = simulated_fleet.fleet_manifest(name, {"serve": simulated_fleet.replica_bounds(1, 1)}, max_num_seqs=SLOTS)
     made["spec"]["admission"] = {"tenants": [{"name": TENANT, "requestsPerSecond": str(QUOTA_PER_S)}]}
     cluster.apply(made, namespace=namespace)
-    found = Service(cluster, namespace, "duo", stack.GATEWAY_URL)
+    found = Service(cluster, namespace, name, stack.GATEWAY_URL)
     found.wait_ready()
     wait_until("all that gateways and engines tell is heard", lambda: _has_full_coverage(operator, found))
     fallbacks = gateway.fallbacks()
@@ -98,7 +99,7 @@ def learned_service(
     fallbacks = gateway.fallbacks() - fallbacks
     simulated_fleet.wait_limits_published(found)
     yield LearnedService(found, load.ledger.records, reported, fallbacks)
-    cluster.kubectl("delete", "plim", "duo", "-n", namespace)
+    cluster.kubectl("delete", "plim", name, "-n", namespace)
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +168,7 @@ def _owner_decides(gateway: GatewayClient, service: Service) -> Callable[[], boo
 
 
 def _sample_slots(gateway: GatewayClient, service: Service, seconds: float) -> list[tuple[int, int, int]]:
-    """Once a second: the whole, the slots of the owner, and what both gateways have at the replica."""
+    """Once a second: the whole, the slots of the owner, and what all gateways have at the replica."""
     observed = []
     for _ in range(round(seconds)):
         slots = gateway.slots(service.key)
@@ -250,7 +251,7 @@ def _pod(cluster: Cluster, name: str) -> Object:
 
 
 def test_gateway_counter_reset_is_counted_once(
-    learned_service: LearnedService, cluster: Cluster, gateway: GatewayClient, operator: OperatorClient
+    learned_service: LearnedService, cluster: Cluster, gateway: GatewayClient, operator: OperatorClient, gateways: int
 ) -> None:
     """The owner's counts restart at 0 in the same pod: demand neither falls nor rises."""
     owner, counted = gateway.owner(learned_service.service.key), len(learned_service.records)
@@ -260,7 +261,7 @@ def test_gateway_counter_reset_is_counted_once(
         struck_at = time.time()
         signal_container(_pod(cluster, owner), "picker", "KILL")
         reported += _collect_documents(operator, learned_service.service, KILLED_S * 2 / 3)
-        stack.wait_for_gateways(cluster, GATEWAYS)
+        stack.wait_for_gateways(cluster, gateways)
         whole_at = time.time()
         reported += _collect_documents(operator, learned_service.service, 4.0)
     allowed, fallbacks = gateway.failures_allowed() - allowed, gateway.fallbacks(without=owner) - fallbacks
@@ -306,8 +307,8 @@ def _arrival_intervals(gateway: GatewayClient, service: Service, before: Counter
     return [ArrivalInterval(time.time(), _counted(gateway, service) - before, time.time()) for _ in range(SAMPLES)]
 
 
-def test_slots_at_capacity_are_used_by_both_gateways(
-    learned_service: LearnedService, gate: Service, gateway: GatewayClient
+def test_slots_at_capacity_are_used_by_all_gateways(
+    learned_service: LearnedService, gate: Service, gateway: GatewayClient, gateways: int
 ) -> None:
     """Near its capacity the replica keeps the SLO, with more requests at once than a share of its slots.
 
@@ -328,7 +329,7 @@ def test_slots_at_capacity_are_used_by_both_gateways(
     assert not simulated_fleet.unexpected_failures(records), load.ledger.explain()
     assert batch == SLOTS
     assert all(after[pod] > before[pod] for pod in before), "one gateway carried it all"
-    assert most > batch // GATEWAYS
+    assert most > batch // gateways
     assert kept >= 0.95 * len(records), "what is rejected counts as missed"
 
 
@@ -339,6 +340,7 @@ def test_overload_is_limited_also_when_the_owner_dies(
     gateway: GatewayClient,
     operator: OperatorClient,
     prober: Prober,
+    gateways: int,
 ) -> None:
     """Under the owner, and under the next one when it dies: what the first carried is cut, and the next takes over."""
     wait_until("the owner has all slots", _owner_decides(gateway, gate), 60)
@@ -356,7 +358,7 @@ def test_overload_is_limited_also_when_the_owner_dies(
         stack.wait_endpoint_removed(cluster, address)
         gone_by = time.time() + ENDPOINT_REMOVAL_S
         prober.allow_failures(struck_at, gone_by)
-        stack.wait_for_gateways(cluster, GATEWAYS)
+        stack.wait_for_gateways(cluster, gateways)
         wait_until("the next owner has all slots", _owner_decides(gateway, gate), 60)
         owned_s = time.time() - struck_at
         sleep(max(0.0, gone_by + SAMPLED_S - time.time()))
@@ -401,8 +403,10 @@ def test_overload_is_limited_also_when_the_owner_dies(
         )
 
 
-def test_owner_deleted_under_load_costs_no_request(gate: Service, cluster: Cluster, gateway: GatewayClient) -> None:
-    """It serves until it may go. Meanwhile the next owner learns from both gateways what runs."""
+def test_owner_deleted_under_load_costs_no_request(
+    gate: Service, cluster: Cluster, gateway: GatewayClient, gateways: int
+) -> None:
+    """It serves until it may go. Meanwhile the next owner learns from all gateways what runs."""
     wait_until("the owner has all slots", _owner_decides(gateway, gate), 60)
     keep = simulated_fleet.prompts("keep", 60, 24)
     new = simulated_fleet.prompts("new", 60, 24)
@@ -414,7 +418,7 @@ def test_owner_deleted_under_load_costs_no_request(gate: Service, cluster: Clust
         wait_until("all clients are served", lambda: all(load.ledger.records for load in loads), 60)
         gone, deleted_at = gateway.owner(gate.key), time.time()
         cluster.kubectl("delete", "pod", gone, "-n", stack.SYSTEM, "--wait=false")
-        stack.wait_for_gateways(cluster, GATEWAYS)
+        stack.wait_for_gateways(cluster, gateways)
         wait_until("the next owner has all slots", _owner_decides(gateway, gate), 60)
         owned_s, owner = time.time() - deleted_at, gateway.owner(gate.key)
         wait_until("the deleted pod has ended", lambda: cluster.get("pods", gone, stack.SYSTEM) is None, GONE_S)
@@ -431,8 +435,8 @@ def test_owner_deleted_under_load_costs_no_request(gate: Service, cluster: Clust
 
 
 def test_quota_is_exact_across_gateways(gate: Service, gateway: GatewayClient) -> None:
-    """A burst of one tenant over connections to both gateways: its quota is that of one."""
-    wait_until("each gateway can ask the other", gateway.has_all_peers, 60)
+    """A burst of one tenant over connections to all gateways: its quota is that of one."""
+    wait_until("each gateway can ask the others", gateway.has_all_peers, 60)
     wait_until("the owner has all slots", _owner_decides(gateway, gate), 60)
     texts, before = simulated_fleet.prompts("quota", 20, 1), gateway.metrics()
     burst = [Arrival(0.0, replace(texts(n), headers=CLOSE + TENANT_HEADER)) for n in range(QUOTA_REQUESTS)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -15,25 +14,10 @@ from tests.gateway.api_key_secrets import bearer, key_of, key_secret
 from tests.gateway.conftest import make_directory
 from tests.gateway.fake_engine import FakeEngine
 from tests.gateway.kube_objects import pod
+from tests.gateway.logged_gateway import LoggedGateway
 from tests.gateway.picker_harness import service_with_slo
-from tests.gateway.stack import GatewayStack, wait_until
 
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]
-
-Line = dict[str, Any]
-
-
-class LoggedGateway(GatewayStack):
-    """A gateway that writes an access log."""
-
-    def lines(self) -> list[Line]:
-        return [json.loads(line) for line in self.log.read_bytes().split(b"\n") if line.startswith(b'{"time"')]
-
-    async def line_of(self, request_id: str) -> Line:
-        """The one line of the request that a client sent with this id."""
-        await wait_until(lambda: any(line["request_id"] == request_id for line in self.lines()), f"{request_id} logged")
-        (found,) = (line for line in self.lines() if line["request_id"] == request_id)
-        return found
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
