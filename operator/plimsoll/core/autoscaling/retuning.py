@@ -1,16 +1,16 @@
 """Another chunk of prompt tokens for running engines, from what they measure. Pure.
 
-Problem: the chunk that data sheets and typical lengths suggest (`core.planning.engine_tuning`) can be wrong for the real
-engines and requests, and a new `slo.itl` changes what is right. But another chunk restarts every engine.
+Problem: the chunk that data sheets and typical lengths suggest (`core.planning.engine_tuning`) can be wrong for the
+real engines and requests, and a new `slo.itl` changes what is right. But another chunk restarts every engine.
 
 Idea: predict the SLO capacity of one replica with each chunk, from the measured step model and lengths. That is the
-goodput at the SLO. Once an hour, the present chunk and the best one compete.
-- The gain must be MIN_GAIN with every step STEP_ERROR faster, as measured, and STEP_ERROR slower. The way back would need
-  the same gain, so a ratio must move by its square before a change is reversed.
+goodput at the SLO. Once an hour, the present chunk and the best other one compete.
+- The gain must be MIN_GAIN with steps as measured, and with every step STEP_ERROR faster or slower. The way back needs
+  the same gain, so the ratio of the two must move by the square of it before a change is reversed.
 - CONFIRMING_HOURS in a row with enough load must prefer the same chunk. The last change is at least a day ago.
 - After a change, hours are compared with hours before it at a comparable load. If the share of minutes within the SLO
-  fell by MIN_LOSS and by LOSS_DEVIATIONS standard errors, or the engines do not start, the change is undone. The chunk is
-  not tried again for REFUSED_S. An undo does not wait for the day to end, and begins a new one.
+  fell by MIN_LOSS and by LOSS_DEVIATIONS standard errors, or the engines do not start, the change is undone. That
+  chunk is not tried again for REFUSED_S. An undo does not wait for the day to end, and the next day begins with it.
 """
 
 from __future__ import annotations
@@ -58,9 +58,10 @@ class Minute:
     """What a minute showed of the engines of a serve tier.
 
     revision: name of the template for the user's spec. deployed: the chunk that was set by measurement, 0 for none.
-    is_settled: all engines are ready and have it. load_per_s: arrivals per replica. is_met: whether the minute was within
-    the SLO, None if that is not measured. tier: inputs of the SLO capacity, None before they are measured. largest: the
-    largest chunk that the GPU is known to hold, 0 if unknown.
+    is_settled: all engines are ready and have it. load_per_s: arrivals per replica. is_met: whether the minute was
+    within the SLO, None if that is not measured. tier: inputs of the SLO capacity, None before they are measured.
+    smallest: the engine's sequences, because vLLM does not start with a smaller chunk. largest: the largest chunk that
+    the GPU is known to hold, 0 if unknown.
     """
 
     revision: str
@@ -69,6 +70,7 @@ class Minute:
     load_per_s: float
     is_met: bool | None
     tier: TierSpec | None
+    smallest: int = 1
     largest: int = 0
 
 
@@ -100,10 +102,10 @@ Hours = Annotated[tuple[Hour, ...], Length(0, CONFIRMING_HOURS)]
 class RetuningState:
     """State of a service's serve tier. Times in seconds since the epoch.
 
-    changed_s: of the last change, or of the first minute. own: the engines' chunk without a measured one, 0 if unknown.
-    hour: the present one, since hour_s. hours: those since the last change. before: those before it, while it is judged.
-    former: the chunk to return to. preferred: chunk that the last `votes` hours prefer. wanted: the chunk to roll out, 0
-    for the template's own, None for no change. reason: of the last change.
+    changed_s: of the last change, or of the first minute. own: the engines' chunk without a measured one, 0 if
+    unknown. hour: the present one, since hour_s. hours: those since the last change. before: those before it, while it
+    is judged. former: the chunk to return to. preferred: chunk that the last `votes` hours prefer. wanted: the chunk to
+    roll out, 0 for the template's own, None for no change. reason: of the last change.
     """
 
     revision: Annotated[str, Length(0, 253)] = ""
@@ -135,7 +137,7 @@ class RetuningState:
 
 
 def is_slo_met(metrics: ServiceMetrics, slo: Slo, class_slos: Sequence[Slo]) -> bool | None:
-    """Whether the last minute was within the SLO, with rejected requests as misses; None if a target is not measured."""
+    """Whether the last minute was within the SLO, with rejected requests as misses; None if that is not measured."""
     share = slo_attainment(metrics, *class_slos).including_rejected
     tier = metrics.tiers.get(Role.SERVE)
     itl_s = Unavailable("no engine reports metrics") if tier is None else tier.lagging.itl_s
@@ -268,17 +270,15 @@ class Prediction:
     goodput_per_s: float
 
 
-def _preferred(
-    state: RetuningState, tier: TierSpec, minute: Minute, now_s: float
-) -> tuple[float, Prediction | None]:
+def _preferred(state: RetuningState, tier: TierSpec, minute: Minute, now_s: float) -> tuple[float, Prediction | None]:
     """The predicted goodput with the present chunk, and the best other one; None if none is clearly better."""
-    present, limits = tier.limits.token_budget, tier.limits
+    present = tier.limits.token_budget
     refused = {one.chunk for one in state.refused if one.until_s > now_s}
     largest = max(minute.largest, state.own)
     others = [
         chunk
         for chunk in sorted({*TOKEN_BUDGETS, *([state.own] if state.own else [])})
-        if limits.max_sequences <= chunk <= largest and chunk != present and chunk not in refused
+        if minute.smallest <= chunk <= largest and chunk != present and chunk not in refused
     ]
     goodputs = predict_goodputs(tier, (present, *others))
     best = max(goodputs[1:], key=lambda one: one.goodput_per_s, default=None)
