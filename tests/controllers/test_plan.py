@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
+
+import pytest
 
 from plimsoll.api import labels
 from plimsoll.api.v1alpha1 import parse
+from plimsoll.controllers.autoscale.scaling_status import initial_report
 from plimsoll.controllers.gateway_poller import GatewayView
 from plimsoll.controllers.object_cache import ObjectCache
 from plimsoll.controllers.reconcile.object_plan import ObjectPlan, plan_objects
 from plimsoll.controllers.reconcile.observe import ObservedService, observe
-from plimsoll.resources import lora, objects
-from plimsoll.resources.engine_tuning import stored_arguments
+from plimsoll.controllers.reconcile.tuning_status import chunk_event
+from plimsoll.resources import engine_tuning, lora, objects
+from plimsoll.resources.engine_tuning import MeasuredChunk, stored_arguments
 from plimsoll.resources.platform_config import EngineDefaults
 from tests import builders
 
@@ -28,8 +33,12 @@ def planned(
     image: str = "",
     has_turn: bool = False,
     args: tuple[str, ...] | None = None,
+    chunk: MeasuredChunk | None = None,
 ) -> ObjectPlan:
-    """The plan for a service with these objects. generation, image, args: of the platform's settings of engines."""
+    """The plan for a service with these objects. generation, image, args: of the platform's settings of engines.
+
+    chunk: what the scaling report asks for.
+    """
     rollout = builders.PLATFORM.engine.rollout.model_copy(update={"generation": generation})
     changed: Object = {"rollout": rollout, **({"image": image} if image else {})}
     if args is not None:
@@ -42,7 +51,8 @@ def planned(
     assert isinstance(observed, ObservedService)
     replicas = dict.fromkeys(("prefill", "decode", "serve"), 1)
     platform = builders.PLATFORM.model_copy(update={"engine": engine})
-    return plan_objects(observed, parse(raw), replicas, platform, has_turn=has_turn)
+    report = None if chunk is None else replace(initial_report(None, 0.0), measured_chunk=chunk)
+    return plan_objects(observed, parse(raw), replicas, platform, report, has_turn=has_turn)
 
 
 def templates(found: ObjectPlan) -> dict[str, Object]:
@@ -217,3 +227,109 @@ def test_plan_third_generation_keeps_the_templates_in_use_meanwhile() -> None:
     children |= {one["metadata"]["name"]: one for one in stored(before)}
     undone = planned(service_named("chat"), *children.values(), image="example.com/engine:3", generation=2)
     assert (undone.templates, images(undone)) == ((), {OLD})
+
+
+# ---------------------------------------------------------------- a chunk from measurements
+
+FLAG = "--max-num-batched-tokens"
+
+
+def measured(raw: Object, tokens: int) -> MeasuredChunk:
+    return MeasuredChunk(objects.revision_name(parse(raw), "serve"), tokens, "measured steps say so", 1.0)
+
+
+def arguments(found: ObjectPlan) -> Object:
+    """What new engines get, by flag."""
+    (template,) = templates(found).values()
+    environment = {one["name"]: one.get("value") for one in template["spec"]["containers"][0]["env"]}
+    words = json.loads(environment["PLIMSOLL_DEFAULT_ARGS"])
+    return {words[at]: words[at + 1] for at in range(0, len(words) - 1, 2)}
+
+
+def auto(**engine: Any) -> Object:
+    return tunable(engine={"tuning": "Auto", **engine})
+
+
+def test_measured_chunk_changes_only_that_argument() -> None:
+    raw = auto(args=["--seed=1"])
+    first = planned(raw)
+    second = planned(raw, *stored(first), chunk=measured(raw, 2048), image="registry.example/other:2")
+    (before,), (after,) = templates(first).values(), templates(second).values()
+    assert (arguments(first)[FLAG], arguments(second)[FLAG]) == ("1024", "2048")
+    (row,) = stored_arguments(after)
+    assert (row.value, row.text, row.reason) == (2048, f"{FLAG}=2048 (measured)", "measured steps say so")
+    assert images(second) == images(first)
+    assert engine_tuning.with_chunk(after, 0, "") == before
+
+
+def test_measured_chunk_survives_a_lost_report() -> None:
+    raw = auto()
+    changed = stored(planned(raw, *stored(planned(raw)), chunk=measured(raw, 2048)))
+    for wanted in (None, measured(raw, 2048), MeasuredChunk("of-another-spec", 4096, "")):
+        again = planned(raw, *changed, chunk=wanted)
+        assert (again.templates, arguments(again)[FLAG]) == ((), "2048")
+
+
+def test_undone_chunk_has_the_former_template() -> None:
+    raw = auto()
+    first = planned(raw)
+    changed = stored(planned(raw, *stored(first), chunk=measured(raw, 2048)))
+    undone = planned(raw, *changed, chunk=measured(raw, 0))
+    assert templates(undone) == templates(first)
+    assert undone.revisions == first.revisions
+    workload = next(one for one in undone.desired if one["kind"] == "Deployment")
+    assert labels.MEASURED_CHUNK not in workload["metadata"]["labels"]
+    assert templates(planned(raw, *stored(first), *stored(undone)[:1])) == templates(first)
+
+
+def test_platform_rollout_keeps_the_measured_chunk() -> None:
+    raw = auto()
+    changed = stored(planned(raw, *stored(planned(raw)), chunk=measured(raw, 2048)))
+    waiting = planned(raw, *changed, generation=1, image="registry.example/other:2")
+    rolled = planned(raw, *changed, generation=1, image="registry.example/other:2", has_turn=True)
+    assert (waiting.templates, arguments(waiting)[FLAG]) == ((), "2048")
+    assert (arguments(rolled)[FLAG], images(rolled)) == ("2048", {"registry.example/other:2"})
+    assert generations(rolled) == {"1"}
+    after = planned(raw, *stored(rolled), generation=1, image="registry.example/other:2")
+    assert (after.templates, arguments(after)[FLAG]) == ((), "2048")
+
+
+def test_new_spec_has_no_measured_chunk() -> None:
+    raw = auto()
+    changed = stored(planned(raw, *stored(planned(raw)), chunk=measured(raw, 2048)))
+    for engine, value in (({"args": ["--seed=1"]}, "1024"), ({"tuning": "Off"}, None)):
+        found = planned(auto(**engine), *changed, chunk=measured(raw, 2048))
+        assert arguments(found).get(FLAG) == value
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        (auto(), True),
+        (tunable(), False),
+        (auto(tuning="Off"), False),
+        (auto(args=[f"{FLAG}=4096"]), False),
+        (auto(args=["--no-enable-chunked-prefill"]), False),
+    ],
+)
+def test_chunk_is_measured_only_where_user_left_it(raw: Object, expected: bool) -> None:
+    (template,) = templates(planned(raw)).values()
+    assert engine_tuning.may_be_measured(parse(raw), template) is expected
+
+
+def test_chart_argument_keeps_the_chunk() -> None:
+    raw = auto()
+    (template,) = templates(planned(raw, args=(FLAG, "4096"))).values()
+    assert not engine_tuning.may_be_measured(parse(raw), template)
+
+
+def test_event_of_measured_chunk_has_its_reason() -> None:
+    raw = auto()
+    live = {("Deployment", one["metadata"]["name"]): one for one in stored(planned(raw)) if one["kind"] == "Deployment"}
+    wanted = measured(raw, 2048)
+    changed = planned(raw, *stored(planned(raw)), chunk=wanted)
+    event = chunk_event(live, changed.desired, wanted)
+    assert event is not None
+    assert event.message == f"serve: new engines get {FLAG}=2048 (measured): measured steps say so"
+    assert chunk_event(live, planned(raw).desired, wanted) is None
+    assert chunk_event(live, changed.desired, None) is None

@@ -55,6 +55,9 @@ METRICS = "plimsoll.dev/metrics"
 
 # Annotation on pods of engines whose arguments the operator has chosen: each argument with its reason.
 TUNING = "plimsoll.dev/engine-tuning"
+OWN_TUNING = "plimsoll.dev/engine-tuning-before"  # the same without the measured chunk, where there is one
+# On ControllerRevisions and Deployments: the chunk of prompt tokens that was set by measurement. Absent for none.
+MEASURED_CHUNK = "plimsoll.dev/measured-chunk"
 
 # Label on a Secret that declares an API key of the gateway.
 API_KEY = "plimsoll.dev/api-key"

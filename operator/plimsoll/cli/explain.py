@@ -237,11 +237,12 @@ def _engine_line(tier: Any) -> str:
 
 
 def _tuning_line(tier: Any) -> str:
-    """Return the arguments that the operator has set on the engines, with the reasons; empty without any."""
-    return "; ".join(
+    """Return the arguments that the operator has set on the engines, with the reasons, and what measurements say."""
+    arguments = [
         f"{get_text(one, 'argument') or MISSING}: {get_text(one, 'reason') or MISSING}"
         for one in get_list(tier, "tuning")
-    )
+    ]
+    return "; ".join([*arguments, *filter(None, [get_text(tier, "retuning")])])
 
 
 def _model_line(tier: Any) -> str:

@@ -87,7 +87,7 @@ def runs_exactly(workload: Object, engines: Iterable[Object], replicas: int) -> 
     if is_set(workload):
         present = _present(engines)
         return len(present) == replicas and all(has_set_template(workload, pod) for pod in present)
-    return _is_observed(workload) and updated_replicas(workload) == replicas == counted_replicas(workload)
+    return is_observed(workload) and updated_replicas(workload) == replicas == counted_replicas(workload)
 
 
 def is_replaced(workload: Object, engines: Iterable[Object]) -> bool:
@@ -97,7 +97,7 @@ def is_replaced(workload: Object, engines: Iterable[Object]) -> bool:
         is_updating = _condition(workload, _SET_UPDATES).get("status") == "True"
         is_started = bool(present) or ordered_replicas(workload) == 0
         return is_started and not is_updating and all(has_set_template(workload, pod) for pod in present)
-    if not _is_observed(workload) or updated_replicas(workload) != counted_replicas(workload):
+    if not is_observed(workload) or updated_replicas(workload) != counted_replicas(workload):
         return False
     return _condition(workload, "Progressing").get("reason") == _REPLACED
 
@@ -144,7 +144,7 @@ def label(workload: Object) -> str:
     return f"{workload['kind']} {workload['metadata']['name']}"
 
 
-def _is_observed(workload: Object) -> bool:
+def is_observed(workload: Object) -> bool:
     """Whether the status of a Deployment is that of its newest spec."""
     return bool(_status(workload).get("observedGeneration", 0) >= workload["metadata"].get("generation", 0))
 

@@ -13,7 +13,7 @@ from plimsoll.api.contract import engine_contract
 from plimsoll.api.v1alpha1 import InferenceService, RoleName
 from plimsoll.core import codec
 from plimsoll.core.admission.publication import AdmissionLimits
-from plimsoll.resources import engine_pod, engine_server, leader_worker_set, lora, object_meta
+from plimsoll.resources import engine_pod, engine_server, engine_tuning, leader_worker_set, lora, object_meta
 from plimsoll.resources.platform_config import PlatformConfig
 
 Object = dict[str, Any]
@@ -34,15 +34,18 @@ class StoredTemplate:
     name: str  # of the ControllerRevision
     template: Object
     generation: int = 0  # of the platform's settings, see EngineRolloutSettings
+    chunk: int = 0  # set by measurement, see engine_tuning.MeasuredChunk
 
 
-def revision_name(service: InferenceService, role: RoleName, generation: int = 0) -> str:
+def revision_name(service: InferenceService, role: RoleName, generation: int = 0, chunk: int = 0) -> str:
     """Name of the ControllerRevision for the user's current spec of a tier, at a generation of the platform's settings.
+
+    chunk: set by measurement, 0 for none.
 
     It depends on nothing else, so that a new operator, chart or default image restarts no engine. The model's name is
     excluded, because engines serve under another name.
     """
-    return _revision_name(service, role, without={"name"}, generation=generation)
+    return _revision_name(service, role, without={"name"}, generation=generation, chunk=chunk)
 
 
 def earlier_revision_name(service: InferenceService, role: RoleName) -> str:
@@ -56,7 +59,9 @@ def template_generation(obj: Object | None) -> int:
     return int(text) if text.isascii() and text.isdecimal() else 0
 
 
-def _revision_name(service: InferenceService, role: RoleName, without: set[str], generation: int = 0) -> str:
+def _revision_name(
+    service: InferenceService, role: RoleName, without: set[str], generation: int = 0, chunk: int = 0
+) -> str:
     tier = dict(service.spec.tiers.items())[role]
     written = {
         "model": service.spec.model.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude=without),
@@ -67,26 +72,49 @@ def _revision_name(service: InferenceService, role: RoleName, without: set[str],
         **lora.revision_part(service),
         **({"kvOffload": offload.memory} if (offload := service.spec.kv_offload) is not None else {}),
         **({"generation": generation} if generation else {}),
+        **({"chunk": chunk} if chunk else {}),
     }
     return f"{object_meta.tier_name(service.metadata.name, role)}-{object_meta.short_hash(written)}"
 
 
 def template_revision(
-    service: InferenceService, parent: Object, role: RoleName, platform: PlatformConfig, template: Object | None = None
+    service: InferenceService,
+    parent: Object,
+    role: RoleName,
+    platform: PlatformConfig,
+    template: Object | None = None,
+    chunk_of: Object | None = None,
 ) -> Object:
     """The ControllerRevision with a tier's pod template, at the platform's present generation.
 
     Of a tier with several nodes it has both templates, those of leaders and workers. template: an existing one to
-    store; None renders a new one.
+    store; None renders a new one. chunk_of: a ControllerRevision whose measured chunk the new one gets, too.
     """
-    generation = platform.engine.rollout.generation
-    name = revision_name(service, role, generation)
-    revision_labels = {**object_meta.tier_labels(service.metadata.name, role), **_generation_label(generation)}
+    chunk = engine_tuning.measured_chunk(chunk_of)
+    data = _rendered(service, role, platform) if template is None else template
+    if chunk_of is not None and chunk:
+        data = engine_tuning.with_chunk(data, chunk, engine_tuning.chunk_reason(chunk_of["data"]))
+    return _revision(service, parent, role, data, platform.engine.rollout.generation, chunk)
+
+
+def revision_with_chunk(
+    service: InferenceService, parent: Object, role: RoleName, in_use: Object, chunk: engine_tuning.MeasuredChunk
+) -> Object:
+    """The ControllerRevision with the template of another one, and another chunk."""
+    data = engine_tuning.with_chunk(in_use["data"], chunk.tokens, chunk.reason)
+    return _revision(service, parent, role, data, template_generation(in_use), chunk.tokens)
+
+
+def _revision(
+    service: InferenceService, parent: Object, role: RoleName, template: Object, generation: int, chunk: int
+) -> Object:
+    name = revision_name(service, role, generation, chunk)
+    revision_labels = {**object_meta.tier_labels(service.metadata.name, role), **_template_labels(generation, chunk)}
     return {
         "apiVersion": "apps/v1",
         "kind": "ControllerRevision",
         "metadata": object_meta.child_metadata(parent, name, revision_labels),
-        "data": _rendered(service, role, platform) if template is None else template,
+        "data": template,
         "revision": service.metadata.generation,
     }
 
@@ -97,8 +125,9 @@ def _rendered(service: InferenceService, role: RoleName, platform: PlatformConfi
     return leader_worker_set.templates(role, template) if is_set else template
 
 
-def _generation_label(generation: int) -> dict[str, str]:
-    return {labels.TEMPLATE_GENERATION: str(generation)} if generation else {}
+def _template_labels(generation: int, chunk: int) -> dict[str, str]:
+    values = {labels.TEMPLATE_GENERATION: generation, labels.MEASURED_CHUNK: chunk}
+    return {label: str(value) for label, value in values.items() if value}
 
 
 def admission(parent: Object, limits: AdmissionLimits) -> Object:
@@ -152,7 +181,7 @@ def _workload(
     tier = dict(service.spec.tiers.items())[role]
     workload_labels = {
         **object_meta.tier_labels(service.metadata.name, role),
-        **_generation_label(stored_template.generation),
+        **_template_labels(stored_template.generation, stored_template.chunk),
     }
     meta = object_meta.child_metadata(parent, object_meta.tier_name(service.metadata.name, role), workload_labels)
     if tier.nodes > 1:

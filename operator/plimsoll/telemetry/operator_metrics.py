@@ -126,6 +126,12 @@ OPERATOR_ENGINE_TUNING = Gauge(
     [*_TIER_LABELS, "argument"],
     registry=OPERATOR,
 )
+OPERATOR_ENGINE_RETUNINGS = Counter(
+    "plimsoll_operator_engine_retunings",
+    "Rollouts of another chunk of prompt tokens, from measurements (outcome: changed, undone).",
+    ["service", "outcome"],
+    registry=OPERATOR,
+)
 OPERATOR_DRAINS_TIMED_OUT = Counter(
     "plimsoll_operator_drains_timed_out",
     "Pods that ended before all their requests were complete.",
@@ -303,6 +309,7 @@ SERVICE_COST = Gauge(
 )
 
 _SCALING_METRICS = (
+    OPERATOR_ENGINE_RETUNINGS,
     AUTOSCALER_DESIRED,
     AUTOSCALER_NEEDED,
     AUTOSCALER_REPLICA_CAPACITY,

@@ -227,7 +227,8 @@ class EngineSpec(ApiModel):
         default=None,
         description="Auto: vLLM gets arguments that follow from spec.slo, the model and the GPU type, where these are "
         "known; args and the chart's arguments override them. Off: it gets none. A change takes effect at once. "
-        "Absent: Auto, from the next rollout.",
+        "With Auto, measurements can roll out another chunk of the tier serve. Absent: Auto, from the next rollout, "
+        "without measurements.",
     )
     speculative: SpeculativeSpec | None = Field(
         default=None,

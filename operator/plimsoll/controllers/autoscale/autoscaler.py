@@ -17,7 +17,7 @@ from typing import Any
 from plimsoll.adapters.kube_client import KubeClient
 from plimsoll.api import labels
 from plimsoll.api.v1alpha1 import InferenceService
-from plimsoll.controllers.autoscale import decision_document
+from plimsoll.controllers.autoscale import chunk_retuning, decision_document
 from plimsoll.controllers.autoscale.cost_report import CostGauges, gpus_by_tier
 from plimsoll.controllers.autoscale.history_backfill import HistoryBackfill
 from plimsoll.controllers.autoscale.recommendations import Recommendations
@@ -40,6 +40,7 @@ from plimsoll.core.ports import EngineReading, GatewayReading
 from plimsoll.core.types import Role
 from plimsoll.resources.engine_tuning import StoredArgument, stored_arguments
 from plimsoll.resources.object_meta import tier_name
+from plimsoll.telemetry import operator_metrics
 from plimsoll.telemetry.service_log import ServiceLog
 
 Object = dict[str, Any]
@@ -115,8 +116,11 @@ class Autoscaler:
 
     def _tuning(self, key: Key, tier: str) -> tuple[StoredArgument, ...]:
         """The arguments that the operator has set on the engines of a tier."""
-        deployment = self._cache.get("Deployment", (key[0], tier_name(key[1], tier)))
+        deployment = self._deployment(key, tier)
         return () if deployment is None else stored_arguments(deployment["spec"].get("template", {}))
+
+    def _deployment(self, key: Key, tier: str) -> Object | None:
+        return self._cache.get("Deployment", (key[0], tier_name(key[1], tier)))
 
     def _state_of(self, key: Key) -> ServiceState | None:
         entry = self._entries.get(key)
@@ -180,6 +184,10 @@ class Autoscaler:
                     entry.publisher.publish(entry.service_state, snapshot, spec, tuple(gateways), now_s)
                 self._gauges.export(key, entry.service_state, snapshot, spec)
                 self._cost_gauges.export(key, service, gpus_by_tier(service, snapshot))
+                workload = self._deployment(key, Role.SERVE.value)
+                outcome = chunk_retuning.update(service, entry.service_state, snapshot, spec, workload, now_s)
+                if outcome is not None:
+                    operator_metrics.OPERATOR_ENGINE_RETUNINGS.labels("/".join(key), outcome).inc()
                 indirect_tiers = self._sources.prometheus_only_tiers(key)
                 other_writer = other_writer_of(self._sources.targets(key))
                 if entry.update_report(

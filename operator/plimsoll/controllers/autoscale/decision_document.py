@@ -30,7 +30,7 @@ from plimsoll.core.demand.forecasting import forecast as forecast_demand
 from plimsoll.core.demand.service_metrics import ServiceMetrics
 from plimsoll.core.engine_model.calibration.estimates import assess_quality
 from plimsoll.core.slo import Slo
-from plimsoll.core.types import Unavailable
+from plimsoll.core.types import Role, Unavailable
 from plimsoll.core.workload import Workload
 from plimsoll.resources.engine_tuning import StoredArgument
 
@@ -67,6 +67,7 @@ def build_document(
             name: {
                 **_json_value(_evidence(service, name, tier, horizon_s)),
                 "tuning": [{"argument": one.text, "reason": one.reason} for one in (tuning or {}).get(name, ())],
+                "retuning": service.retuning.summary if name == Role.SERVE else "",
             }
             for name, tier in service.tiers.items()
         },

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from plimsoll.api.conditions import Condition, ConditionReason, ConditionType
 from plimsoll.api.v1alpha1 import InferenceService
-from plimsoll.controllers.autoscale import cost_report, learned_state, scaling_conditions, slo_status
+from plimsoll.controllers.autoscale import chunk_retuning, cost_report, learned_state, scaling_conditions, slo_status
 from plimsoll.controllers.autoscale.signal_health import (
     HealthReport,
 )
@@ -35,6 +35,7 @@ from plimsoll.core.autoscaling.startup_time import Eta, Overdue, StartingPod, et
 from plimsoll.core.autoscaling.tier_state import TierState
 from plimsoll.core.types import Role, Unavailable
 from plimsoll.resources import engine_server
+from plimsoll.resources.engine_tuning import MeasuredChunk
 
 Object = dict[str, Any]
 
@@ -68,6 +69,7 @@ class ScalingReport:
     slow_transfer_message: str | None  # why remote prefill does not pay; None if it pays or if that is unknown
     is_feasibility_known: bool = False  # whether the measured capacity tells if the SLO can be met
     frozen_since_s: float = math.inf  # seconds since the epoch; infinite while no replica count is frozen
+    measured_chunk: MeasuredChunk | None = None  # that engines of the tier `serve` are to get
 
 
 def initial_report(checkpoint: str | None, now_s: float) -> ScalingReport:
@@ -110,6 +112,7 @@ def state_key(
     tiers = service_state.last_decision.decision.tiers
     return (
         service.metadata.generation,
+        service_state.retuning.wanted,
         health,
         is_shedding_now,
         ()
@@ -201,6 +204,7 @@ def build_report(
         slow_transfer_message=slow_transfer_message,
         is_feasibility_known=spec.slo is not None and scaling_conditions.is_feasibility_known(service_state, spec.slo),
         frozen_since_s=frozen_since_s,
+        measured_chunk=chunk_retuning.wanted_chunk(service_state.retuning),
     )
 
 

@@ -2,7 +2,9 @@
 
 A tier's pod template is rendered once for each state of the user's spec, and stored in a ControllerRevision. The plan
 uses the stored template, so that a new operator, chart or default image does not restart engines. The platform's
-rollout renders it again when the generation of the platform's settings changes and it is the service's turn.
+rollout renders it again when the generation of the platform's settings changes and it is the service's turn. A chunk
+that measurements prefer is another revision of the same template. The Deployment's label has it, so that a lost report
+or checkpoint restarts no engine.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from plimsoll.controllers.autoscale.scaling_status import ScalingReport
 from plimsoll.controllers.reconcile.applied_cache import has_foreign_replicas_owner
 from plimsoll.controllers.reconcile.observe import ObservedService
 from plimsoll.controllers.tier_workload import find_workload, ordered_replicas
-from plimsoll.resources import object_meta, objects
+from plimsoll.resources import engine_tuning, object_meta, objects
+from plimsoll.resources.engine_tuning import MeasuredChunk
 from plimsoll.resources.objects import StoredTemplate
 from plimsoll.resources.platform_config import PlatformConfig
 
@@ -57,7 +60,8 @@ def plan_objects(
     templates: list[Object] = []
     desired = objects.shared_objects(service, observed.service_object, platform)
     revisions: dict[str, str] = {}
-    for kind, template_revision in _template_revisions(observed, service, platform, has_turn=has_turn).items():
+    wanted = None if report is None else report.measured_chunk
+    for kind, template_revision in _template_revisions(observed, service, platform, wanted, has_turn=has_turn).items():
         name = revisions[kind] = template_revision["metadata"]["name"]
         if not observed.revisions.get(name, {}).get("data"):
             templates.append(template_revision)
@@ -65,7 +69,12 @@ def plan_objects(
             service,
             observed.service_object,
             kind,
-            StoredTemplate(name, template_revision["data"], objects.template_generation(template_revision)),
+            StoredTemplate(
+                name,
+                template_revision["data"],
+                objects.template_generation(template_revision),
+                engine_tuning.measured_chunk(template_revision),
+            ),
             _applied_replicas(_workload(observed, service, kind), replicas[kind]),
         )
     if report is not None and report.published is not None:
@@ -82,27 +91,37 @@ def plan_objects(
 
 
 def _template_revisions(
-    observed: ObservedService, service: InferenceService, platform: PlatformConfig, *, has_turn: bool
+    observed: ObservedService,
+    service: InferenceService,
+    platform: PlatformConfig,
+    wanted: MeasuredChunk | None,
+    *,
+    has_turn: bool,
 ) -> dict[RoleName, Object]:
     """The ControllerRevision of each tier: the stored one, or a new one at the platform's present generation.
 
     All tiers have the present generation, or none has: engines of two generations may not exchange KV blocks. Thus a
     change of the user's spec takes all tiers to it, and so does a generation whose templates are the stored ones.
+    Another chunk, which only the tier `serve` can get, leaves everything else as it is. wanted: None for no change.
     """
     parent, generation = observed.service_object, platform.engine.rollout.generation
     present, former, rendered = dict[RoleName, Object](), dict[RoleName, Object](), dict[RoleName, Object]()
     kinds = [kind for kind, _ in service.spec.tiers.items()]
     for kind in kinds:
-        stored = observed.revisions.get(objects.revision_name(service, kind, generation))
+        in_use = _revision_in_use(observed, service, kind)
+        chunk = engine_tuning.measured_chunk(in_use)
+        if in_use is not None and wanted is not None and _is_other_chunk(wanted, service, kind, chunk):
+            return {kind: _with_chunk(observed, service, kind, in_use, wanted)}
+        stored = observed.revisions.get(objects.revision_name(service, kind, generation, chunk))
         if stored is not None and stored.get("data"):
             present[kind] = stored
             continue
         earlier = observed.revisions.get(objects.earlier_revision_name(service, kind))
-        replaced = _former_revision(observed, service, kind) or earlier
+        replaced = in_use or _former_revision(observed, service, kind) or earlier
         if replaced is not None:
             former[kind] = replaced
         template = None if earlier is None or generation else earlier["data"]
-        rendered[kind] = objects.template_revision(service, parent, kind, platform, template)
+        rendered[kind] = objects.template_revision(service, parent, kind, platform, template, chunk_of=in_use)
     is_same = all(kind in former and _is_same_template(former[kind], rendered[kind]) for kind in rendered)
     if len(former) == len(kinds) and not is_same and not has_turn:
         return former
@@ -113,15 +132,38 @@ def _template_revisions(
     return present | rendered
 
 
+def _is_other_chunk(wanted: MeasuredChunk, service: InferenceService, kind: RoleName, chunk: int) -> bool:
+    """Whether a chunk is asked for that engines of the user's present spec do not have."""
+    return kind == "serve" and wanted.tokens != chunk and wanted.revision == objects.revision_name(service, kind)
+
+
+def _with_chunk(
+    observed: ObservedService, service: InferenceService, kind: RoleName, in_use: Object, wanted: MeasuredChunk
+) -> Object:
+    """The ControllerRevision that differs from the one in use in the chunk alone: the stored one, or a new one."""
+    name = objects.revision_name(service, kind, objects.template_generation(in_use), wanted.tokens)
+    stored = observed.revisions.get(name)
+    if stored is not None and stored.get("data"):
+        return stored
+    return objects.revision_with_chunk(service, observed.service_object, kind, in_use, wanted)
+
+
+def _revision_in_use(observed: ObservedService, service: InferenceService, kind: RoleName) -> Object | None:
+    """The stored template for the user's present spec that the workload has; None if there is none."""
+    workload = _workload(observed, service, kind)
+    generation, chunk = objects.template_generation(workload), engine_tuning.measured_chunk(workload)
+    stored = observed.revisions.get(objects.revision_name(service, kind, generation, chunk))
+    return stored if workload is not None and stored is not None and stored.get("data") else None
+
+
 def _former_revision(observed: ObservedService, service: InferenceService, kind: RoleName) -> Object | None:
-    """The stored template for the user's present spec at another generation: the one in use, if there are several."""
-    in_use = objects.template_generation(_workload(observed, service, kind))
-    found = [
+    """A stored template for the user's present spec at another generation, of a workload that has yet another one."""
+    found = (
         revision
         for name, revision in observed.revisions.items()
         if revision.get("data") and name == objects.revision_name(service, kind, objects.template_generation(revision))
-    ]
-    return max(found, key=lambda one: objects.template_generation(one) == in_use, default=None)
+    )
+    return next(found, None)
 
 
 def _is_same_template(stored: Object, rendered: Object) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 
 from plimsoll.adapters.kube_client import BY_KIND, CONTROLLERREVISIONS, KubeClient
 from plimsoll.api import labels
+from plimsoll.api.events import Event
 from plimsoll.controllers.autoscale.checkpoint_store import CheckpointStore
 from plimsoll.controllers.autoscale.scaling_status import ScalingReport
 from plimsoll.controllers.engine_rollout.rollout_controller import ServiceRollout
@@ -41,7 +42,7 @@ from plimsoll.controllers.reconcile.status_inputs import (
 )
 from plimsoll.controllers.reconcile.status_writer import StatusWriter
 from plimsoll.controllers.reconcile.tier_health import TierStatusInputs, is_fully_rolled_out
-from plimsoll.controllers.reconcile.tuning_status import deployed_arguments, tuning_events, tuning_line
+from plimsoll.controllers.reconcile.tuning_status import chunk_event, deployed_arguments, tuning_events, tuning_line
 from plimsoll.controllers.targets.target_state import TargetState
 from plimsoll.core.errors import (
     BackendUnavailable,
@@ -51,6 +52,7 @@ from plimsoll.core.errors import (
     PlimsollError,
     ServiceDeleted,
 )
+from plimsoll.resources.engine_tuning import MeasuredChunk
 from plimsoll.resources.platform_config import PlatformConfig
 
 Object = dict[str, Any]
@@ -157,7 +159,7 @@ class Reconciler:
                 has_turn=self._engine_rollout(key).has_turn,
             )
             try:
-                await self._apply(key, observed, plan)
+                await self._apply(key, observed, plan, None if report is None else report.measured_chunk)
             except (ObjectRejected, Forbidden) as error:
                 rejected = str(error)
         pool_condition = None
@@ -192,7 +194,9 @@ class Reconciler:
     def _observe(self, key: Key) -> ObservedService | None:
         return observe(self._cache, self._gateway_view(), key, self._grants.rules)
 
-    async def _apply(self, key: Key, observed: ObservedService, object_plan: ObjectPlan) -> None:
+    async def _apply(
+        self, key: Key, observed: ObservedService, object_plan: ObjectPlan, wanted: MeasuredChunk | None
+    ) -> None:
         has_sets = self._sets_problem(key[0]) is None
         changed = [
             desired_object
@@ -205,10 +209,14 @@ class Reconciler:
         is_any_missing = any((one["kind"], one["metadata"]["name"]) not in observed.children for one in changed)
         if is_any_missing or object_plan.templates:
             await require_parent(self._kube, observed.service_object)
+        events: tuple[Event, ...] = ()
         if object_plan.templates and observed.service is not None:
             deployed = deployed_arguments(observed.service, observed.children)
-            for event in tuning_events(deployed, object_plan.templates):
-                await self.status.record_event(observed.service_object, event)
+            events = tuning_events(deployed, object_plan.templates)
+        if (chunk_changed := chunk_event(observed.children, object_plan.desired, wanted)) is not None:
+            events = (chunk_changed,)
+        for event in events:
+            await self.status.record_event(observed.service_object, event)
         for template_revision in object_plan.templates:
             with contextlib.suppress(Conflict):
                 self._cache.put(await self._kube.create(template_revision))

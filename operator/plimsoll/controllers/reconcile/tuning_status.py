@@ -12,7 +12,7 @@ from plimsoll.api.v1alpha1.status import MAX_TUNING_CHARS
 from plimsoll.controllers.object_cache import role_of
 from plimsoll.core.types import Unavailable
 from plimsoll.resources import engine_pod
-from plimsoll.resources.engine_tuning import StoredArgument, stored_arguments
+from plimsoll.resources.engine_tuning import MeasuredChunk, StoredArgument, measured_chunk, stored_arguments
 from plimsoll.resources.object_meta import tier_name
 from plimsoll.resources.platform_config import PlatformConfig
 
@@ -66,3 +66,21 @@ def tuning_events(deployed: Mapping[str, Sequence[StoredArgument]], templates: I
                 text = f"new engines get {arguments}; explain says why, and spec.engine.tuning Off undoes it"
             found.append(Event(EventReason.ENGINE_TUNED, f"{role}: {text}", revision["metadata"]["name"]))
     return tuple(found)
+
+
+def chunk_event(children: Children, desired: Iterable[Object], wanted: MeasuredChunk | None) -> Event | None:
+    """The Event for a workload that gets the chunk that measurements ask for; None if none does.
+
+    desired: the objects to apply. wanted: None for no change.
+    """
+    if wanted is None:
+        return None
+    for one in desired:
+        live = children.get((one["kind"], one["metadata"]["name"]))
+        if live is None or one["kind"] != "Deployment":
+            continue
+        if measured_chunk(live) != measured_chunk(one) == wanted.tokens:
+            arguments = ", ".join(row.text for row in stored_arguments(one["spec"]["template"]))
+            text = f"serve: new engines get {arguments or 'no chosen arguments'}: {wanted.reason}"
+            return Event(EventReason.ENGINE_TUNED, text, f"{one['metadata']['name']} {wanted.at_s:.0f}")
+    return None

@@ -25,6 +25,7 @@ from plimsoll.core.autoscaling.observations import (
     TierObservation,
 )
 from plimsoll.core.autoscaling.rejection_feedback import CapacityCorrection
+from plimsoll.core.autoscaling.retuning import RetuningState
 from plimsoll.core.autoscaling.scaling_decision import ScalingDecision
 from plimsoll.core.autoscaling.sizing_requests import backlog_gpu_s, client_tier, retry_gpu_s
 from plimsoll.core.autoscaling.snapshot_signals import (
@@ -52,6 +53,7 @@ MIN_OBSERVATION_S: Final = (
 )
 MAX_KEPT_DECISIONS: Final = 6  # last decisions that changed a count
 NO_IDLE_STATS: Final = IdleStats()
+NOT_RETUNED: Final = RetuningState()
 
 
 class CapacityPlan(NamedTuple):
@@ -87,6 +89,7 @@ class ServiceState:
     ttft_feedback: TtftFeedback = field(default_factory=TtftFeedback)
     cache: DecisionCache = field(default_factory=DecisionCache, repr=False)
     idle_stats: IdleStats = NO_IDLE_STATS
+    retuning: RetuningState = NOT_RETUNED
     is_idle: bool | Unavailable = TOO_FEW_COMPLETED  # without arriving, queued or running requests
     has_retry_backlog: bool = False  # retries are reserved, at the last forecast
     _sampled_s: float | None = field(default=None, repr=False)  # time of the last arrival sample

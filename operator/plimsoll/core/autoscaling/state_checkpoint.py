@@ -17,6 +17,7 @@ import numpy as np
 
 from plimsoll.core import codec
 from plimsoll.core.autoscaling.decision_state import DecisionState
+from plimsoll.core.autoscaling.retuning import RetuningState
 from plimsoll.core.autoscaling.service_state import ServiceState
 from plimsoll.core.autoscaling.startup_models import decode_models
 from plimsoll.core.autoscaling.tier_state import NO_REQUEST_LENGTHS, PRIOR_STARTUP_MODEL, TierState
@@ -44,6 +45,7 @@ def dump_service_state(service: ServiceState) -> dict[str, Any]:
         "scaling": codec.encode(service.decision_state),
         "ttft_offset": None if (offset := service.ttft_feedback.offset) is None else codec.encode(offset),
         "pauses": codec.encode(service.idle_stats),
+        "retuning": codec.encode(service.retuning),
         "lengths": None if isinstance(service.workload, Unavailable) else _dump_lengths(service.workload),
         "tiers": {name: _dump_tier(tier) for name, tier in service.tiers.items()},
     }
@@ -59,6 +61,8 @@ def restore_service_state(service: ServiceState, stored: Any) -> None:
         service.ttft_feedback.offset = codec.decode(TtftOffset, stored.get("ttft_offset"))
     with suppress(ValueError):
         service.idle_stats = codec.decode(IdleStats, stored.get("pauses"))
+    with suppress(ValueError):
+        service.retuning = codec.decode(RetuningState, stored.get("retuning"))
     with suppress(ValueError):
         service.workload = _restore_lengths(stored.get("lengths"))
     tiers = stored.get("tiers")

@@ -99,6 +99,17 @@ def tune_engine(
     return _tune(role, hardware, slo, tuple(given), graphs)
 
 
+def chunk_excluded_by(given: Sequence[str], gpus: int) -> str | None:
+    """The argument of user or chart that keeps the operator from setting a chunk; None if there is none.
+
+    Tensor parallelism over the engine's GPUs is what the operator itself sets.
+    """
+    tensor, *others = _PARALLELISM
+    if vllm.flag_count(given, tensor) != gpus:
+        others.append(tensor)
+    return _first_set(given, (*_BUDGET_EXCLUDED_BY, *others))
+
+
 @lru_cache(maxsize=_MAX_REMEMBERED)
 def _tune(
     role: Role, hardware: EngineHardware, slo: Slo | None, given: tuple[str, ...], graphs: bool

@@ -1,0 +1,80 @@
+"""Feeds `core.autoscaling.retuning` from a service's snapshot and Deployment, once a minute. Pure."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+from plimsoll.api.v1alpha1 import InferenceService
+from plimsoll.controllers import tier_workload
+from plimsoll.core.autoscaling import retuning
+from plimsoll.core.autoscaling.inputs import ScalingSpec, ServiceSnapshot
+from plimsoll.core.autoscaling.observations import LATENCY_WINDOW_S
+from plimsoll.core.autoscaling.retuning import Minute, RetuningState
+from plimsoll.core.autoscaling.scaling_policy import ScalingMode
+from plimsoll.core.autoscaling.service_state import ServiceState
+from plimsoll.core.types import Role
+from plimsoll.engines import vllm
+from plimsoll.resources import engine_tuning, hardware, objects
+from plimsoll.resources.engine_tuning import MeasuredChunk
+
+Object = dict[str, Any]
+
+
+def update(
+    service: InferenceService,
+    service_state: ServiceState,
+    snapshot: ServiceSnapshot,
+    spec: ScalingSpec,
+    workload: Object | None,
+    now_s: float,
+) -> str | None:
+    """Update `service_state.retuning`. Returns what begins: `changed`, `undone`, or None for no rollout.
+
+    workload: of the tier `serve`, None before it exists.
+    """
+    state = service_state.retuning
+    may_change = spec.policy.mode is ScalingMode.AUTO and not spec.policy.paused and spec.slo is not None
+    if workload is None or not may_change or not retuning.is_due(state, now_s):
+        return None
+    if not engine_tuning.may_be_measured(service, tier_workload.pod_template(workload)):
+        return None
+    minute = _minute(service, service_state, snapshot, spec, workload)
+    phase_s = float(zlib.crc32(f"{service.metadata.namespace}/{service.metadata.name}".encode()))
+    new = service_state.retuning = retuning.update(state, minute, now_s, phase_s)
+    if new.wanted is None or (new.changed_s, new.revision) == (state.changed_s, state.revision):
+        return None
+    return "undone" if new.is_undo else "changed"
+
+
+def wanted_chunk(state: RetuningState) -> MeasuredChunk | None:
+    """The chunk to roll out; None for no change."""
+    if state.wanted is None:
+        return None
+    return MeasuredChunk(state.revision, state.wanted, state.reason, state.changed_s)
+
+
+def _minute(
+    service: InferenceService,
+    service_state: ServiceState,
+    snapshot: ServiceSnapshot,
+    spec: ScalingSpec,
+    workload: Object,
+) -> Minute:
+    tier, engines, pods = service_state.tiers[Role.SERVE], service.spec.tiers.serve, snapshot.tiers[Role.SERVE]
+    assert engines is not None
+    assert spec.slo is not None
+    updated = tier_workload.updated_replicas(workload)
+    is_settled = pods.is_uniform and 0 < pods.ready == pods.replicas == updated and not pods.starting
+    is_settled = is_settled and tier_workload.is_observed(workload)
+    gpu = hardware.named_accelerator(engines.pod.node_selector)
+    return Minute(
+        objects.revision_name(service, Role.SERVE.value),
+        engine_tuning.measured_chunk(workload),
+        is_settled,
+        snapshot.metrics.arrivals / LATENCY_WINDOW_S / max(1, pods.ready),
+        retuning.is_slo_met(snapshot.metrics, spec.slo, spec.slos),
+        None if tier.last_window is None else tier.tier_spec,
+        1 if tier.announced is None else tier.announced.max_sequences,
+        0 if gpu is None else vllm.default_batched_tokens(gpu.name, gpu.memory_bytes),
+    )

@@ -1,0 +1,326 @@
+"""Another chunk of prompt tokens for running engines, from what they measure. Pure.
+
+Problem: the chunk that data sheets and typical lengths suggest (`core.planning.engine_tuning`) can be wrong for the
+real engines and requests, and a new `slo.itl` changes what is right. But another chunk restarts every engine.
+
+Idea: predict the SLO capacity of one replica with each chunk, from the measured step model and lengths. That is the
+goodput at the SLO. Once an hour, the present chunk and the best other one compete.
+- The gain must be MIN_GAIN with steps as measured, and with every step STEP_ERROR faster or slower. The way back needs
+  the same gain, so the ratio of the two must move by the square of it before a change is reversed.
+- CONFIRMING_HOURS in a row with enough load must prefer the same chunk. The last change is at least a day ago.
+- After a change, hours are compared with hours before it at a comparable load. If the share of minutes within the SLO
+  fell by MIN_LOSS and by LOSS_DEVIATIONS standard errors, or the engines do not start, the change is undone. That
+  chunk is not tried again for REFUSED_S. An undo does not wait for the day to end, and the next day begins with it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Final
+
+import numpy as np
+
+from plimsoll.core.autoscaling.slo_attainment import slo_attainment
+from plimsoll.core.capacity.slo_capacity import slo_capacity_per_s
+from plimsoll.core.capacity.tier_model import TierSpec, build_profile, stack_profiles
+from plimsoll.core.codec import Amount, Count, Length, Number
+from plimsoll.core.demand.service_metrics import ServiceMetrics
+from plimsoll.core.engine_model.step_time import StepModel
+from plimsoll.core.planning.engine_settings import MAX_BUDGET_FILL, budget_fill
+from plimsoll.core.planning.machine_model import TOKEN_BUDGETS
+from plimsoll.core.slo import Slo
+from plimsoll.core.types import Role, Unavailable
+from plimsoll.core.units import format_number
+
+MINUTE_S: Final = 60.0
+HOUR_S: Final = 3600.0
+DAY_S: Final = 86400.0
+CONFIRMING_HOURS: Final = 24
+MIN_GAIN: Final = 1.15  # predicted goodput over the present one
+STEP_ERROR: Final = 0.1  # three times the 3 % within which the step model was fitted to vLLM
+MIN_LOAD: Final = 0.25  # of the present SLO capacity: at less load, a replica has room with any chunk
+MIN_MINUTES: Final = 30  # of an hour that counts
+COMPARABLE_LOAD: Final = 1.25  # largest ratio of the loads of two hours that are compared
+MIN_COMPARED_HOURS: Final = 6  # before and after a change
+MIN_LOSS: Final = 0.05  # share of minutes within the SLO
+LOSS_DEVIATIONS: Final = 4.0
+START_S: Final = 2 * HOUR_S  # for all engines to have the new chunk
+JUDGED_S: Final = 7 * DAY_S  # without comparable hours, a change stays
+REFUSED_S: Final = 30 * DAY_S
+_MAX_REFUSED: Final = len(TOKEN_BUDGETS) + 1
+_BISECTIONS: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Minute:
+    """What a minute showed of the engines of a serve tier.
+
+    revision: name of the template for the user's spec. deployed: the chunk that was set by measurement, 0 for none.
+    is_settled: all engines are ready and have it. load_per_s: arrivals per replica. is_met: whether the minute was
+    within the SLO, None if that is not measured. tier: inputs of the SLO capacity, None before they are measured.
+    smallest: the engine's sequences, because vLLM does not start with a smaller chunk. largest: the largest chunk that
+    the GPU is known to hold, 0 if unknown.
+    """
+
+    revision: str
+    deployed: int
+    is_settled: bool
+    load_per_s: float
+    is_met: bool | None
+    tier: TierSpec | None
+    smallest: int = 1
+    largest: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Hour:
+    """load_per_s: mean arrivals per replica. met: minutes within the SLO, of those that count."""
+
+    load_per_s: Amount = 0.0
+    met: Count = 0
+    minutes: Count = 0
+
+    @property
+    def met_share(self) -> float:
+        return self.met / self.minutes
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedChunk:
+    """A chunk that made the SLO worse, and until when it is not tried again."""
+
+    chunk: Count
+    until_s: float
+
+
+Hours = Annotated[tuple[Hour, ...], Length(0, CONFIRMING_HOURS)]
+
+
+@dataclass(frozen=True, slots=True)
+class RetuningState:
+    """State of a service's serve tier. Times in seconds since the epoch.
+
+    changed_s: of the last change, or of the first minute. own: the engines' chunk without a measured one, 0 if
+    unknown. hour: the present one, since hour_s. hours: those since the last change. before: those before it, while it
+    is judged. former: the chunk to return to. preferred: chunk that the last `votes` hours prefer. wanted: the chunk to
+    roll out, 0 for the template's own, None for no change. reason: of the last change.
+    """
+
+    revision: Annotated[str, Length(0, 253)] = ""
+    changed_s: float = 0.0
+    own: Count = 0
+    minute_s: float = 0.0
+    hour_s: float = 0.0
+    hour: Hour = Hour()
+    hours: Hours = ()
+    before: Hours = ()
+    former: Count = 0
+    preferred: Count = 0
+    votes: Annotated[int, Number(0, CONFIRMING_HOURS)] = 0
+    wanted: Count | None = None
+    is_undo: bool = False
+    reason: Annotated[str, Length(0, 512)] = ""
+    refused: Annotated[tuple[RefusedChunk, ...], Length(0, _MAX_REFUSED)] = ()
+
+    @property
+    def summary(self) -> str:
+        """What the measurements say, in a sentence; empty before the first full hour."""
+        if self.wanted is not None:
+            return f"rolling out: {self.reason}"
+        if self.before:
+            return f"the last change is compared with {len(self.before)} h before it; hours since: {len(self.hours)}"
+        if self.votes:
+            return f"measurements prefer a chunk of {self.preferred} for {self.votes} of {CONFIRMING_HOURS} h"
+        return "measurements prefer no other chunk" if self.hours else ""
+
+
+def is_slo_met(metrics: ServiceMetrics, slo: Slo, class_slos: Sequence[Slo]) -> bool | None:
+    """Whether the last minute was within the SLO, with rejected requests as misses; None if that is not measured."""
+    share = slo_attainment(metrics, *class_slos).including_rejected
+    tier = metrics.tiers.get(Role.SERVE)
+    itl_s = Unavailable("no engine reports metrics") if tier is None else tier.lagging.itl_s
+    if isinstance(share, Unavailable) or (slo.itl_s is not None and isinstance(itl_s, Unavailable)):
+        return None
+    return share >= slo.share and (slo.itl_s is None or isinstance(itl_s, Unavailable) or itl_s <= slo.itl_s)
+
+
+def is_due(state: RetuningState, now_s: float) -> bool:
+    """Whether the next minute is due; also after the clock was set back."""
+    return not 0.0 <= now_s - state.minute_s < MINUTE_S
+
+
+def update(state: RetuningState, minute: Minute, now_s: float, phase_s: float = 0.0) -> RetuningState:
+    """The state after a minute. phase_s: by how much the first hour is shorter, so that services take turns."""
+    if state.revision != minute.revision or now_s < state.minute_s:
+        state = RetuningState(minute.revision, changed_s=now_s, hour_s=now_s - phase_s % HOUR_S)
+    state = replace(state, minute_s=now_s)
+    if state.wanted is not None:
+        if minute.deployed != state.wanted or not minute.is_settled:
+            is_late = now_s - state.changed_s > START_S and not state.is_undo
+            return _undone(state, "its engines were not ready within 2 h", now_s) if is_late else state
+        state = replace(state, wanted=None, hour_s=now_s, hour=Hour())
+    if minute.is_settled:
+        if minute.deployed == 0 and minute.tier is not None:
+            state = replace(state, own=minute.tier.limits.token_budget)
+        if minute.is_met is not None:
+            state = replace(state, hour=_with_minute(state.hour, minute.load_per_s, minute.is_met))
+    return _end_hour(state, minute, now_s) if now_s - state.hour_s >= HOUR_S else state
+
+
+def _with_minute(hour: Hour, load_per_s: float, is_met: bool) -> Hour:
+    minutes = hour.minutes + 1
+    mean = hour.load_per_s + (load_per_s - hour.load_per_s) / minutes
+    return Hour(mean, hour.met + is_met, minutes)
+
+
+def _end_hour(state: RetuningState, minute: Minute, now_s: float) -> RetuningState:
+    hour, state = state.hour, replace(state, hour=Hour(), hour_s=now_s)
+    if hour.minutes < MIN_MINUTES:
+        return state
+    state = replace(state, hours=(*state.hours, hour)[-CONFIRMING_HOURS:])
+    if state.before:
+        return _judge(state, now_s)
+    tier = minute.tier
+    if tier is None or tier.slo.itl_s is None or not minute.is_settled:
+        return state
+    present_per_s, best = _preferred(state, tier, minute, now_s)
+    if hour.load_per_s < MIN_LOAD * present_per_s:
+        return state
+    if best is None:
+        return replace(state, preferred=0, votes=0)
+    votes = min(CONFIRMING_HOURS, state.votes + 1) if best.chunk == state.preferred else 1
+    state = replace(state, preferred=best.chunk, votes=votes)
+    if votes < CONFIRMING_HOURS or now_s - state.changed_s < DAY_S:
+        return state
+    return _changed(state, minute.deployed, best, present_per_s, tier)
+
+
+def _changed(
+    state: RetuningState, deployed: int, best: Prediction, present_per_s: float, tier: TierSpec
+) -> RetuningState:
+    reason = (
+        f"measured steps and lengths give {format_number(round(best.goodput_per_s, 2))} requests/s within the SLO per "
+        f"replica, {format_number(round(present_per_s, 2))} with chunks of {tier.limits.token_budget}, in each of "
+        f"{CONFIRMING_HOURS} h"
+    )
+    return replace(
+        state,
+        changed_s=state.minute_s,
+        wanted=0 if best.chunk == state.own else best.chunk,
+        is_undo=False,
+        reason=reason,
+        former=deployed,
+        before=state.hours,
+        hours=(),
+        preferred=best.chunk,
+        votes=0,
+    )
+
+
+def _judge(state: RetuningState, now_s: float) -> RetuningState:
+    """Undo a change after which the SLO was missed more, or end its judgement."""
+    after = [hour for hour in state.hours if any(_is_comparable(hour, other) for other in state.before)]
+    before = [hour for hour in state.before if any(_is_comparable(hour, other) for other in after)]
+    if min(len(before), len(after)) >= MIN_COMPARED_HOURS:
+        (old, old_error), (new, new_error) = _mean_and_error(before), _mean_and_error(after)
+        if old - new > max(MIN_LOSS, LOSS_DEVIATIONS * math.hypot(old_error, new_error)):
+            share = f"{100.0 * new:.0f} % of minutes were within the SLO, {100.0 * old:.0f} % before at the same load"
+            return _undone(state, share, now_s)
+    is_over = len(after) >= CONFIRMING_HOURS or now_s - state.changed_s > JUDGED_S
+    return replace(state, before=()) if is_over else state
+
+
+def _is_comparable(one: Hour, other: Hour) -> bool:
+    return one.load_per_s <= COMPARABLE_LOAD * other.load_per_s <= COMPARABLE_LOAD**2 * one.load_per_s
+
+
+def _mean_and_error(hours: Sequence[Hour]) -> tuple[float, float]:
+    """Mean of the hours' shares and its standard error, at least that of single minutes."""
+    shares = np.array([hour.met_share for hour in hours])
+    mean, minutes = float(shares.mean()), sum(hour.minutes for hour in hours)
+    of_minutes = math.sqrt(max(mean * (1.0 - mean), 1.0 / minutes) / minutes)
+    return mean, max(float(shares.std(ddof=1)) / math.sqrt(shares.size), of_minutes)
+
+
+def _undone(state: RetuningState, cause: str, now_s: float) -> RetuningState:
+    refused = [one for one in state.refused if one.until_s > now_s and one.chunk != state.preferred]
+    return replace(
+        state,
+        changed_s=now_s,
+        wanted=state.former,
+        is_undo=True,
+        reason=f"the change to chunks of {state.preferred} is undone: {cause}",
+        refused=(*refused, RefusedChunk(state.preferred, now_s + REFUSED_S))[-_MAX_REFUSED:],
+        before=(),
+        hours=(),
+        hour=Hour(),
+        hour_s=now_s,
+        preferred=0,
+        votes=0,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """goodput_per_s: requests per second within the SLO of one replica."""
+
+    chunk: int
+    goodput_per_s: float
+
+
+def _preferred(state: RetuningState, tier: TierSpec, minute: Minute, now_s: float) -> tuple[float, Prediction | None]:
+    """The predicted goodput with the present chunk, and the best other one; None if none is clearly better."""
+    present = tier.limits.token_budget
+    refused = {one.chunk for one in state.refused if one.until_s > now_s}
+    largest = max(minute.largest, state.own)
+    others = [
+        chunk
+        for chunk in sorted({*TOKEN_BUDGETS, *([state.own] if state.own else [])})
+        if minute.smallest <= chunk <= largest and chunk != present and chunk not in refused
+    ]
+    goodputs = predict_goodputs(tier, (present, *others))
+    best = max(goodputs[1:], key=lambda one: one.goodput_per_s, default=None)
+    if best is None or not _is_gain(goodputs[0], best):
+        return goodputs[0].goodput_per_s, None
+    pair = (present, best.chunk)
+    is_sure = all(_is_gain(*predict_goodputs(tier, pair, factor)) for factor in (1.0 - STEP_ERROR, 1.0 + STEP_ERROR))
+    return goodputs[0].goodput_per_s, best if is_sure else None
+
+
+def _is_gain(present: Prediction, other: Prediction) -> bool:
+    return other.goodput_per_s > MIN_GAIN * present.goodput_per_s
+
+
+def predict_goodputs(tier: TierSpec, chunks: Sequence[int], step_factor: float = 1.0) -> list[Prediction]:
+    """The goodput of one replica with each chunk, the first being the present one. step_factor: scales every step.
+
+    The others count only up to the rate at which steps fill a share of MAX_BUDGET_FILL: beyond it, prompts queue for
+    longer than the TTFT model says.
+    """
+    scaled = replace(
+        tier,
+        model=_scaled(tier.model, step_factor),
+        itl_model=None if tier.itl_model is None else _scaled(tier.itl_model, step_factor),
+    )
+    tiers = [replace(scaled, limits=replace(tier.limits, token_budget=chunk)) for chunk in chunks]
+    rates = [float(rate) for rate in slo_capacity_per_s(stack_profiles([build_profile(one) for one in tiers]), 1)]
+    return [
+        Prediction(chunk, rate if index == 0 else _filled_rate_per_s(one, rate))
+        for index, (chunk, one, rate) in enumerate(zip(chunks, tiers, rates, strict=True))
+    ]
+
+
+def _filled_rate_per_s(tier: TierSpec, rate_per_s: float) -> float:
+    if budget_fill(tier, rate_per_s) <= MAX_BUDGET_FILL:
+        return rate_per_s
+    low, high = 0.0, rate_per_s
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2.0
+        low, high = (middle, high) if budget_fill(tier, middle) <= MAX_BUDGET_FILL else (low, middle)
+    return low
+
+
+def _scaled(model: StepModel, factor: float) -> StepModel:
+    return StepModel(*(factor * getattr(model, field.name) for field in fields(model)))

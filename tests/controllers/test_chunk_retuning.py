@@ -1,0 +1,98 @@
+"""What re-tuning is fed from a service's metrics and Deployment, and where its wish is reported."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from plimsoll.api.v1alpha1 import parse
+from plimsoll.core.autoscaling.retuning import RetuningState
+from plimsoll.core.autoscaling.service_state import ServiceState
+from plimsoll.resources import engine_pod, objects
+from plimsoll.resources.engine_tuning import MeasuredChunk
+from plimsoll.telemetry import operator_metrics
+from tests import builders
+from tests.controllers.test_autoscale import NOW_S, World
+
+Object = dict[str, Any]
+KEY = ("team", "chat")
+SPEC: Object = {
+    "model": {"uri": "hf://example/unknown"},
+    "engine": {"tuning": "Auto"},
+    "slo": {"ttft": "2s", "tpot": "50ms", "itl": "40ms"},
+    "tiers": {"serve": {"minReplicas": 1, "maxReplicas": 1}},
+}
+
+
+def loaded(seconds: int = 200, updated: int = 1, **spec: Any) -> tuple[World, ServiceState]:
+    """A service after some seconds of load, and what is known of it. updated: replicas with the present template."""
+    parent = builders.service(**{**SPEC, **spec})
+    world = World.with_engine(parent)
+    deployment = world.store.get("Deployment", ("team", "chat-serve"))
+    assert deployment is not None
+    template = engine_pod.pod_template(parse(parent), "serve", builders.PLATFORM)
+    status = {**deployment["status"], "updatedReplicas": updated, "replicas": 1, "observedGeneration": 1}
+    meta = {**deployment["metadata"], "generation": 1}
+    world.store.put({**deployment, "metadata": meta, "spec": {"replicas": 1, "template": template}, "status": status})
+    world.load(KEY, 4.0, seconds, NOW_S)
+    state = world.scaler._state_of(KEY)
+    assert state is not None
+    return world, state
+
+
+def test_minutes_have_load_and_slo_of_settled_engines() -> None:
+    _, state = loaded()
+    assert state.retuning.own == 2048
+    assert (state.retuning.hour.minutes, state.retuning.hour.met) == (3, 3)
+    assert state.retuning.hour.load_per_s == pytest.approx(4.0, rel=0.1)
+    assert state.retuning.revision == objects.revision_name(parse(builders.service(**SPEC)), "serve")
+
+
+def test_minutes_of_a_rollout_do_not_count() -> None:
+    _, state = loaded(updated=0)
+    assert (state.retuning.hour.minutes, state.retuning.own) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"engine": {}},
+        {"engine": {"tuning": "Off"}},
+        {"engine": {"tuning": "Auto", "args": ["--max-num-batched-tokens=4096"]}},
+        {"scaling": {"mode": "Recommend"}},
+        {"scaling": {"paused": True}},
+    ],
+)
+def test_service_that_may_not_change_is_not_measured(spec: Object) -> None:
+    _, state = loaded(70, **spec)
+    assert state.retuning == RetuningState()
+
+
+def test_wish_is_reported_until_engines_have_it() -> None:
+    world, state = loaded()
+    report = world.scaler.report(KEY)
+    assert report is not None
+    assert report.measured_chunk is None
+    wish = replace(state.retuning, wanted=2048, reason="measured", changed_s=NOW_S, former=0)
+    state.retuning = wish
+    world.load(KEY, 4.0, 2, NOW_S + 200)
+    report = world.scaler.report(KEY)
+    assert report is not None
+    assert report.measured_chunk == MeasuredChunk(wish.revision, 2048, "measured", NOW_S)
+    explained = world.scaler.explain(KEY)
+    assert explained is not None
+    assert explained["tiers"]["serve"]["retuning"] == "rolling out: measured"
+
+
+def test_start_of_a_rollout_is_counted() -> None:
+    world, state = loaded()
+    engines_late = replace(state.retuning, wanted=2048, preferred=2048, changed_s=NOW_S - 8000.0, before=())
+    state.retuning = engines_late
+    world.load(KEY, 4.0, 70, NOW_S + 200)
+    series = {"service": "team/chat", "outcome": "undone"}
+    assert operator_metrics.OPERATOR.get_sample_value("plimsoll_operator_engine_retunings_total", series) == 1
+    assert (state.retuning.wanted, state.retuning.is_undo) == (0, True)
+    operator_metrics.remove_scaling_series("team/chat")
+    assert operator_metrics.OPERATOR.get_sample_value("plimsoll_operator_engine_retunings_total", series) is None
