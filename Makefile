@@ -1,7 +1,7 @@
 # Every verb sets up what it needs, prints the seconds of each step, and shows a log only when a step fails.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup tools lock base-images sbom scan demo demo-engines demo-fleet demo-down test check generate verify cluster cluster-down images e2e e2e-all e2e-nodes e2e-keda e2e-flux bench
+.PHONY: help setup tools lock base-images sbom scan demo demo-engines demo-fleet demo-down test check generate verify cluster cluster-down images e2e e2e-all e2e-nodes e2e-keda e2e-flux e2e-policies bench
 
 VENV := .venv
 TOOLS := build/tools
@@ -115,6 +115,10 @@ e2e-keda: images $(VENV)/.clients ## The scenarios with KEDA itself, which is bu
 e2e-flux: images $(VENV)/.clients ## The scenario with Flux's kustomize-controller, which is built first
 	@$(STAGE) -v flux e2e/cluster/images flux
 	@$(STAGE) -v e2e-flux $(PYTHON) -m pytest e2e -m flux
+
+e2e-policies: images $(VENV)/.clients ## The scenario with enforced NetworkPolicies, whose controller is built first
+	@$(STAGE) -v policies e2e/cluster/images policies
+	@$(STAGE) -v e2e-policies $(PYTHON) -m pytest e2e -m policies
 
 bench: setup images ## Measure: added latency, operator at rest, pod start
 	@$(STAGE) -v bench $(PYTHON) -m bench

@@ -103,6 +103,9 @@ KEDA_SCENARIOS = ("keda",)
 # Only `make e2e-flux` runs these: Flux's controller takes minutes to build.
 FLUX_SCENARIOS = ("flux",)
 
+# Only `make e2e-policies` runs these: the controller takes minutes to build.
+POLICY_SCENARIOS = ("network_policies",)
+
 # Only `make e2e-nodes` runs these: they need several nodes.
 NODE_SCENARIOS = ("node_lost",)
 
@@ -131,6 +134,8 @@ def _suite(scenario: str) -> str:
         return "nodes"
     if scenario in FLUX_SCENARIOS:
         return "flux"
+    if scenario in POLICY_SCENARIOS:
+        return "policies"
     return "keda" if scenario in KEDA_SCENARIOS else "cluster"
 
 

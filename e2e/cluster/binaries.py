@@ -79,6 +79,7 @@ MODULES = (
     ),
     Module("keda.py", {"keda-operator": "./cmd/operator"}, source=keda.source),
     Module("flux", {"kustomize-controller": "."}, source=flux.source),
+    Module("policies", {"policy-controller": "."}),
 )
 
 

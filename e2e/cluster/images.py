@@ -52,6 +52,7 @@ IMAGES = (
     Image("engine-simulated", ROOT / "engine-image/simulated.Dockerfile", ("engine-image", *_SIMULATED_ENGINE)),
     Image("keda", HERE / "keda.Dockerfile", (), ("keda-operator",)),
     Image("flux", HERE / "flux/Dockerfile", (), ("kustomize-controller",)),
+    Image("policies", HERE / "policies/Dockerfile", (), ("policy-controller",)),
 )
 
 
