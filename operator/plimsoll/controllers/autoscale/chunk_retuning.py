@@ -35,7 +35,7 @@ def update(
     """
     state = service_state.retuning
     may_change = spec.policy.mode is ScalingMode.AUTO and not spec.policy.paused and spec.slo is not None
-    if workload is None or not may_change or not retuning.is_due(state, now_s):
+    if workload is None or Role.SERVE not in snapshot.tiers or not may_change or not retuning.is_due(state, now_s):
         return None
     if not engine_tuning.may_be_measured(service, tier_workload.pod_template(workload)):
         return None
