@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from plimsoll.api.v1alpha1 import parse
-from plimsoll.core.autoscaling.retuning import RetuningState
+from plimsoll.core.autoscaling.retuning_state import RetuningState
 from plimsoll.core.autoscaling.service_state import ServiceState
 from plimsoll.resources import engine_pod, objects
 from plimsoll.resources.engine_tuning import MeasuredChunk

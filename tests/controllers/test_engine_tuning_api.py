@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from plimsoll.adapters.kube_client import EVENTS
 from plimsoll.api import labels
+from plimsoll.api.v1alpha1 import parse
+from plimsoll.controllers.autoscale.scaling_status import initial_report
+from plimsoll.resources import objects
+from plimsoll.resources.engine_tuning import MeasuredChunk
 from plimsoll.resources.platform_config import EngineDefaults
 from plimsoll.telemetry import operator_metrics
 from tests import builders
@@ -113,3 +118,29 @@ async def test_metric_ends_with_service(world: ControllerHarness) -> None:
     parts.store.replace(labels.KIND, ())
     await parts.reconciler.reconcile((world.namespace, "chat"))
     assert value(world) is None
+
+
+async def test_measured_chunk_is_rolled_out_once_and_undone(world: ControllerHarness) -> None:
+    made = await world.create(**SPEC, engine={"tuning": "Auto"})
+    parts = await world.reconcile_once("chat")
+    first = await world.get("Deployment", "chat-serve")
+    spec_name = objects.revision_name(parse(made), "serve")
+
+    async def reconcile_with(wanted: MeasuredChunk | None) -> Object:
+        report = replace(initial_report(None, 0.0), measured_chunk=wanted)
+        parts.reconciler._report = lambda key: report
+        await world.sync(parts.store)
+        await parts.reconciler.reconcile((world.namespace, "chat"))
+        return await world.get("Deployment", "chat-serve")
+
+    changed = await reconcile_with(MeasuredChunk(spec_name, 2048, "measured steps say so", 1.0))
+    assert await default_args(world) == ["--max-num-batched-tokens", "2048", "--enforce-eager"]
+    text = "--max-num-batched-tokens=2048 (measured)"
+    assert (await world.service())["status"]["engineTuning"] == f"serve: {text}"
+    assert f"serve: new engines get {text}: measured steps say so" in await messages(world)
+    assert value(world) == 2048
+    again = await reconcile_with(None)
+    assert again["metadata"]["generation"] == changed["metadata"]["generation"]
+    undone = await reconcile_with(MeasuredChunk(spec_name, 0, "fewer minutes within the SLO", 2.0))
+    assert undone["spec"]["template"] == first["spec"]["template"]
+    assert sum("fewer minutes" in message for message in await messages(world)) == 1

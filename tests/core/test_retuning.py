@@ -12,10 +12,11 @@ import pytest
 
 from plimsoll.cli.plan import profile_machines
 from plimsoll.core import codec
-from plimsoll.core.autoscaling import retuning
-from plimsoll.core.autoscaling.retuning import DAY_S, HOUR_S, MINUTE_S, Minute, Prediction, RetuningState
+from plimsoll.core.autoscaling.retuning_state import RetuningState
 from plimsoll.core.capacity.tier_model import TierSpec
+from plimsoll.core.planning import retuning
 from plimsoll.core.planning.arrangement import aggregated_tier
+from plimsoll.core.planning.retuning import DAY_S, HOUR_S, MINUTE_S, Minute, Prediction
 from plimsoll.core.planning.workloads import lognormal_workload
 from plimsoll.core.slo import Slo
 from plimsoll.sim import profile

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
-from plimsoll.core.autoscaling import retuning
-from plimsoll.core.autoscaling.retuning import DAY_S, MINUTE_S, Minute, RetuningState
+from plimsoll.core.autoscaling.retuning_state import RetuningState
 from plimsoll.core.capacity.tier_model import TierSpec
 from plimsoll.core.engine_model.inter_token import ITL_SHARE
 from plimsoll.core.engine_model.step_time import EngineLimits, StepModel
+from plimsoll.core.planning import retuning
+from plimsoll.core.planning.retuning import DAY_S, MINUTE_S, Minute
 from plimsoll.core.planning.workloads import lognormal_workload
 from plimsoll.core.slo import Slo
 from plimsoll.core.types import Role

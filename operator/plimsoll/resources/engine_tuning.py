@@ -2,7 +2,7 @@
 
 They become part of the pod template when it is rendered, and the template is stored. So an upgrade does not change
 them: the next rollout does, which a change of the model, the engine or the platform's generation starts. The
-template's annotation has each argument and its reason. A measured chunk (`core.autoscaling.retuning`) replaces that
+template's annotation has each argument and its reason. A measured chunk (`core.planning.retuning`) replaces that
 one argument in the stored template and leaves the rest, so that what follows is its effect alone.
 """
 

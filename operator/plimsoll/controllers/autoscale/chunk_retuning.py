@@ -1,4 +1,4 @@
-"""Feeds `core.autoscaling.retuning` from a service's snapshot and Deployment, once a minute. Pure."""
+"""Feeds `core.planning.retuning` from a service's snapshot and Deployment, once a minute. Pure."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import Any
 
 from plimsoll.api.v1alpha1 import InferenceService
 from plimsoll.controllers import tier_workload
-from plimsoll.core.autoscaling import retuning
 from plimsoll.core.autoscaling.inputs import ScalingSpec, ServiceSnapshot
 from plimsoll.core.autoscaling.observations import LATENCY_WINDOW_S
-from plimsoll.core.autoscaling.retuning import Minute, RetuningState
+from plimsoll.core.autoscaling.retuning_state import RetuningState
 from plimsoll.core.autoscaling.scaling_policy import ScalingMode
 from plimsoll.core.autoscaling.service_state import ServiceState
+from plimsoll.core.planning import retuning
+from plimsoll.core.planning.retuning import Minute
 from plimsoll.core.types import Role
 from plimsoll.engines import vllm
 from plimsoll.resources import engine_tuning, hardware, objects
@@ -35,7 +36,7 @@ def update(
     """
     state = service_state.retuning
     may_change = spec.policy.mode is ScalingMode.AUTO and not spec.policy.paused and spec.slo is not None
-    if workload is None or not may_change or not retuning.is_due(state, now_s):
+    if workload is None or Role.SERVE not in snapshot.tiers or not may_change or not retuning.is_due(state, now_s):
         return None
     if not engine_tuning.may_be_measured(service, tier_workload.pod_template(workload)):
         return None

@@ -25,7 +25,7 @@ from plimsoll.core.autoscaling.observations import (
     TierObservation,
 )
 from plimsoll.core.autoscaling.rejection_feedback import CapacityCorrection
-from plimsoll.core.autoscaling.retuning import RetuningState
+from plimsoll.core.autoscaling.retuning_state import RetuningState
 from plimsoll.core.autoscaling.scaling_decision import ScalingDecision
 from plimsoll.core.autoscaling.sizing_requests import backlog_gpu_s, client_tier, retry_gpu_s
 from plimsoll.core.autoscaling.snapshot_signals import (

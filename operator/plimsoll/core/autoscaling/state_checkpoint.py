@@ -17,7 +17,7 @@ import numpy as np
 
 from plimsoll.core import codec
 from plimsoll.core.autoscaling.decision_state import DecisionState
-from plimsoll.core.autoscaling.retuning import RetuningState
+from plimsoll.core.autoscaling.retuning_state import RetuningState
 from plimsoll.core.autoscaling.service_state import ServiceState
 from plimsoll.core.autoscaling.startup_models import decode_models
 from plimsoll.core.autoscaling.tier_state import NO_REQUEST_LENGTHS, PRIOR_STARTUP_MODEL, TierState

@@ -18,14 +18,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, Final
+from typing import Final
 
 import numpy as np
 
+from plimsoll.core.autoscaling.retuning_state import (
+    CONFIRMING_HOURS,
+    MAX_REFUSED,
+    Hour,
+    RefusedChunk,
+    RetuningState,
+)
 from plimsoll.core.autoscaling.slo_attainment import slo_attainment
 from plimsoll.core.capacity.slo_capacity import slo_capacity_per_s
 from plimsoll.core.capacity.tier_model import TierSpec, build_profile, stack_profiles
-from plimsoll.core.codec import Amount, Count, Length, Number
 from plimsoll.core.demand.service_metrics import ServiceMetrics
 from plimsoll.core.engine_model.step_time import StepModel
 from plimsoll.core.planning.engine_settings import MAX_BUDGET_FILL, budget_fill
@@ -37,7 +43,6 @@ from plimsoll.core.units import format_number
 MINUTE_S: Final = 60.0
 HOUR_S: Final = 3600.0
 DAY_S: Final = 86400.0
-CONFIRMING_HOURS: Final = 24
 MIN_GAIN: Final = 1.15  # predicted goodput over the present one
 STEP_ERROR: Final = 0.1  # three times the 3 % within which the step model was fitted to vLLM
 MIN_LOAD: Final = 0.25  # of the present SLO capacity: at less load, a replica has room with any chunk
@@ -49,7 +54,6 @@ LOSS_DEVIATIONS: Final = 4.0
 START_S: Final = 2 * HOUR_S  # for all engines to have the new chunk
 JUDGED_S: Final = 7 * DAY_S  # without comparable hours, a change stays
 REFUSED_S: Final = 30 * DAY_S
-_MAX_REFUSED: Final = len(TOKEN_BUDGETS) + 1
 _BISECTIONS: Final = 20
 
 
@@ -72,68 +76,6 @@ class Minute:
     tier: TierSpec | None
     smallest: int = 1
     largest: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Hour:
-    """load_per_s: mean arrivals per replica. met: minutes within the SLO, of those that count."""
-
-    load_per_s: Amount = 0.0
-    met: Count = 0
-    minutes: Count = 0
-
-    @property
-    def met_share(self) -> float:
-        return self.met / self.minutes
-
-
-@dataclass(frozen=True, slots=True)
-class RefusedChunk:
-    """A chunk that made the SLO worse, and until when it is not tried again."""
-
-    chunk: Count
-    until_s: float
-
-
-Hours = Annotated[tuple[Hour, ...], Length(0, CONFIRMING_HOURS)]
-
-
-@dataclass(frozen=True, slots=True)
-class RetuningState:
-    """State of a service's serve tier. Times in seconds since the epoch.
-
-    changed_s: of the last change, or of the first minute. own: the engines' chunk without a measured one, 0 if
-    unknown. hour: the present one, since hour_s. hours: those since the last change. before: those before it, while it
-    is judged. former: the chunk to return to. preferred: chunk that the last `votes` hours prefer. wanted: the chunk to
-    roll out, 0 for the template's own, None for no change. reason: of the last change.
-    """
-
-    revision: Annotated[str, Length(0, 253)] = ""
-    changed_s: float = 0.0
-    own: Count = 0
-    minute_s: float = 0.0
-    hour_s: float = 0.0
-    hour: Hour = Hour()
-    hours: Hours = ()
-    before: Hours = ()
-    former: Count = 0
-    preferred: Count = 0
-    votes: Annotated[int, Number(0, CONFIRMING_HOURS)] = 0
-    wanted: Count | None = None
-    is_undo: bool = False
-    reason: Annotated[str, Length(0, 512)] = ""
-    refused: Annotated[tuple[RefusedChunk, ...], Length(0, _MAX_REFUSED)] = ()
-
-    @property
-    def summary(self) -> str:
-        """What the measurements say, in a sentence; empty before the first full hour."""
-        if self.wanted is not None:
-            return f"rolling out: {self.reason}"
-        if self.before:
-            return f"the last change is compared with {len(self.before)} h before it; hours since: {len(self.hours)}"
-        if self.votes:
-            return f"measurements prefer a chunk of {self.preferred} for {self.votes} of {CONFIRMING_HOURS} h"
-        return "measurements prefer no other chunk" if self.hours else ""
 
 
 def is_slo_met(metrics: ServiceMetrics, slo: Slo, class_slos: Sequence[Slo]) -> bool | None:
@@ -252,7 +194,7 @@ def _undone(state: RetuningState, cause: str, now_s: float) -> RetuningState:
         wanted=state.former,
         is_undo=True,
         reason=f"the change to chunks of {state.preferred} is undone: {cause}",
-        refused=(*refused, RefusedChunk(state.preferred, now_s + REFUSED_S))[-_MAX_REFUSED:],
+        refused=(*refused, RefusedChunk(state.preferred, now_s + REFUSED_S))[-MAX_REFUSED:],
         before=(),
         hours=(),
         hour=Hour(),
