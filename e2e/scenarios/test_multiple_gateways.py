@@ -1,8 +1,7 @@
 """Several gateways are one queue: all slots of a replica are used, quotas are exact, an owner that goes costs nothing.
 
-The operator's figures match those of the clients of all. Counts that restart are counted once. An overload is cut to
-what can be carried, also when the owner dies. Where a gateway decides without the owner, as on a busy machine, its
-metrics say so: a bound that depends on the owner allows for these requests and no others.
+The operator's figures match those of the clients of all. An overload is cut to what can be carried, also when the owner
+dies. A gateway that decides without the owner says so in its metrics: a bound allows for these requests and no others.
 """
 
 from __future__ import annotations
