@@ -1,4 +1,4 @@
-"""The dashboard, read with the types that Grafana publishes, where `grafana-foundation-sdk` is installed.
+"""The dashboard, read with the types that Grafana publishes.
 
 It shows that Grafana's data model knows every field, value and unit. It does not show how Grafana draws a panel.
 """
@@ -13,20 +13,19 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from grafana_foundation_sdk.cog import plugins
+from grafana_foundation_sdk.models import dashboard
 
 from tests.chart.test_monitoring import DASHBOARD
 
 Object = dict[str, Any]
 
-dashboard = pytest.importorskip("grafana_foundation_sdk.models.dashboard", reason="grafana-foundation-sdk is absent")
 # Grafana writes the query of a variable twice, and its schema has it once.
 KNOWN_ELSEWHERE = {"templating.list.definition"}
 
 
 @pytest.fixture(scope="module")
 def board() -> Any:
-    from grafana_foundation_sdk.cog import plugins
-
     plugins.register_default_plugins()
     return dashboard.Dashboard.from_json(DASHBOARD)
 
