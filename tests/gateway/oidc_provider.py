@@ -14,13 +14,20 @@ from urllib.parse import parse_qs, urlsplit
 
 import aiohttp
 import oidc_provider_mock
-from werkzeug.serving import make_server
+from werkzeug.serving import WSGIRequestHandler, make_server
 
 from plimsoll.adapters.certificate_files import CERTIFICATE_FILE, KEY_FILE
 from tests.certificates import make_certificate
 
 REDIRECT = "http://127.0.0.1/callback"  # nothing listens there: the client reads the address
 _CLOCK = "authlib.oidc.core.grants._legacy.time"  # of the library that makes the tokens
+
+
+class _QuietHandler(WSGIRequestHandler):
+    """Writes no line for a request: Envoy asks for keys also while a test's output is being closed."""
+
+    def log(self, type: str, message: str, *args: Any) -> None:
+        pass
 
 
 class OidcProvider:
@@ -31,7 +38,9 @@ class OidcProvider:
         self.ca_bundle = make_certificate(directory, "provider")
         files = (str(directory / CERTIFICATE_FILE), str(directory / KEY_FILE))
         self._users: dict[str, oidc_provider_mock.User] = {}
-        self._server = make_server("127.0.0.1", 0, self._made(), threaded=True, ssl_context=files)
+        self._server = make_server(
+            "127.0.0.1", 0, self._made(), threaded=True, request_handler=_QuietHandler, ssl_context=files
+        )
         self.url = f"https://127.0.0.1:{self._server.port}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
         self._thread.start()
