@@ -205,16 +205,38 @@ def test_little_load_and_short_hours_do_not_count(goodputs: Install) -> None:
     assert Engines(load=lambda now_s: 2.0).run(3).changes == []
 
 
-def test_new_spec_and_clock_set_back_start_anew(goodputs: Install) -> None:
+def test_new_spec_starts_anew(goodputs: Install) -> None:
     goodputs({8192: 10.0, 1024: 20.0, 2048: 10.0, 4096: 10.0}.__getitem__)
     engines = Engines().run(0.9)
     assert engines.state.votes > 10
     engines.run(0.01, "chat-serve-2")
     assert (engines.state.votes, engines.changes) == (0, [])
-    engines.run(0.9, "chat-serve-2")
-    engines.now_s -= DAY_S
-    engines.run(0.01, "chat-serve-2")
-    assert (engines.state.votes, engines.state.hours) == (0, ())
+
+
+def test_clock_set_back_keeps_what_is_refused(goodputs: Install) -> None:
+    """The clock of a new leader may be behind that of the former one."""
+    goodputs({8192: 10.0, 1024: 20.0, 2048: 10.0, 4096: 10.0}.__getitem__)
+    engines = Engines(met=lambda chunk, load: 0.97 if chunk == 8192 else 0.6).run(3)
+    assert engines.undone == [False, True]
+    engines.now_s -= 2 * DAY_S
+    engines.run(0.01)
+    assert [one.chunk for one in engines.state.refused] == [1024]
+    assert engines.state.changed_s <= engines.now_s
+    assert engines.run(4).undone == [False, True]
+
+
+def test_hours_end_one_by_one_after_a_pause() -> None:
+    """After a pause of the operator for hours, predictions of many services do not come at once again."""
+    states = dict.fromkeys(range(0, 3600, 36), RetuningState())
+    ended = dict.fromkeys(states, 0.0)
+    for count in [*range(90), *range(600, 720)]:
+        now_s = START_S + count * MINUTE_S
+        for phase_s, state in states.items():
+            minute = Minute("chat-serve-1", 0, True, 8.0, True, None)
+            states[phase_s] = retuning.update(state, minute, now_s, phase_s)
+            if states[phase_s].hours != state.hours:
+                ended[phase_s] = now_s
+    assert max(map([*ended.values()].count, ended.values())) <= 2
 
 
 def test_state_survives_a_restart_at_any_time(goodputs: Install) -> None:

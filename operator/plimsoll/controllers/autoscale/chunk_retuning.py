@@ -36,14 +36,16 @@ def update(
     """
     state = service_state.retuning
     may_change = spec.policy.mode is ScalingMode.AUTO and not spec.policy.paused and spec.slo is not None
-    if workload is None or Role.SERVE not in snapshot.tiers or not may_change or not retuning.is_due(state, now_s):
+    phase_s = float(zlib.crc32(f"{service.metadata.namespace}/{service.metadata.name}".encode()))
+    if workload is None or Role.SERVE not in snapshot.tiers or not may_change:
+        return None
+    if not retuning.is_due(state, now_s, phase_s):
         return None
     if not engine_tuning.may_be_measured(service, tier_workload.pod_template(workload)):
         return None
     minute = _minute(service, service_state, snapshot, spec, workload)
-    phase_s = float(zlib.crc32(f"{service.metadata.namespace}/{service.metadata.name}".encode()))
     new = service_state.retuning = retuning.update(state, minute, now_s, phase_s)
-    if new.wanted is None or (new.changed_s, new.revision) == (state.changed_s, state.revision):
+    if new.wanted is None or (new.wanted, new.is_undo) == (state.wanted, state.is_undo):
         return None
     return "undone" if new.is_undo else "changed"
 

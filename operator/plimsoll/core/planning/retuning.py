@@ -88,16 +88,25 @@ def is_slo_met(metrics: ServiceMetrics, slo: Slo, class_slos: Sequence[Slo]) -> 
     return share >= slo.share and (slo.itl_s is None or isinstance(itl_s, Unavailable) or itl_s <= slo.itl_s)
 
 
-def is_due(state: RetuningState, now_s: float) -> bool:
-    """Whether the next minute is due; also after the clock was set back."""
-    return not 0.0 <= now_s - state.minute_s < MINUTE_S
+def is_due(state: RetuningState, now_s: float, phase_s: float = 0.0) -> bool:
+    """Whether the next minute is due; also after the clock was set back. phase_s: as for `update`."""
+    return _is_over(state.minute_s, now_s, MINUTE_S, phase_s)
+
+
+def _is_over(since_s: float, now_s: float, period_s: float, phase_s: float) -> bool:
+    """Whether the minute or hour of `since_s` is over. They begin at fixed times of the clock."""
+    return (now_s - phase_s) // period_s != (since_s - phase_s) // period_s
 
 
 def update(state: RetuningState, minute: Minute, now_s: float, phase_s: float = 0.0) -> RetuningState:
-    """The state after a minute. phase_s: by how much the first hour is shorter, so that services take turns."""
-    if state.revision != minute.revision or now_s < state.minute_s:
-        state = RetuningState(minute.revision, changed_s=now_s, hour_s=now_s - phase_s % HOUR_S)
-    state = replace(state, minute_s=now_s)
+    """The state after a minute.
+
+    phase_s: when minutes and hours of this service begin, after those of the clock. So services take turns, also after
+    a pause of the operator: a prediction takes a few tenths of a second.
+    """
+    if state.revision != minute.revision:
+        state = RetuningState(minute.revision, changed_s=now_s, hour_s=now_s)
+    state = replace(state, minute_s=now_s, changed_s=min(state.changed_s, now_s))
     if state.wanted is not None:
         if minute.deployed != state.wanted or not minute.is_settled:
             is_late = now_s - state.changed_s > START_S and not state.is_undo
@@ -108,7 +117,7 @@ def update(state: RetuningState, minute: Minute, now_s: float, phase_s: float = 
             state = replace(state, own=minute.tier.limits.token_budget)
         if minute.is_met is not None:
             state = replace(state, hour=_with_minute(state.hour, minute.load_per_s, minute.is_met))
-    return _end_hour(state, minute, now_s) if now_s - state.hour_s >= HOUR_S else state
+    return _end_hour(state, minute, now_s) if _is_over(state.hour_s, now_s, HOUR_S, phase_s) else state
 
 
 def _with_minute(hour: Hour, load_per_s: float, is_met: bool) -> Hour:
