@@ -38,6 +38,8 @@ TIERS = {chunk: tier(chunk) for chunk in (1024, 2048, 4096, 8192)}
 class Engines:
     """A service whose engines have a chunk of their own. Each rollout takes five minutes.
 
+    pending: one more engine is ordered and not ready. progresses_until_s: until when rollouts make progress.
+
     met: chance that a minute is within the SLO, by chunk and load. changes: time, chunk that was wanted, is_undo.
     """
 
@@ -45,6 +47,9 @@ class Engines:
     load: Callable[[float], float] = lambda now_s: 8.0
     own: int = 8192
     starts: bool = True
+    basis: str = "slo-1"
+    pending: bool = False
+    progresses_until_s: float = 0.0
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(1))
     now_s: float = START_S
     state: RetuningState = field(default_factory=RetuningState)
@@ -57,8 +62,9 @@ class Engines:
             self.now_s += MINUTE_S
             chunk, load = self.deployed or self.own, self.load(self.now_s)
             minute = Minute(
-                revision, self.deployed, self.now_s >= self._settled_s, load,
-                bool(self.rng.random() < self.met(chunk, load)), TIERS[chunk], largest=self.own,
+                revision, self.deployed, self.now_s >= self._settled_s and not self.pending, load,
+                bool(self.rng.random() < self.met(chunk, load)), TIERS[chunk], largest=self.own, basis=self.basis,
+                is_rolled_out=self.now_s >= self._settled_s, progressed_s=min(self.now_s, self.progresses_until_s),
             )  # fmt: skip
             former, self.state = self.state, retuning.update(self.state, minute, self.now_s)
             if self.state.wanted is not None and self.state.changed_s != former.changed_s:
@@ -197,7 +203,35 @@ def test_engines_that_do_not_start_are_undone(goodputs: Install) -> None:
     (changed_s, _, _), (undone_s, back, is_undo) = engines.changes
     assert (back, is_undo) == (0, True)
     assert undone_s - changed_s == pytest.approx(2 * HOUR_S, abs=2 * MINUTE_S)
-    assert "were not ready within 2 h" in engines.state.reason
+    assert "no further engine was ready within 2 h" in engines.state.reason
+
+
+def test_engines_that_start_slowly_are_not_undone(goodputs: Install) -> None:
+    """Of many engines, one after the other is replaced."""
+    goodputs({8192: 10.0, 1024: 20.0, 2048: 10.0, 4096: 10.0}.__getitem__)
+    engines = Engines(starts=False, progresses_until_s=START_S + 1.5 * DAY_S)
+    assert engines.run(1.5).undone == [False]
+    assert engines.run(0.2).undone == [False, True]
+
+
+def test_engine_ordered_after_the_rollout_undoes_nothing(goodputs: Install) -> None:
+    """Such as one that waits for a GPU, or the first one after a scale to zero."""
+    goodputs({8192: 10.0, 1024: 20.0, 2048: 10.0, 4096: 10.0}.__getitem__)
+    engines = Engines()
+    while not engines.changes:
+        engines.run(0.01)
+    engines.pending = True
+    assert engines.run(1).undone == [False]
+    assert engines.state.wanted is None
+
+
+def test_new_slo_after_a_change_undoes_nothing(goodputs: Install) -> None:
+    """Fewer minutes are within a stricter SLO; that says nothing about the chunk."""
+    goodputs({8192: 10.0, 1024: 20.0, 2048: 10.0, 4096: 10.0}.__getitem__)
+    engines = Engines(met=lambda chunk, load: 0.97).run(1.2)
+    assert engines.undone == [False]
+    engines.basis, engines.met = "slo-2", lambda chunk, load: 0.5
+    assert engines.run(2).undone == [False]
 
 
 def test_little_load_and_short_hours_do_not_count(goodputs: Install) -> None:

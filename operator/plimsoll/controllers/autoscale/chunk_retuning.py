@@ -16,7 +16,7 @@ from plimsoll.core.planning import retuning
 from plimsoll.core.planning.retuning import Minute
 from plimsoll.core.types import Role
 from plimsoll.engines import vllm
-from plimsoll.resources import engine_tuning, hardware, objects
+from plimsoll.resources import engine_tuning, hardware, object_meta, objects
 from plimsoll.resources.engine_tuning import MeasuredChunk
 
 Object = dict[str, Any]
@@ -80,4 +80,7 @@ def _minute(
         None if tier.last_window is None else tier.tier_spec,
         1 if tier.announced is None else tier.announced.max_sequences,
         0 if gpu is None else vllm.default_batched_tokens(gpu.name, gpu.memory_bytes),
+        object_meta.short_hash(f"{spec.slo} {spec.slos} {objects.template_generation(workload)}"),
+        tier_workload.is_replaced(workload, ()),
+        tier_workload.progressed_s(workload),
     )

@@ -51,7 +51,7 @@ COMPARABLE_LOAD: Final = 1.25  # largest ratio of the loads of two hours that ar
 MIN_COMPARED_HOURS: Final = 6  # before and after a change
 MIN_LOSS: Final = 0.05  # share of minutes within the SLO
 LOSS_DEVIATIONS: Final = 4.0
-START_S: Final = 2 * HOUR_S  # for all engines to have the new chunk
+START_S: Final = 2 * HOUR_S  # for the next engine with the new chunk, in a day
 JUDGED_S: Final = 7 * DAY_S  # without comparable hours, a change stays
 REFUSED_S: Final = 30 * DAY_S
 _BISECTIONS: Final = 20
@@ -65,7 +65,9 @@ class Minute:
     is_settled: all engines are ready and have it. load_per_s: arrivals per replica. is_met: whether the minute was
     within the SLO, None if that is not measured. tier: inputs of the SLO capacity, None before they are measured.
     smallest: the engine's sequences, because vLLM does not start with a smaller chunk. largest: the largest chunk that
-    the GPU is known to hold, 0 if unknown.
+    the GPU is known to hold, 0 if unknown. basis: identifies the SLO and the platform's generation; only hours with the
+    same are compared. is_rolled_out: whether Kubernetes has replaced all engines. progressed_s: when that last made
+    progress, seconds since the epoch; 0 if it makes none.
     """
 
     revision: str
@@ -76,6 +78,9 @@ class Minute:
     tier: TierSpec | None
     smallest: int = 1
     largest: int = 0
+    basis: str = ""
+    is_rolled_out: bool = True
+    progressed_s: float = 0.0
 
 
 def is_slo_met(metrics: ServiceMetrics, slo: Slo, class_slos: Sequence[Slo]) -> bool | None:
@@ -107,10 +112,13 @@ def update(state: RetuningState, minute: Minute, now_s: float, phase_s: float = 
     if state.revision != minute.revision:
         state = RetuningState(minute.revision, changed_s=now_s, hour_s=now_s)
     state = replace(state, minute_s=now_s, changed_s=min(state.changed_s, now_s))
+    if state.basis != minute.basis:
+        state = replace(state, basis=minute.basis, before=(), hours=(), hour=Hour(), votes=0)
     if state.wanted is not None:
-        if minute.deployed != state.wanted or not minute.is_settled:
-            is_late = now_s - state.changed_s > START_S and not state.is_undo
-            return _undone(state, "its engines were not ready within 2 h", now_s) if is_late else state
+        if minute.deployed != state.wanted or not minute.is_rolled_out:
+            progressed_s = min(max(state.changed_s, minute.progressed_s), state.changed_s + DAY_S)
+            is_late = now_s - progressed_s > START_S and not state.is_undo
+            return _undone(state, "no further engine was ready within 2 h", now_s) if is_late else state
         state = replace(state, wanted=None, hour_s=now_s, hour=Hour())
     if minute.is_settled:
         if minute.deployed == 0 and minute.tier is not None:
