@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from plimsoll.api.v1alpha1 import parse
+from plimsoll.api.conditions import ConditionReason
 from plimsoll.core.autoscaling.retuning_state import RetuningState
 from plimsoll.core.autoscaling.service_state import ServiceState
+from plimsoll.core.planning import retuning
 from plimsoll.resources import engine_pod, objects
 from plimsoll.resources.engine_tuning import MeasuredChunk
 from plimsoll.telemetry import operator_metrics
@@ -84,6 +86,28 @@ def test_wish_is_reported_until_engines_have_it() -> None:
     explained = world.scaler.explain(KEY)
     assert explained is not None
     assert explained["tiers"]["serve"]["retuning"] == "rolling out: measured"
+
+
+@pytest.mark.parametrize("scaling", [{"mode": "Recommend"}, {"paused": True}])
+def test_wish_of_an_earlier_process_waits_while_paused(scaling: Object) -> None:
+    world, state = loaded(2, scaling=scaling)
+    state.retuning = RetuningState("chat-serve-1", wanted=2048, changed_s=NOW_S, reason="measured")
+    world.load(KEY, 4.0, 20, NOW_S + 2)
+    report = world.scaler.report(KEY)
+    assert report is not None
+    assert report.measured_chunk is None
+
+
+def test_failed_retuning_does_not_stop_scaling(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(retuning, "update", fail)
+    world, state = loaded(120)
+    report = world.scaler.report(KEY)
+    assert report is not None
+    assert ConditionReason.DECISION_FAILED not in {one.reason for one in report.conditions}
+    assert (state.retuning.wanted, state.retuning.hours) == (None, ())
 
 
 def test_start_of_a_rollout_is_counted() -> None:

@@ -219,7 +219,7 @@ def test_engine_ordered_after_the_rollout_undoes_nothing(goodputs: Install) -> N
     goodputs({8192: 10.0, 1024: 20.0, 2048: 10.0, 4096: 10.0}.__getitem__)
     engines = Engines()
     while not engines.changes:
-        engines.run(0.01)
+        engines.run(MINUTE_S / DAY_S)
     engines.pending = True
     assert engines.run(1).undone == [False]
     assert engines.state.wanted is None

@@ -33,6 +33,7 @@ from plimsoll.controllers.object_cache import Key, ObjectCache, key_of, resource
 from plimsoll.controllers.targets.target_state import other_writer_of
 from plimsoll.core.autoscaling.fleet_decisions import decide_all
 from plimsoll.core.autoscaling.inputs import ScalingSpec, ServiceSnapshot
+from plimsoll.core.autoscaling.retuning_state import RetuningState
 from plimsoll.core.autoscaling.scaling_policy import ScalingMode
 from plimsoll.core.autoscaling.service_state import ServiceState
 from plimsoll.core.errors import InvalidSpec
@@ -184,10 +185,7 @@ class Autoscaler:
                     entry.publisher.publish(entry.service_state, snapshot, spec, tuple(gateways), now_s)
                 self._gauges.export(key, entry.service_state, snapshot, spec)
                 self._cost_gauges.export(key, service, gpus_by_tier(service, snapshot))
-                workload = self._deployment(key, Role.SERVE.value)
-                outcome = chunk_retuning.update(service, entry.service_state, snapshot, spec, workload, now_s)
-                if outcome is not None:
-                    operator_metrics.OPERATOR_ENGINE_RETUNINGS.labels("/".join(key), outcome).inc()
+                self._retune(key, service, entry.service_state, snapshot, spec, now_s)
                 indirect_tiers = self._sources.prometheus_only_tiers(key)
                 other_writer = other_writer_of(self._sources.targets(key))
                 if entry.update_report(
@@ -206,6 +204,26 @@ class Autoscaler:
                 entry.mark_idle(service_object, snapshot, spec, bool(changes), now_s)
                 due_changes += changes
         return due_changes
+
+    def _retune(
+        self,
+        key: Key,
+        service: InferenceService,
+        state: ServiceState,
+        snapshot: ServiceSnapshot,
+        spec: ScalingSpec,
+        now_s: float,
+    ) -> None:
+        """Update what measurements say of the chunk. After a failure they begin again, and scaling goes on."""
+        workload = self._deployment(key, Role.SERVE.value)
+        try:
+            outcome = chunk_retuning.update(service, state, snapshot, spec, workload, now_s)
+        except Exception:
+            log.exception(key, "re-tuning failed; the engines keep their chunk")
+            state.retuning = RetuningState(minute_s=now_s)
+            return
+        if outcome is not None:
+            operator_metrics.OPERATOR_ENGINE_RETUNINGS.labels("/".join(key), outcome).inc()
 
     def _spec(self, key: Key, service: InferenceService, now_s: float) -> ScalingSpec:
         """The spec; of a service whose count somebody else sets, in mode Recommend."""

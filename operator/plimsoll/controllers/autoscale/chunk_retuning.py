@@ -35,9 +35,8 @@ def update(
     workload: of the tier `serve`, None before it exists.
     """
     state = service_state.retuning
-    may_change = spec.policy.mode is ScalingMode.AUTO and not spec.policy.paused and spec.slo is not None
     phase_s = float(zlib.crc32(f"{service.metadata.namespace}/{service.metadata.name}".encode()))
-    if workload is None or Role.SERVE not in snapshot.tiers or not may_change:
+    if workload is None or Role.SERVE not in snapshot.tiers or not _may_change(spec):
         return None
     if not retuning.is_due(state, now_s, phase_s):
         return None
@@ -50,11 +49,15 @@ def update(
     return "undone" if new.is_undo else "changed"
 
 
-def wanted_chunk(state: RetuningState) -> MeasuredChunk | None:
-    """The chunk to roll out; None for no change."""
-    if state.wanted is None:
+def wanted_chunk(state: RetuningState, spec: ScalingSpec) -> MeasuredChunk | None:
+    """The chunk to roll out; None for no change, and while the spec allows none."""
+    if state.wanted is None or not _may_change(spec):
         return None
     return MeasuredChunk(state.revision, state.wanted, state.reason, state.changed_s)
+
+
+def _may_change(spec: ScalingSpec) -> bool:
+    return spec.policy.mode is ScalingMode.AUTO and not spec.policy.paused and spec.slo is not None
 
 
 def _minute(

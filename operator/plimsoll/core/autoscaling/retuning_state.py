@@ -19,9 +19,13 @@ class Hour:
     met: Count = 0
     minutes: Count = 0
 
+    def validate(self) -> None:
+        if self.met > self.minutes:
+            raise ValueError(f"{self.met} of {self.minutes} minutes are within the SLO")
+
     @property
     def met_share(self) -> float:
-        return self.met / self.minutes
+        return self.met / max(1, self.minutes)
 
 
 @dataclass(frozen=True, slots=True)
