@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from plimsoll.api.v1alpha1 import parse
 from plimsoll.api.conditions import ConditionReason
+from plimsoll.api.v1alpha1 import parse
 from plimsoll.core.autoscaling.retuning_state import RetuningState
 from plimsoll.core.autoscaling.service_state import ServiceState
 from plimsoll.core.planning import retuning

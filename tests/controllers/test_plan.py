@@ -294,6 +294,15 @@ def test_platform_rollout_keeps_the_measured_chunk() -> None:
     assert (after.templates, arguments(after)[FLAG]) == ((), "2048")
 
 
+def test_measured_chunk_keeps_the_mark_of_a_rollout() -> None:
+    """A failure after it still stops the platform's rollout."""
+    raw = auto()
+    rolled = planned(raw, *stored(planned(raw)), generation=1, image="registry.example/other:2", has_turn=True)
+    changed = planned(raw, *stored(rolled), generation=1, chunk=measured(raw, 2048))
+    undone = planned(raw, *stored(changed), generation=1, chunk=measured(raw, 0))
+    assert [is_rolled_out(one) for one in (rolled, changed, undone)] == [True, True, True]
+
+
 def test_new_spec_has_no_measured_chunk() -> None:
     raw = auto()
     changed = stored(planned(raw, *stored(planned(raw)), chunk=measured(raw, 2048)))

@@ -100,9 +100,15 @@ def template_revision(
 def revision_with_chunk(
     service: InferenceService, parent: Object, role: RoleName, in_use: Object, chunk: engine_tuning.MeasuredChunk
 ) -> Object:
-    """The ControllerRevision with the template of another one, and another chunk."""
+    """The ControllerRevision with the template of another one, and another chunk.
+
+    It keeps the mark of the platform's rollout, which watches what fails after it.
+    """
     data = engine_tuning.with_chunk(in_use["data"], chunk.tokens, chunk.reason)
-    return _revision(service, parent, role, data, template_generation(in_use), chunk.tokens)
+    made = _revision(service, parent, role, data, template_generation(in_use), chunk.tokens)
+    if labels.ROLLED_OUT in in_use["metadata"]["labels"]:
+        made["metadata"]["labels"][labels.ROLLED_OUT] = "true"
+    return made
 
 
 def _revision(
