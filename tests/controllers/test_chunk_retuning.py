@@ -110,6 +110,28 @@ def test_failed_retuning_does_not_stop_scaling(monkeypatch: pytest.MonkeyPatch) 
     assert (state.retuning.wanted, state.retuning.hours) == (None, ())
 
 
+def test_other_services_change_after_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most one in twenty services changes at a time, and at least one may."""
+    turns = list[bool]()
+
+    def update(state: RetuningState, minute: retuning.Minute, *_: float) -> RetuningState:
+        turns.append(minute.has_turn)
+        return replace(state, wanted=2048 if minute.has_turn else None, changed_s=NOW_S)
+
+    monkeypatch.setattr(retuning, "update", update)
+    monkeypatch.setattr(retuning, "is_due", lambda *_: True)
+    world, _ = loaded(2)
+    other = builders.service("other", **SPEC)
+    deployment = world.store.get("Deployment", (*KEY[:1], "chat-serve"))
+    assert deployment is not None
+    made = builders.deployment(other, "serve", replicas=1, ready=1)
+    world.store.put(other)
+    world.store.put({**made, "spec": deployment["spec"]})
+    turns.clear()
+    world.load(KEY, 4.0, 1, NOW_S + 2)
+    assert turns == [True, False]
+
+
 def test_start_of_a_rollout_is_counted() -> None:
     world, state = loaded()
     engines_late = replace(state.retuning, wanted=2048, preferred=2048, changed_s=NOW_S - 8000.0, before=())

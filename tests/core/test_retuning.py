@@ -48,6 +48,7 @@ class Engines:
     own: int = 8192
     starts: bool = True
     basis: str = "slo-1"
+    has_turn: bool = True
     pending: bool = False
     progresses_until_s: float = 0.0
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(1))
@@ -64,6 +65,7 @@ class Engines:
             minute = Minute(
                 revision, self.deployed, self.now_s >= self._settled_s and not self.pending, load,
                 bool(self.rng.random() < self.met(chunk, load)), TIERS[chunk], largest=self.own, basis=self.basis,
+                has_turn=self.has_turn,
                 is_rolled_out=self.now_s >= self._settled_s, progressed_s=min(self.now_s, self.progresses_until_s),
             )  # fmt: skip
             former, self.state = self.state, retuning.update(self.state, minute, self.now_s)
@@ -212,6 +214,14 @@ def test_engines_that_start_slowly_are_not_undone(goodputs: Install) -> None:
     engines = Engines(starts=False, progresses_until_s=START_S + 1.5 * DAY_S)
     assert engines.run(1.5).undone == [False]
     assert engines.run(0.2).undone == [False, True]
+
+
+def test_change_waits_for_its_turn(goodputs: Install) -> None:
+    goodputs({8192: 10.0, 1024: 20.0, 2048: 10.0, 4096: 10.0}.__getitem__)
+    engines = Engines(has_turn=False).run(1.3)
+    assert engines.changes == []
+    engines.has_turn = True
+    assert engines.run(0.1).undone == [False]
 
 
 def test_engine_ordered_after_the_rollout_undoes_nothing(goodputs: Install) -> None:

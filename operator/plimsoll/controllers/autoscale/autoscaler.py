@@ -176,6 +176,7 @@ class Autoscaler:
                 )
         due_changes: list[ScaleChange] = []
         shedding = sum(entry.is_shedding for entry in self._entries.values())
+        changing = sum(entry.is_changing_chunk for entry in self._entries.values())
         for key, (_, snapshot, spec) in self._decide_with_fallback(inputs, now_s).items():
             with self._isolate_errors(key, now_s):
                 service_object, service = services[key]
@@ -185,7 +186,8 @@ class Autoscaler:
                     entry.publisher.publish(entry.service_state, snapshot, spec, tuple(gateways), now_s)
                 self._gauges.export(key, entry.service_state, snapshot, spec)
                 self._cost_gauges.export(key, service, gpus_by_tier(service, snapshot))
-                self._retune(key, service, entry.service_state, snapshot, spec, now_s)
+                has_turn = changing < max(1, len(services) // chunk_retuning.SERVICES_PER_CHANGE)
+                changing += self._retune(key, service, entry.service_state, snapshot, spec, now_s, has_turn=has_turn)
                 indirect_tiers = self._sources.prometheus_only_tiers(key)
                 other_writer = other_writer_of(self._sources.targets(key))
                 if entry.update_report(
@@ -213,17 +215,23 @@ class Autoscaler:
         snapshot: ServiceSnapshot,
         spec: ScalingSpec,
         now_s: float,
-    ) -> None:
-        """Update what measurements say of the chunk. After a failure they begin again, and scaling goes on."""
+        *,
+        has_turn: bool,
+    ) -> bool:
+        """Update what measurements say of the chunk, and return whether a change begins.
+
+        After a failure they begin again, and scaling goes on.
+        """
         workload = self._deployment(key, Role.SERVE.value)
         try:
-            outcome = chunk_retuning.update(service, state, snapshot, spec, workload, now_s)
+            outcome = chunk_retuning.update(service, state, snapshot, spec, workload, now_s, has_turn=has_turn)
         except Exception:
             log.exception(key, "re-tuning failed; the engines keep their chunk")
             state.retuning = RetuningState(minute_s=now_s)
-            return
+            return False
         if outcome is not None:
             operator_metrics.OPERATOR_ENGINE_RETUNINGS.labels("/".join(key), outcome).inc()
+        return outcome == "changed"
 
     def _spec(self, key: Key, service: InferenceService, now_s: float) -> ScalingSpec:
         """The spec; of a service whose count somebody else sets, in mode Recommend."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from typing import Any
+from dataclasses import replace
+from typing import Any, Final
 
 from plimsoll.api.v1alpha1 import InferenceService
 from plimsoll.controllers import tier_workload
@@ -21,6 +22,8 @@ from plimsoll.resources.engine_tuning import MeasuredChunk
 
 Object = dict[str, Any]
 
+SERVICES_PER_CHANGE: Final = 20  # of which one at a time may get another chunk; at least one of all
+
 
 def update(
     service: InferenceService,
@@ -29,10 +32,12 @@ def update(
     spec: ScalingSpec,
     workload: Object | None,
     now_s: float,
+    *,
+    has_turn: bool,
 ) -> str | None:
     """Update `service_state.retuning`. Returns what begins: `changed`, `undone`, or None for no rollout.
 
-    workload: of the tier `serve`, None before it exists.
+    workload: of the tier `serve`, None before it exists. has_turn: whether a change may begin; an undo always may.
     """
     state = service_state.retuning
     phase_s = float(zlib.crc32(f"{service.metadata.namespace}/{service.metadata.name}".encode()))
@@ -42,7 +47,7 @@ def update(
         return None
     if not engine_tuning.may_be_measured(service, tier_workload.pod_template(workload)):
         return None
-    minute = _minute(service, service_state, snapshot, spec, workload)
+    minute = replace(_minute(service, service_state, snapshot, spec, workload), has_turn=has_turn)
     new = service_state.retuning = retuning.update(state, minute, now_s, phase_s)
     if new.wanted is None or (new.wanted, new.is_undo) == (state.wanted, state.is_undo):
         return None

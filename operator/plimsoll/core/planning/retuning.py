@@ -67,7 +67,7 @@ class Minute:
     smallest: the engine's sequences, because vLLM does not start with a smaller chunk. largest: the largest chunk that
     the GPU is known to hold, 0 if unknown. basis: identifies the SLO and the platform's generation; only hours with the
     same are compared. is_rolled_out: whether Kubernetes has replaced all engines. progressed_s: when that last made
-    progress, seconds since the epoch; 0 if it makes none.
+    progress, seconds since the epoch; 0 if it makes none. has_turn: whether few other services change now.
     """
 
     revision: str
@@ -81,6 +81,7 @@ class Minute:
     basis: str = ""
     is_rolled_out: bool = True
     progressed_s: float = 0.0
+    has_turn: bool = True
 
 
 def is_slo_met(metrics: ServiceMetrics, slo: Slo, class_slos: Sequence[Slo]) -> bool | None:
@@ -151,7 +152,7 @@ def _end_hour(state: RetuningState, minute: Minute, now_s: float) -> RetuningSta
         return replace(state, preferred=0, votes=0)
     votes = min(CONFIRMING_HOURS, state.votes + 1) if best.chunk == state.preferred else 1
     state = replace(state, preferred=best.chunk, votes=votes)
-    if votes < CONFIRMING_HOURS or now_s - state.changed_s < DAY_S:
+    if votes < CONFIRMING_HOURS or now_s - state.changed_s < DAY_S or not minute.has_turn:
         return state
     return _changed(state, minute.deployed, best, present_per_s, tier)
 
