@@ -249,6 +249,19 @@ def test_little_load_and_short_hours_do_not_count(goodputs: Install) -> None:
     assert Engines(load=lambda now_s: 2.0).run(3).changes == []
 
 
+def test_little_load_costs_one_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All chunks take 0.17 s of a core, the present one 0.02 s."""
+    predicted = set[int]()
+
+    def predict(one: TierSpec, chunks: Sequence[int], factor: float = 1.0) -> list[Prediction]:
+        predicted.update(chunks)
+        return [Prediction(chunk, 10.0) for chunk in chunks]
+
+    monkeypatch.setattr(retuning, "predict_goodputs", predict)
+    Engines(load=lambda now_s: 2.0).run(0.2)
+    assert predicted == {8192}
+
+
 def test_new_spec_starts_anew(goodputs: Install) -> None:
     goodputs({8192: 10.0, 1024: 20.0, 2048: 10.0, 4096: 10.0}.__getitem__)
     engines = Engines().run(0.9)

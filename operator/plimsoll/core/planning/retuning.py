@@ -145,24 +145,23 @@ def _end_hour(state: RetuningState, minute: Minute, now_s: float) -> RetuningSta
     tier = minute.tier
     if tier is None or tier.slo.itl_s is None or not minute.is_settled:
         return state
-    present_per_s, best = _preferred(state, tier, minute, now_s)
-    if hour.load_per_s < MIN_LOAD * present_per_s:
+    (present,) = predict_goodputs(tier, (tier.limits.token_budget,))
+    if hour.load_per_s < MIN_LOAD * present.goodput_per_s:
         return state
+    best = _preferred(state, tier, minute, now_s)
     if best is None:
         return replace(state, preferred=0, votes=0)
     votes = min(CONFIRMING_HOURS, state.votes + 1) if best.chunk == state.preferred else 1
     state = replace(state, preferred=best.chunk, votes=votes)
     if votes < CONFIRMING_HOURS or now_s - state.changed_s < DAY_S or not minute.has_turn:
         return state
-    return _changed(state, minute.deployed, best, present_per_s, tier)
+    return _changed(state, minute.deployed, best, present)
 
 
-def _changed(
-    state: RetuningState, deployed: int, best: Prediction, present_per_s: float, tier: TierSpec
-) -> RetuningState:
+def _changed(state: RetuningState, deployed: int, best: Prediction, present: Prediction) -> RetuningState:
     reason = (
         f"measured steps and lengths give {format_number(round(best.goodput_per_s, 2))} requests/s within the SLO per "
-        f"replica, {format_number(round(present_per_s, 2))} with chunks of {tier.limits.token_budget}, in each of "
+        f"replica, {format_number(round(present.goodput_per_s, 2))} with chunks of {present.chunk}, in each of "
         f"{CONFIRMING_HOURS} h"
     )
     return replace(
@@ -230,8 +229,8 @@ class Prediction:
     goodput_per_s: float
 
 
-def _preferred(state: RetuningState, tier: TierSpec, minute: Minute, now_s: float) -> tuple[float, Prediction | None]:
-    """The predicted goodput with the present chunk, and the best other one; None if none is clearly better."""
+def _preferred(state: RetuningState, tier: TierSpec, minute: Minute, now_s: float) -> Prediction | None:
+    """The best other chunk; None if none is clearly better than the present one."""
     present = tier.limits.token_budget
     refused = {one.chunk for one in state.refused if one.until_s > now_s}
     largest = max(minute.largest, state.own)
@@ -243,10 +242,10 @@ def _preferred(state: RetuningState, tier: TierSpec, minute: Minute, now_s: floa
     goodputs = predict_goodputs(tier, (present, *others))
     best = max(goodputs[1:], key=lambda one: one.goodput_per_s, default=None)
     if best is None or not _is_gain(goodputs[0], best):
-        return goodputs[0].goodput_per_s, None
+        return None
     pair = (present, best.chunk)
     is_sure = all(_is_gain(*predict_goodputs(tier, pair, factor)) for factor in (1.0 - STEP_ERROR, 1.0 + STEP_ERROR))
-    return goodputs[0].goodput_per_s, best if is_sure else None
+    return best if is_sure else None
 
 
 def _is_gain(present: Prediction, other: Prediction) -> bool:
