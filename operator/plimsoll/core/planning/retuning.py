@@ -8,9 +8,10 @@ goodput at the SLO. Once an hour, the present chunk and the best other one compe
 - The gain must be MIN_GAIN with steps as measured, and with every step STEP_ERROR faster or slower. The way back needs
   the same gain, so the ratio of the two must move by the square of it before a change is reversed.
 - CONFIRMING_HOURS in a row with enough load must prefer the same chunk. The last change is at least a day ago.
-- After a change, hours are compared with hours before it at a comparable load. If the share of minutes within the SLO
-  fell by MIN_LOSS and by LOSS_DEVIATIONS standard errors, or the engines do not start, the change is undone. That
-  chunk is not tried again for REFUSED_S. An undo does not wait for the day to end, and the next day begins with it.
+- After a change, hours are compared with hours before it at a comparable load of a replica, of the same SLO and
+  platform generation. If the share of minutes within the SLO fell by MIN_LOSS and by LOSS_DEVIATIONS standard errors,
+  or no further engine starts, the change is undone. That chunk is not tried again for REFUSED_S. An undo does not wait
+  for the day to end, and the next day begins with it.
 """
 
 from __future__ import annotations
