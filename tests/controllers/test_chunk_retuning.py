@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
+from plimsoll.api import labels
 from plimsoll.api.conditions import ConditionReason
 from plimsoll.api.v1alpha1 import parse
 from plimsoll.core.autoscaling.retuning_state import RetuningState
@@ -130,6 +132,31 @@ def test_other_services_change_after_this_one(monkeypatch: pytest.MonkeyPatch) -
     turns.clear()
     world.load(KEY, 4.0, 1, NOW_S + 2)
     assert turns == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("reason", "updated", "expected"), [("NewReplicaSetAvailable", 2, None), ("ReplicaSetUpdated", 1, 2048)]
+)
+def test_wish_ends_when_all_engines_are_replaced(reason: str, updated: int, expected: int | None) -> None:
+    """One of two engines is not ready, for more than two hours after the change."""
+    world, state = loaded()
+    live = world.store.get("Deployment", (*KEY[:1], "chat-serve"))
+    assert live is not None
+    progressing = {
+        "type": "Progressing",
+        "status": "True",
+        "reason": reason,
+        "lastUpdateTime": datetime.fromtimestamp(NOW_S, UTC).isoformat().replace("+00:00", "Z"),
+    }
+    status = {**live["status"], "replicas": 2, "updatedReplicas": updated, "conditions": [progressing]}
+    meta = {**live["metadata"], "labels": {**live["metadata"]["labels"], labels.MEASURED_CHUNK: "2048"}}
+    world.store.put({**live, "metadata": meta, "spec": {**live["spec"], "replicas": 2}, "status": status})
+    state.retuning = replace(state.retuning, wanted=2048, preferred=2048, changed_s=NOW_S - 8000.0)
+    state_before = state.retuning
+    world.settle = lambda due: None  # type: ignore[method-assign]
+    world.load(KEY, 4.0, 70, NOW_S + 200)
+    assert state.retuning.minute_s > state_before.minute_s
+    assert (state.retuning.wanted, state.retuning.is_undo) == (expected, False)
 
 
 def test_start_of_a_rollout_is_counted() -> None:
