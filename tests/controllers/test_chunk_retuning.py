@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
+from plimsoll.api import labels
+from plimsoll.api.conditions import ConditionReason
 from plimsoll.api.v1alpha1 import parse
 from plimsoll.core.autoscaling.retuning_state import RetuningState
 from plimsoll.core.autoscaling.service_state import ServiceState
+from plimsoll.core.planning import retuning
 from plimsoll.resources import engine_pod, objects
 from plimsoll.resources.engine_tuning import MeasuredChunk
 from plimsoll.telemetry import operator_metrics
@@ -84,6 +88,75 @@ def test_wish_is_reported_until_engines_have_it() -> None:
     explained = world.scaler.explain(KEY)
     assert explained is not None
     assert explained["tiers"]["serve"]["retuning"] == "rolling out: measured"
+
+
+@pytest.mark.parametrize("scaling", [{"mode": "Recommend"}, {"paused": True}])
+def test_wish_of_an_earlier_process_waits_while_paused(scaling: Object) -> None:
+    world, state = loaded(2, scaling=scaling)
+    state.retuning = RetuningState("chat-serve-1", wanted=2048, changed_s=NOW_S, reason="measured")
+    world.load(KEY, 4.0, 20, NOW_S + 2)
+    report = world.scaler.report(KEY)
+    assert report is not None
+    assert report.measured_chunk is None
+
+
+def test_failed_retuning_does_not_stop_scaling(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(retuning, "update", fail)
+    world, state = loaded(120)
+    report = world.scaler.report(KEY)
+    assert report is not None
+    assert ConditionReason.DECISION_FAILED not in {one.reason for one in report.conditions}
+    assert (state.retuning.wanted, state.retuning.hours) == (None, ())
+
+
+def test_other_services_change_after_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most one in twenty services changes at a time, and at least one may."""
+    turns = list[bool]()
+
+    def update(state: RetuningState, minute: retuning.Minute, *_: float) -> RetuningState:
+        turns.append(minute.has_turn)
+        return replace(state, wanted=2048 if minute.has_turn else None, changed_s=NOW_S)
+
+    monkeypatch.setattr(retuning, "update", update)
+    monkeypatch.setattr(retuning, "is_due", lambda *_: True)
+    world, _ = loaded(2)
+    other = builders.service("other", **SPEC)
+    deployment = world.store.get("Deployment", (*KEY[:1], "chat-serve"))
+    assert deployment is not None
+    made = builders.deployment(other, "serve", replicas=1, ready=1)
+    world.store.put(other)
+    world.store.put({**made, "spec": deployment["spec"]})
+    turns.clear()
+    world.load(KEY, 4.0, 1, NOW_S + 2)
+    assert turns == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("reason", "updated", "expected"), [("NewReplicaSetAvailable", 2, None), ("ReplicaSetUpdated", 1, 2048)]
+)
+def test_wish_ends_when_all_engines_are_replaced(reason: str, updated: int, expected: int | None) -> None:
+    """One of two engines is not ready, for more than two hours after the change."""
+    world, state = loaded()
+    live = world.store.get("Deployment", (*KEY[:1], "chat-serve"))
+    assert live is not None
+    progressing = {
+        "type": "Progressing",
+        "status": "True",
+        "reason": reason,
+        "lastUpdateTime": datetime.fromtimestamp(NOW_S, UTC).isoformat().replace("+00:00", "Z"),
+    }
+    status = {**live["status"], "replicas": 2, "updatedReplicas": updated, "conditions": [progressing]}
+    meta = {**live["metadata"], "labels": {**live["metadata"]["labels"], labels.MEASURED_CHUNK: "2048"}}
+    world.store.put({**live, "metadata": meta, "spec": {**live["spec"], "replicas": 2}, "status": status})
+    state.retuning = replace(state.retuning, wanted=2048, preferred=2048, changed_s=NOW_S - 8000.0)
+    state_before = state.retuning
+    world.settle = lambda due: None  # type: ignore[method-assign]
+    world.load(KEY, 4.0, 70, NOW_S + 200)
+    assert state.retuning.minute_s > state_before.minute_s
+    assert (state.retuning.wanted, state.retuning.is_undo) == (expected, False)
 
 
 def test_start_of_a_rollout_is_counted() -> None:

@@ -294,6 +294,28 @@ def test_platform_rollout_keeps_the_measured_chunk() -> None:
     assert (after.templates, arguments(after)[FLAG]) == ((), "2048")
 
 
+def test_measured_chunk_keeps_the_mark_of_a_rollout() -> None:
+    """A failure after it still stops the platform's rollout."""
+    raw = auto()
+    rolled = planned(raw, *stored(planned(raw)), generation=1, image="registry.example/other:2", has_turn=True)
+    changed = planned(raw, *stored(rolled), generation=1, chunk=measured(raw, 2048))
+    undone = planned(raw, *stored(changed), generation=1, chunk=measured(raw, 0))
+    assert [is_rolled_out(one) for one in (rolled, changed, undone)] == [True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("args", "chunk"), [((FLAG, "4096"), "4096"), (("--no-enable-chunked-prefill", "--seed=1"), None)]
+)
+def test_new_argument_of_the_chart_ends_the_chunk(args: tuple[str, ...], chunk: str | None) -> None:
+    """It arrives with the platform's rollout, and overrides what was measured."""
+    raw = auto()
+    changed = stored(planned(raw, *stored(planned(raw)), chunk=measured(raw, 2048)))
+    rolled = planned(raw, *changed, generation=1, args=args, has_turn=True)
+    assert arguments(rolled).get(FLAG) == chunk
+    after = planned(raw, *stored(rolled), generation=1, args=args)
+    assert (after.templates, arguments(after).get(FLAG)) == ((), chunk)
+
+
 def test_new_spec_has_no_measured_chunk() -> None:
     raw = auto()
     changed = stored(planned(raw, *stored(planned(raw)), chunk=measured(raw, 2048)))

@@ -115,6 +115,14 @@ def replaced_s(workload: Object, engines: Iterable[Object], ordered_s: float) ->
     return epoch_s(_condition(workload, "Progressing").get("lastUpdateTime"))
 
 
+def progressed_s(workload: Object) -> float:
+    """When the rollout of a Deployment last made progress, seconds since the epoch; 0 if it makes none."""
+    progressing = _condition(workload, "Progressing")
+    if not is_observed(workload) or progressing.get("status") != "True":
+        return 0.0
+    return epoch_s(progressing.get("lastUpdateTime")) or 0.0
+
+
 def failure(workload: Object) -> tuple[str, object] | None:
     """That the workload does not progress, and since when, in the API's format; None if it does."""
     progressing = _condition(workload, "Progressing")

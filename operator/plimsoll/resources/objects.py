@@ -88,10 +88,13 @@ def template_revision(
     """The ControllerRevision with a tier's pod template, at the platform's present generation.
 
     Of a tier with several nodes it has both templates, those of leaders and workers. template: an existing one to
-    store; None renders a new one. chunk_of: a ControllerRevision whose measured chunk the new one gets, too.
+    store; None renders a new one. chunk_of: a ControllerRevision whose measured chunk the new one gets, too, unless an
+    argument of the chart rules it out.
     """
     chunk = engine_tuning.measured_chunk(chunk_of)
     data = _rendered(service, role, platform) if template is None else template
+    if chunk and not engine_tuning.may_be_measured(service, data):
+        chunk = 0
     if chunk_of is not None and chunk:
         data = engine_tuning.with_chunk(data, chunk, engine_tuning.chunk_reason(chunk_of["data"]))
     return _revision(service, parent, role, data, platform.engine.rollout.generation, chunk)
@@ -100,9 +103,15 @@ def template_revision(
 def revision_with_chunk(
     service: InferenceService, parent: Object, role: RoleName, in_use: Object, chunk: engine_tuning.MeasuredChunk
 ) -> Object:
-    """The ControllerRevision with the template of another one, and another chunk."""
+    """The ControllerRevision with the template of another one, and another chunk.
+
+    It keeps the mark of the platform's rollout, which watches what fails after it.
+    """
     data = engine_tuning.with_chunk(in_use["data"], chunk.tokens, chunk.reason)
-    return _revision(service, parent, role, data, template_generation(in_use), chunk.tokens)
+    made = _revision(service, parent, role, data, template_generation(in_use), chunk.tokens)
+    if labels.ROLLED_OUT in in_use["metadata"]["labels"]:
+        made["metadata"]["labels"][labels.ROLLED_OUT] = "true"
+    return made
 
 
 def _revision(

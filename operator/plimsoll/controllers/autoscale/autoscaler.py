@@ -33,6 +33,7 @@ from plimsoll.controllers.object_cache import Key, ObjectCache, key_of, resource
 from plimsoll.controllers.targets.target_state import other_writer_of
 from plimsoll.core.autoscaling.fleet_decisions import decide_all
 from plimsoll.core.autoscaling.inputs import ScalingSpec, ServiceSnapshot
+from plimsoll.core.autoscaling.retuning_state import RetuningState
 from plimsoll.core.autoscaling.scaling_policy import ScalingMode
 from plimsoll.core.autoscaling.service_state import ServiceState
 from plimsoll.core.errors import InvalidSpec
@@ -175,6 +176,7 @@ class Autoscaler:
                 )
         due_changes: list[ScaleChange] = []
         shedding = sum(entry.is_shedding for entry in self._entries.values())
+        changing = sum(entry.is_changing_chunk for entry in self._entries.values())
         for key, (_, snapshot, spec) in self._decide_with_fallback(inputs, now_s).items():
             with self._isolate_errors(key, now_s):
                 service_object, service = services[key]
@@ -184,10 +186,8 @@ class Autoscaler:
                     entry.publisher.publish(entry.service_state, snapshot, spec, tuple(gateways), now_s)
                 self._gauges.export(key, entry.service_state, snapshot, spec)
                 self._cost_gauges.export(key, service, gpus_by_tier(service, snapshot))
-                workload = self._deployment(key, Role.SERVE.value)
-                outcome = chunk_retuning.update(service, entry.service_state, snapshot, spec, workload, now_s)
-                if outcome is not None:
-                    operator_metrics.OPERATOR_ENGINE_RETUNINGS.labels("/".join(key), outcome).inc()
+                has_turn = changing < max(1, len(services) // chunk_retuning.SERVICES_PER_CHANGE)
+                changing += self._retune(key, service, entry.service_state, snapshot, spec, now_s, has_turn=has_turn)
                 indirect_tiers = self._sources.prometheus_only_tiers(key)
                 other_writer = other_writer_of(self._sources.targets(key))
                 if entry.update_report(
@@ -206,6 +206,32 @@ class Autoscaler:
                 entry.mark_idle(service_object, snapshot, spec, bool(changes), now_s)
                 due_changes += changes
         return due_changes
+
+    def _retune(
+        self,
+        key: Key,
+        service: InferenceService,
+        state: ServiceState,
+        snapshot: ServiceSnapshot,
+        spec: ScalingSpec,
+        now_s: float,
+        *,
+        has_turn: bool,
+    ) -> bool:
+        """Update what measurements say of the chunk, and return whether a change begins.
+
+        After a failure they begin again, and scaling goes on.
+        """
+        workload = self._deployment(key, Role.SERVE.value)
+        try:
+            outcome = chunk_retuning.update(service, state, snapshot, spec, workload, now_s, has_turn=has_turn)
+        except Exception:
+            log.exception(key, "re-tuning failed; the engines keep their chunk")
+            state.retuning = RetuningState(minute_s=now_s)
+            return False
+        if outcome is not None:
+            operator_metrics.OPERATOR_ENGINE_RETUNINGS.labels("/".join(key), outcome).inc()
+        return outcome == "changed"
 
     def _spec(self, key: Key, service: InferenceService, now_s: float) -> ScalingSpec:
         """The spec; of a service whose count somebody else sets, in mode Recommend."""

@@ -204,7 +204,7 @@ def build_report(
         slow_transfer_message=slow_transfer_message,
         is_feasibility_known=spec.slo is not None and scaling_conditions.is_feasibility_known(service_state, spec.slo),
         frozen_since_s=frozen_since_s,
-        measured_chunk=chunk_retuning.wanted_chunk(service_state.retuning),
+        measured_chunk=chunk_retuning.wanted_chunk(service_state.retuning, spec),
     )
 
 

@@ -112,6 +112,12 @@ class TrackedService:
         return self.report is not None and any(one.type is ConditionType.SHEDDING for one in self.report.conditions)
 
     @property
+    def is_changing_chunk(self) -> bool:
+        """Whether the last report asks for engines with another chunk, other than to undo a change."""
+        asks = self.report is not None and self.report.measured_chunk is not None
+        return asks and not self.service_state.retuning.is_undo
+
+    @property
     def slow_transfer_message(self) -> str | None:
         """Why remote prefill does not pay; None if it pays or if that is unknown."""
         return (

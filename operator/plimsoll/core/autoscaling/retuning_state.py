@@ -19,9 +19,13 @@ class Hour:
     met: Count = 0
     minutes: Count = 0
 
+    def validate(self) -> None:
+        if self.met > self.minutes:
+            raise ValueError(f"{self.met} of {self.minutes} minutes are within the SLO")
+
     @property
     def met_share(self) -> float:
-        return self.met / self.minutes
+        return self.met / max(1, self.minutes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +46,7 @@ class RetuningState:
     changed_s: of the last change, or of the first minute. own: the engines' chunk without a measured one, 0 if
     unknown. hour: the present one, since hour_s. hours: those since the last change. before: those before it, while it
     is judged. former: the chunk to return to. preferred: chunk that the last `votes` hours prefer. wanted: the chunk to
-    roll out, 0 for the template's own, None for no change. reason: of the last change.
+    roll out, 0 for the template's own, None for no change. reason: of the last change. basis: of the hours, see Minute.
     """
 
     revision: Annotated[str, Length(0, 253)] = ""
@@ -60,6 +64,7 @@ class RetuningState:
     is_undo: bool = False
     reason: Annotated[str, Length(0, 512)] = ""
     refused: Annotated[tuple[RefusedChunk, ...], Length(0, MAX_REFUSED)] = ()
+    basis: Annotated[str, Length(0, 64)] = ""
 
     @property
     def summary(self) -> str:

@@ -8,9 +8,10 @@ goodput at the SLO. Once an hour, the present chunk and the best other one compe
 - The gain must be MIN_GAIN with steps as measured, and with every step STEP_ERROR faster or slower. The way back needs
   the same gain, so the ratio of the two must move by the square of it before a change is reversed.
 - CONFIRMING_HOURS in a row with enough load must prefer the same chunk. The last change is at least a day ago.
-- After a change, hours are compared with hours before it at a comparable load. If the share of minutes within the SLO
-  fell by MIN_LOSS and by LOSS_DEVIATIONS standard errors, or the engines do not start, the change is undone. That
-  chunk is not tried again for REFUSED_S. An undo does not wait for the day to end, and the next day begins with it.
+- After a change, hours are compared with hours before it at a comparable load of a replica, of the same SLO and
+  platform generation. If the share of minutes within the SLO fell by MIN_LOSS and by LOSS_DEVIATIONS standard errors,
+  or no further engine starts, the change is undone. That chunk is not tried again for REFUSED_S. An undo does not wait
+  for the day to end, and the next day begins with it.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ COMPARABLE_LOAD: Final = 1.25  # largest ratio of the loads of two hours that ar
 MIN_COMPARED_HOURS: Final = 6  # before and after a change
 MIN_LOSS: Final = 0.05  # share of minutes within the SLO
 LOSS_DEVIATIONS: Final = 4.0
-START_S: Final = 2 * HOUR_S  # for all engines to have the new chunk
+START_S: Final = 2 * HOUR_S  # for the next engine with the new chunk, in a day
 JUDGED_S: Final = 7 * DAY_S  # without comparable hours, a change stays
 REFUSED_S: Final = 30 * DAY_S
 _BISECTIONS: Final = 20
@@ -65,7 +66,9 @@ class Minute:
     is_settled: all engines are ready and have it. load_per_s: arrivals per replica. is_met: whether the minute was
     within the SLO, None if that is not measured. tier: inputs of the SLO capacity, None before they are measured.
     smallest: the engine's sequences, because vLLM does not start with a smaller chunk. largest: the largest chunk that
-    the GPU is known to hold, 0 if unknown.
+    the GPU is known to hold, 0 if unknown. basis: identifies the SLO and the platform's generation; only hours with the
+    same are compared. is_rolled_out: whether Kubernetes has replaced all engines. progressed_s: when that last made
+    progress, seconds since the epoch; 0 if it makes none. has_turn: whether few other services change now.
     """
 
     revision: str
@@ -76,6 +79,10 @@ class Minute:
     tier: TierSpec | None
     smallest: int = 1
     largest: int = 0
+    basis: str = ""
+    is_rolled_out: bool = True
+    progressed_s: float = 0.0
+    has_turn: bool = True
 
 
 def is_slo_met(metrics: ServiceMetrics, slo: Slo, class_slos: Sequence[Slo]) -> bool | None:
@@ -88,27 +95,39 @@ def is_slo_met(metrics: ServiceMetrics, slo: Slo, class_slos: Sequence[Slo]) -> 
     return share >= slo.share and (slo.itl_s is None or isinstance(itl_s, Unavailable) or itl_s <= slo.itl_s)
 
 
-def is_due(state: RetuningState, now_s: float) -> bool:
-    """Whether the next minute is due; also after the clock was set back."""
-    return not 0.0 <= now_s - state.minute_s < MINUTE_S
+def is_due(state: RetuningState, now_s: float, phase_s: float = 0.0) -> bool:
+    """Whether the next minute is due; also after the clock was set back. phase_s: as for `update`."""
+    return _is_over(state.minute_s, now_s, MINUTE_S, phase_s)
+
+
+def _is_over(since_s: float, now_s: float, period_s: float, phase_s: float) -> bool:
+    """Whether the minute or hour of `since_s` is over. They begin at fixed times of the clock."""
+    return (now_s - phase_s) // period_s != (since_s - phase_s) // period_s
 
 
 def update(state: RetuningState, minute: Minute, now_s: float, phase_s: float = 0.0) -> RetuningState:
-    """The state after a minute. phase_s: by how much the first hour is shorter, so that services take turns."""
-    if state.revision != minute.revision or now_s < state.minute_s:
-        state = RetuningState(minute.revision, changed_s=now_s, hour_s=now_s - phase_s % HOUR_S)
-    state = replace(state, minute_s=now_s)
+    """The state after a minute.
+
+    phase_s: when minutes and hours of this service begin, after those of the clock. So services take turns, also after
+    a pause of the operator: a prediction takes a few tenths of a second.
+    """
+    if state.revision != minute.revision:
+        state = RetuningState(minute.revision, changed_s=now_s, hour_s=now_s)
+    state = replace(state, minute_s=now_s, changed_s=min(state.changed_s, now_s))
+    if state.basis != minute.basis:
+        state = replace(state, basis=minute.basis, before=(), hours=(), hour=Hour(), votes=0)
     if state.wanted is not None:
-        if minute.deployed != state.wanted or not minute.is_settled:
-            is_late = now_s - state.changed_s > START_S and not state.is_undo
-            return _undone(state, "its engines were not ready within 2 h", now_s) if is_late else state
+        if minute.deployed != state.wanted or not minute.is_rolled_out:
+            progressed_s = min(max(state.changed_s, minute.progressed_s), state.changed_s + DAY_S)
+            is_late = now_s - progressed_s > START_S and not state.is_undo
+            return _undone(state, "no further engine was ready within 2 h", now_s) if is_late else state
         state = replace(state, wanted=None, hour_s=now_s, hour=Hour())
     if minute.is_settled:
         if minute.deployed == 0 and minute.tier is not None:
             state = replace(state, own=minute.tier.limits.token_budget)
         if minute.is_met is not None:
             state = replace(state, hour=_with_minute(state.hour, minute.load_per_s, minute.is_met))
-    return _end_hour(state, minute, now_s) if now_s - state.hour_s >= HOUR_S else state
+    return _end_hour(state, minute, now_s) if _is_over(state.hour_s, now_s, HOUR_S, phase_s) else state
 
 
 def _with_minute(hour: Hour, load_per_s: float, is_met: bool) -> Hour:
@@ -127,24 +146,23 @@ def _end_hour(state: RetuningState, minute: Minute, now_s: float) -> RetuningSta
     tier = minute.tier
     if tier is None or tier.slo.itl_s is None or not minute.is_settled:
         return state
-    present_per_s, best = _preferred(state, tier, minute, now_s)
-    if hour.load_per_s < MIN_LOAD * present_per_s:
+    (present,) = predict_goodputs(tier, (tier.limits.token_budget,))
+    if hour.load_per_s < MIN_LOAD * present.goodput_per_s:
         return state
+    best = _preferred(state, tier, minute, now_s)
     if best is None:
         return replace(state, preferred=0, votes=0)
     votes = min(CONFIRMING_HOURS, state.votes + 1) if best.chunk == state.preferred else 1
     state = replace(state, preferred=best.chunk, votes=votes)
-    if votes < CONFIRMING_HOURS or now_s - state.changed_s < DAY_S:
+    if votes < CONFIRMING_HOURS or now_s - state.changed_s < DAY_S or not minute.has_turn:
         return state
-    return _changed(state, minute.deployed, best, present_per_s, tier)
+    return _changed(state, minute.deployed, best, present)
 
 
-def _changed(
-    state: RetuningState, deployed: int, best: Prediction, present_per_s: float, tier: TierSpec
-) -> RetuningState:
+def _changed(state: RetuningState, deployed: int, best: Prediction, present: Prediction) -> RetuningState:
     reason = (
         f"measured steps and lengths give {format_number(round(best.goodput_per_s, 2))} requests/s within the SLO per "
-        f"replica, {format_number(round(present_per_s, 2))} with chunks of {tier.limits.token_budget}, in each of "
+        f"replica, {format_number(round(present.goodput_per_s, 2))} with chunks of {present.chunk}, in each of "
         f"{CONFIRMING_HOURS} h"
     )
     return replace(
@@ -212,8 +230,8 @@ class Prediction:
     goodput_per_s: float
 
 
-def _preferred(state: RetuningState, tier: TierSpec, minute: Minute, now_s: float) -> tuple[float, Prediction | None]:
-    """The predicted goodput with the present chunk, and the best other one; None if none is clearly better."""
+def _preferred(state: RetuningState, tier: TierSpec, minute: Minute, now_s: float) -> Prediction | None:
+    """The best other chunk; None if none is clearly better than the present one."""
     present = tier.limits.token_budget
     refused = {one.chunk for one in state.refused if one.until_s > now_s}
     largest = max(minute.largest, state.own)
@@ -225,10 +243,10 @@ def _preferred(state: RetuningState, tier: TierSpec, minute: Minute, now_s: floa
     goodputs = predict_goodputs(tier, (present, *others))
     best = max(goodputs[1:], key=lambda one: one.goodput_per_s, default=None)
     if best is None or not _is_gain(goodputs[0], best):
-        return goodputs[0].goodput_per_s, None
+        return None
     pair = (present, best.chunk)
     is_sure = all(_is_gain(*predict_goodputs(tier, pair, factor)) for factor in (1.0 - STEP_ERROR, 1.0 + STEP_ERROR))
-    return goodputs[0].goodput_per_s, best if is_sure else None
+    return best if is_sure else None
 
 
 def _is_gain(present: Prediction, other: Prediction) -> bool:
