@@ -14,7 +14,6 @@ from e2e.lib.node import on_node
 NAMESPACE: Final = "kube-system"
 _NAME: Final = "policy-controller"
 _READY_S: Final = 120
-_CHAIN: Final = "KUBE-ROUTER-FORWARD"
 
 
 @contextmanager
