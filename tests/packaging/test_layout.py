@@ -107,6 +107,16 @@ def test_every_dockerfile_has_a_documented_build() -> None:
     assert set(DOCKERFILES) == {dockerfile for _, dockerfile, _ in BUILDS}
 
 
+@pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.name)
+def test_image_makes_copied_code_readable_for_any_user(dockerfile: Path) -> None:
+    """A checkout made with umask 077 has files for their owner alone, and COPY keeps that."""
+    text = dockerfile.read_text()
+    code = re.compile(r"^COPY (?!--from).+ (/app|/opt/plimsoll)\b", re.MULTILINE)
+    copied = list(code.finditer(text))
+    assert copied
+    assert [line[0] for line in copied if f"chmod -R a+rX {line[1]}" not in text[line.end() :]] == []
+
+
 def test_files_that_the_operator_image_copies_run_alone(tmp_path: Path) -> None:
     """The package without the rest of the checkout, as the image has it."""
     shutil.copytree(ROOT / "operator" / "plimsoll", tmp_path / "plimsoll", ignore=shutil.ignore_patterns("__pycache__"))
