@@ -103,6 +103,14 @@ def test_documented_build_copies_only_files_of_the_checkout(where: str, dockerfi
     assert missing == []
 
 
+@pytest.mark.parametrize("context", sorted({context for _, _, context in BUILDS}), ids=lambda path: path.name)
+def test_build_context_has_only_files_of_the_checkout(context: Path) -> None:
+    """What setup, tests and builds leave in a checkout is not sent to the builder, nor copied into an image."""
+    ignored = (context / ".dockerignore").read_text().splitlines()
+    made = [".git", ".venv", "build"] if context == ROOT else []
+    assert {"**/__pycache__", *made} <= set(ignored)
+
+
 def test_every_dockerfile_has_a_documented_build() -> None:
     assert set(DOCKERFILES) == {dockerfile for _, dockerfile, _ in BUILDS}
 
