@@ -35,7 +35,7 @@ $(TOOLS)/.done: requirements/tools.txt
 	@$(STAGE) tools bash -c 'python3 -m venv $(TOOLS) && $(TOOLS)/bin/pip install -q --no-deps --no-compile --require-hashes -r requirements/tools.txt'
 	@touch $@
 
-lock: tools ## Pin the dependencies anew, with the hash of each file (requirements/*.txt, engine-image/*.lock)
+lock: tools ## Pin the dependencies again, with the hash of each file (requirements/*.txt, engine-image/*.lock)
 	@$(STAGE) lock requirements/lock
 
 base-images: ## Look up the digests of the base images again (release/base-images.env)
@@ -48,7 +48,7 @@ sbom: images tools ## An SBOM (CycloneDX) of each image that make images built, 
 scan: tools ## Known vulnerabilities of all locked Python packages; needs api.osv.dev
 	@$(STAGE) -v scan $(TOOLS)/bin/python -m release.scan
 
-# The tests start hundreds of Python programs, each of which would compile the same files anew.
+# The tests start hundreds of Python programs, each of which would compile the same files again.
 test: export PYTHONDONTWRITEBYTECODE :=
 test: export PYTHONPYCACHEPREFIX := $(CURDIR)/build/bytecode
 test: setup $(VENV)/.clients ## Unit tests, and tests on a real API server, a real Envoy and real SDKs
@@ -90,7 +90,7 @@ demo: setup images ## From nothing to a served model, and real traces on real vL
 demo-engines: setup images ## Only the run on real vLLM: two to three minutes
 	@$(STAGE) -v demo-engines $(PYTHON) -m e2e.demo --only engines
 
-demo-fleet: setup images ## Only the run on a fleet of light engines: ten minutes
+demo-fleet: setup images ## Only the run on a fleet of engine simulators: ten minutes
 	@$(STAGE) -v demo-fleet $(PYTHON) -m e2e.demo --only fleet
 
 demo-down: cluster-down ## Remove what the demo made

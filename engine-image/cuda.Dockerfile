@@ -16,9 +16,10 @@ RUN { getent passwd 1000 > /dev/null || echo 'plimsoll:x:1000:1000::/home/plimso
  && mkdir -p /home/plimsoll /models && chown 1000:1000 /home/plimsoll
 ENV HOME=/home/plimsoll PYTHONPATH=/opt/plimsoll PYTHONUNBUFFERED=1 VLLM_NO_USAGE_STATS=1
 WORKDIR /home/plimsoll
-USER 1000:1000
 EXPOSE 8000 8001 5600
 ENTRYPOINT ["sh", "/opt/plimsoll/launcher/start.sh"]
 CMD []
 COPY contract.json /opt/plimsoll/
 COPY launcher /opt/plimsoll/launcher
+RUN chmod -R a+rX /opt/plimsoll
+USER 1000:1000

@@ -50,7 +50,7 @@ def begin(model: str) -> None:
     _link(MODELS / HUB_MODEL, MODELS / model)
     gpus = max(1, len(list(Path("/dev").glob("nvidia[0-9]"))))
     for number, arguments in enumerate(scenarios.COMPILED):
-        profiled = [] if number else ["-X", "importtime"]  # of the second longest phase
+        profiled = [] if number else ["-X", "importtime"]  # imports are the second longest phase of a start
         words = [sys.executable, *profiled, "-m", "vllm.entrypoints.cli.main", "serve", HUB_MODEL, *_LOAD, *arguments]
         words += ["--host", "127.0.0.1", "--port", str(_PORT + number), "--gpu-memory-utilization", str(_MEMORY_SHARE)]
         variables = {

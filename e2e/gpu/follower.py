@@ -26,6 +26,7 @@ _TICK_S: Final = 5.0  # divides the periods of the policies: 5 s and 15 s
 _PYTHON: Final = "/opt/plimsoll/bin/python"  # in the operator's image
 _WORKLOAD: Final = f"{SERVICE}-serve"
 _LOG: Final = "policy"
+_END_S: Final = 60.0  # for the last tick
 
 
 class Follower(BackgroundThread):
@@ -35,7 +36,7 @@ class Follower(BackgroundThread):
     """
 
     def __init__(self, scenario: Scenario, observer: Observer) -> None:
-        super().__init__(self._run)
+        super().__init__(self._run, _END_S)
         self._scenario, self._observer = scenario, observer
         self.samples: list[dict[str, Any]] = []
         self.error = ""
@@ -51,6 +52,9 @@ class Follower(BackgroundThread):
 
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
+        if self._thread.is_alive():  # it waits for a process that hangs
+            self._process.kill()
+            self._thread.join(_END_S)
         self._process.communicate()  # which ends it
 
     def _answer(self) -> dict[str, Any]:

@@ -156,7 +156,7 @@ def _apply(document: Mapping[str, Any]) -> None:
 
 
 def _scale_to_low(scenario: Scenario, observer: Observer) -> None:
-    """Plimsoll keeps `low` of the engines of the scenario before, whoever scales in this one. Raises StepFailed."""
+    """Plimsoll keeps `low` of the engines of the scenario before, whatever policy follows. Raises StepFailed."""
     _apply(scenarios.manifest(dataclasses.replace(scenario, high=scenario.low, policy=PLIMSOLL), product=gpu_product()))
     wait_for(lambda: len(engine_pods()) == scenario.low, f"{scenario.low} engines", READY_S)
     observer.mark("engines of the scenario before", count=scenario.low)

@@ -14,15 +14,14 @@ from e2e.lib.node import on_node
 NAMESPACE: Final = "kube-system"
 _NAME: Final = "policy-controller"
 _READY_S: Final = 120
-_CHAIN: Final = "KUBE-ROUTER-FORWARD"
 
 
 @contextmanager
 def enforced(cluster: Cluster) -> Iterator[None]:
     """NetworkPolicies have an effect; afterwards they have none, and the node's rules are as before."""
     text = "---\n".join(json.dumps(one) + "\n" for one in _objects())
-    cluster.kubectl("apply", "-f", "-", stdin=text)
     try:
+        cluster.kubectl("apply", "-f", "-", stdin=text)
         cluster.kubectl("rollout", "status", f"daemonset/{_NAME}", "-n", NAMESPACE, f"--timeout={_READY_S}s")
         yield
     finally:

@@ -52,7 +52,7 @@ ENDPOINT_REMOVAL_S = 5.0  # until the node no longer sends connections to an end
 
 @pytest.fixture(scope="module", params=GATEWAYS, ids="{}-gateways".format)
 def gateways(request: pytest.FixtureRequest, cluster: Cluster, gateway: GatewayClient) -> Iterator[int]:
-    """So many gateways, which can ask each other; afterwards as many as before."""
+    """The number of gateways that can ask each other; afterwards there are as many as before."""
     before, count = len(stack.gateway_pods(cluster)), int(request.param)
     stack.scale_gateways(cluster, count)
     wait_until("each gateway can ask the others", gateway.has_all_peers, 60)

@@ -119,7 +119,7 @@ def test_policies_pass_what_the_fleet_needs_and_no_more(
     guarded, other = services
     first, second = (_place(cluster, pod, "engine") for pod in guarded.pods())
     (foreign,) = (_place(cluster, pod, "engine") for pod in other.pods())
-    door, next_door = (_place(cluster, pod, "picker") for pod in gateways)
+    picker, other_picker = (_place(cluster, pod, "picker") for pod in gateways)
     (leader,) = (
         _place(cluster, pod, "operator")
         for pod in cluster.list("pods", stack.SYSTEM, "app.kubernetes.io/component=operator")
@@ -127,17 +127,17 @@ def test_policies_pass_what_the_fleet_needs_and_no_more(
     api, launcher = f"{first.ip}:8000", f"{first.ip}:8001"
     with _strangers(cluster) as stranger:
         outside, metadata = f"{stranger.ip}:{PORT}", f"{METADATA}:{PORT}"
-        public, signals, peers = (f"{door.ip}:{port}" for port in (8080, 8081, 8082))
+        public, signals, peers = (f"{picker.ip}:{port}" for port in (8080, 8081, 8082))
         passes = {
             stranger: {public, DNS},
             second: {api, launcher, DNS},
-            next_door: {api, f"{foreign.ip}:8000", peers, API_SERVER, DNS},
+            other_picker: {api, f"{foreign.ip}:8000", peers, API_SERVER, DNS},
             leader: {launcher, signals, API_SERVER, DNS},
         }
         refused = {
             stranger: {api, launcher, signals, peers, f"{leader.ip}:8081"},
             second: {metadata, outside, f"{foreign.ip}:8000", f"{foreign.ip}:8001", signals, API_SERVER},
-            next_door: {metadata, outside},
+            other_picker: {metadata, outside},
             leader: {metadata, outside, public},
         }
         for place in passes:

@@ -31,7 +31,7 @@ WITHOUT_SERVICE = {
     "cannot list InferenceServices",
     "cannot list objects of an optional kind; trying again",
     "cannot list InferenceServices; trying again",
-    "cannot list the checkpoints; learned state starts anew",
+    "cannot list the checkpoints; learned state starts empty",
     "cannot read the certificate of the gRPC server",
     "cannot write the lease",
     "component failed; restarting it",

@@ -24,7 +24,9 @@ def test_both_images_share_launcher_lines() -> None:
 
 
 def test_cuda_image_code_is_last_layer() -> None:
-    assert (IMAGE / "cuda.Dockerfile").read_text().splitlines()[-1] == "COPY launcher /opt/plimsoll/launcher"
+    lines = (IMAGE / "cuda.Dockerfile").read_text().splitlines()
+    assert lines[-3] == "COPY launcher /opt/plimsoll/launcher"
+    assert [line.split()[0] for line in lines[-2:]] == ["RUN", "USER"]
 
 
 def test_cpu_lock_pins_every_package_once() -> None:

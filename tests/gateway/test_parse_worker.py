@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -137,6 +138,22 @@ async def test_killed_process_is_replaced(worker: ParseWorker) -> None:
     next(process for process in multiprocessing.active_children() if process.pid == pid).join()
     await worker.parse(body(), CHAT_ROUTE, "a")  # it may find the broken pool
     assert isinstance(await worker.parse(body(), CHAT_ROUTE, "a"), ParsedRequest)
+
+
+async def test_process_that_cannot_start_is_logged_once(
+    worker: ParseWorker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At the picker's start, before a client's body needs it."""
+    monkeypatch.setattr(parse_worker, "_end_with_parent", partial(os._exit, 1))
+    worker.start()
+    while not caplog.messages:
+        await asyncio.sleep(0.01)
+    result = await worker.parse(body(), CHAT_ROUTE, "a")
+    assert isinstance(result, Rejection)
+    assert result.reason is RejectionReason.GATEWAY_BUSY
+    assert [message.partition(" ended")[0] for message in caplog.messages] == [
+        "The process that parses request bodies above 64 KiB"
+    ]
 
 
 async def test_grown_process_is_replaced(worker: ParseWorker, monkeypatch: pytest.MonkeyPatch) -> None:

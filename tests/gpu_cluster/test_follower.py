@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import sys
+import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -51,6 +54,21 @@ def test_follower_sees_engines_that_stay() -> None:
     assert seen == {"now_s": 3.0, "desired": 2, "ready": 1, "starting": 1, "pages": {"m-serve-a": "page of m-serve-a"}}
     with pytest.raises(LookupError, match="m-serve"):
         follower.observe(3.0, objects[:1], str)
+
+
+def test_policy_process_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deployment = {"kind": "Deployment", "metadata": {"name": "m-serve"}, "spec": {"replicas": 1}}
+    monkeypatch.setattr(follower, "get", lambda *words: {"items": [deployment]})
+    hangs = "import sys, time; print('{}', flush=True); line = input(); open(sys.argv[1], 'w'); time.sleep(600)"
+    read = tmp_path / "read"
+    monkeypatch.setattr(follower, "_command", lambda scenario: [sys.executable, "-c", hangs, str(read)])
+    for name, value in (("LOGS", tmp_path), ("START_S", 0.0), ("_END_S", 0.2)):
+        monkeypatch.setattr(follower, name, value)
+    with follower.Follower(scenarios.SCENARIOS["step-hpa"], mock.Mock()) as hanging:
+        while not read.exists():
+            time.sleep(0.01)
+    assert "hpa-concurrency: the policy's process ended" in hanging.error
+    assert hanging.samples == []
 
 
 def test_hpa_counts_running_and_waiting_at_its_period() -> None:

@@ -103,8 +103,26 @@ def test_documented_build_copies_only_files_of_the_checkout(where: str, dockerfi
     assert missing == []
 
 
+@pytest.mark.parametrize("context", sorted({context for _, _, context in BUILDS}), ids=lambda path: path.name)
+def test_build_context_has_only_files_of_the_checkout(context: Path) -> None:
+    """What setup, tests and builds leave in a checkout is not sent to the builder, nor copied into an image."""
+    ignored = (context / ".dockerignore").read_text().splitlines()
+    made = [".git", ".venv", "build"] if context == ROOT else []
+    assert {"**/__pycache__", *made} <= set(ignored)
+
+
 def test_every_dockerfile_has_a_documented_build() -> None:
     assert set(DOCKERFILES) == {dockerfile for _, dockerfile, _ in BUILDS}
+
+
+@pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.name)
+def test_image_makes_copied_code_readable_for_any_user(dockerfile: Path) -> None:
+    """A checkout made with umask 077 has files for their owner alone, and COPY keeps that."""
+    text = dockerfile.read_text()
+    code = re.compile(r"^COPY (?!--from).+ (/app|/opt/plimsoll)\b", re.MULTILINE)
+    copied = list(code.finditer(text))
+    assert copied
+    assert [line[0] for line in copied if f"chmod -R a+rX {line[1]}" not in text[line.end() :]] == []
 
 
 def test_files_that_the_operator_image_copies_run_alone(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import re
 import shutil
 import subprocess
@@ -45,6 +46,17 @@ def test_lock_files_share_versions(name: str) -> None:
     dev = requirements(ROOT / "requirements" / "dev.txt")
     own = requirements(ROOT / "requirements" / name)
     assert {package: pin for package, pin in own.items() if package in dev and dev[package] != pin} == {}
+
+
+def test_operator_image_has_each_imported_package() -> None:
+    """Tests run with the packages of dev.txt, the image with those of operator.txt."""
+    own = requirements(ROOT / "requirements" / "operator.txt")
+    distributions = importlib.metadata.packages_distributions()
+    code = "\n".join(path.read_text() for path in (ROOT / "operator" / "plimsoll").rglob("*.py"))
+    imported = set(re.findall(r"^\s*(?:import|from) (\w+)", code, re.MULTILINE)) & distributions.keys() - {"plimsoll"}
+    assert {"aiohttp", "envoy", "yaml"} <= imported
+    names = {one: {re.sub(r"[-_.]+", "-", name).lower() for name in distributions[one]} for one in imported}
+    assert {one for one in imported if not names[one] & own.keys()} == set()
 
 
 def test_every_pip_install_requires_hashes() -> None:

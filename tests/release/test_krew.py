@@ -19,9 +19,9 @@ ROOT = Path(__file__).parents[2]
 
 # Answers as Python does: a version, a virtual environment that notes what pip is asked for, and all else for real.
 PYTHON = """#!/bin/sh
-case "$1 $2" in
-  "-m venv") test "$3" = --clear && rm -rf "$4" && mkdir -p "$4/bin" && cp "$0" "$4/bin/python" ;;
-  "-m pip") echo "$@" >> "$NOTES" ;;
+case "$1 $2 $3" in
+  "-P -m venv") test "$4" = --clear && rm -rf "$5" && mkdir -p "$5/bin" && cp "$0" "$5/bin/python" ;;
+  "-P -m pip") echo "$@" >> "$NOTES" ;;
   *) exec {python} "$@" ;;
 esac
 """
@@ -80,6 +80,12 @@ def test_first_call_installs_locked_packages_once(program: Path) -> None:
     [asked] = (program.parents[1] / "notes").read_text().splitlines()
     assert "--require-hashes" in asked
     assert asked.endswith("store/requirements.txt")
+
+
+def test_modules_of_the_current_folder_are_not_imported(program: Path) -> None:
+    (program.parents[1] / "argparse.py").write_text("raise SystemExit('imported from the current folder')\n")
+    done = run(program, "plan", "--help")
+    assert done.returncode == 0, done.stderr
 
 
 def test_packages_of_a_removed_python_are_replaced(program: Path) -> None:

@@ -135,7 +135,7 @@ def manifest_of(fleet: Fleet) -> str:
         return _comments([*head, f"not adopted: the engine of image {image} is not supported as a target yet"])
     own_labels = pod["metadata"].get("labels", {})
     if name := own_labels.get(_DISAGGREGATED_SET):
-        text = f"DisaggregatedSet {name} sets its replicas, and its name changes with each revision of that"
+        text = f"DisaggregatedSet {name} sets its replicas, and renames it with each revision"
         return _comments([*head, f"not adopted: {text}"])
     role = own_labels.get(_ROLE_LABEL, "")
     if role in ("prefill", "decode"):

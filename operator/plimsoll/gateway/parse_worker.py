@@ -18,7 +18,7 @@ import multiprocessing
 import os
 import threading
 from collections import Counter, deque
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import NamedTuple
@@ -92,7 +92,7 @@ class ParseWorker:
         """Start the process, so that the first body does not wait for it."""
         if self._pool is None:
             self._pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _end_with_parent)
-            self._pool.submit(_nothing)
+            self._pool.submit(_nothing).add_done_callback(self._log_failed_start)
 
     async def parse(self, body: bytes, route: ApiRoute, client: str) -> ParsedRequest | Rejection:
         """Returns the parsed request, or its rejection. `client` names who sent the body."""
@@ -141,9 +141,7 @@ class ParseWorker:
             if resident_bytes > MAX_PROCESS_BYTES:
                 self._replace(pool)
         except BrokenProcessPool:
-            if not self._is_broken:  # one line, also when each of many bodies ends a process
-                log.error("The process that parses request bodies above 64 KiB ended. Another one starts.")
-            self._is_broken = True
+            self._log_end()
             self._replace(pool)
             parsed = BUSY_REJECTION
         except Exception:  # one body's failure must not affect the others
@@ -151,6 +149,17 @@ class ParseWorker:
             parsed = BUSY_REJECTION
         if not waiting.parsed.done():
             waiting.parsed.set_result(parsed)
+
+    def _log_failed_start(self, start: Future[None]) -> None:
+        """Called in a thread of the executor."""
+        if not start.cancelled() and start.exception() is not None:
+            self._log_end()
+
+    def _log_end(self) -> None:
+        """One line, also when each of many bodies ends a process."""
+        if not self._is_broken:
+            log.error("The process that parses request bodies above 64 KiB ended. Another one starts.")
+        self._is_broken = True
 
     def _replace(self, pool: ProcessPoolExecutor) -> None:
         """Start another process in the place of this one."""

@@ -129,7 +129,7 @@ EMPTY_CATALOG = ServiceCatalog({}, {})
 
 
 class RoutableCatalog:
-    """Marks the endpoints of a catalog that Envoy can reach. Only services that changed are made anew."""
+    """Marks the endpoints of a catalog that Envoy can reach. Only services that changed are made again."""
 
     def __init__(self) -> None:
         self._services: dict[str, tuple[ServiceEntry, frozenset[str], ServiceEntry]] = {}

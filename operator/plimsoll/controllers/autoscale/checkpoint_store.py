@@ -41,7 +41,7 @@ class CheckpointStore:
             try:
                 items, _ = await self._kube.list(INFERENCESERVICECHECKPOINTS, namespace)
             except (NotFound, Forbidden) as error:
-                log.warning(None, "cannot list the checkpoints; learned state starts anew", error=str(error))
+                log.warning(None, "cannot list the checkpoints; learned state starts empty", error=str(error))
                 continue
             for item in items:
                 state, uid = item.get("state"), object_meta.owner_uid(item)
