@@ -211,6 +211,7 @@ def test_overflow_is_downgraded_to_fallback(learned: dict[str, Service], gateway
     assert answers.keys() <= {main.name, main.key, spare.name, spare.key}
 
 
+@pytest.mark.extended
 def test_fallback_renamed_under_load_loses_no_request(learned: dict[str, Service], cluster: Cluster) -> None:
     """While requests go to the fallback its name is changed, then removed; its answers say the name of the time."""
     main, spare = learned["main"], learned["spare"]

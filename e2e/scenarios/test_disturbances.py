@@ -166,6 +166,7 @@ def _long_prompts() -> Callable[[int], Prompt]:
     return simulated_fleet.prompts("crowded", 2000, 60)
 
 
+@pytest.mark.extended
 def test_unschedulable_pod_does_not_block_other_tier(learned: dict[str, Service]) -> None:
     """Prefill needs more and cannot have it; decode gets what it needs meanwhile."""
     crowded = learned["crowded"]

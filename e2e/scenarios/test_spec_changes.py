@@ -51,6 +51,7 @@ def test_removed_slo_scales_to_minimum_and_stops_admission(changing: Service) ->
     print(f"slo removed: {events[-1]}; added: {changing.condition('SLOMet')['message']}")
 
 
+@pytest.mark.extended
 def test_changed_and_removed_bounds_are_followed_at_once(changing: Service) -> None:
     _patch(changing, {"tiers": {"serve": {"minReplicas": 2, "maxReplicas": 2}}})
     _wait_for_engines(changing, 2)
