@@ -1,4 +1,4 @@
-"""Rows of the page: the same load under each policy that scaled, beside what was simulated before:
+"""Rows of the page: the same load under each policy that scaled, with what was simulated before:
 
 python -m e2e.gpu.policy_table e2e/gpu/data/DATA/results.json e2e/gpu/data/PREDICTIONS.json
 """

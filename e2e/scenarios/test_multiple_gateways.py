@@ -44,8 +44,7 @@ RETRY_EVERY, RETRY_OFFSET = 5, 4  # of five requests one is sent again that came
 FIRST, SECOND = "first", "second of"  # labels of these, with a number
 KILLED_S = 22.0
 SETTLED_S = 20.0  # after a step in load: the gates have learned what comes
-SAMPLED_S = 25.0
-SAMPLES = 10
+SAMPLED_S, SAMPLES = 25.0, 10
 DOCUMENT_PRECISION = 1e-5  # `explain` tells its figures to six digits
 ENDPOINT_REMOVAL_S = 5.0  # until the node no longer sends connections to an endpoint that was removed
 

@@ -1,4 +1,4 @@
-"""What re-tuning is fed from a service's metrics and Deployment, and where its wish is reported."""
+"""What re-tuning is fed from a service's metrics and Deployment, and where the chunk that it wants is reported."""
 
 from __future__ import annotations
 
@@ -74,24 +74,24 @@ def test_service_that_may_not_change_is_not_measured(spec: Object) -> None:
     assert state.retuning == RetuningState()
 
 
-def test_wish_is_reported_until_engines_have_it() -> None:
+def test_wanted_chunk_is_reported_until_engines_have_it() -> None:
     world, state = loaded()
     report = world.scaler.report(KEY)
     assert report is not None
     assert report.measured_chunk is None
-    wish = replace(state.retuning, wanted=2048, reason="measured", changed_s=NOW_S, former=0)
-    state.retuning = wish
+    due = replace(state.retuning, wanted=2048, reason="measured", changed_s=NOW_S, former=0)
+    state.retuning = due
     world.load(KEY, 4.0, 2, NOW_S + 200)
     report = world.scaler.report(KEY)
     assert report is not None
-    assert report.measured_chunk == MeasuredChunk(wish.revision, 2048, "measured", NOW_S)
+    assert report.measured_chunk == MeasuredChunk(due.revision, 2048, "measured", NOW_S)
     explained = world.scaler.explain(KEY)
     assert explained is not None
-    assert explained["tiers"]["serve"]["retuning"] == "rolling out: measured"
+    assert explained["tiers"]["serve"]["retuning"] == "to be rolled out: measured"
 
 
 @pytest.mark.parametrize("scaling", [{"mode": "Recommend"}, {"paused": True}])
-def test_wish_of_an_earlier_process_waits_while_paused(scaling: Object) -> None:
+def test_stored_change_waits_while_paused(scaling: Object) -> None:
     world, state = loaded(2, scaling=scaling)
     state.retuning = RetuningState("chat-serve-1", wanted=2048, changed_s=NOW_S, reason="measured")
     world.load(KEY, 4.0, 20, NOW_S + 2)
@@ -137,7 +137,7 @@ def test_other_services_change_after_this_one(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("reason", "updated", "expected"), [("NewReplicaSetAvailable", 2, None), ("ReplicaSetUpdated", 1, 2048)]
 )
-def test_wish_ends_when_all_engines_are_replaced(reason: str, updated: int, expected: int | None) -> None:
+def test_change_ends_when_all_engines_are_replaced(reason: str, updated: int, expected: int | None) -> None:
     """One of two engines is not ready, for more than two hours after the change."""
     world, state = loaded()
     live = world.store.get("Deployment", (*KEY[:1], "chat-serve"))

@@ -308,7 +308,7 @@ def test_state_survives_a_restart_at_any_time(goodputs: Install) -> None:
 
 
 def test_lost_state_waits_for_a_day(goodputs: Install) -> None:
-    """Without a checkpoint nobody knows when the last change was."""
+    """Without a checkpoint it is unknown when the last change was."""
     goodputs({8192: 10.0, 1024: 20.0, 2048: 10.0, 4096: 10.0}.__getitem__)
     engines = Engines().run(1.2)
     engines.state = RetuningState()

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import pytest
 import pytest_asyncio
 
+from plimsoll.gateway.envoy import jwt
 from tests.gateway.fake_engine import FakeEngine
 from tests.gateway.kube_objects import pod, service
 from tests.gateway.stack import GatewayStack
+
+
+@pytest.fixture(scope="module")
+def quick_keys() -> Iterator[None]:
+    """Envoy fetches the keys of token issuers each second."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jwt, "REFRESH_SECONDS", 6)  # Envoy refreshes 5 s before the end
+        patch.setattr(jwt, "RETRY_SECONDS", 1)
+        yield
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

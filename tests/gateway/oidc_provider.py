@@ -49,7 +49,7 @@ class OidcProvider:
         return oidc_provider_mock.app(user_claims=list(self._users.values()))
 
     def add_user(self, name: str, **claims: Any) -> None:
-        """A user who may sign in. The provider begins anew, see `rotate`."""
+        """A user who may sign in. The provider gets another key, see `rotate`."""
         self._users[name] = oidc_provider_mock.User(sub=name, claims=claims)
         self.rotate()
 

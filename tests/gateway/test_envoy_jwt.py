@@ -43,11 +43,8 @@ class Locked:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def locked(tmp_path_factory: object) -> AsyncIterator[Locked]:
+async def locked(tmp_path_factory: object, quick_keys: None) -> AsyncIterator[Locked]:
     directory = make_directory(tmp_path_factory)
-    patch = pytest.MonkeyPatch()
-    patch.setattr(jwt, "REFRESH_SECONDS", 6)  # Envoy refreshes 5 s before the end
-    patch.setattr(jwt, "RETRY_SECONDS", 1)
     issuer = await OidcIssuer(directory / "issuer").start()
     issuers = json.dumps([issuer.config(claims=CLAIMS)])
     stack = GatewayStack(
@@ -60,7 +57,6 @@ async def locked(tmp_path_factory: object) -> AsyncIterator[Locked]:
         await stack.wait_routable(engine)
         yield Locked(stack, engine, issuer)
     finally:
-        patch.undo()
         await stack.shut_down()
         await issuer.stop()
         print(stack.log.read_text()[-4000:])

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from plimsoll.gateway.envoy import jwt
 from tests.gateway.conftest import make_directory
 from tests.gateway.kube_objects import pod
 from tests.gateway.logged_gateway import LoggedGateway
@@ -57,11 +56,8 @@ class Protected:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def protected(tmp_path_factory: object) -> AsyncIterator[Protected]:
+async def protected(tmp_path_factory: object, quick_keys: None) -> AsyncIterator[Protected]:
     directory = make_directory(tmp_path_factory)
-    patch = pytest.MonkeyPatch()
-    patch.setattr(jwt, "REFRESH_SECONDS", 6)  # Envoy refreshes 5 s before the end
-    patch.setattr(jwt, "RETRY_SECONDS", 1)
     provider = OidcProvider(directory / "provider")
     provider.add_user(USER, org={"name": "acme"}, llm_class="low", llm_models=["chat"])
     provider.add_user("bob@example.com", org={"name": "other"}, llm_models=["large"])
@@ -76,7 +72,6 @@ async def protected(tmp_path_factory: object) -> AsyncIterator[Protected]:
         await found.wait_status(await found.token(), 200)
         yield found
     finally:
-        patch.undo()
         await stack.shut_down()
         provider.stop()
         print(stack.log.read_text()[-4000:])

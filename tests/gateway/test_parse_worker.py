@@ -11,6 +11,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
@@ -145,9 +146,10 @@ async def test_process_that_cannot_start_is_logged_once(
 ) -> None:
     """At the picker's start, before a client's body needs it."""
     monkeypatch.setattr(parse_worker, "_end_with_parent", partial(os._exit, 1))
+    logged = threading.Event()
+    monkeypatch.setattr(parse_worker.log, "filters", [lambda record: not logged.set()])
     worker.start()
-    while not caplog.messages:
-        await asyncio.sleep(0.01)
+    assert await asyncio.to_thread(logged.wait, 60.0)
     result = await worker.parse(body(), CHAT_ROUTE, "a")
     assert isinstance(result, Rejection)
     assert result.reason is RejectionReason.GATEWAY_BUSY
@@ -206,14 +208,14 @@ async def test_envoy_endpoint_tells_the_worker_the_client() -> None:
 
 
 PICKER = """
-import time
+import signal
 from plimsoll.gateway.parse_worker import ParseWorker, _nothing
 if __name__ == "__main__":
     worker = ParseWorker()
     worker.start()
     worker._pool.submit(_nothing).result()
     print(*worker._pool._processes, flush=True)
-    time.sleep(600)
+    signal.pause()
 """
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,8 @@ def test_rows_of_the_load_tools() -> None:
 
 def test_repeated_rivals() -> None:
     rival = LATER["rivals"]["rival"]
-    assert f"after `long-trace`: {_percent(LATER['rivals']['figures']['all']['share'])}." in PART
+    pause_s = LATER["rivals"]["load_began"] - TRACE["load_began"] - TRACE["marks"][-1]["at"]
+    assert f"{pause_s:.0f} s after `long-trace`: {_percent(LATER['rivals']['figures']['all']['share'])}." in PART
     assert f"waited from {rival['back_s'][0]} s on, up to {rival['longest_s']:.1f} s" in PART
     ready_s = next(
         change["at"]
@@ -159,6 +161,13 @@ def test_times_of_the_long_trace() -> None:
     second = [at for (at, now), (_, before) in zip(counts[1:], counts, strict=False) if now == 2 > before]
     assert all(f"{at:,}" in TRACE_PART for at in second)
     assert len(second) == 3
+    scaled = [
+        datetime.fromisoformat(event["at"]).timestamp() - TRACE["load_began"]
+        for event in TRACE["events"]
+        if event["reason"] in ("ScaledUp", "ScaledDown")
+    ]
+    assert [f"| {at:,.0f} |" in TRACE_PART for at in sorted(scaled)] == [True] * 4 + [False]
+    assert f"{sorted(scaled)[4] - sorted(scaled)[3]:.0f} s later the rate rises, `ScaledUp`" in TRACE_PART
 
 
 def test_long_trace_has_the_load_of_its_phases() -> None:

@@ -57,9 +57,9 @@ func main() {
 	var running sync.WaitGroup
 	running.Add(1)
 	go controller.Run(beats, stop, &running)
-	asked := make(chan os.Signal, 1)
-	signal.Notify(asked, syscall.SIGINT, syscall.SIGTERM)
-	<-asked
+	ended := make(chan os.Signal, 1)
+	signal.Notify(ended, syscall.SIGINT, syscall.SIGTERM)
+	<-ended
 	close(stop)
 	running.Wait()
 	controller.Cleanup() // leaves the node as it was

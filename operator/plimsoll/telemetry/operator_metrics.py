@@ -336,7 +336,7 @@ _SCALING_METRICS = (
 )
 
 # A standby does not update these, and queries take the maximum or the sum over the operator's pods.
-_LEADER_GAUGES = (
+_LEADER_METRICS = (
     *_SCALING_METRICS,
     OPERATOR_ENGINE_TUNING,
     SERVICE_CONDITION,
@@ -347,12 +347,12 @@ _LEADER_GAUGES = (
 
 @contextmanager
 def leading() -> Iterator[None]:
-    """While this process leads. Afterwards its gauges about services have no series."""
+    """While this process leads. Afterwards its metrics about services have no series."""
     with OPERATOR_LEADING.track_inprogress():
         try:
             yield
         finally:
-            for metric in _LEADER_GAUGES:
+            for metric in _LEADER_METRICS:
                 metric.clear()
 
 

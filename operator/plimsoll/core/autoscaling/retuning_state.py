@@ -70,7 +70,7 @@ class RetuningState:
     def summary(self) -> str:
         """What the measurements say, in a sentence; empty before the first full hour."""
         if self.wanted is not None:
-            return f"rolling out: {self.reason}"
+            return f"to be rolled out: {self.reason}"
         if self.before:
             return f"the last change is compared with {len(self.before)} h before it; hours since: {len(self.hours)}"
         if self.votes:
