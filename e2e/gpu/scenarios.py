@@ -230,8 +230,7 @@ def manifest(scenario: Scenario, *, version: int = 0, product: str = "NVIDIA-H10
     A version of a scenario with adapters has those that are added. product: the type of the node's GPUs.
     """
     caches = {"name": "caches", "hostPath": {"path": str(CACHES), "type": "Directory"}}
-    # vLLM keeps the GPU memory that its first start measured, for the next ones of the same arguments.
-    variables = {"STEPLOG_WEIGHTS": "1", "VLLM_ENABLE_STARTUP_PLAN": "1", **cache_variables(), "ROLLOUT": str(version)}
+    variables = {"STEPLOG_WEIGHTS": "1", **cache_variables(), "ROLLOUT": str(version)}
     tier: dict[str, Any] = {
         "minReplicas": scenario.low,
         "maxReplicas": scenario.high,

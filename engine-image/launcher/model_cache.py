@@ -189,7 +189,8 @@ class ModelCache:
 
     def _folders(self) -> Iterator[Path]:
         try:
-            yield from sorted(path for path in self._root.iterdir() if path.is_dir())
+            # Names with a dot are no models: what compilers keep lies there too.
+            yield from sorted(path for path in self._root.iterdir() if path.is_dir() and not path.name.startswith("."))
         except FileNotFoundError:
             return
 

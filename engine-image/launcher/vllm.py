@@ -102,6 +102,7 @@ SAGEMAKER_LORA_PATH: Final = "/adapters"  # loads with POST; /adapters/NAME unlo
 
 RUNTIME_LORA_VARIABLE: Final = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"  # without it an engine has no LOAD_LORA_PATH
 CACHE_ROOT_VARIABLE: Final = "VLLM_CACHE_ROOT"
+STARTUP_PLAN_VARIABLE: Final = "VLLM_ENABLE_STARTUP_PLAN"  # keeps in the cache root what memory profiling has found
 NIXL_HOST_VARIABLE: Final = "VLLM_NIXL_SIDE_CHANNEL_HOST"
 NIXL_PORT_VARIABLE: Final = "VLLM_NIXL_SIDE_CHANNEL_PORT"
 

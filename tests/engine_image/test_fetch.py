@@ -196,10 +196,13 @@ def test_unused_models_make_room_oldest_first(tmp_path: Path) -> None:
     entries = [_ten_bytes(cache, f"s3://b/{name}") for name in "ab"]
     for age, entry in enumerate(entries):
         os.utime(entry.files.parent / model_cache.COMPLETE, (1000 - age, 1000 - age))  # b was used before a
+    compiled = tmp_path / ".compiled" / "vllm"
+    compiled.mkdir(parents=True)
     _release_locks(tmp_path)
     _ten_bytes(cache, "s3://b/c")
     assert entries[0].complete() is not None
     assert entries[1].complete() is None
+    assert compiled.exists()
 
 
 def test_models_in_use_stay_and_the_need_is_named(tmp_path: Path) -> None:

@@ -214,7 +214,7 @@ TWO_AFTER: dict[str, Any] = json.loads((DATA / "after-h200-8b-two.json").read_te
 
 
 def _row(begin: str) -> str:
-    row = PAGE[PAGE.index(begin) :]
+    row = PAGE[PAGE.index(begin, PAGE.index("## A step")) :]
     return row[: row.index("| |")].replace("**", "")
 
 

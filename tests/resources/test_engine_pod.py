@@ -276,6 +276,23 @@ def test_pod_cache_of_the_node_must_exist() -> None:
     assert [one["mountPath"] for one in mounts if one["name"] == "model-cache"]
 
 
+@pytest.mark.parametrize(
+    ("uri", "cache", "folder"),
+    [
+        ("s3://models/chat", {"claimName": "hub"}, "/models/cache/.compiled"),
+        ("hf://a/b", {"hostPath": "/var/models"}, "/home/plimsoll/hf/.compiled"),
+        ("hf://a/b", {"nodeLocal": True}, "/home/plimsoll/.cache"),
+        ("hf://a/b", {}, "/home/plimsoll/.cache"),
+        ("pvc://weights/chat", {}, "/home/plimsoll/.cache"),
+    ],
+)
+def test_compiled_code_outlives_the_pod_on_the_services_volume(uri: str, cache: Object, folder: str) -> None:
+    made = environment(rendered(model={"uri": uri, "cache": cache}))
+    names = {"VLLM_CACHE_ROOT": "vllm", "TORCHINDUCTOR_CACHE_DIR": "torchinductor", "TRITON_CACHE_DIR": "triton"}
+    assert {name: made[name] for name in names} == {name: f"{folder}/{last}" for name, last in names.items()}
+    assert made["VLLM_ENABLE_STARTUP_PLAN"] == "1"
+
+
 def test_pod_overrides_are_applied() -> None:
     overrides = {
         "nodeSelector": {"pool": "h200"},

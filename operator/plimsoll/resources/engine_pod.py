@@ -168,7 +168,8 @@ def _security_context(tier: EngineTier, platform: PlatformConfig) -> Object:
 def _environment(service: InferenceService, kind: RoleName, tier: EngineTier, platform: PlatformConfig) -> list[Object]:
     paths = engine_contract().paths
     scratch, home = paths["scratch"], paths["home"]
-    launched = service.spec.engine.contract.launched
+    launched, compiled = service.spec.engine.contract.launched, model_files.compiler_cache(service)
+    vllm_env = ((vllm.CACHE_ROOT_VARIABLE, f"{compiled}/vllm"), (vllm.STARTUP_PLAN_VARIABLE, "1"))
     plimsoll_env: list[Object] = [
         *(
             _launcher_environment(service, kind, tier, platform)
@@ -178,9 +179,9 @@ def _environment(service: InferenceService, kind: RoleName, tier: EngineTier, pl
         _env_entry("HOME", home),
         _env_entry("USER", "plimsoll"),
         _env_entry("HF_HOME", f"{home}/hf"),
-        *([_env_entry(vllm.CACHE_ROOT_VARIABLE, f"{home}/.cache/vllm")] if launched else []),
-        _env_entry("TORCHINDUCTOR_CACHE_DIR", f"{home}/.cache/torchinductor"),
-        _env_entry("TRITON_CACHE_DIR", f"{home}/.cache/triton"),
+        *(_env_entry(name, value) for name, value in vllm_env if launched),
+        _env_entry("TORCHINDUCTOR_CACHE_DIR", f"{compiled}/torchinductor"),
+        _env_entry("TRITON_CACHE_DIR", f"{compiled}/triton"),
         _env_entry("TMPDIR", scratch),
     ]
     plimsoll_env += model_files.secret_environment(service)

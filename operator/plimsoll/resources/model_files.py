@@ -89,6 +89,18 @@ def _cache(model: ModelSource, platform: PlatformConfig) -> Object:
     return {"emptyDir": {"sizeLimit": model.cache_size}}
 
 
+def compiler_cache(service: InferenceService) -> str:
+    """The folder for what compilers make: on the service's own claim or hostPath, where it outlives the pod, if it has one.
+
+    Not on the platform's folder of the node: who writes there would run code in the engines of other services.
+    """
+    cache = service.spec.model.cache
+    on_volume = [one["mountPath"] for one in mounts(service) if one["name"] == "model-cache"]
+    if on_volume and (cache.claim_name or cache.host_path):
+        return f"{on_volume[0]}/.compiled"
+    return f"{engine_contract().paths['home']}/.cache"
+
+
 def mounts(service: InferenceService) -> list[Object]:
     """The mounts of `volumes`."""
     model, paths = service.spec.model, engine_contract().paths
