@@ -90,7 +90,7 @@ def _cache(model: ModelSource, platform: PlatformConfig) -> Object:
 
 
 def compiler_cache(service: InferenceService) -> str:
-    """The folder for what compilers make: on the service's own claim or hostPath, where it outlives the pod, if it has one.
+    """The folder for what compilers make: on the service's own claim or hostPath, where it outlives the pod, if any.
 
     Not on the platform's folder of the node: who writes there would run code in the engines of other services.
     """
