@@ -146,7 +146,7 @@ class ServiceState:
                 self.cache.met(name, tier_snapshot.engine_info)
             tier_metrics = snapshot.metrics.tiers.get(tier.role, NO_TIER_METRICS)
             if tier_snapshot is None or tier_snapshot.is_uniform:  # else former engines would limit the new ones
-                tier.update_limits(tier_metrics.batches, self.workload, now_s)
+                tier.update_limits(tier_metrics.batches, now_s)
             if tier_metrics.windows:
                 tier.update_model(without_kv_posting(tier_metrics.windows, tier_metrics.kv_post_share), self.workload)
         if any([tier_snapshot.ready == 0 for tier_snapshot in snapshot.tiers.values()]):

@@ -184,15 +184,13 @@ class TierState:
         if usable:
             self.posterior, self.last_window = update_all(self.posterior, usable, self.replica_speeds), usable[-1]
 
-    def update_limits(self, batches: Sequence[EngineBatch], workload: Workload | Unavailable, now_s: float) -> None:
+    def update_limits(self, batches: Sequence[EngineBatch], now_s: float) -> None:
         """Update the limits with what single engines hold. Those of prefill engines hold nothing for long."""
         if self.announced is None or self.limits is None:  # `announced` alone is of before a restart
             return
-        if self.role is Role.PREFILL or not batches or isinstance(workload, Unavailable):
+        if self.role is Role.PREFILL or not batches:
             return
-        self.measured_limits = update_limits(
-            self.measured_limits, batches, self.announced, workload, self.role is Role.DECODE, now_s
-        )
+        self.measured_limits = update_limits(self.measured_limits, batches, self.announced, now_s)
         limits = self.measured_limits.apply(self.announced)
         if limits != self.limits:
             self.limits = limits

@@ -9,6 +9,7 @@ histogram. Gauges are summed over the existing pods, scaled up from those with a
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -23,12 +24,13 @@ from plimsoll.core.demand.service_metrics import TierMetrics
 from plimsoll.core.demand.sliding_window import SLIDING_WINDOW_S, DecayingSum, SlidingWindow
 from plimsoll.core.engine_model.calibration.counter_window import WindowSums
 from plimsoll.core.engine_model.inter_token import ITL_SHARE
-from plimsoll.core.engine_model.measured_limits import EngineBatch
+from plimsoll.core.engine_model.measured_limits import EngineBatch, KvDeviation
 from plimsoll.core.histogram import quantile, total_count
 from plimsoll.core.ports import BucketCounts, EngineReading
 from plimsoll.core.types import Role, Unavailable
 
 _MAX_WINDOWS: Final = 512  # busy windows kept until `collect`
+_DEVIATION_TIME_S: Final = 60.0  # far above a step, whose prompts count at its end; few requests take much longer
 
 _NOT_REPORTED: Final = Unavailable("the engines do not tell")
 _NONE_COMPLETED: Final = Unavailable("no request ended in the last minute")
@@ -68,11 +70,12 @@ class _PodState:
     last_reading: EngineReading
     open_window: OpenWindow = field(default_factory=OpenWindow)
     completions: CompletionEstimator | None = None
+    kv_deviation: KvDeviation | None = None
 
     def reset(self) -> None:
         """Drop what was known before the last reading."""
         self.open_window.restart(self.last_reading)
-        self.completions = None
+        self.completions = self.kv_deviation = None
 
 
 class EngineAggregator:
@@ -101,12 +104,17 @@ class EngineAggregator:
         if not is_newer(reading.at_s, pod.last_reading.at_s):
             return None
         previous, pod.last_reading = pod.last_reading, reading
-        if reading.running is not None and reading.waiting is not None:
-            batch = EngineBatch(reading.running, reading.waiting, reading.kv_used)
-            self._batches.append((reading.pod, batch))
         interval = engine_interval(previous, reading)
         if interval is None:
             pod.reset()
+        elif self._role is Role.DECODE and (previous.waiting or reading.waiting):
+            pod.kv_deviation = None  # requests that wait hold KV that they received, whose tokens do not count yet
+        else:
+            pod.kv_deviation = _updated_kv_deviation(pod.kv_deviation, interval, previous.kv_used, reading.kv_used)
+        if reading.running is not None and reading.waiting is not None:
+            batch = EngineBatch(reading.running, reading.waiting, reading.kv_used, pod.kv_deviation)
+            self._batches.append((reading.pod, batch))
+        if interval is None:
             return None
         self._update_step_timing(interval, previous, reading)
         step_timing = self._step_timing()
@@ -261,6 +269,26 @@ def _updated_completions(
     completions = completions or CompletionEstimator(running)
     completions.advance(interval.steps * step_timing.tokens_per_sequence_step, total_count(interval.ttft_s))
     return completions
+
+
+def _updated_kv_deviation(
+    deviation: KvDeviation | None, interval: EngineInterval, used_before: float | None, used: float | None
+) -> KvDeviation | None:
+    """Advance it by an interval: started prompts and generated tokens come, those of completed requests go.
+
+    Returns None where the interval lacks a needed figure.
+    """
+    local, cached, generated = interval.local_prompt_tokens, interval.cached_prompt_tokens, interval.generated_tokens
+    prompts, outputs = interval.prompt_tokens, interval.output_tokens
+    if local is None or cached is None or generated is None or prompts is None or outputs is None:
+        return None
+    if used_before is None or used is None:
+        return None
+    added = local + cached + (interval.transferred_prompt_tokens or 0.0) + generated
+    before, kept = deviation or KvDeviation(), math.exp(-interval.seconds / _DEVIATION_TIME_S)
+    return KvDeviation(
+        kept * before.tokens + added - prompts.value_sum - outputs.value_sum, kept * before.used + used - used_before
+    )
 
 
 def _requests_in_engine(reading: EngineReading) -> float | Unavailable:
