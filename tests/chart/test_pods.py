@@ -374,7 +374,7 @@ def test_client_certificate_is_mounted_into_picker_alone() -> None:
     mounted = {c["name"]: [m for m in c["volumeMounts"] if m["name"] == "engine-tls"] for c in containers(spec)}
     (mount,) = mounted.pop("picker")
     assert not any(mounted.values())
-    assert (mount["mountPath"], mount["readOnly"]) == (str(settings.engine_tls), True)
+    assert (mount["mountPath"], mount["readOnly"]) == (str(settings.internal_tls), True)
     (volume,) = [v["secret"] for v in spec["volumes"] if v["name"] == "engine-tls"]
     assert (volume["secretName"], [item["key"] for item in volume["items"]]) == (
         "client",
@@ -388,7 +388,7 @@ def test_client_certificate_is_mounted_into_picker_alone() -> None:
 @pytest.mark.parametrize(
     ("gateway", "message"),
     [
-        ({}, "engine.tls.secretName needs gateway.engineTls.secretName"),
+        ({}, "engine.tls.secretName needs internalTls.secretName"),
         (
             {"engineTls": {"secretName": "client"}, "endpointPicker": {"enabled": True}},
             "engine.tls.secretName excludes gateway.endpointPicker.enabled",

@@ -58,7 +58,7 @@ class World:
             lambda: self.now_s,
         )
 
-    async def answer(self, address: str, port: int, path: str) -> bytes:
+    async def answer(self, address: str, port: int, path: str, tls_name: str = "") -> bytes:
         self.requested.append((self.now_s, f"{address}:{port}{path}"))
         self.open += 1
         self.most_open = max(self.most_open, self.open)

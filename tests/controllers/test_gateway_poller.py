@@ -54,7 +54,7 @@ class Fleet:
             round_timeout_s=0.05,
         )
 
-    async def _answer(self, address: str, port: int, path: str) -> bytes:
+    async def _answer(self, address: str, port: int, path: str, tls_name: str = "") -> bytes:
         assert (port, path) == (PLATFORM.gateway.picker_port, "/signals")
         if address in self.hung:
             await self.hung[address].wait()

@@ -210,7 +210,7 @@ priorityClassName: {{ . }}
 {{- define "plimsoll.engineTlsSecret" -}}
 {{- $secret := (default dict .Values.engine.tls).secretName -}}
 {{- if and $secret (not (include "plimsoll.gateway.engineTlsSecret" .)) -}}
-{{- fail "engine.tls.secretName needs gateway.engineTls.secretName, by which engines know the gateway" -}}
+{{- fail "engine.tls.secretName needs internalTls.secretName, by which engines know the gateway" -}}
 {{- end -}}
 {{- if and $secret (include "plimsoll.gateway.endpointPicker" . | fromYaml).enabled -}}
 {{- fail "engine.tls.secretName excludes gateway.endpointPicker.enabled, because gateways of other products have no certificate" -}}

@@ -12,11 +12,13 @@ import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from random import Random
+from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
 import orjson
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from plimsoll.adapters.internal_tls import has_name
 from plimsoll.gateway import error_messages
 from plimsoll.gateway.api_routes import EVENT_STREAM, MODELS_PATH, ApiRoute, route_of
 from plimsoll.gateway.body_budget import BodyBudget
@@ -177,6 +179,9 @@ def _card(service: ServiceEntry, name: str) -> dict[str, str | int]:
     return {"id": name, "object": "model", "created": service.created, "owned_by": "plimsoll"}
 
 
+PUBLIC_PAGES: Final = frozenset({b"/healthz", b"/readyz", b"/metrics"})
+
+
 class AdminEndpoint:
     """Handles requests from the kubelet, Prometheus and the operator."""
 
@@ -189,7 +194,22 @@ class AdminEndpoint:
         self._synced = synced
         self._not_ready_reason = not_ready_reason
 
-    def __call__(self, request: HttpRequest) -> bytes | Awaitable[bytes]:
+    def of_client(self, name: str, certificate: Any) -> Callable[[HttpRequest], bytes]:
+        """Returns the handler for a client of a listener with TLS, whose certificate must have the name for all pages.
+
+        The kubelet has none, and Prometheus needs none.
+        """
+        if has_name(certificate, name):
+            return self
+
+        def handle(request: HttpRequest) -> bytes:
+            if request.path.partition(b"?")[0] in PUBLIC_PAGES:
+                return self(request)
+            return response(403, body=f"this page needs a client certificate for {name}\n".encode())
+
+        return handle
+
+    def __call__(self, request: HttpRequest) -> bytes:
         path = request.path.partition(b"?")[0]
         if request.method == b"HEAD":
             return without_body(self._get(path))

@@ -18,7 +18,7 @@ volumeMounts:
   - {name: tls, mountPath: {{ include "plimsoll.gateway.tlsDirectory" .root }}, readOnly: true}
 {{- end }}
 {{- if and .api (include "plimsoll.gateway.engineTlsSecret" .root) }}
-  - {name: engine-tls, mountPath: /etc/plimsoll-engine-tls, readOnly: true}
+  - {name: engine-tls, mountPath: /etc/plimsoll-internal-tls, readOnly: true}
 {{- end }}
 {{- if .api }}
   - {name: peers, mountPath: {{ include "plimsoll.gateway.peerDirectory" .root }}, readOnly: true}
@@ -76,7 +76,7 @@ volumeMounts:
 {{- end }}
 {{- end }}
 {{- if include "plimsoll.gateway.engineTlsSecret" . }}
-- {name: PLIMSOLL_ENGINE_TLS_DIR, value: /etc/plimsoll-engine-tls}
+- {name: PLIMSOLL_INTERNAL_TLS_DIR, value: /etc/plimsoll-internal-tls}
 {{- end }}
 - {name: PLIMSOLL_ACCESS_LOG, value: {{ default false (default dict .Values.gateway.accessLog).enabled | quote }}}
 {{- with include "plimsoll.traces" . | fromYaml }}

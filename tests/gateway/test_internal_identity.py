@@ -16,7 +16,7 @@ from plimsoll.adapters.certificate_files import (
     load_identity,
 )
 from plimsoll.api import labels
-from plimsoll.gateway.engine_identity import ENGINES, EngineIdentityWatch
+from plimsoll.gateway.internal_identity import ENGINES, InternalIdentityWatch
 from plimsoll.gateway.envoy.delta import AppliedCertificate, DeltaStream
 from plimsoll.gateway.envoy.tls import CERTIFICATE, ENGINE_AUTHORITY, ENGINE_CERTIFICATE
 from plimsoll.gateway.envoy.xds import EMPTY_SNAPSHOT, SECRET_TYPE, with_engine_identity
@@ -42,7 +42,7 @@ class Gateway:
 
     def restart_picker(self) -> None:
         self.published.clear()
-        self.watch = EngineIdentityWatch(self.volume.directory, self.published.append)
+        self.watch = InternalIdentityWatch(self.volume.directory, self.published.append)
 
     def write(self, **changed: bytes) -> None:
         self.volume.write(self.authority.issue("gateway", usages=CLIENT) | changed)
@@ -100,7 +100,7 @@ def test_identity_of_unchanged_files_is_the_same(tmp_path: Path) -> None:
 def test_gateway_without_a_certificate_is_not_ready(gateway: Gateway) -> None:
     assert "not read yet" in gateway.watch.not_ready_reason
     gateway.read()
-    assert "gateway.engineTls.secretName" in gateway.watch.not_ready_reason
+    assert "internalTls.secretName" in gateway.watch.not_ready_reason
     assert "tls.crt cannot be read" in gateway.watch.not_ready_reason
     gateway.write()
     assert gateway.watch.not_ready_reason == "", "Envoy asks for it only with the first service"
@@ -201,11 +201,11 @@ def test_engines_beyond_reach_are_named_once(made: Object, code: str, caplog: py
         assert (reply.status, reply.error["code"]) == (503, code)
         assert str(reply.error["message"]).startswith(
             "The engines of model 'chat' require TLS, and this gateway has no client certificate for them"
-            " (gateway.engineTls.secretName)."
+            " (internalTls.secretName)."
         )
     harness.set_objects(made, pods=(secure_pod("10.0.0.1:8000"), secure_pod("10.0.0.2:8000")))
     assert [record.getMessage() for record in caplog.records if record.name.endswith("service_catalog")] == [
-        "engines of InferenceService team/chat require TLS, but gateway.engineTls.secretName is not set"
+        "engines of InferenceService team/chat require TLS, but internalTls.secretName is not set"
     ]
     harness.set_objects(made, pods=(secure_pod("10.0.0.1:8000"), pod("10.0.0.3:8000")))
     assert response_headers(harness.send())["x-plimsoll-endpoint"] == "10.0.0.3:8000"
