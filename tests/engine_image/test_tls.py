@@ -25,20 +25,20 @@ from launcher.startup_phases import StartupPhases
 from launcher.tls import AUTHORITY, CERTIFICATE, FILES, KEY, EngineTls, InvalidSecret
 from plimsoll.adapters.certificate_files import expiry_s
 from plimsoll.api.conditions import ConditionReason
-from plimsoll.api.contract import engine_tls_name
+from plimsoll.api.contract import engine_tls_name, internal_tls_name
 from plimsoll.controllers.reconcile.pod_diagnosis import pod_problem
 from tests.certificates import Authority, SecretVolume
 from tests.engine_image.simulated.test_process import engine as process_engine
 from tests.engine_image.simulated.test_process import stream
 
-NAME = engine_tls_name("team")
+NAME, RELEASE = engine_tls_name("team"), internal_tls_name("plimsoll-system")
 PARAMS = {"do_remote_prefill": True, "remote_block_ids": [1]}
 
 
 def engine_tls(folder: Path, authority: Authority, name: str = NAME) -> tuple[EngineTls, SecretVolume]:
     volume = SecretVolume(folder / "secret")
     volume.write(authority.issue(name))
-    return EngineTls(TlsSettings("team/engine-tls", NAME), volume.directory, folder / "state"), volume
+    return EngineTls(TlsSettings("team/engine-tls", NAME, RELEASE), volume.directory, folder / "state"), volume
 
 
 def test_renewed_secret_is_written_in_place(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ async def test_follow_survives_any_error(tmp_path: Path, caplog: pytest.LogCaptu
     """The name is no host name, so the handshake raises what no Secret can cause."""
     tls, _ = engine_tls(tmp_path, Authority(tmp_path / "ca", "plimsoll"))
     tls.prepare()
-    following = asyncio.create_task(replace(tls, settings=TlsSettings("team/engine-tls", ".")).follow(0.01))
+    following = asyncio.create_task(replace(tls, settings=TlsSettings("team/engine-tls", ".", RELEASE)).follow(0.01))
     async with asyncio.timeout(30):
         while not (following.done() or "Secret team/engine-tls" in caplog.text):
             await asyncio.sleep(0.01)
@@ -234,7 +234,7 @@ async def test_missing_secret_is_named_in_the_condition(tmp_path: Path) -> None:
         "PYTHONPATH": str(IMAGE_ROOT),
         "PLIMSOLL_CONTRACT": str(tmp_path / "contract.json"),
         "PLIMSOLL_MODEL": "m",
-        "PLIMSOLL_TLS": json.dumps({"secret": "team/engine-tls", "name": NAME}),
+        "PLIMSOLL_TLS": json.dumps({"secret": "team/engine-tls", "name": NAME, "release": RELEASE}),
     }
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "launcher", env=environment, cwd=tmp_path, stderr=asyncio.subprocess.PIPE

@@ -26,7 +26,7 @@ from plimsoll.api.contract import internal_tls_name
 from plimsoll.core.routing.endpoint import Endpoint
 from plimsoll.gateway.access_log_lines import access_line
 from plimsoll.gateway.body_budget import BodyBudget
-from plimsoll.gateway.certificate_watch import CertificateWatch
+from plimsoll.gateway.certificate_watch import CertificateWatch, export_endpoint_picker
 from plimsoll.gateway.drain import drain
 from plimsoll.gateway.endpoint_picker import server as endpoint_picker_server
 from plimsoll.gateway.endpoint_picker.server import EndpointPicker
@@ -275,7 +275,8 @@ class GatewayProcess:
         settings, credentials = self._settings, None
         await self._has_catalog.wait()
         if settings.endpoint_picker_tls is not None:
-            credentials = await ServerCredentials(settings.endpoint_picker_tls, False).wait()
+            files = ServerCredentials(settings.endpoint_picker_tls, False, report=export_endpoint_picker)
+            credentials = await files.wait()
         server, _ = await endpoint_picker.start(f"{settings.address}:{settings.endpoint_picker_port}", credentials)
         try:
             await asyncio.Event().wait()

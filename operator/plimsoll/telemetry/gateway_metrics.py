@@ -233,14 +233,14 @@ GATEWAY_JWKS_FAILURES = Counter(
 GATEWAY_CERTIFICATE_EXPIRY = Gauge(
     "plimsoll_gateway_certificate_expiry_seconds",
     "Time at which a certificate of the gateway expires, seconds since the epoch: `listener` for clients, `internal` "
-    "for engines, operator and other gateways.",
+    "for engines, operator and other gateways, `endpoint-picker` for gateways of other products.",
     ["certificate"],
     registry=GATEWAY,
 )
 GATEWAY_CERTIFICATE_INVALID = Gauge(
     "plimsoll_gateway_certificate_invalid",
-    "1 while the Secret of gateway.tls.secretName (`listener`) or internalTls.secretName (`internal`) cannot be "
-    "used, else 0.",
+    "1 while the Secret of gateway.tls.secretName (`listener`), internalTls.secretName (`internal`) or "
+    "gateway.endpointPicker.tls.secretName (`endpoint-picker`) cannot be used, else 0.",
     ["certificate"],
     registry=GATEWAY,
 )

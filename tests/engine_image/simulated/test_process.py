@@ -64,7 +64,7 @@ async def engine(
         "PLIMSOLL_ARGS": json.dumps([*FLAGS, *flags]),
     }
     if tls is not None:
-        document = {"secret": "team/engine-tls", "name": engine_tls_name("team")}
+        document = {"secret": "team/engine-tls", "name": engine_tls_name("team"), "release": "plimsoll"}
         environment["PLIMSOLL_TLS"] = json.dumps(document)
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "launcher", env=environment, cwd=folder,
