@@ -41,7 +41,7 @@ class PeerConnection(asyncio.Protocol, Generic[Received]):
         on_close: Callable[[PeerConnection[Received]], None],
         *,
         ping: Callable[[], messages.Ping] | None,
-        tls: PeerTls | None,
+        tls: PeerTls | None = None,
     ) -> None:
         """`ping`: makes the pings of the side that connects; None for the other side. `tls`: None for plain TCP.
 

@@ -71,7 +71,7 @@ class OwnerLink:
         views: PeerViews,
         ack_seconds: float,
         on_ready: Callable[[OwnerLink], None],
-        tls: PeerTls | None,
+        tls: PeerTls | None = None,
     ) -> None:
         """`on_ready` is called when the owner has proved that it knows the secret, after each new connection."""
         self.name = name
