@@ -393,9 +393,9 @@ def test_internal_tls_covers_operator_gateways_and_scrapes() -> None:
     (gateway,) = [o["spec"]["template"] for o in of_kind(objects, "Deployment") if "gateway" in o["metadata"]["name"]]
     (picker,) = gateway["spec"]["containers"]
     assert gateway["metadata"]["labels"][labels.TLS] == labels.MUTUAL_TLS
-    assert {picker[f"{kind}Probe"]["httpGet"].get("scheme") for kind in ("readiness", "startup", "liveness")} == {
-        "HTTPS"
-    }
+    assert {picker[f"{kind}Probe"]["httpGet"]["port"] for kind in ("readiness", "startup", "liveness")} == {"probes"}
+    settings = PickerSettings.from_environment({e["name"]: e["value"] for e in picker["env"] if "value" in e})
+    assert settings.probe_port in {port["containerPort"] for port in picker["ports"] if port["name"] == "probes"}
     operator = pod_specs(objects)["plimsoll-operator"]
     (volume,) = [one["secret"] for one in operator["volumes"] if one["name"] == "internal-tls"]
     (mount,) = [one for one in operator["containers"][0]["volumeMounts"] if one["name"] == "internal-tls"]

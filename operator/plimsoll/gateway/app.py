@@ -15,7 +15,7 @@ import os
 import ssl
 import sys
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from random import Random
 from typing import Any
@@ -47,7 +47,7 @@ from plimsoll.gateway.one_queue.tls_stream import PeerTls
 from plimsoll.gateway.parse_worker import ParseWorker
 from plimsoll.gateway.picker import Picker
 from plimsoll.gateway.request_attributes import AttributeStore
-from plimsoll.gateway.routes import AdminEndpoint, EnvoyEndpoint
+from plimsoll.gateway.routes import PROBE_PAGES, AdminEndpoint, EnvoyEndpoint
 from plimsoll.gateway.server import HttpProtocol
 from plimsoll.gateway.service_catalog import CatalogBuilder
 from plimsoll.gateway.settings import ApiKeyMode, PickerSettings
@@ -145,6 +145,9 @@ class GatewayProcess:
         if self._one_queue is not None:
             await self._one_queue.start()
         servers = [await self._open_admin_port(admin_endpoint)]
+        if settings.probe_port is not None:
+            probes = admin_endpoint.limited(PROBE_PAGES, "this port is for probes")
+            servers.append(await self._open_port(settings.probe_port, lambda: HttpProtocol(probes, 0, ADMIN_IDLE_SECONDS)))
         tasks = [
             asyncio.create_task(run_watches(self._source, self._watch_cache, self._changed.set)),
             asyncio.create_task(self._publish_changes(servers)),
@@ -231,25 +234,25 @@ class GatewayProcess:
                 self._objectives.report(catalog)
             self._ads.publish(catalog)
             self._state_poller.set_published(catalog)
-            if len(servers) == 1:
+            if not self._has_catalog.is_set():
                 servers.append(await self._open_envoy_socket())
                 self._has_catalog.set()
 
     async def _open_admin_port(self, endpoint: AdminEndpoint) -> asyncio.Server:
-        """Open the port for the kubelet, Prometheus and the operator."""
+        """Open the port for Prometheus and the operator."""
         settings = self._settings
         if settings.internal_tls is None:
-            return await asyncio.get_running_loop().create_server(
-                lambda: HttpProtocol(endpoint, 0, ADMIN_IDLE_SECONDS), settings.address, settings.picker_port
-            )
+            return await self._open_port(settings.picker_port, lambda: HttpProtocol(endpoint, 0, ADMIN_IDLE_SECONDS))
         of_client = partial(endpoint.of_client, self._internal_name)
-        return await asyncio.get_running_loop().create_server(
-            lambda: HttpProtocol(endpoint, 0, ADMIN_IDLE_SECONDS, of_client),
-            settings.address,
+        return await self._open_port(
             settings.picker_port,
+            lambda: HttpProtocol(endpoint, 0, ADMIN_IDLE_SECONDS, of_client),
             ssl=listener_context(self._identity),
             ssl_handshake_timeout=HANDSHAKE_SECONDS,
         )
+
+    async def _open_port(self, port: int, make: Callable[[], asyncio.Protocol], **tls: Any) -> asyncio.Server:
+        return await asyncio.get_running_loop().create_server(make, self._settings.address, port, **tls)
 
     async def _open_envoy_socket(self) -> asyncio.Server:
         """Open the unix socket for Envoy.

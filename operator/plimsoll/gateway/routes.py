@@ -3,7 +3,7 @@
 The unix socket serves Envoy: `/reserve/...` before a large body is read and `/check/...` with a client's body (both
 ext_authz), any path with the header `x-plimsoll-error-response` (writes that error response), `/v1/models`,
 `/v1/models/NAME` (as an event stream: its progress), and `/healthz` for Envoy's health check. The TCP port serves
-`/healthz`, `/readyz`, `/metrics` and `/signals`.
+`/healthz`, `/readyz`, `/metrics` and `/signals`. With TLS, another port serves the first two without it.
 """
 
 from __future__ import annotations
@@ -179,7 +179,8 @@ def _card(service: ServiceEntry, name: str) -> dict[str, str | int]:
     return {"id": name, "object": "model", "created": service.created, "owned_by": "plimsoll"}
 
 
-PUBLIC_PAGES: Final = frozenset({b"/healthz", b"/readyz", b"/metrics"})
+PROBE_PAGES: Final = frozenset({b"/healthz", b"/readyz"})
+PUBLIC_PAGES: Final = PROBE_PAGES | {b"/metrics"}
 
 
 class AdminEndpoint:
@@ -197,17 +198,14 @@ class AdminEndpoint:
     def of_client(self, name: str, certificate: Any) -> Callable[[HttpRequest], bytes]:
         """Returns the handler for a client of a listener with TLS, whose certificate must have the name for all pages.
 
-        The kubelet has none, and Prometheus needs none.
+        Prometheus needs none.
         """
-        if has_name(certificate, name):
-            return self
+        refusal = f"this page needs a client certificate for {name}"
+        return self if has_name(certificate, name) else self.limited(PUBLIC_PAGES, refusal)
 
-        def handle(request: HttpRequest) -> bytes:
-            if request.path.partition(b"?")[0] in PUBLIC_PAGES:
-                return self(request)
-            return response(403, body=f"this page needs a client certificate for {name}\n".encode())
-
-        return handle
+    def limited(self, pages: frozenset[bytes], refusal: str) -> Callable[[HttpRequest], bytes]:
+        """Returns the handler that serves certain pages only, and refuses others with 403."""
+        return lambda one: self(one) if one.path.partition(b"?")[0] in pages else response(403, body=refusal.encode())
 
     def __call__(self, request: HttpRequest) -> bytes:
         path = request.path.partition(b"?")[0]

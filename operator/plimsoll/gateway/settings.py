@@ -55,6 +55,7 @@ class PickerSettings:
     address: str = "0.0.0.0"
     port: int = 8080
     picker_port: int = 8081
+    probe_port: int | None = None  # for the kubelet, without TLS: a certificate must not end the pod; None: picker_port
     namespaces: tuple[str, ...] = ()  # namespaces to watch; empty means all
     max_body_bytes: int = 8 << 20
     envoy_memory_bytes: int = 1 << 30  # memory limit of Envoy's container
@@ -174,6 +175,7 @@ class PickerSettings:
             directory=Path(environ.get("PLIMSOLL_GATEWAY_DIR", "/run/plimsoll")),
             port=int(environ.get("PLIMSOLL_GATEWAY_PORT", "8080")),
             picker_port=int(environ.get("PLIMSOLL_PICKER_PORT", "8081")),
+            probe_port=int(port) if (port := environ.get("PLIMSOLL_PROBE_PORT", "")) else None,
             namespaces=_list(environ.get("PLIMSOLL_WATCH_NAMESPACES", "")),
             max_body_bytes=int(environ.get("PLIMSOLL_MAX_BODY_BYTES", str(8 << 20))),
             envoy_memory_bytes=int(environ.get("PLIMSOLL_ENVOY_MEMORY_BYTES", str(1 << 30))),

@@ -77,6 +77,7 @@ volumeMounts:
 {{- end }}
 {{- if include "plimsoll.internalTlsSecret" . }}
 - {name: PLIMSOLL_INTERNAL_TLS_DIR, value: {{ include "plimsoll.internalTlsDirectory" . }}}
+- {name: PLIMSOLL_PROBE_PORT, value: "8083"}
 {{- end }}
 - {name: PLIMSOLL_ACCESS_LOG, value: {{ default false (default dict .Values.gateway.accessLog).enabled | quote }}}
 {{- with include "plimsoll.traces" . | fromYaml }}
