@@ -51,8 +51,12 @@ class SecureEngines:
             return response.status, await response.text()
 
     async def metric(self, name: str) -> float:
-        async with self.stack.http.get(f"{self.stack.picker_url}/metrics", **self.stack.picker_tls) as response:
-            lines = (await response.text()).splitlines()
+        """NaN without it, and while the picker has no certificate."""
+        try:
+            async with self.stack.http.get(f"{self.stack.picker_url}/metrics", **self.stack.picker_tls) as response:
+                lines = (await response.text()).splitlines()
+        except aiohttp.ClientError:
+            return math.nan
         return next((float(line.split()[-1]) for line in lines if line.startswith(name)), math.nan)
 
     def connect(self, files: dict[str, bytes] | None, name: str = NAME) -> ssl.SSLContext:
@@ -92,6 +96,7 @@ async def secure(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Secu
     (folder / "engine").mkdir()
     stack = GatewayStack(folder, internal_tls=client.directory)
     found = SecureEngines(stack, authority, folder / "scratch", folder / "engine", client, server)
+    stack.picker_tls = {"ssl": found.connect(authority.issue(RELEASE)), "server_hostname": RELEASE}
     async with simulated_engine(folder / "engine", "team/chat", "generate", tls=server.directory) as found.address:
         try:
             await stack.start([service()], [secure_pod(found.address)])
@@ -118,6 +123,30 @@ async def test_engine_refuses_clients_of_no_or_another_authority(secure: SecureE
     assert await secure.answer(secure.connect(None)) is None
     assert await secure.answer(secure.connect(other.issue(RELEASE))) is None
     assert await secure.answer(secure.connect(secure.authority.issue(RELEASE, days=-1))) is None
+
+
+async def page_status(secure: SecureEngines, page: str, files: dict[str, bytes] | None) -> int | None:
+    """The status of a page of the picker for a client with these files, None if it gets none."""
+    tls = {"ssl": secure.connect(files), "server_hostname": RELEASE}
+    try:
+        async with aiohttp.ClientSession() as http, http.get(f"{secure.stack.picker_url}{page}", **tls) as response:
+            return response.status
+    except (aiohttp.ClientError, OSError):
+        return None
+
+
+async def test_pages_are_for_the_release_and_scrapes(secure: SecureEngines) -> None:
+    other, issue = Authority(secure.folder / "another", "another"), secure.authority.issue
+    assert [await page_status(secure, page, issue(RELEASE)) for page in ("/signals", "/metrics")] == [200, 200]
+    assert [await page_status(secure, page, None) for page in ("/signals", "/metrics", "/readyz")] == [403, 200, 200]
+    assert await page_status(secure, "/signals", issue(NAME)) == 403, "an engine is not the operator"
+    assert await page_status(secure, "/metrics", issue(RELEASE, days=-1)) is None
+    assert await page_status(secure, "/metrics", other.issue(RELEASE)) is None
+    settings = secure.stack.settings
+    with pytest.raises(aiohttp.ClientError):
+        await secure.stack.http.get(f"http://127.0.0.1:{settings.picker_port}/metrics")
+    async with secure.stack.http.get(f"http://127.0.0.1:{settings.probe_port}/signals") as response:
+        assert response.status == 403
 
 
 async def test_plain_and_secure_engine_serve_one_service(secure: SecureEngines) -> None:
@@ -209,7 +238,7 @@ async def test_restarted_picker_serves_with_envoys_identity(secure: SecureEngine
     secure.client.write(secure.authority.issue(RELEASE) | {KEY_FILE: b""})
     secure.stack.start_picker()
     await secure.stack.ready()
-    assert await is_invalid(secure)
+    assert await page_status(secure, "/metrics", secure.authority.issue(RELEASE)) is None, "it has no certificate"
     assert (await secure.post())[0] == 200
     await renew(secure)
 
