@@ -12,11 +12,11 @@ from plimsoll.adapters.certificate_files import AUTHORITY_FILE, CERTIFICATE_FILE
 from plimsoll.adapters.internal_tls import TlsIdentity, load_identity
 from plimsoll.api import labels
 from plimsoll.api.contract import internal_tls_name
-from plimsoll.gateway.internal_identity import INTERNAL, InternalIdentityWatch
 from plimsoll.gateway.envoy.delta import AppliedCertificate, DeltaStream
 from plimsoll.gateway.envoy.tls import CERTIFICATE, ENGINE_AUTHORITY, ENGINE_CERTIFICATE
 from plimsoll.gateway.envoy.xds import EMPTY_SNAPSHOT, SECRET_TYPE, with_engine_identity
 from plimsoll.gateway.errors import from_header
+from plimsoll.gateway.internal_identity import INTERNAL, InternalIdentityWatch
 from plimsoll.telemetry import gateway_metrics
 from tests.certificates import Authority, SecretVolume
 from tests.gateway.kube_objects import Object, pod, service

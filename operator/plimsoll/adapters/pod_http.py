@@ -47,7 +47,9 @@ async def get_page(
     tls = dict[str, Any]()
     if tls_name:
         if (context := tls_context()) is None:
-            raise UntrustedPeer(f"{url} requires TLS, but the Secret of internalTls.secretName is not set or not usable")
+            raise UntrustedPeer(
+                f"{url} requires TLS, but the Secret of internalTls.secretName is not set or not usable"
+            )
         tls = {"ssl": context, "server_hostname": tls_name}
     try:
         async with asyncio.timeout(timeout_s):
@@ -58,9 +60,14 @@ async def get_page(
         reason = getattr(error.certificate_error, "verify_message", "") or str(error.certificate_error)
         raise UntrustedPeer(f"{url} has no valid certificate for {tls_name}: {reason}") from error
     except (aiohttp.ClientSSLError, ssl.SSLError) as error:
-        cause = error if isinstance(error, ssl.SSLError) else error.os_error
+        cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
         reason = tls_reason(cause) if isinstance(cause, ssl.SSLError) else cause_of(cause)
-        raise UntrustedPeer(f"{url} does not accept TLS: {reason}") from error
+        raise UntrustedPeer(f"{url} does not accept TLS with this client's certificate: {reason}") from error
+    except aiohttp.ServerDisconnectedError as error:  # with TLS 1.3, a client whose certificate is refused sees no more
+        if tls_name:
+            message = f"{url} closed the connection: it may not accept the certificate of internalTls.secretName"
+            raise UntrustedPeer(message) from error
+        raise BackendUnavailable(f"{url}: {cause_of(error)}") from error
     except (aiohttp.ClientError, OSError, ValueError) as error:
         raise BackendUnavailable(f"{url}: {cause_of(error)}") from error
 

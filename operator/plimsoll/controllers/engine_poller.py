@@ -351,7 +351,9 @@ class EnginePoller:
         async with self._slot(pod, pod.info_failures):
             sent_s = self._monotonic()
             try:
-                body = await self._http_get(pod.address, _launcher_port(), engine_contract().paths["about"], pod.tls_name)
+                body = await self._http_get(
+                    pod.address, _launcher_port(), engine_contract().paths["about"], pod.tls_name
+                )
                 pod.engine_info, pod.startup_progress = self._parse_info(body)
             except (BackendUnavailable, ValueError) as error:
                 pod.info_failures += 1

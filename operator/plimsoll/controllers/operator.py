@@ -44,6 +44,7 @@ from plimsoll.controllers.autoscale.checkpoint_store import CheckpointStore
 from plimsoll.controllers.autoscale.prometheus_fallback import PrometheusFallback, load_history
 from plimsoll.controllers.autoscale.scaling_status import ScalingReport
 from plimsoll.controllers.autoscale.signal_sources import SignalSources
+from plimsoll.controllers.certificates import OperatorIdentity
 from plimsoll.controllers.engine_poller import EnginePoller
 from plimsoll.controllers.engine_rollout.rollout_controller import EngineRollout
 from plimsoll.controllers.gateway_poller import GatewayPoller
@@ -52,7 +53,6 @@ from plimsoll.controllers.isolation import ObjectErrors, Stage, subject_of, supe
 from plimsoll.controllers.leader_worker_sets import LeaderWorkerSetWatches
 from plimsoll.controllers.namespace_leases import RENEW_SECONDS, NamespaceLeases
 from plimsoll.controllers.object_cache import Key, ObjectCache, key_of, owning_service
-from plimsoll.controllers.certificates import OperatorIdentity
 from plimsoll.controllers.operator_config import OperatorConfig
 from plimsoll.controllers.reconcile.drain_reports import DrainReports
 from plimsoll.controllers.reconcile.observe import affected_services

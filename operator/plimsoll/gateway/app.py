@@ -30,7 +30,6 @@ from plimsoll.gateway.certificate_watch import CertificateWatch, export_endpoint
 from plimsoll.gateway.drain import drain
 from plimsoll.gateway.endpoint_picker import server as endpoint_picker_server
 from plimsoll.gateway.endpoint_picker.server import EndpointPicker
-from plimsoll.gateway.internal_identity import InternalIdentityWatch
 from plimsoll.gateway.envoy.access_log import AccessLogReader, AccessRecord
 from plimsoll.gateway.envoy.admin import EnvoyAdminClient, EnvoyUnavailable
 from plimsoll.gateway.envoy.ads_server import AdsServer
@@ -40,6 +39,7 @@ from plimsoll.gateway.envoy.tls import CERTIFICATE
 from plimsoll.gateway.failure_log import FailureLog
 from plimsoll.gateway.handover import Handover
 from plimsoll.gateway.identity import Authenticator
+from plimsoll.gateway.internal_identity import InternalIdentityWatch
 from plimsoll.gateway.line_writer import LineWriter
 from plimsoll.gateway.objectives import ObjectiveSource, ObjectiveStore
 from plimsoll.gateway.one_queue.coordinator import OneQueue
@@ -147,7 +147,9 @@ class GatewayProcess:
         servers = [await self._open_admin_port(admin_endpoint)]
         if settings.probe_port is not None:
             probes = admin_endpoint.limited(PROBE_PAGES, "this port is for probes")
-            servers.append(await self._open_port(settings.probe_port, lambda: HttpProtocol(probes, 0, ADMIN_IDLE_SECONDS)))
+            servers.append(
+                await self._open_port(settings.probe_port, lambda: HttpProtocol(probes, 0, ADMIN_IDLE_SECONDS))
+            )
         tasks = [
             asyncio.create_task(run_watches(self._source, self._watch_cache, self._changed.set)),
             asyncio.create_task(self._publish_changes(servers)),

@@ -113,7 +113,11 @@ def _container(service: InferenceService, kind: RoleName, tier: EngineTier, plat
         "imagePullPolicy": platform.engine.image_pull_policy,
         **({} if launched else engine_server.command(service, model_files.argument(service), tier.gpus)),
         "env": _environment(service, kind, tier, platform),
-        **(_launcher_ports_and_probes(engine_tls.probe_scheme(service, platform)) if launched else engine_server.ports_and_probes(service)),
+        **(
+            _launcher_ports_and_probes(engine_tls.probe_scheme(service, platform))
+            if launched
+            else engine_server.ports_and_probes(service)
+        ),
         "resources": _resources(service, tier, platform),
         "securityContext": _security_context(tier, platform),
         "terminationMessagePolicy": "FallbackToLogsOnError",

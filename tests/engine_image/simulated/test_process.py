@@ -70,7 +70,9 @@ async def engine(
         sys.executable, "-m", "launcher", env=environment, cwd=folder,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
     )  # fmt: skip
-    running = Running(process, api, port)
+    kubelet = ssl.create_default_context()
+    kubelet.check_hostname, kubelet.verify_mode = False, ssl.CERT_NONE
+    running = Running(process, api, port, None if tls is None else kubelet)
     try:
         await running.until("ready after")
         yield running
