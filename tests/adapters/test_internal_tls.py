@@ -1,4 +1,4 @@
-"""TLS in the cluster with real servers on 127.0.0.1: who is accepted, by both sides, and what a renewed Secret changes."""
+"""TLS in the cluster with real servers on 127.0.0.1: who is accepted by whom, and what a renewed Secret changes."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ async def test_server_without_the_right_certificate_is_refused(pair: Pair, fault
 async def test_client_of_another_authority_is_refused(pair: Pair) -> None:
     files = pair.other().issue(NAME)
     pair.operator.write({**files, AUTHORITY_FILE: files[AUTHORITY_FILE] + pair.authority.pem})
-    with pytest.raises(UntrustedPeer, match="it may not accept the certificate of internalTls.secretName"):
+    with pytest.raises(UntrustedPeer, match=r"it may not accept the certificate of internalTls\.secretName"):
         await pair.get()
 
 
@@ -121,7 +121,7 @@ async def test_client_without_a_certificate_is_not_the_operator(pair: Pair) -> N
 
 async def test_pod_with_tls_needs_an_identity(pair: Pair) -> None:
     pair.operator.watch.identity = None
-    with pytest.raises(UntrustedPeer, match="requires TLS, but the Secret of internalTls.secretName is not set"):
+    with pytest.raises(UntrustedPeer, match=r"requires TLS, but the Secret of internalTls\.secretName is not set"):
         await pair.get()
 
 

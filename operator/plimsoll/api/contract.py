@@ -40,7 +40,7 @@ def engine_tls_name(namespace: str) -> str:
 
 
 def internal_tls_name(namespace: str) -> str:
-    """Return the DNS name that the certificate of operator and gateways of a release has, by the release's namespace."""
+    """Return the DNS name in the certificate of operator and gateways, by the namespace of their release."""
     return f"plimsoll-internal.{namespace}.svc"
 
 

@@ -88,9 +88,9 @@ class GatewayPoller:
         round_timeout_s: float = ROUND_TIMEOUT_SECONDS,
         errors: ObjectErrors | None = None,
     ) -> None:
-        """http_get: body at a pod's address, port and path, by the name in its certificate; raises BackendUnavailable. on_change: called with a service
-        whose routability changed, or None if any may have. clock: seconds since the epoch, which dates the readings;
-        freshness uses `monotonic`."""
+        """http_get: body at a pod's address, port and path, by the name in its certificate; raises BackendUnavailable.
+        on_change: called with a service whose routability changed, or None if any may have. clock: seconds since the
+        epoch, which dates the readings; freshness uses `monotonic`."""
         self._errors = errors or ObjectErrors()
         self._kube = kube
         self._settings = settings
