@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
@@ -154,6 +155,17 @@ async def test_renewed_authority_takes_over_and_open_connections_go_on(pair: Pai
         pair.operator.write({**new.issue(NAME), AUTHORITY_FILE: both})
         assert pair.operator.watch.identity is not former
         assert (await pair.get()).startswith(b"True ")
+
+
+async def test_identity_that_has_expired_says_so(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+    watch = pair.server.watch
+    assert watch.identity is not None
+    watch.identity = replace(watch.identity, pair=replace(watch.identity.pair, expires_s=1.0))
+    watch.take(watch.read())
+    assert watch.problem == "tls.crt has expired at 1970-01-01T00:00:01+00:00"
+    assert watch.problem in caplog.text
+    pair.server.write(pair.authority.issue(NAME))
+    assert watch.problem == ""
 
 
 async def test_broken_secret_keeps_the_identity(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,6 +64,8 @@ def load_identity(directory: Path, name: str, known: TlsIdentity | None = None) 
     if known is not None:
         names, before = (CERTIFICATE_FILE, KEY_FILE, AUTHORITY_FILE), known.pair
         if [read_file(source, one) for one in names] == [before.certificate, before.key, known.authority]:
+            if before.expires_s <= time.time():
+                raise InvalidCertificate(f"{CERTIFICATE_FILE} has expired at {before.expires}")
             return known
     pair, authority = load_pair(source), load_authority(source)
     trusted = authority.decode("ascii", "replace")

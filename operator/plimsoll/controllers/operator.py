@@ -428,7 +428,7 @@ async def _identity(config: OperatorConfig) -> AsyncIterator[Callable[[], ssl.SS
         return
     watch = OperatorIdentity(Path(settings.certificate_directory), internal_tls_name(config.namespace))
     watch.take(await asyncio.to_thread(watch.read))
-    task = asyncio.create_task(watch.follow())
+    task = asyncio.create_task(supervise("certificate of internalTls.secretName", watch.follow, ObjectErrors()))
     try:
         yield lambda: None if watch.identity is None else watch.identity.client
     finally:
