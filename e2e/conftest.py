@@ -83,6 +83,7 @@ EXTENDED_SCENARIOS = (
     "eviction",
     "foreign_fleets",
     "inference_pools",
+    "internal_tls",
     "lagging_signals",
     "lora",
     "many_adapters",

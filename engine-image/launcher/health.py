@@ -16,7 +16,7 @@ from typing import Any
 
 from launcher.contract import Contract
 from launcher.startup_phases import StartupPhases
-from launcher.tls import CertificateStatus
+from launcher.tls import CertificateStatus, EngineTls
 
 REQUEST_SECONDS = 5.0
 MAX_HEADER_BYTES = 16384
@@ -112,7 +112,8 @@ class HealthServer:
     """Serves the launcher's port.
 
     scrape_engine: returns vLLM's metrics, or nothing without a response. engine_info: returns the document of /about at
-    once.
+    once. tls: None for plain HTTP. With it, /about needs a certificate of the operator; the kubelet has none, and
+    Prometheus needs none.
     """
 
     contract: Contract
@@ -121,11 +122,13 @@ class HealthServer:
     scrape_engine: Callable[[], Awaitable[bytes]]
     engine_info: Callable[[], bytes]
     adapters: Callable[[], list[dict[str, Any]]] = list
-    certificate: CertificateStatus | None = None
+    tls: EngineTls | None = None
 
     async def start(self, port: int) -> asyncio.Server:
         """Listen on all addresses (IPv6 too if available); the caller closes the server."""
-        return await asyncio.start_server(self._serve, None, port, limit=MAX_HEADER_BYTES)
+        context = None if self.tls is None else self.tls.listener()
+        timeout = {} if context is None else {"ssl_handshake_timeout": REQUEST_SECONDS}
+        return await asyncio.start_server(self._serve, None, port, limit=MAX_HEADER_BYTES, ssl=context, **timeout)
 
     async def respond(self, path: str) -> tuple[int, bytes]:
         """Return status code and body for a path."""
@@ -141,7 +144,11 @@ class HealthServer:
         return 404, b"not found"
 
     def _own_metrics(self) -> bytes:
-        return render_metrics(self.contract, self.status, self.phases, self.adapters(), self.certificate).encode()
+        certificate = None if self.tls is None else self.tls.status
+        return render_metrics(self.contract, self.status, self.phases, self.adapters(), certificate).encode()
+
+    def _may_read(self, path: str, certificate: Any) -> bool:
+        return path != self.contract.paths["about"] or self.tls is None or self.tls.is_release(certificate)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
@@ -150,7 +157,9 @@ class HealthServer:
             request_line = head.split(b" ", 2)
             target = request_line[1].decode("latin-1") if len(request_line) == 3 else ""
             path = target.split("?", 1)[0]
-            code, body = await self.respond(path)
+            code, body = 403, b"this page needs a client certificate of the operator"
+            if self._may_read(path, writer.get_extra_info("peercert")):
+                code, body = await self.respond(path)
             content_type = JSON_CONTENT_TYPE if path == self.contract.paths["about"] else TEXT_CONTENT_TYPE
             lines = (
                 f"HTTP/1.1 {code} -\r\ncontent-type: {content_type}\r\ncontent-length: {len(body)}\r\nconnection: close"

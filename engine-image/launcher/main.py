@@ -115,7 +115,7 @@ class Launcher:
             self._scrape,
             self._engine_info_document,
             lambda: [] if self._adapters is None else self._adapters.document,
-            None if self._tls is None else self._tls.status,
+            self._tls,
         )
         server = await health_server.start(self._contract.ports["launcher"])
         watcher = asyncio.create_task(self._watch_engine(engine))

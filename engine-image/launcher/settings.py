@@ -37,10 +37,14 @@ class PodGroup:
 
 @dataclass(frozen=True)
 class TlsSettings:
-    """Mutual TLS: the Secret as NAMESPACE/NAME, and the name in the certificates of all engines of the namespace."""
+    """Mutual TLS: the Secret as NAMESPACE/NAME, and names in certificates.
+
+    `name` is that of all engines of the namespace, `release` that of operator and gateways.
+    """
 
     secret: str
     name: str
+    release: str
 
 
 @dataclass(frozen=True)

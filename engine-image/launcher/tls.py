@@ -1,4 +1,4 @@
-"""Mutual TLS of the engine's API: files for vLLM, and the context of a client that engines accept.
+"""Mutual TLS of an engine: files for vLLM, the launcher's own port, and the context of a client that engines accept.
 
 Problem: vLLM watches its certificate files, but a mounted Secret consists of links that are swapped. A watch sees the
 first swap only. And a Secret that is broken must not replace a certificate that works.
@@ -11,12 +11,14 @@ server and client of its namespace. It writes what it can use into files of its 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import os
 import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from launcher import vllm
 from launcher.contract import Contract
@@ -123,6 +125,28 @@ class EngineTls:
         """
         return _client_context(self.target, self._written(), False)
 
+    def listener(self) -> ssl.SSLContext:
+        """Return the context of the launcher's own port, whose connections have the certificate of their moment.
+
+        A client without a certificate is let in, as the kubelet is: ask `is_release` for its name.
+        """
+        listener, latest = _for_pages(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)), list[ssl.SSLContext]()
+
+        def select(connection: ssl.SSLObject, _server_name: str | None, _listener: ssl.SSLContext) -> int | None:
+            with contextlib.suppress(ssl.SSLError, OSError):  # while the files are written, the one before
+                latest[:] = [_page_context(self.target, self._written())]
+            if not latest:
+                return int(ssl.ALERT_DESCRIPTION_INTERNAL_ERROR)
+            connection.context = latest[0]
+            return None
+
+        listener.sni_callback = select  # called for clients without a server name too
+        return listener
+
+    def is_release(self, certificate: Any) -> bool:
+        """Whether a verified certificate, as `getpeercert` returns it, is that of the operator and the gateways."""
+        return ("DNS", self.settings.release) in (certificate or {}).get("subjectAltName", ())
+
     def _written(self) -> tuple[int, ...]:
         return tuple((self.target / name).stat().st_mtime_ns for name in FILES)
 
@@ -177,6 +201,21 @@ def _client_context(folder: Path, _written: tuple[int, ...], verifies: bool) -> 
     context = _context(ssl.PROTOCOL_TLS_CLIENT, folder)
     if not verifies:
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+@functools.lru_cache(maxsize=2)
+def _page_context(folder: Path, _written: tuple[int, ...]) -> ssl.SSLContext:
+    """Return the context of the launcher's port with the files as they were written."""
+    return _for_pages(_context(ssl.PROTOCOL_TLS_SERVER, folder))
+
+
+def _for_pages(context: ssl.SSLContext) -> ssl.SSLContext:
+    """Set up a server for clients with and without certificates.
+
+    With TLS 1.3 and no tickets, no client resumes a session that outlives its authority.
+    """
+    context.minimum_version, context.verify_mode, context.num_tickets = ssl.TLSVersion.TLSv1_3, ssl.CERT_OPTIONAL, 0
     return context
 
 

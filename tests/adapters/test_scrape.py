@@ -211,7 +211,7 @@ def test_parse_text_without_vllm_metrics_raises(text: bytes) -> None:
 async def test_fetch_queries_engine_address_and_stamps_time() -> None:
     requested: list[tuple[str, int, str]] = []
 
-    async def http_get(address: str, port: int, path: str) -> bytes:
+    async def http_get(address: str, port: int, path: str, tls_name: str = "") -> bytes:
         requested.append((address, port, path))
         return PAGE.encode()
 
@@ -224,7 +224,7 @@ async def test_fetch_queries_engine_address_and_stamps_time() -> None:
 
 
 async def test_fetch_without_engine_metrics_raises_unavailable() -> None:
-    async def launcher_alone(address: str, port: int, path: str) -> bytes:
+    async def launcher_alone(address: str, port: int, path: str, tls_name: str = "") -> bytes:
         return b"plimsoll_engine_ready 0\n"
 
     with pytest.raises(BackendUnavailable, match="a: the page has no metric of vLLM"):
@@ -232,7 +232,7 @@ async def test_fetch_without_engine_metrics_raises_unavailable() -> None:
 
 
 async def test_fetch_unreachable_engine_raises_unavailable() -> None:
-    async def silence(address: str, port: int, path: str) -> bytes:
+    async def silence(address: str, port: int, path: str, tls_name: str = "") -> bytes:
         raise BackendUnavailable(f"{address} did not answer within 2 s")
 
     with pytest.raises(BackendUnavailable, match="did not answer"):

@@ -32,6 +32,7 @@ EVERYTHING: Object = {
         "recommendations": {"enabled": True, "from": [{"podSelector": {"matchLabels": {"reader": "x"}}}]},
         "kedaScaler": {"enabled": True, "tls": {"secretName": "their-scaler"}},
     },
+    "internalTls": {"secretName": "their-internal"},
     "networkPolicy": {"clients": [{"podSelector": {}}], "egress": {"enabled": True}},
     "metrics": {"podMonitor": {"enabled": True}},
     "telemetry": {"traces": {"endpoint": "http://collector.example:4317"}},
@@ -44,7 +45,6 @@ EVERYTHING: Object = {
         "service": {"type": "LoadBalancer"},
         "autoscaling": {"maxReplicas": 4},
         "tls": {"secretName": "their-door"},
-        "engineTls": {"secretName": "their-client"},
         "endpointPicker": {
             "enabled": True,
             "from": [{"podSelector": {"matchLabels": {"gateway": "x"}}}],

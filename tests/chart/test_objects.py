@@ -124,11 +124,13 @@ def test_operator_config_reads_rendered_settings() -> None:
         "gateway": {
             "service": {"port": 8000},
             "shortModelNames": {"namespaces": ["a", "b"]},
-            "engineTls": {"secretName": "client-tls"},
         },
+        "internalTls": {"secretName": "client-tls"},
     }
     got = settings(values)
     assert got.gateway.short_model_names.namespaces == ("a", "b")
+    assert got.internal_tls is not None
+    assert got.internal_tls.certificate_directory == "/etc/plimsoll-internal-tls"
     assert got.watch_namespaces == ("a",)
     assert got.engine.model_dump(by_alias=True, mode="json") == {
         "imagePullPolicy": "IfNotPresent",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import yaml
 
+from plimsoll.api import labels
+from plimsoll.api.contract import internal_tls_name
 from plimsoll.gateway.settings import ApiKeyMode, PickerSettings, Plaintext, TlsVersion
 from plimsoll.resources.platform_config import PlatformConfig
 from tests.chart.rendering import (
@@ -366,16 +368,16 @@ def test_traces_reach_engines_and_their_collector() -> None:
     assert (plain["engine"]["defaults"]["args"], plain["engine"]["defaults"]["env"]) == ([], [])
 
 
-def test_client_certificate_is_mounted_into_picker_alone() -> None:
-    objects = render({"gateway": {"engineTls": {"secretName": "client"}}, "engine": {"tls": {"secretName": "engine"}}})
+def test_internal_certificate_is_mounted_into_picker_alone() -> None:
+    objects = render({"internalTls": {"secretName": "client"}, "engine": {"tls": {"secretName": "engine"}}})
     spec = pod_specs(objects)["plimsoll-gateway"]
     (picker,) = spec["containers"]
     settings = PickerSettings.from_environment({e["name"]: e["value"] for e in picker["env"] if "value" in e})
-    mounted = {c["name"]: [m for m in c["volumeMounts"] if m["name"] == "engine-tls"] for c in containers(spec)}
+    mounted = {c["name"]: [m for m in c["volumeMounts"] if m["name"] == "internal-tls"] for c in containers(spec)}
     (mount,) = mounted.pop("picker")
     assert not any(mounted.values())
-    assert (mount["mountPath"], mount["readOnly"]) == (str(settings.engine_tls), True)
-    (volume,) = [v["secret"] for v in spec["volumes"] if v["name"] == "engine-tls"]
+    assert (mount["mountPath"], mount["readOnly"]) == (str(settings.internal_tls), True)
+    (volume,) = [v["secret"] for v in spec["volumes"] if v["name"] == "internal-tls"]
     assert (volume["secretName"], [item["key"] for item in volume["items"]]) == (
         "client",
         ["tls.crt", "tls.key", "ca.crt"],
@@ -385,16 +387,44 @@ def test_client_certificate_is_mounted_into_picker_alone() -> None:
     assert found.engine.tls.secret_name == "engine"
 
 
+def test_internal_tls_covers_operator_gateways_and_scrapes() -> None:
+    values = {"internalTls": {"secretName": "mine"}, "engine": {"tls": {"secretName": "engine"}}}
+    objects = render({**values, "metrics": {"podMonitor": {"enabled": True}}})
+    (gateway,) = [o["spec"]["template"] for o in of_kind(objects, "Deployment") if "gateway" in o["metadata"]["name"]]
+    (picker,) = gateway["spec"]["containers"]
+    assert gateway["metadata"]["labels"][labels.TLS] == labels.MUTUAL_TLS
+    assert {picker[f"{kind}Probe"]["httpGet"]["port"] for kind in ("readiness", "startup", "liveness")} == {"probes"}
+    settings = PickerSettings.from_environment({e["name"]: e["value"] for e in picker["env"] if "value" in e})
+    assert settings.probe_port in {port["containerPort"] for port in picker["ports"] if port["name"] == "probes"}
+    operator = pod_specs(objects)["plimsoll-operator"]
+    (volume,) = [one["secret"] for one in operator["volumes"] if one["name"] == "internal-tls"]
+    (mount,) = [one for one in operator["containers"][0]["volumeMounts"] if one["name"] == "internal-tls"]
+    config = next(o for o in of_kind(objects, "ConfigMap") if "operator.yaml" in (o.get("data") or {}))
+    found = PlatformConfig.model_validate(yaml.safe_load(config["data"]["operator.yaml"]))
+    assert found.internal_tls is not None
+    assert (volume["secretName"], mount["mountPath"]) == ("mine", found.internal_tls.certificate_directory)
+    pages = {o["metadata"]["name"]: o["spec"]["podMetricsEndpoints"][0] for o in of_kind(objects, "PodMonitor")}
+    assert "scheme" not in pages["plimsoll-operator"]
+    assert pages["plimsoll-gateway"]["tlsConfig"] == {
+        "ca": {"secret": {"name": "mine", "key": "ca.crt"}},
+        "serverName": internal_tls_name("plimsoll-system"),
+    }
+    assert (pages["plimsoll-engines"]["scheme"], pages["plimsoll-engines"]["tlsConfig"]) == (
+        "https",
+        {"insecureSkipVerify": True},
+    )
+
+
 @pytest.mark.parametrize(
-    ("gateway", "message"),
+    ("values", "message"),
     [
-        ({}, "engine.tls.secretName needs gateway.engineTls.secretName"),
+        ({}, "engine.tls.secretName needs internalTls.secretName"),
         (
-            {"engineTls": {"secretName": "client"}, "endpointPicker": {"enabled": True}},
+            {"internalTls": {"secretName": "client"}, "gateway": {"endpointPicker": {"enabled": True}}},
             "engine.tls.secretName excludes gateway.endpointPicker.enabled",
         ),
     ],
 )
-def test_engines_that_nobody_could_reach_are_refused(gateway: Object, message: str) -> None:
+def test_engines_that_nobody_could_reach_are_refused(values: Object, message: str) -> None:
     with pytest.raises(RenderError, match=message):
-        render({"engine": {"tls": {"secretName": "engine"}}, "gateway": gateway})
+        render({"engine": {"tls": {"secretName": "engine"}}, **values})

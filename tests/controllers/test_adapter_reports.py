@@ -28,7 +28,7 @@ class Engine:
             cache, self.answer, lambda *_: None, monotonic=lambda: self.now_s, on_adapters=self.changed.append
         )
 
-    async def answer(self, address: str, port: int, path: str) -> bytes:
+    async def answer(self, address: str, port: int, path: str, tls_name: str = "") -> bytes:
         if path != engine_contract().paths["about"]:
             return b""
         self.reads += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import logging
 from collections import Counter
 from itertools import pairwise
 from typing import Any
@@ -23,7 +24,7 @@ from plimsoll.controllers.engine_poller import (
 )
 from plimsoll.controllers.object_cache import Key, ObjectCache
 from plimsoll.core.demand.counter_delta import MAX_READING_GAP_S
-from plimsoll.core.errors import BackendUnavailable
+from plimsoll.core.errors import BackendUnavailable, UntrustedPeer
 from plimsoll.core.ports import EngineInfo, EngineReading
 from plimsoll.core.types import Role
 from tests import builders
@@ -43,6 +44,8 @@ class World:
         self.steps: Counter[str] = Counter()
         self.down: set[str] = set()
         self.silent: set[str] = set()  # of what they are
+        self.tls_names: dict[str, str] = {}
+        self.untrusted: set[str] = set()  # names in certificates
         self.requested: list[tuple[float, str]] = []  # when, and URL
         self.received: list[tuple[Key, Role, EngineReading]] = []
         self.page = b""  # in place of vLLM's
@@ -58,8 +61,11 @@ class World:
             lambda: self.now_s,
         )
 
-    async def answer(self, address: str, port: int, path: str) -> bytes:
+    async def answer(self, address: str, port: int, path: str, tls_name: str = "") -> bytes:
         self.requested.append((self.now_s, f"{address}:{port}{path}"))
+        self.tls_names[address] = tls_name
+        if tls_name in self.untrusted:
+            raise UntrustedPeer("no valid certificate")
         self.open += 1
         self.most_open = max(self.most_open, self.open)
         for _ in range(3):
@@ -132,6 +138,23 @@ async def test_reading_carries_service_and_tier(world: World) -> None:
     await world.until(6.0)
     reported = {(key, role, reading.pod, reading.running, reading.at_s) for key, role, reading in world.received}
     assert reported == {(KEY, Role.DECODE, "pod-1", 3.0, 1.8e9), (KEY, Role.PREFILL, "pod-2", 0.0, 1.8e9)}
+
+
+async def test_label_of_an_engine_decides_about_tls(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """One whose certificate is wrong is logged once for each page."""
+    world.pod(1)
+    secure = world.pod(2)
+    secure["metadata"]["labels"][labels.TLS] = labels.MUTUAL_TLS
+    world.store.put(secure)
+    name = f"plimsoll-engine.{KEY[0]}.svc"
+    world.untrusted.add(name)
+    with caplog.at_level(logging.WARNING):
+        await world.until(60.0)
+    assert world.tls_names == {"10.0.0.1": "", "10.0.0.2": name}
+    assert sorted(record.getMessage() for record in caplog.records) == [
+        "engine info is not available",
+        "engine metrics are not available",
+    ]
 
 
 async def test_busy_engine_speeds_up_polling_of_its_tier_only(world: World) -> None:

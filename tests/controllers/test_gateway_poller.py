@@ -10,9 +10,10 @@ import orjson
 import pytest
 
 from plimsoll.adapters.kube_client import WatchEvent
+from plimsoll.api import labels
 from plimsoll.controllers.gateway_poller import FRESHNESS_SECONDS, GatewayPoller, GatewayView
 from plimsoll.controllers.object_cache import Key
-from plimsoll.core.errors import BackendUnavailable
+from plimsoll.core.errors import BackendUnavailable, UntrustedPeer
 from tests.builders import PLATFORM
 
 CHAT = ("team", "chat")
@@ -41,6 +42,8 @@ class Fleet:
     def __init__(self) -> None:
         self.answers: dict[str, dict[str, Any]] = {}
         self.hung: dict[str, asyncio.Event] = {}  # those that answer only once this is set
+        self.untrusted: set[str] = set()
+        self.tls_names: dict[str, str] = {}
         self.reported: list[Key | None] = []
         self.now_s = 100.0
         self.elapsed_s = 0.0
@@ -54,8 +57,11 @@ class Fleet:
             round_timeout_s=0.05,
         )
 
-    async def _answer(self, address: str, port: int, path: str) -> bytes:
+    async def _answer(self, address: str, port: int, path: str, tls_name: str = "") -> bytes:
         assert (port, path) == (PLATFORM.gateway.picker_port, "/signals")
+        self.tls_names[address] = tls_name
+        if address in self.untrusted:
+            raise UntrustedPeer(f"https://{address}:{port}{path} has no valid certificate: certificate has expired")
         if address in self.hung:
             await self.hung[address].wait()
         if address not in self.answers:
@@ -81,6 +87,24 @@ async def test_endpoint_listed_by_one_replica_is_routable() -> None:
     fleet.answers = {"10.0.0.1": signals(0), "10.0.0.2": signals(1)}
     fleet.present("10.0.0.1", "10.0.0.2")
     assert await fleet.ask() == GatewayView(2, 2, {CHAT: 1})
+
+
+async def test_label_of_a_replica_decides_about_tls(caplog: pytest.LogCaptureFixture) -> None:
+    """Both kinds run while TLS is turned on. A certificate that has expired is in the view, and logged once."""
+    fleet = Fleet()
+    fleet.answers = {"10.0.0.1": signals(1), "10.0.0.2": signals(1)}
+    secure = pod("10.0.0.2")
+    secure["metadata"] |= {"labels": {labels.TLS: labels.MUTUAL_TLS}, "namespace": "plimsoll-system"}
+    fleet.gateways.on_pod_event(WatchEvent("SYNC", objects=(pod("10.0.0.1"), secure)))
+    assert (await fleet.ask()).responding == 2
+    assert fleet.tls_names == {"10.0.0.1": "", "10.0.0.2": "plimsoll-internal.plimsoll-system.svc"}
+    fleet.untrusted = {"10.0.0.1", "10.0.0.2"}
+    fleet.elapsed_s = 2 * FRESHNESS_SECONDS
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            view = await fleet.ask()
+    assert "cannot be read with TLS: https://10.0.0.1:8081/signals has no valid certificate" in view.error
+    assert len(caplog.records) == 2
 
 
 async def test_silent_replica_keeps_last_view_for_a_while() -> None:

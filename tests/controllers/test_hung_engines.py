@@ -33,7 +33,7 @@ class Fleet:
         self.readings: defaultdict[str, list[float]] = defaultdict(list)
         self.engines = EnginePoller(store, self.answer, self.record, parse, loop.time, loop.time)
 
-    async def answer(self, address: str, port: int, path: str) -> bytes:
+    async def answer(self, address: str, port: int, path: str, tls_name: str = "") -> bytes:
         if address in self.hanging:
             await asyncio.sleep(TIMEOUT_S)
             raise BackendUnavailable("did not answer")

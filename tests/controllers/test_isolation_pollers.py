@@ -103,7 +103,7 @@ async def test_engines_error_about_one_pod_stops_no_other() -> None:
         pod = builders.pod(parent, "decode", name, podIP=name, conditions=[{"type": "Ready", "status": "True"}])
         store.put(pod)
 
-    async def http_get(address: str, port: int, path: str) -> bytes:
+    async def http_get(address: str, port: int, path: str, tls_name: str = "") -> bytes:
         return fail() if address == "bad" else b"vllm:num_requests_running 1\n"
 
     def take(key: Key, role: Any, reading: Any) -> None:
@@ -146,7 +146,7 @@ def test_engines_pod_that_cannot_be_read_keeps_its_times() -> None:
 async def test_gateways_error_about_one_replica_stops_no_other() -> None:
     requested: list[str] = []
 
-    async def http_get(address: str, port: int, path: str) -> bytes:
+    async def http_get(address: str, port: int, path: str, tls_name: str = "") -> bytes:
         requested.append(address)
         return fail()
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import grpc
 import pytest
 
-from plimsoll.adapters.certificate_files import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE
+from plimsoll.adapters.certificate_files import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE, expiry_s
 from plimsoll.adapters.grpc_credentials import ServerCredentials
+from plimsoll.controllers import certificates
 from plimsoll.controllers.keda_scaler import server
+from plimsoll.telemetry import operator_metrics
 from tests.certificates import SecretVolume, make_certificate
 from tests.controllers.test_keda_scaler import Client, service
 
@@ -102,9 +105,14 @@ async def test_scaler_without_certificate_waits(tmp_path: Path, secret: SecretVo
     own = Pair(tmp_path, "own")
     if authority is not None:
         secret.write(own.files(**{AUTHORITY_FILE: authority}))
-    files = ServerCredentials(secret.directory, require_client_certificate=True)
+    export = partial(certificates.export, certificates.KEDA_SCALER)
+    files = ServerCredentials(secret.directory, require_client_certificate=True, report=export)
     waiting = asyncio.create_task(files.wait(interval_s=0.01))
     done, _ = await asyncio.wait({waiting}, timeout=0.1)
     assert not done
+    assert operator_metrics.OPERATOR_CERTIFICATE_INVALID.labels(certificates.KEDA_SCALER)._value.get() == 1
     secret.write(own.files(**{AUTHORITY_FILE: own.certificate}))
     assert isinstance(await waiting, grpc.ServerCredentials)
+    assert operator_metrics.OPERATOR_CERTIFICATE_INVALID.labels(certificates.KEDA_SCALER)._value.get() == 0
+    ends_s = operator_metrics.OPERATOR_CERTIFICATE_EXPIRY.labels(certificates.KEDA_SCALER)._value.get()
+    assert ends_s == expiry_s(own.certificate.decode())

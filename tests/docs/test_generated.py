@@ -12,8 +12,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from docs import generate
 from launcher import contract, middleware_metrics
 from launcher.health import EngineStatus, HealthServer
+from launcher.settings import TlsSettings
 from launcher.startup_phases import StartupPhases
-from launcher.tls import CertificateStatus
+from launcher.tls import CertificateStatus, EngineTls
 from plimsoll.cli import main as cli
 
 
@@ -29,8 +30,9 @@ async def _nothing() -> bytes:
 async def test_metrics_page_lists_exactly_exposed_engine_metrics() -> None:
     engine_contract, registry = contract.load({}), CollectorRegistry()
     middleware_metrics.MiddlewareMetrics(engine_contract, registry)
-    phases, certificate = StartupPhases(engine_contract.startup_phases, 0.0), CertificateStatus(1.0)
-    server = HealthServer(engine_contract, EngineStatus(), phases, _nothing, lambda: b"", certificate=certificate)
+    phases = StartupPhases(engine_contract.startup_phases, 0.0)
+    tls = EngineTls(TlsSettings("team/tls", "engine", "release"), Path(), Path(), CertificateStatus(1.0))
+    server = HealthServer(engine_contract, EngineStatus(), phases, _nothing, lambda: b"", tls=tls)
     _, launchers = await server.respond(engine_contract.paths["metrics"])
     exposed = set(re.findall(r"^# TYPE (\S+)", (launchers + generate_latest(registry)).decode(), re.MULTILINE))
     listed = set(re.findall(r"^\| `(plimsoll_engine_\w+)[`{]", generate.metrics_page(), re.MULTILINE))

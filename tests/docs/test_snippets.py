@@ -19,7 +19,7 @@ import yaml
 
 from plimsoll.api import labels
 from plimsoll.api.api_keys import read_secret
-from plimsoll.api.contract import engine_tls_name
+from plimsoll.api.contract import engine_tls_name, internal_tls_name
 from plimsoll.api.v1alpha1 import parse
 from tests.chart.rendering import CHART, NAMESPACE, ROOT, render
 
@@ -98,10 +98,11 @@ def test_yaml_snippet_is_valid(document: dict[str, Any]) -> None:
     elif labels.API_KEY in document.get("metadata", {}).get("labels", {}):
         data = {field: b64encode(value.encode()).decode() for field, value in document["stringData"].items()}
         assert read_secret({**document, "data": data}).name == document["metadata"]["name"]
-    elif document.get("kind") == "Certificate" and document["metadata"]["namespace"] != NAMESPACE:
-        secrets = {"engine": {"tls": {"secretName": document["spec"]["secretName"]}}}
-        assert render({**secrets, "gateway": {"engineTls": {"secretName": "client"}}})
-        assert document["spec"]["dnsNames"] == [engine_tls_name(document["metadata"]["namespace"])]
+    elif document.get("kind") == "Certificate" and "client auth" in document["spec"].get("usages", ()):
+        name, namespace = document["spec"]["secretName"], document["metadata"]["namespace"]
+        tls_name = internal_tls_name if namespace == NAMESPACE else engine_tls_name
+        assert render({"internalTls": {"secretName": name}, "engine": {"tls": {"secretName": name}}})
+        assert document["spec"]["dnsNames"] == [tls_name(namespace)]
         assert document["spec"]["usages"] == ["server auth", "client auth"]
     elif document.get("kind") == "Certificate":
         assert render({"gateway": {"tls": {"secretName": document["spec"]["secretName"]}}})

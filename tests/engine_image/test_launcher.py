@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import ssl
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -35,6 +36,7 @@ class Running:
     process: asyncio.subprocess.Process
     api: int
     port: int
+    context: ssl.SSLContext | None = None  # of a client of the launcher's port with TLS
 
     async def until(self, pattern: str) -> re.Match[str]:
         """Reads its log up to a line that matches."""
@@ -47,7 +49,7 @@ class Running:
 
     async def get(self, path: str) -> client.Response:
         """Asks the launcher's port."""
-        return await client.request(self.port, path, timeout=60.0)
+        return await client.request(self.port, path, timeout=60.0, context=self.context)
 
 
 @asynccontextmanager

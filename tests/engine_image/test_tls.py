@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 import ssl
 import sys
 from collections.abc import AsyncIterator
@@ -18,27 +19,27 @@ from aiohttp import web
 from launcher.client import EngineClient, Response
 from launcher.contract import IMAGE_ROOT, load
 from launcher.engine_probe import EngineProbe, Health
-from launcher.health import EngineStatus, render_metrics
+from launcher.health import EngineStatus, HealthServer, render_metrics
 from launcher.remote_prefill import RemotePrefillClient
 from launcher.settings import SettingsError, TlsSettings
 from launcher.startup_phases import StartupPhases
 from launcher.tls import AUTHORITY, CERTIFICATE, FILES, KEY, EngineTls, InvalidSecret
 from plimsoll.adapters.certificate_files import expiry_s
 from plimsoll.api.conditions import ConditionReason
-from plimsoll.api.contract import engine_tls_name
+from plimsoll.api.contract import engine_tls_name, internal_tls_name
 from plimsoll.controllers.reconcile.pod_diagnosis import pod_problem
 from tests.certificates import Authority, SecretVolume
 from tests.engine_image.simulated.test_process import engine as process_engine
 from tests.engine_image.simulated.test_process import stream
 
-NAME = engine_tls_name("team")
+NAME, RELEASE = engine_tls_name("team"), internal_tls_name("plimsoll-system")
 PARAMS = {"do_remote_prefill": True, "remote_block_ids": [1]}
 
 
 def engine_tls(folder: Path, authority: Authority, name: str = NAME) -> tuple[EngineTls, SecretVolume]:
     volume = SecretVolume(folder / "secret")
     volume.write(authority.issue(name))
-    return EngineTls(TlsSettings("team/engine-tls", NAME), volume.directory, folder / "state"), volume
+    return EngineTls(TlsSettings("team/engine-tls", NAME, RELEASE), volume.directory, folder / "state"), volume
 
 
 def test_renewed_secret_is_written_in_place(tmp_path: Path) -> None:
@@ -54,6 +55,56 @@ def test_renewed_secret_is_written_in_place(tmp_path: Path) -> None:
         assert {name: (tls.target / name).read_bytes() for name in FILES} == renewed
     assert [(tls.target / name).stat().st_ino for name in FILES] == inodes
     assert {(tls.target / name).stat().st_mode & 0o777 for name in FILES} == {0o600}
+
+
+async def test_launchers_port_tells_the_release_from_others(tmp_path: Path) -> None:
+    """Each connection has the certificate of its moment, also while another client keeps one open."""
+    authority, contract = Authority(tmp_path / "ca", "plimsoll"), load()
+    tls, volume = engine_tls(tmp_path, authority)
+    tls.prepare()
+
+    async def scrape() -> bytes:
+        return b"# of the engine"
+
+    health = HealthServer(contract, EngineStatus(), StartupPhases((), 0.0), scrape, lambda: b"{}", tls=tls)
+    async with await health.start(0) as server:
+        port = next(one.getsockname()[1] for one in server.sockets if one.family is socket.AF_INET)
+
+        async def answer(path: str, files: dict[str, bytes] | None) -> tuple[int, str] | None:
+            """Status, and end of the server's certificate; None for a client that is refused."""
+            context = ssl.create_default_context(cadata=authority.pem.decode())
+            for file, content in (files or {}).items():
+                (tmp_path / file).write_bytes(content)
+            if files is not None:
+                context.load_cert_chain(tmp_path / CERTIFICATE, tmp_path / KEY)
+            try:
+                reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname=NAME)
+                end = writer.get_extra_info("peercert")["notAfter"]
+                writer.write(f"GET {path} HTTP/1.1\r\n\r\n".encode())
+                head = await reader.read()
+                writer.close()
+            except OSError:
+                return None
+            return (int(head.split()[1]), end) if head else None
+
+        async def status(path: str, files: dict[str, bytes] | None) -> int | None:
+            found = await answer(path, files)
+            return None if found is None else found[0]
+
+        release, engine = authority.issue(RELEASE), authority.issue(NAME)
+        pages = contract.paths["about"], contract.paths["metrics"]
+        assert [await status(page, release) for page in pages] == [200, 200]
+        assert [await status(page, engine) for page in pages] == [403, 200]
+        assert [await status(page, None) for page in pages] == [403, 200]
+        assert await status(pages[1], authority.issue(RELEASE, days=-1)) is None
+        assert await status(pages[1], Authority(tmp_path / "other", "other").issue(RELEASE)) is None
+        before = await answer(pages[1], release)
+        volume.write(authority.issue(NAME, days=60))
+        tls.update()
+        renewed = await answer(pages[1], release)
+        assert before is not None
+        assert renewed is not None
+        assert before[1] != renewed[1]
 
 
 async def test_metrics_say_when_the_certificate_in_use_expires(tmp_path: Path) -> None:
@@ -145,7 +196,7 @@ async def test_follow_survives_any_error(tmp_path: Path, caplog: pytest.LogCaptu
     """The name is no host name, so the handshake raises what no Secret can cause."""
     tls, _ = engine_tls(tmp_path, Authority(tmp_path / "ca", "plimsoll"))
     tls.prepare()
-    following = asyncio.create_task(replace(tls, settings=TlsSettings("team/engine-tls", ".")).follow(0.01))
+    following = asyncio.create_task(replace(tls, settings=TlsSettings("team/engine-tls", ".", RELEASE)).follow(0.01))
     async with asyncio.timeout(30):
         while not (following.done() or "Secret team/engine-tls" in caplog.text):
             await asyncio.sleep(0.01)
@@ -184,6 +235,7 @@ async def test_expired_certificate_does_not_end_a_warm_engine(tmp_path: Path) ->
     limits = {"poll_seconds": 0.2, "answer_seconds": 0.4, "unready_seconds": 3.0, "restart_seconds": 4.0}
     limits["step_multiple"] = 0.0  # a busy machine does not stretch them, and seldom keeps a probe waiting for so long
     async with process_engine(tmp_path / "engine", progress=limits, tls=volume.directory) as one:
+        assert [(await one.get(page)).status for page in ("/metrics", "/about")] == [200, 403]
         target = tmp_path / "engine" / "state" / "tls"
         tls = replace(tls, target=target)
         async with stream(one.api, 24_000, tls.client()[0]) as content:
@@ -234,7 +286,7 @@ async def test_missing_secret_is_named_in_the_condition(tmp_path: Path) -> None:
         "PYTHONPATH": str(IMAGE_ROOT),
         "PLIMSOLL_CONTRACT": str(tmp_path / "contract.json"),
         "PLIMSOLL_MODEL": "m",
-        "PLIMSOLL_TLS": json.dumps({"secret": "team/engine-tls", "name": NAME}),
+        "PLIMSOLL_TLS": json.dumps({"secret": "team/engine-tls", "name": NAME, "release": RELEASE}),
     }
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "launcher", env=environment, cwd=tmp_path, stderr=asyncio.subprocess.PIPE

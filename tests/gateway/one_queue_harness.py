@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 from plimsoll.gateway.envoy.access_log import AccessRecord
 from plimsoll.gateway.identity import Authenticator
 from plimsoll.gateway.one_queue.coordinator import OneQueue
+from plimsoll.gateway.one_queue.tls_stream import PeerTls
 from plimsoll.gateway.picker import Picker, Reply
 from plimsoll.gateway.service_catalog import CatalogBuilder, ServiceCatalog
 from plimsoll.gateway.settings import PickerSettings, TrustedHeaders
@@ -42,6 +43,7 @@ class Gateway:
         ack_seconds: float,
         authenticator: Authenticator | None,
         address: str = "",
+        tls: PeerTls | None = None,
     ) -> None:
         self.name, self.address = f"gateway-{number}", address or f"127.0.0.{number + 1}"
         settings = PickerSettings(
@@ -52,7 +54,7 @@ class Gateway:
             owner_ack_seconds=ack_seconds,
         )
         self.picker = Picker(Random(number), self.name, authenticator or Authenticator(trusted=TrustedHeaders()))
-        self.queue = OneQueue(self.picker, settings, self.has_applied)
+        self.queue = OneQueue(self.picker, settings, self.has_applied, tls)
 
     def has_applied(self, key: str, address: str) -> bool:
         """Whether this gateway's Envoy knows an engine."""
@@ -106,14 +108,15 @@ class Gateways:
         pods: tuple[Object, ...] = (),
         ack_seconds: float = ACK_SECONDS,
         authenticator: Authenticator | None = None,
+        tls: Sequence[PeerTls | None] | None = None,
     ) -> None:
         self.port = free_port()
         self._secret_file = secret_file = directory / "secret"
         self._ack_seconds = ack_seconds
         secret_file.write_bytes(SECRET)
         self.all = [
-            Gateway(number, self.port, secret_file, ack_seconds=ack_seconds, authenticator=authenticator)
-            for number in range(count)
+            Gateway(number, self.port, secret_file, ack_seconds=ack_seconds, authenticator=authenticator, tls=own)
+            for number, own in enumerate(tls or [None] * count)
         ]
         self.ready = list(self.all)
         self._existing = list(self.all)

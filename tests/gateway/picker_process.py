@@ -13,7 +13,7 @@ from plimsoll.gateway.main import serve
 from plimsoll.gateway.settings import ApiKeyMode, PickerSettings
 from tests.gateway.kube_objects import FileSource
 
-PATHS = ("tls_directory", "engine_tls", "peer_secret", "endpoint_picker_tls")
+PATHS = ("tls_directory", "internal_tls", "peer_secret", "endpoint_picker_tls")
 
 
 async def run(settings_json: str, objects: Path) -> None:

@@ -58,7 +58,7 @@ async def simulated_engine(
     }
     if tls is not None:
         namespace = service.partition("/")[0]
-        document = {"secret": f"{namespace}/engine-tls", "name": engine_tls_name(namespace)}
+        document = {"secret": f"{namespace}/engine-tls", "name": engine_tls_name(namespace), "release": "plimsoll"}
         environment["PLIMSOLL_TLS"] = json.dumps(document)
     if adapters is not None:
         environment["PLIMSOLL_LORA"] = json.dumps({"max_loras": 2, "max_lora_rank": 16, "max_cpu_loras": 8})

@@ -53,6 +53,7 @@ class GatewayStack:
             "address": "127.0.0.1",
             "port": free_port(),
             "picker_port": free_port(),
+            "probe_port": free_port(),
             "poll_seconds": 0.2,
             "drain_quiet_seconds": 1.0,
             "drain_idle_seconds": 2.0,
@@ -71,6 +72,7 @@ class GatewayStack:
         self.picker: subprocess.Popen[bytes] | None = None
         self.envoy: subprocess.Popen[bytes] | None = None
         self.http: aiohttp.ClientSession
+        self.picker_tls: dict[str, Any] = {}  # of a client of the picker with internal TLS
         self.admin = EnvoyAdminClient(self.settings.admin_socket)
 
     @property
@@ -80,7 +82,8 @@ class GatewayStack:
 
     @property
     def picker_url(self) -> str:
-        return f"http://{self.settings.address}:{self.settings.picker_port}"
+        scheme = "http" if self.settings.internal_tls is None else "https"
+        return f"{scheme}://{self.settings.address}:{self.settings.picker_port}"
 
     async def start(self, objects: Iterable[Object] = (), pods: Iterable[Object] = ()) -> GatewayStack:
         """Start both processes with these objects and wait until the gateway is ready."""
@@ -165,7 +168,7 @@ class GatewayStack:
     async def ready(self) -> None:
         async def is_ready() -> bool:
             try:
-                async with self.http.get(f"{self.picker_url}/readyz") as answer:
+                async with self.http.get(f"http://{self.settings.address}:{self.settings.probe_port}/readyz") as answer:
                     return answer.status == 200
             except aiohttp.ClientError:
                 return False
@@ -173,7 +176,7 @@ class GatewayStack:
         await wait_until(is_ready, "the gateway is ready")
 
     async def signals(self) -> dict[str, Any]:
-        async with self.http.get(f"{self.picker_url}/signals") as answer:
+        async with self.http.get(f"{self.picker_url}/signals", **self.picker_tls) as answer:
             return dict(await answer.json())
 
     async def endpoints(self, service: str = "team/chat") -> dict[str, dict[str, Any]]:

@@ -9,13 +9,16 @@ from pathlib import Path
 import pytest
 from envoy.service.discovery.v3.discovery_pb2 import DeltaDiscoveryRequest
 
-from plimsoll.adapters.certificate_files import CERTIFICATE_FILE, CertificatePair, TlsIdentity
+from plimsoll.adapters.certificate_files import CERTIFICATE_FILE, CertificatePair
+from plimsoll.adapters.internal_tls import TlsIdentity
 from plimsoll.gateway.certificate_watch import LISTENER, CertificateWatch, read_pair
 from plimsoll.gateway.envoy.delta import AppliedCertificate, DeltaStream
 from plimsoll.gateway.envoy.tls import CERTIFICATE, ENGINE_AUTHORITY, ENGINE_CERTIFICATE
 from plimsoll.gateway.envoy.xds import EMPTY_SNAPSHOT, SECRET_TYPE, XdsSnapshot, with_certificate, with_engine_identity
 from plimsoll.telemetry import gateway_metrics
 from tests.certificates import make_certificate
+
+CONTEXT = ssl.create_default_context()
 
 
 def pair_in(directory: Path, name: str = "test") -> CertificatePair:
@@ -57,7 +60,7 @@ def test_certificate_of_old_envoy_is_never_removed(tmp_path: Path) -> None:
 def test_unreadable_secret_is_not_removed_beside_another(tmp_path: Path, unread: str) -> None:
     """A new picker can read the Secret for clients or that for engines, and Envoy has both."""
     pair = pair_in(tmp_path)
-    identity = TlsIdentity(pair, pair.certificate, ssl.create_default_context())
+    identity = TlsIdentity(pair, pair.certificate, CONTEXT, CONTEXT)
     clients, engines = with_certificate(EMPTY_SNAPSHOT, pair), with_engine_identity(EMPTY_SNAPSHOT, identity)
     stream, versions = DeltaStream(), clients[SECRET_TYPE] | engines[SECRET_TYPE]
     sent = DeltaDiscoveryRequest(type_url=SECRET_TYPE, resource_names_subscribe=versions)
@@ -128,7 +131,7 @@ def test_each_secret_is_acknowledged_by_itself(tmp_path: Path) -> None:
     """A client certificate for engines that Envoy rejects says nothing about that for clients."""
     pair = pair_in(tmp_path)
     current = with_engine_identity(
-        with_certificate(EMPTY_SNAPSHOT, pair), TlsIdentity(pair, pair.certificate, ssl.create_default_context())
+        with_certificate(EMPTY_SNAPSHOT, pair), TlsIdentity(pair, pair.certificate, CONTEXT, CONTEXT)
     )
     stream = DeltaStream()
     names = [CERTIFICATE, ENGINE_CERTIFICATE, ENGINE_AUTHORITY]

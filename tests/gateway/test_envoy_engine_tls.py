@@ -17,16 +17,16 @@ import pytest_asyncio
 
 from plimsoll.adapters.certificate_files import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE, expiry_s
 from plimsoll.api import labels
-from plimsoll.api.contract import engine_tls_name
+from plimsoll.api.contract import engine_tls_name, internal_tls_name
 from tests.certificates import Authority, SecretVolume
 from tests.gateway.conftest import make_directory
-from tests.gateway.kube_objects import Object, pod, service
+from tests.gateway.kube_objects import SYSTEM, Object, pod, service
 from tests.gateway.simulated_engine import simulated_engine
 from tests.gateway.stack import GatewayStack, stop, wait_until
 
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 
-NAME = engine_tls_name("team")
+NAME, RELEASE = engine_tls_name("team"), internal_tls_name(SYSTEM)
 BODY = json.dumps({"model": "chat", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}).encode()
 HEADERS = {"content-type": "application/json"}
 CLIENTS, ROTATIONS = 3, 2
@@ -51,8 +51,12 @@ class SecureEngines:
             return response.status, await response.text()
 
     async def metric(self, name: str) -> float:
-        async with self.stack.http.get(f"{self.stack.picker_url}/metrics") as response:
-            lines = (await response.text()).splitlines()
+        """NaN without it, and while the picker has no certificate."""
+        try:
+            async with self.stack.http.get(f"{self.stack.picker_url}/metrics", **self.stack.picker_tls) as response:
+                lines = (await response.text()).splitlines()
+        except aiohttp.ClientError:
+            return math.nan
         return next((float(line.split()[-1]) for line in lines if line.startswith(name)), math.nan)
 
     def connect(self, files: dict[str, bytes] | None, name: str = NAME) -> ssl.SSLContext:
@@ -86,12 +90,13 @@ async def secure(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Secu
     folder = make_directory(tmp_path_factory)
     authority = Authority(folder / "authority", "plimsoll")
     client, server = SecretVolume(folder / "client"), SecretVolume(folder / "server")
-    client.write(authority.issue("plimsoll-gateway"))
+    client.write(authority.issue(RELEASE))
     server.write(authority.issue(NAME))
     (folder / "scratch").mkdir()
     (folder / "engine").mkdir()
-    stack = GatewayStack(folder, engine_tls=client.directory)
+    stack = GatewayStack(folder, internal_tls=client.directory)
     found = SecureEngines(stack, authority, folder / "scratch", folder / "engine", client, server)
+    stack.picker_tls = {"ssl": found.connect(authority.issue(RELEASE)), "server_hostname": RELEASE}
     async with simulated_engine(folder / "engine", "team/chat", "generate", tls=server.directory) as found.address:
         try:
             await stack.start([service()], [secure_pod(found.address)])
@@ -116,8 +121,32 @@ async def test_engine_refuses_clients_of_no_or_another_authority(secure: SecureE
     assert await secure.answer(secure.connect(secure.authority.issue("peer"))) == 200
     assert await secure.answer(None) is None
     assert await secure.answer(secure.connect(None)) is None
-    assert await secure.answer(secure.connect(other.issue("plimsoll-gateway"))) is None
-    assert await secure.answer(secure.connect(secure.authority.issue("plimsoll-gateway", days=-1))) is None
+    assert await secure.answer(secure.connect(other.issue(RELEASE))) is None
+    assert await secure.answer(secure.connect(secure.authority.issue(RELEASE, days=-1))) is None
+
+
+async def page_status(secure: SecureEngines, page: str, files: dict[str, bytes] | None) -> int | None:
+    """The status of a page of the picker for a client with these files, None if it gets none."""
+    tls = {"ssl": secure.connect(files), "server_hostname": RELEASE}
+    try:
+        async with aiohttp.ClientSession() as http, http.get(f"{secure.stack.picker_url}{page}", **tls) as response:
+            return response.status
+    except (aiohttp.ClientError, OSError):
+        return None
+
+
+async def test_pages_are_for_the_release_and_scrapes(secure: SecureEngines) -> None:
+    other, issue = Authority(secure.folder / "another", "another"), secure.authority.issue
+    assert [await page_status(secure, page, issue(RELEASE)) for page in ("/signals", "/metrics")] == [200, 200]
+    assert [await page_status(secure, page, None) for page in ("/signals", "/metrics", "/readyz")] == [403, 200, 200]
+    assert await page_status(secure, "/signals", issue(NAME)) == 403, "an engine is not the operator"
+    assert await page_status(secure, "/metrics", issue(RELEASE, days=-1)) is None
+    assert await page_status(secure, "/metrics", other.issue(RELEASE)) is None
+    settings = secure.stack.settings
+    with pytest.raises(aiohttp.ClientError):
+        await secure.stack.http.get(f"http://127.0.0.1:{settings.picker_port}/metrics")
+    async with secure.stack.http.get(f"http://127.0.0.1:{settings.probe_port}/signals") as response:
+        assert response.status == 403
 
 
 async def test_plain_and_secure_engine_serve_one_service(secure: SecureEngines) -> None:
@@ -151,7 +180,7 @@ async def test_rotation_of_both_sides_under_load_fails_no_request(secure: Secure
 
     tasks = [asyncio.create_task(client()) for _ in range(CLIENTS)]
     for number in range(ROTATIONS):
-        files = secure.authority.issue("plimsoll-gateway", days=40 + number)
+        files = secure.authority.issue(RELEASE, days=40 + number)
         secure.client.write(files)
         served = secure.authority.issue(NAME, days=50 + number)
         secure.server.write(served)
@@ -172,7 +201,7 @@ async def test_rotation_of_both_sides_under_load_fails_no_request(secure: Secure
 
 async def has_expiry(secure: SecureEngines, files: dict[str, bytes]) -> bool:
     """Whether Envoy has taken this certificate."""
-    exported = await secure.metric('plimsoll_gateway_certificate_expiry_seconds{certificate="engines"}')
+    exported = await secure.metric('plimsoll_gateway_certificate_expiry_seconds{certificate="internal"}')
     return exported == expiry_s(files[CERTIFICATE_FILE].decode())
 
 
@@ -191,7 +220,7 @@ async def served_certificate(secure: SecureEngines) -> bytes:
 async def test_broken_secrets_keep_the_certificates(secure: SecureEngines, broken: dict[str, bytes]) -> None:
     before, log = await served_certificate(secure), secure.engine / "log"
     reported = log.read_text().count("the certificate before stays")
-    secure.client.write(secure.authority.issue("plimsoll-gateway") | broken)
+    secure.client.write(secure.authority.issue(RELEASE) | broken)
     secure.server.write(secure.authority.issue(NAME) | broken)
     await wait_until(lambda: is_invalid(secure), "the metric says so")
     await wait_until(
@@ -206,17 +235,17 @@ async def test_restarted_picker_serves_with_envoys_identity(secure: SecureEngine
     """Its Secret is broken, and Envoy has that of the picker before."""
     assert secure.stack.picker is not None
     stop(secure.stack.picker)
-    secure.client.write(secure.authority.issue("plimsoll-gateway") | {KEY_FILE: b""})
+    secure.client.write(secure.authority.issue(RELEASE) | {KEY_FILE: b""})
     secure.stack.start_picker()
     await secure.stack.ready()
-    assert await is_invalid(secure)
+    assert await page_status(secure, "/metrics", secure.authority.issue(RELEASE)) is None, "it has no certificate"
     assert (await secure.post())[0] == 200
     await renew(secure)
 
 
 async def renew(secure: SecureEngines) -> None:
     """Write good Secrets, and wait until gateway and engine use them."""
-    files, served = secure.authority.issue("plimsoll-gateway", days=70), secure.authority.issue(NAME)
+    files, served = secure.authority.issue(RELEASE, days=70), secure.authority.issue(NAME)
     secure.client.write(files)
     secure.server.write(served)
     expected = ssl.PEM_cert_to_DER_cert(served[CERTIFICATE_FILE].decode())
@@ -230,11 +259,11 @@ async def renew(secure: SecureEngines) -> None:
 
 
 async def is_invalid(secure: SecureEngines) -> bool:
-    return await secure.metric('plimsoll_gateway_certificate_invalid{certificate="engines"}') == 1
+    return await secure.metric('plimsoll_gateway_certificate_invalid{certificate="internal"}') == 1
 
 
 async def is_valid(secure: SecureEngines) -> bool:
-    return await secure.metric('plimsoll_gateway_certificate_invalid{certificate="engines"}') == 0
+    return await secure.metric('plimsoll_gateway_certificate_invalid{certificate="internal"}') == 0
 
 
 @pytest.mark.parametrize("fault", ["other namespace", "other authority", "expired", "none"])

@@ -186,7 +186,7 @@ def test_predict_simulated_admission_keeps_goodput_in_overload(tmp_path: Path) -
     assert alone["shed"] == 0.0
 
 
-async def unreachable(address: str, port: int, path: str) -> bytes:
+async def unreachable(address: str, port: int, path: str, tls_name: str = "") -> bytes:
     raise AssertionError(f"{address}:{port}{path} was asked")
 
 

@@ -35,7 +35,11 @@ def test_engine_mounts_secret_of_its_namespace(runtime: str) -> None:
     environment = {entry["name"]: entry.get("value") for entry in container["env"]}
     assert (volume["secretName"], volume["optional"]) == ("engine-tls", True)
     assert (mount["mountPath"], mount["readOnly"]) == (engine_contract().paths["tls"], True)
-    assert json.loads(environment["PLIMSOLL_TLS"]) == {"secret": "team/engine-tls", "name": "plimsoll-engine.team.svc"}
+    assert json.loads(environment["PLIMSOLL_TLS"]) == {
+        "secret": "team/engine-tls",
+        "name": "plimsoll-engine.team.svc",
+        "release": "plimsoll-internal.plimsoll-system.svc",
+    }
     assert found["metadata"]["labels"][labels.TLS] == labels.MUTUAL_TLS
 
 

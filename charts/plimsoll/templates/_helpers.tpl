@@ -201,16 +201,21 @@ priorityClassName: {{ . }}
 {{ merge (dict) (default dict .Values.gateway.tls) (dict "secretName" "" "minVersion" "TLSv1.2" "plaintext" "Refuse") | toYaml }}
 {{- end }}
 
-{{/* The Secret with the client certificate for engines: `helm upgrade --reuse-values` from an earlier chart has none. */}}
-{{- define "plimsoll.gateway.engineTlsSecret" -}}
-{{ (default dict .Values.gateway.engineTls).secretName }}
+{{/* The Secret of operator and gateways for TLS in the cluster: `helm upgrade --reuse-values` from an earlier chart has none. */}}
+{{- define "plimsoll.internalTlsSecret" -}}
+{{ (default dict .Values.internalTls).secretName }}
+{{- end }}
+
+{{/* Where operator and picker find it. */}}
+{{- define "plimsoll.internalTlsDirectory" -}}
+/etc/plimsoll-internal-tls
 {{- end }}
 
 {{/* The Secret of the engines in each namespace. */}}
 {{- define "plimsoll.engineTlsSecret" -}}
 {{- $secret := (default dict .Values.engine.tls).secretName -}}
-{{- if and $secret (not (include "plimsoll.gateway.engineTlsSecret" .)) -}}
-{{- fail "engine.tls.secretName needs gateway.engineTls.secretName, by which engines know the gateway" -}}
+{{- if and $secret (not (include "plimsoll.internalTlsSecret" .)) -}}
+{{- fail "engine.tls.secretName needs internalTls.secretName, by which engines know gateways and operator" -}}
 {{- end -}}
 {{- if and $secret (include "plimsoll.gateway.endpointPicker" . | fromYaml).enabled -}}
 {{- fail "engine.tls.secretName excludes gateway.endpointPicker.enabled, because gateways of other products have no certificate" -}}

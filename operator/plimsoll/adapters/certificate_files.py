@@ -19,7 +19,6 @@ AUTHORITY_FILE: Final = "ca.crt"
 KEY_FILE: Final = "tls.key"
 MAX_FILE_BYTES: Final = 1 << 20  # a Secret is not larger
 _DATA_LINK: Final = "..data"  # of a mounted Secret
-_MAX_FLIGHTS: Final = 4  # messages of each side until a handshake is over
 _INTEGER, _UTC_TIME, _VERSION = 0x02, 0x17, 0xA0  # tags of DER
 
 
@@ -39,6 +38,11 @@ class CertificatePair:
     expires_s: float
     directory: Path = field(compare=False)
 
+    @property
+    def expires(self) -> str:
+        """`expires_s` for people."""
+        return datetime.fromtimestamp(self.expires_s, UTC).isoformat()
+
     def load_into(self, context: ssl.SSLContext) -> None:
         """Let new connections of this context have the pair. Raises InvalidCertificate."""
         try:
@@ -50,59 +54,10 @@ class CertificatePair:
             raise InvalidCertificate(f"{self.directory} cannot be read: {error.strerror}") from error
 
 
-@dataclass(frozen=True, slots=True)
-class TlsIdentity:
-    """A pair, and the certificates in PEM of the authorities whose peers are trusted. `context` is that of a client."""
-
-    pair: CertificatePair
-    authority: bytes
-    context: ssl.SSLContext = field(compare=False, repr=False)
-
-
-def load_identity(directory: Path, known: TlsIdentity | None = None) -> TlsIdentity:
-    """Read pair and authority, of which servers with this authority accept the pair. Raises InvalidCertificate.
-
-    Returns `known` if the files are those that it was made of, which costs a tenth.
-    """
-    source = _resolved(directory)
-    if known is not None:
-        names, before = (CERTIFICATE_FILE, KEY_FILE, AUTHORITY_FILE), known.pair
-        if [_read(source, name) for name in names] == [before.certificate, before.key, known.authority]:
-            return known
-    pair = load_pair(source)
-    authority = load_authority(source)
-    _check_client(pair, authority)
-    context = ssl.create_default_context(cadata=authority.decode("ascii", "replace"))
-    pair.load_into(context)
-    return TlsIdentity(pair, authority, context)
-
-
-def _check_client(pair: CertificatePair, authority: bytes) -> None:
-    """Let a client of the pair meet a server of the authority in memory. Raises InvalidCertificate."""
-    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    server.load_verify_locations(cadata=authority.decode("ascii", "replace"))
-    server.verify_mode = ssl.CERT_REQUIRED
-    client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
-    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    for context in (server, client):
-        pair.load_into(context)
-    ends = client.wrap_bio(to_client, to_server), server.wrap_bio(to_server, to_client, server_side=True)
-    for _ in range(_MAX_FLIGHTS):
-        for end in ends:
-            try:
-                end.do_handshake()
-            except ssl.SSLWantReadError:
-                pass
-            except ssl.SSLError as error:
-                reason = getattr(error, "verify_message", "") or str(error)
-                message = f"{CERTIFICATE_FILE} is not valid for a client of servers with {AUTHORITY_FILE}: {reason}"
-                raise InvalidCertificate(message) from error
-
-
 def load_authority(directory: Path) -> bytes:
     """The authority's certificates in PEM. Raises InvalidCertificate."""
     try:
-        authority = _read(directory, AUTHORITY_FILE)
+        authority = read_file(directory, AUTHORITY_FILE)
         ssl.create_default_context(cadata=authority.decode("ascii", "replace"))
     except (ssl.SSLError, ValueError) as error:
         if isinstance(error, InvalidCertificate):
@@ -116,22 +71,23 @@ def load_pair(directory: Path) -> CertificatePair:
 
     A pair that has expired is valid here.
     """
-    source = _resolved(directory)
-    certificate, key = (_read(source, name) for name in (CERTIFICATE_FILE, KEY_FILE))
+    source = resolved(directory)
+    certificate, key = (read_file(source, name) for name in (CERTIFICATE_FILE, KEY_FILE))
     pair = CertificatePair(certificate, key, expiry_s(certificate.decode("ascii", "replace")), source)
     pair.load_into(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
-    if (certificate, key) != (_read(source, CERTIFICATE_FILE), _read(source, KEY_FILE)):
+    if (certificate, key) != (read_file(source, CERTIFICATE_FILE), read_file(source, KEY_FILE)):
         raise InvalidCertificate(f"{CERTIFICATE_FILE} or {KEY_FILE} changed while they were read")
     return pair
 
 
-def _resolved(directory: Path) -> Path:
+def resolved(directory: Path) -> Path:
     """Return the directory that the kubelet does not change."""
     link = directory / _DATA_LINK
     return link.resolve() if link.exists() else directory
 
 
-def _read(directory: Path, name: str) -> bytes:
+def read_file(directory: Path, name: str) -> bytes:
+    """Return the content of a file. Raises InvalidCertificate if it is empty or cannot be read."""
     try:
         with (directory / name).open("rb") as file:
             content = file.read(MAX_FILE_BYTES)

@@ -29,7 +29,8 @@ from plimsoll.core.ports import BucketCounts, EngineReading
 from plimsoll.engines.engine import HISTOGRAMS, MetricMap, Signal, Source
 from plimsoll.engines.vllm import PROCESS_START_METRIC
 
-HttpGet = Callable[[str, int, str], Awaitable[bytes]]  # address, port and path; raises BackendUnavailable
+# Address, port, path, and name in the certificate; raises BackendUnavailable.
+HttpGet = Callable[[str, int, str, str], Awaitable[bytes]]
 
 _PROCESS_START: Final = PROCESS_START_METRIC.encode()
 _LE_LABEL: Final = re.compile(rb'[{,]le="([^"]*)"')
@@ -188,9 +189,10 @@ async def fetch_page(
     pod: str,
     metric_map: MetricMap,
     clock: Callable[[], float] = time.time,
+    tls_name: str = "",
 ) -> tuple[bytes, EngineReading]:
     """Fetch one engine's metrics as they are, and parsed. Raises BackendUnavailable."""
-    text = await http_get(address, port, path)
+    text = await http_get(address, port, path, tls_name)
     try:
         return text, parse_metrics(text, pod, clock(), metric_map)
     except ValueError as error:

@@ -33,8 +33,14 @@ class ServerCredentials:
         require_client_certificate: bool,
         check_s: float = CHECK_SECONDS,
         monotonic: Callable[[], float] = time.monotonic,
+        report: Callable[[float | None, str], None] = lambda expires_s, problem: None,
     ) -> None:
-        """require_client_certificate: accept only clients with a certificate of the authority in `ca.crt`."""
+        """require_client_certificate: accept only clients with a certificate of the authority in `ca.crt`.
+
+        report: called after each look with the end of the validity of the certificate in use, Unix time, None without
+        one, and with what is wrong with the files.
+        """
+        self._report = report
         self._directory = directory
         self._require_client_certificate = require_client_certificate
         self._check_s = check_s
@@ -67,7 +73,9 @@ class ServerCredentials:
             log.warning(
                 None, "cannot read the certificate of the gRPC server", error=str(error), directory=str(self._directory)
             )
+            self._report(None if self._files is None else self._files[0].expires_s, str(error))
             return None
+        self._report(pair.expires_s, "")
         if files == self._files:
             return None
         self._files = files

@@ -39,6 +39,11 @@ def engine_tls_name(namespace: str) -> str:
     return f"plimsoll-engine.{namespace}.svc"
 
 
+def internal_tls_name(namespace: str) -> str:
+    """Return the DNS name in the certificate of operator and gateways, by the namespace of their release."""
+    return f"plimsoll-internal.{namespace}.svc"
+
+
 @functools.cache
 def engine_contract() -> EngineContract:
     """Return the bundled contract without the fields that only the launcher reads."""

@@ -12,6 +12,7 @@ all slots are fair: engines that never answer cost other services nothing.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
 import zlib
@@ -26,13 +27,14 @@ from plimsoll.adapters.engine_metrics import HttpGet, fetch_page
 from plimsoll.adapters.engine_of_pod import MetricsAddress, has_launcher, metrics_address
 from plimsoll.adapters.launcher import AdapterReport, StartupProgress
 from plimsoll.adapters.normalize import value_at
+from plimsoll.adapters.pod_tls import tls_name
 from plimsoll.api import labels
 from plimsoll.api.contract import engine_contract
 from plimsoll.controllers import pod_startup
 from plimsoll.controllers.fair_slots import FairSlots, Group
 from plimsoll.controllers.isolation import ObjectErrors, Stage, subject_of
 from plimsoll.controllers.object_cache import Key, ObjectCache, owning_service
-from plimsoll.core.errors import BackendUnavailable
+from plimsoll.core.errors import BackendUnavailable, UntrustedPeer
 from plimsoll.core.ports import EngineInfo, EngineReading
 from plimsoll.core.types import Role
 from plimsoll.engines.engine import MetricMap
@@ -84,6 +86,7 @@ class _PolledPod:
     is_ready: bool
     metrics: MetricsAddress | None
     launched: bool
+    tls_name: str = ""  # in its certificate, "" for plain HTTP
     adopted: Object | None = None
     metrics_due_s: float = math.inf
     info_due_s: float = math.inf
@@ -290,10 +293,12 @@ class EnginePoller:
                     pod.name,
                     metrics.names,
                     self._clock,
+                    pod.tls_name,
                 )
             except BackendUnavailable as error:
                 pod.metrics_failures += 1
-                log.debug(pod.key, "engine metrics are not available", pod=pod.name, error=str(error))
+                level = _level(error, pod.metrics_failures)
+                log.write(level, pod.key, "engine metrics are not available", pod=pod.name, error=str(error))
                 page, reading = b"", None
         if self._pods.get(pod.uid) is not pod or not pod.is_ready:
             return
@@ -346,11 +351,14 @@ class EnginePoller:
         async with self._slot(pod, pod.info_failures):
             sent_s = self._monotonic()
             try:
-                body = await self._http_get(pod.address, _launcher_port(), engine_contract().paths["about"])
+                body = await self._http_get(
+                    pod.address, _launcher_port(), engine_contract().paths["about"], pod.tls_name
+                )
                 pod.engine_info, pod.startup_progress = self._parse_info(body)
             except (BackendUnavailable, ValueError) as error:
                 pod.info_failures += 1
-                log.debug(pod.key, "engine info is not available", pod=pod.name, error=str(error))
+                level = _level(error, pod.info_failures)
+                log.write(level, pod.key, "engine info is not available", pod=pod.name, error=str(error))
             else:
                 pod.info_failures = 0
         progress = pod.startup_progress
@@ -365,6 +373,11 @@ class EnginePoller:
             pod.info_due_s = sent_s + (
                 FOREIGN_ENGINE_INTERVAL_S if pod.is_ready and pod.info_failures > 2 else ENGINE_INFO_INTERVAL_S
             )
+
+
+def _level(error: Exception, failures: int) -> int:
+    """A certificate that is wrong is worth a warning once; a pod that starts or ends is not."""
+    return logging.WARNING if isinstance(error, UntrustedPeer) and failures == 1 else logging.DEBUG
 
 
 def _subject(pod: _PolledPod) -> str:
@@ -392,6 +405,7 @@ def _polled_pod(obj: Object) -> _PolledPod | None:
         pod_startup.is_ready(obj),
         metrics_address(obj),
         has_launcher(obj),
+        tls_name(obj) if has_launcher(obj) else "",
         adopted,
         container_started_s=pod_startup.container_started_s(obj),
     )

@@ -17,9 +17,10 @@ from typing import Any
 
 from plimsoll.adapters.gateway_signals import GatewaySignals, parse_signals
 from plimsoll.adapters.kube_client import PODS, KubeClient, WatchEvent
+from plimsoll.adapters.pod_tls import tls_name
 from plimsoll.controllers.isolation import ObjectErrors, Stage, subject_of
 from plimsoll.controllers.object_cache import Key
-from plimsoll.core.errors import BackendUnavailable
+from plimsoll.core.errors import BackendUnavailable, UntrustedPeer
 from plimsoll.core.ports import GatewayReading
 from plimsoll.resources.platform_config import GatewaySettings
 from plimsoll.telemetry.service_log import ServiceLog
@@ -32,12 +33,13 @@ FRESHNESS_SECONDS = 5.0
 MAX_MESSAGE_CHARS = 300
 
 _UNREADABLE = "its /signals cannot be read (run operator and gateways at the same release)"
+_UNTRUSTED = "its /signals cannot be read with TLS"
 _UNSYNCED = (
     "its caches are not synced with the API server (kubectl auth can-i: it must list and watch inferenceservices"
     " and pods)"
 )
 
-HttpGet = Callable[[str, int, str], Awaitable[bytes]]  # a pod's address, port and path
+HttpGet = Callable[[str, int, str, str], Awaitable[bytes]]  # a pod's address, port, path, and name in its certificate
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ class _GatewayReplica:
 
     name: str
     address: str
+    tls_name: str = ""  # in its certificate, "" for plain HTTP
     signals: GatewaySignals | None = None
     received_s: float = float("-inf")
     error: str = ""
@@ -85,9 +88,9 @@ class GatewayPoller:
         round_timeout_s: float = ROUND_TIMEOUT_SECONDS,
         errors: ObjectErrors | None = None,
     ) -> None:
-        """http_get: body at a pod's address, port and path; raises BackendUnavailable. on_change: called with a service
-        whose routability changed, or None if any may have. clock: seconds since the epoch, which dates the readings;
-        freshness uses `monotonic`."""
+        """http_get: body at a pod's address, port and path, by the name in its certificate; raises BackendUnavailable.
+        on_change: called with a service whose routability changed, or None if any may have. clock: seconds since the
+        epoch, which dates the readings; freshness uses `monotonic`."""
         self._errors = errors or ObjectErrors()
         self._kube = kube
         self._settings = settings
@@ -154,6 +157,7 @@ class GatewayPoller:
         elif address:
             replica = self._replicas.setdefault(uid, _GatewayReplica(pod["metadata"]["name"], address))
             replica.address = address  # changes when the pod's sandbox is re-created
+            replica.tls_name = tls_name(pod)
 
     async def _poll_forever(self) -> None:
         try:
@@ -215,8 +219,13 @@ class GatewayPoller:
     async def _poll_replica(self, replica: _GatewayReplica) -> None:
         log_fields = {"gateway": replica.name, "address": replica.address}
         try:
-            document = await self._http_get(replica.address, self._settings.picker_port, "/signals")
+            document = await self._http_get(replica.address, self._settings.picker_port, "/signals", replica.tls_name)
             signals = parse_signals(document, replica.name, self._clock())
+        except UntrustedPeer as error:
+            level = logging.DEBUG if replica.error.startswith(_UNTRUSTED) else logging.WARNING
+            log.write(level, None, "gateway signals cannot be read with TLS", **log_fields, error=str(error))
+            replica.error = f"{_UNTRUSTED}: {error}"[:MAX_MESSAGE_CHARS]
+            return
         except BackendUnavailable as error:
             log.debug(None, "gateway signals are not available", **log_fields, error=str(error))
             replica.error = ""

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -35,12 +37,14 @@ from plimsoll.adapters.kube_client import (
 )
 from plimsoll.adapters.lease import LeaseTimes, lead_while_leased
 from plimsoll.api import labels
+from plimsoll.api.contract import internal_tls_name
 from plimsoll.controllers import http_server, kopf_handlers, stop_signals
 from plimsoll.controllers.autoscale.autoscaler import Autoscaler
 from plimsoll.controllers.autoscale.checkpoint_store import CheckpointStore
 from plimsoll.controllers.autoscale.prometheus_fallback import PrometheusFallback, load_history
 from plimsoll.controllers.autoscale.scaling_status import ScalingReport
 from plimsoll.controllers.autoscale.signal_sources import SignalSources
+from plimsoll.controllers.certificates import OperatorIdentity
 from plimsoll.controllers.engine_poller import EnginePoller
 from plimsoll.controllers.engine_rollout.rollout_controller import EngineRollout
 from plimsoll.controllers.gateway_poller import GatewayPoller
@@ -99,8 +103,12 @@ class OperatorProcess:
         config: OperatorConfig,
         session: aiohttp.ClientSession,
         watch_services: Callable[..., Awaitable[None]] = kopf_handlers.watch_services,
+        tls_context: Callable[[], ssl.SSLContext | None] = lambda: None,
     ) -> None:
-        """watch_services: watches services until the process is to stop."""
+        """watch_services: watches services until the process is to stop.
+
+        tls_context: of a client that gateways and engines with TLS accept, None while there is none.
+        """
         self._kube = kube
         self._watch_services = watch_services
         self._config = config
@@ -109,8 +117,9 @@ class OperatorProcess:
         self.queue: WorkQueue[Key] = WorkQueue(self._reconcile)
         self.errors = ObjectErrors(self.queue.add)
         self.cache = ObjectCache(self.queue.add, config.platform.engine.gpu_resource)
-        get_gateway_page = partial(pod_http.get_page, session, max_bytes=pod_http.MAX_GATEWAY_PAGE_BYTES)
-        get_engine_page = partial(pod_http.get_page, session, max_bytes=pod_http.MAX_ENGINE_PAGE_BYTES)
+        get_page = partial(pod_http.get_page, session, tls_context=tls_context)
+        get_gateway_page = partial(get_page, max_bytes=pod_http.MAX_GATEWAY_PAGE_BYTES)
+        get_engine_page = partial(get_page, max_bytes=pod_http.MAX_ENGINE_PAGE_BYTES)
         self.gateway_poller = GatewayPoller(
             kube, config.platform.gateway, get_gateway_page, self._on_routability_changed, errors=self.errors
         )
@@ -381,11 +390,13 @@ async def run(config: OperatorConfig, times: LeaseTimes | None = None) -> None:
     runner = await http_server.serve(config.probe_port, config.metrics_port, endpoints)
     kube = await KubeClient.connect()
     try:
-        async with aiohttp.ClientSession() as session, _webhook(kube, config):
+        async with aiohttp.ClientSession() as session, _webhook(kube, config), _identity(config) as tls_context:
             take_signals()
             watch_services = partial(kopf_handlers.watch_services, take_signals=take_signals)
             while not stop_requested.is_set():
-                lead = partial(_lead_and_run, kube, config, session, endpoints, times or LeaseTimes(), watch_services)
+                lead = partial(
+                    _lead_and_run, kube, config, session, endpoints, times or LeaseTimes(), watch_services, tls_context
+                )
                 if await stop_signals.run_until(stop_requested, lead):
                     return
     finally:
@@ -408,6 +419,23 @@ async def _webhook(kube: KubeClient, config: OperatorConfig) -> AsyncIterator[No
         await asyncio.wait((task,))
 
 
+@contextlib.asynccontextmanager
+async def _identity(config: OperatorConfig) -> AsyncIterator[Callable[[], ssl.SSLContext | None]]:
+    """Follow the certificate of internalTls.secretName meanwhile, if there is one."""
+    settings = config.platform.internal_tls
+    if settings is None:
+        yield lambda: None
+        return
+    watch = OperatorIdentity(Path(settings.certificate_directory), internal_tls_name(config.namespace))
+    watch.take(await asyncio.to_thread(watch.read))
+    task = asyncio.create_task(supervise("certificate of internalTls.secretName", watch.follow, ObjectErrors()))
+    try:
+        yield lambda: None if watch.identity is None else watch.identity.client
+    finally:
+        task.cancel()
+        await asyncio.wait((task,))
+
+
 async def _lead_and_run(
     kube: KubeClient,
     config: OperatorConfig,
@@ -415,13 +443,14 @@ async def _lead_and_run(
     endpoints: http_server.HttpEndpoints,
     times: LeaseTimes,
     watch_services: Callable[..., Awaitable[None]],
+    tls_context: Callable[[], ssl.SSLContext | None],
 ) -> bool:
     """Wait for the lease and lead once. Returns False if the lease was lost."""
 
     async def work() -> None:
         log.info(None, "lease acquired; this replica leads", identity=config.identity)
         with operator_metrics.leading():
-            operator = OperatorProcess(kube, config, session, watch_services)
+            operator = OperatorProcess(kube, config, session, watch_services, tls_context)
             scaler, progress = operator.autoscaler, ReconcileProgress(operator.queue, operator.unsynced)
             with endpoints.leading(scaler.explain, scaler.recommendations, progress):
                 await operator.run()

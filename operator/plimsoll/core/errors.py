@@ -6,6 +6,7 @@ PlimsollError
    |- NotFound  Conflict  ObjectRejected  Forbidden   (ObjectRejected: the object itself is invalid)
    |- ServiceDeleted       the service is gone, so there is nothing left to do for it
    |- BackendUnavailable   unreachable, slow or overloaded; retry after `retry_after_seconds`
+   |  `- UntrustedPeer     a certificate is missing or wrong, on either side
    `- LeaseLost            this process no longer holds the lease, so it must not write
 """
 
@@ -66,6 +67,10 @@ class BackendUnavailable(ClusterError):
     def __init__(self, message: str, status: int = 0, retry_after_seconds: float | None = None) -> None:
         super().__init__(message, status)
         self.retry_after_seconds = retry_after_seconds
+
+
+class UntrustedPeer(BackendUnavailable):
+    """A certificate is missing or wrong, on either side."""
 
 
 class LeaseLost(ClusterError):

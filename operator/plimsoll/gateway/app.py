@@ -15,19 +15,21 @@ import os
 import ssl
 import sys
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
 from random import Random
 from typing import Any
 
 from plimsoll.adapters.grpc_credentials import ServerCredentials
+from plimsoll.adapters.internal_tls import TlsIdentity, listener_context
+from plimsoll.api.contract import internal_tls_name
 from plimsoll.core.routing.endpoint import Endpoint
 from plimsoll.gateway.access_log_lines import access_line
 from plimsoll.gateway.body_budget import BodyBudget
-from plimsoll.gateway.certificate_watch import CertificateWatch
+from plimsoll.gateway.certificate_watch import CertificateWatch, export_endpoint_picker
 from plimsoll.gateway.drain import drain
 from plimsoll.gateway.endpoint_picker import server as endpoint_picker_server
 from plimsoll.gateway.endpoint_picker.server import EndpointPicker
-from plimsoll.gateway.engine_identity import EngineIdentityWatch
 from plimsoll.gateway.envoy.access_log import AccessLogReader, AccessRecord
 from plimsoll.gateway.envoy.admin import EnvoyAdminClient, EnvoyUnavailable
 from plimsoll.gateway.envoy.ads_server import AdsServer
@@ -37,13 +39,15 @@ from plimsoll.gateway.envoy.tls import CERTIFICATE
 from plimsoll.gateway.failure_log import FailureLog
 from plimsoll.gateway.handover import Handover
 from plimsoll.gateway.identity import Authenticator
+from plimsoll.gateway.internal_identity import InternalIdentityWatch
 from plimsoll.gateway.line_writer import LineWriter
 from plimsoll.gateway.objectives import ObjectiveSource, ObjectiveStore
 from plimsoll.gateway.one_queue.coordinator import OneQueue
+from plimsoll.gateway.one_queue.tls_stream import PeerTls
 from plimsoll.gateway.parse_worker import ParseWorker
 from plimsoll.gateway.picker import Picker
 from plimsoll.gateway.request_attributes import AttributeStore
-from plimsoll.gateway.routes import AdminEndpoint, EnvoyEndpoint
+from plimsoll.gateway.routes import PROBE_PAGES, AdminEndpoint, EnvoyEndpoint
 from plimsoll.gateway.server import HttpProtocol
 from plimsoll.gateway.service_catalog import CatalogBuilder
 from plimsoll.gateway.settings import ApiKeyMode, PickerSettings
@@ -55,6 +59,7 @@ log = logging.getLogger(__name__)
 
 DEBOUNCE_SECONDS = 0.02  # merges a burst of watch events into one change
 ADMIN_IDLE_SECONDS = 60.0
+HANDSHAKE_SECONDS = 10.0
 TICK_SECONDS = 1.0
 SETTLE_SECONDS = 10.0  # for an Envoy that runs to connect to this picker's discovery service and apply it
 SOCKET_BACKLOG = 4096  # each queued request occupies an Envoy connection, so bursts need new ones
@@ -74,7 +79,8 @@ class GatewayProcess:
         self._access_lines = LineWriter(sys.stdout.fileno()) if settings.access_log else None
         self._failure_log = FailureLog()
         self._gateway_pods = GatewayPods(settings)
-        self._catalog_builder = CatalogBuilder(settings.engine_tls is not None)
+        self._internal_name = internal_tls_name(settings.namespace)  # of operator and gateways
+        self._catalog_builder = CatalogBuilder(settings.internal_tls is not None)
         self._objectives = ObjectiveStore(settings.namespace) if settings.inference_objectives else None
         self._worker = ParseWorker()
         self._bodies = BodyBudget(settings.body_budget_bytes, settings.max_body_bytes)
@@ -90,14 +96,15 @@ class GatewayProcess:
             self._one_queue = None
             self._picker.key_limits.gateways = lambda key_name: self._gateway_pods.ready_count
         else:
-            self._one_queue = OneQueue(self._picker, settings, self._state_poller.has_applied)
+            peer_tls = None if settings.internal_tls is None else PeerTls(self._identity, self._internal_name)
+            self._one_queue = OneQueue(self._picker, settings, self._state_poller.has_applied, peer_tls)
         self._ads = AdsServer(
-            settings.ads_socket, settings.pod, self._on_applied, self._on_certificate, settings.engine_tls is not None
+            settings.ads_socket, settings.pod, self._on_applied, self._on_certificate, settings.internal_tls is not None
         )
-        self._engine_identity = (
+        self._internal_identity = (
             None
-            if settings.engine_tls is None
-            else EngineIdentityWatch(settings.engine_tls, self._ads.publish_engine_identity)
+            if settings.internal_tls is None
+            else InternalIdentityWatch(settings.internal_tls, self._internal_name, self._ads.publish_engine_identity)
         )
         self._certificate = (
             None
@@ -129,19 +136,20 @@ class GatewayProcess:
         self._access_log.open()
         if self._certificate is not None:
             self._certificate.take(self._certificate.read())
-        if self._engine_identity is not None:
-            self._engine_identity.take(self._engine_identity.read())
+        if self._internal_identity is not None:
+            self._internal_identity.take(self._internal_identity.read())
         self._ads.start()  # Envoy says once which certificates it has, so they are known by then
         admin_endpoint = AdminEndpoint(
             self._picker, settings.pod, lambda: self._watch_cache.synced, self.not_ready_reason
         )
         if self._one_queue is not None:
             await self._one_queue.start()
-        servers = [
-            await loop.create_server(
-                lambda: HttpProtocol(admin_endpoint, 0, ADMIN_IDLE_SECONDS), settings.address, settings.picker_port
+        servers = [await self._open_admin_port(admin_endpoint)]
+        if settings.probe_port is not None:
+            probes = admin_endpoint.limited(PROBE_PAGES, "this port is for probes")
+            servers.append(
+                await self._open_port(settings.probe_port, lambda: HttpProtocol(probes, 0, ADMIN_IDLE_SECONDS))
             )
-        ]
         tasks = [
             asyncio.create_task(run_watches(self._source, self._watch_cache, self._changed.set)),
             asyncio.create_task(self._publish_changes(servers)),
@@ -182,8 +190,8 @@ class GatewayProcess:
             yield self._gateway_pods.follow(self._source, self._on_gateway_pods)
         if self._certificate is not None:
             yield self._certificate.follow()
-        if self._engine_identity is not None:
-            yield self._engine_identity.follow()
+        if self._internal_identity is not None:
+            yield self._internal_identity.follow()
         if self._endpoint_picker is not None:
             yield self._serve_endpoint_picker(self._endpoint_picker)
 
@@ -202,7 +210,7 @@ class GatewayProcess:
             return "the first list of gateway pods from the API server is not complete"
         if not self._state_poller.in_sync:
             return "Envoy is not running, lacks clusters, or does not reach this picker yet"
-        for watch in (self._certificate, self._engine_identity):
+        for watch in (self._certificate, self._internal_identity):
             if watch is not None and (reason := watch.not_ready_reason):
                 return reason
         return ""
@@ -228,9 +236,25 @@ class GatewayProcess:
                 self._objectives.report(catalog)
             self._ads.publish(catalog)
             self._state_poller.set_published(catalog)
-            if len(servers) == 1:
+            if not self._has_catalog.is_set():
                 servers.append(await self._open_envoy_socket())
                 self._has_catalog.set()
+
+    async def _open_admin_port(self, endpoint: AdminEndpoint) -> asyncio.Server:
+        """Open the port for Prometheus and the operator."""
+        settings = self._settings
+        if settings.internal_tls is None:
+            return await self._open_port(settings.picker_port, lambda: HttpProtocol(endpoint, 0, ADMIN_IDLE_SECONDS))
+        of_client = partial(endpoint.of_client, self._internal_name)
+        return await self._open_port(
+            settings.picker_port,
+            lambda: HttpProtocol(endpoint, 0, ADMIN_IDLE_SECONDS, of_client),
+            ssl=listener_context(self._identity),
+            ssl_handshake_timeout=HANDSHAKE_SECONDS,
+        )
+
+    async def _open_port(self, port: int, make: Callable[[], asyncio.Protocol], **tls: Any) -> asyncio.Server:
+        return await asyncio.get_running_loop().create_server(make, self._settings.address, port, **tls)
 
     async def _open_envoy_socket(self) -> asyncio.Server:
         """Open the unix socket for Envoy.
@@ -256,7 +280,8 @@ class GatewayProcess:
         settings, credentials = self._settings, None
         await self._has_catalog.wait()
         if settings.endpoint_picker_tls is not None:
-            credentials = await ServerCredentials(settings.endpoint_picker_tls, False).wait()
+            files = ServerCredentials(settings.endpoint_picker_tls, False, report=export_endpoint_picker)
+            credentials = await files.wait()
         server, _ = await endpoint_picker.start(f"{settings.address}:{settings.endpoint_picker_port}", credentials)
         try:
             await asyncio.Event().wait()
@@ -291,12 +316,16 @@ class GatewayProcess:
 
     def _on_certificate(self, applied: AppliedCertificate) -> None:
         """Called in the discovery service's thread."""
-        watch = self._certificate if applied.name == CERTIFICATE else self._engine_identity
+        watch = self._certificate if applied.name == CERTIFICATE else self._internal_identity
         if watch is not None:
             self._loop.call_soon_threadsafe(watch.on_applied, applied)
 
+    def _identity(self) -> TlsIdentity | None:
+        return None if self._internal_identity is None else self._internal_identity.identity
+
     def _engine_tls_context(self) -> ssl.SSLContext | None:
-        return None if self._engine_identity is None else self._engine_identity.context
+        identity = self._identity()
+        return None if identity is None else identity.client
 
     def _on_record(self, record: AccessRecord) -> None:
         if record.is_running:

@@ -22,7 +22,8 @@ from plimsoll.telemetry import gateway_metrics
 
 log = logging.getLogger(__name__)
 
-LISTENER: Final = "listener"  # a value of the metrics' label
+LISTENER: Final = "listener"  # values of the metrics' label
+ENDPOINT_PICKER: Final = "endpoint-picker"
 READ_SECONDS: Final = 1.0  # between two reads of the files; the kubelet takes a minute to write them
 
 
@@ -84,6 +85,13 @@ class CertificateWatch:
         gateway_metrics.GATEWAY_CERTIFICATE_INVALID.labels(LISTENER).set(bool(self._file_error or self._envoy_error))
         if self._served is not None:
             gateway_metrics.GATEWAY_CERTIFICATE_EXPIRY.labels(LISTENER).set(self._served.expires_s)
+
+
+def export_endpoint_picker(expires_s: float | None, problem: str) -> None:
+    """Export the state of the endpoint picker's certificate. expires_s: of the one in use, None without one."""
+    gateway_metrics.GATEWAY_CERTIFICATE_INVALID.labels(ENDPOINT_PICKER).set(bool(problem))
+    if expires_s is not None:
+        gateway_metrics.GATEWAY_CERTIFICATE_EXPIRY.labels(ENDPOINT_PICKER).set(expires_s)
 
 
 def read_pair(directory: Path) -> CertificatePair | InvalidCertificate:

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from plimsoll.adapters.engine_of_pod import api_port, engine_args, engine_of
+from plimsoll.adapters.pod_tls import tls_name
 from plimsoll.api import labels
-from plimsoll.api.contract import engine_contract, engine_tls_name
+from plimsoll.api.contract import engine_contract
 from plimsoll.core.admission.request import MAX_REQUEST_SEQUENCES
 from plimsoll.core.routing.endpoint import Endpoint
 from plimsoll.core.types import Role
@@ -76,6 +77,6 @@ def endpoint_of(pod: Object) -> tuple[str, Endpoint] | None:
         revision=pod_labels.get(labels.REVISION, ""),
         ready=any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions),
         leaving=leaving(pod),
-        tls_name=engine_tls_name(meta["namespace"]) if pod_labels.get(labels.TLS) == labels.MUTUAL_TLS else "",
+        tls_name=tls_name(pod),
     )
     return f"{meta['namespace']}/{service}", endpoint

@@ -181,7 +181,7 @@ def _starting(model: str, availability: Availability) -> str:
     if availability.needs_certificate:
         return (
             f"The engines of model '{model}' require TLS, and this gateway has no client certificate for them"
-            " (gateway.engineTls.secretName)."
+            " (internalTls.secretName)."
         )
     expected = "" if next_ready_s is None else f" The next one is expected in {math.ceil(next_ready_s)} s."
     if problem:

@@ -3,20 +3,22 @@
 The unix socket serves Envoy: `/reserve/...` before a large body is read and `/check/...` with a client's body (both
 ext_authz), any path with the header `x-plimsoll-error-response` (writes that error response), `/v1/models`,
 `/v1/models/NAME` (as an event stream: its progress), and `/healthz` for Envoy's health check. The TCP port serves
-`/healthz`, `/readyz`, `/metrics` and `/signals`.
+`/healthz`, `/readyz`, `/metrics` and `/signals`. With TLS, another port serves the first two without it.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from random import Random
+from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
 import orjson
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from plimsoll.adapters.internal_tls import has_name
 from plimsoll.gateway import error_messages
 from plimsoll.gateway.api_routes import EVENT_STREAM, MODELS_PATH, ApiRoute, route_of
 from plimsoll.gateway.body_budget import BodyBudget
@@ -177,6 +179,10 @@ def _card(service: ServiceEntry, name: str) -> dict[str, str | int]:
     return {"id": name, "object": "model", "created": service.created, "owned_by": "plimsoll"}
 
 
+PROBE_PAGES: Final = frozenset({b"/healthz", b"/readyz"})
+PUBLIC_PAGES: Final = PROBE_PAGES | {b"/metrics"}
+
+
 class AdminEndpoint:
     """Handles requests from the kubelet, Prometheus and the operator."""
 
@@ -189,7 +195,19 @@ class AdminEndpoint:
         self._synced = synced
         self._not_ready_reason = not_ready_reason
 
-    def __call__(self, request: HttpRequest) -> bytes | Awaitable[bytes]:
+    def of_client(self, name: str, certificate: Any) -> Callable[[HttpRequest], bytes]:
+        """Returns the handler for a client of a listener with TLS, whose certificate must have the name for all pages.
+
+        Prometheus needs none.
+        """
+        refusal = f"this page needs a client certificate for {name}"
+        return self if has_name(certificate, name) else self.limited(PUBLIC_PAGES, refusal)
+
+    def limited(self, pages: frozenset[bytes], refusal: str) -> Callable[[HttpRequest], bytes]:
+        """Returns the handler that serves certain pages only, and refuses others with 403."""
+        return lambda one: self(one) if one.path.partition(b"?")[0] in pages else response(403, body=refusal.encode())
+
+    def __call__(self, request: HttpRequest) -> bytes:
         path = request.path.partition(b"?")[0]
         if request.method == b"HEAD":
             return without_body(self._get(path))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import cast
+from typing import Any, cast
 
 from plimsoll.gateway.http1 import HttpParseError, HttpParser, HttpRequest, response
 
@@ -22,10 +22,20 @@ Handler = Callable[[HttpRequest], HandlerReply]
 
 
 class HttpProtocol(asyncio.Protocol):
-    """One connection. `max_body` is in bytes. An idle connection closes after `idle_seconds`, never if None."""
+    """One connection. `max_body` is in bytes. An idle connection closes after `idle_seconds`, never if None.
 
-    def __init__(self, handler: Handler, max_body: int, idle_seconds: float | None) -> None:
+    `handler_of`: returns the handler for a client by its verified certificate, None if it has none.
+    """
+
+    def __init__(
+        self,
+        handler: Handler,
+        max_body: int,
+        idle_seconds: float | None,
+        handler_of: Callable[[Any], Handler] | None = None,
+    ) -> None:
         self._handler = handler
+        self._handler_of = handler_of
         self._parser = HttpParser(max_body)
         self._idle_seconds = idle_seconds
         self._timer: asyncio.TimerHandle | None = None
@@ -34,6 +44,8 @@ class HttpProtocol(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        if self._handler_of is not None:
+            self._handler = self._handler_of(transport.get_extra_info("peercert"))
         self._restart_idle_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:

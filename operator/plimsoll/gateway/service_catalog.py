@@ -336,7 +336,7 @@ class CatalogBuilder:
         """Whether ready engines require a client certificate, and this gateway has none; logs once that they do."""
         found = not self._has_engine_tls and any(e.endpoint.available and e.endpoint.tls_name for e in engines)
         if found and key not in self._without_certificate:
-            log.error("engines of InferenceService %s require TLS, but gateway.engineTls.secretName is not set", key)
+            log.error("engines of InferenceService %s require TLS, but internalTls.secretName is not set", key)
         (self._without_certificate.add if found else self._without_certificate.discard)(key)
         return found
 

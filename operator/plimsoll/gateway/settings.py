@@ -55,6 +55,7 @@ class PickerSettings:
     address: str = "0.0.0.0"
     port: int = 8080
     picker_port: int = 8081
+    probe_port: int | None = None  # for the kubelet, without TLS: a certificate must not end the pod; None: picker_port
     namespaces: tuple[str, ...] = ()  # namespaces to watch; empty means all
     max_body_bytes: int = 8 << 20
     envoy_memory_bytes: int = 1 << 30  # memory limit of Envoy's container
@@ -88,7 +89,7 @@ class PickerSettings:
     endpoint_picker_port: int | None = None  # for gateways of other products; None: not served
     inference_objectives: bool = False  # InferenceObjectives of the namespace are names of classes
     connections_per_source: int = 0  # of one source address; 0: as many as the memory limit allows
-    engine_tls: Path | None = None  # the mounted Secret with the client certificate for engines; None: plain HTTP
+    internal_tls: Path | None = None  # the mounted Secret for engines, operator and other gateways; None: plain
     endpoint_picker_tls: Path | None = None  # the mounted Secret with the certificate for it; None: no TLS
 
     @property
@@ -174,6 +175,7 @@ class PickerSettings:
             directory=Path(environ.get("PLIMSOLL_GATEWAY_DIR", "/run/plimsoll")),
             port=int(environ.get("PLIMSOLL_GATEWAY_PORT", "8080")),
             picker_port=int(environ.get("PLIMSOLL_PICKER_PORT", "8081")),
+            probe_port=int(port) if (port := environ.get("PLIMSOLL_PROBE_PORT", "")) else None,
             namespaces=_list(environ.get("PLIMSOLL_WATCH_NAMESPACES", "")),
             max_body_bytes=int(environ.get("PLIMSOLL_MAX_BODY_BYTES", str(8 << 20))),
             envoy_memory_bytes=int(environ.get("PLIMSOLL_ENVOY_MEMORY_BYTES", str(1 << 30))),
@@ -197,7 +199,7 @@ class PickerSettings:
             endpoint_picker_port=int(port) if (port := environ.get("PLIMSOLL_ENDPOINT_PICKER_PORT", "")) else None,
             connections_per_source=_count(environ.get("PLIMSOLL_CONNECTIONS_PER_SOURCE", "0")),
             inference_objectives=_bool(environ.get("PLIMSOLL_INFERENCE_OBJECTIVES", "false")),
-            engine_tls=Path(engine_tls) if (engine_tls := environ.get("PLIMSOLL_ENGINE_TLS_DIR", "")) else None,
+            internal_tls=Path(internal_tls) if (internal_tls := environ.get("PLIMSOLL_INTERNAL_TLS_DIR", "")) else None,
             endpoint_picker_tls=Path(tls) if (tls := environ.get("PLIMSOLL_ENDPOINT_PICKER_TLS_DIR", "")) else None,
             plaintext=Plaintext(environ.get("PLIMSOLL_TLS_PLAINTEXT", cls.plaintext)),
         )

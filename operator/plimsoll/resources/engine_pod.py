@@ -113,7 +113,11 @@ def _container(service: InferenceService, kind: RoleName, tier: EngineTier, plat
         "imagePullPolicy": platform.engine.image_pull_policy,
         **({} if launched else engine_server.command(service, model_files.argument(service), tier.gpus)),
         "env": _environment(service, kind, tier, platform),
-        **(_launcher_ports_and_probes() if launched else engine_server.ports_and_probes(service)),
+        **(
+            _launcher_ports_and_probes(engine_tls.probe_scheme(service, platform))
+            if launched
+            else engine_server.ports_and_probes(service)
+        ),
         "resources": _resources(service, tier, platform),
         "securityContext": _security_context(tier, platform),
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -126,7 +130,7 @@ def _container(service: InferenceService, kind: RoleName, tier: EngineTier, plat
     }
 
 
-def _launcher_ports_and_probes() -> Object:
+def _launcher_ports_and_probes(scheme: Object) -> Object:
     engine = engine_contract()
     return {
         "ports": [
@@ -135,7 +139,7 @@ def _launcher_ports_and_probes() -> Object:
             {"name": "nixl", "containerPort": engine.ports["nixl"]},
         ],
         "readinessProbe": {
-            "httpGet": {"path": engine.paths["ready"], "port": "launcher"},
+            "httpGet": {"path": engine.paths["ready"], "port": "launcher", **scheme},
             # One late answer of a busy node must not make an engine unready. Fast detection is not needed: the gateway
             # watches deletions itself, and a leaving engine takes late requests.
             "periodSeconds": 1,
@@ -143,7 +147,7 @@ def _launcher_ports_and_probes() -> Object:
             "timeoutSeconds": 5,
         },
         "livenessProbe": {
-            "httpGet": {"path": engine.paths["live"], "port": "launcher"},
+            "httpGet": {"path": engine.paths["live"], "port": "launcher", **scheme},
             "initialDelaySeconds": 10,
             "periodSeconds": 10,
             "failureThreshold": 6,

@@ -10,7 +10,7 @@ import json
 from typing import Any
 
 from plimsoll.api import labels
-from plimsoll.api.contract import engine_contract, engine_tls_name
+from plimsoll.api.contract import engine_contract, engine_tls_name, internal_tls_name
 from plimsoll.api.v1alpha1 import InferenceService
 from plimsoll.resources.platform_config import PlatformConfig
 
@@ -28,12 +28,21 @@ def pod_labels(service: InferenceService, platform: PlatformConfig) -> dict[str,
     return {labels.TLS: labels.MUTUAL_TLS} if has_tls(service, platform) else {}
 
 
+def probe_scheme(service: InferenceService, platform: PlatformConfig) -> Object:
+    """What an httpGet probe of the launcher's port needs."""
+    return {"scheme": "HTTPS"} if has_tls(service, platform) else {}
+
+
 def environment(service: InferenceService, platform: PlatformConfig) -> list[Object]:
-    """The Secret, for messages, and the name in the certificates of all engines of the namespace."""
+    """The Secret, for messages, and the names in the certificates of the namespace's engines and of the release."""
     if not has_tls(service, platform):
         return []
     namespace = service.metadata.namespace
-    document = {"secret": f"{namespace}/{platform.engine.tls.secret_name}", "name": engine_tls_name(namespace)}
+    document = {
+        "secret": f"{namespace}/{platform.engine.tls.secret_name}",
+        "name": engine_tls_name(namespace),
+        "release": internal_tls_name(platform.gateway.namespace),
+    }
     return [{"name": engine_contract().env["tls"], "value": json.dumps(document)}]
 
 

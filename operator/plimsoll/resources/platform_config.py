@@ -134,6 +134,12 @@ class WebhookSettings(_ConfigModel):
     certificate_directory: str = Field("/etc/plimsoll-webhook", alias="certificateDirectory")
 
 
+class InternalTlsSettings(_ConfigModel):
+    """Mutual TLS with gateways and engines: the directory with `tls.crt`, `tls.key` and `ca.crt`."""
+
+    certificate_directory: str = Field(alias="certificateDirectory")
+
+
 class KedaScalerSettings(_ConfigModel):
     """The external scaler for KEDA: its gRPC port, and the directory with `tls.crt` and `tls.key`, None for plaintext.
 
@@ -163,4 +169,5 @@ class PlatformConfig(_ConfigModel):
     network_policy: NetworkPolicySettings = Field(NetworkPolicySettings(), alias="networkPolicy")
     webhook: WebhookSettings | None = None  # None: no webhook
     keda_scaler: KedaScalerSettings | None = Field(None, alias="kedaScaler")  # None: no scaler
+    internal_tls: InternalTlsSettings | None = Field(None, alias="internalTls")  # None: plain HTTP
     inference_pools: InferencePoolSettings | None = Field(None, alias="inferencePools")  # None: no pools

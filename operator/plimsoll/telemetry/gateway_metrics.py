@@ -232,15 +232,15 @@ GATEWAY_JWKS_FAILURES = Counter(
 )
 GATEWAY_CERTIFICATE_EXPIRY = Gauge(
     "plimsoll_gateway_certificate_expiry_seconds",
-    "Time at which a certificate of the gateway expires, seconds since the epoch: `listener` for clients, `engines` by "
-    "which engines know the gateway.",
+    "Time at which a certificate of the gateway expires, seconds since the epoch: `listener` for clients, `internal` "
+    "for engines, operator and other gateways, `endpoint-picker` for gateways of other products.",
     ["certificate"],
     registry=GATEWAY,
 )
 GATEWAY_CERTIFICATE_INVALID = Gauge(
     "plimsoll_gateway_certificate_invalid",
-    "1 while the Secret of gateway.tls.secretName (`listener`) or gateway.engineTls.secretName (`engines`) cannot be "
-    "used, else 0.",
+    "1 while the Secret of gateway.tls.secretName (`listener`), internalTls.secretName (`internal`) or "
+    "gateway.endpointPicker.tls.secretName (`endpoint-picker`) cannot be used, else 0.",
     ["certificate"],
     registry=GATEWAY,
 )

@@ -40,6 +40,20 @@ OPERATOR_WEBHOOK_CERTIFICATE_EXPIRY = Gauge(
     "Time at which the webhook's certificate expires, seconds since the epoch; 0 without one.",
     registry=OPERATOR,
 )
+OPERATOR_CERTIFICATE_EXPIRY = Gauge(
+    "plimsoll_operator_certificate_expiry_seconds",
+    "Time at which a certificate of the operator expires, seconds since the epoch: `internal` by which gateways and "
+    "engines know it, `keda-scaler` for KEDA.",
+    ["certificate"],
+    registry=OPERATOR,
+)
+OPERATOR_CERTIFICATE_INVALID = Gauge(
+    "plimsoll_operator_certificate_invalid",
+    "1 while the Secret of internalTls.secretName (`internal`) or operator.kedaScaler.tls.secretName (`keda-scaler`) "
+    "cannot be used, else 0.",
+    ["certificate"],
+    registry=OPERATOR,
+)
 OPERATOR_RECONCILES = Counter(
     "plimsoll_operator_reconciles",
     "Reconciles of a service (outcome: done, retry, unexpected).",

@@ -64,13 +64,15 @@ async def engine(
         "PLIMSOLL_ARGS": json.dumps([*FLAGS, *flags]),
     }
     if tls is not None:
-        document = {"secret": "team/engine-tls", "name": engine_tls_name("team")}
+        document = {"secret": "team/engine-tls", "name": engine_tls_name("team"), "release": "plimsoll"}
         environment["PLIMSOLL_TLS"] = json.dumps(document)
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "launcher", env=environment, cwd=folder,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
     )  # fmt: skip
-    running = Running(process, api, port)
+    kubelet = ssl.create_default_context()
+    kubelet.check_hostname, kubelet.verify_mode = False, ssl.CERT_NONE
+    running = Running(process, api, port, None if tls is None else kubelet)
     try:
         await running.until("ready after")
         yield running

@@ -17,8 +17,8 @@ volumeMounts:
 {{- if and .api (eq (include "plimsoll.gateway.scheme" .root) "https") }}
   - {name: tls, mountPath: {{ include "plimsoll.gateway.tlsDirectory" .root }}, readOnly: true}
 {{- end }}
-{{- if and .api (include "plimsoll.gateway.engineTlsSecret" .root) }}
-  - {name: engine-tls, mountPath: /etc/plimsoll-engine-tls, readOnly: true}
+{{- if and .api (include "plimsoll.internalTlsSecret" .root) }}
+  - {name: internal-tls, mountPath: {{ include "plimsoll.internalTlsDirectory" .root }}, readOnly: true}
 {{- end }}
 {{- if .api }}
   - {name: peers, mountPath: {{ include "plimsoll.gateway.peerDirectory" .root }}, readOnly: true}
@@ -75,8 +75,9 @@ volumeMounts:
 - {name: PLIMSOLL_TLS_PLAINTEXT, value: {{ .plaintext }}}
 {{- end }}
 {{- end }}
-{{- if include "plimsoll.gateway.engineTlsSecret" . }}
-- {name: PLIMSOLL_ENGINE_TLS_DIR, value: /etc/plimsoll-engine-tls}
+{{- if include "plimsoll.internalTlsSecret" . }}
+- {name: PLIMSOLL_INTERNAL_TLS_DIR, value: {{ include "plimsoll.internalTlsDirectory" . }}}
+- {name: PLIMSOLL_PROBE_PORT, value: "8083"}
 {{- end }}
 - {name: PLIMSOLL_ACCESS_LOG, value: {{ default false (default dict .Values.gateway.accessLog).enabled | quote }}}
 {{- with include "plimsoll.traces" . | fromYaml }}

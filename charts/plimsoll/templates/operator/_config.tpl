@@ -68,6 +68,9 @@ networkPolicy:
   egress: {{ dict "dns" .dns "modelHub" .modelHub "rules" $rules | toJson }}
   {{- end }}
   {{- end }}
+{{- if include "plimsoll.internalTlsSecret" . }}
+internalTls: {certificateDirectory: {{ include "plimsoll.internalTlsDirectory" . }}}
+{{- end }}
 {{- if (include "plimsoll.webhook" . | fromYaml).enabled }}
 webhook: {port: 9443, certificateDirectory: /etc/plimsoll-webhook}
 {{- end }}

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import grpc
 
 from plimsoll.adapters.grpc_credentials import ServerCredentials
+from plimsoll.controllers import certificates
 from plimsoll.controllers.keda_scaler import messages
 from plimsoll.controllers.keda_scaler.answers import (
     METRIC_NAME,
@@ -142,7 +144,8 @@ async def serve(settings: KedaScalerSettings, lookup: Lookup) -> None:
     """
     credentials = None
     if settings.certificate_directory is not None:
-        files = ServerCredentials(Path(settings.certificate_directory), settings.require_client_certificate)
+        directory, report = Path(settings.certificate_directory), partial(certificates.export, certificates.KEDA_SCALER)
+        files = ServerCredentials(directory, settings.require_client_certificate, report=report)
         credentials = await files.wait()
     server, _ = await KedaScaler(lookup).start(f"[::]:{settings.port}", credentials)
     try:

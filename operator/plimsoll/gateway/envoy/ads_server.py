@@ -21,7 +21,8 @@ from typing import Any
 import grpc
 from envoy.service.discovery.v3.discovery_pb2 import DeltaDiscoveryRequest, DeltaDiscoveryResponse
 
-from plimsoll.adapters.certificate_files import CertificatePair, TlsIdentity
+from plimsoll.adapters.certificate_files import CertificatePair
+from plimsoll.adapters.internal_tls import TlsIdentity
 from plimsoll.gateway.envoy.delta import AppliedCertificate, AppliedEndpoints, DeltaStream
 from plimsoll.gateway.envoy.xds import EMPTY_SNAPSHOT, SnapshotBuilder, with_certificate, with_engine_identity
 from plimsoll.gateway.service_catalog import ServiceCatalog

@@ -37,7 +37,8 @@ from envoy.service.discovery.v3 import discovery_pb2
 from envoy.service.runtime.v3.rtds_pb2 import Runtime
 from google.protobuf.json_format import ParseDict
 
-from plimsoll.adapters.certificate_files import CertificatePair, TlsIdentity
+from plimsoll.adapters.certificate_files import CertificatePair
+from plimsoll.adapters.internal_tls import TlsIdentity
 from plimsoll.core.routing.endpoint import Endpoint
 from plimsoll.gateway.envoy.body_filters import TYPE_URL
 from plimsoll.gateway.envoy.bootstrap import NO_HEALTH_MERGE, RUNTIME_LAYER, unbounded_thresholds

@@ -1,4 +1,4 @@
-"""One TCP connection between two pickers, of either side: hello, frames, bounds and silence.
+"""One TCP connection between two pickers, of either side: TLS if it is on, hello, frames, bounds and silence.
 
 A connection ends when the peer sends no hello within `HELLO_SECONDS`, sends nothing for `SILENCE_SECONDS`, breaks a
 bound, or reads so slowly that `MAX_UNSENT_BYTES` wait for it. What it carried is then decided elsewhere.
@@ -16,6 +16,7 @@ import msgspec
 from plimsoll.gateway.one_queue import messages
 from plimsoll.gateway.one_queue.frames import FrameError, FrameSession
 from plimsoll.gateway.one_queue.peer_secret import PeerSecret
+from plimsoll.gateway.one_queue.tls_stream import PeerTls, TlsError, TlsStream
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +41,9 @@ class PeerConnection(asyncio.Protocol, Generic[Received]):
         on_close: Callable[[PeerConnection[Received]], None],
         *,
         ping: Callable[[], messages.Ping] | None,
+        tls: PeerTls | None = None,
     ) -> None:
-        """`ping`: makes the pings of the side that connects; None for the other side.
+        """`ping`: makes the pings of the side that connects; None for the other side. `tls`: None for plain TCP.
 
         `offered`: the secrets that this side uses. The connection ends when the proved one is no longer accepted."""
         self._session = FrameSession(*offered, is_client=ping is not None)
@@ -51,11 +53,14 @@ class PeerConnection(asyncio.Protocol, Generic[Received]):
         self._on_message = on_message
         self._on_close = on_close
         self._ping = ping
+        self._tls = tls
+        self._stream: TlsStream | None = None
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._made_s = self._last_frame_s = 0.0
         self.peer = ""  # the name of the other gateway, "" before it is known
         self.failure = "it did not prove the secret in time"  # of a peer that is not known
+        self.has_tls_failure = False  # then `failure` is its reason
         self.address = "unknown address"  # of the other side
         self.closed = asyncio.Event()
 
@@ -69,10 +74,17 @@ class PeerConnection(asyncio.Protocol, Generic[Received]):
         name = self._transport.get_extra_info("peername")
         self.address = str(name[0]) if name else self.address
         loop = asyncio.get_running_loop()
-        self._last_frame_s = loop.time()
-        self._transport.write(self._session.hello)
-        self._made_s = self._last_frame_s
+        self._made_s = self._last_frame_s = loop.time()
         self._timer = loop.call_later(PING_SECONDS, self._check)
+        if self._tls is None:
+            self._transport.write(self._session.hello)
+            return
+        try:
+            self._stream = TlsStream(self._tls, is_client=self._ping is not None)
+        except TlsError as error:
+            self._end_tls(error)
+            return
+        self._transport.write(self._stream.outgoing())
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._timer is not None:
@@ -84,7 +96,7 @@ class PeerConnection(asyncio.Protocol, Generic[Received]):
     def data_received(self, data: bytes) -> None:
         was_open = self.is_open
         try:
-            payloads = self._session.feed(data)
+            payloads = self._session.feed(data if self._stream is None else self._decrypt(self._stream, data))
             if not was_open and self.is_open:
                 self._on_open(self)
             for payload in payloads:
@@ -92,6 +104,8 @@ class PeerConnection(asyncio.Protocol, Generic[Received]):
                     return
                 self._last_frame_s = asyncio.get_running_loop().time()
                 self._on_message(self, self._decode(payload))
+        except TlsError as error:
+            self._end_tls(error)
         except (FrameError, msgspec.DecodeError) as error:
             self.failure = str(error)
             if self.peer:
@@ -110,8 +124,33 @@ class PeerConnection(asyncio.Protocol, Generic[Received]):
             log.warning("closing the connection to the gateway %s: it reads too slowly", self.peer or self.address)
             self.close()
             return False
-        transport.write(self._session.encode(messages.encode(message)))
+        self._write(self._session.encode(messages.encode(message)))
         return True
+
+    def _write(self, data: bytes) -> None:
+        if self._stream is not None:
+            self._stream.write(data)
+            data = self._stream.outgoing()
+        if self._transport is not None:
+            self._transport.write(data)
+
+    def _decrypt(self, stream: TlsStream, data: bytes) -> bytes:
+        """Returns the plain bytes, and says hello once TLS is there. Raises TlsError."""
+        was_open = stream.is_open
+        try:
+            plain = stream.feed(data)
+        finally:
+            if self._transport is not None and (outgoing := stream.outgoing()):
+                self._transport.write(outgoing)  # the peer hears why the handshake failed
+        if stream.is_open and not was_open:
+            self._write(self._session.hello)
+        return plain
+
+    def _end_tls(self, error: TlsError) -> None:
+        """End the connection after what is written. The sides that open connections log why."""
+        self.failure, self.has_tls_failure = str(error), True
+        if self._transport is not None:
+            self._transport.close()
 
     def close(self) -> None:
         """End the connection at once."""

@@ -27,6 +27,7 @@ from plimsoll.gateway.one_queue.owner_server import OwnerServer
 from plimsoll.gateway.one_queue.ownership import Ownership
 from plimsoll.gateway.one_queue.peer_secret import PeerSecret
 from plimsoll.gateway.one_queue.peer_views import PeerViews
+from plimsoll.gateway.one_queue.tls_stream import PeerTls
 from plimsoll.gateway.picker import Picker
 from plimsoll.gateway.picker_replies import slo_deadlines
 from plimsoll.gateway.request_context import RequestContext
@@ -57,8 +58,16 @@ class _PendingQuestion:
 class OneQueue:
     """Implements `Owners` for one picker. Start it with `start`, and keep `set_pods` up to date."""
 
-    def __init__(self, picker: Picker, settings: PickerSettings, has_applied: Callable[[str, str], bool]) -> None:
+    def __init__(
+        self,
+        picker: Picker,
+        settings: PickerSettings,
+        has_applied: Callable[[str, str], bool],
+        tls: PeerTls | None = None,
+    ) -> None:
         """`has_applied` returns whether this gateway's Envoy knows an address of a service, by the service's key.
+
+        `tls`: for connections to other gateways, None for plain TCP.
 
         Raises OSError if the secret cannot be read, and ValueError if it is too short.
         """
@@ -68,7 +77,8 @@ class OneQueue:
         self._secret = PeerSecret(settings.peer_secret, self._on_secret)
         self._ownership = Ownership(settings.pod)
         self._views = PeerViews(self._ownership, picker.on_ownership_change)
-        self._server = OwnerServer(picker, self._ownership, self._secret, self._views)
+        self._server = OwnerServer(picker, self._ownership, self._secret, self._views, tls)
+        self._tls = tls
         self._links: dict[str, OwnerLink] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._pending: dict[str, _PendingQuestion] = {}
@@ -116,6 +126,7 @@ class OneQueue:
                     self._views,
                     self._settings.owner_ack_seconds,
                     self._on_link_ready,
+                    self._tls,
                 )
                 self._tasks[name] = asyncio.create_task(link.run())
         gateway_metrics.GATEWAY_PEERS.set(len(self._links))

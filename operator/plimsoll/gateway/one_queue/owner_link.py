@@ -22,6 +22,7 @@ from plimsoll.gateway.one_queue import messages
 from plimsoll.gateway.one_queue.connection import Connection, PeerConnection
 from plimsoll.gateway.one_queue.peer_secret import PeerSecret
 from plimsoll.gateway.one_queue.peer_views import PeerViews
+from plimsoll.gateway.one_queue.tls_stream import PeerTls
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +71,7 @@ class OwnerLink:
         views: PeerViews,
         ack_seconds: float,
         on_ready: Callable[[OwnerLink], None],
+        tls: PeerTls | None = None,
     ) -> None:
         """`on_ready` is called when the owner has proved that it knows the secret, after each new connection."""
         self.name = name
@@ -78,6 +80,7 @@ class OwnerLink:
         self._views = views
         self._ack_seconds = ack_seconds
         self._on_ready = on_ready
+        self._tls = tls
         self._connection: Connection | None = None
         self._is_ready = False
         self._was_ready = False  # on the last connection
@@ -143,6 +146,8 @@ class OwnerLink:
                     await connection.closed.wait()
                 finally:
                     connection.close()
+                if connection.has_tls_failure and not self._was_ready:
+                    raise ConnectionError(connection.failure)
             except (OSError, TimeoutError) as error:
                 if not is_logged:
                     log.warning("cannot reach the gateway %s at %s:%d: %s", self.name, self.address, self._port, error)
@@ -162,6 +167,7 @@ class OwnerLink:
             self._on_message,
             self._on_close,
             ping=self._make_ping,
+            tls=self._tls,
         )
         connection.peer = self.name
         return connection

@@ -26,6 +26,7 @@ from plimsoll.gateway.one_queue.frames import FrameError
 from plimsoll.gateway.one_queue.ownership import Ownership
 from plimsoll.gateway.one_queue.peer_secret import PeerSecret
 from plimsoll.gateway.one_queue.peer_views import PeerViews
+from plimsoll.gateway.one_queue.tls_stream import PeerTls
 from plimsoll.gateway.picker import Picker
 from plimsoll.gateway.request_context import RequestContext
 from plimsoll.telemetry import gateway_metrics
@@ -43,7 +44,16 @@ _Queue = dict[str, tuple[int, RequestContext, "asyncio.Future[bytes]"]]  # by re
 class OwnerServer:
     """The listener for other gateways."""
 
-    def __init__(self, picker: Picker, ownership: Ownership, peer_secret: PeerSecret, views: PeerViews) -> None:
+    def __init__(
+        self,
+        picker: Picker,
+        ownership: Ownership,
+        peer_secret: PeerSecret,
+        views: PeerViews,
+        tls: PeerTls | None = None,
+    ) -> None:
+        """tls: None for plain TCP."""
+        self._tls = tls
         self._picker = picker
         self._ownership = ownership
         self._peer_secret = peer_secret
@@ -118,6 +128,7 @@ class OwnerServer:
             self._on_message,
             self._on_close,
             ping=None,
+            tls=self._tls,
         )
         if len(self._unproven) >= MAX_UNPROVEN:
             oldest = min(self._unproven, key=lambda one: one.address in self._addresses)

@@ -1,4 +1,4 @@
-"""The gateway's client certificate for engines: which files are used, and what Envoy says of them."""
+"""The gateway's certificate inside the cluster: which files are used, and what Envoy says of them."""
 
 from __future__ import annotations
 
@@ -8,27 +8,23 @@ from pathlib import Path
 import pytest
 from envoy.service.discovery.v3.discovery_pb2 import DeltaDiscoveryRequest
 
-from plimsoll.adapters.certificate_files import (
-    AUTHORITY_FILE,
-    CERTIFICATE_FILE,
-    InvalidCertificate,
-    TlsIdentity,
-    load_identity,
-)
+from plimsoll.adapters.certificate_files import AUTHORITY_FILE, CERTIFICATE_FILE, InvalidCertificate
+from plimsoll.adapters.internal_tls import TlsIdentity, load_identity
 from plimsoll.api import labels
-from plimsoll.gateway.engine_identity import ENGINES, EngineIdentityWatch
+from plimsoll.api.contract import internal_tls_name
 from plimsoll.gateway.envoy.delta import AppliedCertificate, DeltaStream
 from plimsoll.gateway.envoy.tls import CERTIFICATE, ENGINE_AUTHORITY, ENGINE_CERTIFICATE
 from plimsoll.gateway.envoy.xds import EMPTY_SNAPSHOT, SECRET_TYPE, with_engine_identity
 from plimsoll.gateway.errors import from_header
+from plimsoll.gateway.internal_identity import INTERNAL, InternalIdentityWatch
 from plimsoll.telemetry import gateway_metrics
 from tests.certificates import Authority, SecretVolume
 from tests.gateway.kube_objects import Object, pod, service
 from tests.gateway.picker_harness import PickerHarness, response_headers, service_with_slo
 
-EXPIRY = gateway_metrics.GATEWAY_CERTIFICATE_EXPIRY.labels(ENGINES)
-INVALID = gateway_metrics.GATEWAY_CERTIFICATE_INVALID.labels(ENGINES)
-CLIENT = "clientAuth"
+EXPIRY = gateway_metrics.GATEWAY_CERTIFICATE_EXPIRY.labels(INTERNAL)
+INVALID = gateway_metrics.GATEWAY_CERTIFICATE_INVALID.labels(INTERNAL)
+NAME = internal_tls_name("plimsoll-system")
 
 
 class Gateway:
@@ -42,10 +38,10 @@ class Gateway:
 
     def restart_picker(self) -> None:
         self.published.clear()
-        self.watch = EngineIdentityWatch(self.volume.directory, self.published.append)
+        self.watch = InternalIdentityWatch(self.volume.directory, NAME, self.published.append)
 
     def write(self, **changed: bytes) -> None:
-        self.volume.write(self.authority.issue("gateway", usages=CLIENT) | changed)
+        self.volume.write(self.authority.issue(NAME) | changed)
         self.read()
 
     def read(self) -> None:
@@ -64,43 +60,51 @@ def gateway(tmp_path: Path) -> Gateway:
 
 @pytest.mark.parametrize(
     ("fault", "reason"),
-    [("other authority", "unable to get local issuer"), ("expired", "has expired"), ("server only", "purpose")],
+    [
+        ("other authority", "a server named .*: unable to get local issuer"),
+        ("expired", "a server named .*: certificate has expired"),
+        ("server only", "a client of servers with ca[.]crt: .*purpose"),
+        ("client only", "a server named .*: .*purpose"),
+        ("another name", "a server named plimsoll-internal.plimsoll-system.svc: Hostname mismatch"),
+    ],
 )
-def test_identity_that_engines_would_refuse_is_invalid(tmp_path: Path, fault: str, reason: str) -> None:
+def test_identity_that_peers_would_refuse_is_invalid(tmp_path: Path, fault: str, reason: str) -> None:
     authority = Authority(tmp_path / "ca", "plimsoll")
     files = {
         "other authority": lambda: {
-            **Authority(tmp_path / "other", "other").issue("gateway"),
+            **Authority(tmp_path / "other", "other").issue(NAME),
             AUTHORITY_FILE: authority.pem,
         },
-        "expired": lambda: authority.issue("gateway", days=-1),
-        "server only": lambda: authority.issue("gateway", usages="serverAuth"),
+        "expired": lambda: authority.issue(NAME, days=-1),
+        "server only": lambda: authority.issue(NAME, usages="serverAuth"),
+        "client only": lambda: authority.issue(NAME, usages="clientAuth"),
+        "another name": lambda: authority.issue("plimsoll-internal.team.svc"),
     }[fault]()
     volume = SecretVolume(tmp_path / "secret")
     volume.write(files)
-    with pytest.raises(InvalidCertificate, match=rf"tls[.]crt is not valid for a client .*ca[.]crt: .*{reason}"):
-        load_identity(volume.directory)
+    with pytest.raises(InvalidCertificate, match=rf"tls[.]crt is not valid for {reason}"):
+        load_identity(volume.directory, NAME)
 
 
 def test_identity_of_unchanged_files_is_the_same(tmp_path: Path) -> None:
     authority, volume = Authority(tmp_path / "ca", "plimsoll"), SecretVolume(tmp_path / "secret")
-    files = authority.issue("gateway", usages=CLIENT)
+    files = authority.issue(NAME)
     volume.write(files)
-    first = load_identity(volume.directory)
+    first = load_identity(volume.directory, NAME)
     volume.write(files)  # the kubelet writes them again at times
-    assert load_identity(volume.directory, first) is first
+    assert load_identity(volume.directory, NAME, first) is first
     bundle = {**files, AUTHORITY_FILE: files[AUTHORITY_FILE] + Authority(tmp_path / "new", "new").pem}
     volume.write(bundle)
-    second = load_identity(volume.directory, first)
+    second = load_identity(volume.directory, NAME, first)
     assert (second.pair, second.authority) == (first.pair, bundle[AUTHORITY_FILE])
-    volume.write(authority.issue("gateway", usages=CLIENT))
-    assert load_identity(volume.directory, second).pair != second.pair
+    volume.write(authority.issue(NAME))
+    assert load_identity(volume.directory, NAME, second).pair != second.pair
 
 
 def test_gateway_without_a_certificate_is_not_ready(gateway: Gateway) -> None:
     assert "not read yet" in gateway.watch.not_ready_reason
     gateway.read()
-    assert "gateway.engineTls.secretName" in gateway.watch.not_ready_reason
+    assert "internalTls.secretName" in gateway.watch.not_ready_reason
     assert "tls.crt cannot be read" in gateway.watch.not_ready_reason
     gateway.write()
     assert gateway.watch.not_ready_reason == "", "Envoy asks for it only with the first service"
@@ -147,14 +151,12 @@ def test_rejected_authority_stays_rejected_by_a_new_pair(gateway: Gateway) -> No
     assert INVALID._value.get() == 0
 
 
-def test_expiry_is_that_of_the_pair_that_envoy_uses(gateway: Gateway) -> None:
+def test_expiry_is_the_earlier_of_picker_and_envoy(gateway: Gateway) -> None:
     gateway.write()
-    gateway.say(ENGINE_AUTHORITY)
-    assert EXPIRY._value.get() == 0
-    gateway.say(ENGINE_CERTIFICATE)
+    gateway.say(ENGINE_AUTHORITY, ENGINE_CERTIFICATE)
     first_s = EXPIRY._value.get()
     assert first_s == gateway.published[-1].pair.expires_s
-    gateway.volume.write(gateway.authority.issue("gateway", days=60))
+    gateway.volume.write(gateway.authority.issue(NAME, days=60))
     gateway.read()
     gateway.say(ENGINE_CERTIFICATE, error="no", is_present=False)
     assert EXPIRY._value.get() == first_s
@@ -201,11 +203,11 @@ def test_engines_beyond_reach_are_named_once(made: Object, code: str, caplog: py
         assert (reply.status, reply.error["code"]) == (503, code)
         assert str(reply.error["message"]).startswith(
             "The engines of model 'chat' require TLS, and this gateway has no client certificate for them"
-            " (gateway.engineTls.secretName)."
+            " (internalTls.secretName)."
         )
     harness.set_objects(made, pods=(secure_pod("10.0.0.1:8000"), secure_pod("10.0.0.2:8000")))
     assert [record.getMessage() for record in caplog.records if record.name.endswith("service_catalog")] == [
-        "engines of InferenceService team/chat require TLS, but gateway.engineTls.secretName is not set"
+        "engines of InferenceService team/chat require TLS, but internalTls.secretName is not set"
     ]
     harness.set_objects(made, pods=(secure_pod("10.0.0.1:8000"), pod("10.0.0.3:8000")))
     assert response_headers(harness.send())["x-plimsoll-endpoint"] == "10.0.0.3:8000"
