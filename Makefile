@@ -108,8 +108,8 @@ e2e-nodes: images $(VENV)/.clients ## The scenarios that need several nodes, on 
 	@$(STAGE) -v e2e-nodes $(PYTHON) -m pytest e2e -m nodes
 	@$(STAGE) -v cluster-down e2e/cluster/down
 
-e2e-keda: images $(VENV)/.clients ## The scenarios with KEDA itself, which is built first
-	@$(STAGE) -v keda e2e/cluster/images keda
+e2e-keda: images $(VENV)/.clients ## The scenarios with KEDA and the Prometheus adapter, which are built first
+	@$(STAGE) -v keda e2e/cluster/images keda prometheus-adapter
 	@$(STAGE) -v e2e-keda $(PYTHON) -m pytest e2e -m keda
 
 e2e-flux: images $(VENV)/.clients ## The scenario with Flux's kustomize-controller, which is built first

@@ -98,8 +98,8 @@ EXTENDED_SCENARIOS = (
     "webhook",
 )
 
-# Only `make e2e-keda` runs these: KEDA's operator takes minutes to build.
-KEDA_SCENARIOS = ("keda",)
+# Only `make e2e-keda` runs these: KEDA and the Prometheus adapter take minutes to build.
+KEDA_SCENARIOS = ("keda", "hpa")
 
 # Only `make e2e-flux` runs these: Flux's controller takes minutes to build.
 FLUX_SCENARIOS = ("flux",)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from e2e.cluster import flux, keda
+from e2e.cluster import flux, keda, prometheus_adapter
 from e2e.cluster.settings import BIN, HERE, KUBERNETES
 from e2e.cluster.shell import CommandFailed, run, stage
 
@@ -77,7 +77,8 @@ MODULES = (
         flags=f"-X {_CONTAINERD}/version.Version=v2.4.2",
         tags="no_btrfs no_zfs no_devmapper no_aufs",
     ),
-    Module("keda.py", {"keda-operator": "./cmd/operator"}, source=keda.source),
+    Module("keda.py", {"keda-operator": "./cmd/operator", "keda-adapter": "./cmd/adapter"}, source=keda.source),
+    Module("prometheus_adapter.py", {"prometheus-adapter": "./cmd/adapter"}, source=prometheus_adapter.source),
     Module("flux", {"kustomize-controller": "."}, source=flux.source),
     Module("policies", {"policy-controller": "."}),
 )

@@ -42,6 +42,7 @@ class Image:
         return f"{REPOSITORY}/{self.name}:{TAG}"
 
 
+_PROGRAMS = HERE / "programs.Dockerfile"
 _PLIMSOLL_FILES = ("__init__.py", "engines", "sim/__init__.py", "sim/profiles.py", "sim/profiles", "sim/engine")
 _SIMULATED_ENGINE = tuple(f"operator/plimsoll/{name}" for name in _PLIMSOLL_FILES)
 IMAGES = (
@@ -50,10 +51,16 @@ IMAGES = (
     Image("prometheus", HERE / "prometheus/Dockerfile", ()),
     Image("engine-cpu", ROOT / "engine-image/cpu.Dockerfile", ("engine-image/.",)),
     Image("engine-simulated", ROOT / "engine-image/simulated.Dockerfile", ("engine-image", *_SIMULATED_ENGINE)),
-    Image("keda", HERE / "keda.Dockerfile", (), ("keda-operator",)),
-    Image("flux", HERE / "flux/Dockerfile", (), ("kustomize-controller",)),
+    Image("keda", _PROGRAMS, (), ("keda-operator", "keda-adapter")),
+    Image("prometheus-adapter", _PROGRAMS, (), ("prometheus-adapter",)),
+    Image("flux", _PROGRAMS, (), ("kustomize-controller",)),
     Image("policies", HERE / "policies/Dockerfile", (), ("policy-controller",)),
 )
+
+
+def reference(name: str) -> str:
+    """The name of an image that pods use."""
+    return next(image.reference for image in IMAGES if image.name == name)
 
 
 def ensure(names: Iterable[str]) -> None:

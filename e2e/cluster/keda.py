@@ -1,4 +1,4 @@
-"""The source of KEDA's operator without the scalers of other products.
+"""The source of KEDA's operator and metrics server without the scalers of other products.
 
 Problem: KEDA has about 70 scalers, each with a client library of its product, and all are built in: ten minutes of a
 core, most of it for nothing here. Idea: a copy of its module keeps the external scalers only. All else is
@@ -7,13 +7,13 @@ as it was released, its lock file too.
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from pathlib import Path
 
-from e2e.cluster.settings import CACHE, HERE
-from e2e.cluster.shell import output, run
+from e2e.cluster.go_modules import downloaded
+from e2e.cluster.settings import CACHE
+from e2e.cluster.shell import run
 
 MODULE = "github.com/kedacore/keda/v2@v2.21.0"
 _SCALERS = Path("pkg/scalers")  # a file each
@@ -28,7 +28,7 @@ def source() -> Path:
     """The folder to build in. The module is downloaded if it is not there, and copied again."""
     folder = CACHE / "keda"
     shutil.rmtree(folder, ignore_errors=True)
-    run("cp", "-r", "--no-preserve=mode", downloaded(), folder)  # what Go downloads is read-only
+    run("cp", "-r", "--no-preserve=mode", downloaded(MODULE), folder)  # what Go downloads is read-only
     remove_other_scalers(folder)
     return folder
 
@@ -41,11 +41,6 @@ def remove_other_scalers(folder: Path) -> None:
     (folder / _SCALERS / "rest.go").write_text(_REST)
     choice = folder / _CHOICE
     choice.write_text(_CASES.sub(_kept, choice.read_text()))
-
-
-def downloaded() -> Path:
-    """Where Go has unpacked the module, after a download if need be."""
-    return Path(json.loads(output("go", "mod", "download", "-json", MODULE, cwd=HERE))["Dir"])
 
 
 def _kept(cases: re.Match[str]) -> str:

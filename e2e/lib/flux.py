@@ -21,7 +21,7 @@ import yaml
 
 from e2e.cluster.docker import container
 from e2e.cluster.flux import MODULE, SOURCES, downloaded
-from e2e.cluster.images import IMAGES
+from e2e.cluster.images import reference
 from e2e.cluster.settings import REGISTRY
 from e2e.lib.kube import Cluster, Object, condition
 from e2e.lib.stack import REGISTRY_URL
@@ -130,7 +130,7 @@ def _adapted(one: Object) -> Object:
         subject["namespace"] = NAMESPACE
     if one["kind"] == "Deployment":
         [manager] = one["spec"]["template"]["spec"]["containers"]
-        manager["image"] = next(image.reference for image in IMAGES if image.name == "flux")
+        manager["image"] = reference("flux")
         manager |= {"imagePullPolicy": "Always", "command": ["/kustomize-controller"]}
         manager["args"].append("--feature-gates=ExternalArtifact=true")
         manager["resources"]["requests"] = {"cpu": "10m", "memory": "64Mi"}

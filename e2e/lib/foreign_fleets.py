@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from e2e.cluster.images import IMAGES
+from e2e.cluster.images import reference
 from e2e.lib.kube import Cluster
 
 Object = dict[str, Any]
@@ -180,7 +180,7 @@ def _written(obj: Object) -> Object:
 
 
 def _pod_spec() -> Object:
-    image = next(one.reference for one in IMAGES if one.name == "engine-simulated")
+    image = reference("engine-simulated")
     flags = [f"--{name}={value}" for name, value in FLAGS.items()]
     container = {
         "name": "vllm",

@@ -1,7 +1,6 @@
-"""KEDA in the local cluster: its own manifests and its operator, from its Go module.
+"""KEDA in the local cluster: its own manifests, operator and metrics server, from its Go module.
 
-The manifests are applied as they are, except for the image, which is one of the local registry, and the requests. Its
-metrics server is left out: what it serves is read by HPAs alone, and it takes as long to build as the operator.
+The manifests are applied as they are, except for the image, which is one of the local registry, and the requests.
 """
 
 from __future__ import annotations
@@ -13,21 +12,21 @@ from typing import Final
 
 import yaml
 
-from e2e.cluster.images import IMAGES
-from e2e.cluster.keda import downloaded
+from e2e.cluster.go_modules import downloaded
+from e2e.cluster.images import reference
+from e2e.cluster.keda import MODULE
+from e2e.lib import external_metrics
 from e2e.lib.kube import Cluster, Object
 
 NAMESPACE: Final = "keda"
 READY_S: Final = 300  # it makes its certificates first, and its pod waits for them
-_METRICS_SERVER: Final = ("keda-metrics-apiserver", "v1beta1.external.metrics.k8s.io")  # its objects
 
 
 @contextmanager
 def installed(cluster: Cluster) -> Iterator[None]:
-    """KEDA's operator, ready; gone afterwards, its ScaledObjects first."""
-    rendered = cluster.kubectl("kustomize", str(downloaded() / "config" / "minimal"))
-    found: list[Object] = [one for one in yaml.safe_load_all(rendered) if one]
-    objects = [one for one in found if one["metadata"]["name"] not in _METRICS_SERVER]
+    """KEDA, ready; gone afterwards, its ScaledObjects first."""
+    rendered = cluster.kubectl("kustomize", str(downloaded(MODULE) / "config" / "minimal"))
+    objects: list[Object] = [one for one in yaml.safe_load_all(rendered) if one]
     for one in objects:
         if one["kind"] == "Deployment":
             _use_local_image(one)
@@ -36,14 +35,18 @@ def installed(cluster: Cluster) -> Iterator[None]:
     cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=text)
     wait = ("wait", "--for=condition=Available", f"--timeout={READY_S}s", "deployment", "--all", "-n", NAMESPACE)
     cluster.kubectl(*wait, timeout_s=READY_S + 15)
-    yield
-    cluster.kubectl("delete", "scaledobjects.keda.sh", "--all", "--all-namespaces")  # KEDA's finalizer is on them
-    cluster.kubectl("delete", "--ignore-not-found", "-f", "-", stdin=text)
+    external_metrics.wait_served(cluster)
+    try:
+        yield
+    finally:
+        cluster.kubectl("delete", "scaledobjects.keda.sh", "--all", "--all-namespaces")  # KEDA's finalizer is on them
+        cluster.kubectl("delete", "--ignore-not-found", "-f", "-", stdin=text)
 
 
 def _use_local_image(deployment: Object) -> None:
     [container] = deployment["spec"]["template"]["spec"]["containers"]
-    container["image"] = next(one.reference for one in IMAGES if one.name == "keda")
+    container["image"] = reference("keda")
     container["imagePullPolicy"] = "Always"
-    container["command"] = ["/keda-operator"]
+    if container["command"] == ["/keda"]:
+        container["command"] = ["/keda-operator"]
     container["resources"]["requests"] = {"cpu": "10m", "memory": "64Mi"}

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from e2e.cluster.images import IMAGES
+from e2e.cluster.images import reference
 from e2e.lib.kube import Cluster, Object
 from e2e.lib.node import on_node
 
@@ -66,7 +66,7 @@ def _objects() -> list[Object]:
     selector = {"app.kubernetes.io/name": _NAME}
     container: Object = {
         "name": "controller",
-        "image": next(one.reference for one in IMAGES if one.name == "policies"),
+        "image": reference("policies"),
         "imagePullPolicy": "Always",
         "command": ["/policy-controller"],
         "env": [{"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from e2e.cluster.images import IMAGES
+from e2e.cluster.images import reference
 from e2e.lib import stack
 from e2e.lib.client import Prompt
 from e2e.lib.kube import Cluster, Object, is_true, uids
@@ -49,7 +49,7 @@ def test_engine_rollout_stops_at_a_bad_image_and_goes_on_in_order(
     for one in fleet.values():
         one.wait_ready()
     first = {name: uids(one.pods()) for name, one in fleet.items()}
-    (image,) = (one.reference for one in IMAGES if one.name == "engine-simulated")
+    image = reference("engine-simulated")
 
     roll_out(cluster, 1, f"{image.rpartition(':')[0]}:missing")
     stopped = fleet["cheap"].wait_condition("EngineRolloutPending", START_S, reason="RolloutFailed")

@@ -1,31 +1,30 @@
-"""KEDA itself scales a Deployment by Plimsoll's recommendation: from zero by its push stream, and back to zero.
+"""KEDA itself scales a Deployment by Plimsoll's recommendation, also when Plimsoll's operator restarts or is away.
 
-Between, its HPA would set the count; its metrics server does not run here (`e2e.lib.keda`).
+KEDA's operator takes the first and the last engine; between, the HPA that it makes reads its metrics server.
 """
 
 from __future__ import annotations
 
-import re
-import textwrap
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any
+from functools import partial
 
 import pytest
-import yaml
 
-from e2e.cluster.settings import ROOT
-from e2e.lib import keda, simulated_fleet, stack
-from e2e.lib.client import Prompt
+from e2e.lib import external_metrics, followed, keda, simulated_fleet, stack
+from e2e.lib.followed import HPA_MANAGER, MAX_REPLICAS, RATE, SCALED_S
 from e2e.lib.kube import Cluster, Object, condition
-from e2e.lib.load import Load, poisson, unique_text
+from e2e.lib.load import Load, poisson
 from e2e.lib.service import Service
-from e2e.lib.wait import wait_until
+from e2e.lib.wait import sleep, wait_until
 
-PAGE = ROOT / "docs" / "tasks" / "keda.md"
-MAX_REPLICAS = 6
-RATE = 1.0  # requests/s: one replica carries about 6
-SCALED_S = 240.0  # a polling interval of KEDA, the horizon, a busy machine
+OPERATOR_NAME = f"{stack.RELEASE}-operator"
+OPERATOR = f"deployment/{OPERATOR_NAME}"
+FALLBACK_REPLICAS = 2
+COUNTS = {"idle": 0, "small": FALLBACK_REPLICAS - 1, "large": FALLBACK_REPLICAS + 1}  # recommended, by service
+AWAY_S = 75.0  # five times as long as the period of an HPA: more failures than the fallback's threshold
+POLL_S = 600  # so that KEDA learns by the stream alone that a service is active
 
 
 @pytest.fixture(scope="module")
@@ -39,71 +38,63 @@ def running(cluster: Cluster) -> Iterator[None]:
 
 def scaled_object(service: str) -> Object:
     """The ScaledObject of the page, for a service of this scenario."""
-    documented = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    made: Any = next(
-        one for one in map(yaml.safe_load, map(textwrap.dedent, documented)) if one.get("kind") == "ScaledObject"
-    )
+    made = followed.documented("keda.md", "ScaledObject")
     made["metadata"] = {"name": service}
     spec = made["spec"]
     spec |= {"scaleTargetRef": {"name": f"{service}-serve"}, "maxReplicaCount": MAX_REPLICAS}
     spec["triggers"][0]["metadata"]["service"] = service
-    return dict(made)
+    return made
 
 
-def recommend(cluster: Cluster, service: Service) -> None:
-    """A service with a recommendation, which is 0, and its Deployment."""
-    manifest = simulated_fleet.fleet_manifest(service.name, {"serve": simulated_fleet.replica_bounds(0, MAX_REPLICAS)})
-    manifest["spec"]["scaling"] = {"mode": "Recommend", "sloMissCost": 0, "horizon": "10s"}
-    cluster.apply(manifest, namespace=service.namespace)
-    name = f"{service.name}-serve"
-    wait_until("its Deployment exists", lambda: cluster.get("deployments", name, service.namespace))
-
-
-def replicas(cluster: Cluster, service: Service) -> int:
-    deployment = cluster.get("deployments", f"{service.name}-serve", service.namespace)
-    assert deployment is not None
-    return int(deployment["spec"]["replicas"])
-
-
-def writers_of_replicas(cluster: Cluster, service: Service) -> set[str]:
-    live = cluster.get_object("deployments.apps", f"{service.name}-serve", service.namespace)
-    managers = live["metadata"]["managedFields"]
-    return {one["manager"] for one in managers if "f:replicas" in one["fieldsV1"].get("f:spec", {})}
+def is_active(cluster: Cluster, service: Service, status: str) -> bool:
+    """Whether KEDA follows the service, with this status of the condition Active."""
+    scaled = cluster.get_object("scaledobjects.keda.sh", service.name, service.namespace)
+    return [condition(scaled, kind).get("status") for kind in ("Ready", "Active")] == ["True", status]
 
 
 @pytest.mark.usefixtures("running")
 def test_keda_scales_from_zero_and_back(cluster: Cluster, service: Callable[[str], Service]) -> None:
-    followed = service("followed")
-    recommend(cluster, followed)
-    cluster.apply(scaled_object("followed"), namespace=followed.namespace)
+    led = service("followed")
+    followed.recommend(cluster, led, 0)
+    cluster.apply(scaled_object(led.name), namespace=led.namespace)
 
-    def is_active(status: str) -> bool:
-        scaled = cluster.get_object("scaledobjects.keda.sh", "followed", followed.namespace)
-        return [condition(scaled, kind).get("status") for kind in ("Ready", "Active")] == ["True", status]
+    def recommended() -> list[float]:
+        """What the HPA reads."""
+        live = cluster.get_object("horizontalpodautoscalers.autoscaling", f"keda-hpa-{led.name}", led.namespace)
+        [metric] = [one["external"]["metric"] for one in live["spec"]["metrics"]]
+        return external_metrics.read(cluster, led.namespace, metric["name"], metric["selector"]["matchLabels"])
 
-    wait_until("KEDA follows it at zero", lambda: is_active("False") and not followed.pods(), SCALED_S)
-
-    def prompt(number: int) -> Prompt:
-        return Prompt(unique_text(300, f"followed {number}"), max_tokens=48)
+    wait_until("KEDA follows it at zero", lambda: is_active(cluster, led, "False") and not led.pods(), SCALED_S)
+    assert recommended() == [0.0]
 
     started_s = time.monotonic()
-    with Load(followed.target, poisson(RATE, 90, prompt, seed=4)) as load:
-        wait_until("KEDA starts an engine", lambda: replicas(cluster, followed) == 1, SCALED_S)
+    with Load(led.target, poisson(RATE, 300, simulated_fleet.prompts("followed", 300, 48), seed=4)) as load:
+        wait_until("KEDA starts an engine", lambda: followed.replicas(cluster, led) >= 1, SCALED_S)
         activated_s = time.monotonic() - started_s
-        followed.wait_ready()
-        writers = writers_of_replicas(cluster, followed)
-    print(f"KEDA scaled from zero {activated_s:.1f} s after the first request as {writers}; {load.ledger.summary()}")
-    assert not [one for one in writers if "plimsoll" in one], "only KEDA sets the count"
-    assert any(record.ok for record in load.ledger.records)
+        count = wait_until(
+            "its HPA has the recommended count",
+            lambda: (n := followed.replicas(cluster, led)) > 1 and recommended() == [float(n)] and n,
+            SCALED_S,
+        )
+        writers = followed.writers_of_replicas(cluster, led)
+    records = load.ledger.records
+    refused = Counter(record.reason for record in records if record.reason)
+    first_s = min(record.sent_at for record in records if record.ok) - min(record.sent_at for record in records)
+    print(
+        f"KEDA scaled from zero {activated_s:.1f} s after the first request, its HPA to {count} replicas as {writers};"
+        f" refused: {dict(refused)}, the first that succeeds is sent after {first_s:.1f} s; {load.ledger.summary()}"
+    )
+    assert HPA_MANAGER in writers
+    assert not [one for one in writers if "plimsoll" in one], "only KEDA and its HPA set the count"
 
-    wait_until("KEDA takes the last engine", lambda: replicas(cluster, followed) == 0, SCALED_S)
-    wait_until("KEDA calls it inactive", lambda: is_active("False"), SCALED_S)
+    wait_until("KEDA takes the last engine", lambda: followed.replicas(cluster, led) == 0, SCALED_S)
+    wait_until("KEDA calls it inactive", lambda: is_active(cluster, led, "False"), SCALED_S)
 
 
 @pytest.mark.usefixtures("running")
 def test_keda_reports_what_the_scaler_says(cluster: Cluster, namespace: str, service: Callable[[str], Service]) -> None:
     """A trigger that names no service: KEDA's Event has the scaler's own words."""
-    recommend(cluster, service("other"))
+    followed.recommend(cluster, service("other"), 0)
     absent = scaled_object("absent")
     absent["spec"]["scaleTargetRef"] = {"name": "other-serve"}
     cluster.apply(absent, namespace=namespace)
@@ -115,3 +106,89 @@ def test_keda_reports_what_the_scaler_says(cluster: Cluster, namespace: str, ser
     message = wait_until("KEDA reports why", failure, SCALED_S)
     print(message)
     assert "correct service and namespace" in message
+
+
+@pytest.mark.usefixtures("running")
+def test_keda_listens_to_a_restarted_operator(cluster: Cluster, service: Callable[[str], Service]) -> None:
+    led = service("restarted")
+    followed.recommend(cluster, led, 0)
+    scaled = scaled_object(led.name)
+    cluster.apply(scaled, namespace=led.namespace)
+    wait_until("KEDA follows it at zero", lambda: is_active(cluster, led, "False") and not led.pods(), SCALED_S)
+    scaled["spec"]["pollingInterval"] = POLL_S
+    cluster.apply(scaled, namespace=led.namespace)
+
+    cluster.kubectl("rollout", "restart", OPERATOR, "-n", stack.SYSTEM)
+    cluster.kubectl("rollout", "status", OPERATOR, "-n", stack.SYSTEM, "--timeout=180s", timeout_s=200)
+    started_s = time.monotonic()
+    with Load(led.target, poisson(RATE, 300, simulated_fleet.prompts("restarted", 300, 48), seed=5)):
+        wait_until("KEDA starts an engine", lambda: followed.replicas(cluster, led) >= 1, SCALED_S)
+    print(f"KEDA scaled from zero {time.monotonic() - started_s:.1f} s after the operator was ready and had requests")
+
+
+@pytest.fixture(scope="module")
+def led(cluster: Cluster, namespace: str, running: None) -> dict[str, Service]:
+    """Services by name, of which KEDA has set the recommended counts."""
+    found = {name: Service(cluster, namespace, name, stack.GATEWAY_URL) for name in COUNTS}
+    for name, count in COUNTS.items():
+        followed.recommend(cluster, found[name], count)
+        scaled = scaled_object(name)
+        scaled["spec"]["fallback"]["replicas"] = FALLBACK_REPLICAS
+        cluster.apply(scaled, namespace=namespace)
+    wait_until(
+        "KEDA follows them",
+        lambda: all(is_active(cluster, found[name], str(count > 0)) for name, count in COUNTS.items()),
+        SCALED_S,
+    )
+    wait_until("all have the recommended counts", lambda: counts(cluster, found) == COUNTS, SCALED_S)
+    return found
+
+
+def counts(cluster: Cluster, services: dict[str, Service]) -> dict[str, int]:
+    return {name: followed.replicas(cluster, one) for name, one in services.items()}
+
+
+def test_keda_falls_back_without_a_recommendation(cluster: Cluster, led: dict[str, Service]) -> None:
+    """The fallback raises a small count, also from zero, and keeps a larger one."""
+
+    def set_mode(mode: str) -> None:
+        for one in led.values():
+            cluster.patch("inferenceservices", one.name, one.namespace, {"spec": {"scaling": {"mode": mode}}})
+
+    def falls_back(one: Service) -> bool:
+        live = cluster.get_object("scaledobjects.keda.sh", one.name, one.namespace)
+        return condition(live, "Fallback").get("status") == "True"
+
+    set_mode("Off")
+    started_s = time.monotonic()
+    for name, one in sorted(led.items(), key=lambda item: -COUNTS[item[0]]):
+        wait_until(f"{name} falls back", partial(falls_back, one), SCALED_S)
+        print(f"KEDA fell back from {COUNTS[name]} after at most {time.monotonic() - started_s:.0f} s")
+    raised = {name: max(count, FALLBACK_REPLICAS) for name, count in COUNTS.items()}
+    wait_until("all have at least the fallback's count", lambda: counts(cluster, led) == raised, SCALED_S)
+    set_mode("Recommend")
+    wait_until("KEDA follows the recommendation again", lambda: counts(cluster, led) == COUNTS, SCALED_S)
+
+
+def test_keda_keeps_counts_while_the_operator_is_away(cluster: Cluster, led: dict[str, Service]) -> None:
+    """KEDA has no fallback then: it applies to a scaler that answers."""
+    scaled = {name: one for name, one in led.items() if COUNTS[name]}  # an HPA does nothing at zero
+
+    def have_a_metric(status: str) -> bool:
+        hpas = [
+            cluster.get_object("horizontalpodautoscalers.autoscaling", f"keda-hpa-{name}", one.namespace)
+            for name, one in scaled.items()
+        ]
+        return all(condition(hpa, "ScalingActive").get("status") == status for hpa in hpas)
+
+    operators = cluster.get_object("deployments.apps", OPERATOR_NAME, stack.SYSTEM)["spec"]["replicas"]
+    wait_until("the HPAs have their metric", lambda: have_a_metric("True"), SCALED_S)
+    cluster.kubectl("scale", OPERATOR, "-n", stack.SYSTEM, "--replicas=0")
+    try:
+        wait_until("the HPAs have no metric", lambda: have_a_metric("False"), SCALED_S)
+        sleep(AWAY_S)
+        assert counts(cluster, led) == COUNTS
+    finally:
+        cluster.kubectl("scale", OPERATOR, "-n", stack.SYSTEM, f"--replicas={operators}")
+    wait_until("the HPAs have their metric again", lambda: have_a_metric("True"), SCALED_S)
+    assert counts(cluster, led) == COUNTS

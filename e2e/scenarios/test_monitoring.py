@@ -8,7 +8,6 @@ operator cannot reach.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterator
 
@@ -23,14 +22,11 @@ from e2e.lib.kube import Cluster, Object, is_true
 from e2e.lib.load import Load, poisson, unique_text
 from e2e.lib.node import drop_packets, signal_container
 from e2e.lib.operator import OperatorClient
-from e2e.lib.prometheus import PrometheusClient, discovered, queries
+from e2e.lib.prometheus import PrometheusClient, queries
+from e2e.lib.prometheus_server import FOLDER, RULES, plimsoll_pods, start
 from e2e.lib.service import LAUNCHER_PORT, Service, make_manifest
 from e2e.lib.wait import sleep, wait_until
-from plimsoll.api import labels
 
-IMAGE = "localhost:5001/plimsoll/prometheus:dev"
-DOCUMENTATION = ROOT / "docs" / "tasks" / "monitor.md"
-RULES = stack.CHART / "files" / "rules"
 RULE_FILES = ("plimsoll.yaml", "opencost.yaml")
 UNIT_TESTS = ROOT / "tests" / "chart" / "rules" / "plimsoll_test.yaml"
 DASHBOARD = stack.CHART / "files" / "dashboards" / "plimsoll.json"
@@ -45,56 +41,12 @@ CORE = (
     "Outcomes",
 )
 PER_GPU = "service:plimsoll_goodput_tokens_per_gpu_second:rate5m"  # has no value here: the engine has no GPU
-FOLDER = "/etc/prometheus"
 RATE, MAX_SECONDS = 3.0, 800.0  # of a load that ends with its scenario
 BURST = 11.0  # requests/s; one replica carries about 6
 POLL_TIMEOUT_S = 180.0  # until a new service knows what a request costs, and five seconds of patience
 OBSERVED_S = 15.0
 SAMPLE_INTERVAL_S = 0.5
 FALLBACK_S = 40.0  # more than twice as long as a word is trusted
-CONTEXT = {
-    "runAsNonRoot": True, "runAsUser": 1000, "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True,
-    "capabilities": {"drop": ["ALL"]}, "seccompProfile": {"type": "RuntimeDefault"},
-}  # fmt: skip
-
-
-def _configuration(pods: list[Object]) -> str:
-    """The one that users are told to write, relabelling and all, with faster scrapes and these pods."""
-    blocks = re.findall(r"(?ms)^```yaml\n(.*?)^```", DOCUMENTATION.read_text())
-    (found,) = (block for block in blocks if "scrape_configs" in block)
-    configuration: Object = yaml.safe_load(found)
-    configuration["global"] |= {"scrape_interval": "5s", "scrape_timeout": "4s"}
-    for job in configuration["scrape_configs"]:
-        assert job.pop("kubernetes_sd_configs") == [{"role": "pod"}]
-        job["static_configs"] = discovered(pods)
-    return yaml.safe_dump(configuration)
-
-
-def _pod() -> Object:
-    files, data, scratch = ({"name": name, "mountPath": path} for name, path in (
-        ("files", FOLDER), ("data", "/prometheus"), ("tmp", "/tmp"),
-    ))  # fmt: skip
-    container: Object = {
-        "name": "prometheus",
-        "image": IMAGE,
-        "imagePullPolicy": "Always",
-        "args": [f"--config.file={FOLDER}/prometheus.yml", "--storage.tsdb.path=/prometheus"],
-        "ports": [{"containerPort": 9090}],
-        "readinessProbe": {"httpGet": {"path": "/-/ready", "port": 9090}, "periodSeconds": 1},
-        "resources": {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"memory": "512Mi"}},
-        "securityContext": CONTEXT,
-        "volumeMounts": [files, data, scratch],
-    }
-    return {
-        "automountServiceAccountToken": False,
-        "terminationGracePeriodSeconds": 0,
-        "containers": [container],
-        "volumes": [
-            {"name": "files", "configMap": {"name": "prometheus"}},
-            {"name": "data", "emptyDir": {}},
-            {"name": "tmp", "emptyDir": {}},
-        ],
-    }
 
 
 @pytest.fixture(scope="module")
@@ -115,39 +67,18 @@ def watched(cluster: Cluster, namespace: str) -> Service:
 def prometheus(cluster: Cluster, namespace: str, watched: Service) -> PrometheusClient:
     """One that runs in the scenario's namespace under the restricted pod security standard."""
     unit_tests = yaml.safe_load(UNIT_TESTS.read_text()) | {"rule_files": [*RULE_FILES]}
-    files = {
-        "prometheus.yml": _configuration([*_parts(cluster), *watched.pods()]),
-        **{name: (RULES / name).read_text() for name in RULE_FILES},
-        "plimsoll_test.yaml": yaml.safe_dump(unit_tests),
-    }
-    pod_meta = {"name": "prometheus", "labels": {labels.NAME: "prometheus"}}
-    service_spec = {"selector": pod_meta["labels"], "ports": [{"port": 9090}]}
-    cluster.apply(
-        {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "prometheus"}, "spec": service_spec},
-        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "prometheus"}, "data": files},
-        {"apiVersion": "v1", "kind": "Pod", "metadata": pod_meta, "spec": _pod()},
-        namespace=namespace,
-    )
-    wait_until("Prometheus runs", lambda: is_true(cluster.get("pods", "prometheus", namespace), "Ready"), 120)
-    path = f"/api/v1/namespaces/{namespace}/pods/prometheus:9090/proxy"
-    return PrometheusClient(lambda requested: cluster.raw(path + requested))
-
-
-def _parts(cluster: Cluster) -> list[Object]:
-    """The pods of operator and gateway."""
-    found: list[Object] = []
-    for component in ("operator", "gateway"):
-        found += cluster.list("pods", stack.SYSTEM, f"{labels.COMPONENT}={component}")
-    return [pod for pod in found if is_true(pod, "Ready") and "deletionTimestamp" not in pod["metadata"]]
+    files = {name: (RULES / name).read_text() for name in RULE_FILES}
+    files |= {"plimsoll_test.yaml": yaml.safe_dump(unit_tests)}
+    return start(cluster, namespace, [*plimsoll_pods(cluster), *watched.pods()], files)
 
 
 def test_prometheus_scrapes_all_parts_and_answers_all_queries(
     prometheus: PrometheusClient, watched: Service, cluster: Cluster, namespace: str
 ) -> None:
-    start = time.time()
+    began = time.time()
 
     def prompt(n: int) -> Prompt:
-        return Prompt(unique_text(100, f"watched {start} {n}"), max_tokens=16)
+        return Prompt(unique_text(100, f"watched {began} {n}"), max_tokens=16)
 
     with Load(watched.target, poisson(RATE, MAX_SECONDS, prompt, seed=1)) as load:
         wait_until("operator, gateways and engine are scraped", lambda: _all_up(prometheus, cluster, watched), 180)
@@ -305,7 +236,7 @@ def _backfill_failures(operator: OperatorClient, service: Service) -> list[Objec
 
 def _all_up(prometheus: PrometheusClient, cluster: Cluster, watched: Service) -> bool:
     """Every pod is one target, named by its labels, and answers."""
-    expected = {pod["metadata"]["name"] for pod in _parts(cluster)} | set(watched.ready_pods())
+    expected = {pod["metadata"]["name"] for pod in plimsoll_pods(cluster)} | set(watched.ready_pods())
     targets = prometheus.targets()
     own = {t["labels"]["pod"] for t in targets if t["labels"].get("service") == watched.key}
     up = [target["labels"]["pod"] for target in targets if target["health"] == "up"]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from e2e.cluster.images import IMAGES
+from e2e.cluster.images import reference
 from e2e.lib import policies, simulated_fleet, stack
 from e2e.lib.kube import Cluster, Object
 from e2e.lib.load import Load, poisson
@@ -63,7 +63,7 @@ def _place(cluster: Cluster, pod: Object, container: str) -> Place:
 
 def _server(name: str, **spec: object) -> Object:
     """A pod that serves HTTP at PORT."""
-    image = next(one.reference for one in IMAGES if one.name == "engine-simulated")
+    image = reference("engine-simulated")
     bind = METADATA if spec else "0.0.0.0"
     command = ["python3", "-m", "http.server", str(PORT), "--bind", bind, "--directory", "/var/empty"]
     container: Object = {"name": "server", "image": image, "command": command}

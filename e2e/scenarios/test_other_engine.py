@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from e2e.cluster.images import IMAGES
+from e2e.cluster.images import reference
 from e2e.lib import simulated_fleet, stack
 from e2e.lib.client import Prompt
 from e2e.lib.kube import Cluster, Object
@@ -24,7 +24,7 @@ LONG, SHORT = 250, 20  # tokens of about 40 ms: ten seconds, and done before the
 
 
 def _manifest() -> Object:
-    (image,) = (one.reference for one in IMAGES if one.name == "engine-simulated")
+    image = reference("engine-simulated")
     engine = {
         "runtime": "openai",
         "image": image,

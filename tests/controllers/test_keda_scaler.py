@@ -241,6 +241,30 @@ async def test_serve_stops_listening_when_it_is_cancelled() -> None:
         assert (await Client(channel).error(service="chat"))[0] == "UNAVAILABLE"
 
 
+async def test_cancelled_serve_ends_streams_without_an_error() -> None:
+    """After an error KEDA waits longer each time before it asks for the stream again."""
+    running, port = await server.KedaScaler({}.get).start("127.0.0.1:0")
+    await running.stop(0)
+    task = asyncio.create_task(server.serve(KedaScalerSettings(port=port), {("team", "chat"): service(serve=4)}.get))
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        await asyncio.wait_for(channel.channel_ready(), 60)
+        stream = Client(channel).stream(service="chat")
+        assert (await stream.read()).result is True
+        task.cancel()
+        assert await stream.read() is grpc.aio.EOF
+        await asyncio.wait([task])
+
+
+async def test_connections_are_bounded() -> None:
+    running, port = await server.KedaScaler({}.get).start("127.0.0.1:0")
+    connections = [await asyncio.open_connection("127.0.0.1", port) for _ in range(server.MAX_CONNECTIONS + 2)]
+    served = [await reader.read(1) != b"" for reader, _ in connections]  # the server speaks first
+    for _, writer in connections:
+        writer.close()
+    await running.stop(0)
+    assert served.count(True) == server.MAX_CONNECTIONS
+
+
 async def test_answers_are_counted_by_code() -> None:
     def counts() -> list[float]:
         return [operator_metrics.OPERATOR_KEDA_ANSWERS.labels(code)._value.get() for code in ("OK", "NOT_FOUND")]

@@ -4,13 +4,15 @@ Problem: the decisions are the leader's, while a Kubernetes Service sends a conn
 keeps its connection for ever.
 
 Idea: only the leader listens. A connection to a standby is refused, and the client tries again until it finds the
-leader. A leader that loses the lease closes its connections.
+leader. A leader that loses the lease, or stops, ends its streams without an error and closes its connections: KEDA
+waits up to a minute after an error, longer with each, and 2 s after an end.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -36,12 +38,14 @@ MAX_MESSAGE_BYTES: Final = 64 * 1024  # a request has a few names; the metadata 
 MAX_METADATA_BYTES: Final = 16 * 1024  # of a request's headers
 MAX_STREAMS: Final = 500  # one per ScaledObject with a trigger of type external-push
 MAX_CALLS: Final = MAX_STREAMS + 200  # further ones get RESOURCE_EXHAUSTED
+MAX_CONNECTIONS: Final = 100  # further ones are closed; KEDA has one for all triggers with the same credentials
 STREAM_INTERVAL_SECONDS: Final = 1.0  # between two looks at a recommendation
 CLOSE_SECONDS: Final = 1.0
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+    ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
     ("grpc.max_connection_idle_ms", 600_000),
     ("grpc.so_reuseport", 0),  # a second process on the port is an error
 )
@@ -54,6 +58,7 @@ class KedaScaler:
         self._lookup = lookup
         self._interval_s = interval_s
         self._streams = 0
+        self._ending = asyncio.Event()
 
     async def start(
         self, address: str, credentials: grpc.ServerCredentials | None = None
@@ -80,6 +85,10 @@ class KedaScaler:
             port = server.add_secure_port(address, credentials)
         await server.start()
         return server, port
+
+    def end_streams(self) -> None:
+        """End the streams without an error, those to come too."""
+        self._ending.set()
 
     def _unary(self, answer: Callable[[Any], Any], request_class: Any) -> Any:
         async def call(request: Any, context: Any) -> Any:
@@ -116,7 +125,10 @@ class KedaScaler:
         return messages.GetMetricsResponse(metricValues=[value])
 
     async def _stream_is_active(self, reference: Any, context: Any) -> None:
-        """Send whether replicas are recommended, at once and at each change. Without a recommendation, abort."""
+        """Send whether replicas are recommended, at once and at each change, until `end_streams`.
+
+        Without a recommendation, abort.
+        """
         if self._streams >= MAX_STREAMS:
             _count("RESOURCE_EXHAUSTED")
             text = f"the operator serves at most {MAX_STREAMS} streams: use triggers of type external"
@@ -124,13 +136,14 @@ class KedaScaler:
         self._streams += 1
         last: bool | None = None
         try:
-            while True:
+            while not self._ending.is_set():
                 response = self._is_active(reference)
                 if response.result is not last:
                     await context.write(response)
                     _count("OK")
                     last = response.result
-                await asyncio.sleep(self._interval_s)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._ending.wait(), self._interval_s)
         except ScalerError as error:
             await _abort(context, error)
         finally:
@@ -147,10 +160,12 @@ async def serve(settings: KedaScalerSettings, lookup: Lookup) -> None:
         directory, report = Path(settings.certificate_directory), partial(certificates.export, certificates.KEDA_SCALER)
         files = ServerCredentials(directory, settings.require_client_certificate, report=report)
         credentials = await files.wait()
-    server, _ = await KedaScaler(lookup).start(f"[::]:{settings.port}", credentials)
+    scaler = KedaScaler(lookup)
+    server, _ = await scaler.start(f"[::]:{settings.port}", credentials)
     try:
         await asyncio.Event().wait()
     finally:
+        scaler.end_streams()
         await server.stop(CLOSE_SECONDS)
 
 

@@ -1,4 +1,4 @@
-# KEDA's operator, at /keda-operator.
+# Programs of other projects, at /NAME.
 ARG DEBIAN
 FROM ${DEBIAN}
 COPY programs/ /
