@@ -11,7 +11,6 @@ not send.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -39,7 +38,7 @@ class BodyBudget:
         self.limit_bytes = limit_bytes
         self.client_limit_bytes = int(CLIENT_SHARE * limit_bytes)
         self.reserved_bytes = 0
-        self._client_bytes: Counter[str] = Counter()
+        self._client_bytes: dict[str, int] = {}
         self._max_body_bytes = max_body_bytes
         self._reservations: dict[str, _Reservation] = {}
 
@@ -53,7 +52,7 @@ class BodyBudget:
             return None  # Envoy rejects it itself, with a better message
         if self.reserved_bytes + size > self.limit_bytes and self._reservations:
             return self._rejection("This gateway instance holds", self.reserved_bytes, self.limit_bytes, size)
-        held = self._client_bytes[client]
+        held = self._client_bytes.get(client, 0)
         if held and held + size > self.client_limit_bytes:
             return self._rejection("This gateway instance holds for this client", held, self.client_limit_bytes, size)
         self._set(request_id, _Reservation(size, now, client))
@@ -79,9 +78,11 @@ class BodyBudget:
 
     def _add(self, client: str, size: int) -> None:
         self.reserved_bytes += size
-        self._client_bytes[client] += size
-        if not self._client_bytes[client]:
-            del self._client_bytes[client]
+        client_bytes = self._client_bytes.get(client, 0) + size
+        if client_bytes:
+            self._client_bytes[client] = client_bytes
+        else:
+            self._client_bytes.pop(client, None)
 
     def expire(self, now: float, *, envoy_is_idle: bool) -> None:
         """Give back what has lost its access-log record. `envoy_is_idle` says that Envoy has no request at all."""

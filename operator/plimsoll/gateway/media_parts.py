@@ -37,6 +37,7 @@ LONG_TEXT_BYTES: Final = 64 * 1024  # in a longer text, parts behind URLs do not
 _KEY: Final = re.compile(rb'"(url|image_url|audio_url|video_url|data|file_data)"\s*:\s*"\Z')
 _KEY_BYTES: Final = 40
 _MEDIA_SIGNS: Final = b'_url"', b'"input_audio"', b'"file_data"', b'"source"'  # a text without them has no media
+_PART_LIST: Final = re.compile(rb"\[\s*\{")
 _IMAGE_PART: Final = re.compile(rb'"type"\s*:\s*"image"')  # of Anthropic's API, with base64 text or a URL
 _PART_KEYS: Final = {
     MediaKind.IMAGE: (b'"image_url":',),
@@ -68,6 +69,13 @@ class _Blob(NamedTuple):
     kind: MediaKind
     start: int
     end: int
+
+
+def split_messages(messages: bytes, max_prefix: int) -> MessageParts:
+    """As `split_media`, for the messages of a chat. Only their lists of parts have media; most chats have none."""
+    if messages.find(b"[", 1) < 0 or not _PART_LIST.search(messages, 1):
+        return MessageParts(messages[:max_prefix], utf8_bytes(messages), {})
+    return split_media(messages, max_prefix)
 
 
 def split_media(text: bytes, max_prefix: int) -> MessageParts:
@@ -103,7 +111,7 @@ def utf8_bytes(text: bytes, size: int | None = None) -> int:
     """
     size = len(text) if size is None else size
     sample = text[:LONG_TEXT_BYTES]
-    escapes = sample.count(b"\\u")
+    escapes = sample.count(b"\\u") if b"\\" in sample else 0
     if not escapes:
         return size
     excess = (ESCAPE_BYTES - 3) * escapes + sample.count(b"\\u0")  # from \u0800 on, three bytes; before, two
