@@ -66,7 +66,7 @@ class HttpParser:
         lines = bytes(self._buffer[:end]).split(b"\r\n")
         del self._buffer[: end + 4]
         method, path = _request_line(lines[0])
-        headers = dict(_header(line) for line in lines[1:])
+        headers = _headers(lines[1:])
         self._head = method, path, headers
         self._body_length = self._framing(headers)
         return True
@@ -121,11 +121,14 @@ def _request_line(line: bytes) -> tuple[bytes, bytes]:
     return parts[0], parts[1]
 
 
-def _header(line: bytes) -> tuple[bytes, bytes]:
-    name, colon, value = line.partition(b":")
-    if not colon or not name or name != name.strip():
-        raise HttpParseError(400, "a header line is invalid")
-    return name.lower(), value.strip()
+def _headers(lines: Iterable[bytes]) -> dict[bytes, bytes]:
+    headers = {}
+    for line in lines:
+        name, colon, value = line.partition(b":")
+        if not colon or not name or name != name.strip():
+            raise HttpParseError(400, "a header line is invalid")
+        headers[name.lower()] = value.strip()
+    return headers
 
 
 def _chunk_size(line: bytes) -> int:
