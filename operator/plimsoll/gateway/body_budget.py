@@ -12,7 +12,8 @@ not send.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+
+import msgspec
 
 from plimsoll.core.admission.retry_advice import advise_retry
 from plimsoll.gateway.errors import Rejection, RejectionReason
@@ -23,7 +24,7 @@ RETRY_SECONDS = 2.0
 CLIENT_SHARE = 0.75  # of the limit
 
 
-class _Reservation(NamedTuple):
+class _Reservation(msgspec.Struct):
     """The bytes of a body, the time of its first reservation, and its client."""
 
     size: int
@@ -61,7 +62,8 @@ class BodyBudget:
     def record(self, request_id: str, size: int, now: float) -> None:
         """Record the true size of a body that was read."""
         previous = self._reservations.get(request_id)
-        self._set(request_id, _Reservation(size, now, "") if previous is None else previous._replace(size=size))
+        since_s, client = (now, "") if previous is None else (previous.since_s, previous.client)
+        self._set(request_id, _Reservation(size, since_s, client))
 
     def release(self, request_id: str) -> None:
         """Give back the room of a request that ended."""

@@ -10,7 +10,7 @@ Idea: one struct decodes only these fields, as raw JSON. Text counts by its byte
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -111,7 +111,7 @@ def _without_containers(raw: Mapping[str, msgspec.Raw], form: type[CompletionFie
     return form(**fields)  # type: ignore[arg-type]
 
 
-class PromptSize(NamedTuple):
+class PromptSize(msgspec.Struct):
     """The prompt of one request.
 
     `prompt` has the tokens of one sequence and the number of sequences. `field` names the field that holds the batch.

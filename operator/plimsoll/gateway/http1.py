@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from http import HTTPStatus
-from typing import NamedTuple
+
+import msgspec
 
 MAX_HEAD_BYTES = 128 * 1024  # Envoy allows 60 KB of client headers and adds the error response
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n" for status in HTTPStatus}
@@ -24,7 +25,7 @@ class HttpParseError(ValueError):
         self.status = status
 
 
-class HttpRequest(NamedTuple):
+class HttpRequest(msgspec.Struct):
     """One request. Header names are in lower case; the last of equal names wins."""
 
     method: bytes

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Final, NamedTuple
 
+import msgspec
 from xxhash import xxh3_64_digest
 
 from plimsoll.core.types import MediaKind
@@ -50,7 +51,7 @@ _UNESCAPED_BYTES: Final = 32 * 1024  # of base64, read for the sizes after an EX
 _MAX_JPEG_SEGMENTS: Final = 64
 
 
-class MessageParts(NamedTuple):
+class MessageParts(msgspec.Struct):
     """The parts of `messages`.
 
     `prefix` is the start of its raw JSON; in the place of base64 text it has digests, as long as text of its tokens.

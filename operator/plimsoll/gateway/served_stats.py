@@ -10,8 +10,9 @@ it. Lengths fall into four classes each. Tenants have series of their own up to 
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Final, NamedTuple
+from typing import Final
 
+import msgspec
 from prometheus_client import Counter, Histogram
 
 from plimsoll.telemetry import gateway_metrics
@@ -25,7 +26,7 @@ MAX_TENANT_CHARS: Final = 100
 OTHER_TENANTS: Final = "other tenants"
 
 
-class ServedRequest(NamedTuple):
+class ServedRequest(msgspec.Struct):
     """A successful response. Times are in seconds.
 
     `output_tokens` are those of all sequences, 0 if nothing is generated. `is_output_known`: they follow from the size

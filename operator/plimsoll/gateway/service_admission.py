@@ -12,12 +12,13 @@ has an equal share for the time in which the owner does not answer.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import replace
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from plimsoll.core.admission.arrival_estimator import ArrivalEstimator
 from plimsoll.core.admission.capacity_announcement import CapacityAnnouncement
@@ -97,7 +98,7 @@ class ServiceAdmission:
         assert limits is not None
         if gateways is None or limits.cost_model is None:
             return limits
-        return replace(limits, shares={self._gateway: max(1, limits.cost_model.batch // gateways)})
+        return dataclasses.replace(limits, shares={self._gateway: max(1, limits.cost_model.batch // gateways)})
 
     @property
     def slots_in_use(self) -> int:
@@ -157,9 +158,7 @@ class ServiceAdmission:
         """Whether the request has a retry reservation here."""
         return self.controller.reservations.find(self._to_admission_request(ctx), now) is not None
 
-    def submit(
-        self, ctx: RequestContext, now: float, can_queue: Callable[[RequestContext], bool]
-    ) -> AdmissionDecision:
+    def submit(self, ctx: RequestContext, now: float, can_queue: Callable[[RequestContext], bool]) -> AdmissionDecision:
         """Returns the decision; queues the request if it is Queued. `can_queue`: the gateway has memory for it."""
         request = self._to_admission_request(ctx)
         decision = self.controller.submit(request, now)
