@@ -12,13 +12,12 @@ has an equal share for the time in which the owner does not answer.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import Final
 
 import msgspec
-from msgspec.structs import replace
 
 from plimsoll.core.admission.arrival_estimator import ArrivalEstimator
 from plimsoll.core.admission.capacity_announcement import CapacityAnnouncement
@@ -98,7 +97,7 @@ class ServiceAdmission:
         assert limits is not None
         if gateways is None or limits.cost_model is None:
             return limits
-        return dataclasses.replace(limits, shares={self._gateway: max(1, limits.cost_model.batch // gateways)})
+        return replace(limits, shares={self._gateway: max(1, limits.cost_model.batch // gateways)})
 
     @property
     def slots_in_use(self) -> int:

@@ -23,8 +23,6 @@ from dataclasses import replace
 from itertools import islice
 from typing import Final
 
-import msgspec
-
 from plimsoll.core import histogram
 from plimsoll.core.admission import first_token_reports
 from plimsoll.core.admission.arrival_estimator import ArrivalEstimator
@@ -165,7 +163,7 @@ class SimulatedGateway:
             return None
         request = self._admission_request(attempt)
         if is_retry:
-            request = attempt.request = msgspec.structs.replace(request, is_retry=True)
+            request = attempt.request = replace(request, is_retry=True)
         decision = self.admission.submit(request, now_s)
         if decision.outcome is AdmissionOutcome.QUEUED:
             if len(self.queued) >= self._max_queued:

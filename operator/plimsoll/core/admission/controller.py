@@ -15,8 +15,6 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
-from msgspec.structs import replace
-
 from plimsoll.core.admission.capacity_announcement import CapacityAnnouncement
 from plimsoll.core.admission.cost_model import (
     ClassPolicy,
@@ -198,7 +196,7 @@ class AdmissionController:
         replica, class_index = self.pool.replicas.get(address), self._class_index.get(request.request_class)
         if replica is None or class_index is None or request.id in self._queue or request.id in self.pool:
             return False
-        cost = replace(self.pool.estimate_cost(request), stall_s=0.0, remote_prefill_s=0.0)
+        cost = self.pool.estimate_cost(request)._replace(stall_s=0.0, remote_prefill_s=0.0)
         running_s = max(0.0, now - request.arrived_s)
         self.pool.add(request, class_index, Placement(replica, -running_s, math.inf, cost), now)
         return True
@@ -413,7 +411,7 @@ class AdmissionController:
             decision = self._downgrade(request, now)
         else:
             decision = self._shed(request, cost, AdmissionOutcome.SHED_DEADLINE, now)
-        return replace(decision, is_demand=False)
+        return decision._replace(is_demand=False)
 
     def _shed(
         self, request: AdmissionRequest, cost: RequestCost, outcome: AdmissionOutcome, now: float

@@ -13,9 +13,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Annotated, Final, TypeAlias
+from typing import Annotated, Final, NamedTuple, TypeAlias
 
-import msgspec
 import numpy as np
 
 from plimsoll.core import codec
@@ -70,7 +69,7 @@ class ClassPolicy:
             raise ValueError(f"max_utilization must be above 0 and at most 1, not {self.max_utilization}")
 
 
-class RequestCost(msgspec.Struct, frozen=True):
+class RequestCost(NamedTuple):
     """The resources that one request needs on a replica.
 
     - `sequence_tokens`: KV tokens that decoding reads, averaged over its stay, for all sequences.

@@ -17,8 +17,6 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
 
-import msgspec
-
 from plimsoll.core.admission.cost_model import RequestCost
 from plimsoll.core.admission.request import AdmissionRequest
 
@@ -34,7 +32,8 @@ class Lane(IntEnum):
     LATE = 2  # misses its TTFT target even on an idle replica, or missed it while none was ready
 
 
-class QueuedRequest(msgspec.Struct, eq=False):
+@dataclass(slots=True)
+class QueuedRequest:
     """A queued request. `deadline_s` is the deadline of its first token. It is shed at `queue_until_s`.
 
     `client_deadline_s` is the latest time of the first token by the client's own deadline, infinity without one.

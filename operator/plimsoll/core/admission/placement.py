@@ -18,9 +18,6 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final, NamedTuple
 
-import msgspec
-from msgspec.structs import replace
-
 from plimsoll.core.admission.cost_model import EngineCostModel, RequestCost
 from plimsoll.core.admission.prefill_queue import PrefillQueue
 from plimsoll.core.admission.replica import MIN_RETRY_S, ReplicaState, RunningRequest
@@ -37,7 +34,7 @@ _load: Final = attrgetter("load")
 _free_s: Final = attrgetter("free_s")
 
 
-class Placement(msgspec.Struct):
+class Placement(NamedTuple):
     """A possible placement of a request. `replica` is None if no replica can take it now.
 
     - `first_token_s`: predicted time from now to its first token. Without a replica: infinity if none has room, else
@@ -153,7 +150,7 @@ class ReplicaPool:
             prefill_cached = _tokens(request, self._prefill_prefix_index.match_depth(blocks)) if remote else 0
         cost = self.cost_model.request_cost(request, remote, cached, prefill_cached)
         local_cost = self._local_cost_if_cheaper(request, cost, cached) if remote else None
-        return cost if local_cost is None else replace(cost, idle_ttft_s=min(cost.idle_ttft_s, local_cost.idle_ttft_s))
+        return cost if local_cost is None else cost._replace(idle_ttft_s=min(cost.idle_ttft_s, local_cost.idle_ttft_s))
 
     def can_ever_fit(self, cost: RequestCost) -> bool:
         """Whether an empty replica of this tier can serve the request.
@@ -193,7 +190,7 @@ class ReplicaPool:
             return remote_placement
         local_placement = self._best_placement(request, local_cost, None, class_index, max_utilization, within_s, now)
         if local_placement.replica is None:
-            return replace(remote_placement, retry_at_s=min(remote_placement.retry_at_s, local_placement.retry_at_s))
+            return remote_placement._replace(retry_at_s=min(remote_placement.retry_at_s, local_placement.retry_at_s))
         return (
             remote_placement
             if remote_placement.replica is not None

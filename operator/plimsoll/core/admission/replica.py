@@ -12,9 +12,8 @@ predictions.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Final
-
-import msgspec
 
 from plimsoll.core.admission.cost_model import MIN_SPREAD_TOKENS, EngineCostModel, RequestCost
 from plimsoll.core.admission.kv_projection import KvProjection
@@ -32,7 +31,8 @@ MIN_RETRY_S: Final = 1e-3  # minimum time before a full replica is checked again
 _MIN_PREFILL_SHARE: Final = 0.05
 
 
-class RunningRequest(msgspec.Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class RunningRequest:
     """One request on a replica.
 
     - `predicted_ttft_s`: predicted time from admission to its first token, negative if it already runs for that long.

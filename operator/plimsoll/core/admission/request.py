@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
-
-import msgspec
+from typing import Final, NamedTuple
 
 from plimsoll.core.admission.retry_advice import RetryAdvice
 
@@ -29,7 +28,8 @@ class AdmissionOutcome(StrEnum):
     __hash__ = str.__hash__  # Enum.__hash__ is slow Python code
 
 
-class AdmissionRequest(msgspec.Struct):
+@dataclass(slots=True)
+class AdmissionRequest:
     """One request as admission sees it. Treat it as immutable. Raises ValueError that names the field.
 
     - `id`: unique among queued and running requests.
@@ -82,7 +82,7 @@ class AdmissionRequest(msgspec.Struct):
         return any(time is not None and time <= now for time in (self.deadline_s, self.complete_by_s))
 
 
-class AdmissionDecision(msgspec.Struct):
+class AdmissionDecision(NamedTuple):
     """The admission decision for one request.
 
     An Admitted request has the `address` of its replica and `first_token_s`, the predicted time from now to its first

@@ -15,17 +15,17 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final
-
-import msgspec
 
 MIN_SHARED_CONTINUATIONS: Final = 4  # continuations that make a block a shared prefix, such as a system prompt
 _RING_POINTS: Final = 64  # points of each endpoint on the ring
 _STALE_CHAINS_ALLOWED: Final = 64  # stale chains to keep before a sweep
 
 
-class PromptChain(msgspec.Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class PromptChain:
     """A prompt sent to an address. `remaining` counts its first blocks that are not evicted."""
 
     address: str
