@@ -20,6 +20,7 @@ from plimsoll.gateway.media_parts import (
     MessageParts,
     image_tokens,
     split_media,
+    split_messages,
 )
 from plimsoll.gateway.picture_tokens import MAX_TOKENS
 from plimsoll.gateway.request_parser import ParsedRequest, parse_body
@@ -246,3 +247,18 @@ def test_any_image_header_is_measured(head: bytes, cut: int) -> None:
         raw = messages(image((start + head)[cut:] + bytes(3000)))
         tokens = split(raw).media_tokens[MediaKind.IMAGE]
         assert 4 <= tokens <= MAX_TOKENS
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[] {}",
+        '[{"type": "image_url"}]',
+        [QUESTION],
+        [QUESTION, {"type": "image_url", "image_url": {"url": "http://a/b.png"}}],
+    ],
+)
+@pytest.mark.parametrize("separators", [(",", ":"), (" , ", " : ")])
+def test_messages_of_chat_have_media_of_part_lists(content: object, separators: tuple[str, str]) -> None:
+    text = json.dumps([{"role": "user", "content": content}], separators=separators).encode().replace(b"[{", b"[ \n{")
+    assert split_messages(text, PREFIX_BYTES) == split(text)

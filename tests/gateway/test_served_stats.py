@@ -82,6 +82,7 @@ def test_latencies_fall_into_classes() -> None:
     stats.record(served(queued_s=3.0))
     stats.record(served(prompt_tokens=9000, output_tokens=2000))
     stats.record(served(is_stream=False, is_output_known=False))
+    stats.update_metrics()
     assert value("ttft_by_prompt_seconds_count", prompt="0-1k") == 1
     assert value("ttft_by_prompt_seconds_sum", prompt="8k-32k") == pytest.approx(0.2)
     assert value("tpot_by_output_seconds_sum", output="64-256") == pytest.approx(0.02)

@@ -79,7 +79,8 @@ class Slo:
 
     def deadlines(self, prompt_tokens: float) -> Deadlines:
         """Return the deadlines of a request with this prompt, cached tokens included."""
-        e2e_s, tpot_s = (math.inf if target is None else target for target in (self.e2e_s, self.tpot_s))
+        e2e_s = math.inf if self.e2e_s is None else self.e2e_s
+        tpot_s = math.inf if self.tpot_s is None else self.tpot_s
         return Deadlines(self.ttft_target_s(prompt_tokens), e2e_s, tpot_s)
 
     def ttft_targets_s(self, prompt_tokens: ArrayLike) -> NDArray[np.float64]:

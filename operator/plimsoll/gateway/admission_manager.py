@@ -89,7 +89,9 @@ class AdmissionManager:
             return False
         return bool(self._isolate_errors(admission.key, admission.has_reservation, ctx, now))
 
-    def submit(self, ctx: RequestContext, now: float, can_queue: bool = True) -> AdmissionDecision | None:
+    def submit(
+        self, ctx: RequestContext, now: float, can_queue: Callable[[RequestContext], bool]
+    ) -> AdmissionDecision | None:
         """Returns the decision of the request's target service, or None if that service has no admission.
 
         `can_queue` says whether the gateway has memory to queue the request.

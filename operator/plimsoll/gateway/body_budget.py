@@ -11,9 +11,9 @@ not send.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
-from typing import NamedTuple
+
+import msgspec
 
 from plimsoll.core.admission.retry_advice import advise_retry
 from plimsoll.gateway.errors import Rejection, RejectionReason
@@ -24,7 +24,7 @@ RETRY_SECONDS = 2.0
 CLIENT_SHARE = 0.75  # of the limit
 
 
-class _Reservation(NamedTuple):
+class _Reservation(msgspec.Struct):
     """The bytes of a body, the time of its first reservation, and its client."""
 
     size: int
@@ -39,7 +39,7 @@ class BodyBudget:
         self.limit_bytes = limit_bytes
         self.client_limit_bytes = int(CLIENT_SHARE * limit_bytes)
         self.reserved_bytes = 0
-        self._client_bytes: Counter[str] = Counter()
+        self._client_bytes: dict[str, int] = {}
         self._max_body_bytes = max_body_bytes
         self._reservations: dict[str, _Reservation] = {}
 
@@ -53,7 +53,7 @@ class BodyBudget:
             return None  # Envoy rejects it itself, with a better message
         if self.reserved_bytes + size > self.limit_bytes and self._reservations:
             return self._rejection("This gateway instance holds", self.reserved_bytes, self.limit_bytes, size)
-        held = self._client_bytes[client]
+        held = self._client_bytes.get(client, 0)
         if held and held + size > self.client_limit_bytes:
             return self._rejection("This gateway instance holds for this client", held, self.client_limit_bytes, size)
         self._set(request_id, _Reservation(size, now, client))
@@ -62,7 +62,8 @@ class BodyBudget:
     def record(self, request_id: str, size: int, now: float) -> None:
         """Record the true size of a body that was read."""
         previous = self._reservations.get(request_id)
-        self._set(request_id, _Reservation(size, now, "") if previous is None else previous._replace(size=size))
+        since_s, client = (now, "") if previous is None else (previous.since_s, previous.client)
+        self._set(request_id, _Reservation(size, since_s, client))
 
     def release(self, request_id: str) -> None:
         """Give back the room of a request that ended."""
@@ -79,9 +80,11 @@ class BodyBudget:
 
     def _add(self, client: str, size: int) -> None:
         self.reserved_bytes += size
-        self._client_bytes[client] += size
-        if not self._client_bytes[client]:
-            del self._client_bytes[client]
+        client_bytes = self._client_bytes.get(client, 0) + size
+        if client_bytes:
+            self._client_bytes[client] = client_bytes
+        else:
+            self._client_bytes.pop(client, None)
 
     def expire(self, now: float, *, envoy_is_idle: bool) -> None:
         """Give back what has lost its access-log record. `envoy_is_idle` says that Envoy has no request at all."""

@@ -10,7 +10,7 @@ Idea: one struct decodes only these fields, as raw JSON. Text counts by its byte
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -19,7 +19,7 @@ from plimsoll.core.types import MediaKind
 from plimsoll.gateway.api_routes import BodyForm
 from plimsoll.gateway.duplicate_keys import INPUT_KEY, MESSAGES_KEY, PROMPT_KEY
 from plimsoll.gateway.errors import Rejection, RejectionReason
-from plimsoll.gateway.media_parts import BYTES_PER_TOKEN, split_media, utf8_bytes
+from plimsoll.gateway.media_parts import BYTES_PER_TOKEN, MessageParts, split_media, split_messages, utf8_bytes
 from plimsoll.gateway.picture_tokens import Pictures
 from plimsoll.gateway.prefix_hash import BLOCK_BYTES, MAX_BLOCKS
 
@@ -27,7 +27,7 @@ PREFIX_BYTES = BLOCK_BYTES * MAX_BLOCKS + 1  # bytes of a prompt that prefix has
 EMBEDDED_TOKEN_BYTES: Final = 8192  # a vector of 4,096 numbers of 16 bits, as of an 8B; corrected like text
 _NO_TEXT: Final = (b"", b'""', b"[]", b"null")
 CONTAINER: Final[list[object]] = []  # stands for a list or an object where a scalar belongs
-_NO_TOOLS: Final = (b"", b"[]", b"null")
+_NO_TOOLS: Final = (b"[]", b"null")
 STATE_FIELDS: Final = ("previous_response_id", "conversation", "background")  # of /v1/responses; need a store
 
 _decode_items = msgspec.json.Decoder(list[msgspec.Raw]).decode
@@ -57,6 +57,8 @@ class CompletionFields(msgspec.Struct):
     @property
     def schema_bytes(self) -> int:
         """The size of what is neither message nor tool."""
+        if not self.functions and not self.response_format:
+            return 0
         return utf8_bytes(bytes(self.functions)) + utf8_bytes(bytes(self.response_format))
 
 
@@ -109,7 +111,7 @@ def _without_containers(raw: Mapping[str, msgspec.Raw], form: type[CompletionFie
     return form(**fields)  # type: ignore[arg-type]
 
 
-class PromptSize(NamedTuple):
+class PromptSize(msgspec.Struct):
     """The prompt of one request.
 
     `prompt` has the tokens of one sequence and the number of sequences. `field` names the field that holds the batch.
@@ -158,7 +160,7 @@ def _completion(fields: CompletionFields, n: int) -> PromptSize:
     if embeds and embeds != b"null":
         return _with_embeds(text, embeds, n)
     if not text:
-        return _conversation(fields, bytes(fields.messages), fields.schema_bytes, n)
+        return _conversation(fields, split_messages(bytes(fields.messages), PREFIX_BYTES), fields.schema_bytes, n)
     return PromptSize(_list_size(n, text), text[:PREFIX_BYTES], is_estimated=not _is_token_ids(text))
 
 
@@ -173,12 +175,14 @@ def _with_embeds(text: bytes, embeds: bytes, n: int) -> PromptSize:
 
 
 def _messages(fields: BodyFields) -> PromptSize:
-    return _conversation(fields, bytes(fields.system) + bytes(fields.messages), fields.schema_bytes, 1)
+    parts = split_media(bytes(fields.system) + bytes(fields.messages), PREFIX_BYTES)
+    return _conversation(fields, parts, fields.schema_bytes, 1)
 
 
 def _responses(fields: BodyFields) -> PromptSize:
     schema_bytes = fields.schema_bytes + utf8_bytes(bytes(fields.text))
-    return _conversation(fields, bytes(fields.instructions) + bytes(fields.input), schema_bytes, 1)
+    parts = split_media(bytes(fields.instructions) + bytes(fields.input), PREFIX_BYTES)
+    return _conversation(fields, parts, schema_bytes, 1)
 
 
 def _embedding(fields: BodyFields) -> PromptSize:
@@ -228,13 +232,13 @@ _SIZES: Final[Mapping[BodyForm, Callable[[BodyFields], PromptSize]]] = {
 }
 
 
-def _conversation(fields: CompletionFields, text: bytes, schema_bytes: int, n: int) -> PromptSize:
+def _conversation(fields: CompletionFields, parts: MessageParts, schema_bytes: int, n: int) -> PromptSize:
     """Returns the size of messages and tools. A chat template writes tools first, so the prefix begins with them."""
-    tools = bytes(fields.tools)
-    parts = split_media(text, PREFIX_BYTES)
-    text_tokens = (parts.text_bytes + utf8_bytes(tools) + schema_bytes) // BYTES_PER_TOKEN
-    tokens = text_tokens + sum(parts.media_tokens.values())
-    prefix = parts.prefix if tools in _NO_TOOLS else (tools[:PREFIX_BYTES] + parts.prefix)[:PREFIX_BYTES]
+    tools, prefix, text_bytes = bytes(fields.tools), parts.prefix, parts.text_bytes + schema_bytes
+    if tools:
+        text_bytes += utf8_bytes(tools)
+        prefix = prefix if tools in _NO_TOOLS else (tools[:PREFIX_BYTES] + prefix)[:PREFIX_BYTES]
+    tokens = text_bytes // BYTES_PER_TOKEN + sum(parts.media_tokens.values())
     return PromptSize(Prompt(tokens, n), prefix, parts.media_tokens, pictures=parts.pictures)
 
 

@@ -26,6 +26,7 @@ TIMEOUT_HEADERS: Final = (REQUEST_TIMEOUT_HEADER, *SDK_TIMEOUT_HEADERS)
 
 _SECONDS: Final = re.compile(rb"\d{1,15}(\.\d{1,15})?", re.ASCII)
 _REQUEST_TIMEOUT: Final = REQUEST_TIMEOUT_HEADER.encode()
+_TIMEOUTS: Final = frozenset(name.encode() for name in TIMEOUT_HEADERS)
 _SDK_TIMEOUTS: Final = tuple(name.encode() for name in SDK_TIMEOUT_HEADERS)
 
 
@@ -54,10 +55,12 @@ def read_deadline(
 
     What an SDK announces by itself and cannot be read counts as nothing.
     """
+    if limits.max_duration_s == math.inf and _TIMEOUTS.isdisjoint(headers):
+        return NO_DEADLINE
     value = headers.get(_REQUEST_TIMEOUT)
     sdk_s, sdk_header = _sdk_timeout_s(headers)
     if value is None and sdk_s == math.inf == limits.max_duration_s:
-        return NO_DEADLINE
+        return NO_DEADLINE  # what the SDK announces cannot be read
     complete_s, source = limits.max_duration_s, "requestLimits.maxDuration"
     if value is not None:
         client_s = min(float(value), MAX_DURATION_S) if _SECONDS.fullmatch(value) else 0.0

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from http import HTTPStatus
-from typing import NamedTuple
+
+import msgspec
 
 MAX_HEAD_BYTES = 128 * 1024  # Envoy allows 60 KB of client headers and adds the error response
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n" for status in HTTPStatus}
@@ -24,7 +25,7 @@ class HttpParseError(ValueError):
         self.status = status
 
 
-class HttpRequest(NamedTuple):
+class HttpRequest(msgspec.Struct):
     """One request. Header names are in lower case; the last of equal names wins."""
 
     method: bytes
@@ -66,7 +67,7 @@ class HttpParser:
         lines = bytes(self._buffer[:end]).split(b"\r\n")
         del self._buffer[: end + 4]
         method, path = _request_line(lines[0])
-        headers = dict(_header(line) for line in lines[1:])
+        headers = _headers(lines[1:])
         self._head = method, path, headers
         self._body_length = self._framing(headers)
         return True
@@ -121,11 +122,14 @@ def _request_line(line: bytes) -> tuple[bytes, bytes]:
     return parts[0], parts[1]
 
 
-def _header(line: bytes) -> tuple[bytes, bytes]:
-    name, colon, value = line.partition(b":")
-    if not colon or not name or name != name.strip():
-        raise HttpParseError(400, "a header line is invalid")
-    return name.lower(), value.strip()
+def _headers(lines: Iterable[bytes]) -> dict[bytes, bytes]:
+    headers = {}
+    for line in lines:
+        name, colon, value = line.partition(b":")
+        if not colon or not name or name != name.strip():
+            raise HttpParseError(400, "a header line is invalid")
+        headers[name.lower()] = value.strip()
+    return headers
 
 
 def _chunk_size(line: bytes) -> int:

@@ -15,6 +15,7 @@ import hmac
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from ipaddress import ip_address, ip_network
 from typing import Final
 
@@ -37,6 +38,8 @@ MAX_TENANT_CHARS: Final = 64
 _DIGEST_CHARS: Final = 16  # at the end of a longer name of a tenant
 MAX_COUNTED_KEYS: Final = 200  # keys with a series of their own in /metrics; all others share one
 IPV6_NETWORK_BITS: Final = 64  # a client has any number of the addresses of one network
+_MAX_ADDRESS_CHARS: Final = 64  # an IPv6 address with a zone
+_KNOWN_SOURCES: Final = 4096  # whose networks are remembered: to parse an address takes longer than to pick an engine
 CLOCK_SKEW_S: Final = 60.0  # by which Envoy accepts a token after its expiry
 OTHER_KEYS: Final = "other keys"  # no name of a key: it has a space
 
@@ -73,8 +76,13 @@ class Identity:
 
     def client(self, source: str) -> str:
         """Returns what distinguishes clients: key, token or tenant, and without one the network `source`."""
-        named = (("key", self.key_name), ("token", self.token_subject), ("tenant", self.tenant), ("source", source))
-        return next((f"{kind} {name}" for kind, name in named if name), "")
+        if self.key_name:
+            return f"key {self.key_name}"
+        if self.token_subject:
+            return f"token {self.token_subject}"
+        if self.tenant:
+            return f"tenant {self.tenant}"
+        return f"source {source}" if source else ""
 
     def usable_services(self, catalog: ServiceCatalog) -> Iterable[ServiceEntry]:
         """Returns the services of this catalog that are allowed."""
@@ -206,12 +214,21 @@ class Authenticator:
         if self._trusted is not None:
             name = bounded_name(headers.get(self._trusted.tenant, b"").decode("ascii", "backslashreplace"))
             tenant, found_class = tenant or name, found_class or headers.get(self._trusted.request_class, b"")
-        return replace(found, tenant=tenant or default_tenant, request_class=found_class)
+        tenant = tenant or default_tenant
+        if tenant == found.tenant and found_class == found.request_class:
+            return found
+        return replace(found, tenant=tenant, request_class=found_class)
 
 
 def source_network(headers: Mapping[bytes, bytes]) -> str:
     """Returns who sent a request to Envoy: the address that it appended to X-Forwarded-For, of IPv6 the /64."""
-    text = headers.get(_FORWARDED_FOR, b"").rpartition(b",")[2].strip().decode("ascii", "replace")
+    source = headers.get(_FORWARDED_FOR, b"").rpartition(b",")[2].strip()
+    return _network_of(source) if len(source) <= _MAX_ADDRESS_CHARS else ""
+
+
+@lru_cache(_KNOWN_SOURCES)
+def _network_of(source: bytes) -> str:
+    text = source.decode("ascii", "replace")
     try:
         address = ip_address(text)
     except ValueError:

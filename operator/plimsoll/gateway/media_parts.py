@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Final, NamedTuple
 
+import msgspec
 from xxhash import xxh3_64_digest
 
 from plimsoll.core.types import MediaKind
@@ -37,6 +38,7 @@ LONG_TEXT_BYTES: Final = 64 * 1024  # in a longer text, parts behind URLs do not
 _KEY: Final = re.compile(rb'"(url|image_url|audio_url|video_url|data|file_data)"\s*:\s*"\Z')
 _KEY_BYTES: Final = 40
 _MEDIA_SIGNS: Final = b'_url"', b'"input_audio"', b'"file_data"', b'"source"'  # a text without them has no media
+_PART_LIST: Final = re.compile(rb"\[\s*\{")
 _IMAGE_PART: Final = re.compile(rb'"type"\s*:\s*"image"')  # of Anthropic's API, with base64 text or a URL
 _PART_KEYS: Final = {
     MediaKind.IMAGE: (b'"image_url":',),
@@ -49,7 +51,7 @@ _UNESCAPED_BYTES: Final = 32 * 1024  # of base64, read for the sizes after an EX
 _MAX_JPEG_SEGMENTS: Final = 64
 
 
-class MessageParts(NamedTuple):
+class MessageParts(msgspec.Struct):
     """The parts of `messages`.
 
     `prefix` is the start of its raw JSON; in the place of base64 text it has digests, as long as text of its tokens.
@@ -68,6 +70,13 @@ class _Blob(NamedTuple):
     kind: MediaKind
     start: int
     end: int
+
+
+def split_messages(messages: bytes, max_prefix: int) -> MessageParts:
+    """As `split_media`, for the messages of a chat. Only their lists of parts have media; most chats have none."""
+    if messages.find(b"[", 1) < 0 or not _PART_LIST.search(messages, 1):
+        return MessageParts(messages[:max_prefix], utf8_bytes(messages), {})
+    return split_media(messages, max_prefix)
 
 
 def split_media(text: bytes, max_prefix: int) -> MessageParts:
@@ -103,7 +112,7 @@ def utf8_bytes(text: bytes, size: int | None = None) -> int:
     """
     size = len(text) if size is None else size
     sample = text[:LONG_TEXT_BYTES]
-    escapes = sample.count(b"\\u")
+    escapes = sample.count(b"\\u") if b"\\" in sample else 0
     if not escapes:
         return size
     excess = (ESCAPE_BYTES - 3) * escapes + sample.count(b"\\u0")  # from \u0800 on, three bytes; before, two

@@ -70,6 +70,7 @@ class Picker:
         self.instance_id = secrets.token_hex(8)
         self.catalog: ServiceCatalog = EMPTY_CATALOG
         self.inflight = InFlightTracker()
+        self.pick_s = 0.0  # time spent on picks since the metrics were read
         self.admission = AdmissionManager(gateway, self.inflight)
         self.stats_by_service: dict[str, RequestStats] = {}
         self._engines = EngineChoice(self.inflight)
@@ -219,15 +220,13 @@ class Picker:
 
     def _first(self, service: ServiceEntry, ctx: RequestContext, now: float) -> bytes | None:
         """Decide about a new request, as `_apply` returns it. Rejects more sequences than any engine accepts."""
-        sequences = ctx.prompt.sequences
-        limit = self._max_queued(service, ctx.fallback)
         if (rejection := self.charge(service, ctx, now)) is not None:
             return self._reject(rejection, ctx, now)
         if ctx.foreign is not None and is_unusable(ctx.foreign.subset, service.endpoints):
             return self._reject(no_endpoint(service, ctx, self._clock.unix()), ctx, now)
-        if sequences <= service.max_queued:
-            return self._apply(ctx, self.admission.submit(ctx, now, self.queue.can_queue(ctx)), now)
-        if sequences <= limit:
+        if (sequences := ctx.prompt.sequences) <= service.max_queued:
+            return self._apply(ctx, self.admission.submit(ctx, now, self.queue.can_queue), now)
+        if sequences <= (limit := self._max_queued(service, ctx.fallback)):
             self._exclude_from_demand(ctx)
             return self._try_fallback(ctx, now)
         self.stats(service.key).record_outcome(AdmissionOutcome.SHED_NO_CAPACITY)
@@ -338,7 +337,7 @@ class Picker:
         if ctx.fallback is None or fallback is None or not any(e.routable for e in fallback.endpoints):
             return self._reject_at_origin(ctx, now)
         ctx.target_service, ctx.fallback, ctx.admission_request = ctx.fallback, None, None
-        return self._apply(ctx, self.admission.submit(ctx, now, self.queue.can_queue(ctx)), now)
+        return self._apply(ctx, self.admission.submit(ctx, now, self.queue.can_queue), now)
 
     def _reject_at_origin(self, ctx: RequestContext, now: float) -> bytes:
         """Returns the rejection by the service that the client named."""
@@ -407,7 +406,7 @@ class Picker:
                 self._resolve(ctx, decision, now)
             self._schedule_wakeup(key, now)
         for ctx in self.admission.take_orphaned():
-            self._resolve(ctx, self.admission.submit(ctx, now), now)
+            self._resolve(ctx, self.admission.submit(ctx, now, self.queue.can_queue), now)
 
     def _resolve(self, ctx: RequestContext, decision: AdmissionDecision | None, now: float) -> None:
         """Send the reply of a queued request, unless it stays queued, possibly at its fallback."""

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from typing import Final
 
 from plimsoll.api.contract import engine_contract
+from plimsoll.core.admission.request_limits import NO_LIMITS
 from plimsoll.core.routing.picker import Pick
 from plimsoll.core.slo import Deadlines
 from plimsoll.gateway.adapters import ADAPTER_HEADER
+from plimsoll.gateway.deadlines import NO_DEADLINE
 from plimsoll.gateway.envoy.listener import PICK_CLUSTER_PREFIX
 from plimsoll.gateway.errors import ErrorResponse, to_header
 from plimsoll.gateway.http1 import ok_response, response
@@ -77,6 +79,7 @@ def dispatch_response(
         headers, count = f"{headers}{PRIORITY_HEADER}: {priority}\r\n", count + 1
     if ctx.is_fallback:
         headers, count = f"{headers}x-plimsoll-response-model: {service.preferred_name}\r\n", count + 1
-    for name, value in (*prefill_headers(service, pick, ctx), *limits.items(), *limit_headers(ctx, now)):
-        headers, count = f"{headers}{name}: {value}\r\n", count + 1
+    if limits or pick.prefill is not None or ctx.limits is not NO_LIMITS or ctx.deadline is not NO_DEADLINE:
+        for name, value in (*prefill_headers(service, pick, ctx), *limits.items(), *limit_headers(ctx, now)):
+            headers, count = f"{headers}{name}: {value}\r\n", count + 1
     return ok_response(headers, count)

@@ -105,7 +105,7 @@ class RequestContext(msgspec.Struct, eq=False):
     @property
     def retry_key(self) -> tuple[str, int]:
         """The key that identifies the client's retries."""
-        return self.tenant, self.body_digest
+        return self.identity.tenant, self.body_digest
 
     @property
     def is_fallback(self) -> bool:

@@ -171,7 +171,8 @@ def _output_limits(fields: CompletionFields, form: BodyForm) -> dict[str, object
 
 
 def _max_tokens(limits: Mapping[str, object]) -> int | None:
-    return min([m for m in limits.values() if type(m) is int and 0 < m <= MAX_REQUEST_TOKENS], default=None)
+    stated = [m for m in limits.values() if type(m) is int and 0 < m <= MAX_REQUEST_TOKENS]
+    return min(stated) if stated else None
 
 
 def _n(value: object) -> int:

@@ -61,7 +61,7 @@ class RequestQueue:
 
     def has_memory(self, client: str, body_bytes: int) -> bool:
         """Whether the memory limits allow to hold a client's body of this size. Its only one may be larger."""
-        held = self._client_bytes[client]
+        held = self._client_bytes.get(client, 0)
         is_within = not held or held + body_bytes <= MAX_CLIENT_QUEUED_BYTES
         return is_within and self._bytes + body_bytes <= MAX_QUEUED_BYTES
 

@@ -20,6 +20,7 @@ from plimsoll.gateway.envoy.access_log import AccessRecord, RequestOutcome
 from plimsoll.gateway.errors import RejectionReason
 from plimsoll.gateway.served_stats import ServedStats
 from plimsoll.telemetry import gateway_metrics
+from plimsoll.telemetry.pending_histogram import PendingHistogram
 
 
 class RequestStats:
@@ -54,8 +55,8 @@ class RequestStats:
         self._completed_counters = {
             outcome: gateway_metrics.GATEWAY_COMPLETED.labels(service, outcome.value) for outcome in RequestOutcome
         }
-        self._ttft_histogram = gateway_metrics.GATEWAY_TTFT.labels(service)
-        self._duration_histogram = gateway_metrics.GATEWAY_DURATION.labels(service)
+        self._ttft_histogram = PendingHistogram(gateway_metrics.GATEWAY_TTFT.labels(service))
+        self._duration_histogram = PendingHistogram(gateway_metrics.GATEWAY_DURATION.labels(service))
 
     def record_arrival(self, tokens: DemandTokens, *, retry: bool, demand: bool) -> None:
         """Count a request for this service, whatever its outcome.
@@ -116,6 +117,8 @@ class RequestStats:
     def update_metrics(self) -> None:
         """Update the counters of `/metrics` just before they are read."""
         self.served.update_metrics()
+        self._ttft_histogram.flush()
+        self._duration_histogram.flush()
         for counter, count in self._counts():
             counter.inc(count - self._exported.get(counter, 0))
             self._exported[counter] = count

@@ -9,12 +9,13 @@ it. Lengths fall into four classes each. Tenants have series of their own up to 
 
 from __future__ import annotations
 
-from collections import defaultdict
-from typing import Final, NamedTuple
+from typing import Final
 
-from prometheus_client import Counter, Histogram
+import msgspec
+from prometheus_client import Histogram
 
 from plimsoll.telemetry import gateway_metrics
+from plimsoll.telemetry.pending_histogram import PendingHistogram
 
 PROMPT_CLASSES: Final = ((1024, "0-1k"), (8192, "1k-8k"), (32768, "8k-32k"))
 OUTPUT_CLASSES: Final = ((64, "0-64"), (256, "64-256"), (1024, "256-1k"))
@@ -25,7 +26,7 @@ MAX_TENANT_CHARS: Final = 100
 OTHER_TENANTS: Final = "other tenants"
 
 
-class ServedRequest(NamedTuple):
+class ServedRequest(msgspec.Struct):
     """A successful response. Times are in seconds.
 
     `output_tokens` are those of all sequences, 0 if nothing is generated. `is_output_known`: they follow from the size
@@ -54,16 +55,37 @@ class ServedRequest(NamedTuple):
         return max(0.0, self.e2e_s - self.ttft_s) / following
 
 
+class _TenantCounts(msgspec.Struct):
+    """What a tenant was served since the metrics were read. `label` is its name in them."""
+
+    label: str
+    requests: int = 0
+    work_s: float = 0.0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+
+    def flush(self, service: str) -> None:
+        """Add the counts to the metrics."""
+        if not self.requests:
+            return
+        gateway_metrics.GATEWAY_SERVED_REQUESTS.labels(service, self.label).inc(self.requests)
+        gateway_metrics.GATEWAY_SERVED_WORK.labels(service, self.label).inc(self.work_s)
+        gateway_metrics.GATEWAY_SERVED_TOKENS.labels(service, self.label, "prompt").inc(self.prompt_tokens)
+        gateway_metrics.GATEWAY_SERVED_TOKENS.labels(service, self.label, "output").inc(self.output_tokens)
+        self.requests, self.work_s, self.prompt_tokens, self.output_tokens = 0, 0.0, 0, 0
+
+
 class ServedStats:
     """The counters of one service. A service without `slo` has none: nothing estimates its tokens."""
 
     def __init__(self, service: str) -> None:
         self._service = service
-        self._queue = gateway_metrics.GATEWAY_QUEUE_TIME.labels(service)
-        self._ttft: dict[str, Histogram] = {}
-        self._tpot: dict[str, Histogram] = {}
-        self._tenants: set[str] = set()
-        self._counts: defaultdict[tuple[Counter, tuple[str, ...]], float] = defaultdict(float)
+        self._queue = PendingHistogram(gateway_metrics.GATEWAY_QUEUE_TIME.labels(service))
+        self._ttft: dict[str, PendingHistogram] = {}
+        self._tpot: dict[str, PendingHistogram] = {}
+        self._tenants: dict[str, _TenantCounts] = {}
+        self._others = _TenantCounts(OTHER_TENANTS)
+        self._goodput_tokens = 0  # since the metrics were read
 
     def record(self, served: ServedRequest) -> None:
         """Count a successful response."""
@@ -74,39 +96,41 @@ class ServedStats:
         if (tpot_s := served.tpot_s) is not None:
             output = length_class(served.output_tokens // served.sequences, OUTPUT_CLASSES, LONGEST_OUTPUT)
             _child(self._tpot, gateway_metrics.GATEWAY_TPOT_BY_OUTPUT, self._service, output).observe(tpot_s)
-        tenant = self._label(served.tenant)
-        self._add(gateway_metrics.GATEWAY_SERVED_REQUESTS, 1, tenant)
-        self._add(gateway_metrics.GATEWAY_SERVED_WORK, served.work_s, tenant)
-        self._add(gateway_metrics.GATEWAY_SERVED_TOKENS, served.prompt_tokens * served.sequences, tenant, "prompt")
-        self._add(gateway_metrics.GATEWAY_SERVED_TOKENS, served.output_tokens, tenant, "output")
+        counts = self._tenants.get(served.tenant) or self._new_tenant(served.tenant)
+        counts.requests += 1
+        counts.work_s += served.work_s
+        counts.prompt_tokens += served.prompt_tokens * served.sequences
+        counts.output_tokens += served.output_tokens
         if served.is_within_slo:
-            self._add(gateway_metrics.GATEWAY_GOODPUT_TOKENS, served.output_tokens)
+            self._goodput_tokens += served.output_tokens
 
     def update_metrics(self) -> None:
         """Update the counters of `/metrics` just before they are read."""
-        counts, self._counts = self._counts, defaultdict(float)
-        for (counter, labels), count in counts.items():
-            counter.labels(self._service, *labels).inc(count)
+        for histogram in (self._queue, *self._ttft.values(), *self._tpot.values()):
+            histogram.flush()
+        for counts in (*self._tenants.values(), self._others):
+            counts.flush(self._service)
+        if self._goodput_tokens:
+            gateway_metrics.GATEWAY_GOODPUT_TOKENS.labels(self._service).inc(self._goodput_tokens)
+            self._goodput_tokens = 0
 
-    def _add(self, counter: Counter, count: float, *labels: str) -> None:
-        self._counts[counter, labels] += count
-
-    def _label(self, tenant: str) -> str:
-        if tenant in self._tenants:
-            return tenant
+    def _new_tenant(self, tenant: str) -> _TenantCounts:
         if len(self._tenants) >= MAX_NAMED_TENANTS or len(tenant) > MAX_TENANT_CHARS:
-            return OTHER_TENANTS
-        self._tenants.add(tenant)
-        return tenant
+            return self._others
+        counts = self._tenants[tenant] = _TenantCounts(tenant)
+        return counts
 
 
 def length_class(tokens: int, classes: tuple[tuple[int, str], ...], longest: str) -> str:
     """Returns the class of a length: the first whose bound it does not exceed."""
-    return next((name for bound, name in classes if tokens <= bound), longest)
+    for bound, name in classes:
+        if tokens <= bound:
+            return name
+    return longest
 
 
-def _child(children: dict[str, Histogram], histogram: Histogram, service: str, label: str) -> Histogram:
+def _child(children: dict[str, PendingHistogram], histogram: Histogram, service: str, label: str) -> PendingHistogram:
     child = children.get(label)
     if child is None:
-        child = children[label] = histogram.labels(service, label)
+        child = children[label] = PendingHistogram(histogram.labels(service, label))
     return child

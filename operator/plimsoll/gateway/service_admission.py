@@ -157,12 +157,12 @@ class ServiceAdmission:
         """Whether the request has a retry reservation here."""
         return self.controller.reservations.find(self._to_admission_request(ctx), now) is not None
 
-    def submit(self, ctx: RequestContext, now: float, can_queue: bool) -> AdmissionDecision:
+    def submit(self, ctx: RequestContext, now: float, can_queue: Callable[[RequestContext], bool]) -> AdmissionDecision:
         """Returns the decision; queues the request if it is Queued. `can_queue`: the gateway has memory for it."""
         request = self._to_admission_request(ctx)
         decision = self.controller.submit(request, now)
         if decision.outcome is AdmissionOutcome.QUEUED:
-            if not can_queue or len(self.queued) >= self.policy.max_queued:
+            if not can_queue(ctx) or len(self.queued) >= self.policy.max_queued:
                 self.controller.cancel(ctx.request_id, now)
                 return self.controller.reject(request, now)
             self.queued[ctx.request_id] = ctx

@@ -84,6 +84,8 @@ def is_usable(endpoint: Endpoint) -> bool:
 
 def update_metrics(picker: Picker) -> None:
     """Update the metrics just before they are read."""
+    pick_s, picker.pick_s = picker.pick_s, 0.0
+    gateway_metrics.GATEWAY_PICK_SECONDS.inc(pick_s)
     picker.authenticator.update_metrics()
     for stats in picker.stats_by_service.values():
         stats.update_metrics()

@@ -36,7 +36,7 @@ def prefix_hashes(
     That is the adapter, and the tenant where a service that may take the request isolates tenants.
     """
     scope = "" if ctx.adapter is None else ctx.adapter.name
-    fallback = services.get(ctx.fallback or "")
+    fallback = None if ctx.fallback is None else services.get(ctx.fallback)
     if service.isolates_tenants or (fallback is not None and fallback.isolates_tenants):
         scope = f"{scope}\n{ctx.tenant}"
     return block_hashes(prompt, scope)

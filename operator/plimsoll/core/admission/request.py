@@ -73,8 +73,8 @@ class AdmissionRequest:
             raise ValueError(f"max_tokens must be above 0, not {self.max_tokens}")
         if not 1 <= self.sequences <= MAX_REQUEST_SEQUENCES:
             raise ValueError(f"sequences must lie between 1 and {MAX_REQUEST_SEQUENCES}, not {self.sequences}")
-        times = self.arrived_s, self.deadline_s, self.complete_by_s
-        if any(time != time for time in times):
+        deadline_s, complete_by_s = self.deadline_s, self.complete_by_s
+        if self.arrived_s != self.arrived_s or deadline_s != deadline_s or complete_by_s != complete_by_s:  # NaN
             raise ValueError("arrived_s, deadline_s and complete_by_s must be numbers")
 
     def is_expired(self, now: float) -> bool:

@@ -71,7 +71,9 @@ class AccessRecord(msgspec.Struct):
 
     @property
     def outcome(self) -> RequestOutcome:
-        if self.flags != "-":  # fast path: most records have no flags
+        if self.flags == "-" and self.status == 200:  # most records
+            return RequestOutcome.SUCCEEDED
+        if self.flags != "-":
             flags = self.flag_set
             if flags & _CLIENT_DISCONNECT_FLAGS:
                 return RequestOutcome.CANCELLED
@@ -98,13 +100,15 @@ class AccessRecord(msgspec.Struct):
     @property
     def e2e_s(self) -> float | None:
         """Seconds from the request's first byte to the response's last byte. None unless the request succeeded."""
-        return None if self.duration_us is None or self.ttft_s is None else self.duration_us / 1e6
+        if self.duration_us is None or self.ttft_us is None or self.outcome is not RequestOutcome.SUCCEEDED:
+            return None
+        return self.duration_us / 1e6
 
     @property
     def rejected_by_engine(self) -> bool:
         """Whether the engine rejected the request itself, for a reason that no capacity would cure."""
-        is_final = self.status not in _RETRYABLE_CLIENT_ERRORS and bool(self.upstream)
-        return is_final and self.outcome is RequestOutcome.REJECTED
+        is_rejected = self.outcome is RequestOutcome.REJECTED and bool(self.upstream)
+        return is_rejected and self.status not in _RETRYABLE_CLIENT_ERRORS
 
     @property
     def reset_before_first_byte(self) -> bool:

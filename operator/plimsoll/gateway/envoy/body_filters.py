@@ -36,7 +36,32 @@ def duration(value: float) -> str:
 
 
 def rate_filter() -> Json:
-    return {"name": RATE_FILTER, "typed_config": _rate_limit({})}
+    return without_answer({"name": RATE_FILTER, "typed_config": _rate_limit({})})
+
+
+def without_answer(http_filter: Json) -> Json:
+    """Returns the filter, skipped for requests that the picker has answered, which are nearly all."""
+    header = {
+        "name": "no_answer",
+        "typed_config": {
+            "@type": f"{TYPE_URL}.type.matcher.v3.HttpRequestHeaderMatchInput",
+            "header_name": NO_ANSWER_HEADER,
+        },
+    }
+    has_no_answer = {"single_predicate": {"input": header, "value_match": {"exact": "true"}}}
+    skip = {
+        "name": "skip",
+        "typed_config": {"@type": f"{TYPE_URL}.extensions.filters.common.matcher.action.v3.SkipFilter"},
+    }
+    matchers = [{"predicate": {"not_matcher": has_no_answer}, "on_match": {"action": skip}}]
+    return {
+        "name": http_filter["name"],
+        "typed_config": {
+            "@type": f"{TYPE_URL}.extensions.common.matching.v3.ExtensionWithMatcher",
+            "extension_config": http_filter,
+            "xds_matcher": {"matcher_list": {"matchers": matchers}},
+        },
+    }
 
 
 def rate_policy(settings: PickerSettings) -> Json:
@@ -64,13 +89,15 @@ def rate_policy(settings: PickerSettings) -> Json:
 
 def clear_no_answer() -> Json:
     """Remove the mark of the first question: only that of the second one says that the picker did not choose."""
-    return {
-        "name": "envoy.filters.http.header_mutation",
-        "typed_config": {
-            "@type": f"{TYPE_URL}.extensions.filters.http.header_mutation.v3.HeaderMutation",
-            "mutations": {"request_mutations": [{"remove": NO_ANSWER_HEADER}]},
-        },
-    }
+    return without_answer(
+        {
+            "name": "envoy.filters.http.header_mutation",
+            "typed_config": {
+                "@type": f"{TYPE_URL}.extensions.filters.http.header_mutation.v3.HeaderMutation",
+                "mutations": {"request_mutations": [{"remove": NO_ANSWER_HEADER}]},
+            },
+        }
+    )
 
 
 _ALWAYS = {"default_value": {"numerator": 100}, "runtime_key": "plimsoll.bodies"}

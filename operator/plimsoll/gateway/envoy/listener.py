@@ -23,6 +23,7 @@ from plimsoll.gateway.envoy.body_filters import (
     clear_no_answer,
     duration,
     rate_filter,
+    without_answer,
 )
 from plimsoll.gateway.envoy.jwt import jwt_filters
 from plimsoll.gateway.envoy.local_reply import (
@@ -264,13 +265,15 @@ def _http_inspector() -> Json:
 
 def _fail_open_filter() -> Json:
     source = files("plimsoll.gateway").joinpath("failopen.lua").read_text()
-    return {
-        "name": "envoy.filters.http.lua",
-        "typed_config": {
-            "@type": f"{TYPE_URL}.extensions.filters.http.lua.v3.Lua",
-            "default_source_code": {"inline_string": source},
-        },
-    }
+    return without_answer(
+        {
+            "name": "envoy.filters.http.lua",
+            "typed_config": {
+                "@type": f"{TYPE_URL}.extensions.filters.http.lua.v3.Lua",
+                "default_source_code": {"inline_string": source},
+            },
+        }
+    )
 
 
 def _router_filter() -> Json:
