@@ -1,29 +1,34 @@
-"""The operator by the number of services: `python -m bench.controlplane.fleet_curve [SERVICES ...]`.
+"""The operator by the number of services: `python -m bench.controlplane.fleet_curve [--kwok] [SERVICES ...]`.
 
-A real API server, one operator as a process of its own, and ten pods for each service, which are waiting for a node: no
-engine answers, so the cost of reading engines is not in it. Prints for 10, 100 and 1,000 services, or those named: the
-time until all have their objects, memory and share of a core at rest, the time of a full resync by a new process, the
-longest answer of the health endpoint at rest (a bound on how long the event loop is blocked) and of `/metrics`.
+A real API server, one operator as a process of its own, and ten pods for each service. With `--kwok` the pods are
+running and ready on nodes that KWOK simulates, and their engines accept each connection and never answer. Without it
+they wait for a node, so the cost of reading engines is not in it. Prints for 10, 100 and 1,000 services, or those
+named: the time until all have their objects, memory and share of a core at rest, the time of a full resync by a new
+process, the longest answer of the health endpoint at rest (a bound on how long the event loop is blocked) and of
+`/metrics`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
-from plimsoll.adapters.kube_client import DEPLOYMENTS, KubeClient
+from e2e.cluster.settings import BIN
+from plimsoll.adapters.kube_client import DEPLOYMENTS, PODS, KubeClient
+from plimsoll.api.contract import engine_contract
 from tests import builders
-from tests.apiserver import api_server
+from tests.apiserver import ApiServer, api_server
 from tests.ports import free_port
 
 SYSTEM = "plimsoll-system"
@@ -43,6 +48,9 @@ asyncio.run(run(OperatorConfig(PLATFORM, namespace, identity, int(probes), int(m
 
 SIZES = (10, 100, 1000)
 PODS_PER_SERVICE, TIERS = 10, 2
+SERVICES_PER_NODE = 10
+STAGES = Path(__file__).with_name("running_pods.yaml")
+POD_NETWORK = "127.1.0.1/16"  # addresses of this machine, at which the silent engines listen
 AT_ONCE = 8
 SETTLE_S, MEASURE_S = 15.0, 30.0
 MAX_WAIT_S = 900.0
@@ -131,8 +139,37 @@ async def until(holds: Any) -> float:
     return time.monotonic() - began
 
 
-def waiting_pods(deployment: dict[str, Any]) -> list[dict[str, Any]]:
-    """Half of a service's pods, as a tier's Deployment makes them. No node has taken them."""
+@asynccontextmanager
+async def simulated_nodes(cluster: ApiServer, kube: KubeClient, names: Iterable[str]) -> AsyncIterator[None]:
+    """Nodes whose pods are running and ready, by KWOK, with engines that accept and never answer."""
+
+    async def never_answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while await reader.read(65536):
+                pass
+        writer.close()
+
+    for name in names:
+        node = {"metadata": {"name": name}, "status": {"allocatable": {"pods": "1000"}}}
+        await kube._json("POST", "/api/v1/nodes", None, node, "application/json")
+    ports = engine_contract().ports
+    servers = [await asyncio.start_server(never_answer, "0.0.0.0", ports[name]) for name in ("api", "launcher")]
+    with (cluster.folder / "kwok.log").open("ab") as out:
+        process = await asyncio.create_subprocess_exec(
+            str(BIN / "kwok"), f"--kubeconfig={cluster.kubeconfig}", "--manage-all-nodes=true",
+            f"--cidr={POD_NETWORK}", "--node-ip=127.0.0.1", f"--config={STAGES}", stdout=out, stderr=out,
+        )  # fmt: skip
+    try:
+        yield
+    finally:
+        process.terminate()
+        await process.wait()
+        for server in servers:
+            server.close()
+
+
+def tier_pods(deployment: dict[str, Any], node: str | None) -> list[dict[str, Any]]:
+    """Half of a service's pods, as a tier's Deployment makes them. node: that takes them, None for pending pods."""
     template, tier = deployment["spec"]["template"], deployment["metadata"]["name"]
     return [
         {
@@ -144,17 +181,19 @@ def waiting_pods(deployment: dict[str, Any]) -> list[dict[str, Any]]:
                 "labels": template["metadata"]["labels"],
                 "annotations": template["metadata"].get("annotations", {}),
             },
-            "spec": template["spec"],
+            "spec": template["spec"] | ({} if node is None else {"nodeName": node}),
         }
         for number in range(PODS_PER_SERVICE // TIERS)
     ]
 
 
-async def measure(services: int, folder: Path) -> tuple[float, ...]:
+async def measure(services: int, folder: Path, *, with_kwok: bool) -> tuple[float, ...]:
     """Returns seconds until all objects exist, megabytes, per cent, seconds of a resync, of the loop, of /metrics."""
-    with api_server() as cluster:
+    async with AsyncExitStack() as stack:
+        cluster = stack.enter_context(api_server())
         cluster.install_crds()
         kube = await KubeClient.connect(str(cluster.kubeconfig))
+        stack.push_async_callback(kube.close)
         system = {"metadata": {"name": SYSTEM}}
         await kube._json("POST", "/api/v1/namespaces", None, system, "application/json")
         made = [builders.service(f"s-{number}", "default") for number in range(services)]
@@ -164,12 +203,22 @@ async def measure(services: int, folder: Path) -> tuple[float, ...]:
         async def is_complete() -> bool:
             return len((await kube.list(DEPLOYMENTS, "default"))[0]) >= TIERS * services
 
+        async def are_ready() -> bool:
+            pending = await kube._page(PODS.path(), {"fieldSelector": "status.phase=Pending", "limit": "1"}, whole=True)
+            return pending is not None and not pending["items"]
+
         log = folder / f"operator-{services}.log"
         async with running(cluster.kubeconfig, log):
             await all_of(kube.create(one) for one in made)
             objects_s = await until(is_complete)
             tiers = (await kube.list(DEPLOYMENTS, "default"))[0]
-            await all_of(kube.create(pod) for tier in tiers for pod in waiting_pods(tier))
+            nodes = [f"node-{number}" for number in range(services // SERVICES_PER_NODE + 1)] if with_kwok else []
+            if nodes:
+                await stack.enter_async_context(simulated_nodes(cluster, kube, nodes))
+            placed = [(tier, nodes[at % len(nodes)] if nodes else None) for at, tier in enumerate(tiers)]
+            await all_of(kube.create(pod) for tier, node in placed for pod in tier_pods(tier, node))
+            if nodes:
+                await until(are_ready)
         async with running(cluster.kubeconfig, log) as operator:
 
             async def is_reconciled() -> bool:
@@ -180,20 +229,22 @@ async def measure(services: int, folder: Path) -> tuple[float, ...]:
             resync_s = await until(is_reconciled)
             await asyncio.sleep(SETTLE_S)
             resident_mb, share, loop_s, metrics_s = await operator.at_rest()
-        await kube.close()
     return objects_s, resident_mb, share, resync_s, loop_s, metrics_s
 
 
-async def main(sizes: tuple[int, ...]) -> None:
+async def main(sizes: tuple[int, ...], *, with_kwok: bool) -> None:
     """Print the curve."""
     print(ROW.format(*HEAD), flush=True)
     with tempfile.TemporaryDirectory() as folder:
         for size in sizes:
-            objects_s, resident_mb, share, resync_s, loop_s, metrics_s = await measure(size, Path(folder))
+            objects_s, resident_mb, share, resync_s, loop_s, metrics_s = await measure(
+                size, Path(folder), with_kwok=with_kwok
+            )
             cells = (f"{objects_s:.0f} s", f"{resident_mb:.0f}", f"{share:.1f}", f"{resync_s:.1f} s")
             slowest = f"{1e3 * loop_s:.0f} ms", f"{1e3 * metrics_s:.0f} ms"
             print(ROW.format(size, size * PODS_PER_SERVICE, *cells, *slowest), flush=True)
 
 
 if __name__ == "__main__":
-    asyncio.run(main(tuple(map(int, sys.argv[1:])) or SIZES))
+    sizes = tuple(int(word) for word in sys.argv[1:] if word != "--kwok")
+    asyncio.run(main(sizes or SIZES, with_kwok="--kwok" in sys.argv))

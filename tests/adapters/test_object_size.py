@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from types import SimpleNamespace
 from typing import Any
@@ -130,9 +131,24 @@ async def test_list_of_large_services_reads_small_pages() -> None:
 
 
 async def test_list_of_small_services_reads_large_pages() -> None:
-    kube = PagedKube(*(builders.service(f"small-{number}") for number in range(600)))
-    assert len((await kube.list(INFERENCESERVICES))[0]) == 600
+    kube = PagedKube(*(builders.service(f"small-{number}") for number in range(kube_client.PAGE_SIZE + 1)))
+    assert len((await kube.list(INFERENCESERVICES))[0]) == kube_client.PAGE_SIZE + 1
     assert kube.limits == [kube_client.PAGE_SIZE] * 2
+
+
+async def test_list_of_one_page_lets_others_run() -> None:
+    kube, turns = PagedKube(*(builders.service(f"small-{number}") for number in range(kube_client.PAGE_SIZE))), 0
+
+    async def take_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    other = asyncio.create_task(take_turns())
+    await kube.list(INFERENCESERVICES)
+    other.cancel()
+    assert turns >= kube_client.PAGE_SIZE // kube_client.SLICE_SIZE
 
 
 async def test_list_reads_one_object_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -243,7 +243,7 @@ def rollout_of(store: ObjectCache) -> None:
 
 def in_engines(pod: Object) -> None:
     engines = EnginePoller(stored(pod), lambda *_: asyncio.sleep(0, b""), lambda *_: None)
-    engines._relist(0.0)
+    asyncio.run(engines._relist(0.0))
 
 
 def in_gateways(pod: Object) -> None:

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from typing import Any
 
-from plimsoll.controllers.reconcile.applied_cache import AppliedCache, has_foreign_replicas_owner
+import pytest
+
+from plimsoll.api import labels
+from plimsoll.controllers.reconcile.applied_cache import AppliedCache, annotated, has_foreign_replicas_owner
 from tests import builders
 
 KEY = ("team", "chat")
 LIVE = builders.deployment(builders.service(), "decode")
+DESIRED = {
+    **LIVE,
+    "spec": {"replicas": 2, "paused": False, "template": {"spec": {"containers": [{"name": "engine", "image": ""}]}}},
+}
 
 
 def test_is_in_sync_ignores_server_side_changes() -> None:
@@ -33,6 +42,39 @@ def test_is_in_sync_false_after_edit_deletion_or_new_desired() -> None:
     assert not memory.is_in_sync(KEY, other, LIVE)
     memory.forget(KEY)
     assert not memory.is_in_sync(KEY, desired, LIVE)
+
+
+def applied_by_earlier_process() -> dict[str, Any]:
+    """The live object, with a default of the API server, and a quantity as it stores them."""
+    live = copy.deepcopy(annotated(DESIRED))
+    live["metadata"] |= {"managedFields": [{"manager": labels.FIELD_MANAGER, "operation": "Apply"}]}
+    del live["spec"]["template"]["spec"]["containers"][0]["image"]
+    live["spec"] |= {"revisionHistoryLimit": 10, "replicas": str(live["spec"]["replicas"])}
+    return live
+
+
+def test_is_in_sync_after_restart_if_live_has_all_of_it() -> None:
+    live, later = applied_by_earlier_process(), AppliedCache()
+    assert later.is_in_sync(KEY, DESIRED, live)
+    live["spec"]["revisionHistoryLimit"] = 1  # nothing more is tolerated than after an apply of this process
+    assert not later.is_in_sync(KEY, DESIRED, live)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda live: live["spec"]["template"]["spec"]["containers"][0].update(name="other"),
+        lambda live: live["spec"].pop("paused"),
+        lambda live: live["metadata"]["annotations"].update({labels.APPLIED: "of another desired object"}),
+        lambda live: live["metadata"].pop("annotations"),
+        lambda live: live["metadata"]["managedFields"][0].update(manager="backup"),
+        lambda live: live["metadata"]["managedFields"][0].update(operation="Update"),
+    ],
+)
+def test_is_in_sync_false_after_restart_and_change(change: Callable[[Any], Any]) -> None:
+    live = applied_by_earlier_process()
+    change(live)
+    assert not AppliedCache().is_in_sync(KEY, DESIRED, live)
 
 
 def test_has_foreign_replicas_owner_detects_other_managers() -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from plimsoll.adapters.launcher import StartupProgress
 from plimsoll.api import labels
+from plimsoll.controllers import engine_poller
 from plimsoll.controllers.engine_poller import (
     BUSY_INTERVAL_S,
     ENGINE_INFO_INTERVAL_S,
@@ -109,6 +110,23 @@ def parse(body: bytes) -> tuple[EngineInfo, StartupProgress]:
 @pytest.fixture
 def world() -> World:
     return World()
+
+
+async def test_unchanged_pods_are_not_read_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, read_pod = list[str](), engine_poller._polled_pod
+
+    def counted(obj: Object) -> Any:
+        read.append(obj["metadata"]["name"])
+        return read_pod(obj)
+
+    monkeypatch.setattr(engine_poller, "_polled_pod", counted)
+    first, _ = world.pod(1), world.pod(2)
+    await world.until(5.0)
+    assert read == ["pod-1", "pod-2"]
+    first["metadata"]["resourceVersion"] = "11"
+    world.store.put(copy.deepcopy(first))
+    await world.until(5.0)
+    assert read == ["pod-1", "pod-2", "pod-1"]
 
 
 def gaps(times: list[float]) -> set[float]:

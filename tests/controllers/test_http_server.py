@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import jsonschema
 import pytest
-from aiohttp.test_utils import TestClient, TestServer
+from aiohttp.test_utils import TestClient, TestServer, make_mocked_request
 
 from plimsoll.api.recommendation import json_schema
+from plimsoll.controllers import http_server
 from plimsoll.controllers.autoscale.recommendations import Recommendations
 from plimsoll.controllers.http_server import HttpEndpoints, build_app
 from plimsoll.controllers.reconcile_progress import ReconcileProblems
 from plimsoll.core.autoscaling.service_state import ServiceState
+from plimsoll.telemetry import operator_metrics
 
 DOCUMENTS = {("team", "chat"): {"version": 1, "service": "team/chat"}}
 
@@ -42,6 +45,22 @@ async def test_probe_of_a_leader_that_does_not_reconcile_fails(problems: Reconci
         replies = {path: await http.get(path) for path in ("/healthz", "/readyz")}
         assert {path for path, reply in replies.items() if reply.status == 503} == {failing}
         assert await replies[failing].text() == f"{''.join(problems)}\n"
+
+
+async def test_metrics_lets_others_run_between_families() -> None:
+    turns = 0
+
+    async def take_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    other = asyncio.create_task(take_turns())
+    page = (await http_server._metrics(make_mocked_request("GET", "/metrics"))).body
+    other.cancel()
+    assert isinstance(page, bytes)
+    assert page.count(b"# TYPE ") >= len(list(operator_metrics.OPERATOR.collect())) <= turns
 
 
 async def test_explain_returns_document() -> None:

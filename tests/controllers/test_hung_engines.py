@@ -9,7 +9,12 @@ from itertools import pairwise
 import pytest
 
 from plimsoll.adapters.pod_http import TIMEOUT_S
-from plimsoll.controllers.engine_poller import BUSY_INTERVAL_S, EnginePoller
+from plimsoll.controllers.engine_poller import (
+    BUSY_INTERVAL_S,
+    MAX_FAILING_GROUP_POLLS,
+    MAX_GROUP_POLLS,
+    EnginePoller,
+)
 from plimsoll.controllers.object_cache import Key, ObjectCache
 from plimsoll.core.errors import BackendUnavailable
 from plimsoll.core.ports import EngineReading
@@ -66,6 +71,19 @@ async def worst_gap_s(fleet: Fleet, pods: int) -> float:
     await asyncio.gather(task, return_exceptions=True)
     assert len(fleet.readings) == pods
     return max(after - before for times in fleet.readings.values() for before, after in pairwise([*times, RUN_S]))
+
+
+@in_virtual_time
+async def test_hung_engines_leave_a_bounded_number_of_polls() -> None:
+    store = ObjectCache()
+    fleet = Fleet(store)
+    fleet.hanging = set(add_pods(store, "hung", HUNG, nodes=4, first=1, node="node"))
+    running = asyncio.create_task(fleet.engines.run())
+    for _ in range(60):
+        await asyncio.sleep(1.0)
+        assert len(asyncio.all_tasks()) < 4 * (MAX_GROUP_POLLS + MAX_FAILING_GROUP_POLLS) + 99
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
 
 
 @in_virtual_time

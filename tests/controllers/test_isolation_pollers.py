@@ -133,11 +133,11 @@ def test_engines_pod_that_cannot_be_read_keeps_its_times() -> None:
     pod = builders.pod(builders.service("chat"), "decode", "p", podIP="1")
     store.put(pod)
     asking = EnginePoller(store, lambda *_: asyncio.sleep(0, b""), lambda *_: None, errors=errors)
-    asking._relist(0.0)
+    asyncio.run(asking._relist(0.0))
     (before,) = asking._pods.values()
     due_s = before.info_due_s
     store.put({**pod, "status": {**pod["status"], "conditions": 7}})
-    asking._relist(50.0)
+    asyncio.run(asking._relist(50.0))
     (after,) = asking._pods.values()
     assert (after is before, after.info_due_s) == (True, due_s)
     assert errors.condition(CHAT) is not None

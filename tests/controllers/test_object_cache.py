@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import gc
 import weakref
 
 from plimsoll.api.v1alpha1 import InferenceService
-from plimsoll.controllers.object_cache import Key, ObjectCache
+from plimsoll.controllers.object_cache import SLICE_SIZE, Key, ObjectCache
 from plimsoll.core.errors import InvalidSpec
 from tests import builders
 
@@ -40,6 +41,35 @@ def test_replace_drops_missing_objects_of_namespace_only() -> None:
     store.replace("Deployment", (), "here")
     assert store.get("Deployment", ("here", "chat-decode")) is None
     assert store.get("Deployment", ("there", "chat-decode")) is not None
+
+
+async def test_replace_in_slices_lets_others_run() -> None:
+    store = ObjectCache()
+    store.put(builders.deployment(builders.service("gone"), "decode"))
+    listed = tuple(builders.deployment(builders.service(f"s-{n}"), "decode") for n in range(4 * SLICE_SIZE))
+    counts = list[int]()
+
+    async def count() -> None:
+        while True:
+            counts.append(len(list(store.all("Deployment"))))
+            await asyncio.sleep(0)
+
+    other = asyncio.create_task(count())
+    await store.replace_in_slices("Deployment", listed)
+    other.cancel()
+    assert counts == [n * SLICE_SIZE for n in range(1, 5)]
+    assert store.get("Deployment", ("team", "gone-decode")) is None
+
+
+def test_service_namespaces_are_those_with_services() -> None:
+    store, services = ObjectCache(), [builders.service(name, "here") for name in ("a", "b")]
+    for service in (*services, services[0], builders.service("c", "there")):
+        store.put(service)
+    assert set(store.service_namespaces) == {"here", "there"}
+    store.remove(services[0])
+    assert set(store.service_namespaces) == {"here", "there"}
+    store.remove(services[1])
+    assert set(store.service_namespaces) == {"there"}
 
 
 def test_children_are_found_by_label_and_notify_service() -> None:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
+import weakref
 from typing import Any
 
 import grpc
 import pytest
 
+from plimsoll.adapters.lease import LeaseTimes
 from plimsoll.api import labels
+from plimsoll.controllers import operator
+from plimsoll.controllers.http_server import HttpEndpoints
 from plimsoll.controllers.keda_scaler import messages
 from plimsoll.controllers.object_cache import Key
 from plimsoll.controllers.operator import OperatorProcess
@@ -182,3 +187,28 @@ async def test_remove_deleted_services_ignores_unavailable_api_server() -> None:
     world.services = None
     await world.operator.remove_deleted_services()
     assert world.known == ["stays"]
+
+
+async def test_lost_lease_frees_caches_of_the_term(monkeypatch: pytest.MonkeyPatch) -> None:
+    terms = list[weakref.ref[OperatorProcess]]()
+
+    async def run_term(self: OperatorProcess) -> None:
+        terms.append(weakref.ref(self))
+
+    async def lose(*arguments: Any) -> bool:
+        await arguments[4]()
+        return False
+
+    monkeypatch.setattr(OperatorProcess, "run", run_term)
+    monkeypatch.setattr(operator, "lead_while_leased", lose)
+    config = OperatorConfig(builders.PLATFORM, "plimsoll-system", "me")
+    gc.disable()
+    try:
+        await operator._lead_and_run(None, config, None, HttpEndpoints(), LeaseTimes(), no_watch)  # type: ignore[arg-type]
+    finally:
+        gc.enable()
+    assert [term() for term in terms] == [None]
+
+
+async def no_watch() -> None:
+    return None

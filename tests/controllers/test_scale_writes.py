@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
 from plimsoll.adapters.kube_client import KubeClient, Resource
 from plimsoll.api.events import Event
-from plimsoll.controllers.autoscale.autoscaler import Autoscaler
+from plimsoll.controllers.autoscale.autoscaler import SLICE_SIZE, Autoscaler
 from plimsoll.controllers.autoscale.scale_action import MAX_WRITES
 from plimsoll.controllers.autoscale.signal_sources import SignalSources
+from plimsoll.controllers.autoscale.tracked_service import IDLE_INTERVAL_SECONDS
 from plimsoll.controllers.object_cache import ObjectCache
 from plimsoll.core.errors import BackendUnavailable
 from plimsoll.telemetry import operator_metrics
@@ -41,6 +43,34 @@ def scaler_of(services: list[Object], api: KubeClient, store: ObjectCache, repli
         store.put(builders.deployment(parent, "serve", replicas=replicas))
     sources = SignalSources(lambda: ((), ()), lambda namespace, pod: None, lambda namespace, pod: None)
     return Autoscaler(store, api, sources, no_event, lambda key: None)
+
+
+async def test_tick_of_many_services_has_slices() -> None:
+    api, store = SlowApi(), ObjectCache()
+    names = [f"chat-{n:03d}" for n in range(2 * SLICE_SIZE)]
+    scaler = scaler_of([builders.service(name, tiers={"serve": {"minReplicas": 2}}) for name in names], api, store)
+    slices = scaler.slices(NOW_S)
+    next(slices)
+    tracked = [name for name in names if scaler.explain(("team", name)) is not None]
+    assert len(tracked) == SLICE_SIZE - 1
+    store.remove(builders.service(names[-1], tiers={"serve": {"minReplicas": 2}}))  # while others run
+    assert len(list(slices)) > 3
+    api.go.set()
+    await scaler.finish_writes()
+    assert {name for name, _ in api.ended} >= {f"{name}-serve" for name in names[:-1]}
+
+
+async def test_idle_services_are_due_at_different_ticks() -> None:
+    store = ObjectCache()
+    names = [f"chat-{n:02d}" for n in range(40)]
+    services = [builders.service(name) for name in names]
+    for service in services:
+        service["metadata"]["uid"] = f"uid of {service['metadata']['name']}"
+    scaler = scaler_of(services, SlowApi(), store)
+    for second in (0.0, IDLE_INTERVAL_SECONDS):
+        assert scaler.decide(NOW_S + second) == []
+        pauses = [entry.idle_until_s - NOW_S - second for entry in scaler._entries.values()]
+        assert {math.ceil(pause) for pause in pauses} == {1, 2, 3, 4}
 
 
 async def test_ticks_do_not_wait_for_slow_api_server() -> None:

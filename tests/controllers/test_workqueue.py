@@ -28,6 +28,34 @@ async def settle(queue: WorkQueue[str]) -> None:
             await asyncio.sleep(0.1)
 
 
+async def test_worker_lets_others_run_after_each_key() -> None:
+    worked, seen = list[int](), list[int]()
+
+    async def work(key: int) -> None:
+        worked.append(key)
+
+    queue = WorkQueue(work, workers=1)
+    for key in range(50):
+        queue.add(key)
+    task = asyncio.create_task(queue.run())
+    while len(worked) < 50:
+        await asyncio.sleep(0)
+        seen.append(len(worked))
+    task.cancel()
+    assert set(seen) >= set(range(1, 51))
+
+
+async def test_ended_queue_is_kept_by_no_timer() -> None:
+    async def work(key: str) -> None:
+        return None
+
+    queue = WorkQueue(work)
+    queue.add_later("a", 3600.0)
+    async with running(queue):
+        await asyncio.sleep(0)
+    assert queue.is_idle
+
+
 @in_virtual_time
 async def test_add_many_times_before_work_runs_once() -> None:
     worked: list[str] = []

@@ -122,10 +122,10 @@ def _fields(value: Mapping[str, Any], shape: Mapping[str, Shape], depth: int) ->
 def _value(value: Any, shape: Shape, depth: int) -> Any:
     """The value without nulls; None if it does not match `shape` or has more than `depth` levels. A shape of None
     matches any value."""
-    if depth <= 0 and isinstance(value, Mapping | list):
+    if depth <= 0 and isinstance(value, (dict, list)):  # not Mapping, whose check costs more than all the rest
         return None
-    if isinstance(value, Mapping):
-        return _fields(value, shape or {}, depth) if shape is None or isinstance(shape, Mapping) else None
+    if isinstance(value, dict):
+        return _fields(value, shape or {}, depth) if shape is None or isinstance(shape, dict) else None
     if isinstance(value, list):
         if shape is not None and not isinstance(shape, list):
             return None

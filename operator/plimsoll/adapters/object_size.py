@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+import orjson
+
 from plimsoll.api import labels
 from plimsoll.api.message_text import shorten
 
@@ -45,9 +47,19 @@ def bounded(obj: Mapping[str, Any]) -> Object:
         return dict(obj)
     if kind == labels.KIND:
         obj = _without_managed_fields(obj)
+    if _is_surely_small(obj):
+        return dict(obj)
     limit = MAX_SERVICE_BYTES if kind == labels.KIND else MAX_CHILD_BYTES
     size, values = measure(obj, limit)
     return dict(obj) if size <= limit and values <= MAX_VALUES else _identity(obj, limit)
+
+
+def _is_surely_small(obj: Mapping[str, Any]) -> bool:
+    """Whether an object is within all limits by its length as JSON, as most are. A value has two bytes or more."""
+    try:
+        return len(orjson.dumps(obj)) <= 2 * MAX_VALUES
+    except TypeError:  # such as of an integer of more than 64 bits
+        return False
 
 
 def measure(value: Any, limit: int | None = None) -> tuple[int, int]:
@@ -62,7 +74,7 @@ def measure(value: Any, limit: int | None = None) -> tuple[int, int]:
         values += 1
         if isinstance(one, str):
             size += _text_bytes(one) + 3
-        elif isinstance(one, Mapping):
+        elif isinstance(one, dict):  # not Mapping, whose check costs more than all the rest
             size += 2 + sum(4 + (_text_bytes(name) if isinstance(name, str) else 0) for name in one)
             pending.extend(one.values())
         elif isinstance(one, list):

@@ -34,6 +34,7 @@ SET_EXCLUSIVE_TOPOLOGY = "leaderworkerset.sigs.k8s.io/exclusive-topology"  # ann
 
 # Labels on every object that the operator creates for a service.
 SERVICE = "plimsoll.dev/service"
+APPLIED = "plimsoll.dev/applied"  # annotation of applied objects: hash of what was applied
 ROLE = "plimsoll.dev/role"  # prefill | decode | serve
 WORKER_OF = "plimsoll.dev/worker-of"  # in place of ROLE, on pods of an engine that are not its leader
 REVISION = "plimsoll.dev/revision"  # engines of one revision can exchange KV blocks

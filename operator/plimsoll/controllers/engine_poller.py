@@ -6,7 +6,8 @@ often is waste, and polling a busy one too rarely delays scaling decisions.
 Idea: every pod has its own due time, spread over the interval. A busy tier is polled often, an idle one rarely, but
 often enough that one missed answer does not expire its last reading (`MAX_READING_GAP_S`). After a failed poll a pod
 is retried once soon, and then at its usual interval. Pods whose last poll failed share a few slots of their own, and
-all slots are fair: engines that never answer cost other services nothing.
+all slots are fair: engines that never answer cost other services nothing. The polls that wait for a slot are bounded
+for each namespace and node, because a poll that waits takes 8 KB.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ import logging
 import math
 import time
 import zlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from plimsoll.adapters import adopted_engine, launcher
@@ -56,9 +58,13 @@ FOREIGN_ENGINE_INTERVAL_S: Final = 60.0  # for a ready engine without /about, su
 ADOPTED_INTERVAL_S: Final = 2.0  # for a target's engine: its counters are the demand
 MAX_CONCURRENT_REQUESTS: Final = 32
 MAX_FAILING_REQUESTS: Final = 8  # concurrent ones to pods whose last poll failed
+MAX_GROUP_POLLS: Final = 32  # polls under way or waiting, of one namespace and node
+MAX_FAILING_GROUP_POLLS: Final = 4  # those to pods whose last poll failed
 _RELIST_INTERVAL_S: Final = 1.0  # between two reads of the pod cache
 _MIN_SLEEP_S: Final = 0.05
+_SLICE_SIZE: Final = 500  # pods of the cache that are read before other work of the event loop
 _ROLES: Final = frozenset(Role)
+_Place = tuple[bool, Group]  # of polls that failed before or not
 
 
 class UnreachableEngine(NamedTuple):
@@ -73,8 +79,8 @@ class UnreachableEngine(NamedTuple):
 class _PolledPod:
     """One engine pod. metrics: where they are; None for an engine without any. launched: whether a launcher reports.
 
-    adopted: the object of a target's pod; its properties come with its metrics. metrics_due_s, info_due_s: next poll by
-    the monotonic clock; infinite for none.
+    source: the cached object. adopted: the object of a target's pod; its properties come with its metrics.
+    metrics_due_s, info_due_s: next poll by the monotonic clock; infinite for none.
     """
 
     uid: str
@@ -86,6 +92,7 @@ class _PolledPod:
     is_ready: bool
     metrics: MetricsAddress | None
     launched: bool
+    source: Object
     tls_name: str = ""  # in its certificate, "" for plain HTTP
     adopted: Object | None = None
     metrics_due_s: float = math.inf
@@ -133,6 +140,7 @@ class EnginePoller:
         )  # uids of pods that had work at the last poll
         self._active_until_s: dict[Key, float] = {}
         self._relisted_s = -math.inf
+        self._places: Counter[_Place] = Counter()
         self._slots, self._failing_slots = FairSlots(MAX_CONCURRENT_REQUESTS), FairSlots(MAX_FAILING_REQUESTS)
 
     def engine_info(self, namespace: str, pod: str) -> EngineInfo | None:
@@ -199,24 +207,47 @@ class EnginePoller:
         """Poll every pod that is due, and wait for the answers."""
         now_s = self._monotonic()
         if now_s - self._relisted_s >= _RELIST_INTERVAL_S:
-            self._relist(now_s)
+            await self._relist(now_s)
         polls = []
         for pod in self._pods.values():
             if pod.metrics_due_s <= now_s:
                 pod.metrics_due_s = math.inf
                 if pod.metrics is not None:
-                    polls.append(self._contained(Stage.ENGINE_METRICS, pod, self._poll_metrics(pod, pod.metrics)))
+                    poll = partial(self._poll_metrics, pod, pod.metrics)
+                    if (place := self._take_place(pod, pod.metrics_failures)) is not None:
+                        polls.append(self._contained(Stage.ENGINE_METRICS, pod, place, poll))
+                    else:
+                        pod.metrics_due_s = now_s + RETRY_DELAY_S
             if pod.info_due_s <= now_s:
                 pod.info_due_s = math.inf
                 if pod.launched:
-                    polls.append(self._contained(Stage.ENGINE_ABOUT, pod, self._poll_engine_info(pod)))
+                    if (place := self._take_place(pod, pod.info_failures)) is not None:
+                        ask = partial(self._poll_engine_info, pod)
+                        polls.append(self._contained(Stage.ENGINE_ABOUT, pod, place, ask))
+                    else:
+                        pod.info_due_s = now_s + RETRY_DELAY_S
         await asyncio.gather(*polls)
 
-    async def _contained(self, stage: Stage, pod: _PolledPod, poll: Awaitable[None]) -> None:
+    def _take_place(self, pod: _PolledPod, failures: int) -> _Place | None:
+        """A place among the polls under way or waiting for a slot; None if the pod's namespace and node have enough."""
+        place = bool(failures), Group(pod.key[0], pod.node)
+        if self._places[place] >= (MAX_FAILING_GROUP_POLLS if failures else MAX_GROUP_POLLS):
+            return None
+        self._places[place] += 1
+        return place
+
+    async def _contained(
+        self, stage: Stage, pod: _PolledPod, place: _Place, poll: Callable[[], Awaitable[None]]
+    ) -> None:
         """Run one poll. After an unexpected error the pod is polled at the interval of a silent one."""
-        with self._errors.contained(stage, pod.key, _subject(pod)):
-            await poll
-            return
+        try:
+            with self._errors.contained(stage, pod.key, _subject(pod)):
+                await poll()
+                return
+        finally:
+            self._places[place] -= 1
+            if not self._places[place]:
+                del self._places[place]
         due_s = self._monotonic() + FOREIGN_ENGINE_INTERVAL_S
         if stage is Stage.ENGINE_ABOUT:
             pod.info_due_s = min(pod.info_due_s, due_s)
@@ -231,27 +262,33 @@ class EnginePoller:
         due_s = min((min(pod.metrics_due_s, pod.info_due_s) for pod in self._pods.values()), default=math.inf)
         return min(max(due_s - self._monotonic(), _MIN_SLEEP_S), _RELIST_INTERVAL_S)
 
-    def _relist(self, now_s: float) -> None:
+    async def _relist(self, now_s: float) -> None:
         """Add new pods, update known ones, and drop deleted ones."""
         self._relisted_s = now_s
         for name, slots in (("answering", self._slots), ("failing", self._failing_slots)):
             operator_metrics.OPERATOR_ENGINE_POLLS_WAITING.labels(name).set(slots.waiting)
-        present = self._present()
+        present = await self._present()
         for uid in self._pods.keys() - present.keys():
             deleted = self._pods.pop(uid)
             self._mark_idle(deleted)
         for uid, pod in present.items():
-            self._update(self._pods.setdefault(uid, pod), pod, now_s)
+            if self._pods.get(uid) is not pod:
+                self._update(self._pods.setdefault(uid, pod), pod, now_s)
         self._pods_by_name = {(pod.key[0], pod.name): pod for pod in self._pods.values()}
         self._active_until_s = {key: until_s for key, until_s in self._active_until_s.items() if until_s > now_s}
 
-    def _present(self) -> dict[str, _PolledPod]:
+    async def _present(self) -> dict[str, _PolledPod]:
         """The engine pods that can be polled, by uid. A pod that cannot be parsed keeps its previous state."""
         found: dict[str, _PolledPod] = {}
         every = self._cache.all_pods()
-        for obj in every:
+        for number, obj in enumerate(every, 1):
+            if number % _SLICE_SIZE == 0:
+                await asyncio.sleep(0)
             uid = obj["metadata"]["uid"]
             known = self._pods.get(uid)
+            if known is not None and known.source is obj:
+                found[uid] = known
+                continue
             pod = None if known is None else replace(known)
             with self._errors.contained(Stage.ENGINE_LIST, owning_service(obj), subject_of(obj)):
                 pod = _polled_pod(obj)
@@ -265,6 +302,7 @@ class EnginePoller:
 
     def _update(self, polled: _PolledPod, current: _PolledPod, now_s: float) -> None:
         polled.address, polled.metrics, polled.adopted = current.address, current.metrics, current.adopted
+        polled.source = current.source
         if polled is current:  # new: spread over the interval, because after a restart all pods are new
             phase = zlib.crc32(polled.uid.encode()) / 2**32
             polled.info_due_s = now_s + ENGINE_INFO_INTERVAL_S * phase
@@ -405,6 +443,7 @@ def _polled_pod(obj: Object) -> _PolledPod | None:
         pod_startup.is_ready(obj),
         metrics_address(obj),
         has_launcher(obj),
+        obj,
         tls_name(obj) if has_launcher(obj) else "",
         adopted,
         container_started_s=pod_startup.container_started_s(obj),

@@ -6,6 +6,8 @@ its own writes. An older version that arrives later through a watch is ignored.
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -18,6 +20,7 @@ from plimsoll.core.routing.model_names import NameClaim, read_claims
 
 Object = dict[str, Any]
 Key = tuple[str, str]  # namespace, name
+SLICE_SIZE = 50  # objects of a list that are put at once
 
 
 def key_of(obj: Object) -> Key:
@@ -65,6 +68,7 @@ class ObjectCache:
         self._claims: dict[str, tuple[Object, tuple[NameClaim, ...]]] = {}  # by uid, as `_parsed`
         self._on_change = on_change
         self._gpu_resource = gpu_resource
+        self._services_in: Counter[str] = Counter()  # by namespace
 
     def put(self, obj: Object) -> None:
         kind, key = obj["kind"], key_of(obj)
@@ -82,6 +86,8 @@ class ObjectCache:
         shared = with_shared_parts(obj, self._alike(kind, key, obj))
         if key in objects:
             self._drop_newest(kind, objects[key])
+        elif kind == labels.KIND:
+            self._services_in[key[0]] += 1
         objects[key] = self._newest[kind, role_of(obj)] = shared
         self._link(kind, key, obj)
 
@@ -91,18 +97,37 @@ class ObjectCache:
         if cached is None or not _is_same_object(cached, obj):
             return
         del self._objects[kind][key]
+        if kind == labels.KIND:
+            self._services_in -= Counter((key[0],))  # drops a namespace without services
         self._drop_newest(kind, cached)
         self._forget(cached)
         self._unlink(kind, key, cached)
 
     def replace(self, kind: str, objects: tuple[Object, ...], namespace: str | None = None) -> None:
         """Replace all objects of a kind, in one namespace or in all, by the result of a list call."""
+        self._retain(kind, objects, namespace)
+        for obj in objects:
+            self.put(obj)
+
+    async def replace_in_slices(self, kind: str, objects: tuple[Object, ...], namespace: str | None = None) -> None:
+        """As `replace`, but let other tasks of the event loop run after each slice of the objects."""
+        self._retain(kind, objects, namespace)
+        for number, obj in enumerate(objects, 1):
+            self.put(obj)
+            if number % SLICE_SIZE == 0:
+                await asyncio.sleep(0)
+
+    def _retain(self, kind: str, objects: Iterable[Object], namespace: str | None) -> None:
+        """Remove the objects of a kind that are not among those given."""
         present = {key_of(obj) for obj in objects}
         for key, obj in list(self._objects.get(kind, {}).items()):
             if key not in present and namespace in (None, key[0]):
                 self.remove(obj)
-        for obj in objects:
-            self.put(obj)
+
+    @property
+    def service_namespaces(self) -> Iterable[str]:
+        """The namespaces that have services."""
+        return self._services_in.keys()
 
     def get(self, kind: str, key: Key) -> Object | None:
         return self._objects.get(kind, {}).get(key)

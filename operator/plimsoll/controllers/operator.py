@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -77,6 +78,7 @@ log = ServiceLog(__name__)
 LEASE_NAME = "plimsoll-operator"
 FIRST_RESYNC_SECONDS = 30.0  # by then kopf has made its first list
 RESYNC_INTERVAL_SECONDS = 300.0  # between two checks for missed deletions
+UNSYNCED_RETRY_SECONDS = 1.0  # of each service, while the caches are being filled
 MIN_LIST_PAUSE_SECONDS = 0.5  # after a failed first list
 MAX_LIST_PAUSE_SECONDS = 8.0
 PAUSE_PER_TICK_SECOND = 3.0  # a long tick of a large fleet must leave time to watches and lease
@@ -230,7 +232,7 @@ class OperatorProcess:
         for namespace in self._namespaces or (None,):
             with contextlib.suppress(NotFound):  # the CRD may be installed later
                 items, _ = await self._kube.list(INFERENCESERVICES, namespace)
-                self.cache.replace(labels.KIND, tuple(items), namespace)
+                await self.cache.replace_in_slices(labels.KIND, tuple(items), namespace)
         await self.checkpoints.load(self._namespaces or (None,))
 
     def _parts(self) -> Iterator[tuple[str, Callable[[], Awaitable[None]]]]:
@@ -309,12 +311,12 @@ class OperatorProcess:
     async def _follow(self, resource: Resource, selector: str, namespace: str | None) -> None:
         async for event in self._kube.watch(resource, namespace, selector):
             with self.errors.contained(Stage.WATCH, None, subject_of(event.object)):
-                self._take(resource, namespace, event)
+                await self._take(resource, namespace, event)
 
-    def _take(self, resource: Resource, namespace: str | None, event: WatchEvent) -> None:
+    async def _take(self, resource: Resource, namespace: str | None, event: WatchEvent) -> None:
         match event.type:
             case "SYNC":
-                self.cache.replace(resource.kind, event.objects, namespace)
+                await self.cache.replace_in_slices(resource.kind, event.objects, namespace)
                 self._synced.add((resource.plural, namespace))
             case "DELETED":
                 self.cache.remove(event.object)
@@ -325,7 +327,7 @@ class OperatorProcess:
 
     async def _reconcile(self, key: Key) -> None:
         if not self.is_synced:
-            self.queue.add_later(key, 0.2)
+            self.queue.add_later(key, UNSYNCED_RETRY_SECONDS)
             return
         if key[0] not in self._namespaces_with_services():
             await self.reconciler.reconcile(key)
@@ -340,7 +342,7 @@ class OperatorProcess:
         await self.reconciler.reconcile(key)
 
     def _namespaces_with_services(self) -> set[str]:
-        return {key_of(one)[0] for one in self.cache.all(labels.KIND)}
+        return set(self.cache.service_namespaces)
 
     async def _on_taken_over(self, namespace: str) -> None:
         """Continue with what the former release had learned."""
@@ -356,7 +358,10 @@ class OperatorProcess:
         """Tick after each round of gateway polls, when the readings are newest."""
         try:
             while True:
-                tick_s = self.autoscaler.tick(time.time()) if self.is_synced else 0.0
+                tick_s = 0.0
+                for slice_s in self.autoscaler.slices(time.time()) if self.is_synced else ():
+                    tick_s += slice_s
+                    await asyncio.sleep(0)
                 await asyncio.sleep(PAUSE_PER_TICK_SECOND * tick_s)
                 await self.gateway_poller.wait_for_round()
         finally:
@@ -458,4 +463,5 @@ async def _lead_and_run(
     has_ended = await lead_while_leased(kube, config.namespace, LEASE_NAME, config.identity, work, times)
     if not has_ended:
         log.warning(None, "lease lost; this replica no longer leads, and waits for the lease")
+        gc.collect()  # the caches refer to each other, and those of the next term would be added to them
     return has_ended

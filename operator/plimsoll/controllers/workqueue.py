@@ -103,15 +103,23 @@ class WorkQueue(Generic[K]):
     async def run(self) -> None:
         """Process keys until cancelled."""
         self._ended_s = asyncio.get_running_loop().time()
-        async with asyncio.TaskGroup() as group:
-            for _ in range(self._workers):
-                group.create_task(self._worker())
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(self._workers):
+                    group.create_task(self._worker())
+        finally:
+            for timer in self._timers.values():  # each holds the queue, and so all that its work uses
+                timer.cancel()
+            self._timers.clear()
 
     async def _worker(self) -> None:
         while True:
             while not self._waiting:
                 self._wake.clear()
                 await self._wake.wait()
+            await asyncio.sleep(0)  # a reconcile that writes nothing does not wait by itself
+            if not self._waiting:
+                continue
             key = self._waiting.popleft()
             operator_metrics.OPERATOR_QUEUE.set(len(self._waiting))
             self._queued.discard(key)

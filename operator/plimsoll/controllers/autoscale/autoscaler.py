@@ -47,6 +47,8 @@ from plimsoll.telemetry.service_log import ServiceLog
 Object = dict[str, Any]
 DecisionInput = tuple[ServiceState, ServiceSnapshot, ScalingSpec]
 
+SLICE_SIZE = 25  # services of a tick that are read, or reported, before other work of the event loop
+
 log = ServiceLog(__name__)
 
 
@@ -132,14 +134,22 @@ class Autoscaler:
 
         Returns the seconds for which it blocked the event loop.
         """
+        return sum(self.slices(now_s))
+
+    def slices(self, now_s: float) -> Iterator[float]:
+        """A tick in slices, so that other work of the event loop can run in between; yields the seconds of each."""
         started_s = self._monotonic()
-        changes = self.decide(now_s)
+        changes: list[ScaleChange] = []
+        for found in self._decisions(now_s):
+            changes += found
+            yield self._monotonic() - started_s
+            started_s = self._monotonic()
         self._writer.submit(changes, partial(self._isolate_errors, now_s=now_s))
         for key, known in self._entries.items():
             if not known.has_recent_failure(now_s):
                 self._errors.clear(Stage.SCALING, key, _subject(key))
         self._backfill.start_next({key: known.service_state for key, known in self._entries.items()}, now_s)
-        return self._monotonic() - started_s
+        yield self._monotonic() - started_s
 
     async def finish_writes(self) -> None:
         """Wait until the replica counts of the last tick are written."""
@@ -151,6 +161,10 @@ class Autoscaler:
 
     def decide(self, now_s: float) -> list[ScaleChange]:
         """The tiers to scale. Reads only caches."""
+        return [change for changes in self._decisions(now_s) for change in changes]
+
+    def _decisions(self, now_s: float) -> Iterator[list[ScaleChange]]:
+        """The tiers to scale, a slice of the services at a time. Entries are removed only here."""
         services = {
             key_of(service_object): (service_object, service) for service_object, service in self._services(now_s)
         }
@@ -160,8 +174,10 @@ class Autoscaler:
             self._cost_gauges.forget(deleted_key)
         readings, gateways = self._sources.gateways()
         self._ingest(tuple(readings), now_s)
-        inputs = {}
-        for key, (service_object, service) in services.items():
+        inputs: dict[Key, DecisionInput] = {}
+        for number, (key, (service_object, service)) in enumerate(services.items(), 1):
+            if number % SLICE_SIZE == 0:
+                yield []
             with self._isolate_errors(key, now_s):
                 entry = self._entries.get(key)
                 if entry is None or entry.uid != service_object["metadata"]["uid"]:
@@ -174,10 +190,14 @@ class Autoscaler:
                     self._snapshots.read(key, service_object, entry, spec, tuple(gateways), now_s),
                     spec,
                 )
+        yield []
         due_changes: list[ScaleChange] = []
         shedding = sum(entry.is_shedding for entry in self._entries.values())
         changing = sum(entry.is_changing_chunk for entry in self._entries.values())
-        for key, (_, snapshot, spec) in self._decide_with_fallback(inputs, now_s).items():
+        for number, (key, (_, snapshot, spec)) in enumerate(self._decide_with_fallback(inputs, now_s).items(), 1):
+            if number % SLICE_SIZE == 0:
+                yield due_changes
+                due_changes = []
             with self._isolate_errors(key, now_s):
                 service_object, service = services[key]
                 entry = self._entries[key]
@@ -205,7 +225,7 @@ class Autoscaler:
                 changes = list(self._changes(service_object, entry.service_state, spec))
                 entry.mark_idle(service_object, snapshot, spec, bool(changes), now_s)
                 due_changes += changes
-        return due_changes
+        yield due_changes
 
     def _retune(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -142,7 +143,12 @@ class TrackedService:
         is_settled = all(tier.ready == tier.replicas and not tier.starting for tier in snapshot.tiers.values())
         can_idle = not has_changes and (spec.slo is None or (has_no_load and is_settled))
         self.decided_object = service_object
-        self.idle_until_s = now_s + IDLE_INTERVAL_SECONDS if can_idle else -math.inf
+        self.idle_until_s = now_s + self._idle_seconds(now_s) if can_idle else -math.inf
+
+    def _idle_seconds(self, now_s: float) -> float:
+        """Until the service's own place in the interval, so that idle services are not all decided at one tick."""
+        place_s = IDLE_INTERVAL_SECONDS * zlib.crc32(self.uid.encode()) / 2**32
+        return IDLE_INTERVAL_SECONDS - (now_s - place_s) % IDLE_INTERVAL_SECONDS
 
     def initial_report(self, now_s: float) -> ScalingReport:
         """The report that precedes the first one of this process."""

@@ -21,7 +21,7 @@ from plimsoll.controllers.inference_pools.pool_conditions import (
 )
 from plimsoll.controllers.inference_pools.pool_watch import PoolWatch
 from plimsoll.controllers.object_cache import Key, ObjectCache, key_of
-from plimsoll.controllers.reconcile.applied_cache import AppliedCache
+from plimsoll.controllers.reconcile.applied_cache import AppliedCache, annotated
 from plimsoll.controllers.reconcile.ownership import get_live, is_leftover, is_owned_by, require_parent
 from plimsoll.core.errors import ClusterError, Conflict, LeaseLost, NotFound
 from plimsoll.resources.inference_pool import differences, inference_pool
@@ -91,7 +91,7 @@ class PoolWriter:
             await require_parent(self._kube, parent)
         elif not is_owned_by(live, parent) or self._applied.is_in_sync(key, desired, live):
             return live
-        applied = await self._kube.apply(desired, labels.FIELD_MANAGER)
+        applied = await self._kube.apply(annotated(desired), labels.FIELD_MANAGER)
         self._applied.record(key, desired, applied)
         self._cache.put(applied)
         return applied

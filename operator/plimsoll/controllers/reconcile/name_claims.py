@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from plimsoll.api import labels
-from plimsoll.controllers.object_cache import Key, ObjectCache, key_of
+from plimsoll.controllers.object_cache import Key, ObjectCache
 from plimsoll.controllers.reconcile.observe import affected_services, related_claims
 from plimsoll.controllers.reconcile.service_namespaces import ServiceNamespaces
 from plimsoll.core.errors import Forbidden, ObjectRejected
@@ -43,8 +43,7 @@ def grant_time(claim: NameClaim, claims: list[NameClaim], rules: NameRules, now:
 
 def name_rules(cache: ObjectCache, short_name_namespaces: frozenset[str], namespaces: ServiceNamespaces) -> NameRules:
     """The rules as of now: a namespace counts if it has a service in the cache, or ever had one."""
-    present = {key_of(one)[0] for one in cache.all(labels.KIND)}
-    return NameRules(short_name_namespaces, namespaces.known | present)
+    return NameRules(short_name_namespaces, namespaces.known.union(cache.service_namespaces))
 
 
 class NameGrants:

@@ -25,7 +25,7 @@ from plimsoll.controllers.isolation import ObjectErrors, Stage, subject_of
 from plimsoll.controllers.metrics_export import TuningGauges
 from plimsoll.controllers.object_cache import Key, ObjectCache, role_of
 from plimsoll.controllers.reconcile.adapter_status import ReportsByPod
-from plimsoll.controllers.reconcile.applied_cache import AppliedCache
+from plimsoll.controllers.reconcile.applied_cache import AppliedCache, annotated
 from plimsoll.controllers.reconcile.drain_reports import DrainReports
 from plimsoll.controllers.reconcile.name_claims import NameGrants
 from plimsoll.controllers.reconcile.object_plan import ObjectPlan, plan_objects
@@ -237,7 +237,7 @@ class Reconciler:
         if (desired_object["kind"], desired_object["metadata"]["name"]) not in observed.children:
             await require_unowned(self._kube, desired_object, observed.service_object)
         try:
-            live = await self._kube.apply(desired_object, labels.FIELD_MANAGER)
+            live = await self._kube.apply(annotated(desired_object), labels.FIELD_MANAGER)
         except ObjectRejected as error:
             raise ObjectRejected(in_service_terms(str(error), role_of(desired_object)), error.status) from error
         self._applied.record(key, desired_object, live)
