@@ -14,7 +14,6 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -38,14 +37,13 @@ from plimsoll.adapters.kube_client import (
 )
 from plimsoll.adapters.lease import LeaseTimes, lead_while_leased
 from plimsoll.api import labels
-from plimsoll.api.contract import internal_tls_name
 from plimsoll.controllers import http_server, kopf_handlers, stop_signals
 from plimsoll.controllers.autoscale.autoscaler import Autoscaler
 from plimsoll.controllers.autoscale.checkpoint_store import CheckpointStore
 from plimsoll.controllers.autoscale.prometheus_fallback import PrometheusFallback, load_history
 from plimsoll.controllers.autoscale.scaling_status import ScalingReport
 from plimsoll.controllers.autoscale.signal_sources import SignalSources
-from plimsoll.controllers.certificates import OperatorIdentity
+from plimsoll.controllers.certificates import internal_identity
 from plimsoll.controllers.engine_poller import EnginePoller
 from plimsoll.controllers.engine_rollout.rollout_controller import EngineRollout
 from plimsoll.controllers.gateway_poller import GatewayPoller
@@ -395,7 +393,7 @@ async def run(config: OperatorConfig, times: LeaseTimes | None = None) -> None:
     runner = await http_server.serve(config.probe_port, config.metrics_port, endpoints)
     kube = await KubeClient.connect()
     try:
-        async with aiohttp.ClientSession() as session, _webhook(kube, config), _identity(config) as tls_context:
+        async with aiohttp.ClientSession() as session, _webhook(kube, config), internal_identity(config) as tls_context:
             take_signals()
             watch_services = partial(kopf_handlers.watch_services, take_signals=take_signals)
             while not stop_requested.is_set():
@@ -419,23 +417,6 @@ async def _webhook(kube: KubeClient, config: OperatorConfig) -> AsyncIterator[No
     task = asyncio.create_task(webhook_server.run(kube, config, settings))
     try:
         yield
-    finally:
-        task.cancel()
-        await asyncio.wait((task,))
-
-
-@contextlib.asynccontextmanager
-async def _identity(config: OperatorConfig) -> AsyncIterator[Callable[[], ssl.SSLContext | None]]:
-    """Follow the certificate of internalTls.secretName meanwhile, if there is one."""
-    settings = config.platform.internal_tls
-    if settings is None:
-        yield lambda: None
-        return
-    watch = OperatorIdentity(Path(settings.certificate_directory), internal_tls_name(config.namespace))
-    watch.take(await asyncio.to_thread(watch.read))
-    task = asyncio.create_task(supervise("certificate of internalTls.secretName", watch.follow, ObjectErrors()))
-    try:
-        yield lambda: None if watch.identity is None else watch.identity.client
     finally:
         task.cancel()
         await asyncio.wait((task,))
