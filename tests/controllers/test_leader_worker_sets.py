@@ -81,7 +81,7 @@ async def test_tier_of_two_nodes_is_a_leader_worker_set(served: ControllerHarnes
     found = await served.get("LeaderWorkerSet", "chat-serve")
     [owner] = found["metadata"]["ownerReferences"]
     assert (owner["uid"], owner["controller"]) == (service["metadata"]["uid"], True)
-    assert found["metadata"]["annotations"] == {labels.SET_EXCLUSIVE_TOPOLOGY: "example.com/rack"}
+    assert found["metadata"]["annotations"][labels.SET_EXCLUSIVE_TOPOLOGY] == "example.com/rack"
     spec, template = found["spec"], found["spec"]["leaderWorkerTemplate"]
     assert (spec["replicas"], template["size"]) == (1, 2)
     assert template["restartPolicy"] == "RecreateGroupOnPodRestart"
