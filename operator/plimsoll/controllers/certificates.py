@@ -29,7 +29,7 @@ class OperatorIdentity(IdentityWatch):
 
 @contextlib.asynccontextmanager
 async def internal_identity(config: OperatorConfig) -> AsyncIterator[Callable[[], ssl.SSLContext | None]]:
-    """Follow the certificate of internalTls.secretName meanwhile, if there is one. Yields the context of its clients."""
+    """Follow the certificate of internalTls.secretName meanwhile, if any. Yields the context of its clients."""
     settings = config.platform.internal_tls
     if settings is None:
         yield lambda: None
