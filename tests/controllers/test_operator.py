@@ -204,7 +204,7 @@ async def test_lost_lease_frees_caches_of_the_term(monkeypatch: pytest.MonkeyPat
     config = OperatorConfig(builders.PLATFORM, "plimsoll-system", "me")
     gc.disable()
     try:
-        await operator._lead_and_run(None, config, None, HttpEndpoints(), LeaseTimes(), no_watch)  # type: ignore[arg-type]
+        await operator._lead_and_run(None, config, None, HttpEndpoints(), LeaseTimes(), no_watch, lambda: None)  # type: ignore[arg-type]
     finally:
         gc.enable()
     assert [term() for term in terms] == [None]

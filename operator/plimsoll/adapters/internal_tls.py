@@ -13,7 +13,6 @@ and the one before stays.
 from __future__ import annotations
 
 import asyncio
-import logging
 import ssl
 import time
 from collections.abc import Callable
@@ -32,6 +31,7 @@ from plimsoll.adapters.certificate_files import (
     read_file,
     resolved,
 )
+from plimsoll.telemetry.service_log import ServiceLog
 
 READ_SECONDS: Final = 1.0  # between two reads of the files; the kubelet takes a minute to write them
 # Only pods of Plimsoll, the kubelet and Prometheus connect. In TLS 1.3 a server can let no client resume a session,
@@ -39,7 +39,7 @@ READ_SECONDS: Final = 1.0  # between two reads of the files; the kubelet takes a
 _SERVER_VERSION: Final = ssl.TLSVersion.TLSv1_3
 _MAX_FLIGHTS: Final = 4  # messages of each side until a handshake is over
 
-log = logging.getLogger(__name__)
+log = ServiceLog(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,9 @@ class IdentityWatch:
         """Use an identity that is new. Keep the one before while the files hold none."""
         problem = str(found) if isinstance(found, InvalidCertificate) else ""
         if problem and problem != self.problem:
-            log.error("the Secret of internalTls.secretName in %s cannot be used: %s", self._directory, problem)
+            log.warning(
+                None, "cannot use the Secret of internalTls.secretName", files=str(self._directory), error=problem
+            )
         self.problem = problem
         if isinstance(found, TlsIdentity) and found != self.identity:
             before, self.identity = self.identity, found
@@ -166,7 +168,7 @@ class IdentityWatch:
 
     def on_new(self, before: TlsIdentity | None, found: TlsIdentity) -> None:
         """Called with each new identity."""
-        log.info("the certificate in %s is used, which expires at %s", self._directory, found.pair.expires)
+        log.info(None, "certificate of internalTls.secretName loaded", expires=found.pair.expires)
 
     def export(self) -> None:
         """Export metrics; called after each read."""
