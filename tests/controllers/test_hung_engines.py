@@ -122,3 +122,19 @@ async def test_engine_that_answers_again_is_heard(hanging: int) -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert list(fleet.readings) == ["team-2000"]
+
+
+@in_virtual_time
+async def test_hung_engines_of_one_node_take_turns() -> None:
+    store = ObjectCache()
+    fleet = Fleet(store)
+    addresses = add_pods(store, "hung", 56, nodes=1, first=1, node="node")
+    fleet.hanging = set(addresses)
+    task = asyncio.create_task(fleet.engines.run())
+    await asyncio.sleep(60.0)
+    for address in addresses[::5]:
+        fleet.hanging.discard(address)
+    await asyncio.sleep(len(addresses) * TIMEOUT_S)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert sorted(fleet.readings) == sorted(f"hung-{number}" for number in range(1, 57, 5))

@@ -66,6 +66,7 @@ def gateway(tmp_path: Path) -> Gateway:
         ("server only", "a client of servers with ca[.]crt: .*purpose"),
         ("client only", "a server named .*: .*purpose"),
         ("another name", "a server named plimsoll-internal.plimsoll-system.svc: Hostname mismatch"),
+        ("wildcard", "servers, which look for the DNS name plimsoll-internal.plimsoll-system.svc"),
     ],
 )
 def test_identity_that_peers_would_refuse_is_invalid(tmp_path: Path, fault: str, reason: str) -> None:
@@ -79,6 +80,7 @@ def test_identity_that_peers_would_refuse_is_invalid(tmp_path: Path, fault: str,
         "server only": lambda: authority.issue(NAME, usages="serverAuth"),
         "client only": lambda: authority.issue(NAME, usages="clientAuth"),
         "another name": lambda: authority.issue("plimsoll-internal.team.svc"),
+        "wildcard": lambda: authority.issue(f"*.{NAME.partition('.')[2]}"),
     }[fault]()
     volume = SecretVolume(tmp_path / "secret")
     volume.write(files)

@@ -256,6 +256,7 @@ def test_any_image_header_is_measured(head: bytes, cut: int) -> None:
         '[{"type": "image_url"}]',
         [QUESTION],
         [QUESTION, {"type": "image_url", "image_url": {"url": "http://a/b.png"}}],
+        ["What is this?", {"type": "image_url", "image_url": {"url": "http://a/b.png"}}],  # vLLM takes text as a part
     ],
 )
 @pytest.mark.parametrize("separators", [(",", ":"), (" , ", " : ")])

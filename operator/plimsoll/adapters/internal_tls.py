@@ -88,9 +88,10 @@ def _server_context() -> ssl.SSLContext:
 def _check(client: ssl.SSLContext, server: ssl.SSLContext, name: str) -> None:
     """Let both sides of one identity meet in memory. Raises InvalidCertificate."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    server_end = server.wrap_bio(to_server, to_client, server_side=True)
     ends = {
         f"a server named {name}": client.wrap_bio(to_client, to_server, server_hostname=name),
-        f"a client of servers with {AUTHORITY_FILE}": server.wrap_bio(to_server, to_client, server_side=True),
+        f"a client of servers with {AUTHORITY_FILE}": server_end,
     }
     for _ in range(_MAX_FLIGHTS):
         for peer, end in ends.items():  # each end verifies its peer
@@ -100,6 +101,8 @@ def _check(client: ssl.SSLContext, server: ssl.SSLContext, name: str) -> None:
                 pass
             except ssl.SSLError as error:
                 raise InvalidCertificate(f"{CERTIFICATE_FILE} is not valid for {peer}: {tls_reason(error)}") from error
+    if not has_name(server_end.getpeercert(), name):  # a wildcard is enough for clients alone
+        raise InvalidCertificate(f"{CERTIFICATE_FILE} is not valid for servers, which look for the DNS name {name}")
 
 
 def tls_reason(error: ssl.SSLError) -> str:

@@ -209,7 +209,7 @@ class EnginePoller:
         if now_s - self._relisted_s >= _RELIST_INTERVAL_S:
             await self._relist(now_s)
         polls = []
-        for pod in self._pods.values():
+        for pod in [one for one in self._pods.values() if min(one.metrics_due_s, one.info_due_s) <= now_s]:
             if pod.metrics_due_s <= now_s:
                 pod.metrics_due_s = math.inf
                 if pod.metrics is not None:
@@ -234,6 +234,7 @@ class EnginePoller:
         if self._places[place] >= (MAX_FAILING_GROUP_POLLS if failures else MAX_GROUP_POLLS):
             return None
         self._places[place] += 1
+        self._pods[pod.uid] = self._pods.pop(pod.uid)  # behind those that wait for a place
         return place
 
     async def _contained(

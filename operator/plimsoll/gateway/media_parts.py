@@ -38,7 +38,7 @@ LONG_TEXT_BYTES: Final = 64 * 1024  # in a longer text, parts behind URLs do not
 _KEY: Final = re.compile(rb'"(url|image_url|audio_url|video_url|data|file_data)"\s*:\s*"\Z')
 _KEY_BYTES: Final = 40
 _MEDIA_SIGNS: Final = b'_url"', b'"input_audio"', b'"file_data"', b'"source"'  # a text without them has no media
-_PART_LIST: Final = re.compile(rb"\[\s*\{")
+_PART_LIST: Final = re.compile(rb'\[\s*["{]')  # vLLM takes text as a part too
 _IMAGE_PART: Final = re.compile(rb'"type"\s*:\s*"image"')  # of Anthropic's API, with base64 text or a URL
 _PART_KEYS: Final = {
     MediaKind.IMAGE: (b'"image_url":',),

@@ -276,7 +276,7 @@ def _updated_kv_deviation(
 ) -> KvDeviation | None:
     """Advance it by an interval: started prompts and generated tokens come, those of completed requests go.
 
-    Returns None where the interval lacks a needed figure.
+    Returns None where the interval lacks a needed figure or has one in error.
     """
     local, cached, generated = interval.local_prompt_tokens, interval.cached_prompt_tokens, interval.generated_tokens
     prompts, outputs = interval.prompt_tokens, interval.output_tokens
@@ -286,9 +286,9 @@ def _updated_kv_deviation(
         return None
     added = local + cached + (interval.transferred_prompt_tokens or 0.0) + generated
     before, kept = deviation or KvDeviation(), math.exp(-interval.seconds / _DEVIATION_TIME_S)
-    return KvDeviation(
-        kept * before.tokens + added - prompts.value_sum - outputs.value_sum, kept * before.used + used - used_before
-    )
+    tokens = kept * before.tokens + added - prompts.value_sum - outputs.value_sum
+    found = KvDeviation(tokens, kept * before.used + used - used_before)
+    return found if math.isfinite(tokens) and abs(found.used) <= 1.0 else None  # what is in error would stay in it
 
 
 def _requests_in_engine(reading: EngineReading) -> float | Unavailable:
