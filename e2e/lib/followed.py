@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import re
-import textwrap
-from typing import Any, Final
+from typing import Final
 
-import yaml
-
-from e2e.cluster.settings import ROOT
 from e2e.lib import simulated_fleet
-from e2e.lib.kube import Cluster, Object
+from e2e.lib.kube import Cluster
 from e2e.lib.service import Service
 from e2e.lib.wait import wait_until
 
@@ -18,15 +13,6 @@ MAX_REPLICAS: Final = 6
 RATE: Final = 12.0  # requests/s that need several replicas: one carries about 6
 SCALED_S: Final = 240.0  # a polling interval of KEDA, the horizon, two periods of an HPA, a busy machine
 HPA_MANAGER: Final = "kube-controller-manager"
-
-
-def documented(page: str, key: str) -> Object:
-    """The YAML of a task page that is of this kind, or has this key."""
-    text = (ROOT / "docs" / "tasks" / page).read_text()
-    found: list[Any] = [
-        yaml.safe_load(textwrap.dedent(one)) for one in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
-    ]
-    return dict(next(one for one in found if key == one.get("kind") or key in one))
 
 
 def recommend(cluster: Cluster, service: Service, min_replicas: int) -> None:

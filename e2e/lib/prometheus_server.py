@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import Final
 
 import yaml
 
 from e2e.cluster.images import reference
-from e2e.cluster.settings import ROOT
 from e2e.lib import stack
 from e2e.lib.kube import Cluster, Object, is_true
 from e2e.lib.prometheus import PrometheusClient, discovered
+from e2e.lib.task_pages import documented
 from e2e.lib.wait import wait_until
 from plimsoll.api import labels
 
@@ -20,7 +19,6 @@ NAME: Final = "prometheus"  # of pod, container and Service
 PORT: Final = 9090
 FOLDER: Final = "/etc/prometheus"  # of its files
 RULES: Final = stack.CHART / "files" / "rules"
-_PAGE: Final = ROOT / "docs" / "tasks" / "monitor.md"
 _CONTEXT: Final = {
     "runAsNonRoot": True, "runAsUser": 1000, "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True,
     "capabilities": {"drop": ["ALL"]}, "seccompProfile": {"type": "RuntimeDefault"},
@@ -59,9 +57,7 @@ def plimsoll_pods(cluster: Cluster) -> list[Object]:
 
 def _configuration(pods: Iterable[Object]) -> str:
     """The one that users are told to write, relabelling and all, with faster scrapes and these pods."""
-    blocks = re.findall(r"(?ms)^```yaml\n(.*?)^```", _PAGE.read_text())
-    (found,) = (block for block in blocks if "scrape_configs" in block)
-    configuration: Object = yaml.safe_load(found)
+    configuration = documented("monitor.md", "scrape_configs")
     configuration["global"] |= {"scrape_interval": "5s", "scrape_timeout": "4s"}
     targets = discovered(pods)
     for job in configuration["scrape_configs"]:

@@ -11,6 +11,7 @@ from e2e.lib.followed import HPA_MANAGER, MAX_REPLICAS, RATE, SCALED_S
 from e2e.lib.kube import Cluster, Object, condition
 from e2e.lib.load import Load, poisson
 from e2e.lib.service import Service
+from e2e.lib.task_pages import documented
 from e2e.lib.wait import wait_until
 
 PAGE = "recommend-mode.md"
@@ -21,13 +22,13 @@ def adapter(cluster: Cluster, namespace: str) -> Iterator[None]:
     """Prometheus, which scrapes operator and gateways, and the adapter."""
     prometheus_server.start(cluster, namespace, prometheus_server.plimsoll_pods(cluster))
     url = f"http://{prometheus_server.NAME}.{namespace}.svc:{prometheus_server.PORT}/"
-    with prometheus_adapter.installed(cluster, followed.documented(PAGE, "externalRules"), url):
+    with prometheus_adapter.installed(cluster, documented(PAGE, "externalRules"), url):
         yield
 
 
 def autoscaler(service: Service) -> Object:
     """The HPA of the page, for this service."""
-    hpa = followed.documented(PAGE, "HorizontalPodAutoscaler")
+    hpa = documented(PAGE, "HorizontalPodAutoscaler")
     hpa["metadata"] = {"name": service.name}
     spec = hpa["spec"]
     spec["scaleTargetRef"]["name"] = f"{service.name}-serve"

@@ -17,6 +17,7 @@ from e2e.lib.followed import HPA_MANAGER, MAX_REPLICAS, RATE, SCALED_S
 from e2e.lib.kube import Cluster, Object, condition
 from e2e.lib.load import Load, poisson
 from e2e.lib.service import Service
+from e2e.lib.task_pages import documented
 from e2e.lib.wait import sleep, wait_until
 
 OPERATOR_NAME = f"{stack.RELEASE}-operator"
@@ -38,7 +39,7 @@ def running(cluster: Cluster) -> Iterator[None]:
 
 def scaled_object(service: str) -> Object:
     """The ScaledObject of the page, for a service of this scenario."""
-    made = followed.documented("keda.md", "ScaledObject")
+    made = documented("keda.md", "ScaledObject")
     made["metadata"] = {"name": service}
     spec = made["spec"]
     spec |= {"scaleTargetRef": {"name": f"{service}-serve"}, "maxReplicaCount": MAX_REPLICAS}
