@@ -125,6 +125,16 @@ async def test_engine_that_answers_again_is_heard(hanging: int) -> None:
 
 
 @in_virtual_time
+async def test_large_team_on_one_node_is_heard_in_time() -> None:
+    """As on a virtual node: many polls are due at once, and further ones wait for a place."""
+    store = ObjectCache()
+    fleet = Fleet(store)
+    add_pods(store, "team", 1000, nodes=1, first=1, node="virtual")
+    assert await worst_gap_s(fleet, 1000) < MAX_GAP_S
+    assert max(times[0] for times in fleet.readings.values()) < MAX_GAP_S
+
+
+@in_virtual_time
 async def test_hung_engines_of_one_node_take_turns() -> None:
     store = ObjectCache()
     fleet = Fleet(store)

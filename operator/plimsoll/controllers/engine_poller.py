@@ -217,7 +217,7 @@ class EnginePoller:
                     if (place := self._take_place(pod, pod.metrics_failures)) is not None:
                         polls.append(self._contained(Stage.ENGINE_METRICS, pod, place, poll))
                     else:
-                        pod.metrics_due_s = now_s + RETRY_DELAY_S
+                        pod.metrics_due_s = now_s + _wait_s(pod.metrics_failures)
             if pod.info_due_s <= now_s:
                 pod.info_due_s = math.inf
                 if pod.launched:
@@ -225,7 +225,7 @@ class EnginePoller:
                         ask = partial(self._poll_engine_info, pod)
                         polls.append(self._contained(Stage.ENGINE_ABOUT, pod, place, ask))
                     else:
-                        pod.info_due_s = now_s + RETRY_DELAY_S
+                        pod.info_due_s = now_s + _wait_s(pod.info_failures)
         await asyncio.gather(*polls)
 
     def _take_place(self, pod: _PolledPod, failures: int) -> _Place | None:
@@ -412,6 +412,11 @@ class EnginePoller:
             pod.info_due_s = sent_s + (
                 FOREIGN_ENGINE_INTERVAL_S if pod.is_ready and pod.info_failures > 2 else ENGINE_INFO_INTERVAL_S
             )
+
+
+def _wait_s(failures: int) -> float:
+    """Until the next try to take a place. Those of engines that answer are free soon, those of others in seconds."""
+    return RETRY_DELAY_S if failures else _MIN_SLEEP_S
 
 
 def _level(error: Exception, failures: int) -> int:
