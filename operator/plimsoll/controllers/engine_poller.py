@@ -62,6 +62,7 @@ MAX_GROUP_POLLS: Final = 32  # polls under way or waiting, of one namespace and 
 MAX_FAILING_GROUP_POLLS: Final = 4  # those to pods whose last poll failed
 _RELIST_INTERVAL_S: Final = 1.0  # between two reads of the pod cache
 _MIN_SLEEP_S: Final = 0.05
+_FAILING_WAIT_S: Final = 0.25  # for a place of polls that failed: ten thousand pods may wait at once
 _SLICE_SIZE: Final = 500  # pods of the cache that are read before other work of the event loop
 _ROLES: Final = frozenset(Role)
 _Place = tuple[bool, Group]  # of polls that failed before or not
@@ -415,8 +416,8 @@ class EnginePoller:
 
 
 def _wait_s(failures: int) -> float:
-    """Until the next try to take a place. Those of engines that answer are free soon, those of others in seconds."""
-    return RETRY_DELAY_S if failures else _MIN_SLEEP_S
+    """Until the next try to take a place. Those of engines that answer are free soon, those of others at times."""
+    return _FAILING_WAIT_S if failures else _MIN_SLEEP_S
 
 
 def _level(error: Exception, failures: int) -> int:
