@@ -11,6 +11,7 @@ import pytest
 from plimsoll.adapters.pod_http import TIMEOUT_S
 from plimsoll.controllers.engine_poller import (
     BUSY_INTERVAL_S,
+    IDLE_INTERVAL_S,
     MAX_FAILING_GROUP_POLLS,
     MAX_GROUP_POLLS,
     EnginePoller,
@@ -35,12 +36,13 @@ class Fleet:
     def __init__(self, store: ObjectCache) -> None:
         loop = asyncio.get_running_loop()
         self.hanging: set[str] = set()
+        self.hang_s = TIMEOUT_S
         self.readings: defaultdict[str, list[float]] = defaultdict(list)
         self.engines = EnginePoller(store, self.answer, self.record, parse, loop.time, loop.time)
 
     async def answer(self, address: str, port: int, path: str, tls_name: str = "") -> bytes:
         if address in self.hanging:
-            await asyncio.sleep(TIMEOUT_S)
+            await asyncio.sleep(self.hang_s)
             raise BackendUnavailable("did not answer")
         await asyncio.sleep(ANSWER_S)
         return address.encode() if path == "/about" else b"vllm:num_requests_running 1\n"
@@ -125,6 +127,16 @@ async def test_engine_that_answers_again_is_heard(hanging: int) -> None:
 
 
 @in_virtual_time
+async def test_large_team_on_one_node_is_heard_in_time() -> None:
+    """As on a virtual node: many polls are due at once, and further ones wait for a place."""
+    store = ObjectCache()
+    fleet = Fleet(store)
+    add_pods(store, "team", 1000, nodes=1, first=1, node="virtual")
+    assert await worst_gap_s(fleet, 1000) < MAX_GAP_S
+    assert max(times[0] for times in fleet.readings.values()) < MAX_GAP_S
+
+
+@in_virtual_time
 async def test_hung_engines_of_one_node_take_turns() -> None:
     store = ObjectCache()
     fleet = Fleet(store)
@@ -138,3 +150,18 @@ async def test_hung_engines_of_one_node_take_turns() -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert sorted(fleet.readings) == sorted(f"hung-{number}" for number in range(1, 57, 5))
+
+
+@in_virtual_time
+async def test_full_node_that_answers_again_is_heard_soon() -> None:
+    """Its engines have refused connections, which takes no time."""
+    store = ObjectCache()
+    fleet = Fleet(store)
+    fleet.hanging, fleet.hang_s = set(add_pods(store, "team", 110, nodes=1, first=1, node="node")), 0.0
+    task = asyncio.create_task(fleet.engines.run())
+    await asyncio.sleep(60.0)
+    fleet.hanging.clear()
+    await asyncio.sleep(IDLE_INTERVAL_S + 2 * TIMEOUT_S)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert len(fleet.readings) == 110

@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -272,12 +273,13 @@ def test_kv_of_waiting_transfers_is_not_counted(role: Role, is_known: bool) -> N
 
 
 @pytest.mark.parametrize("error", [{"kv_used": math.inf}, {"kv_used": 1e6}, {"local_prompt_tokens": math.nan}])
-def test_kv_after_page_in_error_starts_again(error: dict[str, float]) -> None:
+def test_kv_after_page_in_error_starts_again(error: dict[str, Any]) -> None:
     aggregator, lengths = EngineAggregator(Role.SERVE), BucketCounts((math.inf,), (1.0,), 100.0)
-    for step, wrong in enumerate(({}, {}, error, {}, {}, {})):
+    for step in range(6):
         reading = EngineReading("a", NOW_S + 5.0 * step, "1", 9.0, 0.0, 0.3, prompt_tokens=lengths)
         counted = replace(reading, output_tokens=lengths, generated_tokens=0.0, local_prompt_tokens=9.0)
-        aggregator.observe(replace(counted, cached_prompt_tokens=0.0, **wrong))
+        valid = replace(counted, cached_prompt_tokens=0.0)
+        aggregator.observe(replace(valid, **error) if step == 2 else valid)
     batches = aggregator.collect(NOW_S + 25.0, ["a"], 0.95, NO_DATA, NO_DATA).batches
     found = [batch.kv_deviation for batch in batches]
     assert found == [KvDeviation(), None, None, KvDeviation(), KvDeviation()]

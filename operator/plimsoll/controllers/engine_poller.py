@@ -62,6 +62,7 @@ MAX_GROUP_POLLS: Final = 32  # polls under way or waiting, of one namespace and 
 MAX_FAILING_GROUP_POLLS: Final = 4  # those to pods whose last poll failed
 _RELIST_INTERVAL_S: Final = 1.0  # between two reads of the pod cache
 _MIN_SLEEP_S: Final = 0.05
+_FAILING_WAIT_S: Final = 0.25  # for a place of polls that failed: ten thousand pods may wait at once
 _SLICE_SIZE: Final = 500  # pods of the cache that are read before other work of the event loop
 _ROLES: Final = frozenset(Role)
 _Place = tuple[bool, Group]  # of polls that failed before or not
@@ -217,7 +218,7 @@ class EnginePoller:
                     if (place := self._take_place(pod, pod.metrics_failures)) is not None:
                         polls.append(self._contained(Stage.ENGINE_METRICS, pod, place, poll))
                     else:
-                        pod.metrics_due_s = now_s + RETRY_DELAY_S
+                        pod.metrics_due_s = now_s + _wait_s(pod.metrics_failures)
             if pod.info_due_s <= now_s:
                 pod.info_due_s = math.inf
                 if pod.launched:
@@ -225,7 +226,7 @@ class EnginePoller:
                         ask = partial(self._poll_engine_info, pod)
                         polls.append(self._contained(Stage.ENGINE_ABOUT, pod, place, ask))
                     else:
-                        pod.info_due_s = now_s + RETRY_DELAY_S
+                        pod.info_due_s = now_s + _wait_s(pod.info_failures)
         await asyncio.gather(*polls)
 
     def _take_place(self, pod: _PolledPod, failures: int) -> _Place | None:
@@ -412,6 +413,11 @@ class EnginePoller:
             pod.info_due_s = sent_s + (
                 FOREIGN_ENGINE_INTERVAL_S if pod.is_ready and pod.info_failures > 2 else ENGINE_INFO_INTERVAL_S
             )
+
+
+def _wait_s(failures: int) -> float:
+    """Until the next try to take a place. Those of engines that answer are free soon, those of others at times."""
+    return _FAILING_WAIT_S if failures else _MIN_SLEEP_S
 
 
 def _level(error: Exception, failures: int) -> int:
