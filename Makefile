@@ -55,7 +55,7 @@ test: setup $(VENV)/.clients ## Unit tests, and tests on a real API server, a re
 	@$(STAGE) -v binaries e2e/cluster/binaries $(API_BINARIES)
 	@$(STAGE) -v test $(PYTHON) -m pytest -n $(TEST_PROCESSES) --dist loadfile tests
 
-check: setup ## Linter, formatter, types, layers
+check: setup $(VENV)/.clients ## Linter, formatter, types, layers
 	@$(STAGE) lint ruff check .
 	@$(STAGE) format ruff format --check .
 	@$(STAGE) types bash -c 'mypy && mypy -p e2e.cluster && mypy -p release && MYPYPATH=engine-image mypy --strict --explicit-package-bases -p launcher -p simulated'
