@@ -17,7 +17,7 @@ import logging
 import math
 import time
 import zlib
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
@@ -33,7 +33,7 @@ from plimsoll.adapters.pod_tls import tls_name
 from plimsoll.api import labels
 from plimsoll.api.contract import engine_contract
 from plimsoll.controllers import pod_startup
-from plimsoll.controllers.fair_slots import FairSlots, Group
+from plimsoll.controllers.fair_slots import FairSlots, Group, GroupBound
 from plimsoll.controllers.isolation import ObjectErrors, Stage, subject_of
 from plimsoll.controllers.object_cache import Key, ObjectCache, owning_service
 from plimsoll.core.errors import BackendUnavailable, UntrustedPeer
@@ -65,7 +65,6 @@ _MIN_SLEEP_S: Final = 0.05
 _FAILING_WAIT_S: Final = 0.25  # for a place of polls that failed: ten thousand pods may wait at once
 _SLICE_SIZE: Final = 500  # pods of the cache that are read before other work of the event loop
 _ROLES: Final = frozenset(Role)
-_Place = tuple[bool, Group]  # of polls that failed before or not
 
 
 class UnreachableEngine(NamedTuple):
@@ -141,7 +140,7 @@ class EnginePoller:
         )  # uids of pods that had work at the last poll
         self._active_until_s: dict[Key, float] = {}
         self._relisted_s = -math.inf
-        self._places: Counter[_Place] = Counter()
+        self._polls, self._failing_polls = GroupBound(MAX_GROUP_POLLS), GroupBound(MAX_FAILING_GROUP_POLLS)
         self._slots, self._failing_slots = FairSlots(MAX_CONCURRENT_REQUESTS), FairSlots(MAX_FAILING_REQUESTS)
 
     def engine_info(self, namespace: str, pod: str) -> EngineInfo | None:
@@ -215,31 +214,29 @@ class EnginePoller:
                 pod.metrics_due_s = math.inf
                 if pod.metrics is not None:
                     poll = partial(self._poll_metrics, pod, pod.metrics)
-                    if (place := self._take_place(pod, pod.metrics_failures)) is not None:
-                        polls.append(self._contained(Stage.ENGINE_METRICS, pod, place, poll))
+                    if (leave := self._take_place(pod, pod.metrics_failures)) is not None:
+                        polls.append(self._contained(Stage.ENGINE_METRICS, pod, leave, poll))
                     else:
                         pod.metrics_due_s = now_s + _wait_s(pod.metrics_failures)
             if pod.info_due_s <= now_s:
                 pod.info_due_s = math.inf
                 if pod.launched:
-                    if (place := self._take_place(pod, pod.info_failures)) is not None:
+                    if (leave := self._take_place(pod, pod.info_failures)) is not None:
                         ask = partial(self._poll_engine_info, pod)
-                        polls.append(self._contained(Stage.ENGINE_ABOUT, pod, place, ask))
+                        polls.append(self._contained(Stage.ENGINE_ABOUT, pod, leave, ask))
                     else:
                         pod.info_due_s = now_s + _wait_s(pod.info_failures)
         await asyncio.gather(*polls)
 
-    def _take_place(self, pod: _PolledPod, failures: int) -> _Place | None:
-        """A place among the polls under way or waiting for a slot; None if the pod's namespace and node have enough."""
-        place = bool(failures), Group(pod.key[0], pod.node)
-        if self._places[place] >= (MAX_FAILING_GROUP_POLLS if failures else MAX_GROUP_POLLS):
-            return None
-        self._places[place] += 1
-        self._pods[pod.uid] = self._pods.pop(pod.uid)  # behind those that wait for a place
-        return place
+    def _take_place(self, pod: _PolledPod, failures: int) -> Callable[[], None] | None:
+        """Take a place among the polls under way or waiting. Returns what gives it back, None if there is none."""
+        leave = (self._failing_polls if failures else self._polls).enter(Group(pod.key[0], pod.node))
+        if leave is not None:
+            self._pods[pod.uid] = self._pods.pop(pod.uid)  # behind those that wait for a place
+        return leave
 
     async def _contained(
-        self, stage: Stage, pod: _PolledPod, place: _Place, poll: Callable[[], Awaitable[None]]
+        self, stage: Stage, pod: _PolledPod, leave: Callable[[], None], poll: Callable[[], Awaitable[None]]
     ) -> None:
         """Run one poll. After an unexpected error the pod is polled at the interval of a silent one."""
         try:
@@ -247,9 +244,7 @@ class EnginePoller:
                 await poll()
                 return
         finally:
-            self._places[place] -= 1
-            if not self._places[place]:
-                del self._places[place]
+            leave()
         due_s = self._monotonic() + FOREIGN_ENGINE_INTERVAL_S
         if stage is Stage.ENGINE_ABOUT:
             pod.info_due_s = min(pod.info_due_s, due_s)
@@ -410,14 +405,12 @@ class EnginePoller:
         if pod.info_due_s < math.inf:  # its readiness changed during the poll, and the next one is already scheduled
             return
         if pod.info_failures or not pod.is_ready or not was_ready or found is not None:
-            pod.info_due_s = sent_s + (
-                FOREIGN_ENGINE_INTERVAL_S if pod.is_ready and pod.info_failures > 2 else ENGINE_INFO_INTERVAL_S
-            )
+            is_foreign = pod.is_ready and pod.info_failures > 2
+            pod.info_due_s = sent_s + (FOREIGN_ENGINE_INTERVAL_S if is_foreign else ENGINE_INFO_INTERVAL_S)
 
 
 def _wait_s(failures: int) -> float:
-    """Until the next try to take a place. Those of engines that answer are free soon, those of others at times."""
-    return _FAILING_WAIT_S if failures else _MIN_SLEEP_S
+    return _FAILING_WAIT_S if failures else _MIN_SLEEP_S  # places of engines that answer are free soon
 
 
 def _level(error: Exception, failures: int) -> int:

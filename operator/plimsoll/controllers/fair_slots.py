@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import NamedTuple, TypeAlias
 
 _Waiting: TypeAlias = "deque[asyncio.Future[None]]"
@@ -94,3 +95,23 @@ class FairSlots:
             counts[name] += change
             if not counts[name]:
                 del counts[name]
+
+
+class GroupBound:
+    """At most so many members of each group at once."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._members: Counter[Group] = Counter()
+
+    def enter(self, group: Group) -> Callable[[], None] | None:
+        """Add a member. Returns what takes it away again, None if the group is full."""
+        if self._members[group] >= self._most:
+            return None
+        self._members[group] += 1
+        return partial(self._leave, group)
+
+    def _leave(self, group: Group) -> None:
+        self._members[group] -= 1
+        if not self._members[group]:
+            del self._members[group]
