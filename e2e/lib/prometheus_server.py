@@ -30,7 +30,7 @@ def start(
 ) -> PrometheusClient:
     """One in this namespace, ready, under the restricted pod security standard. It scrapes `pods`.
 
-    extra: more files beside its configuration, by name.
+    extra: further files than its configuration, by name.
     """
     rules = "plimsoll.yaml"
     files = {"prometheus.yml": _configuration(pods), rules: (RULES / rules).read_text(), **(extra or {})}
@@ -56,7 +56,7 @@ def plimsoll_pods(cluster: Cluster) -> list[Object]:
 
 
 def _configuration(pods: Iterable[Object]) -> str:
-    """The one that users are told to write, relabelling and all, with faster scrapes and these pods."""
+    """The documented one, relabelling and all, with faster scrapes and these pods."""
     configuration = documented("monitor.md", "scrape_configs")
     configuration["global"] |= {"scrape_interval": "5s", "scrape_timeout": "4s"}
     targets = discovered(pods)

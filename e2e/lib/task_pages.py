@@ -1,4 +1,4 @@
-"""YAML of the task pages, so that scenarios run what users are told to write."""
+"""YAML of the task pages, so that scenarios run what the documentation says."""
 
 from __future__ import annotations
 

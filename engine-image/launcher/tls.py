@@ -128,7 +128,7 @@ class EngineTls:
     def listener(self) -> ssl.SSLContext:
         """Return the context of the launcher's own port, whose connections have the certificate of their moment.
 
-        A client without a certificate is let in, as the kubelet is: ask `is_release` for its name.
+        A client without a certificate is accepted, such as the kubelet: `is_release` says whose it is.
         """
         listener, latest = _for_pages(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)), list[ssl.SSLContext]()
 

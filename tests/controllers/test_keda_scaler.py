@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 import pytest
@@ -228,13 +228,20 @@ async def test_unknown_method_is_unimplemented() -> None:
         assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-async def test_serve_stops_listening_when_it_is_cancelled() -> None:
-    """A standby must not answer: a connection to it is refused."""
+@asynccontextmanager
+async def served() -> AsyncIterator[tuple[asyncio.Task[NoReturn], grpc.aio.Channel]]:
+    """The task of `serve` for one service that wants four replicas, and a channel to it."""
     running, port = await server.KedaScaler({}.get).start("127.0.0.1:0")
     await running.stop(0)
     task = asyncio.create_task(server.serve(KedaScalerSettings(port=port), {("team", "chat"): service(serve=4)}.get))
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         await asyncio.wait_for(channel.channel_ready(), 60)
+        yield task, channel
+
+
+async def test_serve_stops_listening_when_it_is_cancelled() -> None:
+    """A standby must not answer: a connection to it is refused."""
+    async with served() as (task, channel):
         assert await Client(channel).replicas(service="chat") == 4
         task.cancel()
         await asyncio.wait([task])
@@ -243,11 +250,7 @@ async def test_serve_stops_listening_when_it_is_cancelled() -> None:
 
 async def test_cancelled_serve_ends_streams_without_an_error() -> None:
     """After an error KEDA waits longer each time before it asks for the stream again."""
-    running, port = await server.KedaScaler({}.get).start("127.0.0.1:0")
-    await running.stop(0)
-    task = asyncio.create_task(server.serve(KedaScalerSettings(port=port), {("team", "chat"): service(serve=4)}.get))
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        await asyncio.wait_for(channel.channel_ready(), 60)
+    async with served() as (task, channel):
         stream = Client(channel).stream(service="chat")
         assert (await stream.read()).result is True
         task.cancel()
@@ -258,11 +261,11 @@ async def test_cancelled_serve_ends_streams_without_an_error() -> None:
 async def test_connections_are_bounded() -> None:
     running, port = await server.KedaScaler({}.get).start("127.0.0.1:0")
     connections = [await asyncio.open_connection("127.0.0.1", port) for _ in range(server.MAX_CONNECTIONS + 2)]
-    served = [await reader.read(1) != b"" for reader, _ in connections]  # the server speaks first
+    accepted = [await reader.read(1) != b"" for reader, _ in connections]  # the server speaks first
     for _, writer in connections:
         writer.close()
     await running.stop(0)
-    assert served.count(True) == server.MAX_CONNECTIONS
+    assert accepted.count(True) == server.MAX_CONNECTIONS
 
 
 async def test_answers_are_counted_by_code() -> None:

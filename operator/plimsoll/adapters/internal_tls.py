@@ -46,7 +46,7 @@ log = ServiceLog(__name__)
 class TlsIdentity:
     """A pair, the certificates in PEM of the authorities whose peers are trusted, and the contexts of both sides.
 
-    A server lets a client without a certificate in: ask `has_name` for its name.
+    A server accepts a client without a certificate: `has_name` says whether it has one with a name.
     """
 
     pair: CertificatePair
