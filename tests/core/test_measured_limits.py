@@ -66,10 +66,10 @@ def played(lengths: tuple[float, float, float], rate: float, hardware: str, shar
     arrival_s, number = 0.0, 0
     for step in range(1, 61):
         while (arrival_s := arrival_s + draw.expovariate(rate)) < 5.0 * step:
-            prompt, answer = (
+            tokens, answer = (
                 max(1, round(mean * draw.lognormvariate(-(sigma**2) / 2, sigma))) for mean in (prompt, output)
             )
-            engines[number % 4].add(EngineSequence(number, prompt, answer), arrival_s)
+            engines[number % 4].add(EngineSequence(number, tokens, answer), arrival_s)
             number += 1
         for name, engine in enumerate(engines):
             aggregator.observe(scrape(engine, str(name), 5.0 * step, NOW_S + 5.0 * step))
