@@ -96,6 +96,7 @@ class StepEngine:
     ) -> None:
         self.model, self.limits, self.rng, self.cache = model, limits, rng, cache
         self.front = front
+        self.noise: list[float] = []  # factors of the next steps' times, the last one first
         self.waiting: deque[ClientRequest] = deque()
         self.running: dict[str, tuple[ClientRequest, int]] = {}  # with the step of its first token
         self.finish: list[tuple[int, int, str]] = []
@@ -154,13 +155,13 @@ class StepEngine:
         self.number += 1
         step = _Step()
         n = len(self.running)
-        tokens, pairs = self._prefill(step, self.limits.token_budget - n)
+        tokens, pairs = self._prefill(step, self.limits.token_budget - n) if self.waiting else (0, 0.0)
         if not n and not tokens:
             return None
         m = self.model
         seconds = m.base_s + (m.any_prefill_s if tokens else 0.0) + m.prefill_token_s * tokens
         seconds += m.prefill_pair_s * pairs + m.sequence_s * n + m.cached_token_s * self.cached
-        step.seconds = seconds * (1.0 if self.rng is None else float(np.exp(0.03 * self.rng.standard_normal())))
+        step.seconds = seconds * self._noise()
         self.cached += n
         for job in step.first:
             self.running[job.id] = (job, self.number)
@@ -174,6 +175,14 @@ class StepEngine:
                 del self.running[id]
                 self.cached -= found[0].prompt + found[0].output
         return step
+
+    def _noise(self) -> float:
+        """A factor of one step's time. Drawn in blocks: a call of NumPy costs more than the rest of a step."""
+        if self.rng is None:
+            return 1.0
+        if not self.noise:
+            self.noise = np.exp(0.03 * self.rng.standard_normal(256)).tolist()[::-1]
+        return self.noise.pop()
 
     def _prefill(self, step: _Step, budget: int) -> tuple[int, float]:
         tokens, pairs, room = 0, 0.0, self.limits.kv_tokens - self.cached

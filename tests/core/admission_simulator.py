@@ -152,8 +152,8 @@ def no_retry(job: ClientRequest, now: float) -> list[float]:
 class _Simulation:
     """The events of one run, in order of time."""
 
-    def __init__(self, policy: Policy, engines: list[StepEngine], retry: Retry) -> None:
-        self.policy, self.engines, self.retry = policy, engines, retry
+    def __init__(self, policy: Policy, engines: list[StepEngine], retry: Retry, until_s: float) -> None:
+        self.policy, self.engines, self.retry, self.until_s = policy, engines, retry, until_s
         self.events: list[tuple[float, int, str, int, ClientRequest | None]] = []
         self.number = 0
         self.undecided: list[ClientRequest] = []
@@ -163,11 +163,12 @@ class _Simulation:
         self.number += 1
         heapq.heappush(self.events, (at, self.number, kind, index, job))
 
-    def run(self, until_s: float) -> None:
-        while self.events and self.events[0][0] <= until_s:
+    def run(self) -> None:
+        while self.events and self.events[0][0] <= self.until_s:
             now, _, kind, index, job = heapq.heappop(self.events)
             getattr(self, kind)(now, index, job)
-            self.undecided = [each for each in self.undecided if not self.back(each, now)]
+            if self.undecided:
+                self.undecided = [each for each in self.undecided if not self.back(each, now)]
             wake_s = max(self.policy.wake_s(), now)
             if wake_s < self.woken:
                 self.woken = wake_s
@@ -193,6 +194,10 @@ class _Simulation:
     def step(self, now: float, index: int, _: ClientRequest | None) -> None:
         engine = self.engines[index]
         done = engine.step_done(now)
+        next_s = min(self.events[0][0], self.until_s)  # the ticks go on, so there is a next event
+        while not done and engine.ends_at is not None and engine.ends_at < next_s:
+            now = engine.ends_at
+            done = engine.step_done(now)
         if engine.ends_at is not None:  # else the next to begin there starts it
             self.push(engine.ends_at, "step", index)
         for job in done:
@@ -243,13 +248,13 @@ def run(
 ) -> None:
     """Plays the jobs, changed in place. ready_s: when each engine is ready. retry: times at which a refused client is
     back. Ticks come every second."""
-    simulation = _Simulation(policy, engines, retry)
+    simulation = _Simulation(policy, engines, retry, until_s)
     for k, at in enumerate(sorted(ready_s or [0.0] * len(engines)), start=1):
         simulation.push(at, "ready", k)
     for job in jobs:
         simulation.push(job.arrived_s, "offer", job=job)
     simulation.push(0.0, "tick")
-    simulation.run(until_s)
+    simulation.run()
 
 
 def poisson(

@@ -177,21 +177,22 @@ def test_kv_projection_long_running_requests_expected_longer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("draw", "by", "rate", "caps", "seeds"),
+    ("draw", "by", "rate", "cap", "seeds"),
     [
-        (lognormal(500, 3000, 0.0), SLOW, 2.2, (129, 143, 152), 2),
-        (lognormal(500, 3000, 0.3), SLOW, 2.0, (137, 142, 147), 5),
-        (lognormal(500, 3000, 0.5), SLOW, 1.9, (118, 121, 124), 5),
-        (lognormal(500, 3000, 0.8), SLOW, 1.7, (80, 85, 90), 5),
-        (lognormal(1500, 1500, 0.3), SLOW, 2.6, (112, 123, 133), 3),
-        (lognormal(4000, 1000, 0.0), SLOW, 2.4, (66, 69, 71), 2),
-        (mixed_lengths, SLOW, 3.2, (60, 70, 80), 5),
+        (lognormal(500, 3000, 0.0), SLOW, 2.2, 143, 2),
+        (lognormal(500, 3000, 0.3), SLOW, 2.0, 142, 5),
+        (lognormal(500, 3000, 0.5), SLOW, 1.9, 121, 5),
+        (lognormal(500, 3000, 0.8), SLOW, 1.7, 85, 5),
+        (lognormal(1500, 1500, 0.3), SLOW, 2.6, 133, 3),
+        (lognormal(4000, 1000, 0.0), SLOW, 2.4, 71, 2),
+        (mixed_lengths, SLOW, 3.2, 70, 5),
     ],
     ids=["alike", "a third", "half", "far apart", "long prompts", "longer prompts", "some think"],
 )
 def test_admission_kv_overload_matches_best_constant_cap(
-    draw: Draw, by: tuple[float, ...], rate: float, caps: tuple[int, ...], seeds: int
+    draw: Draw, by: tuple[float, ...], rate: float, cap: int, seeds: int
 ) -> None:
+    """The cap is the best of three about it, which no code under test decides."""
     at, seconds, window = tier(draw), 900.0, (300.0, 760.0)
     plant = scaled(at.model, by)
 
@@ -201,7 +202,7 @@ def test_admission_kv_overload_matches_best_constant_cap(
         return goodput(jobs, 0.1, *window)
 
     drawn, classes = range(7, 7 + 10 * seeds, 10), (ClassPolicy("chat", 0, PROMISE),)
-    best = max(sum(run_policy(CapPolicy(cap, False, plant), seed)[0] for seed in drawn) for cap in caps)
+    best = sum(run_policy(CapPolicy(cap, False, plant), seed)[0] for seed in drawn)
     mine = [run_policy(ControllerPolicy(gate(at, classes, 0)), seed) for seed in drawn]
     rate_of, share = sum(rate for rate, _ in mine), float(np.mean([share for _, share in mine]))
     mine_s, best_s = f"{rate_of / seeds:.3f}/s", f"{best / seeds:.3f}/s"

@@ -33,9 +33,12 @@ def overload(
     load: float,
     seconds: float,
     window: tuple[float, float],
-    caps: tuple[int, ...],
+    cap: int,
 ) -> tuple[float, float, float, float, list[ClientRequest]]:
-    """Goodput, share within SLO of those admitted, the plant's SLO capacity, the best cap's goodput, and the jobs."""
+    """Goodput, share within SLO of those admitted, the plant's SLO capacity, the best cap's goodput, and the jobs.
+
+    cap: the best of five about it, which no code under test decides.
+    """
     plant = scaled(tier.model, by)
     line = float(slo_capacity_per_s(build_profile(replace(tier, model=plant)), 1)[0])
     classes = (ClassPolicy("chat", 0, tier.slo),)
@@ -53,17 +56,17 @@ def overload(
         run(policy, [StepEngine(plant, tier.limits, np.random.default_rng(8))], offered, seconds)
         return goodput(offered, tier.slo.tpot_s or 0.0, *window), offered
 
-    best = max(run_policy(CapPolicy(cap, False, plant))[0][0] for cap in caps)
+    best = run_policy(CapPolicy(cap, False, plant))[0][0]
     (rate, share), offered = run_policy(ControllerPolicy(gate(tier, classes, 0)))
     return rate, share, line, best, offered
 
 
 @pytest.mark.parametrize(
-    ("name", "tier", "by", "load", "seconds", "window", "caps"),
+    ("name", "tier", "by", "load", "seconds", "window", "cap"),
     [
-        ("step time, slow plant", SERVE, SLOW, 2.0, 110.0, (35.0, 85.0), (170, 185, 195, 205, 220)),
-        ("step time, fast plant", SERVE, FAST, 2.0, 110.0, (35.0, 85.0), (200, 210, 220, 235, 250)),
-        ("KV, slow plant", GUIDE, SLOW, 1.5, 600.0, (150.0, 530.0), (64, 67, 70, 73)),
+        ("step time, slow plant", SERVE, SLOW, 2.0, 110.0, (35.0, 85.0), 195),
+        ("step time, fast plant", SERVE, FAST, 2.0, 110.0, (35.0, 85.0), 250),
+        ("KV, slow plant", GUIDE, SLOW, 1.5, 600.0, (150.0, 530.0), 70),
     ],
 )
 def test_admission_overload_matches_capacity_and_best_cap(
@@ -73,9 +76,9 @@ def test_admission_overload_matches_capacity_and_best_cap(
     load: float,
     seconds: float,
     window: tuple[float, float],
-    caps: tuple[int, ...],
+    cap: int,
 ) -> None:
-    rate, share, line, best, offered = overload(tier, by, load, seconds, window, caps)
+    rate, share, line, best, offered = overload(tier, by, load, seconds, window, cap)
     print(
         f"\n{name}: goodput {rate:.2f}/s, {share:.1%} of those admitted; slo_rate {line:.2f}/s; best cap {best:.2f}/s"
     )
