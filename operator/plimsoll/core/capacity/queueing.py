@@ -38,8 +38,8 @@ def validate_number(name: str, value: ArrayLike, *, least: float = 0.0, above: b
     `above`).
     """
     numbers = np.asarray(value, dtype=np.float64)
-    low = numbers <= least if above else numbers < least
-    if np.any(low) or not np.all(np.isfinite(numbers)):
+    valid = numbers > least if above else numbers >= least  # NaN is neither
+    if not (valid & np.isfinite(numbers)).all():
         raise ValueError(
             f"{name} must be finite and {'above' if above else 'at least'} {format_number(least)}, not {value!r}"
         )
@@ -48,7 +48,7 @@ def validate_number(name: str, value: ArrayLike, *, least: float = 0.0, above: b
 
 def _validate_integer(name: str, value: ArrayLike, least: int) -> Floats:
     numbers = validate_number(name, value, least=least)
-    if np.any(numbers != np.floor(numbers)):
+    if (numbers != np.floor(numbers)).any():
         raise ValueError(f"{name} must be a whole number, not {value!r}")
     return numbers
 
