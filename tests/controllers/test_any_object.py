@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import functools
 import json
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kubernetes.aio import client
 
 from plimsoll.adapters.kube_client import KubeClient, WatchEvent
 from plimsoll.adapters.lease import RenewalLeaseLock
@@ -272,14 +274,15 @@ def in_a_start(pod: Object) -> None:
     assert pod_startup.is_terminating(pod) in (True, False)
 
 
+@functools.cache
+def api_client() -> Any:
+    """One for all examples: each reads the system's certificate authorities, for a tenth of a second."""
+    return client.ApiClient(client.Configuration())
+
+
 def in_the_lease(lease: Object) -> None:
-    from kubernetes.aio import client
-
-    class Answer:
-        data = json.dumps(lease)
-
-    found = client.ApiClient(client.Configuration())._ApiClient__deserialize(json.loads(Answer.data), "V1Lease")
-    RenewalLeaseLock("n", "ns", "me", None, 1.0).election_record(found)
+    found = api_client()._ApiClient__deserialize(json.loads(json.dumps(lease)), "V1Lease")
+    RenewalLeaseLock("n", "ns", "me", api_client(), 1.0).election_record(found)
 
 
 PODS: dict[str, Callable[[Object], object]] = {
