@@ -15,10 +15,9 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
-from kubernetes.aio import client, config
 
 from plimsoll.adapters.api_status import raise_for_status
 from plimsoll.adapters.normalize import normalize, value_at
@@ -38,6 +37,9 @@ from plimsoll.core.errors import (
 )
 from plimsoll.telemetry import operator_metrics
 from plimsoll.telemetry.service_log import ServiceLog
+
+if TYPE_CHECKING:
+    from kubernetes.aio import client
 
 Object = dict[str, Any]
 
@@ -147,6 +149,8 @@ class KubeClient:
     @classmethod
     async def connect(cls, kubeconfig: str | None = None) -> KubeClient:
         """Connect with the given file, else in a pod with its service account, else with the user's kubeconfig."""
+        from kubernetes.aio import client, config  # half a second, which programs without a cluster need not wait
+
         configuration = client.Configuration()
         if kubeconfig is None and "KUBERNETES_SERVICE_HOST" in os.environ:
             config.load_incluster_config(client_configuration=configuration)
