@@ -9,6 +9,7 @@ import base64
 import functools
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -87,12 +88,16 @@ def render_text(values: Mapping[str, Any]) -> str:
 @functools.cache
 def _render(values: str, options: tuple[str, ...]) -> tuple[Object, ...]:
     version = () if "--kube-version" in options else ("--kube-version", MIN_KUBERNETES)
-    text = _run("template", values, *version, *options)
-    return tuple(_masked(document) for document in yaml.load_all(text, Loader=yaml.CSafeLoader) if document)
+    documents = re.split(r"^---$", _run("template", values, *version, *options), flags=re.MULTILINE)
+    return tuple(found for found in map(_parse, documents) if found)
 
 
-def _masked(document: Object) -> Object:
-    """The object without what each rendering draws by chance."""
+@functools.cache
+def _parse(text: str) -> Object | None:
+    """The object without what each rendering draws by chance; most documents are the same in all renderings."""
+    document: Object | None = yaml.load(text, Loader=yaml.CSafeLoader)
+    if not document:
+        return None
     if document["kind"] == "Secret" and document["metadata"]["name"].endswith("-gateway-peers"):
         document["data"] = {key: f"{len(base64.b64decode(text))} bytes" for key, text in document["data"].items()}
     return document
