@@ -40,7 +40,8 @@ from tests.ports import free_port, free_ports
 ENGINES: Final = 4
 WORKERS: Final = 2  # threads of Envoy, as the chart's default; the routers take one for each core
 WARM_UP_S: Final = 0.3
-REST_S: Final = 3.0
+SETTLE_S: Final = 5.0  # until processes that have started are at rest
+REST_S: Final = 5.0
 START_S: Final = 60.0
 DISTINCT_BODIES: Final = 64
 GATEWAY: Final = "gateway"
@@ -59,9 +60,10 @@ async def run():
     with tempfile.TemporaryDirectory(dir="/tmp") as directory:
         stack = GatewayStack(Path(directory), poll_seconds=2.0)
         try:
+            GatewayStack.envoy_workers = int(sys.argv[1])
             names, plain = ("plain", "chat"), service("plain")
             plain["spec"]["tiers"] = {"serve": {"maxReplicas": 8}}
-            pods = [pod(f"127.0.0.1:{port}", service=name) for name in names for port in sys.argv[1:]]
+            pods = [pod(f"127.0.0.1:{port}", service=name) for name in names for port in sys.argv[2:]]
             await stack.start([plain, picker_harness.service_with_slo("chat", batch=500)], pods)
             pids = [stack.envoy.pid, stack.picker.pid]
             print(json.dumps({"port": stack.settings.port, "pids": pids}), flush=True)
@@ -227,10 +229,10 @@ def _check(clients: Iterable[Client], way: Way, workload: Workload) -> None:
         raise RuntimeError(f"{way.name}, {workload.name}: {failures[0]}")
 
 
-def gateways(stack: ExitStack, tree: Path, engines: list[int], label: str) -> list[Way]:
+def gateways(stack: ExitStack, tree: Path, engines: list[int], label: str, workers: int = WORKERS) -> list[Way]:
     """Start the gateway of a work tree. Returns the ways to a service without and with an SLO."""
     environment = {**os.environ, "PYTHONPATH": f"{tree / 'operator'}:{tree}", "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-c", _GATEWAY_SCRIPT, *map(str, engines)]
+    command = [sys.executable, "-c", _GATEWAY_SCRIPT, *map(str, (workers, *engines))]
     process = subprocess.Popen(command, cwd=tree, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdin is not None
     assert process.stdout is not None
@@ -325,6 +327,7 @@ def wait_ready(way: Way) -> None:
 
 async def run_rounds(ways: list[Way], workloads: list[Workload], rounds: int, seconds: float) -> list[dict[str, Any]]:
     """Returns one row for each round, workload and way."""
+    await asyncio.sleep(SETTLE_S)
     before = [way.cpu_s() for way in ways]
     await asyncio.sleep(REST_S)
     rest = {
@@ -393,6 +396,7 @@ def main(arguments: Sequence[str]) -> None:
         directory, engines = Path(folder), free_ports(ENGINES)
         _start(stack, directory, [sys.executable, "-m", "bench.gateway.upstream", *map(str, engines)])
         ways = [envoy_alone(stack, directory, engines), *gateways(stack, ROOT, engines, "")]
+        ways += gateways(stack, ROOT, engines, ", one worker", 1)
         for tree in options.trees:
             ways += gateways(stack, tree.resolve(), engines, f", {tree.name}")
         ways += routers(stack, directory, engines)

@@ -106,10 +106,12 @@ class RecentPrefixes:
         chain_of, chains, excess = self._chain_of, self._chains, len(self._chain_of) - self._capacity
         while excess > 0 and len(chains) > 1:
             chain = chains[0]
-            while excess > 0 and chain.remaining and chain_of.get(chain.block_hashes[chain.remaining - 1]) is chain:
-                chain.remaining -= 1  # last blocks first, and no more than necessary
-                del chain_of[chain.block_hashes[chain.remaining]]
+            blocks, remaining = chain.block_hashes, chain.remaining
+            while excess > 0 and remaining and chain_of.get(blocks[remaining - 1]) is chain:
+                remaining -= 1  # last blocks first, and no more than necessary
+                del chain_of[blocks[remaining]]
                 excess -= 1
+            chain.remaining = remaining
             if excess:  # its other blocks belong to newer chains
                 chains.popleft()
         if excess > 0:
