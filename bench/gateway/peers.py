@@ -50,31 +50,37 @@ REFERENCE: Final = "sglang-router"
 
 # Serves the gateway of the tree in which it runs until its input ends.
 _GATEWAY_SCRIPT: Final = """
-import asyncio, dataclasses, json, sys, tempfile
+import asyncio, dataclasses, json, os, sys, tempfile
 from pathlib import Path
+from plimsoll.gateway.settings import PickerSettings
 from tests.gateway import picker_harness
 from tests.gateway.kube_objects import pod, service
 from tests.gateway.stack import GatewayStack
 
-async def run():
-    with tempfile.TemporaryDirectory(dir="/tmp") as directory:
-        stack = GatewayStack(Path(directory), poll_seconds=2.0)
-        try:
-            GatewayStack.envoy_workers = int(sys.argv[1])
-            names, plain = ("plain", "chat"), service("plain")
-            plain["spec"]["tiers"] = {"serve": {"maxReplicas": 8}}
-            pods = [pod(f"127.0.0.1:{port}", service=name) for name in names for port in sys.argv[2:]]
-            await stack.start([plain, picker_harness.service_with_slo("chat", batch=500)], pods)
-            pids = [stack.envoy.pid, stack.picker.pid]
-            print(json.dumps({"port": stack.settings.port, "pids": pids}), flush=True)
-            await asyncio.to_thread(sys.stdin.read)
-        finally:
-            await stack.shut_down()
+async def run(directory):
+    # As the product, and unlike the tests: rare garbage collections, and no headers of a trusted proxy.
+    (directory / "sitecustomize.py").write_text("import gc; gc.set_threshold(50_000, 20, 50)")
+    os.environ["PYTHONPATH"] = f"{os.environ['PYTHONPATH']}:{directory}"
+    known = {field.name for field in dataclasses.fields(PickerSettings)}
+    settings = {name: False for name in ("trust_identity_headers",) if name in known}
+    # Engines that answer at once must not look overloaded: then requests would wait in the queue.
+    parts = dataclasses.astuple(picker_harness.MODEL)
+    picker_harness.MODEL = type(picker_harness.MODEL)(*(part / 1000 for part in parts))
+    GatewayStack.envoy_workers = int(sys.argv[1])
+    plain = service("plain")
+    plain["spec"]["tiers"] = {"serve": {"maxReplicas": 8}}
+    pods = [pod(f"127.0.0.1:{port}", service=name) for name in ("plain", "chat") for port in sys.argv[2:]]
+    stack = GatewayStack(directory, poll_seconds=2.0, **settings)
+    try:
+        await stack.start([plain, picker_harness.service_with_slo("chat", batch=500)], pods)
+        pids = [stack.envoy.pid, stack.picker.pid]
+        print(json.dumps({"port": stack.settings.port, "pids": pids}), flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+    finally:
+        await stack.shut_down()
 
-parts = dataclasses.astuple(picker_harness.MODEL)
-# Engines that answer at once must not look overloaded: then requests would wait in the queue.
-picker_harness.MODEL = type(picker_harness.MODEL)(*(part / 1000 for part in parts))
-asyncio.run(run())
+with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+    asyncio.run(run(Path(folder)))
 """
 
 
@@ -229,8 +235,11 @@ def _check(clients: Iterable[Client], way: Way, workload: Workload) -> None:
         raise RuntimeError(f"{way.name}, {workload.name}: {failures[0]}")
 
 
-def gateways(stack: ExitStack, tree: Path, engines: list[int], label: str, workers: int = WORKERS) -> list[Way]:
-    """Start the gateway of a work tree. Returns the ways to a service without and with an SLO."""
+def gateways(stack: ExitStack, tree: Path, engines: list[int], label: str, workers: int) -> list[Way]:
+    """Start the gateway of a work tree. Returns the ways to a service without and with an SLO.
+
+    `workers` are threads of Envoy; in trees before this benchmark they are always two.
+    """
     environment = {**os.environ, "PYTHONPATH": f"{tree / 'operator'}:{tree}", "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-c", _GATEWAY_SCRIPT, *map(str, (workers, *engines))]
     process = subprocess.Popen(command, cwd=tree, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -243,7 +252,7 @@ def gateways(stack: ExitStack, tree: Path, engines: list[int], label: str, worke
     return [Way(f"{GATEWAY}{label}", port, pids, "plain"), Way(f"{WITH_SLO}{label}", port, pids, "chat")]
 
 
-def envoy_alone(stack: ExitStack, directory: Path, engines: list[int]) -> Way:
+def envoy_alone(stack: ExitStack, directory: Path, engines: list[int], workers: int) -> Way:
     """Start an Envoy that only balances."""
     port = free_port()
     url = "type.googleapis.com/envoy.extensions.filters"
@@ -280,7 +289,7 @@ def envoy_alone(stack: ExitStack, directory: Path, engines: list[int]) -> Way:
     }
     config = directory / "envoy.json"
     config.write_text(json.dumps({"static_resources": {"listeners": [listener], "clusters": [cluster]}}))
-    command = [ENVOY, "-c", str(config), "--concurrency", str(WORKERS), "--disable-hot-restart", "-l", "warning"]
+    command = [ENVOY, "-c", str(config), "--concurrency", str(workers), "--disable-hot-restart", "-l", "warning"]
     return Way("Envoy alone", port, (_start(stack, directory, command),))
 
 
@@ -387,6 +396,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("trees", nargs="*", type=Path, metavar="TREE")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2.0, help="of one measurement without streams")
+    parser.add_argument("--envoy-workers", type=int, default=WORKERS, help="threads of each Envoy")
     parser.add_argument("--only", nargs="*", default=[], metavar="TEXT", help="ways whose names contain one of these")
     parser.add_argument("--workloads", nargs="*", default=[], metavar="TEXT", help="workloads that start with these")
     parser.add_argument("--out", type=Path, help="file for all rounds")
@@ -395,10 +405,10 @@ def main(arguments: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as folder, ExitStack() as stack:
         directory, engines = Path(folder), free_ports(ENGINES)
         _start(stack, directory, [sys.executable, "-m", "bench.gateway.upstream", *map(str, engines)])
-        ways = [envoy_alone(stack, directory, engines), *gateways(stack, ROOT, engines, "")]
-        ways += gateways(stack, ROOT, engines, ", one worker", 1)
+        workers = options.envoy_workers
+        ways = [envoy_alone(stack, directory, engines, workers), *gateways(stack, ROOT, engines, "", workers)]
         for tree in options.trees:
-            ways += gateways(stack, tree.resolve(), engines, f", {tree.name}")
+            ways += gateways(stack, tree.resolve(), engines, f", {tree.name}", workers)
         ways += routers(stack, directory, engines)
         ways = [way for way in ways if not options.only or any(text in way.name for text in options.only)]
         for way in ways:
