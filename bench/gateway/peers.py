@@ -24,6 +24,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -367,19 +368,19 @@ async def run_rounds(ways: list[Way], workloads: list[Workload], rounds: int, se
 def table(rows: list[dict[str, Any]]) -> str:
     """Returns the medians of the rounds as Markdown: CPU in microseconds, and in brackets the ratio to the reference.
 
-    The ratio is the median of those within a round. Without the reference, that to Envoy alone. CPU of several
-    processes is also shown by process: that of Envoy and of the picker.
+    The ratio is the median of those within a round. Without the reference, that to the first way. CPU of the gateway is
+    also shown by process: that of Envoy and of the picker.
     """
     ways = list(dict.fromkeys(row["way"] for row in rows))
+    workloads = list(dict.fromkeys(row["workload"] for row in rows))
     reference = REFERENCE if REFERENCE in ways else ways[0]
-    lines = [f"| microseconds of CPU | {' | '.join(ways)} |", f"|---|{'---:|' * len(ways)}"]
-    for workload in dict.fromkeys(row["workload"] for row in rows):
-        by_way: dict[str, dict[int, list[float]]] = {way: {} for way in ways}
-        for row in rows:
-            if row["workload"] == workload:
-                by_way[row["way"]][row["round"]] = row["cpu_us"]
-        cells = [_cell(cpu_us, by_way[reference]) for cpu_us in by_way.values()]
-        lines.append(f"| {workload} | {' | '.join(cells)} |")
+    by_round: dict[tuple[str, str], dict[int, list[float]]] = defaultdict(dict)
+    for row in rows:
+        by_round[row["way"], row["workload"]][row["round"]] = row["cpu_us"]
+    lines = [f"| CPU in µs for each | {' | '.join(workloads)} |", f"|---|{'---:|' * len(workloads)}"]
+    for way in ways:
+        cells = [_cell(by_round[way, workload], by_round[reference, workload]) for workload in workloads]
+        lines.append(f"| {way} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
