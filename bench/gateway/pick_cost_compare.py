@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parents[2]
-ROUNDS = 8
+ROUNDS = 4
 ENDPOINTS = 32
 PROMPT_BYTES = (2_000, 8_000, 100_000)
 # The same bodies in each tree: text in lines, whose breaks JSON escapes.
