@@ -16,20 +16,32 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parents[2]
-ROUNDS = 15
+ROUNDS = 4
 ENDPOINTS = 32
-PROMPT_BYTES = 2_000
+PROMPT_BYTES = (2_000, 8_000, 100_000)
+# The same bodies in each tree: text in lines, whose breaks JSON escapes.
 SCRIPT = f"""
 import json
-from bench.gateway.pick_cost import cost
+from bench.gateway import pick_cost
 from tests.gateway.picker_harness import service_with_slo
-services = {{"without an SLO": service_with_slo(model=False), "with admission": service_with_slo(batch=50)}}
-print(json.dumps({{name: cost(obj, {PROMPT_BYTES}, {ENDPOINTS})[0] for name, obj in services.items()}}))
+
+def body(size, number):
+    content = f"{{number}} " + ("a line of text that has sixty characters and ends here, so.\\n" * size)[:size]
+    messages = [{{"role": "user", "content": content}}]
+    return json.dumps({{"model": "chat", "stream": True, "messages": messages}}).encode()
+
+pick_cost._body = body
+services = {{"without admission": service_with_slo(model=False), "with admission": service_with_slo(batch=50)}}
+print(json.dumps({{
+    f"{{size}} bytes {{name}}": pick_cost.cost(obj, size, {ENDPOINTS}, 300 if size < 50_000 else 60)[0]
+    for size in {PROMPT_BYTES}
+    for name, obj in services.items()
+}}))
 """
 
 
 def measure(tree: Path) -> dict[str, float]:
-    """Microseconds of CPU of an answer in the code of a tree, by kind of service."""
+    """Microseconds of CPU of an answer in the code of a tree, by size and kind of service."""
     environment = {**os.environ, "PYTHONPATH": f"{tree / 'operator'}:{tree}", "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-c", SCRIPT]
     found = subprocess.run(command, cwd=tree, env=environment, check=True, capture_output=True, text=True)
@@ -37,7 +49,9 @@ def measure(tree: Path) -> dict[str, float]:
 
 
 def main(trees: list[Path]) -> None:
-    rounds = [{tree: measure(tree) for tree in (HERE, *trees)} for _ in range(ROUNDS)]
+    order = (HERE, *trees)
+    # The first process of a round is slower than the next ones: each round turns the order round.
+    rounds = [{tree: measure(tree) for tree in order[:: 1 if n % 2 else -1]} for n in range(ROUNDS)]
     for service in rounds[0][HERE]:
         here = [one[HERE][service] for one in rounds]
         print(f"{service}: here {statistics.median(here):.1f} us")

@@ -47,6 +47,7 @@ class GatewayStack:
     """One gateway. Start with `up`, end with `down`; both processes can be killed and started again between."""
 
     picker_program = ROOT / "tests/gateway/picker_process.py"
+    envoy_workers = 2
 
     def __init__(self, directory: Path, **settings: Any) -> None:
         fields = {
@@ -128,7 +129,7 @@ class GatewayStack:
         await self.ready()
 
     def start_envoy(self) -> None:
-        command = [ENVOY, "-c", str(self.settings.bootstrap), "--concurrency", "2"]
+        command = [ENVOY, "-c", str(self.settings.bootstrap), "--concurrency", str(self.envoy_workers)]
         command += ["--disable-hot-restart", "--file-flush-interval-msec", "20", "-l", "warning"]
         with self.log.open("ab") as log:
             self.envoy = subprocess.Popen(command, stdout=log, stderr=log)

@@ -56,27 +56,26 @@ class BodyBudget:
         held = self._client_bytes.get(client, 0)
         if held and held + size > self.client_limit_bytes:
             return self._rejection("This gateway instance holds for this client", held, self.client_limit_bytes, size)
-        self._set(request_id, _Reservation(size, now, client))
+        self.release(request_id)
+        self._reservations[request_id] = _Reservation(size, now, client)
+        self._add(client, size)
         return None
 
     def record(self, request_id: str, size: int, now: float) -> None:
         """Record the true size of a body that was read."""
         previous = self._reservations.get(request_id)
-        since_s, client = (now, "") if previous is None else (previous.since_s, previous.client)
-        self._set(request_id, _Reservation(size, since_s, client))
+        if previous is None:  # most bodies are small and were read without a question
+            self._reservations[request_id] = _Reservation(size, now, "")
+            self._add("", size)
+        else:
+            self._add(previous.client, size - previous.size)
+            previous.size = size
 
     def release(self, request_id: str) -> None:
         """Give back the room of a request that ended."""
-        self._set(request_id, None)
-
-    def _set(self, request_id: str, reservation: _Reservation | None) -> None:
-        """Replace the reservation of a request."""
         previous = self._reservations.pop(request_id, None)
         if previous is not None:
             self._add(previous.client, -previous.size)
-        if reservation is not None:
-            self._reservations[request_id] = reservation
-            self._add(reservation.client, reservation.size)
 
     def _add(self, client: str, size: int) -> None:
         self.reserved_bytes += size

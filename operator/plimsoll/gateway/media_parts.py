@@ -22,6 +22,7 @@ import msgspec
 from xxhash import xxh3_64_digest
 
 from plimsoll.core.types import MediaKind
+from plimsoll.gateway.byte_search import has_unicode_escape
 from plimsoll.gateway.picture_tokens import DEFAULT_FAMILY, Pictures, picture_tokens
 from plimsoll.gateway.sound_length import TOKENS_PER_SECOND, sound_seconds
 
@@ -112,9 +113,9 @@ def utf8_bytes(text: bytes, size: int | None = None) -> int:
     """
     size = len(text) if size is None else size
     sample = text[:LONG_TEXT_BYTES]
-    escapes = sample.count(b"\\u") if b"\\" in sample else 0
-    if not escapes:
+    if b"\\" not in sample or not has_unicode_escape(sample):
         return size
+    escapes = sample.count(b"\\u")
     excess = (ESCAPE_BYTES - 3) * escapes + sample.count(b"\\u0")  # from \u0800 on, three bytes; before, two
     return max(0, size - excess * size // len(sample))  # the last escape may be cut off
 

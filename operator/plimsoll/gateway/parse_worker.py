@@ -1,6 +1,6 @@
 """A worker process that parses bodies that would block the event loop.
 
-Problem: large bodies (`needs_worker`) are parsed here one at a time. In one common queue, the bodies of a hostile
+Problem: large bodies (`NeedsWorker`) are parsed here one at a time. In one common queue, the bodies of a hostile
 client would delay those of all others, and fill the room for them.
 
 Idea: each client has a queue of its own, and the clients take turns. So a client's next body waits for at most one body

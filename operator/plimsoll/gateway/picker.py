@@ -41,7 +41,7 @@ from plimsoll.gateway.request_context import (
     request_id_of,
 )
 from plimsoll.gateway.request_demand import demand_by_service, demand_tokens
-from plimsoll.gateway.request_parser import MAX_SEQUENCES_PER_PROMPT, ParsedRequest, parse_body
+from plimsoll.gateway.request_parser import MAX_SEQUENCES_PER_PROMPT, ParsedRequest, parse_in_loop
 from plimsoll.gateway.request_queue import RequestQueue
 from plimsoll.gateway.request_stats import RequestStats
 from plimsoll.gateway.retry_identity import OWN_SEED, body_digest, claims_retry
@@ -120,12 +120,12 @@ class Picker:
         self.release(list(self.admission.services), now)
 
     def check(self, body: bytes, headers: Mapping[bytes, bytes], now: float, route: ApiRoute = CHAT_ROUTE) -> Reply:
-        """Returns the HTTP response to an ext_authz check with the client's body."""
+        """Returns the HTTP response to an ext_authz check with the client's body. Raises NeedsWorker."""
         identity = self.authenticate(headers)
         if isinstance(identity, Rejection):
             return self.reject(identity, route.shape)
         is_form = route.form is BodyForm.AUDIO
-        parsed = parse_audio_form(body, headers.get(b"content-type", b"")) if is_form else parse_body(body, route)
+        parsed = parse_audio_form(body, headers.get(b"content-type", b"")) if is_form else parse_in_loop(body, route)
         return self.decide(parsed, body, headers, identity, now, route)
 
     def authenticate(self, headers: Mapping[bytes, bytes], *, is_counted: bool = True) -> Identity | Rejection:

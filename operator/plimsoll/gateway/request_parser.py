@@ -29,6 +29,7 @@ from plimsoll.gateway.body_forms import (
     prompt_size,
     refused_field,
 )
+from plimsoll.gateway.byte_search import count_bytes
 from plimsoll.gateway.duplicate_keys import find_duplicate, needs_strict_parse, strip_value
 from plimsoll.gateway.errors import Rejection, RejectionReason
 from plimsoll.gateway.picture_tokens import DEFAULT_FAMILY, PictureFamily, Pictures
@@ -83,20 +84,25 @@ class ParsedRequest(msgspec.Struct):
         return self.prompt._replace(tokens=min(tokens, MAX_REQUEST_TOKENS))
 
 
-def needs_worker(body: bytes, form: BodyForm = BodyForm.COMPLETION) -> bool:
-    """Whether `parse_body` of this body would block the event loop for too long."""
-    if form is BodyForm.AUDIO:
-        return False  # a form is not parsed as JSON
-    if len(body) <= LARGE_BODY_BYTES:
-        return False
-    if len(body) > MAX_LOOP_BODY_BYTES:
-        return True
-    values = body.count(b"[") + body.count(b"{") + body.count(b",")  # of lists, of objects, and in both
-    return values > MAX_VALUES or needs_strict_parse(body, form)
+class NeedsWorker(Exception):
+    """To parse this body would block the event loop for too long."""
+
+
+def parse_in_loop(body: bytes, route: ApiRoute = CHAT_ROUTE) -> ParsedRequest | Rejection:
+    """As `parse_body`. Raises NeedsWorker."""
+    size = len(body)
+    if size > LARGE_BODY_BYTES and (size > MAX_LOOP_BODY_BYTES or count_bytes(body, b"[{,") > MAX_VALUES):
+        raise NeedsWorker
+    return _parse(body, route, LARGE_BODY_BYTES)
 
 
 def parse_body(body: bytes, route: ApiRoute = CHAT_ROUTE) -> ParsedRequest | Rejection:
     """Returns the parsed request or its rejection. Never raises."""
+    return _parse(body, route, len(body))
+
+
+def _parse(body: bytes, route: ApiRoute, max_strict_bytes: int) -> ParsedRequest | Rejection:
+    """Raises NeedsWorker for a body of more than `max_strict_bytes` that needs a strict parse."""
     form = route.form
     if not body.strip():
         return Rejection(
@@ -110,6 +116,8 @@ def parse_body(body: bytes, route: ApiRoute = CHAT_ROUTE) -> ParsedRequest | Rej
     try:
         fields = decode_fields(body, form)
         is_suspicious = needs_strict_parse(strip_value(body, *main_value(fields, form)), form)
+        if is_suspicious and len(body) > max_strict_bytes:
+            raise NeedsWorker
         duplicate = find_duplicate(body, form) if is_suspicious else None
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         return Rejection(

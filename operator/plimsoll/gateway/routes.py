@@ -32,7 +32,7 @@ from plimsoll.gateway.parse_worker import ParseWorker
 from plimsoll.gateway.picker import Picker
 from plimsoll.gateway.picker_replies import write_response
 from plimsoll.gateway.request_context import request_id_of
-from plimsoll.gateway.request_parser import needs_worker
+from plimsoll.gateway.request_parser import NeedsWorker
 from plimsoll.gateway.server import HandlerReply
 from plimsoll.gateway.service_catalog import ServiceCatalog, ServiceEntry
 from plimsoll.gateway.signals_document import build_signals, update_metrics
@@ -100,16 +100,17 @@ class EnvoyEndpoint:
         if (request_id := request_id_of(request.headers)) is not None:
             self._bodies.record(request_id, len(request.body), started_s)
         route = route_of(request.path[len(_CHECK) :])
-        if needs_worker(request.body, route.form):
-            identity = self._picker.authenticate(request.headers)
-            if isinstance(identity, Rejection):
-                return self._picker.reject(identity, route.shape)
-            return self._check_in_worker(request, identity, route)
-        reply = self._picker.check(request.body, request.headers, started_s, route)
+        try:
+            reply = self._picker.check(request.body, request.headers, started_s, route)
+        except NeedsWorker:
+            return self._check_in_worker(request, route)
         self._picker.pick_s += time.monotonic() - started_s
         return reply
 
-    async def _check_in_worker(self, request: HttpRequest, identity: Identity, route: ApiRoute) -> bytes:
+    async def _check_in_worker(self, request: HttpRequest, route: ApiRoute) -> bytes:
+        identity = self._picker.authenticate(request.headers, is_counted=False)
+        if isinstance(identity, Rejection):
+            return self._picker.reject(identity, route.shape)
         parsed = await self._worker.parse(request.body, route, client_of(identity, request.headers))
         reply = self._picker.decide(parsed, request.body, request.headers, identity, time.monotonic(), route)
         return reply if isinstance(reply, bytes) else await reply

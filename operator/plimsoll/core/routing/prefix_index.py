@@ -106,9 +106,14 @@ class RecentPrefixes:
         chain_of, chains, excess = self._chain_of, self._chains, len(self._chain_of) - self._capacity
         while excess > 0 and len(chains) > 1:
             chain = chains[0]
-            while excess > 0 and chain.remaining and chain_of.get(chain.block_hashes[chain.remaining - 1]) is chain:
-                chain.remaining -= 1  # last blocks first, and no more than necessary
-                del chain_of[chain.block_hashes[chain.remaining]]
+            blocks = chain.block_hashes[max(0, chain.remaining - excess) : chain.remaining]
+            for block in reversed(blocks):  # last blocks first, and no more than necessary
+                owner = chain_of.pop(block, None)
+                if owner is not chain:
+                    if owner is not None:
+                        chain_of[block] = owner
+                    break
+                chain.remaining -= 1
                 excess -= 1
             if excess:  # its other blocks belong to newer chains
                 chains.popleft()

@@ -23,7 +23,7 @@ from plimsoll.gateway.key_limits import RATE_LIMIT_HEADERS
 from plimsoll.gateway.parse_worker import ParseWorker
 from plimsoll.gateway.request_bounds import IDLE_TIMEOUT_HEADER
 from plimsoll.gateway.request_context import REQUEST_ID_HEADER
-from plimsoll.gateway.request_parser import ParsedRequest, needs_worker, parse_body
+from plimsoll.gateway.request_parser import NeedsWorker, ParsedRequest, parse_in_loop
 
 INTERNAL_PREFIX: Final = "x-plimsoll-"
 MODEL_HEADER: Final = "x-plimsoll-model"
@@ -122,8 +122,9 @@ async def parse(
     worker: ParseWorker, body: bytes, headers: Mapping[bytes, bytes], route: ApiRoute, identity: Identity
 ) -> Parsed:
     """Returns the parsed body of a request, or why it is rejected."""
-    if needs_worker(body, route.form):
-        return await worker.parse(body, route, client_of(identity, headers))
     if route.form is BodyForm.AUDIO:
         return parse_audio_form(body, headers.get(b"content-type", b""))
-    return parse_body(body, route)
+    try:
+        return parse_in_loop(body, route)
+    except NeedsWorker:
+        return await worker.parse(body, route, client_of(identity, headers))

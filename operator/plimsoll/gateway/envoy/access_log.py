@@ -41,8 +41,9 @@ class AccessRecord(msgspec.Struct):
 
     All durations start at the first byte of the request. `ttft_us` ends at the first byte of the response,
     `duration_us` at its last byte, and `received_us` at the last byte of the request. `sent_bytes` is the size of the
-    response body. The fields after `client_request_id` are None unless the gateway writes an access log. `path` has no
-    query, `reason` is the header `x-plimsoll-reason` of the response, and `total_ms` the time to the end in any case.
+    response body. `cluster`, `attempts` and the fields after `client_request_id` are None unless the gateway writes an
+    access log. `path` has no query, `reason` is the header `x-plimsoll-reason` of the response, and `total_ms` the time
+    to the end in any case.
     """
 
     request_id: str | None = None

@@ -32,11 +32,9 @@ _RUNNING_FORMAT: Final = {
 _END_FORMAT: Final = {
     "request_id": "%REQ(X-PLIMSOLL-REQUEST-ID)%",
     "upstream": "%UPSTREAM_HOST%",
-    "cluster": "%UPSTREAM_CLUSTER%",
     "status": "%RESPONSE_CODE%",
     "flags": "%RESPONSE_FLAGS%",
     "details": "%RESPONSE_CODE_DETAILS%",
-    "attempts": "%UPSTREAM_REQUEST_ATTEMPT_COUNT%",
     "ttft_us": _TTFT,
     "duration_us": "%COMMON_DURATION(DS_RX_BEG:DS_TX_END:us)%",
     "received_us": _RECEIVED,
@@ -45,6 +43,8 @@ _END_FORMAT: Final = {
 }
 # What only the gateway's own access log needs.
 _DETAILS: Final = {
+    "cluster": "%UPSTREAM_CLUSTER%",
+    "attempts": "%UPSTREAM_REQUEST_ATTEMPT_COUNT%",
     "method": "%REQ(:METHOD):20%",
     "path": "%PATH(NQ:PATH):200%",
     "reason": "%RESP(X-PLIMSOLL-REASON):64%",
