@@ -102,6 +102,13 @@ OPERATOR_ENGINE_POLLS_WAITING = Gauge(
     ["pool"],
     registry=OPERATOR,
 )
+OPERATOR_ENGINE_POLLS_PUT_OFF = Gauge(
+    "plimsoll_operator_engine_polls_put_off",
+    "Polls of engines that are due and put off, because their namespace and node has its share under way or waiting "
+    "(pool as above).",
+    ["pool"],
+    registry=OPERATOR,
+)
 OPERATOR_WRITES = Counter(
     "plimsoll_operator_writes",
     "Writes to the API server (verb: PATCH, POST, PUT, DELETE), without lease renewals.",
