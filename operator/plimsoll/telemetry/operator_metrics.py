@@ -109,6 +109,13 @@ OPERATOR_ENGINE_POLLS_PUT_OFF = Gauge(
     ["pool"],
     registry=OPERATOR,
 )
+OPERATOR_CONNECTIONS_CUT = Counter(
+    "plimsoll_operator_connections_cut",
+    "Connections to the ports of probes, metrics and recommendations that were cut (reason: slow_request, without a "
+    "whole request for 5 seconds, too_many, above 512 at one port).",
+    ["reason"],
+    registry=OPERATOR,
+)
 OPERATOR_WRITES = Counter(
     "plimsoll_operator_writes",
     "Writes to the API server (verb: PATCH, POST, PUT, DELETE), without lease renewals.",
@@ -400,3 +407,5 @@ for _outcome in ("done", "retry", "unexpected"):
     OPERATOR_RECONCILES.labels(_outcome)
 for _verb in ("PATCH", "POST", "PUT", "DELETE"):
     OPERATOR_WRITES.labels(_verb)
+for _reason in ("slow_request", "too_many"):
+    OPERATOR_CONNECTIONS_CUT.labels(_reason)

@@ -49,8 +49,8 @@ Services = dict[Key, tuple[Object, InferenceService]]
 T = TypeVar("T")
 Steps = Generator[list[ScaleChange], None, T]  # pauses of a part of a tick, without changes, and its result
 
-INGEST_SLICE_SIZE = 200  # services of a gateway's reading, likewise
 SLICE_SIZE = 10  # services of a tick that are read, or reported, before other work of the event loop
+INGEST_SLICE_SIZE = 200  # services of a gateway's reading, likewise
 
 log = ServiceLog(__name__)
 
