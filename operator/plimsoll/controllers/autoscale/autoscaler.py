@@ -173,6 +173,7 @@ class Autoscaler:
             del self._entries[deleted_key]
             self._gauges.forget(deleted_key)
             self._cost_gauges.forget(deleted_key)
+            yield []
         readings, gateways = self._sources.gateways()
         for _ in self._ingest(tuple(readings), now_s):
             yield []

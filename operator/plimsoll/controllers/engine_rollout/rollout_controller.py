@@ -26,7 +26,7 @@ from plimsoll.telemetry.service_log import ServiceLog
 log = ServiceLog(__name__)
 
 PLAN_SECONDS: Final = 5.0
-SLICE_SIZE: Final = 25  # services of a plan that are read before other work of the event loop
+SLICE_SIZE: Final = 10  # services of a plan that are read before other work of the event loop
 
 
 @dataclass(frozen=True)
