@@ -92,7 +92,8 @@ class Operator:
         share = 100 * (self.cpu_s() - before) / MEASURE_S
         return self._resident_mb(), share, loop_s, await self.longest_s("/metrics", self._metrics, 2.0)
 
-    def _cpu_s(self) -> float:
+    def cpu_s(self) -> float:
+        """CPU time of the process in seconds."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
