@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 from dataclasses import replace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from plimsoll.api import labels
-from plimsoll.controllers.engine_rollout.rollout_controller import EngineRollout
+from plimsoll.controllers.engine_rollout.rollout_controller import SLICE_SIZE, EngineRollout
 from plimsoll.controllers.engine_rollout.rollout_plan import Phase, RolloutPlan, plan_rollout
 from plimsoll.controllers.engine_rollout.rollout_state import RolloutState, rollout_state
 from plimsoll.controllers.isolation import ObjectErrors
@@ -303,6 +304,24 @@ def fleet(generation: int, *names: str) -> ObjectCache:
 def phases() -> dict[str, float]:
     [family] = operator_metrics.OPERATOR_ENGINE_ROLLOUT.collect()
     return {sample.labels["phase"]: sample.value for sample in family.samples}
+
+
+async def test_first_plan_of_many_services_lets_others_run() -> None:
+    names = [f"s-{number}" for number in range(4 * SLICE_SIZE)]
+    rollout = EngineRollout(fleet(0, *names), EngineRolloutSettings(), lambda key: None, clock=lambda: NOW_S)
+    turns = 0
+
+    async def take_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    other = asyncio.create_task(take_turns())
+    await asyncio.gather(rollout.wait_planned(), rollout.wait_planned())  # of two workers: one of them plans
+    other.cancel()
+    assert turns >= 4
+    assert phases()["updated"] == len(names)
 
 
 def test_controller_restart_and_upgrade_change_nothing() -> None:

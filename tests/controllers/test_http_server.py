@@ -6,11 +6,13 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 import jsonschema
 import pytest
 from aiohttp.test_utils import TestClient, TestServer, make_mocked_request
 
+from plimsoll.adapters.connection_guard import ConnectionGuard
 from plimsoll.api.recommendation import json_schema
 from plimsoll.controllers import http_server
 from plimsoll.controllers.autoscale.recommendations import Recommendations
@@ -18,6 +20,7 @@ from plimsoll.controllers.http_server import HttpEndpoints, build_app
 from plimsoll.controllers.reconcile_progress import ReconcileProblems
 from plimsoll.core.autoscaling.service_state import ServiceState
 from plimsoll.telemetry import operator_metrics
+from tests.ports import free_port
 
 DOCUMENTS = {("team", "chat"): {"version": 1, "service": "team/chat"}}
 
@@ -138,3 +141,23 @@ async def test_recommendations_are_read_only() -> None:
     async with client(HttpEndpoints(recommendations=undecided())) as http:
         for path in ("", "/team/chat"):
             assert (await http.post(f"/v1/recommendations{path}")).status == 405
+
+
+async def test_server_cuts_silent_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "ConnectionGuard", partial(ConnectionGuard, head_seconds=0.1))
+    ports = free_port(), free_port()
+    runner = await http_server.serve(*ports)
+    before = _cut()
+    for port in ports:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        assert await reader.read() == b""
+        writer.close()
+    assert _cut() == before + 2
+    await runner.cleanup()
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", ports[0])
+
+
+def _cut() -> float:
+    name = "plimsoll_operator_connections_cut_total"
+    return operator_metrics.OPERATOR.get_sample_value(name, {"reason": "slow_request"}) or 0.0

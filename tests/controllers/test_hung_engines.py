@@ -22,8 +22,10 @@ from plimsoll.core.ports import EngineReading
 from plimsoll.core.types import Role
 from tests import builders
 from tests.controllers.test_engines import parse
+from tests.controllers.test_metrics_export import value
 from tests.virtual_time import in_virtual_time
 
+METRIC = "plimsoll_operator_engine_polls"
 ANSWER_S = 0.02
 HUNG, HEALTHY = 600, 30
 RUN_S = 60.0
@@ -79,13 +81,15 @@ async def worst_gap_s(fleet: Fleet, pods: int) -> float:
 async def test_hung_engines_leave_a_bounded_number_of_polls() -> None:
     store = ObjectCache()
     fleet = Fleet(store)
-    fleet.hanging = set(add_pods(store, "hung", HUNG, nodes=4, first=1, node="node"))
+    fleet.hanging, put_off = set(add_pods(store, "hung", HUNG, nodes=4, first=1, node="node")), list[float]()
     running = asyncio.create_task(fleet.engines.run())
     for _ in range(60):
         await asyncio.sleep(1.0)
+        put_off.append(sum(value(f"{METRIC}_put_off", pool=pool) or 0.0 for pool in ("answering", "failing")))
         assert len(asyncio.all_tasks()) < 4 * (MAX_GROUP_POLLS + MAX_FAILING_GROUP_POLLS) + 99
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
+    assert min(put_off[10:]) > HUNG / 2
 
 
 @in_virtual_time

@@ -79,7 +79,7 @@ class World:
         assert raw is not None
         claim = read_claim(raw)
         assert claim is not None
-        since = grant_time(claim, self.store.name_claims(), NO_RULES, self.at)
+        since = grant_time(claim, self.store.claims_of(claim.names), NO_RULES, self.at)
         record = None if since is None else format_record(claim.model, since)
         self.store.put({**raw, "status": raw.get("status", {}) | {"nameClaim": record}})
 

@@ -149,7 +149,7 @@ def test_objects_that_left_are_kept_nowhere() -> None:
             store.put(pod | {"spec": {"part": (part := _Part())}})
             parts.append(weakref.ref(part))
         store.remove(pod)
-    assert store.all_pods()
+    assert list(store.all_pods())
     store.replace("Pod", ())
     del part
     gc.collect()
@@ -169,3 +169,41 @@ def test_next_version_shares_what_has_not_changed() -> None:
     assert found is not None
     assert before is not None
     assert found["metadata"]["labels"] is before["metadata"]["labels"]
+
+
+def test_object_that_is_put_again_notifies_nobody() -> None:
+    """As the watch brings back what the answer to a write has brought."""
+    changed = list[Key]()
+    store = ObjectCache(changed.append)
+    service = builders.service()
+    for one in (service, builders.deployment(service, "decode")):
+        store.put(one)
+        store.put(copy.deepcopy(one))
+    assert changed == [("team", "chat")] * 2
+    newer = copy.deepcopy(service)
+    newer["metadata"]["resourceVersion"] = "2"
+    store.put(newer, notify=False)
+    assert (store.get("InferenceService", ("team", "chat")), len(changed)) == (newer, 2)
+
+
+def test_claims_of_names_follow_their_services() -> None:
+    store = ObjectCache()
+
+    def claimants(*names: str) -> set[str]:
+        return {claim.qualified_name for claim in store.claims_of(names)}
+
+    model = {"uri": "file:///models/tiny", "name": "shared"}
+    for name in ("a", "b"):
+        store.put(builders.service(name, model=model))
+    assert claimants("shared") == claimants("shared", "team/a", "none") == {"team/a", "team/b"}
+    renamed = builders.service("a")
+    renamed["metadata"]["resourceVersion"] = "2"
+    store.put(renamed)
+    assert (claimants("shared"), claimants("a")) == ({"team/b"}, {"team/a"})
+    successor = builders.service("a", model=model)
+    successor["metadata"] |= {"uid": "later", "resourceVersion": "3"}
+    store.put(successor)
+    assert (claimants("shared"), claimants("a")) == ({"team/a", "team/b"}, set())
+    for one in (successor, builders.service("b", model=model)):
+        store.remove(one)
+    assert store._claims_by_name == {}

@@ -45,15 +45,15 @@ def test_pods_count_for_their_own_service_until_it_is_replaced() -> None:
     successor = builders.service()
     successor["metadata"] |= {"uid": "successor", "creationTimestamp": "2026-01-01T00:05:00Z"}
     store.put(successor)
-    assert store.pods(KEY) == store.all_pods() == []
+    assert store.pods(KEY) == list(store.all_pods()) == []
     store.remove(successor)
-    assert len(store.all_pods()) == 1  # its engine still runs
+    assert len(list(store.all_pods())) == 1  # its engine still runs
 
 
 def test_pods_of_targets_may_be_older_than_the_service() -> None:
     target = pod("target", "2025-01-01T00:00:00Z") | {"kind": labels.ADOPTED_POD_KIND, labels.ADOPTED: {}}
     store = cache(target)
-    assert store.pods(KEY) == store.all_pods() == [target]
+    assert store.pods(KEY) == list(store.all_pods()) == [target]
 
 
 def test_requests_that_an_earlier_service_aborts_have_no_event() -> None:

@@ -298,7 +298,7 @@ def test_index_is_unknown_until_every_namespace_is_listed(two_scopes: ServiceInd
     assert two_scopes.cluster is None
     two_scopes.take("other", WatchEvent("SYNC"))
     assert two_scopes.cluster is not None
-    assert [one.qualified_name for one in two_scopes.cluster.cache.name_claims()] == ["team/chat"]
+    assert [one.qualified_name for one in two_scopes.cluster.cache.claims_of(["chat"])] == ["team/chat"]
     assert two_scopes.cluster.rules.service_namespaces == {"team"}
 
 
@@ -312,9 +312,10 @@ def test_index_follows_changes(two_scopes: ServiceIndex) -> None:
         "team", WatchEvent("MODIFIED", renamed | {"metadata": renamed["metadata"] | {"resourceVersion": "2"}})
     )
     assert two_scopes.cluster is not None
-    assert [one.model for one in two_scopes.cluster.cache.name_claims()] == ["second"]
+    cache = two_scopes.cluster.cache
+    assert [one.model for one in cache.claims_of(["first", "second", "team/chat"])] == ["second"]
     two_scopes.take("team", WatchEvent("DELETED", renamed))
-    assert two_scopes.cluster.cache.name_claims() == []
+    assert cache.claims_of(["second", "team/chat"]) == []
 
 
 def test_essentials_have_the_claim_of_the_whole_object() -> None:

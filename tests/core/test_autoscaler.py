@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from plimsoll.core import workload
-from plimsoll.core.autoscaling.fleet_decisions import decide_all
+from plimsoll.core.autoscaling.fleet_decisions import SLICE_SIZE, decide_all, decide_in_slices
 from plimsoll.core.autoscaling.inputs import ScalingSpec, ServiceSnapshot, TierSnapshot
 from plimsoll.core.autoscaling.observations import LaggingSignals, SizingResult
 from plimsoll.core.autoscaling.scaling_decision import ScalingDecision
@@ -334,6 +334,22 @@ def test_tick_limits_capacity_computations_per_tick() -> None:
         )
         made = sum(isinstance(f.service.tiers["serve"].capacity, TierCapacity) for f in fleets)
         assert made == min(12 * (second + 1), 40)
+
+
+def test_decisions_of_a_large_fleet_are_made_in_slices() -> None:
+    fleets = [Fleet(scaling_spec()) for _ in range(2 * SLICE_SIZE + 1)]
+    tier = {"serve": TierSnapshot(1, 1, (), ABOUT)}
+    parts = decide_in_slices(
+        {
+            n: (f.service, ServiceSnapshot(service_metrics(5.0, Role.SERVE), tier), f.scaling_spec)
+            for n, f in enumerate(fleets)
+        },
+        START_S,
+    )
+    decided = [list(part) for part in parts]
+    assert [key for part in decided for key in part] == list(range(len(fleets)))
+    assert max(map(len, decided)) == SLICE_SIZE
+    assert decided[:4] == [[]] * 4  # two slices of readings, the rest of them, and capacities
 
 
 def test_first_arrivals_do_not_scale_up() -> None:

@@ -18,7 +18,7 @@ import math
 import time
 import zlib
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -48,6 +48,7 @@ log = ServiceLog(__name__)
 
 Object = dict[str, Any]
 OnReading = Callable[[Key, Role, EngineReading], None]
+Poll = Callable[[], Coroutine[Any, Any, None]]
 ParseEngineInfo = Callable[[bytes], tuple[EngineInfo, StartupProgress]]
 
 BUSY_INTERVAL_S: Final = 5.0
@@ -62,9 +63,10 @@ MAX_GROUP_POLLS: Final = 32  # polls under way or waiting, of one namespace and 
 MAX_FAILING_GROUP_POLLS: Final = 4  # those to pods whose last poll failed
 _RELIST_INTERVAL_S: Final = 1.0  # between two reads of the pod cache
 _MIN_SLEEP_S: Final = 0.05
-_FAILING_WAIT_S: Final = 0.25  # for a place of polls that failed: ten thousand pods may wait at once
+_PAUSE_PER_SCAN_SECOND: Final = 20.0  # a scan of ten thousand pods takes milliseconds, so at most 5% of a core
 _SLICE_SIZE: Final = 500  # pods of the cache that are read before other work of the event loop
 _ROLES: Final = frozenset(Role)
+_POOLS: Final = ("answering", "failing")  # of polls: the second has those to pods whose last poll failed
 
 
 class UnreachableEngine(NamedTuple):
@@ -106,6 +108,9 @@ class _PolledPod:
     startup_progress: StartupProgress | None = None  # of the running container
     container_started_s: float | None = None
 
+    def __post_init__(self) -> None:
+        self.group = Group(self.key[0], self.node)
+
 
 class EnginePoller:
     """Polls every engine pod in the cache."""
@@ -135,11 +140,13 @@ class EnginePoller:
         self._monotonic = monotonic
         self._pods: dict[str, _PolledPod] = {}  # by uid
         self._pods_by_name: dict[tuple[str, str], _PolledPod] = {}  # by namespace and name
+        self._pods_of: dict[Key, list[_PolledPod]] = {}  # by service
         self._busy_pods: defaultdict[tuple[Key, Role], set[str]] = defaultdict(
             set
         )  # uids of pods that had work at the last poll
         self._active_until_s: dict[Key, float] = {}
         self._relisted_s = -math.inf
+        self._scan_s = 0.0  # CPU time of the last search for pods that are due
         self._polls, self._failing_polls = GroupBound(MAX_GROUP_POLLS), GroupBound(MAX_FAILING_GROUP_POLLS)
         self._slots, self._failing_slots = FairSlots(MAX_CONCURRENT_REQUESTS), FairSlots(MAX_FAILING_REQUESTS)
 
@@ -162,13 +169,13 @@ class EnginePoller:
         """The last report of each ready engine of a service with LoRA, by pod and adapter."""
         return {
             pod.name: pod.startup_progress.adapters
-            for pod in self._pods.values()
-            if pod.key == key and pod.is_ready and pod.startup_progress and pod.startup_progress.adapters is not None
+            for pod in self._pods_of.get(key, ())
+            if pod.is_ready and pod.startup_progress and pod.startup_progress.adapters is not None
         }
 
     def model_revisions(self, key: Key) -> tuple[str, ...]:
         """The different commits or digests of the model that ready engines of a service report, sorted."""
-        progress = [pod.startup_progress for pod in self._pods.values() if pod.key == key and pod.is_ready]
+        progress = [pod.startup_progress for pod in self._pods_of.get(key, ()) if pod.is_ready]
         return tuple(sorted({one.model_revision for one in progress if one is not None and one.model_revision}))
 
     def unreachable(self) -> dict[tuple[str, str], UnreachableEngine]:
@@ -192,46 +199,70 @@ class EnginePoller:
         """Poll the engines of a service at the busy interval, because requests arrive for it."""
         now_s = self._monotonic()
         if self._active_until_s.get(service, -math.inf) <= now_s:
-            self._expedite(now_s, [pod for pod in self._pods.values() if pod.key == service])
+            self._expedite(now_s, self._pods_of.get(service, ()))
         self._active_until_s[service] = now_s + IDLE_INTERVAL_S
 
     async def run(self) -> None:
         """Poll until cancelled."""
         async with asyncio.TaskGroup() as group:
             while True:
-                group.create_task(self.poll_due())
-                await asyncio.sleep(0.0)  # lets the task clear the due times before they are read
+                for start in await self._take_due():
+                    group.create_task(start())
                 await asyncio.sleep(self._sleep_s())
 
     async def poll_due(self) -> None:
         """Poll every pod that is due, and wait for the answers."""
+        await asyncio.gather(*(start() for start in await self._take_due()))
+
+    async def _take_due(self) -> list[Poll]:
+        """The polls that are due, which have a place. One without a place remains due."""
         now_s = self._monotonic()
         if now_s - self._relisted_s >= _RELIST_INTERVAL_S:
             await self._relist(now_s)
-        polls = []
-        for pod in [one for one in self._pods.values() if min(one.metrics_due_s, one.info_due_s) <= now_s]:
-            if pod.metrics_due_s <= now_s:
+        polls = list[Poll]()
+        put_off, scan_s, began_s = {False: 0, True: 0}, 0.0, time.thread_time()
+        for number, pod in enumerate(list(self._pods.values()), 1):
+            if number % _SLICE_SIZE == 0:
+                scan_s += time.thread_time() - began_s
+                await asyncio.sleep(0)
+                began_s = time.thread_time()
+            if min(pod.metrics_due_s, pod.info_due_s) > now_s:
+                continue
+            for failures, poll in self._due_polls(pod, now_s):
+                if poll is None:
+                    put_off[failures > 0] += 1
+                else:
+                    polls.append(poll)
+        self._scan_s = scan_s + time.thread_time() - began_s
+        for has_failed, pool in enumerate(_POOLS):
+            operator_metrics.OPERATOR_ENGINE_POLLS_PUT_OFF.labels(pool).set(put_off[bool(has_failed)])
+        return polls
+
+    def _due_polls(self, pod: _PolledPod, now_s: float) -> Iterator[tuple[int, Poll | None]]:
+        """The polls of a pod that are due, each with its earlier failures; None for one without a place."""
+        if pod.metrics_due_s <= now_s:
+            if pod.metrics is None:
                 pod.metrics_due_s = math.inf
-                if pod.metrics is not None:
-                    poll = partial(self._poll_metrics, pod, pod.metrics)
-                    if (leave := self._take_place(pod, pod.metrics_failures)) is not None:
-                        polls.append(self._contained(Stage.ENGINE_METRICS, pod, leave, poll))
-                    else:
-                        pod.metrics_due_s = now_s + _wait_s(pod.metrics_failures)
-            if pod.info_due_s <= now_s:
+            elif (leave := self._take_place(pod, pod.metrics_failures)) is not None:
+                pod.metrics_due_s = math.inf
+                ask = partial(self._poll_metrics, pod, pod.metrics)
+                yield pod.metrics_failures, partial(self._contained, Stage.ENGINE_METRICS, pod, leave, ask)
+            else:
+                yield pod.metrics_failures, None
+        if pod.info_due_s <= now_s:
+            if not pod.launched:
                 pod.info_due_s = math.inf
-                if pod.launched:
-                    if (leave := self._take_place(pod, pod.info_failures)) is not None:
-                        ask = partial(self._poll_engine_info, pod)
-                        polls.append(self._contained(Stage.ENGINE_ABOUT, pod, leave, ask))
-                    else:
-                        pod.info_due_s = now_s + _wait_s(pod.info_failures)
-        await asyncio.gather(*polls)
+            elif (leave := self._take_place(pod, pod.info_failures)) is not None:
+                pod.info_due_s = math.inf
+                ask = partial(self._poll_engine_info, pod)
+                yield pod.info_failures, partial(self._contained, Stage.ENGINE_ABOUT, pod, leave, ask)
+            else:
+                yield pod.info_failures, None
 
     def _take_place(self, pod: _PolledPod, failures: int) -> Callable[[], None] | None:
         """Take a place among the polls under way or waiting. Returns what gives it back, None if there is none."""
-        leave = (self._failing_polls if failures else self._polls).enter(Group(pod.key[0], pod.node))
-        if leave is not None:
+        leave = (self._failing_polls if failures else self._polls).enter(pod.group)
+        if leave is not None and pod.uid in self._pods:
             self._pods[pod.uid] = self._pods.pop(pod.uid)  # behind those that wait for a place
         return leave
 
@@ -253,32 +284,46 @@ class EnginePoller:
 
     def _slot(self, pod: _PolledPod, failures: int) -> AbstractAsyncContextManager[None]:
         slots = self._failing_slots if failures else self._slots
-        return slots.of(Group(pod.key[0], pod.node))
+        return slots.of(pod.group)
 
     def _sleep_s(self) -> float:
         due_s = min((min(pod.metrics_due_s, pod.info_due_s) for pod in self._pods.values()), default=math.inf)
-        return min(max(due_s - self._monotonic(), _MIN_SLEEP_S), _RELIST_INTERVAL_S)
+        least_s = max(_MIN_SLEEP_S, _PAUSE_PER_SCAN_SECOND * self._scan_s)
+        return min(max(due_s - self._monotonic(), least_s), _RELIST_INTERVAL_S)
 
     async def _relist(self, now_s: float) -> None:
         """Add new pods, update known ones, and drop deleted ones."""
         self._relisted_s = now_s
-        for name, slots in (("answering", self._slots), ("failing", self._failing_slots)):
+        for name, slots in zip(_POOLS, (self._slots, self._failing_slots), strict=True):
             operator_metrics.OPERATOR_ENGINE_POLLS_WAITING.labels(name).set(slots.waiting)
         present = await self._present()
         for uid in self._pods.keys() - present.keys():
             deleted = self._pods.pop(uid)
+            self._unlist(deleted)
             self._mark_idle(deleted)
         for uid, pod in present.items():
-            if self._pods.get(uid) is not pod:
-                self._update(self._pods.setdefault(uid, pod), pod, now_s)
-        self._pods_by_name = {(pod.key[0], pod.name): pod for pod in self._pods.values()}
+            if (known := self._pods.get(uid)) is pod:
+                continue
+            if known is None:
+                known = self._pods[uid] = self._pods_by_name[pod.key[0], pod.name] = pod
+                self._pods_of.setdefault(pod.key, []).append(pod)
+            self._update(known, pod, now_s)
         self._active_until_s = {key: until_s for key, until_s in self._active_until_s.items() if until_s > now_s}
+
+    def _unlist(self, pod: _PolledPod) -> None:
+        """Drop a deleted pod from the indexes. A pod of its name may have taken its place."""
+        if self._pods_by_name.get((pod.key[0], pod.name)) is pod:
+            del self._pods_by_name[pod.key[0], pod.name]
+        others = [one for one in self._pods_of[pod.key] if one is not pod]
+        if others:
+            self._pods_of[pod.key] = others
+        else:
+            del self._pods_of[pod.key]
 
     async def _present(self) -> dict[str, _PolledPod]:
         """The engine pods that can be polled, by uid. A pod that cannot be parsed keeps its previous state."""
         found: dict[str, _PolledPod] = {}
-        every = self._cache.all_pods()
-        for number, obj in enumerate(every, 1):
+        for number, obj in enumerate(self._cache.all_pods(), 1):
             if number % _SLICE_SIZE == 0:
                 await asyncio.sleep(0)
             uid = obj["metadata"]["uid"]
@@ -292,7 +337,7 @@ class EnginePoller:
             if pod is not None:
                 found[uid] = pod
         if self._errors.present:
-            subjects = {subject_of(obj) for obj in every}
+            subjects = {subject_of(obj) for obj in self._cache.all_pods()}
             for stage in (Stage.ENGINE_LIST, Stage.ENGINE_METRICS, Stage.ENGINE_ABOUT):
                 self._errors.retain(stage, subjects)
         return found
@@ -358,7 +403,7 @@ class EnginePoller:
             return
         busy_in_tier = self._busy_pods[pod.key, pod.role]
         if not busy_in_tier:
-            self._expedite(now_s, [p for p in self._pods.values() if (p.key, p.role) == (pod.key, pod.role)])
+            self._expedite(now_s, [one for one in self._pods_of.get(pod.key, ()) if one.role == pod.role])
         busy_in_tier.add(pod.uid)
 
     def _mark_idle(self, pod: _PolledPod) -> None:
@@ -367,7 +412,7 @@ class EnginePoller:
         if not busy_in_tier:
             self._busy_pods.pop((pod.key, pod.role), None)
 
-    def _expedite(self, now_s: float, pods: list[_PolledPod]) -> None:
+    def _expedite(self, now_s: float, pods: Iterable[_PolledPod]) -> None:
         """Move polls from the idle to the busy interval; a poll in progress is not affected."""
         for pod in pods:
             if pod.metrics_due_s < math.inf:
@@ -407,10 +452,6 @@ class EnginePoller:
         if pod.info_failures or not pod.is_ready or not was_ready or found is not None:
             is_foreign = pod.is_ready and pod.info_failures > 2
             pod.info_due_s = sent_s + (FOREIGN_ENGINE_INTERVAL_S if is_foreign else ENGINE_INFO_INTERVAL_S)
-
-
-def _wait_s(failures: int) -> float:
-    return _FAILING_WAIT_S if failures else _MIN_SLEEP_S  # places of engines that answer are free soon
 
 
 def _level(error: Exception, failures: int) -> int:

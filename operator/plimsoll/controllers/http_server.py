@@ -7,23 +7,25 @@ next try through a Service may reach the leader.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
 from aiohttp import web
-from prometheus_client import CONTENT_TYPE_LATEST, Metric, generate_latest
-from prometheus_client.registry import Collector
+from prometheus_client import CONTENT_TYPE_LATEST
 
+from plimsoll.adapters.connection_guard import ConnectionGuard, CutReason
 from plimsoll.controllers.autoscale.recommendations import Recommendations, to_json
 from plimsoll.controllers.reconcile_progress import ReconcileProblems, ReconcileProgress
-from plimsoll.telemetry import operator_metrics
+from plimsoll.telemetry import operator_metrics, service_gauge
 from plimsoll.telemetry.service_log import ServiceLog
 
 log = ServiceLog(__name__)
 
+BACKLOG = 128  # connections that wait to be accepted, as aiohttp has it
 STOP_SECONDS = 5.0  # for answers that a client reads slowly
 
 ExplainService = Callable[[tuple[str, str]], dict[str, Any] | None]
@@ -58,13 +60,27 @@ class HttpEndpoints:
 async def serve(port: int, metrics_port: int, endpoints: HttpEndpoints | None = None) -> web.AppRunner:
     """Serve until the returned runner is cleaned up. A blocked event loop fails the liveness probe.
 
+    The two ports have a bound of connections each: clients of the metrics port keep no probe out.
     So does a leader that finishes no reconcile. One that cannot list its objects is not ready.
     """
-    runner = web.AppRunner(build_app(endpoints or HttpEndpoints()), access_log=None, shutdown_timeout=STOP_SECONDS)
+    app, listeners = build_app(endpoints or HttpEndpoints()), list[asyncio.Server]()
+    app.on_shutdown.append(partial(_close, listeners))
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=STOP_SECONDS)
     await runner.setup()
+    assert runner.server is not None
     for number in sorted({port, metrics_port}):
-        await web.TCPSite(runner, port=number).start()
+        guard = ConnectionGuard(runner.server, _count_cut)
+        listeners.append(await asyncio.get_running_loop().create_server(guard, port=number, backlog=BACKLOG))
     return runner
+
+
+def _count_cut(reason: CutReason) -> None:
+    operator_metrics.OPERATOR_CONNECTIONS_CUT.labels(reason.value).inc()
+
+
+async def _close(listeners: list[asyncio.Server], _: web.Application) -> None:
+    for listener in listeners:
+        listener.close()
 
 
 def build_app(endpoints: HttpEndpoints) -> web.Application:
@@ -101,17 +117,6 @@ def build_app(endpoints: HttpEndpoints) -> web.Application:
     return application
 
 
-class _Family(Collector):
-    """One metric with all its series."""
-
-    def __init__(self, metric: Metric) -> None:
-        self._metric = metric
-
-    def collect(self) -> Iterable[Metric]:
-        """Returns the metric."""
-        return (self._metric,)
-
-
 def _probe(problem: str) -> web.Response:
     if problem:
         log.warning(None, "probe fails", reason=problem)
@@ -120,11 +125,11 @@ def _probe(problem: str) -> web.Response:
 
 
 async def _metrics(_: web.Request) -> web.Response:
-    families = list[bytes]()
-    for metric in operator_metrics.OPERATOR.collect():
-        families.append(generate_latest(_Family(metric)))
-        await asyncio.sleep(0)  # the page of a large fleet takes a third of a second
-    return web.Response(body=b"".join(families), headers={"Content-Type": CONTENT_TYPE_LATEST})
+    pieces = list[bytes]()
+    for piece in service_gauge.page(operator_metrics.OPERATOR):
+        pieces.append(piece)
+        await asyncio.sleep(0)  # the page of a large fleet takes tens of milliseconds
+    return web.Response(body=b"".join(pieces), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
 def _key(request: web.Request) -> tuple[str, str]:

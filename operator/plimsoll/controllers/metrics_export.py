@@ -8,8 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from prometheus_client import Gauge
-
 from plimsoll.api.conditions import Condition
 from plimsoll.controllers.autoscale.slo_status import measured_percentiles
 from plimsoll.controllers.object_cache import Key
@@ -22,6 +20,7 @@ from plimsoll.core.slo import Slo
 from plimsoll.core.types import Role, Unavailable
 from plimsoll.resources.engine_tuning import StoredArgument
 from plimsoll.telemetry import operator_metrics
+from plimsoll.telemetry.service_gauge import ServiceGauge
 
 STARTUP_QUANTILES = (0.5, 0.9)
 
@@ -52,11 +51,11 @@ class ScalingGauges:
         for tier, sizing in service_state.sizings.items():
             tier_decision = service_state.last_decision.decision.tiers[tier]
             count = tier_decision.replicas if tier_decision.recommended is None else tier_decision.recommended
-            operator_metrics.AUTOSCALER_DESIRED.labels(name, tier).set(count)
+            operator_metrics.AUTOSCALER_DESIRED.set(count, name, tier)
             if isinstance(sizing, SizingResult) and tier in snapshot.tiers:
                 _export_sizing(name, tier, sizing, service_state, snapshot.tiers[tier].ready)
         _export_slo(name, snapshot, spec.slo, spec.slos)
-        operator_metrics.AUTOSCALER_TTFT_OFFSET.labels(name).set(service_state.ttft_feedback.offset_s)
+        operator_metrics.AUTOSCALER_TTFT_OFFSET.set(service_state.ttft_feedback.offset_s, name)
 
     def forget(self, key: Key) -> None:
         """Remove the series of a deleted service."""
@@ -77,7 +76,7 @@ class ConditionGauges:
         for kind, reason in self._exported.pop(key, set()) - current.keys():
             operator_metrics.SERVICE_CONDITION.remove(name, kind, reason)
         for (kind, reason), holds in current.items():
-            operator_metrics.SERVICE_CONDITION.labels(name, kind, reason).set(-1 if holds is None else holds)
+            operator_metrics.SERVICE_CONDITION.set(-1 if holds is None else holds, name, kind, reason)
         if current:
             self._exported[key] = set(current)
 
@@ -85,7 +84,7 @@ class ConditionGauges:
         """Add one condition to those that are exported."""
         kind, reason = condition.type.value, condition.reason.value
         holds = -1 if condition.holds is None else condition.holds
-        operator_metrics.SERVICE_CONDITION.labels("/".join(key), kind, reason).set(holds)
+        operator_metrics.SERVICE_CONDITION.set(holds, "/".join(key), kind, reason)
         self._exported.setdefault(key, set()).add((kind, reason))
 
 
@@ -102,7 +101,7 @@ class TuningGauges:
         for tier, argument in self._exported.pop(key, set()) - current.keys():
             operator_metrics.OPERATOR_ENGINE_TUNING.remove(name, tier, argument)
         for (tier, argument), value in current.items():
-            operator_metrics.OPERATOR_ENGINE_TUNING.labels(name, tier, argument).set(value)
+            operator_metrics.OPERATOR_ENGINE_TUNING.set(value, name, tier, argument)
         if current:
             self._exported[key] = set(current)
 
@@ -111,22 +110,20 @@ def _export_replicas(name: str, tier: str, service_state: ServiceState, tier_sna
     assert service_state.last_decision is not None
     tier_decision = service_state.last_decision.decision.tiers.get(tier)
     startup = service_state.tiers[tier].startup_model.total
-    operator_metrics.AUTOSCALER_READY.labels(name, tier).set(tier_snapshot.ready)
-    operator_metrics.AUTOSCALER_OVERDUE.labels(name, tier).set(
-        0 if tier_decision is None else len(tier_decision.overdue)
-    )
+    operator_metrics.AUTOSCALER_READY.set(tier_snapshot.ready, name, tier)
+    operator_metrics.AUTOSCALER_OVERDUE.set(0 if tier_decision is None else len(tier_decision.overdue), name, tier)
     if startup.startups:
         for quantile in STARTUP_QUANTILES:
-            operator_metrics.AUTOSCALER_STARTUP.labels(name, tier, str(quantile)).set(startup.quantile_s(quantile))
+            operator_metrics.AUTOSCALER_STARTUP.set(startup.quantile_s(quantile), name, tier, str(quantile))
 
 
 def _export_sizing(name: str, tier: str, sizing: SizingResult, service_state: ServiceState, ready: int) -> None:
     level = service_state.tiers[tier].forecast_state.estimate.level
     utilization = sizing.utilization(level, ready)
-    operator_metrics.AUTOSCALER_NEEDED.labels(name, tier).set(sizing.replicas)
-    operator_metrics.AUTOSCALER_REPLICA_CAPACITY.labels(name, tier).set(sizing.replica_work / sizing.request_gpu_s)
-    operator_metrics.AUTOSCALER_LOAD.labels(name, tier).set(level / sizing.request_gpu_s)
-    operator_metrics.AUTOSCALER_FORECAST.labels(name, tier).set(sizing.rate_per_s)
+    operator_metrics.AUTOSCALER_NEEDED.set(sizing.replicas, name, tier)
+    operator_metrics.AUTOSCALER_REPLICA_CAPACITY.set(sizing.replica_work / sizing.request_gpu_s, name, tier)
+    operator_metrics.AUTOSCALER_LOAD.set(level / sizing.request_gpu_s, name, tier)
+    operator_metrics.AUTOSCALER_FORECAST.set(sizing.rate_per_s, name, tier)
     _set_or_remove(
         operator_metrics.AUTOSCALER_UTILIZATION,
         utilization if ready and math.isfinite(utilization) else None,
@@ -142,7 +139,7 @@ def _export_slo(name: str, snapshot: ServiceSnapshot, slo: Slo, class_slos: Sequ
     prompt_tokens = (
         0.0 if isinstance(service_metrics.mean_prompt_tokens, Unavailable) else service_metrics.mean_prompt_tokens
     )
-    operator_metrics.SLO_OBJECTIVE.labels(name).set(slo.share)
+    operator_metrics.SLO_OBJECTIVE.set(slo.share, name)
     _set_or_remove(
         operator_metrics.SLO_TTFT_TARGET, None if slo.ttft_s is None else slo.deadlines(prompt_tokens).ttft_s, name
     )
@@ -170,9 +167,9 @@ def _value_or_none(share: float | Unavailable | None) -> float | None:
     return None if isinstance(share, Unavailable) else share
 
 
-def _set_or_remove(gauge: Gauge, value: float | None, *labels: str) -> None:
+def _set_or_remove(gauge: ServiceGauge, value: float | None, *labels: str) -> None:
     """Set the gauge, or remove its series if the value is unknown."""
     if value is None:
         gauge.remove(*labels)
     else:
-        gauge.labels(*labels).set(value)
+        gauge.set(value, *labels)

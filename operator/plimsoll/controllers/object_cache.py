@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import Any
 
 from plimsoll.adapters.engine_of_pod import is_of_earlier_service
@@ -65,12 +66,17 @@ class ObjectCache:
         # By uid: the object that was parsed, and the result.
         self._parsed: dict[str, tuple[Object, InferenceService | InvalidSpec]] = {}
         self._newest: dict[tuple[str, str], Object] = {}  # by kind and tier, over all services
-        self._claims: dict[str, tuple[Object, tuple[NameClaim, ...]]] = {}  # by uid, as `_parsed`
+        self._claims: dict[Key, tuple[NameClaim, ...]] = {}  # by service
+        self._claims_by_name: dict[str, dict[str, NameClaim]] = {}  # by each of its names, then its qualified name
         self._on_change = on_change
         self._gpu_resource = gpu_resource
         self._services_in: Counter[str] = Counter()  # by namespace
 
-    def put(self, obj: Object) -> None:
+    def put(self, obj: Object, *, notify: bool = True) -> None:
+        """Put an object. A version that is older than the cached one, or equal to it, changes nothing.
+
+        notify: whether to call `on_change`.
+        """
         kind, key = obj["kind"], key_of(obj)
         objects = self._objects.setdefault(kind, {})
         if (
@@ -84,12 +90,21 @@ class ObjectCache:
         if key in objects and owning_service(objects[key]) != owning_service(obj):
             self._unlink(kind, key, objects[key])
         shared = with_shared_parts(obj, self._alike(kind, key, obj))
+        if objects.get(key) is shared:
+            return  # the watch brings what the answer to a write has brought before
         if key in objects:
             self._drop_newest(kind, objects[key])
         elif kind == labels.KIND:
             self._services_in[key[0]] += 1
         objects[key] = self._newest[kind, role_of(obj)] = shared
-        self._link(kind, key, obj)
+        if kind == labels.KIND:
+            self._index_claims(key, read_claims(shared))
+        owner = owning_service(obj)
+        if owner is None:
+            return
+        self._children.setdefault((kind, owner), {})[key] = None
+        if notify:
+            self._on_change(owner)
 
     def remove(self, obj: Object) -> None:
         kind, key = obj["kind"], key_of(obj)
@@ -140,19 +155,12 @@ class ObjectCache:
             entry = self._parsed[uid] = (service_object, _parse(service_object, self._gpu_resource))
         return entry[1]
 
-    def name_claims(self) -> list[NameClaim]:
-        """The claims of all services that are not being deleted, and of their adapters.
-
-        Each version of an object is read once.
-        """
-        found: list[NameClaim] = []
-        for service_object in self._objects.get(labels.KIND, {}).values():
-            uid = service_object["metadata"]["uid"]
-            entry = self._claims.get(uid)
-            if entry is None or entry[0] is not service_object:
-                entry = self._claims[uid] = (service_object, read_claims(service_object))
-            found += entry[1]
-        return found
+    def claims_of(self, names: Iterable[str]) -> list[NameClaim]:
+        """The claims that have one of these names, of all services that are not being deleted."""
+        found: dict[str, NameClaim] = {}
+        for name in names:
+            found |= self._claims_by_name.get(name, {})
+        return list(found.values())
 
     def all(self, kind: str) -> Iterator[Object]:
         return iter(list(self._objects.get(kind, {}).values()))
@@ -176,10 +184,10 @@ class ObjectCache:
         service_object = None if owner is None else self.get(labels.KIND, owner)
         return service_object is not None and is_of_earlier_service(pod, service_object)
 
-    def all_pods(self) -> list[Object]:
-        """The engine pods of all services."""
-        own = (pod for pod in self.all("Pod") if not self.is_of_earlier_service(pod))
-        return [*own, *self.all(labels.ADOPTED_POD_KIND)]
+    def all_pods(self) -> Iterator[Object]:
+        """The engine pods of all services. A reader of very many may let other work run meanwhile."""
+        own, adopted = self.all("Pod"), self.all(labels.ADOPTED_POD_KIND)
+        return chain((pod for pod in own if not self.is_of_earlier_service(pod)), adopted)
 
     def replace_children(self, kind: str, service: Key, objects: Iterable[Object]) -> None:
         """Replace the objects of a kind that belong to a service. An unchanged object is left alone."""
@@ -215,15 +223,23 @@ class ObjectCache:
 
     def _forget(self, obj: Object) -> None:
         """Drop what was derived from an object."""
-        uid = obj["metadata"].get("uid")
-        self._parsed.pop(uid, None)
-        self._claims.pop(uid, None)
+        self._parsed.pop(obj["metadata"].get("uid"), None)
+        if obj["kind"] == labels.KIND:
+            self._index_claims(key_of(obj), ())
 
-    def _link(self, kind: str, key: Key, obj: Object) -> None:
-        owner = owning_service(obj)
-        if owner:
-            self._children.setdefault((kind, owner), {})[key] = None
-            self._on_change(owner)
+    def _index_claims(self, service: Key, claims: tuple[NameClaim, ...]) -> None:
+        """Replace the claims of a service."""
+        for claim in self._claims.pop(service, ()):
+            for name in claim.names:
+                of_name = self._claims_by_name[name]
+                del of_name[claim.qualified_name]
+                if not of_name:
+                    del self._claims_by_name[name]
+        if claims:
+            self._claims[service] = claims
+        for claim in claims:
+            for name in claim.names:
+                self._claims_by_name.setdefault(name, {})[claim.qualified_name] = claim
 
     def _unlink(self, kind: str, key: Key, obj: Object) -> None:
         owner = owning_service(obj)

@@ -327,6 +327,7 @@ class OperatorProcess:
         if not self.is_synced:
             self.queue.add_later(key, UNSYNCED_RETRY_SECONDS)
             return
+        await self.engine_rollout.wait_planned()
         if key[0] not in self._namespaces_with_services():
             await self.reconciler.reconcile(key)
             await self.namespace_leases.give_up(key[0])

@@ -20,6 +20,7 @@ from functools import partial
 from random import Random
 from typing import Any
 
+from plimsoll.adapters.connection_guard import ConnectionGuard, CutReason
 from plimsoll.adapters.grpc_credentials import ServerCredentials
 from plimsoll.adapters.internal_tls import TlsIdentity, listener_context
 from plimsoll.api.contract import internal_tls_name
@@ -63,6 +64,10 @@ HANDSHAKE_SECONDS = 10.0
 TICK_SECONDS = 1.0
 SETTLE_SECONDS = 10.0  # for an Envoy that runs to connect to this picker's discovery service and apply it
 SOCKET_BACKLOG = 4096  # each queued request occupies an Envoy connection, so bursts need new ones
+
+
+def _count_cut(reason: CutReason) -> None:
+    gateway_metrics.GATEWAY_CONNECTIONS_CUT.labels(reason.value).inc()
 
 
 class GatewayProcess:
@@ -254,7 +259,8 @@ class GatewayProcess:
         )
 
     async def _open_port(self, port: int, make: Callable[[], asyncio.Protocol], **tls: Any) -> asyncio.Server:
-        return await asyncio.get_running_loop().create_server(make, self._settings.address, port, **tls)
+        guard = ConnectionGuard(make, _count_cut)
+        return await asyncio.get_running_loop().create_server(guard, self._settings.address, port, **tls)
 
     async def _open_envoy_socket(self) -> asyncio.Server:
         """Open the unix socket for Envoy.

@@ -43,6 +43,13 @@ GATEWAY_ADMISSION_DECISIONS = Counter(
     ["service", "outcome"],
     registry=GATEWAY,
 )
+GATEWAY_CONNECTIONS_CUT = Counter(
+    "plimsoll_gateway_connections_cut",
+    "Connections to the picker's ports of probes, metrics and signals that were cut (reason: slow_request, without a "
+    "whole request for 5 seconds, too_many, above 512 at one port).",
+    ["reason"],
+    registry=GATEWAY,
+)
 GATEWAY_QUEUED = Gauge(
     "plimsoll_gateway_queued_requests",
     "Requests queued at the gateway until an engine has capacity or becomes ready.",
@@ -417,3 +424,5 @@ for _state in ("used", "ignored"):
     GATEWAY_INFERENCE_OBJECTIVES.labels(_state)
 for _state in ("accepted", "invalid", "excess"):
     GATEWAY_API_KEYS.labels(_state)
+for _reason in ("slow_request", "too_many"):
+    GATEWAY_CONNECTIONS_CUT.labels(_reason)

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from plimsoll.telemetry.service_gauge import ServiceGauge
+
 OPERATOR = CollectorRegistry()
 
 OPERATOR_LEADING = Gauge(
@@ -100,6 +102,20 @@ OPERATOR_ENGINE_POLLS_WAITING = Gauge(
     ["pool"],
     registry=OPERATOR,
 )
+OPERATOR_ENGINE_POLLS_PUT_OFF = Gauge(
+    "plimsoll_operator_engine_polls_put_off",
+    "Polls of engines that are due and put off, because their namespace and node has its share under way or waiting "
+    "(pool as above).",
+    ["pool"],
+    registry=OPERATOR,
+)
+OPERATOR_CONNECTIONS_CUT = Counter(
+    "plimsoll_operator_connections_cut",
+    "Connections to the ports of probes, metrics and recommendations that were cut (reason: slow_request, without a "
+    "whole request for 5 seconds, too_many, above 512 at one port).",
+    ["reason"],
+    registry=OPERATOR,
+)
 OPERATOR_WRITES = Counter(
     "plimsoll_operator_writes",
     "Writes to the API server (verb: PATCH, POST, PUT, DELETE), without lease renewals.",
@@ -133,7 +149,7 @@ OPERATOR_ENGINE_ROLLOUT = Gauge(
 
 _TIER_LABELS = ["service", "tier"]
 
-OPERATOR_ENGINE_TUNING = Gauge(
+OPERATOR_ENGINE_TUNING = ServiceGauge(
     "plimsoll_operator_engine_tuning",
     "Value of an argument that the operator has set on a tier's engines from the SLO; of several values, the largest "
     "(argument: max-num-batched-tokens, cudagraph-capture-sizes).",
@@ -160,170 +176,169 @@ OPERATOR_REQUESTS_ABORTED = Counter(
 )
 
 
-AUTOSCALER_DESIRED = Gauge(
+AUTOSCALER_DESIRED = ServiceGauge(
     "plimsoll_autoscaler_desired_replicas",
     "Desired replicas of a tier after all limits; in mode Recommend they are not applied.",
     _TIER_LABELS,
     registry=OPERATOR,
 )
-AUTOSCALER_NEEDED = Gauge(
+AUTOSCALER_NEEDED = ServiceGauge(
     "plimsoll_autoscaler_needed_replicas",
     "Replicas that a tier needs to serve its forecast within the SLO, before limits and standby replicas.",
     _TIER_LABELS,
     registry=OPERATOR,
 )
-AUTOSCALER_REPLICA_CAPACITY = Gauge(
+AUTOSCALER_REPLICA_CAPACITY = ServiceGauge(
     "plimsoll_autoscaler_replica_capacity_requests_per_second",
     "SLO capacity of one replica of a tier.",
     _TIER_LABELS,
     registry=OPERATOR,
 )
-AUTOSCALER_LOAD = Gauge(
+AUTOSCALER_LOAD = ServiceGauge(
     "plimsoll_autoscaler_load_requests_per_second",
     "Arrival rate of a tier, first attempts only, including rejected requests.",
     _TIER_LABELS,
     registry=OPERATOR,
 )
-AUTOSCALER_FORECAST = Gauge(
+AUTOSCALER_FORECAST = ServiceGauge(
     "plimsoll_autoscaler_forecast_requests_per_second",
     "Arrival rate that a tier is sized for: upper quantile of the peak within its start-up time.",
     _TIER_LABELS,
     registry=OPERATOR,
 )
-AUTOSCALER_UTILIZATION = Gauge(
+AUTOSCALER_UTILIZATION = ServiceGauge(
     "plimsoll_autoscaler_utilization_ratio",
     "Load of a tier over the SLO capacity of its ready replicas.",
     _TIER_LABELS,
     registry=OPERATOR,
 )
-AUTOSCALER_REJECTED_SHARE = Gauge(
+AUTOSCALER_REJECTED_SHARE = ServiceGauge(
     "plimsoll_autoscaler_rejected_ratio",
     "Share of the last minute's first attempts that the gateway rejected.",
     ["service"],
     registry=OPERATOR,
 )
 
-AUTOSCALER_TTFT_OFFSET = Gauge(
+AUTOSCALER_TTFT_OFFSET = ServiceGauge(
     "plimsoll_autoscaler_ttft_offset_seconds",
     "TTFT beyond the latency model, estimated from the share of late first tokens. Sizing includes it.",
     ["service"],
     registry=OPERATOR,
 )
-AUTOSCALER_TOKEN_RATIO = Gauge(
+AUTOSCALER_TOKEN_RATIO = ServiceGauge(
     "plimsoll_autoscaler_prompt_token_ratio",
     "Prompt tokens that engines count over those that gateways estimate at first, learned by kind of content; no "
     "series for text close to its estimate (kind: text, image, audio, video).",
     ["service", "kind"],
     registry=OPERATOR,
 )
-AUTOSCALER_DRAFT_ACCEPTANCE = Gauge(
+AUTOSCALER_DRAFT_ACCEPTANCE = ServiceGauge(
     "plimsoll_autoscaler_draft_acceptance_ratio",
     "Share of the last minute's drafted tokens that a tier's engines accepted; no series without any.",
     _TIER_LABELS,
     registry=OPERATOR,
 )
-AUTOSCALER_READY = Gauge(
+AUTOSCALER_READY = ServiceGauge(
     "plimsoll_autoscaler_ready_replicas",
     "Ready replicas of a tier.",
     _TIER_LABELS,
     registry=OPERATOR,
 )
-AUTOSCALER_OVERDUE = Gauge(
+AUTOSCALER_OVERDUE = ServiceGauge(
     "plimsoll_autoscaler_overdue_replicas",
     "Replicas of a tier whose start-up takes longer than earlier ones explain.",
     _TIER_LABELS,
     registry=OPERATOR,
 )
-AUTOSCALER_STARTUP = Gauge(
+AUTOSCALER_STARTUP = ServiceGauge(
     "plimsoll_autoscaler_startup_seconds",
     "Expected start-up time of the next replica of a tier, from observed start-ups (quantile: 0.5, 0.9).",
     [*_TIER_LABELS, "quantile"],
     registry=OPERATOR,
 )
-SLO_OBJECTIVE = Gauge(
+SLO_OBJECTIVE = ServiceGauge(
     "plimsoll_slo_objective_ratio",
     "Share of requests that must meet all targets of the SLO; no series without an SLO.",
     ["service"],
     registry=OPERATOR,
 )
-SLO_TTFT_TARGET = Gauge(
+SLO_TTFT_TARGET = ServiceGauge(
     "plimsoll_slo_ttft_target_seconds",
     "TTFT target, for a prompt of the last minute's mean length.",
     ["service"],
     registry=OPERATOR,
 )
-SLO_TPOT_TARGET = Gauge(
+SLO_TPOT_TARGET = ServiceGauge(
     "plimsoll_slo_tpot_target_seconds",
     "TPOT target.",
     ["service"],
     registry=OPERATOR,
 )
-SLO_E2E_TARGET = Gauge(
+SLO_E2E_TARGET = ServiceGauge(
     "plimsoll_slo_e2e_target_seconds",
     "End-to-end latency target; no series without one.",
     ["service"],
     registry=OPERATOR,
 )
-SLO_E2E_MEASURED = Gauge(
+SLO_E2E_MEASURED = ServiceGauge(
     "plimsoll_slo_e2e_measured_seconds",
     "End-to-end latency of the last minute's responses at the SLO's percentile; no series without a target.",
     ["service"],
     registry=OPERATOR,
 )
-SLO_ITL_TARGET = Gauge(
+SLO_ITL_TARGET = ServiceGauge(
     "plimsoll_slo_itl_target_seconds",
     "Target for the 99th percentile of the inter-token latency; no series without one.",
     ["service"],
     registry=OPERATOR,
 )
-SLO_ITL_MEASURED = Gauge(
+SLO_ITL_MEASURED = ServiceGauge(
     "plimsoll_slo_itl_measured_seconds",
     "99th percentile of the last minute's inter-token latency; no series without a target or a measurement.",
     ["service"],
     registry=OPERATOR,
 )
-SLO_TARGET_ATTAINMENT = Gauge(
+SLO_TARGET_ATTAINMENT = ServiceGauge(
     "plimsoll_slo_target_attainment_ratio",
     "Share of the last minute's responses that met one target (target: ttft, tpot, e2e); no series without it.",
     ["service", "target"],
     registry=OPERATOR,
 )
-SLO_ATTAINMENT = Gauge(
+SLO_ATTAINMENT = ServiceGauge(
     "plimsoll_slo_attainment_ratio",
     "Lower bound of the share of the last minute's responses that met all targets; no series while a target is not "
     "measured.",
     ["service"],
     registry=OPERATOR,
 )
-SLO_ERROR = Gauge(
+SLO_ERROR = ServiceGauge(
     "plimsoll_slo_error_ratio",
     "Upper bound of the share of the last minute's requests that were rejected or missed a target; a target that is "
     "not measured counts as met.",
     ["service"],
     registry=OPERATOR,
 )
-SERVICE_CONDITION = Gauge(
+SERVICE_CONDITION = ServiceGauge(
     "plimsoll_service_condition",
     "Status of a service's conditions (1: True, 0: False, -1: Unknown), by type and current reason.",
     ["service", "type", "reason"],
     registry=OPERATOR,
 )
 
-SERVICE_GPUS = Gauge(
+SERVICE_GPUS = ServiceGauge(
     "plimsoll_service_gpus",
     "GPUs of the ordered replicas of a tier, ready or not.",
     _TIER_LABELS,
     registry=OPERATOR,
 )
-SERVICE_COST = Gauge(
+SERVICE_COST = ServiceGauge(
     "plimsoll_service_cost_per_hour",
     "Price of a service's GPUs for one hour by spec.cost; no series without it. `model` is its model name.",
     ["service", "model", "currency"],
     registry=OPERATOR,
 )
 
-_SCALING_METRICS = (
-    OPERATOR_ENGINE_RETUNINGS,
+_SCALING_GAUGES = (
     AUTOSCALER_DESIRED,
     AUTOSCALER_NEEDED,
     AUTOSCALER_REPLICA_CAPACITY,
@@ -351,7 +366,8 @@ _SCALING_METRICS = (
 
 # A standby does not update these, and queries take the maximum or the sum over the operator's pods.
 _LEADER_METRICS = (
-    *_SCALING_METRICS,
+    *_SCALING_GAUGES,
+    OPERATOR_ENGINE_RETUNINGS,
     OPERATOR_ENGINE_TUNING,
     SERVICE_CONDITION,
     SERVICE_GPUS,
@@ -372,8 +388,9 @@ def leading() -> Iterator[None]:
 
 def remove_scaling_series(service: str) -> None:
     """Remove every scaling series of a service."""
-    for metric in _SCALING_METRICS:
-        metric.remove_by_labels({"service": service})
+    for gauge in _SCALING_GAUGES:
+        gauge.remove_service(service)
+    OPERATOR_ENGINE_RETUNINGS.remove_by_labels({"service": service})
 
 
 def remove_drain_series(service: str) -> None:
@@ -390,3 +407,5 @@ for _outcome in ("done", "retry", "unexpected"):
     OPERATOR_RECONCILES.labels(_outcome)
 for _verb in ("PATCH", "POST", "PUT", "DELETE"):
     OPERATOR_WRITES.labels(_verb)
+for _reason in ("slow_request", "too_many"):
+    OPERATOR_CONNECTIONS_CUT.labels(_reason)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from plimsoll.adapters.kube_client import KubeClient
 from plimsoll.api import labels
@@ -31,12 +31,11 @@ from plimsoll.controllers.isolation import ObjectErrors, Stage
 from plimsoll.controllers.metrics_export import ScalingGauges
 from plimsoll.controllers.object_cache import Key, ObjectCache, key_of, resource_version
 from plimsoll.controllers.targets.target_state import other_writer_of
-from plimsoll.core.autoscaling.fleet_decisions import decide_all
+from plimsoll.core.autoscaling.fleet_decisions import decide_all, decide_in_slices
 from plimsoll.core.autoscaling.inputs import ScalingSpec, ServiceSnapshot
 from plimsoll.core.autoscaling.retuning_state import RetuningState
 from plimsoll.core.autoscaling.scaling_policy import ScalingMode
 from plimsoll.core.autoscaling.service_state import ServiceState
-from plimsoll.core.errors import InvalidSpec
 from plimsoll.core.ports import EngineReading, GatewayReading
 from plimsoll.core.types import Role
 from plimsoll.resources.engine_tuning import StoredArgument, stored_arguments
@@ -46,8 +45,12 @@ from plimsoll.telemetry.service_log import ServiceLog
 
 Object = dict[str, Any]
 DecisionInput = tuple[ServiceState, ServiceSnapshot, ScalingSpec]
+Services = dict[Key, tuple[Object, InferenceService]]
+T = TypeVar("T")
+Steps = Generator[list[ScaleChange], None, T]  # pauses of a part of a tick, without changes, and its result
 
-SLICE_SIZE = 25  # services of a tick that are read, or reported, before other work of the event loop
+SLICE_SIZE = 10  # services of a tick that are read, or reported, before other work of the event loop
+INGEST_SLICE_SIZE = 200  # services of a gateway's reading, likewise
 
 log = ServiceLog(__name__)
 
@@ -165,36 +168,22 @@ class Autoscaler:
 
     def _decisions(self, now_s: float) -> Iterator[list[ScaleChange]]:
         """The tiers to scale, a slice of the services at a time. Entries are removed only here."""
-        services = {
-            key_of(service_object): (service_object, service) for service_object, service in self._services(now_s)
-        }
+        services = yield from self._services(now_s)
         for deleted_key in self._entries.keys() - services.keys():
             del self._entries[deleted_key]
             self._gauges.forget(deleted_key)
             self._cost_gauges.forget(deleted_key)
+            yield []
         readings, gateways = self._sources.gateways()
-        self._ingest(tuple(readings), now_s)
-        inputs: dict[Key, DecisionInput] = {}
-        for number, (key, (service_object, service)) in enumerate(services.items(), 1):
-            if number % SLICE_SIZE == 0:
-                yield []
-            with self._isolate_errors(key, now_s):
-                entry = self._entries.get(key)
-                if entry is None or entry.uid != service_object["metadata"]["uid"]:
-                    entry = self._track(key, service_object, service, now_s)
-                if entry.is_idle(service_object, now_s) or entry.has_recent_failure(now_s):
-                    continue
-                spec = self._spec(key, service, now_s)
-                inputs[key] = (
-                    entry.service_state,
-                    self._snapshots.read(key, service_object, entry, spec, tuple(gateways), now_s),
-                    spec,
-                )
+        for _ in self._ingest(tuple(readings), now_s):
+            yield []
+        inputs = yield from self._inputs(services, tuple(gateways), now_s)
         yield []
         due_changes: list[ScaleChange] = []
         shedding = sum(entry.is_shedding for entry in self._entries.values())
         changing = sum(entry.is_changing_chunk for entry in self._entries.values())
-        for number, (key, (_, snapshot, spec)) in enumerate(self._decide_with_fallback(inputs, now_s).items(), 1):
+        decided = yield from self._decide_with_fallback(inputs, now_s)
+        for number, (key, (_, snapshot, spec)) in enumerate(decided.items(), 1):
             if number % SLICE_SIZE == 0:
                 yield due_changes
                 due_changes = []
@@ -226,6 +215,37 @@ class Autoscaler:
                 entry.mark_idle(service_object, snapshot, spec, bool(changes), now_s)
                 due_changes += changes
         yield due_changes
+
+    def _services(self, now_s: float) -> Steps[Services]:
+        """The services to decide about."""
+        found: Services = {}
+        for number, service_object in enumerate(self._cache.all(labels.KIND), 1):
+            if number % SLICE_SIZE == 0:
+                yield []
+            service = self._service(service_object, now_s)
+            if service is not None:
+                found[key_of(service_object)] = service_object, service
+        return found
+
+    def _inputs(self, services: Services, gateways: tuple[str, ...], now_s: float) -> Steps[dict[Key, DecisionInput]]:
+        """What a decision reads, for each service for which one is due."""
+        inputs: dict[Key, DecisionInput] = {}
+        for number, (key, (service_object, service)) in enumerate(services.items(), 1):
+            if number % SLICE_SIZE == 0:
+                yield []
+            with self._isolate_errors(key, now_s):
+                entry = self._entries.get(key)
+                if entry is None or entry.uid != service_object["metadata"]["uid"]:
+                    entry = self._track(key, service_object, service, now_s)
+                if entry.is_idle(service_object, now_s) or entry.has_recent_failure(now_s):
+                    continue
+                spec = self._spec(key, service, now_s)
+                inputs[key] = (
+                    entry.service_state,
+                    self._snapshots.read(key, service_object, entry, spec, gateways, now_s),
+                    spec,
+                )
+        return inputs
 
     def _retune(
         self,
@@ -260,19 +280,20 @@ class Autoscaler:
             return spec
         return replace(spec, policy=replace(spec.policy, mode=ScalingMode.RECOMMEND))
 
-    def _decide_with_fallback(self, inputs: dict[Key, DecisionInput], now_s: float) -> dict[Key, DecisionInput]:
-        """The inputs that were decided: all in one batch or, if that fails, each separately."""
+    def _decide_with_fallback(self, inputs: dict[Key, DecisionInput], now_s: float) -> Steps[dict[Key, DecisionInput]]:
+        """The inputs that were decided: in batches or, if one fails, each separately. Yields between two of them."""
+        decided: dict[Key, DecisionInput] = {}
         try:
-            decide_all(inputs, now_s)
+            for part in decide_in_slices(inputs, now_s):
+                decided |= {key: inputs[key] for key in part}
+                yield []
         except Exception:  # caused by one service, which the loop below isolates
             log.exception(None, "batch decision failed; deciding each service separately")
-        else:
-            return inputs
-        decided = {}
-        for key, decision_input in inputs.items():
-            with self._isolate_errors(key, now_s):
-                decide_all({key: decision_input}, now_s)
-                decided[key] = decision_input
+            for key in [one for one in inputs if one not in decided]:
+                with self._isolate_errors(key, now_s):
+                    decide_all({key: inputs[key]}, now_s)
+                    decided[key] = inputs[key]
+                yield []
         return decided
 
     @contextlib.contextmanager
@@ -288,15 +309,14 @@ class Autoscaler:
                 entry.fail(error, now_s)
                 self._on_report_changed(key)
 
-    def _services(self, now_s: float) -> Iterable[tuple[Object, InferenceService]]:
-        for service_object in self._cache.all(labels.KIND):
-            service: InferenceService | InvalidSpec | None = None
-            is_deleted = bool(service_object["metadata"].get("deletionTimestamp"))
-            if not is_deleted and self._is_managed(key_of(service_object)):
-                with self._isolate_errors(key_of(service_object), now_s):
-                    service = self._cache.parsed(service_object)
-            if isinstance(service, InferenceService):
-                yield service_object, service
+    def _service(self, service_object: Object, now_s: float) -> InferenceService | None:
+        """The service; None if it is invalid, being deleted, or managed by another release."""
+        key, service = key_of(service_object), None
+        if service_object["metadata"].get("deletionTimestamp") or not self._is_managed(key):
+            return None
+        with self._isolate_errors(key, now_s):
+            service = self._cache.parsed(service_object)
+        return service if isinstance(service, InferenceService) else None
 
     def _track(self, key: Key, service_object: Object, service: InferenceService, now_s: float) -> TrackedService:
         entry = self._entries[key] = track(
@@ -309,9 +329,12 @@ class Autoscaler:
         self._backfill.track(key, entry.service_state)
         return entry
 
-    def _ingest(self, readings: Iterable[GatewayReading], now_s: float) -> None:
+    def _ingest(self, readings: Iterable[GatewayReading], now_s: float) -> Iterator[None]:
+        """Ingest readings; yields after each slice of their services."""
         for reading in readings:
-            for name, service_reading in reading.services.items():
+            for number, (name, service_reading) in enumerate(reading.services.items(), 1):
+                if number % INGEST_SLICE_SIZE == 0:
+                    yield
                 namespace, _, short_name = name.partition("/")
                 entry, service_object = (
                     self._entries.get((namespace, short_name)),

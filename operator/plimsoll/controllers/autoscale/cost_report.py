@@ -86,13 +86,13 @@ class CostGauges:
         if self._exported.get(key, current) != current:
             self.forget(key)
         for tier, count in gpus.items():
-            operator_metrics.SERVICE_GPUS.labels(name, tier).set(count)
+            operator_metrics.SERVICE_GPUS.set(count, name, tier)
         if cost is not None and price is not None:
-            operator_metrics.SERVICE_COST.labels(name, *price).set(cost.per_hour(sum(gpus.values())))
+            operator_metrics.SERVICE_COST.set(cost.per_hour(sum(gpus.values())), name, *price)
         self._exported[key] = current
 
     def forget(self, key: Key) -> None:
         """Remove the series of a deleted service."""
         if self._exported.pop(key, None) is not None:
             for gauge in (operator_metrics.SERVICE_GPUS, operator_metrics.SERVICE_COST):
-                gauge.remove_by_labels({"service": "/".join(key)})
+                gauge.remove_service("/".join(key))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,6 +26,7 @@ from plimsoll.telemetry.service_log import ServiceLog
 log = ServiceLog(__name__)
 
 PLAN_SECONDS: Final = 5.0
+SLICE_SIZE: Final = 10  # services of a plan that are read before other work of the event loop
 
 
 @dataclass(frozen=True)
@@ -57,13 +58,15 @@ class EngineRollout:
         self._clock = clock
         self._errors = errors or ObjectErrors()
         self._plan: RolloutPlan | None = None
+        self._lock = asyncio.Lock()
 
     async def run(self, is_synced: Callable[[], bool]) -> None:
         """Plan until cancelled. A standby exports nothing."""
         try:
             while True:
                 if is_synced():
-                    self.plan()
+                    async with self._lock:
+                        await self._plan_in_slices()
                 await asyncio.sleep(PLAN_SECONDS)
         finally:
             operator_metrics.OPERATOR_ENGINE_ROLLOUT.clear()
@@ -73,16 +76,38 @@ class EngineRollout:
         plan = self._plan or self.plan()
         return ServiceRollout(key in plan.turns, plan.conditions.get(key))
 
+    async def wait_planned(self) -> None:
+        """Plan if there is no plan yet."""
+        if self._plan is None:
+            async with self._lock:
+                if self._plan is None:
+                    await self._plan_in_slices()
+
+    async def _plan_in_slices(self) -> None:
+        """As `plan`, but let other tasks of the event loop run after each slice of the services."""
+        for _ in self._planning():
+            await asyncio.sleep(0)
+
     def plan(self) -> RolloutPlan:
         """Plan from the present objects."""
-        before, now_s = self._plan or RolloutPlan(), self._clock()
+        for _ in self._planning():
+            pass
+        assert self._plan is not None
+        return self._plan
+
+    def _planning(self) -> Iterator[None]:
+        """Plan; yields after each slice of the services."""
+        now_s = self._clock()
         states: list[RolloutState] = []
-        for one in self._cache.all(labels.KIND):
+        for number, one in enumerate(self._cache.all(labels.KIND), 1):
+            if number % SLICE_SIZE == 0:
+                yield
             if self._is_foreign(key_of(one)):
                 continue
             with self._errors.contained(Stage.ROLLOUT, key_of(one), subject_of(one)):
                 state = rollout_state(self._cache, one, self._settings, now_s)
                 states += () if state is None else (state,)
+        before = self._plan or RolloutPlan()
         plan = self._plan = plan_rollout(states, self._settings, before.turns, now_s)
         counts = Counter(plan.phases.values())
         for phase in Phase:
@@ -94,4 +119,3 @@ class EngineRollout:
                 log.info(key, "rollout of engines", phase=now, generation=generation)
             if (key in plan.turns) != (key in before.turns) or plan.conditions.get(key) != before.conditions.get(key):
                 self._changed(key)
-        return plan

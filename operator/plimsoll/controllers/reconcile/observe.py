@@ -129,7 +129,7 @@ def fallback_key(service_object: Object) -> Key | None:
 
 def related_claims(cache: ObjectCache, claim: NameClaim) -> list[NameClaim]:
     """The claims that share a name with `claim`, itself included, also of services with an invalid spec."""
-    return [other for other in cache.name_claims() if not other.names.isdisjoint(claim.names)]
+    return cache.claims_of(claim.names)
 
 
 def name_state(claim: NameClaim, claims: list[NameClaim], rules: NameRules) -> NameState:
@@ -165,7 +165,7 @@ def affected_services(cache: ObjectCache, before: Object | None, after: Object |
     if same_claim and same_fallback:
         return []
     shared = frozenset[str]().union(*(claim.names for found in claims for claim in found if not same_claim))
-    related = {one.service for one in cache.name_claims() if not one.names.isdisjoint(shared)}
+    related = {one.service for one in cache.claims_of(shared)}
     return [
         key_of(service_object)
         for service_object in cache.all(labels.KIND)

@@ -157,7 +157,8 @@ class StatusWriter:
             "status": new,
         }
         with contextlib.suppress(NotFound):
-            self._cache.put(await self._kube.apply(body, labels.FIELD_MANAGER, subresource="status"))
+            live = await self._kube.apply(body, labels.FIELD_MANAGER, subresource="status")
+            self._cache.put(live, notify=False)  # a reconcile is under way, which has just computed this status
 
     async def _add(self, key: Key, raw: Object, condition: Condition) -> None:
         """Add a condition to the status, in place of one of its type."""

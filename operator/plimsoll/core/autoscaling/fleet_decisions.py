@@ -3,12 +3,13 @@
 Problem: 1,000 services are sampled once per second, and a decision of all of them would take half a core.
 
 Idea: a service that is not due (`cadence`) keeps its last decision. All decisions take the same path; those of one tick
-are sized in one batch. A small fleet is decided completely at each tick.
+are sized in batches. A small fleet is decided completely at each tick.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Final, TypeVar
 
 from plimsoll.core.autoscaling.inputs import ScalingSpec, ServiceSnapshot
@@ -24,6 +25,7 @@ ServiceEntry = tuple[ServiceState, ServiceSnapshot, ScalingSpec]
 
 MAX_CAPACITIES_PER_TICK: Final = 12  # an SLO capacity takes 1.6 ms; the rest follows in later ticks
 MAX_CHECKS_PER_TICK: Final = 60  # checks whether an SLO capacity is still valid, 0.3 ms each
+SLICE_SIZE: Final = 100  # services that are decided in one batch, before other work of the event loop
 SMALL_FLEET: Final = 40  # services up to which all are decided at each tick
 
 
@@ -34,17 +36,29 @@ def decide_all(
 
     small_fleet: number of services up to which all of them are decided; of a larger fleet only those that are due.
     """
-    for service, snapshot, spec in services.values():
+    return {key: one for part in decide_in_slices(services, now_s, small_fleet) for key, one in part.items()}
+
+
+def decide_in_slices(
+    services: Mapping[K, ServiceEntry], now_s: float, small_fleet: int = SMALL_FLEET
+) -> Iterator[dict[K, ScalingDecision]]:
+    """As `decide_all`, in steps of a few milliseconds; yields the decisions of each, which may be none."""
+    for number, (service, snapshot, spec) in enumerate(services.values(), 1):
         service.ingest(snapshot, spec, now_s)
+        if number % SLICE_SIZE == 0:
+            yield {}
+    yield {}
     _update_capacities(services.values(), now_s)
-    _observe_demand(services.values(), now_s)
-    is_small = len(services) <= small_fleet
-    decided = _decide(
-        {key: entry for key, entry in services.items() if is_small or entry[0].is_decision_due(*entry[1:], now_s)},
-        now_s,
-    )
-    latest = {key: service.last_decision for key, (service, _, _) in services.items()}
-    return {key: decided[key] if last is None or key in decided else last.decision for key, last in latest.items()}
+    yield {}
+    is_small, entries = len(services) <= small_fleet, iter(services.items())
+    while part := dict(islice(entries, SLICE_SIZE)):
+        _observe_demand(part.values(), now_s)
+        decided = _decide(
+            {key: entry for key, entry in part.items() if is_small or entry[0].is_decision_due(*entry[1:], now_s)},
+            now_s,
+        )
+        latest = {key: service.last_decision for key, (service, _, _) in part.items()}
+        yield {key: decided[key] if last is None or key in decided else last.decision for key, last in latest.items()}
 
 
 def _update_capacities(services: Iterable[ServiceEntry], now_s: float) -> None:

@@ -1,0 +1,95 @@
+"""A server of probes and metrics cuts silent and surplus connections, and serves all others."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from plimsoll.adapters.connection_guard import ConnectionGuard, CutReason
+
+HEAD_S = 0.2
+
+
+class Server:
+    """A guarded server of aiohttp on a port of 127.0.0.1."""
+
+    def __init__(self, port: int, cuts: list[CutReason], guard: ConnectionGuard) -> None:
+        self.port, self.cuts, self.guard = port, cuts, guard
+
+    async def connect(self, data: bytes = b"") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        writer.write(data)
+        return reader, writer
+
+
+async def until_cut(reader: asyncio.StreamReader) -> bytes:
+    """All that the server sends until it closes the connection."""
+    found = b""
+    async with asyncio.timeout(10.0):
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(1000):
+                found += data
+    return found
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(text="ok")
+
+    app, cuts = web.Application(), list[CutReason]()
+    app.router.add_get("/", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    assert runner.server is not None
+    guard = ConnectionGuard(runner.server, cuts.append, max_connections=3, head_seconds=HEAD_S)
+    listener = await asyncio.get_running_loop().create_server(guard, "127.0.0.1", 0)
+    yield Server(listener.sockets[0].getsockname()[1], cuts, guard)
+    listener.close()
+    await runner.cleanup()
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: a\r\n\r\nGET / HT"])
+async def test_unfinished_request_is_cut(server: Server, sent: bytes) -> None:
+    reader, writer = await server.connect(sent)
+    answered = await until_cut(reader)
+    assert answered.count(b"200 OK") == sent.count(b"\r\n\r\n")
+    writer.close()
+    assert (server.cuts, server.guard.open) == ([CutReason.SLOW_REQUEST], 0)
+
+
+async def test_dripping_request_is_cut(server: Server) -> None:
+    reader, writer = await server.connect(b"GET / HTTP/1.1\r\nX: ")
+
+    async def drip() -> None:
+        while True:
+            writer.write(b"x")
+            await asyncio.sleep(HEAD_S / 10)
+
+    dripping = asyncio.create_task(drip())
+    assert b"200" not in await until_cut(reader)
+    dripping.cancel()
+    writer.close()
+    assert server.cuts == [CutReason.SLOW_REQUEST]
+
+
+async def test_surplus_connection_is_cut_and_others_served(server: Server) -> None:
+    silent = [await server.connect() for _ in range(3)]
+    reader, writer = await server.connect()
+    assert await until_cut(reader) == b""
+    assert server.cuts == [CutReason.TOO_MANY]
+    for one, _ in silent:
+        await until_cut(one)
+    async with aiohttp.ClientSession() as session:
+        for _ in range(2):  # on one connection, which is idle for longer than a head may take
+            async with session.get(f"http://127.0.0.1:{server.port}/") as reply:
+                assert await reply.text() == "ok"
+            await asyncio.sleep(2 * HEAD_S)
+    assert server.cuts == [CutReason.TOO_MANY] + [CutReason.SLOW_REQUEST] * 3
+    for each in (writer, *(one for _, one in silent)):
+        each.close()
