@@ -5,10 +5,12 @@ KEDA's operator takes the first and the last engine; between, the HPA that it ma
 
 from __future__ import annotations
 
+import base64
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +21,7 @@ from e2e.lib.load import Load, poisson
 from e2e.lib.service import Service
 from e2e.lib.task_pages import documented
 from e2e.lib.wait import sleep, wait_until
+from tests.certificates import Authority
 
 OPERATOR_NAME = f"{stack.RELEASE}-operator"
 OPERATOR = f"deployment/{OPERATOR_NAME}"
@@ -193,3 +196,34 @@ def test_keda_keeps_counts_while_the_operator_is_away(cluster: Cluster, led: dic
         cluster.kubectl("scale", OPERATOR, "-n", stack.SYSTEM, f"--replicas={operators}")
     wait_until("the HPAs have their metric again", lambda: have_a_metric("True"), SCALED_S)
     assert counts(cluster, led) == COUNTS
+
+
+@pytest.mark.usefixtures("running")
+def test_keda_follows_by_mutual_tls(cluster: Cluster, service: Callable[[str], Service], tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "authority", "scaler")
+    one = service("encrypted")
+    for name, namespace, host in (
+        ("keda-server", stack.SYSTEM, f"{stack.RELEASE}-keda.{stack.SYSTEM}.svc"),
+        ("keda-client", one.namespace, "keda"),
+    ):
+        files = {key: base64.b64encode(value).decode() for key, value in authority.issue(host).items()}
+        secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "data": files}
+        cluster.apply(secret, namespace=namespace)
+    values = ("enabled=true", "tls.secretName=keda-server", "tls.requireClientCertificate=true")
+    stack.install(cluster, *(word for value in values for word in ("--set", f"operator.kedaScaler.{value}")))
+
+    authentication = documented("keda.md", "TriggerAuthentication")
+    authentication["metadata"].pop("namespace")
+    scaled, plain = scaled_object(one.name), scaled_object(one.name)
+    scaled["spec"]["triggers"][0]["authenticationRef"] = {"name": authentication["metadata"]["name"]}
+    followed.recommend(cluster, one, 1)
+    cluster.apply(authentication, scaled, namespace=one.namespace)
+    wait_until("KEDA follows it", lambda: is_active(cluster, one, "True"), SCALED_S)
+
+    cluster.apply(plain, namespace=one.namespace)
+
+    def is_refused() -> bool:
+        live = cluster.get_object("scaledobjects.keda.sh", one.name, one.namespace)
+        return condition(live, "Ready").get("status") == "False"
+
+    wait_until("KEDA gets no answer without TLS", is_refused, SCALED_S)
