@@ -34,6 +34,7 @@ from tests.ports import free_port
 pytestmark = [
     pytest.mark.sglang,
     pytest.mark.timeout(1800),
+    pytest.mark.filterwarnings("default"),  # of SGLang and its libraries
     pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="SGLang is not installed"),
 ]
 ROOT = Path(__file__).parents[2]
