@@ -5,10 +5,12 @@ KEDA's operator takes the first and the last engine; between, the HPA that it ma
 
 from __future__ import annotations
 
+import base64
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -19,12 +21,14 @@ from e2e.lib.load import Load, poisson
 from e2e.lib.service import Service
 from e2e.lib.task_pages import documented
 from e2e.lib.wait import sleep, wait_until
+from tests.certificates import Authority
 
 OPERATOR_NAME = f"{stack.RELEASE}-operator"
 OPERATOR = f"deployment/{OPERATOR_NAME}"
 FALLBACK_REPLICAS = 2
 COUNTS = {"idle": 0, "small": FALLBACK_REPLICAS - 1, "large": FALLBACK_REPLICAS + 1}  # recommended, by service
 AWAY_S = 75.0  # five times as long as the period of an HPA: more failures than the fallback's threshold
+SERVER_SECRET = "keda-server"
 POLL_S = 600  # so that KEDA learns by the stream alone that a service is active
 
 
@@ -193,3 +197,38 @@ def test_keda_keeps_counts_while_the_operator_is_away(cluster: Cluster, led: dic
         cluster.kubectl("scale", OPERATOR, "-n", stack.SYSTEM, f"--replicas={operators}")
     wait_until("the HPAs have their metric again", lambda: have_a_metric("True"), SCALED_S)
     assert counts(cluster, led) == COUNTS
+
+
+@pytest.fixture
+def encrypted(cluster: Cluster, running: None, service: Callable[[str], Service], tmp_path: Path) -> Iterator[Service]:
+    """A service whose namespace has KEDA's certificate, without which the scaler accepts no client."""
+    authority, made = Authority(tmp_path / "authority", "scaler"), service("encrypted")
+    for name, namespace, host in (
+        (SERVER_SECRET, stack.SYSTEM, f"{stack.RELEASE}-keda.{stack.SYSTEM}.svc"),
+        ("keda-client", made.namespace, "keda"),
+    ):
+        files = {key: base64.b64encode(value).decode() for key, value in authority.issue(host).items()}
+        secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "data": files}
+        cluster.apply(secret, namespace=namespace)
+    values = ("enabled=true", f"tls.secretName={SERVER_SECRET}", "tls.requireClientCertificate=true")
+    stack.install(cluster, *(word for value in values for word in ("--set", f"operator.kedaScaler.{value}")))
+    yield made
+    cluster.kubectl("delete", "secret", SERVER_SECRET, "-n", stack.SYSTEM)
+
+
+def test_keda_follows_by_mutual_tls(cluster: Cluster, encrypted: Service) -> None:
+    authentication = documented("keda.md", "TriggerAuthentication")
+    authentication["metadata"].pop("namespace")
+    plain, scaled = scaled_object(encrypted.name), scaled_object(encrypted.name)
+    scaled["spec"]["triggers"][0]["authenticationRef"] = {"name": authentication["metadata"]["name"]}
+    followed.recommend(cluster, encrypted, 1)
+    cluster.apply(authentication, scaled, namespace=encrypted.namespace)
+    wait_until("KEDA follows it", lambda: is_active(cluster, encrypted, "True"), SCALED_S)
+
+    cluster.apply(plain, namespace=encrypted.namespace)
+
+    def is_refused() -> bool:
+        live = cluster.get_object("scaledobjects.keda.sh", encrypted.name, encrypted.namespace)
+        return condition(live, "Ready").get("status") == "False"
+
+    wait_until("KEDA gets no answer without TLS", is_refused, SCALED_S)

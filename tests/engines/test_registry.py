@@ -93,15 +93,26 @@ def test_llama_cpp_page_of_real_server_is_read() -> None:
     assert (found.kv_used, found.ttft_s, found.tpot_s, found.instance_id) == (None, None, None, "")
 
 
-def test_sglang_page_of_its_documentation_is_read() -> None:
+def test_sglang_page_of_real_server_is_read() -> None:
     found = reading("sglang")
-    assert (found.running, found.waiting, found.kv_used, found.generated_tokens) == (162.0, 2826.0, 0.28, 7.557572e6)
-    assert found.ttft_s is not None
-    assert sum(found.ttft_s.counts) == 11008.0
+    assert (found.running, found.waiting, found.kv_used) == (0.0, 0.0, 0.0)
+    assert (found.generated_tokens, found.local_prompt_tokens, found.cached_prompt_tokens) == (353.0, 7599.0, 114.0)
+    assert found.computed_tokens == 353.0 + 7599.0
+    histograms = (found.ttft_s, found.tpot_s, found.prompt_tokens, found.output_tokens)
+    assert [sum(one.counts) for one in histograms if one] == [12.0, 10.0, 12.0, 12.0]  # two had one token
     assert found.itl_s is not None
-    assert found.tpot_s is None
-    assert found.local_prompt_tokens is None  # its prompt tokens include cached ones
-    assert found.computed_tokens is None
+
+
+def test_sglang_priorities_are_not_counted_twice() -> None:
+    page = "".join(
+        f'sglang:num_{kind}_reqs{{model_name="m",priority="{priority}"}} {count}\n'
+        for kind in ("running", "queue")
+        for priority, count in (("", 5), ("1", 2), ("2", 3))
+    )
+    metric_map = ENGINES["sglang"].metrics
+    assert metric_map is not None
+    found = parse_metrics(page.encode(), "pod", 1.0, metric_map)
+    assert (found.running, found.waiting) == (5.0, 5.0)
 
 
 def test_sglang_realtime_tokens_separate_cached_ones() -> None:

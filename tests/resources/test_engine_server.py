@@ -14,6 +14,7 @@ from plimsoll.api.v1alpha1 import parse
 from plimsoll.core.admission.request import MAX_REQUEST_SEQUENCES
 from plimsoll.core.errors import InvalidSpec
 from plimsoll.engines.engine import Signal, Source
+from plimsoll.engines.sglang import HEALTH_COMPUTES
 from plimsoll.resources import engine_pod, objects
 from tests import builders
 from tests.gateway import kube_objects
@@ -62,6 +63,12 @@ def test_llama_cpp_pod_has_its_arguments_and_no_launcher() -> None:
     assert names["LLAMA_CACHE"] == f"{names['HF_HOME']}/llama-cpp"
     assert not {"PLIMSOLL_ARGS", "PLIMSOLL_RUNTIME", "VLLM_CACHE_ROOT"} & names.keys()
     assert names["OMP_NUM_THREADS"] == "1"  # the chart's
+
+
+@pytest.mark.parametrize(("env", "value"), [([], "false"), ([{"name": HEALTH_COMPUTES, "value": "true"}], "true")])
+def test_sglang_health_computes_only_if_asked(env: list[Object], value: str) -> None:
+    made = container(pod_of({"runtime": "sglang", "image": "x:1", "env": env}))
+    assert [entry["value"] for entry in made["env"] if entry["name"] == HEALTH_COMPUTES] == [value]
 
 
 def test_other_engine_has_no_default_arguments_of_vllm() -> None:

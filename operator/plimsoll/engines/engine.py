@@ -143,10 +143,11 @@ class Engine:
     default_args: arguments before the user's, by role, task, GPUs, and the user's. own_args: those of an engine
     without a launcher that place model, port and name; command: its entry point, () for that of the image.
     health_path: answers 200 once the engine serves, and never before. metrics_path: of its metrics page.
-    cache_variables: environment variables that take a folder for downloads, besides HF_HOME. default_sequences:
-    sequences that it runs at once if its arguments do not set it. max_sequences, max_model_len: these and the longest
-    sequence in tokens by its arguments, None if they do not set it. queue_limit: sequences that it accepts at once,
-    running and queued, by its arguments, a default, and queued ones per running one; None: no limit.
+    cache_variables: environment variables that take a folder for downloads, besides HF_HOME. variables: others that
+    it is started with, which the user's override. default_sequences: sequences that it runs at once if its arguments do
+    not set it. max_sequences, max_model_len: these and the longest sequence in tokens by its arguments, None if they do
+    not set it. queue_limit: sequences that it accepts at once, running and queued, by its arguments, a default, and
+    queued ones per running one; None: no limit.
     """
 
     name: str
@@ -164,6 +165,7 @@ class Engine:
     health_path: str = "/health"
     metrics_path: str = "/metrics"
     cache_variables: tuple[str, ...] = ()
+    variables: tuple[tuple[str, str], ...] = ()
     max_sequences: Callable[[Sequence[object]], int | None] = _no_count
     max_model_len: Callable[[Sequence[object]], int | None] = _no_count
     queue_limit: Callable[[Sequence[object], int, int], int | None] = lambda args, default, per_sequence: None

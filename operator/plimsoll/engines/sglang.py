@@ -1,11 +1,16 @@
 """SGLang (`sglang.launch_server`), in its own image.
 
-Facts from its documentation of server arguments and production metrics, and from its source (SIGTERM):
+Measured on a server of 0.5.23 on the CPU, unless a line says otherwise:
 
-- Metrics need `--enable-metrics`. `time_per_output_token_seconds` of older releases has inter-token latencies.
-- `prompt_tokens_total` includes cached tokens; `realtime_tokens_total` separates them by its label `mode`.
-- On SIGTERM it finishes running requests.
-- Disaggregated engines need its own bootstrap server and router, which Plimsoll does not run.
+- Metrics need `--enable-metrics`. `time_per_output_token_seconds` of older releases has inter-token latencies (its
+  documentation), `request_time_per_output_token_seconds` the mean of each request.
+- `prompt_tokens_total` includes cached tokens; `realtime_tokens_total` separates them by its label `mode`. Its decode
+  tokens lack the first of each request, which the prefill makes.
+- Running and queued requests are counted again at each prefill and every 40 decode steps (`--decode-log-interval`).
+  With `--enable-priority-scheduling` they have a line for each priority, and their sum with an empty one (its source).
+- `/health` computes a token, unless a variable says no: the answer takes a second, and as long as a prefill that runs.
+- On SIGTERM it finishes running requests, and `/health` answers 503.
+- Disaggregated engines need its own bootstrap server and router, which Plimsoll does not run (its documentation).
 """
 
 from __future__ import annotations
@@ -19,6 +24,7 @@ MAX_RUNNING: Final = "--max-running-requests"
 MAX_QUEUED: Final = "--max-queued-requests"
 CONTEXT: Final = "--context-length"
 DEFAULT_RUNNING: Final = 256  # Plimsoll's assumption: SGLang derives it from the free memory
+HEALTH_COMPUTES: Final = "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"
 RESERVED_FLAGS: Final = (
     "--host", "--port", "--model-path", "--model", "--served-model-name", "--revision", "--enable-metrics", "--api-key",
     "--ssl-keyfile", "--ssl-certfile", "--config", "--disaggregation-mode",
@@ -52,12 +58,16 @@ def _tokens(mode: str) -> Source:
     return Source("sglang:realtime_tokens_total", "mode", mode)
 
 
+def _total(metric: str) -> Source:
+    return Source(metric, "priority", "")
+
+
 METRICS: Final = MetricMap(
     engine="SGLang",
     prefix="sglang:",
     signals=(
-        (Signal.RUNNING, (Source("sglang:num_running_reqs"),)),
-        (Signal.WAITING, (Source("sglang:num_queue_reqs"),)),
+        (Signal.RUNNING, (_total("sglang:num_running_reqs"),)),
+        (Signal.WAITING, (_total("sglang:num_queue_reqs"),)),
         (Signal.KV_USED, (Source("sglang:token_usage"),)),
         (Signal.GENERATED_TOKENS, (_tokens("decode"), Source("sglang:generation_tokens_total"))),
         (Signal.LOCAL_PROMPT_TOKENS, (_tokens("prefill_compute"),)),
@@ -65,6 +75,7 @@ METRICS: Final = MetricMap(
         (Signal.PROMPT_TOKENS, (Source("sglang:prompt_tokens_histogram"),)),
         (Signal.OUTPUT_TOKENS, (Source("sglang:generation_tokens_histogram"),)),
         (Signal.TTFT, (Source("sglang:time_to_first_token_seconds"),)),
+        (Signal.TPOT, (Source("sglang:request_time_per_output_token_seconds"),)),
         (
             Signal.ITL,
             (Source("sglang:inter_token_latency_seconds"), Source("sglang:time_per_output_token_seconds")),
@@ -81,6 +92,7 @@ SGLANG: Final = Engine(
     reserved_flags=RESERVED_FLAGS,
     own_args=_own_args,
     command=("python3", "-m", "sglang.launch_server"),
+    variables=((HEALTH_COMPUTES, "false"),),
     max_sequences=_max_running,
     max_model_len=_max_model_len,
     queue_limit=_queue_limit,

@@ -88,12 +88,12 @@ def ports_and_probes(service: InferenceService) -> Object:
 
 
 def environment(service: InferenceService, model: str) -> list[Object]:
-    """Variables that an engine without launcher has besides those of its home: the model, and folders for downloads."""
-    names, source = engine_contract().env, service.spec.model
-    caches = service.spec.engine.contract.cache_variables
+    """Variables that an engine without launcher has besides those of its home: the model, download folders, its own."""
+    names, source, engine = engine_contract().env, service.spec.model, service.spec.engine.contract
     cache = f"{engine_contract().paths['home']}/hf"
     return [
         {"name": names["model"], "value": model},
         {"name": names["model_revision"], "value": source.revision or ""},
-        *({"name": name, "value": f"{cache}/{service.spec.engine.runtime}"} for name in caches),
+        *({"name": name, "value": f"{cache}/{engine.name}"} for name in engine.cache_variables),
+        *({"name": name, "value": value} for name, value in engine.variables),
     ]
