@@ -39,7 +39,8 @@ def installed(cluster: Cluster) -> Iterator[None]:
     try:
         yield
     finally:
-        cluster.kubectl("delete", "scaledobjects.keda.sh", "--all", "--all-namespaces")  # KEDA's finalizer is on them
+        for kind in ("scaledobjects.keda.sh", "triggerauthentications.keda.sh"):  # KEDA's finalizer is on them
+            cluster.kubectl("delete", kind, "--all", "--all-namespaces")
         cluster.kubectl("delete", "--ignore-not-found", "-f", "-", stdin=text)
 
 

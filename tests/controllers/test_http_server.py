@@ -50,7 +50,8 @@ async def test_probe_of_a_leader_that_does_not_reconcile_fails(problems: Reconci
         assert await replies[failing].text() == f"{''.join(problems)}\n"
 
 
-async def test_metrics_lets_others_run_between_families() -> None:
+async def test_metrics_lets_others_run_between_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "PAGE_STEP_BYTES", 1)
     turns = 0
 
     async def take_turns() -> None:
