@@ -86,6 +86,14 @@ def reading(server: Server) -> EngineReading:
     return parse_metrics(page, "pod", 1.0, ENGINE.metrics)
 
 
+def scheduler_of(group: int) -> int:
+    """The process that computes, of the server's process group."""
+    lines = subprocess.run(["ps", "-eo", "pgid=,pid=,args="], check=True, capture_output=True, text=True).stdout
+    rows = [line.split(None, 2) for line in lines.splitlines()]
+    [found] = [int(pid) for pgid, pid, args in rows if int(pgid) == group and args.startswith("sglang::scheduler")]
+    return found
+
+
 def test_sglang_has_the_flags_of_the_adapter() -> None:
     """Its own parser takes what the adapter writes, and has what the adapter reads or reserves."""
     server_args: Any = importlib.import_module("sglang.srt.server_args")
@@ -131,6 +139,22 @@ def test_sglang_health_computes_nothing(running: tuple[Server, int]) -> None:
     for _ in range(3):
         conformance.check_health(server)
     assert reading(server).computed_tokens == before.computed_tokens
+
+
+def test_sglang_progress_ends_with_a_stopped_scheduler(running: tuple[Server, int]) -> None:
+    """Its health path still answers then, so only the other one finds an engine that hangs."""
+    server, pid = running
+    assert ENGINE.progress_path is not None
+    scheduler = scheduler_of(pid)
+    found = [server.request("GET", ENGINE.progress_path)[0]]
+    os.kill(scheduler, signal.SIGSTOP)
+    try:
+        found.append(server.request("GET", ENGINE.progress_path)[0])
+        conformance.check_health(server)
+    finally:
+        os.kill(scheduler, signal.SIGCONT)
+    found.append(server.request("GET", ENGINE.progress_path)[0])
+    assert found == [200, 503, 200]
 
 
 def test_sglang_refusal_names_its_cause(running: tuple[Server, int]) -> None:

@@ -13,7 +13,7 @@ from plimsoll.api.contract import engine_contract
 from plimsoll.api.v1alpha1 import parse
 from plimsoll.core.admission.request import MAX_REQUEST_SEQUENCES
 from plimsoll.core.errors import InvalidSpec
-from plimsoll.engines.engine import Signal, Source
+from plimsoll.engines.engine import PROGRESS_SECONDS, Signal, Source
 from plimsoll.engines.sglang import HEALTH_COMPUTES
 from plimsoll.resources import engine_pod, objects
 from tests import builders
@@ -98,6 +98,13 @@ def test_probes_ask_the_health_path_and_wait_for_the_start() -> None:
             assert made[probe]["httpGet"] == {"path": path, "port": "api"}
         startup = made["startupProbe"]
         assert startup["periodSeconds"] * startup["failureThreshold"] == 3600
+
+
+def test_sglang_liveness_asks_for_progress() -> None:
+    made = container(pod_of({"runtime": "sglang", "image": "x:1"}))
+    paths = [made[probe]["httpGet"]["path"] for probe in ("startupProbe", "readinessProbe", "livenessProbe")]
+    assert paths == ["/health", "/health", "/health_generate"]
+    assert made["livenessProbe"]["timeoutSeconds"] > PROGRESS_SECONDS
 
 
 def test_openai_pod_has_the_users_command_and_metrics() -> None:

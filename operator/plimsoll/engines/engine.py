@@ -128,6 +128,9 @@ def last_count(args: Sequence[object], flags: Sequence[str]) -> int | None:
     return int(value) or None if value.isascii() and value.isdigit() else None
 
 
+PROGRESS_SECONDS: Final = 20  # SGLang's HEALTH_CHECK_TIMEOUT
+
+
 def _no_count(args: Sequence[object]) -> int | None:
     return None
 
@@ -142,7 +145,8 @@ class Engine:
     that set a flag which is read here, with the flag; an argument overrides its variable.
     default_args: arguments before the user's, by role, task, GPUs, and the user's. own_args: those of an engine
     without a launcher that place model, port and name; command: its entry point, () for that of the image.
-    health_path: answers 200 once the engine serves, and never before. metrics_path: of its metrics page.
+    health_path: answers 200 once the engine serves, and never before. progress_path: answers 200 while it computes, and
+    another status after at most PROGRESS_SECONDS if it hangs; None if it has none. metrics_path: of its metrics page.
     cache_variables: environment variables that take a folder for downloads, besides HF_HOME. variables: others that
     it is started with, which the user's override. default_sequences: sequences that it runs at once if its arguments do
     not set it. max_sequences, max_model_len: these and the longest sequence in tokens by its arguments, None if they do
@@ -163,6 +167,7 @@ class Engine:
     own_args: Callable[[Launch], tuple[str, ...]] = lambda launch: ()
     command: tuple[str, ...] = ()
     health_path: str = "/health"
+    progress_path: str | None = None
     metrics_path: str = "/metrics"
     cache_variables: tuple[str, ...] = ()
     variables: tuple[tuple[str, str], ...] = ()

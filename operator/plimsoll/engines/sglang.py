@@ -9,6 +9,7 @@ Measured on a server of 0.5.23 on the CPU, unless a line says otherwise:
 - Running and queued requests are counted again at each prefill and every 40 decode steps (`--decode-log-interval`).
   With `--enable-priority-scheduling` they have a line for each priority, and their sum with an empty one (its source).
 - `/health` computes a token, unless a variable says no: the answer takes a second, and as long as a prefill that runs.
+- `/health_generate` always does. It answers 503 if nothing was computed for any request within 20 seconds.
 - On SIGTERM it finishes running requests, and `/health` answers 503.
 - Disaggregated engines need its own bootstrap server and router, which Plimsoll does not run (its documentation).
 """
@@ -92,6 +93,7 @@ SGLANG: Final = Engine(
     reserved_flags=RESERVED_FLAGS,
     own_args=_own_args,
     command=("python3", "-m", "sglang.launch_server"),
+    progress_path="/health_generate",
     variables=((HEALTH_COMPUTES, "false"),),
     max_sequences=_max_running,
     max_model_len=_max_model_len,

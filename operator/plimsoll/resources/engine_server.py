@@ -1,6 +1,7 @@
 """Builds the container of an engine without a launcher: the user's image, and Kubernetes in the launcher's place.
 
 - Its start-up is over when its health path answers 200; until then nothing else is probed.
+- An engine with a path that asks for progress is restarted when it hangs.
 - A terminating pod first sleeps. An engine that finishes running requests on SIGTERM sleeps until no gateway sends it
   new ones. Any other sleeps for the drain timeout, because the signal would end its requests.
 """
@@ -14,7 +15,7 @@ import orjson
 from plimsoll.api import labels
 from plimsoll.api.contract import engine_contract
 from plimsoll.api.v1alpha1 import InferenceService
-from plimsoll.engines.engine import Feature, Launch
+from plimsoll.engines.engine import PROGRESS_SECONDS, Feature, Launch
 
 Object = dict[str, Any]
 
@@ -68,6 +69,14 @@ def ports_and_probes(service: InferenceService) -> Object:
     engine, drain = service.spec.engine, engine_contract().drain
     api, metrics = engine.api_port, metrics_port(service)
     health = {"httpGet": {"path": engine.health_path or engine.contract.health_path, "port": "api"}}
+    liveness = {**health, "periodSeconds": 10, "failureThreshold": 6, "timeoutSeconds": 5}
+    if engine.contract.progress_path is not None:  # one failure is patient already: three are a minute without a token
+        liveness = {
+            "httpGet": {"path": engine.contract.progress_path, "port": "api"},
+            "periodSeconds": PROGRESS_SECONDS,
+            "failureThreshold": 3,
+            "timeoutSeconds": PROGRESS_SECONDS + 5,
+        }
     drains = Feature.DRAIN_ON_TERM in engine.contract.features
     sleep_s = int(drain["max_rejecting_seconds"]) + (0 if drains else engine.drain_seconds)
     return {
@@ -82,7 +91,7 @@ def ports_and_probes(service: InferenceService) -> Object:
             "timeoutSeconds": 5,
         },
         "readinessProbe": {**health, "periodSeconds": 1, "failureThreshold": 3, "timeoutSeconds": 5},
-        "livenessProbe": {**health, "periodSeconds": 10, "failureThreshold": 6, "timeoutSeconds": 5},
+        "livenessProbe": liveness,
         "lifecycle": {"preStop": {"sleep": {"seconds": sleep_s}}},
     }
 
