@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from random import Random
 
 from plimsoll.core.admission.request import AdmissionDecision, AdmissionOutcome
@@ -41,7 +41,7 @@ from plimsoll.gateway.request_context import (
     request_id_of,
 )
 from plimsoll.gateway.request_demand import demand_by_service, demand_tokens
-from plimsoll.gateway.request_parser import MAX_SEQUENCES_PER_PROMPT, ParsedRequest, parse_in_loop
+from plimsoll.gateway.request_parser import MAX_SEQUENCES_PER_PROMPT, ParsedRequest, parse_body
 from plimsoll.gateway.request_queue import RequestQueue
 from plimsoll.gateway.request_stats import RequestStats
 from plimsoll.gateway.retry_identity import OWN_SEED, body_digest, claims_retry
@@ -53,6 +53,7 @@ from plimsoll.telemetry import gateway_metrics
 log = logging.getLogger(__name__)
 
 Reply = bytes | Awaitable[bytes]
+ParseBody = Callable[[bytes, ApiRoute], ParsedRequest | Rejection]
 
 
 class Picker:
@@ -119,13 +120,20 @@ class Picker:
         self.admission.tick(now, self._clock.unix())
         self.release(list(self.admission.services), now)
 
-    def check(self, body: bytes, headers: Mapping[bytes, bytes], now: float, route: ApiRoute = CHAT_ROUTE) -> Reply:
-        """Returns the HTTP response to an ext_authz check with the client's body. Raises NeedsWorker."""
+    def check(
+        self,
+        body: bytes,
+        headers: Mapping[bytes, bytes],
+        now: float,
+        route: ApiRoute = CHAT_ROUTE,
+        parse: ParseBody = parse_body,
+    ) -> Reply:
+        """Returns the HTTP response to an ext_authz check with the client's body. Raises what `parse` raises."""
         identity = self.authenticate(headers)
         if isinstance(identity, Rejection):
             return self.reject(identity, route.shape)
         is_form = route.form is BodyForm.AUDIO
-        parsed = parse_audio_form(body, headers.get(b"content-type", b"")) if is_form else parse_in_loop(body, route)
+        parsed = parse_audio_form(body, headers.get(b"content-type", b"")) if is_form else parse(body, route)
         return self.decide(parsed, body, headers, identity, now, route)
 
     def authenticate(self, headers: Mapping[bytes, bytes], *, is_counted: bool = True) -> Identity | Rejection:

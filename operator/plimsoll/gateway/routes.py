@@ -32,7 +32,7 @@ from plimsoll.gateway.parse_worker import ParseWorker
 from plimsoll.gateway.picker import Picker
 from plimsoll.gateway.picker_replies import write_response
 from plimsoll.gateway.request_context import request_id_of
-from plimsoll.gateway.request_parser import NeedsWorker
+from plimsoll.gateway.request_parser import NeedsWorker, parse_in_loop
 from plimsoll.gateway.server import HandlerReply
 from plimsoll.gateway.service_catalog import ServiceCatalog, ServiceEntry
 from plimsoll.gateway.signals_document import build_signals, update_metrics
@@ -101,7 +101,7 @@ class EnvoyEndpoint:
             self._bodies.record(request_id, len(request.body), started_s)
         route = route_of(request.path[len(_CHECK) :])
         try:
-            reply = self._picker.check(request.body, request.headers, started_s, route)
+            reply = self._picker.check(request.body, request.headers, started_s, route, parse_in_loop)
         except NeedsWorker:
             return self._check_in_worker(request, route)
         self._picker.pick_s += time.monotonic() - started_s
