@@ -351,3 +351,19 @@ def test_unsettled_service_is_decided_at_every_tick(settled_fleet: SteadyFleet) 
             break
     assert settled_fleet.counts[9][Role.SERVE] < high
     assert waited > 1
+
+
+def test_capacity_is_of_the_needed_replicas_not_of_the_ordered() -> None:
+    """Each of two replicas serves more than one alone, so a standby replica would make itself look superfluous."""
+    fleet = Fleet(2)
+    fleet.counts[1] = {Role.SERVE: 3}
+    service, snapshot, spec = fleet.services[1], fleet.snapshot_of(1, 0.5, {}), fleet.wishes[1]
+    for second in range(20):
+        decide_all({1: (service, snapshot, spec)}, START_S + second)
+    sizing = service.sizings[Role.SERVE]
+    assert isinstance(sizing, SizingResult)
+    assert sizing.replicas == 1
+
+    tighter = replace(spec, slo=replace(SLO, tpot_s=0.04))
+    _, [plan] = service.plan_capacities(snapshot, tighter, START_S + 60.0, 1)
+    assert plan.replicas == 1

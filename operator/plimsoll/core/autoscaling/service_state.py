@@ -57,7 +57,7 @@ NOT_RETUNED: Final = RetuningState()
 
 
 class CapacityPlan(NamedTuple):
-    """An SLO capacity to compute. replicas: ordered count."""
+    """An SLO capacity to compute. replicas: needed count."""
 
     tier: TierState
     tier_spec: TierSpec
@@ -202,8 +202,17 @@ class ServiceState:
                 now_s, spec.slo, self.workload, tpot_tail_scale, ttft_outside_s, snapshot.metrics.gateway_count
             )
             if tier_spec is not None:
-                plans.append(CapacityPlan(tier, tier_spec, snapshot.tiers[name].replicas))
+                plans.append(CapacityPlan(tier, tier_spec, self._needed(name, snapshot)))
         return checked, plans
+
+    def _needed(self, name: str, snapshot: ServiceSnapshot) -> int:
+        """Replicas of a tier by its last sizing, else those ordered.
+
+        More replicas serve more each. So a standby replica that is ordered would make itself look superfluous, and
+        missing once it is removed.
+        """
+        sizing = self.sizings.get(name)
+        return sizing.replicas if isinstance(sizing, SizingResult) else snapshot.tiers[name].replicas
 
     def samples(
         self, snapshot: ServiceSnapshot, spec: ScalingSpec, now_s: float
