@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
@@ -147,7 +148,14 @@ async def test_process_that_cannot_start_is_logged_once(
     """At the picker's start, before a client's body needs it."""
     monkeypatch.setattr(parse_worker, "_end_with_parent", partial(os._exit, 1))
     logged = threading.Event()
-    monkeypatch.setattr(parse_worker.log, "filters", [lambda record: not logged.set()])
+
+    def wait(_: logging.LogRecord) -> bool:
+        """The event loop meets the broken pool while a thread of the pool logs its end."""
+        logged.set()
+        time.sleep(0.2)
+        return True
+
+    monkeypatch.setattr(parse_worker.log, "filters", [wait])
     worker.start()
     assert await asyncio.to_thread(logged.wait, 60.0)
     result = await worker.parse(body(), CHAT_ROUTE, "a")

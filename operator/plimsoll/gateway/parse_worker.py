@@ -87,6 +87,7 @@ class ParseWorker:
         self._bytes: Counter[str] = Counter()  # of all bodies here, by client
         self._turns: asyncio.Task[None] | None = None
         self._is_broken = False  # the last process ended by itself
+        self._broken_lock = threading.Lock()
 
     def start(self) -> None:
         """Start the process, so that the first body does not wait for it."""
@@ -157,9 +158,10 @@ class ParseWorker:
 
     def _log_end(self) -> None:
         """One line, also when each of many bodies ends a process."""
-        if not self._is_broken:
-            log.error("The process that parses request bodies above 64 KiB ended. Another one starts.")
-        self._is_broken = True
+        with self._broken_lock:
+            if not self._is_broken:
+                log.error("The process that parses request bodies above 64 KiB ended. Another one starts.")
+            self._is_broken = True
 
     def _replace(self, pool: ProcessPoolExecutor) -> None:
         """Start another process in the place of this one."""
