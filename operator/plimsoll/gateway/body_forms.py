@@ -25,6 +25,7 @@ from plimsoll.gateway.prefix_hash import BLOCK_BYTES, MAX_BLOCKS
 
 PREFIX_BYTES = BLOCK_BYTES * MAX_BLOCKS + 1  # bytes of a prompt that prefix hashing reads
 EMBEDDED_TOKEN_BYTES: Final = 8192  # a vector of 4,096 numbers of 16 bits, as of an 8B; corrected like text
+_ABSENT: Final = (b"", b"null")
 _NO_TEXT: Final = (b"", b'""', b"[]", b"null")
 CONTAINER: Final[list[object]] = []  # stands for a list or an object where a scalar belongs
 _NO_TOOLS: Final = (b"[]", b"null")
@@ -157,8 +158,8 @@ def refused_field(fields: CompletionFields, form: BodyForm) -> Rejection | None:
 
 def _completion(fields: CompletionFields, n: int, is_chat: bool) -> PromptSize:
     messages, text, embeds = bytes(fields.messages), bytes(fields.prompt), bytes(fields.prompt_embeds)
-    has_embeds = embeds not in (b"", b"null")
-    if (is_chat and messages not in (b"", b"null")) or not (text or has_embeds):  # engines ignore a prompt beside the messages of a chat
+    has_messages, has_embeds = messages not in _ABSENT, embeds not in _ABSENT
+    if (is_chat and has_messages) or not (text or has_embeds):  # beside messages, a chat's prompt is ignored
         return _conversation(fields, split_messages(messages, PREFIX_BYTES), fields.schema_bytes, n)
     if has_embeds:
         return _with_embeds(text, embeds, n)
